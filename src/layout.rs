@@ -1,0 +1,121 @@
+//! Sizes and alignments of device memory: pure arithmetic that never wraps.
+
+use crate::error::{Error, ErrorKind, Result};
+
+/// The alignment, in bytes, of device memory when nothing else is asked: 256, as in RMM and in the
+/// guarantee that `cudaMalloc` gives.
+pub const DEFAULT_ALIGNMENT: usize = 256;
+
+/// The size and alignment of a block of device memory, both in bytes.
+///
+/// Always valid: the alignment is a power of two, and the size rounded up to it fits in `isize`.
+///
+/// ```
+/// use aquifer::DeviceLayout;
+///
+/// let layout = DeviceLayout::array::<f32>(1000)?;
+/// assert_eq!((layout.bytes(), layout.alignment()), (4000, 256));
+/// assert!(DeviceLayout::array::<f32>(usize::MAX).is_err());
+/// # Ok::<(), aquifer::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct DeviceLayout {
+    bytes: usize,
+    alignment: usize,
+}
+
+impl DeviceLayout {
+    /// A block of `bytes` bytes at the [default alignment](DEFAULT_ALIGNMENT).
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidArgument`] if the size, rounded up, does not fit in `isize`.
+    pub fn new(bytes: usize) -> Result<Self> {
+        Self::with_alignment(bytes, DEFAULT_ALIGNMENT)
+    }
+
+    /// A block of `bytes` bytes whose address is a multiple of `alignment`.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidArgument`] if `alignment` is not a power of two, or if the size rounded
+    /// up to it does not fit in `isize`.
+    pub fn with_alignment(bytes: usize, alignment: usize) -> Result<Self> {
+        if !alignment.is_power_of_two() {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!("an alignment of {alignment} bytes was asked, which is not a power of two"),
+            ));
+        }
+        match align_up(bytes, alignment) {
+            Some(rounded) if rounded <= isize::MAX as usize => Ok(Self { bytes, alignment }),
+            _ => Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!(
+                    "{bytes} bytes aligned to {alignment} are more than an address space holds"
+                ),
+            )),
+        }
+    }
+
+    /// Room for `count` elements of type `T`, at the larger of `T`'s alignment and the default.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidArgument`] if the size in bytes overflows.
+    pub fn array<T>(count: usize) -> Result<Self> {
+        let bytes = count.checked_mul(size_of::<T>()).ok_or_else(|| {
+            Error::new(
+                ErrorKind::InvalidArgument,
+                format!(
+                    "{count} elements of {} bytes are more than an address space holds",
+                    size_of::<T>()
+                ),
+            )
+        })?;
+        Self::with_alignment(bytes, align_of::<T>().max(DEFAULT_ALIGNMENT))
+    }
+
+    /// The size in bytes.
+    pub const fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The alignment in bytes, a power of two.
+    pub const fn alignment(&self) -> usize {
+        self.alignment
+    }
+}
+
+/// `value` rounded up to a multiple of `alignment` (a power of two), or `None` if that wraps.
+pub(crate) const fn align_up(value: usize, alignment: usize) -> Option<usize> {
+    match value.checked_add(alignment - 1) {
+        Some(sum) => Some(sum & !(alignment - 1)),
+        None => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounding_never_wraps() {
+        assert_eq!(align_up(0, 256), Some(0));
+        assert_eq!(align_up(1, 256), Some(256));
+        assert_eq!(align_up(256, 256), Some(256));
+        assert_eq!(align_up(usize::MAX, 1), Some(usize::MAX));
+        assert_eq!(align_up(usize::MAX, 2), None);
+        assert_eq!(align_up(usize::MAX - 255, 256), Some(usize::MAX - 255));
+    }
+
+    #[test]
+    fn impossible_layouts_are_errors() {
+        for (bytes, alignment) in [(1, 0), (1, 3), (usize::MAX, 256), (isize::MAX as usize, 256)] {
+            let error = DeviceLayout::with_alignment(bytes, alignment).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{bytes} {alignment}");
+        }
+        assert!(DeviceLayout::array::<u64>(usize::MAX / 8 + 1).is_err());
+        assert_eq!(DeviceLayout::array::<u64>(0).unwrap().bytes(), 0);
+    }
+}

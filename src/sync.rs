@@ -1,0 +1,67 @@
+//! The one door to locks, atomics and channels.
+//!
+//! Two sets of names. Those at the top are for the *checked core*: debts, graveyard, registry,
+//! pending blocks. Under `--cfg aquifer_loom` they are loom's, so that the code that ships is the
+//! code that loom explores. Those in [`trusted`] are the real ones in every build, for rooms that
+//! no model enters (the simulated device, the CUDA backend, process-wide tables);
+//! `loom_tests/README.md` lists them.
+
+pub(crate) use std::sync::{Arc, LazyLock, OnceLock, Weak};
+
+/// parking_lot, crossbeam and the standard atomics, unseen by loom.
+pub(crate) mod trusted {
+    pub(crate) use crossbeam::channel;
+    pub(crate) use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
+    pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+
+    /// A number that no other call in this process returns. Never zero.
+    pub(crate) fn unique() -> u64 {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        // Relaxed: only uniqueness is asked, which the read-modify-write gives by itself.
+        NEXT.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+#[cfg(not(aquifer_loom))]
+mod primitives {
+    pub(crate) use parking_lot::{Mutex, MutexGuard};
+    pub(crate) use std::sync::atomic::{AtomicUsize, Ordering};
+}
+
+#[cfg(aquifer_loom)]
+mod primitives {
+    pub(crate) use loom::sync::MutexGuard;
+    pub(crate) use loom::sync::atomic::{AtomicUsize, Ordering};
+
+    /// loom's mutex with parking_lot's signature. A poisoned lock belongs to a model that has
+    /// already failed.
+    #[derive(Debug, Default)]
+    pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);
+
+    impl<T> Mutex<T> {
+        pub(crate) fn new(value: T) -> Self {
+            Self(loom::sync::Mutex::new(value))
+        }
+
+        pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+            self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        }
+
+        pub(crate) fn get_mut(&mut self) -> &mut T {
+            self.0.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner())
+        }
+    }
+}
+
+pub(crate) use primitives::*;
+
+/// Items that only the models of `loom_tests/` see. The cfg is named in this file alone.
+#[cfg(aquifer_loom)]
+macro_rules! for_models {
+    ($($item:item)*) => { $($item)* };
+}
+#[cfg(not(aquifer_loom))]
+macro_rules! for_models {
+    ($($item:item)*) => {};
+}
+pub(crate) use for_models;
