@@ -1,13 +1,61 @@
-//! Aquifer.
-#![allow(dead_code, unused_imports)]
-mod backend;
-mod error;
-mod layout;
-mod sync;
+#![doc = include_str!("../README.md")]
+#![cfg_attr(docsrs, feature(doc_cfg))]
+#![cfg_attr(all(feature = "std-allocator", aquifer_nightly), feature(allocator_api))]
 
+mod adaptor;
+mod backend;
+mod container;
+mod device;
+mod error;
+mod event;
+mod host;
+mod interop;
+mod layout;
+mod resource;
+mod stream;
+mod sync;
+mod transfer;
+
+pub use adaptor::OnStream;
 pub use backend::sim;
 pub use backend::{
     Access, BackendKind, DeviceProperties, HostArgs, HostForm, Kernel, LaunchConfig, MemoryInfo,
 };
+pub use container::{
+    DeviceRead, DeviceSlice, DeviceSliceMut, DeviceVec, DeviceVecParts, DeviceWrite, Launch, On,
+    OnMut, StreamRef,
+};
+pub use device::Device;
 pub use error::{DriverError, Error, ErrorKind, Result};
+pub use event::Event;
+pub use host::{
+    HostBuffer, MappedAlloc, PinnedAlloc, PinnedOptions, PinnedResource, RegisterError, Registered,
+    last_error,
+};
+#[cfg(feature = "cuda")]
+pub use interop::{CudaMut, CudaRef};
 pub use layout::{DEFAULT_ALIGNMENT, DeviceLayout};
+pub use resource::{
+    AsyncResource, CudaResource, DeviceBlock, DeviceResource, HostAccessible, HostComplete,
+    ManagedResource, current_device_resource, current_pinned_resource,
+    reset_current_device_resource, reset_current_pinned_resource, set_current_device_resource,
+    set_current_pinned_resource,
+};
+pub use stream::{PerThreadStream, Stream};
+pub use transfer::{Mapped, MappedMut, Scope, Transfer, TransferError};
+
+pub use allocator_api2;
+#[cfg(feature = "cuda")]
+pub use cudarc;
+
+sync::for_models! {
+    /// The checked core, for the models of `loom_tests/`.
+    #[doc(hidden)]
+    #[allow(missing_docs)]
+    pub mod models {
+        pub use crate::container::{Debts, Lender};
+        pub use crate::host::{Collected, Pending, Unfenced};
+        pub use crate::resource::Current;
+        pub use crate::stream::graveyard::{Graveyard, Passed, Reaped};
+    }
+}

@@ -323,6 +323,10 @@ pub(crate) unsafe trait Driver: Send + Sync + fmt::Debug + 'static {
         stream: RawStream,
     ) -> DriverResult<()>;
 
+    /// After a synchronising call failed: whether the device has surely stopped all that it was
+    /// given, so that it writes no host memory any more. `false` where nobody can say.
+    fn has_stopped(&self) -> bool;
+
     /// The backend itself, for what only one of them has.
     fn as_any(&self) -> &dyn Any;
 }

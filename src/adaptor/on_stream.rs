@@ -1,0 +1,142 @@
+//! A resource bound to a stream.
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::host::remember;
+use crate::layout::DeviceLayout;
+use crate::resource::{DeviceBlock, DeviceResource, HostComplete};
+use crate::stream::Stream;
+use allocator_api2::alloc::{AllocError, Allocator};
+use std::alloc::Layout;
+use std::ptr::NonNull;
+
+/// A resource bound to a stream: RMM's `stream_allocator_adaptor`.
+///
+/// [`allocate`](Self::allocate) and [`deallocate`](Self::deallocate) need no stream. Two are equal
+/// only if resource *and* stream are, since memory that was allocated on one stream and freed on
+/// another is a race. Over a [`HostComplete`] resource it is an
+/// [`allocator_api2::alloc::Allocator`], so that the host's collections live in memory which kernels
+/// of that stream reach:
+///
+/// ```
+/// use allocator_api2::vec::Vec;
+/// use aquifer::{Device, OnStream, PinnedResource};
+///
+/// let device = Device::detect()?;
+/// let pinned = PinnedResource::new(&device)?;
+/// let on_stream = OnStream::new(pinned, &device.new_stream()?)?;
+/// let mut vec = Vec::new_in(on_stream);
+/// vec.extend([1, 2, 3]);
+/// # Ok::<(), aquifer::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OnStream<R> {
+    resource: R,
+    stream: Stream,
+}
+
+impl<R: DeviceResource> OnStream<R> {
+    /// `resource`, bound to `stream`.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::WrongDevice`] if they belong to two devices.
+    pub fn new(resource: R, stream: &Stream) -> Result<Self> {
+        resource.device().expect(stream.device(), "the stream")?;
+        Ok(Self { resource, stream: stream.clone() })
+    }
+
+    /// The resource.
+    pub fn resource(&self) -> &R {
+        &self.resource
+    }
+
+    /// The stream.
+    pub fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// Memory of `layout` for work on the stream.
+    ///
+    /// # Errors
+    ///
+    /// Those of the resource.
+    pub fn allocate(&self, layout: DeviceLayout) -> Result<DeviceBlock> {
+        self.resource.allocate(&self.stream, layout)
+    }
+
+    /// Takes a block back in the stream's order.
+    ///
+    /// # Safety
+    ///
+    /// As [`DeviceResource::deallocate`], for the stream of this adaptor.
+    pub unsafe fn deallocate(&self, block: DeviceBlock) {
+        // SAFETY: the caller's promise.
+        unsafe { self.resource.deallocate(&self.stream, block) }
+    }
+}
+
+impl<R: HostComplete> OnStream<R> {
+    fn obtain(&self, layout: Layout) -> Result<NonNull<[u8]>> {
+        if layout.size() == 0 {
+            return Ok(NonNull::slice_from_raw_parts(layout.dangling(), 0));
+        }
+        let device_layout = DeviceLayout::with_alignment(layout.size(), layout.align())?;
+        let block = self.allocate(device_layout)?;
+        let pointer = self.resource.host_pointer(&block);
+        if !pointer.addr().get().is_multiple_of(layout.align()) || block.bytes() < layout.size() {
+            // SAFETY: allocated above and given to nobody.
+            unsafe { self.deallocate(block) };
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!("the resource gave a block that does not fit {layout:?} on the host"),
+            ));
+        }
+        Ok(NonNull::slice_from_raw_parts(pointer, layout.size()))
+    }
+}
+
+// SAFETY: `R: HostComplete` hands out memory that no device work touches and keeps freed blocks
+// until the device is complete; blocks stay valid while a handle on the resource lives, and each
+// clone holds one; clones are interchangeable; nothing unwinds.
+unsafe impl<R: HostComplete> Allocator for OnStream<R> {
+    fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
+        self.obtain(layout).map_err(|error| {
+            remember(error);
+            AllocError
+        })
+    }
+
+    unsafe fn deallocate(&self, pointer: NonNull<u8>, layout: Layout) {
+        if layout.size() == 0 {
+            return;
+        }
+        if let Ok(layout) = DeviceLayout::with_alignment(layout.size(), layout.align()) {
+            // SAFETY: the block is live and of this resource, asked with this layout or a larger
+            // one; the caller gives it up. The stream's later work is the resource's to wait for.
+            unsafe {
+                let block = self.resource.block_at(pointer, layout);
+                self.resource.deallocate(&self.stream, block);
+            }
+        }
+    }
+
+    unsafe fn shrink(
+        &self,
+        pointer: NonNull<u8>,
+        old: Layout,
+        new: Layout,
+    ) -> Result<NonNull<[u8]>, AllocError> {
+        if new.size() != 0 && pointer.addr().get().is_multiple_of(new.align()) {
+            // In place: a block is found again by its address, whatever its size is said to be.
+            return Ok(NonNull::slice_from_raw_parts(pointer, new.size()));
+        }
+        let target = Allocator::allocate(self, new)?;
+        // SAFETY: both blocks are live, disjoint and hold `new.size() <= old.size()` bytes; the old
+        // one is given up by the caller on success.
+        unsafe {
+            std::ptr::copy_nonoverlapping(pointer.as_ptr(), target.as_ptr().cast(), new.size());
+            Allocator::deallocate(self, pointer, old);
+        }
+        Ok(target)
+    }
+}

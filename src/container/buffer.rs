@@ -1,0 +1,126 @@
+//! A block of device memory with a home stream: what every container is made of.
+
+use super::debts::Debts;
+use super::foreign::Borrower;
+use crate::error::Result;
+use crate::layout::DeviceLayout;
+use crate::resource::{DeviceBlock, DeviceResource};
+use crate::stream::Stream;
+use crate::sync::Arc;
+use std::mem::ManuallyDrop;
+use std::ops::Range;
+
+/// One allocation, its resource, its home stream and its debts. Freed in home's order when every
+/// debt is paid.
+pub(crate) struct Buffer {
+    resource: Arc<dyn DeviceResource>,
+    home: Stream,
+    block: ManuallyDrop<DeviceBlock>,
+    debts: Debts<Borrower>,
+}
+
+impl Buffer {
+    pub(crate) fn new(
+        home: &Stream,
+        layout: DeviceLayout,
+        resource: Arc<dyn DeviceResource>,
+    ) -> Result<Self> {
+        resource.device().expect(home.device(), "the stream")?;
+        let block = if layout.bytes() == 0 {
+            DeviceBlock::empty(layout)
+        } else {
+            resource.allocate(home, layout)?
+        };
+        Ok(Self::from_block(home, block, resource))
+    }
+
+    pub(crate) fn from_block(
+        home: &Stream,
+        block: DeviceBlock,
+        resource: Arc<dyn DeviceResource>,
+    ) -> Self {
+        Self {
+            resource,
+            home: home.clone(),
+            block: ManuallyDrop::new(block),
+            debts: Debts::default(),
+        }
+    }
+
+    pub(crate) fn address(&self) -> u64 {
+        self.block.address()
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.block.bytes()
+    }
+
+    pub(crate) fn home(&self) -> &Stream {
+        &self.home
+    }
+
+    pub(crate) fn resource(&self) -> &Arc<dyn DeviceResource> {
+        &self.resource
+    }
+
+    pub(crate) fn debts(&self) -> &Debts<Borrower> {
+        &self.debts
+    }
+
+    /// Makes home wait for whatever conflicts with a use of `range`.
+    pub(crate) fn pay(&self, range: &Range<usize>, writes: bool) -> Result<()> {
+        self.debts.pay(&self.home, range, writes)
+    }
+
+    /// Moves home to `stream`, which is ordered after all use so far.
+    pub(crate) fn set_home(&mut self, stream: &Stream) -> Result<()> {
+        self.home.device().expect(stream.device(), "the stream")?;
+        if *stream == self.home {
+            return Ok(());
+        }
+        self.pay(&(0..usize::MAX), true)?;
+        stream.wait_for(&self.home)?;
+        self.home = stream.clone();
+        Ok(())
+    }
+
+    /// Takes the parts out, every debt paid. On an error the buffer is whole.
+    pub(crate) fn into_parts(
+        self,
+    ) -> Result<(Stream, DeviceBlock, Arc<dyn DeviceResource>), (crate::Error, Self)> {
+        if let Err(error) = self.pay(&(0..usize::MAX), true) {
+            return Err((error, self));
+        }
+        let mut this = ManuallyDrop::new(self);
+        // SAFETY: `this` is never used or dropped again, and each field is moved or dropped once.
+        unsafe {
+            let block = ManuallyDrop::take(&mut this.block);
+            let home = std::ptr::read(&this.home);
+            let resource = std::ptr::read(&this.resource);
+            std::ptr::drop_in_place(&mut this.debts);
+            Ok((home, block, resource))
+        }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // SAFETY: taken once, here.
+        let block = unsafe { ManuallyDrop::take(&mut self.block) };
+        if block.is_empty() {
+            return;
+        }
+        match self.debts.pay(&self.home, &(0..usize::MAX), true) {
+            // SAFETY: the block is this resource's; home is ordered after every use: those at home
+            // by stream order, those elsewhere by the debts just paid.
+            Ok(()) => unsafe { self.resource.deallocate(&self.home, block) },
+            // Work elsewhere may still use it and nothing can be made to wait: never published.
+            Err(error) if error.driver().is_some_and(crate::DriverError::is_gone) => {}
+            Err(error) => tracing::error!(
+                bytes = block.bytes(),
+                %error,
+                "leaked device memory: its stream cannot be ordered after its last use"
+            ),
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! Growing and shrinking a vector.
+
+use super::buffer::Buffer;
+use super::device_vec::DeviceVec;
+use crate::backend::Wanted;
+use crate::error::{Error, ErrorKind, Result};
+use crate::layout::DeviceLayout;
+use crate::transfer::blocking;
+use bytemuck::Pod;
+
+impl<T: Pod> DeviceVec<T> {
+    /// Moves the elements into a new block with room for `capacity`, in home's order.
+    fn reallocate(&mut self, capacity: usize) -> Result<()> {
+        let layout = DeviceLayout::array::<T>(capacity)?;
+        let home = self.stream();
+        let new = Buffer::new(home, layout, self.resource().clone())?;
+        let bytes = self.size_in_bytes();
+        if bytes != 0 {
+            self.buffer.pay(&(0..bytes), false)?;
+            // SAFETY: both blocks hold the elements' bytes; the new one is used on home alone, and
+            // the old one is freed in home's order, after this copy.
+            unsafe {
+                home.device().driver().copy_on_device(
+                    new.address(),
+                    self.buffer.address(),
+                    bytes,
+                    home.raw(),
+                )
+            }
+            .wanted(|| format!("moving {bytes} bytes into a larger block"))?;
+        }
+        self.buffer = new;
+        Ok(())
+    }
+
+    fn with_more(&self, additional: usize) -> Result<usize> {
+        self.length.checked_add(additional).ok_or_else(|| {
+            Error::new(
+                ErrorKind::InvalidArgument,
+                format!("{additional} more elements than {} overflow", self.length),
+            )
+        })
+    }
+
+    /// Makes room for `additional` more elements: at least twice the capacity when it has to grow,
+    /// so that pushes cost amortised constant time. Elements move on the device, in home's order.
+    ///
+    /// # Errors
+    ///
+    /// As [`with_capacity`](Self::with_capacity); then the vector is as it was.
+    pub fn reserve(&mut self, additional: usize) -> Result<()> {
+        let wanted = self.with_more(additional)?;
+        if wanted <= self.capacity() {
+            return Ok(());
+        }
+        let doubled = self.capacity().saturating_mul(2).max(wanted);
+        match self.reallocate(doubled) {
+            // Twice the room may not be there where just enough is.
+            Err(error) if doubled > wanted && error.kind() != ErrorKind::ContextLost => {
+                self.reallocate(wanted)
+            }
+            done => done,
+        }
+    }
+
+    /// As [`reserve`](Self::reserve), without the room to spare.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn reserve_exact(&mut self, additional: usize) -> Result<()> {
+        let wanted = self.with_more(additional)?;
+        if wanted <= self.capacity() { Ok(()) } else { self.reallocate(wanted) }
+    }
+
+    /// Gives up room beyond the elements, by moving them into a block of their size.
+    ///
+    /// # Errors
+    ///
+    /// As [`with_capacity`](Self::with_capacity); then the vector is as it was.
+    pub fn shrink_to_fit(&mut self) -> Result<()> {
+        if self.length == self.capacity() { Ok(()) } else { self.reallocate(self.length) }
+    }
+
+    /// Makes it `length` elements long: cuts the rest off, or adds `value`s. Nothing waits on the
+    /// host.
+    ///
+    /// # Errors
+    ///
+    /// As [`reserve`](Self::reserve).
+    pub fn resize(&mut self, length: usize, value: T) -> Result<()> {
+        let before = self.length;
+        if length <= before {
+            self.length = length;
+            return Ok(());
+        }
+        self.reserve(length - before)?;
+        self.length = length;
+        let filled = self.slice_mut(before..).and_then(|mut tail| tail.fill(value));
+        if filled.is_err() {
+            self.length = before;
+        }
+        filled
+    }
+
+    /// Adds a copy of `source`, complete when this returns.
+    ///
+    /// # Errors
+    ///
+    /// As [`reserve`](Self::reserve), and those of the copy; then the vector is as long as it was.
+    pub fn extend_from_slice(&mut self, source: &[T]) -> Result<()> {
+        self.reserve(source.len())?;
+        let before = self.length;
+        self.length += source.len();
+        let copied =
+            self.slice_mut(before..).and_then(|mut tail| blocking::upload(source, &mut tail));
+        if copied.is_err() {
+            self.length = before;
+        }
+        copied
+    }
+
+    /// Adds one element. Nothing waits on the host.
+    ///
+    /// # Errors
+    ///
+    /// As [`resize`](Self::resize).
+    pub fn push(&mut self, value: T) -> Result<()> {
+        self.resize(self.with_more(1)?, value)
+    }
+
+    /// Keeps the first `length` elements; no effect if there are fewer. The room stays.
+    pub fn truncate(&mut self, length: usize) {
+        self.length = self.length.min(length);
+    }
+
+    /// Removes all elements. The room stays.
+    pub fn clear(&mut self) {
+        self.length = 0;
+    }
+}

@@ -1,0 +1,155 @@
+//! Launching a kernel on vectors.
+
+use super::foreign::lend;
+use super::view::{DeviceRead, DeviceWrite};
+use crate::backend::{Access, Kernel, LaunchConfig, RawArg, Wanted};
+use crate::error::Result;
+use crate::stream::Stream;
+use bytemuck::Pod;
+use std::marker::PhantomData;
+
+/// A kernel with its arguments, about to be launched on a stream. From [`Stream::launch`].
+///
+/// Arguments are given in the order of the kernel's parameters, each with what the kernel does with
+/// it. One that is at home on another stream is lent to this one.
+#[derive(Debug)]
+#[must_use = "nothing runs before `launch`"]
+pub struct Launch<'a> {
+    stream: &'a Stream,
+    kernel: &'a Kernel,
+    arguments: Vec<RawArg>,
+    borrowed: PhantomData<&'a ()>,
+}
+
+impl Stream {
+    /// Begins a launch of `kernel` on this stream.
+    ///
+    /// ```
+    /// use aquifer::{Device, DeviceVec, HostArgs, Kernel, LaunchConfig, Result};
+    ///
+    /// static ADD_ONE: Kernel = Kernel::new(
+    ///     "add_one",
+    ///     r#"
+    ///     .version 6.4
+    ///     .target sm_50
+    ///     .address_size 64
+    ///     .visible .entry add_one(.param .u64 data, .param .u32 n) {
+    ///         .reg .pred %p; .reg .u32 %r<5>; .reg .u64 %rd<3>;
+    ///         ld.param.u64 %rd1, [data];
+    ///         ld.param.u32 %r1, [n];
+    ///         mov.u32 %r2, %ctaid.x; mov.u32 %r3, %ntid.x; mov.u32 %r4, %tid.x;
+    ///         mad.lo.u32 %r2, %r2, %r3, %r4;
+    ///         setp.ge.u32 %p, %r2, %r1;
+    ///         @%p bra done;
+    ///         cvta.to.global.u64 %rd1, %rd1;
+    ///         mul.wide.u32 %rd2, %r2, 4;
+    ///         add.u64 %rd1, %rd1, %rd2;
+    ///         ld.global.u32 %r3, [%rd1];
+    ///         add.u32 %r3, %r3, 1;
+    ///         st.global.u32 [%rd1], %r3;
+    ///     done:
+    ///         ret;
+    ///     }"#,
+    ///     |_config: &LaunchConfig, mut args: HostArgs<'_>| -> Result<()> {
+    ///         let data = args.in_out::<u32>()?;
+    ///         let n = args.scalar::<u32>()? as usize;
+    ///         data[..n].iter_mut().for_each(|value| *value += 1);
+    ///         Ok(())
+    ///     },
+    /// );
+    ///
+    /// let stream = Device::detect()?.new_stream()?;
+    /// let mut vec = DeviceVec::from_slice(&stream, &[1_u32, 2, 3])?;
+    /// let launch = stream.launch(&ADD_ONE).in_out(&mut vec)?.scalar(3_u32)?;
+    /// // SAFETY: the kernel touches the first 3 elements of `vec` alone.
+    /// unsafe { launch.launch(LaunchConfig::for_elements(3))? };
+    /// assert_eq!(vec.to_vec()?, [2, 3, 4]);
+    /// # Ok::<(), aquifer::Error>(())
+    /// ```
+    pub fn launch<'a>(&'a self, kernel: &'a Kernel) -> Launch<'a> {
+        Launch { stream: self, kernel, arguments: Vec::with_capacity(8), borrowed: PhantomData }
+    }
+}
+
+impl<'a> Launch<'a> {
+    fn buffer(mut self, address: u64, bytes: usize, access: Access) -> Self {
+        self.arguments.push(RawArg::Buffer { address, bytes, access });
+        self
+    }
+
+    /// Device memory that the kernel reads.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::WrongDevice`](crate::ErrorKind::WrongDevice) if it is of another device; those
+    /// of lending it to this stream.
+    pub fn input<T: Pod>(self, data: &'a impl DeviceRead<T>) -> Result<Self> {
+        let slice = data.as_device_slice();
+        lend(slice.home(), slice.debts(), self.stream, slice.byte_range(), false)?;
+        Ok(self.buffer(slice.as_device_ptr(), slice.size_in_bytes(), Access::Read))
+    }
+
+    /// Device memory that the kernel writes whole, without reading it.
+    ///
+    /// # Errors
+    ///
+    /// As [`input`](Self::input).
+    pub fn output<T: Pod>(self, data: &'a mut impl DeviceWrite<T>) -> Result<Self> {
+        self.written(data, Access::Write)
+    }
+
+    /// Device memory that the kernel reads and writes, or writes in parts.
+    ///
+    /// # Errors
+    ///
+    /// As [`input`](Self::input).
+    pub fn in_out<T: Pod>(self, data: &'a mut impl DeviceWrite<T>) -> Result<Self> {
+        self.written(data, Access::ReadWrite)
+    }
+
+    fn written<T: Pod>(self, data: &'a mut impl DeviceWrite<T>, access: Access) -> Result<Self> {
+        let slice = data.as_device_slice_mut();
+        lend(slice.home(), slice.debts(), self.stream, slice.byte_range(), true)?;
+        Ok(self.buffer(slice.as_device_ptr(), slice.size_in_bytes(), access))
+    }
+
+    /// A value of up to 16 bytes.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if it is larger.
+    pub fn scalar<T: Pod>(mut self, value: T) -> Result<Self> {
+        self.arguments.push(RawArg::scalar(value)?);
+        Ok(self)
+    }
+
+    /// Memory by its address, such as a mapped host block inside a scope.
+    pub(crate) fn raw(self, address: u64, bytes: usize, access: Access) -> Self {
+        self.buffer(address, bytes, access)
+    }
+
+    pub(crate) fn stream(&self) -> &'a Stream {
+        self.stream
+    }
+
+    /// Launches the kernel with a grid of `config`. It runs in the stream's order; nothing waits.
+    ///
+    /// # Errors
+    ///
+    /// Those of loading the PTX and of the launch. A kernel that faults shows in the next
+    /// synchronising call.
+    ///
+    /// # Safety
+    ///
+    /// The entry takes these arguments, in this order and of these sizes, and with this grid it
+    /// touches only the memory that it is given here, in the way that was declared.
+    pub unsafe fn launch(self, config: LaunchConfig) -> Result<()> {
+        let stream = self.stream;
+        // SAFETY: the caller vouches for the kernel; the buffers were lent to this stream, and what
+        // was lent is not freed or reused before the stream has passed this launch.
+        unsafe {
+            stream.device().driver().launch(self.kernel, &config, &self.arguments, stream.raw())
+        }
+        .wanted(|| format!("launching {} on {stream}", self.kernel.entry()))
+    }
+}

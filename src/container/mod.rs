@@ -1,0 +1,22 @@
+//! Typed device memory.
+
+mod buffer;
+mod debts;
+mod device_vec;
+mod edit;
+mod fill;
+mod foreign;
+mod launch;
+mod parts;
+mod view;
+
+pub use device_vec::DeviceVec;
+pub use foreign::{On, OnMut, StreamRef};
+pub use launch::Launch;
+pub use parts::DeviceVecParts;
+pub use view::{DeviceRead, DeviceSlice, DeviceSliceMut, DeviceWrite};
+
+pub(crate) use debts::{Debts, Lender};
+pub(crate) use foreign::{Borrower, lend, lend_across};
+#[cfg(feature = "cuda")]
+pub(crate) use foreign::lend_loosely;

@@ -1,0 +1,84 @@
+//! Taking a vector apart, and making one of parts.
+
+use super::buffer::Buffer;
+use super::device_vec::DeviceVec;
+use crate::error::{Error, ErrorKind, Result};
+use crate::resource::{DeviceBlock, DeviceResource};
+use crate::stream::Stream;
+use crate::sync::Arc;
+use bytemuck::Pod;
+use std::marker::PhantomData;
+
+/// What a vector is made of, from [`DeviceVec::into_raw_parts`]. Dropped, the memory is leaked.
+#[derive(Debug)]
+pub struct DeviceVecParts {
+    /// The home stream.
+    pub stream: Stream,
+    /// The memory.
+    pub block: DeviceBlock,
+    /// The number of elements.
+    pub length: usize,
+    /// Where the memory came from and goes back to.
+    pub resource: Arc<dyn DeviceResource>,
+}
+
+impl<T: Pod> DeviceVec<T> {
+    /// Takes the vector apart without freeing its memory; the home stream is ordered after all use
+    /// so far.
+    ///
+    /// # Errors
+    ///
+    /// Those of making home wait; then the vector comes back.
+    pub fn into_raw_parts(self) -> Result<DeviceVecParts, (Error, Self)> {
+        let length = self.length;
+        match self.buffer.into_parts() {
+            Ok((stream, block, resource)) => {
+                Ok(DeviceVecParts { stream, block, length, resource })
+            }
+            Err((error, buffer)) => Err((error, Self { buffer, length, elements: PhantomData })),
+        }
+    }
+
+    /// A vector of parts.
+    ///
+    /// ```
+    /// use aquifer::{Device, DeviceVec};
+    ///
+    /// let stream = Device::detect()?.new_stream()?;
+    /// let parts = DeviceVec::from_slice(&stream, &[1_u8, 2])?.into_raw_parts().unwrap();
+    /// // SAFETY: the parts of a vector, put together once.
+    /// let vec = unsafe { DeviceVec::<u8>::from_raw_parts(parts)? };
+    /// assert_eq!(vec.to_vec()?, [1, 2]);
+    /// # Ok::<(), aquifer::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidArgument`] if the block is too short or badly aligned for `length`
+    /// elements, or `T` has no size; [`ErrorKind::WrongDevice`] if stream and resource differ in
+    /// their device. The parts are dropped then, which leaks the memory.
+    ///
+    /// # Safety
+    ///
+    /// The block is live, is the resource's (or of one that equals it), belongs to nobody else, and
+    /// the stream is ordered after all use of it so far.
+    pub unsafe fn from_raw_parts(parts: DeviceVecParts) -> Result<Self> {
+        let DeviceVecParts { stream, block, length, resource } = parts;
+        resource.device().expect(stream.device(), "the stream")?;
+        let fits = size_of::<T>() != 0
+            && length.checked_mul(size_of::<T>()).is_some_and(|bytes| bytes <= block.bytes())
+            && block.address().is_multiple_of(align_of::<T>() as u64);
+        if !fits {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!(
+                    "{block:?} does not hold {length} elements of {} bytes aligned to {}",
+                    size_of::<T>(),
+                    align_of::<T>()
+                ),
+            ));
+        }
+        let buffer = Buffer::from_block(&stream, block, resource);
+        Ok(Self { buffer, length, elements: PhantomData })
+    }
+}

@@ -1,0 +1,340 @@
+//! Devices: one GPU each, or the simulated one.
+
+use crate::backend::sim::{SimConfig, SimDriver, Simulator};
+use crate::backend::{BackendKind, DeviceProperties, Driver, MemoryInfo, RawEvent, Wanted};
+use crate::error::{Error, ErrorKind, Result};
+use crate::sync::trusted::Mutex;
+use crate::sync::{Arc, OnceLock, Weak};
+use std::fmt;
+
+/// Recycled events that a device keeps at most; more are destroyed.
+const SPARE_EVENTS: usize = 1024;
+
+/// One GPU with its context, or one simulated device. A handle: clones are the same device.
+///
+/// Use it from any thread. The device's context is made current for each driver call and the
+/// thread's own is restored after it. Vectors, streams and transfers hold their device, so handles
+/// are dropped in any order.
+///
+/// ```
+/// use aquifer::Device;
+///
+/// // A GPU where a driver and a device are there, else the simulated device, with a warning.
+/// let device = Device::detect()?;
+/// println!("{device}: {} bytes free", device.memory_info()?.free);
+/// # Ok::<(), aquifer::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Device {
+    inner: Arc<DeviceInner>,
+}
+
+struct DeviceInner {
+    driver: Arc<dyn Driver>,
+    spare_events: Mutex<Vec<RawEvent>>,
+}
+
+impl Drop for DeviceInner {
+    fn drop(&mut self) {
+        for event in self.spare_events.get_mut().drain(..) {
+            // SAFETY: a spare event is owned by this list alone, and destroyed here once.
+            let _ = unsafe { self.driver.event_destroy(event) };
+        }
+    }
+}
+
+/// Every device that is open, for the fence of page-locked memory: CUDA's for good, since other
+/// libraries may use their contexts after our last handle is gone; simulated ones while they live.
+static OPEN: Mutex<Vec<Opened>> = Mutex::new(Vec::new());
+
+enum Opened {
+    ForGood(Device),
+    WhileItLives(Weak<DeviceInner>),
+}
+
+impl Opened {
+    fn device(&self) -> Option<Device> {
+        match self {
+            Self::ForGood(device) => Some(device.clone()),
+            Self::WhileItLives(inner) => inner.upgrade().map(|inner| Device { inner }),
+        }
+    }
+}
+
+impl Device {
+    fn with_driver(driver: Arc<dyn Driver>) -> Self {
+        let inner = DeviceInner { driver, spare_events: Mutex::new(Vec::new()) };
+        Self { inner: Arc::new(inner) }
+    }
+
+    /// Opens the GPU with this number, as CUDA counts them. Opening it again gives the same device.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::NoDriver`] without a CUDA driver or without the `cuda` feature,
+    /// [`ErrorKind::NoDevice`] if there is no such GPU, [`ErrorKind::MissingSymbol`] if the driver
+    /// is too old.
+    #[cfg(feature = "cuda")]
+    pub fn open(ordinal: usize) -> Result<Self> {
+        let mut open = OPEN.lock();
+        let known = open.iter().find_map(|opened| match opened {
+            Opened::ForGood(device) if device.ordinal() == ordinal => Some(device.clone()),
+            _ => None,
+        });
+        if let Some(device) = known {
+            return Ok(device);
+        }
+        let device = Self::with_driver(crate::backend::cuda::CudaDriver::open(ordinal)?);
+        open.push(Opened::ForGood(device.clone()));
+        Ok(device)
+    }
+
+    /// Opens the GPU with this number, as CUDA counts them.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::NoDriver`]: this build has no `cuda` feature.
+    #[cfg(not(feature = "cuda"))]
+    pub fn open(ordinal: usize) -> Result<Self> {
+        Err(Error::new(
+            ErrorKind::NoDriver,
+            format!("device {ordinal} was asked of a build without CUDA"),
+        )
+        .advise("build with the feature `cuda`, or use Device::simulated"))
+    }
+
+    /// How many GPUs there are. Zero where there is a driver and no device.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::NoDriver`] and [`ErrorKind::MissingSymbol`] as in [`open`](Self::open).
+    pub fn count() -> Result<usize> {
+        #[cfg(feature = "cuda")]
+        return crate::backend::cuda::device_count();
+        #[cfg(not(feature = "cuda"))]
+        Self::open(0).map(|_| 0)
+    }
+
+    /// A new simulated device. It needs no GPU, no driver and no toolkit.
+    pub fn simulated(config: SimConfig) -> Self {
+        let device = Self::with_driver(SimDriver::open(config));
+        let mut open = OPEN.lock();
+        open.retain(|opened| opened.device().is_some());
+        open.push(Opened::WhileItLives(Arc::downgrade(&device.inner)));
+        device
+    }
+
+    /// The device that a program uses when nobody named one: GPU 0 where a driver and a GPU are
+    /// there, else one simulated device for the whole process, with one [`tracing`] warning. The
+    /// answer is found once.
+    ///
+    /// The environment decides otherwise: `AQUIFER_BACKEND=cuda` wants the GPU and fails without
+    /// it, `AQUIFER_BACKEND=sim` wants the simulated device.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Environment`] if `AQUIFER_BACKEND` is anything else; what
+    /// [`open`](Self::open) gives if it is `cuda`, or if a GPU is there and does not open.
+    pub fn detect() -> Result<Self> {
+        static FOUND: OnceLock<Device> = OnceLock::new();
+        static SEARCH: Mutex<()> = Mutex::new(());
+        let _one_search = SEARCH.lock();
+        if let Some(device) = FOUND.get() {
+            return Ok(device.clone());
+        }
+        let choice = std::env::var_os("AQUIFER_BACKEND");
+        let choice = choice.as_ref().map(|value| value.to_string_lossy());
+        let device = Self::choose(choice.as_deref())?;
+        Ok(FOUND.get_or_init(|| device).clone())
+    }
+
+    fn choose(backend: Option<&str>) -> Result<Self> {
+        match backend {
+            Some("cuda") => Self::open(0),
+            Some("sim") => Ok(Self::simulated(SimConfig::default())),
+            Some(other) => Err(Error::new(
+                ErrorKind::Environment,
+                format!("AQUIFER_BACKEND is {other:?}"),
+            )
+            .advise("set it to `cuda` or to `sim`, or unset it")),
+            None => match Self::open(0) {
+                Err(error) if matches!(error.kind(), ErrorKind::NoDriver | ErrorKind::NoDevice) => {
+                    tracing::warn!(%error, "no GPU: using a simulated device");
+                    Ok(Self::simulated(SimConfig::default()))
+                }
+                found => found,
+            },
+        }
+    }
+
+    /// The device of a cudarc context, sharing that very context: the streams made here count in
+    /// cudarc's event tracking. Keep one `Arc<CudaContext>` for each GPU in a program.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::MissingSymbol`] if the driver is too old.
+    #[cfg(feature = "cuda")]
+    pub fn from_cudarc(context: &Arc<cudarc::driver::CudaContext>) -> Result<Self> {
+        let mut open = OPEN.lock();
+        let known = open.iter().find_map(|opened| match opened {
+            Opened::ForGood(device)
+                if device.cuda_context().is_some_and(|held| Arc::ptr_eq(held, context)) =>
+            {
+                Some(device.clone())
+            }
+            _ => None,
+        });
+        if let Some(device) = known {
+            return Ok(device);
+        }
+        let driver = crate::backend::cuda::CudaDriver::from_context(context.clone())?;
+        let device = Self::with_driver(driver);
+        open.push(Opened::ForGood(device.clone()));
+        Ok(device)
+    }
+
+    /// cudarc's context of this device, or `None` on a simulated one.
+    #[cfg(feature = "cuda")]
+    pub fn cuda_context(&self) -> Option<&Arc<cudarc::driver::CudaContext>> {
+        self.driver()
+            .as_any()
+            .downcast_ref::<crate::backend::cuda::CudaDriver>()
+            .map(crate::backend::cuda::CudaDriver::context)
+    }
+
+    /// The handle on the simulation behind this device: its reports, its failures to inject. `None`
+    /// on a GPU.
+    pub fn simulator(&self) -> Option<Simulator> {
+        self.driver().as_any().downcast_ref::<SimDriver>().map(SimDriver::simulator)
+    }
+
+    /// A GPU, or simulated.
+    pub fn kind(&self) -> BackendKind {
+        self.driver().kind()
+    }
+
+    /// The device's number, as its backend counts.
+    pub fn ordinal(&self) -> usize {
+        self.driver().ordinal()
+    }
+
+    /// The device's name, such as `NVIDIA H200`.
+    pub fn name(&self) -> &str {
+        &self.properties().name
+    }
+
+    /// What the device can do.
+    pub fn properties(&self) -> &DeviceProperties {
+        self.driver().properties()
+    }
+
+    /// Free and total memory, in bytes, as the driver sees it now.
+    ///
+    /// # Errors
+    ///
+    /// Those of the driver call.
+    pub fn memory_info(&self) -> Result<MemoryInfo> {
+        self.driver().memory_info().wanted(|| format!("asking {self} for its memory"))
+    }
+
+    /// Blocks until all work on the device's context is done, whoever gave it.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::ContextLost`] if that work failed; [`ErrorKind::Simulation`] if the simulated
+    /// device saw an access out of order.
+    pub fn synchronize(&self) -> Result<()> {
+        self.driver().context_synchronize().wanted(|| format!("waiting for {self}"))
+    }
+
+    pub(crate) fn driver(&self) -> &dyn Driver {
+        &*self.inner.driver
+    }
+
+    /// Backend and context: what makes two handles the same device. Never used again.
+    pub(crate) fn key(&self) -> (BackendKind, u64) {
+        (self.kind(), self.driver().key())
+    }
+
+    pub(crate) fn take_event(&self) -> Option<RawEvent> {
+        self.inner.spare_events.lock().pop()
+    }
+
+    pub(crate) fn give_event(&self, event: RawEvent) {
+        let mut spare = self.inner.spare_events.lock();
+        if spare.len() < SPARE_EVENTS {
+            spare.push(event);
+            return;
+        }
+        drop(spare);
+        // SAFETY: the caller gave the event up, and it is on no list.
+        let _ = unsafe { self.driver().event_destroy(event) };
+    }
+
+    /// The devices whose work may use page-locked memory of this one: every CUDA context that was
+    /// opened or given (portable memory is valid in all), or this simulated device alone, since
+    /// nothing but this crate gives work to that one.
+    pub(crate) fn sharing_host_memory(&self) -> Vec<Device> {
+        match self.kind() {
+            BackendKind::Simulated => vec![self.clone()],
+            BackendKind::Cuda => {
+                let open = OPEN.lock();
+                open.iter()
+                    .filter_map(Opened::device)
+                    .filter(|device| device.kind() == BackendKind::Cuda)
+                    .collect()
+            }
+        }
+    }
+
+    /// The error of a stream or a vector of `other` where this device was wanted.
+    pub(crate) fn expect(&self, other: &Device, what: &str) -> Result<()> {
+        if self == other {
+            return Ok(());
+        }
+        Err(Error::new(ErrorKind::WrongDevice, format!("{what} belongs to {other}, not to {self}"))
+            .advise("use a stream and memory of one device, or copy across devices first"))
+    }
+}
+
+impl PartialEq for Device {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner) || self.key() == other.key()
+    }
+}
+
+impl Eq for Device {}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.kind() {
+            BackendKind::Cuda => write!(f, "{} (CUDA device {})", self.name(), self.ordinal()),
+            BackendKind::Simulated => write!(f, "{} (simulated)", self.name()),
+        }
+    }
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Device")
+            .field("kind", &self.kind())
+            .field("ordinal", &self.ordinal())
+            .field("name", &self.name())
+            .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_environment_chooses_or_is_refused() {
+        assert_eq!(Device::choose(Some("sim")).unwrap().kind(), BackendKind::Simulated);
+        for wrong in ["", "CUDA", "gpu"] {
+            let error = Device::choose(Some(wrong)).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Environment);
+            assert!(error.to_string().contains("AQUIFER_BACKEND"));
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! The core of the host allocators, without a trait, and the traits over it.
+
+use super::blocks;
+use crate::error::{Error, Result};
+use std::alloc::Layout;
+use std::cell::RefCell;
+use std::ptr::NonNull;
+
+thread_local! {
+    static LAST_ERROR: RefCell<Option<Error>> = const { RefCell::new(None) };
+}
+
+/// Why the last allocation on this thread failed: the allocator traits' `AllocError` has no room
+/// for a reason. `None` if none failed yet.
+///
+/// ```
+/// use allocator_api2::vec::Vec;
+/// use aquifer::{ErrorKind, PinnedAlloc, last_error};
+///
+/// let mut vec: Vec<u8, PinnedAlloc> = Vec::new_in(PinnedAlloc);
+/// assert!(vec.try_reserve(isize::MAX as usize - 4096).is_err());
+/// let reason = last_error().unwrap();
+/// assert!(matches!(reason.kind(), ErrorKind::OutOfMemory | ErrorKind::InvalidArgument));
+/// ```
+pub fn last_error() -> Option<Error> {
+    // A thread that is ending has no last error.
+    LAST_ERROR.try_with(|last| last.borrow().clone()).ok().flatten()
+}
+
+/// Keeps an error for [`last_error`], and gives the traits' error for it.
+pub(crate) fn remember(error: Error) {
+    tracing::debug!(%error, "a host allocation failed");
+    let _ = LAST_ERROR.try_with(|last| *last.borrow_mut() = Some(error));
+}
+
+/// # Safety
+///
+/// As `Allocator::deallocate` for a block of any allocator of this room.
+pub(super) unsafe fn deallocate(pointer: NonNull<u8>, layout: Layout) {
+    if layout.size() != 0 {
+        // SAFETY: a block of nonzero size came from a source; the caller vouches for the rest.
+        unsafe { blocks::release(pointer) }
+    }
+}
+
+/// Grows or shrinks a block: in place if it has the room and the alignment, else into a new one
+/// from `allocate`. An error leaves the old block as it was.
+///
+/// # Safety
+///
+/// As `Allocator::grow` and `Allocator::shrink` for a block of any allocator of this room.
+pub(super) unsafe fn resize(
+    allocate: impl FnOnce(Layout) -> Result<NonNull<[u8]>>,
+    pointer: NonNull<u8>,
+    old: Layout,
+    new: Layout,
+) -> Result<NonNull<[u8]>> {
+    if old.size() != 0 && new.size() != 0 && pointer.addr().get().is_multiple_of(new.align()) {
+        let room = if new.size() <= old.size() {
+            old.size()
+        } else {
+            blocks::find(pointer.addr().get()).map_or(old.size(), |block| {
+                block.base.addr().get() + block.bytes - pointer.addr().get()
+            })
+        };
+        if new.size() <= room {
+            return Ok(NonNull::slice_from_raw_parts(pointer, new.size()));
+        }
+    }
+    let target = allocate(new)?;
+    let bytes = old.size().min(new.size());
+    // SAFETY: the old block holds `old.size()` bytes by the caller's promise, the new one
+    // `new.size()`, and two live blocks do not overlap.
+    unsafe { std::ptr::copy_nonoverlapping(pointer.as_ptr(), target.as_ptr().cast(), bytes) };
+    // SAFETY: the block's contents have moved, and the caller gives it up on success.
+    unsafe { deallocate(pointer, old) };
+    Ok(target)
+}
+
+/// Zeroes a block from `start` to its end.
+///
+/// # Safety
+///
+/// The block is valid for writes.
+pub(super) unsafe fn zero_from(block: NonNull<[u8]>, start: usize) {
+    let rest = block.len().saturating_sub(start);
+    // SAFETY: `start + rest` is the block's length, or `rest` is zero.
+    unsafe { block.as_ptr().cast::<u8>().add(block.len() - rest).write_bytes(0, rest) };
+}
+
+/// Implements an allocator trait, of the module `$api`, over a type's inherent
+/// `obtain(&self, Layout) -> Result<NonNull<[u8]>>`.
+macro_rules! implement_allocator {
+    ($api:path, $type:ty) => {
+        const _: () = {
+            use $api as api;
+            use $crate::host::allocator as core;
+            use std::alloc::Layout;
+            use std::ptr::NonNull;
+
+            fn known<T>(result: $crate::Result<T>) -> Result<T, api::AllocError> {
+                result.map_err(|error| {
+                    core::remember(error);
+                    api::AllocError
+                })
+            }
+
+            // SAFETY: blocks come from sources that keep them until they are released here, through
+            // whichever handle; clones are interchangeable; nothing unwinds; sizes and alignments
+            // are met or refused.
+            unsafe impl api::Allocator for $type {
+                fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, api::AllocError> {
+                    known(self.obtain(layout))
+                }
+
+                fn allocate_zeroed(
+                    &self,
+                    layout: Layout,
+                ) -> Result<NonNull<[u8]>, api::AllocError> {
+                    let block = known(self.obtain(layout))?;
+                    // SAFETY: the block is new and ours.
+                    unsafe { core::zero_from(block, 0) };
+                    Ok(block)
+                }
+
+                unsafe fn deallocate(&self, pointer: NonNull<u8>, layout: Layout) {
+                    // SAFETY: the caller's promise.
+                    unsafe { core::deallocate(pointer, layout) }
+                }
+
+                unsafe fn grow(
+                    &self,
+                    pointer: NonNull<u8>,
+                    old: Layout,
+                    new: Layout,
+                ) -> Result<NonNull<[u8]>, api::AllocError> {
+                    // SAFETY: the caller's promise.
+                    known(unsafe { core::resize(|layout| self.obtain(layout), pointer, old, new) })
+                }
+
+                unsafe fn grow_zeroed(
+                    &self,
+                    pointer: NonNull<u8>,
+                    old: Layout,
+                    new: Layout,
+                ) -> Result<NonNull<[u8]>, api::AllocError> {
+                    // SAFETY: the caller's promise.
+                    let block = unsafe { self.grow(pointer, old, new) }?;
+                    // SAFETY: the block is ours; past the old size nothing was promised to stay.
+                    unsafe { core::zero_from(block, old.size()) };
+                    Ok(block)
+                }
+
+                unsafe fn shrink(
+                    &self,
+                    pointer: NonNull<u8>,
+                    old: Layout,
+                    new: Layout,
+                ) -> Result<NonNull<[u8]>, api::AllocError> {
+                    // SAFETY: the caller's promise.
+                    known(unsafe { core::resize(|layout| self.obtain(layout), pointer, old, new) })
+                }
+            }
+        };
+    };
+}
+
+/// Implements every allocator trait that this build knows.
+macro_rules! implement_allocators {
+    ($type:ty) => {
+        $crate::host::allocator::implement_allocator!(allocator_api2::alloc, $type);
+        #[cfg(feature = "std-allocator")]
+        $crate::host::allocator::implement_allocator!(std::alloc, $type);
+    };
+}
+
+pub(super) use {implement_allocator, implement_allocators};

@@ -1,0 +1,243 @@
+//! Page-locking memory that someone else allocated.
+
+use super::source::{Yard, take_back_registered, trim, yard};
+use crate::backend::{HostFlags, Wanted};
+use crate::device::Device;
+use crate::error::{Error, ErrorKind, Result};
+use crate::sync::Arc;
+use allocator_api2::alloc::Allocator;
+use bytemuck::Pod;
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+
+/// Memory on the host that can be page-locked where it lies.
+///
+/// # Safety
+///
+/// [`parts`](Self::parts) is valid for reads and writes as a `[Item]`, does not move or change in
+/// length while the owner is only moved (not otherwise used), and stays allocated until the owner
+/// is dropped. It is `'static`: a borrowed slice may end before the device is done with it.
+pub unsafe trait HostBuffer: Send + 'static {
+    /// The type of the elements.
+    type Item: Pod;
+
+    /// Address and length, in elements.
+    fn parts(&mut self) -> (NonNull<Self::Item>, usize);
+}
+
+// SAFETY: a vector's elements lie in its allocation, which moving the vector leaves in place.
+unsafe impl<T: Pod> HostBuffer for Vec<T> {
+    type Item = T;
+
+    fn parts(&mut self) -> (NonNull<T>, usize) {
+        (NonNull::from(self.as_mut_slice()).cast(), self.len())
+    }
+}
+
+// SAFETY: as for `Vec`.
+unsafe impl<T: Pod> HostBuffer for Box<[T]> {
+    type Item = T;
+
+    fn parts(&mut self) -> (NonNull<T>, usize) {
+        (NonNull::from(&mut **self).cast(), self.len())
+    }
+}
+
+// SAFETY: as for `Vec`; an allocator that is `'static` keeps its blocks while the vector lives.
+unsafe impl<T: Pod, A: Allocator + Send + 'static> HostBuffer for allocator_api2::vec::Vec<T, A> {
+    type Item = T;
+
+    fn parts(&mut self) -> (NonNull<T>, usize) {
+        (NonNull::from(self.as_mut_slice()).cast(), self.len())
+    }
+}
+
+/// Memory that was allocated by someone else, page-locked where it lies: NBEP 7's `mempin`,
+/// `cuMemHostRegister`.
+///
+/// It owns the buffer, and derefs to its slice. Dropped, it keeps the owner until the device is
+/// past all that may use the memory, then unregisters, then drops it: no drop blocks.
+///
+/// ```
+/// use aquifer::{Device, Registered};
+///
+/// let device = Device::detect()?;
+/// let mut samples = Registered::new(&device, vec![0_f32; 10_000])?;
+/// samples[0] = 1.0;
+/// let back: Vec<f32> = samples.into_inner().map_err(|failed| failed.error)?;
+/// assert_eq!(back[0], 1.0);
+/// # Ok::<(), aquifer::Error>(())
+/// ```
+pub struct Registered<B: HostBuffer> {
+    device: Device,
+    owner: ManuallyDrop<B>,
+    pointer: NonNull<B::Item>,
+    length: usize,
+    yard: Arc<Yard>,
+}
+
+// SAFETY: the pointer is the owner's, which is `Send`, and its items are `Pod`, so `Send`.
+unsafe impl<B: HostBuffer> Send for Registered<B> {}
+// SAFETY: `&self` gives out `&[Item]` alone, and `Pod` is `Sync`.
+unsafe impl<B: HostBuffer> Sync for Registered<B> {}
+
+/// A buffer that could not be registered or unregistered, given back with the reason.
+#[derive(Debug)]
+pub struct RegisterError<B> {
+    /// What went wrong.
+    pub error: Error,
+    /// The buffer, if it can be given back: not where it may still be page-locked.
+    pub buffer: Option<B>,
+}
+
+impl<B> fmt::Display for RegisterError<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl<B: fmt::Debug> std::error::Error for RegisterError<B> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.error)
+    }
+}
+
+impl<B> From<RegisterError<B>> for Error {
+    fn from(failed: RegisterError<B>) -> Self {
+        failed.error
+    }
+}
+
+impl<B: HostBuffer> Registered<B> {
+    /// Page-locks `owner`'s memory for every context, mapped where the device can map.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Unsupported`] where the device cannot register host memory;
+    /// [`ErrorKind::InvalidArgument`] if the buffer is empty; those of the driver, for memory that
+    /// is registered already among others. The buffer comes back in the error.
+    pub fn new(device: &Device, mut owner: B) -> Result<Self, RegisterError<B>> {
+        let refuse = |error: Error, owner: B| Err(RegisterError { error, buffer: Some(owner) });
+        let properties = device.properties();
+        if !properties.host_register {
+            let error = Error::new(
+                ErrorKind::Unsupported,
+                format!("{device} cannot page-lock memory that someone else allocated"),
+            );
+            return refuse(error.advise("allocate it with PinnedAlloc"), owner);
+        }
+        let (pointer, length) = owner.parts();
+        let bytes = length * size_of::<B::Item>();
+        if bytes == 0 {
+            let error = Error::new(ErrorKind::InvalidArgument, "an empty buffer was to be locked");
+            return refuse(error, owner);
+        }
+        let flags = HostFlags {
+            portable: true,
+            mapped: properties.map_host_memory,
+            write_combined: false,
+        };
+        // SAFETY: the owner keeps the range allocated and in place while we hold it, by the
+        // contract of `HostBuffer`, and we hold it until it is unregistered.
+        let registered = unsafe { device.driver().host_register(pointer.cast(), bytes, flags) };
+        if let Err(error) =
+            registered.wanted(|| format!("page-locking {bytes} bytes for {device}"))
+        {
+            return refuse(error, owner);
+        }
+        Ok(Self {
+            device: device.clone(),
+            owner: ManuallyDrop::new(owner),
+            pointer,
+            length,
+            yard: yard(device),
+        })
+    }
+
+    /// The device that it was registered with.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Waits until the device is past all its work, unlocks the memory and gives the buffer back.
+    ///
+    /// # Errors
+    ///
+    /// Those of the driver; then the memory stays locked, and the buffer is dropped when the device
+    /// can say that it is past it.
+    pub fn into_inner(self) -> Result<B, RegisterError<B>> {
+        // Other libraries may have given work to any context.
+        for device in self.device.sharing_host_memory() {
+            if let Err(error) = device.synchronize() {
+                return Err(RegisterError { error, buffer: None });
+            }
+        }
+        // SAFETY: registered in `new`, and the devices have just passed all their work.
+        let unregistered = unsafe { self.device.driver().host_unregister(self.pointer.cast()) };
+        match unregistered.wanted(|| "unlocking a registered buffer") {
+            Ok(()) => {
+                let mut this = ManuallyDrop::new(self);
+                // SAFETY: `this` is never dropped or used again, so owner, device and yard are each
+                // moved or dropped once.
+                unsafe {
+                    let owner = ManuallyDrop::take(&mut this.owner);
+                    std::ptr::drop_in_place(&mut this.device);
+                    std::ptr::drop_in_place(&mut this.yard);
+                    Ok(owner)
+                }
+            }
+            Err(error) => Err(RegisterError { error, buffer: None }),
+        }
+    }
+
+    /// Unlocks what was dropped before, waiting for the device.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Capture`] while a stream is in capture.
+    pub fn trim(device: &Device) -> Result<()> {
+        trim(device, &yard(device))
+    }
+}
+
+impl<B: HostBuffer> Deref for Registered<B> {
+    type Target = [B::Item];
+
+    fn deref(&self) -> &[B::Item] {
+        // SAFETY: the owner's slice, valid and in place by the contract of `HostBuffer`.
+        unsafe { std::slice::from_raw_parts(self.pointer.as_ptr(), self.length) }
+    }
+}
+
+impl<B: HostBuffer> DerefMut for Registered<B> {
+    fn deref_mut(&mut self) -> &mut [B::Item] {
+        // SAFETY: as in `deref`, borrowed exclusively.
+        unsafe { std::slice::from_raw_parts_mut(self.pointer.as_ptr(), self.length) }
+    }
+}
+
+impl<B: HostBuffer> Drop for Registered<B> {
+    fn drop(&mut self) {
+        // SAFETY: taken once, here.
+        let owner = unsafe { ManuallyDrop::take(&mut self.owner) };
+        if crate::backend::is_forked_child() {
+            std::mem::forget(owner);
+            return;
+        }
+        let bytes = self.length * size_of::<B::Item>();
+        let owner = Box::new(owner);
+        take_back_registered(&self.device, &self.yard, self.pointer.cast(), bytes, owner);
+    }
+}
+
+impl<B: HostBuffer> fmt::Debug for Registered<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Registered")
+            .field("device", &self.device)
+            .field("pointer", &self.pointer)
+            .field("length", &self.length)
+            .finish()
+    }
+}

@@ -1,0 +1,130 @@
+//! Vectors to and from cudarc's own slices.
+
+use crate::backend::{DriverResult, Wanted};
+use crate::container::{DeviceVec, DeviceVecParts};
+use crate::device::Device;
+use crate::error::{Error, ErrorKind, Result};
+use crate::layout::DeviceLayout;
+use crate::resource::{DeviceBlock, DeviceResource, current_device_resource};
+use crate::stream::Stream;
+use crate::sync::Arc;
+use crate::sync::trusted::{AtomicBool, Ordering};
+use bytemuck::Pod;
+use cudarc::driver::{CudaSlice, DeviceSlice as _};
+
+/// The resource of a vector that was a `CudaSlice`: its first block is cudarc's, freed as cudarc
+/// would free it; any other is the current resource's.
+#[derive(Debug)]
+struct Adopted {
+    address: u64,
+    pending: AtomicBool,
+    upstream: Arc<dyn DeviceResource>,
+}
+
+impl Adopted {
+    fn free(&self, stream: &Stream) -> DriverResult<()> {
+        let driver = self.device().driver();
+        // SAFETY: the address was cudarc's allocation, given up with its slice; `pending` lets one
+        // caller in; the stream is ordered after all use by the contract of `deallocate`.
+        unsafe {
+            if self.device().properties().memory_pools {
+                return driver.mem_free_async(self.address, stream.raw());
+            }
+            driver.stream_synchronize(stream.raw())?;
+            driver.mem_free(self.address)
+        }
+    }
+}
+
+// SAFETY: one block of cudarc's, disjoint from the upstream's while it lives, and the upstream's own.
+unsafe impl DeviceResource for Adopted {
+    fn device(&self) -> &Device {
+        self.upstream.device()
+    }
+
+    fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
+        self.upstream.allocate(stream, layout)
+    }
+
+    unsafe fn deallocate(&self, stream: &Stream, block: DeviceBlock) {
+        // The first block with this address is cudarc's: while it lived, no other had it.
+        let adopted = block.address() == self.address && self.pending.swap(false, Ordering::AcqRel);
+        if !adopted {
+            // SAFETY: the upstream's block; the caller's promise.
+            return unsafe { self.upstream.deallocate(stream, block) };
+        }
+        if let Err(error) = self.free(stream)
+            && !error.is_gone()
+        {
+            tracing::error!(device = %self.device(), bytes = block.bytes(), %error, "leaked device memory");
+        }
+    }
+}
+
+impl<T: Pod> DeviceVec<T> {
+    /// Takes cudarc's slice over, at home on the slice's stream. The memory is freed as cudarc would
+    /// free it; growth takes from the device's current resource.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidArgument`] if `T` has no size, or the slice's stream is the per-thread
+    /// default one; those of taking the device over. The slice is dropped then.
+    pub fn from_cuda_slice(slice: CudaSlice<T>) -> Result<Self> {
+        let stream = Stream::from_cudarc(slice.stream())?;
+        let length = slice.len();
+        let upstream = current_device_resource(stream.device())?;
+        if size_of::<T>() == 0 {
+            return Err(Error::new(ErrorKind::InvalidArgument, "elements without a size"));
+        }
+        if length == 0 {
+            return Self::new(&stream);
+        }
+        let address = slice.leak();
+        let resource = Adopted { address, pending: AtomicBool::new(true), upstream };
+        let block = DeviceBlock::new(address, length * size_of::<T>(), address);
+        // SAFETY: the block was the slice's, which gave it up; cudarc has made its stream wait for
+        // the uses that it tracked.
+        unsafe {
+            Self::from_raw_parts(DeviceVecParts {
+                stream,
+                block,
+                length,
+                resource: Arc::new(resource),
+            })
+        }
+    }
+
+    /// Gives the vector to cudarc, where cudarc frees it rightly: memory of an
+    /// [`AsyncResource`](crate::AsyncResource), which `cuMemFreeAsync` frees whoever calls it.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Unsupported`] on a simulated device, for memory of another resource, and for an
+    /// empty vector; those of making the home stream wait for other use. The vector comes back.
+    pub fn into_cuda_slice(self) -> Result<CudaSlice<T>, (Error, Self)> {
+        let refuse = |why: &str| Error::new(ErrorKind::Unsupported, why.to_owned());
+        let Some(stream) = self.stream().cuda_stream().cloned() else {
+            return Err((refuse("cudarc cannot own memory of a simulated device"), self));
+        };
+        if !self.resource().frees_with_driver() || !stream.context().has_async_alloc() {
+            let error = refuse("cudarc would not free this memory as its resource does");
+            return Err((error.advise("allocate it from an AsyncResource"), self));
+        }
+        if self.is_empty() {
+            return Err((refuse("an empty vector has no memory to give"), self));
+        }
+        // cudarc panics where it cannot make the two events of a slice, so two are tried first.
+        for _ in 0..2 {
+            if let Err(error) = stream.context().new_event(None) {
+                let error = crate::DriverError::new("cuEventCreate", error.0 as u32);
+                let error = Err::<(), _>(error).wanted(|| "making cudarc's events");
+                return Err((error.err().unwrap_or_else(|| refuse("no events")), self));
+            }
+        }
+        let parts = self.into_raw_parts()?;
+        let (address, length) = (parts.block.address(), parts.length);
+        // SAFETY: the block is live, of `length` elements at least, and ours to give up;
+        // `cuMemFreeAsync` on this stream frees it, by the resource's word.
+        Ok(unsafe { stream.upgrade_device_ptr(address, length) })
+    }
+}

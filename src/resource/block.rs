@@ -1,0 +1,93 @@
+//! A block of device memory, as a resource hands it out.
+
+use crate::layout::{DeviceLayout, align_up};
+
+/// Memory that a [`DeviceResource`](crate::DeviceResource) handed out: where, how much, and a token
+/// that finds it again when it goes back.
+///
+/// It owns nothing by itself: dropped, its memory is leaked. Give it back with
+/// [`deallocate`](crate::DeviceResource::deallocate), once; it is neither `Clone` nor `Copy`.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "a block that is not deallocated is leaked"]
+pub struct DeviceBlock {
+    address: u64,
+    bytes: usize,
+    token: u64,
+}
+
+impl DeviceBlock {
+    /// A block at `address` of `bytes` bytes. `token` is the resource's own: whatever it needs to
+    /// find the block again.
+    pub const fn new(address: u64, bytes: usize, token: u64) -> Self {
+        Self { address, bytes, token }
+    }
+
+    /// The block of a request for no bytes: an address that is aligned and never used.
+    pub const fn empty(layout: DeviceLayout) -> Self {
+        Self { address: layout.alignment() as u64, bytes: 0, token: 0 }
+    }
+
+    /// The device's address of the first byte.
+    pub const fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// The size in bytes: what was asked, or more.
+    pub const fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The resource's token.
+    pub const fn token(&self) -> u64 {
+        self.token
+    }
+
+    /// Whether the block has no bytes, and so no memory behind it.
+    pub const fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+}
+
+/// Memory of a driver that aligns to `granted` bytes, made to fit a layout that may want more: how
+/// much to ask, and where in it the block starts. The token keeps the driver's own address.
+pub(super) struct Padded {
+    layout: DeviceLayout,
+    padding: usize,
+}
+
+impl Padded {
+    pub(super) fn new(layout: DeviceLayout, granted: usize) -> Self {
+        Self { layout, padding: layout.alignment().saturating_sub(granted) }
+    }
+
+    /// Bytes to ask of the driver. Cannot wrap: a layout's rounded size fits in `isize`, and so
+    /// does its alignment.
+    pub(super) fn bytes(&self) -> usize {
+        self.layout.bytes() + self.padding
+    }
+
+    pub(super) fn block(&self, base: u64) -> DeviceBlock {
+        let address = align_up(base as usize, self.layout.alignment()).unwrap_or(base as usize);
+        DeviceBlock::new(address as u64, self.layout.bytes(), base)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn padding_reaches_every_alignment() {
+        for alignment in [1, 256, 512, 4096, 1 << 21] {
+            let layout = DeviceLayout::with_alignment(1000, alignment).unwrap();
+            let padded = Padded::new(layout, 256);
+            for base in [0x1000_0100_u64, 0x1000_0200, 0x1020_0000] {
+                let block = padded.block(base);
+                assert_eq!(block.address() % alignment as u64, 0);
+                assert!(block.address() >= base);
+                assert!(block.address() + 1000 <= base + padded.bytes() as u64);
+                assert_eq!(block.token(), base);
+            }
+        }
+    }
+}

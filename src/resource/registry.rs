@@ -1,0 +1,155 @@
+//! The current resources: one for the memory of each device, one for page-locked memory.
+//!
+//! Only what is made from now on sees a change. Containers hold a handle of their own on the
+//! resource that they took memory from, so nothing dangles.
+
+use super::{AsyncResource, CudaResource, DeviceResource};
+use crate::backend::BackendKind;
+use crate::device::Device;
+use crate::error::Result;
+use crate::host::{PinnedResource, default_pinned};
+use crate::sync::trusted;
+use crate::sync::{Arc, LazyLock, Mutex, Weak};
+use std::collections::HashMap;
+
+/// What is current: what was set, or a default that is made when it is first asked for.
+pub struct Current<R: ?Sized> {
+    state: Mutex<State<R>>,
+}
+
+struct State<R: ?Sized> {
+    set: Option<Arc<R>>,
+    default: Option<Default<R>>,
+}
+
+enum Default<R: ?Sized> {
+    Kept(Arc<R>),
+    WhileUsed(Weak<R>),
+}
+
+impl<R: ?Sized> Default<R> {
+    fn get(&self) -> Option<Arc<R>> {
+        match self {
+            Self::Kept(resource) => Some(resource.clone()),
+            Self::WhileUsed(resource) => resource.upgrade(),
+        }
+    }
+}
+
+impl<R: ?Sized> Current<R> {
+    /// Nothing set and no default made.
+    pub fn new() -> Self {
+        Self { state: Mutex::new(State { set: None, default: None }) }
+    }
+
+    /// What is current. `make` makes the default, outside the lock, where there is none; if two
+    /// threads do so at once, both get the one that came first. `keep` it for good, or only while
+    /// someone uses it.
+    pub fn get<E>(&self, keep: bool, make: impl FnOnce() -> Result<Arc<R>, E>) -> Result<Arc<R>, E> {
+        let known = {
+            let state = self.state.lock();
+            state.set.clone().or_else(|| state.default.as_ref().and_then(Default::get))
+        };
+        if let Some(resource) = known {
+            return Ok(resource);
+        }
+        let made = make()?;
+        let mut state = self.state.lock();
+        #[cfg(not(aquifer_fault = "second_default"))]
+        if let Some(resource) =
+            state.set.clone().or_else(|| state.default.as_ref().and_then(Default::get))
+        {
+            drop(state);
+            return Ok(resource);
+        }
+        state.default = Some(if keep {
+            Default::Kept(made.clone())
+        } else {
+            Default::WhileUsed(Arc::downgrade(&made))
+        });
+        Ok(made)
+    }
+
+    /// Makes `resource` current, or the default again; gives what was set before.
+    pub fn replace(&self, resource: Option<Arc<R>>) -> Option<Arc<R>> {
+        std::mem::replace(&mut self.state.lock().set, resource)
+    }
+}
+
+type Devices = HashMap<(BackendKind, u64), Arc<Current<dyn DeviceResource>>>;
+
+static DEVICES: LazyLock<trusted::Mutex<Devices>> = LazyLock::new(trusted::Mutex::default);
+static PINNED: LazyLock<Current<PinnedResource>> = LazyLock::new(Current::new);
+
+fn of(device: &Device) -> Arc<Current<dyn DeviceResource>> {
+    DEVICES.lock().entry(device.key()).or_insert_with(|| Arc::new(Current::new())).clone()
+}
+
+/// The resource that containers on `device` use when none is named: what was
+/// [set](set_current_device_resource), or else an [`AsyncResource`] made at the first use, or a
+/// [`CudaResource`] where the device has no driver pools.
+///
+/// RMM: `get_per_device_resource`.
+///
+/// # Errors
+///
+/// Those of making the default.
+pub fn current_device_resource(device: &Device) -> Result<Arc<dyn DeviceResource>> {
+    // A simulated device would live for good through a default that the process keeps.
+    let keep = device.kind() != BackendKind::Simulated;
+    of(device).get(keep, || {
+        Ok(if device.properties().memory_pools {
+            Arc::new(AsyncResource::new(device)?)
+        } else {
+            Arc::new(CudaResource::new(device))
+        })
+    })
+}
+
+/// Makes `resource` the current one of its device, and gives what was set before, if anything was.
+/// The process keeps it until it is replaced or [reset](reset_current_device_resource).
+///
+/// ```
+/// use aquifer::{CudaResource, Device, DeviceVec};
+/// use aquifer::{reset_current_device_resource, set_current_device_resource, sim::SimConfig};
+/// use std::sync::Arc;
+///
+/// let device = Device::simulated(SimConfig::default());
+/// let before = set_current_device_resource(Arc::new(CudaResource::new(&device)));
+/// assert!(before.is_none());
+/// let vec = DeviceVec::<u8>::zeroed(&device.new_stream()?, 10)?; // from the plain resource
+/// reset_current_device_resource(&device); // the vector keeps its own handle
+/// # Ok::<(), aquifer::Error>(())
+/// ```
+pub fn set_current_device_resource(
+    resource: Arc<dyn DeviceResource>,
+) -> Option<Arc<dyn DeviceResource>> {
+    of(resource.device()).replace(Some(resource))
+}
+
+/// Makes the default current again on `device`, and gives what was set, if anything was.
+pub fn reset_current_device_resource(device: &Device) -> Option<Arc<dyn DeviceResource>> {
+    of(device).replace(None)
+}
+
+/// The resource that [`PinnedAlloc`](crate::PinnedAlloc) takes new blocks from: what was
+/// [set](set_current_pinned_resource), or else page-locked memory of the
+/// [detected device](Device::detect), portable, and mapped where the device can.
+///
+/// # Errors
+///
+/// Those of [`Device::detect`].
+pub fn current_pinned_resource() -> Result<PinnedResource> {
+    PINNED.get(true, || default_pinned().map(Arc::new)).map(|resource| (*resource).clone())
+}
+
+/// Makes `resource` the one that [`PinnedAlloc`](crate::PinnedAlloc) takes new blocks from, and
+/// gives what was set before, if anything was. Blocks that live go back to where they came from.
+pub fn set_current_pinned_resource(resource: PinnedResource) -> Option<PinnedResource> {
+    PINNED.replace(Some(Arc::new(resource))).map(|before| (*before).clone())
+}
+
+/// Makes the default current again for page-locked memory, and gives what was set, if anything was.
+pub fn reset_current_pinned_resource() -> Option<PinnedResource> {
+    PINNED.replace(None).map(|before| (*before).clone())
+}

@@ -1,0 +1,131 @@
+//! Buffers whose owner is gone while the device may still use them.
+//!
+//! A transfer that is dropped early leaves its buffers here with the event that ends it, so that
+//! nobody blocks. Later calls of the crate, on any stream, free what the device has passed. There is
+//! one graveyard for the process: a buffer holds its stream, so one inside the stream would keep
+//! both alive for good.
+
+use super::Stream;
+use crate::error::ErrorKind;
+use crate::event::Event;
+use crate::sync::{Arc, AtomicUsize, LazyLock, Mutex, Ordering};
+use std::collections::VecDeque;
+
+/// Graves that one call looks at, at most, so that a long queue costs each caller little.
+const LOOKS: usize = 16;
+
+/// Things that wait for their end, each of type `G`.
+#[derive(Debug)]
+pub struct Graveyard<G> {
+    graves: Mutex<VecDeque<G>>,
+    count: AtomicUsize,
+}
+
+/// What can be said of a grave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Passed {
+    /// The device is past all that used the buffers.
+    Yes,
+    /// Not yet, or it cannot be asked now.
+    NotYet,
+    /// Nobody will ever know.
+    Never,
+}
+
+impl<G> Default for Graveyard<G> {
+    fn default() -> Self {
+        Self { graves: Mutex::new(VecDeque::new()), count: AtomicUsize::new(0) }
+    }
+}
+
+impl<G> Graveyard<G> {
+    /// Whether nothing is buried, without a lock.
+    pub fn is_empty(&self) -> bool {
+        // Relaxed: a hint; the lock orders the graves themselves.
+        self.count.load(Ordering::Relaxed) == 0
+    }
+
+    /// Takes buffers in.
+    pub fn bury(&self, grave: G) {
+        self.graves.lock().push_back(grave);
+        self.count.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Takes out some of those that the device has passed, for the caller to drop: never under the
+    /// lock, since their drops may bury more. Each grave is asked by one thread at a time.
+    pub fn reap(&self, passed: impl Fn(&G) -> Passed) -> Reaped<G> {
+        let mut reaped = Reaped { free: Vec::new(), lost: Vec::new() };
+        if self.is_empty() {
+            return reaped;
+        }
+        for _ in 0..LOOKS {
+            let Some(grave) = self.graves.lock().pop_front() else { break };
+            match passed(&grave) {
+                Passed::Yes => reaped.free.push(grave),
+                #[cfg(not(aquifer_fault = "reap_unpassed"))]
+                Passed::NotYet => self.graves.lock().push_back(grave),
+                #[cfg(aquifer_fault = "reap_unpassed")]
+                Passed::NotYet => reaped.free.push(grave),
+                Passed::Never => reaped.lost.push(grave),
+            }
+        }
+        self.count.fetch_sub(reaped.free.len() + reaped.lost.len(), Ordering::Relaxed);
+        reaped
+    }
+}
+
+/// What [`Graveyard::reap`] took out.
+#[derive(Debug)]
+pub struct Reaped<G> {
+    /// To be dropped.
+    pub free: Vec<G>,
+    /// To be leaked.
+    pub lost: Vec<G>,
+}
+
+struct Grave {
+    event: Arc<Event>,
+    #[allow(dead_code, reason = "held for its drop")]
+    buffers: Box<dyn Send>,
+}
+
+static GRAVES: LazyLock<Graveyard<Grave>> = LazyLock::new(Graveyard::default);
+
+/// Keeps `buffers` until the device has passed `event`.
+pub(crate) fn bury(event: Arc<Event>, buffers: Box<dyn Send>) {
+    GRAVES.bury(Grave { event, buffers });
+}
+
+/// Frees what the devices have passed, without waiting.
+pub(crate) fn reap() {
+    if GRAVES.is_empty() || crate::backend::is_forked_child() {
+        return;
+    }
+    let reaped = GRAVES.reap(|grave| {
+        let device = grave.event.device();
+        if Stream::any_capturing(device) {
+            return Passed::NotYet;
+        }
+        match grave.event.is_complete() {
+            Ok(true) => Passed::Yes,
+            Ok(false) => Passed::NotYet,
+            Err(error) if matches!(error.kind(), ErrorKind::ContextLost | ErrorKind::Forked) => {
+                Passed::Never
+            }
+            Err(_) => Passed::NotYet,
+        }
+    });
+    for grave in reaped.lost {
+        tracing::error!(
+            device = %grave.event.device(),
+            "leaked the buffers of a transfer: the device can no longer say whether it is done"
+        );
+        std::mem::forget(grave.buffers);
+    }
+    drop(reaped.free);
+}
+
+/// Transfers' buffers that wait for the device.
+pub(crate) fn waiting() -> usize {
+    GRAVES.count.load(Ordering::Relaxed)
+}

@@ -1,0 +1,313 @@
+//! Streams: in-order queues of work on a device, with an identity of their own.
+
+use crate::backend::sim::Simulator;
+use crate::backend::{CaptureStatus, RawStream, StreamKeeper, Wanted};
+use crate::device::Device;
+use crate::error::{Error, ErrorKind, Result};
+use crate::event::Event;
+use crate::sync::trusted::{Mutex, unique};
+use crate::sync::{Arc, LazyLock, Weak};
+use std::collections::HashMap;
+use std::fmt;
+
+pub(crate) mod graveyard;
+mod per_thread;
+
+pub use per_thread::PerThreadStream;
+
+/// An in-order queue of work on one device. A handle: clones are the same stream.
+///
+/// A stream has a number of its own that is never used twice, unlike the driver's handle. It stays
+/// alive while anything that it may still have to order does: a vector at home on it, a vector
+/// borrowed to it, a transfer.
+///
+/// ```
+/// use aquifer::{Device, sim::SimConfig};
+///
+/// let device = Device::simulated(SimConfig::default());
+/// let (a, b) = (device.new_stream()?, device.new_stream()?);
+/// b.wait_for(&a)?; // what b is given from here on runs after what a was given so far
+/// b.synchronize()?;
+/// # Ok::<(), aquifer::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Stream {
+    inner: Arc<StreamInner>,
+}
+
+struct StreamInner {
+    device: Device,
+    raw: RawStream,
+    id: u64,
+    keep: Mutex<StreamKeeper>,
+    /// cudarc's handle, for its traits.
+    #[cfg(feature = "cuda")]
+    cudarc: Option<Arc<cudarc::driver::CudaStream>>,
+}
+
+/// The streams that are alive, by device and handle, so that one stream of the driver is one here.
+static ALIVE: LazyLock<Mutex<HashMap<StreamKey, Weak<StreamInner>>>> = LazyLock::new(Mutex::default);
+
+type StreamKey = ((crate::BackendKind, u64), RawStream);
+
+impl Drop for StreamInner {
+    fn drop(&mut self) {
+        let key = (self.device.key(), self.raw);
+        let mut alive = ALIVE.lock();
+        // The entry may already be a successor's: another handle on a stream that cudarc keeps.
+        if alive.get(&key).is_some_and(|entry| entry.strong_count() == 0) {
+            alive.remove(&key);
+        }
+        drop(alive);
+        // The keeper is the last of cudarc's handles to go: the backend drops it with the context
+        // current and restores the caller's.
+        #[cfg(feature = "cuda")]
+        drop(self.cudarc.take());
+        if self.raw != self.device.driver().legacy_stream() {
+            self.device.driver().stream_destroy(self.raw, self.keep.get_mut().take());
+        }
+    }
+}
+
+impl Stream {
+    fn alive(key: &StreamKey) -> Option<Self> {
+        ALIVE.lock().get(key).and_then(Weak::upgrade).map(|inner| Self { inner })
+    }
+
+    /// The one stream behind a driver's handle: the living one, or a new one from `make`.
+    fn identify(
+        device: &Device,
+        raw: RawStream,
+        make: impl FnOnce() -> StreamInner,
+    ) -> Self {
+        let key = (device.key(), raw);
+        let mut alive = ALIVE.lock();
+        if let Some(inner) = alive.get(&key).and_then(Weak::upgrade) {
+            return Self { inner };
+        }
+        let inner = Arc::new(make());
+        alive.insert(key, Arc::downgrade(&inner));
+        Self { inner }
+    }
+
+    /// Takes over a stream of cudarc. The same stream of the driver gives the same `Stream`, which
+    /// keeps cudarc's alive.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidArgument`] for the per-thread default stream, which is another stream on
+    /// each thread: see [`Device::per_thread_stream`].
+    #[cfg(feature = "cuda")]
+    pub fn from_cudarc(stream: &Arc<cudarc::driver::CudaStream>) -> Result<Self> {
+        let device = Device::from_cudarc(stream.context())?;
+        // 1 is the legacy default stream's other name.
+        let raw = match stream.cu_stream() as u64 {
+            0 | 1 => return Ok(device.default_stream()),
+            2 => {
+                return Err(Error::new(
+                    ErrorKind::InvalidArgument,
+                    "the per-thread default stream was given as a stream of its own",
+                )
+                .advise("use Device::per_thread_stream on the thread that wants it"));
+            }
+            handle => RawStream(handle),
+        };
+        let keep: StreamKeeper = Some(Box::new(stream.clone()));
+        Ok(Self::identify(&device, raw, || StreamInner {
+            device: device.clone(),
+            raw,
+            id: unique(),
+            keep: Mutex::new(keep),
+            cudarc: Some(stream.clone()),
+        }))
+    }
+
+    /// cudarc's handle on this stream, or `None` on a simulated device.
+    #[cfg(feature = "cuda")]
+    pub fn cuda_stream(&self) -> Option<&Arc<cudarc::driver::CudaStream>> {
+        self.inner.cudarc.as_ref()
+    }
+
+    /// The living stream behind a driver's handle, if Aquifer knows it.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn known(device: &Device, handle: u64) -> Option<Self> {
+        let handle = if handle == 1 { 0 } else { handle };
+        Self::alive(&(device.key(), RawStream(handle)))
+    }
+
+    /// The device that the stream runs on.
+    pub fn device(&self) -> &Device {
+        &self.inner.device
+    }
+
+    /// The stream's number, never used twice in a process.
+    pub fn id(&self) -> u64 {
+        self.inner.id
+    }
+
+    /// Records an event: everything that the stream was given so far.
+    ///
+    /// # Errors
+    ///
+    /// Those of the driver call.
+    pub fn record(&self) -> Result<Event> {
+        self.try_record().wanted(|| format!("recording an event on {self}"))
+    }
+
+    fn try_record(&self) -> crate::backend::DriverResult<Event> {
+        let event = Event::new(self.device())?;
+        self.device().driver().event_record(event.raw(), self.raw())?;
+        Ok(event)
+    }
+
+    /// Records an event that was made before.
+    pub(crate) fn record_into(&self, event: &Event) -> Result<()> {
+        self.device()
+            .driver()
+            .event_record(event.raw(), self.raw())
+            .wanted(|| format!("recording an event on {self}"))
+    }
+
+    /// Makes the stream wait for `event`, of this device or another, without blocking the host.
+    ///
+    /// # Errors
+    ///
+    /// Those of the driver call; [`ErrorKind::WrongDevice`] between a GPU and a simulated device.
+    pub fn wait(&self, event: &Event) -> Result<()> {
+        wait(self.device(), self.raw(), event)
+    }
+
+    /// Makes the stream wait for all that `other` was given so far, without blocking the host.
+    ///
+    /// # Errors
+    ///
+    /// As [`wait`](Self::wait).
+    pub fn wait_for(&self, other: &Stream) -> Result<()> {
+        if self == other { Ok(()) } else { self.wait(&other.record()?) }
+    }
+
+    /// Blocks the calling thread until the stream has done all it was given so far.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::ContextLost`] if that work failed, [`ErrorKind::Capture`] if the stream is in
+    /// capture, [`ErrorKind::Simulation`] if the simulated device saw an access out of order.
+    pub fn synchronize(&self) -> Result<()> {
+        let synchronized = self.device().driver().stream_synchronize(self.raw());
+        graveyard::reap();
+        synchronized.wanted(|| format!("waiting for {self}"))
+    }
+
+    /// Whether the stream is recording a graph. Never disturbs it.
+    ///
+    /// # Errors
+    ///
+    /// Those of the driver call.
+    pub fn is_capturing(&self) -> Result<bool> {
+        self.device()
+            .driver()
+            .capture_status(self.raw())
+            .map(|status| status != CaptureStatus::None)
+            .wanted(|| format!("asking whether {self} is in capture"))
+    }
+
+    /// Whether any living stream that Aquifer knows on `device` is recording a graph. A question to
+    /// the driver that fails counts as yes.
+    pub(crate) fn any_capturing(device: &Device) -> bool {
+        let key = device.key();
+        let streams: Vec<Stream> = {
+            let alive = ALIVE.lock();
+            let of_device = alive.iter().filter(|((owner, _), _)| *owner == key);
+            of_device.filter_map(|(_, entry)| entry.upgrade()).map(|inner| Self { inner }).collect()
+        };
+        streams.iter().any(|stream| stream.is_capturing().unwrap_or(true))
+    }
+
+    pub(crate) fn raw(&self) -> RawStream {
+        self.inner.raw
+    }
+}
+
+fn wait(device: &Device, raw: RawStream, event: &Event) -> Result<()> {
+    if device.kind() != event.device().kind() {
+        device.expect(event.device(), "the event")?;
+    }
+    device
+        .driver()
+        .stream_wait_event(raw, event.raw())
+        .wanted(|| format!("making a stream of {device} wait for an event"))
+}
+
+impl Device {
+    /// A new stream, which does not wait for the legacy default stream.
+    ///
+    /// # Errors
+    ///
+    /// Those of the driver call.
+    pub fn new_stream(&self) -> Result<Stream> {
+        let new = self
+            .driver()
+            .stream_create()
+            .wanted(|| format!("making a stream on {self}"))?;
+        #[cfg(feature = "cuda")]
+        let cudarc = new
+            .keep
+            .as_ref()
+            .and_then(|keep| keep.downcast_ref::<Arc<cudarc::driver::CudaStream>>())
+            .cloned();
+        Ok(Stream::identify(self, new.raw, || StreamInner {
+            device: self.clone(),
+            raw: new.raw,
+            id: unique(),
+            keep: Mutex::new(new.keep),
+            #[cfg(feature = "cuda")]
+            cudarc,
+        }))
+    }
+
+    /// The legacy default stream, CUDA's handles 0 and 1: one for the whole device.
+    pub fn default_stream(&self) -> Stream {
+        let raw = self.driver().legacy_stream();
+        Stream::identify(self, raw, || StreamInner {
+            device: self.clone(),
+            raw,
+            id: unique(),
+            keep: Mutex::new(None),
+            #[cfg(feature = "cuda")]
+            cudarc: self.cuda_context().map(|context| context.default_stream()),
+        })
+    }
+}
+
+impl PartialEq for Stream {
+    fn eq(&self, other: &Self) -> bool {
+        self.inner.id == other.inner.id
+    }
+}
+
+impl Eq for Stream {}
+
+impl fmt::Display for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "stream {} of {}", self.id(), self.device())
+    }
+}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Stream").field("id", &self.id()).field("device", self.device()).finish()
+    }
+}
+
+impl Simulator {
+    /// Puts a stream of this simulated device into capture, for tests of code that must not disturb
+    /// one: what it is given is kept and not run.
+    pub fn start_capture(&self, stream: &Stream) {
+        self.begin_capture(stream.raw());
+    }
+
+    /// Ends the capture; `true` if nothing invalidated it.
+    pub fn stop_capture(&self, stream: &Stream) -> bool {
+        self.end_capture(stream.raw()) == CaptureStatus::Active
+    }
+}

@@ -1,0 +1,78 @@
+//! The default stream that each thread has for itself.
+
+use super::wait;
+use crate::backend::{RawStream, Wanted};
+use crate::device::Device;
+use crate::error::Result;
+use crate::event::Event;
+use std::fmt;
+use std::marker::PhantomData;
+
+impl Device {
+    /// The calling thread's own default stream, CUDA's handle 2. The handle cannot leave its
+    /// thread, since elsewhere it would name another stream, and it is no home for a vector.
+    ///
+    /// ```compile_fail
+    /// let device = aquifer::Device::simulated(Default::default());
+    /// let mine = device.per_thread_stream().unwrap();
+    /// std::thread::spawn(move || mine.synchronize());
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of the driver call.
+    pub fn per_thread_stream(&self) -> Result<PerThreadStream> {
+        let raw = self
+            .driver()
+            .per_thread_stream()
+            .wanted(|| format!("asking {self} for the thread's default stream"))?;
+        Ok(PerThreadStream { device: self.clone(), raw, stays: PhantomData })
+    }
+}
+
+/// The default stream of the thread that asked for it.
+///
+/// Neither `Send` nor `Sync`. From [`Device::per_thread_stream`].
+pub struct PerThreadStream {
+    device: Device,
+    raw: RawStream,
+    stays: PhantomData<*const ()>,
+}
+
+impl PerThreadStream {
+    /// The device that the stream runs on.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Makes the stream wait for `event`, without blocking the host.
+    ///
+    /// # Errors
+    ///
+    /// As [`Stream::wait`].
+    pub fn wait(&self, event: &Event) -> Result<()> {
+        wait(&self.device, self.raw, event)
+    }
+
+    /// Blocks until the stream has done all it was given so far.
+    ///
+    /// # Errors
+    ///
+    /// As [`Stream::synchronize`].
+    pub fn synchronize(&self) -> Result<()> {
+        self.device
+            .driver()
+            .stream_synchronize(self.raw)
+            .wanted(|| format!("waiting for the thread's default stream of {}", self.device))
+    }
+
+    pub(crate) fn raw(&self) -> RawStream {
+        self.raw
+    }
+}
+
+impl fmt::Debug for PerThreadStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PerThreadStream").field("device", &self.device).finish()
+    }
+}

@@ -1,0 +1,17 @@
+//! Copies between host and device, and between devices.
+//!
+//! Three forms, sound whatever is forgotten, dropped early or unwound: *owned* ([`Transfer`]),
+//! *scoped* ([`Stream::scope`](crate::Stream::scope)) and *blocking*
+//! ([`DeviceVec::copy_from_slice`](crate::DeviceVec::copy_from_slice) and its kin).
+
+pub(crate) mod across;
+pub(crate) mod blocking;
+mod enqueue;
+mod owned;
+mod poller;
+mod scope;
+mod stopped;
+mod unchecked;
+
+pub use owned::{Transfer, TransferError};
+pub use scope::{Mapped, MappedMut, Scope};

@@ -1,0 +1,352 @@
+//! Transfers that own their buffers while they run.
+
+use super::enqueue::{same_length, to_device, to_host};
+use super::poller;
+use crate::container::DeviceVec;
+use crate::error::{Error, Result};
+use crate::event::Event;
+use crate::host::HostBuffer;
+use crate::stream::{Stream, graveyard};
+use crate::sync::Arc;
+use std::fmt;
+use std::future::Future;
+use std::mem::MaybeUninit;
+use std::pin::Pin;
+use std::ptr::NonNull;
+use std::task::{Context, Poll};
+
+/// A copy that runs while the host goes on. It owns both buffers, and gives them back when it is
+/// complete: from [`wait`](Self::wait), or by `.await`.
+///
+/// Dropped early, it leaves the buffers with the event that ends the copy; they are freed by later
+/// calls, and nobody blocks. Forgotten, they leak. Either way the device never touches memory that
+/// is someone else's.
+///
+/// ```
+/// use allocator_api2::vec::Vec;
+/// use aquifer::{Device, DeviceVec, PinnedAlloc};
+///
+/// let stream = Device::detect()?.new_stream()?;
+/// let mut host: Vec<u8, PinnedAlloc> = Vec::new_in(PinnedAlloc);
+/// host.extend_from_slice(b"over and back");
+/// // SAFETY: written whole by the upload.
+/// let device = unsafe { DeviceVec::<u8>::uninit(&stream, host.len())? };
+///
+/// let upload = stream.upload(host, device)?;
+/// // ... the host does something else ...
+/// let (mut host, device) = upload.wait()?;
+/// host.fill(0);
+/// let (host, _device) = stream.download(device, host)?.wait()?;
+/// assert_eq!(&host[..], b"over and back");
+/// # Ok::<(), aquifer::Error>(())
+/// ```
+#[must_use = "dropped, a transfer gives its buffers up"]
+pub struct Transfer<B: HostBuffer> {
+    in_flight: Option<InFlight<B>>,
+}
+
+struct InFlight<B: HostBuffer> {
+    /// Not touched as a `B` while the device may write behind it: a `Box` or `Vec` that moves is a
+    /// promise that nobody else does.
+    host: MaybeUninit<B>,
+    device: DeviceVec<B::Item>,
+    event: Arc<Event>,
+    /// The device writes the host's buffer.
+    download: bool,
+}
+
+impl<B: HostBuffer> InFlight<B> {
+    /// # Safety
+    ///
+    /// The device is past the copy, or only ever read the host's buffer.
+    unsafe fn into_buffers(self) -> (B, DeviceVec<B::Item>) {
+        // SAFETY: initialised in `begin`, taken once here; nobody writes behind it any more.
+        (unsafe { self.host.assume_init() }, self.device)
+    }
+}
+
+/// A transfer that failed: why, and the buffers if they can be given back.
+///
+/// They cannot where the device may still write the host's buffer and nobody can say when it stops:
+/// then both are leaked.
+pub struct TransferError<B: HostBuffer> {
+    /// What went wrong.
+    pub error: Error,
+    /// The host's buffer and the device's.
+    pub buffers: Option<(B, DeviceVec<B::Item>)>,
+}
+
+impl<B: HostBuffer> fmt::Debug for TransferError<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TransferError")
+            .field("error", &self.error)
+            .field("gives_buffers_back", &self.buffers.is_some())
+            .finish()
+    }
+}
+
+impl<B: HostBuffer> fmt::Display for TransferError<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl<B: HostBuffer> std::error::Error for TransferError<B> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.error)
+    }
+}
+
+impl<B: HostBuffer> From<TransferError<B>> for Error {
+    fn from(failed: TransferError<B>) -> Self {
+        failed.error
+    }
+}
+
+impl Stream {
+    /// Copies `host` to `device`, of the same length, on this stream, and returns at once.
+    ///
+    /// Asynchronous if the host's memory is page-locked ([`PinnedAlloc`](crate::PinnedAlloc),
+    /// [`Registered`](crate::Registered)); the driver stages other memory itself, more slowly.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::LengthMismatch`](crate::ErrorKind::LengthMismatch),
+    /// [`ErrorKind::WrongDevice`](crate::ErrorKind::WrongDevice),
+    /// [`ErrorKind::Capture`](crate::ErrorKind::Capture), and those of the driver. The buffers come
+    /// back in the error.
+    pub fn upload<B: HostBuffer>(
+        &self,
+        host: B,
+        device: DeviceVec<B::Item>,
+    ) -> Result<Transfer<B>, TransferError<B>> {
+        begin(self, host, device, false)
+    }
+
+    /// Copies `device` to `host`, of the same length, on this stream, and returns at once.
+    ///
+    /// # Errors
+    ///
+    /// As [`upload`](Self::upload).
+    pub fn download<B: HostBuffer>(
+        &self,
+        device: DeviceVec<B::Item>,
+        host: B,
+    ) -> Result<Transfer<B>, TransferError<B>> {
+        begin(self, host, device, true)
+    }
+}
+
+fn begin<B: HostBuffer>(
+    stream: &Stream,
+    host: B,
+    mut device: DeviceVec<B::Item>,
+    download: bool,
+) -> Result<Transfer<B>, TransferError<B>> {
+    graveyard::reap();
+    // The event is made first, so that nothing can fail between the copy and its end but the record.
+    let event = Event::new(stream.device()).map_err(Error::from);
+    let mut host = MaybeUninit::new(host);
+    let give_back = |error: Error, host: MaybeUninit<B>, device| {
+        // SAFETY: initialised above; the device was given no copy of it, or is past it.
+        let host = unsafe { host.assume_init() };
+        Err(TransferError { error, buffers: Some((host, device)) })
+    };
+    let event = match event {
+        Ok(event) => event,
+        Err(error) => return give_back(error, host, device),
+    };
+    // SAFETY: initialised above. The pointer is taken from the buffer's final place as a value; it
+    // is not used as a `B` again before the copy is complete.
+    let (pointer, length): (NonNull<B::Item>, usize) = unsafe { host.assume_init_mut() }.parts();
+    let enqueued = same_length(if download { length } else { device.len() }, if download {
+        device.len()
+    } else {
+        length
+    })
+    .and_then(|()| {
+        if length == 0 {
+            return Ok(());
+        }
+        // SAFETY: the buffer is ours and stays allocated and untouched until the stream has passed:
+        // we give it back after the event, bury it with the event, or leak it.
+        unsafe {
+            if download {
+                to_host(stream, &device.as_slice(), pointer.as_ptr())
+            } else {
+                to_device(stream, &mut device.as_mut_slice(), pointer.as_ptr())
+            }
+        }
+    });
+    if let Err(error) = enqueued {
+        return give_back(error, host, device);
+    }
+    if let Err(error) = stream.record_into(&event) {
+        // The copy runs and has no end that could be waited for, but the stream's.
+        return if stream.synchronize().is_ok() {
+            give_back(error, host, device)
+        } else {
+            leak(stream, host, device);
+            Err(TransferError { error, buffers: None })
+        };
+    }
+    let event = Arc::new(event);
+    Ok(Transfer { in_flight: Some(InFlight { host, device, event, download }) })
+}
+
+fn leak<B: HostBuffer>(stream: &Stream, host: MaybeUninit<B>, device: DeviceVec<B::Item>) {
+    tracing::error!(
+        %stream,
+        bytes = device.size_in_bytes(),
+        "leaked the buffers of a transfer: the device can no longer say whether it is done"
+    );
+    std::mem::forget(device);
+    // A `MaybeUninit` drops nothing.
+    let _ = host;
+}
+
+impl<B: HostBuffer> Transfer<B> {
+    /// Whether the copy is complete, so that [`wait`](Self::wait) would not wait.
+    ///
+    /// # Errors
+    ///
+    /// Those of asking the device: earlier work on it failed.
+    pub fn is_complete(&self) -> Result<bool> {
+        match &self.in_flight {
+            Some(in_flight) => in_flight.event.is_complete(),
+            None => Ok(true),
+        }
+    }
+
+    /// Blocks until the copy is complete, and gives the buffers back.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::ContextLost`](crate::ErrorKind::ContextLost) if the copy, or work before it,
+    /// failed. The error has the buffers unless the device may still write the host's.
+    pub fn wait(mut self) -> Result<(B, DeviceVec<B::Item>), TransferError<B>> {
+        match self.in_flight.take() {
+            Some(in_flight) => {
+                let ended = in_flight.event.synchronize();
+                finish(in_flight, ended)
+            }
+            // Only a future that has given its answer is empty, and it cannot be polled again.
+            None => Err(TransferError { error: already_given(), buffers: None }),
+        }
+    }
+}
+
+fn already_given() -> Error {
+    Error::new(
+        crate::ErrorKind::InvalidArgument,
+        "the transfer has given its buffers back already",
+    )
+}
+
+fn finish<B: HostBuffer>(
+    in_flight: InFlight<B>,
+    ended: Result<()>,
+) -> Result<(B, DeviceVec<B::Item>), TransferError<B>> {
+    let Err(error) = ended else {
+        // SAFETY: the device has passed the event that ends the copy.
+        return Ok(unsafe { in_flight.into_buffers() });
+    };
+    let stream = in_flight.device.stream();
+    if !in_flight.download || stream.device().driver().has_stopped() {
+        // SAFETY: the device only reads the host's buffer, or has stopped.
+        let buffers = unsafe { in_flight.into_buffers() };
+        return Err(TransferError { error, buffers: Some(buffers) });
+    }
+    let stream = stream.clone();
+    leak(&stream, in_flight.host, in_flight.device);
+    Err(TransferError { error, buffers: None })
+}
+
+impl<B: HostBuffer> Drop for Transfer<B> {
+    fn drop(&mut self) {
+        let Some(in_flight) = self.in_flight.take() else { return };
+        // Freed at the next call if it is complete already: one path, and no question to the driver
+        // from a destructor.
+        let InFlight { host, device, event, .. } = in_flight;
+        graveyard::bury(event, Box::new(Buried { host, _device: Some(device) }));
+    }
+}
+
+/// Buffers in the graveyard. Dropped only when the device is past the copy.
+struct Buried<B: HostBuffer> {
+    host: MaybeUninit<B>,
+    _device: Option<DeviceVec<B::Item>>,
+}
+
+impl<B: HostBuffer> Drop for Buried<B> {
+    fn drop(&mut self) {
+        // SAFETY: initialised in `begin`, dropped once; the graveyard drops this after the event.
+        unsafe { self.host.assume_init_drop() }
+    }
+}
+
+/// Resolves to the buffers. It does not block a thread: one thread of the process asks the device,
+/// from the first future that is polled on.
+impl<B: HostBuffer> Future for Transfer<B> {
+    type Output = Result<(B, DeviceVec<B::Item>), TransferError<B>>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let Some(in_flight) = &self.in_flight else {
+            return Poll::Ready(Err(TransferError { error: already_given(), buffers: None }));
+        };
+        let ended = match in_flight.event.is_complete() {
+            Ok(false) => {
+                poller::wake_after(in_flight.event.clone(), context.waker().clone());
+                return Poll::Pending;
+            }
+            Ok(true) => Ok(()),
+            Err(error) => Err(error),
+        };
+        match self.in_flight.take() {
+            Some(in_flight) => Poll::Ready(finish(in_flight, ended)),
+            None => Poll::Pending,
+        }
+    }
+}
+
+// Nothing is pinned: the buffers' memory does not lie in the transfer.
+impl<B: HostBuffer> Unpin for Transfer<B> {}
+
+impl<B: HostBuffer> fmt::Debug for Transfer<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Transfer")
+            .field("device", &self.in_flight.as_ref().map(|in_flight| &in_flight.device))
+            .finish_non_exhaustive()
+    }
+}
+
+impl<T: bytemuck::Pod> DeviceVec<T> {
+    /// A vector with the contents of `host`, which is freed when the copy is complete. Returns at
+    /// once.
+    ///
+    /// ```
+    /// use aquifer::{Device, DeviceVec};
+    ///
+    /// let stream = Device::detect()?.new_stream()?;
+    /// let vec = DeviceVec::from_vec(&stream, vec![1_u32, 2, 3])?;
+    /// assert_eq!(vec.to_vec()?, [1, 2, 3]);
+    /// # Ok::<(), aquifer::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`with_capacity`](Self::with_capacity), and those of the copy.
+    pub fn from_vec(stream: &Stream, mut host: impl HostBuffer<Item = T>) -> Result<Self> {
+        let (_, length) = host.parts();
+        // SAFETY: written whole by the upload, in home's order.
+        let device = unsafe { Self::uninit(stream, length)? };
+        let mut transfer = stream.upload(host, device)?;
+        match transfer.in_flight.take() {
+            Some(InFlight { host, device, event, .. }) => {
+                graveyard::bury(event, Box::new(Buried::<_> { host, _device: None }));
+                Ok(device)
+            }
+            None => Err(already_given()),
+        }
+    }
+}

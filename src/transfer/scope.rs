@@ -1,0 +1,279 @@
+//! Transfers of borrowed memory, bounded by a scope.
+
+use super::enqueue::{same_length, to_device, to_host};
+use super::stopped::synchronize_or_abort;
+use crate::backend::Access;
+use crate::container::{DeviceRead, DeviceWrite, Launch};
+use crate::error::{Error, ErrorKind, Result};
+use crate::host::device_address;
+use crate::stream::{Stream, graveyard};
+use bytemuck::Pod;
+use std::cell::Cell;
+use std::fmt;
+use std::marker::PhantomData;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::ptr::NonNull;
+
+/// Inside [`Stream::scope`]: copies of host memory that is borrowed until the scope ends.
+pub struct Scope<'scope, 'env: 'scope> {
+    stream: &'env Stream,
+    /// Something on the host was lent to the device for writing.
+    writes_host: Cell<bool>,
+    /// Invariant, as in `std::thread::Scope`: the scope can be neither longer nor shorter.
+    scope: PhantomData<&'scope mut &'scope ()>,
+    env: PhantomData<&'env mut &'env ()>,
+}
+
+impl Stream {
+    /// Runs `body`, in which host memory can be lent to copies and kernels on this stream, and waits
+    /// for the stream when it ends or unwinds. Shaped like [`std::thread::scope`].
+    ///
+    /// Host slices are borrowed until the scope ends, device memory only for each call: stream order
+    /// protects it.
+    ///
+    /// ```
+    /// use aquifer::{Device, DeviceVec};
+    ///
+    /// let stream = Device::detect()?.new_stream()?;
+    /// let input = [1_u32, 2, 3];
+    /// let mut output = [0_u32; 3];
+    /// let mut vec = DeviceVec::zeroed(&stream, 3)?;
+    /// stream.scope(|s| {
+    ///     s.upload(&input, &mut vec)?;
+    ///     s.download(&vec, &mut output)
+    /// })?;
+    /// assert_eq!(output, input);
+    /// # Ok::<(), aquifer::Error>(())
+    /// ```
+    ///
+    /// What is lent must outlive the scope:
+    ///
+    /// ```compile_fail
+    /// # let stream = aquifer::Device::detect().unwrap().new_stream().unwrap();
+    /// # let mut vec = aquifer::DeviceVec::<u32>::zeroed(&stream, 3).unwrap();
+    /// stream.scope(|s| {
+    ///     let short_lived = [1_u32, 2, 3];
+    ///     s.upload(&short_lived, &mut vec)
+    /// });
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The body's, or else those of waiting.
+    ///
+    /// # Aborts
+    ///
+    /// If waiting fails, host memory was lent for writing, and the device cannot be proven to have
+    /// stopped.
+    pub fn scope<'env, R, E, F>(&'env self, body: F) -> Result<R, E>
+    where
+        E: From<Error>,
+        F: for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> Result<R, E>,
+    {
+        graveyard::reap();
+        let scope = Scope {
+            stream: self,
+            writes_host: Cell::new(false),
+            scope: PhantomData,
+            env: PhantomData,
+        };
+        let result = catch_unwind(AssertUnwindSafe(|| body(&scope)));
+        let ended =
+            if scope.writes_host.get() { synchronize_or_abort(self) } else { self.synchronize() };
+        match result {
+            Err(panic) => resume_unwind(panic),
+            Ok(Ok(value)) => ended.map(|()| value).map_err(E::from),
+            Ok(Err(error)) => Err(error),
+        }
+    }
+}
+
+impl<'scope, 'env> Scope<'scope, 'env> {
+    /// The stream that the scope is on.
+    pub fn stream(&self) -> &'env Stream {
+        self.stream
+    }
+
+    /// Copies `host` to `device`, of the same length, on the scope's stream.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::LengthMismatch`](crate::ErrorKind::LengthMismatch),
+    /// [`ErrorKind::WrongDevice`](crate::ErrorKind::WrongDevice),
+    /// [`ErrorKind::Capture`](crate::ErrorKind::Capture), and those of the driver.
+    pub fn upload<T: Pod>(
+        &'scope self,
+        host: &'scope [T],
+        device: &mut impl DeviceWrite<T>,
+    ) -> Result<()> {
+        let mut device = device.as_device_slice_mut();
+        same_length(device.len(), host.len())?;
+        if host.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: `host` is borrowed for the scope, which waits for the stream before it ends; where
+        // waiting fails the device may go on to read, which harms no one on the host.
+        unsafe { to_device(self.stream, &mut device, host.as_ptr()) }
+    }
+
+    /// Copies `device` to `host`, of the same length, on the scope's stream. The host sees it when
+    /// the scope has ended.
+    ///
+    /// # Errors
+    ///
+    /// As [`upload`](Self::upload).
+    pub fn download<T: Pod>(
+        &'scope self,
+        device: &impl DeviceRead<T>,
+        host: &'scope mut [T],
+    ) -> Result<()> {
+        let device = device.as_device_slice();
+        same_length(host.len(), device.len())?;
+        if host.is_empty() {
+            return Ok(());
+        }
+        self.writes_host.set(true);
+        // SAFETY: `host` is borrowed exclusively for the scope, which does not end before the device
+        // has stopped writing.
+        unsafe { to_host(self.stream, &device, host.as_mut_ptr()) }
+    }
+
+    /// Makes mapped host memory a kernel argument to read: kernels reach it where it lies. The host
+    /// may read it too meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// As [`MappedAlloc::device_address`](crate::MappedAlloc::device_address), and
+    /// [`ErrorKind::WrongDevice`](crate::ErrorKind::WrongDevice).
+    pub fn map<T: Pod>(&'scope self, host: &'scope [T]) -> Result<Mapped<'scope, T>> {
+        let address = self.address(NonNull::from(host).cast(), size_of_val(host))?;
+        Ok(Mapped { address, length: host.len(), stream: self.stream, host: PhantomData })
+    }
+
+    /// Makes mapped host memory a kernel argument to read and write. The host cannot touch it before
+    /// the scope has ended.
+    ///
+    /// ```
+    /// use allocator_api2::vec::Vec;
+    /// use aquifer::{Device, MappedAlloc};
+    ///
+    /// let stream = Device::detect()?.new_stream()?;
+    /// let mut vec: Vec<u32, MappedAlloc> = Vec::with_capacity_in(4, MappedAlloc);
+    /// vec.extend([1, 2, 3, 4]);
+    /// stream.scope(|s| {
+    ///     let argument = s.map_mut(&mut vec)?;
+    ///     assert_eq!(argument.len(), 4);
+    ///     Ok::<(), aquifer::Error>(()) // launch with `Launch::mapped_in_out(&mut argument)`
+    /// })?;
+    /// # Ok::<(), aquifer::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`map`](Self::map).
+    pub fn map_mut<T: Pod>(&'scope self, host: &'scope mut [T]) -> Result<MappedMut<'scope, T>> {
+        let bytes = size_of_val(host);
+        let length = host.len();
+        let address = self.address(NonNull::from(host).cast(), bytes)?;
+        self.writes_host.set(true);
+        Ok(MappedMut { address, length, stream: self.stream, host: PhantomData })
+    }
+
+    fn address(&self, host: NonNull<u8>, bytes: usize) -> Result<u64> {
+        if bytes == 0 {
+            return Ok(0);
+        }
+        let (address, device) = device_address(host)?;
+        self.stream.device().expect(&device, "the mapped memory")?;
+        Ok(address)
+    }
+}
+
+impl fmt::Debug for Scope<'_, '_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Scope").field("stream", self.stream).finish_non_exhaustive()
+    }
+}
+
+/// Mapped host memory as a kernel argument to read, until its scope ends. From [`Scope::map`].
+pub struct Mapped<'scope, T: Pod> {
+    address: u64,
+    length: usize,
+    stream: &'scope Stream,
+    host: PhantomData<&'scope [T]>,
+}
+
+/// Mapped host memory as a kernel argument to read and write, until its scope ends. From
+/// [`Scope::map_mut`].
+pub struct MappedMut<'scope, T: Pod> {
+    address: u64,
+    length: usize,
+    stream: &'scope Stream,
+    host: PhantomData<&'scope mut [T]>,
+}
+
+macro_rules! mapped {
+    ($name:ident) => {
+        impl<T: Pod> $name<'_, T> {
+            /// The device's address of the first element, for the scope's stream.
+            pub fn as_device_ptr(&self) -> u64 {
+                self.address
+            }
+
+            /// The number of elements.
+            pub fn len(&self) -> usize {
+                self.length
+            }
+
+            /// Whether there are no elements.
+            pub fn is_empty(&self) -> bool {
+                self.length == 0
+            }
+        }
+
+        impl<T: Pod> fmt::Debug for $name<'_, T> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.debug_struct(stringify!($name))
+                    .field("address", &format_args!("{:#x}", self.address))
+                    .field("length", &self.length)
+                    .finish()
+            }
+        }
+    };
+}
+mapped!(Mapped);
+mapped!(MappedMut);
+
+impl<'a> Launch<'a> {
+    /// Mapped host memory that the kernel reads where it lies.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidArgument`] if the launch is on another stream than the scope, which
+    /// would not wait for it.
+    pub fn mapped_input<T: Pod>(self, data: &'a Mapped<'_, T>) -> Result<Self> {
+        self.on_scope(data.stream)?;
+        Ok(self.raw(data.address, data.length * size_of::<T>(), Access::Read))
+    }
+
+    /// Mapped host memory that the kernel reads and writes where it lies.
+    ///
+    /// # Errors
+    ///
+    /// As [`mapped_input`](Self::mapped_input).
+    pub fn mapped_in_out<T: Pod>(self, data: &'a mut MappedMut<'_, T>) -> Result<Self> {
+        self.on_scope(data.stream)?;
+        Ok(self.raw(data.address, data.length * size_of::<T>(), Access::ReadWrite))
+    }
+
+    fn on_scope(&self, stream: &Stream) -> Result<()> {
+        if self.stream() == stream {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::InvalidArgument,
+            format!("mapped memory of a scope on {stream} was given to a launch on {}", self.stream()),
+        )
+        .advise("launch on the scope's stream"))
+    }
+}

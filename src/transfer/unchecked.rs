@@ -1,0 +1,48 @@
+//! Copies that neither wait nor own: for those who keep the order themselves.
+
+use super::enqueue::{same_length, to_device, to_host};
+use crate::container::DeviceVec;
+use crate::error::Result;
+use bytemuck::Pod;
+
+impl<T: Pod> DeviceVec<T> {
+    /// Overwrites all elements with those of `source`, of the same length, in home's order, and
+    /// returns at once.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::LengthMismatch`](crate::ErrorKind::LengthMismatch),
+    /// [`ErrorKind::Capture`](crate::ErrorKind::Capture), and those of the driver.
+    ///
+    /// # Safety
+    ///
+    /// Until the home stream has passed this call, the slice is neither written nor freed.
+    pub unsafe fn copy_from_slice_async(&mut self, source: &[T]) -> Result<()> {
+        same_length(self.len(), source.len())?;
+        if source.is_empty() {
+            return Ok(());
+        }
+        let home = self.stream().clone();
+        // SAFETY: the caller's promise.
+        unsafe { to_device(&home, &mut self.as_mut_slice(), source.as_ptr()) }
+    }
+
+    /// Copies all elements to `target`, of the same length, in home's order, and returns at once.
+    ///
+    /// # Errors
+    ///
+    /// As [`copy_from_slice_async`](Self::copy_from_slice_async).
+    ///
+    /// # Safety
+    ///
+    /// Until the home stream has passed this call, the slice is neither read, written nor freed,
+    /// and no reference to it is used.
+    pub unsafe fn copy_to_slice_async(&self, target: &mut [T]) -> Result<()> {
+        same_length(target.len(), self.len())?;
+        if target.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: the caller's promise.
+        unsafe { to_host(self.stream(), &self.as_slice(), target.as_mut_ptr()) }
+    }
+}
