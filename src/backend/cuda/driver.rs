@@ -273,9 +273,7 @@ unsafe impl Driver for CudaDriver {
         let _guards = self.relaxed()?;
         let mut address = 0;
         // SAFETY: `address` is writable for the call; the pointer is looked up, not followed.
-        unsafe {
-            self.library.mem_host_get_device_pointer(&raw mut address, pointer(block), 0)
-        }?;
+        unsafe { self.library.mem_host_get_device_pointer(&raw mut address, pointer(block), 0) }?;
         Ok(address)
     }
 

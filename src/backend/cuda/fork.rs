@@ -3,8 +3,7 @@
 //! The driver's own state is half copied then, and a call may hang instead of failing. So the
 //! child is told by the system itself, through `pthread_atfork`, and every call looks first.
 
-use crate::error::{Error, ErrorKind};
-use crate::sync::OnceLock;
+use crate::error::Error;
 use crate::sync::trusted::{AtomicBool, Ordering};
 
 static FORKED: AtomicBool = AtomicBool::new(false);
@@ -26,7 +25,7 @@ extern "C" fn in_child() {
 pub(super) fn watch() -> Result<(), Error> {
     #[cfg(unix)]
     {
-        static WATCHED: OnceLock<i32> = OnceLock::new();
+        static WATCHED: crate::sync::OnceLock<i32> = crate::sync::OnceLock::new();
         let code = *WATCHED.get_or_init(|| {
             // SAFETY: `in_child` is a function of this program, never unloaded before the process
             // ends, and does what a handler may: one atomic store.
@@ -34,7 +33,7 @@ pub(super) fn watch() -> Result<(), Error> {
         });
         if code != 0 {
             return Err(Error::new(
-                ErrorKind::OutOfMemory,
+                crate::error::ErrorKind::OutOfMemory,
                 "the system has no room to register a fork handler",
             )
             .advise("without it a forked child could hang in the driver"));

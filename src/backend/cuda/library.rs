@@ -72,6 +72,7 @@ macro_rules! driver_functions {
                 /// # Safety
                 ///
                 /// As the driver's manual says of this function.
+                #[allow(clippy::too_many_arguments, reason = "so the driver has it")]
                 #[inline]
                 pub(super) unsafe fn $method(&self, $($argument: $kind),*) -> DriverResult<()> {
                     const NAME: &str = stringify!($symbol);
@@ -211,7 +212,7 @@ fn get_lib_name_candidates(library: &str) -> Vec<String> {
 
 /// The names to try, in cudarc's order: both have to end up in one library, since contexts and
 /// streams go from the one to the other.
-fn names() -> Vec<String> {
+pub(super) fn names() -> Vec<String> {
     // cudarc has this function only where it loads the library by itself. A glob import in a
     // block stands before the items around it, and gives way where it has no such name.
     #[allow(unused_imports, reason = "empty of it where cudarc is linked against the driver")]

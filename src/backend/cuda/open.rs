@@ -1,4 +1,8 @@
 //! Opening the driver: what is there is looked at before cudarc is, which would panic.
+//!
+//! cudarc makes the contexts and streams, and its calls return an enum that has no place for a
+//! number which its bindings do not know. Initialising and counting by our own means first takes
+//! the failures that a new driver may have new numbers for.
 
 use super::context::Restore;
 use super::fork::{forked, watch};
@@ -44,7 +48,8 @@ pub(super) fn code_of(error: cudarc::driver::DriverError) -> u32 {
 /// The driver library, complete and initialised.
 pub(super) fn driver() -> Result<&'static Library, Error> {
     if forked() {
-        return Err(DriverError::new("cuInit", DriverError::FORKED)).wanted(|| "opening the driver");
+        return Err(DriverError::new("cuInit", DriverError::FORKED))
+            .wanted(|| "opening the driver");
     }
     watch()?;
     let library = Library::get().ok_or_else(|| {
@@ -64,7 +69,9 @@ pub(super) fn driver() -> Result<&'static Library, Error> {
                 ErrorKind::NoDriver => {
                     "this library is the toolkit's stub; take its folder off the library path"
                 }
-                ErrorKind::NoDevice => "see that the GPU is visible here, or use the simulated device",
+                ErrorKind::NoDevice => {
+                    "see that the GPU is visible here, or use the simulated device"
+                }
                 _ => "see that the driver's kernel module and library are of one version",
             };
             Err(Error::driver_call("initialising the CUDA driver", error).advise(advice))

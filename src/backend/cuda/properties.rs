@@ -35,9 +35,7 @@ pub(super) fn properties(library: &Library, device: i32) -> DriverResult<DeviceP
 
     let mut name = [0_u8; 256];
     // SAFETY: the buffer is as long as the call says.
-    unsafe {
-        library.device_get_name(name.as_mut_ptr().cast(), name.len() as i32, device)
-    }?;
+    unsafe { library.device_get_name(name.as_mut_ptr().cast(), name.len() as i32, device) }?;
     let name = CStr::from_bytes_until_nul(&name).unwrap_or_default().to_string_lossy();
 
     Ok(DeviceProperties {
@@ -53,7 +51,6 @@ pub(super) fn properties(library: &Library, device: i32) -> DriverResult<DeviceP
         map_host_memory: flag(CAN_MAP_HOST_MEMORY),
         host_register: flag(HOST_REGISTER_SUPPORTED),
         virtual_memory: flag(VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED),
-        context_events: driver_version >= CONTEXT_EVENTS_SINCE
-            && library.has(c"cuCtxRecordEvent"),
+        context_events: driver_version >= CONTEXT_EVENTS_SINCE && library.has(c"cuCtxRecordEvent"),
     })
 }
