@@ -318,15 +318,21 @@ unsafe impl Driver for CudaDriver {
     }
 
     fn capture_status(&self, stream: RawStream) -> DriverResult<CaptureStatus> {
+        const CAPTURE_IMPLICIT: u32 = 906;
         let _current = self.current()?;
         let mut status = 0;
         // SAFETY: `status` is writable for the call.
-        unsafe { self.library.stream_is_capturing(stream.0, &raw mut status) }?;
-        Ok(match status {
-            0 => CaptureStatus::None,
-            1 => CaptureStatus::Active,
-            _ => CaptureStatus::Invalidated,
-        })
+        match unsafe { self.library.stream_is_capturing(stream.0, &raw mut status) } {
+            Ok(()) => Ok(match status {
+                0 => CaptureStatus::None,
+                1 => CaptureStatus::Active,
+                _ => CaptureStatus::Invalidated,
+            }),
+            // The legacy stream's answer while a stream that waits for it captures: work on it now
+            // would be part of that graph, or lose it.
+            Err(error) if error.code() == CAPTURE_IMPLICIT => Ok(CaptureStatus::Active),
+            Err(error) => Err(error),
+        }
     }
 
     fn event_create(&self) -> DriverResult<RawEvent> {

@@ -14,7 +14,7 @@ mod library;
 mod open;
 mod properties;
 
-#[cfg(test)]
+#[cfg(all(test, target_os = "linux"))]
 mod tests;
 
 pub(crate) use driver::CudaDriver;

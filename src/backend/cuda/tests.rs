@@ -2,7 +2,6 @@
 //! context current, and what becomes of failures.
 
 mod child;
-#[cfg(unix)]
 mod forked;
 mod gpu;
 mod work;

@@ -52,6 +52,8 @@ fn memory_of_every_kind_comes_and_goes() {
         assert_eq!(driver.capture_status(STREAM).unwrap(), CaptureStatus::Active);
         capture(2);
         assert_eq!(driver.capture_status(STREAM).unwrap(), CaptureStatus::Invalidated);
+        fail("cuStreamIsCapturing", 1, 906);
+        assert_eq!(driver.capture_status(STREAM).unwrap(), CaptureStatus::Active);
         capture(0);
         assert_eq!(driver.capture_status(STREAM).unwrap(), CaptureStatus::None);
     });
