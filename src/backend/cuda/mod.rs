@@ -10,9 +10,11 @@ mod driver;
 mod fork;
 mod key;
 mod launch;
+mod lease;
 mod library;
 mod open;
 mod properties;
+mod seam;
 
 #[cfg(all(test, target_os = "linux"))]
 mod tests;
