@@ -122,7 +122,11 @@ fn opening_and_dropping_leave_the_current_context() {
         assert_eq!(now(), 0, "none was current");
         assert_eq!(driver.properties().name, "stand-in 0");
         assert_eq!(driver.properties().compute_capability, (9, 0));
-        assert!(driver.properties().context_events);
+        let has = driver.properties();
+        assert_eq!(has.driver_version, 13000);
+        assert!(has.managed_memory && has.concurrent_managed_access && has.memory_pools);
+        assert!(has.map_host_memory && has.host_register && has.virtual_memory);
+        assert!(has.context_events);
         assert_eq!((driver.ordinal(), driver.context().ordinal()), (0, 0));
         let again = open();
         assert_eq!(driver.key(), again.key(), "one context");

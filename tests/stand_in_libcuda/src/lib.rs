@@ -161,7 +161,8 @@ exported! {
     cuDeviceGetAttribute(value: *mut i32, attribute: u32, device: i32)
         => "attribute={attribute} device={device}"
     {
-        *value = match attribute { 75 => 9, 76 => 0, _ => 1 };
+        // Those that the crate reads; none other is true, so that a wrong number shows.
+        *value = match attribute { 75 => 9, 19 | 83 | 89 | 99 | 102 | 115 => 1, _ => 0 };
         0
     }
     cuDevicePrimaryCtxRetain(context: *mut u64, device: i32) => "device={device}" {
@@ -234,7 +235,8 @@ exported! {
         => "pool={pool:#x} attribute={attribute}"
     {
         note(format!("value={}", *value));
-        on(pool)
+        // CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
+        if attribute == 4 { on(pool) } else { INVALID_VALUE }
     }
     cuMemPoolTrimTo(pool: u64, keep: usize) => "pool={pool:#x} keep={keep}" { on(pool) }
     cuMemPoolDestroy(pool: u64) => "pool={pool:#x}" { retire(pool) }
@@ -283,6 +285,10 @@ exported! {
     }
 
     cuEventCreate[context](event: *mut u64, flags: u32) => "flags={flags}" {
+        // CU_EVENT_DISABLE_TIMING
+        if flags != 2 {
+            return INVALID_VALUE;
+        }
         *event = state().handle();
         0
     }
