@@ -1,1 +1,389 @@
-//! placeholder
+//! A libcuda that logs its calls and does at once, on the host, what a GPU would do later.
+//!
+//! `STAND_IN_LOG` names the file that gets one line for each call: its name, the context that was
+//! current, and what matters of its arguments. `STAND_IN_DEVICES` is the number of devices, 2
+//! without it. `STAND_IN_FAIL=name:nth:code` makes the nth call of a function fail; the function
+//! `stand_in_fail` asks for the same from inside the process.
+//!
+//! The rules that a caller can break are checked: a call without a current context is error 201, an
+//! unknown handle 400, a block that is freed twice 1.
+#![allow(non_snake_case, clippy::missing_safety_doc, clippy::too_many_arguments)]
+
+mod state;
+
+use state::*;
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::ffi::{CStr, c_char, c_void};
+use std::ptr::{copy, slice_from_raw_parts_mut};
+
+/// Defines exported functions. `[context]` ones need a current context.
+macro_rules! exported {
+    ($($name:ident $([$context:ident])? ($($argument:ident: $kind:ty),* $(,)?)
+        => $format:literal $body:block)*) => {
+        $(
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C" fn $name($($argument: $kind),*) -> u32 {
+                if let Some(code) = enter(stringify!($name), format!($format)) {
+                    return code;
+                }
+                if stringify!($($context)?) == "context" && current() == 0 {
+                    return INVALID_CONTEXT;
+                }
+                // SAFETY: whoever calls a driver function keeps the contract of the driver's
+                // manual: pointers are valid for the call, device addresses came from here.
+                #[allow(unused_unsafe)]
+                unsafe { $body }
+            }
+        )*
+    };
+}
+
+fn allocate(bytes: usize, alignment: usize) -> Result<u64, u32> {
+    if bytes == 0 {
+        return Err(INVALID_VALUE);
+    }
+    let layout = Layout::from_size_align(bytes, alignment).map_err(|_| INVALID_VALUE)?;
+    // SAFETY: the layout is not empty.
+    let address = unsafe { alloc_zeroed(layout) } as usize as u64;
+    if address == 0 {
+        return Err(OUT_OF_MEMORY);
+    }
+    state().blocks.insert(address, (bytes, alignment));
+    Ok(address)
+}
+
+fn release(address: u64) -> u32 {
+    let Some((bytes, alignment)) = state().blocks.remove(&address) else { return INVALID_VALUE };
+    let Ok(layout) = Layout::from_size_align(bytes, alignment) else { return INVALID_VALUE };
+    // SAFETY: the table had the block with this very layout, and has it no more.
+    unsafe { dealloc(address as usize as *mut u8, layout) };
+    0
+}
+
+/// # Safety
+///
+/// `out` is writable.
+unsafe fn give(out: *mut u64, made: Result<u64, u32>) -> u32 {
+    match made {
+        Ok(address) => {
+            // SAFETY: writable by the contract.
+            unsafe { *out = address };
+            0
+        }
+        Err(code) => code,
+    }
+}
+
+fn retire(handle: u64) -> u32 {
+    if state().handles.remove(&handle) { 0 } else { INVALID_HANDLE }
+}
+
+fn known(handle: u64) -> bool {
+    handle <= 2 || state().handles.contains(&handle)
+}
+
+fn on(stream: u64) -> u32 {
+    if known(stream) { 0 } else { INVALID_HANDLE }
+}
+
+/// # Safety
+///
+/// The range is writable.
+unsafe fn rows<T: Copy>(target: u64, pitch: usize, value: T, width: usize, height: usize) {
+    for row in 0..height {
+        let start = (target as usize + row * pitch) as *mut T;
+        for column in 0..width {
+            // SAFETY: inside the range of the contract.
+            unsafe { start.add(column).write_unaligned(value) };
+        }
+    }
+}
+
+/// Makes the nth call of a function from now on fail.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stand_in_fail(name: *const c_char, nth: u32, code: u32) {
+    // SAFETY: a string, by the contract of this function.
+    let name = unsafe { CStr::from_ptr(name) }.to_string_lossy();
+    state().fail(&name, nth, code);
+}
+
+/// Sets what `cuStreamIsCapturing` answers.
+#[unsafe(no_mangle)]
+pub extern "C" fn stand_in_capture(status: u32) {
+    state().capture = status;
+}
+
+/// How many blocks, streams, events, pools and modules are alive.
+#[unsafe(no_mangle)]
+pub extern "C" fn stand_in_alive() -> usize {
+    let state = state();
+    state.blocks.len() + state.handles.len()
+}
+
+exported! {
+    cuInit(flags: u32) => "flags={flags}" {
+        if devices() == 0 {
+            return NO_DEVICE;
+        }
+        state().initialised = true;
+        0
+    }
+    cuDriverGetVersion(version: *mut i32) => "" { *version = 13000; 0 }
+    cuGetErrorString(code: u32, text: *mut *const c_char) => "code={code}" {
+        *text = c"an error of the stand-in".as_ptr();
+        0
+    }
+    cuGetErrorName(code: u32, text: *mut *const c_char) => "code={code}" {
+        *text = c"STAND_IN_ERROR".as_ptr();
+        0
+    }
+    cuDeviceGetCount(count: *mut i32) => "" {
+        if !state().initialised {
+            return NOT_INITIALIZED;
+        }
+        *count = devices();
+        0
+    }
+    cuDeviceGet(device: *mut i32, ordinal: i32) => "ordinal={ordinal}" {
+        if ordinal < 0 || ordinal >= devices() {
+            return INVALID_DEVICE;
+        }
+        *device = ordinal;
+        0
+    }
+    cuDeviceGetName(name: *mut c_char, length: i32, device: i32) => "device={device}" {
+        let text = format!("stand-in {device}\0");
+        for (index, byte) in text.bytes().take(length as usize).enumerate() {
+            *name.add(index) = byte as c_char;
+        }
+        0
+    }
+    cuDeviceGetAttribute(value: *mut i32, attribute: u32, device: i32)
+        => "attribute={attribute} device={device}"
+    {
+        // Those that the crate reads; none other is true, so that a wrong number shows.
+        *value = match attribute { 75 => 9, 19 | 83 | 89 | 99 | 102 | 115 => 1, _ => 0 };
+        0
+    }
+    cuDevicePrimaryCtxRetain(context: *mut u64, device: i32) => "device={device}" {
+        *state().retained.entry(device).or_default() += 1;
+        *context = 0x1000 * (device as u64 + 1);
+        0
+    }
+    cuDevicePrimaryCtxRelease_v2(device: i32) => "device={device}" {
+        match state().retained.get_mut(&device) {
+            Some(count) if *count > 0 => { *count -= 1; 0 }
+            _ => INVALID_CONTEXT,
+        }
+    }
+    cuCtxDestroy_v2(context: u64) => "context={context:#x}" {
+        if current() == context {
+            pop();
+        }
+        0
+    }
+    cuCtxGetCurrent(context: *mut u64) => "" { *context = current(); 0 }
+    cuCtxSetCurrent(context: u64) => "context={context:#x}" { set_current(context); 0 }
+    cuCtxPushCurrent_v2(context: u64) => "context={context:#x}" {
+        if context == 0 {
+            return INVALID_VALUE;
+        }
+        push(context);
+        0
+    }
+    cuCtxPopCurrent_v2(context: *mut u64) => "" {
+        match pop() {
+            Some(popped) => { *context = popped; 0 }
+            None => INVALID_CONTEXT,
+        }
+    }
+    cuCtxSynchronize[context]() => "" { 0 }
+    cuCtxRecordEvent(context: u64, event: u64) => "context={context:#x} event={event:#x}" {
+        if known(event) { 0 } else { INVALID_HANDLE }
+    }
+
+    cuMemGetInfo_v2[context](free: *mut usize, total: *mut usize) => "" {
+        *free = 1 << 30;
+        *total = 2 << 30;
+        0
+    }
+    cuMemAlloc_v2[context](address: *mut u64, bytes: usize) => "bytes={bytes}" {
+        give(address, allocate(bytes, 256))
+    }
+    cuMemAllocManaged[context](address: *mut u64, bytes: usize, flags: u32)
+        => "bytes={bytes} flags={flags}" { give(address, allocate(bytes, 256)) }
+    cuMemFree_v2[context](address: u64) => "address={address:#x}" { release(address) }
+    cuMemAllocAsync[context](address: *mut u64, bytes: usize, stream: u64)
+        => "bytes={bytes} stream={stream:#x}" { give(address, allocate(bytes, 256)) }
+    cuMemFreeAsync[context](address: u64, stream: u64)
+        => "address={address:#x} stream={stream:#x}"
+    {
+        if known(stream) { release(address) } else { INVALID_HANDLE }
+    }
+    cuMemPoolCreate[context](pool: *mut u64, props: *const u32) => "" {
+        // allocType PINNED, no handle types, location DEVICE
+        if *props != 1 || *props.add(1) != 0 || *props.add(2) != 1 {
+            return INVALID_VALUE;
+        }
+        if (4..22).any(|word| *props.add(word) != 0) {
+            return INVALID_VALUE;
+        }
+        *pool = state().handle();
+        0
+    }
+    cuMemPoolSetAttribute(pool: u64, attribute: u32, value: *mut u64)
+        => "pool={pool:#x} attribute={attribute}"
+    {
+        note(format!("value={}", *value));
+        // CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
+        if attribute == 4 { on(pool) } else { INVALID_VALUE }
+    }
+    cuMemPoolTrimTo(pool: u64, keep: usize) => "pool={pool:#x} keep={keep}" { on(pool) }
+    cuMemPoolDestroy(pool: u64) => "pool={pool:#x}" { retire(pool) }
+    cuMemAllocFromPoolAsync[context](address: *mut u64, bytes: usize, pool: u64, stream: u64)
+        => "bytes={bytes} pool={pool:#x} stream={stream:#x}"
+    {
+        if !known(pool) || !known(stream) {
+            return INVALID_HANDLE;
+        }
+        give(address, allocate(bytes, 256))
+    }
+
+    cuMemHostAlloc[context](pointer: *mut u64, bytes: usize, flags: u32)
+        => "bytes={bytes} flags={flags}" { give(pointer, allocate(bytes, 4096)) }
+    cuMemFreeHost[context](pointer: u64) => "pointer={pointer:#x}" { release(pointer) }
+    cuMemHostRegister_v2[context](pointer: u64, bytes: usize, flags: u32)
+        => "pointer={pointer:#x} bytes={bytes} flags={flags}"
+    {
+        if state().handles.insert(pointer) { 0 } else { 712 }
+    }
+    cuMemHostUnregister[context](pointer: u64) => "pointer={pointer:#x}" {
+        if state().handles.remove(&pointer) { 0 } else { 713 }
+    }
+    cuMemHostGetDevicePointer_v2[context](address: *mut u64, pointer: u64, flags: u32)
+        => "pointer={pointer:#x} flags={flags}" { *address = pointer; 0 }
+
+    cuStreamCreate[context](stream: *mut u64, flags: u32) => "flags={flags}" {
+        *stream = state().handle();
+        0
+    }
+    cuStreamCreateWithPriority[context](stream: *mut u64, flags: u32, priority: i32)
+        => "flags={flags} priority={priority}" { *stream = state().handle(); 0 }
+    cuStreamDestroy_v2[context](stream: u64) => "stream={stream:#x}" { retire(stream) }
+    cuStreamSynchronize[context](stream: u64) => "stream={stream:#x}" { on(stream) }
+    cuStreamWaitEvent[context](stream: u64, event: u64, flags: u32)
+        => "stream={stream:#x} event={event:#x} flags={flags}"
+    { if known(stream) { on(event) } else { INVALID_HANDLE } }
+    cuStreamIsCapturing[context](stream: u64, status: *mut u32) => "stream={stream:#x}" {
+        *status = state().capture;
+        on(stream)
+    }
+    cuThreadExchangeStreamCaptureMode(mode: *mut u32) => "" {
+        note(format!("mode={}", *mode));
+        *mode = CAPTURE_MODE.replace(*mode);
+        0
+    }
+
+    cuEventCreate[context](event: *mut u64, flags: u32) => "flags={flags}" {
+        // CU_EVENT_DISABLE_TIMING
+        if flags != 2 {
+            return INVALID_VALUE;
+        }
+        *event = state().handle();
+        0
+    }
+    cuEventDestroy_v2[context](event: u64) => "event={event:#x}" { retire(event) }
+    cuEventRecord[context](event: u64, stream: u64) => "event={event:#x} stream={stream:#x}" {
+        if known(event) { on(stream) } else { INVALID_HANDLE }
+    }
+    cuEventQuery(event: u64) => "event={event:#x}" { on(event) }
+    cuEventSynchronize(event: u64) => "event={event:#x}" { on(event) }
+
+    cuMemcpyHtoDAsync_v2[context](target: u64, source: *const u8, bytes: usize, stream: u64)
+        => "target={target:#x} bytes={bytes} stream={stream:#x}"
+    { copy(source, target as usize as *mut u8, bytes); on(stream) }
+    cuMemcpyDtoHAsync_v2[context](target: *mut u8, source: u64, bytes: usize, stream: u64)
+        => "source={source:#x} bytes={bytes} stream={stream:#x}"
+    { copy(source as usize as *const u8, target, bytes); on(stream) }
+    cuMemcpyDtoDAsync_v2[context](target: u64, source: u64, bytes: usize, stream: u64)
+        => "target={target:#x} source={source:#x} bytes={bytes} stream={stream:#x}"
+    { copy(source as usize as *const u8, target as usize as *mut u8, bytes); on(stream) }
+    cuMemcpyPeerAsync[context](
+        target: u64, to: u64, source: u64, from: u64, bytes: usize, stream: u64,
+    ) => "target={target:#x} to={to:#x} source={source:#x} from={from:#x} bytes={bytes} stream={stream:#x}"
+    { copy(source as usize as *const u8, target as usize as *mut u8, bytes); on(stream) }
+    cuMemsetD8Async[context](target: u64, value: u8, count: usize, stream: u64)
+        => "target={target:#x} value={value} count={count} stream={stream:#x}"
+    { rows(target, 0, value, count, 1); on(stream) }
+    cuMemsetD16Async[context](target: u64, value: u16, count: usize, stream: u64)
+        => "target={target:#x} value={value} count={count} stream={stream:#x}"
+    { rows(target, 0, value, count, 1); on(stream) }
+    cuMemsetD32Async[context](target: u64, value: u32, count: usize, stream: u64)
+        => "target={target:#x} value={value} count={count} stream={stream:#x}"
+    { rows(target, 0, value, count, 1); on(stream) }
+    cuMemsetD2D8Async[context](
+        target: u64, pitch: usize, value: u8, width: usize, height: usize, stream: u64,
+    ) => "target={target:#x} pitch={pitch} value={value} width={width} height={height} stream={stream:#x}"
+    { rows(target, pitch, value, width, height); on(stream) }
+    cuMemsetD2D16Async[context](
+        target: u64, pitch: usize, value: u16, width: usize, height: usize, stream: u64,
+    ) => "target={target:#x} pitch={pitch} value={value} width={width} height={height} stream={stream:#x}"
+    { rows(target, pitch, value, width, height); on(stream) }
+    cuMemsetD2D32Async[context](
+        target: u64, pitch: usize, value: u32, width: usize, height: usize, stream: u64,
+    ) => "target={target:#x} pitch={pitch} value={value} width={width} height={height} stream={stream:#x}"
+    { rows(target, pitch, value, width, height); on(stream) }
+
+    cuModuleLoadData[context](module: *mut u64, image: *const c_char) => "" {
+        let text = CStr::from_ptr(image).to_string_lossy().into_owned();
+        let mut state = state();
+        *module = state.handle();
+        let made = *module;
+        state.modules.insert(made, text);
+        0
+    }
+    cuModuleLoadDataEx[context](
+        module: *mut u64, image: *const c_char, options: u32, names: *const u32,
+        values: *const *mut u8,
+    ) => "options={options}" {
+        let text = CStr::from_ptr(image).to_string_lossy().into_owned();
+        if !text.contains(".version") {
+            let size = *values.add(1) as usize;
+            if options == 2 && *names == 5 && *names.add(1) == 6 && size > 0 {
+                let log = &mut *slice_from_raw_parts_mut(*values, size);
+                let reason = b"line 1: no .version\0";
+                let length = reason.len().min(size);
+                log[..length].copy_from_slice(&reason[..length]);
+            }
+            return INVALID_PTX;
+        }
+        let mut state = state();
+        *module = state.handle();
+        let made = *module;
+        state.modules.insert(made, text);
+        0
+    }
+    cuModuleUnload[context](module: u64) => "module={module:#x}" {
+        state().modules.remove(&module);
+        retire(module)
+    }
+    cuModuleGetFunction[context](function: *mut u64, module: u64, name: *const c_char) => "" {
+        let name = CStr::from_ptr(name).to_string_lossy();
+        match state().modules.get(&module) {
+            Some(text) if text.contains(&*name) => { *function = module + 1; 0 }
+            Some(_) => NOT_FOUND,
+            None => INVALID_HANDLE,
+        }
+    }
+    cuLaunchKernel[context](
+        function: u64, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32,
+        block_z: u32, shared_bytes: u32, stream: u64, parameters: *const *const u64,
+        extra: *const c_void,
+    ) => "function={function:#x} grid={grid_x},{grid_y},{grid_z} block={block_x},{block_y},{block_z} shared={shared_bytes} stream={stream:#x}"
+    {
+        if !parameters.is_null() && !(*parameters).is_null() {
+            note(format!("first parameter={:#x}", **parameters));
+        }
+        if extra.is_null() { on(stream) } else { INVALID_VALUE }
+    }
+}

@@ -1,0 +1,43 @@
+//! A process that was forked after the driver was opened cannot use it: not one call.
+//!
+//! The driver's own state is half copied then, and a call may hang instead of failing. So the
+//! child is told by the system itself, through `pthread_atfork`, and every call looks first.
+
+use crate::error::Error;
+use crate::sync::trusted::{AtomicBool, Ordering};
+
+static FORKED: AtomicBool = AtomicBool::new(false);
+
+/// Whether this process is a fork of the one that opened the driver.
+#[inline]
+pub(super) fn forked() -> bool {
+    // Relaxed: the child starts with one thread, and the handler ran in it before anything else.
+    FORKED.load(Ordering::Relaxed)
+}
+
+#[cfg(unix)]
+extern "C" fn in_child() {
+    // Nothing but a store is allowed here: any lock may be held by a thread that is not there.
+    FORKED.store(true, Ordering::Relaxed);
+}
+
+/// Asks the system to mark every child from here on. Called before the driver is.
+pub(super) fn watch() -> Result<(), Error> {
+    #[cfg(unix)]
+    {
+        static WATCHED: crate::sync::OnceLock<i32> = crate::sync::OnceLock::new();
+        let code = *WATCHED.get_or_init(|| {
+            // SAFETY: `in_child` is a function of this program, never unloaded before the process
+            // ends, and does what a handler may: one atomic store.
+            unsafe { libc::pthread_atfork(None, None, Some(in_child)) }
+        });
+        if code != 0 {
+            return Err(Error::new(
+                crate::error::ErrorKind::OutOfMemory,
+                "the system has no room to register a fork handler",
+            )
+            .advise("without it a forked child could hang in the driver"));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,165 @@
+//! Kernels on a GPU: the table of loaded functions, and the arguments of a launch.
+
+use super::context::Relaxed;
+use super::library::{Handle, Library};
+use crate::backend::{DriverResult, Kernel, LaunchConfig, RawArg};
+use crate::error::DriverError;
+use crate::sync::trusted::RwLock;
+use std::collections::HashMap;
+use std::ffi::{CString, c_void};
+use std::ptr;
+
+/// The functions that were loaded into one context, by the kernel's number.
+///
+/// They are never unloaded: a launch may be on its way at any time, and the context takes them with
+/// it when it goes.
+#[derive(Debug, Default)]
+pub(super) struct Functions {
+    loaded: RwLock<HashMap<u64, Handle>>,
+}
+
+impl Functions {
+    /// The function of a kernel, loaded on first use. The context is current.
+    pub(super) fn get(&self, library: &Library, kernel: &Kernel) -> DriverResult<Handle> {
+        let id = kernel.id();
+        if let Some(function) = self.loaded.read().get(&id) {
+            return Ok(*function);
+        }
+        // No lock is held meanwhile: a compilation takes milliseconds to seconds.
+        let (module, function) = load(library, kernel)?;
+        let first = *self.loaded.write().entry(id).or_insert(function);
+        if first != function {
+            // SAFETY: another thread was faster, and nobody has seen a function of this module.
+            let _ = unsafe { library.module_unload(module) };
+        }
+        Ok(first)
+    }
+}
+
+/// Compiles a kernel's PTX text. What the compiler has to say about a text that it refuses goes to
+/// `tracing`.
+fn load(library: &Library, kernel: &Kernel) -> DriverResult<(Handle, Handle)> {
+    const ERROR_LOG_BUFFER: u32 = 5;
+    const ERROR_LOG_BUFFER_SIZE_BYTES: u32 = 6;
+    const LOG: usize = 8192;
+
+    // A text with a zero byte in it would be cut there in silence.
+    let invalid = |call| DriverError::new(call, DriverError::INVALID_VALUE);
+    let text = CString::new(kernel.ptx()).map_err(|_| invalid("cuModuleLoadDataEx"))?;
+    let entry = CString::new(kernel.entry()).map_err(|_| invalid("cuModuleGetFunction"))?;
+
+    let _relaxed = Relaxed::enter(library);
+    let mut log = vec![0_u8; LOG];
+    let mut names = [ERROR_LOG_BUFFER, ERROR_LOG_BUFFER_SIZE_BYTES];
+    // The size travels in the place of a pointer: so the interface has it.
+    let mut values = [log.as_mut_ptr().cast::<c_void>(), ptr::without_provenance_mut(LOG)];
+    let mut module = 0;
+    // SAFETY: the text ends in a zero; two options have two values; the log is as long as it says.
+    let loaded = unsafe {
+        library.module_load(
+            &raw mut module,
+            text.as_ptr().cast(),
+            2,
+            names.as_mut_ptr(),
+            values.as_mut_ptr(),
+        )
+    };
+    if let Err(error) = loaded {
+        let end = log.iter().position(|byte| *byte == 0).unwrap_or(LOG);
+        let reason = String::from_utf8_lossy(&log[..end]);
+        tracing::error!(
+            entry = kernel.entry(),
+            code = error.code(),
+            reason = reason.trim(),
+            "the driver refused a kernel's PTX"
+        );
+        return Err(error);
+    }
+    let mut function = 0;
+    // SAFETY: the module was loaded above; the name ends in a zero.
+    match unsafe { library.module_get_function(&raw mut function, module, entry.as_ptr()) } {
+        Ok(()) => Ok((module, function)),
+        Err(error) => {
+            // SAFETY: no function of this module is known to anybody.
+            let _ = unsafe { library.module_unload(module) };
+            Err(error)
+        }
+    }
+}
+
+/// A value at an address that suits every type up to 16 bytes.
+#[repr(C, align(16))]
+#[derive(Clone, Copy)]
+struct Value([u8; 16]);
+
+impl Value {
+    fn of(argument: &RawArg) -> Self {
+        match *argument {
+            RawArg::Scalar { value, .. } => Self(value),
+            RawArg::Buffer { address, .. } => {
+                let mut value = [0; 16];
+                value[..8].copy_from_slice(&address.to_ne_bytes());
+                Self(value)
+            }
+        }
+    }
+}
+
+/// More parameters than this are rare; they cost an allocation.
+const ON_STACK: usize = 16;
+
+/// Puts a launch on a stream. The context is current.
+///
+/// # Safety
+///
+/// As [`Driver::launch`](crate::backend::Driver::launch); `function` is of this context.
+pub(super) unsafe fn launch(
+    library: &Library,
+    function: Handle,
+    config: &LaunchConfig,
+    arguments: &[RawArg],
+    stream: Handle,
+) -> DriverResult<()> {
+    let mut few = [Value([0; 16]); ON_STACK];
+    let mut many;
+    let values: &mut [Value] = match few.get_mut(..arguments.len()) {
+        Some(values) => values,
+        None => {
+            many = vec![Value([0; 16]); arguments.len()];
+            &mut many
+        }
+    };
+    for (value, argument) in values.iter_mut().zip(arguments) {
+        *value = Value::of(argument);
+    }
+    let mut few = [ptr::null_mut::<c_void>(); ON_STACK];
+    let mut many;
+    let pointers: &mut [*mut c_void] = match few.get_mut(..values.len()) {
+        Some(pointers) => pointers,
+        None => {
+            many = vec![ptr::null_mut(); values.len()];
+            &mut many
+        }
+    };
+    for (pointer, value) in pointers.iter_mut().zip(values) {
+        *pointer = ptr::from_mut(value).cast();
+    }
+    let (grid, block) = (config.grid, config.block);
+    // SAFETY: the driver copies the values before it returns; that they are what the entry takes,
+    // and what the kernel then touches, the caller answers for.
+    unsafe {
+        library.launch_kernel(
+            function,
+            grid.0,
+            grid.1,
+            grid.2,
+            block.0,
+            block.1,
+            block.2,
+            config.shared_bytes,
+            stream,
+            pointers.as_mut_ptr(),
+            ptr::null_mut(),
+        )
+    }
+}

@@ -1,0 +1,56 @@
+//! What a GPU can do, asked once when it is opened.
+
+use super::library::Library;
+use crate::backend::{DeviceProperties, DriverResult};
+use std::ffi::CStr;
+
+const CAN_MAP_HOST_MEMORY: u32 = 19;
+const COMPUTE_CAPABILITY_MAJOR: u32 = 75;
+const COMPUTE_CAPABILITY_MINOR: u32 = 76;
+const MANAGED_MEMORY: u32 = 83;
+const CONCURRENT_MANAGED_ACCESS: u32 = 89;
+const HOST_REGISTER_SUPPORTED: u32 = 99;
+const VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: u32 = 102;
+const MEMORY_POOLS_SUPPORTED: u32 = 115;
+
+/// The first version whose driver has `cuCtxRecordEvent`.
+const CONTEXT_EVENTS_SINCE: u32 = 12050;
+
+/// Asks the driver. An attribute that an old driver does not know is one that it has not.
+pub(super) fn properties(library: &Library, device: i32) -> DriverResult<DeviceProperties> {
+    let attribute = |number| {
+        let mut value = 0;
+        // SAFETY: `value` is writable for the call.
+        match unsafe { library.device_get_attribute(&raw mut value, number, device) } {
+            Ok(()) => u32::try_from(value).unwrap_or(0),
+            Err(_) => 0,
+        }
+    };
+    let flag = |number| attribute(number) != 0;
+
+    let mut version = 0;
+    // SAFETY: `version` is writable for the call.
+    unsafe { library.driver_get_version(&raw mut version) }?;
+    let driver_version = u32::try_from(version).unwrap_or(0);
+
+    let mut name = [0_u8; 256];
+    // SAFETY: the buffer is as long as the call says.
+    unsafe { library.device_get_name(name.as_mut_ptr().cast(), name.len() as i32, device) }?;
+    let name = CStr::from_bytes_until_nul(&name).unwrap_or_default().to_string_lossy();
+
+    Ok(DeviceProperties {
+        name: name.into_owned(),
+        compute_capability: (
+            attribute(COMPUTE_CAPABILITY_MAJOR),
+            attribute(COMPUTE_CAPABILITY_MINOR),
+        ),
+        driver_version,
+        managed_memory: flag(MANAGED_MEMORY),
+        concurrent_managed_access: flag(CONCURRENT_MANAGED_ACCESS),
+        memory_pools: flag(MEMORY_POOLS_SUPPORTED),
+        map_host_memory: flag(CAN_MAP_HOST_MEMORY),
+        host_register: flag(HOST_REGISTER_SUPPORTED),
+        virtual_memory: flag(VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED),
+        context_events: driver_version >= CONTEXT_EVENTS_SINCE && library.has(c"cuCtxRecordEvent"),
+    })
+}

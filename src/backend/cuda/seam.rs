@@ -1,0 +1,389 @@
+//! [`Driver`] on a GPU: each method is one driver call with the context current.
+
+use super::driver::CudaDriver;
+use super::launch::launch;
+use super::library::PoolProps;
+use super::open::code_of;
+use crate::backend::{
+    BackendKind, CaptureStatus, DeviceAddress, DeviceProperties, Driver, DriverResult, FillWord,
+    HostFlags, Kernel, LaunchConfig, MemoryInfo, NewStream, RawArg, RawEvent, RawPool, RawStream,
+    StreamKeeper,
+};
+use crate::error::DriverError;
+use std::any::Any;
+use std::ffi::c_void;
+use std::mem;
+use std::ptr::NonNull;
+
+fn host_flags(flags: HostFlags) -> u32 {
+    u32::from(flags.portable) | u32::from(flags.mapped) << 1 | u32::from(flags.write_combined) << 2
+}
+
+fn pointer(pointer: NonNull<u8>) -> *mut c_void {
+    pointer.as_ptr().cast()
+}
+
+// SAFETY: the CUDA driver hands out memory once, and a stream is a queue. Every call is made with the
+// driver's own context current, so that addresses and handles mean what they meant when made.
+unsafe impl Driver for CudaDriver {
+    fn kind(&self) -> BackendKind {
+        BackendKind::Cuda
+    }
+
+    fn key(&self) -> u64 {
+        self.key.number()
+    }
+
+    fn ordinal(&self) -> usize {
+        self.context().ordinal()
+    }
+
+    fn properties(&self) -> &DeviceProperties {
+        &self.properties
+    }
+
+    fn memory_info(&self) -> DriverResult<MemoryInfo> {
+        let _guards = self.relaxed()?;
+        let (mut free, mut total) = (0_usize, 0_usize);
+        // SAFETY: both are writable for the call.
+        unsafe { self.library.mem_get_info(&raw mut free, &raw mut total) }?;
+        Ok(MemoryInfo { free: free as u64, total: total as u64 })
+    }
+
+    fn mem_alloc(&self, bytes: usize) -> DriverResult<DeviceAddress> {
+        let _guards = self.relaxed()?;
+        let mut address = 0;
+        // SAFETY: `address` is writable for the call.
+        unsafe { self.library.mem_alloc(&raw mut address, bytes) }?;
+        Ok(address)
+    }
+
+    unsafe fn mem_free(&self, address: DeviceAddress) -> DriverResult<()> {
+        let _guards = self.relaxed()?;
+        // SAFETY: the caller's contract.
+        unsafe { self.library.mem_free(address) }
+    }
+
+    fn mem_alloc_managed(&self, bytes: usize) -> DriverResult<DeviceAddress> {
+        const ATTACH_GLOBAL: u32 = 1;
+        let _guards = self.relaxed()?;
+        let mut address = 0;
+        // SAFETY: `address` is writable for the call.
+        unsafe { self.library.mem_alloc_managed(&raw mut address, bytes, ATTACH_GLOBAL) }?;
+        Ok(address)
+    }
+
+    fn pool_create(&self, release_threshold: u64) -> DriverResult<RawPool> {
+        const RELEASE_THRESHOLD: u32 = 4;
+        let _guards = self.relaxed()?;
+        let props = PoolProps::on_device(self.context().cu_device());
+        let mut pool = 0;
+        // SAFETY: `pool` is writable and `props` readable for the call.
+        unsafe { self.library.mem_pool_create(&raw mut pool, &raw const props) }?;
+        let mut threshold = release_threshold;
+        // SAFETY: the pool was made above; this attribute is a `cuuint64_t`.
+        let set = unsafe {
+            self.library.mem_pool_set_attribute(
+                pool,
+                RELEASE_THRESHOLD,
+                (&raw mut threshold).cast(),
+            )
+        };
+        if let Err(error) = set {
+            // SAFETY: nobody else has seen the pool.
+            let _ = unsafe { self.library.mem_pool_destroy(pool) };
+            return Err(error);
+        }
+        Ok(RawPool(pool))
+    }
+
+    unsafe fn pool_destroy(&self, pool: RawPool) -> DriverResult<()> {
+        let _guards = self.relaxed()?;
+        // SAFETY: the caller's contract.
+        unsafe { self.library.mem_pool_destroy(pool.0) }
+    }
+
+    fn pool_trim(&self, pool: RawPool, keep: usize) -> DriverResult<()> {
+        let _guards = self.relaxed()?;
+        // SAFETY: frees nothing that is in use.
+        unsafe { self.library.mem_pool_trim_to(pool.0, keep) }
+    }
+
+    fn mem_alloc_async(
+        &self,
+        pool: RawPool,
+        bytes: usize,
+        stream: RawStream,
+    ) -> DriverResult<DeviceAddress> {
+        let _guards = self.relaxed()?;
+        let mut address = 0;
+        // SAFETY: `address` is writable for the call.
+        unsafe {
+            self.library.mem_alloc_from_pool_async(&raw mut address, bytes, pool.0, stream.0)
+        }?;
+        Ok(address)
+    }
+
+    unsafe fn mem_free_async(&self, address: DeviceAddress, stream: RawStream) -> DriverResult<()> {
+        let _guards = self.relaxed()?;
+        // SAFETY: the caller's contract.
+        unsafe { self.library.mem_free_async(address, stream.0) }
+    }
+
+    fn host_alloc(&self, bytes: usize, flags: HostFlags) -> DriverResult<NonNull<u8>> {
+        let _guards = self.relaxed()?;
+        let mut pointer = std::ptr::null_mut();
+        // SAFETY: `pointer` is writable for the call.
+        unsafe { self.library.mem_host_alloc(&raw mut pointer, bytes, host_flags(flags)) }?;
+        NonNull::new(pointer.cast())
+            .ok_or_else(|| DriverError::new("cuMemHostAlloc", DriverError::OUT_OF_MEMORY))
+    }
+
+    unsafe fn host_free(&self, block: NonNull<u8>) -> DriverResult<()> {
+        let _guards = self.relaxed()?;
+        // SAFETY: the caller's contract.
+        unsafe { self.library.mem_free_host(pointer(block)) }
+    }
+
+    unsafe fn host_register(
+        &self,
+        block: NonNull<u8>,
+        bytes: usize,
+        flags: HostFlags,
+    ) -> DriverResult<()> {
+        if flags.write_combined {
+            // The page tables of memory that exists are not changed; the bit means something else.
+            return Err(DriverError::new("cuMemHostRegister_v2", DriverError::NOT_SUPPORTED));
+        }
+        let _guards = self.relaxed()?;
+        // SAFETY: the caller's contract.
+        unsafe { self.library.mem_host_register(pointer(block), bytes, host_flags(flags)) }
+    }
+
+    unsafe fn host_unregister(&self, block: NonNull<u8>) -> DriverResult<()> {
+        let _guards = self.relaxed()?;
+        // SAFETY: the caller's contract.
+        unsafe { self.library.mem_host_unregister(pointer(block)) }
+    }
+
+    fn host_device_address(&self, block: NonNull<u8>) -> DriverResult<DeviceAddress> {
+        let _guards = self.relaxed()?;
+        let mut address = 0;
+        // SAFETY: `address` is writable for the call; the pointer is looked up, not followed.
+        unsafe { self.library.mem_host_get_device_pointer(&raw mut address, pointer(block), 0) }?;
+        Ok(address)
+    }
+
+    fn stream_create(&self) -> DriverResult<NewStream> {
+        let _guards = self.relaxed()?;
+        // An old error of someone else's call waits in the context, and cudarc would give it to us
+        // in the place of a stream. It is put back for whoever should see it.
+        let stale = self.context().check_err();
+        let made = self.context().new_stream();
+        self.context().record_err(stale);
+        let stream = made.map_err(|error| DriverError::new("cuStreamCreate", code_of(error)))?;
+        let raw = RawStream(stream.cu_stream() as usize as u64);
+        Ok(NewStream { raw, keep: Some(Box::new(stream)) })
+    }
+
+    fn stream_destroy(&self, _raw: RawStream, keep: StreamKeeper) {
+        match self.relaxed() {
+            Ok(_guards) => drop(keep),
+            // cudarc's drop calls the driver, whatever state that is in.
+            Err(_) => mem::forget(keep),
+        }
+    }
+
+    fn legacy_stream(&self) -> RawStream {
+        RawStream(0)
+    }
+
+    fn per_thread_stream(&self) -> DriverResult<RawStream> {
+        Ok(RawStream(2))
+    }
+
+    fn stream_synchronize(&self, stream: RawStream) -> DriverResult<()> {
+        let _current = self.current()?;
+        // SAFETY: waits, and changes nothing.
+        unsafe { self.library.stream_synchronize(stream.0) }
+    }
+
+    fn stream_wait_event(&self, stream: RawStream, event: RawEvent) -> DriverResult<()> {
+        let _current = self.current()?;
+        // SAFETY: both are handles of this driver; a dead one is an error of the driver.
+        unsafe { self.library.stream_wait_event(stream.0, event.0, 0) }
+    }
+
+    fn capture_status(&self, stream: RawStream) -> DriverResult<CaptureStatus> {
+        const CAPTURE_IMPLICIT: u32 = 906;
+        let _current = self.current()?;
+        let mut status = 0;
+        // SAFETY: `status` is writable for the call.
+        match unsafe { self.library.stream_is_capturing(stream.0, &raw mut status) } {
+            Ok(()) => Ok(match status {
+                0 => CaptureStatus::None,
+                1 => CaptureStatus::Active,
+                _ => CaptureStatus::Invalidated,
+            }),
+            // The legacy stream's answer while a stream that waits for it captures: work on it now
+            // would be part of that graph, or lose it.
+            Err(error) if error.code() == CAPTURE_IMPLICIT => Ok(CaptureStatus::Active),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn event_create(&self) -> DriverResult<RawEvent> {
+        const DISABLE_TIMING: u32 = 2;
+        let _guards = self.relaxed()?;
+        let mut event = 0;
+        // SAFETY: `event` is writable for the call.
+        unsafe { self.library.event_create(&raw mut event, DISABLE_TIMING) }?;
+        Ok(RawEvent(event))
+    }
+
+    unsafe fn event_destroy(&self, event: RawEvent) -> DriverResult<()> {
+        let _guards = self.relaxed()?;
+        // SAFETY: the caller's contract.
+        unsafe { self.library.event_destroy(event.0) }
+    }
+
+    fn event_record(&self, event: RawEvent, stream: RawStream) -> DriverResult<()> {
+        let _current = self.current()?;
+        // SAFETY: both are handles of this driver; a dead one is an error of the driver.
+        unsafe { self.library.event_record(event.0, stream.0) }
+    }
+
+    fn event_query(&self, event: RawEvent) -> DriverResult<bool> {
+        let _guards = self.relaxed()?;
+        // SAFETY: asks, and changes nothing.
+        match unsafe { self.library.event_query(event.0) } {
+            Ok(()) => Ok(true),
+            Err(error) if error.code() == DriverError::NOT_READY => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn event_synchronize(&self, event: RawEvent) -> DriverResult<()> {
+        let _guards = self.relaxed()?;
+        // SAFETY: waits, and changes nothing.
+        unsafe { self.library.event_synchronize(event.0) }
+    }
+
+    fn context_record(&self, event: RawEvent) -> DriverResult<()> {
+        let _current = self.current()?;
+        // SAFETY: the context is alive as long as `self`.
+        unsafe { self.library.ctx_record_event(self.handle, event.0) }
+    }
+
+    fn context_synchronize(&self) -> DriverResult<()> {
+        let _current = self.current()?;
+        // SAFETY: waits, and changes nothing.
+        unsafe { self.library.ctx_synchronize() }
+    }
+
+    unsafe fn copy_to_device(
+        &self,
+        target: DeviceAddress,
+        source: *const u8,
+        bytes: usize,
+        stream: RawStream,
+    ) -> DriverResult<()> {
+        let _current = self.current()?;
+        // SAFETY: the caller's contract.
+        unsafe { self.library.memcpy_to_device(target, source.cast(), bytes, stream.0) }
+    }
+
+    unsafe fn copy_to_host(
+        &self,
+        target: *mut u8,
+        source: DeviceAddress,
+        bytes: usize,
+        stream: RawStream,
+    ) -> DriverResult<()> {
+        let _current = self.current()?;
+        // SAFETY: the caller's contract.
+        unsafe { self.library.memcpy_to_host(target.cast(), source, bytes, stream.0) }
+    }
+
+    unsafe fn copy_on_device(
+        &self,
+        target: DeviceAddress,
+        source: DeviceAddress,
+        bytes: usize,
+        stream: RawStream,
+    ) -> DriverResult<()> {
+        let _current = self.current()?;
+        // SAFETY: the caller's contract.
+        unsafe { self.library.memcpy_on_device(target, source, bytes, stream.0) }
+    }
+
+    unsafe fn copy_from_peer(
+        &self,
+        target: DeviceAddress,
+        from: &dyn Driver,
+        source: DeviceAddress,
+        bytes: usize,
+        stream: RawStream,
+    ) -> DriverResult<()> {
+        let from = from
+            .as_any()
+            .downcast_ref::<Self>()
+            .ok_or_else(|| DriverError::new("cuMemcpyPeerAsync", DriverError::NOT_SUPPORTED))?;
+        let _current = self.current()?;
+        // SAFETY: the caller's contract; both contexts are alive as long as their drivers.
+        unsafe {
+            self.library.memcpy_peer(target, self.handle, source, from.handle, bytes, stream.0)
+        }
+    }
+
+    unsafe fn fill(
+        &self,
+        target: DeviceAddress,
+        stride: usize,
+        word: FillWord,
+        count: usize,
+        stream: RawStream,
+    ) -> DriverResult<()> {
+        if count == 0 {
+            return Ok(());
+        }
+        let _current = self.current()?;
+        let (library, stream) = (self.library, stream.0);
+        // One word has no stride; a range without gaps is what the plain functions are for.
+        let dense = stride == word.bytes() || count == 1;
+        // SAFETY: the caller's contract. A matrix one word wide has its rows a stride apart.
+        unsafe {
+            match (word, dense) {
+                (FillWord::U8(value), true) => library.memset_8(target, value, count, stream),
+                (FillWord::U16(value), true) => library.memset_16(target, value, count, stream),
+                (FillWord::U32(value), true) => library.memset_32(target, value, count, stream),
+                (FillWord::U8(value), false) => {
+                    library.memset_rows_8(target, stride, value, 1, count, stream)
+                }
+                (FillWord::U16(value), false) => {
+                    library.memset_rows_16(target, stride, value, 1, count, stream)
+                }
+                (FillWord::U32(value), false) => {
+                    library.memset_rows_32(target, stride, value, 1, count, stream)
+                }
+            }
+        }
+    }
+
+    unsafe fn launch(
+        &self,
+        kernel: &Kernel,
+        config: &LaunchConfig,
+        arguments: &[RawArg],
+        stream: RawStream,
+    ) -> DriverResult<()> {
+        let _current = self.current()?;
+        let function = self.functions.get(self.library, kernel)?;
+        // SAFETY: the caller's contract; the function was loaded into this context.
+        unsafe { launch(self.library, function, config, arguments, stream.0) }
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}

@@ -1,0 +1,129 @@
+//! What the stand-in remembers: the log, the contexts of each thread, and what is alive.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{HashMap, HashSet};
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::sync::{Mutex, MutexGuard, OnceLock};
+
+pub const INVALID_VALUE: u32 = 1;
+pub const OUT_OF_MEMORY: u32 = 2;
+pub const NOT_INITIALIZED: u32 = 3;
+pub const NO_DEVICE: u32 = 100;
+pub const INVALID_DEVICE: u32 = 101;
+pub const INVALID_PTX: u32 = 218;
+pub const INVALID_CONTEXT: u32 = 201;
+pub const INVALID_HANDLE: u32 = 400;
+pub const NOT_FOUND: u32 = 500;
+
+/// What is alive, and what was asked to fail.
+#[derive(Default)]
+pub struct State {
+    pub initialised: bool,
+    /// Retains of each device's primary context.
+    pub retained: HashMap<i32, u32>,
+    /// Blocks of memory: address to length and alignment.
+    pub blocks: HashMap<u64, (usize, usize)>,
+    /// Live streams, events, pools, modules; a handle is never used twice.
+    pub handles: HashSet<u64>,
+    pub modules: HashMap<u64, String>,
+    pub capture: u32,
+    next: u64,
+    /// By function: how many calls until the one that fails, and its code.
+    failures: HashMap<String, (u32, u32)>,
+}
+
+impl State {
+    pub fn handle(&mut self) -> u64 {
+        self.next += 0x10;
+        let handle = 0x5000_0000 + self.next;
+        self.handles.insert(handle);
+        handle
+    }
+
+    pub fn fail(&mut self, name: &str, nth: u32, code: u32) {
+        self.failures.insert(name.to_owned(), (nth, code));
+    }
+
+    fn fails(&mut self, name: &str) -> Option<u32> {
+        let (left, code) = self.failures.get_mut(name)?;
+        *left = left.saturating_sub(1);
+        if *left > 0 {
+            return None;
+        }
+        let code = *code;
+        self.failures.remove(name);
+        Some(code)
+    }
+}
+
+pub fn state() -> MutexGuard<'static, State> {
+    static STATE: OnceLock<Mutex<State>> = OnceLock::new();
+    STATE
+        .get_or_init(|| {
+            let mut state = State::default();
+            // name:nth:code, more of them after commas
+            for wish in std::env::var("STAND_IN_FAIL").unwrap_or_default().split(',') {
+                let mut parts = wish.split(':');
+                if let (Some(name), Some(Ok(nth)), Some(Ok(code))) =
+                    (parts.next(), parts.next().map(str::parse), parts.next().map(str::parse))
+                {
+                    state.fail(name, nth, code);
+                }
+            }
+            Mutex::new(state)
+        })
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+pub fn devices() -> i32 {
+    std::env::var("STAND_IN_DEVICES").ok().and_then(|n| n.parse().ok()).unwrap_or(2)
+}
+
+thread_local! {
+    static CONTEXTS: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
+    pub static CAPTURE_MODE: Cell<u32> = const { Cell::new(0) };
+}
+
+pub fn current() -> u64 {
+    CONTEXTS.with_borrow(|stack| stack.last().copied().unwrap_or(0))
+}
+
+/// As the driver has it: the top is replaced, null takes it off.
+pub fn set_current(context: u64) {
+    CONTEXTS.with_borrow_mut(|stack| {
+        stack.pop();
+        if context != 0 {
+            stack.push(context);
+        }
+    });
+}
+
+pub fn push(context: u64) {
+    CONTEXTS.with_borrow_mut(|stack| stack.push(context));
+}
+
+pub fn pop() -> Option<u64> {
+    CONTEXTS.with_borrow_mut(Vec::pop)
+}
+
+/// Writes one line, and says whether this call was asked to fail.
+pub fn enter(name: &str, arguments: String) -> Option<u32> {
+    let space = if arguments.is_empty() { "" } else { " " };
+    line(format!("{name} ctx={:#x}{space}{arguments}\n", current()));
+    state().fails(name)
+}
+
+/// Writes a line about the call before: what its pointers lead to.
+pub fn note(text: String) {
+    line(format!("# {text}\n"));
+}
+
+fn line(text: String) {
+    if let Ok(path) = std::env::var("STAND_IN_LOG")
+        && let Ok(mut file) = OpenOptions::new().create(true).append(true).open(path)
+    {
+        let _ = file.write_all(text.as_bytes());
+    }
+}
