@@ -1,0 +1,194 @@
+//! The steps that are one call of cargo, and what the others need of it.
+
+use crate::Place;
+use crate::process::{quiet, shown};
+use crate::report::Verdict;
+use anyhow::{Result, bail};
+use std::ffi::OsString;
+use std::process::Command;
+
+/// cargo, the same that runs this program, in the repository's root.
+pub(crate) fn cargo(place: &Place) -> Command {
+    let program = std::env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
+    prepared(place, Command::new(program))
+}
+
+/// `command` in the repository's root, without the variables that `cargo run` gave this program and
+/// that would make every step rebuild what the user's own cargo has built.
+pub(crate) fn prepared(place: &Place, mut command: Command) -> Command {
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy();
+        if ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_", "CARGO_CRATE_"]
+            .iter()
+            .any(|prefix| text.starts_with(prefix))
+        {
+            command.env_remove(&name);
+        }
+    }
+    command.current_dir(&place.root);
+    command
+}
+
+pub(crate) fn format(place: &Place) -> Result<Verdict> {
+    ensure_component(place, "rustfmt", "fmt")?;
+    shown(cargo(place).args(["fmt", "--all", "--check"]), None)?.ok()?;
+    Ok(Verdict::Passed(String::new()))
+}
+
+pub(crate) fn clippy(place: &Place) -> Result<Verdict> {
+    clippy_with(place, &["--workspace"])
+}
+
+pub(crate) fn clippy_minimal(place: &Place) -> Result<Verdict> {
+    clippy_with(place, &["-p", "aquifer", "--no-default-features"])
+}
+
+fn clippy_with(place: &Place, what: &[&str]) -> Result<Verdict> {
+    ensure_component(place, "clippy", "clippy")?;
+    let mut command = cargo(place);
+    command.arg("clippy").args(what).args(["--all-targets", "--", "-D", "warnings"]);
+    shown(&mut command, None)?.ok()?;
+    Ok(Verdict::Passed(String::new()))
+}
+
+pub(crate) fn test(place: &Place) -> Result<Verdict> {
+    tests(cargo(place).args([
+        "test",
+        "--workspace",
+        "--lib",
+        "--bins",
+        "--tests",
+        "--no-fail-fast",
+    ]))
+}
+
+pub(crate) fn test_minimal(place: &Place) -> Result<Verdict> {
+    let arguments =
+        ["test", "-p", "aquifer", "--no-default-features", "--lib", "--tests", "--no-fail-fast"];
+    tests(cargo(place).args(arguments))
+}
+
+pub(crate) fn doctest(place: &Place) -> Result<Verdict> {
+    tests(cargo(place).args(["test", "--doc", "-p", "aquifer"]))
+}
+
+pub(crate) fn doc(place: &Place) -> Result<Verdict> {
+    let mut command = cargo(place);
+    command.env("RUSTDOCFLAGS", "-D warnings").args(["doc", "--no-deps", "-p", "aquifer"]);
+    shown(&mut command, None)?.ok()?;
+    Ok(Verdict::Passed(String::new()))
+}
+
+pub(crate) fn package(place: &Place) -> Result<Verdict> {
+    let arguments = ["publish", "--dry-run", "-p", "aquifer", "--allow-dirty"];
+    shown(cargo(place).args(arguments), None)?.ok()?;
+    Ok(Verdict::Passed(String::new()))
+}
+
+/// Runs a test command; at least one test must have run. The note counts them.
+pub(crate) fn tests(command: &mut Command) -> Result<Verdict> {
+    let finished = shown(command, None)?;
+    let counts = Counts::of(&finished.text);
+    if !finished.status.success() {
+        bail!("{}: {}", finished.status, counts.note());
+    }
+    if counts.passed == 0 {
+        bail!("no test ran");
+    }
+    Ok(Verdict::Passed(counts.note()))
+}
+
+/// What the test harness said, summed over its processes.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Counts {
+    pub(crate) passed: u64,
+    failed: u64,
+    ignored: u64,
+    /// Tests that said on a line of their own that they could not run here: `skipped: NAME: WHY`.
+    skipped: u64,
+}
+
+impl Counts {
+    pub(crate) fn of(text: &str) -> Self {
+        let mut counts = Self::default();
+        for line in text.lines() {
+            if line.starts_with("skipped: ") {
+                counts.skipped += 1;
+            }
+            let Some((_, rest)) = line.split_once("test result: ") else { continue };
+            for part in rest.split(['.', ';']) {
+                let mut words = part.split_whitespace();
+                let (Some(number), Some(word)) = (words.next(), words.next()) else { continue };
+                let Ok(number) = number.parse::<u64>() else { continue };
+                match word {
+                    "passed" => counts.passed += number,
+                    "failed" => counts.failed += number,
+                    "ignored" => counts.ignored += number,
+                    _ => {}
+                }
+            }
+        }
+        // A test that skips returns, so the harness counts it as passed.
+        counts.passed = counts.passed.saturating_sub(counts.skipped);
+        counts
+    }
+
+    fn note(&self) -> String {
+        let mut note = format!("{} tests passed", self.passed);
+        for (number, word) in
+            [(self.failed, "failed"), (self.ignored, "ignored"), (self.skipped, "skipped")]
+        {
+            if number > 0 {
+                note.push_str(&format!(", {number} {word}"));
+            }
+        }
+        note
+    }
+}
+
+/// Makes sure that `cargo SUBCOMMAND` is there; asks rustup for it where it is not.
+fn ensure_component(place: &Place, component: &str, subcommand: &str) -> Result<()> {
+    let there = || {
+        quiet(cargo(place).args([subcommand, "--version"]), None)
+            .is_ok_and(|finished| finished.status.success())
+    };
+    if there() {
+        return Ok(());
+    }
+    let mut rustup = prepared(place, Command::new("rustup"));
+    let tried = shown(rustup.args(["component", "add", "rustfmt", "clippy"]), None);
+    if there() {
+        return Ok(());
+    }
+    match tried.and_then(crate::process::Finished::ok) {
+        Ok(_) => bail!("`cargo {subcommand}` is still missing after rustup added {component}"),
+        Err(error) => {
+            bail!(
+                "{component} is missing and could not be added; install it by hand: `rustup component add {component}` ({error:#})"
+            )
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sums_what_the_harness_said() {
+        let text = "running 3 tests\n\
+            skipped: pinned: no GPU\n\
+            test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 4 filtered out; finished in 0.10s\n\
+            test result: FAILED. 1 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out; finished in 1.00s\n";
+        let counts = Counts::of(text);
+        assert_eq!(counts, Counts { passed: 3, failed: 2, ignored: 1, skipped: 1 });
+        assert_eq!(counts.note(), "3 tests passed, 2 failed, 1 ignored, 1 skipped");
+    }
+
+    #[test]
+    fn no_test_is_no_pass() {
+        let mut silent = Command::new("sh");
+        silent.args(["-c", "echo 'test result: ok. 0 passed; 0 failed; 0 ignored'"]);
+        assert!(tests(&mut silent).is_err());
+    }
+}

@@ -1,0 +1,137 @@
+//! Runs other programs: their output is shown as it comes and kept to be looked at.
+
+use anyhow::{Context as _, Result, bail};
+use std::ffi::OsStr;
+use std::io::{BufRead as _, BufReader, Read, Write};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// What a program left behind.
+pub(crate) struct Finished {
+    pub(crate) status: ExitStatus,
+    /// Its standard output, then its standard error.
+    pub(crate) text: String,
+}
+
+impl Finished {
+    /// An error unless the program succeeded.
+    pub(crate) fn ok(self) -> Result<Self> {
+        if !self.status.success() {
+            bail!("{}", self.status);
+        }
+        Ok(self)
+    }
+}
+
+/// Runs `command` and shows its output. Past `limit` it is killed, and that is an error.
+pub(crate) fn shown(command: &mut Command, limit: Option<Duration>) -> Result<Finished> {
+    println!("$ {}", line(command));
+    finish(command, limit, true)
+}
+
+/// Runs `command` without showing its output.
+pub(crate) fn quiet(command: &mut Command, limit: Option<Duration>) -> Result<Finished> {
+    finish(command, limit, false)
+}
+
+fn finish(command: &mut Command, limit: Option<Duration>, show: bool) -> Result<Finished> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("`{name}` could not be started"))?;
+    let out =
+        child.stdout.take().map(|pipe| thread::spawn(move || copy(pipe, std::io::stdout(), show)));
+    let err =
+        child.stderr.take().map(|pipe| thread::spawn(move || copy(pipe, std::io::stderr(), show)));
+    let status = wait(&mut child, limit).with_context(|| format!("`{name}`"))?;
+    let mut text = String::new();
+    for reader in [out, err].into_iter().flatten() {
+        if let Ok(part) = reader.join() {
+            text.push_str(&part);
+        }
+    }
+    Ok(Finished { status, text })
+}
+
+fn wait(child: &mut Child, limit: Option<Duration>) -> Result<ExitStatus> {
+    let Some(limit) = limit else { return Ok(child.wait()?) };
+    let started = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(status);
+        }
+        if started.elapsed() > limit {
+            child.kill()?;
+            child.wait()?;
+            bail!("ran longer than {} s and was killed", limit.as_secs());
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Copies line by line, so that the two outputs do not mix within a line.
+fn copy(pipe: impl Read, mut to: impl Write, show: bool) -> String {
+    let mut pipe = BufReader::new(pipe);
+    let (mut text, mut bytes) = (String::new(), Vec::new());
+    while matches!(pipe.read_until(b'\n', &mut bytes), Ok(count) if count > 0) {
+        if show {
+            // A closed output of ours must not stop the program that is checked.
+            let _ = to.write_all(&bytes);
+            let _ = to.flush();
+        }
+        text.push_str(&String::from_utf8_lossy(&bytes));
+        bytes.clear();
+    }
+    text
+}
+
+/// The command as one could type it, with the variables it sets.
+fn line(command: &Command) -> String {
+    let quote = |word: &OsStr| {
+        let word = word.to_string_lossy();
+        if word.contains([' ', '"']) { format!("'{word}'") } else { word.into_owned() }
+    };
+    let set = command
+        .get_envs()
+        .filter_map(|(name, value)| Some(format!("{}={}", name.to_string_lossy(), quote(value?))));
+    set.chain([quote(command.get_program())])
+        .chain(command.get_args().map(quote))
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        command
+    }
+
+    #[test]
+    fn keeps_both_outputs_and_the_status() {
+        let finished = quiet(&mut shell("echo one; echo two >&2; exit 3"), None).unwrap();
+        assert_eq!(finished.text, "one\ntwo\n");
+        assert_eq!(finished.status.code(), Some(3));
+        assert!(finished.ok().is_err());
+    }
+
+    #[test]
+    fn kills_what_runs_too_long() {
+        let limit = Some(Duration::from_millis(50));
+        let error = quiet(&mut shell("exec sleep 20"), limit).err().unwrap();
+        assert!(format!("{error:#}").contains("was killed"), "{error:#}");
+    }
+
+    #[test]
+    fn a_missing_program_is_an_error() {
+        let error = quiet(&mut Command::new("no-such-program-here"), None).err().unwrap();
+        assert!(error.to_string().contains("no-such-program-here"));
+    }
+}
