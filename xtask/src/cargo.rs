@@ -134,7 +134,7 @@ impl Counts {
     }
 
     fn note(&self) -> String {
-        let mut note = format!("{} tests passed", self.passed);
+        let mut note = format!("tests: {} passed", self.passed);
         for (number, word) in
             [(self.failed, "failed"), (self.ignored, "ignored"), (self.skipped, "skipped")]
         {
@@ -182,7 +182,7 @@ mod tests {
             test result: FAILED. 1 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out; finished in 1.00s\n";
         let counts = Counts::of(text);
         assert_eq!(counts, Counts { passed: 3, failed: 2, ignored: 1, skipped: 1 });
-        assert_eq!(counts.note(), "3 tests passed, 2 failed, 1 ignored, 1 skipped");
+        assert_eq!(counts.note(), "tests: 3 passed, 2 failed, 1 ignored, 1 skipped");
     }
 
     #[test]

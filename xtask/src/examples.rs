@@ -28,7 +28,7 @@ pub(crate) fn step(place: &Place) -> Result<Verdict> {
     if !failed.is_empty() {
         bail!("{} of {} examples failed: {}", failed.len(), names.len(), failed.join(", "));
     }
-    Ok(Verdict::Passed(format!("{} examples ran", names.len())))
+    Ok(Verdict::Passed(format!("examples: {} ran", names.len())))
 }
 
 /// The names of the Rust files that lie in `folder` itself, sorted. None at all is an error.

@@ -71,7 +71,7 @@ pub(crate) fn run(place: &Place, only: Option<&str>) -> Result<String> {
     if survivors > 0 {
         bail!("{survivors} of {} faults were not found", faults.len());
     }
-    Ok(format!("{} faults found, preemption bound {}", faults.len(), bound()))
+    Ok(format!("faults: {} found, preemption bound {}", faults.len(), bound()))
 }
 
 impl Fault {

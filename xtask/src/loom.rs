@@ -49,5 +49,5 @@ pub(crate) fn step(place: &Place) -> Result<Verdict> {
     if !failed.is_empty() {
         bail!("failed: {}", failed.join(", "));
     }
-    Ok(Verdict::Passed(format!("{models} models, preemption bound {}", bound())))
+    Ok(Verdict::Passed(format!("models: {models} passed, preemption bound {}", bound())))
 }
