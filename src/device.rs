@@ -152,11 +152,10 @@ impl Device {
         match backend {
             Some("cuda") => Self::open(0),
             Some("sim") => Ok(Self::simulated(SimConfig::default())),
-            Some(other) => Err(Error::new(
-                ErrorKind::Environment,
-                format!("AQUIFER_BACKEND is {other:?}"),
-            )
-            .advise("set it to `cuda` or to `sim`, or unset it")),
+            Some(other) => {
+                Err(Error::new(ErrorKind::Environment, format!("AQUIFER_BACKEND is {other:?}"))
+                    .advise("set it to `cuda` or to `sim`, or unset it"))
+            }
             None => match Self::open(0) {
                 Err(error) if matches!(error.kind(), ErrorKind::NoDriver | ErrorKind::NoDevice) => {
                     tracing::warn!(%error, "no GPU: using a simulated device");

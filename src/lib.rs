@@ -53,9 +53,9 @@ sync::for_models! {
     #[doc(hidden)]
     #[allow(missing_docs)]
     pub mod models {
-        pub use crate::container::{Debts, Lender};
-        pub use crate::host::{Collected, Pending, Unfenced};
-        pub use crate::resource::Current;
+        pub use crate::container::models::*;
+        pub use crate::host::models::*;
+        pub use crate::resource::models::*;
         pub use crate::stream::graveyard::{Graveyard, Passed, Reaped};
     }
 }

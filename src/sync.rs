@@ -13,6 +13,7 @@ pub(crate) mod trusted {
     pub(crate) use crossbeam::channel;
     pub(crate) use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
     pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+    pub(crate) use std::thread_local;
 
     /// A number that no other call in this process returns. Never zero.
     pub(crate) fn unique() -> u64 {
@@ -24,13 +25,12 @@ pub(crate) mod trusted {
 
 #[cfg(not(aquifer_loom))]
 mod primitives {
-    pub(crate) use parking_lot::{Mutex, MutexGuard};
+    pub(crate) use parking_lot::Mutex;
     pub(crate) use std::sync::atomic::{AtomicUsize, Ordering};
 }
 
 #[cfg(aquifer_loom)]
 mod primitives {
-    pub(crate) use loom::sync::MutexGuard;
     pub(crate) use loom::sync::atomic::{AtomicUsize, Ordering};
 
     /// loom's mutex with parking_lot's signature. A poisoned lock belongs to a model that has
@@ -43,7 +43,7 @@ mod primitives {
             Self(loom::sync::Mutex::new(value))
         }
 
-        pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+        pub(crate) fn lock(&self) -> loom::sync::MutexGuard<'_, T> {
             self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
         }
 

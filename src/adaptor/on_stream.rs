@@ -78,7 +78,7 @@ impl<R: DeviceResource> OnStream<R> {
 impl<R: HostComplete> OnStream<R> {
     fn obtain(&self, layout: Layout) -> Result<NonNull<[u8]>> {
         if layout.size() == 0 {
-            return Ok(NonNull::slice_from_raw_parts(layout.dangling(), 0));
+            return Ok(NonNull::slice_from_raw_parts(layout.dangling_ptr(), 0));
         }
         let device_layout = DeviceLayout::with_alignment(layout.size(), layout.align())?;
         let block = self.allocate(device_layout)?;

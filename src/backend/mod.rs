@@ -6,6 +6,7 @@
 
 #[cfg(feature = "cuda")]
 pub(crate) mod cuda;
+pub(crate) mod fork;
 pub(crate) mod kernel;
 pub mod sim;
 
@@ -14,6 +15,7 @@ use std::any::Any;
 use std::fmt;
 use std::ptr::NonNull;
 
+pub(crate) use fork::is_forked_child;
 pub(crate) use kernel::RawArg;
 pub use kernel::{Access, HostArgs, HostForm, Kernel, LaunchConfig};
 

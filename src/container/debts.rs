@@ -9,6 +9,8 @@
 //! that the other stream was given by then. That may be more than the use itself: a false wait,
 //! never a race.
 
+#![allow(unreachable_pub, reason = "the models of loom_tests reach it through `models`")]
+
 use crate::sync::{AtomicUsize, Mutex, Ordering};
 use std::ops::Range;
 
@@ -106,7 +108,8 @@ impl<L: Lender> Debts<L> {
             return;
         }
         let mut list = self.list.lock();
-        let known = list.iter_mut().find(|debt| debt.writes == writes && debt.lender.covers(&borrower));
+        let known =
+            list.iter_mut().find(|debt| debt.writes == writes && debt.lender.covers(&borrower));
         match known {
             // One debt a stream and kind: a range that spans both uses is owed for both.
             Some(debt) => {
@@ -135,15 +138,13 @@ impl<L: Lender> Debts<L> {
         let mut index = 0;
         while let Some(debt) = list.get(index) {
             // The borrower's own earlier work comes before its next in its own order.
-            let due = debt.conflicts(range, writes) && !not.is_some_and(|own| own.same(&debt.lender));
+            let due =
+                debt.conflicts(range, writes) && !not.is_some_and(|own| own.same(&debt.lender));
             if !due {
                 index += 1;
                 continue;
             }
-            #[cfg(not(any(
-                aquifer_fault = "publish_before_wait",
-                aquifer_fault = "skip_wait"
-            )))]
+            #[cfg(not(any(aquifer_fault = "publish_before_wait", aquifer_fault = "skip_wait")))]
             debt.lender.make_wait(home)?;
             #[cfg(aquifer_fault = "publish_before_wait")]
             late.push(list.swap_remove(index));

@@ -578,4 +578,3 @@ const _: () = {
     is_send_and_sync::<DeviceSlice<'_, f32>>();
     is_send_and_sync::<DeviceSliceMut<'_, f32>>();
 };
-

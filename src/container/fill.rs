@@ -67,9 +67,9 @@ fn steps(pattern: &[u8], bytes: usize) -> Vec<Step> {
         _ => 1,
     };
     // The shortest of the words that the whole pattern repeats, if it repeats one.
-    let whole = [1, 2, 4].into_iter().find(|&word| {
-        word <= width && pattern.chunks(word).all(|chunk| chunk == &pattern[..word])
-    });
+    let whole = [1, 2, 4]
+        .into_iter()
+        .find(|&word| word <= width && pattern.chunks(word).all(|chunk| chunk == &pattern[..word]));
     if let Some(width) = whole {
         let word = word(&pattern[..width]);
         return vec![Step { offset: 0, stride: width, word, count: bytes / width }];
@@ -129,7 +129,10 @@ mod tests {
     #[test]
     fn what_repeats_a_word_is_one_call() {
         assert_eq!(steps(&[0; 24], 240).len(), 1);
-        assert_eq!(steps(&[0; 3], 9)[0], Step { offset: 0, stride: 1, word: FillWord::U8(0), count: 9 });
+        assert_eq!(
+            steps(&[0; 3], 9)[0],
+            Step { offset: 0, stride: 1, word: FillWord::U8(0), count: 9 }
+        );
         assert_eq!(steps(&[1, 2, 1, 2], 8)[0].word.bytes(), 2);
         assert_eq!(steps(&1.5_f64.to_ne_bytes(), 80).len(), 2);
     }

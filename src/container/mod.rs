@@ -16,7 +16,13 @@ pub use launch::Launch;
 pub use parts::DeviceVecParts;
 pub use view::{DeviceRead, DeviceSlice, DeviceSliceMut, DeviceWrite};
 
-pub(crate) use debts::{Debts, Lender};
-pub(crate) use foreign::{Borrower, lend, lend_across};
 #[cfg(feature = "cuda")]
 pub(crate) use foreign::lend_loosely;
+pub(crate) use foreign::{Borrower, lend, lend_across};
+
+crate::sync::for_models! {
+    #[allow(missing_docs)]
+    pub mod models {
+        pub use super::debts::{Debts, Lender};
+    }
+}

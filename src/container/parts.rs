@@ -32,9 +32,7 @@ impl<T: Pod> DeviceVec<T> {
     pub fn into_raw_parts(self) -> Result<DeviceVecParts, (Error, Self)> {
         let length = self.length;
         match self.buffer.into_parts() {
-            Ok((stream, block, resource)) => {
-                Ok(DeviceVecParts { stream, block, length, resource })
-            }
+            Ok((stream, block, resource)) => Ok(DeviceVecParts { stream, block, length, resource }),
             Err((error, buffer)) => Err((error, Self { buffer, length, elements: PhantomData })),
         }
     }

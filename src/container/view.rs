@@ -285,7 +285,12 @@ impl<T: Pod> DeviceWrite<T> for DeviceSliceMut<'_, T> {
     }
 }
 
-fn show<T>(f: &mut fmt::Formatter<'_>, name: &str, place: &Place<'_>, length: usize) -> fmt::Result {
+fn show<T>(
+    f: &mut fmt::Formatter<'_>,
+    name: &str,
+    place: &Place<'_>,
+    length: usize,
+) -> fmt::Result {
     f.debug_struct(name)
         .field("element", &std::any::type_name::<T>())
         .field("length", &length)

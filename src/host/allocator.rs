@@ -2,11 +2,12 @@
 
 use super::blocks;
 use crate::error::{Error, Result};
+use crate::sync::trusted;
 use std::alloc::Layout;
 use std::cell::RefCell;
 use std::ptr::NonNull;
 
-thread_local! {
+trusted::thread_local! {
     static LAST_ERROR: RefCell<Option<Error>> = const { RefCell::new(None) };
 }
 
@@ -93,10 +94,10 @@ pub(super) unsafe fn zero_from(block: NonNull<[u8]>, start: usize) {
 macro_rules! implement_allocator {
     ($api:path, $type:ty) => {
         const _: () = {
-            use $api as api;
-            use $crate::host::allocator as core;
             use std::alloc::Layout;
             use std::ptr::NonNull;
+            use $api as api;
+            use $crate::host::allocator as core;
 
             fn known<T>(result: $crate::Result<T>) -> Result<T, api::AllocError> {
                 result.map_err(|error| {

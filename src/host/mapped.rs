@@ -3,10 +3,10 @@
 use super::allocator::implement_allocators;
 use super::blocks;
 use super::pinned::{PinnedResource, cannot_map, mapped_base};
-use crate::error::{Error, ErrorKind, Result};
-use crate::resource::current_pinned_resource;
-use crate::resource::DeviceResource;
 use crate::device::Device;
+use crate::error::{Error, ErrorKind, Result};
+use crate::resource::DeviceResource;
+use crate::resource::current_pinned_resource;
 use std::alloc::Layout;
 use std::ptr::NonNull;
 
@@ -35,7 +35,7 @@ pub struct MappedAlloc;
 impl MappedAlloc {
     fn obtain(&self, layout: Layout) -> Result<NonNull<[u8]>> {
         if layout.size() == 0 {
-            return Ok(NonNull::slice_from_raw_parts(layout.dangling(), 0));
+            return Ok(NonNull::slice_from_raw_parts(layout.dangling_ptr(), 0));
         }
         let resource: PinnedResource = current_pinned_resource()?;
         if !resource.device().properties().map_host_memory {

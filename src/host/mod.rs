@@ -10,9 +10,16 @@ mod source;
 
 pub use allocator::last_error;
 pub use mapped::MappedAlloc;
+pub(crate) use pinned::default_pinned;
 pub use pinned::{PinnedAlloc, PinnedOptions, PinnedResource};
 pub use registered::{HostBuffer, RegisterError, Registered};
 
 pub(crate) use allocator::remember;
 pub(crate) use mapped::device_address;
-pub(crate) use pending::Pending;
+
+crate::sync::for_models! {
+    #[allow(missing_docs)]
+    pub mod models {
+        pub use super::pending::{Collected, Pending, Unfenced};
+    }
+}

@@ -4,6 +4,8 @@
 //! freed block waits here until a fence, recorded *after* the block came in, is complete. Order is
 //! not enough for host memory: a stream wait does not stop the CPU.
 
+#![allow(unreachable_pub, reason = "the models of loom_tests reach it through `models`")]
+
 use crate::sync::{AtomicUsize, Mutex, Ordering};
 use std::collections::VecDeque;
 

@@ -1,8 +1,8 @@
 //! Page-locked memory as an allocator and as a resource.
 
 use super::allocator::implement_allocators;
-use super::source::HostSource;
 use super::blocks;
+use super::source::HostSource;
 use crate::backend::{HostFlags, Wanted};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
@@ -44,7 +44,7 @@ pub struct PinnedAlloc;
 impl PinnedAlloc {
     fn obtain(&self, layout: Layout) -> Result<NonNull<[u8]>> {
         if layout.size() == 0 {
-            return Ok(NonNull::slice_from_raw_parts(layout.dangling(), 0));
+            return Ok(NonNull::slice_from_raw_parts(layout.dangling_ptr(), 0));
         }
         current_pinned_resource()?.obtain(layout)
     }
@@ -203,7 +203,10 @@ unsafe impl DeviceResource for PinnedResource {
         }
         let host_layout =
             Layout::from_size_align(layout.bytes(), layout.alignment()).map_err(|_| {
-                Error::new(ErrorKind::InvalidArgument, format!("{layout:?} is no layout of the host"))
+                Error::new(
+                    ErrorKind::InvalidArgument,
+                    format!("{layout:?} is no layout of the host"),
+                )
             })?;
         let pointer = self.obtain(host_layout)?.cast::<u8>();
         match super::mapped::address_of(pointer) {

@@ -21,14 +21,14 @@ use std::ptr::NonNull;
 /// is dropped. It is `'static`: a borrowed slice may end before the device is done with it.
 pub unsafe trait HostBuffer: Send + 'static {
     /// The type of the elements.
-    type Item: Pod;
+    type Item: Pod + Send;
 
     /// Address and length, in elements.
     fn parts(&mut self) -> (NonNull<Self::Item>, usize);
 }
 
 // SAFETY: a vector's elements lie in its allocation, which moving the vector leaves in place.
-unsafe impl<T: Pod> HostBuffer for Vec<T> {
+unsafe impl<T: Pod + Send> HostBuffer for Vec<T> {
     type Item = T;
 
     fn parts(&mut self) -> (NonNull<T>, usize) {
@@ -37,7 +37,7 @@ unsafe impl<T: Pod> HostBuffer for Vec<T> {
 }
 
 // SAFETY: as for `Vec`.
-unsafe impl<T: Pod> HostBuffer for Box<[T]> {
+unsafe impl<T: Pod + Send> HostBuffer for Box<[T]> {
     type Item = T;
 
     fn parts(&mut self) -> (NonNull<T>, usize) {
@@ -46,7 +46,9 @@ unsafe impl<T: Pod> HostBuffer for Box<[T]> {
 }
 
 // SAFETY: as for `Vec`; an allocator that is `'static` keeps its blocks while the vector lives.
-unsafe impl<T: Pod, A: Allocator + Send + 'static> HostBuffer for allocator_api2::vec::Vec<T, A> {
+unsafe impl<T: Pod + Send, A: Allocator + Send + 'static> HostBuffer
+    for allocator_api2::vec::Vec<T, A>
+{
     type Item = T;
 
     fn parts(&mut self) -> (NonNull<T>, usize) {
@@ -78,10 +80,10 @@ pub struct Registered<B: HostBuffer> {
     yard: Arc<Yard>,
 }
 
-// SAFETY: the pointer is the owner's, which is `Send`, and its items are `Pod`, so `Send`.
+// SAFETY: the pointer is the owner's, which is `Send`, as its items are.
 unsafe impl<B: HostBuffer> Send for Registered<B> {}
-// SAFETY: `&self` gives out `&[Item]` alone, and `Pod` is `Sync`.
-unsafe impl<B: HostBuffer> Sync for Registered<B> {}
+// SAFETY: `&self` gives out `&[Item]` alone.
+unsafe impl<B: HostBuffer> Sync for Registered<B> where B::Item: Sync {}
 
 /// A buffer that could not be registered or unregistered, given back with the reason.
 #[derive(Debug)]
@@ -134,16 +136,12 @@ impl<B: HostBuffer> Registered<B> {
             let error = Error::new(ErrorKind::InvalidArgument, "an empty buffer was to be locked");
             return refuse(error, owner);
         }
-        let flags = HostFlags {
-            portable: true,
-            mapped: properties.map_host_memory,
-            write_combined: false,
-        };
+        let flags =
+            HostFlags { portable: true, mapped: properties.map_host_memory, write_combined: false };
         // SAFETY: the owner keeps the range allocated and in place while we hold it, by the
         // contract of `HostBuffer`, and we hold it until it is unregistered.
         let registered = unsafe { device.driver().host_register(pointer.cast(), bytes, flags) };
-        if let Err(error) =
-            registered.wanted(|| format!("page-locking {bytes} bytes for {device}"))
+        if let Err(error) = registered.wanted(|| format!("page-locking {bytes} bytes for {device}"))
         {
             return refuse(error, owner);
         }

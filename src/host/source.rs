@@ -92,7 +92,7 @@ impl HostSource {
     /// give a dangling pointer and touch no driver.
     pub(crate) fn allocate(self: &Arc<Self>, layout: Layout) -> Result<NonNull<[u8]>> {
         if layout.size() == 0 {
-            return Ok(NonNull::slice_from_raw_parts(layout.dangling(), 0));
+            return Ok(NonNull::slice_from_raw_parts(layout.dangling_ptr(), 0));
         }
         if crate::backend::is_forked_child() {
             return Err(DriverError::new("cuMemHostAlloc", DriverError::FORKED).into());

@@ -10,7 +10,7 @@ use crate::stream::Stream;
 use crate::sync::Arc;
 use crate::sync::trusted::{AtomicBool, Ordering};
 use bytemuck::Pod;
-use cudarc::driver::{CudaSlice, DeviceSlice as _};
+use cudarc::driver::CudaSlice;
 
 /// The resource of a vector that was a `CudaSlice`: its first block is cudarc's, freed as cudarc
 /// would free it; any other is the current resource's.

@@ -106,26 +106,26 @@ fn order<'s, T: Pod>(
     } else {
         Device::from_cudarc(stream.context()).ok()
     };
-    let (borrower, unknown) = match &device {
+    let borrower = match &device {
         Some(device) if device == home.device() && home.raw() == RawStream(handle) => {
-            (Some(Borrower::Stream(home.clone())), false)
+            Borrower::Stream(home.clone())
         }
         Some(device) if handle == 2 => {
-            (Some(Borrower::PerThread(device.clone(), std::thread::current().id())), false)
+            Borrower::PerThread(device.clone(), std::thread::current().id())
         }
+        Some(device) if handle == 0 => Borrower::Stream(device.default_stream()),
         Some(device) => match Stream::known(device, handle) {
-            Some(known) => (Some(Borrower::Stream(known)), false),
-            None if handle == 0 => (Some(Borrower::Stream(device.default_stream())), false),
-            None => (Some(Borrower::Context(device.clone())), true),
+            Some(known) => Borrower::Stream(known),
+            // Nobody here keeps it alive, so home will wait for its whole context: that covers the
+            // work of streams that were destroyed since, too.
+            None => Borrower::Context(device.clone()),
         },
-        None => (None, true),
+        None => Borrower::Context(home.device().clone()),
     };
-    let borrower = borrower.unwrap_or_else(|| Borrower::Context(home.device().clone()));
-    let range = slice.byte_range();
-    lend_loosely(home, slice.debts(), borrower, RawStream(handle), range, writes);
-    // A stream that nobody here keeps may be destroyed before home pays: then its own end is waited
-    // for at the guard's. A known one is paid for later, by an event.
-    if unknown { SyncOnDrop::Sync(Some(stream)) } else { SyncOnDrop::Record(None) }
+    lend_loosely(home, slice.debts(), borrower, RawStream(handle), slice.byte_range(), writes);
+    // The debt is entered, and paid by whatever event is recorded then: nothing is left to do when
+    // cudarc's guard ends, or is forgotten.
+    SyncOnDrop::Record(None)
 }
 
 impl<T: Pod> CudarcSlice<T> for CudaRef<'_, T> {

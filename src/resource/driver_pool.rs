@@ -51,8 +51,11 @@ impl AsyncResource {
     /// As [`new`](Self::new).
     pub fn with_release_threshold(device: &Device, bytes: u64) -> Result<Self> {
         if !device.properties().memory_pools {
-            return Err(Error::new(ErrorKind::Unsupported, format!("{device} has no memory pools"))
-                .advise("use CudaResource"));
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!("{device} has no memory pools"),
+            )
+            .advise("use CudaResource"));
         }
         let pool =
             device.driver().pool_create(bytes).wanted(|| format!("making a pool on {device}"))?;

@@ -15,6 +15,13 @@ pub use registry::{
     reset_current_pinned_resource, set_current_device_resource, set_current_pinned_resource,
 };
 
+crate::sync::for_models! {
+    #[allow(missing_docs)]
+    pub mod models {
+        pub use super::registry::Current;
+    }
+}
+
 use crate::device::Device;
 use crate::error::Result;
 use crate::layout::DeviceLayout;

@@ -3,6 +3,8 @@
 //! Only what is made from now on sees a change. Containers hold a handle of their own on the
 //! resource that they took memory from, so nothing dangles.
 
+#![allow(unreachable_pub, reason = "the models of loom_tests reach it through `models`")]
+
 use super::{AsyncResource, CudaResource, DeviceResource};
 use crate::backend::BackendKind;
 use crate::device::Device;
@@ -36,6 +38,12 @@ impl<R: ?Sized> Default<R> {
     }
 }
 
+impl<R: ?Sized> std::fmt::Debug for Current<R> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Current").finish_non_exhaustive()
+    }
+}
+
 impl<R: ?Sized> Current<R> {
     /// Nothing set and no default made.
     pub fn new() -> Self {
@@ -45,7 +53,11 @@ impl<R: ?Sized> Current<R> {
     /// What is current. `make` makes the default, outside the lock, where there is none; if two
     /// threads do so at once, both get the one that came first. `keep` it for good, or only while
     /// someone uses it.
-    pub fn get<E>(&self, keep: bool, make: impl FnOnce() -> Result<Arc<R>, E>) -> Result<Arc<R>, E> {
+    pub fn get<E>(
+        &self,
+        keep: bool,
+        make: impl FnOnce() -> Result<Arc<R>, E>,
+    ) -> Result<Arc<R>, E> {
         let known = {
             let state = self.state.lock();
             state.set.clone().or_else(|| state.default.as_ref().and_then(Default::get))

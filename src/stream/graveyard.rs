@@ -5,6 +5,8 @@
 //! one graveyard for the process: a buffer holds its stream, so one inside the stream would keep
 //! both alive for good.
 
+#![allow(unreachable_pub, reason = "the models of loom_tests reach it through `models`")]
+
 use super::Stream;
 use crate::error::ErrorKind;
 use crate::event::Event;

@@ -46,7 +46,8 @@ struct StreamInner {
 }
 
 /// The streams that are alive, by device and handle, so that one stream of the driver is one here.
-static ALIVE: LazyLock<Mutex<HashMap<StreamKey, Weak<StreamInner>>>> = LazyLock::new(Mutex::default);
+static ALIVE: LazyLock<Mutex<HashMap<StreamKey, Weak<StreamInner>>>> =
+    LazyLock::new(Mutex::default);
 
 type StreamKey = ((crate::BackendKind, u64), RawStream);
 
@@ -75,11 +76,7 @@ impl Stream {
     }
 
     /// The one stream behind a driver's handle: the living one, or a new one from `make`.
-    fn identify(
-        device: &Device,
-        raw: RawStream,
-        make: impl FnOnce() -> StreamInner,
-    ) -> Self {
+    fn identify(device: &Device, raw: RawStream, make: impl FnOnce() -> StreamInner) -> Self {
         let key = (device.key(), raw);
         let mut alive = ALIVE.lock();
         if let Some(inner) = alive.get(&key).and_then(Weak::upgrade) {
@@ -245,10 +242,7 @@ impl Device {
     ///
     /// Those of the driver call.
     pub fn new_stream(&self) -> Result<Stream> {
-        let new = self
-            .driver()
-            .stream_create()
-            .wanted(|| format!("making a stream on {self}"))?;
+        let new = self.driver().stream_create().wanted(|| format!("making a stream on {self}"))?;
         #[cfg(feature = "cuda")]
         let cudarc = new
             .keep

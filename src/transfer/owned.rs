@@ -159,11 +159,10 @@ fn begin<B: HostBuffer>(
     // SAFETY: initialised above. The pointer is taken from the buffer's final place as a value; it
     // is not used as a `B` again before the copy is complete.
     let (pointer, length): (NonNull<B::Item>, usize) = unsafe { host.assume_init_mut() }.parts();
-    let enqueued = same_length(if download { length } else { device.len() }, if download {
-        device.len()
-    } else {
-        length
-    })
+    let enqueued = same_length(
+        if download { length } else { device.len() },
+        if download { device.len() } else { length },
+    )
     .and_then(|()| {
         if length == 0 {
             return Ok(());
@@ -237,10 +236,7 @@ impl<B: HostBuffer> Transfer<B> {
 }
 
 fn already_given() -> Error {
-    Error::new(
-        crate::ErrorKind::InvalidArgument,
-        "the transfer has given its buffers back already",
-    )
+    Error::new(crate::ErrorKind::InvalidArgument, "the transfer has given its buffers back already")
 }
 
 fn finish<B: HostBuffer>(
@@ -320,7 +316,7 @@ impl<B: HostBuffer> fmt::Debug for Transfer<B> {
     }
 }
 
-impl<T: bytemuck::Pod> DeviceVec<T> {
+impl<T: bytemuck::Pod + Send> DeviceVec<T> {
     /// A vector with the contents of `host`, which is freed when the copy is complete. Returns at
     /// once.
     ///

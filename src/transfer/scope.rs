@@ -272,7 +272,10 @@ impl<'a> Launch<'a> {
         }
         Err(Error::new(
             ErrorKind::InvalidArgument,
-            format!("mapped memory of a scope on {stream} was given to a launch on {}", self.stream()),
+            format!(
+                "mapped memory of a scope on {stream} was given to a launch on {}",
+                self.stream()
+            ),
         )
         .advise("launch on the scope's stream"))
     }

@@ -3,8 +3,8 @@
 //! Results are numbers: a code that no header knew yet is an error without a name, not undefined
 //! behaviour. A function that the library lacks is an error too, when it is called.
 
-use super::fork::forked;
 use crate::backend::DriverResult;
+use crate::backend::is_forked_child;
 use crate::error::DriverError;
 use crate::sync::OnceLock;
 use std::ffi::{CStr, c_char, c_void};
@@ -76,7 +76,7 @@ macro_rules! driver_functions {
                 #[inline]
                 pub(super) unsafe fn $method(&self, $($argument: $kind),*) -> DriverResult<()> {
                     const NAME: &str = stringify!($symbol);
-                    if forked() {
+                    if is_forked_child() {
                         return Err(DriverError::new(NAME, DriverError::FORKED));
                     }
                     let Some(function) = self.$method else {

@@ -7,7 +7,6 @@
 
 mod context;
 mod driver;
-mod fork;
 mod key;
 mod launch;
 mod lease;

@@ -5,9 +5,10 @@
 //! the failures that a new driver may have new numbers for.
 
 use super::context::Restore;
-use super::fork::{forked, watch};
 use super::library::Library;
 use crate::backend::Wanted;
+use crate::backend::fork::watch;
+use crate::backend::is_forked_child;
 use crate::error::{DriverError, Error, ErrorKind};
 use crate::sync::Arc;
 use cudarc::driver::CudaContext;
@@ -47,7 +48,7 @@ pub(super) fn code_of(error: cudarc::driver::DriverError) -> u32 {
 
 /// The driver library, complete and initialised.
 pub(super) fn driver() -> Result<&'static Library, Error> {
-    if forked() {
+    if is_forked_child() {
         return Err(DriverError::new("cuInit", DriverError::FORKED))
             .wanted(|| "opening the driver");
     }

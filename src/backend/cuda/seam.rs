@@ -383,6 +383,10 @@ unsafe impl Driver for CudaDriver {
         unsafe { launch(self.library, function, config, arguments, stream.0) }
     }
 
+    fn has_stopped(&self) -> bool {
+        false
+    }
+
     fn as_any(&self) -> &dyn Any {
         self
     }

@@ -10,7 +10,7 @@ static FORKED: AtomicBool = AtomicBool::new(false);
 
 /// Whether this process is a fork of the one that opened the driver.
 #[inline]
-pub(super) fn forked() -> bool {
+pub(crate) fn is_forked_child() -> bool {
     // Relaxed: the child starts with one thread, and the handler ran in it before anything else.
     FORKED.load(Ordering::Relaxed)
 }
@@ -22,7 +22,7 @@ extern "C" fn in_child() {
 }
 
 /// Asks the system to mark every child from here on. Called before the driver is.
-pub(super) fn watch() -> Result<(), Error> {
+pub(crate) fn watch() -> Result<(), Error> {
     #[cfg(unix)]
     {
         static WATCHED: crate::sync::OnceLock<i32> = crate::sync::OnceLock::new();
