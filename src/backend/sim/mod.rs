@@ -1,25 +1,42 @@
-//! stub
-use super::*;
-use crate::sync::Arc;
-/// x
-#[derive(Clone, Debug, Default)]
-pub struct SimConfig;
-/// x
-#[derive(Clone, Debug)]
-pub struct Simulator;
-impl Simulator {
-    pub(crate) fn begin_capture(&self, _s: RawStream) {}
-    pub(crate) fn end_capture(&self, _s: RawStream) -> CaptureStatus {
-        CaptureStatus::None
-    }
-}
-#[derive(Debug)]
-pub(crate) struct SimDriver(Arc<dyn Driver>);
-impl SimDriver {
-    pub(crate) fn open(_c: SimConfig) -> Arc<dyn Driver> {
-        loop {}
-    }
-    pub(crate) fn simulator(&self) -> Simulator {
-        Simulator
-    }
-}
+//! A simulated device: the same programs on machines without a GPU, and the bugs that a GPU hides.
+//!
+//! Host memory stands for device memory, and a host function for each kernel. Streams are queues
+//! that a seeded scheduler drains in any order that stream order allows. Every access is checked
+//! against that order with vector clocks: two accesses that nothing puts in order, a use before
+//! the allocation or after the free, a read of bytes that nobody wrote, and more, each a typed
+//! [`Report`] with both sides' names and the seed that replays the schedule. What is found when
+//! operations are enqueued does not depend on the schedule; the wrong data that a race leaves does.
+//!
+//! [`SimConfig`] says what the device is like, and a [`Simulator`] looks into it: its reports, its
+//! counts of driver calls, and switches that make the n-th call fail or lose the context.
+//!
+//! What differs from a GPU: operations of one device run one at a time; the default streams are
+//! ordered with no other stream unless events say so; a captured graph does not run; a pool keeps
+//! no memory back; a device pointer is a number that no host pointer equals, but for page-locked
+//! and managed memory; a host form may not call the device.
+
+mod backing;
+mod capture;
+mod clock;
+mod config;
+mod driver;
+mod enqueue;
+mod execute;
+mod ledger;
+mod memory;
+mod order;
+mod queue;
+mod random;
+mod report;
+mod schedule;
+mod shadow;
+mod simulator;
+mod table;
+#[cfg(test)]
+mod tests;
+mod world;
+
+pub use config::{Schedule, SimConfig};
+pub(crate) use driver::SimDriver;
+pub use report::{Report, Violation};
+pub use simulator::Simulator;

@@ -1,0 +1,155 @@
+//! What the simulated device found: violations, the operations behind them, the reports.
+
+use std::fmt;
+
+/// What a [`Report`] is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Violation {
+    /// Two operations touch the same bytes, at least one writes, and no stream order puts one
+    /// before the other.
+    UnorderedAccess,
+    /// A block from a stream-ordered allocation is used where no stream order puts the allocation
+    /// first.
+    UseBeforeAllocation,
+    /// An operation names memory that was freed before it was enqueued.
+    UseAfterFree,
+    /// Memory is freed, or a host range unregistered, while an operation that is not ordered
+    /// before the free may still use it.
+    FreeWhileInUse,
+    /// Memory is freed a second time.
+    DoubleFree,
+    /// An operation reads bytes that nobody wrote.
+    UninitializedRead,
+    /// A range that is not, or not as a whole, memory that this device can reach.
+    UnmappedAddress,
+    /// A stream is used after it was destroyed.
+    DestroyedStream,
+    /// A stream or an event of another device is used where one of this device is needed.
+    ForeignHandle,
+    /// An event is used after it was destroyed.
+    DestroyedEvent,
+    /// The host wrote to page-locked memory between the call that enqueued a copy of it and the
+    /// copy itself.
+    HostWroteDuringCopy,
+    /// A copy whose source and target overlap.
+    OverlappingCopy,
+    /// The host form of a kernel returned an error or panicked. The context is lost, as after a
+    /// trap on a GPU.
+    KernelFault,
+}
+
+impl Violation {
+    fn sentence(self) -> &'static str {
+        match self {
+            Self::UnorderedAccess => "touches memory in no stream order with another access",
+            Self::UseBeforeAllocation => "is not ordered after the allocation of what it uses",
+            Self::UseAfterFree => "uses memory that was freed before",
+            Self::FreeWhileInUse => "frees memory that may still be in use",
+            Self::DoubleFree => "frees memory a second time",
+            Self::UninitializedRead => "reads bytes that nobody wrote",
+            Self::UnmappedAddress => "names a range that is not memory of the device",
+            Self::DestroyedStream => "names a stream that was destroyed",
+            Self::ForeignHandle => "names a stream or an event of another device",
+            Self::DestroyedEvent => "names an event that was destroyed",
+            Self::HostWroteDuringCopy => "copies host memory that the host wrote meanwhile",
+            Self::OverlappingCopy => "copies between two ranges that overlap",
+            Self::KernelFault => "ran a kernel that failed",
+        }
+    }
+}
+
+/// An operation by name: the driver call, the kernel's entry, the stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct OpName {
+    pub(super) call: &'static str,
+    pub(super) entry: Option<&'static str>,
+    pub(super) stream: Option<u64>,
+}
+
+impl OpName {
+    /// A call without a stream.
+    pub(super) fn call(call: &'static str) -> Self {
+        Self { call, entry: None, stream: None }
+    }
+
+    pub(super) fn on(call: &'static str, stream: u64) -> Self {
+        Self { call, entry: None, stream: Some(stream) }
+    }
+}
+
+impl fmt::Display for OpName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.call)?;
+        if let Some(entry) = self.entry {
+            write!(f, " of {entry}")?;
+        }
+        match self.stream {
+            Some(stream) => write!(f, " on stream {stream}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// One violation that a simulated device saw, with both sides' names and the seed that replays it.
+///
+/// ```
+/// # fn show(report: &aquifer::sim::Report) {
+/// println!("{report}");
+/// assert!(report.to_string().contains("seed"));
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Report {
+    pub(super) kind: Violation,
+    pub(super) operation: String,
+    pub(super) conflicts_with: Option<String>,
+    pub(super) range: (u64, u64),
+    pub(super) seed: u64,
+    pub(super) note: Option<String>,
+}
+
+impl Report {
+    /// What was violated.
+    pub fn kind(&self) -> Violation {
+        self.kind
+    }
+
+    /// The operation that violates it, such as `cuMemcpyDtoHAsync on stream 4`.
+    pub fn operation(&self) -> &str {
+        &self.operation
+    }
+
+    /// The other side: the access, the allocation or the free that it collides with.
+    pub fn conflicts_with(&self) -> Option<&str> {
+        self.conflicts_with.as_deref()
+    }
+
+    /// The address and the length in bytes of the memory in question; `(0, 0)` if there is none.
+    pub fn range(&self) -> (u64, u64) {
+        self.range
+    }
+
+    /// The seed of the device that saw it.
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.operation, self.kind.sentence())?;
+        if let Some(other) = &self.conflicts_with {
+            write!(f, ", the other side being {other}")?;
+        }
+        if self.range.1 > 0 {
+            write!(f, ", {} bytes at {:#x}", self.range.1, self.range.0)?;
+        }
+        if let Some(note) = &self.note {
+            write!(f, ": {note}")?;
+        }
+        write!(f, " (seed {})", self.seed)
+    }
+}
+
+impl std::error::Error for Report {}
