@@ -117,6 +117,8 @@ impl Device {
 
     /// A new simulated device. It needs no GPU, no driver and no toolkit.
     pub fn simulated(config: SimConfig) -> Self {
+        // Where the system has no room for the handler, a forked child is merely not recognised.
+        let _ = crate::backend::fork::watch();
         let device = Self::with_driver(SimDriver::open(config));
         let mut open = OPEN.lock();
         open.retain(|opened| opened.device().is_some());

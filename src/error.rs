@@ -60,9 +60,9 @@ impl DriverError {
     pub(crate) const DEINITIALIZED: u32 = 4;
     pub(crate) const NO_DEVICE: u32 = 100;
     pub(crate) const INVALID_DEVICE: u32 = 101;
-    pub(crate) const INVALID_CONTEXT: u32 = 201;
+
     pub(crate) const INVALID_HANDLE: u32 = 400;
-    pub(crate) const NOT_FOUND: u32 = 500;
+
     pub(crate) const NOT_READY: u32 = 600;
     pub(crate) const ILLEGAL_ADDRESS: u32 = 700;
     pub(crate) const CONTEXT_IS_DESTROYED: u32 = 709;

@@ -126,8 +126,3 @@ pub(crate) fn reap() {
     }
     drop(reaped.free);
 }
-
-/// Transfers' buffers that wait for the device.
-pub(crate) fn waiting() -> usize {
-    GRAVES.count.load(Ordering::Relaxed)
-}

@@ -296,8 +296,12 @@ impl fmt::Debug for Stream {
 impl Simulator {
     /// Puts a stream of this simulated device into capture, for tests of code that must not disturb
     /// one: what it is given is kept and not run.
-    pub fn start_capture(&self, stream: &Stream) {
-        self.begin_capture(stream.raw());
+    ///
+    /// # Errors
+    ///
+    /// Those that a driver would give: the stream is in capture already, or is of another device.
+    pub fn start_capture(&self, stream: &Stream) -> Result<()> {
+        self.begin_capture(stream.raw()).wanted(|| format!("beginning a capture on {stream}"))
     }
 
     /// Ends the capture; `true` if nothing invalidated it.

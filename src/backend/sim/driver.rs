@@ -457,6 +457,20 @@ unsafe impl Driver for SimDriver {
         })
     }
 
+    fn has_stopped(&self) -> bool {
+        let id = self.ledger.device;
+        let mut held = world();
+        if held.is_running_here() {
+            return false;
+        }
+        let streams = held.devices.get(&id).map(|device| device.streams.clone());
+        let streams = streams.unwrap_or_default();
+        schedule::drive(&mut held, id, |state| {
+            let idle = |id| state.streams.get(id).is_none_or(super::queue::Stream::is_idle);
+            streams.iter().all(idle)
+        })
+    }
+
     fn as_any(&self) -> &dyn Any {
         self
     }
