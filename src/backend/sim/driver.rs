@@ -457,6 +457,10 @@ unsafe impl Driver for SimDriver {
         })
     }
 
+    fn is_page_locked(&self, pointer: *const u8) -> bool {
+        world().table.is_locked(pointer.addr() as u64, 1)
+    }
+
     fn has_stopped(&self) -> bool {
         let id = self.ledger.device;
         let mut held = world();
