@@ -371,7 +371,7 @@ unsafe impl Driver for SimDriver {
     }
 
     fn context_synchronize(&self) -> DriverResult<()> {
-        self.call("cuCtxSynchronize", |held, ledger| order::synchronize_device(held, ledger))
+        self.call("cuCtxSynchronize", order::synchronize_device)
     }
 
     unsafe fn copy_to_device(

@@ -79,7 +79,10 @@ fn random_program(rig: &Rig, seed: u64) -> (Option<usize>, Option<usize>) {
             rig.order(streams[from], streams[to]);
             next[to] |= next[from];
         }
-        if random.below(10) == 0 {
+        if seed.is_multiple_of(7) {
+            rig.driver.context_synchronize().unwrap();
+            host |= next[0] | next[1] | next[2];
+        } else if random.below(10) == 0 {
             let stream = random.below(3);
             rig.sync(streams[stream]).unwrap();
             host |= next[stream];
@@ -118,7 +121,7 @@ fn clocks_agree_with_reachability() {
         late += usize::from(real.is_some_and(|index| index > 5));
     }
     println!("300 random programs: {clean} clean, {late} racing after a while");
-    assert!(late > 100, "{late}");
+    assert!(late > 50 && clean > 30, "{late} and {clean}");
 }
 
 #[test]
@@ -162,6 +165,8 @@ fn threads_that_race_are_told_and_survive() {
         let rig = Rig::new(SimConfig::default().schedule(schedule));
         let (block, pinned) = (rig.alloc(4096), rig.pinned(4096));
         let mapped = pinned.as_ptr() as u64;
+        // No thread waits for this one, so that there is a race even if the threads run in turn.
+        rig.fill(block, 4096, 9, rig.stream());
         std::thread::scope(|scope| {
             for number in 0..4_u8 {
                 let rig = &rig;
