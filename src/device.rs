@@ -289,7 +289,7 @@ impl Device {
     }
 
     /// The error of a stream or a vector of `other` where this device was wanted.
-    pub(crate) fn expect(&self, other: &Device, what: &str) -> Result<()> {
+    pub(crate) fn require(&self, other: &Device, what: &str) -> Result<()> {
         if self == other {
             return Ok(());
         }

@@ -2,7 +2,7 @@
 
 use super::debts::Debts;
 use super::foreign::Borrower;
-use crate::error::Result;
+use crate::error::{DriverError, Error, Result};
 use crate::layout::DeviceLayout;
 use crate::resource::{DeviceBlock, DeviceResource};
 use crate::stream::Stream;
@@ -25,7 +25,7 @@ impl Buffer {
         layout: DeviceLayout,
         resource: Arc<dyn DeviceResource>,
     ) -> Result<Self> {
-        resource.device().expect(home.device(), "the stream")?;
+        resource.device().require(home.device(), "the stream")?;
         let block = if layout.bytes() == 0 {
             DeviceBlock::empty(layout)
         } else {
@@ -74,7 +74,7 @@ impl Buffer {
 
     /// Moves home to `stream`, which is ordered after all use so far.
     pub(crate) fn set_home(&mut self, stream: &Stream) -> Result<()> {
-        self.home.device().expect(stream.device(), "the stream")?;
+        self.home.device().require(stream.device(), "the stream")?;
         if *stream == self.home {
             return Ok(());
         }
@@ -87,7 +87,7 @@ impl Buffer {
     /// Takes the parts out, every debt paid. On an error the buffer is whole.
     pub(crate) fn into_parts(
         self,
-    ) -> Result<(Stream, DeviceBlock, Arc<dyn DeviceResource>), (crate::Error, Self)> {
+    ) -> Result<(Stream, DeviceBlock, Arc<dyn DeviceResource>), (Error, Self)> {
         if let Err(error) = self.pay(&(0..usize::MAX), true) {
             return Err((error, self));
         }
@@ -115,7 +115,7 @@ impl Drop for Buffer {
             // by stream order, those elsewhere by the debts just paid.
             Ok(()) => unsafe { self.resource.deallocate(&self.home, block) },
             // Work elsewhere may still use it and nothing can be made to wait: never published.
-            Err(error) if error.driver().is_some_and(crate::DriverError::is_gone) => {}
+            Err(error) if error.driver().is_some_and(DriverError::is_gone) => {}
             Err(error) => tracing::error!(
                 bytes = block.bytes(),
                 %error,

@@ -135,7 +135,7 @@ pub(crate) fn lend(
         Borrower::PerThread(device, _) | Borrower::Context(device) => device,
     }
     .clone();
-    home.device().expect(&device, "the stream")?;
+    home.device().require(&device, "the stream")?;
     if range.is_empty() {
         return Ok(());
     }

@@ -62,7 +62,7 @@ impl<T: Pod> DeviceVec<T> {
     /// the stream is ordered after all use of it so far.
     pub unsafe fn from_raw_parts(parts: DeviceVecParts) -> Result<Self> {
         let DeviceVecParts { stream, block, length, resource } = parts;
-        resource.device().expect(stream.device(), "the stream")?;
+        resource.device().require(stream.device(), "the stream")?;
         let fits = size_of::<T>() != 0
             && length.checked_mul(size_of::<T>()).is_some_and(|bytes| bytes <= block.bytes())
             && block.address().is_multiple_of(align_of::<T>() as u64);

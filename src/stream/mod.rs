@@ -1,7 +1,7 @@
 //! Streams: in-order queues of work on a device, with an identity of their own.
 
 use crate::backend::sim::Simulator;
-use crate::backend::{CaptureStatus, RawStream, StreamKeeper, Wanted};
+use crate::backend::{BackendKind, CaptureStatus, RawStream, StreamKeeper, Wanted};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::Event;
@@ -49,7 +49,7 @@ struct StreamInner {
 static ALIVE: LazyLock<Mutex<HashMap<StreamKey, Weak<StreamInner>>>> =
     LazyLock::new(Mutex::default);
 
-type StreamKey = ((crate::BackendKind, u64), RawStream);
+type StreamKey = ((BackendKind, u64), RawStream);
 
 impl Drop for StreamInner {
     fn drop(&mut self) {
@@ -227,7 +227,7 @@ impl Stream {
 
 fn wait(device: &Device, raw: RawStream, event: &Event) -> Result<()> {
     if device.kind() != event.device().kind() {
-        device.expect(event.device(), "the event")?;
+        device.require(event.device(), "the event")?;
     }
     device
         .driver()

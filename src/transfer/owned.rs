@@ -3,7 +3,7 @@
 use super::enqueue::{same_length, to_device, to_host};
 use super::poller;
 use crate::container::DeviceVec;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::event::Event;
 use crate::host::HostBuffer;
 use crate::stream::{Stream, graveyard};
@@ -257,7 +257,7 @@ impl<B: HostBuffer> Transfer<B> {
 }
 
 fn already_given() -> Error {
-    Error::new(crate::ErrorKind::InvalidArgument, "the transfer has given its buffers back already")
+    Error::new(ErrorKind::InvalidArgument, "the transfer has given its buffers back already")
 }
 
 fn finish<B: HostBuffer>(

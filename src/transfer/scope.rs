@@ -185,7 +185,7 @@ impl<'scope, 'env> Scope<'scope, 'env> {
             return Ok(0);
         }
         let (address, device) = device_address(host)?;
-        self.stream.device().expect(&device, "the mapped memory")?;
+        self.stream.device().require(&device, "the mapped memory")?;
         Ok(address)
     }
 }

@@ -9,8 +9,8 @@ mod soak;
 
 use super::{Report, SimConfig, SimDriver, Simulator, Violation};
 use crate::backend::{
-    Access, DeviceAddress, Driver, FillWord, HostArgs, HostFlags, Kernel, LaunchConfig, RawArg,
-    RawEvent, RawPool, RawStream,
+    Access, DeviceAddress, Driver, FillWord, HostFlags, Kernel, LaunchConfig, RawArg, RawEvent,
+    RawPool, RawStream,
 };
 use crate::error::{DriverError, Error, ErrorKind, Result};
 use crate::sync::Arc;
