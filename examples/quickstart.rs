@@ -60,7 +60,8 @@ fn run(path: &Path) -> Result<bool, Failure> {
     let elapsed = start.elapsed();
 
     let pinned = copy_time(&device, &file)?;
-    let ordinary = copy_time(&device, &file.to_vec())?;
+    let in_ordinary_memory: Vec<u8> = file.to_vec();
+    let ordinary = copy_time(&device, &in_ordinary_memory)?;
     let right = found == expected;
     print(&device, path, file.len(), elapsed, pinned, ordinary, right);
     Ok(right)

@@ -2,6 +2,7 @@
 
 use super::debts::Debts;
 use super::foreign::Borrower;
+use super::parts::DeviceVecParts;
 use crate::error::{DriverError, Error, Result};
 use crate::layout::DeviceLayout;
 use crate::resource::{DeviceBlock, DeviceResource};
@@ -85,9 +86,7 @@ impl Buffer {
     }
 
     /// Takes the parts out, every debt paid. On an error the buffer is whole.
-    pub(crate) fn into_parts(
-        self,
-    ) -> Result<(Stream, DeviceBlock, Arc<dyn DeviceResource>), (Error, Self)> {
+    pub(crate) fn into_parts(self, length: usize) -> Result<DeviceVecParts, (Error, Self)> {
         if let Err(error) = self.pay(&(0..usize::MAX), true) {
             return Err((error, self));
         }
@@ -95,10 +94,10 @@ impl Buffer {
         // SAFETY: `this` is never used or dropped again, and each field is moved or dropped once.
         unsafe {
             let block = ManuallyDrop::take(&mut this.block);
-            let home = std::ptr::read(&this.home);
+            let stream = std::ptr::read(&this.home);
             let resource = std::ptr::read(&this.resource);
             std::ptr::drop_in_place(&mut this.debts);
-            Ok((home, block, resource))
+            Ok(DeviceVecParts { stream, block, length, resource })
         }
     }
 }

@@ -31,10 +31,9 @@ impl<T: Pod> DeviceVec<T> {
     /// Those of making home wait; then the vector comes back.
     pub fn into_raw_parts(self) -> Result<DeviceVecParts, (Error, Self)> {
         let length = self.length;
-        match self.buffer.into_parts() {
-            Ok((stream, block, resource)) => Ok(DeviceVecParts { stream, block, length, resource }),
-            Err((error, buffer)) => Err((error, Self { buffer, length, elements: PhantomData })),
-        }
+        self.buffer
+            .into_parts(length)
+            .map_err(|(error, buffer)| (error, Self { buffer, length, elements: PhantomData }))
     }
 
     /// A vector of parts.
