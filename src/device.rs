@@ -78,7 +78,12 @@ impl Device {
     pub fn open(ordinal: usize) -> Result<Self> {
         let mut open = OPEN.lock();
         let known = open.iter().find_map(|opened| match opened {
-            Opened::ForGood(device) if device.ordinal() == ordinal => Some(device.clone()),
+            Opened::ForGood(device)
+                if device.ordinal() == ordinal
+                    && device.cuda_context().is_some_and(|context| context.is_primary()) =>
+            {
+                Some(device.clone())
+            }
             _ => None,
         });
         if let Some(device) = known {

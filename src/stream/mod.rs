@@ -79,13 +79,21 @@ impl Stream {
 
     /// The one stream behind a driver's handle: the living one, or a new one from `make`.
     fn identify(device: &Device, raw: RawStream, make: impl FnOnce() -> StreamInner) -> Self {
-        let key = (device.key(), raw);
         let mut alive = ALIVE.lock();
-        if let Some(inner) = alive.get(&key).and_then(Weak::upgrade) {
+        let entry = alive.entry((device.key(), raw)).or_default();
+        if let Some(inner) = entry.upgrade() {
             return Self { inner };
         }
         let inner = Arc::new(make());
-        alive.insert(key, Arc::downgrade(&inner));
+        *entry = Arc::downgrade(&inner);
+        Self { inner }
+    }
+
+    /// A stream that was just made. Whoever is still listed under its handle named a stream that
+    /// was destroyed behind our back.
+    fn enlist(inner: StreamInner) -> Self {
+        let inner = Arc::new(inner);
+        ALIVE.lock().insert((inner.device.key(), inner.raw), Arc::downgrade(&inner));
         Self { inner }
     }
 
@@ -251,7 +259,7 @@ impl Device {
             .as_ref()
             .and_then(|keep| keep.downcast_ref::<Arc<cudarc::driver::CudaStream>>())
             .cloned();
-        Ok(Stream::identify(self, new.raw, || StreamInner {
+        Ok(Stream::enlist(StreamInner {
             device: self.clone(),
             raw: new.raw,
             id: unique(),
