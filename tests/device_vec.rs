@@ -430,7 +430,10 @@ fn a_read_of_what_nobody_wrote_is_reported() {
     let mut vec = unsafe { DeviceVec::<u32>::uninit(&stream, 4).unwrap() };
     vec.slice_mut(..3).unwrap().fill(1).unwrap();
     assert_eq!(vec.slice(..3).unwrap().to_vec().unwrap(), [1; 3]);
-    assert_eq!(kind(vec.get(3)), ErrorKind::Simulation);
+    let error = vec.get(3).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Simulation);
+    let shown = format!("{error:?}");
+    assert!(shown.contains("reads bytes that nobody wrote"), "`unwrap` says why: {shown}");
     assert_eq!(kind(simulator.check()), ErrorKind::Simulation);
     let reports = simulator.take_reports();
     assert_eq!(reports.len(), 1, "{reports:?}");
