@@ -1,5 +1,7 @@
 //! Random programs on a `DeviceVec`, on several streams, against a `Vec` that does the same.
 
+#![allow(clippy::forget_non_drop, reason = "that a guard is forgotten has to change nothing")]
+
 #[path = "support/kernels.rs"]
 mod kernels;
 mod support;

@@ -1,6 +1,12 @@
 //! Vectors used away from home: what waits for what, whatever becomes of guards, streams and
 //! threads.
 
+#![allow(
+    clippy::forget_non_drop,
+    clippy::drop_non_drop,
+    reason = "that a guard is forgotten has to change nothing"
+)]
+
 #[path = "support/kernels.rs"]
 mod kernels;
 mod support;

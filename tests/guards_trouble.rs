@@ -1,5 +1,7 @@
 //! Vectors used on the default streams of threads, and debts that cannot be paid.
 
+#![allow(clippy::forget_non_drop, reason = "that a guard is forgotten has to change nothing")]
+
 #[path = "support/kernels.rs"]
 mod kernels;
 #[path = "support/log.rs"]
