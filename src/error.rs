@@ -180,11 +180,12 @@ impl DriverError {
 
 impl fmt::Debug for DriverError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DriverError")
-            .field("call", &self.call)
-            .field("code", &self.code)
-            .field("name", &self.name())
-            .finish()
+        let mut shown = f.debug_struct("DriverError");
+        shown.field("call", &self.call).field("code", &self.code).field("name", &self.name());
+        if let Some(detail) = &self.detail {
+            shown.field("detail", &format_args!("{detail}"));
+        }
+        shown.finish()
     }
 }
 

@@ -114,7 +114,10 @@ impl Drop for Buffer {
             // by stream order, those elsewhere by the debts just paid.
             Ok(()) => unsafe { self.resource.deallocate(&self.home, block) },
             // Work elsewhere may still use it and nothing can be made to wait: never published.
-            Err(error) if error.driver().is_some_and(DriverError::is_gone) => {}
+            // Quiet where this very device is gone; the one that is gone may be a borrower's.
+            Err(error)
+                if error.driver().is_some_and(DriverError::is_gone)
+                    && self.home.device().memory_info().is_err() => {}
             Err(error) => tracing::error!(
                 bytes = block.bytes(),
                 %error,
