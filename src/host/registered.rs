@@ -1,6 +1,6 @@
 //! Page-locking memory that someone else allocated.
 
-use super::source::{Yard, take_back_registered, trim, yard};
+use super::source::{Yard, no_capture, not_forked, take_back_registered, trim, yard};
 use crate::backend::{HostFlags, Wanted};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
@@ -122,6 +122,9 @@ impl<B: HostBuffer> Registered<B> {
     /// is registered already among others. The buffer comes back in the error.
     pub fn new(device: &Device, mut owner: B) -> Result<Self, RegisterError<B>> {
         let refuse = |error: Error, owner: B| Err(RegisterError { error, buffer: Some(owner) });
+        if let Err(error) = not_forked() {
+            return refuse(error, owner);
+        }
         let properties = device.properties();
         if !properties.host_register {
             let error = Error::new(
@@ -163,12 +166,17 @@ impl<B: HostBuffer> Registered<B> {
     ///
     /// # Errors
     ///
-    /// Those of the driver; then the memory stays locked, and the buffer is dropped when the device
-    /// can say that it is past it.
+    /// [`ErrorKind::Capture`] while a stream is in capture, which waiting would invalidate; those of
+    /// the driver. Then the memory stays locked, and the buffer is dropped when the device can say
+    /// that it is past it.
     pub fn into_inner(self) -> Result<B, RegisterError<B>> {
+        if let Err(error) = not_forked() {
+            return Err(RegisterError { error, buffer: None });
+        }
         // Other libraries may have given work to any context.
         for device in self.device.sharing_host_memory() {
-            if let Err(error) = device.synchronize() {
+            let waited = no_capture(&device).and_then(|()| device.synchronize());
+            if let Err(error) = waited {
                 return Err(RegisterError { error, buffer: None });
             }
         }
@@ -194,7 +202,8 @@ impl<B: HostBuffer> Registered<B> {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Capture`] while a stream is in capture.
+    /// [`ErrorKind::Capture`] while a stream is in capture; [`ErrorKind::Forked`] in the child of a
+    /// fork.
     pub fn trim(device: &Device) -> Result<()> {
         trim(device, &yard(device))
     }
