@@ -1,6 +1,6 @@
 //! Host memory that kernels reach where it lies.
 
-use super::allocator::implement_allocators;
+use super::allocator::implement_by_map;
 use super::blocks;
 use super::pinned::{PinnedResource, cannot_map, mapped_base};
 use super::source::not_forked;
@@ -69,7 +69,7 @@ impl MappedAlloc {
     }
 }
 
-implement_allocators!(MappedAlloc);
+implement_by_map!(MappedAlloc);
 
 /// The device's address of a byte in a mapped block.
 pub(super) fn address_of(pointer: NonNull<u8>) -> Result<u64> {

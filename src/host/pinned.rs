@@ -1,6 +1,6 @@
 //! Page-locked memory as an allocator and as a resource.
 
-use super::allocator::implement_allocators;
+use super::allocator::implement_by_map;
 use super::blocks;
 use super::source::{HostSource, not_forked};
 use crate::backend::{HostFlags, Wanted};
@@ -51,7 +51,7 @@ impl PinnedAlloc {
     }
 }
 
-implement_allocators!(PinnedAlloc);
+implement_by_map!(PinnedAlloc);
 
 /// Page-locked host memory of one device: an allocator for the host's collections, and a
 /// [`DeviceResource`] whose memory both sides reach. A handle: clones are the same resource.
@@ -163,7 +163,7 @@ impl PinnedResource {
     }
 }
 
-implement_allocators!(PinnedResource);
+implement_by_map!(PinnedResource);
 
 impl PartialEq for PinnedResource {
     fn eq(&self, other: &Self) -> bool {
