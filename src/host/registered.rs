@@ -27,23 +27,32 @@ pub unsafe trait HostBuffer: Send + 'static {
     fn parts(&mut self) -> (NonNull<Self::Item>, usize);
 }
 
-// SAFETY: a vector's elements lie in its allocation, which moving the vector leaves in place.
-unsafe impl<T: Pod + Send> HostBuffer for Vec<T> {
-    type Item = T;
+macro_rules! standard_buffers {
+    ([$($generics:tt)*] $vec:ty, $boxed:ty) => {
+        // SAFETY: a vector's elements lie in its allocation, which moving the vector leaves in
+        // place; an allocator that is `'static` keeps its blocks while the vector lives.
+        unsafe impl<T: Pod + Send, $($generics)*> HostBuffer for $vec {
+            type Item = T;
 
-    fn parts(&mut self) -> (NonNull<T>, usize) {
-        (NonNull::from(self.as_mut_slice()).cast(), self.len())
-    }
+            fn parts(&mut self) -> (NonNull<T>, usize) {
+                (NonNull::from(self.as_mut_slice()).cast(), self.len())
+            }
+        }
+
+        // SAFETY: as for `Vec`.
+        unsafe impl<T: Pod + Send, $($generics)*> HostBuffer for $boxed {
+            type Item = T;
+
+            fn parts(&mut self) -> (NonNull<T>, usize) {
+                (NonNull::from(&mut **self).cast(), self.len())
+            }
+        }
+    };
 }
-
-// SAFETY: as for `Vec`.
-unsafe impl<T: Pod + Send> HostBuffer for Box<[T]> {
-    type Item = T;
-
-    fn parts(&mut self) -> (NonNull<T>, usize) {
-        (NonNull::from(&mut **self).cast(), self.len())
-    }
-}
+#[cfg(not(aquifer_std_allocator))]
+standard_buffers!([] Vec<T>, Box<[T]>);
+#[cfg(aquifer_std_allocator)]
+standard_buffers!([A: std::alloc::Allocator + Send + 'static] Vec<T, A>, Box<[T], A>);
 
 // SAFETY: as for `Vec`; an allocator that is `'static` keeps its blocks while the vector lives.
 unsafe impl<T: Pod + Send, A: Allocator + Send + 'static> HostBuffer
