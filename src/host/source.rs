@@ -330,4 +330,39 @@ mod tests {
         assert_eq!(padded(isize::MAX as usize, 0), None);
         assert_eq!(padded(usize::MAX, 4096), None);
     }
+
+    /// The control of every test that finds no `FreeWhileInUse`: the simulated device sees a block
+    /// that is unpinned under a copy, and does not where the block went through the yard.
+    #[test]
+    fn unpinning_at_once_would_be_seen() {
+        use crate::sim::{SimConfig, Violation};
+        for at_once in [true, false] {
+            let device = Device::simulated(SimConfig::default());
+            let (driver, simulator) = (device.driver(), device.simulator().unwrap());
+            let flags = HostFlags { portable: true, mapped: false, write_combined: false };
+            let source = HostSource::new(&device, flags);
+            let block = source.allocate(Layout::new::<[u8; 4096]>()).unwrap().cast::<u8>();
+            let stream = device.new_stream().unwrap();
+            let target = driver.mem_alloc(4096).unwrap();
+            // SAFETY: the block is written, both are large enough, and the copy is waited for below
+            // (where it is not, the simulated device keeps the memory until the copy has run).
+            unsafe {
+                block.write_bytes(1, 4096);
+                driver.copy_to_device(target, block.as_ptr(), 4096, stream.raw()).unwrap();
+                if at_once {
+                    driver.host_free(block).unwrap();
+                } else {
+                    blocks::release(block);
+                    source.trim().unwrap();
+                }
+            }
+            assert_eq!(simulator.host_blocks(), 0);
+            let reports = simulator.take_reports();
+            let kinds = reports.iter().map(crate::sim::Report::kind).collect::<Vec<_>>();
+            assert_eq!(kinds, if at_once { vec![Violation::FreeWhileInUse] } else { vec![] });
+            stream.synchronize().unwrap();
+            // SAFETY: allocated above, and complete.
+            unsafe { driver.mem_free(target).unwrap() };
+        }
+    }
 }
