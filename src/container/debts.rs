@@ -163,7 +163,7 @@ impl<L: Lender> Debts<L> {
     }
 }
 
-#[cfg(all(test, not(aquifer_loom)))]
+#[cfg(test)]
 mod tests {
     use super::*;
     use std::cell::RefCell;
@@ -171,7 +171,7 @@ mod tests {
     #[derive(Debug, Clone, PartialEq)]
     struct Named(&'static str);
 
-    thread_local! {
+    crate::sync::trusted::thread_local! {
         static FAIL: RefCell<bool> = const { RefCell::new(false) };
     }
 
