@@ -4,6 +4,12 @@
 #![cfg_attr(not(feature = "cuda"), allow(dead_code))]
 #![cfg_attr(all(feature = "std-allocator", aquifer_nightly), feature(allocator_api))]
 
+#[cfg(all(feature = "std-allocator", not(aquifer_std_allocator)))]
+compile_error!(
+    "the feature `std-allocator` needs Rust 1.100, where `std::alloc::Allocator` is stable, or a \
+     nightly with `--cfg aquifer_nightly` in RUSTFLAGS"
+);
+
 mod adaptor;
 mod backend;
 mod container;

@@ -1,11 +1,9 @@
 //! A resource bound to a stream.
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::host::remember;
 use crate::layout::DeviceLayout;
 use crate::resource::{DeviceBlock, DeviceResource, HostComplete};
 use crate::stream::Stream;
-use allocator_api2::alloc::{AllocError, Allocator};
 use std::alloc::Layout;
 use std::ptr::NonNull;
 
@@ -93,20 +91,11 @@ impl<R: HostComplete> OnStream<R> {
         }
         Ok(NonNull::slice_from_raw_parts(pointer, layout.size()))
     }
-}
 
-// SAFETY: `R: HostComplete` hands out memory that no device work touches and keeps freed blocks
-// until the device is complete; blocks stay valid while a handle on the resource lives, and each
-// clone holds one; clones are interchangeable; nothing unwinds.
-unsafe impl<R: HostComplete> Allocator for OnStream<R> {
-    fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
-        self.obtain(layout).map_err(|error| {
-            remember(error);
-            AllocError
-        })
-    }
-
-    unsafe fn deallocate(&self, pointer: NonNull<u8>, layout: Layout) {
+    /// # Safety
+    ///
+    /// As `Allocator::deallocate`.
+    unsafe fn give_back(&self, pointer: NonNull<u8>, layout: Layout) {
         if layout.size() == 0 {
             return;
         }
@@ -115,28 +104,38 @@ unsafe impl<R: HostComplete> Allocator for OnStream<R> {
             // one; the caller gives it up. The stream's later work is the resource's to wait for.
             unsafe {
                 let block = self.resource.block_at(pointer, layout);
-                self.resource.deallocate(&self.stream, block);
+                self.deallocate(block);
             }
         }
     }
 
-    unsafe fn shrink(
+    /// # Safety
+    ///
+    /// As `Allocator::grow` and `Allocator::shrink`.
+    unsafe fn resize(
         &self,
         pointer: NonNull<u8>,
         old: Layout,
         new: Layout,
-    ) -> Result<NonNull<[u8]>, AllocError> {
-        if new.size() != 0 && pointer.addr().get().is_multiple_of(new.align()) {
+    ) -> Result<NonNull<[u8]>> {
+        let smaller = new.size() != 0 && new.size() <= old.size();
+        if smaller && pointer.addr().get().is_multiple_of(new.align()) {
             // In place: a block is found again by its address, whatever its size is said to be.
             return Ok(NonNull::slice_from_raw_parts(pointer, new.size()));
         }
-        let target = Allocator::allocate(self, new)?;
-        // SAFETY: both blocks are live, disjoint and hold `new.size() <= old.size()` bytes; the old
-        // one is given up by the caller on success.
+        let target = self.obtain(new)?;
+        let bytes = old.size().min(new.size());
+        // SAFETY: both blocks are live, disjoint and hold `bytes` bytes; the old one is given up by
+        // the caller on success.
         unsafe {
-            std::ptr::copy_nonoverlapping(pointer.as_ptr(), target.as_ptr().cast(), new.size());
-            Allocator::deallocate(self, pointer, old);
+            std::ptr::copy_nonoverlapping(pointer.as_ptr(), target.as_ptr().cast(), bytes);
+            self.give_back(pointer, old);
         }
         Ok(target)
     }
 }
+
+// The core above is sound as an allocator, since `R: HostComplete` hands out memory that no device
+// work touches and keeps freed blocks until the device is complete; blocks stay valid while a handle
+// on the resource lives, and each clone holds one.
+crate::host::implement_allocators!([R: HostComplete] OnStream<R>);

@@ -83,16 +83,18 @@ pub(super) unsafe fn resize(
 /// # Safety
 ///
 /// The block is valid for writes.
-pub(super) unsafe fn zero_from(block: NonNull<[u8]>, start: usize) {
+pub(crate) unsafe fn zero_from(block: NonNull<[u8]>, start: usize) {
     let rest = block.len().saturating_sub(start);
     // SAFETY: `start + rest` is the block's length, or `rest` is zero.
     unsafe { block.as_ptr().cast::<u8>().add(block.len() - rest).write_bytes(0, rest) };
 }
 
-/// Implements an allocator trait, of the module `$api`, over a type's inherent
-/// `obtain(&self, Layout) -> Result<NonNull<[u8]>>`.
+/// Implements an allocator trait, of the module `$api`, over a type's inherent core:
+/// `obtain(&self, Layout) -> Result<NonNull<[u8]>>`, and
+/// `unsafe resize(&self, NonNull<u8>, Layout, Layout) -> Result<NonNull<[u8]>>` and
+/// `unsafe give_back(&self, NonNull<u8>, Layout)`, which take what `obtain` returned.
 macro_rules! implement_allocator {
-    ($api:path, $type:ty) => {
+    ($api:path, [$($generics:tt)*] $type:ty) => {
         const _: () = {
             use std::alloc::Layout;
             use std::ptr::NonNull;
@@ -109,7 +111,7 @@ macro_rules! implement_allocator {
             // SAFETY: blocks come from sources that keep them until they are released here, through
             // whichever handle; clones are interchangeable; nothing unwinds; sizes and alignments
             // are met or refused.
-            unsafe impl api::Allocator for $type {
+            unsafe impl<$($generics)*> api::Allocator for $type {
                 fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, api::AllocError> {
                     known(self.obtain(layout))
                 }
@@ -126,7 +128,7 @@ macro_rules! implement_allocator {
 
                 unsafe fn deallocate(&self, pointer: NonNull<u8>, layout: Layout) {
                     // SAFETY: the caller's promise.
-                    unsafe { core::deallocate(pointer, layout) }
+                    unsafe { self.give_back(pointer, layout) }
                 }
 
                 unsafe fn grow(
@@ -136,7 +138,7 @@ macro_rules! implement_allocator {
                     new: Layout,
                 ) -> Result<NonNull<[u8]>, api::AllocError> {
                     // SAFETY: the caller's promise.
-                    known(unsafe { core::resize(|layout| self.obtain(layout), pointer, old, new) })
+                    known(unsafe { self.resize(pointer, old, new) })
                 }
 
                 unsafe fn grow_zeroed(
@@ -146,7 +148,7 @@ macro_rules! implement_allocator {
                     new: Layout,
                 ) -> Result<NonNull<[u8]>, api::AllocError> {
                     // SAFETY: the caller's promise.
-                    let block = unsafe { self.grow(pointer, old, new) }?;
+                    let block = known(unsafe { self.resize(pointer, old, new) })?;
                     // SAFETY: the block is ours; past the old size nothing was promised to stay.
                     unsafe { core::zero_from(block, old.size()) };
                     Ok(block)
@@ -159,20 +161,53 @@ macro_rules! implement_allocator {
                     new: Layout,
                 ) -> Result<NonNull<[u8]>, api::AllocError> {
                     // SAFETY: the caller's promise.
-                    known(unsafe { core::resize(|layout| self.obtain(layout), pointer, old, new) })
+                    known(unsafe { self.resize(pointer, old, new) })
                 }
             }
         };
     };
 }
 
-/// Implements every allocator trait that this build knows.
+/// Implements every allocator trait that this build knows, over a type's inherent core.
 macro_rules! implement_allocators {
-    ($type:ty) => {
-        $crate::host::allocator::implement_allocator!(allocator_api2::alloc, $type);
-        #[cfg(feature = "std-allocator")]
-        $crate::host::allocator::implement_allocator!(std::alloc, $type);
+    ([$($generics:tt)*] $type:ty) => {
+        $crate::host::implement_allocator!(allocator_api2::alloc, [$($generics)*] $type);
+        #[cfg(aquifer_std_allocator)]
+        $crate::host::implement_allocator!(std::alloc, [$($generics)*] $type);
     };
 }
 
-pub(super) use {implement_allocator, implement_allocators};
+/// As [`implement_allocators`], for a type of this room, whose blocks are in the process-wide map:
+/// its `obtain` is the whole of its core.
+macro_rules! implement_by_map {
+    ($type:ty) => {
+        impl $type {
+            /// # Safety
+            ///
+            /// As `Allocator::deallocate`.
+            unsafe fn give_back(&self, pointer: NonNull<u8>, layout: Layout) {
+                // SAFETY: the caller's promise.
+                unsafe { $crate::host::allocator::deallocate(pointer, layout) }
+            }
+
+            /// # Safety
+            ///
+            /// As `Allocator::grow` and `Allocator::shrink`.
+            unsafe fn resize(
+                &self,
+                pointer: NonNull<u8>,
+                old: Layout,
+                new: Layout,
+            ) -> Result<NonNull<[u8]>> {
+                let obtain = |layout| self.obtain(layout);
+                // SAFETY: the caller's promise.
+                unsafe { $crate::host::allocator::resize(obtain, pointer, old, new) }
+            }
+        }
+
+        $crate::host::implement_allocators!([] $type);
+    };
+}
+
+pub(super) use implement_by_map;
+pub(crate) use {implement_allocator, implement_allocators};

@@ -35,8 +35,12 @@ pub(super) fn insert(base: NonNull<u8>, bytes: usize, source: &Arc<HostSource>) 
     BLOCKS.write().insert(base.addr().get(), entry);
 }
 
-/// The block that holds `address`.
+/// The block that holds `address`. None is found in the child of a fork.
 pub(super) fn find(address: usize) -> Option<Found> {
+    // As in `release`.
+    if crate::backend::is_forked_child() {
+        return None;
+    }
     let blocks = BLOCKS.read();
     let (base, entry) = blocks.range(..=address).next_back()?;
     (address - base < entry.bytes).then(|| Found {

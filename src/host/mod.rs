@@ -1,6 +1,6 @@
 //! Host memory that the device reaches: page-locked, mapped, registered.
 
-mod allocator;
+pub(crate) mod allocator;
 mod blocks;
 mod mapped;
 mod pending;
@@ -14,7 +14,7 @@ pub(crate) use pinned::default_pinned;
 pub use pinned::{PinnedAlloc, PinnedOptions, PinnedResource};
 pub use registered::{HostBuffer, RegisterError, Registered};
 
-pub(crate) use allocator::remember;
+pub(crate) use allocator::{implement_allocator, implement_allocators};
 pub(crate) use mapped::device_address;
 
 crate::sync::for_models! {

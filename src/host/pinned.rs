@@ -1,8 +1,8 @@
 //! Page-locked memory as an allocator and as a resource.
 
-use super::allocator::implement_allocators;
+use super::allocator::implement_by_map;
 use super::blocks;
-use super::source::HostSource;
+use super::source::{HostSource, not_forked};
 use crate::backend::{HostFlags, Wanted};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
@@ -46,11 +46,12 @@ impl PinnedAlloc {
         if layout.size() == 0 {
             return Ok(NonNull::slice_from_raw_parts(layout.dangling_ptr(), 0));
         }
+        not_forked()?;
         current_pinned_resource()?.obtain(layout)
     }
 }
 
-implement_allocators!(PinnedAlloc);
+implement_by_map!(PinnedAlloc);
 
 /// Page-locked host memory of one device: an allocator for the host's collections, and a
 /// [`DeviceResource`] whose memory both sides reach. A handle: clones are the same resource.
@@ -108,11 +109,13 @@ impl PinnedOptions {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Unsupported`] if mapped memory was asked and the device cannot map.
+    /// [`ErrorKind::Unsupported`] if mapped memory was asked and the device cannot map;
+    /// [`ErrorKind::Forked`] in the child of a fork.
     pub fn build(self) -> Result<PinnedResource> {
         if self.flags.mapped && !self.device.properties().map_host_memory {
             return Err(cannot_map(&self.device));
         }
+        not_forked()?;
         Ok(PinnedResource { source: HostSource::new(&self.device, self.flags) })
     }
 }
@@ -127,7 +130,7 @@ impl PinnedResource {
     ///
     /// # Errors
     ///
-    /// None now; kept for resources that take memory when they are built.
+    /// [`ErrorKind::Forked`] in the child of a fork.
     pub fn new(device: &Device) -> Result<Self> {
         Self::builder(device).build()
     }
@@ -149,7 +152,8 @@ impl PinnedResource {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Capture`] while a stream is in capture, which waiting would invalidate.
+    /// [`ErrorKind::Capture`] while a stream is in capture, which waiting would invalidate;
+    /// [`ErrorKind::Forked`] in the child of a fork.
     pub fn trim(&self) -> Result<()> {
         self.source.trim()
     }
@@ -159,7 +163,7 @@ impl PinnedResource {
     }
 }
 
-implement_allocators!(PinnedResource);
+implement_by_map!(PinnedResource);
 
 impl PartialEq for PinnedResource {
     fn eq(&self, other: &Self) -> bool {

@@ -1,6 +1,6 @@
 //! Page-locking memory that someone else allocated.
 
-use super::source::{Yard, take_back_registered, trim, yard};
+use super::source::{Yard, no_capture, not_forked, take_back_registered, trim, yard};
 use crate::backend::{HostFlags, Wanted};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
@@ -27,23 +27,32 @@ pub unsafe trait HostBuffer: Send + 'static {
     fn parts(&mut self) -> (NonNull<Self::Item>, usize);
 }
 
-// SAFETY: a vector's elements lie in its allocation, which moving the vector leaves in place.
-unsafe impl<T: Pod + Send> HostBuffer for Vec<T> {
-    type Item = T;
+macro_rules! standard_buffers {
+    ([$($generics:tt)*] $vec:ty, $boxed:ty) => {
+        // SAFETY: a vector's elements lie in its allocation, which moving the vector leaves in
+        // place; an allocator that is `'static` keeps its blocks while the vector lives.
+        unsafe impl<T: Pod + Send, $($generics)*> HostBuffer for $vec {
+            type Item = T;
 
-    fn parts(&mut self) -> (NonNull<T>, usize) {
-        (NonNull::from(self.as_mut_slice()).cast(), self.len())
-    }
+            fn parts(&mut self) -> (NonNull<T>, usize) {
+                (NonNull::from(self.as_mut_slice()).cast(), self.len())
+            }
+        }
+
+        // SAFETY: as for `Vec`.
+        unsafe impl<T: Pod + Send, $($generics)*> HostBuffer for $boxed {
+            type Item = T;
+
+            fn parts(&mut self) -> (NonNull<T>, usize) {
+                (NonNull::from(&mut **self).cast(), self.len())
+            }
+        }
+    };
 }
-
-// SAFETY: as for `Vec`.
-unsafe impl<T: Pod + Send> HostBuffer for Box<[T]> {
-    type Item = T;
-
-    fn parts(&mut self) -> (NonNull<T>, usize) {
-        (NonNull::from(&mut **self).cast(), self.len())
-    }
-}
+#[cfg(not(aquifer_std_allocator))]
+standard_buffers!([] Vec<T>, Box<[T]>);
+#[cfg(aquifer_std_allocator)]
+standard_buffers!([A: std::alloc::Allocator + Send + 'static] Vec<T, A>, Box<[T], A>);
 
 // SAFETY: as for `Vec`; an allocator that is `'static` keeps its blocks while the vector lives.
 unsafe impl<T: Pod + Send, A: Allocator + Send + 'static> HostBuffer
@@ -122,6 +131,9 @@ impl<B: HostBuffer> Registered<B> {
     /// is registered already among others. The buffer comes back in the error.
     pub fn new(device: &Device, mut owner: B) -> Result<Self, RegisterError<B>> {
         let refuse = |error: Error, owner: B| Err(RegisterError { error, buffer: Some(owner) });
+        if let Err(error) = not_forked() {
+            return refuse(error, owner);
+        }
         let properties = device.properties();
         if !properties.host_register {
             let error = Error::new(
@@ -163,12 +175,17 @@ impl<B: HostBuffer> Registered<B> {
     ///
     /// # Errors
     ///
-    /// Those of the driver; then the memory stays locked, and the buffer is dropped when the device
-    /// can say that it is past it.
+    /// [`ErrorKind::Capture`] while a stream is in capture, which waiting would invalidate; those of
+    /// the driver. Then the memory stays locked, and the buffer is dropped when the device can say
+    /// that it is past it.
     pub fn into_inner(self) -> Result<B, RegisterError<B>> {
+        if let Err(error) = not_forked() {
+            return Err(RegisterError { error, buffer: None });
+        }
         // Other libraries may have given work to any context.
         for device in self.device.sharing_host_memory() {
-            if let Err(error) = device.synchronize() {
+            let waited = no_capture(&device).and_then(|()| device.synchronize());
+            if let Err(error) = waited {
                 return Err(RegisterError { error, buffer: None });
             }
         }
@@ -194,7 +211,8 @@ impl<B: HostBuffer> Registered<B> {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Capture`] while a stream is in capture.
+    /// [`ErrorKind::Capture`] while a stream is in capture; [`ErrorKind::Forked`] in the child of a
+    /// fork.
     pub fn trim(device: &Device) -> Result<()> {
         trim(device, &yard(device))
     }

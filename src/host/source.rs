@@ -67,6 +67,15 @@ type Yards = HashMap<(BackendKind, u64), Arc<Yard>>;
 /// swept with the others and dropped when it is empty.
 static YARDS: LazyLock<Mutex<Yards>> = LazyLock::new(Mutex::default);
 
+/// The error of a call in the child of a fork, which inherited the process's locks as they were at
+/// that moment and must take none of them.
+pub(super) fn not_forked() -> Result<()> {
+    if crate::backend::is_forked_child() {
+        return Err(DriverError::new("page-locked memory", DriverError::FORKED).into());
+    }
+    Ok(())
+}
+
 pub(super) fn yard(device: &Device) -> Arc<Yard> {
     YARDS.lock().entry(device.key()).or_default().clone()
 }
@@ -94,43 +103,47 @@ impl HostSource {
         if layout.size() == 0 {
             return Ok(NonNull::slice_from_raw_parts(layout.dangling_ptr(), 0));
         }
-        if crate::backend::is_forked_child() {
-            return Err(DriverError::new("cuMemHostAlloc", DriverError::FORKED).into());
-        }
+        not_forked()?;
         sweep();
-        // The driver aligns to pages; a larger alignment is found inside a larger block.
+        let too_large = || {
+            Error::new(
+                ErrorKind::InvalidArgument,
+                format!(
+                    "{} bytes aligned to {} are more than an address space holds",
+                    layout.size(),
+                    layout.align()
+                ),
+            )
+        };
+        // A larger alignment than a page is found inside a larger block.
         let padding = if layout.align() > PAGE { layout.align() } else { 0 };
-        let bytes = layout
-            .size()
-            .checked_add(padding)
-            .and_then(|sum| align_up(sum, PAGE))
-            .filter(|rounded| *rounded <= isize::MAX as usize)
-            .ok_or_else(|| {
-                Error::new(
-                    ErrorKind::InvalidArgument,
-                    format!(
-                        "{} bytes aligned to {} are more than an address space holds",
-                        layout.size(),
-                        layout.align()
-                    ),
-                )
-            })?;
+        let bytes = padded(layout.size(), padding).ok_or_else(too_large)?;
+        let (mut base, mut bytes) = (self.host_alloc(bytes)?, bytes);
+        if place(base, bytes, layout).is_none() {
+            // Drivers are said to align to pages, and promise nothing: once more, with room.
+            bytes = padded(layout.size(), layout.align()).ok_or_else(too_large)?;
+            let larger = self.host_alloc(bytes);
+            // SAFETY: allocated above and given to nobody.
+            let _ = unsafe { self.device.driver().host_free(base) };
+            base = larger?;
+        }
+        let pointer = place(base, bytes, layout).unwrap_or(base);
+        blocks::insert(base, bytes, self);
+        Ok(NonNull::slice_from_raw_parts(pointer, layout.size()))
+    }
+
+    fn host_alloc(&self, bytes: usize) -> Result<NonNull<u8>> {
         let driver = self.device.driver();
-        let base = match driver.host_alloc(bytes, self.flags) {
-            // What waits for its fence may be all that is missing.
+        match driver.host_alloc(bytes, self.flags) {
+            // What waits for its fence may be all that is missing. Where it has to go on waiting,
+            // the memory is still what the caller lacks.
             Err(error) if error.code() == DriverError::OUT_OF_MEMORY && self.yard.len() > 0 => {
-                self.trim()?;
+                let _ = self.trim();
                 driver.host_alloc(bytes, self.flags)
             }
             answer => answer,
         }
-        .wanted(|| format!("allocating {bytes} bytes of page-locked memory for {}", self.device))?;
-        blocks::insert(base, bytes, self);
-        let address = base.addr().get();
-        let aligned = align_up(address, layout.align()).unwrap_or(address);
-        // SAFETY: `aligned - address < padding`, so it lies in the block with `layout.size()` after.
-        let pointer = unsafe { base.add(aligned - address) };
-        Ok(NonNull::slice_from_raw_parts(pointer, layout.size()))
+        .wanted(|| format!("allocating {bytes} bytes of page-locked memory for {}", self.device))
     }
 
     /// Waits for the device, and unpins all that was freed here.
@@ -143,6 +156,23 @@ impl HostSource {
         let device = self.device.clone();
         self.yard.push(Freed { device, pointer, bytes, how: HowToFree::Allocated });
     }
+}
+
+/// Whole pages with room for `size` bytes and `padding` more; `None` if no address space has that.
+fn padded(size: usize, padding: usize) -> Option<usize> {
+    let rounded = align_up(size.checked_add(padding)?, PAGE)?;
+    (rounded <= isize::MAX as usize).then_some(rounded)
+}
+
+/// Where `layout` fits in a block of `bytes` bytes, if it does.
+fn place(base: NonNull<u8>, bytes: usize, layout: Layout) -> Option<NonNull<u8>> {
+    let address = base.addr().get();
+    let offset = align_up(address, layout.align())? - address;
+    if offset.checked_add(layout.size())? > bytes {
+        return None;
+    }
+    // SAFETY: the offset lies in the block, as does all of the layout after it.
+    Some(unsafe { base.add(offset) })
 }
 
 /// Takes memory in that is to be unregistered before its owner frees it.
@@ -187,21 +217,30 @@ fn collect(yard: &Yard) {
 }
 
 pub(super) fn trim(device: &Device, yard: &Yard) -> Result<()> {
+    not_forked()?;
     if yard.len() == 0 {
         return Ok(());
     }
+    // The fence goes before the wait: one that is asked right after its record is not passed yet.
+    collect(yard);
     for device in device.sharing_host_memory() {
-        if Stream::any_capturing(&device) {
-            return Err(Error::new(
-                ErrorKind::Capture,
-                format!("freed page-locked memory waits for a capture on {device}"),
-            )
-            .advise("trim when the capture has ended"));
-        }
+        no_capture(&device)?;
         // A broken context is reported by `collect`, which leaks what it can say nothing about.
         let _ = device.synchronize();
     }
     collect(yard);
+    Ok(())
+}
+
+/// The error of waiting for a device that may be in capture, which the wait would invalidate.
+pub(super) fn no_capture(device: &Device) -> Result<()> {
+    if Stream::any_capturing(device) {
+        return Err(Error::new(
+            ErrorKind::Capture,
+            format!("page-locked memory waits for a capture on {device}"),
+        )
+        .advise("call again when the capture has ended"));
+    }
     Ok(())
 }
 
@@ -261,6 +300,69 @@ impl Freed {
             }
             // Its owner must not free pages that are still locked.
             std::mem::forget(self);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_layout_is_placed_inside_its_block_or_not_at_all() {
+        let block = vec![0_u8; 1 << 15];
+        let start = NonNull::from(block.as_slice()).cast::<u8>();
+        for shift in [0, 512, 4096] {
+            // SAFETY: a few bytes into a vector of many more.
+            let base = unsafe { start.add(shift) };
+            for (size, align) in [(1, 1), (4096, 512), (4096, 4096), (100, 8192)] {
+                let layout = Layout::from_size_align(size, align).unwrap();
+                let padded = padded(size, align).unwrap();
+                let pointer = place(base, padded, layout).unwrap().addr().get();
+                assert!(pointer.is_multiple_of(align));
+                let from = base.addr().get();
+                assert!(pointer >= from && pointer + size <= from + padded);
+                // Without padding it fits only where the driver happens to align as asked.
+                let tight = place(base, size, layout);
+                assert_eq!(tight.is_some(), base.addr().get().is_multiple_of(align));
+            }
+        }
+        assert_eq!(padded(isize::MAX as usize, 0), None);
+        assert_eq!(padded(usize::MAX, 4096), None);
+    }
+
+    /// The control of every test that finds no `FreeWhileInUse`: the simulated device sees a block
+    /// that is unpinned under a copy, and does not where the block went through the yard.
+    #[test]
+    fn unpinning_at_once_would_be_seen() {
+        use crate::sim::{SimConfig, Violation};
+        for at_once in [true, false] {
+            let device = Device::simulated(SimConfig::default());
+            let (driver, simulator) = (device.driver(), device.simulator().unwrap());
+            let flags = HostFlags { portable: true, mapped: false, write_combined: false };
+            let source = HostSource::new(&device, flags);
+            let block = source.allocate(Layout::new::<[u8; 4096]>()).unwrap().cast::<u8>();
+            let stream = device.new_stream().unwrap();
+            let target = driver.mem_alloc(4096).unwrap();
+            // SAFETY: the block is written, both are large enough, and the copy is waited for below
+            // (where it is not, the simulated device keeps the memory until the copy has run).
+            unsafe {
+                block.write_bytes(1, 4096);
+                driver.copy_to_device(target, block.as_ptr(), 4096, stream.raw()).unwrap();
+                if at_once {
+                    driver.host_free(block).unwrap();
+                } else {
+                    blocks::release(block);
+                    source.trim().unwrap();
+                }
+            }
+            assert_eq!(simulator.host_blocks(), 0);
+            let reports = simulator.take_reports();
+            let kinds = reports.iter().map(crate::sim::Report::kind).collect::<Vec<_>>();
+            assert_eq!(kinds, if at_once { vec![Violation::FreeWhileInUse] } else { vec![] });
+            stream.synchronize().unwrap();
+            // SAFETY: allocated above, and complete.
+            unsafe { driver.mem_free(target).unwrap() };
         }
     }
 }

@@ -219,7 +219,7 @@ impl Stream {
     }
 
     /// Whether any living stream that Aquifer knows on `device` is recording a graph. A question to
-    /// the driver that fails counts as yes.
+    /// the driver that fails counts as yes, but for a context that is gone: it has no graph to lose.
     pub(crate) fn any_capturing(device: &Device) -> bool {
         let key = device.key();
         let streams: Vec<Stream> = {
@@ -227,7 +227,9 @@ impl Stream {
             let of_device = alive.iter().filter(|((owner, _), _)| *owner == key);
             of_device.filter_map(|(_, entry)| entry.upgrade()).map(|inner| Self { inner }).collect()
         };
-        streams.iter().any(|stream| stream.is_capturing().unwrap_or(true))
+        let gone =
+            |error: &Error| matches!(error.kind(), ErrorKind::ContextLost | ErrorKind::Forked);
+        streams.iter().any(|stream| stream.is_capturing().unwrap_or_else(|error| !gone(&error)))
     }
 
     pub(crate) fn raw(&self) -> RawStream {

@@ -10,7 +10,7 @@ use super::{capture, enqueue, memory, order, schedule};
 use crate::backend::{
     BackendKind, CaptureStatus, DeviceAddress, DeviceProperties, Driver, DriverResult, FillWord,
     HostFlags, Kernel, LaunchConfig, MemoryInfo, NewStream, RawArg, RawEvent, RawPool, RawStream,
-    StreamKeeper,
+    StreamKeeper, is_forked_child,
 };
 use crate::error::DriverError;
 use crate::sync::Arc;
@@ -95,6 +95,10 @@ impl SimDriver {
         name: &'static str,
         body: impl FnOnce(&mut Held, &Ledger) -> DriverResult<T>,
     ) -> DriverResult<T> {
+        // The child of a fork inherited the world's lock as it was, and maybe no one to release it.
+        if is_forked_child() {
+            return Err(DriverError::new(name, DriverError::FORKED));
+        }
         let result = self.locked(name, body);
         self.ledger.tell();
         result
@@ -123,6 +127,9 @@ impl Drop for SimDriver {
     /// Runs what is queued, then takes the device out of the world. Memory that the host may still
     /// have pointers to is leaked.
     fn drop(&mut self) {
+        if is_forked_child() {
+            return;
+        }
         let id = self.ledger.device;
         let mut held = world();
         if held.is_running_here() {
@@ -315,6 +322,9 @@ unsafe impl Driver for SimDriver {
     }
 
     fn per_thread_stream(&self) -> DriverResult<RawStream> {
+        if is_forked_child() {
+            return Err(DriverError::new("per-thread stream", DriverError::FORKED));
+        }
         let mut held = world();
         self.ledger.alive("per-thread stream")?;
         let key = (self.ledger.device, std::thread::current().id());

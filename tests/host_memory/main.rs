@@ -1,0 +1,55 @@
+//! Page-locked memory: freed blocks wait for the device, mapped memory is a kernel argument,
+//! registered memory keeps its owner, a forked child touches nothing.
+
+#[cfg(unix)]
+mod forked;
+mod mapped;
+mod pending;
+mod registered;
+#[path = "../support/mod.rs"]
+mod support;
+
+use allocator_api2::vec::Vec as AllocVec;
+use aquifer::{
+    PinnedResource, reset_current_pinned_resource, set_current_pinned_resource, sim::Simulator,
+};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// A vector of four-byte numbers in page-locked memory.
+type PinnedVec = AllocVec<u32, PinnedResource>;
+
+/// Any allocation drains every device's freed blocks, and the current resource is the process's: a
+/// test that counts either runs alone.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn pinned_vec(pinned: &PinnedResource, length: usize) -> PinnedVec {
+    let mut vec = AllocVec::with_capacity_in(length, pinned.clone());
+    vec.extend(0..length as u32);
+    vec
+}
+
+/// Makes the device's next answer about an event "not yet".
+fn not_ready(simulator: &Simulator) {
+    simulator.fail_call("cuEventQuery", 1, 600);
+}
+
+/// Makes `pinned` current until dropped.
+struct Current(Option<PinnedResource>);
+
+impl Current {
+    fn set(pinned: &PinnedResource) -> Self {
+        Self(set_current_pinned_resource(pinned.clone()))
+    }
+}
+
+impl Drop for Current {
+    fn drop(&mut self) {
+        match self.0.take() {
+            Some(before) => drop(set_current_pinned_resource(before)),
+            None => drop(reset_current_pinned_resource()),
+        }
+    }
+}
