@@ -138,6 +138,10 @@ pub(crate) fn lend_across(
     stream: &Stream,
     range: std::ops::Range<usize>,
 ) -> Result<()> {
+    if home.device().kind() != stream.device().kind() {
+        // A debt that nobody could pay would stay for good.
+        stream.device().expect(home.device(), "the source")?;
+    }
     debts.enter(home, Borrower::Stream(stream.clone()), range, false)?;
     stream.wait_for(home)
 }
