@@ -67,8 +67,7 @@ fn later(stream: &Stream, what: &str, holds: impl Fn() -> bool) {
 }
 
 /// Kernels that end when the test lets them, one gate for each test that needs one.
-static GATES: [(Mutex<bool>, Condvar); 4] =
-    [const { (Mutex::new(false), Condvar::new()) }; 4];
+static GATES: [(Mutex<bool>, Condvar); 4] = [const { (Mutex::new(false), Condvar::new()) }; 4];
 
 static WAIT: Kernel = Kernel::new("wait", "", |_: &LaunchConfig, mut args: HostArgs<'_>| {
     let (open, opened) = &GATES[args.scalar::<u32>()? as usize];
@@ -335,8 +334,7 @@ fn a_lost_context_gives_the_buffers_back_with_its_error() {
     for down in [false, true] {
         let (device, simulator) = support::simulated(SimConfig::default());
         let stream = device.new_stream().unwrap();
-        let (host, vec) =
-            (pinned(&device, &[1; 8]), DeviceVec::<u32>::zeroed(&stream, 8).unwrap());
+        let (host, vec) = (pinned(&device, &[1; 8]), DeviceVec::<u32>::zeroed(&stream, 8).unwrap());
         let begun = if down { stream.download(vec, host) } else { stream.upload(host, vec) };
         let transfer = begun.unwrap();
         simulator.lose_context();

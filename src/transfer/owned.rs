@@ -184,9 +184,8 @@ fn begin<B: HostBuffer>(
     }
     if let Err(error) = stream.record_into(&event) {
         // The copy runs and has no end that could be waited for, but the stream's.
-        let ended = stream.synchronize().is_ok()
-            || !download
-            || stream.device().driver().has_stopped();
+        let ended =
+            stream.synchronize().is_ok() || !download || stream.device().driver().has_stopped();
         return if ended {
             give_back(error, host, device)
         } else {
