@@ -78,7 +78,7 @@ fn a_stream_that_is_known_waits_for_home_and_home_for_it() {
             driver.take();
             cudarc(&other).memset_zeros(&mut vec.cuda_mut().unwrap()).unwrap();
             assert_eq!(events(driver), [("record", at_home.clone()), ("wait", away.clone())]);
-            assert_eq!(vec.get(0).unwrap(), 0);
+            assert_eq!(vec.to_vec().unwrap(), [0; 100]);
             assert_eq!(events(driver), [("record", away), ("wait", at_home)]);
             vec.fill(1).unwrap();
             assert_eq!(events(driver), [], "paid once");
