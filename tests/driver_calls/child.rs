@@ -132,7 +132,8 @@ impl StandIn {
 
     /// As [`take`](Self::take), without the calls that only look or put something back.
     pub fn changes(&self) -> Vec<String> {
-        let quiet = ["cuCtxGetCurrent", "cuCtxSetCurrent", "cuCtxPush", "cuCtxPop", "cuThread", "#"];
+        let quiet =
+            ["cuCtxGetCurrent", "cuCtxSetCurrent", "cuCtxPush", "cuCtxPop", "cuThread", "#"];
         let loud = |line: &String| !quiet.iter().any(|quiet| line.starts_with(quiet));
         self.take().into_iter().filter(loud).collect()
     }
@@ -167,7 +168,8 @@ impl StandIn {
         let mut context = 0;
         // SAFETY: the driver's function, of this type; the pointer is writable for the call.
         unsafe {
-            let get = self.library().get::<unsafe extern "C" fn(*mut u64) -> u32>(b"cuCtxGetCurrent\0");
+            let get =
+                self.library().get::<unsafe extern "C" fn(*mut u64) -> u32>(b"cuCtxGetCurrent\0");
             assert_eq!(get.unwrap()(&raw mut context), 0);
         }
         context
@@ -177,7 +179,8 @@ impl StandIn {
     pub fn stand_on(&self, context: u64) {
         // SAFETY: the driver's function, of this type; the stand-in takes any number.
         unsafe {
-            let push = self.library().get::<unsafe extern "C" fn(u64) -> u32>(b"cuCtxPushCurrent_v2\0");
+            let push =
+                self.library().get::<unsafe extern "C" fn(u64) -> u32>(b"cuCtxPushCurrent_v2\0");
             assert_eq!(push.unwrap()(context), 0);
         }
     }

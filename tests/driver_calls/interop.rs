@@ -116,7 +116,8 @@ fn default_streams_are_ordered_too() {
         let (device, home, _other, mut vec) = open();
         let at_home = handle(&cudarc(&home));
         let context = device.cuda_context().unwrap().clone();
-        for (stream, number) in [(context.default_stream(), "0x0"), (context.per_thread_stream(), "0x2")]
+        for (stream, number) in
+            [(context.default_stream(), "0x0"), (context.per_thread_stream(), "0x2")]
         {
             driver.take();
             stream.memset_zeros(&mut vec.cuda_mut().unwrap()).unwrap();
@@ -283,7 +284,10 @@ fn cudarc_gets_no_memory_that_it_would_free_wrongly() {
             driver.take();
             drop(vec.into_cuda_slice().map_err(|(error, _)| error).unwrap());
             let paid = [handle(&cudarc(&other)), handle(&cudarc(&home))];
-            assert_eq!(events(driver).into_iter().map(|(_, on)| on).take(2).collect::<Vec<_>>(), paid);
+            assert_eq!(
+                events(driver).into_iter().map(|(_, on)| on).take(2).collect::<Vec<_>>(),
+                paid
+            );
         },
     );
 }
@@ -323,9 +327,8 @@ fn one_stream_of_cudarcs_is_one_stream_here() {
         assert_eq!(vec.stream().id(), id);
         drop(vec);
         assert!(driver.names().contains(&"cuStreamDestroy_v2".to_owned()));
-        let refused = DeviceVec::from_cuda_slice(
-            context.per_thread_stream().alloc_zeros::<u32>(5).unwrap(),
-        );
+        let refused =
+            DeviceVec::from_cuda_slice(context.per_thread_stream().alloc_zeros::<u32>(5).unwrap());
         assert_eq!(refused.unwrap_err().kind(), ErrorKind::InvalidArgument);
         assert!(current_device_resource(&device).unwrap().frees_with_driver());
         drop(AsyncResource::new(&device).unwrap());

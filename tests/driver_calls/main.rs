@@ -179,7 +179,9 @@ fn the_callers_context_is_current_again_after_every_call() {
             same("scope");
             device.memory_info().unwrap();
             device.synchronize().unwrap();
-            assert!(!stream.is_capturing().unwrap() && stream.record().unwrap().is_complete().unwrap());
+            assert!(
+                !stream.is_capturing().unwrap() && stream.record().unwrap().is_complete().unwrap()
+            );
             same("questions");
             let clone = vec.cuda_mut().map(drop).and_then(|()| vec.try_clone()).unwrap();
             drop(vec);
@@ -480,7 +482,8 @@ fn a_driver_that_is_gone_lets_everything_drop() {
         let vec = DeviceVec::<u8>::zeroed(&stream, 64).unwrap();
         let transfer = stream.upload(pinned(&device, 64), vec).unwrap();
         let other = DeviceVec::<u8>::zeroed(&stream, 64).unwrap();
-        for call in ["cuMemFreeAsync", "cuEventQuery", "cuEventSynchronize", "cuStreamSynchronize"] {
+        for call in ["cuMemFreeAsync", "cuEventQuery", "cuEventSynchronize", "cuStreamSynchronize"]
+        {
             driver.fail(call, 1, 4);
         }
         assert!(format!("{transfer:?} {other:?} {stream:?} {device:?}").contains("DeviceVec"));

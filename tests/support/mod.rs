@@ -1,6 +1,6 @@
 //! What the tests share: a device of either kind, and a verdict of the simulated one at the end.
 
-#![allow(dead_code, reason = "each test target uses a part of it")]
+#![allow(dead_code, unreachable_pub, reason = "each test target uses a part of it")]
 
 use aquifer::sim::{SimConfig, Simulator};
 use aquifer::{BackendKind, Device};
