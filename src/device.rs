@@ -78,7 +78,12 @@ impl Device {
     pub fn open(ordinal: usize) -> Result<Self> {
         let mut open = OPEN.lock();
         let known = open.iter().find_map(|opened| match opened {
-            Opened::ForGood(device) if device.ordinal() == ordinal => Some(device.clone()),
+            Opened::ForGood(device)
+                if device.ordinal() == ordinal
+                    && device.cuda_context().is_some_and(|context| context.is_primary()) =>
+            {
+                Some(device.clone())
+            }
             _ => None,
         });
         if let Some(device) = known {
@@ -292,7 +297,7 @@ impl Device {
     }
 
     /// The error of a stream or a vector of `other` where this device was wanted.
-    pub(crate) fn expect(&self, other: &Device, what: &str) -> Result<()> {
+    pub(crate) fn require(&self, other: &Device, what: &str) -> Result<()> {
         if self == other {
             return Ok(());
         }

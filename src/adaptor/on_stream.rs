@@ -41,7 +41,7 @@ impl<R: DeviceResource> OnStream<R> {
     ///
     /// [`ErrorKind::WrongDevice`] if they belong to two devices.
     pub fn new(resource: R, stream: &Stream) -> Result<Self> {
-        resource.device().expect(stream.device(), "the stream")?;
+        resource.device().require(stream.device(), "the stream")?;
         Ok(Self { resource, stream: stream.clone() })
     }
 

@@ -325,6 +325,11 @@ pub(crate) unsafe trait Driver: Send + Sync + fmt::Debug + 'static {
         stream: RawStream,
     ) -> DriverResult<()>;
 
+    /// Whether a copy into this host memory may still run when its call has returned: it is
+    /// page-locked. Copies into other memory are complete by then, by the driver's manual.
+    /// `true` where nobody can say.
+    fn is_page_locked(&self, pointer: *const u8) -> bool;
+
     /// After a synchronising call failed: whether the device has surely stopped all that it was
     /// given, so that it writes no host memory any more. `false` where nobody can say.
     fn has_stopped(&self) -> bool;

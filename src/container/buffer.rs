@@ -2,7 +2,8 @@
 
 use super::debts::Debts;
 use super::foreign::Borrower;
-use crate::error::Result;
+use super::parts::DeviceVecParts;
+use crate::error::{DriverError, Error, Result};
 use crate::layout::DeviceLayout;
 use crate::resource::{DeviceBlock, DeviceResource};
 use crate::stream::Stream;
@@ -25,7 +26,7 @@ impl Buffer {
         layout: DeviceLayout,
         resource: Arc<dyn DeviceResource>,
     ) -> Result<Self> {
-        resource.device().expect(home.device(), "the stream")?;
+        resource.device().require(home.device(), "the stream")?;
         let block = if layout.bytes() == 0 {
             DeviceBlock::empty(layout)
         } else {
@@ -74,7 +75,7 @@ impl Buffer {
 
     /// Moves home to `stream`, which is ordered after all use so far.
     pub(crate) fn set_home(&mut self, stream: &Stream) -> Result<()> {
-        self.home.device().expect(stream.device(), "the stream")?;
+        self.home.device().require(stream.device(), "the stream")?;
         if *stream == self.home {
             return Ok(());
         }
@@ -85,9 +86,7 @@ impl Buffer {
     }
 
     /// Takes the parts out, every debt paid. On an error the buffer is whole.
-    pub(crate) fn into_parts(
-        self,
-    ) -> Result<(Stream, DeviceBlock, Arc<dyn DeviceResource>), (crate::Error, Self)> {
+    pub(crate) fn into_parts(self, length: usize) -> Result<DeviceVecParts, (Error, Self)> {
         if let Err(error) = self.pay(&(0..usize::MAX), true) {
             return Err((error, self));
         }
@@ -95,10 +94,10 @@ impl Buffer {
         // SAFETY: `this` is never used or dropped again, and each field is moved or dropped once.
         unsafe {
             let block = ManuallyDrop::take(&mut this.block);
-            let home = std::ptr::read(&this.home);
+            let stream = std::ptr::read(&this.home);
             let resource = std::ptr::read(&this.resource);
             std::ptr::drop_in_place(&mut this.debts);
-            Ok((home, block, resource))
+            Ok(DeviceVecParts { stream, block, length, resource })
         }
     }
 }
@@ -115,7 +114,7 @@ impl Drop for Buffer {
             // by stream order, those elsewhere by the debts just paid.
             Ok(()) => unsafe { self.resource.deallocate(&self.home, block) },
             // Work elsewhere may still use it and nothing can be made to wait: never published.
-            Err(error) if error.driver().is_some_and(crate::DriverError::is_gone) => {}
+            Err(error) if error.driver().is_some_and(DriverError::is_gone) => {}
             Err(error) => tracing::error!(
                 bytes = block.bytes(),
                 %error,

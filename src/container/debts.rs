@@ -179,7 +179,7 @@ impl<L: Lender> Debts<L> {
     }
 }
 
-#[cfg(all(test, not(aquifer_loom)))]
+#[cfg(test)]
 mod tests {
     use super::*;
     use std::cell::RefCell;
@@ -187,7 +187,7 @@ mod tests {
     #[derive(Debug, Clone, PartialEq)]
     struct Named(&'static str);
 
-    thread_local! {
+    crate::sync::trusted::thread_local! {
         static FAIL: RefCell<bool> = const { RefCell::new(false) };
     }
 

@@ -84,6 +84,10 @@ mod sealed {
 pub trait StreamRef: sealed::Sealed {
     #[doc(hidden)]
     fn parts(&self) -> Parts;
+
+    /// Whether this is that very stream; without the cost of `parts`.
+    #[doc(hidden)]
+    fn is(&self, stream: &Stream) -> bool;
 }
 
 #[doc(hidden)]
@@ -97,12 +101,20 @@ impl StreamRef for Stream {
     fn parts(&self) -> Parts {
         Parts { raw: self.raw(), borrower: Borrower::Stream(self.clone()) }
     }
+
+    fn is(&self, stream: &Stream) -> bool {
+        self == stream
+    }
 }
 
 impl StreamRef for PerThreadStream {
     fn parts(&self) -> Parts {
         let thread = std::thread::current().id();
         Parts { raw: self.raw(), borrower: Borrower::PerThread(self.device().clone(), thread) }
+    }
+
+    fn is(&self, _stream: &Stream) -> bool {
+        false
     }
 }
 
@@ -114,14 +126,16 @@ pub(crate) fn lend(
     range: std::ops::Range<usize>,
     writes: bool,
 ) -> Result<()> {
+    if stream.is(home) {
+        return debts.pay(home, &range, writes);
+    }
     let Parts { raw, borrower } = stream.parts();
     let device = match &borrower {
-        Borrower::Stream(stream) if stream == home => return debts.pay(home, &range, writes),
         Borrower::Stream(stream) => stream.device(),
         Borrower::PerThread(device, _) | Borrower::Context(device) => device,
     }
     .clone();
-    home.device().expect(&device, "the stream")?;
+    home.device().require(&device, "the stream")?;
     if range.is_empty() {
         return Ok(());
     }
@@ -140,7 +154,7 @@ pub(crate) fn lend_across(
 ) -> Result<()> {
     if home.device().kind() != stream.device().kind() {
         // A debt that nobody could pay would stay for good.
-        stream.device().expect(home.device(), "the source")?;
+        stream.device().require(home.device(), "the source")?;
     }
     debts.enter(home, Borrower::Stream(stream.clone()), range, false)?;
     stream.wait_for(home)

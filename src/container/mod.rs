@@ -17,8 +17,8 @@ pub use parts::DeviceVecParts;
 pub use view::{DeviceRead, DeviceSlice, DeviceSliceMut, DeviceWrite};
 
 #[cfg(feature = "cuda")]
-pub(crate) use foreign::lend_loosely;
-pub(crate) use foreign::{Borrower, lend, lend_across};
+pub(crate) use foreign::{Borrower, lend_loosely};
+pub(crate) use foreign::{lend, lend_across};
 
 crate::sync::for_models! {
     #[allow(missing_docs)]

@@ -31,10 +31,9 @@ impl<T: Pod> DeviceVec<T> {
     /// Those of making home wait; then the vector comes back.
     pub fn into_raw_parts(self) -> Result<DeviceVecParts, (Error, Self)> {
         let length = self.length;
-        match self.buffer.into_parts() {
-            Ok((stream, block, resource)) => Ok(DeviceVecParts { stream, block, length, resource }),
-            Err((error, buffer)) => Err((error, Self { buffer, length, elements: PhantomData })),
-        }
+        self.buffer
+            .into_parts(length)
+            .map_err(|(error, buffer)| (error, Self { buffer, length, elements: PhantomData }))
     }
 
     /// A vector of parts.
@@ -62,7 +61,7 @@ impl<T: Pod> DeviceVec<T> {
     /// the stream is ordered after all use of it so far.
     pub unsafe fn from_raw_parts(parts: DeviceVecParts) -> Result<Self> {
         let DeviceVecParts { stream, block, length, resource } = parts;
-        resource.device().expect(stream.device(), "the stream")?;
+        resource.device().require(stream.device(), "the stream")?;
         let fits = size_of::<T>() != 0
             && length.checked_mul(size_of::<T>()).is_some_and(|bytes| bytes <= block.bytes())
             && block.address().is_multiple_of(align_of::<T>() as u64);

@@ -2,12 +2,12 @@
 
 use super::blocks;
 use crate::error::{Error, Result};
-use crate::sync::trusted;
+use crate::sync::trusted::thread_local;
 use std::alloc::Layout;
 use std::cell::RefCell;
 use std::ptr::NonNull;
 
-trusted::thread_local! {
+thread_local! {
     static LAST_ERROR: RefCell<Option<Error>> = const { RefCell::new(None) };
 }
 
@@ -99,7 +99,7 @@ macro_rules! implement_allocator {
             use $api as api;
             use $crate::host::allocator as core;
 
-            fn known<T>(result: $crate::Result<T>) -> Result<T, api::AllocError> {
+            fn known<T>(result: $crate::error::Result<T>) -> Result<T, api::AllocError> {
                 result.map_err(|error| {
                     core::remember(error);
                     api::AllocError

@@ -2,7 +2,7 @@
 
 use super::blocks;
 use super::pending::{Pending, Unfenced};
-use crate::backend::{HostFlags, Wanted};
+use crate::backend::{BackendKind, HostFlags, Wanted};
 use crate::device::Device;
 use crate::error::{DriverError, Error, ErrorKind, Result};
 use crate::event::Event;
@@ -61,7 +61,7 @@ unsafe impl Send for Freed {}
 #[derive(Debug)]
 pub(super) struct Fence(Vec<Event>);
 
-type Yards = HashMap<(crate::BackendKind, u64), Arc<Yard>>;
+type Yards = HashMap<(BackendKind, u64), Arc<Yard>>;
 
 /// A yard a device. One that nobody else holds still has blocks of sources that are gone; it is
 /// swept with the others and dropped when it is empty.

@@ -3,7 +3,7 @@
 use crate::backend::{DriverResult, Wanted};
 use crate::container::{DeviceVec, DeviceVecParts};
 use crate::device::Device;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{DriverError, Error, ErrorKind, Result};
 use crate::layout::DeviceLayout;
 use crate::resource::{DeviceBlock, DeviceResource, current_device_resource};
 use crate::stream::Stream;
@@ -116,7 +116,7 @@ impl<T: Pod> DeviceVec<T> {
         // cudarc panics where it cannot make the two events of a slice, so two are tried first.
         for _ in 0..2 {
             if let Err(error) = stream.context().new_event(None) {
-                let error = crate::DriverError::new("cuEventCreate", error.0 as u32);
+                let error = DriverError::new("cuEventCreate", error.0 as u32);
                 let error = Err::<(), _>(error).wanted(|| "making cudarc's events");
                 return Err((error.err().unwrap_or_else(|| refuse("no events")), self));
             }

@@ -91,7 +91,7 @@ unsafe impl DeviceResource for AsyncResource {
     }
 
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
-        self.device.expect(stream.device(), "the stream")?;
+        self.device.require(stream.device(), "the stream")?;
         if layout.bytes() == 0 {
             return Ok(DeviceBlock::empty(layout));
         }

@@ -1,9 +1,11 @@
 //! Streams: in-order queues of work on a device, with an identity of their own.
 
 use crate::backend::sim::Simulator;
-use crate::backend::{CaptureStatus, RawStream, StreamKeeper, Wanted};
+use crate::backend::{BackendKind, CaptureStatus, RawStream, StreamKeeper, Wanted};
 use crate::device::Device;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::Result;
+#[cfg(feature = "cuda")]
+use crate::error::{Error, ErrorKind};
 use crate::event::Event;
 use crate::sync::trusted::{Mutex, unique};
 use crate::sync::{Arc, LazyLock, Weak};
@@ -49,7 +51,7 @@ struct StreamInner {
 static ALIVE: LazyLock<Mutex<HashMap<StreamKey, Weak<StreamInner>>>> =
     LazyLock::new(Mutex::default);
 
-type StreamKey = ((crate::BackendKind, u64), RawStream);
+type StreamKey = ((BackendKind, u64), RawStream);
 
 impl Drop for StreamInner {
     fn drop(&mut self) {
@@ -77,13 +79,21 @@ impl Stream {
 
     /// The one stream behind a driver's handle: the living one, or a new one from `make`.
     fn identify(device: &Device, raw: RawStream, make: impl FnOnce() -> StreamInner) -> Self {
-        let key = (device.key(), raw);
         let mut alive = ALIVE.lock();
-        if let Some(inner) = alive.get(&key).and_then(Weak::upgrade) {
+        let entry = alive.entry((device.key(), raw)).or_default();
+        if let Some(inner) = entry.upgrade() {
             return Self { inner };
         }
         let inner = Arc::new(make());
-        alive.insert(key, Arc::downgrade(&inner));
+        *entry = Arc::downgrade(&inner);
+        Self { inner }
+    }
+
+    /// A stream that was just made. Whoever is still listed under its handle named a stream that
+    /// was destroyed behind our back.
+    fn enlist(inner: StreamInner) -> Self {
+        let inner = Arc::new(inner);
+        ALIVE.lock().insert((inner.device.key(), inner.raw), Arc::downgrade(&inner));
         Self { inner }
     }
 
@@ -227,7 +237,7 @@ impl Stream {
 
 fn wait(device: &Device, raw: RawStream, event: &Event) -> Result<()> {
     if device.kind() != event.device().kind() {
-        device.expect(event.device(), "the event")?;
+        device.require(event.device(), "the event")?;
     }
     device
         .driver()
@@ -249,7 +259,7 @@ impl Device {
             .as_ref()
             .and_then(|keep| keep.downcast_ref::<Arc<cudarc::driver::CudaStream>>())
             .cloned();
-        Ok(Stream::identify(self, new.raw, || StreamInner {
+        Ok(Stream::enlist(StreamInner {
             device: self.clone(),
             raw: new.raw,
             id: unique(),

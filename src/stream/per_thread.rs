@@ -49,7 +49,7 @@ impl PerThreadStream {
     ///
     /// # Errors
     ///
-    /// As [`Stream::wait`].
+    /// As [`Stream::wait`](crate::Stream::wait).
     pub fn wait(&self, event: &Event) -> Result<()> {
         wait(&self.device, self.raw, event)
     }
@@ -58,7 +58,7 @@ impl PerThreadStream {
     ///
     /// # Errors
     ///
-    /// As [`Stream::synchronize`].
+    /// As [`Stream::synchronize`](crate::Stream::synchronize).
     pub fn synchronize(&self) -> Result<()> {
         self.device
             .driver()

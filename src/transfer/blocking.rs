@@ -1,7 +1,7 @@
 //! Copies that are complete when they return, of any slice.
 
 use super::enqueue::{same_length, to_device, to_host};
-use super::stopped::synchronize_or_abort;
+use super::stopped::{outlives_its_call, synchronize_or_abort};
 use crate::container::{DeviceSlice, DeviceSliceMut};
 use crate::error::Result;
 use crate::stream::graveyard;
@@ -29,8 +29,9 @@ pub(crate) fn download<T: Pod>(source: &DeviceSlice<'_, T>, target: &mut [T]) ->
     }
     graveyard::reap();
     let home = source.home();
+    let may_write = outlives_its_call(home, target);
     // SAFETY: `target` is borrowed exclusively until this function returns, which waits for the
     // stream, and does not return before the device has stopped writing.
     unsafe { to_host(home, source, target.as_mut_ptr())? };
-    synchronize_or_abort(home)
+    synchronize_or_abort(home, may_write)
 }

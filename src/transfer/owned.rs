@@ -3,7 +3,7 @@
 use super::enqueue::{refuse_capture, same_length, to_device, to_host};
 use super::poller;
 use crate::container::DeviceVec;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::event::Event;
 use crate::host::HostBuffer;
 use crate::stream::{Stream, graveyard};
@@ -50,9 +50,31 @@ struct InFlight<B: HostBuffer> {
     /// promise that nobody else does.
     host: MaybeUninit<B>,
     device: DeviceVec<B::Item>,
-    event: Arc<Event>,
+    event: End,
     /// The device writes the host's buffer.
     download: bool,
+}
+
+/// The event that ends a copy: the transfer's own until a future has to be woken for it.
+enum End {
+    Own(Event),
+    Shared(Arc<Event>),
+}
+
+impl End {
+    fn event(&self) -> &Event {
+        match self {
+            Self::Own(event) => event,
+            Self::Shared(event) => event,
+        }
+    }
+
+    fn into_shared(self) -> Arc<Event> {
+        match self {
+            Self::Own(event) => Arc::new(event),
+            Self::Shared(event) => event,
+        }
+    }
 }
 
 impl<B: HostBuffer> InFlight<B> {
@@ -166,7 +188,7 @@ fn begin<B: HostBuffer>(
     .and_then(|()| {
         if length == 0 {
             // No copy, but an event: it must not become a node of a graph, nor be another device's.
-            stream.device().expect(device.device(), "the vector")?;
+            stream.device().require(device.device(), "the vector")?;
             return refuse_capture(stream);
         }
         // SAFETY: the buffer is ours and stays allocated and untouched until the stream has passed:
@@ -193,8 +215,7 @@ fn begin<B: HostBuffer>(
             Err(TransferError { error, buffers: None })
         };
     }
-    let event = Arc::new(event);
-    Ok(Transfer { in_flight: Some(InFlight { host, device, event, download }) })
+    Ok(Transfer { in_flight: Some(InFlight { host, device, event: End::Own(event), download }) })
 }
 
 fn leak<B: HostBuffer>(stream: &Stream, host: MaybeUninit<B>, device: DeviceVec<B::Item>) {
@@ -216,7 +237,7 @@ impl<B: HostBuffer> Transfer<B> {
     /// Those of asking the device: earlier work on it failed.
     pub fn is_complete(&self) -> Result<bool> {
         match &self.in_flight {
-            Some(in_flight) => in_flight.event.is_complete(),
+            Some(in_flight) => in_flight.event.event().is_complete(),
             None => Ok(true),
         }
     }
@@ -230,7 +251,7 @@ impl<B: HostBuffer> Transfer<B> {
     pub fn wait(mut self) -> Result<(B, DeviceVec<B::Item>), TransferError<B>> {
         match self.in_flight.take() {
             Some(in_flight) => {
-                let ended = in_flight.event.synchronize();
+                let ended = in_flight.event.event().synchronize();
                 finish(in_flight, ended)
             }
             // Only a future that has given its answer is empty, and it cannot be polled again.
@@ -240,7 +261,7 @@ impl<B: HostBuffer> Transfer<B> {
 }
 
 fn already_given() -> Error {
-    Error::new(crate::ErrorKind::InvalidArgument, "the transfer has given its buffers back already")
+    Error::new(ErrorKind::InvalidArgument, "the transfer has given its buffers back already")
 }
 
 fn finish<B: HostBuffer>(
@@ -268,7 +289,7 @@ impl<B: HostBuffer> Drop for Transfer<B> {
         // Freed at the next call if it is complete already: one path, and no question to the driver
         // from a destructor.
         let InFlight { host, device, event, .. } = in_flight;
-        graveyard::bury(event, Box::new(Buried { host, _device: Some(device) }));
+        graveyard::bury(event.into_shared(), Box::new(Buried { host, _device: Some(device) }));
     }
 }
 
@@ -291,21 +312,21 @@ impl<B: HostBuffer> Future for Transfer<B> {
     type Output = Result<(B, DeviceVec<B::Item>), TransferError<B>>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let Some(in_flight) = &self.in_flight else {
+        let Some(mut in_flight) = self.in_flight.take() else {
             return Poll::Ready(Err(TransferError { error: already_given(), buffers: None }));
         };
-        let ended = match in_flight.event.is_complete() {
+        let ended = match in_flight.event.event().is_complete() {
             Ok(false) => {
-                poller::wake_after(in_flight.event.clone(), context.waker().clone());
+                let event = in_flight.event.into_shared();
+                poller::wake_after(event.clone(), context.waker().clone());
+                in_flight.event = End::Shared(event);
+                self.in_flight = Some(in_flight);
                 return Poll::Pending;
             }
             Ok(true) => Ok(()),
             Err(error) => Err(error),
         };
-        match self.in_flight.take() {
-            Some(in_flight) => Poll::Ready(finish(in_flight, ended)),
-            None => Poll::Pending,
-        }
+        Poll::Ready(finish(in_flight, ended))
     }
 }
 
@@ -343,7 +364,7 @@ impl<T: bytemuck::Pod + Send> DeviceVec<T> {
         let mut transfer = stream.upload(host, device)?;
         match transfer.in_flight.take() {
             Some(InFlight { host, device, event, .. }) => {
-                graveyard::bury(event, Box::new(Buried::<_> { host, _device: None }));
+                graveyard::bury(event.into_shared(), Box::new(Buried { host, _device: None }));
                 Ok(device)
             }
             None => Err(already_given()),

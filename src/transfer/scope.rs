@@ -1,7 +1,7 @@
 //! Transfers of borrowed memory, bounded by a scope.
 
 use super::enqueue::{refuse_capture, same_length, to_device, to_host};
-use super::stopped::synchronize_or_abort;
+use super::stopped::{outlives_its_call, synchronize_or_abort};
 use crate::backend::Access;
 use crate::container::{DeviceRead, DeviceWrite, Launch};
 use crate::error::{Error, ErrorKind, Result};
@@ -17,7 +17,7 @@ use std::ptr::NonNull;
 /// Inside [`Stream::scope`]: copies of host memory that is borrowed until the scope ends.
 pub struct Scope<'scope, 'env: 'scope> {
     stream: &'env Stream,
-    /// Something on the host was lent to the device for writing.
+    /// Something on the host was lent to the device, which may write it until the stream has passed.
     writes_host: Cell<bool>,
     /// Invariant, as in `std::thread::Scope`: the scope can be neither longer nor shorter.
     scope: PhantomData<&'scope mut &'scope ()>,
@@ -64,8 +64,8 @@ impl Stream {
     ///
     /// # Aborts
     ///
-    /// If waiting fails, host memory was lent for writing, and the device cannot be proven to have
-    /// stopped.
+    /// If waiting fails, page-locked memory was lent for writing, and the device cannot be proven to
+    /// have stopped: after a kernel has faulted on one stream, copies of others go on.
     pub fn scope<'env, R, E, F>(&'env self, body: F) -> Result<R, E>
     where
         E: From<Error>,
@@ -81,8 +81,7 @@ impl Stream {
             env: PhantomData,
         };
         let result = catch_unwind(AssertUnwindSafe(|| body(&scope)));
-        let ended =
-            if scope.writes_host.get() { synchronize_or_abort(self) } else { self.synchronize() };
+        let ended = synchronize_or_abort(self, scope.writes_host.get());
         match result {
             Err(panic) => resume_unwind(panic),
             Ok(Ok(value)) => ended.map(|()| value).map_err(E::from),
@@ -135,11 +134,14 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         if host.is_empty() {
             return Ok(());
         }
+        let may_write = outlives_its_call(self.stream, host);
         // SAFETY: `host` is borrowed exclusively for the scope, which does not end before the device
         // has stopped writing.
         unsafe { to_host(self.stream, &device, host.as_mut_ptr())? };
         // What was refused is not pending: the scope need not abort for it.
-        self.writes_host.set(true);
+        if may_write {
+            self.writes_host.set(true);
+        }
         Ok(())
     }
 
@@ -189,7 +191,7 @@ impl<'scope, 'env> Scope<'scope, 'env> {
             return Ok(0);
         }
         let (address, device) = device_address(host)?;
-        self.stream.device().expect(&device, "the mapped memory")?;
+        self.stream.device().require(&device, "the mapped memory")?;
         Ok(address)
     }
 }

@@ -404,16 +404,19 @@ fn abort_or_not(driver: &StandIn) {
     let device = Device::open(0).unwrap();
     let stream = device.new_stream().unwrap();
     let mut vec = DeviceVec::<u8>::zeroed(&stream, 64).unwrap();
-    let mut host = [0; 64];
+    let (mut pageable, mut locked) = ([0; 64], pinned(&device, 64));
     // A download that was refused is none that is pending.
     driver.fail("cuMemcpyDtoHAsync_v2", 1, 999);
     driver.fail("cuStreamSynchronize", 1, 999);
-    stream.scope(|s| s.download(&vec, &mut host)).unwrap_err();
+    stream.scope(|s| s.download(&vec, &mut locked)).unwrap_err();
+    // The driver has written pageable memory when the call returns, and reads harm nobody.
     driver.fail("cuStreamSynchronize", 1, 719);
-    stream.scope(|s| s.upload(&[1; 64], &mut vec)).unwrap_err();
+    stream.scope(|s| s.download(&vec, &mut pageable)).unwrap_err();
+    driver.fail("cuStreamSynchronize", 1, 719);
+    stream.scope(|s| s.upload(&locked, &mut vec)).unwrap_err();
     if std::env::var("DOWN").unwrap() == "yes" {
         driver.fail("cuStreamSynchronize", 1, 719);
-        let _ = stream.scope(|s| s.download(&vec, &mut host));
+        let _ = stream.scope(|s| s.download(&vec, &mut locked));
     }
 }
 

@@ -166,6 +166,21 @@ mod tests {
         assert!(Backing::allocate(usize::MAX, 256).is_none());
     }
 
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn pages_of_big_blocks_are_not_touched() {
+        let (bytes, pages) = (1_usize << 30, (1 << 30) / 4096);
+        let memory = Backing::allocate(bytes, 4096).unwrap();
+        let mut resident = vec![0_u8; pages];
+        // SAFETY: asks about live memory, with one byte of room for each of its pages.
+        let code = unsafe {
+            libc::mincore(memory.pointer().as_ptr().cast(), bytes, resident.as_mut_ptr().cast())
+        };
+        assert_eq!(code, 0);
+        let touched = resident.iter().filter(|&&page| page & 1 == 1).count();
+        assert!(touched < pages / 100, "{touched} of {pages} pages");
+    }
+
     #[test]
     fn every_byte_counts() {
         let mut bytes = [7_u8; 61];

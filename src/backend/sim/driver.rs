@@ -371,7 +371,7 @@ unsafe impl Driver for SimDriver {
     }
 
     fn context_synchronize(&self) -> DriverResult<()> {
-        self.call("cuCtxSynchronize", |held, ledger| order::synchronize_device(held, ledger))
+        self.call("cuCtxSynchronize", order::synchronize_device)
     }
 
     unsafe fn copy_to_device(
@@ -455,6 +455,10 @@ unsafe impl Driver for SimDriver {
         self.call("cuLaunchKernel", |held, ledger| {
             enqueue::launch(held, ledger, kernel, config, arguments, stream)
         })
+    }
+
+    fn is_page_locked(&self, pointer: *const u8) -> bool {
+        world().table.is_locked(pointer.addr() as u64, 1)
     }
 
     fn has_stopped(&self) -> bool {

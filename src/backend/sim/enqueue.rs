@@ -64,7 +64,7 @@ fn submit(
 
     let mut op = Op { name, tick, work: refused, holds: Vec::new(), watched: None };
     if freed.is_none()
-        && let Some(&(_, ref place)) = watched.and_then(|index| places.get(index))
+        && let Some((_, place)) = watched.and_then(|index| places.get(index))
         && let Some(touch) = watched.and_then(|index| touches.get(index))
     {
         let block = Arc::as_ptr(&place.backing) as usize;
@@ -286,7 +286,8 @@ pub(super) fn fill(
     }
     let width = word.bytes();
     let span = (count - 1).checked_mul(stride).and_then(|gap| gap.checked_add(width));
-    let aligned = target % width as u64 == 0 && (count == 1 || stride % width == 0);
+    let aligned =
+        target.is_multiple_of(width as u64) && (count == 1 || stride.is_multiple_of(width));
     if span.is_none() || !aligned || (count > 1 && stride < width) {
         return Err(DriverError::new(call, DriverError::INVALID_VALUE));
     }

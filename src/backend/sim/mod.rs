@@ -13,7 +13,7 @@
 //! What differs from a GPU: operations of one device run one at a time; the default streams are
 //! ordered with no other stream unless events say so; a captured graph does not run; a pool keeps
 //! no memory back; a device pointer is a number that no host pointer equals, but for page-locked
-//! and managed memory; a host form may not call the device.
+//! and managed memory; a host form may not call the device. Dropping a device runs what is queued.
 
 mod backing;
 mod capture;
