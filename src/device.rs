@@ -115,7 +115,10 @@ impl Device {
     /// [`ErrorKind::NoDriver`] and [`ErrorKind::MissingSymbol`] as in [`open`](Self::open).
     pub fn count() -> Result<usize> {
         #[cfg(feature = "cuda")]
-        return crate::backend::cuda::device_count();
+        return match crate::backend::cuda::device_count() {
+            Err(error) if error.kind() == ErrorKind::NoDevice => Ok(0),
+            counted => counted,
+        };
         #[cfg(not(feature = "cuda"))]
         Self::open(0).map(|_| 0)
     }

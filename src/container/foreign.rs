@@ -152,9 +152,9 @@ pub(crate) fn lend_across(
     stream: &Stream,
     range: std::ops::Range<usize>,
 ) -> Result<()> {
-    // Before the debt: a stream of another backend could never be waited for to pay it.
     if home.device().kind() != stream.device().kind() {
-        home.device().expect(stream.device(), "the stream")?;
+        // A debt that nobody could pay would stay for good.
+        stream.device().require(home.device(), "the source")?;
     }
     debts.enter(home, Borrower::Stream(stream.clone()), range, false)?;
     stream.wait_for(home)

@@ -65,6 +65,15 @@ unsafe impl<T: Pod + Send, A: Allocator + Send + 'static> HostBuffer
     }
 }
 
+// SAFETY: the owner's slice, which moving the owner leaves in place and its drop alone frees.
+unsafe impl<B: HostBuffer> HostBuffer for Registered<B> {
+    type Item = B::Item;
+
+    fn parts(&mut self) -> (NonNull<B::Item>, usize) {
+        (self.pointer, self.length)
+    }
+}
+
 /// Memory that was allocated by someone else, page-locked where it lies: NBEP 7's `mempin`,
 /// `cuMemHostRegister`.
 ///

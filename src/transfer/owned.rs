@@ -1,6 +1,6 @@
 //! Transfers that own their buffers while they run.
 
-use super::enqueue::{same_length, to_device, to_host};
+use super::enqueue::{refuse_capture, same_length, to_device, to_host};
 use super::poller;
 use crate::container::DeviceVec;
 use crate::error::{Error, ErrorKind, Result};
@@ -170,7 +170,7 @@ fn begin<B: HostBuffer>(
     let event = Event::new(stream.device()).map_err(Error::from);
     let mut host = MaybeUninit::new(host);
     let give_back = |error: Error, host: MaybeUninit<B>, device| {
-        // SAFETY: initialised above; the device was given no copy of it, or is past it.
+        // SAFETY: initialised above; the device was given no copy of it, is past it, or only reads.
         let host = unsafe { host.assume_init() };
         Err(TransferError { error, buffers: Some((host, device)) })
     };
@@ -187,7 +187,9 @@ fn begin<B: HostBuffer>(
     )
     .and_then(|()| {
         if length == 0 {
-            return Ok(());
+            // No copy, but an event: it must not become a node of a graph, nor be another device's.
+            stream.device().require(device.device(), "the vector")?;
+            return refuse_capture(stream);
         }
         // SAFETY: the buffer is ours and stays allocated and untouched until the stream has passed:
         // we give it back after the event, bury it with the event, or leak it.
@@ -204,7 +206,9 @@ fn begin<B: HostBuffer>(
     }
     if let Err(error) = stream.record_into(&event) {
         // The copy runs and has no end that could be waited for, but the stream's.
-        return if stream.synchronize().is_ok() {
+        let ended =
+            stream.synchronize().is_ok() || !download || stream.device().driver().has_stopped();
+        return if ended {
             give_back(error, host, device)
         } else {
             leak(stream, host, device);

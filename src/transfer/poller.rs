@@ -3,6 +3,7 @@
 use crate::event::Event;
 use crate::sync::trusted::channel::{self, RecvTimeoutError, Sender};
 use crate::sync::{Arc, OnceLock};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::task::Waker;
 use std::time::Duration;
 
@@ -57,7 +58,8 @@ fn run(receiver: &channel::Receiver<Watch>) {
         watched.retain(|watch| match watch.event.is_complete() {
             Ok(false) => true,
             Ok(true) | Err(_) => {
-                watch.waker.wake_by_ref();
+                // A waker that panics must not take the others' poller with it.
+                let _ = catch_unwind(AssertUnwindSafe(|| watch.waker.wake_by_ref()));
                 false
             }
         });

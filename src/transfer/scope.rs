@@ -1,6 +1,6 @@
 //! Transfers of borrowed memory, bounded by a scope.
 
-use super::enqueue::{same_length, to_device, to_host};
+use super::enqueue::{refuse_capture, same_length, to_device, to_host};
 use super::stopped::{outlives_its_call, synchronize_or_abort};
 use crate::backend::Access;
 use crate::container::{DeviceRead, DeviceWrite, Launch};
@@ -59,7 +59,8 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// The body's, or else those of waiting.
+    /// [`ErrorKind::Capture`] on a stream in capture, where `body` is not run; the body's, or else
+    /// those of waiting.
     ///
     /// # Aborts
     ///
@@ -71,6 +72,8 @@ impl Stream {
         F: for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> Result<R, E>,
     {
         graveyard::reap();
+        // Waiting at the end would cost a capture its graph.
+        refuse_capture(self)?;
         let scope = Scope {
             stream: self,
             writes_host: Cell::new(false),
@@ -131,12 +134,15 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         if host.is_empty() {
             return Ok(());
         }
-        if outlives_its_call(self.stream, host) {
-            self.writes_host.set(true);
-        }
+        let may_write = outlives_its_call(self.stream, host);
         // SAFETY: `host` is borrowed exclusively for the scope, which does not end before the device
         // has stopped writing.
-        unsafe { to_host(self.stream, &device, host.as_mut_ptr()) }
+        unsafe { to_host(self.stream, &device, host.as_mut_ptr())? };
+        // What was refused is not pending: the scope need not abort for it.
+        if may_write {
+            self.writes_host.set(true);
+        }
+        Ok(())
     }
 
     /// Makes mapped host memory a kernel argument to read: kernels reach it where it lies. The host

@@ -1,0 +1,9 @@
+//! What must not compile, with the compiler's own words.
+
+#![cfg(not(aquifer_loom))]
+
+#[test]
+fn misuse_that_compile_fail_catches() {
+    let cases = trybuild::TestCases::new();
+    cases.compile_fail("tests/compile_fail/*.rs");
+}

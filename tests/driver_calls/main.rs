@@ -1,0 +1,498 @@
+//! The public API against libraries that stand in for the driver: which calls it makes, in which
+//! order, with which context current, and what becomes of failures.
+
+#![cfg(all(target_os = "linux", feature = "cuda"))]
+
+mod child;
+mod interop;
+
+use allocator_api2::vec::Vec as AllocVec;
+use aquifer::sim::SimConfig;
+use aquifer::{
+    AsyncResource, BackendKind, CudaResource, Device, DeviceVec, Error, ErrorKind, HostArgs,
+    Kernel, LaunchConfig, PinnedResource, Result,
+};
+use child::{Installed, StandIn, alone, run, value};
+use std::error::Error as _;
+use std::sync::Arc;
+
+const FIRST: u64 = 0x1000;
+const SECOND: u64 = 0x2000;
+
+static NOTHING: Kernel = Kernel::new(
+    "nothing",
+    ".version 6.4\n.target sm_50\n.address_size 64\n.visible .entry nothing(.param .u64 data) { ret; }",
+    |_: &LaunchConfig, _: HostArgs<'_>| Ok(()),
+);
+
+fn pinned(device: &Device, bytes: usize) -> AllocVec<u8, PinnedResource> {
+    let mut vec = AllocVec::new_in(PinnedResource::new(device).unwrap());
+    vec.resize(bytes, 7);
+    vec
+}
+
+/// Every way to look at an error works without a driver.
+fn print(error: &Error) -> String {
+    let source = error.source().map(|source| format!("{source} {source:?}"));
+    format!("{error} | {error:?} | {:?} | {source:?}", error.driver())
+}
+
+#[test]
+fn a_vector_on_one_stream_makes_no_event_call() {
+    let name = "a_vector_on_one_stream_makes_no_event_call";
+    alone(name, Installed::StandIn, &[], |driver| {
+        let device = Device::open(0).unwrap();
+        let stream = device.new_stream().unwrap();
+        driver.take();
+        let mut vec = DeviceVec::<u32>::zeroed(&stream, 100).unwrap();
+        vec.fill(3).unwrap();
+        vec.copy_from_slice(&[4; 100]).unwrap();
+        let launch = stream.launch(&NOTHING).in_out(&mut vec).unwrap();
+        // SAFETY: the kernel touches nothing.
+        unsafe { launch.launch(LaunchConfig::for_elements(1)).unwrap() };
+        assert_eq!(vec.get(99).unwrap(), 4);
+        vec.resize(5000, 9).unwrap();
+        vec.push(1).unwrap();
+        let clone = vec.try_clone().unwrap();
+        assert_eq!(clone.to_vec().unwrap()[4999..], [9, 1]);
+        stream.scope(|s| s.upload(&[1; 5001], &mut vec)).unwrap();
+        let at_home = vec.on_mut(&stream).unwrap();
+        assert_eq!(at_home.len(), 5001);
+        vec.set_stream(&stream).unwrap();
+        drop((vec, clone));
+        let names = driver.names();
+        let events = names.iter().filter(|name| name.contains("Event"));
+        assert_eq!(events.count(), 0, "{names:?}");
+        for call in ["cuLaunchKernel", "cuMemFreeAsync", "cuMemsetD32Async", "cuMemcpyDtoDAsync_v2"]
+        {
+            assert!(names.iter().any(|name| name == call), "{call}: {names:?}");
+        }
+    });
+}
+
+#[test]
+fn a_warm_transfer_is_a_question_a_copy_and_a_record() {
+    let name = "a_warm_transfer_is_a_question_a_copy_and_a_record";
+    alone(name, Installed::StandIn, &[], |driver| {
+        let device = Device::open(0).unwrap();
+        let stream = device.new_stream().unwrap();
+        driver.stand_on(FIRST);
+        let vec = DeviceVec::<u8>::zeroed(&stream, 4096).unwrap();
+        let (host, vec) = stream.upload(pinned(&device, 4096), vec).unwrap().wait().unwrap();
+        driver.take();
+        let upload = stream.upload(host, vec).unwrap();
+        let calls = driver.take();
+        let bare: Vec<_> = calls.iter().filter(|line| !line.starts_with("cuCtxGet")).collect();
+        assert_eq!(bare.len(), 3, "{calls:?}");
+        assert!(bare[0].starts_with("cuStreamIsCapturing ctx=0x1000"));
+        assert!(bare[1].starts_with("cuMemcpyHtoDAsync_v2 ctx=0x1000"));
+        assert!(bare[2].starts_with("cuEventRecord ctx=0x1000"));
+        assert_eq!(value(bare[1], "bytes"), "4096");
+        assert_eq!(value(bare[1], "stream"), value(bare[2], "stream"));
+        assert!(calls.len() <= 6, "one look a call at most: {calls:?}");
+        let (host, vec) = upload.wait().unwrap();
+        assert_eq!(driver.names(), ["cuEventSynchronize"]);
+        drop(stream.download(vec, host).unwrap());
+        let names = driver.names();
+        assert_eq!(names, ["cuStreamIsCapturing", "cuMemcpyDtoHAsync_v2", "cuEventRecord"]);
+        stream.synchronize().unwrap();
+        let names = driver.names();
+        assert!(names.contains(&"cuMemFreeAsync".to_owned()), "the buffers are freed: {names:?}");
+    });
+}
+
+#[test]
+fn use_on_another_stream_is_one_wait_each_way() {
+    let name = "use_on_another_stream_is_one_wait_each_way";
+    alone(name, Installed::StandIn, &[], |driver| {
+        let device = Device::open(0).unwrap();
+        let (home, other) = (device.new_stream().unwrap(), device.new_stream().unwrap());
+        let mut vec = DeviceVec::<u32>::zeroed(&home, 100).unwrap();
+        let handle = |stream: &aquifer::Stream| {
+            format!("{:#x}", stream.cuda_stream().unwrap().cu_stream() as usize)
+        };
+        let (at_home, away) = (handle(&home), handle(&other));
+        other.wait_for(&home).unwrap(); // an event to use again
+        driver.take();
+        let shape = |lines: Vec<String>| -> Vec<String> {
+            let on = |line: &String| if line.contains(&at_home) { "home" } else { "away" };
+            let name = |line: &String| line.split(' ').next().unwrap().to_owned();
+            lines.iter().map(|line| format!("{} {}", name(line), on(line))).collect()
+        };
+
+        std::mem::forget(vec.on_mut(&other).unwrap());
+        assert_eq!(shape(driver.changes()), ["cuEventRecord home", "cuStreamWaitEvent away"]);
+        vec.fill(1).unwrap();
+        let paid = ["cuEventRecord away", "cuStreamWaitEvent home"];
+        assert_eq!(shape(driver.changes())[..2], paid);
+        vec.fill(2).unwrap();
+        assert_eq!(shape(driver.changes()), ["cuMemsetD32Async home"], "paid once");
+
+        // Two reads owe nothing to each other; the next write waits for both.
+        let third = device.new_stream().unwrap();
+        drop((vec.on(&other).unwrap(), vec.on(&third).unwrap()));
+        driver.take();
+        assert_eq!(vec.get(0).unwrap(), 2);
+        assert!(driver.names().iter().all(|name| !name.contains("Event")));
+        vec.copy_from_slice(&[5; 100]).unwrap();
+        let names = driver.names();
+        assert_eq!(names.iter().filter(|name| *name == "cuStreamWaitEvent").count(), 2);
+
+        // A new home is ordered after the old one.
+        vec.set_stream(&other).unwrap();
+        assert_eq!(shape(driver.changes()), ["cuEventRecord home", "cuStreamWaitEvent away"]);
+        vec.fill(3).unwrap();
+        let lines = driver.changes();
+        assert_eq!(value(lines.last().unwrap(), "stream"), away);
+        drop(vec);
+        assert_eq!(shape(driver.changes()), ["cuMemFreeAsync away"]);
+    });
+}
+
+#[test]
+fn the_callers_context_is_current_again_after_every_call() {
+    let name = "the_callers_context_is_current_again_after_every_call";
+    alone(name, Installed::StandIn, &[], |driver| {
+        let device = Device::open(0).unwrap();
+        for before in [0, SECOND] {
+            if before != 0 {
+                driver.stand_on(before);
+            }
+            let same = |what: &str| assert_eq!(driver.now(), before, "{what}");
+            let (stream, other) = (device.new_stream().unwrap(), device.new_stream().unwrap());
+            same("new_stream");
+            let mut vec = DeviceVec::<u8>::zeroed(&stream, 500).unwrap();
+            same("zeroed");
+            vec.copy_from_slice(&[1; 500]).unwrap();
+            same("copy_from_slice");
+            let launch = other.launch(&NOTHING).in_out(&mut vec).unwrap();
+            // SAFETY: the kernel touches nothing.
+            unsafe { launch.launch(LaunchConfig::for_elements(1)).unwrap() };
+            same("launch");
+            assert_eq!(vec.to_vec().unwrap(), [1; 500]);
+            same("to_vec");
+            let upload = other.upload(pinned(&device, 500), vec).unwrap();
+            same("upload");
+            let (host, mut vec) = upload.wait().unwrap();
+            same("wait");
+            other.scope(|s| s.upload(&host[..], &mut vec)).unwrap();
+            same("scope");
+            device.memory_info().unwrap();
+            device.synchronize().unwrap();
+            assert!(
+                !stream.is_capturing().unwrap() && stream.record().unwrap().is_complete().unwrap()
+            );
+            same("questions");
+            let clone = vec.cuda_mut().map(drop).and_then(|()| vec.try_clone()).unwrap();
+            drop(vec);
+            same("dropping a vector");
+            drop((stream, other));
+            same("dropping streams");
+            std::thread::scope(|threads| {
+                threads.spawn(move || {
+                    drop((clone, host));
+                    assert_eq!(driver_now(), 0, "dropped on a thread without a context");
+                });
+            });
+            PinnedResource::new(&device).unwrap().trim().unwrap();
+            same("trim");
+        }
+        let failed = driver.take().into_iter().filter(|line| line.contains(" ctx=0x0 "));
+        let needing = |line: &String| {
+            ["cuMem", "cuStream", "cuLaunch", "cuModule"].iter().any(|name| line.starts_with(name))
+        };
+        assert_eq!(failed.filter(needing).collect::<Vec<_>>(), [""; 0]);
+    });
+}
+
+/// The calling thread's context, from a thread that cannot borrow the handle.
+fn driver_now() -> u64 {
+    use aquifer::cudarc::driver::result::ctx;
+    ctx::get_current().unwrap().map_or(0, |context| context as usize as u64)
+}
+
+#[test]
+fn each_of_two_devices_is_called_in_its_own_context() {
+    let name = "each_of_two_devices_is_called_in_its_own_context";
+    alone(name, Installed::StandIn, &[], |driver| {
+        let (one, two) = (Device::open(0).unwrap(), Device::open(1).unwrap());
+        assert_ne!(one, two);
+        let (a, b) = (one.new_stream().unwrap(), two.new_stream().unwrap());
+        driver.take();
+        let source = DeviceVec::from_slice(&a, &[3_u32; 50]).unwrap();
+        let calls = driver.changes();
+        assert!(calls.iter().all(|line| value(line, "ctx") == "0x1000"), "{calls:?}");
+        let mut target = DeviceVec::<u32>::zeroed(&b, 50).unwrap();
+        let calls = driver.changes();
+        assert!(calls.iter().all(|line| value(line, "ctx") == "0x2000"), "{calls:?}");
+        target.copy_from(&source).unwrap();
+        let calls = driver.changes();
+        let copy = calls.last().unwrap();
+        assert!(copy.starts_with("cuMemcpyPeerAsync ctx=0x2000"), "{calls:?}");
+        assert_eq!((value(copy, "to"), value(copy, "from")), ("0x2000", "0x1000"));
+        assert!(calls.iter().any(|line| line.starts_with("cuEventRecord ctx=0x1000")));
+        drop(source);
+        let calls = driver.changes();
+        let at = |start: &str| calls.iter().position(|line| line.starts_with(start)).unwrap();
+        assert!(at("cuEventRecord ctx=0x2000") < at("cuStreamWaitEvent ctx=0x1000"), "{calls:?}");
+        assert!(at("cuStreamWaitEvent ctx=0x1000") < at("cuMemFreeAsync ctx=0x1000"));
+        assert_eq!(target.to_vec().unwrap(), [3; 50]);
+        let refused = target.on(&a).map(drop).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::WrongDevice);
+    });
+}
+
+#[test]
+fn a_copy_between_a_gpu_and_a_simulated_device_leaves_nothing_owed() {
+    let name = "a_copy_between_a_gpu_and_a_simulated_device_leaves_nothing_owed";
+    alone(name, Installed::StandIn, &[], |driver| {
+        let (gpu, simulated) = (Device::open(0).unwrap(), Device::simulated(SimConfig::default()));
+        let (a, b) = (gpu.new_stream().unwrap(), simulated.new_stream().unwrap());
+        let mut one = DeviceVec::from_slice(&a, &[1_u32; 10]).unwrap();
+        let mut two = DeviceVec::from_slice(&b, &[2_u32; 10]).unwrap();
+        assert_eq!(one.copy_from(&two).unwrap_err().kind(), ErrorKind::WrongDevice);
+        assert_eq!(two.copy_from(&one).unwrap_err().kind(), ErrorKind::WrongDevice);
+        driver.take();
+        one.fill(3).unwrap();
+        assert_eq!(driver.names(), ["cuMemsetD32Async"]);
+        two.fill(4).unwrap();
+        assert_eq!((one.get(9).unwrap(), two.get(9).unwrap()), (3, 4));
+        drop((one, two));
+        assert_eq!(driver.names().last().unwrap(), "cuMemFreeAsync");
+        assert_eq!(simulated.simulator().unwrap().live_bytes(), 0);
+    });
+}
+
+#[test]
+fn a_vector_may_be_the_last_to_go() {
+    let name = "a_vector_may_be_the_last_to_go";
+    alone(name, Installed::StandIn, &[], |driver| {
+        let device = Device::open(0).unwrap();
+        let resource = Arc::new(AsyncResource::new(&device).unwrap());
+        let stream = device.new_stream().unwrap();
+        let plain = Arc::new(CudaResource::new(&device));
+        let before = driver.alive();
+        let one = DeviceVec::<u8>::zeroed_in(&stream, 100, resource).unwrap();
+        let two = DeviceVec::<u8>::zeroed_in(&stream, 100, plain).unwrap();
+        assert_eq!(driver.alive(), before + 2);
+        drop(stream);
+        drop(device);
+        driver.take();
+        drop(one);
+        assert_eq!(driver.names(), ["cuMemFreeAsync", "cuMemPoolDestroy"]);
+        drop(two);
+        let names = driver.names();
+        assert_eq!(names.last().unwrap(), "cuStreamDestroy_v2", "{names:?}");
+        assert!(names.contains(&"cuMemFree_v2".to_owned()), "{names:?}");
+        assert_eq!(driver.alive(), before - 2, "the pool and the stream went with them");
+    });
+}
+
+#[test]
+fn an_async_resource_has_a_pool_of_its_own() {
+    let name = "an_async_resource_has_a_pool_of_its_own";
+    alone(name, Installed::StandIn, &[], |driver| {
+        let device = Device::open(0).unwrap();
+        let stream = device.new_stream().unwrap();
+        driver.take();
+        let resource = AsyncResource::with_release_threshold(&device, 12345).unwrap();
+        let calls = driver.take();
+        assert!(calls.iter().any(|line| line == "# value=12345"), "{calls:?}");
+        let set = calls.iter().find(|line| line.starts_with("cuMemPoolSetAttribute")).unwrap();
+        assert_eq!(value(set, "attribute"), "4");
+        let vec = DeviceVec::<u8>::zeroed_in(&stream, 100, Arc::new(resource)).unwrap();
+        let calls = driver.changes();
+        assert!(calls[0].starts_with("cuMemAllocFromPoolAsync"), "{calls:?}");
+        assert_eq!(value(&calls[0], "pool"), value(set, "pool"));
+        drop(vec);
+        let log = std::fs::read_to_string(std::env::var("STAND_IN_LOG").unwrap()).unwrap();
+        assert!(!log.contains("DefaultMemPool") && !log.contains("cuDeviceSetMemPool"));
+    });
+}
+
+#[test]
+fn failing_calls_are_typed_errors_with_name_and_number() {
+    let name = "failing_calls_are_typed_errors_with_name_and_number";
+    alone(name, Installed::StandIn, &[], |driver| {
+        let device = Device::open(0).unwrap();
+        let (stream, other) = (device.new_stream().unwrap(), device.new_stream().unwrap());
+        let mut vec = DeviceVec::<u8>::zeroed(&stream, 64).unwrap();
+        let launch = |vec: &mut DeviceVec<u8>| {
+            // SAFETY: the kernel touches nothing.
+            unsafe { stream.launch(&NOTHING).in_out(vec)?.launch(LaunchConfig::for_elements(1)) }
+        };
+        type Call<'a> = &'a dyn Fn(&mut DeviceVec<u8>) -> Result<()>;
+        let failing: &[(&str, Call<'_>)] = &[
+            ("cuMemAllocFromPoolAsync", &|_| DeviceVec::<u8>::zeroed(&stream, 9).map(drop)),
+            ("cuMemsetD8Async", &|vec| vec.fill(1)),
+            ("cuMemcpyHtoDAsync_v2", &|vec| vec.set(0, 1)),
+            ("cuMemcpyDtoHAsync_v2", &|vec| vec.get(0).map(drop)),
+            ("cuMemcpyDtoDAsync_v2", &|vec| vec.try_clone().map(drop)),
+            ("cuStreamSynchronize", &|vec| vec.set(0, 1)),
+            ("cuStreamIsCapturing", &|vec| vec.get(0).map(drop)),
+            ("cuEventRecord", &|vec| vec.on(&other).map(drop)),
+            ("cuStreamWaitEvent", &|vec| vec.on(&other).map(drop)),
+            ("cuStreamCreate", &|_| device.new_stream().map(drop)),
+            ("cuMemGetInfo_v2", &|_| device.memory_info().map(drop)),
+            ("cuCtxSynchronize", &|_| device.synchronize()),
+            ("cuMemHostAlloc", &|vec| {
+                vec.to_vec_in(PinnedResource::new(&device)?).map(drop).map_err(|error| {
+                    assert!(error.to_string().contains("cuMemHostAlloc"), "{error}");
+                    aquifer::last_error().unwrap()
+                })
+            }),
+            ("cuModuleLoadDataEx", &launch),
+            ("cuLaunchKernel", &launch),
+        ];
+        for (call, body) in failing {
+            for (code, kind) in [(2, ErrorKind::OutOfMemory), (999, ErrorKind::Driver)] {
+                driver.fail(call, 1, code);
+                let error = body(&mut vec).unwrap_err();
+                let failed = error.driver().unwrap();
+                assert_eq!((failed.call(), failed.code()), (*call, code), "{}", print(&error));
+                assert_eq!(error.kind(), kind, "{}", print(&error));
+                assert_eq!(driver.now(), 0);
+            }
+            body(&mut vec).unwrap_or_else(|error| panic!("{call} works again: {error}"));
+        }
+    });
+}
+
+#[test]
+fn a_transfer_whose_end_nobody_can_know_gives_up_what_the_device_may_write() {
+    let name = "a_transfer_whose_end_nobody_can_know_gives_up_what_the_device_may_write";
+    alone(name, Installed::StandIn, &[], |driver| {
+        let device = Device::open(0).unwrap();
+        let stream = device.new_stream().unwrap();
+        for down in [true, false] {
+            let vec = DeviceVec::<u8>::zeroed(&stream, 64).unwrap();
+            let host = pinned(&device, 64);
+            driver.fail("cuEventRecord", 1, 999);
+            driver.fail("cuStreamSynchronize", 1, 999);
+            let begun = if down { stream.download(vec, host) } else { stream.upload(host, vec) };
+            let failed = begun.unwrap_err();
+            assert_eq!(failed.error.driver().unwrap().call(), "cuEventRecord");
+            assert_eq!(failed.buffers.is_none(), down, "what is only read comes back");
+        }
+        let vec = DeviceVec::<u8>::zeroed(&stream, 64).unwrap();
+        let download = stream.download(vec, pinned(&device, 64)).unwrap();
+        driver.fail("cuEventSynchronize", 1, 719);
+        let failed = download.wait().unwrap_err();
+        assert_eq!(failed.error.kind(), ErrorKind::ContextLost);
+        assert!(failed.buffers.is_none() && format!("{failed:?}").contains("false"));
+    });
+}
+
+#[test]
+fn a_scope_aborts_where_the_device_may_still_write() {
+    let name = "a_scope_aborts_where_the_device_may_still_write";
+    for down in ["yes", "no"] {
+        let ended = run(name, Installed::StandIn, &[("DOWN", down)], abort_or_not);
+        let Some((output, calls)) = ended else { return };
+        let err = String::from_utf8_lossy(&output.stderr);
+        if down == "yes" {
+            use std::os::unix::process::ExitStatusExt;
+            assert_eq!(output.status.signal(), Some(6), "{err}\n{calls}");
+            assert!(err.contains("aquifer: aborting"), "{err}");
+        } else {
+            assert!(output.status.success(), "{err}\n{calls}");
+        }
+    }
+}
+
+fn abort_or_not(driver: &StandIn) {
+    let device = Device::open(0).unwrap();
+    let stream = device.new_stream().unwrap();
+    let mut vec = DeviceVec::<u8>::zeroed(&stream, 64).unwrap();
+    let (mut pageable, mut locked) = ([0; 64], pinned(&device, 64));
+    // A download that was refused is none that is pending.
+    driver.fail("cuMemcpyDtoHAsync_v2", 1, 999);
+    driver.fail("cuStreamSynchronize", 1, 999);
+    stream.scope(|s| s.download(&vec, &mut locked)).unwrap_err();
+    // The driver has written pageable memory when the call returns, and reads harm nobody.
+    driver.fail("cuStreamSynchronize", 1, 719);
+    stream.scope(|s| s.download(&vec, &mut pageable)).unwrap_err();
+    driver.fail("cuStreamSynchronize", 1, 719);
+    stream.scope(|s| s.upload(&locked, &mut vec)).unwrap_err();
+    if std::env::var("DOWN").unwrap() == "yes" {
+        driver.fail("cuStreamSynchronize", 1, 719);
+        let _ = stream.scope(|s| s.download(&vec, &mut locked));
+    }
+}
+
+#[test]
+fn without_a_driver_there_is_an_error_or_a_simulated_device() {
+    let name = "without_a_driver_there_is_an_error_or_a_simulated_device";
+    alone(name, Installed::Nothing, &[], |_| {
+        let error = match Device::open(0) {
+            Ok(_) => return println!("a driver is installed on this machine"),
+            Err(error) => error,
+        };
+        assert_eq!(error.kind(), ErrorKind::NoDriver, "{}", print(&error));
+        assert_eq!(Device::count().unwrap_err().kind(), ErrorKind::NoDriver);
+        let device = Device::detect().unwrap();
+        assert_eq!(device.kind(), BackendKind::Simulated);
+        assert!(format!("{device} {device:?}").contains("simulated"));
+        drop(DeviceVec::<u8>::zeroed(&device.new_stream().unwrap(), 5).unwrap());
+    });
+}
+
+#[test]
+fn without_a_device_there_is_an_error_or_a_simulated_device() {
+    let name = "without_a_device_there_is_an_error_or_a_simulated_device";
+    alone(name, Installed::StandIn, &[("STAND_IN_DEVICES", "0")], |_| {
+        let error = Device::open(0).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NoDevice, "{}", print(&error));
+        assert_eq!(Device::count().unwrap(), 0);
+        assert_eq!(Device::detect().unwrap().kind(), BackendKind::Simulated);
+    });
+}
+
+#[test]
+fn a_backend_that_was_asked_for_and_is_not_there_is_an_error() {
+    let name = "a_backend_that_was_asked_for_and_is_not_there_is_an_error";
+    let asked = [("AQUIFER_BACKEND", "cuda"), ("STAND_IN_DEVICES", "0")];
+    alone(name, Installed::StandIn, &asked, |_| {
+        let error = Device::detect().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NoDevice, "{}", print(&error));
+        let mut vec: AllocVec<u8, aquifer::PinnedAlloc> = AllocVec::new_in(aquifer::PinnedAlloc);
+        assert!(vec.try_reserve(10).is_err());
+        assert_eq!(aquifer::last_error().unwrap().kind(), ErrorKind::NoDevice);
+    });
+}
+
+#[test]
+fn a_driver_that_lacks_a_function_is_an_error_everywhere() {
+    let name = "a_driver_that_lacks_a_function_is_an_error_everywhere";
+    alone(name, Installed::Old, &[], |_| {
+        for error in [
+            Device::open(0).unwrap_err(),
+            Device::count().unwrap_err(),
+            Device::detect().unwrap_err(),
+        ] {
+            assert_eq!(error.kind(), ErrorKind::MissingSymbol, "{}", print(&error));
+            assert!(error.to_string().contains("cuGetErrorName"), "{error}");
+        }
+    });
+}
+
+#[test]
+fn a_driver_that_is_gone_lets_everything_drop() {
+    let name = "a_driver_that_is_gone_lets_everything_drop";
+    alone(name, Installed::StandIn, &[], |driver| {
+        let device = Device::open(0).unwrap();
+        let stream = device.new_stream().unwrap();
+        let vec = DeviceVec::<u8>::zeroed(&stream, 64).unwrap();
+        let transfer = stream.upload(pinned(&device, 64), vec).unwrap();
+        let other = DeviceVec::<u8>::zeroed(&stream, 64).unwrap();
+        for call in ["cuMemFreeAsync", "cuEventQuery", "cuEventSynchronize", "cuStreamSynchronize"]
+        {
+            driver.fail(call, 1, 4);
+        }
+        assert!(format!("{transfer:?} {other:?} {stream:?} {device:?}").contains("DeviceVec"));
+        drop(other);
+        drop(transfer);
+        assert_eq!(stream.synchronize().unwrap_err().kind(), ErrorKind::ContextLost);
+        drop((stream, device));
+    });
+}
