@@ -51,7 +51,11 @@ impl<B, F> Pending<B, F> {
 
     /// Takes a freed block in. Bookkeeping alone: no driver call, no wait.
     pub fn push(&self, block: B) {
-        self.waiting.lock().fresh.push(block);
+        let mut waiting = self.waiting.lock();
+        waiting.fresh.push(block);
+        #[cfg(aquifer_fault = "block_counted_late")]
+        drop(waiting);
+        // Still under the lock: whoever takes the block out finds it counted.
         self.count.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -71,22 +75,18 @@ impl<B, F> Pending<B, F> {
         passed: impl Fn(&F) -> Result<bool, Unfenced>,
     ) -> Collected<B> {
         let mut collected = Collected { free: Vec::new(), lost: Vec::new() };
+        #[cfg(aquifer_fault = "fence_before_take")]
+        let fence = {
+            let early = fence();
+            || early
+        };
         // Blocks leave `fresh` before the fence is recorded: one that comes in meanwhile may have
         // work in flight that this fence does not cover, so it waits for the next.
-        #[cfg(not(aquifer_fault = "fence_before_take"))]
-        let (fresh, fence) = {
-            let fresh = std::mem::take(&mut self.waiting.lock().fresh);
-            if fresh.is_empty() { (fresh, Err(Unfenced::Later)) } else { (fresh, fence()) }
-        };
-        #[cfg(aquifer_fault = "fence_before_take")]
-        let (fence, fresh) = {
-            let fence = fence();
-            (fence, std::mem::take(&mut self.waiting.lock().fresh))
-        };
-        #[cfg(aquifer_fault = "fence_before_take")]
-        let (fresh, fence) = (fresh, fence);
+        let fresh = std::mem::take(&mut self.waiting.lock().fresh);
+        let fence = if fresh.is_empty() { Err(Unfenced::Later) } else { fence() };
         match fence {
             Ok(fence) => self.waiting.lock().fenced.push_back((fence, fresh)),
+            #[cfg(not(aquifer_fault = "unfenced_lost"))]
             Err(Unfenced::Later) if !fresh.is_empty() => self.waiting.lock().fresh.extend(fresh),
             Err(Unfenced::Later) => {}
             Err(Unfenced::Never) => collected.lost = fresh,
@@ -96,6 +96,7 @@ impl<B, F> Pending<B, F> {
             match passed(&fence) {
                 #[cfg(not(aquifer_fault = "free_unpassed"))]
                 Ok(false) | Err(Unfenced::Later) => {
+                    #[cfg(not(aquifer_fault = "put_back_lost"))]
                     self.waiting.lock().fenced.push_front((fence, blocks));
                     break;
                 }

@@ -65,12 +65,18 @@ impl<R: ?Sized> Current<R> {
         if let Some(resource) = known {
             return Ok(resource);
         }
-        let made = make()?;
+        let made = {
+            #[cfg(aquifer_fault = "made_under_lock")]
+            let _held = self.state.lock();
+            make()?
+        };
         let mut state = self.state.lock();
         #[cfg(not(aquifer_fault = "second_default"))]
         if let Some(resource) =
             state.set.clone().or_else(|| state.default.as_ref().and_then(Default::get))
         {
+            #[cfg(aquifer_fault = "loser_dropped_under_lock")]
+            drop(made);
             drop(state);
             return Ok(resource);
         }

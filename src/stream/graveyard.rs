@@ -43,13 +43,22 @@ impl<G> Default for Graveyard<G> {
 impl<G> Graveyard<G> {
     /// Whether nothing is buried, without a lock.
     pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Graves that are not given out, as of some moment during the call; without a lock.
+    pub fn len(&self) -> usize {
         // Relaxed: a hint; the lock orders the graves themselves.
-        self.count.load(Ordering::Relaxed) == 0
+        self.count.load(Ordering::Relaxed)
     }
 
     /// Takes buffers in.
     pub fn bury(&self, grave: G) {
-        self.graves.lock().push_back(grave);
+        let mut graves = self.graves.lock();
+        graves.push_back(grave);
+        #[cfg(aquifer_fault = "grave_counted_late")]
+        drop(graves);
+        // Still under the lock: whoever takes the grave out finds it counted.
         self.count.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -57,17 +66,17 @@ impl<G> Graveyard<G> {
     /// lock, since their drops may bury more. Each grave is asked by one thread at a time.
     pub fn reap(&self, passed: impl Fn(&G) -> Passed) -> Reaped<G> {
         let mut reaped = Reaped { free: Vec::new(), lost: Vec::new() };
-        if self.is_empty() {
-            return reaped;
-        }
-        for _ in 0..LOOKS {
+        // No more looks than graves: one that is put back is not asked again in the same call.
+        for _ in 0..self.len().min(LOOKS) {
             let Some(grave) = self.graves.lock().pop_front() else { break };
             match passed(&grave) {
                 Passed::Yes => reaped.free.push(grave),
-                #[cfg(not(aquifer_fault = "reap_unpassed"))]
-                Passed::NotYet => self.graves.lock().push_back(grave),
                 #[cfg(aquifer_fault = "reap_unpassed")]
                 Passed::NotYet => reaped.free.push(grave),
+                #[cfg(aquifer_fault = "grave_lost")]
+                Passed::NotYet => {}
+                #[cfg(not(any(aquifer_fault = "reap_unpassed", aquifer_fault = "grave_lost")))]
+                Passed::NotYet => self.graves.lock().push_back(grave),
                 Passed::Never => reaped.lost.push(grave),
             }
         }

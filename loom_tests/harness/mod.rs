@@ -1,0 +1,89 @@
+//! What every model shares: how it is run, and the driver that it runs against.
+
+#![allow(dead_code, unreachable_pub, reason = "each target has its own copy and uses a part of it")]
+
+pub mod driver;
+pub mod vector;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+/// The bound on preemptions that the floors are for.
+const BOUND: usize = 3;
+
+/// What one thread of a model does. Results go into the state, or a role asserts them itself.
+pub type Role<S> = fn(&S);
+
+/// Runs a scenario in every order of its roles: the first of an order is the main thread, which
+/// spawns the others in their order. `begin` and `end` run alone, before and after all roles.
+///
+/// Fails if loom ran fewer than `floor` executions, all orders together: a model that has lost its
+/// conflicts passes in no time.
+pub fn model<S: Send + Sync + 'static>(
+    name: &str,
+    floor: usize,
+    begin: fn() -> S,
+    roles: &[Role<S>],
+    end: fn(&S),
+) {
+    let bound = match std::env::var("LOOM_MAX_PREEMPTIONS") {
+        Ok(text) => text.parse().expect("LOOM_MAX_PREEMPTIONS is a number"),
+        Err(_) => BOUND,
+    };
+    let executions = Arc::new(AtomicUsize::new(0));
+    let started = Instant::now();
+    let orders = orders(roles);
+    for order in &orders {
+        let mut builder = loom::model::Builder::new();
+        builder.max_branches = 10_000;
+        builder.preemption_bound = Some(bound);
+        // These end a model early and call it a pass. The builder reads them from the environment.
+        builder.max_duration = None;
+        builder.max_permutations = None;
+        builder.checkpoint_file = None;
+        let (order, executions) = (order.clone(), executions.clone());
+        builder.check(move || {
+            executions.fetch_add(1, Ordering::Relaxed);
+            let state = Arc::new(begin());
+            let spawned: Vec<_> = order[1..]
+                .iter()
+                .map(|role| {
+                    let (role, state) = (*role, state.clone());
+                    loom::thread::spawn(move || role(&state))
+                })
+                .collect();
+            order[0](&state);
+            for thread in spawned {
+                thread.join().expect("a role panicked");
+            }
+            end(&state);
+        });
+    }
+    let ran = executions.load(Ordering::Relaxed);
+    println!(
+        "{name}: {ran} executions in {:.1?}, preemption bound {bound}, role orders {}",
+        started.elapsed(),
+        orders.len()
+    );
+    // A lower bound than usual is for a quick look, and cannot reach the floor.
+    let floor = if bound < BOUND { orders.len() } else { floor };
+    assert!(ran >= floor, "{name}: {ran} executions, and {floor} are the floor");
+}
+
+/// All orders of the roles.
+fn orders<S>(roles: &[Role<S>]) -> Vec<Vec<Role<S>>> {
+    if roles.len() <= 1 {
+        return vec![roles.to_vec()];
+    }
+    let mut all = Vec::new();
+    for first in 0..roles.len() {
+        let mut rest = roles.to_vec();
+        let first = rest.remove(first);
+        all.extend(orders(&rest).into_iter().map(|mut order| {
+            order.insert(0, first);
+            order
+        }));
+    }
+    all
+}
