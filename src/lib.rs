@@ -1,4 +1,5 @@
 #![doc = include_str!("../README.md")]
+#![deny(missing_docs, missing_debug_implementations)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 // Without CUDA, what only its backend uses of the lower rooms stands idle.
 #![cfg_attr(not(feature = "cuda"), allow(dead_code))]
