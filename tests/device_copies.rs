@@ -1,6 +1,8 @@
 //! Copies between vectors, on one device and across two, and what a vector owes to other streams
 //! while a part of it is used at home.
 
+#![allow(clippy::forget_non_drop, reason = "a guard without a drop may get one")]
+
 mod support;
 
 use aquifer::sim::SimConfig;

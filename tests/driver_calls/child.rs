@@ -13,7 +13,7 @@ use std::{env, fs};
 
 /// Which driver library the child finds.
 #[derive(Clone, Copy, Debug)]
-pub enum Installed {
+pub(crate) enum Installed {
     Nothing,
     StandIn,
     Old,
@@ -23,7 +23,7 @@ const CHILD: &str = "AQUIFER_DRIVER_CALLS_CHILD";
 
 /// Runs `body` in a child process where `library` is the driver, and asserts that it passes.
 /// `name` is the test's own, with its module.
-pub fn alone(
+pub(crate) fn alone(
     name: &str,
     library: Installed,
     variables: &[(&str, &str)],
@@ -37,7 +37,7 @@ pub fn alone(
 }
 
 /// As [`alone`], for a child that is to die: what it left, or `None` in the child.
-pub fn run(
+pub(crate) fn run(
     name: &str,
     library: Installed,
     variables: &[(&str, &str)],
@@ -105,7 +105,7 @@ fn folder(library: Installed) -> &'static Path {
 }
 
 /// The stand-in in a child: the calls that it saw, and what it can be asked for.
-pub struct StandIn {
+pub(crate) struct StandIn {
     path: PathBuf,
     seen: Cell<usize>,
     library: OnceLock<Library>,
@@ -123,7 +123,7 @@ impl StandIn {
     }
 
     /// The lines since the last call of this function.
-    pub fn take(&self) -> Vec<String> {
+    pub(crate) fn take(&self) -> Vec<String> {
         let text = fs::read_to_string(&self.path).unwrap_or_default();
         let lines: Vec<_> = text.lines().skip(self.seen.get()).map(str::to_owned).collect();
         self.seen.set(self.seen.get() + lines.len());
@@ -131,7 +131,7 @@ impl StandIn {
     }
 
     /// As [`take`](Self::take), without the calls that only look or put something back.
-    pub fn changes(&self) -> Vec<String> {
+    pub(crate) fn changes(&self) -> Vec<String> {
         let quiet =
             ["cuCtxGetCurrent", "cuCtxSetCurrent", "cuCtxPush", "cuCtxPop", "cuThread", "#"];
         let loud = |line: &String| !quiet.iter().any(|quiet| line.starts_with(quiet));
@@ -139,13 +139,13 @@ impl StandIn {
     }
 
     /// As [`changes`](Self::changes), the names alone.
-    pub fn names(&self) -> Vec<String> {
+    pub(crate) fn names(&self) -> Vec<String> {
         let name = |line: String| line.split(' ').next().unwrap_or_default().to_owned();
         self.changes().into_iter().map(name).collect()
     }
 
     /// Makes the nth call of a function fail, counted from now.
-    pub fn fail(&self, name: &str, nth: u32, code: u32) {
+    pub(crate) fn fail(&self, name: &str, nth: u32, code: u32) {
         let name = CString::new(name).unwrap();
         // SAFETY: the stand-in's own function, of this type; the name is a string for the call.
         unsafe {
@@ -157,14 +157,14 @@ impl StandIn {
     }
 
     /// How many blocks and handles are alive.
-    pub fn alive(&self) -> usize {
+    pub(crate) fn alive(&self) -> usize {
         let name = b"stand_in_alive\0";
         // SAFETY: the stand-in's own function, of this type.
         unsafe { self.library().get::<unsafe extern "C" fn() -> usize>(name).unwrap()() }
     }
 
     /// The calling thread's current context.
-    pub fn now(&self) -> u64 {
+    pub(crate) fn now(&self) -> u64 {
         let mut context = 0;
         // SAFETY: the driver's function, of this type; the pointer is writable for the call.
         unsafe {
@@ -176,7 +176,7 @@ impl StandIn {
     }
 
     /// Makes a context current, as another part of a program may have.
-    pub fn stand_on(&self, context: u64) {
+    pub(crate) fn stand_on(&self, context: u64) {
         // SAFETY: the driver's function, of this type; the stand-in takes any number.
         unsafe {
             let push =
@@ -187,7 +187,7 @@ impl StandIn {
 }
 
 /// The value of `key=` in a line of the log.
-pub fn value<'a>(line: &'a str, key: &str) -> &'a str {
+pub(crate) fn value<'a>(line: &'a str, key: &str) -> &'a str {
     let found = line.split(' ').find_map(|word| word.strip_prefix(key)?.strip_prefix('='));
     found.unwrap_or_else(|| panic!("no {key} in {line}"))
 }

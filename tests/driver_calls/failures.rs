@@ -1,0 +1,202 @@
+//! Failing calls, and drivers that are not there, have no device, or lack a function.
+
+use crate::child::{Installed, StandIn, alone, run};
+use crate::{NOTHING, pinned};
+use allocator_api2::vec::Vec as AllocVec;
+use aquifer::{
+    BackendKind, Device, DeviceVec, Error, ErrorKind, LaunchConfig, PinnedResource, Result,
+};
+use std::error::Error as _;
+
+/// Every way to look at an error works without a driver.
+fn print(error: &Error) -> String {
+    let source = error.source().map(|source| format!("{source} {source:?}"));
+    format!("{error} | {error:?} | {:?} | {source:?}", error.driver())
+}
+
+#[test]
+fn failing_calls_are_typed_errors_with_name_and_number() {
+    let name = "failures::failing_calls_are_typed_errors_with_name_and_number";
+    alone(name, Installed::StandIn, &[], |driver| {
+        let device = Device::open(0).unwrap();
+        let (stream, other) = (device.new_stream().unwrap(), device.new_stream().unwrap());
+        let mut vec = DeviceVec::<u8>::zeroed(&stream, 64).unwrap();
+        let launch = |vec: &mut DeviceVec<u8>| {
+            // SAFETY: the kernel touches nothing.
+            unsafe { stream.launch(&NOTHING).in_out(vec)?.launch(LaunchConfig::for_elements(1)) }
+        };
+        type Call<'a> = &'a dyn Fn(&mut DeviceVec<u8>) -> Result<()>;
+        let failing: &[(&str, Call<'_>)] = &[
+            ("cuMemAllocFromPoolAsync", &|_| DeviceVec::<u8>::zeroed(&stream, 9).map(drop)),
+            ("cuMemsetD8Async", &|vec| vec.fill(1)),
+            ("cuMemcpyHtoDAsync_v2", &|vec| vec.set(0, 1)),
+            ("cuMemcpyDtoHAsync_v2", &|vec| vec.get(0).map(drop)),
+            ("cuMemcpyDtoDAsync_v2", &|vec| vec.try_clone().map(drop)),
+            ("cuStreamSynchronize", &|vec| vec.set(0, 1)),
+            ("cuStreamIsCapturing", &|vec| vec.get(0).map(drop)),
+            ("cuEventRecord", &|vec| vec.on(&other).map(drop)),
+            ("cuStreamWaitEvent", &|vec| vec.on(&other).map(drop)),
+            ("cuStreamCreate", &|_| device.new_stream().map(drop)),
+            ("cuMemGetInfo_v2", &|_| device.memory_info().map(drop)),
+            ("cuCtxSynchronize", &|_| device.synchronize()),
+            ("cuMemHostAlloc", &|vec| {
+                vec.to_vec_in(PinnedResource::new(&device)?).map(drop).map_err(|error| {
+                    assert!(error.to_string().contains("cuMemHostAlloc"), "{error}");
+                    aquifer::last_error().unwrap()
+                })
+            }),
+            ("cuModuleLoadDataEx", &launch),
+            ("cuLaunchKernel", &launch),
+        ];
+        for (call, body) in failing {
+            for (code, kind) in [(2, ErrorKind::OutOfMemory), (999, ErrorKind::Driver)] {
+                driver.fail(call, 1, code);
+                let error = body(&mut vec).unwrap_err();
+                let failed = error.driver().unwrap();
+                assert_eq!((failed.call(), failed.code()), (*call, code), "{}", print(&error));
+                assert_eq!(error.kind(), kind, "{}", print(&error));
+                assert_eq!(driver.now(), 0);
+            }
+            body(&mut vec).unwrap_or_else(|error| panic!("{call} works again: {error}"));
+        }
+    });
+}
+
+#[test]
+fn a_transfer_whose_end_nobody_can_know_gives_up_what_the_device_may_write() {
+    let name = "failures::a_transfer_whose_end_nobody_can_know_gives_up_what_the_device_may_write";
+    alone(name, Installed::StandIn, &[], |driver| {
+        let device = Device::open(0).unwrap();
+        let stream = device.new_stream().unwrap();
+        for down in [true, false] {
+            let vec = DeviceVec::<u8>::zeroed(&stream, 64).unwrap();
+            let host = pinned(&device, 64);
+            driver.fail("cuEventRecord", 1, 999);
+            driver.fail("cuStreamSynchronize", 1, 999);
+            let begun = if down { stream.download(vec, host) } else { stream.upload(host, vec) };
+            let failed = begun.unwrap_err();
+            assert_eq!(failed.error.driver().unwrap().call(), "cuEventRecord");
+            assert_eq!(failed.buffers.is_none(), down, "what is only read comes back");
+        }
+        let vec = DeviceVec::<u8>::zeroed(&stream, 64).unwrap();
+        let download = stream.download(vec, pinned(&device, 64)).unwrap();
+        driver.fail("cuEventSynchronize", 1, 719);
+        let failed = download.wait().unwrap_err();
+        assert_eq!(failed.error.kind(), ErrorKind::ContextLost);
+        assert!(failed.buffers.is_none() && format!("{failed:?}").contains("false"));
+    });
+}
+
+#[test]
+fn a_scope_aborts_where_the_device_may_still_write() {
+    let name = "failures::a_scope_aborts_where_the_device_may_still_write";
+    for down in ["yes", "no"] {
+        let ended = run(name, Installed::StandIn, &[("DOWN", down)], abort_or_not);
+        let Some((output, calls)) = ended else { return };
+        let err = String::from_utf8_lossy(&output.stderr);
+        if down == "yes" {
+            use std::os::unix::process::ExitStatusExt;
+            assert_eq!(output.status.signal(), Some(6), "{err}\n{calls}");
+            assert!(err.contains("aquifer: aborting"), "{err}");
+        } else {
+            assert!(output.status.success(), "{err}\n{calls}");
+        }
+    }
+}
+
+fn abort_or_not(driver: &StandIn) {
+    let device = Device::open(0).unwrap();
+    let stream = device.new_stream().unwrap();
+    let mut vec = DeviceVec::<u8>::zeroed(&stream, 64).unwrap();
+    let (mut pageable, mut locked) = ([0; 64], pinned(&device, 64));
+    // A download that was refused is none that is pending.
+    driver.fail("cuMemcpyDtoHAsync_v2", 1, 999);
+    driver.fail("cuStreamSynchronize", 1, 999);
+    stream.scope(|s| s.download(&vec, &mut locked)).unwrap_err();
+    // The driver has written pageable memory when the call returns, and reads harm nobody.
+    driver.fail("cuStreamSynchronize", 1, 719);
+    stream.scope(|s| s.download(&vec, &mut pageable)).unwrap_err();
+    driver.fail("cuStreamSynchronize", 1, 719);
+    stream.scope(|s| s.upload(&locked, &mut vec)).unwrap_err();
+    if std::env::var("DOWN").unwrap() == "yes" {
+        driver.fail("cuStreamSynchronize", 1, 719);
+        let _ = stream.scope(|s| s.download(&vec, &mut locked));
+    }
+}
+
+#[test]
+fn without_a_driver_there_is_an_error_or_a_simulated_device() {
+    let name = "failures::without_a_driver_there_is_an_error_or_a_simulated_device";
+    alone(name, Installed::Nothing, &[], |_| {
+        let error = match Device::open(0) {
+            Ok(_) => return println!("a driver is installed on this machine"),
+            Err(error) => error,
+        };
+        assert_eq!(error.kind(), ErrorKind::NoDriver, "{}", print(&error));
+        assert_eq!(Device::count().unwrap_err().kind(), ErrorKind::NoDriver);
+        let device = Device::detect().unwrap();
+        assert_eq!(device.kind(), BackendKind::Simulated);
+        assert!(format!("{device} {device:?}").contains("simulated"));
+        drop(DeviceVec::<u8>::zeroed(&device.new_stream().unwrap(), 5).unwrap());
+    });
+}
+
+#[test]
+fn without_a_device_there_is_an_error_or_a_simulated_device() {
+    let name = "failures::without_a_device_there_is_an_error_or_a_simulated_device";
+    alone(name, Installed::StandIn, &[("STAND_IN_DEVICES", "0")], |_| {
+        let error = Device::open(0).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NoDevice, "{}", print(&error));
+        assert_eq!(Device::count().unwrap(), 0);
+        assert_eq!(Device::detect().unwrap().kind(), BackendKind::Simulated);
+    });
+}
+
+#[test]
+fn a_backend_that_was_asked_for_and_is_not_there_is_an_error() {
+    let name = "failures::a_backend_that_was_asked_for_and_is_not_there_is_an_error";
+    let asked = [("AQUIFER_BACKEND", "cuda"), ("STAND_IN_DEVICES", "0")];
+    alone(name, Installed::StandIn, &asked, |_| {
+        let error = Device::detect().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NoDevice, "{}", print(&error));
+        let mut vec: AllocVec<u8, aquifer::PinnedAlloc> = AllocVec::new_in(aquifer::PinnedAlloc);
+        assert!(vec.try_reserve(10).is_err());
+        assert_eq!(aquifer::last_error().unwrap().kind(), ErrorKind::NoDevice);
+    });
+}
+
+#[test]
+fn a_driver_that_lacks_a_function_is_an_error_everywhere() {
+    let name = "failures::a_driver_that_lacks_a_function_is_an_error_everywhere";
+    alone(name, Installed::Old, &[], |_| {
+        for error in [
+            Device::open(0).unwrap_err(),
+            Device::count().unwrap_err(),
+            Device::detect().unwrap_err(),
+        ] {
+            assert_eq!(error.kind(), ErrorKind::MissingSymbol, "{}", print(&error));
+            assert!(error.to_string().contains("cuGetErrorName"), "{error}");
+        }
+    });
+}
+
+#[test]
+fn a_driver_that_is_gone_lets_everything_drop() {
+    let name = "failures::a_driver_that_is_gone_lets_everything_drop";
+    alone(name, Installed::StandIn, &[], |driver| {
+        let device = Device::open(0).unwrap();
+        let stream = device.new_stream().unwrap();
+        let vec = DeviceVec::<u8>::zeroed(&stream, 64).unwrap();
+        let transfer = stream.upload(pinned(&device, 64), vec).unwrap();
+        let other = DeviceVec::<u8>::zeroed(&stream, 64).unwrap();
+        for call in ["cuMemFreeAsync", "cuEventQuery", "cuEventSynchronize", "cuStreamSynchronize"]
+        {
+            driver.fail(call, 1, 4);
+        }
+        assert!(format!("{transfer:?} {other:?} {stream:?} {device:?}").contains("DeviceVec"));
+        drop(other);
+        drop(transfer);
+        assert_eq!(stream.synchronize().unwrap_err().kind(), ErrorKind::ContextLost);
+        drop((stream, device));
+    });
+}
