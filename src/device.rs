@@ -125,30 +125,37 @@ impl Device {
     pub fn detect() -> Result<Self> {
         static FOUND: OnceLock<Device> = OnceLock::new();
         static SEARCH: Mutex<()> = Mutex::new(());
-        let _one_search = SEARCH.lock();
+        let one_search = SEARCH.lock();
         if let Some(device) = FOUND.get() {
             return Ok(device.clone());
         }
         let choice = std::env::var_os("AQUIFER_BACKEND");
         let choice = choice.as_ref().map(|value| value.to_string_lossy());
-        let device = Self::choose(choice.as_deref())?;
-        Ok(FOUND.get_or_init(|| device).clone())
+        let (device, missing) = Self::choose(choice.as_deref())?;
+        let device = FOUND.get_or_init(|| device).clone();
+        // Not under the lock: a subscriber may use the crate.
+        drop(one_search);
+        if let Some(error) = missing {
+            tracing::warn!(%error, "no GPU: using a simulated device");
+        }
+        Ok(device)
     }
 
-    fn choose(backend: Option<&str>) -> Result<Self> {
+    /// The device that the environment and the machine choose, and what was missing of a GPU where
+    /// it is only a stand-in for one.
+    fn choose(backend: Option<&str>) -> Result<(Self, Option<Error>)> {
         match backend {
-            Some("cuda") => Self::open(0),
-            Some("sim") => Ok(Self::simulated(SimConfig::default())),
+            Some("cuda") => Ok((Self::open(0)?, None)),
+            Some("sim") => Ok((Self::simulated(SimConfig::default()), None)),
             Some(other) => {
                 Err(Error::new(ErrorKind::Environment, format!("AQUIFER_BACKEND is {other:?}"))
                     .advise("set it to `cuda` or to `sim`, or unset it"))
             }
             None => match Self::open(0) {
                 Err(error) if matches!(error.kind(), ErrorKind::NoDriver | ErrorKind::NoDevice) => {
-                    tracing::warn!(%error, "no GPU: using a simulated device");
-                    Ok(Self::simulated(SimConfig::default()))
+                    Ok((Self::simulated(SimConfig::default()), Some(error)))
                 }
-                found => found,
+                found => Ok((found?, None)),
             },
         }
     }
@@ -304,7 +311,9 @@ mod tests {
 
     #[test]
     fn the_environment_chooses_or_is_refused() {
-        assert_eq!(Device::choose(Some("sim")).unwrap().kind(), BackendKind::Simulated);
+        let (device, missing) = Device::choose(Some("sim")).unwrap();
+        assert_eq!(device.kind(), BackendKind::Simulated);
+        assert!(missing.is_none());
         for wrong in ["", "CUDA", "gpu"] {
             let error = Device::choose(Some(wrong)).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Environment);

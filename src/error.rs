@@ -310,6 +310,46 @@ impl StdError for Error {
     }
 }
 
+/// A call that consumes a value was refused: why, and the value.
+///
+/// It turns into the [`Error`] alone, dropping the value, so `?` works where nobody wants it back.
+pub struct Refused<V> {
+    /// What went wrong.
+    pub error: Error,
+    /// What was to be consumed.
+    pub value: V,
+}
+
+impl<V> Refused<V> {
+    pub(crate) fn new(error: Error, value: V) -> Self {
+        Self { error, value }
+    }
+}
+
+impl<V> fmt::Debug for Refused<V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Refused").field("error", &self.error).finish_non_exhaustive()
+    }
+}
+
+impl<V> fmt::Display for Refused<V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl<V> StdError for Refused<V> {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.error.source()
+    }
+}
+
+impl<V> From<Refused<V>> for Error {
+    fn from(refused: Refused<V>) -> Self {
+        refused.error
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

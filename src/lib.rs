@@ -35,7 +35,7 @@ pub use container::{
     OnMut, StreamRef,
 };
 pub use device::Device;
-pub use error::{DriverError, Error, ErrorKind, Result};
+pub use error::{DriverError, Error, ErrorKind, Refused, Result};
 pub use event::Event;
 pub use host::{
     HostBuffer, MappedAlloc, PinnedAlloc, PinnedOptions, PinnedResource, RegisterError, Registered,

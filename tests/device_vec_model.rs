@@ -207,7 +207,7 @@ impl Machine {
             Step::RawParts => {
                 let empty = DeviceVec::new(&self.streams[0])?;
                 let vec = std::mem::replace(&mut self.vec, empty);
-                let parts = vec.into_raw_parts().map_err(|(error, _)| error)?;
+                let parts = vec.into_raw_parts()?;
                 // SAFETY: the parts of a vector, put together once.
                 self.vec = unsafe { DeviceVec::from_raw_parts(parts)? };
             }
@@ -215,8 +215,8 @@ impl Machine {
                 let empty = DeviceVec::new(&self.streams[0])?;
                 let vec = std::mem::replace(&mut self.vec, empty);
                 self.vec = match vec.cast::<[u32; 3]>() {
-                    Ok(wide) => wide.cast::<u32>().map_err(|(error, _)| error)?,
-                    Err((_, vec)) => vec,
+                    Ok(wide) => wide.cast::<u32>()?,
+                    Err(refused) => refused.value,
                 };
                 return Ok(self.vec.len() == length);
             }

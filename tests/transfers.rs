@@ -239,7 +239,7 @@ fn refused<B: HostBuffer>(
     let failed = begun.expect_err("it should be refused");
     assert_eq!(failed.error.kind(), kind, "{failed}");
     assert!(format!("{failed:?}").contains("gives_buffers_back: true"));
-    failed.buffers.expect("the buffers come back")
+    *failed.buffers.expect("the buffers come back")
 }
 
 #[test]
@@ -317,7 +317,7 @@ fn a_driver_call_that_fails_gives_the_buffers_back() {
             let driver = failed.error.driver().unwrap();
             assert_eq!((driver.call(), driver.code()), (call, 999));
             assert_eq!(failed.error.kind(), ErrorKind::Driver);
-            let (host, vec) = failed.buffers.expect("the buffers come back");
+            let (host, vec) = *failed.buffers.expect("the buffers come back");
             assert_eq!(&host[..], [5; 16]);
             assert_eq!(vec.to_vec().unwrap(), [5; 16]);
             let (host, vec) = stream.upload(host, vec).unwrap().wait().unwrap();
@@ -340,7 +340,7 @@ fn a_lost_context_gives_the_buffers_back_with_its_error() {
         assert_eq!(transfer.is_complete().unwrap_err().kind(), ErrorKind::ContextLost);
         let failed = transfer.wait().unwrap_err();
         assert_eq!(failed.error.kind(), ErrorKind::ContextLost);
-        let (host, vec) = failed.buffers.expect("a device that has stopped writes nothing");
+        let (host, vec) = *failed.buffers.expect("a device that has stopped writes nothing");
         assert_eq!(&host[..], [1; 8], "what it was before");
         let again = stream.upload(host, vec).unwrap_err();
         assert_eq!(again.error.kind(), ErrorKind::ContextLost);

@@ -68,6 +68,11 @@ impl Buffer {
         &self.debts
     }
 
+    #[cfg(feature = "cuda")]
+    pub(crate) fn frees_with_driver(&self) -> bool {
+        self.resource.frees_with_driver(&self.block)
+    }
+
     /// Makes home wait for whatever conflicts with a use of `range`.
     pub(crate) fn pay(&self, range: &Range<usize>, writes: bool) -> Result<()> {
         self.debts.pay(&self.home, range, writes)

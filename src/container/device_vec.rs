@@ -4,7 +4,7 @@ use super::buffer::Buffer;
 use super::foreign::{On, OnMut, StreamRef};
 use super::view::{DeviceRead, DeviceSlice, DeviceSliceMut, DeviceWrite, check_index};
 use crate::device::Device;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Refused, Result};
 use crate::layout::DeviceLayout;
 use crate::resource::{DeviceResource, current_device_resource};
 use crate::stream::Stream;
@@ -440,7 +440,7 @@ impl<T: Pod> DeviceVec<T> {
     ///
     /// let stream = Device::detect()?.new_stream()?;
     /// let words = DeviceVec::from_slice(&stream, &[0x0201_u16, 0x0403])?;
-    /// assert_eq!(words.cast::<u8>().unwrap().to_vec()?, [1, 2, 3, 4]);
+    /// assert_eq!(words.cast::<u8>()?.to_vec()?, [1, 2, 3, 4]);
     /// # Ok::<(), aquifer::Error>(())
     /// ```
     ///
@@ -449,9 +449,9 @@ impl<T: Pod> DeviceVec<T> {
     /// [`ErrorKind::InvalidArgument`] if `U` has no size or wants more alignment than the memory
     /// has; [`ErrorKind::LengthMismatch`] if the bytes are no whole number of `U`s. The vector
     /// comes back with the error.
-    pub fn cast<U: Pod>(self) -> Result<DeviceVec<U>, (Error, Self)> {
+    pub fn cast<U: Pod>(self) -> Result<DeviceVec<U>, Refused<Self>> {
         if let Err(error) = refuse_zero_sized::<U>() {
-            return Err((error, self));
+            return Err(Refused::new(error, self));
         }
         let bytes = self.size_in_bytes();
         if !bytes.is_multiple_of(size_of::<U>()) {
@@ -459,14 +459,14 @@ impl<T: Pod> DeviceVec<T> {
                 ErrorKind::LengthMismatch,
                 format!("{bytes} bytes are no whole number of elements of {}", size_of::<U>()),
             );
-            return Err((error, self));
+            return Err(Refused::new(error, self));
         }
         if !self.buffer.address().is_multiple_of(align_of::<U>() as u64) {
             let error = Error::new(
                 ErrorKind::InvalidArgument,
                 format!("the memory is not aligned to {} bytes", align_of::<U>()),
             );
-            return Err((error, self));
+            return Err(Refused::new(error, self));
         }
         let length = bytes / size_of::<U>();
         Ok(DeviceVec { buffer: self.buffer, length, elements: PhantomData })

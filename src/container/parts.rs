@@ -2,7 +2,7 @@
 
 use super::buffer::Buffer;
 use super::device_vec::DeviceVec;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Refused, Result};
 use crate::resource::{DeviceBlock, DeviceResource};
 use crate::stream::Stream;
 use crate::sync::Arc;
@@ -29,11 +29,17 @@ impl<T: Pod> DeviceVec<T> {
     /// # Errors
     ///
     /// Those of making home wait; then the vector comes back.
-    pub fn into_raw_parts(self) -> Result<DeviceVecParts, (Error, Self)> {
+    pub fn into_raw_parts(self) -> Result<DeviceVecParts, Refused<Self>> {
         let length = self.length;
-        self.buffer
-            .into_parts(length)
-            .map_err(|(error, buffer)| (error, Self { buffer, length, elements: PhantomData }))
+        self.buffer.into_parts(length).map_err(|(error, buffer)| {
+            Refused::new(error, Self { buffer, length, elements: PhantomData })
+        })
+    }
+
+    /// Whether `cuMemFreeAsync` of the vector's address would free it.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn buffer_frees_with_driver(&self) -> bool {
+        self.buffer.frees_with_driver()
     }
 
     /// A vector of parts.
@@ -42,7 +48,7 @@ impl<T: Pod> DeviceVec<T> {
     /// use aquifer::{Device, DeviceVec};
     ///
     /// let stream = Device::detect()?.new_stream()?;
-    /// let parts = DeviceVec::from_slice(&stream, &[1_u8, 2])?.into_raw_parts().unwrap();
+    /// let parts = DeviceVec::from_slice(&stream, &[1_u8, 2])?.into_raw_parts()?;
     /// // SAFETY: the parts of a vector, put together once.
     /// let vec = unsafe { DeviceVec::<u8>::from_raw_parts(parts)? };
     /// assert_eq!(vec.to_vec()?, [1, 2]);

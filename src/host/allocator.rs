@@ -76,15 +76,17 @@ pub(super) unsafe fn resize(
     new: Layout,
 ) -> Result<NonNull<[u8]>> {
     if old.size() != 0 && new.size() != 0 && pointer.addr().get().is_multiple_of(new.align()) {
-        let room = if new.size() <= old.size() {
-            old.size()
-        } else {
-            blocks::find(pointer.addr().get()).map_or(old.size(), |block| {
-                block.base.addr().get() + block.bytes - pointer.addr().get()
-            })
-        };
-        if new.size() <= room {
+        if new.size() <= old.size() {
             return Ok(NonNull::slice_from_raw_parts(pointer, new.size()));
+        }
+        if let Some(block) = blocks::find(pointer.addr().get()) {
+            let offset = pointer.addr().get() - block.base.addr().get();
+            if new.size() <= block.bytes - offset {
+                // From the block's own pointer: the caller's may reach no further than the old size.
+                // SAFETY: the offset lies in the block, which holds nothing but this allocation.
+                let pointer = unsafe { block.base.add(offset) };
+                return Ok(NonNull::slice_from_raw_parts(pointer, new.size()));
+            }
         }
     }
     let target = allocate(new)?;

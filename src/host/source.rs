@@ -13,6 +13,7 @@ use crate::sync::{Arc, LazyLock};
 use std::alloc::Layout;
 use std::any::Any;
 use std::collections::HashMap;
+use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 
 /// Driver allocations come in pages; what is asked is rounded up, so that small growth stays in
@@ -41,8 +42,9 @@ pub(super) struct Freed {
 
 enum HowToFree {
     Allocated,
-    /// Unregister, then let the owner free its memory.
-    Registered(#[allow(dead_code, reason = "held for its drop")] Box<dyn Any + Send>),
+    /// Unregister, then let the owner free its memory. Leaked unless it is dropped on purpose: a
+    /// panic on the way must free nothing that is still locked.
+    Registered(ManuallyDrop<Box<dyn Any + Send>>),
 }
 
 impl std::fmt::Debug for HowToFree {
@@ -183,7 +185,7 @@ pub(super) fn take_back_registered(
     bytes: usize,
     owner: Box<dyn Any + Send>,
 ) {
-    let how = HowToFree::Registered(owner);
+    let how = HowToFree::Registered(ManuallyDrop::new(owner));
     yard.push(Freed { device: device.clone(), pointer, bytes, how });
 }
 
@@ -191,8 +193,9 @@ pub(super) fn take_back_registered(
 pub(super) fn sweep() {
     let yards: Vec<Arc<Yard>> = {
         let mut yards = YARDS.lock();
-        // An empty yard that only the table holds has no source and no block left.
-        yards.retain(|_, yard| yard.len() > 0 || Arc::strong_count(yard) > 1);
+        // A yard that only the table holds has no source that could free into it: if it is empty too,
+        // it goes. Asked in this order: while another handle lives, a block may just be coming in.
+        yards.retain(|_, yard| Arc::get_mut(yard).is_none_or(|alone| alone.len() > 0));
         yards.values().filter(|yard| yard.len() > 0).cloned().collect()
     };
     for yard in yards {
@@ -212,7 +215,6 @@ fn collect(yard: &Yard) {
             bytes = freed.bytes,
             "leaked page-locked memory: the device can no longer say whether it uses it"
         );
-        std::mem::forget(freed);
     }
 }
 
@@ -290,13 +292,18 @@ impl Freed {
                 HowToFree::Registered(_) => driver.host_unregister(self.pointer),
             }
         };
-        if let Err(error) = freed {
-            if !error.is_gone() {
+        match freed {
+            Ok(()) => {
+                if let HowToFree::Registered(owner) = self.how {
+                    drop(ManuallyDrop::into_inner(owner));
+                }
+            }
+            // Its owner must not free pages that are still locked.
+            Err(error) if error.is_gone() => {}
+            Err(error) => {
                 let (device, bytes) = (&self.device, self.bytes);
                 tracing::error!(%device, bytes, %error, "leaked page-locked memory");
             }
-            // Its owner must not free pages that are still locked.
-            std::mem::forget(self);
         }
     }
 }

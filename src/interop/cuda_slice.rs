@@ -3,7 +3,7 @@
 use crate::backend::{DriverResult, Wanted};
 use crate::container::{DeviceVec, DeviceVecParts};
 use crate::device::Device;
-use crate::error::{DriverError, Error, ErrorKind, Result};
+use crate::error::{DriverError, Error, ErrorKind, Refused, Result};
 use crate::layout::DeviceLayout;
 use crate::resource::{DeviceBlock, DeviceResource, current_device_resource};
 use crate::stream::Stream;
@@ -101,24 +101,27 @@ impl<T: Pod> DeviceVec<T> {
     ///
     /// [`ErrorKind::Unsupported`] on a simulated device, for memory of another resource, and for an
     /// empty vector; those of making the home stream wait for other use. The vector comes back.
-    pub fn into_cuda_slice(self) -> Result<CudaSlice<T>, (Error, Self)> {
+    pub fn into_cuda_slice(self) -> Result<CudaSlice<T>, Refused<Self>> {
         let refuse = |why: &str| Error::new(ErrorKind::Unsupported, why.to_owned());
         let Some(stream) = self.stream().cuda_stream().cloned() else {
-            return Err((refuse("cudarc cannot own memory of a simulated device"), self));
+            return Err(Refused::new(
+                refuse("cudarc cannot own memory of a simulated device"),
+                self,
+            ));
         };
-        if !self.resource().frees_with_driver() || !stream.context().has_async_alloc() {
+        if !self.buffer_frees_with_driver() || !stream.context().has_async_alloc() {
             let error = refuse("cudarc would not free this memory as its resource does");
-            return Err((error.advise("allocate it from an AsyncResource"), self));
+            return Err(Refused::new(error.advise("allocate it from an AsyncResource"), self));
         }
         if self.is_empty() {
-            return Err((refuse("an empty vector has no memory to give"), self));
+            return Err(Refused::new(refuse("an empty vector has no memory to give"), self));
         }
         // cudarc panics where it cannot make the two events of a slice, so two are tried first.
         for _ in 0..2 {
             if let Err(error) = stream.context().new_event(None) {
                 let error = DriverError::new("cuEventCreate", error.0 as u32);
                 let error = Err::<(), _>(error).wanted(|| "making cudarc's events");
-                return Err((error.err().unwrap_or_else(|| refuse("no events")), self));
+                return Err(Refused::new(error.err().unwrap_or_else(|| refuse("no events")), self));
             }
         }
         let parts = self.into_raw_parts()?;

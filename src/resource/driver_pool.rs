@@ -104,8 +104,9 @@ unsafe impl DeviceResource for AsyncResource {
         Ok(padded.block(base))
     }
 
-    fn frees_with_driver(&self) -> bool {
-        true
+    fn frees_with_driver(&self, block: &DeviceBlock) -> bool {
+        // A block that was aligned further lies inside the driver's allocation.
+        block.address() == block.token()
     }
 
     unsafe fn deallocate(&self, stream: &Stream, block: DeviceBlock) {

@@ -102,10 +102,11 @@ pub unsafe trait DeviceResource: fmt::Debug + Send + Sync {
     /// those of the driver.
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock>;
 
-    /// Whether a block's memory may be freed by `cuMemFreeAsync` of its address instead of by
+    /// Whether `block`'s memory may be freed by `cuMemFreeAsync` of its address instead of by
     /// [`deallocate`](Self::deallocate), by another library say. `false` unless a resource knows
     /// better.
-    fn frees_with_driver(&self) -> bool {
+    fn frees_with_driver(&self, block: &DeviceBlock) -> bool {
+        let _ = block;
         false
     }
 
@@ -129,8 +130,8 @@ unsafe impl<R: DeviceResource + ?Sized> DeviceResource for Arc<R> {
         (**self).allocate(stream, layout)
     }
 
-    fn frees_with_driver(&self) -> bool {
-        (**self).frees_with_driver()
+    fn frees_with_driver(&self, block: &DeviceBlock) -> bool {
+        (**self).frees_with_driver(block)
     }
 
     unsafe fn deallocate(&self, stream: &Stream, block: DeviceBlock) {
@@ -165,14 +166,15 @@ pub unsafe trait HostAccessible: DeviceResource {
 ///
 /// # Safety
 ///
-/// The above holds, and [`block_at`](Self::block_at) gives back the very block.
+/// The above holds; [`block_at`](Self::block_at) gives back the very block; and if the resource is
+/// `Clone`, a clone takes back what the original handed out.
 pub unsafe trait HostComplete: HostAccessible {
     /// The block that [`host_pointer`](HostAccessible::host_pointer) gave this pointer for.
     ///
     /// # Safety
     ///
-    /// `pointer` belongs to a live block of this resource that was asked with `layout`, or with
-    /// more bytes of it. The block is made again for
+    /// `pointer` belongs to a live block of this resource that was asked with `layout`, or with more
+    /// bytes or another alignment which the pointer meets. The block is made again for
     /// [`deallocate`](DeviceResource::deallocate), once.
     unsafe fn block_at(&self, pointer: NonNull<u8>, layout: DeviceLayout) -> DeviceBlock;
 }

@@ -11,6 +11,7 @@ use crate::error::ErrorKind;
 use crate::event::Event;
 use crate::sync::{Arc, AtomicUsize, LazyLock, Mutex, Ordering};
 use std::collections::VecDeque;
+use std::mem::ManuallyDrop;
 
 /// Graves that one call looks at, at most, so that a long queue costs each caller little.
 const LOOKS: usize = 16;
@@ -95,15 +96,16 @@ pub struct Reaped<G> {
 
 struct Grave {
     event: Arc<Event>,
-    #[allow(dead_code, reason = "held for its drop")]
-    buffers: Box<dyn Send>,
+    /// Leaked unless it is dropped on purpose: a panic on the way must free nothing that the device
+    /// may still use.
+    buffers: ManuallyDrop<Box<dyn Send>>,
 }
 
 static GRAVES: LazyLock<Graveyard<Grave>> = LazyLock::new(Graveyard::default);
 
 /// Keeps `buffers` until the device has passed `event`.
 pub(crate) fn bury(event: Arc<Event>, buffers: Box<dyn Send>) {
-    GRAVES.bury(Grave { event, buffers });
+    GRAVES.bury(Grave { event, buffers: ManuallyDrop::new(buffers) });
 }
 
 /// Frees what the devices have passed, without waiting.
@@ -124,7 +126,8 @@ pub(crate) fn reap() {
             device = %grave.event.device(),
             "leaked the buffers of a transfer: the device can no longer say whether it is done"
         );
-        std::mem::forget(grave.buffers);
     }
-    drop(reaped.free);
+    for grave in reaped.free {
+        drop(ManuallyDrop::into_inner(grave.buffers));
+    }
 }

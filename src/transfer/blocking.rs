@@ -1,7 +1,7 @@
 //! Copies that are complete when they return, of any slice.
 
 use super::enqueue::{same_length, to_device, to_host};
-use super::stopped::{outlives_its_call, synchronize_or_abort};
+use super::stopped::{Lent, outlives_its_call, synchronize_or_abort};
 use crate::container::{DeviceSlice, DeviceSliceMut};
 use crate::error::Result;
 use crate::stream::graveyard;
@@ -15,10 +15,10 @@ pub(crate) fn upload<T: Pod>(source: &[T], target: &mut DeviceSliceMut<'_, T>) -
     }
     graveyard::reap();
     let home = target.home();
-    // SAFETY: `source` is borrowed until this function returns, which waits for the stream. Where
-    // waiting fails the device may go on to read freed memory, which harms no one on the host.
+    // SAFETY: `source` is borrowed until this function returns, which does not return before the
+    // device has stopped reading, or reads for a dead context alone.
     unsafe { to_device(home, target, source.as_ptr())? };
-    home.synchronize()
+    synchronize_or_abort(home, Lent::ToRead)
 }
 
 /// Overwrites `target` with `source`, on the home stream, and waits.
@@ -29,9 +29,9 @@ pub(crate) fn download<T: Pod>(source: &DeviceSlice<'_, T>, target: &mut [T]) ->
     }
     graveyard::reap();
     let home = source.home();
-    let may_write = outlives_its_call(home, target);
+    let lent = if outlives_its_call(home, target) { Lent::ToWrite } else { Lent::No };
     // SAFETY: `target` is borrowed exclusively until this function returns, which waits for the
     // stream, and does not return before the device has stopped writing.
     unsafe { to_host(home, source, target.as_mut_ptr())? };
-    synchronize_or_abort(home, may_write)
+    synchronize_or_abort(home, lent)
 }

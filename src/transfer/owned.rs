@@ -1,7 +1,8 @@
 //! Transfers that own their buffers while they run.
 
 use super::enqueue::{refuse_capture, same_length, to_device, to_host};
-use super::poller;
+use super::poller::Watched;
+use super::stopped::{Lent, may_go_back};
 use crate::container::DeviceVec;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::Event;
@@ -58,21 +59,28 @@ struct InFlight<B: HostBuffer> {
 /// The event that ends a copy: the transfer's own until a future has to be woken for it.
 enum End {
     Own(Event),
-    Shared(Arc<Event>),
+    Watched(Arc<Watched>),
 }
 
 impl End {
     fn event(&self) -> &Event {
         match self {
             Self::Own(event) => event,
-            Self::Shared(event) => event,
+            Self::Watched(watched) => watched.event(),
         }
     }
 
     fn into_shared(self) -> Arc<Event> {
         match self {
             Self::Own(event) => Arc::new(event),
-            Self::Shared(event) => event,
+            Self::Watched(watched) => watched.event().clone(),
+        }
+    }
+
+    fn into_watched(self) -> Arc<Watched> {
+        match self {
+            Self::Own(event) => Watched::new(event),
+            Self::Watched(watched) => watched,
         }
     }
 }
@@ -95,7 +103,7 @@ pub struct TransferError<B: HostBuffer> {
     /// What went wrong.
     pub error: Error,
     /// The host's buffer and the device's.
-    pub buffers: Option<(B, DeviceVec<B::Item>)>,
+    pub buffers: Option<Box<(B, DeviceVec<B::Item>)>>,
 }
 
 impl<B: HostBuffer> fmt::Debug for TransferError<B> {
@@ -172,7 +180,7 @@ fn begin<B: HostBuffer>(
     let give_back = |error: Error, host: MaybeUninit<B>, device| {
         // SAFETY: initialised above; the device was given no copy of it, is past it, or only reads.
         let host = unsafe { host.assume_init() };
-        Err(TransferError { error, buffers: Some((host, device)) })
+        Err(TransferError { error, buffers: Some(Box::new((host, device))) })
     };
     let event = match event {
         Ok(event) => event,
@@ -206,9 +214,8 @@ fn begin<B: HostBuffer>(
     }
     if let Err(error) = stream.record_into(&event) {
         // The copy runs and has no end that could be waited for, but the stream's.
-        let ended =
-            stream.synchronize().is_ok() || !download || stream.device().driver().has_stopped();
-        return if ended {
+        let ended = stream.synchronize();
+        return if ended.is_ok() || may_go_back(stream, &error, lent(download)) {
             give_back(error, host, device)
         } else {
             leak(stream, host, device);
@@ -216,6 +223,10 @@ fn begin<B: HostBuffer>(
         };
     }
     Ok(Transfer { in_flight: Some(InFlight { host, device, event: End::Own(event), download }) })
+}
+
+fn lent(download: bool) -> Lent {
+    if download { Lent::ToWrite } else { Lent::ToRead }
 }
 
 fn leak<B: HostBuffer>(stream: &Stream, host: MaybeUninit<B>, device: DeviceVec<B::Item>) {
@@ -273,10 +284,10 @@ fn finish<B: HostBuffer>(
         return Ok(unsafe { in_flight.into_buffers() });
     };
     let stream = in_flight.device.stream();
-    if !in_flight.download || stream.device().driver().has_stopped() {
-        // SAFETY: the device only reads the host's buffer, or has stopped.
+    if may_go_back(stream, &error, lent(in_flight.download)) {
+        // SAFETY: the device has stopped, or only reads the host's buffer for a dead context.
         let buffers = unsafe { in_flight.into_buffers() };
-        return Err(TransferError { error, buffers: Some(buffers) });
+        return Err(TransferError { error, buffers: Some(Box::new(buffers)) });
     }
     let stream = stream.clone();
     leak(&stream, in_flight.host, in_flight.device);
@@ -315,12 +326,14 @@ impl<B: HostBuffer> Future for Transfer<B> {
         let Some(mut in_flight) = self.in_flight.take() else {
             return Poll::Ready(Err(TransferError { error: already_given(), buffers: None }));
         };
-        let ended = match in_flight.event.event().is_complete() {
+        let watched = in_flight.event.into_watched();
+        watched.set_waker(context.waker());
+        let complete = watched.event().is_complete();
+        in_flight.event = End::Watched(watched.clone());
+        let ended = match complete {
             Ok(false) => {
-                let event = in_flight.event.into_shared();
-                poller::wake_after(event.clone(), context.waker().clone());
-                in_flight.event = End::Shared(event);
                 self.in_flight = Some(in_flight);
+                watched.watch();
                 return Poll::Pending;
             }
             Ok(true) => Ok(()),

@@ -2,6 +2,7 @@
 
 use crate::event::Event;
 use crate::sync::trusted::channel::{self, RecvTimeoutError, Sender};
+use crate::sync::trusted::{AtomicBool, Mutex, Ordering};
 use crate::sync::{Arc, OnceLock};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::task::Waker;
@@ -10,58 +11,91 @@ use std::time::Duration;
 /// How long the poller sleeps between two rounds of questions.
 const ROUND: Duration = Duration::from_micros(50);
 
-struct Watch {
+/// An event that a future waits for, and whom to wake.
+pub(super) struct Watched {
     event: Arc<Event>,
-    waker: Waker,
+    waker: Mutex<Option<Waker>>,
+    /// The poller has it on its list.
+    listed: AtomicBool,
 }
 
-/// Wakes `waker` when the device has passed `event`, or can no longer say.
-pub(super) fn wake_after(event: Arc<Event>, waker: Waker) {
-    let watch = Watch { event, waker };
-    let unsent = match poller() {
-        Some(sender) => sender.send(watch).err().map(|error| error.0),
-        None => Some(watch),
-    };
-    // Without a thread the future asks again at once: busy, and right.
-    if let Some(watch) = unsent {
-        watch.waker.wake();
+impl Watched {
+    pub(super) fn new(event: Event) -> Arc<Self> {
+        let waker = Mutex::new(None);
+        Arc::new(Self { event: Arc::new(event), waker, listed: AtomicBool::new(false) })
+    }
+
+    pub(super) fn event(&self) -> &Arc<Event> {
+        &self.event
+    }
+
+    /// Whom to wake from now on. Before the event is asked: whoever asks and finds it pending must
+    /// be known to a poller that finds it passed a moment later.
+    pub(super) fn set_waker(&self, waker: &Waker) {
+        let mut known = self.waker.lock();
+        if !known.as_ref().is_some_and(|known| known.will_wake(waker)) {
+            *known = Some(waker.clone());
+        }
+    }
+
+    /// Has the poller watch the event, once at a time however often the future is polled.
+    pub(super) fn watch(self: &Arc<Self>) {
+        // AcqRel: pairs with the poller's Release when it lets go, so that of the two one sees the
+        // other: it wakes the newest waker, or it is sent the event again.
+        if self.listed.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let sent = poller().is_some_and(|sender| sender.send(self.clone()).is_ok());
+        if !sent {
+            // Without a thread the future asks again at once: busy, and right.
+            self.wake();
+        }
+    }
+
+    /// Off the list first, so that a future which is polled from here on is listed again.
+    fn wake(&self) {
+        self.listed.store(false, Ordering::Release);
+        let waker = self.waker.lock().take();
+        if let Some(waker) = waker {
+            // A waker that panics must not take the others' poller with it.
+            let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
+        }
     }
 }
 
 /// Started by the first future that has to wait; `None` if there is no thread to be had.
-fn poller() -> Option<&'static Sender<Watch>> {
-    static POLLER: OnceLock<Option<Sender<Watch>>> = OnceLock::new();
+fn poller() -> Option<&'static Sender<Arc<Watched>>> {
+    static POLLER: OnceLock<Option<Sender<Arc<Watched>>>> = OnceLock::new();
     POLLER
         .get_or_init(|| {
-            let (sender, receiver) = channel::unbounded::<Watch>();
+            let (sender, receiver) = channel::unbounded();
             let thread = std::thread::Builder::new().name("aquifer-poller".into());
             thread.spawn(move || run(&receiver)).ok().map(|_| sender)
         })
         .as_ref()
 }
 
-fn run(receiver: &channel::Receiver<Watch>) {
-    let mut watched: Vec<Watch> = Vec::new();
+fn run(receiver: &channel::Receiver<Arc<Watched>>) {
+    let mut list: Vec<Arc<Watched>> = Vec::new();
     loop {
-        let news = if watched.is_empty() {
+        let news = if list.is_empty() {
             receiver.recv().map_err(|_| RecvTimeoutError::Disconnected)
         } else {
             receiver.recv_timeout(ROUND)
         };
         match news {
-            Ok(watch) => watched.push(watch),
+            Ok(watched) => list.push(watched),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
         }
-        watched.extend(receiver.try_iter());
+        list.extend(receiver.try_iter());
         // An error wakes too: the future finds it, and gives it to its caller.
-        watched.retain(|watch| match watch.event.is_complete() {
-            Ok(false) => true,
-            Ok(true) | Err(_) => {
-                // A waker that panics must not take the others' poller with it.
-                let _ = catch_unwind(AssertUnwindSafe(|| watch.waker.wake_by_ref()));
-                false
+        list.retain(|watched| {
+            let pending = matches!(watched.event.is_complete(), Ok(false));
+            if !pending {
+                watched.wake();
             }
+            pending
         });
     }
 }

@@ -1,7 +1,7 @@
 //! Transfers of borrowed memory, bounded by a scope.
 
 use super::enqueue::{refuse_capture, same_length, to_device, to_host};
-use super::stopped::{outlives_its_call, synchronize_or_abort};
+use super::stopped::{Lent, outlives_its_call, synchronize_or_abort};
 use crate::backend::Access;
 use crate::container::{DeviceRead, DeviceWrite, Launch};
 use crate::error::{Error, ErrorKind, Result};
@@ -17,8 +17,8 @@ use std::ptr::NonNull;
 /// Inside [`Stream::scope`]: copies of host memory that is borrowed until the scope ends.
 pub struct Scope<'scope, 'env: 'scope> {
     stream: &'env Stream,
-    /// Something on the host was lent to the device, which may write it until the stream has passed.
-    writes_host: Cell<bool>,
+    /// How the device may use what was lent to it until the stream has passed.
+    lent: Cell<Lent>,
     /// Invariant, as in `std::thread::Scope`: the scope can be neither longer nor shorter.
     scope: PhantomData<&'scope mut &'scope ()>,
     env: PhantomData<&'env mut &'env ()>,
@@ -64,8 +64,9 @@ impl Stream {
     ///
     /// # Aborts
     ///
-    /// If waiting fails, page-locked memory was lent for writing, and the device cannot be proven to
-    /// have stopped: after a kernel has faulted on one stream, copies of others go on.
+    /// If waiting fails and the device cannot be proven to have stopped using what was lent: after a
+    /// kernel has faulted on one stream, copies of others go on writing page-locked memory; and if
+    /// somebody began a capture on the stream inside the scope, it cannot be waited for.
     pub fn scope<'env, R, E, F>(&'env self, body: F) -> Result<R, E>
     where
         E: From<Error>,
@@ -76,12 +77,12 @@ impl Stream {
         refuse_capture(self)?;
         let scope = Scope {
             stream: self,
-            writes_host: Cell::new(false),
+            lent: Cell::new(Lent::No),
             scope: PhantomData,
             env: PhantomData,
         };
         let result = catch_unwind(AssertUnwindSafe(|| body(&scope)));
-        let ended = synchronize_or_abort(self, scope.writes_host.get());
+        let ended = synchronize_or_abort(self, scope.lent.get());
         match result {
             Err(panic) => resume_unwind(panic),
             Ok(Ok(value)) => ended.map(|()| value).map_err(E::from),
@@ -113,9 +114,11 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         if host.is_empty() {
             return Ok(());
         }
-        // SAFETY: `host` is borrowed for the scope, which waits for the stream before it ends; where
-        // waiting fails the device may go on to read, which harms no one on the host.
-        unsafe { to_device(self.stream, &mut device, host.as_ptr()) }
+        // SAFETY: `host` is borrowed for the scope, which does not end before the device has stopped
+        // reading, or reads for a dead context alone.
+        unsafe { to_device(self.stream, &mut device, host.as_ptr())? };
+        self.lend(Lent::ToRead);
+        Ok(())
     }
 
     /// Copies `device` to `host`, of the same length, on the scope's stream. The host sees it when
@@ -140,7 +143,7 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         unsafe { to_host(self.stream, &device, host.as_mut_ptr())? };
         // What was refused is not pending: the scope need not abort for it.
         if may_write {
-            self.writes_host.set(true);
+            self.lend(Lent::ToWrite);
         }
         Ok(())
     }
@@ -154,6 +157,7 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     /// [`ErrorKind::WrongDevice`](crate::ErrorKind::WrongDevice).
     pub fn map<T: Pod>(&'scope self, host: &'scope [T]) -> Result<Mapped<'scope, T>> {
         let address = self.address(NonNull::from(host).cast(), size_of_val(host))?;
+        self.lend(Lent::ToRead);
         Ok(Mapped { address, length: host.len(), stream: self.stream, host: PhantomData })
     }
 
@@ -182,8 +186,12 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         let bytes = size_of_val(host);
         let length = host.len();
         let address = self.address(NonNull::from(host).cast(), bytes)?;
-        self.writes_host.set(true);
+        self.lend(Lent::ToWrite);
         Ok(MappedMut { address, length, stream: self.stream, host: PhantomData })
+    }
+
+    fn lend(&self, lent: Lent) {
+        self.lent.set(self.lent.get().max(lent));
     }
 
     fn address(&self, host: NonNull<u8>, bytes: usize) -> Result<u64> {
