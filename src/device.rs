@@ -4,7 +4,7 @@ use crate::backend::sim::{SimConfig, SimDriver, Simulator};
 use crate::backend::{BackendKind, DeviceProperties, Driver, MemoryInfo, RawEvent, Wanted};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::trusted::Mutex;
-use crate::sync::{Arc, OnceLock, Weak};
+use crate::sync::{Arc, OnceLock};
 use std::fmt;
 
 /// Recycled events that a device keeps at most; more are destroyed.
@@ -43,23 +43,9 @@ impl Drop for DeviceInner {
     }
 }
 
-/// Every device that is open, for the fence of page-locked memory: CUDA's for good, since other
-/// libraries may use their contexts after our last handle is gone; simulated ones while they live.
-static OPEN: Mutex<Vec<Opened>> = Mutex::new(Vec::new());
-
-enum Opened {
-    ForGood(Device),
-    WhileItLives(Weak<DeviceInner>),
-}
-
-impl Opened {
-    fn device(&self) -> Option<Device> {
-        match self {
-            Self::ForGood(device) => Some(device.clone()),
-            Self::WhileItLives(inner) => inner.upgrade().map(|inner| Device { inner }),
-        }
-    }
-}
+/// The CUDA devices that were opened or given, for good: other libraries may use their contexts after
+/// our last handle is gone, and the fence of page-locked memory has to cover them.
+static OPEN: Mutex<Vec<Device>> = Mutex::new(Vec::new());
 
 impl Device {
     fn with_driver(driver: Arc<dyn Driver>) -> Self {
@@ -77,20 +63,15 @@ impl Device {
     #[cfg(feature = "cuda")]
     pub fn open(ordinal: usize) -> Result<Self> {
         let mut open = OPEN.lock();
-        let known = open.iter().find_map(|opened| match opened {
-            Opened::ForGood(device)
-                if device.ordinal() == ordinal
-                    && device.cuda_context().is_some_and(|context| context.is_primary()) =>
-            {
-                Some(device.clone())
-            }
-            _ => None,
-        });
-        if let Some(device) = known {
-            return Ok(device);
+        let primary = |device: &&Device| {
+            device.ordinal() == ordinal
+                && device.cuda_context().is_some_and(|context| context.is_primary())
+        };
+        if let Some(device) = open.iter().find(primary) {
+            return Ok(device.clone());
         }
         let device = Self::with_driver(crate::backend::cuda::CudaDriver::open(ordinal)?);
-        open.push(Opened::ForGood(device.clone()));
+        open.push(device.clone());
         Ok(device)
     }
 
@@ -127,11 +108,7 @@ impl Device {
     pub fn simulated(config: SimConfig) -> Self {
         // Where the system has no room for the handler, a forked child is merely not recognised.
         let _ = crate::backend::fork::watch();
-        let device = Self::with_driver(SimDriver::open(config));
-        let mut open = OPEN.lock();
-        open.retain(|opened| opened.device().is_some());
-        open.push(Opened::WhileItLives(Arc::downgrade(&device.inner)));
-        device
+        Self::with_driver(SimDriver::open(config))
     }
 
     /// The device that a program uses when nobody named one: GPU 0 where a driver and a GPU are
@@ -185,20 +162,14 @@ impl Device {
     #[cfg(feature = "cuda")]
     pub fn from_cudarc(context: &Arc<cudarc::driver::CudaContext>) -> Result<Self> {
         let mut open = OPEN.lock();
-        let known = open.iter().find_map(|opened| match opened {
-            Opened::ForGood(device)
-                if device.cuda_context().is_some_and(|held| Arc::ptr_eq(held, context)) =>
-            {
-                Some(device.clone())
-            }
-            _ => None,
-        });
-        if let Some(device) = known {
-            return Ok(device);
+        let same =
+            |device: &&Device| device.cuda_context().is_some_and(|held| Arc::ptr_eq(held, context));
+        if let Some(device) = open.iter().find(same) {
+            return Ok(device.clone());
         }
         let driver = crate::backend::cuda::CudaDriver::from_context(context.clone())?;
         let device = Self::with_driver(driver);
-        open.push(Opened::ForGood(device.clone()));
+        open.push(device.clone());
         Ok(device)
     }
 
@@ -286,13 +257,7 @@ impl Device {
     pub(crate) fn sharing_host_memory(&self) -> Vec<Device> {
         match self.kind() {
             BackendKind::Simulated => vec![self.clone()],
-            BackendKind::Cuda => {
-                let open = OPEN.lock();
-                open.iter()
-                    .filter_map(Opened::device)
-                    .filter(|device| device.kind() == BackendKind::Cuda)
-                    .collect()
-            }
+            BackendKind::Cuda => OPEN.lock().clone(),
         }
     }
 

@@ -283,7 +283,7 @@ impl<T: Pod> DeviceVec<T> {
     ///
     /// [`ErrorKind::OutOfBounds`] if the range does not lie in it.
     pub fn slice_mut(&mut self, range: impl RangeBounds<usize>) -> Result<DeviceSliceMut<'_, T>> {
-        self.as_mut_slice().slice_mut(range)
+        self.as_mut_slice().into_slice_mut(range)
     }
 
     /// Two parts of it, before and from `middle`, to be used at once, on two streams too.
@@ -303,7 +303,7 @@ impl<T: Pod> DeviceVec<T> {
         &mut self,
         middle: usize,
     ) -> Result<(DeviceSliceMut<'_, T>, DeviceSliceMut<'_, T>)> {
-        self.as_mut_slice().split_at_mut(middle)
+        self.as_mut_slice().into_split_at_mut(middle)
     }
 
     /// To be read on `stream`, which waits for the home stream; home waits for `stream` before it
@@ -527,6 +527,24 @@ fn no_room(bytes: usize) -> Error {
 }
 
 impl<T: Pod> DeviceSliceMut<'_, T> {
+    /// Copies all elements into a slice of the same length, complete when this returns.
+    ///
+    /// # Errors
+    ///
+    /// As [`DeviceSlice::copy_to_slice`].
+    pub fn copy_to_slice(&self, target: &mut [T]) -> Result<()> {
+        self.as_slice().copy_to_slice(target)
+    }
+
+    /// The elements as a `Vec` on the host. Waits for the home stream.
+    ///
+    /// # Errors
+    ///
+    /// As [`DeviceVec::to_vec`].
+    pub fn to_vec(&self) -> Result<Vec<T>> {
+        self.as_slice().to_vec()
+    }
+
     /// Overwrites all elements with a slice of the same length, complete when this returns.
     ///
     /// # Errors

@@ -198,12 +198,30 @@ impl<'a, T: Pod> DeviceSliceMut<'a, T> {
         DeviceSliceMut { place: self.place, length: self.length, elements: PhantomData }
     }
 
-    /// A part of it.
+    /// A part of it, to read.
     ///
     /// # Errors
     ///
     /// [`ErrorKind::OutOfBounds`] if the range does not lie in it.
-    pub fn slice_mut(self, range: impl RangeBounds<usize>) -> Result<DeviceSliceMut<'a, T>> {
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<DeviceSlice<'_, T>> {
+        self.as_slice().slice(range)
+    }
+
+    /// A part of it, to read and write.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::OutOfBounds`] if the range does not lie in it.
+    pub fn slice_mut(&mut self, range: impl RangeBounds<usize>) -> Result<DeviceSliceMut<'_, T>> {
+        self.reborrow().into_slice_mut(range)
+    }
+
+    /// A part of it, for as long as the whole was borrowed.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::OutOfBounds`] if the range does not lie in it.
+    pub fn into_slice_mut(self, range: impl RangeBounds<usize>) -> Result<DeviceSliceMut<'a, T>> {
         let range = check_range(range, self.length)?;
         let place = self.place.advance(range.start * size_of::<T>());
         Ok(Self { place, length: range.len(), elements: PhantomData })
@@ -215,6 +233,18 @@ impl<'a, T: Pod> DeviceSliceMut<'a, T> {
     ///
     /// [`ErrorKind::OutOfBounds`] if `middle` lies past the end.
     pub fn split_at_mut(
+        &mut self,
+        middle: usize,
+    ) -> Result<(DeviceSliceMut<'_, T>, DeviceSliceMut<'_, T>)> {
+        self.reborrow().into_split_at_mut(middle)
+    }
+
+    /// Two parts of it, for as long as the whole was borrowed.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::OutOfBounds`] if `middle` lies past the end.
+    pub fn into_split_at_mut(
         self,
         middle: usize,
     ) -> Result<(DeviceSliceMut<'a, T>, DeviceSliceMut<'a, T>)> {

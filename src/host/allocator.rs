@@ -5,6 +5,7 @@ use crate::error::{Error, Result};
 use crate::sync::trusted::thread_local;
 use std::alloc::Layout;
 use std::cell::RefCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 
 thread_local! {
@@ -32,6 +33,24 @@ pub fn last_error() -> Option<Error> {
 pub(crate) fn remember(error: Error) {
     tracing::debug!(%error, "a host allocation failed");
     let _ = LAST_ERROR.try_with(|last| *last.borrow_mut() = Some(error));
+}
+
+/// Runs what an allocator does, keeps its error, and stops a panic: an allocator that unwinds is
+/// undefined behaviour, and a subscriber of [`tracing`] or the owner of registered memory that is
+/// dropped on the way are anyone's code.
+pub(crate) fn shielded<T>(body: impl FnOnce() -> Result<T>) -> Option<T> {
+    let done = catch_unwind(AssertUnwindSafe(|| match body() {
+        Ok(done) => Some(done),
+        Err(error) => {
+            remember(error);
+            None
+        }
+    }));
+    done.unwrap_or_else(|panic| {
+        // Dropping what was thrown may throw again.
+        std::mem::forget(panic);
+        None
+    })
 }
 
 /// # Safety
@@ -101,11 +120,10 @@ macro_rules! implement_allocator {
             use $api as api;
             use $crate::host::allocator as core;
 
-            fn known<T>(result: $crate::error::Result<T>) -> Result<T, api::AllocError> {
-                result.map_err(|error| {
-                    core::remember(error);
-                    api::AllocError
-                })
+            fn known<T>(
+                body: impl FnOnce() -> $crate::error::Result<T>,
+            ) -> Result<T, api::AllocError> {
+                core::shielded(body).ok_or(api::AllocError)
             }
 
             // SAFETY: blocks come from sources that keep them until they are released here, through
@@ -113,14 +131,14 @@ macro_rules! implement_allocator {
             // are met or refused.
             unsafe impl<$($generics)*> api::Allocator for $type {
                 fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, api::AllocError> {
-                    known(self.obtain(layout))
+                    known(|| self.obtain(layout))
                 }
 
                 fn allocate_zeroed(
                     &self,
                     layout: Layout,
                 ) -> Result<NonNull<[u8]>, api::AllocError> {
-                    let block = known(self.obtain(layout))?;
+                    let block = known(|| self.obtain(layout))?;
                     // SAFETY: the block is new and ours.
                     unsafe { core::zero_from(block, 0) };
                     Ok(block)
@@ -128,7 +146,7 @@ macro_rules! implement_allocator {
 
                 unsafe fn deallocate(&self, pointer: NonNull<u8>, layout: Layout) {
                     // SAFETY: the caller's promise.
-                    unsafe { self.give_back(pointer, layout) }
+                    let _ = known(|| Ok(unsafe { self.give_back(pointer, layout) }));
                 }
 
                 unsafe fn grow(
@@ -138,7 +156,7 @@ macro_rules! implement_allocator {
                     new: Layout,
                 ) -> Result<NonNull<[u8]>, api::AllocError> {
                     // SAFETY: the caller's promise.
-                    known(unsafe { self.resize(pointer, old, new) })
+                    known(|| unsafe { self.resize(pointer, old, new) })
                 }
 
                 unsafe fn grow_zeroed(
@@ -148,7 +166,7 @@ macro_rules! implement_allocator {
                     new: Layout,
                 ) -> Result<NonNull<[u8]>, api::AllocError> {
                     // SAFETY: the caller's promise.
-                    let block = known(unsafe { self.resize(pointer, old, new) })?;
+                    let block = known(|| unsafe { self.resize(pointer, old, new) })?;
                     // SAFETY: the block is ours; past the old size nothing was promised to stay.
                     unsafe { core::zero_from(block, old.size()) };
                     Ok(block)
@@ -161,7 +179,7 @@ macro_rules! implement_allocator {
                     new: Layout,
                 ) -> Result<NonNull<[u8]>, api::AllocError> {
                     // SAFETY: the caller's promise.
-                    known(unsafe { self.resize(pointer, old, new) })
+                    known(|| unsafe { self.resize(pointer, old, new) })
                 }
             }
         };

@@ -8,7 +8,7 @@ use crate::sync::Arc;
 use allocator_api2::alloc::Allocator;
 use bytemuck::Pod;
 use std::fmt;
-use std::mem::ManuallyDrop;
+use std::mem::{ManuallyDrop, MaybeUninit};
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
@@ -92,7 +92,9 @@ unsafe impl<B: HostBuffer> HostBuffer for Registered<B> {
 /// ```
 pub struct Registered<B: HostBuffer> {
     device: Device,
-    owner: ManuallyDrop<B>,
+    /// Not touched as a `B` while it is locked: a `Box` that moves is a promise that nobody uses its
+    /// memory by another pointer, as the device does.
+    owner: MaybeUninit<B>,
     pointer: NonNull<B::Item>,
     length: usize,
     yard: Arc<Yard>,
@@ -138,7 +140,7 @@ impl<B: HostBuffer> Registered<B> {
     /// [`ErrorKind::Unsupported`] where the device cannot register host memory;
     /// [`ErrorKind::InvalidArgument`] if the buffer is empty; those of the driver, for memory that
     /// is registered already among others. The buffer comes back in the error.
-    pub fn new(device: &Device, mut owner: B) -> Result<Self, RegisterError<B>> {
+    pub fn new(device: &Device, owner: B) -> Result<Self, RegisterError<B>> {
         let refuse = |error: Error, owner: B| Err(RegisterError { error, buffer: Some(owner) });
         if let Err(error) = not_forked() {
             return refuse(error, owner);
@@ -151,7 +153,12 @@ impl<B: HostBuffer> Registered<B> {
             );
             return refuse(error.advise("allocate it with PinnedAlloc"), owner);
         }
-        let (pointer, length) = owner.parts();
+        let mut owner = MaybeUninit::new(owner);
+        // SAFETY: initialised in the line above.
+        let (pointer, length) = unsafe { owner.assume_init_mut() }.parts();
+        // SAFETY: as above; taken once, since each use of this returns.
+        let refuse =
+            |error: Error, owner: MaybeUninit<B>| refuse(error, unsafe { owner.assume_init() });
         let bytes = length * size_of::<B::Item>();
         if bytes == 0 {
             let error = Error::new(ErrorKind::InvalidArgument, "an empty buffer was to be locked");
@@ -166,13 +173,7 @@ impl<B: HostBuffer> Registered<B> {
         {
             return refuse(error, owner);
         }
-        Ok(Self {
-            device: device.clone(),
-            owner: ManuallyDrop::new(owner),
-            pointer,
-            length,
-            yard: yard(device),
-        })
+        Ok(Self { device: device.clone(), owner, pointer, length, yard: yard(device) })
     }
 
     /// The device that it was registered with.
@@ -204,9 +205,9 @@ impl<B: HostBuffer> Registered<B> {
             Ok(()) => {
                 let mut this = ManuallyDrop::new(self);
                 // SAFETY: `this` is never dropped or used again, so owner, device and yard are each
-                // moved or dropped once.
+                // moved or dropped once; the owner was initialised in `new`.
                 unsafe {
-                    let owner = ManuallyDrop::take(&mut this.owner);
+                    let owner = this.owner.assume_init_read();
                     std::ptr::drop_in_place(&mut this.device);
                     std::ptr::drop_in_place(&mut this.yard);
                     Ok(owner)
@@ -245,15 +246,22 @@ impl<B: HostBuffer> DerefMut for Registered<B> {
 
 impl<B: HostBuffer> Drop for Registered<B> {
     fn drop(&mut self) {
-        // SAFETY: taken once, here.
-        let owner = unsafe { ManuallyDrop::take(&mut self.owner) };
         if crate::backend::is_forked_child() {
-            std::mem::forget(owner);
             return;
         }
         let bytes = self.length * size_of::<B::Item>();
-        let owner = Box::new(owner);
+        let owner = Box::new(Owner(std::mem::replace(&mut self.owner, MaybeUninit::uninit())));
         take_back_registered(&self.device, &self.yard, self.pointer.cast(), bytes, owner);
+    }
+}
+
+/// An owner that waits for the device, to be dropped when its memory is unlocked.
+struct Owner<B>(MaybeUninit<B>);
+
+impl<B> Drop for Owner<B> {
+    fn drop(&mut self) {
+        // SAFETY: initialised in `Registered::new`, taken from there once, and dropped once.
+        unsafe { self.0.assume_init_drop() }
     }
 }
 

@@ -264,9 +264,6 @@ fn fence(device: &Device) -> Result<Fence, Unfenced> {
 
 fn passed(fence: &Fence) -> Result<bool, Unfenced> {
     for event in &fence.0 {
-        if Stream::any_capturing(event.device()) {
-            return Err(Unfenced::Later);
-        }
         let complete = event.device().driver().event_query(event.raw());
         if !complete.map_err(|error| unfenced(&error))? {
             return Ok(false);
