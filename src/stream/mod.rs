@@ -3,9 +3,7 @@
 use crate::backend::sim::Simulator;
 use crate::backend::{BackendKind, CaptureStatus, RawStream, StreamKeeper, Wanted};
 use crate::device::Device;
-use crate::error::Result;
-#[cfg(feature = "cuda")]
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, ErrorKind, Result};
 use crate::event::Event;
 use crate::sync::trusted::{Mutex, unique};
 use crate::sync::{Arc, LazyLock, Weak};

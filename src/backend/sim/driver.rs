@@ -468,10 +468,14 @@ unsafe impl Driver for SimDriver {
     }
 
     fn is_page_locked(&self, pointer: *const u8) -> bool {
-        world().table.is_locked(pointer.addr() as u64, 1)
+        is_forked_child() || world().table.is_locked(pointer.addr() as u64, 1)
     }
 
     fn has_stopped(&self) -> bool {
+        // The child of a fork has the queues, and nobody who runs them.
+        if is_forked_child() {
+            return true;
+        }
         let id = self.ledger.device;
         let mut held = world();
         if held.is_running_here() {
