@@ -133,7 +133,7 @@ fn a_part_used_at_home_does_not_pay_for_the_parts_that_are_still_lent() {
         let device = support::seeded(seed);
         let (home, other) = (device.new_stream().unwrap(), device.new_stream().unwrap());
         let mut vec = DeviceVec::<u32>::zeroed(&home, 3000).unwrap();
-        let (mut head, rest) = vec.split_at_mut(1000).unwrap();
+        let (mut head, mut rest) = vec.split_at_mut(1000).unwrap();
         let (mut middle, mut tail) = rest.split_at_mut(1000).unwrap();
         let one = other.launch(&ADD_ONE).in_out(&mut head).unwrap().scalar(1000_u32).unwrap();
         let two = other.launch(&ADD_ONE).in_out(&mut tail).unwrap().scalar(1000_u32).unwrap();

@@ -137,7 +137,8 @@ fn vectors_give_errors_and_drop() {
         shown(&vec.as_slice());
         shown(&vec.as_mut_slice());
         shown(&home.launch(&TRAP));
-        let (error, owing) = owing.into_raw_parts().unwrap_err();
+        let refused = owing.into_raw_parts().unwrap_err();
+        let (error, owing) = (refused.error, refused.value);
         assert_eq!(error.kind(), ErrorKind::ContextLost);
         shown(&owing);
         drop((device, home, other, vec, target, owing, forgotten));

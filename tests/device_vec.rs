@@ -85,7 +85,8 @@ fn elements_without_a_size_are_refused() {
     assert_eq!(kind(DeviceVec::<()>::new(&stream)), ErrorKind::InvalidArgument);
     assert_eq!(kind(DeviceVec::<[u32; 0]>::zeroed(&stream, 3)), ErrorKind::InvalidArgument);
     let vec = DeviceVec::<u8>::zeroed(&stream, 3).unwrap();
-    let (error, vec) = vec.cast::<()>().unwrap_err();
+    let refused = vec.cast::<()>().unwrap_err();
+    let (error, vec) = (refused.error, refused.value);
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
     assert_eq!(vec.len(), 3, "the vector comes back");
 }
@@ -170,7 +171,7 @@ fn views_lie_inside_their_parent_or_are_errors() {
         assert_eq!(kind(vec.slice(wrong)), ErrorKind::OutOfBounds, "{wrong:?}");
         assert_eq!(kind(vec.slice_mut(wrong)), ErrorKind::OutOfBounds, "{wrong:?}");
     }
-    let view = vec.slice_mut(2..5).unwrap();
+    let mut view = vec.slice_mut(2..5).unwrap();
     assert_eq!(kind(view.as_slice().slice(2..4)), ErrorKind::OutOfBounds, "of the view");
     assert_eq!(kind(view.slice_mut(..4)), ErrorKind::OutOfBounds, "of the view");
 }
@@ -202,14 +203,14 @@ fn two_halves_are_used_at_once_and_copied_into_each_other() {
     let device = support::device();
     let stream = device.new_stream().unwrap();
     let mut vec = DeviceVec::from_slice(&stream, &[1_u32, 2, 3, 4, 5]).unwrap();
-    let (mut head, tail) = vec.split_at_mut(2).unwrap();
+    let (mut head, mut tail) = vec.split_at_mut(2).unwrap();
     assert_eq!((head.len(), tail.len()), (2, 3));
     let (first, mut rest) = tail.split_at_mut(1).unwrap();
     head.copy_from(&rest).unwrap();
     rest.slice_mut_last().copy_from(&first).unwrap();
     assert_eq!(vec.to_vec().unwrap(), [4, 5, 3, 4, 3]);
     assert_eq!(kind(vec.split_at_mut(6)), ErrorKind::OutOfBounds);
-    let (all, none) = vec.split_at_mut(5).unwrap();
+    let (mut all, none) = vec.split_at_mut(5).unwrap();
     assert_eq!((all.len(), none.len()), (5, 0));
     assert_eq!(kind(all.split_at_mut(usize::MAX)), ErrorKind::OutOfBounds);
 }
@@ -222,7 +223,7 @@ trait Last {
 impl Last for aquifer::DeviceSliceMut<'_, u32> {
     fn slice_mut_last(&mut self) -> aquifer::DeviceSliceMut<'_, u32> {
         let last = self.len() - 1;
-        self.reborrow().slice_mut(last..).unwrap()
+        self.reborrow().into_slice_mut(last..).unwrap()
     }
 }
 
@@ -288,7 +289,8 @@ fn a_cast_keeps_the_bytes_and_frees_what_was_allocated() {
     let device = support::device();
     let stream = device.new_stream().unwrap();
     let mut bytes = DeviceVec::from_slice(&stream, &[1_u8, 0, 2, 0, 3]).unwrap();
-    let (error, back) = bytes.cast::<u16>().unwrap_err();
+    let refused = bytes.cast::<u16>().unwrap_err();
+    let (error, back) = (refused.error, refused.value);
     assert_eq!(error.kind(), ErrorKind::LengthMismatch);
     assert!(error.to_string().contains('5'), "{error}");
     bytes = back;
@@ -359,7 +361,8 @@ fn an_alignment_that_the_memory_lacks_refuses_a_cast() {
     };
     // SAFETY: `whole` is not used while this lives, and frees the memory alone.
     let odd = unsafe { DeviceVec::<u8>::from_raw_parts(parts).unwrap() };
-    let (error, odd) = odd.cast::<u32>().unwrap_err();
+    let refused = odd.cast::<u32>().unwrap_err();
+    let (error, odd) = (refused.error, refused.value);
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
     assert!(error.to_string().contains("not aligned to 4"), "{error}");
     assert_eq!(odd.to_vec().unwrap(), [0; 16]);

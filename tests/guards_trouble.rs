@@ -153,7 +153,8 @@ fn a_debt_that_cannot_be_paid_fails_the_next_use_and_stays_owed() {
             });
         }
         simulator.fail_call(call, 1, 999);
-        let (error, vec) = vec.into_raw_parts().unwrap_err();
+        let refused = vec.into_raw_parts().unwrap_err();
+        let (error, vec) = (refused.error, refused.value);
         assert_eq!(error.kind(), ErrorKind::Driver);
         assert_eq!(vec.stream(), &home, "the vector comes back as it was");
         assert_eq!(vec.to_vec().unwrap(), [2; 8]);

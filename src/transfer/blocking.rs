@@ -18,7 +18,9 @@ pub(crate) fn upload<T: Pod>(source: &[T], target: &mut DeviceSliceMut<'_, T>) -
     // SAFETY: `source` is borrowed until this function returns, which does not return before the
     // device has stopped reading, or reads for a dead context alone.
     unsafe { to_device(home, target, source.as_ptr())? };
-    synchronize_or_abort(home, Lent::ToRead)
+    // Memory that is not page-locked was read before its call returned.
+    let lent = || if outlives_its_call(home, source) { Lent::ToRead } else { Lent::No };
+    synchronize_or_abort(home, lent)
 }
 
 /// Overwrites `target` with `source`, on the home stream, and waits.
@@ -33,5 +35,5 @@ pub(crate) fn download<T: Pod>(source: &DeviceSlice<'_, T>, target: &mut [T]) ->
     // SAFETY: `target` is borrowed exclusively until this function returns, which waits for the
     // stream, and does not return before the device has stopped writing.
     unsafe { to_host(home, source, target.as_mut_ptr())? };
-    synchronize_or_abort(home, lent)
+    synchronize_or_abort(home, || lent)
 }

@@ -75,14 +75,10 @@ impl Stream {
         graveyard::reap();
         // Waiting at the end would cost a capture its graph.
         refuse_capture(self)?;
-        let scope = Scope {
-            stream: self,
-            lent: Cell::new(Lent::No),
-            scope: PhantomData,
-            env: PhantomData,
-        };
+        let scope =
+            Scope { stream: self, lent: Cell::new(Lent::No), scope: PhantomData, env: PhantomData };
         let result = catch_unwind(AssertUnwindSafe(|| body(&scope)));
-        let ended = synchronize_or_abort(self, scope.lent.get());
+        let ended = synchronize_or_abort(self, || scope.lent.get());
         match result {
             Err(panic) => resume_unwind(panic),
             Ok(Ok(value)) => ended.map(|()| value).map_err(E::from),

@@ -26,20 +26,19 @@ pub(super) fn outlives_its_call<T>(stream: &Stream, target: &[T]) -> bool {
 }
 
 /// Waits until `stream` has done all it was given. Where that fails, returns the failure only if
-/// what was `lent` may go back to its owner; else the process ends, since the memory is about to be
+/// what was `lent`, asked then, may go back to its owner; else the process ends, since the memory is about to be
 /// someone else's.
 ///
 /// The one abort of the crate. It is no mere caution: on an H200 with driver 580, a kernel that
 /// faults on one stream makes every later call fail while the copies of other streams go on
 /// writing, 10 of 10 times, for as long as any are queued.
-pub(super) fn synchronize_or_abort(stream: &Stream, lent: Lent) -> Result<()> {
+pub(super) fn synchronize_or_abort(stream: &Stream, lent: impl FnOnce() -> Lent) -> Result<()> {
     // Not `Stream::synchronize`, which runs other people's destructors: nothing may come between a
     // failure and the decision.
     let driver = stream.device().driver();
-    let waited =
-        driver.stream_synchronize(stream.raw()).wanted(|| format!("waiting for {stream}"));
+    let waited = driver.stream_synchronize(stream.raw()).wanted(|| format!("waiting for {stream}"));
     if let Err(error) = &waited
-        && !may_go_back(stream, error, lent)
+        && !may_go_back(stream, error, lent())
     {
         abort(stream, error);
     }

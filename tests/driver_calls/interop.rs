@@ -222,7 +222,7 @@ fn a_slice_of_cudarcs_is_freed_once_whoever_has_it_last() {
                 driver.take().iter().filter(free).count()
             };
             let address = vec.as_device_ptr();
-            let slice = vec.into_cuda_slice().map_err(|(error, _)| error).unwrap();
+            let slice = vec.into_cuda_slice().unwrap();
             assert_eq!((slice.len(), frees(address)), (100, 0));
             // There and back: cudarc frees nothing, the vector does.
             let mut vec = DeviceVec::from_cuda_slice(slice).unwrap();
@@ -238,7 +238,7 @@ fn a_slice_of_cudarcs_is_freed_once_whoever_has_it_last() {
 
             let vec = DeviceVec::from_slice(&home, &[1_u32; 10]).unwrap();
             let address = vec.as_device_ptr();
-            let slice = vec.into_cuda_slice().map_err(|(error, _)| error).unwrap();
+            let slice = vec.into_cuda_slice().unwrap();
             driver.take();
             drop(slice);
             assert_eq!(frees(address), 1);
@@ -269,7 +269,8 @@ fn cudarc_gets_no_memory_that_it_would_free_wrongly() {
                 DeviceVec::<u8>::zeroed(&simulated, 10).unwrap(),
             ] {
                 let length = wrong.len();
-                let (error, back) = wrong.into_cuda_slice().unwrap_err();
+                let refused = wrong.into_cuda_slice().unwrap_err();
+                let (error, back) = (refused.error, refused.value);
                 assert_eq!((error.kind(), back.len()), (ErrorKind::Unsupported, length));
             }
             let mut simulated = DeviceVec::<u8>::zeroed(&simulated, 10).unwrap();
@@ -279,10 +280,11 @@ fn cudarc_gets_no_memory_that_it_would_free_wrongly() {
             std::mem::forget(vec.on_mut(&other).unwrap());
             driver.take();
             driver.fail("cuEventCreate", 1, 2);
-            let (error, vec) = vec.into_cuda_slice().unwrap_err();
+            let refused = vec.into_cuda_slice().unwrap_err();
+            let (error, vec) = (refused.error, refused.value);
             assert_eq!(error.driver().unwrap().call(), "cuEventCreate");
             driver.take();
-            drop(vec.into_cuda_slice().map_err(|(error, _)| error).unwrap());
+            drop(vec.into_cuda_slice().unwrap());
             let paid = [handle(&cudarc(&other)), handle(&cudarc(&home))];
             assert_eq!(
                 events(driver).into_iter().map(|(_, on)| on).take(2).collect::<Vec<_>>(),
@@ -330,7 +332,9 @@ fn one_stream_of_cudarcs_is_one_stream_here() {
         let refused =
             DeviceVec::from_cuda_slice(context.per_thread_stream().alloc_zeros::<u32>(5).unwrap());
         assert_eq!(refused.unwrap_err().kind(), ErrorKind::InvalidArgument);
-        assert!(current_device_resource(&device).unwrap().frees_with_driver());
+        let resource = current_device_resource(&device).unwrap();
+        assert!(resource.frees_with_driver(&aquifer::DeviceBlock::new(0x100, 4, 0x100)));
+        assert!(!resource.frees_with_driver(&aquifer::DeviceBlock::new(0x200, 4, 0x100)), "inside");
         drop(AsyncResource::new(&device).unwrap());
     });
 }
