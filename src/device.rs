@@ -290,7 +290,7 @@ impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.kind() {
             BackendKind::Cuda => write!(f, "{} (CUDA device {})", self.name(), self.ordinal()),
-            BackendKind::Simulated => write!(f, "{} (simulated)", self.name()),
+            BackendKind::Simulated => write!(f, "{} {}", self.name(), self.driver().key()),
         }
     }
 }

@@ -239,7 +239,16 @@ struct Repr {
 }
 
 impl Error {
-    pub(crate) fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+    /// An error of one's own, for a [`DeviceResource`](crate::DeviceResource) or a kernel's host form:
+    /// its kind, and one sentence that says what was asked and what was there.
+    ///
+    /// ```
+    /// use aquifer::{Error, ErrorKind};
+    ///
+    /// let full = Error::new(ErrorKind::OutOfMemory, "64 bytes were asked, where 10 are left");
+    /// assert_eq!(full.kind(), ErrorKind::OutOfMemory);
+    /// ```
+    pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self { repr: Box::new(Repr { kind, message: message.into(), advice: "", driver: None }) }
     }
 

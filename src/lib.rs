@@ -54,6 +54,7 @@ pub use stream::{PerThreadStream, Stream};
 pub use transfer::{Mapped, MappedMut, Scope, Transfer, TransferError};
 
 pub use allocator_api2;
+pub use bytemuck;
 #[cfg(feature = "cuda")]
 pub use cudarc;
 

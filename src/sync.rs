@@ -15,9 +15,10 @@ pub(crate) mod trusted {
     pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
     pub(crate) use std::thread_local;
 
-    /// A number that no other call in this process returns. Never zero.
+    /// A number that no other call in this process returns. From 16, so that none looks like one of
+    /// the driver's special handles.
     pub(crate) fn unique() -> u64 {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
+        static NEXT: AtomicU64 = AtomicU64::new(16);
         // Relaxed: only uniqueness is asked, which the read-modify-write gives by itself.
         NEXT.fetch_add(1, Ordering::Relaxed)
     }

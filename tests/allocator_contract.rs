@@ -85,7 +85,7 @@ fn a_failed_allocation_leaves_the_old_block_alone() {
     each(SimConfig::default(), |allocator, simulator, pinned| {
         let mut block = allocate(&allocator, layout(3000, 64), 5);
         pinned.trim().unwrap();
-        let fail = || simulator.fail_call("cuMemHostAlloc", 1, 2);
+        let fail = || simulator.fail_call("cuMemHostAlloc", 1, 2).unwrap();
         for zeroed in [false, true] {
             fail();
             // A larger block, and one that wants another place: `resize` looks at the old one.
@@ -134,7 +134,7 @@ fn a_shrink_for_a_larger_alignment_may_fail_and_then_leaves_the_block() {
         pinned.trim().unwrap();
         let big = 1 << 21;
         let odd = blocks.iter_mut().find(|block| !block.range().0.is_multiple_of(big)).unwrap();
-        simulator.fail_call("cuMemHostAlloc", 1, 2);
+        simulator.fail_call("cuMemHostAlloc", 1, 2).unwrap();
         assert!(odd.resize(&allocator, layout(100, big), false).is_err());
         odd.resize(&allocator, layout(100, big), false).unwrap();
         blocks.into_iter().for_each(|block| block.free(&allocator));
@@ -148,8 +148,8 @@ fn what_waits_for_its_fence_is_drained_before_an_allocation_fails() {
         allocate(&allocator, layout(5000, 1), 1).free(&allocator);
         // The block above is not unpinned by the allocation itself: its fence is not passed yet, so
         // the first call fails, what waits is trimmed, and the second call succeeds.
-        simulator.fail_call("cuMemHostAlloc", 1, 2);
-        simulator.fail_call("cuEventQuery", 1, 600);
+        simulator.fail_call("cuMemHostAlloc", 1, 2).unwrap();
+        simulator.fail_call("cuEventQuery", 1, 600).unwrap();
         allocate(&allocator, layout(5000, 1), 2).free(&allocator);
     });
 }

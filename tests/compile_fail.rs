@@ -1,7 +1,5 @@
 //! What must not compile, with the compiler's own words.
 
-#![cfg(not(aquifer_loom))]
-
 #[test]
 fn misuse_that_compile_fail_catches() {
     let cases = trybuild::TestCases::new();

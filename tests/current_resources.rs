@@ -92,7 +92,7 @@ fn the_default_without_driver_pools_is_plain_memory() {
 fn a_default_that_cannot_be_made_is_an_error_and_is_tried_again() {
     let (device, simulator) = support::simulated(SimConfig::default());
     let stream = device.new_stream().unwrap();
-    simulator.fail_call("cuMemPoolCreate", 1, 999);
+    simulator.fail_call("cuMemPoolCreate", 1, 999).unwrap();
     assert_eq!(kind(DeviceVec::<u8>::new(&stream)), ErrorKind::Driver);
     assert_eq!(DeviceVec::from_slice(&stream, &[1_u8]).unwrap().to_vec().unwrap(), [1]);
 }

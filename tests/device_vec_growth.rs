@@ -150,13 +150,13 @@ fn a_driver_call_that_fails_leaves_the_length_as_it_was() {
     let (device, simulator) = support::simulated(SimConfig::default());
     let stream = device.new_stream().unwrap();
     let mut vec = DeviceVec::from_slice(&stream, &[1_u32, 2]).unwrap();
-    simulator.fail_call("cuMemsetAsync", 1, 999);
+    simulator.fail_call("cuMemsetAsync", 1, 999).unwrap();
     assert_eq!(kind(vec.push(3)), ErrorKind::Driver);
-    simulator.fail_call("cuMemcpyDtoDAsync", 1, 999);
-    simulator.fail_call("cuMemcpyDtoDAsync", 2, 999);
+    simulator.fail_call("cuMemcpyDtoDAsync", 1, 999).unwrap();
+    simulator.fail_call("cuMemcpyDtoDAsync", 2, 999).unwrap();
     vec.shrink_to_fit().unwrap_err();
     vec.shrink_to_fit().unwrap_err();
-    simulator.fail_call("cuMemcpyHtoDAsync", 1, 999);
+    simulator.fail_call("cuMemcpyHtoDAsync", 1, 999).unwrap();
     let error = vec.extend_from_slice(&[3, 4]).unwrap_err();
     assert_eq!(error.driver().map(|driver| driver.code()), Some(999));
     assert_eq!(vec.to_vec().unwrap(), [1, 2]);

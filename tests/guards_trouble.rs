@@ -146,13 +146,13 @@ fn a_debt_that_cannot_be_paid_fails_the_next_use_and_stays_owed() {
             |vec: &mut DeviceVec<u32>| vec.set(0, 1),
             |vec: &mut DeviceVec<u32>| vec.set_stream(&vec.device().new_stream().unwrap()),
         ] {
-            simulator.fail_call(call, 1, 999);
+            simulator.fail_call(call, 1, 999).unwrap();
             let error = use_it(&mut vec).unwrap_err();
             assert_eq!(error.driver().map(|driver| (driver.call(), driver.code())), {
                 Some((call, 999))
             });
         }
-        simulator.fail_call(call, 1, 999);
+        simulator.fail_call(call, 1, 999).unwrap();
         let refused = vec.into_raw_parts().unwrap_err();
         let (error, vec) = (refused.error, refused.value);
         assert_eq!(error.kind(), ErrorKind::Driver);
@@ -168,7 +168,7 @@ fn a_guard_that_cannot_be_had_leaves_the_vector_usable() {
         let (device, simulator) = support::simulated(SimConfig::default());
         let (home, other) = (device.new_stream().unwrap(), device.new_stream().unwrap());
         let mut vec = DeviceVec::from_slice(&home, &[1_u32; 8]).unwrap();
-        simulator.fail_call(call, 1, 999);
+        simulator.fail_call(call, 1, 999).unwrap();
         assert_eq!(kind(vec.on_mut(&other)), ErrorKind::Driver, "{call}");
         vec.fill(2).unwrap();
         add_one(&other, &mut vec).unwrap();
@@ -193,7 +193,7 @@ fn a_debt_that_cannot_be_paid_at_the_drop_leaks_the_block_and_says_so() {
             copy(&a, &vec, &mut one).unwrap();
             copy(&b, &vec, &mut two).unwrap();
             let frees = simulator.call_count("cuMemFreeAsync");
-            simulator.fail_call(call, nth, 999);
+            simulator.fail_call(call, nth, 999).unwrap();
             let ((), log) = Log::of(|| drop(vec));
             assert_eq!(log.count(Level::ERROR, "leaked"), 1, "{:?}", log.lines());
             assert_eq!(log.count(Level::ERROR, "bytes=32"), 1, "{:?}", log.lines());
@@ -213,7 +213,7 @@ fn a_block_that_cannot_be_freed_is_leaked_and_said_so() {
     let (device, simulator) = support::simulated(SimConfig::default());
     let home = device.new_stream().unwrap();
     let vec = DeviceVec::from_slice(&home, &[1_u32; 8]).unwrap();
-    simulator.fail_call("cuMemFreeAsync", 1, 999);
+    simulator.fail_call("cuMemFreeAsync", 1, 999).unwrap();
     let ((), log) = Log::of(|| drop(vec));
     assert_eq!(log.count(Level::ERROR, "leaked"), 1, "{:?}", log.lines());
     assert_eq!(simulator.live_blocks(), 1);

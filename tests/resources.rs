@@ -401,7 +401,7 @@ fn a_plain_block_whose_stream_cannot_be_waited_for_is_leaked_and_said_so() {
         Arc::new(ManagedResource::new(&device).unwrap()),
     ] {
         let vec = DeviceVec::<u8>::zeroed_in(&stream, 8, resource).unwrap();
-        simulator.fail_call("cuStreamSynchronize", 1, 999);
+        simulator.fail_call("cuStreamSynchronize", 1, 999).unwrap();
         let live = simulator.live_blocks();
         let ((), log) = Log::of(|| drop(vec));
         assert_eq!(log.count(tracing::Level::ERROR, "leaked"), 1, "{:?}", log.lines());

@@ -109,14 +109,14 @@ fn an_error_in_the_body_waits_and_is_returned() {
     let stream = device.new_stream().unwrap();
     let vec = DeviceVec::from_slice(&stream, &[7_u32; 500]).unwrap();
     let mut output = pinned(&device, &[0; 500]);
-    let failed = stream.scope(|s| -> Result<(), Mine> {
+    let failed = stream.try_scope(|s| -> Result<(), Mine> {
         s.download(&vec, &mut output)?;
         Err(Mine::Own("enough"))
     });
     assert!(matches!(failed, Err(Mine::Own("enough"))), "{failed:?}");
     assert_eq!(&output[..], [7; 500]);
     let mut short = [0; 3];
-    let failed = stream.scope(|s| -> Result<(), Mine> { Ok(s.download(&vec, &mut short)?) });
+    let failed = stream.try_scope(|s| -> Result<(), Mine> { Ok(s.download(&vec, &mut short)?) });
     let Err(Mine::Aquifer(error)) = failed else { panic!("{failed:?}") };
     assert_eq!(error.kind(), ErrorKind::LengthMismatch);
 }
@@ -264,7 +264,7 @@ fn a_scope_that_cannot_wait_returns_its_error_where_the_device_has_surely_stoppe
     let stream = device.new_stream().unwrap();
     let vec = DeviceVec::from_slice(&stream, &[7_u32; 50]).unwrap();
     let mut output = pinned(&device, &[0; 50]);
-    simulator.fail_call("cuStreamSynchronize", 1, 999);
+    simulator.fail_call("cuStreamSynchronize", 1, 999).unwrap();
     let failed = stream.scope(|s| s.download(&vec, &mut output)).unwrap_err();
     assert_eq!((failed.kind(), failed.driver().unwrap().code()), (ErrorKind::Driver, 999));
     output.fill(1);
@@ -315,11 +315,11 @@ fn driver_failures_inside_a_scope_are_errors_of_the_copy() {
     let mut vec = DeviceVec::from_slice(&home, &[7_u32; 50]).unwrap();
     let mut host = pinned(&device, &[0; 50]);
     for call in ["cuStreamIsCapturing", "cuEventRecord", "cuStreamWaitEvent", "cuMemcpyDtoHAsync"] {
-        simulator.fail_call(call, 1, 999);
+        simulator.fail_call(call, 1, 999).unwrap();
         let failed = stream.scope(|s| s.download(&vec, &mut host)).unwrap_err();
         assert_eq!(failed.driver().unwrap().call(), call);
     }
-    simulator.fail_call("cuMemcpyHtoDAsync", 1, 2);
+    simulator.fail_call("cuMemcpyHtoDAsync", 1, 2).unwrap();
     let failed = stream.scope(|s| s.upload(&host, &mut vec)).unwrap_err();
     assert_eq!(failed.kind(), ErrorKind::OutOfMemory);
     stream.scope(|s| s.download(&vec, &mut host)).unwrap();

@@ -308,7 +308,7 @@ fn a_driver_call_that_fails_gives_the_buffers_back() {
             let (stream, home) = (device.new_stream().unwrap(), device.new_stream().unwrap());
             let vec = DeviceVec::from_slice(&home, &[5_u32; 16]).unwrap();
             let host = pinned(&device, &[5; 16]);
-            simulator.fail_call(call, nth, 999);
+            simulator.fail_call(call, nth, 999).unwrap();
             let begun = if down { stream.download(vec, host) } else { stream.upload(host, vec) };
             let Err(failed) = begun else {
                 assert!(nth > 1, "{call} was never called");

@@ -201,8 +201,8 @@ pub(crate) fn lend_loosely(
 /// Device memory to read on a stream, from [`DeviceVec::on`](crate::DeviceVec::on).
 ///
 /// The stream has waited for the vector's home, and home will wait for the stream before it writes
-/// or frees the memory. Both hold if the guard is forgotten. It leaves its thread only where its
-/// stream may.
+/// or frees the memory. Both hold if the guard is forgotten; dropping it does nothing. It leaves its
+/// thread only where its stream may. With cudarc, `&guard` is a kernel argument for that stream.
 pub struct On<'a, T: Pod, S> {
     slice: DeviceSlice<'a, T>,
     stream: &'a S,
@@ -210,7 +210,8 @@ pub struct On<'a, T: Pod, S> {
 
 /// Device memory to read and write on a stream, from [`DeviceVec::on_mut`](crate::DeviceVec::on_mut).
 ///
-/// As [`On`]; home will wait for the stream before it touches the memory at all.
+/// As [`On`]; home will wait for the stream before it touches the memory at all. With cudarc,
+/// `&mut guard` is a kernel argument for that stream.
 pub struct OnMut<'a, T: Pod, S> {
     slice: DeviceSliceMut<'a, T>,
     stream: &'a S,
@@ -241,6 +242,11 @@ impl<'a, T: Pod, S: StreamRef> On<'a, T, S> {
     pub fn stream(&self) -> &'a S {
         self.stream
     }
+
+    #[cfg(feature = "cuda")]
+    pub(crate) fn address(&self) -> &u64 {
+        self.slice.address()
+    }
 }
 
 impl<'a, T: Pod, S: StreamRef> OnMut<'a, T, S> {
@@ -267,6 +273,11 @@ impl<'a, T: Pod, S: StreamRef> OnMut<'a, T, S> {
     /// The stream that it may be used on.
     pub fn stream(&self) -> &'a S {
         self.stream
+    }
+
+    #[cfg(feature = "cuda")]
+    pub(crate) fn address(&self) -> &u64 {
+        self.slice.address()
     }
 }
 

@@ -77,6 +77,11 @@ pub(super) fn check_index(index: usize, length: usize) -> Result<()> {
 }
 
 impl<'a, T: Pod> DeviceSlice<'a, T> {
+    #[cfg(feature = "cuda")]
+    pub(super) fn address(&self) -> &u64 {
+        &self.place.address
+    }
+
     pub(super) fn new(
         address: u64,
         offset: usize,
@@ -144,6 +149,11 @@ impl<'a, T: Pod> DeviceSlice<'a, T> {
 }
 
 impl<'a, T: Pod> DeviceSliceMut<'a, T> {
+    #[cfg(feature = "cuda")]
+    pub(super) fn address(&self) -> &u64 {
+        &self.place.address
+    }
+
     pub(super) fn new(
         address: u64,
         offset: usize,

@@ -65,6 +65,17 @@ unsafe impl<T: Pod + Send, A: Allocator + Send + 'static> HostBuffer
     }
 }
 
+// SAFETY: as for `Vec`.
+unsafe impl<T: Pod + Send, A: Allocator + Send + 'static> HostBuffer
+    for allocator_api2::boxed::Box<[T], A>
+{
+    type Item = T;
+
+    fn parts(&mut self) -> (NonNull<T>, usize) {
+        (NonNull::from(&mut **self).cast(), self.len())
+    }
+}
+
 // SAFETY: the owner's slice, which moving the owner leaves in place and its drop alone frees.
 unsafe impl<B: HostBuffer> HostBuffer for Registered<B> {
     type Item = B::Item;

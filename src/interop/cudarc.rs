@@ -1,7 +1,9 @@
 //! A vector where cudarc takes device memory: copies, cuBLAS, NCCL, cuRAND, kernel arguments.
 
 use crate::backend::RawStream;
-use crate::container::{Borrower, DeviceSlice, DeviceSliceMut, DeviceVec, lend_loosely};
+use crate::container::{
+    Borrower, DeviceSlice, DeviceSliceMut, DeviceVec, On, OnMut, StreamRef, lend_loosely,
+};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::stream::Stream;
@@ -17,8 +19,9 @@ use std::fmt;
 ///
 /// It is a `DevicePtr` and a kernel argument. cudarc's functions say on which stream they use it:
 /// that stream waits for the vector's home, and home for it, as with [`DeviceVec::on`]. cudarc's
-/// launch builder does not say: as a kernel argument it is right on the home stream, or on another
-/// inside a guard from [`DeviceVec::on`] for it, which is part of what an unsafe launch promises.
+/// launch builder does not say: as a kernel argument this is for the home stream, which is part of
+/// what an unsafe launch promises. For another stream, give the launch a guard from
+/// [`DeviceVec::on`] for it.
 pub struct CudaRef<'a, T: Pod> {
     slice: DeviceSlice<'a, T>,
     home: &'a Arc<CudaStream>,
@@ -177,6 +180,22 @@ unsafe impl<'b: 'a, 'a, T: Pod> PushKernelArg<&'b CudaRef<'b, T>> for LaunchArgs
 unsafe impl<'b: 'a, 'a, T: Pod> PushKernelArg<&'b mut CudaMut<'b, T>> for LaunchArgs<'a> {
     fn arg(&mut self, argument: &'b mut CudaMut<'b, T>) -> &mut Self {
         PushKernelArg::<&'b u64>::arg(self, &argument.address)
+    }
+}
+
+// SAFETY: pushes the address of the memory, which the guard keeps alive for the launch.
+unsafe impl<'b: 'a, 'a, T: Pod, S: StreamRef> PushKernelArg<&'b On<'b, T, S>> for LaunchArgs<'a> {
+    fn arg(&mut self, guard: &'b On<'b, T, S>) -> &mut Self {
+        PushKernelArg::<&'b u64>::arg(self, guard.address())
+    }
+}
+
+// SAFETY: as above.
+unsafe impl<'b: 'a, 'a, T: Pod, S: StreamRef> PushKernelArg<&'b mut OnMut<'b, T, S>>
+    for LaunchArgs<'a>
+{
+    fn arg(&mut self, guard: &'b mut OnMut<'b, T, S>) -> &mut Self {
+        PushKernelArg::<&'b u64>::arg(self, guard.address())
     }
 }
 

@@ -4,6 +4,8 @@
 mod cuda_slice;
 #[cfg(feature = "cuda")]
 mod cudarc;
+#[cfg(feature = "cuda")]
+mod driver_error;
 
 #[cfg(feature = "cuda")]
 pub use cudarc::{CudaMut, CudaRef};

@@ -235,6 +235,14 @@ impl Stream {
     }
 }
 
+/// A stream's number. The simulated device's handles are never used again, and its reports name them.
+fn number(device: &Device, raw: RawStream) -> u64 {
+    match device.kind() {
+        BackendKind::Simulated => raw.0,
+        BackendKind::Cuda => unique(),
+    }
+}
+
 fn wait(device: &Device, raw: RawStream, event: &Event) -> Result<()> {
     if device.kind() != event.device().kind() {
         device.require(event.device(), "the event")?;
@@ -262,7 +270,7 @@ impl Device {
         Ok(Stream::enlist(StreamInner {
             device: self.clone(),
             raw: new.raw,
-            id: unique(),
+            id: number(self, new.raw),
             keep: Mutex::new(new.keep),
             #[cfg(feature = "cuda")]
             cudarc,
@@ -275,7 +283,7 @@ impl Device {
         Stream::identify(self, raw, || StreamInner {
             device: self.clone(),
             raw,
-            id: unique(),
+            id: number(self, raw),
             keep: Mutex::new(None),
             #[cfg(feature = "cuda")]
             cudarc: self.cuda_context().map(|context| context.default_stream()),
@@ -285,7 +293,7 @@ impl Device {
 
 impl PartialEq for Stream {
     fn eq(&self, other: &Self) -> bool {
-        self.inner.id == other.inner.id
+        Arc::ptr_eq(&self.inner, &other.inner)
     }
 }
 

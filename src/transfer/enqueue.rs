@@ -28,7 +28,7 @@ pub(super) fn same_length(target: usize, source: usize) -> Result<()> {
         ErrorKind::LengthMismatch,
         format!("{source} elements were to be copied to {target}"),
     )
-    .advise("copy between ranges of one length"))
+    .advise("copy between ranges of one length; of a host vector, its length counts"))
 }
 
 /// Enqueues a copy from the host on `stream`, which the target is lent to.

@@ -25,15 +25,13 @@ use std::task::{Context, Poll};
 ///
 /// ```
 /// use allocator_api2::vec::Vec;
-/// use aquifer::{Device, DeviceVec, PinnedAlloc};
+/// use aquifer::{Device, PinnedAlloc};
 ///
 /// let stream = Device::detect()?.new_stream()?;
 /// let mut host: Vec<u8, PinnedAlloc> = Vec::new_in(PinnedAlloc);
 /// host.extend_from_slice(b"over and back");
-/// // SAFETY: written whole by the upload.
-/// let device = unsafe { DeviceVec::<u8>::uninit(&stream, host.len())? };
 ///
-/// let upload = stream.upload(host, device)?;
+/// let upload = stream.upload_new(host)?;
 /// // ... the host does something else ...
 /// let (mut host, device) = upload.wait()?;
 /// host.fill(0);
@@ -151,6 +149,19 @@ impl Stream {
         device: DeviceVec<B::Item>,
     ) -> Result<Transfer<B>, TransferError<B>> {
         begin(self, host, device, false)
+    }
+
+    /// Copies `host` to a new vector at home on this stream, from the device's current resource, and
+    /// returns at once.
+    ///
+    /// # Errors
+    ///
+    /// As [`upload`](Self::upload), and those of the allocation; `host` is dropped then.
+    pub fn upload_new<B: HostBuffer>(&self, mut host: B) -> Result<Transfer<B>> {
+        let (_, length) = host.parts();
+        // SAFETY: written whole by the upload, in home's order.
+        let device = unsafe { DeviceVec::uninit(self, length)? };
+        Ok(self.upload(host, device)?)
     }
 
     /// Copies `device` to `host`, of the same length, on this stream, and returns at once.
@@ -370,11 +381,8 @@ impl<T: bytemuck::Pod + Send> DeviceVec<T> {
     /// # Errors
     ///
     /// As [`with_capacity`](Self::with_capacity), and those of the copy.
-    pub fn from_vec(stream: &Stream, mut host: impl HostBuffer<Item = T>) -> Result<Self> {
-        let (_, length) = host.parts();
-        // SAFETY: written whole by the upload, in home's order.
-        let device = unsafe { Self::uninit(stream, length)? };
-        let mut transfer = stream.upload(host, device)?;
+    pub fn from_vec(stream: &Stream, host: impl HostBuffer<Item = T>) -> Result<Self> {
+        let mut transfer = stream.upload_new(host)?;
         match transfer.in_flight.take() {
             Some(InFlight { host, device, event, .. }) => {
                 graveyard::bury(event.into_shared(), Box::new(Buried { host, _device: None }));

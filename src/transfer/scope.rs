@@ -67,7 +67,23 @@ impl Stream {
     /// If waiting fails and the device cannot be proven to have stopped using what was lent: after a
     /// kernel has faulted on one stream, copies of others go on writing page-locked memory; and if
     /// somebody began a capture on the stream inside the scope, it cannot be waited for.
-    pub fn scope<'env, R, E, F>(&'env self, body: F) -> Result<R, E>
+    pub fn scope<'env, R, F>(&'env self, body: F) -> Result<R>
+    where
+        F: for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> Result<R>,
+    {
+        self.try_scope(body)
+    }
+
+    /// As [`scope`](Self::scope), with an error of the caller's own.
+    ///
+    /// # Errors
+    ///
+    /// The body's, or else those of waiting.
+    ///
+    /// # Aborts
+    ///
+    /// As [`scope`](Self::scope).
+    pub fn try_scope<'env, R, E, F>(&'env self, body: F) -> Result<R, E>
     where
         E: From<Error>,
         F: for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> Result<R, E>,
@@ -170,7 +186,7 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     /// stream.scope(|s| {
     ///     let argument = s.map_mut(&mut vec)?;
     ///     assert_eq!(argument.len(), 4);
-    ///     Ok::<(), aquifer::Error>(()) // launch with `Launch::mapped_in_out(&mut argument)`
+    ///     Ok(()) // launch with `Launch::mapped_in_out(&mut argument)`
     /// })?;
     /// # Ok::<(), aquifer::Error>(())
     /// ```

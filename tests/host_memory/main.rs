@@ -33,7 +33,7 @@ fn pinned_vec(pinned: &PinnedResource, length: usize) -> PinnedVec {
 
 /// Makes the device's next answer about an event "not yet".
 fn not_ready(simulator: &Simulator) {
-    simulator.fail_call("cuEventQuery", 1, 600);
+    simulator.fail_call("cuEventQuery", 1, 600).unwrap();
 }
 
 /// Makes `pinned` current until dropped.

@@ -177,7 +177,7 @@ fn out_of_memory_in_a_capture_is_out_of_memory() {
     drop(pinned_vec(&pinned, LENGTH));
     simulator.start_capture(&stream).unwrap();
     for nth in [1, 2] {
-        simulator.fail_call("cuMemHostAlloc", nth, 2);
+        simulator.fail_call("cuMemHostAlloc", nth, 2).unwrap();
     }
     assert!(pinned.allocate(Layout::new::<u64>()).is_err());
     assert_eq!(last_error().unwrap().kind(), ErrorKind::OutOfMemory);

@@ -178,7 +178,7 @@ fn an_owner_that_cannot_be_unlocked_is_not_freed() {
     let (device, simulator) = support::simulated(SimConfig::default());
     let (owner, dropped) = Flagged::new(10);
     let registered = Registered::new(&device, owner).unwrap();
-    simulator.fail_call("cuMemHostUnregister", 1, 999);
+    simulator.fail_call("cuMemHostUnregister", 1, 999).unwrap();
     let failed = registered.into_inner().unwrap_err();
     assert_eq!(failed.error.driver().unwrap().code(), 999);
     assert!(failed.buffer.is_none() && !dropped());
@@ -188,7 +188,7 @@ fn an_owner_that_cannot_be_unlocked_is_not_freed() {
 
     let (owner, dropped) = Flagged::new(10);
     drop(Registered::new(&device, owner).unwrap());
-    simulator.fail_call("cuMemHostUnregister", 1, 999);
+    simulator.fail_call("cuMemHostUnregister", 1, 999).unwrap();
     Registered::<Vec<u8>>::trim(&device).unwrap();
     assert!(!dropped(), "pages that are still locked were freed");
 }

@@ -1,5 +1,7 @@
 //! What the simulated device found: violations, the operations behind them, the reports.
 
+use crate::error::Error;
+use std::error::Error as _;
 use std::fmt;
 
 /// What a [`Report`] is about.
@@ -153,3 +155,21 @@ impl fmt::Display for Report {
 }
 
 impl std::error::Error for Report {}
+
+impl Error {
+    /// The simulated device's report behind this error, if that is what it is.
+    ///
+    /// ```
+    /// use aquifer::{Device, DeviceVec, sim::Violation};
+    ///
+    /// let device = Device::simulated(Default::default());
+    /// // SAFETY: this is wrong on purpose: nobody writes it before it is read.
+    /// let vec = unsafe { DeviceVec::<u8>::uninit(&device.new_stream()?, 16)? };
+    /// let error = vec.to_vec().unwrap_err();
+    /// assert_eq!(error.report().unwrap().kind(), Violation::UninitializedRead);
+    /// # Ok::<(), aquifer::Error>(())
+    /// ```
+    pub fn report(&self) -> Option<&Report> {
+        self.driver()?.source()?.downcast_ref()
+    }
+}

@@ -7,7 +7,7 @@ use super::schedule;
 use super::table::{Block, Kind};
 use super::world::world;
 use crate::backend::{CaptureStatus, DriverResult, RawStream};
-use crate::error::{DriverError, Error, Result};
+use crate::error::{DriverError, Error, ErrorKind, Result};
 use crate::sync::Arc;
 use std::fmt;
 
@@ -56,10 +56,60 @@ impl Simulator {
     }
 
     /// Makes the `nth` call of a driver function from now on fail once with `code`, a number of
-    /// CUDA's. The next call is the first. `call` is the plain name, such as `cuMemAlloc`.
-    pub fn fail_call(&self, call: &str, nth: u64, code: u32) {
+    /// CUDA's. The next call is the first. `call` is one of [`CALLS`](Self::CALLS).
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidArgument`] if no such call is ever
+    /// made, or `nth` is zero: a test of a failure that never happens would pass for the wrong
+    /// reason.
+    pub fn fail_call(&self, call: &str, nth: u64, code: u32) -> Result<()> {
+        if !Self::CALLS.contains(&call) || nth == 0 {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!("call {nth} of {call} was to fail, and there is none"),
+            )
+            .advise("name one of Simulator::CALLS, and count from 1"));
+        }
         self.ledger.fail(call, nth, code);
+        Ok(())
     }
+
+    /// The driver calls that the device counts, and that can be made to fail: plain names, as in
+    /// CUDA's manual.
+    pub const CALLS: [&'static str; 31] = [
+        "cuCtxRecordEvent",
+        "cuCtxSynchronize",
+        "cuEventCreate",
+        "cuEventDestroy",
+        "cuEventQuery",
+        "cuEventRecord",
+        "cuEventSynchronize",
+        "cuLaunchKernel",
+        "cuMemAlloc",
+        "cuMemAllocFromPoolAsync",
+        "cuMemAllocManaged",
+        "cuMemFree",
+        "cuMemFreeAsync",
+        "cuMemFreeHost",
+        "cuMemGetInfo",
+        "cuMemHostAlloc",
+        "cuMemHostGetDevicePointer",
+        "cuMemHostRegister",
+        "cuMemHostUnregister",
+        "cuMemPoolCreate",
+        "cuMemPoolDestroy",
+        "cuMemPoolTrimTo",
+        "cuMemcpyDtoDAsync",
+        "cuMemcpyDtoHAsync",
+        "cuMemcpyHtoDAsync",
+        "cuMemcpyPeerAsync",
+        "cuMemsetAsync",
+        "cuStreamCreate",
+        "cuStreamIsCapturing",
+        "cuStreamSynchronize",
+        "cuStreamWaitEvent",
+    ];
 
     /// Loses the context: what is queued is given up, and every later call returns
     /// `CUDA_ERROR_CONTEXT_IS_DESTROYED`.

@@ -13,7 +13,7 @@ use super::report::{OpName, Violation};
 use super::table::Table;
 use crate::backend::{DriverResult, RawEvent, RawStream};
 use crate::error::DriverError;
-use crate::sync::trusted::{Condvar, Mutex, MutexGuard};
+use crate::sync::trusted::{Condvar, Mutex, MutexGuard, unique};
 use crate::sync::{Arc, LazyLock};
 use std::collections::HashMap;
 use std::thread::ThreadId;
@@ -22,9 +22,6 @@ use std::thread::ThreadId;
 pub(super) const NOT_PERMITTED: u32 = 800;
 /// `CUDA_ERROR_UNKNOWN`: something that cannot be.
 pub(super) const UNKNOWN: u32 = 999;
-
-/// Streams are numbered from here, so that none looks like one of the driver's special handles.
-const FIRST_HANDLE: u64 = 16;
 
 /// The state and the signal that an operation has run or was enqueued.
 pub(super) struct World {
@@ -73,7 +70,7 @@ pub(super) struct Device {
 }
 
 /// Everything behind the lock.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct State {
     pub(super) devices: HashMap<u64, Device>,
     pub(super) streams: HashMap<u64, Stream>,
@@ -84,30 +81,12 @@ pub(super) struct State {
     pub(super) pools: HashMap<u64, u64>,
     pub(super) threads: HashMap<(u64, ThreadId), u64>,
     pub(super) running: Vec<Running>,
-    handles: u64,
-}
-
-impl Default for State {
-    fn default() -> Self {
-        Self {
-            devices: HashMap::new(),
-            streams: HashMap::new(),
-            events: HashMap::new(),
-            table: Table::default(),
-            captures: HashMap::new(),
-            pools: HashMap::new(),
-            threads: HashMap::new(),
-            running: Vec::new(),
-            handles: FIRST_HANDLE,
-        }
-    }
 }
 
 impl State {
     /// A handle or number that is never used again in this process.
     pub(super) fn handle(&mut self) -> u64 {
-        self.handles += 1;
-        self.handles
+        unique()
     }
 
     pub(super) fn add_stream(&mut self, device: u64) -> u64 {

@@ -6,18 +6,18 @@ use crate::backend::CaptureStatus;
 #[test]
 fn the_nth_call_fails_once() {
     let rig = rig();
-    rig.sim.fail_call("cuMemAlloc", 2, 2);
+    rig.sim.fail_call("cuMemAlloc", 2, 2).unwrap();
     let first = rig.alloc(64);
     let error = rig.driver.mem_alloc(64).unwrap_err();
     assert_eq!((error.call(), error.code()), ("cuMemAlloc", 2));
     rig.alloc(64);
-    rig.sim.fail_call("cuMemFree", 1, 4);
+    rig.sim.fail_call("cuMemFree", 1, 4).unwrap();
     // SAFETY: unused.
     let free = || unsafe { rig.driver.mem_free(first) };
     assert_eq!(free().unwrap_err().code(), 4);
     free().unwrap();
-    rig.sim.fail_call("cuMemAlloc", 1, 2);
-    rig.sim.fail_call("cuMemAlloc", 1, 3);
+    rig.sim.fail_call("cuMemAlloc", 1, 2).unwrap();
+    rig.sim.fail_call("cuMemAlloc", 1, 3).unwrap();
     assert_eq!(rig.driver.mem_alloc(64).unwrap_err().code(), 2);
     assert_eq!(rig.driver.mem_alloc(64).unwrap_err().code(), 3);
     rig.alloc(64);
