@@ -66,6 +66,7 @@ fn a_vector_keeps_its_resource_when_nobody_else_does() {
 
 #[test]
 fn each_device_has_a_current_resource_of_its_own() {
+    let _alone = alone();
     let (one, _) = support::simulated(SimConfig::default());
     let (two, _) = support::simulated(SimConfig::default());
     let plain: Arc<dyn DeviceResource> = Arc::new(CudaResource::new(&one));
@@ -79,6 +80,7 @@ fn each_device_has_a_current_resource_of_its_own() {
 
 #[test]
 fn the_default_without_driver_pools_is_plain_memory() {
+    let _alone = alone();
     let (device, simulator) = support::simulated(SimConfig::default().without_memory_pools());
     let stream = device.new_stream().unwrap();
     let vec = DeviceVec::from_slice(&stream, &[1_u8, 2]).unwrap();
@@ -90,6 +92,7 @@ fn the_default_without_driver_pools_is_plain_memory() {
 
 #[test]
 fn a_default_that_cannot_be_made_is_an_error_and_is_tried_again() {
+    let _alone = alone();
     let (device, simulator) = support::simulated(SimConfig::default());
     let stream = device.new_stream().unwrap();
     simulator.fail_call("cuMemPoolCreate", 1, 999).unwrap();
@@ -113,7 +116,8 @@ fn threads_that_ask_at_once_get_one_default() {
 fn blocks_of_pinned_alloc_go_back_to_where_they_came_from() {
     let _alone = alone();
     let device = support::device();
-    let mine = PinnedResource::new(&device).unwrap();
+    // With other options than the default: of one device they are equal otherwise.
+    let mine = PinnedResource::builder(&device).portable(false).build().unwrap();
     let before = set_current_pinned_resource(mine.clone());
     assert!(before.is_none());
     assert_eq!(current_pinned_resource().unwrap(), mine);
@@ -134,6 +138,7 @@ fn blocks_of_pinned_alloc_go_back_to_where_they_came_from() {
 
 #[test]
 fn bound_to_a_stream_two_are_equal_only_if_resource_and_stream_are() {
+    let _alone = alone();
     let device = support::device();
     let (a, b) = (device.new_stream().unwrap(), device.new_stream().unwrap());
     let plain = || CudaResource::new(&device);
@@ -155,6 +160,7 @@ fn bound_to_a_stream_two_are_equal_only_if_resource_and_stream_are() {
 
 #[test]
 fn bound_to_a_stream_no_call_needs_one() {
+    let _alone = alone();
     let device = support::device();
     let stream = device.new_stream().unwrap();
     let bound = OnStream::new(AsyncResource::new(&device).unwrap(), &stream).unwrap();
@@ -166,6 +172,7 @@ fn bound_to_a_stream_no_call_needs_one() {
 
 #[test]
 fn collections_grow_and_shrink_in_memory_of_a_stream_and_outlive_its_handle() {
+    let _alone = alone();
     let device = support::device();
     let pinned = PinnedResource::new(&device).unwrap();
     let stream = device.new_stream().unwrap();
@@ -194,6 +201,7 @@ fn collections_grow_and_shrink_in_memory_of_a_stream_and_outlive_its_handle() {
 
 #[test]
 fn the_allocator_meets_every_layout_or_refuses_it() {
+    let _alone = alone();
     let device = support::device();
     let pinned = PinnedResource::new(&device).unwrap();
     let bound = OnStream::new(pinned.clone(), &device.new_stream().unwrap()).unwrap();
