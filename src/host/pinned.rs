@@ -21,7 +21,8 @@ use std::ptr::NonNull;
 /// New blocks come from the [current pinned resource](crate::current_pinned_resource); a block goes
 /// back to where it came from, whatever is current then. The first use opens the
 /// [detected device](Device::detect). A failure is an `AllocError`; its reason is in
-/// [`last_error`](crate::last_error).
+/// [`last_error`](crate::last_error). As on the heap, a `Vec` that has to grow and cannot ends the
+/// process: where there may be no driver or no room, use `try_reserve`.
 ///
 /// A block that is freed waits until every device context is past the work that it had at that
 /// time, so a `Vec` may be dropped while another library still copies from it. A copy *into* memory

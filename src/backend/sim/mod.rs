@@ -14,6 +14,15 @@
 //! ordered with no other stream unless events say so; a captured graph does not run; a pool keeps
 //! no memory back; a device pointer is a number that no host pointer equals, but for page-locked
 //! and managed memory; a host form may not call the device. Dropping a device runs what is queued.
+//!
+//! What it does not see: the host's own reads of memory that a copy is still writing; arguments that a
+//! launch gave and a host form did not take, or took as elements of another type; bytes that a kernel
+//! declared as output and did not write; memory that a resource of your own hands out again, which is
+//! to the device as written as it was.
+//!
+//! [`PinnedAlloc`](crate::PinnedAlloc) takes memory of the *detected* device. For page-locked memory
+//! of a simulated one, use [`PinnedResource::new`](crate::PinnedResource::new) with it, or make that
+//! [current](crate::set_current_pinned_resource).
 
 mod backing;
 mod capture;
