@@ -6,7 +6,7 @@
 mod support;
 
 use aquifer::sim::SimConfig;
-use aquifer::{DeviceVec, ErrorKind, HostArgs, Kernel, LaunchConfig};
+use aquifer::{Device, DeviceVec, ErrorKind, HostArgs, Kernel, LaunchConfig};
 
 /// Adds one to each element. The last parameter is the number of elements.
 static ADD_ONE: Kernel = Kernel::new(
@@ -102,6 +102,43 @@ fn a_copy_across_devices_is_in_order_with_both() {
         simulator.check().unwrap();
         second.check().unwrap();
     }
+}
+
+#[test]
+fn a_copy_between_two_gpus_is_in_order_with_both() {
+    let name = "a_copy_between_two_gpus_is_in_order_with_both";
+    if !support::on_gpu() || Device::count().unwrap() < 2 {
+        return support::skipped(name, "it needs two GPUs");
+    }
+    let (one, two) = (Device::open(0).unwrap(), Device::open(1).unwrap());
+    let (a, b) = (one.new_stream().unwrap(), two.new_stream().unwrap());
+    let n = 4 << 20;
+    let mut source = DeviceVec::<u32>::zeroed(&a, n).unwrap();
+    let mut target = DeviceVec::<u32>::zeroed(&b, n).unwrap();
+    for round in 0..50_u32 {
+        source.fill(round).unwrap();
+        for _ in 0..3 {
+            let launch = a.launch(&ADD_ONE).in_out(&mut source).unwrap();
+            let launch = launch.scalar(n as u32).unwrap();
+            // SAFETY: it touches the elements that it is given.
+            unsafe { launch.launch(LaunchConfig::for_elements(n)).unwrap() };
+        }
+        // Nothing waits on the host: the copy has to come after the kernels, and the fill after it.
+        target.copy_from(&source).unwrap();
+        source.fill(0).unwrap();
+        let copied = target.to_vec().unwrap();
+        assert!(copied.iter().all(|&value| value == round + 3), "round {round}");
+        target.fill(round + 100).unwrap();
+        source.copy_from(&target).unwrap();
+        target.fill(0).unwrap();
+        let back = source.to_vec().unwrap();
+        assert!(back.iter().all(|&value| value == round + 100), "round {round}, and back");
+    }
+    assert_eq!(source.on(&b).unwrap_err().kind(), ErrorKind::WrongDevice);
+    // Each drop in its own device's order, whichever is current.
+    target.copy_from(&source).unwrap();
+    drop(source);
+    assert_eq!(target.get(n - 1).unwrap(), 149);
 }
 
 #[test]
