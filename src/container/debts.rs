@@ -158,9 +158,9 @@ impl<L: Lender> Debts<L> {
         writes: bool,
         not: Option<&L>,
     ) -> Result<(), L::Error> {
+        // Dropped after the lock, whichever way out: a lender may be the last handle on its stream.
+        let mut paid = Vec::new();
         let mut list = self.list.lock();
-        #[cfg(aquifer_fault = "publish_before_wait")]
-        let mut late = Vec::new();
         let mut index = 0;
         while let Some(debt) = list.get_mut(index) {
             // The borrower's own earlier work comes before its next in its own order.
@@ -185,17 +185,14 @@ impl<L: Lender> Debts<L> {
                 index += 1;
                 continue;
             }
-            #[cfg(aquifer_fault = "publish_before_wait")]
-            late.push(list.swap_remove(index));
-            #[cfg(not(aquifer_fault = "publish_before_wait"))]
-            drop(list.swap_remove(index));
+            paid.push(list.swap_remove(index));
         }
         let order = if cfg!(aquifer_fault = "relaxed_payment") { Relaxed } else { Release };
         self.unpaid.store(list.len(), order);
         #[cfg(aquifer_fault = "publish_before_wait")]
         {
             drop(list);
-            for debt in late {
+            for debt in paid {
                 debt.lender.make_wait(home)?;
             }
         }
