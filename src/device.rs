@@ -1,7 +1,10 @@
 //! Devices: one GPU each, or the simulated one.
 
 use crate::backend::sim::{SimConfig, SimDriver, Simulator};
-use crate::backend::{BackendKind, DeviceProperties, Driver, MemoryInfo, RawEvent, Wanted};
+use crate::backend::{
+    BackendKind, DeviceProperties, Driver, MemoryInfo, RawEvent, Wanted, is_forked_child,
+    not_forked,
+};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::trusted::Mutex;
 use crate::sync::{Arc, OnceLock};
@@ -62,6 +65,7 @@ impl Device {
     /// is too old.
     #[cfg(feature = "cuda")]
     pub fn open(ordinal: usize) -> Result<Self> {
+        not_forked("cuInit")?;
         let mut open = OPEN.lock();
         let primary = |device: &&Device| {
             device.ordinal() == ordinal
@@ -125,6 +129,7 @@ impl Device {
     pub fn detect() -> Result<Self> {
         static FOUND: OnceLock<Device> = OnceLock::new();
         static SEARCH: Mutex<()> = Mutex::new(());
+        not_forked("cuInit")?;
         let one_search = SEARCH.lock();
         if let Some(device) = FOUND.get() {
             return Ok(device.clone());
@@ -168,6 +173,7 @@ impl Device {
     /// [`ErrorKind::MissingSymbol`] if the driver is too old.
     #[cfg(feature = "cuda")]
     pub fn from_cudarc(context: &Arc<cudarc::driver::CudaContext>) -> Result<Self> {
+        not_forked("cuInit")?;
         let mut open = OPEN.lock();
         let same =
             |device: &&Device| device.cuda_context().is_some_and(|held| Arc::ptr_eq(held, context));
@@ -264,6 +270,7 @@ impl Device {
     pub(crate) fn sharing_host_memory(&self) -> Vec<Device> {
         match self.kind() {
             BackendKind::Simulated => vec![self.clone()],
+            BackendKind::Cuda if is_forked_child() => Vec::new(),
             BackendKind::Cuda => OPEN.lock().clone(),
         }
     }

@@ -113,8 +113,11 @@ impl DriverError {
             201 => "CUDA_ERROR_INVALID_CONTEXT",
             208 => "CUDA_ERROR_ALREADY_MAPPED",
             209 => "CUDA_ERROR_NO_BINARY_FOR_GPU",
+            214 => "CUDA_ERROR_ECC_UNCORRECTABLE",
             218 => "CUDA_ERROR_INVALID_PTX",
+            220 => "CUDA_ERROR_NVLINK_UNCORRECTABLE",
             222 => "CUDA_ERROR_UNSUPPORTED_PTX_VERSION",
+            226 => "CUDA_ERROR_CONTAINED",
             304 => "CUDA_ERROR_OPERATING_SYSTEM",
             400 => "CUDA_ERROR_INVALID_HANDLE",
             401 => "CUDA_ERROR_ILLEGAL_STATE",
@@ -124,6 +127,7 @@ impl DriverError {
             701 => "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES",
             702 => "CUDA_ERROR_LAUNCH_TIMEOUT",
             709 => "CUDA_ERROR_CONTEXT_IS_DESTROYED",
+            710 => "CUDA_ERROR_ASSERT",
             712 => "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED",
             713 => "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED",
             714 => "CUDA_ERROR_HARDWARE_STACK_ERROR",
@@ -132,6 +136,7 @@ impl DriverError {
             717 => "CUDA_ERROR_INVALID_ADDRESS_SPACE",
             718 => "CUDA_ERROR_INVALID_PC",
             719 => "CUDA_ERROR_LAUNCH_FAILED",
+            721 => "CUDA_ERROR_TENSOR_MEMORY_LEAK",
             800 => "CUDA_ERROR_NOT_PERMITTED",
             801 => "CUDA_ERROR_NOT_SUPPORTED",
             802 => "CUDA_ERROR_SYSTEM_NOT_READY",
@@ -139,6 +144,7 @@ impl DriverError {
             900 => "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
             901 => "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED",
             905 => "CUDA_ERROR_STREAM_CAPTURE_ISOLATION",
+            906 => "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT",
             907 => "CUDA_ERROR_CAPTURED_EVENT",
             908 => "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD",
             999 => "CUDA_ERROR_UNKNOWN",
@@ -162,8 +168,15 @@ impl DriverError {
             | Self::DEINITIALIZED
             | Self::ILLEGAL_ADDRESS
             | Self::CONTEXT_IS_DESTROYED
+            // Of these the manual says that the context cannot be used any more: uncorrectable
+            // memory and link errors, a kernel that ran too long, asserted or faulted.
+            | 214
+            | 220
+            | 226
             | 702
-            | 714..=719 => ErrorKind::ContextLost,
+            | 710
+            | 714..=719
+            | 721 => ErrorKind::ContextLost,
             _ => ErrorKind::Driver,
         }
     }
@@ -378,6 +391,18 @@ mod tests {
              (free memory, ask for less, or use a device with more of it)"
         );
         assert!(error.source().is_some());
+    }
+
+    #[test]
+    fn what_ends_a_context_is_told_from_what_does_not() {
+        for code in [3, 4, 214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721] {
+            let error = DriverError::new("cuStreamSynchronize", code);
+            assert_eq!(error.kind(), ErrorKind::ContextLost, "{error}");
+        }
+        for code in [1, 2, 201, 400, 500, 600, 701, 712, 713, 801, 900, 901, 907, 999] {
+            let error = DriverError::new("cuStreamSynchronize", code);
+            assert_ne!(error.kind(), ErrorKind::ContextLost, "{error}");
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Points in a stream.
 
-use crate::backend::{DriverResult, RawEvent, Wanted};
+use crate::backend::{DriverResult, RawEvent, Wanted, is_forked_child, not_forked};
 use crate::device::Device;
 use crate::error::Result;
 use std::fmt;
@@ -30,6 +30,7 @@ pub struct Event {
 impl Event {
     /// An event nobody has recorded yet.
     pub(crate) fn new(device: &Device) -> DriverResult<Self> {
+        not_forked("cuEventCreate")?;
         let raw = match device.take_event() {
             Some(raw) => raw,
             None => device.driver().event_create()?,
@@ -76,7 +77,9 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        self.device.give_event(self.raw);
+        if !is_forked_child() {
+            self.device.give_event(self.raw);
+        }
     }
 }
 

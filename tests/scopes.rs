@@ -233,6 +233,26 @@ fn a_scope_on_a_stream_in_capture_is_refused_and_keeps_the_graph() {
 }
 
 #[test]
+fn a_launch_on_memory_of_a_scope_does_not_enter_a_graph() {
+    let (device, simulator) = support::simulated(SimConfig::default());
+    let stream = device.new_stream().unwrap();
+    let mut host = pinned(&device, &[1; 10]);
+    stream
+        .scope(|s| {
+            let mut argument = s.map_mut(&mut host)?;
+            simulator.start_capture(&stream)?;
+            let launch = stream.launch(&DOUBLE).mapped_in_out(&mut argument)?.scalar(10_u32)?;
+            // SAFETY: it touches the 10 elements that it is given.
+            let refused = unsafe { launch.launch(LaunchConfig::for_elements(10)) }.unwrap_err();
+            assert_eq!(refused.kind(), ErrorKind::Capture);
+            assert!(simulator.stop_capture(&stream), "nothing invalidated it");
+            Ok(())
+        })
+        .unwrap();
+    assert_eq!(&host[..], [1; 10]);
+}
+
+#[test]
 fn blocking_copies_on_a_stream_in_capture_are_refused_and_keep_the_graph() {
     let (device, simulator) = support::simulated(SimConfig::default());
     let stream = device.new_stream().unwrap();

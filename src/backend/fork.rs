@@ -3,7 +3,7 @@
 //! The driver's own state is half copied then, and a call may hang instead of failing. So the
 //! child is told by the system itself, through `pthread_atfork`, and every call looks first.
 
-use crate::error::Error;
+use crate::error::{DriverError, Error};
 use crate::sync::trusted::{AtomicBool, Ordering};
 
 static FORKED: AtomicBool = AtomicBool::new(false);
@@ -13,6 +13,11 @@ static FORKED: AtomicBool = AtomicBool::new(false);
 pub(crate) fn is_forked_child() -> bool {
     // Relaxed: the child starts with one thread, and the handler ran in it before anything else.
     FORKED.load(Ordering::Relaxed)
+}
+
+/// The error of `call` in the child of a fork, before it takes a lock that the parent may have held.
+pub(crate) fn not_forked(call: &'static str) -> Result<(), DriverError> {
+    if is_forked_child() { Err(DriverError::new(call, DriverError::FORKED)) } else { Ok(()) }
 }
 
 #[cfg(unix)]

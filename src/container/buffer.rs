@@ -3,6 +3,7 @@
 use super::debts::Debts;
 use super::foreign::Borrower;
 use super::parts::DeviceVecParts;
+use crate::backend::is_forked_child;
 use crate::error::{DriverError, Error, Result};
 use crate::layout::DeviceLayout;
 use crate::resource::{DeviceBlock, DeviceResource};
@@ -111,7 +112,8 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         // SAFETY: taken once, here.
         let block = unsafe { ManuallyDrop::take(&mut self.block) };
-        if block.is_empty() {
+        // In the child of a fork the memory is the parent's, and the locks on the way may be held.
+        if block.is_empty() || is_forked_child() {
             return;
         }
         match self.debts.pay(&self.home, &(0..usize::MAX), true) {

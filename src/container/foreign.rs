@@ -187,14 +187,19 @@ pub(crate) fn lend_loosely(
             Ok(device.driver().stream_wait_event(raw, event.raw())?)
         })
     };
-    if let Err(error) = lent {
-        tracing::warn!(%error, "waiting on the host: a stream of cudarc cannot be ordered by events");
-        if !at_home {
-            debts.owe(borrower, range, writes);
-        }
-        if let Err(error) = home.device().synchronize() {
-            tracing::error!(%error, "the device cannot be waited for");
-        }
+    let Err(error) = lent else { return };
+    tracing::warn!(%error, "waiting on the host: a stream of cudarc cannot be ordered by events");
+    if !at_home {
+        debts.owe(borrower, range, writes);
+    }
+    // Not the whole device where a stream is in capture: that would cost somebody a graph, and fail.
+    let waited = if error.kind() == ErrorKind::Capture {
+        home.synchronize()
+    } else {
+        home.device().synchronize()
+    };
+    if let Err(error) = waited {
+        tracing::error!(%error, "the device cannot be waited for");
     }
 }
 

@@ -18,6 +18,8 @@ pub struct Launch<'a> {
     stream: &'a Stream,
     kernel: &'a Kernel,
     arguments: Vec<RawArg>,
+    /// One of them is host memory, borrowed by a scope.
+    borrows_host: bool,
     borrowed: PhantomData<&'a ()>,
 }
 
@@ -67,7 +69,13 @@ impl Stream {
     /// # Ok::<(), aquifer::Error>(())
     /// ```
     pub fn launch<'a>(&'a self, kernel: &'a Kernel) -> Launch<'a> {
-        Launch { stream: self, kernel, arguments: Vec::with_capacity(8), borrowed: PhantomData }
+        Launch {
+            stream: self,
+            kernel,
+            arguments: Vec::with_capacity(8),
+            borrows_host: false,
+            borrowed: PhantomData,
+        }
     }
 }
 
@@ -123,8 +131,9 @@ impl<'a> Launch<'a> {
         Ok(self)
     }
 
-    /// Memory by its address, such as a mapped host block inside a scope.
-    pub(crate) fn raw(self, address: u64, bytes: usize, access: Access) -> Self {
+    /// Mapped host memory inside a scope, by the device's address.
+    pub(crate) fn host(mut self, address: u64, bytes: usize, access: Access) -> Self {
+        self.borrows_host = true;
         self.buffer(address, bytes, access)
     }
 
@@ -136,7 +145,9 @@ impl<'a> Launch<'a> {
     ///
     /// # Errors
     ///
-    /// Those of loading the PTX and of the launch. A kernel that faults shows in the next
+    /// Those of loading the PTX and of the launch; [`ErrorKind::Capture`](crate::ErrorKind::Capture)
+    /// for host memory that a scope borrows on a stream in capture, whose graph would run with it
+    /// when the scope is long over. A kernel that faults shows in the next
     /// synchronising call.
     ///
     /// # Safety
@@ -145,6 +156,9 @@ impl<'a> Launch<'a> {
     /// touches only the memory that it is given here, in the way that was declared.
     pub unsafe fn launch(self, config: LaunchConfig) -> Result<()> {
         let stream = self.stream;
+        if self.borrows_host {
+            stream.refuse_capture("a kernel on borrowed host memory")?;
+        }
         // SAFETY: the caller vouches for the kernel; the buffers were lent to this stream, and what
         // was lent is not freed or reused before the stream has passed this launch.
         unsafe {

@@ -3,7 +3,7 @@
 use super::allocator::implement_by_map;
 use super::blocks;
 use super::pinned::{PinnedResource, cannot_map, mapped_base};
-use super::source::not_forked;
+use crate::backend::not_forked;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::resource::DeviceResource;
@@ -38,7 +38,7 @@ impl MappedAlloc {
         if layout.size() == 0 {
             return Ok(NonNull::slice_from_raw_parts(layout.dangling_ptr(), 0));
         }
-        not_forked()?;
+        not_forked("page-locked memory")?;
         let resource: PinnedResource = current_pinned_resource()?;
         if !resource.device().properties().map_host_memory {
             return Err(cannot_map(resource.device()));
@@ -73,7 +73,7 @@ implement_by_map!(MappedAlloc);
 
 /// The device's address of a byte in a mapped block.
 pub(super) fn address_of(pointer: NonNull<u8>) -> Result<u64> {
-    not_forked()?;
+    not_forked("page-locked memory")?;
     let block = blocks::find(pointer.addr().get()).ok_or_else(|| {
         Error::new(
             ErrorKind::InvalidArgument,

@@ -2,8 +2,8 @@
 
 use super::allocator::implement_by_map;
 use super::blocks;
-use super::source::{HostSource, not_forked};
-use crate::backend::{HostFlags, Wanted};
+use super::source::HostSource;
+use crate::backend::{HostFlags, Wanted, not_forked};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::DeviceLayout;
@@ -47,7 +47,7 @@ impl PinnedAlloc {
         if layout.size() == 0 {
             return Ok(NonNull::slice_from_raw_parts(layout.dangling_ptr(), 0));
         }
-        not_forked()?;
+        not_forked("page-locked memory")?;
         current_pinned_resource()?.obtain(layout)
     }
 }
@@ -116,7 +116,7 @@ impl PinnedOptions {
         if self.flags.mapped && !self.device.properties().map_host_memory {
             return Err(cannot_map(&self.device));
         }
-        not_forked()?;
+        not_forked("page-locked memory")?;
         Ok(PinnedResource { source: HostSource::new(&self.device, self.flags) })
     }
 }

@@ -1,7 +1,7 @@
 //! Page-locking memory that someone else allocated.
 
-use super::source::{Yard, no_capture, not_forked, take_back_registered, trim, yard};
-use crate::backend::{HostFlags, Wanted};
+use super::source::{Yard, no_capture, take_back_registered, trim, yard};
+use crate::backend::{HostFlags, Wanted, not_forked};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::Arc;
@@ -153,8 +153,8 @@ impl<B: HostBuffer> Registered<B> {
     /// is registered already among others. The buffer comes back in the error.
     pub fn new(device: &Device, owner: B) -> Result<Self, RegisterError<B>> {
         let refuse = |error: Error, owner: B| Err(RegisterError { error, buffer: Some(owner) });
-        if let Err(error) = not_forked() {
-            return refuse(error, owner);
+        if let Err(error) = not_forked("cuMemHostRegister") {
+            return refuse(error.into(), owner);
         }
         let properties = device.properties();
         if !properties.host_register {
@@ -200,8 +200,8 @@ impl<B: HostBuffer> Registered<B> {
     /// the driver. Then the memory stays locked, and the buffer is dropped when the device can say
     /// that it is past it.
     pub fn into_inner(self) -> Result<B, RegisterError<B>> {
-        if let Err(error) = not_forked() {
-            return Err(RegisterError { error, buffer: None });
+        if let Err(error) = not_forked("cuMemHostUnregister") {
+            return Err(RegisterError { error: error.into(), buffer: None });
         }
         // Other libraries may have given work to any context.
         for device in self.device.sharing_host_memory() {

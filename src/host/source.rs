@@ -2,7 +2,7 @@
 
 use super::blocks;
 use super::pending::{Pending, Unfenced};
-use crate::backend::{BackendKind, HostFlags, Wanted};
+use crate::backend::{BackendKind, HostFlags, Wanted, not_forked};
 use crate::device::Device;
 use crate::error::{DriverError, Error, ErrorKind, Result};
 use crate::event::Event;
@@ -14,6 +14,7 @@ use std::alloc::Layout;
 use std::any::Any;
 use std::collections::HashMap;
 use std::mem::ManuallyDrop;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 
 /// Driver allocations come in pages; what is asked is rounded up, so that small growth stays in
@@ -69,15 +70,6 @@ type Yards = HashMap<(BackendKind, u64), Arc<Yard>>;
 /// swept with the others and dropped when it is empty.
 static YARDS: LazyLock<Mutex<Yards>> = LazyLock::new(Mutex::default);
 
-/// The error of a call in the child of a fork, which inherited the process's locks as they were at
-/// that moment and must take none of them.
-pub(super) fn not_forked() -> Result<()> {
-    if crate::backend::is_forked_child() {
-        return Err(DriverError::new("page-locked memory", DriverError::FORKED).into());
-    }
-    Ok(())
-}
-
 pub(super) fn yard(device: &Device) -> Arc<Yard> {
     YARDS.lock().entry(device.key()).or_default().clone()
 }
@@ -105,7 +97,7 @@ impl HostSource {
         if layout.size() == 0 {
             return Ok(NonNull::slice_from_raw_parts(layout.dangling_ptr(), 0));
         }
-        not_forked()?;
+        not_forked("page-locked memory")?;
         sweep();
         let too_large = || {
             Error::new(
@@ -207,7 +199,11 @@ fn collect(yard: &Yard) {
     let Some(device) = yard.peek(|freed| freed.device.clone()) else { return };
     let collected = yard.collect(|| fence(&device), passed);
     for freed in collected.free {
-        freed.free();
+        // One owner's destructor must not leak the others' memory, nor fail whoever sweeps.
+        if let Err(thrown) = catch_unwind(AssertUnwindSafe(|| freed.free())) {
+            std::mem::forget(thrown);
+            tracing::error!(%device, "the owner of registered memory panicked when it was dropped");
+        }
     }
     for freed in collected.lost {
         tracing::error!(
@@ -219,7 +215,7 @@ fn collect(yard: &Yard) {
 }
 
 pub(super) fn trim(device: &Device, yard: &Yard) -> Result<()> {
-    not_forked()?;
+    not_forked("page-locked memory")?;
     if yard.len() == 0 {
         return Ok(());
     }

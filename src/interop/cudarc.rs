@@ -170,31 +170,33 @@ impl<T: Pod> DevicePtrMut<T> for CudaMut<'_, T> {
 }
 
 // SAFETY: pushes the address of the memory, which the reference keeps alive for the launch.
-unsafe impl<'b: 'a, 'a, T: Pod> PushKernelArg<&'b CudaRef<'b, T>> for LaunchArgs<'a> {
-    fn arg(&mut self, argument: &'b CudaRef<'b, T>) -> &mut Self {
+unsafe impl<'a, 'b: 'a, 'c: 'b, T: Pod> PushKernelArg<&'b CudaRef<'c, T>> for LaunchArgs<'a> {
+    fn arg(&mut self, argument: &'b CudaRef<'c, T>) -> &mut Self {
         PushKernelArg::<&'b u64>::arg(self, &argument.address)
     }
 }
 
 // SAFETY: as above.
-unsafe impl<'b: 'a, 'a, T: Pod> PushKernelArg<&'b mut CudaMut<'b, T>> for LaunchArgs<'a> {
-    fn arg(&mut self, argument: &'b mut CudaMut<'b, T>) -> &mut Self {
+unsafe impl<'a, 'b: 'a, 'c: 'b, T: Pod> PushKernelArg<&'b mut CudaMut<'c, T>> for LaunchArgs<'a> {
+    fn arg(&mut self, argument: &'b mut CudaMut<'c, T>) -> &mut Self {
         PushKernelArg::<&'b u64>::arg(self, &argument.address)
     }
 }
 
 // SAFETY: pushes the address of the memory, which the guard keeps alive for the launch.
-unsafe impl<'b: 'a, 'a, T: Pod, S: StreamRef> PushKernelArg<&'b On<'b, T, S>> for LaunchArgs<'a> {
-    fn arg(&mut self, guard: &'b On<'b, T, S>) -> &mut Self {
+unsafe impl<'a, 'b: 'a, 'c: 'b, T: Pod, S: StreamRef> PushKernelArg<&'b On<'c, T, S>>
+    for LaunchArgs<'a>
+{
+    fn arg(&mut self, guard: &'b On<'c, T, S>) -> &mut Self {
         PushKernelArg::<&'b u64>::arg(self, guard.address())
     }
 }
 
 // SAFETY: as above.
-unsafe impl<'b: 'a, 'a, T: Pod, S: StreamRef> PushKernelArg<&'b mut OnMut<'b, T, S>>
+unsafe impl<'a, 'b: 'a, 'c: 'b, T: Pod, S: StreamRef> PushKernelArg<&'b mut OnMut<'c, T, S>>
     for LaunchArgs<'a>
 {
-    fn arg(&mut self, guard: &'b mut OnMut<'b, T, S>) -> &mut Self {
+    fn arg(&mut self, guard: &'b mut OnMut<'c, T, S>) -> &mut Self {
         PushKernelArg::<&'b u64>::arg(self, guard.address())
     }
 }

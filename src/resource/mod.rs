@@ -43,7 +43,8 @@ use std::ptr::NonNull;
 /// and at the alignment asked, that overlap no other block which is still allocated, and hands
 /// memory out again on another stream only after that stream is ordered after the free. Blocks stay
 /// valid until they are deallocated, whatever else happens to the resource, while a handle on it
-/// lives. No method panics.
+/// lives. [`frees_with_driver`](Self::frees_with_driver) is `true` of no block that `cuMemFreeAsync`
+/// of its address would not free. No method panics.
 ///
 /// # Examples
 ///

@@ -6,7 +6,7 @@
 #![allow(unreachable_pub, reason = "the models of loom_tests reach it through `models`")]
 
 use super::{AsyncResource, CudaResource, DeviceResource};
-use crate::backend::BackendKind;
+use crate::backend::{BackendKind, not_forked};
 use crate::device::Device;
 use crate::error::Result;
 use crate::host::{PinnedResource, default_pinned};
@@ -115,6 +115,7 @@ fn of(device: &Device) -> Arc<Current<dyn DeviceResource>> {
 pub fn current_device_resource(device: &Device) -> Result<Arc<dyn DeviceResource>> {
     // A simulated device would live for good through a default that the process keeps.
     let keep = device.kind() != BackendKind::Simulated;
+    not_forked("the current resource")?;
     of(device).get(keep, || {
         Ok(if device.properties().memory_pools {
             Arc::new(AsyncResource::new(device)?)
@@ -142,11 +143,13 @@ pub fn current_device_resource(device: &Device) -> Result<Arc<dyn DeviceResource
 pub fn set_current_device_resource(
     resource: Arc<dyn DeviceResource>,
 ) -> Option<Arc<dyn DeviceResource>> {
+    not_forked("the current resource").ok()?;
     of(resource.device()).replace(Some(resource))
 }
 
 /// Makes the default current again on `device`, and gives what was set, if anything was.
 pub fn reset_current_device_resource(device: &Device) -> Option<Arc<dyn DeviceResource>> {
+    not_forked("the current resource").ok()?;
     of(device).replace(None)
 }
 
@@ -158,16 +161,19 @@ pub fn reset_current_device_resource(device: &Device) -> Option<Arc<dyn DeviceRe
 ///
 /// Those of [`Device::detect`].
 pub fn current_pinned_resource() -> Result<PinnedResource> {
+    not_forked("the current pinned resource")?;
     PINNED.get(true, || default_pinned().map(Arc::new)).map(|resource| (*resource).clone())
 }
 
 /// Makes `resource` the one that [`PinnedAlloc`](crate::PinnedAlloc) takes new blocks from, and
 /// gives what was set before, if anything was. Blocks that live go back to where they came from.
 pub fn set_current_pinned_resource(resource: PinnedResource) -> Option<PinnedResource> {
+    not_forked("the current pinned resource").ok()?;
     PINNED.replace(Some(Arc::new(resource))).map(|before| (*before).clone())
 }
 
 /// Makes the default current again for page-locked memory, and gives what was set, if anything was.
 pub fn reset_current_pinned_resource() -> Option<PinnedResource> {
+    not_forked("the current pinned resource").ok()?;
     PINNED.replace(None).map(|before| (*before).clone())
 }

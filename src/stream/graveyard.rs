@@ -12,6 +12,7 @@ use crate::event::Event;
 use crate::sync::{Arc, AtomicUsize, LazyLock, Mutex, Ordering};
 use std::collections::VecDeque;
 use std::mem::ManuallyDrop;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Graves that one call looks at, at most, so that a long queue costs each caller little.
 const LOOKS: usize = 16;
@@ -128,6 +129,11 @@ pub(crate) fn reap() {
         );
     }
     for grave in reaped.free {
-        drop(ManuallyDrop::into_inner(grave.buffers));
+        let buffers = grave.buffers;
+        let freed = catch_unwind(AssertUnwindSafe(|| drop(ManuallyDrop::into_inner(buffers))));
+        if let Err(thrown) = freed {
+            std::mem::forget(thrown);
+            tracing::error!("the buffers of a transfer panicked when they were dropped");
+        }
     }
 }

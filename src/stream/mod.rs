@@ -1,7 +1,9 @@
 //! Streams: in-order queues of work on a device, with an identity of their own.
 
 use crate::backend::sim::Simulator;
-use crate::backend::{BackendKind, CaptureStatus, RawStream, StreamKeeper, Wanted};
+use crate::backend::{
+    BackendKind, CaptureStatus, RawStream, StreamKeeper, Wanted, is_forked_child,
+};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::Event;
@@ -53,6 +55,13 @@ type StreamKey = ((BackendKind, u64), RawStream);
 
 impl Drop for StreamInner {
     fn drop(&mut self) {
+        if is_forked_child() {
+            // The stream is the parent's, and so may be the locks on the way to let go of it.
+            #[cfg(feature = "cuda")]
+            std::mem::forget(self.cudarc.take());
+            std::mem::forget(self.keep.get_mut().take());
+            return;
+        }
         let key = (self.device.key(), self.raw);
         let mut alive = ALIVE.lock();
         // The entry may already be a successor's: another handle on a stream that cudarc keeps.
@@ -77,6 +86,9 @@ impl Stream {
 
     /// The one stream behind a driver's handle: the living one, or a new one from `make`.
     fn identify(device: &Device, raw: RawStream, make: impl FnOnce() -> StreamInner) -> Self {
+        if is_forked_child() {
+            return Self { inner: Arc::new(make()) };
+        }
         let mut alive = ALIVE.lock();
         let entry = alive.entry((device.key(), raw)).or_default();
         if let Some(inner) = entry.upgrade() {
@@ -136,6 +148,9 @@ impl Stream {
     /// The living stream behind a driver's handle, if Aquifer knows it.
     #[cfg(feature = "cuda")]
     pub(crate) fn known(device: &Device, handle: u64) -> Option<Self> {
+        if is_forked_child() {
+            return None;
+        }
         let handle = if handle == 1 { 0 } else { handle };
         Self::alive(&(device.key(), RawStream(handle)))
     }
@@ -216,9 +231,22 @@ impl Stream {
             .wanted(|| format!("asking whether {self} is in capture"))
     }
 
+    /// The error of giving the stream work on host memory while it is in capture. Such work must not
+    /// become a node of somebody's graph, which would run it again when the memory is long gone.
+    pub(crate) fn refuse_capture(&self, what: &str) -> Result<()> {
+        if !self.is_capturing()? {
+            return Ok(());
+        }
+        Err(Error::new(ErrorKind::Capture, format!("{self} is in capture, and {what} cannot be"))
+            .advise("do it before the capture, or on another stream"))
+    }
+
     /// Whether any living stream that Aquifer knows on `device` is recording a graph. A question to
     /// the driver that fails counts as yes, but for a context that is gone: it has no graph to lose.
     pub(crate) fn any_capturing(device: &Device) -> bool {
+        if is_forked_child() {
+            return false;
+        }
         let key = device.key();
         let streams: Vec<Stream> = {
             let alive = ALIVE.lock();

@@ -1,24 +1,10 @@
 //! The copies themselves, as every form of transfer enqueues them.
 
-use crate::backend::{CaptureStatus, Wanted};
+use crate::backend::Wanted;
 use crate::container::{DeviceSlice, DeviceSliceMut, lend};
 use crate::error::{Error, ErrorKind, Result};
 use crate::stream::Stream;
 use bytemuck::Pod;
-
-/// The copy of a host buffer must not become a node of somebody's graph, which would run it again
-/// when the buffer is long gone.
-pub(super) fn refuse_capture(stream: &Stream) -> Result<()> {
-    match stream.device().driver().capture_status(stream.raw()) {
-        Ok(CaptureStatus::None) => Ok(()),
-        Ok(_) => Err(Error::new(
-            ErrorKind::Capture,
-            format!("{stream} is in capture, and a copy of host memory cannot be"),
-        )
-        .advise("copy before the capture, or on another stream")),
-        Err(error) => Err(error).wanted(|| format!("asking whether {stream} is in capture")),
-    }
-}
 
 pub(super) fn same_length(target: usize, source: usize) -> Result<()> {
     if target == source {
@@ -42,7 +28,7 @@ pub(super) unsafe fn to_device<T: Pod>(
     target: &mut DeviceSliceMut<'_, T>,
     source: *const T,
 ) -> Result<()> {
-    refuse_capture(stream)?;
+    stream.refuse_capture("a copy of host memory")?;
     let bytes = target.size_in_bytes();
     lend(target.home(), target.debts(), stream, target.byte_range(), true)?;
     // SAFETY: the target is lent to the stream, and stays allocated until it has passed; the source
@@ -69,7 +55,7 @@ pub(super) unsafe fn to_host<T: Pod>(
     source: &DeviceSlice<'_, T>,
     target: *mut T,
 ) -> Result<()> {
-    refuse_capture(stream)?;
+    stream.refuse_capture("a copy of host memory")?;
     let bytes = source.size_in_bytes();
     lend(source.home(), source.debts(), stream, source.byte_range(), false)?;
     // SAFETY: the source is lent to the stream, and stays allocated until it has passed; the target

@@ -1,8 +1,9 @@
 //! Transfers that own their buffers while they run.
 
-use super::enqueue::{refuse_capture, same_length, to_device, to_host};
+use super::enqueue::{same_length, to_device, to_host};
 use super::poller::Watched;
 use super::stopped::{Lent, may_go_back};
+use crate::backend::is_forked_child;
 use crate::container::DeviceVec;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::Event;
@@ -208,7 +209,7 @@ fn begin<B: HostBuffer>(
         if length == 0 {
             // No copy, but an event: it must not become a node of a graph, nor be another device's.
             stream.device().require(device.device(), "the vector")?;
-            return refuse_capture(stream);
+            return stream.refuse_capture("a copy of host memory");
         }
         // SAFETY: the buffer is ours and stays allocated and untouched until the stream has passed:
         // we give it back after the event, bury it with the event, or leak it.
@@ -225,7 +226,7 @@ fn begin<B: HostBuffer>(
     }
     if let Err(error) = stream.record_into(&event) {
         // The copy runs and has no end that could be waited for, but the stream's.
-        let ended = stream.synchronize();
+        let ended = stream.device().driver().stream_synchronize(stream.raw());
         return if ended.is_ok() || may_go_back(stream, &error, lent(download)) {
             give_back(error, host, device)
         } else {
@@ -308,6 +309,10 @@ fn finish<B: HostBuffer>(
 impl<B: HostBuffer> Drop for Transfer<B> {
     fn drop(&mut self) {
         let Some(in_flight) = self.in_flight.take() else { return };
+        if is_forked_child() {
+            std::mem::forget(in_flight);
+            return;
+        }
         // Freed at the next call if it is complete already: one path, and no question to the driver
         // from a destructor.
         let InFlight { host, device, event, .. } = in_flight;

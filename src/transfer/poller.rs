@@ -32,10 +32,10 @@ impl Watched {
     /// Whom to wake from now on. Before the event is asked: whoever asks and finds it pending must
     /// be known to a poller that finds it passed a moment later.
     pub(super) fn set_waker(&self, waker: &Waker) {
-        let mut known = self.waker.lock();
-        if !known.as_ref().is_some_and(|known| known.will_wake(waker)) {
-            *known = Some(waker.clone());
-        }
+        let new = waker.clone();
+        let old = self.waker.lock().replace(new);
+        // After the lock: a waker's drop is anyone's code.
+        drop(old);
     }
 
     /// Has the poller watch the event, once at a time however often the future is polled.
@@ -57,8 +57,10 @@ impl Watched {
         self.listed.store(false, Ordering::Release);
         let waker = self.waker.lock().take();
         if let Some(waker) = waker {
-            // A waker that panics must not take the others' poller with it.
-            let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
+            // A waker that panics must not take the others' poller with it, nor what it throws.
+            if let Err(thrown) = catch_unwind(AssertUnwindSafe(|| waker.wake())) {
+                std::mem::forget(thrown);
+            }
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Transfers of borrowed memory, bounded by a scope.
 
-use super::enqueue::{refuse_capture, same_length, to_device, to_host};
+use super::enqueue::{same_length, to_device, to_host};
 use super::stopped::{Lent, outlives_its_call, synchronize_or_abort};
 use crate::backend::Access;
 use crate::container::{DeviceRead, DeviceWrite, Launch};
@@ -90,7 +90,7 @@ impl Stream {
     {
         graveyard::reap();
         // Waiting at the end would cost a capture its graph.
-        refuse_capture(self)?;
+        self.refuse_capture("a scope")?;
         let scope =
             Scope { stream: self, lent: Cell::new(Lent::No), scope: PhantomData, env: PhantomData };
         let result = catch_unwind(AssertUnwindSafe(|| body(&scope)));
@@ -126,10 +126,13 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         if host.is_empty() {
             return Ok(());
         }
+        let may_read = outlives_its_call(self.stream, host);
         // SAFETY: `host` is borrowed for the scope, which does not end before the device has stopped
         // reading, or reads for a dead context alone.
         unsafe { to_device(self.stream, &mut device, host.as_ptr())? };
-        self.lend(Lent::ToRead);
+        if may_read {
+            self.lend(Lent::ToRead);
+        }
         Ok(())
     }
 
@@ -280,7 +283,7 @@ impl<'a> Launch<'a> {
     /// would not wait for it.
     pub fn mapped_input<T: Pod>(self, data: &'a Mapped<'_, T>) -> Result<Self> {
         self.on_scope(data.stream)?;
-        Ok(self.raw(data.address, data.length * size_of::<T>(), Access::Read))
+        Ok(self.host(data.address, data.length * size_of::<T>(), Access::Read))
     }
 
     /// Mapped host memory that the kernel reads and writes where it lies.
@@ -290,7 +293,7 @@ impl<'a> Launch<'a> {
     /// As [`mapped_input`](Self::mapped_input).
     pub fn mapped_in_out<T: Pod>(self, data: &'a mut MappedMut<'_, T>) -> Result<Self> {
         self.on_scope(data.stream)?;
-        Ok(self.raw(data.address, data.length * size_of::<T>(), Access::ReadWrite))
+        Ok(self.host(data.address, data.length * size_of::<T>(), Access::ReadWrite))
     }
 
     fn on_scope(&self, stream: &Stream) -> Result<()> {

@@ -16,7 +16,9 @@ pub(super) enum Lent {
     ToWrite,
 }
 
-/// Whether a copy into borrowed memory may outlive its call, so that only a wait ends it.
+/// Whether a copy of borrowed memory may outlive its call, so that only a wait ends it: it is
+/// page-locked at either end. (Memory that someone page-locked in its middle alone would pass as
+/// pageable; nothing in this crate locks a part of what it does not own.)
 pub(super) fn outlives_its_call<T>(stream: &Stream, target: &[T]) -> bool {
     let driver = stream.device().driver();
     let bytes = target.as_ptr_range();
@@ -51,6 +53,8 @@ pub(super) fn synchronize_or_abort(stream: &Stream, lent: impl FnOnce() -> Lent)
 pub(super) fn may_go_back(stream: &Stream, error: &Error, lent: Lent) -> bool {
     match lent {
         Lent::No => true,
+        // The device works on the parent's pages, not on this child's copies.
+        _ if error.kind() == ErrorKind::Forked => true,
         Lent::ToRead if error.kind() == ErrorKind::ContextLost => true,
         Lent::ToRead | Lent::ToWrite => stream.device().driver().has_stopped(),
     }

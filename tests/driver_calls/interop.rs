@@ -339,13 +339,13 @@ fn one_stream_of_cudarcs_is_one_stream_here() {
     });
 }
 
-/// cudarc makes functions only with its feature `nvrtc`, so no launch runs here: that vectors are
-/// arguments of its launch builder is a matter of types.
+/// That vectors are arguments of cudarc's launch builder, for longer than one launch, is a matter of
+/// types; `tests/cudarc_on_gpu.rs` launches.
 #[allow(dead_code, reason = "compiled, not run")]
-fn vectors_are_kernel_arguments<'a>(
+fn vectors_are_kernel_arguments<'a, 'b: 'a, 'c: 'b>(
     launch: &mut LaunchArgs<'a>,
-    input: &'a CudaRef<'a, f32>,
-    output: &'a mut CudaMut<'a, f32>,
+    input: &'b CudaRef<'c, f32>,
+    output: &'b mut CudaMut<'c, f32>,
 ) {
     launch.arg(input).arg(output);
 }

@@ -4,7 +4,8 @@ use super::support;
 use allocator_api2::alloc::Allocator;
 use allocator_api2::vec::Vec as AllocVec;
 use aquifer::{
-    Device, DeviceVec, ErrorKind, MappedAlloc, PinnedAlloc, PinnedResource, Registered, last_error,
+    Device, DeviceVec, ErrorKind, Event, MappedAlloc, PinnedAlloc, PinnedResource, Registered,
+    Stream, Transfer, current_device_resource, current_pinned_resource, last_error,
 };
 use std::alloc::Layout;
 use std::process::Command;
@@ -40,6 +41,9 @@ struct Held {
     of_resource: AllocVec<u32, PinnedResource>,
     registered: Registered<Vec<u32>>,
     on_device: DeviceVec<u32>,
+    stream: Stream,
+    event: Event,
+    transfer: Transfer<Vec<u32>>,
 }
 
 fn forks() {
@@ -59,6 +63,15 @@ fn forks() {
                     let _ = pinned.trim();
                 }
             });
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    let (own, default) = (device.new_stream().unwrap(), device.default_stream());
+                    drop((own.record(), default.record(), own));
+                    let _ = current_device_resource(&device);
+                    let _ = current_pinned_resource();
+                    drop(default.upload_new(vec![1_u32; 10]));
+                }
+            });
         }
         let failed = (0..FORKS)
             .map(|_| {
@@ -70,6 +83,9 @@ fn forks() {
                     of_resource: AllocVec::new_in(pinned.clone()),
                     registered: Registered::new(&device, vec![1; 100]).unwrap(),
                     on_device: DeviceVec::from_slice(&stream, &[1, 2, 3]).unwrap(),
+                    stream: device.new_stream().unwrap(),
+                    event: stream.record().unwrap(),
+                    transfer: stream.upload_new(vec![1_u32; 10]).unwrap(),
                 };
                 held.vec.extend(0..1000);
                 held.mapped.extend(0..1000);
@@ -144,12 +160,24 @@ fn in_child(mut held: Held) -> i32 {
         }),
         held.registered.iter().sum::<u32>() == 100,
         held.on_device.to_vec().is_err_and(is_forked),
+        held.event.is_complete().is_err_and(is_forked),
+        held.stream.record().is_err_and(is_forked),
+        held.device.new_stream().is_err_and(is_forked),
+        held.device.default_stream().synchronize().is_err_and(is_forked),
+        held.on_device.on(&held.stream).is_err_and(is_forked),
+        held.on_device.push(1).is_err_and(is_forked),
+        held.transfer.is_complete().is_err_and(is_forked),
+        Device::detect().is_err_and(is_forked),
+        current_device_resource(&held.device).is_err_and(is_forked),
+        current_pinned_resource().is_err_and(is_forked),
+        held.stream.scope(|scope| scope.upload(&[1], &mut held.on_device)).is_err_and(is_forked),
     ];
     if let Some(wrong) = steps.iter().position(|right| !right) {
         return 1 + wrong as i32;
     }
     // All is dropped here: it leaks, and nobody is asked.
-    let Held { vec, mapped, of_resource, registered, on_device, pinned, device } = held;
+    let Held { vec, mapped, of_resource, registered, on_device, pinned, device, .. } = held;
+    drop((held.transfer, held.event, held.stream));
     drop((vec, mapped, of_resource));
     let given_back = registered.into_inner().is_err_and(|failed| failed.buffer.is_none());
     drop((on_device, pinned, device));
