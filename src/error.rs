@@ -51,6 +51,8 @@ pub struct DriverError {
     call: &'static str,
     code: u32,
     detail: Option<Arc<dyn StdError + Send + Sync>>,
+    /// What the driver had to say besides: a compiler's log.
+    log: Option<Arc<str>>,
 }
 
 impl DriverError {
@@ -76,7 +78,7 @@ impl DriverError {
     pub(crate) const FORKED: u32 = 1_000_002;
 
     pub(crate) fn new(call: &'static str, code: u32) -> Self {
-        Self { call, code, detail: None }
+        Self { call, code, detail: None, log: None }
     }
 
     pub(crate) fn with_detail(
@@ -84,7 +86,14 @@ impl DriverError {
         code: u32,
         detail: Arc<dyn StdError + Send + Sync>,
     ) -> Self {
-        Self { call, code, detail: Some(detail) }
+        Self { call, code, detail: Some(detail), log: None }
+    }
+
+    /// Adds what the driver had to say besides.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn with_log(mut self, log: &str) -> Self {
+        self.log = Some(log.into());
+        self
     }
 
     /// The driver function that failed, such as `cuMemAlloc_v2`.
@@ -211,6 +220,10 @@ impl fmt::Display for DriverError {
                 write!(f, "{} returned {code}, {}", self.call, self.name())
             }
             None => write!(f, "{}: {}", self.call, self.name()),
+        }?;
+        match &self.log {
+            Some(log) => write!(f, ": {log}"),
+            None => Ok(()),
         }
     }
 }

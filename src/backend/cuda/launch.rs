@@ -36,8 +36,8 @@ impl Functions {
     }
 }
 
-/// Compiles a kernel's PTX text. What the compiler has to say about a text that it refuses goes to
-/// `tracing`.
+/// Compiles a kernel's PTX text. What the compiler has to say about a text that it refuses is in the
+/// error.
 fn load(library: &Library, kernel: &Kernel) -> DriverResult<(Handle, Handle)> {
     const ERROR_LOG_BUFFER: u32 = 5;
     const ERROR_LOG_BUFFER_SIZE_BYTES: u32 = 6;
@@ -67,13 +67,10 @@ fn load(library: &Library, kernel: &Kernel) -> DriverResult<(Handle, Handle)> {
     if let Err(error) = loaded {
         let end = log.iter().position(|byte| *byte == 0).unwrap_or(LOG);
         let reason = String::from_utf8_lossy(&log[..end]);
-        tracing::error!(
-            entry = kernel.entry(),
-            code = error.code(),
-            reason = reason.trim(),
-            "the driver refused a kernel's PTX"
-        );
-        return Err(error);
+        return Err(match reason.trim() {
+            "" => error,
+            reason => error.with_log(reason),
+        });
     }
     let mut function = 0;
     // SAFETY: the module was loaded above; the name ends in a zero.

@@ -149,6 +149,8 @@ fn kernels_are_loaded_once_and_get_their_arguments() {
                 let error = launch(kernel, &[]).unwrap_err();
                 assert_eq!((error.call(), error.code()), (call, code));
             }
+            let refused = launch(&BAD, &[]).unwrap_err().to_string();
+            assert!(refused.ends_with("line 1: no .version"), "the compiler's reason: {refused}");
             assert_eq!(alive(), before, "no module is left");
             assert_eq!(now(), SECOND);
         },
