@@ -30,6 +30,14 @@ enum Default<R: ?Sized> {
 }
 
 impl<R: ?Sized> Default<R> {
+    /// Without taking a handle, which might turn out to be the last.
+    fn is_alive(&self) -> bool {
+        match self {
+            Self::Kept(_) => true,
+            Self::WhileUsed(resource) => resource.strong_count() > 0,
+        }
+    }
+
     fn get(&self) -> Option<Arc<R>> {
         match self {
             Self::Kept(resource) => Some(resource.clone()),
@@ -88,6 +96,12 @@ impl<R: ?Sized> Current<R> {
         Ok(made)
     }
 
+    /// Whether nothing is set and no default is alive.
+    pub fn is_empty(&self) -> bool {
+        let state = self.state.lock();
+        state.set.is_none() && state.default.as_ref().is_none_or(|default| !default.is_alive())
+    }
+
     /// Makes `resource` current, or the default again; gives what was set before.
     pub fn replace(&self, resource: Option<Arc<R>>) -> Option<Arc<R>> {
         std::mem::replace(&mut self.state.lock().set, resource)
@@ -100,7 +114,13 @@ static DEVICES: LazyLock<trusted::Mutex<Devices>> = LazyLock::new(trusted::Mutex
 static PINNED: LazyLock<Current<PinnedResource>> = LazyLock::new(Current::new);
 
 fn of(device: &Device) -> Arc<Current<dyn DeviceResource>> {
-    DEVICES.lock().entry(device.key()).or_insert_with(|| Arc::new(Current::new())).clone()
+    let mut devices = DEVICES.lock();
+    if let Some(current) = devices.get(&device.key()) {
+        return current.clone();
+    }
+    // Simulated devices come and go; what nobody set or uses of them goes when the next one comes.
+    devices.retain(|_, current| Arc::strong_count(current) > 1 || !current.is_empty());
+    devices.entry(device.key()).or_insert_with(|| Arc::new(Current::new())).clone()
 }
 
 /// The resource that containers on `device` use when none is named: what was
@@ -176,4 +196,28 @@ pub fn set_current_pinned_resource(resource: PinnedResource) -> Option<PinnedRes
 pub fn reset_current_pinned_resource() -> Option<PinnedResource> {
     not_forked("the current pinned resource").ok()?;
     PINNED.replace(None).map(|before| (*before).clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::sim::SimConfig;
+
+    #[test]
+    fn devices_that_are_gone_leave_nothing() {
+        let keys: Vec<_> = (0..10)
+            .map(|_| {
+                let device = Device::simulated(SimConfig::default());
+                let _default = current_device_resource(&device).unwrap();
+                device.key()
+            })
+            .collect();
+        let living = Device::simulated(SimConfig::default());
+        let set = Arc::new(CudaResource::new(&living));
+        set_current_device_resource(set.clone());
+        let _another = current_device_resource(&Device::simulated(SimConfig::default()));
+        let devices = DEVICES.lock();
+        assert!(keys.iter().all(|key| !devices.contains_key(key)));
+        assert!(devices.contains_key(&living.key()), "what was set stays");
+    }
 }
