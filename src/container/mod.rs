@@ -21,7 +21,7 @@ pub(crate) use foreign::{Borrower, lend_loosely};
 pub(crate) use foreign::{lend, lend_across};
 
 crate::sync::for_models! {
-    #[allow(missing_docs)]
+    #[allow(missing_docs, unreachable_pub)]
     pub mod models {
         pub use super::debts::{Debts, Lender};
     }

@@ -18,7 +18,7 @@ pub(crate) use allocator::{implement_allocator, implement_allocators};
 pub(crate) use mapped::device_address;
 
 crate::sync::for_models! {
-    #[allow(missing_docs)]
+    #[allow(missing_docs, unreachable_pub)]
     pub mod models {
         pub use super::pending::{Collected, Pending, Unfenced};
     }

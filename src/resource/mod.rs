@@ -16,7 +16,7 @@ pub use registry::{
 };
 
 crate::sync::for_models! {
-    #[allow(missing_docs)]
+    #[allow(missing_docs, unreachable_pub)]
     pub mod models {
         pub use super::registry::Current;
     }
