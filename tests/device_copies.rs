@@ -3,40 +3,13 @@
 
 #![allow(clippy::forget_non_drop, reason = "a guard without a drop may get one")]
 
+#[path = "support/kernels.rs"]
+mod kernels;
 mod support;
 
 use aquifer::sim::SimConfig;
-use aquifer::{Device, DeviceVec, ErrorKind, HostArgs, Kernel, LaunchConfig};
-
-/// Adds one to each element. The last parameter is the number of elements.
-static ADD_ONE: Kernel = Kernel::new(
-    "add_one",
-    r#"
-    .version 6.4
-    .target sm_50
-    .address_size 64
-    .visible .entry add_one(.param .u64 data, .param .u32 n) {
-        .reg .pred %p; .reg .u32 %r<5>; .reg .u64 %rd<3>;
-        ld.param.u64 %rd1, [data];
-        ld.param.u32 %r1, [n];
-        mov.u32 %r2, %ctaid.x; mov.u32 %r3, %ntid.x; mov.u32 %r4, %tid.x;
-        mad.lo.u32 %r2, %r2, %r3, %r4;
-        setp.ge.u32 %p, %r2, %r1;
-        @%p bra done;
-        cvta.to.global.u64 %rd1, %rd1;
-        mul.wide.u32 %rd2, %r2, 4;
-        add.u64 %rd1, %rd1, %rd2;
-        ld.global.u32 %r3, [%rd1];
-        add.u32 %r3, %r3, 1;
-        st.global.u32 [%rd1], %r3;
-    done:
-        ret;
-    }"#,
-    |_: &LaunchConfig, mut args: HostArgs<'_>| {
-        args.in_out::<u32>()?.iter_mut().for_each(|value| *value += 1);
-        Ok(())
-    },
-);
+use aquifer::{Device, DeviceVec, ErrorKind, LaunchConfig};
+use kernels::ADD_ONE;
 
 #[test]
 fn a_copy_between_two_streams_is_in_order_with_both() {

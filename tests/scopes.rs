@@ -1,6 +1,8 @@
 //! Scoped and blocking copies of borrowed host memory: they wait, whatever happens inside, and they
 //! leave captures alone.
 
+#[path = "support/kernels.rs"]
+mod kernels;
 mod support;
 
 use allocator_api2::vec::Vec as AllocVec;
@@ -9,6 +11,7 @@ use aquifer::{
     Device, DeviceVec, Error, ErrorKind, HostArgs, Kernel, LaunchConfig, MappedAlloc,
     PinnedResource, Result, Stream,
 };
+use kernels::DOUBLE;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 
@@ -19,36 +22,6 @@ fn pinned(device: &Device, values: &[u32]) -> Pinned {
     vec.extend_from_slice(values);
     vec
 }
-
-/// Doubles each element where it lies. The last parameter is the number of elements.
-static DOUBLE: Kernel = Kernel::new(
-    "double",
-    r#"
-    .version 6.4
-    .target sm_50
-    .address_size 64
-    .visible .entry double(.param .u64 data, .param .u32 n) {
-        .reg .pred %p; .reg .u32 %r<5>; .reg .u64 %rd<3>;
-        ld.param.u64 %rd1, [data];
-        ld.param.u32 %r1, [n];
-        mov.u32 %r2, %ctaid.x; mov.u32 %r3, %ntid.x; mov.u32 %r4, %tid.x;
-        mad.lo.u32 %r2, %r2, %r3, %r4;
-        setp.ge.u32 %p, %r2, %r1;
-        @%p bra done;
-        cvta.to.global.u64 %rd1, %rd1;
-        mul.wide.u32 %rd2, %r2, 4;
-        add.u64 %rd1, %rd1, %rd2;
-        ld.global.u32 %r3, [%rd1];
-        shl.b32 %r3, %r3, 1;
-        st.global.u32 [%rd1], %r3;
-    done:
-        ret;
-    }"#,
-    |_: &LaunchConfig, mut args: HostArgs<'_>| {
-        args.in_out::<u32>()?.iter_mut().for_each(|value| *value *= 2);
-        Ok(())
-    },
-);
 
 #[test]
 fn a_download_is_visible_when_the_scope_has_ended() {

@@ -3,6 +3,8 @@
 
 #[cfg(unix)]
 mod forked;
+#[path = "../support/kernels.rs"]
+mod kernels;
 mod mapped;
 mod pending;
 mod registered;

@@ -1,5 +1,6 @@
 //! Memory that kernels reach where it lies.
 
+use super::kernels::ADD_ONE;
 use super::{Current, alone, pinned_vec, support};
 use allocator_api2::alloc::Allocator;
 use allocator_api2::boxed::Box as AllocBox;
@@ -10,38 +11,6 @@ use aquifer::{
     MappedAlloc, OnStream, PinnedAlloc, PinnedResource, Result, last_error,
 };
 use std::alloc::Layout;
-
-/// `data[i] += 1`
-static ADD_ONE: Kernel = Kernel::new(
-    "add_one",
-    r#"
-    .version 6.4
-    .target sm_50
-    .address_size 64
-    .visible .entry add_one(.param .u64 data, .param .u32 n) {
-        .reg .pred %p; .reg .u32 %r<5>; .reg .u64 %rd<3>;
-        ld.param.u64 %rd1, [data];
-        ld.param.u32 %r1, [n];
-        mov.u32 %r2, %ctaid.x; mov.u32 %r3, %ntid.x; mov.u32 %r4, %tid.x;
-        mad.lo.u32 %r2, %r2, %r3, %r4;
-        setp.ge.u32 %p, %r2, %r1;
-        @%p bra done;
-        cvta.to.global.u64 %rd1, %rd1;
-        mul.wide.u32 %rd2, %r2, 4;
-        add.u64 %rd1, %rd1, %rd2;
-        ld.global.u32 %r3, [%rd1];
-        add.u32 %r3, %r3, 1;
-        st.global.u32 [%rd1], %r3;
-    done:
-        ret;
-    }"#,
-    |_config: &LaunchConfig, mut args: HostArgs<'_>| -> Result<()> {
-        let data = args.in_out::<u32>()?;
-        let n = args.scalar::<u32>()? as usize;
-        data[..n].iter_mut().for_each(|value| *value += 1);
-        Ok(())
-    },
-);
 
 /// `target[i] = source[i] * 2`
 static DOUBLE: Kernel = Kernel::new(
