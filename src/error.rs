@@ -348,8 +348,11 @@ impl StdError for Error {
 /// A call that consumes a value was refused: why, and the value.
 ///
 /// It turns into the [`Error`] alone, dropping the value, so `?` works where nobody wants it back.
+#[derive(thiserror::Error)]
+#[error("{error}")]
 pub struct Refused<V> {
     /// What went wrong.
+    #[source]
     pub error: Error,
     /// What was to be consumed.
     pub value: V,
@@ -364,18 +367,6 @@ impl<V> Refused<V> {
 impl<V> fmt::Debug for Refused<V> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Refused").field("error", &self.error).finish_non_exhaustive()
-    }
-}
-
-impl<V> fmt::Display for Refused<V> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.error.fmt(f)
-    }
-}
-
-impl<V> StdError for Refused<V> {
-    fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        self.error.source()
     }
 }
 

@@ -117,24 +117,14 @@ unsafe impl<B: HostBuffer> Send for Registered<B> {}
 unsafe impl<B: HostBuffer> Sync for Registered<B> where B::Item: Sync {}
 
 /// A buffer that could not be registered or unregistered, given back with the reason.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
 pub struct RegisterError<B> {
     /// What went wrong.
+    #[source]
     pub error: Error,
     /// The buffer, if it can be given back: not where it may still be page-locked.
     pub buffer: Option<B>,
-}
-
-impl<B> fmt::Display for RegisterError<B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.error.fmt(f)
-    }
-}
-
-impl<B: fmt::Debug> std::error::Error for RegisterError<B> {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        Some(&self.error)
-    }
 }
 
 impl<B> From<RegisterError<B>> for Error {

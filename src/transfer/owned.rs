@@ -98,8 +98,11 @@ impl<B: HostBuffer> InFlight<B> {
 ///
 /// They cannot where the device may still write the host's buffer and nobody can say when it stops:
 /// then both are leaked.
+#[derive(thiserror::Error)]
+#[error("{error}")]
 pub struct TransferError<B: HostBuffer> {
     /// What went wrong.
+    #[source]
     pub error: Error,
     /// The host's buffer and the device's.
     pub buffers: Option<Box<(B, DeviceVec<B::Item>)>>,
@@ -111,18 +114,6 @@ impl<B: HostBuffer> fmt::Debug for TransferError<B> {
             .field("error", &self.error)
             .field("gives_buffers_back", &self.buffers.is_some())
             .finish()
-    }
-}
-
-impl<B: HostBuffer> fmt::Display for TransferError<B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.error.fmt(f)
-    }
-}
-
-impl<B: HostBuffer> std::error::Error for TransferError<B> {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        Some(&self.error)
     }
 }
 
