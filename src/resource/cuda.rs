@@ -2,9 +2,9 @@
 
 use super::block::Padded;
 use super::{DeviceBlock, DeviceResource};
-use crate::backend::Wanted;
+use crate::backend::{DeviceAddress, DriverResult, Wanted};
 use crate::device::Device;
-use crate::error::Result;
+use crate::error::{DriverError, Result};
 use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout};
 use crate::stream::Stream;
 
@@ -45,17 +45,7 @@ unsafe impl DeviceResource for CudaResource {
     }
 
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
-        self.device.require(stream.device(), "the stream")?;
-        if layout.bytes() == 0 {
-            return Ok(DeviceBlock::empty(layout));
-        }
-        let padded = Padded::new(layout, DEFAULT_ALIGNMENT);
-        let base = self
-            .device
-            .driver()
-            .mem_alloc(padded.bytes())
-            .wanted(|| wanted(&self.device, &padded))?;
-        Ok(padded.block(base))
+        allocate(&self.device, stream, layout, |bytes| self.device.driver().mem_alloc(bytes))
     }
 
     unsafe fn deallocate(&self, stream: &Stream, block: DeviceBlock) {
@@ -64,8 +54,24 @@ unsafe impl DeviceResource for CudaResource {
     }
 }
 
+/// A block of `layout`, from a driver call that `ask`s for so many bytes.
+pub(super) fn allocate(
+    device: &Device,
+    stream: &Stream,
+    layout: DeviceLayout,
+    ask: impl FnOnce(usize) -> DriverResult<DeviceAddress>,
+) -> Result<DeviceBlock> {
+    device.require(stream.device(), "the stream")?;
+    if layout.bytes() == 0 {
+        return Ok(DeviceBlock::empty(layout));
+    }
+    let padded = Padded::new(layout, DEFAULT_ALIGNMENT);
+    let base = ask(padded.bytes()).wanted(|| wanted(device, &padded))?;
+    Ok(padded.block(base))
+}
+
 /// What an allocation wanted, and what was there: the sentence of an out-of-memory error.
-pub(super) fn wanted(device: &Device, padded: &Padded) -> String {
+fn wanted(device: &Device, padded: &Padded) -> String {
     let bytes = padded.bytes();
     match device.memory_info() {
         Ok(info) => format!(
@@ -98,7 +104,7 @@ pub(super) unsafe fn free_after(stream: &Stream, device: &Device, block: DeviceB
 
 /// Reports a block that could not be freed. Quiet where driver or context are gone, as they are
 /// when a process exits: nothing is lost there.
-pub(super) fn leaked(device: &Device, bytes: usize, error: &crate::error::DriverError) {
+pub(super) fn leaked(device: &Device, bytes: usize, error: &DriverError) {
     if !error.is_gone() {
         tracing::error!(%device, bytes, %error, "leaked device memory: it could not be freed");
     }

@@ -1,12 +1,11 @@
 //! Memory from a pool of the driver.
 
-use super::block::Padded;
-use super::cuda::{leaked, wanted};
+use super::cuda::{allocate, leaked};
 use super::{DeviceBlock, DeviceResource};
 use crate::backend::{RawPool, Wanted};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
-use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout};
+use crate::layout::DeviceLayout;
 use crate::stream::Stream;
 
 /// Stream-ordered memory from a driver pool of its own: `cuMemAllocFromPoolAsync` and
@@ -91,17 +90,9 @@ unsafe impl DeviceResource for AsyncResource {
     }
 
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
-        self.device.require(stream.device(), "the stream")?;
-        if layout.bytes() == 0 {
-            return Ok(DeviceBlock::empty(layout));
-        }
-        let padded = Padded::new(layout, DEFAULT_ALIGNMENT);
-        let base = self
-            .device
-            .driver()
-            .mem_alloc_async(self.pool, padded.bytes(), stream.raw())
-            .wanted(|| wanted(&self.device, &padded))?;
-        Ok(padded.block(base))
+        allocate(&self.device, stream, layout, |bytes| {
+            self.device.driver().mem_alloc_async(self.pool, bytes, stream.raw())
+        })
     }
 
     fn frees_with_driver(&self, block: &DeviceBlock) -> bool {

@@ -1,12 +1,10 @@
 //! Managed memory.
 
-use super::block::Padded;
-use super::cuda::{free_after, wanted};
+use super::cuda::{allocate, free_after};
 use super::{DeviceBlock, DeviceResource};
-use crate::backend::Wanted;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
-use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout};
+use crate::layout::DeviceLayout;
 use crate::stream::Stream;
 
 /// Managed memory, which the driver moves between host and device: `cuMemAllocManaged`.
@@ -55,17 +53,9 @@ unsafe impl DeviceResource for ManagedResource {
     }
 
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
-        self.device.require(stream.device(), "the stream")?;
-        if layout.bytes() == 0 {
-            return Ok(DeviceBlock::empty(layout));
-        }
-        let padded = Padded::new(layout, DEFAULT_ALIGNMENT);
-        let base = self
-            .device
-            .driver()
-            .mem_alloc_managed(padded.bytes())
-            .wanted(|| wanted(&self.device, &padded))?;
-        Ok(padded.block(base))
+        allocate(&self.device, stream, layout, |bytes| {
+            self.device.driver().mem_alloc_managed(bytes)
+        })
     }
 
     unsafe fn deallocate(&self, stream: &Stream, block: DeviceBlock) {
