@@ -17,6 +17,7 @@ mod container;
 mod device;
 mod error;
 mod event;
+mod heap;
 mod host;
 mod interop;
 mod layout;
@@ -46,9 +47,9 @@ pub use interop::{CudaMut, CudaRef};
 pub use layout::{DEFAULT_ALIGNMENT, DeviceLayout};
 pub use resource::{
     AsyncResource, CudaResource, DeviceBlock, DeviceResource, HostAccessible, HostComplete,
-    ManagedResource, current_device_resource, current_pinned_resource,
-    reset_current_device_resource, reset_current_pinned_resource, set_current_device_resource,
-    set_current_pinned_resource,
+    ManagedResource, MissPolicy, PoolOptions, PoolResource, PoolStatistics, Rung,
+    current_device_resource, current_pinned_resource, reset_current_device_resource,
+    reset_current_pinned_resource, set_current_device_resource, set_current_pinned_resource,
 };
 pub use stream::{PerThreadStream, Stream};
 pub use transfer::{Mapped, MappedMut, Scope, Transfer, TransferError};

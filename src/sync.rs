@@ -26,13 +26,33 @@ pub(crate) mod trusted {
 
 #[cfg(not(aquifer_loom))]
 mod primitives {
-    pub(crate) use parking_lot::Mutex;
+    pub(crate) use parking_lot::{Mutex, MutexGuard};
     pub(crate) use std::sync::atomic::{AtomicUsize, Ordering};
+    pub(crate) use std::thread::yield_now;
+
+    /// A cell whose users keep each other out by a word of their own; loom's checks that they do.
+    #[derive(Debug, Default)]
+    pub(crate) struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
+
+    impl<T> UnsafeCell<T> {
+        pub(crate) const fn new(value: T) -> Self {
+            Self(std::cell::UnsafeCell::new(value))
+        }
+
+        /// Hands the pointer out. To write through it is the caller's to justify.
+        #[inline(always)]
+        pub(crate) fn with_mut<R>(&self, body: impl FnOnce(*mut T) -> R) -> R {
+            body(self.0.get())
+        }
+    }
 }
 
 #[cfg(aquifer_loom)]
 mod primitives {
+    pub(crate) use loom::cell::UnsafeCell;
+    pub(crate) use loom::sync::MutexGuard;
     pub(crate) use loom::sync::atomic::{AtomicUsize, Ordering};
+    pub(crate) use loom::thread::yield_now;
 
     /// loom's mutex with parking_lot's signature. A poisoned lock belongs to a model that has
     /// already failed.
@@ -44,8 +64,12 @@ mod primitives {
             Self(loom::sync::Mutex::new(value))
         }
 
-        pub(crate) fn lock(&self) -> loom::sync::MutexGuard<'_, T> {
+        pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
             self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        }
+
+        pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+            self.0.try_lock().ok()
         }
     }
 }

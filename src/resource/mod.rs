@@ -4,12 +4,14 @@ mod block;
 mod cuda;
 mod driver_pool;
 mod managed;
+mod pool;
 mod registry;
 
 pub use block::DeviceBlock;
 pub use cuda::CudaResource;
 pub use driver_pool::AsyncResource;
 pub use managed::ManagedResource;
+pub use pool::{MissPolicy, PoolOptions, PoolResource, PoolStatistics, Rung};
 pub use registry::{
     current_device_resource, current_pinned_resource, reset_current_device_resource,
     reset_current_pinned_resource, set_current_device_resource, set_current_pinned_resource,
