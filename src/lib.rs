@@ -21,6 +21,7 @@ mod heap;
 mod host;
 mod interop;
 mod layout;
+mod pool;
 mod resource;
 mod stream;
 mod sync;

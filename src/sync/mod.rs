@@ -6,6 +6,9 @@
 //! no model enters (the simulated device, the CUDA backend, process-wide tables);
 //! `loom_tests/README.md` lists them.
 
+pub(crate) mod barrier;
+
+pub(crate) use crossbeam::utils::CachePadded;
 pub(crate) use std::sync::{Arc, LazyLock, OnceLock, Weak};
 
 /// parking_lot, crossbeam and the standard atomics, unseen by loom.
