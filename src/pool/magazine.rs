@@ -17,6 +17,10 @@ pub(crate) const SHELF_ROOM: usize = 8;
 /// Misses of other sizes that a shelf stands before it makes room.
 const PATIENCE: u8 = 2;
 
+/// Units in a magazine's count of its contents; the blocks lie above. 2^48 units are more than any
+/// address space.
+const UNIT_BITS: u32 = 48;
+
 const OPEN: usize = 0;
 const ASKED: usize = 1;
 /// Never the owner's again: its stream or its pool is gone.
@@ -61,6 +65,7 @@ pub(crate) struct Limits {
 pub(crate) struct Shelves {
     limits: Limits,
     units: u64,
+    blocks: u64,
     shelves: [Shelf; SHELVES],
 }
 
@@ -72,8 +77,8 @@ pub(crate) struct Magazine {
     /// Not [`OPEN`] while the owner has to stay out.
     asked: AtomicUsize,
     shelves: UnsafeCell<Shelves>,
-    /// Units inside, for statistics.
-    cached: trusted::AtomicU64,
+    /// Blocks and units inside, for statistics.
+    contents: trusted::AtomicU64,
     home: u32,
 }
 
@@ -99,6 +104,7 @@ impl Shelves {
             shelf.length -= 1;
             shelf.strikes = 0;
             self.units -= u64::from(units);
+            self.blocks -= 1;
             return Some(shelf.blocks[shelf.length as usize % SHELF_ROOM]);
         }
         None
@@ -116,6 +122,7 @@ impl Shelves {
         shelf.strikes += 1;
         if shelf.units != units && shelf.strikes > PATIENCE {
             self.units -= u64::from(shelf.units) * u64::from(shelf.length);
+            self.blocks -= u64::from(shelf.length);
             for block in &shelf.blocks[..shelf.length as usize] {
                 evicted(*block);
             }
@@ -139,12 +146,13 @@ impl Shelves {
         shelf.blocks[shelf.length as usize % SHELF_ROOM] = block;
         shelf.length += 1;
         self.units = total;
+        self.blocks += 1;
         Ok(())
     }
 
     /// Takes everything out, and forgets which sizes were wanted.
     pub(crate) fn drain(&mut self, mut each: impl FnMut(Cached)) {
-        if self.units == 0 {
+        if self.blocks == 0 {
             return;
         }
         for shelf in &mut self.shelves {
@@ -154,6 +162,12 @@ impl Shelves {
             *shelf = EMPTY;
         }
         self.units = 0;
+        self.blocks = 0;
+    }
+
+    #[inline]
+    fn contents(&self) -> u64 {
+        self.blocks << UNIT_BITS | self.units
     }
 }
 
@@ -165,8 +179,13 @@ impl Magazine {
         Self {
             inside: AtomicUsize::new(0),
             asked: AtomicUsize::new(OPEN),
-            shelves: UnsafeCell::new(Shelves { limits, units: 0, shelves: [EMPTY; SHELVES] }),
-            cached: trusted::AtomicU64::new(0),
+            shelves: UnsafeCell::new(Shelves {
+                limits,
+                units: 0,
+                blocks: 0,
+                shelves: [EMPTY; SHELVES],
+            }),
+            contents: trusted::AtomicU64::new(0),
             home,
         }
     }
@@ -176,9 +195,10 @@ impl Magazine {
         self.home
     }
 
-    /// Units inside, as of some moment.
-    pub(crate) fn cached(&self) -> u64 {
-        self.cached.load(trusted::Ordering::Relaxed)
+    /// Blocks and units inside, as of some moment.
+    pub(crate) fn contents(&self) -> (u64, u64) {
+        let contents = self.contents.load(trusted::Ordering::Relaxed);
+        (contents >> UNIT_BITS, contents & ((1 << UNIT_BITS) - 1))
     }
 
     pub(crate) fn is_retired(&self) -> bool {
@@ -205,7 +225,7 @@ impl Magazine {
             // before its barrier, and we would have seen it, or it waits for `inside`.
             let shelves = unsafe { &mut *shelves };
             let result = body(shelves);
-            self.cached.store(shelves.units, trusted::Ordering::Relaxed);
+            self.contents.store(shelves.contents(), trusted::Ordering::Relaxed);
             result
         });
         // Release: a reclaimer that sees this sees what we did.
@@ -240,7 +260,7 @@ impl Magazine {
                 // runs, by this function's contract.
                 let shelves = unsafe { &mut *shelves };
                 each(magazine, shelves);
-                magazine.cached.store(shelves.units, trusted::Ordering::Relaxed);
+                magazine.contents.store(shelves.contents(), trusted::Ordering::Relaxed);
             });
             let asked = magazine.asked.load(Ordering::Relaxed);
             // Release: the owner that sees this sees the shelves as they are left.

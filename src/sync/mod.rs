@@ -15,7 +15,7 @@ pub(crate) use std::sync::{Arc, LazyLock, OnceLock, Weak};
 pub(crate) mod trusted {
     pub(crate) use crossbeam::channel;
     pub(crate) use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
-    pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+    pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
     pub(crate) use std::thread_local;
 
     /// A number that no other call in this process returns. From 16, so that none looks like one of
