@@ -37,6 +37,7 @@ pub(super) struct Bins {
     pub(super) tag: Tag,
     blocks: usize,
     latest: usize,
+    oldest: usize,
     /// A bit for each row that has blocks.
     rows: u32,
     /// A bit for each bin that has blocks, by row.
@@ -68,11 +69,16 @@ pub(super) fn largest_of(bin: usize) -> u32 {
 
 impl Bins {
     pub(super) fn new(tag: Tag) -> Self {
-        Self { tag, blocks: 0, latest: 0, rows: 0, columns: [0; ROWS], bins: Vec::new() }
+        Self { tag, blocks: 0, latest: 0, oldest: 0, rows: 0, columns: [0; ROWS], bins: Vec::new() }
     }
 
     pub(super) fn blocks(&self) -> usize {
         self.blocks
+    }
+
+    /// The earliest stamp that came in since the bins were last empty.
+    pub(super) fn oldest(&self) -> usize {
+        if self.blocks == 0 { usize::MAX } else { self.oldest }
     }
 
     /// The latest stamp that came in since the bins were last empty.
@@ -83,6 +89,7 @@ impl Bins {
     #[inline]
     fn note(&mut self, stamp: usize) {
         self.latest = if self.blocks == 0 { stamp } else { self.latest.max(stamp) };
+        self.oldest = if self.blocks == 0 { stamp } else { self.oldest.min(stamp) };
     }
 
     /// Adds a block. Returns its position in the bin.

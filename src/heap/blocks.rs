@@ -290,6 +290,11 @@ impl Heap {
         self.shelf.filled().map(|bins| bins.tag)
     }
 
+    /// No free block of a tag has an earlier stamp. `usize::MAX` if there is none.
+    pub(crate) fn oldest(&self, tag: Tag) -> usize {
+        self.shelf.get(tag).map_or(usize::MAX, Bins::oldest)
+    }
+
     /// The latest stamp among the free blocks of a tag, or a later one that was there since the tag
     /// last had none; 0 if it has none. Constant time.
     pub(crate) fn latest(&self, tag: Tag) -> usize {
