@@ -3,9 +3,6 @@
 //!
 //! Everything is constant time but for what says otherwise. See [`Heap`].
 
-// Only the tests use the heap until the pool is there; this line goes with its arrival.
-#![cfg_attr(not(test), allow(dead_code))]
-
 mod bins;
 mod blocks;
 mod moves;

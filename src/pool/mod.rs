@@ -22,3 +22,10 @@ pub use account::Totals;
 pub use core::{Block, Pool, Settings};
 pub use rungs::Rung;
 pub use upstream::{Failure, Upstream};
+
+crate::sync::for_models! {
+    #[allow(missing_docs, unreachable_pub)]
+    pub mod models {
+        pub use super::{Block, Failure, Pool, Rung, Settings, Totals, Upstream};
+    }
+}
