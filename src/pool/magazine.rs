@@ -13,9 +13,6 @@ const SHELVES: usize = 64;
 /// Blocks of one size that a shelf has room for.
 pub(crate) const SHELF_ROOM: usize = 8;
 
-/// Misses of other sizes that a shelf stands before it makes room.
-const PATIENCE: u8 = 2;
-
 const OPEN: usize = 0;
 const ASKED: usize = 1;
 /// Never the owner's again: its stream or its pool is gone.
@@ -40,12 +37,13 @@ struct Shelf {
     length: u8,
     /// Blocks that are kept of this size.
     room: u8,
-    strikes: u8,
+    /// The size that was missed last.
+    missed: u32,
     blocks: [Cached; SHELF_ROOM],
 }
 
 const EMPTY: Shelf =
-    Shelf { units: NO_SIZE, length: 0, room: 0, strikes: 0, blocks: [NOTHING; SHELF_ROOM] };
+    Shelf { units: NO_SIZE, length: 0, room: 0, missed: NO_SIZE, blocks: [NOTHING; SHELF_ROOM] };
 
 const NOTHING: Cached = Cached { address: 0, token: 0 };
 
@@ -124,24 +122,28 @@ impl Shelves {
         Ok(())
     }
 
-    /// Remembers that this size was missed, so that its next free is kept. Another size that holds
-    /// the shelf gives way after a while, and all sizes do when they have promised all the room:
-    /// their blocks go to `evicted`.
-    pub(crate) fn want(&mut self, units: u32, mut evicted: impl FnMut(Cached)) {
-        let place = shelf_of(units);
-        let shelf = &mut self.shelves[place];
+    /// Remembers that this size was missed. The second time in a row it gets the shelf, and its next
+    /// frees are kept; sizes that do not come back cost the shelf nothing. What has to make room goes
+    /// to `evicted`.
+    #[inline]
+    pub(crate) fn want(&mut self, units: u32, evicted: impl FnMut(Cached)) {
+        let shelf = &mut self.shelves[shelf_of(units)];
         if shelf.units == units {
             return;
         }
-        if shelf.length > 0 {
-            shelf.strikes += 1;
-            if shelf.strikes <= PATIENCE {
-                return;
-            }
+        if shelf.missed != units {
+            shelf.missed = units;
+            return;
         }
+        self.claim(units, evicted);
+    }
+
+    #[cold]
+    fn claim(&mut self, units: u32, mut evicted: impl FnMut(Cached)) {
+        let place = shelf_of(units);
         self.give_up(place, &mut evicted);
-        let size = u64::from(units.max(1));
-        if size > self.limits.units || self.limits.entries == 0 || units == NO_SIZE {
+        let size = u64::from(units);
+        if size > self.limits.units || self.limits.entries == 0 || units == NO_SIZE || units == 0 {
             return;
         }
         if self.limits.units - self.promised < size {
@@ -151,7 +153,8 @@ impl Shelves {
         let room = room.min(u64::from(self.limits.entries));
         self.promised += room * size;
         self.sized |= 1 << place;
-        self.shelves[place] = Shelf { units, room: room as u8, ..EMPTY };
+        let shelf = &mut self.shelves[place];
+        (shelf.units, shelf.room) = (units, room as u8);
     }
 
     fn give_up(&mut self, place: usize, each: &mut impl FnMut(Cached)) {
@@ -160,7 +163,7 @@ impl Shelves {
             shelf.blocks.iter().take(shelf.length as usize).for_each(|block| each(*block));
             self.promised -= u64::from(shelf.units) * u64::from(shelf.room);
             self.sized &= !(1 << place);
-            *shelf = EMPTY;
+            (shelf.units, shelf.length) = (NO_SIZE, 0);
         }
     }
 
