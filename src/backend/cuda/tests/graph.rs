@@ -2,6 +2,8 @@
 
 use super::*;
 use crate::backend::{CaptureStatus, RawGraph};
+use crate::stream::graph::Attachment;
+use crate::{Device, Graph, Stream};
 
 /// The names of the calls since the last look, without those that only look.
 fn names(log: &child::Log) -> Vec<String> {
@@ -111,5 +113,92 @@ fn a_driver_without_graphs_says_so() {
             let error = Error::driver_call("capturing", error);
             assert!(print(&error).contains("install a newer CUDA driver"));
         }
+    });
+}
+
+struct Leaked(std::sync::mpsc::Sender<usize>);
+
+impl Attachment for Leaked {
+    fn give_back(self: Box<Self>, launched_on: &[Stream]) {
+        self.0.send(launched_on.len()).unwrap();
+    }
+}
+
+#[test]
+fn a_warm_launch_is_a_question_and_a_launch() {
+    alone("graph::a_warm_launch_is_a_question_and_a_launch", Installed::StandIn, &[], |log| {
+        let device = Device::open(0).unwrap();
+        let (stream, other) = (device.new_stream().unwrap(), device.new_stream().unwrap());
+        let before = stream.record().unwrap();
+        log.take();
+        stream.start_graph().unwrap();
+        let question = "cuStreamIsCapturing".to_owned();
+        let calls = |log| {
+            let mut calls = names(log);
+            calls.retain(|call| !call.starts_with("cuCtx"));
+            calls
+        };
+        assert_eq!(calls(log), [&*question, "cuStreamBeginCapture_v2"]);
+        let mut graph = stream.finish_graph(Some(before)).unwrap();
+        let (sender, given_back) = std::sync::mpsc::channel();
+        graph.attach(Box::new(Leaked(sender)));
+        log.take();
+        // SAFETY: an empty graph.
+        let launch = |graph: &Graph| unsafe { graph.launch(&other).unwrap() };
+        launch(&graph);
+        assert_eq!(calls(log), [&*question, "cuStreamWaitEvent", "cuGraphLaunch"]);
+        launch(&graph);
+        assert_eq!(calls(log), [&*question, "cuGraphLaunch"]);
+        other.start_graph().unwrap();
+        log.take();
+        // SAFETY: as above.
+        let refused = unsafe { graph.launch(&other) }.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Capture);
+        assert_eq!(calls(log), [&*question], "the driver would have lost the capture over it");
+        other.abandon_graph();
+        log.take();
+        drop(graph);
+        assert_eq!(calls(log), ["cuGraphExecDestroy"]);
+        assert_eq!(given_back.try_recv(), Ok(1));
+    });
+}
+
+#[test]
+fn a_forked_child_lets_go_of_a_graph_in_silence() {
+    alone("graph::a_forked_child_lets_go_of_a_graph_in_silence", Installed::StandIn, &[], |log| {
+        let device = Device::open(0).unwrap();
+        let stream = device.new_stream().unwrap();
+        let before = stream.record().unwrap();
+        stream.start_graph().unwrap();
+        let mut graph = stream.finish_graph(Some(before)).unwrap();
+        let (sender, given_back) = std::sync::mpsc::channel();
+        graph.attach(Box::new(Leaked(sender)));
+        // SAFETY: an empty graph.
+        unsafe { graph.launch(&stream).unwrap() };
+        log.take();
+        // SAFETY: the child runs what is below, starts no thread, and leaves through `_exit`.
+        let pid = unsafe { libc::fork() };
+        assert!(pid >= 0);
+        if pid == 0 {
+            let forked = |result: Result<(), Error>| {
+                result.is_err_and(|error| error.kind() == ErrorKind::Forked)
+            };
+            // SAFETY: refused.
+            let launched = forked(unsafe { graph.launch(&stream) });
+            let others =
+                forked(stream.start_graph()) && forked(stream.finish_graph(None).map(drop));
+            stream.abandon_graph();
+            drop(graph);
+            let kept = given_back.try_recv().is_err();
+            // SAFETY: ends the child, and nothing of the parent's.
+            unsafe { libc::_exit(i32::from(!(launched && others && kept))) };
+        }
+        let mut status = 0;
+        // SAFETY: waits for the child above.
+        assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+        assert_eq!((libc::WIFEXITED(status), libc::WEXITSTATUS(status)), (true, 0));
+        assert_eq!(log.take(), Vec::<String>::new(), "calls that reached the driver");
+        drop(graph);
+        assert_eq!(given_back.try_recv(), Ok(1), "the parent's is whole");
     });
 }
