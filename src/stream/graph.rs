@@ -5,7 +5,7 @@
 //! and no memory.
 
 use super::Stream;
-use crate::backend::{RawGraph, Wanted, is_forked_child, not_forked};
+use crate::backend::{RawGraph, Wanted, is_forked_child};
 use crate::device::Device;
 use crate::error::{DriverError, ErrorKind, Result};
 use crate::event::Event;
@@ -70,8 +70,8 @@ impl Graph {
     /// - the contracts of the unsafe calls that were captured hold, those of kernels among them.
     pub unsafe fn launch(&self, stream: &Stream) -> Result<()> {
         self.device.require(stream.device(), "the stream")?;
-        not_forked("cuGraphLaunch")?;
-        // The driver would refuse too, and the capture be lost.
+        // The driver would refuse too, and the capture be lost. In the child of a fork this is the
+        // call that fails, before a lock that a thread of the parent may hold.
         stream.refuse_capture("a launch of a graph")?;
         let mut launched = self.launched.lock();
         if !launched.contains(stream) {
