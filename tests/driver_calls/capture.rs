@@ -49,7 +49,7 @@ fn a_vector_lent_in_a_capture_takes_the_other_stream_in() {
         let mut vec = DeviceVec::<u32>::zeroed(&home, 100).unwrap();
         home.cuda_stream().unwrap().begin_capture(CU_STREAM_CAPTURE_MODE_GLOBAL).unwrap();
         driver.take();
-        drop(vec.on_mut(&other).unwrap());
+        assert_eq!(vec.on_mut(&other).unwrap().len(), 100);
         let fork = driver.changes();
         vec.fill(1).unwrap();
         let join = driver.changes();

@@ -9,8 +9,10 @@ use crate::error::DriverError;
 
 /// `CUDA_ERROR_STREAM_CAPTURE_ISOLATION`: a wait would lead out of the capture.
 pub(super) const ISOLATION: u32 = 905;
-/// `CUDA_ERROR_CAPTURED_EVENT`: the event is a point of a graph that was captured before.
-pub(super) const CAPTURED_EVENT: u32 = 907;
+/// `CUDA_ERROR_STREAM_CAPTURE_MERGE`: a wait would make one of two captures.
+pub(super) const MERGE: u32 = 902;
+/// `CUDA_ERROR_CAPTURED_EVENT`: the event is a point of a capture that goes on.
+const CAPTURED_EVENT: u32 = 907;
 
 /// One capture that has not ended.
 #[derive(Debug)]
@@ -171,8 +173,8 @@ pub(super) fn current(state: &State, stream: u64, call: &'static str) -> DriverR
 }
 
 /// Whether a capture goes on and is whole.
-pub(super) fn is_active(state: &State, capture: u64) -> Option<bool> {
-    state.captures.get(&capture).map(|capture| capture.valid)
+pub(super) fn is_active(state: &State, capture: u64) -> bool {
+    state.captures.get(&capture).is_some_and(|capture| capture.valid)
 }
 
 /// Keeps an operation of a member for the graph.
@@ -219,21 +221,28 @@ pub(super) fn forbid_all(state: &mut State, device: u64, call: &'static str) -> 
     Ok(())
 }
 
-/// Refuses to ask after an event that is a point of a graph.
+/// Refuses to ask after an event that is a point of a graph. That of a capture which is over, or lost,
+/// is merely no point of a stream, as on a GPU.
 pub(super) fn forbid_event(
     state: &mut State,
     captured: Option<Point>,
     call: &'static str,
 ) -> DriverResult<()> {
-    let Some(Point { capture: id, .. }) = captured else { return Ok(()) };
-    let was_valid =
-        state.captures.get_mut(&id).map(|capture| std::mem::replace(&mut capture.valid, false));
-    let code = match was_valid {
-        None => CAPTURED_EVENT,
-        Some(true) => DriverError::STREAM_CAPTURE_UNSUPPORTED,
-        Some(false) => DriverError::STREAM_CAPTURE_INVALIDATED,
+    let Some(Point { capture, .. }) = captured else { return Ok(()) };
+    let active = is_active(state, capture);
+    invalidate(state, capture);
+    Err(DriverError::new(call, if active { CAPTURED_EVENT } else { DriverError::INVALID_VALUE }))
+}
+
+/// A stream is destroyed. What it was given stays in the capture; one that nobody can end is lost.
+pub(super) fn leave(state: &mut State, stream: u64) {
+    let Some(id) = state.streams.get_mut(&stream).and_then(|stream| stream.capture.take()) else {
+        return;
     };
-    Err(DriverError::new(call, code))
+    let origin = state.captures.get(&id).and_then(|capture| capture.recorded.members.first());
+    if origin.is_some_and(|origin| origin.stream == stream) {
+        invalidate(state, id);
+    }
 }
 
 /// Forgets the captures of a device that is closed.

@@ -317,10 +317,8 @@ unsafe impl Driver for SimDriver {
             let id = held.stream(ledger, call, raw)?;
             if let Some(stream) = held.streams.get_mut(&id) {
                 stream.destroyed = true;
-                if let Some(capture) = stream.capture.take() {
-                    capture::invalidate(held, capture);
-                }
             }
+            capture::leave(held, id);
             held.prune(id);
             Ok(())
         });

@@ -134,6 +134,11 @@ pub(super) fn wait(
         (Some(own), Some(point)) if point.capture == own => {
             capture::keep(held, own, id, name, Step::Wait(point.index));
         }
+        (Some(own), Some(point)) if capture::is_active(held, point.capture) => {
+            capture::invalidate(held, own);
+            capture::invalidate(held, point.capture);
+            return Err(DriverError::new(call, capture::MERGE));
+        }
         (Some(own), captured) => {
             // A wait for what was never recorded orders nothing, in a capture too.
             if captured.is_some() || record.is_some() {
@@ -141,18 +146,12 @@ pub(super) fn wait(
                 return Err(DriverError::new(call, capture::ISOLATION));
             }
         }
-        (None, Some(point)) => match capture::is_active(held, point.capture) {
-            None => return Err(DriverError::new(call, capture::CAPTURED_EVENT)),
-            Some(false) => {
-                let code = DriverError::STREAM_CAPTURE_INVALIDATED;
-                return Err(DriverError::new(call, code));
-            }
-            Some(true) => {
-                // As on a GPU: who waits for a point of a capture joins it.
-                capture::join(held, id, point.capture);
-                capture::keep(held, point.capture, id, name, Step::Wait(point.index));
-            }
-        },
+        (None, Some(point)) if capture::is_active(held, point.capture) => {
+            // As on a GPU: who waits for a point of a capture joins it.
+            capture::join(held, id, point.capture);
+            capture::keep(held, point.capture, id, name, Step::Wait(point.index));
+        }
+        (None, Some(_)) => return Err(DriverError::new(call, DriverError::INVALID_VALUE)),
         (None, None) => {
             if let Some(record) = record {
                 follow(held, id, name, record);

@@ -331,9 +331,49 @@ fn a_lost_capture_takes_nobody_in() {
     rig.driver.stream_begin_capture(stream).unwrap();
     rig.driver.event_record(event, stream).unwrap();
     let _ = rig.sync(stream);
-    assert_eq!(rig.driver.stream_wait_event(other, event).unwrap_err().code(), 901);
+    assert_eq!(rig.driver.stream_wait_event(other, event).unwrap_err().code(), 1);
     assert_eq!(rig.driver.capture_status(other).unwrap(), CaptureStatus::None);
     rig.driver.stream_abandon_capture(stream).unwrap();
+}
+
+#[test]
+fn two_captures_do_not_become_one() {
+    let rig = rig();
+    let (one, two, event) = (rig.stream(), rig.stream(), rig.event());
+    for stream in [one, two] {
+        rig.driver.stream_begin_capture(stream).unwrap();
+    }
+    rig.driver.event_record(event, two).unwrap();
+    assert_eq!(rig.driver.stream_wait_event(one, event).unwrap_err().code(), 902);
+    for stream in [one, two] {
+        assert_eq!(rig.driver.stream_end_capture(stream).unwrap_err().code(), 901);
+    }
+}
+
+#[test]
+fn a_stream_that_joined_may_go_before_the_capture_ends() {
+    for joined in [true, false] {
+        let rig = rig();
+        let (stream, branch, block) = (rig.stream(), rig.stream(), rig.alloc(4));
+        rig.fill(block, 4, 0, stream);
+        rig.driver.stream_begin_capture(stream).unwrap();
+        rig.order(stream, branch);
+        rig.launch(&INCREMENT, &[buffer(block, 4, Access::ReadWrite)], branch);
+        if joined {
+            rig.order(branch, stream);
+        }
+        rig.driver.stream_destroy(branch, None);
+        assert_eq!(rig.driver.capture_status(stream).unwrap(), CaptureStatus::Active);
+        match rig.driver.stream_end_capture(stream) {
+            Ok(graph) => {
+                rig.replay(graph, stream);
+                rig.replay(graph, stream);
+                assert!(joined && words(&rig.download(block, 4, stream)) == [2]);
+            }
+            Err(error) => assert!(!joined && error.code() == 904),
+        }
+        rig.clean();
+    }
 }
 
 #[test]
