@@ -50,7 +50,7 @@ impl<R: DeviceResource> Pool for Subject<R> {
     }
 
     #[inline(always)]
-    fn free(&self, block: DeviceBlock, _: u64, stream: usize) {
+    fn free(&self, block: DeviceBlock, stream: usize) {
         // SAFETY: `Pool` is given each of its blocks back once, with the block's own stream, and
         // the workloads give the streams no other work.
         unsafe { self.resource.deallocate(&self.streams[stream % STREAMS], block) }
@@ -75,7 +75,7 @@ impl Pool for Private {
     }
 
     #[inline(always)]
-    fn free(&self, block: DeviceBlock, _: u64, stream: usize) {
+    fn free(&self, block: DeviceBlock, stream: usize) {
         let stream = stream % STREAMS;
         // SAFETY: as in `Subject`.
         unsafe { self.resources[stream].deallocate(&self.streams[stream], block) }

@@ -72,6 +72,7 @@ fn check(rows: &[Row]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Write as _;
 
     fn row(workload: &str, value: f64) -> Row {
         Row { peer: "aquifer pool".to_owned(), workload: workload.to_owned(), value }
@@ -106,7 +107,8 @@ mod tests {
         let finished = quiet(&mut command, None);
         std::fs::remove_file(&rows).unwrap();
         let Ok(finished) = finished else {
-            println!("skipped: the_table_tells_met_from_not_met: there is no python3");
+            let name = "the_table_tells_met_from_not_met";
+            let _ = writeln!(std::io::stderr(), "skipped: {name}: there is no python3");
             return;
         };
         let table = finished.ok().unwrap().text;
