@@ -4,12 +4,12 @@
 set -u
 usage() {
   cat <<'TEXT'
-run.sh [--ours BINARY] [--wheels FOLDER] [--out FOLDER] [--capacity CSV] [--skip NAMES] [--slow]
+run.sh [--ours BINARY] [--wheels FOLDER] [--out FOLDER] [--capacity FILE] [--skip NAMES] [--slow]
        [--timeout SECONDS]
   --ours      the built bench (default: cargo bench --bench pool of this repository)
   --wheels    holds librmm-cu13 26.10 and rapids-logger 0.3 (default: pip downloads them)
   --out       where binaries and rows go (default: /tmp/aquifer-peers)
-  --capacity  rows of the heap's capacity, to go into the table
+  --capacity  the output of the heap's capacity test, to go into the table
   --skip      of: ours pool binning async cuda torch torch_host containers limits (by commas)
   --slow      also RMM's arena (up to ten minutes), glibc's malloc
   --timeout   of each program (default 300; the arena's is 600)

@@ -2,6 +2,7 @@
 """Prints the table of ratios from rows of `peer,workload,value`: table.py ROWS.csv [MORE.csv ...]
 
 A row that is given several times counts with its median. Lines that begin with # are comments.
+The output of the heap's capacity test may be one of the files.
 """
 
 import re
@@ -31,6 +32,13 @@ def read(paths):
                 if line.startswith("#"):
                     if "driver" in line or "ended with" in line:
                         notes.append(line.lstrip("# "))
+                    continue
+                # What the heap's own test prints: ours and an exact best fit on one line.
+                heap = re.match(r"capacity (n=\d+),(\d+) MiB,([0-9.]+),([0-9.]+),", line)
+                if heap:
+                    workload = f"capacity {heap[1]} max={heap[2]}MiB"
+                    values.setdefault(("aquifer heap", workload), []).append(float(heap[3]))
+                    values.setdefault(("best fit", workload), []).append(float(heap[4]))
                     continue
                 parts = line.split(",", 1)
                 if len(parts) != 2 or "," not in parts[1]:
@@ -99,10 +107,9 @@ class Table:
 
 def capacity(table):
     """Ours against exact best fit, one line for each maximum size."""
-    heap = {(peer, workload) for peer, workload in table.values
-            if workload.startswith("capacity") and peer.startswith("aquifer")}
+    heap = {key for key in table.values if key[0] == "aquifer heap" and key[1].startswith("capacity")}
     size = lambda workload: int(m.group(1)) if (m := re.search(r"max=(\d+)MiB", workload)) else 0
-    for peer, workload in sorted(heap, key=lambda key: (size(key[1]), key)):
+    for peer, workload in sorted(heap, key=lambda key: (len(key[1].split()[1]), size(key[1]))):
         ours, fit = table.ours(workload, peer), table.values.get(("best fit", workload))
         table.used.add(("best fit", workload))
         most = 0.01 if size(workload) <= 64 else 0.05

@@ -14,10 +14,23 @@ pub(crate) fn driver_calls(bench: &Bench) {
     let count = |workload: &str, operations: f64, run: &mut dyn FnMut()| {
         // Twice: the first run may leave blocks where the second one takes them from.
         (0..2).for_each(|_| run());
+        let before = pool.statistics();
         let calls = Calls::begin(bench, &pool);
         run();
         let made = calls.made() as f64;
         number(POOL, &format!("driver calls {workload}"), made / operations);
+        if made > 0.0 {
+            let now = pool.statistics();
+            println!(
+                "# {workload}: {} misses, {} steals, {} records, {} waits, {} growths, {} returns",
+                now.misses - before.misses,
+                now.steals - before.steals,
+                now.records - before.records,
+                now.waits - before.waits,
+                now.growths - before.growths,
+                now.returns - before.returns,
+            );
+        }
         made
     };
     let mut one_stream = 0.0;

@@ -145,7 +145,8 @@ pub(crate) fn replay<P: Pool>(pool: &P, trace: &Trace, stream: usize) -> f64 {
 /// `T` threads get ready, start together, run, and clean up when all have run. Returns the
 /// nanoseconds from the start to the last one's end.
 ///
-/// Waiting spins with a yield, as the C++ does.
+/// Waiting spins with a yield, as the C++ does. Each load that ends a wait acquires what the thread
+/// did that released: its setup before the start, its run before the end.
 pub(crate) fn gang<S>(
     threads: usize,
     enter: impl Fn(usize) -> S + Sync,

@@ -100,7 +100,8 @@ mod tests {
             rmm pool,churn 16 threads,1453.0\naquifer pool,churn 16 threads,14.6\n\
             driver,bare record and wait,300.0\naquifer pool,ping-pong steal,391.0\n\
             aquifer pool,driver calls in all of one stream warm,0.0000\n\
-            best fit,capacity max=64MiB,1.001\naquifer heap,capacity max=64MiB,1.011\n";
+            capacity,max,ours,bestfit,difference\ncapacity n=1000,64 MiB,1.0110,1.0010,+0.0100\n\
+            capacity n=1000,1024 MiB,1.0711,1.0210,+0.0501\n";
         std::fs::write(&rows, text).unwrap();
         let mut command = Command::new("python3");
         command.arg(place.root.join("benches/peers/table.py")).arg(&rows);
@@ -118,7 +119,9 @@ mod tests {
             "| ping-pong steal | bare record and wait 300.0 | 391.0 | takes 1.30x | takes at most 1.3x \
              | **NOT MET** |",
             "| driver calls, one stream, warm | - | 0 | - | 0 | met |",
-            "| capacity max=64MiB | best fit 1.001 | 1.011 | - | at most 0.01 above | met |",
+            "| capacity n=1000 max=64MiB | best fit 1.001 | 1.011 | - | at most 0.01 above | met |",
+            "| capacity n=1000 max=1024MiB | best fit 1.021 | 1.071 | - | at most 0.05 above \
+             | **NOT MET** |",
             "| cross, 2 streams | - | - | - | at most 20 ns | not measured |",
         ] {
             assert!(table.contains(line), "{line}\n{table}");
