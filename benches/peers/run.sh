@@ -59,10 +59,10 @@ $CXX $RMM rmm_peer.cpp -o "$OUT/rmm_peer" $RMM_LIBS &
 $CXX $RMM rmm_containers_peer.cpp -o "$OUT/rmm_containers_peer" $RMM_LIBS &
 if [ -n "$TORCH" ]; then
   INCLUDE="-I $TORCH/include -I $TORCH/include/torch/csrc/api/include -I $CUDA/include"
-  LINK="-L $TORCH/lib -L $CUDA/lib64 -Wl,-rpath,$TORCH/lib:$CUDA/lib64 -lpthread"
-  $CXX $INCLUDE torch_peer.cpp -o "$OUT/torch_peer" $LINK -lc10 -lc10_cuda -lcudart &
-  $CXX $INCLUDE torch_host_peer.cpp -o "$OUT/torch_host_peer" -Wl,--no-as-needed $LINK \
-    -ltorch_cuda -ltorch_cpu -ltorch -lc10 -lc10_cuda -lcudart &
+  LINK="-L $CUDA/lib64 -lcudart -Wl,-rpath,$TORCH/lib:$CUDA/lib64 -lpthread"
+  $CXX $INCLUDE torch_peer.cpp -o "$OUT/torch_peer" -L "$TORCH/lib" -lc10 -lc10_cuda $LINK &
+  $CXX $INCLUDE torch_host_peer.cpp -o "$OUT/torch_host_peer" -L "$TORCH/lib" -ltorch_cuda \
+    -ltorch_cpu -ltorch -lc10 -lc10_cuda $LINK &
 fi
 wait
 
