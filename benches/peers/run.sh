@@ -76,8 +76,10 @@ run() { # NAME SECONDS PROGRAM ARGUMENTS...
   timeout "$seconds" "$@" >>"$ROWS"
   local code=$?
   if [ $code -ne 0 ]; then
+    local how="ended with $code"
+    [ $code -ne 124 ] || how="ended with a stop after $seconds s"
     # A program that was stopped may have left half a row.
-    printf '\n# %s ended with %s (124: stopped after %s s)\n' "$name" $code "$seconds" | tee -a "$ROWS" >&2
+    printf '\n# %s %s\n' "$name" "$how" | tee -a "$ROWS" >&2
     failures=$((failures + 1))
   fi
 }
