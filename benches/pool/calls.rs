@@ -17,19 +17,13 @@ pub(crate) fn driver_calls(bench: &Bench) {
         let before = pool.statistics();
         let calls = Calls::begin(bench, &pool);
         run();
-        let made = calls.made() as f64;
+        let by_name = calls.made();
+        let made = by_name.iter().map(|(_, count)| count).sum::<u64>() as f64;
         number(POOL, &format!("driver calls {workload}"), made / operations);
         if made > 0.0 {
             let now = pool.statistics();
-            println!(
-                "# {workload}: {} misses, {} steals, {} records, {} waits, {} growths, {} returns",
-                now.misses - before.misses,
-                now.steals - before.steals,
-                now.records - before.records,
-                now.waits - before.waits,
-                now.growths - before.growths,
-                now.returns - before.returns,
-            );
+            let (misses, steals) = (now.misses - before.misses, now.steals - before.steals);
+            println!("# {workload}: {misses} misses, {steals} steals; calls: {by_name:?}");
         }
         made
     };
