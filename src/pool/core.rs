@@ -31,10 +31,11 @@ pub struct Settings {
 
 /// A block as it is handed out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
 pub struct Block {
     pub address: u64,
-    pub bytes: usize,
     pub token: u64,
+    pub bytes: usize,
 }
 
 /// What happened, for statistics.
