@@ -108,33 +108,41 @@ impl Bins {
         self.bins.resize_with((bin | (COLUMNS - 1)) + 1, Vec::new);
     }
 
-    /// Takes a block out. The second is the node that stands in its place now, if one does.
+    /// Takes a block out. Returns its stamp, and the node that stands in its place now, if one does.
     #[inline]
-    pub(super) fn remove(&mut self, place: Place) -> (Entry, Option<u32>) {
+    pub(super) fn remove(&mut self, place: Place) -> (usize, Option<u32>) {
         let list = &mut self.bins[place.bin];
-        let entry = list.swap_remove(place.position);
-        let moved = list.get(place.position).map(|entry| entry.node);
+        let stamp = list[place.position].stamp;
+        let last = list.len() - 1;
+        // Not `swap_remove`, which reads the entry as a whole: slow while its parts are on the way.
+        let moved = (place.position != last).then(|| {
+            list[place.position] = list[last];
+            list[last].node
+        });
+        list.truncate(last);
         self.blocks -= 1;
-        if list.is_empty() {
+        if last == 0 {
             let row = place.bin >> MANTISSA;
             self.columns[row] &= !(1 << (place.bin & (COLUMNS - 1)));
             if self.columns[row] == 0 {
                 self.rows &= !(1 << row);
             }
         }
-        (entry, moved)
+        (stamp, moved)
     }
 
     #[inline]
-    pub(super) fn entry(&self, place: Place) -> Entry {
-        self.bins[place.bin][place.position]
+    pub(super) fn entry(&self, place: Place) -> &Entry {
+        &self.bins[place.bin][place.position]
     }
 
-    /// Changes a block that stays in its bin.
+    /// Gives a block that stays in its bin another size, and at least this stamp.
     #[inline]
-    pub(super) fn replace(&mut self, place: Place, entry: Entry) {
-        self.note(entry.stamp);
-        self.bins[place.bin][place.position] = entry;
+    pub(super) fn change(&mut self, place: Place, units: u32, stamp: usize) {
+        self.note(stamp);
+        let entry = &mut self.bins[place.bin][place.position];
+        entry.units = units;
+        entry.stamp = entry.stamp.max(stamp);
     }
 
     /// The first bin at or above this one that has blocks.
@@ -176,22 +184,19 @@ impl Bins {
         probes: usize,
         accept: impl Fn(&Entry) -> bool,
     ) -> Option<Place> {
-        let list = self.bins.get(bin)?;
+        let list = self.in_bin(bin);
         let first = list.len().saturating_sub(probes);
-        let mut best = None;
-        // What is smaller than wanted wraps to above this.
-        let mut excess = u64::from(u32::MAX - units) + 1;
-        for (position, entry) in list.iter().enumerate().skip(first).rev() {
+        // What is smaller than wanted, or not accepted, counts as above all others. Without a branch:
+        // which of them is the best is anyone's guess.
+        let none = u64::from(u32::MAX - units) + 1;
+        let (mut excess, mut best) = (none, 0);
+        for (position, entry) in list[first..].iter().enumerate() {
             let over = u64::from(entry.units.wrapping_sub(units));
-            if over < excess && accept(entry) {
-                excess = over;
-                best = Some(Place { bin, position });
-                if over == 0 {
-                    break;
-                }
-            }
+            let better = (over < excess) & accept(entry);
+            excess = if better { over } else { excess };
+            best = if better { position } else { best };
         }
-        best
+        (excess != none).then_some(Place { bin, position: first + best })
     }
 
     /// The first bin at or above this one where a block serves.

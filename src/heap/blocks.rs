@@ -31,8 +31,8 @@ pub(crate) struct Heap {
     pub(super) shelf: Shelf,
     pub(super) pieces: Pieces,
     pub(super) total_bytes: u64,
-    pub(super) live_bytes: u64,
-    pub(super) live_blocks: usize,
+    live_units: u64,
+    live_blocks: usize,
 }
 
 impl Heap {
@@ -45,7 +45,7 @@ impl Heap {
             shelf: Shelf::new(),
             pieces: Pieces::default(),
             total_bytes: 0,
-            live_bytes: 0,
+            live_units: 0,
             live_blocks: 0,
         }
     }
@@ -109,49 +109,49 @@ impl Heap {
     /// Splits a free block: `skip` units stay free, `units` become a live block, the rest stays free.
     #[inline]
     fn take(&mut self, tag: Tag, place: Place, skip: u32, units: u32) -> Taken {
-        let shift = self.unit_shift;
-        let bins = self.shelf.bins(tag);
-        let Entry { node: free, units: all, stamp } = bins.entry(place);
+        let &Entry { node: free, units: all, stamp } = self.shelf.bins(tag).entry(place);
         let rest = all - skip - units;
-        let block = self.nodes[free];
-        let address = block.address + (u64::from(skip) << shift);
-        let node = match (skip, rest) {
-            (0, 0) => {
-                self.unshelve(free);
-                self.nodes[free].state = State::Live;
-                free
-            }
-            (0, _) => {
-                let live = Block { units, next: free, state: State::Live, ..block };
-                let node = self.nodes.take(live);
-                self.nodes[block.prev].next = node;
-                let remainder = &mut self.nodes[free];
-                remainder.address += u64::from(units) << shift;
-                remainder.prev = node;
-                self.resize(free, rest, stamp);
-                node
-            }
-            _ => {
-                let live = Block { address, units, prev: free, state: State::Live, ..block };
-                let node = self.nodes.take(live);
-                let mut after = node;
-                if rest != 0 {
-                    let address = address + (u64::from(units) << shift);
-                    let remainder = Block { address, units: rest, prev: node, ..live };
-                    after = self.nodes.take(remainder);
-                    self.nodes[node].next = after;
-                }
-                self.nodes[free].next = node;
-                self.nodes[block.next].prev = after;
-                self.resize(free, skip, stamp);
-                if rest != 0 {
-                    self.shelve(after, tag, stamp);
-                }
-                node
-            }
-        };
-        self.live_bytes += u64::from(units) << shift;
+        self.live_units += u64::from(units);
         self.live_blocks += 1;
+        let Block { address, prev, .. } = self.nodes[free];
+        if skip != 0 {
+            return self.take_high(free, skip, units, stamp);
+        }
+        if rest == 0 {
+            self.unshelve_from(tag, place);
+            self.nodes[free].state = State::Live;
+            return Taken { node: free, address, stamp };
+        }
+        // The rest keeps the node: it often keeps the bin, too.
+        let state = State::Live;
+        let node = self.nodes.take(Block { address, units, prev, next: free, position: 0, tag, state });
+        self.nodes[prev].next = node;
+        let remainder = &mut self.nodes[free];
+        remainder.address = address + (u64::from(units) << self.unit_shift);
+        remainder.prev = node;
+        self.resize(free, rest, 0);
+        Taken { node, address, stamp }
+    }
+
+    /// Takes units out of a free block that leave `skip` at its low end.
+    #[cold]
+    fn take_high(&mut self, free: u32, skip: u32, units: u32, stamp: usize) -> Taken {
+        let Block { address, units: all, next, tag, .. } = self.nodes[free];
+        let shift = self.unit_shift;
+        let address = address + (u64::from(skip) << shift);
+        let live = Block { address, units, prev: free, next, position: 0, tag, state: State::Live };
+        let node = self.nodes.take(live);
+        self.nodes.link(free, node);
+        self.nodes.link(node, next);
+        self.resize(free, skip, 0);
+        let rest = all - skip - units;
+        if rest != 0 {
+            let address = address + (u64::from(units) << shift);
+            let rest = self.nodes.take(Block { address, units: rest, prev: node, ..live });
+            self.nodes.link(node, rest);
+            self.nodes.link(rest, next);
+            self.shelve(rest, tag, stamp);
+        }
         Taken { node, address, stamp }
     }
 
@@ -165,7 +165,7 @@ impl Heap {
     #[inline]
     pub(crate) fn free(&mut self, node: Node, tag: Tag, stamp: usize) -> Result<u32, NotLive> {
         let units = self.nodes.live(node)?.units;
-        self.live_bytes -= u64::from(units) << self.unit_shift;
+        self.live_units -= u64::from(units);
         self.live_blocks -= 1;
         self.give(node, tag, stamp);
         Ok(units)
@@ -178,30 +178,35 @@ impl Heap {
 
     /// Puts a block that stands in no bin into those of `tag`, merged with its neighbours there.
     #[inline]
-    pub(super) fn give(&mut self, node: u32, tag: Tag, mut stamp: usize) {
-        let block = self.nodes[node];
-        let low = self.joins(block.prev, tag);
-        let high = self.joins(block.next, tag);
-        let with_high = high.and_then(|units| units.checked_add(block.units));
-        let with_low = low.and_then(|units| units.checked_add(block.units));
-        let all = low.zip(with_high).and_then(|(low, rest)| low.checked_add(rest));
-        if let Some(all) = all {
-            stamp = stamp.max(self.unshelve(block.next));
-            self.absorb_next(node);
-            self.absorb_next(block.prev);
-            self.resize(block.prev, all, stamp);
-        } else if let Some(units) = with_low {
-            self.absorb_next(block.prev);
-            self.resize(block.prev, units, stamp);
-        } else if let Some(units) = with_high {
-            let high = &mut self.nodes[block.next];
-            high.address = block.address;
-            high.prev = block.prev;
-            self.nodes[block.prev].next = block.next;
-            self.nodes.release(node);
-            self.resize(block.next, units, stamp);
-        } else {
-            self.shelve(node, tag, stamp);
+    pub(super) fn give(&mut self, node: u32, tag: Tag, stamp: usize) {
+        let Block { address, units, prev, next, .. } = self.nodes[node];
+        let low = self.joins(prev, tag);
+        let high = self.joins(next, tag);
+        let with_low = low.and_then(|low| low.checked_add(units));
+        let with_high = high.and_then(|high| high.checked_add(units));
+        match (with_low, with_high) {
+            (None, None) => self.shelve(node, tag, stamp),
+            (None, Some(all)) => {
+                let high = &mut self.nodes[next];
+                high.address = address;
+                high.prev = prev;
+                self.nodes[prev].next = next;
+                self.nodes.release(node);
+                self.resize(next, all, stamp);
+            }
+            (Some(all), with_high) => {
+                let all_three = with_high.and(high).and_then(|high| all.checked_add(high));
+                self.nodes.release(node);
+                let Some(all) = all_three else {
+                    self.nodes.link(prev, next);
+                    return self.resize(prev, all, stamp);
+                };
+                let after = self.nodes[next].next;
+                let later = self.unshelve(next);
+                self.nodes.release(next);
+                self.nodes.link(prev, after);
+                self.resize(prev, all, stamp.max(later));
+            }
         }
     }
 
@@ -210,15 +215,6 @@ impl Heap {
     fn joins(&self, node: u32, tag: Tag) -> Option<u32> {
         let block = &self.nodes[node];
         (block.state == State::Free && block.tag == tag).then_some(block.units)
-    }
-
-    /// Takes the next node, which stands in no bin, out of the ring.
-    #[inline]
-    fn absorb_next(&mut self, node: u32) {
-        let gone = self.nodes[node].next;
-        let next = self.nodes[gone].next;
-        self.nodes.link(node, next);
-        self.nodes.release(gone);
     }
 
     /// Puts a block into its bin.
@@ -240,28 +236,31 @@ impl Heap {
         self.unshelve_from(tag, place)
     }
 
+    #[inline]
+    fn unshelve_from(&mut self, tag: Tag, place: Place) -> usize {
+        let (stamp, moved) = self.shelf.bins(tag).remove(place);
+        if let Some(moved) = moved {
+            self.nodes[moved].position = place.position as u32;
+        }
+        stamp
+    }
+
     /// Gives a free block another size and at least this stamp, in the bin that is right then.
     #[inline]
     pub(super) fn resize(&mut self, node: u32, units: u32, stamp: usize) {
         let (tag, place) = self.place(node);
         self.nodes[node].units = units;
         let bins = self.shelf.bins(tag);
-        if bin_of(units) == place.bin {
-            let stamp = stamp.max(bins.entry(place).stamp);
-            bins.replace(place, Entry { units, node, stamp });
-        } else {
-            let stamp = stamp.max(self.unshelve_from(tag, place));
-            self.shelve(node, tag, stamp);
+        let bin = bin_of(units);
+        if bin == place.bin {
+            return bins.change(place, units, stamp);
         }
-    }
-
-    #[inline]
-    fn unshelve_from(&mut self, tag: Tag, place: Place) -> usize {
-        let (entry, moved) = self.shelf.bins(tag).remove(place);
+        let (old, moved) = bins.remove(place);
+        let position = bins.insert(bin, Entry { units, node, stamp: stamp.max(old) });
+        self.nodes[node].position = position as u32;
         if let Some(moved) = moved {
             self.nodes[moved].position = place.position as u32;
         }
-        entry.stamp
     }
 
     /// Where a free block stands.
@@ -297,10 +296,11 @@ impl Heap {
     }
 
     pub(crate) fn account(&self) -> Account {
+        let live_bytes = self.live_units << self.unit_shift;
         Account {
             total_bytes: self.total_bytes,
-            free_bytes: self.total_bytes - self.live_bytes,
-            live_bytes: self.live_bytes,
+            free_bytes: self.total_bytes - live_bytes,
+            live_bytes,
             live_blocks: self.live_blocks,
             free_blocks: self.shelf.filled().map(Bins::blocks).sum(),
         }
