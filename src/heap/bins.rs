@@ -35,7 +35,6 @@ pub(super) struct Place {
 #[derive(Debug)]
 pub(super) struct Bins {
     pub(super) tag: Tag,
-    blocks: usize,
     latest: usize,
     /// A bit for each row that has blocks.
     rows: u32,
@@ -66,41 +65,46 @@ pub(super) fn largest_of(bin: usize) -> u32 {
     u32::try_from(past - 1).unwrap_or(u32::MAX)
 }
 
+// What is done to a bitmap or a list here is done without a branch where it can be: whether a bin runs
+// empty, or which of its blocks goes, is anyone's guess, and a wrong guess costs more than the rest.
 impl Bins {
     pub(super) fn new(tag: Tag) -> Self {
-        Self { tag, blocks: 0, latest: 0, rows: 0, columns: [0; ROWS], bins: Vec::new() }
+        Self { tag, latest: 0, rows: 0, columns: [0; ROWS], bins: Vec::new() }
     }
 
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.rows == 0
+    }
+
+    /// How many blocks there are. Constant time, though as long as there are bins.
     pub(super) fn blocks(&self) -> usize {
-        self.blocks
+        self.filled_down().map(|bin| self.in_bin(bin).len()).sum()
     }
 
     /// The latest stamp that came in since the bins were last empty.
     pub(super) fn latest(&self) -> usize {
-        if self.blocks == 0 { 0 } else { self.latest }
-    }
-
-    #[inline]
-    fn note(&mut self, stamp: usize) {
-        self.latest = if self.blocks == 0 { stamp } else { self.latest.max(stamp) };
+        if self.is_empty() { 0 } else { self.latest }
     }
 
     /// Adds a block. Returns its position in the bin.
     #[inline]
-    pub(super) fn insert(&mut self, bin: usize, entry: Entry) -> usize {
-        self.note(entry.stamp);
-        self.blocks += 1;
+    pub(super) fn insert(&mut self, bin: usize, entry: Entry) -> u32 {
+        self.latest = if self.is_empty() { entry.stamp } else { self.latest.max(entry.stamp) };
+        self.push(bin, entry)
+    }
+
+    #[inline]
+    fn push(&mut self, bin: usize, entry: Entry) -> u32 {
         if bin >= self.bins.len() {
             self.grow(bin);
         }
+        self.rows |= 1 << (bin >> MANTISSA);
+        self.columns[bin >> MANTISSA] |= 1 << (bin & (COLUMNS - 1));
         let list = &mut self.bins[bin];
         list.push(entry);
-        let position = list.len() - 1;
-        if position == 0 {
-            self.rows |= 1 << (bin >> MANTISSA);
-            self.columns[bin >> MANTISSA] |= 1 << (bin & (COLUMNS - 1));
-        }
-        position
+        // A position is less than the count of nodes.
+        (list.len() - 1) as u32
     }
 
     #[cold]
@@ -108,26 +112,20 @@ impl Bins {
         self.bins.resize_with((bin | (COLUMNS - 1)) + 1, Vec::new);
     }
 
-    /// Takes a block out. Returns its stamp, and the node that stands in its place now, if one does.
+    /// Takes a block out. Returns its stamp, and the node that stands in its place now; that may be
+    /// its own.
     #[inline]
-    pub(super) fn remove(&mut self, place: Place) -> (usize, Option<u32>) {
+    pub(super) fn remove(&mut self, place: Place) -> (usize, u32) {
         let list = &mut self.bins[place.bin];
-        let stamp = list[place.position].stamp;
         let last = list.len() - 1;
-        // Not `swap_remove`, which reads the entry as a whole: slow while its parts are on the way.
-        let moved = (place.position != last).then(|| {
-            list[place.position] = list[last];
-            list[last].node
-        });
+        let moved = list[last].node;
+        let stamp = list[place.position].stamp;
+        list[place.position] = list[last];
         list.truncate(last);
-        self.blocks -= 1;
-        if last == 0 {
-            let row = place.bin >> MANTISSA;
-            self.columns[row] &= !(1 << (place.bin & (COLUMNS - 1)));
-            if self.columns[row] == 0 {
-                self.rows &= !(1 << row);
-            }
-        }
+        let row = place.bin >> MANTISSA;
+        let columns = &mut self.columns[row];
+        *columns &= !(u64::from(last == 0) << (place.bin & (COLUMNS - 1)));
+        self.rows &= !(u32::from(*columns == 0) << row);
         (stamp, moved)
     }
 
@@ -136,13 +134,21 @@ impl Bins {
         &self.bins[place.bin][place.position]
     }
 
-    /// Gives a block that stays in its bin another size, and at least this stamp.
+    /// Gives a block another size, and at least this stamp. Returns its position in the bin that is
+    /// right then, and the node that stands in its old place now; that may be its own.
     #[inline]
-    pub(super) fn change(&mut self, place: Place, units: u32, stamp: usize) {
-        self.note(stamp);
+    pub(super) fn resize(&mut self, place: Place, units: u32, stamp: usize) -> (u32, u32) {
+        self.latest = self.latest.max(stamp);
+        let bin = bin_of(units);
         let entry = &mut self.bins[place.bin][place.position];
-        entry.units = units;
-        entry.stamp = entry.stamp.max(stamp);
+        let node = entry.node;
+        if bin == place.bin {
+            entry.units = units;
+            entry.stamp = entry.stamp.max(stamp);
+            return (place.position as u32, node);
+        }
+        let (old, moved) = self.remove(place);
+        (self.push(bin, Entry { units, node, stamp: stamp.max(old) }), moved)
     }
 
     /// The first bin at or above this one that has blocks.

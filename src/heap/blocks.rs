@@ -7,9 +7,9 @@ use super::shelf::Shelf;
 use super::{Account, Node, NotLive, Tag, Taken};
 
 /// How many blocks of the floor bin are looked at before the bins above are.
-const FLOOR_PROBES: usize = 16;
+const FLOOR_PROBES: usize = 8;
 /// How many blocks of the bin that serves are looked at for the best fit.
-const CEILING_PROBES: usize = 16;
+const CEILING_PROBES: usize = 8;
 /// How many bins are looked at for a block that is early enough, or lies right for an alignment.
 const BINS: usize = 8;
 /// How many blocks of the floor bin are looked at before the heap gives up.
@@ -65,14 +65,15 @@ impl Heap {
         align: u64,
         upto: usize,
     ) -> Option<Taken> {
-        let bins = self.shelf.get(tag)?;
+        let set = self.shelf.place(tag)?;
+        let bins = &self.shelf[set];
         let (place, skip) = if align >> self.unit_shift <= 1 {
             (find(bins, units, upto)?, 0)
         } else {
             self.find_aligned(bins, units, align, upto)?
         };
         // A block splits into three at most.
-        self.nodes.room_for(2).then(|| self.take(tag, place, skip, units))
+        self.nodes.room_for(2).then(|| self.take(set, place, skip, units))
     }
 
     /// A place whose block holds `units` units at an alignment, and how many come before.
@@ -108,34 +109,33 @@ impl Heap {
 
     /// Splits a free block: `skip` units stay free, `units` become a live block, the rest stays free.
     #[inline]
-    fn take(&mut self, tag: Tag, place: Place, skip: u32, units: u32) -> Taken {
-        let &Entry { node: free, units: all, stamp } = self.shelf.bins(tag).entry(place);
-        let rest = all - skip - units;
+    fn take(&mut self, set: usize, place: Place, skip: u32, units: u32) -> Taken {
+        let &Entry { node: free, units: all, stamp } = self.shelf[set].entry(place);
         self.live_units += u64::from(units);
         self.live_blocks += 1;
-        let Block { address, prev, .. } = self.nodes[free];
         if skip != 0 {
-            return self.take_high(free, skip, units, stamp);
+            return self.take_high(set, free, skip, units, stamp);
         }
-        if rest == 0 {
-            self.unshelve_from(tag, place);
+        let Block { address, prev, .. } = self.nodes[free];
+        if all == units {
+            self.unshelve(set, free);
             self.nodes[free].state = State::Live;
             return Taken { node: free, address, stamp };
         }
         // The rest keeps the node: it often keeps the bin, too.
         let state = State::Live;
-        let node = self.nodes.take(Block { address, units, prev, next: free, position: 0, tag, state });
+        let node = self.nodes.take(Block { address, units, prev, next: free, position: 0, tag: 0, state });
         self.nodes[prev].next = node;
-        let remainder = &mut self.nodes[free];
-        remainder.address = address + (u64::from(units) << self.unit_shift);
-        remainder.prev = node;
-        self.resize(free, rest, 0);
+        let rest = &mut self.nodes[free];
+        rest.address = address + (u64::from(units) << self.unit_shift);
+        rest.prev = node;
+        self.resize_at(set, free, place, all - units, 0);
         Taken { node, address, stamp }
     }
 
     /// Takes units out of a free block that leave `skip` at its low end.
     #[cold]
-    fn take_high(&mut self, free: u32, skip: u32, units: u32, stamp: usize) -> Taken {
+    fn take_high(&mut self, set: usize, free: u32, skip: u32, units: u32, stamp: usize) -> Taken {
         let Block { address, units: all, next, tag, .. } = self.nodes[free];
         let shift = self.unit_shift;
         let address = address + (u64::from(skip) << shift);
@@ -143,14 +143,14 @@ impl Heap {
         let node = self.nodes.take(live);
         self.nodes.link(free, node);
         self.nodes.link(node, next);
-        self.resize(free, skip, 0);
+        self.resize(set, free, skip, 0);
         let rest = all - skip - units;
         if rest != 0 {
             let address = address + (u64::from(units) << shift);
             let rest = self.nodes.take(Block { address, units: rest, prev: node, ..live });
             self.nodes.link(node, rest);
             self.nodes.link(rest, next);
-            self.shelve(rest, tag, stamp);
+            self.shelve(set, rest, tag, stamp);
         }
         Taken { node, address, stamp }
     }
@@ -179,33 +179,34 @@ impl Heap {
     /// Puts a block that stands in no bin into those of `tag`, merged with its neighbours there.
     #[inline]
     pub(super) fn give(&mut self, node: u32, tag: Tag, stamp: usize) {
+        let set = self.shelf.make(tag);
         let Block { address, units, prev, next, .. } = self.nodes[node];
         let low = self.joins(prev, tag);
         let high = self.joins(next, tag);
         let with_low = low.and_then(|low| low.checked_add(units));
         let with_high = high.and_then(|high| high.checked_add(units));
         match (with_low, with_high) {
-            (None, None) => self.shelve(node, tag, stamp),
+            (None, None) => self.shelve(set, node, tag, stamp),
             (None, Some(all)) => {
                 let high = &mut self.nodes[next];
                 high.address = address;
                 high.prev = prev;
                 self.nodes[prev].next = next;
                 self.nodes.release(node);
-                self.resize(next, all, stamp);
+                self.resize(set, next, all, stamp);
             }
             (Some(all), with_high) => {
                 let all_three = with_high.and(high).and_then(|high| all.checked_add(high));
                 self.nodes.release(node);
                 let Some(all) = all_three else {
                     self.nodes.link(prev, next);
-                    return self.resize(prev, all, stamp);
+                    return self.resize(set, prev, all, stamp);
                 };
                 let after = self.nodes[next].next;
-                let later = self.unshelve(next);
+                let later = self.unshelve(set, next);
                 self.nodes.release(next);
                 self.nodes.link(prev, after);
-                self.resize(prev, all, stamp.max(later));
+                self.resize(set, prev, all, stamp.max(later));
             }
         }
     }
@@ -217,58 +218,46 @@ impl Heap {
         (block.state == State::Free && block.tag == tag).then_some(block.units)
     }
 
-    /// Puts a block into its bin.
+    /// Puts a block into its bin. `set` is where the bins of `tag` are, here and below.
     #[inline]
-    pub(super) fn shelve(&mut self, node: u32, tag: Tag, stamp: usize) {
+    pub(super) fn shelve(&mut self, set: usize, node: u32, tag: Tag, stamp: usize) {
         let block = &mut self.nodes[node];
         let units = block.units;
         block.state = State::Free;
         block.tag = tag;
-        let position = self.shelf.bins(tag).insert(bin_of(units), Entry { units, node, stamp });
-        // A position is no larger than the count of nodes.
-        block.position = position as u32;
+        block.position = self.shelf[set].insert(bin_of(units), Entry { units, node, stamp });
     }
 
     /// Takes a free block out of its bin; it still says that it is free. Returns its stamp.
     #[inline]
-    pub(super) fn unshelve(&mut self, node: u32) -> usize {
-        let (tag, place) = self.place(node);
-        self.unshelve_from(tag, place)
-    }
-
-    #[inline]
-    fn unshelve_from(&mut self, tag: Tag, place: Place) -> usize {
-        let (stamp, moved) = self.shelf.bins(tag).remove(place);
-        if let Some(moved) = moved {
-            self.nodes[moved].position = place.position as u32;
-        }
+    pub(super) fn unshelve(&mut self, set: usize, node: u32) -> usize {
+        let place = self.place(node);
+        let (stamp, moved) = self.shelf[set].remove(place);
+        self.nodes[moved].position = place.position as u32;
         stamp
     }
 
     /// Gives a free block another size and at least this stamp, in the bin that is right then.
     #[inline]
-    pub(super) fn resize(&mut self, node: u32, units: u32, stamp: usize) {
-        let (tag, place) = self.place(node);
-        self.nodes[node].units = units;
-        let bins = self.shelf.bins(tag);
-        let bin = bin_of(units);
-        if bin == place.bin {
-            return bins.change(place, units, stamp);
-        }
-        let (old, moved) = bins.remove(place);
-        let position = bins.insert(bin, Entry { units, node, stamp: stamp.max(old) });
-        self.nodes[node].position = position as u32;
-        if let Some(moved) = moved {
-            self.nodes[moved].position = place.position as u32;
-        }
+    pub(super) fn resize(&mut self, set: usize, node: u32, units: u32, stamp: usize) {
+        self.resize_at(set, node, self.place(node), units, stamp);
+    }
+
+    #[inline]
+    fn resize_at(&mut self, set: usize, node: u32, place: Place, units: u32, stamp: usize) {
+        let (position, moved) = self.shelf[set].resize(place, units, stamp);
+        // In this order: the one that moved may be the block itself.
+        self.nodes[moved].position = place.position as u32;
+        let block = &mut self.nodes[node];
+        block.position = position;
+        block.units = units;
     }
 
     /// Where a free block stands.
     #[inline]
-    pub(super) fn place(&self, node: u32) -> (Tag, Place) {
+    pub(super) fn place(&self, node: u32) -> Place {
         let block = &self.nodes[node];
-        let place = Place { bin: bin_of(block.units), position: block.position as usize };
-        (block.tag, place)
+        Place { bin: bin_of(block.units), position: block.position as usize }
     }
 
     /// Upper bound, in units, on what `allocate(tag, ..)` could serve; exact if 0. Constant time.

@@ -126,10 +126,11 @@ impl Heap {
     /// stamp, and merges there. O(blocks of `from`). Returns how many blocks moved.
     pub(crate) fn retag(&mut self, from: Tag, upto: usize, to: Tag, stamp: usize) -> usize {
         let moved = self.nodes_of(from, upto);
+        let Some(set) = self.shelf.place(from) else { return 0 };
         for &node in &moved {
-            self.unshelve(node);
+            self.unshelve(set, node);
             if from == to {
-                self.shelve(node, to, stamp);
+                self.shelve(set, node, to, stamp);
             } else {
                 self.give(node, to, stamp);
             }
@@ -173,22 +174,22 @@ impl Heap {
 
     /// Cuts a free block out, or that many units from its low end.
     fn cut_node(&mut self, node: u32, most: u32) -> Piece {
-        let Block { address, units, prev, next, .. } = self.nodes[node];
+        let Block { address, units, prev, next, tag, .. } = self.nodes[node];
         let cut = units.min(most);
         let bytes = u64::from(cut) << self.unit_shift;
         let range = self.pieces.below(address).map_or(0, |(_, span)| span.range);
+        let set = self.shelf.make(tag);
         let stamp;
         let above = if cut == units {
-            stamp = self.unshelve(node);
+            stamp = self.unshelve(set, node);
             self.nodes.release(node);
             // Out of the ring first, so that a border can be put in its place.
             self.nodes.link(prev, next);
             next
         } else {
-            let (tag, place) = self.place(node);
-            stamp = self.shelf.bins(tag).entry(place).stamp;
+            stamp = self.shelf[set].entry(self.place(node)).stamp;
             self.nodes[node].address += bytes;
-            self.resize(node, units - cut, stamp);
+            self.resize(set, node, units - cut, stamp);
             node
         };
         self.close(prev, above, address, address + bytes);

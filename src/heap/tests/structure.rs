@@ -34,8 +34,8 @@ pub(super) fn walk(heap: &Heap) -> (Vec<Free>, Vec<Live>) {
             match block.state {
                 State::Live => live.push((span.range, address, bytes)),
                 State::Free => {
-                    let (tag, place) = heap.place(node);
-                    let entry = heap.shelf.get(tag).unwrap().entry(place);
+                    let tag = block.tag;
+                    let entry = heap.shelf.get(tag).unwrap().entry(heap.place(node));
                     assert_eq!((entry.node, entry.units), (node, block.units));
                     free.push((span.range, address, bytes, tag, entry.stamp));
                     if let Some(last) = last.filter(|last| last.state == State::Free) {
