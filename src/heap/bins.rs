@@ -13,8 +13,8 @@ use super::Tag;
 /// Bits of a size, below its leading one, that choose a bin.
 const MANTISSA: u32 = 5;
 const COLUMNS: usize = 1 << MANTISSA;
-/// Row 0 is for sizes without a leading one above the mantissa, the others for one power of two.
-const ROWS: usize = (u32::BITS - MANTISSA + 1) as usize;
+/// One for each power of two.
+const ROWS: usize = u32::BITS as usize;
 
 /// A free block as its bin knows it: what a search looks at lies side by side.
 #[derive(Clone, Copy, Debug)]
@@ -44,25 +44,19 @@ pub(super) struct Bins {
     bins: Vec<Vec<Entry>>,
 }
 
-/// The bin of a size.
+/// The bin of a size that is not 0.
 #[inline]
 pub(super) fn bin_of(units: u32) -> usize {
-    if units < COLUMNS as u32 {
-        return units as usize;
-    }
-    let exponent = u32::BITS - 1 - units.leading_zeros() - MANTISSA;
-    // The leading one carries into the row: rows count from 1 here.
-    ((exponent as usize) << MANTISSA) + (units >> exponent) as usize
+    // Exponent and mantissa of a number that a float holds exactly. The exponent has 1023 for 0.
+    let float = f64::from(units).to_bits();
+    (float >> (f64::MANTISSA_DIGITS - 1 - MANTISSA)) as usize - (1023 << MANTISSA)
 }
 
 /// The largest size of a bin.
 pub(super) fn largest_of(bin: usize) -> u32 {
     let (row, column) = (bin >> MANTISSA, (bin & (COLUMNS - 1)) as u64);
-    if row == 0 {
-        return column as u32;
-    }
-    let past = (COLUMNS as u64 + column + 1) << (row - 1);
-    u32::try_from(past - 1).unwrap_or(u32::MAX)
+    let past = (COLUMNS as u64 + column + 1) << row;
+    ((past - 1) >> MANTISSA) as u32
 }
 
 // What is done to a bitmap or a list here is done without a branch where it can be: whether a bin runs
@@ -91,6 +85,8 @@ impl Bins {
     #[inline]
     pub(super) fn insert(&mut self, bin: usize, entry: Entry) -> u32 {
         self.latest = if self.is_empty() { entry.stamp } else { self.latest.max(entry.stamp) };
+        self.rows |= 1 << (bin >> MANTISSA);
+        self.columns[bin >> MANTISSA] |= 1 << (bin & (COLUMNS - 1));
         self.push(bin, entry)
     }
 
@@ -99,8 +95,6 @@ impl Bins {
         if bin >= self.bins.len() {
             self.grow(bin);
         }
-        self.rows |= 1 << (bin >> MANTISSA);
-        self.columns[bin >> MANTISSA] |= 1 << (bin & (COLUMNS - 1));
         let list = &mut self.bins[bin];
         list.push(entry);
         // A position is less than the count of nodes.
@@ -116,17 +110,25 @@ impl Bins {
     /// its own.
     #[inline]
     pub(super) fn remove(&mut self, place: Place) -> (usize, u32) {
+        let (stamp, moved, empty) = self.pull(place);
+        let row = place.bin >> MANTISSA;
+        let columns = self.columns[row] & !(u64::from(empty) << (place.bin & (COLUMNS - 1)));
+        self.columns[row] = columns;
+        self.rows &= !(u32::from(columns == 0) << row);
+        (stamp, moved)
+    }
+
+    /// Takes a block out of its bin's list. Returns its stamp, the node that stands in its place, and
+    /// whether the list is empty now.
+    #[inline]
+    fn pull(&mut self, place: Place) -> (usize, u32, bool) {
         let list = &mut self.bins[place.bin];
         let last = list.len() - 1;
         let moved = list[last].node;
         let stamp = list[place.position].stamp;
         list[place.position] = list[last];
         list.truncate(last);
-        let row = place.bin >> MANTISSA;
-        let columns = &mut self.columns[row];
-        *columns &= !(u64::from(last == 0) << (place.bin & (COLUMNS - 1)));
-        self.rows &= !(u32::from(*columns == 0) << row);
-        (stamp, moved)
+        (stamp, moved, last == 0)
     }
 
     #[inline]
@@ -147,7 +149,12 @@ impl Bins {
             entry.stamp = entry.stamp.max(stamp);
             return (place.position as u32, node);
         }
-        let (old, moved) = self.remove(place);
+        let (old, moved, empty) = self.pull(place);
+        let (from, to) = (place.bin >> MANTISSA, bin >> MANTISSA);
+        let columns = self.columns[from] & !(u64::from(empty) << (place.bin & (COLUMNS - 1)));
+        self.columns[from] = columns;
+        self.columns[to] |= 1 << (bin & (COLUMNS - 1));
+        self.rows = self.rows & !(u32::from(columns == 0) << from) | 1 << to;
         (self.push(bin, Entry { units, node, stamp: stamp.max(old) }), moved)
     }
 
