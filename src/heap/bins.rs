@@ -15,6 +15,7 @@ const MANTISSA: u32 = 5;
 const COLUMNS: usize = 1 << MANTISSA;
 /// One for each power of two.
 const ROWS: usize = u32::BITS as usize;
+const BINS: usize = ROWS * COLUMNS;
 
 /// A free block as its bin knows it: what a search looks at lies side by side.
 #[derive(Clone, Copy, Debug)]
@@ -28,7 +29,7 @@ pub(super) struct Entry {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) bin: usize,
-    pub(super) position: usize,
+    pub(super) position: u32,
 }
 
 /// The free blocks of one tag.
@@ -40,8 +41,13 @@ pub(super) struct Bins {
     rows: u32,
     /// A bit for each bin that has blocks, by row.
     columns: [u64; ROWS],
-    /// Grows with the largest size that was seen.
-    bins: Vec<Vec<Entry>>,
+    bins: Box<[Vec<Entry>; BINS]>,
+}
+
+/// A bin's row and column.
+#[inline]
+fn split(bin: usize) -> (usize, usize) {
+    ((bin >> MANTISSA) % ROWS, bin % COLUMNS)
 }
 
 /// The bin of a size that is not 0.
@@ -63,7 +69,8 @@ pub(super) fn largest_of(bin: usize) -> u32 {
 // empty, or which of its blocks goes, is anyone's guess, and a wrong guess costs more than the rest.
 impl Bins {
     pub(super) fn new(tag: Tag) -> Self {
-        Self { tag, latest: 0, rows: 0, columns: [0; ROWS], bins: Vec::new() }
+        let bins = Box::new([const { Vec::new() }; BINS]);
+        Self { tag, latest: 0, rows: 0, columns: [0; ROWS], bins }
     }
 
     #[inline]
@@ -71,7 +78,7 @@ impl Bins {
         self.rows == 0
     }
 
-    /// How many blocks there are. Constant time, though as long as there are bins.
+    /// How many blocks there are. As long as there are bins that have some.
     pub(super) fn blocks(&self) -> usize {
         self.filled_down().map(|bin| self.in_bin(bin).len()).sum()
     }
@@ -85,25 +92,19 @@ impl Bins {
     #[inline]
     pub(super) fn insert(&mut self, bin: usize, entry: Entry) -> u32 {
         self.latest = if self.is_empty() { entry.stamp } else { self.latest.max(entry.stamp) };
-        self.rows |= 1 << (bin >> MANTISSA);
-        self.columns[bin >> MANTISSA] |= 1 << (bin & (COLUMNS - 1));
+        let (row, column) = split(bin);
+        self.rows |= 1 << row;
+        self.columns[row] |= 1 << column;
         self.push(bin, entry)
     }
 
     #[inline]
     fn push(&mut self, bin: usize, entry: Entry) -> u32 {
-        if bin >= self.bins.len() {
-            self.grow(bin);
-        }
-        let list = &mut self.bins[bin];
+        let list = &mut self.bins[bin % BINS];
+        let position = list.len();
         list.push(entry);
-        // A position is less than the count of nodes.
-        (list.len() - 1) as u32
-    }
-
-    #[cold]
-    fn grow(&mut self, bin: usize) {
-        self.bins.resize_with((bin | (COLUMNS - 1)) + 1, Vec::new);
+        // There are no more blocks than nodes.
+        position as u32
     }
 
     /// Takes a block out. Returns its stamp, and the node that stands in its place now; that may be
@@ -111,8 +112,8 @@ impl Bins {
     #[inline]
     pub(super) fn remove(&mut self, place: Place) -> (usize, u32) {
         let (stamp, moved, empty) = self.pull(place);
-        let row = place.bin >> MANTISSA;
-        let columns = self.columns[row] & !(u64::from(empty) << (place.bin & (COLUMNS - 1)));
+        let (row, column) = split(place.bin);
+        let columns = self.columns[row] & !(u64::from(empty) << column);
         self.columns[row] = columns;
         self.rows &= !(u32::from(columns == 0) << row);
         (stamp, moved)
@@ -122,64 +123,71 @@ impl Bins {
     /// whether the list is empty now.
     #[inline]
     fn pull(&mut self, place: Place) -> (usize, u32, bool) {
-        let list = &mut self.bins[place.bin];
+        let list = &mut self.bins[place.bin % BINS];
         let last = list.len() - 1;
         let moved = list[last].node;
-        let stamp = list[place.position].stamp;
-        list[place.position] = list[last];
+        let stamp = list[place.position as usize].stamp;
+        list[place.position as usize] = list[last];
         list.truncate(last);
         (stamp, moved, last == 0)
     }
 
     #[inline]
     pub(super) fn entry(&self, place: Place) -> &Entry {
-        &self.bins[place.bin][place.position]
+        &self.bins[place.bin % BINS][place.position as usize]
     }
 
-    /// Gives a block another size, and at least this stamp. Returns its position in the bin that is
-    /// right then, and the node that stands in its old place now; that may be its own.
+    /// Gives a block that stays in its bin another size, and at least this stamp.
     #[inline]
-    pub(super) fn resize(&mut self, place: Place, units: u32, stamp: usize) -> (u32, u32) {
+    pub(super) fn change(&mut self, place: Place, units: u32, stamp: usize) {
         self.latest = self.latest.max(stamp);
-        let bin = bin_of(units);
-        let entry = &mut self.bins[place.bin][place.position];
-        let node = entry.node;
-        if bin == place.bin {
-            entry.units = units;
-            entry.stamp = entry.stamp.max(stamp);
-            return (place.position as u32, node);
-        }
-        let (old, moved, empty) = self.pull(place);
-        let (from, to) = (place.bin >> MANTISSA, bin >> MANTISSA);
-        let columns = self.columns[from] & !(u64::from(empty) << (place.bin & (COLUMNS - 1)));
+        let entry = &mut self.bins[place.bin % BINS][place.position as usize];
+        entry.units = units;
+        entry.stamp = entry.stamp.max(stamp);
+    }
+
+    /// Takes a block to another bin, with at least this stamp. Returns its position there, and the
+    /// node that stands in its old place now; that may be its own.
+    #[inline]
+    pub(super) fn shift(&mut self, place: Place, bin: usize, mut entry: Entry) -> (u32, u32) {
+        self.latest = self.latest.max(entry.stamp);
+        let (stamp, moved, empty) = self.pull(place);
+        entry.stamp = entry.stamp.max(stamp);
+        let ((from, column), (to, new)) = (split(place.bin), split(bin));
+        let columns = self.columns[from] & !(u64::from(empty) << column);
         self.columns[from] = columns;
-        self.columns[to] |= 1 << (bin & (COLUMNS - 1));
+        self.columns[to] |= 1 << new;
         self.rows = self.rows & !(u32::from(columns == 0) << from) | 1 << to;
-        (self.push(bin, Entry { units, node, stamp: stamp.max(old) }), moved)
+        (self.push(bin, entry), moved)
     }
 
     /// The first bin at or above this one that has blocks.
     #[inline]
     pub(super) fn at_or_above(&self, bin: usize) -> Option<usize> {
-        let row = bin >> MANTISSA;
-        let here = self.columns.get(row)? & (u64::MAX << (bin & (COLUMNS - 1)));
+        if bin >= BINS {
+            return None;
+        }
+        let (row, column) = split(bin);
+        let here = self.columns[row] & (u64::MAX << column);
         if here != 0 {
             return Some((row << MANTISSA) + here.trailing_zeros() as usize);
         }
-        // Rows are fewer than 32, so the shift is no overflow.
-        let row = (self.rows & (u32::MAX << row << 1)).trailing_zeros() as usize;
-        Some((row << MANTISSA) + self.columns.get(row)?.trailing_zeros() as usize)
+        let above = self.rows & (u32::MAX << row << 1);
+        if above == 0 {
+            return None;
+        }
+        let row = above.trailing_zeros() as usize;
+        Some((row << MANTISSA) + self.columns[row % ROWS].trailing_zeros() as usize)
     }
 
     /// The highest bin that has blocks.
     pub(super) fn top(&self) -> Option<usize> {
-        self.at_or_below(usize::MAX)
+        self.at_or_below(BINS - 1)
     }
 
     /// The last bin at or below this one that has blocks.
     pub(super) fn at_or_below(&self, bin: usize) -> Option<usize> {
-        let bin = bin.min(ROWS * COLUMNS - 1);
-        let (row, column) = (bin >> MANTISSA, bin & (COLUMNS - 1));
+        let (row, column) = split(bin);
         let here = self.columns[row] & (u64::MAX >> (63 - column));
         if here != 0 {
             return Some((row << MANTISSA) + here.ilog2() as usize);
@@ -209,7 +217,7 @@ impl Bins {
             excess = if better { over } else { excess };
             best = if better { position } else { best };
         }
-        (excess != none).then_some(Place { bin, position: first + best })
+        (excess != none).then_some(Place { bin, position: (first + best) as u32 })
     }
 
     /// The first bin at or above this one where a block serves.
@@ -231,7 +239,7 @@ impl Bins {
             let (position, _) = entries
                 .filter(|(_, entry)| entry.stamp <= upto)
                 .max_by_key(|(_, entry)| entry.units)?;
-            Some(Place { bin, position })
+            Some(Place { bin, position: position as u32 })
         })
     }
 
@@ -246,6 +254,6 @@ impl Bins {
 
     /// The blocks of one bin.
     pub(super) fn in_bin(&self, bin: usize) -> &[Entry] {
-        self.bins.get(bin).map_or(&[], Vec::as_slice)
+        &self.bins[bin % BINS]
     }
 }

@@ -4,12 +4,11 @@ use super::bins::{Bins, Entry, Place, bin_of, largest_of};
 use super::nodes::{Block, Nodes, State};
 use super::pieces::Pieces;
 use super::shelf::Shelf;
+use super::tagged::{Tagged, place_of};
 use super::{Account, Node, NotLive, Tag, Taken};
 
-/// How many blocks of the floor bin are looked at before the bins above are.
-const FLOOR_PROBES: usize = 8;
-/// How many blocks of the bin that serves are looked at for the best fit.
-const CEILING_PROBES: usize = 8;
+/// How many blocks of a bin are looked at for the best fit.
+const PROBES: usize = 8;
 /// How many bins are looked at for a block that is early enough, or lies right for an alignment.
 const BINS: usize = 8;
 /// How many blocks of the floor bin are looked at before the heap gives up.
@@ -102,7 +101,7 @@ impl Heap {
         let above = sure.into_iter().flat_map(|bin| bins_from(bins, bin).take(BINS));
         let place = near
             .chain(above)
-            .find_map(|bin| bins.best(bin, units, CEILING_PROBES, accept))
+            .find_map(|bin| bins.best(bin, units, PROBES, accept))
             .or_else(|| bins.best(floor, units, LAST_PROBES, accept))?;
         Some((place, skip(&bins.entry(place))?))
     }
@@ -118,41 +117,50 @@ impl Heap {
         }
         let Block { address, prev, .. } = self.nodes[free];
         if all == units {
-            self.unshelve(set, free);
-            self.nodes[free].state = State::Live;
+            let mut tagged = self.tagged(set);
+            tagged.unshelve(free);
+            tagged.nodes[free].state = State::Live;
             return Taken { node: free, address, stamp };
         }
         // The rest keeps the node: it often keeps the bin, too.
-        let state = State::Live;
-        let node = self.nodes.take(Block { address, units, prev, next: free, position: 0, tag: 0, state });
-        self.nodes[prev].next = node;
-        let rest = &mut self.nodes[free];
-        rest.address = address + (u64::from(units) << self.unit_shift);
+        let node = self.nodes.take(Block::live(address, units, prev, free));
+        let past = address + (u64::from(units) << self.unit_shift);
+        let mut tagged = self.tagged(set);
+        tagged.nodes[prev].next = node;
+        let rest = &mut tagged.nodes[free];
+        rest.address = past;
         rest.prev = node;
-        self.resize_at(set, free, place, all - units, 0);
+        tagged.resize(free, place, all - units, 0);
         Taken { node, address, stamp }
     }
 
     /// Takes units out of a free block that leave `skip` at its low end.
     #[cold]
     fn take_high(&mut self, set: usize, free: u32, skip: u32, units: u32, stamp: usize) -> Taken {
-        let Block { address, units: all, next, tag, .. } = self.nodes[free];
-        let shift = self.unit_shift;
-        let address = address + (u64::from(skip) << shift);
-        let live = Block { address, units, prev: free, next, position: 0, tag, state: State::Live };
-        let node = self.nodes.take(live);
+        let block = self.nodes[free];
+        let address = block.address + (u64::from(skip) << self.unit_shift);
+        let past = address + (u64::from(units) << self.unit_shift);
+        let node = self.nodes.take(Block::live(address, units, free, block.next));
+        let rest = block.units - skip - units;
+        let after = match rest {
+            0 => block.next,
+            _ => self.nodes.take(Block::live(past, rest, node, block.next)),
+        };
         self.nodes.link(free, node);
-        self.nodes.link(node, next);
-        self.resize(set, free, skip, 0);
-        let rest = all - skip - units;
+        self.nodes.link(node, after);
+        let mut tagged = self.tagged(set);
+        tagged.resize(free, place_of(&block), skip, 0);
         if rest != 0 {
-            let address = address + (u64::from(units) << shift);
-            let rest = self.nodes.take(Block { address, units: rest, prev: node, ..live });
-            self.nodes.link(node, rest);
-            self.nodes.link(rest, next);
-            self.shelve(set, rest, tag, stamp);
+            tagged.nodes.link(after, block.next);
+            tagged.shelve(after, block.tag, stamp);
         }
         Taken { node, address, stamp }
+    }
+
+    /// The bins of a tag by their place on the shelf, and all nodes.
+    #[inline]
+    pub(super) fn tagged(&mut self, set: usize) -> Tagged<'_> {
+        Tagged { bins: &mut self.shelf[set], nodes: self.nodes.view() }
     }
 
     /// Frees a live block with this tag and stamp; merges with free neighbours of the same tag (the
@@ -167,97 +175,14 @@ impl Heap {
         let units = self.nodes.live(node)?.units;
         self.live_units -= u64::from(units);
         self.live_blocks -= 1;
-        self.give(node, tag, stamp);
+        let set = self.shelf.make(tag);
+        self.tagged(set).give(node, tag, stamp);
         Ok(units)
     }
 
     /// The address and units of a live block.
     pub(crate) fn live(&self, node: Node) -> Result<(u64, u32), NotLive> {
         self.nodes.live(node).map(|block| (block.address, block.units))
-    }
-
-    /// Puts a block that stands in no bin into those of `tag`, merged with its neighbours there.
-    #[inline]
-    pub(super) fn give(&mut self, node: u32, tag: Tag, stamp: usize) {
-        let set = self.shelf.make(tag);
-        let Block { address, units, prev, next, .. } = self.nodes[node];
-        let low = self.joins(prev, tag);
-        let high = self.joins(next, tag);
-        let with_low = low.and_then(|low| low.checked_add(units));
-        let with_high = high.and_then(|high| high.checked_add(units));
-        match (with_low, with_high) {
-            (None, None) => self.shelve(set, node, tag, stamp),
-            (None, Some(all)) => {
-                let high = &mut self.nodes[next];
-                high.address = address;
-                high.prev = prev;
-                self.nodes[prev].next = next;
-                self.nodes.release(node);
-                self.resize(set, next, all, stamp);
-            }
-            (Some(all), with_high) => {
-                let all_three = with_high.and(high).and_then(|high| all.checked_add(high));
-                self.nodes.release(node);
-                let Some(all) = all_three else {
-                    self.nodes.link(prev, next);
-                    return self.resize(set, prev, all, stamp);
-                };
-                let after = self.nodes[next].next;
-                let later = self.unshelve(set, next);
-                self.nodes.release(next);
-                self.nodes.link(prev, after);
-                self.resize(set, prev, all, stamp.max(later));
-            }
-        }
-    }
-
-    /// The units of a free block of this tag.
-    #[inline]
-    fn joins(&self, node: u32, tag: Tag) -> Option<u32> {
-        let block = &self.nodes[node];
-        (block.state == State::Free && block.tag == tag).then_some(block.units)
-    }
-
-    /// Puts a block into its bin. `set` is where the bins of `tag` are, here and below.
-    #[inline]
-    pub(super) fn shelve(&mut self, set: usize, node: u32, tag: Tag, stamp: usize) {
-        let block = &mut self.nodes[node];
-        let units = block.units;
-        block.state = State::Free;
-        block.tag = tag;
-        block.position = self.shelf[set].insert(bin_of(units), Entry { units, node, stamp });
-    }
-
-    /// Takes a free block out of its bin; it still says that it is free. Returns its stamp.
-    #[inline]
-    pub(super) fn unshelve(&mut self, set: usize, node: u32) -> usize {
-        let place = self.place(node);
-        let (stamp, moved) = self.shelf[set].remove(place);
-        self.nodes[moved].position = place.position as u32;
-        stamp
-    }
-
-    /// Gives a free block another size and at least this stamp, in the bin that is right then.
-    #[inline]
-    pub(super) fn resize(&mut self, set: usize, node: u32, units: u32, stamp: usize) {
-        self.resize_at(set, node, self.place(node), units, stamp);
-    }
-
-    #[inline]
-    fn resize_at(&mut self, set: usize, node: u32, place: Place, units: u32, stamp: usize) {
-        let (position, moved) = self.shelf[set].resize(place, units, stamp);
-        // In this order: the one that moved may be the block itself.
-        self.nodes[moved].position = place.position as u32;
-        let block = &mut self.nodes[node];
-        block.position = position;
-        block.units = units;
-    }
-
-    /// Where a free block stands.
-    #[inline]
-    pub(super) fn place(&self, node: u32) -> Place {
-        let block = &self.nodes[node];
-        Place { bin: bin_of(block.units), position: block.position as usize }
     }
 
     /// Upper bound, in units, on what `allocate(tag, ..)` could serve; exact if 0. Constant time.
@@ -309,16 +234,13 @@ fn find(bins: &Bins, units: u32, upto: usize) -> Option<Place> {
     }
     let floor = bin_of(units);
     let accept = |entry: &Entry| entry.stamp <= upto;
-    if let Some(place) = bins.best(floor, units, FLOOR_PROBES, accept) {
-        return Some(place);
-    }
     let mut bin = floor;
     for _ in 0..BINS {
-        let Some(above) = bins.at_or_above(bin + 1) else { break };
-        if let Some(place) = bins.best(above, units, CEILING_PROBES, accept) {
+        let Some(filled) = bins.at_or_above(bin) else { break };
+        if let Some(place) = bins.best(filled, units, PROBES, accept) {
             return Some(place);
         }
-        bin = above;
+        bin = filled + 1;
     }
     bins.best(floor, units, LAST_PROBES, accept)
 }

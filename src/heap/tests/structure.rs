@@ -2,6 +2,7 @@
 
 use crate::heap::bins::{bin_of, largest_of};
 use crate::heap::nodes::{Block, State};
+use crate::heap::tagged::place_of;
 use crate::heap::{Heap, Tag};
 use std::collections::BTreeSet;
 
@@ -35,7 +36,7 @@ pub(super) fn walk(heap: &Heap) -> (Vec<Free>, Vec<Live>) {
                 State::Live => live.push((span.range, address, bytes)),
                 State::Free => {
                     let tag = block.tag;
-                    let entry = heap.shelf.get(tag).unwrap().entry(heap.place(node));
+                    let entry = heap.shelf.get(tag).unwrap().entry(place_of(&block));
                     assert_eq!((entry.node, entry.units), (node, block.units));
                     free.push((span.range, address, bytes, tag, entry.stamp));
                     if let Some(last) = last.filter(|last| last.state == State::Free) {
