@@ -53,9 +53,10 @@ fn split(bin: usize) -> (usize, usize) {
 /// The bin of a size that is not 0.
 #[inline]
 pub(super) fn bin_of(units: u32) -> usize {
-    // Exponent and mantissa of a number that a float holds exactly. The exponent has 1023 for 0.
-    let float = f64::from(units).to_bits();
-    (float >> (f64::MANTISSA_DIGITS - 1 - MANTISSA)) as usize - (1023 << MANTISSA)
+    // As integers: a float's registers are those that blocks are copied through, and it would wait.
+    let row = (u32::BITS - 1 - (units | 1).leading_zeros()) as usize;
+    // The leading one counts as a column too many; it makes row 1 of row 0.
+    (row << MANTISSA) + (((units as usize) << MANTISSA) >> row) - COLUMNS
 }
 
 /// The largest size of a bin.
