@@ -25,11 +25,22 @@ pub(super) struct Entry {
     pub(super) stamp: usize,
 }
 
-/// Where a free block stands.
+/// The position of the block that is kept apart.
+pub(super) const KEPT: u32 = u32::MAX;
+
+/// Where a free block stands. The bin means nothing if it is kept apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) bin: usize,
     pub(super) position: u32,
+}
+
+/// A block that serves.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Fit {
+    /// By how many units it is larger than asked.
+    excess: u32,
+    pub(super) place: Place,
 }
 
 /// The free blocks of one tag.
@@ -42,6 +53,9 @@ pub(super) struct Bins {
     /// A bit for each bin that has blocks, by row.
     columns: [u64; ROWS],
     bins: Box<[Vec<Entry>; BINS]>,
+    /// A large block that stands in no bin, so that what is cut from it again and again, and merged
+    /// with it again, moves nothing. None has no units.
+    kept: Entry,
 }
 
 /// A bin's row and column.
@@ -66,22 +80,25 @@ pub(super) fn largest_of(bin: usize) -> u32 {
     ((past - 1) >> MANTISSA) as u32
 }
 
+const NO_ENTRY: Entry = Entry { units: 0, node: 0, stamp: 0 };
+
 // What is done to a bitmap or a list here is done without a branch where it can be: whether a bin runs
 // empty, or which of its blocks goes, is anyone's guess, and a wrong guess costs more than the rest.
 impl Bins {
     pub(super) fn new(tag: Tag) -> Self {
         let bins = Box::new([const { Vec::new() }; BINS]);
-        Self { tag, latest: 0, rows: 0, columns: [0; ROWS], bins }
+        Self { tag, latest: 0, rows: 0, columns: [0; ROWS], bins, kept: NO_ENTRY }
     }
 
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
-        self.rows == 0
+        self.rows == 0 && self.kept.units == 0
     }
 
     /// How many blocks there are. As long as there are bins that have some.
     pub(super) fn blocks(&self) -> usize {
-        self.filled_down().map(|bin| self.in_bin(bin).len()).sum()
+        let in_bins: usize = self.filled_down().map(|bin| self.in_bin(bin).len()).sum();
+        in_bins + usize::from(self.kept.units != 0)
     }
 
     /// The latest stamp that came in since the bins were last empty.
@@ -89,10 +106,23 @@ impl Bins {
         if self.is_empty() { 0 } else { self.latest }
     }
 
-    /// Adds a block. Returns its position in the bin.
+    /// Whether a block of this size is to be kept apart.
+    #[inline]
+    pub(super) fn keeps(&self, units: u32) -> bool {
+        units > self.kept.units
+    }
+
+    /// Keeps a new block apart. Returns the one that was, if one was, which is in no bin now.
+    #[cold]
+    pub(super) fn keep(&mut self, entry: Entry) -> Option<Entry> {
+        self.latest = if self.is_empty() { entry.stamp } else { self.latest.max(entry.stamp) };
+        Some(std::mem::replace(&mut self.kept, entry)).filter(|old| old.units != 0)
+    }
+
+    /// Adds a block to bins that are not empty. Returns its position in its bin.
     #[inline]
     pub(super) fn insert(&mut self, bin: usize, entry: Entry) -> u32 {
-        self.latest = if self.is_empty() { entry.stamp } else { self.latest.max(entry.stamp) };
+        self.latest = self.latest.max(entry.stamp);
         let (row, column) = split(bin);
         self.rows |= 1 << row;
         self.columns[row] |= 1 << column;
@@ -112,6 +142,11 @@ impl Bins {
     /// its own.
     #[inline]
     pub(super) fn remove(&mut self, place: Place) -> (usize, u32) {
+        if place.position == KEPT {
+            let Entry { node, stamp, .. } = self.kept;
+            self.kept = NO_ENTRY;
+            return (stamp, node);
+        }
         let (stamp, moved, empty) = self.pull(place);
         let (row, column) = split(place.bin);
         let columns = self.columns[row] & !(u64::from(empty) << column);
@@ -135,19 +170,25 @@ impl Bins {
 
     #[inline]
     pub(super) fn entry(&self, place: Place) -> &Entry {
+        if place.position == KEPT {
+            return &self.kept;
+        }
         &self.bins[place.bin % BINS][place.position as usize]
     }
 
-    /// Gives a block that stays in its bin another size, and at least this stamp.
+    /// Gives a block that stays in its place another size, and at least this stamp.
     #[inline]
     pub(super) fn change(&mut self, place: Place, units: u32, stamp: usize) {
         self.latest = self.latest.max(stamp);
-        let entry = &mut self.bins[place.bin % BINS][place.position as usize];
+        let entry = match place.position {
+            KEPT => &mut self.kept,
+            position => &mut self.bins[place.bin % BINS][position as usize],
+        };
         entry.units = units;
         entry.stamp = entry.stamp.max(stamp);
     }
 
-    /// Takes a block to another bin, with at least this stamp. Returns its position there, and the
+    /// Takes a block from one bin to another, with at least this stamp. Returns its position there, and the
     /// node that stands in its old place now; that may be its own.
     #[inline]
     pub(super) fn shift(&mut self, place: Place, bin: usize, mut entry: Entry) -> (u32, u32) {
@@ -181,6 +222,11 @@ impl Bins {
         Some((row << MANTISSA) + self.columns[row % ROWS].trailing_zeros() as usize)
     }
 
+    /// Upper bound on the units of a block; exact if 0.
+    pub(super) fn at_most(&self) -> u32 {
+        self.top().map_or(0, largest_of).max(self.kept.units)
+    }
+
     /// The highest bin that has blocks.
     pub(super) fn top(&self) -> Option<usize> {
         self.at_or_below(BINS - 1)
@@ -205,7 +251,7 @@ impl Bins {
         units: u32,
         probes: usize,
         accept: impl Fn(&Entry) -> bool,
-    ) -> Option<Place> {
+    ) -> Option<Fit> {
         let list = self.in_bin(bin);
         let first = list.len().saturating_sub(probes);
         // What is smaller than wanted, or not accepted, counts as above all others. Without a branch:
@@ -218,35 +264,49 @@ impl Bins {
             excess = if better { over } else { excess };
             best = if better { position } else { best };
         }
-        (excess != none).then_some(Place { bin, position: (first + best) as u32 })
+        let place = Place { bin, position: (first + best) as u32 };
+        (excess != none).then_some(Fit { excess: excess as u32, place })
     }
 
-    /// The first bin at or above this one where a block serves.
-    fn search(&self, bin: usize, units: u32, probes: usize, upto: usize) -> Option<Place> {
-        let mut bins =
-            std::iter::successors(self.at_or_above(bin), |&bin| self.at_or_above(bin + 1));
-        bins.find_map(|bin| self.best(bin, units, probes, |entry| entry.stamp <= upto))
+    /// The better fit: this one, or the block that is kept apart.
+    #[inline]
+    pub(super) fn or_kept(
+        &self,
+        fit: Option<Fit>,
+        units: u32,
+        accept: impl Fn(&Entry) -> bool,
+    ) -> Option<Fit> {
+        let excess = self.kept.units.checked_sub(units).filter(|_| accept(&self.kept));
+        let Some(excess) = excess else { return fit };
+        let kept = Fit { excess, place: Place { bin: 0, position: KEPT } };
+        Some(fit.filter(|fit| fit.excess <= excess).unwrap_or(kept))
     }
 
-    /// The best fit of all blocks with these units and a stamp of at most `upto`.
+    /// The best fit of all blocks with these units, which are not 0, and a stamp of at most `upto`.
     pub(super) fn early(&self, units: u32, upto: usize) -> Option<Place> {
-        self.search(bin_of(units), units, usize::MAX, upto)
+        let accept = |entry: &Entry| entry.stamp <= upto;
+        let bins = std::iter::successors(self.at_or_above(bin_of(units)), |&bin| {
+            self.at_or_above(bin + 1)
+        });
+        let fit = bins.filter_map(|bin| self.best(bin, units, usize::MAX, accept)).next();
+        self.or_kept(fit, units, accept).map(|fit| fit.place)
     }
 
     /// The largest block with a stamp of at most `upto`.
     pub(super) fn largest(&self, upto: usize) -> Option<Place> {
-        self.filled_down().find_map(|bin| {
-            let entries = self.in_bin(bin).iter().enumerate();
-            let (position, _) = entries
-                .filter(|(_, entry)| entry.stamp <= upto)
-                .max_by_key(|(_, entry)| entry.units)?;
-            Some(Place { bin, position: position as u32 })
-        })
+        let in_bins = self.filled_down().find_map(|bin| {
+            let entries = (0..).zip(self.in_bin(bin)).filter(|(_, entry)| entry.stamp <= upto);
+            let (position, _) = entries.max_by_key(|(_, entry)| entry.units)?;
+            Some(Place { bin, position })
+        });
+        let kept = (self.kept.units != 0 && self.kept.stamp <= upto)
+            .then_some(Place { bin: 0, position: KEPT });
+        in_bins.into_iter().chain(kept).max_by_key(|&place| self.entry(place).units)
     }
 
     /// Every block, those of the bins of the largest sizes first.
     pub(super) fn entries(&self) -> impl Iterator<Item = &Entry> {
-        self.filled_down().flat_map(|bin| self.in_bin(bin))
+        self.kept().into_iter().chain(self.filled_down().flat_map(|bin| self.in_bin(bin)))
     }
 
     fn filled_down(&self) -> impl Iterator<Item = usize> {
@@ -256,5 +316,10 @@ impl Bins {
     /// The blocks of one bin.
     pub(super) fn in_bin(&self, bin: usize) -> &[Entry] {
         &self.bins[bin % BINS]
+    }
+
+    /// The block that is kept apart.
+    pub(super) fn kept(&self) -> Option<&Entry> {
+        Some(&self.kept).filter(|kept| kept.units != 0)
     }
 }

@@ -1,6 +1,6 @@
 //! Allocating and freeing: a block is taken from the bins and split, or put back and merged.
 
-use super::bins::{Bins, Entry, Place, bin_of, largest_of};
+use super::bins::{Bins, Entry, Place, bin_of};
 use super::nodes::{Block, Nodes, State};
 use super::pieces::Pieces;
 use super::shelf::Shelf;
@@ -99,11 +99,10 @@ impl Heap {
         let sure = u32::try_from((align >> self.unit_shift) - 1).ok();
         let sure = sure.and_then(|pad| units.checked_add(pad)).map(bin_of);
         let above = sure.into_iter().flat_map(|bin| bins_from(bins, bin).take(BINS));
-        let place = near
-            .chain(above)
-            .find_map(|bin| bins.best(bin, units, PROBES, accept))
-            .or_else(|| bins.best(floor, units, LAST_PROBES, accept))?;
-        Some((place, skip(&bins.entry(place))?))
+        let fit = near.chain(above).find_map(|bin| bins.best(bin, units, PROBES, accept));
+        let fit = bins.or_kept(fit, units, accept);
+        let place = fit.or_else(|| bins.best(floor, units, LAST_PROBES, accept))?.place;
+        Some((place, skip(bins.entry(place))?))
     }
 
     /// Splits a free block: `skip` units stay free, `units` become a live block, the rest stays free.
@@ -187,14 +186,14 @@ impl Heap {
 
     /// Upper bound, in units, on what `allocate(tag, ..)` could serve; exact if 0. Constant time.
     pub(crate) fn at_most(&self, tag: Tag) -> u32 {
-        self.shelf.get(tag).and_then(Bins::top).map_or(0, largest_of)
+        self.shelf.get(tag).map_or(0, Bins::at_most)
     }
 
     /// The exact largest free block of any tag, in bytes. As long as there are blocks in the top
     /// bins.
     pub(crate) fn largest_free(&self) -> u64 {
-        let tops = self.shelf.filled().filter_map(|bins| Some(bins.in_bin(bins.top()?)));
-        let units = tops.flatten().map(|entry| entry.units).max().unwrap_or(0);
+        let largest = |bins: &Bins| bins.largest(usize::MAX).map(|place| bins.entry(place).units);
+        let units = self.shelf.filled().filter_map(largest).max().unwrap_or(0);
         u64::from(units) << self.unit_shift
     }
 
@@ -235,12 +234,17 @@ fn find(bins: &Bins, units: u32, upto: usize) -> Option<Place> {
     let floor = bin_of(units);
     let accept = |entry: &Entry| entry.stamp <= upto;
     let mut bin = floor;
+    let mut fit = None;
     for _ in 0..BINS {
         let Some(filled) = bins.at_or_above(bin) else { break };
-        if let Some(place) = bins.best(filled, units, PROBES, accept) {
-            return Some(place);
+        fit = bins.best(filled, units, PROBES, accept);
+        if fit.is_some() {
+            break;
         }
         bin = filled + 1;
     }
-    bins.best(floor, units, LAST_PROBES, accept)
+    match bins.or_kept(fit, units, accept) {
+        Some(fit) => Some(fit.place),
+        None => Some(bins.best(floor, units, LAST_PROBES, accept)?.place),
+    }
 }

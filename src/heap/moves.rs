@@ -236,7 +236,8 @@ impl Heap {
     /// The complete block of this address and size.
     fn found(&self, address: u64, bytes: u64) -> Option<u32> {
         let units = u32::try_from(bytes >> self.unit_shift).ok()?;
-        let mut entries = self.shelf.get(COMPLETE)?.in_bin(bin_of(units)).iter();
+        let bins = self.shelf.get(COMPLETE)?;
+        let mut entries = bins.kept().into_iter().chain(bins.in_bin(bin_of(units)));
         let found = |node: u32| self.nodes[node].address == address;
         entries.find(|entry| entry.units == units && found(entry.node)).map(|entry| entry.node)
     }

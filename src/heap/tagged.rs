@@ -1,8 +1,8 @@
 //! Blocks of one tag: into their bins and out, split and merged.
 
-use super::bins::{Bins, Entry, Place, bin_of};
-use super::nodes::{Block, State, View};
 use super::Tag;
+use super::bins::{Bins, Entry, KEPT, Place, bin_of};
+use super::nodes::{Block, State, View};
 
 /// The bins of one tag, and the nodes of all.
 pub(super) struct Tagged<'a> {
@@ -69,7 +69,20 @@ impl Tagged<'_> {
         let units = block.units;
         block.state = State::Free;
         block.tag = tag;
-        block.position = self.bins.insert(bin_of(units), Entry { units, node, stamp });
+        let entry = Entry { units, node, stamp };
+        if self.bins.keeps(units) {
+            return self.keep(entry);
+        }
+        block.position = self.bins.insert(bin_of(units), entry);
+    }
+
+    /// Keeps a block apart, and puts the one that was into its bin.
+    #[cold]
+    fn keep(&mut self, entry: Entry) {
+        self.nodes[entry.node].position = KEPT;
+        if let Some(old) = self.bins.keep(entry) {
+            self.nodes[old.node].position = self.bins.insert(bin_of(old.units), old);
+        }
     }
 
     /// Takes a free block out of its bin; it still says that it is free. Returns its stamp.
@@ -84,11 +97,15 @@ impl Tagged<'_> {
     /// Gives a free block another size and at least this stamp, in the bin that is right then.
     #[inline]
     pub(super) fn resize(&mut self, node: u32, place: Place, units: u32, stamp: usize) {
+        self.nodes[node].units = units;
         let bin = bin_of(units);
-        let block = &mut self.nodes[node];
-        block.units = units;
-        if bin == place.bin {
+        if place.position == KEPT || bin == place.bin {
             return self.bins.change(place, units, stamp);
+        }
+        if self.bins.keeps(units) {
+            let (old, moved) = self.bins.remove(place);
+            self.nodes[moved].position = place.position;
+            return self.keep(Entry { units, node, stamp: stamp.max(old) });
         }
         let (position, moved) = self.bins.shift(place, bin, Entry { units, node, stamp });
         // In this order: the one that moved may be the block itself.

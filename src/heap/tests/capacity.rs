@@ -38,8 +38,8 @@ fn random_trace(n: u32, max: u64, seed: u64) -> Trace {
     let (mut used, mut peak_bytes, mut count) = (0, 0, 0);
     for _ in 0..2 * n {
         let size = 1 + below(&mut state, max);
-        let allocates = live.is_empty()
-            || (below(&mut state, 100) < 73 && count < n && used + size < usage);
+        let allocates =
+            live.is_empty() || (below(&mut state, 100) < 73 && count < n && used + size < usage);
         if allocates {
             ops.push(Op::Take(count, u32::try_from(size.div_ceil(1 << SHIFT)).unwrap()));
             live.push((count, size));

@@ -82,7 +82,12 @@ fn an_operation_takes_about_the_same_however_many_blocks_live() {
     }
     println!("workload,least ns per pair,median");
     single(4_000_000).print("one block");
-    if std::env::var("ONE").is_ok() { for _ in 0..10 {single(4_000_000).print("one block");} return; }
+    if std::env::var("ONE").is_ok() {
+        for _ in 0..10 {
+            single(4_000_000).print("one block");
+        }
+        return;
+    }
     for live in [1, 256, 4096, 65_536] {
         replace(live, 4_000_000).print(&format!("replace one of {live}"));
     }
