@@ -8,7 +8,7 @@ use super::tagged::{Tagged, place_of};
 use super::{Account, Node, NotLive, Tag, Taken};
 
 /// How many blocks of a bin are looked at for the best fit.
-const PROBES: usize = 8;
+const PROBES: usize = 4;
 /// How many bins are looked at for a block that is early enough, or lies right for an alignment.
 const BINS: usize = 8;
 /// How many blocks of the floor bin are looked at before the heap gives up.

@@ -63,7 +63,7 @@ impl Tagged<'_> {
     }
 
     /// Puts a block into its bin.
-    #[inline]
+    #[inline(always)]
     pub(super) fn shelve(&mut self, node: u32, tag: Tag, stamp: usize) {
         let block = &mut self.nodes[node];
         let units = block.units;
@@ -86,7 +86,7 @@ impl Tagged<'_> {
     }
 
     /// Takes a free block out of its bin; it still says that it is free. Returns its stamp.
-    #[inline]
+    #[inline(always)]
     pub(super) fn unshelve(&mut self, node: u32) -> usize {
         let place = place_of(&self.nodes[node]);
         let (stamp, moved) = self.bins.remove(place);
@@ -95,7 +95,7 @@ impl Tagged<'_> {
     }
 
     /// Gives a free block another size and at least this stamp, in the bin that is right then.
-    #[inline]
+    #[inline(always)]
     pub(super) fn resize(&mut self, node: u32, place: Place, units: u32, stamp: usize) {
         self.nodes[node].units = units;
         let bin = bin_of(units);
