@@ -21,6 +21,7 @@ mod heap;
 mod host;
 mod interop;
 mod layout;
+mod pool;
 mod resource;
 mod stream;
 mod sync;
@@ -66,6 +67,7 @@ sync::for_models! {
     pub mod models {
         pub use crate::container::models::*;
         pub use crate::host::models::*;
+        pub use crate::pool::models::*;
         pub use crate::resource::models::*;
         pub use crate::stream::graveyard::{Graveyard, Passed, Reaped};
     }

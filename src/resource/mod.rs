@@ -7,11 +7,12 @@ mod managed;
 mod pool;
 mod registry;
 
+pub use crate::pool::Rung;
 pub use block::DeviceBlock;
 pub use cuda::CudaResource;
 pub use driver_pool::AsyncResource;
 pub use managed::ManagedResource;
-pub use pool::{MissPolicy, PoolOptions, PoolResource, PoolStatistics, Rung};
+pub use pool::{MissPolicy, PoolOptions, PoolResource, PoolStatistics};
 pub use registry::{
     current_device_resource, current_pinned_resource, reset_current_device_resource,
     reset_current_pinned_resource, set_current_device_resource, set_current_pinned_resource,

@@ -1,205 +1,378 @@
 //! The pool, as a resource over another one.
 
+use super::cuda::leaked;
 use super::{CudaResource, DeviceBlock, DeviceResource};
+use crate::backend::{is_forked_child, not_forked};
 use crate::device::Device;
-use crate::error::Result;
-use crate::layout::DeviceLayout;
+use crate::error::{Error, ErrorKind, Result};
+use crate::event::Event;
+use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout};
+use crate::pool::{Block, Failure, Pool, Upstream};
 use crate::stream::Stream;
 use crate::sync::Arc;
+use crate::sync::trusted::Mutex;
+use std::fmt;
 
-/// What a pool does when the calling stream's own free memory does not serve. From
-/// [`PoolOptions::miss_policy`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MissPolicy {
-    rungs: Vec<Rung>,
-}
+mod options;
 
-/// One thing that a pool tries on a miss.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Rung {
-    /// Memory that other streams freed and the host has seen complete.
-    Complete,
-    /// Memory that other streams freed at points that the calling stream is already ordered after.
-    Ordered,
-    /// More memory from upstream, while the pool is under its soft limit.
-    Grow,
-    /// Memory of one other stream: the calling stream is made to wait for it, the host is not.
-    Wait,
-    /// More memory from upstream, up to the maximum size.
-    GrowToMaximum,
-    /// All free memory of the pool is gathered in one place, waiting for all streams that freed it.
-    Gather,
-    /// Free blocks of upstream are given back, and upstream is asked for one that fits. The host
-    /// waits for the streams that used them.
-    Trim,
-}
+pub use options::{MissPolicy, PoolOptions, PoolStatistics};
 
-/// How a pool is built. From [`PoolResource::builder`].
-#[derive(Clone, Debug)]
-#[must_use]
-pub struct PoolOptions<U> {
-    upstream: U,
-    initial_size: usize,
-    maximum_size: Option<usize>,
-    soft_limit: Option<usize>,
-    growth_step: Option<usize>,
-    alignment: usize,
-    miss_policy: MissPolicy,
-    magazine_entries: usize,
-    magazine_bytes: usize,
-}
-
-/// What a pool holds and what it has done. From [`PoolResource::statistics`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct PoolStatistics {
-    /// Bytes taken from upstream now.
-    pub reserved: usize,
-    /// The most that was ever reserved at once.
-    pub peak_reserved: usize,
-    /// Bytes in blocks that users hold.
-    pub live: usize,
-    /// Blocks that users hold.
-    pub live_blocks: usize,
-    /// Free bytes: `reserved - live`.
-    pub free: usize,
-    /// Of the free bytes, those in magazines.
-    pub cached: usize,
-    /// The largest free block.
-    pub largest_free: usize,
-    /// Blocks of upstream.
-    pub upstream_blocks: usize,
-    /// Allocations that found nothing free of their own stream.
-    pub misses: usize,
-    /// Blocks taken from memory that another stream freed.
-    pub steals: usize,
-    /// Events recorded.
-    pub records: usize,
-    /// Waits of one stream for another.
-    pub waits: usize,
-    /// Upstream allocations.
-    pub growths: usize,
-    /// Upstream frees.
-    pub returns: usize,
+/// A stream-ordered pool over another resource: RMM's `pool_memory_resource`, without a driver call
+/// once it is warm.
+///
+/// A handle: clones are the same pool. Use it from any thread, on any stream of its device. Freed
+/// memory goes back to the same stream without a check. Another stream takes it when the device is
+/// past it, or is made to wait for it: which comes first, and when the pool grows instead, says the
+/// [`MissPolicy`].
+///
+/// The pool takes memory from upstream in large blocks and cuts exact sizes from them, rounded up to
+/// 256 bytes. It never holds more than its maximum size, and can always use all of it: on the way to
+/// an out-of-memory error it gathers what all streams and threads have freed, and gives blocks of
+/// upstream back to get larger ones.
+///
+/// Handles may be dropped before the vectors that live in the pool; it ends with the last of both.
+/// Blocks that were [allocated](DeviceResource::allocate) by hand and not given back by then are
+/// leaked, with an error in the log.
+///
+/// A stream in capture that the pool was not told of is noticed when the pool has to do more than
+/// hand out what the stream freed before; that is [`ErrorKind::Capture`].
+///
+/// ```
+/// use aquifer::{CudaResource, Device, DeviceVec, PoolResource};
+/// use std::sync::Arc;
+///
+/// let device = Device::detect()?;
+/// let stream = device.new_stream()?;
+/// let pool = PoolResource::builder(CudaResource::new(&device))
+///     .initial_size(16 << 20)
+///     .maximum_size(64 << 20)
+///     .build()?;
+/// let vec = DeviceVec::<f32>::zeroed_in(&stream, 1000, Arc::new(pool.clone()))?;
+/// assert_eq!(pool.statistics().live, 4096);
+/// drop(vec);
+/// assert_eq!(pool.statistics().live, 0);
+/// # Ok::<(), aquifer::Error>(())
+/// ```
+pub struct PoolResource<U: DeviceResource + 'static = CudaResource> {
+    pool: Arc<Pool<Ground<U>>>,
 }
 
-/// A stream-ordered pool over another resource.
-#[derive(Clone, Debug)]
-pub struct PoolResource<U = CudaResource> {
-    inner: Arc<PoolOptions<U>>,
-}
-impl Default for MissPolicy {
-    fn default() -> Self {
-        use Rung::*;
-        Self { rungs: vec![Complete, Ordered, Grow, Wait, GrowToMaximum, Gather, Trim] }
+impl<U: DeviceResource + 'static> Clone for PoolResource<U> {
+    fn clone(&self) -> Self {
+        Self { pool: self.pool.clone() }
     }
 }
-impl MissPolicy {
-    /// The rungs in this order.
-    pub fn new(rungs: impl IntoIterator<Item = Rung>) -> Self {
-        Self { rungs: rungs.into_iter().collect() }
-    }
-    /// As RMM does: other streams are made to wait before the pool grows.
-    pub fn rmm() -> Self {
-        use Rung::*;
-        Self { rungs: vec![Wait, Gather, Grow, GrowToMaximum, Trim] }
-    }
-    /// The rungs.
-    pub fn rungs(&self) -> &[Rung] {
-        &self.rungs
+
+impl<U: DeviceResource + 'static> PartialEq for PoolResource<U> {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.pool, &other.pool)
     }
 }
-impl<U: DeviceResource> PoolOptions<U> {
-    /// Bytes to take from upstream at once.
-    pub fn initial_size(mut self, bytes: usize) -> Self {
-        self.initial_size = bytes;
-        self
-    }
-    /// Bytes
-    pub fn maximum_size(mut self, bytes: usize) -> Self {
-        self.maximum_size = Some(bytes);
-        self
-    }
-    /// Bytes
-    pub fn soft_limit(mut self, bytes: usize) -> Self {
-        self.soft_limit = Some(bytes);
-        self
-    }
-    /// Bytes
-    pub fn growth_step(mut self, bytes: usize) -> Self {
-        self.growth_step = Some(bytes);
-        self
-    }
-    /// Bytes; what every block is aligned to. 256 unless said otherwise.
-    pub fn alignment(mut self, bytes: usize) -> Self {
-        self.alignment = bytes;
-        self
-    }
-    /// What
-    pub fn miss_policy(mut self, policy: MissPolicy) -> Self {
-        self.miss_policy = policy;
-        self
-    }
-    /// Blocks of one size that a magazine keeps. 0: no magazines.
-    pub fn magazine_entries(mut self, entries: usize) -> Self {
-        self.magazine_entries = entries;
-        self
-    }
-    /// Bytes that one magazine keeps at most.
-    pub fn magazine_bytes(mut self, bytes: usize) -> Self {
-        self.magazine_bytes = bytes;
-        self
-    }
-    /// The pool
-    pub fn build(self) -> Result<PoolResource<U>> {
-        Ok(PoolResource { inner: Arc::new(self) })
+
+impl<U: DeviceResource + 'static> Eq for PoolResource<U> {}
+
+impl<U: DeviceResource + 'static> fmt::Debug for PoolResource<U> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PoolResource")
+            .field("upstream", self.upstream())
+            .field("statistics", &self.statistics())
+            .finish()
     }
 }
-impl<U: DeviceResource> PoolResource<U> {
-    /// A pool
+
+impl<U: DeviceResource + 'static> PoolResource<U> {
+    /// A pool with default options: it starts empty, grows as it needs to, and has no maximum size
+    /// but what upstream has.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Forked`] in the child of a fork.
     pub fn new(upstream: U) -> Result<Self> {
         Self::builder(upstream).build()
     }
-    /// The options
+
+    /// The options.
     pub fn builder(upstream: U) -> PoolOptions<U> {
-        PoolOptions {
-            upstream,
-            initial_size: 0,
-            maximum_size: None,
-            soft_limit: None,
-            growth_step: None,
-            alignment: 256,
-            miss_policy: MissPolicy::default(),
-            magazine_entries: 8,
-            magazine_bytes: 32 << 20,
-        }
+        PoolOptions::new(upstream)
     }
-    /// Upstream
+
+    /// The resource that the pool takes its memory from.
     pub fn upstream(&self) -> &U {
-        &self.inner.upstream
+        &self.pool.upstream().resource
     }
-    /// Gives free upstream blocks back, until `keep` bytes are reserved; returns how many bytes went back. The host waits for the streams that used them.
+
+    /// Gives free memory back to upstream until `keep` bytes are reserved, as far as whole blocks of
+    /// upstream are free. The host waits for the streams that freed them. Returns how many bytes
+    /// went back.
+    ///
+    /// # Errors
+    ///
+    /// Those of the driver, if nothing could be given back for them; [`ErrorKind::Capture`] if a
+    /// stream of the pool is in capture.
     pub fn trim(&self, keep: usize) -> Result<usize> {
-        let _ = keep;
-        Ok(0)
+        not_forked("a pool")?;
+        self.pool.trim(keep).map_err(|failure| self.explain(failure, 0))
     }
-    /// What
+
+    /// What the pool holds and what it did. Exact while no other thread uses it.
     pub fn statistics(&self) -> PoolStatistics {
-        PoolStatistics::default()
+        if is_forked_child() {
+            return PoolStatistics::default();
+        }
+        self.pool.totals().into()
+    }
+
+    #[cold]
+    fn explain(&self, failure: Failure<Error>, bytes: usize) -> Error {
+        let device = self.device();
+        match failure {
+            Failure::Upstream(error) => error,
+            Failure::Exhausted(upstream) => {
+                let PoolStatistics { reserved, live, largest_free, .. } = self.statistics();
+                let maximum = self.pool.settings().maximum;
+                let limit = match maximum {
+                    options::UNLIMITED => String::from("no maximum"),
+                    maximum => format!("a maximum of {maximum}"),
+                };
+                let last = match &upstream {
+                    Some(upstream) => format!("; its upstream: {upstream}"),
+                    None => String::new(),
+                };
+                Error::new(
+                    ErrorKind::OutOfMemory,
+                    format!(
+                        "allocating {bytes} bytes from a pool on {device} with {limit}: of \
+                         {reserved} reserved bytes {live} are in use, and the largest free block \
+                         has {largest_free}{last}"
+                    ),
+                )
+                .advise("free some memory, or build the pool with a larger maximum")
+            }
+            Failure::Captured => Error::new(
+                ErrorKind::Capture,
+                format!("a pool on {device} cannot serve {bytes} bytes to a stream in capture"),
+            )
+            .advise("declare the capture with Stream::capture"),
+            Failure::Gone => Error::new(
+                ErrorKind::Driver,
+                format!("a pool on {device} cannot order memory after a stream that is gone"),
+            )
+            .advise("an earlier error of the driver is in the log"),
+            Failure::Crowded => Error::new(
+                ErrorKind::Unsupported,
+                format!("a pool on {device} has no room for another stream: 65,535 live in it"),
+            )
+            .advise("drop streams that are not used"),
+        }
     }
 }
 
-// SAFETY: a passage, for now.
-unsafe impl<U: DeviceResource> DeviceResource for PoolResource<U> {
+// SAFETY: the heaps hand out disjoint parts of live blocks of upstream, and memory changes streams
+// only as `pool` says: complete, or behind an event that was waited for.
+unsafe impl<U: DeviceResource + 'static> DeviceResource for PoolResource<U> {
+    #[inline]
     fn device(&self) -> &Device {
-        self.inner.upstream.device()
+        self.upstream().device()
     }
+
+    #[inline]
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
-        self.inner.upstream.allocate(stream, layout)
+        if layout.bytes() == 0 {
+            self.device().require(stream.device(), "the stream")?;
+            return Ok(DeviceBlock::empty(layout));
+        }
+        not_forked("a pool")?;
+        let align = layout.alignment() as u64;
+        match self.pool.allocate(stream, stream.id(), layout.bytes(), align) {
+            Ok(Block { address, bytes, token }) => Ok(DeviceBlock::new(address, bytes, token)),
+            Err(failure) => Err(self.explain(failure, layout.bytes())),
+        }
     }
+
+    #[inline]
     unsafe fn deallocate(&self, stream: &Stream, block: DeviceBlock) {
-        // SAFETY: passed on.
-        unsafe { self.inner.upstream.deallocate(stream, block) }
+        if block.is_empty() || is_forked_child() {
+            return;
+        }
+        let (address, bytes, token) = (block.address(), block.bytes(), block.token());
+        // SAFETY: the caller's promise.
+        unsafe { self.pool.deallocate(stream, stream.id(), Block { address, bytes, token }) }
     }
 }
+
+/// The driver's streams and the resource below, as the pool sees them.
+struct Ground<U> {
+    resource: U,
+    /// What every block of upstream is aligned to.
+    alignment: usize,
+    /// For memory that is to be complete: a stream that nobody else uses.
+    aside: Mutex<Option<Stream>>,
+}
+
+impl<U: DeviceResource> Ground<U> {
+    fn aside(&self) -> Result<Stream> {
+        let mut aside = self.aside.lock();
+        if let Some(stream) = &*aside {
+            return Ok(stream.clone());
+        }
+        let stream = self.resource.device().new_stream()?;
+        *aside = Some(stream.clone());
+        Ok(stream)
+    }
+}
+
+impl<U: DeviceResource + 'static> Upstream for Ground<U> {
+    type Stream = Stream;
+    type Event = Event;
+    type Range = DeviceBlock;
+    type Error = Error;
+
+    fn id(stream: &Stream) -> u64 {
+        stream.id()
+    }
+
+    fn keep(stream: &Stream) -> Stream {
+        stream.keep_for_pool()
+    }
+
+    fn is_abandoned(stream: &Stream) -> bool {
+        stream.is_abandoned()
+    }
+
+    fn let_go(stream: Stream) {
+        stream.let_go();
+    }
+
+    fn record(&self, stream: &Stream, spare: Option<Event>) -> Result<Event> {
+        match spare {
+            Some(event) => {
+                stream.record_into(&event)?;
+                Ok(event)
+            }
+            None => stream.record(),
+        }
+    }
+
+    fn wait(&self, stream: &Stream, event: &Event) -> Result<()> {
+        stream.wait(event)
+    }
+
+    fn is_passed(&self, event: &Event) -> Result<bool> {
+        event.is_complete()
+    }
+
+    fn synchronize(&self, event: &Event) -> Result<()> {
+        event.synchronize()
+    }
+
+    fn is_capturing(&self, stream: &Stream) -> Result<bool> {
+        stream.is_capturing()
+    }
+
+    fn check(&self, stream: &Stream) -> Result<()> {
+        self.resource.device().require(stream.device(), "the stream")
+    }
+
+    fn obtain(&self, stream: Option<&Stream>, bytes: usize) -> Result<(u64, DeviceBlock)> {
+        let layout = DeviceLayout::with_alignment(bytes, self.alignment)?;
+        let block = match stream {
+            Some(stream) => self.resource.allocate(stream, layout)?,
+            None => {
+                let aside = self.aside()?;
+                let block = self.resource.allocate(&aside, layout)?;
+                // A stream-ordered upstream gives memory that its former user may still work on.
+                if let Err(error) = aside.synchronize() {
+                    // SAFETY: allocated above, in this order, and given to nobody.
+                    unsafe { self.resource.deallocate(&aside, block) };
+                    return Err(error);
+                }
+                block
+            }
+        };
+        if block.bytes() < bytes || !block.address().is_multiple_of(self.alignment as u64) {
+            let (address, got) = (block.address(), block.bytes());
+            let error = Error::new(
+                ErrorKind::Unsupported,
+                format!(
+                    "{:?} was asked for {bytes} bytes aligned to {} and gave {got} at {address:#x}",
+                    self.resource, self.alignment
+                ),
+            );
+            match stream.map_or_else(|| self.aside(), |stream| Ok(stream.clone())) {
+                // SAFETY: allocated above, and given to nobody.
+                Ok(stream) => unsafe { self.resource.deallocate(&stream, block) },
+                Err(_) => tracing::error!(bytes = got, "leaked device memory"),
+            }
+            return Err(error.advise("use a resource that keeps alignments"));
+        }
+        Ok((block.address(), block))
+    }
+
+    fn is_exhausted(error: &Error) -> bool {
+        error.kind() == ErrorKind::OutOfMemory
+    }
+
+    fn give_back(&self, stream: Option<&Stream>, range: DeviceBlock) {
+        let stream = match stream {
+            Some(stream) => Ok(stream.clone()),
+            None => self.aside(),
+        };
+        match stream {
+            // SAFETY: the block is upstream's, no part of it is in use, and its last work is
+            // complete or ordered before this on `stream`: the pool keeps all three.
+            Ok(stream) => unsafe { self.resource.deallocate(&stream, range) },
+            Err(error) => {
+                let device = self.resource.device();
+                tracing::error!(%device, bytes = range.bytes(), %error, "leaked device memory");
+            }
+        }
+    }
+
+    fn leaked(&self, bytes: usize, why: &Failure<Error>) {
+        let device = self.resource.device();
+        match why {
+            Failure::Exhausted(_) => tracing::error!(
+                %device,
+                bytes,
+                "leaked device memory: a pool was dropped while blocks of it were in use"
+            ),
+            Failure::Upstream(error) => match error.driver() {
+                Some(driver) => leaked(device, bytes, driver),
+                None => tracing::error!(%device, bytes, %error, "leaked device memory"),
+            },
+            _ => tracing::error!(
+                %device,
+                bytes,
+                "leaked device memory: no stream could be made to wait for its last use"
+            ),
+        }
+    }
+
+    fn is_forked(&self) -> bool {
+        is_forked_child()
+    }
+}
+
+impl<U: DeviceResource + 'static> PoolOptions<U> {
+    /// The pool.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidArgument`] for an option that makes no sense, or not with another;
+    /// [`ErrorKind::OutOfMemory`] if upstream has not the initial size; [`ErrorKind::Forked`] in the
+    /// child of a fork.
+    pub fn build(self) -> Result<PoolResource<U>> {
+        not_forked("a pool")?;
+        let settings = self.check()?;
+        let alignment = self.alignment;
+        let initial = self.initial_size;
+        let ground = Ground { resource: self.upstream, alignment, aside: Mutex::new(None) };
+        let pool = PoolResource { pool: Pool::new(ground, settings) };
+        if initial > 0 {
+            pool.pool.prepare(initial).map_err(|failure| pool.explain(failure, initial))?;
+        }
+        Ok(pool)
+    }
+}
+
+const _: () = assert!(DEFAULT_ALIGNMENT == 256);

@@ -5,7 +5,7 @@
 
 #![allow(unreachable_pub, reason = "the models of loom_tests reach it through `models`")]
 
-use super::{AsyncResource, CudaResource, DeviceResource};
+use super::{CudaResource, DeviceResource, PoolResource};
 use crate::backend::{BackendKind, not_forked};
 use crate::device::Device;
 use crate::error::Result;
@@ -124,8 +124,8 @@ fn of(device: &Device) -> Arc<Current<dyn DeviceResource>> {
 }
 
 /// The resource that containers on `device` use when none is named: what was
-/// [set](set_current_device_resource), or else an [`AsyncResource`] made at the first use, or a
-/// [`CudaResource`] where the device has no driver pools.
+/// [set](set_current_device_resource), or else a [`PoolResource`] over [`CudaResource`], made at the
+/// first use.
 ///
 /// RMM: `get_per_device_resource`.
 ///
@@ -136,13 +136,7 @@ pub fn current_device_resource(device: &Device) -> Result<Arc<dyn DeviceResource
     // A simulated device would live for good through a default that the process keeps.
     let keep = device.kind() != BackendKind::Simulated;
     not_forked("the current resource")?;
-    of(device).get(keep, || {
-        Ok(if device.properties().memory_pools {
-            Arc::new(AsyncResource::new(device)?)
-        } else {
-            Arc::new(CudaResource::new(device))
-        })
-    })
+    of(device).get(keep, || Ok(Arc::new(PoolResource::new(CudaResource::new(device))?) as Arc<_>))
 }
 
 /// Makes `resource` the current one of its device, and gives what was set before, if anything was.

@@ -7,7 +7,7 @@ use crate::backend::{
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::Event;
-use crate::sync::trusted::{Mutex, unique};
+use crate::sync::trusted::{AtomicUsize, Mutex, Ordering, fence, unique};
 use crate::sync::{Arc, LazyLock, Weak};
 use std::collections::HashMap;
 use std::fmt;
@@ -42,6 +42,8 @@ struct StreamInner {
     raw: RawStream,
     id: u64,
     keep: Mutex<StreamKeeper>,
+    /// Handles that pools hold: they order their memory by it as long as anybody else uses it.
+    pools: AtomicUsize,
     /// cudarc's handle, for its traits.
     #[cfg(feature = "cuda")]
     cudarc: Option<Arc<cudarc::driver::CudaStream>>,
@@ -135,6 +137,7 @@ impl Stream {
             raw,
             id: unique(),
             keep: Mutex::new(keep),
+            pools: AtomicUsize::new(0),
             cudarc: Some(stream.clone()),
         }))
     }
@@ -261,6 +264,39 @@ impl Stream {
     pub(crate) fn raw(&self) -> RawStream {
         self.inner.raw
     }
+
+    /// A handle for a pool to keep, given back by [`let_go`](Self::let_go).
+    pub(crate) fn keep_for_pool(&self) -> Self {
+        let kept = self.clone();
+        // After the clone: never more of pools than there are.
+        kept.inner.pools.fetch_add(1, Ordering::Relaxed);
+        kept
+    }
+
+    /// Drops a handle of [`keep_for_pool`](Self::keep_for_pool).
+    pub(crate) fn let_go(self) {
+        self.inner.pools.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Whether pools alone hold this stream. If so it is off the table of the living, so that its
+    /// driver's handle, brought again, is another stream.
+    pub(crate) fn is_abandoned(&self) -> bool {
+        if is_forked_child() {
+            return false;
+        }
+        let mut alive = ALIVE.lock();
+        // Under the lock that every new handle from the table takes; whoever clones has one already.
+        if Arc::strong_count(&self.inner) > self.inner.pools.load(Ordering::Relaxed) {
+            return false;
+        }
+        // What the others gave to the stream before they let go of it comes before our event.
+        fence(Ordering::Acquire);
+        let key = (self.inner.device.key(), self.inner.raw);
+        if alive.get(&key).is_some_and(|entry| entry.ptr_eq(&Arc::downgrade(&self.inner))) {
+            alive.remove(&key);
+        }
+        true
+    }
 }
 
 /// A stream's number. The simulated device's handles are never used again, and its reports name them.
@@ -300,6 +336,7 @@ impl Device {
             raw: new.raw,
             id: number(self, new.raw),
             keep: Mutex::new(new.keep),
+            pools: AtomicUsize::new(0),
             #[cfg(feature = "cuda")]
             cudarc,
         }))
@@ -313,6 +350,7 @@ impl Device {
             raw,
             id: number(self, raw),
             keep: Mutex::new(None),
+            pools: AtomicUsize::new(0),
             #[cfg(feature = "cuda")]
             cudarc: self.cuda_context().map(|context| context.default_stream()),
         })

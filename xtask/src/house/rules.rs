@@ -4,7 +4,7 @@ use super::Finding;
 use super::source::{Kind, Source};
 
 /// The room of locks and atomics, the only file of `src` that names them or loom.
-const SYNC: &str = "src/sync.rs";
+const SYNC: &str = "src/sync";
 
 /// Modules that locks, atomics and channels come from.
 const LOCK_MODULES: [[&str; 2]; 4] =
@@ -23,7 +23,7 @@ const LIMITED: [&str; 4] = ["src", "tests", "loom_tests", "benches"];
 
 /// In `src`, locks, atomics, channels and thread locals are named in `sync` alone, tests included.
 pub(crate) fn locks_through_sync(source: &Source, findings: &mut Vec<Finding>) {
-    if !source.is_in("src") || source.path == SYNC {
+    if !source.is_in("src") || source.is_in(SYNC) {
         return;
     }
     for name in source.names() {
@@ -67,7 +67,7 @@ fn followed_by_path(source: &Source, line: usize, kind: &Kind) -> bool {
 
 /// The cfg of the models is named in `sync` and in the models alone: what ships is what they check.
 pub(crate) fn loom_through_sync(source: &Source, findings: &mut Vec<Finding>) {
-    let allowed = source.path == SYNC || source.is_in("loom_tests") || source.is_in("xtask");
+    let allowed = source.is_in(SYNC) || source.is_in("loom_tests") || source.is_in("xtask");
     if allowed {
         return;
     }

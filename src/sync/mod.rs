@@ -6,13 +6,16 @@
 //! no model enters (the simulated device, the CUDA backend, process-wide tables);
 //! `loom_tests/README.md` lists them.
 
+pub(crate) mod barrier;
+
+pub(crate) use crossbeam::utils::CachePadded;
 pub(crate) use std::sync::{Arc, LazyLock, OnceLock, Weak};
 
 /// parking_lot, crossbeam and the standard atomics, unseen by loom.
 pub(crate) mod trusted {
     pub(crate) use crossbeam::channel;
     pub(crate) use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
-    pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+    pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
     pub(crate) use std::thread_local;
 
     /// A number that no other call in this process returns. From 16, so that none looks like one of

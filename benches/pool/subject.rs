@@ -1,0 +1,178 @@
+//! What is measured: a resource and the streams that the workloads name.
+
+use crate::workloads::{Pool, STREAMS};
+use aquifer::sim::Simulator;
+use aquifer::{
+    BackendKind, CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, Error,
+    PoolResource, Result, Stream,
+};
+use std::array;
+use std::sync::Arc;
+
+/// The default pool over plain memory.
+pub(crate) type Plain = PoolResource<CudaResource>;
+
+/// Ends the program, from any thread: a bench that could not allocate has nothing to say.
+#[cold]
+#[inline(never)]
+pub(crate) fn fail(error: &Error) -> ! {
+    eprintln!("error: {error}");
+    std::process::exit(1)
+}
+
+/// The value, or the end of the program.
+#[inline(always)]
+pub(crate) fn must<T>(result: Result<T>) -> T {
+    match result {
+        Ok(value) => value,
+        Err(error) => fail(&error),
+    }
+}
+
+/// A resource under the workloads. With `R = Arc<dyn DeviceResource>` no call is inlined, as in the
+/// peers; with a concrete type the compiler may do as it likes.
+pub(crate) struct Subject<R> {
+    pub(crate) resource: R,
+    pub(crate) streams: Arc<[Stream; STREAMS]>,
+}
+
+/// A subject behind a pointer.
+pub(crate) type Erased = Subject<Arc<dyn DeviceResource>>;
+
+impl<R: DeviceResource> Pool for Subject<R> {
+    type Block = DeviceBlock;
+
+    #[inline(always)]
+    fn allocate(&self, bytes: u64, stream: usize) -> DeviceBlock {
+        let layout = must(DeviceLayout::new(bytes as usize));
+        // The remainder spares the check of the index.
+        must(self.resource.allocate(&self.streams[stream % STREAMS], layout))
+    }
+
+    #[inline(always)]
+    fn free(&self, block: DeviceBlock, _: u64, stream: usize) {
+        // SAFETY: `Pool` is given each of its blocks back once, with the block's own stream, and
+        // the workloads give the streams no other work.
+        unsafe { self.resource.deallocate(&self.streams[stream % STREAMS], block) }
+    }
+}
+
+/// A resource for each stream: threads that share nothing.
+pub(crate) struct Private {
+    pub(crate) resources: [Arc<dyn DeviceResource>; STREAMS],
+    pub(crate) pools: [Plain; STREAMS],
+    pub(crate) streams: Arc<[Stream; STREAMS]>,
+}
+
+impl Pool for Private {
+    type Block = DeviceBlock;
+
+    #[inline(always)]
+    fn allocate(&self, bytes: u64, stream: usize) -> DeviceBlock {
+        let layout = must(DeviceLayout::new(bytes as usize));
+        let stream = stream % STREAMS;
+        must(self.resources[stream].allocate(&self.streams[stream], layout))
+    }
+
+    #[inline(always)]
+    fn free(&self, block: DeviceBlock, _: u64, stream: usize) {
+        let stream = stream % STREAMS;
+        // SAFETY: as in `Subject`.
+        unsafe { self.resources[stream].deallocate(&self.streams[stream], block) }
+    }
+}
+
+/// The device, its streams, and how much to run.
+pub(crate) struct Bench {
+    pub(crate) device: Device,
+    pub(crate) streams: Arc<[Stream; STREAMS]>,
+    /// Small counts: a smoke test whose times mean nothing.
+    pub(crate) quick: bool,
+}
+
+impl Bench {
+    pub(crate) fn new(device: Device, quick: bool) -> Self {
+        let streams = Arc::new(array::from_fn(|_| must(device.new_stream())));
+        Self { device, streams, quick }
+    }
+
+    pub(crate) fn simulated(&self) -> bool {
+        self.device.kind() == BackendKind::Simulated
+    }
+
+    /// How often to do something.
+    pub(crate) fn count(&self, full: u32, quick: u32) -> u32 {
+        if self.quick { quick } else { full }
+    }
+
+    /// A pool that starts with one part in `parts` of the free memory.
+    pub(crate) fn pool(&self, parts: usize) -> Plain {
+        // A simulated device takes its memory from the host, which may have less.
+        let initial = match self.simulated() {
+            true => (2 << 30) / parts,
+            false => must(self.device.memory_info()).free as usize / parts,
+        };
+        self.pool_of(initial & !0xF_FFFF)
+    }
+
+    /// A pool that starts with so many bytes.
+    pub(crate) fn pool_of(&self, initial: usize) -> Plain {
+        let upstream = CudaResource::new(&self.device);
+        must(PoolResource::builder(upstream).initial_size(initial).build())
+    }
+
+    pub(crate) fn subject<R>(&self, resource: R) -> Subject<R> {
+        Subject { resource, streams: self.streams.clone() }
+    }
+
+    pub(crate) fn erased(&self, resource: impl DeviceResource + 'static) -> Erased {
+        self.subject(Arc::new(resource))
+    }
+
+    /// Sixteen pools that share half of the free memory.
+    pub(crate) fn private(&self) -> Private {
+        let pools: [Plain; STREAMS] = array::from_fn(|_| self.pool(2 * STREAMS));
+        let resources = pools.each_ref().map(|pool| Arc::new(pool.clone()) as Arc<_>);
+        Private { pools, resources, streams: self.streams.clone() }
+    }
+
+    /// A stream that no pool knows yet.
+    pub(crate) fn stream(&self) -> Stream {
+        must(self.device.new_stream())
+    }
+
+    pub(crate) fn synchronize(&self) {
+        must(self.device.synchronize());
+    }
+}
+
+/// Counts the driver calls that a pool makes: all calls on a simulated device; on a GPU, where
+/// nothing counts them, those that the pool's statistics list.
+pub(crate) struct Calls<'a> {
+    pool: &'a Plain,
+    simulator: Option<Simulator>,
+    before: u64,
+}
+
+impl<'a> Calls<'a> {
+    pub(crate) fn begin(bench: &Bench, pool: &'a Plain) -> Self {
+        let mut calls = Self { pool, simulator: bench.device.simulator(), before: 0 };
+        calls.before = calls.total();
+        calls
+    }
+
+    fn total(&self) -> u64 {
+        match &self.simulator {
+            Some(simulator) => simulator.calls().iter().map(|(_, count)| count).sum(),
+            None => {
+                let now = self.pool.statistics();
+                (now.records + now.waits + now.growths + now.returns) as u64
+            }
+        }
+    }
+
+    /// Calls since the beginning.
+    pub(crate) fn made(&self) -> u64 {
+        self.total() - self.before
+    }
+}

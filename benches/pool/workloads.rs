@@ -1,0 +1,257 @@
+//! The allocation workloads that every peer runs: `benches/peers/workloads.hpp`, bit for bit.
+//!
+//! Two programs in two languages replay the same operations in the same order, so that their times
+//! compare. `tests/workloads.rs` holds hashes that the C++ printed.
+
+#![allow(dead_code, reason = "the bench and the test each use a part of it")]
+
+use std::hint::black_box;
+use std::mem::MaybeUninit;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::{self, yield_now};
+use std::time::Instant;
+
+/// Streams that a pool under test has at least, and threads that `churn` runs at most.
+pub(crate) const STREAMS: usize = 16;
+
+/// Blocks that each thread of `churn` holds.
+pub(crate) const LIVE: usize = 128;
+
+/// The seed of the random traces.
+pub(crate) const SEED: u64 = 42;
+
+/// The generator that both languages have.
+pub(crate) struct SplitMix64(pub(crate) u64);
+
+impl SplitMix64 {
+    #[inline]
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    #[inline]
+    pub(crate) fn below(&mut self, n: u64) -> u64 {
+        self.next() % n
+    }
+}
+
+/// What the workloads run on. A block is given back once, with the size and the stream that it was
+/// asked with.
+pub(crate) trait Pool: Sync {
+    type Block: Send;
+
+    fn allocate(&self, bytes: u64, stream: usize) -> Self::Block;
+
+    fn free(&self, block: Self::Block, bytes: u64, stream: usize);
+}
+
+/// One step of a trace. Size 0 frees the slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Op {
+    pub(crate) slot: u32,
+    pub(crate) size: u64,
+}
+
+/// Operations in which each slot is below [`slots`](Self::slots), allocated once, and freed once
+/// after that. [`random_trace`] alone makes one: `replay` relies on it.
+pub(crate) struct Trace {
+    ops: Vec<Op>,
+    slots: u32,
+}
+
+impl Trace {
+    pub(crate) fn ops(&self) -> &[Op] {
+        &self.ops
+    }
+
+    /// The most bytes that are live at once.
+    pub(crate) fn peak(&self) -> u64 {
+        let mut sizes = vec![0; self.slots as usize];
+        let (mut live, mut peak) = (0, 0);
+        for op in &self.ops {
+            if op.size > 0 {
+                sizes[op.slot as usize] = op.size;
+                live += op.size;
+            } else {
+                live -= sizes[op.slot as usize];
+            }
+            peak = peak.max(live);
+        }
+        peak
+    }
+}
+
+/// RMM's RANDOM_ALLOCATIONS: `n` allocations of 1 to `max_size` bytes; 73 in 100 steps allocate while
+/// fewer than 16000 MiB are live, the others free a random block.
+pub(crate) fn random_trace(n: u32, max_size: u64, seed: u64) -> Trace {
+    const MAX_USAGE: u64 = 16000 << 20;
+    let mut random = SplitMix64(seed);
+    let mut ops = Vec::new();
+    let mut live: Vec<(u32, u64)> = Vec::new();
+    let (mut used, mut count) = (0, 0);
+    for _ in 0..2 * n {
+        let size = 1 + random.below(max_size);
+        let allocates =
+            live.is_empty() || (random.below(100) < 73 && count < n && used + size < MAX_USAGE);
+        if allocates {
+            ops.push(Op { slot: count, size });
+            live.push((count, size));
+            count += 1;
+            used += size;
+        } else {
+            let (slot, size) = live.swap_remove(random.below(live.len() as u64) as usize);
+            ops.push(Op { slot, size: 0 });
+            used -= size;
+        }
+    }
+    ops.extend(live.iter().map(|&(slot, _)| Op { slot, size: 0 }));
+    // One block more than `n` where all were freed early.
+    Trace { ops, slots: count.max(n) }
+}
+
+/// Log-uniform, 256 B to 4 MiB.
+#[inline]
+pub(crate) fn log_size(random: &mut SplitMix64) -> u64 {
+    let unit = (random.next() >> 11) as f64;
+    (256.0 * (14.0 * unit / 9_007_199_254_740_992.0).exp2()) as u64
+}
+
+fn nanoseconds(since: Instant) -> f64 {
+    since.elapsed().as_secs_f64() * 1e9
+}
+
+/// Nanoseconds an operation of the trace on one stream.
+#[inline(never)]
+pub(crate) fn replay<P: Pool>(pool: &P, trace: &Trace, stream: usize) -> f64 {
+    let mut slots: Vec<(MaybeUninit<P::Block>, u64)> = Vec::new();
+    slots.resize_with(trace.slots as usize, || (MaybeUninit::uninit(), 0));
+    let start = Instant::now();
+    for op in &trace.ops {
+        // SAFETY: a trace names slots below `slots` alone.
+        let slot = unsafe { slots.get_unchecked_mut(op.slot as usize) };
+        if op.size > 0 {
+            *slot = (MaybeUninit::new(pool.allocate(op.size, stream)), op.size);
+        } else {
+            // SAFETY: a trace frees a slot once, after it has filled it.
+            pool.free(unsafe { slot.0.assume_init_read() }, slot.1, stream);
+        }
+    }
+    nanoseconds(start) / trace.ops.len() as f64
+}
+
+/// `T` threads get ready, start together, run, and clean up when all have run. Returns the
+/// nanoseconds from the start to the last one's end.
+///
+/// Waiting spins with a yield, as the C++ does.
+pub(crate) fn gang<S>(
+    threads: usize,
+    enter: impl Fn(usize) -> S + Sync,
+    run: impl Fn(usize, &mut S) + Sync,
+    leave: impl Fn(usize, S) + Sync,
+) -> f64 {
+    let (ready, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let go = AtomicBool::new(false);
+    let reach = |counter: &AtomicUsize| {
+        while counter.load(Ordering::Acquire) < threads {
+            yield_now();
+        }
+    };
+    thread::scope(|scope| {
+        for thread in 0..threads {
+            let (enter, run, leave, ready, done, go, reach) =
+                (&enter, &run, &leave, &ready, &done, &go, &reach);
+            scope.spawn(move || {
+                let mut state = enter(thread);
+                ready.fetch_add(1, Ordering::AcqRel);
+                while !go.load(Ordering::Acquire) {
+                    yield_now();
+                }
+                run(thread, &mut state);
+                done.fetch_add(1, Ordering::AcqRel);
+                reach(done);
+                leave(thread, state);
+            });
+        }
+        reach(&ready);
+        let start = Instant::now();
+        go.store(true, Ordering::Release);
+        reach(&done);
+        nanoseconds(start)
+    })
+}
+
+/// Each thread has one stream and [`LIVE`] blocks: a step frees one and allocates one. Returns the
+/// nanoseconds of one operation of the whole program.
+#[inline(never)]
+pub(crate) fn churn<P: Pool>(pool: &P, threads: usize, steps: u32) -> f64 {
+    struct Held<B> {
+        random: SplitMix64,
+        blocks: [(MaybeUninit<B>, u64); LIVE],
+    }
+    let elapsed = gang(
+        threads,
+        |thread| {
+            let mut random = SplitMix64(1234 + thread as u64);
+            let blocks = std::array::from_fn(|_| {
+                let bytes = log_size(&mut random);
+                (MaybeUninit::new(pool.allocate(bytes, thread)), bytes)
+            });
+            Held { random, blocks }
+        },
+        |thread, held| {
+            for _ in 0..steps {
+                let k = held.random.below(LIVE as u64) as usize;
+                let (block, bytes) = &mut held.blocks[k];
+                // SAFETY: each entry holds a block, and gets another one below.
+                pool.free(unsafe { block.assume_init_read() }, *bytes, thread);
+                *bytes = log_size(&mut held.random);
+                *block = MaybeUninit::new(pool.allocate(*bytes, thread));
+            }
+        },
+        |thread, held| {
+            for (block, bytes) in held.blocks {
+                // SAFETY: each entry holds a block.
+                pool.free(unsafe { block.assume_init() }, bytes, thread);
+            }
+        },
+    );
+    elapsed / (2.0 * f64::from(steps) * threads as f64)
+}
+
+/// Nanoseconds of one allocation and its free, of one size on one stream.
+#[inline(never)]
+pub(crate) fn hot<P: Pool>(pool: &P, bytes: u64, pairs: u32) -> f64 {
+    pool.free(pool.allocate(bytes, 0), bytes, 0);
+    let start = Instant::now();
+    for _ in 0..pairs {
+        let block = black_box(pool.allocate(bytes, 0));
+        pool.free(block, bytes, 0);
+    }
+    nanoseconds(start) / f64::from(pairs)
+}
+
+/// Each block is allocated on one stream and freed on it, the next one on the other stream.
+#[inline(never)]
+pub(crate) fn cross<P: Pool>(pool: &P, bytes: u64, pairs: u32, streams: usize) -> f64 {
+    for stream in 0..streams {
+        pool.free(pool.allocate(bytes, stream), bytes, stream);
+    }
+    let start = Instant::now();
+    for pair in 0..pairs as usize {
+        let stream = pair % streams;
+        let block = black_box(pool.allocate(bytes, stream));
+        pool.free(block, bytes, stream);
+    }
+    nanoseconds(start) / f64::from(pairs)
+}
+
+/// The median of three runs.
+pub(crate) fn median3(mut run: impl FnMut() -> f64) -> f64 {
+    let mut times = [run(), run(), run()];
+    times.sort_by(f64::total_cmp);
+    times[1]
+}

@@ -1,0 +1,425 @@
+//! The pool: a slot for each stream, and the short ways in and out.
+
+use super::chunks::Chunks;
+use super::inbox::Freed;
+use super::local::{self, Leave};
+use super::magazine::{Cached, Limits, Magazine, Shelves};
+use super::reserve::Reserve;
+use super::rungs::Rung;
+use super::slot::{Slot, UNIT_SHIFT};
+use super::upstream::{Failure, Upstream};
+use crate::heap::{COMPLETE, Node, Tag};
+use crate::sync::trusted;
+use crate::sync::{Arc, Mutex, OnceLock, Weak};
+use std::collections::HashMap;
+
+/// What a pool is built with; every value has been checked.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Never more bytes of upstream than this.
+    pub maximum: usize,
+    /// `Rung::Grow` stays under this.
+    pub soft_limit: usize,
+    /// Bytes to grow by; by an eighth of what is there, if 0.
+    pub step: usize,
+    /// What every block is aligned to and a multiple of: 256 bytes at least.
+    pub alignment: u64,
+    pub rungs: Vec<Rung>,
+    pub entries: u8,
+    pub cached_bytes: usize,
+}
+
+/// A block as it is handed out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Block {
+    pub address: u64,
+    pub bytes: usize,
+    pub token: u64,
+}
+
+/// What happened, for statistics.
+#[derive(Debug, Default)]
+pub(super) struct Counters {
+    pub(super) misses: trusted::AtomicUsize,
+    pub(super) steals: trusted::AtomicUsize,
+    pub(super) records: trusted::AtomicUsize,
+    pub(super) waits: trusted::AtomicUsize,
+    pub(super) growths: trusted::AtomicUsize,
+    pub(super) returns: trusted::AtomicUsize,
+}
+
+pub(super) fn count(counter: &trusted::AtomicUsize) {
+    // Relaxed: a number for people.
+    counter.fetch_add(1, trusted::Ordering::Relaxed);
+}
+
+/// A stream-ordered pool.
+pub struct Pool<U: Upstream> {
+    pub(super) id: u64,
+    pub(super) upstream: U,
+    pub(super) settings: Settings,
+    pub(super) slots: Chunks<OnceLock<Slot<U>>>,
+    pub(super) known: Mutex<Known>,
+    /// One reclaimer of magazines at a time.
+    pub(super) reclaiming: Mutex<()>,
+    /// One thread at a time on the rungs that move the memory of all streams: two that gather would
+    /// each miss what the other has just taken.
+    pub(super) turn: Mutex<()>,
+    pub(super) reserve: Mutex<Reserve<U::Range>>,
+    pub(super) counters: Counters,
+    this: Weak<Self>,
+}
+
+/// The streams that have a slot.
+#[derive(Debug)]
+pub(super) struct Known {
+    by_stream: HashMap<u64, Tag>,
+    /// Slots that were made; their tags are below.
+    pub(super) slots: usize,
+}
+
+/// What a look into the thread's magazine gave.
+enum Found {
+    Block(Cached),
+    /// Nothing of this size; the stream's slot.
+    Home(Tag),
+    /// The thread has no magazine for this stream yet.
+    Nobody,
+}
+
+/// Bits of a token: the node, its heap's slot, and a few of the pool's number.
+const SLOT_SHIFT: u32 = 32;
+const POOL_SHIFT: u32 = 48;
+const POOL_BITS: u64 = 0x7fff;
+
+/// Set in the token of a block that belongs to a graph.
+pub(super) const GRAPH_BIT: u64 = 1 << 63;
+
+impl<U: Upstream> Pool<U> {
+    pub fn new(upstream: U, settings: Settings) -> Arc<Self> {
+        Arc::new_cyclic(|this| {
+            let slots = Chunks::<OnceLock<Slot<U>>>::new();
+            if let Some(bank) = slots.get_or_make(0) {
+                let _ = bank.set(Slot::new(COMPLETE, None));
+            }
+            Self {
+                id: trusted::unique(),
+                upstream,
+                settings,
+                slots,
+                known: Mutex::new(Known { by_stream: HashMap::new(), slots: 1 }),
+                reclaiming: Mutex::new(()),
+                turn: Mutex::new(()),
+                reserve: Mutex::new(Reserve::new()),
+                counters: Counters::default(),
+                this: this.clone(),
+            }
+        })
+    }
+
+    #[inline]
+    pub fn upstream(&self) -> &U {
+        &self.upstream
+    }
+
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    #[inline]
+    pub(super) fn token(&self, slot: Tag, node: Node) -> u64 {
+        ((self.id & POOL_BITS) << POOL_SHIFT) | u64::from(slot) << SLOT_SHIFT | u64::from(node)
+    }
+
+    #[inline]
+    pub(super) fn slot(&self, tag: Tag) -> Option<&Slot<U>> {
+        self.slots.get(tag as usize)?.get()
+    }
+
+    pub(super) fn all_slots(&self) -> impl Iterator<Item = &Slot<U>> + Clone {
+        (0..self.slot_count()).filter_map(|tag| self.slot(tag as Tag))
+    }
+
+    pub(super) fn slot_count(&self) -> usize {
+        self.known.lock().slots
+    }
+
+    /// The units of a request: whole multiples of the pool's alignment. `None` if no heap has them.
+    #[inline]
+    pub(super) fn units(&self, bytes: usize) -> Option<u32> {
+        let mask = self.settings.alignment - 1;
+        let rounded = (bytes as u64).checked_add(mask)? & !mask;
+        u32::try_from(rounded >> UNIT_SHIFT).ok()
+    }
+
+    /// `bytes > 0` bytes, aligned to `align`, for work on `stream`.
+    #[inline]
+    pub fn allocate(
+        &self,
+        stream: &U::Stream,
+        id: u64,
+        bytes: usize,
+        align: u64,
+    ) -> Result<Block, Failure<U::Error>> {
+        let Some(units) = self.units(bytes) else { return Err(Failure::Exhausted(None)) };
+        let found = local::with(self.id, id, |magazine| {
+            let Some(magazine) = magazine else { return Found::Nobody };
+            if align <= self.settings.alignment {
+                // SAFETY: the table gives a thread its own magazines, and `pop` enters none.
+                let cached = unsafe {
+                    magazine.enter(|shelves| {
+                        let cached = shelves.pop(units);
+                        if cached.is_none() {
+                            self.want(magazine, shelves, units);
+                        }
+                        cached
+                    })
+                };
+                if let Some(Some(cached)) = cached {
+                    return Found::Block(cached);
+                }
+            }
+            // A stream that was given up, and is here again.
+            if magazine.is_retired() { Found::Nobody } else { Found::Home(magazine.home() as Tag) }
+        });
+        let home = match found {
+            Found::Block(Cached { address, token }) => {
+                return Ok(Block { address, bytes: (units as usize) << UNIT_SHIFT, token });
+            }
+            Found::Home(tag) => Some(tag),
+            Found::Nobody => None,
+        };
+        self.allocate_past_magazine(stream, id, home, units, align.max(self.settings.alignment))
+    }
+
+    #[inline(never)]
+    fn allocate_past_magazine(
+        &self,
+        stream: &U::Stream,
+        id: u64,
+        home: Option<Tag>,
+        units: u32,
+        align: u64,
+    ) -> Result<Block, Failure<U::Error>> {
+        let tag = match home {
+            Some(tag) => tag,
+            None => self.arrive(stream, id)?,
+        };
+        let Some(slot) = self.slot(tag) else { return Err(Failure::Crowded) };
+        let block = |home: Tag, taken: crate::heap::Taken| Block {
+            address: taken.address,
+            bytes: (units as usize) << UNIT_SHIFT,
+            token: self.token(home, taken.node),
+        };
+        if slot.captured() != 0 {
+            return Err(Failure::Captured);
+        }
+        if let Some(taken) = slot.allocate(units, align) {
+            return Ok(block(tag, taken));
+        }
+        let (home, taken) = self.miss(slot, stream, id, units, align)?;
+        Ok(block(home, taken))
+    }
+
+    /// Tells the magazine which size was missed; what has to make room goes to its heap, which knows
+    /// no magazines.
+    #[inline(never)]
+    fn want(&self, magazine: &Magazine, shelves: &mut Shelves, units: u32) {
+        shelves.want(units, |block| self.give_home(magazine.home() as Tag, block));
+    }
+
+    /// Takes a block back, in the order of `stream`.
+    ///
+    /// # Safety
+    ///
+    /// The block is this pool's and live, and what uses it is ordered before this call on `stream`.
+    #[inline]
+    pub unsafe fn deallocate(&self, stream: &U::Stream, id: u64, block: Block) {
+        let Block { address, bytes, token } = block;
+        if let Some(units) = self.units(bytes)
+            && token >> POOL_SHIFT == self.id & POOL_BITS
+        {
+            let kept = local::with(self.id, id, |magazine| {
+                let cached = Cached { address, token };
+                // SAFETY: the table gives a thread its own magazines, and `push` calls nothing.
+                magazine.and_then(|own| unsafe { own.enter(|shelves| shelves.push(units, cached)) })
+            });
+            if let Some(Ok(())) = kept {
+                return;
+            }
+        }
+        self.deallocate_past_magazine(stream, id, address, token);
+    }
+
+    #[inline(never)]
+    fn deallocate_past_magazine(&self, stream: &U::Stream, id: u64, address: u64, token: u64) {
+        if (token & !GRAPH_BIT) >> POOL_SHIFT != self.id & POOL_BITS {
+            tracing::error!(
+                address = format_args!("{address:#x}"),
+                "a block was given to a pool that is not its own: ignored"
+            );
+            return;
+        }
+        let home = local::with(self.id, id, |magazine| {
+            magazine.filter(|own| !own.is_retired()).map(|own| own.home() as Tag)
+        });
+        let tag = match home.map_or_else(|| self.arrive(stream, id), Ok) {
+            Ok(tag) => tag,
+            Err(_) => {
+                tracing::error!(
+                    address = format_args!("{address:#x}"),
+                    "leaked device memory: the pool has no room for another stream"
+                );
+                return;
+            }
+        };
+        self.give_home(tag, Cached { address, token });
+    }
+
+    /// Frees a block whose last work was given to the stream of `tag` before this call.
+    pub(super) fn give_home(&self, tag: Tag, block: Cached) {
+        let home = (block.token >> SLOT_SHIFT) as Tag;
+        let node = block.token as Node;
+        let (Some(freeing), Some(owner)) = (self.slot(tag), self.slot(home)) else {
+            tracing::error!(node, "a block was freed that is not of this pool: ignored");
+            return;
+        };
+        #[cfg(not(aquifer_fault = "stamp_of_home"))]
+        let freed = Freed { node, tag, stamp: freeing.epochs.open() };
+        #[cfg(aquifer_fault = "stamp_of_home")]
+        let freed = Freed { node, tag: home, stamp: owner.epochs.open() };
+        if tag == home { freeing.free(freed) } else { owner.send_home(freed) }
+    }
+
+    /// Takes a magazine's blocks home. The caller may be inside: heaps know no magazines.
+    pub(super) fn empty(&self, magazine: &Magazine, shelves: &mut Shelves) {
+        shelves.drain(|block| self.give_home(magazine.home() as Tag, block));
+    }
+
+    /// The slot of a stream that the thread has no magazine for, and such a magazine.
+    #[cold]
+    fn arrive(&self, stream: &U::Stream, id: u64) -> Result<Tag, Failure<U::Error>> {
+        self.upstream.check(stream)?;
+        let tag = self.slot_of(stream, id)?;
+        let limits = Limits {
+            entries: self.settings.entries,
+            units: (self.settings.cached_bytes >> UNIT_SHIFT) as u64,
+        };
+        local::find_or_make(self.id, id, || {
+            let slot = self.slot(tag)?;
+            let magazine = Arc::new(Magazine::new(limits, u32::from(tag)));
+            let owner: Weak<dyn Leave> = self.this.clone();
+            let _one = self.reclaiming.lock();
+            if slot.captured() != 0 {
+                // SAFETY: under the reclaimers' lock.
+                unsafe { magazine.shut(true) };
+            }
+            slot.magazines.lock().push(magazine.clone());
+            Some((magazine, owner))
+        });
+        Ok(tag)
+    }
+
+    /// The slot of a stream: its own, that of a stream which is gone, or a new one.
+    fn slot_of(&self, stream: &U::Stream, id: u64) -> Result<Tag, Failure<U::Error>> {
+        if let Some(tag) = self.known.lock().by_stream.get(&id) {
+            return Ok(*tag);
+        }
+        self.retire_abandoned();
+        let heir = self.inherit(stream);
+        let mut known = self.known.lock();
+        if let Some(tag) = known.by_stream.get(&id) {
+            // Another thread came first. What was inherited waits for the next stream.
+            let tag = *tag;
+            drop(known);
+            if let Some(heir) = heir.and_then(|heir| self.slot(heir)) {
+                let kept = heir.epochs.lock().stream.take();
+                kept.into_iter().for_each(U::let_go);
+            }
+            return Ok(tag);
+        }
+        let tag = match heir {
+            Some(tag) => tag,
+            None => {
+                let tag = known.slots as Tag;
+                let place = self.slots.get_or_make(known.slots);
+                let Some(place) = place.filter(|_| known.slots < Tag::MAX as usize) else {
+                    return Err(Failure::Crowded);
+                };
+                let _ = place.set(Slot::new(tag, Some(U::keep(stream))));
+                known.slots += 1;
+                tag
+            }
+        };
+        known.by_stream.insert(id, tag);
+        Ok(tag)
+    }
+
+    /// Gives a stream the slot of one that is gone, with its memory: the new stream waits for the
+    /// last work of the old one, so what was its own is the heir's own.
+    fn inherit(&self, stream: &U::Stream) -> Option<Tag> {
+        // A stream in capture cannot wait for what lies outside.
+        if self.upstream.is_capturing(stream).unwrap_or(true) {
+            return None;
+        }
+        self.all_slots().filter(|slot| !slot.is_bank()).find_map(|slot| {
+            let mut record = slot.epochs.lock();
+            if record.stream.is_some() {
+                return None;
+            }
+            #[cfg(not(aquifer_fault = "inherit_without_wait"))]
+            record.inherit(&self.upstream, stream).ok()?;
+            record.stream = Some(U::keep(stream));
+            Some(slot.tag)
+        })
+    }
+
+    /// Lets go of streams that nobody but pools hold, closing their last epoch.
+    fn retire_abandoned(&self) {
+        for slot in self.all_slots().filter(|slot| !slot.is_bank()) {
+            let _one = self.reclaiming.lock();
+            let mut record = slot.epochs.lock();
+            if slot.captured() != 0 || !record.stream.as_ref().is_some_and(U::is_abandoned) {
+                continue;
+            }
+            drop(record);
+            // Before the close: what the magazines hold is stamped with the epoch that it closes.
+            let magazines = std::mem::take(&mut *slot.magazines.lock());
+            // SAFETY: under the reclaimers' lock.
+            unsafe {
+                magazines.iter().for_each(|magazine| magazine.retire());
+                Magazine::reclaim(magazines.iter().map(|own| &**own), |magazine, shelves| {
+                    self.empty(magazine, shelves);
+                });
+            }
+            record = slot.epochs.lock();
+            let others = self.slot_count();
+            if slot.epochs.close(&self.upstream, &mut record, others).is_err() {
+                // No event, no heir: the stream is kept, and tried again.
+                slot.magazines.lock().clear();
+                continue;
+            }
+            count(&self.counters.records);
+            let gone = record.stream.take();
+            drop(record);
+            if let Some(stream) = gone {
+                self.known.lock().by_stream.remove(&U::id(&stream));
+                U::let_go(stream);
+            }
+        }
+    }
+}
+
+impl<U: Upstream> Leave for Pool<U> {
+    fn leave(&self, magazine: &Arc<Magazine>) {
+        let _one = self.reclaiming.lock();
+        // SAFETY: on the owner's thread, and under the reclaimers' lock.
+        unsafe {
+            let _ = magazine.enter(|shelves| self.empty(magazine, shelves));
+            magazine.retire();
+        }
+        if let Some(slot) = self.slot(magazine.home() as Tag) {
+            slot.magazines.lock().retain(|other| !Arc::ptr_eq(other, magazine));
+        }
+    }
+}

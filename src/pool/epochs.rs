@@ -1,0 +1,228 @@
+//! Epochs in place of an event for each free.
+//!
+//! A stream's epoch is a number that a free reads and an event closes. *Bump, then record*: who read
+//! the old number gave the stream its last work before the bump, so before the record, which so
+//! covers it. A late event may cover later work too: a false wait, never a race.
+
+use super::chunks::Chunks;
+use super::upstream::{Failure, Upstream};
+use crate::heap::Tag;
+use crate::sync::{AtomicUsize, CachePadded, Mutex, MutexGuard, Ordering};
+use std::collections::VecDeque;
+
+/// Closed epochs whose events a stream keeps; a later event serves for an older epoch as well.
+const RING: usize = 8;
+
+/// One stream's time, and what it knows of the others'.
+pub(super) struct Epochs<U: Upstream> {
+    /// The epoch that frees are stamped with.
+    open: CachePadded<AtomicUsize>,
+    /// The last epoch that the device was seen to have passed.
+    completed: AtomicUsize,
+    /// By the other streams' tags: the last epoch that this one is ordered after.
+    ordered: Chunks<AtomicUsize>,
+    record: Mutex<Record<U>>,
+}
+
+/// The source's own lock: held over the driver calls that close an epoch.
+pub(super) struct Record<U: Upstream> {
+    /// `None` once the stream is gone: then every epoch is closed.
+    pub(super) stream: Option<U::Stream>,
+    closed: VecDeque<Closed<U::Event>>,
+    spare: Vec<(U::Event, Vec<usize>)>,
+}
+
+struct Closed<E> {
+    epoch: usize,
+    event: E,
+    /// What the stream was ordered after when the event was recorded, or before.
+    clock: Vec<usize>,
+}
+
+/// The first epoch. Memory of stamp 0 is complete.
+const FIRST: usize = 1;
+
+impl<U: Upstream> Epochs<U> {
+    pub(super) fn new(stream: Option<U::Stream>) -> Self {
+        let record = Record { stream, closed: VecDeque::new(), spare: Vec::new() };
+        Self {
+            open: CachePadded::new(AtomicUsize::new(FIRST)),
+            completed: AtomicUsize::new(0),
+            ordered: Chunks::new(),
+            record: Mutex::new(record),
+        }
+    }
+
+    /// The stamp of a free whose work was given to the stream before this call.
+    #[inline]
+    pub(super) fn open(&self) -> usize {
+        // Relaxed: had a close recorded its event before our last work, its bump would have
+        // happened before this read, by way of the driver's own order on the stream.
+        self.open.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn completed(&self) -> usize {
+        // Acquire: after what the device was seen to have done.
+        self.completed.load(Ordering::Acquire)
+    }
+
+    /// The last epoch of `source` that this stream is ordered after.
+    pub(super) fn ordered_after(&self, source: Tag) -> usize {
+        // Acquire: the wait that was published is enqueued before whatever the caller gives.
+        self.ordered.get(source as usize).map_or(0, |epoch| epoch.load(Ordering::Acquire))
+    }
+
+    fn raise(&self, source: usize, epoch: usize) {
+        let order = if cfg!(aquifer_fault = "order_relaxed") {
+            Ordering::Relaxed
+        } else {
+            Ordering::Release
+        };
+        if let Some(known) = self.ordered.get_or_make(source)
+            && known.load(Ordering::Relaxed) < epoch
+        {
+            known.fetch_max(epoch, order);
+        }
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, Record<U>> {
+        self.record.lock()
+    }
+
+    /// Closes the open epoch: every free so far is covered by the event. `others` is how many tags
+    /// there are.
+    pub(super) fn close(
+        &self,
+        upstream: &U,
+        record: &mut Record<U>,
+        others: usize,
+    ) -> Result<(), Failure<U::Error>> {
+        let Some(stream) = &record.stream else { return Ok(()) };
+        if upstream.is_capturing(stream)? {
+            return Err(Failure::Captured);
+        }
+        let epoch = self.open.load(Ordering::Relaxed);
+        #[cfg(not(aquifer_fault = "record_before_bump"))]
+        self.open.store(epoch + 1, Ordering::Relaxed);
+        let (spare, mut clock) = match record.spare.pop() {
+            Some((event, clock)) => (Some(event), clock),
+            None => (None, Vec::new()),
+        };
+        clock.clear();
+        #[cfg(not(aquifer_fault = "clock_after_record"))]
+        clock.extend((0..others).map(|tag| self.ordered_after(tag as Tag)));
+        let event = upstream.record(stream, spare)?;
+        #[cfg(aquifer_fault = "clock_after_record")]
+        clock.extend((0..others).map(|tag| self.ordered_after(tag as Tag)));
+        #[cfg(aquifer_fault = "record_before_bump")]
+        self.open.store(epoch + 1, Ordering::Relaxed);
+        record.closed.push_back(Closed { epoch, event, clock });
+        if record.closed.len() > RING
+            && let Some(oldest) = record.closed.pop_front()
+        {
+            record.spare.push((oldest.event, oldest.clock));
+        }
+        Ok(())
+    }
+
+    /// Closes the open epoch unless an earlier close covers `stamp`.
+    pub(super) fn close_past(
+        &self,
+        upstream: &U,
+        record: &mut Record<U>,
+        stamp: usize,
+        others: usize,
+    ) -> Result<(), Failure<U::Error>> {
+        if record.newest() >= stamp || self.completed() >= stamp {
+            return Ok(());
+        }
+        self.close(upstream, record, others)
+    }
+
+    /// Asks the device how far it is. Returns the last epoch known to be complete.
+    pub(super) fn poll(&self, upstream: &U, record: &mut Record<U>) -> usize {
+        while let Some(oldest) = record.closed.front() {
+            // A question that fails is answered later, or never: the memory stays with its stream.
+            if !matches!(upstream.is_passed(&oldest.event), Ok(true)) {
+                break;
+            }
+            let epoch = oldest.epoch;
+            if record.stream.is_none() && record.closed.len() == 1 {
+                // The last event of a stream that is gone: its heir waits for it.
+                self.completed.fetch_max(epoch, Ordering::Release);
+                break;
+            }
+            if let Some(passed) = record.closed.pop_front() {
+                record.spare.push((passed.event, passed.clock));
+            }
+            self.completed.fetch_max(epoch, Ordering::Release);
+        }
+        self.completed()
+    }
+
+    /// Blocks until the device has passed every epoch up to `stamp`.
+    pub(super) fn synchronize(
+        &self,
+        upstream: &U,
+        record: &mut Record<U>,
+        stamp: usize,
+        others: usize,
+    ) -> Result<(), Failure<U::Error>> {
+        if self.completed() >= stamp {
+            return Ok(());
+        }
+        self.close_past(upstream, record, stamp, others)?;
+        let Some(closed) = record.closed.iter().find(|closed| closed.epoch >= stamp) else {
+            return Err(Failure::Gone);
+        };
+        upstream.synchronize(&closed.event)?;
+        self.completed.fetch_max(closed.epoch, Ordering::Release);
+        Ok(())
+    }
+
+    /// Makes `target`, whose stream is `stream`, ordered after `stamp` of this one. The caller holds
+    /// this one's record.
+    pub(super) fn order(
+        &self,
+        upstream: &U,
+        record: &mut Record<U>,
+        (own, stamp): (Tag, usize),
+        (target, stream): (&Self, &U::Stream),
+        others: usize,
+    ) -> Result<bool, Failure<U::Error>> {
+        if self.completed() >= stamp || target.ordered_after(own) >= stamp {
+            return Ok(false);
+        }
+        self.close_past(upstream, record, stamp, others)?;
+        let Some(closed) = record.closed.iter().find(|closed| closed.epoch >= stamp) else {
+            return Err(Failure::Gone);
+        };
+        #[cfg(aquifer_fault = "order_before_wait")]
+        target.raise(own as usize, closed.epoch);
+        #[cfg(not(aquifer_fault = "skip_stream_wait"))]
+        upstream.wait(stream, &closed.event)?;
+        // Only now: who sees this may use the memory on `target` without a wait of his own.
+        target.raise(own as usize, closed.epoch);
+        for (source, epoch) in closed.clock.iter().enumerate() {
+            if *epoch > 0 {
+                target.raise(source, *epoch);
+            }
+        }
+        Ok(true)
+    }
+}
+
+impl<U: Upstream> Record<U> {
+    /// The newest epoch that an event covers.
+    pub(super) fn newest(&self) -> usize {
+        self.closed.back().map_or(0, |closed| closed.epoch)
+    }
+
+    /// Makes `stream` wait for all that the stream which is gone had been given.
+    pub(super) fn inherit(&self, upstream: &U, stream: &U::Stream) -> Result<(), U::Error> {
+        match self.closed.back() {
+            Some(last) => upstream.wait(stream, &last.event),
+            None => Ok(()),
+        }
+    }
+}

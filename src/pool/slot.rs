@@ -1,0 +1,112 @@
+//! What a pool keeps of one stream: its heap, its time, its inbox, its magazines.
+
+use super::epochs::Epochs;
+use super::inbox::{Freed, Inbox};
+use super::magazine::Magazine;
+use super::upstream::Upstream;
+use crate::heap::{COMPLETE, Heap, NotLive, Tag, Taken};
+use crate::sync::{Arc, AtomicUsize, Mutex, MutexGuard, Ordering};
+
+/// log2 of the bytes of a unit.
+pub(super) const UNIT_SHIFT: u32 = 8;
+
+/// A stream's part of a pool. Slot 0 is the bank: no stream's, with complete memory alone.
+///
+/// A heap's lock is held over arithmetic alone; the lock of the epochs is the only one held over
+/// driver calls. No thread holds two heaps, nor a heap inside the lock of epochs.
+pub(super) struct Slot<U: Upstream> {
+    pub(super) tag: Tag,
+    pub(super) epochs: Epochs<U>,
+    pub(super) magazines: Mutex<Vec<Arc<Magazine>>>,
+    inbox: Inbox,
+    heap: Mutex<Heap>,
+    /// Not 0 while the stream is in a declared capture: the number of the graph.
+    captured: AtomicUsize,
+}
+
+impl<U: Upstream> Slot<U> {
+    pub(super) fn new(tag: Tag, stream: Option<U::Stream>) -> Self {
+        Self {
+            tag,
+            epochs: Epochs::new(stream),
+            magazines: Mutex::new(Vec::new()),
+            inbox: Inbox::new(),
+            heap: Mutex::new(Heap::new(UNIT_SHIFT)),
+            captured: AtomicUsize::new(0),
+        }
+    }
+
+    /// The heap, with what waited in the inbox.
+    pub(super) fn heap(&self) -> MutexGuard<'_, Heap> {
+        let mut heap = self.heap.lock();
+        self.take_in(&mut heap);
+        heap
+    }
+
+    #[inline]
+    fn take_in(&self, heap: &mut Heap) {
+        if !self.inbox.is_empty() {
+            self.inbox.drain(|freed| self.put(heap, freed));
+        }
+    }
+
+    fn put(&self, heap: &mut Heap, freed: Freed) {
+        let Freed { node, tag, mut stamp } = freed;
+        // What this stream is ordered after is its own: the order is behind whatever its next event
+        // covers.
+        let tag = if tag != self.tag && stamp <= self.epochs.ordered_after(tag) {
+            stamp = self.epochs.open();
+            self.tag
+        } else {
+            tag
+        };
+        if let Err(NotLive) = heap.free(node, tag, stamp) {
+            report_not_live(node);
+        }
+    }
+
+    /// A block of the stream's own free memory.
+    #[inline]
+    pub(super) fn allocate(&self, units: u32, align: u64) -> Option<Taken> {
+        self.heap().allocate(self.tag, units, align, usize::MAX)
+    }
+
+    /// Takes a block of this heap back that the stream freed. Where another thread is at the heap,
+    /// the block goes to the inbox: a free waits for nobody.
+    #[inline]
+    pub(super) fn free(&self, freed: Freed) {
+        match self.heap.try_lock() {
+            Some(mut heap) => {
+                if let Err(NotLive) = heap.free(freed.node, freed.tag, freed.stamp) {
+                    report_not_live(freed.node);
+                }
+            }
+            None => self.send_home(freed),
+        }
+    }
+
+    /// Takes a block of this heap back that another stream freed.
+    #[inline]
+    pub(super) fn send_home(&self, freed: Freed) {
+        if !self.inbox.push(freed) {
+            report_not_live(freed.node);
+        }
+    }
+
+    pub(super) fn is_bank(&self) -> bool {
+        self.tag == COMPLETE
+    }
+
+    /// The graph whose capture this stream is in, or 0.
+    pub(super) fn captured(&self) -> usize {
+        self.captured.load(Ordering::Acquire)
+    }
+
+    pub(super) fn set_captured(&self, graph: usize) {
+        self.captured.store(graph, Ordering::Release);
+    }
+}
+
+fn report_not_live(node: u32) {
+    tracing::error!(node, "a block was freed twice, or is not of this pool: ignored");
+}
