@@ -112,10 +112,14 @@ impl Setup {
         self.maximum.is_some_and(|maximum| self.capacity >= 2 * maximum)
     }
 
-    /// Whether a miss climbs all rungs that a full pool needs to give what it has.
+    /// Whether a miss climbs all rungs that a full pool needs to give what it has: what streams have
+    /// freed is gathered first, and then whole blocks of upstream go back for larger ones.
     pub(crate) fn climbs_all(&self) -> bool {
-        let has = |rung| self.rungs.as_ref().is_none_or(|rungs| rungs.contains(&rung));
-        [Rung::Wait, Rung::GrowToMaximum, Rung::Gather, Rung::Trim].into_iter().all(has)
+        let Some(rungs) = &self.rungs else { return true };
+        let place = |rung| rungs.iter().position(|other| *other == rung);
+        let grows = place(Rung::GrowToMaximum).is_some();
+        matches!((place(Rung::Gather), place(Rung::Trim)), (Some(first), Some(last)) if first < last)
+            && grows
     }
 
     /// The pool, and the one below it where there is one.

@@ -20,7 +20,7 @@ const FLOORS: [(&str, usize); 28] = [
     ("dropped by a thread's end", 8),
     ("streams replaced", 2),
     ("pools dropped first", 20),
-    ("most of a pool at once", 4),
+    ("most of a pool at once", 8),
     ("pool misses", 1),
     ("pool steals", 4),
     ("pool records", 2),
