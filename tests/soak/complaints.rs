@@ -42,6 +42,10 @@ impl Complaints {
         drop(self.take());
     }
 
+    pub(crate) fn first(&self) -> Option<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).first().cloned()
+    }
+
     pub(crate) fn take(&self) -> Vec<String> {
         std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }

@@ -486,8 +486,11 @@ impl<'a> Player<'a> {
             Some(_) => Expected::Capture,
             None => Expected::Room,
         };
+        let before = item.vec.as_device_ptr();
         match item.vec.resize(length, tag) {
-            Ok(()) => item.lent.clear(),
+            // The old memory was freed, and paid for. What fits in it pays for what it writes.
+            Ok(()) if item.vec.as_device_ptr() != before => item.lent.clear(),
+            Ok(()) => {}
             Err(error) => self.judge(&pool, &error, length * size_of::<u32>(), expected)?,
         }
         self.items.push(item);

@@ -65,6 +65,7 @@ fn play(shared: &Shared, mode: Mode, complaints: &Complaints) -> Step {
         return Err(failure);
     }
     let mut random = Random::new(shared.seed, 1);
+    quiet(shared, complaints)?;
     settle(shared, &mut random).map_err(|failure| format!("at the end: {failure}"))?;
     let pool = lock(&shared.pool).take();
     if let Some((pool, _erased)) = pool {
@@ -72,11 +73,17 @@ fn play(shared: &Shared, mode: Mode, complaints: &Complaints) -> Step {
             .map_err(|failure| format!("when all was quiet: {failure}"))?;
     }
     gone(shared, lower).map_err(|failure| format!("when the pool was gone: {failure}"))?;
-    let said = complaints.take();
-    let may_leak = shared.may_leak.load(Ordering::Relaxed);
-    match said.first() {
-        Some(first) if !may_leak => Err(format!("the crate complained: {first}")),
-        _ => all_is_back(shared, may_leak && !said.is_empty()),
+    quiet(shared, complaints)?;
+    all_is_back(shared, !complaints.take().is_empty())
+}
+
+/// Fails if the crate complained, and no driver call was made to fail.
+fn quiet(shared: &Shared, complaints: &Complaints) -> Step {
+    match complaints.first() {
+        Some(first) if !shared.may_leak.load(Ordering::Relaxed) => {
+            Err(format!("the crate complained: {first}"))
+        }
+        _ => Ok(()),
     }
 }
 
