@@ -56,6 +56,8 @@ pub(super) fn count(counter: &trusted::AtomicUsize) {
 /// A stream-ordered pool.
 pub struct Pool<U: Upstream> {
     pub(super) id: u64,
+    /// What the tokens of this pool have in common.
+    check: u64,
     pub(super) upstream: U,
     pub(super) settings: Settings,
     pub(super) slots: Chunks<OnceLock<Slot<U>>>,
@@ -78,19 +80,11 @@ pub(super) struct Known {
     pub(super) slots: usize,
 }
 
-/// What a look into the thread's magazine gave.
-enum Found {
-    Block(Cached),
-    /// Nothing of this size; the stream's slot.
-    Home(Tag),
-    /// The thread has no magazine for this stream yet.
-    Nobody,
-}
-
 /// Bits of a token: the node, its heap's slot, and a few of the pool's number.
 const SLOT_SHIFT: u32 = 32;
 const POOL_SHIFT: u32 = 48;
 const POOL_BITS: u64 = 0x7fff;
+const NODE_AND_SLOT: u64 = (1 << POOL_SHIFT) - 1;
 
 /// Set in the token of a block that belongs to a graph.
 pub(super) const GRAPH_BIT: u64 = 1 << 63;
@@ -102,8 +96,10 @@ impl<U: Upstream> Pool<U> {
             if let Some(bank) = slots.get_or_make(0) {
                 let _ = bank.set(Slot::new(COMPLETE, None));
             }
+            let id = trusted::unique();
             Self {
-                id: trusted::unique(),
+                id,
+                check: (id & POOL_BITS) << POOL_SHIFT,
                 upstream,
                 settings,
                 slots,
@@ -128,7 +124,7 @@ impl<U: Upstream> Pool<U> {
 
     #[inline]
     pub(super) fn token(&self, slot: Tag, node: Node) -> u64 {
-        ((self.id & POOL_BITS) << POOL_SHIFT) | u64::from(slot) << SLOT_SHIFT | u64::from(node)
+        self.check | u64::from(slot) << SLOT_SHIFT | u64::from(node)
     }
 
     #[inline]
@@ -162,34 +158,18 @@ impl<U: Upstream> Pool<U> {
         align: u64,
     ) -> Result<Block, Failure<U::Error>> {
         let Some(units) = self.units(bytes) else { return Err(Failure::Exhausted(None)) };
-        let found = local::with(self.id, id, |magazine| {
-            let Some(magazine) = magazine else { return Found::Nobody };
-            if align <= self.settings.alignment {
-                // SAFETY: the table gives a thread its own magazines, and `pop` enters none.
-                let cached = unsafe {
-                    magazine.enter(|shelves| {
-                        let cached = shelves.pop(units);
-                        if cached.is_none() {
-                            self.want(magazine, shelves, units);
-                        }
-                        cached
-                    })
-                };
-                if let Some(Some(cached)) = cached {
-                    return Found::Block(cached);
-                }
-            }
-            // A stream that was given up, and is here again.
-            if magazine.is_retired() { Found::Nobody } else { Found::Home(magazine.home() as Tag) }
-        });
-        let home = match found {
-            Found::Block(Cached { address, token }) => {
+        // SAFETY: used here and by what is called before anything else looks for a magazine.
+        let magazine = unsafe { local::find(self.id, id) };
+        if let Some(magazine) = magazine
+            && align <= self.settings.alignment
+        {
+            // SAFETY: the table gives a thread its own magazines, and `pop` enters none.
+            let cached = unsafe { magazine.enter(|shelves| shelves.pop(units)) };
+            if let Some(Some(Cached { address, token })) = cached {
                 return Ok(Block { address, bytes: (units as usize) << UNIT_SHIFT, token });
             }
-            Found::Home(tag) => Some(tag),
-            Found::Nobody => None,
-        };
-        self.allocate_past_magazine(stream, id, home, units, align.max(self.settings.alignment))
+        }
+        self.allocate_past_magazine(stream, id, magazine, units, align)
     }
 
     #[inline(never)]
@@ -197,14 +177,21 @@ impl<U: Upstream> Pool<U> {
         &self,
         stream: &U::Stream,
         id: u64,
-        home: Option<Tag>,
+        magazine: Option<&Magazine>,
         units: u32,
         align: u64,
     ) -> Result<Block, Failure<U::Error>> {
-        let tag = match home {
-            Some(tag) => tag,
-            None => self.arrive(stream, id)?,
+        let tag = match magazine {
+            // A stream that was given up may be here again.
+            Some(magazine) if !magazine.is_retired() => {
+                if align <= self.settings.alignment {
+                    self.want(magazine, units);
+                }
+                magazine.home() as Tag
+            }
+            _ => self.arrive(stream, id)?,
         };
+        let align = align.max(self.settings.alignment);
         let Some(slot) = self.slot(tag) else { return Err(Failure::Crowded) };
         let block = |home: Tag, taken: crate::heap::Taken| Block {
             address: taken.address,
@@ -223,9 +210,10 @@ impl<U: Upstream> Pool<U> {
 
     /// Tells the magazine which size was missed; what has to make room goes to its heap, which knows
     /// no magazines.
-    #[inline(never)]
-    fn want(&self, magazine: &Magazine, shelves: &mut Shelves, units: u32) {
-        shelves.want(units, |block| self.give_home(magazine.home() as Tag, block));
+    fn want(&self, magazine: &Magazine, units: u32) {
+        let give = |block| self.give_home(magazine.home() as Tag, block);
+        // SAFETY: the table gave us this thread's own magazine, and heaps enter none.
+        let _ = unsafe { magazine.enter(|shelves| shelves.want(units, give)) };
     }
 
     /// Takes a block back, in the order of `stream`.
@@ -236,42 +224,51 @@ impl<U: Upstream> Pool<U> {
     #[inline]
     pub unsafe fn deallocate(&self, stream: &U::Stream, id: u64, block: Block) {
         let Block { address, bytes, token } = block;
-        if let Some(units) = self.units(bytes)
-            && token >> POOL_SHIFT == self.id & POOL_BITS
+        // SAFETY: used here and by what is called before anything else looks for a magazine.
+        let magazine = unsafe { local::find(self.id, id) };
+        // A block of ours has the size that it was handed out with: a multiple of the unit.
+        let units = bytes >> UNIT_SHIFT;
+        if let Some(magazine) = magazine
+            && token & !NODE_AND_SLOT == self.check
         {
-            let kept = local::with(self.id, id, |magazine| {
-                let cached = Cached { address, token };
-                // SAFETY: the table gives a thread its own magazines, and `push` calls nothing.
-                magazine.and_then(|own| unsafe { own.enter(|shelves| shelves.push(units, cached)) })
-            });
+            let cached = Cached { address, token };
+            // SAFETY: the table gives a thread its own magazines, and `push` enters none.
+            let kept = unsafe { magazine.enter(|shelves| shelves.push(units as u32, cached)) };
             if let Some(Ok(())) = kept {
                 return;
             }
         }
-        self.deallocate_past_magazine(stream, id, address, token);
+        self.deallocate_past_magazine(stream, id, magazine, block);
     }
 
     #[inline(never)]
-    fn deallocate_past_magazine(&self, stream: &U::Stream, id: u64, address: u64, token: u64) {
-        if (token & !GRAPH_BIT) >> POOL_SHIFT != self.id & POOL_BITS {
+    fn deallocate_past_magazine(
+        &self,
+        stream: &U::Stream,
+        id: u64,
+        magazine: Option<&Magazine>,
+        block: Block,
+    ) {
+        let Block { address, token, .. } = block;
+        if token & !NODE_AND_SLOT & !GRAPH_BIT != self.check {
             tracing::error!(
                 address = format_args!("{address:#x}"),
                 "a block was given to a pool that is not its own: ignored"
             );
             return;
         }
-        let home = local::with(self.id, id, |magazine| {
-            magazine.filter(|own| !own.is_retired()).map(|own| own.home() as Tag)
-        });
-        let tag = match home.map_or_else(|| self.arrive(stream, id), Ok) {
-            Ok(tag) => tag,
-            Err(_) => {
-                tracing::error!(
-                    address = format_args!("{address:#x}"),
-                    "leaked device memory: the pool has no room for another stream"
-                );
-                return;
-            }
+        let tag = match magazine {
+            Some(magazine) if !magazine.is_retired() => magazine.home() as Tag,
+            _ => match self.arrive(stream, id) {
+                Ok(tag) => tag,
+                Err(_) => {
+                    tracing::error!(
+                        address = format_args!("{address:#x}"),
+                        "leaked device memory: the pool has no room for another stream"
+                    );
+                    return;
+                }
+            },
         };
         self.give_home(tag, Cached { address, token });
     }

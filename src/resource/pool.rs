@@ -122,6 +122,14 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
         self.pool.totals().into()
     }
 
+    /// No memory: none is asked, or there is none in the child of a fork.
+    #[cold]
+    fn nothing(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
+        not_forked("a pool")?;
+        self.device().require(stream.device(), "the stream")?;
+        Ok(DeviceBlock::empty(layout))
+    }
+
     #[cold]
     fn explain(&self, failure: Failure<Error>, bytes: usize) -> Error {
         let device = self.device();
@@ -177,11 +185,9 @@ unsafe impl<U: DeviceResource + 'static> DeviceResource for PoolResource<U> {
 
     #[inline]
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
-        if layout.bytes() == 0 {
-            self.device().require(stream.device(), "the stream")?;
-            return Ok(DeviceBlock::empty(layout));
+        if layout.bytes() == 0 || is_forked_child() {
+            return self.nothing(stream, layout);
         }
-        not_forked("a pool")?;
         let align = layout.alignment() as u64;
         match self.pool.allocate(stream, stream.id(), layout.bytes(), align) {
             Ok(Block { address, bytes, token }) => Ok(DeviceBlock::new(address, bytes, token)),
