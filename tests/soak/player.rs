@@ -92,7 +92,8 @@ impl<'a> Player<'a> {
             return self.trouble();
         }
         match self.random.below(64) {
-            0..20 => self.make(),
+            0..18 => self.make(),
+            18..20 => self.churn(),
             20..28 => {
                 if let Some(item) = self.take() {
                     self.drop_item(item);
@@ -142,17 +143,20 @@ impl<'a> Player<'a> {
         (!free.is_empty()).then(|| self.items.swap_remove(free[self.random.below(free.len())]))
     }
 
+    /// Elements of a request. Most programs have a few sizes that come back, as programs do.
     pub(crate) fn length(&mut self) -> usize {
         let scale = self.shared.setup.scale / size_of::<u32>();
+        let sizes = &self.shared.setup.lengths;
+        if !sizes.is_empty() && !self.random.one_in(6) {
+            return sizes[self.random.below(sizes.len())];
+        }
         let bound = match self.random.below(24) {
             0..14 => scale / 32,
             14..20 => scale / 8,
             20..23 => scale / 2,
             _ => return scale,
         };
-        // Few sizes in some programs, so that blocks of the very size come back.
-        let step = if self.shared.seed.is_multiple_of(3) { bound / 4 } else { 1 };
-        (1 + self.random.below(bound)).next_multiple_of(step.max(1))
+        1 + self.random.below(bound)
     }
 
     pub(crate) fn allocate(
@@ -232,12 +236,35 @@ impl<'a> Player<'a> {
         self.make_on(&stream)
     }
 
-    pub(crate) fn make_on(&mut self, stream: &Stream) -> Step {
-        let length = self.length();
-        let expected = match *lock(&self.shared.captured) {
+    /// One size, made and dropped again and again on one stream: what a thread keeps for itself.
+    fn churn(&mut self) -> Step {
+        let Some(stream) = self.stream() else { return Ok(()) };
+        let length = 1 + self.length() / 4;
+        let expected = self.expected();
+        for _ in 0..2 + self.random.below(5) {
+            let Given::Memory(item) = self.allocate(&stream, length, expected)? else {
+                return Ok(());
+            };
+            self.write(item)?;
+            if !self.random.one_in(4)
+                && let Some(item) = self.items.pop()
+            {
+                self.drop_item(item);
+            }
+        }
+        Ok(())
+    }
+
+    fn expected(&self) -> Expected {
+        match *lock(&self.shared.captured) {
             Some(_) => Expected::Capture,
             None => Expected::Room,
-        };
+        }
+    }
+
+    pub(crate) fn make_on(&mut self, stream: &Stream) -> Step {
+        let length = self.length();
+        let expected = self.expected();
         match self.allocate(stream, length, expected)? {
             Given::Memory(item) => self.write(item),
             Given::Refused | Given::NoPool => Ok(()),
@@ -450,6 +477,9 @@ impl<'a> Player<'a> {
     fn statistics(&mut self) -> Step {
         let Some((pool, _)) = self.pool() else { return Ok(()) };
         let found = pool.statistics();
+        if found.cached > 0 {
+            self.shared.count("blocks kept by a thread");
+        }
         let mut wrong = Vec::new();
         if self.in_turns && !self.shared.may_leak.load(Ordering::Relaxed) {
             let alive = self.shared.alive();
@@ -482,10 +512,7 @@ impl<'a> Player<'a> {
             return Ok(());
         };
         let length = item.vec.len() + 1 + self.random.below(item.vec.len());
-        let expected = match *lock(&self.shared.captured) {
-            Some(_) => Expected::Capture,
-            None => Expected::Room,
-        };
+        let expected = self.expected();
         let before = item.vec.as_device_ptr();
         match item.vec.resize(length, tag) {
             // The old memory was freed, and paid for. What fits in it pays for what it writes.

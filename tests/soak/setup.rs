@@ -37,6 +37,8 @@ pub(crate) struct Setup {
     pub(crate) operations: Vec<usize>,
     /// Requests are sized by this.
     pub(crate) scale: usize,
+    /// Elements of the sizes that come back; none if every size is new.
+    pub(crate) lengths: Vec<usize>,
     pub(crate) injects: bool,
     pub(crate) captures: bool,
 }
@@ -81,6 +83,10 @@ impl Setup {
             _ => Some(vec![random.pick(&RUNGS), Rung::GrowToMaximum]),
         };
         let threads = random.pick(&[1, 1, 2, 2, 3]);
+        let lengths = match random.below(3) {
+            0 => Vec::new(),
+            _ => (0..1 + random.below(3)).map(|_| 1 + random.below(scale / 64)).collect(),
+        };
         let operations = (0..threads).map(|_| (15 + random.below(45)) / threads + 4).collect();
         Self {
             upstream,
@@ -98,6 +104,7 @@ impl Setup {
             streams: 1 + random.below(4),
             operations,
             scale,
+            lengths,
             injects: !on_gpu && random.one_in(4),
             captures: !on_gpu && random.one_in(4),
         }
