@@ -252,7 +252,7 @@ impl<U: Upstream> Pool<U> {
     /// bank is seldom needed.
     fn draw(&self, request: &Request<'_, U>) -> Option<Found> {
         let bank = self.slot(COMPLETE)?;
-        let least = request.units.checked_add(padding(request.align))?;
+        let least = request.units.checked_add(padding(request.align, self.settings.alignment))?;
         let piece = {
             let mut heap = bank.heap();
             if heap.at_most(COMPLETE) < least {
@@ -396,7 +396,7 @@ impl<U: Upstream> Pool<U> {
 
     /// The bytes of a fresh range that serves the request for sure.
     fn needed(&self, request: &Request<'_, U>) -> Option<usize> {
-        let units = request.units.checked_add(padding(request.align))?;
+        let units = request.units.checked_add(padding(request.align, self.settings.alignment))?;
         (units as usize).checked_mul(1 << UNIT_SHIFT)
     }
 
@@ -636,7 +636,7 @@ pub(super) fn nth_tag(heap: &Heap, index: usize) -> Option<Tag> {
     heap.tags().nth(index)
 }
 
-/// Units that an alignment beyond the unit may cost.
-fn padding(align: u64) -> u32 {
-    u32::try_from((align >> UNIT_SHIFT).saturating_sub(1)).unwrap_or(u32::MAX)
+/// Units that an alignment may cost in memory that is aligned to `granted`.
+fn padding(align: u64, granted: u64) -> u32 {
+    u32::try_from(align.saturating_sub(granted) >> UNIT_SHIFT).unwrap_or(u32::MAX)
 }
