@@ -3,6 +3,21 @@
 //!
 //! Everything is constant time but for what says otherwise. See [`Heap`].
 
+// Only the tests use the heap until the pool is there; this line goes with its arrival.
+#![cfg_attr(not(test), allow(dead_code))]
+
+mod bins;
+mod blocks;
+mod moves;
+mod nodes;
+mod pieces;
+mod shelf;
+
+#[cfg(test)]
+mod tests;
+
+pub(crate) use blocks::Heap;
+
 /// What kind of free memory a block is: each has bins of its own, and only neighbours of one tag
 /// merge. The pool's tags are the streams that freed (their slot's number); 0 is memory that the
 /// host has seen complete.
@@ -38,3 +53,13 @@ pub(crate) struct Taken {
 /// What `free` was given is no live block of this heap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NotLive;
+
+/// Sizes and counts of a heap, exact.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Account {
+    pub(crate) total_bytes: u64,
+    pub(crate) free_bytes: u64,
+    pub(crate) live_bytes: u64,
+    pub(crate) live_blocks: usize,
+    pub(crate) free_blocks: usize,
+}

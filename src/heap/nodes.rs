@@ -1,0 +1,111 @@
+//! The slab of nodes: one for each block, live or free, and one for each piece's border.
+
+use super::{NotLive, Tag};
+
+/// No node: the end of the list of spare ones.
+const NONE: u32 = u32::MAX;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// Stands for nothing; waits in the slab's list.
+    Spare,
+    /// A block that was handed out.
+    Live,
+    /// A block in a bin.
+    Free,
+    /// Stands before the first block of a piece and after its last: the blocks of a piece are a
+    /// ring through it, so that every block has neighbours and none is looked for.
+    Border,
+}
+
+/// Two share a cache line, and none lies on two.
+#[derive(Clone, Copy, Debug)]
+#[repr(align(32))]
+pub(super) struct Block {
+    pub(super) address: u64,
+    pub(super) units: u32,
+    /// The neighbour at the lower address. Of the same piece, as `next` is.
+    pub(super) prev: u32,
+    /// The neighbour at the higher address; of a spare node, the next spare one.
+    pub(super) next: u32,
+    /// Of a free block: where it stands in its bin. Its stamp stands there, too.
+    pub(super) position: u32,
+    /// Of a free block.
+    pub(super) tag: Tag,
+    pub(super) state: State,
+}
+
+#[derive(Debug)]
+pub(super) struct Nodes {
+    blocks: Vec<Block>,
+    spare: u32,
+}
+
+impl Nodes {
+    pub(super) fn new() -> Self {
+        Self { blocks: Vec::new(), spare: NONE }
+    }
+
+    /// Whether so many more nodes can be taken: fewer than 2^32 exist.
+    #[inline]
+    pub(super) fn room_for(&self, more: usize) -> bool {
+        self.blocks.len().checked_add(more).is_some_and(|len| len <= NONE as usize)
+    }
+
+    /// A node. The caller has asked whether there is room for one.
+    #[inline]
+    pub(super) fn take(&mut self, block: Block) -> u32 {
+        if let Some(slot) = self.blocks.get_mut(self.spare as usize) {
+            let node = self.spare;
+            self.spare = slot.next;
+            *slot = block;
+            return node;
+        }
+        self.grow(block)
+    }
+
+    #[cold]
+    fn grow(&mut self, block: Block) -> u32 {
+        let node = self.blocks.len() as u32;
+        self.blocks.push(block);
+        node
+    }
+
+    #[inline]
+    pub(super) fn release(&mut self, node: u32) {
+        let spare = self.spare;
+        let block = &mut self[node];
+        block.state = State::Spare;
+        block.next = spare;
+        self.spare = node;
+    }
+
+    /// The block behind a token from outside, which may be anything.
+    #[inline]
+    pub(super) fn live(&self, node: u32) -> Result<&Block, NotLive> {
+        self.blocks.get(node as usize).filter(|block| block.state == State::Live).ok_or(NotLive)
+    }
+
+    /// Makes two nodes neighbours.
+    #[inline]
+    pub(super) fn link(&mut self, low: u32, high: u32) {
+        self[low].next = high;
+        self[high].prev = low;
+    }
+}
+
+impl std::ops::Index<u32> for Nodes {
+    type Output = Block;
+
+    #[inline]
+    fn index(&self, node: u32) -> &Block {
+        &self.blocks[node as usize]
+    }
+}
+
+impl std::ops::IndexMut<u32> for Nodes {
+    #[inline]
+    fn index_mut(&mut self, node: u32) -> &mut Block {
+        &mut self.blocks[node as usize]
+    }
+}

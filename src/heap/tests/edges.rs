@@ -1,0 +1,186 @@
+//! Edges that random calls seldom meet: huge sizes, many tags, one size for all.
+
+use super::structure::walk;
+use super::{below, heap_of, next};
+use crate::heap::bins::{Bins, bin_of, largest_of};
+use crate::heap::nodes::Block;
+use crate::heap::{COMPLETE, Heap, NotLive, Piece};
+
+const ANY: usize = usize::MAX;
+
+#[test]
+fn a_block_costs_32_bytes_and_16_more_while_it_is_free() {
+    assert_eq!(size_of::<Block>(), 32);
+    assert_eq!(size_of::<crate::heap::bins::Entry>(), 16);
+    println!("block 32 B, free 48 B, an empty set of bins {} B", size_of::<Bins>());
+}
+
+#[test]
+fn every_size_lies_in_the_bin_that_says_so() {
+    let mut state = 7;
+    let edges = (0..32).flat_map(|bit| [(1u32 << bit) - 1, 1 << bit, (1 << bit) + 1]);
+    let sizes = edges.chain(0..5000).chain([u32::MAX, u32::MAX - 1]);
+    let random = (0..5000).map(|_| (next(&mut state) as u32) >> below(&mut state, 32));
+    for units in sizes.chain(random.collect::<Vec<_>>()) {
+        let bin = bin_of(units);
+        assert!(units <= largest_of(bin), "{units}");
+        assert!(bin == 0 || units > largest_of(bin - 1), "{units}");
+    }
+    assert_eq!(largest_of(bin_of(u32::MAX)), u32::MAX);
+}
+
+#[test]
+fn sizes_and_alignments_that_are_too_large_are_refused_without_a_change() {
+    let mut heap = heap_of(1000);
+    let before = heap.account();
+    for units in [1001, u32::MAX - 1, u32::MAX] {
+        for align in [1, 256, 512, 1 << 40, 1 << 63] {
+            assert_eq!(heap.allocate(COMPLETE, units, align, ANY), None);
+        }
+    }
+    assert_eq!(heap.allocate(COMPLETE, 0, 1, ANY), None);
+    assert_eq!(heap.allocate(COMPLETE, 1, 1 << 63, ANY), None);
+    assert_eq!(heap.allocate(COMPLETE, 0, 4096, ANY), None);
+    assert_eq!(heap.allocate(COMPLETE, 1, 3 << 20, ANY), None, "no power of two");
+    assert_eq!(heap.account(), before);
+    walk(&heap);
+}
+
+#[test]
+fn the_only_aligned_place_is_found() {
+    // 2 MiB at 2 MiB: no room to spare, so only the block itself can say that it lies right.
+    let mut heap = Heap::new(8);
+    heap.add(COMPLETE, Piece { range: 0, address: 2 << 20, bytes: 2 << 20, stamp: 0 });
+    let taken = heap.allocate(COMPLETE, 8192, 2 << 20, ANY).unwrap();
+    assert_eq!((taken.address, heap.account().free_bytes), (2 << 20, 0));
+    heap.free(taken.node, COMPLETE, 1).unwrap();
+    // One unit less in front, and it is not there any more.
+    heap.allocate(COMPLETE, 1, 1, ANY).unwrap();
+    assert_eq!(heap.allocate(COMPLETE, 8191, 2 << 20, ANY), None);
+    let taken = heap.allocate(COMPLETE, 4096, 1 << 20, ANY).unwrap();
+    assert_eq!(taken.address, 3 << 20);
+    walk(&heap);
+}
+
+#[test]
+fn a_piece_larger_than_one_block_can_count_is_several() {
+    let mut heap = Heap::new(6);
+    let bytes = (3u64 << 32) << 6;
+    let piece = Piece { range: 9, address: 0, bytes, stamp: 4 };
+    heap.add(COMPLETE, piece);
+    assert_eq!(heap.account().total_bytes, bytes);
+    assert_eq!(heap.largest_free(), u64::from(u32::MAX) << 6);
+    assert_eq!(heap.at_most(COMPLETE), u32::MAX);
+    walk(&heap);
+    let taken: Vec<_> = std::iter::from_fn(|| heap.allocate(COMPLETE, u32::MAX, 1, ANY)).collect();
+    assert_eq!(taken.len(), 3);
+    assert_eq!(heap.account().free_bytes, 3 << 6);
+    walk(&heap);
+    for taken in taken {
+        heap.free(taken.node, COMPLETE, 5).unwrap();
+        walk(&heap);
+    }
+    assert!(!heap.cut_exactly(9, 0, bytes - 64));
+    assert!(heap.cut_exactly(9, 0, bytes));
+    assert_eq!(heap.account(), Default::default());
+    // The same, out by units and in again.
+    heap.add(COMPLETE, piece);
+    let mut pieces = Vec::new();
+    heap.cut_all(COMPLETE, ANY, &mut pieces);
+    assert_eq!(pieces.iter().map(|piece| piece.bytes).sum::<u64>(), bytes);
+    for piece in pieces.into_iter().rev() {
+        heap.add(COMPLETE, piece);
+        walk(&heap);
+    }
+    assert!(heap.cut_exactly(9, 0, bytes));
+}
+
+#[test]
+fn the_highest_addresses_are_no_different() {
+    let mut heap = Heap::new(8);
+    let start = u64::MAX - 0xffff;
+    heap.add(COMPLETE, Piece { range: 0, address: start, bytes: 0xff00, stamp: 0 });
+    walk(&heap);
+    assert_eq!(heap.allocate(COMPLETE, 2, 1 << 20, ANY), None);
+    let taken = heap.allocate(COMPLETE, 2, 1 << 12, ANY).unwrap();
+    assert_eq!(taken.address % (1 << 12), 0);
+    walk(&heap);
+}
+
+#[test]
+fn a_token_that_is_no_live_block_changes_nothing() {
+    let mut heap = heap_of(64);
+    let first = heap.allocate(COMPLETE, 8, 1, ANY).unwrap();
+    let second = heap.allocate(COMPLETE, 8, 1, ANY).unwrap();
+    let third = heap.allocate(COMPLETE, 8, 1, ANY).unwrap();
+    heap.free(first.node, 1, 1).unwrap();
+    heap.free(second.node, 1, 2).unwrap();
+    let before = (heap.account(), walk(&heap));
+    // A free block, one that merged away, the border, one never used, none at all.
+    for node in (0..third.node).chain(third.node + 1..100).chain([u32::MAX]) {
+        assert_eq!(heap.free(node, COMPLETE, 9), Err(NotLive));
+        assert_eq!(heap.live(node), Err(NotLive));
+    }
+    assert_eq!((heap.account(), walk(&heap)), before);
+    assert_eq!(heap.free(third.node, 1, 0), Ok(8));
+}
+
+#[test]
+fn many_tags_take_turns_with_few_bins() {
+    let mut heap = heap_of(5000);
+    let mut blocks = Vec::new();
+    for turn in 0..3usize {
+        for tag in 1..=4000u16 {
+            blocks.push(heap.allocate(COMPLETE, 1, 1, ANY).unwrap().node);
+            heap.free(blocks.pop().unwrap(), tag, turn).unwrap();
+            assert_eq!(heap.tags().filter(|&other| other != COMPLETE).collect::<Vec<_>>(), [tag]);
+            assert_eq!(heap.at_most(tag), 1);
+            assert_eq!(heap.retag(tag, turn, COMPLETE, 0), 1);
+            assert_eq!((heap.at_most(tag), heap.latest(tag)), (0, 0));
+        }
+    }
+    assert_eq!(heap.shelf.sets(), 2);
+    assert_eq!(heap.account().free_blocks, 1);
+    walk(&heap);
+}
+
+#[test]
+fn restamping_a_tag_moves_no_block() {
+    let mut heap = heap_of(100);
+    heap.add(3, Piece { range: 5, address: 0, bytes: 2560, stamp: 7 });
+    heap.add(3, Piece { range: 6, address: 2560, bytes: 2560, stamp: 9 });
+    assert_eq!(heap.retag(3, 7, 3, 8), 1);
+    let stamps: Vec<_> = walk(&heap).0.iter().map(|block| (block.3, block.4)).collect();
+    assert_eq!(stamps, [(3, 8), (3, 9), (COMPLETE, 0)]);
+}
+
+#[test]
+fn one_size_between_the_bins_leaves_no_memory_unused() {
+    // Sizes that are never a bin's smallest: a search above the floor bin alone finds no freed
+    // block again.
+    for units in [67u32, 131, 1030, 1061, 4099, 65_537] {
+        let total = u64::from(units) * 700 + u64::from(units) / 2;
+        let mut heap = heap_of(total);
+        let mut state = u64::from(units);
+        let mut live: Vec<u32> = Vec::new();
+        for round in 0..20_000 {
+            if below(&mut state, 100) < 60 {
+                live.extend(heap.allocate(COMPLETE, units, 1, ANY).map(|taken| taken.node));
+            } else if !live.is_empty() {
+                let at = below(&mut state, live.len() as u64) as usize;
+                heap.free(live.swap_remove(at), COMPLETE, round).unwrap();
+            }
+        }
+        // Every second goes and comes back, so that each hole has the very size.
+        let mut gone = 0;
+        for at in (0..live.len()).rev().step_by(2) {
+            heap.free(live.swap_remove(at), COMPLETE, 0).unwrap();
+            gone += 1;
+        }
+        let back = std::iter::from_fn(|| heap.allocate(COMPLETE, units, 1, ANY)).count();
+        assert!(back >= gone);
+        let used = heap.account().live_bytes as f64 / heap.account().total_bytes as f64;
+        assert!(used >= 0.99, "{units} units: {used}");
+        walk(&heap);
+    }
+}
