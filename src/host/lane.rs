@@ -45,6 +45,13 @@ pub(super) struct Block {
     pub(super) units: u32,
 }
 
+impl Block {
+    /// A block on its way to the heap, which knows its size.
+    pub(super) fn at(address: usize) -> Self {
+        Self { address, units: 0 }
+    }
+}
+
 /// Blocks that go one way together.
 #[derive(Debug)]
 pub(super) struct Batch {

@@ -7,13 +7,15 @@ mod forked;
 mod kernels;
 mod mapped;
 mod pending;
+mod pool;
+mod pool_rules;
 mod registered;
 #[path = "../support/mod.rs"]
 mod support;
 
 use allocator_api2::vec::Vec as AllocVec;
 use aquifer::{
-    PinnedResource, reset_current_pinned_resource, set_current_pinned_resource, sim::Simulator,
+    CurrentPinned, PinnedResource, reset_current_pinned_resource, set_current_pinned_resource, sim::Simulator,
 };
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -39,10 +41,10 @@ fn not_ready(simulator: &Simulator) {
 }
 
 /// Makes `pinned` current until dropped.
-struct Current(Option<PinnedResource>);
+struct Current(Option<CurrentPinned>);
 
 impl Current {
-    fn set(pinned: &PinnedResource) -> Self {
+    fn set(pinned: &(impl Clone + Into<CurrentPinned>)) -> Self {
         Self(set_current_pinned_resource(pinned.clone()))
     }
 }
