@@ -112,6 +112,8 @@ pub(super) struct Lane {
     spare: Option<Box<Batch>>,
     /// Units that fill a batch before its places are used up.
     limit: u64,
+    /// Units that may be ready.
+    most: u64,
 }
 
 impl Lane {
@@ -124,15 +126,23 @@ impl Lane {
         if batch.is_full() || batch.units >= self.limit { self.freed.take() } else { None }
     }
 
-    /// Takes a batch of complete blocks, or gives it back: there is one already, or it is too much
-    /// for one thread to keep.
+    /// Takes a batch of complete blocks, and gives out what goes to the heap instead: the batch that
+    /// was there, which did not serve, or this one, if it is too much for one thread to keep.
     pub(super) fn refill(&mut self, batch: Box<Batch>) -> Option<Box<Batch>> {
-        let empty = self.ready.as_ref().is_none_or(|ready| ready.length == 0);
-        if !empty || batch.units > self.limit {
+        if batch.units > self.most {
             return Some(batch);
         }
-        self.spare = self.ready.replace(batch).or(self.spare.take());
+        let before = self.ready.replace(batch)?;
+        if before.length > 0 {
+            return Some(before);
+        }
+        self.spare = Some(before);
         None
+    }
+
+    /// Batches are full at so many units from now on, if the lane has room for them.
+    pub(super) fn batch_at(&mut self, units: u64) {
+        self.limit = units.min(self.most);
     }
 
     /// Empties the lane: what waits for a fence, and what is complete.
@@ -174,7 +184,7 @@ fn slot(home: u32) -> Option<&'static Slot> {
 }
 
 /// A lane for a new magazine. `None` when sixty-five thousand are in use.
-pub(super) fn claim(limit: u64) -> Option<u32> {
+pub(super) fn claim(most: u64) -> Option<u32> {
     let home = {
         let mut numbers = NUMBERS.lock();
         let (again, next) = &mut *numbers;
@@ -186,7 +196,7 @@ pub(super) fn claim(limit: u64) -> Option<u32> {
     let make = || (0..SLOTS).map(|_| Slot::default()).collect();
     LANES.get(home as usize / SLOTS)?.get_or_init(make);
     // SAFETY: no magazine has this number yet.
-    unsafe { with_lane(home, |lane| *lane = Lane { limit, ..Lane::default() }) };
+    unsafe { with_lane(home, |lane| *lane = Lane { limit: most, most, ..Lane::default() }) };
     Some(home)
 }
 
@@ -340,7 +350,7 @@ mod tests {
 
     #[test]
     fn a_lane_gives_full_batches_out_and_takes_one_back() {
-        let mut lane = Lane { limit: 1000, ..Lane::default() };
+        let mut lane = Lane { limit: 1000, most: 1000, ..Lane::default() };
         let block = |n: usize| Block { address: n << UNIT_SHIFT, units: 1 + (n % 2) as u32 };
         for n in 1..BATCH {
             assert!(lane.free(block(n)).is_none());
@@ -348,7 +358,6 @@ mod tests {
         let batch = lane.free(block(BATCH)).unwrap();
         assert_eq!((batch.blocks().len(), batch.units()), (BATCH, 96));
         assert!(lane.refill(batch).is_none());
-        assert!(lane.refill(Box::default()).is_some(), "one at a time");
         let ready = lane.ready.as_mut().unwrap();
         assert_eq!(ready.take(1, 0), Some(BATCH << UNIT_SHIFT), "the last one first");
         assert_eq!(ready.take(1, 4095), None, "63 lines and no page");
@@ -360,6 +369,11 @@ mod tests {
         assert_eq!(ready.units(), 0);
         seen.sort_unstable();
         assert!(seen.into_iter().eq((1..=BATCH).map(|n| n << UNIT_SHIFT)));
+        let mut one = Box::<Batch>::default();
+        one.push(block(1));
+        assert!(lane.refill(one).is_none(), "the empty one is kept to be filled");
+        assert!(lane.spare.is_some());
+        assert_eq!(lane.refill(Box::default()).unwrap().units(), 2, "what did not serve goes");
         let large = Block { address: 64, units: 2000 };
         assert!(lane.free(large).is_some(), "full by its bytes");
     }

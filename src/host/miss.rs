@@ -1,6 +1,6 @@
 //! What a pool of page-locked memory does when the calling thread has nothing ready.
 
-use super::lane::{Batch, UNIT_SHIFT, bytes_of, pointer_to, take, units_of, with_lane};
+use super::lane::{Batch, Block, UNIT_SHIFT, bytes_of, pointer_to, take, units_of, with_lane};
 use super::pending::Unfenced;
 use super::slabs::{Core, Growth, Numbered};
 use super::source::{fence, no_capture, passed, report_lost, too_large, wait};
@@ -18,6 +18,9 @@ use std::time::{Duration, Instant};
 /// How long a fence is asked again and again before the pool grows, which takes the driver a third
 /// of a millisecond for each megabyte.
 const PATIENCE: Duration = Duration::from_micros(20);
+
+/// Bytes that a fenced pool may have beside what is in use, however little that is.
+const SLACK: usize = 64 << 20;
 
 /// How a pool asks after the blocks that wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,9 +55,10 @@ impl Core {
         if let Some(address) = ready() {
             return Ok(address);
         }
-        self.want(own, units);
+        self.tune(own, units);
         self.hold_the_cap();
         if self.news.swap(false, Ordering::Relaxed) {
+            self.is_short();
             self.bring_home(Ask::Once, own);
             if let Some(address) = ready() {
                 return Ok(address);
@@ -69,6 +73,11 @@ impl Core {
             if let Some(address) = ready().or_else(|| self.from_heap(units, align)) {
                 return Ok(address);
             }
+        }
+        if self.is_short()
+            && let Ok(Growth::Block(address)) = self.grow(units, align)
+        {
+            return Ok(address);
         }
         loop {
             if let Some(address) = self.gather(units, align) {
@@ -105,24 +114,49 @@ impl Core {
         }
     }
 
-    /// Makes room in the magazine for blocks of this size.
-    fn want(&self, own: Option<&Magazine>, units: u32) {
-        let (false, Some(magazine)) = (self.key().fenced, own) else { return };
+    /// Makes room in the magazine for blocks of this size, and batches as large as the pool can
+    /// spare: the blocks of a few wait at any time.
+    fn tune(&self, own: Option<&Magazine>, units: u32) {
+        let Some(magazine) = own else { return };
+        let (fenced, share) = (self.key().fenced, self.share());
         let mut evicted = Vec::new();
-        // SAFETY: `own` gave this thread's magazine; nothing below enters one.
-        let _ = unsafe { magazine.enter(|shelves| shelves.want(units, |old| evicted.push(old))) };
+        // SAFETY: this thread's magazine; nothing below enters one.
+        let _ = unsafe {
+            magazine.enter(|shelves| {
+                if !fenced {
+                    shelves.want(units, |old| evicted.push(Block::at(old.address as usize)));
+                }
+                // SAFETY: inside the magazine.
+                with_lane(magazine.home(), |lane| lane.batch_at(share))
+            })
+        };
         if !evicted.is_empty() {
-            let blocks = evicted.iter().map(|old| super::lane::Block::at(old.address as usize));
-            self.settle(&blocks.collect::<Vec<_>>());
+            self.settle(&evicted);
         }
+    }
+
+    /// Plans how large the pool should be: it grows to that before it waits, so that a fence serves
+    /// many frees. Whether it is smaller.
+    fn is_short(&self) -> bool {
+        if !self.key().fenced {
+            return false;
+        }
+        let counts = self.counts();
+        let batches = self.settings.magazine_bytes.saturating_mul(4 * self.threads());
+        let slack = counts.live.saturating_mul(3).min(batches).max(SLACK);
+        let crowded = self.crowded.load(Ordering::Relaxed);
+        let most = if crowded { counts.reserved } else { self.settings.maximum };
+        let planned = counts.live.saturating_add(slack).max(counts.reserved).min(most);
+        self.planned.store(planned, Ordering::Relaxed);
+        counts.reserved < planned
     }
 
     /// What the device has passed goes to the calling thread, as far as it has room, and to the heap.
     fn bring_home(&self, ask: Ask, own: Option<&Magazine>) -> bool {
         let mut batches = self.collect(ask);
         let any = !batches.is_empty();
-        if let (Some(magazine), Some(batch)) = (own, batches.pop()) {
-            let mut offered = Some(batch);
+        if let Some(magazine) = own {
+            let mut offered = batches.pop();
             // SAFETY: this thread's magazine; nothing below enters one.
             let _ = unsafe {
                 magazine.enter(|_| {

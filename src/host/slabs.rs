@@ -52,7 +52,13 @@ pub(super) struct Core {
     pub(super) news: AtomicBool,
     /// The handle is gone: nobody allocates any more.
     closed: AtomicBool,
+    /// Upstream had no room when it was last asked.
+    pub(super) crowded: AtomicBool,
     pub(super) fences: AtomicUsize,
+    /// Bytes that the pool should have, for the batches that threads fill.
+    pub(super) planned: AtomicUsize,
+    /// The length of `lanes`, without the lock.
+    magazines: AtomicUsize,
 }
 
 /// A fence, and the how-manieth of its pool it is.
@@ -205,6 +211,9 @@ impl Core {
             waiting_units: AtomicU64::new(0),
             news: AtomicBool::new(false),
             closed: AtomicBool::new(false),
+            crowded: AtomicBool::new(false),
+            planned: AtomicUsize::new(0),
+            magazines: AtomicUsize::new(0),
             fences: AtomicUsize::new(0),
         })
     }
@@ -230,9 +239,21 @@ impl Core {
                 return None;
             }
             lanes.push(magazine.clone());
+            self.magazines.store(lanes.len(), Ordering::Relaxed);
             let owner: Weak<dyn Leave> = self.this.clone();
             Some((magazine, owner))
         })
+    }
+
+    /// Threads that have a magazine.
+    pub(super) fn threads(&self) -> usize {
+        self.magazines.load(Ordering::Relaxed).max(1)
+    }
+
+    /// Units of a batch of which each thread can have four.
+    pub(super) fn share(&self) -> u64 {
+        let bytes = self.planned.load(Ordering::Relaxed) / (4 * self.threads());
+        (bytes >> UNIT_SHIFT) as u64
     }
 
     pub(super) fn from_heap(&self, units: u32, align: usize) -> Option<usize> {
@@ -398,6 +419,7 @@ impl Core {
         let mut state = self.state.lock();
         state.growing -= 1;
         state.reserved -= short;
+        self.crowded.store(short > 0 || slab.is_err(), Ordering::Relaxed);
         match slab {
             Ok(slab) => {
                 state.enter(slab);
@@ -480,7 +502,9 @@ impl Core {
             }
         }
         // After the driver has them back: the maximum is never passed.
-        self.state.lock().reserved -= bytes;
+        let mut state = self.state.lock();
+        state.reserved -= bytes;
+        self.crowded.store(false, Ordering::Relaxed);
         bytes
     }
 
@@ -568,6 +592,7 @@ impl Leave for Core {
         let place = lanes.iter().position(|other| Arc::ptr_eq(other, magazine));
         if let Some(place) = place {
             lanes.swap_remove(place);
+            self.magazines.store(lanes.len(), Ordering::Relaxed);
             // SAFETY: the thread is leaving, reclaimers no longer find the magazine, and the lane is
             // empty: only one that is closing keeps the owner out, and it takes the list.
             unsafe { lane::release(magazine.home()) };

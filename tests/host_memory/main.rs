@@ -15,7 +15,8 @@ mod support;
 
 use allocator_api2::vec::Vec as AllocVec;
 use aquifer::{
-    CurrentPinned, PinnedResource, reset_current_pinned_resource, set_current_pinned_resource, sim::Simulator,
+    CurrentPinned, PinnedResource, reset_current_pinned_resource, set_current_pinned_resource,
+    sim::Simulator,
 };
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -19,7 +19,13 @@ fn a_warm_pool_asks_the_driver_once_in_many_frees() {
             drop(AllocVec::<u8, _>::with_capacity_in(1 << 20, pool.clone()));
         }
     };
-    run(1000);
+    for n in 0..400 {
+        run(1);
+        if n % 16 == 0 {
+            println!("{n} {:?}", pool.statistics());
+        }
+    }
+    run(600);
     let before = simulator.calls();
     let count = |calls: &[(&str, u64)]| calls.iter().map(|(_, count)| count).sum::<u64>();
     run(6400);
