@@ -2,8 +2,8 @@
 //! that came from the driver one by one.
 //!
 //! `deallocate` finds a block's owner here, never through the current resource, so that any
-//! allocator handle on any thread frees any block. A thread remembers the slab that it freed into
-//! last: a warm free does not come here.
+//! allocator handle on any thread frees any block. A thread remembers slabs that it
+//! freed into: a warm free does not come here.
 
 use super::lane::{Key, pointer_to};
 use super::slabs::{Extent, Slab};
@@ -106,31 +106,36 @@ pub(super) fn remove_slab(base: usize) {
     drop(removed);
 }
 
+/// Slabs that a thread remembers, by the part of the address space that a block lies in.
+const WAYS: usize = 16;
+const PART: u32 = 22;
+
 #[derive(Clone, Copy)]
-struct Last {
+struct Seen {
     base: usize,
     bytes: usize,
     key: Key,
     generation: u64,
 }
 
+const NOTHING: Seen =
+    Seen { base: 0, bytes: 0, key: Key { number: 0, fenced: true }, generation: 0 };
+
 thread_local! {
-    static LAST: Cell<Last> = const {
-        Cell::new(Last { base: 0, bytes: 0, key: Key { number: 0, fenced: true }, generation: 0 })
-    };
+    static SEEN: [Cell<Seen>; WAYS] = const { [const { Cell::new(NOTHING) }; WAYS] };
 }
 
-/// The pool of a live block, if it lies in the slab that this thread looked up last.
+/// The pool of a live block, if this thread has seen the slab that it lies in.
 #[inline(always)]
-pub(super) fn last_pool(address: usize) -> Option<Key> {
-    let last = LAST.with(Cell::get);
-    let inside = address.wrapping_sub(last.base) < last.bytes;
-    (inside && last.generation == GENERATION.load(Ordering::Relaxed)).then_some(last.key)
+pub(super) fn seen(address: usize) -> Option<Key> {
+    let seen = SEEN.with(|seen| seen[(address >> PART) % WAYS].get());
+    let inside = address.wrapping_sub(seen.base) < seen.bytes;
+    (inside && seen.generation == GENERATION.load(Ordering::Relaxed)).then_some(seen.key)
 }
 
-/// Remembers the slab of a live block for [`last_pool`].
-pub(super) fn remember(slab: &Slab) {
+/// Remembers the slab of a live block for [`seen`].
+pub(super) fn remember(address: usize, slab: &Slab) {
     let generation = GENERATION.load(Ordering::Relaxed);
-    let Extent { base, bytes, .. } = slab.extent;
-    LAST.with(|last| last.set(Last { base, bytes, key: slab.core.key(), generation }));
+    let (Extent { base, bytes, .. }, key) = (slab.extent, slab.core.key());
+    SEEN.with(|seen| seen[(address >> PART) % WAYS].set(Seen { base, bytes, key, generation }));
 }

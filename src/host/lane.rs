@@ -150,6 +150,7 @@ impl Lane {
         [self.freed.take(), self.ready.take()]
     }
 
+    #[inline(always)]
     fn counts(&self) -> [u64; 2] {
         let units = |batch: &Option<Box<Batch>>| batch.as_ref().map_or(0, |batch| batch.units);
         [units(&self.freed), units(&self.ready)]

@@ -287,13 +287,13 @@ unsafe impl HostComplete for PinnedPool {
 pub(super) unsafe fn give_back_by_map(pointer: NonNull<u8>, layout: Layout) {
     // SAFETY: the caller's promise.
     if let Some(slab) = unsafe { blocks::release(pointer) } {
-        blocks::remember(&slab);
+        blocks::remember(pointer.addr().get(), &slab);
         // SAFETY: as above; the slab is its pool's, and keeps it.
         unsafe { give_back(&slab.core, pointer, layout, slab.core.key().fenced) }
     }
 }
 
-/// Frees a block whose pool is the one that this thread freed into last.
+/// Frees a block of a slab that this thread remembers.
 ///
 /// # Safety
 ///
@@ -305,7 +305,7 @@ pub(super) unsafe fn warm_back_by_map(pointer: NonNull<u8>, layout: Layout) -> b
         return true;
     }
     let address = pointer.addr().get();
-    let Some(key) = blocks::last_pool(address) else { return false };
+    let Some(key) = blocks::seen(address) else { return false };
     // SAFETY: the slab around the live block is this pool's, and the caller gives the block up.
     match unsafe { lane::put(key, Block { address, units }) } {
         Put::Done => true,

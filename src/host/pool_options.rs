@@ -172,7 +172,8 @@ pub struct PinnedPoolStatistics {
     pub reserved: usize,
     /// The most that was ever reserved at once.
     pub peak_reserved: usize,
-    /// In blocks that users hold.
+    /// In blocks that users hold. What a block gave up when it was shrunk where it lies counts until
+    /// the block is free.
     pub live: usize,
     /// Ready in the magazines of threads.
     pub cached: usize,

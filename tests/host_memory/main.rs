@@ -1,6 +1,8 @@
 //! Page-locked memory: freed blocks wait for the device, mapped memory is a kernel argument,
 //! registered memory keeps its owner, a forked child touches nothing.
 
+#[path = "../support/contract.rs"]
+mod contract;
 #[cfg(unix)]
 mod forked;
 #[path = "../support/kernels.rs"]

@@ -185,7 +185,7 @@ fn out_of_memory_in_a_capture_is_out_of_memory() {
 }
 
 /// What is said to a subscriber of this thread while `body` runs.
-fn said(body: impl FnOnce()) -> String {
+pub(super) fn said(body: impl FnOnce()) -> String {
     #[derive(Clone, Default)]
     struct Log(Arc<Mutex<Vec<u8>>>);
     impl Write for Log {
