@@ -1,7 +1,7 @@
 //! What a pool of page-locked memory does when the calling thread has nothing ready.
 
 use super::lane::{Batch, Block, UNIT_SHIFT, bytes_of, pointer_to, take, units_of, with_lane};
-use super::pending::Unfenced;
+use super::pending::{Collected, Unfenced};
 use super::slabs::{Core, Growth, Numbered};
 use super::source::{fence, no_capture, passed, report_lost, too_large, wait};
 use crate::backend::not_forked;
@@ -64,13 +64,13 @@ impl Core {
                 return Ok(address);
             }
         }
-        if let Some(address) = self.from_heap(units, align) {
+        if let Some(address) = self.take_free(units, align) {
             return Ok(address);
         }
         // Not what other threads keep, at first.
         if self.waiting.len() > 0 {
             self.bring_home(Ask::Once, own);
-            if let Some(address) = ready().or_else(|| self.from_heap(units, align)) {
+            if let Some(address) = ready().or_else(|| self.take_free(units, align)) {
                 return Ok(address);
             }
         }
@@ -94,7 +94,7 @@ impl Core {
                 Err(error) => return Err(error),
             };
             while self.wait_for_the_oldest() {
-                if let Some(address) = self.from_heap(units, align) {
+                if let Some(address) = self.take_free(units, align) {
                     return Ok(address);
                 }
             }
@@ -107,7 +107,7 @@ impl Core {
                 return Ok(address);
             }
             // Between the look and the growth another thread may have freed.
-            return match self.from_heap(units, align) {
+            return match self.take_free(units, align) {
                 Some(address) => Ok(address),
                 None => Err(refused.unwrap_or_else(|| self.is_full(layout))),
             };
@@ -153,7 +153,7 @@ impl Core {
 
     /// What the device has passed goes to the calling thread, as far as it has room, and to the heap.
     fn bring_home(&self, ask: Ask, own: Option<&Magazine>) -> bool {
-        let mut batches = self.collect(ask);
+        let mut batches = self.collect(ask).free;
         let any = !batches.is_empty();
         if let Some(magazine) = own {
             let mut offered = batches.pop();
@@ -174,7 +174,7 @@ impl Core {
         any
     }
 
-    fn collect(&self, ask: Ask) -> Vec<Box<Batch>> {
+    fn collect(&self, ask: Ask) -> Collected<Box<Batch>> {
         self.queue_strays();
         let (recorded, waited) = (Cell::new(0), Cell::new(false));
         let device = self.source.device();
@@ -200,7 +200,7 @@ impl Core {
         if lost > 0 {
             report_lost(device, bytes_of(lost));
         }
-        collected.free
+        collected
     }
 
     /// All that the threads keep, and all that the device passes within a moment.
@@ -211,7 +211,7 @@ impl Core {
         self.bring_home(Ask::Once, None);
         let mut until = None;
         loop {
-            if let Some(address) = self.from_heap(units, align) {
+            if let Some(address) = self.take_free(units, align) {
                 return Some(address);
             }
             let now = Instant::now();

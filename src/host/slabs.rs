@@ -256,7 +256,7 @@ impl Core {
         (bytes >> UNIT_SHIFT) as u64
     }
 
-    pub(super) fn from_heap(&self, units: u32, align: usize) -> Option<usize> {
+    pub(super) fn take_free(&self, units: u32, align: usize) -> Option<usize> {
         self.state.lock().allocate(units, align)
     }
 
@@ -393,7 +393,7 @@ impl Core {
     pub(super) fn grow(&self, units: u32, align: usize) -> Result<Growth> {
         let block = bytes_of(u64::from(units));
         // A larger alignment than a page is found inside.
-        let padding = if align > PAGE { align - PAGE } else { 0 };
+        let padding = align.saturating_sub(PAGE);
         let least = block.checked_add(padding).and_then(|bytes| align_up(bytes, PAGE));
         let Some(least) = least.filter(|bytes| *bytes <= self.settings.maximum) else {
             return Ok(Growth::Full);

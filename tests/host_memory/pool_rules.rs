@@ -204,7 +204,7 @@ fn past_the_cap_an_allocation_waits_and_the_pool_stays_small() {
         for nth in 1..=50_000 {
             simulator.fail_call("cuEventQuery", nth, 600).unwrap();
         }
-        for _ in 0..100 {
+        for _ in 0..40 {
             let mut host = AllocVec::<u8, _>::with_capacity_in(MIB, pool.clone());
             host.resize(MIB, 1);
             // SAFETY: dropped below, and the pool keeps the block until the copy has run.
@@ -219,7 +219,7 @@ fn past_the_cap_an_allocation_waits_and_the_pool_stays_small() {
     assert!(small.waiting <= 10 * MIB && small.reserved <= 16 * MIB, "{small:?}");
     assert!(waits > 0);
     let (large, waits) = busy(1 << 30);
-    assert_eq!((large.reserved >= 100 * MIB, waits), (true, 0), "{large:?}");
+    assert_eq!((large.reserved >= 40 * MIB, waits), (true, 0), "{large:?}");
 }
 
 #[test]
@@ -245,7 +245,7 @@ fn a_lost_context_leaks_what_waits_and_says_so() {
     let mut live = vec(&pool, 5);
     drop(vec(&pool, 6));
     simulator.lose_context();
-    let text = said(|| drop(pool.trim().unwrap()));
+    let text = said(|| assert_eq!(pool.trim().unwrap(), 0));
     assert!(text.contains("ERROR") && text.contains("leaked page-locked memory"), "{text}");
     assert!(text.contains("bytes=4032"), "{text}");
     // What lives goes on to live, and what is ready can be had.
