@@ -1,7 +1,8 @@
 //! A vector in page-locked memory, made and dropped: pairs of an allocation and a free.
 //!
-//! `cargo bench --bench pinned`. One row a case: nanoseconds a pair (median of the rounds), and the
-//! driver calls a pair where the device is simulated.
+//! `cargo bench --bench pinned`. One row a case: nanoseconds a pair (the least and the median of the
+//! rounds), and the driver calls a pair where the device is simulated. A word after `--` runs the cases whose row it
+//! is part of.
 
 use allocator_api2::alloc::Allocator;
 use aquifer::{
@@ -16,7 +17,7 @@ use std::time::Instant;
 const ROUNDS: usize = 15;
 
 /// Nanoseconds a pair, and driver calls a pair.
-fn measure(device: &Device, pairs: usize, mut pair: impl FnMut()) -> (f64, f64) {
+fn measure(device: &Device, pairs: usize, mut pair: impl FnMut()) -> String {
     let calls = || {
         let simulator = device.simulator();
         simulator.map_or(0, |simulator| simulator.calls().iter().map(|(_, count)| count).sum())
@@ -32,7 +33,7 @@ fn measure(device: &Device, pairs: usize, mut pair: impl FnMut()) -> (f64, f64) 
         .collect();
     let made = (calls() - before) as f64 / (ROUNDS * pairs) as f64;
     times.sort_by(f64::total_cmp);
-    (times[ROUNDS / 2], made)
+    format!("{:.1},{:.1},{made:.4}", times[0], times[ROUNDS / 2])
 }
 
 /// A block made and dropped.
@@ -73,15 +74,28 @@ impl Ring {
     }
 }
 
+fn wanted(row: &str) -> bool {
+    std::env::args()
+        .skip(1)
+        .find(|word| !word.starts_with('-'))
+        .is_none_or(|word| row.contains(&word))
+}
+
 fn cases(name: &str, device: &Device, allocator: &impl Allocator) {
     for bytes in [256, 1 << 20] {
         let Ok(layout) = Layout::from_size_align(bytes, 8) else { continue };
-        let (time, calls) = measure(device, 100_000, || alone(allocator, layout));
-        println!("{name},alone,{bytes},{time:.1},{calls:.4}");
-        let mut ring = Ring::new(allocator, 64, layout);
-        let (time, calls) = measure(device, 100_000, || ring.turn(allocator));
-        println!("{name},64 in turn,{bytes},{time:.1},{calls:.4}");
-        ring.end(allocator);
+        let row = format!("{name},alone,{bytes}");
+        if wanted(&row) {
+            let measured = measure(device, 100_000, || alone(allocator, layout));
+            println!("{row},{measured}");
+        }
+        let row = format!("{name},64 in turn,{bytes}");
+        if wanted(&row) {
+            let mut ring = Ring::new(allocator, 64, layout);
+            let measured = measure(device, 100_000, || ring.turn(allocator));
+            println!("{row},{measured}");
+            ring.end(allocator);
+        }
     }
 }
 
@@ -89,7 +103,7 @@ fn main() -> aquifer::Result<()> {
     let device = Device::detect()?;
     let pinned = PinnedResource::new(&device)?;
     println!("# {device}");
-    println!("allocator,case,bytes,ns a pair,driver calls a pair");
+    println!("allocator,case,bytes,ns a pair at least,ns a pair,driver calls a pair");
     let fenced = PinnedPool::new(pinned.clone())?;
     cases("PinnedPool", &device, &fenced);
     set_current_pinned_resource(fenced);

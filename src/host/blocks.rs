@@ -107,7 +107,7 @@ pub(super) fn remove_slab(base: usize) {
 }
 
 /// Slabs that a thread remembers, by the part of the address space that a block lies in.
-const WAYS: usize = 16;
+const WAYS: usize = 64;
 const PART: u32 = 22;
 
 #[derive(Clone, Copy)]

@@ -89,11 +89,23 @@ impl Batch {
         }
     }
 
-    /// The last block of this size whose address has none of the bits of `mask`.
+    /// A block of this size whose address has none of the bits of `mask`: the last one there is.
     #[inline(always)]
     fn take(&mut self, units: u32, mask: usize) -> Option<usize> {
+        let last = self.length.wrapping_sub(1);
+        let block = *self.blocks.get(last)?;
+        if block.units == units && block.address & mask == 0 {
+            self.length = last;
+            self.units -= u64::from(units);
+            return Some(block.address);
+        }
+        self.take_from_below(units, mask)
+    }
+
+    #[cold]
+    fn take_from_below(&mut self, units: u32, mask: usize) -> Option<usize> {
         let serves = |block: &Block| block.units == units && block.address & mask == 0;
-        let at = self.blocks.get(..self.length)?.iter().rposition(serves)?;
+        let at = self.blocks().iter().rposition(serves)?;
         self.length -= 1;
         self.blocks.swap(at, self.length);
         self.units -= u64::from(units);
@@ -120,10 +132,16 @@ impl Lane {
     /// Takes a freed block in, and gives the batch out once it is full.
     #[inline(always)]
     fn free(&mut self, block: Block) -> Option<Box<Batch>> {
-        let spare = &mut self.spare;
-        let batch = self.freed.get_or_insert_with(|| spare.take().unwrap_or_default());
+        let Some(batch) = &mut self.freed else { return self.free_first(block) };
         batch.push(block);
-        if batch.is_full() || batch.units >= self.limit { self.freed.take() } else { None }
+        if !batch.is_full() && batch.units < self.limit { None } else { self.freed.take() }
+    }
+
+    #[cold]
+    fn free_first(&mut self, block: Block) -> Option<Box<Batch>> {
+        let batch = self.freed.insert(self.spare.take().unwrap_or_default());
+        batch.push(block);
+        if batch.units < self.limit { None } else { self.freed.take() }
     }
 
     /// Takes a batch of complete blocks, and gives out what goes to the heap instead: the batch that
@@ -262,8 +280,30 @@ fn take_inside(
         // It has just left the very place that it goes back to.
         let _ = shelves.push(units, block);
     }
-    // SAFETY: the caller is inside the magazine.
-    unsafe { with_lane(magazine.home(), |lane| lane.ready.as_mut()?.take(units, mask)) }?
+    let slot = slot(magazine.home())?;
+    slot.lane.with_mut(|lane| {
+        // SAFETY: the caller is inside the magazine, and this is its lane.
+        let ready = unsafe { &mut *lane }.ready.as_mut()?;
+        let address = ready.take(units, mask)?;
+        slot.ready.store(ready.units, Ordering::Relaxed);
+        Some(address)
+    })
+}
+
+/// # Safety
+///
+/// The caller is inside the magazine.
+#[inline(always)]
+unsafe fn free_inside(magazine: &Magazine, block: Block) -> Put {
+    let Some(slot) = slot(magazine.home()) else { return Put::NotHere };
+    slot.lane.with_mut(|lane| {
+        // SAFETY: this function's contract, and this is the magazine's lane.
+        let lane = unsafe { &mut *lane };
+        let full = lane.free(block);
+        let freed = lane.freed.as_ref().map_or(0, |batch| batch.units);
+        slot.freed.store(freed, Ordering::Relaxed);
+        full.map_or(Put::Done, Put::Full)
+    })
 }
 
 /// A block that the calling thread has ready. No lock, no driver call, no unwind.
@@ -312,11 +352,7 @@ pub(super) unsafe fn put_in(magazine: &Magazine, block: Block, fenced: bool) -> 
                 };
             }
             // SAFETY: inside the magazine.
-            match with_lane(magazine.home(), |lane| lane.free(block)) {
-                Some(None) => Put::Done,
-                Some(Some(batch)) => Put::Full(batch),
-                None => Put::NotHere,
-            }
+            free_inside(magazine, block)
         })
     };
     put.unwrap_or(Put::NotHere)
