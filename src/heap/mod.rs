@@ -12,6 +12,7 @@ mod moves;
 mod nodes;
 mod pieces;
 mod shelf;
+mod tagged;
 
 #[cfg(test)]
 mod tests;
