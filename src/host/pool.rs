@@ -62,7 +62,11 @@ struct Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        self.core.close();
+        // Containers drop their allocator, which may not unwind.
+        let _ = super::allocator::shielded(|| {
+            self.core.close();
+            Ok(())
+        });
     }
 }
 

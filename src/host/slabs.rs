@@ -7,7 +7,7 @@ use super::pending::Pending;
 use super::source::{Fence, HostSource, PAGE, too_large};
 use crate::backend::is_forked_child;
 use crate::error::{DriverError, Error, ErrorKind, Result};
-use crate::heap::{COMPLETE, Heap, Node, Piece};
+use crate::heap::{COMPLETE, Heap, Node, Piece, Tag, Taken};
 use crate::layout::align_up;
 use crate::pool::local::{self, Leave};
 use crate::pool::magazine::{Limits, Magazine};
@@ -19,6 +19,9 @@ use std::hash::{BuildHasherDefault, Hasher};
 
 /// The most that a pool takes from upstream at once unless more is asked.
 const LARGEST_STEP: usize = 256 << 20;
+
+/// The tag of a slab that has just come.
+const FRESH: Tag = COMPLETE + 1;
 
 /// What a pool was built with, checked.
 #[derive(Clone, Debug)]
@@ -177,12 +180,23 @@ impl State {
     }
 
     fn enter(&mut self, slab: Extent) {
+        self.enter_and_allocate(slab, 0, 1);
+    }
+
+    /// Takes a slab in, and of it a block. Asked of the whole heap, the block might be taken from
+    /// elsewhere or be overlooked among many of nearly its size, and the growth be in vain.
+    fn enter_and_allocate(&mut self, slab: Extent, units: u32, align: usize) -> Option<usize> {
         let Extent { start, length, range, .. } = slab;
         let (address, bytes) = (start as u64, length as u64);
-        self.heap.add(COMPLETE, Piece { range, address, bytes, stamp: 0 });
+        self.heap.add(FRESH, Piece { range, address, bytes, stamp: 0 });
+        let taken = self.heap.allocate(FRESH, units, align as u64, usize::MAX);
+        self.heap.retag(FRESH, usize::MAX, COMPLETE, 0);
         self.slabs.insert(start, slab);
         self.growths += 1;
         self.peak_reserved = self.peak_reserved.max(self.reserved);
+        let Taken { node, address, .. } = taken?;
+        self.nodes.insert(address as usize, node);
+        Some(address as usize)
     }
 }
 
@@ -422,10 +436,9 @@ impl Core {
         self.crowded.store(short > 0 || slab.is_err(), Ordering::Relaxed);
         match slab {
             Ok(slab) => {
-                state.enter(slab);
-                let block = state.allocate(units, align);
-                // There is room for it by what was asked; if not, the next look finds what there is.
-                Ok(block.map_or(Growth::Busy, Growth::Block))
+                // There is room by what was asked.
+                let block = state.enter_and_allocate(slab, units, align);
+                Ok(block.map_or(Growth::Full, Growth::Block))
             }
             Err(error) => {
                 state.reserved -= wanted - short;
@@ -442,6 +455,7 @@ impl Core {
         let slab = self.take_slab(bytes)?;
         let mut state = self.state.lock();
         state.reserved += bytes;
+        // No block of it yet.
         state.enter(slab);
         Ok(())
     }
