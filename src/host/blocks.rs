@@ -5,8 +5,9 @@
 //! allocator handle on any thread frees any block. A thread remembers slabs that it
 //! freed into: a warm free does not come here.
 
+use super::ground::Extent;
 use super::lane::{Key, pointer_to};
-use super::slabs::{Extent, Slab};
+use super::slabs::Slab;
 use super::source::HostSource;
 use crate::backend::is_forked_child;
 use crate::sync::trusted::{AtomicU64, Ordering, RwLock, thread_local};
@@ -106,9 +107,12 @@ pub(super) fn remove_slab(base: usize) {
     drop(removed);
 }
 
-/// Slabs that a thread remembers, by the part of the address space that a block lies in.
-const WAYS: usize = 64;
-const PART: u32 = 22;
+/// Slabs that a thread remembers.
+const SLABS: usize = 8;
+
+/// Parts of the address space for which a thread remembers which of those slabs served last.
+const PARTS: usize = 256;
+const PART: u32 = 20;
 
 #[derive(Clone, Copy)]
 struct Seen {
@@ -122,20 +126,38 @@ const NOTHING: Seen =
     Seen { base: 0, bytes: 0, key: Key { number: 0, fenced: true }, generation: 0 };
 
 thread_local! {
-    static SEEN: [Cell<Seen>; WAYS] = const { [const { Cell::new(NOTHING) }; WAYS] };
+    static SEEN: [Cell<Seen>; SLABS] = const { [const { Cell::new(NOTHING) }; SLABS] };
+    static HINTS: [Cell<u8>; PARTS] = const { [const { Cell::new(0) }; PARTS] };
+    /// The place to be used again next.
+    static NEXT: Cell<u8> = const { Cell::new(0) };
+}
+
+#[inline(always)]
+fn holds(seen: &Seen, address: usize) -> bool {
+    address.wrapping_sub(seen.base) < seen.bytes
+        && seen.generation == GENERATION.load(Ordering::Relaxed)
 }
 
 /// The pool of a live block, if this thread has seen the slab that it lies in.
 #[inline(always)]
 pub(super) fn seen(address: usize) -> Option<Key> {
-    let seen = SEEN.with(|seen| seen[(address >> PART) % WAYS].get());
-    let inside = address.wrapping_sub(seen.base) < seen.bytes;
-    (inside && seen.generation == GENERATION.load(Ordering::Relaxed)).then_some(seen.key)
+    let hint = HINTS.with(|hints| hints[(address >> PART) % PARTS].get());
+    let seen = SEEN.with(|seen| seen[hint as usize % SLABS].get());
+    if holds(&seen, address) { Some(seen.key) } else { seen_elsewhere(address) }
+}
+
+#[cold]
+fn seen_elsewhere(address: usize) -> Option<Key> {
+    let at = SEEN.with(|seen| seen.iter().position(|seen| holds(&seen.get(), address)))?;
+    HINTS.with(|hints| hints[(address >> PART) % PARTS].set(at as u8));
+    SEEN.with(|seen| Some(seen[at].get().key))
 }
 
 /// Remembers the slab of a live block for [`seen`].
 pub(super) fn remember(address: usize, slab: &Slab) {
     let generation = GENERATION.load(Ordering::Relaxed);
     let (Extent { base, bytes, .. }, key) = (slab.extent, slab.core.key());
-    SEEN.with(|seen| seen[(address >> PART) % WAYS].set(Seen { base, bytes, key, generation }));
+    let place = NEXT.with(|next| next.replace(next.get().wrapping_add(1)));
+    SEEN.with(|seen| seen[place as usize % SLABS].set(Seen { base, bytes, key, generation }));
+    HINTS.with(|hints| hints[(address >> PART) % PARTS].set(place % SLABS as u8));
 }

@@ -3,6 +3,7 @@
 pub(crate) mod allocator;
 mod blocks;
 mod current;
+mod ground;
 mod lane;
 mod mapped;
 mod miss;

@@ -2,26 +2,21 @@
 //! the blocks that wait for a fence.
 
 use super::blocks;
+use super::ground::{Extent, State};
 use super::lane::{self, Batch, Block, Key, UNIT_SHIFT, bytes_of, pointer_to};
 use super::pending::Pending;
 use super::source::{Fence, HostSource, PAGE, too_large};
 use crate::backend::is_forked_child;
 use crate::error::{DriverError, Error, ErrorKind, Result};
-use crate::heap::{COMPLETE, Heap, Node, Piece, Tag, Taken};
 use crate::layout::align_up;
 use crate::pool::local::{self, Leave};
 use crate::pool::magazine::{Limits, Magazine};
 use crate::sync::trusted::{AtomicBool, AtomicU64, AtomicUsize, Mutex, Ordering, unique};
 use crate::sync::{Arc, OnceLock, Weak};
 use std::alloc::Layout;
-use std::collections::{BTreeMap, HashMap};
-use std::hash::{BuildHasherDefault, Hasher};
 
 /// The most that a pool takes from upstream at once unless more is asked.
 const LARGEST_STEP: usize = 256 << 20;
-
-/// The tag of a slab that has just come.
-const FRESH: Tag = COMPLETE + 1;
 
 /// What a pool was built with, checked.
 #[derive(Clone, Debug)]
@@ -71,23 +66,6 @@ pub(super) struct Numbered {
     pub(super) fence: Fence,
 }
 
-#[derive(Debug)]
-struct State {
-    heap: Heap,
-    /// Live blocks by address.
-    nodes: HashMap<usize, Node, BuildHasherDefault<AddressHasher>>,
-    /// By their first byte.
-    slabs: BTreeMap<usize, Extent>,
-    /// Bytes of the slabs, and of those that are being asked for.
-    reserved: usize,
-    peak_reserved: usize,
-    /// Threads that are asking upstream.
-    growing: usize,
-    next_range: u32,
-    growths: usize,
-    returns: usize,
-}
-
 /// A block of upstream, on the process's map.
 #[derive(Debug)]
 pub(super) struct Slab {
@@ -95,43 +73,6 @@ pub(super) struct Slab {
     pub(super) extent: Extent,
     /// Of the base, once asked.
     pub(super) device_address: OnceLock<u64>,
-}
-
-/// Where a slab lies.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Extent {
-    /// As upstream has it.
-    pub(super) base: usize,
-    pub(super) bytes: usize,
-    /// Where blocks begin, and how far they reach.
-    start: usize,
-    length: usize,
-    range: u32,
-}
-
-/// Spreads addresses of multiples of 64.
-#[derive(Debug, Default)]
-struct AddressHasher(u64);
-
-impl Hasher for AddressHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.write_u64(self.0 ^ u64::from(*byte));
-        }
-    }
-
-    fn write_u64(&mut self, value: u64) {
-        let spread = (value >> UNIT_SHIFT).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        self.0 = spread ^ (spread >> 32);
-    }
-
-    fn write_usize(&mut self, value: usize) {
-        self.write_u64(value as u64);
-    }
 }
 
 /// What came of asking upstream.
@@ -158,48 +99,6 @@ pub(super) struct Counts {
     pub(super) returns: usize,
 }
 
-impl State {
-    fn allocate(&mut self, units: u32, align: usize) -> Option<usize> {
-        let taken = self.heap.allocate(COMPLETE, units, align as u64, usize::MAX)?;
-        let address = taken.address as usize;
-        self.nodes.insert(address, taken.node);
-        Some(address)
-    }
-
-    /// Whether the block was live.
-    fn free(&mut self, address: usize) -> bool {
-        let Some(node) = self.nodes.remove(&address) else { return false };
-        self.heap.free(node, COMPLETE, 0).is_ok()
-    }
-
-    /// Takes a slab out, if all of it is free.
-    fn cut(&mut self, start: usize) -> Option<Extent> {
-        let slab = self.slabs.get(&start)?;
-        let whole = self.heap.cut_exactly(slab.range, slab.start as u64, slab.length as u64);
-        if whole { self.slabs.remove(&start) } else { None }
-    }
-
-    fn enter(&mut self, slab: Extent) {
-        self.enter_and_allocate(slab, 0, 1);
-    }
-
-    /// Takes a slab in, and of it a block. Asked of the whole heap, the block might be taken from
-    /// elsewhere or be overlooked among many of nearly its size, and the growth be in vain.
-    fn enter_and_allocate(&mut self, slab: Extent, units: u32, align: usize) -> Option<usize> {
-        let Extent { start, length, range, .. } = slab;
-        let (address, bytes) = (start as u64, length as u64);
-        self.heap.add(FRESH, Piece { range, address, bytes, stamp: 0 });
-        let taken = self.heap.allocate(FRESH, units, align as u64, usize::MAX);
-        self.heap.retag(FRESH, usize::MAX, COMPLETE, 0);
-        self.slabs.insert(start, slab);
-        self.growths += 1;
-        self.peak_reserved = self.peak_reserved.max(self.reserved);
-        let Taken { node, address, .. } = taken?;
-        self.nodes.insert(address as usize, node);
-        Some(address as usize)
-    }
-}
-
 impl Core {
     pub(super) fn new(source: Arc<HostSource>, settings: Settings) -> Arc<Self> {
         let key = Key { number: unique(), fenced: settings.fenced };
@@ -208,17 +107,7 @@ impl Core {
             source,
             settings,
             this: this.clone(),
-            state: Mutex::new(State {
-                heap: Heap::new(UNIT_SHIFT),
-                nodes: HashMap::default(),
-                slabs: BTreeMap::new(),
-                reserved: 0,
-                peak_reserved: 0,
-                growing: 0,
-                next_range: 0,
-                growths: 0,
-                returns: 0,
-            }),
+            state: Mutex::new(State::new()),
             lanes: Mutex::new(Vec::new()),
             strays: Mutex::new(None),
             waiting: Pending::default(),
@@ -289,9 +178,7 @@ impl Core {
 
     /// What a block holds, if it is live.
     pub(super) fn holds(&self, address: usize) -> Option<u32> {
-        let state = self.state.lock();
-        let node = *state.nodes.get(&address)?;
-        state.heap.live(node).ok().map(|(_, units)| units)
+        self.state.lock().holds(address)
     }
 
     /// Takes a block back on a thread whose table has no magazine of this pool, or no room in it.
