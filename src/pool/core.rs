@@ -31,10 +31,11 @@ pub struct Settings {
 
 /// A block as it is handed out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
 pub struct Block {
     pub address: u64,
-    pub bytes: usize,
     pub token: u64,
+    pub bytes: usize,
 }
 
 /// What happened, for statistics.
@@ -148,8 +149,24 @@ impl<U: Upstream> Pool<U> {
         u32::try_from(rounded >> UNIT_SHIFT).ok()
     }
 
-    /// `bytes > 0` bytes, aligned to `align`, for work on `stream`.
-    #[inline]
+    /// A block that the calling thread keeps ready for the stream: no lock, no driver call. `None`
+    /// for no bytes.
+    #[inline(always)]
+    pub fn allocate_warm(&self, id: u64, bytes: usize, align: u64) -> Option<Block> {
+        let units = self.units(bytes)?;
+        // SAFETY: the reference is gone when this returns.
+        let magazine = unsafe { local::find(self.id, id) }?;
+        if align > self.settings.alignment {
+            return None;
+        }
+        // SAFETY: the table gives a thread its own magazines, and `pop` enters none.
+        let cached = unsafe { magazine.enter(|shelves| shelves.pop(units)) };
+        let Cached { address, token } = cached??;
+        Some(Block { address, bytes: (units as usize) << UNIT_SHIFT, token })
+    }
+
+    /// `bytes > 0` bytes, aligned to `align`, for work on `stream`, after
+    /// [`allocate_warm`](Self::allocate_warm) had none.
     pub fn allocate(
         &self,
         stream: &U::Stream,
@@ -158,21 +175,11 @@ impl<U: Upstream> Pool<U> {
         align: u64,
     ) -> Result<Block, Failure<U::Error>> {
         let Some(units) = self.units(bytes) else { return Err(Failure::Exhausted(None)) };
-        // SAFETY: used here and by what is called before anything else looks for a magazine.
+        // SAFETY: used before anything else looks for a magazine.
         let magazine = unsafe { local::find(self.id, id) };
-        if let Some(magazine) = magazine
-            && align <= self.settings.alignment
-        {
-            // SAFETY: the table gives a thread its own magazines, and `pop` enters none.
-            let cached = unsafe { magazine.enter(|shelves| shelves.pop(units)) };
-            if let Some(Some(Cached { address, token })) = cached {
-                return Ok(Block { address, bytes: (units as usize) << UNIT_SHIFT, token });
-            }
-        }
         self.allocate_past_magazine(stream, id, magazine, units, align)
     }
 
-    #[inline(never)]
     fn allocate_past_magazine(
         &self,
         stream: &U::Stream,
@@ -216,39 +223,38 @@ impl<U: Upstream> Pool<U> {
         let _ = unsafe { magazine.enter(|shelves| shelves.want(units, give)) };
     }
 
-    /// Takes a block back, in the order of `stream`.
+    /// Keeps a block that the stream freed ready for it. Gives it back if it is not to be kept.
     ///
     /// # Safety
     ///
-    /// The block is this pool's and live, and what uses it is ordered before this call on `stream`.
-    #[inline]
-    pub unsafe fn deallocate(&self, stream: &U::Stream, id: u64, block: Block) {
+    /// As [`deallocate`](Self::deallocate).
+    #[inline(always)]
+    pub unsafe fn deallocate_warm(&self, id: u64, block: Block) -> Result<(), Block> {
         let Block { address, bytes, token } = block;
-        // SAFETY: used here and by what is called before anything else looks for a magazine.
-        let magazine = unsafe { local::find(self.id, id) };
         // A block of ours has the size that it was handed out with: a multiple of the unit.
-        let units = bytes >> UNIT_SHIFT;
+        let units = (bytes >> UNIT_SHIFT) as u32;
+        // SAFETY: the reference is gone when this returns.
+        let magazine = unsafe { local::find(self.id, id) };
         if let Some(magazine) = magazine
             && token & !NODE_AND_SLOT == self.check
         {
             let cached = Cached { address, token };
             // SAFETY: the table gives a thread its own magazines, and `push` enters none.
-            let kept = unsafe { magazine.enter(|shelves| shelves.push(units as u32, cached)) };
+            let kept = unsafe { magazine.enter(|shelves| shelves.push(units, cached)) };
             if let Some(Ok(())) = kept {
-                return;
+                return Ok(());
             }
         }
-        self.deallocate_past_magazine(stream, id, magazine, block);
+        Err(block)
     }
 
-    #[inline(never)]
-    fn deallocate_past_magazine(
-        &self,
-        stream: &U::Stream,
-        id: u64,
-        magazine: Option<&Magazine>,
-        block: Block,
-    ) {
+    /// Takes a block back, in the order of `stream`, that [`deallocate_warm`](Self::deallocate_warm)
+    /// did not keep.
+    ///
+    /// # Safety
+    ///
+    /// The block is this pool's and live, and what uses it is ordered before this call on `stream`.
+    pub unsafe fn deallocate(&self, stream: &U::Stream, id: u64, block: Block) {
         let Block { address, token, .. } = block;
         if token & !NODE_AND_SLOT & !GRAPH_BIT != self.check {
             tracing::error!(
@@ -257,6 +263,8 @@ impl<U: Upstream> Pool<U> {
             );
             return;
         }
+        // SAFETY: used before anything else looks for a magazine.
+        let magazine = unsafe { local::find(self.id, id) };
         let tag = match magazine {
             Some(magazine) if !magazine.is_retired() => magazine.home() as Tag,
             _ => match self.arrive(stream, id) {

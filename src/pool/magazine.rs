@@ -24,6 +24,7 @@ const FENCED: usize = 8;
 
 /// A block that waits to be allocated again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
 pub(crate) struct Cached {
     pub(crate) address: u64,
     pub(crate) token: u64,

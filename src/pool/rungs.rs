@@ -31,6 +31,12 @@ pub enum Rung {
     Trim,
 }
 
+impl Rung {
+    fn asks_upstream(self) -> bool {
+        matches!(self, Self::Grow | Self::GrowToMaximum | Self::Trim)
+    }
+}
+
 /// Smallest growth, unless a step is set: 2 MiB, the driver's own granule.
 const LEAST_GROWTH: usize = 2 << 20;
 /// Growth is an eighth of what is there, up to this.
@@ -129,6 +135,11 @@ impl<U: Upstream> Pool<U> {
             match found {
                 Ok(Some(found)) => return Ok(found),
                 Ok(None) => {}
+                Err(Failure::Upstream(error))
+                    if rung.asks_upstream() && !U::is_exhausted(&error) =>
+                {
+                    return Err(Failure::Upstream(error));
+                }
                 Err(Failure::Upstream(error)) => last = Some(error),
                 Err(Failure::Captured | Failure::Gone) => {}
                 Err(Failure::Exhausted(error)) => last = error.or(last),

@@ -147,12 +147,7 @@ fn settle(shared: &Shared, random: &mut Random) -> Step {
 }
 
 /// The pool's own books when all is dropped and complete.
-fn quiescent(
-    shared: &Shared,
-    pool: &Pool,
-    complaints: &Complaints,
-    random: &mut Random,
-) -> Step {
+fn quiescent(shared: &Shared, pool: &Pool, complaints: &Complaints, random: &mut Random) -> Step {
     let found = pool.statistics();
     lock(&shared.tally).statistics(&found);
     if shared.setup.maximum.is_some_and(|maximum| found.peak_reserved > maximum) {
