@@ -202,7 +202,7 @@ fn threads_that_share_a_pool_never_share_a_block() {
             scope.spawn(move || {
                 for round in 0..20 {
                     let vecs: Vec<_> = (0..6)
-                        .map(|n| (vec(pool, &stream, 256 << (n + round) % 6, thread), thread))
+                        .map(|n| (vec(pool, &stream, 256 << ((n + round) % 6), thread), thread))
                         .collect();
                     whole(&vecs);
                 }
