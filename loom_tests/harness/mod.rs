@@ -3,6 +3,8 @@
 #![allow(dead_code, unreachable_pub, reason = "each target has its own copy and uses a part of it")]
 
 pub mod driver;
+pub mod ground;
+mod memory;
 pub mod vector;
 
 use std::sync::Arc;
@@ -50,7 +52,12 @@ pub fn model<S: Send + Sync + 'static>(
                 .iter()
                 .map(|role| {
                     let (role, state) = (*role, state.clone());
-                    loom::thread::spawn(move || role(&state))
+                    loom::thread::spawn(move || {
+                        role(&state);
+                        drop(state);
+                        // As at a thread's end, where loom's `join` does not wait for it.
+                        aquifer::models::leave_thread();
+                    })
                 })
                 .collect();
             order[0](&state);

@@ -12,7 +12,7 @@ use crate::sync::{AtomicUsize, Ordering, UnsafeCell, yield_now};
 const SHELVES: usize = 64;
 
 /// Blocks of one size that a shelf has room for.
-pub(crate) const SHELF_ROOM: usize = 8;
+pub const SHELF_ROOM: usize = 8;
 
 /// Misses of other sizes that a shelf stands before it makes room.
 const PATIENCE: u8 = 2;
@@ -30,9 +30,9 @@ const SHUT: usize = 4;
 
 /// A block that waits to be allocated again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Cached {
-    pub(crate) address: u64,
-    pub(crate) token: u64,
+pub struct Cached {
+    pub address: u64,
+    pub token: u64,
 }
 
 /// Blocks of one size, the last one freed on top. Only a size that was asked for and missed gets a
@@ -54,15 +54,15 @@ const EMPTY: Shelf = Shelf {
 
 /// How much a magazine keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Limits {
+pub struct Limits {
     /// Blocks of one size, [`SHELF_ROOM`] at most.
-    pub(crate) entries: u8,
+    pub entries: u8,
     /// Units of all blocks together.
-    pub(crate) units: u64,
+    pub units: u64,
 }
 
 #[derive(Debug)]
-pub(crate) struct Shelves {
+pub struct Shelves {
     limits: Limits,
     units: u64,
     blocks: u64,
@@ -71,7 +71,7 @@ pub(crate) struct Shelves {
 
 /// Where in the pool a magazine belongs, and its blocks.
 #[derive(Debug)]
-pub(crate) struct Magazine {
+pub struct Magazine {
     /// 1 while the owner is inside. Written by the owner alone.
     inside: AtomicUsize,
     /// Not [`OPEN`] while the owner has to stay out.
@@ -98,7 +98,7 @@ const _: () = assert!(SHELVES == 1 << (32 - 26));
 impl Shelves {
     /// A block of exactly this size, if there is one.
     #[inline]
-    pub(crate) fn pop(&mut self, units: u32) -> Option<Cached> {
+    pub fn pop(&mut self, units: u32) -> Option<Cached> {
         let shelf = &mut self.shelves[shelf_of(units)];
         if shelf.units == units && shelf.length > 0 {
             shelf.length -= 1;
@@ -113,7 +113,7 @@ impl Shelves {
     /// Remembers that this size was missed, so that its next free is kept. Where another size holds
     /// the shelf for long without use, its blocks are given out to make room.
     #[inline]
-    pub(crate) fn want(&mut self, units: u32, mut evicted: impl FnMut(Cached)) {
+    pub fn want(&mut self, units: u32, mut evicted: impl FnMut(Cached)) {
         let shelf = &mut self.shelves[shelf_of(units)];
         if shelf.length == 0 {
             shelf.units = units;
@@ -132,7 +132,7 @@ impl Shelves {
 
     /// Keeps a freed block, if its size is wanted and there is room.
     #[inline]
-    pub(crate) fn push(&mut self, units: u32, block: Cached) -> Result<(), Cached> {
+    pub fn push(&mut self, units: u32, block: Cached) -> Result<(), Cached> {
         let shelf = &mut self.shelves[shelf_of(units)];
         let total = self.units + u64::from(units);
         if shelf.units != units || shelf.length >= self.limits.entries || total > self.limits.units
@@ -151,7 +151,7 @@ impl Shelves {
     }
 
     /// Takes everything out, and forgets which sizes were wanted.
-    pub(crate) fn drain(&mut self, mut each: impl FnMut(Cached)) {
+    pub fn drain(&mut self, mut each: impl FnMut(Cached)) {
         if self.blocks == 0 {
             return;
         }
@@ -173,7 +173,7 @@ impl Shelves {
 
 impl Magazine {
     /// An empty one. `home` is its owner's to read back.
-    pub(crate) fn new(limits: Limits, home: u32) -> Self {
+    pub fn new(limits: Limits, home: u32) -> Self {
         barrier::prepare();
         let limits = Limits { entries: limits.entries.min(SHELF_ROOM as u8), ..limits };
         Self {
@@ -191,17 +191,17 @@ impl Magazine {
     }
 
     #[inline]
-    pub(crate) fn home(&self) -> u32 {
+    pub fn home(&self) -> u32 {
         self.home
     }
 
     /// Blocks and units inside, as of some moment.
-    pub(crate) fn contents(&self) -> (u64, u64) {
+    pub fn contents(&self) -> (u64, u64) {
         let contents = self.contents.load(trusted::Ordering::Relaxed);
         (contents >> UNIT_BITS, contents & ((1 << UNIT_BITS) - 1))
     }
 
-    pub(crate) fn is_retired(&self) -> bool {
+    pub fn is_retired(&self) -> bool {
         self.asked.load(Ordering::Relaxed) & RETIRED != 0
     }
 
@@ -211,7 +211,7 @@ impl Magazine {
     ///
     /// Called on the one thread that owns the magazine, and not from within `body`.
     #[inline(always)]
-    pub(crate) unsafe fn enter<R>(&self, body: impl FnOnce(&mut Shelves) -> R) -> Option<R> {
+    pub unsafe fn enter<R>(&self, body: impl FnOnce(&mut Shelves) -> R) -> Option<R> {
         self.inside.store(1, Ordering::Relaxed);
         // The store before the load: a reclaimer that misses the one is seen by the other.
         barrier::light();
@@ -239,7 +239,7 @@ impl Magazine {
     /// # Safety
     ///
     /// One call at a time for one magazine: the pool's lock of reclaimers keeps that.
-    pub(crate) unsafe fn reclaim<'a>(
+    pub unsafe fn reclaim<'a>(
         magazines: impl Iterator<Item = &'a Magazine> + Clone,
         mut each: impl FnMut(&'a Magazine, &mut Shelves),
     ) {
@@ -273,7 +273,7 @@ impl Magazine {
     /// # Safety
     ///
     /// As [`reclaim`](Self::reclaim).
-    pub(crate) unsafe fn retire(&self) {
+    pub unsafe fn retire(&self) {
         let asked = self.asked.load(Ordering::Relaxed);
         self.asked.store(asked | RETIRED, Ordering::Relaxed);
     }
@@ -283,7 +283,7 @@ impl Magazine {
     /// # Safety
     ///
     /// As [`reclaim`](Self::reclaim).
-    pub(crate) unsafe fn shut(&self, shut: bool) {
+    pub unsafe fn shut(&self, shut: bool) {
         let asked = self.asked.load(Ordering::Relaxed);
         let asked = if shut { asked | SHUT } else { asked & !SHUT };
         self.asked.store(asked, Ordering::Release);
