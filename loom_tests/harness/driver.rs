@@ -131,9 +131,11 @@ impl State {
             complaint = Some(format!("stream {stream} {verb} block {block} after its free"));
         }
         let former = &self.blocks[block].uses;
+        // What the device has done comes before whatever it is given from now on.
+        let known = |stream: usize| clock[stream].max(self.complete[stream]);
         let early = former
             .iter()
-            .find(|former| former.conflicts(access, &range) && former.stamp > clock[former.stream]);
+            .find(|former| former.conflicts(access, &range) && former.stamp > known(former.stream));
         if let Some(Use { stream: other, access, .. }) = early {
             let noun = access.noun();
             complaint = Some(format!(

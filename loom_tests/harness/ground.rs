@@ -3,7 +3,7 @@
 use super::driver::{Driver, Event, STREAMS};
 use aquifer::models::{Block, Failure, Pool, Rung, Settings, Totals, Upstream};
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 /// Bytes of a block, and of a unit of the pool's heaps: no model needs more.
 pub const UNIT: usize = 256;
@@ -115,8 +115,8 @@ pub struct Rig {
     streams: Vec<Stream>,
     /// Blocks for the roles to free, each one's by its place.
     pub held: Vec<Block>,
-    /// Bytes that the pool has to leak, as users keep blocks.
-    pub leaks: usize,
+    /// What the roles kept. std's lock: loom need not know of it.
+    kept: Mutex<Vec<(usize, Block)>>,
 }
 
 /// A rig that is still to be built.
@@ -172,7 +172,7 @@ impl Plan {
         let stream = |index| Stream { index, driver: driver.clone(), goes: self.goes };
         let streams = (0..STREAMS).map(stream).collect();
         let pool = Some(Pool::new(ground, self.settings));
-        Rig { driver, pool, streams, held: Vec::new(), leaks: 0 }
+        Rig { driver, pool, streams, held: Vec::new(), kept: Mutex::default() }
     }
 }
 
@@ -212,6 +212,62 @@ impl Rig {
         self.free(stream, self.held[place]);
     }
 
+    /// Takes a block of one unit, if there is one, and keeps it for the end.
+    pub fn keep(&self, stream: usize) {
+        self.keep_units(stream, 1);
+    }
+
+    pub fn keep_units(&self, stream: usize, units: usize) {
+        let block = self.take_units(stream, units);
+        self.kept.lock().unwrap().extend(block.map(|block| (stream, block)));
+    }
+
+    /// How many blocks the roles kept.
+    pub fn kept(&self) -> usize {
+        self.kept.lock().unwrap().len()
+    }
+
+    pub fn free_kept(&self) {
+        let kept = std::mem::take(&mut *self.kept.lock().unwrap());
+        kept.into_iter().for_each(|(stream, block)| self.free(stream, block));
+    }
+
+    /// A block that there has to be.
+    pub fn must_take(&self, stream: usize) -> Block {
+        self.take(stream).unwrap_or_else(|| panic!("stream {stream} is refused memory that fits"))
+    }
+
+    /// Takes a block, if there is one, works on it and frees it.
+    pub fn visit(&self, stream: usize) {
+        if let Some(block) = self.take(stream) {
+            self.free(stream, block);
+        }
+    }
+
+    /// Takes blocks on these streams, and frees them, all but the first `kept`.
+    pub fn prepared(mut self, streams: &[usize], kept: usize) -> Self {
+        let blocks: Vec<_> = streams.iter().map(|stream| self.must_take(*stream)).collect();
+        for (stream, block) in streams.iter().zip(&blocks).skip(kept) {
+            self.free(*stream, *block);
+        }
+        self.held = blocks[..kept].to_vec();
+        self
+    }
+
+    /// These streams are made to wait for the first one, by the user.
+    pub fn lent_to(self, streams: &[usize]) -> Self {
+        for stream in streams {
+            self.driver.wait_for(*stream, 0).expect("a wait");
+        }
+        self
+    }
+
+    /// Whatever was kept is freed, and the pool knows that nobody holds a block.
+    pub fn end(&self) {
+        self.free_kept();
+        self.expect_idle();
+    }
+
     pub fn trim(&self) -> usize {
         self.pool().trim(0).unwrap_or(0)
     }
@@ -240,6 +296,6 @@ impl Drop for Rig {
             return;
         }
         drop(self.pool.take());
-        self.driver.expect_all_back(self.leaks);
+        self.driver.expect_all_back();
     }
 }

@@ -94,6 +94,9 @@ mod primitives {
 pub use local::leave_thread;
 pub(crate) use primitives::*;
 
+/// Whether loom explores this build: then what is only a matter of size is as small as can be.
+pub(crate) const MODELLED: bool = cfg!(aquifer_loom);
+
 /// Items that only the models of `loom_tests/` see. The cfg is named in this file alone.
 #[cfg(aquifer_loom)]
 macro_rules! for_models {
