@@ -29,7 +29,8 @@ pub enum ErrorKind {
     WrongDevice,
     /// The device or the backend cannot do this.
     Unsupported,
-    /// The stream is in capture, where this call would invalidate the graph.
+    /// The stream is in capture, where this call would invalidate the graph; or the capture was
+    /// invalidated before, and there is no graph.
     Capture,
     /// The context or the driver is gone or broken; everything on this device fails from here on.
     ContextLost,
@@ -64,6 +65,7 @@ impl DriverError {
     pub(crate) const INVALID_DEVICE: u32 = 101;
 
     pub(crate) const INVALID_HANDLE: u32 = 400;
+    pub(crate) const ILLEGAL_STATE: u32 = 401;
 
     pub(crate) const NOT_READY: u32 = 600;
     pub(crate) const ILLEGAL_ADDRESS: u32 = 700;
@@ -72,6 +74,8 @@ impl DriverError {
     pub(crate) const NOT_SUPPORTED: u32 = 801;
     pub(crate) const STREAM_CAPTURE_UNSUPPORTED: u32 = 900;
     pub(crate) const STREAM_CAPTURE_INVALIDATED: u32 = 901;
+    pub(crate) const STREAM_CAPTURE_UNMATCHED: u32 = 903;
+    pub(crate) const STREAM_CAPTURE_UNJOINED: u32 = 904;
     /// Ours, above every number of the driver: the library has no such function.
     pub(crate) const MISSING_SYMBOL: u32 = 1_000_001;
     /// Ours: the process is a fork of the one that opened the driver.
@@ -152,6 +156,9 @@ impl DriverError {
             803 => "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
             900 => "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
             901 => "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED",
+            902 => "CUDA_ERROR_STREAM_CAPTURE_MERGE",
+            903 => "CUDA_ERROR_STREAM_CAPTURE_UNMATCHED",
+            904 => "CUDA_ERROR_STREAM_CAPTURE_UNJOINED",
             905 => "CUDA_ERROR_STREAM_CAPTURE_ISOLATION",
             906 => "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT",
             907 => "CUDA_ERROR_CAPTURED_EVENT",

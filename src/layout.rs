@@ -30,6 +30,7 @@ impl DeviceLayout {
     /// # Errors
     ///
     /// [`ErrorKind::InvalidArgument`] if the size, rounded up, does not fit in `isize`.
+    #[inline]
     pub fn new(bytes: usize) -> Result<Self> {
         Self::with_alignment(bytes, DEFAULT_ALIGNMENT)
     }
@@ -40,22 +41,15 @@ impl DeviceLayout {
     ///
     /// [`ErrorKind::InvalidArgument`] if `alignment` is not a power of two, or if the size rounded
     /// up to it does not fit in `isize`.
+    #[inline]
     pub fn with_alignment(bytes: usize, alignment: usize) -> Result<Self> {
-        if !alignment.is_power_of_two() {
-            return Err(Error::new(
-                ErrorKind::InvalidArgument,
-                format!("an alignment of {alignment} bytes was asked, which is not a power of two"),
-            ));
+        if alignment.is_power_of_two()
+            && let Some(rounded) = align_up(bytes, alignment)
+            && rounded <= isize::MAX as usize
+        {
+            return Ok(Self { bytes, alignment });
         }
-        match align_up(bytes, alignment) {
-            Some(rounded) if rounded <= isize::MAX as usize => Ok(Self { bytes, alignment }),
-            _ => Err(Error::new(
-                ErrorKind::InvalidArgument,
-                format!(
-                    "{bytes} bytes aligned to {alignment} are more than an address space holds"
-                ),
-            )),
-        }
+        Err(impossible(bytes, alignment))
     }
 
     /// Room for `count` elements of type `T`, at the larger of `T`'s alignment and the default.
@@ -63,16 +57,11 @@ impl DeviceLayout {
     /// # Errors
     ///
     /// [`ErrorKind::InvalidArgument`] if the size in bytes overflows.
+    #[inline]
     pub fn array<T>(count: usize) -> Result<Self> {
-        let bytes = count.checked_mul(size_of::<T>()).ok_or_else(|| {
-            Error::new(
-                ErrorKind::InvalidArgument,
-                format!(
-                    "{count} elements of {} bytes are more than an address space holds",
-                    size_of::<T>()
-                ),
-            )
-        })?;
+        let Some(bytes) = count.checked_mul(size_of::<T>()) else {
+            return Err(too_many(count, size_of::<T>()));
+        };
         Self::with_alignment(bytes, align_of::<T>().max(DEFAULT_ALIGNMENT))
     }
 
@@ -85,6 +74,25 @@ impl DeviceLayout {
     pub const fn alignment(&self) -> usize {
         self.alignment
     }
+}
+
+/// Kept out of line, so that the layout of a warm allocation costs no call.
+#[cold]
+fn impossible(bytes: usize, alignment: usize) -> Error {
+    let what = if alignment.is_power_of_two() {
+        format!("{bytes} bytes aligned to {alignment} are more than an address space holds")
+    } else {
+        format!("an alignment of {alignment} bytes was asked, which is not a power of two")
+    };
+    Error::new(ErrorKind::InvalidArgument, what)
+}
+
+#[cold]
+fn too_many(count: usize, bytes: usize) -> Error {
+    Error::new(
+        ErrorKind::InvalidArgument,
+        format!("{count} elements of {bytes} bytes are more than an address space holds"),
+    )
 }
 
 /// `value` rounded up to a multiple of `alignment` (a power of two), or `None` if that wraps.

@@ -80,10 +80,10 @@ impl Pool for Recorder {
         (number, bytes, stream)
     }
 
-    fn free(&self, block: Self::Block, bytes: u64, stream: usize) {
+    fn free(&self, block: Self::Block, stream: usize) {
         assert!(self.live.lock().unwrap().remove(&block.0), "freed twice");
-        assert_eq!((block.1, block.2), (bytes, stream), "freed as it was allocated");
-        self.done.lock().unwrap().push((bytes, stream, false));
+        assert_eq!(block.2, stream, "freed on the stream that it was allocated on");
+        self.done.lock().unwrap().push((block.1, stream, false));
     }
 }
 

@@ -14,10 +14,17 @@ pub(crate) fn driver_calls(bench: &Bench) {
     let count = |workload: &str, operations: f64, run: &mut dyn FnMut()| {
         // Twice: the first run may leave blocks where the second one takes them from.
         (0..2).for_each(|_| run());
+        let before = pool.statistics();
         let calls = Calls::begin(bench, &pool);
         run();
-        let made = calls.made() as f64;
+        let by_name = calls.made();
+        let made = by_name.iter().map(|(_, count)| count).sum::<u64>() as f64;
         number(POOL, &format!("driver calls {workload}"), made / operations);
+        if made > 0.0 {
+            let now = pool.statistics();
+            let (misses, steals) = (now.misses - before.misses, now.steals - before.steals);
+            println!("# {workload}: {misses} misses, {steals} steals; calls: {by_name:?}");
+        }
         made
     };
     let mut one_stream = 0.0;

@@ -14,18 +14,18 @@ struct Peak<'a, P> {
 }
 
 impl<P: Pool> Pool for Peak<'_, P> {
-    type Block = P::Block;
+    type Block = (P::Block, u64);
 
-    fn allocate(&self, bytes: u64, stream: usize) -> P::Block {
+    fn allocate(&self, bytes: u64, stream: usize) -> Self::Block {
         let block = self.pool.allocate(bytes, stream);
         let live = self.live.fetch_add(bytes, Relaxed) + bytes;
         self.peak.fetch_max(live, Relaxed);
-        block
+        (block, bytes)
     }
 
-    fn free(&self, block: P::Block, bytes: u64, stream: usize) {
+    fn free(&self, (block, bytes): Self::Block, stream: usize) {
         self.live.fetch_sub(bytes, Relaxed);
-        self.pool.free(block, bytes, stream);
+        self.pool.free(block, stream);
     }
 }
 

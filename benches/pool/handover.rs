@@ -78,7 +78,7 @@ fn steal(subject: &Erased) {
         // Stream 0 had the kernel, so stream 1 begins.
         let stream = (turn + 1) % 2;
         let block = subject.allocate(MIB, stream);
-        subject.free(block, MIB, stream);
+        subject.free(block, stream);
     }
 }
 

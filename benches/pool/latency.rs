@@ -38,9 +38,9 @@ impl<P: Pool> Pool for Stopwatch<'_, P> {
         block
     }
 
-    fn free(&self, block: P::Block, bytes: u64, stream: usize) {
+    fn free(&self, block: P::Block, stream: usize) {
         let start = ticks();
-        self.pool.free(block, bytes, stream);
+        self.pool.free(block, stream);
         let end = ticks();
         self.keep(stream, end.wrapping_sub(start));
     }

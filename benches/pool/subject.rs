@@ -50,7 +50,7 @@ impl<R: DeviceResource> Pool for Subject<R> {
     }
 
     #[inline(always)]
-    fn free(&self, block: DeviceBlock, _: u64, stream: usize) {
+    fn free(&self, block: DeviceBlock, stream: usize) {
         // SAFETY: `Pool` is given each of its blocks back once, with the block's own stream, and
         // the workloads give the streams no other work.
         unsafe { self.resource.deallocate(&self.streams[stream % STREAMS], block) }
@@ -75,7 +75,7 @@ impl Pool for Private {
     }
 
     #[inline(always)]
-    fn free(&self, block: DeviceBlock, _: u64, stream: usize) {
+    fn free(&self, block: DeviceBlock, stream: usize) {
         let stream = stream % STREAMS;
         // SAFETY: as in `Subject`.
         unsafe { self.resources[stream].deallocate(&self.streams[stream], block) }
@@ -107,11 +107,13 @@ impl Bench {
 
     /// A pool that starts with one part in `parts` of the free memory.
     pub(crate) fn pool(&self, parts: usize) -> Plain {
-        // A simulated device takes its memory from the host, which may have less.
-        let initial = match self.simulated() {
-            true => (2 << 30) / parts,
-            false => must(self.device.memory_info()).free as usize / parts,
+        let memory = match (self.simulated(), self.quick) {
+            // It takes its memory from the host, which may have less than the traces' 16000 MiB.
+            (true, true) => 2 << 30,
+            (true, false) => 36 << 30,
+            (false, _) => must(self.device.memory_info()).free as usize,
         };
+        let initial = memory / parts;
         self.pool_of(initial & !0xF_FFFF)
     }
 
@@ -147,32 +149,43 @@ impl Bench {
 }
 
 /// Counts the driver calls that a pool makes: all calls on a simulated device; on a GPU, where
-/// nothing counts them, those that the pool's statistics list.
+/// nothing counts them, those that the pool's statistics list, which are all but the questions to
+/// events and streams.
 pub(crate) struct Calls<'a> {
     pool: &'a Plain,
     simulator: Option<Simulator>,
-    before: u64,
+    before: Vec<(&'static str, u64)>,
 }
 
 impl<'a> Calls<'a> {
     pub(crate) fn begin(bench: &Bench, pool: &'a Plain) -> Self {
-        let mut calls = Self { pool, simulator: bench.device.simulator(), before: 0 };
-        calls.before = calls.total();
+        let mut calls = Self { pool, simulator: bench.device.simulator(), before: Vec::new() };
+        calls.before = calls.now();
         calls
     }
 
-    fn total(&self) -> u64 {
+    fn now(&self) -> Vec<(&'static str, u64)> {
         match &self.simulator {
-            Some(simulator) => simulator.calls().iter().map(|(_, count)| count).sum(),
+            Some(simulator) => simulator.calls(),
             None => {
                 let now = self.pool.statistics();
-                (now.records + now.waits + now.growths + now.returns) as u64
+                vec![
+                    ("records", now.records as u64),
+                    ("waits", now.waits as u64),
+                    ("growths", now.growths as u64),
+                    ("returns", now.returns as u64),
+                ]
             }
         }
     }
 
-    /// Calls since the beginning.
-    pub(crate) fn made(&self) -> u64 {
-        self.total() - self.before
+    /// Calls since the beginning, by name.
+    pub(crate) fn made(&self) -> Vec<(&'static str, u64)> {
+        let before =
+            |name| self.before.iter().find(|(known, _)| *known == name).map_or(0, |one| one.1);
+        let mut made: Vec<_> =
+            self.now().into_iter().map(|(name, count)| (name, count - before(name))).collect();
+        made.retain(|(_, count)| *count > 0);
+        made
     }
 }

@@ -29,14 +29,14 @@ fn compare(bench: &Bench, what: &str, runs: [&dyn Fn(usize) -> f64; 2]) {
         }
     }
     let mut scalings = [0.0; 2];
-    for ((name, times), scaled) in ["shared", "private"].iter().zip(times).zip(&mut scalings) {
+    for ((name, times), scaled) in ["", " private"].iter().zip(times).zip(&mut scalings) {
         let [one, sixteen] = times;
         *scaled = scaling(&one, &sixteen);
-        nanoseconds(POOL, &format!("{what} 1 threads {name}"), median(one));
-        nanoseconds(POOL, &format!("{what} 16 threads {name}"), median(sixteen));
-        number(POOL, &format!("scaling {what} 16 threads {name}"), *scaled);
+        nanoseconds(POOL, &format!("{what} 1 threads{name}"), median(one));
+        nanoseconds(POOL, &format!("{what} 16 threads{name}"), median(sixteen));
+        number(POOL, &format!("scaling {what} 16 threads{name}"), *scaled);
     }
-    let workload = format!("scaling {what} 16 threads shared over private");
+    let workload = format!("scaling {what} 16 threads over private");
     number(POOL, &workload, scalings[0] / scalings[1]);
 }
 
@@ -89,7 +89,7 @@ pub(crate) fn device_vec(bench: &Bench) {
     let pairs = bench.count(200_000, 100);
     compare(
         bench,
-        "DeviceVec 1MiB",
+        "vector 1MiB",
         [&|threads| vectors(bench, threads, pairs, |_| None), &|threads| {
             // Made on the thread itself: two threads' counts in one cache line would slow both.
             vectors(bench, threads, pairs, |thread| {

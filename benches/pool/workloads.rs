@@ -5,7 +5,6 @@
 
 #![allow(dead_code, reason = "the bench and the test each use a part of it")]
 
-use std::hint::black_box;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, yield_now};
@@ -39,14 +38,14 @@ impl SplitMix64 {
     }
 }
 
-/// What the workloads run on. A block is given back once, with the size and the stream that it was
-/// asked with.
+/// What the workloads run on. A block knows its size, and is given back once, with the stream that
+/// it was asked with.
 pub(crate) trait Pool: Sync {
     type Block: Send;
 
     fn allocate(&self, bytes: u64, stream: usize) -> Self::Block;
 
-    fn free(&self, block: Self::Block, bytes: u64, stream: usize);
+    fn free(&self, block: Self::Block, stream: usize);
 }
 
 /// One step of a trace. Size 0 frees the slot.
@@ -127,17 +126,17 @@ fn nanoseconds(since: Instant) -> f64 {
 /// Nanoseconds an operation of the trace on one stream.
 #[inline(never)]
 pub(crate) fn replay<P: Pool>(pool: &P, trace: &Trace, stream: usize) -> f64 {
-    let mut slots: Vec<(MaybeUninit<P::Block>, u64)> = Vec::new();
-    slots.resize_with(trace.slots as usize, || (MaybeUninit::uninit(), 0));
+    let mut slots: Vec<MaybeUninit<P::Block>> = Vec::new();
+    slots.resize_with(trace.slots as usize, MaybeUninit::uninit);
     let start = Instant::now();
     for op in &trace.ops {
         // SAFETY: a trace names slots below `slots` alone.
         let slot = unsafe { slots.get_unchecked_mut(op.slot as usize) };
         if op.size > 0 {
-            *slot = (MaybeUninit::new(pool.allocate(op.size, stream)), op.size);
+            slot.write(pool.allocate(op.size, stream));
         } else {
             // SAFETY: a trace frees a slot once, after it has filled it.
-            pool.free(unsafe { slot.0.assume_init_read() }, slot.1, stream);
+            pool.free(unsafe { slot.assume_init_read() }, stream);
         }
     }
     nanoseconds(start) / trace.ops.len() as f64
@@ -146,7 +145,8 @@ pub(crate) fn replay<P: Pool>(pool: &P, trace: &Trace, stream: usize) -> f64 {
 /// `T` threads get ready, start together, run, and clean up when all have run. Returns the
 /// nanoseconds from the start to the last one's end.
 ///
-/// Waiting spins with a yield, as the C++ does.
+/// Waiting spins with a yield, as the C++ does. Each load that ends a wait acquires what the thread
+/// did that released: its setup before the start, its run before the end.
 pub(crate) fn gang<S>(
     threads: usize,
     enter: impl Fn(usize) -> S + Sync,
@@ -190,32 +190,30 @@ pub(crate) fn gang<S>(
 pub(crate) fn churn<P: Pool>(pool: &P, threads: usize, steps: u32) -> f64 {
     struct Held<B> {
         random: SplitMix64,
-        blocks: [(MaybeUninit<B>, u64); LIVE],
+        blocks: [MaybeUninit<B>; LIVE],
     }
     let elapsed = gang(
         threads,
         |thread| {
             let mut random = SplitMix64(1234 + thread as u64);
             let blocks = std::array::from_fn(|_| {
-                let bytes = log_size(&mut random);
-                (MaybeUninit::new(pool.allocate(bytes, thread)), bytes)
+                MaybeUninit::new(pool.allocate(log_size(&mut random), thread))
             });
             Held { random, blocks }
         },
         |thread, held| {
             for _ in 0..steps {
                 let k = held.random.below(LIVE as u64) as usize;
-                let (block, bytes) = &mut held.blocks[k];
+                let block = &mut held.blocks[k];
                 // SAFETY: each entry holds a block, and gets another one below.
-                pool.free(unsafe { block.assume_init_read() }, *bytes, thread);
-                *bytes = log_size(&mut held.random);
-                *block = MaybeUninit::new(pool.allocate(*bytes, thread));
+                pool.free(unsafe { block.assume_init_read() }, thread);
+                block.write(pool.allocate(log_size(&mut held.random), thread));
             }
         },
         |thread, held| {
-            for (block, bytes) in held.blocks {
+            for block in held.blocks {
                 // SAFETY: each entry holds a block.
-                pool.free(unsafe { block.assume_init() }, bytes, thread);
+                pool.free(unsafe { block.assume_init() }, thread);
             }
         },
     );
@@ -225,11 +223,11 @@ pub(crate) fn churn<P: Pool>(pool: &P, threads: usize, steps: u32) -> f64 {
 /// Nanoseconds of one allocation and its free, of one size on one stream.
 #[inline(never)]
 pub(crate) fn hot<P: Pool>(pool: &P, bytes: u64, pairs: u32) -> f64 {
-    pool.free(pool.allocate(bytes, 0), bytes, 0);
+    pool.free(pool.allocate(bytes, 0), 0);
     let start = Instant::now();
     for _ in 0..pairs {
-        let block = black_box(pool.allocate(bytes, 0));
-        pool.free(block, bytes, 0);
+        let block = pool.allocate(bytes, 0);
+        pool.free(block, 0);
     }
     nanoseconds(start) / f64::from(pairs)
 }
@@ -238,13 +236,13 @@ pub(crate) fn hot<P: Pool>(pool: &P, bytes: u64, pairs: u32) -> f64 {
 #[inline(never)]
 pub(crate) fn cross<P: Pool>(pool: &P, bytes: u64, pairs: u32, streams: usize) -> f64 {
     for stream in 0..streams {
-        pool.free(pool.allocate(bytes, stream), bytes, stream);
+        pool.free(pool.allocate(bytes, stream), stream);
     }
     let start = Instant::now();
     for pair in 0..pairs as usize {
         let stream = pair % streams;
-        let block = black_box(pool.allocate(bytes, stream));
-        pool.free(block, bytes, stream);
+        let block = pool.allocate(bytes, stream);
+        pool.free(block, stream);
     }
     nanoseconds(start) / f64::from(pairs)
 }

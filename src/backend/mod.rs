@@ -36,6 +36,10 @@ pub(crate) struct RawEvent(pub(crate) u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct RawPool(pub(crate) u64);
 
+/// An executable graph of the driver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct RawGraph(pub(crate) u64);
+
 /// A stream that the backend made, and what keeps it alive (cudarc's own handle, or nothing).
 pub(crate) struct NewStream {
     pub(crate) raw: RawStream,
@@ -235,6 +239,38 @@ pub(crate) unsafe trait Driver: Send + Sync + fmt::Debug + 'static {
 
     /// Never invalidates a capture.
     fn capture_status(&self, stream: RawStream) -> DriverResult<CaptureStatus>;
+
+    /// Begins to record what `stream` is given from here on instead of running it, in relaxed mode.
+    ///
+    /// In that mode no call on any thread loses the capture but those that name its streams or
+    /// events, and the capture may be ended on any thread. The stricter modes would refuse, and lose
+    /// the graph over, every plain allocation, event query and module load: global mode those of
+    /// all threads, thread-local mode those of this one, where a library that is called for the first
+    /// time while the capture runs allocates its workspace or loads its kernels. What they would
+    /// catch, memory that the graph does not own, is the launch's contract here.
+    fn stream_begin_capture(&self, stream: RawStream) -> DriverResult<()>;
+
+    /// Ends the capture that began on `stream` and makes its work executable. On an error there is no
+    /// graph; the stream is out of capture unless the driver could not even be asked, or the capture
+    /// is another stream's, which is lost then.
+    fn stream_end_capture(&self, stream: RawStream) -> DriverResult<RawGraph>;
+
+    /// Ends the capture that began on `stream` and throws away what it recorded, be it whole or lost.
+    fn stream_abandon_capture(&self, stream: RawStream) -> DriverResult<()>;
+
+    /// Runs all of a graph on `stream`, after what that stream was given before and after all former
+    /// launches of the same graph.
+    ///
+    /// # Safety
+    /// The contracts of the calls that were captured hold from here until the stream has passed this
+    /// one. No other thread launches or destroys the same graph meanwhile.
+    unsafe fn graph_launch(&self, graph: RawGraph, stream: RawStream) -> DriverResult<()>;
+
+    /// Destroys a graph; launches that are on their way still run to their end.
+    ///
+    /// # Safety
+    /// `graph` is destroyed once and not used after.
+    unsafe fn graph_destroy(&self, graph: RawGraph) -> DriverResult<()>;
 
     /// An event without timing.
     fn event_create(&self) -> DriverResult<RawEvent>;

@@ -31,6 +31,11 @@ impl<U: Upstream> Pool<U> {
     pub fn totals(&self) -> Totals {
         let mut totals = Totals::default();
         let mut cached_blocks = 0;
+        self.each_magazine(|_, shelves| {
+            let (blocks, units) = shelves.contents();
+            totals.cached += (units << UNIT_SHIFT) as usize;
+            cached_blocks += blocks;
+        });
         for slot in self.all_slots() {
             {
                 let heap = slot.heap();
@@ -38,11 +43,6 @@ impl<U: Upstream> Pool<U> {
                 totals.live += account.live_bytes as usize;
                 totals.live_blocks += account.live_blocks;
                 totals.largest_free = totals.largest_free.max(heap.largest_free() as usize);
-            }
-            for magazine in slot.magazines.lock().iter() {
-                let (blocks, units) = magazine.contents();
-                totals.cached += (units << UNIT_SHIFT) as usize;
-                cached_blocks += blocks as usize;
             }
             totals.streams += usize::from(slot.epochs.lock().stream.is_some());
         }

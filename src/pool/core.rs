@@ -31,10 +31,11 @@ pub struct Settings {
 
 /// A block as it is handed out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
 pub struct Block {
     pub address: u64,
-    pub bytes: usize,
     pub token: u64,
+    pub bytes: usize,
 }
 
 /// What happened, for statistics.
@@ -56,6 +57,8 @@ pub(super) fn count(counter: &trusted::AtomicUsize) {
 /// A stream-ordered pool.
 pub struct Pool<U: Upstream> {
     pub(super) id: u64,
+    /// What the tokens of this pool have in common.
+    check: u64,
     pub(super) upstream: U,
     pub(super) settings: Settings,
     pub(super) slots: Chunks<OnceLock<Slot<U>>>,
@@ -78,19 +81,11 @@ pub(super) struct Known {
     pub(super) slots: usize,
 }
 
-/// What a look into the thread's magazine gave.
-enum Found {
-    Block(Cached),
-    /// Nothing of this size; the stream's slot.
-    Home(Tag),
-    /// The thread has no magazine for this stream yet.
-    Nobody,
-}
-
 /// Bits of a token: the node, its heap's slot, and a few of the pool's number.
 const SLOT_SHIFT: u32 = 32;
 const POOL_SHIFT: u32 = 48;
 const POOL_BITS: u64 = 0x7fff;
+const NODE_AND_SLOT: u64 = (1 << POOL_SHIFT) - 1;
 
 /// Set in the token of a block that belongs to a graph.
 pub(super) const GRAPH_BIT: u64 = 1 << 63;
@@ -102,8 +97,10 @@ impl<U: Upstream> Pool<U> {
             if let Some(bank) = slots.get_or_make(0) {
                 let _ = bank.set(Slot::new(COMPLETE, None));
             }
+            let id = trusted::unique();
             Self {
-                id: trusted::unique(),
+                id,
+                check: (id & POOL_BITS) << POOL_SHIFT,
                 upstream,
                 settings,
                 slots,
@@ -128,7 +125,7 @@ impl<U: Upstream> Pool<U> {
 
     #[inline]
     pub(super) fn token(&self, slot: Tag, node: Node) -> u64 {
-        ((self.id & POOL_BITS) << POOL_SHIFT) | u64::from(slot) << SLOT_SHIFT | u64::from(node)
+        self.check | u64::from(slot) << SLOT_SHIFT | u64::from(node)
     }
 
     #[inline]
@@ -152,8 +149,24 @@ impl<U: Upstream> Pool<U> {
         u32::try_from(rounded >> UNIT_SHIFT).ok()
     }
 
-    /// `bytes > 0` bytes, aligned to `align`, for work on `stream`.
-    #[inline]
+    /// A block that the calling thread keeps ready for the stream: no lock, no driver call. `None`
+    /// for no bytes.
+    #[inline(always)]
+    pub fn allocate_warm(&self, id: u64, bytes: usize, align: u64) -> Option<Block> {
+        let units = self.units(bytes)?;
+        // SAFETY: the reference is gone when this returns.
+        let magazine = unsafe { local::find(self.id, id) }?;
+        if align > self.settings.alignment {
+            return None;
+        }
+        // SAFETY: the table gives a thread its own magazines, and `pop` enters none.
+        let cached = unsafe { magazine.enter(|shelves| shelves.pop(units)) };
+        let Cached { address, token } = cached??;
+        Some(Block { address, bytes: (units as usize) << UNIT_SHIFT, token })
+    }
+
+    /// `bytes > 0` bytes, aligned to `align`, for work on `stream`, after
+    /// [`allocate_warm`](Self::allocate_warm) had none.
     pub fn allocate(
         &self,
         stream: &U::Stream,
@@ -162,49 +175,30 @@ impl<U: Upstream> Pool<U> {
         align: u64,
     ) -> Result<Block, Failure<U::Error>> {
         let Some(units) = self.units(bytes) else { return Err(Failure::Exhausted(None)) };
-        let found = local::with(self.id, id, |magazine| {
-            let Some(magazine) = magazine else { return Found::Nobody };
-            if align <= self.settings.alignment {
-                // SAFETY: the table gives a thread its own magazines, and `pop` enters none.
-                let cached = unsafe {
-                    magazine.enter(|shelves| {
-                        let cached = shelves.pop(units);
-                        if cached.is_none() {
-                            self.want(magazine, shelves, units);
-                        }
-                        cached
-                    })
-                };
-                if let Some(Some(cached)) = cached {
-                    return Found::Block(cached);
-                }
-            }
-            // A stream that was given up, and is here again.
-            if magazine.is_retired() { Found::Nobody } else { Found::Home(magazine.home() as Tag) }
-        });
-        let home = match found {
-            Found::Block(Cached { address, token }) => {
-                return Ok(Block { address, bytes: (units as usize) << UNIT_SHIFT, token });
-            }
-            Found::Home(tag) => Some(tag),
-            Found::Nobody => None,
-        };
-        self.allocate_past_magazine(stream, id, home, units, align.max(self.settings.alignment))
+        // SAFETY: used before anything else looks for a magazine.
+        let magazine = unsafe { local::find(self.id, id) };
+        self.allocate_past_magazine(stream, id, magazine, units, align)
     }
 
-    #[inline(never)]
     fn allocate_past_magazine(
         &self,
         stream: &U::Stream,
         id: u64,
-        home: Option<Tag>,
+        magazine: Option<&Magazine>,
         units: u32,
         align: u64,
     ) -> Result<Block, Failure<U::Error>> {
-        let tag = match home {
-            Some(tag) => tag,
-            None => self.arrive(stream, id)?,
+        let tag = match magazine {
+            // A stream that was given up may be here again.
+            Some(magazine) if !magazine.is_retired() => {
+                if align <= self.settings.alignment {
+                    self.want(magazine, units);
+                }
+                magazine.home() as Tag
+            }
+            _ => self.arrive(stream, id)?,
         };
+        let align = align.max(self.settings.alignment);
         let Some(slot) = self.slot(tag) else { return Err(Failure::Crowded) };
         let block = |home: Tag, taken: crate::heap::Taken| Block {
             address: taken.address,
@@ -223,55 +217,66 @@ impl<U: Upstream> Pool<U> {
 
     /// Tells the magazine which size was missed; what has to make room goes to its heap, which knows
     /// no magazines.
-    #[inline(never)]
-    fn want(&self, magazine: &Magazine, shelves: &mut Shelves, units: u32) {
-        shelves.want(units, |block| self.give_home(magazine.home() as Tag, block));
+    fn want(&self, magazine: &Magazine, units: u32) {
+        let give = |block| self.give_home(magazine.home() as Tag, block);
+        // SAFETY: the table gave us this thread's own magazine, and heaps enter none.
+        let _ = unsafe { magazine.enter(|shelves| shelves.want(units, give)) };
     }
 
-    /// Takes a block back, in the order of `stream`.
+    /// Keeps a block that the stream freed ready for it. Gives it back if it is not to be kept.
+    ///
+    /// # Safety
+    ///
+    /// As [`deallocate`](Self::deallocate).
+    #[inline(always)]
+    pub unsafe fn deallocate_warm(&self, id: u64, block: Block) -> Result<(), Block> {
+        let Block { address, bytes, token } = block;
+        // A block of ours has the size that it was handed out with: a multiple of the unit.
+        let units = (bytes >> UNIT_SHIFT) as u32;
+        // SAFETY: the reference is gone when this returns.
+        let magazine = unsafe { local::find(self.id, id) };
+        if let Some(magazine) = magazine
+            && token & !NODE_AND_SLOT == self.check
+        {
+            let cached = Cached { address, token };
+            // SAFETY: the table gives a thread its own magazines, and `push` enters none.
+            let kept = unsafe { magazine.enter(|shelves| shelves.push(units, cached)) };
+            if let Some(Ok(())) = kept {
+                return Ok(());
+            }
+        }
+        Err(block)
+    }
+
+    /// Takes a block back, in the order of `stream`, that [`deallocate_warm`](Self::deallocate_warm)
+    /// did not keep.
     ///
     /// # Safety
     ///
     /// The block is this pool's and live, and what uses it is ordered before this call on `stream`.
-    #[inline]
     pub unsafe fn deallocate(&self, stream: &U::Stream, id: u64, block: Block) {
-        let Block { address, bytes, token } = block;
-        if let Some(units) = self.units(bytes)
-            && token >> POOL_SHIFT == self.id & POOL_BITS
-        {
-            let kept = local::with(self.id, id, |magazine| {
-                let cached = Cached { address, token };
-                // SAFETY: the table gives a thread its own magazines, and `push` calls nothing.
-                magazine.and_then(|own| unsafe { own.enter(|shelves| shelves.push(units, cached)) })
-            });
-            if let Some(Ok(())) = kept {
-                return;
-            }
-        }
-        self.deallocate_past_magazine(stream, id, address, token);
-    }
-
-    #[inline(never)]
-    fn deallocate_past_magazine(&self, stream: &U::Stream, id: u64, address: u64, token: u64) {
-        if (token & !GRAPH_BIT) >> POOL_SHIFT != self.id & POOL_BITS {
+        let Block { address, token, .. } = block;
+        if token & !NODE_AND_SLOT & !GRAPH_BIT != self.check {
             tracing::error!(
                 address = format_args!("{address:#x}"),
                 "a block was given to a pool that is not its own: ignored"
             );
             return;
         }
-        let home = local::with(self.id, id, |magazine| {
-            magazine.filter(|own| !own.is_retired()).map(|own| own.home() as Tag)
-        });
-        let tag = match home.map_or_else(|| self.arrive(stream, id), Ok) {
-            Ok(tag) => tag,
-            Err(_) => {
-                tracing::error!(
-                    address = format_args!("{address:#x}"),
-                    "leaked device memory: the pool has no room for another stream"
-                );
-                return;
-            }
+        // SAFETY: used before anything else looks for a magazine.
+        let magazine = unsafe { local::find(self.id, id) };
+        let tag = match magazine {
+            Some(magazine) if !magazine.is_retired() => magazine.home() as Tag,
+            _ => match self.arrive(stream, id) {
+                Ok(tag) => tag,
+                Err(_) => {
+                    tracing::error!(
+                        address = format_args!("{address:#x}"),
+                        "leaked device memory: the pool has no room for another stream"
+                    );
+                    return;
+                }
+            },
         };
         self.give_home(tag, Cached { address, token });
     }

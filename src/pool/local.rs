@@ -56,25 +56,28 @@ thread_local! {
 
 #[inline(always)]
 fn way(pool: u64, stream: u64) -> usize {
-    ((pool ^ stream.rotate_left(32)).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 58) as usize
+    // Streams are numbered one after the other, as they are made.
+    (pool ^ stream) as usize % WAYS
 }
-
-const _: () = assert!(WAYS == 1 << (64 - 58));
 
 fn forget_ways() {
     let _ = TABLE.try_with(|table| table.iter().for_each(|way| way.set(NOWHERE)));
 }
 
 /// The calling thread's magazine of this pool and stream, if the table has it.
+///
+/// # Safety
+///
+/// The reference is not used after the thread's next call of [`find_or_make`], nor sent elsewhere.
 #[inline(always)]
-pub(crate) fn with<R>(pool: u64, stream: u64, body: impl FnOnce(Option<&Magazine>) -> R) -> R {
+pub(crate) unsafe fn find<'a>(pool: u64, stream: u64) -> Option<&'a Magazine> {
     let found = TABLE.with(|table| table[way(pool, stream)].get());
     if found.pool == pool && found.stream == stream {
-        // SAFETY: this thread's list owns the magazine; an entry leaves the table before its
-        // magazine leaves the list, and nothing in `body` can reach the list's destructor.
-        return body(Some(unsafe { &*found.magazine }));
+        // SAFETY: this thread's list owns the magazine. Only `find_or_make` and the thread's end
+        // take one off the list, and they take it off the table first.
+        return Some(unsafe { &*found.magazine });
     }
-    body(None)
+    None
 }
 
 /// Finds the thread's magazine in its list, or makes one, and puts it in the table. `None` while

@@ -5,7 +5,6 @@
 //! Dekker's protocol, with all its cost on the side that is rare.
 
 use crate::sync::barrier;
-use crate::sync::trusted;
 use crate::sync::{AtomicUsize, Ordering, UnsafeCell, yield_now};
 
 /// Sizes that a magazine remembers at once.
@@ -14,22 +13,18 @@ const SHELVES: usize = 64;
 /// Blocks of one size that a shelf has room for.
 pub const SHELF_ROOM: usize = 8;
 
-/// Misses of other sizes that a shelf stands before it makes room.
-const PATIENCE: u8 = 2;
-
-/// Units in a magazine's count of its contents; the blocks lie above. 2^48 units are more than any
-/// address space.
-const UNIT_BITS: u32 = 48;
-
 const OPEN: usize = 0;
 const ASKED: usize = 1;
 /// Never the owner's again: its stream or its pool is gone.
 const RETIRED: usize = 2;
 /// Kept shut for now, beside what else is asked: the stream is in a declared capture.
 const SHUT: usize = 4;
+/// The owner has to use a real fence: the system offers no barrier of the whole process.
+const FENCED: usize = 8;
 
 /// A block that waits to be allocated again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
 pub struct Cached {
     pub address: u64,
     pub token: u64,
@@ -41,16 +36,20 @@ pub struct Cached {
 struct Shelf {
     units: u32,
     length: u8,
-    strikes: u8,
+    /// Blocks that are kept of this size.
+    room: u8,
+    /// The size that was missed last.
+    missed: u32,
     blocks: [Cached; SHELF_ROOM],
 }
 
-const EMPTY: Shelf = Shelf {
-    units: 0,
-    length: 0,
-    strikes: 0,
-    blocks: [Cached { address: 0, token: 0 }; SHELF_ROOM],
-};
+const EMPTY: Shelf =
+    Shelf { units: NO_SIZE, length: 0, room: 0, missed: NO_SIZE, blocks: [NOTHING; SHELF_ROOM] };
+
+const NOTHING: Cached = Cached { address: 0, token: 0 };
+
+/// No block has this size, nor 0.
+const NO_SIZE: u32 = u32::MAX;
 
 /// How much a magazine keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,8 +63,10 @@ pub struct Limits {
 #[derive(Debug)]
 pub struct Shelves {
     limits: Limits,
-    units: u64,
-    blocks: u64,
+    /// Units that the shelves have room for; never more than the limit.
+    promised: u64,
+    /// The shelves that have a size, one bit each.
+    sized: u64,
     shelves: [Shelf; SHELVES],
 }
 
@@ -74,12 +75,10 @@ pub struct Shelves {
 pub struct Magazine {
     /// 1 while the owner is inside. Written by the owner alone.
     inside: AtomicUsize,
-    /// Not [`OPEN`] while the owner has to stay out.
+    /// Not [`OPEN`] while the owner has to stay out, or to look twice.
     asked: AtomicUsize,
-    shelves: UnsafeCell<Shelves>,
-    /// Blocks and units inside, for statistics.
-    contents: trusted::AtomicU64,
     home: u32,
+    shelves: UnsafeCell<Shelves>,
 }
 
 // SAFETY: the shelves are reached by the owner's thread while it is inside, and by one reclaimer
@@ -93,112 +92,124 @@ fn shelf_of(units: u32) -> usize {
     (units.wrapping_mul(0x9E37_79B1) >> 26) as usize
 }
 
-const _: () = assert!(SHELVES == 1 << (32 - 26));
+const _: () = assert!(SHELVES == 1 << (32 - 26) && SHELVES == u64::BITS as usize);
 
 impl Shelves {
     /// A block of exactly this size, if there is one.
-    #[inline]
+    #[inline(always)]
     pub fn pop(&mut self, units: u32) -> Option<Cached> {
         let shelf = &mut self.shelves[shelf_of(units)];
-        if shelf.units == units && shelf.length > 0 {
-            shelf.length -= 1;
-            shelf.strikes = 0;
-            self.units -= u64::from(units);
-            self.blocks -= 1;
-            return Some(shelf.blocks[shelf.length as usize % SHELF_ROOM]);
+        if shelf.units != units || shelf.length == 0 {
+            return None;
         }
-        None
-    }
-
-    /// Remembers that this size was missed, so that its next free is kept. Where another size holds
-    /// the shelf for long without use, its blocks are given out to make room.
-    #[inline]
-    pub fn want(&mut self, units: u32, mut evicted: impl FnMut(Cached)) {
-        let shelf = &mut self.shelves[shelf_of(units)];
-        if shelf.length == 0 {
-            shelf.units = units;
-            return;
-        }
-        shelf.strikes += 1;
-        if shelf.units != units && shelf.strikes > PATIENCE {
-            self.units -= u64::from(shelf.units) * u64::from(shelf.length);
-            self.blocks -= u64::from(shelf.length);
-            for block in &shelf.blocks[..shelf.length as usize] {
-                evicted(*block);
-            }
-            *shelf = Shelf { units, ..EMPTY };
-        }
+        shelf.length -= 1;
+        Some(shelf.blocks[shelf.length as usize % SHELF_ROOM])
     }
 
     /// Keeps a freed block, if its size is wanted and there is room.
-    #[inline]
+    #[inline(always)]
     pub fn push(&mut self, units: u32, block: Cached) -> Result<(), Cached> {
         let shelf = &mut self.shelves[shelf_of(units)];
-        let total = self.units + u64::from(units);
-        if shelf.units != units || shelf.length >= self.limits.entries || total > self.limits.units
-        {
+        let length = shelf.length as usize;
+        if shelf.units != units || shelf.length >= shelf.room {
             return Err(block);
         }
-        // A block that is freed twice in a row must not be handed out twice: the heap will say so.
-        if shelf.blocks[..shelf.length as usize].iter().any(|other| other.token == block.token) {
+        // A block that is freed twice must not be handed out twice: the heap will say so.
+        if shelf.blocks.iter().take(length).any(|other| other.token == block.token) {
             return Err(block);
         }
-        shelf.blocks[shelf.length as usize % SHELF_ROOM] = block;
+        shelf.blocks[length % SHELF_ROOM] = block;
         shelf.length += 1;
-        self.units = total;
-        self.blocks += 1;
         Ok(())
+    }
+
+    /// Remembers that this size was missed. The second time in a row it gets the shelf, and its next
+    /// frees are kept; sizes that do not come back cost the shelf nothing. What has to make room goes
+    /// to `evicted`.
+    #[inline]
+    pub fn want(&mut self, units: u32, evicted: impl FnMut(Cached)) {
+        let shelf = &mut self.shelves[shelf_of(units)];
+        if shelf.units == units {
+            return;
+        }
+        if shelf.missed != units {
+            shelf.missed = units;
+            return;
+        }
+        self.claim(units, evicted);
+    }
+
+    #[cold]
+    fn claim(&mut self, units: u32, mut evicted: impl FnMut(Cached)) {
+        let place = shelf_of(units);
+        self.give_up(place, &mut evicted);
+        let size = u64::from(units);
+        if size > self.limits.units || self.limits.entries == 0 || units == NO_SIZE || units == 0 {
+            return;
+        }
+        if self.limits.units - self.promised < size {
+            self.drain(evicted);
+        }
+        let room = (self.limits.units - self.promised) / size;
+        let room = room.min(u64::from(self.limits.entries));
+        self.promised += room * size;
+        self.sized |= 1 << place;
+        let shelf = &mut self.shelves[place];
+        (shelf.units, shelf.room) = (units, room as u8);
+    }
+
+    fn give_up(&mut self, place: usize, each: &mut impl FnMut(Cached)) {
+        let shelf = &mut self.shelves[place];
+        if shelf.units != NO_SIZE {
+            shelf.blocks.iter().take(shelf.length as usize).for_each(|block| each(*block));
+            self.promised -= u64::from(shelf.units) * u64::from(shelf.room);
+            self.sized &= !(1 << place);
+            (shelf.units, shelf.length) = (NO_SIZE, 0);
+        }
+    }
+
+    fn filled(&self) -> impl Iterator<Item = usize> + use<> {
+        let mut sized = self.sized;
+        std::iter::from_fn(move || {
+            let place = sized.trailing_zeros();
+            sized &= sized.checked_sub(1)?;
+            Some(place as usize)
+        })
     }
 
     /// Takes everything out, and forgets which sizes were wanted.
     pub fn drain(&mut self, mut each: impl FnMut(Cached)) {
-        if self.blocks == 0 {
-            return;
+        for place in self.filled() {
+            self.give_up(place, &mut each);
         }
-        for shelf in &mut self.shelves {
-            for block in &shelf.blocks[..shelf.length as usize] {
-                each(*block);
-            }
-            *shelf = EMPTY;
-        }
-        self.units = 0;
-        self.blocks = 0;
     }
 
-    #[inline]
-    fn contents(&self) -> u64 {
-        self.blocks << UNIT_BITS | self.units
+    /// Blocks and units inside.
+    pub fn contents(&self) -> (usize, u64) {
+        self.filled().fold((0, 0), |(blocks, units), place| {
+            let Shelf { length, units: size, .. } = self.shelves[place];
+            (blocks + length as usize, units + u64::from(length) * u64::from(size))
+        })
     }
 }
 
 impl Magazine {
     /// An empty one. `home` is its owner's to read back.
     pub fn new(limits: Limits, home: u32) -> Self {
-        barrier::prepare();
+        let asked = if barrier::is_asymmetric() { OPEN } else { FENCED };
         let limits = Limits { entries: limits.entries.min(SHELF_ROOM as u8), ..limits };
+        let shelves = Shelves { limits, promised: 0, sized: 0, shelves: [EMPTY; SHELVES] };
         Self {
             inside: AtomicUsize::new(0),
-            asked: AtomicUsize::new(OPEN),
-            shelves: UnsafeCell::new(Shelves {
-                limits,
-                units: 0,
-                blocks: 0,
-                shelves: [EMPTY; SHELVES],
-            }),
-            contents: trusted::AtomicU64::new(0),
+            asked: AtomicUsize::new(asked),
             home,
+            shelves: UnsafeCell::new(shelves),
         }
     }
 
     #[inline]
     pub fn home(&self) -> u32 {
         self.home
-    }
-
-    /// Blocks and units inside, as of some moment.
-    pub fn contents(&self) -> (u64, u64) {
-        let contents = self.contents.load(trusted::Ordering::Relaxed);
-        (contents >> UNIT_BITS, contents & ((1 << UNIT_BITS) - 1))
     }
 
     pub fn is_retired(&self) -> bool {
@@ -214,23 +225,27 @@ impl Magazine {
     pub unsafe fn enter<R>(&self, body: impl FnOnce(&mut Shelves) -> R) -> Option<R> {
         self.inside.store(1, Ordering::Relaxed);
         // The store before the load: a reclaimer that misses the one is seen by the other.
-        barrier::light();
+        barrier::compiler();
         // Acquire: what the last reclaimer left inside is seen.
-        if self.asked.load(Ordering::Acquire) != OPEN {
+        if self.asked.load(Ordering::Acquire) != OPEN && !self.look_twice() {
             self.inside.store(0, Ordering::Release);
             return None;
         }
         let result = self.shelves.with_mut(|shelves| {
             // SAFETY: the owner alone comes this way, and no reclaimer is in: it would have asked
             // before its barrier, and we would have seen it, or it waits for `inside`.
-            let shelves = unsafe { &mut *shelves };
-            let result = body(shelves);
-            self.contents.store(shelves.contents(), trusted::Ordering::Relaxed);
-            result
+            body(unsafe { &mut *shelves })
         });
         // Release: a reclaimer that sees this sees what we did.
         self.inside.store(0, Ordering::Release);
         Some(result)
+    }
+
+    /// Whether nobody asks, with a fence of the owner's own where it needs one.
+    #[cold]
+    fn look_twice(&self) -> bool {
+        barrier::light();
+        self.asked.load(Ordering::Acquire) == FENCED
     }
 
     /// Goes through magazines of any threads and takes what they hold. Their owners do without
@@ -260,7 +275,6 @@ impl Magazine {
                 // runs, by this function's contract.
                 let shelves = unsafe { &mut *shelves };
                 each(magazine, shelves);
-                magazine.contents.store(shelves.contents(), trusted::Ordering::Relaxed);
             });
             let asked = magazine.asked.load(Ordering::Relaxed);
             // Release: the owner that sees this sees the shelves as they are left.

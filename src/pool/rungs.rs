@@ -3,7 +3,7 @@
 use super::core::{Pool, count};
 use super::inbox::Freed;
 use super::local;
-use super::magazine::Magazine;
+use super::magazine::{Magazine, Shelves};
 use super::reserve::Held;
 use super::slot::{Slot, UNIT_SHIFT};
 use super::upstream::{Failure, Upstream};
@@ -145,13 +145,16 @@ impl<U: Upstream> Pool<U> {
     fn own_magazines(&self, request: &Request<'_, U>, id: u64) -> Option<Found> {
         let mut gave = false;
         let mut give = |magazine: &Magazine| {
-            if magazine.contents().0 > 0 {
-                // SAFETY: this thread's own magazine, and heaps know no magazines.
-                let _ = unsafe { magazine.enter(|shelves| self.empty(magazine, shelves)) };
-                gave = true;
-            }
+            // SAFETY: this thread's own magazine, and heaps enter none.
+            let _ = unsafe {
+                magazine.enter(|shelves| {
+                    gave |= shelves.contents().0 > 0;
+                    self.empty(magazine, shelves);
+                })
+            };
         };
-        local::with(self.id, id, |magazine| magazine.into_iter().for_each(&mut give));
+        // SAFETY: the reference does not outlive the statement.
+        unsafe { local::find(self.id, id) }.into_iter().for_each(&mut give);
         local::each_sibling(self.id, id, &mut give);
         if !gave {
             return None;
@@ -421,17 +424,18 @@ impl<U: Upstream> Pool<U> {
 
     /// Empties every magazine of every thread into the heaps.
     pub(super) fn reclaim_all(&self) {
+        self.each_magazine(|magazine, shelves| self.empty(magazine, shelves));
+    }
+
+    /// Goes through the magazines of all threads.
+    pub(super) fn each_magazine(&self, each: impl FnMut(&Magazine, &mut Shelves)) {
         let _one = self.reclaiming.lock();
         let mut all = Vec::new();
         for slot in self.all_slots() {
             all.extend(slot.magazines.lock().iter().cloned());
         }
         // SAFETY: under the reclaimers' lock.
-        unsafe {
-            Magazine::reclaim(all.iter().map(|magazine| &**magazine), |magazine, shelves| {
-                self.empty(magazine, shelves);
-            });
-        }
+        unsafe { Magazine::reclaim(all.iter().map(|magazine| &**magazine), each) }
     }
 
     /// Brings all free memory of the pool into the stream's heap, ordered, and so in one piece where

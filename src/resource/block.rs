@@ -7,12 +7,14 @@ use crate::layout::{DeviceLayout, align_up};
 ///
 /// It owns nothing by itself: dropped, its memory is leaked. Give it back with
 /// [`deallocate`](crate::DeviceResource::deallocate), once; it is neither `Clone` nor `Copy`.
+// In this order, address and token move as one: a pool keeps them side by side.
 #[derive(Debug, PartialEq, Eq)]
+#[repr(C)]
 #[must_use = "a block that is not deallocated is leaked"]
 pub struct DeviceBlock {
     address: u64,
-    bytes: usize,
     token: u64,
+    bytes: usize,
 }
 
 impl DeviceBlock {

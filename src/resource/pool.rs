@@ -122,6 +122,31 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
         self.pool.totals().into()
     }
 
+    #[inline(never)]
+    fn allocate_cold(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
+        not_forked("a pool")?;
+        if layout.bytes() == 0 {
+            self.device().require(stream.device(), "the stream")?;
+            return Ok(DeviceBlock::empty(layout));
+        }
+        let align = layout.alignment() as u64;
+        match self.pool.allocate(stream, stream.id(), layout.bytes(), align) {
+            Ok(Block { address, bytes, token }) => Ok(DeviceBlock::new(address, bytes, token)),
+            Err(failure) => Err(self.explain(failure, layout.bytes())),
+        }
+    }
+
+    /// # Safety
+    ///
+    /// As [`DeviceResource::deallocate`].
+    #[inline(never)]
+    unsafe fn deallocate_cold(&self, stream: &Stream, block: Block) {
+        if block.bytes > 0 {
+            // SAFETY: the caller's promise.
+            unsafe { self.pool.deallocate(stream, stream.id(), block) }
+        }
+    }
+
     #[cold]
     fn explain(&self, failure: Failure<Error>, bytes: usize) -> Error {
         let device = self.device();
@@ -175,28 +200,30 @@ unsafe impl<U: DeviceResource + 'static> DeviceResource for PoolResource<U> {
         self.upstream().device()
     }
 
-    #[inline]
+    #[inline(always)]
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
-        if layout.bytes() == 0 {
-            self.device().require(stream.device(), "the stream")?;
-            return Ok(DeviceBlock::empty(layout));
+        let (id, bytes, align) = (stream.id(), layout.bytes(), layout.alignment() as u64);
+        if !is_forked_child()
+            && let Some(Block { address, bytes, token }) = self.pool.allocate_warm(id, bytes, align)
+        {
+            return Ok(DeviceBlock::new(address, bytes, token));
         }
-        not_forked("a pool")?;
-        let align = layout.alignment() as u64;
-        match self.pool.allocate(stream, stream.id(), layout.bytes(), align) {
-            Ok(Block { address, bytes, token }) => Ok(DeviceBlock::new(address, bytes, token)),
-            Err(failure) => Err(self.explain(failure, layout.bytes())),
-        }
+        self.allocate_cold(stream, layout)
     }
 
-    #[inline]
+    #[inline(always)]
     unsafe fn deallocate(&self, stream: &Stream, block: DeviceBlock) {
-        if block.is_empty() || is_forked_child() {
-            return;
-        }
         let (address, bytes, token) = (block.address(), block.bytes(), block.token());
         // SAFETY: the caller's promise.
-        unsafe { self.pool.deallocate(stream, stream.id(), Block { address, bytes, token }) }
+        unsafe {
+            if is_forked_child() {
+                return;
+            }
+            let warm = self.pool.deallocate_warm(stream.id(), Block { address, bytes, token });
+            if let Err(block) = warm {
+                self.deallocate_cold(stream, block);
+            }
+        }
     }
 }
 

@@ -12,9 +12,11 @@ use crate::sync::{Arc, LazyLock, Weak};
 use std::collections::HashMap;
 use std::fmt;
 
+pub(crate) mod graph;
 pub(crate) mod graveyard;
 mod per_thread;
 
+pub use graph::Graph;
 pub use per_thread::PerThreadStream;
 
 /// An in-order queue of work on one device. A handle: clones are the same stream.

@@ -4,6 +4,7 @@
 #![cfg(all(target_os = "linux", feature = "cuda"))]
 #![allow(clippy::forget_non_drop, reason = "a guard without a drop may get one")]
 
+mod capture;
 mod child;
 mod failures;
 mod interop;

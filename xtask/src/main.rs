@@ -3,15 +3,18 @@
 //! `cargo xtask ci` is what the README, `.ci/run` and the GitHub workflow call. The steps are listed
 //! in one place, [`steps::STEPS`].
 
+mod bench;
 mod cargo;
 mod examples;
 mod faults;
+mod figures;
 mod house;
 mod loom;
 mod msrv;
 mod nightly;
 mod process;
 mod report;
+mod rows;
 mod steps;
 
 use anyhow::{Context as _, Result};
@@ -36,6 +39,15 @@ enum Task {
     },
     /// List the steps.
     List,
+    /// Draw the figures of random allocations from rows of the pool's bench and its peers.
+    Figures {
+        /// Files of rows.
+        #[arg(required = true, value_name = "CSV")]
+        rows: Vec<PathBuf>,
+        /// The folder for the figures, in the repository unless absolute.
+        #[arg(long, default_value = "benches/figures", value_name = "FOLDER")]
+        into: PathBuf,
+    },
     /// Run loom's models as they ship, or with one fault compiled in, which has to be found.
     Loom {
         /// A fault of loom_tests/faults.csv.
@@ -84,6 +96,12 @@ fn run() -> Result<ExitCode> {
         Task::List => {
             for step in steps::STEPS {
                 println!("{:16} {}", step.name, step.about);
+            }
+            Ok(ExitCode::SUCCESS)
+        }
+        Task::Figures { rows, into } => {
+            for file in figures::draw(&place, &rows, &into)? {
+                println!("{}", file.display());
             }
             Ok(ExitCode::SUCCESS)
         }

@@ -133,7 +133,15 @@ driver_functions! {
     stream_synchronize = cuStreamSynchronize(stream: Handle);
     stream_wait_event = cuStreamWaitEvent(stream: Handle, event: Handle, flags: u32);
     stream_is_capturing = cuStreamIsCapturing(stream: Handle, status: *mut u32);
+    stream_begin_capture = cuStreamBeginCapture_v2(stream: Handle, mode: u32);
+    stream_end_capture = cuStreamEndCapture(stream: Handle, graph: *mut Handle);
     thread_exchange_capture_mode = cuThreadExchangeStreamCaptureMode(mode: *mut u32);
+
+    graph_instantiate =
+        cuGraphInstantiateWithFlags(executable: *mut Handle, graph: Handle, flags: u64);
+    graph_destroy = cuGraphDestroy(graph: Handle);
+    graph_launch = cuGraphLaunch(executable: Handle, stream: Handle);
+    graph_exec_destroy = cuGraphExecDestroy(executable: Handle);
 
     event_create = cuEventCreate(event: *mut Handle, flags: u32);
     event_destroy = cuEventDestroy_v2(event: Handle);

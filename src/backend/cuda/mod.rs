@@ -7,6 +7,7 @@
 
 mod context;
 mod driver;
+mod graph;
 mod key;
 mod launch;
 mod lease;

@@ -1,13 +1,14 @@
 //! [`Driver`] on a GPU: each method is one driver call with the context current.
 
 use super::driver::CudaDriver;
+use super::graph;
 use super::launch::launch;
 use super::library::PoolProps;
 use super::open::code_of;
 use crate::backend::{
     BackendKind, CaptureStatus, DeviceAddress, DeviceProperties, Driver, DriverResult, FillWord,
-    HostFlags, Kernel, LaunchConfig, MemoryInfo, NewStream, RawArg, RawEvent, RawPool, RawStream,
-    StreamKeeper,
+    HostFlags, Kernel, LaunchConfig, MemoryInfo, NewStream, RawArg, RawEvent, RawGraph, RawPool,
+    RawStream, StreamKeeper,
 };
 use crate::error::DriverError;
 use std::any::Any;
@@ -230,6 +231,35 @@ unsafe impl Driver for CudaDriver {
             Err(error) if error.code() == CAPTURE_IMPLICIT => Ok(CaptureStatus::Active),
             Err(error) => Err(error),
         }
+    }
+
+    fn stream_begin_capture(&self, stream: RawStream) -> DriverResult<()> {
+        const RELAXED: u32 = 2;
+        let _current = self.current()?;
+        // SAFETY: a handle of this driver; the legacy stream is an error of the driver.
+        unsafe { self.library.stream_begin_capture(stream.0, RELAXED) }
+    }
+
+    fn stream_end_capture(&self, stream: RawStream) -> DriverResult<RawGraph> {
+        let _guards = self.relaxed()?;
+        graph::end(self.library, stream.0)
+    }
+
+    fn stream_abandon_capture(&self, stream: RawStream) -> DriverResult<()> {
+        let _guards = self.relaxed()?;
+        graph::abandon(self.library, stream.0)
+    }
+
+    unsafe fn graph_launch(&self, graph: RawGraph, stream: RawStream) -> DriverResult<()> {
+        let _current = self.current()?;
+        // SAFETY: the caller's contract.
+        unsafe { self.library.graph_launch(graph.0, stream.0) }
+    }
+
+    unsafe fn graph_destroy(&self, graph: RawGraph) -> DriverResult<()> {
+        let _guards = self.relaxed()?;
+        // SAFETY: the caller's contract.
+        unsafe { self.library.graph_exec_destroy(graph.0) }
     }
 
     fn event_create(&self) -> DriverResult<RawEvent> {

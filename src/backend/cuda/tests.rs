@@ -4,6 +4,7 @@
 mod child;
 mod forked;
 mod gpu;
+mod graph;
 mod work;
 
 use super::context::current;

@@ -1,16 +1,17 @@
 //! The simulated device behind the seam.
 
+use super::capture::Recorded;
 use super::config::{Schedule, SimConfig};
 use super::ledger::Ledger;
 use super::random::Random;
 use super::simulator::Simulator;
 use super::table::Kind;
 use super::world::{Device, Held, NOT_PERMITTED, WORLD, world};
-use super::{capture, enqueue, memory, order, schedule};
+use super::{capture, enqueue, graph, memory, order, schedule};
 use crate::backend::{
     BackendKind, CaptureStatus, DeviceAddress, DeviceProperties, Driver, DriverResult, FillWord,
-    HostFlags, Kernel, LaunchConfig, MemoryInfo, NewStream, RawArg, RawEvent, RawPool, RawStream,
-    StreamKeeper, is_forked_child,
+    HostFlags, Kernel, LaunchConfig, MemoryInfo, NewStream, RawArg, RawEvent, RawGraph, RawPool,
+    RawStream, StreamKeeper, is_forked_child,
 };
 use crate::error::DriverError;
 use crate::sync::Arc;
@@ -118,6 +119,14 @@ impl SimDriver {
         body(&mut held, &self.ledger)
     }
 
+    fn end_capture(&self, stream: RawStream) -> DriverResult<Recorded> {
+        let call = "cuStreamEndCapture";
+        self.call(call, |held, ledger| {
+            let id = held.stream(ledger, call, stream)?;
+            capture::end(held, id)
+        })
+    }
+
     fn needs(&self, there: bool, call: &'static str) -> DriverResult<()> {
         if there { Ok(()) } else { Err(DriverError::new(call, DriverError::NOT_SUPPORTED)) }
     }
@@ -150,6 +159,7 @@ impl Drop for SimDriver {
         held.streams.retain(|_, stream| stream.device != id);
         held.events.retain(|_, event| event.device != id);
         held.pools.retain(|_, device| *device != id);
+        graph::close(&mut held, id);
         held.threads.retain(|(device, _), _| *device != id);
         capture::close(&mut held, id);
         for block in held.table.remove_device(id) {
@@ -307,10 +317,8 @@ unsafe impl Driver for SimDriver {
             let id = held.stream(ledger, call, raw)?;
             if let Some(stream) = held.streams.get_mut(&id) {
                 stream.destroyed = true;
-                if let Some(capture) = stream.capture.take() {
-                    capture::invalidate(held, capture);
-                }
             }
+            capture::leave(held, id);
             held.prune(id);
             Ok(())
         });
@@ -352,6 +360,41 @@ unsafe impl Driver for SimDriver {
             let id = held.stream(ledger, call, stream)?;
             Ok(capture::status(held, id))
         })
+    }
+
+    fn stream_begin_capture(&self, stream: RawStream) -> DriverResult<()> {
+        let call = "cuStreamBeginCapture";
+        self.call(call, |held, ledger| {
+            let id = held.stream(ledger, call, stream)?;
+            capture::begin(held, ledger.device, id)
+        })
+    }
+
+    fn stream_end_capture(&self, stream: RawStream) -> DriverResult<RawGraph> {
+        let recorded = self.end_capture(stream)?;
+        self.call("cuGraphInstantiate", |held, ledger| {
+            Ok(graph::instantiate(held, ledger, recorded))
+        })
+    }
+
+    fn stream_abandon_capture(&self, stream: RawStream) -> DriverResult<()> {
+        match self.end_capture(stream) {
+            Ok(_) => Ok(()),
+            Err(error) => match error.code() {
+                DriverError::STREAM_CAPTURE_INVALIDATED | DriverError::STREAM_CAPTURE_UNJOINED => {
+                    Ok(())
+                }
+                _ => Err(error),
+            },
+        }
+    }
+
+    unsafe fn graph_launch(&self, graph: RawGraph, stream: RawStream) -> DriverResult<()> {
+        self.call("cuGraphLaunch", |held, ledger| graph::launch(held, ledger, graph, stream))
+    }
+
+    unsafe fn graph_destroy(&self, graph: RawGraph) -> DriverResult<()> {
+        self.call("cuGraphExecDestroy", |held, ledger| graph::destroy(held, ledger, graph))
     }
 
     fn event_create(&self) -> DriverResult<RawEvent> {

@@ -1,16 +1,16 @@
 //! Enqueueing operations on memory: every access is checked here, against stream order alone, so
 //! what is found does not depend on when the queues run.
 
-use super::capture;
+use super::capture::{self, Step};
 use super::clock::Stamp;
 use super::ledger::Ledger;
+use super::plan::{HostSide, Plan};
 use super::queue::{Hold, Op, Watched, Work};
 use super::report::{OpName, Report, Violation};
 use super::schedule;
 use super::shadow::Past;
 use super::table::{Miss, Place, Reach, Touch};
 use super::world::{Held, State, UNKNOWN, is_seen};
-use crate::backend::kernel::HostArg;
 use crate::backend::{
     Access, CaptureStatus, DriverResult, FillWord, Kernel, LaunchConfig, RawArg, RawStream,
 };
@@ -18,16 +18,24 @@ use crate::error::DriverError;
 use crate::sync::Arc;
 
 /// An operation to be enqueued.
-struct Request<'a> {
-    name: OpName,
-    touches: &'a [Touch],
+pub(super) struct Request<'a> {
+    pub(super) name: OpName,
+    pub(super) touches: &'a [Touch],
     /// The touch whose memory the host must leave alone until the operation has run.
-    watched: Option<usize>,
+    pub(super) watched: Option<usize>,
+    pub(super) plan: Plan,
+    pub(super) host: Option<HostSide>,
     /// What runs in its place if it names memory that is gone.
-    refused: Work,
+    pub(super) refused: Work,
 }
 
-enum Submitted {
+impl<'a> Request<'a> {
+    fn new(name: OpName, touches: &'a [Touch], plan: Plan) -> Self {
+        Self { name, touches, watched: None, plan, host: None, refused: Work::Nothing }
+    }
+}
+
+pub(super) enum Submitted {
     /// It became part of a graph.
     Captured,
     Queued,
@@ -35,18 +43,30 @@ enum Submitted {
     Refused(Arc<Report>),
 }
 
-/// Checks an operation and puts it in its queue.
+/// Puts an operation in its stream's queue, or keeps it for the graph that the stream records.
 fn submit(
     state: &mut State,
     ledger: &Ledger,
     id: u64,
     request: Request<'_>,
-    build: impl FnOnce(&[Place]) -> Work,
 ) -> DriverResult<Submitted> {
-    let Request { name, touches, watched, refused } = request;
-    if capture::keep(state, id, name)?.is_some() {
-        return Ok(Submitted::Captured);
-    }
+    let Some(capture) = capture::current(state, id, request.name.call)? else {
+        return enqueue(state, ledger, id, request);
+    };
+    let Request { name, touches, watched, plan, .. } = request;
+    let step = Step::Work { touches: touches.to_vec(), watched, plan };
+    capture::keep(state, capture, id, name, step);
+    Ok(Submitted::Captured)
+}
+
+/// Checks an operation and puts it in its queue.
+pub(super) fn enqueue(
+    state: &mut State,
+    ledger: &Ledger,
+    id: u64,
+    request: Request<'_>,
+) -> DriverResult<Submitted> {
+    let Request { name, touches, watched, plan, host, refused } = request;
     let mut places = Vec::with_capacity(touches.len());
     let mut freed = None;
     for touch in touches {
@@ -90,7 +110,7 @@ fn submit(
         .collect();
     if freed.is_none() {
         let found: Vec<Place> = places.into_iter().map(|(_, place)| place).collect();
-        op.work = build(&found);
+        op.work = plan.build(&found, host);
     }
     state.push(id, op);
     Ok(freed.map_or(Submitted::Queued, Submitted::Refused))
@@ -154,14 +174,17 @@ pub(super) unsafe fn upload(
     let write = Touch::new(target, bytes, Access::Write, Reach::Device(ledger.device));
     if held.table.is_locked(source as u64, bytes) {
         let read = Touch::new(source as u64, bytes, Access::Read, Reach::Host);
-        let touches = [write, read];
-        let request = Request { name, touches: &touches, watched: Some(1), refused: Work::Nothing };
-        submit(held, ledger, id, request, |places| match places {
-            [target, ..] => Work::Copy { target: target.pointer, source, bytes },
-            [] => Work::Nothing,
-        })?;
+        let touches = [read, write];
+        let request = Request {
+            watched: Some(0),
+            host: Some(HostSide::Source(source)),
+            ..Request::new(name, &touches, Plan::Copy { bytes })
+        };
+        submit(held, ledger, id, request)?;
         return Ok(());
     }
+    // A graph would read it when it runs, and nothing here knows that it is still there then.
+    capture::forbid(held, id, call)?;
     let mut staged = Vec::new();
     if staged.try_reserve_exact(bytes).is_err() {
         return Err(DriverError::new(call, DriverError::OUT_OF_MEMORY));
@@ -172,11 +195,7 @@ pub(super) unsafe fn upload(
         std::ptr::copy_nonoverlapping(source, staged.as_mut_ptr(), bytes);
         staged.set_len(bytes);
     }
-    let request = Request { name, touches: &[write], watched: None, refused: Work::Nothing };
-    submit(held, ledger, id, request, |places| match places {
-        [target, ..] => Work::Unload { target: target.pointer, staged },
-        [] => Work::Nothing,
-    })?;
+    submit(held, ledger, id, Request::new(name, &[write], Plan::Unload { staged }))?;
     Ok(())
 }
 
@@ -210,12 +229,11 @@ pub(super) unsafe fn download(
         name,
         touches: if locked { &touches } else { &touches[..1] },
         watched: locked.then_some(1),
+        plan: Plan::Copy { bytes },
+        host: Some(HostSide::Target(target)),
         refused: Work::Poison { target, bytes },
     };
-    let submitted = submit(held, ledger, id, request, |places| match places {
-        [source, ..] => Work::Copy { target, source: source.pointer, bytes },
-        [] => Work::Nothing,
-    })?;
+    let submitted = submit(held, ledger, id, request)?;
     if locked {
         return Ok(());
     }
@@ -261,11 +279,7 @@ pub(super) fn copy(
         let range = (source.max(target), bytes as u64 - source.abs_diff(target));
         ledger.report(Violation::OverlappingCopy, name, None, range, None);
     }
-    let request = Request { name, touches: &touches, watched: None, refused: Work::Nothing };
-    submit(held, ledger, id, request, |places| match places {
-        [source, target] => Work::Copy { target: target.pointer, source: source.pointer, bytes },
-        _ => Work::Nothing,
-    })?;
+    submit(held, ledger, id, Request::new(name, &touches, Plan::Copy { bytes }))?;
     Ok(())
 }
 
@@ -302,11 +316,8 @@ pub(super) fn fill(
         }
     };
     let name = OpName::on(call, id);
-    let request = Request { name, touches: &[touch], watched: None, refused: Work::Nothing };
-    submit(held, ledger, id, request, |places| match places {
-        [target] => Work::Fill { target: target.pointer, stride, word, count },
-        _ => Work::Nothing,
-    })?;
+    let plan = Plan::Fill { stride, word, count };
+    submit(held, ledger, id, Request::new(name, &[touch], plan))?;
     Ok(())
 }
 
@@ -333,24 +344,9 @@ pub(super) fn launch(
         return Err(DriverError::new(call, DriverError::INVALID_VALUE));
     }
     let name = OpName { entry: Some(kernel.entry()), ..OpName::on(call, id) };
-    let request = Request { name, touches: &touches, watched: None, refused: Work::Nothing };
-    submit(held, ledger, id, request, |places| {
-        let mut places = places.iter();
-        let arguments = arguments
-            .iter()
-            .map(|argument| match *argument {
-                RawArg::Scalar { value, bytes } => HostArg::Scalar { value, bytes },
-                RawArg::Buffer { bytes, access, .. } => {
-                    let place = if bytes > 0 { places.next() } else { None };
-                    let pointer = place.map(|place| place.pointer);
-                    // An empty buffer lies nowhere; a slice of none wants an aligned pointer.
-                    let nowhere = std::ptr::without_provenance_mut(4096);
-                    HostArg::Buffer { pointer: pointer.unwrap_or(nowhere), bytes, access }
-                }
-            })
-            .collect();
-        Work::Kernel { host: kernel.host(), config: *config, arguments }
-    })?;
+    let arguments = arguments.to_vec();
+    let plan = Plan::Kernel { host: kernel.host(), config: *config, arguments };
+    submit(held, ledger, id, Request::new(name, &touches, plan))?;
     Ok(())
 }
 

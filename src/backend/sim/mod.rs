@@ -11,8 +11,8 @@
 //! counts of driver calls, and switches that make the n-th call fail or lose the context.
 //!
 //! What differs from a GPU: operations of one device run one at a time; the default streams are
-//! ordered with no other stream unless events say so; a captured graph does not run; a pool keeps
-//! no memory back; a device pointer is a number that no host pointer equals, but for page-locked
+//! ordered with no other stream unless events say so; a copy of pageable memory cannot be captured,
+//! nor an allocation in stream order; a pool keeps no memory back; a device pointer is a number that no host pointer equals, but for page-locked
 //! and managed memory; a host form may not call the device. Dropping a device runs what is queued.
 //!
 //! What it does not see: the host's own reads of memory that a copy is still writing; arguments that a
@@ -31,9 +31,11 @@ mod config;
 mod driver;
 mod enqueue;
 mod execute;
+mod graph;
 mod ledger;
 mod memory;
 mod order;
+mod plan;
 mod queue;
 mod random;
 mod report;

@@ -1,6 +1,6 @@
 //! Events and synchronisation: what puts operations in order, and what tells the host.
 
-use super::capture;
+use super::capture::{self, Step};
 use super::clock::Clock;
 use super::ledger::Ledger;
 use super::queue::{Event, Mark, Op, Record, Work};
@@ -51,20 +51,36 @@ pub(super) fn record(
     let id = held.stream(ledger, call, stream)?;
     let name = OpName::on(call, id);
     recordable(held, ledger, name, event)?;
-    if let Some(capture) = capture::keep(held, id, name)? {
+    if let Some(capture) = capture::current(held, id, call)? {
+        let point = capture::keep(held, capture, id, name, Step::Record);
         let event = held.event(ledger, name, event)?;
-        (event.record, event.captured) = (None, Some(capture));
+        (event.record, event.captured) = (None, Some(point));
         return Ok(());
     }
-    let mark = Arc::new(Mark::new(ledger.device, 1));
-    let tick = held.tick(id);
-    let clock = Arc::new(held.clock_of(id));
+    let record = mark(held, ledger.device, id, name);
     let event = held.event(ledger, name, event)?;
-    event.record = Some(Record { mark: Arc::clone(&mark), clock });
-    event.captured = None;
+    (event.record, event.captured) = (Some(record), None);
+    Ok(())
+}
+
+/// Enqueues a point of a stream that others can follow.
+pub(super) fn mark(held: &mut Held, device: u64, id: u64, name: OpName) -> Record {
+    let mark = Arc::new(Mark::new(device, 1));
+    let tick = held.tick(id);
+    let record = Record { mark: Arc::clone(&mark), clock: Arc::new(held.clock_of(id)) };
     let work = Work::Record(mark);
     held.push(id, Op { name, tick, work, holds: Vec::new(), watched: None });
-    Ok(())
+    record
+}
+
+/// Puts a stream's next operations after a point of another.
+pub(super) fn follow(held: &mut Held, id: u64, name: OpName, record: Record) {
+    held.order_after(id, &record.clock);
+    if !record.mark.is_passed() {
+        let tick = held.tick(id);
+        let work = Work::Wait(record.mark);
+        held.push(id, Op { name, tick, work, holds: Vec::new(), watched: None });
+    }
 }
 
 /// Everything enqueued on the device so far.
@@ -114,34 +130,33 @@ pub(super) fn wait(
     let name = OpName::on(call, id);
     let event = held.event(ledger, name, event)?;
     let (record, captured) = (event.record.clone(), event.captured);
-    let own = held.streams.get(&id).and_then(|stream| stream.capture);
-    match (own, captured) {
+    match (capture::current(held, id, call)?, captured) {
+        (Some(own), Some(point)) if point.capture == own => {
+            capture::keep(held, own, id, name, Step::Wait(point.index));
+        }
+        (Some(own), Some(point)) if capture::is_active(held, point.capture) => {
+            capture::invalidate(held, own);
+            capture::invalidate(held, point.capture);
+            return Err(DriverError::new(call, capture::MERGE));
+        }
         (Some(own), captured) => {
-            capture::keep(held, id, name)?;
             // A wait for what was never recorded orders nothing, in a capture too.
-            if captured != Some(own) && (captured.is_some() || record.is_some()) {
+            if captured.is_some() || record.is_some() {
                 capture::invalidate(held, own);
                 return Err(DriverError::new(call, capture::ISOLATION));
             }
-            return Ok(());
         }
-        (None, Some(captured)) => {
-            if !held.captures.contains_key(&captured) {
-                return Err(DriverError::new(call, capture::CAPTURED_EVENT));
-            }
+        (None, Some(point)) if capture::is_active(held, point.capture) => {
             // As on a GPU: who waits for a point of a capture joins it.
-            capture::join(held, id, captured);
-            capture::keep(held, id, name)?;
-            return Ok(());
+            capture::join(held, id, point.capture);
+            capture::keep(held, point.capture, id, name, Step::Wait(point.index));
         }
-        (None, None) => {}
-    }
-    let Some(record) = record else { return Ok(()) };
-    held.order_after(id, &record.clock);
-    if !record.mark.is_passed() {
-        let tick = held.tick(id);
-        let work = Work::Wait(record.mark);
-        held.push(id, Op { name, tick, work, holds: Vec::new(), watched: None });
+        (None, Some(_)) => return Err(DriverError::new(call, DriverError::INVALID_VALUE)),
+        (None, None) => {
+            if let Some(record) = record {
+                follow(held, id, name, record);
+            }
+        }
     }
     Ok(())
 }

@@ -1,6 +1,7 @@
 //! Streams, events, and the operations that wait in queues.
 
 use super::backing::Backing;
+use super::capture::Point;
 use super::clock::{Clock, Stamp};
 use super::report::OpName;
 use crate::backend::kernel::HostArg;
@@ -170,6 +171,6 @@ pub(super) struct Record {
 pub(super) struct Event {
     pub(super) device: u64,
     pub(super) record: Option<Record>,
-    /// Its last record belongs to this capture, and is a point of a graph.
-    pub(super) captured: Option<u64>,
+    /// Its last record is this point of a graph.
+    pub(super) captured: Option<Point>,
 }

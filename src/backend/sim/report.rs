@@ -67,16 +67,23 @@ pub(super) struct OpName {
     pub(super) call: &'static str,
     pub(super) entry: Option<&'static str>,
     pub(super) stream: Option<u64>,
+    /// The graph that it was launched with.
+    pub(super) graph: Option<u64>,
 }
 
 impl OpName {
     /// A call without a stream.
     pub(super) fn call(call: &'static str) -> Self {
-        Self { call, entry: None, stream: None }
+        Self { call, entry: None, stream: None, graph: None }
     }
 
     pub(super) fn on(call: &'static str, stream: u64) -> Self {
-        Self { call, entry: None, stream: Some(stream) }
+        Self { call, entry: None, stream: Some(stream), graph: None }
+    }
+
+    /// The same operation as a part of a graph that was launched on `stream`.
+    pub(super) fn of_graph(self, graph: u64, stream: u64) -> Self {
+        Self { graph: Some(graph), stream: Some(stream), ..self }
     }
 }
 
@@ -85,6 +92,9 @@ impl fmt::Display for OpName {
         f.write_str(self.call)?;
         if let Some(entry) = self.entry {
             write!(f, " of {entry}")?;
+        }
+        if let Some(graph) = self.graph {
+            write!(f, " in graph {graph}")?;
         }
         match self.stream {
             Some(stream) => write!(f, " on stream {stream}"),

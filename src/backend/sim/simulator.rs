@@ -77,7 +77,7 @@ impl Simulator {
 
     /// The driver calls that the device counts, and that can be made to fail: plain names, as in
     /// CUDA's manual.
-    pub const CALLS: [&'static str; 31] = [
+    pub const CALLS: [&'static str; 36] = [
         "cuCtxRecordEvent",
         "cuCtxSynchronize",
         "cuEventCreate",
@@ -85,6 +85,9 @@ impl Simulator {
         "cuEventQuery",
         "cuEventRecord",
         "cuEventSynchronize",
+        "cuGraphExecDestroy",
+        "cuGraphInstantiate",
+        "cuGraphLaunch",
         "cuLaunchKernel",
         "cuMemAlloc",
         "cuMemAllocFromPoolAsync",
@@ -105,7 +108,9 @@ impl Simulator {
         "cuMemcpyHtoDAsync",
         "cuMemcpyPeerAsync",
         "cuMemsetAsync",
+        "cuStreamBeginCapture",
         "cuStreamCreate",
+        "cuStreamEndCapture",
         "cuStreamIsCapturing",
         "cuStreamSynchronize",
         "cuStreamWaitEvent",
@@ -168,6 +173,10 @@ impl Simulator {
 
     /// Ends a capture and says what had become of it. What it kept is dropped.
     pub(crate) fn end_capture(&self, stream: RawStream) -> CaptureStatus {
-        capture::end(&mut world(), stream.0)
+        match capture::end(&mut world(), stream.0) {
+            Ok(_) => CaptureStatus::Active,
+            Err(error) if error.code() == DriverError::ILLEGAL_STATE => CaptureStatus::None,
+            Err(_) => CaptureStatus::Invalidated,
+        }
     }
 }

@@ -6,6 +6,7 @@
 
 use super::capture::Capture;
 use super::clock::{Clock, Stamp};
+use super::graph::Graph;
 use super::ledger::Ledger;
 use super::queue::{Event, Op, Stream, Work};
 use super::random::Random;
@@ -77,6 +78,7 @@ pub(super) struct State {
     pub(super) events: HashMap<u64, Event>,
     pub(super) table: Table,
     pub(super) captures: HashMap<u64, Capture>,
+    pub(super) graphs: HashMap<u64, Graph>,
     /// Memory pools and their devices.
     pub(super) pools: HashMap<u64, u64>,
     pub(super) threads: HashMap<(u64, ThreadId), u64>,

@@ -107,13 +107,13 @@ pub unsafe extern "C" fn stand_in_fail(name: *const c_char, nth: u32, code: u32)
     state().fail(&name, nth, code);
 }
 
-/// Sets what `cuStreamIsCapturing` answers.
+/// Sets what `cuStreamIsCapturing` answers for streams on which no capture began.
 #[unsafe(no_mangle)]
 pub extern "C" fn stand_in_capture(status: u32) {
     state().capture = status;
 }
 
-/// How many blocks, streams, events, pools and modules are alive.
+/// How many blocks, streams, events, graphs, pools and modules are alive.
 #[unsafe(no_mangle)]
 pub extern "C" fn stand_in_alive() -> usize {
     let state = state();
@@ -285,14 +285,68 @@ exported! {
     cuStreamCreateWithPriority[context](stream: *mut u64, flags: u32, priority: i32)
         => "flags={flags} priority={priority}" { *stream = state().handle(); 0 }
     cuStreamDestroy_v2[context](stream: u64) => "stream={stream:#x}" { retire(stream) }
-    cuStreamSynchronize[context](stream: u64) => "stream={stream:#x}" { on(stream) }
+    cuStreamSynchronize[context](stream: u64) => "stream={stream:#x}" {
+        if state().lose_capture(stream) { STREAM_CAPTURE_UNSUPPORTED } else { on(stream) }
+    }
     cuStreamWaitEvent[context](stream: u64, event: u64, flags: u32)
         => "stream={stream:#x} event={event:#x} flags={flags}"
     { if known(stream) { on(event) } else { INVALID_HANDLE } }
     cuStreamIsCapturing[context](stream: u64, status: *mut u32) => "stream={stream:#x}" {
-        *status = state().capture;
+        *status = state().capture_status(stream);
         on(stream)
     }
+    cuStreamBeginCapture_v2[context](stream: u64, mode: u32)
+        => "stream={stream:#x} mode={mode}"
+    {
+        // The legacy stream has two names.
+        if stream <= 1 {
+            return STREAM_CAPTURE_UNSUPPORTED;
+        }
+        if mode > 2 {
+            return INVALID_VALUE;
+        }
+        if !known(stream) {
+            return INVALID_HANDLE;
+        }
+        let mut state = state();
+        if state.capture_status(stream) != 0 {
+            return ILLEGAL_STATE;
+        }
+        state.captures.insert(stream, 1);
+        0
+    }
+    cuStreamEndCapture[context](stream: u64, graph: *mut u64) => "stream={stream:#x}" {
+        *graph = 0;
+        let mut state = state();
+        match state.captures.remove(&stream) {
+            None => ILLEGAL_STATE,
+            Some(1) => { *graph = state.handle(); 0 }
+            Some(_) => STREAM_CAPTURE_INVALIDATED,
+        }
+    }
+    cuGraphInstantiateWithFlags[context](executable: *mut u64, graph: u64, flags: u64)
+        => "graph={graph:#x} flags={flags}"
+    {
+        if flags != 0 {
+            return INVALID_VALUE;
+        }
+        let mut state = state();
+        if !state.handles.contains(&graph) {
+            return INVALID_HANDLE;
+        }
+        *executable = state.handle();
+        0
+    }
+    cuGraphDestroy(graph: u64) => "graph={graph:#x}" { retire(graph) }
+    cuGraphLaunch[context](executable: u64, stream: u64)
+        => "executable={executable:#x} stream={stream:#x}"
+    {
+        if !state().handles.contains(&executable) {
+            return INVALID_HANDLE;
+        }
+        if state().lose_capture(stream) { STREAM_CAPTURE_UNSUPPORTED } else { on(stream) }
+    }
+    cuGraphExecDestroy(executable: u64) => "executable={executable:#x}" { retire(executable) }
     cuThreadExchangeStreamCaptureMode(mode: *mut u32) => "" {
         note(format!("mode={}", *mode));
         *mode = CAPTURE_MODE.replace(*mode);

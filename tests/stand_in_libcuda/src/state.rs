@@ -14,7 +14,10 @@ pub const INVALID_DEVICE: u32 = 101;
 pub const INVALID_PTX: u32 = 218;
 pub const INVALID_CONTEXT: u32 = 201;
 pub const INVALID_HANDLE: u32 = 400;
+pub const ILLEGAL_STATE: u32 = 401;
 pub const NOT_FOUND: u32 = 500;
+pub const STREAM_CAPTURE_UNSUPPORTED: u32 = 900;
+pub const STREAM_CAPTURE_INVALIDATED: u32 = 901;
 
 /// What is alive, and what was asked to fail.
 #[derive(Default)]
@@ -24,10 +27,12 @@ pub struct State {
     pub retained: HashMap<i32, u32>,
     /// Blocks of memory: address to length and alignment.
     pub blocks: HashMap<u64, (usize, usize)>,
-    /// Live streams, events, pools, modules; a handle is never used twice.
+    /// Live streams, events, graphs, pools, modules; a handle is never used twice.
     pub handles: HashSet<u64>,
     pub modules: HashMap<u64, String>,
     pub capture: u32,
+    /// Streams on which a capture began: 1 while it is whole, 2 once it is lost.
+    pub captures: HashMap<u64, u32>,
     next: u64,
     /// By function: how many calls until the one that fails, and its code.
     failures: HashMap<String, (u32, u32)>,
@@ -39,6 +44,15 @@ impl State {
         let handle = 0x5000_0000 + self.next;
         self.handles.insert(handle);
         handle
+    }
+
+    pub fn capture_status(&self, stream: u64) -> u32 {
+        self.captures.get(&stream).copied().unwrap_or(self.capture)
+    }
+
+    /// A call that no capture survives. Whether the stream has one.
+    pub fn lose_capture(&mut self, stream: u64) -> bool {
+        self.captures.get_mut(&stream).map(|status| *status = 2).is_some()
     }
 
     pub fn fail(&mut self, name: &str, nth: u32, code: u32) {

@@ -1,7 +1,7 @@
 //! A forked child: every call is an error, and not one reaches the driver.
 
 use super::*;
-use crate::backend::{Kernel, LaunchConfig};
+use crate::backend::{Kernel, LaunchConfig, RawGraph};
 use crate::error::DriverError;
 use std::ptr::NonNull;
 
@@ -33,6 +33,11 @@ fn every_call(driver: &CudaDriver) -> Vec<(&'static str, Result<(), DriverError>
             ("stream_synchronize", driver.stream_synchronize(stream)),
             ("stream_wait_event", driver.stream_wait_event(stream, event)),
             ("capture_status", driver.capture_status(stream).map(drop)),
+            ("stream_begin_capture", driver.stream_begin_capture(stream)),
+            ("stream_end_capture", driver.stream_end_capture(stream).map(drop)),
+            ("stream_abandon_capture", driver.stream_abandon_capture(stream)),
+            ("graph_launch", driver.graph_launch(RawGraph(1), stream)),
+            ("graph_destroy", driver.graph_destroy(RawGraph(1))),
             ("event_create", driver.event_create().map(drop)),
             ("event_destroy", driver.event_destroy(event)),
             ("event_record", driver.event_record(event, stream)),

@@ -105,6 +105,75 @@ fn work_runs_on_a_gpu() {
 }
 
 #[test]
+fn graphs_run_on_a_gpu() {
+    let Some(driver) = gpu() else { return };
+    let (stream, other) = (driver.stream_create().unwrap(), driver.stream_create().unwrap());
+    let (a, b) = (stream.raw, other.raw);
+    let (count, bytes) = (1000_usize, 4000_usize);
+    let (fork, join) = (driver.event_create().unwrap(), driver.event_create().unwrap());
+    let mut back = vec![0_u32; count];
+    // SAFETY: all ranges lie in `block`, which is freed at the end, after a synchronisation; `back`
+    // is pageable, so its copies are complete when they return.
+    unsafe {
+        let block = driver.mem_alloc(bytes).unwrap();
+        let arguments = [
+            RawArg::Buffer { address: block, bytes, access: Access::ReadWrite },
+            RawArg::scalar(count as u32).unwrap(),
+        ];
+        let double =
+            |on| driver.launch(&DOUBLE, &LaunchConfig::for_elements(count), &arguments, on);
+        driver.fill(block, 4, FillWord::U32(1), count, a).unwrap();
+        driver.stream_begin_capture(a).unwrap();
+        assert_eq!(driver.stream_begin_capture(a).unwrap_err().code(), 401);
+        // Loads its module and allocates in the middle of the capture.
+        double(a).unwrap();
+        let meanwhile = driver.mem_alloc(64).unwrap();
+        driver.mem_free(meanwhile).unwrap();
+        driver.event_record(fork, a).unwrap();
+        driver.stream_wait_event(b, fork).unwrap();
+        double(b).unwrap();
+        driver.event_record(join, b).unwrap();
+        driver.stream_wait_event(a, join).unwrap();
+        assert_eq!(driver.capture_status(b).unwrap(), CaptureStatus::Active);
+        let graph = driver.stream_end_capture(a).unwrap();
+        assert_eq!(driver.capture_status(b).unwrap(), CaptureStatus::None);
+        driver.copy_to_host(back.as_mut_ptr().cast(), block, bytes, a).unwrap();
+        assert_eq!(back, vec![1; count], "a capture runs nothing");
+        driver.graph_launch(graph, a).unwrap();
+        driver.graph_launch(graph, b).unwrap();
+        driver.graph_launch(graph, a).unwrap();
+        driver.graph_destroy(graph).unwrap();
+        driver.copy_to_host(back.as_mut_ptr().cast(), block, bytes, a).unwrap();
+        assert_eq!(back, vec![64; count], "three launches in order, on two streams");
+
+        // Lost, forked and not joined, given up: an error or none, and the stream works.
+        let works = || driver.fill(block, 4, FillWord::U32(1), count, a).is_ok();
+        driver.stream_begin_capture(a).unwrap();
+        assert_eq!(driver.stream_synchronize(a).unwrap_err().code(), 900);
+        assert_eq!(driver.stream_end_capture(a).unwrap_err().code(), 901);
+        assert!(works());
+        driver.stream_begin_capture(a).unwrap();
+        driver.event_record(fork, a).unwrap();
+        driver.stream_wait_event(b, fork).unwrap();
+        double(b).unwrap();
+        assert_eq!(driver.stream_end_capture(a).unwrap_err().code(), 904);
+        assert_eq!(driver.capture_status(b).unwrap(), CaptureStatus::None);
+        assert!(works());
+        driver.stream_begin_capture(a).unwrap();
+        double(a).unwrap();
+        driver.stream_abandon_capture(a).unwrap();
+        assert!(works());
+        driver.stream_synchronize(a).unwrap();
+        driver.mem_free(block).unwrap();
+        driver.event_destroy(fork).unwrap();
+        driver.event_destroy(join).unwrap();
+    }
+    driver.stream_destroy(a, stream.keep);
+    driver.stream_destroy(b, other.keep);
+    driver.context_synchronize().unwrap();
+}
+
+#[test]
 fn a_context_that_comes_back_has_another_key() {
     let Some(driver) = gpu() else { return };
     let key = driver.key();

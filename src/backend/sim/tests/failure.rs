@@ -150,15 +150,15 @@ fn a_capture_spreads_through_its_events() {
 #[test]
 fn some_calls_invalidate_a_capture() {
     type Call = fn(&Rig, RawStream, RawEvent) -> Result<(), DriverError>;
-    let calls: [(&str, u32, Call); 9] = [
+    let calls: [(&str, u32, Call); 10] = [
         ("synchronize the stream", 900, |rig, stream, _| rig.driver.stream_synchronize(stream)),
         ("synchronize the context", 900, |rig, _, _| rig.driver.context_synchronize()),
         ("record the context", 900, |rig, _, _| rig.driver.context_record(rig.event())),
-        ("query a captured event", 900, |rig, stream, event| {
+        ("query a captured event", 907, |rig, stream, event| {
             rig.driver.event_record(event, stream)?;
             rig.driver.event_query(event).map(|_| ())
         }),
-        ("synchronize a captured event", 900, |rig, stream, event| {
+        ("synchronize a captured event", 907, |rig, stream, event| {
             rig.driver.event_record(event, stream)?;
             rig.driver.event_synchronize(event)
         }),
@@ -173,6 +173,11 @@ fn some_calls_invalidate_a_capture() {
             let block = rig.driver.mem_alloc_async(rig.pool(), 64, rig.stream())?;
             // SAFETY: the simulated device checks it.
             unsafe { rig.driver.mem_free_async(block, stream) }
+        }),
+        ("copy from pageable memory", 900, |rig, stream, _| {
+            let block = rig.alloc(4);
+            // SAFETY: refused, or staged when it returns.
+            unsafe { rig.driver.copy_to_device(block, [0_u8; 4].as_ptr(), 4, stream) }
         }),
         ("copy to pageable memory", 900, |rig, stream, _| {
             let (block, mut target) = (rig.alloc(4), [0_u8; 4]);
@@ -205,8 +210,8 @@ fn an_event_of_an_ended_capture_says_so() {
     rig.sim.begin_capture(stream).unwrap();
     rig.driver.event_record(event, stream).unwrap();
     assert_eq!(rig.sim.end_capture(stream), CaptureStatus::Active);
-    assert_eq!(rig.driver.event_query(event).unwrap_err().code(), 907);
-    assert_eq!(rig.driver.stream_wait_event(stream, event).unwrap_err().code(), 907);
+    assert_eq!(rig.driver.event_query(event).unwrap_err().code(), 1);
+    assert_eq!(rig.driver.stream_wait_event(stream, event).unwrap_err().code(), 1);
     rig.driver.event_record(event, stream).unwrap();
     rig.driver.event_synchronize(event).unwrap();
     rig.clean();

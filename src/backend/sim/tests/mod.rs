@@ -2,6 +2,7 @@
 
 mod access;
 mod failure;
+mod graph;
 mod host;
 mod lifetime;
 mod schedule;

@@ -1,0 +1,108 @@
+#!/bin/bash
+# Builds the peers, runs them and ours in one go, and prints the table of ratios. Wants a GPU, CUDA
+# 13 with nvcc, g++ with C++20 and python3; PyTorch where its rows are wanted. README.md says more.
+set -u
+usage() {
+  cat <<'TEXT'
+run.sh [--ours BINARY] [--wheels FOLDER] [--out FOLDER] [--capacity FILE] [--skip NAMES] [--slow]
+       [--timeout SECONDS]
+  --ours      the built bench (default: cargo bench --bench pool of this repository)
+  --wheels    holds librmm-cu13 26.10 and rapids-logger 0.3 (default: pip downloads them)
+  --out       where binaries and rows go (default: /tmp/aquifer-peers)
+  --capacity  the output of the heap's capacity test, to go into the table
+  --skip      of: ours pool binning async cuda torch torch_host containers limits (by commas)
+  --slow      also RMM's arena (up to ten minutes), glibc's malloc
+  --timeout   of each program (default 300; the arena's is 600)
+TEXT
+}
+OURS= WHEELS= OUT=/tmp/aquifer-peers CAPACITY= SKIP= SLOW= LIMIT=300
+while [ $# -gt 0 ]; do
+  case $1 in
+    --ours) OURS=$(realpath "$2"); shift 2 ;;
+    --wheels) WHEELS=$(realpath "$2"); shift 2 ;;
+    --out) OUT=$2; shift 2 ;;
+    --capacity) CAPACITY=$(realpath "$2"); shift 2 ;;
+    --skip) SKIP=$2; shift 2 ;;
+    --slow) SLOW=yes; shift ;;
+    --timeout) LIMIT=$2; shift 2 ;;
+    --help) usage; exit 0 ;;
+    *) echo "run.sh: unknown argument $1" >&2; usage >&2; exit 2 ;;
+  esac
+done
+mkdir -p "$OUT" || exit 1
+OUT=$(realpath "$OUT"); HERE=$(cd "$(dirname "$0")" && pwd); ROWS=$OUT/rows.csv
+cd "$HERE" || exit 1
+wanted() { [[ ",$SKIP," != *",$1,"* ]]; }
+
+# --- Build ---
+if [ -z "$WHEELS" ]; then
+  WHEELS=$OUT/wheels
+  if ! ls "$WHEELS"/librmm*.whl >/dev/null 2>&1; then
+    python3 -m pip download -q --no-deps -d "$WHEELS" librmm-cu13==26.10.0 rapids-logger==0.3.0
+  fi
+fi
+for wheel in "$WHEELS"/librmm*.whl "$WHEELS"/rapids_logger*.whl; do
+  python3 -m zipfile -e "$wheel" "$OUT" || echo "# not unpacked: $wheel" >&2
+done
+NVCC=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
+CUDA=$(dirname "$(dirname "$(readlink -f "$NVCC")")")
+CXX="g++ -std=c++20 -O3 -DNDEBUG -w"
+RMM="-DLIBCUDACXX_ENABLE_EXPERIMENTAL_MEMORY_RESOURCE -I $OUT/librmm/include
+  -I $OUT/librmm/include/rapids -I $OUT/rapids_logger/include -I $CUDA/include"
+RMM_LIBS="-L $OUT/librmm/lib64 -lrmm -L $OUT/rapids_logger/lib64 -lrapids_logger
+  -L $CUDA/lib64 -lcudart -Wl,-rpath,$OUT/librmm/lib64:$OUT/rapids_logger/lib64:$CUDA/lib64 -lpthread"
+TORCH=$(python3 -c 'import torch, os; print(os.path.dirname(torch.__file__))' 2>/dev/null)
+# A program of an earlier run must not stand in for one that no longer builds.
+rm -f "$OUT"/{limits,rmm_peer,rmm_containers_peer,torch_peer,torch_host_peer}
+"$NVCC" -O2 -std=c++20 -o "$OUT/limits" limits.cu -lcuda &
+$CXX $RMM rmm_peer.cpp -o "$OUT/rmm_peer" $RMM_LIBS &
+$CXX $RMM rmm_containers_peer.cpp -o "$OUT/rmm_containers_peer" $RMM_LIBS &
+if [ -n "$TORCH" ]; then
+  INCLUDE="-I $TORCH/include -I $TORCH/include/torch/csrc/api/include -I $CUDA/include"
+  LINK="-L $CUDA/lib64 -lcudart -Wl,-rpath,$TORCH/lib:$CUDA/lib64 -lpthread"
+  $CXX $INCLUDE torch_peer.cpp -o "$OUT/torch_peer" -L "$TORCH/lib" -lc10 -lc10_cuda $LINK &
+  $CXX $INCLUDE torch_host_peer.cpp -o "$OUT/torch_host_peer" -L "$TORCH/lib" -ltorch_cuda \
+    -ltorch_cpu -ltorch -lc10 -lc10_cuda $LINK &
+fi
+wait
+
+# --- Run ---
+: >"$ROWS"
+failures=0
+run() { # NAME SECONDS PROGRAM ARGUMENTS...
+  local name=$1 seconds=$2; shift 2
+  wanted "$name" || return 0
+  echo "# running $name" >&2
+  timeout "$seconds" "$@" >>"$ROWS"
+  local code=$?
+  if [ $code -ne 0 ]; then
+    local how="ended with $code"
+    [ $code -ne 124 ] || how="ended with a stop after $seconds s"
+    # A program that was stopped may have left half a row.
+    printf '\n# %s %s\n' "$name" "$how" | tee -a "$ROWS" >&2
+    failures=$((failures + 1))
+  fi
+}
+if [ -n "$OURS" ]; then
+  run ours "$LIMIT" "$OURS"
+else
+  run ours "$((LIMIT + 600))" cargo bench --quiet --bench pool
+fi
+for which in binning pool async cuda; do run $which "$LIMIT" "$OUT/rmm_peer" $which; done
+run containers "$LIMIT" "$OUT/rmm_containers_peer"
+if [ -n "$TORCH" ]; then
+  run torch "$LIMIT" "$OUT/torch_peer"
+  run torch_host "$LIMIT" "$OUT/torch_host_peer"
+else
+  echo "# no PyTorch: its rows are missing" | tee -a "$ROWS" >&2
+fi
+run limits "$LIMIT" "$OUT/limits"
+if [ -n "$SLOW" ]; then
+  run malloc "$LIMIT" "$OUT/rmm_peer" malloc
+  run arena 600 "$OUT/rmm_peer" arena
+fi
+
+# --- Table ---
+echo "# rows: $ROWS" >&2
+python3 table.py "$ROWS" ${CAPACITY:+"$CAPACITY"} | tee "$OUT/table.md"
+[ $failures -eq 0 ]

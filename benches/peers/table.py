@@ -1,0 +1,187 @@
+#!/usr/bin/env python3
+"""Prints the table of ratios from rows of `peer,workload,value`: table.py ROWS.csv [MORE.csv ...]
+
+A row that is given several times counts with its median. Lines that begin with # are comments.
+The output of the heap's capacity test may be one of the files.
+"""
+
+import re
+import sys
+from statistics import median
+
+OURS = "aquifer pool"
+# Who competes. glibc's malloc, which hands out no device memory, does not.
+PEERS = {
+    "rmm pool": "RMM pool",
+    "rmm binning": "RMM binning",
+    "rmm arena": "RMM arena",
+    "cudaMallocAsync": "cudaMallocAsync",
+    "torch caching": "PyTorch",
+    "torch pinned caching": "PyTorch pinned",
+    "cudaMalloc": "cudaMalloc",
+}
+MET, NOT_MET, MISSING = "met", "**NOT MET**", "not measured"
+
+
+def read(paths):
+    """The values of each (peer, workload), the machine's comments and the failures."""
+    values, notes = {}, []
+    for path in paths:
+        with open(path, encoding="utf-8") as lines:
+            for line in map(str.strip, lines):
+                if line.startswith("#"):
+                    if "driver" in line or "ended with" in line:
+                        notes.append(line.lstrip("# "))
+                    continue
+                # What the heap's own test prints: ours and an exact best fit on one line.
+                heap = re.match(r"capacity (n=\d+),(\d+) MiB,([0-9.]+),([0-9.]+),", line)
+                if heap:
+                    workload = f"capacity {heap[1]} max={heap[2]}MiB"
+                    values.setdefault(("aquifer heap", workload), []).append(float(heap[3]))
+                    values.setdefault(("best fit", workload), []).append(float(heap[4]))
+                    continue
+                parts = line.split(",", 1)
+                if len(parts) != 2 or "," not in parts[1]:
+                    continue
+                workload, value = parts[1].rsplit(",", 1)
+                number = re.match(r"-?[0-9.]+(e[-+]?[0-9]+)?", value.strip())
+                if number:
+                    values.setdefault((parts[0], workload), []).append(float(number.group()))
+    return {key: median(found) for key, found in values.items()}, notes
+
+
+def number(value):
+    if value is None:
+        return "-"
+    if value == int(value) and abs(value) < 100:
+        return str(int(value))
+    return f"{value:,.1f}" if value >= 10 else f"{value:.4g}"
+
+
+class Table:
+    def __init__(self, values):
+        self.values = values
+        self.used = set()
+        self.lines = []
+        self.missed = 0
+
+    def ours(self, workload, peer=OURS):
+        self.used.add((peer, workload))
+        return self.values.get((peer, workload))
+
+    def best(self, workload):
+        """The fastest peer's name and time, or (None, None)."""
+        found = [(self.values[key], name) for peer, name in PEERS.items()
+                 if (key := (peer, workload)) in self.values]
+        return min(found)[::-1] if found else (None, None)
+
+    def add(self, row, best, ours, ratio, wanted, met):
+        verdict = MISSING if met is None else MET if met else NOT_MET
+        self.missed += met is not True and wanted != "reported"
+        if wanted == "reported" and met is None and ours is not None:
+            verdict = "reported"
+        name, time = best
+        best = f"{name} {number(time)}" if name else "-"
+        if not isinstance(ratio, str):
+            ratio = f"{ratio:,.2f}x" if ratio else "-"
+        self.lines.append(f"| {row} | {best} | {number(ours)} | {ratio} | {wanted} | {verdict} |")
+
+    def at_most(self, row, workload, most, peer_workload=None):
+        """Nanoseconds that ours may take; the best peer stands beside it."""
+        ours, best = self.ours(workload), self.best(peer_workload or workload)
+        ratio = best[1] / ours if best[1] and ours else None
+        self.add(row, best, ours, ratio, f"at most {most} ns", None if ours is None else ours <= most)
+
+    def faster(self, row, workload, times):
+        ours, best = self.ours(workload), self.best(workload)
+        ratio = best[1] / ours if best[1] and ours else None
+        self.add(row, best, ours, ratio, f"{times} times faster", None if ratio is None else ratio >= times)
+
+    def bound(self, row, workload, text, holds, best=(None, None)):
+        ours = self.ours(workload)
+        self.add(row, best, ours, None, text, None if ours is None else holds(ours))
+
+    def reported(self, row, workload):
+        self.add(row, (None, None), self.ours(workload), None, "reported", None)
+
+
+def capacity(table):
+    """Ours against exact best fit, one line for each maximum size."""
+    heap = {key for key in table.values if key[0] == "aquifer heap" and key[1].startswith("capacity")}
+    size = lambda workload: int(m.group(1)) if (m := re.search(r"max=(\d+)MiB", workload)) else 0
+    for peer, workload in sorted(heap, key=lambda key: (len(key[1].split()[1]), size(key[1]))):
+        ours, fit = table.ours(workload, peer), table.values.get(("best fit", workload))
+        table.used.add(("best fit", workload))
+        most = 0.01 if size(workload) <= 64 else 0.05
+        met = None if fit is None else round(ours - fit, 6) <= most
+        best = ("best fit", fit) if fit is not None else (None, None)
+        table.add(workload, best, ours, None, f"at most {most} above", met)
+    if not heap:
+        table.add("capacity", (None, None), None, None, "at most 0.01 above best fit (0.05 past 64 MiB)", None)
+
+
+def build(values):
+    table = Table(values)
+    for size in ["256B", "1MiB"]:
+        table.at_most(f"hot pair {size}", f"hot {size}", 15)
+        table.at_most(f"hot pair {size}, inlined", f"hot {size} inlined", 8, f"hot {size}")
+    for mib in [1, 64, 1024, 4096]:
+        for n in [1000, 100000]:
+            workload = f"random n={n} max={mib}MiB"
+            table.faster(workload, workload, 5 if (n, mib) == (1000, 1) else 4)
+    table.faster("churn, 1 thread", "churn 1 threads", 4)
+    table.faster("churn, 16 threads", "churn 16 threads", 100)
+    table.bound("churn, 16 threads: scaling over that of private heaps",
+                "scaling long churn 16 threads over private", "at least 0.7", lambda x: x >= 0.7)
+    # The bound is on memory; a pool that reserved less than was live was not measured.
+    table.bound("churn, 16 threads: peak reserved over peak live",
+                "churn 16 threads peak reserved over peak live", "at most 1.25", lambda x: 1 <= x <= 1.25)
+    table.at_most("cross, 2 streams", "cross 2 streams 1MiB", 20)
+    bare = values.get(("driver", "bare record and wait"))
+    table.used.add(("driver", "bare record and wait"))
+    table.used.add((OURS, "ping-pong steal over bare"))
+    steal = table.ours("ping-pong steal")
+    ratio = steal / bare if steal and bare else None
+    table.add("ping-pong steal", ("bare record and wait", bare) if bare else (None, None), steal,
+              f"takes {ratio:.2f}x" if ratio else None, "takes at most 1.3x", None if ratio is None else ratio <= 1.3)
+    torch = "hot 1048576 B"
+    table.at_most("pinned pair 1 MiB, unfenced", "pinned pair 1MiB unfenced", 15, torch)
+    table.at_most("pinned pair 1 MiB, fenced, idle, 64 in turn", "pinned pair 1MiB fenced idle 64 in turn", 25, torch)
+    table.reported("pinned pair 1 MiB, fenced, under a 10 ms kernel", "pinned pair 1MiB fenced under 10 ms kernel")
+    table.bound("DeviceVec 1 MiB, 16 threads: scaling over that of private heaps",
+                "scaling vector 1MiB 16 threads over private", "at least 0.7", lambda x: x >= 0.7)
+    ours, best = table.ours("vector 1MiB 16 threads"), table.best("vector 1MiB 16 threads")
+    ratio = best[1] / ours if best[1] and ours else None
+    table.add("DeviceVec 1 MiB made and dropped, 16 threads", best, ours, ratio, "reported", None)
+    table.bound("driver calls, one stream, warm", "driver calls in all of one stream warm", "0", lambda x: x == 0)
+    capacity(table)
+    return table
+
+
+def main(paths):
+    if not paths or paths[0].startswith("-"):
+        print(__doc__, file=sys.stderr)
+        return 2
+    values, notes = read(paths)
+    table = build(values)
+    for note in notes:
+        print(f"{note}\n")
+    print("Nanoseconds an operation unless said; the ratio is the best peer's time over Aquifer's.\n")
+    print("| row | best peer | Aquifer | ratio | wanted | verdict |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    print("\n".join(table.lines))
+    print(f"\n{table.missed} rows not met or not measured.\n")
+    print("| further rows of ours | value | best peer |")
+    print("| --- | --- | --- |")
+    for peer, workload in values:
+        if (peer, workload) in table.used or not peer.startswith(("aquifer", "driver")):
+            continue
+        name, time = table.best(workload) if peer == OURS else (None, None)
+        prefix = "" if peer == OURS else f"{peer}: "
+        best = f"{name} {number(time)}" if name else "-"
+        print(f"| {prefix}{workload} | {number(values[peer, workload])} | {best} |")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
