@@ -10,7 +10,7 @@ use super::slot::{Slot, UNIT_SHIFT};
 use super::upstream::{Failure, Upstream};
 use crate::heap::{COMPLETE, Node, Tag};
 use crate::sync::trusted;
-use crate::sync::{Arc, Mutex, OnceLock, Weak};
+use crate::sync::{Arc, Mutex, OnceLock, RwLock, Weak};
 use std::collections::HashMap;
 
 /// What a pool is built with; every value has been checked.
@@ -68,6 +68,10 @@ pub struct Pool<U: Upstream> {
     /// One thread at a time on the rungs that move the memory of all streams: two that gather would
     /// each miss what the other has just taken.
     pub(super) turn: Mutex<()>,
+    /// Read by who has free memory in hand, on its way from upstream or the bank to a heap. Written,
+    /// inside the turn, by who needs it all where it can be found: to refuse a request, and to give
+    /// back before more is counted in.
+    pub(super) moving: RwLock<()>,
     pub(super) reserve: Mutex<Reserve<U::Range>>,
     pub(super) counters: Counters,
     this: Weak<Self>,
@@ -107,6 +111,7 @@ impl<U: Upstream> Pool<U> {
                 known: Mutex::new(Known { by_stream: HashMap::new(), slots: 1 }),
                 reclaiming: Mutex::new(()),
                 turn: Mutex::new(()),
+                moving: RwLock::new(()),
                 reserve: Mutex::new(Reserve::new()),
                 counters: Counters::default(),
                 this: this.clone(),

@@ -119,6 +119,7 @@ impl<U: Upstream> Pool<U> {
                 }
                 Rung::Gather => {
                     let _turn = self.turn.lock();
+                    let _all = self.moving.write();
                     self.gather(&request)
                 }
                 Rung::Trim => {
@@ -242,6 +243,7 @@ impl<U: Upstream> Pool<U> {
     fn draw(&self, request: &Request<'_, U>) -> Option<Found> {
         let bank = self.slot(COMPLETE)?;
         let least = request.units.checked_add(padding(request.align))?;
+        let _moving = self.moving.read();
         let piece = {
             let mut heap = bank.heap();
             if heap.at_most(COMPLETE) < least {
@@ -369,6 +371,7 @@ impl<U: Upstream> Pool<U> {
             }
             step => bytes.max(step),
         };
+        let _moving = self.moving.read();
         let grown = self.reserve_more(Some(request.stream), bytes, wish, limit)?;
         let Some(piece) = grown else { return Ok(None) };
         let mut heap = request.slot.heap();
@@ -491,8 +494,11 @@ impl<U: Upstream> Pool<U> {
         let Some(bytes) = self.needed(request).filter(|need| *need <= self.settings.maximum) else {
             return Ok(None);
         };
-        if let Some(found) = self.gather(request)? {
-            return Ok(Some(found));
+        {
+            let _all = self.moving.write();
+            if let Some(found) = self.gather(request)? {
+                return Ok(Some(found));
+            }
         }
         let Request { slot, stream, .. } = request;
         let stamp = slot.epochs.open();
@@ -500,6 +506,11 @@ impl<U: Upstream> Pool<U> {
             let mut record = slot.epochs.lock();
             let others = self.slot_count();
             slot.epochs.synchronize(&self.upstream, &mut record, stamp, others)?;
+        }
+        let _all = self.moving.write();
+        // What came meanwhile, while the host waited. It is of a later epoch.
+        if let Some(found) = self.gather(request)? {
+            return Ok(Some(found));
         }
         // What the maximum asks for first; everything, if upstream has no more.
         for all in [false, true] {
@@ -570,6 +581,7 @@ impl<U: Upstream> Pool<U> {
                 failed = Some(error);
             }
         }
+        let _all = self.moving.write();
         self.bank_complete();
         let returned = match self.slot(COMPLETE) {
             Some(bank) => self.cut_whole(&mut bank.heap(), keep),
@@ -612,6 +624,7 @@ impl<U: Upstream> Pool<U> {
 
     /// Takes complete memory from upstream into the bank.
     pub fn prepare(&self, bytes: usize) -> Result<(), Failure<U::Error>> {
+        let _moving = self.moving.read();
         let piece = self.reserve_more(None, bytes, bytes, self.settings.maximum)?;
         if let (Some(piece), Some(bank)) = (piece, self.slot(COMPLETE)) {
             bank.heap().add(COMPLETE, piece);
