@@ -29,8 +29,10 @@ impl Shelf {
     /// With so many blocks, which the owner holds.
     fn new(blocks: u64) -> Self {
         let magazine = Box::new(Magazine::new(Limits { entries: 1, units: 8 }, 0));
-        // SAFETY: no other thread has it yet.
-        unsafe { magazine.enter(|shelves| shelves.want(SIZE, |_| ())) };
+        for _ in 0..2 {
+            // SAFETY: no other thread has it yet.
+            unsafe { magazine.enter(|shelves| shelves.want(SIZE, |_| ())) };
+        }
         Self {
             magazine,
             reclaiming: loom::sync::Mutex::new(()),
@@ -234,7 +236,7 @@ fn warm_and_gather() {
         || plan(1, &[Gather, GrowToMaximum]).with_magazines().build().prepared(&[0], 0),
         &[
             |rig: &Rig| {
-                rig.visit(0);
+                rig.warm_up(0);
                 rig.visit(0);
             },
             |rig| rig.visit(1),
@@ -256,8 +258,7 @@ fn a_thread_ends() {
         || plan(1, &[Wait, Gather, GrowToMaximum]).with_magazines().build().prepared(&[0], 0),
         &[
             |rig: &Rig| {
-                rig.visit(0);
-                rig.visit(0);
+                rig.warm_up(0);
                 leave_thread();
             },
             |rig| {
@@ -284,8 +285,7 @@ fn a_thread_and_its_stream_end() {
         },
         &[
             |rig: &Rig| {
-                rig.visit(0);
-                rig.visit(0);
+                rig.warm_up(0);
                 rig.abandon(0);
                 leave_thread();
             },

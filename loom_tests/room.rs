@@ -155,7 +155,7 @@ fn trim_and_take() {
         || plan(1, &[Wait, GrowToMaximum]).with_magazines().build().prepared(&[0], 0),
         &[
             |rig: &Rig| {
-                rig.visit(0);
+                rig.warm_up(0);
                 rig.visit(0);
             },
             |rig| {

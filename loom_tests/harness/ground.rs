@@ -189,7 +189,9 @@ impl Rig {
     pub fn take_units(&self, stream: usize, units: usize) -> Option<Block> {
         let handle = &self.streams[stream];
         let (id, bytes) = (Ground::id(handle), units * UNIT);
-        match self.pool().allocate(handle, id, bytes, UNIT as u64) {
+        let pool = self.pool();
+        let warm = pool.allocate_warm(id, bytes, UNIT as u64);
+        match warm.map_or_else(|| pool.allocate(handle, id, bytes, UNIT as u64), Ok) {
             Ok(block) => {
                 assert_eq!(block.bytes, bytes, "the bytes of a block");
                 self.driver.hand_out(stream, block.address, bytes);
@@ -203,8 +205,13 @@ impl Rig {
     pub fn free(&self, stream: usize, block: Block) {
         self.driver.hand_in(stream, block.address, block.bytes);
         let handle = &self.streams[stream];
+        let (pool, id) = (self.pool(), Ground::id(handle));
         // SAFETY: each model frees a block of its pool once, on the stream of its last work.
-        unsafe { self.pool().deallocate(handle, Ground::id(handle), block) };
+        unsafe {
+            if let Err(block) = pool.deallocate_warm(id, block) {
+                pool.deallocate(handle, id, block);
+            }
+        }
     }
 
     /// Frees what `begin` put there.
@@ -242,6 +249,12 @@ impl Rig {
         if let Some(block) = self.take(stream) {
             self.free(stream, block);
         }
+    }
+
+    /// Visits until the thread's magazine keeps the block: a size has to be missed twice in a row,
+    /// and the first visit finds no magazine.
+    pub fn warm_up(&self, stream: usize) {
+        (0..3).for_each(|_| self.visit(stream));
     }
 
     /// Takes blocks on these streams, and frees them, all but the first `kept`.
