@@ -7,7 +7,7 @@ mod harness;
 use aquifer::models::Rung::{Gather, GrowToMaximum, Wait};
 use aquifer::models::{Cached, Freed, Inbox, Limits, Magazine, leave_thread};
 use harness::ground::{Rig, plan};
-use harness::model;
+use harness::{large_model, model};
 use std::iter::once;
 use std::sync::Mutex;
 
@@ -230,7 +230,7 @@ fn a_block_comes_home_twice() {
 /// A thread that allocates and frees at home, out of its magazine, while another stream gathers.
 #[test]
 fn warm_and_gather() {
-    model(
+    large_model(
         "warm_and_gather",
         1,
         || plan(1, &[Gather, GrowToMaximum]).with_magazines().build().prepared(&[0], 0),
@@ -252,7 +252,7 @@ fn warm_and_gather() {
 /// finds it without.
 #[test]
 fn a_thread_ends() {
-    model(
+    large_model(
         "a_thread_ends",
         1,
         || plan(1, &[Wait, Gather, GrowToMaximum]).with_magazines().build().prepared(&[0], 0),
@@ -276,7 +276,7 @@ fn a_thread_ends() {
 /// A thread ends while the stream of its magazine goes away and another stream comes.
 #[test]
 fn a_thread_and_its_stream_end() {
-    model(
+    large_model(
         "a_thread_and_its_stream_end",
         1,
         || {

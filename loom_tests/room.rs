@@ -6,7 +6,7 @@ mod harness;
 
 use aquifer::models::Rung::{self, Complete, Gather, Grow, GrowToMaximum, Ordered, Trim, Wait};
 use harness::ground::{Rig, UNIT, plan};
-use harness::model;
+use harness::{large_model, model};
 
 /// All rungs, in the order that ships.
 const LADDER: [Rung; 7] = [Complete, Ordered, Grow, Wait, GrowToMaximum, Gather, Trim];
@@ -149,7 +149,7 @@ fn whole_for_one_after_the_other() {
 /// Memory goes back while a thread frees and takes.
 #[test]
 fn trim_and_take() {
-    model(
+    large_model(
         "trim_and_take",
         1,
         || plan(1, &[Wait, GrowToMaximum]).with_magazines().build().prepared(&[0], 0),

@@ -5,8 +5,12 @@
 mod harness;
 
 use aquifer::models::Rung::{Complete, Gather, GrowToMaximum, Ordered, Wait};
-use harness::ground::{Rig, plan};
-use harness::model;
+use aquifer::models::{Failure, Pool, Upstream};
+use harness::ground::{Plan, Rig, UNIT, plan};
+use harness::{large_model, model};
+use loom::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::convert::Infallible;
+use std::sync::Arc;
 
 /// A free on one stream while another looks for memory: it is found with its stamp, or not found.
 #[test]
@@ -148,7 +152,7 @@ fn growth_and_steal() {
 /// memory.
 #[test]
 fn frees_of_two_other_streams() {
-    model(
+    large_model(
         "frees_of_two_other_streams",
         1,
         || plan(2, &[Wait, GrowToMaximum]).build().prepared(&[0, 0], 2).lent_to(&[1, 2]),
@@ -292,4 +296,156 @@ fn a_stream_goes_while_another_steals() {
             rig.end();
         },
     );
+}
+
+/// A free on another stream comes home when the heap's own stream is gone and has no heir yet: the
+/// pool still knows when the block is ready.
+#[test]
+fn a_free_comes_home_to_a_stream_that_is_gone() {
+    model(
+        "a_free_comes_home_to_a_stream_that_is_gone",
+        1,
+        || {
+            let rig = plan(2, &[Wait, GrowToMaximum]).with_departures().build();
+            let rig = rig.prepared(&[1, 0], 1);
+            rig.driver.wait_for(0, 1).expect("a wait");
+            rig
+        },
+        &[
+            |rig: &Rig| rig.free_held(0, 0),
+            |rig| {
+                // Ordered after what the other stream has freed so far.
+                rig.visit(1);
+                rig.abandon(1);
+                // The wait of the heir.
+                rig.driver.refuse(1);
+                rig.visit(2);
+            },
+        ],
+        |rig| {
+            rig.driver.refuse(0);
+            rig.keep(0);
+            rig.keep(0);
+            assert_eq!(rig.kept(), 2, "blocks out of two units");
+            rig.end();
+        },
+    );
+}
+
+/// A second block is freed after the epoch of the first was closed, while the device gets done with
+/// the first.
+#[test]
+fn complete_in_turn() {
+    model(
+        "complete_in_turn",
+        1,
+        || {
+            let rig = plan(2, &[Complete, GrowToMaximum]).build().prepared(&[0, 0], 1);
+            // Closes the epoch of what is free.
+            rig.visit(1);
+            rig
+        },
+        &[
+            |rig: &Rig| {
+                rig.driver.finish(0);
+                rig.free_held(0, 0);
+            },
+            |rig| {
+                rig.keep(1);
+                rig.keep(1);
+            },
+        ],
+        Rig::end,
+    );
+}
+
+/// A driver that orders nothing between threads: a wait is one store, and a stream's work looks
+/// whether it is there. What orders the two is the pool alone.
+struct Unordered {
+    waited: AtomicUsize,
+}
+
+impl Upstream for Unordered {
+    type Stream = u64;
+    type Event = ();
+    type Range = ();
+    type Error = Infallible;
+
+    fn id(stream: &u64) -> u64 {
+        *stream
+    }
+
+    fn keep(stream: &u64) -> u64 {
+        *stream
+    }
+
+    fn is_abandoned(_: &u64) -> bool {
+        false
+    }
+
+    fn let_go(_: u64) {}
+
+    fn record(&self, _: &u64, _: Option<()>) -> Result<(), Infallible> {
+        Ok(())
+    }
+
+    fn wait(&self, _: &u64, _: &()) -> Result<(), Infallible> {
+        self.waited.store(1, Relaxed);
+        Ok(())
+    }
+
+    fn is_passed(&self, _: &()) -> Result<bool, Infallible> {
+        Ok(false)
+    }
+
+    fn synchronize(&self, _: &()) -> Result<(), Infallible> {
+        Ok(())
+    }
+
+    fn is_capturing(&self, _: &u64) -> Result<bool, Infallible> {
+        Ok(false)
+    }
+
+    fn check(&self, _: &u64) -> Result<(), Infallible> {
+        Ok(())
+    }
+
+    fn obtain(&self, _: Option<&u64>, bytes: usize) -> Result<(u64, ()), Infallible> {
+        assert_eq!(bytes, 2 * UNIT, "one growth has it all");
+        Ok((1 << 20, ()))
+    }
+
+    fn is_exhausted(error: &Infallible) -> bool {
+        match *error {}
+    }
+
+    fn give_back(&self, _: Option<&u64>, (): ()) {}
+
+    fn leaked(&self, _: usize, _: &Failure<Infallible>) {}
+
+    fn is_forked(&self) -> bool {
+        false
+    }
+}
+
+#[test]
+fn a_driver_without_order() {
+    fn begin() -> Arc<Pool<Unordered>> {
+        let Plan { mut settings, .. } = plan(2, &[Wait, GrowToMaximum]).with_step(2);
+        settings.maximum = 2 * UNIT;
+        let pool = Pool::new(Unordered { waited: AtomicUsize::new(0) }, settings);
+        let block = pool.allocate(&1, 1, 2 * UNIT, UNIT as u64).unwrap();
+        // SAFETY: the block is the pool's, and freed once.
+        unsafe { pool.deallocate(&1, 1, block) };
+        pool
+    }
+    fn take(pool: &Arc<Pool<Unordered>>) {
+        pool.allocate(&2, 2, UNIT, UNIT as u64).unwrap();
+        let waited = pool.upstream().waited.load(Relaxed);
+        assert_eq!(
+            waited, 1,
+            "device race: a stream works before the wait that another thread made"
+        );
+    }
+    model("a_driver_without_order", 1, begin, &[take, take], |_| ());
 }

@@ -31,7 +31,7 @@ fn setting_gives_what_was_set_before_and_resetting_brings_the_default() {
     let keeper = DeviceVec::<u8>::zeroed(&stream, 1).unwrap();
     let default = current_device_resource(&device).unwrap();
     assert!(Arc::ptr_eq(&default, keeper.resource()), "one default while someone uses it");
-    assert!(format!("{default:?}").contains("AsyncResource"), "{default:?}");
+    assert!(format!("{default:?}").contains("PoolResource"), "{default:?}");
 
     let one: Arc<dyn DeviceResource> = Arc::new(CudaResource::new(&device));
     let two: Arc<dyn DeviceResource> = Arc::new(AsyncResource::new(&device).unwrap());
@@ -73,13 +73,13 @@ fn each_device_has_a_current_resource_of_its_own() {
     assert!(set_current_device_resource(plain).is_none());
     let there = current_device_resource(&two).unwrap();
     assert_eq!(there.device(), &two);
-    assert!(format!("{there:?}").contains("AsyncResource"));
+    assert!(format!("{there:?}").contains("PoolResource"));
     assert_eq!(current_device_resource(&one).unwrap().device(), &one);
     assert!(reset_current_device_resource(&one).is_some());
 }
 
 #[test]
-fn the_default_without_driver_pools_is_plain_memory() {
+fn the_default_is_a_pool_of_plain_memory_and_needs_no_driver_pools() {
     let _alone = alone();
     let (device, simulator) = support::simulated(SimConfig::default().without_memory_pools());
     let stream = device.new_stream().unwrap();
@@ -91,12 +91,12 @@ fn the_default_without_driver_pools_is_plain_memory() {
 }
 
 #[test]
-fn a_default_that_cannot_be_made_is_an_error_and_is_tried_again() {
+fn a_default_without_memory_is_an_error_and_is_tried_again() {
     let _alone = alone();
     let (device, simulator) = support::simulated(SimConfig::default());
     let stream = device.new_stream().unwrap();
-    simulator.fail_call("cuMemPoolCreate", 1, 999).unwrap();
-    assert_eq!(kind(DeviceVec::<u8>::new(&stream)), ErrorKind::Driver);
+    simulator.fail_call("cuMemAlloc", 1, 999).unwrap();
+    assert_eq!(kind(DeviceVec::<u8>::zeroed(&stream, 1)), ErrorKind::Driver);
     assert_eq!(DeviceVec::from_slice(&stream, &[1_u8]).unwrap().to_vec().unwrap(), [1]);
 }
 

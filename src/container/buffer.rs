@@ -6,6 +6,7 @@ use super::parts::DeviceVecParts;
 use crate::backend::is_forked_child;
 use crate::error::{DriverError, Error, Result};
 use crate::layout::DeviceLayout;
+use crate::resource::handle::Handle;
 use crate::resource::{DeviceBlock, DeviceResource};
 use crate::stream::Stream;
 use crate::sync::Arc;
@@ -15,7 +16,7 @@ use std::ops::Range;
 /// One allocation, its resource, its home stream and its debts. Freed in home's order when every
 /// debt is paid.
 pub(crate) struct Buffer {
-    resource: Arc<dyn DeviceResource>,
+    resource: Handle,
     home: Stream,
     block: ManuallyDrop<DeviceBlock>,
     debts: Debts<Borrower>,
@@ -25,8 +26,9 @@ impl Buffer {
     pub(crate) fn new(
         home: &Stream,
         layout: DeviceLayout,
-        resource: Arc<dyn DeviceResource>,
+        resource: impl Into<Handle>,
     ) -> Result<Self> {
+        let resource = resource.into();
         resource.device().require(home.device(), "the stream")?;
         let block = if layout.bytes() == 0 {
             DeviceBlock::empty(layout)
@@ -39,10 +41,10 @@ impl Buffer {
     pub(crate) fn from_block(
         home: &Stream,
         block: DeviceBlock,
-        resource: Arc<dyn DeviceResource>,
+        resource: impl Into<Handle>,
     ) -> Self {
         Self {
-            resource,
+            resource: resource.into(),
             home: home.clone(),
             block: ManuallyDrop::new(block),
             debts: Debts::default(),
@@ -62,7 +64,12 @@ impl Buffer {
     }
 
     pub(crate) fn resource(&self) -> &Arc<dyn DeviceResource> {
-        &self.resource
+        self.resource.get()
+    }
+
+    /// The handle, for another buffer of the same resource.
+    pub(crate) fn handle(&self) -> Handle {
+        self.resource.clone()
     }
 
     pub(crate) fn debts(&self) -> &Debts<Borrower> {
@@ -101,7 +108,7 @@ impl Buffer {
         unsafe {
             let block = ManuallyDrop::take(&mut this.block);
             let stream = std::ptr::read(&this.home);
-            let resource = std::ptr::read(&this.resource);
+            let resource = std::ptr::read(&this.resource).get().clone();
             std::ptr::drop_in_place(&mut this.debts);
             Ok(DeviceVecParts { stream, block, length, resource })
         }

@@ -6,7 +6,8 @@ use super::view::{DeviceRead, DeviceSlice, DeviceSliceMut, DeviceWrite, check_in
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Refused, Result};
 use crate::layout::DeviceLayout;
-use crate::resource::{DeviceResource, current_device_resource};
+use crate::resource::DeviceResource;
+use crate::resource::handle::{Handle, current};
 use crate::stream::Stream;
 use crate::sync::Arc;
 use crate::transfer::blocking;
@@ -57,7 +58,7 @@ impl<T: Pod> DeviceVec<T> {
     pub(super) fn allocate(
         stream: &Stream,
         capacity: usize,
-        resource: Arc<dyn DeviceResource>,
+        resource: impl Into<Handle>,
     ) -> Result<Self> {
         refuse_zero_sized::<T>()?;
         let buffer = Buffer::new(stream, DeviceLayout::array::<T>(capacity)?, resource)?;
@@ -68,7 +69,7 @@ impl<T: Pod> DeviceVec<T> {
     ///
     /// # Errors
     ///
-    /// Those of [`current_device_resource`]; [`ErrorKind::InvalidArgument`] if `T` has no size.
+    /// Those of [`current_device_resource`](crate::current_device_resource); [`ErrorKind::InvalidArgument`] if `T` has no size.
     pub fn new(stream: &Stream) -> Result<Self> {
         Self::with_capacity(stream, 0)
     }
@@ -90,7 +91,7 @@ impl<T: Pod> DeviceVec<T> {
     /// [`ErrorKind::OutOfMemory`], [`ErrorKind::InvalidArgument`] for a size that overflows, those
     /// of the driver.
     pub fn with_capacity(stream: &Stream, capacity: usize) -> Result<Self> {
-        Self::allocate(stream, capacity, current_device_resource(stream.device())?)
+        Self::allocate(stream, capacity, current(stream.device())?)
     }
 
     /// As [`with_capacity`](Self::with_capacity), from `resource`.
@@ -112,7 +113,7 @@ impl<T: Pod> DeviceVec<T> {
     ///
     /// As [`with_capacity`](Self::with_capacity).
     pub fn zeroed(stream: &Stream, length: usize) -> Result<Self> {
-        Self::zeroed_in(stream, length, current_device_resource(stream.device())?)
+        Self::zeroes(stream, length, current(stream.device())?)
     }
 
     /// As [`zeroed`](Self::zeroed), from `resource`.
@@ -125,9 +126,23 @@ impl<T: Pod> DeviceVec<T> {
         length: usize,
         resource: Arc<dyn DeviceResource>,
     ) -> Result<Self> {
-        // SAFETY: written below, before anyone else sees the vector.
-        let mut vec = unsafe { Self::uninit_in(stream, length, resource)? };
+        Self::zeroes(stream, length, resource)
+    }
+
+    fn zeroes(stream: &Stream, length: usize, resource: impl Into<Handle>) -> Result<Self> {
+        let mut vec = Self::unwritten(stream, length, resource)?;
         vec.fill(T::zeroed())?;
+        Ok(vec)
+    }
+
+    /// `length` elements that have to be written before anybody else sees the vector.
+    pub(super) fn unwritten(
+        stream: &Stream,
+        length: usize,
+        resource: impl Into<Handle>,
+    ) -> Result<Self> {
+        let mut vec = Self::allocate(stream, length, resource)?;
+        vec.length = length;
         Ok(vec)
     }
 
@@ -156,9 +171,7 @@ impl<T: Pod> DeviceVec<T> {
     /// Elements are written before they are read, by whatever means. (Any bit pattern is a `T`, so
     /// what is read too early has no defined value, but another program's data may be in it.)
     pub unsafe fn uninit(stream: &Stream, length: usize) -> Result<Self> {
-        let resource = current_device_resource(stream.device())?;
-        // SAFETY: the caller's promise.
-        unsafe { Self::uninit_in(stream, length, resource) }
+        Self::unwritten(stream, length, current(stream.device())?)
     }
 
     /// As [`uninit`](Self::uninit), from `resource`.
@@ -175,9 +188,7 @@ impl<T: Pod> DeviceVec<T> {
         length: usize,
         resource: Arc<dyn DeviceResource>,
     ) -> Result<Self> {
-        let mut vec = Self::allocate(stream, length, resource)?;
-        vec.length = length;
-        Ok(vec)
+        Self::unwritten(stream, length, resource)
     }
 
     /// A copy of `source`, complete when this returns.
@@ -186,7 +197,7 @@ impl<T: Pod> DeviceVec<T> {
     ///
     /// As [`with_capacity`](Self::with_capacity), and those of the copy.
     pub fn from_slice(stream: &Stream, source: &[T]) -> Result<Self> {
-        Self::from_slice_in(stream, source, current_device_resource(stream.device())?)
+        Self::copied(stream, source, current(stream.device())?)
     }
 
     /// As [`from_slice`](Self::from_slice), from `resource`.
@@ -199,8 +210,11 @@ impl<T: Pod> DeviceVec<T> {
         source: &[T],
         resource: Arc<dyn DeviceResource>,
     ) -> Result<Self> {
-        // SAFETY: written below, before anyone else sees the vector.
-        let mut vec = unsafe { Self::uninit_in(stream, source.len(), resource)? };
+        Self::copied(stream, source, resource)
+    }
+
+    fn copied(stream: &Stream, source: &[T], resource: impl Into<Handle>) -> Result<Self> {
+        let mut vec = Self::unwritten(stream, source.len(), resource)?;
         vec.copy_from_slice(source)?;
         Ok(vec)
     }
@@ -426,9 +440,7 @@ impl<T: Pod> DeviceVec<T> {
     ///
     /// As [`with_capacity`](Self::with_capacity), and those of the copy.
     pub fn try_clone(&self) -> Result<Self> {
-        // SAFETY: written below, before anyone else sees the vector.
-        let mut clone =
-            unsafe { Self::uninit_in(self.stream(), self.length, self.resource().clone())? };
+        let mut clone = Self::unwritten(self.stream(), self.length, self.buffer.handle())?;
         clone.copy_from(self)?;
         Ok(clone)
     }

@@ -13,7 +13,7 @@ impl<T: Pod> DeviceVec<T> {
     fn reallocate(&mut self, capacity: usize) -> Result<()> {
         let layout = DeviceLayout::array::<T>(capacity)?;
         let home = self.stream();
-        let new = Buffer::new(home, layout, self.resource().clone())?;
+        let new = Buffer::new(home, layout, self.buffer.handle())?;
         let bytes = self.size_in_bytes();
         if bytes != 0 {
             self.buffer.pay(&(0..bytes), false)?;

@@ -10,7 +10,7 @@ use super::slot::{Slot, UNIT_SHIFT};
 use super::upstream::{Failure, Upstream};
 use crate::heap::{COMPLETE, Node, Tag};
 use crate::sync::trusted;
-use crate::sync::{Arc, Mutex, OnceLock, RwLock, Weak};
+use crate::sync::{Arc, AtomicUsize, Mutex, OnceLock, Ordering, RwLock, Weak};
 use std::collections::HashMap;
 
 /// What a pool is built with; every value has been checked.
@@ -62,6 +62,7 @@ pub struct Pool<U: Upstream> {
     pub(super) upstream: U,
     pub(super) settings: Settings,
     pub(super) slots: Chunks<OnceLock<Slot<U>>>,
+    slot_count: AtomicUsize,
     pub(super) known: Mutex<Known>,
     /// One reclaimer of magazines at a time.
     pub(super) reclaiming: Mutex<()>,
@@ -108,6 +109,7 @@ impl<U: Upstream> Pool<U> {
                 upstream,
                 settings,
                 slots,
+                slot_count: AtomicUsize::new(1),
                 known: Mutex::new(Known { by_stream: HashMap::new(), slots: 1 }),
                 reclaiming: Mutex::new(()),
                 turn: Mutex::new(()),
@@ -143,7 +145,8 @@ impl<U: Upstream> Pool<U> {
     }
 
     pub(super) fn slot_count(&self) -> usize {
-        self.known.lock().slots
+        // Acquire: the slots below are there. One that is just being made has no memory yet.
+        self.slot_count.load(Ordering::Acquire)
     }
 
     /// The units of a request: whole multiples of the pool's alignment. `None` if no heap has them.
@@ -358,6 +361,7 @@ impl<U: Upstream> Pool<U> {
                 };
                 let _ = place.set(Slot::new(tag, Some(U::keep(stream))));
                 known.slots += 1;
+                self.slot_count.store(known.slots, Ordering::Release);
                 tag
             }
         };

@@ -3,6 +3,7 @@
 mod block;
 mod cuda;
 mod driver_pool;
+pub(crate) mod handle;
 mod managed;
 mod pool;
 mod registry;

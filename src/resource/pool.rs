@@ -357,6 +357,10 @@ impl<U: DeviceResource + 'static> Upstream for Ground<U> {
 
     fn leaked(&self, bytes: usize, why: &Failure<Error>) {
         let device = self.resource.device();
+        if device.memory_info().is_err() {
+            // The device is gone, and its memory with it.
+            return;
+        }
         match why {
             Failure::Exhausted(_) => tracing::error!(
                 %device,

@@ -5,7 +5,7 @@
 
 #![allow(unreachable_pub, reason = "the models of loom_tests reach it through `models`")]
 
-use super::{CudaResource, DeviceResource, PoolResource};
+use super::{CudaResource, DeviceResource, PoolResource, handle};
 use crate::backend::{BackendKind, not_forked};
 use crate::device::Device;
 use crate::error::Result;
@@ -96,6 +96,12 @@ impl<R: ?Sized> Current<R> {
         Ok(made)
     }
 
+    /// Whether the process keeps what is current, as of some moment.
+    pub fn is_kept(&self) -> bool {
+        let state = self.state.lock();
+        state.set.is_some() || matches!(state.default, Some(Default::Kept(_)))
+    }
+
     /// Whether nothing is set and no default is alive.
     pub fn is_empty(&self) -> bool {
         let state = self.state.lock();
@@ -133,10 +139,19 @@ fn of(device: &Device) -> Arc<Current<dyn DeviceResource>> {
 ///
 /// Those of making the default.
 pub fn current_device_resource(device: &Device) -> Result<Arc<dyn DeviceResource>> {
+    current(device).map(|(resource, _)| resource)
+}
+
+/// What is current, and whether the process keeps it.
+pub(super) fn current(device: &Device) -> Result<(Arc<dyn DeviceResource>, bool)> {
     // A simulated device would live for good through a default that the process keeps.
     let keep = device.kind() != BackendKind::Simulated;
     not_forked("the current resource")?;
-    of(device).get(keep, || Ok(Arc::new(PoolResource::new(CudaResource::new(device))?) as Arc<_>))
+    let current = of(device);
+    let resource = current.get(keep, || {
+        PoolResource::new(CudaResource::new(device)).map(|pool| Arc::new(pool) as Arc<_>)
+    })?;
+    Ok((resource, current.is_kept()))
 }
 
 /// Makes `resource` the current one of its device, and gives what was set before, if anything was.
@@ -158,13 +173,18 @@ pub fn set_current_device_resource(
     resource: Arc<dyn DeviceResource>,
 ) -> Option<Arc<dyn DeviceResource>> {
     not_forked("the current resource").ok()?;
-    of(resource.device()).replace(Some(resource))
+    let device = resource.device().clone();
+    let before = of(&device).replace(Some(resource));
+    handle::forget(&device);
+    before
 }
 
 /// Makes the default current again on `device`, and gives what was set, if anything was.
 pub fn reset_current_device_resource(device: &Device) -> Option<Arc<dyn DeviceResource>> {
     not_forked("the current resource").ok()?;
-    of(device).replace(None)
+    let before = of(device).replace(None);
+    handle::forget(device);
+    before
 }
 
 /// The resource that [`PinnedAlloc`](crate::PinnedAlloc) takes new blocks from: what was
