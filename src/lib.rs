@@ -70,5 +70,6 @@ sync::for_models! {
         pub use crate::pool::models::*;
         pub use crate::resource::models::*;
         pub use crate::stream::graveyard::{Graveyard, Passed, Reaped};
+        pub use crate::sync::leave_thread;
     }
 }

@@ -5,6 +5,7 @@
 //! All of it lies behind one loom mutex, which is what "the driver serialises calls" means here and
 //! lets loom see that two calls conflict.
 
+use super::memory::Memory;
 use loom::sync::{Mutex, MutexGuard};
 use std::ops::Range;
 
@@ -31,32 +32,36 @@ pub enum Access {
     Write,
     /// In the stream's order.
     Free,
+    /// Memory that work on the stream may use from here on.
+    Obtain,
 }
 
 #[derive(Debug)]
 pub struct Driver(Mutex<State>);
 
 #[derive(Debug)]
-struct State {
+pub(super) struct State {
     streams: [Clock; STREAMS],
-    destroyed: [bool; STREAMS],
+    pub(super) destroyed: [bool; STREAMS],
     /// What the device has done.
     complete: Clock,
-    blocks: Vec<Block>,
-    capturing: bool,
+    pub(super) blocks: Vec<Block>,
+    pub(super) capturing: bool,
     lost: bool,
     /// Waits still to be refused.
-    refusals: usize,
+    pub(super) refusals: usize,
+    /// What only pools ask for.
+    pub(super) memory: Memory,
 }
 
 #[derive(Clone, Debug, Default)]
-struct Block {
+pub(super) struct Block {
     uses: Vec<Use>,
-    freed: bool,
+    pub(super) freed: bool,
 }
 
 #[derive(Clone, Debug)]
-struct Use {
+pub(super) struct Use {
     stream: usize,
     stamp: u32,
     access: Access,
@@ -76,6 +81,7 @@ impl Access {
             Self::Read => "reads",
             Self::Write => "writes",
             Self::Free => "frees",
+            Self::Obtain => "obtains",
         }
     }
 
@@ -84,6 +90,7 @@ impl Access {
             Self::Read => "read",
             Self::Write => "write",
             Self::Free => "free",
+            Self::Obtain => "allocation",
         }
     }
 }
@@ -95,9 +102,78 @@ fn join(into: &mut Clock, from: &Clock) {
 }
 
 /// Says what is wrong when no lock is held: a poisoned one would drown the message in others.
-fn report(complaint: Option<String>) {
+pub(super) fn report(complaint: Option<String>) {
     if let Some(complaint) = complaint {
         panic!("{complaint}");
+    }
+}
+
+impl State {
+    pub(super) fn record(&self, stream: usize) -> (Event, Option<String>) {
+        let complaint = self.destroyed[stream]
+            .then(|| format!("an event is recorded on stream {stream}, destroyed"));
+        (Event(self.streams[stream]), complaint)
+    }
+
+    /// What is wrong with this use, if anything is. It happens anyway.
+    pub(super) fn use_block(
+        &mut self,
+        stream: usize,
+        block: usize,
+        range: Range<usize>,
+        access: Access,
+    ) -> Option<String> {
+        let clock = self.streams[stream];
+        let verb = access.verb();
+        let mut complaint = self.destroyed[stream]
+            .then(|| format!("stream {stream}, destroyed, {verb} block {block}"));
+        if self.blocks[block].freed {
+            complaint = Some(format!("stream {stream} {verb} block {block} after its free"));
+        }
+        let former = &self.blocks[block].uses;
+        // What the device has done comes before whatever it is given from now on.
+        let known = |stream: usize| clock[stream].max(self.complete[stream]);
+        let early = former
+            .iter()
+            .find(|former| former.conflicts(access, &range) && former.stamp > known(former.stream));
+        if let Some(Use { stream: other, access, .. }) = early {
+            let noun = access.noun();
+            complaint = Some(format!(
+                "device race: stream {stream} {verb} block {block} before stream {other}'s {noun} \
+                 is ordered"
+            ));
+        }
+        self.streams[stream][stream] += 1;
+        let stamp = self.streams[stream][stream];
+        self.blocks[block].uses.push(Use { stream, stamp, access, range });
+        self.blocks[block].freed |= access == Access::Free;
+        complaint
+    }
+
+    pub(super) fn use_on_host(
+        &mut self,
+        block: usize,
+        range: Range<usize>,
+        access: Access,
+    ) -> Option<String> {
+        let verb = access.verb();
+        let mut complaint = None;
+        let running = self.blocks[block].uses.iter().find(|former| {
+            former.conflicts(access, &range) && former.stamp > self.complete[former.stream]
+        });
+        if let Some(Use { stream, access, .. }) = running {
+            let noun = access.noun();
+            complaint = Some(format!(
+                "host race: the host {verb} block {block} and stream {stream}'s {noun} may run"
+            ));
+        }
+        if access == Access::Free {
+            if self.blocks[block].freed {
+                complaint = Some(format!("block {block} is freed twice"));
+            }
+            self.blocks[block].freed = true;
+        }
+        complaint
     }
 }
 
@@ -111,18 +187,19 @@ impl Driver {
             capturing: false,
             lost: false,
             refusals: 0,
+            memory: Memory::default(),
         }))
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     pub fn record(&self, stream: usize) -> Event {
         let state = self.state();
-        let (event, destroyed) = (Event(state.streams[stream]), state.destroyed[stream]);
+        let (event, complaint) = state.record(stream);
         drop(state);
-        report(destroyed.then(|| format!("an event is recorded on stream {stream}, destroyed")));
+        report(complaint);
         event
     }
 
@@ -157,28 +234,7 @@ impl Driver {
     /// Gives a stream work on a part of a block.
     pub fn use_block(&self, stream: usize, block: usize, range: Range<usize>, access: Access) {
         let mut state = self.state();
-        let clock = state.streams[stream];
-        let verb = access.verb();
-        let mut complaint = state.destroyed[stream]
-            .then(|| format!("stream {stream}, destroyed, {verb} block {block}"));
-        if state.blocks[block].freed {
-            complaint = Some(format!("stream {stream} {verb} block {block} after its free"));
-        }
-        let former = &state.blocks[block].uses;
-        let early = former
-            .iter()
-            .find(|former| former.conflicts(access, &range) && former.stamp > clock[former.stream]);
-        if let Some(Use { stream: other, access, .. }) = early {
-            let noun = access.noun();
-            complaint = Some(format!(
-                "device race: stream {stream} {verb} block {block} before stream {other}'s {noun} \
-                 is ordered"
-            ));
-        }
-        state.streams[stream][stream] += 1;
-        let stamp = state.streams[stream][stream];
-        state.blocks[block].uses.push(Use { stream, stamp, access, range });
-        state.blocks[block].freed |= access == Access::Free;
+        let complaint = state.use_block(stream, block, range, access);
         drop(state);
         report(complaint);
     }
@@ -187,23 +243,7 @@ impl Driver {
     /// enough: it has to be over.
     pub fn use_on_host(&self, block: usize, range: Range<usize>, access: Access) {
         let mut state = self.state();
-        let verb = access.verb();
-        let mut complaint = None;
-        let running = state.blocks[block].uses.iter().find(|former| {
-            former.conflicts(access, &range) && former.stamp > state.complete[former.stream]
-        });
-        if let Some(Use { stream, access, .. }) = running {
-            let noun = access.noun();
-            complaint = Some(format!(
-                "host race: the host {verb} block {block} and stream {stream}'s {noun} may run"
-            ));
-        }
-        if access == Access::Free {
-            if state.blocks[block].freed {
-                complaint = Some(format!("block {block} is freed twice"));
-            }
-            state.blocks[block].freed = true;
-        }
+        let complaint = state.use_on_host(block, range, access);
         drop(state);
         report(complaint);
     }
@@ -218,6 +258,11 @@ impl Driver {
         let mut state = self.state();
         let clock = state.streams[stream];
         join(&mut state.complete, &clock);
+    }
+
+    /// The device does what the event is behind.
+    pub fn pass(&self, event: &Event) {
+        join(&mut self.state().complete, &event.0);
     }
 
     pub fn finish_all(&self) {

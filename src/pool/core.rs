@@ -10,7 +10,7 @@ use super::slot::{Slot, UNIT_SHIFT};
 use super::upstream::{Failure, Upstream};
 use crate::heap::{COMPLETE, Node, Tag};
 use crate::sync::trusted;
-use crate::sync::{Arc, Mutex, OnceLock, Weak};
+use crate::sync::{Arc, AtomicUsize, Mutex, OnceLock, Ordering, RwLock, Weak};
 use std::collections::HashMap;
 
 /// What a pool is built with; every value has been checked.
@@ -62,13 +62,17 @@ pub struct Pool<U: Upstream> {
     pub(super) upstream: U,
     pub(super) settings: Settings,
     pub(super) slots: Chunks<OnceLock<Slot<U>>>,
-    slot_count: trusted::AtomicUsize,
+    slot_count: AtomicUsize,
     pub(super) known: Mutex<Known>,
     /// One reclaimer of magazines at a time.
     pub(super) reclaiming: Mutex<()>,
     /// One thread at a time on the rungs that move the memory of all streams: two that gather would
     /// each miss what the other has just taken.
     pub(super) turn: Mutex<()>,
+    /// Read by who has free memory in hand, on its way from upstream or the bank to a heap. Written,
+    /// inside the turn, by who needs it all where it can be found: to refuse a request, and to give
+    /// back before more is counted in.
+    pub(super) moving: RwLock<()>,
     pub(super) reserve: Mutex<Reserve<U::Range>>,
     pub(super) counters: Counters,
     this: Weak<Self>,
@@ -105,10 +109,11 @@ impl<U: Upstream> Pool<U> {
                 upstream,
                 settings,
                 slots,
-                slot_count: trusted::AtomicUsize::new(1),
+                slot_count: AtomicUsize::new(1),
                 known: Mutex::new(Known { by_stream: HashMap::new(), slots: 1 }),
                 reclaiming: Mutex::new(()),
                 turn: Mutex::new(()),
+                moving: RwLock::new(()),
                 reserve: Mutex::new(Reserve::new()),
                 counters: Counters::default(),
                 this: this.clone(),
@@ -141,7 +146,7 @@ impl<U: Upstream> Pool<U> {
 
     pub(super) fn slot_count(&self) -> usize {
         // Acquire: the slots below are there. One that is just being made has no memory yet.
-        self.slot_count.load(trusted::Ordering::Acquire)
+        self.slot_count.load(Ordering::Acquire)
     }
 
     /// The units of a request: whole multiples of the pool's alignment. `None` if no heap has them.
@@ -356,7 +361,7 @@ impl<U: Upstream> Pool<U> {
                 };
                 let _ = place.set(Slot::new(tag, Some(U::keep(stream))));
                 known.slots += 1;
-                self.slot_count.store(known.slots, trusted::Ordering::Release);
+                self.slot_count.store(known.slots, Ordering::Release);
                 tag
             }
         };

@@ -172,9 +172,7 @@ impl<U: Upstream> Epochs<U> {
             return Ok(());
         }
         self.close_past(upstream, record, stamp, others)?;
-        let Some(closed) = record.closed.iter().find(|closed| closed.epoch >= stamp) else {
-            return Err(Failure::Gone);
-        };
+        let Some(closed) = record.covering(stamp) else { return Err(Failure::Gone) };
         upstream.synchronize(&closed.event)?;
         self.completed.fetch_max(closed.epoch, Ordering::Release);
         Ok(())
@@ -194,9 +192,7 @@ impl<U: Upstream> Epochs<U> {
             return Ok(false);
         }
         self.close_past(upstream, record, stamp, others)?;
-        let Some(closed) = record.closed.iter().find(|closed| closed.epoch >= stamp) else {
-            return Err(Failure::Gone);
-        };
+        let Some(closed) = record.covering(stamp) else { return Err(Failure::Gone) };
         #[cfg(aquifer_fault = "order_before_wait")]
         target.raise(own as usize, closed.epoch);
         #[cfg(not(aquifer_fault = "skip_stream_wait"))]
@@ -216,6 +212,14 @@ impl<U: Upstream> Record<U> {
     /// The newest epoch that an event covers.
     pub(super) fn newest(&self) -> usize {
         self.closed.back().map_or(0, |closed| closed.epoch)
+    }
+
+    /// An event that covers `stamp`.
+    fn covering(&self, stamp: usize) -> Option<&Closed<U::Event>> {
+        let closed = self.closed.iter().find(|closed| closed.epoch >= stamp);
+        // What comes home to a stream that is gone is made its own at a later stamp than its last
+        // event's. That stream was ordered after it, so what is behind the event is, too.
+        closed.or_else(|| self.closed.back().filter(|_| self.stream.is_none()))
     }
 
     /// Makes `stream` wait for all that the stream which is gone had been given.

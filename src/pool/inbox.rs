@@ -12,14 +12,14 @@ const END: usize = u32::MAX as usize;
 
 /// What a freed block carries home.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Freed {
-    pub(super) node: Node,
-    pub(super) tag: Tag,
-    pub(super) stamp: usize,
+pub struct Freed {
+    pub node: Node,
+    pub tag: Tag,
+    pub stamp: usize,
 }
 
 #[derive(Debug)]
-pub(super) struct Inbox {
+pub struct Inbox {
     head: AtomicUsize,
     links: Chunks<Link>,
 }
@@ -33,19 +33,19 @@ struct Link {
 }
 
 impl Inbox {
-    pub(super) fn new() -> Self {
+    pub fn new() -> Self {
         Self { head: AtomicUsize::new(END), links: Chunks::new() }
     }
 
     /// Whether nothing waits, as of some moment.
     #[inline]
-    pub(super) fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         // Relaxed: what is missed here is found by the next look; taking it acquires.
         self.head.load(Ordering::Relaxed) == END
     }
 
     /// Sends a block home. Of one live block, one push: `false` if the number cannot be a node's.
-    pub(super) fn push(&self, freed: Freed) -> bool {
+    pub fn push(&self, freed: Freed) -> bool {
         let node = freed.node as usize;
         let Some(link) = self.links.get_or_make(node).filter(|_| node != END) else { return false };
         link.tag.store(freed.tag as usize, Ordering::Relaxed);
@@ -73,7 +73,7 @@ impl Inbox {
 
     /// Takes everything out. The caller holds the heap's lock: a node comes home once before it is
     /// handed out again.
-    pub(super) fn drain(&self, mut each: impl FnMut(Freed)) {
+    pub fn drain(&self, mut each: impl FnMut(Freed)) {
         let mut next = self.head.swap(END, Ordering::Acquire);
         while next != END {
             let Some(link) = self.links.get(next) else { return };

@@ -2,8 +2,7 @@
 //! is one comparison, and the list that owns them, whose destructor gives the blocks back.
 
 use super::magazine::Magazine;
-use crate::sync::trusted::thread_local;
-use crate::sync::{Arc, Weak};
+use crate::sync::{Arc, Weak, thread_local};
 use std::cell::{Cell, RefCell};
 use std::ptr;
 

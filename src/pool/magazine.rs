@@ -11,7 +11,7 @@ use crate::sync::{AtomicUsize, Ordering, UnsafeCell, yield_now};
 const SHELVES: usize = 64;
 
 /// Blocks of one size that a shelf has room for.
-pub(crate) const SHELF_ROOM: usize = 8;
+pub const SHELF_ROOM: usize = 8;
 
 /// Misses of a size before its shelf keeps blocks again, after they were taken from it.
 const PATIENCE: u8 = 32;
@@ -28,9 +28,9 @@ const FENCED: usize = 8;
 /// A block that waits to be allocated again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub(crate) struct Cached {
-    pub(crate) address: u64,
-    pub(crate) token: u64,
+pub struct Cached {
+    pub address: u64,
+    pub token: u64,
 }
 
 /// Blocks of one size, the last one freed on top. Only a size that was asked for and missed gets a
@@ -64,15 +64,15 @@ const NO_SIZE: u32 = u32::MAX;
 
 /// How much a magazine keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Limits {
+pub struct Limits {
     /// Blocks of one size, [`SHELF_ROOM`] at most.
-    pub(crate) entries: u8,
+    pub entries: u8,
     /// Units of all blocks together.
-    pub(crate) units: u64,
+    pub units: u64,
 }
 
 #[derive(Debug)]
-pub(crate) struct Shelves {
+pub struct Shelves {
     limits: Limits,
     /// Units that the shelves have room for; never more than the limit.
     promised: u64,
@@ -83,7 +83,7 @@ pub(crate) struct Shelves {
 
 /// Where in the pool a magazine belongs, and its blocks.
 #[derive(Debug)]
-pub(crate) struct Magazine {
+pub struct Magazine {
     /// 1 while the owner is inside. Written by the owner alone.
     inside: AtomicUsize,
     /// Not [`OPEN`] while the owner has to stay out, or to look twice.
@@ -108,7 +108,7 @@ const _: () = assert!(SHELVES == 1 << (32 - 26) && SHELVES == u64::BITS as usize
 impl Shelves {
     /// A block of exactly this size, if there is one.
     #[inline(always)]
-    pub(crate) fn pop(&mut self, units: u32) -> Option<Cached> {
+    pub fn pop(&mut self, units: u32) -> Option<Cached> {
         let shelf = &mut self.shelves[shelf_of(units)];
         if shelf.units != units || shelf.length == 0 {
             return None;
@@ -119,7 +119,7 @@ impl Shelves {
 
     /// Keeps a freed block, if its size is wanted and there is room.
     #[inline(always)]
-    pub(crate) fn push(&mut self, units: u32, block: Cached) -> Result<(), Cached> {
+    pub fn push(&mut self, units: u32, block: Cached) -> Result<(), Cached> {
         let shelf = &mut self.shelves[shelf_of(units)];
         let length = shelf.length as usize;
         if shelf.units != units || shelf.length >= shelf.room {
@@ -138,7 +138,7 @@ impl Shelves {
     /// frees are kept; sizes that do not come back cost the shelf nothing. What has to make room goes
     /// to `evicted`.
     #[inline]
-    pub(crate) fn want(&mut self, units: u32, evicted: impl FnMut(Cached)) {
+    pub fn want(&mut self, units: u32, evicted: impl FnMut(Cached)) {
         let shelf = &mut self.shelves[shelf_of(units)];
         if shelf.units == units {
             return;
@@ -194,7 +194,7 @@ impl Shelves {
 
     /// Takes everything out, and forgets which sizes were wanted. Whoever takes what is kept ready
     /// lacks memory, so for a while what is freed goes where others find it.
-    pub(crate) fn drain(&mut self, mut each: impl FnMut(Cached)) {
+    pub fn drain(&mut self, mut each: impl FnMut(Cached)) {
         for place in self.filled() {
             self.give_up(place, &mut each);
             self.shelves[place].patience = PATIENCE;
@@ -202,7 +202,7 @@ impl Shelves {
     }
 
     /// Blocks and units inside.
-    pub(crate) fn contents(&self) -> (usize, u64) {
+    pub fn contents(&self) -> (usize, u64) {
         self.filled().fold((0, 0), |(blocks, units), place| {
             let Shelf { length, units: size, .. } = self.shelves[place];
             (blocks + length as usize, units + u64::from(length) * u64::from(size))
@@ -212,7 +212,7 @@ impl Shelves {
 
 impl Magazine {
     /// An empty one. `home` is its owner's to read back.
-    pub(crate) fn new(limits: Limits, home: u32) -> Self {
+    pub fn new(limits: Limits, home: u32) -> Self {
         let asked = if barrier::is_asymmetric() { OPEN } else { FENCED };
         let limits = Limits { entries: limits.entries.min(SHELF_ROOM as u8), ..limits };
         let shelves = Shelves { limits, promised: 0, sized: 0, shelves: [EMPTY; SHELVES] };
@@ -225,11 +225,11 @@ impl Magazine {
     }
 
     #[inline]
-    pub(crate) fn home(&self) -> u32 {
+    pub fn home(&self) -> u32 {
         self.home
     }
 
-    pub(crate) fn is_retired(&self) -> bool {
+    pub fn is_retired(&self) -> bool {
         self.asked.load(Ordering::Relaxed) & RETIRED != 0
     }
 
@@ -239,7 +239,7 @@ impl Magazine {
     ///
     /// Called on the one thread that owns the magazine, and not from within `body`.
     #[inline(always)]
-    pub(crate) unsafe fn enter<R>(&self, body: impl FnOnce(&mut Shelves) -> R) -> Option<R> {
+    pub unsafe fn enter<R>(&self, body: impl FnOnce(&mut Shelves) -> R) -> Option<R> {
         self.inside.store(1, Ordering::Relaxed);
         // The store before the load: a reclaimer that misses the one is seen by the other.
         barrier::compiler();
@@ -271,7 +271,7 @@ impl Magazine {
     /// # Safety
     ///
     /// One call at a time for one magazine: the pool's lock of reclaimers keeps that.
-    pub(crate) unsafe fn reclaim<'a>(
+    pub unsafe fn reclaim<'a>(
         magazines: impl Iterator<Item = &'a Magazine> + Clone,
         mut each: impl FnMut(&'a Magazine, &mut Shelves),
     ) {
@@ -304,7 +304,7 @@ impl Magazine {
     /// # Safety
     ///
     /// As [`reclaim`](Self::reclaim).
-    pub(crate) unsafe fn retire(&self) {
+    pub unsafe fn retire(&self) {
         let asked = self.asked.load(Ordering::Relaxed);
         self.asked.store(asked | RETIRED, Ordering::Relaxed);
     }
@@ -314,7 +314,7 @@ impl Magazine {
     /// # Safety
     ///
     /// As [`reclaim`](Self::reclaim).
-    pub(crate) unsafe fn shut(&self, shut: bool) {
+    pub unsafe fn shut(&self, shut: bool) {
         let asked = self.asked.load(Ordering::Relaxed);
         let asked = if shut { asked | SHUT } else { asked & !SHUT };
         self.asked.store(asked, Ordering::Release);

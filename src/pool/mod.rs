@@ -4,7 +4,12 @@
 //! epoch, an inbox, and the magazines of the threads that use it. A block stays its heap's, whoever
 //! has it: freed on another stream it goes home with that stream's stamp. Slot 0 is the bank.
 
-#![allow(unreachable_pub, reason = "the models of loom_tests reach it through `models`")]
+#![allow(
+    unreachable_pub,
+    missing_docs,
+    missing_debug_implementations,
+    reason = "the models of loom_tests reach it through `models`; no user does"
+)]
 
 mod account;
 mod chunks;
@@ -26,6 +31,8 @@ pub use upstream::{Failure, Upstream};
 crate::sync::for_models! {
     #[allow(missing_docs, unreachable_pub)]
     pub mod models {
+        pub use super::inbox::{Freed, Inbox};
+        pub use super::magazine::{Cached, Limits, Magazine, Shelves};
         pub use super::{Block, Failure, Pool, Rung, Settings, Totals, Upstream};
     }
 }

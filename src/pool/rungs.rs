@@ -128,6 +128,7 @@ impl<U: Upstream> Pool<U> {
                 }
                 Rung::Gather => {
                     let _turn = self.turn.lock();
+                    let _all = self.moving.write();
                     self.gather(&request)
                 }
                 Rung::Trim => {
@@ -253,6 +254,7 @@ impl<U: Upstream> Pool<U> {
     fn draw(&self, request: &Request<'_, U>) -> Option<Found> {
         let bank = self.slot(COMPLETE).filter(|bank| bank.may_have_free())?;
         let least = request.units.checked_add(padding(request.align, self.settings.alignment))?;
+        let _moving = self.moving.read();
         let piece = {
             let mut heap = bank.heap();
             let most = heap.at_most(COMPLETE);
@@ -399,6 +401,7 @@ impl<U: Upstream> Pool<U> {
             }
             step => bytes.max(step),
         };
+        let _moving = self.moving.read();
         let grown = self.reserve_more(Some(request.stream), bytes, wish, limit)?;
         let Some(piece) = grown else { return Ok(None) };
         let mut heap = request.slot.heap();
@@ -526,8 +529,11 @@ impl<U: Upstream> Pool<U> {
         let Some(bytes) = self.needed(request).filter(|need| *need <= self.settings.maximum) else {
             return Ok(None);
         };
-        if let Some(found) = self.gather(request)? {
-            return Ok(Some(found));
+        {
+            let _all = self.moving.write();
+            if let Some(found) = self.gather(request)? {
+                return Ok(Some(found));
+            }
         }
         let Request { slot, stream, .. } = request;
         let stamp = slot.epochs.open();
@@ -535,6 +541,11 @@ impl<U: Upstream> Pool<U> {
             let mut record = slot.epochs.lock();
             let others = self.slot_count();
             slot.epochs.synchronize(&self.upstream, &mut record, stamp, others)?;
+        }
+        let _all = self.moving.write();
+        // What came meanwhile, while the host waited. It is of a later epoch.
+        if let Some(found) = self.gather(request)? {
+            return Ok(Some(found));
         }
         // What the maximum asks for first; everything, if upstream has no more.
         for all in [false, true] {
@@ -605,6 +616,7 @@ impl<U: Upstream> Pool<U> {
                 failed = Some(error);
             }
         }
+        let _all = self.moving.write();
         self.bank_complete();
         let returned = match self.slot(COMPLETE) {
             Some(bank) => self.cut_whole(&mut bank.heap(), keep),
@@ -648,6 +660,7 @@ impl<U: Upstream> Pool<U> {
 
     /// Takes complete memory from upstream into the bank.
     pub fn prepare(&self, bytes: usize) -> Result<(), Failure<U::Error>> {
+        let _moving = self.moving.read();
         let piece = self.reserve_more(None, bytes, bytes, self.settings.maximum)?;
         if let (Some(piece), Some(bank)) = (piece, self.slot(COMPLETE)) {
             bank.heap().add(COMPLETE, piece);

@@ -7,6 +7,8 @@
 //! `loom_tests/README.md` lists them.
 
 pub(crate) mod barrier;
+#[cfg(aquifer_loom)]
+pub(crate) mod local;
 
 pub(crate) use crossbeam::utils::CachePadded;
 pub(crate) use std::sync::{Arc, LazyLock, OnceLock, Weak};
@@ -18,10 +20,18 @@ pub(crate) mod trusted {
     pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
     pub(crate) use std::thread_local;
 
+    #[cfg(not(aquifer_loom))]
+    static NEXT: AtomicU64 = AtomicU64::new(16);
+    // Again from 16 in every execution: a number decides where things stand in tables, and loom
+    // repeats an execution by its choices alone.
+    #[cfg(aquifer_loom)]
+    loom::lazy_static! {
+        static ref NEXT: AtomicU64 = AtomicU64::new(16);
+    }
+
     /// A number that no other call in this process returns. From 16, so that none looks like one of
     /// the driver's special handles.
     pub(crate) fn unique() -> u64 {
-        static NEXT: AtomicU64 = AtomicU64::new(16);
         // Relaxed: only uniqueness is asked, which the read-modify-write gives by itself.
         NEXT.fetch_add(1, Ordering::Relaxed)
     }
@@ -29,9 +39,10 @@ pub(crate) mod trusted {
 
 #[cfg(not(aquifer_loom))]
 mod primitives {
-    pub(crate) use parking_lot::{Mutex, MutexGuard};
+    pub(crate) use parking_lot::{Mutex, MutexGuard, RwLock};
     pub(crate) use std::sync::atomic::{AtomicUsize, Ordering};
     pub(crate) use std::thread::yield_now;
+    pub(crate) use std::thread_local;
 
     /// A cell whose users keep each other out by a word of their own; loom's checks that they do.
     #[derive(Debug, Default)]
@@ -53,9 +64,11 @@ mod primitives {
 #[cfg(aquifer_loom)]
 mod primitives {
     pub(crate) use loom::cell::UnsafeCell;
-    pub(crate) use loom::sync::MutexGuard;
     pub(crate) use loom::sync::atomic::{AtomicUsize, Ordering};
+    pub(crate) use loom::sync::{MutexGuard, RwLockReadGuard, RwLockWriteGuard};
     pub(crate) use loom::thread::yield_now;
+
+    pub(crate) use super::local::thread_local;
 
     /// loom's mutex with parking_lot's signature. A poisoned lock belongs to a model that has
     /// already failed.
@@ -75,9 +88,32 @@ mod primitives {
             self.0.try_lock().ok()
         }
     }
+
+    /// The same for loom's lock of many readers.
+    #[derive(Debug, Default)]
+    pub(crate) struct RwLock<T>(loom::sync::RwLock<T>);
+
+    impl<T> RwLock<T> {
+        pub(crate) fn new(value: T) -> Self {
+            Self(loom::sync::RwLock::new(value))
+        }
+
+        pub(crate) fn read(&self) -> RwLockReadGuard<'_, T> {
+            self.0.read().unwrap_or_else(|poisoned| poisoned.into_inner())
+        }
+
+        pub(crate) fn write(&self) -> RwLockWriteGuard<'_, T> {
+            self.0.write().unwrap_or_else(|poisoned| poisoned.into_inner())
+        }
+    }
 }
 
+#[cfg(aquifer_loom)]
+pub use local::leave_thread;
 pub(crate) use primitives::*;
+
+/// Whether loom explores this build: then what is only a matter of size is as small as can be.
+pub(crate) const MODELLED: bool = cfg!(aquifer_loom);
 
 /// Items that only the models of `loom_tests/` see. The cfg is named in this file alone.
 #[cfg(aquifer_loom)]

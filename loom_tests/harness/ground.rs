@@ -1,0 +1,314 @@
+//! A pool of the crate on the model's driver.
+
+use super::driver::{Driver, Event, STREAMS};
+use aquifer::models::{Block, Failure, Pool, Rung, Settings, Totals, Upstream};
+use std::fmt;
+use std::sync::{Arc, Mutex};
+
+/// Bytes of a block, and of a unit of the pool's heaps: no model needs more.
+pub const UNIT: usize = 256;
+
+/// What the pool stands on.
+pub struct Ground {
+    driver: Arc<Driver>,
+    /// Whether the pool's question for a capture reaches the driver: it costs a choice of loom's
+    /// each time, which only the models of captures need.
+    captures: bool,
+}
+
+#[derive(Clone)]
+pub struct Stream {
+    pub index: usize,
+    driver: Arc<Driver>,
+    /// As [`Ground::captures`], for the question whether the stream is abandoned.
+    goes: bool,
+}
+
+#[derive(Debug)]
+pub enum Trouble {
+    NoMemory,
+    Refused,
+}
+
+impl fmt::Display for Trouble {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
+}
+
+impl Upstream for Ground {
+    type Stream = Stream;
+    type Event = Event;
+    type Range = u64;
+    type Error = Trouble;
+
+    fn id(stream: &Stream) -> u64 {
+        stream.index as u64 + 1
+    }
+
+    fn keep(stream: &Stream) -> Stream {
+        stream.clone()
+    }
+
+    fn is_abandoned(stream: &Stream) -> bool {
+        stream.goes && stream.driver.is_abandoned(stream.index)
+    }
+
+    fn let_go(stream: Stream) {
+        if stream.goes && stream.driver.is_abandoned(stream.index) {
+            stream.driver.destroy(stream.index);
+        }
+    }
+
+    fn record(&self, stream: &Stream, _: Option<Event>) -> Result<Event, Trouble> {
+        self.driver.try_record(stream.index).map_err(|_| Trouble::Refused)
+    }
+
+    fn wait(&self, stream: &Stream, event: &Event) -> Result<(), Trouble> {
+        self.driver.wait(stream.index, event).map_err(|_| Trouble::Refused)
+    }
+
+    fn is_passed(&self, event: &Event) -> Result<bool, Trouble> {
+        Ok(self.driver.is_complete(event))
+    }
+
+    fn synchronize(&self, event: &Event) -> Result<(), Trouble> {
+        self.driver.pass(event);
+        Ok(())
+    }
+
+    fn is_capturing(&self, _: &Stream) -> Result<bool, Trouble> {
+        Ok(self.captures && self.driver.is_capturing())
+    }
+
+    fn check(&self, _: &Stream) -> Result<(), Trouble> {
+        Ok(())
+    }
+
+    fn obtain(&self, stream: Option<&Stream>, bytes: usize) -> Result<(u64, u64), Trouble> {
+        let index = stream.map(|stream| stream.index);
+        let address = self.driver.lend(index, bytes).ok_or(Trouble::NoMemory)?;
+        Ok((address, address))
+    }
+
+    fn is_exhausted(error: &Trouble) -> bool {
+        matches!(error, Trouble::NoMemory)
+    }
+
+    fn give_back(&self, stream: Option<&Stream>, address: u64) {
+        self.driver.take_back(stream.map(|stream| stream.index), address);
+    }
+
+    fn leaked(&self, bytes: usize, _: &Failure<Trouble>) {
+        self.driver.leak(bytes);
+    }
+
+    fn is_forked(&self) -> bool {
+        false
+    }
+}
+
+/// A pool, its streams, and what `begin` took from it for the roles.
+pub struct Rig {
+    pub driver: Arc<Driver>,
+    pool: Option<Arc<Pool<Ground>>>,
+    streams: Vec<Stream>,
+    /// Blocks for the roles to free, each one's by its place.
+    pub held: Vec<Block>,
+    /// What the roles kept. std's lock: loom need not know of it.
+    kept: Mutex<Vec<(usize, Block)>>,
+}
+
+/// A rig that is still to be built.
+pub struct Plan {
+    pub settings: Settings,
+    pub captures: bool,
+    pub goes: bool,
+}
+
+/// Units of memory that the pool may take, one at a time, through these rungs; no magazines.
+pub fn plan(units: usize, rungs: &[Rung]) -> Plan {
+    let settings = Settings {
+        maximum: units * UNIT,
+        soft_limit: units * UNIT,
+        step: UNIT,
+        alignment: UNIT as u64,
+        rungs: rungs.to_vec(),
+        entries: 0,
+        cached_bytes: 0,
+    };
+    Plan { settings, captures: false, goes: false }
+}
+
+impl Plan {
+    /// Each magazine keeps one block of a size.
+    pub fn with_magazines(mut self) -> Self {
+        self.settings.entries = 1;
+        self.settings.cached_bytes = 1 << 20;
+        self
+    }
+
+    pub fn with_step(mut self, units: usize) -> Self {
+        self.settings.step = units * UNIT;
+        self
+    }
+
+    /// Streams may go away.
+    pub fn with_departures(mut self) -> Self {
+        self.goes = true;
+        self
+    }
+
+    /// Streams may be in capture.
+    pub fn with_captures(mut self) -> Self {
+        self.captures = true;
+        self
+    }
+
+    pub fn build(self) -> Rig {
+        let driver = Arc::new(Driver::new(0));
+        driver.set_limit(self.settings.maximum);
+        let ground = Ground { driver: driver.clone(), captures: self.captures };
+        let stream = |index| Stream { index, driver: driver.clone(), goes: self.goes };
+        let streams = (0..STREAMS).map(stream).collect();
+        let pool = Some(Pool::new(ground, self.settings));
+        Rig { driver, pool, streams, held: Vec::new(), kept: Mutex::default() }
+    }
+}
+
+impl Rig {
+    pub fn pool(&self) -> &Pool<Ground> {
+        self.pool.as_ref().expect("the pool lives as long as the rig")
+    }
+
+    /// A block of one unit for the stream, which works on it.
+    pub fn take(&self, stream: usize) -> Option<Block> {
+        self.take_units(stream, 1)
+    }
+
+    pub fn take_units(&self, stream: usize, units: usize) -> Option<Block> {
+        let handle = &self.streams[stream];
+        let (id, bytes) = (Ground::id(handle), units * UNIT);
+        let pool = self.pool();
+        let warm = pool.allocate_warm(id, bytes, UNIT as u64);
+        match warm.map_or_else(|| pool.allocate(handle, id, bytes, UNIT as u64), Ok) {
+            Ok(block) => {
+                assert_eq!(block.bytes, bytes, "the bytes of a block");
+                self.driver.hand_out(stream, block.address, bytes);
+                Some(block)
+            }
+            Err(_) => None,
+        }
+    }
+
+    /// The last work on a block, and its free.
+    pub fn free(&self, stream: usize, block: Block) {
+        self.driver.hand_in(stream, block.address, block.bytes);
+        let handle = &self.streams[stream];
+        let (pool, id) = (self.pool(), Ground::id(handle));
+        // SAFETY: each model frees a block of its pool once, on the stream of its last work.
+        unsafe {
+            if let Err(block) = pool.deallocate_warm(id, block) {
+                pool.deallocate(handle, id, block);
+            }
+        }
+    }
+
+    /// Frees what `begin` put there.
+    pub fn free_held(&self, stream: usize, place: usize) {
+        self.free(stream, self.held[place]);
+    }
+
+    /// Takes a block of one unit, if there is one, and keeps it for the end.
+    pub fn keep(&self, stream: usize) {
+        self.keep_units(stream, 1);
+    }
+
+    pub fn keep_units(&self, stream: usize, units: usize) {
+        let block = self.take_units(stream, units);
+        self.kept.lock().unwrap().extend(block.map(|block| (stream, block)));
+    }
+
+    /// How many blocks the roles kept.
+    pub fn kept(&self) -> usize {
+        self.kept.lock().unwrap().len()
+    }
+
+    pub fn free_kept(&self) {
+        let kept = std::mem::take(&mut *self.kept.lock().unwrap());
+        kept.into_iter().for_each(|(stream, block)| self.free(stream, block));
+    }
+
+    /// A block that there has to be.
+    pub fn must_take(&self, stream: usize) -> Block {
+        self.take(stream).unwrap_or_else(|| panic!("stream {stream} is refused memory that fits"))
+    }
+
+    /// Takes a block, if there is one, works on it and frees it.
+    pub fn visit(&self, stream: usize) {
+        if let Some(block) = self.take(stream) {
+            self.free(stream, block);
+        }
+    }
+
+    /// Visits until the thread's magazine keeps the block: a size has to be missed twice in a row,
+    /// and the first visit finds no magazine.
+    pub fn warm_up(&self, stream: usize) {
+        (0..3).for_each(|_| self.visit(stream));
+    }
+
+    /// Takes blocks on these streams, and frees them, all but the first `kept`.
+    pub fn prepared(mut self, streams: &[usize], kept: usize) -> Self {
+        let blocks: Vec<_> = streams.iter().map(|stream| self.must_take(*stream)).collect();
+        for (stream, block) in streams.iter().zip(&blocks).skip(kept) {
+            self.free(*stream, *block);
+        }
+        self.held = blocks[..kept].to_vec();
+        self
+    }
+
+    /// These streams are made to wait for the first one, by the user.
+    pub fn lent_to(self, streams: &[usize]) -> Self {
+        for stream in streams {
+            self.driver.wait_for(*stream, 0).expect("a wait");
+        }
+        self
+    }
+
+    /// Whatever was kept is freed, and the pool knows that nobody holds a block.
+    pub fn end(&self) {
+        self.free_kept();
+        self.expect_idle();
+    }
+
+    pub fn trim(&self) -> usize {
+        self.pool().trim(0).unwrap_or(0)
+    }
+
+    /// The user's last handle of the stream goes away.
+    pub fn abandon(&self, stream: usize) {
+        self.driver.abandon(stream);
+    }
+
+    /// What the pool counts, and that the driver counts the same.
+    pub fn totals(&self) -> Totals {
+        self.pool().totals()
+    }
+
+    /// Nobody holds a block, and the pool knows.
+    pub fn expect_idle(&self) {
+        let totals = self.totals();
+        assert_eq!((totals.live, totals.live_blocks), (0, 0), "live bytes of an idle pool");
+    }
+}
+
+impl Drop for Rig {
+    /// Ends the pool, which has to give everything back.
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            return;
+        }
+        drop(self.pool.take());
+        self.driver.expect_all_back();
+    }
+}
