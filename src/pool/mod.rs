@@ -7,6 +7,7 @@
 #![allow(unreachable_pub, reason = "the models of loom_tests reach it through `models`")]
 
 mod account;
+mod capture;
 mod chunks;
 mod core;
 mod epochs;

@@ -32,7 +32,7 @@ pub enum Rung {
 }
 
 /// Smallest growth, unless a step is set: 2 MiB, the driver's own granule.
-const LEAST_GROWTH: usize = 2 << 20;
+pub(super) const LEAST_GROWTH: usize = 2 << 20;
 /// Growth is an eighth of what is there, up to this.
 const MOST_GROWTH: usize = 1 << 30;
 
@@ -168,7 +168,7 @@ impl<U: Upstream> Pool<U> {
     }
 
     /// The last stamp of `tag` that needs no wait of the request's stream.
-    fn ready(&self, slot: &Slot<U>, tag: Tag) -> usize {
+    pub(super) fn ready(&self, slot: &Slot<U>, tag: Tag) -> usize {
         if tag == slot.tag || tag == COMPLETE {
             return usize::MAX;
         }
@@ -587,7 +587,7 @@ impl<U: Upstream> Pool<U> {
     }
 
     /// Moves what is known to be complete from all heaps to the bank.
-    fn bank_complete(&self) {
+    pub(super) fn bank_complete(&self) {
         let mut pieces = Vec::new();
         for source in self.all_slots().filter(|source| !source.is_bank()) {
             let mut heap = source.heap();
@@ -626,6 +626,6 @@ pub(super) fn nth_tag(heap: &Heap, index: usize) -> Option<Tag> {
 }
 
 /// Units that an alignment beyond the unit may cost.
-fn padding(align: u64) -> u32 {
+pub(super) fn padding(align: u64) -> u32 {
     u32::try_from((align >> UNIT_SHIFT).saturating_sub(1)).unwrap_or(u32::MAX)
 }

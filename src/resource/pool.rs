@@ -13,6 +13,7 @@ use crate::sync::Arc;
 use crate::sync::trusted::Mutex;
 use std::fmt;
 
+mod capture;
 mod options;
 
 pub use options::{MissPolicy, PoolOptions, PoolStatistics};
@@ -111,6 +112,7 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
     /// stream of the pool is in capture.
     pub fn trim(&self, keep: usize) -> Result<usize> {
         not_forked("a pool")?;
+        self.pool.settle_late();
         self.pool.trim(keep).map_err(|failure| self.explain(failure, 0))
     }
 

@@ -88,7 +88,8 @@ impl Graph {
     }
 
     /// The streams that it was launched on, each named once.
-    pub(crate) fn launched_on(&self) -> Vec<Stream> {
+    #[cfg(test)]
+    fn launched_on(&self) -> Vec<Stream> {
         self.launched.lock().clone()
     }
 
