@@ -362,6 +362,23 @@ fn captures_that_cannot_be_are_refused() {
     assert_eq!(kind(refused), ErrorKind::WrongDevice);
 }
 
+/// Makes and drops vectors, and reads some back. Returns what was seen and what should have been.
+fn use_on(stream: &Stream, pool: &Pool, first: Words, read: bool) -> Result<Vec<(u32, u32)>> {
+    let mut vecs = vec![first];
+    let mut seen = Vec::new();
+    for step in 0..30 {
+        let vec = words(stream, pool, step)?;
+        if read && step % 10 == 0 {
+            seen.push((vec.get(WORDS - 1)?, step));
+        }
+        vecs.push(vec);
+        if step % 3 == 2 {
+            vecs.swap_remove(0);
+        }
+    }
+    Ok(seen)
+}
+
 #[test]
 fn other_threads_use_the_pool_meanwhile() {
     let device = support::device();
@@ -379,18 +396,10 @@ fn other_threads_use_the_pool_meanwhile() {
                     let on = own.as_ref().unwrap_or(stream);
                     let before = words(on, pool, worker).unwrap();
                     inside.wait();
-                    let mut vecs = vec![before];
-                    for step in 0..30 {
-                        vecs.push(words(on, pool, step).unwrap());
-                        if step % 3 == 2 {
-                            vecs.swap_remove(0);
-                        }
-                        if own.is_some() && step % 10 == 0 {
-                            assert_eq!(all(vecs.last().unwrap()), step);
-                        }
-                    }
+                    // Asserted when all are through: who panics early leaves the others waiting.
+                    let used = use_on(on, pool, before, own.is_some());
                     inside.wait();
-                    drop(vecs);
+                    assert!(used.unwrap().iter().all(|(seen, wanted)| seen == wanted));
                 });
             }
             // What they gave the stream before has to be over before it is in capture.
@@ -635,4 +644,79 @@ fn memory_whose_launches_cannot_be_waited_for_is_leaked_and_said_so() {
         churn(&[stream, other], &pool);
         simulator.check().unwrap();
     }
+}
+
+#[test]
+fn a_debt_from_before_a_capture_is_not_paid_in_it() {
+    let device = support::device();
+    let (home, stream) = (device.new_stream().unwrap(), device.new_stream().unwrap());
+    let pool = pool_of(&device, MIB);
+    let mut used = words(&home, &pool, 1).unwrap();
+    let mut dropped = words(&home, &pool, 1).unwrap();
+    add_one(&stream, &mut used).unwrap();
+    add_one(&stream, &mut dropped).unwrap();
+    let ((), log) = Log::of(|| {
+        let (graph, ()) = stream
+            .capture(&pool, |_| {
+                assert_eq!(kind(used.fill(9)), ErrorKind::Capture);
+                assert!(!home.is_capturing()?, "home stays out");
+                drop(dropped);
+                home.synchronize()?;
+                assert_eq!(pool.statistics().live_blocks, 2, "nobody may have it yet");
+                Ok(())
+            })
+            .unwrap();
+        assert_eq!(pool.statistics().live_blocks, 1, "freed as soon as it can be");
+        launch(&graph, &stream);
+    });
+    assert!(log.lines().is_empty(), "nothing is leaked: {:?}", log.lines());
+    assert_eq!(all(&used), 2, "the debt stayed owed");
+    drop(used);
+    churn(&[home], &pool);
+    assert_eq!(pool.statistics().live, 0);
+}
+
+#[test]
+fn a_debt_that_loses_its_homes_capture_leaks_nothing() {
+    let (device, simulator) = support::simulated(SimConfig::default());
+    let (home, other) = (device.new_stream().unwrap(), device.new_stream().unwrap());
+    let pool = pool_of(&device, MIB);
+    let mut vec = words(&home, &pool, 1).unwrap();
+    add_one(&other, &mut vec).unwrap();
+    let captured = home.capture(&pool, |_| {
+        drop(vec);
+        Ok(())
+    });
+    assert_eq!(kind(captured), ErrorKind::Capture, "home cannot wait for what lies outside");
+    assert_eq!(pool.statistics().live, 0);
+    // Nor is a capture lost to what was buried in another.
+    let mut vec = words(&home, &pool, 1).unwrap();
+    add_one(&other, &mut vec).unwrap();
+    let (graph, ()) = other
+        .capture(&pool, |_| {
+            drop(vec);
+            Ok(())
+        })
+        .unwrap();
+    drop(graph);
+    churn(&[other, home], &pool);
+    simulator.check().unwrap();
+}
+
+#[test]
+fn a_vector_does_not_leave_a_stream_in_capture() {
+    let device = support::device();
+    let (stream, other) = (device.new_stream().unwrap(), device.new_stream().unwrap());
+    let pool = pool_of(&device, MIB);
+    let mut vec = words(&stream, &pool, 1).unwrap();
+    let (graph, ()) = stream
+        .capture(&pool, |_| {
+            assert_eq!(kind(vec.set_stream(&other)), ErrorKind::Capture);
+            assert!(!other.is_capturing()?);
+            Ok(())
+        })
+        .unwrap();
+    launch(&graph, &stream);
+    vec.set_stream(&other).unwrap();
+    assert_eq!(all(&vec), 1);
 }
