@@ -161,8 +161,7 @@ fn a_vector_outlives_its_graph() {
     assert_eq!(all(&vec), 7);
     drop(vec);
     assert_eq!(pool.statistics().live, 0);
-    let whole: DeviceVec<u8> =
-        DeviceVec::zeroed_in(&stream, MIB, Arc::new(pool.clone())).unwrap();
+    let whole: DeviceVec<u8> = DeviceVec::zeroed_in(&stream, MIB, Arc::new(pool.clone())).unwrap();
     drop(whole);
 }
 
@@ -510,9 +509,8 @@ fn the_graph_keeps_the_pool() {
     let stream = device.new_stream().unwrap();
     let pool = pool_of(&device, MIB);
     let mut out = Words::zeroed(&stream, WORDS).unwrap();
-    let (graph, ()) = stream
-        .capture(&pool, |stream| out.copy_from(&words(stream, &pool, 2)?))
-        .unwrap();
+    let (graph, ()) =
+        stream.capture(&pool, |stream| out.copy_from(&words(stream, &pool, 2)?)).unwrap();
     drop(pool);
     launch(&graph, &stream);
     assert_eq!(all(&out), 2);
@@ -600,7 +598,8 @@ fn what_a_graph_was_to_write_is_not_there_before_its_launch() {
 
 #[test]
 fn a_driver_that_fails_costs_the_graph_and_no_memory() {
-    for call in ["cuEventRecord", "cuStreamBeginCapture", "cuStreamEndCapture", "cuGraphInstantiate"]
+    for call in
+        ["cuEventRecord", "cuStreamBeginCapture", "cuStreamEndCapture", "cuGraphInstantiate"]
     {
         for nth in [1, 2] {
             let (device, simulator) = support::simulated(SimConfig::default());
@@ -689,15 +688,21 @@ fn a_debt_that_loses_its_homes_capture_leaks_nothing() {
     });
     assert_eq!(kind(captured), ErrorKind::Capture, "home cannot wait for what lies outside");
     assert_eq!(pool.statistics().live, 0);
-    // Nor is a capture lost to what was buried in another.
+    // Nor is a capture lost to what one before it was in the way of.
     let mut vec = words(&home, &pool, 1).unwrap();
     add_one(&other, &mut vec).unwrap();
-    let (graph, ()) = other
+    simulator.start_capture(&other).unwrap();
+    drop(vec);
+    let (graph, ()) = home
         .capture(&pool, |_| {
-            drop(vec);
+            device.new_stream()?.synchronize()?;
+            assert_eq!(pool.statistics().live_blocks, 1);
             Ok(())
         })
         .unwrap();
+    assert!(simulator.stop_capture(&other), "not disturbed");
+    home.synchronize().unwrap();
+    assert_eq!(pool.statistics().live, 0);
     drop(graph);
     churn(&[other, home], &pool);
     simulator.check().unwrap();

@@ -253,9 +253,7 @@ impl<U: Upstream> Pool<U> {
         loop {
             let mut graphs = self.graphs.lock();
             let mut owed = graphs.owed(*graph);
-            owed.retain(|(source, stamp)| {
-                *stamp > self.ready(slot, *source)
-            });
+            owed.retain(|(source, stamp)| *stamp > self.ready(slot, *source));
             if owed.is_empty() {
                 let free = graphs.forget(*graph, tag, slot.epochs.open());
                 drop(graphs);

@@ -115,13 +115,15 @@ pub(crate) fn reap() {
     if GRAVES.is_empty() || crate::backend::is_forked_child() {
         return;
     }
-    let reaped = GRAVES.reap(|grave| match grave.event.as_ref().map_or(Ok(true), |event| event.is_complete()) {
-        Ok(true) => Passed::Yes,
-        Ok(false) => Passed::NotYet,
-        Err(error) if matches!(error.kind(), ErrorKind::ContextLost | ErrorKind::Forked) => {
-            Passed::Never
+    let reaped = GRAVES.reap(|grave| {
+        match grave.event.as_ref().map_or(Ok(true), |event| event.is_complete()) {
+            Ok(true) => Passed::Yes,
+            Ok(false) => Passed::NotYet,
+            Err(error) if matches!(error.kind(), ErrorKind::ContextLost | ErrorKind::Forked) => {
+                Passed::Never
+            }
+            Err(_) => Passed::NotYet,
         }
-        Err(_) => Passed::NotYet,
     });
     for grave in reaped.lost {
         tracing::error!(
