@@ -171,6 +171,10 @@ fn what_is_dropped_in_the_capture_is_kept_for_the_graph() {
     let stream = device.new_stream().unwrap();
     let other = device.new_stream().unwrap();
     let pool = pool_of(&device, MIB);
+    // Warm, so that an ordinary free of this size would stay with the thread.
+    for _ in 0..4 {
+        words(&stream, &pool, 1).unwrap();
+    }
     let from = words(&stream, &pool, 8).unwrap();
     let mut out = words(&stream, &pool, 0).unwrap();
     let (graph, ()) = stream
@@ -194,6 +198,7 @@ fn a_vector_of_one_graph_that_is_dropped_in_another_waits_for_both() {
     for first_goes_first in [true, false] {
         let device = support::device();
         let (a, b) = (device.new_stream().unwrap(), device.new_stream().unwrap());
+        let c = device.new_stream().unwrap();
         let pool = pool_of(&device, MIB);
         let mut out = words(&a, &pool, 0).unwrap();
         let (first, mut vec) = a.capture(&pool, |a| words(a, &pool, 4)).unwrap();
@@ -209,10 +214,12 @@ fn a_vector_of_one_graph_that_is_dropped_in_another_waits_for_both() {
             .unwrap();
         assert_eq!(pool.statistics().held, WORDS * 4);
         launch(&second, &b);
+        // Once more where neither of them has been: only the end of the first waits for it.
+        c.wait_for(&b).unwrap();
+        launch(&first, &c);
         let (goes, stays) = if first_goes_first { (first, second) } else { (second, first) };
         drop(goes);
         assert_eq!(pool.statistics().held, WORDS * 4);
-        churn(&[a.clone(), b.clone()], &pool);
         drop(stays);
         assert_eq!(pool.statistics().held, 0);
         churn(&[b.clone(), a.clone()], &pool);
@@ -451,6 +458,41 @@ fn out_of_memory_in_a_capture_is_an_error_like_any_other() {
     assert_eq!(kind(words(&other, &pool, 1)), ErrorKind::OutOfMemory, "it is the graph's");
     drop(graph);
     churn(&[other, stream], &pool);
+}
+
+#[test]
+fn what_others_freed_is_the_graphs_only_when_the_device_is_done_with_it() {
+    for seed in 0..20 {
+        let device = support::seeded(seed);
+        let (stream, other) = (device.new_stream().unwrap(), device.new_stream().unwrap());
+        let pool = pool_of(&device, MIB);
+        let mut whole: DeviceVec<u32> =
+            DeviceVec::zeroed_in(&other, MIB / 4, Arc::new(pool.clone())).unwrap();
+        whole.fill(8).unwrap();
+        drop(whole);
+        let (graph, vec) = stream.capture(&pool, |stream| words(stream, &pool, 3)).unwrap();
+        // Nothing else puts this behind the other stream's work.
+        launch(&graph, &stream);
+        assert_eq!(all(&vec), 3);
+    }
+}
+
+#[test]
+fn what_the_stream_freed_since_the_capture_began_is_not_the_graphs() {
+    let device = support::device();
+    let stream = device.new_stream().unwrap();
+    let pool = pool_of(&device, MIB);
+    let (graph, ()) = stream
+        .capture(&pool, |stream| {
+            let all = || DeviceVec::<u8>::zeroed_in(stream, MIB, Arc::new(pool.clone()));
+            drop(all()?);
+            assert_eq!(kind(all()), ErrorKind::OutOfMemory);
+            Ok(())
+        })
+        .unwrap();
+    launch(&graph, &stream);
+    drop(graph);
+    churn(&[stream], &pool);
 }
 
 #[test]
