@@ -171,20 +171,20 @@ fn what_is_dropped_in_the_capture_is_kept_for_the_graph() {
     let stream = device.new_stream().unwrap();
     let other = device.new_stream().unwrap();
     let pool = pool_of(&device, MIB);
-    // Warm, so that an ordinary free of this size would stay with the thread.
-    for _ in 0..4 {
-        words(&stream, &pool, 1).unwrap();
-    }
     let from = words(&stream, &pool, 8).unwrap();
     let mut out = words(&stream, &pool, 0).unwrap();
     let (graph, ()) = stream
-        .capture(&pool, |_| {
+        .capture(&pool, |stream| {
+            // So wanted, an ordinary free of this size would stay with the thread.
+            for _ in 0..3 {
+                words(stream, &pool, 1)?;
+            }
             out.copy_from(&from)?;
             drop(from);
             Ok(())
         })
         .unwrap();
-    assert_eq!(pool.statistics().held, WORDS * 4);
+    assert_eq!(pool.statistics().held, 4 * WORDS * 4);
     churn(&[other.clone(), stream.clone()], &pool);
     launch(&graph, &stream);
     assert_eq!(all(&out), 8);
