@@ -35,7 +35,8 @@ pub use options::{MissPolicy, PoolOptions, PoolStatistics};
 /// Blocks that were [allocated](DeviceResource::allocate) by hand and not given back by then are
 /// leaked, with an error in the log.
 ///
-/// A stream in capture that the pool was not told of is noticed when the pool has to do more than
+/// To make and drop vectors while a stream records a graph, declare it with [`Stream::capture`]. A
+/// stream in capture that the pool was not told of is noticed when the pool has to do more than
 /// hand out what the stream freed before; that is [`ErrorKind::Capture`].
 ///
 /// ```
