@@ -38,7 +38,7 @@ impl Rung {
 }
 
 /// Smallest growth, unless a step is set: 2 MiB, the driver's own granule.
-const LEAST_GROWTH: usize = 2 << 20;
+pub(super) const LEAST_GROWTH: usize = 2 << 20;
 /// Growth is an eighth of what is there, up to this.
 const MOST_GROWTH: usize = 1 << 30;
 
@@ -183,7 +183,7 @@ impl<U: Upstream> Pool<U> {
     }
 
     /// The last stamp of `tag` that needs no wait of the request's stream.
-    fn ready(&self, slot: &Slot<U>, tag: Tag) -> usize {
+    pub(super) fn ready(&self, slot: &Slot<U>, tag: Tag) -> usize {
         if tag == slot.tag || tag == COMPLETE {
             return usize::MAX;
         }
@@ -634,7 +634,7 @@ impl<U: Upstream> Pool<U> {
     }
 
     /// Moves what is known to be complete from all heaps to the bank.
-    fn bank_complete(&self) {
+    pub(super) fn bank_complete(&self) {
         let mut pieces = Vec::new();
         for source in self.all_slots().filter(|source| !source.is_bank()) {
             let mut heap = source.heap();
@@ -676,6 +676,6 @@ pub(super) fn nth_tag(heap: &Heap, index: usize) -> Option<Tag> {
 }
 
 /// Units that an alignment may cost in memory that is aligned to `granted`.
-fn padding(align: u64, granted: u64) -> u32 {
+pub(super) fn padding(align: u64, granted: u64) -> u32 {
     u32::try_from(align.saturating_sub(granted) >> UNIT_SHIFT).unwrap_or(u32::MAX)
 }
