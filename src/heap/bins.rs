@@ -13,8 +13,9 @@ use super::Tag;
 /// Bits of a size, below its leading one, that choose a bin.
 const MANTISSA: u32 = 5;
 const COLUMNS: usize = 1 << MANTISSA;
-/// Row 0 is for sizes without a leading one above the mantissa, the others for one power of two.
-const ROWS: usize = (u32::BITS - MANTISSA + 1) as usize;
+/// One for each power of two.
+const ROWS: usize = u32::BITS as usize;
+const BINS: usize = ROWS * COLUMNS;
 
 /// A free block as its bin knows it: what a search looks at lies side by side.
 #[derive(Clone, Copy, Debug)]
@@ -24,148 +25,225 @@ pub(super) struct Entry {
     pub(super) stamp: usize,
 }
 
-/// Where a free block stands.
+/// The position of the block that is kept apart.
+pub(super) const KEPT: u32 = u32::MAX;
+
+/// Where a free block stands. The bin means nothing if it is kept apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) bin: usize,
-    pub(super) position: usize,
+    pub(super) position: u32,
+}
+
+/// A block that serves.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Fit {
+    /// By how many units it is larger than asked.
+    excess: u32,
+    pub(super) place: Place,
 }
 
 /// The free blocks of one tag.
 #[derive(Debug)]
 pub(super) struct Bins {
     pub(super) tag: Tag,
-    blocks: usize,
     latest: usize,
     oldest: usize,
     /// A bit for each row that has blocks.
     rows: u32,
     /// A bit for each bin that has blocks, by row.
     columns: [u64; ROWS],
-    /// Grows with the largest size that was seen.
-    bins: Vec<Vec<Entry>>,
+    bins: Box<[Vec<Entry>; BINS]>,
+    /// A large block that stands in no bin, so that what is cut from it again and again, and merged
+    /// with it again, moves nothing. None has no units.
+    kept: Entry,
 }
 
-/// The bin of a size.
+/// A bin's row and column.
+#[inline]
+fn split(bin: usize) -> (usize, usize) {
+    ((bin >> MANTISSA) % ROWS, bin % COLUMNS)
+}
+
+/// The bin of a size that is not 0.
 #[inline]
 pub(super) fn bin_of(units: u32) -> usize {
-    if units < COLUMNS as u32 {
-        return units as usize;
-    }
-    let exponent = u32::BITS - 1 - units.leading_zeros() - MANTISSA;
-    // The leading one carries into the row: rows count from 1 here.
-    ((exponent as usize) << MANTISSA) + (units >> exponent) as usize
+    // As integers: a float's registers are those that blocks are copied through, and it would wait.
+    let row = (u32::BITS - 1 - (units | 1).leading_zeros()) as usize;
+    // The leading one counts as a column too many; it makes row 1 of row 0.
+    (row << MANTISSA) + (((units as usize) << MANTISSA) >> row) - COLUMNS
 }
 
 /// The largest size of a bin.
 pub(super) fn largest_of(bin: usize) -> u32 {
     let (row, column) = (bin >> MANTISSA, (bin & (COLUMNS - 1)) as u64);
-    if row == 0 {
-        return column as u32;
-    }
-    let past = (COLUMNS as u64 + column + 1) << (row - 1);
-    u32::try_from(past - 1).unwrap_or(u32::MAX)
+    let past = (COLUMNS as u64 + column + 1) << row;
+    ((past - 1) >> MANTISSA) as u32
 }
 
+const NO_ENTRY: Entry = Entry { units: 0, node: 0, stamp: 0 };
+
+// What is done to a bitmap or a list here is done without a branch where it can be: whether a bin runs
+// empty, or which of its blocks goes, is anyone's guess, and a wrong guess costs more than the rest.
 impl Bins {
     pub(super) fn new(tag: Tag) -> Self {
-        Self { tag, blocks: 0, latest: 0, oldest: 0, rows: 0, columns: [0; ROWS], bins: Vec::new() }
+        let bins = Box::new([const { Vec::new() }; BINS]);
+        Self { tag, latest: 0, oldest: 0, rows: 0, columns: [0; ROWS], bins, kept: NO_ENTRY }
     }
 
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.rows == 0 && self.kept.units == 0
+    }
+
+    /// How many blocks there are. As long as there are bins that have some.
     pub(super) fn blocks(&self) -> usize {
-        self.blocks
-    }
-
-    /// The earliest stamp that came in since the bins were last empty.
-    pub(super) fn oldest(&self) -> usize {
-        if self.blocks == 0 { usize::MAX } else { self.oldest }
+        let in_bins: usize = self.filled_down().map(|bin| self.in_bin(bin).len()).sum();
+        in_bins + usize::from(self.kept.units != 0)
     }
 
     /// The latest stamp that came in since the bins were last empty.
     pub(super) fn latest(&self) -> usize {
-        if self.blocks == 0 { 0 } else { self.latest }
+        if self.is_empty() { 0 } else { self.latest }
     }
 
+    /// The earliest stamp that came in since the bins were last empty; `usize::MAX` if they are.
+    pub(super) fn oldest(&self) -> usize {
+        if self.is_empty() { usize::MAX } else { self.oldest }
+    }
+
+    /// Whether a block of this size is to be kept apart.
     #[inline]
-    fn note(&mut self, stamp: usize) {
-        self.latest = if self.blocks == 0 { stamp } else { self.latest.max(stamp) };
-        self.oldest = if self.blocks == 0 { stamp } else { self.oldest.min(stamp) };
+    pub(super) fn keeps(&self, units: u32) -> bool {
+        units > self.kept.units
     }
 
-    /// Adds a block. Returns its position in the bin.
-    #[inline]
-    pub(super) fn insert(&mut self, bin: usize, entry: Entry) -> usize {
-        self.note(entry.stamp);
-        self.blocks += 1;
-        if bin >= self.bins.len() {
-            self.grow(bin);
-        }
-        let list = &mut self.bins[bin];
-        list.push(entry);
-        let position = list.len() - 1;
-        if position == 0 {
-            self.rows |= 1 << (bin >> MANTISSA);
-            self.columns[bin >> MANTISSA] |= 1 << (bin & (COLUMNS - 1));
-        }
-        position
-    }
-
+    /// Keeps a new block apart. Returns the one that was, if one was, which is in no bin now.
     #[cold]
-    fn grow(&mut self, bin: usize) {
-        self.bins.resize_with((bin | (COLUMNS - 1)) + 1, Vec::new);
+    pub(super) fn keep(&mut self, entry: Entry) -> Option<Entry> {
+        let empty = self.is_empty();
+        self.latest = if empty { entry.stamp } else { self.latest.max(entry.stamp) };
+        self.oldest = if empty { entry.stamp } else { self.oldest.min(entry.stamp) };
+        Some(std::mem::replace(&mut self.kept, entry)).filter(|old| old.units != 0)
     }
 
-    /// Takes a block out. The second is the node that stands in its place now, if one does.
+    /// Adds a block to bins that are not empty. Returns its position in its bin.
     #[inline]
-    pub(super) fn remove(&mut self, place: Place) -> (Entry, Option<u32>) {
-        let list = &mut self.bins[place.bin];
-        let entry = list.swap_remove(place.position);
-        let moved = list.get(place.position).map(|entry| entry.node);
-        self.blocks -= 1;
-        if list.is_empty() {
-            let row = place.bin >> MANTISSA;
-            self.columns[row] &= !(1 << (place.bin & (COLUMNS - 1)));
-            if self.columns[row] == 0 {
-                self.rows &= !(1 << row);
-            }
+    pub(super) fn insert(&mut self, bin: usize, entry: Entry) -> u32 {
+        self.latest = self.latest.max(entry.stamp);
+        self.oldest = self.oldest.min(entry.stamp);
+        let (row, column) = split(bin);
+        self.rows |= 1 << row;
+        self.columns[row] |= 1 << column;
+        self.push(bin, entry)
+    }
+
+    #[inline]
+    fn push(&mut self, bin: usize, entry: Entry) -> u32 {
+        let list = &mut self.bins[bin % BINS];
+        let position = list.len();
+        list.push(entry);
+        // There are no more blocks than nodes.
+        position as u32
+    }
+
+    /// Takes a block out. Returns its stamp, and the node that stands in its place now; that may be
+    /// its own.
+    #[inline]
+    pub(super) fn remove(&mut self, place: Place) -> (usize, u32) {
+        if place.position == KEPT {
+            let Entry { node, stamp, .. } = self.kept;
+            self.kept = NO_ENTRY;
+            return (stamp, node);
         }
-        (entry, moved)
+        let (stamp, moved, empty) = self.pull(place);
+        let (row, column) = split(place.bin);
+        let columns = self.columns[row] & !(u64::from(empty) << column);
+        self.columns[row] = columns;
+        self.rows &= !(u32::from(columns == 0) << row);
+        (stamp, moved)
+    }
+
+    /// Takes a block out of its bin's list. Returns its stamp, the node that stands in its place, and
+    /// whether the list is empty now.
+    #[inline]
+    fn pull(&mut self, place: Place) -> (usize, u32, bool) {
+        let list = &mut self.bins[place.bin % BINS];
+        let last = list.len() - 1;
+        let moved = list[last].node;
+        let stamp = list[place.position as usize].stamp;
+        list[place.position as usize] = list[last];
+        list.truncate(last);
+        (stamp, moved, last == 0)
     }
 
     #[inline]
-    pub(super) fn entry(&self, place: Place) -> Entry {
-        self.bins[place.bin][place.position]
+    pub(super) fn entry(&self, place: Place) -> &Entry {
+        if place.position == KEPT {
+            return &self.kept;
+        }
+        &self.bins[place.bin % BINS][place.position as usize]
     }
 
-    /// Changes a block that stays in its bin.
+    /// Gives a block that stays in its place another size, and at least this stamp.
     #[inline]
-    pub(super) fn replace(&mut self, place: Place, entry: Entry) {
-        self.note(entry.stamp);
-        self.bins[place.bin][place.position] = entry;
+    pub(super) fn change(&mut self, place: Place, units: u32, stamp: usize) {
+        self.latest = self.latest.max(stamp);
+        let entry = match place.position {
+            KEPT => &mut self.kept,
+            position => &mut self.bins[place.bin % BINS][position as usize],
+        };
+        entry.units = units;
+        entry.stamp = entry.stamp.max(stamp);
+    }
+
+    /// Takes a block from one bin to another, with at least this stamp. Returns its position there, and the
+    /// node that stands in its old place now; that may be its own.
+    #[inline]
+    pub(super) fn shift(&mut self, place: Place, bin: usize, mut entry: Entry) -> (u32, u32) {
+        self.latest = self.latest.max(entry.stamp);
+        let (stamp, moved, empty) = self.pull(place);
+        entry.stamp = entry.stamp.max(stamp);
+        let ((from, column), (to, new)) = (split(place.bin), split(bin));
+        let columns = self.columns[from] & !(u64::from(empty) << column);
+        self.columns[from] = columns;
+        self.columns[to] |= 1 << new;
+        self.rows = self.rows & !(u32::from(columns == 0) << from) | 1 << to;
+        (self.push(bin, entry), moved)
     }
 
     /// The first bin at or above this one that has blocks.
     #[inline]
     pub(super) fn at_or_above(&self, bin: usize) -> Option<usize> {
-        let row = bin >> MANTISSA;
-        let here = self.columns.get(row)? & (u64::MAX << (bin & (COLUMNS - 1)));
+        if bin >= BINS {
+            return None;
+        }
+        let (row, column) = split(bin);
+        let here = self.columns[row] & (u64::MAX << column);
         if here != 0 {
             return Some((row << MANTISSA) + here.trailing_zeros() as usize);
         }
-        // Rows are fewer than 32, so the shift is no overflow.
-        let row = (self.rows & (u32::MAX << row << 1)).trailing_zeros() as usize;
-        Some((row << MANTISSA) + self.columns.get(row)?.trailing_zeros() as usize)
+        let above = self.rows & (u32::MAX << row << 1);
+        if above == 0 {
+            return None;
+        }
+        let row = above.trailing_zeros() as usize;
+        Some((row << MANTISSA) + self.columns[row % ROWS].trailing_zeros() as usize)
+    }
+
+    /// Upper bound on the units of a block; exact if 0.
+    pub(super) fn at_most(&self) -> u32 {
+        self.top().map_or(0, largest_of).max(self.kept.units)
     }
 
     /// The highest bin that has blocks.
     pub(super) fn top(&self) -> Option<usize> {
-        self.at_or_below(usize::MAX)
+        self.at_or_below(BINS - 1)
     }
 
     /// The last bin at or below this one that has blocks.
     pub(super) fn at_or_below(&self, bin: usize) -> Option<usize> {
-        let bin = bin.min(ROWS * COLUMNS - 1);
-        let (row, column) = (bin >> MANTISSA, bin & (COLUMNS - 1));
+        let (row, column) = split(bin);
         let here = self.columns[row] & (u64::MAX >> (63 - column));
         if here != 0 {
             return Some((row << MANTISSA) + here.ilog2() as usize);
@@ -182,51 +260,62 @@ impl Bins {
         units: u32,
         probes: usize,
         accept: impl Fn(&Entry) -> bool,
-    ) -> Option<Place> {
-        let list = self.bins.get(bin)?;
+    ) -> Option<Fit> {
+        let list = self.in_bin(bin);
         let first = list.len().saturating_sub(probes);
-        let mut best = None;
-        // What is smaller than wanted wraps to above this.
-        let mut excess = u64::from(u32::MAX - units) + 1;
-        for (position, entry) in list.iter().enumerate().skip(first).rev() {
+        // What is smaller than wanted, or not accepted, counts as above all others. Without a branch:
+        // which of them is the best is anyone's guess.
+        let none = u64::from(u32::MAX - units) + 1;
+        let (mut excess, mut best) = (none, 0);
+        for (position, entry) in list[first..].iter().enumerate() {
             let over = u64::from(entry.units.wrapping_sub(units));
-            if over < excess && accept(entry) {
-                excess = over;
-                best = Some(Place { bin, position });
-                if over == 0 {
-                    break;
-                }
-            }
+            let better = (over < excess) & accept(entry);
+            excess = if better { over } else { excess };
+            best = if better { position } else { best };
         }
-        best
+        let place = Place { bin, position: (first + best) as u32 };
+        (excess != none).then_some(Fit { excess: excess as u32, place })
     }
 
-    /// The first bin at or above this one where a block serves.
-    fn search(&self, bin: usize, units: u32, probes: usize, upto: usize) -> Option<Place> {
-        let mut bins =
-            std::iter::successors(self.at_or_above(bin), |&bin| self.at_or_above(bin + 1));
-        bins.find_map(|bin| self.best(bin, units, probes, |entry| entry.stamp <= upto))
+    /// The better fit: this one, or the block that is kept apart.
+    #[inline]
+    pub(super) fn or_kept(
+        &self,
+        fit: Option<Fit>,
+        units: u32,
+        accept: impl Fn(&Entry) -> bool,
+    ) -> Option<Fit> {
+        let excess = self.kept.units.checked_sub(units).filter(|_| accept(&self.kept));
+        let Some(excess) = excess else { return fit };
+        let kept = Fit { excess, place: Place { bin: 0, position: KEPT } };
+        Some(fit.filter(|fit| fit.excess <= excess).unwrap_or(kept))
     }
 
-    /// The best fit of all blocks with these units and a stamp of at most `upto`.
+    /// The best fit of all blocks with these units, which are not 0, and a stamp of at most `upto`.
     pub(super) fn early(&self, units: u32, upto: usize) -> Option<Place> {
-        self.search(bin_of(units), units, usize::MAX, upto)
+        let accept = |entry: &Entry| entry.stamp <= upto;
+        let bins = std::iter::successors(self.at_or_above(bin_of(units)), |&bin| {
+            self.at_or_above(bin + 1)
+        });
+        let fit = bins.filter_map(|bin| self.best(bin, units, usize::MAX, accept)).next();
+        self.or_kept(fit, units, accept).map(|fit| fit.place)
     }
 
     /// The largest block with a stamp of at most `upto`.
     pub(super) fn largest(&self, upto: usize) -> Option<Place> {
-        self.filled_down().find_map(|bin| {
-            let entries = self.in_bin(bin).iter().enumerate();
-            let (position, _) = entries
-                .filter(|(_, entry)| entry.stamp <= upto)
-                .max_by_key(|(_, entry)| entry.units)?;
+        let in_bins = self.filled_down().find_map(|bin| {
+            let entries = (0..).zip(self.in_bin(bin)).filter(|(_, entry)| entry.stamp <= upto);
+            let (position, _) = entries.max_by_key(|(_, entry)| entry.units)?;
             Some(Place { bin, position })
-        })
+        });
+        let kept = (self.kept.units != 0 && self.kept.stamp <= upto)
+            .then_some(Place { bin: 0, position: KEPT });
+        in_bins.into_iter().chain(kept).max_by_key(|&place| self.entry(place).units)
     }
 
     /// Every block, those of the bins of the largest sizes first.
     pub(super) fn entries(&self) -> impl Iterator<Item = &Entry> {
-        self.filled_down().flat_map(|bin| self.in_bin(bin))
+        self.kept().into_iter().chain(self.filled_down().flat_map(|bin| self.in_bin(bin)))
     }
 
     fn filled_down(&self) -> impl Iterator<Item = usize> {
@@ -235,6 +324,11 @@ impl Bins {
 
     /// The blocks of one bin.
     pub(super) fn in_bin(&self, bin: usize) -> &[Entry] {
-        self.bins.get(bin).map_or(&[], Vec::as_slice)
+        &self.bins[bin % BINS]
+    }
+
+    /// The block that is kept apart.
+    pub(super) fn kept(&self) -> Option<&Entry> {
+        Some(&self.kept).filter(|kept| kept.units != 0)
     }
 }

@@ -1,15 +1,14 @@
 //! Allocating and freeing: a block is taken from the bins and split, or put back and merged.
 
-use super::bins::{Bins, Entry, Place, bin_of, largest_of};
+use super::bins::{Bins, Entry, Place, bin_of};
 use super::nodes::{Block, Nodes, State};
 use super::pieces::Pieces;
 use super::shelf::Shelf;
+use super::tagged::{Tagged, place_of};
 use super::{Account, Node, NotLive, Tag, Taken};
 
-/// How many blocks of the floor bin are looked at before the bins above are.
-const FLOOR_PROBES: usize = 16;
-/// How many blocks of the bin that serves are looked at for the best fit.
-const CEILING_PROBES: usize = 16;
+/// How many blocks of a bin are looked at for the best fit.
+const PROBES: usize = 4;
 /// How many bins are looked at for a block that is early enough, or lies right for an alignment.
 const BINS: usize = 8;
 /// How many blocks of the floor bin are looked at before the heap gives up.
@@ -31,8 +30,8 @@ pub(crate) struct Heap {
     pub(super) shelf: Shelf,
     pub(super) pieces: Pieces,
     pub(super) total_bytes: u64,
-    pub(super) live_bytes: u64,
-    pub(super) live_blocks: usize,
+    live_units: u64,
+    live_blocks: usize,
 }
 
 impl Heap {
@@ -45,7 +44,7 @@ impl Heap {
             shelf: Shelf::new(),
             pieces: Pieces::default(),
             total_bytes: 0,
-            live_bytes: 0,
+            live_units: 0,
             live_blocks: 0,
         }
     }
@@ -65,14 +64,15 @@ impl Heap {
         align: u64,
         upto: usize,
     ) -> Option<Taken> {
-        let bins = self.shelf.get(tag)?;
+        let set = self.shelf.place(tag)?;
+        let bins = &self.shelf[set];
         let (place, skip) = if align >> self.unit_shift <= 1 {
             (find(bins, units, upto)?, 0)
         } else {
             self.find_aligned(bins, units, align, upto)?
         };
         // A block splits into three at most.
-        self.nodes.room_for(2).then(|| self.take(tag, place, skip, units))
+        self.nodes.room_for(2).then(|| self.take(set, place, skip, units))
     }
 
     /// A place whose block holds `units` units at an alignment, and how many come before.
@@ -99,60 +99,67 @@ impl Heap {
         let sure = u32::try_from((align >> self.unit_shift) - 1).ok();
         let sure = sure.and_then(|pad| units.checked_add(pad)).map(bin_of);
         let above = sure.into_iter().flat_map(|bin| bins_from(bins, bin).take(BINS));
-        let place = near
-            .chain(above)
-            .find_map(|bin| bins.best(bin, units, CEILING_PROBES, accept))
-            .or_else(|| bins.best(floor, units, LAST_PROBES, accept))?;
-        Some((place, skip(&bins.entry(place))?))
+        let fit = near.chain(above).find_map(|bin| bins.best(bin, units, PROBES, accept));
+        let fit = bins.or_kept(fit, units, accept);
+        let place = fit.or_else(|| bins.best(floor, units, LAST_PROBES, accept))?.place;
+        Some((place, skip(bins.entry(place))?))
     }
 
     /// Splits a free block: `skip` units stay free, `units` become a live block, the rest stays free.
     #[inline]
-    fn take(&mut self, tag: Tag, place: Place, skip: u32, units: u32) -> Taken {
-        let shift = self.unit_shift;
-        let bins = self.shelf.bins(tag);
-        let Entry { node: free, units: all, stamp } = bins.entry(place);
-        let rest = all - skip - units;
-        let block = self.nodes[free];
-        let address = block.address + (u64::from(skip) << shift);
-        let node = match (skip, rest) {
-            (0, 0) => {
-                self.unshelve(free);
-                self.nodes[free].state = State::Live;
-                free
-            }
-            (0, _) => {
-                let live = Block { units, next: free, state: State::Live, ..block };
-                let node = self.nodes.take(live);
-                self.nodes[block.prev].next = node;
-                let remainder = &mut self.nodes[free];
-                remainder.address += u64::from(units) << shift;
-                remainder.prev = node;
-                self.resize(free, rest, stamp);
-                node
-            }
-            _ => {
-                let live = Block { address, units, prev: free, state: State::Live, ..block };
-                let node = self.nodes.take(live);
-                let mut after = node;
-                if rest != 0 {
-                    let address = address + (u64::from(units) << shift);
-                    let remainder = Block { address, units: rest, prev: node, ..live };
-                    after = self.nodes.take(remainder);
-                    self.nodes[node].next = after;
-                }
-                self.nodes[free].next = node;
-                self.nodes[block.next].prev = after;
-                self.resize(free, skip, stamp);
-                if rest != 0 {
-                    self.shelve(after, tag, stamp);
-                }
-                node
-            }
-        };
-        self.live_bytes += u64::from(units) << shift;
+    fn take(&mut self, set: usize, place: Place, skip: u32, units: u32) -> Taken {
+        let &Entry { node: free, units: all, stamp } = self.shelf[set].entry(place);
+        self.live_units += u64::from(units);
         self.live_blocks += 1;
+        if skip != 0 {
+            return self.take_high(set, free, skip, units, stamp);
+        }
+        let Block { address, prev, .. } = self.nodes[free];
+        if all == units {
+            let mut tagged = self.tagged(set);
+            tagged.unshelve(free);
+            tagged.nodes[free].state = State::Live;
+            return Taken { node: free, address, stamp };
+        }
+        // The rest keeps the node: it often keeps the bin, too.
+        let node = self.nodes.take(Block::live(address, units, prev, free));
+        let past = address + (u64::from(units) << self.unit_shift);
+        let mut tagged = self.tagged(set);
+        tagged.nodes[prev].next = node;
+        let rest = &mut tagged.nodes[free];
+        rest.address = past;
+        rest.prev = node;
+        tagged.resize(free, place, all - units, 0);
         Taken { node, address, stamp }
+    }
+
+    /// Takes units out of a free block that leave `skip` at its low end.
+    #[cold]
+    fn take_high(&mut self, set: usize, free: u32, skip: u32, units: u32, stamp: usize) -> Taken {
+        let block = self.nodes[free];
+        let address = block.address + (u64::from(skip) << self.unit_shift);
+        let past = address + (u64::from(units) << self.unit_shift);
+        let node = self.nodes.take(Block::live(address, units, free, block.next));
+        let rest = block.units - skip - units;
+        let after = match rest {
+            0 => block.next,
+            _ => self.nodes.take(Block::live(past, rest, node, block.next)),
+        };
+        self.nodes.link(free, node);
+        self.nodes.link(node, after);
+        let mut tagged = self.tagged(set);
+        tagged.resize(free, place_of(&block), skip, 0);
+        if rest != 0 {
+            tagged.nodes.link(after, block.next);
+            tagged.shelve(after, block.tag, stamp);
+        }
+        Taken { node, address, stamp }
+    }
+
+    /// The bins of a tag by their place on the shelf, and all nodes.
+    #[inline]
+    pub(super) fn tagged(&mut self, set: usize) -> Tagged<'_> {
+        Tagged { bins: &mut self.shelf[set], nodes: self.nodes.view() }
     }
 
     /// Frees a live block with this tag and stamp; merges with free neighbours of the same tag (the
@@ -165,9 +172,10 @@ impl Heap {
     #[inline]
     pub(crate) fn free(&mut self, node: Node, tag: Tag, stamp: usize) -> Result<u32, NotLive> {
         let units = self.nodes.live(node)?.units;
-        self.live_bytes -= u64::from(units) << self.unit_shift;
+        self.live_units -= u64::from(units);
         self.live_blocks -= 1;
-        self.give(node, tag, stamp);
+        let set = self.shelf.make(tag);
+        self.tagged(set).give(node, tag, stamp);
         Ok(units)
     }
 
@@ -176,112 +184,16 @@ impl Heap {
         self.nodes.live(node).map(|block| (block.address, block.units))
     }
 
-    /// Puts a block that stands in no bin into those of `tag`, merged with its neighbours there.
-    #[inline]
-    pub(super) fn give(&mut self, node: u32, tag: Tag, mut stamp: usize) {
-        let block = self.nodes[node];
-        let low = self.joins(block.prev, tag);
-        let high = self.joins(block.next, tag);
-        let with_high = high.and_then(|units| units.checked_add(block.units));
-        let with_low = low.and_then(|units| units.checked_add(block.units));
-        let all = low.zip(with_high).and_then(|(low, rest)| low.checked_add(rest));
-        if let Some(all) = all {
-            stamp = stamp.max(self.unshelve(block.next));
-            self.absorb_next(node);
-            self.absorb_next(block.prev);
-            self.resize(block.prev, all, stamp);
-        } else if let Some(units) = with_low {
-            self.absorb_next(block.prev);
-            self.resize(block.prev, units, stamp);
-        } else if let Some(units) = with_high {
-            let high = &mut self.nodes[block.next];
-            high.address = block.address;
-            high.prev = block.prev;
-            self.nodes[block.prev].next = block.next;
-            self.nodes.release(node);
-            self.resize(block.next, units, stamp);
-        } else {
-            self.shelve(node, tag, stamp);
-        }
-    }
-
-    /// The units of a free block of this tag.
-    #[inline]
-    fn joins(&self, node: u32, tag: Tag) -> Option<u32> {
-        let block = &self.nodes[node];
-        (block.state == State::Free && block.tag == tag).then_some(block.units)
-    }
-
-    /// Takes the next node, which stands in no bin, out of the ring.
-    #[inline]
-    fn absorb_next(&mut self, node: u32) {
-        let gone = self.nodes[node].next;
-        let next = self.nodes[gone].next;
-        self.nodes.link(node, next);
-        self.nodes.release(gone);
-    }
-
-    /// Puts a block into its bin.
-    #[inline]
-    pub(super) fn shelve(&mut self, node: u32, tag: Tag, stamp: usize) {
-        let block = &mut self.nodes[node];
-        let units = block.units;
-        block.state = State::Free;
-        block.tag = tag;
-        let position = self.shelf.bins(tag).insert(bin_of(units), Entry { units, node, stamp });
-        // A position is no larger than the count of nodes.
-        block.position = position as u32;
-    }
-
-    /// Takes a free block out of its bin; it still says that it is free. Returns its stamp.
-    #[inline]
-    pub(super) fn unshelve(&mut self, node: u32) -> usize {
-        let (tag, place) = self.place(node);
-        self.unshelve_from(tag, place)
-    }
-
-    /// Gives a free block another size and at least this stamp, in the bin that is right then.
-    #[inline]
-    pub(super) fn resize(&mut self, node: u32, units: u32, stamp: usize) {
-        let (tag, place) = self.place(node);
-        self.nodes[node].units = units;
-        let bins = self.shelf.bins(tag);
-        if bin_of(units) == place.bin {
-            let stamp = stamp.max(bins.entry(place).stamp);
-            bins.replace(place, Entry { units, node, stamp });
-        } else {
-            let stamp = stamp.max(self.unshelve_from(tag, place));
-            self.shelve(node, tag, stamp);
-        }
-    }
-
-    #[inline]
-    fn unshelve_from(&mut self, tag: Tag, place: Place) -> usize {
-        let (entry, moved) = self.shelf.bins(tag).remove(place);
-        if let Some(moved) = moved {
-            self.nodes[moved].position = place.position as u32;
-        }
-        entry.stamp
-    }
-
-    /// Where a free block stands.
-    #[inline]
-    pub(super) fn place(&self, node: u32) -> (Tag, Place) {
-        let block = &self.nodes[node];
-        let place = Place { bin: bin_of(block.units), position: block.position as usize };
-        (block.tag, place)
-    }
-
     /// Upper bound, in units, on what `allocate(tag, ..)` could serve; exact if 0. Constant time.
     pub(crate) fn at_most(&self, tag: Tag) -> u32 {
-        self.shelf.get(tag).and_then(Bins::top).map_or(0, largest_of)
+        self.shelf.get(tag).map_or(0, Bins::at_most)
     }
 
     /// The exact largest free block of any tag, in bytes. As long as there are blocks in the top
     /// bins.
     pub(crate) fn largest_free(&self) -> u64 {
-        let tops = self.shelf.filled().filter_map(|bins| Some(bins.in_bin(bins.top()?)));
-        let units = tops.flatten().map(|entry| entry.units).max().unwrap_or(0);
+        let largest = |bins: &Bins| bins.largest(usize::MAX).map(|place| bins.entry(place).units);
+        let units = self.shelf.filled().filter_map(largest).max().unwrap_or(0);
         u64::from(units) << self.unit_shift
     }
 
@@ -302,10 +214,11 @@ impl Heap {
     }
 
     pub(crate) fn account(&self) -> Account {
+        let live_bytes = self.live_units << self.unit_shift;
         Account {
             total_bytes: self.total_bytes,
-            free_bytes: self.total_bytes - self.live_bytes,
-            live_bytes: self.live_bytes,
+            free_bytes: self.total_bytes - live_bytes,
+            live_bytes,
             live_blocks: self.live_blocks,
             free_blocks: self.shelf.filled().map(Bins::blocks).sum(),
         }
@@ -325,16 +238,18 @@ fn find(bins: &Bins, units: u32, upto: usize) -> Option<Place> {
     }
     let floor = bin_of(units);
     let accept = |entry: &Entry| entry.stamp <= upto;
-    if let Some(place) = bins.best(floor, units, FLOOR_PROBES, accept) {
-        return Some(place);
-    }
     let mut bin = floor;
+    let mut fit = None;
     for _ in 0..BINS {
-        let Some(above) = bins.at_or_above(bin + 1) else { break };
-        if let Some(place) = bins.best(above, units, CEILING_PROBES, accept) {
-            return Some(place);
+        let Some(filled) = bins.at_or_above(bin) else { break };
+        fit = bins.best(filled, units, PROBES, accept);
+        if fit.is_some() {
+            break;
         }
-        bin = above;
+        bin = filled + 1;
     }
-    bins.best(floor, units, LAST_PROBES, accept)
+    match bins.or_kept(fit, units, accept) {
+        Some(fit) => Some(fit.place),
+        None => Some(bins.best(floor, units, LAST_PROBES, accept)?.place),
+    }
 }

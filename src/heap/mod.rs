@@ -9,6 +9,7 @@ mod moves;
 mod nodes;
 mod pieces;
 mod shelf;
+mod tagged;
 
 #[cfg(test)]
 mod tests;

@@ -3,6 +3,7 @@
 use super::bins::{Bins, bin_of};
 use super::nodes::{Block, State};
 use super::pieces::Span;
+use super::tagged::place_of;
 use super::{COMPLETE, Heap, Piece, Tag};
 
 impl Heap {
@@ -30,10 +31,7 @@ impl Heap {
         while start < end {
             let left = (end - start) >> self.unit_shift;
             let units = u32::try_from(left).unwrap_or(u32::MAX);
-            let state = State::Live;
-            let block =
-                Block { address: start, units, prev: low, next: above, position: 0, tag, state };
-            let node = self.nodes.take(block);
+            let node = self.nodes.take(Block::live(start, units, low, above));
             self.nodes.link(low, node);
             low = node;
             start += u64::from(units) << self.unit_shift;
@@ -41,9 +39,10 @@ impl Heap {
         self.nodes.link(low, above);
         // A block that has not had its turn is live, so no other swallows it.
         let mut node = self.nodes[below].next;
+        let set = self.shelf.make(tag);
         for _ in 0..blocks {
             let next = self.nodes[node].next;
-            self.give(node, tag, stamp);
+            self.tagged(set).give(node, tag, stamp);
             node = next;
         }
     }
@@ -83,15 +82,8 @@ impl Heap {
 
     /// A ring of no blocks.
     fn new_border(&mut self) -> u32 {
-        let border = self.nodes.take(Block {
-            address: 0,
-            units: 0,
-            prev: 0,
-            next: 0,
-            position: 0,
-            tag: COMPLETE,
-            state: State::Border,
-        });
+        let block = Block { state: State::Border, ..Block::live(0, 0, 0, 0) };
+        let border = self.nodes.take(block);
         self.nodes.link(border, border);
         border
     }
@@ -126,12 +118,15 @@ impl Heap {
     /// stamp, and merges there. O(blocks of `from`). Returns how many blocks moved.
     pub(crate) fn retag(&mut self, from: Tag, upto: usize, to: Tag, stamp: usize) -> usize {
         let moved = self.nodes_of(from, upto);
+        let Some(set) = self.shelf.place(from) else { return 0 };
         for &node in &moved {
-            self.unshelve(node);
+            self.tagged(set).unshelve(node);
             if from == to {
-                self.shelve(node, to, stamp);
+                self.tagged(set).shelve(node, to, stamp);
             } else {
-                self.give(node, to, stamp);
+                // The bins of `from` may become those of `to`, with the last block only.
+                let set = self.shelf.make(to);
+                self.tagged(set).give(node, to, stamp);
             }
         }
         moved.len()
@@ -173,22 +168,24 @@ impl Heap {
 
     /// Cuts a free block out, or that many units from its low end.
     fn cut_node(&mut self, node: u32, most: u32) -> Piece {
-        let Block { address, units, prev, next, .. } = self.nodes[node];
+        let Block { address, units, prev, next, tag, .. } = self.nodes[node];
         let cut = units.min(most);
         let bytes = u64::from(cut) << self.unit_shift;
         let range = self.pieces.below(address).map_or(0, |(_, span)| span.range);
+        let set = self.shelf.make(tag);
         let stamp;
         let above = if cut == units {
-            stamp = self.unshelve(node);
+            stamp = self.tagged(set).unshelve(node);
             self.nodes.release(node);
             // Out of the ring first, so that a border can be put in its place.
             self.nodes.link(prev, next);
             next
         } else {
-            let (tag, place) = self.place(node);
-            stamp = self.shelf.bins(tag).entry(place).stamp;
-            self.nodes[node].address += bytes;
-            self.resize(node, units - cut, stamp);
+            let place = place_of(&self.nodes[node]);
+            stamp = self.shelf[set].entry(place).stamp;
+            let mut tagged = self.tagged(set);
+            tagged.nodes[node].address += bytes;
+            tagged.resize(node, place, units - cut, 0);
             node
         };
         self.close(prev, above, address, address + bytes);
@@ -239,7 +236,8 @@ impl Heap {
     /// The complete block of this address and size.
     fn found(&self, address: u64, bytes: u64) -> Option<u32> {
         let units = u32::try_from(bytes >> self.unit_shift).ok()?;
-        let mut entries = self.shelf.get(COMPLETE)?.in_bin(bin_of(units)).iter();
+        let bins = self.shelf.get(COMPLETE)?;
+        let mut entries = bins.kept().into_iter().chain(bins.in_bin(bin_of(units)));
         let found = |node: u32| self.nodes[node].address == address;
         entries.find(|entry| entry.units == units && found(entry.node)).map(|entry| entry.node)
     }

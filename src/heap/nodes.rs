@@ -35,6 +35,13 @@ pub(super) struct Block {
     pub(super) state: State,
 }
 
+impl Block {
+    #[inline]
+    pub(super) fn live(address: u64, units: u32, prev: u32, next: u32) -> Self {
+        Self { address, units, prev, next, position: 0, tag: 0, state: State::Live }
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Nodes {
     blocks: Vec<Block>,
@@ -71,26 +78,25 @@ impl Nodes {
         node
     }
 
-    #[inline]
-    pub(super) fn release(&mut self, node: u32) {
-        let spare = self.spare;
-        let block = &mut self[node];
-        block.state = State::Spare;
-        block.next = spare;
-        self.spare = node;
-    }
-
     /// The block behind a token from outside, which may be anything.
     #[inline]
     pub(super) fn live(&self, node: u32) -> Result<&Block, NotLive> {
         self.blocks.get(node as usize).filter(|block| block.state == State::Live).ok_or(NotLive)
     }
 
-    /// Makes two nodes neighbours.
+    /// The nodes while none is made. Where they lie need not be read again after each write.
     #[inline]
+    pub(super) fn view(&mut self) -> View<'_> {
+        View { blocks: &mut self.blocks, spare: &mut self.spare }
+    }
+
+    /// Makes two nodes neighbours.
     pub(super) fn link(&mut self, low: u32, high: u32) {
-        self[low].next = high;
-        self[high].prev = low;
+        self.view().link(low, high);
+    }
+
+    pub(super) fn release(&mut self, node: u32) {
+        self.view().release(node);
     }
 }
 
@@ -103,7 +109,39 @@ impl std::ops::Index<u32> for Nodes {
     }
 }
 
-impl std::ops::IndexMut<u32> for Nodes {
+/// See [`Nodes::view`].
+pub(super) struct View<'a> {
+    blocks: &'a mut [Block],
+    spare: &'a mut u32,
+}
+
+impl View<'_> {
+    #[inline]
+    pub(super) fn release(&mut self, node: u32) {
+        let spare = *self.spare;
+        let block = &mut self[node];
+        block.state = State::Spare;
+        block.next = spare;
+        *self.spare = node;
+    }
+
+    #[inline]
+    pub(super) fn link(&mut self, low: u32, high: u32) {
+        self[low].next = high;
+        self[high].prev = low;
+    }
+}
+
+impl std::ops::Index<u32> for View<'_> {
+    type Output = Block;
+
+    #[inline]
+    fn index(&self, node: u32) -> &Block {
+        &self.blocks[node as usize]
+    }
+}
+
+impl std::ops::IndexMut<u32> for View<'_> {
     #[inline]
     fn index_mut(&mut self, node: u32) -> &mut Block {
         &mut self.blocks[node as usize]

@@ -20,29 +20,32 @@ impl Shelf {
         Self { index: vec![0], sets: vec![Bins::new(COMPLETE)] }
     }
 
-    #[inline]
     pub(super) fn get(&self, tag: Tag) -> Option<&Bins> {
-        let set = *self.index.get(usize::from(tag))?;
-        self.sets.get(set as usize)
+        self.sets.get(self.place(tag)?)
     }
 
-    /// The bins of a tag; made if it has none.
+    /// Where a tag's bins are, for `[]`.
     #[inline]
-    pub(super) fn bins(&mut self, tag: Tag) -> &mut Bins {
-        let mut set = self.index.get(usize::from(tag)).map_or(NONE, |&set| set);
-        if set == NONE {
-            set = self.give(tag);
+    pub(super) fn place(&self, tag: Tag) -> Option<usize> {
+        self.index.get(usize::from(tag)).filter(|&&set| set != NONE).map(|&set| set as usize)
+    }
+
+    /// Where a tag's bins are; made if it has none.
+    #[inline]
+    pub(super) fn make(&mut self, tag: Tag) -> usize {
+        match self.place(tag) {
+            Some(set) => set,
+            None => self.give(tag),
         }
-        &mut self.sets[set as usize]
     }
 
     #[cold]
-    fn give(&mut self, tag: Tag) -> u32 {
+    fn give(&mut self, tag: Tag) -> usize {
         if self.index.len() <= usize::from(tag) {
             self.index.resize(usize::from(tag) + 1, NONE);
         }
         // The first set stays with complete memory, which most allocations come from.
-        let found = self.sets.iter().skip(1).position(|bins| bins.blocks() == 0);
+        let found = self.sets.iter().skip(1).position(|bins| bins.is_empty());
         let set = match found {
             Some(before) => {
                 let bins = &mut self.sets[before + 1];
@@ -57,16 +60,32 @@ impl Shelf {
         };
         // There are no more sets than tags, and a tag has 16 bits.
         self.index[usize::from(tag)] = set as u32;
-        set as u32
+        set
     }
 
     /// The bins that have blocks. As long as there are sets.
     pub(super) fn filled(&self) -> impl Iterator<Item = &Bins> {
-        self.sets.iter().filter(|bins| bins.blocks() != 0)
+        self.sets.iter().filter(|bins| !bins.is_empty())
     }
 
     #[cfg(test)]
     pub(super) fn sets(&self) -> usize {
         self.sets.len()
+    }
+}
+
+impl std::ops::Index<usize> for Shelf {
+    type Output = Bins;
+
+    #[inline]
+    fn index(&self, set: usize) -> &Bins {
+        &self.sets[set]
+    }
+}
+
+impl std::ops::IndexMut<usize> for Shelf {
+    #[inline]
+    fn index_mut(&mut self, set: usize) -> &mut Bins {
+        &mut self.sets[set]
     }
 }

@@ -83,7 +83,7 @@ impl Fault {
 /// Builds the fault's model and runs it. An error if the fault was not found as it should be.
 fn try_one(place: &Place, fault: &Fault) -> Result<()> {
     println!("\n-- fault {} in {}", fault.name, fault.place());
-    let program = build(place, fault)?;
+    let program = build(place, "loom-faults", FLAGS, &fault.name, &fault.target)?;
     let mut command = prepared(place, Command::new(program));
     command.args([&fault.filter, "--nocapture", "--test-threads=1"]).env(BOUND.0, bound());
     for limit in SILENT_LIMITS {
@@ -111,27 +111,34 @@ fn judge(fault: &Fault, succeeded: bool, text: &str) -> Result<()> {
     Ok(())
 }
 
-/// Builds the test target with the fault in it and says where the program lies.
+/// Builds a test target with the fault `name` in it, in a folder of its own, and says where the
+/// program lies.
 ///
 /// The fault's cfg comes through a wrapper of rustc that cargo uses for the workspace's own packages
 /// alone. With RUSTFLAGS cargo would build every dependency again for each fault.
-fn build(place: &Place, fault: &Fault) -> Result<PathBuf> {
-    let folder = place.target.join("loom-faults");
-    let wrapper = wrapper(&folder, &fault.name)?;
+pub(crate) fn build(
+    place: &Place,
+    folder: &str,
+    flags: &str,
+    name: &str,
+    target: &str,
+) -> Result<PathBuf> {
+    let folder = place.target.join(folder);
+    let wrapper = wrapper(&folder, name)?;
     let mut command = cargo(place);
     command
-        .env("RUSTFLAGS", FLAGS)
+        .env("RUSTFLAGS", flags)
         .env("CARGO_TARGET_DIR", &folder)
         .env("RUSTC_WORKSPACE_WRAPPER", wrapper)
-        .args(["test", "--release", "-p", "aquifer", "--test", &fault.target])
+        .args(["test", "--release", "-p", "aquifer", "--test", target])
         .args(["--no-run", "--message-format", "json-render-diagnostics"]);
     let finished = quiet(&mut command, None)?;
     if !finished.status.success() {
         println!("{}", finished.text);
         bail!("it does not compile");
     }
-    executable(&finished.text, &fault.target)
-        .with_context(|| format!("cargo built no program for {}", fault.target))
+    executable(&finished.text, target)
+        .with_context(|| format!("cargo built no program for {target}"))
 }
 
 /// The path of `target`'s program in cargo's messages.
@@ -167,6 +174,11 @@ fn wrapper(_: &Path, _: &str) -> Result<PathBuf> {
     bail!("the faults are compiled in through a shell script, which needs a Unix")
 }
 
+/// Whether a fault's name is one that a shell script may hold.
+pub(crate) fn is_plain(name: &str) -> bool {
+    name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-')
+}
+
 /// Reads the rows of faults.csv.
 fn read(file: impl Read) -> Result<Vec<Fault>> {
     let mut reader =
@@ -179,8 +191,7 @@ fn read(file: impl Read) -> Result<Vec<Fault>> {
         let record = record?;
         let field = |index| record.get(index).unwrap_or_default().to_string();
         let fault = Fault { name: field(0), target: field(1), filter: field(2), message: field(3) };
-        let plain = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
-        if record.iter().any(str::is_empty) || !fault.name.chars().all(plain) {
+        if record.iter().any(str::is_empty) || !is_plain(&fault.name) {
             bail!(
                 "an empty field, or a fault's name of other than letters, digits, - and _: {fault:?}"
             );

@@ -15,6 +15,7 @@ mod nightly;
 mod process;
 mod report;
 mod rows;
+mod soak;
 mod steps;
 
 use anyhow::{Context as _, Result};
@@ -51,6 +52,13 @@ enum Task {
     /// Run loom's models as they ship, or with one fault compiled in, which has to be found.
     Loom {
         /// A fault of loom_tests/faults.csv.
+        #[arg(long, value_name = "NAME")]
+        fault: Option<String>,
+    },
+    /// Run the long soak of the pool as it ships, or with one fault compiled in, which has to be
+    /// found.
+    Soak {
+        /// A fault of tests/soak/faults.csv.
         #[arg(long, value_name = "NAME")]
         fault: Option<String>,
     },
@@ -109,6 +117,11 @@ fn run() -> Result<ExitCode> {
         Task::Loom { fault: Some(name) } => {
             let note = faults::run(&place, Some(&name))?;
             println!("{note}");
+            Ok(ExitCode::SUCCESS)
+        }
+        Task::Soak { fault: None } => Ok(report::run(&place, &steps::choose(&["soak".into()])?)),
+        Task::Soak { fault: Some(name) } => {
+            soak::run(&place, Some(&name))?;
             Ok(ExitCode::SUCCESS)
         }
     }

@@ -1,7 +1,7 @@
 //! The one list of steps.
 
 use crate::report::Verdict;
-use crate::{Place, bench, cargo, examples, faults, house, loom, msrv, nightly};
+use crate::{Place, bench, cargo, examples, faults, house, loom, msrv, nightly, soak};
 use anyhow::{Result, bail};
 
 /// One step of `cargo xtask ci`. An error of `run` is a failure of the step.
@@ -30,6 +30,8 @@ pub(crate) const STEPS: &[Step] = &[
     step("doc", "rustdoc of the public items, warnings denied", cargo::doc),
     step("loom", "loom's models of the concurrent core", loom::step),
     step("loom-faults", "every fault compiled in must be found by its model", faults::step),
+    step("soak", "a hundred thousand random programs on the pool", soak::step),
+    step("soak-faults", "faults compiled in that the soak must find", soak::faults),
     step("std-allocator", "the standard library's Allocator, on a nightly", nightly::std_allocator),
     step("asan", "the tests under AddressSanitizer, on a nightly", nightly::asan),
     step("miri", "the unit tests under Miri, where it is installed", nightly::miri),

@@ -1,5 +1,6 @@
 //! The heap against a naive model of it, at its edges, and by its figures.
 
+mod capacity;
 mod edges;
 mod measure;
 mod model;

@@ -2,6 +2,7 @@
 
 use crate::heap::bins::{bin_of, largest_of};
 use crate::heap::nodes::{Block, State};
+use crate::heap::tagged::place_of;
 use crate::heap::{Heap, Tag};
 use std::collections::BTreeSet;
 
@@ -34,8 +35,8 @@ pub(super) fn walk(heap: &Heap) -> (Vec<Free>, Vec<Live>) {
             match block.state {
                 State::Live => live.push((span.range, address, bytes)),
                 State::Free => {
-                    let (tag, place) = heap.place(node);
-                    let entry = heap.shelf.get(tag).unwrap().entry(place);
+                    let tag = block.tag;
+                    let entry = heap.shelf.get(tag).unwrap().entry(place_of(&block));
                     assert_eq!((entry.node, entry.units), (node, block.units));
                     free.push((span.range, address, bytes, tag, entry.stamp));
                     if let Some(last) = last.filter(|last| last.state == State::Free) {
@@ -71,7 +72,7 @@ fn bins(heap: &Heap, free: &[Free]) {
     for &tag in &tags {
         let bins = heap.shelf.get(tag).unwrap();
         assert_eq!(bins.tag, tag);
-        let mut count = 0;
+        let mut count = bins.kept().into_iter().count();
         let mut bin = 0;
         let last = bin_of(u32::MAX);
         while let Some(at) = bins.at_or_above(bin) {
@@ -88,7 +89,9 @@ fn bins(heap: &Heap, free: &[Free]) {
             bin = at + 1;
         }
         assert!((bin..=last).all(|bin| bins.in_bin(bin).is_empty()));
-        assert_eq!(bins.top().map(largest_of), Some(heap.at_most(tag)));
+        let top = bins.top().map_or(0, largest_of);
+        assert_eq!(heap.at_most(tag), bins.kept().map_or(top, |kept| top.max(kept.units)));
+        assert!(bins.kept().is_none_or(|kept| heap.nodes[kept.node].tag == tag));
         assert_eq!((count, bins.blocks()), (bins.blocks(), bins.entries().count()));
         assert_eq!(count, free.iter().filter(|block| block.3 == tag).count());
     }

@@ -1,0 +1,137 @@
+//! A soak of the pool: random programs over streams, events and threads, with the order checker of
+//! the simulated device as their judge, or with kernels and patterns on a GPU.
+//!
+//! A program is its seed. A failing one prints it:
+//! `AQUIFER_SOAK_SEED=N cargo test --release --test soak` replays it, threads and all, with its
+//! operations. `AQUIFER_SOAK_PROGRAMS` says how many there are, `AQUIFER_SOAK_FIRST` which seed is
+//! the first.
+
+#![allow(clippy::forget_non_drop, reason = "that a guard is forgotten has to change nothing")]
+
+mod captures;
+mod complaints;
+#[path = "../support/kernels.rs"]
+mod kernels;
+mod player;
+mod program;
+mod random;
+mod setup;
+mod shared;
+#[path = "../support/mod.rs"]
+mod support;
+mod tally;
+mod trouble;
+mod turns;
+
+use complaints::Complaints;
+use program::{Failed, Mode, run};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use tally::Tally;
+
+/// Programs of an ordinary `cargo test`, and of one on a GPU.
+const PROGRAMS: u64 = 3_000;
+const PROGRAMS_ON_GPU: u64 = 1_000;
+
+/// Of so many programs one runs with threads that race; what it finds may not replay.
+const RACING: u64 = 10;
+
+/// A program that takes longer hangs.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// One soak at a time: it listens to the whole process.
+static ALONE: LazyLock<Mutex<Complaints>> = LazyLock::new(|| Mutex::new(Complaints::listen()));
+
+fn number(name: &str) -> Option<u64> {
+    let text = std::env::var(name).ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{name} is {text:?}, which is no number")))
+}
+
+/// Ends the process, with the seed, if a program hangs.
+struct Watch(Arc<Mutex<Running>>);
+
+/// The program that runs, and since when.
+type Running = Option<(u64, Instant)>;
+
+impl Watch {
+    fn start() -> Self {
+        let current = Arc::new(Mutex::new(Running::None));
+        let watched = Arc::downgrade(&current);
+        std::thread::spawn(move || {
+            while let Some(current) = watched.upgrade() {
+                let running = *current.lock().unwrap_or_else(PoisonError::into_inner);
+                if let Some((seed, since)) = running
+                    && since.elapsed() > LIMIT
+                {
+                    eprintln!("{}", report(seed, "it hangs"));
+                    std::process::abort();
+                }
+                drop(current);
+                std::thread::sleep(Duration::from_millis(500));
+            }
+        });
+        Self(current)
+    }
+
+    fn program(&self, seed: u64) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some((seed, Instant::now()));
+    }
+}
+
+fn report(seed: u64, why: &str) -> String {
+    format!(
+        "seed {seed}: {why}; replay with AQUIFER_SOAK_SEED={seed} cargo test --release --test soak"
+    )
+}
+
+/// Runs programs; at the first failure it stops, after a replay that shows the operations.
+fn soak(what: &str, seeds: std::ops::Range<u64>, free: bool) {
+    let complaints = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let watch = Watch::start();
+    let (started, programs) = (Instant::now(), seeds.end - seeds.start);
+    let one = number("AQUIFER_SOAK_SEED");
+    let mut tally = Tally::default();
+    for seed in one.map_or(seeds, |seed| seed..seed + 1) {
+        watch.program(seed);
+        let mode = Mode { free, trace: one.is_some() };
+        let Failed { why, mut trace } = match run(seed, mode, &complaints) {
+            Ok(done) => {
+                tally.join(&done);
+                continue;
+            }
+            Err(failed) => failed,
+        };
+        if trace.len() < 2 {
+            watch.program(seed);
+            trace = match run(seed, Mode { free, trace: true }, &complaints) {
+                Ok(_) => vec!["it does not fail again".into()],
+                Err(again) => again.trace,
+            };
+        }
+        panic!("{}\n  {}", report(seed, &why), trace.join("\n  "));
+    }
+    let seconds = started.elapsed().as_secs_f64();
+    let count = if one.is_some() { 1 } else { programs };
+    println!("{what}: {count} programs in {seconds:.1} s{tally}");
+    let too_few = tally.too_few(programs as usize, support::on_gpu());
+    if one.is_none() && !free {
+        assert!(too_few.is_empty(), "too little happened: {}", too_few.join("; "));
+    }
+}
+
+fn seeds() -> std::ops::Range<u64> {
+    let default = if support::on_gpu() { PROGRAMS_ON_GPU } else { PROGRAMS };
+    let first = number("AQUIFER_SOAK_FIRST").unwrap_or(0);
+    first..first + number("AQUIFER_SOAK_PROGRAMS").unwrap_or(default)
+}
+
+#[test]
+fn programs_in_turns() {
+    soak("soak", seeds(), false);
+}
+
+#[test]
+fn programs_that_race() {
+    let seeds = seeds();
+    soak("soak of races", seeds.start..seeds.start + (seeds.end - seeds.start) / RACING, true);
+}

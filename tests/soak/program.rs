@@ -1,0 +1,193 @@
+//! One program: made from its seed, played, and judged when all is quiet again.
+
+use crate::complaints::Complaints;
+use crate::player::Player;
+use crate::random::Random;
+use crate::setup::{Pool, Setup, Upstream};
+use crate::shared::{Failure, Shared, Step, lock, unexpected};
+use crate::support;
+use crate::tally::Tally;
+use crate::turns::{Seat, Turns};
+use aquifer::{Device, DeviceVec};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// How a program runs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mode {
+    /// Threads race instead of taking turns.
+    pub(crate) free: bool,
+    /// The operations are kept, to be printed.
+    pub(crate) trace: bool,
+}
+
+/// A program that went wrong: why, and what it did where that was kept.
+pub(crate) struct Failed {
+    pub(crate) why: Failure,
+    pub(crate) trace: Vec<String>,
+}
+
+/// Runs the program of `seed`.
+pub(crate) fn run(seed: u64, mode: Mode, complaints: &Complaints) -> Result<Tally, Failed> {
+    let early = |why| Failed { why, trace: Vec::new() };
+    let mut setup = Setup::new(&mut Random::new(seed, 0), support::on_gpu());
+    if mode.free {
+        (setup.threads, setup.injects, setup.captures) = (setup.threads.max(2), false, false);
+        setup.operations = vec![40; setup.threads];
+    }
+    let device = match support::on_gpu() {
+        true => Device::open(0).map_err(unexpected("opening the GPU")).map_err(early)?,
+        false => setup.device(seed),
+    };
+    complaints.clear();
+    let shared = Shared::new(seed, setup, device, mode.trace).map_err(early)?;
+    match play(&shared, mode, complaints) {
+        Ok(()) => Ok(lock(&shared.tally).clone()),
+        Err(why) => {
+            let mut trace = shared.trace();
+            trace.insert(0, format!("{:?}", shared.setup));
+            Err(Failed { why, trace })
+        }
+    }
+}
+
+fn play(shared: &Shared, mode: Mode, complaints: &Complaints) -> Step {
+    let setup = &shared.setup;
+    let (pool, lower) = setup.pool(&shared.device).map_err(unexpected("building the pool"))?;
+    if matches!(setup.upstream, Upstream::PoolOverPlain | Upstream::PoolOverStreamOrdered) {
+        shared.count("pools over pools");
+    }
+    let erased = Arc::new(pool.clone());
+    *lock(&shared.pool) = Some((pool, erased));
+
+    threads(shared, mode);
+    if let Some(failure) = lock(&shared.failure).take() {
+        return Err(failure);
+    }
+    let mut random = Random::new(shared.seed, 1);
+    quiet(shared, complaints)?;
+    settle(shared, &mut random).map_err(|failure| format!("at the end: {failure}"))?;
+    let pool = lock(&shared.pool).take();
+    if let Some((pool, _erased)) = pool {
+        quiescent(shared, &pool, &mut random)
+            .map_err(|failure| format!("when all was quiet: {failure}"))?;
+    }
+    gone(shared, lower).map_err(|failure| format!("when the pool was gone: {failure}"))?;
+    quiet(shared, complaints)?;
+    all_is_back(shared, !complaints.take().is_empty())
+}
+
+/// Fails if the crate complained, and no driver call was made to fail.
+fn quiet(shared: &Shared, complaints: &Complaints) -> Step {
+    match complaints.first() {
+        Some(first) if !shared.may_leak.load(Ordering::Relaxed) => {
+            Err(format!("the crate complained: {first}"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Starts the threads and joins each as it ends, so that its end is part of the order.
+fn threads(shared: &Shared, mode: Mode) {
+    let count = shared.setup.threads;
+    let turns = Turns::new(count, Random::new(shared.seed, 99), mode.free);
+    std::thread::scope(|scope| {
+        let start = |me| {
+            let turns = &turns;
+            scope.spawn(move || {
+                let seat = Seat::take(turns, me);
+                let played = Player::new(shared, seat, me, !mode.free).play();
+                if let Err(failure) = played {
+                    shared.fail(failure);
+                }
+            })
+        };
+        let mut handles: Vec<_> = (0..count).map(|me| Some(start(me))).collect();
+        turns.go();
+        for _ in 0..count {
+            let who = turns.ended();
+            // Waits for the thread itself, with all that is torn down after its own code.
+            if handles[who].take().is_some_and(|handle| handle.join().is_err()) {
+                shared.fail(format!("thread {who} panicked"));
+            }
+            turns.go();
+        }
+    });
+}
+
+/// What is left is read and dropped; then a pool that nobody uses has to give all it may.
+fn settle(shared: &Shared, random: &mut Random) -> Step {
+    for item in std::mem::take(&mut *lock(&shared.mailbox)) {
+        item.check()?;
+        shared.count("reads that agreed");
+    }
+    shared.verdict()?;
+    if shared.alive() != 0 {
+        return Err(format!("{} vectors were forgotten by the soak itself", shared.alive()));
+    }
+    let setup = &shared.setup;
+    let whole = !shared.may_leak.load(Ordering::Relaxed)
+        && setup.climbs_all()
+        && setup.maximum_is_the_limit();
+    let (pool, maximum) = (lock(&shared.pool).clone(), setup.maximum);
+    if let (true, Some((_, resource)), Some(maximum)) = (whole && random.one_in(2), pool, maximum) {
+        let streams = lock(&shared.streams);
+        let stream = &streams[random.below(streams.len())];
+        let mut all = DeviceVec::<u8>::with_capacity_in(stream, maximum, resource)
+            .map_err(unexpected("the maximum, of a pool that nobody uses"))?;
+        all.resize(maximum, 7).map_err(unexpected("writing all of a pool"))?;
+        shared.count("most of a pool at once");
+    }
+    if random.one_in(2) {
+        // Gone, with frees pending on them.
+        lock(&shared.streams).clear();
+        lock(&shared.events).clear();
+    }
+    shared.device.synchronize().map_err(unexpected("waiting for all"))
+}
+
+/// The pool's own books when all is dropped and complete.
+fn quiescent(shared: &Shared, pool: &Pool, random: &mut Random) -> Step {
+    let found = pool.statistics();
+    lock(&shared.tally).statistics(&found);
+    if shared.setup.maximum.is_some_and(|maximum| found.peak_reserved > maximum) {
+        return Err(format!("more was reserved than the maximum: {found:?}"));
+    }
+    if shared.may_leak.load(Ordering::Relaxed) {
+        return Ok(());
+    }
+    if (found.live, found.live_blocks) != (0, 0) || found.free != found.reserved {
+        return Err(format!("not all is free: {found:?}"));
+    }
+    if random.one_in(2) {
+        let back = pool.trim(0).map_err(unexpected("trimming"))?;
+        let rest = pool.statistics();
+        if back != found.reserved || rest.reserved != 0 || rest.upstream_blocks != 0 {
+            return Err(format!("{back} bytes went back of {found:?}, which left {rest:?}"));
+        }
+    }
+    Ok(())
+}
+
+/// The pool is dropped by now, and so is all that held it.
+fn gone(shared: &Shared, lower: Option<Pool>) -> Step {
+    shared.device.synchronize().map_err(unexpected("waiting for all"))?;
+    if let Some(lower) = lower {
+        let found = lower.statistics();
+        if found.live != 0 && !shared.may_leak.load(Ordering::Relaxed) {
+            return Err(format!("the pool below still lends: {found:?}"));
+        }
+    }
+    shared.device.synchronize().map_err(unexpected("waiting for all"))?;
+    shared.verdict()
+}
+
+fn all_is_back(shared: &Shared, excused: bool) -> Step {
+    let Some(simulator) = &shared.simulator else { return Ok(()) };
+    let info = shared.device.memory_info().map_err(unexpected("asking for the memory"))?;
+    let live = simulator.live_bytes();
+    if (live == 0 && info.free == info.total) || excused {
+        return Ok(());
+    }
+    Err(format!("{live} bytes were never freed, {} of {} are free", info.free, info.total))
+}

@@ -1,0 +1,173 @@
+//! What a program's seed says about its device and its pool.
+
+use crate::random::Random;
+use aquifer::sim::SimConfig;
+use aquifer::{
+    AsyncResource, CudaResource, Device, DeviceResource, MissPolicy, PoolResource, Result, Rung,
+};
+use std::sync::Arc;
+
+pub(crate) type Pool = PoolResource<Arc<dyn DeviceResource>>;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Upstream {
+    Plain,
+    StreamOrdered,
+    PoolOverPlain,
+    PoolOverStreamOrdered,
+}
+
+/// All of it comes from the seed.
+#[derive(Clone, Debug)]
+pub(crate) struct Setup {
+    pub(crate) upstream: Upstream,
+    /// Of the simulated device, in bytes.
+    pub(crate) capacity: usize,
+    pub(crate) maximum: Option<usize>,
+    initial: usize,
+    soft_limit: Option<usize>,
+    growth_step: Option<usize>,
+    alignment: usize,
+    rungs: Option<Vec<Rung>>,
+    magazine_entries: Option<usize>,
+    magazine_bytes: Option<usize>,
+    pub(crate) threads: usize,
+    pub(crate) streams: usize,
+    /// Of each thread.
+    pub(crate) operations: Vec<usize>,
+    /// Requests are sized by this.
+    pub(crate) scale: usize,
+    /// Elements of the sizes that come back; none if every size is new.
+    pub(crate) lengths: Vec<usize>,
+    pub(crate) injects: bool,
+    pub(crate) captures: bool,
+}
+
+const RUNGS: [Rung; 7] = [
+    Rung::Complete,
+    Rung::Ordered,
+    Rung::Grow,
+    Rung::Wait,
+    Rung::GrowToMaximum,
+    Rung::Gather,
+    Rung::Trim,
+];
+
+impl Setup {
+    pub(crate) fn new(random: &mut Random, on_gpu: bool) -> Self {
+        let scale = random.pick(&[16 << 10, 64 << 10, 64 << 10, 256 << 10]);
+        let alignment = random.pick(&[256, 256, 256, 512, 4096]);
+        let maximum = (!random.one_in(8)).then_some(scale);
+        // Now and then upstream runs out before the pool's own maximum.
+        let capacity = match maximum {
+            Some(maximum) if random.one_in(8) => maximum / 2,
+            Some(maximum) => 4 * maximum,
+            None => 2 * scale,
+        };
+        let initial = random.pick(&[0, 0, 0, scale / 4, scale / 2, scale]).min(capacity / 4);
+        let upstream = match random.below(8) {
+            0..3 => Upstream::Plain,
+            3..6 => Upstream::StreamOrdered,
+            6 => Upstream::PoolOverPlain,
+            _ => Upstream::PoolOverStreamOrdered,
+        };
+        let rungs = match random.below(6) {
+            0..3 => None,
+            3 => Some(MissPolicy::rmm().rungs().to_vec()),
+            4 => {
+                let mut all = RUNGS;
+                random.shuffle(&mut all);
+                Some(all.to_vec())
+            }
+            // One rung alone, so that none hides behind those before it.
+            _ => Some(vec![random.pick(&RUNGS), Rung::GrowToMaximum]),
+        };
+        let threads = random.pick(&[1, 1, 2, 2, 3]);
+        let lengths = match random.below(3) {
+            0 => Vec::new(),
+            _ => (0..1 + random.below(3)).map(|_| 1 + random.below(scale / 64)).collect(),
+        };
+        let operations = (0..threads).map(|_| (15 + random.below(45)) / threads + 4).collect();
+        Self {
+            upstream,
+            capacity,
+            maximum,
+            initial: initial / alignment * alignment,
+            soft_limit: random.one_in(3).then_some(scale / 2),
+            growth_step: (maximum.is_none() || random.one_in(2))
+                .then_some(random.pick(&[scale / 16, scale / 8, scale / 4]).max(alignment)),
+            alignment,
+            rungs,
+            magazine_entries: random.pick(&[None, Some(0), Some(1), Some(2), Some(8)]),
+            magazine_bytes: random.pick(&[None, None, Some(4 << 10), Some(64 << 10)]),
+            threads,
+            streams: 1 + random.below(4),
+            operations,
+            scale,
+            lengths,
+            injects: !on_gpu && random.one_in(4),
+            captures: !on_gpu && random.one_in(4),
+        }
+    }
+
+    pub(crate) fn device(&self, seed: u64) -> Device {
+        Device::simulated(SimConfig::default().seed(seed).capacity(self.capacity as u64))
+    }
+
+    /// Whether nothing but the pool's maximum limits it, by the device's memory at least.
+    pub(crate) fn maximum_is_the_limit(&self) -> bool {
+        self.maximum.is_some_and(|maximum| self.capacity >= 2 * maximum)
+    }
+
+    /// Whether a miss climbs all rungs that a full pool needs to give what it has: what streams have
+    /// freed is gathered first, and then whole blocks of upstream go back for larger ones.
+    pub(crate) fn climbs_all(&self) -> bool {
+        let Some(rungs) = &self.rungs else { return true };
+        let place = |rung| rungs.iter().position(|other| *other == rung);
+        let grows = place(Rung::GrowToMaximum).is_some();
+        matches!((place(Rung::Gather), place(Rung::Trim)), (Some(first), Some(last)) if first < last)
+            && grows
+    }
+
+    /// The pool, and the one below it where there is one.
+    pub(crate) fn pool(&self, device: &Device) -> Result<(Pool, Option<Pool>)> {
+        let plain = || -> Arc<dyn DeviceResource> { Arc::new(CudaResource::new(device)) };
+        let ordered =
+            || -> Result<Arc<dyn DeviceResource>> { Ok(Arc::new(AsyncResource::new(device)?)) };
+        let below = match self.upstream {
+            Upstream::Plain => return Ok((self.build(plain())?, None)),
+            Upstream::StreamOrdered => return Ok((self.build(ordered()?)?, None)),
+            Upstream::PoolOverPlain => plain(),
+            Upstream::PoolOverStreamOrdered => ordered()?,
+        };
+        // Small steps, so that the upper pool's blocks come from memory that was used before.
+        let step = (self.scale / 8).max(4096);
+        let lower = PoolResource::builder(below).growth_step(step).build()?;
+        let erased: Arc<dyn DeviceResource> = Arc::new(lower.clone());
+        Ok((self.build(erased)?, Some(lower)))
+    }
+
+    fn build(&self, upstream: Arc<dyn DeviceResource>) -> Result<Pool> {
+        let mut options =
+            PoolResource::builder(upstream).initial_size(self.initial).alignment(self.alignment);
+        if let Some(maximum) = self.maximum {
+            options = options.maximum_size(maximum);
+        }
+        if let Some(limit) = self.soft_limit {
+            options = options.soft_limit(limit);
+        }
+        if let Some(step) = self.growth_step {
+            options = options.growth_step(step);
+        }
+        if let Some(rungs) = &self.rungs {
+            options = options.miss_policy(MissPolicy::new(rungs.iter().copied()));
+        }
+        if let Some(entries) = self.magazine_entries {
+            options = options.magazine_entries(entries);
+        }
+        if let Some(bytes) = self.magazine_bytes {
+            options = options.magazine_bytes(bytes);
+        }
+        options.build()
+    }
+}

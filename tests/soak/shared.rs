@@ -1,0 +1,163 @@
+//! What the threads of a program share, and the vectors that they own.
+
+use crate::setup::{Pool, Setup};
+use crate::tally::Tally;
+use aquifer::sim::Simulator;
+use aquifer::{Device, DeviceResource, DeviceVec, Error, Event, Stream};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Why a program failed.
+pub(crate) type Failure = String;
+pub(crate) type Step<T = ()> = Result<T, Failure>;
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// An error that nothing in the program explains.
+pub(crate) fn unexpected(what: &str) -> impl FnOnce(Error) -> Failure + '_ {
+    move |error| format!("{what}: {:?}: {error}", error.kind())
+}
+
+/// A vector, and what it has to hold.
+pub(crate) struct Item {
+    pub(crate) vec: DeviceVec<u32>,
+    /// The value of every element; none before they are written.
+    pub(crate) tag: Option<u32>,
+    /// Streams that it was lent to since home last waited for all of them.
+    pub(crate) lent: Vec<u64>,
+    _alive: Alive,
+}
+
+/// Counts the vectors that hold memory.
+struct Alive(Arc<AtomicUsize>);
+
+impl Drop for Alive {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Item {
+    pub(crate) fn home(&self) -> u64 {
+        self.vec.stream().id()
+    }
+
+    /// Whether any use of it may involve `stream`.
+    pub(crate) fn knows(&self, stream: u64) -> bool {
+        self.home() == stream || self.lent.contains(&stream)
+    }
+
+    /// Reads it back and compares.
+    pub(crate) fn check(&self) -> Step {
+        let Some(tag) = self.tag else { return Ok(()) };
+        let found = self.vec.to_vec().map_err(unexpected("reading a vector"))?;
+        match found.iter().position(|&value| value != tag) {
+            None => Ok(()),
+            Some(at) => Err(format!(
+                "wrong data: element {at} of {} at {:#x} is {:#x}, not {tag:#x}",
+                found.len(),
+                self.vec.as_device_ptr(),
+                found[at]
+            )),
+        }
+    }
+}
+
+pub(crate) struct Shared {
+    pub(crate) seed: u64,
+    pub(crate) setup: Setup,
+    pub(crate) device: Device,
+    pub(crate) simulator: Option<Simulator>,
+    pub(crate) streams: Mutex<Vec<Stream>>,
+    pub(crate) events: Mutex<Vec<Event>>,
+    pub(crate) mailbox: Mutex<Vec<Item>>,
+    pub(crate) pool: Mutex<Option<(Pool, Arc<dyn DeviceResource>)>>,
+    /// The stream that is in capture.
+    pub(crate) captured: Mutex<Option<u64>>,
+    pub(crate) tally: Mutex<Tally>,
+    pub(crate) failure: Mutex<Option<Failure>>,
+    pub(crate) failed: AtomicBool,
+    /// A driver call failed whose failure may cost memory, said aloud.
+    pub(crate) may_leak: AtomicBool,
+    alive: Arc<AtomicUsize>,
+    next_tag: AtomicU32,
+    trace: Option<Mutex<Vec<String>>>,
+}
+
+impl Shared {
+    pub(crate) fn new(seed: u64, setup: Setup, device: Device, trace: bool) -> Step<Self> {
+        let (pool, streams) = (Mutex::new(None), Vec::with_capacity(setup.streams));
+        let shared = Self {
+            seed,
+            simulator: device.simulator(),
+            device,
+            setup,
+            streams: Mutex::new(streams),
+            events: Mutex::default(),
+            mailbox: Mutex::default(),
+            pool,
+            captured: Mutex::default(),
+            tally: Mutex::default(),
+            failure: Mutex::default(),
+            failed: AtomicBool::new(false),
+            may_leak: AtomicBool::new(false),
+            alive: Arc::default(),
+            next_tag: AtomicU32::new(1),
+            trace: trace.then(Mutex::default),
+        };
+        for _ in 0..shared.setup.streams {
+            let stream = shared.device.new_stream().map_err(unexpected("making a stream"))?;
+            lock(&shared.streams).push(stream);
+        }
+        Ok(shared)
+    }
+
+    /// A value that no vector of this program was filled with; those of programs differ, too.
+    pub(crate) fn tag(&self) -> u32 {
+        let number = self.next_tag.fetch_add(1, Ordering::Relaxed);
+        (self.seed as u32).wrapping_mul(0x9e37_79b1) ^ number.wrapping_mul(0x0100_0193)
+    }
+
+    pub(crate) fn count(&self, name: &'static str) {
+        lock(&self.tally).add(name, 1);
+    }
+
+    pub(crate) fn alive(&self) -> usize {
+        self.alive.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn item(&self, vec: DeviceVec<u32>) -> Item {
+        self.alive.fetch_add(1, Ordering::Relaxed);
+        Item { vec, tag: None, lent: Vec::new(), _alive: Alive(self.alive.clone()) }
+    }
+
+    /// Fails if the simulated device has seen anything that no stream order allows.
+    pub(crate) fn verdict(&self) -> Step {
+        let Some(simulator) = &self.simulator else { return Ok(()) };
+        match simulator.reports().first() {
+            None => Ok(()),
+            Some(report) => Err(format!("the device saw {:?}: {report}", report.kind())),
+        }
+    }
+
+    pub(crate) fn fail(&self, failure: Failure) {
+        self.failed.store(true, Ordering::Relaxed);
+        lock(&self.failure).get_or_insert(failure);
+    }
+
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn says(&self, line: impl FnOnce() -> String) {
+        if let Some(trace) = &self.trace {
+            lock(trace).push(line());
+        }
+    }
+
+    pub(crate) fn trace(&self) -> Vec<String> {
+        self.trace.as_ref().map(|trace| lock(trace).clone()).unwrap_or_default()
+    }
+}
