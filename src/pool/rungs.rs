@@ -104,7 +104,8 @@ impl<U: Upstream> Pool<U> {
             return Err(Failure::Captured);
         }
         let request = Request { slot, stream, units, align };
-        if let Some(found) = self.own_magazines(&request, id) {
+        let ready = self.own_magazines(&request, id).or_else(|| self.draw(&request));
+        if let Some(found) = ready {
             return Ok(found);
         }
         let mut last = None;
@@ -191,7 +192,6 @@ impl<U: Upstream> Pool<U> {
     }
 
     /// Looks through all heaps for memory that needs no wait; notes where there is some that does.
-    /// The first to look also draws on the bank.
     fn survey(
         &self,
         request: &Request<'_, U>,
@@ -201,9 +201,6 @@ impl<U: Upstream> Pool<U> {
             return None;
         }
         let candidates = candidates.insert(Candidates::default());
-        if let Some(found) = self.draw(request) {
-            return Some(found);
-        }
         for source in self.all_slots().filter(|source| !source.is_bank()) {
             let mut heap = source.heap();
             let home = source.tag;
