@@ -316,11 +316,23 @@ impl<U: Upstream> Pool<U> {
         record: &mut super::epochs::Record<U>,
         stamp: usize,
     ) -> Result<(), Failure<U::Error>> {
-        if record.newest() < stamp {
-            source.epochs.close_past(&self.upstream, record, stamp, self.slot_count())?;
+        let before = record.newest();
+        source.epochs.close_past(&self.upstream, record, stamp, self.slot_count())?;
+        if record.newest() != before {
             count(&self.counters.records);
         }
         Ok(())
+    }
+
+    /// Blocks until the device has passed `stamp` of the stream.
+    fn synchronize(
+        &self,
+        source: &Slot<U>,
+        record: &mut super::epochs::Record<U>,
+        stamp: usize,
+    ) -> Result<(), Failure<U::Error>> {
+        self.close_past(source, record, stamp)?;
+        source.epochs.synchronize(&self.upstream, record, stamp, self.slot_count())
     }
 
     /// Makes the request's stream ordered after `stamp` of `tag`.
@@ -530,8 +542,7 @@ impl<U: Upstream> Pool<U> {
         let stamp = slot.epochs.open();
         {
             let mut record = slot.epochs.lock();
-            let others = self.slot_count();
-            slot.epochs.synchronize(&self.upstream, &mut record, stamp, others)?;
+            self.synchronize(slot, &mut record, stamp)?;
         }
         // What the maximum asks for first; everything, if upstream has no more.
         for all in [false, true] {
@@ -595,10 +606,7 @@ impl<U: Upstream> Pool<U> {
                 Some(_) => source.epochs.open(),
                 None => record.newest(),
             };
-            let others = self.slot_count();
-            if let Err(error) =
-                source.epochs.synchronize(&self.upstream, &mut record, stamp, others)
-            {
+            if let Err(error) = self.synchronize(source, &mut record, stamp) {
                 failed = Some(error);
             }
         }
