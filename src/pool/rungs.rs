@@ -221,7 +221,9 @@ impl<U: Upstream> Pool<U> {
                 if oldest <= ready
                     && let Some(taken) = heap.allocate(tag, request.units, request.align, ready)
                 {
-                    count(&self.counters.steals);
+                    if tag != request.slot.tag {
+                        count(&self.counters.steals);
+                    }
                     return Some((home, taken));
                 }
                 let latest = heap.latest(tag);
