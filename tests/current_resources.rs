@@ -316,7 +316,7 @@ fn a_change_is_seen_by_the_next_vector_of_every_thread() {
     workers[0].run(move || set_current_device_resource(set));
     seen(&there);
     reset_current_device_resource(&device);
-    workers.map(Worker::end);
+    workers.into_iter().for_each(Worker::end);
 }
 
 #[test]
