@@ -424,7 +424,7 @@ fn the_default_of_a_simulated_device_goes_with_its_last_vector() {
     assert!(Arc::ptr_eq(vec.resource(), other.resource()));
     drop(device);
     drop(vec);
-    assert_eq!((pool.strong_count(), simulator.live_blocks()), (1, 2), "a block for each stream");
+    assert_eq!((pool.strong_count(), simulator.live_blocks()), (1, 1), "shared by the streams");
     drop(other);
     assert_eq!((pool.strong_count(), simulator.live_blocks()), (0, 0), "no thread keeps it");
     assert_eq!(simulator.call_count("cuStreamDestroy"), 2);
