@@ -395,7 +395,12 @@ impl<U: Upstream> Pool<U> {
                 return None;
             }
             #[cfg(not(aquifer_fault = "inherit_without_wait"))]
-            record.inherit(&self.upstream, stream).ok()?;
+            {
+                record.inherit(&self.upstream, stream).ok()?;
+                if record.newest() > 0 {
+                    count(&self.counters.waits);
+                }
+            }
             record.stream = Some(U::keep(stream));
             Some(slot.tag)
         })
