@@ -62,6 +62,7 @@ pub struct Pool<U: Upstream> {
     pub(super) upstream: U,
     pub(super) settings: Settings,
     pub(super) slots: Chunks<OnceLock<Slot<U>>>,
+    slot_count: trusted::AtomicUsize,
     pub(super) known: Mutex<Known>,
     /// One reclaimer of magazines at a time.
     pub(super) reclaiming: Mutex<()>,
@@ -104,6 +105,7 @@ impl<U: Upstream> Pool<U> {
                 upstream,
                 settings,
                 slots,
+                slot_count: trusted::AtomicUsize::new(1),
                 known: Mutex::new(Known { by_stream: HashMap::new(), slots: 1 }),
                 reclaiming: Mutex::new(()),
                 turn: Mutex::new(()),
@@ -138,7 +140,8 @@ impl<U: Upstream> Pool<U> {
     }
 
     pub(super) fn slot_count(&self) -> usize {
-        self.known.lock().slots
+        // Acquire: the slots below are there. One that is just being made has no memory yet.
+        self.slot_count.load(trusted::Ordering::Acquire)
     }
 
     /// The units of a request: whole multiples of the pool's alignment. `None` if no heap has them.
@@ -353,6 +356,7 @@ impl<U: Upstream> Pool<U> {
                 };
                 let _ = place.set(Slot::new(tag, Some(U::keep(stream))));
                 known.slots += 1;
+                self.slot_count.store(known.slots, trusted::Ordering::Release);
                 tag
             }
         };

@@ -13,6 +13,9 @@ const SHELVES: usize = 64;
 /// Blocks of one size that a shelf has room for.
 pub(crate) const SHELF_ROOM: usize = 8;
 
+/// Misses of a size before its shelf keeps blocks again, after they were taken from it.
+const PATIENCE: u8 = 32;
+
 const OPEN: usize = 0;
 const ASKED: usize = 1;
 /// Never the owner's again: its stream or its pool is gone.
@@ -38,13 +41,21 @@ struct Shelf {
     length: u8,
     /// Blocks that are kept of this size.
     room: u8,
+    /// Misses to wait for before the shelf keeps blocks again.
+    patience: u8,
     /// The size that was missed last.
     missed: u32,
     blocks: [Cached; SHELF_ROOM],
 }
 
-const EMPTY: Shelf =
-    Shelf { units: NO_SIZE, length: 0, room: 0, missed: NO_SIZE, blocks: [NOTHING; SHELF_ROOM] };
+const EMPTY: Shelf = Shelf {
+    units: NO_SIZE,
+    length: 0,
+    room: 0,
+    patience: 0,
+    missed: NO_SIZE,
+    blocks: [NOTHING; SHELF_ROOM],
+};
 
 const NOTHING: Cached = Cached { address: 0, token: 0 };
 
@@ -136,6 +147,10 @@ impl Shelves {
             shelf.missed = units;
             return;
         }
+        if shelf.patience > 0 {
+            shelf.patience -= 1;
+            return;
+        }
         self.claim(units, evicted);
     }
 
@@ -148,7 +163,7 @@ impl Shelves {
             return;
         }
         if self.limits.units - self.promised < size {
-            self.drain(evicted);
+            self.filled().for_each(|place| self.give_up(place, &mut evicted));
         }
         let room = (self.limits.units - self.promised) / size;
         let room = room.min(u64::from(self.limits.entries));
@@ -177,10 +192,12 @@ impl Shelves {
         })
     }
 
-    /// Takes everything out, and forgets which sizes were wanted.
+    /// Takes everything out, and forgets which sizes were wanted. Whoever takes what is kept ready
+    /// lacks memory, so for a while what is freed goes where others find it.
     pub(crate) fn drain(&mut self, mut each: impl FnMut(Cached)) {
         for place in self.filled() {
             self.give_up(place, &mut each);
+            self.shelves[place].patience = PATIENCE;
         }
     }
 

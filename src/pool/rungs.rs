@@ -42,6 +42,9 @@ const LEAST_GROWTH: usize = 2 << 20;
 /// Growth is an eighth of what is there, up to this.
 const MOST_GROWTH: usize = 1 << 30;
 
+/// How often the device is asked before the pool grows: some microseconds in all.
+const ROUNDS: usize = 16;
+
 /// Places where a miss saw memory that it may not take yet.
 const CANDIDATES: usize = 8;
 
@@ -217,18 +220,15 @@ impl<U: Upstream> Pool<U> {
                     continue;
                 }
                 let ready = self.ready(request.slot, tag);
-                if ready > 0
+                let oldest = heap.oldest(tag);
+                if oldest <= ready
                     && let Some(taken) = heap.allocate(tag, request.units, request.align, ready)
                 {
                     count(&self.counters.steals);
                     return Some((home, taken));
                 }
-                candidates.push(Candidate {
-                    home,
-                    tag,
-                    oldest: heap.oldest(tag),
-                    latest: heap.latest(tag),
-                });
+                let latest = heap.latest(tag);
+                candidates.push(Candidate { home, tag, oldest, latest });
             }
         }
         None
@@ -238,10 +238,10 @@ impl<U: Upstream> Pool<U> {
     fn absorb(&self, slot: &Slot<U>, heap: &mut Heap) -> bool {
         let mut moved = 0;
         let mut next = 0;
-        while let Some(tag) = nth_tag(&heap, next) {
+        while let Some(tag) = nth_tag(heap, next) {
             next += 1;
             let ready = self.ready(slot, tag);
-            if tag != slot.tag && ready > 0 {
+            if tag != slot.tag && heap.oldest(tag) <= ready {
                 moved += heap.retag(tag, ready, slot.tag, slot.epochs.open());
             }
         }
@@ -251,11 +251,13 @@ impl<U: Upstream> Pool<U> {
     /// Moves complete memory from the bank into the stream's heap, more than is asked, so that the
     /// bank is seldom needed.
     fn draw(&self, request: &Request<'_, U>) -> Option<Found> {
-        let bank = self.slot(COMPLETE)?;
+        let bank = self.slot(COMPLETE).filter(|bank| bank.may_have_free())?;
         let least = request.units.checked_add(padding(request.align, self.settings.alignment))?;
         let piece = {
             let mut heap = bank.heap();
-            if heap.at_most(COMPLETE) < least {
+            let most = heap.at_most(COMPLETE);
+            if most < least {
+                bank.set_filled(most > 0);
                 return None;
             }
             // A part of what is left: the other streams come, too.
@@ -270,29 +272,42 @@ impl<U: Upstream> Pool<U> {
     }
 
     /// Asks the device whether the memory that was seen is complete, and closes the epochs of the
-    /// streams that it belongs to, so that the next miss can be told.
+    /// streams that it belongs to, so that this miss or the next can be told. Where the pool could
+    /// grow instead, which takes the host a hundred times longer, it asks more than once.
     fn complete(&self, request: &Request<'_, U>, candidates: Option<&Candidates>) -> Option<Found> {
-        for candidate in candidates.into_iter().flat_map(Candidates::iter) {
+        let candidates = candidates.filter(|seen| seen.length > 0)?;
+        for candidate in candidates.iter() {
             let Some(source) = self.slot(candidate.tag) else { continue };
-            let mut record = source.epochs.lock();
-            let mut completed = source.epochs.completed();
-            if record.newest() >= candidate.oldest && completed < candidate.latest {
-                completed = source.epochs.poll(&self.upstream, &mut record);
-            }
-            if completed < candidate.latest && source.captured() == 0 {
+            if source.epochs.completed() < candidate.latest && source.captured() == 0 {
+                let mut record = source.epochs.lock();
+                if record.newest() >= candidate.oldest {
+                    source.epochs.poll(&self.upstream, &mut record);
+                }
                 // A failure leaves things as they are: the memory is not ready.
                 let _ = self.close_past(source, &mut record, candidate.latest);
             }
-            drop(record);
-            if completed < candidate.oldest {
-                continue;
-            }
-            let Some(home) = self.slot(candidate.home) else { continue };
-            let taken =
-                home.heap().allocate(candidate.tag, request.units, request.align, completed);
-            if let Some(taken) = taken {
-                count(&self.counters.steals);
-                return Some((candidate.home, taken));
+        }
+        let grows = self
+            .needed(request)
+            .is_some_and(|bytes| self.has_room(bytes, self.settings.soft_limit));
+        let rounds = if grows && self.settings.rungs.contains(&Rung::Grow) { ROUNDS } else { 0 };
+        for round in 0..=rounds {
+            for candidate in candidates.iter() {
+                let Some(source) = self.slot(candidate.tag) else { continue };
+                if round > 0 && source.epochs.completed() < candidate.latest {
+                    source.epochs.poll(&self.upstream, &mut source.epochs.lock());
+                }
+                let completed = source.epochs.completed();
+                let Some(home) = self.slot(candidate.home) else { continue };
+                if completed < candidate.oldest {
+                    continue;
+                }
+                let (units, align) = (request.units, request.align);
+                let taken = home.heap().allocate(candidate.tag, units, align, completed);
+                if let Some(taken) = taken {
+                    count(&self.counters.steals);
+                    return Some((candidate.home, taken));
+                }
             }
         }
         None
@@ -372,11 +387,15 @@ impl<U: Upstream> Pool<U> {
         request: &Request<'_, U>,
         limit: usize,
     ) -> Result<Option<Found>, Failure<U::Error>> {
-        let Some(bytes) = self.needed(request) else { return Ok(None) };
+        let Some(bytes) = self.needed(request).filter(|need| self.has_room(*need, limit)) else {
+            return Ok(None);
+        };
         let wish = match self.settings.step {
             0 => {
-                let eighth = (self.reserve.lock().bytes() / 8).min(MOST_GROWTH);
-                bytes.max(eighth).max(LEAST_GROWTH)
+                // Of what the stream has, not the pool: streams that come and go would leave the
+                // pool as large as each of them would have wanted it.
+                let own = request.slot.heap().account().total_bytes as usize;
+                bytes.max((own / 8).min(MOST_GROWTH)).max(LEAST_GROWTH)
             }
             step => bytes.max(step),
         };
@@ -392,6 +411,11 @@ impl<U: Upstream> Pool<U> {
         heap.add(request.slot.tag, Piece { stamp, ..piece });
         let taken = heap.allocate(request.slot.tag, request.units, request.align, usize::MAX);
         Ok(taken.map(|taken| (request.slot.tag, taken)))
+    }
+
+    /// Whether the pool may grow by so much, as of some moment.
+    fn has_room(&self, bytes: usize, limit: usize) -> bool {
+        self.reserve.lock().bytes().checked_add(bytes).is_some_and(|sum| sum <= limit)
     }
 
     /// The bytes of a fresh range that serves the request for sure.
@@ -615,6 +639,7 @@ impl<U: Upstream> Pool<U> {
         }
         if let Some(bank) = self.slot(COMPLETE) {
             let mut heap = bank.heap();
+            bank.set_filled(true);
             for piece in pieces {
                 heap.add(COMPLETE, Piece { stamp: 0, ..piece });
             }
@@ -626,6 +651,7 @@ impl<U: Upstream> Pool<U> {
         let piece = self.reserve_more(None, bytes, bytes, self.settings.maximum)?;
         if let (Some(piece), Some(bank)) = (piece, self.slot(COMPLETE)) {
             bank.heap().add(COMPLETE, piece);
+            bank.set_filled(true);
         }
         Ok(())
     }

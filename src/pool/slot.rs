@@ -5,6 +5,7 @@ use super::inbox::{Freed, Inbox};
 use super::magazine::Magazine;
 use super::upstream::Upstream;
 use crate::heap::{COMPLETE, Heap, NotLive, Tag, Taken};
+use crate::sync::trusted;
 use crate::sync::{Arc, AtomicUsize, Mutex, MutexGuard, Ordering};
 
 /// log2 of the bytes of a unit.
@@ -20,6 +21,8 @@ pub(super) struct Slot<U: Upstream> {
     pub(super) magazines: Mutex<Vec<Arc<Magazine>>>,
     inbox: Inbox,
     heap: Mutex<Heap>,
+    /// Whether the bank may have something: spares its lock.
+    filled: trusted::AtomicBool,
     /// Not 0 while the stream is in a declared capture: the number of the graph.
     captured: AtomicUsize,
 }
@@ -32,6 +35,7 @@ impl<U: Upstream> Slot<U> {
             magazines: Mutex::new(Vec::new()),
             inbox: Inbox::new(),
             heap: Mutex::new(Heap::new(UNIT_SHIFT)),
+            filled: trusted::AtomicBool::new(false),
             captured: AtomicUsize::new(0),
         }
     }
@@ -91,6 +95,16 @@ impl<U: Upstream> Slot<U> {
         if !self.inbox.push(freed) {
             report_not_live(freed.node);
         }
+    }
+
+    /// Whether a look into the bank may be worth it. What is missed is found by the rungs that look
+    /// everywhere.
+    pub(super) fn may_have_free(&self) -> bool {
+        self.filled.load(trusted::Ordering::Relaxed)
+    }
+
+    pub(super) fn set_filled(&self, filled: bool) {
+        self.filled.store(filled, trusted::Ordering::Relaxed);
     }
 
     pub(super) fn is_bank(&self) -> bool {
