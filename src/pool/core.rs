@@ -322,6 +322,11 @@ impl<U: Upstream> Pool<U> {
         shelves.drain(|block| self.give_home(magazine.home() as Tag, block));
     }
 
+    /// As [`empty`](Self::empty), because memory is short.
+    pub(super) fn raid(&self, magazine: &Magazine, shelves: &mut Shelves) {
+        shelves.raid(|block| self.give_home(magazine.home() as Tag, block));
+    }
+
     /// The slot of a stream that the thread has no magazine for, and such a magazine.
     #[cold]
     fn arrive(&self, stream: &U::Stream, id: u64) -> Result<Tag, Failure<U::Error>> {

@@ -165,7 +165,7 @@ impl<U: Upstream> Pool<U> {
             let _ = unsafe {
                 magazine.enter(|shelves| {
                     gave |= shelves.contents().0 > 0;
-                    self.empty(magazine, shelves);
+                    self.raid(magazine, shelves);
                 })
             };
         };
@@ -473,7 +473,7 @@ impl<U: Upstream> Pool<U> {
 
     /// Empties every magazine of every thread into the heaps.
     pub(super) fn reclaim_all(&self) {
-        self.each_magazine(|magazine, shelves| self.empty(magazine, shelves));
+        self.each_magazine(|magazine, shelves| self.raid(magazine, shelves));
     }
 
     /// Goes through the magazines of all threads.
