@@ -8,8 +8,9 @@ mod support;
 
 use aquifer::cudarc::driver::{CudaFunction, LaunchConfig, PushKernelArg};
 use aquifer::cudarc::nvrtc::Ptx;
-use aquifer::{Device, DeviceVec, Stream};
+use aquifer::{AsyncResource, Device, DeviceVec, Stream};
 use kernels::ADD_ONE;
+use std::sync::Arc;
 
 const N: usize = 1 << 20;
 
@@ -81,7 +82,9 @@ fn cudarcs_copies_on_its_own_streams_are_ordered_with_home() {
     let unknown = home.cuda_stream().unwrap().fork().unwrap();
     let default = device.cuda_context().unwrap().default_stream();
     let mut vec = DeviceVec::<u32>::zeroed(&home, N).unwrap();
-    let mut copy = DeviceVec::<u32>::zeroed(&home, N).unwrap();
+    // Memory that cudarc can free, when it becomes a `CudaSlice`.
+    let resource = Arc::new(AsyncResource::new(&device).unwrap());
+    let mut copy = DeviceVec::<u32>::zeroed_in(&home, N, resource).unwrap();
     for round in 1..100_u32 {
         add(&kernel, &home, &mut vec, 1);
         let stream = if round % 2 == 0 { &unknown } else { &default };
