@@ -295,7 +295,10 @@ impl Magazine {
             });
             let asked = magazine.asked.load(Ordering::Relaxed);
             // Release: the owner that sees this sees the shelves as they are left.
+            #[cfg(not(aquifer_fault = "reclaim_opens_retired"))]
             magazine.asked.store(asked & !ASKED, Ordering::Release);
+            #[cfg(aquifer_fault = "reclaim_opens_retired")]
+            magazine.asked.store(asked & FENCED, Ordering::Release);
         }
     }
 
