@@ -141,6 +141,9 @@ fn a_magazine_is_retired() {
             },
         ],
         |shelf| {
+            // SAFETY: the owner's role is over.
+            let inside = unsafe { shelf.magazine.enter(|shelves| shelves.contents().0) };
+            assert_eq!(inside, None, "a retired magazine lets its owner in");
             let before = shelf.reclaimed.lock().unwrap().len();
             shelf.reclaim_alone();
             let after = shelf.reclaimed.lock().unwrap().len();
