@@ -40,8 +40,8 @@ pub use device::Device;
 pub use error::{DriverError, Error, ErrorKind, Refused, Result};
 pub use event::Event;
 pub use host::{
-    HostBuffer, MappedAlloc, PinnedAlloc, PinnedOptions, PinnedResource, RegisterError, Registered,
-    last_error,
+    CurrentPinned, HostBuffer, MappedAlloc, PinnedAlloc, PinnedOptions, PinnedPool,
+    PinnedPoolOptions, PinnedPoolStatistics, PinnedResource, RegisterError, Registered, last_error,
 };
 #[cfg(feature = "cuda")]
 pub use interop::{CudaMut, CudaRef};

@@ -8,14 +8,15 @@ use aquifer::allocator_api2::alloc::Allocator;
 use aquifer::allocator_api2::vec::Vec as AllocVec;
 use aquifer::sim::SimConfig;
 use aquifer::{
-    AsyncResource, CudaResource, DeviceLayout, DeviceResource, DeviceVec, ErrorKind, OnStream,
-    PinnedAlloc, PinnedResource, current_device_resource, current_pinned_resource, last_error,
-    reset_current_device_resource, reset_current_pinned_resource, set_current_device_resource,
-    set_current_pinned_resource,
+    AsyncResource, CudaResource, Device, DeviceLayout, DeviceResource, DeviceVec, ErrorKind,
+    OnStream, PinnedAlloc, PinnedResource, current_device_resource, current_pinned_resource,
+    last_error, reset_current_device_resource, reset_current_pinned_resource,
+    set_current_device_resource, set_current_pinned_resource,
 };
 use kernels::{add_one, kind};
 use std::alloc::Layout;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, mpsc};
 
 /// What is current is the process's: on a GPU these tests share it.
 fn alone() -> MutexGuard<'static, ()> {
@@ -245,4 +246,187 @@ fn the_allocator_meets_every_layout_or_refuses_it() {
     if let Some(simulator) = device.simulator() {
         assert_eq!(simulator.host_blocks(), 0);
     }
+}
+
+/// The resource that a new vector on this thread comes from.
+fn taken_from(device: &Device) -> Arc<dyn DeviceResource> {
+    let stream = device.new_stream().unwrap();
+    DeviceVec::<u8>::zeroed(&stream, 1).unwrap().resource().clone()
+}
+
+fn plain(device: &Device) -> Arc<dyn DeviceResource> {
+    Arc::new(CudaResource::new(device))
+}
+
+/// A thread that goes on, and does something for the test when it is asked to.
+struct Worker {
+    ask: mpsc::Sender<Box<dyn FnOnce() + Send>>,
+    thread: std::thread::JoinHandle<()>,
+}
+
+impl Worker {
+    fn new() -> Self {
+        let (ask, asked) = mpsc::channel::<Box<dyn FnOnce() + Send>>();
+        let thread = std::thread::spawn(move || asked.into_iter().for_each(|work| work()));
+        Self { ask, thread }
+    }
+
+    fn run<R: Send + 'static>(&self, work: impl FnOnce() -> R + Send + 'static) -> R {
+        let (give, take) = mpsc::channel();
+        self.ask.send(Box::new(move || give.send(work()).unwrap())).unwrap();
+        take.recv().unwrap()
+    }
+
+    fn end(self) {
+        drop(self.ask);
+        self.thread.join().unwrap();
+    }
+}
+
+#[test]
+fn a_change_is_seen_by_the_next_vector_of_every_thread() {
+    let _alone = alone();
+    let device = support::device();
+    let default = current_device_resource(&device).unwrap();
+    let workers = [(); 3].map(|()| Worker::new());
+    let seen = |wanted: &Arc<dyn DeviceResource>| {
+        for worker in &workers {
+            let device = (*device).clone();
+            let there = worker.run(move || taken_from(&device));
+            assert!(Arc::ptr_eq(&there, wanted), "{there:?} instead of {wanted:?}");
+        }
+        assert!(Arc::ptr_eq(&taken_from(&device), wanted), "and here");
+    };
+    seen(&default);
+    for _ in 0..20 {
+        let (one, two) = (plain(&device), plain(&device));
+        set_current_device_resource(one.clone());
+        seen(&one);
+        seen(&one);
+        set_current_device_resource(two.clone());
+        seen(&two);
+        reset_current_device_resource(&device);
+        seen(&default);
+    }
+    // A thread may make the change as well.
+    let (one, there) = (plain(&device), plain(&device));
+    let set = there.clone();
+    set_current_device_resource(one.clone());
+    seen(&one);
+    workers[0].run(move || set_current_device_resource(set));
+    seen(&there);
+    reset_current_device_resource(&device);
+    workers.into_iter().for_each(Worker::end);
+}
+
+#[test]
+fn no_vector_comes_from_what_was_current_before_it_was_begun() {
+    let _alone = alone();
+    let device = support::device();
+    let resources: Vec<_> = (0..100).map(|_| plain(&device)).collect();
+    let (latest, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    set_current_device_resource(resources[0].clone());
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                while latest.load(Ordering::Acquire) + 1 < resources.len() {
+                    let earliest = latest.load(Ordering::Acquire);
+                    let taken = taken_from(&device);
+                    let number = resources.iter().position(|other| Arc::ptr_eq(other, &taken));
+                    assert!(number.unwrap() >= earliest, "{number:?} after {earliest} was set");
+                    done.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        for (number, resource) in resources.iter().enumerate().skip(1) {
+            let before = done.load(Ordering::Relaxed);
+            while done.load(Ordering::Relaxed) < before + 3 {
+                std::thread::yield_now();
+            }
+            set_current_device_resource(resource.clone());
+            latest.store(number, Ordering::Release);
+        }
+    });
+    reset_current_device_resource(&device);
+    let kept = resources.iter().filter(|resource| Arc::strong_count(resource) > 1).count();
+    assert_eq!(kept, 0, "what was remembered in the middle of a change goes, too");
+}
+
+#[test]
+fn a_thread_that_remembers_a_resource_does_not_keep_it() {
+    let _alone = alone();
+    let device = support::device();
+    let worker = Worker::new();
+    let resource = plain(&device);
+    let weak = Arc::downgrade(&resource);
+    set_current_device_resource(resource);
+    let there = (*device).clone();
+    let kept = worker.run(move || {
+        taken_from(&there);
+        DeviceVec::<u8>::zeroed(&there.new_stream().unwrap(), 1).unwrap()
+    });
+    taken_from(&device);
+    drop(reset_current_device_resource(&device));
+    assert!(weak.upgrade().is_some_and(|resource| Arc::ptr_eq(&resource, kept.resource())));
+    drop(kept);
+    assert_eq!(weak.strong_count(), 0, "the thread goes on, and has nothing of it");
+    worker.end();
+}
+
+#[test]
+fn threads_that_end_leave_nothing_behind() {
+    let _alone = alone();
+    let device = support::device();
+    let resource = plain(&device);
+    set_current_device_resource(resource.clone());
+    taken_from(&device);
+    let handles = Arc::strong_count(&resource);
+    for _ in 0..50 {
+        let device = (*device).clone();
+        std::thread::spawn(move || drop(taken_from(&device))).join().unwrap();
+    }
+    let more = Arc::strong_count(&resource) - handles;
+    assert!(more <= 1, "{more}: the last goes with the next that comes");
+    drop(reset_current_device_resource(&device));
+    assert_eq!(Arc::strong_count(&resource), 1);
+}
+
+#[test]
+fn changes_elsewhere_pile_nothing_up() {
+    let _alone = alone();
+    let device = support::device();
+    let (elsewhere, _) = support::simulated(SimConfig::default());
+    let (here, there) = (plain(&device), plain(&elsewhere));
+    set_current_device_resource(here.clone());
+    taken_from(&device);
+    let handles = Arc::strong_count(&here);
+    for _ in 0..50 {
+        set_current_device_resource(there.clone());
+        assert!(Arc::ptr_eq(&taken_from(&elsewhere), &there));
+        assert!(Arc::ptr_eq(&taken_from(&device), &here));
+    }
+    assert!(Arc::strong_count(&here) <= handles + 1);
+    drop(reset_current_device_resource(&elsewhere));
+    assert_eq!(Arc::strong_count(&there), 1);
+    drop(reset_current_device_resource(&device));
+    assert_eq!(Arc::strong_count(&here), 1);
+}
+
+#[test]
+fn the_default_of_a_simulated_device_goes_with_its_last_vector() {
+    let _alone = alone();
+    let (device, simulator) = support::simulated(SimConfig::default());
+    let worker = Worker::new();
+    let there = device.clone();
+    let vec = worker.run(move || DeviceVec::<u8>::zeroed(&there.new_stream().unwrap(), 9).unwrap());
+    let pool = Arc::downgrade(vec.resource());
+    let other = DeviceVec::<u8>::zeroed(&device.new_stream().unwrap(), 9).unwrap();
+    assert!(Arc::ptr_eq(vec.resource(), other.resource()));
+    drop(device);
+    drop(vec);
+    assert_eq!((pool.strong_count(), simulator.live_blocks()), (1, 1), "shared by the streams");
+    drop(other);
+    assert_eq!((pool.strong_count(), simulator.live_blocks()), (0, 0), "no thread keeps it");
+    assert_eq!(simulator.call_count("cuStreamDestroy"), 2);
+    worker.end();
 }

@@ -8,6 +8,7 @@ use aquifer::allocator_api2::alloc::{AllocError, Allocator};
 use aquifer::sim::{SimConfig, Violation};
 use aquifer::{
     CudaResource, DeviceBlock, DeviceResource, DeviceVec, DeviceVecParts, ErrorKind, PinnedAlloc,
+    current_device_resource,
 };
 use bytemuck::Pod;
 use kernels::{add_one, kind};
@@ -124,7 +125,7 @@ fn an_empty_vector_takes_no_memory_and_every_method_works_on_it() {
     assert_eq!(vec.capacity(), 0);
     if let Some(simulator) = device.simulator() {
         assert_eq!(simulator.live_blocks(), 0);
-        assert_eq!(simulator.call_count("cuMemAllocFromPoolAsync"), 0);
+        assert_eq!(simulator.call_count("cuMemAlloc"), 0);
     }
 }
 
@@ -274,21 +275,28 @@ fn copies_without_waiting_are_complete_after_the_home_stream() {
 fn a_clone_is_another_vector_with_the_same_elements() {
     let device = support::device();
     let stream = device.new_stream().unwrap();
-    let mut vec = DeviceVec::with_capacity(&stream, 100).unwrap();
-    vec.extend_from_slice(&[1_u32, 2, 3]).unwrap();
-    let clone = vec.try_clone().unwrap();
-    vec.fill(0).unwrap();
-    assert_eq!(clone.to_vec().unwrap(), [1, 2, 3]);
-    assert_eq!(clone.capacity(), 3, "room for its elements alone");
-    assert_eq!(clone.stream(), &stream);
-    assert!(Arc::ptr_eq(clone.resource(), vec.resource()));
+    let plain = Arc::new(CudaResource::new(&device));
+    // The default hands out multiples of 256 bytes.
+    for (resource, room) in
+        [(plain as Arc<dyn DeviceResource>, 3), (current_device_resource(&device).unwrap(), 64)]
+    {
+        let mut vec = DeviceVec::with_capacity_in(&stream, 100, resource).unwrap();
+        vec.extend_from_slice(&[1_u32, 2, 3]).unwrap();
+        let clone = vec.try_clone().unwrap();
+        vec.fill(0).unwrap();
+        assert_eq!(clone.to_vec().unwrap(), [1, 2, 3]);
+        assert_eq!(clone.capacity(), room, "room for its elements alone");
+        assert_eq!(clone.stream(), &stream);
+        assert!(Arc::ptr_eq(clone.resource(), vec.resource()));
+    }
 }
 
 #[test]
 fn a_cast_keeps_the_bytes_and_frees_what_was_allocated() {
     let device = support::device();
     let stream = device.new_stream().unwrap();
-    let mut bytes = DeviceVec::from_slice(&stream, &[1_u8, 0, 2, 0, 3]).unwrap();
+    let plain = Arc::new(CudaResource::new(&device));
+    let mut bytes = DeviceVec::from_slice_in(&stream, &[1_u8, 0, 2, 0, 3], plain).unwrap();
     let refused = bytes.cast::<u16>().unwrap_err();
     let (error, back) = (refused.error, refused.value);
     assert_eq!(error.kind(), ErrorKind::LengthMismatch);

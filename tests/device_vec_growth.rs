@@ -5,29 +5,41 @@ mod kernels;
 mod support;
 
 use aquifer::sim::SimConfig;
-use aquifer::{DeviceVec, ErrorKind};
+use aquifer::{
+    AsyncResource, CudaResource, Device, DeviceResource, DeviceVec, ErrorKind, PoolResource,
+    current_device_resource,
+};
 use bytemuck::Pod;
 use kernels::kind;
 use std::fmt::Debug;
+use std::sync::Arc;
 
 #[test]
 fn pushes_cost_a_logarithmic_number_of_allocations() {
     let device = support::device();
     let stream = device.new_stream().unwrap();
-    let mut vec = DeviceVec::<u32>::new(&stream).unwrap();
-    let mut capacities = vec![vec.capacity()];
-    for value in 0..1000 {
-        vec.push(value).unwrap();
-        if Some(&vec.capacity()) != capacities.last() {
-            capacities.push(vec.capacity());
+    let ordered: Arc<dyn DeviceResource> = Arc::new(AsyncResource::new(&device).unwrap());
+    let pool = PoolResource::new(CudaResource::new(&device)).unwrap();
+    for (resource, pooled) in [(ordered, 0), (Arc::new(pool.clone()), 1)] {
+        let waits = device.simulator().map(|simulator| simulator.call_count("cuStreamSynchronize"));
+        let mut vec = DeviceVec::<u32>::new_in(&stream, resource).unwrap();
+        let mut capacities = vec![vec.capacity()];
+        for value in 0..1000 {
+            vec.push(value).unwrap();
+            if Some(&vec.capacity()) != capacities.last() {
+                capacities.push(vec.capacity());
+            }
         }
-    }
-    assert_eq!(vec.to_vec().unwrap(), (0..1000).collect::<Vec<_>>());
-    assert!(capacities.windows(2).skip(1).all(|pair| pair[1] >= 2 * pair[0]), "{capacities:?}");
-    if let Some(simulator) = device.simulator() {
-        assert!(simulator.call_count("cuMemAllocFromPoolAsync") <= 11);
-        assert_eq!(simulator.live_blocks(), 1, "the smaller blocks are freed");
-        assert_eq!(simulator.call_count("cuStreamSynchronize"), 1, "of `to_vec` alone");
+        assert_eq!(vec.to_vec().unwrap(), (0..1000).collect::<Vec<_>>());
+        assert!(capacities.windows(2).skip(1).all(|pair| pair[1] >= 2 * pair[0]), "{capacities:?}");
+        assert!(capacities.len() <= 12, "{capacities:?}");
+        if let (Some(simulator), Some(waits)) = (device.simulator(), waits) {
+            assert_eq!(simulator.call_count("cuStreamSynchronize"), waits + 1, "`to_vec` alone");
+            assert!(simulator.call_count("cuMemAllocFromPoolAsync") <= 11);
+            assert!(simulator.call_count("cuMemAlloc") <= 1, "the pool's");
+            assert_eq!(simulator.live_blocks(), 1, "the smaller blocks are freed");
+        }
+        assert_eq!(pool.statistics().live_blocks, pooled, "the smaller blocks are freed");
     }
 }
 
@@ -35,7 +47,8 @@ fn pushes_cost_a_logarithmic_number_of_allocations() {
 fn room_is_made_at_least_as_asked_and_given_up_when_told() {
     let device = support::device();
     let stream = device.new_stream().unwrap();
-    let mut vec = DeviceVec::from_slice(&stream, &[1_u16, 2, 3]).unwrap();
+    let ordered = Arc::new(AsyncResource::new(&device).unwrap());
+    let mut vec = DeviceVec::from_slice_in(&stream, &[1_u16, 2, 3], ordered).unwrap();
     vec.reserve(1).unwrap();
     assert_eq!(vec.capacity(), 6, "twice what there was");
     vec.reserve(3).unwrap();
@@ -57,6 +70,31 @@ fn room_is_made_at_least_as_asked_and_given_up_when_told() {
     if let Some(simulator) = device.simulator() {
         assert_eq!(simulator.live_bytes(), 0);
     }
+}
+
+#[test]
+fn room_comes_in_blocks_of_the_pool_and_is_given_up_only_for_a_smaller_one() {
+    let device = support::device();
+    let stream = device.new_stream().unwrap();
+    let pool = PoolResource::new(CudaResource::new(&device)).unwrap();
+    let mut vec =
+        DeviceVec::from_slice_in(&stream, &[1_u16, 2, 3], Arc::new(pool.clone())).unwrap();
+    assert_eq!(vec.capacity(), 128, "256 bytes");
+    let address = vec.as_device_ptr();
+    vec.reserve(125).unwrap();
+    vec.shrink_to_fit().unwrap();
+    assert_eq!((vec.as_device_ptr(), vec.capacity()), (address, 128), "there is no smaller block");
+    assert_eq!(pool.statistics().live_blocks, 1);
+    vec.reserve(126).unwrap();
+    assert_eq!(vec.capacity(), 256, "twice what there was");
+    vec.reserve_exact(300).unwrap();
+    assert_eq!((vec.capacity(), pool.statistics().live), (384, 768), "as asked, in whole blocks");
+    vec.shrink_to_fit().unwrap();
+    assert_eq!((vec.capacity(), pool.statistics().live), (128, 256));
+    assert_eq!(vec.to_vec().unwrap(), [1, 2, 3]);
+    vec.clear();
+    vec.shrink_to_fit().unwrap();
+    assert_eq!((vec.capacity(), pool.statistics().live_blocks), (0, 0));
 }
 
 #[test]
@@ -102,44 +140,60 @@ fn sizes_that_overflow_are_errors_and_change_nothing() {
         assert_eq!(kind(uninit), ErrorKind::InvalidArgument);
     }
     let mut vec = DeviceVec::from_slice(&stream, &[1_u64, 2]).unwrap();
+    let capacity = vec.capacity();
     for more in [usize::MAX, usize::MAX - 1, usize::MAX / 8, isize::MAX as usize / 8] {
         assert_eq!(kind(vec.reserve(more)), ErrorKind::InvalidArgument, "{more}");
         assert_eq!(kind(vec.reserve_exact(more)), ErrorKind::InvalidArgument, "{more}");
         assert_eq!(kind(vec.resize(more, 0)), ErrorKind::InvalidArgument, "{more}");
     }
-    assert_eq!((vec.len(), vec.capacity()), (2, 2));
+    assert_eq!((vec.len(), vec.capacity()), (2, capacity));
     assert_eq!(vec.to_vec().unwrap(), [1, 2]);
 }
 
 #[test]
 fn out_of_memory_leaves_the_vector_as_it_was() {
-    let (device, simulator) = support::simulated(SimConfig::default().capacity(10_000));
-    let stream = device.new_stream().unwrap();
-    let mut vec = DeviceVec::from_slice(&stream, &[7_u8; 4000]).unwrap();
-    let address = vec.as_device_ptr();
-    for refused in [
-        vec.reserve(4000),
-        vec.reserve_exact(4000),
-        vec.resize(8000, 1),
-        vec.extend_from_slice(&[1; 4000]),
-    ] {
-        let error = refused.unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::OutOfMemory);
-        assert!(error.to_string().contains("8000 bytes"), "what was asked: {error}");
-        assert!(error.to_string().contains("6000 of 10000 are free"), "what was there: {error}");
+    let plain = |device: &Device| Arc::new(CudaResource::new(device)) as Arc<dyn DeviceResource>;
+    let default = |device: &Device| current_device_resource(device).unwrap();
+    type Make<'a> = &'a dyn Fn(&Device) -> Arc<dyn DeviceResource>;
+    // What was there: of the device, and of the pool and the device below it.
+    let cases: [(Make<'_>, usize, &[&str]); 2] = [
+        (&plain, 4000, &["6000 of 10000 are free"]),
+        (&default, 4096, &["no maximum", "4096 are in use", "of 10000 are free"]),
+    ];
+    for (make, capacity, there) in cases {
+        let (device, simulator) = support::simulated(SimConfig::default().capacity(10_000));
+        let stream = device.new_stream().unwrap();
+        let resource = make(&device);
+        let mut vec = DeviceVec::from_slice_in(&stream, &[7_u8; 4000], resource.clone()).unwrap();
+        let address = vec.as_device_ptr();
+        for refused in [
+            vec.reserve(4000),
+            vec.reserve_exact(4000),
+            vec.resize(8000, 1),
+            vec.extend_from_slice(&[1; 4000]),
+        ] {
+            let error = refused.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::OutOfMemory);
+            let text = error.to_string();
+            assert!(text.contains("8000 bytes"), "what was asked: {text}");
+            assert!(there.iter().all(|there| text.contains(there)), "what was there: {text}");
+        }
+        let clones = vec.try_clone().and_then(|clone| clone.try_clone());
+        assert_eq!(kind(clones), ErrorKind::OutOfMemory);
+        assert_eq!((vec.len(), vec.capacity(), vec.as_device_ptr()), (4000, capacity, address));
+        assert_eq!(vec.to_vec().unwrap(), [7; 4000]);
+        let too_long = DeviceVec::<u8>::zeroed_in(&stream, 10_001, resource);
+        assert_eq!(kind(too_long), ErrorKind::OutOfMemory);
+        simulator.check().unwrap();
     }
-    assert_eq!(kind(vec.try_clone().and_then(|clone| clone.try_clone())), ErrorKind::OutOfMemory);
-    assert_eq!((vec.len(), vec.capacity(), vec.as_device_ptr()), (4000, 4000, address));
-    assert_eq!(vec.to_vec().unwrap(), [7; 4000]);
-    assert_eq!(kind(DeviceVec::<u8>::zeroed(&stream, 10_001)), ErrorKind::OutOfMemory);
-    simulator.check().unwrap();
 }
 
 #[test]
 fn where_twice_the_room_is_not_there_just_enough_is_taken() {
     let (device, _) = support::simulated(SimConfig::default().capacity(10_000));
     let stream = device.new_stream().unwrap();
-    let mut vec = DeviceVec::from_slice(&stream, &[7_u8; 4000]).unwrap();
+    let plain = Arc::new(CudaResource::new(&device));
+    let mut vec = DeviceVec::from_slice_in(&stream, &[7_u8; 4000], plain).unwrap();
     vec.push(8).unwrap();
     assert_eq!((vec.len(), vec.capacity()), (4001, 4001));
     assert_eq!(vec.get(4000).unwrap(), 8);
@@ -149,7 +203,8 @@ fn where_twice_the_room_is_not_there_just_enough_is_taken() {
 fn a_driver_call_that_fails_leaves_the_length_as_it_was() {
     let (device, simulator) = support::simulated(SimConfig::default());
     let stream = device.new_stream().unwrap();
-    let mut vec = DeviceVec::from_slice(&stream, &[1_u32, 2]).unwrap();
+    let ordered = Arc::new(AsyncResource::new(&device).unwrap());
+    let mut vec = DeviceVec::from_slice_in(&stream, &[1_u32, 2], ordered).unwrap();
     simulator.fail_call("cuMemsetAsync", 1, 999).unwrap();
     assert_eq!(kind(vec.push(3)), ErrorKind::Driver);
     simulator.fail_call("cuMemcpyDtoDAsync", 1, 999).unwrap();

@@ -6,10 +6,11 @@
 mod kernels;
 mod support;
 
-use aquifer::{DeviceVec, Result, Stream};
+use aquifer::{AsyncResource, DeviceResource, DeviceVec, Result, Stream, current_device_resource};
 use kernels::{add_one, copy};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError};
+use std::sync::Arc;
 
 /// Streams of a program; the last is the legacy default stream.
 const STREAMS: usize = 4;
@@ -100,6 +101,9 @@ struct Machine {
     streams: Vec<Stream>,
     vec: DeviceVec<u32>,
     other: DeviceVec<u32>,
+    resource: Arc<dyn DeviceResource>,
+    /// Elements that capacities are multiples of.
+    granule: usize,
     model: Vec<u32>,
     other_model: Vec<u32>,
 }
@@ -155,7 +159,7 @@ impl Machine {
             }
             Step::ShrinkToFit => {
                 self.vec.shrink_to_fit()?;
-                return Ok(self.vec.capacity() == length);
+                return Ok(self.vec.capacity() <= length.next_multiple_of(self.granule));
             }
             Step::AddOne(share, stream) => {
                 add_one(&self.streams[stream], &mut self.vec.slice_mut(part(share, length))?)?;
@@ -201,18 +205,19 @@ impl Machine {
                 self.model = self.other_model.clone();
             }
             Step::Renew(stream, data) => {
-                self.other = DeviceVec::from_slice(&self.streams[stream], &data)?;
+                self.other =
+                    DeviceVec::from_slice_in(&self.streams[stream], &data, self.resource.clone())?;
                 self.other_model = data;
             }
             Step::RawParts => {
-                let empty = DeviceVec::new(&self.streams[0])?;
+                let empty = DeviceVec::new_in(&self.streams[0], self.resource.clone())?;
                 let vec = std::mem::replace(&mut self.vec, empty);
                 let parts = vec.into_raw_parts()?;
                 // SAFETY: the parts of a vector, put together once.
                 self.vec = unsafe { DeviceVec::from_raw_parts(parts)? };
             }
             Step::Cast => {
-                let empty = DeviceVec::new(&self.streams[0])?;
+                let empty = DeviceVec::new_in(&self.streams[0], self.resource.clone())?;
                 let vec = std::mem::replace(&mut self.vec, empty);
                 self.vec = match vec.cast::<[u32; 3]>() {
                     Ok(wide) => wide.cast::<u32>()?,
@@ -233,7 +238,7 @@ fn increment(values: &mut [u32]) {
     values.iter_mut().for_each(|value| *value = value.wrapping_add(1));
 }
 
-fn run(seed: u64, program: Vec<Step>) -> Result<(), TestCaseError> {
+fn run(seed: u64, pooled: bool, program: Vec<Step>) -> Result<(), TestCaseError> {
     let fail = |error: aquifer::Error| TestCaseError::fail(error.to_string());
     let device = support::seeded(seed);
     let mut streams = Vec::new();
@@ -242,9 +247,18 @@ fn run(seed: u64, program: Vec<Step>) -> Result<(), TestCaseError> {
     }
     streams.push(device.default_stream());
     let data = [1, 2, 3, 4, 5, 6, 7];
+    // The pool hands out multiples of 256 bytes, the driver what is asked.
+    let (resource, granule) = if pooled {
+        (current_device_resource(&device).map_err(fail)?, 64)
+    } else {
+        (Arc::new(AsyncResource::new(&device).map_err(fail)?) as Arc<dyn DeviceResource>, 1)
+    };
+    let vec = |home| DeviceVec::from_slice_in(home, &data, resource.clone()).map_err(fail);
     let mut machine = Machine {
-        vec: DeviceVec::from_slice(&streams[0], &data).map_err(fail)?,
-        other: DeviceVec::from_slice(&streams[1], &data).map_err(fail)?,
+        vec: vec(&streams[0])?,
+        other: vec(&streams[1])?,
+        resource: resource.clone(),
+        granule,
         model: data.to_vec(),
         other_model: data.to_vec(),
         streams,
@@ -257,7 +271,7 @@ fn run(seed: u64, program: Vec<Step>) -> Result<(), TestCaseError> {
     }
     prop_assert_eq!(&machine.vec.to_vec().map_err(fail)?, &machine.model);
     prop_assert_eq!(&machine.other.to_vec().map_err(fail)?, &machine.other_model);
-    drop(machine);
+    drop((machine, resource));
     device.synchronize().map_err(fail)?;
     if let Some(simulator) = device.simulator() {
         simulator.check().map_err(fail)?;
@@ -272,8 +286,9 @@ proptest! {
     #[test]
     fn programs_on_many_streams_give_what_a_vec_gives(
         seed in any::<u64>(),
+        pooled in any::<bool>(),
         program in prop::collection::vec(step(), 0..60),
     ) {
-        run(seed, program)?;
+        run(seed, pooled, program)?;
     }
 }

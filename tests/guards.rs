@@ -12,8 +12,9 @@ mod kernels;
 mod support;
 
 use aquifer::sim::{SimConfig, Simulator, Violation};
-use aquifer::{DeviceBlock, DeviceVec, DeviceVecParts, ErrorKind, Stream};
+use aquifer::{AsyncResource, DeviceBlock, DeviceVec, DeviceVecParts, ErrorKind, Stream};
 use kernels::{add_one, copy, kind};
+use std::sync::Arc;
 
 /// The calls that order streams, counted.
 fn event_calls(simulator: &Simulator) -> u64 {
@@ -45,7 +46,9 @@ fn gone(alias: DeviceVec<u32>) {
 fn stage() -> (Simulator, [Stream; 2], DeviceVec<u32>) {
     let (device, simulator) = support::simulated(SimConfig::default());
     let streams = [device.new_stream().unwrap(), device.new_stream().unwrap()];
-    let vec = DeviceVec::from_slice(&streams[0], &[1; 8]).unwrap();
+    // Not from a pool: the device itself is to see the free.
+    let plain = Arc::new(AsyncResource::new(&device).unwrap());
+    let vec = DeviceVec::from_slice_in(&streams[0], &[1; 8], plain).unwrap();
     (simulator, streams, vec)
 }
 

@@ -9,10 +9,16 @@ mod log;
 mod support;
 
 use aquifer::sim::SimConfig;
-use aquifer::{DeviceVec, ErrorKind};
+use aquifer::{AsyncResource, Device, DeviceResource, DeviceVec, ErrorKind};
 use kernels::{add_one, copy, kind};
 use log::Log;
+use std::sync::Arc;
 use tracing::Level;
+
+/// Memory that goes back to the device with each block.
+fn ordered(device: &Device) -> Arc<dyn DeviceResource> {
+    Arc::new(AsyncResource::new(device).unwrap())
+}
 
 #[test]
 fn a_guard_on_the_threads_own_stream_is_paid_by_one_event_of_that_stream() {
@@ -95,7 +101,7 @@ fn while_a_stream_is_in_capture_a_context_cannot_be_waited_for() {
 
 /// Fills a vector on a GPU through the driver itself, on the calling thread's default stream.
 #[cfg(feature = "cuda")]
-fn fill_on_this_threads_stream(device: &aquifer::Device, vec: &mut DeviceVec<u32>, value: u32) {
+fn fill_on_this_threads_stream(device: &Device, vec: &mut DeviceVec<u32>, value: u32) {
     use aquifer::cudarc::driver::sys;
     let mine = device.per_thread_stream().unwrap();
     device.cuda_context().unwrap().bind_to_thread().unwrap();
@@ -141,7 +147,7 @@ fn a_debt_that_cannot_be_paid_fails_the_next_use_and_stays_owed() {
         for use_it in [
             |vec: &mut DeviceVec<u32>| vec.fill(9),
             |vec: &mut DeviceVec<u32>| vec.to_vec().map(drop),
-            |vec: &mut DeviceVec<u32>| vec.reserve(100),
+            |vec: &mut DeviceVec<u32>| vec.reserve(1000),
             |vec: &mut DeviceVec<u32>| vec.try_clone().map(drop),
             |vec: &mut DeviceVec<u32>| vec.set(0, 1),
             |vec: &mut DeviceVec<u32>| vec.set_stream(&vec.device().new_stream().unwrap()),
@@ -187,9 +193,9 @@ fn a_debt_that_cannot_be_paid_at_the_drop_leaks_the_block_and_says_so() {
             let (device, simulator) = support::simulated(SimConfig::default());
             let home = device.new_stream().unwrap();
             let (a, b) = (device.new_stream().unwrap(), device.new_stream().unwrap());
-            let vec = DeviceVec::from_slice(&home, &[1_u32; 8]).unwrap();
-            let mut one = DeviceVec::<u32>::zeroed(&a, 8).unwrap();
-            let mut two = DeviceVec::<u32>::zeroed(&b, 8).unwrap();
+            let vec = DeviceVec::from_slice_in(&home, &[1_u32; 8], ordered(&device)).unwrap();
+            let mut one = DeviceVec::<u32>::zeroed_in(&a, 8, ordered(&device)).unwrap();
+            let mut two = DeviceVec::<u32>::zeroed_in(&b, 8, ordered(&device)).unwrap();
             copy(&a, &vec, &mut one).unwrap();
             copy(&b, &vec, &mut two).unwrap();
             let frees = simulator.call_count("cuMemFreeAsync");
@@ -212,7 +218,7 @@ fn a_debt_that_cannot_be_paid_at_the_drop_leaks_the_block_and_says_so() {
 fn a_block_that_cannot_be_freed_is_leaked_and_said_so() {
     let (device, simulator) = support::simulated(SimConfig::default());
     let home = device.new_stream().unwrap();
-    let vec = DeviceVec::from_slice(&home, &[1_u32; 8]).unwrap();
+    let vec = DeviceVec::from_slice_in(&home, &[1_u32; 8], ordered(&device)).unwrap();
     simulator.fail_call("cuMemFreeAsync", 1, 999).unwrap();
     let ((), log) = Log::of(|| drop(vec));
     assert_eq!(log.count(Level::ERROR, "leaked"), 1, "{:?}", log.lines());
@@ -235,7 +241,7 @@ fn a_leak_on_a_device_that_lives_is_told_even_if_the_borrowers_device_was_lost()
     let (one, alive) = support::simulated(SimConfig::default());
     let (two, lost) = support::simulated(SimConfig::default());
     let (a, b) = (one.new_stream().unwrap(), two.new_stream().unwrap());
-    let source = DeviceVec::from_slice(&a, &[1_u32; 8]).unwrap();
+    let source = DeviceVec::from_slice_in(&a, &[1_u32; 8], ordered(&one)).unwrap();
     let mut target = DeviceVec::<u32>::zeroed(&b, 8).unwrap();
     target.copy_from(&source).unwrap();
     lost.lose_context();

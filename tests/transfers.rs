@@ -6,8 +6,8 @@ mod support;
 use allocator_api2::vec::Vec as AllocVec;
 use aquifer::sim::{Schedule, SimConfig, Simulator};
 use aquifer::{
-    Device, DeviceVec, ErrorKind, HostArgs, HostBuffer, Kernel, LaunchConfig, PinnedAlloc,
-    PinnedResource, Registered, Result, Stream, Transfer,
+    AsyncResource, Device, DeviceVec, ErrorKind, HostArgs, HostBuffer, Kernel, LaunchConfig,
+    PinnedAlloc, PinnedResource, Registered, Result, Stream, Transfer,
 };
 use std::future::Future;
 use std::pin::pin;
@@ -192,16 +192,18 @@ fn buffers_of_a_transfer_dropped_early_are_freed_by_later_calls() {
 fn a_forgotten_transfer_leaks_its_buffers_and_nothing_else() {
     let (device, simulator) = support::simulated(SimConfig::default());
     let stream = device.new_stream().unwrap();
+    let resource = Arc::new(AsyncResource::new(&device).unwrap());
     for _ in 0..3 {
         let host = pinned(&device, &[0; 64]);
-        let filled = DeviceVec::from_slice(&stream, &[9_u32; 64]).unwrap();
+        let filled = DeviceVec::from_slice_in(&stream, &[9_u32; 64], resource.clone()).unwrap();
         std::mem::forget(stream.download(filled, host).unwrap());
         // Whoever gets memory now gets other memory than what the device still writes.
         let other = pinned(&device, &[5; 64]);
-        let vec = DeviceVec::from_slice(&stream, &other).unwrap();
+        let vec = DeviceVec::from_slice_in(&stream, &other, resource.clone()).unwrap();
         assert_eq!(vec.to_vec().unwrap(), [5; 64]);
         assert_eq!(&other[..], [5; 64]);
     }
+    drop(resource);
     PinnedResource::new(&device).unwrap().trim().unwrap();
     assert_eq!((simulator.live_blocks(), simulator.host_blocks()), (3, 3));
     simulator.check().unwrap();

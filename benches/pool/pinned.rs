@@ -5,7 +5,7 @@ use crate::rows::{MIB, POOL, median, nanoseconds};
 use crate::subject::{Bench, must};
 use allocator_api2::alloc::Allocator;
 use allocator_api2::vec::Vec as AllocVec;
-use aquifer::PinnedAlloc;
+use aquifer::{PinnedAlloc, PinnedPool, PinnedResource};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
@@ -16,11 +16,20 @@ const IN_TURN: usize = 64;
 
 type Bytes<A> = AllocVec<u8, A>;
 
-/// The rows of page-locked memory. An allocator more is one line more here.
+/// The rows of page-locked memory. Pools are used by reference, as a collection's allocator may be,
+/// and once by the handle, whose clone counts references.
 pub(crate) fn pinned(bench: &Bench) {
-    pair(bench, "pinned pair 1MiB", &PinnedAlloc);
-    in_turn(bench, "pinned pair 1MiB fenced idle 64 in turn", &PinnedAlloc);
-    under_kernel(bench, "pinned pair 1MiB fenced under 10 ms kernel", &PinnedAlloc);
+    let options = || PinnedPool::builder(must(PinnedResource::new(&bench.device)));
+    let fenced = &must(options().build());
+    pair(bench, "pinned pair 1MiB fenced", &fenced);
+    in_turn(bench, "pinned pair 1MiB fenced idle 64 in turn", &fenced);
+    under_kernel(bench, "pinned pair 1MiB fenced under 10 ms kernel", &fenced);
+    // SAFETY: no device work ever uses what this program takes from the pool.
+    let unfenced = &must(unsafe { options().unfenced() }.build());
+    pair(bench, "pinned pair 1MiB unfenced", &unfenced);
+    pair(bench, "pinned pair 1MiB unfenced by handle", unfenced);
+    in_turn(bench, "pinned pair 1MiB unfenced 64 in turn", &unfenced);
+    pair(bench, "pinned pair 1MiB PinnedAlloc", &PinnedAlloc);
 }
 
 /// How many calls of `once` take a while: a driver call may be behind each, or nothing.

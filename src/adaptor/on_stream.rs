@@ -92,6 +92,16 @@ impl<R: HostComplete> OnStream<R> {
         Ok(NonNull::slice_from_raw_parts(pointer, layout.size()))
     }
 
+    #[inline(always)]
+    fn warm(&self, _layout: Layout) -> Option<NonNull<[u8]>> {
+        None
+    }
+
+    #[inline(always)]
+    unsafe fn warm_back(&self, _pointer: NonNull<u8>, _layout: Layout) -> bool {
+        false
+    }
+
     /// # Safety
     ///
     /// As `Allocator::deallocate`.

@@ -4,11 +4,11 @@ use super::debts::Debts;
 use super::foreign::Borrower;
 use super::parts::DeviceVecParts;
 use crate::backend::is_forked_child;
-use crate::error::{DriverError, Error, Result};
+use crate::error::{DriverError, Error, ErrorKind, Result};
 use crate::layout::DeviceLayout;
 use crate::resource::handle::Handle;
 use crate::resource::{DeviceBlock, DeviceResource};
-use crate::stream::Stream;
+use crate::stream::{Stream, graveyard};
 use crate::sync::Arc;
 use std::mem::ManuallyDrop;
 use std::ops::Range;
@@ -92,6 +92,8 @@ impl Buffer {
         if *stream == self.home {
             return Ok(());
         }
+        // Ordered in the graph alone, the new home would come after no real work of the old one.
+        self.home.refuse_capture("moving a vector away from it")?;
         self.pay(&(0..usize::MAX), true)?;
         stream.wait_for(&self.home)?;
         self.home = stream.clone();
@@ -113,6 +115,37 @@ impl Buffer {
             Ok(DeviceVecParts { stream, block, length, resource })
         }
     }
+
+    /// A capture is in the way of the order that the free needs: a later call of the crate tries
+    /// again what this drop could not do.
+    #[cold]
+    fn bury(&mut self, block: DeviceBlock) {
+        Again(Some(Self {
+            resource: self.resource.clone(),
+            home: self.home.clone(),
+            block: ManuallyDrop::new(block),
+            debts: std::mem::take(&mut self.debts),
+        }))
+        .bury();
+    }
+}
+
+/// A buffer to be dropped when its home is in no capture, which a payment from outside would cost.
+struct Again(Option<Buffer>);
+
+impl Again {
+    fn bury(self) {
+        graveyard::bury(None, Box::new(self));
+    }
+}
+
+impl Drop for Again {
+    fn drop(&mut self) {
+        let Some(buffer) = self.0.take() else { return };
+        if buffer.home.is_capturing().unwrap_or(false) {
+            Again(Some(buffer)).bury();
+        }
+    }
 }
 
 impl Drop for Buffer {
@@ -127,16 +160,21 @@ impl Drop for Buffer {
             // SAFETY: the block is this resource's; home is ordered after every use: those at home
             // by stream order, those elsewhere by the debts just paid.
             Ok(()) => unsafe { self.resource.deallocate(&self.home, block) },
+            Err(error) if error.kind() == ErrorKind::Capture => self.bury(block),
             // Work elsewhere may still use it and nothing can be made to wait: never published.
             // Quiet where this very device is gone; the one that is gone may be a borrower's.
             Err(error)
                 if error.driver().is_some_and(DriverError::is_gone)
                     && self.home.device().memory_info().is_err() => {}
-            Err(error) => tracing::error!(
-                bytes = block.bytes(),
-                %error,
-                "leaked device memory: its stream cannot be ordered after its last use"
-            ),
+            Err(error) => leaked(&block, &error),
         }
     }
+}
+
+fn leaked(block: &DeviceBlock, error: &Error) {
+    tracing::error!(
+        bytes = block.bytes(),
+        %error,
+        "leaked device memory: its stream cannot be ordered after its last use"
+    );
 }

@@ -9,11 +9,19 @@ use crate::transfer::blocking;
 use bytemuck::Pod;
 
 impl<T: Pod> DeviceVec<T> {
+    /// Another block of the vector's resource, with room for `capacity`.
+    fn another(&self, capacity: usize) -> Result<Buffer> {
+        Buffer::new(self.stream(), DeviceLayout::array::<T>(capacity)?, self.buffer.handle())
+    }
+
     /// Moves the elements into a new block with room for `capacity`, in home's order.
     fn reallocate(&mut self, capacity: usize) -> Result<()> {
-        let layout = DeviceLayout::array::<T>(capacity)?;
+        let new = self.another(capacity)?;
+        self.move_to(new)
+    }
+
+    fn move_to(&mut self, new: Buffer) -> Result<()> {
         let home = self.stream();
-        let new = Buffer::new(home, layout, self.buffer.handle())?;
         let bytes = self.size_in_bytes();
         if bytes != 0 {
             self.buffer.pay(&(0..bytes), false)?;
@@ -73,13 +81,18 @@ impl<T: Pod> DeviceVec<T> {
         if wanted <= self.capacity() { Ok(()) } else { self.reallocate(wanted) }
     }
 
-    /// Gives up room beyond the elements, by moving them into a block of their size.
+    /// Gives up room beyond the elements, by moving them into a block of their size. They stay where
+    /// they are if the resource has no smaller block for them.
     ///
     /// # Errors
     ///
     /// As [`with_capacity`](Self::with_capacity); then the vector is as it was.
     pub fn shrink_to_fit(&mut self) -> Result<()> {
-        if self.length == self.capacity() { Ok(()) } else { self.reallocate(self.length) }
+        if self.length == self.capacity() {
+            return Ok(());
+        }
+        let new = self.another(self.length)?;
+        if new.bytes() < self.buffer.bytes() { self.move_to(new) } else { Ok(()) }
     }
 
     /// Makes it `length` elements long: cuts the rest off, or adds `value`s. Nothing waits on the

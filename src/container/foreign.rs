@@ -2,7 +2,7 @@
 
 use super::debts::{Debts, Lender};
 use super::view::{DeviceSlice, DeviceSliceMut};
-use crate::backend::RawStream;
+use crate::backend::{CaptureStatus, RawStream};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::Event;
@@ -28,10 +28,15 @@ impl Lender for Borrower {
 
     fn make_wait(&self, home: &Stream) -> Result<()> {
         match self {
-            Self::Stream(stream) => home.wait_for(stream),
+            Self::Stream(stream) if stream == home => Ok(()),
+            Self::Stream(stream) => {
+                stay_out(home, stream.device(), stream.raw())?;
+                home.wait_for(stream)
+            }
             Self::PerThread(device, thread) if *thread == std::thread::current().id() => {
                 let event = Event::new(device)?;
                 let raw = device.per_thread_stream()?.raw();
+                stay_out(home, device, raw)?;
                 device.driver().event_record(event.raw(), raw)?;
                 home.wait(&event)
             }
@@ -54,6 +59,19 @@ impl Lender for Borrower {
             _ => self.same(other),
         }
     }
+}
+
+/// The error of waiting for a stream in capture with one that is not. Home would join the capture,
+/// unasked, and its own work from before would be in no order with that of the stream.
+fn stay_out(home: &Stream, device: &Device, raw: RawStream) -> Result<()> {
+    if device.driver().capture_status(raw)? == CaptureStatus::None || home.is_capturing()? {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::Capture,
+        format!("{home} has to wait for what a vector was lent for, on a stream in capture"),
+    )
+    .advise("use the vector at home before the capture, or after it"))
 }
 
 /// Makes `home` wait for all work of a device's context: one event where the driver has it and no

@@ -121,13 +121,9 @@ impl Heap {
         let Some(set) = self.shelf.place(from) else { return 0 };
         for &node in &moved {
             self.tagged(set).unshelve(node);
-            if from == to {
-                self.tagged(set).shelve(node, to, stamp);
-            } else {
-                // The bins of `from` may become those of `to`, with the last block only.
-                let set = self.shelf.make(to);
-                self.tagged(set).give(node, to, stamp);
-            }
+            // The bins of `from` may become those of `to`, with the last block only.
+            let set = self.shelf.make(to);
+            self.tagged(set).give(node, to, stamp);
         }
         moved.len()
     }

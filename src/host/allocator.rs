@@ -1,6 +1,8 @@
 //! The core of the host allocators, without a trait, and the traits over it.
 
-use super::blocks;
+use super::blocks::{self, Owner};
+use super::lane::{pointer_to, units_of};
+use super::pool::give_back_by_map;
 use crate::error::{Error, Result};
 use crate::sync::trusted::thread_local;
 use std::alloc::Layout;
@@ -59,9 +61,29 @@ pub(crate) fn shielded<T>(body: impl FnOnce() -> Result<T>) -> Option<T> {
 /// As `Allocator::deallocate` for a block of any allocator of this room.
 pub(super) unsafe fn deallocate(pointer: NonNull<u8>, layout: Layout) {
     if layout.size() != 0 {
-        // SAFETY: a block of nonzero size came from a source; the caller vouches for the rest.
-        unsafe { blocks::release(pointer) }
+        // SAFETY: a block of nonzero size came from a source or a pool; the caller vouches for the
+        // rest.
+        unsafe { give_back_by_map(pointer, layout) }
     }
+}
+
+/// Where a block begins if it need not move for `size` bytes: a pool's block has room to the end of
+/// its last line, a block of the driver's own to the end of its page, and either may be given up in
+/// part. A pool's block that would keep more than an eighth of itself idle moves while it can.
+fn stays(address: usize, old: usize, size: usize) -> Option<NonNull<u8>> {
+    let Some(found) = blocks::find(address) else {
+        // The child of a fork: it has nothing to move to.
+        return if size <= old { pointer_to(address) } else { None };
+    };
+    let stays = match found.owner {
+        Owner::Source(_) => size <= old || size <= found.bytes - (address - found.base),
+        Owner::Slab(slab) => {
+            let (held, units) = (slab.core.holds(address)?, units_of(size)?);
+            units <= held && held - units <= held / 8
+        }
+    };
+    // From the exposed address: the caller's pointer may reach no further than the old size.
+    stays.then(|| pointer_to(address)).flatten()
 }
 
 /// Grows or shrinks a block: in place if it has the room and the alignment, else into a new one
@@ -76,21 +98,18 @@ pub(super) unsafe fn resize(
     old: Layout,
     new: Layout,
 ) -> Result<NonNull<[u8]>> {
-    if old.size() != 0 && new.size() != 0 && pointer.addr().get().is_multiple_of(new.align()) {
-        if new.size() <= old.size() {
+    let here = old.size() != 0 && new.size() != 0;
+    let here = here && pointer.addr().get().is_multiple_of(new.align());
+    if here && let Some(pointer) = stays(pointer.addr().get(), old.size(), new.size()) {
+        return Ok(NonNull::slice_from_raw_parts(pointer, new.size()));
+    }
+    let target = match allocate(new) {
+        // It would have saved memory, and there is none to save it with.
+        Err(_) if here && new.size() <= old.size() => {
             return Ok(NonNull::slice_from_raw_parts(pointer, new.size()));
         }
-        if let Some(block) = blocks::find(pointer.addr().get()) {
-            let offset = pointer.addr().get() - block.base.addr().get();
-            if new.size() <= block.bytes - offset {
-                // From the block's own pointer: the caller's may reach no further than the old size.
-                // SAFETY: the offset lies in the block, which holds nothing but this allocation.
-                let pointer = unsafe { block.base.add(offset) };
-                return Ok(NonNull::slice_from_raw_parts(pointer, new.size()));
-            }
-        }
-    }
-    let target = allocate(new)?;
+        answer => answer?,
+    };
     let bytes = old.size().min(new.size());
     // SAFETY: the old block holds `old.size()` bytes by the caller's promise, the new one
     // `new.size()`, and two live blocks do not overlap.
@@ -114,7 +133,10 @@ pub(crate) unsafe fn zero_from(block: NonNull<[u8]>, start: usize) {
 /// Implements an allocator trait, of the module `$api`, over a type's inherent core:
 /// `obtain(&self, Layout) -> Result<NonNull<[u8]>>`, and
 /// `unsafe resize(&self, NonNull<u8>, Layout, Layout) -> Result<NonNull<[u8]>>` and
-/// `unsafe give_back(&self, NonNull<u8>, Layout)`, which take what `obtain` returned.
+/// `unsafe give_back(&self, NonNull<u8>, Layout)`, which take what `obtain` returned. Before them
+/// come `warm(&self, Layout) -> Option<NonNull<[u8]>>` and
+/// `unsafe warm_back(&self, NonNull<u8>, Layout) -> bool`, which run unshielded: they do it without
+/// a lock, an error or anyone else's code, or leave it to the others.
 macro_rules! implement_allocator {
     ($api:path, [$($generics:tt)*] $type:ty) => {
         const _: () = {
@@ -123,6 +145,7 @@ macro_rules! implement_allocator {
             use $api as api;
             use $crate::host::allocator as core;
 
+            #[cold]
             fn known<T>(
                 body: impl FnOnce() -> $crate::error::Result<T>,
             ) -> Result<T, api::AllocError> {
@@ -133,23 +156,31 @@ macro_rules! implement_allocator {
             // whichever handle; clones are interchangeable; nothing unwinds; sizes and alignments
             // are met or refused.
             unsafe impl<$($generics)*> api::Allocator for $type {
+                #[inline]
                 fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, api::AllocError> {
-                    known(|| self.obtain(layout))
+                    match self.warm(layout) {
+                        Some(block) => Ok(block),
+                        None => known(|| self.obtain(layout)),
+                    }
                 }
 
                 fn allocate_zeroed(
                     &self,
                     layout: Layout,
                 ) -> Result<NonNull<[u8]>, api::AllocError> {
-                    let block = known(|| self.obtain(layout))?;
+                    let block = api::Allocator::allocate(self, layout)?;
                     // SAFETY: the block is new and ours.
                     unsafe { core::zero_from(block, 0) };
                     Ok(block)
                 }
 
+                #[inline]
                 unsafe fn deallocate(&self, pointer: NonNull<u8>, layout: Layout) {
                     // SAFETY: the caller's promise.
-                    let _ = known(|| Ok(unsafe { self.give_back(pointer, layout) }));
+                    if !unsafe { self.warm_back(pointer, layout) } {
+                        // SAFETY: as above, and nothing was done yet.
+                        let _ = known(|| Ok(unsafe { self.give_back(pointer, layout) }));
+                    }
                 }
 
                 unsafe fn grow(
@@ -199,10 +230,19 @@ macro_rules! implement_allocators {
 }
 
 /// As [`implement_allocators`], for a type of this room, whose blocks are in the process-wide map:
-/// its `obtain` is the whole of its core.
+/// its `obtain` and its `warm` are the whole of its core.
 macro_rules! implement_by_map {
     ($type:ty) => {
         impl $type {
+            /// # Safety
+            ///
+            /// As `Allocator::deallocate`; done if it says so.
+            #[inline(always)]
+            unsafe fn warm_back(&self, pointer: NonNull<u8>, layout: Layout) -> bool {
+                // SAFETY: the caller's promise.
+                unsafe { $crate::host::pool::warm_back_by_map(pointer, layout) }
+            }
+
             /// # Safety
             ///
             /// As `Allocator::deallocate`.

@@ -1,13 +1,16 @@
 //! Host memory that kernels reach where it lies.
 
 use super::allocator::implement_by_map;
-use super::blocks;
-use super::pinned::{PinnedResource, cannot_map, mapped_base};
+use super::blocks::{self, Owner};
+use super::current;
+use super::lane::pointer_to;
+use super::pinned::{cannot_map, mapped_base};
+use super::source::HostSource;
 use crate::backend::not_forked;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
+use crate::layout::DeviceLayout;
 use crate::resource::DeviceResource;
-use crate::resource::current_pinned_resource;
 use std::alloc::Layout;
 use std::ptr::NonNull;
 
@@ -39,7 +42,8 @@ impl MappedAlloc {
             return Ok(NonNull::slice_from_raw_parts(layout.dangling_ptr(), 0));
         }
         not_forked("page-locked memory")?;
-        let resource: PinnedResource = current_pinned_resource()?;
+        let current = current::look()?;
+        let resource = current.upstream();
         if !resource.device().properties().map_host_memory {
             return Err(cannot_map(resource.device()));
         }
@@ -50,12 +54,17 @@ impl MappedAlloc {
             )
             .advise("set one that was built with mapped(true)"));
         }
-        resource.obtain(layout)
+        current.obtain(layout)
+    }
+
+    #[inline(always)]
+    fn warm(&self, layout: Layout) -> Option<NonNull<[u8]>> {
+        current::warm(layout, true)
     }
 
     /// The device's address of the first byte of `data`, which lives in mapped memory: what a
-    /// [`MappedAlloc`] `Vec`, `Box` or slice holds, or memory of a [`PinnedResource`] that is
-    /// mapped. The address is the resource's device's, valid while the block lives.
+    /// [`MappedAlloc`] `Vec`, `Box` or slice holds, or memory of a
+    /// [`PinnedResource`](crate::PinnedResource) or [`PinnedPool`](crate::PinnedPool) that is mapped. The address is the resource's device's, valid while the block lives.
     ///
     /// # Errors
     ///
@@ -81,15 +90,39 @@ pub(super) fn address_of(pointer: NonNull<u8>) -> Result<u64> {
         )
         .advise("use memory from MappedAlloc")
     })?;
-    let offset = pointer.addr().get() - block.base.addr().get();
-    Ok(mapped_base(&block.source, block.base)? + offset as u64)
+    let offset = (pointer.addr().get() - block.base) as u64;
+    let asked = |source: &HostSource| {
+        let base = pointer_to(block.base).unwrap_or(pointer);
+        mapped_base(source, base)
+    };
+    let base = match &block.owner {
+        Owner::Source(source) => asked(source)?,
+        Owner::Slab(slab) => match slab.device_address.get() {
+            Some(base) => *base,
+            // Two threads that ask at once get one answer.
+            None => {
+                let base = asked(&slab.core.source)?;
+                *slab.device_address.get_or_init(|| base)
+            }
+        },
+    };
+    Ok(base + offset)
+}
+
+/// The layout on the host of a block that both sides reach.
+pub(super) fn host_layout(layout: DeviceLayout) -> Result<Layout> {
+    Layout::from_size_align(layout.bytes(), layout.alignment()).map_err(|_| {
+        Error::new(ErrorKind::InvalidArgument, format!("{layout:?} is no layout of the host"))
+    })
 }
 
 /// The device's address of mapped memory, and the device whose address it is.
 pub(crate) fn device_address(pointer: NonNull<u8>) -> Result<(u64, Device)> {
     let address = address_of(pointer)?;
-    let block = blocks::find(pointer.addr().get());
-    let device = block.map(|block| block.source.device().clone());
+    let device = blocks::find(pointer.addr().get()).map(|block| match block.owner {
+        Owner::Source(source) => source.device().clone(),
+        Owner::Slab(slab) => slab.core.source.device().clone(),
+    });
     device.map(|device| (address, device)).ok_or_else(|| {
         Error::new(ErrorKind::InvalidArgument, format!("{pointer:p} was freed meanwhile"))
     })

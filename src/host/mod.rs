@@ -2,16 +2,26 @@
 
 pub(crate) mod allocator;
 mod blocks;
+mod current;
+mod ground;
+mod lane;
 mod mapped;
+mod miss;
 mod pending;
 mod pinned;
+mod pool;
+mod pool_options;
 mod registered;
+mod slabs;
 mod source;
 
 pub use allocator::last_error;
+pub use current::CurrentPinned;
 pub use mapped::MappedAlloc;
 pub(crate) use pinned::default_pinned;
 pub use pinned::{PinnedAlloc, PinnedOptions, PinnedResource};
+pub use pool::PinnedPool;
+pub use pool_options::{PinnedPoolOptions, PinnedPoolStatistics};
 pub use registered::{HostBuffer, RegisterError, Registered};
 
 pub(crate) use allocator::{implement_allocator, implement_allocators};

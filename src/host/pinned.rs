@@ -1,15 +1,15 @@
 //! Page-locked memory as an allocator and as a resource.
 
-use super::allocator::implement_by_map;
-use super::blocks;
+use super::allocator::{deallocate, implement_by_map};
+use super::current::{self, CurrentPinned};
+use super::mapped::host_layout;
+use super::pool::PinnedPool;
 use super::source::HostSource;
 use crate::backend::{HostFlags, Wanted, not_forked};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::DeviceLayout;
-use crate::resource::{
-    DeviceBlock, DeviceResource, HostAccessible, HostComplete, current_pinned_resource,
-};
+use crate::resource::{DeviceBlock, DeviceResource, HostAccessible, HostComplete};
 use crate::stream::Stream;
 use crate::sync::Arc;
 use std::alloc::Layout;
@@ -29,8 +29,9 @@ use std::ptr::NonNull;
 /// that was freed, or a write by the host while a copy reads, is not covered: see
 /// [`Transfer`](crate::Transfer) for copies that own their buffers.
 ///
-/// Until a pool stands before it, each allocation is a driver call of a millisecond or so a few
-/// megabytes: make vectors with their capacity, and keep them.
+/// Unless said otherwise that is a [`PinnedPool`](crate::PinnedPool) over memory of that device: an
+/// allocation costs nanoseconds once the pool is warm, where the driver takes a millisecond for each
+/// three megabytes.
 ///
 /// ```
 /// use allocator_api2::vec::Vec;
@@ -48,7 +49,12 @@ impl PinnedAlloc {
             return Ok(NonNull::slice_from_raw_parts(layout.dangling_ptr(), 0));
         }
         not_forked("page-locked memory")?;
-        current_pinned_resource()?.obtain(layout)
+        current::look()?.obtain(layout)
+    }
+
+    #[inline(always)]
+    fn warm(&self, layout: Layout) -> Option<NonNull<[u8]>> {
+        current::warm(layout, false)
     }
 }
 
@@ -159,8 +165,29 @@ impl PinnedResource {
         self.source.trim()
     }
 
+    pub(super) fn source(&self) -> &Arc<HostSource> {
+        &self.source
+    }
+
+    /// Whether kernels reach it, or why not.
+    pub(super) fn require_mapped(&self) -> Result<()> {
+        if self.is_mapped() {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::Unsupported,
+            "this page-locked memory is not mapped, so no kernel reaches it",
+        )
+        .advise("build the resource with mapped(true)"))
+    }
+
     pub(super) fn obtain(&self, layout: Layout) -> Result<NonNull<[u8]>> {
         self.source.allocate(layout)
+    }
+
+    #[inline(always)]
+    fn warm(&self, _layout: Layout) -> Option<NonNull<[u8]>> {
+        None
     }
 }
 
@@ -199,20 +226,8 @@ unsafe impl DeviceResource for PinnedResource {
         if layout.bytes() == 0 {
             return Ok(DeviceBlock::empty(layout));
         }
-        if !self.source.flags().mapped {
-            return Err(Error::new(
-                ErrorKind::Unsupported,
-                "this page-locked memory is not mapped, so no kernel reaches it",
-            )
-            .advise("build the resource with mapped(true)"));
-        }
-        let host_layout =
-            Layout::from_size_align(layout.bytes(), layout.alignment()).map_err(|_| {
-                Error::new(
-                    ErrorKind::InvalidArgument,
-                    format!("{layout:?} is no layout of the host"),
-                )
-            })?;
+        self.require_mapped()?;
+        let host_layout = host_layout(layout)?;
         let pointer = self.obtain(host_layout)?.cast::<u8>();
         match super::mapped::address_of(pointer) {
             Ok(address) => {
@@ -221,7 +236,7 @@ unsafe impl DeviceResource for PinnedResource {
             }
             Err(error) => {
                 // SAFETY: allocated above, and given to nobody.
-                unsafe { blocks::release(pointer) };
+                unsafe { deallocate(pointer, host_layout) };
                 Err(error)
             }
         }
@@ -231,7 +246,7 @@ unsafe impl DeviceResource for PinnedResource {
         if !block.is_empty() {
             // SAFETY: the caller gives the block up; the fence comes after all work given so far,
             // on any stream.
-            unsafe { blocks::release(self.host_pointer(&block)) }
+            unsafe { deallocate(self.host_pointer(&block), Layout::new::<u8>()) }
         }
     }
 }
@@ -239,10 +254,15 @@ unsafe impl DeviceResource for PinnedResource {
 // SAFETY: the token is the host's address of the block, valid until it is released.
 unsafe impl HostAccessible for PinnedResource {
     fn host_pointer(&self, block: &DeviceBlock) -> NonNull<u8> {
-        let address = if block.is_empty() { block.address() } else { block.token() };
-        let pointer = std::ptr::with_exposed_provenance_mut(address as usize);
-        NonNull::new(pointer).unwrap_or(NonNull::dangling())
+        host_pointer(block)
     }
+}
+
+/// The pointer behind a block whose token is its address on the host.
+pub(super) fn host_pointer(block: &DeviceBlock) -> NonNull<u8> {
+    let address = if block.is_empty() { block.address() } else { block.token() };
+    let pointer = std::ptr::with_exposed_provenance_mut(address as usize);
+    NonNull::new(pointer).unwrap_or(NonNull::dangling())
 }
 
 // SAFETY: released blocks wait for a fence of every context before they are handed out again, and
@@ -255,8 +275,8 @@ unsafe impl HostComplete for PinnedResource {
 }
 
 /// The page-locked memory that [`PinnedAlloc`] uses when nothing else is current.
-pub(crate) fn default_pinned() -> Result<PinnedResource> {
-    PinnedResource::new(&Device::detect()?)
+pub(crate) fn default_pinned() -> Result<CurrentPinned> {
+    PinnedPool::new(PinnedResource::new(&Device::detect()?)?).map(CurrentPinned::Pool)
 }
 
 /// Asks the driver for the device's address of a mapped block.

@@ -19,7 +19,7 @@ use std::ptr::NonNull;
 
 /// Driver allocations come in pages; what is asked is rounded up, so that small growth stays in
 /// place.
-const PAGE: usize = 4096;
+pub(super) const PAGE: usize = 4096;
 
 /// Where blocks of one kind come from: a device and the driver's flags.
 #[derive(Debug)]
@@ -64,6 +64,13 @@ unsafe impl Send for Freed {}
 #[derive(Debug)]
 pub(super) struct Fence(Vec<Event>);
 
+impl Fence {
+    /// The fence of what nobody waits for: it has always passed.
+    pub(super) fn none() -> Self {
+        Self(Vec::new())
+    }
+}
+
 type Yards = HashMap<(BackendKind, u64), Arc<Yard>>;
 
 /// A yard a device. One that nobody else holds still has blocks of sources that are gone; it is
@@ -99,16 +106,7 @@ impl HostSource {
         }
         not_forked("page-locked memory")?;
         sweep();
-        let too_large = || {
-            Error::new(
-                ErrorKind::InvalidArgument,
-                format!(
-                    "{} bytes aligned to {} are more than an address space holds",
-                    layout.size(),
-                    layout.align()
-                ),
-            )
-        };
+        let too_large = || too_large(layout.size(), layout.align());
         // A larger alignment than a page is found inside a larger block.
         let padding = if layout.align() > PAGE { layout.align() } else { 0 };
         let bytes = padded(layout.size(), padding).ok_or_else(too_large)?;
@@ -145,6 +143,17 @@ impl HostSource {
         trim(&self.device, &self.yard)
     }
 
+    /// Unpins memory that neither side uses any more.
+    ///
+    /// # Safety
+    ///
+    /// It came from [`allocate`](Self::allocate) and left the map; the devices have passed all work
+    /// that uses it.
+    pub(super) unsafe fn free_complete(&self, pointer: NonNull<u8>, bytes: usize) {
+        let device = self.device.clone();
+        Freed { device, pointer, bytes, how: HowToFree::Allocated }.free();
+    }
+
     /// Takes a freed block in. No driver call.
     pub(super) fn take_back(&self, pointer: NonNull<u8>, bytes: usize) {
         let device = self.device.clone();
@@ -152,8 +161,16 @@ impl HostSource {
     }
 }
 
+/// The error of a layout that can never be met.
+pub(super) fn too_large(size: usize, align: usize) -> Error {
+    Error::new(
+        ErrorKind::InvalidArgument,
+        format!("{size} bytes aligned to {align} are more than an address space holds"),
+    )
+}
+
 /// Whole pages with room for `size` bytes and `padding` more; `None` if no address space has that.
-fn padded(size: usize, padding: usize) -> Option<usize> {
+pub(super) fn padded(size: usize, padding: usize) -> Option<usize> {
     let rounded = align_up(size.checked_add(padding)?, PAGE)?;
     (rounded <= isize::MAX as usize).then_some(rounded)
 }
@@ -206,12 +223,17 @@ fn collect(yard: &Yard) {
         }
     }
     for freed in collected.lost {
-        tracing::error!(
-            device = %freed.device,
-            bytes = freed.bytes,
-            "leaked page-locked memory: the device can no longer say whether it uses it"
-        );
+        report_lost(&freed.device, freed.bytes);
     }
+}
+
+/// Says that memory is leaked whose fence nobody can answer for any more.
+pub(super) fn report_lost(device: &Device, bytes: usize) {
+    tracing::error!(
+        %device,
+        bytes,
+        "leaked page-locked memory: the device can no longer say whether it uses it"
+    );
 }
 
 pub(super) fn trim(device: &Device, yard: &Yard) -> Result<()> {
@@ -243,7 +265,7 @@ pub(super) fn no_capture(device: &Device) -> Result<()> {
 }
 
 /// One event on every context whose work may use the memory; none while one may be in capture.
-fn fence(device: &Device) -> Result<Fence, Unfenced> {
+pub(super) fn fence(device: &Device) -> Result<Fence, Unfenced> {
     let devices = device.sharing_host_memory();
     if devices.iter().any(Stream::any_capturing) {
         return Err(Unfenced::Later);
@@ -260,7 +282,16 @@ fn fence(device: &Device) -> Result<Fence, Unfenced> {
     Ok(Fence(events))
 }
 
-fn passed(fence: &Fence) -> Result<bool, Unfenced> {
+/// Waits until the devices have passed a fence.
+pub(super) fn wait(fence: &Fence) -> Result<bool, Unfenced> {
+    for event in &fence.0 {
+        let waited = event.device().driver().event_synchronize(event.raw());
+        waited.map_err(|error| unfenced(&error))?;
+    }
+    Ok(true)
+}
+
+pub(super) fn passed(fence: &Fence) -> Result<bool, Unfenced> {
     for event in &fence.0 {
         let complete = event.device().driver().event_query(event.raw());
         if !complete.map_err(|error| unfenced(&error))? {

@@ -16,6 +16,7 @@ pub struct Totals {
     pub live: usize,
     pub live_blocks: usize,
     pub cached: usize,
+    pub held: usize,
     pub largest_free: usize,
     pub upstream_blocks: usize,
     pub streams: usize,
@@ -49,6 +50,7 @@ impl<U: Upstream> Pool<U> {
         // Blocks in magazines are not free in their heaps.
         totals.live = totals.live.saturating_sub(totals.cached);
         totals.live_blocks = totals.live_blocks.saturating_sub(cached_blocks);
+        totals.held = self.graphs.lock().held_bytes();
         let reserve = self.reserve.lock();
         totals.reserved = reserve.bytes();
         totals.peak_reserved = reserve.peak();
@@ -90,6 +92,7 @@ impl<U: Upstream> Pool<U> {
     /// Gives everything back to upstream in the order of one stream that waits for all others, so
     /// nothing changes hands there before its last work. What users still hold is leaked.
     fn close(&mut self) {
+        self.settle_late();
         let magazines: Vec<_> = self
             .all_slots()
             .flat_map(|slot| slot.magazines.lock().drain(..).collect::<Vec<_>>())

@@ -1,5 +1,6 @@
 //! The pool: a slot for each stream, and the short ways in and out.
 
+use super::capture::Graphs;
 use super::chunks::Chunks;
 use super::inbox::Freed;
 use super::local::{self, Leave};
@@ -75,6 +76,8 @@ pub struct Pool<U: Upstream> {
     pub(super) moving: RwLock<()>,
     pub(super) reserve: Mutex<Reserve<U::Range>>,
     pub(super) counters: Counters,
+    /// What graphs keep. Its lock is held over no other but a heap's.
+    pub(super) graphs: Mutex<Graphs<U::Stream>>,
     this: Weak<Self>,
 }
 
@@ -116,6 +119,7 @@ impl<U: Upstream> Pool<U> {
                 moving: RwLock::new(()),
                 reserve: Mutex::new(Reserve::new()),
                 counters: Counters::default(),
+                graphs: Mutex::default(),
                 this: this.clone(),
             }
         })
@@ -213,12 +217,19 @@ impl<U: Upstream> Pool<U> {
             bytes: (units as usize) << UNIT_SHIFT,
             token: self.token(home, taken.node),
         };
-        if slot.captured() != 0 {
-            return Err(Failure::Captured);
+        if slot.captured() != 0
+            && let Some(block) = self.allocate_captured(slot, units, align)?
+        {
+            return Ok(block);
         }
         if let Some(taken) = slot.allocate(units, align) {
             return Ok(block(tag, taken));
         }
+        self.settle_late();
+        let Some(_busy) = slot.busy() else {
+            // A capture has begun since we looked.
+            return self.allocate_past_magazine(stream, id, magazine, units, align);
+        };
         let (home, taken) = self.miss(slot, stream, id, units, align)?;
         Ok(block(home, taken))
     }
@@ -286,7 +297,9 @@ impl<U: Upstream> Pool<U> {
                 }
             },
         };
-        self.give_home(tag, Cached { address, token });
+        if !self.hold(tag, &block) {
+            self.give_home(tag, Cached { address, token });
+        }
     }
 
     /// Frees a block whose last work was given to the stream of `tag` before this call.
@@ -307,6 +320,11 @@ impl<U: Upstream> Pool<U> {
     /// Takes a magazine's blocks home. The caller may be inside: heaps know no magazines.
     pub(super) fn empty(&self, magazine: &Magazine, shelves: &mut Shelves) {
         shelves.drain(|block| self.give_home(magazine.home() as Tag, block));
+    }
+
+    /// As [`empty`](Self::empty), because memory is short.
+    pub(super) fn raid(&self, magazine: &Magazine, shelves: &mut Shelves) {
+        shelves.raid(|block| self.give_home(magazine.home() as Tag, block));
     }
 
     /// The slot of a stream that the thread has no magazine for, and such a magazine.
@@ -334,7 +352,7 @@ impl<U: Upstream> Pool<U> {
     }
 
     /// The slot of a stream: its own, that of a stream which is gone, or a new one.
-    fn slot_of(&self, stream: &U::Stream, id: u64) -> Result<Tag, Failure<U::Error>> {
+    pub(super) fn slot_of(&self, stream: &U::Stream, id: u64) -> Result<Tag, Failure<U::Error>> {
         if let Some(tag) = self.known.lock().by_stream.get(&id) {
             return Ok(*tag);
         }
@@ -382,7 +400,12 @@ impl<U: Upstream> Pool<U> {
                 return None;
             }
             #[cfg(not(aquifer_fault = "inherit_without_wait"))]
-            record.inherit(&self.upstream, stream).ok()?;
+            {
+                record.inherit(&self.upstream, stream).ok()?;
+                if record.newest() > 0 {
+                    count(&self.counters.waits);
+                }
+            }
             record.stream = Some(U::keep(stream));
             Some(slot.tag)
         })

@@ -163,7 +163,7 @@ impl Shelves {
             return;
         }
         if self.limits.units - self.promised < size {
-            self.filled().for_each(|place| self.give_up(place, &mut evicted));
+            self.drain(evicted);
         }
         let room = (self.limits.units - self.promised) / size;
         let room = room.min(u64::from(self.limits.entries));
@@ -192,9 +192,14 @@ impl Shelves {
         })
     }
 
-    /// Takes everything out, and forgets which sizes were wanted. Whoever takes what is kept ready
-    /// lacks memory, so for a while what is freed goes where others find it.
-    pub fn drain(&mut self, mut each: impl FnMut(Cached)) {
+    /// Takes everything out, and forgets which sizes were wanted.
+    pub(crate) fn drain(&mut self, mut each: impl FnMut(Cached)) {
+        self.filled().for_each(|place| self.give_up(place, &mut each));
+    }
+
+    /// As [`drain`](Self::drain), for somebody who lacks memory: for a while what is freed goes where
+    /// others find it.
+    pub(crate) fn raid(&mut self, mut each: impl FnMut(Cached)) {
         for place in self.filled() {
             self.give_up(place, &mut each);
             self.shelves[place].patience = PATIENCE;

@@ -12,6 +12,7 @@
 )]
 
 mod account;
+mod capture;
 mod chunks;
 mod core;
 mod epochs;

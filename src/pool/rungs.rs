@@ -38,7 +38,7 @@ impl Rung {
 }
 
 /// Smallest growth, unless a step is set: 2 MiB, the driver's own granule.
-const LEAST_GROWTH: usize = 2 << 20;
+pub(super) const LEAST_GROWTH: usize = 2 << 20;
 /// Growth is an eighth of what is there, up to this.
 const MOST_GROWTH: usize = 1 << 30;
 
@@ -104,7 +104,8 @@ impl<U: Upstream> Pool<U> {
             return Err(Failure::Captured);
         }
         let request = Request { slot, stream, units, align };
-        if let Some(found) = self.own_magazines(&request, id) {
+        let ready = self.own_magazines(&request, id).or_else(|| self.draw(&request));
+        if let Some(found) = ready {
             return Ok(found);
         }
         let mut last = None;
@@ -164,7 +165,7 @@ impl<U: Upstream> Pool<U> {
             let _ = unsafe {
                 magazine.enter(|shelves| {
                     gave |= shelves.contents().0 > 0;
-                    self.empty(magazine, shelves);
+                    self.raid(magazine, shelves);
                 })
             };
         };
@@ -183,7 +184,7 @@ impl<U: Upstream> Pool<U> {
     }
 
     /// The last stamp of `tag` that needs no wait of the request's stream.
-    fn ready(&self, slot: &Slot<U>, tag: Tag) -> usize {
+    pub(super) fn ready(&self, slot: &Slot<U>, tag: Tag) -> usize {
         if tag == slot.tag || tag == COMPLETE {
             return usize::MAX;
         }
@@ -192,7 +193,6 @@ impl<U: Upstream> Pool<U> {
     }
 
     /// Looks through all heaps for memory that needs no wait; notes where there is some that does.
-    /// The first to look also draws on the bank.
     fn survey(
         &self,
         request: &Request<'_, U>,
@@ -202,9 +202,6 @@ impl<U: Upstream> Pool<U> {
             return None;
         }
         let candidates = candidates.insert(Candidates::default());
-        if let Some(found) = self.draw(request) {
-            return Some(found);
-        }
         for source in self.all_slots().filter(|source| !source.is_bank()) {
             let mut heap = source.heap();
             let home = source.tag;
@@ -225,7 +222,9 @@ impl<U: Upstream> Pool<U> {
                 if oldest <= ready
                     && let Some(taken) = heap.allocate(tag, request.units, request.align, ready)
                 {
-                    count(&self.counters.steals);
+                    if tag != request.slot.tag {
+                        count(&self.counters.steals);
+                    }
                     return Some((home, taken));
                 }
                 let latest = heap.latest(tag);
@@ -321,11 +320,23 @@ impl<U: Upstream> Pool<U> {
         record: &mut super::epochs::Record<U>,
         stamp: usize,
     ) -> Result<(), Failure<U::Error>> {
-        if record.newest() < stamp {
-            source.epochs.close_past(&self.upstream, record, stamp, self.slot_count())?;
+        let before = record.newest();
+        source.epochs.close_past(&self.upstream, record, stamp, self.slot_count())?;
+        if record.newest() != before {
             count(&self.counters.records);
         }
         Ok(())
+    }
+
+    /// Blocks until the device has passed `stamp` of the stream.
+    fn synchronize(
+        &self,
+        source: &Slot<U>,
+        record: &mut super::epochs::Record<U>,
+        stamp: usize,
+    ) -> Result<(), Failure<U::Error>> {
+        self.close_past(source, record, stamp)?;
+        source.epochs.synchronize(&self.upstream, record, stamp, self.slot_count())
     }
 
     /// Makes the request's stream ordered after `stamp` of `tag`.
@@ -466,7 +477,7 @@ impl<U: Upstream> Pool<U> {
 
     /// Empties every magazine of every thread into the heaps.
     pub(super) fn reclaim_all(&self) {
-        self.each_magazine(|magazine, shelves| self.empty(magazine, shelves));
+        self.each_magazine(|magazine, shelves| self.raid(magazine, shelves));
     }
 
     /// Goes through the magazines of all threads.
@@ -546,8 +557,7 @@ impl<U: Upstream> Pool<U> {
         let stamp = slot.epochs.open();
         {
             let mut record = slot.epochs.lock();
-            let others = self.slot_count();
-            slot.epochs.synchronize(&self.upstream, &mut record, stamp, others)?;
+            self.synchronize(slot, &mut record, stamp)?;
         }
         let _all = self.moving.write();
         // What came meanwhile, while the host waited. It is of a later epoch.
@@ -616,10 +626,7 @@ impl<U: Upstream> Pool<U> {
                 Some(_) => source.epochs.open(),
                 None => record.newest(),
             };
-            let others = self.slot_count();
-            if let Err(error) =
-                source.epochs.synchronize(&self.upstream, &mut record, stamp, others)
-            {
+            if let Err(error) = self.synchronize(source, &mut record, stamp) {
                 failed = Some(error);
             }
         }
@@ -642,7 +649,7 @@ impl<U: Upstream> Pool<U> {
     }
 
     /// Moves what is known to be complete from all heaps to the bank.
-    fn bank_complete(&self) {
+    pub(super) fn bank_complete(&self) {
         let mut pieces = Vec::new();
         for source in self.all_slots().filter(|source| !source.is_bank()) {
             let mut heap = source.heap();
@@ -688,6 +695,6 @@ pub(super) fn nth_tag(heap: &Heap, index: usize) -> Option<Tag> {
 }
 
 /// Units that an alignment may cost in memory that is aligned to `granted`.
-fn padding(align: u64, granted: u64) -> u32 {
+pub(super) fn padding(align: u64, granted: u64) -> u32 {
     u32::try_from(align.saturating_sub(granted) >> UNIT_SHIFT).unwrap_or(u32::MAX)
 }

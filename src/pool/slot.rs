@@ -6,7 +6,7 @@ use super::magazine::Magazine;
 use super::upstream::Upstream;
 use crate::heap::{COMPLETE, Heap, NotLive, Tag, Taken};
 use crate::sync::trusted;
-use crate::sync::{Arc, AtomicUsize, Mutex, MutexGuard, Ordering};
+use crate::sync::{Arc, AtomicUsize, Mutex, MutexGuard, Ordering, yield_now};
 
 /// log2 of the bytes of a unit.
 pub(super) const UNIT_SHIFT: u32 = 8;
@@ -23,8 +23,24 @@ pub(super) struct Slot<U: Upstream> {
     heap: Mutex<Heap>,
     /// Whether the bank may have something: spares its lock.
     filled: trusted::AtomicBool,
-    /// Not 0 while the stream is in a declared capture: the number of the graph.
+    /// The number of the graph while the stream is in a declared capture, above the count of threads
+    /// that may make the stream wait. One word, so that each side sees the other's change or comes
+    /// after it.
     captured: AtomicUsize,
+}
+
+/// Bits of the count of threads.
+const BUSY_BITS: u32 = 16;
+const BUSY: usize = (1 << BUSY_BITS) - 1;
+
+/// While it lives, no capture that is declared begins on the stream.
+pub(super) struct Busy<'a>(&'a AtomicUsize);
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        // Release: the capture that waited for this comes after what was given to the stream.
+        self.0.fetch_sub(1, Ordering::Release);
+    }
 }
 
 impl<U: Upstream> Slot<U> {
@@ -113,14 +129,30 @@ impl<U: Upstream> Slot<U> {
 
     /// The graph whose capture this stream is in, or 0.
     pub(super) fn captured(&self) -> usize {
-        self.captured.load(Ordering::Acquire)
+        self.captured.load(Ordering::Acquire) >> BUSY_BITS
     }
 
+    /// Begins a capture, or ends it with 0. Under the reclaimers' lock.
     pub(super) fn set_captured(&self, graph: usize) {
-        self.captured.store(graph, Ordering::Release);
+        let old = self.captured.load(Ordering::Relaxed) >> BUSY_BITS;
+        self.captured.fetch_xor((old ^ graph) << BUSY_BITS, Ordering::AcqRel);
+    }
+
+    /// Leave to make the stream wait for others, unless it is in a declared capture.
+    pub(super) fn busy(&self) -> Option<Busy<'_>> {
+        let before = self.captured.fetch_add(1, Ordering::Acquire);
+        let busy = Busy(&self.captured);
+        (before >> BUSY_BITS == 0).then_some(busy)
+    }
+
+    /// Waits for those who had leave before the capture was declared.
+    pub(super) fn wait_for_busy(&self) {
+        while self.captured.load(Ordering::Acquire) & BUSY != 0 {
+            yield_now();
+        }
     }
 }
 
-fn report_not_live(node: u32) {
+pub(super) fn report_not_live(node: u32) {
     tracing::error!(node, "a block was freed twice, or is not of this pool: ignored");
 }

@@ -19,6 +19,8 @@ pub use registry::{
     reset_current_pinned_resource, set_current_device_resource, set_current_pinned_resource,
 };
 
+pub(crate) use registry::pinned_generation;
+
 crate::sync::for_models! {
     #[allow(missing_docs, unreachable_pub)]
     pub mod models {

@@ -13,6 +13,7 @@ use crate::sync::Arc;
 use crate::sync::trusted::Mutex;
 use std::fmt;
 
+mod capture;
 mod options;
 
 pub use options::{MissPolicy, PoolOptions, PoolStatistics};
@@ -34,7 +35,8 @@ pub use options::{MissPolicy, PoolOptions, PoolStatistics};
 /// Blocks that were [allocated](DeviceResource::allocate) by hand and not given back by then are
 /// leaked, with an error in the log.
 ///
-/// A stream in capture that the pool was not told of is noticed when the pool has to do more than
+/// To make and drop vectors while a stream records a graph, declare it with [`Stream::capture`]. A
+/// stream in capture that the pool was not told of is noticed when the pool has to do more than
 /// hand out what the stream freed before; that is [`ErrorKind::Capture`].
 ///
 /// ```
@@ -111,6 +113,7 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
     /// stream of the pool is in capture.
     pub fn trim(&self, keep: usize) -> Result<usize> {
         not_forked("a pool")?;
+        self.pool.settle_late();
         self.pool.trim(keep).map_err(|failure| self.explain(failure, 0))
     }
 

@@ -9,7 +9,7 @@ use super::{CudaResource, DeviceResource, PoolResource, handle};
 use crate::backend::{BackendKind, not_forked};
 use crate::device::Device;
 use crate::error::Result;
-use crate::host::{PinnedResource, default_pinned};
+use crate::host::{CurrentPinned, default_pinned};
 use crate::sync::trusted;
 use crate::sync::{Arc, LazyLock, Mutex, Weak};
 use std::collections::HashMap;
@@ -117,7 +117,24 @@ impl<R: ?Sized> Current<R> {
 type Devices = HashMap<(BackendKind, u64), Arc<Current<dyn DeviceResource>>>;
 
 static DEVICES: LazyLock<trusted::Mutex<Devices>> = LazyLock::new(trusted::Mutex::default);
-static PINNED: LazyLock<Current<PinnedResource>> = LazyLock::new(Current::new);
+static PINNED: LazyLock<Current<CurrentPinned>> = LazyLock::new(Current::new);
+
+/// Changes whenever something else becomes current for page-locked memory.
+static PINNED_GENERATION: trusted::AtomicU64 = trusted::AtomicU64::new(1);
+
+/// What a thread compares to know that what it knew is still current. Never 0.
+#[inline(always)]
+pub(crate) fn pinned_generation() -> u64 {
+    // Relaxed: who was told of a change sees it; for others it comes when it comes.
+    PINNED_GENERATION.load(trusted::Ordering::Relaxed)
+}
+
+fn replace_pinned(resource: Option<CurrentPinned>) -> Option<CurrentPinned> {
+    let before = PINNED.replace(resource.map(Arc::new));
+    // After the change: a thread that read the number before it looks again.
+    PINNED_GENERATION.fetch_add(1, trusted::Ordering::Relaxed);
+    before.map(|before| (*before).clone())
+}
 
 fn of(device: &Device) -> Arc<Current<dyn DeviceResource>> {
     let mut devices = DEVICES.lock();
@@ -187,29 +204,30 @@ pub fn reset_current_device_resource(device: &Device) -> Option<Arc<dyn DeviceRe
     before
 }
 
-/// The resource that [`PinnedAlloc`](crate::PinnedAlloc) takes new blocks from: what was
-/// [set](set_current_pinned_resource), or else page-locked memory of the
-/// [detected device](Device::detect), portable, and mapped where the device can.
+/// What [`PinnedAlloc`](crate::PinnedAlloc) takes new blocks from: what was
+/// [set](set_current_pinned_resource), or else a [`PinnedPool`](crate::PinnedPool) over page-locked
+/// memory of the [detected device](Device::detect), portable, and mapped where the device can.
 ///
 /// # Errors
 ///
 /// Those of [`Device::detect`].
-pub fn current_pinned_resource() -> Result<PinnedResource> {
+pub fn current_pinned_resource() -> Result<CurrentPinned> {
     not_forked("the current pinned resource")?;
-    PINNED.get(true, || default_pinned().map(Arc::new)).map(|resource| (*resource).clone())
+    PINNED.get(true, || default_pinned().map(Arc::new)).map(|current| (*current).clone())
 }
 
-/// Makes `resource` the one that [`PinnedAlloc`](crate::PinnedAlloc) takes new blocks from, and
-/// gives what was set before, if anything was. Blocks that live go back to where they came from.
-pub fn set_current_pinned_resource(resource: PinnedResource) -> Option<PinnedResource> {
+/// Makes a [`PinnedPool`](crate::PinnedPool) or a [`PinnedResource`](crate::PinnedResource) the one
+/// that [`PinnedAlloc`](crate::PinnedAlloc) takes new blocks from, and gives what was set before, if
+/// anything was. Blocks that live go back to where they came from.
+pub fn set_current_pinned_resource(resource: impl Into<CurrentPinned>) -> Option<CurrentPinned> {
     not_forked("the current pinned resource").ok()?;
-    PINNED.replace(Some(Arc::new(resource))).map(|before| (*before).clone())
+    replace_pinned(Some(resource.into()))
 }
 
 /// Makes the default current again for page-locked memory, and gives what was set, if anything was.
-pub fn reset_current_pinned_resource() -> Option<PinnedResource> {
+pub fn reset_current_pinned_resource() -> Option<CurrentPinned> {
     not_forked("the current pinned resource").ok()?;
-    PINNED.replace(None).map(|before| (*before).clone())
+    replace_pinned(None)
 }
 
 #[cfg(test)]

@@ -22,7 +22,8 @@ pub(crate) trait Attachment: Send + Sync {
     fn give_back(self: Box<Self>, launched_on: &[Stream]);
 }
 
-/// Work that was captured on a stream, to be launched as one, as often as wanted.
+/// Work that was captured on a stream, to be launched as one, as often as wanted. From
+/// [`Stream::capture`].
 ///
 /// The graph is destroyed when it is dropped; launches that are on their way still run to their end.
 /// Use it from any thread. The driver has one launch of a graph run at a time, in the order of the
@@ -62,7 +63,7 @@ impl Graph {
     /// this launch,
     ///
     /// - all memory that the captured work touches is allocated and belongs to whom it belonged then.
-    ///   What the graph itself keeps does;
+    ///   What the graph itself keeps ([`Stream::capture`]) does;
     /// - every other use of that memory, by other streams, by the host, by the free or the next
     ///   owner of it, is ordered before this launch or after it. Former work elsewhere is made so by
     ///   [`Stream::wait_for`] on `stream` before the call, later work by waiting for `stream` after
@@ -88,7 +89,8 @@ impl Graph {
     }
 
     /// The streams that it was launched on, each named once.
-    pub(crate) fn launched_on(&self) -> Vec<Stream> {
+    #[cfg(test)]
+    fn launched_on(&self) -> Vec<Stream> {
         self.launched.lock().clone()
     }
 

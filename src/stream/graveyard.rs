@@ -96,7 +96,8 @@ pub struct Reaped<G> {
 }
 
 struct Grave {
-    event: Arc<Event>,
+    /// Without one, what is buried waits for nothing but a later call.
+    event: Option<Arc<Event>>,
     /// Leaked unless it is dropped on purpose: a panic on the way must free nothing that the device
     /// may still use.
     buffers: ManuallyDrop<Box<dyn Send>>,
@@ -104,8 +105,8 @@ struct Grave {
 
 static GRAVES: LazyLock<Graveyard<Grave>> = LazyLock::new(Graveyard::default);
 
-/// Keeps `buffers` until the device has passed `event`.
-pub(crate) fn bury(event: Arc<Event>, buffers: Box<dyn Send>) {
+/// Keeps `buffers` until the device has passed `event`; without one, until the crate next looks.
+pub(crate) fn bury(event: Option<Arc<Event>>, buffers: Box<dyn Send>) {
     GRAVES.bury(Grave { event, buffers: ManuallyDrop::new(buffers) });
 }
 
@@ -114,17 +115,19 @@ pub(crate) fn reap() {
     if GRAVES.is_empty() || crate::backend::is_forked_child() {
         return;
     }
-    let reaped = GRAVES.reap(|grave| match grave.event.is_complete() {
-        Ok(true) => Passed::Yes,
-        Ok(false) => Passed::NotYet,
-        Err(error) if matches!(error.kind(), ErrorKind::ContextLost | ErrorKind::Forked) => {
-            Passed::Never
+    let reaped = GRAVES.reap(|grave| {
+        match grave.event.as_ref().map_or(Ok(true), |event| event.is_complete()) {
+            Ok(true) => Passed::Yes,
+            Ok(false) => Passed::NotYet,
+            Err(error) if matches!(error.kind(), ErrorKind::ContextLost | ErrorKind::Forked) => {
+                Passed::Never
+            }
+            Err(_) => Passed::NotYet,
         }
-        Err(_) => Passed::NotYet,
     });
     for grave in reaped.lost {
         tracing::error!(
-            device = %grave.event.device(),
+            device = grave.event.as_ref().map(|event| tracing::field::display(event.device())),
             "leaked the buffers of a transfer: the device can no longer say whether it is done"
         );
     }

@@ -37,13 +37,6 @@ impl<T: 'static> LocalKey<T> {
         Self { init }
     }
 
-    pub(crate) fn with<R>(&'static self, body: impl FnOnce(&T) -> R) -> R {
-        match self.try_with(body) {
-            Ok(result) => result,
-            Err(Gone) => unreachable!("a thread local is used after its destructor"),
-        }
-    }
-
     pub(crate) fn try_with<R>(&'static self, body: impl FnOnce(&T) -> R) -> Result<R, Gone> {
         let key = std::ptr::from_ref(self).addr();
         let find = |values: &Values| {

@@ -307,7 +307,10 @@ impl<B: HostBuffer> Drop for Transfer<B> {
         // Freed at the next call if it is complete already: one path, and no question to the driver
         // from a destructor.
         let InFlight { host, device, event, .. } = in_flight;
-        graveyard::bury(event.into_shared(), Box::new(Buried { host, _device: Some(device) }));
+        graveyard::bury(
+            Some(event.into_shared()),
+            Box::new(Buried { host, _device: Some(device) }),
+        );
     }
 }
 
@@ -381,7 +384,10 @@ impl<T: bytemuck::Pod + Send> DeviceVec<T> {
         let mut transfer = stream.upload_new(host)?;
         match transfer.in_flight.take() {
             Some(InFlight { host, device, event, .. }) => {
-                graveyard::bury(event.into_shared(), Box::new(Buried { host, _device: None }));
+                graveyard::bury(
+                    Some(event.into_shared()),
+                    Box::new(Buried { host, _device: None }),
+                );
                 Ok(device)
             }
             None => Err(already_given()),

@@ -4,9 +4,11 @@ use crate::child::{Installed, StandIn, alone, run};
 use crate::{NOTHING, pinned};
 use allocator_api2::vec::Vec as AllocVec;
 use aquifer::{
-    BackendKind, Device, DeviceVec, Error, ErrorKind, LaunchConfig, PinnedResource, Result,
+    AsyncResource, BackendKind, CudaResource, Device, DeviceVec, Error, ErrorKind, LaunchConfig,
+    PinnedResource, PoolResource, Result,
 };
 use std::error::Error as _;
+use std::sync::Arc;
 
 /// Every way to look at an error works without a driver.
 fn print(error: &Error) -> String {
@@ -21,13 +23,25 @@ fn failing_calls_are_typed_errors_with_name_and_number() {
         let device = Device::open(0).unwrap();
         let (stream, other) = (device.new_stream().unwrap(), device.new_stream().unwrap());
         let mut vec = DeviceVec::<u8>::zeroed(&stream, 64).unwrap();
+        let ordered = Arc::new(AsyncResource::new(&device).unwrap());
+        let pool = Arc::new(PoolResource::new(CudaResource::new(&device)).unwrap());
+        drop(DeviceVec::<u8>::zeroed_in(&stream, 9, pool.clone()).unwrap());
         let launch = |vec: &mut DeviceVec<u8>| {
             // SAFETY: the kernel touches nothing.
             unsafe { stream.launch(&NOTHING).in_out(vec)?.launch(LaunchConfig::for_elements(1)) }
         };
         type Call<'a> = &'a dyn Fn(&mut DeviceVec<u8>) -> Result<()>;
         let failing: &[(&str, Call<'_>)] = &[
-            ("cuMemAllocFromPoolAsync", &|_| DeviceVec::<u8>::zeroed(&stream, 9).map(drop)),
+            ("cuMemAllocFromPoolAsync", &|_| {
+                DeviceVec::<u8>::zeroed_in(&stream, 9, ordered.clone()).map(drop)
+            }),
+            ("cuMemAlloc_v2", &|_| {
+                let plain = Arc::new(CudaResource::new(&device));
+                DeviceVec::<u8>::zeroed_in(&stream, 9, plain).map(drop)
+            }),
+            ("cuStreamIsCapturing", &|_| {
+                DeviceVec::<u8>::zeroed_in(&stream, 4 << 20, pool.clone()).map(drop)
+            }),
             ("cuMemsetD8Async", &|vec| vec.fill(1)),
             ("cuMemcpyHtoDAsync_v2", &|vec| vec.set(0, 1)),
             ("cuMemcpyDtoHAsync_v2", &|vec| vec.get(0).map(drop)),

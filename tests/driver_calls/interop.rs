@@ -6,8 +6,8 @@ use aquifer::cudarc::driver::{
 };
 use aquifer::sim::SimConfig;
 use aquifer::{
-    AsyncResource, CudaMut, CudaRef, CudaResource, Device, DeviceVec, ErrorKind, Stream,
-    current_device_resource,
+    AsyncResource, CudaMut, CudaRef, CudaResource, Device, DeviceResource, DeviceVec, ErrorKind,
+    Stream, current_device_resource, reset_current_device_resource, set_current_device_resource,
 };
 use std::sync::Arc;
 
@@ -215,7 +215,9 @@ fn a_slice_of_cudarcs_is_freed_once_whoever_has_it_last() {
         Installed::StandIn,
         &[],
         |driver| {
-            let (_device, home, _other, vec) = open();
+            let (device, home, _other, _) = open();
+            set_current_device_resource(Arc::new(AsyncResource::new(&device).unwrap()));
+            let vec = DeviceVec::from_slice(&home, &[7_u32; 100]).unwrap();
             let frees = |address: u64| {
                 let line = format!("address={address:#x}");
                 let free = |call: &&String| call.starts_with("cuMemFree") && call.contains(&line);
@@ -260,8 +262,13 @@ fn cudarc_gets_no_memory_that_it_would_free_wrongly() {
         Installed::StandIn,
         &[],
         |driver| {
-            let (device, home, other, mut vec) = open();
+            let (device, home, other, pooled) = open();
             let plain = Arc::new(CudaResource::new(&device));
+            let ordered = Arc::new(AsyncResource::new(&device).unwrap());
+            let mut vec = DeviceVec::from_slice_in(&home, &[7_u32; 100], ordered).unwrap();
+            let refused = pooled.into_cuda_slice().unwrap_err();
+            assert!(refused.error.to_string().contains("AsyncResource"), "{}", refused.error);
+            assert_eq!(refused.value.to_vec().unwrap(), [7; 100], "a part of the pool's block");
             let simulated = Device::simulated(SimConfig::default()).new_stream().unwrap();
             for wrong in [
                 DeviceVec::<u8>::zeroed_in(&home, 10, plain).unwrap(),
@@ -328,11 +335,24 @@ fn one_stream_of_cudarcs_is_one_stream_here() {
         drop(stream);
         assert_eq!(vec.stream().id(), id);
         drop(vec);
-        assert!(driver.names().contains(&"cuStreamDestroy_v2".to_owned()));
+        let destroyed = || driver.names().contains(&"cuStreamDestroy_v2".to_owned());
+        assert!(!destroyed(), "the pool may still have to order what the stream freed");
+        let heir = DeviceVec::<u8>::zeroed(&ours, 10).unwrap();
+        assert!(destroyed(), "until another stream comes");
+        drop(heir);
+        let ordered: Arc<dyn DeviceResource> = Arc::new(AsyncResource::new(&device).unwrap());
+        set_current_device_resource(ordered.clone());
+        let stream = device.new_stream().unwrap();
+        let vec = DeviceVec::<u8>::zeroed(&stream, 10).unwrap();
+        drop((vec, stream));
+        assert!(destroyed(), "no pool of ours holds it");
         let refused =
             DeviceVec::from_cuda_slice(context.per_thread_stream().alloc_zeros::<u32>(5).unwrap());
         assert_eq!(refused.unwrap_err().kind(), ErrorKind::InvalidArgument);
-        let resource = current_device_resource(&device).unwrap();
+        reset_current_device_resource(&device);
+        let pool = current_device_resource(&device).unwrap();
+        assert!(!pool.frees_with_driver(&aquifer::DeviceBlock::new(0x100, 4, 0x100)));
+        let resource = ordered;
         assert!(resource.frees_with_driver(&aquifer::DeviceBlock::new(0x100, 4, 0x100)));
         assert!(!resource.frees_with_driver(&aquifer::DeviceBlock::new(0x200, 4, 0x100)), "inside");
         drop(AsyncResource::new(&device).unwrap());

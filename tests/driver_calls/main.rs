@@ -12,8 +12,8 @@ mod interop;
 use allocator_api2::vec::Vec as AllocVec;
 use aquifer::sim::SimConfig;
 use aquifer::{
-    AsyncResource, CudaResource, Device, DeviceVec, ErrorKind, HostArgs, Kernel, LaunchConfig,
-    PinnedResource,
+    AsyncResource, CudaResource, Device, DeviceResource, DeviceVec, ErrorKind, HostArgs, Kernel,
+    LaunchConfig, PinnedResource, current_device_resource, set_current_device_resource,
 };
 use child::{Installed, alone, value};
 use std::sync::Arc;
@@ -39,29 +39,38 @@ fn a_vector_on_one_stream_makes_no_event_call() {
     alone(name, Installed::StandIn, &[], |driver| {
         let device = Device::open(0).unwrap();
         let stream = device.new_stream().unwrap();
-        driver.take();
-        let mut vec = DeviceVec::<u32>::zeroed(&stream, 100).unwrap();
-        vec.fill(3).unwrap();
-        vec.copy_from_slice(&[4; 100]).unwrap();
-        let launch = stream.launch(&NOTHING).in_out(&mut vec).unwrap();
-        // SAFETY: the kernel touches nothing.
-        unsafe { launch.launch(LaunchConfig::for_elements(1)).unwrap() };
-        assert_eq!(vec.get(99).unwrap(), 4);
-        vec.resize(5000, 9).unwrap();
-        vec.push(1).unwrap();
-        let clone = vec.try_clone().unwrap();
-        assert_eq!(clone.to_vec().unwrap()[4999..], [9, 1]);
-        stream.scope(|s| s.upload(&[1; 5001], &mut vec)).unwrap();
-        let at_home = vec.on_mut(&stream).unwrap();
-        assert_eq!(at_home.len(), 5001);
-        vec.set_stream(&stream).unwrap();
-        drop((vec, clone));
-        let names = driver.names();
-        let events = names.iter().filter(|name| name.contains("Event"));
-        assert_eq!(events.count(), 0, "{names:?}");
-        for call in ["cuLaunchKernel", "cuMemFreeAsync", "cuMemsetD32Async", "cuMemcpyDtoDAsync_v2"]
-        {
-            assert!(names.iter().any(|name| name == call), "{call}: {names:?}");
+        let pool = current_device_resource(&device).unwrap();
+        let ordered: Arc<dyn DeviceResource> = Arc::new(AsyncResource::new(&device).unwrap());
+        // Calls that give and take memory: one of the pool's for all blocks, one each for theirs.
+        for (resource, memory) in [
+            (pool, [("cuMemAlloc_v2", 1), ("cuMemFree_v2", 0), ("cuMemFreeAsync", 0)]),
+            (ordered, [("cuMemAllocFromPoolAsync", 4), ("cuMemFree_v2", 0), ("cuMemFreeAsync", 4)]),
+        ] {
+            driver.take();
+            let mut vec = DeviceVec::<u32>::zeroed_in(&stream, 100, resource).unwrap();
+            vec.fill(3).unwrap();
+            vec.copy_from_slice(&[4; 100]).unwrap();
+            let launch = stream.launch(&NOTHING).in_out(&mut vec).unwrap();
+            // SAFETY: the kernel touches nothing.
+            unsafe { launch.launch(LaunchConfig::for_elements(1)).unwrap() };
+            assert_eq!(vec.get(99).unwrap(), 4);
+            vec.resize(5000, 9).unwrap();
+            vec.reserve_exact(2000).unwrap();
+            vec.push(1).unwrap();
+            let clone = vec.try_clone().unwrap();
+            assert_eq!(clone.to_vec().unwrap()[4999..], [9, 1]);
+            stream.scope(|s| s.upload(&[1; 5001], &mut vec)).unwrap();
+            let at_home = vec.on_mut(&stream).unwrap();
+            assert_eq!(at_home.len(), 5001);
+            vec.set_stream(&stream).unwrap();
+            drop((vec, clone));
+            let names = driver.names();
+            let count = |wanted: &str| names.iter().filter(|name| *name == wanted).count();
+            assert!(!names.iter().any(|name| name.contains("Event")), "{names:?}");
+            for call in ["cuLaunchKernel", "cuMemsetD32Async", "cuMemcpyDtoDAsync_v2"] {
+                assert!(count(call) > 0, "{call}: {names:?}");
+            }
+            assert_eq!(memory.map(|(call, _)| (call, count(call))), memory, "{names:?}");
         }
     });
 }
@@ -73,7 +82,8 @@ fn a_warm_transfer_is_a_question_a_copy_and_a_record() {
         let device = Device::open(0).unwrap();
         let stream = device.new_stream().unwrap();
         driver.stand_on(FIRST);
-        let vec = DeviceVec::<u8>::zeroed(&stream, 4096).unwrap();
+        let ordered = Arc::new(AsyncResource::new(&device).unwrap());
+        let vec = DeviceVec::<u8>::zeroed_in(&stream, 4096, ordered).unwrap();
         let (host, vec) = stream.upload(pinned(&device, 4096), vec).unwrap().wait().unwrap();
         driver.take();
         let upload = stream.upload(host, vec).unwrap();
@@ -103,7 +113,8 @@ fn use_on_another_stream_is_one_wait_each_way() {
     alone(name, Installed::StandIn, &[], |driver| {
         let device = Device::open(0).unwrap();
         let (home, other) = (device.new_stream().unwrap(), device.new_stream().unwrap());
-        let mut vec = DeviceVec::<u32>::zeroed(&home, 100).unwrap();
+        let ordered = Arc::new(AsyncResource::new(&device).unwrap());
+        let mut vec = DeviceVec::<u32>::zeroed_in(&home, 100, ordered.clone()).unwrap();
         let handle = |stream: &aquifer::Stream| {
             format!("{:#x}", stream.cuda_stream().unwrap().cu_stream() as usize)
         };
@@ -119,8 +130,9 @@ fn use_on_another_stream_is_one_wait_each_way() {
         std::mem::forget(vec.on_mut(&other).unwrap());
         assert_eq!(shape(driver.changes()), ["cuEventRecord home", "cuStreamWaitEvent away"]);
         vec.fill(1).unwrap();
-        let paid = ["cuEventRecord away", "cuStreamWaitEvent home"];
-        assert_eq!(shape(driver.changes())[..2], paid);
+        // An event of a stream in capture would take home in: one question for a payment.
+        let paid = ["cuStreamIsCapturing away", "cuEventRecord away", "cuStreamWaitEvent home"];
+        assert_eq!(shape(driver.changes())[..3], paid);
         vec.fill(2).unwrap();
         assert_eq!(shape(driver.changes()), ["cuMemsetD32Async home"], "paid once");
 
@@ -136,7 +148,8 @@ fn use_on_another_stream_is_one_wait_each_way() {
 
         // A new home is ordered after the old one.
         vec.set_stream(&other).unwrap();
-        assert_eq!(shape(driver.changes()), ["cuEventRecord home", "cuStreamWaitEvent away"]);
+        let moved = ["cuStreamIsCapturing home", "cuEventRecord home", "cuStreamWaitEvent away"];
+        assert_eq!(shape(driver.changes()), moved);
         vec.fill(3).unwrap();
         let lines = driver.changes();
         assert_eq!(value(lines.last().unwrap(), "stream"), away);
@@ -214,6 +227,9 @@ fn each_of_two_devices_is_called_in_its_own_context() {
         let (one, two) = (Device::open(0).unwrap(), Device::open(1).unwrap());
         assert_ne!(one, two);
         let (a, b) = (one.new_stream().unwrap(), two.new_stream().unwrap());
+        for device in [&one, &two] {
+            set_current_device_resource(Arc::new(AsyncResource::new(device).unwrap()));
+        }
         driver.take();
         let source = DeviceVec::from_slice(&a, &[3_u32; 50]).unwrap();
         let calls = driver.changes();
@@ -244,6 +260,7 @@ fn a_copy_between_a_gpu_and_a_simulated_device_leaves_nothing_owed() {
     alone(name, Installed::StandIn, &[], |driver| {
         let (gpu, simulated) = (Device::open(0).unwrap(), Device::simulated(SimConfig::default()));
         let (a, b) = (gpu.new_stream().unwrap(), simulated.new_stream().unwrap());
+        set_current_device_resource(Arc::new(AsyncResource::new(&gpu).unwrap()));
         let mut one = DeviceVec::from_slice(&a, &[1_u32; 10]).unwrap();
         let mut two = DeviceVec::from_slice(&b, &[2_u32; 10]).unwrap();
         assert_eq!(one.copy_from(&two).unwrap_err().kind(), ErrorKind::WrongDevice);

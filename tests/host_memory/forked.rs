@@ -4,8 +4,8 @@ use super::support;
 use allocator_api2::alloc::Allocator;
 use allocator_api2::vec::Vec as AllocVec;
 use aquifer::{
-    Device, DeviceVec, ErrorKind, Event, MappedAlloc, PinnedAlloc, PinnedResource, Registered,
-    Stream, Transfer, current_device_resource, current_pinned_resource, last_error,
+    Device, DeviceVec, ErrorKind, Event, MappedAlloc, PinnedAlloc, PinnedPool, PinnedResource,
+    Registered, Stream, Transfer, current_device_resource, current_pinned_resource, last_error,
 };
 use std::alloc::Layout;
 use std::process::Command;
@@ -39,6 +39,9 @@ struct Held {
     vec: AllocVec<u32, PinnedAlloc>,
     mapped: AllocVec<u32, MappedAlloc>,
     of_resource: AllocVec<u32, PinnedResource>,
+    pool: PinnedPool,
+    of_pool: AllocVec<u32, PinnedPool>,
+    of_unfenced: AllocVec<u32, PinnedPool>,
     registered: Registered<Vec<u32>>,
     on_device: DeviceVec<u32>,
     stream: Stream,
@@ -50,6 +53,9 @@ fn forks() {
     let device = if support::on_gpu() { Device::open(0) } else { Device::detect() }.unwrap();
     let stream = device.new_stream().unwrap();
     let pinned = PinnedResource::new(&device).unwrap();
+    let pool = PinnedPool::new(pinned.clone()).unwrap();
+    // SAFETY: no device work uses it.
+    let unfenced = unsafe { PinnedPool::builder(pinned.clone()).unfenced() }.build().unwrap();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         // Whoever forks finds the locks of the process taken, with nobody to release them.
@@ -61,6 +67,16 @@ fn forks() {
                     let _ = MappedAlloc::device_address(&vec);
                     drop(vec);
                     let _ = pinned.trim();
+                }
+            });
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    for pool in [&pool, &unfenced] {
+                        let mut vecs = [(); 20].map(|()| AllocVec::new_in(pool.clone()));
+                        vecs.iter_mut().for_each(|vec| vec.extend(0..3000));
+                        drop(vecs);
+                        let _ = (pool.statistics(), pool.trim());
+                    }
                 }
             });
             scope.spawn(|| {
@@ -81,6 +97,9 @@ fn forks() {
                     vec: AllocVec::new_in(PinnedAlloc),
                     mapped: AllocVec::new_in(MappedAlloc),
                     of_resource: AllocVec::new_in(pinned.clone()),
+                    pool: pool.clone(),
+                    of_pool: AllocVec::new_in(pool.clone()),
+                    of_unfenced: AllocVec::new_in(unfenced.clone()),
                     registered: Registered::new(&device, vec![1; 100]).unwrap(),
                     on_device: DeviceVec::from_slice(&stream, &[1, 2, 3]).unwrap(),
                     stream: device.new_stream().unwrap(),
@@ -90,6 +109,10 @@ fn forks() {
                 held.vec.extend(0..1000);
                 held.mapped.extend(0..1000);
                 held.of_resource.extend(0..1000);
+                held.of_pool.extend(0..1000);
+                held.of_unfenced.extend(0..1000);
+                // Ready in this thread's magazine, which the child has too.
+                drop((held.of_pool.clone(), held.of_unfenced.clone()));
                 fork(held)
             })
             .find(Result::is_err);
@@ -100,6 +123,10 @@ fn forks() {
     });
     // The parent goes on.
     pinned.trim().unwrap();
+    for pool in [&pool, &unfenced] {
+        pool.trim().unwrap();
+        assert_eq!(pool.statistics().reserved, 0);
+    }
     stream.synchronize().unwrap();
 }
 
@@ -146,6 +173,18 @@ fn in_child(mut held: Held) -> i32 {
         PinnedAlloc.allocate(Layout::from_size_align(0, 8).unwrap()).is_ok(),
         held.vec.try_reserve(1_000_000).is_err() && forked(),
         held.of_resource.try_reserve(1_000_000).is_err() && forked(),
+        Allocator::allocate(&held.pool, layout).is_err() && forked(),
+        Allocator::allocate(&held.pool, Layout::new::<[u32; 1024]>()).is_err() && forked(),
+        held.of_pool.try_reserve(1_000_000).is_err() && forked(),
+        held.of_unfenced.try_reserve(1_000_000).is_err() && forked(),
+        {
+            held.of_pool.truncate(10);
+            held.of_pool.shrink_to_fit();
+            held.of_pool.iter().copied().eq(0..10)
+        },
+        held.pool.trim().is_err_and(is_forked),
+        held.pool.statistics().reserved == 0,
+        PinnedPool::new(held.pinned.clone()).is_err_and(is_forked),
         {
             held.vec.truncate(shrunk);
             held.vec.shrink_to_fit();
@@ -177,6 +216,7 @@ fn in_child(mut held: Held) -> i32 {
     }
     // All is dropped here: it leaks, and nobody is asked.
     let Held { vec, mapped, of_resource, registered, on_device, pinned, device, .. } = held;
+    drop((held.of_pool, held.of_unfenced, held.pool));
     drop((held.transfer, held.event, held.stream));
     drop((vec, mapped, of_resource));
     let given_back = registered.into_inner().is_err_and(|failed| failed.buffer.is_none());

@@ -1,19 +1,24 @@
 //! Page-locked memory: freed blocks wait for the device, mapped memory is a kernel argument,
 //! registered memory keeps its owner, a forked child touches nothing.
 
+#[path = "../support/contract.rs"]
+mod contract;
 #[cfg(unix)]
 mod forked;
 #[path = "../support/kernels.rs"]
 mod kernels;
 mod mapped;
 mod pending;
+mod pool;
+mod pool_rules;
 mod registered;
 #[path = "../support/mod.rs"]
 mod support;
 
 use allocator_api2::vec::Vec as AllocVec;
 use aquifer::{
-    PinnedResource, reset_current_pinned_resource, set_current_pinned_resource, sim::Simulator,
+    CurrentPinned, PinnedResource, reset_current_pinned_resource, set_current_pinned_resource,
+    sim::Simulator,
 };
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -39,10 +44,10 @@ fn not_ready(simulator: &Simulator) {
 }
 
 /// Makes `pinned` current until dropped.
-struct Current(Option<PinnedResource>);
+struct Current(Option<CurrentPinned>);
 
 impl Current {
-    fn set(pinned: &PinnedResource) -> Self {
+    fn set(pinned: &(impl Clone + Into<CurrentPinned>)) -> Self {
         Self(set_current_pinned_resource(pinned.clone()))
     }
 }

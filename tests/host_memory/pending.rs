@@ -185,7 +185,7 @@ fn out_of_memory_in_a_capture_is_out_of_memory() {
 }
 
 /// What is said to a subscriber of this thread while `body` runs.
-fn said(body: impl FnOnce()) -> String {
+pub(super) fn said(body: impl FnOnce()) -> String {
     #[derive(Clone, Default)]
     struct Log(Arc<Mutex<Vec<u8>>>);
     impl Write for Log {
@@ -267,7 +267,7 @@ fn blocks_go_back_to_where_they_came_from_whatever_is_current() {
     let kept = vec.clone();
     assert_eq!((of_one.host_blocks(), of_two.host_blocks()), (2, 0));
 
-    assert_eq!(set_current_pinned_resource(two.clone()), Some(one.clone()));
+    assert_eq!(set_current_pinned_resource(two.clone()), Some(one.clone().into()));
     // In place as long as there is room, then to where new blocks come from.
     vec.shrink_to_fit();
     assert_eq!((of_one.host_blocks(), of_two.host_blocks()), (2, 0));
@@ -276,7 +276,7 @@ fn blocks_go_back_to_where_they_came_from_whatever_is_current() {
     one.trim().unwrap();
     assert_eq!(of_one.host_blocks(), 1);
 
-    assert_eq!(reset_current_pinned_resource(), Some(two.clone()));
+    assert_eq!(reset_current_pinned_resource(), Some(two.clone().into()));
     assert_eq!(reset_current_pinned_resource(), None);
     assert!(vec.iter().copied().eq(0..10_000) && kept.iter().copied().eq(0..1000));
     drop((vec, kept));

@@ -7,6 +7,7 @@ use aquifer::{
     PoolResource, Result, Stream,
 };
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 pub(crate) type Upstream = Arc<dyn DeviceResource>;
 pub(crate) type Pool = PoolResource<Upstream>;
@@ -63,8 +64,14 @@ impl Rig {
         self.simulator.check().unwrap();
     }
 
-    /// As `clean`, when everything is dropped: no memory is left.
+    /// As `clean`, when everything is dropped: no memory is left. A scope does not wait until its
+    /// threads are torn down, and one that is may be the last to let go of a pool, a moment later.
     pub(crate) fn all_is_back(&self) {
+        self.clean();
+        let started = Instant::now();
+        while self.simulator.live_bytes() != 0 && started.elapsed() < Duration::from_secs(10) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         self.clean();
         assert_eq!(self.simulator.live_bytes(), 0, "memory was not given back");
     }

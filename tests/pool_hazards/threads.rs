@@ -65,12 +65,12 @@ fn the_maximum_is_there_while_other_threads_idle() {
         let pool = rig.pool(8 * UNIT);
         let (ready, wait) = mpsc::channel();
         std::thread::scope(|scope| {
-            let mut idle = Vec::new();
+            let (mut idle, mut threads) = (Vec::new(), Vec::new());
             for tag in 0..3_u8 {
                 let (pool, stream, ready) = (&pool, rig.stream(), ready.clone());
                 let (go_on, parked) = mpsc::channel::<()>();
                 idle.push(go_on);
-                scope.spawn(move || {
+                threads.push(scope.spawn(move || {
                     for bytes in [300, 4000, 30_000] {
                         let vecs: Vec<_> =
                             (0..4).map(|_| try_vec(pool, &stream, bytes, tag)).collect();
@@ -80,7 +80,7 @@ fn the_maximum_is_there_while_other_threads_idle() {
                     let _ = parked.recv();
                     // And it goes on with what is left.
                     holds(&vec(pool, &stream, 300, tag), tag);
-                });
+                }));
             }
             (0..3).for_each(|_| wait.recv().unwrap());
             let stream = rig.stream();
@@ -90,6 +90,8 @@ fn the_maximum_is_there_while_other_threads_idle() {
             drop(all);
             assert_eq!(pool.trim(0).unwrap(), 8 * UNIT);
             drop(idle);
+            // A scope does not wait for what its threads' destructors give back; a join does.
+            threads.into_iter().for_each(|thread| thread.join().unwrap());
         });
         drop(pool);
         rig.all_is_back();
@@ -202,7 +204,7 @@ fn threads_that_share_a_pool_never_share_a_block() {
             scope.spawn(move || {
                 for round in 0..20 {
                     let vecs: Vec<_> = (0..6)
-                        .map(|n| (vec(pool, &stream, 256 << (n + round) % 6, thread), thread))
+                        .map(|n| (vec(pool, &stream, 256 << ((n + round) % 6), thread), thread))
                         .collect();
                     whole(&vecs);
                 }

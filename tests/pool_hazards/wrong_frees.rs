@@ -140,12 +140,15 @@ fn made_up_blocks_are_refused() {
     }
 }
 
+/// The address and the size that a block is said to have.
+type Lie = fn(&DeviceBlock) -> (u64, usize);
+
 /// The block is right, what it says of itself is not. A pool without magazines goes by its own books;
 /// magazines sort blocks by what the caller says of their size, so there it is as undefined as the
 /// contract says.
 #[test]
 fn a_block_that_lies_about_its_size_or_place_harms_nobody_without_magazines() {
-    let lies: [fn(&DeviceBlock) -> (u64, usize); 3] = [
+    let lies: [Lie; 3] = [
         |block| (block.address(), 2 * block.bytes()),
         |block| (block.address(), 256),
         |block| (block.address() + 256, block.bytes()),

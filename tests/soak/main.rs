@@ -8,6 +8,7 @@
 
 #![allow(clippy::forget_non_drop, reason = "that a guard is forgotten has to change nothing")]
 
+mod ballast;
 mod captures;
 mod complaints;
 #[path = "../support/kernels.rs"]

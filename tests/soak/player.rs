@@ -1,5 +1,6 @@
 //! One thread of a program: it draws operations and checks what comes of each.
 
+use crate::ballast::Ballast;
 use crate::kernels;
 use crate::random::Random;
 use crate::setup::Pool;
@@ -37,6 +38,7 @@ pub(crate) struct Player<'a> {
     pub(crate) shared: &'a Shared,
     pub(crate) random: Random,
     pub(crate) items: Vec<Item>,
+    ballast: Ballast,
     pub(crate) seat: Seat<'a>,
     me: usize,
     in_turns: bool,
@@ -49,7 +51,7 @@ impl<'a> Player<'a> {
             // Registered before anything of the pool's, so torn down on the other side of it.
             STASH.with(|_| ());
         }
-        Self { shared, random, items: Vec::new(), seat, me, in_turns }
+        Self { shared, random, items: Vec::new(), ballast: Ballast::default(), seat, me, in_turns }
     }
 
     pub(crate) fn play(&mut self) -> Step {
@@ -225,6 +227,10 @@ impl<'a> Player<'a> {
     /// Writes a vector for the first time.
     pub(crate) fn write(&mut self, mut item: Item) -> Step {
         let (tag, length) = (self.shared.tag(), item.vec.capacity());
+        if self.shared.simulator.is_none() && self.random.one_in(3) {
+            let home = item.vec.stream().clone();
+            self.ballast.load(self.shared, &home)?;
+        }
         item.vec.resize(length, tag).map_err(unexpected("writing a new vector"))?;
         item.tag = Some(tag);
         self.items.push(item);
@@ -462,7 +468,10 @@ impl<'a> Player<'a> {
             return Ok(());
         };
         let scale = self.shared.setup.scale;
-        let bytes = self.random.pick(&[8 * scale, 1 << 40, isize::MAX as usize - 4096, usize::MAX]);
+        // A GPU has room for what is too much for the simulated device.
+        let bounded = self.shared.setup.maximum.is_some() || self.shared.simulator.is_some();
+        let least = if bounded { 8 * scale } else { 1 << 41 };
+        let bytes = self.random.pick(&[least, 1 << 41, isize::MAX as usize - 4096, usize::MAX]);
         let error = match DeviceVec::<u8>::with_capacity_in(&stream, bytes, resource) {
             Ok(_) => return Err(format!("{bytes} bytes were given")),
             Err(error) => error,

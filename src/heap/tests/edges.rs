@@ -187,3 +187,47 @@ fn one_size_between_the_bins_leaves_no_memory_unused() {
         walk(&heap);
     }
 }
+
+/// Live blocks of these units, with a live one of one unit after each; the rest is taken, too.
+fn fenced(units: &[u32]) -> (Heap, Vec<u32>) {
+    let mut heap = heap_of(units.iter().map(|&units| u64::from(units) + 1).sum());
+    let mut take = |units| heap.allocate(COMPLETE, units, 1, ANY).unwrap().node;
+    let nodes = units.iter().map(|&units| (take(units), take(1)).0).collect();
+    assert_eq!(heap.account().free_bytes, 0);
+    (heap, nodes)
+}
+
+#[test]
+fn a_hole_of_the_very_size_goes_before_a_larger_one() {
+    // 1030 is not the smallest size of its bin, so a search from the next one up misses it.
+    let (mut heap, nodes) = fenced(&[1030, 1100, 4000, 1030, 9000]);
+    for &node in &nodes {
+        heap.free(node, COMPLETE, 0).unwrap();
+    }
+    for left in [4, 3] {
+        heap.allocate(COMPLETE, 1030, 1, ANY).unwrap();
+        assert_eq!(heap.account().free_blocks, left, "a larger one was split");
+    }
+    // And the block that is kept apart goes last.
+    for (units, left) in [(1100, 2), (4000, 1), (9000, 0)] {
+        heap.allocate(COMPLETE, units, 1, ANY).unwrap();
+        assert_eq!(heap.account().free_blocks, left);
+    }
+}
+
+#[test]
+fn a_hole_that_serves_is_found_behind_many_that_do_not() {
+    // All of one bin, and the one that serves the longest ago.
+    let mut units = vec![1050];
+    units.extend([1030; 100]);
+    assert_eq!(bin_of(1050), bin_of(1030));
+    // A larger one is kept apart; then it is taken.
+    units.push(2000);
+    let (mut heap, nodes) = fenced(&units);
+    for &node in nodes.last().iter().copied().chain(&nodes[..nodes.len() - 1]) {
+        heap.free(node, COMPLETE, 0).unwrap();
+    }
+    heap.allocate(COMPLETE, 2000, 1, ANY).unwrap();
+    heap.allocate(COMPLETE, 1050, 1, ANY).unwrap();
+    assert_eq!(heap.allocate(COMPLETE, 1031, 1, ANY), None);
+}

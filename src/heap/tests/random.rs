@@ -166,10 +166,7 @@ impl Pair {
                 }
             }
             Step::Retag { from, upto, to, stamp } => {
-                // Restamping in place is not merging, and the model only merges.
-                if from != to {
-                    self.retag(from, upto, to, stamp);
-                }
+                self.retag(from, upto, to, stamp);
             }
             Step::Cut { tag, least, most, upto } => self.cut(tag, least, most, upto),
             Step::CutAll { tag, upto, again } => {
@@ -184,15 +181,20 @@ impl Pair {
                 }
             }
             Step::CutExactly { which } => {
-                let runs = self.model.free(COMPLETE, usize::MAX);
+                let mut runs = self.model.runs();
+                runs.retain(|run| matches!(self.model.at(run.0), Unit::Free(..)));
                 if runs.is_empty() {
                     return;
                 }
                 let (start, count) = runs[which % runs.len()];
+                let (address, range) = (self.model.address(start), self.model.range(start));
                 let bytes = (count as u64) << self.model.shift;
-                let range = self.model.range(start);
-                assert!(self.heap.cut_exactly(range, self.model.address(start), bytes));
-                self.model.set(start, count, Unit::Away);
+                assert!(!self.heap.cut_exactly(range + 1, address, bytes));
+                let complete = matches!(self.model.at(start), Unit::Free(COMPLETE, _));
+                assert_eq!(self.heap.cut_exactly(range, address, bytes), complete);
+                if complete {
+                    self.model.set(start, count, Unit::Away);
+                }
             }
             Step::CutWrongly { at, units, range } => {
                 let runs = self.model.free(COMPLETE, usize::MAX);

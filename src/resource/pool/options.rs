@@ -218,14 +218,16 @@ pub struct PoolStatistics {
     pub reserved: usize,
     /// The most bytes that were reserved at once.
     pub peak_reserved: usize,
-    /// Bytes in blocks that users hold.
+    /// Bytes in blocks that users or graphs hold.
     pub live: usize,
-    /// Blocks that users hold.
+    /// Blocks that users or graphs hold.
     pub live_blocks: usize,
     /// Bytes that are free: `reserved - live`.
     pub free: usize,
     /// Of the free bytes, those that threads keep ready in their magazines.
     pub cached: usize,
+    /// Of the bytes in use, those that were freed and wait for a [`Graph`](crate::Graph) to go.
+    pub held: usize,
     /// Bytes of the largest free block outside of magazines.
     pub largest_free: usize,
     /// Blocks of upstream.
@@ -255,6 +257,7 @@ impl From<Totals> for PoolStatistics {
             live_blocks: totals.live_blocks,
             free: totals.reserved.saturating_sub(totals.live),
             cached: totals.cached,
+            held: totals.held,
             largest_free: totals.largest_free,
             upstream_blocks: totals.upstream_blocks,
             streams: totals.streams,

@@ -1,0 +1,56 @@
+//! `PoolResource`: its options, its statistics, what a miss does and what the pool promises of its
+//! size. What may go wrong in the order of streams is in `tests/pool_hazards`.
+
+#[path = "../support/log.rs"]
+mod log;
+#[path = "../support/mod.rs"]
+mod support;
+
+mod counts;
+mod lives;
+mod misses;
+mod options;
+mod room;
+
+use aquifer::{
+    CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, PoolOptions, PoolResource,
+    Result, Stream,
+};
+
+const KIB: usize = 1 << 10;
+const MIB: usize = 1 << 20;
+
+fn builder(device: &Device) -> PoolOptions<CudaResource> {
+    PoolResource::builder(CudaResource::new(device))
+}
+
+fn allocate(pool: &impl DeviceResource, stream: &Stream, bytes: usize) -> Result<DeviceBlock> {
+    pool.allocate(stream, DeviceLayout::new(bytes)?)
+}
+
+fn free(pool: &impl DeviceResource, stream: &Stream, block: DeviceBlock) {
+    // SAFETY: each block of these tests is its pool's, is freed once, and all its work was given to
+    // this stream.
+    unsafe { pool.deallocate(stream, block) }
+}
+
+/// As many blocks as there are, and the error of the next.
+fn drain(pool: &impl DeviceResource, stream: &Stream, bytes: usize) -> (Vec<DeviceBlock>, String) {
+    let mut blocks = Vec::new();
+    loop {
+        match allocate(pool, stream, bytes) {
+            Ok(block) => blocks.push(block),
+            Err(error) => {
+                assert_eq!(error.kind(), aquifer::ErrorKind::OutOfMemory, "{error}");
+                return (blocks, error.to_string());
+            }
+        }
+    }
+}
+
+fn disjoint(blocks: &[DeviceBlock]) {
+    let end = |block: &DeviceBlock| block.address() + block.bytes() as u64;
+    let mut ranges: Vec<_> = blocks.iter().map(|block| (block.address(), end(block))).collect();
+    ranges.sort_unstable();
+    assert!(ranges.windows(2).all(|pair| pair[0].1 <= pair[1].0), "{ranges:x?}");
+}
