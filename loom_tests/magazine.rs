@@ -87,7 +87,7 @@ impl Shelf {
 fn owner_and_reclaimer() {
     model(
         "owner_and_reclaimer",
-        1,
+        12_000,
         || Shelf::new(1),
         &[
             |shelf: &Shelf| {
@@ -108,7 +108,7 @@ fn owner_and_reclaimer() {
 fn owner_and_two_reclaimers() {
     model(
         "owner_and_two_reclaimers",
-        1,
+        63_000,
         || Shelf::new(1),
         &[
             |shelf: &Shelf| {
@@ -127,7 +127,7 @@ fn owner_and_two_reclaimers() {
 fn a_magazine_is_retired() {
     model(
         "a_magazine_is_retired",
-        1,
+        1_600,
         || Shelf::new(2),
         &[
             |shelf: &Shelf| {
@@ -141,6 +141,9 @@ fn a_magazine_is_retired() {
             },
         ],
         |shelf| {
+            // SAFETY: the owner's role is over.
+            let inside = unsafe { shelf.magazine.enter(|shelves| shelves.contents().0) };
+            assert_eq!(inside, None, "a retired magazine lets its owner in");
             let before = shelf.reclaimed.lock().unwrap().len();
             shelf.reclaim_alone();
             let after = shelf.reclaimed.lock().unwrap().len();
@@ -173,10 +176,10 @@ impl Post {
 
     fn drain(&self) {
         let mut found = Vec::new();
-        self.inbox.drain(|freed| found.push(freed));
-        for found in &found {
-            assert_eq!(*found, freed(found.node), "what came out of the inbox");
-        }
+        self.inbox.drain(|came| {
+            assert_eq!(came, freed(came.node), "what came out of the inbox");
+            found.push(came);
+        });
         self.out.lock().unwrap().append(&mut found);
     }
 
@@ -193,7 +196,7 @@ impl Post {
 fn two_frees_and_the_owner() {
     model(
         "two_frees_and_the_owner",
-        1,
+        4_700,
         || Post::new(&[]),
         &[
             |post: &Post| post.push(1),
@@ -212,7 +215,7 @@ fn two_frees_and_the_owner() {
 fn a_block_comes_home_twice() {
     model(
         "a_block_comes_home_twice",
-        1,
+        34,
         || Post::new(&[1]),
         &[
             |post: &Post| post.push(2),
@@ -232,7 +235,7 @@ fn a_block_comes_home_twice() {
 fn warm_and_gather() {
     large_model(
         "warm_and_gather",
-        1,
+        34_000,
         || plan(1, &[Gather, GrowToMaximum]).with_magazines().build().prepared(&[0], 0),
         &[
             |rig: &Rig| {
@@ -254,7 +257,7 @@ fn warm_and_gather() {
 fn a_thread_ends() {
     large_model(
         "a_thread_ends",
-        1,
+        8_000,
         || plan(1, &[Wait, Gather, GrowToMaximum]).with_magazines().build().prepared(&[0], 0),
         &[
             |rig: &Rig| {
@@ -278,7 +281,7 @@ fn a_thread_ends() {
 fn a_thread_and_its_stream_end() {
     large_model(
         "a_thread_and_its_stream_end",
-        1,
+        14_000,
         || {
             let plan = plan(1, &[Wait, Gather, GrowToMaximum]);
             plan.with_magazines().with_departures().build().prepared(&[0], 0)

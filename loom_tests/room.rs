@@ -16,7 +16,7 @@ const LADDER: [Rung; 7] = [Complete, Ordered, Grow, Wait, GrowToMaximum, Gather,
 fn two_grow_at_the_limit() {
     model(
         "two_grow_at_the_limit",
-        1,
+        330,
         || plan(1, &[GrowToMaximum]).build(),
         &[|rig: &Rig| rig.keep(0), |rig| rig.keep(1)],
         |rig| {
@@ -31,7 +31,7 @@ fn two_grow_at_the_limit() {
 fn two_large_steps() {
     model(
         "two_large_steps",
-        1,
+        1_400,
         || plan(3, &LADDER).with_step(2).build(),
         &[|rig: &Rig| rig.keep(0), |rig| rig.keep(1)],
         |rig| {
@@ -46,7 +46,7 @@ fn two_large_steps() {
 fn upstream_ends_before_the_maximum() {
     model(
         "upstream_ends_before_the_maximum",
-        1,
+        25_000,
         || {
             let rig = plan(2, &LADDER).build();
             rig.driver.set_room(UNIT);
@@ -65,7 +65,7 @@ fn upstream_ends_before_the_maximum() {
 fn the_rest_of_a_growth() {
     model(
         "the_rest_of_a_growth",
-        1,
+        1_200,
         || plan(2, &LADDER).with_step(2).build(),
         &[|rig: &Rig| rig.keep(0), |rig| rig.keep(1)],
         |rig| {
@@ -80,7 +80,7 @@ fn the_rest_of_a_growth() {
 fn the_rest_of_the_bank() {
     model(
         "the_rest_of_the_bank",
-        1,
+        340,
         || {
             let rig = plan(2, &LADDER).build();
             rig.pool().prepare(2 * UNIT).expect("two units");
@@ -99,7 +99,7 @@ fn the_rest_of_the_bank() {
 fn one_block_for_two() {
     model(
         "one_block_for_two",
-        1,
+        230,
         || plan(1, &LADDER).with_magazines().build().prepared(&[0], 0),
         &[|rig: &Rig| rig.keep(0), |rig| rig.keep(1)],
         |rig| {
@@ -121,7 +121,7 @@ fn half_for_each() {
     }
     model(
         "half_for_each",
-        1,
+        1_300,
         || plan(2, &LADDER).with_magazines().build().prepared(&[0, 0], 0),
         &[|rig: &Rig| twice(rig, 0), |rig| twice(rig, 1)],
         Rig::end,
@@ -133,7 +133,7 @@ fn half_for_each() {
 fn whole_for_one_after_the_other() {
     model(
         "whole_for_one_after_the_other",
-        1,
+        2_300,
         || plan(2, &LADDER).build().prepared(&[0, 0], 1),
         &[|rig: &Rig| rig.free_held(0, 0), |rig| rig.keep_units(1, 2)],
         |rig| {
@@ -151,7 +151,7 @@ fn whole_for_one_after_the_other() {
 fn trim_and_take() {
     large_model(
         "trim_and_take",
-        1,
+        46_000,
         || plan(1, &[Wait, GrowToMaximum]).with_magazines().build().prepared(&[0], 0),
         &[
             |rig: &Rig| {
@@ -176,7 +176,7 @@ fn trim_and_take() {
 fn trim_and_free() {
     model(
         "trim_and_free",
-        1,
+        350,
         || plan(1, &[Wait, GrowToMaximum]).build().prepared(&[0], 1).lent_to(&[1]),
         &[
             |rig: &Rig| rig.free_held(1, 0),

@@ -17,7 +17,7 @@ use std::sync::Arc;
 fn free_and_steal() {
     model(
         "free_and_steal",
-        1,
+        45,
         || plan(1, &[Wait, GrowToMaximum]).build().prepared(&[0], 1),
         &[|rig: &Rig| rig.free_held(0, 0), |rig| rig.visit(1)],
         Rig::end,
@@ -29,7 +29,7 @@ fn free_and_steal() {
 fn free_and_complete() {
     model(
         "free_and_complete",
-        1,
+        77,
         || plan(1, &[Complete, GrowToMaximum]).build().prepared(&[0], 1),
         &[
             |rig: &Rig| {
@@ -50,7 +50,7 @@ fn free_and_complete() {
 fn free_while_the_epoch_closes() {
     model(
         "free_while_the_epoch_closes",
-        1,
+        170,
         || plan(2, &[Wait, GrowToMaximum]).build().prepared(&[0, 0], 1),
         &[
             |rig: &Rig| rig.free_held(0, 0),
@@ -68,7 +68,7 @@ fn free_while_the_epoch_closes() {
 fn two_thieves() {
     model(
         "two_thieves",
-        1,
+        1_800,
         || plan(1, &[Wait, GrowToMaximum]).build().prepared(&[0], 0),
         &[|rig: &Rig| rig.keep(1), |rig| rig.keep(2)],
         |rig| {
@@ -84,7 +84,7 @@ fn two_thieves() {
 fn two_threads_of_one_thief() {
     model(
         "two_threads_of_one_thief",
-        1,
+        3_100,
         || plan(2, &[Wait, GrowToMaximum]).build().prepared(&[0, 0], 0),
         &[|rig: &Rig| rig.keep(1), |rig| rig.keep(1)],
         |rig| {
@@ -99,7 +99,7 @@ fn two_threads_of_one_thief() {
 fn three_streams() {
     model(
         "three_streams",
-        1,
+        59_000,
         || plan(1, &[Wait, GrowToMaximum]).build().prepared(&[0], 1),
         &[|rig: &Rig| rig.free_held(0, 0), |rig| rig.visit(1), |rig| rig.visit(2)],
         Rig::end,
@@ -120,7 +120,7 @@ fn the_clock_of_an_event() {
     }
     model(
         "the_clock_of_an_event",
-        1,
+        2_100,
         begin,
         &[
             |rig: &Rig| rig.keep_units(1, 2),
@@ -141,7 +141,7 @@ fn the_clock_of_an_event() {
 fn growth_and_steal() {
     model(
         "growth_and_steal",
-        1,
+        890,
         || plan(2, &[Wait, GrowToMaximum]).with_step(2).build(),
         &[|rig: &Rig| rig.keep(0), |rig| rig.keep(1)],
         Rig::end,
@@ -154,7 +154,7 @@ fn growth_and_steal() {
 fn frees_of_two_other_streams() {
     large_model(
         "frees_of_two_other_streams",
-        1,
+        8_000,
         || plan(2, &[Wait, GrowToMaximum]).build().prepared(&[0, 0], 2).lent_to(&[1, 2]),
         &[|rig: &Rig| rig.free_held(1, 0), |rig| rig.free_held(2, 1), |rig| rig.keep(0)],
         Rig::end,
@@ -166,7 +166,7 @@ fn frees_of_two_other_streams() {
 fn a_refused_record() {
     model(
         "a_refused_record",
-        1,
+        1_800,
         || {
             let rig = plan(1, &[Wait, GrowToMaximum]).build().prepared(&[0], 0);
             rig.driver.refuse_records(1);
@@ -186,7 +186,7 @@ fn a_refused_record() {
 fn a_refused_wait() {
     model(
         "a_refused_wait",
-        1,
+        1_300,
         || {
             let rig = plan(1, &[Wait, GrowToMaximum]).build().prepared(&[0], 0);
             rig.driver.refuse(1);
@@ -206,7 +206,7 @@ fn a_refused_wait() {
 fn gather_and_free() {
     model(
         "gather_and_free",
-        1,
+        570,
         || plan(2, &[Gather, GrowToMaximum]).with_step(2).build().prepared(&[0, 0], 1),
         &[|rig: &Rig| rig.free_held(0, 0), |rig| rig.keep_units(1, 2)],
         Rig::end,
@@ -219,7 +219,7 @@ fn gather_and_free() {
 fn a_stream_goes_and_one_comes() {
     model(
         "a_stream_goes_and_one_comes",
-        1,
+        100,
         || plan(1, &[Wait, GrowToMaximum]).with_departures().build().prepared(&[0], 1),
         &[
             |rig: &Rig| {
@@ -241,7 +241,7 @@ fn a_stream_goes_and_one_comes() {
 fn two_streams_come() {
     model(
         "two_streams_come",
-        1,
+        1_000,
         || {
             let rig = plan(1, &[Wait, GrowToMaximum]).with_departures().build().prepared(&[0], 0);
             rig.abandon(0);
@@ -261,7 +261,7 @@ fn two_streams_come() {
 fn one_stream_comes_twice() {
     model(
         "one_stream_comes_twice",
-        1,
+        1_400,
         || {
             let rig =
                 plan(2, &[Wait, GrowToMaximum]).with_departures().build().prepared(&[0, 1], 0);
@@ -282,7 +282,7 @@ fn one_stream_comes_twice() {
 fn a_stream_goes_while_another_steals() {
     model(
         "a_stream_goes_while_another_steals",
-        1,
+        1_000,
         || {
             let rig = plan(2, &[Wait, GrowToMaximum]).with_departures().build();
             let rig = rig.prepared(&[1, 0], 1);
@@ -304,7 +304,7 @@ fn a_stream_goes_while_another_steals() {
 fn a_free_comes_home_to_a_stream_that_is_gone() {
     model(
         "a_free_comes_home_to_a_stream_that_is_gone",
-        1,
+        570,
         || {
             let rig = plan(2, &[Wait, GrowToMaximum]).with_departures().build();
             let rig = rig.prepared(&[1, 0], 1);
@@ -338,7 +338,7 @@ fn a_free_comes_home_to_a_stream_that_is_gone() {
 fn complete_in_turn() {
     model(
         "complete_in_turn",
-        1,
+        70,
         || {
             let rig = plan(2, &[Complete, GrowToMaximum]).build().prepared(&[0, 0], 1);
             // Closes the epoch of what is free.
@@ -447,5 +447,5 @@ fn a_driver_without_order() {
             "device race: a stream works before the wait that another thread made"
         );
     }
-    model("a_driver_without_order", 1, begin, &[take, take], |_| ());
+    model("a_driver_without_order", 2_600, begin, &[take, take], |_| ());
 }

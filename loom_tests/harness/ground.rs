@@ -65,7 +65,11 @@ impl Upstream for Ground {
     }
 
     fn wait(&self, stream: &Stream, event: &Event) -> Result<(), Trouble> {
-        self.driver.wait(stream.index, event).map_err(|_| Trouble::Refused)
+        let waited = match self.captures {
+            true => self.driver.try_wait(stream.index, event),
+            false => self.driver.wait(stream.index, event),
+        };
+        waited.map_err(|_| Trouble::Refused)
     }
 
     fn is_passed(&self, event: &Event) -> Result<bool, Trouble> {
@@ -77,8 +81,8 @@ impl Upstream for Ground {
         Ok(())
     }
 
-    fn is_capturing(&self, _: &Stream) -> Result<bool, Trouble> {
-        Ok(self.captures && self.driver.is_capturing())
+    fn is_capturing(&self, stream: &Stream) -> Result<bool, Trouble> {
+        Ok(self.captures && self.driver.is_stream_capturing(stream.index))
     }
 
     fn check(&self, _: &Stream) -> Result<(), Trouble> {
@@ -115,6 +119,8 @@ pub struct Rig {
     streams: Vec<Stream>,
     /// Blocks for the roles to free, each one's by its place.
     pub held: Vec<Block>,
+    /// A graph that `begin` recorded.
+    pub graph: usize,
     /// What the roles kept. std's lock: loom need not know of it.
     kept: Mutex<Vec<(usize, Block)>>,
 }
@@ -172,7 +178,7 @@ impl Plan {
         let stream = |index| Stream { index, driver: driver.clone(), goes: self.goes };
         let streams = (0..STREAMS).map(stream).collect();
         let pool = Some(Pool::new(ground, self.settings));
-        Rig { driver, pool, streams, held: Vec::new(), kept: Mutex::default() }
+        Rig { driver, pool, streams, held: Vec::new(), graph: 0, kept: Mutex::default() }
     }
 }
 
@@ -279,6 +285,27 @@ impl Rig {
     pub fn end(&self) {
         self.free_kept();
         self.expect_idle();
+    }
+
+    /// Declares a capture on a stream, and begins it. Returns the graph's number.
+    pub fn capture(&self, stream: usize) -> Option<usize> {
+        let handle = &self.streams[stream];
+        let begin = || {
+            self.driver.set_stream_capturing(stream, true);
+            Ok(())
+        };
+        self.pool().begin_capture(handle, Ground::id(handle), begin).ok().map(|(graph, ())| graph)
+    }
+
+    pub fn end_capture(&self, stream: usize, graph: usize) {
+        self.driver.set_stream_capturing(stream, false);
+        self.pool().end_capture(graph);
+    }
+
+    /// The graph that `stream` recorded is gone, and was launched on these.
+    pub fn release(&self, graph: usize, stream: usize, launched_on: &[usize]) {
+        let launched: Vec<_> = launched_on.iter().map(|one| self.streams[*one].clone()).collect();
+        self.pool().release(graph, &self.streams[stream], &launched);
     }
 
     pub fn trim(&self) -> usize {

@@ -22,6 +22,8 @@ pub(super) struct Memory {
     live: Vec<(usize, Range<usize>)>,
     /// Streams that nobody but pools holds.
     abandoned: [bool; STREAMS],
+    /// Streams that record a graph.
+    capturing: [bool; STREAMS],
     /// Records still to be refused.
     refusals: usize,
     leaked: usize,
@@ -35,6 +37,7 @@ impl Default for Memory {
             lent: Vec::new(),
             live: Vec::new(),
             abandoned: [false; STREAMS],
+            capturing: [false; STREAMS],
             refusals: 0,
             leaked: 0,
         }
@@ -112,6 +115,12 @@ impl Driver {
         report(complaint);
     }
 
+    /// A launch works on a block that somebody was handed.
+    pub fn work(&self, stream: usize, address: u64, bytes: usize) {
+        let (block, range) = place(address, bytes);
+        self.use_block(stream, block, range, Access::Write);
+    }
+
     /// Its owner gives it the last work, and is about to free it.
     pub fn hand_in(&self, stream: usize, address: u64, bytes: usize) {
         let part = place(address, bytes);
@@ -133,10 +142,29 @@ impl Driver {
             state.memory.refusals -= 1;
             return Err(Refused);
         }
-        let (event, complaint) = state.record(stream);
+        let (event, mut complaint) = state.record(stream);
+        if state.memory.capturing[stream] {
+            complaint = Some(format!("an event is recorded on stream {stream}, in capture"));
+        }
         drop(state);
         report(complaint);
         Ok(event)
+    }
+
+    /// As [`wait`](Self::wait), of a stream that a capture keeps out of others' work.
+    pub fn try_wait(&self, stream: usize, event: &Event) -> Result<(), Refused> {
+        let captured = self.state().memory.capturing[stream];
+        let complaint = captured.then(|| format!("stream {stream} waits for others, in capture"));
+        report(complaint);
+        self.wait(stream, event)
+    }
+
+    pub fn set_stream_capturing(&self, stream: usize, capturing: bool) {
+        self.state().memory.capturing[stream] = capturing;
+    }
+
+    pub fn is_stream_capturing(&self, stream: usize) -> bool {
+        self.state().memory.capturing[stream]
     }
 
     /// The last handle of a stream that is no pool's is gone.

@@ -123,6 +123,7 @@ impl<U: Upstream> Pool<U> {
             self.graphs.lock().arenas.remove(&graph);
             return Err(Failure::Captured);
         }
+        #[cfg(not(aquifer_fault = "capture_beside_wait"))]
         slot.wait_for_busy();
         let begun = {
             // Whoever closes an epoch of this stream asks under this lock whether it is in capture.
@@ -357,8 +358,14 @@ impl<U: Upstream> Pool<U> {
         let mut last = None;
         for rung in &self.settings.rungs {
             let found = match rung {
-                Rung::Grow => self.grow_for_graph(wanted, self.settings.soft_limit),
-                Rung::GrowToMaximum => self.grow_for_graph(wanted, self.settings.maximum),
+                Rung::Grow => {
+                    let _moving = self.moving.read();
+                    self.grow_for_graph(wanted, self.settings.soft_limit)
+                }
+                Rung::GrowToMaximum => {
+                    let _moving = self.moving.read();
+                    self.grow_for_graph(wanted, self.settings.maximum)
+                }
                 Rung::Trim => {
                     let _turn = self.turn.lock();
                     self.trim_for_graph(wanted)
@@ -424,7 +431,8 @@ impl<U: Upstream> Pool<U> {
         wanted.complete(&mut heap)
     }
 
-    /// Takes complete memory from upstream, on a stream aside: no node of the graph.
+    /// Takes complete memory from upstream, on a stream aside: no node of the graph. The caller reads
+    /// or writes `moving`.
     fn grow_for_graph(
         &self,
         wanted: &Wanted<'_, U>,
@@ -459,6 +467,7 @@ impl<U: Upstream> Pool<U> {
             // A failure leaves things as they are: the memory is not ready.
             let _ = source.epochs.synchronize(&self.upstream, &mut record, stamp, others);
         }
+        let _all = self.moving.write();
         self.bank_complete();
         if let Some(ready) = self.ready_for_graph(wanted) {
             return Ok(Some(ready));

@@ -452,6 +452,7 @@ impl<U: Upstream> Leave for Pool<U> {
         let _one = self.reclaiming.lock();
         // SAFETY: on the owner's thread, and under the reclaimers' lock.
         unsafe {
+            #[cfg(not(aquifer_fault = "leave_keeps_blocks"))]
             let _ = magazine.enter(|shelves| self.empty(magazine, shelves));
             magazine.retire();
         }

@@ -7,7 +7,7 @@
 use super::chunks::Chunks;
 use super::upstream::{Failure, Upstream};
 use crate::heap::Tag;
-use crate::sync::{AtomicUsize, CachePadded, Mutex, MutexGuard, Ordering};
+use crate::sync::{AtomicUsize, CachePadded, MODELLED, Mutex, MutexGuard, Ordering};
 use std::collections::VecDeque;
 
 /// Closed epochs whose events a stream keeps; a later event serves for an older epoch as well.
@@ -79,7 +79,8 @@ impl<U: Upstream> Epochs<U> {
             Ordering::Release
         };
         if let Some(known) = self.ordered.get_or_make(source)
-            && known.load(Ordering::Relaxed) < epoch
+            // loom loses races of a write that its own thread's load comes before.
+            && (MODELLED || known.load(Ordering::Relaxed) < epoch)
         {
             known.fetch_max(epoch, order);
         }
@@ -146,7 +147,7 @@ impl<U: Upstream> Epochs<U> {
             if !matches!(upstream.is_passed(&oldest.event), Ok(true)) {
                 break;
             }
-            let epoch = oldest.epoch;
+            let epoch = oldest.epoch + usize::from(cfg!(aquifer_fault = "completed_too_early"));
             if record.stream.is_none() && record.closed.len() == 1 {
                 // The last event of a stream that is gone: its heir waits for it.
                 self.completed.fetch_max(epoch, Ordering::Release);
@@ -195,8 +196,13 @@ impl<U: Upstream> Epochs<U> {
         let Some(closed) = record.covering(stamp) else { return Err(Failure::Gone) };
         #[cfg(aquifer_fault = "order_before_wait")]
         target.raise(own as usize, closed.epoch);
-        #[cfg(not(aquifer_fault = "skip_stream_wait"))]
+        #[cfg(not(any(
+            aquifer_fault = "skip_stream_wait",
+            aquifer_fault = "failed_wait_publishes"
+        )))]
         upstream.wait(stream, &closed.event)?;
+        #[cfg(aquifer_fault = "failed_wait_publishes")]
+        let _ = upstream.wait(stream, &closed.event);
         // Only now: who sees this may use the memory on `target` without a wait of his own.
         target.raise(own as usize, closed.epoch);
         for (source, epoch) in closed.clock.iter().enumerate() {
@@ -219,7 +225,9 @@ impl<U: Upstream> Record<U> {
         let closed = self.closed.iter().find(|closed| closed.epoch >= stamp);
         // What comes home to a stream that is gone is made its own at a later stamp than its last
         // event's. That stream was ordered after it, so what is behind the event is, too.
-        closed.or_else(|| self.closed.back().filter(|_| self.stream.is_none()))
+        #[cfg(not(aquifer_fault = "gone_and_uncovered"))]
+        let closed = closed.or_else(|| self.closed.back().filter(|_| self.stream.is_none()));
+        closed
     }
 
     /// Makes `stream` wait for all that the stream which is gone had been given.

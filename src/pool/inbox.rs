@@ -74,7 +74,12 @@ impl Inbox {
     /// Takes everything out. The caller holds the heap's lock: a node comes home once before it is
     /// handed out again.
     pub fn drain(&self, mut each: impl FnMut(Freed)) {
+        #[cfg(not(aquifer_fault = "drain_in_two_steps"))]
         let mut next = self.head.swap(END, Ordering::Acquire);
+        #[cfg(aquifer_fault = "drain_in_two_steps")]
+        let mut next = self.head.load(Ordering::Acquire);
+        #[cfg(aquifer_fault = "drain_in_two_steps")]
+        self.head.store(END, Ordering::Relaxed);
         while next != END {
             let Some(link) = self.links.get(next) else { return };
             let node = next as Node;

@@ -193,13 +193,13 @@ impl Shelves {
     }
 
     /// Takes everything out, and forgets which sizes were wanted.
-    pub(crate) fn drain(&mut self, mut each: impl FnMut(Cached)) {
+    pub fn drain(&mut self, mut each: impl FnMut(Cached)) {
         self.filled().for_each(|place| self.give_up(place, &mut each));
     }
 
     /// As [`drain`](Self::drain), for somebody who lacks memory: for a while what is freed goes where
     /// others find it.
-    pub(crate) fn raid(&mut self, mut each: impl FnMut(Cached)) {
+    pub fn raid(&mut self, mut each: impl FnMut(Cached)) {
         for place in self.filled() {
             self.give_up(place, &mut each);
             self.shelves[place].patience = PATIENCE;
@@ -300,7 +300,10 @@ impl Magazine {
             });
             let asked = magazine.asked.load(Ordering::Relaxed);
             // Release: the owner that sees this sees the shelves as they are left.
+            #[cfg(not(aquifer_fault = "reclaim_opens_retired"))]
             magazine.asked.store(asked & !ASKED, Ordering::Release);
+            #[cfg(aquifer_fault = "reclaim_opens_retired")]
+            magazine.asked.store(asked & FENCED, Ordering::Release);
         }
     }
 

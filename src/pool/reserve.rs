@@ -40,7 +40,10 @@ impl<R> Reserve<R> {
             return None;
         }
         let bytes = wish.clamp(least, room);
-        self.bytes += bytes;
+        #[cfg(not(aquifer_fault = "quota_after_upstream"))]
+        {
+            self.bytes += bytes;
+        }
         self.peak = self.peak.max(self.bytes);
         Some(bytes)
     }
@@ -51,6 +54,10 @@ impl<R> Reserve<R> {
 
     /// Takes a block of upstream in, whose bytes are counted. Returns its number.
     pub(super) fn insert(&mut self, held: Held<R>) -> u32 {
+        #[cfg(aquifer_fault = "quota_after_upstream")]
+        {
+            self.bytes += held.bytes as usize;
+        }
         let free = self.held.iter().position(Option::is_none).unwrap_or(self.held.len());
         if free == self.held.len() {
             self.held.push(Some(held));

@@ -386,7 +386,10 @@ impl<U: Upstream> Pool<U> {
                 Err(error) => {
                     // Back as it was: no nearer to being ready than before.
                     let Taken { node, stamp, .. } = taken;
+                    #[cfg(not(aquifer_fault = "failed_wait_loses_block"))]
                     home.free(Freed { node, tag: candidate.tag, stamp });
+                    #[cfg(aquifer_fault = "failed_wait_loses_block")]
+                    let _ = (node, stamp);
                     failed = Some(error);
                 }
             }
@@ -412,6 +415,7 @@ impl<U: Upstream> Pool<U> {
             }
             step => bytes.max(step),
         };
+        #[cfg(not(aquifer_fault = "growth_in_hand"))]
         let _moving = self.moving.read();
         let grown = self.reserve_more(Some(request.stream), bytes, wish, limit)?;
         let Some(piece) = grown else { return Ok(None) };
@@ -506,10 +510,13 @@ impl<U: Upstream> Pool<U> {
                 if tag == slot.tag && source.tag == slot.tag {
                     continue;
                 }
+                #[cfg(not(aquifer_fault = "gather_without_order"))]
                 if let Err(error) = self.order(slot, stream, tag, latest) {
                     failed = Some(error);
                     continue;
                 }
+                #[cfg(aquifer_fault = "gather_without_order")]
+                let _ = (stream, &mut failed);
                 if source.tag == slot.tag {
                     source.heap().retag(tag, latest, slot.tag, slot.epochs.open());
                 } else {
@@ -623,6 +630,7 @@ impl<U: Upstream> Pool<U> {
                 failed = Some(error);
             }
         }
+        #[cfg(not(aquifer_fault = "trim_beside_growth"))]
         let _all = self.moving.write();
         self.bank_complete();
         let returned = match self.slot(COMPLETE) {
@@ -648,7 +656,11 @@ impl<U: Upstream> Pool<U> {
             let mut next = 0;
             while let Some(tag) = nth_tag(&heap, next) {
                 next += 1;
-                let completed = self.slot(tag).map_or(0, |slot| slot.epochs.completed());
+                let completed = if cfg!(aquifer_fault = "trim_of_pending") {
+                    usize::MAX
+                } else {
+                    self.slot(tag).map_or(0, |slot| slot.epochs.completed())
+                };
                 let before = pieces.len();
                 heap.cut_all(tag, completed, &mut pieces);
                 if pieces.len() > before && nth_tag(&heap, next - 1) != Some(tag) {
