@@ -6,7 +6,7 @@ use crate::backend::{CaptureStatus, RawStream};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::Event;
-use crate::stream::{PerThreadStream, Stream};
+use crate::stream::{PerThreadStream, Stream, after_capture};
 use bytemuck::Pod;
 use std::fmt;
 use std::thread::ThreadId;
@@ -30,8 +30,10 @@ impl Lender for Borrower {
         match self {
             Self::Stream(stream) if stream == home => Ok(()),
             Self::Stream(stream) => {
+                let before = after_capture::before();
                 stay_out(home, stream.device(), stream.raw())?;
-                home.wait_for(stream)
+                home.wait_for(stream)?;
+                after_capture::repeat(before, home, stream)
             }
             Self::PerThread(device, thread) if *thread == std::thread::current().id() => {
                 let event = Event::new(device)?;
@@ -157,10 +159,18 @@ pub(crate) fn lend(
     if range.is_empty() {
         return Ok(());
     }
-    debts.enter(home, borrower, range, writes)?;
+    if matches!(borrower, Borrower::PerThread(..)) {
+        // At the capture's end nobody else could make it wait outside of the graph.
+        home.refuse_capture("lending a vector to a thread's own stream")?;
+    }
+    let before = after_capture::before();
+    debts.enter(home, borrower.clone(), range, writes)?;
     let event = home.record()?;
     device.driver().stream_wait_event(raw, event.raw())?;
-    Ok(())
+    match &borrower {
+        Borrower::Stream(stream) => after_capture::repeat(before, stream, home),
+        Borrower::PerThread(..) | Borrower::Context(_) => Ok(()),
+    }
 }
 
 /// As [`lend`] to read, for a stream of another device.
@@ -174,8 +184,10 @@ pub(crate) fn lend_across(
         // A debt that nobody could pay would stay for good.
         stream.device().require(home.device(), "the source")?;
     }
+    let before = after_capture::before();
     debts.enter(home, Borrower::Stream(stream.clone()), range, false)?;
-    stream.wait_for(home)
+    stream.wait_for(home)?;
+    after_capture::repeat(before, stream, home)
 }
 
 /// As [`lend`], where there is no room for an error and the stream may be anyone's: what cannot be
@@ -193,6 +205,7 @@ pub(crate) fn lend_loosely(
         return;
     }
     let at_home = matches!(&borrower, Borrower::Stream(stream) if stream == home);
+    let before = after_capture::before();
     let lent = if at_home {
         debts.pay(home, &range, writes)
     } else {
@@ -202,7 +215,11 @@ pub(crate) fn lend_loosely(
                 Borrower::Stream(stream) => stream.device(),
                 Borrower::PerThread(device, _) | Borrower::Context(device) => device,
             };
-            Ok(device.driver().stream_wait_event(raw, event.raw())?)
+            device.driver().stream_wait_event(raw, event.raw())?;
+            match &borrower {
+                Borrower::Stream(stream) => after_capture::repeat(before, stream, home),
+                Borrower::PerThread(..) | Borrower::Context(_) => Ok(()),
+            }
         })
     };
     let Err(error) = lent else { return };

@@ -4,7 +4,7 @@
 //! instead of run. Who calls them decides what the graph may touch: this room knows streams and events,
 //! and no memory.
 
-use super::Stream;
+use super::{Stream, after_capture};
 use crate::backend::{RawGraph, Wanted, is_forked_child};
 use crate::device::Device;
 use crate::error::{DriverError, ErrorKind, Result};
@@ -139,6 +139,7 @@ impl Stream {
     /// stream; those of the driver call.
     pub(crate) fn start_graph(&self) -> Result<()> {
         self.refuse_capture("another capture")?;
+        after_capture::begin();
         self.device()
             .driver()
             .stream_begin_capture(self.raw())
@@ -153,7 +154,8 @@ impl Stream {
     /// [`ErrorKind::Capture`] if something inside invalidated it, or a stream that joined was not
     /// waited for at the end; those of the driver calls. The stream is out of capture all the same.
     pub(crate) fn finish_graph(&self, before: Option<Event>) -> Result<Graph> {
-        let ended = self.device().driver().stream_end_capture(self.raw());
+        let (ended, ordered) =
+            after_capture::end(|| self.device().driver().stream_end_capture(self.raw()));
         if ended.is_err() && self.is_capturing().unwrap_or(false) {
             self.abandon_graph();
         }
@@ -172,19 +174,25 @@ impl Stream {
             }
                 },
             )?;
-        Ok(Graph {
+        let graph = Graph {
             raw,
             device: self.device().clone(),
             before,
             launched: Mutex::default(),
             attachment: ManuallyDrop::new(None),
-        })
+        };
+        // Streams that worked together in the graph alone would be in no order outside of it.
+        ordered.map(|()| graph)
     }
 
     /// Ends the capture that [`start_graph`](Self::start_graph) began and throws away what was
     /// recorded: whoever gave the work failed or unwound.
     pub(crate) fn abandon_graph(&self) {
-        let abandoned = self.device().driver().stream_abandon_capture(self.raw());
+        let (abandoned, ordered) =
+            after_capture::end(|| self.device().driver().stream_abandon_capture(self.raw()));
+        if let Err(error) = ordered {
+            tracing::error!(%error, "streams of a capture that failed could not be ordered outside");
+        }
         if let Err(error) = abandoned
             && !error.is_gone()
             && error.kind() != ErrorKind::ContextLost

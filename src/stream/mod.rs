@@ -12,6 +12,7 @@ use crate::sync::{Arc, LazyLock, Weak};
 use std::collections::HashMap;
 use std::fmt;
 
+pub(crate) mod after_capture;
 pub(crate) mod graph;
 pub(crate) mod graveyard;
 mod per_thread;
