@@ -94,7 +94,7 @@ fn a_transfer_beside_a_fault_gives_its_buffers_back_or_leaks_them() {
             assert_eq!(failed.error.kind(), ErrorKind::ContextLost);
         }
         // What the pool has is still the host's; the driver gives no more.
-        let mut more = AllocVec::<u8, _>::new_in(PinnedResource::new(device).unwrap());
+        let mut more = AllocVec::<u8, _>::new_in(PinnedResource::new(&device).unwrap());
         assert!(more.try_reserve(1).is_err(), "no memory of a broken context");
     });
 }
