@@ -449,6 +449,10 @@ impl<U: Upstream> Pool<U> {
 
 impl<U: Upstream> Leave for Pool<U> {
     fn leave(&self, magazine: &Arc<Magazine>) {
+        // In the child of a fork the lock may be held by a thread that is not here.
+        if self.upstream.is_forked() {
+            return;
+        }
         let _one = self.reclaiming.lock();
         // SAFETY: on the owner's thread, and under the reclaimers' lock.
         unsafe {
