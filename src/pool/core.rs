@@ -227,7 +227,9 @@ impl<U: Upstream> Pool<U> {
         }
         self.settle_late();
         let Some(_busy) = slot.busy() else {
-            // A capture has begun since we looked.
+            // A capture has begun since we looked. The magazine may be gone by now, if it was retired.
+            // SAFETY: used before anything else looks for a magazine.
+            let magazine = unsafe { local::find(self.id, id) };
             return self.allocate_past_magazine(stream, id, magazine, units, align);
         };
         let (home, taken) = self.miss(slot, stream, id, units, align)?;
