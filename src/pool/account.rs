@@ -69,6 +69,15 @@ impl<U: Upstream> Pool<U> {
     /// Makes one stream wait for all that freed memory of this pool. Returns it, unless every stream
     /// is gone; the host waits for those then.
     fn last_stream(&self) -> Result<Option<U::Stream>, Failure<U::Error>> {
+        for slot in self.all_slots() {
+            let record = slot.epochs.lock();
+            // Its last work has no event and gets none; and it is not to free or to wait in a graph.
+            if let Some(stream) = &record.stream
+                && self.upstream.is_capturing(stream).unwrap_or(false)
+            {
+                return Err(Failure::Captured);
+            }
+        }
         let with_stream = |slot: &&Slot<U>| slot.epochs.lock().stream.is_some();
         let Some(last) = self.all_slots().filter(|slot| !slot.is_bank()).find(with_stream) else {
             for slot in self.all_slots().filter(|slot| !slot.is_bank()) {
@@ -128,6 +137,10 @@ impl<U: Upstream> Pool<U> {
         if lost > 0 {
             self.upstream.leaked(lost, &Failure::Exhausted(None));
         }
+    }
+
+    /// However the pool ended: a handle that is dropped without this would count as a pool's for good.
+    fn let_go_of_streams(&self) {
         for slot in self.all_slots() {
             let kept = slot.epochs.lock().stream.take();
             kept.into_iter().for_each(U::let_go);
@@ -140,6 +153,7 @@ impl<U: Upstream> Drop for Pool<U> {
         // In the child of a fork the memory is the parent's, and its locks may be held.
         if !self.upstream.is_forked() {
             self.close();
+            self.let_go_of_streams();
         }
     }
 }

@@ -227,7 +227,9 @@ impl<U: Upstream> Pool<U> {
         }
         self.settle_late();
         let Some(_busy) = slot.busy() else {
-            // A capture has begun since we looked.
+            // A capture has begun since we looked. The magazine may be gone by now, if it was retired.
+            // SAFETY: used before anything else looks for a magazine.
+            let magazine = unsafe { local::find(self.id, id) };
             return self.allocate_past_magazine(stream, id, magazine, units, align);
         };
         let (home, taken) = self.miss(slot, stream, id, units, align)?;
@@ -449,6 +451,10 @@ impl<U: Upstream> Pool<U> {
 
 impl<U: Upstream> Leave for Pool<U> {
     fn leave(&self, magazine: &Arc<Magazine>) {
+        // In the child of a fork the lock may be held by a thread that is not here.
+        if self.upstream.is_forked() {
+            return;
+        }
         let _one = self.reclaiming.lock();
         // SAFETY: on the owner's thread, and under the reclaimers' lock.
         unsafe {

@@ -87,6 +87,9 @@ impl Inbox {
             let stamp = link.stamp.load(Ordering::Relaxed);
             // Before the block is free, and can be pushed again.
             next = link.next.load(Ordering::Relaxed);
+            // A block that was freed twice stands in the list twice, and closes it to a ring: it ends
+            // here, after the heap was asked a second time.
+            link.next.store(END, Ordering::Relaxed);
             each(Freed { node, tag, stamp });
         }
     }

@@ -179,7 +179,8 @@ impl Shelves {
             shelf.blocks.iter().take(shelf.length as usize).for_each(|block| each(*block));
             self.promised -= u64::from(shelf.units) * u64::from(shelf.room);
             self.sized &= !(1 << place);
-            (shelf.units, shelf.length) = (NO_SIZE, 0);
+            // No room either: a block may be of the size that stands for none.
+            (shelf.units, shelf.length, shelf.room) = (NO_SIZE, 0, 0);
         }
     }
 

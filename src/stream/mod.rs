@@ -271,14 +271,19 @@ impl Stream {
     /// A handle for a pool to keep, given back by [`let_go`](Self::let_go).
     pub(crate) fn keep_for_pool(&self) -> Self {
         let kept = self.clone();
-        // After the clone: never more of pools than there are.
+        // Under the lock in which the two counts are compared: read one after the other while this
+        // one changes, they would say that a stream is abandoned whose user is here.
+        let _alive = ALIVE.lock();
         kept.inner.pools.fetch_add(1, Ordering::Relaxed);
         kept
     }
 
     /// Drops a handle of [`keep_for_pool`](Self::keep_for_pool).
     pub(crate) fn let_go(self) {
+        // As in `keep_for_pool`; the handle goes later, when the lock is free again.
+        let alive = ALIVE.lock();
         self.inner.pools.fetch_sub(1, Ordering::Relaxed);
+        drop(alive);
     }
 
     /// Whether pools alone hold this stream. If so it is off the table of the living, so that its
@@ -396,3 +401,6 @@ impl Simulator {
         self.end_capture(stream.raw()) == CaptureStatus::Active
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -47,6 +47,11 @@ fn forks() {
                 }
             });
         }
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                let _ = pool.statistics();
+            }
+        });
         let failed = (0..FORKS).map(|_| fork(&rig, &pool)).find(|code| *code != 0);
         stop.store(true, Ordering::Relaxed);
         assert_eq!(failed, None, "a step of the child went wrong, or a signal ended it");
@@ -64,14 +69,19 @@ fn fork(rig: &Rig, pool: &crate::rig::Pool) -> i32 {
     let held = [vec(pool, &stream, 500, 1), vec(pool, &stream, UNIT, 2)];
     let raw = pool.allocate(&stream, DeviceLayout::new(700).unwrap()).unwrap();
     let (address, bytes, token) = (raw.address(), raw.bytes(), raw.token());
-    // SAFETY: the child runs what is below, which is what it is about, and leaves through `_exit`.
+    // SAFETY: the child runs what is below, which is what it is about, and never returns.
     let child = unsafe { libc::fork() };
     if child == 0 {
         // SAFETY: ends a child that hangs.
         unsafe { libc::alarm(20) };
         let body = std::panic::AssertUnwindSafe(|| in_child(rig, pool, &stream, held, raw));
         let code = std::panic::catch_unwind(body).unwrap_or(200);
-        // SAFETY: ends the child, and nothing of the parent's.
+        if code == 0 {
+            // SAFETY: ends the child, and nothing of the parent's. This thread's destructors run, of
+            // which one gives its blocks back to a pool.
+            unsafe { libc::exit(code) };
+        }
+        // SAFETY: as above, without them.
         unsafe { libc::_exit(code) };
     }
     assert!(child > 0, "no child");

@@ -113,3 +113,41 @@ fn a_process_ends_with_a_pool_in_use() {
     assert_eq!(output.status.code(), Some(42), "{said}");
     assert!(!said.contains("panicked"), "{said}");
 }
+
+/// A pool that ends while a stream of its own records a graph that it was not told of: the graph is not
+/// lost to a wait that the pool makes, and nothing is freed in it.
+#[test]
+fn a_pool_that_ends_does_not_disturb_a_capture() {
+    for upstream in [Rig::plain, Rig::stream_ordered] {
+        for both in [false, true] {
+            let rig = Rig::new(0);
+            let pool = aquifer::PoolResource::builder(upstream(&rig)).build().unwrap();
+            let [first, second] = rig.streams();
+            drop(vec(&pool, &first, UNIT, 1));
+            if both {
+                drop(vec(&pool, &second, UNIT, 2));
+            }
+            rig.simulator.start_capture(&first).unwrap();
+            drop(pool);
+            assert!(rig.simulator.stop_capture(&first), "the capture is lost ({both})");
+            rig.clean();
+        }
+    }
+}
+
+/// A pool that ends and cannot order its memory leaks it, and counts its hold on the streams out all
+/// the same: another pool would take one that its user holds for one that is gone.
+#[test]
+fn a_pool_that_cannot_give_back_lets_go_of_its_streams() {
+    let rig = Rig::new(0);
+    let [ends, stays] = [0, 1].map(|_| PoolResource::new(rig.plain()).unwrap());
+    let [other, stream] = rig.streams();
+    drop(vec(&ends, &other, UNIT, 1));
+    drop((vec(&ends, &stream, UNIT, 2), vec(&stays, &stream, UNIT, 3)));
+    rig.simulator.start_capture(&stream).unwrap();
+    drop(ends);
+    rig.simulator.stop_capture(&stream);
+    drop(vec(&stays, &rig.stream(), UNIT, 4));
+    assert_eq!(stays.statistics().streams, 2, "a stream with a user was given up");
+    rig.clean();
+}

@@ -61,6 +61,35 @@ fn a_block_freed_twice_is_given_to_one_only() {
     }
 }
 
+/// Both frees come from another stream, before the heap has looked: the way home is a list, and the
+/// block would be in it twice.
+#[test]
+fn a_block_freed_twice_on_its_way_home_is_noticed_once() {
+    for between in [false, true] {
+        let rig = Rig::new(0);
+        let pool = rig.options(4 * UNIT).build().unwrap();
+        let [stream, other] = rig.streams();
+        let first = block(&pool, &stream, 700);
+        let second = block(&pool, &stream, 700);
+        let again = copy(&first);
+        let ((), log) = Log::of(|| {
+            free(&pool, &other, first);
+            if between {
+                free(&pool, &other, copy(&second));
+            }
+            free(&pool, &other, again);
+            let _ = pool.trim(0);
+        });
+        assert!(log.count(Level::ERROR, "") > 0, "nobody noticed");
+        if !between {
+            free(&pool, &other, second);
+        }
+        serves(&rig, &pool, &stream, 4 * UNIT);
+        drop(pool);
+        rig.all_is_back();
+    }
+}
+
 /// As before, with the two frees followed by allocations alone: nothing looks through the pool in
 /// between.
 #[test]
