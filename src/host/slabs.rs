@@ -317,6 +317,8 @@ impl Core {
             state.reserved += step.max(least);
             step.max(least)
         };
+        // Dropped after the lock below.
+        let mut asking = Asking { core: self, bytes: wanted };
         let (slab, short) = match self.take_slab(wanted) {
             Err(error) if error.kind() == ErrorKind::OutOfMemory && wanted > least => {
                 (self.take_slab(least), wanted - least)
@@ -324,20 +326,13 @@ impl Core {
             answer => (answer, 0),
         };
         let mut state = self.state.lock();
-        state.growing -= 1;
-        state.reserved -= short;
         self.crowded.store(short > 0 || slab.is_err(), Ordering::Relaxed);
-        match slab {
-            Ok(slab) => {
-                // There is room by what was asked.
-                let block = state.enter_and_allocate(slab, units, align);
-                Ok(block.map_or(Growth::Full, Growth::Block))
-            }
-            Err(error) => {
-                state.reserved -= wanted - short;
-                Err(error)
-            }
-        }
+        let slab = slab?;
+        state.reserved -= short;
+        asking.bytes = 0;
+        // There is room by what was asked.
+        let block = state.enter_and_allocate(slab, units, align);
+        Ok(block.map_or(Growth::Full, Growth::Block))
     }
 
     /// Takes `bytes` from upstream as the pool's first memory.
@@ -478,6 +473,21 @@ impl Core {
             growths: state.growths,
             returns: state.returns,
         }
+    }
+}
+
+/// A thread that asks upstream. Others wait for what it gets, so it says when it is done, and gives up
+/// the bytes that it did not get: also when a subscriber of [`tracing`] unwinds on the way.
+struct Asking<'a> {
+    core: &'a Core,
+    bytes: usize,
+}
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        let mut state = self.core.state.lock();
+        state.growing -= 1;
+        state.reserved -= self.bytes;
     }
 }
 

@@ -14,6 +14,7 @@ mod pool_rules;
 mod registered;
 #[path = "../support/mod.rs"]
 mod support;
+mod unwinding;
 
 use allocator_api2::vec::Vec as AllocVec;
 use aquifer::{
