@@ -293,7 +293,8 @@ impl<U: Upstream> Pool<U> {
                 Err(_) => {
                     tracing::error!(
                         address = format_args!("{address:#x}"),
-                        "leaked device memory: the pool has no room for another stream"
+                        "leaked device memory: the stream is of another device, or one more than a \
+                         pool can tell apart"
                     );
                     return;
                 }

@@ -264,6 +264,8 @@ impl<U: Upstream> Pool<U> {
             // A part of what is left: the other streams come, too.
             let share = (heap.account().free_bytes >> UNIT_SHIFT) / 16;
             let share = share.clamp(LEAST_GROWTH as u64 >> UNIT_SHIFT, u64::from(u32::MAX)) as u32;
+            // What stays behind is aligned, too.
+            let share = share & !((self.settings.alignment >> UNIT_SHIFT) as u32 - 1);
             heap.cut(COMPLETE, least, share.max(least), usize::MAX)?
         };
         let mut heap = request.slot.heap();

@@ -1,6 +1,6 @@
 use super::*;
 use crate::backend::sim::SimConfig;
-use std::sync::atomic::AtomicBool;
+use crate::sync::trusted::AtomicBool;
 
 /// Pools that come and go count their handles in and out; whoever asks meanwhile must not take one of
 /// theirs for the user's.
