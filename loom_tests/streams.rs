@@ -157,7 +157,7 @@ fn home_frees_or_the_other() {
 fn a_sent_vector() {
     model::<State>(
         "a_sent_vector",
-        20,
+        12,
         State::unshared,
         &[
             |s| {
