@@ -149,7 +149,8 @@ impl<T: Pod> DeviceVec<T> {
     /// `length` elements that nobody has written: RMM's main point, since most buffers are written
     /// whole by the first kernel.
     ///
-    /// The simulated device reports a read of bytes that were never written.
+    /// The simulated device reports a read of bytes that were never written. (Memory that a pool
+    /// hands out again was written by its former user.)
     ///
     /// ```
     /// use aquifer::{Device, DeviceVec};

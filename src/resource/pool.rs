@@ -33,7 +33,13 @@ pub use options::{MissPolicy, PoolOptions, PoolStatistics};
 ///
 /// Handles may be dropped before the vectors that live in the pool; it ends with the last of both.
 /// Blocks that were [allocated](DeviceResource::allocate) by hand and not given back by then are
-/// leaked, with an error in the log.
+/// leaked with the blocks of upstream that they are part of, and an error in the log.
+///
+/// Over another pool, give this one a [growth step](PoolOptions::growth_step): by default it takes 2
+/// MiB at least.
+///
+/// The simulated device sees the memory of a pool as written once it was: it does not report a read
+/// of a block that was handed out again and not written since.
 ///
 /// To make and drop vectors while a stream records a graph, declare it with [`Stream::capture`]. A
 /// stream in capture that the pool was not told of is noticed when the pool has to do more than
@@ -174,13 +180,19 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
                          has {largest_free}{last}"
                     ),
                 )
-                .advise("free some memory, or build the pool with a larger maximum")
+                .advise(match maximum {
+                    options::UNLIMITED => "free some memory, or let the pool's miss policy grow",
+                    _ => "free some memory, or build the pool with a larger maximum",
+                })
             }
             Failure::Captured => Error::new(
                 ErrorKind::Capture,
                 format!("a pool on {device} cannot serve {bytes} bytes to a stream in capture"),
             )
-            .advise("declare the capture with Stream::capture"),
+            .advise(
+                "give this pool to Stream::capture, and make vectors on the stream that it captures; \
+                 or make them before",
+            ),
             Failure::Gone => Error::new(
                 ErrorKind::Driver,
                 format!("a pool on {device} cannot order memory after a stream that is gone"),

@@ -30,7 +30,7 @@ impl Stream {
     /// - Nothing that is recorded has run. A vector that was made by
     ///   [`zeroed`](crate::DeviceVec::zeroed) in a capture has contents once the graph was launched;
     ///   read before, it gives whatever bytes were there, which the simulated device reports as
-    ///   [`ErrorKind::Simulation`].
+    ///   [`ErrorKind::Simulation`] where nobody ever wrote them.
     /// - The capture is declared for this stream alone, and this pool. A stream that joins by
     ///   waiting for this one may use its vectors; make and drop them on this stream. Another pool,
     ///   asked for memory on this stream, refuses where it would have to wait

@@ -98,14 +98,15 @@ impl<U> PoolOptions<U> {
     }
 
     /// Bytes up to which the pool grows ([`Rung::Grow`]) before it makes streams wait for each other
-    /// ([`Rung::Wait`]). The maximum unless said otherwise.
+    /// ([`Rung::Wait`]). Rounded down to the alignment. The maximum unless said otherwise.
     pub fn soft_limit(mut self, bytes: usize) -> Self {
         self.soft_limit = Some(bytes);
         self
     }
 
-    /// Bytes to take from upstream at a time, or what is asked if that is more. An eighth of what is
-    /// there, between 2 MiB and 1 GiB, unless said otherwise.
+    /// Bytes to take from upstream at a time, or what is asked if that is more. An eighth of what
+    /// the stream has, between 2 MiB and 1 GiB, unless said otherwise; less where the maximum or
+    /// upstream has no more. Rounded up to the alignment.
     pub fn growth_step(mut self, bytes: usize) -> Self {
         self.growth_step = Some(bytes);
         self
