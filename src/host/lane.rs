@@ -207,10 +207,15 @@ pub(super) fn claim(most: u64) -> Option<u32> {
     let home = {
         let mut numbers = NUMBERS.lock();
         let (again, next) = &mut *numbers;
-        again.pop().unwrap_or_else(|| {
-            *next += 1;
-            *next - 1
-        })
+        match again.pop() {
+            Some(home) => home,
+            // Not counted past the last one: a count that came round would name a lane in use.
+            None if *next as usize / SLOTS >= LANES.len() => return None,
+            None => {
+                *next += 1;
+                *next - 1
+            }
+        }
     };
     let make = || (0..SLOTS).map(|_| Slot::default()).collect();
     LANES.get(home as usize / SLOTS)?.get_or_init(make);
