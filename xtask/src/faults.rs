@@ -7,7 +7,7 @@ use crate::Place;
 use crate::cargo::{cargo, prepared};
 use crate::house::source::{Source, sources};
 use crate::loom::{BOUND, FLAGS, SILENT_LIMITS, bound};
-use crate::process::{quiet, shown};
+use crate::process::{judged, quiet};
 use crate::report::Verdict;
 use anyhow::{Context as _, Result, bail};
 use std::io::Read;
@@ -85,12 +85,14 @@ fn try_one(place: &Place, fault: &Fault) -> Result<()> {
     println!("\n-- fault {} in {}", fault.name, fault.place());
     let program = build(place, "loom-faults", FLAGS, &fault.name, &fault.target)?;
     let mut command = prepared(place, Command::new(program));
-    command.args([&fault.filter, "--nocapture", "--test-threads=1"]).env(BOUND.0, bound());
+    command
+        .args([&fault.filter, "--nocapture", "--test-threads=1"])
+        .env(BOUND.0, bound())
+        .env("RUST_BACKTRACE", "0");
     for limit in SILENT_LIMITS {
         command.env_remove(limit);
     }
-    let finished = shown(&mut command, Some(LIMIT))?;
-    judge(fault, finished.status.success(), &finished.text)
+    judged(&mut command, LIMIT, |finished| judge(fault, finished.status.success(), &finished.text))
 }
 
 /// Whether a model that ended like this has found `fault`.

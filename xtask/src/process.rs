@@ -30,6 +30,18 @@ pub(crate) fn shown(command: &mut Command, limit: Option<Duration>) -> Result<Fi
     finish(command, limit, true)
 }
 
+/// Runs a `command` that has to fail. Its output is shown only if `judge` finds fault with how it
+/// failed, so that a log of many faults names none that was found.
+pub(crate) fn judged<R>(
+    command: &mut Command,
+    limit: Duration,
+    judge: impl FnOnce(&Finished) -> Result<R>,
+) -> Result<R> {
+    println!("$ {}", line(command));
+    let finished = quiet(command, Some(limit))?;
+    judge(&finished).inspect_err(|_| println!("{}", finished.text))
+}
+
 /// Runs `command` without showing its output.
 pub(crate) fn quiet(command: &mut Command, limit: Option<Duration>) -> Result<Finished> {
     finish(command, limit, false)

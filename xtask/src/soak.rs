@@ -5,7 +5,7 @@ use crate::Place;
 use crate::cargo::{cargo, prepared};
 use crate::faults::{build, is_plain};
 use crate::house::source::{Source, sources};
-use crate::process::shown;
+use crate::process::{judged, shown};
 use crate::report::Verdict;
 use anyhow::{Context as _, Result, bail};
 use std::io::Read;
@@ -109,8 +109,7 @@ fn try_one(place: &Place, fault: &Fault) -> Result<String> {
     for name in ["AQUIFER_SOAK_SEED", "AQUIFER_SOAK_FIRST", "AQUIFER_BACKEND"] {
         command.env_remove(name);
     }
-    let finished = shown(&mut command, Some(LIMIT))?;
-    judge(fault, finished.status.success(), &finished.text)
+    judged(&mut command, LIMIT, |finished| judge(fault, finished.status.success(), &finished.text))
 }
 
 /// Whether a soak that ended like this has found `fault`: it failed, and the first failure of a
