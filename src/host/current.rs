@@ -8,7 +8,7 @@ use crate::device::Device;
 use crate::error::Result;
 use crate::layout::DeviceLayout;
 use crate::resource::{
-    DeviceBlock, DeviceResource, HostAccessible, HostComplete, current_pinned_resource,
+    DeviceBlock, DeviceResource, HostAccessible, HostComplete, ResourceId, current_pinned_resource,
     pinned_generation,
 };
 use crate::stream::Stream;
@@ -114,6 +114,10 @@ implement_by_map!(CurrentPinned);
 unsafe impl DeviceResource for CurrentPinned {
     fn device(&self) -> &Device {
         self.inner().device()
+    }
+
+    fn identity(&self) -> ResourceId {
+        self.inner().identity()
     }
 
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {

@@ -9,7 +9,7 @@ use crate::backend::{HostFlags, Wanted, not_forked};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::DeviceLayout;
-use crate::resource::{DeviceBlock, DeviceResource, HostAccessible, HostComplete};
+use crate::resource::{DeviceBlock, DeviceResource, HostAccessible, HostComplete, ResourceId};
 use crate::stream::Stream;
 use crate::sync::Arc;
 use std::alloc::Layout;
@@ -219,6 +219,13 @@ impl fmt::Debug for PinnedResource {
 unsafe impl DeviceResource for PinnedResource {
     fn device(&self) -> &Device {
         self.source.device()
+    }
+
+    fn identity(&self) -> ResourceId {
+        let flags = self.source.flags();
+        let kind = [flags.portable, flags.mapped, flags.write_combined];
+        let kind = kind.iter().fold(0, |bits, flag| bits << 1 | u64::from(*flag));
+        ResourceId::of_device::<Self>(self.device(), kind)
     }
 
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {

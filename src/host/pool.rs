@@ -11,7 +11,7 @@ use crate::backend::is_forked_child;
 use crate::device::Device;
 use crate::error::Result;
 use crate::layout::DeviceLayout;
-use crate::resource::{DeviceBlock, DeviceResource, HostAccessible, HostComplete};
+use crate::resource::{DeviceBlock, DeviceResource, HostAccessible, HostComplete, ResourceId};
 use crate::stream::Stream;
 use crate::sync::Arc;
 use std::alloc::Layout;
@@ -231,6 +231,10 @@ impl fmt::Debug for PinnedPool {
 unsafe impl DeviceResource for PinnedPool {
     fn device(&self) -> &Device {
         self.upstream().device()
+    }
+
+    fn identity(&self) -> ResourceId {
+        ResourceId::of_state::<Self, _>(Arc::as_ptr(&self.handle))
     }
 
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {

@@ -1,7 +1,7 @@
 //! Plain driver memory.
 
 use super::block::Padded;
-use super::{DeviceBlock, DeviceResource};
+use super::{DeviceBlock, DeviceResource, ResourceId};
 use crate::backend::{DeviceAddress, DriverResult, Wanted};
 use crate::device::Device;
 use crate::error::{DriverError, Result};
@@ -42,6 +42,10 @@ impl CudaResource {
 unsafe impl DeviceResource for CudaResource {
     fn device(&self) -> &Device {
         &self.device
+    }
+
+    fn identity(&self) -> ResourceId {
+        ResourceId::of_device::<Self>(&self.device, 0)
     }
 
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {

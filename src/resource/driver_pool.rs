@@ -1,7 +1,7 @@
 //! Memory from a pool of the driver.
 
 use super::cuda::{allocate, leaked};
-use super::{DeviceBlock, DeviceResource};
+use super::{DeviceBlock, DeviceResource, ResourceId};
 use crate::backend::{RawPool, Wanted};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
@@ -87,6 +87,10 @@ impl Eq for AsyncResource {}
 unsafe impl DeviceResource for AsyncResource {
     fn device(&self) -> &Device {
         &self.device
+    }
+
+    fn identity(&self) -> ResourceId {
+        ResourceId::of_device::<Self>(&self.device, self.pool.0)
     }
 
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {

@@ -1,7 +1,7 @@
 //! Managed memory.
 
 use super::cuda::{allocate, free_after};
-use super::{DeviceBlock, DeviceResource};
+use super::{DeviceBlock, DeviceResource, ResourceId};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::DeviceLayout;
@@ -50,6 +50,10 @@ impl ManagedResource {
 unsafe impl DeviceResource for ManagedResource {
     fn device(&self) -> &Device {
         &self.device
+    }
+
+    fn identity(&self) -> ResourceId {
+        ResourceId::of_device::<Self>(&self.device, 0)
     }
 
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {

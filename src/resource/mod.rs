@@ -4,6 +4,7 @@ mod block;
 mod cuda;
 mod driver_pool;
 pub(crate) mod handle;
+mod identity;
 mod managed;
 mod pool;
 mod registry;
@@ -12,6 +13,7 @@ pub use crate::pool::Rung;
 pub use block::DeviceBlock;
 pub use cuda::CudaResource;
 pub use driver_pool::AsyncResource;
+pub use identity::ResourceId;
 pub use managed::ManagedResource;
 pub use pool::{MissPolicy, PoolOptions, PoolResource, PoolStatistics};
 pub use registry::{
@@ -50,7 +52,8 @@ use std::ptr::NonNull;
 /// memory out again on another stream only after that stream is ordered after the free. Blocks stay
 /// valid until they are deallocated, whatever else happens to the resource, while a handle on it
 /// lives. [`frees_with_driver`](Self::frees_with_driver) is `true` of no block that `cuMemFreeAsync`
-/// of its address would not free. No method panics.
+/// of its address would not free. Resources of equal [`identity`](Self::identity) may free each
+/// other's blocks. No method panics.
 ///
 /// # Examples
 ///
@@ -109,6 +112,12 @@ pub unsafe trait DeviceResource: fmt::Debug + Send + Sync {
     /// those of the driver.
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock>;
 
+    /// Which resources stand for this one: those of the same identity take back what it handed out,
+    /// and are equal when they are type-erased. Itself alone unless a resource knows better.
+    fn identity(&self) -> ResourceId {
+        ResourceId::of_object(self)
+    }
+
     /// Whether `block`'s memory may be freed by `cuMemFreeAsync` of its address instead of by
     /// [`deallocate`](Self::deallocate), by another library say. `false` unless a resource knows
     /// better.
@@ -137,6 +146,10 @@ unsafe impl<R: DeviceResource + ?Sized> DeviceResource for Arc<R> {
         (**self).allocate(stream, layout)
     }
 
+    fn identity(&self) -> ResourceId {
+        (**self).identity()
+    }
+
     fn frees_with_driver(&self, block: &DeviceBlock) -> bool {
         (**self).frees_with_driver(block)
     }
@@ -147,10 +160,10 @@ unsafe impl<R: DeviceResource + ?Sized> DeviceResource for Arc<R> {
     }
 }
 
-/// Two erased resources are equal if they are the same object.
+/// Two erased resources are equal if one takes back what the other handed out.
 impl PartialEq for dyn DeviceResource {
     fn eq(&self, other: &Self) -> bool {
-        std::ptr::addr_eq(self, other)
+        self.identity() == other.identity()
     }
 }
 

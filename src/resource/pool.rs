@@ -1,7 +1,7 @@
 //! The pool, as a resource over another one.
 
 use super::cuda::leaked;
-use super::{CudaResource, DeviceBlock, DeviceResource};
+use super::{CudaResource, DeviceBlock, DeviceResource, ResourceId};
 use crate::backend::{is_forked_child, not_forked};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
@@ -213,6 +213,10 @@ unsafe impl<U: DeviceResource + 'static> DeviceResource for PoolResource<U> {
     #[inline]
     fn device(&self) -> &Device {
         self.upstream().device()
+    }
+
+    fn identity(&self) -> ResourceId {
+        ResourceId::of_state::<Self, _>(Arc::as_ptr(&self.pool))
     }
 
     #[inline(always)]

@@ -1,0 +1,57 @@
+//! Which resources stand for each other.
+
+use crate::backend::BackendKind;
+use crate::device::Device;
+use std::any::type_name;
+use std::fmt;
+
+/// What two resources have in common if one takes back what the other handed out.
+///
+/// Handles on one state have equal identities, whatever they were erased to: clones of a
+/// [`PoolResource`](crate::PoolResource), or two [`CudaResource`](crate::CudaResource)s of one device.
+/// Compare them while both resources live: an address is used again.
+///
+/// ```
+/// use aquifer::{CudaResource, Device, DeviceResource, PoolResource};
+/// use std::sync::Arc;
+///
+/// let device = Device::detect()?;
+/// let one: Arc<dyn DeviceResource> = Arc::new(CudaResource::new(&device));
+/// let other: Arc<dyn DeviceResource> = Arc::new(CudaResource::new(&device));
+/// assert_eq!(*one, *other);
+/// assert_ne!(*one, *(Arc::new(PoolResource::new(one.clone())?) as Arc<dyn DeviceResource>));
+/// # Ok::<(), aquifer::Error>(())
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ResourceId {
+    kind: &'static str,
+    of: [u64; 2],
+}
+
+impl ResourceId {
+    /// One object stands for itself alone.
+    pub fn of_object<R: ?Sized>(resource: &R) -> Self {
+        // The size tells a resource from its first field, which has the same address.
+        let address = std::ptr::from_ref(resource).addr() as u64;
+        Self { kind: type_name::<R>(), of: [address, size_of_val(resource) as u64] }
+    }
+
+    /// Handles of type `R` on one state, which lives at one address.
+    pub fn of_state<R: ?Sized, S: ?Sized>(state: *const S) -> Self {
+        Self { kind: type_name::<R>(), of: [state.addr() as u64, 0] }
+    }
+
+    /// Handles of type `R` on what `device` has under one number.
+    pub fn of_device<R: ?Sized>(device: &Device, number: u64) -> Self {
+        let (backend, key) = device.key();
+        let backend = u64::from(backend == BackendKind::Simulated);
+        Self { kind: type_name::<R>(), of: [key << 1 | backend, number] }
+    }
+}
+
+impl fmt::Debug for ResourceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [first, second] = self.of;
+        write!(f, "{} {first:#x}/{second:#x}", self.kind)
+    }
+}
