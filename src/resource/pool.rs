@@ -131,6 +131,11 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
         self.pool.totals().into()
     }
 
+    /// What handles on one pool have in common, for the identity of resources made of it.
+    pub(super) fn state(&self) -> *const () {
+        Arc::as_ptr(&self.pool).cast()
+    }
+
     #[inline(never)]
     fn allocate_cold(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
         not_forked("a pool")?;
