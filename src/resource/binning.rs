@@ -17,8 +17,9 @@ const MAX_EXPONENT: u32 = 22;
 /// `binning_memory_resource`.
 ///
 /// A handle: clones are the same resource. A bin of size `n` serves requests of more bytes than the
-/// next smaller bin, up to `n`, and is asked for exactly `n`. Its resource is found in constant time;
-/// only bins within one power of two are looked through one by one. Alignments are passed on.
+/// next smaller bin, up to `n`, and is asked for exactly `n`; alignments are passed on. The first eight
+/// bins are looked through one by one, the rest by a binary search: over the default bins, a warm
+/// allocation costs what that of a [`PoolResource`] does.
 ///
 /// The bins are fixed when it is built: RMM adds them to a resource that is in use, where a block that
 /// was allocated before is freed to the wrong bin. Its own fixed-size bins take 992 MiB when they are
@@ -50,13 +51,11 @@ pub struct BinningResource<U: DeviceResource + 'static = CudaResource> {
 struct State<U: DeviceResource + 'static> {
     /// By size, which differ.
     bins: Box<[Bin<U>]>,
-    /// For each power of two, the first bin that is larger than the power before.
-    first: [usize; CLASSES],
     upstream: U,
 }
 
-/// Sizes up to each power of two that a `usize` tells apart, and beyond.
-const CLASSES: usize = usize::BITS as usize + 1;
+/// Bins that are looked through one by one.
+const NEAR: usize = 8;
 
 struct Bin<U: DeviceResource + 'static> {
     /// A multiple of 256 bytes.
@@ -70,18 +69,22 @@ enum Source<U: DeviceResource + 'static> {
     Given(Arc<dyn DeviceResource>),
 }
 
-/// The power of two that a size is rounded up to; the last for 0, which no bin has.
-#[inline(always)]
-const fn class(bytes: usize) -> usize {
-    (usize::BITS - bytes.wrapping_sub(1).leading_zeros()) as usize
-}
-
 impl<U: DeviceResource + 'static> State<U> {
     /// The smallest bin that a size fits. None for 0.
     #[inline(always)]
     fn bin(&self, bytes: usize) -> Option<&Bin<U>> {
-        let first = *self.first.get(class(bytes))?;
-        self.bins.get(first..)?.iter().find(|bin| bytes <= bin.size)
+        // Compared, not calculated: the processor goes ahead on the bin that it predicts, where it
+        // would wait for an index. No bytes wrap, and fit none.
+        match self.bins.iter().take(NEAR).find(|bin| bytes.wrapping_sub(1) < bin.size) {
+            Some(bin) => Some(bin),
+            None => self.far_bin(bytes),
+        }
+    }
+
+    #[inline(never)]
+    fn far_bin(&self, bytes: usize) -> Option<&Bin<U>> {
+        let far = self.bins.get(NEAR..).filter(|_| bytes > 0)?;
+        far.get(far.partition_point(|bin| bin.size < bytes))
     }
 
     fn largest(&self) -> usize {
@@ -323,12 +326,7 @@ impl<U: DeviceResource + 'static> BinningOptions<U> {
                 "leave one of them out: no bin replaces another",
             );
         }
-        let mut first = [bins.len(); CLASSES];
-        for (index, Bin { size, .. }) in bins.iter().enumerate().rev() {
-            // All classes up to its own find it, unless a smaller bin comes before.
-            first.iter_mut().take(class(*size) + 1).for_each(|first| *first = index);
-        }
         let bins = bins.into_boxed_slice();
-        Ok(BinningResource { state: Arc::new(State { bins, first, upstream }) })
+        Ok(BinningResource { state: Arc::new(State { bins, upstream }) })
     }
 }

@@ -120,12 +120,15 @@ impl<U: DeviceResource + 'static> FixedSizeResource<U> {
         self.pool.statistics()
     }
 
-    /// What is no size of a block: nothing, or too much.
-    #[cold]
+    /// No block is ready, or this is no size of one: nothing, or too much.
     #[inline(never)]
-    fn other_size(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
+    fn allocate_cold(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
         if layout.bytes() == 0 {
-            return self.pool.allocate(stream, layout);
+            return self.pool.allocate_cold(stream, layout);
+        }
+        if layout.bytes() <= self.block {
+            let whole = DeviceLayout::with_alignment(self.block, layout.alignment())?;
+            return self.pool.allocate_cold(stream, whole);
         }
         Err(Error::new(
             ErrorKind::OutOfMemory,
@@ -154,10 +157,12 @@ unsafe impl<U: DeviceResource + 'static> DeviceResource for FixedSizeResource<U>
     #[inline(always)]
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
         // Both ends at once: 0 wraps.
-        if layout.bytes().wrapping_sub(1) >= self.block {
-            return self.other_size(stream, layout);
+        if layout.bytes().wrapping_sub(1) < self.block
+            && let Some(block) = self.pool.allocate_warm(stream, self.block, layout.alignment())
+        {
+            return Ok(block);
         }
-        self.pool.allocate(stream, DeviceLayout::with_alignment(self.block, layout.alignment())?)
+        self.allocate_cold(stream, layout)
     }
 
     #[inline(always)]

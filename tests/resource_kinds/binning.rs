@@ -10,25 +10,32 @@ use std::sync::Arc;
 
 #[test]
 fn each_size_reaches_its_bin_and_goes_back_there() {
+    // Few, with two within one power of two, and many.
+    serves_by_size(&[512, 1024, 1280, 1536, 64 * KIB]);
+    serves_by_size(&(1..=8).map(|n| n * 1024).collect::<Vec<_>>());
+    serves_by_size(&(1..=9).map(|n| n * 1024).collect::<Vec<_>>());
+    serves_by_size(&(1..=20).map(|n| n * n * 256).collect::<Vec<_>>());
+}
+
+fn serves_by_size(sizes: &[usize]) {
     let device = support::device();
     let stream = device.new_stream().unwrap();
-    // Two of them within one power of two.
-    let sizes = [512, 1024, 1280, 1536, 64 * KIB];
-    let bins = sizes.map(|_| Recorder::new(&device));
+    let bins: Vec<_> = sizes.iter().map(|_| Recorder::new(&device)).collect();
     let upstream = Recorder::new(&device);
     let mut builder = BinningResource::builder(upstream.clone());
     // In any order.
-    for index in [3, 0, 4, 1, 2] {
+    let backwards = (0..sizes.len()).rev();
+    for index in backwards.clone().filter(|n| n % 2 == 0).chain(backwards.filter(|n| n % 2 == 1)) {
         builder = builder.bin(sizes[index], bins[index].clone());
     }
     let resource = builder.build().unwrap();
     assert_eq!(resource.sizes().collect::<Vec<_>>(), sizes);
 
-    let mut wanted = vec![(1, 0), (511, 0)];
-    for (index, size) in sizes.into_iter().enumerate() {
+    let mut wanted = vec![(1, 0), (sizes[0] / 2, 0)];
+    for (index, &size) in sizes.iter().enumerate() {
         wanted.extend([(size - 1, index), (size, index), (size + 1, index + 1)]);
     }
-    wanted.extend([(65 * KIB, 5), (MIB, 5)]);
+    wanted.extend([(2 * MIB, sizes.len())]);
     for (bytes, index) in wanted {
         for alignment in [1, 256, 512, 4096, 2 * MIB] {
             let layout = DeviceLayout::with_alignment(bytes, alignment).unwrap();
