@@ -1,8 +1,12 @@
 //! Where device memory comes from.
 
+mod arena;
+mod binning;
 mod block;
+mod callback;
 mod cuda;
 mod driver_pool;
+mod fixed_size;
 pub(crate) mod handle;
 mod identity;
 mod managed;
@@ -10,9 +14,13 @@ mod pool;
 mod registry;
 
 pub use crate::pool::Rung;
+pub use arena::{ArenaOptions, ArenaResource};
+pub use binning::{BinningOptions, BinningResource};
 pub use block::DeviceBlock;
+pub use callback::CallbackResource;
 pub use cuda::CudaResource;
 pub use driver_pool::AsyncResource;
+pub use fixed_size::{FixedSizeOptions, FixedSizeResource};
 pub use identity::ResourceId;
 pub use managed::ManagedResource;
 pub use pool::{MissPolicy, PoolOptions, PoolResource, PoolStatistics};

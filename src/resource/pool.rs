@@ -131,8 +131,33 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
         self.pool.totals().into()
     }
 
+    /// A block that the calling thread keeps ready, if it does: what is common, without a lock.
+    #[inline(always)]
+    pub(super) fn allocate_warm(
+        &self,
+        stream: &Stream,
+        bytes: usize,
+        alignment: usize,
+    ) -> Option<DeviceBlock> {
+        if is_forked_child() {
+            return None;
+        }
+        let warm = self.pool.allocate_warm(stream.id(), bytes, alignment as u64)?;
+        Some(DeviceBlock::new(warm.address, warm.bytes, warm.token))
+    }
+
+    /// What handles on one pool have in common, for the identity of resources made of it.
+    pub(super) fn state(&self) -> *const () {
+        Arc::as_ptr(&self.pool).cast()
+    }
+
+    /// As [`allocate`](DeviceResource::allocate), after [`allocate_warm`](Self::allocate_warm).
     #[inline(never)]
-    fn allocate_cold(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
+    pub(super) fn allocate_cold(
+        &self,
+        stream: &Stream,
+        layout: DeviceLayout,
+    ) -> Result<DeviceBlock> {
         not_forked("a pool")?;
         if layout.bytes() == 0 {
             self.device().require(stream.device(), "the stream")?;
@@ -221,13 +246,10 @@ unsafe impl<U: DeviceResource + 'static> DeviceResource for PoolResource<U> {
 
     #[inline(always)]
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
-        let (id, bytes, align) = (stream.id(), layout.bytes(), layout.alignment() as u64);
-        if !is_forked_child()
-            && let Some(Block { address, bytes, token }) = self.pool.allocate_warm(id, bytes, align)
-        {
-            return Ok(DeviceBlock::new(address, bytes, token));
+        match self.allocate_warm(stream, layout.bytes(), layout.alignment()) {
+            Some(block) => Ok(block),
+            None => self.allocate_cold(stream, layout),
         }
-        self.allocate_cold(stream, layout)
     }
 
     #[inline(always)]

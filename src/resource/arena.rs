@@ -1,0 +1,234 @@
+//! One range of memory for all streams and threads, which never grows.
+
+use super::pool::{MissPolicy, PoolResource, PoolStatistics};
+use super::{CudaResource, DeviceBlock, DeviceResource, ResourceId};
+use crate::device::Device;
+use crate::error::{Error, ErrorKind, Result};
+use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout};
+use crate::pool::Rung;
+use crate::stream::Stream;
+use crate::sync::Arc;
+use std::fmt;
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// The smallest arena: 1 MiB, as in RMM.
+const LEAST: usize = 1 << 20;
+
+/// Memory that is taken from upstream once, for arenas of each stream and thread: RMM's
+/// `arena_memory_resource`.
+///
+/// A handle: clones are the same arena. Each stream has a part of its own, and each thread keeps a few
+/// blocks of it ready; when they run short they take more of what is shared, and on the way to an
+/// out-of-memory error everything that is free is brought together in one piece again. Nothing more
+/// is ever asked of upstream, and it all goes back when the arena and what lives in it are gone. The
+/// mechanism is that of a [`PoolResource`] whose initial size is its maximum.
+///
+/// No allocation and no free waits for the device, where RMM's arena makes the host wait for the
+/// stream on each free above 1 MiB, and for the whole device when memory is short. RMM's ignores
+/// alignments, ends the process on a free that it does not know, and has two data races, of which one
+/// hands out memory of a thread that exits while the device still uses it.
+///
+/// ```
+/// use aquifer::{ArenaResource, CudaResource, Device, DeviceVec};
+/// use std::sync::Arc;
+///
+/// let device = Device::detect()?;
+/// let stream = device.new_stream()?;
+/// let arena = ArenaResource::builder(CudaResource::new(&device)).arena_size(64 << 20).build()?;
+/// let vec = DeviceVec::<f32>::zeroed_in(&stream, 1000, Arc::new(arena.clone()))?;
+/// assert_eq!((arena.statistics().live, arena.statistics().reserved), (4096, 64 << 20));
+/// drop(vec);
+/// # Ok::<(), aquifer::Error>(())
+/// ```
+pub struct ArenaResource<U: DeviceResource + 'static = CudaResource> {
+    pool: PoolResource<U>,
+    dump: Option<Arc<Path>>,
+}
+
+impl<U: DeviceResource + 'static> Clone for ArenaResource<U> {
+    fn clone(&self) -> Self {
+        Self { pool: self.pool.clone(), dump: self.dump.clone() }
+    }
+}
+
+impl<U: DeviceResource + 'static> PartialEq for ArenaResource<U> {
+    fn eq(&self, other: &Self) -> bool {
+        self.pool == other.pool
+    }
+}
+
+impl<U: DeviceResource + 'static> Eq for ArenaResource<U> {}
+
+impl<U: DeviceResource + 'static> fmt::Debug for ArenaResource<U> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ArenaResource")
+            .field("upstream", self.upstream())
+            .field("statistics", &self.statistics())
+            .finish()
+    }
+}
+
+impl<U: DeviceResource + 'static> ArenaResource<U> {
+    /// An arena of half of the memory that is free on the device now.
+    ///
+    /// # Errors
+    ///
+    /// As [`ArenaOptions::build`].
+    pub fn new(upstream: U) -> Result<Self> {
+        Self::builder(upstream).build()
+    }
+
+    /// The options.
+    pub fn builder(upstream: U) -> ArenaOptions<U> {
+        ArenaOptions { upstream, size: None, dump: None }
+    }
+
+    /// The resource that the arena took its memory from.
+    pub fn upstream(&self) -> &U {
+        self.pool.upstream()
+    }
+
+    /// What is in use and free, in bytes. Exact while no other thread uses the arena.
+    pub fn statistics(&self) -> PoolStatistics {
+        self.pool.statistics()
+    }
+
+    /// An allocation failed: says so in the file, if that was asked for and memory is why.
+    #[cold]
+    #[inline(never)]
+    fn failed(&self, stream: &Stream, layout: DeviceLayout, error: Error) -> Error {
+        if let Some(path) = &self.dump
+            && error.kind() == ErrorKind::OutOfMemory
+        {
+            let report = self.report(stream, layout, &error);
+            let file = OpenOptions::new().append(true).create(true).open(path);
+            // In one write, so that reports of several threads do not mix.
+            if let Err(why) = file.and_then(|mut file| file.write_all(report.as_bytes())) {
+                tracing::warn!(path = %path.display(), %why, "an arena's report was not written");
+            }
+        }
+        error
+    }
+
+    fn report(&self, stream: &Stream, layout: DeviceLayout, error: &Error) -> String {
+        let statistics = self.statistics();
+        let PoolStatistics { reserved, live, live_blocks, free, cached, held, .. } = statistics;
+        let PoolStatistics { largest_free, streams, .. } = statistics;
+        let fragmentation = match free {
+            0 => 0.0,
+            free => (1.0 - largest_free as f64 / free as f64) * 100.0,
+        };
+        format!(
+            "out of memory: {error}\n\
+             request: {} bytes, aligned to {}, on {stream}\n\
+             reserved: {reserved}\n\
+             live: {live} in {live_blocks} blocks\n\
+             held by graphs: {held}\n\
+             total free: {free}\n\
+             kept ready by threads: {cached}\n\
+             largest free: {largest_free}\n\
+             fragmentation: {fragmentation:.2} %\n\
+             streams: {streams}\n\n",
+            layout.bytes(),
+            layout.alignment(),
+        )
+    }
+}
+
+// SAFETY: every block is the pool's, and goes back to it unchanged.
+unsafe impl<U: DeviceResource + 'static> DeviceResource for ArenaResource<U> {
+    #[inline]
+    fn device(&self) -> &Device {
+        self.pool.device()
+    }
+
+    fn identity(&self) -> ResourceId {
+        ResourceId::of_state::<Self, _>(self.pool.state())
+    }
+
+    #[inline(always)]
+    fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
+        match self.pool.allocate(stream, layout) {
+            Ok(block) => Ok(block),
+            Err(error) => Err(self.failed(stream, layout, error)),
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn deallocate(&self, stream: &Stream, block: DeviceBlock) {
+        // SAFETY: the block is the pool's; our caller vouches for the rest.
+        unsafe { self.pool.deallocate(stream, block) }
+    }
+}
+
+/// How an [`ArenaResource`] is built. From [`ArenaResource::builder`].
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct ArenaOptions<U> {
+    upstream: U,
+    size: Option<usize>,
+    dump: Option<PathBuf>,
+}
+
+impl<U: DeviceResource + 'static> ArenaOptions<U> {
+    /// Bytes of the arena: a multiple of 256, 1 MiB at least. Half of the memory that is free on the
+    /// device when it is built, unless said otherwise.
+    pub fn arena_size(mut self, bytes: usize) -> Self {
+        self.size = Some(bytes);
+        self
+    }
+
+    /// On each out-of-memory error, adds a report to the end of this file, which is made if it is not
+    /// there: total free bytes, the largest free block, and how fragmented the free memory is, which
+    /// is `(1 - largest / total) * 100` per cent. A report that cannot be written is a [`tracing`]
+    /// warning, and the error is the same. RMM: `dump_log_on_failure`, to a file whose name is fixed.
+    pub fn dump_on_failure(mut self, path: impl Into<PathBuf>) -> Self {
+        self.dump = Some(path.into());
+        self
+    }
+
+    /// Takes the memory and makes the arena.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidArgument`] for a size below 1 MiB or not a multiple of 256;
+    /// [`ErrorKind::OutOfMemory`] if upstream has not so much, or half of what is free is less than 1
+    /// MiB; [`ErrorKind::Forked`] in the child of a fork; those of the driver.
+    pub fn build(self) -> Result<ArenaResource<U>> {
+        let size = match self.size {
+            Some(size) => size,
+            None => half_of_free(self.upstream.device())?,
+        };
+        if size < LEAST || !size.is_multiple_of(DEFAULT_ALIGNMENT) {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!("an arena of {size} bytes was asked for"),
+            )
+            .advise("give a multiple of 256, 1 MiB at least"));
+        }
+        // No rung asks upstream: it has nothing for an arena any more.
+        let rungs = [Rung::Complete, Rung::Ordered, Rung::Wait, Rung::Gather];
+        let pool = PoolResource::builder(self.upstream)
+            .initial_size(size)
+            .maximum_size(size)
+            .miss_policy(MissPolicy::new(rungs));
+        Ok(ArenaResource { pool: pool.build()?, dump: self.dump.map(Arc::from) })
+    }
+}
+
+fn half_of_free(device: &Device) -> Result<usize> {
+    // In the child of a fork the driver is not to be asked.
+    crate::backend::not_forked("an arena")?;
+    let free = device.memory_info()?.free;
+    let half = usize::try_from(free / 2).unwrap_or(usize::MAX) & !(DEFAULT_ALIGNMENT - 1);
+    if half < LEAST {
+        return Err(Error::new(
+            ErrorKind::OutOfMemory,
+            format!("half of the {free} bytes that are free on {device} is no arena"),
+        )
+        .advise("free memory, or say how large the arena is to be"));
+    }
+    Ok(half)
+}
