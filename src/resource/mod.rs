@@ -14,7 +14,7 @@ pub use block::DeviceBlock;
 pub use cuda::CudaResource;
 pub use driver_pool::AsyncResource;
 pub use identity::ResourceId;
-pub use managed::ManagedResource;
+pub use managed::{ManagedAlloc, ManagedOptions, ManagedResource};
 pub use pool::{MissPolicy, PoolOptions, PoolResource, PoolStatistics};
 pub use registry::{
     current_device_resource, current_pinned_resource, reset_current_device_resource,
