@@ -5,8 +5,8 @@ mod support;
 use allocator_api2::vec::Vec as AllocVec;
 use aquifer::sim::SimConfig;
 use aquifer::{
-    DeviceLayout, DeviceResource, DeviceVec, ErrorKind, HostAccessible, HostComplete,
-    ManagedResource, OnStream,
+    AsyncResource, DeviceLayout, DeviceResource, DeviceVec, ErrorKind, HostAccessible,
+    HostComplete, ManagedResource, OnStream,
 };
 use std::sync::Arc;
 
@@ -96,4 +96,125 @@ fn handles_on_one_managed_allocator_are_one() {
     }
     let (poor, _) = support::simulated(SimConfig::default().without_managed_memory());
     assert_eq!(ManagedResource::new(&poor).unwrap_err().kind(), ErrorKind::Unsupported);
+}
+
+#[test]
+fn a_driver_pool_tells_what_it_holds() {
+    let device = support::device();
+    let stream = device.new_stream().unwrap();
+    let pool = AsyncResource::new(&device).unwrap();
+    assert_eq!(pool.statistics().unwrap().used_peak, 0);
+    let layout = DeviceLayout::new(1 << 20).unwrap();
+    let block = pool.allocate(&stream, layout).unwrap();
+    let held = pool.statistics().unwrap();
+    assert!(held.used_bytes >= 1 << 20 && held.reserved_bytes >= held.used_bytes, "{held:?}");
+    // SAFETY: the block is the pool's, and no work uses it.
+    unsafe { pool.deallocate(&stream, block) };
+    stream.synchronize().unwrap();
+    let after = pool.statistics().unwrap();
+    assert_eq!(after.used_bytes, 0, "{after:?}");
+    assert!(after.used_peak >= 1 << 20 && after.reserved_peak >= after.used_peak, "{after:?}");
+    pool.trim(0).unwrap();
+    assert_eq!(pool.statistics().unwrap().reserved_bytes, 0);
+}
+
+#[test]
+fn a_primed_pool_has_its_memory_at_once() {
+    let device = support::device();
+    let bytes = 4 << 20;
+    let pool = AsyncResource::builder(&device)
+        .initial_size(bytes)
+        .release_threshold(bytes as u64)
+        .reuse_follow_event_dependencies(false)
+        .reuse_opportunistic(true)
+        .reuse_internal_dependencies(false)
+        .build()
+        .unwrap();
+    let primed = pool.statistics().unwrap();
+    assert_eq!(primed.used_bytes, 0);
+    assert!(primed.reserved_peak >= bytes as u64, "{primed:?}");
+    if support::on_gpu() {
+        assert!(primed.reserved_bytes >= bytes as u64, "kept over the synchronisation: {primed:?}");
+    }
+    let refused = AsyncResource::builder(&device).initial_size(2).release_threshold(1).build();
+    assert_eq!(refused.unwrap_err().kind(), ErrorKind::InvalidArgument);
+}
+
+#[test]
+fn a_pool_that_cannot_be_made_as_asked_leaves_nothing() {
+    let (device, simulator) = support::simulated(SimConfig::default().capacity(1 << 20));
+    let too_much = AsyncResource::builder(&device).initial_size(2 << 20).build().unwrap_err();
+    assert_eq!(too_much.kind(), ErrorKind::OutOfMemory);
+    simulator.fail_call("cuMemPoolSetAttribute", 1, 999).unwrap();
+    let refused = AsyncResource::builder(&device).reuse_opportunistic(false).build();
+    assert_eq!(refused.unwrap_err().kind(), ErrorKind::Driver);
+    assert_eq!(simulator.call_count("cuMemPoolCreate"), 2);
+    assert_eq!(simulator.call_count("cuMemPoolDestroy"), 2);
+    let managed = AsyncResource::builder(&device).managed(true).build().unwrap_err();
+    assert_eq!(managed.kind(), ErrorKind::Unsupported, "{managed}");
+    simulator.check().unwrap();
+}
+
+#[test]
+fn a_view_of_a_pool_does_not_end_it() {
+    let device = support::device();
+    let stream = device.new_stream().unwrap();
+    let (one, two) =
+        (AsyncResource::default_pool(&device).unwrap(), AsyncResource::default_pool(&device));
+    assert_eq!(one, two.unwrap());
+    let owner = AsyncResource::new(&device).unwrap();
+    assert_ne!(owner, one);
+    // SAFETY: the owner outlives both uses of the view.
+    let view = unsafe { AsyncResource::from_raw_pool(&device, owner.as_raw_pool()).unwrap() };
+    assert_eq!(view, owner);
+    assert_eq!(view.identity(), owner.identity());
+    let block = view.allocate(&stream, DeviceLayout::new(100).unwrap()).unwrap();
+    drop(view);
+    drop(one);
+    // SAFETY: the owner's pool handed the block out, and no work uses it.
+    unsafe { owner.deallocate(&stream, block) };
+    let vec = DeviceVec::from_slice_in(&stream, &[1_u8, 2], Arc::new(owner)).unwrap();
+    assert_eq!(vec.to_vec().unwrap(), [1, 2]);
+    drop(vec);
+    let again = Arc::new(AsyncResource::default_pool(&device).unwrap());
+    let vec = DeviceVec::from_slice_in(&stream, &[3_u8], again).unwrap();
+    assert_eq!(vec.to_vec().unwrap(), [3]);
+    // SAFETY: null is refused.
+    let null = unsafe { AsyncResource::from_raw_pool(&device, 0) };
+    assert_eq!(null.unwrap_err().kind(), ErrorKind::InvalidArgument);
+    if let Some(simulator) = device.simulator() {
+        drop(vec);
+        stream.synchronize().unwrap();
+        assert_eq!(simulator.call_count("cuMemPoolDestroy"), 1, "the owner's alone");
+    }
+    let (poor, _) = support::simulated(SimConfig::default().without_memory_pools());
+    assert_eq!(AsyncResource::default_pool(&poor).unwrap_err().kind(), ErrorKind::Unsupported);
+}
+
+#[test]
+fn managed_pools_are_there_or_refused() {
+    let device = support::device();
+    let stream = device.new_stream().unwrap();
+    match AsyncResource::builder(&device).managed(true).build() {
+        Ok(pool) => {
+            let vec = DeviceVec::from_slice_in(&stream, &[5_u8; 100], Arc::new(pool)).unwrap();
+            assert_eq!(vec.to_vec().unwrap(), [5; 100]);
+        }
+        Err(error) => assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}"),
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn a_shareable_pool_is_exported_as_a_descriptor() {
+    use std::os::fd::AsRawFd;
+    let device = support::device();
+    match AsyncResource::builder(&device).shareable(true).build() {
+        Ok(pool) => {
+            let (one, two) = (pool.export().unwrap(), pool.export().unwrap());
+            assert!(one.as_raw_fd() >= 0 && one.as_raw_fd() != two.as_raw_fd());
+        }
+        Err(error) => assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}"),
+    }
+    assert!(AsyncResource::new(&device).unwrap().export().is_err(), "not asked to be shareable");
 }

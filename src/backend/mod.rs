@@ -36,6 +36,36 @@ pub(crate) struct RawEvent(pub(crate) u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct RawPool(pub(crate) u64);
 
+/// What a pool of our own is like.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct PoolSpec {
+    /// Free bytes that it keeps over synchronisations.
+    pub(crate) release_threshold: u64,
+    /// Other processes can be given it, as a file descriptor.
+    pub(crate) shareable: bool,
+    /// Of managed memory (CUDA 13).
+    pub(crate) managed: bool,
+}
+
+impl PoolSpec {
+    pub(crate) fn keeping(release_threshold: u64) -> Self {
+        Self { release_threshold, ..Self::default() }
+    }
+}
+
+/// What a pool can be asked and told, by CUDA's numbers. The first three are switches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PoolAttribute {
+    FollowEventDependencies = 1,
+    AllowOpportunistic = 2,
+    AllowInternalDependencies = 3,
+    ReleaseThreshold = 4,
+    ReservedCurrent = 5,
+    ReservedHigh = 6,
+    UsedCurrent = 7,
+    UsedHigh = 8,
+}
+
 /// An executable graph of the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct RawGraph(pub(crate) u64);
@@ -174,8 +204,19 @@ pub(crate) unsafe trait Driver: Send + Sync + fmt::Debug + 'static {
 
     fn mem_alloc_managed(&self, bytes: usize) -> DriverResult<DeviceAddress>;
 
-    /// A pool of our own; keeps up to `release_threshold` free bytes over synchronisations.
-    fn pool_create(&self, release_threshold: u64) -> DriverResult<RawPool>;
+    /// A pool of our own.
+    fn pool_create(&self, spec: PoolSpec) -> DriverResult<RawPool>;
+
+    /// The device's own pool, which every library may use. Not ours to destroy.
+    fn pool_default(&self) -> DriverResult<RawPool>;
+
+    fn pool_get(&self, pool: RawPool, attribute: PoolAttribute) -> DriverResult<u64>;
+
+    fn pool_set(&self, pool: RawPool, attribute: PoolAttribute, value: u64) -> DriverResult<()>;
+
+    /// A file descriptor of a shareable pool, for another process; the caller's to close.
+    #[cfg(unix)]
+    fn pool_export(&self, pool: RawPool) -> DriverResult<i32>;
 
     /// # Safety
     /// Nothing is allocated from `pool` after this call. Live blocks stay valid until freed.

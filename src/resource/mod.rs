@@ -12,7 +12,7 @@ mod registry;
 pub use crate::pool::Rung;
 pub use block::DeviceBlock;
 pub use cuda::CudaResource;
-pub use driver_pool::AsyncResource;
+pub use driver_pool::{AsyncOptions, AsyncResource, AsyncStatistics};
 pub use identity::ResourceId;
 pub use managed::{ManagedAlloc, ManagedOptions, ManagedResource};
 pub use pool::{MissPolicy, PoolOptions, PoolResource, PoolStatistics};

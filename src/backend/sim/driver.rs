@@ -7,11 +7,11 @@ use super::random::Random;
 use super::simulator::Simulator;
 use super::table::Kind;
 use super::world::{Device, Held, NOT_PERMITTED, WORLD, world};
-use super::{capture, enqueue, graph, memory, order, schedule};
+use super::{capture, enqueue, graph, memory, order, pool, schedule};
 use crate::backend::{
     BackendKind, CaptureStatus, DeviceAddress, DeviceProperties, Driver, DriverResult, FillWord,
-    HostFlags, Kernel, LaunchConfig, MemoryInfo, NewStream, RawArg, RawEvent, RawGraph, RawPool,
-    RawStream, StreamKeeper, is_forked_child,
+    HostFlags, Kernel, LaunchConfig, MemoryInfo, NewStream, PoolAttribute, PoolSpec, RawArg,
+    RawEvent, RawGraph, RawPool, RawStream, StreamKeeper, is_forked_child,
 };
 use crate::error::DriverError;
 use crate::sync::Arc;
@@ -58,6 +58,7 @@ impl SimDriver {
                 used: 0,
                 pending_frees: 0,
                 dry: 0,
+                default_pool: None,
                 next_address: 0,
                 last_address: 0,
             };
@@ -158,7 +159,7 @@ impl Drop for SimDriver {
         held.devices.remove(&id);
         held.streams.retain(|_, stream| stream.device != id);
         held.events.retain(|_, event| event.device != id);
-        held.pools.retain(|_, device| *device != id);
+        held.pools.retain(|_, pool| pool.device != id);
         graph::close(&mut held, id);
         held.threads.retain(|(device, _), _| *device != id);
         capture::close(&mut held, id);
@@ -224,14 +225,35 @@ unsafe impl Driver for SimDriver {
         })
     }
 
-    fn pool_create(&self, _release_threshold: u64) -> DriverResult<RawPool> {
+    fn pool_create(&self, spec: PoolSpec) -> DriverResult<RawPool> {
         let call = "cuMemPoolCreate";
         self.call(call, |held, ledger| {
             self.needs(ledger.config.memory_pools, call)?;
-            let id = held.handle();
-            held.pools.insert(id, ledger.device);
-            Ok(RawPool(id))
+            pool::create(held, ledger, call, spec)
         })
+    }
+
+    fn pool_default(&self) -> DriverResult<RawPool> {
+        let call = "cuDeviceGetDefaultMemPool";
+        self.call(call, |held, ledger| {
+            self.needs(ledger.config.memory_pools, call)?;
+            pool::default(held, ledger, call)
+        })
+    }
+
+    fn pool_get(&self, pool: RawPool, attribute: PoolAttribute) -> DriverResult<u64> {
+        let call = "cuMemPoolGetAttribute";
+        self.call(call, |held, ledger| pool::get(held, ledger, call, pool, attribute))
+    }
+
+    fn pool_set(&self, pool: RawPool, attribute: PoolAttribute, value: u64) -> DriverResult<()> {
+        let call = "cuMemPoolSetAttribute";
+        self.call(call, |held, ledger| pool::set(held, ledger, call, pool, attribute, value))
+    }
+
+    #[cfg(unix)]
+    fn pool_export(&self, _pool: RawPool) -> DriverResult<i32> {
+        self.needs(false, "cuMemPoolExportToShareableHandle").map(|()| -1)
     }
 
     unsafe fn pool_destroy(&self, pool: RawPool) -> DriverResult<()> {

@@ -36,6 +36,7 @@ mod ledger;
 mod memory;
 mod order;
 mod plan;
+mod pool;
 mod queue;
 mod random;
 mod report;

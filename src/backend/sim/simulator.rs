@@ -77,9 +77,10 @@ impl Simulator {
 
     /// The driver calls that the device counts, and that can be made to fail: plain names, as in
     /// CUDA's manual.
-    pub const CALLS: [&'static str; 36] = [
+    pub const CALLS: [&'static str; 39] = [
         "cuCtxRecordEvent",
         "cuCtxSynchronize",
+        "cuDeviceGetDefaultMemPool",
         "cuEventCreate",
         "cuEventDestroy",
         "cuEventQuery",
@@ -102,6 +103,8 @@ impl Simulator {
         "cuMemHostUnregister",
         "cuMemPoolCreate",
         "cuMemPoolDestroy",
+        "cuMemPoolGetAttribute",
+        "cuMemPoolSetAttribute",
         "cuMemPoolTrimTo",
         "cuMemcpyDtoDAsync",
         "cuMemcpyDtoHAsync",
