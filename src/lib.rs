@@ -27,7 +27,7 @@ mod stream;
 mod sync;
 mod transfer;
 
-pub use adaptor::OnStream;
+pub use adaptor::{OnStream, PrefetchAdaptor};
 pub use backend::sim;
 pub use backend::{
     Access, BackendKind, DeviceProperties, HostArgs, HostForm, Kernel, LaunchConfig, MemoryInfo,
@@ -41,7 +41,8 @@ pub use error::{DriverError, Error, ErrorKind, Refused, Result};
 pub use event::Event;
 pub use host::{
     CurrentPinned, HostBuffer, MappedAlloc, PinnedAlloc, PinnedOptions, PinnedPool,
-    PinnedPoolOptions, PinnedPoolStatistics, PinnedResource, RegisterError, Registered, last_error,
+    PinnedPoolOptions, PinnedPoolStatistics, PinnedResource, PolymorphicHostAllocator,
+    RegisterError, Registered, last_error,
 };
 #[cfg(feature = "cuda")]
 pub use interop::{CudaMut, CudaRef};

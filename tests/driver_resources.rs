@@ -2,13 +2,18 @@
 
 mod support;
 
+use allocator_api2::alloc::{AllocError, Allocator, Global};
 use allocator_api2::vec::Vec as AllocVec;
 use aquifer::sim::SimConfig;
 use aquifer::{
-    AsyncResource, DeviceLayout, DeviceResource, DeviceVec, ErrorKind, HostAccessible,
-    HostComplete, ManagedResource, OnStream,
+    AsyncResource, CudaResource, DeviceLayout, DeviceResource, DeviceVec, ErrorKind,
+    HostAccessible, HostComplete, ManagedResource, OnStream, PinnedPool, PinnedResource,
+    PolymorphicHostAllocator, PrefetchAdaptor,
 };
+use std::alloc::Layout;
+use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 #[test]
 fn managed_memory_is_not_oversubscribed_unless_asked() {
@@ -217,4 +222,138 @@ fn a_shareable_pool_is_exported_as_a_descriptor() {
         Err(error) => assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}"),
     }
     assert!(AsyncResource::new(&device).unwrap().export().is_err(), "not asked to be shareable");
+}
+
+#[test]
+fn memory_that_can_move_is_moved_when_it_is_allocated() {
+    let device = support::device();
+    let stream = device.new_stream().unwrap();
+    let managed = PrefetchAdaptor::new(ManagedResource::new(&device).unwrap());
+    assert_eq!(managed, managed.clone());
+    assert_eq!(managed.identity(), managed.clone().identity());
+    let vec = DeviceVec::from_slice_in(&stream, &[3_u32; 1000], Arc::new(managed)).unwrap();
+    // Pieces of a pool's block are moved one by one.
+    let pool = aquifer::PoolResource::new(ManagedResource::new(&device).unwrap()).unwrap();
+    let pooled = Arc::new(PrefetchAdaptor::new(pool));
+    let piece = DeviceVec::from_slice_in(&stream, &[4_u32; 1000], pooled).unwrap();
+    if let Some(simulator) = device.simulator() {
+        assert_eq!(simulator.call_count("cuMemPrefetchAsync"), 2);
+    }
+    assert_eq!((vec.get(999).unwrap(), piece.get(999).unwrap()), (3, 4));
+
+    // What cannot move passes.
+    let erased: Arc<dyn DeviceResource> = Arc::new(CudaResource::new(&device));
+    let plain = Arc::new(PrefetchAdaptor::new(erased));
+    let vec = DeviceVec::from_slice_in(&stream, &[5_u32; 1000], plain).unwrap();
+    assert_eq!(vec.get(999).unwrap(), 5);
+    let ordered = Arc::new(PrefetchAdaptor::new(AsyncResource::new(&device).unwrap()));
+    let vec = DeviceVec::from_slice_in(&stream, &[6_u32; 1000], ordered).unwrap();
+    assert_eq!(vec.get(999).unwrap(), 6);
+}
+
+#[test]
+fn a_block_that_could_not_be_moved_goes_back() {
+    let (device, simulator) = support::simulated(SimConfig::default());
+    let stream = device.new_stream().unwrap();
+    let managed = PrefetchAdaptor::new(ManagedResource::new(&device).unwrap());
+    let layout = DeviceLayout::new(1000).unwrap();
+    simulator.fail_call("cuMemPrefetchAsync", 1, 999).unwrap();
+    assert_eq!(managed.allocate(&stream, layout).unwrap_err().kind(), ErrorKind::Driver);
+    assert_eq!(simulator.live_blocks(), 0);
+    simulator.fail_call("cuMemPrefetchAsync", 1, 801).unwrap();
+    let block = managed.allocate(&stream, layout).unwrap();
+    // SAFETY: the block is the resource's, and no work uses it.
+    unsafe { managed.deallocate(&stream, block) };
+    let empty = managed.allocate(&stream, DeviceLayout::new(0).unwrap()).unwrap();
+    assert!(empty.is_empty());
+    assert_eq!(simulator.call_count("cuMemPrefetchAsync"), 2, "no bytes, no call");
+
+    // A capture is not lost over it.
+    simulator.start_capture(&stream).unwrap();
+    let block = managed.allocate(&stream, layout).unwrap();
+    assert!(simulator.stop_capture(&stream), "whole");
+    // SAFETY: as above.
+    unsafe { managed.deallocate(&stream, block) };
+    assert_eq!(simulator.call_count("cuMemPrefetchAsync"), 2);
+    assert_eq!(simulator.live_blocks(), 0);
+    simulator.check().unwrap();
+}
+
+/// The heap, with each call counted.
+#[derive(Clone, Debug, Default)]
+struct Counted(Arc<[AtomicUsize; 3]>);
+
+// SAFETY: the heap's blocks.
+unsafe impl Allocator for Counted {
+    fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
+        self.0[0].fetch_add(1, Ordering::Relaxed);
+        Global.allocate(layout)
+    }
+
+    unsafe fn deallocate(&self, pointer: NonNull<u8>, layout: Layout) {
+        self.0[1].fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promise.
+        unsafe { Global.deallocate(pointer, layout) }
+    }
+
+    unsafe fn grow(
+        &self,
+        pointer: NonNull<u8>,
+        old: Layout,
+        new: Layout,
+    ) -> Result<NonNull<[u8]>, AllocError> {
+        self.0[2].fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promise.
+        unsafe { Global.grow(pointer, old, new) }
+    }
+}
+
+#[test]
+fn any_host_allocator_stands_behind_one_type() {
+    let device = support::device();
+    let pinned = PinnedResource::new(&device).unwrap();
+    let counted = Counted::default();
+    let all = [
+        PolymorphicHostAllocator::new(Global),
+        PolymorphicHostAllocator::new(counted.clone()),
+        PolymorphicHostAllocator::new(pinned.clone()),
+        PolymorphicHostAllocator::new(PinnedPool::new(pinned.clone()).unwrap()),
+    ];
+    let vecs = all.clone().map(|allocator| {
+        let mut vec = AllocVec::new_in(allocator);
+        for number in 0..5000_u32 {
+            vec.push(number);
+        }
+        vec.truncate(100);
+        vec.shrink_to_fit();
+        vec
+    });
+    assert!(vecs.iter().all(|vec| vec.iter().copied().eq(0..100)));
+    let calls = |of: usize| counted.0[of].load(Ordering::Relaxed);
+    assert!(calls(2) > 1, "grown by the allocator's own grow");
+    drop(vecs);
+    assert_eq!(calls(0), calls(1), "what it handed out came back");
+
+    // A block goes back through any handle on the same allocator.
+    let (one, two) = (all[1].clone(), all[1].clone());
+    assert_eq!(one, two);
+    let layout = Layout::from_size_align(1000, 64).unwrap();
+    let block = one.allocate_zeroed(layout).unwrap();
+    // SAFETY: the block is live, and given back once to an equal allocator.
+    unsafe {
+        assert!(block.as_ref().iter().all(|&byte| byte == 0));
+        two.deallocate(block.cast(), layout);
+    }
+    assert_eq!(calls(0), calls(1));
+    let grown = AllocVec::<u8, _>::with_capacity_in(10, all[0].clone());
+    assert_eq!(grown.allocator(), &PolymorphicHostAllocator::new(Global), "units are one");
+    for (index, one) in all.iter().enumerate() {
+        for (other, two) in all.iter().enumerate() {
+            assert_eq!(one == two, index == other);
+        }
+    }
+    assert_ne!(all[1], PolymorphicHostAllocator::new(counted.clone()), "another object");
+    assert!(format!("{:?}", all[0]).contains("Global"));
+    assert!(all[2].allocate(Layout::from_size_align(1 << 60, 1).unwrap()).is_err());
+    pinned.trim().unwrap();
 }

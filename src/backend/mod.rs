@@ -204,6 +204,18 @@ pub(crate) unsafe trait Driver: Send + Sync + fmt::Debug + 'static {
 
     fn mem_alloc_managed(&self, bytes: usize) -> DriverResult<DeviceAddress>;
 
+    /// Moves managed or pageable memory to this device, in the order of `stream`. Other memory is
+    /// an invalid value, and a stream in capture loses its graph.
+    ///
+    /// # Safety
+    /// The range is memory that stays so until the stream has passed this call.
+    unsafe fn prefetch(
+        &self,
+        address: DeviceAddress,
+        bytes: usize,
+        stream: RawStream,
+    ) -> DriverResult<()>;
+
     /// A pool of our own.
     fn pool_create(&self, spec: PoolSpec) -> DriverResult<RawPool>;
 

@@ -21,6 +21,20 @@ const _: () = assert!(size_of::<Handle>() == size_of::<*mut c_void>());
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
 pub(super) const POSIX_FILE_DESCRIPTOR: u32 = 1;
 
+/// `CUmemLocation`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct MemLocation {
+    pub(super) kind: u32,
+    pub(super) id: i32,
+}
+
+impl MemLocation {
+    pub(super) fn device(ordinal: i32) -> Self {
+        Self { kind: 1, id: ordinal }
+    }
+}
+
 /// `CUmemPoolProps`, of 88 bytes in every version: what later ones added took reserved bytes.
 #[repr(C)]
 #[derive(Debug)]
@@ -116,6 +130,10 @@ driver_functions! {
     mem_alloc = cuMemAlloc_v2(address: *mut u64, bytes: usize);
     mem_alloc_managed = cuMemAllocManaged(address: *mut u64, bytes: usize, flags: u32);
     mem_free = cuMemFree_v2(address: u64);
+    mem_prefetch_1 =
+        cuMemPrefetchAsync(address: u64, bytes: usize, device: i32, stream: Handle);
+    mem_prefetch_2 = cuMemPrefetchAsync_v2(
+        address: u64, bytes: usize, location: MemLocation, flags: u32, stream: Handle);
     mem_pool_create = cuMemPoolCreate(pool: *mut Handle, props: *const PoolProps);
     mem_pool_set_attribute =
         cuMemPoolSetAttribute(pool: Handle, attribute: u32, value: *mut c_void);

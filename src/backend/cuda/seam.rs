@@ -5,7 +5,7 @@ use super::graph;
 use super::launch::launch;
 #[cfg(unix)]
 use super::library::POSIX_FILE_DESCRIPTOR;
-use super::library::PoolProps;
+use super::library::{MemLocation, PoolProps};
 use super::open::code_of;
 use crate::backend::{
     BackendKind, CaptureStatus, DeviceAddress, DeviceProperties, Driver, DriverResult, FillWord,
@@ -74,6 +74,26 @@ unsafe impl Driver for CudaDriver {
         // SAFETY: `address` is writable for the call.
         unsafe { self.library.mem_alloc_managed(&raw mut address, bytes, ATTACH_GLOBAL) }?;
         Ok(address)
+    }
+
+    unsafe fn prefetch(
+        &self,
+        address: DeviceAddress,
+        bytes: usize,
+        stream: RawStream,
+    ) -> DriverResult<()> {
+        let _current = self.current()?;
+        let device = self.context().cu_device();
+        let to = MemLocation::device(device);
+        // SAFETY: the caller's contract.
+        match unsafe { self.library.mem_prefetch_2(address, bytes, to, 0, stream.0) } {
+            // CUDA 12.1 and before have the former shape alone.
+            Err(error) if error.code() == DriverError::MISSING_SYMBOL => {
+                // SAFETY: as above.
+                unsafe { self.library.mem_prefetch_1(address, bytes, device, stream.0) }
+            }
+            done => done,
+        }
     }
 
     fn pool_create(&self, spec: PoolSpec) -> DriverResult<RawPool> {

@@ -7,7 +7,7 @@ use super::random::Random;
 use super::simulator::Simulator;
 use super::table::Kind;
 use super::world::{Device, Held, NOT_PERMITTED, WORLD, world};
-use super::{capture, enqueue, graph, memory, order, pool, schedule};
+use super::{capture, enqueue, graph, managed, memory, order, pool, schedule};
 use crate::backend::{
     BackendKind, CaptureStatus, DeviceAddress, DeviceProperties, Driver, DriverResult, FillWord,
     HostFlags, Kernel, LaunchConfig, MemoryInfo, NewStream, PoolAttribute, PoolSpec, RawArg,
@@ -222,6 +222,17 @@ unsafe impl Driver for SimDriver {
         self.call(call, |held, ledger| {
             self.needs(ledger.config.managed_memory, call)?;
             memory::allocate(held, ledger, call, bytes, Kind::Managed, None)
+        })
+    }
+
+    unsafe fn prefetch(
+        &self,
+        address: DeviceAddress,
+        bytes: usize,
+        stream: RawStream,
+    ) -> DriverResult<()> {
+        self.call("cuMemPrefetchAsync", |held, ledger| {
+            managed::prefetch(held, ledger, address, bytes, stream)
         })
     }
 

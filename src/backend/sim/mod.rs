@@ -33,6 +33,7 @@ mod enqueue;
 mod execute;
 mod graph;
 mod ledger;
+mod managed;
 mod memory;
 mod order;
 mod plan;

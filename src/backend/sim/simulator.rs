@@ -77,7 +77,7 @@ impl Simulator {
 
     /// The driver calls that the device counts, and that can be made to fail: plain names, as in
     /// CUDA's manual.
-    pub const CALLS: [&'static str; 39] = [
+    pub const CALLS: [&'static str; 40] = [
         "cuCtxRecordEvent",
         "cuCtxSynchronize",
         "cuDeviceGetDefaultMemPool",
@@ -106,6 +106,7 @@ impl Simulator {
         "cuMemPoolGetAttribute",
         "cuMemPoolSetAttribute",
         "cuMemPoolTrimTo",
+        "cuMemPrefetchAsync",
         "cuMemcpyDtoDAsync",
         "cuMemcpyDtoHAsync",
         "cuMemcpyHtoDAsync",

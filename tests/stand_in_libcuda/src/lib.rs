@@ -221,6 +221,13 @@ exported! {
     {
         if known(stream) { release(address) } else { INVALID_HANDLE }
     }
+    cuMemPrefetchAsync_v2[context](
+        address: u64, bytes: usize, location: u64, flags: u32, stream: u64)
+        => "address={address:#x} bytes={bytes} location={location:#x} flags={flags} stream={stream:#x}"
+    {
+        // A CUmemLocation of two words, in one register. Memory of any kind of ours moves.
+        if !state().blocks.contains_key(&address) { INVALID_VALUE } else { on(stream) }
+    }
     cuMemPoolCreate[context](pool: *mut u64, props: *const u32) => "" {
         // allocType PINNED or MANAGED, no handle types or POSIX descriptors, location DEVICE
         if !(1..=2).contains(&*props) || *props.add(1) > 1 || *props.add(2) != 1 {
