@@ -50,9 +50,9 @@ pub use layout::{DEFAULT_ALIGNMENT, DeviceLayout};
 pub use resource::{
     AsyncOptions, AsyncResource, AsyncStatistics, CudaResource, DeviceBlock, DeviceResource,
     HostAccessible, HostComplete, ManagedAlloc, ManagedOptions, ManagedResource, MissPolicy,
-    PoolOptions, PoolResource, PoolStatistics, ResourceId, Rung, current_device_resource,
-    current_pinned_resource, reset_current_device_resource, reset_current_pinned_resource,
-    set_current_device_resource, set_current_pinned_resource,
+    PoolOptions, PoolResource, PoolStatistics, ResourceId, Rung, SystemOptions, SystemResource,
+    current_device_resource, current_pinned_resource, reset_current_device_resource,
+    reset_current_pinned_resource, set_current_device_resource, set_current_pinned_resource,
 };
 pub use stream::{Graph, PerThreadStream, Stream};
 pub use transfer::{Mapped, MappedMut, Scope, Transfer, TransferError};

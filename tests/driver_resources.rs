@@ -8,7 +8,7 @@ use aquifer::sim::SimConfig;
 use aquifer::{
     AsyncResource, CudaResource, DeviceLayout, DeviceResource, DeviceVec, ErrorKind,
     HostAccessible, HostComplete, ManagedResource, OnStream, PinnedPool, PinnedResource,
-    PolymorphicHostAllocator, PrefetchAdaptor,
+    PolymorphicHostAllocator, PrefetchAdaptor, SystemResource,
 };
 use std::alloc::Layout;
 use std::ptr::NonNull;
@@ -356,4 +356,101 @@ fn any_host_allocator_stands_behind_one_type() {
     assert!(format!("{:?}", all[0]).contains("Global"));
     assert!(all[2].allocate(Layout::from_size_align(1 << 60, 1).unwrap()).is_err());
     pinned.trim().unwrap();
+}
+
+#[test]
+fn ordinary_memory_is_read_where_it_lies() {
+    let device = support::device();
+    let stream = device.new_stream().unwrap();
+    if !device.properties().pageable_memory_access {
+        assert_eq!(SystemResource::new(&device).unwrap_err().kind(), ErrorKind::Unsupported);
+        return;
+    }
+    let system = SystemResource::new(&device).unwrap();
+    for alignment in [1, 256, 4096, 1 << 21] {
+        let layout = DeviceLayout::with_alignment(1000, alignment).unwrap();
+        let block = system.allocate(&stream, layout).unwrap();
+        assert!(block.address().is_multiple_of(alignment as u64));
+        let pointer = system.host_pointer(&block);
+        // SAFETY: the block's thousand bytes, which nothing else uses.
+        unsafe { pointer.write_bytes(3, 1000) };
+        let parts = aquifer::DeviceVecParts {
+            stream: stream.clone(),
+            length: 1000,
+            block,
+            resource: Arc::new(system.clone()) as Arc<dyn DeviceResource>,
+        };
+        // SAFETY: the block is live and the resource's, and all its work is on this stream.
+        let mut vec = unsafe { DeviceVec::<u8>::from_raw_parts(parts).unwrap() };
+        assert_eq!(vec.get(999).unwrap(), 3);
+        vec.fill(4).unwrap();
+        stream.synchronize().unwrap();
+        // SAFETY: the block is live, and the fill is complete.
+        assert_eq!(unsafe { pointer.add(999).read() }, 4);
+    }
+    let much = DeviceLayout::new(1 << 62).unwrap();
+    assert_eq!(system.allocate(&stream, much).unwrap_err().kind(), ErrorKind::OutOfMemory);
+    let empty = system.allocate(&stream, DeviceLayout::new(0).unwrap()).unwrap();
+    assert!(empty.is_empty());
+}
+
+/// Calls of the crate that look into the graveyard, until the device reaches so many blocks.
+fn reaches(simulator: &aquifer::sim::Simulator, stream: &aquifer::Stream, blocks: usize) -> bool {
+    (0..100).any(|_| {
+        stream.synchronize().unwrap();
+        // Another test's thread may have it in hand.
+        std::thread::sleep(std::time::Duration::from_millis(1));
+        simulator.pageable_blocks() == blocks
+    })
+}
+
+#[test]
+fn ordinary_memory_is_kept_for_as_long_as_the_device_uses_it() {
+    let (device, simulator) = support::simulated(SimConfig::default());
+    let stream = device.new_stream().unwrap();
+    let system = Arc::new(SystemResource::new(&device).unwrap());
+    let vec = DeviceVec::<u32>::zeroed_in(&stream, 1000, system.clone()).unwrap();
+    let waits = simulator.call_count("cuStreamSynchronize");
+    drop(vec);
+    assert_eq!(simulator.call_count("cuStreamSynchronize"), waits, "nobody waited");
+    assert!(reaches(&simulator, &stream, 0));
+    simulator.check().unwrap(); // it would have seen a free before the fill has run
+
+    // In a capture no event of the stream would say anything.
+    let block = system.allocate(&stream, DeviceLayout::new(100).unwrap()).unwrap();
+    simulator.start_capture(&stream).unwrap();
+    // SAFETY: the block is the resource's, and no work uses it.
+    unsafe { system.deallocate(&stream, block) };
+    device.new_stream().unwrap().synchronize().unwrap();
+    assert_eq!(simulator.pageable_blocks(), 1);
+    assert!(simulator.stop_capture(&stream), "whole");
+    assert!(reaches(&simulator, &stream, 0));
+    simulator.check().unwrap();
+}
+
+#[test]
+fn headroom_says_where_ordinary_memory_is_best() {
+    let (device, simulator) = support::simulated(SimConfig::default().capacity(1 << 20));
+    let stream = device.new_stream().unwrap();
+    let system = SystemResource::builder(&device).headroom(1 << 19).build().unwrap();
+    let advices = |bytes: usize| {
+        let before = simulator.call_count("cuMemAdvise");
+        let block = system.allocate(&stream, DeviceLayout::new(bytes).unwrap()).unwrap();
+        assert!(block.address().is_multiple_of(1 << 16) && block.bytes() >= bytes);
+        let said = simulator.call_count("cuMemAdvise") - before;
+        // SAFETY: the block is the resource's, and no work uses it.
+        unsafe { system.deallocate(&stream, block) };
+        assert!(reaches(&simulator, &stream, 0));
+        (said, simulator.call_count("cuMemAdvise") - before - said)
+    };
+    assert_eq!(advices(100), (1, 1), "all of it is best on the device, and then it is not ours");
+    assert_eq!(advices(1 << 20), (2, 1), "half of it does not fit beside the headroom");
+    simulator.fail_call("cuMemAdvise", 1, 999).unwrap();
+    let refused = system.allocate(&stream, DeviceLayout::new(100).unwrap());
+    assert_eq!(refused.unwrap_err().kind(), ErrorKind::Driver);
+    assert_eq!(simulator.pageable_blocks(), 0);
+    assert_eq!(SystemResource::new(&device).unwrap(), system);
+    let (poor, _) = support::simulated(SimConfig::default().without_pageable_memory_access());
+    assert_eq!(SystemResource::new(&poor).unwrap_err().kind(), ErrorKind::Unsupported);
+    simulator.check().unwrap();
 }

@@ -36,6 +36,15 @@ pub(crate) struct RawEvent(pub(crate) u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct RawPool(pub(crate) u64);
 
+/// Where memory that moves is to be, if nothing speaks against it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PreferredHome {
+    Device,
+    Host,
+    /// What was said before is taken back.
+    Any,
+}
+
 /// What a pool of our own is like.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PoolSpec {
@@ -122,6 +131,8 @@ pub struct DeviceProperties {
     pub managed_memory: bool,
     /// The host may touch managed memory while kernels run.
     pub concurrent_managed_access: bool,
+    /// Kernels reach ordinary host memory, which nobody told the driver about.
+    pub pageable_memory_access: bool,
     /// Stream-ordered driver pools are there.
     pub memory_pools: bool,
     /// Host memory can be mapped for kernels.
@@ -215,6 +226,28 @@ pub(crate) unsafe trait Driver: Send + Sync + fmt::Debug + 'static {
         bytes: usize,
         stream: RawStream,
     ) -> DriverResult<()>;
+
+    /// Says where managed or pageable memory is best.
+    ///
+    /// # Safety
+    /// The range is memory of this process for the length of the call.
+    unsafe fn advise(
+        &self,
+        address: DeviceAddress,
+        bytes: usize,
+        home: PreferredHome,
+    ) -> DriverResult<()>;
+
+    /// Makes ordinary host memory known to a device that reads it and could not find it by itself;
+    /// nothing to do on a GPU.
+    ///
+    /// # Safety
+    /// The range is memory of this process and stays so until it is detached.
+    unsafe fn pageable_attach(&self, pointer: NonNull<u8>, bytes: usize) -> DriverResult<()>;
+
+    /// # Safety
+    /// The range was attached, and no device work uses it any more.
+    unsafe fn pageable_detach(&self, pointer: NonNull<u8>) -> DriverResult<()>;
 
     /// A pool of our own.
     fn pool_create(&self, spec: PoolSpec) -> DriverResult<RawPool>;

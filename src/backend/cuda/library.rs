@@ -33,6 +33,10 @@ impl MemLocation {
     pub(super) fn device(ordinal: i32) -> Self {
         Self { kind: 1, id: ordinal }
     }
+
+    pub(super) fn host() -> Self {
+        Self { kind: 2, id: 0 }
+    }
 }
 
 /// `CUmemPoolProps`, of 88 bytes in every version: what later ones added took reserved bytes.
@@ -130,6 +134,8 @@ driver_functions! {
     mem_alloc = cuMemAlloc_v2(address: *mut u64, bytes: usize);
     mem_alloc_managed = cuMemAllocManaged(address: *mut u64, bytes: usize, flags: u32);
     mem_free = cuMemFree_v2(address: u64);
+    mem_advise_1 = cuMemAdvise(address: u64, bytes: usize, advice: u32, device: i32);
+    mem_advise_2 = cuMemAdvise_v2(address: u64, bytes: usize, advice: u32, location: MemLocation);
     mem_prefetch_1 =
         cuMemPrefetchAsync(address: u64, bytes: usize, device: i32, stream: Handle);
     mem_prefetch_2 = cuMemPrefetchAsync_v2(

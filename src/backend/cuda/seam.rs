@@ -9,8 +9,8 @@ use super::library::{MemLocation, PoolProps};
 use super::open::code_of;
 use crate::backend::{
     BackendKind, CaptureStatus, DeviceAddress, DeviceProperties, Driver, DriverResult, FillWord,
-    HostFlags, Kernel, LaunchConfig, MemoryInfo, NewStream, PoolAttribute, PoolSpec, RawArg,
-    RawEvent, RawGraph, RawPool, RawStream, StreamKeeper,
+    HostFlags, Kernel, LaunchConfig, MemoryInfo, NewStream, PoolAttribute, PoolSpec, PreferredHome,
+    RawArg, RawEvent, RawGraph, RawPool, RawStream, StreamKeeper,
 };
 use crate::error::DriverError;
 use std::any::Any;
@@ -94,6 +94,41 @@ unsafe impl Driver for CudaDriver {
             }
             done => done,
         }
+    }
+
+    unsafe fn advise(
+        &self,
+        address: DeviceAddress,
+        bytes: usize,
+        home: PreferredHome,
+    ) -> DriverResult<()> {
+        const SET_PREFERRED_LOCATION: u32 = 3;
+        const UNSET_PREFERRED_LOCATION: u32 = 4;
+        const HOST: i32 = -1;
+        let _guards = self.relaxed()?;
+        let device = self.context().cu_device();
+        let (advice, location, former) = match home {
+            PreferredHome::Device => (SET_PREFERRED_LOCATION, MemLocation::device(device), device),
+            PreferredHome::Host => (SET_PREFERRED_LOCATION, MemLocation::host(), HOST),
+            PreferredHome::Any => (UNSET_PREFERRED_LOCATION, MemLocation::device(device), device),
+        };
+        // SAFETY: the caller's contract.
+        match unsafe { self.library.mem_advise_2(address, bytes, advice, location) } {
+            // CUDA 12.1 and before have the former shape alone.
+            Err(error) if error.code() == DriverError::MISSING_SYMBOL => {
+                // SAFETY: as above.
+                unsafe { self.library.mem_advise_1(address, bytes, advice, former) }
+            }
+            done => done,
+        }
+    }
+
+    unsafe fn pageable_attach(&self, _pointer: NonNull<u8>, _bytes: usize) -> DriverResult<()> {
+        Ok(())
+    }
+
+    unsafe fn pageable_detach(&self, _pointer: NonNull<u8>) -> DriverResult<()> {
+        Ok(())
     }
 
     fn pool_create(&self, spec: PoolSpec) -> DriverResult<RawPool> {

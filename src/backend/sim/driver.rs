@@ -10,8 +10,8 @@ use super::world::{Device, Held, NOT_PERMITTED, WORLD, world};
 use super::{capture, enqueue, graph, managed, memory, order, pool, schedule};
 use crate::backend::{
     BackendKind, CaptureStatus, DeviceAddress, DeviceProperties, Driver, DriverResult, FillWord,
-    HostFlags, Kernel, LaunchConfig, MemoryInfo, NewStream, PoolAttribute, PoolSpec, RawArg,
-    RawEvent, RawGraph, RawPool, RawStream, StreamKeeper, is_forked_child,
+    HostFlags, Kernel, LaunchConfig, MemoryInfo, NewStream, PoolAttribute, PoolSpec, PreferredHome,
+    RawArg, RawEvent, RawGraph, RawPool, RawStream, StreamKeeper, is_forked_child,
 };
 use crate::error::DriverError;
 use crate::sync::Arc;
@@ -38,6 +38,7 @@ impl SimDriver {
             driver_version: 0,
             managed_memory: config.managed_memory,
             concurrent_managed_access: config.managed_memory,
+            pageable_memory_access: config.pageable_memory_access,
             memory_pools: config.memory_pools,
             map_host_memory: config.host_mapping,
             host_register: config.host_register,
@@ -118,6 +119,26 @@ impl SimDriver {
             return Err(DriverError::new(name, NOT_PERMITTED));
         }
         body(&mut held, &self.ledger)
+    }
+
+    /// What a driver is not called for.
+    fn uncounted<T>(
+        &self,
+        name: &'static str,
+        body: impl FnOnce(&mut Held, &Ledger) -> DriverResult<T>,
+    ) -> DriverResult<T> {
+        if is_forked_child() {
+            return Err(DriverError::new(name, DriverError::FORKED));
+        }
+        let result = {
+            let mut held = world();
+            self.ledger.alive(name).and_then(|()| match held.is_running_here() {
+                true => Err(DriverError::new(name, NOT_PERMITTED)),
+                false => body(&mut held, &self.ledger),
+            })
+        };
+        self.ledger.tell();
+        result
     }
 
     fn end_capture(&self, stream: RawStream) -> DriverResult<Recorded> {
@@ -234,6 +255,28 @@ unsafe impl Driver for SimDriver {
         self.call("cuMemPrefetchAsync", |held, ledger| {
             managed::prefetch(held, ledger, address, bytes, stream)
         })
+    }
+
+    unsafe fn advise(
+        &self,
+        address: DeviceAddress,
+        bytes: usize,
+        _home: PreferredHome,
+    ) -> DriverResult<()> {
+        self.call("cuMemAdvise", |held, ledger| managed::advise(held, ledger, address, bytes))
+    }
+
+    unsafe fn pageable_attach(&self, pointer: NonNull<u8>, bytes: usize) -> DriverResult<()> {
+        let name = "pageable memory";
+        self.uncounted(name, |held, ledger| {
+            self.needs(ledger.config.pageable_memory_access, name)?;
+            memory::attach(held, ledger, name, pointer, bytes)
+        })
+    }
+
+    unsafe fn pageable_detach(&self, pointer: NonNull<u8>) -> DriverResult<()> {
+        let name = "pageable memory";
+        self.uncounted(name, |held, ledger| memory::detach(held, ledger, name, pointer))
     }
 
     fn pool_create(&self, spec: PoolSpec) -> DriverResult<RawPool> {

@@ -12,9 +12,23 @@ use crate::error::DriverError;
 /// Whether all of the range can move.
 fn moves(state: &State, ledger: &Ledger, address: DeviceAddress, bytes: usize) -> bool {
     state.table.around(address).is_some_and(|(start, block)| {
-        let right = block.kind == Kind::Managed && block.reaches(ledger.device);
+        let right =
+            matches!(block.kind, Kind::Managed | Kind::Pageable) && block.reaches(ledger.device);
         right && bytes > 0 && bytes as u64 <= block.bytes - (address - start)
     })
+}
+
+/// Heard, and nothing more.
+pub(super) fn advise(
+    state: &State,
+    ledger: &Ledger,
+    address: DeviceAddress,
+    bytes: usize,
+) -> DriverResult<()> {
+    if moves(state, ledger, address, bytes) {
+        return Ok(());
+    }
+    Err(DriverError::new("cuMemAdvise", DriverError::INVALID_VALUE))
 }
 
 /// Takes its place in the stream's order, and does nothing there.

@@ -370,6 +370,34 @@ pub(super) fn unregister(
     Ok(())
 }
 
+/// Makes ordinary memory of the host known to the device, at its own address.
+pub(super) fn attach(
+    held: &mut Held,
+    ledger: &Ledger,
+    name: &'static str,
+    pointer: NonNull<u8>,
+    bytes: usize,
+) -> DriverResult<()> {
+    if bytes == 0 || held.table.is_taken(pointer.as_ptr() as u64, bytes as u64) {
+        return invalid(name);
+    }
+    lock(held, ledger, pointer, bytes, Kind::Pageable, Backing::registered(pointer));
+    Ok(())
+}
+
+/// Takes such memory from the device again: all that uses it has to be complete.
+pub(super) fn detach(
+    held: &mut Held,
+    ledger: &Ledger,
+    name: &'static str,
+    pointer: NonNull<u8>,
+) -> DriverResult<()> {
+    let (name, address) = (OpName::call(name), pointer.as_ptr() as u64);
+    find(held, ledger, name, address, |kind| kind == Kind::Pageable)?;
+    free_now(held, ledger, name, address);
+    Ok(())
+}
+
 /// The address by which kernels reach a mapped host block: the pointer itself.
 pub(super) fn mapped_address(
     state: &State,

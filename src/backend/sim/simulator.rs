@@ -77,7 +77,7 @@ impl Simulator {
 
     /// The driver calls that the device counts, and that can be made to fail: plain names, as in
     /// CUDA's manual.
-    pub const CALLS: [&'static str; 40] = [
+    pub const CALLS: [&'static str; 41] = [
         "cuCtxRecordEvent",
         "cuCtxSynchronize",
         "cuDeviceGetDefaultMemPool",
@@ -90,6 +90,7 @@ impl Simulator {
         "cuGraphInstantiate",
         "cuGraphLaunch",
         "cuLaunchKernel",
+        "cuMemAdvise",
         "cuMemAlloc",
         "cuMemAllocFromPoolAsync",
         "cuMemAllocManaged",
@@ -161,6 +162,12 @@ impl Simulator {
     /// Blocks of page-locked host memory that are allocated and not freed.
     pub fn host_blocks(&self) -> usize {
         self.blocks(|kind| matches!(kind, Kind::Host(_))).0
+    }
+
+    /// Blocks of ordinary host memory that the device reaches, of a
+    /// [`SystemResource`](crate::SystemResource), that are not freed.
+    pub fn pageable_blocks(&self) -> usize {
+        self.blocks(|kind| kind == Kind::Pageable).0
     }
 
     /// Ranges of host memory that are registered.

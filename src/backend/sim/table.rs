@@ -26,6 +26,8 @@ pub(super) enum Kind {
     Managed,
     Host(HostFlags),
     Registered(HostFlags),
+    /// Ordinary memory of the host, which its device reaches.
+    Pageable,
 }
 
 impl Kind {
@@ -56,7 +58,7 @@ impl Block {
     /// Whether operations of `device` can reach it by address.
     pub(super) fn reaches(&self, device: u64) -> bool {
         match self.kind {
-            Kind::Device | Kind::Pool(_) => self.device == device,
+            Kind::Device | Kind::Pool(_) | Kind::Pageable => self.device == device,
             Kind::Managed => true,
             Kind::Host(flags) | Kind::Registered(flags) => {
                 flags.mapped && (flags.portable || self.device == device)

@@ -221,6 +221,8 @@ exported! {
     {
         if known(stream) { release(address) } else { INVALID_HANDLE }
     }
+    cuMemAdvise[context](address: u64, bytes: usize, advice: u32, device: i32)
+        => "address={address:#x} bytes={bytes} advice={advice} device={device}" { 0 }
     cuMemPrefetchAsync_v2[context](
         address: u64, bytes: usize, location: u64, flags: u32, stream: u64)
         => "address={address:#x} bytes={bytes} location={location:#x} flags={flags} stream={stream:#x}"
