@@ -27,7 +27,7 @@ mod stream;
 mod sync;
 mod transfer;
 
-pub use adaptor::OnStream;
+pub use adaptor::{OnStream, PrefetchAdaptor};
 pub use backend::sim;
 pub use backend::{
     Access, BackendKind, DeviceProperties, HostArgs, HostForm, Kernel, LaunchConfig, MemoryInfo,
@@ -41,16 +41,18 @@ pub use error::{DriverError, Error, ErrorKind, Refused, Result};
 pub use event::Event;
 pub use host::{
     CurrentPinned, HostBuffer, MappedAlloc, PinnedAlloc, PinnedOptions, PinnedPool,
-    PinnedPoolOptions, PinnedPoolStatistics, PinnedResource, RegisterError, Registered, last_error,
+    PinnedPoolOptions, PinnedPoolStatistics, PinnedResource, PolymorphicHostAllocator,
+    RegisterError, Registered, last_error,
 };
 #[cfg(feature = "cuda")]
 pub use interop::{CudaMut, CudaRef};
 pub use layout::{DEFAULT_ALIGNMENT, DeviceLayout};
 pub use resource::{
-    ArenaOptions, ArenaResource, AsyncResource, BinningOptions, BinningResource, CallbackResource,
-    CudaResource, DeviceBlock, DeviceResource, FixedSizeOptions, FixedSizeResource, HostAccessible,
-    HostComplete, ManagedResource, MissPolicy, PoolOptions, PoolResource, PoolStatistics,
-    ResourceId, Rung, current_device_resource, current_pinned_resource,
+    ArenaOptions, ArenaResource, AsyncOptions, AsyncResource, AsyncStatistics, BinningOptions,
+    BinningResource, CallbackResource, CudaResource, DeviceBlock, DeviceResource, FixedSizeOptions,
+    FixedSizeResource, HostAccessible, HostComplete, ManagedAlloc, ManagedOptions, ManagedResource,
+    MissPolicy, PoolOptions, PoolResource, PoolStatistics, ResourceId, Rung, SystemOptions,
+    SystemResource, current_device_resource, current_pinned_resource,
     reset_current_device_resource, reset_current_pinned_resource, set_current_device_resource,
     set_current_pinned_resource,
 };

@@ -36,6 +36,45 @@ pub(crate) struct RawEvent(pub(crate) u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct RawPool(pub(crate) u64);
 
+/// Where memory that moves is to be, if nothing speaks against it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PreferredHome {
+    Device,
+    Host,
+    /// What was said before is taken back.
+    Any,
+}
+
+/// What a pool of our own is like.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct PoolSpec {
+    /// Free bytes that it keeps over synchronisations.
+    pub(crate) release_threshold: u64,
+    /// Other processes can be given it, as a file descriptor.
+    pub(crate) shareable: bool,
+    /// Of managed memory (CUDA 13).
+    pub(crate) managed: bool,
+}
+
+impl PoolSpec {
+    pub(crate) fn keeping(release_threshold: u64) -> Self {
+        Self { release_threshold, ..Self::default() }
+    }
+}
+
+/// What a pool can be asked and told, by CUDA's numbers. The first three are switches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PoolAttribute {
+    FollowEventDependencies = 1,
+    AllowOpportunistic = 2,
+    AllowInternalDependencies = 3,
+    ReleaseThreshold = 4,
+    ReservedCurrent = 5,
+    ReservedHigh = 6,
+    UsedCurrent = 7,
+    UsedHigh = 8,
+}
+
 /// An executable graph of the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct RawGraph(pub(crate) u64);
@@ -92,6 +131,8 @@ pub struct DeviceProperties {
     pub managed_memory: bool,
     /// The host may touch managed memory while kernels run.
     pub concurrent_managed_access: bool,
+    /// Kernels reach ordinary host memory, which nobody told the driver about.
+    pub pageable_memory_access: bool,
     /// Stream-ordered driver pools are there.
     pub memory_pools: bool,
     /// Host memory can be mapped for kernels.
@@ -174,8 +215,53 @@ pub(crate) unsafe trait Driver: Send + Sync + fmt::Debug + 'static {
 
     fn mem_alloc_managed(&self, bytes: usize) -> DriverResult<DeviceAddress>;
 
-    /// A pool of our own; keeps up to `release_threshold` free bytes over synchronisations.
-    fn pool_create(&self, release_threshold: u64) -> DriverResult<RawPool>;
+    /// Moves managed or pageable memory to this device, in the order of `stream`. Other memory is
+    /// an invalid value, and a stream in capture loses its graph.
+    ///
+    /// # Safety
+    /// The range is memory that stays so until the stream has passed this call.
+    unsafe fn prefetch(
+        &self,
+        address: DeviceAddress,
+        bytes: usize,
+        stream: RawStream,
+    ) -> DriverResult<()>;
+
+    /// Says where managed or pageable memory is best.
+    ///
+    /// # Safety
+    /// The range is memory of this process for the length of the call.
+    unsafe fn advise(
+        &self,
+        address: DeviceAddress,
+        bytes: usize,
+        home: PreferredHome,
+    ) -> DriverResult<()>;
+
+    /// Makes ordinary host memory known to a device that reads it and could not find it by itself;
+    /// nothing to do on a GPU.
+    ///
+    /// # Safety
+    /// The range is memory of this process and stays so until it is detached.
+    unsafe fn pageable_attach(&self, pointer: NonNull<u8>, bytes: usize) -> DriverResult<()>;
+
+    /// # Safety
+    /// The range was attached, and no device work uses it any more.
+    unsafe fn pageable_detach(&self, pointer: NonNull<u8>) -> DriverResult<()>;
+
+    /// A pool of our own.
+    fn pool_create(&self, spec: PoolSpec) -> DriverResult<RawPool>;
+
+    /// The device's own pool, which every library may use. Not ours to destroy.
+    fn pool_default(&self) -> DriverResult<RawPool>;
+
+    fn pool_get(&self, pool: RawPool, attribute: PoolAttribute) -> DriverResult<u64>;
+
+    fn pool_set(&self, pool: RawPool, attribute: PoolAttribute, value: u64) -> DriverResult<()>;
+
+    /// A file descriptor of a shareable pool, for another process; the caller's to close.
+    #[cfg(unix)]
+    fn pool_export(&self, pool: RawPool) -> DriverResult<i32>;
 
     /// # Safety
     /// Nothing is allocated from `pool` after this call. Live blocks stay valid until freed.

@@ -1,16 +1,26 @@
 //! Managed memory.
 
 use super::cuda::{allocate, free_after};
-use super::{DeviceBlock, DeviceResource, ResourceId};
+use super::{DeviceBlock, DeviceResource, HostAccessible, HostComplete, ResourceId};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
-use crate::layout::DeviceLayout;
+use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout};
 use crate::stream::Stream;
+use crate::sync::Arc;
+use crate::sync::trusted::Mutex;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ptr::NonNull;
 
 /// Managed memory, which the driver moves between host and device: `cuMemAllocManaged`.
 ///
-/// Never ask for more of it than the device has free on a GPU that others share. A free waits for
-/// its stream. RMM: `managed_memory_resource`.
+/// A request for more than the device has free at that moment is an out-of-memory error, since on a
+/// GPU that others share the driver would take it from them or page without end;
+/// [`oversubscribe`](ManagedOptions::oversubscribe) lifts that. Before it is refused, a request waits
+/// for its stream. A free waits for its stream. Every instance on one device is equal.
+///
+/// RMM: `managed_memory_resource`, which asks the driver for whatever it is told to and learns
+/// nothing of what is free.
 ///
 /// ```
 /// use aquifer::{Device, DeviceVec, ManagedResource};
@@ -23,18 +33,43 @@ use crate::stream::Stream;
 /// assert_eq!(vec.to_vec()?, [0; 100]);
 /// # Ok::<(), aquifer::Error>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct ManagedResource {
     device: Device,
+    oversubscribe: bool,
 }
 
-impl ManagedResource {
-    /// The managed memory of `device`.
+/// How managed memory is asked for. From [`ManagedResource::builder`].
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct ManagedOptions {
+    device: Device,
+    oversubscribe: bool,
+}
+
+impl ManagedOptions {
+    /// Whether more may be asked than the device has free, which the driver then pages in and out.
+    /// Off unless said otherwise.
+    ///
+    /// ```
+    /// use aquifer::{Device, ManagedResource};
+    ///
+    /// let managed = ManagedResource::builder(&Device::detect()?).oversubscribe(true).build()?;
+    /// # let _ = managed;
+    /// # Ok::<(), aquifer::Error>(())
+    /// ```
+    pub fn oversubscribe(mut self, oversubscribe: bool) -> Self {
+        self.oversubscribe = oversubscribe;
+        self
+    }
+
+    /// The resource.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Unsupported`] where the device has none.
-    pub fn new(device: &Device) -> Result<Self> {
+    /// [`ErrorKind::Unsupported`] where the device has no managed memory.
+    pub fn build(self) -> Result<ManagedResource> {
+        let Self { device, oversubscribe } = self;
         if !device.properties().managed_memory {
             return Err(Error::new(
                 ErrorKind::Unsupported,
@@ -42,9 +77,82 @@ impl ManagedResource {
             )
             .advise("use CudaResource, and copies"));
         }
-        Ok(Self { device: device.clone() })
+        Ok(ManagedResource { device, oversubscribe })
     }
 }
+
+impl ManagedResource {
+    /// The managed memory of `device`, no more of it than the device has free.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Unsupported`] where the device has none.
+    pub fn new(device: &Device) -> Result<Self> {
+        Self::builder(device).build()
+    }
+
+    /// The options, as [`new`](Self::new) sets them.
+    pub fn builder(device: &Device) -> ManagedOptions {
+        ManagedOptions { device: device.clone(), oversubscribe: false }
+    }
+
+    /// This memory for the host's collections: bound to a stream by [`OnStream`](crate::OnStream) it
+    /// is an allocator.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Unsupported`] unless the host may touch managed memory while kernels run
+    /// ([`concurrent_managed_access`](crate::DeviceProperties::concurrent_managed_access)): elsewhere
+    /// a `Vec` that is read while any kernel runs is a fault of the process.
+    pub fn allocator(&self) -> Result<ManagedAlloc> {
+        if !self.device.properties().concurrent_managed_access {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!(
+                    "the host may not touch managed memory while kernels run on {}",
+                    self.device
+                ),
+            )
+            .advise("use PinnedAlloc for what both sides read"));
+        }
+        Ok(ManagedAlloc {
+            state: Arc::new(State { managed: self.clone(), moved: Mutex::default() }),
+        })
+    }
+
+    /// Refuses what the device has not free, with both figures.
+    fn require_room(&self, stream: &Stream, layout: DeviceLayout) -> Result<()> {
+        if self.oversubscribe || layout.bytes() == 0 {
+            return Ok(());
+        }
+        let (bytes, mut info) = (layout.bytes(), self.device.memory_info()?);
+        if bytes as u64 > info.free && !stream.is_capturing()? {
+            // The stream may have frees before it that have not run.
+            stream.synchronize()?;
+            info = self.device.memory_info()?;
+        }
+        if bytes as u64 <= info.free {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::OutOfMemory,
+            format!(
+                "allocating {bytes} bytes of managed memory on {}, where {} of {} are free",
+                self.device, info.free, info.total
+            ),
+        )
+        .advise("ask for less, or build the resource with oversubscribe(true)"))
+    }
+}
+
+/// They take back each other's blocks; how much they hand out is another matter.
+impl PartialEq for ManagedResource {
+    fn eq(&self, other: &Self) -> bool {
+        self.device == other.device
+    }
+}
+
+impl Eq for ManagedResource {}
 
 // SAFETY: as CudaResource: disjoint blocks of the driver, freed when the stream has passed.
 unsafe impl DeviceResource for ManagedResource {
@@ -57,6 +165,8 @@ unsafe impl DeviceResource for ManagedResource {
     }
 
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
+        self.device.require(stream.device(), "the stream")?;
+        self.require_room(stream, layout)?;
         allocate(&self.device, stream, layout, |bytes| {
             self.device.driver().mem_alloc_managed(bytes)
         })
@@ -65,5 +175,105 @@ unsafe impl DeviceResource for ManagedResource {
     unsafe fn deallocate(&self, stream: &Stream, block: DeviceBlock) {
         // SAFETY: the caller vouches for the block; the token is the driver's address.
         unsafe { free_after(stream, &self.device, block) }
+    }
+}
+
+/// Managed memory that the host touches while kernels run, from [`ManagedResource::allocator`].
+///
+/// It is no allocator by itself, since its frees wait for a stream: `OnStream<ManagedAlloc>` is
+/// one. A free waits for that stream and is complete, as `cuMemFree` is. A handle: clones are the
+/// same resource.
+///
+/// RMM's `managed_memory_resource` says of its memory that the host reaches it, whatever the device
+/// can.
+///
+/// ```
+/// use allocator_api2::vec::Vec;
+/// use aquifer::{Device, ManagedResource, OnStream};
+///
+/// let device = Device::detect()?;
+/// if device.properties().concurrent_managed_access {
+///     let managed = ManagedResource::new(&device)?.allocator()?;
+///     let mut vec = Vec::new_in(OnStream::new(managed, &device.new_stream()?)?);
+///     vec.extend([1, 2, 3]);
+/// }
+/// # Ok::<(), aquifer::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct ManagedAlloc {
+    state: Arc<State>,
+}
+
+struct State {
+    managed: ManagedResource,
+    /// The driver's addresses of blocks that were aligned further than it aligns, by their own.
+    moved: Mutex<BTreeMap<u64, u64>>,
+}
+
+impl ManagedAlloc {
+    /// What the memory comes from.
+    pub fn upstream(&self) -> &ManagedResource {
+        &self.state.managed
+    }
+}
+
+impl PartialEq for ManagedAlloc {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.state, &other.state)
+    }
+}
+
+impl Eq for ManagedAlloc {}
+
+impl fmt::Debug for ManagedAlloc {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ManagedAlloc").field("upstream", self.upstream()).finish_non_exhaustive()
+    }
+}
+
+// SAFETY: every block is the upstream's, and goes back to it unchanged.
+unsafe impl DeviceResource for ManagedAlloc {
+    fn device(&self) -> &Device {
+        self.upstream().device()
+    }
+
+    fn identity(&self) -> ResourceId {
+        ResourceId::of_state::<Self, _>(Arc::as_ptr(&self.state))
+    }
+
+    fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
+        let block = self.upstream().allocate(stream, layout)?;
+        if layout.alignment() > DEFAULT_ALIGNMENT && block.address() != block.token() {
+            self.state.moved.lock().insert(block.address(), block.token());
+        }
+        Ok(block)
+    }
+
+    unsafe fn deallocate(&self, stream: &Stream, block: DeviceBlock) {
+        if block.address() != block.token() {
+            // Before the free: its address may be handed out again at once.
+            self.state.moved.lock().remove(&block.address());
+        }
+        // SAFETY: the block is the upstream's; our caller vouches for the rest.
+        unsafe { self.upstream().deallocate(stream, block) }
+    }
+}
+
+// SAFETY: managed memory has one address for both sides, and the device is one where the host may
+// use it at any time, checked when this was made.
+unsafe impl HostAccessible for ManagedAlloc {
+    fn host_pointer(&self, block: &DeviceBlock) -> NonNull<u8> {
+        let pointer = std::ptr::with_exposed_provenance_mut(block.address() as usize);
+        NonNull::new(pointer).unwrap_or(NonNull::dangling())
+    }
+}
+
+// SAFETY: `cuMemAllocManaged` hands out memory that no work touches, and a block goes back to the
+// driver when its stream is complete. A block's token is its address, or in the map.
+unsafe impl HostComplete for ManagedAlloc {
+    unsafe fn block_at(&self, pointer: NonNull<u8>, layout: DeviceLayout) -> DeviceBlock {
+        let address = pointer.expose_provenance().get() as u64;
+        let base = self.state.moved.lock().get(&address).copied().unwrap_or(address);
+        DeviceBlock::new(address, layout.bytes(), base)
     }
 }

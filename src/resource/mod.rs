@@ -12,6 +12,7 @@ mod identity;
 mod managed;
 mod pool;
 mod registry;
+mod system;
 
 pub use crate::pool::Rung;
 pub use arena::{ArenaOptions, ArenaResource};
@@ -19,15 +20,16 @@ pub use binning::{BinningOptions, BinningResource};
 pub use block::DeviceBlock;
 pub use callback::CallbackResource;
 pub use cuda::CudaResource;
-pub use driver_pool::AsyncResource;
+pub use driver_pool::{AsyncOptions, AsyncResource, AsyncStatistics};
 pub use fixed_size::{FixedSizeOptions, FixedSizeResource};
 pub use identity::ResourceId;
-pub use managed::ManagedResource;
+pub use managed::{ManagedAlloc, ManagedOptions, ManagedResource};
 pub use pool::{MissPolicy, PoolOptions, PoolResource, PoolStatistics};
 pub use registry::{
     current_device_resource, current_pinned_resource, reset_current_device_resource,
     reset_current_pinned_resource, set_current_device_resource, set_current_pinned_resource,
 };
+pub use system::{SystemOptions, SystemResource};
 
 pub(crate) use registry::pinned_generation;
 
@@ -52,6 +54,21 @@ use std::ptr::NonNull;
 /// takes it back as soon as the work that `stream` was given before has run. Neither waits for the
 /// device unless the resource's own documentation says so. Resources compose: an adaptor is a
 /// resource made of another. `Arc<R>` and `Arc<dyn DeviceResource>` are resources too.
+///
+/// # What compute-sanitizer sees
+///
+/// `memcheck` knows each allocation of the driver by its bounds, and nothing of what is cut from one:
+///
+/// | resource | what it is to `memcheck` |
+/// |---|---|
+/// | [`CudaResource`], [`ManagedResource`] | each block, to the byte |
+/// | [`AsyncResource`] | each block, to the byte, in stream order |
+/// | [`PinnedResource`](crate::PinnedResource) | each block, to its last page |
+/// | [`PoolResource`], [`PinnedPool`](crate::PinnedPool) | one large block for each of the upstream's: an access past a block's end, or after its free, is inside it and not seen |
+/// | [`SystemResource`] | nothing: it is the host's heap |
+/// | an adaptor | what its upstream is |
+///
+/// To look for such accesses, run with [`set_current_device_resource`] of a [`CudaResource`].
 ///
 /// # Safety
 ///

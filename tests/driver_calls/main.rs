@@ -8,6 +8,7 @@ mod capture;
 mod child;
 mod failures;
 mod interop;
+mod near;
 
 use allocator_api2::vec::Vec as AllocVec;
 use aquifer::sim::SimConfig;

@@ -3,8 +3,8 @@
 //! Results are numbers: a code that no header knew yet is an error without a name, not undefined
 //! behaviour. A function that the library lacks is an error too, when it is called.
 
-use crate::backend::DriverResult;
 use crate::backend::is_forked_child;
+use crate::backend::{DriverResult, PoolSpec};
 use crate::error::DriverError;
 use crate::sync::OnceLock;
 use std::ffi::{CStr, c_char, c_void};
@@ -17,6 +17,27 @@ pub(super) type Handle = u64;
 // `Handle` crosses the C interface in the place of pointers and `CUdeviceptr`. No driver for
 // 32-bit programs exists any more.
 const _: () = assert!(size_of::<Handle>() == size_of::<*mut c_void>());
+
+/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
+pub(super) const POSIX_FILE_DESCRIPTOR: u32 = 1;
+
+/// `CUmemLocation`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct MemLocation {
+    pub(super) kind: u32,
+    pub(super) id: i32,
+}
+
+impl MemLocation {
+    pub(super) fn device(ordinal: i32) -> Self {
+        Self { kind: 1, id: ordinal }
+    }
+
+    pub(super) fn host() -> Self {
+        Self { kind: 2, id: 0 }
+    }
+}
 
 /// `CUmemPoolProps`, of 88 bytes in every version: what later ones added took reserved bytes.
 #[repr(C)]
@@ -32,13 +53,15 @@ pub(super) struct PoolProps {
 const _: () = assert!(size_of::<PoolProps>() == 88);
 
 impl PoolProps {
-    /// Memory of one device, for this process alone.
-    pub(super) fn on_device(ordinal: i32) -> Self {
+    /// Memory of one device, or managed memory that is best there; for this process alone unless
+    /// it is shareable.
+    pub(super) fn on_device(ordinal: i32, spec: PoolSpec) -> Self {
         const PINNED: u32 = 1;
+        const MANAGED: u32 = 2;
         const DEVICE: u32 = 1;
         Self {
-            allocation_type: PINNED,
-            handle_types: 0,
+            allocation_type: if spec.managed { MANAGED } else { PINNED },
+            handle_types: if spec.shareable { POSIX_FILE_DESCRIPTOR } else { 0 },
             location_type: DEVICE,
             location_id: ordinal,
             reserved: [0; 9],
@@ -111,9 +134,20 @@ driver_functions! {
     mem_alloc = cuMemAlloc_v2(address: *mut u64, bytes: usize);
     mem_alloc_managed = cuMemAllocManaged(address: *mut u64, bytes: usize, flags: u32);
     mem_free = cuMemFree_v2(address: u64);
+    mem_advise_1 = cuMemAdvise(address: u64, bytes: usize, advice: u32, device: i32);
+    mem_advise_2 = cuMemAdvise_v2(address: u64, bytes: usize, advice: u32, location: MemLocation);
+    mem_prefetch_1 =
+        cuMemPrefetchAsync(address: u64, bytes: usize, device: i32, stream: Handle);
+    mem_prefetch_2 = cuMemPrefetchAsync_v2(
+        address: u64, bytes: usize, location: MemLocation, flags: u32, stream: Handle);
     mem_pool_create = cuMemPoolCreate(pool: *mut Handle, props: *const PoolProps);
     mem_pool_set_attribute =
         cuMemPoolSetAttribute(pool: Handle, attribute: u32, value: *mut c_void);
+    mem_pool_get_attribute =
+        cuMemPoolGetAttribute(pool: Handle, attribute: u32, value: *mut c_void);
+    mem_pool_export = cuMemPoolExportToShareableHandle(
+        handle: *mut c_void, pool: Handle, kind: u32, flags: u64);
+    device_get_default_pool = cuDeviceGetDefaultMemPool(pool: *mut Handle, device: i32);
     mem_pool_trim_to = cuMemPoolTrimTo(pool: Handle, keep: usize);
     mem_pool_destroy = cuMemPoolDestroy(pool: Handle);
     mem_alloc_from_pool_async =

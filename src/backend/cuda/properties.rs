@@ -8,6 +8,7 @@ const CAN_MAP_HOST_MEMORY: u32 = 19;
 const COMPUTE_CAPABILITY_MAJOR: u32 = 75;
 const COMPUTE_CAPABILITY_MINOR: u32 = 76;
 const MANAGED_MEMORY: u32 = 83;
+const PAGEABLE_MEMORY_ACCESS: u32 = 88;
 const CONCURRENT_MANAGED_ACCESS: u32 = 89;
 const HOST_REGISTER_SUPPORTED: u32 = 99;
 const VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: u32 = 102;
@@ -47,6 +48,7 @@ pub(super) fn properties(library: &Library, device: i32) -> DriverResult<DeviceP
         driver_version,
         managed_memory: flag(MANAGED_MEMORY),
         concurrent_managed_access: flag(CONCURRENT_MANAGED_ACCESS),
+        pageable_memory_access: flag(PAGEABLE_MEMORY_ACCESS),
         memory_pools: flag(MEMORY_POOLS_SUPPORTED),
         map_host_memory: flag(CAN_MAP_HOST_MEMORY),
         host_register: flag(HOST_REGISTER_SUPPORTED),

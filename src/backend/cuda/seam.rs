@@ -3,12 +3,14 @@
 use super::driver::CudaDriver;
 use super::graph;
 use super::launch::launch;
-use super::library::PoolProps;
+#[cfg(unix)]
+use super::library::POSIX_FILE_DESCRIPTOR;
+use super::library::{MemLocation, PoolProps};
 use super::open::code_of;
 use crate::backend::{
     BackendKind, CaptureStatus, DeviceAddress, DeviceProperties, Driver, DriverResult, FillWord,
-    HostFlags, Kernel, LaunchConfig, MemoryInfo, NewStream, RawArg, RawEvent, RawGraph, RawPool,
-    RawStream, StreamKeeper,
+    HostFlags, Kernel, LaunchConfig, MemoryInfo, NewStream, PoolAttribute, PoolSpec, PreferredHome,
+    RawArg, RawEvent, RawGraph, RawPool, RawStream, StreamKeeper,
 };
 use crate::error::DriverError;
 use std::any::Any;
@@ -74,28 +76,117 @@ unsafe impl Driver for CudaDriver {
         Ok(address)
     }
 
-    fn pool_create(&self, release_threshold: u64) -> DriverResult<RawPool> {
-        const RELEASE_THRESHOLD: u32 = 4;
+    unsafe fn prefetch(
+        &self,
+        address: DeviceAddress,
+        bytes: usize,
+        stream: RawStream,
+    ) -> DriverResult<()> {
+        let _current = self.current()?;
+        let device = self.context().cu_device();
+        let to = MemLocation::device(device);
+        // SAFETY: the caller's contract.
+        match unsafe { self.library.mem_prefetch_2(address, bytes, to, 0, stream.0) } {
+            // CUDA 12.1 and before have the former shape alone.
+            Err(error) if error.code() == DriverError::MISSING_SYMBOL => {
+                // SAFETY: as above.
+                unsafe { self.library.mem_prefetch_1(address, bytes, device, stream.0) }
+            }
+            done => done,
+        }
+    }
+
+    unsafe fn advise(
+        &self,
+        address: DeviceAddress,
+        bytes: usize,
+        home: PreferredHome,
+    ) -> DriverResult<()> {
+        const SET_PREFERRED_LOCATION: u32 = 3;
+        const UNSET_PREFERRED_LOCATION: u32 = 4;
+        const HOST: i32 = -1;
         let _guards = self.relaxed()?;
-        let props = PoolProps::on_device(self.context().cu_device());
+        let device = self.context().cu_device();
+        let (advice, location, former) = match home {
+            PreferredHome::Device => (SET_PREFERRED_LOCATION, MemLocation::device(device), device),
+            PreferredHome::Host => (SET_PREFERRED_LOCATION, MemLocation::host(), HOST),
+            PreferredHome::Any => (UNSET_PREFERRED_LOCATION, MemLocation::device(device), device),
+        };
+        // SAFETY: the caller's contract.
+        match unsafe { self.library.mem_advise_2(address, bytes, advice, location) } {
+            // CUDA 12.1 and before have the former shape alone.
+            Err(error) if error.code() == DriverError::MISSING_SYMBOL => {
+                // SAFETY: as above.
+                unsafe { self.library.mem_advise_1(address, bytes, advice, former) }
+            }
+            done => done,
+        }
+    }
+
+    unsafe fn pageable_attach(&self, _pointer: NonNull<u8>, _bytes: usize) -> DriverResult<()> {
+        Ok(())
+    }
+
+    unsafe fn pageable_detach(&self, _pointer: NonNull<u8>) -> DriverResult<()> {
+        Ok(())
+    }
+
+    fn pool_create(&self, spec: PoolSpec) -> DriverResult<RawPool> {
+        let _guards = self.relaxed()?;
+        let props = PoolProps::on_device(self.context().cu_device(), spec);
         let mut pool = 0;
         // SAFETY: `pool` is writable and `props` readable for the call.
         unsafe { self.library.mem_pool_create(&raw mut pool, &raw const props) }?;
-        let mut threshold = release_threshold;
-        // SAFETY: the pool was made above; this attribute is a `cuuint64_t`.
-        let set = unsafe {
-            self.library.mem_pool_set_attribute(
-                pool,
-                RELEASE_THRESHOLD,
-                (&raw mut threshold).cast(),
-            )
-        };
+        let pool = RawPool(pool);
+        let set = self.pool_set(pool, PoolAttribute::ReleaseThreshold, spec.release_threshold);
         if let Err(error) = set {
             // SAFETY: nobody else has seen the pool.
-            let _ = unsafe { self.library.mem_pool_destroy(pool) };
+            let _ = unsafe { self.library.mem_pool_destroy(pool.0) };
             return Err(error);
         }
+        Ok(pool)
+    }
+
+    fn pool_default(&self) -> DriverResult<RawPool> {
+        let _guards = self.relaxed()?;
+        let mut pool = 0;
+        // SAFETY: `pool` is writable for the call.
+        unsafe { self.library.device_get_default_pool(&raw mut pool, self.context().cu_device()) }?;
         Ok(RawPool(pool))
+    }
+
+    fn pool_get(&self, pool: RawPool, attribute: PoolAttribute) -> DriverResult<u64> {
+        let _guards = self.relaxed()?;
+        // A switch is an `int`: its low half, on every machine that CUDA runs on.
+        let mut value = 0_u64;
+        // SAFETY: `value` is writable for the call, and as wide as any of these attributes.
+        unsafe {
+            let to = (&raw mut value).cast();
+            self.library.mem_pool_get_attribute(pool.0, attribute as u32, to)
+        }?;
+        Ok(value)
+    }
+
+    fn pool_set(&self, pool: RawPool, attribute: PoolAttribute, value: u64) -> DriverResult<()> {
+        let _guards = self.relaxed()?;
+        let mut value = value;
+        // SAFETY: `value` is readable for the call, and as wide as any of these attributes.
+        unsafe {
+            let from = (&raw mut value).cast();
+            self.library.mem_pool_set_attribute(pool.0, attribute as u32, from)
+        }
+    }
+
+    #[cfg(unix)]
+    fn pool_export(&self, pool: RawPool) -> DriverResult<i32> {
+        let _guards = self.relaxed()?;
+        let mut descriptor = -1_i32;
+        // SAFETY: a handle of this kind is an `int`, and `descriptor` is writable for the call.
+        unsafe {
+            let to = (&raw mut descriptor).cast();
+            self.library.mem_pool_export(to, pool.0, POSIX_FILE_DESCRIPTOR, 0)
+        }?;
+        Ok(descriptor)
     }
 
     unsafe fn pool_destroy(&self, pool: RawPool) -> DriverResult<()> {

@@ -280,8 +280,12 @@ fn failures_are_typed_and_leave_the_stack_alone() {
         let failing: &[(&str, Call<'_>)] = &[
             ("cuMemAlloc_v2", &|| driver.mem_alloc(64).map(drop)),
             ("cuMemAllocManaged", &|| driver.mem_alloc_managed(64).map(drop)),
-            ("cuMemPoolCreate", &|| driver.pool_create(0).map(drop)),
-            ("cuMemPoolSetAttribute", &|| driver.pool_create(0).map(drop)),
+            ("cuMemPoolCreate", &|| {
+                driver.pool_create(crate::backend::PoolSpec::keeping(0)).map(drop)
+            }),
+            ("cuMemPoolSetAttribute", &|| {
+                driver.pool_create(crate::backend::PoolSpec::keeping(0)).map(drop)
+            }),
             ("cuMemHostAlloc", &|| driver.host_alloc(64, none).map(drop)),
             ("cuMemGetInfo_v2", &|| driver.memory_info().map(drop)),
             ("cuStreamCreate", &|| {

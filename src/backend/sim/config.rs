@@ -34,6 +34,7 @@ pub struct SimConfig {
     pub(super) name: String,
     pub(super) ordinal: usize,
     pub(super) managed_memory: bool,
+    pub(super) pageable_memory_access: bool,
     pub(super) memory_pools: bool,
     pub(super) host_mapping: bool,
     pub(super) host_register: bool,
@@ -50,6 +51,7 @@ impl Default for SimConfig {
             name: String::from("simulated device"),
             ordinal: 0,
             managed_memory: true,
+            pageable_memory_access: true,
             memory_pools: true,
             host_mapping: true,
             host_register: true,
@@ -100,6 +102,13 @@ impl SimConfig {
     #[must_use]
     pub fn without_managed_memory(mut self) -> Self {
         self.managed_memory = false;
+        self
+    }
+
+    /// A device whose kernels do not reach ordinary host memory, as most are.
+    #[must_use]
+    pub fn without_pageable_memory_access(mut self) -> Self {
+        self.pageable_memory_access = false;
         self
     }
 

@@ -7,11 +7,11 @@ use super::random::Random;
 use super::simulator::Simulator;
 use super::table::Kind;
 use super::world::{Device, Held, NOT_PERMITTED, WORLD, world};
-use super::{capture, enqueue, graph, memory, order, schedule};
+use super::{capture, enqueue, graph, managed, memory, order, pool, schedule};
 use crate::backend::{
     BackendKind, CaptureStatus, DeviceAddress, DeviceProperties, Driver, DriverResult, FillWord,
-    HostFlags, Kernel, LaunchConfig, MemoryInfo, NewStream, RawArg, RawEvent, RawGraph, RawPool,
-    RawStream, StreamKeeper, is_forked_child,
+    HostFlags, Kernel, LaunchConfig, MemoryInfo, NewStream, PoolAttribute, PoolSpec, PreferredHome,
+    RawArg, RawEvent, RawGraph, RawPool, RawStream, StreamKeeper, is_forked_child,
 };
 use crate::error::DriverError;
 use crate::sync::Arc;
@@ -38,6 +38,7 @@ impl SimDriver {
             driver_version: 0,
             managed_memory: config.managed_memory,
             concurrent_managed_access: config.managed_memory,
+            pageable_memory_access: config.pageable_memory_access,
             memory_pools: config.memory_pools,
             map_host_memory: config.host_mapping,
             host_register: config.host_register,
@@ -58,6 +59,7 @@ impl SimDriver {
                 used: 0,
                 pending_frees: 0,
                 dry: 0,
+                default_pool: None,
                 next_address: 0,
                 last_address: 0,
             };
@@ -119,6 +121,26 @@ impl SimDriver {
         body(&mut held, &self.ledger)
     }
 
+    /// What a driver is not called for.
+    fn uncounted<T>(
+        &self,
+        name: &'static str,
+        body: impl FnOnce(&mut Held, &Ledger) -> DriverResult<T>,
+    ) -> DriverResult<T> {
+        if is_forked_child() {
+            return Err(DriverError::new(name, DriverError::FORKED));
+        }
+        let result = {
+            let mut held = world();
+            self.ledger.alive(name).and_then(|()| match held.is_running_here() {
+                true => Err(DriverError::new(name, NOT_PERMITTED)),
+                false => body(&mut held, &self.ledger),
+            })
+        };
+        self.ledger.tell();
+        result
+    }
+
     fn end_capture(&self, stream: RawStream) -> DriverResult<Recorded> {
         let call = "cuStreamEndCapture";
         self.call(call, |held, ledger| {
@@ -158,7 +180,7 @@ impl Drop for SimDriver {
         held.devices.remove(&id);
         held.streams.retain(|_, stream| stream.device != id);
         held.events.retain(|_, event| event.device != id);
-        held.pools.retain(|_, device| *device != id);
+        held.pools.retain(|_, pool| pool.device != id);
         graph::close(&mut held, id);
         held.threads.retain(|(device, _), _| *device != id);
         capture::close(&mut held, id);
@@ -224,14 +246,68 @@ unsafe impl Driver for SimDriver {
         })
     }
 
-    fn pool_create(&self, _release_threshold: u64) -> DriverResult<RawPool> {
+    unsafe fn prefetch(
+        &self,
+        address: DeviceAddress,
+        bytes: usize,
+        stream: RawStream,
+    ) -> DriverResult<()> {
+        self.call("cuMemPrefetchAsync", |held, ledger| {
+            managed::prefetch(held, ledger, address, bytes, stream)
+        })
+    }
+
+    unsafe fn advise(
+        &self,
+        address: DeviceAddress,
+        bytes: usize,
+        _home: PreferredHome,
+    ) -> DriverResult<()> {
+        self.call("cuMemAdvise", |held, ledger| managed::advise(held, ledger, address, bytes))
+    }
+
+    unsafe fn pageable_attach(&self, pointer: NonNull<u8>, bytes: usize) -> DriverResult<()> {
+        let name = "pageable memory";
+        self.uncounted(name, |held, ledger| {
+            self.needs(ledger.config.pageable_memory_access, name)?;
+            memory::attach(held, ledger, name, pointer, bytes)
+        })
+    }
+
+    unsafe fn pageable_detach(&self, pointer: NonNull<u8>) -> DriverResult<()> {
+        let name = "pageable memory";
+        self.uncounted(name, |held, ledger| memory::detach(held, ledger, name, pointer))
+    }
+
+    fn pool_create(&self, spec: PoolSpec) -> DriverResult<RawPool> {
         let call = "cuMemPoolCreate";
         self.call(call, |held, ledger| {
             self.needs(ledger.config.memory_pools, call)?;
-            let id = held.handle();
-            held.pools.insert(id, ledger.device);
-            Ok(RawPool(id))
+            pool::create(held, ledger, call, spec)
         })
+    }
+
+    fn pool_default(&self) -> DriverResult<RawPool> {
+        let call = "cuDeviceGetDefaultMemPool";
+        self.call(call, |held, ledger| {
+            self.needs(ledger.config.memory_pools, call)?;
+            pool::default(held, ledger, call)
+        })
+    }
+
+    fn pool_get(&self, pool: RawPool, attribute: PoolAttribute) -> DriverResult<u64> {
+        let call = "cuMemPoolGetAttribute";
+        self.call(call, |held, ledger| pool::get(held, ledger, call, pool, attribute))
+    }
+
+    fn pool_set(&self, pool: RawPool, attribute: PoolAttribute, value: u64) -> DriverResult<()> {
+        let call = "cuMemPoolSetAttribute";
+        self.call(call, |held, ledger| pool::set(held, ledger, call, pool, attribute, value))
+    }
+
+    #[cfg(unix)]
+    fn pool_export(&self, _pool: RawPool) -> DriverResult<i32> {
+        self.needs(false, "cuMemPoolExportToShareableHandle").map(|()| -1)
     }
 
     unsafe fn pool_destroy(&self, pool: RawPool) -> DriverResult<()> {

@@ -130,7 +130,7 @@ pub(super) fn own_pool(
     pool: RawPool,
 ) -> DriverResult<()> {
     match state.pools.get(&pool.0) {
-        Some(device) if *device == ledger.device => Ok(()),
+        Some(pool) if pool.device == ledger.device => Ok(()),
         _ => Err(DriverError::new(call, DriverError::INVALID_HANDLE)),
     }
 }
@@ -149,7 +149,10 @@ pub(super) fn allocate_async(
     capture::forbid(held, id, call)?;
     own_pool(held, ledger, call, pool)?;
     // The stamp is taken after the room: waiting for it lets others enqueue on this stream.
-    let address = allocate(held, ledger, call, bytes, Kind::Pool, None)?;
+    let address = allocate(held, ledger, call, bytes, Kind::Pool(pool.0), None)?;
+    if let Some(pool) = held.pools.get_mut(&pool.0) {
+        pool.hand_out(bytes as u64);
+    }
     let (name, tick) = (OpName::on(call, id), held.tick(id));
     let op = Op { name, tick, work: Work::Nothing, holds: Vec::new(), watched: None };
     held.push(id, op);
@@ -245,7 +248,7 @@ pub(super) fn free_async(
     let id = held.stream(ledger, call, stream)?;
     capture::forbid(held, id, call)?;
     let name = OpName::on(call, id);
-    find(held, ledger, name, address, |kind| kind == Kind::Pool)?;
+    find(held, ledger, name, address, |kind| matches!(kind, Kind::Pool(_)))?;
     let Some(block) = held.table.bury(address, name) else { return invalid(call) };
     if let Some(stream) = held.streams.get(&id) {
         let ordered = |former: &Stamp| {
@@ -268,7 +271,8 @@ pub(super) fn free_async(
         host_visible: false,
     };
     let tick = held.tick(id);
-    let work = Work::Free { bytes: block.bytes };
+    let pool = if let Kind::Pool(pool) = block.kind { pool } else { 0 };
+    let work = Work::Free { bytes: block.bytes, pool };
     held.push(id, Op { name, tick, work, holds: vec![hold], watched: None });
     Ok(())
 }
@@ -362,6 +366,34 @@ pub(super) fn unregister(
         }
         None => return Err(DriverError::new(name.call, NOT_REGISTERED)),
     }
+    free_now(held, ledger, name, address);
+    Ok(())
+}
+
+/// Makes ordinary memory of the host known to the device, at its own address.
+pub(super) fn attach(
+    held: &mut Held,
+    ledger: &Ledger,
+    name: &'static str,
+    pointer: NonNull<u8>,
+    bytes: usize,
+) -> DriverResult<()> {
+    if bytes == 0 || held.table.is_taken(pointer.as_ptr() as u64, bytes as u64) {
+        return invalid(name);
+    }
+    lock(held, ledger, pointer, bytes, Kind::Pageable, Backing::registered(pointer));
+    Ok(())
+}
+
+/// Takes such memory from the device again: all that uses it has to be complete.
+pub(super) fn detach(
+    held: &mut Held,
+    ledger: &Ledger,
+    name: &'static str,
+    pointer: NonNull<u8>,
+) -> DriverResult<()> {
+    let (name, address) = (OpName::call(name), pointer.as_ptr() as u64);
+    find(held, ledger, name, address, |kind| kind == Kind::Pageable)?;
     free_now(held, ledger, name, address);
     Ok(())
 }

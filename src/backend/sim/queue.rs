@@ -67,9 +67,10 @@ pub(super) enum Work {
     },
     Record(Arc<Mark>),
     Wait(Arc<Mark>),
-    /// Gives the bytes of a block back to the device.
+    /// Gives the bytes of a block back to its pool and the device.
     Free {
         bytes: u64,
+        pool: u64,
     },
 }
 

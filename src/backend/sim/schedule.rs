@@ -140,7 +140,10 @@ fn run(held: &mut Held, id: u64) {
 fn retire(state: &mut State, device: u64, op: &Op) {
     match &op.work {
         Work::Record(mark) => mark.pass(),
-        Work::Free { bytes } => {
+        Work::Free { bytes, pool } => {
+            if let Some(pool) = state.pools.get_mut(pool) {
+                pool.take_back(*bytes);
+            }
             if let Some(device) = state.devices.get_mut(&device) {
                 device.used = device.used.saturating_sub(*bytes);
                 device.pending_frees = device.pending_frees.saturating_sub(1);

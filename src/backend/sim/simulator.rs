@@ -77,9 +77,10 @@ impl Simulator {
 
     /// The driver calls that the device counts, and that can be made to fail: plain names, as in
     /// CUDA's manual.
-    pub const CALLS: [&'static str; 36] = [
+    pub const CALLS: [&'static str; 41] = [
         "cuCtxRecordEvent",
         "cuCtxSynchronize",
+        "cuDeviceGetDefaultMemPool",
         "cuEventCreate",
         "cuEventDestroy",
         "cuEventQuery",
@@ -89,6 +90,7 @@ impl Simulator {
         "cuGraphInstantiate",
         "cuGraphLaunch",
         "cuLaunchKernel",
+        "cuMemAdvise",
         "cuMemAlloc",
         "cuMemAllocFromPoolAsync",
         "cuMemAllocManaged",
@@ -102,7 +104,10 @@ impl Simulator {
         "cuMemHostUnregister",
         "cuMemPoolCreate",
         "cuMemPoolDestroy",
+        "cuMemPoolGetAttribute",
+        "cuMemPoolSetAttribute",
         "cuMemPoolTrimTo",
+        "cuMemPrefetchAsync",
         "cuMemcpyDtoDAsync",
         "cuMemcpyDtoHAsync",
         "cuMemcpyHtoDAsync",
@@ -157,6 +162,12 @@ impl Simulator {
     /// Blocks of page-locked host memory that are allocated and not freed.
     pub fn host_blocks(&self) -> usize {
         self.blocks(|kind| matches!(kind, Kind::Host(_))).0
+    }
+
+    /// Blocks of ordinary host memory that the device reaches, of a
+    /// [`SystemResource`](crate::SystemResource), that are not freed.
+    pub fn pageable_blocks(&self) -> usize {
+        self.blocks(|kind| kind == Kind::Pageable).0
     }
 
     /// Ranges of host memory that are registered.

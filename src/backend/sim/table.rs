@@ -21,21 +21,24 @@ pub(super) const ADDRESS_RANGE: u64 = 1 << 42;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Device,
-    Pool,
+    /// Of the pool with this number.
+    Pool(u64),
     Managed,
     Host(HostFlags),
     Registered(HostFlags),
+    /// Ordinary memory of the host, which its device reaches.
+    Pageable,
 }
 
 impl Kind {
     /// The host can touch it without saying so.
     pub(super) fn is_host_visible(self) -> bool {
-        !matches!(self, Self::Device | Self::Pool)
+        !matches!(self, Self::Device | Self::Pool(_))
     }
 
     /// It counts against the device's capacity.
     pub(super) fn is_device_memory(self) -> bool {
-        matches!(self, Self::Device | Self::Pool | Self::Managed)
+        matches!(self, Self::Device | Self::Pool(_) | Self::Managed)
     }
 }
 
@@ -55,7 +58,7 @@ impl Block {
     /// Whether operations of `device` can reach it by address.
     pub(super) fn reaches(&self, device: u64) -> bool {
         match self.kind {
-            Kind::Device | Kind::Pool => self.device == device,
+            Kind::Device | Kind::Pool(_) | Kind::Pageable => self.device == device,
             Kind::Managed => true,
             Kind::Host(flags) | Kind::Registered(flags) => {
                 flags.mapped && (flags.portable || self.device == device)

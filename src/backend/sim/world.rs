@@ -8,6 +8,7 @@ use super::capture::Capture;
 use super::clock::{Clock, Stamp};
 use super::graph::Graph;
 use super::ledger::Ledger;
+use super::pool::Pool;
 use super::queue::{Event, Op, Stream, Work};
 use super::random::Random;
 use super::report::{OpName, Violation};
@@ -66,6 +67,8 @@ pub(super) struct Device {
     pub(super) pending_frees: usize,
     /// Event queries in a row that ran nothing.
     pub(super) dry: u32,
+    /// The device's own pool, once somebody asked for it.
+    pub(super) default_pool: Option<u64>,
     pub(super) next_address: u64,
     pub(super) last_address: u64,
 }
@@ -79,8 +82,8 @@ pub(super) struct State {
     pub(super) table: Table,
     pub(super) captures: HashMap<u64, Capture>,
     pub(super) graphs: HashMap<u64, Graph>,
-    /// Memory pools and their devices.
-    pub(super) pools: HashMap<u64, u64>,
+    /// Memory pools that are not destroyed.
+    pub(super) pools: HashMap<u64, Pool>,
     pub(super) threads: HashMap<(u64, ThreadId), u64>,
     pub(super) running: Vec<Running>,
 }

@@ -14,6 +14,7 @@ mod state;
 use state::*;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ffi::{CStr, c_char, c_void};
+use std::os::fd::IntoRawFd;
 use std::ptr::{copy, slice_from_raw_parts_mut};
 
 /// Defines exported functions. `[context]` ones need a current context.
@@ -220,9 +221,18 @@ exported! {
     {
         if known(stream) { release(address) } else { INVALID_HANDLE }
     }
+    cuMemAdvise[context](address: u64, bytes: usize, advice: u32, device: i32)
+        => "address={address:#x} bytes={bytes} advice={advice} device={device}" { 0 }
+    cuMemPrefetchAsync_v2[context](
+        address: u64, bytes: usize, location: u64, flags: u32, stream: u64)
+        => "address={address:#x} bytes={bytes} location={location:#x} flags={flags} stream={stream:#x}"
+    {
+        // A CUmemLocation of two words, in one register. Memory of any kind of ours moves.
+        if !state().blocks.contains_key(&address) { INVALID_VALUE } else { on(stream) }
+    }
     cuMemPoolCreate[context](pool: *mut u64, props: *const u32) => "" {
-        // allocType PINNED, no handle types, location DEVICE
-        if *props != 1 || *props.add(1) != 0 || *props.add(2) != 1 {
+        // allocType PINNED or MANAGED, no handle types or POSIX descriptors, location DEVICE
+        if !(1..=2).contains(&*props) || *props.add(1) > 1 || *props.add(2) != 1 {
             return INVALID_VALUE;
         }
         if (4..22).any(|word| *props.add(word) != 0) {
@@ -235,8 +245,33 @@ exported! {
         => "pool={pool:#x} attribute={attribute}"
     {
         note(format!("value={}", *value));
-        // CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
-        if attribute == 4 { on(pool) } else { INVALID_VALUE }
+        // The switches of reuse and CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
+        if !(1..=4).contains(&attribute) {
+            return INVALID_VALUE;
+        }
+        state().pool_settings.insert((pool, attribute), *value);
+        on(pool)
+    }
+    cuMemPoolGetAttribute(pool: u64, attribute: u32, value: *mut u64)
+        => "pool={pool:#x} attribute={attribute}"
+    {
+        // What was set; else a number that tells the attribute.
+        let set = state().pool_settings.get(&(pool, attribute)).copied();
+        *value = set.unwrap_or(1000 + u64::from(attribute));
+        on(pool)
+    }
+    cuMemPoolExportToShareableHandle(handle: *mut i32, pool: u64, kind: u32, flags: u64)
+        => "pool={pool:#x} kind={kind} flags={flags}"
+    {
+        if kind != 1 || flags != 0 {
+            return INVALID_VALUE;
+        }
+        *handle = std::fs::File::open("/dev/null").map_or(-1, |file| file.into_raw_fd());
+        on(pool)
+    }
+    cuDeviceGetDefaultMemPool(pool: *mut u64, device: i32) => "device={device}" {
+        *pool = 2;
+        0
     }
     cuMemPoolTrimTo(pool: u64, keep: usize) => "pool={pool:#x} keep={keep}" { on(pool) }
     cuMemPoolDestroy(pool: u64) => "pool={pool:#x}" { retire(pool) }

@@ -29,6 +29,8 @@ pub struct State {
     pub blocks: HashMap<u64, (usize, usize)>,
     /// Live streams, events, graphs, pools, modules; a handle is never used twice.
     pub handles: HashSet<u64>,
+    /// By pool and attribute.
+    pub pool_settings: HashMap<(u64, u32), u64>,
     pub modules: HashMap<u64, String>,
     pub capture: u32,
     /// Streams on which a capture began: 1 while it is whole, 2 once it is lost.

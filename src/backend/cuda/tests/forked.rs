@@ -19,7 +19,7 @@ fn every_call(driver: &CudaDriver) -> Vec<(&'static str, Result<(), DriverError>
             ("mem_alloc", driver.mem_alloc(1).map(drop)),
             ("mem_free", driver.mem_free(1)),
             ("mem_alloc_managed", driver.mem_alloc_managed(1).map(drop)),
-            ("pool_create", driver.pool_create(0).map(drop)),
+            ("pool_create", driver.pool_create(crate::backend::PoolSpec::keeping(0)).map(drop)),
             ("pool_destroy", driver.pool_destroy(pool)),
             ("pool_trim", driver.pool_trim(pool, 0)),
             ("mem_alloc_async", driver.mem_alloc_async(pool, 1, stream).map(drop)),

@@ -81,7 +81,7 @@ fn work_runs_on_a_gpu() {
         assert!(refused.contains(": error"), "the compiler's reason: {refused}");
 
         if driver.properties().memory_pools {
-            let pool = driver.pool_create(1 << 30).unwrap();
+            let pool = driver.pool_create(crate::backend::PoolSpec::keeping(1 << 30)).unwrap();
             let pooled = driver.mem_alloc_async(pool, bytes, raw).unwrap();
             driver.fill(pooled, 1, FillWord::U8(1), bytes, raw).unwrap();
             driver.mem_free_async(pooled, raw).unwrap();

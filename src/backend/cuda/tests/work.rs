@@ -12,7 +12,7 @@ fn memory_of_every_kind_comes_and_goes() {
         let driver = open();
         let info = driver.memory_info().unwrap();
         assert_eq!((info.free, info.total), (1 << 30, 2 << 30));
-        let pool = driver.pool_create(u64::MAX).unwrap();
+        let pool = driver.pool_create(crate::backend::PoolSpec::keeping(u64::MAX)).unwrap();
         assert!(log.take().contains(&format!("# value={}", u64::MAX)));
         let flags = HostFlags { portable: true, mapped: true, write_combined: true };
         let mapped = HostFlags { portable: false, mapped: true, write_combined: false };

@@ -239,7 +239,7 @@ fn a_bare_device_says_what_it_lacks() {
     let codes = unsafe {
         [
             driver.mem_alloc_managed(64).unwrap_err().code(),
-            driver.pool_create(0).unwrap_err().code(),
+            driver.pool_create(crate::backend::PoolSpec::keeping(0)).unwrap_err().code(),
             driver.pool_trim(RawPool(1), 0).unwrap_err().code(),
             driver.mem_alloc_async(RawPool(1), 64, stream).unwrap_err().code(),
             driver.mem_free_async(64, stream).unwrap_err().code(),

@@ -82,7 +82,7 @@ impl Rig {
     }
 
     fn pool(&self) -> RawPool {
-        self.driver.pool_create(0).unwrap()
+        self.driver.pool_create(crate::backend::PoolSpec::keeping(0)).unwrap()
     }
 
     fn pinned(&self, bytes: usize) -> NonNull<u8> {
