@@ -27,7 +27,10 @@ mod stream;
 mod sync;
 mod transfer;
 
-pub use adaptor::{AlignedAdaptor, LimitingAdaptor, OnStream};
+pub use adaptor::{
+    AlignedAdaptor, Failure, FailureCallbackAdaptor, FailureCallbackOptions, LimitingAdaptor,
+    OnStream,
+};
 pub use backend::sim;
 pub use backend::{
     Access, BackendKind, DeviceProperties, HostArgs, HostForm, Kernel, LaunchConfig, MemoryInfo,

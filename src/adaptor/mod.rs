@@ -1,9 +1,11 @@
 //! Resources made of another resource, and resources bound to more.
 
 mod aligned;
+mod failure_callback;
 mod limiting;
 mod on_stream;
 
 pub use aligned::AlignedAdaptor;
+pub use failure_callback::{Failure, FailureCallbackAdaptor, FailureCallbackOptions};
 pub use limiting::LimitingAdaptor;
 pub use on_stream::OnStream;
