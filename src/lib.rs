@@ -28,8 +28,8 @@ mod sync;
 mod transfer;
 
 pub use adaptor::{
-    AlignedAdaptor, Failure, FailureCallbackAdaptor, FailureCallbackOptions, LimitingAdaptor,
-    OnStream,
+    AlignedAdaptor, Counter, Counters, Failure, FailureCallbackAdaptor, FailureCallbackOptions,
+    LimitingAdaptor, OnStream, StatisticsAdaptor,
 };
 pub use backend::sim;
 pub use backend::{

@@ -4,8 +4,10 @@ mod aligned;
 mod failure_callback;
 mod limiting;
 mod on_stream;
+mod statistics;
 
 pub use aligned::AlignedAdaptor;
 pub use failure_callback::{Failure, FailureCallbackAdaptor, FailureCallbackOptions};
 pub use limiting::LimitingAdaptor;
 pub use on_stream::OnStream;
+pub use statistics::{Counter, Counters, StatisticsAdaptor};
