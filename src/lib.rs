@@ -27,7 +27,10 @@ mod stream;
 mod sync;
 mod transfer;
 
-pub use adaptor::{OnStream, PrefetchAdaptor};
+pub use adaptor::{
+    AlignedAdaptor, Counter, Counters, Failure, FailureCallbackAdaptor, FailureCallbackOptions,
+    LimitingAdaptor, OnStream, PrefetchAdaptor, StatisticsAdaptor,
+};
 pub use backend::sim;
 pub use backend::{
     Access, BackendKind, DeviceProperties, HostArgs, HostForm, Kernel, LaunchConfig, MemoryInfo,

@@ -1,7 +1,15 @@
 //! Resources made of another resource, and resources bound to more.
 
+mod aligned;
+mod failure_callback;
+mod limiting;
 mod on_stream;
 mod prefetch;
+mod statistics;
 
+pub use aligned::AlignedAdaptor;
+pub use failure_callback::{Failure, FailureCallbackAdaptor, FailureCallbackOptions};
+pub use limiting::LimitingAdaptor;
 pub use on_stream::OnStream;
 pub use prefetch::PrefetchAdaptor;
+pub use statistics::{Counter, Counters, StatisticsAdaptor};

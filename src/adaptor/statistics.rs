@@ -1,0 +1,245 @@
+//! A resource that counts what passes through it.
+
+mod counts;
+mod scopes;
+
+use crate::device::Device;
+use crate::error::{Error, ErrorKind, Result};
+use crate::layout::DeviceLayout;
+use crate::resource::{DeviceBlock, DeviceResource, HostAccessible, ResourceId};
+use crate::stream::Stream;
+use crate::sync::{Arc, CachePadded};
+use counts::Counts;
+use scopes::Scopes;
+use std::fmt;
+use std::ptr::NonNull;
+
+/// A number that allocations raise and frees lower: RMM's `statistics_resource_adaptor::counter`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Counter {
+    /// What it is now. Below zero where more was freed than allocated, of blocks that were allocated
+    /// before or elsewhere.
+    pub current: i64,
+    /// The most that it was, at least 0.
+    pub peak: i64,
+    /// All allocations, whatever was freed.
+    pub total: i64,
+}
+
+/// Counters of bytes and of blocks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Counters {
+    /// Bytes, of the size that blocks have.
+    pub bytes: Counter,
+    /// Blocks.
+    pub allocations: Counter,
+}
+
+impl Counter {
+    fn change(&mut self, by: i64, blocks: i64) {
+        self.current = self.current.wrapping_add(by);
+        if blocks > 0 {
+            self.peak = self.peak.max(self.current);
+            self.total = self.total.wrapping_add(by);
+        }
+    }
+
+    /// Adds what happened after this.
+    fn fold(&mut self, later: &Self) {
+        self.peak = self.peak.max(self.current.wrapping_add(later.peak));
+        self.current = self.current.wrapping_add(later.current);
+        self.total = self.total.wrapping_add(later.total);
+    }
+}
+
+impl Counters {
+    fn change(&mut self, bytes: i64, blocks: i64) {
+        self.bytes.change(bytes, blocks);
+        self.allocations.change(blocks, blocks);
+    }
+
+    fn fold(&mut self, later: &Self) {
+        self.bytes.fold(&later.bytes);
+        self.allocations.fold(&later.allocations);
+    }
+}
+
+/// A resource that counts bytes and blocks, what they are, were at most and are in sum: RMM's
+/// `statistics_resource_adaptor`.
+///
+/// [`counters`](Self::counters) are those of all threads and exact: each peak is the most that the
+/// counter was between two of its changes. A block counts from when upstream returned it until
+/// [`deallocate`](DeviceResource::deallocate) begins, with the [bytes that it
+/// has](DeviceBlock::bytes). Empty blocks, which need no memory and no free, do not count.
+///
+/// A thread opens a scope of its own with [`push_counters`](Self::push_counters) and ends it with
+/// [`pop_counters`](Self::pop_counters). It counts the calls of that thread alone, whoever allocated
+/// what it frees.
+///
+/// While only one thread allocates and frees, counting takes no locked instruction; the first call of
+/// a second thread waits about a microsecond once, and every call pays for atomic additions from
+/// then on.
+///
+/// RMM takes one lock a call, and its stack of counters is one for all threads, so that the scopes of
+/// two threads mix.
+///
+/// ```
+/// use aquifer::{CudaResource, Device, DeviceVec, StatisticsAdaptor};
+/// use std::sync::Arc;
+///
+/// let device = Device::detect()?;
+/// let stream = device.new_stream()?;
+/// let counted = Arc::new(StatisticsAdaptor::new(CudaResource::new(&device)));
+/// let kept = DeviceVec::<u8>::zeroed_in(&stream, 1000, counted.clone())?;
+/// counted.push_counters()?;
+/// drop(DeviceVec::<u8>::zeroed_in(&stream, 500, counted.clone())?);
+/// let scope = counted.pop_counters()?;
+/// assert_eq!((scope.bytes.current, scope.bytes.peak), (0, 500));
+/// let all = counted.counters();
+/// assert_eq!((all.bytes.current, all.bytes.peak, all.bytes.total), (1000, 1500, 1500));
+/// assert_eq!((all.allocations.current, all.allocations.total), (1, 2));
+/// # drop(kept);
+/// # Ok::<(), aquifer::Error>(())
+/// ```
+pub struct StatisticsAdaptor<U> {
+    state: Arc<State<U>>,
+}
+
+struct State<U> {
+    upstream: U,
+    scopes: Scopes,
+    counts: CachePadded<Counts>,
+}
+
+impl<U> Clone for StatisticsAdaptor<U> {
+    fn clone(&self) -> Self {
+        Self { state: self.state.clone() }
+    }
+}
+
+impl<U> PartialEq for StatisticsAdaptor<U> {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.state, &other.state)
+    }
+}
+
+impl<U> Eq for StatisticsAdaptor<U> {}
+
+impl<U: fmt::Debug> fmt::Debug for StatisticsAdaptor<U> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StatisticsAdaptor")
+            .field("upstream", &self.state.upstream)
+            .field("counters", &self.counters())
+            .finish()
+    }
+}
+
+impl<U> StatisticsAdaptor<U> {
+    /// Counts what passes through to `upstream`, from zero.
+    pub fn new(upstream: U) -> Self {
+        let (scopes, counts) = Default::default();
+        Self { state: Arc::new(State { upstream, scopes, counts }) }
+    }
+
+    /// The resource whose use is counted.
+    pub fn upstream(&self) -> &U {
+        &self.state.upstream
+    }
+
+    /// The counters of all threads since the adaptor was made, whatever scopes are open. While other
+    /// threads allocate, a call of theirs may be in one number and not in another yet.
+    pub fn counters(&self) -> Counters {
+        self.state.counts.read()
+    }
+
+    /// Opens a scope of the calling thread, inside of those it has open: its counters start from
+    /// zero, and count this thread's calls. A scope that is open when its thread ends ends with it.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Unsupported`] if the thread is going away: it is in a destructor of a
+    /// thread-local value.
+    pub fn push_counters(&self) -> Result<()> {
+        if self.state.scopes.push() {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::Unsupported,
+            "a thread that ends cannot open a scope of counters",
+        ))
+    }
+
+    /// Ends the innermost scope of the calling thread and returns its counters. They count for the
+    /// scope around it too, as if it had been open alone: its peak is the larger of its own before,
+    /// and of what it was when this scope began plus this scope's.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::OutOfBounds`] if the thread has no scope open.
+    pub fn pop_counters(&self) -> Result<Counters> {
+        self.state.scopes.pop().ok_or_else(|| {
+            Error::new(ErrorKind::OutOfBounds, "this thread has no scope of counters open")
+                .advise("push_counters opens one, on the thread that pops it")
+        })
+    }
+
+    /// The counters of the innermost scope that the calling thread has open.
+    ///
+    /// ```
+    /// use aquifer::{CudaResource, Device, StatisticsAdaptor};
+    ///
+    /// let counted = StatisticsAdaptor::new(CudaResource::new(&Device::detect()?));
+    /// assert!(counted.scope_counters().is_none());
+    /// counted.push_counters()?;
+    /// assert_eq!(counted.scope_counters(), Some(counted.counters()));
+    /// # Ok::<(), aquifer::Error>(())
+    /// ```
+    pub fn scope_counters(&self) -> Option<Counters> {
+        self.state.scopes.innermost()
+    }
+}
+
+// SAFETY: every block is upstream's, of the layout asked, and goes back to it unchanged.
+unsafe impl<U: DeviceResource> DeviceResource for StatisticsAdaptor<U> {
+    fn device(&self) -> &Device {
+        self.state.upstream.device()
+    }
+
+    #[inline]
+    fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
+        let state = &*self.state;
+        let block = state.upstream.allocate(stream, layout)?;
+        if !block.is_empty() {
+            let bytes = block.bytes() as i64;
+            state.counts.add(bytes);
+            state.scopes.change(bytes, 1);
+        }
+        Ok(block)
+    }
+
+    fn identity(&self) -> ResourceId {
+        ResourceId::of_state::<Self, _>(Arc::as_ptr(&self.state))
+    }
+
+    #[inline]
+    unsafe fn deallocate(&self, stream: &Stream, block: DeviceBlock) {
+        let state = &*self.state;
+        if !block.is_empty() {
+            // First: upstream may hand the memory to another thread before it returns.
+            let bytes = block.bytes() as i64;
+            state.counts.subtract(bytes);
+            state.scopes.change(bytes.wrapping_neg(), -1);
+        }
+        // SAFETY: the block is upstream's; the caller vouches for the rest.
+        unsafe { state.upstream.deallocate(stream, block) }
+    }
+}
+
+// SAFETY: the blocks are upstream's, unchanged.
+unsafe impl<U: HostAccessible> HostAccessible for StatisticsAdaptor<U> {
+    fn host_pointer(&self, block: &DeviceBlock) -> NonNull<u8> {
+        self.state.upstream.host_pointer(block)
+    }
+}
