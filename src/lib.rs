@@ -28,8 +28,9 @@ mod sync;
 mod transfer;
 
 pub use adaptor::{
-    AlignedAdaptor, Counter, Counters, Failure, FailureCallbackAdaptor, FailureCallbackOptions,
-    LimitingAdaptor, OnStream, PrefetchAdaptor, StatisticsAdaptor,
+    AlignedAdaptor, Allocation, Counter, Counters, Failure, FailureCallbackAdaptor,
+    FailureCallbackOptions, LimitingAdaptor, OnStream, PrefetchAdaptor, StatisticsAdaptor,
+    TrackingAdaptor, TrackingOptions,
 };
 pub use backend::sim;
 pub use backend::{

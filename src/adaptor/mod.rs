@@ -5,7 +5,9 @@ mod failure_callback;
 mod limiting;
 mod on_stream;
 mod prefetch;
+mod shards;
 mod statistics;
+mod tracking;
 
 pub use aligned::AlignedAdaptor;
 pub use failure_callback::{Failure, FailureCallbackAdaptor, FailureCallbackOptions};
@@ -13,3 +15,4 @@ pub use limiting::LimitingAdaptor;
 pub use on_stream::OnStream;
 pub use prefetch::PrefetchAdaptor;
 pub use statistics::{Counter, Counters, StatisticsAdaptor};
+pub use tracking::{Allocation, TrackingAdaptor, TrackingOptions};

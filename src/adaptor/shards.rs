@@ -1,0 +1,51 @@
+//! A table by address, in pieces of one lock each.
+
+use crate::sync::CachePadded;
+use crate::sync::trusted::{Mutex, MutexGuard};
+use std::array;
+
+const COUNT: usize = 16;
+
+/// Tables that share the addresses among them, so that threads seldom meet at one lock.
+#[derive(Default)]
+pub(super) struct Shards<S> {
+    shards: [CachePadded<Mutex<S>>; COUNT],
+}
+
+impl<S> Shards<S> {
+    /// The table that an address belongs to.
+    pub(super) fn of(&self, address: u64) -> MutexGuard<'_, S> {
+        // Blocks start at multiples of 256 and often of much more: a product mixes the upper bits
+        // in, and its own upper ones are the best mixed.
+        let mixed = address.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.shards[(mixed >> 60) as usize % COUNT].lock()
+    }
+
+    /// All tables at one moment. Locked in one order, and nobody holds one while asking for another.
+    pub(super) fn all(&self) -> [MutexGuard<'_, S>; COUNT] {
+        array::from_fn(|index| self.shards[index].lock())
+    }
+
+    /// All tables, of an owner who shares them with nobody.
+    pub(super) fn all_mut(&mut self) -> impl Iterator<Item = &mut S> {
+        self.shards.iter_mut().map(|shard| shard.get_mut())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_are_spread() {
+        for stride in [256, 4096, 2 << 20, 64 << 20] {
+            let shards = Shards::<usize>::default();
+            for block in 0..1600_u64 {
+                *shards.of(0x7f00_0000_0000 + block * stride) += 1;
+            }
+            let counts = shards.all().map(|count| *count);
+            assert_eq!(counts.iter().sum::<usize>(), 1600);
+            assert!(counts.iter().all(|count| (20..400).contains(count)), "{stride}: {counts:?}");
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! One block that has not come back.
+
+use super::origin::origin;
+use crate::sync::Arc;
+use std::backtrace::Backtrace;
+use std::fmt;
+use std::thread::ThreadId;
+use std::time::Duration;
+
+/// An allocation that a [`TrackingAdaptor`](crate::TrackingAdaptor) has not seen freed.
+///
+/// RMM's is a size and a text of at most 64 frames; who asked for it, when and on which stream is
+/// lost there.
+///
+/// ```
+/// use aquifer::{CudaResource, Device, DeviceVec, TrackingAdaptor};
+/// use std::sync::Arc;
+///
+/// let device = Device::detect()?;
+/// let stream = device.new_stream()?;
+/// let tracking = TrackingAdaptor::new(CudaResource::new(&device));
+/// let vec = DeviceVec::<f32>::zeroed_in(&stream, 1000, Arc::new(tracking.clone()))?;
+/// let outstanding = tracking.outstanding();
+/// assert_eq!(outstanding[0].address(), vec.as_device_ptr());
+/// assert_eq!(outstanding[0].bytes(), 4000);
+/// assert_eq!(outstanding[0].stream_id(), stream.id());
+/// assert_eq!(outstanding[0].thread_id(), std::thread::current().id());
+/// # Ok::<(), aquifer::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Allocation {
+    pub(super) number: u64,
+    pub(super) address: u64,
+    pub(super) bytes: usize,
+    pub(super) stream: u64,
+    pub(super) thread: ThreadId,
+    pub(super) after: Duration,
+    pub(super) backtrace: Option<Arc<Backtrace>>,
+}
+
+impl Allocation {
+    /// The adaptor's number for it: how many it handed out before.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// The device's address of the first byte.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// The block's size in bytes: what was asked, or more.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The [number](crate::Stream::id) of the stream that it was allocated on.
+    pub fn stream_id(&self) -> u64 {
+        self.stream
+    }
+
+    /// The thread that allocated it.
+    pub fn thread_id(&self) -> ThreadId {
+        self.thread
+    }
+
+    /// When it was allocated, since the adaptor was made.
+    pub fn after(&self) -> Duration {
+        self.after
+    }
+
+    /// Who allocated it, if the adaptor captures backtraces.
+    pub fn backtrace(&self) -> Option<&Backtrace> {
+        self.backtrace.as_deref()
+    }
+
+    /// The line that wanted it, as `at FILE:LINE:COLUMN in FUNCTION`: the first frame of the backtrace
+    /// that is not of this crate or of the standard library. Reads debug information, which takes
+    /// milliseconds; without any it is the function alone. `None` without a backtrace.
+    pub fn origin(&self) -> Option<String> {
+        self.backtrace().and_then(origin)
+    }
+}
+
+/// One line: the size, the address, and where it comes from.
+impl fmt::Display for Allocation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} bytes at {:#x}, on stream {} by {:?}, after {:?}",
+            self.bytes, self.address, self.stream, self.thread, self.after
+        )?;
+        match self.origin() {
+            Some(origin) => write!(f, ", {origin}"),
+            None => Ok(()),
+        }
+    }
+}
