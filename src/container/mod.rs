@@ -2,6 +2,7 @@
 
 mod buffer;
 mod debts;
+mod device_scalar;
 mod device_vec;
 mod edit;
 mod fill;
@@ -10,6 +11,7 @@ mod launch;
 mod parts;
 mod view;
 
+pub use device_scalar::DeviceScalar;
 pub use device_vec::DeviceVec;
 pub use foreign::{On, OnMut, StreamRef};
 pub use launch::Launch;

@@ -290,18 +290,19 @@ impl<'a, T: Pod> DeviceSliceMut<'a, T> {
 
 mod sealed {
     pub trait Sealed {}
+    impl<T: bytemuck::Pod> Sealed for crate::container::DeviceScalar<T> {}
     impl<T: bytemuck::Pod> Sealed for crate::container::DeviceVec<T> {}
     impl<T: bytemuck::Pod> Sealed for super::DeviceSlice<'_, T> {}
     impl<T: bytemuck::Pod> Sealed for super::DeviceSliceMut<'_, T> {}
 }
 
-/// Device memory to read: a vector or a view of one.
+/// Device memory to read: a container or a view of one.
 pub trait DeviceRead<T: Pod>: sealed::Sealed {
     /// The whole of it, to read.
     fn as_device_slice(&self) -> DeviceSlice<'_, T>;
 }
 
-/// Device memory to write: a vector or a mutable view of one.
+/// Device memory to write: a container or a mutable view of one.
 pub trait DeviceWrite<T: Pod>: DeviceRead<T> {
     /// The whole of it, to read and write.
     fn as_device_slice_mut(&mut self) -> DeviceSliceMut<'_, T>;
