@@ -2,6 +2,7 @@
 
 mod buffer;
 mod debts;
+mod device_buffer;
 mod device_scalar;
 mod device_vec;
 mod edit;
@@ -11,6 +12,7 @@ mod launch;
 mod parts;
 mod view;
 
+pub use device_buffer::DeviceBuffer;
 pub use device_scalar::DeviceScalar;
 pub use device_vec::DeviceVec;
 pub use foreign::{On, OnMut, StreamRef};

@@ -100,6 +100,11 @@ impl<'a, T: Pod> DeviceSlice<'a, T> {
         self.place.debts
     }
 
+    /// The same memory as bytes: plain data has no others.
+    pub(super) fn as_bytes(&self) -> DeviceSlice<'a, u8> {
+        DeviceSlice { place: self.place, length: self.size_in_bytes(), elements: PhantomData }
+    }
+
     /// The bytes of the block that the view covers.
     pub(crate) fn byte_range(&self) -> Range<usize> {
         self.place.offset..self.place.offset + self.size_in_bytes()
@@ -290,6 +295,7 @@ impl<'a, T: Pod> DeviceSliceMut<'a, T> {
 
 mod sealed {
     pub trait Sealed {}
+    impl Sealed for crate::container::DeviceBuffer {}
     impl<T: bytemuck::Pod> Sealed for crate::container::DeviceScalar<T> {}
     impl<T: bytemuck::Pod> Sealed for crate::container::DeviceVec<T> {}
     impl<T: bytemuck::Pod> Sealed for super::DeviceSlice<'_, T> {}
