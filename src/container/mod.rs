@@ -2,6 +2,7 @@
 
 mod buffer;
 mod debts;
+mod device_box;
 mod device_buffer;
 mod device_scalar;
 mod device_vec;
@@ -12,6 +13,7 @@ mod launch;
 mod parts;
 mod view;
 
+pub use device_box::DeviceBox;
 pub use device_buffer::DeviceBuffer;
 pub use device_scalar::DeviceScalar;
 pub use device_vec::DeviceVec;

@@ -295,6 +295,7 @@ impl<'a, T: Pod> DeviceSliceMut<'a, T> {
 
 mod sealed {
     pub trait Sealed {}
+    impl<T: bytemuck::Pod> Sealed for crate::container::DeviceBox<[T]> {}
     impl Sealed for crate::container::DeviceBuffer {}
     impl<T: bytemuck::Pod> Sealed for crate::container::DeviceScalar<T> {}
     impl<T: bytemuck::Pod> Sealed for crate::container::DeviceVec<T> {}
