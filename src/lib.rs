@@ -37,8 +37,8 @@ pub use backend::{
     Access, BackendKind, DeviceProperties, HostArgs, HostForm, Kernel, LaunchConfig, MemoryInfo,
 };
 pub use container::{
-    DeviceRead, DeviceSlice, DeviceSliceMut, DeviceVec, DeviceVecParts, DeviceWrite, Launch, On,
-    OnMut, StreamRef,
+    DeviceBox, DeviceBuffer, DeviceRead, DeviceScalar, DeviceSlice, DeviceSliceMut, DeviceVec,
+    DeviceVecParts, DeviceWrite, Launch, On, OnMut, StreamRef,
 };
 pub use device::Device;
 pub use error::{DriverError, Error, ErrorKind, Refused, Result};

@@ -463,26 +463,29 @@ impl<T: Pod> DeviceVec<T> {
     /// has; [`ErrorKind::LengthMismatch`] if the bytes are no whole number of `U`s. The vector
     /// comes back with the error.
     pub fn cast<U: Pod>(self) -> Result<DeviceVec<U>, Refused<Self>> {
-        if let Err(error) = refuse_zero_sized::<U>() {
-            return Err(Refused::new(error, self));
+        match self.length_as::<U>() {
+            Ok(length) => Ok(DeviceVec { buffer: self.buffer, length, elements: PhantomData }),
+            Err(error) => Err(Refused::new(error, self)),
         }
+    }
+
+    /// How many elements of another type the same bytes are.
+    pub(super) fn length_as<U: Pod>(&self) -> Result<usize> {
+        refuse_zero_sized::<U>()?;
         let bytes = self.size_in_bytes();
         if !bytes.is_multiple_of(size_of::<U>()) {
-            let error = Error::new(
+            return Err(Error::new(
                 ErrorKind::LengthMismatch,
                 format!("{bytes} bytes are no whole number of elements of {}", size_of::<U>()),
-            );
-            return Err(Refused::new(error, self));
+            ));
         }
         if !self.buffer.address().is_multiple_of(align_of::<U>() as u64) {
-            let error = Error::new(
+            return Err(Error::new(
                 ErrorKind::InvalidArgument,
                 format!("the memory is not aligned to {} bytes", align_of::<U>()),
-            );
-            return Err(Refused::new(error, self));
+            ));
         }
-        let length = bytes / size_of::<U>();
-        Ok(DeviceVec { buffer: self.buffer, length, elements: PhantomData })
+        Ok(bytes / size_of::<U>())
     }
 }
 

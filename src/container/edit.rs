@@ -20,7 +20,8 @@ impl<T: Pod> DeviceVec<T> {
         self.move_to(new)
     }
 
-    fn move_to(&mut self, new: Buffer) -> Result<()> {
+    /// Moves the elements into `new`, which has room for them, in home's order.
+    pub(super) fn move_to(&mut self, new: Buffer) -> Result<()> {
         let home = self.stream();
         let bytes = self.size_in_bytes();
         if bytes != 0 {
@@ -41,7 +42,7 @@ impl<T: Pod> DeviceVec<T> {
         Ok(())
     }
 
-    fn with_more(&self, additional: usize) -> Result<usize> {
+    pub(super) fn with_more(&self, additional: usize) -> Result<usize> {
         self.length.checked_add(additional).ok_or_else(|| {
             Error::new(
                 ErrorKind::InvalidArgument,

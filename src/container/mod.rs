@@ -2,6 +2,9 @@
 
 mod buffer;
 mod debts;
+mod device_box;
+mod device_buffer;
+mod device_scalar;
 mod device_vec;
 mod edit;
 mod fill;
@@ -10,6 +13,9 @@ mod launch;
 mod parts;
 mod view;
 
+pub use device_box::DeviceBox;
+pub use device_buffer::DeviceBuffer;
+pub use device_scalar::DeviceScalar;
 pub use device_vec::DeviceVec;
 pub use foreign::{On, OnMut, StreamRef};
 pub use launch::Launch;

@@ -100,6 +100,11 @@ impl<'a, T: Pod> DeviceSlice<'a, T> {
         self.place.debts
     }
 
+    /// The same memory as bytes: plain data has no others.
+    pub(super) fn as_bytes(&self) -> DeviceSlice<'a, u8> {
+        DeviceSlice { place: self.place, length: self.size_in_bytes(), elements: PhantomData }
+    }
+
     /// The bytes of the block that the view covers.
     pub(crate) fn byte_range(&self) -> Range<usize> {
         self.place.offset..self.place.offset + self.size_in_bytes()
@@ -290,18 +295,21 @@ impl<'a, T: Pod> DeviceSliceMut<'a, T> {
 
 mod sealed {
     pub trait Sealed {}
+    impl<T: bytemuck::Pod> Sealed for crate::container::DeviceBox<[T]> {}
+    impl Sealed for crate::container::DeviceBuffer {}
+    impl<T: bytemuck::Pod> Sealed for crate::container::DeviceScalar<T> {}
     impl<T: bytemuck::Pod> Sealed for crate::container::DeviceVec<T> {}
     impl<T: bytemuck::Pod> Sealed for super::DeviceSlice<'_, T> {}
     impl<T: bytemuck::Pod> Sealed for super::DeviceSliceMut<'_, T> {}
 }
 
-/// Device memory to read: a vector or a view of one.
+/// Device memory to read: a container or a view of one.
 pub trait DeviceRead<T: Pod>: sealed::Sealed {
     /// The whole of it, to read.
     fn as_device_slice(&self) -> DeviceSlice<'_, T>;
 }
 
-/// Device memory to write: a vector or a mutable view of one.
+/// Device memory to write: a container or a mutable view of one.
 pub trait DeviceWrite<T: Pod>: DeviceRead<T> {
     /// The whole of it, to read and write.
     fn as_device_slice_mut(&mut self) -> DeviceSliceMut<'_, T>;

@@ -1,0 +1,578 @@
+//! Bytes in device memory.
+
+use super::buffer::Buffer;
+use super::device_vec::DeviceVec;
+use super::foreign::{On, OnMut, StreamRef};
+use super::view::{DeviceRead, DeviceSlice, DeviceSliceMut, DeviceWrite};
+use crate::device::Device;
+use crate::error::{Refused, Result};
+use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout};
+use crate::resource::DeviceResource;
+use crate::resource::handle::{Handle, current};
+use crate::stream::Stream;
+use crate::sync::Arc;
+use bytemuck::Pod;
+use std::fmt;
+use std::marker::PhantomData;
+
+/// Untyped device memory of any size and alignment.
+///
+/// It has a home stream, as a [`DeviceVec`] has, and all that it does by itself, its free included,
+/// happens in that stream's order. Its [length](Self::len) is what it was asked to hold, and its
+/// [capacity](Self::capacity) what it holds without another allocation; both are in bytes. When it
+/// grows it grows to exactly what was asked, where a vector doubles: it is made for few, large
+/// allocations.
+///
+/// It goes wherever a vector of bytes goes; [`into_vec`](Self::into_vec) and
+/// [`view`](Self::view) give its bytes a type, without a copy.
+///
+/// RMM: `device_buffer`. There, what is added is never written, memory that is used on another
+/// stream than the stored one is freed too early, and alignments over 256 bytes are refused.
+///
+/// ```
+/// use aquifer::{Device, DeviceBuffer};
+///
+/// let stream = Device::detect()?.new_stream()?;
+/// let mut buffer = DeviceBuffer::from_slice(&stream, &[1, 2, 3])?;
+/// buffer.resize(8)?;
+/// assert_eq!(buffer.to_vec()?, [1, 2, 3, 0, 0, 0, 0, 0]);
+/// let words = buffer.into_vec::<u32>()?;
+/// assert_eq!(words.get(1)?, 0);
+/// # Ok::<(), aquifer::Error>(())
+/// ```
+pub struct DeviceBuffer {
+    bytes: DeviceVec<u8>,
+    /// Of this memory and of all that takes its place. A power of two.
+    alignment: usize,
+}
+
+impl DeviceBuffer {
+    /// `layout` of memory that has to be written before anybody else sees it.
+    fn unwritten(
+        stream: &Stream,
+        layout: DeviceLayout,
+        resource: impl Into<Handle>,
+    ) -> Result<Self> {
+        let buffer = Buffer::new(stream, layout, resource)?;
+        let bytes = DeviceVec { buffer, length: layout.bytes(), elements: PhantomData };
+        Ok(Self { bytes, alignment: layout.alignment() })
+    }
+
+    fn zeroes(stream: &Stream, layout: DeviceLayout, resource: impl Into<Handle>) -> Result<Self> {
+        let mut this = Self::unwritten(stream, layout, resource)?;
+        this.bytes.fill(0)?;
+        Ok(this)
+    }
+
+    fn copied(stream: &Stream, source: &[u8], resource: impl Into<Handle>) -> Result<Self> {
+        let layout = DeviceLayout::new(source.len())?;
+        let mut this = Self::unwritten(stream, layout, resource)?;
+        this.bytes.copy_from_slice(source)?;
+        Ok(this)
+    }
+
+    /// An empty buffer at home on `stream`. No memory is taken yet.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`current_device_resource`](crate::current_device_resource).
+    pub fn new(stream: &Stream) -> Result<Self> {
+        Self::zeroed(stream, 0)
+    }
+
+    /// As [`new`](Self::new), from `resource`.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::WrongDevice`](crate::ErrorKind::WrongDevice) if `stream` is of another device.
+    pub fn new_in(stream: &Stream, resource: Arc<dyn DeviceResource>) -> Result<Self> {
+        Self::zeroed_in(stream, 0, resource)
+    }
+
+    /// `bytes` zero bytes. Nothing waits on the host.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::OutOfMemory`](crate::ErrorKind::OutOfMemory);
+    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for a size that overflows;
+    /// those of the driver.
+    pub fn zeroed(stream: &Stream, bytes: usize) -> Result<Self> {
+        Self::zeroes(stream, DeviceLayout::new(bytes)?, current(stream.device())?)
+    }
+
+    /// As [`zeroed`](Self::zeroed), from `resource`.
+    ///
+    /// # Errors
+    ///
+    /// As there, and [`ErrorKind::WrongDevice`](crate::ErrorKind::WrongDevice) if `stream` is of
+    /// another device.
+    pub fn zeroed_in(
+        stream: &Stream,
+        bytes: usize,
+        resource: Arc<dyn DeviceResource>,
+    ) -> Result<Self> {
+        Self::zeroes(stream, DeviceLayout::new(bytes)?, resource)
+    }
+
+    /// `bytes` bytes that nobody has written: all that RMM's constructor of a size gives.
+    ///
+    /// ```
+    /// use aquifer::{Device, DeviceBuffer};
+    ///
+    /// let stream = Device::detect()?.new_stream()?;
+    /// // SAFETY: written whole before it is read.
+    /// let mut buffer = unsafe { DeviceBuffer::uninit(&stream, 3)? };
+    /// buffer.copy_from_slice(&[1, 2, 3])?;
+    /// assert_eq!(buffer.to_vec()?, [1, 2, 3]);
+    /// # Ok::<(), aquifer::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`zeroed`](Self::zeroed).
+    ///
+    /// # Safety
+    ///
+    /// As [`DeviceVec::uninit`]: bytes are written before they are read.
+    pub unsafe fn uninit(stream: &Stream, bytes: usize) -> Result<Self> {
+        Self::unwritten(stream, DeviceLayout::new(bytes)?, current(stream.device())?)
+    }
+
+    /// As [`uninit`](Self::uninit), from `resource`.
+    ///
+    /// # Errors
+    ///
+    /// As [`zeroed_in`](Self::zeroed_in).
+    ///
+    /// # Safety
+    ///
+    /// As [`uninit`](Self::uninit).
+    pub unsafe fn uninit_in(
+        stream: &Stream,
+        bytes: usize,
+        resource: Arc<dyn DeviceResource>,
+    ) -> Result<Self> {
+        Self::unwritten(stream, DeviceLayout::new(bytes)?, resource)
+    }
+
+    /// Zero bytes of a size and an alignment, which every later block of the buffer and of its
+    /// clones has, too.
+    ///
+    /// ```
+    /// use aquifer::{Device, DeviceBuffer, DeviceLayout};
+    ///
+    /// let stream = Device::detect()?.new_stream()?;
+    /// let page = DeviceLayout::with_alignment(100, 4096)?;
+    /// let mut buffer = DeviceBuffer::with_layout(&stream, page)?;
+    /// buffer.resize(10_000)?;
+    /// assert_eq!(buffer.as_device_ptr() % 4096, 0);
+    /// # Ok::<(), aquifer::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`zeroed`](Self::zeroed), and those of the resource for an alignment that it does not
+    /// have.
+    pub fn with_layout(stream: &Stream, layout: DeviceLayout) -> Result<Self> {
+        Self::zeroes(stream, layout, current(stream.device())?)
+    }
+
+    /// As [`with_layout`](Self::with_layout), from `resource`.
+    ///
+    /// # Errors
+    ///
+    /// As there, and as [`zeroed_in`](Self::zeroed_in).
+    pub fn with_layout_in(
+        stream: &Stream,
+        layout: DeviceLayout,
+        resource: Arc<dyn DeviceResource>,
+    ) -> Result<Self> {
+        Self::zeroes(stream, layout, resource)
+    }
+
+    /// As [`with_layout_in`](Self::with_layout_in), of bytes that nobody has written.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    ///
+    /// # Safety
+    ///
+    /// As [`uninit`](Self::uninit).
+    pub unsafe fn uninit_with_layout_in(
+        stream: &Stream,
+        layout: DeviceLayout,
+        resource: Arc<dyn DeviceResource>,
+    ) -> Result<Self> {
+        Self::unwritten(stream, layout, resource)
+    }
+
+    /// A copy of the host's `source`, complete when this returns. [`bytemuck::cast_slice`] makes
+    /// bytes of other plain data.
+    ///
+    /// # Errors
+    ///
+    /// As [`zeroed`](Self::zeroed), and those of the copy.
+    pub fn from_slice(stream: &Stream, source: &[u8]) -> Result<Self> {
+        Self::copied(stream, source, current(stream.device())?)
+    }
+
+    /// As [`from_slice`](Self::from_slice), from `resource`.
+    ///
+    /// # Errors
+    ///
+    /// As [`zeroed_in`](Self::zeroed_in), and those of the copy.
+    pub fn from_slice_in(
+        stream: &Stream,
+        source: &[u8],
+        resource: Arc<dyn DeviceResource>,
+    ) -> Result<Self> {
+        Self::copied(stream, source, resource)
+    }
+
+    /// A copy of device memory, of this device or another, with room for its bytes alone. The two
+    /// streams are ordered for it, and nothing waits on the host.
+    ///
+    /// ```
+    /// use aquifer::{Device, DeviceBuffer, DeviceVec};
+    ///
+    /// let stream = Device::detect()?.new_stream()?;
+    /// let vec = DeviceVec::from_slice(&stream, &[0x0201_u16, 0x0403])?;
+    /// let copy = DeviceBuffer::copy_of(&stream, &vec)?;
+    /// assert_eq!(copy.to_vec()?, [1, 2, 3, 4]);
+    /// # Ok::<(), aquifer::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`zeroed`](Self::zeroed), and as [`DeviceVec::copy_from`].
+    pub fn copy_of<T: Pod>(stream: &Stream, source: &impl DeviceRead<T>) -> Result<Self> {
+        Self::copy(stream, source, DEFAULT_ALIGNMENT, current(stream.device())?)
+    }
+
+    /// As [`copy_of`](Self::copy_of), from `resource`.
+    ///
+    /// # Errors
+    ///
+    /// As there, and as [`zeroed_in`](Self::zeroed_in).
+    pub fn copy_of_in<T: Pod>(
+        stream: &Stream,
+        source: &impl DeviceRead<T>,
+        resource: Arc<dyn DeviceResource>,
+    ) -> Result<Self> {
+        Self::copy(stream, source, DEFAULT_ALIGNMENT, resource)
+    }
+
+    fn copy<T: Pod>(
+        stream: &Stream,
+        source: &impl DeviceRead<T>,
+        alignment: usize,
+        resource: impl Into<Handle>,
+    ) -> Result<Self> {
+        let bytes = source.as_device_slice().size_in_bytes();
+        let layout = DeviceLayout::with_alignment(bytes, alignment)?;
+        let mut copy = Self::unwritten(stream, layout, resource)?;
+        copy.copy_from(source)?;
+        Ok(copy)
+    }
+
+    /// A copy of it, from the same resource, at home on the same stream, of the same alignment, with
+    /// room for its bytes alone. Nothing waits on the host.
+    ///
+    /// # Errors
+    ///
+    /// As [`zeroed`](Self::zeroed), and those of the copy.
+    pub fn try_clone(&self) -> Result<Self> {
+        Self::copy(self.stream(), self, self.alignment, self.bytes.buffer.handle())
+    }
+
+    /// The number of bytes: RMM's `size`.
+    pub fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Whether there are no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// Bytes that fit without a new allocation.
+    pub fn capacity(&self) -> usize {
+        self.bytes.capacity()
+    }
+
+    /// The alignment of its memory in bytes, now and after each move. A power of two.
+    pub fn alignment(&self) -> usize {
+        self.alignment
+    }
+
+    /// The home stream.
+    pub fn stream(&self) -> &Stream {
+        self.bytes.stream()
+    }
+
+    /// The device whose memory it is.
+    pub fn device(&self) -> &Device {
+        self.bytes.device()
+    }
+
+    /// The resource that its memory came from and goes back to.
+    pub fn resource(&self) -> &Arc<dyn DeviceResource> {
+        self.bytes.resource()
+    }
+
+    /// Makes `stream` the home, ordered after all use so far. Nothing waits on the host.
+    ///
+    /// # Errors
+    ///
+    /// As [`DeviceVec::set_stream`].
+    pub fn set_stream(&mut self, stream: &Stream) -> Result<()> {
+        self.bytes.set_stream(stream)
+    }
+
+    /// The device's address of the first byte. Use it on the home stream, or inside a guard from
+    /// [`on`](Self::on) or [`on_mut`](Self::on_mut); dangling if the capacity is zero.
+    pub fn as_device_ptr(&self) -> u64 {
+        self.bytes.as_device_ptr()
+    }
+
+    /// Another block of the buffer's resource and alignment.
+    fn another(&self, capacity: usize) -> Result<Buffer> {
+        let layout = DeviceLayout::with_alignment(capacity, self.alignment)?;
+        Buffer::new(self.stream(), layout, self.bytes.buffer.handle())
+    }
+
+    /// Makes room for `additional` more bytes, and no more than that. (RMM's `reserve` takes the
+    /// capacity.) The bytes move on the device, in home's order.
+    ///
+    /// # Errors
+    ///
+    /// As [`zeroed`](Self::zeroed); then the buffer is as it was.
+    pub fn reserve(&mut self, additional: usize) -> Result<()> {
+        let wanted = self.bytes.with_more(additional)?;
+        if wanted <= self.capacity() {
+            return Ok(());
+        }
+        let new = self.another(wanted)?;
+        self.bytes.move_to(new)
+    }
+
+    /// Gives up room beyond the bytes, by moving them into a block of their size. They stay where
+    /// they are if the resource has no smaller block for them.
+    ///
+    /// # Errors
+    ///
+    /// As [`zeroed`](Self::zeroed); then the buffer is as it was.
+    pub fn shrink_to_fit(&mut self) -> Result<()> {
+        if self.len() == self.capacity() {
+            return Ok(());
+        }
+        let new = self.another(self.len())?;
+        if new.bytes() < self.capacity() { self.bytes.move_to(new) } else { Ok(()) }
+    }
+
+    /// Makes it `bytes` long: cuts the rest off and keeps the room, or adds zero bytes, in a new
+    /// block of exactly this size if they do not fit. Nothing waits on the host.
+    ///
+    /// # Errors
+    ///
+    /// As [`zeroed`](Self::zeroed); then the buffer is as long as it was.
+    pub fn resize(&mut self, bytes: usize) -> Result<()> {
+        let before = self.len();
+        self.lengthen(bytes)?;
+        if bytes <= before {
+            return Ok(());
+        }
+        let filled = self.bytes.slice_mut(before..).and_then(|mut tail| tail.fill(0));
+        if filled.is_err() {
+            self.bytes.truncate(before);
+        }
+        filled
+    }
+
+    /// As [`resize`](Self::resize), which is RMM's, too: what is added is not written.
+    ///
+    /// ```
+    /// use aquifer::{Device, DeviceBuffer};
+    ///
+    /// let stream = Device::detect()?.new_stream()?;
+    /// let mut buffer = DeviceBuffer::from_slice(&stream, &[1, 2])?;
+    /// // SAFETY: what is added is written before it is read.
+    /// unsafe { buffer.resize_uninit(4)? };
+    /// buffer.as_mut_slice().slice_mut(2..)?.copy_from_slice(&[3, 4])?;
+    /// assert_eq!(buffer.to_vec()?, [1, 2, 3, 4]);
+    /// # Ok::<(), aquifer::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    ///
+    /// # Safety
+    ///
+    /// As [`uninit`](Self::uninit), for the bytes that are added.
+    pub unsafe fn resize_uninit(&mut self, bytes: usize) -> Result<()> {
+        self.lengthen(bytes)
+    }
+
+    /// What is added has to be written before anybody else sees it.
+    fn lengthen(&mut self, bytes: usize) -> Result<()> {
+        self.reserve(bytes.saturating_sub(self.len()))?;
+        self.bytes.length = bytes;
+        Ok(())
+    }
+
+    /// Overwrites all bytes with those of `source`, of as many bytes, on this device or another, in
+    /// this buffer's home order. Nothing waits on the host.
+    ///
+    /// # Errors
+    ///
+    /// As [`DeviceVec::copy_from`].
+    pub fn copy_from<T: Pod>(&mut self, source: &impl DeviceRead<T>) -> Result<()> {
+        self.bytes.copy_from(&source.as_device_slice().as_bytes())
+    }
+
+    /// Overwrites all bytes with a slice of the same length, complete when this returns.
+    ///
+    /// # Errors
+    ///
+    /// As [`DeviceVec::copy_from_slice`].
+    pub fn copy_from_slice(&mut self, source: &[u8]) -> Result<()> {
+        self.bytes.copy_from_slice(source)
+    }
+
+    /// Copies all bytes into a slice of the same length, complete when this returns.
+    ///
+    /// # Errors
+    ///
+    /// As [`DeviceVec::copy_to_slice`].
+    pub fn copy_to_slice(&self, target: &mut [u8]) -> Result<()> {
+        self.bytes.copy_to_slice(target)
+    }
+
+    /// The bytes as a `Vec` on the host. Waits for the home stream.
+    ///
+    /// # Errors
+    ///
+    /// As [`DeviceVec::to_vec`].
+    pub fn to_vec(&self) -> Result<Vec<u8>> {
+        self.bytes.to_vec()
+    }
+
+    /// The bytes, to read.
+    pub fn as_slice(&self) -> DeviceSlice<'_, u8> {
+        self.bytes.as_slice()
+    }
+
+    /// The bytes, to read and write.
+    pub fn as_mut_slice(&mut self) -> DeviceSliceMut<'_, u8> {
+        self.bytes.as_mut_slice()
+    }
+
+    /// The bytes as elements of a type, to read.
+    ///
+    /// # Errors
+    ///
+    /// As [`into_vec`](Self::into_vec).
+    pub fn view<T: Pod>(&self) -> Result<DeviceSlice<'_, T>> {
+        let buffer = &self.bytes.buffer;
+        let length = self.bytes.length_as::<T>()?;
+        Ok(DeviceSlice::new(buffer.address(), 0, length, buffer.home(), buffer.debts()))
+    }
+
+    /// The bytes as elements of a type, to read and write.
+    ///
+    /// ```
+    /// use aquifer::{Device, DeviceBuffer};
+    ///
+    /// let stream = Device::detect()?.new_stream()?;
+    /// let mut buffer = DeviceBuffer::zeroed(&stream, 4)?;
+    /// buffer.view_mut::<u16>()?.fill(0x0201)?;
+    /// assert_eq!(buffer.to_vec()?, [1, 2, 1, 2]);
+    /// # Ok::<(), aquifer::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`into_vec`](Self::into_vec).
+    pub fn view_mut<T: Pod>(&mut self) -> Result<DeviceSliceMut<'_, T>> {
+        let length = self.bytes.length_as::<T>()?;
+        let buffer = &self.bytes.buffer;
+        Ok(DeviceSliceMut::new(buffer.address(), 0, length, buffer.home(), buffer.debts()))
+    }
+
+    /// To be read on `stream`, as [`DeviceVec::on`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn on<'a, S: StreamRef>(&'a self, stream: &'a S) -> Result<On<'a, u8, S>> {
+        self.bytes.on(stream)
+    }
+
+    /// To be read and written on `stream`, as [`DeviceVec::on_mut`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn on_mut<'a, S: StreamRef>(&'a mut self, stream: &'a S) -> Result<OnMut<'a, u8, S>> {
+        self.bytes.on_mut(stream)
+    }
+
+    /// The same memory as a vector, with all of its room. A vector that grows asks for the alignment
+    /// of its elements, 256 bytes at least, and no more for that of the buffer.
+    ///
+    /// RMM has the other way alone (`device_uvector::release`), which is `DeviceBuffer::from`.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::LengthMismatch`](crate::ErrorKind::LengthMismatch) if the bytes are no whole
+    /// number of `T`s; [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if `T` has
+    /// no size or wants more alignment than the memory has. The buffer comes back with the error.
+    pub fn into_vec<T: Pod>(self) -> Result<DeviceVec<T>, Refused<Self>> {
+        let alignment = self.alignment;
+        self.bytes.cast().map_err(|Refused { error, value: bytes }| {
+            Refused::new(error, Self { bytes, alignment })
+        })
+    }
+}
+
+/// The vector's memory, with all of its room: RMM's `device_uvector::release`.
+impl<T: Pod> From<DeviceVec<T>> for DeviceBuffer {
+    fn from(vec: DeviceVec<T>) -> Self {
+        let asked = align_of::<T>().max(DEFAULT_ALIGNMENT);
+        // Memory of raw parts need not have what a vector asks for.
+        let found = 1_usize.checked_shl(vec.as_device_ptr().trailing_zeros());
+        let length = vec.size_in_bytes();
+        Self {
+            bytes: DeviceVec { buffer: vec.buffer, length, elements: PhantomData },
+            alignment: found.map_or(asked, |found| found.min(asked)),
+        }
+    }
+}
+
+impl DeviceRead<u8> for DeviceBuffer {
+    fn as_device_slice(&self) -> DeviceSlice<'_, u8> {
+        self.as_slice()
+    }
+}
+
+impl DeviceWrite<u8> for DeviceBuffer {
+    fn as_device_slice_mut(&mut self) -> DeviceSliceMut<'_, u8> {
+        self.as_mut_slice()
+    }
+}
+
+/// Shows where it lives, not what it holds: that is on the device.
+impl fmt::Debug for DeviceBuffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeviceBuffer")
+            .field("length", &self.len())
+            .field("capacity", &self.capacity())
+            .field("alignment", &self.alignment)
+            .field("address", &format_args!("{:#x}", self.as_device_ptr()))
+            .field("home", &format_args!("{}", self.stream()))
+            .field("resource", self.resource())
+            .finish()
+    }
+}

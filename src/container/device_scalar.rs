@@ -1,0 +1,314 @@
+//! One value in device memory.
+
+use super::device_vec::DeviceVec;
+use super::foreign::{On, OnMut, StreamRef};
+use super::view::{DeviceRead, DeviceSlice, DeviceSliceMut, DeviceWrite};
+use crate::device::Device;
+use crate::error::{Error, ErrorKind, Refused, Result};
+use crate::resource::DeviceResource;
+use crate::stream::Stream;
+use crate::sync::Arc;
+use bytemuck::Pod;
+use std::fmt;
+
+/// One value of plain data in device memory: a kernel's counter, sum or flag.
+///
+/// A [`DeviceVec`] of one element that stays one: it has a home stream, and all that it does by
+/// itself, its free included, happens in that stream's order. It goes wherever a vector goes, as a
+/// kernel's argument or as the source of a copy; with cudarc, as `scalar.as_slice().cuda()`.
+///
+/// Only [`value`](Self::value) waits for the device. To read without a wait, download it inside a
+/// [`scope`](Stream::scope), or turn it [into a vector](Self::into_vec) that
+/// [`Stream::download`] owns while the copy runs.
+///
+/// RMM: `device_scalar`. There, the value to set is borrowed until the device has read it, which
+/// nothing checks, and a `bool` may come back with a value that is none; here, the value travels in
+/// the driver's call, and such types are no [`Pod`].
+///
+/// ```
+/// use aquifer::{Device, DeviceScalar};
+///
+/// let stream = Device::detect()?.new_stream()?;
+/// let mut sum = DeviceScalar::new(&stream, 1.5_f64)?;
+/// assert_eq!(sum.value()?, 1.5);
+/// sum.set_value(-2.0)?; // nothing waits
+/// assert_eq!(sum.value()?, -2.0);
+/// # Ok::<(), aquifer::Error>(())
+/// ```
+///
+/// ```compile_fail
+/// # let stream = aquifer::Device::detect().unwrap().new_stream().unwrap();
+/// let flag = aquifer::DeviceScalar::new(&stream, true);
+/// ```
+pub struct DeviceScalar<T: Pod> {
+    /// Exactly one element: nothing here gives it out to be made longer or shorter.
+    vec: DeviceVec<T>,
+}
+
+impl<T: Pod> DeviceScalar<T> {
+    /// `value`, at home on `stream`, from the device's current resource. Nothing waits on the host.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::OutOfMemory`]; [`ErrorKind::InvalidArgument`] if `T` has no size; those of
+    /// [`current_device_resource`](crate::current_device_resource) and of the driver.
+    pub fn new(stream: &Stream, value: T) -> Result<Self> {
+        // SAFETY: written here, before anybody sees it.
+        let mut scalar = unsafe { Self::uninit(stream)? };
+        scalar.set_value(value)?;
+        Ok(scalar)
+    }
+
+    /// As [`new`](Self::new), from `resource`.
+    ///
+    /// ```
+    /// use aquifer::{CudaResource, Device, DeviceScalar};
+    /// use std::sync::Arc;
+    ///
+    /// let device = Device::detect()?;
+    /// let resource = Arc::new(CudaResource::new(&device));
+    /// let count = DeviceScalar::new_in(&device.new_stream()?, 7_u32, resource)?;
+    /// assert_eq!(count.value()?, 7);
+    /// # Ok::<(), aquifer::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As there, and [`ErrorKind::WrongDevice`] if `stream` is of another device.
+    pub fn new_in(stream: &Stream, value: T, resource: Arc<dyn DeviceResource>) -> Result<Self> {
+        // SAFETY: written here, before anybody sees it.
+        let mut scalar = unsafe { Self::uninit_in(stream, resource)? };
+        scalar.set_value(value)?;
+        Ok(scalar)
+    }
+
+    /// A value whose bytes are all zero.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new).
+    pub fn zeroed(stream: &Stream) -> Result<Self> {
+        Ok(Self { vec: DeviceVec::zeroed(stream, 1)? })
+    }
+
+    /// As [`zeroed`](Self::zeroed), from `resource`.
+    ///
+    /// # Errors
+    ///
+    /// As [`new_in`](Self::new_in).
+    pub fn zeroed_in(stream: &Stream, resource: Arc<dyn DeviceResource>) -> Result<Self> {
+        Ok(Self { vec: DeviceVec::zeroed_in(stream, 1, resource)? })
+    }
+
+    /// A value that nobody has written.
+    ///
+    /// ```
+    /// use aquifer::{Device, DeviceScalar};
+    ///
+    /// let stream = Device::detect()?.new_stream()?;
+    /// // SAFETY: written before it is read.
+    /// let mut count = unsafe { DeviceScalar::<u64>::uninit(&stream)? };
+    /// count.set_to_zero()?;
+    /// assert_eq!(count.value()?, 0);
+    /// # Ok::<(), aquifer::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new).
+    ///
+    /// # Safety
+    ///
+    /// As [`DeviceVec::uninit`]: it is written before it is read.
+    pub unsafe fn uninit(stream: &Stream) -> Result<Self> {
+        // SAFETY: the caller's promise.
+        Ok(Self { vec: unsafe { DeviceVec::uninit(stream, 1)? } })
+    }
+
+    /// As [`uninit`](Self::uninit), from `resource`.
+    ///
+    /// # Errors
+    ///
+    /// As [`new_in`](Self::new_in).
+    ///
+    /// # Safety
+    ///
+    /// As [`uninit`](Self::uninit).
+    pub unsafe fn uninit_in(stream: &Stream, resource: Arc<dyn DeviceResource>) -> Result<Self> {
+        // SAFETY: the caller's promise.
+        Ok(Self { vec: unsafe { DeviceVec::uninit_in(stream, 1, resource)? } })
+    }
+
+    /// The value. Waits for the home stream.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Capture`] on a stream in capture; those of the copy.
+    pub fn value(&self) -> Result<T> {
+        self.vec.get(0)
+    }
+
+    /// Overwrites the value, in home's order. Nothing waits on the host, and `value` need not live
+    /// on: it travels in the driver's calls, one for each 4 bytes unless it repeats a word.
+    ///
+    /// # Errors
+    ///
+    /// Those of the driver.
+    pub fn set_value(&mut self, value: T) -> Result<()> {
+        self.vec.fill(value)
+    }
+
+    /// Overwrites all bytes with zero, in home's order: `0.0`, never `-0.0`. Nothing waits on the
+    /// host.
+    ///
+    /// # Errors
+    ///
+    /// Those of the driver.
+    pub fn set_to_zero(&mut self) -> Result<()> {
+        self.vec.fill(T::zeroed())
+    }
+
+    /// Overwrites the value with that of `source`, of one element, on this device or another, in
+    /// home's order. Nothing waits on the host.
+    ///
+    /// ```
+    /// use aquifer::{Device, DeviceScalar, DeviceVec};
+    ///
+    /// let stream = Device::detect()?.new_stream()?;
+    /// let sums = DeviceVec::from_slice(&stream, &[1_u32, 2, 3])?;
+    /// let mut last = DeviceScalar::zeroed(&stream)?;
+    /// last.copy_from(&sums.slice(2..)?)?;
+    /// assert_eq!(last.value()?, 3);
+    /// # Ok::<(), aquifer::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`DeviceVec::copy_from`].
+    pub fn copy_from(&mut self, source: &impl DeviceRead<T>) -> Result<()> {
+        self.vec.copy_from(source)
+    }
+
+    /// A copy of it, from the same resource, at home on the same stream. Nothing waits on the host.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new), and those of the copy.
+    pub fn try_clone(&self) -> Result<Self> {
+        Ok(Self { vec: self.vec.try_clone()? })
+    }
+
+    /// The home stream.
+    pub fn stream(&self) -> &Stream {
+        self.vec.stream()
+    }
+
+    /// The device whose memory it is.
+    pub fn device(&self) -> &Device {
+        self.vec.device()
+    }
+
+    /// The resource that its memory came from and goes back to.
+    pub fn resource(&self) -> &Arc<dyn DeviceResource> {
+        self.vec.resource()
+    }
+
+    /// Makes `stream` the home, ordered after all use so far. Nothing waits on the host.
+    ///
+    /// # Errors
+    ///
+    /// As [`DeviceVec::set_stream`].
+    pub fn set_stream(&mut self, stream: &Stream) -> Result<()> {
+        self.vec.set_stream(stream)
+    }
+
+    /// The device's address of the value. Use it on the home stream, or inside a guard from
+    /// [`on`](Self::on) or [`on_mut`](Self::on_mut).
+    pub fn as_device_ptr(&self) -> u64 {
+        self.vec.as_device_ptr()
+    }
+
+    /// The value as a view of one element, to read.
+    pub fn as_slice(&self) -> DeviceSlice<'_, T> {
+        self.vec.as_slice()
+    }
+
+    /// The value as a view of one element, to read and write.
+    pub fn as_mut_slice(&mut self) -> DeviceSliceMut<'_, T> {
+        self.vec.as_mut_slice()
+    }
+
+    /// To be read on `stream`, as [`DeviceVec::on`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn on<'a, S: StreamRef>(&'a self, stream: &'a S) -> Result<On<'a, T, S>> {
+        self.vec.on(stream)
+    }
+
+    /// To be read and written on `stream`, as [`DeviceVec::on_mut`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn on_mut<'a, S: StreamRef>(&'a mut self, stream: &'a S) -> Result<OnMut<'a, T, S>> {
+        self.vec.on_mut(stream)
+    }
+
+    /// The vector of one element that it is. `DeviceScalar::try_from` is the way back.
+    ///
+    /// Here to read the value while the host goes on:
+    ///
+    /// ```
+    /// use aquifer::{Device, DeviceScalar};
+    ///
+    /// let stream = Device::detect()?.new_stream()?;
+    /// let sum = DeviceScalar::new(&stream, 42_u32)?;
+    /// let download = stream.download(sum.into_vec(), vec![0; 1])?;
+    /// // ... the host does something else ...
+    /// let (host, vec) = download.wait()?;
+    /// assert_eq!(host, [42]);
+    /// let sum = DeviceScalar::try_from(vec)?;
+    /// # drop(sum);
+    /// # Ok::<(), aquifer::Error>(())
+    /// ```
+    pub fn into_vec(self) -> DeviceVec<T> {
+        self.vec
+    }
+}
+
+/// The vector's element, where it lies.
+impl<T: Pod> TryFrom<DeviceVec<T>> for DeviceScalar<T> {
+    type Error = Refused<DeviceVec<T>>;
+
+    /// # Errors
+    ///
+    /// [`ErrorKind::LengthMismatch`] unless there is exactly one element. The vector comes back.
+    fn try_from(vec: DeviceVec<T>) -> Result<Self, Refused<DeviceVec<T>>> {
+        if vec.len() == 1 {
+            return Ok(Self { vec });
+        }
+        let what = format!("a vector of {} elements is no scalar", vec.len());
+        Err(Refused::new(Error::new(ErrorKind::LengthMismatch, what), vec))
+    }
+}
+
+impl<T: Pod> DeviceRead<T> for DeviceScalar<T> {
+    fn as_device_slice(&self) -> DeviceSlice<'_, T> {
+        self.as_slice()
+    }
+}
+
+impl<T: Pod> DeviceWrite<T> for DeviceScalar<T> {
+    fn as_device_slice_mut(&mut self) -> DeviceSliceMut<'_, T> {
+        self.as_mut_slice()
+    }
+}
+
+/// Shows where it lives, not what it holds: that is on the device.
+impl<T: Pod> fmt::Debug for DeviceScalar<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("DeviceScalar").field(&self.vec).finish()
+    }
+}
