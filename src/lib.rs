@@ -52,7 +52,7 @@ pub use resource::{
     current_device_resource, current_pinned_resource, reset_current_device_resource,
     reset_current_pinned_resource, set_current_device_resource, set_current_pinned_resource,
 };
-pub use stream::{Graph, PerThreadStream, Stream};
+pub use stream::{Graph, PerThreadStream, Stream, StreamPool};
 pub use transfer::{Mapped, MappedMut, Scope, Transfer, TransferError};
 
 pub use allocator_api2;
