@@ -49,8 +49,9 @@ pub use layout::{DEFAULT_ALIGNMENT, DeviceLayout};
 pub use resource::{
     AsyncResource, CudaResource, DeviceBlock, DeviceResource, HostAccessible, HostComplete,
     ManagedResource, MissPolicy, PoolOptions, PoolResource, PoolStatistics, ResourceId, Rung,
-    current_device_resource, current_pinned_resource, reset_current_device_resource,
-    reset_current_pinned_resource, set_current_device_resource, set_current_pinned_resource,
+    WithDeviceResource, current_device_resource, current_pinned_resource,
+    reset_current_device_resource, reset_current_pinned_resource, set_current_device_resource,
+    set_current_pinned_resource, with_device_resource,
 };
 pub use stream::{Graph, PerThreadStream, Stream, StreamPool};
 pub use transfer::{Mapped, MappedMut, Scope, Transfer, TransferError};

@@ -8,6 +8,7 @@ mod identity;
 mod managed;
 mod pool;
 mod registry;
+mod scope;
 
 pub use crate::pool::Rung;
 pub use block::DeviceBlock;
@@ -20,6 +21,7 @@ pub use registry::{
     current_device_resource, current_pinned_resource, reset_current_device_resource,
     reset_current_pinned_resource, set_current_device_resource, set_current_pinned_resource,
 };
+pub use scope::{WithDeviceResource, with_device_resource};
 
 pub(crate) use registry::pinned_generation;
 
@@ -27,6 +29,7 @@ crate::sync::for_models! {
     #[allow(missing_docs, unreachable_pub)]
     pub mod models {
         pub use super::registry::Current;
+        pub use super::scope::scoped;
     }
 }
 
