@@ -56,11 +56,11 @@ pub use resource::{
     BinningResource, CallbackResource, CudaResource, DeviceBlock, DeviceResource, FixedSizeOptions,
     FixedSizeResource, HostAccessible, HostComplete, ManagedAlloc, ManagedOptions, ManagedResource,
     MissPolicy, PoolOptions, PoolResource, PoolStatistics, ResourceId, Rung, SystemOptions,
-    SystemResource, current_device_resource, current_pinned_resource,
+    SystemResource, WithDeviceResource, current_device_resource, current_pinned_resource,
     reset_current_device_resource, reset_current_pinned_resource, set_current_device_resource,
-    set_current_pinned_resource,
+    set_current_pinned_resource, with_device_resource,
 };
-pub use stream::{Graph, PerThreadStream, Stream};
+pub use stream::{Graph, PerThreadStream, Stream, StreamPool};
 pub use transfer::{Mapped, MappedMut, Scope, Transfer, TransferError};
 
 pub use allocator_api2;

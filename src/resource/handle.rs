@@ -3,7 +3,7 @@
 //! A reference count that all threads write is slower than the pool behind it. So each thread has a
 //! count of its own for what is current: a handle on a handle, which the registry keeps.
 
-use super::{DeviceResource, registry};
+use super::{DeviceResource, registry, scope};
 use crate::device::Device;
 use crate::error::Result;
 use crate::sync::trusted::{AtomicUsize, Mutex, Ordering, thread_local};
@@ -18,13 +18,28 @@ pub(crate) enum Handle {
     Current(Arc<Local>),
 }
 
-/// One thread's handle on a device's current resource.
+/// One thread's handle on a device's current resource, or a scope's.
 pub(crate) struct Local {
     key: Key,
     resource: Arc<dyn DeviceResource>,
 }
 
-type Key = (crate::backend::BackendKind, u64);
+pub(super) type Key = (crate::backend::BackendKind, u64);
+
+impl Local {
+    /// A handle on `resource` for a scope of its device.
+    pub(super) fn new(resource: Arc<dyn DeviceResource>) -> Self {
+        Self { key: resource.device().key(), resource }
+    }
+
+    pub(super) fn key(&self) -> Key {
+        self.key
+    }
+
+    pub(super) fn resource(&self) -> &Arc<dyn DeviceResource> {
+        &self.resource
+    }
+}
 
 impl Handle {
     pub(crate) fn get(&self) -> &Arc<dyn DeviceResource> {
@@ -71,9 +86,12 @@ thread_local! {
 
 /// What is current on `device`, as [`current_device_resource`](super::current_device_resource).
 pub(crate) fn current(device: &Device) -> Result<Handle> {
+    let key = device.key();
+    if let Some(local) = scope::innermost(key) {
+        return Ok(Handle::Current(local));
+    }
     // Acquire: what was set before the change that is seen here is what the registry has.
     let changes = CHANGES.load(Ordering::Acquire);
-    let key = device.key();
     let known = REMEMBERED.try_with(|remembered| {
         let remembered = remembered.try_borrow().ok()?;
         let known = remembered.iter().find(|known| known.key == key && known.changes == changes)?;

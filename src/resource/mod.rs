@@ -12,6 +12,7 @@ mod identity;
 mod managed;
 mod pool;
 mod registry;
+mod scope;
 mod system;
 
 pub use crate::pool::Rung;
@@ -29,6 +30,7 @@ pub use registry::{
     current_device_resource, current_pinned_resource, reset_current_device_resource,
     reset_current_pinned_resource, set_current_device_resource, set_current_pinned_resource,
 };
+pub use scope::{WithDeviceResource, with_device_resource};
 pub use system::{SystemOptions, SystemResource};
 
 pub(crate) use registry::pinned_generation;
@@ -37,6 +39,7 @@ crate::sync::for_models! {
     #[allow(missing_docs, unreachable_pub)]
     pub mod models {
         pub use super::registry::Current;
+        pub use super::scope::scoped;
     }
 }
 

@@ -5,7 +5,7 @@
 
 #![allow(unreachable_pub, reason = "the models of loom_tests reach it through `models`")]
 
-use super::{CudaResource, DeviceResource, PoolResource, handle};
+use super::{CudaResource, DeviceResource, PoolResource, handle, scope};
 use crate::backend::{BackendKind, not_forked};
 use crate::device::Device;
 use crate::error::Result;
@@ -146,7 +146,8 @@ fn of(device: &Device) -> Arc<Current<dyn DeviceResource>> {
     devices.entry(device.key()).or_insert_with(|| Arc::new(Current::new())).clone()
 }
 
-/// The resource that containers on `device` use when none is named: what was
+/// The resource that containers on `device` use when none is named: that of the calling thread's
+/// innermost [scope](crate::with_device_resource) on this device, or else what was
 /// [set](set_current_device_resource), or else a [`PoolResource`] over [`CudaResource`], made at the
 /// first use.
 ///
@@ -156,10 +157,14 @@ fn of(device: &Device) -> Arc<Current<dyn DeviceResource>> {
 ///
 /// Those of making the default.
 pub fn current_device_resource(device: &Device) -> Result<Arc<dyn DeviceResource>> {
+    not_forked("the current resource")?;
+    if let Some(local) = scope::innermost(device.key()) {
+        return Ok(local.resource().clone());
+    }
     current(device).map(|(resource, _)| resource)
 }
 
-/// What is current, and whether the process keeps it.
+/// What is current for the process, and whether the process keeps it.
 pub(super) fn current(device: &Device) -> Result<(Arc<dyn DeviceResource>, bool)> {
     // A simulated device would live for good through a default that the process keeps.
     let keep = device.kind() != BackendKind::Simulated;

@@ -16,9 +16,11 @@ pub(crate) mod after_capture;
 pub(crate) mod graph;
 pub(crate) mod graveyard;
 mod per_thread;
+mod stream_pool;
 
 pub use graph::Graph;
 pub use per_thread::PerThreadStream;
+pub use stream_pool::StreamPool;
 
 /// An in-order queue of work on one device. A handle: clones are the same stream.
 ///

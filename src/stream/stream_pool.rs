@@ -1,0 +1,119 @@
+//! Streams that are made once and taken in turn.
+
+use super::Stream;
+use crate::device::Device;
+use crate::error::{Error, ErrorKind, Result};
+use crate::sync::Arc;
+use crate::sync::trusted::{AtomicUsize, Ordering};
+use std::fmt;
+
+/// Streams of one device, made once and handed out in turn: RMM's `cuda_stream_pool`.
+///
+/// A handle: clones are the same pool, and take their turns together. It may be used from any thread.
+/// A [`Stream`] that was cloned out of it lives on when the pool is gone. RMM's hands out views, which
+/// dangle then, and makes its streams on whichever device is current.
+///
+/// ```
+/// use aquifer::{Device, DeviceVec, StreamPool};
+///
+/// let device = Device::detect()?;
+/// let pool = StreamPool::with_size(&device, 4)?;
+/// let vecs = (0..8)
+///     .map(|_| DeviceVec::<f32>::zeroed(pool.get_stream(), 1000)) // each stream twice
+///     .collect::<aquifer::Result<Vec<_>>>()?;
+/// assert_eq!(vecs[0].stream(), vecs[4].stream());
+/// for stream in &pool {
+///     stream.synchronize()?;
+/// }
+/// # Ok::<(), aquifer::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct StreamPool {
+    state: Arc<State>,
+}
+
+struct State {
+    device: Device,
+    /// At least one.
+    streams: Box<[Stream]>,
+    next: AtomicUsize,
+}
+
+impl StreamPool {
+    /// The number of streams when none is asked: 16, as in RMM.
+    pub const DEFAULT_SIZE: usize = 16;
+
+    /// A pool of [`DEFAULT_SIZE`](Self::DEFAULT_SIZE) streams of `device`. None of them waits for the
+    /// legacy default stream.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Device::new_stream`].
+    pub fn new(device: &Device) -> Result<Self> {
+        Self::with_size(device, Self::DEFAULT_SIZE)
+    }
+
+    /// A pool of `size` streams of `device`, as [`new`](Self::new).
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidArgument`] if `size` is 0; those of [`Device::new_stream`], and then the
+    /// streams that were made before are gone again.
+    pub fn with_size(device: &Device, size: usize) -> Result<Self> {
+        if size == 0 {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                "a pool of no streams was asked, which could hand out none",
+            )
+            .advise("ask for one stream at least"));
+        }
+        let streams = (0..size).map(|_| device.new_stream()).collect::<Result<_>>()?;
+        let next = AtomicUsize::new(0);
+        Ok(Self { state: Arc::new(State { device: device.clone(), streams, next }) })
+    }
+
+    /// The next stream in turn. A stream that has work is not passed over.
+    pub fn get_stream(&self) -> &Stream {
+        // Relaxed: whose turn it is orders nothing else.
+        self.get(self.state.next.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// The stream of a number, which wraps around: `get(len())` is `get(0)`. Takes no turn.
+    pub fn get(&self, number: usize) -> &Stream {
+        &self.state.streams[number % self.state.streams.len()]
+    }
+
+    /// The number of streams.
+    #[allow(clippy::len_without_is_empty, reason = "no pool is empty")]
+    pub fn len(&self) -> usize {
+        self.state.streams.len()
+    }
+
+    /// The device that the streams run on.
+    pub fn device(&self) -> &Device {
+        &self.state.device
+    }
+
+    /// All streams, each once, in the order of their numbers.
+    pub fn iter(&self) -> std::slice::Iter<'_, Stream> {
+        self.state.streams.iter()
+    }
+}
+
+impl<'a> IntoIterator for &'a StreamPool {
+    type Item = &'a Stream;
+    type IntoIter = std::slice::Iter<'a, Stream>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter()
+    }
+}
+
+impl fmt::Debug for StreamPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StreamPool")
+            .field("device", self.device())
+            .field("len", &self.len())
+            .finish()
+    }
+}
