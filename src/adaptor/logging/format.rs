@@ -28,7 +28,7 @@ pub enum LogFormat {
     /// said when the row was written, at most 5 ms before; empty if it did not answer. Current
     /// Allocs: blocks that are allocated after this row. Start, End: seconds since the adaptor was
     /// built; Elapsed: their difference, which the upstream call took. A row of a free that has not
-    /// returned when the log is flushed, or while 4096 rows come after it, has neither End nor
+    /// returned when the log is flushed, or while 65 536 rows come after it, has neither End nor
     /// Elapsed. Location: `file:line`, if [`locations`](crate::LoggingOptions::locations) are asked
     /// for.
     Events,
@@ -41,22 +41,28 @@ const MEMORY_GOOD_FOR: Duration = Duration::from_millis(5);
 const LOOK_EVERY: u32 = 64;
 
 /// Rows that wait at most for a free to return.
-const HELD: usize = 4096;
+const HELD: usize = 1 << 16;
 
 /// Turns records into text, in their order.
 pub(super) enum Rows {
-    Rmm(Rmm),
+    Rmm(Box<Rmm>),
     Events(Box<Events>),
 }
 
 impl Rows {
     pub(super) fn rmm(clock: &Clock) -> Self {
-        Self::Rmm(Rmm { wall: clock.wall(), second: u64::MAX, clock: *b"00:00:00." })
+        Self::Rmm(Box::new(Rmm::new(clock.wall())))
     }
 
     pub(super) fn events(device: Device, places: Arc<Places>) -> Self {
         let memory = Memory { device, known: None, asked: None, rows: 0 };
-        Self::Events(Box::new(Events { memory, places, live: 0, held: VecDeque::new() }))
+        Self::Events(Box::new(Events {
+            memory,
+            places,
+            live: 0,
+            held: VecDeque::new(),
+            line: Line::new(),
+        }))
     }
 
     pub(super) fn header(&self, text: &mut Vec<u8>) {
@@ -97,9 +103,14 @@ pub(super) struct Rmm {
     /// The second whose `HH:MM:SS.` is in `clock`.
     second: u64,
     clock: [u8; 9],
+    line: Line,
 }
 
 impl Rmm {
+    fn new(wall: u64) -> Self {
+        Self { wall, second: u64::MAX, clock: *b"00:00:00.", line: Line::new() }
+    }
+
     fn add(&mut self, record: &Record, text: &mut Vec<u8>) -> u64 {
         let action: &[u8] = match record.action {
             Action::Allocate => b",allocate,0x",
@@ -107,19 +118,21 @@ impl Rmm {
             Action::Free => b",free,0x",
             Action::Freed => return 0,
         };
-        decimal(text, u64::from(record.thread));
-        text.push(b',');
         let time = self.wall.wrapping_add(record.end);
         self.at_second(time / 1_000_000_000);
-        text.extend_from_slice(&self.clock);
-        padded::<6>(text, time / 1000 % 1_000_000);
-        text.extend_from_slice(action);
-        hexadecimal(text, record.address);
-        text.push(b',');
-        decimal(text, record.bytes);
-        text.push(b',');
-        decimal(text, record.stream);
-        text.push(b'\n');
+        let line = &mut self.line;
+        line.byte(b'\n');
+        line.decimal(record.stream);
+        line.byte(b',');
+        line.decimal(record.bytes);
+        line.byte(b',');
+        line.hexadecimal(record.address);
+        line.bytes(action);
+        line.padded::<6>(time / 1000 % 1_000_000);
+        line.bytes(&self.clock);
+        line.byte(b',');
+        line.decimal(u64::from(record.thread));
+        line.move_to(text);
         1
     }
 
@@ -171,6 +184,7 @@ pub(super) struct Events {
     live: i64,
     /// Rows from the first free on that has not returned.
     held: VecDeque<Row>,
+    line: Line,
 }
 
 impl Events {
@@ -219,43 +233,45 @@ impl Events {
 
     fn row(&mut self, row: &Row, text: &mut Vec<u8>, log: &Log) {
         let record = &row.record;
-        text.extend_from_slice(match record.action {
+        let memory = self.memory.now(log);
+        let line = &mut self.line;
+        line.byte(b',');
+        if !row.open {
+            line.seconds(record.end.saturating_sub(record.start));
+        }
+        line.byte(b',');
+        if !row.open {
+            line.seconds(record.end);
+        }
+        line.byte(b',');
+        line.seconds(record.start);
+        line.byte(b',');
+        line.decimal(row.live.unsigned_abs());
+        if row.live < 0 {
+            line.byte(b'-');
+        }
+        line.byte(b',');
+        if let Some(memory) = memory {
+            line.decimal(memory.total);
+        }
+        line.byte(b',');
+        if let Some(memory) = memory {
+            line.decimal(memory.free);
+        }
+        for value in [record.bytes, record.stream] {
+            line.byte(b',');
+            line.decimal(value);
+        }
+        line.byte(b',');
+        line.hexadecimal(record.address);
+        line.bytes(b",0x");
+        line.decimal(self.memory.device.ordinal() as u64);
+        line.bytes(match record.action {
             Action::Allocate => b"Alloc,",
             Action::Failure => b"Alloc failure,",
             Action::Free | Action::Freed => b"Free,",
         });
-        decimal(text, self.memory.device.ordinal() as u64);
-        text.extend_from_slice(b",0x");
-        hexadecimal(text, record.address);
-        for value in [record.stream, record.bytes] {
-            text.push(b',');
-            decimal(text, value);
-        }
-        text.push(b',');
-        let memory = self.memory.now(log);
-        if let Some(memory) = memory {
-            decimal(text, memory.free);
-        }
-        text.push(b',');
-        if let Some(memory) = memory {
-            decimal(text, memory.total);
-        }
-        text.push(b',');
-        if row.live < 0 {
-            text.push(b'-');
-        }
-        decimal(text, row.live.unsigned_abs());
-        text.push(b',');
-        seconds(text, record.start);
-        text.push(b',');
-        if !row.open {
-            seconds(text, record.end);
-        }
-        text.push(b',');
-        if !row.open {
-            seconds(text, record.end.saturating_sub(record.start));
-        }
-        text.push(b',');
+        line.move_to(text);
         if record.location != 0 {
             quoted(text, &self.places.name(record.location));
         }
@@ -274,50 +290,101 @@ fn quoted(text: &mut Vec<u8>, field: &str) {
     text.push(b'"');
 }
 
-/// Nanoseconds, as seconds.
-fn seconds(text: &mut Vec<u8>, nanoseconds: u64) {
-    decimal(text, nanoseconds / 1_000_000_000);
-    text.push(b'.');
-    padded::<9>(text, nanoseconds % 1_000_000_000);
+/// Two digits each, from 00 to 99.
+const PAIRS: [[u8; 2]; 100] = {
+    let mut pairs = [[b'0'; 2]; 100];
+    let mut value = 0;
+    while value < 100 {
+        pairs[value] = [b'0' + (value / 10) as u8, b'0' + (value % 10) as u8];
+        value += 1;
+    }
+    pairs
+};
+
+/// A row, written from its end to its start, which is how digits come. By hand, since a busy
+/// program's rows come faster than `write!` makes them.
+struct Line {
+    text: [u8; Self::LONGEST],
+    at: usize,
 }
 
-// By hand, since a busy program's rows come faster than `write!` makes them.
+impl Line {
+    /// More than twelve fields of the largest values.
+    const LONGEST: usize = 320;
 
-fn decimal(text: &mut Vec<u8>, mut value: u64) {
-    let mut digits = [0; 20];
-    let mut at = digits.len();
-    loop {
-        at -= 1;
-        digits[at] = b'0' + (value % 10) as u8;
-        value /= 10;
-        if value == 0 {
-            break;
+    fn new() -> Self {
+        Self { text: [0; Self::LONGEST], at: Self::LONGEST }
+    }
+
+    fn move_to(&mut self, text: &mut Vec<u8>) {
+        text.extend_from_slice(&self.text[self.at..]);
+        self.at = Self::LONGEST;
+    }
+
+    fn byte(&mut self, byte: u8) {
+        self.at -= 1;
+        self.text[self.at] = byte;
+    }
+
+    fn bytes(&mut self, bytes: &[u8]) {
+        self.at -= bytes.len();
+        self.text[self.at..self.at + bytes.len()].copy_from_slice(bytes);
+    }
+
+    fn pair(&mut self, value: u64) {
+        self.bytes(&PAIRS[(value % 100) as usize]);
+    }
+
+    fn decimal(&mut self, mut value: u64) {
+        while value >= 100 {
+            self.pair(value);
+            value /= 100;
+        }
+        if value >= 10 {
+            self.pair(value);
+        } else {
+            self.byte(b'0' + value as u8);
         }
     }
-    text.extend_from_slice(&digits[at..]);
-}
 
-fn padded<const WIDTH: usize>(text: &mut Vec<u8>, mut value: u64) {
-    let mut digits = [b'0'; WIDTH];
-    for digit in digits.iter_mut().rev() {
-        *digit += (value % 10) as u8;
-        value /= 10;
+    /// With zeros in front.
+    fn padded<const WIDTH: usize>(&mut self, mut value: u64) {
+        for _ in 0..WIDTH / 2 {
+            self.pair(value);
+            value /= 100;
+        }
+        if WIDTH % 2 == 1 {
+            self.byte(b'0' + (value % 10) as u8);
+        }
     }
-    text.extend_from_slice(&digits);
-}
 
-fn hexadecimal(text: &mut Vec<u8>, value: u64) {
-    let width = (16 - value.leading_zeros() as usize / 4).max(1);
-    let mut digits = [0; 16];
-    for (at, digit) in digits[..width].iter_mut().enumerate() {
-        *digit = b"0123456789abcdef"[(value >> (4 * (width - 1 - at)) & 15) as usize];
+    fn hexadecimal(&mut self, mut value: u64) {
+        loop {
+            self.byte(b"0123456789abcdef"[(value & 15) as usize]);
+            value >>= 4;
+            if value == 0 {
+                break;
+            }
+        }
     }
-    text.extend_from_slice(&digits[..width]);
+
+    /// Nanoseconds, as seconds.
+    fn seconds(&mut self, nanoseconds: u64) {
+        self.padded::<9>(nanoseconds % 1_000_000_000);
+        self.byte(b'.');
+        self.decimal(nanoseconds / 1_000_000_000);
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn line(write: impl FnOnce(&mut Line)) -> String {
+        let mut line = Line::new();
+        write(&mut line);
+        text(|to| line.move_to(to))
+    }
 
     fn text(write: impl FnOnce(&mut Vec<u8>)) -> String {
         let mut text = Vec::new();
@@ -328,11 +395,11 @@ mod tests {
     #[test]
     fn numbers_are_written_as_format_writes_them() {
         for value in [0, 1, 9, 10, 15, 16, 99, 255, 4096, 1 << 40, u64::MAX - 1, u64::MAX] {
-            assert_eq!(text(|to| decimal(to, value)), format!("{value}"));
-            assert_eq!(text(|to| hexadecimal(to, value)), format!("{value:x}"));
+            assert_eq!(line(|to| to.decimal(value)), format!("{value}"));
+            assert_eq!(line(|to| to.hexadecimal(value)), format!("{value:x}"));
         }
-        assert_eq!(text(|to| padded::<6>(to, 1203)), "001203");
-        assert_eq!(text(|to| seconds(to, 61_000_000_007)), "61.000000007");
+        assert_eq!(line(|to| to.padded::<6>(1203)), "001203");
+        assert_eq!(line(|to| to.seconds(61_000_000_007)), "61.000000007");
     }
 
     #[test]
@@ -344,8 +411,7 @@ mod tests {
     #[test]
     fn the_time_of_day_is_utc() {
         // 2001-09-09 01:46:40.000001 UTC is a billion seconds and a microsecond after 1970.
-        let mut rmm =
-            Rmm { wall: 1_000_000_000_000_000_000, second: u64::MAX, clock: *b"00:00:00." };
+        let mut rmm = Rmm::new(1_000_000_000_000_000_000);
         let record = Record {
             action: Action::Failure,
             thread: 7,
@@ -358,5 +424,20 @@ mod tests {
         };
         let row = text(|to| assert_eq!(rmm.add(&record, to), 1));
         assert_eq!(row, "7,01:46:40.000001,allocate failure,0x0,1099511627776,18\n");
+    }
+
+    #[test]
+    fn the_widest_row_has_room() {
+        let widest = line(|to| {
+            for _ in 0..3 {
+                to.seconds(u64::MAX);
+            }
+            for _ in 0..7 {
+                to.decimal(u64::MAX);
+            }
+            to.hexadecimal(u64::MAX);
+            to.bytes(b"Alloc failure,0x-,,,,,,,,,,,");
+        });
+        assert!(widest.len() < Line::LONGEST);
     }
 }
