@@ -41,6 +41,8 @@ pub enum ErrorKind {
     Simulation,
     /// An environment variable holds a value that means nothing.
     Environment,
+    /// A file, or another place that a log goes to, could not be written.
+    Io,
     /// Any other failure of a driver call; [`Error::driver`] has its number.
     Driver,
 }

@@ -29,8 +29,8 @@ mod transfer;
 
 pub use adaptor::{
     AlignedAdaptor, Allocation, Counter, Counters, Failure, FailureCallbackAdaptor,
-    FailureCallbackOptions, LimitingAdaptor, OnStream, PrefetchAdaptor, StatisticsAdaptor,
-    TrackingAdaptor, TrackingOptions,
+    FailureCallbackOptions, LimitingAdaptor, LogFormat, LoggingAdaptor, LoggingOptions, OnStream,
+    PrefetchAdaptor, StatisticsAdaptor, TrackingAdaptor, TrackingOptions,
 };
 pub use backend::sim;
 pub use backend::{

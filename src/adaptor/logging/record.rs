@@ -1,0 +1,83 @@
+//! What one operation leaves in the queue.
+
+use crate::sync::trusted::thread_local;
+use std::cell::Cell;
+use std::time::{Instant, SystemTime};
+
+/// What happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Action {
+    Allocate,
+    Failure,
+    /// A free that is about to begin.
+    Free,
+    /// The last free of this thread has returned. Only in logs whose rows say how long it took.
+    Freed,
+}
+
+/// One operation. With the queue's stamp it fills a cache line.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Record {
+    pub(super) action: Action,
+    pub(super) thread: u32,
+    /// A number of [`Places`](super::location::Places); 0 is nowhere.
+    pub(super) location: u32,
+    /// Nanoseconds of the [`Clock`].
+    pub(super) start: u64,
+    pub(super) end: u64,
+    pub(super) address: u64,
+    pub(super) bytes: u64,
+    pub(super) stream: u64,
+}
+
+/// Time since a log was begun, and when on the wall that was. Monotonic: a wall clock that is set
+/// meanwhile changes nothing.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Clock {
+    zero: Instant,
+    wall: SystemTime,
+}
+
+impl Clock {
+    pub(super) fn new() -> Self {
+        Self { zero: Instant::now(), wall: SystemTime::now() }
+    }
+
+    /// Nanoseconds since the log was begun.
+    #[inline]
+    pub(super) fn now(&self) -> u64 {
+        let passed = self.zero.elapsed();
+        passed.as_secs() * 1_000_000_000 + u64::from(passed.subsec_nanos())
+    }
+
+    /// Nanoseconds from the start of 1970, UTC, to the beginning of the log.
+    pub(super) fn wall(&self) -> u64 {
+        let since = self.wall.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        since.as_secs() * 1_000_000_000 + u64::from(since.subsec_nanos())
+    }
+}
+
+/// The system's number of the calling thread; elsewhere than on Linux one of our own.
+#[inline]
+pub(super) fn thread() -> u32 {
+    thread_local! {
+        static NUMBER: Cell<u32> = const { Cell::new(0) };
+    }
+    NUMBER.with(|number| {
+        if number.get() == 0 {
+            number.set(ask());
+        }
+        number.get()
+    })
+}
+
+#[cfg(target_os = "linux")]
+fn ask() -> u32 {
+    // SAFETY: takes nothing and cannot fail.
+    unsafe { libc::gettid() }.unsigned_abs()
+}
+
+#[cfg(not(target_os = "linux"))]
+fn ask() -> u32 {
+    crate::sync::trusted::unique() as u32
+}

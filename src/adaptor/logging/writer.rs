@@ -1,0 +1,135 @@
+//! The thread that writes.
+
+use super::format::Rows;
+use super::queue::{Log, Trouble};
+use super::record::{Action, Record};
+use crate::sync::Arc;
+use std::io::{self, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+/// Bytes that are written at once, about.
+const CHUNK: usize = 64 << 10;
+
+/// The naps of a writer that finds nothing to do: each twice the one before.
+const SHORTEST_NAP: Duration = Duration::from_millis(1);
+const LONGEST_NAP: Duration = Duration::from_millis(64);
+
+/// Where the rows go, until it fails.
+pub(super) struct Sink {
+    out: Box<dyn Write + Send>,
+    rows: Rows,
+    text: Vec<u8>,
+    /// Rows in `text`.
+    waiting: u64,
+    /// Something was written that `out` may keep to itself.
+    unflushed: bool,
+    trouble: Option<Trouble>,
+}
+
+impl Sink {
+    pub(super) fn new(out: Box<dyn Write + Send>, rows: Rows) -> Self {
+        let text = Vec::with_capacity(CHUNK + 4096);
+        Self { out, rows, text, waiting: 0, unflushed: false, trouble: None }
+    }
+
+    fn take(&mut self, record: &Record, log: &Log) {
+        if let Some(trouble) = &mut self.trouble {
+            trouble.discarded += u64::from(record.action != Action::Freed);
+            return;
+        }
+        self.waiting += self.rows.add(record, &mut self.text, log);
+        if self.text.len() >= CHUNK {
+            self.write();
+        }
+    }
+
+    fn write(&mut self) {
+        if self.text.is_empty() || self.trouble.is_some() {
+            return;
+        }
+        let Self { out, text, .. } = self;
+        let written = guarded(|| out.write_all(text));
+        self.text.clear();
+        self.unflushed = true;
+        self.settled(written);
+        self.waiting = 0;
+    }
+
+    /// Writes what is there. `all`: also the rows of frees that have not returned.
+    fn settle(&mut self, all: bool, log: &Log) {
+        if all && self.trouble.is_none() {
+            self.waiting += self.rows.release(&mut self.text, log);
+        }
+        self.write();
+        if std::mem::take(&mut self.unflushed) && self.trouble.is_none() {
+            let flushed = guarded(|| self.out.flush());
+            self.settled(flushed);
+        }
+    }
+
+    /// Keeps the first error, and says it once. A log with a hole would mislead: nothing is written
+    /// after it.
+    fn settled(&mut self, result: io::Result<()>) {
+        let Err(error) = result else { return };
+        let discarded = self.waiting + self.rows.held();
+        let text = error.to_string();
+        // A subscriber that panics must not take the thread that others wait for.
+        let said =
+            || tracing::error!(error = %text, "the allocation log cannot be written and ends here");
+        if let Err(thrown) = catch_unwind(AssertUnwindSafe(said)) {
+            std::mem::forget(thrown);
+        }
+        self.trouble = Some(Trouble { text, discarded });
+    }
+}
+
+/// Runs a call of somebody's `Write`; a panic is an error like any other.
+fn guarded(call: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|thrown| {
+        std::mem::forget(thrown);
+        Err(io::Error::other("the writer panicked"))
+    })
+}
+
+/// Writes until the log is closed and empty.
+pub(super) fn run(log: &Arc<Log>, mut sink: Sink) {
+    sink.rows.header(&mut sink.text);
+    let (mut done, mut nap) = (0, SHORTEST_NAP);
+    loop {
+        // Before the records: what was pushed before the question is in the ring now, which holds
+        // no more than is taken below.
+        let (asked, closing) = (log.asked(), log.is_closing());
+        let mut taken = 0;
+        while taken < log.capacity()
+            && let Some(record) = log.pop()
+        {
+            sink.take(&record, log);
+            taken += 1;
+        }
+        let ended = closing && taken < log.capacity();
+        let all = asked > done || ended;
+        if all || taken == 0 {
+            sink.settle(all, log);
+        }
+        let refused = log.take_refused();
+        if refused > 0 {
+            let text = "what the log is written to used the log itself".to_owned();
+            let trouble = sink.trouble.get_or_insert(Trouble { text, discarded: 0 });
+            trouble.discarded += refused;
+        }
+        if all {
+            done = asked;
+            log.report(done, sink.trouble.clone(), ended);
+        }
+        if ended {
+            return;
+        }
+        if taken > 0 {
+            nap = SHORTEST_NAP;
+        } else {
+            log.sleep(nap);
+            nap = (nap * 2).min(LONGEST_NAP);
+        }
+    }
+}
