@@ -5,6 +5,14 @@
 //! [replayed](engine::replay) in the log's order, on the log's threads and streams. The program
 //! `aquifer-replay` does all of it; `aquifer-replay --help` shows how.
 
+pub mod bisect;
+mod bottom;
+pub mod engine;
 pub mod event;
 pub mod plan;
 pub mod read;
+pub mod report;
+pub mod stack;
+mod turns;
+
+pub use bottom::Segment;

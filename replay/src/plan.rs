@@ -92,6 +92,8 @@ pub struct Plan {
     /// What cannot have happened, and how it was taken: memory that is allocated twice was freed
     /// just before; a free of the unknown is left out.
     pub problems: Vec<Problem>,
+    /// What a line is called: `line` of a text, `record` of a snapshot.
+    pub line_word: &'static str,
 }
 
 impl Plan {
@@ -101,6 +103,7 @@ impl Plan {
             threads: log.threads.clone(),
             streams: log.streams.clone(),
             steps: Vec::with_capacity(log.events.len()),
+            line_word: log.line_word,
             ..Self::default()
         };
         // By address: the allocation, its line, its bytes.
