@@ -9,10 +9,12 @@ pub mod bisect;
 mod bottom;
 pub mod engine;
 pub mod event;
+pub mod picture;
 pub mod plan;
 pub mod read;
 pub mod report;
 pub mod stack;
+pub mod trace;
 mod turns;
 
 pub use bottom::Segment;
