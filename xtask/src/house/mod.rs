@@ -13,7 +13,16 @@ use source::{Source, sources};
 use std::fmt;
 
 /// The folders whose Rust files are looked at.
-const FOLDERS: [&str; 6] = ["src", "tests", "loom_tests", "benches", "examples", "xtask/src"];
+const FOLDERS: [&str; 8] = [
+    "src",
+    "tests",
+    "loom_tests",
+    "benches",
+    "examples",
+    "xtask/src",
+    "replay/src",
+    "replay/tests",
+];
 
 /// Something in a file that breaks a rule.
 #[derive(Debug, PartialEq)]

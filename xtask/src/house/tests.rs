@@ -129,6 +129,7 @@ fn nothing_panics_outside_tests() {
         "macro_rules! m { ($x:expr) => { $x.unwrap() } }",
     ] {
         assert_eq!(found(rules::no_panics, "src/event.rs", bad).len(), 1, "{bad}");
+        assert_eq!(found(rules::no_panics, "replay/src/plan.rs", bad).len(), 1, "{bad}");
         assert!(found(rules::no_panics, "src/event/tests.rs", bad).is_empty());
         assert!(found(rules::no_panics, "src/event/tests/drop.rs", bad).is_empty());
         assert!(found(rules::no_panics, "tests/event.rs", bad).is_empty());
@@ -148,7 +149,7 @@ fn nothing_panics_outside_tests() {
 #[test]
 fn files_stay_short() {
     let long = "fn f() {}\n".repeat(801);
-    for folder in ["src", "tests", "loom_tests", "benches"] {
+    for folder in ["src", "tests", "loom_tests", "benches", "replay/src", "replay/tests"] {
         let path = format!("{folder}/long.rs");
         assert_eq!(found(rules::short_files, &path, &long), [801]);
         assert!(found(rules::short_files, &path, &long[10..]).is_empty());

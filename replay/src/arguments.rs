@@ -1,0 +1,179 @@
+//! What the program is told.
+
+use aquifer_replay::read::Format;
+use aquifer_replay::stack::{Backend, Options, Resource};
+use bytesize::ByteSize;
+use clap::{Parser, ValueEnum};
+use std::path::PathBuf;
+
+/// Replays a log of device memory against aquifer's resources.
+///
+/// The log says when which memory was allocated and freed, on which thread and stream. The replay
+/// makes the same calls in the same order, each thread's on a thread of its own and each stream's
+/// on a stream of its own, and tells what they cost and how much memory they took. Without a GPU it
+/// runs on a simulated device, where the same log gives the same figures, times excepted.
+#[derive(Debug, Parser)]
+#[command(version, after_help = SHORT, after_long_help = LONG)]
+pub(crate) struct Arguments {
+    /// The log: a CSV of RMM or NBEP 7, or a memory snapshot of PyTorch
+    pub(crate) log: PathBuf,
+
+    /// What serves the allocations
+    #[arg(long, value_enum, default_value_t = ResourceName::Pool)]
+    resource: ResourceName,
+
+    /// Where the memory comes from
+    #[arg(long, value_enum, default_value_t = BackendName::Sim)]
+    backend: BackendName,
+
+    /// The GPU's number, with --backend cuda
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    gpu: usize,
+
+    /// Bytes that may be taken from the device at once: 4GiB, 512MiB, 1000000
+    ///
+    /// A simulated device has so much memory, and a pool has it as its maximum size. By default 4
+    /// GiB on the simulated device, and what there is on a GPU.
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
+    capacity: Option<u64>,
+
+    /// Find the smallest capacity that serves the whole log, and replay with that
+    ///
+    /// Tries capacities on the simulated device: from the log's peak, doubled until all is served,
+    /// and then between the two. The ratio to the log's peak is what the resource adds to it.
+    #[arg(long, conflicts_with = "capacity")]
+    pub(crate) bisect: bool,
+
+    /// What capacities are multiples of, with --bisect: a multiple of 256
+    #[arg(long, value_name = "BYTES", value_parser = bytes, default_value = "256", requires = "bisect")]
+    pub(crate) step: u64,
+
+    /// Write a trace for https://ui.perfetto.dev and chrome://tracing
+    #[arg(long, value_name = "OUT.json")]
+    pub(crate) trace: Option<PathBuf>,
+
+    /// Write a picture of the address space over the log
+    #[arg(long, value_name = "OUT.svg")]
+    pub(crate) picture: Option<PathBuf>,
+
+    /// The log's format
+    #[arg(long, value_enum, default_value_t = FormatName::Auto)]
+    format: FormatName,
+
+    /// Whose events to replay, of a log with several devices: the first that has any by default
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub(crate) log_device: Option<i64>,
+
+    /// Go on where the log cannot have happened
+    ///
+    /// An address that is allocated again is taken as freed before; a free of memory that was not
+    /// allocated is left out. A snapshot of PyTorch that began in the middle of a program has many.
+    #[arg(long)]
+    pub(crate) lenient: bool,
+
+    /// Print the figures as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+const SHORT: &str = "See --help for examples, and for how to write a log.";
+
+const LONG: &str = "\
+Examples:
+  What does the log cost with aquifer's pool, and what does it reserve?
+      aquifer-replay rmm_log.csv
+
+  The same with one driver call an allocation, or with the driver's own pool:
+      aquifer-replay rmm_log.csv --resource cuda
+      aquifer-replay rmm_log.csv --resource async
+
+  Does it fit in 6 GiB? The exit status is 3 if anything was refused, and each line that was is
+  named:
+      aquifer-replay rmm_log.csv --capacity 6GiB
+
+  How small a GPU would do?
+      aquifer-replay rmm_log.csv --bisect --step 1MiB
+
+  Where does the memory go? Look at it in a browser, or at https://ui.perfetto.dev:
+      aquifer-replay rmm_log.csv --picture memory.svg --trace memory.json
+
+  A snapshot of PyTorch that began in the middle of a program, on the second GPU of its machine:
+      aquifer-replay snapshot.pickle --log-device 1 --lenient
+
+  Times that count: a release build, on a GPU.
+      cargo run --release -p aquifer-replay -- rmm_log.csv --backend cuda
+
+How to write a log:
+  RMM in C++ wraps a resource in rmm::mr::logging_resource_adaptor; in Python it is
+  rmm.reinitialize(logging=True, log_file_name=\"rmm_log.csv\").
+  PyTorch calls torch.cuda.memory._record_memory_history(), and at the end
+  torch.cuda.memory._dump_snapshot(\"snapshot.pickle\").
+
+Exit status: 0 all was served, 1 an error, 2 wrong arguments, 3 allocations were refused.";
+
+fn bytes(text: &str) -> Result<u64, String> {
+    let size: ByteSize = text.parse().map_err(|error| format!("{error}; try 4GiB or 512MiB"))?;
+    match size.as_u64() {
+        0 => Err(String::from("0 bytes serve nothing")),
+        bytes => Ok(bytes),
+    }
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum ResourceName {
+    /// Aquifer's pool over plain memory
+    Pool,
+    /// Plain memory: a driver call for each allocation and each free
+    Cuda,
+    /// A memory pool of the driver
+    Async,
+    /// Managed memory, which the driver moves
+    Managed,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum BackendName {
+    /// A simulated device: no GPU is needed, and every run is the same
+    Sim,
+    /// A GPU
+    Cuda,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum FormatName {
+    /// By the file's first bytes
+    Auto,
+    /// RMM: Thread,Time,Action,Pointer,Size,Stream
+    Rmm,
+    /// NBEP 7: Event Type,Device ID,Address,...
+    Events,
+    /// PyTorch's memory snapshot, a pickle (nothing in it is run)
+    Torch,
+}
+
+impl Arguments {
+    pub(crate) fn options(&self) -> Options {
+        Options {
+            resource: match self.resource {
+                ResourceName::Pool => Resource::Pool,
+                ResourceName::Cuda => Resource::Cuda,
+                ResourceName::Async => Resource::Async,
+                ResourceName::Managed => Resource::Managed,
+            },
+            backend: match self.backend {
+                BackendName::Sim => Backend::Simulated,
+                BackendName::Cuda => Backend::Cuda(self.gpu),
+            },
+            capacity: self.capacity,
+        }
+    }
+
+    pub(crate) fn format(&self) -> Option<Format> {
+        match self.format {
+            FormatName::Auto => None,
+            FormatName::Rmm => Some(Format::Rmm),
+            FormatName::Events => Some(Format::Events),
+            FormatName::Torch => Some(Format::Torch),
+        }
+    }
+}

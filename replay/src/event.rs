@@ -1,0 +1,73 @@
+//! What all logs are read into.
+
+/// What one line of a log says was done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Memory was handed out.
+    Allocate,
+    /// Memory was taken back.
+    Free,
+    /// An allocation was refused when the log was written.
+    Failure,
+}
+
+/// One line of a log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// The place in the log's order, from 0.
+    pub index: usize,
+    /// The line of a text, or the record of a snapshot, from 1: what a person looks for.
+    pub line: u64,
+    /// The thread, as an index into [`Log::threads`].
+    pub thread: usize,
+    /// When, in nanoseconds since the log's first event with a time.
+    pub time: Option<u64>,
+    /// What was done.
+    pub action: Action,
+    /// The address in the process that wrote the log; 0 for a failure.
+    pub address: u64,
+    /// Bytes, as they were asked.
+    pub size: u64,
+    /// The stream, as an index into [`Log::streams`].
+    pub stream: usize,
+}
+
+/// A log that was read.
+#[derive(Clone, Debug, Default)]
+pub struct Log {
+    /// The events of one device, in the log's order.
+    pub events: Vec<Event>,
+    /// The threads' names.
+    pub threads: Vec<String>,
+    /// The streams' names: `default`, `per-thread/NAME`, or the handle in hex.
+    pub streams: Vec<String>,
+    /// Whose events these are, where the log says.
+    pub device: Option<i64>,
+    /// Events of other devices, which were left out.
+    pub other_devices: usize,
+    /// What a line is called: `line` of a text, `record` of a snapshot.
+    pub line_word: &'static str,
+}
+
+/// Gives names numbers in the order of their first use.
+#[derive(Debug, Default)]
+pub(crate) struct Names {
+    names: Vec<String>,
+}
+
+impl Names {
+    pub(crate) fn number(&mut self, name: &str) -> usize {
+        // A log names the same few over and over, the last one most of all.
+        match self.names.iter().rposition(|known| known == name) {
+            Some(at) => at,
+            None => {
+                self.names.push(name.to_owned());
+                self.names.len() - 1
+            }
+        }
+    }
+
+    pub(crate) fn into_vec(self) -> Vec<String> {
+        self.names
+    }
+}

@@ -1,0 +1,216 @@
+//! A CSV with a header, cell by cell: addresses, times, streams.
+
+use super::ReadError;
+use csv::{ReaderBuilder, StringRecord, Trim};
+use std::io::Read;
+use std::path::Path;
+
+/// A CSV whose columns were found by the names in its header.
+pub(super) struct Table<'a, R> {
+    path: &'a Path,
+    reader: csv::Reader<R>,
+    record: StringRecord,
+    names: &'static [&'static str],
+    /// Where each of `names` is in a line.
+    places: Vec<usize>,
+}
+
+/// One line of a [`Table`].
+pub(super) struct Line<'a> {
+    path: &'a Path,
+    record: &'a StringRecord,
+    names: &'static [&'static str],
+    places: &'a [usize],
+    /// The number of the line, from 1.
+    pub(super) number: u64,
+}
+
+impl<'a, R: Read> Table<'a, R> {
+    /// `names` are the columns that are wanted; others are passed over.
+    pub(super) fn new(
+        path: &'a Path,
+        reader: R,
+        names: &'static [&'static str],
+    ) -> Result<Self, ReadError> {
+        let mut reader = ReaderBuilder::new().flexible(true).trim(Trim::All).from_reader(reader);
+        let header = reader.headers().map_err(|source| ReadError::Csv {
+            path: path.to_owned(),
+            line: 1,
+            source,
+        })?;
+        let mut places = Vec::new();
+        for name in names {
+            let place = header
+                .iter()
+                .position(|cell| cell.trim_start_matches('\u{feff}').eq_ignore_ascii_case(name))
+                .ok_or_else(|| ReadError::Header {
+                    path: path.to_owned(),
+                    column: name,
+                    expected: names.join(","),
+                    found: header.iter().collect::<Vec<_>>().join(","),
+                })?;
+            places.push(place);
+        }
+        Ok(Self { path, reader, record: StringRecord::new(), names, places })
+    }
+
+    pub(super) fn next(&mut self) -> Result<Option<Line<'_>>, ReadError> {
+        let more = self.reader.read_record(&mut self.record).map_err(|source| ReadError::Csv {
+            path: self.path.to_owned(),
+            line: source.position().map_or(0, csv::Position::line),
+            source,
+        })?;
+        if !more {
+            return Ok(None);
+        }
+        Ok(Some(Line {
+            path: self.path,
+            record: &self.record,
+            names: self.names,
+            places: &self.places,
+            number: self.record.position().map_or(0, csv::Position::line),
+        }))
+    }
+}
+
+impl Line<'_> {
+    /// The text of a column, by its index in the table's names; empty where the line is short.
+    pub(super) fn text(&self, column: usize) -> &str {
+        self.record.get(self.places[column]).unwrap_or_default()
+    }
+
+    /// The value of a column, made by `parse`.
+    pub(super) fn get<'b, T>(
+        &'b self,
+        column: usize,
+        expected: &'static str,
+        parse: impl FnOnce(&'b str) -> Option<T>,
+    ) -> Result<T, ReadError> {
+        parse(self.text(column)).ok_or_else(|| ReadError::Cell {
+            path: self.path.to_owned(),
+            line: self.number,
+            column: self.names[column],
+            expected,
+            found: match self.record.get(self.places[column]) {
+                Some(text) => text.to_owned(),
+                None => String::from("the end of the line"),
+            },
+        })
+    }
+}
+
+/// An address: `0x..`, decimal, or `(nil)`.
+pub(super) fn address(text: &str) -> Option<u64> {
+    if text.eq_ignore_ascii_case("(nil)") {
+        return Some(0);
+    }
+    number(text)
+}
+
+/// A number in decimal or, behind `0x`, in hex.
+pub(super) fn number(text: &str) -> Option<u64> {
+    match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
+        Some(hex) => u64::from_str_radix(hex, 16).ok(),
+        None => text.parse().ok(),
+    }
+}
+
+/// The one name of a stream, however it was written: by number, handle or word. Streams that CUDA
+/// gives to each thread are told apart by `thread`.
+pub(super) fn stream(text: &str, thread: &str) -> Option<String> {
+    let per_thread = || format!("per-thread/{thread}");
+    match address(text) {
+        // CUDA's own handles: NULL, cudaStreamLegacy, cudaStreamPerThread.
+        Some(0 | 1) => return Some(String::from("default")),
+        Some(2) => return Some(per_thread()),
+        Some(handle) => return Some(format!("{handle:#x}")),
+        None => {}
+    }
+    let word = text.to_lowercase();
+    match word.as_str() {
+        "" => None,
+        "default" | "legacy" | "legacy default" | "default stream" | "legacy stream"
+        | "cudastreamlegacy" => Some(String::from("default")),
+        "per-thread" | "per-thread default" | "per_thread" | "ptds" | "cudastreamperthread" => {
+            Some(per_thread())
+        }
+        _ => Some(text.to_owned()),
+    }
+}
+
+/// `HH:MM:SS.ffffff` (RMM before 22.06: `HH:MM:SS:ffffff`) in nanoseconds since midnight.
+pub(super) fn time_of_day(text: &str) -> Option<u64> {
+    let mut parts = text.split([':', '.']);
+    let mut whole = |below: u64| parts.next()?.parse::<u64>().ok().filter(|value| *value < below);
+    // 60 is a leap second.
+    let seconds = (whole(24)? * 60 + whole(60)?) * 60 + whole(61)?;
+    let nanoseconds = match parts.next() {
+        None => 0,
+        Some(digits) if digits.len() <= 9 && digits.bytes().all(|digit| digit.is_ascii_digit()) => {
+            digits.parse::<u64>().ok()? * 10_u64.pow(9 - digits.len() as u32)
+        }
+        Some(_) => return None,
+    };
+    parts.next().is_none().then_some(seconds * 1_000_000_000 + nanoseconds)
+}
+
+/// Times of day of one log, which may pass midnight, since its first.
+#[derive(Default)]
+pub(super) struct Clock {
+    first: Option<u64>,
+    last: u64,
+    days: u64,
+}
+
+impl Clock {
+    pub(super) fn since_first(&mut self, of_day: u64) -> u64 {
+        const DAY: u64 = 24 * 60 * 60 * 1_000_000_000;
+        // Threads' lines may stand a little out of order; half a day back is the next day.
+        if self.last > of_day && self.last - of_day > DAY / 2 {
+            self.days += 1;
+        }
+        self.last = of_day;
+        let first = *self.first.get_or_insert(of_day);
+        (self.days * DAY + of_day).saturating_sub(first)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn streams_have_one_name() {
+        for text in ["0", "0x0", "(nil)", "0x1", "default", "Legacy", "legacy default"] {
+            assert_eq!(stream(text, "7").unwrap(), "default", "{text}");
+        }
+        for text in ["2", "0x2", "per-thread", "per-thread default"] {
+            assert_eq!(stream(text, "7").unwrap(), "per-thread/7", "{text}");
+        }
+        assert_eq!(stream("255", "7").unwrap(), "0xff");
+        assert_eq!(stream("copies", "7").unwrap(), "copies");
+        assert_eq!(stream("", "7"), None);
+    }
+
+    #[test]
+    fn times_of_day() {
+        assert_eq!(time_of_day("00:00:01.5"), Some(1_500_000_000));
+        assert_eq!(time_of_day("01:02:03:000004"), Some(3_723_000_004_000));
+        assert_eq!(time_of_day("23:59:59"), Some(86_399_000_000_000));
+        for bad in
+            ["", "24:00:00", "1:2", "00:00:00.1234567890", "00:00:00.1.2", "a:b:c", "00:00:00.-1"]
+        {
+            assert_eq!(time_of_day(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_clock_passes_midnight_and_not_a_step_back() {
+        let second = 1_000_000_000;
+        let mut clock = Clock::default();
+        assert_eq!(clock.since_first(86_399 * second), 0);
+        assert_eq!(clock.since_first(second), 2 * second);
+        assert_eq!(clock.since_first(3 * second), 4 * second);
+        assert_eq!(clock.since_first(2 * second), 3 * second);
+    }
+}

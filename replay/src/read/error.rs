@@ -1,0 +1,95 @@
+//! What is wrong with a log, and where.
+
+use std::io;
+use std::path::PathBuf;
+
+/// A log could not be read.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReadError {
+    /// The file itself.
+    #[error("{}: cannot be read: {source}", path.display())]
+    Open {
+        /// The log.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The format is none that is known here.
+    #[error(
+        "{}: no format is known that starts with {found:?}: expected RMM's header \
+         `Thread,Time,Action,Pointer,Size,Stream`, NBEP 7's `Event Type,Device ID,...` or a \
+         pickle of PyTorch (--format says which it is)",
+        path.display()
+    )]
+    Unknown {
+        /// The log.
+        path: PathBuf,
+        /// Its first line.
+        found: String,
+    },
+    /// The header lacks a column.
+    #[error("{}:1: no column {column}: expected the header `{expected}`, found `{found}`", path.display())]
+    Header {
+        /// The log.
+        path: PathBuf,
+        /// The column that is not there.
+        column: &'static str,
+        /// All columns of the format.
+        expected: String,
+        /// The header as it is.
+        found: String,
+    },
+    /// A line is no line of a CSV.
+    #[error("{}:{line}: not a line of a CSV: {source}", path.display())]
+    Csv {
+        /// The log.
+        path: PathBuf,
+        /// The line, from 1.
+        line: u64,
+        /// Why.
+        source: csv::Error,
+    },
+    /// A cell has not what its column wants.
+    #[error("{}:{line}: column {column}: expected {expected}, found {found:?}", path.display())]
+    Cell {
+        /// The log.
+        path: PathBuf,
+        /// The line, from 1.
+        line: u64,
+        /// The column's name.
+        column: &'static str,
+        /// What belongs there.
+        expected: &'static str,
+        /// What is there.
+        found: String,
+    },
+    /// The file is not a pickle, or one of objects other than plain values.
+    #[error("{}: not a pickle of plain values: {source}", path.display())]
+    Pickle {
+        /// The log.
+        path: PathBuf,
+        /// Why.
+        source: serde_pickle::Error,
+    },
+    /// A value of a snapshot is not what its place wants.
+    #[error("{}: {place}: expected {expected}, found {found}", path.display())]
+    Record {
+        /// The log.
+        path: PathBuf,
+        /// The way to the value, as in Python: `device_traces[0][12]['addr']`.
+        place: String,
+        /// What belongs there.
+        expected: &'static str,
+        /// What is there.
+        found: String,
+    },
+    /// No event is of the device that was asked.
+    #[error("{}: no events of device {device}", path.display())]
+    NoDevice {
+        /// The log.
+        path: PathBuf,
+        /// The device's number.
+        device: i64,
+    },
+}

@@ -1,0 +1,113 @@
+//! A replay as a trace for Perfetto and chrome://tracing.
+
+use crate::engine::Replayed;
+use crate::plan::{Plan, Step};
+use serde_json::{Value, json};
+use std::io::{self, Write};
+
+/// The one process of the trace.
+const PROCESS: u32 = 1;
+
+/// Writes the trace in Chrome's JSON format: counters of the live and the reserved bytes, and for
+/// each stream a track with one slice an allocation. Times are the log's, or one microsecond a step
+/// where it tells none.
+///
+/// # Errors
+///
+/// Those of `out`.
+pub fn write(plan: &Plan, replayed: &Replayed, out: impl Write) -> io::Result<()> {
+    let Replayed { report, observation } = replayed;
+    let mut events = Events { out, first: true };
+    let clock = Clock::new(&plan.steps);
+    events.start()?;
+    let process = format!("aquifer-replay: {} on {}", report.resource, report.device);
+    events.put(json!({
+        "ph": "M", "name": "process_name", "pid": PROCESS, "args": {"name": process},
+    }))?;
+    for (number, stream) in plan.streams.iter().enumerate() {
+        events.put(json!({
+            "ph": "M", "name": "thread_name", "pid": PROCESS, "tid": number + 1,
+            "args": {"name": track(stream)},
+        }))?;
+    }
+    let mut before = None;
+    for (at, now) in observation.live.iter().zip(&observation.reserved).enumerate() {
+        // A counter keeps its value until the next.
+        if before.replace(now) == Some(now) {
+            continue;
+        }
+        for (name, bytes) in [("live", now.0), ("reserved", now.1)] {
+            events.put(json!({
+                "ph": "C", "name": name, "pid": PROCESS, "ts": clock.at(at),
+                "args": {"bytes": bytes},
+            }))?;
+        }
+    }
+    let names: Vec<String> = plan.streams.iter().map(|stream| track(stream)).collect();
+    for (number, placed) in observation.placed.iter().enumerate() {
+        // Slices of one track overlap without nesting, so they are begun and ended by number.
+        let slice = |phase: &str, at: usize| {
+            json!({
+                "ph": phase, "cat": "allocation", "name": names[placed.stream],
+                "id": number + 1, "pid": PROCESS, "tid": placed.stream + 1, "ts": clock.at(at),
+            })
+        };
+        let mut begin = slice("b", placed.from);
+        begin["args"] = json!({
+            "bytes": placed.asked,
+            "address": format!("{:#x}", placed.address),
+            plan.line_word: plan.steps[placed.from].line,
+        });
+        events.put(begin)?;
+        events.put(slice("e", placed.to.min(plan.steps.len())))?;
+    }
+    events.finish()
+}
+
+fn track(stream: &str) -> String {
+    format!("stream {stream}")
+}
+
+/// When a step was, in microseconds.
+struct Clock<'a> {
+    steps: &'a [Step],
+    timed: bool,
+}
+
+impl<'a> Clock<'a> {
+    fn new(steps: &'a [Step]) -> Self {
+        Self { steps, timed: steps.iter().all(|step| step.time.is_some()) }
+    }
+
+    /// Of the number behind the last step: the end.
+    fn at(&self, step: usize) -> f64 {
+        if !self.timed {
+            return step as f64;
+        }
+        let step = self.steps.get(step).or(self.steps.last());
+        step.and_then(|step| step.time).unwrap_or(0) as f64 / 1000.0
+    }
+}
+
+struct Events<W> {
+    out: W,
+    first: bool,
+}
+
+impl<W: Write> Events<W> {
+    fn start(&mut self) -> io::Result<()> {
+        self.out.write_all(b"{\"displayTimeUnit\":\"ns\",\"traceEvents\":[")
+    }
+
+    fn put(&mut self, event: Value) -> io::Result<()> {
+        let between: &[u8] = if self.first { b"\n" } else { b",\n" };
+        self.first = false;
+        self.out.write_all(between)?;
+        Ok(serde_json::to_writer(&mut self.out, &event)?)
+    }
+
+    fn finish(mut self) -> io::Result<()> {
+        self.out.write_all(b"\n]}\n")?;
+        self.out.flush()
+    }
+}

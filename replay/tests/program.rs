@@ -1,0 +1,199 @@
+//! The program from end to end, on the simulated device.
+
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+fn log(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/logs").join(name)
+}
+
+fn replay(name: &str, arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_aquifer-replay"))
+        .arg(log(name))
+        .args(arguments)
+        .output()
+        .unwrap()
+}
+
+fn said(output: &Output) -> (String, String) {
+    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+    (text(&output.stdout), text(&output.stderr))
+}
+
+fn out(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join(name)
+}
+
+#[test]
+fn a_log_that_is_served() {
+    let output = replay("two_streams.rmm.csv", &[]);
+    let (stdout, stderr) = said(&output);
+    assert_eq!((output.status.code(), stderr.as_str()), (Some(0), ""), "{stdout}");
+    for line in [
+        "capacity            4.0 GiB (4294967296 B)",
+        "peak live           3.4 KiB (3500 B)",
+        "peak reserved       2.0 MiB (2097152 B)",
+        "upstream calls      1",
+        "leaks               1 allocations, 2.9 KiB (3000 B)",
+        "failures            0",
+    ] {
+        assert!(stdout.lines().any(|said| said == line), "{line} is not in\n{stdout}");
+    }
+}
+
+#[test]
+fn every_format_and_resource() {
+    for name in ["threads.rmm.csv", "two_devices.events.csv", "snapshot.pickle"] {
+        for resource in ["pool", "cuda", "async", "managed"] {
+            let output = replay(name, &["--resource", resource, "--json"]);
+            assert_eq!(output.status.code(), Some(0), "{name} {resource}: {output:?}");
+            let all: Value = serde_json::from_slice(&output.stdout).unwrap();
+            let report = &all["report"];
+            assert_eq!(report["resource"], resource);
+            assert_eq!(report["peak_live"], report["peak_live_of_log"]);
+            assert!(report["peak_reserved"].as_u64() >= report["peak_live"].as_u64());
+            assert!(report["driver_calls"].as_u64().unwrap() > 0);
+        }
+    }
+}
+
+#[test]
+fn what_is_refused_is_the_exit_status() {
+    let output = replay("too_large.rmm.csv", &["--capacity", "1GiB"]);
+    let (stdout, _) = said(&output);
+    assert_eq!(output.status.code(), Some(3), "{stdout}");
+    assert!(
+        stdout.contains("\nfailures            1\n  line 3: allocating 2000000000 bytes"),
+        "{stdout}"
+    );
+}
+
+#[test]
+fn impossible_lines_end_it_unless_borne() {
+    let output = replay("impossible.rmm.csv", &[]);
+    let (stdout, stderr) = said(&output);
+    assert_eq!((output.status.code(), stdout.as_str()), (Some(1), ""));
+    assert!(stderr.contains("impossible.rmm.csv:3: 0x1000 is allocated again"), "{stderr}");
+    assert!(stderr.contains("impossible.rmm.csv:4: 0x2000 is freed"), "{stderr}");
+    let output = replay("impossible.rmm.csv", &["--lenient"]);
+    let (stdout, _) = said(&output);
+    assert_eq!(output.status.code(), Some(0));
+    assert!(stdout.contains("impossible lines    2\n"), "{stdout}");
+}
+
+#[test]
+fn errors_name_their_place() {
+    let output = replay("wrong_size.rmm.csv", &[]);
+    assert_eq!(output.status.code(), Some(1));
+    let (_, stderr) = said(&output);
+    assert!(stderr.starts_with("error: ") && stderr.contains(".csv:3: column Size: "), "{stderr}");
+    let output = replay("two_streams.rmm.csv", &["--capacity", "much"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(said(&output).1.contains("try 4GiB or 512MiB"));
+}
+
+#[test]
+fn bisection_prints_what_it_found() {
+    let output = replay("threads.rmm.csv", &["--bisect", "--step", "64KiB", "--resource", "cuda"]);
+    let (stdout, stderr) = said(&output);
+    assert_eq!(output.status.code(), Some(0), "{stderr}");
+    assert!(stdout.starts_with("least capacity      3145728 B, 1.000 times"), "{stdout}");
+    assert!(stdout.contains("\ncapacity            3.0 MiB (3145728 B)\n"), "{stdout}");
+}
+
+#[test]
+fn a_trace_has_a_slice_for_each_allocation() {
+    let path = out("trace.json");
+    let output =
+        replay("threads.rmm.csv", &["--trace", path.to_str().unwrap(), "--resource", "cuda"]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let trace: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    let events = trace["traceEvents"].as_array().unwrap();
+    let of = |phase: &str| events.iter().filter(|e| e["ph"] == phase).collect::<Vec<_>>();
+    let (begins, ends, counters) = (of("b"), of("e"), of("C"));
+    assert_eq!((begins.len(), ends.len()), (4, 4));
+    // The second allocation: by thread 22, 50 ms in, for 250 ms.
+    assert_eq!(begins[1]["name"], "stream per-thread/22");
+    assert_eq!((begins[1]["ts"].as_f64(), ends[1]["ts"].as_f64()), (Some(50e3), Some(300e3)));
+    assert_eq!(
+        (&begins[1]["args"]["bytes"], &begins[1]["args"]["line"]),
+        (&2097152.into(), &3.into())
+    );
+    assert_eq!(begins[1]["id"], ends[1]["id"]);
+    let live: Vec<_> = counters
+        .iter()
+        .filter(|counter| counter["name"] == "live")
+        .map(|counter| counter["args"]["bytes"].as_u64().unwrap())
+        .collect();
+    assert_eq!((live.len(), live.iter().max()), (8, Some(&(3 << 20))));
+    let tracks: Vec<_> = of("M").into_iter().filter(|e| e["name"] == "thread_name").collect();
+    assert_eq!(tracks.len(), 3);
+}
+
+#[test]
+fn a_picture_has_a_rectangle_for_each_allocation() {
+    let path = out("picture.svg");
+    let output = replay("two_streams.rmm.csv", &["--picture", path.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let text = std::fs::read_to_string(&path).unwrap();
+    let document = roxmltree::Document::parse(&text).unwrap();
+    let group = |class: &str| {
+        document.descendants().find(|node| node.attribute("class") == Some(class)).unwrap()
+    };
+    let blocks: Vec<_> =
+        group("blocks").children().filter(|node| node.has_tag_name("rect")).collect();
+    assert_eq!(blocks.len(), 4);
+    let number = |at: usize, name| blocks[at].attribute(name).unwrap().parse::<f64>().unwrap();
+    // From the first of seven operations to the third; 1000 bytes are 1024 of 2 MiB.
+    assert!((number(0, "x") - 100.0).abs() < 0.01);
+    assert!((number(0, "width") - 1080.0 * 2.0 / 7.0).abs() < 0.01);
+    assert!((number(0, "height") - 440.0 * 1024.0 / f64::from(2 << 20)).abs() < 0.01);
+    assert_ne!(blocks[0].attribute("fill"), blocks[1].attribute("fill"));
+    assert_eq!(blocks[0].attribute("fill"), blocks[3].attribute("fill"));
+    let lines = group("curves").children().filter(|node| node.has_tag_name("polyline")).count();
+    assert_eq!(lines, 3);
+    for words in ["stream default", "reserved", "live", "2.0 MiB", "operation of the log (number)"]
+    {
+        assert!(
+            document.descendants().any(|node| node.text().map(str::trim) == Some(words)),
+            "{words}"
+        );
+    }
+}
+
+/// 40,000 allocations: drawn by cells, within a bound.
+#[test]
+fn a_picture_of_a_long_log_stays_small() {
+    let mut text = String::from("Thread,Time,Action,Pointer,Size,Stream\n");
+    let mut random = 1_u64;
+    let mut live = Vec::new();
+    for at in 0..40_000_u64 {
+        random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        let (size, stream) = (256 + (random >> 40) % 60_000, (random >> 33) % 5);
+        text += &format!("1,00:00:00.0,allocate,{:#x},{size},{}\n", (at + 1) << 20, stream + 16);
+        live.push((at + 1, size, stream));
+        if live.len() > 500 {
+            let (at, size, stream) = live.swap_remove((random >> 20) as usize % live.len());
+            text += &format!("1,00:00:00.0,free,{:#x},{size},{}\n", at << 20, stream + 16);
+        }
+    }
+    let (long, path) = (out("long.csv"), out("long.svg"));
+    std::fs::write(&long, text).unwrap();
+    let output = replay(long.to_str().unwrap(), &["--picture", path.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let text = std::fs::read_to_string(&path).unwrap();
+    assert!((10_000..3_000_000).contains(&text.len()), "{} bytes", text.len());
+    let document = roxmltree::Document::parse(&text).unwrap();
+    let paths = document.descendants().filter(|node| node.has_tag_name("path")).count();
+    assert_eq!(paths, 5);
+}
+
+#[test]
+fn help_teaches() {
+    let output = replay("two_streams.rmm.csv", &["--help"]);
+    let (stdout, _) = said(&output);
+    for words in ["Examples:", "--bisect --step 1MiB", "_record_memory_history", "Exit status"] {
+        assert!(stdout.contains(words), "{words} is not in\n{stdout}");
+    }
+}

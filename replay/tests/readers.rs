@@ -1,0 +1,150 @@
+//! Every format is read into the same events, and what is wrong in one is named with its place.
+
+use aquifer_replay::event::{Action, Event, Log};
+use aquifer_replay::plan::{Plan, Problem, What};
+use aquifer_replay::read::{Format, ReadError, read};
+use std::path::PathBuf;
+
+fn log(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/logs").join(name)
+}
+
+fn events(name: &str) -> Log {
+    read(&log(name), None, None).unwrap()
+}
+
+#[test]
+fn rmm() {
+    let log = events("two_streams.rmm.csv");
+    assert_eq!(log.events.len(), 8);
+    assert_eq!(log.threads, ["140001"]);
+    // `0`, `default` and `legacy` are one stream; a handle is one in hex and in decimal.
+    assert_eq!(log.streams, ["default", "0x557e194cb810", "0x557e149be010"]);
+    assert_eq!(
+        log.events[1],
+        Event {
+            index: 1,
+            line: 3,
+            thread: 0,
+            time: Some(1000),
+            action: Action::Allocate,
+            address: 0x7f00_0000_0400,
+            size: 2000,
+            stream: 1,
+        }
+    );
+    let failure = log.events[4];
+    assert_eq!((failure.action, failure.address, failure.size), (Action::Failure, 0, 1 << 40));
+    assert_eq!(
+        log.events.iter().map(|event| event.stream).collect::<Vec<_>>(),
+        [0, 1, 0, 2, 0, 1, 0, 0]
+    );
+    let plan = Plan::new(&log);
+    assert_eq!((plan.steps.len(), plan.slots, plan.failures), (7, 4, 1));
+    assert_eq!((plan.peak_live, plan.leaks), (3500, 1));
+    assert_eq!(plan.problems, []);
+}
+
+#[test]
+fn rmm_on_threads_past_midnight() {
+    let log = events("threads.rmm.csv");
+    assert_eq!(log.threads, ["11", "22", "33"]);
+    assert_eq!(log.streams, ["per-thread/11", "per-thread/22", "default"]);
+    let times: Vec<_> = log.events.iter().map(|event| event.time.unwrap() / 1_000_000).collect();
+    assert_eq!(times, [0, 50, 100, 200, 250, 300, 350, 400]);
+    let plan = Plan::new(&log);
+    assert_eq!((plan.peak_live, plan.leaks, plan.slots), (3 << 20, 0, 4));
+}
+
+#[test]
+fn nbep_7() {
+    let log = events("two_devices.events.csv");
+    assert_eq!((log.events.len(), log.device, log.other_devices), (4, Some(0), 1));
+    assert_eq!(log.streams, ["default", "0x5581"]);
+    assert_eq!(log.events[1].time, Some(500_000_000));
+    assert_eq!(log.events[1].line, 4);
+    let plan = Plan::new(&log);
+    assert_eq!((plan.peak_live, plan.leaks), (12288, 0));
+    let other = read(&self::log("two_devices.events.csv"), None, Some(1)).unwrap();
+    assert_eq!((other.events.len(), other.events[0].size, other.other_devices), (1, 9999, 4));
+    let none = read(&self::log("two_devices.events.csv"), None, Some(2)).unwrap_err();
+    assert!(matches!(none, ReadError::NoDevice { device: 2, .. }), "{none}");
+}
+
+#[test]
+fn torch_snapshots() {
+    let log = events("snapshot.pickle");
+    assert_eq!((log.device, log.other_devices, log.line_word), (Some(1), 1, "record"));
+    let actions: Vec<_> = log.events.iter().map(|event| event.action).collect();
+    use Action::{Allocate, Failure, Free};
+    assert_eq!(actions, [Allocate, Allocate, Free, Allocate, Failure, Free]);
+    assert_eq!(log.events.iter().map(|event| event.line).collect::<Vec<_>>(), [2, 3, 5, 6, 7, 9]);
+    assert_eq!(log.events[1].time, Some(10_000));
+    assert_eq!(log.streams, ["default", "0x5581"]);
+    let plan = Plan::new(&log);
+    assert_eq!((plan.peak_live, plan.leaks, plan.failures), ((3 << 19) + 512, 1, 1));
+}
+
+#[test]
+fn a_wrong_cell_is_named() {
+    let error = read(&log("wrong_size.rmm.csv"), None, None).unwrap_err();
+    assert!(matches!(error, ReadError::Cell { line: 3, column: "Size", .. }), "{error:?}");
+    let text = error.to_string();
+    assert!(
+        text.ends_with(
+            "wrong_size.rmm.csv:3: column Size: expected a size in bytes, found \"many\""
+        ),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_wrong_record_is_named() {
+    let error = read(&log("not_a_snapshot.pickle"), None, None).unwrap_err().to_string();
+    assert!(
+        error.ends_with(
+            "device_traces[0][1]['size']: expected a size in bytes, an int, found a string"
+        ),
+        "{error}"
+    );
+    let error = read(&log("threads.rmm.csv"), Some(Format::Torch), None).unwrap_err();
+    assert!(matches!(error, ReadError::Pickle { .. }), "{error}");
+}
+
+#[test]
+fn a_file_of_another_kind_is_refused() {
+    let error = read(&log("snapshot.py"), None, None).unwrap_err();
+    assert!(matches!(error, ReadError::Unknown { .. }), "{error}");
+    let error = read(&log("threads.rmm.csv"), Some(Format::Events), None).unwrap_err();
+    assert!(matches!(error, ReadError::Header { column: "Event Type", .. }), "{error}");
+    let error = read(&log("absent.csv"), None, None).unwrap_err();
+    assert!(matches!(error, ReadError::Open { .. }), "{error}");
+}
+
+#[test]
+fn what_cannot_have_happened_is_told_with_its_line() {
+    let plan = Plan::new(&events("impossible.rmm.csv"));
+    assert_eq!(
+        plan.problems,
+        [
+            Problem::AllocatedTwice { line: 3, address: 0x1000, before: 2 },
+            Problem::FreedUnknown { line: 4, address: 0x2000 },
+        ]
+    );
+    assert_eq!(
+        plan.problems[0].to_string(),
+        "3: 0x1000 is allocated again, without a free since 2"
+    );
+    // The lost free is made up for.
+    let what: Vec<_> = plan.steps.iter().map(|step| step.what).collect();
+    assert_eq!(
+        what,
+        [
+            What::Allocate { slot: 0, size: 1000 },
+            What::Free { slot: 0 },
+            What::Allocate { slot: 1, size: 3000 },
+            What::Free { slot: 1 },
+        ]
+    );
+    assert_eq!((plan.peak_live, plan.leaks), (3000, 0));
+}
