@@ -1,7 +1,9 @@
 //! Memory, copies, fills and launches.
 
 use super::*;
-use crate::backend::{Access, CaptureStatus, FillWord, Kernel, LaunchConfig, RawArg};
+use crate::backend::{
+    Access, CaptureStatus, FillWord, Kernel, LaunchConfig, PoolSpec, PreferredHome, RawArg,
+};
 use std::slice;
 
 const STREAM: RawStream = RawStream(0);
@@ -12,7 +14,7 @@ fn memory_of_every_kind_comes_and_goes() {
         let driver = open();
         let info = driver.memory_info().unwrap();
         assert_eq!((info.free, info.total), (1 << 30, 2 << 30));
-        let pool = driver.pool_create(crate::backend::PoolSpec::keeping(u64::MAX)).unwrap();
+        let pool = driver.pool_create(PoolSpec::keeping(u64::MAX)).unwrap();
         assert!(log.take().contains(&format!("# value={}", u64::MAX)));
         let flags = HostFlags { portable: true, mapped: true, write_combined: true };
         let mapped = HostFlags { portable: false, mapped: true, write_combined: false };
@@ -155,4 +157,33 @@ fn kernels_are_loaded_once_and_get_their_arguments() {
             assert_eq!(now(), SECOND);
         },
     );
+}
+
+/// The stand-in has the second shape of the one function, and the first of the other.
+#[test]
+fn memory_that_moves_is_told_where_by_the_shape_that_the_driver_has() {
+    let name = "work::memory_that_moves_is_told_where_by_the_shape_that_the_driver_has";
+    alone(name, Installed::StandIn, &[], |log| {
+        let driver = CudaDriver::open(1).unwrap();
+        let managed = driver.mem_alloc_managed(300).unwrap();
+        log.take();
+        // SAFETY: the block is live, and freed once.
+        unsafe {
+            driver.prefetch(managed, 300, STREAM).unwrap();
+            for home in [PreferredHome::Device, PreferredHome::Host, PreferredHome::Any] {
+                driver.advise(managed, 300, home).unwrap();
+            }
+            assert_eq!(driver.prefetch(0x10, 300, STREAM).unwrap_err().code(), 1);
+            driver.mem_free(managed).unwrap();
+        }
+        let calls = log.changes();
+        let ends = |call: &str| -> Vec<String> {
+            let told = calls.iter().filter(|line| line.starts_with(call));
+            told.map(|line| line.split_once("bytes=").unwrap().1.to_owned()).collect()
+        };
+        let advice = ["300 advice=3 device=1", "300 advice=3 device=-1", "300 advice=4 device=1"];
+        assert_eq!(ends("cuMemAdvise ctx=0x2000"), advice);
+        let moved = "300 location=0x100000001 flags=0 stream=0x0";
+        assert_eq!(ends("cuMemPrefetchAsync_v2 ctx=0x2000"), [moved, moved]);
+    });
 }
