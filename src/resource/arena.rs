@@ -23,7 +23,8 @@ const LEAST: usize = 1 << 20;
 /// blocks of it ready; when they run short they take more of what is shared, and on the way to an
 /// out-of-memory error everything that is free is brought together in one piece again. Nothing more
 /// is ever asked of upstream, and it all goes back when the arena and what lives in it are gone. The
-/// mechanism is that of a [`PoolResource`] whose initial size is its maximum.
+/// mechanism is that of a [`PoolResource`] whose initial size is its maximum. It cannot be declared to
+/// [`Stream::capture`]: there it serves what the stream freed before, or refuses.
 ///
 /// No allocation and no free waits for the device, where RMM's arena makes the host wait for the
 /// stream on each free above 1 MiB, and for the whole device when memory is short. RMM's ignores

@@ -22,7 +22,8 @@ const LARGEST_BLOCK: usize = (u32::MAX as usize - 1) * DEFAULT_ALIGNMENT;
 /// A handle: clones are the same resource. Whatever is asked, up to the block size, gets a whole
 /// block; more is an error. Blocks are taken from upstream in chunks, and [`trim`](Self::trim) gives
 /// chunks back of which no block is in use. Between streams, memory changes hands as in a
-/// [`PoolResource`], which this is with its sizes fixed; its costs are that pool's too.
+/// [`PoolResource`], which this is with its sizes fixed; its costs are that pool's too. It cannot be
+/// declared to [`Stream::capture`]: there it serves what the stream freed before, or refuses.
 ///
 /// An alignment above 256 bytes is kept, by a block that is cut where it fits. RMM's resource ignores
 /// it; takes the memory of 128 blocks when it is made, whether they are used or not, and never gives

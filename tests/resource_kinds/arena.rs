@@ -3,9 +3,11 @@
 use crate::log::Log;
 use crate::{Call, KIB, MIB, Recorder, allocate, disjoint, free, refused, support};
 use aquifer::sim::SimConfig;
-use aquifer::{ArenaResource, CudaResource, Device, DeviceLayout, DeviceResource, ErrorKind};
+use aquifer::{
+    ArenaResource, CudaResource, Device, DeviceLayout, DeviceResource, ErrorKind, PoolResource,
+};
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 use tracing::Level;
 
 fn arena(device: &Device, bytes: usize) -> ArenaResource {
@@ -131,6 +133,48 @@ fn four_threads_with_streams_of_their_own_leave_it_whole() {
     let whole = allocate(&arena, &stream, 16 * MIB).unwrap();
     assert_eq!(arena.statistics().live, 16 * MIB);
     free(&arena, &stream, whole);
+}
+
+#[test]
+fn the_whole_arena_is_there_whatever_another_thread_keeps_ready() {
+    let device = support::device();
+    let arena = arena(&device, 4 * MIB);
+    let (kept, taken) = (Barrier::new(2), Barrier::new(2));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let stream = device.new_stream().unwrap();
+            for _ in 0..4 {
+                let held: Vec<_> =
+                    (0..8).map(|_| allocate(&arena, &stream, 64 * KIB).unwrap()).collect();
+                held.into_iter().for_each(|block| free(&arena, &stream, block));
+            }
+            let ready = arena.statistics().cached;
+            kept.wait();
+            taken.wait();
+            assert!(ready > 0, "nothing was kept ready");
+        });
+        kept.wait();
+        let stream = device.new_stream().unwrap();
+        let whole = allocate(&arena, &stream, 4 * MIB);
+        taken.wait();
+        free(&arena, &stream, whole.unwrap());
+    });
+    assert_eq!((arena.statistics().live, arena.statistics().growths), (0, 1));
+}
+
+#[test]
+fn a_capture_is_refused_what_it_would_have_to_wait_for() {
+    let device = support::device();
+    let stream = device.new_stream().unwrap();
+    let (arena, pool) = (arena(&device, MIB), PoolResource::new(CudaResource::new(&device)));
+    let pool = pool.unwrap();
+    let captured = stream.capture(&pool, |stream| {
+        refused(allocate(&arena, stream, 100), ErrorKind::Capture, "capture");
+        Ok(())
+    });
+    captured.unwrap();
+    let block = allocate(&arena, &stream, MIB).unwrap();
+    free(&arena, &stream, block);
 }
 
 /// A file of this test's own, which is not there.
