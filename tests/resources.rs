@@ -9,7 +9,7 @@ mod support;
 use aquifer::sim::SimConfig;
 use aquifer::{
     AsyncResource, CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, DeviceVec,
-    ErrorKind, HostAccessible, ManagedResource, PinnedResource, Result, Stream,
+    ErrorKind, HostAccessible, ManagedResource, PinnedResource, PoolResource, Result, Stream,
 };
 use kernels::{add_one, kind};
 use log::Log;
@@ -224,7 +224,9 @@ fn resources_are_equal_if_blocks_of_the_one_can_go_back_to_the_other() {
     let erased: Arc<dyn DeviceResource> = Arc::new(CudaResource::new(&device));
     assert!(*erased == *erased.clone());
     let twin: Arc<dyn DeviceResource> = Arc::new(CudaResource::new(&device));
-    assert!(*erased != *twin, "nobody can tell what is behind");
+    assert!(*erased == *twin, "what is behind takes back the other's blocks");
+    let pool: Arc<dyn DeviceResource> = Arc::new(PoolResource::new(twin).unwrap());
+    assert!(*erased != *pool);
 }
 
 #[test]
