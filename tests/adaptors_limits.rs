@@ -264,6 +264,36 @@ fn threads_that_race_for_less_than_they_want_never_pass_the_limit() {
     assert_eq!(limited.allocated(), 0, "{} refusals left nothing behind", refused.into_inner());
 }
 
+/// A limiter that adds first and takes back what was too much fails this.
+#[test]
+fn a_request_that_never_fits_takes_nothing_from_one_that_does() {
+    let device = support::device();
+    let pool = PoolResource::new(CudaResource::new(&device)).unwrap();
+    let limited = LimitingAdaptor::new(pool, 512);
+    let done = AtomicBool::new(false);
+    let refused = std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                let stream = device.new_stream().unwrap();
+                while !done.load(Ordering::Relaxed) {
+                    assert!(limited.allocate(&stream, layout(1024)).is_err());
+                }
+            });
+        }
+        let stream = device.new_stream().unwrap();
+        let mut refused = 0;
+        for _ in 0..300_000 {
+            match limited.allocate(&stream, layout(512)) {
+                Ok(block) => free(&limited, &stream, block),
+                Err(_) => refused += 1,
+            }
+        }
+        done.store(true, Ordering::Relaxed);
+        refused
+    });
+    assert_eq!((refused, limited.allocated()), (0, 0));
+}
+
 #[test]
 fn of_two_that_race_for_the_last_unit_one_gets_it() {
     let device = support::device();

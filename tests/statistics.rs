@@ -272,7 +272,7 @@ fn nothing_is_lost_when_a_second_thread_comes() {
                         }
                         free(counted, stream, block);
                     }
-                    std::mem::forget(take(counted, stream));
+                    let _held = take(counted, stream);
                 });
             }
         });

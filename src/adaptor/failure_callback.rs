@@ -13,7 +13,17 @@ use std::ptr::NonNull;
 /// How often an allocation is tried again when nothing else is said.
 const MAX_RETRIES: u32 = 16;
 
-/// An allocation that failed, as the callback of a [`FailureCallbackAdaptor`] sees it.
+/// An allocation that failed, as the callback of a [`FailureCallbackAdaptor`] sees it. RMM's is told
+/// the bytes alone.
+///
+/// ```
+/// use aquifer::Failure;
+///
+/// /// Tries requests of a mebibyte and more again, twice.
+/// fn worth_it(failure: &Failure<'_>) -> bool {
+///     failure.layout().bytes() >= 1 << 20 && failure.attempt() <= 2
+/// }
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Failure<'a> {
     layout: DeviceLayout,
@@ -22,7 +32,7 @@ pub struct Failure<'a> {
 }
 
 impl<'a> Failure<'a> {
-    /// What was asked.
+    /// What was asked, in bytes.
     pub fn layout(&self) -> DeviceLayout {
         self.layout
     }

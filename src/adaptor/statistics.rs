@@ -27,7 +27,14 @@ pub struct Counter {
     pub total: i64,
 }
 
-/// Counters of bytes and of blocks.
+/// Counters of bytes and of blocks, as a [`StatisticsAdaptor`] gives them.
+///
+/// ```
+/// use aquifer::Counters;
+///
+/// let none = Counters::default();
+/// assert_eq!((none.bytes.peak, none.allocations.total), (0, 0));
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Counters {
