@@ -27,7 +27,10 @@ mod stream;
 mod sync;
 mod transfer;
 
-pub use adaptor::{Allocation, OnStream, TrackingAdaptor, TrackingOptions};
+pub use adaptor::{
+    Allocation, BlockUse, CheckedAdaptor, CheckedOptions, Misuse, MisuseKind, OnStream,
+    TrackingAdaptor, TrackingOptions,
+};
 pub use backend::sim;
 pub use backend::{
     Access, BackendKind, DeviceProperties, HostArgs, HostForm, Kernel, LaunchConfig, MemoryInfo,

@@ -1,8 +1,10 @@
 //! Resources made of another resource, and resources bound to more.
 
+mod checked;
 mod on_stream;
 mod shards;
 mod tracking;
 
+pub use checked::{BlockUse, CheckedAdaptor, CheckedOptions, Misuse, MisuseKind};
 pub use on_stream::OnStream;
 pub use tracking::{Allocation, TrackingAdaptor, TrackingOptions};
