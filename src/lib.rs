@@ -28,8 +28,8 @@ mod sync;
 mod transfer;
 
 pub use adaptor::{
-    Allocation, BlockUse, CheckedAdaptor, CheckedOptions, Misuse, MisuseKind, OnStream,
-    TrackingAdaptor, TrackingOptions,
+    Allocation, BlockUse, CheckedAdaptor, CheckedOptions, LocalDeviceResource, Misuse, MisuseKind,
+    OnStream, ThreadSafeAdaptor, TrackingAdaptor, TrackingOptions,
 };
 pub use backend::sim;
 pub use backend::{
