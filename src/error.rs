@@ -39,6 +39,8 @@ pub enum ErrorKind {
     /// The simulated device saw an access that no stream order allows. The source is the
     /// [`Report`](crate::sim::Report).
     Simulation,
+    /// A resource that serves one call at a time was called from inside of its own call.
+    Reentered,
     /// An environment variable holds a value that means nothing.
     Environment,
     /// A file, or another place that a log goes to, could not be written.

@@ -28,9 +28,10 @@ mod sync;
 mod transfer;
 
 pub use adaptor::{
-    AlignedAdaptor, Allocation, Counter, Counters, Failure, FailureCallbackAdaptor,
-    FailureCallbackOptions, LimitingAdaptor, LogFormat, LoggingAdaptor, LoggingOptions, OnStream,
-    PrefetchAdaptor, StatisticsAdaptor, TrackingAdaptor, TrackingOptions,
+    AlignedAdaptor, Allocation, BlockUse, CheckedAdaptor, CheckedOptions, Counter, Counters,
+    Failure, FailureCallbackAdaptor, FailureCallbackOptions, LimitingAdaptor, LocalDeviceResource,
+    LogFormat, LoggingAdaptor, LoggingOptions, Misuse, MisuseKind, OnStream, PrefetchAdaptor,
+    StatisticsAdaptor, ThreadSafeAdaptor, TrackingAdaptor, TrackingOptions,
 };
 pub use backend::sim;
 pub use backend::{

@@ -1,6 +1,7 @@
 //! Resources made of another resource, and resources bound to more.
 
 mod aligned;
+mod checked;
 mod failure_callback;
 mod limiting;
 mod logging;
@@ -8,13 +9,16 @@ mod on_stream;
 mod prefetch;
 mod shards;
 mod statistics;
+mod thread_safe;
 mod tracking;
 
 pub use aligned::AlignedAdaptor;
+pub use checked::{BlockUse, CheckedAdaptor, CheckedOptions, Misuse, MisuseKind};
 pub use failure_callback::{Failure, FailureCallbackAdaptor, FailureCallbackOptions};
 pub use limiting::LimitingAdaptor;
 pub use logging::{LogFormat, LoggingAdaptor, LoggingOptions};
 pub use on_stream::OnStream;
 pub use prefetch::PrefetchAdaptor;
 pub use statistics::{Counter, Counters, StatisticsAdaptor};
+pub use thread_safe::{LocalDeviceResource, ThreadSafeAdaptor};
 pub use tracking::{Allocation, TrackingAdaptor, TrackingOptions};

@@ -1,0 +1,190 @@
+//! What was done wrong with a block.
+
+use std::fmt;
+use std::thread::ThreadId;
+use std::time::Duration;
+
+/// A wrong use of a block that a [`CheckedAdaptor`](crate::CheckedAdaptor) found, by kind. More kinds
+/// may come.
+///
+/// ```
+/// use aquifer::MisuseKind;
+///
+/// assert!(MisuseKind::DoubleFree.is_refused());
+/// assert!(!MisuseKind::WrongStream.is_refused());
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum MisuseKind {
+    /// The block had been freed before, and its address not been handed out since.
+    DoubleFree,
+    /// The block was freed with a size that is not its own. It stays allocated.
+    WrongSize,
+    /// The block was freed with a token that is not its own. It stays allocated.
+    WrongToken,
+    /// No block that starts at this address was handed out here, as far as the adaptor remembers.
+    ForeignPointer,
+    /// The block was freed on a stream of another device. It stays allocated.
+    WrongDevice,
+    /// The block was freed on another stream than it was allocated on, where the adaptor was told
+    /// that this is wrong.
+    WrongStream,
+    /// Upstream handed out an address that had not been freed here: it was freed past the adaptor,
+    /// or upstream is broken.
+    HandedOutTwice,
+}
+
+impl MisuseKind {
+    /// Whether the free was refused, so that upstream never saw it. The others are sound as such, and
+    /// were passed on.
+    pub fn is_refused(self) -> bool {
+        !matches!(self, Self::WrongStream | Self::HandedOutTwice)
+    }
+}
+
+/// One call on a block: what it said, and who made it.
+///
+/// ```
+/// use aquifer::BlockUse;
+///
+/// fn place(known: &BlockUse) -> (u64, usize) {
+///     (known.address(), known.bytes())
+/// }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BlockUse {
+    pub(super) address: u64,
+    pub(super) bytes: usize,
+    pub(super) token: u64,
+    pub(super) stream: u64,
+    pub(super) thread: ThreadId,
+    pub(super) after: Duration,
+}
+
+impl BlockUse {
+    /// The device's address of the first byte.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// The size in bytes.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The token of the upstream resource.
+    pub fn token(&self) -> u64 {
+        self.token
+    }
+
+    /// The [number](crate::Stream::id) of the stream.
+    pub fn stream_id(&self) -> u64 {
+        self.stream
+    }
+
+    /// The thread that called.
+    pub fn thread_id(&self) -> ThreadId {
+        self.thread
+    }
+
+    /// When, since the adaptor was made.
+    pub fn after(&self) -> Duration {
+        self.after
+    }
+}
+
+impl fmt::Display for BlockUse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} bytes at {:#x} (token {:#x}) on stream {} by {:?}, after {:?}",
+            self.bytes, self.address, self.token, self.stream, self.thread, self.after
+        )
+    }
+}
+
+/// A wrong use of a block: its kind, the call that was wrong, and the earlier one that it disagrees
+/// with.
+///
+/// RMM has no such thing: its resources trust each pointer, size and stream they are given.
+///
+/// ```
+/// use aquifer::{CheckedAdaptor, CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, MisuseKind};
+/// use std::sync::{Arc, Mutex};
+///
+/// let device = Device::detect()?;
+/// let stream = device.new_stream()?;
+/// let seen = Arc::new(Mutex::new(Vec::new()));
+/// let checked = CheckedAdaptor::builder(CudaResource::new(&device))
+///     .on_misuse({
+///         let seen = seen.clone();
+///         move |misuse| seen.lock().unwrap().push(misuse.clone())
+///     })
+///     .build();
+/// let block = checked.allocate(&stream, DeviceLayout::new(4096)?)?;
+/// let wrong = DeviceBlock::new(block.address(), 4000, block.token());
+/// // SAFETY: wrong by its size alone, which the adaptor checks; then the block itself, once.
+/// unsafe { checked.deallocate(&stream, wrong) };
+/// unsafe { checked.deallocate(&stream, block) };
+/// let seen = seen.lock().unwrap();
+/// assert_eq!(seen[0].kind(), MisuseKind::WrongSize);
+/// assert_eq!((seen[0].call().bytes(), seen[0].known().unwrap().bytes()), (4000, 4096));
+/// assert_eq!(seen.len(), 1);
+/// # Ok::<(), aquifer::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Misuse {
+    pub(super) kind: MisuseKind,
+    pub(super) call: BlockUse,
+    pub(super) known: Option<BlockUse>,
+    pub(super) devices: [String; 2],
+}
+
+impl Misuse {
+    /// What was wrong, by kind.
+    pub fn kind(&self) -> MisuseKind {
+        self.kind
+    }
+
+    /// The call that was wrong: a free, or for [`MisuseKind::HandedOutTwice`] an allocation.
+    pub fn call(&self) -> &BlockUse {
+        &self.call
+    }
+
+    /// What the adaptor knew: the allocation; the first free, of a [`MisuseKind::DoubleFree`]; the
+    /// living block around the address, of a [`MisuseKind::ForeignPointer`] inside of one.
+    pub fn known(&self) -> Option<&BlockUse> {
+        self.known.as_ref()
+    }
+}
+
+impl fmt::Display for Misuse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [device, stream_device] = &self.devices;
+        let (what, known_as) = match self.kind {
+            MisuseKind::DoubleFree => ("a block was freed twice", "first freed"),
+            MisuseKind::WrongSize => ("a block was freed with a wrong size", "allocated"),
+            MisuseKind::WrongToken => ("a block was freed with a wrong token", "allocated"),
+            MisuseKind::ForeignPointer => {
+                ("a block was freed that was not handed out here", "inside of a block allocated")
+            }
+            MisuseKind::WrongDevice => {
+                ("a block was freed on a stream of another device", "allocated")
+            }
+            MisuseKind::WrongStream => ("a block was freed on another stream", "allocated"),
+            MisuseKind::HandedOutTwice => {
+                ("upstream handed out a block that was not freed here", "allocated before")
+            }
+        };
+        write!(f, "{what} on {device}: {}", self.call)?;
+        if self.kind == MisuseKind::WrongDevice {
+            write!(f, ", of {stream_device}")?;
+        }
+        match &self.known {
+            Some(known) => write!(f, "; {known_as}: {known}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl std::error::Error for Misuse {}
