@@ -1,12 +1,18 @@
 #![cfg(aquifer_loom)]
-//! The current resource: one default however many ask first, and each that was set is given back
-//! once.
+//! The current resource: one default however many ask first, each that was set is given back once,
+//! and a scope is its thread's alone.
 
 mod harness;
 
-use aquifer::models::Current;
+use aquifer::models::{Current, scoped};
+use aquifer::sim::SimConfig;
+use aquifer::{
+    Device, DeviceBlock, DeviceLayout, DeviceResource, Error, ErrorKind, Result, Stream,
+    with_device_resource,
+};
 use harness::model;
 use std::convert::Infallible;
+use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
@@ -195,4 +201,164 @@ fn makers_and_drops_ask() {
         state.agree();
         state.seen.got.lock().unwrap().clear();
     });
+}
+
+/// A device's resource that has no memory.
+struct OfDevice {
+    name: &'static str,
+    device: Device,
+    dropped: Arc<AtomicUsize>,
+}
+
+impl fmt::Debug for OfDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+impl Drop for OfDevice {
+    fn drop(&mut self) {
+        self.dropped.fetch_add(1, Relaxed);
+    }
+}
+
+// SAFETY: it hands out nothing.
+unsafe impl DeviceResource for OfDevice {
+    fn device(&self) -> &Device {
+        &self.device
+    }
+
+    fn allocate(&self, _stream: &Stream, _layout: DeviceLayout) -> Result<DeviceBlock> {
+        Err(Error::new(ErrorKind::OutOfMemory, self.name))
+    }
+
+    unsafe fn deallocate(&self, _stream: &Stream, _block: DeviceBlock) {}
+}
+
+type Erased = Arc<dyn DeviceResource>;
+
+/// What is current for the process on a device, and what threads that may be in a scope of their own
+/// got.
+struct Scoped {
+    device: Device,
+    current: Current<dyn DeviceResource>,
+    kept: Mutex<Vec<Erased>>,
+    made: AtomicUsize,
+    dropped: Arc<AtomicUsize>,
+}
+
+impl Scoped {
+    fn new() -> Self {
+        Self {
+            device: Device::simulated(SimConfig::default()),
+            current: Current::new(),
+            kept: Mutex::default(),
+            made: AtomicUsize::new(0),
+            dropped: Arc::default(),
+        }
+    }
+
+    fn make(&self, name: &'static str) -> Erased {
+        self.made.fetch_add(1, Relaxed);
+        let (device, dropped) = (self.device.clone(), self.dropped.clone());
+        Arc::new(OfDevice { name, device, dropped })
+    }
+
+    /// A handle on what is current for the calling thread, as a container takes one.
+    fn take(&self) -> Erased {
+        let make = || Ok::<_, Infallible>(self.make("default"));
+        let Ok(taken) = scoped(&self.device).map_or_else(|| self.current.get(true, make), Ok);
+        self.kept.lock().unwrap().push(taken.clone());
+        taken
+    }
+
+    /// Takes one that has to be of the process: one of `names`, and never of a scope.
+    fn take_outside(&self, names: &[&str]) {
+        let taken = self.take();
+        let name = name(&taken);
+        assert!(names.contains(&&*name), "outside of every scope, {name} is current");
+    }
+
+    fn within(&self, resource: &Erased, body: impl FnOnce()) {
+        with_device_resource(resource.clone(), || {
+            self.is_current(resource);
+            body();
+            self.is_current(resource);
+        });
+    }
+
+    fn is_current(&self, resource: &Erased) {
+        let taken = self.take();
+        assert!(Arc::ptr_eq(&taken, resource), "in the scope of another, {} is", name(&taken));
+    }
+
+    /// The process lets go of what was set, and the threads of what they took.
+    fn nothing_is_kept_but_a_default(&self) {
+        self.take_outside(&["default"]);
+        self.kept.lock().unwrap().clear();
+        let alive = self.made.load(Relaxed) - self.dropped.load(Relaxed);
+        assert_eq!(alive, 1, "a scope that was left keeps its resource");
+    }
+}
+
+/// Its name, which is all that a resource without a type prints.
+fn name(resource: &Erased) -> String {
+    format!("{resource:?}")
+}
+
+/// One thread sets and resets, while another enters a scope, takes a handle and leaves.
+#[test]
+fn a_scope_while_another_thread_sets() {
+    model::<Scoped>(
+        "a_scope_while_another_thread_sets",
+        60,
+        Scoped::new,
+        &[
+            |s| {
+                s.current.replace(Some(s.make("set")));
+                s.take_outside(&["set"]);
+                s.current.replace(None);
+                s.take_outside(&["default"]);
+            },
+            |s| {
+                let mine = s.make("mine");
+                s.within(&mine, || {
+                    // The registry's lock: else loom sees no reason to stop inside of the scope.
+                    s.current.is_kept();
+                });
+                s.take_outside(&["set", "default"]);
+            },
+        ],
+        Scoped::nothing_is_kept_but_a_default,
+    );
+}
+
+/// Two threads in scopes of their own, one of them in two.
+#[test]
+fn two_scopes() {
+    model::<Scoped>(
+        "two_scopes",
+        50,
+        Scoped::new,
+        &[
+            |s| {
+                let (mine, inner) = (s.make("mine"), s.make("inner"));
+                s.within(&mine, || {
+                    s.current.is_kept();
+                    s.within(&inner, || {
+                        s.current.is_kept();
+                    });
+                });
+                s.take_outside(&["default"]);
+            },
+            |s| {
+                let yours = s.make("yours");
+                s.within(&yours, || {
+                    s.current.is_kept();
+                });
+                s.take_outside(&["default"]);
+            },
+        ],
+        Scoped::nothing_is_kept_but_a_default,
+    );
 }

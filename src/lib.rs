@@ -30,8 +30,8 @@ mod transfer;
 pub use adaptor::{
     AlignedAdaptor, Allocation, BlockUse, CheckedAdaptor, CheckedOptions, Counter, Counters,
     Failure, FailureCallbackAdaptor, FailureCallbackOptions, LimitingAdaptor, LocalDeviceResource,
-    LogFormat, LoggingAdaptor, LoggingOptions, Misuse, MisuseKind, OnStream, PrefetchAdaptor,
-    StatisticsAdaptor, ThreadSafeAdaptor, TrackingAdaptor, TrackingOptions,
+    LogFormat, LoggingAdaptor, LoggingOptions, Misuse, MisuseKind, OnStream, PolymorphicAllocator,
+    PrefetchAdaptor, StatisticsAdaptor, ThreadSafeAdaptor, TrackingAdaptor, TrackingOptions,
 };
 pub use backend::sim;
 pub use backend::{

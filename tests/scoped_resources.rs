@@ -167,7 +167,9 @@ fn a_vector_outlives_its_scope_and_keeps_what_it_came_from() {
 }
 
 /// Enters a scope when its thread's locals go.
-struct AtTheEnd(Option<(Arc<dyn DeviceResource>, Arc<Mutex<bool>>)>);
+struct AtTheEnd(Option<(Arc<dyn DeviceResource>, Seen)>);
+
+type Seen = Arc<Mutex<bool>>;
 
 impl Drop for AtTheEnd {
     fn drop(&mut self) {

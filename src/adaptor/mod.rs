@@ -6,6 +6,7 @@ mod failure_callback;
 mod limiting;
 mod logging;
 mod on_stream;
+mod polymorphic;
 mod prefetch;
 mod shards;
 mod statistics;
@@ -18,6 +19,7 @@ pub use failure_callback::{Failure, FailureCallbackAdaptor, FailureCallbackOptio
 pub use limiting::LimitingAdaptor;
 pub use logging::{LogFormat, LoggingAdaptor, LoggingOptions};
 pub use on_stream::OnStream;
+pub use polymorphic::PolymorphicAllocator;
 pub use prefetch::PrefetchAdaptor;
 pub use statistics::{Counter, Counters, StatisticsAdaptor};
 pub use thread_safe::{LocalDeviceResource, ThreadSafeAdaptor};

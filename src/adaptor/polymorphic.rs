@@ -1,0 +1,119 @@
+//! A typed allocator over any resource.
+
+use crate::device::Device;
+use crate::error::Result;
+use crate::layout::DeviceLayout;
+use crate::resource::{DeviceBlock, DeviceResource, current_device_resource};
+use crate::stream::Stream;
+use crate::sync::Arc;
+use std::any::type_name;
+use std::fmt;
+use std::marker::PhantomData;
+
+/// Hands out device memory by the element, for a stream that each call names: RMM's
+/// `polymorphic_allocator`.
+///
+/// A handle on a resource of any type. Two are equal if their resources take back each other's blocks
+/// ([`DeviceResource::identity`]), whatever their elements are; streams have no part in it. For an
+/// allocator that is bound to a stream, see [`OnStream`](crate::OnStream).
+///
+/// RMM's takes the number of elements a second time to free them, and corrupts its pool if that is
+/// another one; here the block knows. RMM's default is the resource of whichever device is current.
+///
+/// ```
+/// use aquifer::{Device, PolymorphicAllocator};
+///
+/// let device = Device::detect()?;
+/// let stream = device.new_stream()?;
+/// let floats = PolymorphicAllocator::<f32>::new(&device)?;
+/// let block = floats.allocate(1000, &stream)?;
+/// assert!(block.bytes() >= 4000);
+/// let bytes = floats.of_type::<u8>();
+/// assert_eq!(bytes, floats);
+/// // SAFETY: allocated above from an equal resource; no work uses it.
+/// unsafe { bytes.deallocate(block, &stream) };
+/// # Ok::<(), aquifer::Error>(())
+/// ```
+pub struct PolymorphicAllocator<T> {
+    resource: Arc<dyn DeviceResource>,
+    element: PhantomData<fn() -> T>,
+}
+
+impl<T> PolymorphicAllocator<T> {
+    /// Over the resource that is [current](current_device_resource) on `device` here and now: a later
+    /// change is not seen.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`current_device_resource`].
+    pub fn new(device: &Device) -> Result<Self> {
+        current_device_resource(device).map(Self::new_in)
+    }
+
+    /// Over `resource`.
+    pub fn new_in(resource: Arc<dyn DeviceResource>) -> Self {
+        Self { resource, element: PhantomData }
+    }
+
+    /// The resource.
+    pub fn resource(&self) -> &Arc<dyn DeviceResource> {
+        &self.resource
+    }
+
+    /// The same resource, for elements of another type: C++'s `rebind`.
+    pub fn of_type<U>(&self) -> PolymorphicAllocator<U> {
+        PolymorphicAllocator::new_in(self.resource.clone())
+    }
+
+    /// Memory for `count` elements, for work on `stream`, at the larger of `T`'s alignment and
+    /// [`DEFAULT_ALIGNMENT`](crate::DEFAULT_ALIGNMENT) bytes. No elements, or elements without a
+    /// size, give an empty block.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if the size in bytes
+    /// overflows; those of [`DeviceResource::allocate`].
+    pub fn allocate(&self, count: usize, stream: &Stream) -> Result<DeviceBlock> {
+        self.resource.allocate(stream, DeviceLayout::array::<T>(count)?)
+    }
+
+    /// Takes a block back, in the order of `stream`.
+    ///
+    /// # Safety
+    ///
+    /// `block` came from an allocator that equals this one, and all work that uses it is ordered
+    /// before this call on `stream`.
+    pub unsafe fn deallocate(&self, block: DeviceBlock, stream: &Stream) {
+        // SAFETY: the caller's promise; allocators are equal if their resources are.
+        unsafe { self.resource.deallocate(stream, block) }
+    }
+}
+
+impl<T> From<Arc<dyn DeviceResource>> for PolymorphicAllocator<T> {
+    fn from(resource: Arc<dyn DeviceResource>) -> Self {
+        Self::new_in(resource)
+    }
+}
+
+impl<T> Clone for PolymorphicAllocator<T> {
+    fn clone(&self) -> Self {
+        self.of_type()
+    }
+}
+
+impl<T, U> PartialEq<PolymorphicAllocator<U>> for PolymorphicAllocator<T> {
+    fn eq(&self, other: &PolymorphicAllocator<U>) -> bool {
+        *self.resource == *other.resource
+    }
+}
+
+impl<T> Eq for PolymorphicAllocator<T> {}
+
+impl<T> fmt::Debug for PolymorphicAllocator<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PolymorphicAllocator")
+            .field("element", &type_name::<T>())
+            .field("resource", &self.resource)
+            .finish()
+    }
+}
