@@ -6,6 +6,7 @@
 
 mod capture;
 mod child;
+mod containers;
 mod failures;
 mod interop;
 mod near;
