@@ -27,7 +27,7 @@ mod stream;
 mod sync;
 mod transfer;
 
-pub use adaptor::{LogFormat, LoggingAdaptor, LoggingOptions, OnStream};
+pub use adaptor::{LogFormat, LoggingAdaptor, LoggingOptions, OnStream, TracedAdaptor};
 pub use backend::sim;
 pub use backend::{
     Access, BackendKind, DeviceProperties, HostArgs, HostForm, Kernel, LaunchConfig, MemoryInfo,

@@ -2,6 +2,8 @@
 
 mod logging;
 mod on_stream;
+mod traced;
 
 pub use logging::{LogFormat, LoggingAdaptor, LoggingOptions};
 pub use on_stream::OnStream;
+pub use traced::TracedAdaptor;
