@@ -25,11 +25,12 @@ use std::time::Instant;
 ///
 /// ```
 /// use aquifer::{CudaResource, Device, DeviceVec, TracedAdaptor};
+/// use std::sync::Arc;
 ///
 /// let device = Device::detect()?;
 /// let stream = device.new_stream()?;
 /// let traced = TracedAdaptor::new(CudaResource::new(&device));
-/// let vec = DeviceVec::<f32>::zeroed_in(&stream, 1000, traced.clone())?;
+/// let vec = DeviceVec::<f32>::zeroed_in(&stream, 1000, Arc::new(traced.clone()))?;
 /// # drop(vec);
 /// # Ok::<(), aquifer::Error>(())
 /// ```
