@@ -31,7 +31,8 @@ pub use adaptor::{
     AlignedAdaptor, Allocation, BlockUse, CheckedAdaptor, CheckedOptions, Counter, Counters,
     Failure, FailureCallbackAdaptor, FailureCallbackOptions, LimitingAdaptor, LocalDeviceResource,
     LogFormat, LoggingAdaptor, LoggingOptions, Misuse, MisuseKind, OnStream, PolymorphicAllocator,
-    PrefetchAdaptor, StatisticsAdaptor, ThreadSafeAdaptor, TrackingAdaptor, TrackingOptions,
+    PrefetchAdaptor, StatisticsAdaptor, ThreadSafeAdaptor, TracedAdaptor, TrackingAdaptor,
+    TrackingOptions,
 };
 pub use backend::sim;
 pub use backend::{

@@ -5,8 +5,8 @@ mod said;
 mod support;
 
 use aquifer::{
-    CudaResource, DeviceLayout, DeviceResource, ErrorKind, HostAccessible, LogFormat,
-    LoggingAdaptor, PinnedResource, PoolResource, Stream,
+    CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, ErrorKind, HostAccessible,
+    LogFormat, LoggingAdaptor, PinnedResource, PoolResource, Stream,
 };
 use std::collections::HashSet;
 use std::io::{self, Write};
@@ -405,6 +405,52 @@ fn clones_are_one_adaptor_and_another_is_another() {
     unsafe { clone.deallocate(&stream, block) };
     drop(clone);
     assert_eq!(check_order(&rows(&shared.text(), RMM_HEADER), 2, 3, ["allocate", "free"]), 1);
+}
+
+/// One address, which whoever comes next gets while the free that gave it back has not returned.
+#[derive(Debug)]
+struct OneAddress {
+    device: Device,
+    free: Mutex<Vec<u64>>,
+}
+
+// SAFETY: hands out one address at a time; nothing of this test uses the memory that is not there.
+unsafe impl DeviceResource for OneAddress {
+    fn device(&self) -> &Device {
+        &self.device
+    }
+
+    fn allocate(&self, _: &Stream, layout: DeviceLayout) -> aquifer::Result<DeviceBlock> {
+        loop {
+            if let Some(address) = self.free.lock().unwrap().pop() {
+                return Ok(DeviceBlock::new(address, layout.bytes(), 0));
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    unsafe fn deallocate(&self, _: &Stream, block: DeviceBlock) {
+        self.free.lock().unwrap().push(block.address());
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_free_stands_before_the_allocation_that_gets_its_address() {
+    let device = support::device();
+    let stream = device.new_stream().unwrap();
+    let shared = Shared::default();
+    let upstream = OneAddress { device: device.clone(), free: Mutex::new(vec![0x1000]) };
+    let logged =
+        LoggingAdaptor::builder(upstream).writer(Box::new(shared.clone())).build().unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| (0..20).for_each(|_| pair(&logged, &stream, 512)));
+        }
+    });
+    drop(logged);
+    let text = shared.text();
+    assert_eq!(check_order(&rows(&text, RMM_HEADER), 2, 3, ["allocate", "free"]), 40);
 }
 
 const CHILD: &str = "AQUIFER_TEST_LOG_CHILD";

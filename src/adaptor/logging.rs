@@ -60,6 +60,7 @@ const VARIABLES: [&str; 2] = ["AQUIFER_LOG_FILE", "RMM_LOG_FILE"];
 ///
 /// ```
 /// use aquifer::{CudaResource, Device, DeviceVec, LoggingAdaptor, PoolResource};
+/// use std::sync::Arc;
 ///
 /// # let folder = std::env::temp_dir().join(format!("aquifer-log-{}", std::process::id()));
 /// # std::fs::create_dir_all(&folder).unwrap();
@@ -67,7 +68,7 @@ const VARIABLES: [&str; 2] = ["AQUIFER_LOG_FILE", "RMM_LOG_FILE"];
 /// let device = Device::detect()?;
 /// let stream = device.new_stream()?;
 /// let logged = LoggingAdaptor::new(PoolResource::new(CudaResource::new(&device))?, &path)?;
-/// drop(DeviceVec::<f32>::zeroed_in(&stream, 1000, logged.clone())?);
+/// drop(DeviceVec::<f32>::zeroed_in(&stream, 1000, Arc::new(logged.clone()))?);
 /// logged.flush()?;
 /// let text = std::fs::read_to_string(&path).unwrap();
 /// let rows: Vec<_> = text.lines().collect();

@@ -11,6 +11,7 @@ mod prefetch;
 mod shards;
 mod statistics;
 mod thread_safe;
+mod traced;
 mod tracking;
 
 pub use aligned::AlignedAdaptor;
@@ -23,4 +24,5 @@ pub use polymorphic::PolymorphicAllocator;
 pub use prefetch::PrefetchAdaptor;
 pub use statistics::{Counter, Counters, StatisticsAdaptor};
 pub use thread_safe::{LocalDeviceResource, ThreadSafeAdaptor};
+pub use traced::TracedAdaptor;
 pub use tracking::{Allocation, TrackingAdaptor, TrackingOptions};
