@@ -201,8 +201,13 @@ fn across(steps: usize) -> Group {
     let foot = CURVES.top + CURVES.height;
     let mut group = Group::new().set("class", "axis");
     for fifth in 0..=5 {
-        let x = LEFT + PLOT * fifth as f64 / 5.0;
-        group = group.add(text(x, foot + 18.0, "middle", &(steps * fifth / 5).to_string()));
+        let step = steps * fifth / 5;
+        // A short log has fewer than five.
+        if fifth > 0 && step == steps * (fifth - 1) / 5 {
+            continue;
+        }
+        let x = LEFT + PLOT * step as f64 / steps as f64;
+        group = group.add(text(x, foot + 18.0, "middle", &step.to_string()));
     }
     group.add(text(LEFT + PLOT / 2.0, foot + 40.0, "middle", "operation of the log (number)"))
 }

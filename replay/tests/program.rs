@@ -153,7 +153,7 @@ fn a_picture_has_a_rectangle_for_each_allocation() {
     assert_ne!(blocks[0].attribute("fill"), blocks[1].attribute("fill"));
     assert_eq!(blocks[0].attribute("fill"), blocks[3].attribute("fill"));
     // The last of the curves is what is live: steps that begin and end with the log.
-    let live = group("curves").children().filter(|n| n.has_tag_name("polyline")).last().unwrap();
+    let live = group("curves").children().rfind(|n| n.has_tag_name("polyline")).unwrap();
     let points: Vec<&str> = live.attribute("points").unwrap().split(' ').collect();
     assert_eq!(points.len(), 14);
     assert!(points[0].starts_with("100.0,") && points[13].starts_with("1180.0,"), "{points:?}");
