@@ -146,7 +146,7 @@ fn once(
         live: 0,
         stop: false,
         error: None,
-        pass: Pass { device: stack.device.to_string(), ..Pass::default() },
+        pass: Pass { device: stack.device.name().to_owned(), ..Pass::default() },
     };
     if purpose == Purpose::Look {
         state.pass.observation.live.reserve(plan.steps.len());

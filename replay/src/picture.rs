@@ -8,6 +8,7 @@ use crate::plan::Plan;
 use bytesize::ByteSize;
 use cells::{Area, Grid};
 use space::Space;
+use std::ops::Range;
 use svg::Document;
 use svg::node::element::{Group, Path, Polyline, Rectangle, Text, Title};
 
@@ -200,8 +201,13 @@ fn across(steps: usize) -> Group {
     let foot = CURVES.top + CURVES.height;
     let mut group = Group::new().set("class", "axis");
     for fifth in 0..=5 {
-        let x = LEFT + PLOT * fifth as f64 / 5.0;
-        group = group.add(text(x, foot + 18.0, "middle", &(steps * fifth / 5).to_string()));
+        let step = steps * fifth / 5;
+        // A short log has fewer than five.
+        if fifth > 0 && step == steps * (fifth - 1) / 5 {
+            continue;
+        }
+        let x = LEFT + PLOT * step as f64 / steps as f64;
+        group = group.add(text(x, foot + 18.0, "middle", &step.to_string()));
     }
     group.add(text(LEFT + PLOT / 2.0, foot + 40.0, "middle", "operation of the log (number)"))
 }
@@ -225,11 +231,12 @@ fn curves(observation: &Observation, most: u64, steps: usize) -> Group {
     ];
     for (number, (name, values, colour, dashes)) in curves.into_iter().enumerate() {
         let mut points = String::new();
-        for (column, value) in columns(values, PLOT as usize) {
-            let x = LEFT + PLOT * column / steps as f64;
+        for (reach, value) in columns(values, PLOT as usize) {
+            let x = |step: usize| LEFT + PLOT * step as f64 / steps as f64;
             let part = value as f64 / most.max(1) as f64;
             let y = CURVES.top + CURVES.height * (1.0 - part.min(1.0));
-            points.push_str(&format!("{x:.1},{y:.1} "));
+            let (from, to) = (x(reach.start), x(reach.end));
+            points.push_str(&format!("{from:.1},{y:.1} {to:.1},{y:.1} "));
         }
         let line = Polyline::new()
             .set("points", points.trim_end())
@@ -244,12 +251,12 @@ fn curves(observation: &Observation, most: u64, steps: usize) -> Group {
     group
 }
 
-/// At most `most` pairs of a step and the largest value around it.
-fn columns(values: &[u64], most: usize) -> impl Iterator<Item = (f64, u64)> {
+/// At most `most` pairs of steps in a row and the largest value in them. What is so after a step is
+/// so until the next.
+fn columns(values: &[u64], most: usize) -> impl Iterator<Item = (Range<usize>, u64)> {
     let each = values.len().div_ceil(most).max(1);
     values.chunks(each).enumerate().map(move |(chunk, values)| {
-        // A step's value holds from its end on.
-        let step = chunk * each + values.len();
-        (step as f64, values.iter().copied().max().unwrap_or(0))
+        let first = chunk * each;
+        (first..first + values.len(), values.iter().copied().max().unwrap_or(0))
     })
 }

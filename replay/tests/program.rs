@@ -31,6 +31,7 @@ fn a_log_that_is_served() {
     let (stdout, stderr) = said(&output);
     assert_eq!((output.status.code(), stderr.as_str()), (Some(0), ""), "{stdout}");
     for line in [
+        "resource            pool on simulated device",
         "capacity            4.0 GiB (4294967296 B)",
         "peak live           3.4 KiB (3500 B)",
         "peak reserved       2.0 MiB (2097152 B)",
@@ -151,6 +152,11 @@ fn a_picture_has_a_rectangle_for_each_allocation() {
     assert!((number(0, "height") - 440.0 * 1024.0 / f64::from(2 << 20)).abs() < 0.01);
     assert_ne!(blocks[0].attribute("fill"), blocks[1].attribute("fill"));
     assert_eq!(blocks[0].attribute("fill"), blocks[3].attribute("fill"));
+    // The last of the curves is what is live: steps that begin and end with the log.
+    let live = group("curves").children().rfind(|n| n.has_tag_name("polyline")).unwrap();
+    let points: Vec<&str> = live.attribute("points").unwrap().split(' ').collect();
+    assert_eq!(points.len(), 14);
+    assert!(points[0].starts_with("100.0,") && points[13].starts_with("1180.0,"), "{points:?}");
     let lines = group("curves").children().filter(|node| node.has_tag_name("polyline")).count();
     assert_eq!(lines, 3);
     for words in ["stream default", "reserved", "live", "2.0 MiB", "operation of the log (number)"]
