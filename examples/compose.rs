@@ -1,20 +1,25 @@
-//! A resource made of others finds a leak: a tracking adaptor over the current pool, a vector that is
-//! forgotten on purpose, and a report that names the line which allocated it (in a debug build).
+//! Resources made of others: a pool with bins, logged, limited and tracked; and managed memory
+//! limited to 32 MiB. A vector is forgotten on purpose, and the report names the line that made it.
 //!
-//!     cargo run --example compose
+//!     cargo run --release --example compose
 //!
 //! Without a GPU it runs on the simulated device, and says so.
 
 use aquifer::{
-    Device, DeviceResource, DeviceVec, Result, Stream, TrackingAdaptor, current_device_resource,
+    BinningResource, CudaResource, Device, DeviceResource, DeviceVec, ErrorKind, LimitingAdaptor,
+    LoggingAdaptor, ManagedResource, PoolResource, Stream, TrackingAdaptor,
 };
+use std::error::Error;
 use std::process::ExitCode;
 use std::sync::Arc;
 
+type Outcome<T = ()> = Result<T, Box<dyn Error>>;
+
+const MIB: usize = 1 << 20;
+
 fn main() -> ExitCode {
     match run() {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
+        Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("compose: {error}");
             ExitCode::FAILURE
@@ -22,28 +27,64 @@ fn main() -> ExitCode {
     }
 }
 
-/// Whether the leak is listed, and nothing else. Its line is named where the build has full debug
-/// information.
-fn run() -> Result<bool> {
+fn run() -> Outcome {
     let device = Device::detect()?;
+    println!("{device}");
     let stream = device.new_stream()?;
-    let pool = current_device_resource(&device)?;
-    let tracking = TrackingAdaptor::builder(pool).capture_backtraces(true).build();
-    let resource: Arc<dyn DeviceResource> = Arc::new(tracking.clone());
+
+    // From the inside out: plain memory, a pool of it, bins of 256 KiB to 4 MiB, a log of what they
+    // hand out, a limit, and a list of what is outstanding.
+    let path = std::env::temp_dir().join(format!("aquifer-compose-{}.csv", std::process::id()));
+    let pool = PoolResource::builder(CudaResource::new(&device)).growth_step(64 * MIB).build()?;
+    let bins = BinningResource::builder(pool.clone()).fixed_size_bins(18, 22).build()?;
+    let logged = LoggingAdaptor::new(bins, &path)?;
+    let limited = LimitingAdaptor::new(logged.clone(), 256 * MIB);
+    let tracked = TrackingAdaptor::builder(limited.clone()).capture_backtraces(true).build();
+    let resource: Arc<dyn DeviceResource> = Arc::new(tracked.clone());
 
     let used = DeviceVec::from_slice_in(&stream, &[1_u32; 1000], resource.clone())?;
-    println!("in use: {} bytes", tracking.allocated_bytes());
+    println!("in use: {} bytes, of the limit {}", limited.allocated(), limited.limit());
+    let refused = DeviceVec::<u8>::zeroed_in(&stream, 512 * MIB, resource.clone());
+    match refused {
+        Err(error) if error.kind() == ErrorKind::OutOfMemory => println!("refused: {error}"),
+        other => return Err(format!("512 MiB of 256 should be refused: {other:?}").into()),
+    }
     leak(&stream, resource)?;
     drop(used);
 
-    println!("{}", tracking.report());
-    let left = tracking.outstanding();
-    Ok(left.len() == 1 && left[0].bytes() >= 4 << 20)
+    println!("\n{}", tracked.report());
+    let left = tracked.outstanding();
+    let named = left.first().and_then(aquifer::Allocation::origin).unwrap_or_default();
+    if left.len() != 1 || !named.contains("compose.rs:") {
+        return Err(format!("{} blocks are left, and the line is `{named}`", left.len()).into());
+    }
+
+    // As the launch article does: managed memory, no more than 32 MiB of it.
+    match ManagedResource::new(&device) {
+        Ok(managed) => {
+            let limited = Arc::new(LimitingAdaptor::new(managed, 32 * MIB));
+            let half = DeviceVec::<u8>::zeroed_in(&stream, 16 * MIB, limited.clone())?;
+            let more = DeviceVec::<u8>::zeroed_in(&stream, 17 * MIB, limited.clone());
+            println!("managed: {} bytes left of 32 MiB", limited.remaining());
+            if more.is_ok() {
+                return Err("33 MiB of managed memory passed a limit of 32".into());
+            }
+            drop(half);
+        }
+        Err(error) => println!("managed: {error}"),
+    }
+
+    logged.flush()?;
+    let log = std::fs::read_to_string(&path)?;
+    println!("\nthe log, {} lines:\n{log}", log.lines().count());
+    std::fs::remove_file(&path)?;
+    Ok(())
 }
 
 /// Forgets a vector: its memory and its resource stay for as long as the process.
-fn leak(stream: &Stream, resource: Arc<dyn DeviceResource>) -> Result<()> {
-    let vec = DeviceVec::<f32>::zeroed_in(stream, 1 << 20, resource)?;
+#[inline(never)]
+fn leak(stream: &Stream, resource: Arc<dyn DeviceResource>) -> Outcome {
+    let vec = DeviceVec::<f32>::zeroed_in(stream, MIB, resource)?;
     std::mem::forget(vec);
     Ok(())
 }

@@ -17,7 +17,12 @@ fn first_outside(text: &str) -> Option<String> {
     while let Some(line) = lines.next() {
         let Some(function) = function(line) else { continue };
         let place = lines.next_if(|line| line.trim_start().starts_with("at "));
-        if krate(function).is_some_and(|krate| !PASSED_OVER.contains(&krate)) {
+        let outside = match krate(function) {
+            Some(krate) => !PASSED_OVER.contains(&krate),
+            // A build with line tables only prints names without paths, and places.
+            None => place.is_some_and(|place| is_outside(place.trim())),
+        };
+        if outside {
             return Some(match place {
                 Some(place) => format!("{} in {function}", place.trim()),
                 None => format!("in {function}"),
@@ -25,6 +30,18 @@ fn first_outside(text: &str) -> Option<String> {
         }
     }
     None
+}
+
+/// Whether `at <file>:<line>:<column>` is neither in this crate's source nor in the language's.
+fn is_outside(place: &str) -> bool {
+    const OURS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/");
+    let file = place.strip_prefix("at ").unwrap_or(place);
+    // What lies below the working directory is printed relative to it.
+    let absolute = match (file.strip_prefix("./"), std::env::current_dir()) {
+        (Some(rest), Ok(folder)) => folder.join(rest).to_string_lossy().into_owned(),
+        _ => file.to_owned(),
+    };
+    !absolute.starts_with(OURS) && !absolute.contains("/rustc/") && !absolute.contains("/library/")
 }
 
 /// The function of a line such as `   3: vectors::main`.
@@ -90,5 +107,13 @@ mod tests {
         let without = format!("{ours}   3: vectors::main\n   4: x::y\n             at ./x.rs:1:1");
         assert_eq!(first_outside(&without).unwrap(), "in vectors::main");
         assert_eq!(first_outside("disabled backtrace"), None);
+        // As a build with line tables only prints them.
+        let bare = concat!(
+            "   0: create\n             at /rustc/0123/library/std/src/backtrace.rs:1:1\n",
+            "   1: allocate<f32>\n             at ",
+            env!("CARGO_MANIFEST_DIR"),
+            "/src/adaptor/tracking/mod.rs:2:3\n   2: leak\n             at ./main.rs:7:9\n",
+        );
+        assert_eq!(first_outside(bare).unwrap(), "at ./main.rs:7:9 in leak");
     }
 }
