@@ -72,7 +72,8 @@ impl AsyncOptions {
     }
 
     /// Free bytes that the pool keeps when the device is synchronised. `u64::MAX` unless said
-    /// otherwise, as RMM has it.
+    /// otherwise, as RMM has it. The driver keeps and releases whole chunks, of 32 MiB on an H200
+    /// (driver 580): with less than a chunk it keeps nothing.
     pub fn release_threshold(mut self, bytes: u64) -> Self {
         self.spec.release_threshold = bytes;
         self
