@@ -85,6 +85,19 @@ fn torch_snapshots() {
     assert_eq!((plan.peak_live, plan.leaks, plan.failures), ((3 << 19) + 512, 1, 1));
 }
 
+/// What RMM 26.10's and PyTorch 2.11's own adaptors wrote on a GPU, cut to their first few hundred
+/// records and their failures, the snapshot's frames to three each. The sums were taken from the
+/// files with Python's `csv` and `pickle`.
+#[test]
+fn logs_that_the_others_wrote() {
+    let rmm = Plan::new(&events("rmm-26.10.csv"));
+    assert_eq!((rmm.peak_live, rmm.leaks, rmm.failures), (60_561_549, 22, 4));
+    assert_eq!(rmm.problems, []);
+    let torch = Plan::new(&events("torch-2.11.pickle"));
+    assert_eq!((torch.peak_live, torch.leaks, torch.failures), (100_200_452, 60, 1));
+    assert_eq!(torch.problems, []);
+}
+
 #[test]
 fn a_wrong_cell_is_named() {
     let error = read(&log("wrong_size.rmm.csv"), None, None).unwrap_err();

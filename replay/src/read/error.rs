@@ -1,5 +1,6 @@
 //! What is wrong with a log, and where.
 
+use super::pickle::PickleError;
 use std::io;
 use std::path::PathBuf;
 
@@ -64,13 +65,13 @@ pub enum ReadError {
         /// What is there.
         found: String,
     },
-    /// The file is not a pickle, or one of objects other than plain values.
-    #[error("{}: not a pickle of plain values: {source}", path.display())]
+    /// The file is not a pickle.
+    #[error("{}: not a pickle: {source}", path.display())]
     Pickle {
         /// The log.
         path: PathBuf,
         /// Why.
-        source: serde_pickle::Error,
+        source: PickleError,
     },
     /// A value of a snapshot is not what its place wants.
     #[error("{}: {place}: expected {expected}, found {found}", path.display())]

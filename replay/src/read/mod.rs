@@ -3,10 +3,12 @@
 mod cell;
 mod error;
 mod events;
+mod pickle;
 mod rmm;
 mod torch;
 
 pub use error::ReadError;
+pub use pickle::PickleError;
 
 use crate::event::Log;
 use std::fs::File;

@@ -1,13 +1,12 @@
 //! PyTorch's memory snapshots: a pickle, of which nothing is run.
 
 use super::ReadError;
+use super::pickle::{Id, Node, Pickle};
 use crate::event::{Action, Event, Log, Names};
-use serde_pickle::{DeOptions, HashableValue, Value};
-use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::Path;
 
-type Dict = BTreeMap<HashableValue, Value>;
+type Dict = [(Id, Id)];
 
 /// `free_completed` is when the memory may serve again, so that is the free; `free_requested` and
 /// what happens to segments is the business of the allocator that wrote the log.
@@ -23,12 +22,11 @@ const PASSED_OVER: [&str; 8] = [
 ];
 
 pub(super) fn read(path: &Path, reader: impl Read, device: Option<i64>) -> Result<Log, ReadError> {
-    // Objects other than plain values become None: their constructors are not called.
-    let options = DeOptions::new().replace_unresolved_globals();
-    let value = serde_pickle::value_from_reader(reader, options)
+    let pickle = Pickle::read(reader)
         .map_err(|source| ReadError::Pickle { path: path.to_owned(), source })?;
+    let get = |dict: &Dict, key: &str| pickle.get(dict, key);
     let root = Place { path, name: String::from("the snapshot") };
-    let snapshot = root.dict(&value, "a dict with `device_traces`")?;
+    let snapshot = root.dict(pickle.root(), "a dict with `device_traces`")?;
     let traces = match get(snapshot, "device_traces") {
         Some(traces) => {
             root.at("['device_traces']").list(traces, "a list of traces, one a device")?
@@ -38,7 +36,7 @@ pub(super) fn read(path: &Path, reader: impl Read, device: Option<i64>) -> Resul
     let mut lists = Vec::new();
     for (number, trace) in traces.iter().enumerate() {
         let place = Place { path, name: format!("device_traces[{number}]") };
-        lists.push(place.list(trace, "a list of events")?);
+        lists.push(place.list(pickle.node(*trace), "a list of events")?);
     }
     let chosen = match device {
         Some(device) => usize::try_from(device)
@@ -58,9 +56,9 @@ pub(super) fn read(path: &Path, reader: impl Read, device: Option<i64>) -> Resul
     let mut first = None;
     for (number, entry) in lists.get(chosen).copied().unwrap_or_default().iter().enumerate() {
         let place = Place { path, name: format!("device_traces[{chosen}][{number}]") };
-        let entry = place.dict(entry, "a dict")?;
+        let entry = place.dict(pickle.node(*entry), "a dict")?;
         let action = match get(entry, "action") {
-            Some(Value::String(action)) => action.as_str(),
+            Some(Node::String(action)) => action.as_str(),
             found => return Err(place.at("['action']").unexpected("a string", found)),
         };
         let action = match action {
@@ -75,8 +73,7 @@ pub(super) fn read(path: &Path, reader: impl Read, device: Option<i64>) -> Resul
             }
         };
         let number_of = |key: &'static str, expected| match get(entry, key) {
-            Some(Value::I64(number)) if *number >= 0 => Ok(*number as u64),
-            Some(Value::Int(number)) => u64::try_from(number.clone())
+            Some(Node::Int(number)) => u64::try_from(*number)
                 .map_err(|_| place.at(&format!("['{key}']")).wrong(expected, &number.to_string())),
             found => Err(place.at(&format!("['{key}']")).unexpected(expected, found)),
         };
@@ -118,10 +115,6 @@ pub(super) fn read(path: &Path, reader: impl Read, device: Option<i64>) -> Resul
     })
 }
 
-fn get<'a>(dict: &'a Dict, key: &str) -> Option<&'a Value> {
-    dict.get(&HashableValue::String(key.to_owned()))
-}
-
 /// A value's place in a snapshot, for errors.
 struct Place<'a> {
     path: &'a Path,
@@ -133,33 +126,34 @@ impl Place<'_> {
         Place { path: self.path, name: format!("{}{key}", self.name) }
     }
 
-    fn list<'v>(&self, value: &'v Value, expected: &'static str) -> Result<&'v [Value], ReadError> {
-        match value {
-            Value::List(list) | Value::Tuple(list) => Ok(list),
+    fn list<'v>(&self, node: &'v Node, expected: &'static str) -> Result<&'v [Id], ReadError> {
+        match node {
+            Node::List(list) | Node::Tuple(list) => Ok(list),
             found => Err(self.unexpected(expected, Some(found))),
         }
     }
 
-    fn dict<'v>(&self, value: &'v Value, expected: &'static str) -> Result<&'v Dict, ReadError> {
-        match value {
-            Value::Dict(dict) => Ok(dict),
+    fn dict<'v>(&self, node: &'v Node, expected: &'static str) -> Result<&'v Dict, ReadError> {
+        match node {
+            Node::Dict(dict) => Ok(dict),
             found => Err(self.unexpected(expected, Some(found))),
         }
     }
 
-    fn unexpected(&self, expected: &'static str, found: Option<&Value>) -> ReadError {
+    fn unexpected(&self, expected: &'static str, found: Option<&Node>) -> ReadError {
         let found = match found {
             None => "nothing",
-            Some(Value::None) => "None",
-            Some(Value::Bool(_)) => "a bool",
-            Some(Value::I64(_) | Value::Int(_)) => "another int",
-            Some(Value::F64(_)) => "a float",
-            Some(Value::Bytes(_)) => "bytes",
-            Some(Value::String(_)) => "a string",
-            Some(Value::List(_)) => "a list",
-            Some(Value::Tuple(_)) => "a tuple",
-            Some(Value::Set(_) | Value::FrozenSet(_)) => "a set",
-            Some(Value::Dict(_)) => "a dict",
+            Some(Node::None) => "None",
+            Some(Node::Bool) => "a bool",
+            Some(Node::Int(_)) => "another int",
+            Some(Node::Float) => "a float",
+            Some(Node::Bytes) => "bytes",
+            Some(Node::String(_)) => "a string",
+            Some(Node::List(_)) => "a list",
+            Some(Node::Tuple(_)) => "a tuple",
+            Some(Node::Set) => "a set",
+            Some(Node::Dict(_)) => "a dict",
+            Some(Node::Opaque) => "an object, which is not made",
         };
         self.wrong(expected, found)
     }
