@@ -33,7 +33,7 @@ fn work_at_home_in_a_capture_is_the_work_alone() {
         for refused in [vec.copy_from_slice(&[1; 100]), vec.to_vec().map(drop)] {
             assert_eq!(refused.unwrap_err().kind(), ErrorKind::Capture);
         }
-        let asked = ["cuStreamIsCapturing", "cuPointerGetAttribute"];
+        let asked = ["cuStreamIsCapturing", "cuPointerGetAttributes"];
         let names = driver.names();
         assert!(names.iter().all(|name| asked.contains(&&**name)), "not lost: {names:?}");
         assert!(stream.is_capturing().unwrap());

@@ -161,8 +161,11 @@ driver_functions! {
     mem_host_get_device_pointer =
         cuMemHostGetDevicePointer_v2(address: *mut u64, pointer: *mut c_void, flags: u32);
 
-    pointer_get_attribute =
-        cuPointerGetAttribute(value: *mut c_void, attribute: u32, pointer: u64);
+    pointer_get_attributes = cuPointerGetAttributes(
+        count: u32,
+        attributes: *const u32,
+        values: *const *mut c_void,
+        pointer: u64);
 
     stream_synchronize = cuStreamSynchronize(stream: Handle);
     stream_wait_event = cuStreamWaitEvent(stream: Handle, event: Handle, flags: u32);

@@ -298,18 +298,20 @@ exported! {
     cuMemHostGetDevicePointer_v2[context](address: *mut u64, pointer: u64, flags: u32)
         => "pointer={pointer:#x} flags={flags}" { *address = pointer; 0 }
 
-    cuPointerGetAttribute[context](value: *mut u32, attribute: u32, pointer: u64)
-        => "attribute={attribute} pointer={pointer:#x}"
+    cuPointerGetAttributes[context](
+        count: u32, attributes: *const u32, values: *const *mut u32, pointer: u64
+    )
+        => "count={count} attributes={attributes:?} pointer={pointer:#x}"
     {
         // CU_POINTER_ATTRIBUTE_MEMORY_TYPE; registered memory is known by its first byte alone.
         let state = state();
         let inside = |(&start, &(bytes, _)): (&u64, &(usize, usize))| {
             pointer >= start && pointer - start < bytes as u64
         };
-        if attribute != 2 || !(state.blocks.iter().any(inside) || state.handles.contains(&pointer)) {
+        if count != 1 || *attributes != 2 {
             return INVALID_VALUE;
         }
-        *value = 1;
+        **values = (state.blocks.iter().any(inside) || state.handles.contains(&pointer)).into();
         0
     }
 
