@@ -33,7 +33,7 @@ fn construction(bench: &Bench, resource: &Arc<dyn DeviceResource>) {
             bench.synchronize();
             drop(vector);
         };
-        let time = median3(|| timed(bench.count(2000, 3), run));
+        let time = median3(|| timed(bench.count(1000, 3), run));
         nanoseconds(POOL, &format!("vector construction n={length}"), time);
     }
 }
@@ -57,7 +57,7 @@ fn workflow(bench: &Bench, peer: &str, resource: &Arc<dyn DeviceResource>) {
         };
         // The first loads the kernel.
         run();
-        let time = median3(|| timed(bench.count(50, 2), run));
+        let time = median3(|| timed(bench.count(20, 2), run));
         nanoseconds(peer, &format!("vector workflow n={length}"), time);
     }
 }

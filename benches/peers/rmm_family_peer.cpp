@@ -108,28 +108,28 @@ static double on_top(int rounds, uint32_t pairs, RmmPeer bare, RmmPeer adapted) 
   std::sort(more.begin(), more.end());
   return more[more.size() / 2];
 }
-static void sixteen(const std::string& name, RmmPeer p, double seconds = 2) {
+static void sixteen(const std::string& name, RmmPeer p, double seconds) {
   row(name, "churn 16 threads adapted", median3([&] { return bounded_churn(p, 16, 20000, seconds); }));
 }
 static void adaptors() {
   Pool pool = pool_of(4);
-  sixteen("rmm pool", {pool}, 1);
+  sixteen("rmm pool", {pool}, 0.5);
   {
     rmm::mr::statistics_resource_adaptor a{pool};
     row("rmm statistics", "on top 1 thread", on_top(51, 5000, {pool}, {a}));
     std::thread([&] { RmmPeer p{a}; p.enter_thread(); hot(p, 256, 1); }).join();
     row("rmm statistics", "on top 1 thread after a second", on_top(51, 5000, {pool}, {a}));
-    sixteen("rmm statistics", {a}, 1);
+    sixteen("rmm statistics", {a}, 0.5);
   }
   {
     rmm::mr::limiting_resource_adaptor a{pool, size_t{1} << 46};
     row("rmm limiting", "on top 1 thread", on_top(51, 5000, {pool}, {a}));
-    sixteen("rmm limiting", {a}, 1);
+    sixteen("rmm limiting", {a}, 0.5);
   }
   {
     rmm::mr::tracking_resource_adaptor a{pool};
     row("rmm tracking", "on top 1 thread", on_top(51, 5000, {pool}, {a}));
-    sixteen("rmm tracking", {a}, 1);
+    sixteen("rmm tracking", {a}, 0.5);
   }
   {
     rmm::mr::tracking_resource_adaptor a{pool, true};
@@ -215,7 +215,7 @@ template <class F> static double timed(int count, F run) {
 static void construction(const std::string& name, rmm::device_async_resource_ref mr) {
   for (uint64_t n = 10000; n <= 1000000000; n *= 10) {
     auto run = [&] { Vector v(n, cuda::stream_ref{cudaStream_t{nullptr}}, mr); CK(cudaDeviceSynchronize()); };
-    row(name, "vector construction n=" + std::to_string(n), median3([&] { return timed(2000, run); }));
+    row(name, "vector construction n=" + std::to_string(n), median3([&] { return timed(1000, run); }));
   }
 }
 static void workflow(const std::string& name, rmm::device_async_resource_ref mr, cudaKernel_t kernel) {
@@ -234,7 +234,7 @@ static void workflow(const std::string& name, rmm::device_async_resource_ref mr,
       for (int s = 1; s <= 4; ++s) CK(cudaStreamSynchronize(streams[s]));
     };
     run();
-    row(name, "vector workflow n=" + std::to_string(n), median3([&] { return timed(50, run); }));
+    row(name, "vector workflow n=" + std::to_string(n), median3([&] { return timed(20, run); }));
   }
 }
 static void uvector() {
@@ -311,7 +311,7 @@ int main(int argc, char** argv) {
   });
   on("arena", [] {
     rmm::mr::arena_memory_resource a{rmm::mr::cuda_memory_resource{}, part(2)};
-    hot_rows("rmm arena", {a}, 20000); random_row("rmm arena", {a}); churn_rows("rmm arena", {a}, 50000, 2);
+    hot_rows("rmm arena", {a}, 20000); random_row("rmm arena", {a}); churn_rows("rmm arena", {a}, 50000, 1);
   });
   on("async", [] {
     rmm::mr::cuda_async_memory_resource a;
