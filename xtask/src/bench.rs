@@ -14,8 +14,16 @@ use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(180);
 
-/// A bench, and rows that it has to print: those that later programs look for, one of each group.
-const BENCHES: [(&str, &[(&str, &str)]); 2] = [("pool", &POOL), ("family", &FAMILY)];
+/// A peer and a workload for each row.
+type Wanted = &'static [(&'static str, &'static str)];
+
+/// The package of a bench, its name, and rows that it has to print: those that later programs look
+/// for, one of each group.
+const BENCHES: [(&str, &str, Wanted); 3] = [
+    ("aquifer", "pool", &POOL),
+    ("aquifer", "family", &FAMILY),
+    ("aquifer-replay", "replay", &REPLAY),
+];
 
 const POOL: [(&str, &str); 12] = [
     ("aquifer pool", "random n=1000 max=1MiB"),
@@ -51,10 +59,15 @@ const FAMILY: [(&str, &str); 16] = [
     ("aquifer pool", "priming unprimed second round"),
 ];
 
+const REPLAY: [(&str, &str); 2] = [
+    ("aquifer pool", "replay rmm random n=1000 max=1MiB"),
+    ("aquifer async", "replay rmm random n=1000 max=1MiB 4 threads with handing over"),
+];
+
 pub(crate) fn step(place: &Place) -> Result<Verdict> {
     let mut counts = Vec::new();
-    for (bench, wanted) in BENCHES {
-        let build = ["bench", "-p", "aquifer", "--bench", bench, "--no-run"];
+    for (package, bench, wanted) in BENCHES {
+        let build = ["bench", "-p", package, "--bench", bench, "--no-run"];
         shown(cargo(place).args(build), None)?.ok()?;
         let told = quiet(cargo(place).args(build).arg("--message-format=json"), None)?.ok()?;
         let program = executable(&told.text, bench).context("cargo named no bench")?;
