@@ -1,7 +1,7 @@
-//! RMM's programs of streams: MULTI_STREAM_ALLOCATIONS on the resources that the pool's bench leaves
-//! out, and CUDA_STREAM_POOL.
+//! RMM's programs of streams: MULTI_STREAM_ALLOCATIONS, on the pool as its own bench has it and on the
+//! others, and CUDA_STREAM_POOL.
 
-use crate::programs::multi_stream_on;
+use crate::programs::{self, multi_stream_on};
 use crate::resources::{ARENA, ASYNC, BINNING, arena, binning};
 use crate::rows::nanoseconds;
 use crate::subject::{Bench, must};
@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 pub(crate) fn multi_stream(bench: &Bench) {
+    programs::multi_stream(bench);
     multi_stream_on(bench, BINNING, &|| Arc::new(binning(bench)));
     multi_stream_on(bench, ARENA, &|| Arc::new(arena(bench)));
     multi_stream_on(bench, ASYNC, &|| Arc::new(must(AsyncResource::new(&bench.device))));
