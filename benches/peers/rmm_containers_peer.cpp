@@ -1,11 +1,13 @@
 // RMM's device_uvector made and dropped, a stream a thread, and RMM's multi-stream benchmark.
-// Arguments: pool, binning, async; all of them without one.
+// Arguments: pool, binning, arena, async; all but the arena without one. `streams` behind it leaves
+// the vectors out.
 #include "workloads.hpp"
 #include <cuda_runtime_api.h>
 #include <cstdlib>
 #include <memory>
 #include <rmm/cuda_device.hpp>
 #include <rmm/device_uvector.hpp>
+#include <rmm/mr/arena_memory_resource.hpp>
 #include <rmm/mr/binning_memory_resource.hpp>
 #include <rmm/mr/cuda_async_memory_resource.hpp>
 #include <rmm/mr/cuda_memory_resource.hpp>
@@ -97,10 +99,10 @@ int main(int argc, char** argv) {
   std::string which = argc > 1 ? argv[1] : "all";
   // `make` builds the resource anew and makes it current, as RMM's own benchmark does for each run.
   auto run = [&](const char* argument, const std::string& name, auto make) {
-    if (which != "all" && which != argument) return;
+    if (which != argument && (which != "all" || argument == std::string("arena"))) return;
     // The registry keeps a handle of its own: without the reset, two would hold memory at once.
     auto with = [&](auto body) { { auto keep = make(); body(); } rmm::mr::reset_current_device_resource(); };
-    with([&] {
+    if (argc < 3 || argv[2] != std::string("streams")) with([&] {
       for (int threads : {1, 16})
         row(name, "vector 1MiB " + std::to_string(threads) + " threads", median3([&] { return vectors(threads, 50000); }));
     });
@@ -118,6 +120,11 @@ int main(int argc, char** argv) {
     auto bin = std::make_unique<rmm::mr::binning_memory_resource>(pool, 18, 22);
     rmm::mr::set_current_device_resource(*bin);
     return bin;
+  });
+  run("arena", "rmm arena", [] {
+    auto arena = std::make_unique<rmm::mr::arena_memory_resource>(rmm::mr::cuda_memory_resource{});
+    rmm::mr::set_current_device_resource(*arena);
+    return arena;
   });
   run("async", "cudaMallocAsync", [] {
     auto async = std::make_unique<rmm::mr::cuda_async_memory_resource>();

@@ -4,21 +4,25 @@
 set -u
 usage() {
   cat <<'TEXT'
-run.sh [--ours BINARY] [--wheels FOLDER] [--out FOLDER] [--capacity FILE] [--skip NAMES] [--slow]
-       [--timeout SECONDS]
+run.sh [--ours BINARY] [--family BINARY|-] [--wheels FOLDER] [--out FOLDER] [--capacity FILE]
+       [--skip NAMES] [--slow] [--timeout SECONDS]
   --ours      the built bench (default: cargo bench --bench pool of this repository)
+  --family    the other resources, the adaptors and RMM's programs, in place of the pool's rows: the
+              built bench, or - for cargo bench --bench family. Both: --family after --ours
   --wheels    holds librmm-cu13 26.10 and rapids-logger 0.3 (default: pip downloads them)
   --out       where binaries and rows go (default: /tmp/aquifer-peers)
   --capacity  the output of the heap's capacity test, to go into the table
-  --skip      of: ours pool binning async cuda torch torch_host containers limits (by commas)
+  --skip      of: ours pool binning async cuda torch torch_host containers limits (by commas); of the
+              family: family rmm_family multi_stream, and what rmm_family_peer.cpp lists
   --slow      also RMM's arena (up to ten minutes), glibc's malloc
   --timeout   of each program (default 300; the arena's is 600)
 TEXT
 }
-OURS= WHEELS= OUT=/tmp/aquifer-peers CAPACITY= SKIP= SLOW= LIMIT=300
+OURS= FAMILY= WHEELS= OUT=/tmp/aquifer-peers CAPACITY= SKIP= SLOW= LIMIT=300
 while [ $# -gt 0 ]; do
   case $1 in
     --ours) OURS=$(realpath "$2"); shift 2 ;;
+    --family) FAMILY=$2; [ "$2" = - ] || FAMILY=$(realpath "$2"); shift 2 ;;
     --wheels) WHEELS=$(realpath "$2"); shift 2 ;;
     --out) OUT=$2; shift 2 ;;
     --capacity) CAPACITY=$(realpath "$2"); shift 2 ;;
@@ -29,6 +33,8 @@ while [ $# -gt 0 ]; do
     *) echo "run.sh: unknown argument $1" >&2; usage >&2; exit 2 ;;
   esac
 done
+POOL=yes
+[ -z "$FAMILY" ] || [ -n "$OURS" ] || POOL=
 mkdir -p "$OUT" || exit 1
 OUT=$(realpath "$OUT"); HERE=$(cd "$(dirname "$0")" && pwd); ROWS=$OUT/rows.csv
 cd "$HERE" || exit 1
@@ -53,11 +59,16 @@ RMM_LIBS="-L $OUT/librmm/lib64 -lrmm -L $OUT/rapids_logger/lib64 -lrapids_logger
   -L $CUDA/lib64 -lcudart -Wl,-rpath,$OUT/librmm/lib64:$OUT/rapids_logger/lib64:$CUDA/lib64 -lpthread"
 TORCH=$(python3 -c 'import torch, os; print(os.path.dirname(torch.__file__))' 2>/dev/null)
 # A program of an earlier run must not stand in for one that no longer builds.
-rm -f "$OUT"/{limits,rmm_peer,rmm_containers_peer,torch_peer,torch_host_peer}
-"$NVCC" -O2 -std=c++20 -o "$OUT/limits" limits.cu -lcuda &
-$CXX $RMM rmm_peer.cpp -o "$OUT/rmm_peer" $RMM_LIBS &
+rm -f "$OUT"/{limits,rmm_peer,rmm_containers_peer,rmm_family_peer,torch_peer,torch_host_peer}
 $CXX $RMM rmm_containers_peer.cpp -o "$OUT/rmm_containers_peer" $RMM_LIBS &
-if [ -n "$TORCH" ]; then
+if [ -n "$FAMILY" ]; then
+  $CXX $RMM rmm_family_peer.cpp -o "$OUT/rmm_family_peer" $RMM_LIBS &
+fi
+if [ -n "$POOL" ]; then
+  "$NVCC" -O2 -std=c++20 -o "$OUT/limits" limits.cu -lcuda &
+  $CXX $RMM rmm_peer.cpp -o "$OUT/rmm_peer" $RMM_LIBS &
+fi
+if [ -n "$POOL" ] && [ -n "$TORCH" ]; then
   INCLUDE="-I $TORCH/include -I $TORCH/include/torch/csrc/api/include -I $CUDA/include"
   LINK="-L $CUDA/lib64 -lcudart -Wl,-rpath,$TORCH/lib:$CUDA/lib64 -lpthread"
   $CXX $INCLUDE torch_peer.cpp -o "$OUT/torch_peer" -L "$TORCH/lib" -lc10 -lc10_cuda $LINK &
@@ -83,24 +94,46 @@ run() { # NAME SECONDS PROGRAM ARGUMENTS...
     failures=$((failures + 1))
   fi
 }
-if [ -n "$OURS" ]; then
-  run ours "$LIMIT" "$OURS"
-else
-  run ours "$((LIMIT + 600))" cargo bench --quiet --bench pool
-fi
-for which in binning pool async cuda; do run $which "$LIMIT" "$OUT/rmm_peer" $which; done
-run containers "$LIMIT" "$OUT/rmm_containers_peer"
-if [ -n "$TORCH" ]; then
-  run torch "$LIMIT" "$OUT/torch_peer"
-  run torch_host "$LIMIT" "$OUT/torch_host_peer"
-else
-  echo "# no PyTorch: its rows are missing" | tee -a "$ROWS" >&2
-fi
-run limits "$LIMIT" "$OUT/limits"
-if [ -n "$SLOW" ]; then
-  run malloc "$LIMIT" "$OUT/rmm_peer" malloc
-  run arena 600 "$OUT/rmm_peer" arena
-fi
+pool_rows() {
+  if [ -n "$OURS" ]; then
+    run ours "$LIMIT" "$OURS"
+  else
+    run ours "$((LIMIT + 600))" cargo bench --quiet --bench pool
+  fi
+  for which in binning pool async cuda; do run $which "$LIMIT" "$OUT/rmm_peer" $which; done
+  run containers "$LIMIT" "$OUT/rmm_containers_peer"
+  if [ -n "$TORCH" ]; then
+    run torch "$LIMIT" "$OUT/torch_peer"
+    run torch_host "$LIMIT" "$OUT/torch_host_peer"
+  else
+    echo "# no PyTorch: its rows are missing" | tee -a "$ROWS" >&2
+  fi
+  run limits "$LIMIT" "$OUT/limits"
+  if [ -n "$SLOW" ]; then
+    run malloc "$LIMIT" "$OUT/rmm_peer" malloc
+    run arena 600 "$OUT/rmm_peer" arena
+  fi
+}
+family_rows() {
+  if [ "$FAMILY" = - ]; then
+    run family "$((LIMIT + 600))" cargo bench --quiet --bench family
+  else
+    run family "$LIMIT" "$FAMILY"
+  fi
+  if wanted rmm_family; then
+    # A program each: what one of them leaves behind must not slow the others.
+    for which in fixed binning arena async managed system adaptors random uvector streams priming; do
+      run $which "$LIMIT" "$OUT/rmm_family_peer" $which
+    done
+  fi
+  if wanted multi_stream; then
+    for which in pool binning arena async; do
+      run multi_stream_$which "$LIMIT" "$OUT/rmm_containers_peer" $which streams
+    done
+  fi
+}
+[ -z "$POOL" ] || pool_rows
+[ -z "$FAMILY" ] || family_rows
 
 # --- Table ---
 echo "# rows: $ROWS" >&2

@@ -9,6 +9,7 @@
 
 mod calls;
 mod footprint;
+mod groups;
 mod handover;
 mod kernels;
 mod latency;
@@ -20,14 +21,8 @@ mod subject;
 mod threads;
 mod workloads;
 
-use aquifer::sim::SimConfig;
-use aquifer::{BackendKind, Device, Result};
-use clap::Parser;
-use rows::Options;
+use groups::Group;
 use std::process::ExitCode;
-use subject::Bench;
-
-type Group = (&'static str, fn(&Bench), &'static str);
 
 const GROUPS: [Group; 12] = [
     ("peers", peers::shared_rows, "what every peer runs: random, hot, cross, churn"),
@@ -45,47 +40,5 @@ const GROUPS: [Group; 12] = [
 ];
 
 fn main() -> ExitCode {
-    let options = Options::parse();
-    if options.list {
-        for (name, _, about) in GROUPS {
-            println!("{name:12}{about}");
-        }
-        return ExitCode::SUCCESS;
-    }
-    if let Some(unknown) = options.only.iter().find(|name| GROUPS.iter().all(|one| one.0 != *name))
-    {
-        eprintln!("error: there is no group `{unknown}`; --list names them");
-        return ExitCode::FAILURE;
-    }
-    match run(&options) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-fn run(options: &Options) -> Result<()> {
-    let found = Device::detect()?;
-    let simulated = found.kind() == BackendKind::Simulated;
-    let device = match simulated {
-        // The largest traces have 16000 MiB live. Memory that nobody writes takes none of the host.
-        true => Device::simulated(SimConfig::default().capacity(64 << 30)),
-        false => found,
-    };
-    let cores = std::thread::available_parallelism().map_or(0, usize::from);
-    let quick = options.quick || (simulated && !options.full);
-    let note = if quick { ", SMALL COUNTS: no measurement" } else { "" };
-    println!("# {device}, driver {}, {cores} cores{note}", device.properties().driver_version);
-    println!("peer,workload,ns");
-    let bench = Bench::new(device, quick);
-    for (name, group, _) in GROUPS {
-        if options.only.is_empty() || options.only.iter().any(|only| only == name) {
-            println!("# {name}");
-            group(&bench);
-            bench.device.synchronize()?;
-        }
-    }
-    Ok(())
+    groups::main(&GROUPS)
 }

@@ -11,11 +11,20 @@ use std::time::{Duration, Instant};
 /// RMM's MULTI_STREAM_ALLOCATIONS: `streams` in turn for 4 kernels of a million ticks, each with a
 /// vector of one element; the device is waited for. Nanoseconds an iteration.
 pub(crate) fn multi_stream(bench: &Bench) {
+    multi_stream_on(bench, POOL, &|| Arc::new(bench.pool(2)));
+}
+
+/// The same on another resource, made anew for each row.
+pub(crate) fn multi_stream_on(
+    bench: &Bench,
+    peer: &str,
+    make: &dyn Fn() -> Arc<dyn DeviceResource>,
+) {
     const KERNELS: usize = 4;
     let ticks = 1_000_000;
     for streams in [1, 2, 4] {
         for prewarm in [false, true] {
-            let resource: Arc<dyn DeviceResource> = Arc::new(bench.pool(2));
+            let resource = make();
             let streams: Vec<_> = (0..streams).map(|_| bench.stream()).collect();
             let vector = |stream| {
                 // SAFETY: the kernel writes it, and nobody reads it.
@@ -37,7 +46,7 @@ pub(crate) fn multi_stream(bench: &Bench) {
             let time = start.elapsed().as_secs_f64() * 1e9 / f64::from(iterations);
             let warm = if prewarm { " prewarmed" } else { "" };
             let workload = format!("multi stream {} streams 4 kernels{warm}", streams.len());
-            nanoseconds(POOL, &workload, time);
+            nanoseconds(peer, &workload, time);
         }
     }
 }

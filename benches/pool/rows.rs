@@ -2,14 +2,14 @@
 
 use clap::Parser;
 
-/// The pool's benches. Prints rows of `peer,workload,value`; times are nanoseconds.
+/// Aquifer's benches. Prints rows of `peer,workload,value`; times are nanoseconds.
 #[derive(Parser)]
 pub(crate) struct Options {
     /// The groups to run, separated by commas; all unless given.
     #[arg(long, value_delimiter = ',', value_name = "GROUP")]
     pub(crate) only: Vec<String>,
     /// Small counts: a smoke test. The default on a simulated device.
-    #[arg(long)]
+    #[arg(long, alias = "test")]
     pub(crate) quick: bool,
     /// The counts of a GPU, on a simulated device too.
     #[arg(long, conflicts_with = "quick")]

@@ -107,14 +107,18 @@ impl Bench {
 
     /// A pool that starts with one part in `parts` of the free memory.
     pub(crate) fn pool(&self, parts: usize) -> Plain {
+        self.pool_of(self.part(parts))
+    }
+
+    /// One part in `parts` of the free memory, in whole MiB.
+    pub(crate) fn part(&self, parts: usize) -> usize {
         let memory = match (self.simulated(), self.quick) {
             // It takes its memory from the host, which may have less than the traces' 16000 MiB.
             (true, true) => 2 << 30,
             (true, false) => 36 << 30,
             (false, _) => must(self.device.memory_info()).free as usize,
         };
-        let initial = memory / parts;
-        self.pool_of(initial & !0xF_FFFF)
+        (memory / parts) & !0xF_FFFF
     }
 
     /// A pool that starts with so many bytes.

@@ -56,13 +56,27 @@ pub(crate) struct Op {
 }
 
 /// Operations in which each slot is below [`slots`](Self::slots), allocated once, and freed once
-/// after that. [`random_trace`] alone makes one: `replay` relies on it.
+/// after that. [`random_trace`] makes one, and [`checked`](Self::checked): `replay` relies on it.
 pub(crate) struct Trace {
     ops: Vec<Op>,
     slots: u32,
 }
 
 impl Trace {
+    /// None unless each slot up to the highest is allocated once, and freed once after that.
+    pub(crate) fn checked(ops: Vec<Op>) -> Option<Self> {
+        let slots = ops.iter().map(|op| op.slot + 1).max().unwrap_or(0);
+        let mut uses = vec![0; slots as usize];
+        for op in &ops {
+            let used = &mut uses[op.slot as usize];
+            if *used != u8::from(op.size == 0) {
+                return None;
+            }
+            *used += 1;
+        }
+        uses.iter().all(|used| *used == 2).then_some(Self { ops, slots })
+    }
+
     pub(crate) fn ops(&self) -> &[Op] {
         &self.ops
     }

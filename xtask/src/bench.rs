@@ -1,5 +1,5 @@
-//! Runs the pool's bench on the simulated device: its times mean nothing there, but it has to run
-//! and to print its rows.
+//! Runs the benches that print rows on the simulated device: their times mean nothing there, but they
+//! have to run and to print their rows.
 
 use crate::Place;
 use crate::cargo::cargo;
@@ -14,56 +14,97 @@ use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(180);
 
-/// Rows that every later program looks for: one of each group.
-const WANTED: [&str; 12] = [
-    "random n=1000 max=1MiB",
-    "hot 1MiB inlined",
-    "cross 2 streams 1MiB",
-    "churn 16 threads",
-    "driver calls in all of one stream warm",
-    "churn 1 threads p99.9",
-    "ping-pong steal",
-    "churn 16 threads peak reserved over peak live",
-    "scaling long churn 16 threads over private",
-    "scaling vector 1MiB 16 threads over private",
-    "pinned pair 1MiB fenced idle 64 in turn",
-    "workflow 1MiB",
+/// A peer and a workload for each row.
+type Wanted = &'static [(&'static str, &'static str)];
+
+/// The package of a bench, its name, and rows that it has to print: those that later programs look
+/// for, one of each group.
+const BENCHES: [(&str, &str, Wanted); 3] = [
+    ("aquifer", "pool", &POOL),
+    ("aquifer", "family", &FAMILY),
+    ("aquifer-replay", "replay", &REPLAY),
+];
+
+const POOL: [(&str, &str); 12] = [
+    ("aquifer pool", "random n=1000 max=1MiB"),
+    ("aquifer pool", "hot 1MiB inlined"),
+    ("aquifer pool", "cross 2 streams 1MiB"),
+    ("aquifer pool", "churn 16 threads"),
+    ("aquifer pool", "driver calls in all of one stream warm"),
+    ("aquifer pool", "churn 1 threads p99.9"),
+    ("aquifer pool", "ping-pong steal"),
+    ("aquifer pool", "churn 16 threads peak reserved over peak live"),
+    ("aquifer pool", "scaling long churn 16 threads over private"),
+    ("aquifer pool", "scaling vector 1MiB 16 threads over private"),
+    ("aquifer pool", "pinned pair 1MiB fenced idle 64 in turn"),
+    ("aquifer pool", "workflow 1MiB"),
+];
+
+const FAMILY: [(&str, &str); 16] = [
+    ("aquifer fixed-size", "hot 256B"),
+    ("aquifer fixed-size", "churn 16 threads"),
+    ("aquifer binning", "hot 1MiB"),
+    ("aquifer arena", "churn 16 threads"),
+    ("aquifer async", "random n=1000 max=1MiB"),
+    ("aquifer statistics", "on top 1 thread"),
+    ("aquifer statistics", "on top 1 thread after a second"),
+    ("aquifer checked", "on top 1 thread inlined"),
+    ("aquifer logging", "on top in bursts"),
+    ("aquifer logging", "on top sustained"),
+    ("aquifer pool", "rmm random n=1000 max=1MiB"),
+    ("aquifer arena", "multi stream 4 streams 4 kernels prewarmed"),
+    ("aquifer pool", "vector construction n=10000"),
+    ("aquifer async", "vector workflow n=100000"),
+    ("aquifer streams", "stream pool get"),
+    ("aquifer pool", "priming unprimed second round"),
+];
+
+const REPLAY: [(&str, &str); 2] = [
+    ("aquifer pool", "replay rmm random n=1000 max=1MiB"),
+    ("aquifer async", "replay rmm random n=1000 max=1MiB 4 threads with handing over"),
 ];
 
 pub(crate) fn step(place: &Place) -> Result<Verdict> {
-    let build = ["bench", "-p", "aquifer", "--bench", "pool", "--no-run"];
-    shown(cargo(place).args(build), None)?.ok()?;
-    let told = quiet(cargo(place).args(build).arg("--message-format=json"), None)?.ok()?;
-    let mut command = Command::new(executable(&told.text).context("cargo named no bench")?);
-    command.current_dir(&place.root).env("AQUIFER_BACKEND", "sim");
-    let finished = shown(&mut command, Some(LIMIT))?.ok()?;
-    let rows = parse(&finished.text)?;
-    check(&rows)?;
-    Ok(Verdict::Passed(format!("bench: {} rows", rows.len())))
+    let mut counts = Vec::new();
+    for (package, bench, wanted) in BENCHES {
+        let build = ["bench", "-p", package, "--bench", bench, "--no-run"];
+        shown(cargo(place).args(build), None)?.ok()?;
+        let told = quiet(cargo(place).args(build).arg("--message-format=json"), None)?.ok()?;
+        let program = executable(&told.text, bench).context("cargo named no bench")?;
+        let mut command = Command::new(program);
+        command.current_dir(&place.root).env("AQUIFER_BACKEND", "sim");
+        let finished = shown(&mut command, Some(LIMIT))?.ok()?;
+        let rows = parse(&finished.text)?;
+        check(&rows, wanted)?;
+        counts.push(format!("{} of the {bench}", rows.len()));
+    }
+    Ok(Verdict::Passed(format!("bench: rows: {}", counts.join(", "))))
 }
 
 /// The program that cargo's messages say it built.
-fn executable(messages: &str) -> Option<PathBuf> {
+fn executable(messages: &str, bench: &str) -> Option<PathBuf> {
     messages
         .lines()
         .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
-        .filter(|message| message["target"]["name"] == "pool")
+        .filter(|message| message["target"]["name"] == bench)
         .find_map(|message| message["executable"].as_str().map(PathBuf::from))
 }
 
-fn check(rows: &[Row]) -> Result<()> {
+fn check(rows: &[Row], wanted: &[(&str, &str)]) -> Result<()> {
     let mut seen = HashSet::new();
     for row in rows {
         if !seen.insert((&row.peer, &row.workload)) {
             bail!("two rows are `{},{}`", row.peer, row.workload);
         }
-        if !row.value.is_finite() || row.value < 0.0 {
+        // A difference of two times may be below 0.
+        let least = if row.workload.starts_with("on top") { f64::MIN } else { 0.0 };
+        if !row.value.is_finite() || row.value < least {
             bail!("`{},{}` is {}", row.peer, row.workload, row.value);
         }
     }
-    for wanted in WANTED {
-        if !rows.iter().any(|row| row.peer == "aquifer pool" && row.workload == wanted) {
-            bail!("the row `{wanted}` is missing");
+    for (peer, workload) in wanted {
+        if !rows.iter().any(|row| row.peer == *peer && row.workload == *workload) {
+            bail!("the row `{peer},{workload}` is missing");
         }
     }
     Ok(())
@@ -80,21 +121,41 @@ mod tests {
 
     #[test]
     fn all_rows_once_and_finite() {
-        let mut rows: Vec<Row> = WANTED.iter().map(|workload| row(workload, 1.0)).collect();
-        check(&rows).unwrap();
+        let mut rows: Vec<Row> = POOL.iter().map(|(_, workload)| row(workload, 1.0)).collect();
+        check(&rows, &POOL).unwrap();
+        assert!(check(&rows, &FAMILY).unwrap_err().to_string().contains("missing"));
+        rows.push(row("on top 1 thread", -0.5));
+        check(&rows, &POOL).unwrap();
+        rows.last_mut().unwrap().workload = "hot 2MiB".to_owned();
+        assert!(check(&rows, &POOL).unwrap_err().to_string().contains("-0.5"));
+        rows.pop();
         rows.push(row("hot 256B", f64::NAN));
-        assert!(check(&rows).unwrap_err().to_string().contains("NaN"));
+        assert!(check(&rows, &POOL).unwrap_err().to_string().contains("NaN"));
         rows.pop();
         rows.push(rows[0].clone());
-        assert!(check(&rows).unwrap_err().to_string().contains("two rows"));
-        assert!(check(&rows[..5]).unwrap_err().to_string().contains("missing"));
+        assert!(check(&rows, &POOL).unwrap_err().to_string().contains("two rows"));
+        assert!(check(&rows[..5], &POOL).unwrap_err().to_string().contains("missing"));
     }
 
-    /// The script that judges a run, on a run that was made up.
+    /// What the script that judges a run says of these rows. None without a python3.
+    fn table(name: &str, text: &str) -> Option<String> {
+        let place = Place::find().unwrap();
+        let rows = std::env::temp_dir().join(format!("{name}-{}.csv", std::process::id()));
+        std::fs::write(&rows, text).unwrap();
+        let mut command = Command::new("python3");
+        command.arg(place.root.join("benches/peers/table.py")).arg(&rows);
+        let finished = quiet(&mut command, None);
+        std::fs::remove_file(&rows).unwrap();
+        let Ok(finished) = finished else {
+            let _ = writeln!(std::io::stderr(), "skipped: {name}: there is no python3");
+            return None;
+        };
+        Some(finished.ok().unwrap().text)
+    }
+
+    /// On a run that was made up.
     #[test]
     fn the_table_tells_met_from_not_met() {
-        let place = Place::find().unwrap();
-        let rows = std::env::temp_dir().join(format!("rows-{}.csv", std::process::id()));
         let text = "# a GPU, driver 580\npeer,workload,ns\n\
             rmm binning,hot 256B,310.0\nrmm pool,hot 256B,340.0\naquifer pool,hot 256B,15.0\n\
             rmm pool,churn 16 threads,1453.0\naquifer pool,churn 16 threads,14.6\n\
@@ -102,17 +163,8 @@ mod tests {
             aquifer pool,driver calls in all of one stream warm,0.0000\n\
             capacity,max,ours,bestfit,difference\ncapacity n=1000,64 MiB,1.0110,1.0010,+0.0100\n\
             capacity n=1000,1024 MiB,1.0711,1.0210,+0.0501\n";
-        std::fs::write(&rows, text).unwrap();
-        let mut command = Command::new("python3");
-        command.arg(place.root.join("benches/peers/table.py")).arg(&rows);
-        let finished = quiet(&mut command, None);
-        std::fs::remove_file(&rows).unwrap();
-        let Ok(finished) = finished else {
-            let name = "the_table_tells_met_from_not_met";
-            let _ = writeln!(std::io::stderr(), "skipped: {name}: there is no python3");
-            return;
-        };
-        let table = finished.ok().unwrap().text;
+        let Some(table) = table("the_table_tells_met_from_not_met", text) else { return };
+        assert!(!table.contains("The family"), "{table}");
         for line in [
             "| hot pair 256B | RMM binning 310.0 | 15 | 20.67x | at most 15 ns | met |",
             "| churn, 16 threads | RMM pool 1,453.0 | 14.6 | 99.52x | 100 times faster | **NOT MET** |",
@@ -129,9 +181,48 @@ mod tests {
     }
 
     #[test]
+    fn the_table_sets_the_family_beside_rmms() {
+        let text = "# a GPU, driver 580\npeer,workload,ns\n\
+            rmm fixed-size,hot 256B,220.0\naquifer fixed-size,hot 256B,10.0\n\
+            aquifer fixed-size,hot 256B inlined,5.0\n\
+            rmm binning,hot 256B,310.0\naquifer binning,hot 256B,10.1\n\
+            rmm arena,churn 16 threads,123000.0\naquifer arena,churn 16 threads,14.6\n\
+            rmm statistics,on top 1 thread,40.0\naquifer statistics,on top 1 thread,-0.2\n\
+            rmm logging,on top in bursts,1800.0\naquifer logging,on top in bursts,60.1\n\
+            cudaMallocAsync,multi stream 1 streams 4 kernels,1000.0\n\
+            aquifer async,multi stream 1 streams 4 kernels,800.0\n\
+            rmm pool,rmm random n=1000 max=1MiB,400.0\n\
+            aquifer pool,rmm random n=1000 max=1MiB,40.0\n";
+        let name = "the_table_sets_the_family_beside_rmms";
+        let Some(table) = table(name, text) else { return };
+        for line in [
+            "| fixed-size: hot 256B | RMM fixed_size 220.0 | 10 | 22.00x | at most 10 ns | met |",
+            "| fixed-size: hot 256B inlined | RMM fixed_size 220.0 | 5 | 44.00x | reported \
+             | reported |",
+            "| fixed-size: hot 1MiB | - | - | - | at most 10 ns | not measured |",
+            "| binning: hot 256B | RMM binning 310.0 | 10.1 | 30.69x | at most 10 ns \
+             | **NOT MET** |",
+            "| arena: churn 16 threads | RMM arena 123,000.0 | 14.6 | 8,424.66x \
+             | 50 times faster | met |",
+            "| statistics: on top 1 thread | RMM statistics 40 | -0.2 | - | at most 5 ns | met |",
+            "| logging: on top in bursts | RMM logging 1,800.0 | 60.1 | 29.95x | at most 60 ns \
+             | **NOT MET** |",
+            "| async: multi stream 1 streams 4 kernels | RMM cuda_async 1,000.0 | 800.0 | 1.25x \
+             | reported | reported |",
+            "| pool: rmm random n=1000 max=1MiB | RMM pool 400.0 | 40 | 10.00x | reported \
+             | reported |",
+            "5 rows not met or not measured.",
+        ] {
+            assert!(table.contains(line), "{line}\n{table}");
+        }
+        // There is nothing of the pool to judge.
+        assert!(!table.contains("ping-pong"), "{table}");
+    }
+
+    #[test]
     fn finds_the_program_among_the_messages() {
         let messages = "{\"target\":{\"name\":\"aquifer\"},\"executable\":null}\n\
             {\"target\":{\"name\":\"pool\"},\"executable\":\"/there/pool-1\"}\nwarning: no JSON\n";
-        assert_eq!(executable(messages), Some(PathBuf::from("/there/pool-1")));
+        assert_eq!(executable(messages, "pool"), Some(PathBuf::from("/there/pool-1")));
     }
 }

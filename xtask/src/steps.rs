@@ -26,7 +26,7 @@ pub(crate) const STEPS: &[Step] = &[
     step("test-minimal", "the same without default features", cargo::test_minimal),
     step("doctest", "the examples in the documentation", cargo::doctest),
     step("examples", "build every example and run it on the simulated device", examples::step),
-    step("bench", "the pool's bench on the simulated device, small counts", bench::step),
+    step("bench", "the benches of rows on the simulated device, small counts", bench::step),
     step("doc", "rustdoc of the public items, warnings denied", cargo::doc),
     step("loom", "loom's models of the concurrent core", loom::step),
     step("loom-faults", "every fault compiled in must be found by its model", faults::step),

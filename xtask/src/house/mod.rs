@@ -13,13 +13,14 @@ use source::{Source, sources};
 use std::fmt;
 
 /// The folders whose Rust files are looked at.
-const FOLDERS: [&str; 8] = [
+const FOLDERS: [&str; 9] = [
     "src",
     "tests",
     "loom_tests",
     "benches",
     "examples",
     "xtask/src",
+    "replay/benches",
     "replay/src",
     "replay/tests",
 ];

@@ -19,7 +19,8 @@ const METHODS: [&str; 4] = ["unwrap", "expect", "unwrap_err", "expect_err"];
 
 const LONGEST_FILE: usize = 800;
 
-const LIMITED: [&str; 6] = ["src", "tests", "loom_tests", "benches", "replay/src", "replay/tests"];
+const LIMITED: [&str; 7] =
+    ["src", "tests", "loom_tests", "benches", "replay/benches", "replay/src", "replay/tests"];
 
 /// In `src`, locks, atomics, channels and thread locals are named in `sync` alone, tests included.
 pub(crate) fn locks_through_sync(source: &Source, findings: &mut Vec<Finding>) {

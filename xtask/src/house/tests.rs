@@ -149,7 +149,9 @@ fn nothing_panics_outside_tests() {
 #[test]
 fn files_stay_short() {
     let long = "fn f() {}\n".repeat(801);
-    for folder in ["src", "tests", "loom_tests", "benches", "replay/src", "replay/tests"] {
+    for folder in
+        ["src", "tests", "loom_tests", "benches", "replay/benches", "replay/src", "replay/tests"]
+    {
         let path = format!("{folder}/long.rs");
         assert_eq!(found(rules::short_files, &path, &long), [801]);
         assert!(found(rules::short_files, &path, &long[10..]).is_empty());
