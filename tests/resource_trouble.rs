@@ -1,0 +1,156 @@
+//! Resources close to the driver where it goes wrong: in captures, between threads, and with options
+//! that nobody would give.
+
+mod support;
+
+use aquifer::sim::SimConfig;
+use aquifer::{
+    AsyncResource, CudaResource, DeviceLayout, DeviceResource, DeviceVec, ErrorKind,
+    ManagedResource, PoolResource, Stream,
+};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier};
+
+type Erased = Arc<dyn DeviceResource>;
+
+fn layout(bytes: usize) -> DeviceLayout {
+    DeviceLayout::new(bytes).unwrap()
+}
+
+/// Calls of the crate that look into the graveyard, until `holds`.
+fn eventually(stream: &Stream, holds: impl Fn() -> bool) -> bool {
+    (0..100).any(|_| {
+        stream.synchronize().unwrap();
+        // Another test's thread may have it in hand.
+        std::thread::sleep(std::time::Duration::from_millis(1));
+        holds()
+    })
+}
+
+/// A block that the driver hands out in a capture is there while the graph runs, and not before or
+/// after: a vector would outlive it.
+#[test]
+fn a_driver_pool_hands_nothing_out_in_a_capture_and_leaves_it_whole() {
+    let device = support::device();
+    let stream = device.new_stream().unwrap();
+    let pool = PoolResource::new(CudaResource::new(&device)).unwrap();
+    let driver: Erased = Arc::new(AsyncResource::new(&device).unwrap());
+    let (graph, ()) = stream
+        .capture(&pool, |stream| {
+            let refused = DeviceVec::<u8>::with_capacity_in(stream, 1000, driver.clone());
+            assert_eq!(refused.unwrap_err().kind(), ErrorKind::Capture);
+            assert!(driver.allocate(stream, layout(0))?.is_empty());
+            Ok(())
+        })
+        .unwrap();
+    drop(graph);
+    let vec = DeviceVec::from_slice_in(&stream, &[1_u8, 2], driver).unwrap();
+    assert_eq!(vec.to_vec().unwrap(), [1, 2]);
+}
+
+/// A wait would lose the capture, and the block with it.
+#[test]
+fn what_is_freed_in_a_capture_goes_back_after_it() {
+    for lost in [false, true] {
+        let (device, simulator) = support::simulated(SimConfig::default());
+        let stream = device.new_stream().unwrap();
+        let pool = PoolResource::new(CudaResource::new(&device)).unwrap();
+        let resources: [Erased; 3] = [
+            Arc::new(CudaResource::new(&device)),
+            Arc::new(ManagedResource::new(&device).unwrap()),
+            Arc::new(AsyncResource::new(&device).unwrap()),
+        ];
+        for resource in resources {
+            let name = format!("{resource:?}");
+            let mut vec = DeviceVec::<u8>::zeroed_in(&stream, 1000, resource).unwrap();
+            vec.fill(7).unwrap(); // still on its way
+            let captured = stream.capture(&pool, |_| {
+                drop(vec);
+                if lost { Err(aquifer::Error::new(ErrorKind::Unsupported, "no")) } else { Ok(()) }
+            });
+            assert_eq!(captured.is_err(), lost, "{name}: {captured:?}");
+            let gone = || simulator.live_bytes() == 0;
+            assert!(eventually(&stream, gone), "{name} leaks in a capture");
+            simulator.check().unwrap();
+        }
+    }
+}
+
+#[test]
+fn what_is_freed_in_a_capture_waits_for_its_end() {
+    let (device, simulator) = support::simulated(SimConfig::default());
+    let (stream, other) = (device.new_stream().unwrap(), device.new_stream().unwrap());
+    let plain = CudaResource::new(&device);
+    let block = plain.allocate(&stream, layout(100)).unwrap();
+    simulator.start_capture(&stream).unwrap();
+    // SAFETY: the block is the resource's, and no work uses it.
+    unsafe { plain.deallocate(&stream, block) };
+    for _ in 0..10 {
+        other.synchronize().unwrap();
+    }
+    assert_eq!(simulator.live_blocks(), 1);
+    assert!(simulator.stop_capture(&stream), "whole");
+    assert!(eventually(&other, || simulator.live_blocks() == 0));
+    simulator.check().unwrap();
+}
+
+#[test]
+fn a_size_that_cannot_be_is_refused_before_a_pool_is_made() {
+    let (device, simulator) = support::simulated(SimConfig::default());
+    let built = AsyncResource::builder(&device).initial_size(usize::MAX).build();
+    assert_eq!(built.unwrap_err().kind(), ErrorKind::InvalidArgument);
+    assert_eq!(simulator.call_count("cuMemPoolCreate"), 0);
+}
+
+/// What an alignment costs is asked of the driver as well.
+#[test]
+fn room_for_managed_memory_counts_its_alignment() {
+    let (device, simulator) = support::simulated(SimConfig::default().capacity(1 << 20));
+    let stream = device.new_stream().unwrap();
+    let managed = ManagedResource::new(&device).unwrap();
+    let far = DeviceLayout::with_alignment(100, 1 << 21).unwrap();
+    let error = managed.allocate(&stream, far).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::OutOfMemory);
+    assert!(error.to_string().contains("oversubscribe"), "{error}");
+    assert_eq!(simulator.call_count("cuMemAllocManaged"), 0, "the driver was not asked");
+}
+
+/// Each fits by itself, and one of them alone fits.
+#[test]
+fn threads_together_ask_for_no_more_managed_memory_than_is_free() {
+    const BYTES: usize = 600 << 10;
+    let (device, simulator) = support::simulated(SimConfig::default().capacity(1 << 20));
+    let (start, ready) = (Barrier::new(2), AtomicUsize::new(0));
+    let served: usize = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..2)
+            .map(|_| {
+                scope.spawn(|| {
+                    // Of its own: the resources of one device know of each other.
+                    let managed = ManagedResource::new(&device).unwrap();
+                    let stream = device.new_stream().unwrap();
+                    let mut served = 0;
+                    for round in 1..=200 {
+                        start.wait();
+                        // At the same moment, as nearly as can be.
+                        ready.fetch_add(1, Ordering::SeqCst);
+                        while ready.load(Ordering::SeqCst) < 2 * round {
+                            std::hint::spin_loop();
+                        }
+                        if let Ok(block) = managed.allocate(&stream, layout(BYTES)) {
+                            served += 1;
+                            std::thread::yield_now();
+                            // SAFETY: the block is the resource's, and no work uses it.
+                            unsafe { managed.deallocate(&stream, block) };
+                        }
+                    }
+                    served
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+    });
+    assert!(served >= 200, "one of each round fits: {served}");
+    let asked = simulator.call_count("cuMemAllocManaged");
+    assert_eq!(asked, served as u64, "the driver was asked for more than was free");
+    assert_eq!(simulator.live_bytes(), 0);
+}
