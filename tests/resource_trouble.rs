@@ -5,8 +5,8 @@ mod support;
 
 use aquifer::sim::SimConfig;
 use aquifer::{
-    AsyncResource, CudaResource, DeviceLayout, DeviceResource, DeviceVec, ErrorKind,
-    ManagedResource, PoolResource, Stream,
+    AsyncResource, CudaResource, Device, DeviceLayout, DeviceResource, DeviceVec, ErrorKind,
+    ManagedResource, PoolResource, ResourceId, Stream,
 };
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
@@ -153,4 +153,40 @@ fn threads_together_ask_for_no_more_managed_memory_than_is_free() {
     let asked = simulator.call_count("cuMemAllocManaged");
     assert_eq!(asked, served as u64, "the driver was asked for more than was free");
     assert_eq!(simulator.live_bytes(), 0);
+}
+
+/// Names are no proof: all closures of one function have the same.
+#[test]
+fn types_of_one_name_stand_for_themselves_alone() {
+    fn of<F: Fn() -> u32>(device: &Device, _: &F) -> ResourceId {
+        ResourceId::of_device::<F>(device, 1)
+    }
+    let device = support::device();
+    let (one, two) = (|| 1_u32, || 2_u32);
+    assert_eq!(std::any::type_name_of_val(&one), std::any::type_name_of_val(&two));
+    assert_ne!(of(&device, &one), of(&device, &two));
+    assert_eq!(of(&device, &one), of(&device, &one));
+    let state = 0_u8;
+    fn by_state<F>(_: &F, state: &u8) -> ResourceId {
+        ResourceId::of_state::<F, u8>(state)
+    }
+    assert_ne!(by_state(&one, &state), by_state(&two, &state));
+    // Neither have bytes of their own, and so no address either.
+    assert_eq!((one(), two()), (1, 2));
+    assert_ne!(ResourceId::of_object(&one), ResourceId::of_object(&two));
+    assert_ne!(ResourceId::of_device::<u8>(&device, 1), ResourceId::of_device::<u8>(&device, 2));
+    // A lifetime is no other type.
+    fn borrowed<'a>(device: &Device, _: &'a u8) -> ResourceId {
+        ResourceId::of_device::<&'a u8>(device, 1)
+    }
+    assert_eq!(borrowed(&device, &state), ResourceId::of_device::<&'static u8>(&device, 1));
+}
+
+#[test]
+fn a_simulated_pool_that_is_exported_says_that_it_cannot_be() {
+    let (device, _) = support::simulated(SimConfig::default());
+    let pool = AsyncResource::new(&device).unwrap();
+    #[cfg(unix)]
+    assert_eq!(pool.export().unwrap_err().kind(), ErrorKind::Unsupported);
+    assert_eq!(pool.statistics().unwrap().reserved_bytes, 0);
 }
