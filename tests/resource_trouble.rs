@@ -1,13 +1,17 @@
-//! Resources close to the driver where it goes wrong: in captures, between threads, and with options
-//! that nobody would give.
+//! Resources where it goes wrong: in captures, between threads, over an upstream that keeps no
+//! promise, and with options that nobody would give.
 
+#[path = "support/log.rs"]
+mod log;
 mod support;
 
 use aquifer::sim::SimConfig;
 use aquifer::{
-    AsyncResource, CudaResource, Device, DeviceLayout, DeviceResource, DeviceVec, ErrorKind,
-    ManagedResource, PoolResource, ResourceId, Stream,
+    ArenaResource, AsyncResource, BinningResource, CudaResource, Device, DeviceBlock, DeviceLayout,
+    DeviceResource, DeviceVec, ErrorKind, FixedSizeResource, ManagedResource, PoolResource,
+    ResourceId, Result, Stream, SystemResource,
 };
+use log::Log;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
 
@@ -189,4 +193,145 @@ fn a_simulated_pool_that_is_exported_says_that_it_cannot_be() {
     #[cfg(unix)]
     assert_eq!(pool.export().unwrap_err().kind(), ErrorKind::Unsupported);
     assert_eq!(pool.statistics().unwrap().reserved_bytes, 0);
+}
+
+/// Plain memory, of less than was asked or at the wrong place.
+#[derive(Clone, Debug)]
+struct Poor {
+    plain: CudaResource,
+    less: usize,
+    off: u64,
+}
+
+// SAFETY: every block is the plain resource's, or inside one. Too small or misplaced: no test uses it.
+unsafe impl DeviceResource for Poor {
+    fn device(&self) -> &Device {
+        self.plain.device()
+    }
+
+    fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
+        let block = self.plain.allocate(stream, layout)?;
+        let bytes = block.bytes() - self.less;
+        Ok(DeviceBlock::new(block.address() + self.off, bytes, block.token()))
+    }
+
+    unsafe fn deallocate(&self, stream: &Stream, block: DeviceBlock) {
+        let whole = DeviceBlock::new(block.token(), block.bytes() + self.less, block.token());
+        // SAFETY: the block is the plain resource's; our caller vouches for the rest.
+        unsafe { self.plain.deallocate(stream, whole) }
+    }
+}
+
+#[test]
+fn an_upstream_that_gives_too_little_or_elsewhere_is_refused_and_gets_it_back() {
+    let (device, simulator) = support::simulated(SimConfig::default());
+    let stream = device.new_stream().unwrap();
+    for (less, off) in [(256, 0), (1, 0), (0, 128)] {
+        let poor = Poor { plain: CudaResource::new(&device), less, off };
+        let arena = ArenaResource::builder(poor.clone()).arena_size(1 << 20).build();
+        assert_eq!(arena.unwrap_err().kind(), ErrorKind::Unsupported, "{less} {off}");
+        let early = FixedSizeResource::builder(poor.clone()).initial_blocks(2).build();
+        assert_eq!(early.unwrap_err().kind(), ErrorKind::Unsupported, "{less} {off}");
+        let bins = BinningResource::builder(poor.clone()).fixed_size_bins(10, 12).build().unwrap();
+        let fixed = FixedSizeResource::new(poor).unwrap();
+        for refused in [bins.allocate(&stream, layout(1)), fixed.allocate(&stream, layout(1))] {
+            assert_eq!(refused.unwrap_err().kind(), ErrorKind::Unsupported, "{less} {off}");
+        }
+        assert_eq!(simulator.live_bytes(), 0, "{less} {off}");
+    }
+    simulator.check().unwrap();
+}
+
+#[test]
+fn an_arena_that_no_address_space_holds_is_refused() {
+    let (device, simulator) = support::simulated(SimConfig::default());
+    for size in [usize::MAX - 255, 1 << 63, (1 << 63) - 256] {
+        let built = ArenaResource::builder(CudaResource::new(&device)).arena_size(size).build();
+        let kind = built.unwrap_err().kind();
+        let right = [ErrorKind::InvalidArgument, ErrorKind::OutOfMemory];
+        assert!(right.contains(&kind), "{size}: {kind:?}");
+    }
+    assert_eq!(simulator.live_bytes(), 0);
+}
+
+/// Memory is short, in pieces, and another stream still works on it.
+#[test]
+fn an_arena_waits_for_nothing_on_the_host() {
+    let (device, simulator) = support::simulated(SimConfig::default());
+    let streams = [(); 3].map(|()| device.new_stream().unwrap());
+    let arena = ArenaResource::builder(CudaResource::new(&device)).arena_size(1 << 20).build();
+    let arena: Erased = Arc::new(arena.unwrap());
+    let waits = || {
+        ["cuStreamSynchronize", "cuEventSynchronize", "cuCtxSynchronize"]
+            .map(|call| simulator.call_count(call))
+    };
+    let before = waits();
+    for round in 0..20 {
+        let bytes = if round % 2 == 0 { 1 << 16 } else { 1 << 18 };
+        for stream in &streams {
+            let vecs: Vec<_> = (0..(1 << 20) / bytes)
+                .map(|_| DeviceVec::<u8>::zeroed_in(stream, bytes, arena.clone()).unwrap())
+                .collect();
+            drop(vecs);
+        }
+    }
+    let refused = arena.allocate(&streams[0], layout((1 << 20) + 1));
+    assert_eq!(refused.unwrap_err().kind(), ErrorKind::OutOfMemory);
+    assert_eq!(waits(), before);
+    device.synchronize().unwrap();
+    simulator.check().unwrap();
+}
+
+/// The last handles go while blocks live and work is on its way.
+#[test]
+fn whatever_goes_first_what_lives_stays_valid() {
+    for order in 0..3 {
+        let (device, simulator) = support::simulated(SimConfig::default());
+        let upstream: Erased = Arc::new(AsyncResource::new(&device).unwrap());
+        let resources: [Erased; 4] = [
+            Arc::new(FixedSizeResource::new(upstream.clone()).unwrap()),
+            Arc::new(BinningResource::new(upstream.clone()).unwrap()),
+            Arc::new(ArenaResource::builder(upstream.clone()).arena_size(1 << 22).build().unwrap()),
+            upstream.clone(),
+        ];
+        for resource in &resources {
+            let stream = device.new_stream().unwrap();
+            let mut vec = DeviceVec::<u8>::zeroed_in(&stream, 1000, resource.clone()).unwrap();
+            vec.fill(order).unwrap();
+            match order {
+                0 => drop(stream),
+                1 => drop((vec.to_vec().unwrap(), stream)),
+                _ => std::thread::scope(|scope| {
+                    scope.spawn(|| drop(stream));
+                }),
+            }
+            vec.fill(order + 1).unwrap();
+            assert_eq!(vec.to_vec().unwrap(), [order + 1; 1000]);
+        }
+        let stream = device.new_stream().unwrap();
+        let vecs =
+            resources.map(|resource| DeviceVec::<u8>::zeroed_in(&stream, 100, resource).unwrap());
+        drop(upstream);
+        assert!(vecs.iter().all(|vec| vec.to_vec().unwrap() == [0; 100]));
+        drop((vecs, stream));
+        device.synchronize().unwrap();
+        simulator.check().unwrap();
+        assert_eq!(simulator.live_bytes(), 0, "order {order}");
+        assert_eq!(simulator.call_count("cuMemPoolDestroy"), 1);
+    }
+}
+
+#[test]
+fn a_block_that_cannot_be_ordered_is_leaked_and_said_so() {
+    let (device, simulator) = support::simulated(SimConfig::default());
+    let stream = device.new_stream().unwrap();
+    let system = SystemResource::new(&device).unwrap();
+    let block = system.allocate(&stream, layout(100)).unwrap();
+    simulator.fail_call("cuStreamIsCapturing", 1, 999).unwrap();
+    let ((), log) = Log::of(|| {
+        // SAFETY: the block is the resource's, and no work uses it.
+        unsafe { system.deallocate(&stream, block) }
+    });
+    assert_eq!(log.count(tracing::Level::ERROR, "leaked"), 1, "{:?}", log.lines());
+    assert_eq!(simulator.pageable_blocks(), 1);
 }

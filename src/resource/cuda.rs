@@ -140,7 +140,7 @@ unsafe fn free_past(stream: &Stream, device: &Device, block: DeviceBlock) {
 }
 
 /// As [`leaked`], for an error that may be no driver's.
-fn lost(device: &Device, bytes: usize, error: &Error) {
+pub(super) fn lost(device: &Device, bytes: usize, error: &Error) {
     match error.driver() {
         Some(error) => leaked(device, bytes, error),
         None => tracing::error!(%device, bytes, %error, "leaked device memory"),
