@@ -98,6 +98,35 @@ fn what_is_freed_in_a_capture_waits_for_its_end() {
     simulator.check().unwrap();
 }
 
+/// A program that never waits gets it back all the same.
+#[test]
+fn what_was_freed_in_a_capture_goes_back_in_later_allocations() {
+    let (device, simulator) = support::simulated(SimConfig::default());
+    let stream = device.new_stream().unwrap();
+    let resources: [Erased; 3] = [
+        Arc::new(CudaResource::new(&device)),
+        Arc::new(ManagedResource::new(&device).unwrap()),
+        Arc::new(AsyncResource::new(&device).unwrap()),
+    ];
+    for resource in resources {
+        let block = resource.allocate(&stream, layout(100)).unwrap();
+        simulator.start_capture(&stream).unwrap();
+        // SAFETY: the block is the resource's, and no work uses it.
+        unsafe { resource.deallocate(&stream, block) };
+        assert!(simulator.stop_capture(&stream), "{resource:?}: whole");
+        let back = (0..100).any(|_| {
+            let next = resource.allocate(&stream, layout(100)).unwrap();
+            // SAFETY: as above.
+            unsafe { resource.deallocate(&stream, next) };
+            // The device runs by itself, and another test's thread may have the grave in hand.
+            std::thread::sleep(std::time::Duration::from_millis(1));
+            simulator.live_blocks() == 0
+        });
+        assert!(back, "{resource:?}");
+    }
+    simulator.check().unwrap();
+}
+
 #[test]
 fn a_size_that_cannot_be_is_refused_before_a_pool_is_made() {
     let (device, simulator) = support::simulated(SimConfig::default());

@@ -52,6 +52,7 @@ unsafe impl DeviceResource for CudaResource {
     }
 
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
+        graveyard::reap_blocks();
         allocate(&self.device, stream, layout, |bytes| self.device.driver().mem_alloc(bytes))
     }
 
@@ -149,7 +150,7 @@ pub(super) fn lost(device: &Device, bytes: usize, error: &Error) {
 
 /// Has a later call of the crate `free` something, if the device has passed `event` by then.
 pub(super) fn later(event: Option<Event>, free: impl FnOnce() + Send + 'static) {
-    graveyard::bury(event.map(Arc::new), Box::new(Later(Some(free))));
+    graveyard::bury_block(event.map(Arc::new), Box::new(Later(Some(free))));
 }
 
 struct Later<F: FnOnce()>(Option<F>);

@@ -6,7 +6,7 @@ use crate::backend::{PoolAttribute, PoolSpec, RawPool, Wanted};
 use crate::device::Device;
 use crate::error::{DriverError, Error, ErrorKind, Result};
 use crate::layout::DeviceLayout;
-use crate::stream::Stream;
+use crate::stream::{Stream, graveyard};
 #[cfg(unix)]
 use std::os::fd::{FromRawFd, OwnedFd};
 
@@ -389,6 +389,7 @@ unsafe impl DeviceResource for AsyncResource {
 
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
         self.device.require(stream.device(), "the stream")?;
+        graveyard::reap_blocks();
         if layout.bytes() > 0 {
             refuse_capture(stream, layout)?;
         }

@@ -3,11 +3,11 @@
 use super::block::Padded;
 use super::cuda::{allocate, free_after};
 use super::{DeviceBlock, DeviceResource, HostAccessible, HostComplete, ResourceId};
-use crate::backend::{is_forked_child, not_forked};
+use crate::backend::{Wanted, is_forked_child, not_forked};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout};
-use crate::stream::Stream;
+use crate::stream::{Stream, graveyard};
 use crate::sync::Arc;
 use crate::sync::trusted::Mutex;
 use std::collections::BTreeMap;
@@ -209,12 +209,16 @@ unsafe impl DeviceResource for ManagedResource {
             return Ok(DeviceBlock::empty(layout));
         }
         not_forked("managed memory")?;
+        graveyard::reap_blocks();
         if let Some(block) = self.attempt(stream, layout)? {
             return Ok(block);
         }
         if !stream.is_capturing()? {
-            // The stream may have frees before it that have not run.
-            stream.synchronize()?;
+            // The stream may have frees before it that have not run. A pool may have locks of its own
+            // in hand, so nothing else is done on the way.
+            let waited = self.device.driver().stream_synchronize(stream.raw());
+            waited.wanted(|| format!("waiting for {stream}"))?;
+            graveyard::reap_blocks();
             if let Some(block) = self.attempt(stream, layout)? {
                 return Ok(block);
             }

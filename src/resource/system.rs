@@ -117,10 +117,11 @@ impl SystemResource {
     fn obtain(&self, stream: &Stream, layout: Layout) -> Result<Memory> {
         match Memory::new(&self.device, layout) {
             Err(error) if error.kind() == ErrorKind::OutOfMemory && !stream.is_capturing()? => {
-                stream.synchronize()?;
+                let waited = self.device.driver().stream_synchronize(stream.raw());
+                waited.wanted(|| format!("waiting for {stream}"))?;
                 // A look frees a few blocks at a time, and others may be freeing too.
                 for _ in 0..LOOKS {
-                    graveyard::reap();
+                    graveyard::reap_blocks();
                     if let Ok(memory) = Memory::new(&self.device, layout) {
                         return Ok(memory);
                     }
@@ -254,10 +255,10 @@ impl Drop for Freed {
             // An event of a graph says nothing of the device: a later call of the crate tries again.
             Ok(true) => {
                 let again = Self { memory: Some(memory), stream };
-                graveyard::bury(None, Box::new(again));
+                graveyard::bury_block(None, Box::new(again));
             }
             Ok(false) => match stream.record() {
-                Ok(event) => graveyard::bury(Some(Arc::new(event)), Box::new(memory)),
+                Ok(event) => graveyard::bury_block(Some(Arc::new(event)), Box::new(memory)),
                 Err(error) => memory.leak(&error),
             },
             Err(error) => memory.leak(&error),
@@ -282,7 +283,7 @@ unsafe impl DeviceResource for SystemResource {
             return Ok(DeviceBlock::empty(layout));
         }
         not_forked("ordinary memory")?;
-        graveyard::reap();
+        graveyard::reap_blocks();
         let least = if self.headroom.is_some() { PAGE } else { DEFAULT_ALIGNMENT };
         let alignment = layout.alignment().max(least);
         let wanted = Layout::from_size_align(layout.bytes(), alignment).map_err(|_| {
