@@ -8,12 +8,14 @@ mod support;
 use aquifer::sim::SimConfig;
 use aquifer::{
     ArenaResource, AsyncResource, BinningResource, CudaResource, Device, DeviceBlock, DeviceLayout,
-    DeviceResource, DeviceVec, ErrorKind, FixedSizeResource, ManagedResource, PoolResource,
-    ResourceId, Result, Stream, SystemResource,
+    DeviceResource, DeviceVec, ErrorKind, FixedSizeResource, HostBuffer, ManagedResource,
+    PoolResource, ResourceId, Result, Stream, SystemResource,
 };
 use log::Log;
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Barrier};
+use std::sync::{Arc, Barrier, mpsc};
+use std::time::Duration;
 
 type Erased = Arc<dyn DeviceResource>;
 
@@ -26,7 +28,7 @@ fn eventually(stream: &Stream, holds: impl Fn() -> bool) -> bool {
     (0..100).any(|_| {
         stream.synchronize().unwrap();
         // Another test's thread may have it in hand.
-        std::thread::sleep(std::time::Duration::from_millis(1));
+        std::thread::sleep(Duration::from_millis(1));
         holds()
     })
 }
@@ -119,7 +121,7 @@ fn what_was_freed_in_a_capture_goes_back_in_later_allocations() {
             // SAFETY: as above.
             unsafe { resource.deallocate(&stream, next) };
             // The device runs by itself, and another test's thread may have the grave in hand.
-            std::thread::sleep(std::time::Duration::from_millis(1));
+            std::thread::sleep(Duration::from_millis(1));
             simulator.live_blocks() == 0
         });
         assert!(back, "{resource:?}");
@@ -363,4 +365,60 @@ fn a_block_that_cannot_be_ordered_is_leaked_and_said_so() {
     });
     assert_eq!(log.count(tracing::Level::ERROR, "leaked"), 1, "{:?}", log.lines());
     assert_eq!(simulator.pageable_blocks(), 1);
+}
+
+/// Words of the host whose owner uses a pool when it goes.
+struct Owner {
+    words: Vec<u32>,
+    pool: Erased,
+    stream: Stream,
+}
+
+// SAFETY: the vector's own words, which stay where they are.
+unsafe impl HostBuffer for Owner {
+    type Item = u32;
+
+    fn parts(&mut self) -> (NonNull<u32>, usize) {
+        self.words.parts()
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        let _ = DeviceVec::<u8>::zeroed_in(&self.stream, 3 << 20, self.pool.clone());
+    }
+}
+
+/// A pool has locks in hand when it asks upstream; a drop that uses the pool waits for them for good.
+#[test]
+fn an_upstream_runs_nobody_elses_drops_under_a_pools_locks() {
+    let (done, finished) = mpsc::channel();
+    std::thread::spawn(move || {
+        let (device, simulator) = support::simulated(SimConfig::default());
+        let stream = device.new_stream().unwrap();
+        let upstreams: [Erased; 2] = [
+            Arc::new(SystemResource::new(&device).unwrap()),
+            Arc::new(ManagedResource::new(&device).unwrap()),
+        ];
+        for upstream in upstreams {
+            let pool = PoolResource::builder(upstream).maximum_size(4 << 20).growth_step(1 << 20);
+            let pool: Erased = Arc::new(pool.build().unwrap());
+            let parts = [(); 4]
+                .map(|()| DeviceVec::<u8>::zeroed_in(&stream, 1 << 20, pool.clone()).unwrap());
+            drop(parts);
+            let owner = Owner { words: vec![1; 100], pool: pool.clone(), stream: stream.clone() };
+            let target = CudaResource::new(&device);
+            let target = DeviceVec::<u32>::zeroed_in(&stream, 100, Arc::new(target)).unwrap();
+            drop(stream.upload(owner, target).unwrap());
+            // Until the device is past it; nobody is asked, so that nobody looks.
+            std::thread::sleep(Duration::from_millis(50));
+            // In no block of upstream's: some go back, and a larger one is asked for.
+            let large = DeviceVec::<u8>::zeroed_in(&stream, 3 << 20, pool).unwrap();
+            assert_eq!(large.len(), 3 << 20);
+        }
+        stream.synchronize().unwrap();
+        simulator.check().unwrap();
+        done.send(()).unwrap();
+    });
+    finished.recv_timeout(Duration::from_secs(60)).expect("a drop waits for the pool it is under");
 }
