@@ -385,7 +385,7 @@ unsafe impl HostBuffer for Owner {
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        let _ = DeviceVec::<u8>::zeroed_in(&self.stream, 3 << 20, self.pool.clone());
+        let _ = DeviceVec::<u8>::zeroed_in(&self.stream, 4 << 20, self.pool.clone());
     }
 }
 
