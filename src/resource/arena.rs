@@ -196,7 +196,8 @@ impl<U: DeviceResource + 'static> ArenaOptions<U> {
     ///
     /// [`ErrorKind::InvalidArgument`] for a size below 1 MiB or not a multiple of 256;
     /// [`ErrorKind::OutOfMemory`] if upstream has not so much, or half of what is free is less than 1
-    /// MiB; [`ErrorKind::Forked`] in the child of a fork; those of the driver.
+    /// MiB; [`ErrorKind::Unsupported`] if upstream gives less than it was asked for, or keeps no
+    /// alignment; [`ErrorKind::Forked`] in the child of a fork; those of upstream and the driver.
     pub fn build(self) -> Result<ArenaResource<U>> {
         let size = match self.size {
             Some(size) => size,

@@ -4,14 +4,17 @@ use super::block::Padded;
 use super::{DeviceBlock, DeviceResource, ResourceId};
 use crate::backend::{DeviceAddress, DriverResult, Wanted};
 use crate::device::Device;
-use crate::error::{DriverError, Result};
+use crate::error::{DriverError, Error, Result};
+use crate::event::Event;
 use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout};
-use crate::stream::Stream;
+use crate::stream::{Stream, graveyard};
+use crate::sync::Arc;
 
 /// Plain device memory, one driver call an allocation: `cuMemAlloc` and `cuMemFree`.
 ///
 /// Every instance on one device is equal. Both calls block; a free waits for its stream first, so
-/// put a pool above it. RMM: `cuda_memory_resource`.
+/// put a pool above it. A free on a stream in capture leaves the capture alone: the block goes back in
+/// a later call of this crate, after the capture's end. RMM: `cuda_memory_resource`.
 ///
 /// ```
 /// use aquifer::{CudaResource, Device, DeviceLayout, DeviceResource};
@@ -49,6 +52,7 @@ unsafe impl DeviceResource for CudaResource {
     }
 
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
+        graveyard::reap_blocks();
         allocate(&self.device, stream, layout, |bytes| self.device.driver().mem_alloc(bytes))
     }
 
@@ -96,6 +100,10 @@ pub(super) unsafe fn free_after(stream: &Stream, device: &Device, block: DeviceB
     if block.is_empty() {
         return;
     }
+    if stream.is_capturing().unwrap_or(false) {
+        // SAFETY: the caller's contract, for a later time.
+        return unsafe { free_past(stream, device, block) };
+    }
     let driver = device.driver();
     let freed = driver.stream_synchronize(stream.raw()).and_then(|()| {
         // SAFETY: the stream has passed every use; the caller vouches for the rest.
@@ -103,6 +111,55 @@ pub(super) unsafe fn free_after(stream: &Stream, device: &Device, block: DeviceB
     });
     if let Err(error) = freed {
         leaked(device, block.bytes(), &error);
+    }
+}
+
+/// Frees when the stream is out of its capture, which a wait would cost, and has passed what it was
+/// given. Does not wait.
+///
+/// # Safety
+///
+/// As [`free_after`].
+unsafe fn free_past(stream: &Stream, device: &Device, block: DeviceBlock) {
+    let (stream, device) = (stream.clone(), device.clone());
+    match stream.is_capturing() {
+        Ok(true) => {
+            // SAFETY: the caller's contract, for a later time.
+            later(None, move || unsafe { free_past(&stream, &device, block) });
+        }
+        Ok(false) => match stream.record() {
+            Ok(event) => later(Some(event), move || {
+                // SAFETY: the stream has passed every use; the caller vouches for the rest.
+                if let Err(error) = unsafe { device.driver().mem_free(block.token()) } {
+                    leaked(&device, block.bytes(), &error);
+                }
+            }),
+            Err(error) => lost(&device, block.bytes(), &error),
+        },
+        Err(error) => lost(&device, block.bytes(), &error),
+    }
+}
+
+/// As [`leaked`], for an error that may be no driver's.
+pub(super) fn lost(device: &Device, bytes: usize, error: &Error) {
+    match error.driver() {
+        Some(error) => leaked(device, bytes, error),
+        None => tracing::error!(%device, bytes, %error, "leaked device memory"),
+    }
+}
+
+/// Has a later call of the crate `free` something, if the device has passed `event` by then.
+pub(super) fn later(event: Option<Event>, free: impl FnOnce() + Send + 'static) {
+    graveyard::bury_block(event.map(Arc::new), Box::new(Later(Some(free))));
+}
+
+struct Later<F: FnOnce()>(Option<F>);
+
+impl<F: FnOnce()> Drop for Later<F> {
+    fn drop(&mut self) {
+        if let Some(free) = self.0.take() {
+            free();
+        }
     }
 }
 

@@ -1,12 +1,12 @@
 //! Memory from a pool of the driver.
 
-use super::cuda::{allocate, leaked};
+use super::cuda::{allocate, later, leaked};
 use super::{DeviceBlock, DeviceResource, ResourceId};
 use crate::backend::{PoolAttribute, PoolSpec, RawPool, Wanted};
 use crate::device::Device;
 use crate::error::{DriverError, Error, ErrorKind, Result};
 use crate::layout::DeviceLayout;
-use crate::stream::Stream;
+use crate::stream::{Stream, graveyard};
 #[cfg(unix)]
 use std::os::fd::{FromRawFd, OwnedFd};
 
@@ -14,6 +14,11 @@ use std::os::fd::{FromRawFd, OwnedFd};
 ///
 /// The pool is this resource's alone, unless it is [a view](Self::default_pool) of one that others
 /// use too. Neither call waits for the device.
+///
+/// On a stream in capture the driver would hand out memory that is there while the graph runs and at
+/// no other time, so an allocation is [`ErrorKind::Capture`] there; declare a
+/// [`PoolResource`](crate::PoolResource) over this one to [`Stream::capture`]. A free on such a stream
+/// is made in a later call of this crate, after the capture's end. RMM passes both on to the driver.
 ///
 /// RMM: `cuda_async_memory_resource`, `cuda_async_managed_memory_resource` and
 /// `cuda_async_view_memory_resource`. There the switches of reuse and the pool's own counts are out of
@@ -71,8 +76,9 @@ impl AsyncOptions {
         self
     }
 
-    /// Free bytes that the pool keeps when the device is synchronised. `u64::MAX` unless said
-    /// otherwise, as RMM has it. The driver keeps and releases whole chunks, of 32 MiB on an H200
+    /// Bytes that the pool keeps when the program waits for a stream, an event or the device, those in
+    /// use among them: above it, free memory goes back to the system. `u64::MAX` unless said otherwise,
+    /// as RMM has it. The driver keeps and releases whole chunks, of 32 MiB on an H200
     /// (driver 580): with less than a chunk it keeps nothing.
     pub fn release_threshold(mut self, bytes: u64) -> Self {
         self.spec.release_threshold = bytes;
@@ -121,7 +127,7 @@ impl AsyncOptions {
     /// # Errors
     ///
     /// [`ErrorKind::InvalidArgument`] if the release threshold would give the initial size back at
-    /// once; [`ErrorKind::Unsupported`] where the device has no memory pools, or none of this kind;
+    /// once, or an address space does not hold it; [`ErrorKind::Unsupported`] where the device has no memory pools, or none of this kind;
     /// [`ErrorKind::OutOfMemory`] if there is no room for the initial size; those of the driver.
     pub fn build(self) -> Result<AsyncResource> {
         let Self { device, spec, initial_size, switches } = self;
@@ -135,6 +141,7 @@ impl AsyncOptions {
             )
             .advise("raise the release threshold to the initial size"));
         }
+        let initial = DeviceLayout::new(initial_size)?;
         require_pools(&device)?;
         if spec.managed && device.properties().driver_version < MANAGED_POOLS_SINCE {
             return Err(lacking(&device, "managed memory", None));
@@ -162,7 +169,7 @@ impl AsyncOptions {
                     .wanted(|| format!("setting {switch:?} of a pool on {}", resource.device))?;
             }
         }
-        resource.prime(initial_size)?;
+        resource.prime(initial)?;
         Ok(resource)
     }
 }
@@ -195,8 +202,8 @@ impl AsyncResource {
         Self::builder(device).build()
     }
 
-    /// A new pool that gives free memory beyond `bytes` back to the system when the device is
-    /// synchronised.
+    /// A new pool that gives free memory back to the system, while it has more than `bytes` of it in
+    /// all, when the program waits for a stream, an event or the device.
     ///
     /// # Errors
     ///
@@ -317,7 +324,8 @@ impl AsyncResource {
         })
     }
 
-    /// Gives free memory back to the system, but for `keep` bytes.
+    /// Gives free memory back to the system until `keep` bytes are reserved, those in use among them.
+    /// What was freed on a stream that nobody has waited for since may stay.
     ///
     /// # Errors
     ///
@@ -347,13 +355,13 @@ impl AsyncResource {
         Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
     }
 
-    /// Takes `bytes` from the system. The free is waited for, so that every stream finds them.
-    fn prime(&self, bytes: usize) -> Result<()> {
-        if bytes == 0 {
+    /// Takes so much from the system. The free is waited for, so that every stream finds them.
+    fn prime(&self, layout: DeviceLayout) -> Result<()> {
+        if layout.bytes() == 0 {
             return Ok(());
         }
         let stream = self.device.new_stream()?;
-        let block = self.allocate(&stream, DeviceLayout::new(bytes)?)?;
+        let block = self.allocate(&stream, layout)?;
         // SAFETY: the block is this resource's, and no work uses it.
         unsafe { self.deallocate(&stream, block) };
         stream.synchronize()
@@ -380,6 +388,11 @@ unsafe impl DeviceResource for AsyncResource {
     }
 
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
+        self.device.require(stream.device(), "the stream")?;
+        graveyard::reap_blocks();
+        if layout.bytes() > 0 {
+            refuse_capture(stream, layout)?;
+        }
         allocate(&self.device, stream, layout, |bytes| {
             self.device.driver().mem_alloc_async(self.pool, bytes, stream.raw())
         })
@@ -391,14 +404,40 @@ unsafe impl DeviceResource for AsyncResource {
     }
 
     unsafe fn deallocate(&self, stream: &Stream, block: DeviceBlock) {
-        if block.is_empty() {
-            return;
+        if !block.is_empty() {
+            // SAFETY: the caller's promise; the token is the driver's address.
+            unsafe { free(stream, &self.device, block) }
         }
-        // SAFETY: the token is the driver's address; the caller vouches for the order.
-        let freed = unsafe { self.device.driver().mem_free_async(block.token(), stream.raw()) };
-        if let Err(error) = freed {
-            leaked(&self.device, block.bytes(), &error);
-        }
+    }
+}
+
+/// The error of an allocation that would be a node of a graph: its memory is nobody's between two
+/// launches.
+fn refuse_capture(stream: &Stream, layout: DeviceLayout) -> Result<()> {
+    if !stream.is_capturing()? {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::Capture,
+        format!("a driver pool cannot serve {} bytes to {stream}, in capture", layout.bytes()),
+    )
+    .advise("allocate before the capture, or give a PoolResource over this to Stream::capture"))
+}
+
+/// # Safety
+///
+/// The token is the address of a live allocation of a driver pool, freed here, and all its work is
+/// ordered before this call on `stream`.
+unsafe fn free(stream: &Stream, device: &Device, block: DeviceBlock) {
+    if stream.is_capturing().unwrap_or(false) {
+        // The driver takes memory into a graph that came from it alone.
+        let (stream, device) = (stream.clone(), device.clone());
+        // SAFETY: the caller's contract, for a later time.
+        return later(None, move || unsafe { free(&stream, &device, block) });
+    }
+    // SAFETY: the caller's contract.
+    if let Err(error) = unsafe { device.driver().mem_free_async(block.token(), stream.raw()) } {
+        leaked(device, block.bytes(), &error);
     }
 }
 

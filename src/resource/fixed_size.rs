@@ -208,10 +208,11 @@ impl<U: DeviceResource + 'static> FixedSizeOptions<U> {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidArgument`] for a block size of 0, above 2^40 bytes, or not a multiple of
+    /// [`ErrorKind::InvalidArgument`] for a block size of 0, above 2^40 - 512 bytes, or not a multiple of
     /// 256, for chunks of no blocks, and for more blocks than an address space holds;
-    /// [`ErrorKind::OutOfMemory`] if upstream has not the initial blocks; [`ErrorKind::Forked`] in
-    /// the child of a fork.
+    /// [`ErrorKind::OutOfMemory`] if upstream has not the initial blocks; [`ErrorKind::Unsupported`] if
+    /// it gives less than it was asked for, or keeps no alignment; [`ErrorKind::Forked`] in the child of
+    /// a fork; those of upstream.
     pub fn build(self) -> Result<FixedSizeResource<U>> {
         let wrong = |what: String, advice: &'static str| {
             Err(Error::new(ErrorKind::InvalidArgument, what).advise(advice))

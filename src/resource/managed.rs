@@ -1,23 +1,34 @@
 //! Managed memory.
 
+use super::block::Padded;
 use super::cuda::{allocate, free_after};
 use super::{DeviceBlock, DeviceResource, HostAccessible, HostComplete, ResourceId};
+use crate::backend::{Wanted, is_forked_child, not_forked};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout};
-use crate::stream::Stream;
+use crate::stream::{Stream, graveyard};
 use crate::sync::Arc;
 use crate::sync::trusted::Mutex;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ptr::NonNull;
 
+mod account;
+
+use account::Account;
+
 /// Managed memory, which the driver moves between host and device: `cuMemAllocManaged`.
 ///
 /// A request for more than the device has free at that moment is an out-of-memory error, since on a
-/// GPU that others share the driver would take it from them or page without end;
-/// [`oversubscribe`](ManagedOptions::oversubscribe) lifts that. Before it is refused, a request waits
-/// for its stream. A free waits for its stream. Every instance on one device is equal.
+/// GPU that others share the driver would take it from them or page without end. So is one that would
+/// not fit beside the managed memory that the process has already, touched or not: all of it together
+/// is never more than was free when the first block was asked for, and what others gave back since.
+/// Memory that the driver has moved to the host looks like the latter.
+/// [`oversubscribe`](ManagedOptions::oversubscribe) lifts both. Before it is refused, a request waits
+/// for its stream, if that is in no capture. A free waits for its stream; on a stream in capture it
+/// is made in a later call of this crate, after the capture's end. Every instance on one device is
+/// equal.
 ///
 /// RMM: `managed_memory_resource`, which asks the driver for whatever it is told to and learns
 /// nothing of what is free.
@@ -33,10 +44,21 @@ use std::ptr::NonNull;
 /// assert_eq!(vec.to_vec()?, [0; 100]);
 /// # Ok::<(), aquifer::Error>(())
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct ManagedResource {
     device: Device,
     oversubscribe: bool,
+    /// What all resources of the device have taken.
+    account: Arc<Mutex<Account>>,
+}
+
+impl fmt::Debug for ManagedResource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ManagedResource")
+            .field("device", &self.device)
+            .field("oversubscribe", &self.oversubscribe)
+            .finish_non_exhaustive()
+    }
 }
 
 /// How managed memory is asked for. From [`ManagedResource::builder`].
@@ -48,7 +70,7 @@ pub struct ManagedOptions {
 }
 
 impl ManagedOptions {
-    /// Whether more may be asked than the device has free, which the driver then pages in and out.
+    /// Whether more may be asked than the device has room for, which the driver then pages in and out.
     /// Off unless said otherwise.
     ///
     /// ```
@@ -67,9 +89,11 @@ impl ManagedOptions {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Unsupported`] where the device has no managed memory.
+    /// [`ErrorKind::Unsupported`] where the device has no managed memory; [`ErrorKind::Forked`] in the
+    /// child of a fork.
     pub fn build(self) -> Result<ManagedResource> {
         let Self { device, oversubscribe } = self;
+        not_forked("managed memory")?;
         if !device.properties().managed_memory {
             return Err(Error::new(
                 ErrorKind::Unsupported,
@@ -77,7 +101,8 @@ impl ManagedOptions {
             )
             .advise("use CudaResource, and copies"));
         }
-        Ok(ManagedResource { device, oversubscribe })
+        let account = account::of(&device);
+        Ok(ManagedResource { device, oversubscribe, account })
     }
 }
 
@@ -86,7 +111,8 @@ impl ManagedResource {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Unsupported`] where the device has none.
+    /// [`ErrorKind::Unsupported`] where the device has none; [`ErrorKind::Forked`] in the child of a
+    /// fork.
     pub fn new(device: &Device) -> Result<Self> {
         Self::builder(device).build()
     }
@@ -120,28 +146,41 @@ impl ManagedResource {
         })
     }
 
-    /// Refuses what the device has not free, with both figures.
-    fn require_room(&self, stream: &Stream, layout: DeviceLayout) -> Result<()> {
-        if self.oversubscribe || layout.bytes() == 0 {
-            return Ok(());
+    /// A block, if there is room for it. Nobody else of the process takes the room meanwhile.
+    fn attempt(&self, stream: &Stream, layout: DeviceLayout) -> Result<Option<DeviceBlock>> {
+        let bytes = Padded::new(layout, DEFAULT_ALIGNMENT).bytes() as u64;
+        // Held over calls of the driver, and of nobody else.
+        let mut account = self.account.lock();
+        if !self.oversubscribe {
+            account.see(self.device.memory_info()?.free);
+            if !account.has_room(bytes) {
+                return Ok(None);
+            }
         }
-        let (bytes, mut info) = (layout.bytes(), self.device.memory_info()?);
-        if bytes as u64 > info.free && !stream.is_capturing()? {
-            // The stream may have frees before it that have not run.
-            stream.synchronize()?;
-            info = self.device.memory_info()?;
-        }
-        if bytes as u64 <= info.free {
-            return Ok(());
-        }
-        Err(Error::new(
+        let block = allocate(&self.device, stream, layout, |bytes| {
+            self.device.driver().mem_alloc_managed(bytes)
+        })?;
+        account.enter(block.token(), bytes);
+        Ok(Some(block))
+    }
+
+    /// The error of a request that there is no room for, with what there is.
+    fn refused(&self, layout: DeviceLayout) -> Error {
+        let bytes = Padded::new(layout, DEFAULT_ALIGNMENT).bytes();
+        let device = &self.device;
+        let live = self.account.lock().live();
+        let room = match device.memory_info() {
+            Ok(info) => format!("{} of {} are free and", info.free, info.total),
+            Err(_) => String::new(),
+        };
+        Error::new(
             ErrorKind::OutOfMemory,
             format!(
-                "allocating {bytes} bytes of managed memory on {}, where {} of {} are free",
-                self.device, info.free, info.total
+                "allocating {bytes} bytes of managed memory on {device}, where {room} {live} are \
+                 managed already"
             ),
         )
-        .advise("ask for less, or build the resource with oversubscribe(true)"))
+        .advise("ask for less, or build the resource with oversubscribe(true)")
     }
 }
 
@@ -166,15 +205,36 @@ unsafe impl DeviceResource for ManagedResource {
 
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
         self.device.require(stream.device(), "the stream")?;
-        self.require_room(stream, layout)?;
-        allocate(&self.device, stream, layout, |bytes| {
-            self.device.driver().mem_alloc_managed(bytes)
-        })
+        if layout.bytes() == 0 {
+            return Ok(DeviceBlock::empty(layout));
+        }
+        not_forked("managed memory")?;
+        graveyard::reap_blocks();
+        if let Some(block) = self.attempt(stream, layout)? {
+            return Ok(block);
+        }
+        if !stream.is_capturing()? {
+            // The stream may have frees before it that have not run. A pool may have locks of its own
+            // in hand, so nothing else is done on the way.
+            let waited = self.device.driver().stream_synchronize(stream.raw());
+            waited.wanted(|| format!("waiting for {stream}"))?;
+            graveyard::reap_blocks();
+            if let Some(block) = self.attempt(stream, layout)? {
+                return Ok(block);
+            }
+        }
+        Err(self.refused(layout))
     }
 
     unsafe fn deallocate(&self, stream: &Stream, block: DeviceBlock) {
+        // In the child of a fork the memory is the parent's, and the lock may be held.
+        if block.is_empty() || is_forked_child() {
+            return;
+        }
+        let bytes = self.account.lock().leave(block.token());
         // SAFETY: the caller vouches for the block; the token is the driver's address.
         unsafe { free_after(stream, &self.device, block) }
+        self.account.lock().left(bytes);
     }
 }
 
@@ -250,6 +310,9 @@ unsafe impl DeviceResource for ManagedAlloc {
     }
 
     unsafe fn deallocate(&self, stream: &Stream, block: DeviceBlock) {
+        if is_forked_child() {
+            return;
+        }
         if block.address() != block.token() {
             // Before the free: its address may be handed out again at once.
             self.state.moved.lock().remove(&block.address());
@@ -273,7 +336,11 @@ unsafe impl HostAccessible for ManagedAlloc {
 unsafe impl HostComplete for ManagedAlloc {
     unsafe fn block_at(&self, pointer: NonNull<u8>, layout: DeviceLayout) -> DeviceBlock {
         let address = pointer.expose_provenance().get() as u64;
-        let base = self.state.moved.lock().get(&address).copied().unwrap_or(address);
+        // In the child of a fork nothing goes back, and the lock may be held.
+        let base = match is_forked_child() {
+            true => address,
+            false => self.state.moved.lock().get(&address).copied().unwrap_or(address),
+        };
         DeviceBlock::new(address, layout.bytes(), base)
     }
 }

@@ -64,11 +64,13 @@ use std::ptr::NonNull;
 ///
 /// | resource | what it is to `memcheck` |
 /// |---|---|
-/// | [`CudaResource`], [`ManagedResource`] | each block, to the byte |
+/// | [`CudaResource`], [`ManagedResource`], [`ManagedAlloc`] | each block, to the byte |
 /// | [`AsyncResource`] | each block, to the byte, in stream order |
 /// | [`PinnedResource`](crate::PinnedResource) | each block, to its last page |
-/// | [`PoolResource`], [`PinnedPool`](crate::PinnedPool) | one large block for each of the upstream's: an access past a block's end, or after its free, is inside it and not seen |
+/// | [`PoolResource`], [`FixedSizeResource`], [`ArenaResource`], [`PinnedPool`](crate::PinnedPool) | one large block for each of the upstream's: an access past a block's end, or after its free, is inside it and not seen |
 /// | [`SystemResource`] | nothing: it is the host's heap |
+/// | [`BinningResource`] | what the resource of the bin is |
+/// | [`CallbackResource`] | what the closures hand out |
 /// | an adaptor | what its upstream is |
 ///
 /// To look for such accesses, run with [`set_current_device_resource`] of a [`CudaResource`].

@@ -2,7 +2,7 @@
 
 use super::cuda::leaked;
 use super::{CudaResource, DeviceBlock, DeviceResource, ResourceId};
-use crate::backend::{is_forked_child, not_forked};
+use crate::backend::{Wanted, is_forked_child, not_forked};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::Event;
@@ -349,7 +349,10 @@ impl<U: DeviceResource + 'static> Upstream for Ground<U> {
                 let aside = self.aside()?;
                 let block = self.resource.allocate(&aside, layout)?;
                 // A stream-ordered upstream gives memory that its former user may still work on.
-                if let Err(error) = aside.synchronize() {
+                // Past `Stream::synchronize`, which also drops what strangers left behind: the pool
+                // may have its locks in hand, and such a drop may ask it for memory.
+                let waited = aside.device().driver().stream_synchronize(aside.raw());
+                if let Err(error) = waited.wanted(|| format!("waiting for {aside}")) {
                     // SAFETY: allocated above, in this order, and given to nobody.
                     unsafe { self.resource.deallocate(&aside, block) };
                     return Err(error);

@@ -1,6 +1,6 @@
 //! Ordinary host memory that the device reads where it lies.
 
-use super::cuda::leaked;
+use super::cuda::{leaked, lost};
 use super::{DeviceBlock, DeviceResource, HostAccessible, ResourceId};
 use crate::backend::{PreferredHome, Wanted, is_forked_child, not_forked};
 use crate::device::Device;
@@ -14,12 +14,17 @@ use std::ptr::NonNull;
 /// The largest page of any system whose GPUs read its memory: advice is given for whole ones.
 const PAGE: usize = 1 << 16;
 
+/// Times that freed blocks are looked for before an allocation fails.
+const LOOKS: usize = 64;
+
 /// Ordinary memory of the host, from its own allocator, which the GPU reads where it lies: on
 /// systems where both share an address space, as Grace Hopper, or where Linux moves the pages (HMM).
 ///
 /// Nothing waits: a block that is freed is kept until the device has passed what its stream was
 /// given, and goes back to the host's allocator in a later call of this crate. In a capture that is
-/// after its end. Every instance on one device is equal.
+/// after its end. So a program that runs far ahead of the device holds what it freed meanwhile; where
+/// the host's allocator has no more, an allocation waits for its stream and tries again. Every instance
+/// on one device is equal.
 ///
 /// RMM: `system_memory_resource`, which waits for the stream in each free, and
 /// `sam_headroom_memory_resource`, whose advice stays on the pages when they are the host's again.
@@ -54,9 +59,12 @@ pub struct SystemOptions {
 }
 
 impl SystemOptions {
-    /// Bytes of the device that these blocks leave free: of each block, what fits in the rest is
-    /// best on the device, and what does not is best on the host. Without it, nothing is said of
-    /// where memory is best. Blocks are whole pages of 64 KiB then.
+    /// Bytes of the device that each new block is to leave free: as much of it as fits in the rest is
+    /// best on the device, and what does not is best on the host. It is what the device has free when
+    /// the block is made that counts: blocks that nobody has touched yet are in no place, and several
+    /// may be promised the same room. It is advice, which the driver need not take. Blocks are whole
+    /// pages of 64 KiB then. Without it, nothing is said of where memory is best. RMM's looks at the same
+    /// figure.
     ///
     /// ```
     /// use aquifer::{Device, SystemResource};
@@ -103,6 +111,25 @@ impl SystemResource {
     /// The options, as [`new`](Self::new) sets them.
     pub fn builder(device: &Device) -> SystemOptions {
         SystemOptions { device: device.clone(), headroom: None }
+    }
+
+    /// A new block. What was freed on the stream is waited for if there is none without it.
+    fn obtain(&self, stream: &Stream, layout: Layout) -> Result<Memory> {
+        match Memory::new(&self.device, layout) {
+            Err(error) if error.kind() == ErrorKind::OutOfMemory && !stream.is_capturing()? => {
+                let waited = self.device.driver().stream_synchronize(stream.raw());
+                waited.wanted(|| format!("waiting for {stream}"))?;
+                // A look frees a few blocks at a time, and others may be freeing too.
+                for _ in 0..LOOKS {
+                    graveyard::reap_blocks();
+                    if let Ok(memory) = Memory::new(&self.device, layout) {
+                        return Ok(memory);
+                    }
+                }
+                Err(error)
+            }
+            made => made,
+        }
     }
 
     /// Says where a new block is best.
@@ -189,9 +216,7 @@ impl Memory {
     }
 
     fn leak(self, error: &Error) {
-        if let Some(error) = error.driver() {
-            leaked(&self.device, self.layout.size(), error);
-        }
+        lost(&self.device, self.layout.size(), error);
         std::mem::forget(self);
     }
 }
@@ -230,10 +255,10 @@ impl Drop for Freed {
             // An event of a graph says nothing of the device: a later call of the crate tries again.
             Ok(true) => {
                 let again = Self { memory: Some(memory), stream };
-                graveyard::bury(None, Box::new(again));
+                graveyard::bury_block(None, Box::new(again));
             }
             Ok(false) => match stream.record() {
-                Ok(event) => graveyard::bury(Some(Arc::new(event)), Box::new(memory)),
+                Ok(event) => graveyard::bury_block(Some(Arc::new(event)), Box::new(memory)),
                 Err(error) => memory.leak(&error),
             },
             Err(error) => memory.leak(&error),
@@ -258,16 +283,16 @@ unsafe impl DeviceResource for SystemResource {
             return Ok(DeviceBlock::empty(layout));
         }
         not_forked("ordinary memory")?;
-        graveyard::reap();
+        graveyard::reap_blocks();
         let least = if self.headroom.is_some() { PAGE } else { DEFAULT_ALIGNMENT };
         let alignment = layout.alignment().max(least);
         let wanted = Layout::from_size_align(layout.bytes(), alignment).map_err(|_| {
             Error::new(ErrorKind::InvalidArgument, format!("{layout:?} is no layout of the host"))
         })?;
         let Some(headroom) = self.headroom else {
-            return Memory::new(&self.device, wanted).map(Memory::into_block);
+            return self.obtain(stream, wanted).map(Memory::into_block);
         };
-        let mut memory = Memory::new(&self.device, wanted.pad_to_align())?;
+        let mut memory = self.obtain(stream, wanted.pad_to_align())?;
         self.advise(&mut memory, headroom)?;
         Ok(memory.into_block())
     }

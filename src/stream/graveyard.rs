@@ -105,17 +105,36 @@ struct Grave {
 
 static GRAVES: LazyLock<Graveyard<Grave>> = LazyLock::new(Graveyard::default);
 
+/// Blocks alone, whose drops run nobody else's code: a pool that has locks of its own in hand may ask
+/// its upstream, and that may look here.
+static BLOCKS: LazyLock<Graveyard<Grave>> = LazyLock::new(Graveyard::default);
+
 /// Keeps `buffers` until the device has passed `event`; without one, until the crate next looks.
 pub(crate) fn bury(event: Option<Arc<Event>>, buffers: Box<dyn Send>) {
     GRAVES.bury(Grave { event, buffers: ManuallyDrop::new(buffers) });
 }
 
+/// As [`bury`], what calls of a driver free and nothing else.
+pub(crate) fn bury_block(event: Option<Arc<Event>>, block: Box<dyn Send>) {
+    BLOCKS.bury(Grave { event, buffers: ManuallyDrop::new(block) });
+}
+
 /// Frees what the devices have passed, without waiting.
 pub(crate) fn reap() {
-    if GRAVES.is_empty() || crate::backend::is_forked_child() {
+    visit(&BLOCKS);
+    visit(&GRAVES);
+}
+
+/// As [`reap`], of blocks alone.
+pub(crate) fn reap_blocks() {
+    visit(&BLOCKS);
+}
+
+fn visit(graves: &Graveyard<Grave>) {
+    if graves.is_empty() || crate::backend::is_forked_child() {
         return;
     }
-    let reaped = GRAVES.reap(|grave| {
+    let reaped = graves.reap(|grave| {
         match grave.event.as_ref().map_or(Ok(true), |event| event.is_complete()) {
             Ok(true) => Passed::Yes,
             Ok(false) => Passed::NotYet,

@@ -5,6 +5,8 @@ mod arena;
 mod binning;
 mod callback;
 mod fixed_size;
+#[cfg(unix)]
+mod forked;
 #[path = "../support/log.rs"]
 mod log;
 mod order;
