@@ -1,7 +1,9 @@
 //! Managed memory.
 
+use super::block::Padded;
 use super::cuda::{allocate, free_after};
 use super::{DeviceBlock, DeviceResource, HostAccessible, HostComplete, ResourceId};
+use crate::backend::is_forked_child;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout};
@@ -125,7 +127,9 @@ impl ManagedResource {
         if self.oversubscribe || layout.bytes() == 0 {
             return Ok(());
         }
-        let (bytes, mut info) = (layout.bytes(), self.device.memory_info()?);
+        // All that the driver is asked for: an alignment may add more than the bytes.
+        let bytes = Padded::new(layout, DEFAULT_ALIGNMENT).bytes();
+        let mut info = self.device.memory_info()?;
         if bytes as u64 > info.free && !stream.is_capturing()? {
             // The stream may have frees before it that have not run.
             stream.synchronize()?;
@@ -215,6 +219,10 @@ impl ManagedAlloc {
     pub fn upstream(&self) -> &ManagedResource {
         &self.state.managed
     }
+
+    fn base_of(&self, address: u64) -> Option<u64> {
+        self.state.moved.lock().get(&address).copied()
+    }
 }
 
 impl PartialEq for ManagedAlloc {
@@ -250,6 +258,10 @@ unsafe impl DeviceResource for ManagedAlloc {
     }
 
     unsafe fn deallocate(&self, stream: &Stream, block: DeviceBlock) {
+        // In the child of a fork the memory is the parent's, and the lock may be held for good.
+        if is_forked_child() {
+            return;
+        }
         if block.address() != block.token() {
             // Before the free: its address may be handed out again at once.
             self.state.moved.lock().remove(&block.address());
@@ -273,7 +285,8 @@ unsafe impl HostAccessible for ManagedAlloc {
 unsafe impl HostComplete for ManagedAlloc {
     unsafe fn block_at(&self, pointer: NonNull<u8>, layout: DeviceLayout) -> DeviceBlock {
         let address = pointer.expose_provenance().get() as u64;
-        let base = self.state.moved.lock().get(&address).copied().unwrap_or(address);
-        DeviceBlock::new(address, layout.bytes(), base)
+        // As in `deallocate`, which frees nothing there.
+        let moved = if is_forked_child() { None } else { self.base_of(address) };
+        DeviceBlock::new(address, layout.bytes(), moved.unwrap_or(address))
     }
 }
