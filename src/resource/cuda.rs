@@ -2,7 +2,7 @@
 
 use super::block::Padded;
 use super::{DeviceBlock, DeviceResource, ResourceId};
-use crate::backend::{DeviceAddress, DriverResult, Wanted};
+use crate::backend::{CaptureStatus, DeviceAddress, DriverResult, Wanted};
 use crate::device::Device;
 use crate::error::{DriverError, Result};
 use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout};
@@ -11,7 +11,8 @@ use crate::stream::Stream;
 /// Plain device memory, one driver call an allocation: `cuMemAlloc` and `cuMemFree`.
 ///
 /// Every instance on one device is equal. Both calls block; a free waits for its stream first, so
-/// put a pool above it. RMM: `cuda_memory_resource`.
+/// put a pool above it. A block that is freed on a stream in capture is leaked, with a [`tracing`]
+/// error: the graph may use it. RMM: `cuda_memory_resource`.
 ///
 /// ```
 /// use aquifer::{CudaResource, Device, DeviceLayout, DeviceResource};
@@ -97,6 +98,13 @@ pub(super) unsafe fn free_after(stream: &Stream, device: &Device, block: DeviceB
         return;
     }
     let driver = device.driver();
+    // To ask a stream in capture to be waited for would cost somebody the graph, which may use the
+    // block whenever it is launched.
+    if driver.capture_status(stream.raw()).is_ok_and(|status| status != CaptureStatus::None) {
+        let bytes = block.bytes();
+        tracing::error!(%device, bytes, "leaked device memory: it was freed on a stream in capture");
+        return;
+    }
     let freed = driver.stream_synchronize(stream.raw()).and_then(|()| {
         // SAFETY: the stream has passed every use; the caller vouches for the rest.
         unsafe { driver.mem_free(block.token()) }
