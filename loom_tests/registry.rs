@@ -4,7 +4,7 @@
 
 mod harness;
 
-use aquifer::models::{Current, scoped};
+use aquifer::models::{Current, Entered, enter_scope, scoped};
 use aquifer::sim::SimConfig;
 use aquifer::{
     Device, DeviceBlock, DeviceLayout, DeviceResource, Error, ErrorKind, Result, Stream,
@@ -13,7 +13,10 @@ use aquifer::{
 use harness::model;
 use std::convert::Infallible;
 use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicUsize,
+    Ordering::{Acquire, Relaxed, Release},
+};
 use std::sync::{Arc, Mutex};
 
 /// A resource. Its state is the standard library's: loom has no part in it, and each access is
@@ -242,6 +245,9 @@ type Erased = Arc<dyn DeviceResource>;
 struct Scoped {
     device: Device,
     current: Current<dyn DeviceResource>,
+    /// The scope of a coroutine that one role suspends, and whether another has ended it.
+    suspended: Mutex<Option<Entered>>,
+    ended: loom::sync::atomic::AtomicBool,
     kept: Mutex<Vec<Erased>>,
     made: AtomicUsize,
     dropped: Arc<AtomicUsize>,
@@ -252,6 +258,8 @@ impl Scoped {
         Self {
             device: Device::simulated(SimConfig::default()),
             current: Current::new(),
+            suspended: Mutex::new(None),
+            ended: loom::sync::atomic::AtomicBool::new(false),
             kept: Mutex::default(),
             made: AtomicUsize::new(0),
             dropped: Arc::default(),
@@ -360,5 +368,45 @@ fn two_scopes() {
             },
         ],
         Scoped::nothing_is_kept_but_a_default,
+    );
+}
+
+/// A coroutine enters a scope on one thread and ends it on another, while the first looks, enters one
+/// of its own and leaves it.
+#[test]
+fn a_scope_that_ends_on_another_thread() {
+    model::<Scoped>(
+        "a_scope_that_ends_on_another_thread",
+        50,
+        Scoped::new,
+        &[
+            |s| {
+                let (theirs, mine) = (s.make("theirs"), s.make("mine"));
+                let entered = enter_scope(theirs);
+                *s.suspended.lock().unwrap() = Some(entered);
+                s.current.is_kept();
+                let ended = s.ended.load(Acquire);
+                let name = name(&s.take());
+                assert!(!ended || name != "theirs", "a scope that has ended is current");
+                assert!(["theirs", "default"].contains(&&*name), "{name} is current");
+                s.within(&mine, || {});
+                let left = s.suspended.lock().unwrap().take();
+                drop(left);
+                s.take_outside(&["theirs", "default"]);
+            },
+            |s| {
+                s.current.is_kept();
+                let entered = s.suspended.lock().unwrap().take();
+                if let Some(entered) = entered {
+                    drop(entered);
+                    s.ended.store(true, Release);
+                }
+                s.take_outside(&["default"]);
+            },
+        ],
+        |s| {
+            // Takes what has ended meanwhile out of this thread's list, if it is in that.
+            s.kept.lock().unwrap().clear();
+        },
     );
 }

@@ -43,6 +43,23 @@ fn managed_memory_is_not_oversubscribed_unless_asked() {
 }
 
 #[test]
+fn what_an_alignment_adds_is_asked_of_managed_memory_too() {
+    let (device, simulator) = support::simulated(SimConfig::default().capacity(100_000));
+    let stream = device.new_stream().unwrap();
+    let managed = ManagedResource::new(&device).unwrap();
+    let wide = DeviceLayout::with_alignment(1, 1 << 20).unwrap();
+    let error = managed.allocate(&stream, wide).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::OutOfMemory);
+    assert!(error.to_string().contains("oversubscribe"), "{error}");
+    assert_eq!(simulator.call_count("cuMemAllocManaged"), 0, "the driver was not asked");
+    let narrow = DeviceLayout::with_alignment(1, 1 << 13).unwrap();
+    let block = managed.allocate(&stream, narrow).unwrap();
+    // SAFETY: allocated above, used by nobody.
+    unsafe { managed.deallocate(&stream, block) };
+    simulator.check().unwrap();
+}
+
+#[test]
 fn the_hosts_collections_live_in_managed_memory() {
     let device = support::device();
     let managed = ManagedResource::new(&device).unwrap();

@@ -6,10 +6,12 @@ mod support;
 
 use aquifer::sim::SimConfig;
 use aquifer::{
-    AsyncResource, CudaResource, Device, DeviceLayout, DeviceResource, ErrorKind, OnStream,
-    PolymorphicAllocator, PoolResource, current_device_resource, with_device_resource,
+    AsyncResource, CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, ErrorKind,
+    OnStream, PolymorphicAllocator, PoolResource, Result, Stream, current_device_resource,
+    with_device_resource,
 };
 use kernels::kind;
+use std::any::type_name_of_val;
 use std::sync::Arc;
 
 fn plain(device: &Device) -> Arc<dyn DeviceResource> {
@@ -48,6 +50,58 @@ fn equality_follows_the_resource_and_neither_element_nor_handle() {
     assert_ne!(plains[0], of(&one));
     let (elsewhere, _) = support::simulated(SimConfig::default());
     assert_ne!(plains[0], PolymorphicAllocator::<u8>::from(plain(&elsewhere)));
+}
+
+/// Two types of one name, one inside of the other, as two versions of a crate have them, or two blocks
+/// of a function.
+#[test]
+fn a_resource_around_one_of_its_name_is_another() {
+    #[derive(Debug)]
+    struct Named(CudaResource);
+    // SAFETY: all is handed on.
+    unsafe impl DeviceResource for Named {
+        fn device(&self) -> &Device {
+            self.0.device()
+        }
+
+        fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
+            self.0.allocate(stream, layout)
+        }
+
+        unsafe fn deallocate(&self, stream: &Stream, block: DeviceBlock) {
+            // SAFETY: the caller's promise.
+            unsafe { self.0.deallocate(stream, block) }
+        }
+    }
+    type Inner = Named;
+    let device = support::device();
+    let inner = Named(CudaResource::new(&device));
+    {
+        #[derive(Debug)]
+        struct Named(Inner);
+        // SAFETY: all is handed on, one byte higher: only this takes it back.
+        unsafe impl DeviceResource for Named {
+            fn device(&self) -> &Device {
+                self.0.device()
+            }
+
+            fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
+                let block = self.0.allocate(stream, layout)?;
+                Ok(DeviceBlock::new(block.address(), block.bytes(), block.token() + 1))
+            }
+
+            unsafe fn deallocate(&self, stream: &Stream, block: DeviceBlock) {
+                let block = DeviceBlock::new(block.address(), block.bytes(), block.token() - 1);
+                // SAFETY: the caller's promise.
+                unsafe { self.0.deallocate(stream, block) }
+            }
+        }
+        let outer = Named(inner);
+        assert_eq!(type_name_of_val(&outer), type_name_of_val(&outer.0));
+        assert_ne!(outer.identity(), outer.0.identity());
+        assert!(*(&outer as &dyn DeviceResource) != *(&outer.0 as &dyn DeviceResource));
+        assert_eq!(outer.identity(), outer.identity());
+    }
 }
 
 #[test]

@@ -94,6 +94,8 @@ impl Buffer {
         }
         // Ordered in the graph alone, the new home would come after no real work of the old one.
         self.home.refuse_capture("moving a vector away from it")?;
+        // To wait for what is outside of its graph would cost it the graph, and fail.
+        stream.refuse_capture("moving a vector to it")?;
         self.pay(&(0..usize::MAX), true)?;
         stream.wait_for(&self.home)?;
         self.home = stream.clone();

@@ -260,7 +260,7 @@ impl<T: Pod> DeviceVec<T> {
     /// # Errors
     ///
     /// [`ErrorKind::WrongDevice`] for a stream of another device; [`ErrorKind::Capture`] while home
-    /// is in capture; those of the driver. Then the home is what it was.
+    /// or `stream` is in capture; those of the driver. Then the home is what it was.
     pub fn set_stream(&mut self, stream: &Stream) -> Result<()> {
         self.buffer.set_home(stream)
     }

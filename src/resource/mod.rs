@@ -39,7 +39,7 @@ crate::sync::for_models! {
     #[allow(missing_docs, unreachable_pub)]
     pub mod models {
         pub use super::registry::Current;
-        pub use super::scope::scoped;
+        pub use super::scope::{Entered, enter_scope, scoped};
     }
 }
 

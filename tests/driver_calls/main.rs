@@ -150,7 +150,12 @@ fn use_on_another_stream_is_one_wait_each_way() {
 
         // A new home is ordered after the old one.
         vec.set_stream(&other).unwrap();
-        let moved = ["cuStreamIsCapturing home", "cuEventRecord home", "cuStreamWaitEvent away"];
+        let moved = [
+            "cuStreamIsCapturing home",
+            "cuStreamIsCapturing away",
+            "cuEventRecord home",
+            "cuStreamWaitEvent away",
+        ];
         assert_eq!(shape(driver.changes()), moved);
         vec.fill(3).unwrap();
         let lines = driver.changes();

@@ -4,8 +4,9 @@ use super::support;
 use allocator_api2::alloc::Allocator;
 use allocator_api2::vec::Vec as AllocVec;
 use aquifer::{
-    Device, DeviceVec, ErrorKind, Event, MappedAlloc, PinnedAlloc, PinnedPool, PinnedResource,
-    Registered, Stream, Transfer, current_device_resource, current_pinned_resource, last_error,
+    Device, DeviceVec, ErrorKind, Event, ManagedAlloc, ManagedResource, MappedAlloc, OnStream,
+    PinnedAlloc, PinnedPool, PinnedResource, Registered, Stream, Transfer, current_device_resource,
+    current_pinned_resource, last_error,
 };
 use std::alloc::Layout;
 use std::process::Command;
@@ -42,6 +43,8 @@ struct Held {
     pool: PinnedPool,
     of_pool: AllocVec<u32, PinnedPool>,
     of_unfenced: AllocVec<u32, PinnedPool>,
+    /// Where the host may touch it while kernels run.
+    managed: Option<AllocVec<u32, OnStream<ManagedAlloc>>>,
     registered: Registered<Vec<u32>>,
     on_device: DeviceVec<u32>,
     stream: Stream,
@@ -56,6 +59,10 @@ fn forks() {
     let pool = PinnedPool::new(pinned.clone()).unwrap();
     // SAFETY: no device work uses it.
     let unfenced = unsafe { PinnedPool::builder(pinned.clone()).unfenced() }.build().unwrap();
+    let managed = ManagedResource::new(&device).and_then(|managed| managed.allocator()).ok();
+    assert!(managed.is_some() || support::on_gpu(), "a simulated device has managed memory");
+    let managed = managed.map(|managed| OnStream::new(managed, &stream).unwrap());
+    let page = Layout::from_size_align(100, 1 << 16).unwrap();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         // Whoever forks finds the locks of the process taken, with nobody to release them.
@@ -67,6 +74,14 @@ fn forks() {
                     let _ = MappedAlloc::device_address(&vec);
                     drop(vec);
                     let _ = pinned.trim();
+                }
+            });
+            scope.spawn(|| {
+                while let Some(managed) = managed.as_ref().filter(|_| !stop.load(Ordering::Relaxed))
+                {
+                    let block = Allocator::allocate(managed, page).unwrap();
+                    // SAFETY: allocated above, with this layout.
+                    unsafe { Allocator::deallocate(managed, block.cast(), page) };
                 }
             });
             scope.spawn(|| {
@@ -100,6 +115,7 @@ fn forks() {
                     pool: pool.clone(),
                     of_pool: AllocVec::new_in(pool.clone()),
                     of_unfenced: AllocVec::new_in(unfenced.clone()),
+                    managed: managed.clone().map(AllocVec::new_in),
                     registered: Registered::new(&device, vec![1; 100]).unwrap(),
                     on_device: DeviceVec::from_slice(&stream, &[1, 2, 3]).unwrap(),
                     stream: device.new_stream().unwrap(),
@@ -111,6 +127,7 @@ fn forks() {
                 held.of_resource.extend(0..1000);
                 held.of_pool.extend(0..1000);
                 held.of_unfenced.extend(0..1000);
+                held.managed.iter_mut().for_each(|managed| managed.extend(0..1000));
                 // Ready in this thread's magazine, which the child has too.
                 drop((held.of_pool.clone(), held.of_unfenced.clone()));
                 fork(held)
@@ -182,6 +199,7 @@ fn in_child(mut held: Held) -> i32 {
             held.of_pool.shrink_to_fit();
             held.of_pool.iter().copied().eq(0..10)
         },
+        held.managed.as_mut().is_none_or(|vec| vec.try_reserve(1_000_000).is_err() && forked()),
         held.pool.trim().is_err_and(is_forked),
         held.pool.statistics().reserved == 0,
         PinnedPool::new(held.pinned.clone()).is_err_and(is_forked),
@@ -217,7 +235,7 @@ fn in_child(mut held: Held) -> i32 {
     // All is dropped here: it leaks, and nobody is asked.
     let Held { vec, mapped, of_resource, registered, on_device, pinned, device, .. } = held;
     drop((held.of_pool, held.of_unfenced, held.pool));
-    drop((held.transfer, held.event, held.stream));
+    drop((held.transfer, held.event, held.stream, held.managed));
     drop((vec, mapped, of_resource));
     let given_back = registered.into_inner().is_err_and(|failed| failed.buffer.is_none());
     drop((on_device, pinned, device));
