@@ -158,6 +158,41 @@ impl<U> LimitingAdaptor<U> {
     }
 }
 
+/// What an allocation under way counts. Taken back unless the block is handed out: upstream may
+/// refuse, and one that breaks its contract may panic.
+struct Charge<'a, U> {
+    of: &'a LimitingAdaptor<U>,
+    bytes: usize,
+}
+
+impl<'a, U> Charge<'a, U> {
+    fn new(of: &'a LimitingAdaptor<U>, bytes: usize) -> std::result::Result<Self, usize> {
+        of.reserve(bytes).map(|()| Self { of, bytes })
+    }
+
+    /// Counts `bytes` from here on; else says what else counted.
+    fn resize(&mut self, bytes: usize) -> std::result::Result<(), usize> {
+        if bytes < self.bytes {
+            self.of.release(self.bytes - bytes);
+        } else if bytes > self.bytes {
+            let reserved = self.of.reserve(bytes - self.bytes);
+            reserved.map_err(|allocated| allocated - self.bytes)?;
+        }
+        self.bytes = bytes;
+        Ok(())
+    }
+
+    fn keep(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl<U> Drop for Charge<'_, U> {
+    fn drop(&mut self) {
+        self.of.release(self.bytes);
+    }
+}
+
 #[cold]
 fn refusal(limit: usize, allocated: usize, asked: usize, got: Option<usize>) -> Error {
     let got = got.map(|got| format!(", for which upstream gave {got}")).unwrap_or_default();
@@ -178,28 +213,18 @@ unsafe impl<U: DeviceResource> DeviceResource for LimitingAdaptor<U> {
 
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
         let (limit, asked) = (self.limit(), layout.bytes());
-        let charge = self.charge(asked);
-        self.reserve(charge).map_err(|allocated| refusal(limit, allocated, asked, None))?;
-        let block = match self.state.upstream.allocate(stream, layout) {
-            Ok(block) => block,
-            Err(error) => {
-                self.release(charge);
-                return Err(error);
-            }
-        };
+        let mut charge = Charge::new(self, self.charge(asked))
+            .map_err(|allocated| refusal(limit, allocated, asked, None))?;
+        let block = self.state.upstream.allocate(stream, layout)?;
         // Only the block is known when it comes back, so it is the block that counts.
-        let held = self.charge(block.bytes());
-        if held < charge {
-            self.release(charge - held);
-        } else if held > charge
-            && let Err(allocated) = self.reserve(held - charge)
-        {
+        if let Err(others) = charge.resize(self.charge(block.bytes())) {
             let got = block.bytes();
-            self.release(charge);
+            drop(charge);
             // SAFETY: allocated above, and no work was given it.
             unsafe { self.state.upstream.deallocate(stream, block) };
-            return Err(refusal(limit, allocated - charge, asked, Some(got)));
+            return Err(refusal(limit, others, asked, Some(got)));
         }
+        charge.keep();
         Ok(block)
     }
 
