@@ -115,7 +115,8 @@ unsafe impl<U: DeviceResource> DeviceResource for AlignedAdaptor<U> {
         let alignment = layout.alignment().max(*alignment);
         let block =
             upstream.allocate(stream, DeviceLayout::with_alignment(layout.bytes(), alignment)?)?;
-        if block.address().is_multiple_of(alignment as u64) {
+        // An empty block has no memory that could be out of place.
+        if block.is_empty() || block.address().is_multiple_of(alignment as u64) {
             return Ok(block);
         }
         let address = block.address();
