@@ -1,5 +1,6 @@
 //! A lock around a resource that has none.
 
+use super::caught::caught;
 use crate::backend::is_forked_child;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
@@ -212,7 +213,8 @@ impl<R: LocalDeviceResource> ThreadSafeAdaptor<R> {
 
 impl<R> ThreadSafeAdaptor<R> {
     /// Looks at the resource, under the lock. It cannot be changed or replaced here: blocks that are
-    /// out belong to it.
+    /// out belong to it. A free from inside of `look`, such as the drop of a vector, leaks as one
+    /// from inside of a call does.
     ///
     /// # Errors
     ///
@@ -245,7 +247,7 @@ unsafe impl<R: LocalDeviceResource> DeviceResource for ThreadSafeAdaptor<R> {
             Err(error) if error.kind() == ErrorKind::Forked => {}
             Err(error) => {
                 let (device, bytes) = (&self.state.device, block.bytes());
-                tracing::error!(%device, bytes, %error, "leaked device memory");
+                caught(|| tracing::error!(%device, bytes, %error, "leaked device memory"));
             }
         }
     }

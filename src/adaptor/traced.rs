@@ -1,5 +1,6 @@
 //! A resource that tells `tracing` what passes through it.
 
+use super::caught::caught;
 use crate::backend::is_forked_child;
 use crate::device::Device;
 use crate::error::Result;
@@ -20,7 +21,7 @@ use std::time::Instant;
 /// the other tells that it freed it. [`LoggingAdaptor`](crate::LoggingAdaptor) keeps their order. Where
 /// no subscriber wants such events, the cost is one look at a flag.
 ///
-/// A subscriber must not allocate through this adaptor. The child of a fork tells nothing: its
+/// A subscriber must not allocate through this adaptor; one that panics costs its event. The child of a fork tells nothing: its
 /// subscriber's locks may be held by a thread that is not there. Clones are one adaptor.
 ///
 /// ```
@@ -88,7 +89,8 @@ unsafe impl<U: DeviceResource> DeviceResource for TracedAdaptor<U> {
         let result = self.upstream.allocate(stream, layout);
         let elapsed_ns = nanoseconds(begin);
         let (stream, device) = (stream.id(), self.device().ordinal());
-        match &result {
+        // The block is ours to hand on, whatever the subscriber does.
+        caught(|| match &result {
             Ok(block) => tracing::trace!(
                 target: "aquifer::memory",
                 address = %format_args!("{:#x}", block.address()),
@@ -98,7 +100,7 @@ unsafe impl<U: DeviceResource> DeviceResource for TracedAdaptor<U> {
                 target: "aquifer::memory",
                 bytes = layout.bytes(), stream, device, elapsed_ns, %error, "allocate failure"
             ),
-        }
+        });
         result
     }
 
@@ -117,10 +119,12 @@ unsafe impl<U: DeviceResource> DeviceResource for TracedAdaptor<U> {
         unsafe { self.upstream.deallocate(stream, block) };
         let elapsed_ns = nanoseconds(begin);
         let (stream, device) = (stream.id(), self.device().ordinal());
-        tracing::trace!(
-            target: "aquifer::memory",
-            address = %format_args!("{address:#x}"), bytes, stream, device, elapsed_ns, "free"
-        );
+        caught(|| {
+            tracing::trace!(
+                target: "aquifer::memory",
+                address = %format_args!("{address:#x}"), bytes, stream, device, elapsed_ns, "free"
+            );
+        });
     }
 }
 

@@ -5,6 +5,7 @@ mod misuse;
 
 pub use misuse::{BlockUse, Misuse, MisuseKind};
 
+use super::caught::caught;
 use crate::backend::{FillWord, is_forked_child};
 use crate::device::Device;
 use crate::error::Result;
@@ -15,7 +16,6 @@ use crate::sync::Arc;
 use crate::sync::trusted::{AtomicU64, Ordering};
 use books::Books;
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 use std::thread;
 use std::time::Instant;
@@ -114,7 +114,7 @@ impl<U: DeviceResource> CheckedOptions<U> {
     }
 
     /// Who is told of a misuse, in place of the [`tracing`] error. Called on the thread that frees,
-    /// with no lock held: it may use the adaptor. If it panics, the panic is logged and ends there.
+    /// or allocates ([`MisuseKind::HandedOutTwice`]), with no lock held: it may use the adaptor. If it panics, the panic is logged and ends there.
     pub fn on_misuse(mut self, handler: impl Fn(&Misuse) + Send + Sync + 'static) -> Self {
         self.rules.handler = Some(Arc::new(handler));
         self
@@ -192,13 +192,11 @@ impl<U: DeviceResource> State<U> {
         let misuse = Misuse { kind, call, known, devices };
         let Some(handler) = &self.rules.handler else {
             let leaked = if kind.is_refused() { ": leaked" } else { "" };
-            tracing::error!(?kind, "{misuse}{leaked}");
+            caught(|| tracing::error!(?kind, "{misuse}{leaked}"));
             return;
         };
-        // No method of a resource panics: vectors are freed while others unwind.
-        if let Err(thrown) = catch_unwind(AssertUnwindSafe(|| handler(&misuse))) {
-            std::mem::forget(thrown);
-            tracing::error!(?kind, "{misuse}; and the handler of misuses panicked");
+        if caught(|| handler(&misuse)).is_none() {
+            caught(|| tracing::error!(?kind, "{misuse}; and the handler of misuses panicked"));
         }
     }
 
@@ -240,7 +238,8 @@ impl<U: DeviceResource> State<U> {
         if let Err(error) = filled
             && !error.is_gone()
         {
-            tracing::warn!(device = %stream.device(), %error, "a freed block was not poisoned");
+            let device = stream.device();
+            caught(|| tracing::warn!(%device, %error, "a freed block was not poisoned"));
         }
     }
 }

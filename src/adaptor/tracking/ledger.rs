@@ -1,6 +1,7 @@
 //! What a tracking adaptor has handed out and not got back.
 
 use super::allocation::Allocation;
+use crate::adaptor::caught::caught;
 use crate::adaptor::shards::Shards;
 use crate::backend::is_forked_child;
 use crate::device::Device;
@@ -95,12 +96,13 @@ impl Ledger {
         if let Some(replaced) = replaced
             && self.bypassed.add()
         {
-            tracing::warn!(
-                device = %self.device,
-                address = replaced.address(),
-                bytes = replaced.bytes(),
-                "a tracked block was handed out again: it was freed past its tracking adaptor"
-            );
+            let (address, bytes) = (replaced.address(), replaced.bytes());
+            caught(|| {
+                tracing::warn!(
+                    device = %self.device, address, bytes,
+                    "a tracked block was handed out again: it was freed past its tracking adaptor"
+                );
+            });
         }
     }
 
@@ -118,19 +120,23 @@ impl Ledger {
             Some(found) => {
                 let allocated = found.bytes();
                 if self.wrong_size.add() {
-                    tracing::warn!(
-                        device = %self.device, address, bytes, allocated,
-                        "a tracked block was freed with a size that is not its own"
-                    );
+                    caught(|| {
+                        tracing::warn!(
+                            device = %self.device, address, bytes, allocated,
+                            "a tracked block was freed with a size that is not its own"
+                        );
+                    });
                 }
                 DeviceBlock::new(address, allocated, block.token())
             }
             None => {
                 if bytes != 0 && self.unknown.add() {
-                    tracing::warn!(
-                        device = %self.device, address, bytes,
-                        "a block was freed that this tracking adaptor does not know"
-                    );
+                    caught(|| {
+                        tracing::warn!(
+                            device = %self.device, address, bytes,
+                            "a block was freed that this tracking adaptor does not know"
+                        );
+                    });
                 }
                 block
             }
@@ -184,9 +190,9 @@ impl Ledger {
     pub(super) fn log(&self) {
         let outstanding = self.outstanding();
         if outstanding.is_empty() {
-            tracing::debug!("{}", self.report_of(&outstanding));
+            caught(|| tracing::debug!("{}", self.report_of(&outstanding)));
         } else {
-            tracing::warn!("{}", self.report_of(&outstanding));
+            caught(|| tracing::warn!("{}", self.report_of(&outstanding)));
         }
     }
 }
@@ -205,7 +211,11 @@ impl Drop for Ledger {
         let left = self.shards.all_mut().flat_map(|shard| shard.live.drain());
         let left = sorted(left.map(|(_, allocation)| allocation).collect());
         if !left.is_empty() {
-            tracing::warn!("a tracking adaptor ends before its blocks. {}", self.report_of(&left));
+            let tell = || {
+                let report = self.report_of(&left);
+                tracing::warn!("a tracking adaptor ends before its blocks. {report}");
+            };
+            caught(tell);
         }
     }
 }
