@@ -1,6 +1,7 @@
 //! Resources made of another resource, and resources bound to more.
 
 mod aligned;
+mod caller;
 mod caught;
 mod checked;
 mod failure_callback;

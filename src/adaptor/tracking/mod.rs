@@ -2,7 +2,6 @@
 
 mod allocation;
 mod ledger;
-mod origin;
 
 pub use allocation::Allocation;
 
