@@ -1,5 +1,6 @@
 //! A resource that writes down what passes through it.
 
+mod file;
 mod format;
 mod location;
 mod queue;
@@ -15,12 +16,12 @@ use crate::layout::DeviceLayout;
 use crate::resource::{DeviceBlock, DeviceResource, HostAccessible, ResourceId};
 use crate::stream::Stream;
 use crate::sync::Arc;
+use file::LogFile;
 use format::Rows;
 use location::Places;
 use queue::Log;
 use record::{Action, Clock, Record};
 use std::fmt;
-use std::fs::File;
 use std::io::Write;
 use std::path::PathBuf;
 use std::ptr::NonNull;
@@ -51,9 +52,9 @@ const VARIABLES: [&str; 2] = ["AQUIFER_LOG_FILE", "RMM_LOG_FILE"];
 /// 10 s at most. A process that is killed or aborts loses the rows of the last moments. The child of a
 /// fork writes nothing into its parent's log.
 ///
-/// If the log cannot be written, there is one [`tracing`] error and an error of
-/// [`flush`](Self::flush); allocations go on. Clones are one adaptor. The memory itself is the
-/// upstream's.
+/// If the log cannot be written, or on Unix if its file was removed, there is one [`tracing`] error
+/// and an error of [`flush`](Self::flush); allocations go on. Clones are one adaptor. The memory itself
+/// is the upstream's.
 ///
 /// RMM's prints streams in a form that its own replay benchmark cannot read, formats and writes
 /// under a lock within the call, and has neither durations nor the state of the device.
@@ -294,7 +295,7 @@ impl<U: fmt::Debug> fmt::Debug for LoggingOptions<U> {
 impl<U: DeviceResource> LoggingOptions<U> {
     /// Writes a new file at `path`; one that is there is emptied. Unless a path or a
     /// [`writer`](Self::writer) is given, the file is named by the environment: `AQUIFER_LOG_FILE`,
-    /// else `RMM_LOG_FILE`. A file is for one log: two at one path overwrite each other.
+    /// else `RMM_LOG_FILE`. A file is for one log of the process at a time.
     pub fn path(mut self, path: impl Into<PathBuf>) -> Self {
         self.target = Target::Path(path.into());
         self
@@ -320,8 +321,8 @@ impl<U: DeviceResource> LoggingOptions<U> {
     }
 
     /// Whether rows name the line that called into this crate; not unless said. Each call walks the
-    /// stack then, which takes microseconds and more. Lines are known where there is debug
-    /// information; elsewhere the function is named.
+    /// stack then and looks its frames up, which takes up to milliseconds. Lines are known where there
+    /// is debug information; elsewhere the function is named.
     pub fn locations(mut self, locations: bool) -> Self {
         self.locations = locations;
         self
@@ -333,8 +334,8 @@ impl<U: DeviceResource> LoggingOptions<U> {
     ///
     /// [`ErrorKind::InvalidArgument`] if nothing says where the log goes, for a capacity of 0 or of
     /// more than 16 777 216 records, and for locations in [`LogFormat::Rmm`], which has no column for
-    /// them; [`ErrorKind::Io`] if the file cannot be made, [`ErrorKind::Environment`] if the
-    /// environment named it; [`ErrorKind::OutOfMemory`] if there is no thread to be had;
+    /// them; [`ErrorKind::Io`] if the file cannot be made or another log of this process writes it,
+    /// [`ErrorKind::Environment`] if the environment named it; [`ErrorKind::OutOfMemory`] if there is no thread to be had;
     /// [`ErrorKind::Forked`] in the child of a fork.
     pub fn build(self) -> Result<LoggingAdaptor<U>> {
         not_forked("cuInit")?;
@@ -400,7 +401,7 @@ impl Target {
                 (PathBuf::from(path), ErrorKind::Environment, name)
             }
         };
-        let file = File::create(&path).map_err(|error| {
+        let file = LogFile::create(&path).map_err(|error| {
             let named = if named.is_empty() { String::new() } else { format!(" of {named}") };
             Error::new(kind, format!("making the log file {}{named}: {error}", path.display()))
         })?;

@@ -1,0 +1,90 @@
+//! A file that is one log's alone.
+
+use crate::sync::trusted::Mutex;
+use std::fs::{File, Metadata, OpenOptions};
+use std::io::{self, Write};
+use std::path::Path;
+
+/// What tells a file from others, by whatever name it is opened.
+#[cfg(unix)]
+type Identity = (u64, u64);
+#[cfg(not(unix))]
+type Identity = std::path::PathBuf;
+
+/// The files that logs of this process write.
+static TAKEN: Mutex<Vec<Identity>> = Mutex::new(Vec::new());
+
+/// A place in [`TAKEN`].
+struct Claim {
+    identity: Identity,
+}
+
+impl Claim {
+    fn new(identity: Identity) -> io::Result<Self> {
+        let mut taken = TAKEN.lock();
+        if taken.contains(&identity) {
+            let kind = io::ErrorKind::ResourceBusy;
+            return Err(io::Error::new(kind, "another log of this process writes it"));
+        }
+        taken.push(identity.clone());
+        Ok(Self { identity })
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        TAKEN.lock().retain(|taken| *taken != self.identity);
+    }
+}
+
+/// Goes with the thread that writes, and thus after the last row.
+pub(super) struct LogFile {
+    file: File,
+    /// None of a pipe or a device, which many may write.
+    claim: Option<Claim>,
+}
+
+impl LogFile {
+    /// Makes the file, or empties one that no other log writes.
+    pub(super) fn create(path: &Path) -> io::Result<Self> {
+        // Not emptied by the open: it may be the other log's.
+        let file = OpenOptions::new().write(true).create(true).truncate(false).open(path)?;
+        let metadata = file.metadata()?;
+        if !metadata.is_file() {
+            return Ok(Self { file, claim: None });
+        }
+        let claim = Claim::new(identity(path, &metadata)?)?;
+        file.set_len(0)?;
+        Ok(Self { file, claim: Some(claim) })
+    }
+}
+
+#[cfg(unix)]
+fn identity(_: &Path, metadata: &Metadata) -> io::Result<Identity> {
+    use std::os::unix::fs::MetadataExt;
+    Ok((metadata.dev(), metadata.ino()))
+}
+
+#[cfg(not(unix))]
+fn identity(path: &Path, _: &Metadata) -> io::Result<Identity> {
+    path.canonicalize()
+}
+
+impl Write for LogFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.file.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        // The system takes bytes for a file without a name, and nobody ever reads them.
+        #[cfg(unix)]
+        if self.claim.is_some() {
+            use std::os::unix::fs::MetadataExt;
+            if self.file.metadata()?.nlink() == 0 {
+                let text = "the file was removed, and all rows with it";
+                return Err(io::Error::new(io::ErrorKind::NotFound, text));
+            }
+        }
+        self.file.flush()
+    }
+}
