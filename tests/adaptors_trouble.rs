@@ -2,11 +2,12 @@
 
 mod support;
 
+use aquifer::sim::SimConfig;
 use aquifer::{
     AlignedAdaptor, BinningResource, CheckedAdaptor, CudaResource, Device, DeviceBlock,
     DeviceLayout, DeviceResource, ErrorKind, FailureCallbackAdaptor, FixedSizeResource,
-    LimitingAdaptor, LocalDeviceResource, PoolResource, Result, Stream, ThreadSafeAdaptor,
-    TracedAdaptor, TrackingAdaptor,
+    LimitingAdaptor, LocalDeviceResource, LogFormat, LoggingAdaptor, ManagedResource, PoolResource,
+    PrefetchAdaptor, Result, Stream, ThreadSafeAdaptor, TracedAdaptor, TrackingAdaptor,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -133,7 +134,9 @@ fn a_callback_below_a_resource_may_use_that_resource() {
     let stream = device.new_stream().unwrap();
     type Erased = Arc<dyn DeviceResource>;
     type Below = FailureCallbackAdaptor<LimitingAdaptor<CudaResource>>;
-    let makers: [(&str, fn(Below) -> Erased); 3] = [
+    type Maker = fn(Below) -> Erased;
+    type Kept = Option<(Erased, Vec<DeviceBlock>)>;
+    let makers: [(&str, Maker); 3] = [
         ("pool", |below| Arc::new(PoolResource::new(below).unwrap())),
         ("fixed size", |below| {
             let options = FixedSizeResource::builder(below).block_size(64 * KIB);
@@ -142,7 +145,7 @@ fn a_callback_below_a_resource_may_use_that_resource() {
         ("binning", |below| Arc::new(BinningResource::new(below).unwrap())),
     ];
     for (name, make) in makers {
-        let slot: Arc<Mutex<Option<(Erased, Vec<DeviceBlock>)>>> = Arc::default();
+        let slot: Arc<Mutex<Kept>> = Arc::default();
         let called = Arc::new(AtomicBool::new(false));
         let (inside, of_callback, on) = (slot.clone(), called.clone(), stream.clone());
         let limited = LimitingAdaptor::new(CudaResource::new(&device), 80 << 20);
@@ -342,4 +345,68 @@ fn no_memory_has_no_alignment_to_miss() {
     let block = pages.allocate(&stream, layout(0)).unwrap();
     assert!(block.is_empty());
     free(&pages, &stream, block);
+}
+
+/// Every adaptor that can stand over any resource; those of the log write to a sink.
+fn stack(upstream: Arc<dyn DeviceResource>) -> Vec<(&'static str, Arc<dyn DeviceResource>)> {
+    let logged = |format| {
+        let options = LoggingAdaptor::builder(upstream.clone()).writer(Box::new(std::io::sink()));
+        options.format(format).build().unwrap()
+    };
+    let checked = CheckedAdaptor::builder(upstream.clone()).poison(Some(0xAB)).build();
+    vec![
+        ("aligned", Arc::new(AlignedAdaptor::new(upstream.clone(), 4 * KIB, 0).unwrap())),
+        ("limiting", Arc::new(LimitingAdaptor::new(upstream.clone(), 1 << 20))),
+        ("tracking", Arc::new(TrackingAdaptor::new(upstream.clone()))),
+        ("logging", Arc::new(logged(LogFormat::Rmm))),
+        ("logging events", Arc::new(logged(LogFormat::Events))),
+        ("failure callback", Arc::new(FailureCallbackAdaptor::new(upstream.clone(), |_| true))),
+        ("prefetch", Arc::new(PrefetchAdaptor::new(upstream.clone()))),
+        ("checked", Arc::new(checked)),
+        ("traced", Arc::new(TracedAdaptor::new(upstream))),
+    ]
+}
+
+/// With a pool below, whose blocks are there without a driver call; a capture that is not declared.
+#[test]
+fn no_adaptor_disturbs_a_capture_or_leaves_anything_in_it() {
+    let (device, simulator) = support::simulated(SimConfig::default());
+    let stream = device.new_stream().unwrap();
+    let managed = ManagedResource::new(&device).unwrap();
+    let pool = PoolResource::builder(managed).initial_size(1 << 20).build().unwrap();
+    for (name, adaptor) in stack(Arc::new(pool.clone())) {
+        let warm = adaptor.allocate(&stream, layout(KIB)).unwrap();
+        free(&*adaptor, &stream, warm);
+        stream.synchronize().unwrap();
+        let calls =
+            || ["cuMemsetAsync", "cuMemPrefetchAsync"].map(|call| simulator.call_count(call));
+        let before = calls();
+        simulator.start_capture(&stream).unwrap();
+        let block = adaptor.allocate(&stream, layout(KIB));
+        let block = block.unwrap_or_else(|error| panic!("{name}: {error}"));
+        free(&*adaptor, &stream, block);
+        assert!(simulator.stop_capture(&stream), "{name}");
+        assert_eq!(calls(), before, "{name}");
+    }
+    simulator.check().unwrap();
+}
+
+#[test]
+fn a_lost_device_is_an_error_through_each_adaptor_and_costs_no_count() {
+    for index in 0..9 {
+        let (device, simulator) = support::simulated(SimConfig::default());
+        let stream = device.new_stream().unwrap();
+        let below = LimitingAdaptor::new(CudaResource::new(&device), 1 << 20);
+        let (name, adaptor) = stack(Arc::new(below.clone())).swap_remove(index);
+        let block = adaptor.allocate(&stream, layout(KIB)).unwrap();
+        simulator.lose_context();
+        for _ in 0..3 {
+            let error = adaptor.allocate(&stream, layout(KIB)).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::ContextLost, "{name}");
+            assert_eq!(below.allocated(), block.bytes(), "{name}");
+        }
+        free(&*adaptor, &stream, block);
+        assert_eq!(below.allocated(), 0, "{name}");
+        assert!(!format!("{adaptor:?}").is_empty());
+    }
 }

@@ -107,7 +107,9 @@ impl<U: DeviceResource> CheckedOptions<U> {
     /// The byte that a block is filled with before it goes to upstream, by one driver call on the
     /// stream that frees it; `None` for no fill. `Some(0xDD)` with debug assertions and `None` without
     /// unless set. On a stream in capture nothing is filled: the fill would become a part of the
-    /// graph, and run again over somebody else's block.
+    /// graph, and run again over somebody else's block. A vector that was made in a capture is filled
+    /// when it is dropped later, though the graph keeps its memory: `None` is for graphs whose launches
+    /// go on with what earlier ones left there.
     pub fn poison(mut self, byte: Option<u8>) -> Self {
         self.rules.poison = byte;
         self

@@ -6,10 +6,13 @@ use std::io::{self, Write};
 use std::path::Path;
 
 /// What tells a file from others, by whatever name it is opened.
-#[cfg(unix)]
-type Identity = (u64, u64);
-#[cfg(not(unix))]
-type Identity = std::path::PathBuf;
+#[derive(Clone, PartialEq)]
+struct Identity {
+    #[cfg(unix)]
+    device_and_inode: (u64, u64),
+    #[cfg(not(unix))]
+    path: std::path::PathBuf,
+}
 
 /// The files that logs of this process write.
 static TAKEN: Mutex<Vec<Identity>> = Mutex::new(Vec::new());
@@ -62,12 +65,12 @@ impl LogFile {
 #[cfg(unix)]
 fn identity(_: &Path, metadata: &Metadata) -> io::Result<Identity> {
     use std::os::unix::fs::MetadataExt;
-    Ok((metadata.dev(), metadata.ino()))
+    Ok(Identity { device_and_inode: (metadata.dev(), metadata.ino()) })
 }
 
 #[cfg(not(unix))]
 fn identity(path: &Path, _: &Metadata) -> io::Result<Identity> {
-    path.canonicalize()
+    Ok(Identity { path: path.canonicalize()? })
 }
 
 impl Write for LogFile {

@@ -15,6 +15,9 @@ use std::fmt::Write;
 use std::thread;
 use std::time::Instant;
 
+/// How many blocks a log's line names: to look up where a block comes from may take milliseconds.
+const NAMED: usize = 100;
+
 #[derive(Default)]
 struct Shard {
     live: HashMap<u64, Allocation>,
@@ -163,7 +166,8 @@ impl Ledger {
         [&self.unknown, &self.wrong_size, &self.bypassed].map(Odd::count)
     }
 
-    pub(super) fn report_of(&self, outstanding: &[Allocation]) -> String {
+    /// Names the first `most` of them.
+    pub(super) fn report_of(&self, outstanding: &[Allocation], most: usize) -> String {
         let bytes: usize = outstanding.iter().map(Allocation::bytes).sum();
         let mut text = format!(
             "Outstanding Allocations: {} of {bytes} bytes on {}",
@@ -171,8 +175,11 @@ impl Ledger {
             self.device
         );
         // Writing to a string does not fail.
-        for allocation in outstanding {
+        for allocation in outstanding.iter().take(most) {
             let _ = write!(text, "\n  {allocation}");
+        }
+        if let Some(more) = outstanding.len().checked_sub(most).filter(|more| *more > 0) {
+            let _ = write!(text, "\n  and {more} more");
         }
         let [unknown, wrong_size, bypassed] = self.odd();
         for (count, what) in [
@@ -190,9 +197,9 @@ impl Ledger {
     pub(super) fn log(&self) {
         let outstanding = self.outstanding();
         if outstanding.is_empty() {
-            caught(|| tracing::debug!("{}", self.report_of(&outstanding)));
+            caught(|| tracing::debug!("{}", self.report_of(&outstanding, NAMED)));
         } else {
-            caught(|| tracing::warn!("{}", self.report_of(&outstanding)));
+            caught(|| tracing::warn!("{}", self.report_of(&outstanding, NAMED)));
         }
     }
 }
@@ -212,7 +219,7 @@ impl Drop for Ledger {
         let left = sorted(left.map(|(_, allocation)| allocation).collect());
         if !left.is_empty() {
             let tell = || {
-                let report = self.report_of(&left);
+                let report = self.report_of(&left, NAMED);
                 tracing::warn!("a tracking adaptor ends before its blocks. {report}");
             };
             caught(tell);

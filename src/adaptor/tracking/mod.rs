@@ -23,7 +23,7 @@ use std::ptr::NonNull;
 ///
 /// What is still out can be asked at any time, by [`outstanding`](Self::outstanding) or
 /// [`report`](Self::report). When the last handle goes while blocks are out, the report is a
-/// [`tracing`] warning. A vector holds its resource, so that happens for blocks alone: a vector that
+/// [`tracing`] warning, which names the oldest 100. A vector holds its resource, so that happens for blocks alone: a vector that
 /// is forgotten keeps the list alive, and only [`report`](Self::report) tells.
 ///
 /// A free of an unknown block is passed on, one with a wrong size is passed on with the right one;
@@ -128,11 +128,11 @@ impl<U> TrackingAdaptor<U> {
     /// the file and line that allocated it where there are backtraces. Begins with
     /// `Outstanding Allocations`. RMM: `get_outstanding_allocations_str`.
     pub fn report(&self) -> String {
-        self.state.ledger.report_of(&self.outstanding())
+        self.state.ledger.report_of(&self.outstanding(), usize::MAX)
     }
 
-    /// Logs [`report`](Self::report): a [`tracing`] warning, or a debug line if nothing is
-    /// outstanding. RMM: `log_outstanding_allocations`, at debug level alone.
+    /// Logs [`report`](Self::report) with the oldest 100 blocks: a [`tracing`] warning, or a debug
+    /// line if nothing is outstanding. RMM: `log_outstanding_allocations`, at debug level alone.
     pub fn log_outstanding(&self) {
         self.state.ledger.log();
     }
