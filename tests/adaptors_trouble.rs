@@ -410,3 +410,34 @@ fn a_lost_device_is_an_error_through_each_adaptor_and_costs_no_count() {
         assert!(!format!("{adaptor:?}").is_empty());
     }
 }
+
+/// Blocks change hands between threads and addresses come again at once: nothing of it is a misuse,
+/// and nothing is left.
+#[test]
+fn books_of_many_threads_see_no_misuse_where_there_is_none() {
+    const ROUNDS: usize = 3000;
+    let device = support::device();
+    let stream = device.new_stream().unwrap();
+    let pool = PoolResource::new(CudaResource::new(&device)).unwrap();
+    let checked = CheckedAdaptor::builder(TrackingAdaptor::new(pool)).poison(None).build();
+    let parked: Mutex<Vec<DeviceBlock>> = Mutex::default();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for round in 0..ROUNDS {
+                    let block = checked.allocate(&stream, layout(256 << (round % 3))).unwrap();
+                    let mut parked = parked.lock().unwrap();
+                    parked.push(block);
+                    let chosen = round % parked.len();
+                    let block = parked.swap_remove(chosen);
+                    drop(parked);
+                    free(&checked, &stream, block);
+                }
+            });
+        }
+    });
+    assert!(parked.into_inner().unwrap().is_empty());
+    let tracking = checked.upstream();
+    let odd = [tracking.unknown_frees(), tracking.wrong_size_frees(), tracking.bypassing_frees()];
+    assert_eq!((checked.misuses(), odd, tracking.allocated_bytes()), (0, [0; 3], 0));
+}

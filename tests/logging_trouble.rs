@@ -174,3 +174,41 @@ fn a_writer_that_uses_its_own_log_loses_no_row_uncounted() {
         log.lock().unwrap().take();
     }
 }
+
+/// Panics as it goes, with something that panics when it is dropped.
+struct Last;
+
+struct Bomb;
+
+impl Drop for Bomb {
+    fn drop(&mut self) {
+        std::panic::resume_unwind(Box::new("thrown by what was thrown"));
+    }
+}
+
+impl Write for Last {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Drop for Last {
+    fn drop(&mut self) {
+        std::panic::resume_unwind(Box::new(Bomb));
+    }
+}
+
+#[test]
+fn a_writer_that_panics_as_it_goes_does_so_alone() {
+    let device = support::device();
+    let stream = device.new_stream().unwrap();
+    let options = LoggingAdaptor::builder(CudaResource::new(&device));
+    let logged = options.writer(Box::new(Last)).build().unwrap();
+    pairs(&logged, &stream, 5);
+    logged.flush().unwrap();
+    drop(logged);
+}

@@ -138,7 +138,8 @@ impl<U> LimitingAdaptor<U> {
 
     /// Bytes that are left of the limit.
     pub fn remaining(&self) -> usize {
-        self.limit() - self.allocated()
+        // Below zero only after a free of what was never allocated here.
+        self.limit().saturating_sub(self.allocated())
     }
 
     /// What a block of `bytes` counts. No block of `usize::MAX` bytes fits in an address space.

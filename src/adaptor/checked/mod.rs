@@ -41,7 +41,7 @@ const POISON: u8 = 0xDD;
 /// In builds with debug assertions a block is filled with `0xDD` on the stream that frees it, so that
 /// work which uses it too long computes nonsense at once: see [`poison`](CheckedOptions::poison).
 ///
-/// A handle: clones share the books. It goes above a pool, which would else trust the caller. RMM has
+/// A handle: clones share the books. It goes on top: pools and adaptors that count trust the caller. RMM has
 /// nothing like it: each of its resources trusts the pointer, the size and the stream.
 ///
 /// ```

@@ -130,6 +130,8 @@ pub(super) fn run(log: &Arc<Log>, mut sink: Sink) {
             log.report(done, sink.trouble.clone(), ended);
         }
         if ended {
+            // Somebody's code again, and who waits for this thread is about to drop what it throws.
+            caught(|| drop(sink));
             return;
         }
         if taken > 0 {
