@@ -4,10 +4,11 @@ mod support;
 
 use aquifer::sim::SimConfig;
 use aquifer::{
-    AlignedAdaptor, BinningResource, CheckedAdaptor, CudaResource, Device, DeviceBlock,
-    DeviceLayout, DeviceResource, ErrorKind, FailureCallbackAdaptor, FixedSizeResource,
-    LimitingAdaptor, LocalDeviceResource, LogFormat, LoggingAdaptor, ManagedResource, PoolResource,
-    PrefetchAdaptor, Result, Stream, ThreadSafeAdaptor, TracedAdaptor, TrackingAdaptor,
+    AlignedAdaptor, ArenaResource, AsyncResource, BinningResource, CheckedAdaptor, CudaResource,
+    Device, DeviceBlock, DeviceLayout, DeviceResource, ErrorKind, FailureCallbackAdaptor,
+    FixedSizeResource, LimitingAdaptor, LocalDeviceResource, LogFormat, LoggingAdaptor,
+    ManagedResource, PinnedResource, PoolResource, PrefetchAdaptor, Result, Stream, SystemResource,
+    ThreadSafeAdaptor, TracedAdaptor, TrackingAdaptor,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -440,4 +441,42 @@ fn books_of_many_threads_see_no_misuse_where_there_is_none() {
     let tracking = checked.upstream();
     let odd = [tracking.unknown_frees(), tracking.wrong_size_frees(), tracking.bypassing_frees()];
     assert_eq!((checked.misuses(), odd, tracking.allocated_bytes()), (0, [0; 3], 0));
+}
+
+/// The fill is work on the block like any other, so each resource has to wait for it.
+#[test]
+fn poison_is_in_order_over_each_resource() {
+    let (device, simulator) = support::simulated(SimConfig::default().seed(7));
+    let streams = [(); 2].map(|()| device.new_stream().unwrap());
+    let cuda = || CudaResource::new(&device);
+    let upstreams: Vec<(&str, Arc<dyn DeviceResource>)> = vec![
+        ("cuda", Arc::new(cuda())),
+        ("managed", Arc::new(ManagedResource::new(&device).unwrap())),
+        ("pinned", Arc::new(PinnedResource::new(&device).unwrap())),
+        ("system", Arc::new(SystemResource::new(&device).unwrap())),
+        ("async", Arc::new(AsyncResource::new(&device).unwrap())),
+        ("pool", Arc::new(PoolResource::new(cuda()).unwrap())),
+        ("fixed size", Arc::new(FixedSizeResource::new(cuda()).unwrap())),
+        ("binning", Arc::new(BinningResource::new(cuda()).unwrap())),
+        ("arena", Arc::new(ArenaResource::new(cuda()).unwrap())),
+    ];
+    for (name, upstream) in upstreams {
+        let filled = simulator.call_count("cuMemsetAsync");
+        let checked = CheckedAdaptor::builder(upstream).poison(Some(0xAB)).build();
+        for round in 0..40 {
+            let stream = &streams[round % 2];
+            let blocks = [300, 4000, 70_000].map(|bytes| {
+                checked.allocate(stream, layout(bytes)).unwrap_or_else(|e| panic!("{name}: {e}"))
+            });
+            for block in blocks {
+                free(&checked, stream, block);
+            }
+        }
+        assert_eq!(checked.misuses(), 0, "{name}");
+        assert_eq!(simulator.call_count("cuMemsetAsync") - filled, 120, "{name}");
+        drop(checked);
+        simulator.check().unwrap_or_else(|error| panic!("{name}: {error}"));
+    }
+    device.synchronize().unwrap();
+    simulator.check().unwrap();
 }

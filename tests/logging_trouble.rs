@@ -212,3 +212,18 @@ fn a_writer_that_panics_as_it_goes_does_so_alone() {
     logged.flush().unwrap();
     drop(logged);
 }
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_is_an_error_with_a_count() {
+    let device = support::device();
+    let stream = device.new_stream().unwrap();
+    let logged = LoggingAdaptor::new(CudaResource::new(&device), "/dev/full").unwrap();
+    pairs(&logged, &stream, 50);
+    let error = logged.flush().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Io);
+    assert!(error.to_string().contains("; 100 rows"), "{error}");
+    pairs(&logged, &stream, 5);
+    let error = logged.flush().unwrap_err();
+    assert!(error.to_string().contains("; 110 rows"), "{error}");
+}

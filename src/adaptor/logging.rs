@@ -47,7 +47,7 @@ const VARIABLES: [&str; 2] = ["AQUIFER_LOG_FILE", "RMM_LOG_FILE"];
 ///
 /// One thread for each log writes, with at most [`capacity`](LoggingOptions::capacity) records
 /// waiting; whoever finds the queue full waits for it. The file is at most a few dozen milliseconds
-/// behind. Nothing is lost: the last clone's drop writes the rest, and on Unix so does the end of the
+/// behind; in [`LogFormat::Events`] also by as long as a free takes to return. Nothing is lost: the last clone's drop writes the rest, and on Unix so does the end of the
 /// process (`exit`, or a return from `main`) for an adaptor that lives in a static, for which it waits
 /// 10 s at most. A process that is killed or aborts loses the rows of the last moments. The child of a
 /// fork writes nothing into its parent's log.
