@@ -1,10 +1,11 @@
 //! A resource that asks what to do when memory runs out.
 
 use super::caught::caught;
+use super::handles::{handles, identity_by};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::DeviceLayout;
-use crate::resource::{DeviceBlock, DeviceResource, HostAccessible, ResourceId};
+use crate::resource::{DeviceBlock, DeviceResource, HostAccessible};
 use crate::stream::Stream;
 use crate::sync::Arc;
 use crate::sync::trusted::thread_local;
@@ -131,19 +132,7 @@ struct State<U> {
     max_retries: u32,
 }
 
-impl<U> Clone for FailureCallbackAdaptor<U> {
-    fn clone(&self) -> Self {
-        Self { state: self.state.clone() }
-    }
-}
-
-impl<U> PartialEq for FailureCallbackAdaptor<U> {
-    fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.state, &other.state)
-    }
-}
-
-impl<U> Eq for FailureCallbackAdaptor<U> {}
+handles!(FailureCallbackAdaptor, state);
 
 impl<U: fmt::Debug> fmt::Debug for FailureCallbackAdaptor<U> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -295,9 +284,7 @@ unsafe impl<U: DeviceResource> DeviceResource for FailureCallbackAdaptor<U> {
         }
     }
 
-    fn identity(&self) -> ResourceId {
-        ResourceId::of_state::<Self, _>(Arc::as_ptr(&self.state))
-    }
+    identity_by!(state);
 
     fn frees_with_driver(&self, block: &DeviceBlock) -> bool {
         self.state.upstream.frees_with_driver(block)

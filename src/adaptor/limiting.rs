@@ -1,9 +1,10 @@
 //! A resource that hands out no more than a limit.
 
+use super::handles::{handles, identity_by};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout, align_up};
-use crate::resource::{DeviceBlock, DeviceResource, HostAccessible, ResourceId};
+use crate::resource::{DeviceBlock, DeviceResource, HostAccessible};
 use crate::stream::Stream;
 use crate::sync::Arc;
 use crate::sync::trusted::{AtomicUsize, Ordering};
@@ -57,19 +58,7 @@ struct State<U> {
     allocated: AtomicUsize,
 }
 
-impl<U> Clone for LimitingAdaptor<U> {
-    fn clone(&self) -> Self {
-        Self { state: self.state.clone() }
-    }
-}
-
-impl<U> PartialEq for LimitingAdaptor<U> {
-    fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.state, &other.state)
-    }
-}
-
-impl<U> Eq for LimitingAdaptor<U> {}
+handles!(LimitingAdaptor, state);
 
 impl<U: fmt::Debug> fmt::Debug for LimitingAdaptor<U> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -229,9 +218,7 @@ unsafe impl<U: DeviceResource> DeviceResource for LimitingAdaptor<U> {
         Ok(block)
     }
 
-    fn identity(&self) -> ResourceId {
-        ResourceId::of_state::<Self, _>(Arc::as_ptr(&self.state))
-    }
+    identity_by!(state);
 
     unsafe fn deallocate(&self, stream: &Stream, block: DeviceBlock) {
         self.release(self.charge(block.bytes()));

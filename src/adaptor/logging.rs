@@ -9,11 +9,12 @@ mod writer;
 
 pub use format::LogFormat;
 
+use super::handles::{handles, identity_by};
 use crate::backend::{RawStream, is_forked_child, not_forked};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::DeviceLayout;
-use crate::resource::{DeviceBlock, DeviceResource, HostAccessible, ResourceId};
+use crate::resource::{DeviceBlock, DeviceResource, HostAccessible};
 use crate::stream::Stream;
 use crate::sync::Arc;
 use file::LogFile;
@@ -145,19 +146,7 @@ impl<U: DeviceResource> LoggingAdaptor<U> {
     }
 }
 
-impl<U> Clone for LoggingAdaptor<U> {
-    fn clone(&self) -> Self {
-        Self { state: self.state.clone() }
-    }
-}
-
-impl<U> PartialEq for LoggingAdaptor<U> {
-    fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.state, &other.state)
-    }
-}
-
-impl<U> Eq for LoggingAdaptor<U> {}
+handles!(LoggingAdaptor, state);
 
 impl<U: fmt::Debug> fmt::Debug for LoggingAdaptor<U> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -213,9 +202,7 @@ unsafe impl<U: DeviceResource> DeviceResource for LoggingAdaptor<U> {
         result
     }
 
-    fn identity(&self) -> ResourceId {
-        ResourceId::of_state::<Self, _>(Arc::as_ptr(&self.state))
-    }
+    identity_by!(state);
 
     unsafe fn deallocate(&self, stream: &Stream, block: DeviceBlock) {
         let state = &*self.state;

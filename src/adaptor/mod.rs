@@ -5,6 +5,7 @@ mod caller;
 mod caught;
 mod checked;
 mod failure_callback;
+mod handles;
 mod limiting;
 mod logging;
 mod on_stream;

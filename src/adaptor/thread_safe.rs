@@ -1,11 +1,12 @@
 //! A lock around a resource that has none.
 
 use super::caught::caught;
+use super::handles::{handles, identity_by};
 use crate::backend::is_forked_child;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::DeviceLayout;
-use crate::resource::{DeviceBlock, DeviceResource, ResourceId};
+use crate::resource::{DeviceBlock, DeviceResource};
 use crate::stream::Stream;
 use crate::sync::Arc;
 use crate::sync::trusted::{AtomicUsize, Mutex, MutexGuard, Ordering, thread_local};
@@ -232,9 +233,7 @@ unsafe impl<R: LocalDeviceResource> DeviceResource for ThreadSafeAdaptor<R> {
         &self.state.device
     }
 
-    fn identity(&self) -> ResourceId {
-        ResourceId::of_state::<Self, _>(Arc::as_ptr(&self.state))
-    }
+    identity_by!(state);
 
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
         self.state.lock("an allocation")?.allocate(stream, layout)
@@ -253,20 +252,10 @@ unsafe impl<R: LocalDeviceResource> DeviceResource for ThreadSafeAdaptor<R> {
     }
 }
 
-impl<R> Clone for ThreadSafeAdaptor<R> {
-    fn clone(&self) -> Self {
-        Self { state: self.state.clone() }
-    }
+handles! {
+    /// Equal if they are handles on one resource.
+    ThreadSafeAdaptor, state
 }
-
-/// Equal if they are handles on one resource.
-impl<R> PartialEq for ThreadSafeAdaptor<R> {
-    fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.state, &other.state)
-    }
-}
-
-impl<R> Eq for ThreadSafeAdaptor<R> {}
 
 impl<R: fmt::Debug> fmt::Debug for ThreadSafeAdaptor<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,11 +1,12 @@
 //! A resource that tells `tracing` what passes through it.
 
 use super::caught::caught;
+use super::handles::{handles, identity_by};
 use crate::backend::is_forked_child;
 use crate::device::Device;
 use crate::error::Result;
 use crate::layout::DeviceLayout;
-use crate::resource::{DeviceBlock, DeviceResource, HostAccessible, ResourceId};
+use crate::resource::{DeviceBlock, DeviceResource, HostAccessible};
 use crate::stream::Stream;
 use crate::sync::Arc;
 use std::ptr::NonNull;
@@ -52,19 +53,7 @@ impl<U: DeviceResource> TracedAdaptor<U> {
     }
 }
 
-impl<U> Clone for TracedAdaptor<U> {
-    fn clone(&self) -> Self {
-        Self { upstream: self.upstream.clone() }
-    }
-}
-
-impl<U> PartialEq for TracedAdaptor<U> {
-    fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.upstream, &other.upstream)
-    }
-}
-
-impl<U> Eq for TracedAdaptor<U> {}
+handles!(TracedAdaptor, upstream);
 
 #[inline]
 fn wanted() -> bool {
@@ -104,9 +93,7 @@ unsafe impl<U: DeviceResource> DeviceResource for TracedAdaptor<U> {
         result
     }
 
-    fn identity(&self) -> ResourceId {
-        ResourceId::of_state::<Self, _>(Arc::as_ptr(&self.upstream))
-    }
+    identity_by!(upstream);
 
     unsafe fn deallocate(&self, stream: &Stream, block: DeviceBlock) {
         if !wanted() {

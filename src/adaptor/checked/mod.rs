@@ -6,11 +6,12 @@ mod misuse;
 pub use misuse::{BlockUse, Misuse, MisuseKind};
 
 use super::caught::caught;
+use super::handles::{handles, identity_by};
 use crate::backend::{FillWord, is_forked_child};
 use crate::device::Device;
 use crate::error::Result;
 use crate::layout::DeviceLayout;
-use crate::resource::{DeviceBlock, DeviceResource, HostAccessible, ResourceId};
+use crate::resource::{DeviceBlock, DeviceResource, HostAccessible};
 use crate::stream::Stream;
 use crate::sync::Arc;
 use crate::sync::trusted::{AtomicU64, Ordering};
@@ -255,9 +256,7 @@ unsafe impl<U: DeviceResource> DeviceResource for CheckedAdaptor<U> {
         self.state.upstream.device()
     }
 
-    fn identity(&self) -> ResourceId {
-        ResourceId::of_state::<Self, _>(Arc::as_ptr(&self.state))
-    }
+    identity_by!(state);
 
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
         let state = &*self.state;
@@ -298,20 +297,10 @@ unsafe impl<U: HostAccessible> HostAccessible for CheckedAdaptor<U> {
     }
 }
 
-impl<U> Clone for CheckedAdaptor<U> {
-    fn clone(&self) -> Self {
-        Self { state: self.state.clone() }
-    }
+handles! {
+    /// Equal if they are handles on the same books.
+    CheckedAdaptor, state
 }
-
-/// Equal if they are handles on the same books.
-impl<U> PartialEq for CheckedAdaptor<U> {
-    fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.state, &other.state)
-    }
-}
-
-impl<U> Eq for CheckedAdaptor<U> {}
 
 impl<U: fmt::Debug> fmt::Debug for CheckedAdaptor<U> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -5,10 +5,11 @@ mod ledger;
 
 pub use allocation::Allocation;
 
+use super::handles::{handles, identity_by};
 use crate::device::Device;
 use crate::error::Result;
 use crate::layout::DeviceLayout;
-use crate::resource::{DeviceBlock, DeviceResource, HostAccessible, ResourceId};
+use crate::resource::{DeviceBlock, DeviceResource, HostAccessible};
 use crate::stream::Stream;
 use crate::sync::Arc;
 use ledger::Ledger;
@@ -162,9 +163,7 @@ unsafe impl<U: DeviceResource> DeviceResource for TrackingAdaptor<U> {
         self.state.upstream.device()
     }
 
-    fn identity(&self) -> ResourceId {
-        ResourceId::of_state::<Self, _>(Arc::as_ptr(&self.state))
-    }
+    identity_by!(state);
 
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
         let block = self.state.upstream.allocate(stream, layout)?;
@@ -188,20 +187,10 @@ unsafe impl<U: HostAccessible> HostAccessible for TrackingAdaptor<U> {
     }
 }
 
-impl<U> Clone for TrackingAdaptor<U> {
-    fn clone(&self) -> Self {
-        Self { state: self.state.clone() }
-    }
+handles! {
+    /// Equal if they are handles on one list.
+    TrackingAdaptor, state
 }
-
-/// Equal if they are handles on one list.
-impl<U> PartialEq for TrackingAdaptor<U> {
-    fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.state, &other.state)
-    }
-}
-
-impl<U> Eq for TrackingAdaptor<U> {}
 
 impl<U: fmt::Debug> fmt::Debug for TrackingAdaptor<U> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
