@@ -69,6 +69,32 @@ fn two_logs_do_not_share_a_file() {
     assert_eq!(std::fs::read_to_string(&path).unwrap().lines().count(), 1);
 }
 
+/// Another process is as whoever opened the file by itself.
+#[cfg(unix)]
+#[test]
+fn a_log_takes_no_file_that_another_process_logs_to() {
+    let device = support::device();
+    let stream = device.new_stream().unwrap();
+    let folder = Folder::new("locked");
+    let path = folder.0.join("log.csv");
+    std::fs::write(&path, "theirs").unwrap();
+    let theirs = std::fs::File::open(&path).unwrap();
+    theirs.lock().unwrap();
+    for _ in 0..2 {
+        let error = LoggingAdaptor::new(CudaResource::new(&device), &path).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Io);
+        assert!(error.to_string().contains("another process"), "{error}");
+    }
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), "theirs");
+    theirs.unlock().unwrap();
+    let ours = LoggingAdaptor::new(CudaResource::new(&device), &path).unwrap();
+    pairs(&ours, &stream, 5);
+    assert!(theirs.try_lock().is_err(), "ours while the log lives");
+    drop(ours);
+    theirs.try_lock().unwrap();
+    assert_eq!(std::fs::read_to_string(&path).unwrap().lines().count(), 11);
+}
+
 #[cfg(unix)]
 #[test]
 fn what_is_no_file_may_be_shared() {

@@ -282,7 +282,7 @@ impl<U: fmt::Debug> fmt::Debug for LoggingOptions<U> {
 impl<U: DeviceResource> LoggingOptions<U> {
     /// Writes a new file at `path`; one that is there is emptied. Unless a path or a
     /// [`writer`](Self::writer) is given, the file is named by the environment: `AQUIFER_LOG_FILE`,
-    /// else `RMM_LOG_FILE`. A file is for one log of the process at a time.
+    /// else `RMM_LOG_FILE`. A file is for one log at a time, on Unix of all processes: it is locked.
     pub fn path(mut self, path: impl Into<PathBuf>) -> Self {
         self.target = Target::Path(path.into());
         self
@@ -321,7 +321,7 @@ impl<U: DeviceResource> LoggingOptions<U> {
     ///
     /// [`ErrorKind::InvalidArgument`] if nothing says where the log goes, for a capacity of 0 or of
     /// more than 16 777 216 records, and for locations in [`LogFormat::Rmm`], which has no column for
-    /// them; [`ErrorKind::Io`] if the file cannot be made or another log of this process writes it,
+    /// them; [`ErrorKind::Io`] if the file cannot be made or is another log's,
     /// [`ErrorKind::Environment`] if the environment named it; [`ErrorKind::OutOfMemory`] if there is no thread to be had;
     /// [`ErrorKind::Forked`] in the child of a fork.
     pub fn build(self) -> Result<LoggingAdaptor<U>> {
