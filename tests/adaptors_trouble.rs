@@ -272,11 +272,22 @@ fn a_subscriber_that_panics_costs_no_block() {
     assert_eq!(spoken, 1, "failure callback");
 }
 
-/// Frees a block of its own adaptor from inside of a call.
+/// Frees the blocks of its own adaptor that are spare, from inside of each call.
 #[derive(Debug)]
 struct Reentrant {
-    memory: CudaResource,
+    memory: LimitingAdaptor<CudaResource>,
     back: Arc<OnceLock<ThreadSafeAdaptor<Reentrant>>>,
+    spare: Arc<Mutex<Vec<DeviceBlock>>>,
+    panics: Arc<AtomicBool>,
+}
+
+impl Reentrant {
+    fn free_one(&self, stream: &Stream) {
+        let block = self.spare.lock().unwrap().pop();
+        if let (Some(back), Some(block)) = (self.back.get(), block) {
+            free(back, stream, block);
+        }
+    }
 }
 
 // SAFETY: blocks are the driver's own.
@@ -286,31 +297,55 @@ unsafe impl LocalDeviceResource for Reentrant {
     }
 
     fn allocate(&mut self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
-        if let Some(back) = self.back.get() {
-            free(back, stream, DeviceBlock::new(0x1000, 16, 0));
+        self.free_one(stream);
+        if self.panics.load(Ordering::Relaxed) {
+            resume_unwind(Box::new("inside"));
         }
         self.memory.allocate(stream, layout)
     }
 
     unsafe fn deallocate(&mut self, stream: &Stream, block: DeviceBlock) {
+        self.free_one(stream);
         // SAFETY: the caller's promise.
         unsafe { self.memory.deallocate(stream, block) }
     }
 }
 
 #[test]
-fn a_subscriber_that_panics_inside_of_a_call_passes_the_resource_by() {
+fn what_is_freed_inside_of_a_locked_call_goes_back_after_it() {
     let device = support::device();
     let stream = device.new_stream().unwrap();
-    let back = Arc::new(OnceLock::new());
-    let inner = Reentrant { memory: CudaResource::new(&device), back: back.clone() };
-    let shared = ThreadSafeAdaptor::new(inner);
-    assert!(back.set(shared.clone()).is_ok());
-    let spoken = under_a_loud_one(|| {
-        let block = shared.allocate(&stream, layout(KIB)).unwrap();
-        free(&shared, &stream, block);
+    let memory = LimitingAdaptor::new(CudaResource::new(&device), 16 * KIB);
+    let (back, spare) = (Arc::new(OnceLock::new()), Arc::<Mutex<Vec<DeviceBlock>>>::default());
+    let panics = Arc::new(AtomicBool::new(false));
+    let shared = ThreadSafeAdaptor::new(Reentrant {
+        memory: memory.clone(),
+        back: back.clone(),
+        spare: spare.clone(),
+        panics: panics.clone(),
     });
-    assert_eq!(spoken, 1);
+    assert!(back.set(shared.clone()).is_ok());
+    let take = |count: usize| {
+        let blocks: Vec<_> =
+            (0..count).map(|_| shared.allocate(&stream, layout(KIB)).unwrap()).collect();
+        spare.lock().unwrap().extend(blocks);
+        assert_eq!(memory.allocated(), count * KIB);
+    };
+    // Of three, one is freed by the call, and the others by the frees that follow.
+    take(3);
+    let block = shared.allocate(&stream, layout(KIB)).unwrap();
+    assert_eq!(memory.allocated(), KIB);
+    free(&shared, &stream, block);
+    // By a look, and on the way of a panic.
+    take(2);
+    let block = spare.lock().unwrap().pop().unwrap();
+    shared.inspect(|_| free(&shared, &stream, block)).unwrap();
+    assert_eq!(memory.allocated(), 0);
+    take(1);
+    panics.store(true, Ordering::Relaxed);
+    let call = AssertUnwindSafe(|| shared.allocate(&stream, layout(KIB)));
+    assert!(catch_unwind(call).is_err());
+    assert_eq!(memory.allocated(), 0);
 }
 
 /// An empty block of an upstream that gives all of them one address.

@@ -55,9 +55,9 @@ impl<'a> Failure<'a> {
 /// `failure_callback_resource_adaptor`.
 ///
 /// The callback frees what it can, spills to the host say, and returns `true` for another attempt.
-/// It runs on the thread that allocates, which holds no lock of this crate, unless a
-/// [`ThreadSafeAdaptor`](crate::ThreadSafeAdaptor) is above: it may free memory of the same resource
-/// and allocate from it. Only errors of the kinds asked reach it, [`ErrorKind::OutOfMemory`] by
+/// It runs on the thread that allocates, which holds no lock of this crate: it may free memory of the
+/// same resource and allocate from it. Below a [`ThreadSafeAdaptor`](crate::ThreadSafeAdaptor), which
+/// has its lock meanwhile, what it frees there waits for the end of the allocation. Only errors of the kinds asked reach it, [`ErrorKind::OutOfMemory`] by
 /// default. After [`max_retries`](FailureCallbackOptions::max_retries) the error is final. So is that
 /// of an allocation which the callback makes from this very adaptor: a callback is not called from
 /// inside of itself, be it through other adaptors and their callbacks, of which at most eight run
