@@ -6,7 +6,7 @@ mod support;
 
 use aquifer::{
     CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, DeviceVec, ErrorKind,
-    HostAccessible, PinnedResource, Result, Stream, TrackingAdaptor,
+    HostAccessible, PinnedResource, PoolResource, Result, Stream, TrackingAdaptor,
 };
 use log::Log;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -249,6 +249,31 @@ fn the_last_handle_says_what_it_leaves_and_only_the_last() {
     let (_, log) = Log::of(|| drop(tracking));
     assert_eq!(log.count(Level::WARN, "Outstanding Allocations: 1 of 10485760 bytes"), 1);
     free(&kept, &stream, block);
+}
+
+/// A program that leaks all it has must still come to its end.
+#[test]
+fn a_log_names_the_oldest_of_many_and_a_report_names_all() {
+    let device = support::device();
+    let stream = device.new_stream().unwrap();
+    let tracking = TrackingAdaptor::new(PoolResource::new(CudaResource::new(&device)).unwrap());
+    let kept = tracking.upstream().clone();
+    let small = DeviceLayout::new(256).unwrap();
+    let blocks: Vec<_> = (0..107).map(|_| tracking.allocate(&stream, small).unwrap()).collect();
+    let newest = format!("{:#x},", blocks[106].address());
+    assert_eq!(tracking.report().lines().count(), 108);
+    assert!(tracking.report().contains(&newest));
+    let (_, asked) = Log::of(|| tracking.log_outstanding());
+    let (_, last) = Log::of(|| drop(tracking));
+    for log in [asked, last] {
+        let lines = log.lines();
+        let [(Level::WARN, text)] = &*lines else { panic!("{lines:?}") };
+        assert!(text.contains("107 of 27392 bytes") && text.contains("and 7 more"), "{text}");
+        assert!(!text.contains(&newest), "{text}");
+    }
+    for block in blocks {
+        free(&kept, &stream, block);
+    }
 }
 
 #[test]

@@ -1,9 +1,10 @@
 //! A resource whose larger blocks are aligned further.
 
+use super::handles::{handles, identity_by};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout};
-use crate::resource::{DeviceBlock, DeviceResource, HostAccessible, ResourceId};
+use crate::resource::{DeviceBlock, DeviceResource, HostAccessible};
 use crate::stream::Stream;
 use crate::sync::Arc;
 use std::fmt;
@@ -42,19 +43,7 @@ struct State<U> {
     threshold: usize,
 }
 
-impl<U> Clone for AlignedAdaptor<U> {
-    fn clone(&self) -> Self {
-        Self { state: self.state.clone() }
-    }
-}
-
-impl<U> PartialEq for AlignedAdaptor<U> {
-    fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.state, &other.state)
-    }
-}
-
-impl<U> Eq for AlignedAdaptor<U> {}
+handles!(AlignedAdaptor, state);
 
 impl<U: fmt::Debug> fmt::Debug for AlignedAdaptor<U> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -115,7 +104,8 @@ unsafe impl<U: DeviceResource> DeviceResource for AlignedAdaptor<U> {
         let alignment = layout.alignment().max(*alignment);
         let block =
             upstream.allocate(stream, DeviceLayout::with_alignment(layout.bytes(), alignment)?)?;
-        if block.address().is_multiple_of(alignment as u64) {
+        // An empty block has no memory that could be out of place.
+        if block.is_empty() || block.address().is_multiple_of(alignment as u64) {
             return Ok(block);
         }
         let address = block.address();
@@ -124,9 +114,7 @@ unsafe impl<U: DeviceResource> DeviceResource for AlignedAdaptor<U> {
         Err(misaligned(address, alignment))
     }
 
-    fn identity(&self) -> ResourceId {
-        ResourceId::of_state::<Self, _>(Arc::as_ptr(&self.state))
-    }
+    identity_by!(state);
 
     fn frees_with_driver(&self, block: &DeviceBlock) -> bool {
         self.state.upstream.frees_with_driver(block)

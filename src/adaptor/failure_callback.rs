@@ -1,13 +1,16 @@
 //! A resource that asks what to do when memory runs out.
 
+use super::caught::caught;
+use super::handles::{handles, identity_by};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::DeviceLayout;
-use crate::resource::{DeviceBlock, DeviceResource, HostAccessible, ResourceId};
+use crate::resource::{DeviceBlock, DeviceResource, HostAccessible};
 use crate::stream::Stream;
 use crate::sync::Arc;
+use crate::sync::trusted::thread_local;
+use std::cell::Cell;
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 
 /// How often an allocation is tried again when nothing else is said.
@@ -52,11 +55,14 @@ impl<'a> Failure<'a> {
 /// `failure_callback_resource_adaptor`.
 ///
 /// The callback frees what it can, spills to the host say, and returns `true` for another attempt.
-/// It runs on the thread that allocates, which holds no lock of this crate: it may free memory of
-/// the same resource and allocate from it. One that allocates from this very adaptor may be called
-/// again from within. Only errors of the kinds asked reach it, [`ErrorKind::OutOfMemory`] by default.
-/// After [`max_retries`](FailureCallbackOptions::max_retries) the error is final. If it panics, the
-/// panic is logged with a [`tracing`] error and the allocation fails with upstream's error.
+/// It runs on the thread that allocates, which holds no lock of this crate: it may free memory of the
+/// same resource and allocate from it. Below a [`ThreadSafeAdaptor`](crate::ThreadSafeAdaptor), which
+/// has its lock meanwhile, what it frees there waits for the end of the allocation. Only errors of the kinds asked reach it, [`ErrorKind::OutOfMemory`] by
+/// default. After [`max_retries`](FailureCallbackOptions::max_retries) the error is final. So is that
+/// of an allocation which the callback makes from this very adaptor: a callback is not called from
+/// inside of itself, be it through other adaptors and their callbacks, of which at most eight run
+/// inside of each other. If it panics, the panic is logged with a [`tracing`] error and the
+/// allocation fails with upstream's error.
 ///
 /// RMM tries for ever while the callback says so, tells it only how many bytes were asked, and
 /// deadlocks if a callback below a pool frees into that pool.
@@ -81,6 +87,41 @@ pub struct FailureCallbackAdaptor<U> {
     state: Arc<State<U>>,
 }
 
+/// How many callbacks may run inside of each other on a thread.
+const DEEPEST: usize = 8;
+
+thread_local! {
+    /// The adaptors whose callbacks run on this thread, by address; 0 is none. Without a destructor,
+    /// so that threads which end may allocate.
+    static ASKED: Cell<[usize; DEEPEST]> = const { Cell::new([0; DEEPEST]) };
+}
+
+/// A callback that runs on this thread.
+struct Asking {
+    adaptor: usize,
+}
+
+impl Asking {
+    /// `None` if it runs already, or too many others do: the bound on retries would be none if
+    /// each of them could bring more of the same.
+    fn begin<U>(state: &State<U>) -> Option<Self> {
+        let adaptor = std::ptr::from_ref(state).addr();
+        let mut asked = ASKED.get();
+        if asked.contains(&adaptor) {
+            return None;
+        }
+        *asked.iter_mut().find(|place| **place == 0)? = adaptor;
+        ASKED.set(asked);
+        Some(Self { adaptor })
+    }
+}
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        ASKED.set(ASKED.get().map(|asked| if asked == self.adaptor { 0 } else { asked }));
+    }
+}
+
 type Callback = Box<dyn Fn(&Failure<'_>) -> bool + Send + Sync>;
 type Filter = Box<dyn Fn(&Error) -> bool + Send + Sync>;
 
@@ -91,19 +132,7 @@ struct State<U> {
     max_retries: u32,
 }
 
-impl<U> Clone for FailureCallbackAdaptor<U> {
-    fn clone(&self) -> Self {
-        Self { state: self.state.clone() }
-    }
-}
-
-impl<U> PartialEq for FailureCallbackAdaptor<U> {
-    fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.state, &other.state)
-    }
-}
-
-impl<U> Eq for FailureCallbackAdaptor<U> {}
+handles!(FailureCallbackAdaptor, state);
 
 impl<U: fmt::Debug> fmt::Debug for FailureCallbackAdaptor<U> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -218,10 +247,14 @@ impl<U> State<U> {
     /// Whether to try again. A resource's methods do not panic, so the caller's code may not either.
     #[cold]
     fn wants_retry(&self, failure: &Failure<'_>) -> bool {
+        let Some(_asking) = Asking::begin(self) else { return false };
         let ask = || (self.filter)(failure.error) && (self.callback)(failure);
-        catch_unwind(AssertUnwindSafe(ask)).unwrap_or_else(|_| {
+        caught(ask).unwrap_or_else(|| {
             let (bytes, error, attempt) = (failure.layout.bytes(), failure.error, failure.attempt);
-            tracing::error!(bytes, attempt, %error, "the callback of a failed allocation panicked");
+            let tell = || {
+                tracing::error!(bytes, attempt, %error, "the callback of a failed allocation panicked");
+            };
+            caught(tell);
             false
         })
     }
@@ -246,13 +279,12 @@ unsafe impl<U: DeviceResource> DeviceResource for FailureCallbackAdaptor<U> {
             {
                 return Err(error);
             }
-            attempt = attempt.saturating_add(1);
+            let Some(next) = attempt.checked_add(1) else { return Err(error) };
+            attempt = next;
         }
     }
 
-    fn identity(&self) -> ResourceId {
-        ResourceId::of_state::<Self, _>(Arc::as_ptr(&self.state))
-    }
+    identity_by!(state);
 
     fn frees_with_driver(&self, block: &DeviceBlock) -> bool {
         self.state.upstream.frees_with_driver(block)

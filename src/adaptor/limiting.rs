@@ -1,9 +1,10 @@
 //! A resource that hands out no more than a limit.
 
+use super::handles::{handles, identity_by};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout, align_up};
-use crate::resource::{DeviceBlock, DeviceResource, HostAccessible, ResourceId};
+use crate::resource::{DeviceBlock, DeviceResource, HostAccessible};
 use crate::stream::Stream;
 use crate::sync::Arc;
 use crate::sync::trusted::{AtomicUsize, Ordering};
@@ -57,19 +58,7 @@ struct State<U> {
     allocated: AtomicUsize,
 }
 
-impl<U> Clone for LimitingAdaptor<U> {
-    fn clone(&self) -> Self {
-        Self { state: self.state.clone() }
-    }
-}
-
-impl<U> PartialEq for LimitingAdaptor<U> {
-    fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.state, &other.state)
-    }
-}
-
-impl<U> Eq for LimitingAdaptor<U> {}
+handles!(LimitingAdaptor, state);
 
 impl<U: fmt::Debug> fmt::Debug for LimitingAdaptor<U> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -138,7 +127,8 @@ impl<U> LimitingAdaptor<U> {
 
     /// Bytes that are left of the limit.
     pub fn remaining(&self) -> usize {
-        self.limit() - self.allocated()
+        // Below zero only after a free of what was never allocated here.
+        self.limit().saturating_sub(self.allocated())
     }
 
     /// What a block of `bytes` counts. No block of `usize::MAX` bytes fits in an address space.
@@ -155,6 +145,41 @@ impl<U> LimitingAdaptor<U> {
 
     fn release(&self, bytes: usize) {
         self.state.allocated.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+/// What an allocation under way counts. Taken back unless the block is handed out: upstream may
+/// refuse, and one that breaks its contract may panic.
+struct Charge<'a, U> {
+    of: &'a LimitingAdaptor<U>,
+    bytes: usize,
+}
+
+impl<'a, U> Charge<'a, U> {
+    fn new(of: &'a LimitingAdaptor<U>, bytes: usize) -> std::result::Result<Self, usize> {
+        of.reserve(bytes).map(|()| Self { of, bytes })
+    }
+
+    /// Counts `bytes` from here on; else says what else counted.
+    fn resize(&mut self, bytes: usize) -> std::result::Result<(), usize> {
+        if bytes < self.bytes {
+            self.of.release(self.bytes - bytes);
+        } else if bytes > self.bytes {
+            let reserved = self.of.reserve(bytes - self.bytes);
+            reserved.map_err(|allocated| allocated - self.bytes)?;
+        }
+        self.bytes = bytes;
+        Ok(())
+    }
+
+    fn keep(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl<U> Drop for Charge<'_, U> {
+    fn drop(&mut self) {
+        self.of.release(self.bytes);
     }
 }
 
@@ -178,34 +203,22 @@ unsafe impl<U: DeviceResource> DeviceResource for LimitingAdaptor<U> {
 
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
         let (limit, asked) = (self.limit(), layout.bytes());
-        let charge = self.charge(asked);
-        self.reserve(charge).map_err(|allocated| refusal(limit, allocated, asked, None))?;
-        let block = match self.state.upstream.allocate(stream, layout) {
-            Ok(block) => block,
-            Err(error) => {
-                self.release(charge);
-                return Err(error);
-            }
-        };
+        let mut charge = Charge::new(self, self.charge(asked))
+            .map_err(|allocated| refusal(limit, allocated, asked, None))?;
+        let block = self.state.upstream.allocate(stream, layout)?;
         // Only the block is known when it comes back, so it is the block that counts.
-        let held = self.charge(block.bytes());
-        if held < charge {
-            self.release(charge - held);
-        } else if held > charge
-            && let Err(allocated) = self.reserve(held - charge)
-        {
+        if let Err(others) = charge.resize(self.charge(block.bytes())) {
             let got = block.bytes();
-            self.release(charge);
+            drop(charge);
             // SAFETY: allocated above, and no work was given it.
             unsafe { self.state.upstream.deallocate(stream, block) };
-            return Err(refusal(limit, allocated - charge, asked, Some(got)));
+            return Err(refusal(limit, others, asked, Some(got)));
         }
+        charge.keep();
         Ok(block)
     }
 
-    fn identity(&self) -> ResourceId {
-        ResourceId::of_state::<Self, _>(Arc::as_ptr(&self.state))
-    }
+    identity_by!(state);
 
     unsafe fn deallocate(&self, stream: &Stream, block: DeviceBlock) {
         self.release(self.charge(block.bytes()));

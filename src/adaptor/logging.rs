@@ -1,5 +1,6 @@
 //! A resource that writes down what passes through it.
 
+mod file;
 mod format;
 mod location;
 mod queue;
@@ -8,19 +9,20 @@ mod writer;
 
 pub use format::LogFormat;
 
+use super::handles::{handles, identity_by};
 use crate::backend::{RawStream, is_forked_child, not_forked};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::DeviceLayout;
-use crate::resource::{DeviceBlock, DeviceResource, HostAccessible, ResourceId};
+use crate::resource::{DeviceBlock, DeviceResource, HostAccessible};
 use crate::stream::Stream;
 use crate::sync::Arc;
+use file::LogFile;
 use format::Rows;
 use location::Places;
 use queue::Log;
 use record::{Action, Clock, Record};
 use std::fmt;
-use std::fs::File;
 use std::io::Write;
 use std::path::PathBuf;
 use std::ptr::NonNull;
@@ -46,14 +48,14 @@ const VARIABLES: [&str; 2] = ["AQUIFER_LOG_FILE", "RMM_LOG_FILE"];
 ///
 /// One thread for each log writes, with at most [`capacity`](LoggingOptions::capacity) records
 /// waiting; whoever finds the queue full waits for it. The file is at most a few dozen milliseconds
-/// behind. Nothing is lost: the last clone's drop writes the rest, and on Unix so does the end of the
+/// behind; in [`LogFormat::Events`] also by as long as a free takes to return. Nothing is lost: the last clone's drop writes the rest, and on Unix so does the end of the
 /// process (`exit`, or a return from `main`) for an adaptor that lives in a static, for which it waits
 /// 10 s at most. A process that is killed or aborts loses the rows of the last moments. The child of a
 /// fork writes nothing into its parent's log.
 ///
-/// If the log cannot be written, there is one [`tracing`] error and an error of
-/// [`flush`](Self::flush); allocations go on. Clones are one adaptor. The memory itself is the
-/// upstream's.
+/// If the log cannot be written, or on Unix if its file was removed, there is one [`tracing`] error
+/// and an error of [`flush`](Self::flush); allocations go on. Clones are one adaptor. The memory itself
+/// is the upstream's.
 ///
 /// RMM's prints streams in a form that its own replay benchmark cannot read, formats and writes
 /// under a lock within the call, and has neither durations nor the state of the device.
@@ -144,19 +146,7 @@ impl<U: DeviceResource> LoggingAdaptor<U> {
     }
 }
 
-impl<U> Clone for LoggingAdaptor<U> {
-    fn clone(&self) -> Self {
-        Self { state: self.state.clone() }
-    }
-}
-
-impl<U> PartialEq for LoggingAdaptor<U> {
-    fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.state, &other.state)
-    }
-}
-
-impl<U> Eq for LoggingAdaptor<U> {}
+handles!(LoggingAdaptor, state);
 
 impl<U: fmt::Debug> fmt::Debug for LoggingAdaptor<U> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -212,9 +202,7 @@ unsafe impl<U: DeviceResource> DeviceResource for LoggingAdaptor<U> {
         result
     }
 
-    fn identity(&self) -> ResourceId {
-        ResourceId::of_state::<Self, _>(Arc::as_ptr(&self.state))
-    }
+    identity_by!(state);
 
     unsafe fn deallocate(&self, stream: &Stream, block: DeviceBlock) {
         let state = &*self.state;
@@ -294,7 +282,7 @@ impl<U: fmt::Debug> fmt::Debug for LoggingOptions<U> {
 impl<U: DeviceResource> LoggingOptions<U> {
     /// Writes a new file at `path`; one that is there is emptied. Unless a path or a
     /// [`writer`](Self::writer) is given, the file is named by the environment: `AQUIFER_LOG_FILE`,
-    /// else `RMM_LOG_FILE`. A file is for one log: two at one path overwrite each other.
+    /// else `RMM_LOG_FILE`. A file is for one log at a time, on Unix of all processes: it is locked.
     pub fn path(mut self, path: impl Into<PathBuf>) -> Self {
         self.target = Target::Path(path.into());
         self
@@ -320,8 +308,8 @@ impl<U: DeviceResource> LoggingOptions<U> {
     }
 
     /// Whether rows name the line that called into this crate; not unless said. Each call walks the
-    /// stack then, which takes microseconds and more. Lines are known where there is debug
-    /// information; elsewhere the function is named.
+    /// stack then and looks its frames up, which takes up to milliseconds. Lines are known where there
+    /// is debug information; elsewhere the function is named.
     pub fn locations(mut self, locations: bool) -> Self {
         self.locations = locations;
         self
@@ -333,8 +321,8 @@ impl<U: DeviceResource> LoggingOptions<U> {
     ///
     /// [`ErrorKind::InvalidArgument`] if nothing says where the log goes, for a capacity of 0 or of
     /// more than 16 777 216 records, and for locations in [`LogFormat::Rmm`], which has no column for
-    /// them; [`ErrorKind::Io`] if the file cannot be made, [`ErrorKind::Environment`] if the
-    /// environment named it; [`ErrorKind::OutOfMemory`] if there is no thread to be had;
+    /// them; [`ErrorKind::Io`] if the file cannot be made or is another log's,
+    /// [`ErrorKind::Environment`] if the environment named it; [`ErrorKind::OutOfMemory`] if there is no thread to be had;
     /// [`ErrorKind::Forked`] in the child of a fork.
     pub fn build(self) -> Result<LoggingAdaptor<U>> {
         not_forked("cuInit")?;
@@ -400,7 +388,7 @@ impl Target {
                 (PathBuf::from(path), ErrorKind::Environment, name)
             }
         };
-        let file = File::create(&path).map_err(|error| {
+        let file = LogFile::create(&path).map_err(|error| {
             let named = if named.is_empty() { String::new() } else { format!(" of {named}") };
             Error::new(kind, format!("making the log file {}{named}: {error}", path.display()))
         })?;

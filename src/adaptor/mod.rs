@@ -1,8 +1,11 @@
 //! Resources made of another resource, and resources bound to more.
 
 mod aligned;
+mod caller;
+mod caught;
 mod checked;
 mod failure_callback;
+mod handles;
 mod limiting;
 mod logging;
 mod on_stream;

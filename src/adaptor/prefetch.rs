@@ -1,10 +1,11 @@
 //! Managed memory that is on the device before its first use.
 
+use super::handles::{handles, identity_by};
 use crate::backend::Wanted;
 use crate::device::Device;
 use crate::error::{DriverError, Result};
 use crate::layout::DeviceLayout;
-use crate::resource::{DeviceBlock, DeviceResource, HostAccessible, ResourceId};
+use crate::resource::{DeviceBlock, DeviceResource, HostAccessible};
 use crate::stream::Stream;
 use crate::sync::Arc;
 use std::ptr::NonNull;
@@ -79,19 +80,7 @@ impl<U: DeviceResource> PrefetchAdaptor<U> {
     }
 }
 
-impl<U> Clone for PrefetchAdaptor<U> {
-    fn clone(&self) -> Self {
-        Self { state: self.state.clone() }
-    }
-}
-
-impl<U> PartialEq for PrefetchAdaptor<U> {
-    fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.state, &other.state)
-    }
-}
-
-impl<U> Eq for PrefetchAdaptor<U> {}
+handles!(PrefetchAdaptor, state);
 
 // SAFETY: every block is the upstream's, and goes back to it unchanged.
 unsafe impl<U: DeviceResource> DeviceResource for PrefetchAdaptor<U> {
@@ -99,9 +88,7 @@ unsafe impl<U: DeviceResource> DeviceResource for PrefetchAdaptor<U> {
         self.upstream().device()
     }
 
-    fn identity(&self) -> ResourceId {
-        ResourceId::of_state::<Self, _>(Arc::as_ptr(&self.state))
-    }
+    identity_by!(state);
 
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
         let block = self.upstream().allocate(stream, layout)?;

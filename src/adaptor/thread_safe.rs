@@ -1,10 +1,12 @@
 //! A lock around a resource that has none.
 
+use super::caught::caught;
+use super::handles::{handles, identity_by};
 use crate::backend::is_forked_child;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::DeviceLayout;
-use crate::resource::{DeviceBlock, DeviceResource, ResourceId};
+use crate::resource::{DeviceBlock, DeviceResource};
 use crate::stream::Stream;
 use crate::sync::Arc;
 use crate::sync::trusted::{AtomicUsize, Mutex, MutexGuard, Ordering, thread_local};
@@ -104,8 +106,8 @@ pub unsafe trait LocalDeviceResource: fmt::Debug + Send {
 /// The lock is held over the resource's own calls, whatever they wait for: that is what it is for, and
 /// all other callers wait too. So the resource must not wait for another thread that may come here.
 /// A resource whose call comes back here on the same thread, through a callback or an upstream that
-/// leads here, does not deadlock: the inner allocation is an error, and the inner free leaks
-/// its block with a [`tracing`] error. RMM deadlocks there.
+/// leads here, does not deadlock: the inner allocation is an error, and the block of an inner free
+/// waits for the end of the outer call. RMM deadlocks there.
 ///
 /// A handle: clones share the resource, which goes with the last. In the child of a fork allocations
 /// are errors and frees leak, since the lock may be held for good. The resources of this crate need
@@ -138,6 +140,8 @@ struct State<R> {
     device: Device,
     /// The mark of the thread that has the lock; 0 for none.
     holder: AtomicUsize,
+    /// Freed from inside of the call that has the lock, on its thread; empty when it is over.
+    waiting: Mutex<Vec<(Stream, DeviceBlock)>>,
     resource: Mutex<R>,
 }
 
@@ -150,19 +154,30 @@ fn mark() -> usize {
     MARK.with(|mark| std::ptr::from_ref(mark).addr())
 }
 
-struct Held<'a, R> {
-    holder: &'a AtomicUsize,
+struct Held<'a, R: LocalDeviceResource> {
+    state: &'a State<R>,
     resource: MutexGuard<'a, R>,
 }
 
-impl<R> Drop for Held<'_, R> {
+impl<R: LocalDeviceResource> Drop for Held<'_, R> {
     fn drop(&mut self) {
+        loop {
+            let waiting = std::mem::take(&mut *self.state.waiting.lock());
+            if waiting.is_empty() {
+                break;
+            }
+            for (stream, block) in waiting {
+                // A resource that breaks its contract may be why this unwinds already.
+                // SAFETY: the promise of whoever freed it; later on its stream is in order, too.
+                caught(|| unsafe { self.resource.deallocate(&stream, block) });
+            }
+        }
         // Before the lock is free: a field drops after this.
-        self.holder.store(0, Ordering::Relaxed);
+        self.state.holder.store(0, Ordering::Relaxed);
     }
 }
 
-impl<R> Deref for Held<'_, R> {
+impl<R: LocalDeviceResource> Deref for Held<'_, R> {
     type Target = R;
 
     fn deref(&self) -> &R {
@@ -170,13 +185,13 @@ impl<R> Deref for Held<'_, R> {
     }
 }
 
-impl<R> DerefMut for Held<'_, R> {
+impl<R: LocalDeviceResource> DerefMut for Held<'_, R> {
     fn deref_mut(&mut self) -> &mut R {
         &mut self.resource
     }
 }
 
-impl<R> State<R> {
+impl<R: LocalDeviceResource> State<R> {
     fn lock(&self, wanted: &str) -> Result<Held<'_, R>> {
         if is_forked_child() {
             return Err(Error::new(
@@ -197,7 +212,7 @@ impl<R> State<R> {
         }
         let resource = self.resource.lock();
         self.holder.store(mark(), Ordering::Relaxed);
-        Ok(Held { holder: &self.holder, resource })
+        Ok(Held { state: self, resource })
     }
 }
 
@@ -205,14 +220,14 @@ impl<R: LocalDeviceResource> ThreadSafeAdaptor<R> {
     /// Puts a lock around `resource`.
     pub fn new(resource: R) -> Self {
         let device = resource.device().clone();
-        let (holder, resource) = (AtomicUsize::new(0), Mutex::new(resource));
-        Self { state: Arc::new(State { device, holder, resource }) }
+        let (holder, waiting) = (AtomicUsize::new(0), Mutex::default());
+        let resource = Mutex::new(resource);
+        Self { state: Arc::new(State { device, holder, waiting, resource }) }
     }
-}
 
-impl<R> ThreadSafeAdaptor<R> {
     /// Looks at the resource, under the lock. It cannot be changed or replaced here: blocks that are
-    /// out belong to it.
+    /// out belong to it. A block that is freed from inside of `look`, as by the drop of a vector, waits
+    /// for its end.
     ///
     /// # Errors
     ///
@@ -230,9 +245,7 @@ unsafe impl<R: LocalDeviceResource> DeviceResource for ThreadSafeAdaptor<R> {
         &self.state.device
     }
 
-    fn identity(&self) -> ResourceId {
-        ResourceId::of_state::<Self, _>(Arc::as_ptr(&self.state))
-    }
+    identity_by!(state);
 
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
         self.state.lock("an allocation")?.allocate(stream, layout)
@@ -242,29 +255,19 @@ unsafe impl<R: LocalDeviceResource> DeviceResource for ThreadSafeAdaptor<R> {
         match self.state.lock("a free") {
             // SAFETY: the caller's promise; the block is the resource's.
             Ok(mut resource) => unsafe { resource.deallocate(stream, block) },
-            Err(error) if error.kind() == ErrorKind::Forked => {}
-            Err(error) => {
-                let (device, bytes) = (&self.state.device, block.bytes());
-                tracing::error!(%device, bytes, %error, "leaked device memory");
+            Err(error) if error.kind() == ErrorKind::Reentered => {
+                self.state.waiting.lock().push((stream.clone(), block));
             }
+            // The child of a fork: the parent has the memory.
+            Err(_) => {}
         }
     }
 }
 
-impl<R> Clone for ThreadSafeAdaptor<R> {
-    fn clone(&self) -> Self {
-        Self { state: self.state.clone() }
-    }
+handles! {
+    /// Equal if they are handles on one resource.
+    ThreadSafeAdaptor, state
 }
-
-/// Equal if they are handles on one resource.
-impl<R> PartialEq for ThreadSafeAdaptor<R> {
-    fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.state, &other.state)
-    }
-}
-
-impl<R> Eq for ThreadSafeAdaptor<R> {}
 
 impl<R: fmt::Debug> fmt::Debug for ThreadSafeAdaptor<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,10 +1,12 @@
 //! A resource that tells `tracing` what passes through it.
 
+use super::caught::caught;
+use super::handles::{handles, identity_by};
 use crate::backend::is_forked_child;
 use crate::device::Device;
 use crate::error::Result;
 use crate::layout::DeviceLayout;
-use crate::resource::{DeviceBlock, DeviceResource, HostAccessible, ResourceId};
+use crate::resource::{DeviceBlock, DeviceResource, HostAccessible};
 use crate::stream::Stream;
 use crate::sync::Arc;
 use std::ptr::NonNull;
@@ -20,7 +22,7 @@ use std::time::Instant;
 /// the other tells that it freed it. [`LoggingAdaptor`](crate::LoggingAdaptor) keeps their order. Where
 /// no subscriber wants such events, the cost is one look at a flag.
 ///
-/// A subscriber must not allocate through this adaptor. The child of a fork tells nothing: its
+/// A subscriber must not allocate through this adaptor; one that panics costs its event. The child of a fork tells nothing: its
 /// subscriber's locks may be held by a thread that is not there. Clones are one adaptor.
 ///
 /// ```
@@ -51,19 +53,7 @@ impl<U: DeviceResource> TracedAdaptor<U> {
     }
 }
 
-impl<U> Clone for TracedAdaptor<U> {
-    fn clone(&self) -> Self {
-        Self { upstream: self.upstream.clone() }
-    }
-}
-
-impl<U> PartialEq for TracedAdaptor<U> {
-    fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.upstream, &other.upstream)
-    }
-}
-
-impl<U> Eq for TracedAdaptor<U> {}
+handles!(TracedAdaptor, upstream);
 
 #[inline]
 fn wanted() -> bool {
@@ -88,7 +78,8 @@ unsafe impl<U: DeviceResource> DeviceResource for TracedAdaptor<U> {
         let result = self.upstream.allocate(stream, layout);
         let elapsed_ns = nanoseconds(begin);
         let (stream, device) = (stream.id(), self.device().ordinal());
-        match &result {
+        // The block is ours to hand on, whatever the subscriber does.
+        caught(|| match &result {
             Ok(block) => tracing::trace!(
                 target: "aquifer::memory",
                 address = %format_args!("{:#x}", block.address()),
@@ -98,13 +89,11 @@ unsafe impl<U: DeviceResource> DeviceResource for TracedAdaptor<U> {
                 target: "aquifer::memory",
                 bytes = layout.bytes(), stream, device, elapsed_ns, %error, "allocate failure"
             ),
-        }
+        });
         result
     }
 
-    fn identity(&self) -> ResourceId {
-        ResourceId::of_state::<Self, _>(Arc::as_ptr(&self.upstream))
-    }
+    identity_by!(upstream);
 
     unsafe fn deallocate(&self, stream: &Stream, block: DeviceBlock) {
         if !wanted() {
@@ -117,10 +106,12 @@ unsafe impl<U: DeviceResource> DeviceResource for TracedAdaptor<U> {
         unsafe { self.upstream.deallocate(stream, block) };
         let elapsed_ns = nanoseconds(begin);
         let (stream, device) = (stream.id(), self.device().ordinal());
-        tracing::trace!(
-            target: "aquifer::memory",
-            address = %format_args!("{address:#x}"), bytes, stream, device, elapsed_ns, "free"
-        );
+        caught(|| {
+            tracing::trace!(
+                target: "aquifer::memory",
+                address = %format_args!("{address:#x}"), bytes, stream, device, elapsed_ns, "free"
+            );
+        });
     }
 }
 

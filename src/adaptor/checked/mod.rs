@@ -5,17 +5,18 @@ mod misuse;
 
 pub use misuse::{BlockUse, Misuse, MisuseKind};
 
+use super::caught::caught;
+use super::handles::{handles, identity_by};
 use crate::backend::{FillWord, is_forked_child};
 use crate::device::Device;
 use crate::error::Result;
 use crate::layout::DeviceLayout;
-use crate::resource::{DeviceBlock, DeviceResource, HostAccessible, ResourceId};
+use crate::resource::{DeviceBlock, DeviceResource, HostAccessible};
 use crate::stream::Stream;
 use crate::sync::Arc;
 use crate::sync::trusted::{AtomicU64, Ordering};
 use books::Books;
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 use std::thread;
 use std::time::Instant;
@@ -41,7 +42,7 @@ const POISON: u8 = 0xDD;
 /// In builds with debug assertions a block is filled with `0xDD` on the stream that frees it, so that
 /// work which uses it too long computes nonsense at once: see [`poison`](CheckedOptions::poison).
 ///
-/// A handle: clones share the books. It goes above a pool, which would else trust the caller. RMM has
+/// A handle: clones share the books. It goes on top: pools and adaptors that count trust the caller. RMM has
 /// nothing like it: each of its resources trusts the pointer, the size and the stream.
 ///
 /// ```
@@ -107,14 +108,16 @@ impl<U: DeviceResource> CheckedOptions<U> {
     /// The byte that a block is filled with before it goes to upstream, by one driver call on the
     /// stream that frees it; `None` for no fill. `Some(0xDD)` with debug assertions and `None` without
     /// unless set. On a stream in capture nothing is filled: the fill would become a part of the
-    /// graph, and run again over somebody else's block.
+    /// graph, and run again over somebody else's block. A vector that was made in a capture is filled
+    /// when it is dropped later, though the graph keeps its memory: `None` is for graphs whose launches
+    /// go on with what earlier ones left there.
     pub fn poison(mut self, byte: Option<u8>) -> Self {
         self.rules.poison = byte;
         self
     }
 
     /// Who is told of a misuse, in place of the [`tracing`] error. Called on the thread that frees,
-    /// with no lock held: it may use the adaptor. If it panics, the panic is logged and ends there.
+    /// or allocates ([`MisuseKind::HandedOutTwice`]), with no lock held: it may use the adaptor. If it panics, the panic is logged and ends there.
     pub fn on_misuse(mut self, handler: impl Fn(&Misuse) + Send + Sync + 'static) -> Self {
         self.rules.handler = Some(Arc::new(handler));
         self
@@ -192,13 +195,11 @@ impl<U: DeviceResource> State<U> {
         let misuse = Misuse { kind, call, known, devices };
         let Some(handler) = &self.rules.handler else {
             let leaked = if kind.is_refused() { ": leaked" } else { "" };
-            tracing::error!(?kind, "{misuse}{leaked}");
+            caught(|| tracing::error!(?kind, "{misuse}{leaked}"));
             return;
         };
-        // No method of a resource panics: vectors are freed while others unwind.
-        if let Err(thrown) = catch_unwind(AssertUnwindSafe(|| handler(&misuse))) {
-            std::mem::forget(thrown);
-            tracing::error!(?kind, "{misuse}; and the handler of misuses panicked");
+        if caught(|| handler(&misuse)).is_none() {
+            caught(|| tracing::error!(?kind, "{misuse}; and the handler of misuses panicked"));
         }
     }
 
@@ -240,7 +241,8 @@ impl<U: DeviceResource> State<U> {
         if let Err(error) = filled
             && !error.is_gone()
         {
-            tracing::warn!(device = %stream.device(), %error, "a freed block was not poisoned");
+            let device = stream.device();
+            caught(|| tracing::warn!(%device, %error, "a freed block was not poisoned"));
         }
     }
 }
@@ -254,9 +256,7 @@ unsafe impl<U: DeviceResource> DeviceResource for CheckedAdaptor<U> {
         self.state.upstream.device()
     }
 
-    fn identity(&self) -> ResourceId {
-        ResourceId::of_state::<Self, _>(Arc::as_ptr(&self.state))
-    }
+    identity_by!(state);
 
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
         let state = &*self.state;
@@ -297,20 +297,10 @@ unsafe impl<U: HostAccessible> HostAccessible for CheckedAdaptor<U> {
     }
 }
 
-impl<U> Clone for CheckedAdaptor<U> {
-    fn clone(&self) -> Self {
-        Self { state: self.state.clone() }
-    }
+handles! {
+    /// Equal if they are handles on the same books.
+    CheckedAdaptor, state
 }
-
-/// Equal if they are handles on the same books.
-impl<U> PartialEq for CheckedAdaptor<U> {
-    fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.state, &other.state)
-    }
-}
-
-impl<U> Eq for CheckedAdaptor<U> {}
 
 impl<U: fmt::Debug> fmt::Debug for CheckedAdaptor<U> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,11 +1,9 @@
 //! Which line of the program asked.
 
+use crate::adaptor::caller::Caller;
 use crate::sync::trusted::Mutex;
 use std::backtrace::Backtrace;
 use std::collections::HashMap;
-
-/// Crates whose frames are not the caller's: this one, and those it is reached through.
-const PASSED: [&str; 5] = ["aquifer::", "std::", "core::", "alloc::", "allocator_api2::"];
 
 /// The lines that asked, each with a number, so that a record stays small. As many as the program
 /// has places that allocate.
@@ -15,9 +13,14 @@ pub(super) struct Places {
 }
 
 impl Places {
-    /// The number of the line that called into this crate. Microseconds: it walks the stack.
+    /// The number of the line that called into this crate, or of its function where the build kept no
+    /// lines. Walks the stack, and looks each frame up.
     pub(super) fn here(&self) -> u32 {
-        let Some(place) = caller(&Backtrace::force_capture().to_string()) else { return 0 };
+        let Some(caller) = Caller::of(&Backtrace::force_capture()) else { return 0 };
+        let place = match caller.place {
+            Some(place) => without_column(&place).to_owned(),
+            None => caller.function,
+        };
         let mut known = self.known.lock();
         let (numbers, names) = &mut *known;
         if let Some(number) = numbers.get(&place) {
@@ -36,30 +39,6 @@ impl Places {
     }
 }
 
-/// The first frame that is not of [`PASSED`], as `file:line`; its function where the build kept no
-/// lines.
-fn caller(trace: &str) -> Option<String> {
-    let mut named: Option<&str> = None;
-    for line in trace.lines().map(str::trim) {
-        if let Some(place) = line.strip_prefix("at ") {
-            if named.is_some() {
-                return Some(without_column(place).to_owned());
-            }
-            continue;
-        }
-        if let Some(function) = named {
-            return Some(function.to_owned());
-        }
-        let name = line.trim_start_matches(|c: char| c.is_ascii_digit());
-        let name = name.strip_prefix(": ").unwrap_or(name);
-        let bare = name.trim_start_matches(['<', '&', '(']).trim_start_matches("dyn ");
-        if !bare.is_empty() && !PASSED.iter().any(|passed| bare.starts_with(passed)) {
-            named = Some(name);
-        }
-    }
-    named.map(str::to_owned)
-}
-
 fn without_column(place: &str) -> &str {
     match place.rsplit_once(':') {
         Some((line, column)) if column.parse::<u32>().is_ok() && line.contains(':') => line,
@@ -72,14 +51,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_frame_of_somebody_else_is_the_caller() {
-        let trace = "   0: std::backtrace::Backtrace::create\n             at /rustc/x/lib.rs:1:2\n\
-                     \x20  1: <aquifer::LoggingAdaptor<U> as aquifer::DeviceResource>::allocate\n\
-                     \x20            at ./src/adaptor/logging.rs:9:5\n\
-                     \x20  2: program::work\n             at ./program, old/main.rs:42:13\n";
-        assert_eq!(caller(trace).as_deref(), Some("./program, old/main.rs:42"));
-        let bare = "   0: aquifer::a\n   1: program::work\n   2: main\n";
-        assert_eq!(caller(bare).as_deref(), Some("program::work"));
-        assert_eq!(caller("   0: core::a\n"), None);
+    fn a_line_has_no_column() {
+        for (place, line) in [
+            ("./program, old/main.rs:42:13", "./program, old/main.rs:42"),
+            ("./main.rs:42", "./main.rs:42"),
+            ("C:\\main.rs:1:2", "C:\\main.rs:1"),
+            ("main.rs", "main.rs"),
+        ] {
+            assert_eq!(without_column(place), line);
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! The queue between those who allocate and the one thread that writes.
 
-use super::record::Record;
+use super::record::{Action, Record};
 use crate::backend::is_forked_child;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::trusted::{ArrayQueue, AtomicBool, AtomicU64, Backoff, Condvar, Mutex, Ordering};
@@ -42,7 +42,7 @@ pub(super) struct Log {
     exiting: AtomicBool,
     /// How often a flush was asked for.
     asked: AtomicU64,
-    /// Records of the writing thread itself that found no room.
+    /// Rows of the writing thread itself that found no room.
     refused: AtomicU64,
     progress: Mutex<Progress>,
     moved: Condvar,
@@ -101,7 +101,9 @@ impl Log {
     fn push_later(&self, mut record: Record) {
         // What the log goes to, or a subscriber, allocates through it: nobody would make room.
         if self.is_writer() {
-            self.refused.fetch_add(1, Ordering::Relaxed);
+            // The return of a free is no row.
+            let rows = u64::from(record.action != Action::Freed);
+            self.refused.fetch_add(rows, Ordering::Relaxed);
             return;
         }
         let backoff = Backoff::new();

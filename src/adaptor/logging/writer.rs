@@ -3,9 +3,9 @@
 use super::format::Rows;
 use super::queue::{Log, Trouble};
 use super::record::{Action, Record};
+use crate::adaptor::caught::caught;
 use crate::sync::Arc;
 use std::io::{self, Write};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 /// Bytes that are written at once, about.
@@ -40,11 +40,11 @@ impl Sink {
         }
         self.waiting += self.rows.add(record, &mut self.text, log);
         if self.text.len() >= CHUNK {
-            self.write();
+            self.write(log);
         }
     }
 
-    fn write(&mut self) {
+    fn write(&mut self, log: &Log) {
         if self.text.is_empty() || self.trouble.is_some() {
             return;
         }
@@ -54,6 +54,21 @@ impl Sink {
         self.unflushed = true;
         self.settled(written);
         self.waiting = 0;
+        self.count_refused(log);
+    }
+
+    /// Rows of the calls that this thread made itself, while it wrote: not all of them found room.
+    fn count_refused(&mut self, log: &Log) {
+        let refused = log.take_refused();
+        if refused > 0 {
+            if self.trouble.is_none() {
+                let text = "what the log is written to used the log itself";
+                self.settled(Err(io::Error::other(text)));
+            }
+            if let Some(trouble) = &mut self.trouble {
+                trouble.discarded += refused;
+            }
+        }
     }
 
     /// Writes what is there. `all`: also the rows of frees that have not returned.
@@ -61,11 +76,14 @@ impl Sink {
         if all && self.trouble.is_none() {
             self.waiting += self.rows.release(&mut self.text, log);
         }
-        self.write();
-        if std::mem::take(&mut self.unflushed) && self.trouble.is_none() {
+        self.write(log);
+        let unflushed = std::mem::take(&mut self.unflushed);
+        // Asked for, it tells too whether what was written before is still there.
+        if (unflushed || all) && self.trouble.is_none() {
             let flushed = guarded(|| self.out.flush());
             self.settled(flushed);
         }
+        self.count_refused(log);
     }
 
     /// Keeps the first error, and says it once. A log with a hole would mislead: nothing is written
@@ -77,19 +95,14 @@ impl Sink {
         // A subscriber that panics must not take the thread that others wait for.
         let said =
             || tracing::error!(error = %text, "the allocation log cannot be written and ends here");
-        if let Err(thrown) = catch_unwind(AssertUnwindSafe(said)) {
-            std::mem::forget(thrown);
-        }
+        caught(said);
         self.trouble = Some(Trouble { text, discarded });
     }
 }
 
 /// Runs a call of somebody's `Write`; a panic is an error like any other.
 fn guarded(call: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
-    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|thrown| {
-        std::mem::forget(thrown);
-        Err(io::Error::other("the writer panicked"))
-    })
+    caught(call).unwrap_or_else(|| Err(io::Error::other("the writer panicked")))
 }
 
 /// Writes until the log is closed and empty.
@@ -112,17 +125,13 @@ pub(super) fn run(log: &Arc<Log>, mut sink: Sink) {
         if all || taken == 0 {
             sink.settle(all, log);
         }
-        let refused = log.take_refused();
-        if refused > 0 {
-            let text = "what the log is written to used the log itself".to_owned();
-            let trouble = sink.trouble.get_or_insert(Trouble { text, discarded: 0 });
-            trouble.discarded += refused;
-        }
         if all {
             done = asked;
             log.report(done, sink.trouble.clone(), ended);
         }
         if ended {
+            // Somebody's code again, and who waits for this thread is about to drop what it throws.
+            caught(|| drop(sink));
             return;
         }
         if taken > 0 {

@@ -1,6 +1,6 @@
 //! One block that has not come back.
 
-use super::origin::origin;
+use crate::adaptor::caller::Caller;
 use crate::sync::Arc;
 use std::backtrace::Backtrace;
 use std::fmt;
@@ -78,7 +78,11 @@ impl Allocation {
     /// that is not of this crate or of the standard library. Reads debug information, which takes
     /// milliseconds; without any it is the function alone. `None` without a backtrace.
     pub fn origin(&self) -> Option<String> {
-        self.backtrace().and_then(origin)
+        let Caller { function, place } = Caller::of(self.backtrace()?)?;
+        Some(match place {
+            Some(place) => format!("at {place} in {function}"),
+            None => format!("in {function}"),
+        })
     }
 }
 

@@ -1,6 +1,7 @@
 //! What a tracking adaptor has handed out and not got back.
 
 use super::allocation::Allocation;
+use crate::adaptor::caught::caught;
 use crate::adaptor::shards::Shards;
 use crate::backend::is_forked_child;
 use crate::device::Device;
@@ -13,6 +14,9 @@ use std::collections::HashMap;
 use std::fmt::Write;
 use std::thread;
 use std::time::Instant;
+
+/// How many blocks a log's line names: to look up where a block comes from may take milliseconds.
+const NAMED: usize = 100;
 
 #[derive(Default)]
 struct Shard {
@@ -95,12 +99,13 @@ impl Ledger {
         if let Some(replaced) = replaced
             && self.bypassed.add()
         {
-            tracing::warn!(
-                device = %self.device,
-                address = replaced.address(),
-                bytes = replaced.bytes(),
-                "a tracked block was handed out again: it was freed past its tracking adaptor"
-            );
+            let (address, bytes) = (replaced.address(), replaced.bytes());
+            caught(|| {
+                tracing::warn!(
+                    device = %self.device, address, bytes,
+                    "a tracked block was handed out again: it was freed past its tracking adaptor"
+                );
+            });
         }
     }
 
@@ -118,19 +123,23 @@ impl Ledger {
             Some(found) => {
                 let allocated = found.bytes();
                 if self.wrong_size.add() {
-                    tracing::warn!(
-                        device = %self.device, address, bytes, allocated,
-                        "a tracked block was freed with a size that is not its own"
-                    );
+                    caught(|| {
+                        tracing::warn!(
+                            device = %self.device, address, bytes, allocated,
+                            "a tracked block was freed with a size that is not its own"
+                        );
+                    });
                 }
                 DeviceBlock::new(address, allocated, block.token())
             }
             None => {
                 if bytes != 0 && self.unknown.add() {
-                    tracing::warn!(
-                        device = %self.device, address, bytes,
-                        "a block was freed that this tracking adaptor does not know"
-                    );
+                    caught(|| {
+                        tracing::warn!(
+                            device = %self.device, address, bytes,
+                            "a block was freed that this tracking adaptor does not know"
+                        );
+                    });
                 }
                 block
             }
@@ -157,7 +166,8 @@ impl Ledger {
         [&self.unknown, &self.wrong_size, &self.bypassed].map(Odd::count)
     }
 
-    pub(super) fn report_of(&self, outstanding: &[Allocation]) -> String {
+    /// Names the first `most` of them.
+    pub(super) fn report_of(&self, outstanding: &[Allocation], most: usize) -> String {
         let bytes: usize = outstanding.iter().map(Allocation::bytes).sum();
         let mut text = format!(
             "Outstanding Allocations: {} of {bytes} bytes on {}",
@@ -165,8 +175,11 @@ impl Ledger {
             self.device
         );
         // Writing to a string does not fail.
-        for allocation in outstanding {
+        for allocation in outstanding.iter().take(most) {
             let _ = write!(text, "\n  {allocation}");
+        }
+        if let Some(more) = outstanding.len().checked_sub(most).filter(|more| *more > 0) {
+            let _ = write!(text, "\n  and {more} more");
         }
         let [unknown, wrong_size, bypassed] = self.odd();
         for (count, what) in [
@@ -184,9 +197,9 @@ impl Ledger {
     pub(super) fn log(&self) {
         let outstanding = self.outstanding();
         if outstanding.is_empty() {
-            tracing::debug!("{}", self.report_of(&outstanding));
+            caught(|| tracing::debug!("{}", self.report_of(&outstanding, NAMED)));
         } else {
-            tracing::warn!("{}", self.report_of(&outstanding));
+            caught(|| tracing::warn!("{}", self.report_of(&outstanding, NAMED)));
         }
     }
 }
@@ -205,7 +218,11 @@ impl Drop for Ledger {
         let left = self.shards.all_mut().flat_map(|shard| shard.live.drain());
         let left = sorted(left.map(|(_, allocation)| allocation).collect());
         if !left.is_empty() {
-            tracing::warn!("a tracking adaptor ends before its blocks. {}", self.report_of(&left));
+            let tell = || {
+                let report = self.report_of(&left, NAMED);
+                tracing::warn!("a tracking adaptor ends before its blocks. {report}");
+            };
+            caught(tell);
         }
     }
 }

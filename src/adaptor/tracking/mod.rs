@@ -2,14 +2,14 @@
 
 mod allocation;
 mod ledger;
-mod origin;
 
 pub use allocation::Allocation;
 
+use super::handles::{handles, identity_by};
 use crate::device::Device;
 use crate::error::Result;
 use crate::layout::DeviceLayout;
-use crate::resource::{DeviceBlock, DeviceResource, HostAccessible, ResourceId};
+use crate::resource::{DeviceBlock, DeviceResource, HostAccessible};
 use crate::stream::Stream;
 use crate::sync::Arc;
 use ledger::Ledger;
@@ -24,7 +24,7 @@ use std::ptr::NonNull;
 ///
 /// What is still out can be asked at any time, by [`outstanding`](Self::outstanding) or
 /// [`report`](Self::report). When the last handle goes while blocks are out, the report is a
-/// [`tracing`] warning. A vector holds its resource, so that happens for blocks alone: a vector that
+/// [`tracing`] warning, which names the oldest 100. A vector holds its resource, so that happens for blocks alone: a vector that
 /// is forgotten keeps the list alive, and only [`report`](Self::report) tells.
 ///
 /// A free of an unknown block is passed on, one with a wrong size is passed on with the right one;
@@ -129,11 +129,11 @@ impl<U> TrackingAdaptor<U> {
     /// the file and line that allocated it where there are backtraces. Begins with
     /// `Outstanding Allocations`. RMM: `get_outstanding_allocations_str`.
     pub fn report(&self) -> String {
-        self.state.ledger.report_of(&self.outstanding())
+        self.state.ledger.report_of(&self.outstanding(), usize::MAX)
     }
 
-    /// Logs [`report`](Self::report): a [`tracing`] warning, or a debug line if nothing is
-    /// outstanding. RMM: `log_outstanding_allocations`, at debug level alone.
+    /// Logs [`report`](Self::report) with the oldest 100 blocks: a [`tracing`] warning, or a debug
+    /// line if nothing is outstanding. RMM: `log_outstanding_allocations`, at debug level alone.
     pub fn log_outstanding(&self) {
         self.state.ledger.log();
     }
@@ -163,9 +163,7 @@ unsafe impl<U: DeviceResource> DeviceResource for TrackingAdaptor<U> {
         self.state.upstream.device()
     }
 
-    fn identity(&self) -> ResourceId {
-        ResourceId::of_state::<Self, _>(Arc::as_ptr(&self.state))
-    }
+    identity_by!(state);
 
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
         let block = self.state.upstream.allocate(stream, layout)?;
@@ -189,20 +187,10 @@ unsafe impl<U: HostAccessible> HostAccessible for TrackingAdaptor<U> {
     }
 }
 
-impl<U> Clone for TrackingAdaptor<U> {
-    fn clone(&self) -> Self {
-        Self { state: self.state.clone() }
-    }
+handles! {
+    /// Equal if they are handles on one list.
+    TrackingAdaptor, state
 }
-
-/// Equal if they are handles on one list.
-impl<U> PartialEq for TrackingAdaptor<U> {
-    fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.state, &other.state)
-    }
-}
-
-impl<U> Eq for TrackingAdaptor<U> {}
 
 impl<U: fmt::Debug> fmt::Debug for TrackingAdaptor<U> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

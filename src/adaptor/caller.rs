@@ -1,47 +1,56 @@
-//! Who allocated: the first frame of a backtrace that is neither ours nor the language's.
+//! Who called: the first frame of a backtrace that is neither ours nor the language's.
 
 use std::backtrace::Backtrace;
 
 /// What stands between an allocation and the code that wanted it.
-const PASSED_OVER: [&str; 4] = ["aquifer", "std", "core", "alloc"];
+const PASSED_OVER: [&str; 5] = ["aquifer", "std", "core", "alloc", "allocator_api2"];
 
-/// The function, and the file and line where they are known, as the backtrace prints them.
-pub(super) fn origin(backtrace: &Backtrace) -> Option<String> {
-    // The frames themselves are not stable; their printed form has one line for the function and
-    // one for the place.
-    first_outside(&backtrace.to_string())
+/// A function, and the place in it where that is known, as a backtrace prints them.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Caller {
+    pub(super) function: String,
+    /// `file:line:column`.
+    pub(super) place: Option<String>,
 }
 
-fn first_outside(text: &str) -> Option<String> {
+impl Caller {
+    /// Reads debug information, which may take milliseconds.
+    pub(super) fn of(backtrace: &Backtrace) -> Option<Self> {
+        // The frames themselves are not stable; their printed form has one line for the function
+        // and one for the place.
+        first_outside(&backtrace.to_string())
+    }
+}
+
+fn first_outside(text: &str) -> Option<Caller> {
     let mut lines = text.lines().peekable();
     while let Some(line) = lines.next() {
         let Some(function) = function(line) else { continue };
         let place = lines.next_if(|line| line.trim_start().starts_with("at "));
+        let place = place.map(|place| place.trim().trim_start_matches("at "));
         let outside = match krate(function) {
             Some(krate) => !PASSED_OVER.contains(&krate),
             // A build with line tables only prints names without paths, and places.
-            None => place.is_some_and(|place| is_outside(place.trim())),
+            None => place.is_some_and(is_outside),
         };
         if outside {
-            return Some(match place {
-                Some(place) => format!("{} in {function}", place.trim()),
-                None => format!("in {function}"),
-            });
+            let (function, place) = (function.to_owned(), place.map(str::to_owned));
+            return Some(Caller { function, place });
         }
     }
     None
 }
 
-/// Whether `at <file>:<line>:<column>` is neither in this crate's source nor in the language's.
-fn is_outside(place: &str) -> bool {
+/// Whether `<file>:<line>:<column>` is not in the source of a crate that is passed over.
+fn is_outside(file: &str) -> bool {
     const OURS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/");
-    let file = place.strip_prefix("at ").unwrap_or(place);
     // What lies below the working directory is printed relative to it.
     let absolute = match (file.strip_prefix("./"), std::env::current_dir()) {
         (Some(rest), Ok(folder)) => folder.join(rest).to_string_lossy().into_owned(),
         _ => file.to_owned(),
     };
-    !absolute.starts_with(OURS) && !absolute.contains("/rustc/") && !absolute.contains("/library/")
+    let theirs = ["/rustc/", "/library/", "/allocator-api2-"];
+    !absolute.starts_with(OURS) && !theirs.iter().any(|part| absolute.contains(part))
 }
 
 /// The function of a line such as `   3: vectors::main`.
@@ -75,6 +84,10 @@ fn head(text: &str) -> Option<&str> {
 mod tests {
     use super::*;
 
+    fn caller(function: &str, place: Option<&str>) -> Option<Caller> {
+        Some(Caller { function: function.to_owned(), place: place.map(str::to_owned) })
+    }
+
     #[test]
     fn the_crate_of_a_function_is_that_of_its_type_or_trait() {
         for (function, expected) in [
@@ -103,9 +116,9 @@ mod tests {
         assert_eq!(first_outside(ours), None);
         let with =
             format!("{ours}   3: vectors::main\n             at ./src/main.rs:7:9\n   4: x::y\n");
-        assert_eq!(first_outside(&with).unwrap(), "at ./src/main.rs:7:9 in vectors::main");
+        assert_eq!(first_outside(&with), caller("vectors::main", Some("./src/main.rs:7:9")));
         let without = format!("{ours}   3: vectors::main\n   4: x::y\n             at ./x.rs:1:1");
-        assert_eq!(first_outside(&without).unwrap(), "in vectors::main");
+        assert_eq!(first_outside(&without), caller("vectors::main", None));
         assert_eq!(first_outside("disabled backtrace"), None);
         // As a build with line tables only prints them.
         let bare = concat!(
@@ -114,6 +127,6 @@ mod tests {
             env!("CARGO_MANIFEST_DIR"),
             "/src/adaptor/tracking/mod.rs:2:3\n   2: leak\n             at ./main.rs:7:9\n",
         );
-        assert_eq!(first_outside(bare).unwrap(), "at ./main.rs:7:9 in leak");
+        assert_eq!(first_outside(bare), caller("leak", Some("./main.rs:7:9")));
     }
 }
