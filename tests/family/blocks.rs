@@ -37,13 +37,22 @@ impl Held {
         tag: u8,
     ) -> Result<Self> {
         let block = resource.allocate(stream, layout(bytes))?;
-        let held = Self { block, stream: stream.clone(), tag };
-        let address = held.block.address();
-        assert!(held.block.bytes() >= bytes, "{bytes} bytes: {:?}", held.block);
-        assert_eq!(held.block.is_empty(), bytes == 0, "{bytes} bytes: {:?}", held.block);
-        assert!(address != 0, "{bytes} bytes: {:?}", held.block);
+        let address = block.address();
+        assert!(block.bytes() >= bytes, "{bytes} bytes: {block:?}");
+        assert_eq!(block.is_empty(), bytes == 0, "{bytes} bytes: {block:?}");
+        assert!(address != 0, "{bytes} bytes: {block:?}");
         assert!(address.is_multiple_of(DEFAULT_ALIGNMENT as u64), "{bytes} bytes: {address:#x}");
-        Ok(held.write(resource, tag))
+        Ok(Self::over(block, resource, stream, tag))
+    }
+
+    /// Writes to a block that was allocated on `stream` just now.
+    pub(crate) fn over(
+        block: DeviceBlock,
+        resource: &Arc<dyn DeviceResource>,
+        stream: &Stream,
+        tag: u8,
+    ) -> Self {
+        Self { block, stream: stream.clone(), tag }.write(resource, tag)
     }
 
     pub(crate) fn write(mut self, resource: &Arc<dyn DeviceResource>, tag: u8) -> Self {

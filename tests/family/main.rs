@@ -4,6 +4,7 @@
 //! After each case of each row nothing may be left: what counts reads zero, and the simulated device
 //! has all of its memory back and has seen nothing out of order.
 
+mod adaptors;
 mod basic;
 mod blocks;
 mod ends;

@@ -1,8 +1,9 @@
 //! Owners: what lives in the memory of each resource keeps it, and gives it back once.
 
 use crate::KIB;
-use crate::rig::each;
-use aquifer::{DeviceBox, DeviceBuffer, DeviceScalar, DeviceVec};
+use crate::rig::{Rig, each};
+use aquifer::bytemuck::Pod;
+use aquifer::{DeviceBox, DeviceBuffer, DeviceScalar, DeviceVec, Stream};
 
 #[test]
 fn every_container_lives_in_memory_of_every_resource() {
@@ -42,5 +43,33 @@ fn a_vector_grows_shrinks_and_is_copied_in_its_own_memory() {
         drop(vec);
         assert!(copy.to_vec().unwrap() == model);
         assert!(**copy.resource() == **rig.resource());
+    });
+}
+
+/// RMM's `array_tester`: so many elements of 3.2, there, across and back.
+fn array<T: Pod + PartialEq + std::fmt::Debug>(rig: &Rig, stream: &Stream, value: T) {
+    for count in [1, 2, 7, 8, 9, 32, 128] {
+        let expected = vec![value; count];
+        let resource = || rig.resource().clone();
+        let first = DeviceVec::from_slice_in(stream, &expected, resource()).unwrap();
+        let mut second = DeviceVec::<T>::zeroed_in(stream, count, resource()).unwrap();
+        second.copy_from(&first).unwrap();
+        drop(first);
+        assert_eq!(second.to_vec().unwrap(), expected, "{}", std::any::type_name::<T>());
+    }
+}
+
+#[test]
+fn arrays_of_every_element_go_there_across_and_back() {
+    each("arrays_of_every_element_go_there_across_and_back", |rig| {
+        for stream in [rig.device.default_stream(), rig.stream()] {
+            array(rig, &stream, 3_i8);
+            array(rig, &stream, -3_i16);
+            array(rig, &stream, 3_i32);
+            array(rig, &stream, i64::MIN);
+            array(rig, &stream, 3.2_f32);
+            array(rig, &stream, 3.2_f64);
+            array(rig, &stream, 1_u8);
+        }
     });
 }

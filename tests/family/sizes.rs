@@ -3,7 +3,7 @@
 use crate::blocks::{Held, disjoint, layout};
 use crate::rig::each;
 use crate::{GIB, MIB};
-use aquifer::ErrorKind;
+use aquifer::{DeviceLayout, ErrorKind};
 
 #[test]
 fn every_size_is_served_or_out_of_memory() {
@@ -46,6 +46,22 @@ fn the_largest_is_served_and_a_byte_more_is_out_of_memory() {
             let error = rig.resource().allocate(&stream, layout(largest + 1)).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::OutOfMemory, "{error}");
         }
+    });
+}
+
+#[test]
+fn every_alignment_to_2_mib_is_kept() {
+    each("every_alignment_to_2_mib_is_kept", |rig| {
+        let stream = rig.stream();
+        let mut live = Vec::new();
+        for power in (0..=21).rev() {
+            let wanted = DeviceLayout::with_alignment(rig.modest(1000), 1 << power).unwrap();
+            let block = rig.resource().allocate(&stream, wanted).unwrap();
+            assert!(block.address().is_multiple_of(1 << power), "{wanted:?}: {block:?}");
+            live.push(Held::over(block, rig.resource(), &stream, power));
+        }
+        disjoint(&live);
+        live.into_iter().for_each(|held| held.free(rig.resource()));
     });
 }
 
