@@ -55,17 +55,17 @@ impl Held {
         Self { block, stream: stream.clone(), tag }.write(resource, tag)
     }
 
+    /// In the order of the stream: the host does not wait.
     pub(crate) fn write(mut self, resource: &Arc<dyn DeviceResource>, tag: u8) -> Self {
         self.tag = tag;
         self.with(resource, |vec| {
             for end in ends(vec.len()) {
-                let mut part = vec.slice_mut(end.clone()).unwrap();
-                part.copy_from_slice(&vec![tag; end.len()]).unwrap();
+                vec.slice_mut(end).unwrap().fill(tag).unwrap();
             }
         })
     }
 
-    /// What was written is there.
+    /// What was written is there. The host waits for it.
     pub(crate) fn check(self, resource: &Arc<dyn DeviceResource>) -> Self {
         let tag = self.tag;
         self.with(resource, |vec| {
@@ -101,9 +101,11 @@ impl Held {
         self.stream = stream.clone();
     }
 
-    /// Frees it where its work is, after a look.
+    /// Looks at it, gives it more work that nobody waits for, and frees it where that is: whoever
+    /// gets it next has to come after.
     pub(crate) fn free(self, resource: &Arc<dyn DeviceResource>) {
-        let Self { block, stream, .. } = self.check(resource);
+        let tag = !self.tag;
+        let Self { block, stream, .. } = self.check(resource).write(resource, tag);
         free(&**resource, &stream, block);
     }
 

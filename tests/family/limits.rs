@@ -28,10 +28,13 @@ fn more_than_the_device_has_is_a_typed_error_and_no_end() {
     });
 }
 
+/// Bytes of a small device.
+const FULL: usize = 160 * MIB;
+
 /// All that a small device has is given, refused beyond, and given again.
 #[test]
 fn a_device_that_is_full_refuses_and_serves_again() {
-    each_simulated("a_device_that_is_full", 256 * MIB as u64, |rig, _| {
+    each_simulated("a_device_that_is_full", FULL as u64, |rig, _| {
         if !rig.made.of_device {
             return;
         }
@@ -52,7 +55,7 @@ fn a_device_that_is_full_refuses_and_serves_again() {
         };
         let first = fill();
         // A pool that grows by an eighth leaves the rest of some steps unused while all lives.
-        let least = rig.made.room.min(256 * MIB) / 4 * 3;
+        let least = rig.made.room.min(FULL) / 4 * 3;
         assert!(first * bytes >= least, "{first} blocks of {bytes} bytes");
         assert_eq!(fill(), first, "blocks of {bytes} bytes, the second time");
     });

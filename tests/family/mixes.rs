@@ -12,11 +12,11 @@ fn most(rig: &Rig) -> usize {
     rig.modest(if support::on_gpu() { 5 * MIB } else { 80 * KIB })
 }
 
-/// A hundred blocks of random sizes at once, freed in the order that they came in.
-pub(crate) fn random(rig: &Rig, streams: &[Stream], random: &mut Random) {
+/// So many blocks of random sizes at once, freed in the order that they came in.
+pub(crate) fn random(rig: &Rig, streams: &[Stream], random: &mut Random, blocks: u8) {
     let most = most(rig);
     let mut live = Vec::new();
-    for tag in 0..100 {
+    for tag in 0..blocks {
         let bytes = 1 + random.below(most);
         let stream = &streams[random.below(streams.len())];
         live.push(Held::take(rig.resource(), stream, bytes, tag).unwrap());
@@ -54,8 +54,8 @@ pub(crate) fn mixed(rig: &Rig, streams: &[Stream], random: &mut Random) {
 fn random_sizes_keep_apart_and_keep_their_contents() {
     each("random_sizes", |rig| {
         let (default, own) = (rig.device.default_stream(), rig.stream());
-        random(rig, from_ref(&default), &mut Random::new(1, 0));
-        random(rig, from_ref(&own), &mut Random::new(2, 0));
+        random(rig, from_ref(&default), &mut Random::new(1, 0), 100);
+        random(rig, from_ref(&own), &mut Random::new(2, 0), 100);
     });
 }
 

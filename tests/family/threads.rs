@@ -20,7 +20,12 @@ fn four_threads_do_the_same_at_once() {
                 scope.spawn(move || {
                     let own = rig.stream();
                     let mut numbers = Random::new(6, lane);
-                    random(rig, from_ref(&own), &mut numbers);
+                    random(
+                        rig,
+                        from_ref(&own),
+                        &mut numbers,
+                        if support::on_gpu() { 100 } else { 40 },
+                    );
                     mixed(rig, from_ref(&own), &mut numbers);
                 });
             }
