@@ -5,6 +5,11 @@
 //! the two, and so does that of a free. So the log's peak lies between theirs, whatever the threads
 //! do; where threads take turns nothing comes between and all three are one.
 
+#![allow(
+    clippy::forget_non_drop,
+    reason = "the soak's: that a guard is forgotten has to change nothing"
+)]
+
 mod account;
 #[path = "../../../tests/soak/ballast.rs"]
 mod ballast;
@@ -71,7 +76,7 @@ fn logged(seed: u64, free: bool, complaints: &Complaints) -> ([Account; 2], Plan
         _ => (LogFormat::Events, Format::Events),
     };
     // Now and then whoever allocates has to wait for the log.
-    let capacity = if seed % 5 == 0 { 2 } else { 1 << 12 };
+    let capacity = if seed.is_multiple_of(5) { 2 } else { 1 << 12 };
     let accounts = [(); 2].map(|()| Arc::new(Mutex::new(Account::default())));
     let [above, below] = &accounts;
     let mode = Mode { free, trace: false };
@@ -110,7 +115,7 @@ fn compare(seed: u64, [above, below]: [Account; 2], plan: &Plan) {
 /// Replays it on the device of the suite, against plain memory or a pool.
 fn replayed(seed: u64, plan: &Plan) {
     let backend = if support::on_gpu() { Backend::Cuda(0) } else { Backend::Simulated };
-    let resource = if seed % 3 == 0 { Resource::Cuda } else { Resource::Pool };
+    let resource = if seed.is_multiple_of(3) { Resource::Cuda } else { Resource::Pool };
     let options = Options { resource, backend, capacity: Some(1 << 30) };
     let report = replay(plan, &options, &|_| {}).unwrap().report;
     assert!(report.failures.is_empty(), "seed {seed}: {:?}", report.failures);
