@@ -179,6 +179,30 @@ fn a_pool_that_cannot_be_made_as_asked_leaves_nothing() {
 }
 
 #[test]
+fn the_release_threshold_of_a_gpus_pool_is_what_was_asked() {
+    #[cfg(feature = "cuda")]
+    if support::on_gpu() {
+        use aquifer::cudarc::driver::sys;
+        let device = support::device();
+        device.cuda_context().unwrap().bind_to_thread().unwrap();
+        let threshold = |pool: &AsyncResource| {
+            let attribute = sys::CUmemPool_attribute_enum::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
+            let raw = std::ptr::with_exposed_provenance_mut(pool.as_raw_pool() as usize);
+            let mut value = 0_u64;
+            let target = (&raw mut value).cast();
+            // SAFETY: the pool is live, and the driver writes 64 bits.
+            unsafe { sys::cuMemPoolGetAttribute(raw, attribute, target).result().unwrap() };
+            value
+        };
+        let asked = AsyncResource::with_release_threshold(&device, 1000).unwrap();
+        assert_eq!(threshold(&asked), 1000);
+        assert_eq!(threshold(&AsyncResource::new(&device).unwrap()), u64::MAX);
+        return;
+    }
+    support::skipped("the_release_threshold_of_a_gpus_pool_is_what_was_asked", "no GPU");
+}
+
+#[test]
 fn a_view_of_a_pool_does_not_end_it() {
     let device = support::device();
     let stream = device.new_stream().unwrap();
@@ -471,4 +495,19 @@ fn headroom_says_where_ordinary_memory_is_best() {
     let (poor, _) = support::simulated(SimConfig::default().without_pageable_memory_access());
     assert_eq!(SystemResource::new(&poor).unwrap_err().kind(), ErrorKind::Unsupported);
     simulator.check().unwrap();
+}
+
+#[test]
+fn a_headroom_beyond_what_is_free_still_allocates() {
+    let (device, simulator) = support::simulated(SimConfig::default().capacity(1 << 20));
+    let stream = device.new_stream().unwrap();
+    for headroom in [(1 << 20) + 1, u64::MAX] {
+        let system = SystemResource::builder(&device).headroom(headroom).build().unwrap();
+        let before = simulator.call_count("cuMemAdvise");
+        let vec = DeviceVec::from_slice_in(&stream, &[7_u8; 100], Arc::new(system)).unwrap();
+        assert_eq!(simulator.call_count("cuMemAdvise") - before, 1, "all of it is the host's");
+        assert_eq!(vec.to_vec().unwrap(), [7; 100]);
+        drop(vec);
+        assert!(reaches(&simulator, &stream, 0));
+    }
 }

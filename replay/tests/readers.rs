@@ -56,6 +56,18 @@ fn rmm_on_threads_past_midnight() {
     assert_eq!((plan.peak_live, plan.leaks, plan.slots), (3 << 20, 0, 4));
 }
 
+/// As aquifer's own logging adaptor writes it.
+#[test]
+fn failures_in_nbep_7s_columns() {
+    let log = events("failure.events.csv");
+    let actions: Vec<_> = log.events.iter().map(|event| event.action).collect();
+    assert_eq!(actions, [Action::Allocate, Action::Failure, Action::Free]);
+    assert_eq!((log.events[1].address, log.events[1].size), (0, 1 << 40));
+    let plan = Plan::new(&log);
+    assert_eq!((plan.steps.len(), plan.failures, plan.peak_live), (2, 1, 4096));
+    assert_eq!(plan.problems, []);
+}
+
 #[test]
 fn nbep_7() {
     let log = events("two_devices.events.csv");

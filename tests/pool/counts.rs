@@ -89,3 +89,21 @@ fn events_waits_growths_and_returns_are_those_that_the_driver_saw() {
         assert!(pool.statistics().returns > 0 && pool.statistics().records > 0);
     }
 }
+
+/// What one stream frees is its own again without an event, whatever it does.
+#[test]
+fn one_stream_alone_records_nothing_and_waits_for_nothing() {
+    let (device, simulator) = support::simulated(SimConfig::default());
+    let stream = device.new_stream().unwrap();
+    let pool = builder(&device).growth_step(MIB).maximum_size(8 * MIB).build().unwrap();
+    for round in 0..50 {
+        let sizes = [300, 300, 5000, 70 * KIB, MIB, 3 * MIB];
+        let mut held: Vec<_> =
+            sizes.iter().map(|bytes| allocate(&pool, &stream, *bytes).unwrap()).collect();
+        held.rotate_left(round % sizes.len());
+        held.into_iter().for_each(|block| free(&pool, &stream, block));
+    }
+    let calls = ["cuEventRecord", "cuStreamWaitEvent", "cuEventCreate", "cuStreamSynchronize"];
+    assert_eq!(calls.map(|call| simulator.call_count(call)), [0; 4], "{calls:?}");
+    assert_eq!((pool.statistics().records, pool.statistics().waits), (0, 0));
+}

@@ -11,6 +11,7 @@ mod lives;
 mod misses;
 mod options;
 mod room;
+mod sequences;
 
 use aquifer::{
     CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, PoolOptions, PoolResource,

@@ -243,3 +243,40 @@ fn handles_are_one_arena() {
     let erased = |arena: &ArenaResource| Arc::new(arena.clone()) as Arc<dyn DeviceResource>;
     assert!(*erased(&one) == *erased(&one.clone()) && *erased(&one) != *erased(&other));
 }
+
+/// RMM's small, medium and large requests of its whole default arena.
+#[test]
+fn small_medium_and_large_are_served_side_by_side() {
+    let (device, _) = support::simulated(SimConfig::default());
+    let stream = device.new_stream().unwrap();
+    let arena = ArenaResource::new(CudaResource::new(&device)).unwrap();
+    let third = arena.statistics().free / 3 / 256 * 256;
+    let held = [256, 64 * MIB, third, third].map(|bytes| allocate(&arena, &stream, bytes).unwrap());
+    disjoint(&held);
+    held.into_iter().for_each(|block| free(&arena, &stream, block));
+    assert_eq!(arena.statistics().live, 0);
+}
+
+/// What a thread that is gone had ready went to another stream meanwhile, and is in one piece after.
+#[test]
+fn a_block_is_freed_after_what_lay_beside_it_went_to_another_stream() {
+    let device = support::device();
+    let (one, two) = (device.new_stream().unwrap(), device.new_stream().unwrap());
+    let arena = arena(&device, 4 * MIB);
+    let kept = std::thread::scope(|scope| {
+        let of_thread = scope.spawn(|| {
+            let mut held: Vec<_> = (0..8).map(|_| allocate(&arena, &one, 1000).unwrap()).collect();
+            let kept = held.swap_remove(3);
+            held.into_iter().for_each(|block| free(&arena, &one, block));
+            kept
+        });
+        of_thread.join().unwrap()
+    });
+    // All but what is kept, which the other stream has to gather.
+    let rest = allocate(&arena, &two, 3 * MIB).unwrap();
+    two.wait_for(&one).unwrap();
+    free(&arena, &two, kept);
+    free(&arena, &two, rest);
+    let whole = allocate(&arena, &one, 4 * MIB).unwrap();
+    free(&arena, &one, whole);
+}

@@ -8,7 +8,7 @@ use crate::shared::{Failure, Shared, Step, lock, unexpected};
 use crate::support;
 use crate::tally::Tally;
 use crate::turns::{Seat, Turns};
-use aquifer::{Device, DeviceVec};
+use aquifer::{Device, DeviceResource, DeviceVec};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -27,8 +27,22 @@ pub(crate) struct Failed {
     pub(crate) trace: Vec<String>,
 }
 
+/// What the program's vectors are to come from, made of its pool.
+pub(crate) type Over<'a> = &'a dyn Fn(Pool) -> aquifer::Result<Arc<dyn DeviceResource>>;
+
 /// Runs the program of `seed`.
 pub(crate) fn run(seed: u64, mode: Mode, complaints: &Complaints) -> Result<Tally, Failed> {
+    run_over(seed, mode, complaints, &|pool| Ok(Arc::new(pool)))
+}
+
+/// As [`run`], with something between the program and its pool, which lets go of the pool when the
+/// program does.
+pub(crate) fn run_over(
+    seed: u64,
+    mode: Mode,
+    complaints: &Complaints,
+    over: Over<'_>,
+) -> Result<Tally, Failed> {
     let early = |why| Failed { why, trace: Vec::new() };
     let mut setup = Setup::new(&mut Random::new(seed, 0), support::on_gpu());
     if mode.free {
@@ -41,7 +55,7 @@ pub(crate) fn run(seed: u64, mode: Mode, complaints: &Complaints) -> Result<Tall
     };
     complaints.clear();
     let shared = Shared::new(seed, setup, device, mode.trace).map_err(early)?;
-    match play(&shared, mode, complaints) {
+    match play(&shared, mode, complaints, over) {
         Ok(()) => Ok(lock(&shared.tally).clone()),
         Err(why) => {
             let mut trace = shared.trace();
@@ -51,13 +65,13 @@ pub(crate) fn run(seed: u64, mode: Mode, complaints: &Complaints) -> Result<Tall
     }
 }
 
-fn play(shared: &Shared, mode: Mode, complaints: &Complaints) -> Step {
+fn play(shared: &Shared, mode: Mode, complaints: &Complaints, over: Over<'_>) -> Step {
     let setup = &shared.setup;
     let (pool, lower) = setup.pool(&shared.device).map_err(unexpected("building the pool"))?;
     if matches!(setup.upstream, Upstream::PoolOverPlain | Upstream::PoolOverStreamOrdered) {
         shared.count("pools over pools");
     }
-    let erased = Arc::new(pool.clone());
+    let erased = over(pool.clone()).map_err(unexpected("building over the pool"))?;
     *lock(&shared.pool) = Some((pool, erased));
 
     threads(shared, mode);

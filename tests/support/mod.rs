@@ -21,6 +21,12 @@ impl Deref for TestDevice {
     }
 }
 
+impl From<Device> for TestDevice {
+    fn from(device: Device) -> Self {
+        Self { device }
+    }
+}
+
 impl Drop for TestDevice {
     fn drop(&mut self) {
         if std::thread::panicking() {
