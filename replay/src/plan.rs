@@ -108,7 +108,8 @@ impl Plan {
         };
         // By address: the allocation, its line, its bytes.
         let mut live: HashMap<u64, (usize, u64, u64)> = HashMap::new();
-        let mut bytes = 0_u64;
+        // Sizes are anybody's, and their sum may pass 64 bits.
+        let mut bytes = 0_u128;
         for event in &log.events {
             let step = |what| Step {
                 line: event.line,
@@ -124,7 +125,7 @@ impl Plan {
                 Action::Free if event.address == 0 => plan.empty += 1,
                 Action::Free => match live.remove(&event.address) {
                     Some((slot, _, size)) => {
-                        bytes -= size;
+                        bytes -= u128::from(size);
                         plan.steps.push(step(What::Free { slot }));
                     }
                     // The address that a zero-size allocation got.
@@ -138,7 +139,7 @@ impl Plan {
                     plan.slots += 1;
                     let entry = (slot, event.line, event.size);
                     if let Some((slot, before, size)) = live.insert(event.address, entry) {
-                        bytes -= size;
+                        bytes -= u128::from(size);
                         plan.problems.push(Problem::AllocatedTwice {
                             line: event.line,
                             address: event.address,
@@ -146,8 +147,9 @@ impl Plan {
                         });
                         plan.steps.push(step(What::Free { slot }));
                     }
-                    bytes = bytes.saturating_add(event.size);
-                    plan.peak_live = plan.peak_live.max(bytes);
+                    bytes += u128::from(event.size);
+                    let now = u64::try_from(bytes).unwrap_or(u64::MAX);
+                    plan.peak_live = plan.peak_live.max(now);
                     let size = usize::try_from(event.size).unwrap_or(usize::MAX);
                     plan.steps.push(step(What::Allocate { slot, size }));
                 }

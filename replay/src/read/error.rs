@@ -8,7 +8,7 @@ use std::path::PathBuf;
 #[non_exhaustive]
 pub enum ReadError {
     /// The file itself.
-    #[error("{}: cannot be read: {source}", path.display())]
+    #[error("{}: cannot be read", path.display())]
     Open {
         /// The log.
         path: PathBuf,
@@ -41,7 +41,7 @@ pub enum ReadError {
         found: String,
     },
     /// A line is no line of a CSV.
-    #[error("{}:{line}: not a line of a CSV: {source}", path.display())]
+    #[error("{}:{line}: not a line of a CSV in UTF-8", path.display())]
     Csv {
         /// The log.
         path: PathBuf,
@@ -64,13 +64,15 @@ pub enum ReadError {
         /// What is there.
         found: String,
     },
-    /// The file is not a pickle, or one of objects other than plain values.
-    #[error("{}: not a pickle of plain values: {source}", path.display())]
+    /// The file is not a pickle, or not a whole one.
+    #[error("{}: byte {offset}: not a whole pickle: {reason}", path.display())]
     Pickle {
         /// The log.
         path: PathBuf,
+        /// Where in the file, from 0.
+        offset: u64,
         /// Why.
-        source: serde_pickle::Error,
+        reason: &'static str,
     },
     /// A value of a snapshot is not what its place wants.
     #[error("{}: {place}: expected {expected}, found {found}", path.display())]

@@ -39,12 +39,15 @@ pub(super) fn read(path: &Path, reader: impl Read, device: Option<i64>) -> Resul
             other_devices += 1;
             continue;
         }
-        let action =
-            line.get(TYPE, "`Alloc` or `Free`", |text| match text.to_lowercase().as_str() {
+        let action = line.get(TYPE, "`Alloc`, `Alloc failure` or `Free`", |text| {
+            match text.to_lowercase().as_str() {
                 "alloc" | "allocate" => Some(Action::Allocate),
+                // Aquifer's own log has them.
+                "alloc failure" => Some(Action::Failure),
                 "free" | "dealloc" => Some(Action::Free),
                 _ => None,
-            })?;
+            }
+        })?;
         let start = line.get(START, "a time in seconds, or nothing", |text| match text {
             "" => Some(None),
             _ => text.parse::<f64>().ok().filter(|seconds| seconds.is_finite()).map(Some),

@@ -3,6 +3,7 @@
 mod cell;
 mod error;
 mod events;
+mod pickle;
 mod rmm;
 mod torch;
 

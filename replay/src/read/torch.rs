@@ -1,13 +1,10 @@
 //! PyTorch's memory snapshots: a pickle, of which nothing is run.
 
 use super::ReadError;
+use super::pickle::{Id, Pickle, Value};
 use crate::event::{Action, Event, Log, Names};
-use serde_pickle::{DeOptions, HashableValue, Value};
-use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::Path;
-
-type Dict = BTreeMap<HashableValue, Value>;
 
 /// `free_completed` is when the memory may serve again, so that is the free; `free_requested` and
 /// what happens to segments is the business of the allocator that wrote the log.
@@ -22,14 +19,23 @@ const PASSED_OVER: [&str; 8] = [
     "workspace_snapshot",
 ];
 
-pub(super) fn read(path: &Path, reader: impl Read, device: Option<i64>) -> Result<Log, ReadError> {
-    // Objects other than plain values become None: their constructors are not called.
-    let options = DeOptions::new().replace_unresolved_globals();
-    let value = serde_pickle::value_from_reader(reader, options)
-        .map_err(|source| ReadError::Pickle { path: path.to_owned(), source })?;
+pub(super) fn read(
+    path: &Path,
+    mut reader: impl Read,
+    device: Option<i64>,
+) -> Result<Log, ReadError> {
+    let mut bytes = Vec::new();
+    reader
+        .read_to_end(&mut bytes)
+        .map_err(|source| ReadError::Open { path: path.to_owned(), source })?;
+    let pickle = Pickle::read(&bytes).map_err(|broken| ReadError::Pickle {
+        path: path.to_owned(),
+        offset: broken.offset as u64,
+        reason: broken.reason,
+    })?;
     let root = Place { path, name: String::from("the snapshot") };
-    let snapshot = root.dict(&value, "a dict with `device_traces`")?;
-    let traces = match get(snapshot, "device_traces") {
+    let snapshot = root.dict(pickle.root(), "a dict with `device_traces`")?;
+    let traces = match pickle.look_up(snapshot, "device_traces") {
         Some(traces) => {
             root.at("['device_traces']").list(traces, "a list of traces, one a device")?
         }
@@ -38,7 +44,7 @@ pub(super) fn read(path: &Path, reader: impl Read, device: Option<i64>) -> Resul
     let mut lists = Vec::new();
     for (number, trace) in traces.iter().enumerate() {
         let place = Place { path, name: format!("device_traces[{number}]") };
-        lists.push(place.list(trace, "a list of events")?);
+        lists.push(place.list(pickle.get(*trace), "a list of events")?);
     }
     let chosen = match device {
         Some(device) => usize::try_from(device)
@@ -58,9 +64,9 @@ pub(super) fn read(path: &Path, reader: impl Read, device: Option<i64>) -> Resul
     let mut first = None;
     for (number, entry) in lists.get(chosen).copied().unwrap_or_default().iter().enumerate() {
         let place = Place { path, name: format!("device_traces[{chosen}][{number}]") };
-        let entry = place.dict(entry, "a dict")?;
-        let action = match get(entry, "action") {
-            Some(Value::String(action)) => action.as_str(),
+        let entry = place.dict(pickle.get(*entry), "a dict")?;
+        let action = match pickle.look_up(entry, "action") {
+            Some(Value::String(action)) => *action,
             found => return Err(place.at("['action']").unexpected("a string", found)),
         };
         let action = match action {
@@ -74,13 +80,12 @@ pub(super) fn read(path: &Path, reader: impl Read, device: Option<i64>) -> Resul
                     .wrong("an action of PyTorch's allocator", &format!("{action:?}")));
             }
         };
-        let number_of = |key: &'static str, expected| match get(entry, key) {
-            Some(Value::I64(number)) if *number >= 0 => Ok(*number as u64),
-            Some(Value::Int(number)) => u64::try_from(number.clone())
+        let number_of = |key: &'static str, expected| match pickle.look_up(entry, key) {
+            Some(Value::Int(number)) => u64::try_from(*number)
                 .map_err(|_| place.at(&format!("['{key}']")).wrong(expected, &number.to_string())),
             found => Err(place.at(&format!("['{key}']")).unexpected(expected, found)),
         };
-        let time = match get(entry, "time_us") {
+        let time = match pickle.look_up(entry, "time_us") {
             None => None,
             Some(_) => Some(number_of("time_us", "microseconds, an int")?),
         };
@@ -88,7 +93,7 @@ pub(super) fn read(path: &Path, reader: impl Read, device: Option<i64>) -> Resul
             let first = *first.get_or_insert(time);
             time.saturating_sub(first).saturating_mul(1000)
         });
-        let stream = match get(entry, "stream") {
+        let stream = match pickle.look_up(entry, "stream") {
             None => 0,
             Some(_) => number_of("stream", "a stream's handle, an int")?,
         };
@@ -118,10 +123,6 @@ pub(super) fn read(path: &Path, reader: impl Read, device: Option<i64>) -> Resul
     })
 }
 
-fn get<'a>(dict: &'a Dict, key: &str) -> Option<&'a Value> {
-    dict.get(&HashableValue::String(key.to_owned()))
-}
-
 /// A value's place in a snapshot, for errors.
 struct Place<'a> {
     path: &'a Path,
@@ -133,14 +134,18 @@ impl Place<'_> {
         Place { path: self.path, name: format!("{}{key}", self.name) }
     }
 
-    fn list<'v>(&self, value: &'v Value, expected: &'static str) -> Result<&'v [Value], ReadError> {
+    fn list<'v>(&self, value: &'v Value, expected: &'static str) -> Result<&'v [Id], ReadError> {
         match value {
-            Value::List(list) | Value::Tuple(list) => Ok(list),
+            Value::List(list) => Ok(list),
             found => Err(self.unexpected(expected, Some(found))),
         }
     }
 
-    fn dict<'v>(&self, value: &'v Value, expected: &'static str) -> Result<&'v Dict, ReadError> {
+    fn dict<'v>(
+        &self,
+        value: &'v Value,
+        expected: &'static str,
+    ) -> Result<&'v [(Id, Id)], ReadError> {
         match value {
             Value::Dict(dict) => Ok(dict),
             found => Err(self.unexpected(expected, Some(found))),
@@ -151,15 +156,16 @@ impl Place<'_> {
         let found = match found {
             None => "nothing",
             Some(Value::None) => "None",
-            Some(Value::Bool(_)) => "a bool",
-            Some(Value::I64(_) | Value::Int(_)) => "another int",
-            Some(Value::F64(_)) => "a float",
-            Some(Value::Bytes(_)) => "bytes",
+            Some(Value::Bool) => "a bool",
+            Some(Value::Int(_)) => "another int",
+            Some(Value::LongInt) => "an int that no address has",
+            Some(Value::Float) => "a float",
+            Some(Value::Bytes) => "bytes",
             Some(Value::String(_)) => "a string",
             Some(Value::List(_)) => "a list",
-            Some(Value::Tuple(_)) => "a tuple",
-            Some(Value::Set(_) | Value::FrozenSet(_)) => "a set",
+            Some(Value::Set) => "a set",
             Some(Value::Dict(_)) => "a dict",
+            Some(Value::Object) => "an object, which is not made here",
         };
         self.wrong(expected, found)
     }
