@@ -65,7 +65,7 @@ pub struct Replayed {
 const STRIDE: usize = 4096;
 
 /// How often a pool's statistics are read at most.
-const SAMPLES: usize = 1024;
+const SAMPLES: usize = 256;
 
 /// Replays a plan twice, each time on a device of its own: for the time, and to look. `progress` is
 /// called now and then with how many steps are done, of twice the plan's.
@@ -91,7 +91,12 @@ pub fn replay(
 ///
 /// As [`replay`].
 pub fn is_served(plan: &Plan, options: &Options) -> Result<bool, Error> {
-    Ok(once(plan, options, Purpose::Try, &|_| {})?.failures.is_empty())
+    match once(plan, options, Purpose::Try, &|_| {}) {
+        Ok(pass) => Ok(pass.failures.is_empty()),
+        // Not even the resource could be made.
+        Err(error) if is_full(&error) => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]

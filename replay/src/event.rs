@@ -47,6 +47,8 @@ pub struct Log {
     pub device: Option<i64>,
     /// Events of other devices, which were left out.
     pub other_devices: usize,
+    /// The last line, if it is no whole line: its writer was killed. It is no event.
+    pub cut: Option<u64>,
     /// What a line is called: `line` of a text, `record` of a snapshot.
     pub line_word: &'static str,
 }

@@ -55,6 +55,11 @@ pub enum Problem {
         /// The address.
         address: u64,
     },
+    /// The last line is no whole line: whoever wrote the log was killed.
+    Cut {
+        /// Where.
+        line: u64,
+    },
 }
 
 impl fmt::Display for Problem {
@@ -65,6 +70,9 @@ impl fmt::Display for Problem {
             }
             Self::FreedUnknown { line, address } => {
                 write!(f, "{line}: {address:#x} is freed, and was not allocated")
+            }
+            Self::Cut { line } => {
+                write!(f, "{line}: the last line is cut off: the program that wrote it was killed")
             }
         }
     }
@@ -90,7 +98,7 @@ pub struct Plan {
     /// Allocations of no bytes and frees of no address. They are not replayed.
     pub empty: usize,
     /// What cannot have happened, and how it was taken: memory that is allocated twice was freed
-    /// just before; a free of the unknown is left out.
+    /// just before; a free of the unknown and a line that is cut off are left out.
     pub problems: Vec<Problem>,
     /// What a line is called: `line` of a text, `record` of a snapshot.
     pub line_word: &'static str,
@@ -155,6 +163,7 @@ impl Plan {
                 }
             }
         }
+        plan.problems.extend(log.cut.map(|line| Problem::Cut { line }));
         plan.leaks = live.len();
         plan
     }

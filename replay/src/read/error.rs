@@ -28,6 +28,14 @@ pub enum ReadError {
         /// Its first line.
         found: String,
     },
+    /// The file is nothing that a log can be.
+    #[error("{}: {what}", path.display())]
+    NoLog {
+        /// The log.
+        path: PathBuf,
+        /// What it is, and what to do.
+        what: &'static str,
+    },
     /// The header lacks a column.
     #[error("{}:1: no column {column}: expected the header `{expected}`, found `{found}`", path.display())]
     Header {

@@ -119,6 +119,7 @@ pub(super) fn read(
         streams: streams.into_vec(),
         device: Some(chosen as i64),
         other_devices,
+        cut: None,
         line_word: "record",
     })
 }
