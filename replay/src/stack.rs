@@ -69,7 +69,9 @@ impl Stack {
         let (device, limit) = match options.backend {
             Backend::Simulated => {
                 let capacity = options.capacity.unwrap_or(SIMULATED_CAPACITY);
-                (Device::simulated(SimConfig::default().capacity(capacity)), Some(capacity))
+                // Nothing is written, so a log of a large GPU needs none of its memory here.
+                let config = SimConfig::default().capacity(capacity).without_poison();
+                (Device::simulated(config), Some(capacity))
             }
             Backend::Cuda(ordinal) => (Device::open(ordinal)?, options.capacity),
         };

@@ -59,6 +59,27 @@ fn every_format_and_resource() {
     }
 }
 
+/// Nobody who replays a log of a large GPU has as much memory.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_log_of_more_than_the_host_has() {
+    let name = Path::new(env!("CARGO_TARGET_TMPDIR")).join("large.csv");
+    let mut text = String::from("Thread,Time,Action,Pointer,Size,Stream\n");
+    // 256 GiB in blocks of which each fits, and one of 512 GiB.
+    for at in 1..=8192_u64 {
+        text += &format!("1,00:00:00.0,allocate,{:#x},33554432,0\n", at << 40);
+    }
+    text += "1,00:00:00.0,allocate,0x1,549755813888,0\n";
+    std::fs::write(&name, text).unwrap();
+    for resource in ["pool", "arena", "managed"] {
+        let arguments = ["--capacity", "900GiB", "--resource", resource, "--json"];
+        let output = replay(name.to_str().unwrap(), &arguments);
+        let all: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(all["report"]["peak_live"], 768_u64 << 30, "{resource}: {output:?}");
+        assert_eq!(output.status.code(), Some(0), "{resource}");
+    }
+}
+
 #[test]
 fn what_is_refused_is_the_exit_status() {
     let output = replay("too_large.rmm.csv", &["--capacity", "1GiB"]);
