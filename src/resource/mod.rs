@@ -68,6 +68,9 @@ use std::ptr::NonNull;
 /// | [`AsyncResource`] | each block, to the byte, in stream order |
 /// | [`PinnedResource`](crate::PinnedResource) | each block, to its last page |
 /// | [`PoolResource`], [`PinnedPool`](crate::PinnedPool) | one large block for each of the upstream's: an access past a block's end, or after its free, is inside it and not seen |
+/// | [`FixedSizeResource`], [`ArenaResource`] | the same: one for each chunk, or for the whole arena |
+/// | [`BinningResource`] | what the bin is that serves the size |
+/// | [`CallbackResource`] | what its closure allocates |
 /// | [`SystemResource`] | nothing: it is the host's heap |
 /// | an adaptor | what its upstream is |
 ///
@@ -141,7 +144,8 @@ pub unsafe trait DeviceResource: fmt::Debug + Send + Sync {
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock>;
 
     /// Which resources stand for this one: those of the same identity take back what it handed out,
-    /// and are equal when they are type-erased. Itself alone unless a resource knows better.
+    /// and are equal when they are type-erased. Itself alone unless a resource knows better: one whose
+    /// clones share a state behind an `Arc` returns `ResourceId::of_state::<Self, _>(Arc::as_ptr(..))`.
     fn identity(&self) -> ResourceId {
         ResourceId::of_object(self)
     }
