@@ -67,7 +67,7 @@ pub(crate) struct Arguments {
     /// Go on where the log cannot have happened
     ///
     /// An address that is allocated again is taken as freed before; a free of memory that was not
-    /// allocated is left out. A snapshot of PyTorch that began in the middle of a program has many.
+    /// allocated is left out, and so is a last line that is cut off. A snapshot of PyTorch that began in the middle of a program has many.
     #[arg(long)]
     pub(crate) lenient: bool,
 
@@ -97,6 +97,9 @@ Examples:
   Where does the memory go? Look at it in a browser, or at https://ui.perfetto.dev:
       aquifer-replay rmm_log.csv --picture memory.svg --trace memory.json
 
+  The log of a program that was killed, whose last line is cut off:
+      aquifer-replay rmm_log.csv --lenient
+
   A snapshot of PyTorch that began in the middle of a program, on the second GPU of its machine:
       aquifer-replay snapshot.pickle --log-device 1 --lenient
 
@@ -104,6 +107,7 @@ Examples:
       cargo run --release -p aquifer-replay -- rmm_log.csv --backend cuda
 
 How to write a log:
+  Aquifer wraps a resource in LoggingAdaptor::new(resource, \"rmm_log.csv\").
   RMM in C++ wraps a resource in rmm::mr::logging_resource_adaptor; in Python it is
   rmm.reinitialize(logging=True, log_file_name=\"rmm_log.csv\").
   PyTorch calls torch.cuda.memory._record_memory_history(), and at the end
@@ -112,9 +116,13 @@ How to write a log:
 Exit status: 0 all was served, 1 an error, 2 wrong arguments, 3 allocations were refused.";
 
 fn bytes(text: &str) -> Result<u64, String> {
-    let size: ByteSize = text.parse().map_err(|error| format!("{error}; try 4GiB or 512MiB"))?;
+    let size: ByteSize = text
+        .parse()
+        .map_err(|_| String::from("no number of bytes; try 4GiB, 512MiB or 1000000"))?;
     match size.as_u64() {
-        0 => Err(String::from("0 bytes serve nothing")),
+        0..256 => Err(String::from("less than 256 bytes serve nothing")),
+        // What is larger than any number of bytes is read as the largest.
+        bytes if bytes > 1 << 60 => Err(String::from("more than 1 EiB; try 4GiB or 512MiB")),
         bytes => Ok(bytes),
     }
 }
@@ -129,6 +137,10 @@ enum ResourceName {
     Async,
     /// Managed memory, which the driver moves
     Managed,
+    /// RMM's bins, 256 KiB to 4 MiB, over a pool
+    Binning,
+    /// An arena, which takes the whole capacity at once
+    Arena,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -159,6 +171,8 @@ impl Arguments {
                 ResourceName::Cuda => Resource::Cuda,
                 ResourceName::Async => Resource::Async,
                 ResourceName::Managed => Resource::Managed,
+                ResourceName::Binning => Resource::Binning,
+                ResourceName::Arena => Resource::Arena,
             },
             backend: match self.backend {
                 BackendName::Sim => Backend::Simulated,

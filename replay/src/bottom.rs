@@ -3,6 +3,7 @@
 use aquifer::{
     Device, DeviceBlock, DeviceLayout, DeviceResource, Error, ErrorKind, Result, Stream,
 };
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -28,7 +29,14 @@ pub(crate) struct Counts {
     limit: Option<u64>,
     /// The step that is being replayed, written by the engine.
     pub(crate) now: AtomicUsize,
-    segments: Option<Mutex<Vec<Segment>>>,
+    segments: Option<Mutex<Segments>>,
+}
+
+#[derive(Debug, Default)]
+struct Segments {
+    all: Vec<Segment>,
+    /// By address, those that are held: their places in `all`.
+    held: HashMap<u64, usize>,
 }
 
 impl Counts {
@@ -51,7 +59,7 @@ impl Counts {
 
     pub(crate) fn segments(&self) -> Vec<Segment> {
         let Some(segments) = &self.segments else { return Vec::new() };
-        segments.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        segments.lock().unwrap_or_else(PoisonError::into_inner).all.clone()
     }
 
     /// Counts bytes before they are asked for, so that a limit holds whoever else asks.
@@ -76,7 +84,10 @@ impl Counts {
     fn taken(&self, block: &DeviceBlock) {
         self.peak.fetch_max(self.reserved(), Ordering::Relaxed);
         if let Some(segments) = &self.segments {
-            segments.lock().unwrap_or_else(PoisonError::into_inner).push(Segment {
+            let mut segments = segments.lock().unwrap_or_else(PoisonError::into_inner);
+            let place = segments.all.len();
+            segments.held.insert(block.address(), place);
+            segments.all.push(Segment {
                 address: block.address(),
                 bytes: block.bytes() as u64,
                 from: self.now.load(Ordering::Relaxed),
@@ -89,11 +100,8 @@ impl Counts {
         self.reserved.fetch_sub(block.bytes() as u64, Ordering::Relaxed);
         if let Some(segments) = &self.segments {
             let mut segments = segments.lock().unwrap_or_else(PoisonError::into_inner);
-            let open = segments
-                .iter_mut()
-                .rev()
-                .find(|segment| segment.to == usize::MAX && segment.address == block.address());
-            if let Some(segment) = open {
+            let place = segments.held.remove(&block.address());
+            if let Some(segment) = place.and_then(|place| segments.all.get_mut(place)) {
                 segment.to = self.now.load(Ordering::Relaxed);
             }
         }

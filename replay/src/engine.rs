@@ -5,7 +5,7 @@ use crate::plan::{Plan, What};
 use crate::report::{Failed, Report};
 use crate::stack::{Options, Stack, is_full};
 use crate::turns::{runs, take};
-use aquifer::{DeviceBlock, DeviceLayout, Error};
+use aquifer::{DeviceBlock, DeviceLayout, Error, ErrorKind};
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, PoisonError};
@@ -65,7 +65,7 @@ pub struct Replayed {
 const STRIDE: usize = 4096;
 
 /// How often a pool's statistics are read at most.
-const SAMPLES: usize = 1024;
+const SAMPLES: usize = 256;
 
 /// Replays a plan twice, each time on a device of its own: for the time, and to look. `progress` is
 /// called now and then with how many steps are done, of twice the plan's.
@@ -91,7 +91,12 @@ pub fn replay(
 ///
 /// As [`replay`].
 pub fn is_served(plan: &Plan, options: &Options) -> Result<bool, Error> {
-    Ok(once(plan, options, Purpose::Try, &|_| {})?.failures.is_empty())
+    match once(plan, options, Purpose::Try, &|_| {}) {
+        Ok(pass) => Ok(pass.failures.is_empty()),
+        // Not even the resource could be made.
+        Err(error) if is_full(&error) => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -155,7 +160,7 @@ fn once(
     let calls = stack.driver_calls();
     let state = Mutex::new(state);
     let start = Instant::now();
-    take(&runs(&plan.steps), plan.threads.len(), &|steps| {
+    let taken = take(&runs(&plan.steps), &|steps| {
         // Never contended: only who has the turn comes here.
         let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
         for part in parts(steps) {
@@ -168,6 +173,10 @@ fn once(
             }
         }
     });
+    taken.map_err(|error| {
+        let what = format!("a thread for one of the log's cannot be made: {error}");
+        Error::new(ErrorKind::Io, what)
+    })?;
     let wall = start.elapsed();
     let mut state = state.into_inner().unwrap_or_else(PoisonError::into_inner);
     let pass = &mut state.pass;
@@ -273,7 +282,7 @@ impl State {
 
     fn failed(&mut self, line: u64, size: usize, error: Error) {
         // A size that no address space holds is refused by its layout.
-        if is_full(&error) || error.kind() == aquifer::ErrorKind::InvalidArgument {
+        if is_full(&error) || error.kind() == ErrorKind::InvalidArgument {
             self.pass.failures.push(Failed { line, bytes: size as u64, error: error.to_string() });
         } else {
             self.error = Some(error);

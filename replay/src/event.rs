@@ -1,5 +1,7 @@
 //! What all logs are read into.
 
+use std::collections::HashMap;
+
 /// What one line of a log says was done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
@@ -45,6 +47,8 @@ pub struct Log {
     pub device: Option<i64>,
     /// Events of other devices, which were left out.
     pub other_devices: usize,
+    /// The last line, if it is no whole line: its writer was killed. It is no event.
+    pub cut: Option<u64>,
     /// What a line is called: `line` of a text, `record` of a snapshot.
     pub line_word: &'static str,
 }
@@ -52,19 +56,26 @@ pub struct Log {
 /// Gives names numbers in the order of their first use.
 #[derive(Debug, Default)]
 pub(crate) struct Names {
+    numbers: HashMap<String, usize>,
     names: Vec<String>,
+    /// A log names the same one many times in a row.
+    last: usize,
 }
 
 impl Names {
     pub(crate) fn number(&mut self, name: &str) -> usize {
-        // A log names the same few over and over, the last one most of all.
-        match self.names.iter().rposition(|known| known == name) {
-            Some(at) => at,
+        if self.names.get(self.last).is_some_and(|last| last == name) {
+            return self.last;
+        }
+        self.last = match self.numbers.get(name) {
+            Some(number) => *number,
             None => {
+                self.numbers.insert(name.to_owned(), self.names.len());
                 self.names.push(name.to_owned());
                 self.names.len() - 1
             }
-        }
+        };
+        self.last
     }
 
     pub(crate) fn into_vec(self) -> Vec<String> {

@@ -1,17 +1,20 @@
 //! `aquifer-replay`: replays a log of device memory.
 
 mod arguments;
+mod output;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use aquifer_replay::bisect::{Bisected, bisect};
 use aquifer_replay::engine::{Replayed, replay};
 use aquifer_replay::plan::Plan;
+use aquifer_replay::stack::Backend;
 use aquifer_replay::{picture, read, trace};
 use arguments::Arguments;
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
-use std::fs::File;
-use std::io::{self, BufWriter, Write};
+use output::Output;
+use std::io::{self, Write};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -41,6 +44,12 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
         writeln!(io::stderr(), "{name}: device {device}; {others} events of others left out")?;
     }
     told(arguments, &plan)?;
+    // Before the replay, which may be long.
+    let output = |path: &Option<PathBuf>| match path {
+        Some(path) => Output::new(path, &arguments.log).map(Some),
+        None => Ok(None),
+    };
+    let (trace, picture) = (output(&arguments.trace)?, output(&arguments.picture)?);
     let mut options = arguments.options();
     let mut bisected = None;
     if arguments.bisect {
@@ -61,17 +70,19 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
         )?);
     let replayed = replay(&plan, &options, &|steps| bar.set_position(steps as u64))?;
     bar.finish_and_clear();
-    if let Some(path) = &arguments.trace {
-        let file = File::create(path)
-            .and_then(|file| trace::write(&plan, &replayed, BufWriter::new(file)));
-        file.with_context(|| format!("{}: the trace cannot be written", path.display()))?;
+    if let Some(out) = trace {
+        out.write(|file| trace::write(&plan, &replayed, file))?;
     }
-    if let Some(path) = &arguments.picture {
-        std::fs::write(path, picture::draw(&plan, &replayed))
-            .with_context(|| format!("{}: the picture cannot be written", path.display()))?;
+    if let Some(out) = picture {
+        out.write(|file| file.write_all(picture::draw(&plan, &replayed).as_bytes()))?;
     }
     print(arguments, &replayed, bisected)?;
     let refused = !replayed.report.failures.is_empty();
+    if refused && options.backend == Backend::Simulated && options.capacity.is_none() {
+        let hint = "a simulated device has 4 GiB unless --capacity says otherwise; --bisect finds how \
+                    much suffices";
+        writeln!(io::stderr(), "hint: {hint}")?;
+    }
     Ok(if refused { ExitCode::from(REFUSED) } else { ExitCode::SUCCESS })
 }
 
@@ -88,9 +99,12 @@ fn told(arguments: &Arguments, plan: &Plan) -> Result<()> {
     if count > SHOWN {
         writeln!(io::stderr(), "{name}: and {} more", count - SHOWN)?;
     }
-    let word = plan.line_word;
+    let (word, them) = (plan.line_word, if count == 1 { "it" } else { "them" });
+    let words = if count == 1 { format!("1 {word}") } else { format!("{count} {word}s") };
     if !arguments.lenient {
-        bail!("{count} {word}s of {name} cannot have happened; --lenient goes on without them");
+        bail!(
+            "{words} of {name} cannot have happened as written; --lenient goes on without {them}"
+        );
     }
     Ok(())
 }

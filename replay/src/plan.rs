@@ -55,6 +55,11 @@ pub enum Problem {
         /// The address.
         address: u64,
     },
+    /// The last line is no whole line: whoever wrote the log was killed.
+    Cut {
+        /// Where.
+        line: u64,
+    },
 }
 
 impl fmt::Display for Problem {
@@ -65,6 +70,9 @@ impl fmt::Display for Problem {
             }
             Self::FreedUnknown { line, address } => {
                 write!(f, "{line}: {address:#x} is freed, and was not allocated")
+            }
+            Self::Cut { line } => {
+                write!(f, "{line}: the last line is cut off: the program that wrote it was killed")
             }
         }
     }
@@ -90,7 +98,7 @@ pub struct Plan {
     /// Allocations of no bytes and frees of no address. They are not replayed.
     pub empty: usize,
     /// What cannot have happened, and how it was taken: memory that is allocated twice was freed
-    /// just before; a free of the unknown is left out.
+    /// just before; a free of the unknown and a line that is cut off are left out.
     pub problems: Vec<Problem>,
     /// What a line is called: `line` of a text, `record` of a snapshot.
     pub line_word: &'static str,
@@ -108,7 +116,8 @@ impl Plan {
         };
         // By address: the allocation, its line, its bytes.
         let mut live: HashMap<u64, (usize, u64, u64)> = HashMap::new();
-        let mut bytes = 0_u64;
+        // Sizes are anybody's, and their sum may pass 64 bits.
+        let mut bytes = 0_u128;
         for event in &log.events {
             let step = |what| Step {
                 line: event.line,
@@ -124,7 +133,7 @@ impl Plan {
                 Action::Free if event.address == 0 => plan.empty += 1,
                 Action::Free => match live.remove(&event.address) {
                     Some((slot, _, size)) => {
-                        bytes -= size;
+                        bytes -= u128::from(size);
                         plan.steps.push(step(What::Free { slot }));
                     }
                     // The address that a zero-size allocation got.
@@ -138,7 +147,7 @@ impl Plan {
                     plan.slots += 1;
                     let entry = (slot, event.line, event.size);
                     if let Some((slot, before, size)) = live.insert(event.address, entry) {
-                        bytes -= size;
+                        bytes -= u128::from(size);
                         plan.problems.push(Problem::AllocatedTwice {
                             line: event.line,
                             address: event.address,
@@ -146,13 +155,15 @@ impl Plan {
                         });
                         plan.steps.push(step(What::Free { slot }));
                     }
-                    bytes = bytes.saturating_add(event.size);
-                    plan.peak_live = plan.peak_live.max(bytes);
+                    bytes += u128::from(event.size);
+                    let now = u64::try_from(bytes).unwrap_or(u64::MAX);
+                    plan.peak_live = plan.peak_live.max(now);
                     let size = usize::try_from(event.size).unwrap_or(usize::MAX);
                     plan.steps.push(step(What::Allocate { slot, size }));
                 }
             }
         }
+        plan.problems.extend(log.cut.map(|line| Problem::Cut { line }));
         plan.leaks = live.len();
         plan
     }

@@ -181,6 +181,7 @@ impl fmt::Display for Report {
             "leaks",
             match self.leaks {
                 0 => String::from("none"),
+                1 => format!("1 allocation, {}", bytes(self.leaked_bytes)),
                 leaks => format!("{leaks} allocations, {}", bytes(self.leaked_bytes)),
             },
         )?;

@@ -3,8 +3,8 @@
 use crate::bottom::{Counting, Counts};
 use aquifer::sim::SimConfig;
 use aquifer::{
-    AsyncResource, CudaResource, Device, DeviceResource, ErrorKind, ManagedResource, PoolResource,
-    PoolStatistics, Result, Stream,
+    ArenaResource, AsyncResource, BinningResource, CudaResource, Device, DeviceResource, Error,
+    ErrorKind, ManagedResource, PoolResource, PoolStatistics, Result, Stream,
 };
 use std::sync::Arc;
 
@@ -20,6 +20,10 @@ pub enum Resource {
     Async,
     /// Managed memory: `cuMemAllocManaged` for each allocation.
     Managed,
+    /// Bins of 256 KiB to 4 MiB, RMM's, over a pool that serves what is larger.
+    Binning,
+    /// An arena, which takes the whole capacity at once: half of what is free on a GPU without one.
+    Arena,
 }
 
 /// The device below.
@@ -52,34 +56,55 @@ pub(crate) struct Stack {
     pub(crate) resource: Arc<dyn DeviceResource>,
     pub(crate) streams: Vec<Stream>,
     pub(crate) counts: Arc<Counts>,
-    pool: Option<PoolResource<Counting<CudaResource>>>,
+    statistics: Option<Box<Statistics>>,
 }
+
+type Statistics = dyn Fn() -> PoolStatistics + Send + Sync;
+
+/// The least that an arena takes.
+const LEAST_ARENA: u64 = 1 << 20;
 
 impl Stack {
     pub(crate) fn new(options: &Options, streams: &[String], observe: bool) -> Result<Self> {
         let (device, limit) = match options.backend {
             Backend::Simulated => {
                 let capacity = options.capacity.unwrap_or(SIMULATED_CAPACITY);
-                (Device::simulated(SimConfig::default().capacity(capacity)), Some(capacity))
+                // Nothing is written, so a log of a large GPU needs none of its memory here.
+                let config = SimConfig::default().capacity(capacity).without_poison();
+                (Device::simulated(config), Some(capacity))
             }
             Backend::Cuda(ordinal) => (Device::open(ordinal)?, options.capacity),
         };
         let counts = Arc::new(Counts::new(limit, observe));
-        let mut pool = None;
+        let mut statistics: Option<Box<Statistics>> = None;
+        let bottom = || Counting::new(CudaResource::new(&device), counts.clone());
+        // What is more than an address space is no limit.
+        let most = limit.map(|limit| limit.min(1 << 48) as usize & !255);
+        let mut pool = || {
+            let mut options = PoolResource::builder(bottom());
+            if let Some(most) = most {
+                options = options.maximum_size(most);
+            }
+            let made = options.build()?;
+            let pool = made.clone();
+            statistics = Some(Box::new(move || pool.statistics()));
+            Ok::<_, Error>(made)
+        };
         let resource: Arc<dyn DeviceResource> = match options.resource {
-            Resource::Pool => {
-                let bottom = Counting::new(CudaResource::new(&device), counts.clone());
-                let mut options = PoolResource::builder(bottom);
-                if let Some(limit) = limit {
-                    // What is more than an address space is no limit.
-                    let limit = usize::try_from(limit).unwrap_or(usize::MAX).min(1 << 48);
-                    options = options.maximum_size(limit & !255);
+            Resource::Pool => Arc::new(pool()?),
+            Resource::Binning => Arc::new(BinningResource::new(pool()?)?),
+            Resource::Arena => {
+                let mut options = ArenaResource::builder(bottom());
+                if let Some(most) = most {
+                    // Less is refused as too much for the capacity, which it is.
+                    options = options.arena_size(most.max(LEAST_ARENA as usize));
                 }
                 let made = options.build()?;
-                pool = Some(made.clone());
+                let arena = made.clone();
+                statistics = Some(Box::new(move || arena.statistics()));
                 Arc::new(made)
             }
-            Resource::Cuda => Arc::new(Counting::new(CudaResource::new(&device), counts.clone())),
+            Resource::Cuda => Arc::new(bottom()),
             Resource::Async => {
                 Arc::new(Counting::new(AsyncResource::new(&device)?, counts.clone()))
             }
@@ -94,11 +119,11 @@ impl Stack {
                 _ => device.new_stream(),
             })
             .collect::<Result<_>>()?;
-        Ok(Self { device, resource, streams, counts, pool })
+        Ok(Self { device, resource, streams, counts, statistics })
     }
 
     pub(crate) fn statistics(&self) -> Option<PoolStatistics> {
-        self.pool.as_ref().map(PoolResource::statistics)
+        self.statistics.as_ref().map(|statistics| statistics())
     }
 
     /// Calls of the driver so far, where the device counts them.
@@ -118,6 +143,6 @@ impl Stack {
 }
 
 /// Whether an error is the answer of a resource that is full, and not the end of a replay.
-pub(crate) fn is_full(error: &aquifer::Error) -> bool {
+pub(crate) fn is_full(error: &Error) -> bool {
     error.kind() == ErrorKind::OutOfMemory
 }

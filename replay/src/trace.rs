@@ -68,24 +68,26 @@ fn track(stream: &str) -> String {
     format!("stream {stream}")
 }
 
-/// When a step was, in microseconds.
-struct Clock<'a> {
-    steps: &'a [Step],
-    timed: bool,
-}
+/// When each step was: in nanoseconds that never go back, though threads write their lines a little
+/// out of order, since nothing may end before it begins. `None` if the log does not tell.
+struct Clock(Option<Vec<u64>>);
 
-impl<'a> Clock<'a> {
-    fn new(steps: &'a [Step]) -> Self {
-        Self { steps, timed: steps.iter().all(|step| step.time.is_some()) }
+impl Clock {
+    fn new(steps: &[Step]) -> Self {
+        let mut last = 0;
+        let times = steps.iter().map(|step| {
+            last = last.max(step.time?);
+            Some(last)
+        });
+        Self(times.collect())
     }
 
-    /// Of the number behind the last step: the end.
+    /// Of a step, or of the number behind the last one: the end. In microseconds.
     fn at(&self, step: usize) -> f64 {
-        if !self.timed {
-            return step as f64;
+        match &self.0 {
+            None => step as f64,
+            Some(times) => times.get(step).or(times.last()).copied().unwrap_or(0) as f64 / 1000.0,
         }
-        let step = self.steps.get(step).or(self.steps.last());
-        step.and_then(|step| step.time).unwrap_or(0) as f64 / 1000.0
     }
 }
 

@@ -1,10 +1,14 @@
 //! Threads that take turns, so that a log keeps its order.
 
 use crate::plan::Step;
+use std::io;
 use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{self, Thread};
+
+/// Threads of a replay at most; where a log has more, they share these.
+pub(crate) const THREADS: usize = 64;
 
 /// Steps that one thread makes in a row.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,48 +21,67 @@ pub(crate) struct Run {
 pub(crate) fn runs(steps: &[Step]) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     for (at, step) in steps.iter().enumerate() {
+        let thread = step.thread % THREADS;
         match runs.last_mut() {
-            Some(run) if run.thread == step.thread => run.steps.end = at + 1,
-            _ => runs.push(Run { thread: step.thread, steps: at..at + 1 }),
+            Some(run) if run.thread == thread => run.steps.end = at + 1,
+            _ => runs.push(Run { thread, steps: at..at + 1 }),
         }
     }
     runs
 }
 
-/// A turn that nobody has: a thread panicked.
+/// A turn that nobody has: a thread panicked, or could not be made.
 const BROKEN: usize = usize::MAX;
 
 /// Calls `make` with the steps of each run, in their order, on one thread for each of the log's.
 /// With a single one, on the calling thread and without synchronisation.
-pub(crate) fn take(runs: &[Run], threads: usize, make: &(dyn Fn(Range<usize>) + Sync)) {
+///
+/// # Errors
+///
+/// If a thread cannot be made. Then `make` was not called.
+pub(crate) fn take(runs: &[Run], make: &(dyn Fn(Range<usize>) + Sync)) -> io::Result<()> {
     let single = runs.windows(2).all(|two| two[0].thread == two[1].thread);
     if single {
         runs.iter().for_each(|run| make(run.steps.clone()));
-        return;
+        return Ok(());
+    }
+    let mut turns: Vec<Vec<usize>> = Vec::new();
+    for (number, run) in runs.iter().enumerate() {
+        turns.resize(turns.len().max(run.thread + 1), Vec::new());
+        turns[run.thread].push(number);
     }
     let turn = AtomicUsize::new(0);
     let handles: OnceLock<Vec<Thread>> = OnceLock::new();
     thread::scope(|scope| {
-        let workers: Vec<_> = (0..threads)
-            .map(|own| {
-                let (turn, handles) = (&turn, &handles);
-                scope.spawn(move || worker(runs, own, turn, handles, make))
-            })
-            .collect();
-        // The workers wait for this before they hand over.
-        let _ = handles.set(workers.iter().map(|worker| worker.thread().clone()).collect());
-    });
+        let mut made = Vec::new();
+        for own in &turns {
+            let (turn, handles) = (&turn, &handles);
+            let worker = move || worker(runs, own, turn, handles, make);
+            match thread::Builder::new().spawn_scoped(scope, worker) {
+                Ok(worker) => made.push(worker.thread().clone()),
+                Err(error) => {
+                    turn.store(BROKEN, Ordering::Release);
+                    let _ = handles.set(Vec::new());
+                    return Err(error);
+                }
+            }
+        }
+        // The workers wait for this before they begin.
+        let _ = handles.set(made);
+        Ok(())
+    })
 }
 
 fn worker(
     runs: &[Run],
-    own: usize,
+    own: &[usize],
     turn: &AtomicUsize,
     handles: &OnceLock<Vec<Thread>>,
     make: &(dyn Fn(Range<usize>) + Sync),
 ) {
+    let handles = handles.wait();
     let guard = Guard { turn, handles };
-    for (number, run) in runs.iter().enumerate().filter(|(_, run)| run.thread == own) {
+    for &number in own {
         loop {
             // Acquire: what the thread before did is seen.
             match turn.load(Ordering::Acquire) {
@@ -67,10 +90,10 @@ fn worker(
                 _ => thread::park(),
             }
         }
-        make(run.steps.clone());
+        make(runs[number].steps.clone());
         turn.store(number + 1, Ordering::Release);
         if let Some(next) = runs.get(number + 1)
-            && let Some(thread) = handles.wait().get(next.thread)
+            && let Some(thread) = handles.get(next.thread)
         {
             thread.unpark();
         }
@@ -81,14 +104,14 @@ fn worker(
 /// Lets the others go when a thread panics.
 struct Guard<'a> {
     turn: &'a AtomicUsize,
-    handles: &'a OnceLock<Vec<Thread>>,
+    handles: &'a [Thread],
 }
 
 impl Drop for Guard<'_> {
     fn drop(&mut self) {
         if thread::panicking() {
             self.turn.store(BROKEN, Ordering::Release);
-            self.handles.wait().iter().for_each(Thread::unpark);
+            self.handles.iter().for_each(Thread::unpark);
         }
     }
 }
@@ -119,10 +142,11 @@ mod tests {
         let runs = runs(&steps(&of));
         assert!(runs.len() < of.len());
         let seen = Mutex::new(Vec::new());
-        take(&runs, 5, &|range| {
+        take(&runs, &|range| {
             let me = thread::current().id();
             seen.lock().unwrap().extend(range.map(|at| (at, me)));
-        });
+        })
+        .unwrap();
         let seen = seen.into_inner().unwrap();
         assert!(seen.iter().map(|(at, _)| *at).eq(0..999));
         // One thread of ours for each of theirs.
@@ -133,16 +157,28 @@ mod tests {
     #[test]
     fn a_single_thread_is_the_callers() {
         let here = thread::current().id();
-        take(&runs(&steps(&[3, 3, 3])), 4, &|range| {
+        take(&runs(&steps(&[3, 3, 3])), &|range| {
             assert_eq!((range, thread::current().id()), (0..3, here));
-        });
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn many_threads_share_a_few() {
+        let runs = runs(&steps(&(0..3 * THREADS).collect::<Vec<_>>()));
+        let seen = Mutex::new(HashSet::new());
+        take(&runs, &|_| {
+            seen.lock().unwrap().insert(thread::current().id());
+        })
+        .unwrap();
+        assert_eq!(seen.into_inner().unwrap().len(), THREADS);
     }
 
     #[test]
     fn a_panic_reaches_the_caller() {
         let runs = runs(&steps(&[0, 1, 2, 0, 1, 2]));
         let caught = std::panic::catch_unwind(|| {
-            take(&runs, 3, &|range| assert_ne!(range.start, 2, "on purpose"));
+            take(&runs, &|range| assert_ne!(range.start, 2, "on purpose"))
         });
         assert!(caught.is_err());
     }

@@ -143,7 +143,8 @@ pub unsafe trait DeviceResource: fmt::Debug + Send + Sync {
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock>;
 
     /// Which resources stand for this one: those of the same identity take back what it handed out,
-    /// and are equal when they are type-erased. Itself alone unless a resource knows better.
+    /// and are equal when they are type-erased. Itself alone unless a resource knows better: one whose
+    /// clones share a state behind an `Arc` returns `ResourceId::of_state::<Self, _>(Arc::as_ptr(..))`.
     fn identity(&self) -> ResourceId {
         ResourceId::of_object(self)
     }

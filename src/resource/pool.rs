@@ -206,6 +206,9 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
                     ),
                 )
                 .advise(match maximum {
+                    options::UNLIMITED if upstream.is_some() => {
+                        "free some memory, or use a device or an upstream with more of it"
+                    }
                     options::UNLIMITED => "free some memory, or let the pool's miss policy grow",
                     _ => "free some memory, or build the pool with a larger maximum",
                 })

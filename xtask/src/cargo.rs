@@ -69,12 +69,19 @@ pub(crate) fn test_minimal(place: &Place) -> Result<Verdict> {
 }
 
 pub(crate) fn doctest(place: &Place) -> Result<Verdict> {
-    tests(cargo(place).args(["test", "--doc", "-p", "aquifer"]))
+    tests(cargo(place).args(["test", "--doc", "-p", "aquifer", "-p", "aquifer-replay"]))
 }
 
 pub(crate) fn doc(place: &Place) -> Result<Verdict> {
     let mut command = cargo(place);
-    command.env("RUSTDOCFLAGS", "-D warnings").args(["doc", "--no-deps", "-p", "aquifer"]);
+    command.env("RUSTDOCFLAGS", "-D warnings").args([
+        "doc",
+        "--no-deps",
+        "-p",
+        "aquifer",
+        "-p",
+        "aquifer-replay",
+    ]);
     shown(&mut command, None)?.ok()?;
     Ok(Verdict::Passed(String::new()))
 }

@@ -1,7 +1,7 @@
 //! A CSV with a header, cell by cell: addresses, times, streams.
 
 use super::ReadError;
-use csv::{ReaderBuilder, StringRecord, Trim};
+use csv::{ReaderBuilder, StringRecord, Terminator, Trim};
 use std::io::Read;
 use std::path::Path;
 
@@ -13,6 +13,7 @@ pub(super) struct Table<'a, R> {
     names: &'static [&'static str],
     /// Where each of `names` is in a line.
     places: Vec<usize>,
+    cut: Option<u64>,
 }
 
 /// One line of a [`Table`].
@@ -26,13 +27,18 @@ pub(super) struct Line<'a> {
 }
 
 impl<'a, R: Read> Table<'a, R> {
-    /// `names` are the columns that are wanted; others are passed over.
+    /// `names` are the columns that are wanted; others are passed over. `cut`: the file's bytes, if
+    /// its last line does not end.
     pub(super) fn new(
         path: &'a Path,
         reader: R,
         names: &'static [&'static str],
+        cut: Option<u64>,
     ) -> Result<Self, ReadError> {
-        let mut reader = ReaderBuilder::new().flexible(true).trim(Trim::All).from_reader(reader);
+        // Not at `\r\n`, where lines are counted wrong; the `\r` is trimmed.
+        let end = Terminator::Any(b'\n');
+        let mut reader =
+            ReaderBuilder::new().flexible(true).trim(Trim::All).terminator(end).from_reader(reader);
         let header = reader.headers().map_err(|source| ReadError::Csv {
             path: path.to_owned(),
             line: 1,
@@ -51,17 +57,24 @@ impl<'a, R: Read> Table<'a, R> {
                 })?;
             places.push(place);
         }
-        Ok(Self { path, reader, record: StringRecord::new(), names, places })
+        Ok(Self { path, reader, record: StringRecord::new(), names, places, cut })
     }
 
     pub(super) fn next(&mut self) -> Result<Option<Line<'_>>, ReadError> {
-        let more = self.reader.read_record(&mut self.record).map_err(|source| ReadError::Csv {
-            path: self.path.to_owned(),
-            line: source.position().map_or(0, csv::Position::line),
-            source,
-        })?;
-        if !more {
-            return Ok(None);
+        loop {
+            let more = self.reader.read_record(&mut self.record);
+            let more = more.map_err(|source| ReadError::Csv {
+                path: self.path.to_owned(),
+                line: source.position().map_or(0, csv::Position::line),
+                source,
+            })?;
+            if !more {
+                return Ok(None);
+            }
+            // A line of a `\r` alone is none.
+            if self.record.iter().any(|cell| !cell.is_empty()) {
+                break;
+            }
         }
         Ok(Some(Line {
             path: self.path,
@@ -70,6 +83,16 @@ impl<'a, R: Read> Table<'a, R> {
             places: &self.places,
             number: self.record.position().map_or(0, csv::Position::line),
         }))
+    }
+
+    /// Whether the line that was read is the file's last and does not end: its writer was killed.
+    pub(super) fn is_cut(&self) -> bool {
+        self.cut.is_some_and(|bytes| self.reader.position().byte() >= bytes)
+    }
+
+    /// The number of the line that was read.
+    pub(super) fn number(&self) -> u64 {
+        self.record.position().map_or(0, csv::Position::line)
     }
 }
 
@@ -169,8 +192,12 @@ impl Clock {
         if self.last > of_day && self.last - of_day > DAY / 2 {
             self.days += 1;
         }
-        self.last = of_day;
         let first = *self.first.get_or_insert(of_day);
+        // And half a day ahead is a late line of the day before.
+        if self.days > 0 && of_day > self.last && of_day - self.last > DAY / 2 {
+            return ((self.days - 1) * DAY + of_day).saturating_sub(first);
+        }
+        self.last = of_day;
         (self.days * DAY + of_day).saturating_sub(first)
     }
 }
@@ -210,6 +237,9 @@ mod tests {
         let mut clock = Clock::default();
         assert_eq!(clock.since_first(86_399 * second), 0);
         assert_eq!(clock.since_first(second), 2 * second);
+        assert_eq!(clock.since_first(3 * second), 4 * second);
+        // A thread that was slow to write its line, and the one after it.
+        assert_eq!(clock.since_first(86_399 * second), 0);
         assert_eq!(clock.since_first(3 * second), 4 * second);
         assert_eq!(clock.since_first(2 * second), 3 * second);
     }

@@ -1,6 +1,5 @@
 //! What is wrong with a log, and where.
 
-use super::pickle::PickleError;
 use std::io;
 use std::path::PathBuf;
 
@@ -9,7 +8,7 @@ use std::path::PathBuf;
 #[non_exhaustive]
 pub enum ReadError {
     /// The file itself.
-    #[error("{}: cannot be read: {source}", path.display())]
+    #[error("{}: cannot be read", path.display())]
     Open {
         /// The log.
         path: PathBuf,
@@ -29,6 +28,14 @@ pub enum ReadError {
         /// Its first line.
         found: String,
     },
+    /// The file is nothing that a log can be.
+    #[error("{}: {what}", path.display())]
+    NoLog {
+        /// The log.
+        path: PathBuf,
+        /// What it is, and what to do.
+        what: &'static str,
+    },
     /// The header lacks a column.
     #[error("{}:1: no column {column}: expected the header `{expected}`, found `{found}`", path.display())]
     Header {
@@ -42,7 +49,7 @@ pub enum ReadError {
         found: String,
     },
     /// A line is no line of a CSV.
-    #[error("{}:{line}: not a line of a CSV: {source}", path.display())]
+    #[error("{}:{line}: not a line of a CSV in UTF-8", path.display())]
     Csv {
         /// The log.
         path: PathBuf,
@@ -65,13 +72,15 @@ pub enum ReadError {
         /// What is there.
         found: String,
     },
-    /// The file is not a pickle.
-    #[error("{}: not a pickle: {source}", path.display())]
+    /// The file is not a pickle, or not a whole one.
+    #[error("{}: byte {offset}: not a whole pickle: {reason}", path.display())]
     Pickle {
         /// The log.
         path: PathBuf,
+        /// Where in the file, from 0.
+        offset: u64,
         /// Why.
-        source: PickleError,
+        reason: &'static str,
     },
     /// A value of a snapshot is not what its place wants.
     #[error("{}: {place}: expected {expected}, found {found}", path.display())]

@@ -8,11 +8,10 @@ mod rmm;
 mod torch;
 
 pub use error::ReadError;
-pub use pickle::PickleError;
 
 use crate::event::Log;
 use std::fs::File;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
 use std::path::Path;
 
 /// The formats of logs.
@@ -34,8 +33,13 @@ pub enum Format {
 /// [`ReadError`] names the file, the line or record, the column and what was expected there.
 pub fn read(path: &Path, format: Option<Format>, device: Option<i64>) -> Result<Log, ReadError> {
     let unreadable = |source| ReadError::Open { path: path.to_owned(), source };
-    let mut reader = BufReader::new(File::open(path).map_err(unreadable)?);
+    let mut file = File::open(path).map_err(unreadable)?;
+    let cut = cut(&mut file);
+    let mut reader = BufReader::new(file);
     let start = reader.fill_buf().map_err(unreadable)?;
+    if let Some(what) = no_log(start) {
+        return Err(ReadError::NoLog { path: path.to_owned(), what });
+    }
     let format = match format.or_else(|| detect(start)) {
         Some(format) => format,
         None => {
@@ -45,16 +49,44 @@ pub fn read(path: &Path, format: Option<Format>, device: Option<i64>) -> Result<
         }
     };
     match format {
-        Format::Rmm => rmm::read(path, reader),
-        Format::Events => events::read(path, reader, device),
+        Format::Rmm => rmm::read(path, reader, cut),
+        Format::Events => events::read(path, reader, device, cut),
         Format::Torch => torch::read(path, reader, device),
+    }
+}
+
+/// How many bytes a file has, if its last line does not end. `None` for what has no end to look at,
+/// as a pipe.
+fn cut(file: &mut File) -> Option<u64> {
+    let mut last = [0];
+    let looked = file.seek(SeekFrom::End(-1)).and_then(|at| {
+        file.read_exact(&mut last)?;
+        Ok(at + 1)
+    });
+    file.rewind().ok()?;
+    looked.ok().filter(|_| last != *b"\n")
+}
+
+/// What a file is that nobody can read here, by its first bytes.
+fn no_log(start: &[u8]) -> Option<&'static str> {
+    match start {
+        [] => Some("the file is empty: was the log flushed, and its program at an end?"),
+        [0x1f, 0x8b, ..] => Some("the file is compressed: unpack it first, with gunzip"),
+        [0x28, 0xb5, 0x2f, 0xfd, ..] => {
+            Some("the file is compressed: unpack it first, with unzstd")
+        }
+        [b'P', b'K', 3, 4, ..] => Some("the file is a zip archive: unpack it first"),
+        [0xff, 0xfe, ..] | [0xfe, 0xff, ..] => {
+            Some("the file is in UTF-16: make it UTF-8 first, with iconv")
+        }
+        _ => None,
     }
 }
 
 /// What the first bytes of a file are of.
 fn detect(start: &[u8]) -> Option<Format> {
-    // A pickle of protocol 2 or later starts with its PROTO code.
-    if start.first() == Some(&0x80) {
+    // A pickle of protocol 2 or later starts with its PROTO code; before it, a dict with these.
+    if start.first() == Some(&0x80) || start.starts_with(b"(dp") || start.starts_with(b"}q") {
         return Some(Format::Torch);
     }
     let line = start.split(|byte| *byte == b'\n').next()?;

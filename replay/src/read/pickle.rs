@@ -1,477 +1,462 @@
-//! Pickles of plain values. Nothing in one is run: what would make an object makes
-//! [`Node::Opaque`].
+//! Pickles, as far as they are plain values. Nothing in one is run: of what a pickle would import,
+//! call or build there is an [`Value::Object`] and no more.
 //!
-//! `serde-pickle` has to copy what a pickle names twice, and takes the shared lists of stack frames
-//! in PyTorch's snapshots for recursion. Here a value is a number into one list, so sharing costs
-//! nothing, and a file of n bytes makes at most n values whatever it says.
+//! Values lie in one list and name each other by their place there, so what a pickle shares is
+//! shared here, however often, and neither reading nor dropping one recurses: time and memory have a
+//! bound in the file's length. (`serde-pickle` copies what is shared, takes the stack for what is
+//! nested, and 4 KiB for each mark; and it calls a dict recursive that is shared and holds memoized
+//! strings, which PyTorch's frames are.)
 
-use std::io::{self, Read};
+use std::collections::HashMap;
 
-/// A value: its place among the pickle's nodes.
+/// The place of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Id(u32);
 
-#[derive(Debug)]
-pub(super) enum Node {
+/// A value, whose bytes are those of the file.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Value<'a> {
     None,
     Bool,
     Int(i128),
+    /// An int of more bits than any address has.
+    LongInt,
     Float,
     Bytes,
-    String(String),
+    String(&'a str),
+    /// A list or a tuple.
     List(Vec<Id>),
-    Tuple(Vec<Id>),
     Set,
     Dict(Vec<(Id, Id)>),
-    /// Something whose making would run code, or an int of more than 128 bits.
-    Opaque,
+    /// Something that would have to be made by code.
+    Object,
 }
 
-/// Why a file is no pickle.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum PickleError {
-    /// The file cannot be read, or ends too early.
-    #[error("byte {at}: {source}")]
-    Io {
-        /// How far the reader came.
-        at: u64,
-        /// Why.
-        source: io::Error,
-    },
-    /// A code that no pickle of protocol 2 to 5 holds, or of something that is not for files.
-    #[error("byte {at}: {code:#04x} is no code of a pickle of protocol 2 to 5")]
-    Code {
-        /// Where it stands.
-        at: u64,
-        /// The code.
-        code: u8,
-    },
-    /// A code that finds something other than it needs before it.
-    #[error("byte {at}: {what}")]
-    Order {
-        /// Where it stands.
-        at: u64,
-        /// What is wrong.
-        what: &'static str,
-    },
+/// Where a pickle ends to be one, and why.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Broken {
+    pub(super) offset: usize,
+    pub(super) reason: &'static str,
 }
 
 /// A pickle that was read.
 #[derive(Debug)]
-pub(super) struct Pickle {
-    nodes: Vec<Node>,
+pub(super) struct Pickle<'a> {
+    values: Vec<Value<'a>>,
     root: Id,
 }
 
-impl Pickle {
-    pub(super) fn read(reader: impl Read) -> Result<Self, PickleError> {
-        Machine {
-            reader,
+impl<'a> Pickle<'a> {
+    pub(super) fn read(bytes: &'a [u8]) -> Result<Self, Broken> {
+        let mut machine = Machine {
+            bytes,
             at: 0,
-            nodes: Vec::new(),
+            // Values that need no place of their own.
+            values: vec![Value::None, Value::Bool, Value::Object],
             stack: Vec::new(),
             marks: Vec::new(),
-            memo: Vec::new(),
+            memo: HashMap::new(),
+        };
+        match machine.run() {
+            Ok(root) => Ok(Self { values: machine.values, root }),
+            Err(reason) => Err(Broken { offset: machine.at.min(bytes.len()), reason }),
         }
-        .run()
     }
 
-    pub(super) fn root(&self) -> &Node {
-        self.node(self.root)
+    pub(super) fn root(&self) -> &Value<'a> {
+        self.get(self.root)
     }
 
-    pub(super) fn node(&self, id: Id) -> &Node {
-        self.nodes.get(id.0 as usize).unwrap_or(&Node::Opaque)
+    pub(super) fn get(&self, id: Id) -> &Value<'a> {
+        // Every id was given out for a value, and values are never removed.
+        self.values.get(id.0 as usize).unwrap_or(&Value::None)
     }
 
-    /// What `dict` says of `key`. Dicts of interest have a dozen keys; the last of two wins.
-    pub(super) fn get(&self, dict: &[(Id, Id)], key: &str) -> Option<&Node> {
-        let found = dict.iter().rev().find(|(name, _)| match self.node(*name) {
-            Node::String(name) => name == key,
-            _ => false,
-        });
-        found.map(|(_, value)| self.node(*value))
+    /// What a dict has under a key: the last of several, as in Python.
+    pub(super) fn look_up(&self, dict: &[(Id, Id)], key: &str) -> Option<&Value<'a>> {
+        let found = dict.iter().rev().find(|(name, _)| *self.get(*name) == Value::String(key));
+        found.map(|(_, value)| self.get(*value))
     }
 }
 
-/// The machine that a pickle is a program of: a stack of values, marks in it, and a memo.
-struct Machine<R> {
-    reader: R,
-    at: u64,
-    nodes: Vec<Node>,
+const NONE: Id = Id(0);
+const BOOL: Id = Id(1);
+const OBJECT: Id = Id(2);
+
+const CUT: &str = "the file ends within it";
+const EMPTY: &str = "it takes a value where there is none";
+
+struct Machine<'a> {
+    bytes: &'a [u8],
+    at: usize,
+    values: Vec<Value<'a>>,
     stack: Vec<Id>,
+    /// How long the stack was at each mark.
     marks: Vec<usize>,
-    memo: Vec<Option<Id>>,
+    memo: HashMap<u64, Id>,
 }
 
-impl<R: Read> Machine<R> {
-    fn run(mut self) -> Result<Pickle, PickleError> {
-        if self.bytes::<1>()? != [0x80] {
-            return Err(PickleError::Order {
-                at: 0,
-                what: "it does not start as protocol 2 to 5 do",
-            });
-        }
-        self.bytes::<1>()?;
+type Step<T> = Result<T, &'static str>;
+
+impl<'a> Machine<'a> {
+    fn run(&mut self) -> Step<Id> {
         loop {
-            let at = self.at;
-            let [code] = self.bytes::<1>()?;
-            match code {
-                b'.' => {
-                    let root = self.pop()?;
-                    if !self.marks.is_empty() {
-                        return Err(self.wrong("it ends with a mark open"));
-                    }
-                    return Ok(Pickle { nodes: self.nodes, root });
-                }
+            match self.byte()? {
+                b'.' => return self.pop(),
+                // The protocol and the frames do not matter.
+                0x80 => drop(self.take(1)?),
+                0x95 => drop(self.take(8)?),
                 b'(' => self.marks.push(self.stack.len()),
-                b'0' => drop(self.pop()?),
-                b'1' => drop(self.marked()?),
+                b'0' => {
+                    if self.pop().is_err() {
+                        self.pop_mark()?;
+                    }
+                }
+                b'1' => drop(self.pop_mark()?),
                 b'2' => {
                     let top = self.top()?;
                     self.stack.push(top);
                 }
-                b'N' => self.push(Node::None)?,
-                0x88 | 0x89 => self.push(Node::Bool)?,
-                b'J' => {
-                    let value = i32::from_le_bytes(self.bytes()?);
-                    self.push(Node::Int(value.into()))?;
+                b'p' => {
+                    let key = self.decimal()?;
+                    self.memoize(key)?;
                 }
-                b'K' => {
-                    let [value] = self.bytes()?;
-                    self.push(Node::Int(value.into()))?;
-                }
-                b'M' => {
-                    let value = u16::from_le_bytes(self.bytes()?);
-                    self.push(Node::Int(value.into()))?;
-                }
-                0x8a => {
-                    let [length] = self.bytes()?;
-                    self.long(length.into())?;
-                }
-                0x8b => {
-                    let length = u32::from_le_bytes(self.bytes()?);
-                    self.long(length.into())?;
-                }
-                b'G' => {
-                    self.bytes::<8>()?;
-                    self.push(Node::Float)?;
-                }
-                0x8c | b'X' | 0x8d => {
-                    let length = self.length(code == 0x8c, code == 0x8d)?;
-                    let text = self.run_of(length)?;
-                    // Python's own strings can hold halves of surrogate pairs, which are not UTF-8.
-                    let text = String::from_utf8_lossy(&text).into_owned();
-                    self.push(Node::String(text))?;
-                }
-                b'C' | b'B' | 0x8e | 0x96 => {
-                    let length = self.length(code == b'C', matches!(code, 0x8e | 0x96))?;
-                    self.run_of(length)?;
-                    self.push(Node::Bytes)?;
-                }
-                b']' => self.push(Node::List(Vec::new()))?,
-                b')' => self.push(Node::Tuple(Vec::new()))?,
-                b'}' => self.push(Node::Dict(Vec::new()))?,
-                0x8f => self.push(Node::Set)?,
-                b'l' => {
-                    let items = self.marked()?;
-                    self.push(Node::List(items))?;
-                }
-                b't' => {
-                    let items = self.marked()?;
-                    self.push(Node::Tuple(items))?;
-                }
-                0x91 => {
-                    self.marked()?;
-                    self.push(Node::Set)?;
-                }
-                b'd' => {
-                    let items = self.marked()?;
-                    self.push(Node::Dict(Vec::new()))?;
-                    self.set(&items)?;
-                }
-                0x85..=0x87 => {
-                    let count = usize::from(code - 0x84);
-                    let from = self.floor(count)?;
-                    let items = self.stack.split_off(from);
-                    self.push(Node::Tuple(items))?;
-                }
-                b'a' => {
-                    let item = self.pop()?;
-                    self.append(&[item])?;
-                }
-                b'e' => {
-                    let items = self.marked()?;
-                    self.append(&items)?;
-                }
-                b's' => {
-                    let from = self.floor(2)?;
-                    let items = self.stack.split_off(from);
-                    self.set(&items)?;
-                }
-                b'u' => {
-                    let items = self.marked()?;
-                    self.set(&items)?;
-                }
-                0x90 => drop(self.marked()?),
-                0x94 => self.remember(self.memo.len())?,
                 b'q' => {
-                    let [place] = self.bytes()?;
-                    self.remember(place.into())?;
+                    let key = self.unsigned(1)?;
+                    self.memoize(key)?;
                 }
                 b'r' => {
-                    let place = u32::from_le_bytes(self.bytes()?);
-                    self.remember(place as usize)?;
+                    let key = self.unsigned(4)?;
+                    self.memoize(key)?;
+                }
+                0x94 => self.memoize(self.memo.len() as u64)?,
+                b'g' => {
+                    let key = self.decimal()?;
+                    self.recall(key)?;
                 }
                 b'h' => {
-                    let [place] = self.bytes()?;
-                    self.recall(place.into())?;
+                    let key = self.unsigned(1)?;
+                    self.recall(key)?;
                 }
                 b'j' => {
-                    let place = u32::from_le_bytes(self.bytes()?);
-                    self.recall(place as usize)?;
+                    let key = self.unsigned(4)?;
+                    self.recall(key)?;
                 }
-                // A frame says how much to read at once.
-                0x95 => drop(self.bytes::<8>()?),
-                // From here on: objects, by what would make them.
-                b'c' => {
-                    self.line()?;
-                    self.line()?;
-                    self.push(Node::Opaque)?;
-                }
-                0x93 | b'R' | 0x81 => self.opaque(2)?,
-                0x92 => self.opaque(3)?,
-                b'Q' => self.opaque(1)?,
-                // The state of an object; the object stays.
-                b'b' => drop(self.pop()?),
-                b'o' => {
-                    self.marked()?;
-                    self.push(Node::Opaque)?;
-                }
-                _ => return Err(PickleError::Code { at, code }),
+                b'N' => self.stack.push(NONE),
+                0x88 | 0x89 => self.stack.push(BOOL),
+                code => self.value(code)?,
             }
         }
     }
 
-    fn wrong(&self, what: &'static str) -> PickleError {
-        PickleError::Order { at: self.at, what }
+    /// The codes that make a value of bytes in the file.
+    fn value(&mut self, code: u8) -> Step<()> {
+        let value = match code {
+            b'I' | b'L' => match self.line()? {
+                b"00" | b"01" if code == b'I' => Value::Bool,
+                line => text_int(line)?,
+            },
+            b'F' => {
+                self.line()?;
+                Value::Float
+            }
+            b'G' => {
+                self.take(8)?;
+                Value::Float
+            }
+            b'J' => Value::Int(i128::from(self.unsigned(4)? as u32 as i32)),
+            b'K' => Value::Int(self.unsigned(1)?.into()),
+            b'M' => Value::Int(self.unsigned(2)?.into()),
+            0x8a => int(self.prefixed(1)?),
+            0x8b => int(self.prefixed(4)?),
+            b'C' => self.skipped(1)?,
+            b'B' => self.skipped(4)?,
+            0x8e | 0x96 => self.skipped(8)?,
+            b'U' => string_or_bytes(self.prefixed(1)?),
+            b'T' => string_or_bytes(self.prefixed(4)?),
+            b'S' => string_or_bytes(unquoted(self.line()?)),
+            b'V' => string_or_bytes(self.line()?),
+            0x8c => string(self.prefixed(1)?)?,
+            b'X' => string(self.prefixed(4)?)?,
+            0x8d => string(self.prefixed(8)?)?,
+            code => return self.collect(code),
+        };
+        self.push(value)
     }
 
-    fn bytes<const N: usize>(&mut self) -> Result<[u8; N], PickleError> {
-        let mut bytes = [0; N];
-        let read = self.reader.read_exact(&mut bytes);
-        read.map_err(|source| PickleError::Io { at: self.at, source })?;
-        self.at += N as u64;
-        Ok(bytes)
-    }
-
-    /// The next `length` bytes: no more memory than the file has, whatever it claims.
-    fn run_of(&mut self, length: u64) -> Result<Vec<u8>, PickleError> {
-        let mut bytes = Vec::new();
-        let read = self.reader.by_ref().take(length).read_to_end(&mut bytes);
-        read.map_err(|source| PickleError::Io { at: self.at, source })?;
-        self.at += bytes.len() as u64;
-        if (bytes.len() as u64) < length {
-            let source = io::ErrorKind::UnexpectedEof.into();
-            return Err(PickleError::Io { at: self.at, source });
+    /// The codes that make a value of values, or add to one.
+    fn collect(&mut self, code: u8) -> Step<()> {
+        match code {
+            b')' | b']' => self.push(Value::List(Vec::new())),
+            0x85..=0x87 => {
+                let count = usize::from(code - 0x84);
+                let mut items = Vec::with_capacity(count);
+                for _ in 0..count {
+                    items.push(self.pop()?);
+                }
+                items.reverse();
+                self.push(Value::List(items))
+            }
+            b't' | b'l' => {
+                let items = self.pop_mark()?;
+                self.push(Value::List(items))
+            }
+            b'a' => {
+                let item = self.pop()?;
+                self.append(&[item])
+            }
+            b'e' => {
+                let items = self.pop_mark()?;
+                self.append(&items)
+            }
+            b'}' => self.push(Value::Dict(Vec::new())),
+            b'd' => {
+                let items = self.pop_mark()?;
+                self.push(Value::Dict(Vec::new()))?;
+                self.set(&items)
+            }
+            b's' => {
+                let value = self.pop()?;
+                let key = self.pop()?;
+                self.set(&[key, value])
+            }
+            b'u' => {
+                let items = self.pop_mark()?;
+                self.set(&items)
+            }
+            0x8f => self.push(Value::Set),
+            0x91 => {
+                self.pop_mark()?;
+                self.push(Value::Set)
+            }
+            0x90 => drop_ok(self.pop_mark()),
+            code => self.object(code),
         }
-        Ok(bytes)
     }
 
-    fn length(&mut self, short: bool, long: bool) -> Result<u64, PickleError> {
-        Ok(match (short, long) {
-            (true, _) => self.bytes::<1>()?[0].into(),
-            (_, true) => u64::from_le_bytes(self.bytes()?),
-            _ => u32::from_le_bytes(self.bytes()?).into(),
-        })
-    }
-
-    fn line(&mut self) -> Result<(), PickleError> {
-        while self.bytes::<1>()? != [b'\n'] {}
+    /// The codes that would import, call or build something, and do not.
+    fn object(&mut self, code: u8) -> Step<()> {
+        let replaced = match code {
+            b'c' => {
+                self.line()?;
+                self.line()?;
+                0
+            }
+            b'P' => {
+                self.line()?;
+                0
+            }
+            b'Q' => 1,
+            0x93 | b'R' | 0x81 => 2,
+            0x92 => 3,
+            b'i' => {
+                self.line()?;
+                self.line()?;
+                self.pop_mark()?;
+                0
+            }
+            b'o' => {
+                self.pop_mark()?;
+                0
+            }
+            // The state of an object, which stays what it is.
+            b'b' => return drop_ok(self.pop()),
+            _ => return Err("it has a code of no protocol that is known here"),
+        };
+        for _ in 0..replaced {
+            self.pop()?;
+        }
+        self.stack.push(OBJECT);
         Ok(())
     }
 
-    /// An int in two's complement, the low byte first.
-    fn long(&mut self, length: u64) -> Result<(), PickleError> {
-        let bytes = self.run_of(length)?;
-        if bytes.len() > 16 {
-            return self.push(Node::Opaque);
-        }
-        let negative = bytes.last().is_some_and(|byte| byte & 0x80 != 0);
-        let mut whole = [if negative { 0xff } else { 0 }; 16];
-        whole[..bytes.len()].copy_from_slice(&bytes);
-        self.push(Node::Int(i128::from_le_bytes(whole)))
-    }
-
-    fn push(&mut self, node: Node) -> Result<(), PickleError> {
-        let number = u32::try_from(self.nodes.len());
-        let id = Id(number.map_err(|_| self.wrong("more than 2^32 values"))?);
-        self.nodes.push(node);
-        self.stack.push(id);
+    fn push(&mut self, value: Value<'a>) -> Step<()> {
+        let id = u32::try_from(self.values.len()).map_err(|_| "it has more than 2^32 values")?;
+        self.values.push(value);
+        self.stack.push(Id(id));
         Ok(())
     }
 
-    /// The place in the stack `count` values from its end, above the last mark.
-    fn floor(&self, count: usize) -> Result<usize, PickleError> {
-        let least = self.marks.last().copied().unwrap_or(0);
-        match self.stack.len().checked_sub(count) {
-            Some(from) if from >= least => Ok(from),
-            _ => Err(self.wrong("the stack has too few values")),
-        }
+    fn top(&self) -> Step<Id> {
+        let floor = self.marks.last().copied().unwrap_or(0);
+        self.stack.get(floor..).and_then(<[Id]>::last).copied().ok_or(EMPTY)
     }
 
-    fn top(&self) -> Result<Id, PickleError> {
-        let from = self.floor(1)?;
-        Ok(self.stack[from])
-    }
-
-    fn pop(&mut self) -> Result<Id, PickleError> {
+    fn pop(&mut self) -> Step<Id> {
         let top = self.top()?;
         self.stack.pop();
         Ok(top)
     }
 
-    /// The values since the last mark, which goes with them.
-    fn marked(&mut self) -> Result<Vec<Id>, PickleError> {
-        match self.marks.pop() {
-            // Nothing takes values from under a mark: `floor` sees to it.
-            Some(mark) => Ok(self.stack.split_off(mark)),
-            None => Err(self.wrong("no mark is there")),
-        }
+    fn pop_mark(&mut self) -> Step<Vec<Id>> {
+        let mark = self.marks.pop().ok_or("it goes back to a mark where there is none")?;
+        // Never longer than the stack: `pop` stops at the mark.
+        Ok(self.stack.split_off(mark.min(self.stack.len())))
     }
 
-    fn opaque(&mut self, values: usize) -> Result<(), PickleError> {
-        let from = self.floor(values)?;
-        self.stack.truncate(from);
-        self.push(Node::Opaque)
-    }
-
-    fn append(&mut self, items: &[Id]) -> Result<(), PickleError> {
+    fn memoize(&mut self, key: u64) -> Step<()> {
         let top = self.top()?;
-        match &mut self.nodes[top.0 as usize] {
-            Node::List(list) => list.extend_from_slice(items),
-            Node::Opaque => {}
-            _ => return Err(self.wrong("items for something that is no list")),
+        self.memo.insert(key, top);
+        Ok(())
+    }
+
+    fn recall(&mut self, key: u64) -> Step<()> {
+        let id = *self.memo.get(&key).ok_or("it recalls a value that it did not keep")?;
+        self.stack.push(id);
+        Ok(())
+    }
+
+    fn append(&mut self, items: &[Id]) -> Step<()> {
+        let list = self.top()?;
+        match self.values.get_mut(list.0 as usize) {
+            Some(Value::List(list)) => list.extend_from_slice(items),
+            Some(Value::Object) => {}
+            _ => return Err("it appends to what is no list"),
         }
         Ok(())
     }
 
-    fn set(&mut self, items: &[Id]) -> Result<(), PickleError> {
-        let top = self.top()?;
-        let (pairs, []) = items.as_chunks::<2>() else {
-            return Err(self.wrong("a key without a value"));
-        };
-        match &mut self.nodes[top.0 as usize] {
-            Node::Dict(dict) => dict.extend(pairs.iter().map(|[key, value]| (*key, *value))),
-            Node::Opaque => {}
-            _ => return Err(self.wrong("keys for something that is no dict")),
+    /// Keys and values in turn.
+    fn set(&mut self, items: &[Id]) -> Step<()> {
+        let dict = self.top()?;
+        match self.values.get_mut(dict.0 as usize) {
+            Some(Value::Dict(dict)) => {
+                dict.extend(items.chunks_exact(2).map(|two| (two[0], two[1])));
+            }
+            Some(Value::Object) => {}
+            _ => return Err("it sets a key of what is no dict"),
         }
         Ok(())
     }
 
-    fn remember(&mut self, place: usize) -> Result<(), PickleError> {
-        let top = self.top()?;
-        // What writes pickles counts places up; one far away would only take memory.
-        if place > self.memo.len().saturating_add(1 << 16) {
-            return Err(self.wrong("a place of the memo far above those before it"));
-        }
-        if place >= self.memo.len() {
-            self.memo.resize(place + 1, None);
-        }
-        self.memo[place] = Some(top);
-        Ok(())
+    fn byte(&mut self) -> Step<u8> {
+        Ok(self.take(1)?[0])
     }
 
-    fn recall(&mut self, place: usize) -> Result<(), PickleError> {
-        match self.memo.get(place).copied().flatten() {
-            Some(id) => self.stack.push(id),
-            None => return Err(self.wrong("a place of the memo with nothing in it")),
-        }
-        Ok(())
+    fn take(&mut self, count: usize) -> Step<&'a [u8]> {
+        let end = self.at.checked_add(count).ok_or(CUT)?;
+        let taken = self.bytes.get(self.at..end).ok_or(CUT)?;
+        self.at = end;
+        Ok(taken)
     }
+
+    /// An unsigned number of 1 to 8 bytes, the lowest first.
+    fn unsigned(&mut self, count: usize) -> Step<u64> {
+        let bytes = self.take(count)?;
+        Ok(bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte)))
+    }
+
+    /// Bytes behind their number, which has `count` bytes itself.
+    fn prefixed(&mut self, count: usize) -> Step<&'a [u8]> {
+        let length = self.unsigned(count)?;
+        self.take(usize::try_from(length).map_err(|_| CUT)?)
+    }
+
+    fn skipped(&mut self, count: usize) -> Step<Value<'a>> {
+        self.prefixed(count)?;
+        Ok(Value::Bytes)
+    }
+
+    fn line(&mut self) -> Step<&'a [u8]> {
+        let rest = self.bytes.get(self.at..).unwrap_or_default();
+        let length = rest.iter().position(|byte| *byte == b'\n').ok_or(CUT)?;
+        self.at += length + 1;
+        let line = &rest[..length];
+        Ok(line.strip_suffix(b"\r").unwrap_or(line))
+    }
+
+    fn decimal(&mut self) -> Step<u64> {
+        let line = self.line()?;
+        let number = std::str::from_utf8(line).ok().and_then(|line| line.parse().ok());
+        number.ok_or("it has a place in the memo that is no number")
+    }
+}
+
+fn drop_ok<T>(done: Step<T>) -> Step<()> {
+    done.map(drop)
+}
+
+fn string(bytes: &[u8]) -> Step<Value<'_>> {
+    std::str::from_utf8(bytes).map(Value::String).map_err(|_| "it has a string that is not UTF-8")
+}
+
+/// Python 2's strings, which may be either.
+fn string_or_bytes(bytes: &[u8]) -> Value<'_> {
+    std::str::from_utf8(bytes).map_or(Value::Bytes, Value::String)
+}
+
+fn unquoted(line: &[u8]) -> &[u8] {
+    match line {
+        [open @ (b'"' | b'\''), inner @ .., close] if open == close => inner,
+        _ => line,
+    }
+}
+
+/// A number in two's complement, the lowest byte first.
+fn int<'a>(bytes: &[u8]) -> Value<'a> {
+    if bytes.len() > size_of::<i128>() {
+        return Value::LongInt;
+    }
+    let negative = bytes.last().is_some_and(|last| last & 0x80 != 0);
+    let rest = if negative { -1_i128 } else { 0 };
+    Value::Int(bytes.iter().rev().fold(rest, |number, byte| number << 8 | i128::from(*byte)))
+}
+
+fn text_int<'a>(line: &[u8]) -> Step<Value<'a>> {
+    let digits = line.strip_suffix(b"L").unwrap_or(line);
+    let bare = digits.strip_prefix(b"-").unwrap_or(digits);
+    if bare.is_empty() || !bare.iter().all(u8::is_ascii_digit) {
+        return Err("it has an int that is no number");
+    }
+    let number = std::str::from_utf8(digits).ok().and_then(|digits| digits.parse().ok());
+    Ok(number.map_or(Value::LongInt, Value::Int))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn read(bytes: &[u8]) -> Result<Pickle, PickleError> {
-        Pickle::read(bytes)
+    fn reason(bytes: &[u8]) -> &'static str {
+        Pickle::read(bytes).unwrap_err().reason
     }
 
     #[test]
-    fn shared_and_recursive_values_are_read_once() {
-        // a = [7]; a.append(a); {'x': a, 'y': a}
-        let pickle =
-            read(b"\x80\x04}\x94(\x8c\x01x\x94]\x94(K\x07h\x02e\x8c\x01y\x94h\x02u.").unwrap();
-        let Node::Dict(dict) = pickle.root() else { panic!("{:?}", pickle.root()) };
-        assert_eq!(dict[0].1, dict[1].1);
-        let Some(Node::List(list)) = pickle.get(dict, "y") else { panic!("no list") };
-        assert!(matches!(pickle.node(list[0]), Node::Int(7)));
-        assert_eq!(list[1], dict[0].1);
-    }
-
-    #[test]
-    fn ints_of_each_width() {
-        for (bytes, value) in [
-            (&b"K\xff"[..], 255),
-            (b"M\xff\xff", 65_535),
-            (b"J\xff\xff\xff\xff", -1),
-            (b"\x8a\x00", 0),
-            (b"\x8a\x06\x00\x00\x00\x00\x9e\x7f", 0x7f9e_0000_0000),
-            (b"\x8a\x01\x80", -128),
-            (b"\x8b\x08\x00\x00\x00\xff\xff\xff\xff\xff\xff\xff\x7f", i64::MAX.into()),
+    fn ints_of_every_form() {
+        for (bytes, number) in [
+            (&b"K\xff."[..], 255),
+            (b"M\xff\xff.", 65535),
+            (b"J\xff\xff\xff\xff.", -1),
+            (b"\x8a\x00.", 0),
+            (b"\x8a\x02\x00\xff.", -256),
+            (b"\x8a\x09\xff\xff\xff\xff\xff\xff\xff\xff\x00.", u64::MAX.into()),
+            (b"I-12\n.", -12),
+            (b"L12L\n.", 12),
         ] {
-            let pickle = read(&[b"\x80\x04", bytes, b"."].concat()).unwrap();
-            assert!(matches!(pickle.root(), Node::Int(found) if *found == value), "{pickle:?}");
+            assert_eq!(*Pickle::read(bytes).unwrap().root(), Value::Int(number), "{bytes:?}");
         }
-        let wide = [&b"\x80\x04\x8a\x11"[..], &[1; 17], b"."].concat();
-        assert!(matches!(read(&wide).unwrap().root(), Node::Opaque));
+        let long = [&b"\x8b\x11\x00\x00\x00"[..], &[1; 17], b"."].concat();
+        assert_eq!(*Pickle::read(&long).unwrap().root(), Value::LongInt);
     }
 
     #[test]
-    fn what_would_run_code_is_opaque() {
-        // os.system('false'), in the old and the new spelling.
-        for bytes in [
-            &b"\x80\x02cos\nsystem\nX\x05\x00\x00\x00false\x85R."[..],
-            b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c\x05false\x85R.",
-        ] {
-            assert!(matches!(read(bytes).unwrap().root(), Node::Opaque));
-        }
+    fn what_is_shared_is_one_value() {
+        // x = ["a"]; [x, x]
+        let pickle = Pickle::read(b"\x80\x04](]\x94\x8c\x01aah\x00e.").unwrap();
+        let Value::List(items) = pickle.root() else { panic!("{pickle:?}") };
+        assert_eq!(items[0], items[1]);
     }
 
     #[test]
-    fn a_claim_costs_no_memory() {
-        let text = read(b"\x80\x04\x8d\xff\xff\xff\xff\xff\xff\xff\x7fshort").unwrap_err();
-        assert!(matches!(text, PickleError::Io { at: 16, .. }), "{text:?}");
-        let memo = read(b"\x80\x04Nr\xff\xff\xff\xff.").unwrap_err();
-        assert!(matches!(memo, PickleError::Order { .. }), "{memo:?}");
-    }
-
-    #[test]
-    fn broken_programs_are_refused() {
-        for bytes in [
-            &b""[..],
-            b"\x80",
-            b"\x80\x04",
-            b"\x80\x04.",
-            b"\x80\x04(N.(",
-            b"\x80\x04a.",
-            b"\x80\x04Na.",
-            b"\x80\x04NNa.",
-            b"\x80\x04}(Nu.",
-            b"\x80\x04(.",
-            b"\x80\x04N(\x85.",
-            b"\x80\x04h\x00.",
-            b"\x80\x04e.",
-            b"\x80\x04\x94.",
-            b"\x80\x04\xff.",
-            b"I1\n.",
-            b"\x80\x04R.",
-            b"\x80\x05\x97.",
-        ] {
-            assert!(read(bytes).is_err(), "{bytes:?}");
-        }
+    fn what_is_broken_says_how() {
+        assert_eq!(reason(b""), CUT);
+        assert_eq!(reason(b"]"), CUT);
+        assert_eq!(reason(b"."), EMPTY);
+        assert_eq!(reason(b"N(a."), EMPTY);
+        assert_eq!(reason(b"\x8d\xff\xff\xff\xff\xff\xff\xff\xffabc."), CUT);
+        assert_eq!(reason(b"t."), "it goes back to a mark where there is none");
+        assert_eq!(reason(b"h\x07."), "it recalls a value that it did not keep");
+        assert_eq!(reason(b"KaKaa."), "it appends to what is no list");
+        assert_eq!(reason(b"\x7f."), "it has a code of no protocol that is known here");
+        assert_eq!(Pickle::read(b"NN\x7f").unwrap_err().offset, 3);
     }
 }

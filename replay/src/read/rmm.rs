@@ -1,7 +1,7 @@
 //! RMM's logs.
 
 use super::ReadError;
-use super::cell::{Clock, Table, address, number, stream, time_of_day};
+use super::cell::{Clock, Line, Table, address, number, stream, time_of_day};
 use crate::event::{Action, Event, Log, Names};
 use std::io::Read;
 use std::path::Path;
@@ -14,12 +14,32 @@ const POINTER: usize = 3;
 const SIZE: usize = 4;
 const STREAM: usize = 5;
 
-pub(super) fn read(path: &Path, reader: impl Read) -> Result<Log, ReadError> {
-    let mut table = Table::new(path, reader, COLUMNS)?;
-    let (mut threads, mut streams) = (Names::default(), Names::default());
-    let mut clock = Clock::default();
-    let mut events = Vec::new();
+pub(super) fn read(path: &Path, reader: impl Read, cut: Option<u64>) -> Result<Log, ReadError> {
+    let mut table = Table::new(path, reader, COLUMNS, cut)?;
+    let mut told = Told::default();
+    let mut log = Log { line_word: "line", ..Log::default() };
     while let Some(line) = table.next()? {
+        match told.event(&line, log.events.len()) {
+            Ok(event) => log.events.push(event),
+            Err(_) if table.is_cut() => log.cut = Some(table.number()),
+            Err(error) => return Err(error),
+        }
+    }
+    log.threads = told.threads.into_vec();
+    log.streams = told.streams.into_vec();
+    Ok(log)
+}
+
+/// What the lines so far have told.
+#[derive(Default)]
+struct Told {
+    threads: Names,
+    streams: Names,
+    clock: Clock,
+}
+
+impl Told {
+    fn event(&mut self, line: &Line<'_>, index: usize) -> Result<Event, ReadError> {
         let thread = line
             .get(THREAD, "a thread's number", |text| Some(text).filter(|text| !text.is_empty()))?;
         let time = line.get(TIME, "a time as HH:MM:SS.ffffff", time_of_day)?;
@@ -34,22 +54,17 @@ pub(super) fn read(path: &Path, reader: impl Read) -> Result<Log, ReadError> {
             line.get(STREAM, "a stream: a number, a handle as 0x.. or a name", |text| {
                 stream(text, thread)
             })?;
-        events.push(Event {
-            index: events.len(),
+        let address = line.get(POINTER, "an address as 0x.., or (nil)", address)?;
+        let size = line.get(SIZE, "a size in bytes", number)?;
+        Ok(Event {
+            index,
             line: line.number,
-            thread: threads.number(thread),
-            time: Some(clock.since_first(time)),
+            thread: self.threads.number(thread),
+            time: Some(self.clock.since_first(time)),
             action,
-            address: line.get(POINTER, "an address as 0x.., or (nil)", address)?,
-            size: line.get(SIZE, "a size in bytes", number)?,
-            stream: streams.number(&stream),
-        });
+            address,
+            size,
+            stream: self.streams.number(&stream),
+        })
     }
-    Ok(Log {
-        events,
-        threads: threads.into_vec(),
-        streams: streams.into_vec(),
-        line_word: "line",
-        ..Log::default()
-    })
 }

@@ -1,12 +1,10 @@
 //! PyTorch's memory snapshots: a pickle, of which nothing is run.
 
 use super::ReadError;
-use super::pickle::{Id, Node, Pickle};
+use super::pickle::{Id, Pickle, Value};
 use crate::event::{Action, Event, Log, Names};
 use std::io::Read;
 use std::path::Path;
-
-type Dict = [(Id, Id)];
 
 /// `free_completed` is when the memory may serve again, so that is the free; `free_requested` and
 /// what happens to segments is the business of the allocator that wrote the log.
@@ -21,13 +19,23 @@ const PASSED_OVER: [&str; 8] = [
     "workspace_snapshot",
 ];
 
-pub(super) fn read(path: &Path, reader: impl Read, device: Option<i64>) -> Result<Log, ReadError> {
-    let pickle = Pickle::read(reader)
-        .map_err(|source| ReadError::Pickle { path: path.to_owned(), source })?;
-    let get = |dict: &Dict, key: &str| pickle.get(dict, key);
+pub(super) fn read(
+    path: &Path,
+    mut reader: impl Read,
+    device: Option<i64>,
+) -> Result<Log, ReadError> {
+    let mut bytes = Vec::new();
+    reader
+        .read_to_end(&mut bytes)
+        .map_err(|source| ReadError::Open { path: path.to_owned(), source })?;
+    let pickle = Pickle::read(&bytes).map_err(|broken| ReadError::Pickle {
+        path: path.to_owned(),
+        offset: broken.offset as u64,
+        reason: broken.reason,
+    })?;
     let root = Place { path, name: String::from("the snapshot") };
     let snapshot = root.dict(pickle.root(), "a dict with `device_traces`")?;
-    let traces = match get(snapshot, "device_traces") {
+    let traces = match pickle.look_up(snapshot, "device_traces") {
         Some(traces) => {
             root.at("['device_traces']").list(traces, "a list of traces, one a device")?
         }
@@ -36,7 +44,7 @@ pub(super) fn read(path: &Path, reader: impl Read, device: Option<i64>) -> Resul
     let mut lists = Vec::new();
     for (number, trace) in traces.iter().enumerate() {
         let place = Place { path, name: format!("device_traces[{number}]") };
-        lists.push(place.list(pickle.node(*trace), "a list of events")?);
+        lists.push(place.list(pickle.get(*trace), "a list of events")?);
     }
     let chosen = match device {
         Some(device) => usize::try_from(device)
@@ -56,9 +64,9 @@ pub(super) fn read(path: &Path, reader: impl Read, device: Option<i64>) -> Resul
     let mut first = None;
     for (number, entry) in lists.get(chosen).copied().unwrap_or_default().iter().enumerate() {
         let place = Place { path, name: format!("device_traces[{chosen}][{number}]") };
-        let entry = place.dict(pickle.node(*entry), "a dict")?;
-        let action = match get(entry, "action") {
-            Some(Node::String(action)) => action.as_str(),
+        let entry = place.dict(pickle.get(*entry), "a dict")?;
+        let action = match pickle.look_up(entry, "action") {
+            Some(Value::String(action)) => *action,
             found => return Err(place.at("['action']").unexpected("a string", found)),
         };
         let action = match action {
@@ -72,12 +80,12 @@ pub(super) fn read(path: &Path, reader: impl Read, device: Option<i64>) -> Resul
                     .wrong("an action of PyTorch's allocator", &format!("{action:?}")));
             }
         };
-        let number_of = |key: &'static str, expected| match get(entry, key) {
-            Some(Node::Int(number)) => u64::try_from(*number)
+        let number_of = |key: &'static str, expected| match pickle.look_up(entry, key) {
+            Some(Value::Int(number)) => u64::try_from(*number)
                 .map_err(|_| place.at(&format!("['{key}']")).wrong(expected, &number.to_string())),
             found => Err(place.at(&format!("['{key}']")).unexpected(expected, found)),
         };
-        let time = match get(entry, "time_us") {
+        let time = match pickle.look_up(entry, "time_us") {
             None => None,
             Some(_) => Some(number_of("time_us", "microseconds, an int")?),
         };
@@ -85,7 +93,7 @@ pub(super) fn read(path: &Path, reader: impl Read, device: Option<i64>) -> Resul
             let first = *first.get_or_insert(time);
             time.saturating_sub(first).saturating_mul(1000)
         });
-        let stream = match get(entry, "stream") {
+        let stream = match pickle.look_up(entry, "stream") {
             None => 0,
             Some(_) => number_of("stream", "a stream's handle, an int")?,
         };
@@ -111,6 +119,7 @@ pub(super) fn read(path: &Path, reader: impl Read, device: Option<i64>) -> Resul
         streams: streams.into_vec(),
         device: Some(chosen as i64),
         other_devices,
+        cut: None,
         line_word: "record",
     })
 }
@@ -126,34 +135,38 @@ impl Place<'_> {
         Place { path: self.path, name: format!("{}{key}", self.name) }
     }
 
-    fn list<'v>(&self, node: &'v Node, expected: &'static str) -> Result<&'v [Id], ReadError> {
-        match node {
-            Node::List(list) | Node::Tuple(list) => Ok(list),
+    fn list<'v>(&self, value: &'v Value, expected: &'static str) -> Result<&'v [Id], ReadError> {
+        match value {
+            Value::List(list) => Ok(list),
             found => Err(self.unexpected(expected, Some(found))),
         }
     }
 
-    fn dict<'v>(&self, node: &'v Node, expected: &'static str) -> Result<&'v Dict, ReadError> {
-        match node {
-            Node::Dict(dict) => Ok(dict),
+    fn dict<'v>(
+        &self,
+        value: &'v Value,
+        expected: &'static str,
+    ) -> Result<&'v [(Id, Id)], ReadError> {
+        match value {
+            Value::Dict(dict) => Ok(dict),
             found => Err(self.unexpected(expected, Some(found))),
         }
     }
 
-    fn unexpected(&self, expected: &'static str, found: Option<&Node>) -> ReadError {
+    fn unexpected(&self, expected: &'static str, found: Option<&Value>) -> ReadError {
         let found = match found {
             None => "nothing",
-            Some(Node::None) => "None",
-            Some(Node::Bool) => "a bool",
-            Some(Node::Int(_)) => "another int",
-            Some(Node::Float) => "a float",
-            Some(Node::Bytes) => "bytes",
-            Some(Node::String(_)) => "a string",
-            Some(Node::List(_)) => "a list",
-            Some(Node::Tuple(_)) => "a tuple",
-            Some(Node::Set) => "a set",
-            Some(Node::Dict(_)) => "a dict",
-            Some(Node::Opaque) => "an object, which is not made",
+            Some(Value::None) => "None",
+            Some(Value::Bool) => "a bool",
+            Some(Value::Int(_)) => "another int",
+            Some(Value::LongInt) => "an int that no address has",
+            Some(Value::Float) => "a float",
+            Some(Value::Bytes) => "bytes",
+            Some(Value::String(_)) => "a string",
+            Some(Value::List(_)) => "a list",
+            Some(Value::Set) => "a set",
+            Some(Value::Dict(_)) => "a dict",
+            Some(Value::Object) => "an object, which is not made here",
         };
         self.wrong(expected, found)
     }

@@ -33,12 +33,20 @@ impl Watch {
     }
 }
 
+/// What to give back, and to whom.
+#[derive(Debug)]
+enum Owned {
+    Heap(NonNull<u8>, Layout),
+    #[cfg(all(target_os = "linux", not(miri)))]
+    Pages(NonNull<u8>, usize),
+}
+
 /// A live range of host memory: our own, or the caller's that was registered.
 #[derive(Debug)]
 pub(super) struct Backing {
     pointer: NonNull<u8>,
-    /// What to give back to the allocator; `None` for memory of the caller.
-    owned: Option<(NonNull<u8>, Layout)>,
+    /// `None` for memory of the caller. Given back when it is dropped.
+    _owned: Option<Owned>,
     watches: Mutex<Vec<Watch>>,
 }
 
@@ -49,31 +57,33 @@ unsafe impl Send for Backing {}
 unsafe impl Sync for Backing {}
 
 impl Backing {
-    /// Memory aligned to `alignment`, a power of two. `None` if the host has none.
-    pub(super) fn allocate(bytes: usize, alignment: usize) -> Option<Self> {
+    /// Memory aligned to `alignment`, a power of two. `None` if the host has none. With `poison`,
+    /// blocks up to a size are filled; the pages of others are taken as they are touched.
+    pub(super) fn allocate(bytes: usize, alignment: usize, poison: bool) -> Option<Self> {
+        let poison = poison && bytes <= POISON_LIMIT;
         // Aligned by hand: the allocator clears memory of a small alignment without touching it,
         // and that of a large one by writing to all of it.
-        let layout = Layout::from_size_align(bytes.checked_add(alignment)?, 16).ok()?;
-        // SAFETY: the layout is not of zero bytes, since an alignment is at least one.
-        let base = NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) })?;
+        let room = bytes.checked_add(alignment)?;
+        let (base, owned) = if poison { heap(room)? } else { untouched(room)? };
+        let mut memory =
+            Self { pointer: base, _owned: Some(owned), watches: Mutex::new(Vec::new()) };
         let skip = base.as_ptr().align_offset(alignment);
         if skip > alignment {
-            // SAFETY: allocated above with this layout, and never handed out.
-            unsafe { std::alloc::dealloc(base.as_ptr(), layout) };
             return None;
         }
-        // SAFETY: the layout has `alignment` bytes more than `bytes`, and `skip` is no more.
+        // SAFETY: there are `alignment` bytes more than `bytes`, and `skip` is no more.
         let pointer = unsafe { base.add(skip) };
-        if bytes <= POISON_LIMIT {
+        if poison {
             // SAFETY: `bytes` from `pointer` lie inside the allocation made above.
             unsafe { pointer.as_ptr().write_bytes(POISON, bytes) };
         }
-        Some(Self { pointer, owned: Some((base, layout)), watches: Mutex::new(Vec::new()) })
+        memory.pointer = pointer;
+        Some(memory)
     }
 
     /// Memory that the caller keeps alive until it is unregistered.
     pub(super) fn registered(pointer: NonNull<u8>) -> Self {
-        Self { pointer, owned: None, watches: Mutex::new(Vec::new()) }
+        Self { pointer, _owned: None, watches: Mutex::new(Vec::new()) }
     }
 
     pub(super) fn pointer(&self) -> NonNull<u8> {
@@ -117,11 +127,49 @@ impl Backing {
     }
 }
 
-impl Drop for Backing {
+/// Zeroes of the allocator.
+fn heap(bytes: usize) -> Option<(NonNull<u8>, Owned)> {
+    let layout = Layout::from_size_align(bytes, 16).ok()?;
+    // SAFETY: the layout is not of zero bytes, since an alignment is at least one.
+    let base = NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) })?;
+    Some((base, Owned::Heap(base, layout)))
+}
+
+/// Zeroes that take no memory before they are touched, and of which there may be more than the host
+/// has: a device of 80 GB is simulated on a laptop.
+#[cfg(all(target_os = "linux", not(miri)))]
+fn untouched(bytes: usize) -> Option<(NonNull<u8>, Owned)> {
+    /// Smaller ones are not worth a call of the system.
+    const SMALL: usize = 1 << 20;
+    if bytes < SMALL {
+        return heap(bytes);
+    }
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    // SAFETY: a new mapping at an address of the system's choice, which nobody else has.
+    let base = unsafe { libc::mmap(std::ptr::null_mut(), bytes, access, flags, -1, 0) };
+    if base == libc::MAP_FAILED {
+        return None;
+    }
+    let base = NonNull::new(base.cast())?;
+    Some((base, Owned::Pages(base, bytes)))
+}
+
+#[cfg(not(all(target_os = "linux", not(miri))))]
+fn untouched(bytes: usize) -> Option<(NonNull<u8>, Owned)> {
+    heap(bytes)
+}
+
+impl Drop for Owned {
     fn drop(&mut self) {
-        if let Some((base, layout)) = self.owned {
-            // SAFETY: `allocate` made it with this layout, and nobody else frees it.
-            unsafe { std::alloc::dealloc(base.as_ptr(), layout) };
+        match *self {
+            // SAFETY: `heap` made it with this layout, and nobody else frees it.
+            Self::Heap(base, layout) => unsafe { std::alloc::dealloc(base.as_ptr(), layout) },
+            #[cfg(all(target_os = "linux", not(miri)))]
+            Self::Pages(base, bytes) => {
+                // SAFETY: `untouched` mapped these bytes, and nobody else unmaps them.
+                unsafe { libc::munmap(base.as_ptr().cast(), bytes) };
+            }
         }
     }
 }
@@ -157,20 +205,29 @@ mod tests {
     #[test]
     fn memory_is_aligned_and_poisoned() {
         for (bytes, alignment) in [(1, 256), (1000, 4096), (100 << 20, 4096)] {
-            let memory = Backing::allocate(bytes, alignment).unwrap();
+            let memory = Backing::allocate(bytes, alignment, true).unwrap();
             assert_eq!(memory.pointer().as_ptr() as usize % alignment, 0);
             // SAFETY: the last byte of live memory.
             let last = unsafe { memory.pointer().add(bytes - 1).read() };
             assert_eq!(last, if bytes <= POISON_LIMIT { POISON } else { 0 });
         }
-        assert!(Backing::allocate(usize::MAX, 256).is_none());
+        assert!(Backing::allocate(usize::MAX, 256, true).is_none());
     }
 
     #[cfg(target_os = "linux")]
     #[test]
     fn pages_of_big_blocks_are_not_touched() {
-        let (bytes, pages) = (1_usize << 30, (1 << 30) / 4096);
-        let memory = Backing::allocate(bytes, 4096).unwrap();
+        for (bytes, poison) in [(1_usize << 30, true), (1 << 30, false), (32 << 20, false)] {
+            touches_few(bytes, poison);
+        }
+        // More than any host of ours has.
+        assert!(Backing::allocate(1 << 42, 4096, false).is_some());
+    }
+
+    #[cfg(target_os = "linux")]
+    fn touches_few(bytes: usize, poison: bool) {
+        let pages = bytes / 4096;
+        let memory = Backing::allocate(bytes, 4096, poison).unwrap();
         let mut resident = vec![0_u8; pages];
         // SAFETY: asks about live memory, with one byte of room for each of its pages.
         let code = unsafe {
@@ -195,7 +252,7 @@ mod tests {
 
     #[test]
     fn writes_of_the_device_are_not_the_hosts() {
-        let memory = Backing::allocate(64, 256).unwrap();
+        let memory = Backing::allocate(64, 256, true).unwrap();
         let start = memory.pointer().as_ptr();
         let write = |value: u8| {
             // SAFETY: live memory that nobody else touches.

@@ -29,6 +29,7 @@ pub enum Schedule {
 #[derive(Clone, Debug)]
 pub struct SimConfig {
     pub(super) seed: u64,
+    pub(super) poison: bool,
     pub(super) capacity: u64,
     pub(super) schedule: Schedule,
     pub(super) name: String,
@@ -46,6 +47,7 @@ impl Default for SimConfig {
     fn default() -> Self {
         Self {
             seed: 0,
+            poison: true,
             capacity: 4 << 30,
             schedule: Schedule::OnDemand,
             name: String::from("simulated device"),
@@ -95,6 +97,28 @@ impl SimConfig {
     #[must_use]
     pub fn ordinal(mut self, ordinal: usize) -> Self {
         self.ordinal = ordinal;
+        self
+    }
+
+    /// Memory that is not filled with a pattern as it is allocated, so that on Linux a block of 1 MiB
+    /// or more takes no host memory until it is touched, and there may be more of it than the host
+    /// has. Reads of what nobody wrote are reported all the same. For replays and models that
+    /// allocate and touch nothing; blocks above 64 MiB are never filled.
+    ///
+    /// ```
+    /// use aquifer::{CudaResource, Device, DeviceLayout, DeviceResource, sim::SimConfig};
+    ///
+    /// let device = Device::simulated(SimConfig::default().capacity(80 << 30).without_poison());
+    /// let stream = device.new_stream()?;
+    /// let resource = CudaResource::new(&device);
+    /// let block = resource.allocate(&stream, DeviceLayout::new(1 << 30)?)?;
+    /// // SAFETY: the block is this resource's, and no work uses it.
+    /// unsafe { resource.deallocate(&stream, block) };
+    /// # Ok::<(), aquifer::Error>(())
+    /// ```
+    #[must_use]
+    pub fn without_poison(mut self) -> Self {
+        self.poison = false;
         self
     }
 

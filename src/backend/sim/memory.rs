@@ -98,7 +98,7 @@ pub(super) fn allocate(
     let size = bytes as u64;
     reserve(held, ledger, call, size)?;
     let alignment = if kind == Kind::Managed { PAGE } else { ALIGNMENT };
-    let Some(backing) = Backing::allocate(bytes, alignment) else {
+    let Some(backing) = Backing::allocate(bytes, alignment, ledger.config.poison) else {
         unreserve(held, ledger.device, size);
         return Err(no_room(call));
     };
@@ -291,7 +291,9 @@ pub(super) fn allocate_host(
     if flags.mapped && !ledger.config.host_mapping {
         return Err(DriverError::new(call, DriverError::NOT_SUPPORTED));
     }
-    let Some(backing) = Backing::allocate(bytes, PAGE) else { return Err(no_room(call)) };
+    let Some(backing) = Backing::allocate(bytes, PAGE, ledger.config.poison) else {
+        return Err(no_room(call));
+    };
     let pointer = backing.pointer();
     lock(held, ledger, pointer, bytes, Kind::Host(flags), backing);
     Ok(pointer)

@@ -1,0 +1,294 @@
+//! Logs that are wrong, huge or meant to harm: an error that says where, in bounded time and memory.
+
+use serde_json::Value;
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+const HEADER: &str = "Thread,Time,Action,Pointer,Size,Stream\n";
+
+fn out(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join(name)
+}
+
+fn file(name: &str, content: impl AsRef<[u8]>) -> PathBuf {
+    let path = out(name);
+    std::fs::write(&path, content).unwrap();
+    path
+}
+
+fn replay(log: &Path, arguments: &[&str]) -> Output {
+    let program = env!("CARGO_BIN_EXE_aquifer-replay");
+    Command::new(program).arg(log).args(arguments).output().unwrap()
+}
+
+/// The log of these lines, which have no header.
+fn lines(name: &str, lines: &str, arguments: &[&str]) -> Output {
+    replay(&file(name, format!("{HEADER}{lines}")), arguments)
+}
+
+/// What standard error says of a log that ends with an error, and not with a signal or a panic.
+#[track_caller]
+fn error(output: &Output) -> String {
+    let stderr = String::from_utf8(output.stderr.clone()).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    let last = stderr.lines().last().unwrap_or_default();
+    assert!(last.starts_with("error: ") && !stderr.contains("panicked"), "{stderr}");
+    stderr
+}
+
+#[track_caller]
+fn served(output: &Output) -> Value {
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[test]
+fn a_pickle_runs_nothing() {
+    let victim = out("run_by_a_pickle");
+    let _ = std::fs::remove_file(&victim);
+    let command = format!("touch {}", victim.display());
+    let mut pickle = b"\x80\x02cposix\nsystem\n".to_vec();
+    pickle.extend([b'X', command.len() as u8, 0, 0, 0]);
+    pickle.extend(command.as_bytes());
+    pickle.extend(b"\x85R.");
+    let said = error(&replay(&file("code.pickle", pickle), &[]));
+    assert!(said.contains("found an object, which is not made here"), "{said}");
+    assert!(!victim.exists());
+}
+
+/// PyTorch's events share the dicts of their frames, and those hold strings that are shared too.
+#[test]
+fn what_a_snapshot_shares_is_read() {
+    // frame = {"name": "step"}; [{.., "frames": [frame]}, {.., "frames": [frame]}]
+    let mut pickle = b"\x80\x04}\x94(\x8c\x0ddevice_traces\x94]\x94]\x94(".to_vec();
+    for address in [1_u8, 2] {
+        pickle.extend(b"}(\x8c\x06action\x8c\x05alloc\x8c\x04addrK");
+        pickle.push(address);
+        pickle.extend(b"\x8c\x04sizeM\x00\x01\x8c\x06frames](");
+        pickle.extend(match address {
+            1 => &b"}\x94(\x8c\x04name\x94\x8c\x04step\x94u"[..],
+            _ => b"h\x04",
+        });
+        pickle.extend(b"eu");
+    }
+    pickle.extend(b"eau.");
+    let all = served(&replay(&file("shared.pickle", pickle), &["--json"]));
+    assert_eq!(all["report"]["peak_live"], 512);
+}
+
+#[test]
+fn pickles_that_blow_up() {
+    let nested = [&b"\x80\x04"[..], &[b']'; 1_000_000], &[b'a'; 999_999], b"."].concat();
+    error(&replay(&file("nested.pickle", nested), &[]));
+    let marks = [&b"\x80\x04"[..], &[b'('; 4_000_000], b"."].concat();
+    error(&replay(&file("marks.pickle", marks), &[]));
+    // Ten times the one before, twenty times.
+    let mut laughs = b"\x80\x04]\x94".to_vec();
+    for number in 0..20 {
+        laughs.extend(b"]\x94(");
+        laughs.extend([b'h', number].repeat(10));
+        laughs.push(b'e');
+    }
+    laughs.push(b'.');
+    error(&replay(&file("laughs.pickle", laughs), &[]));
+    let long = b"\x80\x04\x8d\xff\xff\xff\xff\xff\xff\xff\x7fabc.";
+    let said = error(&replay(&file("long.pickle", long), &[]));
+    assert!(said.contains("byte 11: not a whole pickle: the file ends within it"), "{said}");
+}
+
+#[test]
+fn sizes_whose_sum_passes_64_bits() {
+    let most = u64::MAX;
+    let mut text = String::new();
+    for address in 1..=3 {
+        writeln!(text, "1,00:00:00.0,allocate,0x{address}000,{most},0").unwrap();
+    }
+    for address in 1..=3 {
+        writeln!(text, "1,00:00:00.0,free,0x{address}000,{most},0").unwrap();
+    }
+    let output = lines("most.csv", &text, &["--json"]);
+    assert_eq!(output.status.code(), Some(3), "{output:?}");
+    let all: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(all["report"]["peak_live_of_log"], most);
+    assert_eq!(all["report"]["failures"].as_array().unwrap().len(), 3);
+    error(&lines("most.csv", &text, &["--bisect"]));
+}
+
+#[test]
+fn more_threads_than_a_process_has() {
+    let mut text = String::new();
+    for action in ["allocate", "free"] {
+        for thread in 0..3_000 {
+            let address = (thread + 1) << 12;
+            writeln!(text, "{thread},00:00:00.0,{action},{address:#x},256,{}", thread % 3).unwrap();
+        }
+    }
+    let all = served(&lines("threads.csv", &text, &["--json"]));
+    assert_eq!(all["report"]["threads"], 3_000);
+    assert_eq!(all["report"]["served"], 3_000);
+}
+
+/// Aquifer's own log of a program whose allocation failed.
+#[test]
+fn events_with_a_failure() {
+    let text = "Event Type,Device ID,Address,Stream,Size (bytes),Free Memory,Total Memory,\
+                Current Allocs,Start,End,Elapsed,Location\n\
+                Alloc,0,0x1000,0,4096,1,1,1,1.0,1.1,0.1,a.rs:1\n\
+                Alloc failure,0,0x0,0,99999999999,1,1,1,1.0,1.1,0.1,a.rs:2\n\
+                Free,0,0x1000,0,4096,1,1,1,1.2,1.3,0.1,\"f(\"\"a\"\", b)\"\n";
+    let all = served(&replay(&file("failure.events.csv", text), &["--json"]));
+    assert_eq!(
+        (&all["report"]["failures_of_log"], &all["report"]["served"]),
+        (&1.into(), &1.into())
+    );
+}
+
+#[test]
+fn lines_that_are_wrong_are_named() {
+    for (name, text, words) in [
+        ("negative", "1,00:00:00.0,allocate,0x1000,-5,0\n", ":2: column Size: "),
+        ("beyond", "1,00:00:00.0,allocate,0x1000,18446744073709551616,0\n", ":2: column Size: "),
+        ("short", "1,00:00:00.0,allocate,0x1000,5\n", "found \"the end of the line\""),
+        ("unclosed", "\"1,00:00:00.0,free,0x1000,5,0\n1,00:00:00.0,free,0x1000,5,0\n", ":2: "),
+    ] {
+        let said = error(&lines(&format!("{name}.csv"), text, &[]));
+        assert!(said.contains(words), "{name}: {said}");
+    }
+    let text = [HEADER.as_bytes(), b"\xff,00:00:00.0,free,0x1000,5,0\n"].concat();
+    let said = error(&replay(&file("latin.csv", text), &[]));
+    assert_eq!(said.matches("invalid utf-8").count(), 1, "{said}");
+    let windows = format!("{HEADER}1,00:00:00.0,allocate,0x1000,5,0\n\n\"1\",a,b,c,d,\"e\"\n")
+        .replace('\n', "\r\n");
+    let said = error(&replay(&file("windows.csv", windows), &[]));
+    assert!(said.contains("windows.csv:4: column Time"), "{said}");
+    let said = error(&replay(&out("there_is_none.csv"), &[]));
+    assert_eq!(said.matches("No such file").count(), 1, "{said}");
+}
+
+#[test]
+fn files_that_are_no_logs_say_what_to_do() {
+    for (name, content, words) in [
+        ("empty", &b""[..], "is empty"),
+        ("gzip", b"\x1f\x8b\x08\x00", "gunzip"),
+        ("utf16", b"\xff\xfeT\x00h\x00", "iconv"),
+        ("binary", b"\x7fELF\x00\x00", "no format is known"),
+    ] {
+        let said = error(&replay(&file(name, content), &[]));
+        assert!(said.contains(words), "{name}: {said}");
+    }
+    error(&replay(Path::new(env!("CARGO_TARGET_TMPDIR")), &[]));
+}
+
+#[test]
+fn a_header_alone_is_a_log() {
+    for arguments in [&["--json"][..], &["--json", "--bisect"]] {
+        let all = served(&lines("header.csv", "", arguments));
+        assert_eq!(all["report"]["operations"], 0);
+    }
+    let (svg, json) = (out("nothing.svg"), out("nothing.json"));
+    let arguments = ["--picture", svg.to_str().unwrap(), "--trace", json.to_str().unwrap()];
+    assert_eq!(lines("header.csv", "", &arguments).status.code(), Some(0));
+    roxmltree::Document::parse(&std::fs::read_to_string(svg).unwrap()).unwrap();
+    serde_json::from_slice::<Value>(&std::fs::read(json).unwrap()).unwrap();
+}
+
+#[test]
+fn a_last_line_that_is_cut_is_borne_if_asked() {
+    let whole = "1,00:00:00.0,allocate,0x1000,5,0\r\n";
+    let events = "Event Type,Device ID,Address,Stream,Size (bytes),Free Memory,Total Memory,\
+                  Current Allocs,Start,End,Elapsed,Location\nAlloc,0,0x1000,0,4096,,,,1.0,,,\nAl";
+    let logs = [
+        file("cut.csv", format!("{HEADER}{whole}1,00:00:00.0,fre")),
+        file("cut_short.csv", format!("{HEADER}{whole}1,00:00:00.0,free,0x1000,5")),
+        file("cut.events.csv", events),
+    ];
+    for log in logs {
+        let said = error(&replay(&log, &[]));
+        assert!(said.contains("the last line is cut off") && said.contains("--lenient"), "{said}");
+        let output = replay(&log, &["--lenient", "--json"]);
+        let all = served(&output);
+        assert_eq!((&all["report"]["served"], &all["report"]["problems"]), (&1.into(), &1.into()));
+    }
+    // A last line that is whole needs no end, and one in the middle is an error as ever.
+    let text = whole.trim_end();
+    served(&lines("no_end.csv", text, &["--json"]));
+    let said = error(&lines("middle.csv", &format!("1,00:00:00.0,fre\n{whole}"), &["--lenient"]));
+    assert!(said.contains(":2: column Action"), "{said}");
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).unwrap();
+    let mut names: Vec<_> =
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn outputs_are_written_whole_or_not_at_all() {
+    let folder = out("outputs");
+    let _ = std::fs::remove_dir_all(&folder);
+    std::fs::create_dir(&folder).unwrap();
+    let log = folder.join("log.csv");
+    let content = format!("{HEADER}1,00:00:00.0,allocate,0x1000,5,0\n");
+    std::fs::write(&log, &content).unwrap();
+    for option in ["--trace", "--picture"] {
+        for path in [folder.join("none/out"), folder.clone(), log.clone()] {
+            let output = replay(&log, &[option, path.to_str().unwrap()]);
+            let said = error(&output);
+            assert!(said.contains(path.to_str().unwrap()) && output.stdout.is_empty(), "{said}");
+            assert_eq!(names(&folder), ["log.csv"]);
+        }
+    }
+    assert_eq!(std::fs::read_to_string(&log).unwrap(), content);
+    // The old one stays when the log is refused.
+    let old = folder.join("old.svg");
+    std::fs::write(&old, "old").unwrap();
+    std::fs::write(&log, format!("{content}1,00:00:00.0,free,0x9000,5,0\n")).unwrap();
+    error(&replay(&log, &["--picture", old.to_str().unwrap()]));
+    assert_eq!(std::fs::read_to_string(&old).unwrap(), "old");
+    let output = replay(&log, &["--lenient", "--picture", old.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(0));
+    assert!(std::fs::read_to_string(&old).unwrap().contains("<svg"));
+    assert_eq!(names(&folder), ["log.csv", "old.svg"]);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_is_an_error() {
+    let text = "1,00:00:00.0,allocate,0x1000,5,0\n";
+    for option in ["--trace", "--picture"] {
+        let said = error(&lines("full.csv", text, &[option, "/dev/full"]));
+        assert!(said.contains("/dev/full: cannot be written"), "{said}");
+    }
+    assert_eq!(lines("full.csv", text, &["--trace", "/dev/null"]).status.code(), Some(0));
+}
+
+/// Threads write their lines late; a trace goes forwards all the same, and has what Perfetto wants.
+#[test]
+fn a_trace_of_times_out_of_order_goes_forwards() {
+    let path = out("late.json");
+    let text = "1,12:00:02.0,allocate,0x1000,5,0\n2,12:00:01.0,free,0x1000,5,0\n\
+                1,12:00:03.0,allocate,0x1000,5,16\n";
+    let output = lines("late.csv", text, &["--trace", path.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let trace: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    let events = trace["traceEvents"].as_array().unwrap();
+    let mut begun = std::collections::HashMap::new();
+    for event in events {
+        assert!(event["pid"].is_u64() && event["name"].is_string(), "{event}");
+        let time = event["ts"].as_f64();
+        match event["ph"].as_str().unwrap() {
+            "M" => assert!(event["args"]["name"].is_string()),
+            "C" => assert!(time.unwrap() >= 0.0 && event["args"]["bytes"].is_u64(), "{event}"),
+            "b" => {
+                assert!(event["tid"].is_u64() && event["cat"].is_string(), "{event}");
+                assert!(begun.insert(event["id"].as_u64().unwrap(), time.unwrap()).is_none());
+            }
+            "e" => assert!(begun.remove(&event["id"].as_u64().unwrap()) <= time, "{event}"),
+            phase => panic!("{phase}: {event}"),
+        }
+    }
+    assert!(begun.is_empty(), "{begun:?}");
+}
