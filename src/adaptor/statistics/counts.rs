@@ -27,9 +27,19 @@ const CALLS_WITHOUT_DESKS: u32 = if MODELLED { 1 } else { 2048 };
 
 #[derive(Debug)]
 pub struct Counts {
-    account: CachePadded<Till<Counters>>,
+    account: CachePadded<Till<Account>>,
     lock: CachePadded<Mutex<Opening>>,
     desks: [CachePadded<Till<Desk>>; DESKS],
+}
+
+/// The two counters with a gap between them. Side by side, one's total and the other's current are
+/// changed as a pair, and what a free writes by itself is slow to read as a half of it.
+#[derive(Debug, Default)]
+#[repr(C)]
+struct Account {
+    bytes: Counter,
+    _gap: u64,
+    blocks: Counter,
 }
 
 /// Which desks are open.
@@ -133,7 +143,7 @@ impl Counts {
     fn change_together(
         &self,
         opening: &mut Opening,
-        account: &mut Counters,
+        account: &mut Account,
         seat: usize,
         bytes: i64,
         blocks: i64,
@@ -202,11 +212,12 @@ impl Counts {
             keep_out([&*self.account].into_iter());
         }
         // SAFETY: shut above or before, by holders of the lock; its owner is kept out, or this thread.
-        let mut counters = unsafe { self.account.with_shut(|account| *account) };
+        let mut counters = unsafe { self.account.with_shut(|account| account.counters()) };
         self.account.give(owner);
         let mut open = [false; DESKS];
         self.shut_desks(&opening, |seat, desk| {
-            desk.add_to(&mut counters);
+            desk.bytes.add_to(&mut counters.bytes);
+            desk.blocks.add_to(&mut counters.allocations);
             open[seat] = true;
         });
         for seat in (0..opening.end).filter(|seat| open[*seat]) {
@@ -218,6 +229,18 @@ impl Counts {
     /// `None` in the child of a fork that left the holder behind: there is nothing to count there.
     fn lock(&self) -> Option<MutexGuard<'_, Opening>> {
         if is_forked_child() { self.lock.try_lock() } else { Some(self.lock.lock()) }
+    }
+}
+
+impl Account {
+    #[inline(always)]
+    fn change(&mut self, bytes: i64, blocks: i64) {
+        self.bytes.change(bytes, blocks);
+        self.blocks.change(blocks, blocks);
+    }
+
+    fn counters(&self) -> Counters {
+        Counters { bytes: self.bytes, allocations: self.blocks }
     }
 }
 
@@ -234,13 +257,12 @@ impl Desk {
     }
 
     /// Counts with what is lacking from the account, if it stays within its peak.
-    fn change_with(&mut self, account: &mut Counters, bytes: i64, blocks: i64) -> bool {
+    fn change_with(&mut self, account: &mut Account, bytes: i64, blocks: i64) -> bool {
         let (more_bytes, more_blocks) = (self.bytes.lacks(bytes), self.blocks.lacks(blocks));
-        let within =
-            account.bytes.has_room(more_bytes) && account.allocations.has_room(more_blocks);
+        let within = account.bytes.has_room(more_bytes) && account.blocks.has_room(more_blocks);
         if within {
             self.bytes.borrow(&mut account.bytes, more_bytes);
-            self.blocks.borrow(&mut account.allocations, more_blocks);
+            self.blocks.borrow(&mut account.blocks, more_blocks);
             self.bytes.change(bytes, blocks);
             self.blocks.change(blocks, blocks);
         }
@@ -248,14 +270,10 @@ impl Desk {
     }
 
     /// Ends what the desk has of its own.
-    fn give_back(&mut self, account: &mut Counters) {
-        self.add_to(account);
+    fn give_back(&mut self, account: &mut Account) {
+        self.bytes.add_to(&mut account.bytes);
+        self.blocks.add_to(&mut account.blocks);
         *self = Self::default();
-    }
-
-    fn add_to(&self, counters: &mut Counters) {
-        self.bytes.add_to(&mut counters.bytes);
-        self.blocks.add_to(&mut counters.allocations);
     }
 }
 
