@@ -162,7 +162,7 @@ fn one_block_in_turn() {
 fn frees_of_another_thread() {
     model(
         "frees_of_another_thread",
-        1,
+        130,
         || {
             let state = shared();
             state.add();

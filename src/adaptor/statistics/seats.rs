@@ -79,17 +79,21 @@ impl Drop for Sitting {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sync::trusted::{AtomicUsize, Ordering};
 
     #[test]
     fn threads_that_run_have_seats_of_their_own_and_leave_them() {
         let here = take();
         assert_eq!((mine(), take()), (here, here));
-        let all = std::sync::Barrier::new(2 * DESKS);
+        let seated = AtomicUsize::new(0);
         let mut seats: Vec<_> = std::thread::scope(|scope| {
             let sit = || {
                 let before = mine();
                 let seat = take();
-                all.wait();
+                seated.fetch_add(1, Ordering::Relaxed);
+                while seated.load(Ordering::Relaxed) < 2 * DESKS {
+                    std::thread::yield_now();
+                }
                 (before, seat, mine())
             };
             let threads: Vec<_> = (0..2 * DESKS).map(|_| scope.spawn(sit)).collect();
