@@ -75,6 +75,7 @@ sync::for_models! {
     #[doc(hidden)]
     #[allow(missing_docs)]
     pub mod models {
+        pub use crate::adaptor::models::*;
         pub use crate::container::models::*;
         pub use crate::host::models::*;
         pub use crate::pool::models::*;

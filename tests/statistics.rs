@@ -309,6 +309,68 @@ fn the_peak_of_many_threads_is_what_they_held_at_once() {
     assert_eq!(counted.counters().allocations.total, threads * 50);
 }
 
+/// Long enough in turn for each to reuse what it freed, and never more than one block.
+#[test]
+fn what_threads_reuse_is_in_no_peak() {
+    const PAIRS: i64 = 5000;
+    let device = support::device();
+    let stream = device.new_stream().unwrap();
+    let counted = StatisticsAdaptor::new(Nothing::new(&device));
+    let turns = Barrier::new(2);
+    std::thread::scope(|scope| {
+        for thread in 0..2 {
+            let (counted, stream, turns) = (&counted, &stream, &turns);
+            scope.spawn(move || {
+                for turn in 0..6 {
+                    if turn % 2 == thread {
+                        for _ in 0..PAIRS {
+                            let block = take(counted, stream);
+                            free(counted, stream, block);
+                        }
+                    }
+                    turns.wait();
+                    assert_eq!(units(counted.counters()), [0, 1, (turn + 1) * PAIRS]);
+                    turns.wait();
+                }
+            });
+        }
+    });
+}
+
+/// Whoever counts has his account; then all hold a block at once, and a reader sees no other numbers
+/// than there were.
+#[test]
+fn more_threads_than_have_accounts() {
+    const THREADS: usize = 80;
+    const PAIRS: i64 = 300;
+    let device = support::device();
+    let stream = device.new_stream().unwrap();
+    let counted = StatisticsAdaptor::new(Nothing::new(&device));
+    let all = Barrier::new(THREADS);
+    std::thread::scope(|scope| {
+        for _ in 0..THREADS {
+            scope.spawn(|| {
+                for _ in 0..PAIRS {
+                    let block = take(&counted, &stream);
+                    free(&counted, &stream, block);
+                }
+                let block = take(&counted, &stream);
+                all.wait();
+                free(&counted, &stream, block);
+            });
+        }
+        let mut before = [0; 3];
+        while before[2] < THREADS as i64 * (PAIRS + 1) {
+            let now = units(counted.counters());
+            assert!(0 <= now[0] && now[0] <= now[1] && now[1] <= THREADS as i64, "{now:?}");
+            assert!(before[1] <= now[1] && before[2] <= now[2], "{before:?}, then {now:?}");
+            before = now;
+        }
+    });
+    let threads = THREADS as i64;
+    assert_eq!(units(counted.counters()), [0, threads, threads * (PAIRS + 1)]);
+}
+
 #[test]
 fn a_thread_goes_on_where_one_that_ended_left_off() {
     let device = support::device();

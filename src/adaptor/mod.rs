@@ -29,3 +29,10 @@ pub use statistics::{Counter, Counters, StatisticsAdaptor};
 pub use thread_safe::{LocalDeviceResource, ThreadSafeAdaptor};
 pub use traced::TracedAdaptor;
 pub use tracking::{Allocation, TrackingAdaptor, TrackingOptions};
+
+crate::sync::for_models! {
+    #[allow(missing_docs, unreachable_pub)]
+    pub mod models {
+        pub use super::statistics::counts::Counts;
+    }
+}

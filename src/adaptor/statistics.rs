@@ -1,14 +1,21 @@
 //! A resource that counts what passes through it.
 
-mod counts;
+#[allow(
+    unreachable_pub,
+    missing_docs,
+    reason = "the models of loom_tests reach it through `models`; no user does"
+)]
+pub(super) mod counts;
 mod scopes;
+mod seats;
+mod till;
 
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::DeviceLayout;
 use crate::resource::{DeviceBlock, DeviceResource, HostAccessible, ResourceId};
 use crate::stream::Stream;
-use crate::sync::{Arc, CachePadded};
+use crate::sync::Arc;
 use counts::Counts;
 use scopes::Scopes;
 use std::fmt;
@@ -45,6 +52,7 @@ pub struct Counters {
 }
 
 impl Counter {
+    #[inline(always)]
     fn change(&mut self, by: i64, blocks: i64) {
         self.current = self.current.wrapping_add(by);
         if blocks > 0 {
@@ -62,6 +70,7 @@ impl Counter {
 }
 
 impl Counters {
+    #[inline(always)]
     fn change(&mut self, bytes: i64, blocks: i64) {
         self.bytes.change(bytes, blocks);
         self.allocations.change(blocks, blocks);
@@ -85,9 +94,11 @@ impl Counters {
 /// [`pop_counters`](Self::pop_counters). It counts the calls of that thread alone, whoever allocated
 /// what it frees.
 ///
-/// While only one thread allocates and frees, counting takes no locked instruction; the first call of
-/// a second thread waits about a microsecond once, and every call pays for atomic additions from
-/// then on.
+/// Counting takes no locked instruction while only one thread allocates and frees. With more threads
+/// each has an account of its own, from which it reuses what it freed, again without one; a call that
+/// needs more takes a lock. Where the peak may have been passed, the threads' accounts are brought
+/// together, in some microseconds, and the next two thousand calls all take the lock. At most 63
+/// threads of the process have accounts at a time; those that come on top take the lock too.
 ///
 /// RMM takes one lock a call, and its stack of counters is one for all threads, so that the scopes of
 /// two threads mix.
@@ -117,7 +128,7 @@ pub struct StatisticsAdaptor<U> {
 struct State<U> {
     upstream: U,
     scopes: Scopes,
-    counts: CachePadded<Counts>,
+    counts: Counts,
 }
 
 impl<U> Clone for StatisticsAdaptor<U> {
@@ -155,8 +166,8 @@ impl<U> StatisticsAdaptor<U> {
         &self.state.upstream
     }
 
-    /// The counters of all threads since the adaptor was made, whatever scopes are open. While other
-    /// threads allocate, a call of theirs may be in one number and not in another yet.
+    /// The counters of all threads since the adaptor was made, whatever scopes are open, at one moment
+    /// of this call. Takes some microseconds where other threads have counted.
     pub fn counters(&self) -> Counters {
         self.state.counts.read()
     }

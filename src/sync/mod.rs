@@ -19,9 +19,7 @@ pub(crate) mod trusted {
     pub(crate) use crossbeam::queue::ArrayQueue;
     pub(crate) use crossbeam::utils::Backoff;
     pub(crate) use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
-    pub(crate) use std::sync::atomic::{
-        AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering, fence,
-    };
+    pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
     pub(crate) use std::thread_local;
 
     #[cfg(not(aquifer_loom))]
