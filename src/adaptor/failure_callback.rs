@@ -221,7 +221,7 @@ impl<U> State<U> {
         let ask = || (self.filter)(failure.error) && (self.callback)(failure);
         catch_unwind(AssertUnwindSafe(ask)).unwrap_or_else(|_| {
             let (bytes, error, attempt) = (failure.layout.bytes(), failure.error, failure.attempt);
-            tracing::error!(bytes, attempt, %error, "the callback of a failed allocation panicked");
+            crate::debug_log::event!(error, bytes, attempt, %error, "the callback of a failed allocation panicked");
             false
         })
     }

@@ -245,7 +245,7 @@ unsafe impl<R: LocalDeviceResource> DeviceResource for ThreadSafeAdaptor<R> {
             Err(error) if error.kind() == ErrorKind::Forked => {}
             Err(error) => {
                 let (device, bytes) = (&self.state.device, block.bytes());
-                tracing::error!(%device, bytes, %error, "leaked device memory");
+                crate::debug_log::event!(error, %device, bytes, %error, "leaked device memory");
             }
         }
     }

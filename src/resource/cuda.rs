@@ -3,6 +3,7 @@
 use super::block::Padded;
 use super::{DeviceBlock, DeviceResource, ResourceId};
 use crate::backend::{DeviceAddress, DriverResult, Wanted};
+use crate::debug_log::{event, later};
 use crate::device::Device;
 use crate::error::{DriverError, Result};
 use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout};
@@ -110,6 +111,10 @@ pub(super) unsafe fn free_after(stream: &Stream, device: &Device, block: DeviceB
 /// when a process exits: nothing is lost there.
 pub(super) fn leaked(device: &Device, bytes: usize, error: &DriverError) {
     if !error.is_gone() {
-        tracing::error!(%device, bytes, %error, "leaked device memory: it could not be freed");
+        let (device, error) = (device.to_string(), error.to_string());
+        // A pool above may be in the middle of a trim.
+        later(
+            move || event!(error, %device, bytes, %error, "leaked device memory: it could not be freed"),
+        );
     }
 }

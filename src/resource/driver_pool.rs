@@ -3,6 +3,7 @@
 use super::cuda::{allocate, leaked};
 use super::{DeviceBlock, DeviceResource, ResourceId};
 use crate::backend::{PoolAttribute, PoolSpec, RawPool, Wanted};
+use crate::debug_log::{event, later};
 use crate::device::Device;
 use crate::error::{DriverError, Error, ErrorKind, Result};
 use crate::layout::DeviceLayout;
@@ -163,9 +164,17 @@ impl AsyncOptions {
             }
         }
         resource.prime(initial_size)?;
+        let (device, handle) = (resource.device.ordinal(), pool.0);
+        let initial = initial_size;
+        later(move || {
+            event!(debug, target: DRIVER_POOL, device, handle, initial, "driver pool made");
+        });
         Ok(resource)
     }
 }
+
+/// The target of what is told of driver pools.
+const DRIVER_POOL: &str = "aquifer::driver_pool";
 
 /// The first version whose driver has pools of managed memory.
 const MANAGED_POOLS_SINCE: u32 = 13000;
@@ -326,7 +335,12 @@ impl AsyncResource {
         self.device
             .driver()
             .pool_trim(self.pool, keep)
-            .wanted(|| format!("trimming a pool on {} to {keep} bytes", self.device))
+            .wanted(|| format!("trimming a pool on {} to {keep} bytes", self.device))?;
+        let (device, handle) = (self.device.ordinal(), self.pool.0);
+        later(move || {
+            event!(debug, target: DRIVER_POOL, device, handle, keep, "driver pool trimmed");
+        });
+        Ok(())
     }
 
     /// A file descriptor of a [shareable](AsyncOptions::shareable) pool, for another process to

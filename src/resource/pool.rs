@@ -3,6 +3,7 @@
 use super::cuda::leaked;
 use super::{CudaResource, DeviceBlock, DeviceResource, ResourceId};
 use crate::backend::{is_forked_child, not_forked};
+use crate::debug_log::{POOL, event, later};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::Event;
@@ -181,11 +182,27 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
         }
     }
 
+    fn note_stop(&self, asked: usize, why: &'static str) {
+        let (pool, device) = (self.pool.number(), self.device().ordinal());
+        later(move || {
+            event!(error, target: POOL, pool, device, asked, why, "a pool cannot go on");
+        });
+    }
+
     #[cold]
     fn explain(&self, failure: Failure<Error>, bytes: usize) -> Error {
         let device = self.device();
+        let (pool, ordinal) = (self.pool.number(), device.ordinal());
         match failure {
-            Failure::Upstream(error) => error,
+            Failure::Upstream(error) => {
+                if error.kind() == ErrorKind::ContextLost {
+                    let error = error.to_string();
+                    later(move || {
+                        event!(error, target: POOL, pool, device = ordinal, asked = bytes, error, "device lost");
+                    });
+                }
+                error
+            }
             Failure::Exhausted(upstream) => {
                 let PoolStatistics { reserved, live, largest_free, .. } = self.statistics();
                 let maximum = self.pool.settings().maximum;
@@ -197,6 +214,14 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
                     Some(upstream) => format!("; its upstream: {upstream}"),
                     None => String::new(),
                 };
+                let rungs = self.pool.settings().rungs.clone();
+                let upstream = upstream.map(|error| error.to_string());
+                later(move || {
+                    event!(
+                        warn, target: POOL, pool, device = ordinal, asked = bytes, ?rungs, reserved, live,
+                        largest_free, maximum, upstream, "out of memory"
+                    );
+                });
                 Error::new(
                     ErrorKind::OutOfMemory,
                     format!(
@@ -210,24 +235,35 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
                     _ => "free some memory, or build the pool with a larger maximum",
                 })
             }
-            Failure::Captured => Error::new(
-                ErrorKind::Capture,
-                format!("a pool on {device} cannot serve {bytes} bytes to a stream in capture"),
-            )
-            .advise(
-                "give this pool to Stream::capture, and make vectors on the stream that it captures; \
-                 or make them before",
-            ),
-            Failure::Gone => Error::new(
-                ErrorKind::Driver,
-                format!("a pool on {device} cannot order memory after a stream that is gone"),
-            )
-            .advise("an earlier error of the driver is in the log"),
-            Failure::Crowded => Error::new(
-                ErrorKind::Unsupported,
-                format!("a pool on {device} has no room for another stream: 65,535 live in it"),
-            )
-            .advise("drop streams that are not used"),
+            Failure::Captured => {
+                later(move || {
+                    event!(warn, target: POOL, pool, device = ordinal, asked = bytes, "refused a stream in capture");
+                });
+                Error::new(
+                    ErrorKind::Capture,
+                    format!("a pool on {device} cannot serve {bytes} bytes to a stream in capture"),
+                )
+                .advise(
+                    "give this pool to Stream::capture, and make vectors on the stream that it \
+                     captures; or make them before",
+                )
+            }
+            Failure::Gone => {
+                self.note_stop(bytes, "a stream is gone that memory has to be ordered after");
+                Error::new(
+                    ErrorKind::Driver,
+                    format!("a pool on {device} cannot order memory after a stream that is gone"),
+                )
+                .advise("an earlier error of the driver is in the log")
+            }
+            Failure::Crowded => {
+                self.note_stop(bytes, "there are more streams than a pool can tell apart");
+                Error::new(
+                    ErrorKind::Unsupported,
+                    format!("a pool on {device} has no room for another stream: 65,535 live in it"),
+                )
+                .advise("drop streams that are not used")
+            }
         }
     }
 }
@@ -369,7 +405,7 @@ impl<U: DeviceResource + 'static> Upstream for Ground<U> {
             match stream.map_or_else(|| self.aside(), |stream| Ok(stream.clone())) {
                 // SAFETY: allocated above, and given to nobody.
                 Ok(stream) => unsafe { self.resource.deallocate(&stream, block) },
-                Err(_) => tracing::error!(bytes = got, "leaked device memory"),
+                Err(_) => crate::debug_log::event!(error, bytes = got, "leaked device memory"),
             }
             return Err(error.advise("use a resource that keeps alignments"));
         }
@@ -390,8 +426,8 @@ impl<U: DeviceResource + 'static> Upstream for Ground<U> {
             // complete or ordered before this on `stream`: the pool keeps all three.
             Ok(stream) => unsafe { self.resource.deallocate(&stream, range) },
             Err(error) => {
-                let device = self.resource.device();
-                tracing::error!(%device, bytes = range.bytes(), %error, "leaked device memory");
+                let (device, bytes) = (self.resource.device().to_string(), range.bytes());
+                later(move || event!(error, %device, bytes, %error, "leaked device memory"));
             }
         }
     }
@@ -403,21 +439,27 @@ impl<U: DeviceResource + 'static> Upstream for Ground<U> {
             return;
         }
         match why {
-            Failure::Exhausted(_) => tracing::error!(
+            Failure::Exhausted(_) => crate::debug_log::event!(error,
                 %device,
                 bytes,
                 "leaked device memory: a pool was dropped while blocks of it were in use"
             ),
             Failure::Upstream(error) => match error.driver() {
                 Some(driver) => leaked(device, bytes, driver),
-                None => tracing::error!(%device, bytes, %error, "leaked device memory"),
+                None => {
+                    crate::debug_log::event!(error, %device, bytes, %error, "leaked device memory")
+                }
             },
-            _ => tracing::error!(
+            _ => crate::debug_log::event!(error,
                 %device,
                 bytes,
                 "leaked device memory: no stream could be made to wait for its last use"
             ),
         }
+    }
+
+    fn device(&self) -> usize {
+        self.resource.device().ordinal()
     }
 
     fn is_forked(&self) -> bool {
@@ -439,7 +481,12 @@ impl<U: DeviceResource + 'static> PoolOptions<U> {
         let alignment = self.alignment;
         let initial = self.initial_size;
         let ground = Ground { resource: self.upstream, alignment, aside: Mutex::new(None) };
+        let maximum = settings.maximum;
         let pool = PoolResource { pool: Pool::new(ground, settings) };
+        let (number, device) = (pool.pool.number(), pool.device().ordinal());
+        later(move || {
+            event!(debug, target: POOL, pool = number, device, initial, maximum, "pool made");
+        });
         if initial > 0 {
             pool.pool.prepare(initial).map_err(|failure| pool.explain(failure, initial))?;
         }

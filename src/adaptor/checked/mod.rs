@@ -192,13 +192,13 @@ impl<U: DeviceResource> State<U> {
         let misuse = Misuse { kind, call, known, devices };
         let Some(handler) = &self.rules.handler else {
             let leaked = if kind.is_refused() { ": leaked" } else { "" };
-            tracing::error!(?kind, "{misuse}{leaked}");
+            crate::debug_log::event!(error, ?kind, "{misuse}{leaked}");
             return;
         };
         // No method of a resource panics: vectors are freed while others unwind.
         if let Err(thrown) = catch_unwind(AssertUnwindSafe(|| handler(&misuse))) {
             std::mem::forget(thrown);
-            tracing::error!(?kind, "{misuse}; and the handler of misuses panicked");
+            crate::debug_log::event!(error, ?kind, "{misuse}; and the handler of misuses panicked");
         }
     }
 
@@ -240,7 +240,7 @@ impl<U: DeviceResource> State<U> {
         if let Err(error) = filled
             && !error.is_gone()
         {
-            tracing::warn!(device = %stream.device(), %error, "a freed block was not poisoned");
+            crate::debug_log::event!(warn, device = %stream.device(), %error, "a freed block was not poisoned");
         }
     }
 }

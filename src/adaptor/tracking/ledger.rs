@@ -95,7 +95,7 @@ impl Ledger {
         if let Some(replaced) = replaced
             && self.bypassed.add()
         {
-            tracing::warn!(
+            crate::debug_log::event!(warn,
                 device = %self.device,
                 address = replaced.address(),
                 bytes = replaced.bytes(),
@@ -118,7 +118,7 @@ impl Ledger {
             Some(found) => {
                 let allocated = found.bytes();
                 if self.wrong_size.add() {
-                    tracing::warn!(
+                    crate::debug_log::event!(warn,
                         device = %self.device, address, bytes, allocated,
                         "a tracked block was freed with a size that is not its own"
                     );
@@ -127,7 +127,7 @@ impl Ledger {
             }
             None => {
                 if bytes != 0 && self.unknown.add() {
-                    tracing::warn!(
+                    crate::debug_log::event!(warn,
                         device = %self.device, address, bytes,
                         "a block was freed that this tracking adaptor does not know"
                     );
@@ -184,9 +184,9 @@ impl Ledger {
     pub(super) fn log(&self) {
         let outstanding = self.outstanding();
         if outstanding.is_empty() {
-            tracing::debug!("{}", self.report_of(&outstanding));
+            crate::debug_log::event!(debug, "{}", self.report_of(&outstanding));
         } else {
-            tracing::warn!("{}", self.report_of(&outstanding));
+            crate::debug_log::event!(warn, "{}", self.report_of(&outstanding));
         }
     }
 }
@@ -205,7 +205,11 @@ impl Drop for Ledger {
         let left = self.shards.all_mut().flat_map(|shard| shard.live.drain());
         let left = sorted(left.map(|(_, allocation)| allocation).collect());
         if !left.is_empty() {
-            tracing::warn!("a tracking adaptor ends before its blocks. {}", self.report_of(&left));
+            crate::debug_log::event!(
+                warn,
+                "a tracking adaptor ends before its blocks. {}",
+                self.report_of(&left)
+            );
         }
     }
 }
