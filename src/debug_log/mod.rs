@@ -45,6 +45,17 @@
 //! `log-level-off` cut what is below out of the program; of several, the one that leaves least wins.
 //! They act on this crate alone. `max_level_*` and `release_max_level_*` of the crate `tracing` do
 //! the same to the whole program. RMM's `RMM_LOGGING_LEVEL` is the counterpart.
+//!
+//! # NVTX
+//!
+//! The crate emits no NVTX ranges and registers no memory with NVTX's memory extension, so Nsight and
+//! compute-sanitizer see a pool's upstream blocks and not what is cut from them. RMM has a macro for
+//! ranges that it uses nowhere, and registers nothing either. What is in the way: cudarc's `nvtx` loads
+//! `libnvToolsExt`, which CUDA 13 has no more, and panics without it; NVIDIA's crate `nvtx` asks for
+//! libclang and a C compiler when it is built; neither binds the memory extension. A tool that is told
+//! of a pool takes all of its memory for forbidden but the blocks that are registered, so each
+//! allocation would have to be, warm ones too: that is work for an adaptor, not for the pool. To check
+//! accesses with compute-sanitizer, allocate from [`CudaResource`](crate::CudaResource) meanwhile.
 #![cfg_attr(
     feature = "debug-log",
     doc = "\n# A log file\n\n[`DebugLog`] writes the events to the file that `AQUIFER_DEBUG_LOG_FILE` names."

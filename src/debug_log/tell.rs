@@ -4,6 +4,8 @@
 use crate::sync::trusted::thread_local;
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use tracing::Level;
+use tracing::level_filters::LevelFilter;
 
 /// The target of what pools tell.
 pub(crate) const POOL: &str = "aquifer::pool";
@@ -87,7 +89,10 @@ pub(crate) fn is_wanted() -> bool {
 
 fn ask() -> bool {
     let mut wanted = false;
-    tell(|| wanted = tracing::enabled!(target: POOL, tracing::Level::DEBUG));
+    // A look at a number first, which is all where nobody listens.
+    if Level::DEBUG <= LevelFilter::current() {
+        tell(|| wanted = tracing::enabled!(target: POOL, Level::DEBUG));
+    }
     wanted
 }
 

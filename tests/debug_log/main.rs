@@ -1,5 +1,8 @@
 //! What pools tell `tracing`, what a subscriber may do meanwhile, and the log file.
 
+#[cfg(feature = "debug-log")]
+mod file;
+#[path = "../support/mod.rs"]
 mod support;
 
 use aquifer::sim::SimConfig;
