@@ -48,14 +48,20 @@
 //!
 //! # NVTX
 //!
-//! The crate emits no NVTX ranges and registers no memory with NVTX's memory extension, so Nsight and
-//! compute-sanitizer see a pool's upstream blocks and not what is cut from them. RMM has a macro for
-//! ranges that it uses nowhere, and registers nothing either. What is in the way: cudarc's `nvtx` loads
-//! `libnvToolsExt`, which CUDA 13 has no more, and panics without it; NVIDIA's crate `nvtx` asks for
-//! libclang and a C compiler when it is built; neither binds the memory extension. A tool that is told
-//! of a pool takes all of its memory for forbidden but the blocks that are registered, so each
-//! allocation would have to be, warm ones too: that is work for an adaptor, not for the pool. To check
-//! accesses with compute-sanitizer, allocate from [`CudaResource`](crate::CudaResource) meanwhile.
+//! With the feature `nvtx`, a tool that is injected into the program (by `NVTX_INJECTION64_PATH`, as
+//! Nsight Systems does) sees ranges in the domain `aquifer`, whose payload are bytes: `pool: grow`,
+//! `pool: gather`, `pool: wait for a stream`, `pool: trim for a request`, and `pool: trim`. Where there
+//! is no tool, or it cannot be loaded, nothing happens; what a warm allocation does has no range.
+//! The tool is called under locks of the pool and must not call back. RMM has a macro for ranges that
+//! it uses nowhere.
+//!
+//! No memory is registered by NVTX's memory extension, so compute-sanitizer sees a pool's upstream
+//! blocks and not what is cut from them; RMM registers nothing either. A tool that is told of a pool
+//! takes all of its memory for forbidden but the blocks that are registered, so each allocation would
+//! have to be, warm ones too: that is work for an adaptor, not for the pool, and there is none yet. To
+//! check accesses, allocate from [`CudaResource`](crate::CudaResource) meanwhile. The ranges are not
+//! made by cudarc's `nvtx`, which loads a library that CUDA 13 has no more and panics without it, nor
+//! by NVIDIA's crate `nvtx`, which asks for libclang and a C compiler when it is built.
 #![cfg_attr(
     feature = "debug-log",
     doc = "\n# A log file\n\n[`DebugLog`] writes the events to the file that `AQUIFER_DEBUG_LOG_FILE` names."
@@ -68,8 +74,21 @@
 
 #[cfg(feature = "debug-log")]
 mod file;
+#[cfg(feature = "nvtx")]
+mod nvtx;
 mod tell;
 
 #[cfg(feature = "debug-log")]
 pub use file::DebugLog;
+pub(crate) use nvtx::range;
 pub(crate) use tell::{LEVEL, POOL, event, hold, is_wanted, later, tell};
+
+#[cfg(not(feature = "nvtx"))]
+mod nvtx {
+    /// No range: the feature is off.
+    pub(crate) struct Range;
+
+    pub(crate) fn range(_name: &'static std::ffi::CStr, _bytes: usize) -> Range {
+        Range
+    }
+}

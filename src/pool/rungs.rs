@@ -7,7 +7,7 @@ use super::magazine::{Magazine, Shelves};
 use super::reserve::Held;
 use super::slot::{Slot, UNIT_SHIFT};
 use super::upstream::{Failure, Upstream};
-use crate::debug_log::{hold, is_wanted};
+use crate::debug_log::{hold, is_wanted, range};
 use crate::heap::{COMPLETE, Heap, Piece, Tag, Taken};
 use std::time::Instant;
 
@@ -391,6 +391,7 @@ impl<U: Upstream> Pool<U> {
             // Taken first, so that nobody else comes before; nobody uses it until the order is made.
             let taken = home.heap().allocate(candidate.tag, units, align, usize::MAX);
             let Some(taken) = taken else { continue };
+            let _range = range(c"pool: wait for a stream", request.bytes());
             match self.order(request.slot, request.stream, candidate.tag, taken.stamp) {
                 Ok(()) => {
                     count(&self.counters.steals);
@@ -472,6 +473,7 @@ impl<U: Upstream> Pool<U> {
                 return Ok(None);
             };
             let begin = is_wanted().then(Instant::now);
+            let _range = range(c"pool: grow", bytes);
             match self.upstream.obtain(stream, bytes) {
                 Ok((address, range)) => {
                     count(&self.counters.growths);
@@ -514,6 +516,7 @@ impl<U: Upstream> Pool<U> {
     /// Brings all free memory of the pool into the stream's heap, ordered, and so in one piece where
     /// its addresses are. The caller has the turn.
     fn gather(&self, request: &Request<'_, U>) -> Result<Option<Found>, Failure<U::Error>> {
+        let _range = range(c"pool: gather", request.bytes());
         self.reclaim_all();
         let Request { slot, stream, .. } = request;
         let mut failed = None;
@@ -571,6 +574,7 @@ impl<U: Upstream> Pool<U> {
         let Some(bytes) = self.needed(request).filter(|need| *need <= self.settings.maximum) else {
             return Ok(None);
         };
+        let _range = range(c"pool: trim for a request", bytes);
         {
             let _all = self.moving.write();
             if let Some(found) = self.gather(request)? {
@@ -647,6 +651,7 @@ impl<U: Upstream> Pool<U> {
     /// until the streams that freed them are done. Returns how many bytes went back.
     pub fn trim(&self, keep: usize) -> Result<usize, Failure<U::Error>> {
         let _held = hold();
+        let _range = range(c"pool: trim", keep);
         let _turn = self.turn.lock();
         self.reclaim_all();
         let mut failed = None;

@@ -8,7 +8,7 @@ use std::ffi::OsString;
 use std::process::Command;
 
 /// The optional features of the crate that are checked with the default ones.
-const OPTIONS: &str = "--features=aquifer/debug-log";
+const OPTIONS: &str = "--features=aquifer/debug-log,aquifer/nvtx";
 
 /// cargo, the same that runs this program, in the repository's root.
 pub(crate) fn cargo(place: &Place) -> Command {
