@@ -27,7 +27,7 @@
 //! `stream` where the memory is for all streams. Sizes are bytes: `asked` is what the request needs,
 //! `bytes` what was moved, `reserved` what the pool has of upstream then. `how` is `complete` (the
 //! device had passed its last use), `ordered` (the stream was behind it already) or `waited` (the
-//! stream was made to wait).
+//! stream was made to wait). A pool tells once that its device is lost.
 //!
 //! # What a subscriber may do
 //!

@@ -11,7 +11,7 @@ use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout};
 use crate::pool::{Block, Failure, Pool, Upstream};
 use crate::stream::Stream;
 use crate::sync::Arc;
-use crate::sync::trusted::Mutex;
+use crate::sync::trusted::{AtomicBool, Mutex, Ordering};
 use std::fmt;
 
 mod capture;
@@ -195,7 +195,7 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
         let (pool, ordinal) = (self.pool.number(), device.ordinal());
         match failure {
             Failure::Upstream(error) => {
-                if error.kind() == ErrorKind::ContextLost {
+                if error.kind() == ErrorKind::ContextLost && !self.pool.upstream().is_loss_told() {
                     let error = error.to_string();
                     later(move || {
                         event!(error, target: POOL, pool, device = ordinal, asked = bytes, error, "device lost");
@@ -311,9 +311,17 @@ struct Ground<U> {
     alignment: usize,
     /// For memory that is to be complete: a stream that nobody else uses.
     aside: Mutex<Option<Stream>>,
+    /// Said once: every later call fails as well.
+    loss_told: AtomicBool,
 }
 
 impl<U: DeviceResource> Ground<U> {
+    /// Whether this was asked before.
+    fn is_loss_told(&self) -> bool {
+        // Relaxed: nothing else hangs on it.
+        self.loss_told.swap(true, Ordering::Relaxed)
+    }
+
     fn aside(&self) -> Result<Stream> {
         let mut aside = self.aside.lock();
         if let Some(stream) = &*aside {
@@ -480,7 +488,12 @@ impl<U: DeviceResource + 'static> PoolOptions<U> {
         let settings = self.check()?;
         let alignment = self.alignment;
         let initial = self.initial_size;
-        let ground = Ground { resource: self.upstream, alignment, aside: Mutex::new(None) };
+        let ground = Ground {
+            resource: self.upstream,
+            alignment,
+            aside: Mutex::new(None),
+            loss_told: AtomicBool::new(false),
+        };
         let maximum = settings.maximum;
         let pool = PoolResource { pool: Pool::new(ground, settings) };
         let (number, device) = (pool.pool.number(), pool.device().ordinal());
