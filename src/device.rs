@@ -141,7 +141,7 @@ impl Device {
         // Not under the lock: a subscriber may use the crate.
         drop(one_search);
         if let Some(error) = missing {
-            tracing::warn!(%error, "no GPU: using a simulated device");
+            crate::debug_log::event!(warn, %error, "no GPU: using a simulated device");
         }
         Ok(device)
     }

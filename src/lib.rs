@@ -14,6 +14,7 @@ compile_error!(
 mod adaptor;
 mod backend;
 mod container;
+pub mod debug_log;
 mod device;
 mod error;
 mod event;

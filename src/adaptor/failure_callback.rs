@@ -251,10 +251,7 @@ impl<U> State<U> {
         let ask = || (self.filter)(failure.error) && (self.callback)(failure);
         caught(ask).unwrap_or_else(|| {
             let (bytes, error, attempt) = (failure.layout.bytes(), failure.error, failure.attempt);
-            let tell = || {
-                tracing::error!(bytes, attempt, %error, "the callback of a failed allocation panicked");
-            };
-            caught(tell);
+            crate::debug_log::event!(error, bytes, attempt, %error, "the callback of a failed allocation panicked");
             false
         })
     }

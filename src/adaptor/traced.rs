@@ -1,8 +1,8 @@
 //! A resource that tells `tracing` what passes through it.
 
-use super::caught::caught;
 use super::handles::{handles, identity_by};
 use crate::backend::is_forked_child;
+use crate::debug_log::{LEVEL, event, later, tell};
 use crate::device::Device;
 use crate::error::Result;
 use crate::layout::DeviceLayout;
@@ -11,6 +11,8 @@ use crate::stream::Stream;
 use crate::sync::Arc;
 use std::ptr::NonNull;
 use std::time::Instant;
+use tracing::Level;
+use tracing::level_filters::LevelFilter;
 
 /// Allocations and frees as [`tracing`] events, at `TRACE`, with the target `aquifer::memory`. RMM has
 /// no counterpart: its debug log says what its pools do, to a file of its own.
@@ -22,7 +24,9 @@ use std::time::Instant;
 /// the other tells that it freed it. [`LoggingAdaptor`](crate::LoggingAdaptor) keeps their order. Where
 /// no subscriber wants such events, the cost is one look at a flag.
 ///
-/// A subscriber must not allocate through this adaptor; one that panics costs its event. The child of a fork tells nothing: its
+/// Below a pool, its events wait until the pool's locks are released. The feature `log-level-debug`
+/// and those below it cut them out. What a subscriber allocates through this adaptor is not told.
+/// A subscriber that panics costs its event. The child of a fork tells nothing: its
 /// subscriber's locks may be held by a thread that is not there. Clones are one adaptor.
 ///
 /// ```
@@ -55,9 +59,21 @@ impl<U: DeviceResource> TracedAdaptor<U> {
 
 handles!(TracedAdaptor, upstream);
 
+const TARGET: &str = "aquifer::memory";
+
 #[inline]
 fn wanted() -> bool {
-    tracing::enabled!(target: "aquifer::memory", tracing::Level::TRACE) && !is_forked_child()
+    // A look at a number first, which is all where nobody wants it.
+    LEVEL >= 5 && Level::TRACE <= LevelFilter::current() && asked()
+}
+
+#[cold]
+fn asked() -> bool {
+    let mut wanted = false;
+    if !is_forked_child() {
+        tell(|| wanted = tracing::enabled!(target: TARGET, Level::TRACE));
+    }
+    wanted
 }
 
 fn nanoseconds(since: Instant) -> u64 {
@@ -78,18 +94,26 @@ unsafe impl<U: DeviceResource> DeviceResource for TracedAdaptor<U> {
         let result = self.upstream.allocate(stream, layout);
         let elapsed_ns = nanoseconds(begin);
         let (stream, device) = (stream.id(), self.device().ordinal());
-        // The block is ours to hand on, whatever the subscriber does.
-        caught(|| match &result {
-            Ok(block) => tracing::trace!(
-                target: "aquifer::memory",
-                address = %format_args!("{:#x}", block.address()),
-                bytes = block.bytes(), stream, device, elapsed_ns, "allocate"
-            ),
-            Err(error) => tracing::trace!(
-                target: "aquifer::memory",
-                bytes = layout.bytes(), stream, device, elapsed_ns, %error, "allocate failure"
-            ),
-        });
+        match &result {
+            Ok(block) => {
+                let (address, bytes) = (block.address(), block.bytes());
+                later(move || {
+                    event!(
+                        trace, target: TARGET, address = %format_args!("{address:#x}"), bytes, stream,
+                        device, elapsed_ns, "allocate"
+                    );
+                });
+            }
+            Err(error) => {
+                let (bytes, error) = (layout.bytes(), error.to_string());
+                later(move || {
+                    event!(
+                        trace, target: TARGET, bytes, stream, device, elapsed_ns, %error,
+                        "allocate failure"
+                    );
+                });
+            }
+        }
         result
     }
 
@@ -106,10 +130,10 @@ unsafe impl<U: DeviceResource> DeviceResource for TracedAdaptor<U> {
         unsafe { self.upstream.deallocate(stream, block) };
         let elapsed_ns = nanoseconds(begin);
         let (stream, device) = (stream.id(), self.device().ordinal());
-        caught(|| {
-            tracing::trace!(
-                target: "aquifer::memory",
-                address = %format_args!("{address:#x}"), bytes, stream, device, elapsed_ns, "free"
+        later(move || {
+            event!(
+                trace, target: TARGET, address = %format_args!("{address:#x}"), bytes, stream, device,
+                elapsed_ns, "free"
             );
         });
     }

@@ -174,7 +174,7 @@ impl Drop for Buffer {
 }
 
 fn leaked(block: &DeviceBlock, error: &Error) {
-    tracing::error!(
+    crate::debug_log::event!(error,
         bytes = block.bytes(),
         %error,
         "leaked device memory: its stream cannot be ordered after its last use"

@@ -223,7 +223,7 @@ pub(crate) fn lend_loosely(
         })
     };
     let Err(error) = lent else { return };
-    tracing::warn!(%error, "waiting on the host: a stream of cudarc cannot be ordered by events");
+    crate::debug_log::event!(warn, %error, "waiting on the host: a stream of cudarc cannot be ordered by events");
     if !at_home {
         debts.owe(borrower, range, writes);
     }
@@ -234,7 +234,7 @@ pub(crate) fn lend_loosely(
         home.device().synchronize()
     };
     if let Err(error) = waited {
-        tracing::error!(%error, "the device cannot be waited for");
+        crate::debug_log::event!(error, %error, "the device cannot be waited for");
     }
 }
 

@@ -34,7 +34,7 @@ pub fn last_error() -> Option<Error> {
 /// Keeps an error for [`last_error`], and gives the traits' error for it.
 pub(crate) fn remember(error: Error) {
     // The caller sees an `AllocError` without a reason, or an abort.
-    tracing::warn!(%error, "a host allocation failed");
+    crate::debug_log::event!(warn, %error, "a host allocation failed");
     let _ = LAST_ERROR.try_with(|last| *last.borrow_mut() = Some(error));
 }
 

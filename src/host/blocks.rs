@@ -79,7 +79,8 @@ pub(super) unsafe fn release(pointer: NonNull<u8>) -> Option<Arc<Slab>> {
                 source.take_back(base, bytes);
             }
         }
-        None => tracing::error!(
+        None => crate::debug_log::event!(
+            error,
             address = format_args!("{address:#x}"),
             "a pointer was freed that is no page-locked block of this process: ignored"
         ),

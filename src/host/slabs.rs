@@ -172,7 +172,11 @@ impl Core {
         }
         drop(state);
         if unknown > 0 {
-            tracing::error!(unknown, "page-locked blocks were freed twice: ignored");
+            crate::debug_log::event!(
+                error,
+                unknown,
+                "page-locked blocks were freed twice: ignored"
+            );
         }
     }
 

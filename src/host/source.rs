@@ -219,7 +219,7 @@ fn collect(yard: &Yard) {
         // One owner's destructor must not leak the others' memory, nor fail whoever sweeps.
         if let Err(thrown) = catch_unwind(AssertUnwindSafe(|| freed.free())) {
             std::mem::forget(thrown);
-            tracing::error!(%device, "the owner of registered memory panicked when it was dropped");
+            crate::debug_log::event!(error, %device, "the owner of registered memory panicked when it was dropped");
         }
     }
     for freed in collected.lost {
@@ -229,7 +229,7 @@ fn collect(yard: &Yard) {
 
 /// Says that memory is leaked whose fence nobody can answer for any more.
 pub(super) fn report_lost(device: &Device, bytes: usize) {
-    tracing::error!(
+    crate::debug_log::event!(error,
         %device,
         bytes,
         "leaked page-locked memory: the device can no longer say whether it uses it"
@@ -329,7 +329,7 @@ impl Freed {
             Err(error) if error.is_gone() => {}
             Err(error) => {
                 let (device, bytes) = (&self.device, self.bytes);
-                tracing::error!(%device, bytes, %error, "leaked page-locked memory");
+                crate::debug_log::event!(error, %device, bytes, %error, "leaked page-locked memory");
             }
         }
     }

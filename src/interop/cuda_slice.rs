@@ -56,7 +56,7 @@ unsafe impl DeviceResource for Adopted {
         if let Err(error) = self.free(stream)
             && !error.is_gone()
         {
-            tracing::error!(device = %self.device(), bytes = block.bytes(), %error, "leaked device memory");
+            crate::debug_log::event!(error, device = %self.device(), bytes = block.bytes(), %error, "leaked device memory");
         }
     }
 }

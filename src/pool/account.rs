@@ -5,6 +5,7 @@ use super::magazine::Magazine;
 use super::rungs::nth_tag;
 use super::slot::{Slot, UNIT_SHIFT};
 use super::upstream::{Failure, Upstream};
+use crate::debug_log::hold;
 use crate::heap::COMPLETE;
 use crate::sync::trusted::Ordering;
 
@@ -130,10 +131,13 @@ impl<U: Upstream> Pool<U> {
             pieces.into_iter().for_each(|piece| heap.add(COMPLETE, piece));
             self.cut_whole(&mut heap, 0)
         };
+        let blocks = returned.len();
+        let bytes = returned.iter().map(|held| held.bytes as usize).sum();
         for held in returned {
             self.upstream.give_back(stream.as_ref(), held.range);
         }
         let lost = self.reserve.lock().bytes();
+        self.note_end(blocks, bytes, lost);
         if lost > 0 {
             self.upstream.leaked(lost, &Failure::Exhausted(None));
         }
@@ -152,6 +156,7 @@ impl<U: Upstream> Drop for Pool<U> {
     fn drop(&mut self) {
         // In the child of a fork the memory is the parent's, and its locks may be held.
         if !self.upstream.is_forked() {
+            let _held = hold();
             self.close();
             self.let_go_of_streams();
         }

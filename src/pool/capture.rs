@@ -14,6 +14,7 @@ use super::magazine::{Cached, Magazine};
 use super::rungs::{LEAST_GROWTH, Rung, nth_tag, padding};
 use super::slot::{Slot, UNIT_SHIFT, report_not_live};
 use super::upstream::{Failure, Upstream};
+use crate::debug_log::hold;
 use crate::heap::{COMPLETE, Heap, Node, Tag, Taken};
 use crate::sync::Arc;
 use crate::sync::trusted;
@@ -318,6 +319,7 @@ impl<U: Upstream> Pool<U> {
         let graph = slot.captured();
         let upto = self.graphs.lock().arenas.get(&graph).map(|arena| arena.upto);
         let Some(upto) = upto else { return Ok(None) };
+        let _held = hold();
         count(&self.counters.misses);
         let (home, from, taken) = self.find_for_graph(&Wanted {
             slot,

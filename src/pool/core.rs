@@ -9,6 +9,7 @@ use super::reserve::Reserve;
 use super::rungs::Rung;
 use super::slot::{Slot, UNIT_SHIFT};
 use super::upstream::{Failure, Upstream};
+use crate::debug_log::hold;
 use crate::heap::{COMPLETE, Node, Tag};
 use crate::sync::trusted;
 use crate::sync::{Arc, AtomicUsize, Mutex, OnceLock, Ordering, RwLock, Weak};
@@ -130,6 +131,11 @@ impl<U: Upstream> Pool<U> {
         &self.upstream
     }
 
+    /// A number that no other pool of the process has.
+    pub fn number(&self) -> u64 {
+        self.id
+    }
+
     pub fn settings(&self) -> &Settings {
         &self.settings
     }
@@ -226,6 +232,8 @@ impl<U: Upstream> Pool<U> {
             return Ok(block(tag, taken));
         }
         self.settle_late();
+        // What the miss tells waits until the stream's leave is back, too.
+        let _held = hold();
         let Some(_busy) = slot.busy() else {
             // A capture has begun since we looked. The magazine may be gone by now, if it was retired.
             // SAFETY: used before anything else looks for a magazine.
@@ -278,7 +286,8 @@ impl<U: Upstream> Pool<U> {
     pub unsafe fn deallocate(&self, stream: &U::Stream, id: u64, block: Block) {
         let Block { address, token, .. } = block;
         if token & !NODE_AND_SLOT & !GRAPH_BIT != self.check {
-            tracing::error!(
+            crate::debug_log::event!(
+                error,
                 address = format_args!("{address:#x}"),
                 "a block was given to a pool that is not its own: ignored"
             );
@@ -291,7 +300,8 @@ impl<U: Upstream> Pool<U> {
             _ => match self.arrive(stream, id) {
                 Ok(tag) => tag,
                 Err(_) => {
-                    tracing::error!(
+                    crate::debug_log::event!(
+                        error,
                         address = format_args!("{address:#x}"),
                         "leaked device memory: the stream is of another device, or one more than a \
                          pool can tell apart"
@@ -310,7 +320,11 @@ impl<U: Upstream> Pool<U> {
         let home = (block.token >> SLOT_SHIFT) as Tag;
         let node = block.token as Node;
         let (Some(freeing), Some(owner)) = (self.slot(tag), self.slot(home)) else {
-            tracing::error!(node, "a block was freed that is not of this pool: ignored");
+            crate::debug_log::event!(
+                error,
+                node,
+                "a block was freed that is not of this pool: ignored"
+            );
             return;
         };
         #[cfg(not(aquifer_fault = "stamp_of_home"))]

@@ -19,6 +19,7 @@ mod epochs;
 mod inbox;
 pub(crate) mod local;
 pub(crate) mod magazine;
+mod notes;
 mod reserve;
 mod rungs;
 mod slot;

@@ -7,7 +7,9 @@ use super::magazine::{Magazine, Shelves};
 use super::reserve::Held;
 use super::slot::{Slot, UNIT_SHIFT};
 use super::upstream::{Failure, Upstream};
+use crate::debug_log::{hold, is_wanted, range};
 use crate::heap::{COMPLETE, Heap, Piece, Tag, Taken};
+use std::time::Instant;
 
 /// One thing that a pool tries on a miss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -84,6 +86,12 @@ struct Request<'a, U: Upstream> {
     stream: &'a U::Stream,
     units: u32,
     align: u64,
+}
+
+impl<U: Upstream> Request<'_, U> {
+    fn bytes(&self) -> usize {
+        (self.units as usize) << UNIT_SHIFT
+    }
 }
 
 type Found = (Tag, Taken);
@@ -224,6 +232,8 @@ impl<U: Upstream> Pool<U> {
                 {
                     if tag != request.slot.tag {
                         count(&self.counters.steals);
+                        drop(heap);
+                        self.note_steal(request.stream, tag, request.bytes(), "ordered");
                     }
                     return Some((home, taken));
                 }
@@ -309,6 +319,7 @@ impl<U: Upstream> Pool<U> {
                 let taken = home.heap().allocate(candidate.tag, units, align, completed);
                 if let Some(taken) = taken {
                     count(&self.counters.steals);
+                    self.note_steal(request.stream, candidate.tag, request.bytes(), "complete");
                     return Some((candidate.home, taken));
                 }
             }
@@ -380,9 +391,11 @@ impl<U: Upstream> Pool<U> {
             // Taken first, so that nobody else comes before; nobody uses it until the order is made.
             let taken = home.heap().allocate(candidate.tag, units, align, usize::MAX);
             let Some(taken) = taken else { continue };
+            let _range = range(c"pool: wait for a stream", request.bytes());
             match self.order(request.slot, request.stream, candidate.tag, taken.stamp) {
                 Ok(()) => {
                     count(&self.counters.steals);
+                    self.note_steal(request.stream, candidate.tag, request.bytes(), "waited");
                     return Ok(Some((candidate.home, taken)));
                 }
                 Err(error) => {
@@ -459,15 +472,22 @@ impl<U: Upstream> Pool<U> {
             let Some(bytes) = self.reserve.lock().count_in(least, wish, limit) else {
                 return Ok(None);
             };
+            let begin = is_wanted().then(Instant::now);
+            let _range = range(c"pool: grow", bytes);
             match self.upstream.obtain(stream, bytes) {
                 Ok((address, range)) => {
                     count(&self.counters.growths);
+                    let grown = bytes;
                     let bytes = bytes as u64;
                     let range = self.reserve.lock().insert(Held { address, bytes, range });
+                    if let Some(begin) = begin {
+                        self.note_growth(stream, least, grown, begin.elapsed());
+                    }
                     return Ok(Some(Piece { range, address, bytes, stamp: 0 }));
                 }
                 Err(error) => {
                     self.reserve.lock().count_out(bytes);
+                    self.note_refusal(stream, least, bytes, &error);
                     if bytes == least || !U::is_exhausted(&error) {
                         return Err(Failure::Upstream(error));
                     }
@@ -496,6 +516,7 @@ impl<U: Upstream> Pool<U> {
     /// Brings all free memory of the pool into the stream's heap, ordered, and so in one piece where
     /// its addresses are. The caller has the turn.
     fn gather(&self, request: &Request<'_, U>) -> Result<Option<Found>, Failure<U::Error>> {
+        let _range = range(c"pool: gather", request.bytes());
         self.reclaim_all();
         let Request { slot, stream, .. } = request;
         let mut failed = None;
@@ -536,6 +557,10 @@ impl<U: Upstream> Pool<U> {
                 heap.add(slot.tag, Piece { stamp, ..piece });
             }
         }
+        if is_wanted() {
+            let largest = slot.heap().largest_free();
+            self.note_gathering(stream, request.bytes(), largest);
+        }
         match (self.own(request), failed) {
             (Some(found), _) => Ok(Some(found)),
             (None, Some(error)) => Err(error),
@@ -549,6 +574,7 @@ impl<U: Upstream> Pool<U> {
         let Some(bytes) = self.needed(request).filter(|need| *need <= self.settings.maximum) else {
             return Ok(None);
         };
+        let _range = range(c"pool: trim for a request", bytes);
         {
             let _all = self.moving.write();
             if let Some(found) = self.gather(request)? {
@@ -574,10 +600,7 @@ impl<U: Upstream> Pool<U> {
             let returned = self.cut_whole(&mut heap, target);
             heap.retag(COMPLETE, usize::MAX, slot.tag, 0);
             drop(heap);
-            for held in returned {
-                count(&self.counters.returns);
-                self.upstream.give_back(None, held.range);
-            }
+            self.give_all_back(returned);
             let maximum = self.settings.maximum;
             match self.reserve_more(Some(stream), bytes, bytes, maximum) {
                 Ok(Some(piece)) => {
@@ -612,9 +635,23 @@ impl<U: Upstream> Pool<U> {
         cut
     }
 
+    /// Returns how many bytes.
+    fn give_all_back(&self, returned: Vec<Held<U::Range>>) -> usize {
+        let blocks = returned.len();
+        let bytes = returned.iter().map(|held| held.bytes as usize).sum();
+        for held in returned {
+            count(&self.counters.returns);
+            self.upstream.give_back(None, held.range);
+        }
+        self.note_return(blocks, bytes);
+        bytes
+    }
+
     /// Gives whole free blocks of upstream back until `keep` bytes are reserved. Blocks the host
     /// until the streams that freed them are done. Returns how many bytes went back.
     pub fn trim(&self, keep: usize) -> Result<usize, Failure<U::Error>> {
+        let _held = hold();
+        let _range = range(c"pool: trim", keep);
         let _turn = self.turn.lock();
         self.reclaim_all();
         let mut failed = None;
@@ -639,11 +676,7 @@ impl<U: Upstream> Pool<U> {
             Some(bank) => self.cut_whole(&mut bank.heap(), keep),
             None => Vec::new(),
         };
-        let bytes = returned.iter().map(|held| held.bytes as usize).sum();
-        for held in returned {
-            count(&self.counters.returns);
-            self.upstream.give_back(None, held.range);
-        }
+        let bytes = self.give_all_back(returned);
         match failed {
             Some(error) if bytes == 0 => Err(error),
             _ => Ok(bytes),
@@ -681,6 +714,7 @@ impl<U: Upstream> Pool<U> {
 
     /// Takes complete memory from upstream into the bank.
     pub fn prepare(&self, bytes: usize) -> Result<(), Failure<U::Error>> {
+        let _held = hold();
         let _moving = self.moving.read();
         let piece = self.reserve_more(None, bytes, bytes, self.settings.maximum)?;
         if let (Some(piece), Some(bank)) = (piece, self.slot(COMPLETE)) {

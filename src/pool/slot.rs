@@ -97,7 +97,9 @@ impl<U: Upstream> Slot<U> {
     pub(super) fn free(&self, freed: Freed) {
         match self.heap.try_lock() {
             Some(mut heap) => {
-                if let Err(NotLive) = heap.free(freed.node, freed.tag, freed.stamp) {
+                let live = heap.free(freed.node, freed.tag, freed.stamp);
+                if let Err(NotLive) = live {
+                    drop(heap);
                     report_not_live(freed.node);
                 }
             }
@@ -154,5 +156,9 @@ impl<U: Upstream> Slot<U> {
 }
 
 pub(super) fn report_not_live(node: u32) {
-    tracing::error!(node, "a block was freed twice, or is not of this pool: ignored");
+    crate::debug_log::event!(
+        error,
+        node,
+        "a block was freed twice, or is not of this pool: ignored"
+    );
 }

@@ -62,6 +62,11 @@ pub trait Upstream: Send + Sync + 'static {
     /// ([`Failure::Exhausted`]), or no stream could be made to wait for their last work.
     fn leaked(&self, bytes: usize, why: &Failure<Self::Error>);
 
+    /// The device's ordinal, for people.
+    fn device(&self) -> usize {
+        0
+    }
+
     /// Whether this is the child of a fork, where no lock may be taken and no driver called.
     fn is_forked(&self) -> bool;
 }

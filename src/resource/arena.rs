@@ -107,7 +107,7 @@ impl<U: DeviceResource + 'static> ArenaResource<U> {
             let file = OpenOptions::new().append(true).create(true).open(path);
             // In one write, so that reports of several threads do not mix.
             if let Err(why) = file.and_then(|mut file| file.write_all(report.as_bytes())) {
-                tracing::warn!(path = %path.display(), %why, "an arena's report was not written");
+                crate::debug_log::event!(warn, path = %path.display(), %why, "an arena's report was not written");
             }
         }
         error

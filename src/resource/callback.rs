@@ -120,7 +120,7 @@ unsafe impl DeviceResource for CallbackResource {
         let freed = catch_unwind(AssertUnwindSafe(|| (self.state.deallocate)(stream, block)));
         if let Err(thrown) = freed {
             let (device, what) = (self.device(), said(thrown));
-            tracing::error!(%device, bytes, what, "leaked device memory: a callback panicked");
+            crate::debug_log::event!(error, %device, bytes, what, "leaked device memory: a callback panicked");
         }
     }
 }

@@ -3,6 +3,7 @@
 use super::block::Padded;
 use super::{DeviceBlock, DeviceResource, ResourceId};
 use crate::backend::{DeviceAddress, DriverResult, Wanted};
+use crate::debug_log::{event, later};
 use crate::device::Device;
 use crate::error::{DriverError, Error, Result};
 use crate::event::Event;
@@ -125,10 +126,10 @@ unsafe fn free_past(stream: &Stream, device: &Device, block: DeviceBlock) {
     match stream.is_capturing() {
         Ok(true) => {
             // SAFETY: the caller's contract, for a later time.
-            later(None, move || unsafe { free_past(&stream, &device, block) });
+            free_later(None, move || unsafe { free_past(&stream, &device, block) });
         }
         Ok(false) => match stream.record() {
-            Ok(event) => later(Some(event), move || {
+            Ok(passed) => free_later(Some(passed), move || {
                 // SAFETY: the stream has passed every use; the caller vouches for the rest.
                 if let Err(error) = unsafe { device.driver().mem_free(block.token()) } {
                     leaked(&device, block.bytes(), &error);
@@ -144,18 +145,21 @@ unsafe fn free_past(stream: &Stream, device: &Device, block: DeviceBlock) {
 pub(super) fn lost(device: &Device, bytes: usize, error: &Error) {
     match error.driver() {
         Some(error) => leaked(device, bytes, error),
-        None => tracing::error!(%device, bytes, %error, "leaked device memory"),
+        None => {
+            let (device, error) = (device.to_string(), error.to_string());
+            later(move || event!(error, %device, bytes, %error, "leaked device memory"));
+        }
     }
 }
 
 /// Has a later call of the crate `free` something, if the device has passed `event` by then.
-pub(super) fn later(event: Option<Event>, free: impl FnOnce() + Send + 'static) {
-    graveyard::bury_block(event.map(Arc::new), Box::new(Later(Some(free))));
+pub(super) fn free_later(event: Option<Event>, free: impl FnOnce() + Send + 'static) {
+    graveyard::bury_block(event.map(Arc::new), Box::new(FreeLater(Some(free))));
 }
 
-struct Later<F: FnOnce()>(Option<F>);
+struct FreeLater<F: FnOnce()>(Option<F>);
 
-impl<F: FnOnce()> Drop for Later<F> {
+impl<F: FnOnce()> Drop for FreeLater<F> {
     fn drop(&mut self) {
         if let Some(free) = self.0.take() {
             free();
@@ -167,6 +171,10 @@ impl<F: FnOnce()> Drop for Later<F> {
 /// when a process exits: nothing is lost there.
 pub(super) fn leaked(device: &Device, bytes: usize, error: &DriverError) {
     if !error.is_gone() {
-        tracing::error!(%device, bytes, %error, "leaked device memory: it could not be freed");
+        let (device, error) = (device.to_string(), error.to_string());
+        // A pool above may be in the middle of a trim.
+        later(
+            move || event!(error, %device, bytes, %error, "leaked device memory: it could not be freed"),
+        );
     }
 }

@@ -1,8 +1,9 @@
 //! Memory from a pool of the driver.
 
-use super::cuda::{allocate, later, leaked};
+use super::cuda::{allocate, free_later, leaked};
 use super::{DeviceBlock, DeviceResource, ResourceId};
 use crate::backend::{PoolAttribute, PoolSpec, RawPool, Wanted};
+use crate::debug_log::{event, later};
 use crate::device::Device;
 use crate::error::{DriverError, Error, ErrorKind, Result};
 use crate::layout::DeviceLayout;
@@ -170,9 +171,17 @@ impl AsyncOptions {
             }
         }
         resource.prime(initial)?;
+        let (device, handle) = (resource.device.ordinal(), pool.0);
+        let initial = initial.bytes();
+        later(move || {
+            event!(debug, target: DRIVER_POOL, device, handle, initial, "driver pool made");
+        });
         Ok(resource)
     }
 }
+
+/// The target of what is told of driver pools.
+const DRIVER_POOL: &str = "aquifer::driver_pool";
 
 /// The first version whose driver has pools of managed memory.
 const MANAGED_POOLS_SINCE: u32 = 13000;
@@ -334,7 +343,12 @@ impl AsyncResource {
         self.device
             .driver()
             .pool_trim(self.pool, keep)
-            .wanted(|| format!("trimming a pool on {} to {keep} bytes", self.device))
+            .wanted(|| format!("trimming a pool on {} to {keep} bytes", self.device))?;
+        let (device, handle) = (self.device.ordinal(), self.pool.0);
+        later(move || {
+            event!(debug, target: DRIVER_POOL, device, handle, keep, "driver pool trimmed");
+        });
+        Ok(())
     }
 
     /// A file descriptor of a [shareable](AsyncOptions::shareable) pool, for another process to
@@ -433,7 +447,7 @@ unsafe fn free(stream: &Stream, device: &Device, block: DeviceBlock) {
         // The driver takes memory into a graph that came from it alone.
         let (stream, device) = (stream.clone(), device.clone());
         // SAFETY: the caller's contract, for a later time.
-        return later(None, move || unsafe { free(&stream, &device, block) });
+        return free_later(None, move || unsafe { free(&stream, &device, block) });
     }
     // SAFETY: the caller's contract.
     if let Err(error) = unsafe { device.driver().mem_free_async(block.token(), stream.raw()) } {

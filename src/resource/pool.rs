@@ -3,6 +3,7 @@
 use super::cuda::leaked;
 use super::{CudaResource, DeviceBlock, DeviceResource, ResourceId};
 use crate::backend::{Wanted, is_forked_child, not_forked};
+use crate::debug_log::{POOL, event, later};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::Event;
@@ -10,7 +11,7 @@ use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout};
 use crate::pool::{Block, Failure, Pool, Upstream};
 use crate::stream::Stream;
 use crate::sync::Arc;
-use crate::sync::trusted::Mutex;
+use crate::sync::trusted::{AtomicBool, Mutex, Ordering};
 use std::fmt;
 
 mod capture;
@@ -181,11 +182,27 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
         }
     }
 
+    fn note_stop(&self, asked: usize, why: &'static str) {
+        let (pool, device) = (self.pool.number(), self.device().ordinal());
+        later(move || {
+            event!(error, target: POOL, pool, device, asked, why, "a pool cannot go on");
+        });
+    }
+
     #[cold]
     fn explain(&self, failure: Failure<Error>, bytes: usize) -> Error {
         let device = self.device();
+        let (pool, ordinal) = (self.pool.number(), device.ordinal());
         match failure {
-            Failure::Upstream(error) => error,
+            Failure::Upstream(error) => {
+                if error.kind() == ErrorKind::ContextLost && !self.pool.upstream().is_loss_told() {
+                    let error = error.to_string();
+                    later(move || {
+                        event!(error, target: POOL, pool, device = ordinal, asked = bytes, error, "device lost");
+                    });
+                }
+                error
+            }
             Failure::Exhausted(upstream) => {
                 let PoolStatistics { reserved, live, largest_free, .. } = self.statistics();
                 let maximum = self.pool.settings().maximum;
@@ -197,6 +214,15 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
                     Some(upstream) => format!("; its upstream: {upstream}"),
                     None => String::new(),
                 };
+                let rungs = self.pool.settings().rungs.clone();
+                let upstream_refused = upstream.is_some();
+                let upstream = upstream.map(|error| error.to_string());
+                later(move || {
+                    event!(
+                        warn, target: POOL, pool, device = ordinal, asked = bytes, ?rungs, reserved, live,
+                        largest_free, maximum, upstream, "out of memory"
+                    );
+                });
                 Error::new(
                     ErrorKind::OutOfMemory,
                     format!(
@@ -206,31 +232,42 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
                     ),
                 )
                 .advise(match maximum {
-                    options::UNLIMITED if upstream.is_some() => {
+                    options::UNLIMITED if upstream_refused => {
                         "free some memory, or use a device or an upstream with more of it"
                     }
                     options::UNLIMITED => "free some memory, or let the pool's miss policy grow",
                     _ => "free some memory, or build the pool with a larger maximum",
                 })
             }
-            Failure::Captured => Error::new(
-                ErrorKind::Capture,
-                format!("a pool on {device} cannot serve {bytes} bytes to a stream in capture"),
-            )
-            .advise(
-                "give this pool to Stream::capture, and make vectors on the stream that it captures; \
-                 or make them before",
-            ),
-            Failure::Gone => Error::new(
-                ErrorKind::Driver,
-                format!("a pool on {device} cannot order memory after a stream that is gone"),
-            )
-            .advise("an earlier error of the driver is in the log"),
-            Failure::Crowded => Error::new(
-                ErrorKind::Unsupported,
-                format!("a pool on {device} has no room for another stream: 65,535 live in it"),
-            )
-            .advise("drop streams that are not used"),
+            Failure::Captured => {
+                later(move || {
+                    event!(warn, target: POOL, pool, device = ordinal, asked = bytes, "refused a stream in capture");
+                });
+                Error::new(
+                    ErrorKind::Capture,
+                    format!("a pool on {device} cannot serve {bytes} bytes to a stream in capture"),
+                )
+                .advise(
+                    "give this pool to Stream::capture, and make vectors on the stream that it \
+                     captures; or make them before",
+                )
+            }
+            Failure::Gone => {
+                self.note_stop(bytes, "a stream is gone that memory has to be ordered after");
+                Error::new(
+                    ErrorKind::Driver,
+                    format!("a pool on {device} cannot order memory after a stream that is gone"),
+                )
+                .advise("an earlier error of the driver is in the log")
+            }
+            Failure::Crowded => {
+                self.note_stop(bytes, "there are more streams than a pool can tell apart");
+                Error::new(
+                    ErrorKind::Unsupported,
+                    format!("a pool on {device} has no room for another stream: 65,535 live in it"),
+                )
+                .advise("drop streams that are not used")
+            }
         }
     }
 }
@@ -278,9 +315,17 @@ struct Ground<U> {
     alignment: usize,
     /// For memory that is to be complete: a stream that nobody else uses.
     aside: Mutex<Option<Stream>>,
+    /// Said once: every later call fails as well.
+    loss_told: AtomicBool,
 }
 
 impl<U: DeviceResource> Ground<U> {
+    /// Whether this was asked before.
+    fn is_loss_told(&self) -> bool {
+        // Relaxed: nothing else hangs on it.
+        self.loss_told.swap(true, Ordering::Relaxed)
+    }
+
     fn aside(&self) -> Result<Stream> {
         let mut aside = self.aside.lock();
         if let Some(stream) = &*aside {
@@ -375,7 +420,7 @@ impl<U: DeviceResource + 'static> Upstream for Ground<U> {
             match stream.map_or_else(|| self.aside(), |stream| Ok(stream.clone())) {
                 // SAFETY: allocated above, and given to nobody.
                 Ok(stream) => unsafe { self.resource.deallocate(&stream, block) },
-                Err(_) => tracing::error!(bytes = got, "leaked device memory"),
+                Err(_) => crate::debug_log::event!(error, bytes = got, "leaked device memory"),
             }
             return Err(error.advise("use a resource that keeps alignments"));
         }
@@ -396,8 +441,8 @@ impl<U: DeviceResource + 'static> Upstream for Ground<U> {
             // complete or ordered before this on `stream`: the pool keeps all three.
             Ok(stream) => unsafe { self.resource.deallocate(&stream, range) },
             Err(error) => {
-                let device = self.resource.device();
-                tracing::error!(%device, bytes = range.bytes(), %error, "leaked device memory");
+                let (device, bytes) = (self.resource.device().to_string(), range.bytes());
+                later(move || event!(error, %device, bytes, %error, "leaked device memory"));
             }
         }
     }
@@ -409,21 +454,27 @@ impl<U: DeviceResource + 'static> Upstream for Ground<U> {
             return;
         }
         match why {
-            Failure::Exhausted(_) => tracing::error!(
+            Failure::Exhausted(_) => crate::debug_log::event!(error,
                 %device,
                 bytes,
                 "leaked device memory: a pool was dropped while blocks of it were in use"
             ),
             Failure::Upstream(error) => match error.driver() {
                 Some(driver) => leaked(device, bytes, driver),
-                None => tracing::error!(%device, bytes, %error, "leaked device memory"),
+                None => {
+                    crate::debug_log::event!(error, %device, bytes, %error, "leaked device memory")
+                }
             },
-            _ => tracing::error!(
+            _ => crate::debug_log::event!(error,
                 %device,
                 bytes,
                 "leaked device memory: no stream could be made to wait for its last use"
             ),
         }
+    }
+
+    fn device(&self) -> usize {
+        self.resource.device().ordinal()
     }
 
     fn is_forked(&self) -> bool {
@@ -444,8 +495,18 @@ impl<U: DeviceResource + 'static> PoolOptions<U> {
         let settings = self.check()?;
         let alignment = self.alignment;
         let initial = self.initial_size;
-        let ground = Ground { resource: self.upstream, alignment, aside: Mutex::new(None) };
+        let ground = Ground {
+            resource: self.upstream,
+            alignment,
+            aside: Mutex::new(None),
+            loss_told: AtomicBool::new(false),
+        };
+        let maximum = settings.maximum;
         let pool = PoolResource { pool: Pool::new(ground, settings) };
+        let (number, device) = (pool.pool.number(), pool.device().ordinal());
+        later(move || {
+            event!(debug, target: POOL, pool = number, device, initial, maximum, "pool made");
+        });
         if initial > 0 {
             pool.pool.prepare(initial).map_err(|failure| pool.explain(failure, initial))?;
         }

@@ -118,7 +118,7 @@ impl Drop for Graph {
             && !error.is_gone()
             && error.kind() != ErrorKind::ContextLost
         {
-            tracing::warn!(%error, "a graph could not be destroyed, and stays with its device");
+            crate::debug_log::event!(warn, %error, "a graph could not be destroyed, and stays with its device");
         }
     }
 }
@@ -191,13 +191,13 @@ impl Stream {
         let (abandoned, ordered) =
             after_capture::end(|| self.device().driver().stream_abandon_capture(self.raw()));
         if let Err(error) = ordered {
-            tracing::error!(%error, "streams of a capture that failed could not be ordered outside");
+            crate::debug_log::event!(error, %error, "streams of a capture that failed could not be ordered outside");
         }
         if let Err(error) = abandoned
             && !error.is_gone()
             && error.kind() != ErrorKind::ContextLost
         {
-            tracing::error!(%error, stream = %self, "a capture that failed could not be ended");
+            crate::debug_log::event!(error, %error, stream = %self, "a capture that failed could not be ended");
         }
     }
 }

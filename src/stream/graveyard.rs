@@ -145,7 +145,8 @@ fn visit(graves: &Graveyard<Grave>) {
         }
     });
     for grave in reaped.lost {
-        tracing::error!(
+        crate::debug_log::event!(
+            error,
             device = grave.event.as_ref().map(|event| tracing::field::display(event.device())),
             "leaked the buffers of a transfer: the device can no longer say whether it is done"
         );
@@ -155,7 +156,10 @@ fn visit(graves: &Graveyard<Grave>) {
         let freed = catch_unwind(AssertUnwindSafe(|| drop(ManuallyDrop::into_inner(buffers))));
         if let Err(thrown) = freed {
             std::mem::forget(thrown);
-            tracing::error!("the buffers of a transfer panicked when they were dropped");
+            crate::debug_log::event!(
+                error,
+                "the buffers of a transfer panicked when they were dropped"
+            );
         }
     }
 }

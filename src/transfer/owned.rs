@@ -233,7 +233,7 @@ fn lent(download: bool) -> Lent {
 }
 
 fn leak<B: HostBuffer>(stream: &Stream, host: MaybeUninit<B>, device: DeviceVec<B::Item>) {
-    tracing::error!(
+    crate::debug_log::event!(error,
         %stream,
         bytes = device.size_in_bytes(),
         "leaked the buffers of a transfer: the device can no longer say whether it is done"

@@ -69,7 +69,7 @@ fn abort(stream: &Stream, error: &Error) -> ! {
         }
     }
     let _armed = Abort;
-    tracing::error!(%stream, %error, "aborting: the device may still use borrowed host memory");
+    crate::debug_log::event!(error, %stream, %error, "aborting: the device may still use borrowed host memory");
     let _ = writeln!(
         std::io::stderr(),
         "aquifer: aborting: {stream} may still use borrowed host memory: {error}"

@@ -7,6 +7,9 @@ use anyhow::{Result, bail};
 use std::ffi::OsString;
 use std::process::Command;
 
+/// The optional features of the crate that are checked with the default ones.
+const OPTIONS: &str = "--features=aquifer/debug-log,aquifer/nvtx";
+
 /// cargo, the same that runs this program, in the repository's root.
 pub(crate) fn cargo(place: &Place) -> Command {
     let program = std::env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
@@ -36,7 +39,7 @@ pub(crate) fn format(place: &Place) -> Result<Verdict> {
 }
 
 pub(crate) fn clippy(place: &Place) -> Result<Verdict> {
-    clippy_with(place, &["--workspace"])
+    clippy_with(place, &["--workspace", OPTIONS])
 }
 
 pub(crate) fn clippy_minimal(place: &Place) -> Result<Verdict> {
@@ -55,6 +58,7 @@ pub(crate) fn test(place: &Place) -> Result<Verdict> {
     tests(cargo(place).args([
         "test",
         "--workspace",
+        OPTIONS,
         "--lib",
         "--bins",
         "--tests",
@@ -69,7 +73,7 @@ pub(crate) fn test_minimal(place: &Place) -> Result<Verdict> {
 }
 
 pub(crate) fn doctest(place: &Place) -> Result<Verdict> {
-    tests(cargo(place).args(["test", "--doc", "-p", "aquifer", "-p", "aquifer-replay"]))
+    tests(cargo(place).args(["test", "--doc", "-p", "aquifer", "-p", "aquifer-replay", OPTIONS]))
 }
 
 pub(crate) fn doc(place: &Place) -> Result<Verdict> {
@@ -81,6 +85,7 @@ pub(crate) fn doc(place: &Place) -> Result<Verdict> {
         "aquifer",
         "-p",
         "aquifer-replay",
+        OPTIONS,
     ]);
     shown(&mut command, None)?.ok()?;
     Ok(Verdict::Passed(String::new()))

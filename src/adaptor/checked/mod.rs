@@ -195,11 +195,11 @@ impl<U: DeviceResource> State<U> {
         let misuse = Misuse { kind, call, known, devices };
         let Some(handler) = &self.rules.handler else {
             let leaked = if kind.is_refused() { ": leaked" } else { "" };
-            caught(|| tracing::error!(?kind, "{misuse}{leaked}"));
+            crate::debug_log::event!(error, ?kind, "{misuse}{leaked}");
             return;
         };
         if caught(|| handler(&misuse)).is_none() {
-            caught(|| tracing::error!(?kind, "{misuse}; and the handler of misuses panicked"));
+            crate::debug_log::event!(error, ?kind, "{misuse}; and the handler of misuses panicked");
         }
     }
 
@@ -242,7 +242,7 @@ impl<U: DeviceResource> State<U> {
             && !error.is_gone()
         {
             let device = stream.device();
-            caught(|| tracing::warn!(%device, %error, "a freed block was not poisoned"));
+            crate::debug_log::event!(warn, %device, %error, "a freed block was not poisoned");
         }
     }
 }

@@ -93,9 +93,7 @@ impl Sink {
         let discarded = self.waiting + self.rows.held();
         let text = error.to_string();
         // A subscriber that panics must not take the thread that others wait for.
-        let said =
-            || tracing::error!(error = %text, "the allocation log cannot be written and ends here");
-        caught(said);
+        crate::debug_log::event!(error, error = %text, "the allocation log cannot be written and ends here");
         self.trouble = Some(Trouble { text, discarded });
     }
 }

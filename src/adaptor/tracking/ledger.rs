@@ -1,7 +1,6 @@
 //! What a tracking adaptor has handed out and not got back.
 
 use super::allocation::Allocation;
-use crate::adaptor::caught::caught;
 use crate::adaptor::shards::Shards;
 use crate::backend::is_forked_child;
 use crate::device::Device;
@@ -99,13 +98,12 @@ impl Ledger {
         if let Some(replaced) = replaced
             && self.bypassed.add()
         {
-            let (address, bytes) = (replaced.address(), replaced.bytes());
-            caught(|| {
-                tracing::warn!(
-                    device = %self.device, address, bytes,
-                    "a tracked block was handed out again: it was freed past its tracking adaptor"
-                );
-            });
+            crate::debug_log::event!(warn,
+                device = %self.device,
+                address = replaced.address(),
+                bytes = replaced.bytes(),
+                "a tracked block was handed out again: it was freed past its tracking adaptor"
+            );
         }
     }
 
@@ -123,23 +121,19 @@ impl Ledger {
             Some(found) => {
                 let allocated = found.bytes();
                 if self.wrong_size.add() {
-                    caught(|| {
-                        tracing::warn!(
-                            device = %self.device, address, bytes, allocated,
-                            "a tracked block was freed with a size that is not its own"
-                        );
-                    });
+                    crate::debug_log::event!(warn,
+                        device = %self.device, address, bytes, allocated,
+                        "a tracked block was freed with a size that is not its own"
+                    );
                 }
                 DeviceBlock::new(address, allocated, block.token())
             }
             None => {
                 if bytes != 0 && self.unknown.add() {
-                    caught(|| {
-                        tracing::warn!(
-                            device = %self.device, address, bytes,
-                            "a block was freed that this tracking adaptor does not know"
-                        );
-                    });
+                    crate::debug_log::event!(warn,
+                        device = %self.device, address, bytes,
+                        "a block was freed that this tracking adaptor does not know"
+                    );
                 }
                 block
             }
@@ -197,9 +191,9 @@ impl Ledger {
     pub(super) fn log(&self) {
         let outstanding = self.outstanding();
         if outstanding.is_empty() {
-            caught(|| tracing::debug!("{}", self.report_of(&outstanding, NAMED)));
+            crate::debug_log::event!(debug, "{}", self.report_of(&outstanding, NAMED));
         } else {
-            caught(|| tracing::warn!("{}", self.report_of(&outstanding, NAMED)));
+            crate::debug_log::event!(warn, "{}", self.report_of(&outstanding, NAMED));
         }
     }
 }
@@ -218,11 +212,11 @@ impl Drop for Ledger {
         let left = self.shards.all_mut().flat_map(|shard| shard.live.drain());
         let left = sorted(left.map(|(_, allocation)| allocation).collect());
         if !left.is_empty() {
-            let tell = || {
-                let report = self.report_of(&left, NAMED);
-                tracing::warn!("a tracking adaptor ends before its blocks. {report}");
-            };
-            caught(tell);
+            crate::debug_log::event!(
+                warn,
+                "a tracking adaptor ends before its blocks. {}",
+                self.report_of(&left, NAMED)
+            );
         }
     }
 }

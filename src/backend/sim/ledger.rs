@@ -119,7 +119,7 @@ impl Ledger {
     pub(super) fn tell(&self) {
         let untold = std::mem::take(&mut self.book.lock().untold);
         for report in untold {
-            tracing::error!(kind = ?report.kind(), "simulated device: {report}");
+            crate::debug_log::event!(error, kind = ?report.kind(), "simulated device: {report}");
         }
     }
 

@@ -5,7 +5,7 @@ use super::source::Source;
 
 /// The rooms, from the ground up. `lib` is `src/lib.rs`, and what it re-exports.
 pub(crate) const FLOORS: [&[&str]; 8] = [
-    &["heap", "sync", "error", "layout"],
+    &["heap", "sync", "error", "layout", "debug_log"],
     &["backend"],
     &["device", "stream", "event"],
     &["pool"],

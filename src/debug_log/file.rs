@@ -1,0 +1,189 @@
+//! The log file.
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::sync::Arc;
+use std::borrow::Cow;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use tracing::level_filters::LevelFilter;
+use tracing::{Level, Subscriber};
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::layer::{Layer, SubscriberExt};
+use tracing_subscriber::registry::LookupSpan;
+
+/// The variables that name the file; the first that is set counts.
+const VARIABLES: [&str; 2] = ["AQUIFER_DEBUG_LOG_FILE", "RMM_DEBUG_LOG_FILE"];
+
+/// A file that the crate's [events](crate::debug_log) are written to, one a line: with the feature
+/// `debug-log`.
+///
+/// A line is the time (UTC, RFC 3339, microseconds), the level, the thread, the target, the message
+/// and the fields as `name=value`:
+///
+/// ```text
+/// 2026-01-31T12:00:00.123456Z DEBUG ThreadId(01) aquifer::pool: pool grew pool=17 device=0 stream=16 …
+/// ```
+///
+/// A line break inside of an event is written as `\n`. Lines are added at the end of the file: what
+/// is there stays. Each is one write without a lock or a buffer, so nothing is lost when the process
+/// ends in whatever way, lines of several processes do not mix, and the child of a fork may write.
+/// What cannot be written, since the disk is full, say, is said once a line on standard error.
+///
+/// Events of other crates, and what is more verbose than [`level`](Self::level), are left out.
+///
+/// RMM's counterpart is the logger behind `RMM_DEBUG_LOG_FILE`, which is read here too, where
+/// `AQUIFER_DEBUG_LOG_FILE` is not set. RMM's empties the file, buffers, and cannot be given another
+/// sink or joined with the program's own log.
+///
+/// ```
+/// use aquifer::debug_log::DebugLog;
+/// use tracing_subscriber::layer::SubscriberExt;
+///
+/// # let path = std::env::temp_dir().join(format!("aquifer-doc-{}.log", std::process::id()));
+/// // As a layer of the program's own subscriber.
+/// let subscriber = tracing_subscriber::registry().with(DebugLog::open(&path)?.layer());
+/// tracing::subscriber::with_default(subscriber, || { /* … */ });
+/// # std::fs::remove_file(&path).unwrap();
+///
+/// // For the whole program, if the environment names a file.
+/// DebugLog::init_from_env()?;
+/// # Ok::<(), aquifer::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct DebugLog {
+    lines: Lines,
+    path: PathBuf,
+    level: Level,
+}
+
+impl DebugLog {
+    /// Adds lines to the file at `path`, which is made if it is not there.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Io`] with the path and what the system said, if it cannot be opened.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        Self::at(path.as_ref(), "", ErrorKind::Io)
+    }
+
+    /// The file that `AQUIFER_DEBUG_LOG_FILE` names, or else `RMM_DEBUG_LOG_FILE`. `None` if neither
+    /// is set, or the one that counts is empty.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Environment`] with variable, path and what the system said, if the file cannot be
+    /// opened.
+    pub fn from_env() -> Result<Option<Self>> {
+        let named = |name| std::env::var_os(name).map(|value| (name, value));
+        match VARIABLES.into_iter().find_map(named) {
+            Some((name, path)) if path.as_os_str() != OsStr::new("") => {
+                Self::at(Path::new(&path), name, ErrorKind::Environment).map(Some)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// As [`from_env`](Self::from_env) and [`init`](Self::init). `false` if no file is named.
+    ///
+    /// # Errors
+    ///
+    /// Theirs.
+    pub fn init_from_env() -> Result<bool> {
+        match Self::from_env()? {
+            Some(log) => log.init().map(|()| true),
+            None => Ok(false),
+        }
+    }
+
+    fn at(path: &Path, variable: &str, kind: ErrorKind) -> Result<Self> {
+        let file = File::options().create(true).append(true).open(path).map_err(|error| {
+            let of = if variable.is_empty() { "" } else { " of " };
+            let path = path.display();
+            Error::new(kind, format!("opening the debug log {path}{of}{variable}: {error}"))
+        })?;
+        Ok(Self { lines: Lines(Arc::new(file)), path: path.to_owned(), level: Level::DEBUG })
+    }
+
+    /// Writes what is at this level or above it; [`Level::DEBUG`] unless set.
+    #[must_use]
+    pub fn level(self, level: Level) -> Self {
+        Self { level, ..self }
+    }
+
+    /// Where the file is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The log as a layer of a subscriber of `tracing-subscriber`.
+    pub fn layer<S>(self) -> impl Layer<S> + Send + Sync + 'static
+    where
+        S: Subscriber + for<'span> LookupSpan<'span>,
+    {
+        let ours = Targets::new().with_target("aquifer", LevelFilter::from_level(self.level));
+        tracing_subscriber::fmt::layer()
+            .with_ansi(false)
+            .with_thread_ids(true)
+            .with_writer(self.lines)
+            .with_filter(ours)
+    }
+
+    /// Makes the log the program's subscriber.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidArgument`] if the program has one already: give that the
+    /// [`layer`](Self::layer).
+    pub fn init(self) -> Result<()> {
+        let subscriber = tracing_subscriber::registry().with(self.layer());
+        tracing::subscriber::set_global_default(subscriber).map_err(|error| {
+            Error::new(ErrorKind::InvalidArgument, format!("installing the debug log: {error}"))
+                .advise("give `DebugLog::layer` to the program's own subscriber")
+        })
+    }
+}
+
+/// Hands the file out as a writer of whole events.
+#[derive(Clone, Debug)]
+struct Lines(Arc<File>);
+
+struct Line<'a>(&'a File);
+
+impl<'a> MakeWriter<'a> for Lines {
+    type Writer = Line<'a>;
+
+    fn make_writer(&'a self) -> Line<'a> {
+        Line(&self.0)
+    }
+}
+
+impl Write for Line<'_> {
+    /// The layer brings an event as a whole, with the line break at its end.
+    fn write(&mut self, event: &[u8]) -> io::Result<usize> {
+        self.0.write_all(&one_line(event)).map(|()| event.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn one_line(event: &[u8]) -> Cow<'_, [u8]> {
+    let inner = event.strip_suffix(b"\n").unwrap_or(event);
+    if !inner.iter().any(|byte| matches!(byte, b'\n' | b'\r')) {
+        return Cow::Borrowed(event);
+    }
+    let mut line = Vec::with_capacity(event.len() + 16);
+    for byte in inner {
+        match byte {
+            b'\n' => line.extend_from_slice(b"\\n"),
+            b'\r' => line.extend_from_slice(b"\\r"),
+            other => line.push(*other),
+        }
+    }
+    line.extend_from_slice(&event[inner.len()..]);
+    Cow::Owned(line)
+}

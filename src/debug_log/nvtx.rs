@@ -1,0 +1,187 @@
+//! NVTX ranges, for a tool that is there: what NVIDIA's header does in each C program, in as much of
+//! it as a range needs. The header loads the library that `NVTX_INJECTION64_PATH` names and lets it
+//! put its own functions into the program's table of slots; slots that it leaves are no-ops.
+
+use crate::sync::LazyLock;
+use crate::sync::trusted::{AtomicUsize, Ordering};
+use libloading::Library;
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+
+/// `NVTX_VERSION`.
+const VERSION: u16 = 3;
+
+/// `NvtxCallbackModule`: how many functions each has, from 1; the domains' are `CORE2`, 5.
+const MODULES: [usize; 7] = [0, 15, 8, 14, 6, 15, 6];
+const CORE2: usize = 5;
+const RANGE_PUSH: usize = 4;
+const RANGE_POP: usize = 5;
+const DOMAIN_CREATE: usize = 12;
+
+/// Numbers start at 1, and a table ends with a null.
+const SLOTS: usize = 17;
+
+/// What a tool writes the addresses of its functions to.
+static FUNCTIONS: [[AtomicUsize; SLOTS]; 7] = [const { [const { AtomicUsize::new(0) }; SLOTS] }; 7];
+/// Where those places are, as the tool is told.
+static PLACES: [[AtomicUsize; SLOTS]; 7] = [const { [const { AtomicUsize::new(0) }; SLOTS] }; 7];
+
+/// `NvtxExportTableCallbacks`.
+#[repr(C)]
+struct Callbacks {
+    size: usize,
+    table: unsafe extern "C" fn(c_int, *mut *mut *mut usize, *mut c_uint) -> c_int,
+}
+
+static CALLBACKS: Callbacks = Callbacks { size: size_of::<Callbacks>(), table: module_table };
+
+/// `NvtxExportTableVersionInfo`.
+#[repr(C)]
+struct VersionInfo {
+    size: usize,
+    version: u32,
+    reserved: u32,
+    set_tool_version: unsafe extern "C" fn(u32),
+}
+
+static VERSION_INFO: VersionInfo = VersionInfo {
+    size: size_of::<VersionInfo>(),
+    version: VERSION as u32,
+    reserved: 0,
+    set_tool_version: ignore,
+};
+
+unsafe extern "C" fn ignore(_version: u32) {}
+
+unsafe extern "C" fn export_table(id: u32) -> *const c_void {
+    match id {
+        1 => (&raw const CALLBACKS).cast(),
+        3 => (&raw const VERSION_INFO).cast(),
+        _ => std::ptr::null(),
+    }
+}
+
+unsafe extern "C" fn module_table(
+    module: c_int,
+    table: *mut *mut *mut usize,
+    last: *mut c_uint,
+) -> c_int {
+    let number = usize::try_from(module).unwrap_or(0);
+    let (Some(places), Some(functions)) = (PLACES.get(number), MODULES.get(number)) else {
+        return 0;
+    };
+    if *functions == 0 {
+        return 0;
+    }
+    // SAFETY: the tool gives two places to write to, by NVTX's contract; either may be null.
+    unsafe {
+        if let Some(table) = table.as_mut() {
+            *table = (&raw const *places).cast_mut().cast();
+        }
+        if let Some(last) = last.as_mut() {
+            *last = *functions as c_uint + 1;
+        }
+    }
+    1
+}
+
+/// `nvtxEventAttributes_v2`.
+#[repr(C)]
+struct Attributes {
+    version: u16,
+    size: u16,
+    category: u32,
+    color_type: i32,
+    color: u32,
+    payload_type: i32,
+    reserved: i32,
+    payload: u64,
+    message_type: i32,
+    message: *const c_char,
+}
+
+const _: () = assert!(size_of::<Attributes>() == 48);
+
+type DomainCreate = unsafe extern "C" fn(*const c_char) -> usize;
+type RangePush = unsafe extern "C" fn(usize, *const Attributes) -> c_int;
+type RangePop = unsafe extern "C" fn(usize) -> c_int;
+
+/// The functions of a tool, and the crate's domain in it.
+struct Tool {
+    domain: usize,
+    push: RangePush,
+    pop: RangePop,
+    _library: Library,
+}
+
+/// Looked for once; without the variable this is all that a range costs.
+static TOOL: LazyLock<Option<Tool>> = LazyLock::new(find);
+
+fn find() -> Option<Tool> {
+    let path = std::env::var_os("NVTX_INJECTION64_PATH")?;
+    for (functions, places) in FUNCTIONS.iter().zip(&PLACES) {
+        for (function, place) in functions.iter().zip(places).skip(1) {
+            place.store(function.as_ptr() as usize, Ordering::Relaxed);
+        }
+    }
+    // SAFETY: who sets the variable vouches for the library, as in each program that has NVTX.
+    let library = unsafe { Library::new(path) }.ok()?;
+    type Initialize = unsafe extern "C" fn(unsafe extern "C" fn(u32) -> *const c_void) -> c_int;
+    // SAFETY: the name and type of the entry that NVTX asks a tool for.
+    let initialize = unsafe { library.get::<Initialize>(b"InitializeInjectionNvtx2\0") }.ok()?;
+    // SAFETY: the function hands out tables that live as long as the program.
+    if unsafe { initialize(export_table) } == 0 {
+        return None;
+    }
+    let function = |id: usize| match FUNCTIONS[CORE2][id].load(Ordering::Acquire) {
+        0 => None,
+        address => Some(address as *const ()),
+    };
+    let (create, push, pop) =
+        (function(DOMAIN_CREATE)?, function(RANGE_PUSH)?, function(RANGE_POP)?);
+    // SAFETY: the tool put functions of these types at these numbers, by NVTX's contract, and its
+    // library stays.
+    let (create, push, pop) = unsafe {
+        (
+            std::mem::transmute::<*const (), DomainCreate>(create),
+            std::mem::transmute::<*const (), RangePush>(push),
+            std::mem::transmute::<*const (), RangePop>(pop),
+        )
+    };
+    // SAFETY: a string that ends with a zero.
+    let domain = unsafe { create(c"aquifer".as_ptr()) };
+    Some(Tool { domain, push, pop, _library: library })
+}
+
+/// A range of the calling thread, until it is dropped.
+pub(crate) struct Range(Option<&'static Tool>);
+
+/// Begins a range in the domain `aquifer`, if there is a tool. `bytes` is its payload.
+pub(crate) fn range(name: &'static CStr, bytes: usize) -> Range {
+    const UNSIGNED: i32 = 1;
+    const ASCII: i32 = 1;
+    let Some(tool) = &*TOOL else { return Range(None) };
+    let attributes = Attributes {
+        version: VERSION,
+        size: size_of::<Attributes>() as u16,
+        category: 0,
+        color_type: 0,
+        color: 0,
+        payload_type: UNSIGNED,
+        reserved: 0,
+        payload: bytes as u64,
+        message_type: ASCII,
+        message: name.as_ptr(),
+    };
+    // SAFETY: attributes of the version that they name, which live for the call.
+    unsafe { (tool.push)(tool.domain, &raw const attributes) };
+    Range(Some(tool))
+}
+
+impl Drop for Range {
+    fn drop(&mut self) {
+        if let Some(tool) = self.0 {
+            // SAFETY: the tool's own domain; the range was begun on this thread.
+            unsafe { (tool.pop)(tool.domain) };
+        }
+    }
+}

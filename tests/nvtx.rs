@@ -1,0 +1,107 @@
+//! NVTX ranges, as a tool that was injected into the program hears them.
+
+#![cfg(all(feature = "nvtx", target_os = "linux"))]
+
+mod support;
+
+use aquifer::{
+    CudaResource, DeviceBlock, DeviceLayout, DeviceResource, MissPolicy, PoolResource, Rung, Stream,
+};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+const CHILD: &str = "AQUIFER_TEST_NVTX_CHILD";
+const MIB: usize = 1 << 20;
+
+/// The stand-in for a tool, built here.
+fn tool() -> PathBuf {
+    // The binary lies in <target>/<profile>/deps.
+    let binary = std::env::current_exe().unwrap();
+    let root = binary.ancestors().nth(3).unwrap().join("stand_in_nvtx");
+    let cargo = std::env::var("CARGO").unwrap_or_else(|_| env!("CARGO").to_owned());
+    let status = Command::new(cargo)
+        .args(["build", "--quiet", "-p", "stand_in_nvtx", "--target-dir"])
+        .arg(&root)
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .env_remove("RUSTFLAGS")
+        .env_remove("CARGO_ENCODED_RUSTFLAGS")
+        .status()
+        .unwrap();
+    assert!(status.success(), "the stand-in does not build");
+    root.join("debug").join("libstand_in_nvtx.so")
+}
+
+/// Runs one test of this file in a process of its own.
+fn child(name: &str, tool: &Path, log: &Path) -> Output {
+    Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", name, "--nocapture", "--test-threads=1"])
+        .env(CHILD, "1")
+        .env("NVTX_INJECTION64_PATH", tool)
+        .env("STAND_IN_NVTX_LOG", log)
+        .output()
+        .unwrap()
+}
+
+fn take(pool: &PoolResource, stream: &Stream) -> DeviceBlock {
+    pool.allocate(stream, DeviceLayout::new(MIB).unwrap()).unwrap()
+}
+
+fn give(pool: &PoolResource, stream: &Stream, block: DeviceBlock) {
+    // SAFETY: allocated from the pool; nothing uses it.
+    unsafe { pool.deallocate(stream, block) };
+}
+
+fn work() {
+    let device = support::device();
+    let (first, second) = (device.new_stream().unwrap(), device.new_stream().unwrap());
+    let pool = PoolResource::builder(CudaResource::new(&device))
+        .growth_step(MIB)
+        .maximum_size(MIB)
+        .miss_policy(MissPolicy::new([Rung::GrowToMaximum, Rung::Gather]))
+        .build()
+        .unwrap();
+    let block = take(&pool, &first);
+    give(&pool, &first, block);
+    let block = take(&pool, &second);
+    give(&pool, &second, block);
+    pool.trim(0).unwrap();
+}
+
+#[test]
+fn a_tool_hears_of_growth_gathering_and_trims() {
+    let name = "a_tool_hears_of_growth_gathering_and_trims";
+    if std::env::var_os(CHILD).is_some() {
+        return work();
+    }
+    let log = std::env::temp_dir().join(format!("aquifer-{}-nvtx.log", std::process::id()));
+    let _ = std::fs::remove_file(&log);
+    let output = child(name, &tool(), &log);
+    assert!(output.status.success(), "{output:?}");
+    let heard = std::fs::read_to_string(&log).unwrap();
+    let _ = std::fs::remove_file(&log);
+    let expected = [
+        "domain aquifer",
+        "push pool: grow",
+        "pop",
+        "push pool: gather",
+        "pop",
+        "push pool: trim",
+        "pop",
+    ];
+    assert_eq!(heard.lines().collect::<Vec<_>>(), expected);
+}
+
+#[test]
+fn a_tool_that_is_not_there_changes_nothing() {
+    let name = "a_tool_that_is_not_there_changes_nothing";
+    if std::env::var_os(CHILD).is_some() {
+        return work();
+    }
+    let nowhere = std::env::temp_dir().join("aquifer-no-such-tool.so");
+    let output = child(name, &nowhere, &nowhere);
+    assert!(output.status.success(), "{output:?}");
+    // A library that is there, and is no tool.
+    let output = child(name, Path::new("libc.so.6"), &nowhere);
+    assert!(output.status.success(), "{output:?}");
+    assert!(!nowhere.exists());
+}
