@@ -2,6 +2,8 @@
 
 #[cfg(feature = "debug-log")]
 mod file;
+#[path = "../support/log.rs"]
+mod log;
 #[path = "../support/mod.rs"]
 mod support;
 
@@ -77,6 +79,7 @@ impl<S: Subscriber> Layer<S> for Heard {
 impl Heard {
     /// What `body` said of pools on this thread, where it was compiled in.
     fn of<R>(body: impl FnOnce() -> R) -> (R, Vec<(Level, Told)>) {
+        log::keep_wanted();
         let heard = Self::default();
         let subscriber = tracing_subscriber::registry().with(heard.clone());
         let result = tracing::subscriber::with_default(subscriber, body);

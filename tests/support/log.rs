@@ -3,9 +3,9 @@
 #![allow(dead_code, unreachable_pub, reason = "each test target uses a part of it")]
 
 use std::fmt::Write;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use tracing::field::{Field, Visit};
-use tracing::{Event, Level, Subscriber};
+use tracing::{Dispatch, Event, Level, Subscriber};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 
 /// What was said at `WARN` and above: the level, and the message with its fields.
@@ -33,9 +33,18 @@ impl<S: Subscriber> Layer<S> for Log {
     }
 }
 
+/// Keeps every event wanted from now on. `tracing` notes whether anybody wants an event when it is
+/// first met; one that another thread meets while no subscriber lives could be noted as unwanted just
+/// after the subscriber of this thread was asked.
+pub fn keep_wanted() {
+    static KEPT: OnceLock<Dispatch> = OnceLock::new();
+    KEPT.get_or_init(|| Dispatch::new(tracing_subscriber::registry()));
+}
+
 impl Log {
     /// Runs `body`; gives what it said on this thread.
     pub fn of<R>(body: impl FnOnce() -> R) -> (R, Self) {
+        keep_wanted();
         let log = Self::default();
         let subscriber = tracing_subscriber::registry().with(log.clone());
         let result = tracing::subscriber::with_default(subscriber, body);
