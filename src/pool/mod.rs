@@ -16,6 +16,7 @@ mod capture;
 mod chunks;
 mod core;
 mod epochs;
+mod homes;
 mod inbox;
 pub(crate) mod local;
 pub(crate) mod magazine;
