@@ -232,6 +232,12 @@ impl<U: Upstream> Record<U> {
         self.closed.back().map_or(0, |closed| closed.epoch)
     }
 
+    /// Entries of the clock of the newest event.
+    #[cfg(test)]
+    pub(super) fn clock_entries(&self) -> usize {
+        self.closed.back().map_or(0, |closed| closed.clock.len())
+    }
+
     /// An event that covers `stamp`.
     fn covering(&self, stamp: usize) -> Option<&Closed<U::Event>> {
         let closed = self.closed.iter().find(|closed| closed.epoch >= stamp);

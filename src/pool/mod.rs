@@ -26,6 +26,9 @@ mod rungs;
 mod slot;
 mod upstream;
 
+#[cfg(test)]
+mod tests;
+
 pub use account::Totals;
 pub use core::{Block, Pool, Settings};
 pub use rungs::Rung;
