@@ -20,7 +20,7 @@ fn capture_nothing(rig: &Rig, stream: usize) {
 fn capture_and_thief() {
     model(
         "capture_and_thief",
-        4_000,
+        2_200,
         || plan(1, &[Wait, GrowToMaximum]).with_captures().build().prepared(&[0], 0),
         &[|rig: &Rig| capture_nothing(rig, 0), |rig| rig.visit(1)],
         |rig| {

@@ -46,7 +46,7 @@ fn two_large_steps() {
 fn upstream_ends_before_the_maximum() {
     model(
         "upstream_ends_before_the_maximum",
-        25_000,
+        13_000,
         || {
             let rig = plan(2, &LADDER).build();
             rig.driver.set_room(UNIT);
@@ -176,7 +176,7 @@ fn trim_and_take() {
 fn trim_and_free() {
     model(
         "trim_and_free",
-        350,
+        270,
         || plan(1, &[Wait, GrowToMaximum]).build().prepared(&[0], 1).lent_to(&[1]),
         &[
             |rig: &Rig| rig.free_held(1, 0),

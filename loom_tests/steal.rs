@@ -68,7 +68,7 @@ fn free_while_the_epoch_closes() {
 fn two_thieves() {
     model(
         "two_thieves",
-        1_800,
+        1_300,
         || plan(1, &[Wait, GrowToMaximum]).build().prepared(&[0], 0),
         &[|rig: &Rig| rig.keep(1), |rig| rig.keep(2)],
         |rig| {

@@ -202,6 +202,12 @@ impl Heap {
         self.shelf.filled().map(|bins| bins.tag)
     }
 
+    /// The first tag with free blocks from this place of the shelf on, and its place. While nothing
+    /// is freed, a walk from place to place sees each tag once.
+    pub(crate) fn tag_from(&self, place: usize) -> Option<(usize, Tag)> {
+        self.shelf.filled_from(place)
+    }
+
     /// No free block of a tag has an earlier stamp. `usize::MAX` if there is none.
     pub(crate) fn oldest(&self, tag: Tag) -> usize {
         self.shelf.get(tag).map_or(usize::MAX, Bins::oldest)

@@ -68,6 +68,12 @@ impl Shelf {
         self.sets.iter().filter(|bins| !bins.is_empty())
     }
 
+    /// The first place, from this one on, whose bins have blocks, and their tag.
+    pub(super) fn filled_from(&self, place: usize) -> Option<(usize, Tag)> {
+        let sets = self.sets.iter().enumerate().skip(place);
+        sets.filter(|(_, bins)| !bins.is_empty()).map(|(place, bins)| (place, bins.tag)).next()
+    }
+
     #[cfg(test)]
     pub(super) fn sets(&self) -> usize {
         self.sets.len()

@@ -84,7 +84,7 @@ impl<U: Upstream> Pool<U> {
             for slot in self.all_slots().filter(|slot| !slot.is_bank()) {
                 let mut record = slot.epochs.lock();
                 let stamp = record.newest();
-                slot.epochs.synchronize(&self.upstream, &mut record, stamp, 0)?;
+                slot.epochs.synchronize(&self.upstream, &mut record, stamp)?;
             }
             return Ok(None);
         };

@@ -11,7 +11,7 @@
 use super::core::{Block, GRAPH_BIT, Pool, count};
 use super::inbox::Freed;
 use super::magazine::{Cached, Magazine};
-use super::rungs::{LEAST_GROWTH, Rung, nth_tag, padding};
+use super::rungs::{LEAST_GROWTH, Rung, padding};
 use super::slot::{Slot, UNIT_SHIFT, report_not_live};
 use super::upstream::{Failure, Upstream};
 use crate::debug_log::hold;
@@ -129,7 +129,7 @@ impl<U: Upstream> Pool<U> {
         let begun = {
             // Whoever closes an epoch of this stream asks under this lock whether it is in capture.
             let mut record = slot.epochs.lock();
-            let closed = slot.epochs.close(&self.upstream, &mut record, self.slot_count());
+            let closed = slot.epochs.close(&self.upstream, &mut record);
             let begun = closed.and_then(|()| {
                 count(&self.counters.records);
                 begin().map_err(Failure::Upstream)
@@ -398,11 +398,11 @@ impl<U: Upstream> Pool<U> {
         if let Some(ready) = self.draw_for_graph(wanted) {
             return Some(ready);
         }
-        for source in self.all_slots().filter(|source| !source.is_bank()) {
+        self.find_home(|source| {
             let mut heap = source.heap();
-            let mut next = 0;
-            while let Some(tag) = nth_tag(&heap, next) {
-                next += 1;
+            let mut from = 0;
+            while let Some((place, tag)) = heap.tag_from(from) {
+                from = place + 1;
                 // What the stream is ordered after it was before the capture, as was its own.
                 let last = if tag == slot.tag { upto } else { self.ready(slot, tag) };
                 if last == 0 || heap.at_most(tag) < units {
@@ -413,8 +413,8 @@ impl<U: Upstream> Pool<U> {
                     return Some((source.tag, tag, taken));
                 }
             }
-        }
-        None
+            None
+        })
     }
 
     /// Moves complete memory of the bank into the stream's heap, where it stays complete: merged with
@@ -429,7 +429,7 @@ impl<U: Upstream> Pool<U> {
             heap.cut(COMPLETE, least, least, usize::MAX)?
         };
         let mut heap = wanted.slot.heap();
-        heap.add(COMPLETE, piece);
+        self.add(wanted.slot, &mut heap, COMPLETE, piece);
         wanted.complete(&mut heap)
     }
 
@@ -447,7 +447,7 @@ impl<U: Upstream> Pool<U> {
         };
         let Some(piece) = self.reserve_more(None, bytes, wish, limit)? else { return Ok(None) };
         let mut heap = wanted.slot.heap();
-        heap.add(COMPLETE, piece);
+        self.add(wanted.slot, &mut heap, COMPLETE, piece);
         Ok(wanted.complete(&mut heap))
     }
 
@@ -465,9 +465,8 @@ impl<U: Upstream> Pool<U> {
                 // Closed epochs have events from before the capture, which may be waited for.
                 _ => record.newest(),
             };
-            let others = self.slot_count();
             // A failure leaves things as they are: the memory is not ready.
-            let _ = source.epochs.synchronize(&self.upstream, &mut record, stamp, others);
+            let _ = source.epochs.synchronize(&self.upstream, &mut record, stamp);
         }
         let _all = self.moving.write();
         self.bank_complete();

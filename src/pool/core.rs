@@ -2,6 +2,7 @@
 
 use super::capture::Graphs;
 use super::chunks::Chunks;
+use super::homes::Homes;
 use super::inbox::Freed;
 use super::local::{self, Leave};
 use super::magazine::{Cached, Limits, Magazine, Shelves};
@@ -13,7 +14,7 @@ use crate::debug_log::hold;
 use crate::heap::{COMPLETE, Node, Tag};
 use crate::sync::trusted;
 use crate::sync::{Arc, AtomicUsize, Mutex, OnceLock, Ordering, RwLock, Weak};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 /// What a pool is built with; every value has been checked.
 #[derive(Clone, Debug)]
@@ -66,6 +67,9 @@ pub struct Pool<U: Upstream> {
     pub(super) slots: Chunks<OnceLock<Slot<U>>>,
     slot_count: AtomicUsize,
     pub(super) known: Mutex<Known>,
+    /// Where the next look for abandoned streams begins.
+    next_look: trusted::AtomicUsize,
+    pub(super) homes: Homes,
     /// One reclaimer of magazines at a time.
     pub(super) reclaiming: Mutex<()>,
     /// One thread at a time on the rungs that move the memory of all streams: two that gather would
@@ -83,12 +87,17 @@ pub struct Pool<U: Upstream> {
 }
 
 /// The streams that have a slot.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Known {
     by_stream: HashMap<u64, Tag>,
     /// Slots that were made; their tags are below.
     pub(super) slots: usize,
+    /// Slots of streams that are gone, for the next ones.
+    vacant: BTreeSet<Tag>,
 }
+
+/// How many streams that have a user a new stream looks at, on its way past those that have none.
+const LOOKS: usize = 64;
 
 /// Bits of a token: the node, its heap's slot, and a few of the pool's number.
 const SLOT_SHIFT: u32 = 32;
@@ -114,7 +123,9 @@ impl<U: Upstream> Pool<U> {
                 settings,
                 slots,
                 slot_count: AtomicUsize::new(1),
-                known: Mutex::new(Known { by_stream: HashMap::new(), slots: 1 }),
+                known: Mutex::new(Known { slots: 1, ..Known::default() }),
+                next_look: trusted::AtomicUsize::new(0),
+                homes: Homes::default(),
                 reclaiming: Mutex::new(()),
                 turn: Mutex::new(()),
                 moving: RwLock::new(()),
@@ -210,7 +221,7 @@ impl<U: Upstream> Pool<U> {
             // A stream that was given up may be here again.
             Some(magazine) if !magazine.is_retired() => {
                 if align <= self.settings.alignment {
-                    self.want(magazine, units);
+                    self.want(magazine, id, units);
                 }
                 magazine.home() as Tag
             }
@@ -240,16 +251,24 @@ impl<U: Upstream> Pool<U> {
             let magazine = unsafe { local::find(self.id, id) };
             return self.allocate_past_magazine(stream, id, magazine, units, align);
         };
-        let (home, taken) = self.miss(slot, stream, id, units, align)?;
+        let (home, taken) = self.miss(slot, stream, units, align)?;
         Ok(block(home, taken))
     }
 
     /// Tells the magazine which size was missed; what has to make room goes to its heap, which knows
     /// no magazines.
-    fn want(&self, magazine: &Magazine, units: u32) {
+    fn want(&self, magazine: &Magazine, id: u64, units: u32) {
         let give = |block| self.give_home(magazine.home() as Tag, block);
         // SAFETY: the table gave us this thread's own magazine, and heaps enter none.
-        let _ = unsafe { magazine.enter(|shelves| shelves.want(units, give)) };
+        let to_list = unsafe {
+            magazine.enter(|shelves| {
+                shelves.want(units, give);
+                shelves.is_to_list()
+            })
+        };
+        if to_list == Some(true) {
+            local::note_stocked(self.id, id);
+        }
     }
 
     /// Keeps a block that the stream freed ready for it. Gives it back if it is not to be kept.
@@ -382,6 +401,7 @@ impl<U: Upstream> Pool<U> {
             drop(known);
             if let Some(heir) = heir.and_then(|heir| self.slot(heir)) {
                 let kept = heir.epochs.lock().stream.take();
+                self.known.lock().vacant.insert(heir.tag);
                 kept.into_iter().for_each(U::let_go);
             }
             return Ok(tag);
@@ -411,56 +431,87 @@ impl<U: Upstream> Pool<U> {
         if self.upstream.is_capturing(stream).unwrap_or(true) {
             return None;
         }
-        self.all_slots().filter(|slot| !slot.is_bank()).find_map(|slot| {
+        let mut refused = Vec::new();
+        let heir = loop {
+            let vacant = self.known.lock().vacant.pop_first();
+            let Some(slot) = vacant.and_then(|tag| self.slot(tag)) else { break None };
             let mut record = slot.epochs.lock();
-            if record.stream.is_some() {
-                return None;
-            }
             #[cfg(not(aquifer_fault = "inherit_without_wait"))]
             {
-                record.inherit(&self.upstream, stream).ok()?;
+                if record.inherit(&self.upstream, stream).is_err() {
+                    refused.push(slot.tag);
+                    continue;
+                }
                 if record.newest() > 0 {
                     count(&self.counters.waits);
                 }
             }
             record.stream = Some(U::keep(stream));
-            Some(slot.tag)
-        })
+            break Some(slot.tag);
+        };
+        if !refused.is_empty() {
+            self.known.lock().vacant.extend(refused);
+        }
+        heir
     }
 
-    /// Lets go of streams that nobody but pools hold, closing their last epoch.
+    /// Lets go of streams that nobody but pools hold. Where there are many, it ends after
+    /// [`LOOKS`] that somebody holds, and goes on there the next time: so a new stream costs no more
+    /// for all that are there, and none stays abandoned for longer than they take to go round.
     fn retire_abandoned(&self) {
-        for slot in self.all_slots().filter(|slot| !slot.is_bank()) {
-            let _one = self.reclaiming.lock();
-            let mut record = slot.epochs.lock();
-            if slot.captured() != 0 || !record.stream.as_ref().is_some_and(U::is_abandoned) {
+        let slots = self.slot_count();
+        // The last slot is about to be given out: every one that may come free is wanted.
+        let mut left = if slots < Tag::MAX as usize { LOOKS } else { usize::MAX };
+        // Relaxed: where two begin at one place, one looks in vain.
+        let begin = if slots > LOOKS { self.next_look.load(trusted::Ordering::Relaxed) } else { 0 };
+        for step in 0..slots {
+            let place = (begin + step) % slots;
+            let Some(slot) = self.slot(place as Tag).filter(|slot| !slot.is_bank()) else {
                 continue;
+            };
+            if left == 0 {
+                return self.next_look.store(place, trusted::Ordering::Relaxed);
             }
-            drop(record);
-            // Before the close: what the magazines hold is stamped with the epoch that it closes.
-            let magazines = std::mem::take(&mut *slot.magazines.lock());
-            // SAFETY: under the reclaimers' lock.
-            unsafe {
-                magazines.iter().for_each(|magazine| magazine.retire());
-                Magazine::reclaim(magazines.iter().map(|own| &**own), |magazine, shelves| {
-                    self.empty(magazine, shelves);
-                });
-            }
-            record = slot.epochs.lock();
-            let others = self.slot_count();
-            if slot.epochs.close(&self.upstream, &mut record, others).is_err() {
-                // No event, no heir: the stream is kept, and tried again.
-                slot.magazines.lock().clear();
-                continue;
-            }
-            count(&self.counters.records);
-            let gone = record.stream.take();
-            drop(record);
-            if let Some(stream) = gone {
-                self.known.lock().by_stream.remove(&U::id(&stream));
-                U::let_go(stream);
+            if !self.retire_if_abandoned(slot) {
+                left -= 1;
             }
         }
+    }
+
+    /// Lets go of a slot's stream, closing its last epoch, if nobody but pools holds it.
+    fn retire_if_abandoned(&self, slot: &Slot<U>) -> bool {
+        let _one = self.reclaiming.lock();
+        let mut record = slot.epochs.lock();
+        if slot.captured() != 0 || !record.stream.as_ref().is_some_and(U::is_abandoned) {
+            return false;
+        }
+        drop(record);
+        // Before the close: what the magazines hold is stamped with the epoch that it closes.
+        let magazines = std::mem::take(&mut *slot.magazines.lock());
+        // SAFETY: under the reclaimers' lock.
+        unsafe {
+            magazines.iter().for_each(|magazine| magazine.retire());
+            Magazine::reclaim(magazines.iter().map(|own| &**own), |magazine, shelves| {
+                self.empty(magazine, shelves);
+            });
+        }
+        record = slot.epochs.lock();
+        if slot.epochs.close(&self.upstream, &mut record).is_err() {
+            // No event, no heir: the stream is kept, and tried again.
+            slot.magazines.lock().clear();
+            return false;
+        }
+        count(&self.counters.records);
+        let gone = record.stream.take();
+        drop(record);
+        if let Some(stream) = gone {
+            let mut known = self.known.lock();
+            known.by_stream.remove(&U::id(&stream));
+            known.vacant.insert(slot.tag);
+            drop(known);
+            U::let_go(stream);
+        }
+        true
     }
 }
 

@@ -7,7 +7,7 @@
 use super::chunks::Chunks;
 use super::upstream::{Failure, Upstream};
 use crate::heap::Tag;
-use crate::sync::{AtomicUsize, CachePadded, MODELLED, Mutex, MutexGuard, Ordering};
+use crate::sync::{AtomicUsize, CachePadded, MODELLED, Mutex, MutexGuard, Ordering, trusted};
 use std::collections::VecDeque;
 
 /// Closed epochs whose events a stream keeps; a later event serves for an older epoch as well.
@@ -21,6 +21,9 @@ pub(super) struct Epochs<U: Upstream> {
     completed: AtomicUsize,
     /// By the other streams' tags: the last epoch that this one is ordered after.
     ordered: Chunks<AtomicUsize>,
+    /// The tags whose epoch there is not 0. One that is just coming may lack: a clock that knows less
+    /// makes for a false wait, never a race.
+    known: trusted::Mutex<Vec<Tag>>,
     record: Mutex<Record<U>>,
 }
 
@@ -29,14 +32,17 @@ pub(super) struct Record<U: Upstream> {
     /// `None` once the stream is gone: then every epoch is closed.
     pub(super) stream: Option<U::Stream>,
     closed: VecDeque<Closed<U::Event>>,
-    spare: Vec<(U::Event, Vec<usize>)>,
+    spare: Vec<(U::Event, Clock)>,
 }
+
+/// Epochs by tag, of those tags alone that have one: streams are many, and few wait for many others.
+type Clock = Vec<(Tag, usize)>;
 
 struct Closed<E> {
     epoch: usize,
     event: E,
     /// What the stream was ordered after when the event was recorded, or before.
-    clock: Vec<usize>,
+    clock: Clock,
 }
 
 /// The first epoch. Memory of stamp 0 is complete.
@@ -49,6 +55,7 @@ impl<U: Upstream> Epochs<U> {
             open: CachePadded::new(AtomicUsize::new(FIRST)),
             completed: AtomicUsize::new(0),
             ordered: Chunks::new(),
+            known: trusted::Mutex::new(Vec::new()),
             record: Mutex::new(record),
         }
     }
@@ -72,17 +79,28 @@ impl<U: Upstream> Epochs<U> {
         self.ordered.get(source as usize).map_or(0, |epoch| epoch.load(Ordering::Acquire))
     }
 
-    fn raise(&self, source: usize, epoch: usize) {
+    fn raise(&self, source: Tag, epoch: usize) {
         let order = if cfg!(aquifer_fault = "order_relaxed") {
             Ordering::Relaxed
         } else {
             Ordering::Release
         };
-        if let Some(known) = self.ordered.get_or_make(source)
+        if let Some(known) = self.ordered.get_or_make(source as usize)
             // loom loses races of a write that its own thread's load comes before.
             && (MODELLED || known.load(Ordering::Relaxed) < epoch)
+            // The first one of this source.
+            && known.fetch_max(epoch, order) == 0
         {
-            known.fetch_max(epoch, order);
+            self.known.lock().push(source);
+        }
+    }
+
+    /// What this stream is ordered after now.
+    fn read_clock(&self, clock: &mut Clock) {
+        clock.clear();
+        clock.extend(self.known.lock().iter().map(|tag| (*tag, 0)));
+        for (tag, epoch) in clock {
+            *epoch = self.ordered_after(*tag);
         }
     }
 
@@ -90,13 +108,11 @@ impl<U: Upstream> Epochs<U> {
         self.record.lock()
     }
 
-    /// Closes the open epoch: every free so far is covered by the event. `others` is how many tags
-    /// there are.
+    /// Closes the open epoch: every free so far is covered by the event.
     pub(super) fn close(
         &self,
         upstream: &U,
         record: &mut Record<U>,
-        others: usize,
     ) -> Result<(), Failure<U::Error>> {
         let Some(stream) = &record.stream else { return Ok(()) };
         if upstream.is_capturing(stream)? {
@@ -109,12 +125,11 @@ impl<U: Upstream> Epochs<U> {
             Some((event, clock)) => (Some(event), clock),
             None => (None, Vec::new()),
         };
-        clock.clear();
         #[cfg(not(aquifer_fault = "clock_after_record"))]
-        clock.extend((0..others).map(|tag| self.ordered_after(tag as Tag)));
+        self.read_clock(&mut clock);
         let event = upstream.record(stream, spare)?;
         #[cfg(aquifer_fault = "clock_after_record")]
-        clock.extend((0..others).map(|tag| self.ordered_after(tag as Tag)));
+        self.read_clock(&mut clock);
         #[cfg(aquifer_fault = "record_before_bump")]
         self.open.store(epoch + 1, Ordering::Relaxed);
         record.closed.push_back(Closed { epoch, event, clock });
@@ -132,12 +147,11 @@ impl<U: Upstream> Epochs<U> {
         upstream: &U,
         record: &mut Record<U>,
         stamp: usize,
-        others: usize,
     ) -> Result<(), Failure<U::Error>> {
         if record.newest() >= stamp || self.completed() >= stamp {
             return Ok(());
         }
-        self.close(upstream, record, others)
+        self.close(upstream, record)
     }
 
     /// Asks the device how far it is. Returns the last epoch known to be complete.
@@ -167,12 +181,11 @@ impl<U: Upstream> Epochs<U> {
         upstream: &U,
         record: &mut Record<U>,
         stamp: usize,
-        others: usize,
     ) -> Result<(), Failure<U::Error>> {
         if self.completed() >= stamp {
             return Ok(());
         }
-        self.close_past(upstream, record, stamp, others)?;
+        self.close_past(upstream, record, stamp)?;
         let Some(closed) = record.covering(stamp) else { return Err(Failure::Gone) };
         upstream.synchronize(&closed.event)?;
         self.completed.fetch_max(closed.epoch, Ordering::Release);
@@ -187,15 +200,14 @@ impl<U: Upstream> Epochs<U> {
         record: &mut Record<U>,
         (own, stamp): (Tag, usize),
         (target, stream): (&Self, &U::Stream),
-        others: usize,
     ) -> Result<bool, Failure<U::Error>> {
         if self.completed() >= stamp || target.ordered_after(own) >= stamp {
             return Ok(false);
         }
-        self.close_past(upstream, record, stamp, others)?;
+        self.close_past(upstream, record, stamp)?;
         let Some(closed) = record.covering(stamp) else { return Err(Failure::Gone) };
         #[cfg(aquifer_fault = "order_before_wait")]
-        target.raise(own as usize, closed.epoch);
+        target.raise(own, closed.epoch);
         #[cfg(not(any(
             aquifer_fault = "skip_stream_wait",
             aquifer_fault = "failed_wait_publishes"
@@ -204,10 +216,10 @@ impl<U: Upstream> Epochs<U> {
         #[cfg(aquifer_fault = "failed_wait_publishes")]
         let _ = upstream.wait(stream, &closed.event);
         // Only now: who sees this may use the memory on `target` without a wait of his own.
-        target.raise(own as usize, closed.epoch);
-        for (source, epoch) in closed.clock.iter().enumerate() {
+        target.raise(own, closed.epoch);
+        for (source, epoch) in &closed.clock {
             if *epoch > 0 {
-                target.raise(source, *epoch);
+                target.raise(*source, *epoch);
             }
         }
         Ok(true)
@@ -218,6 +230,12 @@ impl<U: Upstream> Record<U> {
     /// The newest epoch that an event covers.
     pub(super) fn newest(&self) -> usize {
         self.closed.back().map_or(0, |closed| closed.epoch)
+    }
+
+    /// Entries of the clock of the newest event.
+    #[cfg(test)]
+    pub(super) fn clock_entries(&self) -> usize {
+        self.closed.back().map_or(0, |closed| closed.clock.len())
     }
 
     /// An event that covers `stamp`.

@@ -4,6 +4,7 @@
 use super::magazine::Magazine;
 use crate::sync::{Arc, Weak, thread_local};
 use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
 use std::ptr;
 
 /// Magazines that a thread finds at the first look.
@@ -32,15 +33,66 @@ struct Owned {
     owner: Weak<dyn Leave>,
 }
 
+/// The thread's magazines. Threads that use thousands of streams look none up by going through all.
 #[derive(Default)]
-struct List(Vec<Owned>);
+struct List {
+    owned: Vec<Owned>,
+    /// Where the latest of a pool and stream is.
+    places: HashMap<(u64, u64), usize>,
+    /// By pool, those that may hold something.
+    stocked: HashMap<u64, Vec<Arc<Magazine>>>,
+    /// How many there may be before those that are done with are looked for.
+    room: usize,
+}
+
+/// Magazines that a thread keeps before it looks for those that are done with.
+const LEAST_ROOM: usize = 16;
+
+impl List {
+    fn get(&self, pool: u64, stream: u64) -> Option<&Arc<Magazine>> {
+        let place = self.places.get(&(pool, stream))?;
+        self.owned.get(*place).map(|owned| &owned.magazine)
+    }
+
+    /// Takes one in. Returns those that were done with, now and then: as many are in by then as there
+    /// were after the last time, so that looking costs each a constant.
+    fn add(&mut self, entry: Owned) -> Vec<Owned> {
+        // An entry of the table may name one that goes.
+        forget_ways();
+        let dead = if self.owned.len() < self.room.max(LEAST_ROOM) {
+            Vec::new()
+        } else {
+            let dead = self.sweep();
+            self.room = self.owned.len() * 2;
+            dead
+        };
+        self.places.insert((entry.pool, entry.stream), self.owned.len());
+        self.owned.push(entry);
+        dead
+    }
+
+    fn sweep(&mut self) -> Vec<Owned> {
+        let gone =
+            |owned: &mut Owned| owned.magazine.is_retired() || owned.owner.strong_count() == 0;
+        let dead = self.owned.extract_if(.., gone).collect();
+        self.places.clear();
+        let keys = self.owned.iter().map(|owned| (owned.pool, owned.stream));
+        self.places.extend(keys.enumerate().map(|(place, key)| (key, place)));
+        self.stocked.retain(|_, magazines| {
+            magazines.retain(|magazine| !magazine.is_retired());
+            !magazines.is_empty()
+        });
+        dead
+    }
+}
 
 impl Drop for List {
     fn drop(&mut self) {
         // What is freed from here on, by destructors that run later, goes to the heap.
         let _ = CLOSED.try_with(|closed| closed.set(true));
         forget_ways();
-        for owned in self.0.drain(..) {
+        self.stocked.clear();
+        for owned in self.owned.drain(..) {
             if let Some(owner) = owned.owner.upgrade() {
                 owner.leave(&owned.magazine);
             }
@@ -94,10 +146,7 @@ pub(crate) fn find_or_make(
     let known = LIST
         .try_with(|list| {
             let list = list.try_borrow().ok()?;
-            let same = |owned: &&Owned| {
-                owned.pool == pool && owned.stream == stream && !owned.magazine.is_retired()
-            };
-            list.0.iter().find(same).map(|owned| owned.magazine.clone())
+            list.get(pool, stream).filter(|magazine| !magazine.is_retired()).cloned()
         })
         .ok()?;
     let magazine = match known {
@@ -109,14 +158,7 @@ pub(crate) fn find_or_make(
             let dead: Vec<Owned> = LIST
                 .try_with(|list| {
                     let mut list = list.try_borrow_mut().ok()?;
-                    let gone = |owned: &mut Owned| {
-                        owned.magazine.is_retired() || owned.owner.strong_count() == 0
-                    };
-                    // An entry of the table may name one of these.
-                    forget_ways();
-                    let dead = list.0.extract_if(.., gone).collect();
-                    list.0.push(entry);
-                    Some(dead)
+                    Some(list.add(entry))
                 })
                 .ok()
                 .flatten()?;
@@ -129,11 +171,24 @@ pub(crate) fn find_or_make(
     Some(magazine)
 }
 
-/// Goes through the thread's other magazines of this pool. `body` makes none and drops no pool.
-pub(crate) fn each_sibling(pool: u64, but: u64, mut body: impl FnMut(&Magazine)) {
+/// Notes that the thread's magazine of this pool and stream may hold something from now on.
+#[cold]
+pub(crate) fn note_stocked(pool: u64, stream: u64) {
     let _ = LIST.try_with(|list| {
-        let Ok(list) = list.try_borrow() else { return };
-        let same = |owned: &&Owned| owned.pool == pool && owned.stream != but;
-        list.0.iter().filter(same).for_each(|owned| body(&owned.magazine));
+        let mut list = list.try_borrow_mut().ok()?;
+        let magazine = list.get(pool, stream)?.clone();
+        list.stocked.entry(pool).or_default().push(magazine);
+        Some(())
+    });
+}
+
+/// Goes through the thread's magazines of this pool that may hold something. `body` makes none and
+/// drops no pool; it says whether it has emptied the magazine, which then is off the list.
+pub(crate) fn each_stocked(pool: u64, mut body: impl FnMut(&Magazine) -> bool) {
+    let _ = LIST.try_with(|list| {
+        let Ok(mut list) = list.try_borrow_mut() else { return };
+        if let Some(magazines) = list.stocked.get_mut(&pool) {
+            magazines.retain(|magazine| !magazine.is_retired() && !body(magazine));
+        }
     });
 }

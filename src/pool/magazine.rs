@@ -78,6 +78,8 @@ pub struct Shelves {
     promised: u64,
     /// The shelves that have a size, one bit each.
     sized: u64,
+    /// Whether the owner has it on its list of those that may hold something.
+    listed: bool,
     shelves: [Shelf; SHELVES],
 }
 
@@ -207,6 +209,18 @@ impl Shelves {
         }
     }
 
+    /// Whether the owner is to list it: blocks may come in from now on, and it is not listed yet.
+    pub fn is_to_list(&mut self) -> bool {
+        let to_list = self.sized != 0 && !self.listed;
+        self.listed |= to_list;
+        to_list
+    }
+
+    /// Notes that the owner has it on no list, which nothing is in.
+    pub fn unlist(&mut self) {
+        self.listed = false;
+    }
+
     /// Blocks and units inside.
     pub fn contents(&self) -> (usize, u64) {
         self.filled().fold((0, 0), |(blocks, units), place| {
@@ -221,7 +235,8 @@ impl Magazine {
     pub fn new(limits: Limits, home: u32) -> Self {
         let asked = if barrier::is_asymmetric() { OPEN } else { FENCED };
         let limits = Limits { entries: limits.entries.min(SHELF_ROOM as u8), ..limits };
-        let shelves = Shelves { limits, promised: 0, sized: 0, shelves: [EMPTY; SHELVES] };
+        let shelves =
+            Shelves { limits, promised: 0, sized: 0, listed: false, shelves: [EMPTY; SHELVES] };
         Self {
             inside: AtomicUsize::new(0),
             asked: AtomicUsize::new(asked),

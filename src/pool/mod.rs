@@ -16,6 +16,7 @@ mod capture;
 mod chunks;
 mod core;
 mod epochs;
+mod homes;
 mod inbox;
 pub(crate) mod local;
 pub(crate) mod magazine;
@@ -24,6 +25,9 @@ mod reserve;
 mod rungs;
 mod slot;
 mod upstream;
+
+#[cfg(test)]
+mod tests;
 
 pub use account::Totals;
 pub use core::{Block, Pool, Settings};

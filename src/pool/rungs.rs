@@ -103,7 +103,6 @@ impl<U: Upstream> Pool<U> {
         &self,
         slot: &Slot<U>,
         stream: &U::Stream,
-        id: u64,
         units: u32,
         align: u64,
     ) -> Result<Found, Failure<U::Error>> {
@@ -112,7 +111,7 @@ impl<U: Upstream> Pool<U> {
             return Err(Failure::Captured);
         }
         let request = Request { slot, stream, units, align };
-        let ready = self.own_magazines(&request, id).or_else(|| self.draw(&request));
+        let ready = self.own_magazines(&request).or_else(|| self.draw(&request));
         if let Some(found) = ready {
             return Ok(found);
         }
@@ -166,20 +165,19 @@ impl<U: Upstream> Pool<U> {
     }
 
     /// What the calling thread itself keeps: of this stream, and of others, which costs no barrier.
-    fn own_magazines(&self, request: &Request<'_, U>, id: u64) -> Option<Found> {
+    fn own_magazines(&self, request: &Request<'_, U>) -> Option<Found> {
         let mut gave = false;
-        let mut give = |magazine: &Magazine| {
+        local::each_stocked(self.id, |magazine| {
             // SAFETY: this thread's own magazine, and heaps enter none.
-            let _ = unsafe {
+            let emptied = unsafe {
                 magazine.enter(|shelves| {
                     gave |= shelves.contents().0 > 0;
                     self.raid(magazine, shelves);
+                    shelves.unlist();
                 })
             };
-        };
-        // SAFETY: the reference does not outlive the statement.
-        unsafe { local::find(self.id, id) }.into_iter().for_each(&mut give);
-        local::each_sibling(self.id, id, &mut give);
+            emptied.is_some()
+        });
         if !gave {
             return None;
         }
@@ -210,7 +208,7 @@ impl<U: Upstream> Pool<U> {
             return None;
         }
         let candidates = candidates.insert(Candidates::default());
-        for source in self.all_slots().filter(|source| !source.is_bank()) {
+        self.find_home(|source| {
             let mut heap = source.heap();
             let home = source.tag;
             if home == request.slot.tag && self.absorb(request.slot, &mut heap) {
@@ -219,9 +217,9 @@ impl<U: Upstream> Pool<U> {
                     return Some((home, taken));
                 }
             }
-            let mut next = 0;
-            while let Some(tag) = nth_tag(&heap, next) {
-                next += 1;
+            let mut from = 0;
+            while let Some((place, tag)) = heap.tag_from(from) {
+                from = place + 1;
                 if heap.at_most(tag) < request.units || tag == home && home == request.slot.tag {
                     continue;
                 }
@@ -240,16 +238,16 @@ impl<U: Upstream> Pool<U> {
                 let latest = heap.latest(tag);
                 candidates.push(Candidate { home, tag, oldest, latest });
             }
-        }
-        None
+            None
+        })
     }
 
     /// Makes the stream's own what other streams freed into its heap and it is ordered after.
     fn absorb(&self, slot: &Slot<U>, heap: &mut Heap) -> bool {
         let mut moved = 0;
-        let mut next = 0;
-        while let Some(tag) = nth_tag(heap, next) {
-            next += 1;
+        let mut from = 0;
+        while let Some((place, tag)) = heap.tag_from(from) {
+            from = place + 1;
             let ready = self.ready(slot, tag);
             if tag != slot.tag && heap.oldest(tag) <= ready {
                 moved += heap.retag(tag, ready, slot.tag, slot.epochs.open());
@@ -279,7 +277,7 @@ impl<U: Upstream> Pool<U> {
             heap.cut(COMPLETE, least, share.max(least), usize::MAX)?
         };
         let mut heap = request.slot.heap();
-        heap.add(request.slot.tag, Piece { stamp: 0, ..piece });
+        self.add(request.slot, &mut heap, request.slot.tag, Piece { stamp: 0, ..piece });
         let taken = heap.allocate(request.slot.tag, request.units, request.align, usize::MAX)?;
         Some((request.slot.tag, taken))
     }
@@ -334,7 +332,7 @@ impl<U: Upstream> Pool<U> {
         stamp: usize,
     ) -> Result<(), Failure<U::Error>> {
         let before = record.newest();
-        source.epochs.close_past(&self.upstream, record, stamp, self.slot_count())?;
+        source.epochs.close_past(&self.upstream, record, stamp)?;
         if record.newest() != before {
             count(&self.counters.records);
         }
@@ -349,7 +347,7 @@ impl<U: Upstream> Pool<U> {
         stamp: usize,
     ) -> Result<(), Failure<U::Error>> {
         self.close_past(source, record, stamp)?;
-        source.epochs.synchronize(&self.upstream, record, stamp, self.slot_count())
+        source.epochs.synchronize(&self.upstream, record, stamp)
     }
 
     /// Makes the request's stream ordered after `stamp` of `tag`.
@@ -369,9 +367,8 @@ impl<U: Upstream> Pool<U> {
         }
         let mut record = source.epochs.lock();
         self.close_past(source, &mut record, stamp)?;
-        let (target, others) = ((&slot.epochs, stream), self.slot_count());
-        let waited =
-            source.epochs.order(&self.upstream, &mut record, (tag, stamp), target, others)?;
+        let target = (&slot.epochs, stream);
+        let waited = source.epochs.order(&self.upstream, &mut record, (tag, stamp), target)?;
         if waited {
             count(&self.counters.waits);
         }
@@ -441,7 +438,7 @@ impl<U: Upstream> Pool<U> {
         let stamp = request.slot.epochs.open();
         #[cfg(aquifer_fault = "growth_is_complete")]
         let stamp = 0;
-        heap.add(request.slot.tag, Piece { stamp, ..piece });
+        self.add(request.slot, &mut heap, request.slot.tag, Piece { stamp, ..piece });
         let taken = heap.allocate(request.slot.tag, request.units, request.align, usize::MAX);
         Ok(taken.map(|taken| (request.slot.tag, taken)))
     }
@@ -554,7 +551,7 @@ impl<U: Upstream> Pool<U> {
         {
             let mut heap = slot.heap();
             for piece in pieces {
-                heap.add(slot.tag, Piece { stamp, ..piece });
+                self.add(slot, &mut heap, slot.tag, Piece { stamp, ..piece });
             }
         }
         if is_wanted() {
@@ -605,7 +602,8 @@ impl<U: Upstream> Pool<U> {
             match self.reserve_more(Some(stream), bytes, bytes, maximum) {
                 Ok(Some(piece)) => {
                     let mut heap = slot.heap();
-                    heap.add(slot.tag, Piece { stamp: slot.epochs.open(), ..piece });
+                    let piece = Piece { stamp: slot.epochs.open(), ..piece };
+                    self.add(slot, &mut heap, slot.tag, piece);
                     drop(heap);
                     return Ok(self.own(request));
                 }

@@ -23,6 +23,8 @@ pub(super) struct Slot<U: Upstream> {
     heap: Mutex<Heap>,
     /// Whether the bank may have something: spares its lock.
     filled: trusted::AtomicBool,
+    /// Whether the heap was ever given memory.
+    home: trusted::AtomicBool,
     /// The number of the graph while the stream is in a declared capture, above the count of threads
     /// that may make the stream wait. One word, so that each side sees the other's change or comes
     /// after it.
@@ -52,6 +54,7 @@ impl<U: Upstream> Slot<U> {
             inbox: Inbox::new(),
             heap: Mutex::new(Heap::new(UNIT_SHIFT)),
             filled: trusted::AtomicBool::new(false),
+            home: trusted::AtomicBool::new(false),
             captured: AtomicUsize::new(0),
         }
     }
@@ -123,6 +126,14 @@ impl<U: Upstream> Slot<U> {
 
     pub(super) fn set_filled(&self, filled: bool) {
         self.filled.store(filled, trusted::Ordering::Relaxed);
+    }
+
+    /// Notes that the heap has been given memory, whose lock the caller holds. Whether it is the
+    /// first.
+    pub(super) fn becomes_home(&self) -> bool {
+        let before = self.home.load(trusted::Ordering::Relaxed);
+        self.home.store(true, trusted::Ordering::Relaxed);
+        !before
     }
 
     pub(super) fn is_bank(&self) -> bool {

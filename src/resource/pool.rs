@@ -36,6 +36,16 @@ pub use options::{MissPolicy, PoolOptions, PoolStatistics};
 /// Blocks that were [allocated](DeviceResource::allocate) by hand and not given back by then are
 /// leaked with the blocks of upstream that they are part of, and an error in the log.
 ///
+/// One pool serves up to 65,534 streams at a time, and any number one after the other. What it does for
+/// each of them, and on a miss, does not grow with their number, but with that of the streams that
+/// have memory of upstream to cut from (those that grew the pool), of those that have something free
+/// in it, and of those that one of them was made to wait for. [`trim`](Self::trim),
+/// [`statistics`](Self::statistics), a request that is about to fail and the pool's end look at every
+/// stream. A stream that nobody but the pool holds is let go, for a later one to take over its memory,
+/// when new streams come: by the next one among 64, or after a 64th as many as there are. A stream
+/// costs the host some 30 KiB, a thread that uses it some more, and a stream that waits for others up
+/// to 16 bytes for each stream that there is.
+///
 /// Over another pool, give this one a [growth step](PoolOptions::growth_step): by default it takes 2
 /// MiB at least.
 ///

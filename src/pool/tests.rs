@@ -1,0 +1,221 @@
+//! What a pool of many streams does for each of them, counted: looks at other streams, heaps and
+//! magazines, entries of clocks.
+
+use super::core::{Block, Pool, Settings};
+use super::local;
+use super::rungs::Rung;
+use super::upstream::{Failure, Upstream};
+use crate::sync::Arc;
+use crate::sync::trusted::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+
+const BYTES: usize = 4096;
+
+/// Memory without end, on a device that never gets anywhere.
+#[derive(Default)]
+struct Ground {
+    taken: AtomicU64,
+}
+
+#[derive(Clone)]
+struct Stream {
+    id: u64,
+    dropped: Arc<AtomicBool>,
+    /// How often pools asked whether a stream is abandoned: of all streams.
+    looks: Arc<AtomicUsize>,
+}
+
+impl Upstream for Ground {
+    type Stream = Stream;
+    type Event = ();
+    type Range = ();
+    type Error = &'static str;
+
+    fn id(stream: &Stream) -> u64 {
+        stream.id
+    }
+
+    fn keep(stream: &Stream) -> Stream {
+        stream.clone()
+    }
+
+    fn is_abandoned(stream: &Stream) -> bool {
+        stream.looks.fetch_add(1, Ordering::Relaxed);
+        stream.dropped.load(Ordering::Relaxed)
+    }
+
+    fn let_go(_: Stream) {}
+
+    fn record(&self, _: &Stream, _: Option<()>) -> Result<(), Self::Error> {
+        Ok(())
+    }
+
+    fn wait(&self, _: &Stream, _: &()) -> Result<(), Self::Error> {
+        Ok(())
+    }
+
+    fn is_passed(&self, _: &()) -> Result<bool, Self::Error> {
+        Ok(false)
+    }
+
+    fn synchronize(&self, _: &()) -> Result<(), Self::Error> {
+        Ok(())
+    }
+
+    fn is_capturing(&self, _: &Stream) -> Result<bool, Self::Error> {
+        Ok(false)
+    }
+
+    fn check(&self, _: &Stream) -> Result<(), Self::Error> {
+        Ok(())
+    }
+
+    fn obtain(&self, _: Option<&Stream>, bytes: usize) -> Result<(u64, ()), Self::Error> {
+        Ok((1 << 40 | self.taken.fetch_add(bytes as u64, Ordering::Relaxed), ()))
+    }
+
+    fn is_exhausted(_: &Self::Error) -> bool {
+        true
+    }
+
+    fn give_back(&self, _: Option<&Stream>, (): ()) {}
+
+    fn leaked(&self, bytes: usize, why: &Failure<Self::Error>) {
+        panic!("{bytes} bytes are leaked: {why:?}");
+    }
+
+    fn is_forked(&self) -> bool {
+        false
+    }
+}
+
+struct Rig {
+    pool: Arc<Pool<Ground>>,
+    looks: Arc<AtomicUsize>,
+    next: u64,
+}
+
+impl Rig {
+    fn new(rungs: &[Rung]) -> Self {
+        let settings = Settings {
+            maximum: 1 << 40,
+            soft_limit: 1 << 40,
+            step: 0,
+            alignment: 256,
+            rungs: rungs.to_vec(),
+            entries: 8,
+            cached_bytes: 1 << 20,
+        };
+        let pool = Pool::new(Ground::default(), settings);
+        Self { pool, looks: Arc::default(), next: 1 }
+    }
+
+    fn stream(&mut self) -> Stream {
+        self.next += 1;
+        Stream { id: self.next, dropped: Arc::default(), looks: self.looks.clone() }
+    }
+
+    fn allocate(&self, stream: &Stream) -> Block {
+        let warm = self.pool.allocate_warm(stream.id, BYTES, 256);
+        warm.unwrap_or_else(|| self.pool.allocate(stream, stream.id, BYTES, 256).unwrap())
+    }
+
+    fn free(&self, stream: &Stream, block: Block) {
+        // SAFETY: the block is the pool's and live, and nothing ever uses it.
+        unsafe {
+            if let Err(block) = self.pool.deallocate_warm(stream.id, block) {
+                self.pool.deallocate(stream, stream.id, block);
+            }
+        }
+    }
+
+    fn use_once(&self, stream: &Stream) {
+        self.free(stream, self.allocate(stream));
+    }
+
+    fn looks(&self) -> usize {
+        self.looks.load(Ordering::Relaxed)
+    }
+}
+
+#[test]
+fn a_new_stream_looks_at_few_of_many() {
+    let mut rig = Rig::new(&[Rung::Ordered, Rung::Wait, Rung::Grow]);
+    let streams: Vec<_> = (0..1000).map(|_| rig.stream()).collect();
+    streams.iter().for_each(|stream| rig.use_once(stream));
+    assert!(rig.looks() <= 1000 * 65, "{} looks for 1000 streams", rig.looks());
+    assert_eq!(rig.pool.totals().streams, 1000);
+    // All of them live on what the first one took from upstream.
+    let mut homes = 0;
+    let _: Option<()> = rig.pool.find_home(|_| {
+        homes += 1;
+        None
+    });
+    assert_eq!(homes, 1, "heaps that a miss looks through");
+}
+
+#[test]
+fn streams_that_come_and_go_among_many_leave_their_slots_to_the_next() {
+    let mut rig = Rig::new(&[Rung::Ordered, Rung::Wait, Rung::Grow]);
+    let streams: Vec<_> = (0..500).map(|_| rig.stream()).collect();
+    streams.iter().for_each(|stream| rig.use_once(stream));
+    for _ in 0..2000 {
+        let stream = rig.stream();
+        rig.use_once(&stream);
+        stream.dropped.store(true, Ordering::Relaxed);
+    }
+    // A way round 500 streams takes 8 new ones.
+    let slots = rig.pool.slot_count();
+    assert!((502..=520).contains(&slots), "{slots} slots for the bank and 501 streams at a time");
+    assert!(rig.looks() <= 2500 * 65 + 2000, "{} looks for 2500 streams", rig.looks());
+    // Those that are abandoned all at once are found by the next that comes.
+    streams.iter().for_each(|stream| stream.dropped.store(true, Ordering::Relaxed));
+    for _ in 0..9 {
+        let stream = rig.stream();
+        rig.use_once(&stream);
+    }
+    assert!(rig.pool.totals().streams <= 9, "{} streams are kept", rig.pool.totals().streams);
+}
+
+#[test]
+fn a_clock_names_the_streams_that_were_waited_for() {
+    let mut rig = Rig::new(&[Rung::Ordered, Rung::Grow, Rung::Wait]);
+    let streams: Vec<_> = (0..300).map(|_| rig.stream()).collect();
+    streams.iter().for_each(|stream| rig.use_once(stream));
+    let [first, second, third] = [1, 2, 3].map(|tag| rig.pool.slot(tag).unwrap());
+    let entries = |slot: &super::slot::Slot<Ground>| slot.epochs.lock().clock_entries();
+    rig.pool.order(second, &streams[1], 1, first.epochs.open()).unwrap();
+    assert_eq!(entries(first), 0, "it had waited for nobody");
+    rig.pool.order(third, &streams[2], 2, second.epochs.open()).unwrap();
+    assert_eq!(entries(second), 1, "it had waited for the first");
+    assert!(third.epochs.ordered_after(1) > 0, "so the third one is after the first");
+    assert_eq!(third.epochs.ordered_after(4), 0);
+    rig.pool.order(first, &streams[0], 3, third.epochs.open()).unwrap();
+    assert_eq!(entries(third), 2, "once each");
+}
+
+#[test]
+fn a_miss_looks_at_magazines_that_may_hold_something() {
+    let mut rig = Rig::new(&[Rung::Ordered, Rung::Wait, Rung::Grow]);
+    let streams: Vec<_> = (0..60).map(|_| rig.stream()).collect();
+    streams.iter().for_each(|stream| rig.use_once(stream));
+    let number = rig.pool.number();
+    let stocked = || {
+        let mut seen = 0;
+        local::each_stocked(number, |_| {
+            seen += 1;
+            false
+        });
+        seen
+    };
+    assert_eq!(stocked(), 0, "no size was wanted twice yet");
+    // The first gets a shelf for the size, and its block into it.
+    let own = &streams[0];
+    (0..4).for_each(|_| rig.use_once(own));
+    assert_eq!(stocked(), 1, "of 60");
+    assert_eq!(rig.pool.totals().cached, BYTES);
+    // Another one misses, and takes it from there.
+    let last = rig.stream();
+    let block = rig.allocate(&last);
+    assert_eq!((stocked(), rig.pool.totals().cached), (0, 0));
+    rig.free(&last, block);
+}
