@@ -5,6 +5,8 @@ mod format;
 mod location;
 mod queue;
 mod record;
+mod ring;
+mod text;
 mod writer;
 
 pub use format::LogFormat;
