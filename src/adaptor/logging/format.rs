@@ -3,7 +3,7 @@
 use super::location::Places;
 use super::queue::Log;
 use super::record::{Action, Clock, Record};
-use super::text::{Piece, Text};
+use super::text::{Last, Piece, Text};
 use crate::backend::MemoryInfo;
 use crate::device::Device;
 use crate::sync::Arc;
@@ -69,6 +69,8 @@ impl Rows {
         };
         Self::Events(Box::new(Events {
             actions: [action(b"Alloc,"), action(b"Alloc failure,"), action(b"Free,")],
+            stream: Last::new(),
+            bytes: Last::new(),
             memory: Memory { device, text: Piece::new(b",,"), asked: None, rows: 0 },
             places,
             live: 0,
@@ -118,6 +120,12 @@ pub(super) struct Rmm {
     second: u64,
     /// `,HH:MM:SS.`
     clock: Piece<16>,
+    /// When the microsecond began that `start` is of.
+    microsecond: u64,
+    /// Thread and time, for the thread of the last row.
+    start: Last<32>,
+    bytes: Last<24>,
+    stream: Last<24>,
 }
 
 impl Rmm {
@@ -126,8 +134,17 @@ impl Rmm {
     const FREE: Piece<24> = Piece::new(b",free,0x");
 
     fn new(wall: u64) -> Self {
-        let mut rmm = Self { wall, second: 0, clock: Piece::new(b"") };
+        let mut rmm = Self {
+            wall,
+            second: 0,
+            clock: Piece::new(b""),
+            microsecond: 0,
+            start: Last::new(),
+            bytes: Last::new(),
+            stream: Last::new(),
+        };
         rmm.at_second(wall);
+        rmm.at_microsecond(wall);
         rmm
     }
 
@@ -140,24 +157,37 @@ impl Rmm {
             Action::Freed => return 0,
         };
         let time = self.wall.wrapping_add(record.end);
-        let mut within = time.wrapping_sub(self.second);
-        if within >= SECOND {
-            self.at_second(time);
-            within = time % SECOND;
+        if time.wrapping_sub(self.microsecond) >= 1000 {
+            self.start = Last::new();
+            self.at_microsecond(time);
         }
         text.row(|row| {
-            row.decimal(u64::from(record.thread));
-            row.piece(&self.clock);
-            row.six(within / 1000);
+            let thread = u64::from(record.thread);
+            row.again(&mut self.start, thread, |row| {
+                row.decimal(thread);
+                row.piece(&self.clock);
+                row.six((self.microsecond - self.second) / 1000);
+            });
             row.piece(action);
             row.hexadecimal(record.address);
-            row.byte(b',');
-            row.decimal(record.bytes);
-            row.byte(b',');
-            row.decimal(record.stream);
-            row.byte(b'\n');
+            row.again(&mut self.bytes, record.bytes, |row| {
+                row.byte(b',');
+                row.decimal(record.bytes);
+                row.byte(b',');
+            });
+            row.again(&mut self.stream, record.stream, |row| {
+                row.decimal(record.stream);
+                row.byte(b'\n');
+            });
         });
         1
+    }
+
+    fn at_microsecond(&mut self, time: u64) {
+        if time.wrapping_sub(self.second) >= SECOND {
+            self.at_second(time);
+        }
+        self.microsecond = time - (time - self.second) % 1000;
     }
 
     #[cold]
@@ -223,6 +253,8 @@ struct Row {
 pub(super) struct Events {
     /// `Alloc,0,0x`, in the order of [`Action`].
     actions: [Piece<48>; 3],
+    stream: Last<24>,
+    bytes: Last<24>,
     memory: Memory,
     places: Arc<Places>,
     /// Blocks allocated and not freed so far. Below zero if the upstream freed what this log never
@@ -287,10 +319,12 @@ impl Events {
         text.row(|row| {
             row.piece(action);
             row.hexadecimal(record.address);
-            row.byte(b',');
-            row.decimal(record.stream);
-            row.byte(b',');
-            row.decimal(record.bytes);
+            row.again(&mut self.stream, record.stream, |row| {
+                row.byte(b',');
+                row.decimal(record.stream);
+                row.byte(b',');
+            });
+            row.again(&mut self.bytes, record.bytes, |row| row.decimal(record.bytes));
             row.piece(&self.memory.text);
             row.byte(b',');
             if *live < 0 {

@@ -89,6 +89,18 @@ impl<const ROOM: usize> Piece<ROOM> {
     }
 }
 
+/// What was written for a number, which is often that of the next row too.
+pub(super) struct Last<const ROOM: usize> {
+    number: Option<u64>,
+    piece: Piece<ROOM>,
+}
+
+impl<const ROOM: usize> Last<ROOM> {
+    pub(super) const fn new() -> Self {
+        Self { number: None, piece: Piece::new(b"") }
+    }
+}
+
 const ONES: u64 = 0x0101_0101_0101_0101;
 const ZEROS: u64 = ONES * b'0' as u64;
 
@@ -152,6 +164,25 @@ impl Row<'_> {
         if let Some(place) = self.room.get_mut(self.at..self.at + ROOM) {
             place.copy_from_slice(&piece.text);
             self.at += piece.length;
+        }
+    }
+
+    /// What `write` writes for the number, no longer than the room, or wrote for it the last time.
+    #[inline]
+    pub(super) fn again<const ROOM: usize>(
+        &mut self,
+        last: &mut Last<ROOM>,
+        number: u64,
+        write: impl FnOnce(&mut Self),
+    ) {
+        if last.number == Some(number) {
+            return self.piece(&last.piece);
+        }
+        let from = self.at;
+        write(self);
+        if let Some(text) = self.room[from..].first_chunk() {
+            last.piece = Piece { text: *text, length: self.at - from };
+            last.number = Some(number);
         }
     }
 
@@ -258,6 +289,24 @@ mod tests {
     fn a_piece_is_what_was_written() {
         let piece = Piece::<24>::of(|to| to.decimal(1 << 40));
         assert_eq!(row(|to| (0..2).for_each(|_| to.piece(&piece))), "10995116277761099511627776");
+    }
+
+    #[test]
+    fn a_number_again_is_written_as_before() {
+        let mut last = Last::<24>::new();
+        for number in [0, 0, 1 << 60, 1 << 60, 7, 7, 0] {
+            let mut written = 0;
+            for _ in 0..3 {
+                let text = row(|to| {
+                    to.again(&mut last, number, |to| {
+                        written += 1;
+                        to.decimal(number);
+                    });
+                });
+                assert_eq!(text, format!("{number}"));
+            }
+            assert!(written <= 1);
+        }
     }
 
     #[test]
