@@ -552,29 +552,34 @@ fn forks(times: usize) {
     let stop = AtomicBool::new(false);
     let result = std::thread::scope(|scope| {
         // The queue is in use and its thread at work whenever a child is made.
-        scope.spawn(|| {
+        let (begun, wait) = std::sync::mpsc::channel();
+        let (logged, stream, stop) = (&logged, &stream, &stop);
+        scope.spawn(move || {
             while !stop.load(Ordering::Relaxed) {
-                pair(&logged, &stream, 512);
+                pair(logged, stream, 512);
                 logged.flush().unwrap();
+                let _ = begun.send(());
             }
         });
+        // On a busy machine the thread would come too late to be at work.
+        wait.recv().unwrap();
         let result = (0..times).try_for_each(|_| {
-            let block = logged.allocate(&stream, layout(1024)).unwrap();
+            let block = logged.allocate(stream, layout(1024)).unwrap();
             // SAFETY: the child runs what is below, which is what it is about, and ends itself.
             let pid = unsafe { libc::fork() };
             if pid == 0 {
                 // SAFETY: ends a child that hangs.
                 unsafe { libc::alarm(20) };
-                let refused = logged.allocate(&stream, layout(64)).map_err(|error| error.kind());
+                let refused = logged.allocate(stream, layout(64)).map_err(|error| error.kind());
                 // SAFETY: the block is of this resource; nothing uses it.
-                unsafe { logged.deallocate(&stream, block) };
+                unsafe { logged.deallocate(stream, block) };
                 let flushed = logged.flush().map_err(|error| error.kind());
                 let built = LoggingAdaptor::builder(logged.upstream().clone()).build();
                 let right = matches!(refused, Err(ErrorKind::Forked))
                     && flushed == Err(ErrorKind::Forked)
                     && built.is_err_and(|error| error.kind() == ErrorKind::Forked);
                 // SAFETY: a copy of what the parent owns, dropped as the last clone would be.
-                drop(unsafe { std::ptr::read(&logged) });
+                drop(unsafe { std::ptr::read(logged) });
                 let code = if right { 0 } else { 100 };
                 if support::on_gpu() {
                     // SAFETY: ends the child; the driver's own handlers are not ours to try.
@@ -588,8 +593,8 @@ fn forks(times: usize) {
             // SAFETY: waits for the child above.
             let waited = unsafe { libc::waitpid(pid, &raw mut status, 0) };
             // SAFETY: of this resource on this stream; nothing uses it.
-            unsafe { logged.deallocate(&stream, block) };
-            pair(&logged, &stream, 2048);
+            unsafe { logged.deallocate(stream, block) };
+            pair(logged, stream, 2048);
             if waited == pid && status == 0 { Ok(()) } else { Err(status) }
         });
         stop.store(true, Ordering::Relaxed);

@@ -5,6 +5,8 @@ mod format;
 mod location;
 mod queue;
 mod record;
+mod ring;
+mod text;
 mod writer;
 
 pub use format::LogFormat;
@@ -301,7 +303,8 @@ impl<U: DeviceResource> LoggingOptions<U> {
         self
     }
 
-    /// How many records of 64 bytes wait to be written at most: 65 536 unless said.
+    /// How many records of 64 bytes wait to be written at most: 65 536 unless said. A call that finds
+    /// no room waits until an eighth of it is free. Memory is taken for the next power of two.
     pub fn capacity(mut self, records: usize) -> Self {
         self.capacity = records;
         self

@@ -172,7 +172,7 @@ impl<U: Upstream> Pool<U> {
 
     /// The units of a request: whole multiples of the pool's alignment. `None` if no heap has them.
     #[inline]
-    pub(super) fn units(&self, bytes: usize) -> Option<u32> {
+    pub fn units(&self, bytes: usize) -> Option<u32> {
         let mask = self.settings.alignment - 1;
         let rounded = (bytes as u64).checked_add(mask)? & !mask;
         u32::try_from(rounded >> UNIT_SHIFT).ok()
@@ -182,7 +182,12 @@ impl<U: Upstream> Pool<U> {
     /// for no bytes.
     #[inline(always)]
     pub fn allocate_warm(&self, id: u64, bytes: usize, align: u64) -> Option<Block> {
-        let units = self.units(bytes)?;
+        self.allocate_warm_units(id, self.units(bytes)?, align)
+    }
+
+    /// The same for units that are known.
+    #[inline(always)]
+    pub fn allocate_warm_units(&self, id: u64, units: u32, align: u64) -> Option<Block> {
         // SAFETY: the reference is gone when this returns.
         let magazine = unsafe { local::find(self.id, id) }?;
         if align > self.settings.alignment {

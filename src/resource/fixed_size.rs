@@ -50,11 +50,13 @@ pub struct FixedSizeResource<U: DeviceResource + 'static = CudaResource> {
     /// Never handed out itself: so all that it serves are whole blocks.
     pool: PoolResource<U>,
     block: usize,
+    /// The same, in the pool's units.
+    units: u32,
 }
 
 impl<U: DeviceResource + 'static> Clone for FixedSizeResource<U> {
     fn clone(&self) -> Self {
-        Self { pool: self.pool.clone(), block: self.block }
+        Self { pool: self.pool.clone(), block: self.block, units: self.units }
     }
 }
 
@@ -121,9 +123,19 @@ impl<U: DeviceResource + 'static> FixedSizeResource<U> {
         self.pool.statistics()
     }
 
+    /// A block that the calling thread keeps ready, if it does.
+    #[inline(always)]
+    pub(super) fn allocate_warm(&self, stream: &Stream, alignment: usize) -> Option<DeviceBlock> {
+        self.pool.allocate_warm_units(stream, self.units, alignment)
+    }
+
     /// No block is ready, or this is no size of one: nothing, or too much.
     #[inline(never)]
-    fn allocate_cold(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
+    pub(super) fn allocate_cold(
+        &self,
+        stream: &Stream,
+        layout: DeviceLayout,
+    ) -> Result<DeviceBlock> {
         if layout.bytes() == 0 {
             return self.pool.allocate_cold(stream, layout);
         }
@@ -159,7 +171,7 @@ unsafe impl<U: DeviceResource + 'static> DeviceResource for FixedSizeResource<U>
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
         // Both ends at once: 0 wraps.
         if layout.bytes().wrapping_sub(1) < self.block
-            && let Some(block) = self.pool.allocate_warm(stream, self.block, layout.alignment())
+            && let Some(block) = self.allocate_warm(stream, layout.alignment())
         {
             return Ok(block);
         }
@@ -244,6 +256,9 @@ impl<U: DeviceResource + 'static> FixedSizeOptions<U> {
             );
         };
         let pool = PoolResource::builder(self.upstream).growth_step(step).initial_size(initial);
-        Ok(FixedSizeResource { pool: pool.build()?, block })
+        let pool = pool.build()?;
+        // No heap has 0 units: the cold way says what is wrong.
+        let units = pool.units(block).unwrap_or(0);
+        Ok(FixedSizeResource { pool, block, units })
     }
 }

@@ -157,6 +157,26 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
         Some(DeviceBlock::new(warm.address, warm.bytes, warm.token))
     }
 
+    /// The same for a size in [units](Self::units).
+    #[inline(always)]
+    pub(super) fn allocate_warm_units(
+        &self,
+        stream: &Stream,
+        units: u32,
+        alignment: usize,
+    ) -> Option<DeviceBlock> {
+        if is_forked_child() {
+            return None;
+        }
+        let warm = self.pool.allocate_warm_units(stream.id(), units, alignment as u64)?;
+        Some(DeviceBlock::new(warm.address, warm.bytes, warm.token))
+    }
+
+    /// The pool's own measure of a size. `None` if no heap has it.
+    pub(super) fn units(&self, bytes: usize) -> Option<u32> {
+        self.pool.units(bytes)
+    }
+
     /// What handles on one pool have in common, for the identity of resources made of it.
     pub(super) fn state(&self) -> *const () {
         Arc::as_ptr(&self.pool).cast()

@@ -16,7 +16,6 @@ pub(crate) use std::sync::{Arc, LazyLock, OnceLock, Weak};
 /// parking_lot, crossbeam and the standard atomics, unseen by loom.
 pub(crate) mod trusted {
     pub(crate) use crossbeam::channel;
-    pub(crate) use crossbeam::queue::ArrayQueue;
     pub(crate) use crossbeam::utils::Backoff;
     pub(crate) use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
     pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};

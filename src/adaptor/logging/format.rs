@@ -3,6 +3,7 @@
 use super::location::Places;
 use super::queue::Log;
 use super::record::{Action, Clock, Record};
+use super::text::{Last, Piece, Text};
 use crate::backend::MemoryInfo;
 use crate::device::Device;
 use crate::sync::Arc;
@@ -40,6 +41,9 @@ const MEMORY_GOOD_FOR: Duration = Duration::from_millis(5);
 /// Rows between two looks at the clock for it.
 const LOOK_EVERY: u32 = 64;
 
+/// Nanoseconds.
+const SECOND: u64 = 1_000_000_000;
+
 /// Rows that wait at most for a free to return.
 const HELD: usize = 1 << 16;
 
@@ -55,18 +59,27 @@ impl Rows {
     }
 
     pub(super) fn events(device: Device, places: Arc<Places>) -> Self {
-        let memory = Memory { device, known: None, asked: None, rows: 0 };
+        let ordinal = device.ordinal() as u64;
+        let action = |name| {
+            Piece::of(|row| {
+                row.piece::<16>(&Piece::new(name));
+                row.decimal(ordinal);
+                row.piece(&POINTER);
+            })
+        };
         Self::Events(Box::new(Events {
-            memory,
+            actions: [action(b"Alloc,"), action(b"Alloc failure,"), action(b"Free,")],
+            stream: Last::new(),
+            bytes: Last::new(),
+            memory: Memory { device, text: Piece::new(b",,"), asked: None, rows: 0 },
             places,
             live: 0,
             held: VecDeque::new(),
-            line: Line::new(),
         }))
     }
 
-    pub(super) fn header(&self, text: &mut Vec<u8>) {
-        text.extend_from_slice(match self {
+    pub(super) fn header(&self, text: &mut Text) {
+        text.add(match self {
             Self::Rmm(_) => b"Thread,Time,Action,Pointer,Size,Stream\n",
             Self::Events(_) => {
                 b"Event Type,Device ID,Address,Stream,Size (bytes),Free Memory,Total Memory,\
@@ -76,7 +89,7 @@ impl Rows {
     }
 
     /// Adds what the record makes ready; gives the number of rows.
-    pub(super) fn add(&mut self, record: &Record, text: &mut Vec<u8>, log: &Log) -> u64 {
+    pub(super) fn add(&mut self, record: &Record, text: &mut Text, log: &Log) -> u64 {
         match self {
             Self::Rmm(rmm) => rmm.add(record, text),
             Self::Events(events) => events.add(record, text, log),
@@ -84,7 +97,7 @@ impl Rows {
     }
 
     /// Adds the rows that wait for a free to return, as they are.
-    pub(super) fn release(&mut self, text: &mut Vec<u8>, log: &Log) -> u64 {
+    pub(super) fn release(&mut self, text: &mut Text, log: &Log) -> u64 {
         let Self::Events(events) = self else { return 0 };
         events.release(text, log, |_| true)
     }
@@ -98,74 +111,135 @@ impl Rows {
     }
 }
 
+/// Between a device and an address.
+const POINTER: Piece<8> = Piece::new(b",0x");
+
 pub(super) struct Rmm {
     wall: u64,
-    /// The second whose `HH:MM:SS.` is in `clock`.
+    /// Nanoseconds from 1970 to the second that is in `clock`.
     second: u64,
-    clock: [u8; 9],
-    line: Line,
+    /// `,HH:MM:SS.`
+    clock: Piece<16>,
+    /// When the microsecond began that `start` is of.
+    microsecond: u64,
+    /// Thread and time, for the thread of the last row.
+    start: Last<32>,
+    bytes: Last<24>,
+    stream: Last<24>,
 }
 
 impl Rmm {
+    const ALLOCATE: Piece<24> = Piece::new(b",allocate,0x");
+    const FAILURE: Piece<24> = Piece::new(b",allocate failure,0x");
+    const FREE: Piece<24> = Piece::new(b",free,0x");
+
     fn new(wall: u64) -> Self {
-        Self { wall, second: u64::MAX, clock: *b"00:00:00.", line: Line::new() }
+        let mut rmm = Self {
+            wall,
+            second: 0,
+            clock: Piece::new(b""),
+            microsecond: 0,
+            start: Last::new(),
+            bytes: Last::new(),
+            stream: Last::new(),
+        };
+        rmm.at_second(wall);
+        rmm.at_microsecond(wall);
+        rmm
     }
 
-    fn add(&mut self, record: &Record, text: &mut Vec<u8>) -> u64 {
-        let action: &[u8] = match record.action {
-            Action::Allocate => b",allocate,0x",
-            Action::Failure => b",allocate failure,0x",
-            Action::Free => b",free,0x",
+    #[inline]
+    fn add(&mut self, record: &Record, text: &mut Text) -> u64 {
+        let action = match record.action {
+            Action::Allocate => &Self::ALLOCATE,
+            Action::Failure => &Self::FAILURE,
+            Action::Free => &Self::FREE,
             Action::Freed => return 0,
         };
         let time = self.wall.wrapping_add(record.end);
-        self.at_second(time / 1_000_000_000);
-        let line = &mut self.line;
-        line.byte(b'\n');
-        line.decimal(record.stream);
-        line.byte(b',');
-        line.decimal(record.bytes);
-        line.byte(b',');
-        line.hexadecimal(record.address);
-        line.bytes(action);
-        line.padded::<6>(time / 1000 % 1_000_000);
-        line.bytes(&self.clock);
-        line.byte(b',');
-        line.decimal(u64::from(record.thread));
-        line.move_to(text);
+        if time.wrapping_sub(self.microsecond) >= 1000 {
+            self.start = Last::new();
+            self.at_microsecond(time);
+        }
+        text.row(|row| {
+            let thread = u64::from(record.thread);
+            row.again(&mut self.start, thread, |row| {
+                row.decimal(thread);
+                row.piece(&self.clock);
+                row.six((self.microsecond - self.second) / 1000);
+            });
+            row.piece(action);
+            row.hexadecimal(record.address);
+            row.again(&mut self.bytes, record.bytes, |row| {
+                row.byte(b',');
+                row.decimal(record.bytes);
+                row.byte(b',');
+            });
+            row.again(&mut self.stream, record.stream, |row| {
+                row.decimal(record.stream);
+                row.byte(b'\n');
+            });
+        });
         1
     }
 
-    fn at_second(&mut self, second: u64) {
-        if self.second == second {
-            return;
+    fn at_microsecond(&mut self, time: u64) {
+        if time.wrapping_sub(self.second) >= SECOND {
+            self.at_second(time);
         }
-        self.second = second;
-        for (at, value) in [(0, second / 3600 % 24), (3, second / 60 % 60), (6, second % 60)] {
-            self.clock[at] = b'0' + (value / 10) as u8;
-            self.clock[at + 1] = b'0' + (value % 10) as u8;
-        }
+        self.microsecond = time - (time - self.second) % 1000;
+    }
+
+    #[cold]
+    fn at_second(&mut self, time: u64) {
+        let second = time / SECOND;
+        self.second = second * SECOND;
+        self.clock = Piece::of(|row| {
+            row.byte(b',');
+            for (value, after) in
+                [(second / 3600 % 24, b':'), (second / 60 % 60, b':'), (second % 60, b'.')]
+            {
+                row.two(value);
+                row.byte(after);
+            }
+        });
     }
 }
 
 /// The driver's answer about free memory, asked from the writing thread now and then.
 struct Memory {
     device: Device,
-    known: Option<MemoryInfo>,
+    /// `,free,total` of what is known.
+    text: Piece<48>,
     asked: Option<Instant>,
     rows: u32,
 }
 
 impl Memory {
-    fn now(&mut self, log: &Log) -> Option<MemoryInfo> {
+    /// Asks again, if it is time.
+    #[inline]
+    fn look(&mut self, log: &Log) {
         let look = self.rows.is_multiple_of(LOOK_EVERY);
         self.rows = self.rows.wrapping_add(1);
-        let stale = || self.asked.is_none_or(|asked| asked.elapsed() >= MEMORY_GOOD_FOR);
-        if look && stale() && !log.is_exiting() {
-            self.asked = Some(Instant::now());
-            self.known = self.device.memory_info().ok().or(self.known);
+        if look && !log.is_exiting() {
+            self.ask();
         }
-        self.known
+    }
+
+    #[cold]
+    fn ask(&mut self) {
+        if self.asked.is_some_and(|asked| asked.elapsed() < MEMORY_GOOD_FOR) {
+            return;
+        }
+        self.asked = Some(Instant::now());
+        if let Ok(MemoryInfo { free, total, .. }) = self.device.memory_info() {
+            self.text = Piece::of(|row| {
+                row.byte(b',');
+                row.decimal(free);
+                row.byte(b',');
+                row.decimal(total);
+            });
+        }
     }
 }
 
@@ -177,6 +251,10 @@ struct Row {
 }
 
 pub(super) struct Events {
+    /// `Alloc,0,0x`, in the order of [`Action`].
+    actions: [Piece<48>; 3],
+    stream: Last<24>,
+    bytes: Last<24>,
     memory: Memory,
     places: Arc<Places>,
     /// Blocks allocated and not freed so far. Below zero if the upstream freed what this log never
@@ -184,11 +262,10 @@ pub(super) struct Events {
     live: i64,
     /// Rows from the first free on that has not returned.
     held: VecDeque<Row>,
-    line: Line,
 }
 
 impl Events {
-    fn add(&mut self, record: &Record, text: &mut Vec<u8>, log: &Log) -> u64 {
+    fn add(&mut self, record: &Record, text: &mut Text, log: &Log) -> u64 {
         match record.action {
             Action::Allocate => self.live += 1,
             Action::Free => self.live -= 1,
@@ -220,7 +297,7 @@ impl Events {
     }
 
     /// Writes the held rows from the first on, while they are `ready`.
-    fn release(&mut self, text: &mut Vec<u8>, log: &Log, ready: impl Fn(&Row) -> bool) -> u64 {
+    fn release(&mut self, text: &mut Text, log: &Log, ready: impl Fn(&Row) -> bool) -> u64 {
         let mut rows = 0;
         while self.held.front().is_some_and(&ready)
             && let Some(row) = self.held.pop_front()
@@ -231,175 +308,70 @@ impl Events {
         rows
     }
 
-    fn row(&mut self, row: &Row, text: &mut Vec<u8>, log: &Log) {
-        let record = &row.record;
-        let memory = self.memory.now(log);
-        let line = &mut self.line;
-        line.byte(b',');
-        if !row.open {
-            line.seconds(record.end.saturating_sub(record.start));
-        }
-        line.byte(b',');
-        if !row.open {
-            line.seconds(record.end);
-        }
-        line.byte(b',');
-        line.seconds(record.start);
-        line.byte(b',');
-        line.decimal(row.live.unsigned_abs());
-        if row.live < 0 {
-            line.byte(b'-');
-        }
-        line.byte(b',');
-        if let Some(memory) = memory {
-            line.decimal(memory.total);
-        }
-        line.byte(b',');
-        if let Some(memory) = memory {
-            line.decimal(memory.free);
-        }
-        for value in [record.bytes, record.stream] {
-            line.byte(b',');
-            line.decimal(value);
-        }
-        line.byte(b',');
-        line.hexadecimal(record.address);
-        line.bytes(b",0x");
-        line.decimal(self.memory.device.ordinal() as u64);
-        line.bytes(match record.action {
-            Action::Allocate => b"Alloc,",
-            Action::Failure => b"Alloc failure,",
-            Action::Free | Action::Freed => b"Free,",
+    fn row(&mut self, row: &Row, text: &mut Text, log: &Log) {
+        self.memory.look(log);
+        let Row { record, live, open } = row;
+        let action = match record.action {
+            Action::Allocate => &self.actions[0],
+            Action::Failure => &self.actions[1],
+            Action::Free | Action::Freed => &self.actions[2],
+        };
+        text.row(|row| {
+            row.piece(action);
+            row.hexadecimal(record.address);
+            row.again(&mut self.stream, record.stream, |row| {
+                row.byte(b',');
+                row.decimal(record.stream);
+                row.byte(b',');
+            });
+            row.again(&mut self.bytes, record.bytes, |row| row.decimal(record.bytes));
+            row.piece(&self.memory.text);
+            row.byte(b',');
+            if *live < 0 {
+                row.byte(b'-');
+            }
+            row.decimal(live.unsigned_abs());
+            row.byte(b',');
+            row.seconds(record.start);
+            row.byte(b',');
+            if !open {
+                row.seconds(record.end);
+            }
+            row.byte(b',');
+            if !open {
+                row.seconds(record.end.saturating_sub(record.start));
+            }
+            row.byte(b',');
+            if record.location == 0 {
+                row.byte(b'\n');
+            }
         });
-        line.move_to(text);
         if record.location != 0 {
             quoted(text, &self.places.name(record.location));
+            text.add(b"\n");
         }
-        text.push(b'\n');
     }
 }
 
 /// A field, in quotes where a comma, a quote or a line's end is in it.
-fn quoted(text: &mut Vec<u8>, field: &str) {
+fn quoted(text: &mut Text, field: &str) {
     if !field.contains([',', '"', '\n', '\r']) {
-        text.extend_from_slice(field.as_bytes());
+        text.add(field.as_bytes());
         return;
     }
-    text.push(b'"');
-    text.extend_from_slice(field.replace('"', "\"\"").as_bytes());
-    text.push(b'"');
-}
-
-/// Two digits each, from 00 to 99.
-const PAIRS: [[u8; 2]; 100] = {
-    let mut pairs = [[b'0'; 2]; 100];
-    let mut value = 0;
-    while value < 100 {
-        pairs[value] = [b'0' + (value / 10) as u8, b'0' + (value % 10) as u8];
-        value += 1;
-    }
-    pairs
-};
-
-/// A row, written from its end to its start, which is how digits come. By hand, since a busy
-/// program's rows come faster than `write!` makes them.
-struct Line {
-    text: [u8; Self::LONGEST],
-    at: usize,
-}
-
-impl Line {
-    /// More than twelve fields of the largest values.
-    const LONGEST: usize = 320;
-
-    fn new() -> Self {
-        Self { text: [0; Self::LONGEST], at: Self::LONGEST }
-    }
-
-    fn move_to(&mut self, text: &mut Vec<u8>) {
-        text.extend_from_slice(&self.text[self.at..]);
-        self.at = Self::LONGEST;
-    }
-
-    fn byte(&mut self, byte: u8) {
-        self.at -= 1;
-        self.text[self.at] = byte;
-    }
-
-    fn bytes(&mut self, bytes: &[u8]) {
-        self.at -= bytes.len();
-        self.text[self.at..self.at + bytes.len()].copy_from_slice(bytes);
-    }
-
-    fn pair(&mut self, value: u64) {
-        self.bytes(&PAIRS[(value % 100) as usize]);
-    }
-
-    fn decimal(&mut self, mut value: u64) {
-        while value >= 100 {
-            self.pair(value);
-            value /= 100;
-        }
-        if value >= 10 {
-            self.pair(value);
-        } else {
-            self.byte(b'0' + value as u8);
-        }
-    }
-
-    /// With zeros in front.
-    fn padded<const WIDTH: usize>(&mut self, mut value: u64) {
-        for _ in 0..WIDTH / 2 {
-            self.pair(value);
-            value /= 100;
-        }
-        if WIDTH % 2 == 1 {
-            self.byte(b'0' + (value % 10) as u8);
-        }
-    }
-
-    fn hexadecimal(&mut self, mut value: u64) {
-        loop {
-            self.byte(b"0123456789abcdef"[(value & 15) as usize]);
-            value >>= 4;
-            if value == 0 {
-                break;
-            }
-        }
-    }
-
-    /// Nanoseconds, as seconds.
-    fn seconds(&mut self, nanoseconds: u64) {
-        self.padded::<9>(nanoseconds % 1_000_000_000);
-        self.byte(b'.');
-        self.decimal(nanoseconds / 1_000_000_000);
-    }
+    text.add(b"\"");
+    text.add(field.replace('"', "\"\"").as_bytes());
+    text.add(b"\"");
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn line(write: impl FnOnce(&mut Line)) -> String {
-        let mut line = Line::new();
-        write(&mut line);
-        text(|to| line.move_to(to))
-    }
-
-    fn text(write: impl FnOnce(&mut Vec<u8>)) -> String {
-        let mut text = Vec::new();
+    fn text(write: impl FnOnce(&mut Text)) -> String {
+        let mut text = Text::new(0);
         write(&mut text);
-        String::from_utf8(text).unwrap()
-    }
-
-    #[test]
-    fn numbers_are_written_as_format_writes_them() {
-        for value in [0, 1, 9, 10, 15, 16, 99, 255, 4096, 1 << 40, u64::MAX - 1, u64::MAX] {
-            assert_eq!(line(|to| to.decimal(value)), format!("{value}"));
-            assert_eq!(line(|to| to.hexadecimal(value)), format!("{value:x}"));
-        }
-        assert_eq!(line(|to| to.padded::<6>(1203)), "001203");
-        assert_eq!(line(|to| to.seconds(61_000_000_007)), "61.000000007");
+        String::from_utf8(text.written().to_vec()).unwrap()
     }
 
     #[test]
@@ -424,20 +396,15 @@ mod tests {
         };
         let row = text(|to| assert_eq!(rmm.add(&record, to), 1));
         assert_eq!(row, "7,01:46:40.000001,allocate failure,0x0,1099511627776,18\n");
-    }
-
-    #[test]
-    fn the_widest_row_has_room() {
-        let widest = line(|to| {
-            for _ in 0..3 {
-                to.seconds(u64::MAX);
-            }
-            for _ in 0..7 {
-                to.decimal(u64::MAX);
-            }
-            to.hexadecimal(u64::MAX);
-            to.bytes(b"Alloc failure,0x-,,,,,,,,,,,");
-        });
-        assert!(widest.len() < Line::LONGEST);
+        // In the same second, in the next one, and a thread that was late.
+        for (end, time) in [
+            (999_999_999, "01:46:40.999999"),
+            (1_000_000_000, "01:46:41.000000"),
+            (999_999_999, "01:46:40.999999"),
+            (80_000_000_000_000, "00:00:00.000000"),
+        ] {
+            let row = text(|to| assert_eq!(rmm.add(&Record { end, ..record }, to), 1));
+            assert!(row.starts_with(&format!("7,{time}")), "{row}");
+        }
     }
 }

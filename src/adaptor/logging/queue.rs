@@ -1,9 +1,10 @@
 //! The queue between those who allocate and the one thread that writes.
 
 use super::record::{Action, Record};
+use super::ring::Ring;
 use crate::backend::is_forked_child;
 use crate::error::{Error, ErrorKind, Result};
-use crate::sync::trusted::{ArrayQueue, AtomicBool, AtomicU64, Backoff, Condvar, Mutex, Ordering};
+use crate::sync::trusted::{AtomicBool, AtomicU64, Backoff, Condvar, Mutex, Ordering};
 use crate::sync::{Arc, CachePadded, OnceLock, Weak};
 use std::fmt;
 use std::thread::Thread;
@@ -14,6 +15,9 @@ const AT_EXIT: Duration = Duration::from_secs(10);
 
 /// How long a producer that finds no room sleeps, once spinning and yielding did not help.
 const NO_ROOM: Duration = Duration::from_micros(50);
+
+/// Looks at a queue that is too full after which a producer takes what room there is.
+const PATIENCE: u32 = 64;
 
 /// Why nothing more is written.
 #[derive(Clone, Debug)]
@@ -33,8 +37,10 @@ struct Progress {
 
 /// A bounded queue of records. They are written in the order in which they were pushed.
 pub(super) struct Log {
-    ring: ArrayQueue<Record>,
+    ring: Ring,
     half: usize,
+    /// As many records as there are to be at most when a producer that found no room goes on.
+    roomy: usize,
     /// The writer is about to park, or parked.
     asleep: CachePadded<AtomicBool>,
     closing: AtomicBool,
@@ -59,8 +65,9 @@ impl Log {
     /// `capacity` is at least 1.
     pub(super) fn new(capacity: usize) -> Arc<Self> {
         Arc::new(Self {
-            ring: ArrayQueue::new(capacity),
+            ring: Ring::new(capacity),
             half: capacity.div_ceil(2),
+            roomy: capacity - capacity / 8,
             asleep: CachePadded::new(AtomicBool::new(false)),
             closing: AtomicBool::new(false),
             exiting: AtomicBool::new(false),
@@ -107,12 +114,19 @@ impl Log {
             return;
         }
         let backoff = Backoff::new();
+        let mut looks = 0;
         loop {
+            looks += 1;
             self.wake();
             if backoff.is_completed() {
                 std::thread::sleep(NO_ROOM);
             } else {
                 backoff.snooze();
+            }
+            // Room for one would be gone at once: this thread and the writer would take turns, and
+            // pass each cache line to and fro. Others may fill what it waits for, so not for ever.
+            if looks <= PATIENCE && self.ring.len() > self.roomy {
+                continue;
             }
             match self.ring.push(record) {
                 Ok(()) => return,
@@ -201,8 +215,10 @@ impl Log {
         self.ring.capacity()
     }
 
-    pub(super) fn pop(&self) -> Option<Record> {
-        self.ring.pop()
+    /// Gives what is in the queue to `take`, as many records as it has room for at most; how many
+    /// those were.
+    pub(super) fn drain(&self, take: impl FnMut(Record)) -> usize {
+        self.ring.drain(self.ring.capacity(), take)
     }
 
     pub(super) fn take_refused(&self) -> u64 {

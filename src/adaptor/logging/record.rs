@@ -16,7 +16,7 @@ pub(super) enum Action {
 }
 
 /// One operation. With the queue's stamp it fills a cache line.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Record {
     pub(super) action: Action,
     pub(super) thread: u32,
@@ -28,6 +28,34 @@ pub(super) struct Record {
     pub(super) address: u64,
     pub(super) bytes: u64,
     pub(super) stream: u64,
+}
+
+/// Words of a record in the queue.
+pub(super) const WORDS: usize = 7;
+
+impl Record {
+    #[inline]
+    pub(super) fn to_words(self) -> [u64; WORDS] {
+        let Self { action, thread, location, start, end, address, bytes, stream } = self;
+        let numbers = u64::from(thread) | u64::from(location) << 32;
+        [action as u64, numbers, start, end, address, bytes, stream]
+    }
+
+    #[inline]
+    pub(super) fn from_words(words: [u64; WORDS]) -> Self {
+        const ALLOCATE: u64 = Action::Allocate as u64;
+        const FAILURE: u64 = Action::Failure as u64;
+        const FREE: u64 = Action::Free as u64;
+        let [action, numbers, start, end, address, bytes, stream] = words;
+        let action = match action {
+            ALLOCATE => Action::Allocate,
+            FAILURE => Action::Failure,
+            FREE => Action::Free,
+            _ => Action::Freed,
+        };
+        let (thread, location) = (numbers as u32, (numbers >> 32) as u32);
+        Self { action, thread, location, start, end, address, bytes, stream }
+    }
 }
 
 /// Time since a log was begun, and when on the wall that was. Monotonic: a wall clock that is set

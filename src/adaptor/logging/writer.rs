@@ -3,6 +3,7 @@
 use super::format::Rows;
 use super::queue::{Log, Trouble};
 use super::record::{Action, Record};
+use super::text::Text;
 use crate::adaptor::caught::caught;
 use crate::sync::Arc;
 use std::io::{self, Write};
@@ -11,7 +12,7 @@ use std::time::Duration;
 /// Bytes that are written at once, about.
 const CHUNK: usize = 64 << 10;
 
-/// The naps of a writer that finds nothing to do: each twice the one before.
+/// The naps of a writer that has nothing left to do: each twice the one before, if there was nothing.
 const SHORTEST_NAP: Duration = Duration::from_millis(1);
 const LONGEST_NAP: Duration = Duration::from_millis(64);
 
@@ -19,7 +20,7 @@ const LONGEST_NAP: Duration = Duration::from_millis(64);
 pub(super) struct Sink {
     out: Box<dyn Write + Send>,
     rows: Rows,
-    text: Vec<u8>,
+    text: Text,
     /// Rows in `text`.
     waiting: u64,
     /// Something was written that `out` may keep to itself.
@@ -29,8 +30,7 @@ pub(super) struct Sink {
 
 impl Sink {
     pub(super) fn new(out: Box<dyn Write + Send>, rows: Rows) -> Self {
-        let text = Vec::with_capacity(CHUNK + 4096);
-        Self { out, rows, text, waiting: 0, unflushed: false, trouble: None }
+        Self { out, rows, text: Text::new(CHUNK), waiting: 0, unflushed: false, trouble: None }
     }
 
     fn take(&mut self, record: &Record, log: &Log) {
@@ -45,11 +45,11 @@ impl Sink {
     }
 
     fn write(&mut self, log: &Log) {
-        if self.text.is_empty() || self.trouble.is_some() {
+        if self.text.len() == 0 || self.trouble.is_some() {
             return;
         }
         let Self { out, text, .. } = self;
-        let written = guarded(|| out.write_all(text));
+        let written = guarded(|| out.write_all(text.written()));
         self.text.clear();
         self.unflushed = true;
         self.settled(written);
@@ -111,16 +111,11 @@ pub(super) fn run(log: &Arc<Log>, mut sink: Sink) {
         // Before the records: what was pushed before the question is in the ring now, which holds
         // no more than is taken below.
         let (asked, closing) = (log.asked(), log.is_closing());
-        let mut taken = 0;
-        while taken < log.capacity()
-            && let Some(record) = log.pop()
-        {
-            sink.take(&record, log);
-            taken += 1;
-        }
-        let ended = closing && taken < log.capacity();
+        let taken = log.drain(|record| sink.take(&record, log));
+        let emptied = taken < log.capacity();
+        let ended = closing && emptied;
         let all = asked > done || ended;
-        if all || taken == 0 {
+        if all || emptied {
             sink.settle(all, log);
         }
         if all {
@@ -132,11 +127,11 @@ pub(super) fn run(log: &Arc<Log>, mut sink: Sink) {
             caught(|| drop(sink));
             return;
         }
-        if taken > 0 {
-            nap = SHORTEST_NAP;
-        } else {
+        nap = if taken > 0 { SHORTEST_NAP } else { (nap * 2).min(LONGEST_NAP) };
+        // Also where there was something: taking records as they come, one by one, would slow down
+        // who pushes them.
+        if emptied {
             log.sleep(nap);
-            nap = (nap * 2).min(LONGEST_NAP);
         }
     }
 }

@@ -1,0 +1,327 @@
+//! Text, written a machine word at a time: a busy program's rows come faster than `write!` makes
+//! them, or a loop over digits.
+
+/// Bytes that [`Text::row`] makes room for: more than twelve fields of the largest values, each with
+/// what is written past its end.
+const ROW: usize = 384;
+
+/// Text that waits to be written out. Always initialised to its end, so that a field is stored whole
+/// and what is too much of it overwritten by the next.
+pub(super) struct Text {
+    bytes: Vec<u8>,
+    length: usize,
+}
+
+impl Text {
+    /// With room for `bytes` at first.
+    pub(super) fn new(bytes: usize) -> Self {
+        Self { bytes: vec![0; bytes + ROW], length: 0 }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.length
+    }
+
+    pub(super) fn written(&self) -> &[u8] {
+        &self.bytes[..self.length]
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.length = 0;
+    }
+
+    pub(super) fn add(&mut self, text: &[u8]) {
+        self.grow(text.len());
+        self.bytes[self.length..self.length + text.len()].copy_from_slice(text);
+        self.length += text.len();
+    }
+
+    /// Adds what `write` writes.
+    #[inline]
+    pub(super) fn row(&mut self, write: impl FnOnce(&mut Row<'_>)) {
+        self.grow(ROW);
+        let Some(room) = self.bytes[self.length..].first_chunk_mut() else { return };
+        let mut row = Row { room, at: 0 };
+        write(&mut row);
+        self.length += row.at;
+    }
+
+    #[inline]
+    fn grow(&mut self, more: usize) {
+        if self.bytes.len() - self.length < more {
+            self.bytes.resize(2 * self.bytes.len() + more, 0);
+        }
+    }
+}
+
+/// A place for one row, or what a piece of text of its own is made in.
+pub(super) struct Row<'a> {
+    room: &'a mut [u8; ROW],
+    at: usize,
+}
+
+/// A short piece of text in a long array: what is copied has one length, known to the compiler.
+#[derive(Clone, Copy)]
+pub(super) struct Piece<const ROOM: usize> {
+    text: [u8; ROOM],
+    length: usize,
+}
+
+impl<const ROOM: usize> Piece<ROOM> {
+    /// The text must not be longer than the room.
+    pub(super) const fn new(text: &[u8]) -> Self {
+        let mut piece = Self { text: [0; ROOM], length: text.len() };
+        let mut at = 0;
+        while at < text.len() {
+            piece.text[at] = text[at];
+            at += 1;
+        }
+        piece
+    }
+
+    /// What `write` writes, no longer than the room.
+    pub(super) fn of(write: impl FnOnce(&mut Row<'_>)) -> Self {
+        let mut room = [0; ROW];
+        let mut row = Row { room: &mut room, at: 0 };
+        write(&mut row);
+        let length = row.at.min(ROOM);
+        Self::new(&room[..length])
+    }
+}
+
+/// What was written for a number, which is often that of the next row too.
+pub(super) struct Last<const ROOM: usize> {
+    number: Option<u64>,
+    piece: Piece<ROOM>,
+}
+
+impl<const ROOM: usize> Last<ROOM> {
+    pub(super) const fn new() -> Self {
+        Self { number: None, piece: Piece::new(b"") }
+    }
+}
+
+const ONES: u64 = 0x0101_0101_0101_0101;
+const ZEROS: u64 = ONES * b'0' as u64;
+
+/// The eight digits of a number below 100 million, the first in the lowest byte. All at once: parts
+/// of a word are divided by multiplications that do not reach into each other.
+#[inline]
+fn decimal_digits(value: u64) -> u64 {
+    debug_assert!(value < 100_000_000);
+    // Two numbers of four digits, then four of two, then eight of one.
+    let fours = (value / 10_000) | (value % 10_000) << 32;
+    let hundreds = ((fours * 10_486) >> 20) & 0x0000_007f_0000_007f;
+    let twos = ((fours - 100 * hundreds) << 16) + hundreds;
+    let tens = ((twos * 103) >> 10) & 0x000f_000f_000f_000f;
+    ((twos - 10 * tens) << 8) + tens
+}
+
+/// The same for the eight digits of 32 bits.
+#[inline]
+fn hexadecimal_digits(value: u32) -> u64 {
+    let mut digits = u64::from(value);
+    digits = (digits | digits << 16) & 0x0000_ffff_0000_ffff;
+    digits = (digits | digits << 8) & 0x00ff_00ff_00ff_00ff;
+    digits = (digits | digits << 4) & 0x0f0f_0f0f_0f0f_0f0f;
+    digits.swap_bytes()
+}
+
+#[inline]
+fn hexadecimal_text(digits: u64) -> u64 {
+    let letters = ((digits + 6 * ONES) >> 4) & ONES;
+    digits + ZEROS + letters * u64::from(b'a' - b'0' - 10)
+}
+
+impl Row<'_> {
+    /// Stores a word, of which `length` bytes count.
+    #[inline]
+    fn word(&mut self, word: u64, length: usize) {
+        if let Some(place) = self.room.get_mut(self.at..self.at + 8) {
+            place.copy_from_slice(&word.to_le_bytes());
+            self.at += length;
+        }
+    }
+
+    /// Stores eight digits without the zeros in front, but for the last.
+    #[inline]
+    fn trimmed(&mut self, digits: u64, text: u64) {
+        // The guard is the last digit: it stays.
+        let zeros = (digits | 1 << 56).trailing_zeros() & !7;
+        self.word(text >> zeros, 8 - zeros as usize / 8);
+    }
+
+    #[inline]
+    pub(super) fn byte(&mut self, byte: u8) {
+        if let Some(place) = self.room.get_mut(self.at) {
+            *place = byte;
+            self.at += 1;
+        }
+    }
+
+    #[inline]
+    pub(super) fn piece<const ROOM: usize>(&mut self, piece: &Piece<ROOM>) {
+        if let Some(place) = self.room.get_mut(self.at..self.at + ROOM) {
+            place.copy_from_slice(&piece.text);
+            self.at += piece.length;
+        }
+    }
+
+    /// What `write` writes for the number, no longer than the room, or wrote for it the last time.
+    #[inline]
+    pub(super) fn again<const ROOM: usize>(
+        &mut self,
+        last: &mut Last<ROOM>,
+        number: u64,
+        write: impl FnOnce(&mut Self),
+    ) {
+        if last.number == Some(number) {
+            return self.piece(&last.piece);
+        }
+        let from = self.at;
+        write(self);
+        if let Some(text) = self.room[from..].first_chunk() {
+            last.piece = Piece { text: *text, length: self.at - from };
+            last.number = Some(number);
+        }
+    }
+
+    #[inline]
+    pub(super) fn decimal(&mut self, value: u64) {
+        if value < 100_000_000 {
+            let digits = decimal_digits(value);
+            return self.trimmed(digits, digits + ZEROS);
+        }
+        self.long_decimal(value);
+    }
+
+    #[inline(never)]
+    fn long_decimal(&mut self, value: u64) {
+        self.decimal(value / 100_000_000);
+        self.word(decimal_digits(value % 100_000_000) + ZEROS, 8);
+    }
+
+    /// Six digits, with zeros in front, of a number below a million.
+    #[inline]
+    pub(super) fn six(&mut self, value: u64) {
+        self.word((decimal_digits(value) + ZEROS) >> 16, 6);
+    }
+
+    /// Two digits, with a zero in front, of a number below a hundred.
+    #[inline]
+    pub(super) fn two(&mut self, value: u64) {
+        self.word((decimal_digits(value) + ZEROS) >> 48, 2);
+    }
+
+    #[inline]
+    pub(super) fn hexadecimal(&mut self, value: u64) {
+        let (high, low) = ((value >> 32) as u32, hexadecimal_digits(value as u32));
+        if high == 0 {
+            return self.trimmed(low, hexadecimal_text(low));
+        }
+        let high = hexadecimal_digits(high);
+        self.trimmed(high, hexadecimal_text(high));
+        self.word(hexadecimal_text(low), 8);
+    }
+
+    /// Nanoseconds, as seconds.
+    #[inline]
+    pub(super) fn seconds(&mut self, nanoseconds: u64) {
+        self.decimal(nanoseconds / 1_000_000_000);
+        let fraction = nanoseconds % 1_000_000_000;
+        let first = b'0' + (fraction / 100_000_000) as u8;
+        self.word(u64::from_le_bytes([b'.', first, 0, 0, 0, 0, 0, 0]), 2);
+        self.word(decimal_digits(fraction % 100_000_000) + ZEROS, 8);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(write: impl FnOnce(&mut Row<'_>)) -> String {
+        let mut text = Text::new(0);
+        text.row(write);
+        String::from_utf8(text.written().to_vec()).unwrap()
+    }
+
+    #[test]
+    fn numbers_are_written_as_format_writes_them() {
+        let powers = (0..20).map(|exponent| 10_u64.pow(exponent));
+        let bits = (0..64).map(|bit| 1 << bit);
+        let odd = (0..200_u64).map(|step| step.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (step % 60));
+        for near in powers.chain(bits).chain(odd) {
+            for value in [near.wrapping_sub(1), near, near.wrapping_add(1)] {
+                assert_eq!(row(|to| to.decimal(value)), format!("{value}"));
+                assert_eq!(row(|to| to.hexadecimal(value)), format!("{value:x}"));
+                assert_eq!(
+                    row(|to| to.six(value % 1_000_000)),
+                    format!("{:06}", value % 1_000_000)
+                );
+                assert_eq!(row(|to| to.two(value % 100)), format!("{:02}", value % 100));
+                let (whole, rest) = (value / 1_000_000_000, value % 1_000_000_000);
+                assert_eq!(row(|to| to.seconds(value)), format!("{whole}.{rest:09}"));
+            }
+        }
+        for value in 0..1_000_000 {
+            let digits = (decimal_digits(value * 97) + ZEROS).to_le_bytes();
+            assert_eq!(digits, format!("{:08}", value * 97).as_bytes());
+        }
+    }
+
+    #[test]
+    fn rows_and_long_text_stand_one_after_the_other() {
+        let mut text = Text::new(16);
+        let long = [b'x'; 5000];
+        for _ in 0..100 {
+            text.row(|to| to.piece(&Piece::<8>::new(b"ab")));
+            text.add(&long);
+        }
+        assert_eq!(text.len(), 100 * 5002);
+        assert!(
+            text.written().chunks(5002).all(|part| part.starts_with(b"ab") && part[2..] == long)
+        );
+        text.clear();
+        assert_eq!(text.written(), b"");
+    }
+
+    #[test]
+    fn a_piece_is_what_was_written() {
+        let piece = Piece::<24>::of(|to| to.decimal(1 << 40));
+        assert_eq!(row(|to| (0..2).for_each(|_| to.piece(&piece))), "10995116277761099511627776");
+    }
+
+    #[test]
+    fn a_number_again_is_written_as_before() {
+        let mut last = Last::<24>::new();
+        for number in [0, 0, 1 << 60, 1 << 60, 7, 7, 0] {
+            let mut written = 0;
+            for _ in 0..3 {
+                let text = row(|to| {
+                    to.again(&mut last, number, |to| {
+                        written += 1;
+                        to.decimal(number);
+                    });
+                });
+                assert_eq!(text, format!("{number}"));
+            }
+            assert!(written <= 1);
+        }
+    }
+
+    #[test]
+    fn the_widest_row_has_room() {
+        let widest = row(|to| {
+            for _ in 0..3 {
+                to.seconds(u64::MAX);
+            }
+            for _ in 0..7 {
+                to.decimal(u64::MAX);
+            }
+            to.hexadecimal(u64::MAX);
+            to.piece(&Piece::<32>::new(b"Alloc failure,0x-,,,,,,,,,,,"));
+        });
+        // Past the end of a row a whole piece may be stored.
+        assert!(widest.len() > 240 && widest.len() + 64 < ROW);
+    }
+}
