@@ -5,7 +5,7 @@ mod format;
 mod location;
 mod queue;
 mod record;
-mod ring;
+pub(super) mod ring;
 mod text;
 mod writer;
 

@@ -33,6 +33,7 @@ pub use tracking::{Allocation, TrackingAdaptor, TrackingOptions};
 crate::sync::for_models! {
     #[allow(missing_docs, unreachable_pub)]
     pub mod models {
+        pub use super::logging::ring::Line;
         pub use super::statistics::counts::Counts;
     }
 }

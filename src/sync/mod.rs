@@ -41,7 +41,7 @@ pub(crate) mod trusted {
 #[cfg(not(aquifer_loom))]
 mod primitives {
     pub(crate) use parking_lot::{Mutex, MutexGuard, RwLock};
-    pub(crate) use std::sync::atomic::{AtomicUsize, Ordering};
+    pub(crate) use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
     pub(crate) use std::thread::yield_now;
     pub(crate) use std::thread_local;
 
@@ -65,7 +65,7 @@ mod primitives {
 #[cfg(aquifer_loom)]
 mod primitives {
     pub(crate) use loom::cell::UnsafeCell;
-    pub(crate) use loom::sync::atomic::{AtomicUsize, Ordering};
+    pub(crate) use loom::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
     pub(crate) use loom::sync::{MutexGuard, RwLockReadGuard, RwLockWriteGuard};
     pub(crate) use loom::thread::yield_now;
 

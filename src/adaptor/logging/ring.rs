@@ -7,8 +7,8 @@
 //! then how far it has come.
 
 use super::record::{Record, WORDS};
-use crate::sync::CachePadded;
-use crate::sync::trusted::{AtomicU64, Backoff, Ordering};
+use crate::sync::trusted::Backoff;
+use crate::sync::{AtomicU64, CachePadded, MODELLED, Ordering, yield_now};
 
 /// Records between two words of the consumer about how far it is, at most.
 const SAY_EVERY: u64 = 64;
@@ -21,7 +21,7 @@ struct Slot {
     holds: AtomicU64,
 }
 
-const _: () = assert!(size_of::<Slot>() == 64);
+const _: () = assert!(MODELLED || size_of::<Slot>() == 64);
 
 pub(super) struct Ring {
     /// A power of two of them.
@@ -114,6 +114,9 @@ impl Ring {
                     break;
                 }
             }
+            if cfg!(aquifer_fault = "ring_says_early") {
+                self.taken.store(number + 1, Ordering::Release);
+            }
             let record =
                 Record::from_words(slot.words.each_ref().map(|word| word.load(Ordering::Relaxed)));
             number += 1;
@@ -138,8 +141,47 @@ impl Ring {
         let backoff = Backoff::new();
         while slot.holds.load(Ordering::Acquire) != number + 1 {
             backoff.snooze();
+            if MODELLED {
+                yield_now();
+            }
         }
         true
+    }
+}
+
+crate::sync::for_models! {
+    /// A ring of records that each have one number throughout.
+    #[allow(unreachable_pub, missing_debug_implementations)]
+    pub struct Line(Ring);
+
+    #[allow(unreachable_pub)]
+    impl Line {
+        /// For so many records.
+        pub fn new(capacity: usize) -> Self {
+            Self(Ring::new(capacity))
+        }
+
+        /// Whether there was room.
+        pub fn push(&self, number: u32) -> bool {
+            let of = u64::from(number);
+            let action = super::record::Action::Free;
+            let (thread, location) = (number, number);
+            let (start, end, address, bytes, stream) = (of, of, of, of, of);
+            let record =
+                Record { action, thread, location, start, end, address, bytes, stream };
+            self.0.push(record).is_ok()
+        }
+
+        /// The numbers of records in their order, as [`Ring::drain`] gives them.
+        pub fn drain(&self, most: usize, mut take: impl FnMut(u32)) {
+            self.0.drain(most, |record| {
+                let Record { action: _, thread, location, start, end, address, bytes, stream } = record;
+                let whole = location == thread
+                    && [start, end, address, bytes, stream].iter().all(|word| *word == thread.into());
+                assert!(whole, "a record is of one piece: {record:?}");
+                take(thread);
+            });
+        }
     }
 }
 
