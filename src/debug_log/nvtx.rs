@@ -116,13 +116,18 @@ struct Tool {
 /// Looked for once; without the variable this is all that a range costs.
 static TOOL: LazyLock<Option<Tool>> = LazyLock::new(find);
 
-fn find() -> Option<Tool> {
-    let path = std::env::var_os("NVTX_INJECTION64_PATH")?;
-    for (functions, places) in FUNCTIONS.iter().zip(&PLACES) {
-        for (function, place) in functions.iter().zip(places).skip(1) {
+/// Tells each table's places; those past its last function stay null.
+fn fill() {
+    for ((functions, places), count) in FUNCTIONS.iter().zip(&PLACES).zip(MODULES) {
+        for (function, place) in functions.iter().zip(places).skip(1).take(count) {
             place.store(function.as_ptr() as usize, Ordering::Relaxed);
         }
     }
+}
+
+fn find() -> Option<Tool> {
+    let path = std::env::var_os("NVTX_INJECTION64_PATH")?;
+    fill();
     // SAFETY: who sets the variable vouches for the library, as in each program that has NVTX.
     let library = unsafe { Library::new(path) }.ok()?;
     type Initialize = unsafe extern "C" fn(unsafe extern "C" fn(u32) -> *const c_void) -> c_int;
@@ -182,6 +187,34 @@ impl Drop for Range {
         if let Some(tool) = self.0 {
             // SAFETY: the tool's own domain; the range was begun on this thread.
             unsafe { (tool.pop)(tool.domain) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_ends_with_a_null_at_the_number_that_a_tool_is_told() {
+        // Whether there is a tool or not.
+        fill();
+        for (module, functions) in MODULES.into_iter().enumerate().skip(1) {
+            let (mut table, mut last) = (std::ptr::null_mut::<*mut usize>(), 0);
+            // SAFETY: two places that live for the call.
+            let known = unsafe { module_table(module as c_int, &raw mut table, &raw mut last) };
+            assert_eq!((known, last as usize), (1, functions + 1));
+            for number in 0..SLOTS {
+                // SAFETY: inside of the table, which nobody writes.
+                let place = unsafe { table.add(number).read() };
+                let is_one = (1..=functions).contains(&number);
+                assert_eq!(!place.is_null(), is_one, "{number} of module {module}");
+            }
+        }
+        for none in [-1, 0, MODULES.len() as c_int] {
+            // SAFETY: nothing is written through nulls.
+            let known = unsafe { module_table(none, std::ptr::null_mut(), std::ptr::null_mut()) };
+            assert_eq!(known, 0);
         }
     }
 }
