@@ -110,7 +110,6 @@ struct Tool {
     domain: usize,
     push: RangePush,
     pop: RangePop,
-    _library: Library,
 }
 
 /// Looked for once; without the variable this is all that a range costs.
@@ -137,6 +136,8 @@ fn find() -> Option<Tool> {
     if unsafe { initialize(export_table) } == 0 {
         return None;
     }
+    // From here on the tool may have threads, and functions in tables: its library stays for good.
+    std::mem::forget(library);
     let function = |id: usize| match FUNCTIONS[CORE2][id].load(Ordering::Acquire) {
         0 => None,
         address => Some(address as *const ()),
@@ -154,7 +155,7 @@ fn find() -> Option<Tool> {
     };
     // SAFETY: a string that ends with a zero.
     let domain = unsafe { create(c"aquifer".as_ptr()) };
-    Some(Tool { domain, push, pop, _library: library })
+    Some(Tool { domain, push, pop })
 }
 
 /// A range of the calling thread, until it is dropped.
