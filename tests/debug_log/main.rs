@@ -9,8 +9,8 @@ mod support;
 
 use aquifer::sim::SimConfig;
 use aquifer::{
-    AsyncResource, CudaResource, DeviceBlock, DeviceLayout, DeviceResource, ErrorKind, MissPolicy,
-    PoolResource, Rung, Stream, TracedAdaptor,
+    AsyncResource, CallbackResource, CudaResource, DeviceBlock, DeviceLayout, DeviceResource,
+    DeviceVec, ErrorKind, MissPolicy, PoolResource, Rung, Stream, TracedAdaptor,
 };
 use std::collections::BTreeMap;
 use std::process::{Command, Output};
@@ -283,7 +283,7 @@ fn hurry() {
     #[cfg(unix)]
     // SAFETY: a timer of this process, which the test started for itself.
     unsafe {
-        libc::alarm(60);
+        libc::alarm(15);
     }
 }
 
@@ -326,6 +326,63 @@ fn a_subscriber_may_allocate_from_the_pool_that_tells() {
     assert_eq!((statistics.live, statistics.reserved), (0, 0));
     let calls = *calls.lock().unwrap();
     assert!(if is_in(Level::DEBUG) { calls > 10 } else { calls <= 1 }, "{calls} calls");
+}
+
+/// A pool whose upstream has something to say while the pool trims, grows or ends.
+type Troubled = PoolResource<CallbackResource>;
+static TROUBLED: OnceLock<(Troubled, Stream)> = OnceLock::new();
+
+struct TakesFromTroubled(Arc<Mutex<Vec<String>>>);
+
+impl<S: Subscriber> Layer<S> for TakesFromTroubled {
+    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+        let Some((pool, stream)) = TROUBLED.get() else { return };
+        if let Ok(block) = pool.allocate(stream, DeviceLayout::new(3 * MIB).unwrap()) {
+            give(pool, stream, block);
+        }
+        let _ = pool.trim(usize::MAX);
+        let mut told = Told::default();
+        event.record(&mut told);
+        self.0.lock().unwrap().push(told.message().to_owned());
+    }
+}
+
+#[test]
+fn what_an_upstream_tells_waits_for_the_locks_of_the_pool() {
+    let name = "what_an_upstream_tells_waits_for_the_locks_of_the_pool";
+    if !is_child() {
+        let output = child(name, &[]);
+        let out = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && out.contains("1 passed"), "{output:?}");
+        return;
+    }
+    hurry();
+    // Of its own, to have reports of.
+    let device = aquifer::Device::simulated(SimConfig::default());
+    let (stream, upstream) = (device.new_stream().unwrap(), CudaResource::new(&device));
+    let allocate = move |stream: &Stream, layout| upstream.allocate(stream, layout);
+    // SAFETY: the blocks are a resource's that keeps the contract; none goes back.
+    let troubled =
+        unsafe { CallbackResource::new(&device, allocate, |_, _| panic!("a callback fails")) };
+    let pool = PoolResource::builder(troubled).growth_step(MIB).build().unwrap();
+    TROUBLED.set((pool.clone(), device.new_stream().unwrap())).unwrap();
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let subscriber = tracing_subscriber::registry().with(TakesFromTroubled(told.clone()));
+    tracing::subscriber::set_global_default(subscriber).unwrap();
+    give(&pool, &stream, take(&pool, &stream, MIB));
+    pool.trim(0).unwrap();
+    // SAFETY: read by the device alone, which reports it when the trim waits for it.
+    let nothing = unsafe { DeviceVec::<u8>::uninit_in(&stream, MIB, Arc::new(pool.clone())) };
+    let nothing = nothing.unwrap();
+    let mut copy = DeviceVec::<u8>::zeroed_in(&stream, MIB, Arc::new(pool.clone())).unwrap();
+    copy.copy_from(&nothing).unwrap();
+    drop((nothing, copy));
+    let _ = pool.trim(0);
+    let told = told.lock().unwrap();
+    for part in ["leaked device memory: a callback panicked", "simulated device: "] {
+        let count = told.iter().filter(|message| message.contains(part)).count();
+        assert_eq!(count > 0, is_in(Level::ERROR), "{part}: {told:?}");
+    }
 }
 
 struct Panics;
