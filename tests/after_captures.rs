@@ -6,11 +6,12 @@ mod support;
 
 use aquifer::sim::SimConfig;
 use aquifer::{
-    CudaResource, Device, DeviceBlock, DeviceVec, DeviceVecParts, Error, ErrorKind, PoolResource,
-    Result, Stream,
+    CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, DeviceVec, DeviceVecParts,
+    Error, ErrorKind, PoolResource, Result, Stream,
 };
 use kernels::{add_one, kind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 const WORDS: usize = 1 << 16;
 
@@ -116,5 +117,49 @@ fn a_threads_own_stream_is_lent_nothing_in_a_capture() {
     })
     .unwrap();
     vec.on_mut(&mine).unwrap();
+    simulator.check().unwrap();
+}
+
+/// What was freed in a capture goes back from whatever thread looks for it, while the stream is
+/// perhaps in its next capture already.
+#[test]
+fn a_block_that_was_freed_in_one_capture_spoils_no_later_one() {
+    let (device, simulator) = support::simulated(SimConfig::default());
+    let [stream, other, third] = [(); 3].map(|()| device.new_stream().unwrap());
+    let pool = pool_on(&device);
+    let plain = CudaResource::new(&device);
+    let layout = DeviceLayout::new(1 << 10).unwrap();
+    let take = |stream: &Stream| plain.allocate(stream, layout).unwrap();
+    // SAFETY: each block is the resource's, is freed once, and no work uses it.
+    let free = |stream: &Stream, block: DeviceBlock| unsafe { plain.deallocate(stream, block) };
+    let before = device.memory_info().unwrap().free;
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                free(&third, take(&third));
+            }
+        });
+        let captures = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            for _ in 0..500 {
+                let blocks = [(); 4].map(|()| take(&other));
+                let captured = stream.capture(&pool, |stream| {
+                    blocks.into_iter().for_each(|block| free(stream, block));
+                    std::thread::yield_now();
+                    Ok(())
+                });
+                captured.unwrap();
+            }
+        }));
+        done.store(true, Ordering::Relaxed);
+        captures.unwrap();
+    });
+    stream.synchronize().unwrap();
+    // Each block may take two looks, of which each call has a few.
+    for _ in 0..500 {
+        free(&third, take(&third));
+    }
+    drop(pool);
+    assert_eq!(device.memory_info().unwrap().free, before, "all went back");
     simulator.check().unwrap();
 }
