@@ -6,10 +6,11 @@ mod support;
 
 use aquifer::sim::SimConfig;
 use aquifer::{
-    CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, DeviceVec, DeviceVecParts,
-    Error, ErrorKind, PoolResource, Result, Stream,
+    AsyncResource, CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, DeviceVec,
+    DeviceVecParts, Error, ErrorKind, ManagedResource, PoolResource, Result, Stream,
 };
 use kernels::{add_one, kind};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -125,9 +126,16 @@ fn a_threads_own_stream_is_lent_nothing_in_a_capture() {
 #[test]
 fn a_block_that_was_freed_in_one_capture_spoils_no_later_one() {
     let (device, simulator) = support::simulated(SimConfig::default());
+    let plain: &dyn DeviceResource = &CudaResource::new(&device);
+    spoils_none(&device, plain);
+    spoils_none(&device, &AsyncResource::new(&device).unwrap());
+    spoils_none(&device, &ManagedResource::new(&device).unwrap());
+    simulator.check().unwrap();
+}
+
+fn spoils_none(device: &Device, plain: &dyn DeviceResource) {
     let [stream, other, third] = [(); 3].map(|()| device.new_stream().unwrap());
-    let pool = pool_on(&device);
-    let plain = CudaResource::new(&device);
+    let pool = pool_on(device);
     let layout = DeviceLayout::new(1 << 10).unwrap();
     let take = |stream: &Stream| plain.allocate(stream, layout).unwrap();
     // SAFETY: each block is the resource's, is freed once, and no work uses it.
@@ -140,9 +148,10 @@ fn a_block_that_was_freed_in_one_capture_spoils_no_later_one() {
                 free(&third, take(&third));
             }
         });
-        let captures = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            for _ in 0..500 {
-                let blocks = [(); 4].map(|()| take(&other));
+        let captures = catch_unwind(AssertUnwindSafe(|| {
+            for _ in 0..200 {
+                let blocks = [(); 8].map(|()| take(&other));
+                other.synchronize().unwrap();
                 let captured = stream.capture(&pool, |stream| {
                     blocks.into_iter().for_each(|block| free(stream, block));
                     std::thread::yield_now();
@@ -154,12 +163,13 @@ fn a_block_that_was_freed_in_one_capture_spoils_no_later_one() {
         done.store(true, Ordering::Relaxed);
         captures.unwrap();
     });
-    stream.synchronize().unwrap();
     // Each block may take two looks, of which each call has a few.
     for _ in 0..500 {
         free(&third, take(&third));
     }
+    for stream in [stream, third] {
+        stream.synchronize().unwrap();
+    }
     drop(pool);
-    assert_eq!(device.memory_info().unwrap().free, before, "all went back");
-    simulator.check().unwrap();
+    assert_eq!(device.memory_info().unwrap().free, before, "all of {plain:?} went back");
 }

@@ -170,7 +170,7 @@ pub(super) fn lost(device: &Device, bytes: usize, error: &Error) {
 }
 
 /// Has a later call of the crate `free` something, if the device has passed `event` by then.
-pub(super) fn free_later(event: Option<Event>, free: impl FnOnce() + Send + 'static) {
+fn free_later(event: Option<Event>, free: impl FnOnce() + Send + 'static) {
     graveyard::bury_block(event.map(Arc::new), Box::new(FreeLater(Some(free))));
 }
 
