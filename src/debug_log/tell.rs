@@ -54,6 +54,8 @@ thread_local! {
     };
 }
 
+type Late = Box<dyn FnOnce()>;
+
 /// Without a destructor: a thread that ends tells from its other thread locals' destructors, under
 /// locks and inside of tellings as anywhere.
 struct Here {
@@ -64,7 +66,7 @@ struct Here {
     /// Whether anybody listened when the first of them was made.
     wanted: Cell<bool>,
     /// Empty and without memory where nothing is held.
-    late: RefCell<ManuallyDrop<Vec<Box<dyn FnOnce()>>>>,
+    late: RefCell<ManuallyDrop<Vec<Late>>>,
 }
 
 const _: () = assert!(!std::mem::needs_drop::<Here>());
