@@ -95,6 +95,11 @@ pub(crate) fn is_wanted() -> bool {
             .unwrap_or(false)
 }
 
+/// Whether this thread may have locks of a pool, so that nobody is to be asked.
+pub(crate) fn is_held() -> bool {
+    HERE.try_with(|here| here.held.get() > 0).unwrap_or(false)
+}
+
 fn ask() -> bool {
     let mut wanted = false;
     // A look at a number first, which is all where nobody listens.

@@ -17,7 +17,8 @@ use std::process::{Command, Output};
 use std::sync::{Arc, Mutex, OnceLock};
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
-use tracing::{Event, Level, Subscriber};
+use tracing::subscriber::Interest;
+use tracing::{Event, Level, Metadata, Subscriber};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 
 const MIB: usize = 1 << 20;
@@ -283,7 +284,7 @@ fn hurry() {
     #[cfg(unix)]
     // SAFETY: a timer of this process, which the test started for itself.
     unsafe {
-        libc::alarm(15);
+        libc::alarm(60);
     }
 }
 
@@ -383,6 +384,60 @@ fn what_an_upstream_tells_waits_for_the_locks_of_the_pool() {
         let count = told.iter().filter(|message| message.contains(part)).count();
         assert_eq!(count > 0, is_in(Level::ERROR), "{part}: {told:?}");
     }
+}
+
+type Traced = PoolResource<TracedAdaptor<CudaResource>>;
+static TRACED: OnceLock<(Traced, Stream)> = OnceLock::new();
+
+/// Takes from the pool when it is asked whether it wants an event.
+struct TakesWhenAsked(Arc<Mutex<[usize; 2]>>);
+
+impl<S: Subscriber> Layer<S> for TakesWhenAsked {
+    fn register_callsite(&self, _: &'static Metadata<'static>) -> Interest {
+        Interest::sometimes()
+    }
+
+    fn enabled(&self, metadata: &Metadata<'_>, _: Context<'_, S>) -> bool {
+        if let Some((pool, stream)) = TRACED.get()
+            && metadata.target().starts_with("aquifer")
+        {
+            give(pool, stream, take(pool, stream, 3 * MIB));
+            let _ = pool.trim(usize::MAX);
+            self.0.lock().unwrap()[0] += 1;
+        }
+        true
+    }
+
+    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+        self.0.lock().unwrap()[1] += usize::from(event.metadata().target() == "aquifer::memory");
+    }
+}
+
+#[test]
+fn no_subscriber_is_asked_under_the_locks_of_a_pool() {
+    let name = "no_subscriber_is_asked_under_the_locks_of_a_pool";
+    if !is_child() {
+        let output = child(name, &[]);
+        let out = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && out.contains("1 passed"), "{output:?}");
+        return;
+    }
+    hurry();
+    let device = support::device();
+    let stream = device.new_stream().unwrap();
+    let upstream = TracedAdaptor::new(CudaResource::new(&device));
+    let pool = PoolResource::builder(upstream).growth_step(MIB).build().unwrap();
+    TRACED.set((pool.clone(), device.new_stream().unwrap())).unwrap();
+    let counts = Arc::new(Mutex::new([0; 2]));
+    let subscriber = tracing_subscriber::registry().with(TakesWhenAsked(counts.clone()));
+    tracing::subscriber::set_global_default(subscriber).unwrap();
+    for bytes in [1000, 8 * MIB] {
+        give(&pool, &stream, take(&pool, &stream, bytes));
+    }
+    pool.trim(0).unwrap();
+    let [asked, told] = *counts.lock().unwrap();
+    assert_eq!(asked > 0, is_in(Level::DEBUG));
+    assert_eq!(told >= 4, is_in(Level::TRACE), "{told}");
 }
 
 struct Panics;
