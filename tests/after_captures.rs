@@ -6,11 +6,13 @@ mod support;
 
 use aquifer::sim::SimConfig;
 use aquifer::{
-    CudaResource, Device, DeviceBlock, DeviceVec, DeviceVecParts, Error, ErrorKind, PoolResource,
-    Result, Stream,
+    AsyncResource, CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, DeviceVec,
+    DeviceVecParts, Error, ErrorKind, ManagedResource, PoolResource, Result, Stream,
 };
 use kernels::{add_one, kind};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 const WORDS: usize = 1 << 16;
 
@@ -117,4 +119,57 @@ fn a_threads_own_stream_is_lent_nothing_in_a_capture() {
     .unwrap();
     vec.on_mut(&mine).unwrap();
     simulator.check().unwrap();
+}
+
+/// What was freed in a capture goes back from whatever thread looks for it, while the stream is
+/// perhaps in its next capture already.
+#[test]
+fn a_block_that_was_freed_in_one_capture_spoils_no_later_one() {
+    let (device, simulator) = support::simulated(SimConfig::default());
+    let plain: &dyn DeviceResource = &CudaResource::new(&device);
+    spoils_none(&device, plain);
+    spoils_none(&device, &AsyncResource::new(&device).unwrap());
+    spoils_none(&device, &ManagedResource::new(&device).unwrap());
+    simulator.check().unwrap();
+}
+
+fn spoils_none(device: &Device, plain: &dyn DeviceResource) {
+    let [stream, other, third] = [(); 3].map(|()| device.new_stream().unwrap());
+    let pool = pool_on(device);
+    let layout = DeviceLayout::new(1 << 10).unwrap();
+    let take = |stream: &Stream| plain.allocate(stream, layout).unwrap();
+    // SAFETY: each block is the resource's, is freed once, and no work uses it.
+    let free = |stream: &Stream, block: DeviceBlock| unsafe { plain.deallocate(stream, block) };
+    let before = device.memory_info().unwrap().free;
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                free(&third, take(&third));
+            }
+        });
+        let captures = catch_unwind(AssertUnwindSafe(|| {
+            for _ in 0..200 {
+                let blocks = [(); 8].map(|()| take(&other));
+                other.synchronize().unwrap();
+                let captured = stream.capture(&pool, |stream| {
+                    blocks.into_iter().for_each(|block| free(stream, block));
+                    std::thread::yield_now();
+                    Ok(())
+                });
+                captured.unwrap();
+            }
+        }));
+        done.store(true, Ordering::Relaxed);
+        captures.unwrap();
+    });
+    // Each block may take two looks, of which each call has a few.
+    for _ in 0..500 {
+        free(&third, take(&third));
+    }
+    for stream in [stream, third] {
+        stream.synchronize().unwrap();
+    }
+    drop(pool);
+    assert_eq!(device.memory_info().unwrap().free, before, "all of {plain:?} went back");
 }

@@ -33,11 +33,16 @@ fn tool() -> PathBuf {
 
 /// Runs one test of this file in a process of its own.
 fn child(name: &str, tool: &Path, log: &Path) -> Output {
+    child_with(name, tool, log, &[])
+}
+
+fn child_with(name: &str, tool: &Path, log: &Path, set: &[(&str, &str)]) -> Output {
     Command::new(std::env::current_exe().unwrap())
         .args(["--exact", name, "--nocapture", "--test-threads=1"])
         .env(CHILD, "1")
         .env("NVTX_INJECTION64_PATH", tool)
         .env("STAND_IN_NVTX_LOG", log)
+        .envs(set.iter().copied())
         .output()
         .unwrap()
 }
@@ -104,4 +109,20 @@ fn a_tool_that_is_not_there_changes_nothing() {
     let output = child(name, Path::new("libc.so.6"), &nowhere);
     assert!(output.status.success(), "{output:?}");
     assert!(!nowhere.exists());
+}
+
+/// A tool may have threads of its own by then, whose code is to stay.
+#[test]
+fn a_tool_that_hears_no_ranges_stays_loaded() {
+    let name = "a_tool_that_hears_no_ranges_stays_loaded";
+    if std::env::var_os(CHILD).is_some() {
+        work();
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        assert!(maps.contains("libstand_in_nvtx"), "the tool was unloaded");
+        return;
+    }
+    let log = std::env::temp_dir().join(format!("aquifer-{}-no-ranges.log", std::process::id()));
+    let output = child_with(name, &tool(), &log, &[("STAND_IN_NVTX_NO_RANGES", "1")]);
+    assert!(output.status.success(), "{output:?}");
+    assert!(!log.exists());
 }

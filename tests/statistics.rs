@@ -6,6 +6,7 @@ use aquifer::{
     CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, DeviceVec, Error, ErrorKind,
     LimitingAdaptor, PoolResource, Result, StatisticsAdaptor, Stream,
 };
+use std::cell::RefCell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
@@ -464,4 +465,110 @@ fn clones_share_their_counters_and_vectors_are_counted() {
     assert!(counted == counted.clone() && counted != other);
     assert_eq!(*erased, *(Arc::new(counted) as Arc<dyn DeviceResource>));
     assert_ne!(*erased, *(Arc::new(other) as Arc<dyn DeviceResource>));
+}
+
+/// What a thread does in destructors of its thread locals, when its account is another's already.
+#[test]
+fn a_thread_counts_as_it_ends() {
+    struct Last {
+        counted: StatisticsAdaptor<Nothing>,
+        stream: Stream,
+        kept: Option<DeviceBlock>,
+    }
+
+    impl Drop for Last {
+        fn drop(&mut self) {
+            let other = take(&self.counted, &self.stream);
+            for block in self.kept.take().into_iter().chain([other]) {
+                free(&self.counted, &self.stream, block);
+            }
+        }
+    }
+
+    thread_local! {
+        static LAST: RefCell<Option<Last>> = const { RefCell::new(None) };
+    }
+    const THREADS: i64 = 200;
+    const AT_ONCE: i64 = 4;
+    let device = support::device();
+    let stream = device.new_stream().unwrap();
+    let counted = StatisticsAdaptor::new(Nothing::new(&device));
+    std::thread::scope(|scope| {
+        for _ in 0..AT_ONCE {
+            scope.spawn(|| {
+                for _ in 0..THREADS {
+                    let (counted, stream) = (counted.clone(), stream.clone());
+                    let ends = move || {
+                        let last = Last { counted, stream, kept: None };
+                        // Known to the thread before its account is, so that it goes after it.
+                        LAST.with(|here| {
+                            let mut here = here.borrow_mut();
+                            let last = here.insert(last);
+                            for _ in 0..20 {
+                                free(
+                                    &last.counted,
+                                    &last.stream,
+                                    take(&last.counted, &last.stream),
+                                );
+                            }
+                            last.kept = Some(take(&last.counted, &last.stream));
+                        });
+                    };
+                    std::thread::spawn(ends).join().unwrap();
+                }
+            });
+        }
+    });
+    let [current, peak, total] = units(counted.counters());
+    assert_eq!((current, total), (0, AT_ONCE * THREADS * 22));
+    assert!((2..=2 * AT_ONCE).contains(&peak), "{peak}");
+}
+
+/// The parent's threads are not there, whatever they were in the middle of.
+#[cfg(target_os = "linux")]
+#[test]
+fn the_child_of_a_fork_counts_without_waiting() {
+    let device = support::device();
+    let stream = device.new_stream().unwrap();
+    let done = AtomicUsize::new(0);
+    let counted = StatisticsAdaptor::new(Nothing::new(&device));
+    let failed = std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                while done.load(Ordering::Relaxed) == 0 {
+                    let blocks = [(); 3].map(|()| take(&counted, &stream));
+                    blocks.into_iter().for_each(|block| free(&counted, &stream, block));
+                    let _ = counted.counters();
+                }
+            });
+        }
+        let forks = (0..100).filter(|_| {
+            free(&counted, &stream, take(&counted, &stream));
+            // SAFETY: the child counts, asks, and ends without a destructor.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                // SAFETY: a timer of this process.
+                unsafe { libc::alarm(10) };
+                for _ in 0..100 {
+                    let blocks = [(); 3].map(|()| DeviceBlock::new(256, UNIT, 0));
+                    for block in blocks {
+                        let _ = counted.allocate(&stream, layout(UNIT));
+                        free(&counted, &stream, block);
+                    }
+                    let _ = counted.counters();
+                }
+                // SAFETY: ends the process.
+                unsafe { libc::_exit(0) };
+            }
+            let mut status = 0;
+            // SAFETY: a child of this process, and a place for its status.
+            unsafe { libc::waitpid(child, &raw mut status, 0) };
+            child < 0 || status != 0
+        });
+        let failed = forks.count();
+        done.store(1, Ordering::Relaxed);
+        failed
+    });
+    assert_eq!(failed, 0, "children that hung");
+    assert_eq!(units(counted.counters())[0], 0);
 }

@@ -16,6 +16,7 @@ use tracing::Level;
 
 /// Counts without atomics, slowly, and calls back.
 struct Local {
+    shown: Option<Box<dyn Fn() + Send>>,
     upstream: CudaResource,
     live: Cell<usize>,
     called: Cell<usize>,
@@ -24,6 +25,9 @@ struct Local {
 
 impl std::fmt::Debug for Local {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if let Some(shown) = &self.shown {
+            shown();
+        }
         f.write_str("Local")
     }
 }
@@ -31,7 +35,7 @@ impl std::fmt::Debug for Local {
 impl Local {
     fn new(device: &Device) -> Self {
         let upstream = CudaResource::new(device);
-        Self { upstream, live: Cell::new(0), called: Cell::new(0), back: None }
+        Self { upstream, live: Cell::new(0), called: Cell::new(0), back: None, shown: None }
     }
 
     /// Loses counts if two threads are here.
@@ -161,4 +165,32 @@ fn a_panic_inside_leaves_the_lock_free() {
     assert!(std::panic::catch_unwind(call).is_err());
     let block = shared.allocate(&stream, layout()).unwrap();
     free(&shared, &stream, block);
+}
+
+/// What is written out may be asked for by code that allocates, as a writer with a buffer of its own.
+#[test]
+fn a_call_from_inside_of_a_debug_line_is_an_error_and_no_deadlock() {
+    let device = support::device();
+    let stream = device.new_stream().unwrap();
+    let (sender, done) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let shared = Arc::new_cyclic(|shared: &std::sync::Weak<ThreadSafeAdaptor<Local>>| {
+            let (shared, stream) = (shared.clone(), stream.clone());
+            let mut local = Local::new(&device);
+            let plain = CudaResource::new(&device);
+            local.live.set(1);
+            local.shown = Some(Box::new(move || {
+                let Some(shared) = shared.upgrade() else { return };
+                let error = shared.allocate(&stream, layout()).unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::Reentered, "{error}");
+                free(&*shared, &stream, plain.allocate(&stream, layout()).unwrap());
+            }));
+            ThreadSafeAdaptor::new(local)
+        });
+        let line = format!("{shared:?}");
+        let counts = shared.inspect(|local| (local.live.get(), local.called.get())).unwrap();
+        sender.send((line, counts)).unwrap();
+    });
+    let (line, counts) = done.recv_timeout(Duration::from_secs(20)).expect("no deadlock");
+    assert_eq!((line.contains("Local"), counts), (true, (0, 1)), "{line}");
 }

@@ -2,6 +2,7 @@
 
 use super::caught::caught;
 use super::handles::{handles, identity_by};
+use crate::debug_log::{event, later};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::DeviceLayout;
@@ -250,8 +251,15 @@ impl<U> State<U> {
         let Some(_asking) = Asking::begin(self) else { return false };
         let ask = || (self.filter)(failure.error) && (self.callback)(failure);
         caught(ask).unwrap_or_else(|| {
-            let (bytes, error, attempt) = (failure.layout.bytes(), failure.error, failure.attempt);
-            crate::debug_log::event!(error, bytes, attempt, %error, "the callback of a failed allocation panicked");
+            let (bytes, attempt) = (failure.layout.bytes(), failure.attempt);
+            let error = failure.error.to_string();
+            // A pool above may have its locks.
+            later(move || {
+                event!(
+                    error, bytes, attempt, %error,
+                    "the callback of a failed allocation panicked"
+                );
+            });
             false
         })
     }

@@ -167,7 +167,8 @@ impl<U> StatisticsAdaptor<U> {
     }
 
     /// The counters of all threads since the adaptor was made, whatever scopes are open, at one moment
-    /// of this call. Takes some microseconds where other threads have counted.
+    /// of this call. Takes some microseconds where other threads have counted. Zero in the child of a
+    /// fork, where nothing is allocated.
     pub fn counters(&self) -> Counters {
         self.state.counts.read()
     }

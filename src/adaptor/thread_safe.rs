@@ -211,8 +211,12 @@ impl<R: LocalDeviceResource> State<R> {
             .advise("let the resource's callbacks use another one"));
         }
         let resource = self.resource.lock();
+        Ok(self.held(resource))
+    }
+
+    fn held<'a>(&'a self, resource: MutexGuard<'a, R>) -> Held<'a, R> {
         self.holder.store(mark(), Ordering::Relaxed);
-        Ok(Held { state: self, resource })
+        Held { state: self, resource }
     }
 }
 
@@ -269,12 +273,15 @@ handles! {
     ThreadSafeAdaptor, state
 }
 
-impl<R: fmt::Debug> fmt::Debug for ThreadSafeAdaptor<R> {
+impl<R: LocalDeviceResource> fmt::Debug for ThreadSafeAdaptor<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut debug = f.debug_struct("ThreadSafeAdaptor");
-        // Not by waiting: it may be this very thread that has the lock.
-        match self.state.resource.try_lock() {
-            Some(resource) => debug.field("resource", &*resource).finish(),
+        // Not by waiting: it may be this very thread that has the lock. In the child of a fork not even
+        // the release of a free one is sure to return.
+        let resource = if is_forked_child() { None } else { self.state.resource.try_lock() };
+        match resource {
+            // What the resource or the writer calls from here is inside of a call.
+            Some(resource) => debug.field("resource", &*self.state.held(resource)).finish(),
             None => debug.field("device", &self.state.device).finish_non_exhaustive(),
         }
     }

@@ -2,7 +2,7 @@
 
 use super::handles::{handles, identity_by};
 use crate::backend::is_forked_child;
-use crate::debug_log::{LEVEL, event, later, tell};
+use crate::debug_log::{LEVEL, event, is_held, later, tell};
 use crate::device::Device;
 use crate::error::Result;
 use crate::layout::DeviceLayout;
@@ -69,8 +69,12 @@ fn wanted() -> bool {
 
 #[cold]
 fn asked() -> bool {
-    let mut wanted = false;
-    if !is_forked_child() {
+    if is_forked_child() {
+        return false;
+    }
+    // Below a pool with its locks, the event itself asks, when they are released.
+    let mut wanted = is_held();
+    if !wanted {
         tell(|| wanted = tracing::enabled!(target: TARGET, Level::TRACE));
     }
     wanted

@@ -17,6 +17,9 @@ use tracing_subscriber::registry::LookupSpan;
 /// The variables that name the file; the first that is set counts.
 const VARIABLES: [&str; 2] = ["AQUIFER_DEBUG_LOG_FILE", "RMM_DEBUG_LOG_FILE"];
 
+/// What the targets of the crate's events begin with. Those of other crates may begin with its name.
+const MODULES: &str = "aquifer::";
+
 /// A file that the crate's [events](crate::debug_log) are written to, one a line: with the feature
 /// `debug-log`.
 ///
@@ -123,7 +126,7 @@ impl DebugLog {
     where
         S: Subscriber + for<'span> LookupSpan<'span>,
     {
-        let ours = Targets::new().with_target("aquifer", LevelFilter::from_level(self.level));
+        let ours = Targets::new().with_target(MODULES, LevelFilter::from_level(self.level));
         tracing_subscriber::fmt::layer()
             .with_ansi(false)
             .with_thread_ids(true)

@@ -81,7 +81,7 @@ mod tell;
 #[cfg(feature = "debug-log")]
 pub use file::DebugLog;
 pub(crate) use nvtx::range;
-pub(crate) use tell::{LEVEL, POOL, event, hold, is_wanted, later, tell};
+pub(crate) use tell::{LEVEL, POOL, event, hold, is_held, is_wanted, later, tell};
 
 #[cfg(not(feature = "nvtx"))]
 mod nvtx {

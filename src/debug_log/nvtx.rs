@@ -110,19 +110,23 @@ struct Tool {
     domain: usize,
     push: RangePush,
     pop: RangePop,
-    _library: Library,
 }
 
 /// Looked for once; without the variable this is all that a range costs.
 static TOOL: LazyLock<Option<Tool>> = LazyLock::new(find);
 
-fn find() -> Option<Tool> {
-    let path = std::env::var_os("NVTX_INJECTION64_PATH")?;
-    for (functions, places) in FUNCTIONS.iter().zip(&PLACES) {
-        for (function, place) in functions.iter().zip(places).skip(1) {
+/// Tells each table's places; those past its last function stay null.
+fn fill() {
+    for ((functions, places), count) in FUNCTIONS.iter().zip(&PLACES).zip(MODULES) {
+        for (function, place) in functions.iter().zip(places).skip(1).take(count) {
             place.store(function.as_ptr() as usize, Ordering::Relaxed);
         }
     }
+}
+
+fn find() -> Option<Tool> {
+    let path = std::env::var_os("NVTX_INJECTION64_PATH")?;
+    fill();
     // SAFETY: who sets the variable vouches for the library, as in each program that has NVTX.
     let library = unsafe { Library::new(path) }.ok()?;
     type Initialize = unsafe extern "C" fn(unsafe extern "C" fn(u32) -> *const c_void) -> c_int;
@@ -132,6 +136,8 @@ fn find() -> Option<Tool> {
     if unsafe { initialize(export_table) } == 0 {
         return None;
     }
+    // From here on the tool may have threads, and functions in tables: its library stays for good.
+    std::mem::forget(library);
     let function = |id: usize| match FUNCTIONS[CORE2][id].load(Ordering::Acquire) {
         0 => None,
         address => Some(address as *const ()),
@@ -149,7 +155,7 @@ fn find() -> Option<Tool> {
     };
     // SAFETY: a string that ends with a zero.
     let domain = unsafe { create(c"aquifer".as_ptr()) };
-    Some(Tool { domain, push, pop, _library: library })
+    Some(Tool { domain, push, pop })
 }
 
 /// A range of the calling thread, until it is dropped.
@@ -182,6 +188,34 @@ impl Drop for Range {
         if let Some(tool) = self.0 {
             // SAFETY: the tool's own domain; the range was begun on this thread.
             unsafe { (tool.pop)(tool.domain) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_ends_with_a_null_at_the_number_that_a_tool_is_told() {
+        // Whether there is a tool or not.
+        fill();
+        for (module, functions) in MODULES.into_iter().enumerate().skip(1) {
+            let (mut table, mut last) = (std::ptr::null_mut::<*mut usize>(), 0);
+            // SAFETY: two places that live for the call.
+            let known = unsafe { module_table(module as c_int, &raw mut table, &raw mut last) };
+            assert_eq!((known, last as usize), (1, functions + 1));
+            for number in 0..SLOTS {
+                // SAFETY: inside of the table, which nobody writes.
+                let place = unsafe { table.add(number).read() };
+                let is_one = (1..=functions).contains(&number);
+                assert_eq!(!place.is_null(), is_one, "{number} of module {module}");
+            }
+        }
+        for none in [-1, 0, MODULES.len() as c_int] {
+            // SAFETY: nothing is written through nulls.
+            let known = unsafe { module_table(none, std::ptr::null_mut(), std::ptr::null_mut()) };
+            assert_eq!(known, 0);
         }
     }
 }

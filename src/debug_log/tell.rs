@@ -3,6 +3,7 @@
 
 use crate::sync::trusted::thread_local;
 use std::cell::{Cell, RefCell};
+use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use tracing::Level;
 use tracing::level_filters::LevelFilter;
@@ -48,11 +49,15 @@ thread_local! {
             telling: Cell::new(false),
             held: Cell::new(0),
             wanted: Cell::new(false),
-            late: RefCell::new(Vec::new()),
+            late: RefCell::new(ManuallyDrop::new(Vec::new())),
         }
     };
 }
 
+type Late = Box<dyn FnOnce()>;
+
+/// Without a destructor: a thread that ends tells from its other thread locals' destructors, under
+/// locks and inside of tellings as anywhere.
 struct Here {
     /// A subscriber runs on this thread.
     telling: Cell<bool>,
@@ -60,13 +65,16 @@ struct Here {
     held: Cell<usize>,
     /// Whether anybody listened when the first of them was made.
     wanted: Cell<bool>,
-    late: RefCell<Vec<Box<dyn FnOnce()>>>,
+    /// Empty and without memory where nothing is held.
+    late: RefCell<ManuallyDrop<Vec<Late>>>,
 }
+
+const _: () = assert!(!std::mem::needs_drop::<Here>());
 
 /// Calls the subscriber, and stops its panics: its caller may have a block in hand, be a destructor,
 /// or be unwinding already. What is told inside of a subscriber is not.
 pub(crate) fn tell(event: impl FnOnce()) {
-    // A thread that ends has no such place any more, and tells without it.
+    // Where the system has no plain thread locals, a thread that ends tells without this one.
     if HERE.try_with(|here| here.telling.replace(true)).unwrap_or(false) {
         return;
     }
@@ -85,6 +93,11 @@ pub(crate) fn is_wanted() -> bool {
         && HERE
             .try_with(|here| if here.held.get() > 0 { here.wanted.get() } else { ask() })
             .unwrap_or(false)
+}
+
+/// Whether this thread may have locks of a pool, so that nobody is to be asked.
+pub(crate) fn is_held() -> bool {
+    HERE.try_with(|here| here.held.get() > 0).unwrap_or(false)
 }
 
 fn ask() -> bool {
@@ -135,7 +148,7 @@ impl Drop for Held {
         let late = HERE.try_with(|here| {
             here.held.set(here.held.get().saturating_sub(1));
             match here.held.get() {
-                0 => here.late.take(),
+                0 => ManuallyDrop::into_inner(here.late.replace(ManuallyDrop::new(Vec::new()))),
                 _ => Vec::new(),
             }
         });
@@ -176,6 +189,43 @@ mod tests {
         // With all events cut, nothing is held.
         assert_eq!(seen, if LEVEL > 0 { 1 } else { 3 });
         assert_eq!(*told.borrow(), [1, 2, 3]);
+    }
+
+    #[test]
+    fn a_thread_that_ends_tells_as_any_other() {
+        use crate::sync::trusted::channel;
+
+        /// What the destructor of a thread local does, as one that has a vector in it.
+        struct Last(channel::Sender<&'static str>);
+
+        impl Drop for Last {
+            fn drop(&mut self) {
+                let held = hold();
+                let late = self.0.clone();
+                later(move || tell(|| late.send("late").unwrap()));
+                self.0.send("under a lock").unwrap();
+                drop(held);
+                tell(|| tell(|| self.0.send("inside of a telling").unwrap()));
+            }
+        }
+
+        thread_local! {
+            static LAST: RefCell<Option<Last>> = const { RefCell::new(None) };
+        }
+        let (sender, told) = channel::unbounded();
+        let thread = std::thread::spawn(move || {
+            // Before the first event, so that it goes after whatever events need.
+            LAST.with(|last| *last.borrow_mut() = Some(Last(sender)));
+            later(|| tell(|| ()));
+        });
+        thread.join().unwrap();
+        let told: Vec<_> = told.iter().collect();
+        // With all events cut, nothing is held.
+        let order = ["under a lock", "late"];
+        assert!(
+            if LEVEL > 0 { told == order } else { told == ["late", "under a lock"] },
+            "{told:?}"
+        );
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Memory that closures hand out.
 
 use super::{DeviceBlock, DeviceResource, ResourceId};
+use crate::debug_log::{event, later};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::DeviceLayout;
@@ -119,8 +120,11 @@ unsafe impl DeviceResource for CallbackResource {
         let bytes = block.bytes();
         let freed = catch_unwind(AssertUnwindSafe(|| (self.state.deallocate)(stream, block)));
         if let Err(thrown) = freed {
-            let (device, what) = (self.device(), said(thrown));
-            crate::debug_log::event!(error, %device, bytes, what, "leaked device memory: a callback panicked");
+            let (device, what) = (self.device().to_string(), said(thrown));
+            // A pool above may have its locks.
+            later(move || {
+                event!(error, %device, bytes, what, "leaked device memory: a callback panicked");
+            });
         }
     }
 }

@@ -5,7 +5,7 @@ use super::{DeviceBlock, DeviceResource, ResourceId};
 use crate::backend::{DeviceAddress, DriverResult, Wanted};
 use crate::debug_log::{event, later};
 use crate::device::Device;
-use crate::error::{DriverError, Error, Result};
+use crate::error::{DriverError, Error, ErrorKind, Result};
 use crate::event::Event;
 use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout};
 use crate::stream::{Stream, graveyard};
@@ -121,23 +121,40 @@ pub(super) unsafe fn free_after(stream: &Stream, device: &Device, block: DeviceB
 /// # Safety
 ///
 /// As [`free_after`].
-unsafe fn free_past(stream: &Stream, device: &Device, block: DeviceBlock) {
+pub(super) unsafe fn free_past(stream: &Stream, device: &Device, block: DeviceBlock) {
     let (stream, device) = (stream.clone(), device.clone());
-    match stream.is_capturing() {
-        Ok(true) => {
-            // SAFETY: the caller's contract, for a later time.
-            free_later(None, move || unsafe { free_past(&stream, &device, block) });
-        }
-        Ok(false) => match stream.record() {
-            Ok(passed) => free_later(Some(passed), move || {
-                // SAFETY: the stream has passed every use; the caller vouches for the rest.
-                if let Err(error) = unsafe { device.driver().mem_free(block.token()) } {
-                    leaked(&device, block.bytes(), &error);
-                }
-            }),
-            Err(error) => lost(&device, block.bytes(), &error),
-        },
+    match passed_all(&stream) {
+        // SAFETY: the caller's contract, for a later time.
+        Ok(None) => free_later(None, move || unsafe { free_past(&stream, &device, block) }),
+        Ok(passed) => free_later(passed, move || {
+            // SAFETY: the stream has passed every use; the caller vouches for the rest.
+            if let Err(error) = unsafe { device.driver().mem_free(block.token()) } {
+                leaked(&device, block.bytes(), &error);
+            }
+        }),
         Err(error) => lost(&device, block.bytes(), &error),
+    }
+}
+
+/// An event after all that the stream was given, which says so of the device. `None` if a capture is
+/// in the way: such an event is of a graph, and whoever asks it spoils the capture. The caller may be
+/// any thread, so that one begins, or ends, at any point in here.
+pub(super) fn passed_all(stream: &Stream) -> Result<Option<Event>> {
+    let of_graph = |error: &Error| error.kind() == ErrorKind::Capture;
+    if stream.is_capturing()? {
+        return Ok(None);
+    }
+    let event = match stream.record() {
+        Err(error) if of_graph(&error) => return Ok(None),
+        event => event?,
+    };
+    if stream.is_capturing()? {
+        return Ok(None);
+    }
+    // If it is of a capture that is over by now, it may be asked.
+    match event.is_complete() {
+        Err(error) if of_graph(&error) => Ok(None),
+        asked => asked.map(|_| Some(event)),
     }
 }
 
@@ -153,7 +170,7 @@ pub(super) fn lost(device: &Device, bytes: usize, error: &Error) {
 }
 
 /// Has a later call of the crate `free` something, if the device has passed `event` by then.
-pub(super) fn free_later(event: Option<Event>, free: impl FnOnce() + Send + 'static) {
+fn free_later(event: Option<Event>, free: impl FnOnce() + Send + 'static) {
     graveyard::bury_block(event.map(Arc::new), Box::new(FreeLater(Some(free))));
 }
 

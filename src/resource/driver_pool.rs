@@ -1,6 +1,6 @@
 //! Memory from a pool of the driver.
 
-use super::cuda::{allocate, free_later, leaked};
+use super::cuda::{allocate, free_past, leaked};
 use super::{DeviceBlock, DeviceResource, ResourceId};
 use crate::backend::{PoolAttribute, PoolSpec, RawPool, Wanted};
 use crate::debug_log::{event, later};
@@ -444,10 +444,10 @@ fn refuse_capture(stream: &Stream, layout: DeviceLayout) -> Result<()> {
 /// ordered before this call on `stream`.
 unsafe fn free(stream: &Stream, device: &Device, block: DeviceBlock) {
     if stream.is_capturing().unwrap_or(false) {
-        // The driver takes memory into a graph that came from it alone.
-        let (stream, device) = (stream.clone(), device.clone());
-        // SAFETY: the caller's contract, for a later time.
-        return free_later(None, move || unsafe { free(&stream, &device, block) });
+        // The driver takes memory into a graph that came from it alone. When it is freed, by whatever
+        // thread, the stream may be in its next capture: `cuMemFree` takes a pool's memory too.
+        // SAFETY: the caller's contract.
+        return unsafe { free_past(stream, device, block) };
     }
     // SAFETY: the caller's contract.
     if let Err(error) = unsafe { device.driver().mem_free_async(block.token(), stream.raw()) } {

@@ -4,6 +4,7 @@ use super::block::Padded;
 use super::cuda::{allocate, free_after};
 use super::{DeviceBlock, DeviceResource, HostAccessible, HostComplete, ResourceId};
 use crate::backend::{Wanted, is_forked_child, not_forked};
+use crate::debug_log::hold;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout};
@@ -149,7 +150,8 @@ impl ManagedResource {
     /// A block, if there is room for it. Nobody else of the process takes the room meanwhile.
     fn attempt(&self, stream: &Stream, layout: DeviceLayout) -> Result<Option<DeviceBlock>> {
         let bytes = Padded::new(layout, DEFAULT_ALIGNMENT).bytes() as u64;
-        // Held over calls of the driver, and of nobody else.
+        // Held over calls of the driver, and of nobody else: what a simulated one tells waits.
+        let _held = hold();
         let mut account = self.account.lock();
         if !self.oversubscribe {
             account.see(self.device.memory_info()?.free);

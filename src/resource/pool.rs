@@ -1,6 +1,6 @@
 //! The pool, as a resource over another one.
 
-use super::cuda::leaked;
+use super::cuda::lost;
 use super::{CudaResource, DeviceBlock, DeviceResource, ResourceId};
 use crate::backend::{Wanted, is_forked_child, not_forked};
 use crate::debug_log::{POOL, event, later};
@@ -450,7 +450,7 @@ impl<U: DeviceResource + 'static> Upstream for Ground<U> {
             match stream.map_or_else(|| self.aside(), |stream| Ok(stream.clone())) {
                 // SAFETY: allocated above, and given to nobody.
                 Ok(stream) => unsafe { self.resource.deallocate(&stream, block) },
-                Err(_) => crate::debug_log::event!(error, bytes = got, "leaked device memory"),
+                Err(_) => later(move || event!(error, bytes = got, "leaked device memory")),
             }
             return Err(error.advise("use a resource that keeps alignments"));
         }
@@ -483,23 +483,21 @@ impl<U: DeviceResource + 'static> Upstream for Ground<U> {
             // The device is gone, and its memory with it.
             return;
         }
+        let name = device.to_string();
         match why {
-            Failure::Exhausted(_) => crate::debug_log::event!(error,
-                %device,
-                bytes,
-                "leaked device memory: a pool was dropped while blocks of it were in use"
-            ),
-            Failure::Upstream(error) => match error.driver() {
-                Some(driver) => leaked(device, bytes, driver),
-                None => {
-                    crate::debug_log::event!(error, %device, bytes, %error, "leaked device memory")
-                }
-            },
-            _ => crate::debug_log::event!(error,
-                %device,
-                bytes,
-                "leaked device memory: no stream could be made to wait for its last use"
-            ),
+            Failure::Upstream(error) => lost(device, bytes, error),
+            Failure::Exhausted(_) => later(move || {
+                event!(
+                    error, device = %name, bytes,
+                    "leaked device memory: a pool was dropped while blocks of it were in use"
+                );
+            }),
+            _ => later(move || {
+                event!(
+                    error, device = %name, bytes,
+                    "leaked device memory: no stream could be made to wait for its last use"
+                );
+            }),
         }
     }
 

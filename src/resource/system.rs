@@ -1,6 +1,6 @@
 //! Ordinary host memory that the device reads where it lies.
 
-use super::cuda::{leaked, lost};
+use super::cuda::{leaked, lost, passed_all};
 use super::{DeviceBlock, DeviceResource, HostAccessible, ResourceId};
 use crate::backend::{PreferredHome, Wanted, is_forked_child, not_forked};
 use crate::device::Device;
@@ -251,16 +251,13 @@ impl Drop for Freed {
     fn drop(&mut self) {
         let Some(memory) = self.memory.take() else { return };
         let stream = self.stream.clone();
-        match stream.is_capturing() {
-            // An event of a graph says nothing of the device: a later call of the crate tries again.
-            Ok(true) => {
+        match passed_all(&stream) {
+            // A later call of the crate tries again.
+            Ok(None) => {
                 let again = Self { memory: Some(memory), stream };
                 graveyard::bury_block(None, Box::new(again));
             }
-            Ok(false) => match stream.record() {
-                Ok(event) => graveyard::bury_block(Some(Arc::new(event)), Box::new(memory)),
-                Err(error) => memory.leak(&error),
-            },
+            Ok(passed) => graveyard::bury_block(passed.map(Arc::new), Box::new(memory)),
             Err(error) => memory.leak(&error),
         }
     }

@@ -7,6 +7,7 @@
 
 #![allow(unreachable_pub, reason = "the models of loom_tests reach it through `models`")]
 
+use crate::debug_log::{event, later};
 use crate::error::ErrorKind;
 use crate::event::Event;
 use crate::sync::{Arc, AtomicUsize, LazyLock, Mutex, Ordering};
@@ -145,21 +146,22 @@ fn visit(graves: &Graveyard<Grave>) {
         }
     });
     for grave in reaped.lost {
-        crate::debug_log::event!(
-            error,
-            device = grave.event.as_ref().map(|event| tracing::field::display(event.device())),
-            "leaked the buffers of a transfer: the device can no longer say whether it is done"
-        );
+        let device = grave.event.as_ref().map(|event| event.device().to_string());
+        // It may be a pool that looks here, with its locks in hand.
+        later(move || {
+            event!(
+                error,
+                device,
+                "leaked the buffers of a transfer: the device can no longer say whether it is done"
+            );
+        });
     }
     for grave in reaped.free {
         let buffers = grave.buffers;
         let freed = catch_unwind(AssertUnwindSafe(|| drop(ManuallyDrop::into_inner(buffers))));
         if let Err(thrown) = freed {
             std::mem::forget(thrown);
-            crate::debug_log::event!(
-                error,
-                "the buffers of a transfer panicked when they were dropped"
-            );
+            later(|| event!(error, "the buffers of a transfer panicked when they were dropped"));
         }
     }
 }

@@ -67,7 +67,9 @@ mod sides {
     pub(super) fn interrupt_all() {
         // A process that is registered is not refused, by the kernel's manual.
         if !membarrier(EXPEDITED) {
-            crate::debug_log::event!(error, "membarrier failed after it was registered");
+            crate::debug_log::later(|| {
+                crate::debug_log::event!(error, "membarrier failed after it was registered");
+            });
         }
     }
 }

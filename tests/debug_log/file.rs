@@ -47,6 +47,7 @@ fn a_line_has_time_level_thread_target_message_and_fields() {
     tracing::subscriber::with_default(subscriber, || {
         work();
         tracing::error!(target: "somebody::else", "not ours");
+        tracing::error!(target: "aquifer_somebody", "nor that of a crate of such a name");
         tracing::error!(target: "aquifer::test", "two\nlines\r");
         tracing::trace!(target: "aquifer::test", "more than was asked for");
     });

@@ -9,15 +9,16 @@ mod support;
 
 use aquifer::sim::SimConfig;
 use aquifer::{
-    AsyncResource, CudaResource, DeviceBlock, DeviceLayout, DeviceResource, ErrorKind, MissPolicy,
-    PoolResource, Rung, Stream, TracedAdaptor,
+    AsyncResource, CallbackResource, CudaResource, DeviceBlock, DeviceLayout, DeviceResource,
+    DeviceVec, ErrorKind, MissPolicy, PoolResource, Rung, Stream, TracedAdaptor,
 };
 use std::collections::BTreeMap;
 use std::process::{Command, Output};
 use std::sync::{Arc, Mutex, OnceLock};
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
-use tracing::{Event, Level, Subscriber};
+use tracing::subscriber::Interest;
+use tracing::{Event, Level, Metadata, Subscriber};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 
 const MIB: usize = 1 << 20;
@@ -326,6 +327,117 @@ fn a_subscriber_may_allocate_from_the_pool_that_tells() {
     assert_eq!((statistics.live, statistics.reserved), (0, 0));
     let calls = *calls.lock().unwrap();
     assert!(if is_in(Level::DEBUG) { calls > 10 } else { calls <= 1 }, "{calls} calls");
+}
+
+/// A pool whose upstream has something to say while the pool trims, grows or ends.
+type Troubled = PoolResource<CallbackResource>;
+static TROUBLED: OnceLock<(Troubled, Stream)> = OnceLock::new();
+
+struct TakesFromTroubled(Arc<Mutex<Vec<String>>>);
+
+impl<S: Subscriber> Layer<S> for TakesFromTroubled {
+    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+        let Some((pool, stream)) = TROUBLED.get() else { return };
+        if let Ok(block) = pool.allocate(stream, DeviceLayout::new(3 * MIB).unwrap()) {
+            give(pool, stream, block);
+        }
+        let _ = pool.trim(usize::MAX);
+        let mut told = Told::default();
+        event.record(&mut told);
+        self.0.lock().unwrap().push(told.message().to_owned());
+    }
+}
+
+#[test]
+fn what_an_upstream_tells_waits_for_the_locks_of_the_pool() {
+    let name = "what_an_upstream_tells_waits_for_the_locks_of_the_pool";
+    if !is_child() {
+        let output = child(name, &[]);
+        let out = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && out.contains("1 passed"), "{output:?}");
+        return;
+    }
+    hurry();
+    // Of its own, to have reports of.
+    let device = aquifer::Device::simulated(SimConfig::default());
+    let (stream, upstream) = (device.new_stream().unwrap(), CudaResource::new(&device));
+    let allocate = move |stream: &Stream, layout| upstream.allocate(stream, layout);
+    // SAFETY: the blocks are a resource's that keeps the contract; none goes back.
+    let troubled =
+        unsafe { CallbackResource::new(&device, allocate, |_, _| panic!("a callback fails")) };
+    let pool = PoolResource::builder(troubled).growth_step(MIB).build().unwrap();
+    TROUBLED.set((pool.clone(), device.new_stream().unwrap())).unwrap();
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let subscriber = tracing_subscriber::registry().with(TakesFromTroubled(told.clone()));
+    tracing::subscriber::set_global_default(subscriber).unwrap();
+    give(&pool, &stream, take(&pool, &stream, MIB));
+    pool.trim(0).unwrap();
+    // SAFETY: read by the device alone, which reports it when the trim waits for it.
+    let nothing = unsafe { DeviceVec::<u8>::uninit_in(&stream, MIB, Arc::new(pool.clone())) };
+    let nothing = nothing.unwrap();
+    let mut copy = DeviceVec::<u8>::zeroed_in(&stream, MIB, Arc::new(pool.clone())).unwrap();
+    copy.copy_from(&nothing).unwrap();
+    drop((nothing, copy));
+    let _ = pool.trim(0);
+    let told = told.lock().unwrap();
+    for part in ["leaked device memory: a callback panicked", "simulated device: "] {
+        let count = told.iter().filter(|message| message.contains(part)).count();
+        assert_eq!(count > 0, is_in(Level::ERROR), "{part}: {told:?}");
+    }
+}
+
+type Traced = PoolResource<TracedAdaptor<CudaResource>>;
+static TRACED: OnceLock<(Traced, Stream)> = OnceLock::new();
+
+/// Takes from the pool when it is asked whether it wants an event.
+struct TakesWhenAsked(Arc<Mutex<[usize; 2]>>);
+
+impl<S: Subscriber> Layer<S> for TakesWhenAsked {
+    fn register_callsite(&self, _: &'static Metadata<'static>) -> Interest {
+        Interest::sometimes()
+    }
+
+    fn enabled(&self, metadata: &Metadata<'_>, _: Context<'_, S>) -> bool {
+        if let Some((pool, stream)) = TRACED.get()
+            && metadata.target().starts_with("aquifer")
+        {
+            give(pool, stream, take(pool, stream, 3 * MIB));
+            let _ = pool.trim(usize::MAX);
+            self.0.lock().unwrap()[0] += 1;
+        }
+        true
+    }
+
+    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+        self.0.lock().unwrap()[1] += usize::from(event.metadata().target() == "aquifer::memory");
+    }
+}
+
+#[test]
+fn no_subscriber_is_asked_under_the_locks_of_a_pool() {
+    let name = "no_subscriber_is_asked_under_the_locks_of_a_pool";
+    if !is_child() {
+        let output = child(name, &[]);
+        let out = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && out.contains("1 passed"), "{output:?}");
+        return;
+    }
+    hurry();
+    let device = support::device();
+    let stream = device.new_stream().unwrap();
+    let upstream = TracedAdaptor::new(CudaResource::new(&device));
+    let pool = PoolResource::builder(upstream).growth_step(MIB).build().unwrap();
+    TRACED.set((pool.clone(), device.new_stream().unwrap())).unwrap();
+    let counts = Arc::new(Mutex::new([0; 2]));
+    let subscriber = tracing_subscriber::registry().with(TakesWhenAsked(counts.clone()));
+    tracing::subscriber::set_global_default(subscriber).unwrap();
+    for bytes in [1000, 8 * MIB] {
+        give(&pool, &stream, take(&pool, &stream, bytes));
+    }
+    pool.trim(0).unwrap();
+    let [asked, told] = *counts.lock().unwrap();
+    assert_eq!(asked > 0, is_in(Level::DEBUG));
+    assert_eq!(told >= 4, is_in(Level::TRACE), "{told}");
 }
 
 struct Panics;

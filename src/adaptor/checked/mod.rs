@@ -8,6 +8,7 @@ pub use misuse::{BlockUse, Misuse, MisuseKind};
 use super::caught::caught;
 use super::handles::{handles, identity_by};
 use crate::backend::{FillWord, is_forked_child};
+use crate::debug_log::{event, later};
 use crate::device::Device;
 use crate::error::Result;
 use crate::layout::DeviceLayout;
@@ -195,11 +196,13 @@ impl<U: DeviceResource> State<U> {
         let misuse = Misuse { kind, call, known, devices };
         let Some(handler) = &self.rules.handler else {
             let leaked = if kind.is_refused() { ": leaked" } else { "" };
-            crate::debug_log::event!(error, ?kind, "{misuse}{leaked}");
+            later(move || event!(error, ?kind, "{misuse}{leaked}"));
             return;
         };
         if caught(|| handler(&misuse)).is_none() {
-            crate::debug_log::event!(error, ?kind, "{misuse}; and the handler of misuses panicked");
+            later(move || {
+                event!(error, ?kind, "{misuse}; and the handler of misuses panicked");
+            });
         }
     }
 
@@ -241,8 +244,8 @@ impl<U: DeviceResource> State<U> {
         if let Err(error) = filled
             && !error.is_gone()
         {
-            let device = stream.device();
-            crate::debug_log::event!(warn, %device, %error, "a freed block was not poisoned");
+            let (device, error) = (stream.device().to_string(), error.to_string());
+            later(move || event!(warn, %device, %error, "a freed block was not poisoned"));
         }
     }
 }

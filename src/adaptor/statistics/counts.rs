@@ -226,9 +226,10 @@ impl Counts {
         counters
     }
 
-    /// `None` in the child of a fork that left the holder behind: there is nothing to count there.
+    /// `None` in the child of a fork, where there is nothing to count: the holder, or who was about to
+    /// wait, may have been left behind, and then not even the release of a lock that was free returns.
     fn lock(&self) -> Option<MutexGuard<'_, Opening>> {
-        if is_forked_child() { self.lock.try_lock() } else { Some(self.lock.lock()) }
+        if is_forked_child() { None } else { Some(self.lock.lock()) }
     }
 }
 

@@ -5,7 +5,6 @@
 //! load, which [`barrier`]'s pair of fences orders. Only its owner writes the mark: a till has one
 //! owner for good, who may find it shut.
 
-use crate::backend::is_forked_child;
 use crate::sync::{AtomicUsize, MODELLED, Ordering, UnsafeCell, barrier, yield_now};
 
 /// Tills that a thread has for its own, by its seat; the first is nobody's.
@@ -98,13 +97,12 @@ impl<T> Till<T> {
 pub(super) fn keep_out<'a, T: 'a>(tills: impl Iterator<Item = &'a Till<T>>) {
     barrier::heavy();
     for till in tills {
-        // A fork may have left the owner behind.
         #[cfg(not(aquifer_fault = "till_not_awaited"))]
-        while till.busy.load(Ordering::Acquire) != 0 && !is_forked_child() {
+        while till.busy.load(Ordering::Acquire) != 0 {
             yield_now();
         }
         #[cfg(aquifer_fault = "till_not_awaited")]
-        let _ = (&till.busy, is_forked_child(), yield_now as fn());
+        let _ = (&till.busy, yield_now as fn());
     }
 }
 

@@ -3,6 +3,7 @@
 use super::allocation::Allocation;
 use crate::adaptor::shards::Shards;
 use crate::backend::is_forked_child;
+use crate::debug_log::{event, later};
 use crate::device::Device;
 use crate::resource::DeviceBlock;
 use crate::stream::Stream;
@@ -98,12 +99,14 @@ impl Ledger {
         if let Some(replaced) = replaced
             && self.bypassed.add()
         {
-            crate::debug_log::event!(warn,
-                device = %self.device,
-                address = replaced.address(),
-                bytes = replaced.bytes(),
-                "a tracked block was handed out again: it was freed past its tracking adaptor"
-            );
+            let device = self.device.to_string();
+            let (address, bytes) = (replaced.address(), replaced.bytes());
+            later(move || {
+                event!(
+                    warn, %device, address, bytes,
+                    "a tracked block was handed out again: it was freed past its tracking adaptor"
+                );
+            });
         }
     }
 
@@ -121,19 +124,25 @@ impl Ledger {
             Some(found) => {
                 let allocated = found.bytes();
                 if self.wrong_size.add() {
-                    crate::debug_log::event!(warn,
-                        device = %self.device, address, bytes, allocated,
-                        "a tracked block was freed with a size that is not its own"
-                    );
+                    let device = self.device.to_string();
+                    later(move || {
+                        event!(
+                            warn, %device, address, bytes, allocated,
+                            "a tracked block was freed with a size that is not its own"
+                        );
+                    });
                 }
                 DeviceBlock::new(address, allocated, block.token())
             }
             None => {
                 if bytes != 0 && self.unknown.add() {
-                    crate::debug_log::event!(warn,
-                        device = %self.device, address, bytes,
-                        "a block was freed that this tracking adaptor does not know"
-                    );
+                    let device = self.device.to_string();
+                    later(move || {
+                        event!(
+                            warn, %device, address, bytes,
+                            "a block was freed that this tracking adaptor does not know"
+                        );
+                    });
                 }
                 block
             }
@@ -191,9 +200,9 @@ impl Ledger {
     pub(super) fn log(&self) {
         let outstanding = self.outstanding();
         if outstanding.is_empty() {
-            crate::debug_log::event!(debug, "{}", self.report_of(&outstanding, NAMED));
+            event!(debug, "{}", self.report_of(&outstanding, NAMED));
         } else {
-            crate::debug_log::event!(warn, "{}", self.report_of(&outstanding, NAMED));
+            event!(warn, "{}", self.report_of(&outstanding, NAMED));
         }
     }
 }
@@ -212,7 +221,7 @@ impl Drop for Ledger {
         let left = self.shards.all_mut().flat_map(|shard| shard.live.drain());
         let left = sorted(left.map(|(_, allocation)| allocation).collect());
         if !left.is_empty() {
-            crate::debug_log::event!(
+            event!(
                 warn,
                 "a tracking adaptor ends before its blocks. {}",
                 self.report_of(&left, NAMED)

@@ -6,6 +6,7 @@
 use super::config::SimConfig;
 use super::report::{OpName, Report, Violation};
 use crate::backend::DriverResult;
+use crate::debug_log::{event, later};
 use crate::error::DriverError;
 use crate::sync::Arc;
 use crate::sync::trusted::{AtomicU64, Mutex, Ordering};
@@ -115,11 +116,12 @@ impl Ledger {
         report
     }
 
-    /// Logs the new reports. Called without any lock: a subscriber may do what it likes.
+    /// Logs the new reports. Called without a lock of the simulator: a subscriber may do what it likes,
+    /// when those of a pool above are released too.
     pub(super) fn tell(&self) {
         let untold = std::mem::take(&mut self.book.lock().untold);
         for report in untold {
-            crate::debug_log::event!(error, kind = ?report.kind(), "simulated device: {report}");
+            later(move || event!(error, kind = ?report.kind(), "simulated device: {report}"));
         }
     }
 

@@ -233,6 +233,11 @@ pub(super) fn free(held: &mut Held, ledger: &Ledger, address: u64) -> DriverResu
     find(held, ledger, name, address, Kind::is_device_memory)?;
     if let Some(block) = free_now(held, ledger, name, address) {
         unreserve(held, ledger.device, block.bytes);
+        if let Kind::Pool(pool) = block.kind
+            && let Some(pool) = held.pools.get_mut(&pool)
+        {
+            pool.take_back(block.bytes);
+        }
     }
     Ok(())
 }

@@ -44,7 +44,8 @@ impl Account {
     /// Takes note of what is free now. Who changes the account meanwhile waits: the caller has its
     /// lock.
     pub(super) fn see(&mut self, free: u64) {
-        if self.live == 0 {
+        // While some are on their way back, what is free is not all that there was.
+        if self.live == 0 && self.freeing == 0 {
             self.most = free;
         } else {
             // What rose and was not ours, others gave back. Ours that is just being freed may be in it
@@ -141,6 +142,23 @@ mod tests {
             account.see(60);
             assert_eq!(account.most, 100, "{ran_at_once}");
             assert!(account.has_room(60) && !account.has_room(61), "{ran_at_once}");
+        }
+    }
+
+    #[test]
+    fn what_is_just_going_back_was_room_and_will_be() {
+        for ran_at_once in [false, true] {
+            let mut account = Account::default();
+            account.see(100);
+            account.enter(1, 60);
+            account.see(40);
+            let bytes = account.leave(1);
+            // Nothing lives, and the driver is at it.
+            account.see(if ran_at_once { 100 } else { 40 });
+            account.enter(2, 10);
+            account.left(bytes);
+            account.see(90);
+            assert!(account.has_room(90) && !account.has_room(91), "{ran_at_once}");
         }
     }
 
