@@ -42,7 +42,10 @@ fn end(device: &Device, how: End) {
             let stream = device.new_stream().unwrap();
             // SAFETY: it touches nothing; its host form fails.
             unsafe { stream.launch(&TRAP).launch(LaunchConfig::for_elements(1)).unwrap() };
-            assert_eq!(kind(stream.synchronize()), ErrorKind::Simulation);
+            // The fault itself goes to who asks first, and that may be a thread of another test, which
+            // looks after what the process has buried.
+            let told = kind(stream.synchronize());
+            assert!([ErrorKind::Simulation, ErrorKind::ContextLost].contains(&told), "{told:?}");
             let kinds: Vec<_> = simulator.take_reports().iter().map(|one| one.kind()).collect();
             assert_eq!(kinds, [Violation::KernelFault]);
         }
