@@ -42,9 +42,10 @@ impl fmt::Display for Finding {
 /// A rule adds what it finds in one file.
 type Rule = fn(&Source, &mut Vec<Finding>);
 
-const RULES: [Rule; 7] = [
+const RULES: [Rule; 8] = [
     rules::locks_through_sync,
     rules::loom_through_sync,
+    rules::events_through_debug_log,
     floors::check,
     rules::no_panics,
     rules::short_files,

@@ -15,6 +15,8 @@ const LOCK_CRATES: [&str; 4] = ["parking_lot", "parking_lot_core", "lock_api", "
 
 const MACROS: [&str; 4] = ["panic", "todo", "unimplemented", "unreachable"];
 
+const EVENTS: [&str; 6] = ["error", "warn", "info", "debug", "trace", "event"];
+
 const METHODS: [&str; 4] = ["unwrap", "expect", "unwrap_err", "expect_err"];
 
 const LONGEST_FILE: usize = 800;
@@ -80,6 +82,22 @@ pub(crate) fn loom_through_sync(source: &Source, findings: &mut Vec<Finding>) {
         let cfg = attribute.first().is_some_and(|word| word.is("cfg") || word.is("cfg_attr"));
         if cfg && let Some(token) = attribute.iter().find(|token| token.is("loom")) {
             findings.push(source.finding(token.line, "the cfg `loom` belongs to other crates"));
+        }
+    }
+}
+
+/// Events are told through `debug_log`, which cuts levels, stops a subscriber's panic and waits for
+/// locks: the macros of `tracing` do none of it.
+pub(crate) fn events_through_debug_log(source: &Source, findings: &mut Vec<Finding>) {
+    if !source.is_in("src") || source.is_in("src/debug_log") || source.is_tests() {
+        return;
+    }
+    for name in source.names() {
+        if let ["tracing", event] = name.segments[..]
+            && EVENTS.contains(&event)
+        {
+            let text = format!("`tracing::{event}` is named outside src/debug_log");
+            findings.push(source.finding(name.last.line, text));
         }
     }
 }

@@ -74,6 +74,23 @@ fn the_models_cfg_is_named_in_sync_and_the_models() {
 }
 
 #[test]
+fn events_are_told_through_the_debug_log() {
+    for bad in [
+        "fn f() { tracing::error!(\"x\"); }",
+        "use tracing::warn;",
+        "fn f() { ::tracing::debug!(\"x\") }",
+    ] {
+        assert_eq!(found(rules::events_through_debug_log, "src/pool/core.rs", bad), [1], "{bad}");
+        assert!(found(rules::events_through_debug_log, "src/debug_log/tell.rs", bad).is_empty());
+        assert!(found(rules::events_through_debug_log, "tests/traced.rs", bad).is_empty());
+    }
+    for good in ["use tracing::Level;", "fn f() { tracing::enabled!(tracing::Level::TRACE); }"] {
+        let found = found(rules::events_through_debug_log, "src/adaptor/traced.rs", good);
+        assert!(found.is_empty(), "{good}");
+    }
+}
+
+#[test]
 fn rooms_import_rooms_below_them() {
     for (path, bad) in [
         ("src/layout.rs", "use crate::device::Device;"),
