@@ -436,7 +436,7 @@ impl<U: Upstream> Pool<U> {
         if self.upstream.is_capturing(stream).unwrap_or(true) {
             return None;
         }
-        let mut refused = Vec::new();
+        let mut refused = Vec::<Tag>::new();
         let heir = loop {
             let vacant = self.known.lock().vacant.pop_first();
             let Some(slot) = vacant.and_then(|tag| self.slot(tag)) else { break None };
