@@ -151,9 +151,12 @@ pub(super) fn passed_all(stream: &Stream) -> Result<Option<Event>> {
     if stream.is_capturing()? {
         return Ok(None);
     }
-    // If it is of a capture that is over by now, it may be asked.
+    // If it is of a capture that is over by now, it may be asked, and is no event of a stream.
+    let of_ended_graph = |error: &Error| {
+        error.driver().is_some_and(|error| error.code() == DriverError::INVALID_VALUE)
+    };
     match event.is_complete() {
-        Err(error) if of_graph(&error) => Ok(None),
+        Err(error) if of_graph(&error) || of_ended_graph(&error) => Ok(None),
         asked => asked.map(|_| Some(event)),
     }
 }
