@@ -129,7 +129,11 @@ impl<U: Upstream> Epochs<U> {
         self.read_clock(&mut clock);
         let event = upstream.record(stream, spare)?;
         #[cfg(aquifer_fault = "clock_after_record")]
-        self.read_clock(&mut clock);
+        {
+            // loom does not see the lock of the clock, before which another thread may come.
+            crate::sync::yield_now();
+            self.read_clock(&mut clock);
+        }
         #[cfg(aquifer_fault = "record_before_bump")]
         self.open.store(epoch + 1, Ordering::Relaxed);
         record.closed.push_back(Closed { epoch, event, clock });
