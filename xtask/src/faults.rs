@@ -83,8 +83,8 @@ impl Fault {
 /// Builds the fault's model and runs it. An error if the fault was not found as it should be.
 fn try_one(place: &Place, fault: &Fault) -> Result<()> {
     println!("\n-- fault {} in {}", fault.name, fault.place());
-    let program = build(place, "loom-faults", FLAGS, &fault.name, &fault.target)?;
-    let mut command = prepared(place, Command::new(program));
+    let built = build(place, "loom-faults", FLAGS, &fault.name, &fault.target)?;
+    let mut command = prepared(place, Command::new(&built.program));
     command
         .args([&fault.filter, "--nocapture", "--test-threads=1"])
         .env(BOUND.0, bound())
@@ -113,8 +113,23 @@ fn judge(fault: &Fault, succeeded: bool, text: &str) -> Result<()> {
     Ok(())
 }
 
-/// Builds a test target with the fault `name` in it, in a folder of its own, and says where the
-/// program lies.
+/// A program with a fault in it. What was built for it alone is deleted when it is dropped: nobody
+/// runs it again, and all faults' programs together are some gigabytes.
+pub(crate) struct Built {
+    pub(crate) program: PathBuf,
+    files: Vec<PathBuf>,
+}
+
+impl Drop for Built {
+    fn drop(&mut self) {
+        for file in &self.files {
+            // What cannot be deleted costs disk and nothing else.
+            let _ = std::fs::remove_file(file);
+        }
+    }
+}
+
+/// Builds a test target with the fault `name` in it, in a folder that such builds share.
 ///
 /// The fault's cfg comes through a wrapper of rustc that cargo uses for the workspace's own packages
 /// alone. With RUSTFLAGS cargo would build every dependency again for each fault.
@@ -124,7 +139,7 @@ pub(crate) fn build(
     flags: &str,
     name: &str,
     target: &str,
-) -> Result<PathBuf> {
+) -> Result<Built> {
     let folder = place.target.join(folder);
     let wrapper = wrapper(&folder, name)?;
     let mut command = cargo(place);
@@ -139,19 +154,24 @@ pub(crate) fn build(
         println!("{}", finished.text);
         bail!("it does not compile");
     }
-    executable(&finished.text, target)
-        .with_context(|| format!("cargo built no program for {target}"))
+    built(&finished.text, target).with_context(|| format!("cargo built no program for {target}"))
 }
 
-/// The path of `target`'s program in cargo's messages.
-fn executable(messages: &str, target: &str) -> Option<PathBuf> {
-    messages.lines().find_map(|line| {
-        let message: serde_json::Value = serde_json::from_str(line).ok()?;
-        if message.pointer("/target/name")?.as_str()? != target {
-            return None;
+/// `target`'s program and the library in it, by cargo's messages.
+fn built(messages: &str, target: &str) -> Option<Built> {
+    let (mut program, mut files) = (None, Vec::new());
+    for line in messages.lines() {
+        let Ok(message) = serde_json::from_str::<serde_json::Value>(line) else { continue };
+        let name = message.pointer("/target/name").and_then(|name| name.as_str());
+        if name == Some(target) {
+            program = message["executable"].as_str().map(PathBuf::from).or(program);
+        } else if name != Some("aquifer") {
+            continue;
         }
-        Some(PathBuf::from(message.get("executable")?.as_str()?))
-    })
+        let paths = message["filenames"].as_array().into_iter().flatten();
+        files.extend(paths.filter_map(|path| path.as_str()).map(PathBuf::from));
+    }
+    Some(Built { program: program?, files })
 }
 
 /// A program that calls rustc with the fault's cfg. Its path is part of what cargo compares, so each
@@ -289,9 +309,12 @@ mod tests {
     #[test]
     fn finds_the_program_in_the_messages() {
         let messages = r#"   Compiling aquifer
-{"reason":"compiler-artifact","target":{"name":"aquifer"},"executable":null}
-{"reason":"compiler-artifact","target":{"name":"loom_debts"},"executable":"/t/deps/loom_debts-1"}"#;
-        assert_eq!(executable(messages, "loom_debts"), Some("/t/deps/loom_debts-1".into()));
-        assert_eq!(executable(messages, "loom_pool"), None);
+{"reason":"compiler-artifact","target":{"name":"loom"},"filenames":["/t/libloom.rlib"],"executable":null}
+{"reason":"compiler-artifact","target":{"name":"aquifer"},"filenames":["/t/libaquifer.rlib"],"executable":null}
+{"reason":"compiler-artifact","target":{"name":"loom_debts"},"filenames":["/t/debts-1"],"executable":"/t/debts-1"}"#;
+        let found = built(messages, "loom_debts").unwrap();
+        assert_eq!(found.program, PathBuf::from("/t/debts-1"));
+        assert_eq!(found.files, ["/t/libaquifer.rlib", "/t/debts-1"].map(PathBuf::from));
+        assert!(built(messages, "loom_pool").is_none());
     }
 }

@@ -100,8 +100,8 @@ pub(crate) fn run(place: &Place, only: Option<&str>) -> Result<Verdict> {
 /// Builds the soak with the fault in it and runs it. Says where the fault was found.
 fn try_one(place: &Place, fault: &Fault) -> Result<String> {
     println!("\n-- fault {}", fault.name);
-    let program = build(place, "soak-faults", "", &fault.name, "soak")?;
-    let mut command = prepared(place, Command::new(program));
+    let built = build(place, "soak-faults", "", &fault.name, "soak")?;
+    let mut command = prepared(place, Command::new(&built.program));
     command
         .args(["--nocapture", "--test-threads=1"])
         .env(PROGRAMS.0, PROGRAMS_WITH_A_FAULT)
