@@ -81,6 +81,8 @@ mod tell;
 #[cfg(feature = "debug-log")]
 pub use file::DebugLog;
 pub(crate) use nvtx::range;
+#[cfg(feature = "nvtx")]
+pub(crate) use nvtx::{HeapHandle, Memory, memory};
 pub(crate) use tell::{LEVEL, POOL, event, hold, is_held, is_wanted, later, tell};
 
 #[cfg(not(feature = "nvtx"))]

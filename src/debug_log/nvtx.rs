@@ -1,5 +1,5 @@
 //! NVTX ranges, for a tool that is there: what NVIDIA's header does in each C program, in as much of
-//! it as a range needs. The header loads the library that `NVTX_INJECTION64_PATH` names and lets it
+//! it as ranges and [`memory`] need. The header loads the library that `NVTX_INJECTION64_PATH` names and lets it
 //! put its own functions into the program's table of slots; slots that it leaves are no-ops.
 
 use crate::sync::LazyLock;
@@ -7,8 +7,15 @@ use crate::sync::trusted::{AtomicUsize, Ordering};
 use libloading::Library;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
+mod memory;
+
+pub(crate) use memory::{HeapHandle, Memory, memory};
+
 /// `NVTX_VERSION`.
 const VERSION: u16 = 3;
+
+/// `NVTX_MESSAGE_TYPE_ASCII`.
+const ASCII: i32 = 1;
 
 /// `NvtxCallbackModule`: how many functions each has, from 1; the domains' are `CORE2`, 5.
 const MODULES: [usize; 7] = [0, 15, 8, 14, 6, 15, 6];
@@ -105,8 +112,13 @@ type DomainCreate = unsafe extern "C" fn(*const c_char) -> usize;
 type RangePush = unsafe extern "C" fn(usize, *const Attributes) -> c_int;
 type RangePop = unsafe extern "C" fn(usize) -> c_int;
 
-/// The functions of a tool, and the crate's domain in it.
+/// The crate's domain in a tool, and the functions for ranges if the tool has any.
 struct Tool {
+    domain: usize,
+    ranges: Option<Ranges>,
+}
+
+struct Ranges {
     domain: usize,
     push: RangePush,
     pop: RangePop,
@@ -142,30 +154,37 @@ fn find() -> Option<Tool> {
         0 => None,
         address => Some(address as *const ()),
     };
-    let (create, push, pop) =
-        (function(DOMAIN_CREATE)?, function(RANGE_PUSH)?, function(RANGE_POP)?);
-    // SAFETY: the tool put functions of these types at these numbers, by NVTX's contract, and its
+    let create = function(DOMAIN_CREATE)?;
+    // SAFETY: the tool put a function of this type at this number, by NVTX's contract, and its
     // library stays.
-    let (create, push, pop) = unsafe {
-        (
-            std::mem::transmute::<*const (), DomainCreate>(create),
-            std::mem::transmute::<*const (), RangePush>(push),
-            std::mem::transmute::<*const (), RangePop>(pop),
-        )
-    };
+    let create = unsafe { std::mem::transmute::<*const (), DomainCreate>(create) };
     // SAFETY: a string that ends with a zero.
     let domain = unsafe { create(c"aquifer".as_ptr()) };
-    Some(Tool { domain, push, pop })
+    let ranges = function(RANGE_PUSH).zip(function(RANGE_POP)).map(|(push, pop)| {
+        // SAFETY: as above.
+        unsafe {
+            let push = std::mem::transmute::<*const (), RangePush>(push);
+            let pop = std::mem::transmute::<*const (), RangePop>(pop);
+            Ranges { domain, push, pop }
+        }
+    });
+    Some(Tool { domain, ranges })
+}
+
+/// The domain `aquifer`. 0, which names none, where the tool has no domains.
+fn domain() -> usize {
+    TOOL.as_ref().map_or(0, |tool| tool.domain)
 }
 
 /// A range of the calling thread, until it is dropped.
-pub(crate) struct Range(Option<&'static Tool>);
+pub(crate) struct Range(Option<&'static Ranges>);
 
 /// Begins a range in the domain `aquifer`, if there is a tool. `bytes` is its payload.
 pub(crate) fn range(name: &'static CStr, bytes: usize) -> Range {
     const UNSIGNED: i32 = 1;
-    const ASCII: i32 = 1;
-    let Some(tool) = &*TOOL else { return Range(None) };
+    let Some(tool) = TOOL.as_ref().and_then(|tool| tool.ranges.as_ref()) else {
+        return Range(None);
+    };
     let attributes = Attributes {
         version: VERSION,
         size: size_of::<Attributes>() as u16,

@@ -16,6 +16,15 @@ use std::fmt;
 
 mod capture;
 mod options;
+#[cfg(not(feature = "nvtx"))]
+mod unwatched;
+#[cfg(feature = "nvtx")]
+mod watch;
+
+#[cfg(not(feature = "nvtx"))]
+use unwatched::Watch;
+#[cfg(feature = "nvtx")]
+use watch::Watch;
 
 pub use options::{MissPolicy, PoolOptions, PoolStatistics};
 
@@ -196,7 +205,12 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
         }
         let align = layout.alignment() as u64;
         match self.pool.allocate(stream, stream.id(), layout.bytes(), align) {
-            Ok(Block { address, bytes, token }) => Ok(DeviceBlock::new(address, bytes, token)),
+            Ok(Block { address, bytes, token }) => {
+                if let Some(watch) = &self.pool.upstream().watch {
+                    watch.hand_out(stream, address, bytes);
+                }
+                Ok(DeviceBlock::new(address, bytes, token))
+            }
             Err(failure) => Err(self.explain(failure, layout.bytes())),
         }
     }
@@ -207,6 +221,10 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
     #[inline(never)]
     unsafe fn deallocate_cold(&self, stream: &Stream, block: Block) {
         if block.bytes > 0 {
+            // Before the pool has it: from then on another thread may get the same address.
+            if let Some(watch) = &self.pool.upstream().watch {
+                watch.take_back(stream, block.address);
+            }
             // SAFETY: the caller's promise.
             unsafe { self.pool.deallocate(stream, stream.id(), block) }
         }
@@ -347,6 +365,8 @@ struct Ground<U> {
     aside: Mutex<Option<Stream>>,
     /// Said once: every later call fails as well.
     loss_told: AtomicBool,
+    /// If a tool watches memory: threads keep nothing ready then, so it hears of each block.
+    watch: Option<Watch>,
 }
 
 impl<U: DeviceResource> Ground<U> {
@@ -454,6 +474,9 @@ impl<U: DeviceResource + 'static> Upstream for Ground<U> {
             }
             return Err(error.advise("use a resource that keeps alignments"));
         }
+        if let Some(watch) = &self.watch {
+            watch.open(block.address(), block.bytes());
+        }
         Ok((block.address(), block))
     }
 
@@ -462,6 +485,9 @@ impl<U: DeviceResource + 'static> Upstream for Ground<U> {
     }
 
     fn give_back(&self, stream: Option<&Stream>, range: DeviceBlock) {
+        if let Some(watch) = &self.watch {
+            watch.close(stream, range.address(), range.bytes());
+        }
         let stream = match stream {
             Some(stream) => Ok(stream.clone()),
             None => self.aside(),
@@ -520,7 +546,11 @@ impl<U: DeviceResource + 'static> PoolOptions<U> {
     /// child of a fork.
     pub fn build(self) -> Result<PoolResource<U>> {
         not_forked("a pool")?;
-        let settings = self.check()?;
+        let mut settings = self.check()?;
+        let watch = Watch::find();
+        if watch.is_some() {
+            settings.entries = 0;
+        }
         let alignment = self.alignment;
         let initial = self.initial_size;
         let ground = Ground {
@@ -528,10 +558,14 @@ impl<U: DeviceResource + 'static> PoolOptions<U> {
             alignment,
             aside: Mutex::new(None),
             loss_told: AtomicBool::new(false),
+            watch,
         };
         let maximum = settings.maximum;
         let pool = PoolResource { pool: Pool::new(ground, settings) };
         let (number, device) = (pool.pool.number(), pool.device().ordinal());
+        if let Some(watch) = &pool.pool.upstream().watch {
+            watch.name(number);
+        }
         later(move || {
             event!(debug, target: POOL, pool = number, device, initial, maximum, "pool made");
         });

@@ -1,5 +1,8 @@
 //! Stands in for Nsight: takes the NVTX functions of a program over, and writes what it is called
-//! with to the file that `STAND_IN_NVTX_LOG` names. With `STAND_IN_NVTX_NO_RANGES` it takes none.
+//! with to the file that `STAND_IN_NVTX_LOG` names. With `STAND_IN_NVTX_NO_RANGES` it takes none. With
+//! `STAND_IN_NVTX_MEMORY` it takes those of the memory extension, too, as compute-sanitizer does.
+
+mod memory;
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::io::Write;
@@ -9,7 +12,7 @@ const RANGE_PUSH: usize = 4;
 const RANGE_POP: usize = 5;
 const DOMAIN_CREATE: usize = 12;
 /// What a domain of this tool looks like.
-const DOMAIN: usize = 0x5eed;
+pub(crate) const DOMAIN: usize = 0x5eed;
 
 type ExportTable = unsafe extern "C" fn(u32) -> *const c_void;
 
@@ -35,7 +38,7 @@ struct Attributes {
     message: *const c_char,
 }
 
-fn say(line: &str) {
+pub(crate) fn say(line: &str) {
     let Some(path) = std::env::var_os("STAND_IN_NVTX_LOG") else { return };
     if let Ok(mut file) = std::fs::File::options().create(true).append(true).open(path) {
         let _ = file.write_all(format!("{line}\n").as_bytes());

@@ -1,7 +1,9 @@
-//! NVTX ranges, as a tool that was injected into the program hears them.
+//! NVTX, as a tool that was injected into the program hears it.
 
 #![cfg(all(feature = "nvtx", target_os = "linux"))]
 
+mod memory;
+#[path = "../support/mod.rs"]
 mod support;
 
 use aquifer::{

@@ -1,0 +1,317 @@
+//! NVTX's memory extension, for a tool that is there: it is told of heaps, and of the regions of them
+//! that are in use. As for ranges, the tool's library fills slots, and slots that it leaves are no-ops.
+
+use super::{ASCII, VERSION};
+use crate::sync::LazyLock;
+use crate::sync::trusted::{AtomicUsize, Ordering};
+use libloading::Library;
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+
+/// `NVTX_EXT_MODULEID_MEM` and `NVTX_EXT_COMPATID_MEM`.
+const MODULE: u16 = 1;
+const COMPATIBLE: u16 = 0x0102;
+
+/// `NVTX_MEM_HEAP_USAGE_TYPE_SUB_ALLOCATOR`: nothing but the registered regions may be touched.
+const SUB_ALLOCATOR: u32 = 1;
+/// `NVTX_MEM_TYPE_VIRTUAL_ADDRESS`.
+const VIRTUAL_ADDRESS: u32 = 1;
+/// `NVTX_MEM_REGION_REF_TYPE_POINTER`.
+const BY_POINTER: u32 = 1;
+
+/// `NVTX3EXT_CBID_nvtxMem...`.
+const HEAP_REGISTER: usize = 0;
+const HEAP_UNREGISTER: usize = 1;
+const REGIONS_REGISTER: usize = 3;
+const REGIONS_UNREGISTER: usize = 5;
+const REGIONS_NAME: usize = 6;
+
+/// What a tool writes the addresses of its functions to; 1 says that there is none, as 0 does.
+static SLOTS: [AtomicUsize; 63] = [const { AtomicUsize::new(0) }; 63];
+const NO_FUNCTION: usize = 1;
+
+/// compute-sanitizer takes names of 1 to 49 printable characters of ASCII.
+const LONGEST_NAME: usize = 49;
+
+/// `nvtxExtModuleSegment_t`.
+#[repr(C)]
+struct Segment {
+    id: usize,
+    count: usize,
+    slots: *mut usize,
+}
+
+/// `nvtxExtModuleInfo_t`.
+#[repr(C)]
+struct Module {
+    version: u16,
+    size: u16,
+    id: u16,
+    compatible: u16,
+    segments: usize,
+    segment: *mut Segment,
+    export: usize,
+    private: *const c_void,
+}
+
+/// `nvtxMemVirtualRangeDesc_v1`.
+#[repr(C)]
+struct Range {
+    bytes: usize,
+    address: usize,
+}
+
+/// `nvtxMemHeapDesc_v1`.
+#[repr(C)]
+struct HeapDescription {
+    compatible: u16,
+    size: u16,
+    reserved: u32,
+    usage: u32,
+    kind: u32,
+    range_size: usize,
+    range: *const Range,
+    category: u32,
+    message_type: i32,
+    message: *const c_char,
+}
+
+/// `nvtxMemRegionsRegisterBatch_v1`.
+#[repr(C)]
+struct RegisterBatch {
+    compatible: u16,
+    size: u16,
+    kind: u32,
+    heap: usize,
+    count: usize,
+    range_size: usize,
+    ranges: *const Range,
+    handles: *mut usize,
+}
+
+/// `nvtxMemRegionsUnregisterBatch_v1`.
+#[repr(C)]
+struct UnregisterBatch {
+    compatible: u16,
+    size: u16,
+    reference_type: u32,
+    count: usize,
+    reference_size: usize,
+    references: *const usize,
+}
+
+/// `nvtxMemRegionNameDesc_v1`.
+#[repr(C)]
+struct RegionName {
+    reference_type: u32,
+    message_type: i32,
+    region: usize,
+    message: *const c_char,
+    category: u32,
+    reserved: u32,
+}
+
+/// `nvtxMemRegionsNameBatch_v1`.
+#[repr(C)]
+struct NameBatch {
+    compatible: u16,
+    size: u16,
+    reserved: u32,
+    count: usize,
+    name_size: usize,
+    names: *const RegionName,
+    reserved_too: usize,
+}
+
+const _: () = {
+    assert!(size_of::<Segment>() == 24 && size_of::<Module>() == 40 && size_of::<Range>() == 16);
+    assert!(size_of::<HeapDescription>() == 48 && size_of::<RegisterBatch>() == 48);
+    assert!(size_of::<UnregisterBatch>() == 32);
+    assert!(size_of::<RegionName>() == 32 && size_of::<NameBatch>() == 40);
+};
+
+type HeapRegister = unsafe extern "C" fn(usize, *const HeapDescription) -> usize;
+type HeapUnregister = unsafe extern "C" fn(usize, usize);
+type RegionsRegister = unsafe extern "C" fn(usize, *const RegisterBatch);
+type RegionsUnregister = unsafe extern "C" fn(usize, *const UnregisterBatch);
+type RegionsName = unsafe extern "C" fn(usize, *const NameBatch);
+
+/// A tool that watches memory. Any thread may call it.
+pub(crate) struct Memory {
+    domain: usize,
+    heap_register: HeapRegister,
+    heap_unregister: HeapUnregister,
+    regions_register: RegionsRegister,
+    regions_unregister: RegionsUnregister,
+    regions_name: Option<RegionsName>,
+}
+
+/// What a tool calls a heap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct HeapHandle(usize);
+
+/// Looked for once.
+static MEMORY: LazyLock<Option<Memory>> = LazyLock::new(find);
+
+/// The tool that watches memory, if there is one.
+pub(crate) fn memory() -> Option<&'static Memory> {
+    MEMORY.as_ref()
+}
+
+fn find() -> Option<Memory> {
+    let path = std::env::var_os("NVTX_INJECTION64_PATH")?;
+    // Before the extension, as NVTX does; a tool may know the extension alone, and no domains.
+    let domain = super::domain();
+    // SAFETY: who sets the variable vouches for the library, as in each program that has NVTX.
+    let library = unsafe { Library::new(path) }.ok()?;
+    type Initialize = unsafe extern "C" fn(*mut Module) -> c_int;
+    // SAFETY: the name and type of the entry that NVTX asks a tool's extensions for.
+    let initialize =
+        unsafe { library.get::<Initialize>(b"InitializeInjectionNvtxExtension\0") }.ok()?;
+    let mut segment = Segment { id: 1, count: SLOTS.len(), slots: SLOTS[0].as_ptr() };
+    let mut module = Module {
+        version: VERSION,
+        size: size_of::<Module>() as u16,
+        id: MODULE,
+        compatible: COMPATIBLE,
+        segments: 1,
+        segment: &raw mut segment,
+        export: 0,
+        private: std::ptr::null(),
+    };
+    // SAFETY: a module that lives for the call, whose slots live as long as the program.
+    if unsafe { initialize(&raw mut module) } == 0 {
+        return None;
+    }
+    // From here on there are functions of it in slots: its library stays for good.
+    std::mem::forget(library);
+    let function = |id: usize| match SLOTS[id].load(Ordering::Acquire) {
+        0 | NO_FUNCTION => None,
+        address => Some(address as *const ()),
+    };
+    let (heap_register, heap_unregister) = (function(HEAP_REGISTER)?, function(HEAP_UNREGISTER)?);
+    let (register, unregister) = (function(REGIONS_REGISTER)?, function(REGIONS_UNREGISTER)?);
+    // SAFETY: the tool put functions of these types at these numbers, by NVTX's contract, and its
+    // library stays.
+    unsafe {
+        Some(Memory {
+            domain,
+            heap_register: std::mem::transmute::<*const (), HeapRegister>(heap_register),
+            heap_unregister: std::mem::transmute::<*const (), HeapUnregister>(heap_unregister),
+            regions_register: std::mem::transmute::<*const (), RegionsRegister>(register),
+            regions_unregister: std::mem::transmute::<*const (), RegionsUnregister>(unregister),
+            regions_name: function(REGIONS_NAME)
+                .map(|name| std::mem::transmute::<*const (), RegionsName>(name)),
+        })
+    }
+}
+
+/// A name as tools take it: what does not fit is cut off.
+fn name(text: &str) -> CString {
+    let printable = text.bytes().filter(|byte| (b' '..=b'~').contains(byte)).take(LONGEST_NAME);
+    CString::new(printable.collect::<Vec<u8>>()).unwrap_or_default()
+}
+
+impl Memory {
+    /// Registers memory that others are served from: from now on only its regions may be touched.
+    /// `None` if the tool refuses.
+    pub(crate) fn heap_register(
+        &self,
+        address: u64,
+        bytes: usize,
+        text: &str,
+    ) -> Option<HeapHandle> {
+        let range = Range { bytes, address: address as usize };
+        let name = name(text);
+        let heap = HeapDescription {
+            compatible: COMPATIBLE,
+            size: size_of::<HeapDescription>() as u16,
+            reserved: 0,
+            usage: SUB_ALLOCATOR,
+            kind: VIRTUAL_ADDRESS,
+            range_size: size_of::<Range>(),
+            range: &raw const range,
+            category: 0,
+            message_type: ASCII,
+            message: name.as_ptr(),
+        };
+        // SAFETY: the tool's own domain, and descriptions that live for the call.
+        let handle = unsafe { (self.heap_register)(self.domain, &raw const heap) };
+        // 0 is all of the address space, and -1 says that there is no tool.
+        (handle != 0 && handle != usize::MAX).then_some(HeapHandle(handle))
+    }
+
+    /// Ends a heap.
+    pub(crate) fn heap_unregister(&self, heap: HeapHandle) {
+        // SAFETY: the tool's own domain and handle.
+        unsafe { (self.heap_unregister)(self.domain, heap.0) }
+    }
+
+    /// Registers a part of a heap that may be touched.
+    pub(crate) fn region_register(&self, heap: HeapHandle, address: u64, bytes: usize) {
+        let range = Range { bytes, address: address as usize };
+        let batch = RegisterBatch {
+            compatible: COMPATIBLE,
+            size: size_of::<RegisterBatch>() as u16,
+            kind: VIRTUAL_ADDRESS,
+            heap: heap.0,
+            count: 1,
+            range_size: size_of::<Range>(),
+            ranges: &raw const range,
+            handles: std::ptr::null_mut(),
+        };
+        // SAFETY: the tool's own domain and handle, and descriptions that live for the call.
+        unsafe { (self.regions_register)(self.domain, &raw const batch) }
+    }
+
+    /// Ends the region at `address`.
+    pub(crate) fn region_unregister(&self, address: u64) {
+        let reference = address as usize;
+        let batch = UnregisterBatch {
+            compatible: COMPATIBLE,
+            size: size_of::<UnregisterBatch>() as u16,
+            reference_type: BY_POINTER,
+            count: 1,
+            reference_size: size_of::<usize>(),
+            references: &raw const reference,
+        };
+        // SAFETY: the tool's own domain, and descriptions that live for the call.
+        unsafe { (self.regions_unregister)(self.domain, &raw const batch) }
+    }
+
+    /// Names the region at `address`, where the tool knows names.
+    pub(crate) fn region_name(&self, address: u64, text: &str) {
+        let Some(regions_name) = self.regions_name else { return };
+        let text: &CStr = &name(text);
+        let region = RegionName {
+            reference_type: BY_POINTER,
+            message_type: ASCII,
+            region: address as usize,
+            message: text.as_ptr(),
+            category: 0,
+            reserved: 0,
+        };
+        let batch = NameBatch {
+            compatible: COMPATIBLE,
+            size: size_of::<NameBatch>() as u16,
+            reserved: 0,
+            count: 1,
+            name_size: size_of::<RegionName>(),
+            names: &raw const region,
+            reserved_too: 0,
+        };
+        // SAFETY: the tool's own domain, and descriptions that live for the call.
+        unsafe { regions_name(self.domain, &raw const batch) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_what_compute_sanitizer_takes() {
+        assert_eq!(name("aquifer pool 17, chunk").to_bytes(), b"aquifer pool 17, chunk");
+        assert_eq!(name("a\0b\nc\u{e9}").to_bytes(), b"abc");
+        assert_eq!(name(&"x".repeat(80)).to_bytes().len(), 49);
+    }
+}
