@@ -55,13 +55,44 @@
 //! The tool is called under locks of the pool and must not call back. RMM has a macro for ranges that
 //! it uses nowhere.
 //!
-//! No memory is registered by NVTX's memory extension, so compute-sanitizer sees a pool's upstream
-//! blocks and not what is cut from them; RMM registers nothing either. A tool that is told of a pool
-//! takes all of its memory for forbidden but the blocks that are registered, so each allocation would
-//! have to be, warm ones too: that is work for an adaptor, not for the pool, and there is none yet. To
-//! check accesses, allocate from [`CudaResource`](crate::CudaResource) meanwhile. The ranges are not
-//! made by cudarc's `nvtx`, which loads a library that CUDA 13 has no more and panics without it, nor
-//! by NVIDIA's crate `nvtx`, which asks for libclang and a C compiler when it is built.
+//! ## A tool that watches memory
+//!
+//! A tool that also takes NVTX's memory extension, as compute-sanitizer documents to, is told what pools
+//! cut: [`PoolResource`](crate::PoolResource) and the resources that are made of one. Build with the
+//! feature and run
+//!
+//! ```text
+//! $ compute-sanitizer --tool memcheck --nvtx yes ./program
+//! ```
+//!
+//! Each block that a pool has of upstream is a heap of the usage *sub-allocator*, named
+//! `aquifer pool 17, chunk`; each block that a user has is a region of it, named
+//! `aquifer pool 17, stream 16`. To such a tool the rest of a heap is forbidden: an access past a
+//! block's end that leaves the block, or after its free, is an error there, which it is not without
+//! this. What is told, and when, is shown by a tool that stands in for it in the tests. compute-sanitizer
+//! prints names with leaks and unused memory alone, by its manual.
+//!
+//! Whether a tool watches is asked when a pool is built, and such a pool is slow:
+//!
+//! - Threads keep no blocks ready, whatever [`PoolOptions`](crate::PoolOptions) says: the tool hears of
+//!   each block.
+//! - A free waits until the device has done what the stream was given. What still runs could touch
+//!   the block, which is in order and must not be reported. A program in which such work waits for
+//!   something that the freeing thread does later stands still.
+//! - A block that was handed out or freed while its stream was in capture stays a region after its
+//!   free, since each launch of the graph may use it: until its memory is handed out again or goes back
+//!   upstream. So does one whose stream could not be waited for. Uses of those after the free are not
+//!   seen.
+//!
+//! A region is what [`DeviceBlock::bytes`](crate::DeviceBlock::bytes) says, so an overrun inside of the
+//! last 256 bytes that a size was rounded up to, or of a bin's block, is not seen either. Of a pool over
+//! a pool, the blocks of the upper one are regions of the lower one's heap, and its blocks of upstream
+//! are nothing to the tool: tools know regions by address, and those would share theirs. In the child of
+//! a fork nothing is told. A tool without the extension, and none at all, leave pools as they are. RMM
+//! registers nothing.
+//!
+//! Neither is made by cudarc's `nvtx`, which loads a library that CUDA 13 has no more and panics without
+//! it, nor by NVIDIA's crate `nvtx`, which asks for libclang and a C compiler when it is built.
 #![cfg_attr(
     feature = "debug-log",
     doc = "\n# A log file\n\n[`DebugLog`] writes the events to the file that `AQUIFER_DEBUG_LOG_FILE` names."

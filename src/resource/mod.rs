@@ -60,7 +60,8 @@ use std::ptr::NonNull;
 ///
 /// # What compute-sanitizer sees
 ///
-/// `memcheck` knows each allocation of the driver by its bounds, and nothing of what is cut from one:
+/// `memcheck` knows each allocation of the driver by its bounds, and of what is cut from one only what it
+/// is told:
 ///
 /// | resource | what it is to `memcheck` |
 /// |---|---|
@@ -68,12 +69,14 @@ use std::ptr::NonNull;
 /// | [`AsyncResource`] | each block, to the byte, in stream order |
 /// | [`PinnedResource`](crate::PinnedResource) | each block, to its last page |
 /// | [`PoolResource`], [`FixedSizeResource`], [`ArenaResource`], [`PinnedPool`](crate::PinnedPool) | one large block for each of the upstream's: an access past a block's end, or after its free, is inside it and not seen |
+/// | the same but `PinnedPool`, with the feature `nvtx` and `--nvtx yes` | told of each block, to the next 256 bytes or the bin's size; see [`debug_log`](crate::debug_log#a-tool-that-watches-memory) |
 /// | [`SystemResource`] | nothing: it is the host's heap |
 /// | [`BinningResource`] | what the resource of the bin is |
 /// | [`CallbackResource`] | what the closures hand out |
 /// | an adaptor | what its upstream is |
 ///
-/// To look for such accesses, run with [`set_current_device_resource`] of a [`CudaResource`].
+/// To look for such accesses to the byte, run with [`set_current_device_resource`] of a
+/// [`CudaResource`].
 ///
 /// # Safety
 ///

@@ -127,7 +127,8 @@ impl<U> PoolOptions<U> {
     }
 
     /// Blocks of one size that each thread keeps for each stream, ready without a lock: 8 at most and
-    /// unless said otherwise. 0 for none.
+    /// unless said otherwise. 0 for none. None while a [tool that watches
+    /// memory](crate::debug_log#a-tool-that-watches-memory) is in the program.
     pub fn magazine_entries(mut self, entries: usize) -> Self {
         self.magazine_entries = entries;
         self
