@@ -144,6 +144,11 @@ fn live_blocks_alone_are_regions() {
         // SAFETY: it has no bytes.
         unsafe { pool.deallocate(&stream, empty) };
         assert_eq!(Told::now().ever, 2);
+        // A pool ignores what is not its own.
+        let stranger = PoolResource::new(CudaResource::new(&device)).unwrap();
+        let twin = DeviceBlock::new(small.address(), small.bytes(), small.token());
+        // SAFETY: the pool sees that the block is another's, and nothing uses it.
+        unsafe { stranger.deallocate(&stream, twin) };
         give(&pool, &stream, small);
         give(&pool, &other, large);
         // Growth is a heap more, and what goes back is none.

@@ -43,6 +43,8 @@ struct Chunk {
 
 struct Region {
     bytes: usize,
+    /// The number of its pool: another one takes nothing back that is not its own.
+    pool: u64,
     /// The block was handed out to a capture: each launch of the graph uses it, freed or not.
     captured: bool,
 }
@@ -140,7 +142,8 @@ impl Watch {
     /// A block is about to be a user's, for work on `stream`.
     pub(super) fn hand_out(&self, stream: &Stream, address: u64, bytes: usize) {
         let captured = !matches!(stream.is_capturing(), Ok(false));
-        let name = format!("aquifer pool {}, stream {}", self.number(), stream.id());
+        let pool = self.number();
+        let name = format!("aquifer pool {pool}, stream {}", stream.id());
         let stale = TOLD.lock().overlapping(&range(address, bytes));
         // The stream comes after all that used this memory.
         let is_over = stale.is_empty() || wait_for(stream);
@@ -148,7 +151,7 @@ impl Watch {
         let same = told.regions.get_mut(&address).filter(|region| region.bytes == bytes);
         if let Some(region) = same.filter(|_| !is_over) {
             // Its former use may go on: let it not be forbidden for a moment.
-            region.captured = captured;
+            (region.pool, region.captured) = (pool, captured);
             return self.tool.region_name(address, &name);
         }
         for region in stale {
@@ -157,13 +160,14 @@ impl Watch {
         if let Some(heap) = told.heap_of(address) {
             self.tool.region_register(heap, address, bytes);
             self.tool.region_name(address, &name);
-            told.regions.insert(address, Region { bytes, captured });
+            told.regions.insert(address, Region { bytes, pool, captured });
         }
     }
 
     /// A block is a user's no more, after what `stream` was given so far.
     pub(super) fn take_back(&self, stream: &Stream, address: u64) {
-        let ends = TOLD.lock().regions.get(&address).is_some_and(|region| !region.captured);
+        let ends = |region: &Region| region.pool == self.number() && !region.captured;
+        let ends = TOLD.lock().regions.get(&address).is_some_and(ends);
         if ends && wait_for(stream) {
             TOLD.lock().forget(self.tool, address);
         }
