@@ -4,9 +4,13 @@
 //! child is told by the system itself, through `pthread_atfork`, and every call looks first.
 
 use crate::error::{DriverError, Error};
+use crate::sync::OnceLock;
 use crate::sync::trusted::{AtomicBool, Ordering};
 
 static FORKED: AtomicBool = AtomicBool::new(false);
+
+/// What else happens in a child before anything does.
+static FORGET: OnceLock<fn()> = OnceLock::new();
 
 /// Whether this process is a fork of the one that opened the driver.
 #[inline]
@@ -22,18 +26,28 @@ pub(crate) fn not_forked(call: &'static str) -> Result<(), DriverError> {
 
 #[cfg(unix)]
 extern "C" fn in_child() {
-    // Nothing but a store is allowed here: any lock may be held by a thread that is not there.
+    // Nothing but stores is allowed here: any lock may be held by a thread that is not there.
     FORKED.store(true, Ordering::Relaxed);
+    if let Some(forget) = FORGET.get() {
+        forget();
+    }
+}
+
+/// Lets every child that is forked from now on begin with `forget`, on the one thread that it has: so
+/// the parent's warm ways need not ask whether they are a child's. One function for the whole
+/// program; it takes no lock and allocates nothing.
+pub(crate) fn forget_in_child(forget: fn()) {
+    let _ = FORGET.set(forget);
 }
 
 /// Asks the system to mark every child from here on. Called before the driver is.
 pub(crate) fn watch() -> Result<(), Error> {
     #[cfg(unix)]
     {
-        static WATCHED: crate::sync::OnceLock<i32> = crate::sync::OnceLock::new();
+        static WATCHED: OnceLock<i32> = OnceLock::new();
         let code = *WATCHED.get_or_init(|| {
             // SAFETY: `in_child` is a function of this program, never unloaded before the process
-            // ends, and does what a handler may: one atomic store.
+            // ends, and does what a handler may: it stores to memory that is there.
             unsafe { libc::pthread_atfork(None, None, Some(in_child)) }
         });
         if code != 0 {

@@ -15,7 +15,7 @@ use std::any::Any;
 use std::fmt;
 use std::ptr::NonNull;
 
-pub(crate) use fork::{is_forked_child, not_forked};
+pub(crate) use fork::{forget_in_child, is_forked_child, not_forked};
 pub(crate) use kernel::RawArg;
 pub use kernel::{Access, HostArgs, HostForm, Kernel, LaunchConfig};
 

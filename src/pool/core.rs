@@ -61,7 +61,11 @@ pub(super) fn count(counter: &trusted::AtomicUsize) {
 pub struct Pool<U: Upstream> {
     pub(super) id: u64,
     /// What the tokens of this pool have in common.
-    check: u64,
+    mark: u16,
+    /// One less than what blocks are aligned to.
+    mask: u64,
+    /// Bytes of the largest block that a heap can have.
+    largest: u64,
     pub(super) upstream: U,
     pub(super) settings: Settings,
     pub(super) slots: Chunks<OnceLock<Slot<U>>>,
@@ -103,7 +107,6 @@ const LOOKS: usize = 64;
 const SLOT_SHIFT: u32 = 32;
 const POOL_SHIFT: u32 = 48;
 const POOL_BITS: u64 = 0x7fff;
-const NODE_AND_SLOT: u64 = (1 << POOL_SHIFT) - 1;
 
 /// Set in the token of a block that belongs to a graph.
 pub(super) const GRAPH_BIT: u64 = 1 << 63;
@@ -118,7 +121,9 @@ impl<U: Upstream> Pool<U> {
             let id = trusted::unique();
             Self {
                 id,
-                check: (id & POOL_BITS) << POOL_SHIFT,
+                mark: (id & POOL_BITS) as u16,
+                mask: settings.alignment - 1,
+                largest: (u64::from(u32::MAX) << UNIT_SHIFT) & !(settings.alignment - 1),
                 upstream,
                 settings,
                 slots,
@@ -153,7 +158,7 @@ impl<U: Upstream> Pool<U> {
 
     #[inline]
     pub(super) fn token(&self, slot: Tag, node: Node) -> u64 {
-        self.check | u64::from(slot) << SLOT_SHIFT | u64::from(node)
+        u64::from(self.mark) << POOL_SHIFT | u64::from(slot) << SLOT_SHIFT | u64::from(node)
     }
 
     #[inline]
@@ -173,9 +178,11 @@ impl<U: Upstream> Pool<U> {
     /// The units of a request: whole multiples of the pool's alignment. `None` if no heap has them.
     #[inline]
     pub fn units(&self, bytes: usize) -> Option<u32> {
-        let mask = self.settings.alignment - 1;
-        let rounded = (bytes as u64).checked_add(mask)? & !mask;
-        u32::try_from(rounded >> UNIT_SHIFT).ok()
+        if bytes as u64 > self.largest {
+            return None;
+        }
+        // Up to the largest size there is nothing that could wrap.
+        Some((((bytes as u64 + self.mask) & !self.mask) >> UNIT_SHIFT) as u32)
     }
 
     /// A block that the calling thread keeps ready for the stream: no lock, no driver call. `None`
@@ -188,15 +195,22 @@ impl<U: Upstream> Pool<U> {
     /// The same for units that are known.
     #[inline(always)]
     pub fn allocate_warm_units(&self, id: u64, units: u32, align: u64) -> Option<Block> {
-        // SAFETY: the reference is gone when this returns.
-        let magazine = unsafe { local::find(self.id, id) }?;
         if align > self.settings.alignment {
             return None;
         }
-        // SAFETY: the table gives a thread its own magazines, and `pop` enters none.
-        let cached = unsafe { magazine.enter(|shelves| shelves.pop(units)) };
-        let Cached { address, token } = cached??;
-        Some(Block { address, bytes: (units as usize) << UNIT_SHIFT, token })
+        // SAFETY: the reference is gone when this returns; the table gives a thread its own magazines,
+        // and `pop` enters none.
+        unsafe {
+            local::find_then(self.id, id, |magazine| {
+                let cached = magazine.enter_warm(|shelves| shelves.pop(units))??;
+                Some(Self::warm(cached, units))
+            })
+        }
+    }
+
+    #[inline(always)]
+    fn warm(Cached { address, token }: Cached, units: u32) -> Block {
+        Block { address, bytes: (units as usize) << UNIT_SHIFT, token }
     }
 
     /// `bytes > 0` bytes, aligned to `align`, for work on `stream`, after
@@ -211,6 +225,14 @@ impl<U: Upstream> Pool<U> {
         let Some(units) = self.units(bytes) else { return Err(Failure::Exhausted(None)) };
         // SAFETY: used before anything else looks for a magazine.
         let magazine = unsafe { local::find(self.id, id) };
+        if let Some(magazine) = magazine
+            && magazine.is_behind_fence()
+            && align <= self.settings.alignment
+            // SAFETY: as in `allocate_warm_units`.
+            && let Some(Some(cached)) = unsafe { magazine.enter(|shelves| shelves.pop(units)) }
+        {
+            return Ok(Self::warm(cached, units));
+        }
         self.allocate_past_magazine(stream, id, magazine, units, align)
     }
 
@@ -283,22 +305,24 @@ impl<U: Upstream> Pool<U> {
     /// As [`deallocate`](Self::deallocate).
     #[inline(always)]
     pub unsafe fn deallocate_warm(&self, id: u64, block: Block) -> Result<(), Block> {
-        let Block { address, bytes, token } = block;
+        // SAFETY: the reference is gone when this returns; the table gives a thread its own magazines,
+        // and `push` enters none.
+        let kept = unsafe {
+            local::find_then(self.id, id, |magazine| {
+                let (units, cached) = self.keepable(&block)?;
+                magazine.enter_warm(|shelves| shelves.push(units, cached))?.ok()
+            })
+        };
+        kept.ok_or(block)
+    }
+
+    /// What a magazine may keep of a block: of its own pool's, and of no graph's.
+    #[inline(always)]
+    fn keepable(&self, block: &Block) -> Option<(u32, Cached)> {
+        let Block { address, bytes, token } = *block;
         // A block of ours has the size that it was handed out with: a multiple of the unit.
         let units = (bytes >> UNIT_SHIFT) as u32;
-        // SAFETY: the reference is gone when this returns.
-        let magazine = unsafe { local::find(self.id, id) };
-        if let Some(magazine) = magazine
-            && token & !NODE_AND_SLOT == self.check
-        {
-            let cached = Cached { address, token };
-            // SAFETY: the table gives a thread its own magazines, and `push` enters none.
-            let kept = unsafe { magazine.enter(|shelves| shelves.push(units, cached)) };
-            if let Some(Ok(())) = kept {
-                return Ok(());
-            }
-        }
-        Err(block)
+        ((token >> POOL_SHIFT) as u16 == self.mark).then_some((units, Cached { address, token }))
     }
 
     /// Takes a block back, in the order of `stream`, that [`deallocate_warm`](Self::deallocate_warm)
@@ -309,7 +333,7 @@ impl<U: Upstream> Pool<U> {
     /// The block is this pool's and live, and what uses it is ordered before this call on `stream`.
     pub unsafe fn deallocate(&self, stream: &U::Stream, id: u64, block: Block) {
         let Block { address, token, .. } = block;
-        if token & !NODE_AND_SLOT & !GRAPH_BIT != self.check {
+        if (token & !GRAPH_BIT) >> POOL_SHIFT != u64::from(self.mark) {
             crate::debug_log::event!(
                 error,
                 address = format_args!("{address:#x}"),
@@ -319,6 +343,14 @@ impl<U: Upstream> Pool<U> {
         }
         // SAFETY: used before anything else looks for a magazine.
         let magazine = unsafe { local::find(self.id, id) };
+        if let Some(magazine) = magazine
+            && magazine.is_behind_fence()
+            && let Some((units, cached)) = self.keepable(&block)
+            // SAFETY: as in `deallocate_warm`.
+            && let Some(Ok(())) = unsafe { magazine.enter(|shelves| shelves.push(units, cached)) }
+        {
+            return;
+        }
         let tag = match magazine {
             Some(magazine) if !magazine.is_retired() => magazine.home() as Tag,
             _ => match self.arrive(stream, id) {

@@ -112,25 +112,47 @@ fn way(pool: u64, stream: u64) -> usize {
     (pool ^ stream) as usize % WAYS
 }
 
-fn forget_ways() {
+/// Empties the calling thread's table: what it would find at the first look, it has to look for.
+pub(crate) fn forget_ways() {
     let _ = TABLE.try_with(|table| table.iter().for_each(|way| way.set(NOWHERE)));
 }
 
-/// The calling thread's magazine of this pool and stream, if the table has it.
+/// The calling thread's magazine of this pool and stream, if the table has it. It has none in the
+/// child of a fork.
 ///
 /// # Safety
 ///
 /// The reference is not used after the thread's next call of [`find_or_make`], nor sent elsewhere.
 #[inline(always)]
 pub(crate) unsafe fn find<'a>(pool: u64, stream: u64) -> Option<&'a Magazine> {
+    // SAFETY: the caller's promise.
+    unsafe { find_then(pool, stream, Some) }
+}
+
+/// What `body` makes of the magazine that [`find`] finds: with no [`Option`] in between, which the
+/// compiler would make and look into again.
+///
+/// # Safety
+///
+/// As [`find`].
+#[inline(always)]
+pub(crate) unsafe fn find_then<'a, R>(
+    pool: u64,
+    stream: u64,
+    body: impl FnOnce(&'a Magazine) -> Option<R>,
+) -> Option<R> {
+    let look = |table: &[Cell<Way>; WAYS]| {
+        let found = table[way(pool, stream)].get();
+        // One branch for both: they are right together, all but always.
+        if (found.pool ^ pool) | (found.stream ^ stream) != 0 {
+            return None;
+        }
+        // SAFETY: this thread's list owns the magazine. Only `find_or_make` and the thread's end take
+        // one off the list, and they take it off the table first.
+        body(unsafe { &*found.magazine })
+    };
     // The table has no destructor, so it is always there.
-    let found = TABLE.try_with(|table| table[way(pool, stream)].get()).ok()?;
-    if found.pool == pool && found.stream == stream {
-        // SAFETY: this thread's list owns the magazine. Only `find_or_make` and the thread's end
-        // take one off the list, and they take it off the table first.
-        return Some(unsafe { &*found.magazine });
-    }
-    None
+    TABLE.try_with(look).ok()?
 }
 
 /// Finds the thread's magazine in its list, or makes one, and puts it in the table. `None` while

@@ -6,6 +6,7 @@
 
 use crate::sync::barrier;
 use crate::sync::{AtomicUsize, Ordering, UnsafeCell, yield_now};
+use std::hint::cold_path;
 
 /// Sizes that a magazine remembers at once.
 const SHELVES: usize = 64;
@@ -128,10 +129,19 @@ impl Shelves {
             return Err(block);
         }
         // A block that is freed twice must not be handed out twice: the heap will say so.
-        if shelf.blocks.iter().take(length).any(|other| other.token == block.token) {
-            return Err(block);
+        let mut place = length;
+        while place > 0 {
+            place -= 1;
+            if shelf.blocks[place % SHELF_ROOM].token == block.token {
+                return Err(block);
+            }
         }
-        shelf.blocks[length % SHELF_ROOM] = block;
+        // Mostly it comes back to where it was taken from, and still stands there. Then nothing is
+        // stored: its next way out would have to wait for the store.
+        let place = &mut shelf.blocks[length % SHELF_ROOM];
+        if (place.address ^ block.address) | (place.token ^ block.token) != 0 {
+            *place = block;
+        }
         shelf.length += 1;
         Ok(())
     }
@@ -261,11 +271,43 @@ impl Magazine {
     /// Called on the one thread that owns the magazine, and not from within `body`.
     #[inline(always)]
     pub unsafe fn enter<R>(&self, body: impl FnOnce(&mut Shelves) -> R) -> Option<R> {
+        // SAFETY: the caller's promise.
+        unsafe { self.enter_by(body, Self::look_twice) }
+    }
+
+    /// As [`enter`](Self::enter), without a call that a warm function would have to save its registers
+    /// for. `None` also where the owner has to use a real fence, which is [`enter`](Self::enter)'s:
+    /// [`is_behind_fence`](Self::is_behind_fence).
+    ///
+    /// # Safety
+    ///
+    /// As [`enter`](Self::enter).
+    #[inline(always)]
+    pub unsafe fn enter_warm<R>(&self, body: impl FnOnce(&mut Shelves) -> R) -> Option<R> {
+        // SAFETY: the caller's promise.
+        unsafe { self.enter_by(body, |this| !barrier::MAY_BE_ASYMMETRIC && this.look_twice()) }
+    }
+
+    /// Whether [`enter_warm`](Self::enter_warm) leaves this magazine to [`enter`](Self::enter).
+    pub fn is_behind_fence(&self) -> bool {
+        barrier::MAY_BE_ASYMMETRIC && self.asked.load(Ordering::Relaxed) & FENCED != 0
+    }
+
+    /// # Safety
+    ///
+    /// As [`enter`](Self::enter).
+    #[inline(always)]
+    unsafe fn enter_by<R>(
+        &self,
+        body: impl FnOnce(&mut Shelves) -> R,
+        look_twice: impl FnOnce(&Self) -> bool,
+    ) -> Option<R> {
         self.inside.store(1, Ordering::Relaxed);
         // The store before the load: a reclaimer that misses the one is seen by the other.
         barrier::compiler();
         // Acquire: what the last reclaimer left inside is seen.
-        if self.asked.load(Ordering::Acquire) != OPEN && !self.look_twice() {
+        if self.asked.load(Ordering::Acquire) != OPEN && !look_twice(self) {
+            cold_path();
             self.inside.store(0, Ordering::Release);
             return None;
         }

@@ -2,12 +2,13 @@
 
 use super::cuda::lost;
 use super::{CudaResource, DeviceBlock, DeviceResource, ResourceId};
-use crate::backend::{Wanted, is_forked_child, not_forked};
+use crate::backend::{Wanted, forget_in_child, is_forked_child, not_forked};
 use crate::debug_log::{POOL, event, later};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::Event;
 use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout};
+use crate::pool::local::forget_ways;
 use crate::pool::{Block, Failure, Pool, Upstream};
 use crate::stream::Stream;
 use crate::sync::Arc;
@@ -159,9 +160,6 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
         bytes: usize,
         alignment: usize,
     ) -> Option<DeviceBlock> {
-        if is_forked_child() {
-            return None;
-        }
         let warm = self.pool.allocate_warm(stream.id(), bytes, alignment as u64)?;
         Some(DeviceBlock::new(warm.address, warm.bytes, warm.token))
     }
@@ -174,9 +172,6 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
         units: u32,
         alignment: usize,
     ) -> Option<DeviceBlock> {
-        if is_forked_child() {
-            return None;
-        }
         let warm = self.pool.allocate_warm_units(stream.id(), units, alignment as u64)?;
         Some(DeviceBlock::new(warm.address, warm.bytes, warm.token))
     }
@@ -220,7 +215,7 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
     /// As [`DeviceResource::deallocate`].
     #[inline(never)]
     unsafe fn deallocate_cold(&self, stream: &Stream, block: Block) {
-        if block.bytes > 0 {
+        if block.bytes > 0 && !is_forked_child() {
             // Before the pool has it: from then on another thread may get the same address.
             if let Some(watch) = &self.pool.upstream().watch {
                 watch.take_back(stream, block.address);
@@ -345,9 +340,6 @@ unsafe impl<U: DeviceResource + 'static> DeviceResource for PoolResource<U> {
         let (address, bytes, token) = (block.address(), block.bytes(), block.token());
         // SAFETY: the caller's promise.
         unsafe {
-            if is_forked_child() {
-                return;
-            }
             let warm = self.pool.deallocate_warm(stream.id(), Block { address, bytes, token });
             if let Err(block) = warm {
                 self.deallocate_cold(stream, block);
@@ -561,6 +553,8 @@ impl<U: DeviceResource + 'static> PoolOptions<U> {
             watch,
         };
         let maximum = settings.maximum;
+        // A warm call looks for nothing but the thread's own table.
+        forget_in_child(forget_ways);
         let pool = PoolResource { pool: Pool::new(ground, settings) };
         let (number, device) = (pool.pool.number(), pool.device().ordinal());
         if let Some(watch) = &pool.pool.upstream().watch {

@@ -32,6 +32,9 @@ pub(crate) fn heavy() {
     }
 }
 
+/// Whether [`is_asymmetric`] can be true on this system.
+pub(crate) const MAY_BE_ASYMMETRIC: bool = cfg!(all(target_os = "linux", not(aquifer_loom)));
+
 pub(crate) use sides::is_asymmetric;
 
 #[cfg(not(all(target_os = "linux", not(aquifer_loom))))]

@@ -1,0 +1,134 @@
+//! A pool where the system interrupts no threads for us: the warm way ends at the magazine's door,
+//! and a real fence goes on.
+
+#![cfg(target_os = "linux")]
+
+mod support;
+
+use aquifer::{CudaResource, DeviceLayout, DeviceResource, PoolResource, Stream};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+const CHILD: &str = "AQUIFER_TEST_NO_MEMBARRIER";
+const SIZES: [usize; 3] = [256, 4096, 1 << 20];
+
+/// Lets every `membarrier` of this process fail with `ENOSYS`, as under filters of containers. Says
+/// whether the system lets us.
+fn forbid_membarrier() -> bool {
+    let code = |code: u32, value: u32, yes: u8, no: u8| libc::sock_filter {
+        code: code as u16,
+        jt: yes,
+        jf: no,
+        k: value,
+    };
+    let number = libc::SYS_membarrier as u32;
+    let refuse = libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32;
+    let mut program = [
+        // The number of the call is the first word of what a filter sees.
+        code(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        code(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, number, 0, 1),
+        code(libc::BPF_RET | libc::BPF_K, refuse, 0, 0),
+        code(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0, 0),
+    ];
+    let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
+    // SAFETY: the filter and its program outlive the calls, which copy them.
+    unsafe {
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+            && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const filter) == 0
+            && libc::syscall(libc::SYS_membarrier, 0, 0, 0) == -1
+    }
+}
+
+/// Runs one test of this file in a process of its own, where `membarrier` is forbidden.
+fn in_child(name: &str, body: impl FnOnce()) {
+    if std::env::var_os(CHILD).is_some() {
+        if !forbid_membarrier() {
+            println!("skipped: {name}: the system takes no filter of calls");
+            return;
+        }
+        body();
+        println!("ran to its end");
+        return;
+    }
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", name, "--nocapture", "--test-threads=1"])
+        .env(CHILD, "1")
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}{complaint}");
+    match said.lines().find(|line| line.contains("skipped: ")) {
+        Some(line) => println!("{line}"),
+        None => assert!(said.contains("ran to its end"), "{said}{complaint}"),
+    }
+}
+
+fn pair(pool: &PoolResource, stream: &Stream, bytes: usize) {
+    let block = pool.allocate(stream, DeviceLayout::new(bytes).unwrap()).unwrap();
+    // SAFETY: the pool's, and nothing uses it.
+    unsafe { pool.deallocate(stream, block) };
+}
+
+#[test]
+fn warm_pairs_stay_in_the_magazine() {
+    in_child("warm_pairs_stay_in_the_magazine", || {
+        let device = support::device();
+        let stream = device.new_stream().unwrap();
+        let pool = PoolResource::new(CudaResource::new(&device)).unwrap();
+        for _ in 0..8 {
+            SIZES.iter().for_each(|bytes| pair(&pool, &stream, *bytes));
+        }
+        // Everything lies in the magazine between pairs, so nothing else has a pair's block to give.
+        let warm = pool.statistics();
+        assert_eq!(warm.cached, SIZES.iter().sum::<usize>(), "{warm:?}");
+        for _ in 0..1000 {
+            SIZES.iter().for_each(|bytes| pair(&pool, &stream, *bytes));
+        }
+        let after = pool.statistics();
+        assert_eq!(
+            (after.cached, after.misses, after.growths, after.live),
+            (warm.cached, warm.misses, warm.growths, 0)
+        );
+    });
+}
+
+#[test]
+fn whoever_reclaims_and_the_owner_keep_apart() {
+    in_child("whoever_reclaims_and_the_owner_keep_apart", || {
+        let device = support::device();
+        let stream = device.new_stream().unwrap();
+        let pool = PoolResource::new(CudaResource::new(&device)).unwrap();
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    for round in 0..3000 {
+                        let layout = DeviceLayout::new(SIZES[round % SIZES.len()]).unwrap();
+                        let mut blocks: Vec<_> =
+                            (0..4).map(|_| pool.allocate(&stream, layout).unwrap()).collect();
+                        blocks.sort_by_key(|block| block.address());
+                        for two in blocks.windows(2) {
+                            let end = two[0].address() + two[0].bytes() as u64;
+                            assert!(end <= two[1].address(), "two blocks overlap: {two:?}");
+                        }
+                        for block in blocks {
+                            // SAFETY: the pool's, freed once; nothing uses it.
+                            unsafe { pool.deallocate(&stream, block) };
+                        }
+                    }
+                    done.store(true, Ordering::Relaxed);
+                });
+            }
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    pool.trim(0).unwrap();
+                    std::thread::yield_now();
+                }
+            });
+        });
+        assert_eq!(pool.statistics().live, 0);
+        pool.trim(0).unwrap();
+        assert_eq!(pool.statistics().reserved, 0);
+    });
+}
