@@ -72,6 +72,17 @@ pub(crate) fn test_minimal(place: &Place) -> Result<Verdict> {
     tests(cargo(place).args(arguments))
 }
 
+/// The features that cut events out of the program, one after the other: each is a build of its own.
+const LOG_LEVELS: [&str; 5] = ["off", "error", "warn", "info", "debug"];
+
+pub(crate) fn log_levels(place: &Place) -> Result<Verdict> {
+    for level in LOG_LEVELS {
+        let features = format!("--features=debug-log,nvtx,log-level-{level}");
+        tests(cargo(place).args(["test", "-p", "aquifer", &features, "--test", "debug_log"]))?;
+    }
+    Ok(Verdict::Passed(format!("{} levels", LOG_LEVELS.len())))
+}
+
 pub(crate) fn doctest(place: &Place) -> Result<Verdict> {
     tests(cargo(place).args(["test", "--doc", "-p", "aquifer", "-p", "aquifer-replay", OPTIONS]))
 }

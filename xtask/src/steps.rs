@@ -24,6 +24,11 @@ pub(crate) const STEPS: &[Step] = &[
     step("clippy-minimal", "the same without default features", cargo::clippy_minimal),
     step("test", "unit and integration tests of the workspace", cargo::test),
     step("test-minimal", "the same without default features", cargo::test_minimal),
+    step(
+        "log-levels",
+        "the tests of the debug log at each level that features cut at",
+        cargo::log_levels,
+    ),
     step("doctest", "the examples in the documentation", cargo::doctest),
     step("examples", "build every example and run it on the simulated device", examples::step),
     step("bench", "the benches of rows on the simulated device, small counts", bench::step),
