@@ -1,18 +1,23 @@
 //! RMM's REPLAY: a log read and replayed on each resource, the operations in the log's order. Rows of
 //! `peer,workload,value`, in nanoseconds an operation.
 //!
-//!     cargo bench -p aquifer-replay --bench replay [-- LOG]
+//!     cargo bench -p aquifer-replay --bench replay [-- LOG | -- --keep FOLDER]
 //!
-//! Without a log, RMM's random allocations are written as one, of one thread and of four. RMM's own
-//! program times its condition variable with the allocator where a log has threads; here the two are
-//! a row each.
+//! Without a log, RMM's random allocations are written as one, of one thread and of four: of fewer
+//! allocations for the resources that ask the driver each time. `--keep` leaves these logs in a
+//! folder, where `benches/peers/rmm_replay_peer.cpp` replays them on RMM's resources.
+//!
+//! RMM's own program times its condition variable with the allocator; here the two are a row each.
+//! Both are this replay's engine's too: the first has its bookkeeping (a table of blocks, a lock that
+//! nobody else wants and two readings of the clock for all that a thread does in a row), the second
+//! also its threads' start, turns and end. Every round has a new resource, which grows as it goes.
 
 #[path = "../../benches/family/generator.rs"]
 mod generator;
 #[path = "../../benches/pool/workloads.rs"]
 mod workloads;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use aquifer::{BackendKind, Device};
 use aquifer_replay::engine::replay;
 use aquifer_replay::plan::Plan;
@@ -22,14 +27,30 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use workloads::Trace;
 
-const RESOURCES: [(&str, Resource); 4] = [
+type Resources = [(&'static str, Resource)];
+
+const POOLED: [(&str, Resource); 4] = [
     ("aquifer pool", Resource::Pool),
+    ("aquifer binning", Resource::Binning),
+    ("aquifer arena", Resource::Arena),
     ("aquifer async", Resource::Async),
-    ("aquifer plain", Resource::Cuda),
-    ("aquifer managed", Resource::Managed),
 ];
 
+/// They ask the driver for every block, which takes long: a round of fewer operations.
+const UNPOOLED: [(&str, Resource); 2] =
+    [("aquifer plain", Resource::Cuda), ("aquifer managed", Resource::Managed)];
+
 fn main() -> Result<()> {
+    // Cargo adds `--bench`.
+    let mut arguments = std::env::args_os().skip(1).filter(|argument| argument != "--bench");
+    let (log, keep) = match arguments.next() {
+        Some(option) if option == "--keep" => {
+            let folder = arguments.next().context("--keep FOLDER: there is no folder")?;
+            (None, Some(PathBuf::from(folder)))
+        }
+        log => (log.map(PathBuf::from), None),
+    };
+    ensure!(arguments.next().is_none(), "replay [LOG | --keep FOLDER]");
     let device = Device::detect()?;
     let simulated = device.kind() == BackendKind::Simulated;
     let note = if simulated { ", SMALL COUNTS: no measurement" } else { "" };
@@ -39,17 +60,19 @@ fn main() -> Result<()> {
         true => Bench { backend: Backend::Simulated, capacity: Some(8 << 30), rounds: 1 },
         false => Bench { backend: Backend::Cuda(0), capacity: None, rounds: 3 },
     };
-    // Cargo adds `--bench`.
-    if let Some(log) = std::env::args().skip(1).find(|argument| !argument.starts_with("--")) {
-        return bench.run("log", Path::new(&log));
+    if let Some(log) = log {
+        bench.run(&log, &POOLED)?;
+        return bench.run(&log, &UNPOOLED);
     }
-    let n = if simulated { 1000 } else { 10_000 };
-    for (threads, suffix) in [(1, ""), (4, " 4 threads")] {
-        let trace = generator::rmm_trace(n, 1).context("a trace that frees what it allocates")?;
-        let log = Written::new(&trace, threads)?;
-        bench.run(&format!("rmm random n={n} max=1MiB{suffix}"), &log.0)?;
+    let temporary = std::env::temp_dir().join(format!("aquifer-replay-{}", std::process::id()));
+    let folder = keep.as_deref().unwrap_or(&temporary);
+    std::fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
+    let ran = bench.made_up(folder, simulated);
+    if keep.is_none() {
+        // It is of no use to anyone.
+        let _ = std::fs::remove_dir_all(folder);
     }
-    Ok(())
+    ran
 }
 
 struct Bench {
@@ -59,12 +82,32 @@ struct Bench {
 }
 
 impl Bench {
-    fn run(&self, name: &str, log: &Path) -> Result<()> {
+    /// RMM's random allocations, as logs in a folder.
+    fn made_up(&self, folder: &Path, simulated: bool) -> Result<()> {
+        let once = Self { rounds: 1, ..*self };
+        let of_pooled = if simulated { 1000 } else { 10_000 };
+        let all: [(u32, &Self, &Resources); 2] =
+            [(of_pooled, self, &POOLED), (1000, &once, &UNPOOLED)];
+        for (n, bench, resources) in all {
+            let trace = generator::rmm_trace(n, 1).context("a trace that frees what it makes")?;
+            for (threads, suffix) in [(1, ""), (4, " 4 threads")] {
+                let log = folder.join(format!("rmm random n={n} max=1MiB{suffix}.csv"));
+                write(&log, &trace, threads)?;
+                bench.run(&log, resources)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The rows have the log's name.
+    fn run(&self, log: &Path, resources: &Resources) -> Result<()> {
+        let name = log.file_stem().unwrap_or_default().to_string_lossy();
+        ensure!(!name.contains([',', '"']), "{name}: no name for a row of a CSV");
         let plan = Plan::new(&read(log, None, None)?);
         if let Some(problem) = plan.problems.first() {
             bail!("{}: {problem}", log.display());
         }
-        for (peer, resource) in RESOURCES {
+        for &(peer, resource) in resources {
             let Self { backend, capacity, rounds } = *self;
             let options = Options { resource, backend, capacity };
             let mut times = Vec::new();
@@ -85,37 +128,22 @@ impl Bench {
     }
 }
 
-/// A log in RMM's form, gone with this.
-struct Written(PathBuf);
-
-impl Written {
-    /// Each block is one thread's, on its own stream.
-    fn new(trace: &Trace, threads: u32) -> Result<Self> {
-        let mut text = String::from("Thread,Time,Action,Pointer,Size,Stream\n");
-        let mut sizes = vec![0; trace.ops().len()];
-        for (number, op) in trace.ops().iter().enumerate() {
-            let size = &mut sizes[op.slot as usize];
-            let action = if op.size > 0 { "allocate" } else { "free" };
-            *size = op.size.max(*size);
-            let (thread, address) = (op.slot % threads, u64::from(op.slot + 1) << 33);
-            let (minutes, seconds, micros) =
-                (number / 60_000_000 % 60, number / 1_000_000 % 60, number % 1_000_000);
-            writeln!(
-                text,
-                "{thread},00:{minutes:02}:{seconds:02}.{micros:06},{action},{address:#x},{size},{}",
-                if thread == 0 { "0x0".to_owned() } else { format!("{:#x}", thread + 16) },
-            )?;
-        }
-        let name = format!("aquifer-replay-bench-{}-{threads}.csv", std::process::id());
-        let path = std::env::temp_dir().join(name);
-        std::fs::write(&path, text).with_context(|| format!("writing {}", path.display()))?;
-        Ok(Self(path))
+/// Writes a log of RMM's columns. Each block is one thread's, on its own stream.
+fn write(path: &Path, trace: &Trace, threads: u32) -> Result<()> {
+    let mut text = String::from("Thread,Time,Action,Pointer,Size,Stream\n");
+    let mut sizes = vec![0; trace.ops().len()];
+    for (number, op) in trace.ops().iter().enumerate() {
+        let size = &mut sizes[op.slot as usize];
+        let action = if op.size > 0 { "allocate" } else { "free" };
+        *size = op.size.max(*size);
+        let (thread, address) = (op.slot % threads, u64::from(op.slot + 1) << 33);
+        let (minutes, seconds, micros) =
+            (number / 60_000_000 % 60, number / 1_000_000 % 60, number % 1_000_000);
+        writeln!(
+            text,
+            "{thread},00:{minutes:02}:{seconds:02}.{micros:06},{action},{address:#x},{size},{}",
+            if thread == 0 { "0x0".to_owned() } else { format!("{:#x}", thread + 16) },
+        )?;
     }
-}
-
-impl Drop for Written {
-    fn drop(&mut self) {
-        // It is of no use to anyone.
-        let _ = std::fs::remove_file(&self.0);
-    }
+    std::fs::write(path, text).with_context(|| format!("writing {}", path.display()))
 }
