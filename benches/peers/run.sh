@@ -4,25 +4,29 @@
 set -u
 usage() {
   cat <<'TEXT'
-run.sh [--ours BINARY] [--family BINARY|-] [--wheels FOLDER] [--out FOLDER] [--capacity FILE]
-       [--skip NAMES] [--slow] [--timeout SECONDS]
+run.sh [--ours BINARY] [--family BINARY|-] [--replay BINARY|-] [--wheels FOLDER] [--out FOLDER]
+       [--capacity FILE] [--skip NAMES] [--slow] [--timeout SECONDS]
   --ours      the built bench (default: cargo bench --bench pool of this repository)
   --family    the other resources, the adaptors and RMM's programs, in place of the pool's rows: the
               built bench, or - for cargo bench --bench family. Both: --family after --ours
+  --replay    the family's REPLAY: the built bench of aquifer-replay (default: cargo bench with
+              --family -, and no rows of it with --family BINARY)
   --wheels    holds librmm-cu13 26.10 and rapids-logger 0.3 (default: pip downloads them)
   --out       where binaries and rows go (default: /tmp/aquifer-peers)
   --capacity  the output of the heap's capacity test, to go into the table
   --skip      of: ours pool binning async cuda torch torch_host containers limits (by commas); of the
-              family: family rmm_family multi_stream, and what rmm_family_peer.cpp lists
+              family: family rmm_family multi_stream replay rmm_replay, and what rmm_family_peer.cpp
+              lists
   --slow      also RMM's arena (up to ten minutes), glibc's malloc
   --timeout   of each program (default 300; the arena's is 600)
 TEXT
 }
-OURS= FAMILY= WHEELS= OUT=/tmp/aquifer-peers CAPACITY= SKIP= SLOW= LIMIT=300
+OURS= FAMILY= REPLAY= WHEELS= OUT=/tmp/aquifer-peers CAPACITY= SKIP= SLOW= LIMIT=300
 while [ $# -gt 0 ]; do
   case $1 in
     --ours) OURS=$(realpath "$2"); shift 2 ;;
     --family) FAMILY=$2; [ "$2" = - ] || FAMILY=$(realpath "$2"); shift 2 ;;
+    --replay) REPLAY=$2; [ "$2" = - ] || REPLAY=$(realpath "$2"); shift 2 ;;
     --wheels) WHEELS=$(realpath "$2"); shift 2 ;;
     --out) OUT=$2; shift 2 ;;
     --capacity) CAPACITY=$(realpath "$2"); shift 2 ;;
@@ -35,6 +39,8 @@ while [ $# -gt 0 ]; do
 done
 POOL=yes
 [ -z "$FAMILY" ] || [ -n "$OURS" ] || POOL=
+[ "$FAMILY" != - ] || REPLAY=${REPLAY:--}
+if [ -n "$REPLAY" ] && [ -z "$FAMILY" ]; then echo "run.sh: --replay wants --family" >&2; exit 2; fi
 mkdir -p "$OUT" || exit 1
 OUT=$(realpath "$OUT"); HERE=$(cd "$(dirname "$0")" && pwd); ROWS=$OUT/rows.csv
 cd "$HERE" || exit 1
@@ -59,10 +65,11 @@ RMM_LIBS="-L $OUT/librmm/lib64 -lrmm -L $OUT/rapids_logger/lib64 -lrapids_logger
   -L $CUDA/lib64 -lcudart -Wl,-rpath,$OUT/librmm/lib64:$OUT/rapids_logger/lib64:$CUDA/lib64 -lpthread"
 TORCH=$(python3 -c 'import torch, os; print(os.path.dirname(torch.__file__))' 2>/dev/null)
 # A program of an earlier run must not stand in for one that no longer builds.
-rm -f "$OUT"/{limits,rmm_peer,rmm_containers_peer,rmm_family_peer,torch_peer,torch_host_peer}
+rm -f "$OUT"/{limits,rmm_peer,rmm_containers_peer,rmm_family_peer,rmm_replay_peer,torch_peer,torch_host_peer}
 $CXX $RMM rmm_containers_peer.cpp -o "$OUT/rmm_containers_peer" $RMM_LIBS &
 if [ -n "$FAMILY" ]; then
   $CXX $RMM rmm_family_peer.cpp -o "$OUT/rmm_family_peer" $RMM_LIBS &
+  [ -z "$REPLAY" ] || $CXX $RMM rmm_replay_peer.cpp -o "$OUT/rmm_replay_peer" $RMM_LIBS &
 fi
 if [ -n "$POOL" ]; then
   "$NVCC" -O2 -std=c++20 -o "$OUT/limits" limits.cu -lcuda &
@@ -131,6 +138,29 @@ family_rows() {
       run multi_stream_$which "$LIMIT" "$OUT/rmm_containers_peer" $which streams
     done
   fi
+  if [ -n "$REPLAY" ]; then
+    replay_rows
+  else
+    echo "# no --replay: the rows of RMM's REPLAY are missing" | tee -a "$ROWS" >&2
+  fi
+}
+# Ours writes the logs, and RMM's resources get those that ours of the same name had.
+replay_rows() {
+  local logs=$OUT/logs
+  if wanted replay; then rm -rf "$logs"; fi
+  if [ "$REPLAY" = - ]; then
+    run replay "$((LIMIT + 600))" \
+      cargo bench --quiet -p aquifer-replay --bench replay -- --keep "$logs"
+  else
+    run replay "$LIMIT" "$REPLAY" --keep "$logs"
+  fi
+  wanted rmm_replay || return 0
+  for which in pool binning arena async; do
+    run replay_$which "$LIMIT" "$OUT/rmm_replay_peer" $which "$logs"/*n=10000\ *.csv
+  done
+  for which in cuda managed; do
+    run replay_$which "$LIMIT" "$OUT/rmm_replay_peer" $which "$logs"/*n=1000\ *.csv
+  done
 }
 [ -z "$POOL" ] || pool_rows
 [ -z "$FAMILY" ] || family_rows

@@ -169,7 +169,8 @@ FAMILY = [("fixed-size", "RMM fixed_size", ["rmm fixed-size"]), ("binning", "RMM
           ("aligned", "RMM aligned", ["rmm aligned"]), ("checked", None, []),
           ("logging", "RMM logging", ["rmm logging"]), ("pool", "RMM pool", ["rmm pool"])]
 # The pool's rows that the family's bench adds; its others are in the table of the pool.
-OF_POOL = ("rmm random", "multi stream", "vector construction", "vector workflow", "priming", "churn 16 threads adapted")
+OF_POOL = ("rmm random", "multi stream", "vector construction", "vector workflow", "priming", "churn 16 threads adapted",
+           "replay")
 MOST = {("fixed-size", "hot 256B"): 10, ("fixed-size", "hot 1MiB"): 10,
         ("binning", "hot 256B"): 10, ("binning", "hot 1MiB"): 10,
         ("statistics", "on top 1 thread"): 5,

@@ -192,7 +192,11 @@ mod tests {
             cudaMallocAsync,multi stream 1 streams 4 kernels,1000.0\n\
             aquifer async,multi stream 1 streams 4 kernels,800.0\n\
             rmm pool,rmm random n=1000 max=1MiB,400.0\n\
-            aquifer pool,rmm random n=1000 max=1MiB,40.0\n";
+            aquifer pool,rmm random n=1000 max=1MiB,40.0\n\
+            rmm managed,replay log,9000.0\nrmm managed,replay log synchronized on default,9900.0\n\
+            aquifer managed,replay log,8000.0\n\
+            rmm pool,replay log 4 threads with handing over,12000.0\n\
+            aquifer pool,replay log 4 threads with handing over,3000.0\n";
         let name = "the_table_sets_the_family_beside_rmms";
         let Some(table) = table(name, text) else { return };
         for line in [
@@ -211,6 +215,9 @@ mod tests {
              | reported | reported |",
             "| pool: rmm random n=1000 max=1MiB | RMM pool 400.0 | 40 | 10.00x | reported \
              | reported |",
+            "| managed: replay log | RMM managed 9,000.0 | 8,000.0 | 1.12x | reported | reported |",
+            "| pool: replay log 4 threads with handing over | RMM pool 12,000.0 | 3,000.0 | 4.00x \
+             | reported | reported |",
             "5 rows not met or not measured.",
         ] {
             assert!(table.contains(line), "{line}\n{table}");
