@@ -2,8 +2,8 @@
 // one of pool binning arena async cuda managed, then logs of RMM's columns; the rows have the logs'
 // names. `plan LOG ...` prints what is read from them and needs no GPU.
 //
-// Of each log three figures, each the median of three rounds (one for cuda and managed, as there), each
-// round on a new resource, which has nothing yet, as there (only the arena takes its memory first):
+// Of each log three figures, medians of three rounds (one of cuda and managed, as there), each round on
+// a new resource, which has nothing yet, as there (only the arena takes its memory first):
 //   replay NAME                          the calls alone, whose turns end where ours do. With them are
 //                                        a table of blocks and two readings of the clock for all that a
 //                                        thread does in a row, as in ours.
@@ -12,7 +12,8 @@
 //                                        end of the threads are not in it; in ours they are.
 //   replay NAME synchronized on default  as before, by the calls that RMM's program makes:
 //                                        `allocate_sync`, on the default stream whatever the log says,
-//                                        which waits for that stream each time. Ours has no such row.
+//                                        which waits for that stream each time; one round. Ours has
+//                                        no such row.
 #include "rmm_log.hpp"
 #include <cstdlib>
 #include <cuda_runtime_api.h>
@@ -75,15 +76,15 @@ static double median(int rounds, const std::function<double()>& round) {
   return times[times.size() / 2];
 }
 static void rows(const std::string& peer, int rounds, const Log& log, const Fresh& fresh) {
-  auto row = [&](const char* what, const Round& round) {
+  auto row = [&](const char* what, int rounds, const Round& round) {
     double ns = median(rounds, [&] { return fresh(round); });
     printf("%s,replay %s%s,%.1f\n", peer.c_str(), log.name.c_str(), what, ns);
     fflush(stdout);
   };
   Streams streams{log};
-  row("", [&](auto mr) { StreamPeer p{mr, streams}; return replay_log(log, p, Turns::Runs).calls; });
-  row(" with handing over", [&](auto mr) { StreamPeer p{mr, streams}; return replay_log(log, p, Turns::Events).wall; });
-  row(" synchronized on default", [&](auto mr) { SyncPeer p{mr}; return replay_log(log, p, Turns::Events).wall; });
+  row("", rounds, [&](auto mr) { StreamPeer p{mr, streams}; return replay_log(log, p, Turns::Runs).calls; });
+  row(" with handing over", rounds, [&](auto mr) { StreamPeer p{mr, streams}; return replay_log(log, p, Turns::Events).wall; });
+  row(" synchronized on default", 1, [&](auto mr) { SyncPeer p{mr}; return replay_log(log, p, Turns::Events).wall; });
 }
 
 using Cuda = rmm::mr::cuda_memory_resource;

@@ -155,11 +155,12 @@ replay_rows() {
     run replay "$LIMIT" "$REPLAY" --keep "$logs"
   fi
   wanted rmm_replay || return 0
-  for which in pool binning arena async; do
+  for which in pool binning async; do
     run replay_$which "$LIMIT" "$OUT/rmm_replay_peer" $which "$logs"/*n=10000\ *.csv
   done
+  run replay_arena "$LIMIT" "$OUT/rmm_replay_peer" arena "$logs"/*n=1000\ *.csv
   for which in cuda managed; do
-    run replay_$which "$LIMIT" "$OUT/rmm_replay_peer" $which "$logs"/*n=1000\ *.csv
+    run replay_$which "$LIMIT" "$OUT/rmm_replay_peer" $which "$logs"/*n=1000\ *MiB.csv
   done
 }
 [ -z "$POOL" ] || pool_rows

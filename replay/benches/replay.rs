@@ -3,9 +3,9 @@
 //!
 //!     cargo bench -p aquifer-replay --bench replay [-- LOG | -- --keep FOLDER]
 //!
-//! Without a log, RMM's random allocations are written as one, of one thread and of four: of fewer
-//! allocations for the resources that ask the driver each time. `--keep` leaves these logs in a
-//! folder, where `benches/peers/rmm_replay_peer.cpp` replays them on RMM's resources.
+//! Without a log, RMM's random allocations are written as one, of one thread and of four: of
+//! fewer allocations, or one round of them, where RMM's side or the driver takes long. `--keep` leaves
+//! these logs in a folder, and `benches/peers/rmm_replay_peer.cpp` replays them on RMM's resources.
 //!
 //! RMM's own program times its condition variable with the allocator; here the two are a row each.
 //! Both are this replay's engine's too: the first has its bookkeeping (a table of blocks, a lock that
@@ -29,14 +29,16 @@ use workloads::Trace;
 
 type Resources = [(&'static str, Resource)];
 
-const POOLED: [(&str, Resource); 4] = [
+const POOLED: [(&str, Resource); 3] = [
     ("aquifer pool", Resource::Pool),
     ("aquifer binning", Resource::Binning),
-    ("aquifer arena", Resource::Arena),
     ("aquifer async", Resource::Async),
 ];
 
-/// They ask the driver for every block, which takes long: a round of fewer operations.
+/// RMM's looks for a block among all that it has, which takes it long.
+const ARENA: [(&str, Resource); 1] = [("aquifer arena", Resource::Arena)];
+
+/// They ask the driver for every block, which takes long.
 const UNPOOLED: [(&str, Resource); 2] =
     [("aquifer plain", Resource::Cuda), ("aquifer managed", Resource::Managed)];
 
@@ -61,8 +63,8 @@ fn main() -> Result<()> {
         false => Bench { backend: Backend::Cuda(0), capacity: None, rounds: 3 },
     };
     if let Some(log) = log {
-        bench.run(&log, &POOLED)?;
-        return bench.run(&log, &UNPOOLED);
+        let all = [&POOLED[..], &ARENA, &UNPOOLED];
+        return all.into_iter().try_for_each(|resources| bench.run(&log, resources));
     }
     let temporary = std::env::temp_dir().join(format!("aquifer-replay-{}", std::process::id()));
     let folder = keep.as_deref().unwrap_or(&temporary);
@@ -85,12 +87,16 @@ impl Bench {
     /// RMM's random allocations, as logs in a folder.
     fn made_up(&self, folder: &Path, simulated: bool) -> Result<()> {
         let once = Self { rounds: 1, ..*self };
-        let of_pooled = if simulated { 1000 } else { 10_000 };
-        let all: [(u32, &Self, &Resources); 2] =
-            [(of_pooled, self, &POOLED), (1000, &once, &UNPOOLED)];
-        for (n, bench, resources) in all {
+        let most = if simulated { 1000 } else { 10_000 };
+        let both = [(1, ""), (4, " 4 threads")];
+        let all: [(u32, &[(u32, &str)], &Self, &Resources); 3] = [
+            (most, &both, self, &POOLED),
+            (1000, &both, self, &ARENA),
+            (1000, &both[..1], &once, &UNPOOLED),
+        ];
+        for (n, logs, bench, resources) in all {
             let trace = generator::rmm_trace(n, 1).context("a trace that frees what it makes")?;
-            for (threads, suffix) in [(1, ""), (4, " 4 threads")] {
+            for &(threads, suffix) in logs {
                 let log = folder.join(format!("rmm random n={n} max=1MiB{suffix}.csv"));
                 write(&log, &trace, threads)?;
                 bench.run(&log, resources)?;
