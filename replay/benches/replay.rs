@@ -86,23 +86,12 @@ struct Bench {
 impl Bench {
     /// RMM's random allocations, as logs in a folder.
     fn made_up(&self, folder: &Path, simulated: bool) -> Result<()> {
-        let once = Self { rounds: 1, ..*self };
         let most = if simulated { 1000 } else { 10_000 };
-        let both = [(1, ""), (4, " 4 threads")];
-        let all: [(u32, &[(u32, &str)], &Self, &Resources); 3] = [
-            (most, &both, self, &POOLED),
-            (1000, &both, self, &ARENA),
-            (1000, &both[..1], &once, &UNPOOLED),
-        ];
-        for (n, logs, bench, resources) in all {
-            let trace = generator::rmm_trace(n, 1).context("a trace that frees what it makes")?;
-            for &(threads, suffix) in logs {
-                let log = folder.join(format!("rmm random n={n} max=1MiB{suffix}.csv"));
-                write(&log, &trace, threads)?;
-                bench.run(&log, resources)?;
-            }
+        for threads in [1, 4] {
+            self.run(&random(folder, most, threads)?, &POOLED)?;
+            self.run(&random(folder, 1000, threads)?, &ARENA)?;
         }
-        Ok(())
+        Self { rounds: 1, ..*self }.run(&random(folder, 1000, 1)?, &UNPOOLED)
     }
 
     /// The rows have the log's name.
@@ -132,6 +121,15 @@ impl Bench {
         }
         Ok(())
     }
+}
+
+/// Writes `n` of RMM's random allocations as a log.
+fn random(folder: &Path, n: u32, threads: u32) -> Result<PathBuf> {
+    let suffix = if threads == 1 { String::new() } else { format!(" {threads} threads") };
+    let log = folder.join(format!("rmm random n={n} max=1MiB{suffix}.csv"));
+    let trace = generator::rmm_trace(n, 1).context("a trace that frees what it allocates")?;
+    write(&log, &trace, threads)?;
+    Ok(log)
 }
 
 /// Writes a log of RMM's columns. Each block is one thread's, on its own stream.
