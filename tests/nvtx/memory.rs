@@ -80,17 +80,17 @@ impl Told {
 
 /// Runs the test in a process of its own that a tool watches, and there `body`.
 fn watched(name: &str, body: impl FnOnce()) {
-    watched_or_not(name, true, body);
+    beside_tool(name, &[("STAND_IN_NVTX_MEMORY", "1")], body);
 }
 
-fn watched_or_not(name: &str, is_watched: bool, body: impl FnOnce()) {
+/// As [`watched`], by a tool that finds this in its environment.
+fn beside_tool(name: &str, set: &[(&str, &str)], body: impl FnOnce()) {
     if std::env::var_os(CHILD).is_some() {
         return body();
     }
     let file = format!("aquifer-{}-{name}.log", std::process::id());
     let log: PathBuf = std::env::temp_dir().join(file);
     let _ = std::fs::remove_file(&log);
-    let set: &[(&str, &str)] = if is_watched { &[("STAND_IN_NVTX_MEMORY", "1")] } else { &[] };
     let output = child_with(&format!("memory::{name}"), &tool(), &log, set);
     let heard = std::fs::read_to_string(&log).unwrap_or_default();
     let _ = std::fs::remove_file(&log);
@@ -508,6 +508,55 @@ fn threads_take_and_give() {
 }
 
 #[test]
+fn a_block_that_outlives_its_pool_stays_a_region() {
+    watched("a_block_that_outlives_its_pool_stays_a_region", || {
+        let device = support::device();
+        let stream = device.new_stream().unwrap();
+        let pool = PoolResource::builder(CudaResource::new(&device));
+        let pool = pool.growth_step(MIB).build().unwrap();
+        let [gone, left] = [take(&pool, &stream, 4 * KIB), take(&pool, &stream, 8 * KIB)];
+        // Of a chunk that is free when the pool goes.
+        let large = take(&pool, &stream, 2 * MIB);
+        give(&pool, &stream, large);
+        let clone = pool.clone();
+        drop(pool);
+        // By another thread, on a stream of its own that comes after.
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let other = device.new_stream().unwrap();
+                other.wait_for(&stream).unwrap();
+                give(&clone, &other, gone);
+            });
+        });
+        drop(clone);
+        // The pool told that it leaked it; whoever has it still may use it.
+        let told = Told::now();
+        assert!(told.is_live(&left));
+        assert_eq!((told.heaps.len(), told.regions.len()), (1, 1));
+    });
+}
+
+/// As compute-sanitizer does with memory that it does not know.
+#[test]
+fn a_heap_that_the_tool_refuses_has_no_regions() {
+    let name = "a_heap_that_the_tool_refuses_has_no_regions";
+    let set = [("STAND_IN_NVTX_MEMORY", "1"), ("STAND_IN_NVTX_NO_HEAPS", "1")];
+    beside_tool(name, &set, || {
+        let device = support::device();
+        let stream = device.new_stream().unwrap();
+        let inner = PoolResource::new(CudaResource::new(&device)).unwrap();
+        let outer = PoolResource::new(inner.clone()).unwrap();
+        for pool in [&inner as &dyn DeviceResource, &outer] {
+            let block = pool.allocate(&stream, DeviceLayout::new(1000).unwrap()).unwrap();
+            // SAFETY: allocated from the pool; nothing uses it.
+            unsafe { pool.deallocate(&stream, block) };
+        }
+        drop((outer, inner));
+        assert_eq!(Told::now(), Told::default());
+    });
+}
+
+#[test]
 fn the_child_of_a_fork_tells_nothing() {
     watched("the_child_of_a_fork_tells_nothing", || {
         let device = support::device();
@@ -542,7 +591,7 @@ fn the_child_of_a_fork_tells_nothing() {
 
 #[test]
 fn a_tool_that_does_not_watch_memory_leaves_pools_as_they_are() {
-    watched_or_not("a_tool_that_does_not_watch_memory_leaves_pools_as_they_are", false, || {
+    beside_tool("a_tool_that_does_not_watch_memory_leaves_pools_as_they_are", &[], || {
         let device = support::device();
         let stream = device.new_stream().unwrap();
         let pool = PoolResource::new(CudaResource::new(&device)).unwrap();
