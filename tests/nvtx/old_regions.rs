@@ -194,3 +194,71 @@ fn parts_of_an_old_region_are_each_thread_s_own() {
         assert_all_is_over();
     });
 }
+
+/// Whether each part of the block is in some region.
+fn is_covered(told: &Told, block: &DeviceBlock) -> bool {
+    let start = block.address() as usize;
+    (start..start + block.bytes()).step_by(4 * KIB).all(|at| !told.within(at, 1).is_empty())
+}
+
+/// Captures that the pool does not know leave old regions of all sizes behind, which threads then cut.
+#[test]
+fn threads_cut_what_captures_left() {
+    watched("old_regions::threads_cut_what_captures_left", || {
+        const THREADS: usize = 4;
+        let device = support::device();
+        let lower = PoolResource::builder(CudaResource::new(&device));
+        let lower = lower.growth_step(4 * MIB).build().unwrap();
+        let upper = PoolResource::builder(lower.clone()).growth_step(MIB).build().unwrap();
+        let start = Barrier::new(THREADS);
+        std::thread::scope(|scope| {
+            for thread in 0..THREADS {
+                let (lower, upper, device, start) = (&lower, &upper, &device, &start);
+                scope.spawn(move || {
+                    let own = PoolResource::new(CudaResource::new(device)).unwrap();
+                    let stream = device.new_stream().unwrap();
+                    let pool: &dyn DeviceResource = if thread % 2 == 0 { lower } else { upper };
+                    let take = |round: usize| {
+                        let bytes = (1 + (round * 11 + thread * 5) % 40) * 4 * KIB;
+                        // In a capture the pool has no more than what needs no wait.
+                        let block =
+                            pool.allocate(&stream, DeviceLayout::new(bytes).unwrap()).ok()?;
+                        assert!(is_covered(&Told::now(), &block), "{block:?}");
+                        Some(block)
+                    };
+                    let mut held = Vec::new();
+                    start.wait();
+                    for round in 0..24 {
+                        held.extend((0..3).filter_map(|part| take(3 * round + part)));
+                        let mut some = held.split_off(held.len() / 2);
+                        let (graph, more) = stream
+                            .capture(&own, |stream| {
+                                for block in some.drain(..) {
+                                    // SAFETY: allocated from the pool; nothing uses it.
+                                    unsafe { pool.deallocate(stream, block) };
+                                }
+                                Ok((0..2).filter_map(|part| take(7 * round + part)).collect())
+                            })
+                            .unwrap();
+                        drop(graph);
+                        let more: Vec<DeviceBlock> = more;
+                        held.extend(more);
+                        // Nobody ended what is in use.
+                        let told = Told::now();
+                        assert!(held.iter().all(|block| is_covered(&told, block)), "{held:?}");
+                        if round % 8 == 7 {
+                            // Refused while another thread captures.
+                            let _ = (upper.trim(0), lower.trim(0));
+                        }
+                    }
+                    for block in held {
+                        // SAFETY: allocated from the pool; nothing uses it.
+                        unsafe { pool.deallocate(&stream, block) };
+                    }
+                });
+            }
+        });
+        drop((upper, lower));
+        assert_all_is_over();
+    });
+}
