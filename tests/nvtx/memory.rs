@@ -1,12 +1,12 @@
 //! What a tool that watches memory is told: heaps for blocks of upstream, regions for live blocks.
 
-use crate::told::{KIB, Told, assert_all_is_over, beside_tool, give, take, watched};
+use crate::told::{KIB, Told, assert_all_is_over, beside_tool, give, on_threads, take, watched};
 use crate::{MIB, support};
 use aquifer::{
     ArenaResource, BinningResource, CudaResource, DeviceBlock, DeviceLayout, DeviceResource,
     DeviceVec, ErrorKind, FixedSizeResource, PoolResource,
 };
-use std::sync::{Arc, Barrier};
+use std::sync::{Arc, Barrier, Mutex};
 
 #[test]
 fn live_blocks_alone_are_regions() {
@@ -175,31 +175,26 @@ fn threads_take_and_give() {
         let pool = PoolResource::builder(CudaResource::new(&device));
         let pool = pool.growth_step(MIB).build().unwrap();
         let start = Barrier::new(THREADS);
-        std::thread::scope(|scope| {
-            for thread in 0..THREADS {
-                let (pool, device, start) = (&pool, &device, &start);
-                scope.spawn(move || {
-                    let stream = device.new_stream().unwrap();
-                    start.wait();
-                    let mut held = Vec::new();
-                    for round in 0..200 {
-                        let bytes = (1 + (round * 7 + thread) % 50) * 4 * KIB;
-                        let layout = DeviceLayout::new(bytes).unwrap();
-                        held.push(pool.allocate(&stream, layout).unwrap());
-                        if held.len() > 8 {
-                            let block = held.swap_remove(round % 8);
-                            // SAFETY: allocated from the pool; nothing uses it.
-                            unsafe { pool.deallocate(&stream, block) };
-                        }
-                        if round % 50 == 49 {
-                            pool.trim(0).unwrap();
-                        }
-                    }
-                    for block in held {
-                        // SAFETY: as above.
-                        unsafe { pool.deallocate(&stream, block) };
-                    }
-                });
+        on_threads(THREADS, |thread| {
+            let stream = device.new_stream().unwrap();
+            start.wait();
+            let mut held = Vec::new();
+            for round in 0..200 {
+                let bytes = (1 + (round * 7 + thread) % 50) * 4 * KIB;
+                let layout = DeviceLayout::new(bytes).unwrap();
+                held.push(pool.allocate(&stream, layout).unwrap());
+                if held.len() > 8 {
+                    let block = held.swap_remove(round % 8);
+                    // SAFETY: allocated from the pool; nothing uses it.
+                    unsafe { pool.deallocate(&stream, block) };
+                }
+                if round % 50 == 49 {
+                    pool.trim(0).unwrap();
+                }
+            }
+            for block in held {
+                // SAFETY: as above.
+                unsafe { pool.deallocate(&stream, block) };
             }
         });
         // The log was replayed, which sees two regions at one place.
@@ -224,12 +219,11 @@ fn a_block_that_outlives_its_pool_stays_a_region() {
         let clone = pool.clone();
         drop(pool);
         // By another thread, on a stream of its own that comes after.
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                let other = device.new_stream().unwrap();
-                other.wait_for(&stream).unwrap();
-                give(&clone, &other, gone);
-            });
+        let gone = Mutex::new(Some(gone));
+        on_threads(1, |_| {
+            let other = device.new_stream().unwrap();
+            other.wait_for(&stream).unwrap();
+            give(&clone, &other, gone.lock().unwrap().take().unwrap());
         });
         drop(clone);
         // The pool told that it leaked it; whoever has it still may use it.

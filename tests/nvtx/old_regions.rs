@@ -1,6 +1,6 @@
 //! Regions that stay after a free, since a graph may use them, and how they end.
 
-use crate::told::{KIB, Told, assert_all_is_over, give, take, watched};
+use crate::told::{KIB, Told, assert_all_is_over, give, on_threads, take, watched};
 use crate::{MIB, support};
 use aquifer::{CudaResource, DeviceBlock, DeviceLayout, DeviceResource, DeviceVec, PoolResource};
 use std::sync::{Arc, Barrier};
@@ -211,51 +211,45 @@ fn threads_cut_what_captures_left() {
         let lower = lower.growth_step(4 * MIB).build().unwrap();
         let upper = PoolResource::builder(lower.clone()).growth_step(MIB).build().unwrap();
         let start = Barrier::new(THREADS);
-        std::thread::scope(|scope| {
-            for thread in 0..THREADS {
-                let (lower, upper, device, start) = (&lower, &upper, &device, &start);
-                scope.spawn(move || {
-                    let own = PoolResource::new(CudaResource::new(device)).unwrap();
-                    let stream = device.new_stream().unwrap();
-                    let pool: &dyn DeviceResource = if thread % 2 == 0 { lower } else { upper };
-                    let take = |round: usize| {
-                        let bytes = (1 + (round * 11 + thread * 5) % 40) * 4 * KIB;
-                        // In a capture the pool has no more than what needs no wait.
-                        let block =
-                            pool.allocate(&stream, DeviceLayout::new(bytes).unwrap()).ok()?;
-                        assert!(is_covered(&Told::now(), &block), "{block:?}");
-                        Some(block)
-                    };
-                    let mut held = Vec::new();
-                    start.wait();
-                    for round in 0..24 {
-                        held.extend((0..3).filter_map(|part| take(3 * round + part)));
-                        let mut some = held.split_off(held.len() / 2);
-                        let (graph, more) = stream
-                            .capture(&own, |stream| {
-                                for block in some.drain(..) {
-                                    // SAFETY: allocated from the pool; nothing uses it.
-                                    unsafe { pool.deallocate(stream, block) };
-                                }
-                                Ok((0..2).filter_map(|part| take(7 * round + part)).collect())
-                            })
-                            .unwrap();
-                        drop(graph);
-                        let more: Vec<DeviceBlock> = more;
-                        held.extend(more);
-                        // Nobody ended what is in use.
-                        let told = Told::now();
-                        assert!(held.iter().all(|block| is_covered(&told, block)), "{held:?}");
-                        if round % 8 == 7 {
-                            // Refused while another thread captures.
-                            let _ = (upper.trim(0), lower.trim(0));
+        on_threads(THREADS, |thread| {
+            let own = PoolResource::new(CudaResource::new(&device)).unwrap();
+            let stream = device.new_stream().unwrap();
+            let pool: &dyn DeviceResource = if thread % 2 == 0 { &lower } else { &upper };
+            let take = |round: usize| {
+                let bytes = (1 + (round * 11 + thread * 5) % 40) * 4 * KIB;
+                // In a capture the pool has no more than what needs no wait.
+                let block = pool.allocate(&stream, DeviceLayout::new(bytes).unwrap()).ok()?;
+                assert!(is_covered(&Told::now(), &block), "{block:?}");
+                Some(block)
+            };
+            let mut held = Vec::new();
+            start.wait();
+            for round in 0..24 {
+                held.extend((0..3).filter_map(|part| take(3 * round + part)));
+                let mut some = held.split_off(held.len() / 2);
+                let (graph, more) = stream
+                    .capture(&own, |stream| {
+                        for block in some.drain(..) {
+                            // SAFETY: allocated from the pool; nothing uses it.
+                            unsafe { pool.deallocate(stream, block) };
                         }
-                    }
-                    for block in held {
-                        // SAFETY: allocated from the pool; nothing uses it.
-                        unsafe { pool.deallocate(&stream, block) };
-                    }
-                });
+                        Ok((0..2).filter_map(|part| take(7 * round + part)).collect())
+                    })
+                    .unwrap();
+                drop(graph);
+                let more: Vec<DeviceBlock> = more;
+                held.extend(more);
+                // Nobody ended what is in use.
+                let told = Told::now();
+                assert!(held.iter().all(|block| is_covered(&told, block)), "{held:?}");
+                if round % 8 == 7 {
+                    // Refused while another thread captures.
+                    let _ = (upper.trim(0), lower.trim(0));
+                }
+            }
+            for block in held {
+                // SAFETY: allocated from the pool; nothing uses it.
+                unsafe { pool.deallocate(&stream, block) };
             }
         });
         drop((upper, lower));

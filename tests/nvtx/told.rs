@@ -114,3 +114,13 @@ pub(crate) fn assert_all_is_over() {
     let told = Told::now();
     assert!(told.heaps.is_empty() && told.regions.is_empty() && told.ever > 0, "{told:?}");
 }
+
+/// Runs `body` on so many threads, until they are gone: what a thread keeps of pools ends with it, and
+/// a scope alone does not wait for that.
+pub(crate) fn on_threads(threads: usize, body: impl Fn(usize) + Sync) {
+    let body = &body;
+    std::thread::scope(|scope| {
+        let started: Vec<_> = (0..threads).map(|at| scope.spawn(move || body(at))).collect();
+        started.into_iter().for_each(|thread| thread.join().unwrap());
+    });
+}
