@@ -11,9 +11,11 @@ use aquifer::{
 };
 use std::path::PathBuf;
 use std::process::Command;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 const CHILD: &str = "AQUIFER_TEST_SANITIZER";
+/// One tool at a time: each waits for its process by a port, and not for long.
+static ONE: Mutex<()> = Mutex::new(());
 const MIB: usize = 1 << 20;
 /// Words in a block of the size that most tests use.
 const WORDS: u32 = (MIB / 4) as u32;
@@ -97,8 +99,10 @@ fn sanitizer() -> Option<PathBuf> {
 /// there is no such tool.
 fn under_memcheck(name: &str, nvtx: &str, body: impl FnOnce(Device)) -> Option<String> {
     if std::env::var_os(CHILD).is_some() {
+        let device = Device::open(0).unwrap();
+        // compute-sanitizer's library sets the variable itself, when CUDA starts.
         println!("tool: {:?}", std::env::var_os("NVTX_INJECTION64_PATH"));
-        body(Device::open(0).unwrap());
+        body(device);
         println!("the body is through");
         return None;
     }
@@ -110,10 +114,16 @@ fn under_memcheck(name: &str, nvtx: &str, body: impl FnOnce(Device)) -> Option<S
         support::skipped(name, "no compute-sanitizer");
         return None;
     };
-    let output = Command::new(tool)
-        .args(["--tool", "memcheck", "--nvtx", nvtx, "--error-exitcode", "9"])
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    // A tool that hangs takes the process that it watches with it.
+    let output = Command::new("timeout")
+        .args(["--kill-after=5", "120"])
+        .arg(tool)
+        .args(["--tool=memcheck", &format!("--nvtx={nvtx}"), "--error-exitcode=9"])
         // An access that is reported leaves the context whole.
-        .args(["--destroy-on-device-error", "kernel", "--print-limit", "3"])
+        .args(["--destroy-on-device-error=kernel", "--print-limit=3"])
+        // Of accesses alone: a question to the driver may be answered by an error, too.
+        .args(["--report-api-errors=no", "--leak-check=no"])
         .arg(std::env::current_exe().unwrap())
         .args(["--exact", name, "--nocapture", "--test-threads=1"])
         .env(CHILD, "1")
@@ -265,6 +275,8 @@ fn launches_of_graphs_are_no_errors() {
         let stream = device.new_stream().unwrap();
         let pool = pool(&device);
         let outside = take(&pool, &stream);
+        // The kernel's code is loaded before the capture.
+        write(&stream, outside.address(), WORDS, 0);
         let (graph, outliving) = stream
             .capture(&pool, |stream| {
                 let block = take(&pool, stream);

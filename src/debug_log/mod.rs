@@ -70,26 +70,33 @@
 //! `aquifer pool 17, stream 16`. To such a tool the rest of a heap is forbidden: an access past a
 //! block's end that leaves the block, or after its free, is an error there, which it is not without
 //! this. What is told, and when, is shown by a tool that stands in for it in the tests. compute-sanitizer
-//! prints names with leaks and unused memory alone, by its manual.
+//! prints names with leaks and unused memory alone, by its manual; its option `--nvtx` is on by itself
+//! since CUDA 12.
 //!
-//! Whether a tool watches is asked when a pool is built, and such a pool is slow:
+//! Whether a tool watches is asked once, when the program's first pool is built. compute-sanitizer is
+//! ready when CUDA has started, which it has for a pool on a GPU; a first pool on a simulated device may
+//! find no tool yet. A pool that is watched is slow:
 //!
 //! - Threads keep no blocks ready, whatever [`PoolOptions`](crate::PoolOptions) says: the tool hears of
 //!   each block.
 //! - A free waits until the device has done what the stream was given. What still runs could touch
 //!   the block, which is in order and must not be reported. A program in which such work waits for
-//!   something that the freeing thread does later stands still.
+//!   something that the freeing thread does later stands still. A capture that another thread begins
+//!   on the stream at the very moment of the wait may be lost.
 //! - A block that was handed out or freed while its stream was in capture stays a region after its
-//!   free, since each launch of the graph may use it: until its memory is handed out again or goes back
-//!   upstream. So does one whose stream could not be waited for. Uses of those after the free are not
-//!   seen.
+//!   free, since each launch of the graph may use it: until its memory is handed out again outside of
+//!   a capture, for which the pool waits, too, or goes back upstream. So does one whose stream could not
+//!   be waited for. Uses of those after the free are not seen.
 //!
 //! A region is what [`DeviceBlock::bytes`](crate::DeviceBlock::bytes) says, so an overrun inside of the
 //! last 256 bytes that a size was rounded up to, or of a bin's block, is not seen either. Of a pool over
 //! a pool, the blocks of the upper one are regions of the lower one's heap, and its blocks of upstream
-//! are nothing to the tool: tools know regions by address, and those would share theirs. In the child of
-//! a fork nothing is told. A tool without the extension, and none at all, leave pools as they are. RMM
-//! registers nothing.
+//! are nothing to the tool: tools know regions by address, and those would share theirs. Memory whose
+//! heap the tool refuses is not watched. By its manual, compute-sanitizer takes what was a heap for
+//! forbidden until the driver frees it: a resource of yours below a pool that keeps such memory, and
+//! serves it to others than pools, would be reported falsely. In the child of a fork nothing is told. A
+//! tool without the extension, and none at all, leave pools as they are. Tools are called under a lock
+//! of all pools, too, and must not call back. RMM registers nothing.
 //!
 //! Neither is made by cudarc's `nvtx`, which loads a library that CUDA 13 has no more and panics without
 //! it, nor by NVIDIA's crate `nvtx`, which asks for libclang and a C compiler when it is built.

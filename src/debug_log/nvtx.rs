@@ -1,6 +1,6 @@
 //! NVTX ranges, for a tool that is there: what NVIDIA's header does in each C program, in as much of
-//! it as ranges and [`memory`] need. The header loads the library that `NVTX_INJECTION64_PATH` names and lets it
-//! put its own functions into the program's table of slots; slots that it leaves are no-ops.
+//! it as ranges and [`memory`] need. The header loads the library that `NVTX_INJECTION64_PATH` names
+//! and lets it put its own functions into the program's table of slots; slots that it leaves are no-ops.
 
 use crate::sync::LazyLock;
 use crate::sync::trusted::{AtomicUsize, Ordering};

@@ -3,8 +3,10 @@
 #![cfg(all(feature = "nvtx", target_os = "linux"))]
 
 mod memory;
+mod old_regions;
 #[path = "../support/mod.rs"]
 mod support;
+mod told;
 
 use aquifer::{
     CudaResource, DeviceBlock, DeviceLayout, DeviceResource, MissPolicy, PoolResource, Rung, Stream,

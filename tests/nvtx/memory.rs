@@ -1,126 +1,16 @@
 //! What a tool that watches memory is told: heaps for blocks of upstream, regions for live blocks.
 
-use crate::{CHILD, MIB, child_with, support, tool};
+use crate::told::{KIB, Told, assert_all_is_over, beside_tool, give, on_threads, take, watched};
+use crate::{MIB, support};
 use aquifer::{
     ArenaResource, BinningResource, CudaResource, DeviceBlock, DeviceLayout, DeviceResource,
-    DeviceVec, ErrorKind, FixedSizeResource, PoolResource, Stream,
+    DeviceVec, ErrorKind, FixedSizeResource, PoolResource,
 };
-use std::collections::BTreeMap;
-use std::path::PathBuf;
-use std::sync::{Arc, Barrier};
-
-const KIB: usize = 1 << 10;
-
-/// What a tool knows, by address.
-#[derive(Debug, Default, PartialEq)]
-struct Told {
-    /// Bytes and name.
-    heaps: BTreeMap<usize, (usize, String)>,
-    /// Bytes, the heap's address and the name.
-    regions: BTreeMap<usize, (usize, usize, String)>,
-    /// Regions that there ever were.
-    ever: usize,
-}
-
-impl Told {
-    /// What the stand-in has heard so far. Fails on a call that makes no sense there.
-    fn now() -> Self {
-        let path = std::env::var_os("STAND_IN_NVTX_LOG").unwrap();
-        let heard = std::fs::read_to_string(path).unwrap_or_default();
-        let mut told = Self::default();
-        for line in heard.lines() {
-            let mut words = line.split(' ');
-            let what = words.next().unwrap();
-            let rest: Vec<&str> = words.collect();
-            let number = |at: usize| match rest[at].strip_prefix("0x") {
-                Some(digits) => usize::from_str_radix(digits, 16).unwrap(),
-                None => rest[at].parse().unwrap(),
-            };
-            match what {
-                "heap" => told.heap(number(0), number(1), rest[2..].join(" ")),
-                "end-heap" => {
-                    let (bytes, _) = told.heaps.remove(&number(0)).expect(line);
-                    assert_eq!(told.within(number(0), bytes), [], "left in a heap that ends");
-                }
-                "region" => told.region(number(0), number(1), number(2)),
-                "end-region" => drop(told.regions.remove(&number(0)).expect(line)),
-                "name" => told.regions.get_mut(&number(0)).expect(line).2 = rest[1..].join(" "),
-                "domain" | "push" | "pop" => {}
-                _ => panic!("{line}"),
-            }
-        }
-        told
-    }
-
-    fn heap(&mut self, address: usize, bytes: usize, name: String) {
-        assert!(name.len() <= 49, "{name}");
-        let mut overlapping = self.heaps.range(..address + bytes);
-        assert!(!overlapping.any(|(at, heap)| at + heap.0 > address), "{address:#x} {bytes}");
-        self.heaps.insert(address, (bytes, name));
-    }
-
-    fn region(&mut self, address: usize, bytes: usize, heap: usize) {
-        let (size, _) = self.heaps[&heap];
-        assert!(heap <= address && address + bytes <= heap + size, "{address:#x} of {heap:#x}");
-        assert_eq!(self.within(address, bytes), [], "{address:#x} {bytes}");
-        self.regions.insert(address, (bytes, heap, String::new()));
-        self.ever += 1;
-    }
-
-    fn within(&self, address: usize, bytes: usize) -> Vec<usize> {
-        let before = self.regions.range(..address + bytes);
-        before.filter(|(at, region)| *at + region.0 > address).map(|(at, _)| *at).collect()
-    }
-
-    fn is_live(&self, block: &DeviceBlock) -> bool {
-        let region = self.regions.get(&(block.address() as usize));
-        region.is_some_and(|region| region.0 == block.bytes())
-    }
-}
-
-/// Runs the test in a process of its own that a tool watches, and there `body`.
-fn watched(name: &str, body: impl FnOnce()) {
-    watched_or_not(name, true, body);
-}
-
-fn watched_or_not(name: &str, is_watched: bool, body: impl FnOnce()) {
-    if std::env::var_os(CHILD).is_some() {
-        return body();
-    }
-    let file = format!("aquifer-{}-{name}.log", std::process::id());
-    let log: PathBuf = std::env::temp_dir().join(file);
-    let _ = std::fs::remove_file(&log);
-    let set: &[(&str, &str)] = if is_watched { &[("STAND_IN_NVTX_MEMORY", "1")] } else { &[] };
-    let output = child_with(&format!("memory::{name}"), &tool(), &log, set);
-    let heard = std::fs::read_to_string(&log).unwrap_or_default();
-    let _ = std::fs::remove_file(&log);
-    let [out, err] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
-    assert!(output.status.success() && out.contains("1 passed"), "{out}\n{err}\n{heard}");
-}
-
-fn take(from: &impl DeviceResource, stream: &Stream, bytes: usize) -> DeviceBlock {
-    let block = from.allocate(stream, DeviceLayout::new(bytes).unwrap()).unwrap();
-    assert!(Told::now().is_live(&block), "{block:?} {:?}", Told::now());
-    block
-}
-
-/// Gives a block back that nothing uses later, and whose region ends with it.
-fn give(to: &impl DeviceResource, stream: &Stream, block: DeviceBlock) {
-    let at = block.address() as usize;
-    assert!(Told::now().is_live(&block));
-    // SAFETY: allocated from the resource; nothing uses it.
-    unsafe { to.deallocate(stream, block) };
-    assert!(!Told::now().regions.contains_key(&at), "{at:#x}");
-}
-
-fn assert_all_is_over() {
-    let told = Told::now();
-    assert!(told.heaps.is_empty() && told.regions.is_empty() && told.ever > 0, "{told:?}");
-}
+use std::sync::{Arc, Barrier, Mutex};
 
 #[test]
 fn live_blocks_alone_are_regions() {
-    watched("live_blocks_alone_are_regions", || {
+    watched("memory::live_blocks_alone_are_regions", || {
         let device = support::device();
         let (stream, other) = (device.new_stream().unwrap(), device.new_stream().unwrap());
         let pool = PoolResource::builder(CudaResource::new(&device));
@@ -166,7 +56,7 @@ fn live_blocks_alone_are_regions() {
 
 #[test]
 fn memory_that_is_used_again_is_registered_again() {
-    watched("memory_that_is_used_again_is_registered_again", || {
+    watched("memory::memory_that_is_used_again_is_registered_again", || {
         let device = support::device();
         let stream = device.new_stream().unwrap();
         let pool = PoolResource::new(CudaResource::new(&device)).unwrap();
@@ -188,7 +78,7 @@ fn memory_that_is_used_again_is_registered_again() {
 
 #[test]
 fn a_free_waits_for_what_may_use_the_block() {
-    watched("a_free_waits_for_what_may_use_the_block", || {
+    watched("memory::a_free_waits_for_what_may_use_the_block", || {
         let device = support::device();
         let (stream, other) = (device.new_stream().unwrap(), device.new_stream().unwrap());
         let pool = PoolResource::new(CudaResource::new(&device)).unwrap();
@@ -209,7 +99,7 @@ fn a_free_waits_for_what_may_use_the_block() {
 
 #[test]
 fn resources_that_are_pools_are_seen() {
-    watched("resources_that_are_pools_are_seen", || {
+    watched("memory::resources_that_are_pools_are_seen", || {
         let device = support::device();
         let stream = device.new_stream().unwrap();
         let plain = CudaResource::new(&device);
@@ -244,7 +134,7 @@ fn resources_that_are_pools_are_seen() {
 
 #[test]
 fn blocks_of_a_pool_over_a_pool_are_regions_of_the_lowest_heap() {
-    watched("blocks_of_a_pool_over_a_pool_are_regions_of_the_lowest_heap", || {
+    watched("memory::blocks_of_a_pool_over_a_pool_are_regions_of_the_lowest_heap", || {
         let device = support::device();
         let stream = device.new_stream().unwrap();
         let inner = PoolResource::builder(CudaResource::new(&device));
@@ -278,125 +168,33 @@ fn blocks_of_a_pool_over_a_pool_are_regions_of_the_lowest_heap() {
 }
 
 #[test]
-fn what_a_graph_uses_stays_a_region_until_its_memory_is_used_again() {
-    watched("what_a_graph_uses_stays_a_region_until_its_memory_is_used_again", || {
-        let device = support::device();
-        let stream = device.new_stream().unwrap();
-        let pool = PoolResource::builder(CudaResource::new(&device));
-        let pool = pool.growth_step(4 * MIB).maximum_size(4 * MIB).build().unwrap();
-        let (outside, late) = (take(&pool, &stream, 8 * KIB), take(&pool, &stream, 16 * KIB));
-        let at = [&outside, &late].map(|block| block.address() as usize);
-        let (graph, (inside, outliving)) = stream
-            .capture(&pool, |stream| {
-                // SAFETY: allocated from the pool; nothing uses it later.
-                unsafe { pool.deallocate(stream, outside) };
-                let block = take(&pool, stream, 32 * KIB);
-                let inside = block.address() as usize;
-                // SAFETY: as above.
-                unsafe { pool.deallocate(stream, block) };
-                Ok((inside, take(&pool, stream, 64 * KIB)))
-            })
-            .unwrap();
-        let is_region = |at: usize| Told::now().regions.contains_key(&at);
-        assert!(is_region(at[0]) && is_region(inside), "freed, and the graph's");
-        assert!(Told::now().is_live(&outliving));
-        give(&pool, &stream, late);
-        // SAFETY: the graph is of no work.
-        unsafe { graph.launch(&stream) }.unwrap();
-        let kept = outliving.address() as usize;
-        // SAFETY: allocated from the pool; nothing uses it later but the graph.
-        unsafe { pool.deallocate(&stream, outliving) };
-        assert!(is_region(kept), "each launch may use it");
-        drop(graph);
-        // All of the pool, so all of the above.
-        let whole = take(&pool, &stream, 4 * MIB);
-        assert_eq!(Told::now().regions.len(), 1);
-        give(&pool, &stream, whole);
-        drop(pool);
-        assert_all_is_over();
-    });
-}
-
-#[test]
-fn a_free_in_a_capture_that_the_pool_does_not_know_keeps_the_region() {
-    watched("a_free_in_a_capture_that_the_pool_does_not_know_keeps_the_region", || {
-        let device = support::device();
-        let stream = device.new_stream().unwrap();
-        let pool = || {
-            let pool = PoolResource::builder(CudaResource::new(&device));
-            pool.growth_step(4 * MIB).build().unwrap()
-        };
-        let (known, unknown) = (pool(), pool());
-        let block = take(&unknown, &stream, 8 * KIB);
-        let (at, bytes) = (block.address() as usize, block.bytes());
-        let (graph, ()) = stream
-            .capture(&known, |stream| {
-                // SAFETY: allocated from the pool; nothing uses it later.
-                unsafe { unknown.deallocate(stream, block) };
-                assert_eq!(Told::now().regions[&at].0, bytes);
-                let before = Told::now().ever;
-                // The stream's own memory, without a wait; the region is there, and is not ended.
-                let again = take(&unknown, stream, 8 * KIB);
-                assert_eq!((again.address() as usize, Told::now().ever), (at, before));
-                // SAFETY: as above.
-                unsafe { unknown.deallocate(stream, again) };
-                Ok(())
-            })
-            .unwrap();
-        drop(graph);
-        assert!(Told::now().regions.contains_key(&at));
-        let again = take(&unknown, &stream, 4 * KIB);
-        assert_eq!((again.address() as usize, Told::now().regions.len()), (at, 1));
-        give(&unknown, &stream, again);
-        // A region that is left ends with its heap.
-        let block = take(&unknown, &stream, 8 * KIB);
-        let (graph, ()) = stream
-            .capture(&known, |stream| {
-                // SAFETY: as above.
-                unsafe { unknown.deallocate(stream, block) };
-                Ok(())
-            })
-            .unwrap();
-        drop(graph);
-        assert_eq!(Told::now().regions.len(), 1);
-        drop((known, unknown));
-        assert_all_is_over();
-    });
-}
-
-#[test]
 fn threads_take_and_give() {
-    watched("threads_take_and_give", || {
+    watched("memory::threads_take_and_give", || {
         const THREADS: usize = 4;
         let device = support::device();
         let pool = PoolResource::builder(CudaResource::new(&device));
         let pool = pool.growth_step(MIB).build().unwrap();
         let start = Barrier::new(THREADS);
-        std::thread::scope(|scope| {
-            for thread in 0..THREADS {
-                let (pool, device, start) = (&pool, &device, &start);
-                scope.spawn(move || {
-                    let stream = device.new_stream().unwrap();
-                    start.wait();
-                    let mut held = Vec::new();
-                    for round in 0..200 {
-                        let bytes = (1 + (round * 7 + thread) % 50) * 4 * KIB;
-                        let layout = DeviceLayout::new(bytes).unwrap();
-                        held.push(pool.allocate(&stream, layout).unwrap());
-                        if held.len() > 8 {
-                            let block = held.swap_remove(round % 8);
-                            // SAFETY: allocated from the pool; nothing uses it.
-                            unsafe { pool.deallocate(&stream, block) };
-                        }
-                        if round % 50 == 49 {
-                            pool.trim(0).unwrap();
-                        }
-                    }
-                    for block in held {
-                        // SAFETY: as above.
-                        unsafe { pool.deallocate(&stream, block) };
-                    }
-                });
+        on_threads(THREADS, |thread| {
+            let stream = device.new_stream().unwrap();
+            start.wait();
+            let mut held = Vec::new();
+            for round in 0..200 {
+                let bytes = (1 + (round * 7 + thread) % 50) * 4 * KIB;
+                let layout = DeviceLayout::new(bytes).unwrap();
+                held.push(pool.allocate(&stream, layout).unwrap());
+                if held.len() > 8 {
+                    let block = held.swap_remove(round % 8);
+                    // SAFETY: allocated from the pool; nothing uses it.
+                    unsafe { pool.deallocate(&stream, block) };
+                }
+                if round % 50 == 49 {
+                    pool.trim(0).unwrap();
+                }
+            }
+            for block in held {
+                // SAFETY: as above.
+                unsafe { pool.deallocate(&stream, block) };
             }
         });
         // The log was replayed, which sees two regions at one place.
@@ -408,8 +206,56 @@ fn threads_take_and_give() {
 }
 
 #[test]
+fn a_block_that_outlives_its_pool_stays_a_region() {
+    watched("memory::a_block_that_outlives_its_pool_stays_a_region", || {
+        let device = support::device();
+        let stream = device.new_stream().unwrap();
+        let pool = PoolResource::builder(CudaResource::new(&device));
+        let pool = pool.growth_step(MIB).build().unwrap();
+        let [gone, left] = [take(&pool, &stream, 4 * KIB), take(&pool, &stream, 8 * KIB)];
+        // Of a chunk that is free when the pool goes.
+        let large = take(&pool, &stream, 2 * MIB);
+        give(&pool, &stream, large);
+        let clone = pool.clone();
+        drop(pool);
+        // By another thread, on a stream of its own that comes after.
+        let gone = Mutex::new(Some(gone));
+        on_threads(1, |_| {
+            let other = device.new_stream().unwrap();
+            other.wait_for(&stream).unwrap();
+            give(&clone, &other, gone.lock().unwrap().take().unwrap());
+        });
+        drop(clone);
+        // The pool told that it leaked it; whoever has it still may use it.
+        let told = Told::now();
+        assert!(told.is_live(&left));
+        assert_eq!((told.heaps.len(), told.regions.len()), (1, 1));
+    });
+}
+
+/// As compute-sanitizer does with memory that it does not know.
+#[test]
+fn a_heap_that_the_tool_refuses_has_no_regions() {
+    let name = "memory::a_heap_that_the_tool_refuses_has_no_regions";
+    let set = [("STAND_IN_NVTX_MEMORY", "1"), ("STAND_IN_NVTX_NO_HEAPS", "1")];
+    beside_tool(name, &set, || {
+        let device = support::device();
+        let stream = device.new_stream().unwrap();
+        let inner = PoolResource::new(CudaResource::new(&device)).unwrap();
+        let outer = PoolResource::new(inner.clone()).unwrap();
+        for pool in [&inner as &dyn DeviceResource, &outer] {
+            let block = pool.allocate(&stream, DeviceLayout::new(1000).unwrap()).unwrap();
+            // SAFETY: allocated from the pool; nothing uses it.
+            unsafe { pool.deallocate(&stream, block) };
+        }
+        drop((outer, inner));
+        assert_eq!(Told::now(), Told::default());
+    });
+}
+
+#[test]
 fn the_child_of_a_fork_tells_nothing() {
-    watched("the_child_of_a_fork_tells_nothing", || {
+    watched("memory::the_child_of_a_fork_tells_nothing", || {
         let device = support::device();
         let stream = device.new_stream().unwrap();
         let pool = PoolResource::new(CudaResource::new(&device)).unwrap();
@@ -442,7 +288,7 @@ fn the_child_of_a_fork_tells_nothing() {
 
 #[test]
 fn a_tool_that_does_not_watch_memory_leaves_pools_as_they_are() {
-    watched_or_not("a_tool_that_does_not_watch_memory_leaves_pools_as_they_are", false, || {
+    beside_tool("memory::a_tool_that_does_not_watch_memory_leaves_pools_as_they_are", &[], || {
         let device = support::device();
         let stream = device.new_stream().unwrap();
         let pool = PoolResource::new(CudaResource::new(&device)).unwrap();

@@ -167,7 +167,8 @@ fn find() -> Option<Memory> {
     // SAFETY: the name and type of the entry that NVTX asks a tool's extensions for.
     let initialize =
         unsafe { library.get::<Initialize>(b"InitializeInjectionNvtxExtension\0") }.ok()?;
-    let mut segment = Segment { id: 1, count: SLOTS.len(), slots: SLOTS[0].as_ptr() };
+    let mut segment =
+        Segment { id: 1, count: SLOTS.len(), slots: SLOTS.as_ptr().cast_mut().cast() };
     let mut module = Module {
         version: VERSION,
         size: size_of::<Module>() as u16,
@@ -179,11 +180,13 @@ fn find() -> Option<Memory> {
         private: std::ptr::null(),
     };
     // SAFETY: a module that lives for the call, whose slots live as long as the program.
-    if unsafe { initialize(&raw mut module) } == 0 {
+    let known = unsafe { initialize(&raw mut module) } != 0;
+    // As in NVIDIA's header the library stays even if it does not know the extension: it has seen the
+    // slots, and may have threads.
+    std::mem::forget(library);
+    if !known {
         return None;
     }
-    // From here on there are functions of it in slots: its library stays for good.
-    std::mem::forget(library);
     let function = |id: usize| match SLOTS[id].load(Ordering::Acquire) {
         0 | NO_FUNCTION => None,
         address => Some(address as *const ()),

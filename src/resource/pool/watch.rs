@@ -47,6 +47,8 @@ struct Region {
     pool: u64,
     /// The block was handed out to a capture: each launch of the graph uses it, freed or not.
     captured: bool,
+    /// Later blocks lie in it that have no region of their own.
+    shared: bool,
 }
 
 fn range(address: u64, bytes: usize) -> Range<u64> {
@@ -76,10 +78,49 @@ impl Told {
         (address - start < chunk.bytes as u64).then_some(chunk.handle)
     }
 
-    fn forget(&mut self, tool: &Memory, region: u64) {
-        if self.regions.remove(&region).is_some() {
-            tool.region_unregister(region);
+    fn begin(&mut self, tool: &Memory, range: Range<u64>, name: &str, region: Region) {
+        if let Some(heap) = self.heap_of(range.start) {
+            tool.region_register(heap, range.start, region.bytes);
+            tool.region_name(range.start, name);
+            self.regions.insert(range.start, region);
         }
+    }
+
+    /// Ends the regions in this range; of those that later blocks lie in, what is in the range.
+    fn end(&mut self, tool: &Memory, ended: &Range<u64>) {
+        for at in self.overlapping(ended) {
+            let Some(Region { bytes, pool, shared, .. }) = self.forget(tool, at) else { continue };
+            let rests = [at..ended.start, ended.end..range(at, bytes).end];
+            for rest in rests.into_iter().filter(|rest| shared && !rest.is_empty()) {
+                let bytes = (rest.end - rest.start) as usize;
+                let region = Region { bytes, pool, captured: true, shared };
+                self.begin(tool, rest, &format!("aquifer pool {pool}, kept"), region);
+            }
+        }
+    }
+
+    /// Makes regions of what no region covers in this range, and keeps the others.
+    fn fill(&mut self, tool: &Memory, filled: &Range<u64>, name: &str, pool: u64) {
+        let mut gaps = Vec::new();
+        let mut from = filled.start;
+        for at in self.overlapping(filled).into_iter().rev() {
+            let Some(region) = self.regions.get_mut(&at) else { continue };
+            region.captured = true;
+            region.shared |= range(at, region.bytes) != *filled;
+            gaps.push(from..at);
+            from = range(at, region.bytes).end;
+        }
+        gaps.push(from..filled.end);
+        for gap in gaps.into_iter().filter(|gap| !gap.is_empty()) {
+            let (bytes, shared) = ((gap.end - gap.start) as usize, gap != *filled);
+            self.begin(tool, gap, name, Region { bytes, pool, captured: true, shared });
+        }
+    }
+
+    fn forget(&mut self, tool: &Memory, region: u64) -> Option<Region> {
+        let known = self.regions.remove(&region)?;
+        tool.region_unregister(region);
+        Some(known)
     }
 }
 
@@ -103,10 +144,7 @@ impl Watch {
         let mut told = TOLD.lock();
         if told.heap_of(address).is_some() {
             // A block of a pool below, which is not to be used as a whole any more.
-            for region in told.overlapping(&range(address, bytes)) {
-                told.forget(self.tool, region);
-            }
-            return;
+            return told.end(self.tool, &range(address, bytes));
         }
         let pool = self.number();
         let name = format!("aquifer pool {pool}, chunk");
@@ -128,9 +166,7 @@ impl Watch {
             let _ = stream.is_some_and(wait_for);
         }
         let mut told = TOLD.lock();
-        for region in told.overlapping(&range) {
-            told.forget(self.tool, region);
-        }
+        told.end(self.tool, &range);
         // The heap at this address may be a pool's below.
         if told.heaps.get(&address).is_some_and(|chunk| chunk.pool == self.number())
             && let Some(chunk) = told.heaps.remove(&address)
@@ -144,23 +180,24 @@ impl Watch {
         let captured = !matches!(stream.is_capturing(), Ok(false));
         let pool = self.number();
         let name = format!("aquifer pool {pool}, stream {}", stream.id());
-        let stale = TOLD.lock().overlapping(&range(address, bytes));
+        let range = range(address, bytes);
+        let is_stale = !TOLD.lock().overlapping(&range).is_empty();
         // The stream comes after all that used this memory.
-        let is_over = stale.is_empty() || wait_for(stream);
+        let is_over = !is_stale || wait_for(stream);
         let mut told = TOLD.lock();
-        let same = told.regions.get_mut(&address).filter(|region| region.bytes == bytes);
-        if let Some(region) = same.filter(|_| !is_over) {
-            // Its former use may go on: let it not be forbidden for a moment.
-            (region.pool, region.captured) = (pool, captured);
-            return self.tool.region_name(address, &name);
-        }
-        for region in stale {
-            told.forget(self.tool, region);
-        }
-        if let Some(heap) = told.heap_of(address) {
-            self.tool.region_register(heap, address, bytes);
-            self.tool.region_name(address, &name);
-            told.regions.insert(address, Region { bytes, pool, captured });
+        // What is there is looked up again: meanwhile another thread, which got another part of the
+        // same old block, may have ended that one's region and begun its own.
+        if is_over {
+            told.end(self.tool, &range);
+            let region = Region { bytes, pool, captured, shared: false };
+            told.begin(self.tool, range, &name, region);
+        } else {
+            // The former use may go on: let none of it be forbidden.
+            told.fill(self.tool, &range, &name, pool);
+            if let Some(region) = told.regions.get_mut(&address).filter(|it| it.bytes == bytes) {
+                region.pool = pool;
+                self.tool.region_name(address, &name);
+            }
         }
     }
 
@@ -169,7 +206,7 @@ impl Watch {
         let ends = |region: &Region| region.pool == self.number() && !region.captured;
         let ends = TOLD.lock().regions.get(&address).is_some_and(ends);
         if ends && wait_for(stream) {
-            TOLD.lock().forget(self.tool, address);
+            let _ = TOLD.lock().forget(self.tool, address);
         }
     }
 }

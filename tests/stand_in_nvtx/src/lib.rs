@@ -1,6 +1,7 @@
 //! Stands in for Nsight: takes the NVTX functions of a program over, and writes what it is called
 //! with to the file that `STAND_IN_NVTX_LOG` names. With `STAND_IN_NVTX_NO_RANGES` it takes none. With
-//! `STAND_IN_NVTX_MEMORY` it takes those of the memory extension, too, as compute-sanitizer does.
+//! `STAND_IN_NVTX_MEMORY` it takes those of the memory extension, too, as compute-sanitizer does, and with
+//! `STAND_IN_NVTX_NO_HEAPS` besides it refuses each heap.
 
 mod memory;
 

@@ -123,6 +123,9 @@ unsafe extern "C" fn heap_register(domain: usize, heap: *const HeapDescription) 
         say("wrong heap");
         return 0;
     }
+    if std::env::var_os("STAND_IN_NVTX_NO_HEAPS").is_some() {
+        return 0;
+    }
     // SAFETY: the type says that this is a range, and the message's that it ends with a zero.
     let (range, name) = unsafe { (&*it.range, CStr::from_ptr(it.message)) };
     say(&format!("heap {:#x} {} {}", range.address, range.bytes, name.to_string_lossy()));
