@@ -17,4 +17,5 @@ mod streams;
 mod support;
 mod threads;
 mod upstreams;
+mod warm_frees;
 mod wrong_frees;
