@@ -26,7 +26,9 @@ pub(crate) fn not_forked(call: &'static str) -> Result<(), DriverError> {
 
 #[cfg(unix)]
 extern "C" fn in_child() {
-    // Nothing but stores is allowed here: any lock may be held by a thread that is not there.
+    // Nothing but stores is allowed here: any lock may be held by a thread that is not there. The
+    // system's own are not, when it calls its handlers: where it makes the thread locals of a library
+    // at the first access, it may do so here.
     FORKED.store(true, Ordering::Relaxed);
     if let Some(forget) = FORGET.get() {
         forget();

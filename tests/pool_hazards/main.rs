@@ -4,6 +4,7 @@
 
 mod failures;
 mod forked;
+mod forked_anywhere;
 #[path = "../support/kernels.rs"]
 mod kernels;
 mod lifetime;
