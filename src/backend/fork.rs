@@ -48,8 +48,8 @@ pub(crate) fn watch() -> Result<(), Error> {
     {
         static WATCHED: OnceLock<i32> = OnceLock::new();
         let code = *WATCHED.get_or_init(|| {
-            // SAFETY: `in_child` is a function of this program, never unloaded before the process
-            // ends, and does what a handler may: it stores to memory that is there.
+            // SAFETY: `in_child` does what a handler may: it stores to memory that is there. Where it
+            // is part of a library that is unloaded, the system forgets it with the library.
             unsafe { libc::pthread_atfork(None, None, Some(in_child)) }
         });
         if code != 0 {
