@@ -26,7 +26,9 @@ pub(crate) fn not_forked(call: &'static str) -> Result<(), DriverError> {
 
 #[cfg(unix)]
 extern "C" fn in_child() {
-    // Nothing but stores is allowed here: any lock may be held by a thread that is not there.
+    // Nothing but stores is allowed here: any lock may be held by a thread that is not there. The
+    // system's own are not, when it calls its handlers: where it makes the thread locals of a library
+    // at the first access, it may do so here.
     FORKED.store(true, Ordering::Relaxed);
     if let Some(forget) = FORGET.get() {
         forget();
@@ -46,8 +48,8 @@ pub(crate) fn watch() -> Result<(), Error> {
     {
         static WATCHED: OnceLock<i32> = OnceLock::new();
         let code = *WATCHED.get_or_init(|| {
-            // SAFETY: `in_child` is a function of this program, never unloaded before the process
-            // ends, and does what a handler may: it stores to memory that is there.
+            // SAFETY: `in_child` does what a handler may: it stores to memory that is there. Where it
+            // is part of a library that is unloaded, the system forgets it with the library.
             unsafe { libc::pthread_atfork(None, None, Some(in_child)) }
         });
         if code != 0 {

@@ -8,7 +8,7 @@ use super::local::{self, Leave};
 use super::magazine::{Cached, Limits, Magazine, Shelves};
 use super::reserve::Reserve;
 use super::rungs::Rung;
-use super::slot::{Slot, UNIT_SHIFT};
+use super::slot::{Slot, UNIT_SHIFT, report_not_live};
 use super::upstream::{Failure, Upstream};
 use crate::debug_log::hold;
 use crate::heap::{COMPLETE, Node, Tag};
@@ -344,12 +344,23 @@ impl<U: Upstream> Pool<U> {
         // SAFETY: used before anything else looks for a magazine.
         let magazine = unsafe { local::find(self.id, id) };
         if let Some(magazine) = magazine
-            && magazine.is_behind_fence()
             && let Some((units, cached)) = self.keepable(&block)
-            // SAFETY: as in `deallocate_warm`.
-            && let Some(Ok(())) = unsafe { magazine.enter(|shelves| shelves.push(units, cached)) }
         {
-            return;
+            let is_to_push = magazine.is_behind_fence();
+            // SAFETY: as in `deallocate_warm`; `holds` enters none either.
+            let found = unsafe {
+                magazine.enter(|shelves| {
+                    let kept = is_to_push && shelves.push(units, cached).is_ok();
+                    // To its heap what lies in a magazine is live: it would free it, and the magazine
+                    // has it as well.
+                    (kept, !kept && shelves.holds(units, token))
+                })
+            };
+            match found {
+                Some((true, _)) => return,
+                Some((_, true)) => return report_not_live(token as Node),
+                _ => {}
+            }
         }
         let tag = match magazine {
             Some(magazine) if !magazine.is_retired() => magazine.home() as Tag,

@@ -2,6 +2,7 @@
 //! is one comparison, and the list that owns them, whose destructor gives the blocks back.
 
 use super::magazine::Magazine;
+use crate::backend::forget_in_child;
 use crate::sync::{Arc, Weak, thread_local};
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -113,12 +114,19 @@ fn way(pool: u64, stream: u64) -> usize {
 }
 
 /// Empties the calling thread's table: what it would find at the first look, it has to look for.
-pub(crate) fn forget_ways() {
+fn forget_ways() {
     let _ = TABLE.try_with(|table| table.iter().for_each(|way| way.set(NOWHERE)));
 }
 
+/// How the child of a fork begins, on the one thread that it has.
+fn begin_in_child() {
+    // It may be inside of a call that would fill the table again.
+    let _ = CLOSED.try_with(|closed| closed.set(true));
+    forget_ways();
+}
+
 /// The calling thread's magazine of this pool and stream, if the table has it. It has none in the
-/// child of a fork.
+/// child of a fork, so that who finds one need not ask.
 ///
 /// # Safety
 ///
@@ -155,14 +163,18 @@ pub(crate) unsafe fn find_then<'a, R>(
     TABLE.try_with(look).ok()?
 }
 
+fn is_closed() -> bool {
+    CLOSED.try_with(Cell::get).unwrap_or(true)
+}
+
 /// Finds the thread's magazine in its list, or makes one, and puts it in the table. `None` while
-/// the thread is going away.
+/// the thread is going away, and in the child of a fork.
 pub(crate) fn find_or_make(
     pool: u64,
     stream: u64,
     make: impl FnOnce() -> Option<(Arc<Magazine>, Weak<dyn Leave>)>,
 ) -> Option<Arc<Magazine>> {
-    if CLOSED.try_with(Cell::get).unwrap_or(true) {
+    if is_closed() {
         return None;
     }
     let known = LIST
@@ -174,6 +186,8 @@ pub(crate) fn find_or_make(
     let magazine = match known {
         Some(magazine) => magazine,
         None => {
+            // Before there is anything to be forgotten.
+            forget_in_child(begin_in_child);
             // Not under the borrow: whatever it calls may allocate.
             let (magazine, owner) = make()?;
             let entry = Owned { pool, stream, magazine: magazine.clone(), owner };
@@ -188,6 +202,10 @@ pub(crate) fn find_or_make(
             magazine
         }
     };
+    // What `make` calls may have forked, and this be the child.
+    if is_closed() {
+        return None;
+    }
     let found = Way { pool, stream, magazine: Arc::as_ptr(&magazine) };
     let _ = TABLE.try_with(|table| table[way(pool, stream)].set(found));
     Some(magazine)

@@ -128,7 +128,7 @@ impl Shelves {
         if shelf.units != units || shelf.length >= shelf.room {
             return Err(block);
         }
-        // A block that is freed twice must not be handed out twice: the heap will say so.
+        // A block that is freed twice must not be handed out twice: who frees it asks `holds` next.
         let mut place = length;
         while place > 0 {
             place -= 1;
@@ -144,6 +144,14 @@ impl Shelves {
         }
         shelf.length += 1;
         Ok(())
+    }
+
+    /// Whether the block is inside, among those of its size.
+    #[inline]
+    pub fn holds(&self, units: u32, token: u64) -> bool {
+        let shelf = &self.shelves[shelf_of(units)];
+        let blocks = shelf.blocks.iter().take(shelf.length as usize);
+        shelf.units == units && blocks.into_iter().any(|other| other.token == token)
     }
 
     /// Remembers that this size was missed. The second time in a row it gets the shelf, and its next

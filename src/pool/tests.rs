@@ -96,11 +96,15 @@ struct Rig {
 
 impl Rig {
     fn new(rungs: &[Rung]) -> Self {
+        Self::aligned(256, rungs)
+    }
+
+    fn aligned(alignment: u64, rungs: &[Rung]) -> Self {
         let settings = Settings {
             maximum: 1 << 40,
             soft_limit: 1 << 40,
             step: 0,
-            alignment: 256,
+            alignment,
             rungs: rungs.to_vec(),
             entries: 8,
             cached_bytes: 1 << 20,
@@ -218,4 +222,28 @@ fn a_miss_looks_at_magazines_that_may_hold_something() {
     let block = rig.allocate(&last);
     assert_eq!((stocked(), rig.pool.totals().cached), (0, 0));
     rig.free(&last, block);
+}
+
+/// What options allow, and alignments that they do not.
+#[test]
+fn units_are_right_at_every_edge() {
+    for power in 8..64 {
+        let alignment = 1_u64 << power;
+        let rig = Rig::aligned(alignment, &[Rung::Grow]);
+        let mut sizes = vec![0, 1, 255, 256, 257, u64::MAX, u64::MAX - 1];
+        for edge in (0..64).map(|power| 1_u64 << power) {
+            sizes.extend([
+                edge - 1,
+                edge,
+                edge + 1,
+                edge.wrapping_sub(256),
+                edge.wrapping_add(256),
+            ]);
+        }
+        for bytes in sizes {
+            let whole = u128::from(bytes).next_multiple_of(u128::from(alignment));
+            let right = u32::try_from(whole >> 8).ok();
+            assert_eq!(rig.pool.units(bytes as usize), right, "{bytes} aligned to {alignment}");
+        }
+    }
 }

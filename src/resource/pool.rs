@@ -2,13 +2,12 @@
 
 use super::cuda::lost;
 use super::{CudaResource, DeviceBlock, DeviceResource, ResourceId};
-use crate::backend::{Wanted, forget_in_child, is_forked_child, not_forked};
+use crate::backend::{Wanted, is_forked_child, not_forked};
 use crate::debug_log::{POOL, event, later};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::Event;
 use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout};
-use crate::pool::local::forget_ways;
 use crate::pool::{Block, Failure, Pool, Upstream};
 use crate::stream::Stream;
 use crate::sync::Arc;
@@ -553,8 +552,6 @@ impl<U: DeviceResource + 'static> PoolOptions<U> {
             watch,
         };
         let maximum = settings.maximum;
-        // A warm call looks for nothing but the thread's own table.
-        forget_in_child(forget_ways);
         let pool = PoolResource { pool: Pool::new(ground, settings) };
         let (number, device) = (pool.pool.number(), pool.device().ordinal());
         if let Some(watch) = &pool.pool.upstream().watch {

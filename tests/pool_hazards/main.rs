@@ -4,6 +4,7 @@
 
 mod failures;
 mod forked;
+mod forked_anywhere;
 #[path = "../support/kernels.rs"]
 mod kernels;
 mod lifetime;
@@ -17,4 +18,5 @@ mod streams;
 mod support;
 mod threads;
 mod upstreams;
+mod warm_frees;
 mod wrong_frees;
