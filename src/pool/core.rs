@@ -190,11 +190,8 @@ impl<U: Upstream> Pool<U> {
     pub fn allocate_warm_units(&self, id: u64, units: u32, align: u64) -> Option<Block> {
         // SAFETY: the reference is gone when this returns.
         let magazine = unsafe { local::find(self.id, id) }?;
-        if align > self.settings.alignment {
-            return None;
-        }
-        // SAFETY: the table gives a thread its own magazines, and `pop` enters none.
-        let cached = unsafe { magazine.enter(|shelves| shelves.pop(units)) };
+        // SAFETY: the table gives a thread its own magazines, and `pop_aligned` enters none.
+        let cached = unsafe { magazine.enter(|shelves| shelves.pop_aligned(units, align)) };
         let Cached { address, token } = cached??;
         Some(Block { address, bytes: (units as usize) << UNIT_SHIFT, token })
     }
@@ -225,9 +222,7 @@ impl<U: Upstream> Pool<U> {
         let tag = match magazine {
             // A stream that was given up may be here again.
             Some(magazine) if !magazine.is_retired() => {
-                if align <= self.settings.alignment {
-                    self.want(magazine, id, units);
-                }
+                self.want(magazine, id, units);
                 magazine.home() as Tag
             }
             _ => self.arrive(stream, id)?,
