@@ -11,9 +11,11 @@ mod logging;
 mod on_stream;
 mod polymorphic;
 mod prefetch;
+mod seats;
 mod shards;
 mod statistics;
 mod thread_safe;
+mod till;
 mod traced;
 mod tracking;
 

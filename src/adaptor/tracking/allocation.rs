@@ -64,7 +64,9 @@ impl Allocation {
         self.thread
     }
 
-    /// When it was allocated, since the adaptor was made.
+    /// When it was allocated, since the adaptor was made, to about a microsecond. Of two lists the later
+    /// may say some nanoseconds more or less: where the processor counts at one rate, its counter is
+    /// what is noted, and the rate is that of the time until the list is asked for.
     pub fn after(&self) -> Duration {
         self.after
     }

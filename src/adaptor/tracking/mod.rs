@@ -1,6 +1,8 @@
 //! A resource that remembers what it has handed out.
 
 mod allocation;
+mod book;
+mod clock;
 mod ledger;
 
 pub use allocation::Allocation;
@@ -18,9 +20,10 @@ use std::ptr::NonNull;
 
 /// Remembers every allocation until it is freed, to find what leaks: RMM's `tracking_resource_adaptor`.
 ///
-/// A handle: clones share the list. Threads meet at one of 16 locks, by address, for one insertion
-/// or removal; with backtraces each allocation walks the stack besides, which takes microseconds.
-/// Empty blocks have no memory and are not listed.
+/// A handle: clones share the list. As long as one thread calls, there is no lock and no locked
+/// instruction; from the second thread's first call on, they meet at one of 16 locks, by address, for
+/// one insertion or removal. With backtraces each allocation walks the stack besides, which takes
+/// microseconds. Empty blocks have no memory and are not listed.
 ///
 /// What is still out can be asked at any time, by [`outstanding`](Self::outstanding) or
 /// [`report`](Self::report). When the last handle goes while blocks are out, the report is a
@@ -30,8 +33,9 @@ use std::ptr::NonNull;
 /// A free of an unknown block is passed on, one with a wrong size is passed on with the right one;
 /// both are counted, and warned of the first time. In the child of a fork nothing is tracked.
 ///
-/// RMM hands out a reference to its live map while other threads change it, and knows no stream,
-/// thread or time; here it is a copy, of one moment and in order.
+/// RMM takes one lock for all threads at each call, hands out a reference to its live map while other
+/// threads change it, and knows no stream, thread or time; here it is a copy, of one moment and in
+/// order.
 ///
 /// ```
 /// use aquifer::{Device, DeviceVec, PoolResource, CudaResource, TrackingAdaptor};
