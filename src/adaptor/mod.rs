@@ -30,7 +30,7 @@ pub use prefetch::PrefetchAdaptor;
 pub use statistics::{Counter, Counters, StatisticsAdaptor};
 pub use thread_safe::{LocalDeviceResource, ThreadSafeAdaptor};
 pub use traced::TracedAdaptor;
-pub use tracking::{Allocation, TrackingAdaptor, TrackingOptions};
+pub use tracking::{Allocation, CallStack, TrackingAdaptor, TrackingOptions};
 
 crate::sync::for_models! {
     #[allow(missing_docs, unreachable_pub)]

@@ -4,8 +4,7 @@
 //! it reads sixteen marks at once just after one of them was written, which waits for the write. Here
 //! words are read as they were written, and an entry is written where it stays.
 
-use crate::sync::Arc;
-use std::backtrace::Backtrace;
+use super::call_stack::CallStack;
 use std::thread::ThreadId;
 
 /// What is known of a block.
@@ -17,14 +16,14 @@ pub(super) struct Entry {
     pub(super) stream: u64,
     pub(super) thread: ThreadId,
     pub(super) ticks: u64,
-    pub(super) backtrace: Option<Arc<Backtrace>>,
+    pub(super) backtrace: Option<CallStack>,
 }
 
 /// What is left of an entry that is taken off the list.
 pub(super) struct Gone {
     pub(super) bytes: usize,
     /// Dropped where that may take what it likes.
-    _backtrace: Option<Arc<Backtrace>>,
+    _backtrace: Option<CallStack>,
 }
 
 impl From<Entry> for Gone {

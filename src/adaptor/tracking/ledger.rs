@@ -2,6 +2,7 @@
 
 use super::allocation::Allocation;
 use super::book::{Book, Entry, Gone, places};
+use super::call_stack::CallStack;
 use super::clock::Clock;
 use crate::adaptor::seats::{self, NO_SEAT};
 use crate::adaptor::shards::Shards;
@@ -11,9 +12,8 @@ use crate::debug_log::{event, later};
 use crate::device::Device;
 use crate::resource::DeviceBlock;
 use crate::stream::Stream;
+use crate::sync::CachePadded;
 use crate::sync::trusted::{AtomicU64, Mutex, Ordering, thread_local};
-use crate::sync::{Arc, CachePadded};
-use std::backtrace::Backtrace;
 use std::cell::Cell;
 use std::fmt::Write;
 use std::thread::{self, ThreadId};
@@ -95,7 +95,7 @@ impl Ledger {
             return;
         }
         let (address, bytes, stream) = (block.address(), block.bytes(), stream.id());
-        let backtrace = if backtraces { Some(Arc::new(Backtrace::force_capture())) } else { None };
+        let backtrace = if backtraces { Some(CallStack::capture()) } else { None };
         let (ticks, thread) = (self.clock.ticks(), this_thread());
         let entry = Entry { address, number: 0, bytes, stream, thread, ticks, backtrace };
         let seat = seats::mine();

@@ -2,10 +2,13 @@
 
 mod allocation;
 mod book;
+mod call_stack;
 mod clock;
 mod ledger;
+mod walk;
 
 pub use allocation::Allocation;
+pub use call_stack::CallStack;
 
 use super::handles::{handles, identity_by};
 use crate::device::Device;
@@ -22,8 +25,9 @@ use std::ptr::NonNull;
 ///
 /// A handle: clones share the list. As long as one thread calls, there is no lock and no locked
 /// instruction; from the second thread's first call on, they meet at one of 16 locks, by address, for
-/// one insertion or removal. With backtraces each allocation walks the stack besides, which takes
-/// microseconds. Empty blocks have no memory and are not listed.
+/// one insertion or removal. With backtraces each allocation walks the stack besides:
+/// [`capture_backtraces`](TrackingOptions::capture_backtraces). Empty blocks have no memory and are not
+/// listed.
 ///
 /// What is still out can be asked at any time, by [`outstanding`](Self::outstanding) or
 /// [`report`](Self::report). When the last handle goes while blocks are out, the report is a
@@ -83,8 +87,16 @@ pub struct TrackingOptions<U> {
 }
 
 impl<U: DeviceResource> TrackingOptions<U> {
-    /// Whether each allocation keeps its backtrace, whatever `RUST_BACKTRACE` says. `false` unless
-    /// set: a walk of the stack takes microseconds, and a kept one some kilobytes of host memory.
+    /// Whether each allocation keeps its backtrace, whatever `RUST_BACKTRACE` says: the addresses of at
+    /// most 128 frames, in 8 bytes of host memory each. `false` unless set.
+    ///
+    /// On Linux x86-64 with glibc a walk takes about 10 ns a frame: a thread remembers, in 10 KB, how
+    /// the frames of the places that it has been at are left, until a library is loaded or unloaded. A
+    /// frame that it cannot leave so (of code without unwind tables, or on a coroutine's stack) leaves
+    /// the walk to the system's unwinder, as on other systems: about 100 ns a frame. Functions and
+    /// lines are looked up when a report is asked for.
+    ///
+    /// RMM's walk is always the system's unwinder's.
     pub fn capture_backtraces(mut self, capture: bool) -> Self {
         self.backtraces = capture;
         self
