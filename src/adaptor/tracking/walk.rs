@@ -63,21 +63,28 @@ thread_local! {
     static WALKER: Cell<Option<Box<Walker>>> = const { Cell::new(None) };
 }
 
+impl Walker {
+    fn new() -> Self {
+        Self { addresses: Addresses { found: [0; MOST], count: 0 }, steps: Steps::new() }
+    }
+
+    fn walk(&mut self) -> &[usize] {
+        let Self { addresses, steps } = self;
+        addresses.count = 0;
+        if steps.walk(addresses).is_none() {
+            addresses.count = 0;
+            // The outermost may be followed by nothing.
+            backtrace::trace(|frame| !frame.ip().is_null() && addresses.push(frame.ip() as usize));
+        }
+        addresses.found.get(..addresses.count).unwrap_or_default()
+    }
+}
+
 /// Calls `body` with the addresses of the calling thread's stack, the innermost first.
 pub(super) fn with_addresses<R>(body: impl FnOnce(&[usize]) -> R) -> R {
     let known = WALKER.try_with(Cell::take).ok().flatten();
-    let mut walker = known.unwrap_or_else(|| {
-        let addresses = Addresses { found: [0; MOST], count: 0 };
-        Box::new(Walker { addresses, steps: Steps::new() })
-    });
-    let Walker { addresses, steps } = &mut *walker;
-    addresses.count = 0;
-    if steps.walk(addresses).is_none() {
-        addresses.count = 0;
-        // The outermost may be followed by nothing.
-        backtrace::trace(|frame| !frame.ip().is_null() && addresses.push(frame.ip() as usize));
-    }
-    let result = body(addresses.found.get(..addresses.count).unwrap_or_default());
+    let mut walker = known.unwrap_or_else(|| Box::new(Walker::new()));
+    let result = body(walker.walk());
     // A thread that ends keeps none.
     let _ = WALKER.try_with(|here| here.set(Some(walker)));
     result

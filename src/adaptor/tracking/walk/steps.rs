@@ -140,7 +140,7 @@ fn stack() -> Option<Range<usize>> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::MOST;
+    use super::super::{MOST, Walker};
     use super::*;
 
     fn fresh() -> Addresses {
@@ -209,9 +209,20 @@ mod tests {
 
     #[test]
     fn a_stack_that_is_not_the_threads_is_left_to_the_unwinder() {
+        let mut walker = Walker::new();
+        let known = walker.walk().to_vec();
+        walker.steps.stack = 0..8;
+        assert_eq!(walker.steps.walk(&mut fresh()), None);
+        let outermost = |addresses: &[usize]| addresses[addresses.len() - 3..].to_vec();
+        assert_eq!(outermost(walker.walk()), outermost(&known));
+    }
+
+    #[test]
+    fn a_place_of_no_code_is_left_to_the_unwinder() {
         let mut steps = Steps::new();
-        steps.stack = 0..8;
-        assert_eq!(steps.walk(&mut fresh()), None);
+        for place in [0, 1, 4096, usize::MAX, (&raw const steps) as usize] {
+            assert_eq!(steps.rule(place), Rule::Unknown, "{place:x}");
+        }
     }
 
     #[test]
