@@ -37,5 +37,6 @@ crate::sync::for_models! {
     pub mod models {
         pub use super::logging::ring::Line;
         pub use super::statistics::counts::Counts;
+        pub use super::tracking::alone::Alone;
     }
 }

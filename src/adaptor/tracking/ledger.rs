@@ -1,19 +1,18 @@
 //! What a tracking adaptor has handed out and not got back.
 
 use super::allocation::Allocation;
+use super::alone::Alone;
 use super::book::{Book, Entry, Gone, places};
 use super::call_stack::CallStack;
 use super::clock::Clock;
-use crate::adaptor::seats::{self, NO_SEAT};
 use crate::adaptor::shards::Shards;
-use crate::adaptor::till::{EVERYONE, SHUT, Till, is_cheap, keep_out};
 use crate::backend::is_forked_child;
 use crate::debug_log::{event, later};
 use crate::device::Device;
 use crate::resource::DeviceBlock;
 use crate::stream::Stream;
 use crate::sync::CachePadded;
-use crate::sync::trusted::{AtomicU64, Mutex, Ordering, thread_local};
+use crate::sync::trusted::{AtomicU64, Ordering, thread_local};
 use std::cell::Cell;
 use std::fmt::Write;
 use std::thread::{self, ThreadId};
@@ -45,9 +44,7 @@ impl Odd {
 pub(super) struct Ledger {
     device: Device,
     clock: Clock,
-    alone: CachePadded<Till<Book>>,
-    /// Held by who changes the owner of `alone`, or keeps it out.
-    turn: CachePadded<Mutex<()>>,
+    alone: Alone<Book>,
     shards: Shards<Book>,
     /// Entries that were made, once there are shards.
     made: CachePadded<AtomicU64>,
@@ -78,8 +75,7 @@ impl Ledger {
         Self {
             device: device.clone(),
             clock: Clock::start(),
-            alone: CachePadded::default(),
-            turn: CachePadded::default(),
+            alone: Alone::default(),
             shards: Shards::default(),
             made: CachePadded::default(),
             unknown: Odd::default(),
@@ -98,20 +94,17 @@ impl Ledger {
         let backtrace = if backtraces { Some(CallStack::capture()) } else { None };
         let (ticks, thread) = (self.clock.ticks(), this_thread());
         let entry = Entry { address, number: 0, bytes, stream, thread, ticks, backtrace };
-        let seat = seats::mine();
         let mut entry = Some(entry);
         let mut replaced = None;
-        if self.alone.owner() == seat {
-            let add = |book: &mut Book| {
-                if book.has_room()
-                    && let Some(entry) = entry.take()
-                {
-                    replaced = book.add(entry);
-                }
-            };
-            // SAFETY: the seat is this thread's, and only it owns the book; `add` calls nobody.
-            unsafe { self.alone.enter(seat, add) };
-        }
+        let add = |book: &mut Book| {
+            if book.has_room()
+                && let Some(entry) = entry.take()
+            {
+                replaced = book.add(entry);
+            }
+        };
+        // SAFETY: `add` calls nobody.
+        unsafe { self.alone.enter(add) };
         if let Some(entry) = entry {
             replaced = self.add_cold(entry);
         }
@@ -122,43 +115,37 @@ impl Ledger {
 
     #[inline(never)]
     fn add_cold(&self, entry: Entry) -> Option<Gone> {
-        let seat = seats::take();
-        if self.alone.is_everyones() {
-            return self.add_to_shard(entry);
-        }
-        let mut wider = places(0);
-        let turn = loop {
-            let turn = self.turn.lock();
-            // SAFETY: this thread has the lock.
-            let wanted = unsafe { self.with_own(seat, |book| book.wanted()) };
-            match wanted {
-                None => {
-                    drop(turn);
-                    return self.add_to_shard(entry);
-                }
-                Some(0) => break turn,
-                Some(wanted) if wanted == wider.len() => break turn,
-                Some(wanted) => {
-                    // Memory of the host is somebody else's, who may call this adaptor.
-                    drop(turn);
-                    wider = places(wanted);
-                }
-            }
-        };
         let mut entry = Some(entry);
         let mut replaced = None;
-        let add = |book: &mut Book| {
-            if !book.has_room() {
-                book.widen(&mut wider);
+        let mut wider = places(0);
+        loop {
+            let add = |book: &mut Book| {
+                let wanted = book.wanted();
+                if wanted != 0 {
+                    if wanted != wider.len() {
+                        return wanted;
+                    }
+                    book.widen(&mut wider);
+                }
+                replaced = entry.take().and_then(|entry| book.add(entry));
+                0
+            };
+            // SAFETY: `add` calls nobody: an entry that it moves is not dropped, nor are places.
+            match unsafe { self.alone.claim(add, |book| self.share(book)) } {
+                Some(0) => return replaced,
+                // Memory of the host is somebody else's, who may call this adaptor.
+                Some(wanted) => wider = places(wanted),
+                None => return entry.and_then(|entry| self.add_to_shard(entry)),
             }
-            if let Some(entry) = entry.take() {
-                replaced = book.add(entry);
-            }
-        };
-        // SAFETY: this thread has the lock, and `add` calls nobody: `wider` has room for all.
-        unsafe { self.with_own(seat, add) };
-        drop(turn);
-        replaced
+        }
+    }
+
+    /// Puts what one thread had for its own where all find it.
+    fn share(&self, mut book: Book) {
+        self.made.store(book.made, Ordering::Relaxed);
+        for entry in book.take() {
+            self.enter_in_shard(entry);
+        }
     }
 
     fn add_to_shard(&self, mut entry: Entry) -> Option<Gone> {
@@ -173,42 +160,6 @@ impl Ledger {
             book.widen(&mut places(wanted));
         }
         book.insert(entry)
-    }
-
-    /// Calls `body` with the book of the calling thread alone, if it has one or is the first to come.
-    /// Otherwise there are shards when this returns.
-    ///
-    /// # Safety
-    ///
-    /// The caller holds the lock `turn`, and `body` calls nothing that may come here.
-    unsafe fn with_own<R>(&self, seat: usize, body: impl FnOnce(&mut Book) -> R) -> Option<R> {
-        match self.alone.owner() {
-            EVERYONE => None,
-            SHUT if is_cheap() && seat != NO_SEAT => {
-                // SAFETY: shut since the start, or since `keep_out`; the caller has the lock.
-                let result = unsafe { self.alone.with_shut(body) };
-                self.alone.give(seat);
-                Some(result)
-            }
-            // SAFETY: the seat is this thread's, and only it owns the book; by the caller, `body` does
-            // not come back. It is open: only who has the lock shuts it.
-            owner if owner == seat => unsafe { self.alone.enter(seat, body) },
-            owner => {
-                self.alone.shut(SHUT);
-                if owner != SHUT {
-                    keep_out([&*self.alone].into_iter());
-                }
-                // SAFETY: shut above or before, and its owner is out; the caller has the lock.
-                let (made, entries) =
-                    unsafe { self.alone.with_shut(|book| (book.made, book.take())) };
-                self.made.store(made, Ordering::Relaxed);
-                for entry in entries {
-                    self.enter_in_shard(entry);
-                }
-                self.alone.give(EVERYONE);
-                None
-            }
-        }
     }
 
     #[cold]
@@ -233,13 +184,8 @@ impl Ledger {
             return block;
         }
         let address = block.address();
-        let seat = seats::mine();
-        let mut found = None;
-        if self.alone.owner() == seat {
-            // SAFETY: the seat is this thread's, and only it owns the book; `remove` calls nobody.
-            found = unsafe { self.alone.enter(seat, |book| book.remove(address)) };
-        }
-        let found = match found {
+        // SAFETY: `remove` calls nobody.
+        let found = match unsafe { self.alone.enter(|book| book.remove(address)) } {
             Some(found) => found,
             None => self.remove_cold(address),
         };
@@ -251,17 +197,10 @@ impl Ledger {
 
     #[inline(never)]
     fn remove_cold(&self, address: u64) -> Option<Gone> {
-        if !self.alone.is_everyones() {
-            let seat = seats::take();
-            let turn = self.turn.lock();
-            // SAFETY: this thread has the lock, and `remove` calls nobody.
-            let found = unsafe { self.with_own(seat, |book| book.remove(address)) };
-            drop(turn);
-            if let Some(found) = found {
-                return found;
-            }
-        }
-        self.shards.of(address).remove(address)
+        let remove = |book: &mut Book| book.remove(address);
+        // SAFETY: `remove` calls nobody.
+        let removed = unsafe { self.alone.claim(remove, |book| self.share(book)) };
+        removed.unwrap_or_else(|| self.shards.of(address).remove(address))
     }
 
     /// A block that is not as it was handed out here, or was not.
@@ -299,19 +238,9 @@ impl Ledger {
 
     /// Goes through the books of all threads, at one moment.
     fn look(&self, mut each: impl FnMut(&Book)) {
-        let turn = self.turn.lock();
-        let owner = self.alone.owner();
-        if owner == EVERYONE {
-            drop(turn);
-            return self.shards.all().iter().for_each(|book| each(book));
+        if self.alone.look(&mut each).is_none() {
+            self.shards.all().iter().for_each(|book| each(book));
         }
-        self.alone.shut(SHUT);
-        if ![SHUT, seats::mine()].contains(&owner) {
-            keep_out([&*self.alone].into_iter());
-        }
-        // SAFETY: shut above, and its owner is kept out, or this thread; this thread has the lock.
-        unsafe { self.alone.with_shut(|book| each(book)) };
-        self.alone.give(owner);
     }
 
     pub(super) fn outstanding(&self) -> Vec<Allocation> {

@@ -1,6 +1,8 @@
 //! A resource that remembers what it has handed out.
 
 mod allocation;
+#[allow(unreachable_pub, missing_docs, reason = "the models of loom_tests reach it; no user does")]
+pub(super) mod alone;
 mod book;
 mod call_stack;
 mod clock;
