@@ -190,8 +190,11 @@ impl<U: Upstream> Pool<U> {
     pub fn allocate_warm_units(&self, id: u64, units: u32, align: u64) -> Option<Block> {
         // SAFETY: the reference is gone when this returns.
         let magazine = unsafe { local::find(self.id, id) }?;
-        // SAFETY: the table gives a thread its own magazines, and `pop_aligned` enters none.
-        let cached = unsafe { magazine.enter(|shelves| shelves.pop_aligned(units, align)) };
+        if align > self.settings.alignment {
+            return None;
+        }
+        // SAFETY: the table gives a thread its own magazines, and `pop` enters none.
+        let cached = unsafe { magazine.enter(|shelves| shelves.pop(units)) };
         let Cached { address, token } = cached??;
         Some(Block { address, bytes: (units as usize) << UNIT_SHIFT, token })
     }
@@ -208,6 +211,15 @@ impl<U: Upstream> Pool<U> {
         let Some(units) = self.units(bytes) else { return Err(Failure::Exhausted(None)) };
         // SAFETY: used before anything else looks for a magazine.
         let magazine = unsafe { local::find(self.id, id) };
+        if align > self.settings.alignment
+            && let Some(magazine) = magazine
+            // SAFETY: the table gives a thread its own magazines, and `search` enters none.
+            && let Some(Some(cached)) =
+                unsafe { magazine.enter(|shelves| shelves.search(units, align)) }
+        {
+            let Cached { address, token } = cached;
+            return Ok(Block { address, bytes: (units as usize) << UNIT_SHIFT, token });
+        }
         self.allocate_past_magazine(stream, id, magazine, units, align)
     }
 
