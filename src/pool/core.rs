@@ -213,12 +213,12 @@ impl<U: Upstream> Pool<U> {
         let magazine = unsafe { local::find(self.id, id) };
         if align > self.settings.alignment
             && let Some(magazine) = magazine
-            // SAFETY: the table gives a thread its own magazines, and `search` enters none.
-            && let Some(Some(cached)) =
-                unsafe { magazine.enter(|shelves| shelves.search(units, align)) }
         {
-            let Cached { address, token } = cached;
-            return Ok(Block { address, bytes: (units as usize) << UNIT_SHIFT, token });
+            // SAFETY: the table gives a thread its own magazines, and `search` enters none.
+            let cached = unsafe { magazine.enter(|shelves| shelves.search(units, align)) };
+            if let Some(Some(Cached { address, token })) = cached {
+                return Ok(Block { address, bytes: (units as usize) << UNIT_SHIFT, token });
+            }
         }
         self.allocate_past_magazine(stream, id, magazine, units, align)
     }
