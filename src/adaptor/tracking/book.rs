@@ -1,10 +1,8 @@
 //! The list of what is out, of those who may change it: a table by address.
-//!
-//! Not the standard library's, of which an insertion and a removal right after it take twice as long:
-//! it reads sixteen marks at once just after one of them was written, which waits for the write. Here
-//! words are read as they were written, and an entry is written where it stays.
 
 use super::call_stack::CallStack;
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
 use std::thread::ThreadId;
 
 /// What is known of a block.
@@ -27,24 +25,43 @@ pub(super) struct Gone {
 }
 
 impl From<Entry> for Gone {
-    #[inline(always)]
     fn from(Entry { bytes, backtrace, .. }: Entry) -> Self {
         Self { bytes, _backtrace: backtrace }
     }
 }
 
-/// Places of entries, a power of two of them. Made beforehand, where a list is not to allocate.
-pub(super) type Places = Box<[Option<Entry>]>;
+/// Entries by address. Made beforehand, where a list is not to allocate.
+pub(super) type Places = HashMap<u64, Entry, BuildHasherDefault<AddressHasher>>;
 
-/// The fewest places that a list with entries has.
-const LEAST: usize = 64;
+/// Mixes the address of a block, which the driver chose: nobody's input is to be defended against.
+#[derive(Default)]
+pub(super) struct AddressHasher(u64);
 
-/// An entry lies at the place that its address says, or behind it where there is no gap between the
-/// two. Half of the places are free at least.
+impl Hasher for AddressHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64(u64::from(*byte));
+        }
+    }
+
+    fn write_u64(&mut self, address: u64) {
+        // Blocks start at multiples of 256 and often of much more: the two halves of the product have
+        // all bits in them. Not the factor that chooses a shard.
+        let product = u128::from(self.0 ^ address) * 0xd6e8_feb8_6659_fd93;
+        self.0 = (product >> 64) as u64 ^ product as u64;
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
+/// The fewest entries that a list with any has room for.
+const LEAST: usize = 32;
+
 #[derive(Default)]
 pub(super) struct Book {
     places: Places,
-    count: usize,
     bytes: usize,
     /// Entries that were made, as far as this list counts them.
     pub(super) made: u64,
@@ -52,52 +69,26 @@ pub(super) struct Book {
 
 impl Book {
     /// Whether the next entry needs no memory of the host.
-    #[inline(always)]
+    #[inline]
     pub(super) fn has_room(&self) -> bool {
-        self.count < self.places.len() / 2
+        self.places.len() < self.places.capacity()
     }
 
-    /// How many places [`widen`](Self::widen) is to be given before the next entry; none if there is
-    /// room.
-    pub(super) fn wanted(&mut self) -> usize {
+    /// For how many entries [`widen`](Self::widen) is to be given room before the next one; none if
+    /// there is room.
+    pub(super) fn wanted(&self) -> usize {
         if self.has_room() { 0 } else { (2 * self.places.len()).max(LEAST) }
     }
 
-    /// Goes on in `wider`: as many as were [`wanted`](Self::wanted), and empty. Leaves the old places
-    /// there.
+    /// Goes on in `wider`, which is empty and has room for as many as were [`wanted`](Self::wanted).
+    /// Leaves the old places there.
     pub(super) fn widen(&mut self, wider: &mut Places) {
+        wider.extend(self.places.drain());
         std::mem::swap(&mut self.places, wider);
-        for entry in wider.iter_mut().filter_map(Option::take) {
-            let place = self.gap(entry.address);
-            self.places[place] = Some(entry);
-        }
-    }
-
-    /// The entry's own place, in a list that has any.
-    #[inline(always)]
-    fn home(&self, address: u64) -> usize {
-        // Blocks start at multiples of 256 and often of much more: the product mixes the upper bits in,
-        // and its own upper ones are the best mixed. Not the factor that chooses a shard.
-        let mixed = address.wrapping_mul(0xd6e8_feb8_6659_fd93);
-        (mixed >> 32) as usize & (self.places.len() - 1)
-    }
-
-    #[inline(always)]
-    fn after(&self, place: usize) -> usize {
-        (place + 1) & (self.places.len() - 1)
-    }
-
-    /// Where the entry is to go: it is not there yet, and there is room.
-    fn gap(&self, address: u64) -> usize {
-        let mut place = self.home(address);
-        while self.places[place].is_some() {
-            place = self.after(place);
-        }
-        place
     }
 
     /// Numbers the entry, and inserts it.
-    #[inline(always)]
+    #[inline]
     pub(super) fn add(&mut self, mut entry: Entry) -> Option<Gone> {
         entry.number = self.made;
         self.made += 1;
@@ -105,64 +96,30 @@ impl Book {
     }
 
     /// Gives what is left of the entry that was there before. There [is room](Self::has_room).
-    #[inline(always)]
+    #[inline]
     pub(super) fn insert(&mut self, entry: Entry) -> Option<Gone> {
         self.bytes += entry.bytes;
-        let mut place = self.home(entry.address);
-        while let Some(before) = &self.places[place] {
-            if before.address == entry.address {
-                self.bytes -= before.bytes;
-                return self.places[place].replace(entry).map(Gone::from);
-            }
-            place = self.after(place);
-        }
-        self.count += 1;
-        self.places[place] = Some(entry);
-        None
+        let before = self.places.insert(entry.address, entry)?;
+        self.bytes -= before.bytes;
+        Some(before.into())
     }
 
-    #[inline(always)]
+    #[inline]
     pub(super) fn remove(&mut self, address: u64) -> Option<Gone> {
-        if self.count == 0 {
-            return None;
-        }
-        let mut place = self.home(address);
-        while self.places[place].as_ref()?.address != address {
-            place = self.after(place);
-        }
-        let gone = self.places[place].take().map(Gone::from)?;
+        let gone = self.places.remove(&address)?;
         // By what was added: the caller's idea of the size cannot bring the sum below zero.
         self.bytes -= gone.bytes;
-        self.count -= 1;
-        if self.places[self.after(place)].is_some() {
-            self.close(place);
-        }
-        Some(gone)
-    }
-
-    /// Moves what lies behind a new gap into it, as far as it may lie there.
-    fn close(&mut self, mut gap: usize) {
-        let mask = self.places.len() - 1;
-        let mut place = gap;
-        loop {
-            place = self.after(place);
-            let Some(entry) = &self.places[place] else { return };
-            let distance = |from: usize| place.wrapping_sub(from) & mask;
-            if distance(self.home(entry.address)) >= distance(gap) {
-                self.places[gap] = self.places[place].take();
-                gap = place;
-            }
-        }
+        Some(gone.into())
     }
 
     pub(super) fn entries(&self) -> impl Iterator<Item = &Entry> {
-        self.places.iter().flatten()
+        self.places.values()
     }
 
     /// Empties the list.
     pub(super) fn take(&mut self) -> impl Iterator<Item = Entry> + use<> {
-        (self.bytes, self.count) = (0, 0);
-        std::mem::take(&mut self.places).into_iter().flatten()
+        self.bytes = 0;
+        std::mem::take(&mut self.places).into_values()
     }
 
     pub(super) fn bytes(&self) -> usize {
@@ -170,88 +127,57 @@ impl Book {
     }
 }
 
-/// Empty places.
+/// Room for so many entries.
 pub(super) fn places(count: usize) -> Places {
-    std::iter::repeat_with(|| None).take(count).collect()
+    Places::with_capacity_and_hasher(count, BuildHasherDefault::default())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::collections::BTreeMap;
+    use std::collections::HashSet;
+    use std::hash::BuildHasher;
 
     fn entry(address: u64, bytes: usize) -> Entry {
         let thread = std::thread::current().id();
         Entry { address, number: 0, bytes, stream: 0, thread, ticks: 0, backtrace: None }
     }
 
-    fn insert(book: &mut Book, entry: Entry) -> Option<Gone> {
-        book.widen_if_full();
-        book.insert(entry)
-    }
-
-    impl Book {
-        fn widen_if_full(&mut self) {
-            let wanted = self.wanted();
+    #[test]
+    fn it_takes_memory_only_where_it_is_given_some() {
+        let mut book = Book::default();
+        for address in 0..10_000 {
+            let wanted = book.wanted();
+            assert_eq!(wanted == 0, book.has_room());
             if wanted > 0 {
-                self.widen(&mut places(wanted));
+                book.widen(&mut places(wanted));
             }
+            let capacity = book.places.capacity();
+            assert!(book.insert(entry(address, 2)).is_none());
+            assert_eq!(book.places.capacity(), capacity);
         }
+        assert_eq!((book.bytes(), book.entries().count()), (20_000, 10_000));
+        assert_eq!(book.insert(entry(7, 5)).map(|gone| gone.bytes), Some(2));
+        assert_eq!(book.remove(7).map(|gone| gone.bytes), Some(5));
+        assert!(book.remove(7).is_none());
+        assert_eq!(book.bytes(), 19_998);
+        assert_eq!(book.take().count(), 9999);
+        assert_eq!((book.bytes(), book.entries().count()), (0, 0));
     }
 
-    /// Dense tables, so that entries lie far from home, around the end of the table too.
+    /// The table looks at the lowest bits and at the highest seven.
     #[test]
-    fn it_is_the_map_that_the_standard_library_has() {
-        for (stride, addresses) in [(256, 40), (4096, 300), (2 << 20, 3000), (1 << 40, 30)] {
-            let (mut book, mut map) = (Book::default(), BTreeMap::new());
-            let mut random = 42_u64;
-            let mut below = |end: u64| {
-                random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                (random >> 33) % end
-            };
-            for step in 0..20_000 {
-                // From 0 on, which is an address like any other.
-                let address = stride * below(addresses);
-                if below(2) == 0 {
-                    let replaced = insert(&mut book, entry(address, step)).map(|gone| gone.bytes);
-                    assert_eq!(replaced, map.insert(address, step));
-                } else {
-                    let removed = book.remove(address).map(|gone| gone.bytes);
-                    assert_eq!(removed, map.remove(&address));
-                }
-                if step % 100 == 0 {
-                    let mut listed: Vec<_> =
-                        book.entries().map(|entry| (entry.address, entry.bytes)).collect();
-                    listed.sort_unstable();
-                    assert!(listed.into_iter().eq(map.iter().map(|(a, b)| (*a, *b))));
-                    assert_eq!(book.bytes(), map.values().sum());
-                }
+    fn addresses_that_differ_by_much_differ_in_the_bits_that_are_looked_at() {
+        let hasher = BuildHasherDefault::<AddressHasher>::default();
+        for stride in [256_u64, 4096, 2 << 20, 64 << 20, 1 << 30] {
+            let hashes = (0..4096).map(|block| hasher.hash_one(0x7f00_0000_0000 + block * stride));
+            let (mut low, mut high) = (HashSet::new(), HashSet::new());
+            for hash in hashes {
+                low.insert(hash & 4095);
+                high.insert(hash >> 57);
             }
-            assert_eq!(book.take().count(), map.len());
-            assert_eq!((book.bytes(), book.entries().count()), (0, 0));
-            assert!(book.remove(stride).is_none());
-            assert!(insert(&mut book, entry(stride, 1)).is_none());
-        }
-    }
-
-    #[test]
-    fn neighbours_lie_near_their_homes() {
-        for stride in [256, 4096, 2 << 20, 64 << 20] {
-            let mut book = Book::default();
-            let addresses = || (0..1 << 13).map(|block| 0x7f00_0000_0000 + block * stride);
-            for address in addresses() {
-                assert!(insert(&mut book, entry(address, 1)).is_none());
-            }
-            let far: usize = addresses()
-                .map(|address| {
-                    let held = |place: &Option<Entry>| {
-                        place.as_ref().is_some_and(|entry| entry.address == address)
-                    };
-                    let place = book.places.iter().position(held).unwrap();
-                    place.wrapping_sub(book.home(address)) & (book.places.len() - 1)
-                })
-                .sum();
-            assert!(far < 2 << 13, "{stride}: {far} steps for {} entries", 1 << 13);
+            // Of numbers by chance, about 63 of 100 places have one.
+            assert!(low.len() > 2200 && high.len() > 100, "{stride}: {} {}", low.len(), high.len());
         }
     }
 }

@@ -1,10 +1,12 @@
 //! Who called: addresses that were noted, and looked up when somebody asks.
 
-use super::walk;
 use crate::sync::Arc;
 use backtrace::{BacktraceFmt, BytesOrWideString, PrintFmt};
 use std::ffi::c_void;
 use std::{env, fmt};
+
+/// Frames that are noted, the innermost ones.
+const MOST: usize = 128;
 
 /// The functions that were on the stack when a block was allocated, as
 /// [`Allocation::backtrace`](crate::Allocation::backtrace) has it.
@@ -36,9 +38,18 @@ pub struct CallStack {
 }
 
 impl CallStack {
-    /// That of the calling thread now. Allocates its memory, and calls nobody else but the system.
+    /// That of the calling thread now. Looks nothing up.
     pub(super) fn capture() -> Self {
-        Self { addresses: walk::with_addresses(|addresses| Arc::from(addresses)) }
+        let (mut found, mut count) = ([0; MOST], 0);
+        backtrace::trace(|frame| match found.get_mut(count) {
+            // The outermost may be followed by nothing.
+            Some(place) if !frame.ip().is_null() => {
+                (*place, count) = (frame.ip() as usize, count + 1);
+                true
+            }
+            _ => false,
+        });
+        Self { addresses: found.iter().take(count).copied().collect() }
     }
 
     /// Where each function goes on when the one before it returns, the innermost first.

@@ -122,7 +122,7 @@ impl Ledger {
             let add = |book: &mut Book| {
                 let wanted = book.wanted();
                 if wanted != 0 {
-                    if wanted != wider.len() {
+                    if wider.capacity() < wanted {
                         return wanted;
                     }
                     book.widen(&mut wider);
