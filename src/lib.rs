@@ -29,11 +29,11 @@ mod sync;
 mod transfer;
 
 pub use adaptor::{
-    AlignedAdaptor, Allocation, BlockUse, CheckedAdaptor, CheckedOptions, Counter, Counters,
-    Failure, FailureCallbackAdaptor, FailureCallbackOptions, LimitingAdaptor, LocalDeviceResource,
-    LogFormat, LoggingAdaptor, LoggingOptions, Misuse, MisuseKind, OnStream, PolymorphicAllocator,
-    PrefetchAdaptor, StatisticsAdaptor, ThreadSafeAdaptor, TracedAdaptor, TrackingAdaptor,
-    TrackingOptions,
+    AlignedAdaptor, Allocation, BlockUse, CallStack, CheckedAdaptor, CheckedOptions, Counter,
+    Counters, Failure, FailureCallbackAdaptor, FailureCallbackOptions, LimitingAdaptor,
+    LocalDeviceResource, LogFormat, LoggingAdaptor, LoggingOptions, Misuse, MisuseKind, OnStream,
+    PolymorphicAllocator, PrefetchAdaptor, StatisticsAdaptor, ThreadSafeAdaptor, TracedAdaptor,
+    TrackingAdaptor, TrackingOptions,
 };
 pub use backend::sim;
 pub use backend::{

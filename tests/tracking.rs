@@ -118,6 +118,37 @@ fn the_report_names_the_very_line_that_leaked() {
     assert_eq!(log.count(Level::WARN, "Outstanding Allocations"), 1);
 }
 
+#[inline(never)]
+fn takes_after(calls: u32, resource: &dyn DeviceResource, stream: &Stream) -> DeviceBlock {
+    let block =
+        if calls == 0 { take(resource, stream) } else { takes_after(calls - 1, resource, stream) };
+    std::hint::black_box(block)
+}
+
+#[test]
+fn a_backtrace_names_functions_and_lines_and_has_an_end() {
+    let device = support::device();
+    let stream = device.new_stream().unwrap();
+    let tracking = TrackingAdaptor::builder(CudaResource::new(&device));
+    let tracking = tracking.capture_backtraces(true).build();
+    let line = line!() + 1;
+    let blocks: Vec<_> = [0, 3, 500].map(|calls| takes_after(calls, &tracking, &stream)).into();
+    let list = tracking.outstanding();
+    let [shallow, deeper, deep] = [0, 1, 2].map(|nth| list[nth].backtrace().unwrap());
+    assert_eq!(shallow.addresses().len() + 3, deeper.addresses().len());
+    assert_eq!(deep.addresses().len(), 128, "the innermost ones");
+    for (stack, times) in [(shallow, 1), (deeper, 4)] {
+        let text = stack.to_string();
+        assert_eq!(text.matches("takes_after").count(), times, "{text}");
+        assert!(text.contains(&format!("tests/tracking.rs:{line}:")), "{text}");
+        assert!(text.contains("a_backtrace_names_functions_and_lines_and_has_an_end"), "{text}");
+    }
+    assert!(list.iter().all(|one| one.origin().unwrap().contains("tests/tracking.rs:")));
+    for block in blocks {
+        free(&tracking, &stream, block);
+    }
+}
+
 #[test]
 fn stacked_ones_count_what_passes_through_each() {
     let device = support::device();

@@ -1,9 +1,9 @@
 //! Who called: the first frame of a backtrace that is neither ours nor the language's.
 
-use std::backtrace::Backtrace;
+use std::fmt::Display;
 
 /// What stands between an allocation and the code that wanted it.
-const PASSED_OVER: [&str; 5] = ["aquifer", "std", "core", "alloc", "allocator_api2"];
+const PASSED_OVER: [&str; 6] = ["aquifer", "std", "core", "alloc", "allocator_api2", "backtrace"];
 
 /// A function, and the place in it where that is known, as a backtrace prints them.
 #[derive(Debug, PartialEq, Eq)]
@@ -14,8 +14,9 @@ pub(super) struct Caller {
 }
 
 impl Caller {
-    /// Reads debug information, which may take milliseconds.
-    pub(super) fn of(backtrace: &Backtrace) -> Option<Self> {
+    /// Of a backtrace, of the standard library or as it would print it. Reads debug information, which
+    /// may take milliseconds.
+    pub(super) fn of(backtrace: &impl Display) -> Option<Self> {
         // The frames themselves are not stable; their printed form has one line for the function
         // and one for the place.
         first_outside(&backtrace.to_string())
@@ -49,7 +50,7 @@ fn is_outside(file: &str) -> bool {
         (Some(rest), Ok(folder)) => folder.join(rest).to_string_lossy().into_owned(),
         _ => file.to_owned(),
     };
-    let theirs = ["/rustc/", "/library/", "/allocator-api2-"];
+    let theirs = ["/rustc/", "/library/", "/allocator-api2-", "/backtrace-"];
     !absolute.starts_with(OURS) && !theirs.iter().any(|part| absolute.contains(part))
 }
 

@@ -11,9 +11,11 @@ mod logging;
 mod on_stream;
 mod polymorphic;
 mod prefetch;
+mod seats;
 mod shards;
 mod statistics;
 mod thread_safe;
+mod till;
 mod traced;
 mod tracking;
 
@@ -28,12 +30,13 @@ pub use prefetch::PrefetchAdaptor;
 pub use statistics::{Counter, Counters, StatisticsAdaptor};
 pub use thread_safe::{LocalDeviceResource, ThreadSafeAdaptor};
 pub use traced::TracedAdaptor;
-pub use tracking::{Allocation, TrackingAdaptor, TrackingOptions};
+pub use tracking::{Allocation, CallStack, TrackingAdaptor, TrackingOptions};
 
 crate::sync::for_models! {
     #[allow(missing_docs, unreachable_pub)]
     pub mod models {
         pub use super::logging::ring::Line;
         pub use super::statistics::counts::Counts;
+        pub use super::tracking::alone::Alone;
     }
 }

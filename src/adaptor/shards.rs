@@ -25,11 +25,6 @@ impl<S> Shards<S> {
     pub(super) fn all(&self) -> [MutexGuard<'_, S>; COUNT] {
         array::from_fn(|index| self.shards[index].lock())
     }
-
-    /// All tables, of an owner who shares them with nobody.
-    pub(super) fn all_mut(&mut self) -> impl Iterator<Item = &mut S> {
-        self.shards.iter_mut().map(|shard| shard.get_mut())
-    }
 }
 
 #[cfg(test)]

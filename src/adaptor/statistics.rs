@@ -7,8 +7,6 @@
 )]
 pub(super) mod counts;
 mod scopes;
-mod seats;
-mod till;
 
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};

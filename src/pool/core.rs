@@ -225,11 +225,13 @@ impl<U: Upstream> Pool<U> {
         let Some(units) = self.units(bytes) else { return Err(Failure::Exhausted(None)) };
         // SAFETY: used before anything else looks for a magazine.
         let magazine = unsafe { local::find(self.id, id) };
+        // What the warm way leaves to this one.
+        let is_left =
+            |magazine: &Magazine| align > self.settings.alignment || magazine.is_behind_fence();
         if let Some(magazine) = magazine
-            && magazine.is_behind_fence()
-            && align <= self.settings.alignment
-            // SAFETY: as in `allocate_warm_units`.
-            && let Some(Some(cached)) = unsafe { magazine.enter(|shelves| shelves.pop(units)) }
+            && is_left(magazine)
+            // SAFETY: the table gives a thread its own magazines, and `search` enters none.
+            && let Some(Some(cached)) = unsafe { magazine.enter(|shelves| shelves.search(units, align)) }
         {
             return Ok(Self::warm(cached, units));
         }
@@ -247,9 +249,7 @@ impl<U: Upstream> Pool<U> {
         let tag = match magazine {
             // A stream that was given up may be here again.
             Some(magazine) if !magazine.is_retired() => {
-                if align <= self.settings.alignment {
-                    self.want(magazine, id, units);
-                }
+                self.want(magazine, id, units);
                 magazine.home() as Tag
             }
             _ => self.arrive(stream, id)?,

@@ -11,15 +11,12 @@
 //! is exact. Desks stay shut for a while then, since the next allocation may well be a peak again;
 //! meanwhile everyone counts in the account, under its lock.
 
-use super::seats::{self, NO_SEAT};
-use super::till::{DESKS, SHUT, Till, is_cheap, keep_out};
 use super::{Counter, Counters};
+use crate::adaptor::seats::{self, NO_SEAT};
+use crate::adaptor::till::{DESKS, EVERYONE, SHUT, Till, is_cheap, keep_out};
 use crate::backend::is_forked_child;
 use crate::sync::{CachePadded, MODELLED, Mutex, MutexGuard};
 use std::array;
-
-/// In place of an owner of the account: it had one, or needs none.
-const EVERYONE: usize = SHUT - 1;
 
 /// For how many calls desks stay shut: what it costs to shut them, some microseconds, is little
 /// beside it.

@@ -1,8 +1,7 @@
 //! One block that has not come back.
 
+use super::call_stack::CallStack;
 use crate::adaptor::caller::Caller;
-use crate::sync::Arc;
-use std::backtrace::Backtrace;
 use std::fmt;
 use std::thread::ThreadId;
 use std::time::Duration;
@@ -35,7 +34,7 @@ pub struct Allocation {
     pub(super) stream: u64,
     pub(super) thread: ThreadId,
     pub(super) after: Duration,
-    pub(super) backtrace: Option<Arc<Backtrace>>,
+    pub(super) backtrace: Option<CallStack>,
 }
 
 impl Allocation {
@@ -64,14 +63,16 @@ impl Allocation {
         self.thread
     }
 
-    /// When it was allocated, since the adaptor was made.
+    /// When it was allocated, since the adaptor was made, to about a microsecond. Of two lists the later
+    /// may say some nanoseconds more or less: where the processor counts at one rate, its counter is
+    /// what is noted, and the rate is that of the time until the list is asked for.
     pub fn after(&self) -> Duration {
         self.after
     }
 
     /// Who allocated it, if the adaptor captures backtraces.
-    pub fn backtrace(&self) -> Option<&Backtrace> {
-        self.backtrace.as_deref()
+    pub fn backtrace(&self) -> Option<&CallStack> {
+        self.backtrace.as_ref()
     }
 
     /// The line that wanted it, as `at FILE:LINE:COLUMN in FUNCTION`: the first frame of the backtrace

@@ -1,44 +1,24 @@
 //! What a tracking adaptor has handed out and not got back.
 
 use super::allocation::Allocation;
+use super::alone::Alone;
+use super::book::{Book, Entry, Gone, places};
+use super::call_stack::CallStack;
+use super::clock::Clock;
 use crate::adaptor::shards::Shards;
 use crate::backend::is_forked_child;
 use crate::debug_log::{event, later};
 use crate::device::Device;
 use crate::resource::DeviceBlock;
 use crate::stream::Stream;
-use crate::sync::Arc;
-use crate::sync::trusted::{AtomicU64, Ordering};
-use std::backtrace::Backtrace;
-use std::collections::HashMap;
+use crate::sync::CachePadded;
+use crate::sync::trusted::{AtomicU64, Ordering, thread_local};
+use std::cell::Cell;
 use std::fmt::Write;
-use std::thread;
-use std::time::Instant;
+use std::thread::{self, ThreadId};
 
 /// How many blocks a log's line names: to look up where a block comes from may take milliseconds.
 const NAMED: usize = 100;
-
-#[derive(Default)]
-struct Shard {
-    live: HashMap<u64, Allocation>,
-    bytes: usize,
-}
-
-impl Shard {
-    fn insert(&mut self, allocation: Allocation) -> Option<Allocation> {
-        self.bytes += allocation.bytes();
-        let replaced = self.live.insert(allocation.address(), allocation);
-        self.bytes -= replaced.as_ref().map_or(0, Allocation::bytes);
-        replaced
-    }
-
-    fn remove(&mut self, address: u64) -> Option<Allocation> {
-        let removed = self.live.remove(&address);
-        // By what was added: the caller's idea of the size cannot bring the sum below zero.
-        self.bytes -= removed.as_ref().map_or(0, Allocation::bytes);
-        removed
-    }
-}
 
 /// Events that are counted, and warned of the first time.
 #[derive(Default)]
@@ -58,23 +38,46 @@ impl Odd {
     }
 }
 
+/// The list. While **one thread** calls, it owns a book and writes in it without a locked instruction;
+/// others who want to look keep it out for that moment. **The second thread** that calls ends that for
+/// good: what is out goes to the shards, each with a lock.
 pub(super) struct Ledger {
     device: Device,
-    started: Instant,
-    numbers: AtomicU64,
-    shards: Shards<Shard>,
+    clock: Clock,
+    alone: Alone<Book>,
+    shards: Shards<Book>,
+    /// Entries that were made, once there are shards.
+    made: CachePadded<AtomicU64>,
     unknown: Odd,
     wrong_size: Odd,
     bypassed: Odd,
+}
+
+thread_local! {
+    /// Asking the thread for it costs more than all else.
+    static THREAD: Cell<Option<ThreadId>> = const { Cell::new(None) };
+}
+
+#[inline]
+fn this_thread() -> ThreadId {
+    THREAD.try_with(Cell::get).ok().flatten().unwrap_or_else(ask_thread)
+}
+
+#[cold]
+fn ask_thread() -> ThreadId {
+    let id = thread::current().id();
+    let _ = THREAD.try_with(|known| known.set(Some(id)));
+    id
 }
 
 impl Ledger {
     pub(super) fn new(device: &Device) -> Self {
         Self {
             device: device.clone(),
-            started: Instant::now(),
-            numbers: AtomicU64::new(0),
+            clock: Clock::start(),
+            alone: Alone::default(),
             shards: Shards::default(),
+            made: CachePadded::default(),
             unknown: Odd::default(),
             wrong_size: Odd::default(),
             bypassed: Odd::default(),
@@ -82,25 +85,87 @@ impl Ledger {
     }
 
     /// Notes a block that upstream handed out.
+    #[inline]
     pub(super) fn add(&self, block: &DeviceBlock, stream: &Stream, backtraces: bool) {
         if block.is_empty() || is_forked_child() {
             return;
         }
-        let allocation = Allocation {
-            number: self.numbers.fetch_add(1, Ordering::Relaxed),
-            address: block.address(),
-            bytes: block.bytes(),
-            stream: stream.id(),
-            thread: thread::current().id(),
-            after: self.started.elapsed(),
-            backtrace: backtraces.then(|| Arc::new(Backtrace::force_capture())),
+        let (address, bytes, stream) = (block.address(), block.bytes(), stream.id());
+        let backtrace = if backtraces { Some(CallStack::capture()) } else { None };
+        let (ticks, thread) = (self.clock.ticks(), this_thread());
+        let entry = Entry { address, number: 0, bytes, stream, thread, ticks, backtrace };
+        let mut entry = Some(entry);
+        let mut replaced = None;
+        let add = |book: &mut Book| {
+            if book.has_room()
+                && let Some(entry) = entry.take()
+            {
+                replaced = book.add(entry);
+            }
         };
-        let replaced = self.shards.of(block.address()).insert(allocation);
-        if let Some(replaced) = replaced
-            && self.bypassed.add()
-        {
-            let device = self.device.to_string();
-            let (address, bytes) = (replaced.address(), replaced.bytes());
+        // SAFETY: `add` calls nobody.
+        unsafe { self.alone.enter(add) };
+        if let Some(entry) = entry {
+            replaced = self.add_cold(entry);
+        }
+        if let Some(replaced) = replaced {
+            self.note_bypassed(address, replaced);
+        }
+    }
+
+    #[inline(never)]
+    fn add_cold(&self, entry: Entry) -> Option<Gone> {
+        let mut entry = Some(entry);
+        let mut replaced = None;
+        let mut wider = places(0);
+        loop {
+            let add = |book: &mut Book| {
+                let wanted = book.wanted();
+                if wanted != 0 {
+                    if wider.capacity() < wanted {
+                        return wanted;
+                    }
+                    book.widen(&mut wider);
+                }
+                replaced = entry.take().and_then(|entry| book.add(entry));
+                0
+            };
+            // SAFETY: `add` calls nobody: an entry that it moves is not dropped, nor are places.
+            match unsafe { self.alone.claim(add, |book| self.share(book)) } {
+                Some(0) => return replaced,
+                // Memory of the host is somebody else's, who may call this adaptor.
+                Some(wanted) => wider = places(wanted),
+                None => return entry.and_then(|entry| self.add_to_shard(entry)),
+            }
+        }
+    }
+
+    /// Puts what one thread had for its own where all find it.
+    fn share(&self, mut book: Book) {
+        self.made.store(book.made, Ordering::Relaxed);
+        for entry in book.take() {
+            self.enter_in_shard(entry);
+        }
+    }
+
+    fn add_to_shard(&self, mut entry: Entry) -> Option<Gone> {
+        entry.number = self.made.fetch_add(1, Ordering::Relaxed);
+        self.enter_in_shard(entry)
+    }
+
+    fn enter_in_shard(&self, entry: Entry) -> Option<Gone> {
+        let mut book = self.shards.of(entry.address);
+        let wanted = book.wanted();
+        if wanted > 0 {
+            book.widen(&mut places(wanted));
+        }
+        book.insert(entry)
+    }
+
+    #[cold]
+    fn note_bypassed(&self, address: u64, replaced: Gone) {
+        if self.bypassed.add() {
+            let (device, bytes) = (self.device.to_string(), replaced.bytes);
             later(move || {
                 event!(
                     warn, %device, address, bytes,
@@ -112,19 +177,41 @@ impl Ledger {
 
     /// Takes a block off the list, before upstream can hand it out again. Gives the block as it was
     /// handed out: upstream is not to suffer from a size that is wrong.
+    #[inline]
     pub(super) fn remove(&self, block: DeviceBlock) -> DeviceBlock {
         // The lock may have been held by a thread that is not there.
         if is_forked_child() {
             return block;
         }
-        let found = self.shards.of(block.address()).remove(block.address());
-        let (address, bytes) = (block.address(), block.bytes());
+        let address = block.address();
+        // SAFETY: `remove` calls nobody.
+        let found = match unsafe { self.alone.enter(|book| book.remove(address)) } {
+            Some(found) => found,
+            None => self.remove_cold(address),
+        };
         match found {
-            Some(found) if found.bytes() == bytes => block,
-            Some(found) => {
-                let allocated = found.bytes();
+            Some(found) if found.bytes == block.bytes() => block,
+            found => self.note_odd(block, found.as_ref().map(|found| found.bytes)),
+        }
+    }
+
+    #[inline(never)]
+    fn remove_cold(&self, address: u64) -> Option<Gone> {
+        let remove = |book: &mut Book| book.remove(address);
+        // SAFETY: `remove` calls nobody.
+        let removed = unsafe { self.alone.claim(remove, |book| self.share(book)) };
+        removed.unwrap_or_else(|| self.shards.of(address).remove(address))
+    }
+
+    /// A block that is not as it was handed out here, or was not.
+    #[cold]
+    fn note_odd(&self, block: DeviceBlock, allocated: Option<usize>) -> DeviceBlock {
+        let (address, bytes) = (block.address(), block.bytes());
+        let device = || self.device.to_string();
+        match allocated {
+            Some(allocated) => {
                 if self.wrong_size.add() {
-                    let device = self.device.to_string();
+                    let device = device();
                     later(move || {
                         event!(
                             warn, %device, address, bytes, allocated,
@@ -136,7 +223,7 @@ impl Ledger {
             }
             None => {
                 if bytes != 0 && self.unknown.add() {
-                    let device = self.device.to_string();
+                    let device = device();
                     later(move || {
                         event!(
                             warn, %device, address, bytes,
@@ -149,19 +236,35 @@ impl Ledger {
         }
     }
 
+    /// Goes through the books of all threads, at one moment.
+    fn look(&self, mut each: impl FnMut(&Book)) {
+        if self.alone.look(&mut each).is_none() {
+            self.shards.all().iter().for_each(|book| each(book));
+        }
+    }
+
     pub(super) fn outstanding(&self) -> Vec<Allocation> {
         if is_forked_child() {
             return Vec::new();
         }
-        let shards = self.shards.all();
-        sorted(shards.iter().flat_map(|shard| shard.live.values().cloned()).collect())
+        let mut entries = Vec::new();
+        self.look(|book| entries.extend(book.entries().cloned()));
+        entries.sort_unstable_by_key(|entry: &Entry| entry.number);
+        let time = self.clock.times();
+        let allocation = |entry| {
+            let Entry { number, address, bytes, stream, thread, ticks, backtrace } = entry;
+            let after = time(ticks);
+            Allocation { number, address, bytes, stream, thread, after, backtrace }
+        };
+        entries.into_iter().map(allocation).collect()
     }
 
     pub(super) fn bytes(&self) -> usize {
-        if is_forked_child() {
-            return 0;
+        let mut bytes = 0;
+        if !is_forked_child() {
+            self.look(|book| bytes += book.bytes());
         }
-        self.shards.all().iter().map(|shard| shard.bytes).sum()
+        bytes
     }
 
     /// Frees of unknown blocks, of wrong sizes, and past the adaptor.
@@ -207,19 +310,13 @@ impl Ledger {
     }
 }
 
-fn sorted(mut allocations: Vec<Allocation>) -> Vec<Allocation> {
-    allocations.sort_unstable_by_key(|allocation| allocation.number);
-    allocations
-}
-
 impl Drop for Ledger {
     fn drop(&mut self) {
         // A child inherits its parent's blocks, and leaks none of its own.
         if is_forked_child() {
             return;
         }
-        let left = self.shards.all_mut().flat_map(|shard| shard.live.drain());
-        let left = sorted(left.map(|(_, allocation)| allocation).collect());
+        let left = self.outstanding();
         if !left.is_empty() {
             event!(
                 warn,

@@ -1,4 +1,4 @@
-//! What one thread counts in without a locked instruction, until another takes it away.
+//! What one thread writes in without a locked instruction, until another takes it away.
 //!
 //! Its owner works inside a section that it marks as busy. Who wants the till changes the owner's
 //! name, and waits until the owner is out. The mark and the look at the name are a store before a
@@ -13,16 +13,19 @@ pub(super) const DESKS: usize = if MODELLED { 4 } else { 64 };
 /// Nobody's till. Nobody has a seat of this number.
 pub(super) const SHUT: usize = usize::MAX;
 
+/// In place of an owner: it had one, or needs none, and stays shut for good. Nobody's seat either.
+pub(super) const EVERYONE: usize = SHUT - 1;
+
 #[derive(Debug)]
 pub(super) struct Till<T> {
-    /// A seat, or a number that is none. Changed under the lock of the counts alone.
+    /// A seat, or a number that is none. Changed under one lock, of what the till is part of.
     owner: AtomicUsize,
     /// Written by the owner alone.
     busy: AtomicUsize,
     value: UnsafeCell<T>,
 }
 
-// SAFETY: the value is reached by the owner in its section, or by the holder of the counts' lock who
+// SAFETY: the value is reached by the owner in its section, or by the holder of the one lock who
 // has kept the owner out (`enter`, `with_shut`).
 unsafe impl<T: Send> Sync for Till<T> {}
 
@@ -41,6 +44,11 @@ impl<T> Till<T> {
     #[inline(always)]
     pub(super) fn owner(&self) -> usize {
         self.owner.load(Ordering::Relaxed)
+    }
+
+    /// Whether it is [`EVERYONE`]'s. Acquire: what was done before it was given to them is seen.
+    pub(super) fn is_everyones(&self) -> bool {
+        self.owner.load(Ordering::Acquire) == EVERYONE
     }
 
     /// The owner's way in. `None` while it is shut.
@@ -64,7 +72,7 @@ impl<T> Till<T> {
                 body(unsafe { &mut *value })
             })
         });
-        // Release: who waits for it goes on with what was counted.
+        // Release: who waits for it goes on with what was written.
         self.busy.store(0, Ordering::Release);
         result
     }
@@ -83,7 +91,7 @@ impl<T> Till<T> {
     ///
     /// # Safety
     ///
-    /// The calling thread holds the lock of the counts, and the till is shut: from the start, or since
+    /// The calling thread holds that lock, and the till is shut: from the start, or since
     /// a [`keep_out`], or by this thread, which is its owner and not inside.
     pub(super) unsafe fn with_shut<R>(&self, body: impl FnOnce(&mut T) -> R) -> R {
         self.value.with_mut(|value| {
