@@ -377,6 +377,11 @@ pub(crate) unsafe trait Driver: Send + Sync + fmt::Debug + 'static {
 
     fn context_synchronize(&self) -> DriverResult<()>;
 
+    /// Calls `body`, once, while the device's context is the calling thread's current one: for who asks
+    /// the driver on his own what that is.
+    #[cfg_attr(not(feature = "nvtx"), allow(dead_code, reason = "tools alone do"))]
+    fn with_current(&self, body: &mut dyn FnMut()) -> DriverResult<()>;
+
     /// # Safety
     /// `source` is readable and `target` is device memory for `bytes`; both stay so, and the host
     /// does not write `source`, until the stream has passed this copy.

@@ -538,7 +538,7 @@ impl<U: DeviceResource + 'static> PoolOptions<U> {
     pub fn build(self) -> Result<PoolResource<U>> {
         not_forked("a pool")?;
         let mut settings = self.check()?;
-        let watch = Watch::find();
+        let watch = Watch::find(self.upstream.device());
         if watch.is_some() {
             settings.entries = 0;
         }

@@ -396,6 +396,12 @@ unsafe impl Driver for CudaDriver {
         unsafe { self.library.ctx_record_event(self.handle, event.0) }
     }
 
+    fn with_current(&self, body: &mut dyn FnMut()) -> DriverResult<()> {
+        let _current = self.current()?;
+        body();
+        Ok(())
+    }
+
     fn context_synchronize(&self) -> DriverResult<()> {
         let _current = self.current()?;
         // SAFETY: waits, and changes nothing.

@@ -178,6 +178,20 @@ fn failures_while_opening_are_typed() {
 }
 
 #[test]
+fn a_body_is_called_with_the_context_current() {
+    alone("a_body_is_called_with_the_context_current", Installed::StandIn, &[], |_| {
+        let driver = open();
+        stand_on_second();
+        let mut seen = Vec::new();
+        driver.with_current(&mut || seen.push(now())).unwrap();
+        assert_eq!((seen, now()), (vec![FIRST], SECOND));
+        fail("cuCtxPushCurrent_v2", 1, 201);
+        assert!(driver.with_current(&mut || panic!("called without a context")).is_err());
+        assert_eq!(now(), SECOND);
+    });
+}
+
+#[test]
 fn calls_are_made_with_their_own_context_current() {
     alone("calls_are_made_with_their_own_context_current", Installed::StandIn, &[], |log| {
         let driver = open();

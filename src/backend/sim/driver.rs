@@ -499,6 +499,11 @@ unsafe impl Driver for SimDriver {
         self.call("cuCtxRecordEvent", |held, ledger| order::record_all(held, ledger, event))
     }
 
+    fn with_current(&self, body: &mut dyn FnMut()) -> DriverResult<()> {
+        body();
+        Ok(())
+    }
+
     fn context_synchronize(&self) -> DriverResult<()> {
         self.call("cuCtxSynchronize", order::synchronize_device)
     }

@@ -12,6 +12,7 @@
 
 use crate::backend::is_forked_child;
 use crate::debug_log::{HeapHandle, Memory, memory};
+use crate::device::Device;
 use crate::stream::Stream;
 use crate::sync::OnceLock;
 use crate::sync::trusted::Mutex;
@@ -21,6 +22,7 @@ use std::ops::Range;
 /// A pool, as a tool sees it.
 pub(super) struct Watch {
     tool: &'static Memory,
+    device: Device,
     /// The pool's, which it has not yet when its ground is laid.
     number: OnceLock<u64>,
 }
@@ -126,8 +128,8 @@ impl Told {
 
 impl Watch {
     /// `None` if no tool watches memory.
-    pub(super) fn find() -> Option<Self> {
-        memory().map(|tool| Self { tool, number: OnceLock::new() })
+    pub(super) fn find(device: &Device) -> Option<Self> {
+        memory().map(|tool| Self { tool, device: device.clone(), number: OnceLock::new() })
     }
 
     /// Tells the pool's number.
@@ -139,18 +141,30 @@ impl Watch {
         self.number.get().copied().unwrap_or(0)
     }
 
+    /// Lets `body` tell the tool, which looks for memory in the calling thread's current context and
+    /// refuses where there is none. Where the driver refuses that, the tool hears nothing.
+    fn tell(&self, body: impl FnOnce(&mut Told)) {
+        let mut body = Some(body);
+        let _ = self.device.driver().with_current(&mut || {
+            if let Some(body) = body.take() {
+                body(&mut TOLD.lock());
+            }
+        });
+    }
+
     /// A block of upstream is the pool's from now on.
     pub(super) fn open(&self, address: u64, bytes: usize) {
-        let mut told = TOLD.lock();
-        if told.heap_of(address).is_some() {
-            // A block of a pool below, which is not to be used as a whole any more.
-            return told.end(self.tool, &range(address, bytes));
-        }
-        let pool = self.number();
-        let name = format!("aquifer pool {pool}, chunk");
-        if let Some(handle) = self.tool.heap_register(address, bytes, &name) {
-            told.heaps.insert(address, Chunk { bytes, handle, pool });
-        }
+        self.tell(|told| {
+            if told.heap_of(address).is_some() {
+                // A block of a pool below, which is not to be used as a whole any more.
+                return told.end(self.tool, &range(address, bytes));
+            }
+            let pool = self.number();
+            let name = format!("aquifer pool {pool}, chunk");
+            if let Some(handle) = self.tool.heap_register(address, bytes, &name) {
+                told.heaps.insert(address, Chunk { bytes, handle, pool });
+            }
+        });
     }
 
     /// A block of upstream is about to go back, in the order of `stream`.
@@ -165,14 +179,15 @@ impl Watch {
             // cannot be waited for they end now all the same: somebody else's memory begins.
             let _ = stream.is_some_and(wait_for);
         }
-        let mut told = TOLD.lock();
-        told.end(self.tool, &range);
-        // The heap at this address may be a pool's below.
-        if told.heaps.get(&address).is_some_and(|chunk| chunk.pool == self.number())
-            && let Some(chunk) = told.heaps.remove(&address)
-        {
-            self.tool.heap_unregister(chunk.handle);
-        }
+        self.tell(|told| {
+            told.end(self.tool, &range);
+            // The heap at this address may be a pool's below.
+            if told.heaps.get(&address).is_some_and(|chunk| chunk.pool == self.number())
+                && let Some(chunk) = told.heaps.remove(&address)
+            {
+                self.tool.heap_unregister(chunk.handle);
+            }
+        });
     }
 
     /// A block is about to be a user's, for work on `stream`.
@@ -184,21 +199,21 @@ impl Watch {
         let is_stale = !TOLD.lock().overlapping(&range).is_empty();
         // The stream comes after all that used this memory.
         let is_over = !is_stale || wait_for(stream);
-        let mut told = TOLD.lock();
         // What is there is looked up again: meanwhile another thread, which got another part of the
         // same old block, may have ended that one's region and begun its own.
-        if is_over {
-            told.end(self.tool, &range);
-            let region = Region { bytes, pool, captured, shared: false };
-            told.begin(self.tool, range, &name, region);
-        } else {
+        self.tell(|told| {
+            if is_over {
+                told.end(self.tool, &range);
+                let region = Region { bytes, pool, captured, shared: false };
+                return told.begin(self.tool, range, &name, region);
+            }
             // The former use may go on: let none of it be forbidden.
             told.fill(self.tool, &range, &name, pool);
             if let Some(region) = told.regions.get_mut(&address).filter(|it| it.bytes == bytes) {
                 region.pool = pool;
                 self.tool.region_name(address, &name);
             }
-        }
+        });
     }
 
     /// A block is a user's no more, after what `stream` was given so far.
@@ -206,7 +221,9 @@ impl Watch {
         let ends = |region: &Region| region.pool == self.number() && !region.captured;
         let ends = TOLD.lock().regions.get(&address).is_some_and(ends);
         if ends && wait_for(stream) {
-            let _ = TOLD.lock().forget(self.tool, address);
+            self.tell(|told| {
+                told.forget(self.tool, address);
+            });
         }
     }
 }
