@@ -99,6 +99,11 @@ impl<U: DeviceResource + 'static> ArenaResource<U> {
     /// An allocation failed: says so in the file, if that was asked for and memory is why.
     #[cold]
     #[inline(never)]
+    fn allocate_cold(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
+        self.pool.allocate_cold(stream, layout).map_err(|error| self.failed(stream, layout, error))
+    }
+
+    #[cold]
     fn failed(&self, stream: &Stream, layout: DeviceLayout, error: Error) -> Error {
         if let Some(path) = &self.dump
             && error.kind() == ErrorKind::OutOfMemory
@@ -151,9 +156,9 @@ unsafe impl<U: DeviceResource + 'static> DeviceResource for ArenaResource<U> {
 
     #[inline(always)]
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
-        match self.pool.allocate(stream, layout) {
-            Ok(block) => Ok(block),
-            Err(error) => Err(self.failed(stream, layout, error)),
+        match self.pool.allocate_warm(stream, layout.bytes(), layout.alignment()) {
+            Some(block) => Ok(block),
+            None => self.allocate_cold(stream, layout),
         }
     }
 
