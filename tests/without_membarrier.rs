@@ -6,7 +6,8 @@
 mod support;
 
 use aquifer::{CudaResource, DeviceLayout, DeviceResource, PoolResource, Stream};
-use std::process::Command;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, Output};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 const CHILD: &str = "AQUIFER_TEST_NO_MEMBARRIER";
@@ -39,6 +40,15 @@ fn forbid_membarrier() -> bool {
     }
 }
 
+/// Runs one test of this file in a process of its own.
+fn run(name: &str) -> Output {
+    Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", name, "--nocapture", "--test-threads=1"])
+        .env(CHILD, "1")
+        .output()
+        .unwrap()
+}
+
 /// Runs one test of this file in a process of its own, where `membarrier` is forbidden.
 fn in_child(name: &str, body: impl FnOnce()) {
     if std::env::var_os(CHILD).is_some() {
@@ -50,11 +60,7 @@ fn in_child(name: &str, body: impl FnOnce()) {
         println!("ran to its end");
         return;
     }
-    let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", name, "--nocapture", "--test-threads=1"])
-        .env(CHILD, "1")
-        .output()
-        .unwrap();
+    let output = run(name);
     let said = String::from_utf8_lossy(&output.stdout);
     let complaint = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}{complaint}");
@@ -68,6 +74,34 @@ fn pair(pool: &PoolResource, stream: &Stream, bytes: usize) {
     let block = pool.allocate(stream, DeviceLayout::new(bytes).unwrap()).unwrap();
     // SAFETY: the pool's, and nothing uses it.
     unsafe { pool.deallocate(stream, block) };
+}
+
+/// Whoever went on would share what is the owners'.
+#[test]
+fn a_filter_that_comes_after_the_first_pool_ends_the_process() {
+    let name = "a_filter_that_comes_after_the_first_pool_ends_the_process";
+    if std::env::var_os(CHILD).is_some() {
+        let device = support::device();
+        let stream = device.new_stream().unwrap();
+        let pool = PoolResource::new(CudaResource::new(&device)).unwrap();
+        (0..8).for_each(|_| pair(&pool, &stream, 256));
+        if forbid_membarrier() {
+            let _ = pool.trim(0);
+        } else {
+            println!("no filter");
+        }
+        println!("went on");
+        return;
+    }
+    let output = run(name);
+    let said = String::from_utf8_lossy(&output.stdout);
+    if said.contains("no filter") {
+        return support::skipped(name, "the system takes no filter of calls");
+    }
+    assert!(!said.contains("went on"), "{output:?}");
+    assert_eq!(output.status.signal(), Some(libc::SIGABRT), "{output:?}");
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert!(complaint.contains("membarrier was forbidden"), "{complaint}");
 }
 
 #[test]

@@ -50,7 +50,7 @@ fn is_outside(file: &str) -> bool {
         (Some(rest), Ok(folder)) => folder.join(rest).to_string_lossy().into_owned(),
         _ => file.to_owned(),
     };
-    let theirs = ["/rustc/", "/library/", "/allocator-api2-", "/backtrace-"];
+    let theirs = ["/rustc/", "/library/", "/allocator-api2-", "/backtrace-0."];
     !absolute.starts_with(OURS) && !theirs.iter().any(|part| absolute.contains(part))
 }
 

@@ -147,7 +147,7 @@ impl Shelves {
         if shelf.units != units || shelf.length >= shelf.room {
             return Err(block);
         }
-        // A block that is freed twice must not be handed out twice: who frees it asks `holds` next.
+        // A block that is freed twice must not be handed out twice: a pool asks `holds` next.
         let mut place = length;
         while place > 0 {
             place -= 1;

@@ -96,13 +96,13 @@ impl<U: DeviceResource + 'static> ArenaResource<U> {
         self.pool.statistics()
     }
 
-    /// An allocation failed: says so in the file, if that was asked for and memory is why.
-    #[cold]
+    /// No block is ready.
     #[inline(never)]
     fn allocate_cold(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
         self.pool.allocate_cold(stream, layout).map_err(|error| self.failed(stream, layout, error))
     }
 
+    /// An allocation failed: says so in the file, if that was asked for and memory is why.
     #[cold]
     fn failed(&self, stream: &Stream, layout: DeviceLayout, error: Error) -> Error {
         if let Some(path) = &self.dump

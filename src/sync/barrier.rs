@@ -48,7 +48,12 @@ mod sides {
 
 #[cfg(all(target_os = "linux", not(aquifer_loom)))]
 mod sides {
+    use std::io::Write;
     use std::sync::OnceLock;
+
+    const LOST: &[u8] =
+        b"aquifer: membarrier was forbidden after the first pool was made, and no pool can do \
+without it any more; let a filter of system calls allow it, or set the filter before\n";
 
     const EXPEDITED: libc::c_int = 1 << 3;
     const REGISTER: libc::c_int = 1 << 4;
@@ -68,11 +73,11 @@ mod sides {
     }
 
     pub(super) fn interrupt_all() {
-        // A process that is registered is not refused, by the kernel's manual.
+        // A process that is registered is not refused, by the kernel's manual: a filter of its own came
+        // later. The owners rely on it, and whoever went on would share what is theirs.
         if !membarrier(EXPEDITED) {
-            crate::debug_log::later(|| {
-                crate::debug_log::event!(error, "membarrier failed after it was registered");
-            });
+            let _ = std::io::stderr().write_all(LOST);
+            std::process::abort();
         }
     }
 }

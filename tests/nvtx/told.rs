@@ -16,6 +16,8 @@ pub(crate) struct Told {
     pub(crate) regions: BTreeMap<usize, (usize, usize, String)>,
     /// Regions that there ever were.
     pub(crate) ever: usize,
+    /// Heaps that were refused.
+    pub(crate) refused: usize,
 }
 
 impl Told {
@@ -41,6 +43,7 @@ impl Told {
                 "region" => told.region(number(0), number(1), number(2)),
                 "end-region" => drop(told.regions.remove(&number(0)).expect(line)),
                 "name" => told.regions.get_mut(&number(0)).expect(line).2 = rest[1..].join(" "),
+                "refused" => told.refused += 1,
                 "domain" | "push" | "pop" => {}
                 _ => panic!("{line}"),
             }

@@ -65,7 +65,8 @@ impl Allocation {
 
     /// When it was allocated, since the adaptor was made, to about a microsecond. Of two lists the later
     /// may say some nanoseconds more or less: where the processor counts at one rate, its counter is
-    /// what is noted, and the rate is that of the time until the list is asked for.
+    /// what is noted, and the rate is that of the time until the list is asked for. Wrong, but never
+    /// negative nor in the future, after the machine slept.
     pub fn after(&self) -> Duration {
         self.after
     }

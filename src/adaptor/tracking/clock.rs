@@ -10,7 +10,14 @@ pub(super) struct Clock {
 
 impl Clock {
     pub(super) fn start() -> Self {
-        Self { counter: counter::is_steady().then(counter::read), started: Instant::now() }
+        // Read on both sides of the time, until nothing came in between.
+        let both = || {
+            let (before, started) = (counter::read(), Instant::now());
+            (counter::read().saturating_sub(before), before, started)
+        };
+        let reads = (0..8).map(|_| both()).min_by_key(|(apart, ..)| *apart);
+        let (_, first, started) = reads.unwrap_or_else(both);
+        Self { counter: counter::is_steady().then_some(first), started }
     }
 
     /// The present, for [`times`](Self::times).

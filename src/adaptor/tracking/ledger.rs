@@ -15,6 +15,7 @@ use crate::sync::CachePadded;
 use crate::sync::trusted::{AtomicU64, Ordering, thread_local};
 use std::cell::Cell;
 use std::fmt::Write;
+use std::mem;
 use std::thread::{self, ThreadId};
 
 /// How many blocks a log's line names: to look up where a block comes from may take milliseconds.
@@ -312,8 +313,10 @@ impl Ledger {
 
 impl Drop for Ledger {
     fn drop(&mut self) {
-        // A child inherits its parent's blocks, and leaks none of its own.
+        // A child inherits its parent's blocks, and leaks none of its own. Another thread of the parent may
+        // have been about to write in the lists: they are as they were in that moment.
         if is_forked_child() {
+            mem::forget((mem::take(&mut self.alone), mem::take(&mut self.shards)));
             return;
         }
         let left = self.outstanding();

@@ -24,7 +24,7 @@ use std::ptr::NonNull;
 
 /// Remembers every allocation until it is freed, to find what leaks: RMM's `tracking_resource_adaptor`.
 ///
-/// A handle: clones share the list. As long as one thread calls, there is no lock and no locked
+/// A handle: clones share the list. As long as one thread calls, on Linux, there is no lock and no locked
 /// instruction; from the second thread's first call on, they meet at one of 16 locks, by address, for
 /// one insertion or removal. With backtraces each allocation walks the stack besides:
 /// [`capture_backtraces`](TrackingOptions::capture_backtraces). Empty blocks have no memory and are not
@@ -91,8 +91,8 @@ impl<U: DeviceResource> TrackingOptions<U> {
     /// Whether each allocation keeps its backtrace, whatever `RUST_BACKTRACE` says: the addresses of at
     /// most 128 frames, in 8 bytes of host memory each. `false` unless set.
     ///
-    /// A walk takes the system's unwinder some 100 ns a frame, one thread after the other. Functions
-    /// and lines are looked up when a report is asked for.
+    /// A walk takes the system's unwinder some 100 ns a frame. Functions and lines are looked up when a
+    /// report is asked for.
     pub fn capture_backtraces(mut self, capture: bool) -> Self {
         self.backtraces = capture;
         self

@@ -144,6 +144,10 @@ impl Watch {
     /// Lets `body` tell the tool, which looks for memory in the calling thread's current context and
     /// refuses where there is none. Where the driver refuses that, the tool hears nothing.
     fn tell(&self, body: impl FnOnce(&mut Told)) {
+        // The lock may have been held by a thread that is not there.
+        if is_forked_child() {
+            return;
+        }
         let mut body = Some(body);
         let _ = self.device.driver().with_current(&mut || {
             if let Some(body) = body.take() {
@@ -192,6 +196,9 @@ impl Watch {
 
     /// A block is about to be a user's, for work on `stream`.
     pub(super) fn hand_out(&self, stream: &Stream, address: u64, bytes: usize) {
+        if is_forked_child() {
+            return;
+        }
         let captured = !matches!(stream.is_capturing(), Ok(false));
         let pool = self.number();
         let name = format!("aquifer pool {pool}, stream {}", stream.id());

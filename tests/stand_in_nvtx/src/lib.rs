@@ -7,6 +7,7 @@ mod memory;
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::io::Write;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 const CORE2: c_int = 5;
 const RANGE_PUSH: usize = 4;
@@ -14,6 +15,9 @@ const RANGE_POP: usize = 5;
 const DOMAIN_CREATE: usize = 12;
 /// What a domain of this tool looks like.
 pub(crate) const DOMAIN: usize = 0x5eed;
+
+/// Whether the first entry was called, in this library as it was loaded.
+pub(crate) static SEEN: AtomicBool = AtomicBool::new(false);
 
 type ExportTable = unsafe extern "C" fn(u32) -> *const c_void;
 
@@ -86,6 +90,7 @@ pub unsafe extern "C" fn InitializeInjectionNvtx2(export: ExportTable) -> c_int 
     if callbacks.size < size_of::<Callbacks>() {
         return 0;
     }
+    SEEN.store(true, Ordering::Relaxed);
     if std::env::var_os("STAND_IN_NVTX_NO_RANGES").is_some() {
         return 1;
     }

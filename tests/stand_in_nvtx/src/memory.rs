@@ -2,6 +2,7 @@
 
 use crate::{DOMAIN, say};
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::atomic::Ordering;
 
 const COMPATIBLE: u16 = 0x0102;
 const HEAP_REGISTER: usize = 0;
@@ -124,6 +125,7 @@ unsafe extern "C" fn heap_register(domain: usize, heap: *const HeapDescription) 
         return 0;
     }
     if std::env::var_os("STAND_IN_NVTX_NO_HEAPS").is_some() {
+        say("refused");
         return 0;
     }
     // SAFETY: the type says that this is a range, and the message's that it ends with a zero.
@@ -178,6 +180,9 @@ unsafe extern "C" fn regions_name(domain: usize, batch: *const NameBatch) {
 /// `module` is NVTX's, and lives for the call; its slots live as long as the program.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn InitializeInjectionNvtxExtension(module: *mut Module) -> c_int {
+    if !crate::SEEN.load(Ordering::Relaxed) {
+        say("loaded anew");
+    }
     // SAFETY: the caller's promise.
     let it = unsafe { &*module };
     let known = (it.version, it.id, it.compatible) == (3, 1, COMPATIBLE);
