@@ -58,6 +58,10 @@ pub use options::{MissPolicy, PoolOptions, PoolStatistics};
 /// Over another pool, give this one a [growth step](PoolOptions::growth_step): by default it takes 2
 /// MiB at least.
 ///
+/// On Linux, threads keep blocks ready behind a barrier that the system has for it, `membarrier`. Where a
+/// filter of system calls forbids it a pool is somewhat slower. A filter that is set after the first
+/// pool was made has to allow it: without, the process is aborted.
+///
 /// The simulated device sees the memory of a pool as written once it was: it does not report a read
 /// of a block that was handed out again and not written since.
 ///
