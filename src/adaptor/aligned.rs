@@ -19,8 +19,9 @@ use std::ptr::NonNull;
 /// RMM asks upstream for more bytes and keeps a map from the addresses it moved to those upstream
 /// gave, under one lock; the alignment of a single call is ignored. Resources here keep the alignment
 /// they are asked for, so nothing is moved and there is no map; a resource that does not keep them is
-/// found out. What asks the driver asks for as much more as the alignment may cost; a pool keeps freed blocks ready by size
-/// and looks at where they lie: one that serves large alignments again and again takes no lock.
+/// found out. What asks the driver asks for as much more as the alignment may cost; a pool keeps freed
+/// blocks ready by size and looks at where they lie: one that serves large alignments again and again
+/// takes no lock.
 ///
 /// ```
 /// use aquifer::{AlignedAdaptor, CudaResource, Device, DeviceLayout, DeviceResource};
