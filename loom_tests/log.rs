@@ -1,36 +1,36 @@
 #![cfg(aquifer_loom)]
-//! The queue of a log: what was taken in comes out once, whole and in each thread's order.
+//! The ring of a log: each record that was pushed comes out once, whole and in its thread's order.
 
 mod harness;
 
-use aquifer::models::Line;
+use aquifer::models::NumberRing;
 use harness::{large_model, model};
 use std::sync::Mutex;
 
-/// Records have the number of their thread and their place in it: 10 for the first of thread 1.
+/// A record is ten times its thread's number and its index in the thread: 10 is the first of thread 1.
 struct State {
-    line: Line,
-    /// std's locks: loom need not know of them.
+    ring: NumberRing,
+    /// std's locks, which loom does not model.
     pushed: Mutex<Vec<u32>>,
     taken: Mutex<Vec<u32>>,
 }
 
 fn ring(capacity: usize) -> State {
-    State { line: Line::new(capacity), pushed: Mutex::default(), taken: Mutex::default() }
+    State { ring: NumberRing::new(capacity), pushed: Mutex::default(), taken: Mutex::default() }
 }
 
 impl State {
     fn push(&self, thread: u32, records: u32) {
         for number in 0..records {
             let record = thread * 10 + number;
-            if self.line.push(record) {
+            if self.ring.push(record) {
                 self.pushed.lock().unwrap().push(record);
             }
         }
     }
 
     fn drain(&self, most: usize) {
-        self.line.drain(most, |record| self.taken.lock().unwrap().push(record));
+        self.ring.drain(most, |record| self.taken.lock().unwrap().push(record));
     }
 
     fn end(&self, least: usize) {
@@ -48,7 +48,7 @@ impl State {
     }
 }
 
-/// One place: a producer may be at it while the record before is read.
+/// One slot: a producer may claim it while the consumer reads the record before (INV-1).
 #[test]
 fn a_place_in_turn() {
     model(
@@ -70,7 +70,7 @@ fn a_place_in_turn() {
     );
 }
 
-/// Two producers meet: the later may be done first, and the consumer waits for the earlier.
+/// Two producers: the later may complete first, and the consumer waits for the earlier.
 #[test]
 fn two_producers() {
     large_model(

@@ -1,10 +1,10 @@
 #![cfg(aquifer_loom)]
-//! The current resource: one default however many ask first, each that was set is given back once,
-//! and a scope is its thread's alone.
+//! The current resource: one default at a time, each resource that was set is returned once (INV-1 and
+//! INV-2 of `current_resource.rs`), and a scope is its thread's alone (INV-1 and INV-3 of `scope.rs`).
 
 mod harness;
 
-use aquifer::models::{Current, Entered, enter_scope, scoped};
+use aquifer::models::{CurrentResource, EnteredScope, enter_scope, scoped_resource};
 use aquifer::sim::SimConfig;
 use aquifer::{
     Device, DeviceBlock, DeviceLayout, DeviceResource, Error, ErrorKind, Result, Stream,
@@ -19,13 +19,13 @@ use std::sync::atomic::{
 };
 use std::sync::{Arc, Mutex};
 
-/// A resource. Its state is the standard library's: loom has no part in it, and each access is
-/// between two of loom's switches.
+/// A resource. Its state is the standard library's, unseen by loom: each access is between two of
+/// loom's switches.
 struct Named {
     name: &'static str,
     dropped: Arc<AtomicUsize>,
-    /// Asked when it is dropped, as a resource may whose drop frees through others.
-    asks: Option<Arc<Current<Named>>>,
+    /// Asked by the drop, as that of a resource may which frees through others.
+    asks: Option<Arc<CurrentResource<Named>>>,
 }
 
 impl Drop for Named {
@@ -41,20 +41,20 @@ impl Drop for Named {
 struct Seen {
     got: Mutex<Vec<Arc<Named>>>,
     previous: Mutex<Vec<Option<Arc<Named>>>>,
-    /// A handle that one role gives up.
+    /// A handle that one role drops.
     held: Mutex<Option<Arc<Named>>>,
     made: AtomicUsize,
     dropped: Arc<AtomicUsize>,
 }
 
 struct State {
-    current: Arc<Current<Named>>,
+    current: Arc<CurrentResource<Named>>,
     seen: Seen,
 }
 
 impl State {
     fn new() -> Self {
-        Self { current: Arc::new(Current::new()), seen: Seen::default() }
+        Self { current: Arc::new(CurrentResource::new()), seen: Seen::default() }
     }
 
     fn make(&self, name: &'static str) -> Arc<Named> {
@@ -73,7 +73,7 @@ impl State {
         self.seen.previous.lock().unwrap().push(previous);
     }
 
-    /// One resource for all who got one.
+    /// All threads got one resource.
     fn agree(&self) {
         let got = self.seen.got.lock().unwrap();
         let same = got.iter().all(|one| Arc::ptr_eq(one, &got[0]));
@@ -114,7 +114,7 @@ fn three_first_gets() {
     );
 }
 
-/// Of all that is set, each is given back by one call, the last by the last.
+/// Each resource that is set is returned by one call, the last one by the last.
 #[test]
 fn gets_and_replacements() {
     model::<State>(
@@ -145,18 +145,18 @@ fn gets_and_replacements() {
             let went_back = got[0].name != "default" && got[1].name == "default";
             assert!(!went_back, "the default is current while another is set");
             drop(got);
-            // What lives is the default, if it was made.
+            // The default alone lives, if it was made.
             s.get(true);
             assert_eq!(
                 s.seen.made.load(Relaxed),
                 s.dropped() + 1,
-                "a resource is kept for nothing"
+                "a resource is kept without a user"
             );
         },
     );
 }
 
-/// The only user of a default that nobody keeps lets go of it while others ask.
+/// The only user of a weakly kept default drops it while others ask.
 #[test]
 fn a_default_dies() {
     fn begin() -> State {
@@ -182,17 +182,17 @@ fn a_default_dies() {
         |s| {
             s.agree();
             s.seen.got.lock().unwrap().clear();
-            assert_eq!(s.seen.made.load(Relaxed), s.dropped(), "nobody keeps it");
+            assert_eq!(s.seen.made.load(Relaxed), s.dropped(), "the process keeps it");
         },
     );
 }
 
-/// A default whose making sets and asks, and whose drop asks: no lock is held over either.
+/// A default whose making and whose drop ask for the current resource: no lock is held over either.
 #[test]
 fn makers_and_drops_ask() {
     fn get(state: &State) {
         let make = || {
-            // The loser's is dropped by the call.
+            // The call drops the second default.
             let _ = state.current.get(false, || Err(()));
             let (dropped, asks) = (state.seen.dropped.clone(), Some(state.current.clone()));
             Ok::<_, Infallible>(Arc::new(Named { name: "default", dropped, asks }))
@@ -240,13 +240,12 @@ unsafe impl DeviceResource for OfDevice {
 
 type Erased = Arc<dyn DeviceResource>;
 
-/// What is current for the process on a device, and what threads that may be in a scope of their own
-/// got.
+/// The process's current resource of a device, and what threads with and without a scope got.
 struct Scoped {
     device: Device,
-    current: Current<dyn DeviceResource>,
+    current: CurrentResource<dyn DeviceResource>,
     /// The scope of a coroutine that one role suspends, and whether another has ended it.
-    suspended: Mutex<Option<Entered>>,
+    suspended: Mutex<Option<EnteredScope>>,
     ended: loom::sync::atomic::AtomicBool,
     kept: Mutex<Vec<Erased>>,
     made: AtomicUsize,
@@ -257,7 +256,7 @@ impl Scoped {
     fn new() -> Self {
         Self {
             device: Device::simulated(SimConfig::default()),
-            current: Current::new(),
+            current: CurrentResource::new(),
             suspended: Mutex::new(None),
             ended: loom::sync::atomic::AtomicBool::new(false),
             kept: Mutex::default(),
@@ -272,15 +271,16 @@ impl Scoped {
         Arc::new(OfDevice { name, device, dropped })
     }
 
-    /// A handle on what is current for the calling thread, as a container takes one.
+    /// A handle on the calling thread's current resource, as a container takes one.
     fn take(&self) -> Erased {
         let make = || Ok::<_, Infallible>(self.make("default"));
-        let Ok(taken) = scoped(&self.device).map_or_else(|| self.current.get(true, make), Ok);
+        let Ok(taken) =
+            scoped_resource(&self.device).map_or_else(|| self.current.get(true, make), Ok);
         self.kept.lock().unwrap().push(taken.clone());
         taken
     }
 
-    /// Takes one that has to be of the process: one of `names`, and never of a scope.
+    /// Takes a handle that has to be the process's: one of `names`, and never of a scope.
     fn take_outside(&self, names: &[&str]) {
         let taken = self.take();
         let name = name(&taken);
@@ -300,7 +300,7 @@ impl Scoped {
         assert!(Arc::ptr_eq(&taken, resource), "in the scope of another, {} is", name(&taken));
     }
 
-    /// The process lets go of what was set, and the threads of what they took.
+    /// The process unsets its resource, and the threads drop their handles.
     fn nothing_is_kept_but_a_default(&self) {
         self.take_outside(&["default"]);
         self.kept.lock().unwrap().clear();
@@ -309,7 +309,7 @@ impl Scoped {
     }
 }
 
-/// Its name, which is all that a resource without a type prints.
+/// The name, which is the `Debug` text.
 fn name(resource: &Erased) -> String {
     format!("{resource:?}")
 }

@@ -1,15 +1,15 @@
 #![cfg(aquifer_loom)]
 //! Room: growth up to the maximum and not past it, memory that goes back to upstream, and the way
-//! down to out of memory, which nobody is told while there is memory for him.
+//! down to out of memory, which is no request's end while there is memory for it.
 
 mod harness;
 
-use aquifer::models::Rung::{self, Complete, Gather, Grow, GrowToMaximum, Ordered, Trim, Wait};
-use harness::ground::{Rig, UNIT, plan};
+use aquifer::models::MissStep::{self, Complete, Gather, Grow, GrowToMaximum, Ordered, Trim, Wait};
+use harness::pool::{Fixture, UNIT, plan};
 use harness::{large_model, model};
 
-/// All rungs, in the order that ships.
-const LADDER: [Rung; 7] = [Complete, Ordered, Grow, Wait, GrowToMaximum, Gather, Trim];
+/// All steps, in the order that ships.
+const ALL_STEPS: [MissStep; 7] = [Complete, Ordered, Grow, Wait, GrowToMaximum, Gather, Trim];
 
 /// Two grow where one fits.
 #[test]
@@ -18,10 +18,10 @@ fn two_grow_at_the_limit() {
         "two_grow_at_the_limit",
         330,
         || plan(1, &[GrowToMaximum]).build(),
-        &[|rig: &Rig| rig.keep(0), |rig| rig.keep(1)],
-        |rig| {
-            assert_eq!(rig.kept(), 1, "blocks out of one unit");
-            rig.end();
+        &[|fixture: &Fixture| fixture.take_for_good(0), |fixture| fixture.take_for_good(1)],
+        |fixture| {
+            assert_eq!(fixture.taken(), 1, "blocks out of one unit");
+            fixture.end();
         },
     );
 }
@@ -31,12 +31,12 @@ fn two_grow_at_the_limit() {
 fn two_large_steps() {
     model(
         "two_large_steps",
-        1_400,
-        || plan(3, &LADDER).with_step(2).build(),
-        &[|rig: &Rig| rig.keep(0), |rig| rig.keep(1)],
-        |rig| {
-            assert_eq!(rig.kept(), 2, "blocks out of three units");
-            rig.end();
+        1_080,
+        || plan(3, &ALL_STEPS).with_growth_step(2).build(),
+        &[|fixture: &Fixture| fixture.take_for_good(0), |fixture| fixture.take_for_good(1)],
+        |fixture| {
+            assert_eq!(fixture.taken(), 2, "blocks out of three units");
+            fixture.end();
         },
     );
 }
@@ -46,16 +46,19 @@ fn two_large_steps() {
 fn upstream_ends_before_the_maximum() {
     model(
         "upstream_ends_before_the_maximum",
-        13_000,
+        4_900,
         || {
-            let rig = plan(2, &LADDER).build();
-            rig.driver.set_room(UNIT);
-            rig
+            let fixture = plan(2, &ALL_STEPS).build();
+            fixture.driver.set_left(UNIT);
+            fixture
         },
-        &[|rig: &Rig| rig.keep_units(0, 2), |rig| rig.keep(1)],
-        |rig| {
-            assert_eq!(rig.kept(), 1, "blocks out of one unit");
-            rig.end();
+        &[
+            |fixture: &Fixture| fixture.take_units_for_good(0, 2),
+            |fixture| fixture.take_for_good(1),
+        ],
+        |fixture| {
+            assert_eq!(fixture.taken(), 1, "blocks out of one unit");
+            fixture.end();
         },
     );
 }
@@ -65,31 +68,31 @@ fn upstream_ends_before_the_maximum() {
 fn the_rest_of_a_growth() {
     model(
         "the_rest_of_a_growth",
-        1_200,
-        || plan(2, &LADDER).with_step(2).build(),
-        &[|rig: &Rig| rig.keep(0), |rig| rig.keep(1)],
-        |rig| {
-            assert_eq!(rig.kept(), 2, "blocks out of two units");
-            rig.end();
+        820,
+        || plan(2, &ALL_STEPS).with_growth_step(2).build(),
+        &[|fixture: &Fixture| fixture.take_for_good(0), |fixture| fixture.take_for_good(1)],
+        |fixture| {
+            assert_eq!(fixture.taken(), 2, "blocks out of two units");
+            fixture.end();
         },
     );
 }
 
-/// The same for complete memory, which one draws whole.
+/// The same for complete memory, of which one takes all.
 #[test]
-fn the_rest_of_the_bank() {
+fn the_rest_of_the_shared_heap() {
     model(
-        "the_rest_of_the_bank",
+        "the_rest_of_the_shared_heap",
         340,
         || {
-            let rig = plan(2, &LADDER).build();
-            rig.pool().prepare(2 * UNIT).expect("two units");
-            rig
+            let fixture = plan(2, &ALL_STEPS).build();
+            fixture.pool().prepare(2 * UNIT).expect("two units");
+            fixture
         },
-        &[|rig: &Rig| rig.keep(0), |rig| rig.keep(1)],
-        |rig| {
-            assert_eq!(rig.kept(), 2, "blocks out of two units");
-            rig.end();
+        &[|fixture: &Fixture| fixture.take_for_good(0), |fixture| fixture.take_for_good(1)],
+        |fixture| {
+            assert_eq!(fixture.taken(), 2, "blocks out of two units");
+            fixture.end();
         },
     );
 }
@@ -100,11 +103,11 @@ fn one_block_for_two() {
     model(
         "one_block_for_two",
         230,
-        || plan(1, &LADDER).with_magazines().build().prepared(&[0], 0),
-        &[|rig: &Rig| rig.keep(0), |rig| rig.keep(1)],
-        |rig| {
-            assert_eq!(rig.kept(), 1, "blocks out of one unit");
-            rig.end();
+        || plan(1, &ALL_STEPS).with_magazines().build().prepared(&[0], 0),
+        &[|fixture: &Fixture| fixture.take_for_good(0), |fixture| fixture.take_for_good(1)],
+        |fixture| {
+            assert_eq!(fixture.taken(), 1, "blocks out of one unit");
+            fixture.end();
         },
     );
 }
@@ -113,18 +116,18 @@ fn one_block_for_two() {
 /// other's magazine or is on its way between heaps.
 #[test]
 fn half_for_each() {
-    fn twice(rig: &Rig, stream: usize) {
-        let block = rig.must_take(stream);
-        rig.free(stream, block);
-        let block = rig.must_take(stream);
-        rig.free(stream, block);
+    fn twice(fixture: &Fixture, stream: usize) {
+        let block = fixture.must_take(stream);
+        fixture.free(stream, block);
+        let block = fixture.must_take(stream);
+        fixture.free(stream, block);
     }
     model(
         "half_for_each",
         1_300,
-        || plan(2, &LADDER).with_magazines().build().prepared(&[0, 0], 0),
-        &[|rig: &Rig| twice(rig, 0), |rig| twice(rig, 1)],
-        Rig::end,
+        || plan(2, &ALL_STEPS).with_magazines().build().prepared(&[0, 0], 0),
+        &[|fixture: &Fixture| twice(fixture, 0), |fixture| twice(fixture, 1)],
+        Fixture::end,
     );
 }
 
@@ -134,14 +137,32 @@ fn whole_for_one_after_the_other() {
     model(
         "whole_for_one_after_the_other",
         2_300,
-        || plan(2, &LADDER).build().prepared(&[0, 0], 1),
-        &[|rig: &Rig| rig.free_held(0, 0), |rig| rig.keep_units(1, 2)],
-        |rig| {
-            if rig.kept() == 0 {
-                rig.keep_units(1, 2);
+        || plan(2, &ALL_STEPS).build().prepared(&[0, 0], 1),
+        &[|fixture: &Fixture| fixture.free_held(0, 0), |fixture| fixture.take_units_for_good(1, 2)],
+        |fixture| {
+            if fixture.taken() == 0 {
+                fixture.take_units_for_good(1, 2);
             }
-            assert_eq!(rig.kept(), 1, "blocks out of two units");
-            rig.end();
+            assert_eq!(fixture.taken(), 1, "blocks out of two units");
+            fixture.end();
+        },
+    );
+}
+
+/// One needs a larger block than the pool has, for which two go back; the other grows meanwhile.
+#[test]
+fn a_larger_block_and_a_growth() {
+    model(
+        "a_larger_block_and_a_growth",
+        6_200,
+        || plan(2, &[GrowToMaximum, Trim]).build().prepared(&[0, 0], 0),
+        &[
+            |fixture: &Fixture| fixture.take_units_for_good(0, 2),
+            |fixture| fixture.take_for_good(1),
+        ],
+        |fixture| {
+            assert!(fixture.taken() > 0, "two units serve one of the two");
+            fixture.end();
         },
     );
 }
@@ -154,19 +175,19 @@ fn trim_and_take() {
         46_000,
         || plan(1, &[Wait, GrowToMaximum]).with_magazines().build().prepared(&[0], 0),
         &[
-            |rig: &Rig| {
-                rig.warm_up(0);
-                rig.visit(0);
+            |fixture: &Fixture| {
+                fixture.warm_up(0);
+                fixture.visit(0);
             },
-            |rig| {
-                rig.trim();
+            |fixture| {
+                fixture.trim();
             },
         ],
-        |rig| {
+        |fixture| {
             aquifer::models::leave_thread();
-            rig.trim();
-            assert_eq!(rig.totals().reserved, 0, "bytes that are left after a trim");
-            rig.end();
+            fixture.trim();
+            assert_eq!(fixture.stats().reserved, 0, "bytes that are left after a trim");
+            fixture.end();
         },
     );
 }
@@ -176,14 +197,14 @@ fn trim_and_take() {
 fn trim_and_free() {
     model(
         "trim_and_free",
-        270,
+        215,
         || plan(1, &[Wait, GrowToMaximum]).build().prepared(&[0], 1).lent_to(&[1]),
         &[
-            |rig: &Rig| rig.free_held(1, 0),
-            |rig| {
-                rig.trim();
+            |fixture: &Fixture| fixture.free_held(1, 0),
+            |fixture| {
+                fixture.trim();
             },
         ],
-        Rig::end,
+        Fixture::end,
     );
 }

@@ -4,9 +4,9 @@
 
 mod harness;
 
-use aquifer::models::Rung::{Complete, Gather, GrowToMaximum, Ordered, Wait};
+use aquifer::models::MissStep::{Complete, Gather, GrowToMaximum, Ordered, Wait};
 use aquifer::models::{Failure, Pool, Upstream};
-use harness::ground::{Plan, Rig, UNIT, plan};
+use harness::pool::{Fixture, Plan, UNIT, plan};
 use harness::{large_model, model};
 use loom::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::convert::Infallible;
@@ -19,12 +19,12 @@ fn free_and_steal() {
         "free_and_steal",
         45,
         || plan(1, &[Wait, GrowToMaximum]).build().prepared(&[0], 1),
-        &[|rig: &Rig| rig.free_held(0, 0), |rig| rig.visit(1)],
-        Rig::end,
+        &[|fixture: &Fixture| fixture.free_held(0, 0), |fixture| fixture.visit(1)],
+        Fixture::end,
     );
 }
 
-/// The same by the rungs that ask the device, which moves on meanwhile.
+/// The same by the steps that ask the device, which moves on meanwhile.
 #[test]
 fn free_and_complete() {
     model(
@@ -32,16 +32,16 @@ fn free_and_complete() {
         77,
         || plan(1, &[Complete, GrowToMaximum]).build().prepared(&[0], 1),
         &[
-            |rig: &Rig| {
-                rig.free_held(0, 0);
-                rig.driver.finish(0);
+            |fixture: &Fixture| {
+                fixture.free_held(0, 0);
+                fixture.driver.finish(0);
             },
-            |rig| {
-                rig.visit(1);
-                rig.visit(1);
+            |fixture| {
+                fixture.visit(1);
+                fixture.visit(1);
             },
         ],
-        Rig::end,
+        Fixture::end,
     );
 }
 
@@ -53,13 +53,13 @@ fn free_while_the_epoch_closes() {
         170,
         || plan(2, &[Wait, GrowToMaximum]).build().prepared(&[0, 0], 1),
         &[
-            |rig: &Rig| rig.free_held(0, 0),
-            |rig| {
-                rig.keep(1);
-                rig.keep(1);
+            |fixture: &Fixture| fixture.free_held(0, 0),
+            |fixture| {
+                fixture.take_for_good(1);
+                fixture.take_for_good(1);
             },
         ],
-        Rig::end,
+        Fixture::end,
     );
 }
 
@@ -68,12 +68,12 @@ fn free_while_the_epoch_closes() {
 fn two_thieves() {
     model(
         "two_thieves",
-        1_300,
+        750,
         || plan(1, &[Wait, GrowToMaximum]).build().prepared(&[0], 0),
-        &[|rig: &Rig| rig.keep(1), |rig| rig.keep(2)],
-        |rig| {
-            assert_eq!(rig.kept(), 1, "thieves that got the one block");
-            rig.end();
+        &[|fixture: &Fixture| fixture.take_for_good(1), |fixture| fixture.take_for_good(2)],
+        |fixture| {
+            assert_eq!(fixture.taken(), 1, "thieves that got the one block");
+            fixture.end();
         },
     );
 }
@@ -86,10 +86,10 @@ fn two_threads_of_one_thief() {
         "two_threads_of_one_thief",
         3_100,
         || plan(2, &[Wait, GrowToMaximum]).build().prepared(&[0, 0], 0),
-        &[|rig: &Rig| rig.keep(1), |rig| rig.keep(1)],
-        |rig| {
-            assert_eq!(rig.kept(), 2, "blocks that were stolen");
-            rig.end();
+        &[|fixture: &Fixture| fixture.take_for_good(1), |fixture| fixture.take_for_good(1)],
+        |fixture| {
+            assert_eq!(fixture.taken(), 2, "blocks that were stolen");
+            fixture.end();
         },
     );
 }
@@ -101,8 +101,12 @@ fn three_streams() {
         "three_streams",
         59_000,
         || plan(1, &[Wait, GrowToMaximum]).build().prepared(&[0], 1),
-        &[|rig: &Rig| rig.free_held(0, 0), |rig| rig.visit(1), |rig| rig.visit(2)],
-        Rig::end,
+        &[
+            |fixture: &Fixture| fixture.free_held(0, 0),
+            |fixture| fixture.visit(1),
+            |fixture| fixture.visit(2),
+        ],
+        Fixture::end,
     );
 }
 
@@ -110,45 +114,73 @@ fn three_streams() {
 /// and no more: the second comes to wait for the first while a thread records on it.
 #[test]
 fn the_clock_of_an_event() {
-    fn begin() -> Rig {
-        let rig = plan(5, &[Ordered, Wait, GrowToMaximum]).build();
-        let small = rig.must_take(1);
-        let large = [rig.take_units(0, 2).unwrap(), rig.take_units(0, 2).unwrap()];
-        rig.free(1, small);
-        large.into_iter().for_each(|block| rig.free(0, block));
-        rig
+    fn begin() -> Fixture {
+        let fixture = plan(5, &[Ordered, Wait, GrowToMaximum]).build();
+        let small = fixture.must_take(1);
+        let large = [fixture.take_units(0, 2).unwrap(), fixture.take_units(0, 2).unwrap()];
+        fixture.free(1, small);
+        large.into_iter().for_each(|block| fixture.free(0, block));
+        fixture
     }
     model(
         "the_clock_of_an_event",
         2_100,
         begin,
         &[
-            |rig: &Rig| rig.keep_units(1, 2),
-            |rig| {
-                rig.keep(2);
-                rig.keep_units(2, 2);
+            |fixture: &Fixture| fixture.take_units_for_good(1, 2),
+            |fixture| {
+                fixture.take_for_good(2);
+                fixture.take_units_for_good(2, 2);
             },
         ],
-        |rig| {
-            assert_eq!(rig.kept(), 3, "blocks that were stolen");
-            rig.end();
+        |fixture| {
+            assert_eq!(fixture.taken(), 3, "blocks that were stolen");
+            fixture.end();
         },
     );
 }
 
-/// What is left of a growth is its stream's, though nobody has used it.
+/// The third stream waits for the second, which waited for the first: it is ordered after what the first
+/// had freed by then, and after nothing that it freed since.
+#[test]
+fn a_clock_through_a_third_stream() {
+    fn begin() -> Fixture {
+        let mut fixture = plan(3, &[Ordered, Wait, GrowToMaximum]).build();
+        let large = fixture.take_units(0, 2).unwrap();
+        fixture.held = vec![fixture.must_take(0)];
+        fixture.free(0, large);
+        fixture
+    }
+    model(
+        "a_clock_through_a_third_stream",
+        850,
+        begin,
+        &[
+            |fixture: &Fixture| fixture.free_held(0, 0),
+            |fixture| {
+                let large = fixture.take_units(1, 2).unwrap();
+                fixture.free(1, large);
+                fixture.take_units_for_good(2, 2);
+                fixture.take_for_good(2);
+            },
+        ],
+        Fixture::end,
+    );
+}
+
+/// What is left of a growth is its stream's, though nothing has used it.
 #[test]
 fn growth_and_steal() {
     model(
         "growth_and_steal",
-        890,
-        || plan(2, &[Wait, GrowToMaximum]).with_step(2).build(),
-        &[|rig: &Rig| rig.keep(0), |rig| rig.keep(1)],
-        Rig::end,
+        620,
+        || plan(2, &[Wait, GrowToMaximum]).with_growth_step(2).build(),
+        &[|fixture: &Fixture| fixture.take_for_good(0), |fixture| fixture.take_for_good(1)],
+        Fixture::end,
     );
 }
 
-/// Blocks freed on two streams that are not their heap's, while the heap's own stream looks for
+/// Blocks freed on two streams that do not own them, while the heap's own stream looks for
 /// memory.
 #[test]
 fn frees_of_two_other_streams() {
@@ -156,27 +188,31 @@ fn frees_of_two_other_streams() {
         "frees_of_two_other_streams",
         8_000,
         || plan(2, &[Wait, GrowToMaximum]).build().prepared(&[0, 0], 2).lent_to(&[1, 2]),
-        &[|rig: &Rig| rig.free_held(1, 0), |rig| rig.free_held(2, 1), |rig| rig.keep(0)],
-        Rig::end,
+        &[
+            |fixture: &Fixture| fixture.free_held(1, 0),
+            |fixture| fixture.free_held(2, 1),
+            |fixture| fixture.take_for_good(0),
+        ],
+        Fixture::end,
     );
 }
 
-/// The driver refuses one record: that thief fails, and nobody gets the block unordered.
+/// The driver refuses one record: that thief fails, and no stream gets the block unordered.
 #[test]
 fn a_refused_record() {
     model(
         "a_refused_record",
-        1_800,
+        1_500,
         || {
-            let rig = plan(1, &[Wait, GrowToMaximum]).build().prepared(&[0], 0);
-            rig.driver.refuse_records(1);
-            rig
+            let fixture = plan(1, &[Wait, GrowToMaximum]).build().prepared(&[0], 0);
+            fixture.driver.refuse_records(1);
+            fixture
         },
-        &[|rig: &Rig| rig.visit(1), |rig| rig.visit(2)],
-        |rig| {
-            let block = rig.must_take(3);
-            rig.free(3, block);
-            rig.end();
+        &[|fixture: &Fixture| fixture.visit(1), |fixture| fixture.visit(2)],
+        |fixture| {
+            let block = fixture.must_take(3);
+            fixture.free(3, block);
+            fixture.end();
         },
     );
 }
@@ -188,15 +224,15 @@ fn a_refused_wait() {
         "a_refused_wait",
         1_300,
         || {
-            let rig = plan(1, &[Wait, GrowToMaximum]).build().prepared(&[0], 0);
-            rig.driver.refuse(1);
-            rig
+            let fixture = plan(1, &[Wait, GrowToMaximum]).build().prepared(&[0], 0);
+            fixture.driver.refuse(1);
+            fixture
         },
-        &[|rig: &Rig| rig.visit(1), |rig| rig.visit(1)],
-        |rig| {
-            let block = rig.must_take(3);
-            rig.free(3, block);
-            rig.end();
+        &[|fixture: &Fixture| fixture.visit(1), |fixture| fixture.visit(1)],
+        |fixture| {
+            let block = fixture.must_take(3);
+            fixture.free(3, block);
+            fixture.end();
         },
     );
 }
@@ -207,13 +243,13 @@ fn gather_and_free() {
     model(
         "gather_and_free",
         570,
-        || plan(2, &[Gather, GrowToMaximum]).with_step(2).build().prepared(&[0, 0], 1),
-        &[|rig: &Rig| rig.free_held(0, 0), |rig| rig.keep_units(1, 2)],
-        Rig::end,
+        || plan(2, &[Gather, GrowToMaximum]).with_growth_step(2).build().prepared(&[0, 0], 1),
+        &[|fixture: &Fixture| fixture.free_held(0, 0), |fixture| fixture.take_units_for_good(1, 2)],
+        Fixture::end,
     );
 }
 
-/// The user's last handle goes away after a free, while another stream comes: it inherits the slot,
+/// The user's last handle goes away after a free, while another stream comes: it uses the slot,
 /// or takes the memory with a wait.
 #[test]
 fn a_stream_goes_and_one_comes() {
@@ -222,57 +258,58 @@ fn a_stream_goes_and_one_comes() {
         100,
         || plan(1, &[Wait, GrowToMaximum]).with_departures().build().prepared(&[0], 1),
         &[
-            |rig: &Rig| {
-                rig.free_held(0, 0);
-                rig.abandon(0);
+            |fixture: &Fixture| {
+                fixture.free_held(0, 0);
+                fixture.abandon(0);
             },
-            |rig| rig.visit(1),
+            |fixture| fixture.visit(1),
         ],
-        |rig| {
-            let block = rig.must_take(2);
-            rig.free(2, block);
-            rig.end();
+        |fixture| {
+            let block = fixture.must_take(2);
+            fixture.free(2, block);
+            fixture.end();
         },
     );
 }
 
-/// A stream is gone, and two come: one is the heir.
+/// A stream is gone, and two come: one uses its slot.
 #[test]
 fn two_streams_come() {
     model(
         "two_streams_come",
         1_000,
         || {
-            let rig = plan(1, &[Wait, GrowToMaximum]).with_departures().build().prepared(&[0], 0);
-            rig.abandon(0);
-            rig
+            let fixture =
+                plan(1, &[Wait, GrowToMaximum]).with_departures().build().prepared(&[0], 0);
+            fixture.abandon(0);
+            fixture
         },
-        &[|rig: &Rig| rig.visit(1), |rig| rig.visit(2)],
-        |rig| {
-            let block = rig.must_take(3);
-            rig.free(3, block);
-            rig.end();
+        &[|fixture: &Fixture| fixture.visit(1), |fixture| fixture.visit(2)],
+        |fixture| {
+            let block = fixture.must_take(3);
+            fixture.free(3, block);
+            fixture.end();
         },
     );
 }
 
-/// One stream comes on two threads at once, after two others are gone: it is the heir of one.
+/// One stream comes on two threads at once, after two others are gone: it uses the slot of one.
 #[test]
 fn one_stream_comes_twice() {
     model(
         "one_stream_comes_twice",
         1_400,
         || {
-            let rig =
+            let fixture =
                 plan(2, &[Wait, GrowToMaximum]).with_departures().build().prepared(&[0, 1], 0);
-            rig.abandon(0);
-            rig.abandon(1);
-            rig
+            fixture.abandon(0);
+            fixture.abandon(1);
+            fixture
         },
-        &[|rig: &Rig| rig.keep(2), |rig| rig.keep(2)],
-        |rig| {
-            assert_eq!(rig.kept(), 2, "blocks of the streams that are gone");
-            rig.end();
+        &[|fixture: &Fixture| fixture.take_for_good(2), |fixture| fixture.take_for_good(2)],
+        |fixture| {
+            assert_eq!(fixture.taken(), 2, "blocks of the streams that are gone");
+            fixture.end();
         },
     );
 }
@@ -282,52 +319,52 @@ fn one_stream_comes_twice() {
 fn a_stream_goes_while_another_steals() {
     model(
         "a_stream_goes_while_another_steals",
-        1_000,
+        600,
         || {
-            let rig = plan(2, &[Wait, GrowToMaximum]).with_departures().build();
-            let rig = rig.prepared(&[1, 0], 1);
-            rig.abandon(0);
-            rig
+            let fixture = plan(2, &[Wait, GrowToMaximum]).with_departures().build();
+            let fixture = fixture.prepared(&[1, 0], 1);
+            fixture.abandon(0);
+            fixture
         },
-        &[|rig: &Rig| rig.keep(1), |rig| rig.keep(2)],
-        |rig| {
-            assert_eq!(rig.kept(), 1, "thieves and heirs that got the one block");
-            rig.free_held(1, 0);
-            rig.end();
+        &[|fixture: &Fixture| fixture.take_for_good(1), |fixture| fixture.take_for_good(2)],
+        |fixture| {
+            assert_eq!(fixture.taken(), 1, "streams that got the one block");
+            fixture.free_held(1, 0);
+            fixture.end();
         },
     );
 }
 
-/// A free on another stream comes home when the heap's own stream is gone and has no heir yet: the
+/// A free on another stream reaches the heap when its stream is gone and no other uses the slot yet: the
 /// pool still knows when the block is ready.
 #[test]
-fn a_free_comes_home_to_a_stream_that_is_gone() {
+fn a_free_to_the_heap_of_a_stream_that_is_gone() {
     model(
-        "a_free_comes_home_to_a_stream_that_is_gone",
+        "a_free_to_the_heap_of_a_stream_that_is_gone",
         570,
         || {
-            let rig = plan(2, &[Wait, GrowToMaximum]).with_departures().build();
-            let rig = rig.prepared(&[1, 0], 1);
-            rig.driver.wait_for(0, 1).expect("a wait");
-            rig
+            let fixture = plan(2, &[Wait, GrowToMaximum]).with_departures().build();
+            let fixture = fixture.prepared(&[1, 0], 1);
+            fixture.driver.wait_for(0, 1).expect("a wait");
+            fixture
         },
         &[
-            |rig: &Rig| rig.free_held(0, 0),
-            |rig| {
+            |fixture: &Fixture| fixture.free_held(0, 0),
+            |fixture| {
                 // Ordered after what the other stream has freed so far.
-                rig.visit(1);
-                rig.abandon(1);
-                // The wait of the heir.
-                rig.driver.refuse(1);
-                rig.visit(2);
+                fixture.visit(1);
+                fixture.abandon(1);
+                // The wait of the next stream in the slot.
+                fixture.driver.refuse(1);
+                fixture.visit(2);
             },
         ],
-        |rig| {
-            rig.driver.refuse(0);
-            rig.keep(0);
-            rig.keep(0);
-            assert_eq!(rig.kept(), 2, "blocks out of two units");
-            rig.end();
+        |fixture| {
+            fixture.driver.refuse(0);
+            fixture.take_for_good(0);
+            fixture.take_for_good(0);
+            assert_eq!(fixture.taken(), 2, "blocks out of two units");
+            fixture.end();
         },
     );
 }
@@ -340,22 +377,22 @@ fn complete_in_turn() {
         "complete_in_turn",
         70,
         || {
-            let rig = plan(2, &[Complete, GrowToMaximum]).build().prepared(&[0, 0], 1);
+            let fixture = plan(2, &[Complete, GrowToMaximum]).build().prepared(&[0, 0], 1);
             // Closes the epoch of what is free.
-            rig.visit(1);
-            rig
+            fixture.visit(1);
+            fixture
         },
         &[
-            |rig: &Rig| {
-                rig.driver.finish(0);
-                rig.free_held(0, 0);
+            |fixture: &Fixture| {
+                fixture.driver.finish(0);
+                fixture.free_held(0, 0);
             },
-            |rig| {
-                rig.keep(1);
-                rig.keep(1);
+            |fixture| {
+                fixture.take_for_good(1);
+                fixture.take_for_good(1);
             },
         ],
-        Rig::end,
+        Fixture::end,
     );
 }
 
@@ -368,14 +405,14 @@ struct Unordered {
 impl Upstream for Unordered {
     type Stream = u64;
     type Event = ();
-    type Range = ();
+    type Block = ();
     type Error = Infallible;
 
     fn id(stream: &u64) -> u64 {
         *stream
     }
 
-    fn keep(stream: &u64) -> u64 {
+    fn retain_stream(stream: &u64) -> u64 {
         *stream
     }
 
@@ -383,7 +420,7 @@ impl Upstream for Unordered {
         false
     }
 
-    fn let_go(_: u64) {}
+    fn release_stream(_: u64) {}
 
     fn record(&self, _: &u64, _: Option<()>) -> Result<(), Infallible> {
         Ok(())
@@ -410,7 +447,7 @@ impl Upstream for Unordered {
         Ok(())
     }
 
-    fn obtain(&self, _: Option<&u64>, bytes: usize) -> Result<(u64, ()), Infallible> {
+    fn allocate(&self, _: Option<&u64>, bytes: usize) -> Result<(u64, ()), Infallible> {
         assert_eq!(bytes, 2 * UNIT, "one growth has it all");
         Ok((1 << 20, ()))
     }
@@ -419,9 +456,9 @@ impl Upstream for Unordered {
         match *error {}
     }
 
-    fn give_back(&self, _: Option<&u64>, (): ()) {}
+    fn deallocate(&self, _: Option<&u64>, (): ()) {}
 
-    fn leaked(&self, _: usize, _: &Failure<Infallible>) {}
+    fn report_leak(&self, _: usize, _: &Failure<Infallible>) {}
 
     fn is_forked(&self) -> bool {
         false
@@ -431,7 +468,7 @@ impl Upstream for Unordered {
 #[test]
 fn a_driver_without_order() {
     fn begin() -> Arc<Pool<Unordered>> {
-        let Plan { mut settings, .. } = plan(2, &[Wait, GrowToMaximum]).with_step(2);
+        let Plan { mut settings, .. } = plan(2, &[Wait, GrowToMaximum]).with_growth_step(2);
         settings.maximum = 2 * UNIT;
         let pool = Pool::new(Unordered { waited: AtomicUsize::new(0) }, settings);
         let block = pool.allocate(&1, 1, 2 * UNIT, UNIT as u64).unwrap();

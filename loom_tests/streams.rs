@@ -1,15 +1,18 @@
 #![cfg(aquifer_loom)]
-//! Streams that go away: a debt keeps its stream alive until home has waited for it, whoever drops
-//! the last handle and on whichever thread the vector is freed.
+//! Streams that go away: a pending use keeps its stream alive until home has waited for it, on
+//! whichever thread the last handle is dropped and the vector freed. And pools tell their own handles on a
+//! stream from its users'.
 
 mod harness;
 
-use aquifer::models::Lender;
+use aquifer::models::{PoolHandles, Timeline};
 use harness::driver::{Access::Read, Access::Write, Driver, Refused, WHOLE};
 use harness::model;
-use harness::vector::{Foreign, HOME, Home, Vector};
+use harness::vector::{HOME, Home, OtherStream, Vector};
+use loom::sync::atomic::{AtomicUsize, Ordering, fence};
 use loom::sync::{Arc, Mutex};
 use std::sync::Arc as Plain;
+use std::sync::atomic::AtomicBool;
 
 /// The driver's stream, destroyed with its last handle.
 #[derive(Debug)]
@@ -33,38 +36,30 @@ impl Handle {
     }
 }
 
-/// What a debt keeps.
+/// What a pending use keeps.
 #[derive(Clone, Debug)]
 struct Kept {
     index: usize,
-    #[cfg(not(aquifer_fault = "stream_not_kept"))]
     _stream: Handle,
 }
 
 impl From<&Handle> for Kept {
     fn from(handle: &Handle) -> Self {
-        Self {
-            index: handle.0.index,
-            #[cfg(not(aquifer_fault = "stream_not_kept"))]
-            _stream: handle.clone(),
-        }
+        Self { index: handle.0.index, _stream: handle.clone() }
     }
 }
 
-impl Lender for Kept {
-    type Home = Home;
-    type Error = Refused;
-
-    fn make_wait(&self, home: &Home) -> Result<(), Refused> {
-        home.driver.wait_for(HOME, self.index)
-    }
-
+impl Timeline for Kept {
     fn same(&self, other: &Self) -> bool {
         self.index == other.index
     }
 }
 
-impl Foreign for Kept {
+impl OtherStream for Kept {
+    fn make_wait(&self, home: &Home) -> Result<(), Refused> {
+        home.driver.wait_for(HOME, self.index)
+    }
+
     fn index(&self) -> usize {
         self.index
     }
@@ -118,7 +113,7 @@ impl State {
     }
 }
 
-/// Two threads share a vector, and either may be the last to let go of it.
+/// Two threads share a vector, and either may drop the last handle.
 #[test]
 fn either_thread_frees() {
     model::<State>(
@@ -173,5 +168,155 @@ fn a_sent_vector() {
             },
         ],
         State::end,
+    );
+}
+
+/// A stream's handle with its counts in the open: as std's `Arc` counts, of which loom knows nothing.
+struct Counted(Plain<Counts>);
+
+struct Counts {
+    handles: AtomicUsize,
+    pools: AtomicUsize,
+    /// Whether the stream is on the table.
+    table: Mutex<bool>,
+    /// What users have given to the stream. A reader has to come after them.
+    work: AtomicUsize,
+    /// std's: it is the judge, and orders nothing.
+    used: AtomicBool,
+}
+
+impl Clone for Counted {
+    fn clone(&self) -> Self {
+        self.0.handles.fetch_add(1, Ordering::Relaxed);
+        Self(self.0.clone())
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        if self.0.handles.fetch_sub(1, Ordering::Release) == 1 {
+            fence(Ordering::Acquire);
+        }
+    }
+}
+
+impl PoolHandles for Counted {
+    fn locked(&self, count: impl FnOnce() -> bool) -> bool {
+        let mut listed = self.0.table.lock().unwrap();
+        let is_abandoned = count();
+        *listed &= !is_abandoned;
+        is_abandoned
+    }
+
+    fn handles(&self) -> usize {
+        self.0.handles.load(Ordering::Relaxed)
+    }
+
+    fn pools(&self) -> &AtomicUsize {
+        &self.0.pools
+    }
+}
+
+/// A stream that one user has, and one pool.
+struct Known {
+    counts: Plain<Counts>,
+    user: Mutex<Option<Counted>>,
+    pool: Mutex<Option<Counted>>,
+}
+
+impl Known {
+    fn new() -> Self {
+        let counts = Plain::new(Counts {
+            handles: AtomicUsize::new(1),
+            pools: AtomicUsize::new(0),
+            table: Mutex::new(true),
+            work: AtomicUsize::new(0),
+            used: AtomicBool::new(true),
+        });
+        let user = Counted(counts.clone());
+        let pool = Mutex::new(Some(user.clone_for_pool()));
+        Self { counts, user: Mutex::new(Some(user)), pool }
+    }
+
+    fn user(&self) -> Counted {
+        self.user.lock().unwrap().take().unwrap()
+    }
+
+    /// A handle from the table, as the driver's handle brought again gives one: counted up from what is
+    /// there, which is not 0 while a pool has one.
+    fn look_up(&self) -> Option<Counted> {
+        let listed = self.counts.table.lock().unwrap();
+        listed.then(|| {
+            self.counts.used.store(true, std::sync::atomic::Ordering::Relaxed);
+            self.counts.handles.fetch_add(1, Ordering::Relaxed);
+            Counted(self.counts.clone())
+        })
+    }
+
+    /// The user's last work on the stream.
+    fn end(&self, user: Counted) {
+        self.counts.work.store(1, Ordering::Relaxed);
+        self.counts.used.store(false, std::sync::atomic::Ordering::Relaxed);
+        drop(user);
+    }
+
+    /// The pool asks, and gives the stream to no other user while one has it.
+    fn ask(&self) {
+        let pool = self.pool.lock().unwrap().take().unwrap();
+        if pool.is_abandoned() {
+            let used = self.counts.used.load(std::sync::atomic::Ordering::Relaxed);
+            assert!(!used, "a stream is abandoned whose user is here");
+            let work = self.counts.work.load(Ordering::Relaxed);
+            assert_eq!(work, 1, "a user's work on an abandoned stream");
+        }
+        *self.pool.lock().unwrap() = Some(pool);
+    }
+
+    fn judge(&self) {
+        let pool = self.pool.lock().unwrap().take().unwrap();
+        assert!(pool.is_abandoned(), "the pool alone has it");
+        pool.drop_for_pool();
+        let left = self.counts.handles.load(Ordering::Relaxed);
+        assert_eq!((left, self.counts.pools.load(Ordering::Relaxed)), (0, 0), "handles left");
+    }
+}
+
+/// A second pool comes and goes on the user's thread, then the user goes; the first pool asks meanwhile.
+#[test]
+fn a_pool_asks_while_another_comes_and_goes() {
+    model::<Known>(
+        "a_pool_asks_while_another_comes_and_goes",
+        90,
+        Known::new,
+        &[
+            |known| {
+                let user = known.user();
+                user.clone_for_pool().drop_for_pool();
+                known.end(user);
+            },
+            Known::ask,
+        ],
+        Known::judge,
+    );
+}
+
+/// The driver's handle is brought again while the user goes, and a pool asks.
+#[test]
+fn a_pool_asks_while_a_handle_is_looked_up() {
+    model::<Known>(
+        "a_pool_asks_while_a_handle_is_looked_up",
+        36,
+        Known::new,
+        &[
+            |known| {
+                let user = known.user();
+                known.end(user);
+                if let Some(again) = known.look_up() {
+                    known.end(again);
+                }
+            },
+            Known::ask,
+        ],
+        Known::judge,
     );
 }

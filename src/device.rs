@@ -1,8 +1,8 @@
 //! Devices: one GPU each, or the simulated one.
 
-use crate::backend::sim::{SimConfig, SimDriver, Simulator};
-use crate::backend::{
-    BackendKind, DeviceProperties, Driver, MemoryInfo, RawEvent, Wanted, is_forked_child,
+use crate::driver::sim::{SimConfig, SimDriver, Simulator};
+use crate::driver::{
+    BackendKind, DeviceProperties, Driver, ErrorContext, MemoryInfo, RawEvent, is_forked_child,
     not_forked,
 };
 use crate::error::{Error, ErrorKind, Result};
@@ -74,7 +74,7 @@ impl Device {
         if let Some(device) = open.iter().find(primary) {
             return Ok(device.clone());
         }
-        let device = Self::with_driver(crate::backend::cuda::CudaDriver::open(ordinal)?);
+        let device = Self::with_driver(crate::driver::cuda::CudaDriver::open(ordinal)?);
         open.push(device.clone());
         Ok(device)
     }
@@ -100,7 +100,7 @@ impl Device {
     /// [`ErrorKind::NoDriver`] and [`ErrorKind::MissingSymbol`] as in [`open`](Self::open).
     pub fn count() -> Result<usize> {
         #[cfg(feature = "cuda")]
-        return match crate::backend::cuda::device_count() {
+        return match crate::driver::cuda::device_count() {
             Err(error) if error.kind() == ErrorKind::NoDevice => Ok(0),
             counted => counted,
         };
@@ -111,11 +111,11 @@ impl Device {
     /// A new simulated device. It needs no GPU, no driver and no toolkit.
     pub fn simulated(config: SimConfig) -> Self {
         // Where the system has no room for the handler, a forked child is merely not recognised.
-        let _ = crate::backend::fork::watch();
+        let _ = crate::driver::fork::install_handler();
         Self::with_driver(SimDriver::open(config))
     }
 
-    /// The device that a program uses when nobody named one: GPU 0 where a driver and a GPU are
+    /// The device that a program uses unless it names one: GPU 0 where a driver and a GPU are
     /// there, else one simulated device for the whole process, with one [`tracing`] warning. The
     /// answer is found once.
     ///
@@ -147,7 +147,7 @@ impl Device {
     }
 
     /// The device that the environment and the machine choose, and what was missing of a GPU where
-    /// it is only a stand-in for one.
+    /// the device only takes the place of one.
     fn choose(backend: Option<&str>) -> Result<(Self, Option<Error>)> {
         match backend {
             Some("cuda") => Ok((Self::open(0)?, None)),
@@ -180,7 +180,7 @@ impl Device {
         if let Some(device) = open.iter().find(same) {
             return Ok(device.clone());
         }
-        let driver = crate::backend::cuda::CudaDriver::from_context(context.clone())?;
+        let driver = crate::driver::cuda::CudaDriver::from_context(context.clone())?;
         let device = Self::with_driver(driver);
         open.push(device.clone());
         Ok(device)
@@ -191,8 +191,8 @@ impl Device {
     pub fn cuda_context(&self) -> Option<&Arc<cudarc::driver::CudaContext>> {
         self.driver()
             .as_any()
-            .downcast_ref::<crate::backend::cuda::CudaDriver>()
-            .map(crate::backend::cuda::CudaDriver::context)
+            .downcast_ref::<crate::driver::cuda::CudaDriver>()
+            .map(crate::driver::cuda::CudaDriver::context)
     }
 
     /// The handle on the simulation behind this device: its reports, its failures to inject. `None`
@@ -227,26 +227,16 @@ impl Device {
     ///
     /// Those of the driver call.
     pub fn memory_info(&self) -> Result<MemoryInfo> {
-        self.driver().memory_info().wanted(|| format!("asking {self} for its memory"))
-    }
-
-    /// Blocks until all work on the device's context is done, whoever gave it.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::ContextLost`] if that work failed; [`ErrorKind::Simulation`] if the simulated
-    /// device saw an access out of order.
-    pub fn synchronize(&self) -> Result<()> {
-        self.driver().context_synchronize().wanted(|| format!("waiting for {self}"))
+        self.driver().memory_info().with_context(|| format!("asking {self} for its memory"))
     }
 
     pub(crate) fn driver(&self) -> &dyn Driver {
         &*self.inner.driver
     }
 
-    /// Backend and context: what makes two handles the same device. Never used again.
+    /// Backend and context id. Two handles with equal keys are the same device; a key is never used again.
     pub(crate) fn key(&self) -> (BackendKind, u64) {
-        (self.kind(), self.driver().key())
+        (self.kind(), self.driver().context_id())
     }
 
     pub(crate) fn take_event(&self) -> Option<RawEvent> {
@@ -297,7 +287,7 @@ impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.kind() {
             BackendKind::Cuda => write!(f, "{} (CUDA device {})", self.name(), self.ordinal()),
-            BackendKind::Simulated => write!(f, "{} {}", self.name(), self.driver().key()),
+            BackendKind::Simulated => write!(f, "{} {}", self.name(), self.driver().context_id()),
         }
     }
 }

@@ -7,7 +7,7 @@ use std::fmt;
 /// A result whose error is Aquifer's.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong, by kind. More kinds may come.
+/// The kind of an [`Error`]. More kinds may come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -56,7 +56,7 @@ pub struct DriverError {
     call: &'static str,
     code: u32,
     detail: Option<Arc<dyn StdError + Send + Sync>>,
-    /// What the driver had to say besides: a compiler's log.
+    /// The driver's own text: a compiler's log.
     log: Option<Arc<str>>,
 }
 
@@ -80,9 +80,9 @@ impl DriverError {
     pub(crate) const STREAM_CAPTURE_INVALIDATED: u32 = 901;
     pub(crate) const STREAM_CAPTURE_UNMATCHED: u32 = 903;
     pub(crate) const STREAM_CAPTURE_UNJOINED: u32 = 904;
-    /// Ours, above every number of the driver: the library has no such function.
+    /// This crate's, above every number of the driver: the library has no such function.
     pub(crate) const MISSING_SYMBOL: u32 = 1_000_001;
-    /// Ours: the process is a fork of the one that opened the driver.
+    /// This crate's: the process is a fork of the one that opened the driver.
     pub(crate) const FORKED: u32 = 1_000_002;
 
     pub(crate) fn new(call: &'static str, code: u32) -> Self {
@@ -97,7 +97,7 @@ impl DriverError {
         Self { call, code, detail: Some(detail), log: None }
     }
 
-    /// Adds what the driver had to say besides.
+    /// Adds the driver's own text.
     #[cfg(feature = "cuda")]
     pub(crate) fn with_log(mut self, log: &str) -> Self {
         self.log = Some(log.into());
@@ -188,7 +188,7 @@ impl DriverError {
             | Self::DEINITIALIZED
             | Self::ILLEGAL_ADDRESS
             | Self::CONTEXT_IS_DESTROYED
-            // Of these the manual says that the context cannot be used any more: uncorrectable
+            // By the manual the context cannot be used after these: uncorrectable
             // memory and link errors, a kernel that ran too long, asserted or faulted.
             | 214
             | 220
@@ -248,7 +248,7 @@ impl StdError for DriverError {
     }
 }
 
-/// What failed, why, and what to do about it.
+/// The crate's one error: what failed, why, and what to do about it.
 ///
 /// [`kind`](Self::kind) is for programs, [`Display`](fmt::Display) for people: one sentence that
 /// says what was asked and what was there, and often one that says what to do.
@@ -275,8 +275,20 @@ struct Repr {
     driver: Option<DriverError>,
 }
 
+/// Returns an [`Error`] from the function unless `$condition` holds: its kind, what the reader can do
+/// about it, and the message.
+macro_rules! ensure {
+    ($condition:expr, $kind:ident, $advice:expr, $($message:tt)+) => {
+        if !$condition {
+            let error = $crate::error::Error::new($crate::error::ErrorKind::$kind, format!($($message)+));
+            return Err(error.advise($advice));
+        }
+    };
+}
+pub(crate) use ensure;
+
 impl Error {
-    /// An error of one's own, for a [`DeviceResource`](crate::DeviceResource) or a kernel's host form:
+    /// An error of your own, for a [`DeviceResource`](crate::DeviceResource) or a kernel's host form:
     /// its kind, and one sentence that says what was asked and what was there.
     ///
     /// ```
@@ -304,13 +316,13 @@ impl Error {
         Self { repr: Box::new(Repr { kind, message: wanted.into(), advice, driver: Some(driver) }) }
     }
 
-    /// Adds what the reader can do about it: a clause without a full stop.
+    /// Adds advice: a clause without a full stop.
     pub(crate) fn advise(mut self, advice: &'static str) -> Self {
         self.repr.advice = advice;
         self
     }
 
-    /// What went wrong, by kind.
+    /// The kind of the error.
     pub fn kind(&self) -> ErrorKind {
         self.repr.kind
     }
@@ -358,14 +370,14 @@ impl StdError for Error {
 
 /// A call that consumes a value was refused: why, and the value.
 ///
-/// It turns into the [`Error`] alone, dropping the value, so `?` works where nobody wants it back.
+/// `?` turns it into the [`Error`] alone, and drops the value.
 #[derive(thiserror::Error)]
 #[error("{error}")]
 pub struct Refused<V> {
-    /// What went wrong.
+    /// Why it was refused.
     #[source]
     pub error: Error,
-    /// What was to be consumed.
+    /// The value.
     pub value: V,
 }
 
@@ -392,7 +404,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn says_the_call_its_number_and_the_way_out() {
+    fn the_message_has_the_call_its_number_and_advice() {
         let error = Error::driver_call(
             "allocating 4096 bytes",
             DriverError::new("cuMemAlloc_v2", DriverError::OUT_OF_MEMORY),
@@ -409,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ends_a_context_is_told_from_what_does_not() {
+    fn context_loss_is_told_from_other_errors() {
         for code in [3, 4, 214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721] {
             let error = DriverError::new("cuStreamSynchronize", code);
             assert_eq!(error.kind(), ErrorKind::ContextLost, "{error}");

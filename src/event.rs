@@ -1,15 +1,69 @@
 //! Points in a stream.
 
-use crate::backend::{DriverResult, RawEvent, Wanted, is_forked_child, not_forked};
 use crate::device::Device;
-use crate::error::Result;
+use crate::driver::{DriverResult, ErrorContext, RawEvent, is_forked_child, not_forked};
+use crate::error::{Error, ErrorKind, Result};
+use crate::sync::Arc;
+use crate::sync::trusted::{AtomicBool, Mutex, Ordering};
 use std::fmt;
+use std::thread::ThreadId;
+
+/// The thread that records a graph. The events that are points of the graph name it.
+#[derive(Debug)]
+pub(crate) struct Recorder {
+    thread: ThreadId,
+    /// Between the driver's begin of the capture and its end.
+    active: AtomicBool,
+    /// Its streams could not be taken out of it: no thread may use them any more.
+    broken: AtomicBool,
+    /// Events that were dropped while it is active. Recorded again by another thread, they would touch
+    /// the graph.
+    dropped: Mutex<Vec<Event>>,
+}
+
+impl Recorder {
+    pub(crate) fn new() -> Self {
+        Self {
+            thread: std::thread::current().id(),
+            active: AtomicBool::new(false),
+            broken: AtomicBool::new(false),
+            dropped: Mutex::default(),
+        }
+    }
+
+    /// Whether this is the thread that records.
+    pub(crate) fn is_here(&self) -> bool {
+        // Relaxed: the thread itself has set it.
+        self.thread == std::thread::current().id() && !self.broken.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn is_active(&self) -> bool {
+        // Acquire: with `stop`. An event that is dropped after it can be recorded on any thread.
+        self.active.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn start(&self) {
+        self.active.store(true, Ordering::Release);
+    }
+
+    /// No thread records from here on, and none may use the streams.
+    pub(crate) fn break_off(&self) {
+        self.broken.store(true, Ordering::Relaxed);
+    }
+
+    /// The capture is over.
+    pub(crate) fn stop(&self) {
+        self.active.store(false, Ordering::Release);
+        let dropped = std::mem::take(&mut *self.dropped.lock());
+        drop(dropped);
+    }
+}
 
 /// A point in a stream: everything that the stream had been given when the event was recorded.
 ///
 /// Made by [`Stream::record`](crate::Stream::record). Other streams wait for it without the host
 /// ([`Stream::wait`](crate::Stream::wait)), the host asks or waits for it here. Dropping it costs
-/// no driver call: the driver's event is recorded again for someone else, which disturbs no wait
+/// no driver call: a later `Event` records the driver's event again, which disturbs no wait
 /// that was enqueued before.
 ///
 /// ```
@@ -25,24 +79,55 @@ use std::fmt;
 pub struct Event {
     device: Device,
     raw: RawEvent,
+    /// Set if it is a point of a graph, where a declared capture recorded it.
+    recorder: Option<Arc<Recorder>>,
+    /// It is a point of a graph that Aquifer was not told of: a stream that waits for it joins.
+    undeclared: bool,
 }
 
 impl Event {
-    /// An event nobody has recorded yet.
+    /// An event that is not recorded yet.
     pub(crate) fn new(device: &Device) -> DriverResult<Self> {
         not_forked("cuEventCreate")?;
         let raw = match device.take_event() {
             Some(raw) => raw,
             None => device.driver().event_create()?,
         };
-        Ok(Self { device: device.clone(), raw })
+        Ok(Self { device: device.clone(), raw, recorder: None, undeclared: false })
     }
 
-    /// An event that covers all work of the device's context so far, whoever gave it.
-    pub(crate) fn of_context(device: &Device) -> DriverResult<Self> {
-        let event = Self::new(device)?;
-        device.driver().context_record(event.raw)?;
-        Ok(event)
+    /// The event as a point of the graph that `recorder` records.
+    pub(crate) fn in_graph(mut self, recorder: &Arc<Recorder>) -> Self {
+        self.recorder = Some(recorder.clone());
+        self
+    }
+
+    /// The event as a point of a graph that Aquifer was not told of.
+    pub(crate) fn in_undeclared_graph(mut self) -> Self {
+        self.undeclared = true;
+        self
+    }
+
+    pub(crate) fn is_undeclared(&self) -> bool {
+        self.undeclared
+    }
+
+    /// Whether it is a point of what a stream runs.
+    pub(crate) fn is_of_no_graph(&self) -> bool {
+        self.recorder.is_none() && !self.undeclared
+    }
+
+    pub(crate) fn recorder(&self) -> Option<&Arc<Recorder>> {
+        self.recorder.as_ref()
+    }
+
+    /// The error of asking the device for a point of a graph, which would cost the graph.
+    fn outside_of_graphs(&self) -> Result<()> {
+        if self.recorder.is_none() {
+            return Ok(());
+        }
+        Err(Error::new(ErrorKind::Capture, "the event is a point of a graph, and of no stream")
+            .advise("record an event when the capture has ended"))
     }
 
     pub(crate) fn raw(&self) -> RawEvent {
@@ -58,11 +143,15 @@ impl Event {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Capture`](crate::ErrorKind::Capture) if it was recorded in a capture, which
-    /// this call invalidates; [`ErrorKind::ContextLost`](crate::ErrorKind::ContextLost) if earlier
+    /// [`ErrorKind::Capture`] if it was recorded in a capture, which is not disturbed if it was
+    /// declared ([`Stream::capture`](crate::Stream::capture)); [`ErrorKind::ContextLost`] if earlier
     /// work on the device failed.
     pub fn is_complete(&self) -> Result<bool> {
-        self.device.driver().event_query(self.raw).wanted(|| "asking whether an event is complete")
+        self.outside_of_graphs()?;
+        self.device
+            .driver()
+            .event_query(self.raw)
+            .with_context(|| "asking whether an event is complete")
     }
 
     /// Blocks the calling thread until the device has passed the event.
@@ -71,14 +160,23 @@ impl Event {
     ///
     /// As [`is_complete`](Self::is_complete).
     pub fn synchronize(&self) -> Result<()> {
-        self.device.driver().event_synchronize(self.raw).wanted(|| "waiting for an event")
+        self.outside_of_graphs()?;
+        self.device.driver().event_synchronize(self.raw).with_context(|| "waiting for an event")
     }
 }
 
 impl Drop for Event {
     fn drop(&mut self) {
-        if !is_forked_child() {
-            self.device.give_event(self.raw);
+        if is_forked_child() {
+            return;
+        }
+        match self.recorder.take() {
+            Some(recorder) if recorder.is_active() => {
+                let (device, raw) = (self.device.clone(), self.raw);
+                let event = Self { device, raw, recorder: None, undeclared: false };
+                recorder.dropped.lock().push(event);
+            }
+            _ => self.device.give_event(self.raw),
         }
     }
 }

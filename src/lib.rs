@@ -1,7 +1,11 @@
 #![doc = include_str!("../README.md")]
+//!
+#![doc = include_str!("../docs/GUIDE.md")]
+//!
+#![doc = include_str!("../docs/RESOURCES.md")]
 #![deny(missing_docs, missing_debug_implementations)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
-// Without CUDA, what only its backend uses of the lower rooms stands idle.
+// Without CUDA, parts of the lower modules that its backend alone uses are dead.
 #![cfg_attr(not(feature = "cuda"), allow(dead_code))]
 #![cfg_attr(all(feature = "std-allocator", aquifer_nightly), feature(allocator_api))]
 
@@ -12,16 +16,16 @@ compile_error!(
 );
 
 mod adaptor;
-mod backend;
 mod container;
 pub mod debug_log;
 mod device;
+mod driver;
 mod error;
 mod event;
 mod heap;
-mod host;
 mod interop;
 mod layout;
+mod pinned;
 mod pool;
 mod resource;
 mod stream;
@@ -35,33 +39,33 @@ pub use adaptor::{
     PolymorphicAllocator, PrefetchAdaptor, StatisticsAdaptor, ThreadSafeAdaptor, TracedAdaptor,
     TrackingAdaptor, TrackingOptions,
 };
-pub use backend::sim;
-pub use backend::{
-    Access, BackendKind, DeviceProperties, HostArgs, HostForm, Kernel, LaunchConfig, MemoryInfo,
-};
 pub use container::{
     DeviceBox, DeviceBuffer, DeviceRead, DeviceScalar, DeviceSlice, DeviceSliceMut, DeviceVec,
     DeviceVecParts, DeviceWrite, Launch, On, OnMut, StreamRef,
 };
 pub use device::Device;
+pub use driver::sim;
+pub use driver::{
+    Access, BackendKind, DeviceProperties, HostArgs, HostForm, Kernel, LaunchConfig, MemoryInfo,
+};
 pub use error::{DriverError, Error, ErrorKind, Refused, Result};
 pub use event::Event;
-pub use host::{
-    CurrentPinned, HostBuffer, MappedAlloc, PinnedAlloc, PinnedOptions, PinnedPool,
-    PinnedPoolOptions, PinnedPoolStatistics, PinnedResource, PolymorphicHostAllocator,
-    RegisterError, Registered, last_error,
-};
 #[cfg(feature = "cuda")]
 pub use interop::{CudaMut, CudaRef};
 pub use layout::{DEFAULT_ALIGNMENT, DeviceLayout};
+pub use pinned::{
+    CurrentPinned, HostBuffer, MappedAlloc, PinnedAlloc, PinnedOptions, PinnedPool,
+    PinnedPoolOptions, PinnedPoolStatistics, PinnedResource, PolymorphicHostAllocator,
+    RegisterError, Registered, current_pinned_resource, last_error, reset_current_pinned_resource,
+    set_current_pinned_resource,
+};
 pub use resource::{
     ArenaOptions, ArenaResource, AsyncOptions, AsyncResource, AsyncStatistics, BinningOptions,
     BinningResource, CallbackResource, CudaResource, DeviceBlock, DeviceResource, FixedSizeOptions,
     FixedSizeResource, HostAccessible, HostComplete, ManagedAlloc, ManagedOptions, ManagedResource,
-    MissPolicy, PoolOptions, PoolResource, PoolStatistics, ResourceId, Rung, SystemOptions,
-    SystemResource, WithDeviceResource, current_device_resource, current_pinned_resource,
-    reset_current_device_resource, reset_current_pinned_resource, set_current_device_resource,
-    set_current_pinned_resource, with_device_resource,
+    MissPolicy, MissStep, PoolOptions, PoolResource, PoolStatistics, ResourceId, SystemOptions,
+    SystemResource, WithDeviceResource, current_device_resource, reset_current_device_resource,
+    set_current_device_resource, with_device_resource,
 };
 pub use stream::{Graph, PerThreadStream, Stream, StreamPool};
 pub use transfer::{Mapped, MappedMut, Scope, Transfer, TransferError};
@@ -78,10 +82,13 @@ sync::for_models! {
     pub mod models {
         pub use crate::adaptor::models::*;
         pub use crate::container::models::*;
-        pub use crate::host::models::*;
+        pub use crate::pinned::models::*;
         pub use crate::pool::models::*;
         pub use crate::resource::models::*;
-        pub use crate::stream::graveyard::{Graveyard, Passed, Reaped};
+        pub use crate::stream::gate::Gate;
+        pub use crate::stream::deferred::{Collected, DeferredQueue, Passed};
+        pub use crate::stream::pool_handles::PoolHandles;
         pub use crate::sync::leave_thread;
+        pub use crate::sync::models::*;
     }
 }

@@ -62,7 +62,7 @@ pub(crate) fn adaptors(bench: &Bench) {
     let peer = "aquifer statistics";
     let statistics = StatisticsAdaptor::new(pool.clone());
     rows(bench, &pool, one(peer), &statistics);
-    // From its first call on, every call counts atomically.
+    // From its first call on, every call takes the mutex.
     std::thread::scope(|scope| {
         let subject = bench.subject(statistics.clone());
         scope.spawn(move || hot(&subject, 256, 1));

@@ -1,7 +1,7 @@
 //! The random numbers of RMM's RANDOM_ALLOCATIONS, bit for bit: libstdc++'s `default_random_engine`
 //! and `uniform_int_distribution`, and the operations that RMM's program makes of them.
 //!
-//! `benches/peers/rmm_family_peer.cpp` draws the same from libstdc++ itself; `tests/rmm_random.rs`
+//! `benches/peers/rmm_family_peer.cpp` draws the same from libstdc++ itself; `tests/it/rmm_random.rs`
 //! holds hashes of both.
 
 use crate::workloads::{Op, Trace};

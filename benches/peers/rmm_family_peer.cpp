@@ -1,7 +1,7 @@
 // RMM's other resources, its adaptors over its pool, and its own benchmark programs: the rows that
 // benches/family prints for Aquifer's. Arguments: fixed binning arena managed system async adaptors
 // random uvector streams priming; all of them without one. `vectors` prints the hashes of
-// tests/rmm_random.rs and needs no GPU.
+// tests/it/rmm_random.rs and needs no GPU.
 #include "workloads.hpp"
 #include "rmm_programs.hpp"
 #include <cstdlib>

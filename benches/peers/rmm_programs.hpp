@@ -29,7 +29,7 @@ inline std::vector<Op> rmm_trace(uint32_t n, uint64_t mib) {
   return ops;
 }
 
-// What tests/rmm_random.rs holds the Rust to.
+// What tests/it/rmm_random.rs holds the Rust to.
 inline void print_rmm_vectors() {
   for (auto [n, mib] : {std::pair<uint32_t, uint64_t>{1000, 1}, {1000, 4}, {1000, 64}, {1000, 256}, {1000, 1024}, {1000, 4096},
                         {10000, 1}, {10000, 4096}, {100000, 1}, {100000, 4096}}) {

@@ -1,4 +1,4 @@
-// Prints the vectors of tests/workloads.rs: g++ -std=c++20 -O2 workload_vectors.cpp -lpthread
+// Prints the vectors of tests/it/bench_workloads.rs: g++ -std=c++20 -O2 workload_vectors.cpp -lpthread
 #include "workloads.hpp"
 #include <cinttypes>
 

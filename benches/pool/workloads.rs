@@ -1,7 +1,7 @@
 //! The allocation workloads that every peer runs: `benches/peers/workloads.hpp`, bit for bit.
 //!
 //! Two programs in two languages replay the same operations in the same order, so that their times
-//! compare. `tests/workloads.rs` holds hashes that the C++ printed.
+//! compare. `tests/it/bench_workloads.rs` holds hashes that the C++ printed.
 
 #![allow(dead_code, reason = "the bench and the test each use a part of it")]
 

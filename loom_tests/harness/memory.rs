@@ -1,10 +1,10 @@
-//! The driver's memory, as pools ask for it: ranges of addresses that are lent out and come back, and
-//! who was handed which part of them.
+//! The driver's memory, as pools ask for it: ranges of addresses that are allocated and come back,
+//! and the parts of them that a pool's users hold.
 
 use super::driver::{Access, Driver, Event, Refused, STREAMS, report};
 use std::ops::Range;
 
-/// Addresses from one block's start to the next one's. No address is ever lent out twice, so a use
+/// Addresses from one block's start to the next one's. No address is ever allocated twice, so a use
 /// after the free is told from a use of what came later.
 const SPAN: u64 = 1 << 24;
 
@@ -12,15 +12,15 @@ const ALL: Range<usize> = 0..usize::MAX;
 
 #[derive(Debug)]
 pub(super) struct Memory {
-    /// Bytes that can still be lent out.
-    room: usize,
+    /// Bytes that can still be allocated.
+    left: usize,
     /// No pool may hold more than this.
     limit: usize,
-    /// Bytes of each block that is lent out.
-    lent: Vec<usize>,
-    /// Parts of blocks that somebody was handed.
+    /// Bytes of each block that is allocated.
+    allocated: Vec<usize>,
+    /// Parts of blocks that users of a pool hold.
     live: Vec<(usize, Range<usize>)>,
-    /// Streams that nobody but pools holds.
+    /// Streams that pools alone hold.
     abandoned: [bool; STREAMS],
     /// Streams that record a graph.
     capturing: [bool; STREAMS],
@@ -32,9 +32,9 @@ pub(super) struct Memory {
 impl Default for Memory {
     fn default() -> Self {
         Self {
-            room: usize::MAX,
+            left: usize::MAX,
             limit: usize::MAX,
-            lent: Vec::new(),
+            allocated: Vec::new(),
             live: Vec::new(),
             abandoned: [false; STREAMS],
             capturing: [false; STREAMS],
@@ -52,8 +52,8 @@ fn place(address: u64, bytes: usize) -> (usize, Range<usize>) {
 
 impl Driver {
     /// There are so many bytes.
-    pub fn set_room(&self, bytes: usize) {
-        self.state().memory.room = bytes;
+    pub fn set_left(&self, bytes: usize) {
+        self.state().memory.left = bytes;
     }
 
     /// From now on it is a mistake to ask for more than this in all.
@@ -61,16 +61,16 @@ impl Driver {
         self.state().memory.limit = bytes;
     }
 
-    /// Lends a new block out. `None` if there is no room.
-    pub fn lend(&self, stream: Option<usize>, bytes: usize) -> Option<u64> {
+    /// Allocates a new block. `None` if no bytes are left.
+    pub fn allocate(&self, stream: Option<usize>, bytes: usize) -> Option<u64> {
         let mut state = self.state();
-        state.memory.room = state.memory.room.checked_sub(bytes)?;
+        state.memory.left = state.memory.left.checked_sub(bytes)?;
         let block = state.blocks.len();
         state.blocks.push(Default::default());
-        state.memory.lent.push(bytes);
+        state.memory.allocated.push(bytes);
         let mut complaint =
             stream.and_then(|stream| state.use_block(stream, block, ALL, Access::Obtain));
-        let (held, limit) = (state.memory.lent.iter().sum::<usize>(), state.memory.limit);
+        let (held, limit) = (state.memory.allocated.iter().sum::<usize>(), state.memory.limit);
         if held > limit {
             complaint = Some(format!("{held} bytes are held, and {limit} are the maximum"));
         }
@@ -79,8 +79,8 @@ impl Driver {
         Some((block as u64 + 1) * SPAN)
     }
 
-    /// Takes a block back, in a stream's order or at once.
-    pub fn take_back(&self, stream: Option<usize>, address: u64) {
+    /// Frees a block, in a stream's order or at once.
+    pub fn deallocate(&self, stream: Option<usize>, address: u64) {
         let (block, _) = place(address, 0);
         let mut state = self.state();
         let mut complaint = match stream {
@@ -90,13 +90,13 @@ impl Driver {
         if state.memory.live.iter().any(|(other, _)| *other == block) {
             complaint = Some(format!("block {block} is given back with a part of it handed out"));
         }
-        let bytes = std::mem::take(&mut state.memory.lent[block]);
-        state.memory.room = state.memory.room.saturating_add(bytes);
+        let bytes = std::mem::take(&mut state.memory.allocated[block]);
+        state.memory.left = state.memory.left.saturating_add(bytes);
         drop(state);
         report(complaint);
     }
 
-    /// The pool handed this out, and its new owner gives the stream work on it.
+    /// The pool handed this out, and its user gives the stream work on it.
     pub fn hand_out(&self, stream: usize, address: u64, bytes: usize) {
         let (block, range) = place(address, bytes);
         let mut state = self.state();
@@ -107,7 +107,7 @@ impl Driver {
         if twice {
             complaint = Some(format!("a part of block {block} is handed out twice"));
         }
-        if range.end > state.memory.lent[block] {
+        if range.end > state.memory.allocated[block] {
             complaint = Some(format!("what was handed out ends behind block {block}"));
         }
         state.memory.live.push((block, range));
@@ -115,13 +115,13 @@ impl Driver {
         report(complaint);
     }
 
-    /// A launch works on a block that somebody was handed.
+    /// A launch works on a block that a user holds.
     pub fn work(&self, stream: usize, address: u64, bytes: usize) {
         let (block, range) = place(address, bytes);
         self.use_block(stream, block, range, Access::Write);
     }
 
-    /// Its owner gives it the last work, and is about to free it.
+    /// The user gives it the last work, and is about to free it.
     pub fn hand_in(&self, stream: usize, address: u64, bytes: usize) {
         let part = place(address, bytes);
         let mut state = self.state();
@@ -151,7 +151,7 @@ impl Driver {
         Ok(event)
     }
 
-    /// As [`wait`](Self::wait), of a stream that a capture keeps out of others' work.
+    /// As [`wait`](Self::wait), of a stream that no thread may give work while a capture has it.
     pub fn try_wait(&self, stream: usize, event: &Event) -> Result<(), Refused> {
         let captured = self.state().memory.capturing[stream];
         let complaint = captured.then(|| format!("stream {stream} waits for others, in capture"));
@@ -167,7 +167,7 @@ impl Driver {
         self.state().memory.capturing[stream]
     }
 
-    /// The last handle of a stream that is no pool's is gone.
+    /// The last handle of a stream that no pool has is gone.
     pub fn abandon(&self, stream: usize) {
         self.state().memory.abandoned[stream] = true;
     }
@@ -183,9 +183,9 @@ impl Driver {
     /// The pool is gone, and holds nothing any more.
     pub fn expect_all_back(&self) {
         let state = self.state();
-        let held: usize = state.memory.lent.iter().sum();
-        let told = state.memory.leaked;
+        let held: usize = state.memory.allocated.iter().sum();
+        let leaked = state.memory.leaked;
         drop(state);
-        assert_eq!((held, told), (0, 0), "bytes that did not come back, and were leaked");
+        assert_eq!((held, leaked), (0, 0), "bytes that did not come back, and were leaked");
     }
 }

@@ -3,8 +3,8 @@
 #![allow(dead_code, unreachable_pub, reason = "each target has its own copy and uses a part of it")]
 
 pub mod driver;
-pub mod ground;
 mod memory;
+pub mod pool;
 pub mod vector;
 
 use std::sync::Arc;

@@ -1,8 +1,8 @@
-//! A vector as the crate has it (`Buffer` and `lend`), on the model's driver: block 0, at home on
+//! A vector as the crate has it (`Buffer` and `MemoryUse`), on the model's driver: block 0, at home on
 //! stream 0.
 
 use super::driver::{Access, Driver, Refused, WHOLE};
-use aquifer::models::{Debts, Lender};
+use aquifer::models::{PendingUses, Timeline};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -15,46 +15,39 @@ pub struct Home {
     pub driver: Arc<Driver>,
 }
 
-/// A stream that a vector can be lent to.
-pub trait Foreign: Lender<Home = Home, Error = Refused> + Clone {
+/// A stream that a vector can be used on.
+pub trait OtherStream: Timeline + Clone {
+    /// Makes home wait for all that the stream was given so far.
+    fn make_wait(&self, home: &Home) -> Result<(), Refused>;
+
     fn index(&self) -> usize;
 }
 
-/// A stream of which nobody drops the last handle.
+/// A stream whose last handle is never dropped.
 #[derive(Clone, Debug)]
 pub struct Plain(pub usize);
 
-impl Lender for Plain {
-    type Home = Home;
-    type Error = Refused;
-
-    fn make_wait(&self, home: &Home) -> Result<(), Refused> {
-        home.driver.wait_for(HOME, self.0)
-    }
-
+impl Timeline for Plain {
     fn same(&self, other: &Self) -> bool {
         self.0 == other.0
     }
 }
 
-impl Foreign for Plain {
+impl OtherStream for Plain {
+    fn make_wait(&self, home: &Home) -> Result<(), Refused> {
+        home.driver.wait_for(HOME, self.0)
+    }
+
     fn index(&self) -> usize {
         self.0
     }
 }
 
-/// A stream that nobody here knows, as the crate's `Borrower::Context`.
+/// A stream that the crate does not keep alive, as the crate's `UsedOn::Context`.
 #[derive(Clone, Debug)]
 pub struct Unknown(pub usize);
 
-impl Lender for Unknown {
-    type Home = Home;
-    type Error = Refused;
-
-    fn make_wait(&self, home: &Home) -> Result<(), Refused> {
-        home.driver.wait(HOME, &home.driver.record_context())
-    }
-
+impl Timeline for Unknown {
     fn same(&self, _: &Self) -> bool {
         false
     }
@@ -64,43 +57,49 @@ impl Lender for Unknown {
     }
 }
 
-impl Foreign for Unknown {
+impl OtherStream for Unknown {
+    fn make_wait(&self, home: &Home) -> Result<(), Refused> {
+        home.driver.wait(HOME, &home.driver.record_context())
+    }
+
     fn index(&self) -> usize {
         self.0
     }
 }
 
 #[derive(Debug)]
-pub struct Vector<L: Foreign> {
+pub struct Vector<T: OtherStream> {
     pub home: Home,
-    debts: Debts<L>,
+    uses: PendingUses<T>,
 }
 
-impl<L: Foreign> Vector<L> {
+impl<T: OtherStream> Vector<T> {
     pub fn new(driver: &Arc<Driver>) -> Self {
-        Self { home: Home { driver: driver.clone() }, debts: Debts::default() }
+        Self { home: Home { driver: driver.clone() }, uses: PendingUses::default() }
     }
 
     pub fn driver(&self) -> &Driver {
         &self.home.driver
     }
 
-    /// As the crate's `lend`: what it returns before, the guard stands for afterwards.
-    pub fn lend(&self, stream: &L, range: Range<usize>, access: Access) -> Result<(), Refused> {
-        self.debts.enter(&self.home, stream.clone(), range, access != Access::Read)?;
+    /// As the crate's `MemoryUse::order_on`: the guard stands for what it has ordered.
+    pub fn order_on(&self, stream: &T, range: Range<usize>, access: Access) -> Result<(), Refused> {
+        let wait = |on: &T| on.make_wait(&self.home);
+        self.uses.wait_and_record(stream.clone(), range, access != Access::Read, wait)?;
         let event = self.driver().record(HOME);
         self.driver().wait(stream.index(), &event)
     }
 
-    /// Lends, and gives the stream work.
-    pub fn use_on(&self, stream: &L, range: Range<usize>, access: Access) -> Result<(), Refused> {
-        self.lend(stream, range.clone(), access)?;
+    /// Orders the stream, and gives it work.
+    pub fn use_on(&self, stream: &T, range: Range<usize>, access: Access) -> Result<(), Refused> {
+        self.order_on(stream, range.clone(), access)?;
         self.driver().use_block(stream.index(), BLOCK, range, access);
         Ok(())
     }
 
     pub fn use_at_home(&self, range: Range<usize>, access: Access) -> Result<(), Refused> {
-        self.debts.pay(&self.home, &range, access != Access::Read)?;
+        self.uses
+            .wait_conflicting(&range, access != Access::Read, |on| on.make_wait(&self.home))?;
         self.driver().use_block(HOME, BLOCK, range, access);
         Ok(())
     }
@@ -115,7 +114,7 @@ impl<L: Foreign> Vector<L> {
 
     /// As `Buffer`'s drop.
     pub fn free(&self) -> Result<(), Refused> {
-        self.debts.pay(&self.home, &(0..usize::MAX), true)?;
+        self.uses.wait_conflicting(&(0..usize::MAX), true, |on| on.make_wait(&self.home))?;
         self.driver().use_block(HOME, BLOCK, WHOLE, Access::Free);
         Ok(())
     }

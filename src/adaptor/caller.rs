@@ -1,80 +1,71 @@
-//! Who called: the first frame of a backtrace that is neither ours nor the language's.
+//! The caller of this crate: the first frame of a backtrace outside this crate and the standard
+//! library.
 
-use std::fmt::Display;
+use super::call_stack::{CallStack, FrameFunction, short_path};
+use backtrace::SymbolName;
+use std::env;
+use std::path::Path;
 
-/// What stands between an allocation and the code that wanted it.
-const PASSED_OVER: [&str; 6] = ["aquifer", "std", "core", "alloc", "allocator_api2", "backtrace"];
+/// Crates whose frames lie between an allocation and the program's code.
+const SKIPPED: [&str; 6] = ["aquifer", "std", "core", "alloc", "allocator_api2", "backtrace"];
 
-/// A function, and the place in it where that is known, as a backtrace prints them.
+/// A function, and the line in it if it is known.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Caller {
     pub(super) function: String,
-    /// `file:line:column`.
-    pub(super) place: Option<String>,
+    /// `file:line`.
+    pub(super) line: Option<String>,
+    pub(super) column: Option<u32>,
 }
 
 impl Caller {
-    /// Of a backtrace, of the standard library or as it would print it. Reads debug information, which
-    /// may take milliseconds.
-    pub(super) fn of(backtrace: &impl Display) -> Option<Self> {
-        // The frames themselves are not stable; their printed form has one line for the function
-        // and one for the place.
-        first_outside(&backtrace.to_string())
+    /// Reads debug information up to the caller's frame, which may take milliseconds.
+    pub(super) fn find(stack: &CallStack) -> Option<Self> {
+        first_outside(stack.functions())
     }
 }
 
-fn first_outside(text: &str) -> Option<Caller> {
-    let mut lines = text.lines().peekable();
-    while let Some(line) = lines.next() {
-        let Some(function) = function(line) else { continue };
-        let place = lines.next_if(|line| line.trim_start().starts_with("at "));
-        let place = place.map(|place| place.trim().trim_start_matches("at "));
-        let outside = match krate(function) {
-            Some(krate) => !PASSED_OVER.contains(&krate),
-            // A build with line tables only prints names without paths, and places.
-            None => place.is_some_and(is_outside),
+fn first_outside(functions: impl IntoIterator<Item = FrameFunction>) -> Option<Caller> {
+    functions.into_iter().find_map(|FrameFunction { name, file, line, column }| {
+        let function = format!("{:#}", SymbolName::new(&name?));
+        let place = file.zip(line);
+        let outside = match krate(&function) {
+            Some(krate) => !SKIPPED.contains(&krate),
+            // A build with line tables alone has lines, and names without paths.
+            None => place.as_ref().is_some_and(|(file, _)| is_outside(file)),
         };
-        if outside {
-            let (function, place) = (function.to_owned(), place.map(str::to_owned));
-            return Some(Caller { function, place });
-        }
-    }
-    None
+        outside.then(|| {
+            let folder = env::current_dir().ok();
+            let line = place.map(|(file, line)| {
+                format!("{}:{line}", short_path(Path::new(&file), folder.as_deref()))
+            });
+            Caller { function, line, column }
+        })
+    })
 }
 
-/// Whether `<file>:<line>:<column>` is not in the source of a crate that is passed over.
+/// Whether a file is outside the source of the [`SKIPPED`] crates.
 fn is_outside(file: &str) -> bool {
     const OURS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/");
-    // What lies below the working directory is printed relative to it.
-    let absolute = match (file.strip_prefix("./"), std::env::current_dir()) {
-        (Some(rest), Ok(folder)) => folder.join(rest).to_string_lossy().into_owned(),
-        _ => file.to_owned(),
-    };
     let theirs = ["/rustc/", "/library/", "/allocator-api2-", "/backtrace-0."];
-    !absolute.starts_with(OURS) && !theirs.iter().any(|part| absolute.contains(part))
+    !file.starts_with(OURS) && !theirs.iter().any(|part| file.contains(part))
 }
 
-/// The function of a line such as `   3: vectors::main`.
-fn function(line: &str) -> Option<&str> {
-    let (number, function) = line.trim_start().split_once(": ")?;
-    number.bytes().all(|byte| byte.is_ascii_digit()).then_some(function)
-}
-
-/// The crate of a function: of its type, where it is a trait's; of the trait, where the type is a
-/// parameter. `None` for what has no path: a function of C, or a frame without a name.
+/// The crate of a function. A trait's method is of its type's crate, or of the trait's if the type is
+/// a parameter. `None` for names without a path: C functions and unnamed frames.
 fn krate(function: &str) -> Option<&str> {
-    head(function).or_else(|| head(function.split_once(" as ")?.1))
+    first_segment(function).or_else(|| first_segment(function.split_once(" as ")?.1))
 }
 
-/// The first name of a path, past what may stand before it.
-fn head(text: &str) -> Option<&str> {
+/// The first name of a path, past references, brackets and keywords.
+fn first_segment(text: &str) -> Option<&str> {
     let outside = |letter: char| !letter.is_alphanumeric() && letter != '_';
     let mut path = text.trim_start_matches(outside);
     for word in ["mut ", "const ", "dyn "] {
         path = path.strip_prefix(word).unwrap_or(path);
     }
     let (name, mut rest) = path.split_at(path.find(outside)?);
-    // Newer symbols may carry the crate's number: `name[0123abcd]::path`.
+    // v0 symbols may have the crate's disambiguator: `name[0123abcd]::path`.
     if let Some(number) = rest.strip_prefix('[') {
         rest = number.split_once(']')?.1;
     }
@@ -85,8 +76,20 @@ fn head(text: &str) -> Option<&str> {
 mod tests {
     use super::*;
 
-    fn caller(function: &str, place: Option<&str>) -> Option<Caller> {
-        Some(Caller { function: function.to_owned(), place: place.map(str::to_owned) })
+    const OURS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/adaptor/tracking/mod.rs");
+
+    fn function(name: &str, file: Option<&str>) -> FrameFunction {
+        FrameFunction {
+            name: Some(name.into()),
+            file: file.map(str::to_owned),
+            line: file.map(|_| 7),
+            column: file.map(|_| 9),
+        }
+    }
+
+    fn caller(function: &str, line: Option<&str>) -> Option<Caller> {
+        let column = line.map(|_| 9);
+        Some(Caller { function: function.to_owned(), line: line.map(str::to_owned), column })
     }
 
     #[test]
@@ -111,23 +114,29 @@ mod tests {
     }
 
     #[test]
-    fn the_first_frame_outside_is_named_with_its_place_where_there_is_one() {
-        let ours = "   0: std::backtrace::Backtrace::create\n   1: <aquifer::A as aquifer::R>::allocate\n\
-                    \x20            at ./src/a.rs:1:2\n   2: _start\n";
-        assert_eq!(first_outside(ours), None);
-        let with =
-            format!("{ours}   3: vectors::main\n             at ./src/main.rs:7:9\n   4: x::y\n");
-        assert_eq!(first_outside(&with), caller("vectors::main", Some("./src/main.rs:7:9")));
-        let without = format!("{ours}   3: vectors::main\n   4: x::y\n             at ./x.rs:1:1");
-        assert_eq!(first_outside(&without), caller("vectors::main", None));
-        assert_eq!(first_outside("disabled backtrace"), None);
-        // As a build with line tables only prints them.
-        let bare = concat!(
-            "   0: create\n             at /rustc/0123/library/std/src/backtrace.rs:1:1\n",
-            "   1: allocate<f32>\n             at ",
-            env!("CARGO_MANIFEST_DIR"),
-            "/src/adaptor/tracking/mod.rs:2:3\n   2: leak\n             at ./main.rs:7:9\n",
-        );
-        assert_eq!(first_outside(bare), caller("leak", Some("./main.rs:7:9")));
+    fn the_first_frame_outside_is_named_with_its_line_where_there_is_one() {
+        let ours = || {
+            [
+                function("std::backtrace::Backtrace::create", None),
+                function("<aquifer::A as aquifer::R>::allocate", Some(OURS)),
+                function("_start", None),
+            ]
+            .into_iter()
+        };
+        assert_eq!(first_outside(ours()), None);
+        let main = env::current_dir().unwrap().join("src/main.rs");
+        let with = [function("vectors::main", main.to_str()), function("x::y", None)];
+        let expected = caller("vectors::main", Some("./src/main.rs:7"));
+        assert_eq!(first_outside(ours().chain(with)), expected);
+        let without = [function("vectors::main", None), function("x::y", Some("/x.rs"))];
+        assert_eq!(first_outside(ours().chain(without)), caller("vectors::main", None));
+        assert_eq!(first_outside([]), None);
+        // A build with line tables alone.
+        let bare = [
+            function("create", Some("/rustc/0123/library/std/src/backtrace.rs")),
+            function("allocate<f32>", Some(OURS)),
+            function("leak", Some("/program/main.rs")),
+        ];
+        assert_eq!(first_outside(bare), caller("leak", Some("/program/main.rs:7")));
     }
 }

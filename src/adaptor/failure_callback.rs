@@ -1,24 +1,22 @@
-//! A resource that asks what to do when memory runs out.
+//! A callback on failed allocations, and retries.
 
-use super::caught::caught;
-use super::handles::{handles, identity_by};
-use crate::debug_log::{event, later};
-use crate::device::Device;
+use super::catch::catch_panic;
+use super::forward::{adaptor, forward};
+use crate::debug_log::{emit_deferred, event};
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::DeviceLayout;
-use crate::resource::{DeviceBlock, DeviceResource, HostAccessible};
+use crate::resource::{DeviceBlock, DeviceResource};
 use crate::stream::Stream;
 use crate::sync::Arc;
 use crate::sync::trusted::thread_local;
 use std::cell::Cell;
 use std::fmt;
-use std::ptr::NonNull;
 
-/// How often an allocation is tried again when nothing else is said.
+/// Retries of an allocation unless [`FailureCallbackOptions::max_retries`] sets another number.
 const MAX_RETRIES: u32 = 16;
 
-/// An allocation that failed, as the callback of a [`FailureCallbackAdaptor`] sees it. RMM's is told
-/// the bytes alone.
+/// An allocation that failed, as the callback of a [`FailureCallbackAdaptor`] sees it. RMM's callback
+/// gets the bytes alone.
 ///
 /// ```
 /// use aquifer::Failure;
@@ -36,37 +34,39 @@ pub struct Failure<'a> {
 }
 
 impl<'a> Failure<'a> {
-    /// What was asked, in bytes.
+    /// The size and alignment of the request.
     pub fn layout(&self) -> DeviceLayout {
         self.layout
     }
 
-    /// Why it was refused.
+    /// The upstream's error.
     pub fn error(&self) -> &'a Error {
         self.error
     }
 
-    /// Which attempt of this allocation failed, from 1.
+    /// The number of this attempt, from 1.
     pub fn attempt(&self) -> u32 {
         self.attempt
     }
 }
 
-/// A resource that calls back when upstream refuses, and tries again if it is told to: RMM's
+/// A callback on failed allocations, which may ask for another attempt: RMM's
 /// `failure_callback_resource_adaptor`.
 ///
-/// The callback frees what it can, spills to the host say, and returns `true` for another attempt.
-/// It runs on the thread that allocates, which holds no lock of this crate: it may free memory of the
-/// same resource and allocate from it. Below a [`ThreadSafeAdaptor`](crate::ThreadSafeAdaptor), which
-/// has its lock meanwhile, what it frees there waits for the end of the allocation. Only errors of the kinds asked reach it, [`ErrorKind::OutOfMemory`] by
-/// default. After [`max_retries`](FailureCallbackOptions::max_retries) the error is final. So is that
-/// of an allocation which the callback makes from this very adaptor: a callback is not called from
-/// inside of itself, be it through other adaptors and their callbacks, of which at most eight run
-/// inside of each other. If it panics, the panic is logged with a [`tracing`] error and the
-/// allocation fails with upstream's error.
+/// The callback frees memory, by spilling to the host for example, and returns `true` for another
+/// attempt. It runs on the thread that allocates, which holds no lock of this crate: it may free
+/// memory of the same resource and allocate from it. Below a
+/// [`ThreadSafeAdaptor`](crate::ThreadSafeAdaptor), which holds its lock meanwhile, its frees there
+/// wait for the end of the allocation.
 ///
-/// RMM tries for ever while the callback says so, tells it only how many bytes were asked, and
-/// deadlocks if a callback below a pool frees into that pool.
+/// Only errors of the chosen kinds reach the callback, [`ErrorKind::OutOfMemory`] by default. The
+/// error is final after [`max_retries`](FailureCallbackOptions::max_retries), and for an allocation
+/// that the callback itself makes from this adaptor, also through other adaptors: a callback never
+/// runs inside itself. At most eight callbacks of different adaptors nest. A panic of the callback is
+/// logged with a [`tracing`] error, and the allocation fails with the upstream's error.
+///
+/// RMM retries for as long as the callback asks, passes it the bytes alone, and deadlocks if a
+/// callback below a pool frees into that pool.
 ///
 /// ```
 /// use aquifer::{CudaResource, Device, DeviceVec, FailureCallbackAdaptor, LimitingAdaptor};
@@ -85,87 +85,72 @@ impl<'a> Failure<'a> {
 /// # Ok::<(), aquifer::Error>(())
 /// ```
 pub struct FailureCallbackAdaptor<U> {
-    state: Arc<State<U>>,
+    state: Arc<FailureCallbackState<U>>,
 }
 
-/// How many callbacks may run inside of each other on a thread.
-const DEEPEST: usize = 8;
+/// Callbacks that may nest on a thread.
+const MAX_NESTED: usize = 8;
 
 thread_local! {
-    /// The adaptors whose callbacks run on this thread, by address; 0 is none. Without a destructor,
-    /// so that threads which end may allocate.
-    static ASKED: Cell<[usize; DEEPEST]> = const { Cell::new([0; DEEPEST]) };
+    /// The addresses of the adaptors whose callbacks run on this thread; 0 marks a free entry. It has
+    /// no destructor, so that a thread may allocate while it ends.
+    static RUNNING: Cell<[usize; MAX_NESTED]> = const { Cell::new([0; MAX_NESTED]) };
 }
 
-/// A callback that runs on this thread.
-struct Asking {
+/// An entry of [`RUNNING`].
+struct RunningCallback {
     adaptor: usize,
 }
 
-impl Asking {
-    /// `None` if it runs already, or too many others do: the bound on retries would be none if
-    /// each of them could bring more of the same.
-    fn begin<U>(state: &State<U>) -> Option<Self> {
+impl RunningCallback {
+    /// `None` if the callback runs already or [`MAX_NESTED`] others do: nested retries would multiply.
+    fn begin<U>(state: &FailureCallbackState<U>) -> Option<Self> {
         let adaptor = std::ptr::from_ref(state).addr();
-        let mut asked = ASKED.get();
-        if asked.contains(&adaptor) {
+        let mut running = RUNNING.get();
+        if running.contains(&adaptor) {
             return None;
         }
-        *asked.iter_mut().find(|place| **place == 0)? = adaptor;
-        ASKED.set(asked);
+        *running.iter_mut().find(|entry| **entry == 0)? = adaptor;
+        RUNNING.set(running);
         Some(Self { adaptor })
     }
 }
 
-impl Drop for Asking {
+impl Drop for RunningCallback {
     fn drop(&mut self) {
-        ASKED.set(ASKED.get().map(|asked| if asked == self.adaptor { 0 } else { asked }));
+        RUNNING.set(RUNNING.get().map(|entry| if entry == self.adaptor { 0 } else { entry }));
     }
 }
 
 type Callback = Box<dyn Fn(&Failure<'_>) -> bool + Send + Sync>;
 type Filter = Box<dyn Fn(&Error) -> bool + Send + Sync>;
 
-struct State<U> {
+struct FailureCallbackState<U> {
     upstream: U,
     callback: Callback,
     filter: Filter,
     max_retries: u32,
 }
 
-handles!(FailureCallbackAdaptor, state);
-
-impl<U: fmt::Debug> fmt::Debug for FailureCallbackAdaptor<U> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FailureCallbackAdaptor")
-            .field("upstream", &self.state.upstream)
-            .field("max_retries", &self.state.max_retries)
-            .finish_non_exhaustive()
-    }
-}
+adaptor!(FailureCallbackAdaptor, state.upstream, max_retries);
 
 impl<U> FailureCallbackAdaptor<U> {
-    /// Calls `callback` when `upstream` is out of memory, and tries again while it returns `true`,
-    /// at most 16 times.
+    /// Calls `callback` when `upstream` is out of memory, and retries while it returns `true`, at
+    /// most 16 times.
     pub fn new(
         upstream: U,
         callback: impl Fn(&Failure<'_>) -> bool + Send + Sync + 'static,
     ) -> Self {
-        Self::builder(upstream).made(Box::new(callback))
+        Self::builder(upstream).with_callback(Box::new(callback))
     }
 
-    /// The options.
+    /// The options, with their defaults.
     pub fn builder(upstream: U) -> FailureCallbackOptions<U> {
         let filter = Box::new(|error: &Error| error.kind() == ErrorKind::OutOfMemory);
         FailureCallbackOptions { upstream, filter, max_retries: MAX_RETRIES }
     }
 
-    /// The resource that is asked.
-    pub fn upstream(&self) -> &U {
-        &self.state.upstream
-    }
-
-    /// How often one allocation is tried again.
+    /// The most retries of one allocation.
     pub fn max_retries(&self) -> u32 {
         self.state.max_retries
     }
@@ -201,21 +186,20 @@ impl<U: fmt::Debug> fmt::Debug for FailureCallbackOptions<U> {
 }
 
 impl<U> FailureCallbackOptions<U> {
-    /// How often one allocation is tried again at most, however often the callback asks for it: 16
-    /// unless said otherwise, and at least 1.
+    /// The most retries of one allocation, whatever the callback returns: 16 by default, at least 1.
     pub fn max_retries(mut self, retries: u32) -> Self {
         self.max_retries = retries;
         self
     }
 
-    /// Which errors reach the callback: those of this kind, [`ErrorKind::OutOfMemory`] unless said
-    /// otherwise. All others pass through. Takes the place of [`for_errors`](Self::for_errors).
+    /// Calls the callback for errors of this kind, by default [`ErrorKind::OutOfMemory`]. All others
+    /// pass through. Replaces [`for_errors`](Self::for_errors).
     pub fn for_kind(self, kind: ErrorKind) -> Self {
         self.for_errors(move |error| error.kind() == kind)
     }
 
-    /// Which errors reach the callback: those of which `filter` is true. Takes the place of
-    /// [`for_kind`](Self::for_kind). What is said of a callback that panics goes for it too.
+    /// Calls the callback for errors of which `filter` is true. Replaces
+    /// [`for_kind`](Self::for_kind). A panic of the filter counts as one of the callback.
     pub fn for_errors(mut self, filter: impl Fn(&Error) -> bool + Send + Sync + 'static) -> Self {
         self.filter = Box::new(filter);
         self
@@ -225,36 +209,36 @@ impl<U> FailureCallbackOptions<U> {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidArgument`] for 0 retries: the callback would never be called.
+    /// [`ErrorKind::InvalidArgument`] for 0 retries: the callback would never run.
     pub fn build(
         self,
         callback: impl Fn(&Failure<'_>) -> bool + Send + Sync + 'static,
     ) -> Result<FailureCallbackAdaptor<U>> {
         if self.max_retries > 0 {
-            return Ok(self.made(Box::new(callback)));
+            return Ok(self.with_callback(Box::new(callback)));
         }
         Err(Error::new(ErrorKind::InvalidArgument, "a callback on failure with 0 retries")
             .advise("use the upstream itself"))
     }
 
-    fn made(self, callback: Callback) -> FailureCallbackAdaptor<U> {
+    fn with_callback(self, callback: Callback) -> FailureCallbackAdaptor<U> {
         let Self { upstream, filter, max_retries } = self;
-        let state = State { upstream, callback, filter, max_retries };
+        let state = FailureCallbackState { upstream, callback, filter, max_retries };
         FailureCallbackAdaptor { state: Arc::new(state) }
     }
 }
 
-impl<U> State<U> {
-    /// Whether to try again. A resource's methods do not panic, so the caller's code may not either.
+impl<U> FailureCallbackState<U> {
+    /// Whether to retry. Stops panics of the callback: a resource's methods do not panic.
     #[cold]
     fn wants_retry(&self, failure: &Failure<'_>) -> bool {
-        let Some(_asking) = Asking::begin(self) else { return false };
-        let ask = || (self.filter)(failure.error) && (self.callback)(failure);
-        caught(ask).unwrap_or_else(|| {
+        let Some(_running) = RunningCallback::begin(self) else { return false };
+        let call = || (self.filter)(failure.error) && (self.callback)(failure);
+        catch_panic(call).unwrap_or_else(|| {
             let (bytes, attempt) = (failure.layout.bytes(), failure.attempt);
             let error = failure.error.to_string();
-            // A pool above may have its locks.
-            later(move || {
+            // Deferred: a pool above may hold its locks.
+            emit_deferred(move || {
                 event!(
                     error, bytes, attempt, %error,
                     "the callback of a failed allocation panicked"
@@ -265,11 +249,9 @@ impl<U> State<U> {
     }
 }
 
-// SAFETY: every block is upstream's, of the layout asked, and goes back to it unchanged.
+// SAFETY: every block is the upstream's, of the layout asked, and goes back to it unchanged.
 unsafe impl<U: DeviceResource> DeviceResource for FailureCallbackAdaptor<U> {
-    fn device(&self) -> &Device {
-        self.state.upstream.device()
-    }
+    forward!(device, identity, frees_with_driver, deallocate);
 
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
         let state = &*self.state;
@@ -287,23 +269,5 @@ unsafe impl<U: DeviceResource> DeviceResource for FailureCallbackAdaptor<U> {
             let Some(next) = attempt.checked_add(1) else { return Err(error) };
             attempt = next;
         }
-    }
-
-    identity_by!(state);
-
-    fn frees_with_driver(&self, block: &DeviceBlock) -> bool {
-        self.state.upstream.frees_with_driver(block)
-    }
-
-    unsafe fn deallocate(&self, stream: &Stream, block: DeviceBlock) {
-        // SAFETY: the block is upstream's; the caller vouches for the rest.
-        unsafe { self.state.upstream.deallocate(stream, block) }
-    }
-}
-
-// SAFETY: the blocks are upstream's, unchanged.
-unsafe impl<U: HostAccessible> HostAccessible for FailureCallbackAdaptor<U> {
-    fn host_pointer(&self, block: &DeviceBlock) -> NonNull<u8> {
-        self.state.upstream.host_pointer(block)
     }
 }

@@ -1,34 +1,31 @@
-//! A resource that hands out no more than a limit.
+//! A limit on the memory of a resource.
 
-use super::handles::{handles, identity_by};
-use crate::device::Device;
+use super::forward::{adaptor, forward};
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout, align_up};
-use crate::resource::{DeviceBlock, DeviceResource, HostAccessible};
+use crate::resource::{DeviceBlock, DeviceResource};
 use crate::stream::Stream;
 use crate::sync::Arc;
 use crate::sync::trusted::{AtomicUsize, Ordering};
-use std::fmt;
-use std::ptr::NonNull;
 
 /// A resource that hands out no more than a limit of another one's memory: RMM's
 /// `limiting_resource_adaptor`.
 ///
-/// A block counts with its size, rounded up to the [alignment](Self::with_alignment), from before
-/// upstream is asked until it comes back. A request that does not fit is refused without a call of
-/// upstream, and what upstream refuses is not counted. Threads share the limit exactly: what is
-/// counted never passes it, and a request is refused only if what others hold or are being given
-/// leaves no room for it.
+/// A block counts with its size, rounded up to the [alignment](Self::with_alignment). It counts from
+/// before the call of the upstream until its free begins. A request that does not fit is refused
+/// without a call of the upstream. A request that the upstream refuses does not count.
 ///
-/// Upstream may give more than was asked. The block then counts with what it has, and goes back at
-/// once if that passes the limit; while this is under way, the limit is short of the bytes asked.
+/// The limit is exact across threads: the sum never passes it, and a request is refused only if live
+/// blocks and requests under way leave no room for it.
 ///
-/// A block stops to count as [`deallocate`](DeviceResource::deallocate) begins, so that who is told
-/// of the free finds the room: what upstream has in its hands may pass the limit by the blocks which
-/// are on their way back.
+/// The upstream may give more bytes than were asked. The block then counts with its own size, and is
+/// freed at once if that passes the limit. Until then the bytes asked count.
 ///
-/// RMM adds first and takes back what was too much, so of two threads that race for room of one both
-/// may be refused, and sums may wrap.
+/// The count falls before the upstream frees the block, so a thread that learns of the free finds the
+/// room. The upstream's live blocks may therefore pass the limit by blocks whose free is under way.
+///
+/// RMM's adds first and subtracts the excess: of two threads that race for the last room both may be
+/// refused, and sums may wrap.
 ///
 /// ```
 /// use aquifer::{CudaResource, Device, DeviceVec, ErrorKind, LimitingAdaptor};
@@ -46,36 +43,25 @@ use std::ptr::NonNull;
 /// # Ok::<(), aquifer::Error>(())
 /// ```
 pub struct LimitingAdaptor<U> {
-    state: Arc<State<U>>,
+    state: Arc<LimitingState<U>>,
 }
 
-struct State<U> {
+struct LimitingState<U> {
     upstream: U,
     limit: usize,
     alignment: usize,
-    /// At most `limit`. Relaxed throughout: it is a number, and orders nothing else. A thread reads
-    /// at least as late a value as its own last change, so its own block never stands in its way.
+    /// INV-1: at most `limit`. Relaxed throughout: the number orders no other memory. A thread reads
+    /// a value no older than its own last change, so its own freed block is never in its way.
     allocated: AtomicUsize,
 }
 
-handles!(LimitingAdaptor, state);
-
-impl<U: fmt::Debug> fmt::Debug for LimitingAdaptor<U> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LimitingAdaptor")
-            .field("upstream", &self.state.upstream)
-            .field("limit", &self.state.limit)
-            .field("alignment", &self.state.alignment)
-            .field("allocated", &self.allocated())
-            .finish()
-    }
-}
+adaptor!(LimitingAdaptor, state.upstream, limit, alignment, allocated);
 
 impl<U> LimitingAdaptor<U> {
     /// At most `limit` bytes of `upstream`, where each block counts in multiples of
     /// [`DEFAULT_ALIGNMENT`] bytes.
     pub fn new(upstream: U, limit: usize) -> Self {
-        Self::made(upstream, limit, DEFAULT_ALIGNMENT)
+        Self::with_valid_alignment(upstream, limit, DEFAULT_ALIGNMENT)
     }
 
     /// As [`new`](Self::new), but each block counts in multiples of `alignment` bytes.
@@ -97,7 +83,7 @@ impl<U> LimitingAdaptor<U> {
     /// ```
     pub fn with_alignment(upstream: U, limit: usize, alignment: usize) -> Result<Self> {
         if alignment.is_power_of_two() {
-            return Ok(Self::made(upstream, limit, alignment));
+            return Ok(Self::with_valid_alignment(upstream, limit, alignment));
         }
         Err(Error::new(
             ErrorKind::InvalidArgument,
@@ -105,17 +91,12 @@ impl<U> LimitingAdaptor<U> {
         ))
     }
 
-    fn made(upstream: U, limit: usize, alignment: usize) -> Self {
+    fn with_valid_alignment(upstream: U, limit: usize, alignment: usize) -> Self {
         let allocated = AtomicUsize::new(0);
-        Self { state: Arc::new(State { upstream, limit, alignment, allocated }) }
+        Self { state: Arc::new(LimitingState { upstream, limit, alignment, allocated }) }
     }
 
-    /// The resource whose memory is limited.
-    pub fn upstream(&self) -> &U {
-        &self.state.upstream
-    }
-
-    /// Bytes that count now, each block rounded up. Never above the limit.
+    /// The bytes of live blocks, each rounded up. Never above the limit.
     pub fn allocated(&self) -> usize {
         self.state.allocated.load(Ordering::Relaxed)
     }
@@ -125,20 +106,20 @@ impl<U> LimitingAdaptor<U> {
         self.state.limit
     }
 
-    /// Bytes that are left of the limit.
+    /// The bytes left of the limit.
     pub fn remaining(&self) -> usize {
-        // Below zero only after a free of what was never allocated here.
+        // Saturates only after a free of a block that was never allocated here.
         self.limit().saturating_sub(self.allocated())
     }
 
-    /// What a block of `bytes` counts. No block of `usize::MAX` bytes fits in an address space.
-    fn charge(&self, bytes: usize) -> usize {
+    /// The bytes that a block of `bytes` counts. `usize::MAX` fits no limit of real memory.
+    fn rounded(&self, bytes: usize) -> usize {
         align_up(bytes, self.state.alignment).unwrap_or(usize::MAX)
     }
 
-    /// Counts `bytes` if they fit; else says what counted.
+    /// Adds `bytes` if INV-1 allows. The error is the sum that left no room.
     fn reserve(&self, bytes: usize) -> std::result::Result<(), usize> {
-        let State { allocated, limit, .. } = &*self.state;
+        let LimitingState { allocated, limit, .. } = &*self.state;
         let fits = |now: usize| now.checked_add(bytes).filter(|sum| sum <= limit);
         allocated.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).map(drop)
     }
@@ -148,38 +129,39 @@ impl<U> LimitingAdaptor<U> {
     }
 }
 
-/// What an allocation under way counts. Taken back unless the block is handed out: upstream may
-/// refuse, and one that breaks its contract may panic.
+/// The bytes that an allocation under way counts. Its drop subtracts them: the upstream may refuse,
+/// and one that breaks its contract may panic.
 struct Charge<'a, U> {
-    of: &'a LimitingAdaptor<U>,
+    adaptor: &'a LimitingAdaptor<U>,
     bytes: usize,
 }
 
 impl<'a, U> Charge<'a, U> {
-    fn new(of: &'a LimitingAdaptor<U>, bytes: usize) -> std::result::Result<Self, usize> {
-        of.reserve(bytes).map(|()| Self { of, bytes })
+    fn new(adaptor: &'a LimitingAdaptor<U>, bytes: usize) -> std::result::Result<Self, usize> {
+        adaptor.reserve(bytes).map(|()| Self { adaptor, bytes })
     }
 
-    /// Counts `bytes` from here on; else says what else counted.
+    /// Counts `bytes` from here on. The error is the sum of all others that left no room.
     fn resize(&mut self, bytes: usize) -> std::result::Result<(), usize> {
         if bytes < self.bytes {
-            self.of.release(self.bytes - bytes);
+            self.adaptor.release(self.bytes - bytes);
         } else if bytes > self.bytes {
-            let reserved = self.of.reserve(bytes - self.bytes);
+            let reserved = self.adaptor.reserve(bytes - self.bytes);
             reserved.map_err(|allocated| allocated - self.bytes)?;
         }
         self.bytes = bytes;
         Ok(())
     }
 
-    fn keep(self) {
+    /// Leaves the bytes counted, for the block's free to subtract.
+    fn commit(self) {
         std::mem::forget(self);
     }
 }
 
 impl<U> Drop for Charge<'_, U> {
     fn drop(&mut self) {
-        self.of.release(self.bytes);
+        self.adaptor.release(self.bytes);
     }
 }
 
@@ -195,41 +177,30 @@ fn refusal(limit: usize, allocated: usize, asked: usize, got: Option<usize>) -> 
     .advise("free some memory, or raise the limit")
 }
 
-// SAFETY: every block is upstream's, and goes back to it unchanged.
+// SAFETY: every block is the upstream's, and goes back to it unchanged.
 unsafe impl<U: DeviceResource> DeviceResource for LimitingAdaptor<U> {
-    fn device(&self) -> &Device {
-        self.state.upstream.device()
-    }
+    forward!(device, identity);
 
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
         let (limit, asked) = (self.limit(), layout.bytes());
-        let mut charge = Charge::new(self, self.charge(asked))
+        let mut charge = Charge::new(self, self.rounded(asked))
             .map_err(|allocated| refusal(limit, allocated, asked, None))?;
         let block = self.state.upstream.allocate(stream, layout)?;
-        // Only the block is known when it comes back, so it is the block that counts.
-        if let Err(others) = charge.resize(self.charge(block.bytes())) {
+        // The free knows the block alone, not the request: the block's size is what counts.
+        if let Err(others) = charge.resize(self.rounded(block.bytes())) {
             let got = block.bytes();
             drop(charge);
-            // SAFETY: allocated above, and no work was given it.
+            // SAFETY: allocated above, and no work uses it.
             unsafe { self.state.upstream.deallocate(stream, block) };
             return Err(refusal(limit, others, asked, Some(got)));
         }
-        charge.keep();
+        charge.commit();
         Ok(block)
     }
 
-    identity_by!(state);
-
     unsafe fn deallocate(&self, stream: &Stream, block: DeviceBlock) {
-        self.release(self.charge(block.bytes()));
-        // SAFETY: the block is upstream's; the caller vouches for the rest.
+        self.release(self.rounded(block.bytes()));
+        // SAFETY: the block is the upstream's; the caller vouches for the rest.
         unsafe { self.state.upstream.deallocate(stream, block) }
-    }
-}
-
-// SAFETY: the blocks are upstream's, unchanged.
-unsafe impl<U: HostAccessible> HostAccessible for LimitingAdaptor<U> {
-    fn host_pointer(&self, block: &DeviceBlock) -> NonNull<u8> {
-        self.state.upstream.host_pointer(block)
     }
 }

@@ -1,4 +1,4 @@
-//! A resource that writes down what passes through it.
+//! A log of the allocations and frees of a resource.
 
 mod file;
 mod format;
@@ -11,56 +11,56 @@ mod writer;
 
 pub use format::LogFormat;
 
-use super::handles::{handles, identity_by};
-use crate::backend::{RawStream, is_forked_child, not_forked};
-use crate::device::Device;
+use super::forward::{adaptor, forward};
+use crate::driver::{is_forked_child, not_forked};
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::DeviceLayout;
-use crate::resource::{DeviceBlock, DeviceResource, HostAccessible};
+use crate::resource::{DeviceBlock, DeviceResource};
 use crate::stream::Stream;
 use crate::sync::Arc;
 use file::LogFile;
-use format::Rows;
-use location::Places;
-use queue::Log;
-use record::{Action, Clock, Record};
+use format::RowFormat;
+use location::Locations;
+use queue::LogQueue;
+use record::{Action, LogClock, Record};
 use std::fmt;
 use std::io::Write;
 use std::path::PathBuf;
-use std::ptr::NonNull;
 use std::thread::JoinHandle;
-use writer::Sink;
+use writer::LogOutput;
 
-/// Records that the queue holds unless said: 4 MiB.
-const CAPACITY: usize = 1 << 16;
+/// The default capacity of the queue, in records: 4 MiB.
+const DEFAULT_CAPACITY: usize = 1 << 16;
 
-/// The most that it may hold: 1 GiB.
-const MOST: usize = 1 << 24;
+/// The largest capacity: 1 GiB.
+const MAX_CAPACITY: usize = 1 << 24;
 
-/// Where a log goes that nobody named, in this order.
+/// Variables that name the file of a log without a path or writer, in this order.
 const VARIABLES: [&str; 2] = ["AQUIFER_LOG_FILE", "RMM_LOG_FILE"];
 
 /// A resource that writes a row of CSV for each allocation, each failure and each free that passes
 /// through it: RMM's `logging_resource_adaptor`.
 ///
-/// The row of a free is put in the queue before the upstream frees, and that of an allocation after
-/// it has allocated, so that in the file no address is handed out twice without a free between.
-/// Sizes are those of the blocks, which may exceed what was asked; for a failure, what was asked.
-/// Requests for no bytes have no memory and no row.
+/// The row of a free enters the queue before the upstream's free, and the row of an allocation after
+/// the upstream's allocation. So the file has a free between any two allocations of one address. Sizes
+/// are those of the blocks, which may exceed the request; the row of a failure has the request. A
+/// request of zero bytes has no memory and no row.
 ///
-/// One thread for each log writes, with at most [`capacity`](LoggingOptions::capacity) records
-/// waiting; whoever finds the queue full waits for it. The file is at most a few dozen milliseconds
-/// behind; in [`LogFormat::Events`] also by as long as a free takes to return. Nothing is lost: the last clone's drop writes the rest, and on Unix so does the end of the
-/// process (`exit`, or a return from `main`) for an adaptor that lives in a static, for which it waits
-/// 10 s at most. A process that is killed or aborts loses the rows of the last moments. The child of a
-/// fork writes nothing into its parent's log.
+/// Each log has one writing thread and a queue of at most [`capacity`](LoggingOptions::capacity)
+/// records. A call that finds the queue full waits. The file lags by a few dozen milliseconds at most;
+/// in [`LogFormat::Events`] also by the duration of frees under way.
+///
+/// No row is lost: the drop of the last clone writes the rest. For an adaptor in a static, on Unix, so
+/// does the end of the process (`exit`, or a return from `main`), which waits 10 s at most. A process
+/// that is killed or aborts loses the last rows. The child of a fork writes nothing into its parent's
+/// log.
 ///
 /// If the log cannot be written, or on Unix if its file was removed, there is one [`tracing`] error
-/// and an error of [`flush`](Self::flush); allocations go on. Clones are one adaptor. The memory itself
-/// is the upstream's.
+/// and an error of [`flush`](Self::flush); allocations go on. Clones are one adaptor. The memory is
+/// the upstream's.
 ///
 /// RMM's prints streams in a form that its own replay benchmark cannot read, formats and writes
-/// under a lock within the call, and has neither durations nor the state of the device.
+/// under a lock within the call, and logs neither durations nor the device's free memory.
 ///
 /// ```
 /// use aquifer::{CudaResource, Device, DeviceVec, LoggingAdaptor, PoolResource};
@@ -82,25 +82,27 @@ const VARIABLES: [&str; 2] = ["AQUIFER_LOG_FILE", "RMM_LOG_FILE"];
 /// # Ok::<(), aquifer::Error>(())
 /// ```
 pub struct LoggingAdaptor<U> {
-    state: Arc<State<U>>,
+    state: Arc<LoggingState<U>>,
 }
 
-struct State<U> {
+adaptor!(LoggingAdaptor, state.upstream, log);
+
+struct LoggingState<U> {
     upstream: U,
-    log: Arc<Log>,
-    places: Option<Arc<Places>>,
-    clock: Clock,
-    /// Rows say how long calls take.
+    log: Arc<LogQueue>,
+    locations: Option<Arc<Locations>>,
+    clock: LogClock,
+    /// Rows have durations.
     timed: bool,
-    legacy: RawStream,
+    legacy_stream: Stream,
     writer: Option<JoinHandle<()>>,
 }
 
-impl<U> Drop for State<U> {
+impl<U> Drop for LoggingState<U> {
     fn drop(&mut self) {
         let Some(writer) = self.writer.take() else { return };
         if is_forked_child() {
-            // The thread is not here, and its handle means nothing to the system.
+            // Leaked: the thread does not run in the child.
             std::mem::forget(writer);
             return;
         }
@@ -112,7 +114,7 @@ impl<U> Drop for State<U> {
 }
 
 impl<U: DeviceResource> LoggingAdaptor<U> {
-    /// A log of what passes through to `upstream`, in [`LogFormat::Rmm`], in a new file at `path`.
+    /// A log of the calls of `upstream`, in [`LogFormat::Rmm`], in a new file at `path`.
     ///
     /// # Errors
     ///
@@ -121,62 +123,49 @@ impl<U: DeviceResource> LoggingAdaptor<U> {
         Self::builder(upstream).path(path).build()
     }
 
-    /// A log with options.
+    /// The options, with their defaults.
     pub fn builder(upstream: U) -> LoggingOptions<U> {
         LoggingOptions {
             upstream,
-            target: Target::Environment,
+            target: LogTarget::Environment,
             format: LogFormat::default(),
-            capacity: CAPACITY,
+            capacity: DEFAULT_CAPACITY,
             locations: false,
         }
     }
 
-    /// The resource that allocates.
-    pub fn upstream(&self) -> &U {
-        &self.state.upstream
-    }
-
-    /// Blocks until the rows of all calls that returned before are written and flushed.
+    /// Waits until the rows of all calls that returned before are written and flushed.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Io`] if the log could not be written, now or ever, with the first reason and how
-    /// many rows are missing; [`ErrorKind::Forked`] in the child of a fork.
+    /// [`ErrorKind::Io`] if the log could not be written, now or before, with the first reason and the
+    /// number of missing rows; [`ErrorKind::Forked`] in the child of a fork.
     pub fn flush(&self) -> Result<()> {
         self.state.log.flush()
     }
 }
 
-handles!(LoggingAdaptor, state);
-
-impl<U: fmt::Debug> fmt::Debug for LoggingAdaptor<U> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LoggingAdaptor")
-            .field("upstream", &self.state.upstream)
-            .field("log", &self.state.log)
-            .finish()
-    }
-}
-
-impl<U> State<U> {
+impl<U> LoggingState<U> {
+    /// The record of a call, without its times.
     #[inline]
-    fn place(&self) -> u32 {
-        self.places.as_ref().map_or(0, |places| places.here())
-    }
-
-    /// 0 for the legacy default stream, which has a number of its own on each device.
-    #[inline]
-    fn number(&self, stream: &Stream) -> u64 {
-        if stream.raw() == self.legacy { 0 } else { stream.id() }
+    fn record(&self, action: Action, stream: &Stream, address: u64, bytes: usize) -> Record {
+        Record {
+            action,
+            thread: record::thread_id(),
+            location: self.locations.as_ref().map_or(0, |locations| locations.capture()),
+            start: 0,
+            end: 0,
+            address,
+            bytes: bytes as u64,
+            // The legacy default stream is 0 in a log, and has an id of its own on each device.
+            stream: if *stream == self.legacy_stream { 0 } else { stream.id() },
+        }
     }
 }
 
 // SAFETY: every block is the upstream's, and goes back to it unchanged.
 unsafe impl<U: DeviceResource> DeviceResource for LoggingAdaptor<U> {
-    fn device(&self) -> &Device {
-        self.state.upstream.device()
-    }
+    forward!(device, identity);
 
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
         let state = &*self.state;
@@ -191,63 +180,37 @@ unsafe impl<U: DeviceResource> DeviceResource for LoggingAdaptor<U> {
             return result;
         }
         let end = state.clock.now();
-        state.log.push(Record {
-            action,
-            thread: record::thread(),
-            location: state.place(),
-            start,
-            end,
-            address,
-            bytes: bytes as u64,
-            stream: state.number(stream),
-        });
+        state.log.push(Record { start, end, ..state.record(action, stream, address, bytes) });
         result
     }
-
-    identity_by!(state);
 
     unsafe fn deallocate(&self, stream: &Stream, block: DeviceBlock) {
         let state = &*self.state;
         if block.is_empty() || is_forked_child() {
-            // SAFETY: the block is the upstream's; our caller vouches for the rest.
+            // SAFETY: the block is the upstream's; the caller vouches for the rest.
             return unsafe { state.upstream.deallocate(stream, block) };
         }
-        let location = state.place();
-        let now = state.clock.now();
-        let record = Record {
-            action: Action::Free,
-            thread: record::thread(),
-            location,
-            start: now,
-            end: now,
-            address: block.address(),
-            bytes: block.bytes() as u64,
-            stream: state.number(stream),
-        };
+        let mut record = state.record(Action::Free, stream, block.address(), block.bytes());
+        record.start = state.clock.now();
+        record.end = record.start;
         // Before the free: from then on the address may be another thread's.
         state.log.push(record);
-        // SAFETY: the block is the upstream's; our caller vouches for the rest.
+        // SAFETY: the block is the upstream's; the caller vouches for the rest.
         unsafe { state.upstream.deallocate(stream, block) };
         if state.timed {
-            state.log.push(Record { action: Action::Freed, end: state.clock.now(), ..record });
+            let (action, end) = (Action::FreeReturned, state.clock.now());
+            state.log.push(Record { action, end, ..record });
         }
     }
 }
 
-// SAFETY: the upstream's blocks, unchanged.
-unsafe impl<U: HostAccessible> HostAccessible for LoggingAdaptor<U> {
-    fn host_pointer(&self, block: &DeviceBlock) -> NonNull<u8> {
-        self.state.upstream.host_pointer(block)
-    }
-}
-
-enum Target {
+enum LogTarget {
     Environment,
     Path(PathBuf),
     Writer(Box<dyn Write + Send>),
 }
 
-/// How a [`LoggingAdaptor`] writes: where, which columns, and how much waits at most.
+/// The options of a [`LoggingAdaptor`]: its target, columns and capacity.
 ///
 /// ```
 /// use aquifer::{CudaResource, Device, LogFormat, LoggingAdaptor};
@@ -264,7 +227,7 @@ enum Target {
 #[must_use = "nothing is logged before `build`"]
 pub struct LoggingOptions<U> {
     upstream: U,
-    target: Target,
+    target: LogTarget,
     format: LogFormat,
     capacity: usize,
     locations: bool,
@@ -282,37 +245,37 @@ impl<U: fmt::Debug> fmt::Debug for LoggingOptions<U> {
 }
 
 impl<U: DeviceResource> LoggingOptions<U> {
-    /// Writes a new file at `path`; one that is there is emptied. Unless a path or a
-    /// [`writer`](Self::writer) is given, the file is named by the environment: `AQUIFER_LOG_FILE`,
-    /// else `RMM_LOG_FILE`. A file is for one log at a time, on Unix of all processes: it is locked.
+    /// Writes a new file at `path`; an existing one is truncated. Without a path or a
+    /// [`writer`](Self::writer), the environment names the file: `AQUIFER_LOG_FILE`, else
+    /// `RMM_LOG_FILE`. One log at a time writes a file, on Unix of all processes: it is locked.
     pub fn path(mut self, path: impl Into<PathBuf>) -> Self {
-        self.target = Target::Path(path.into());
+        self.target = LogTarget::Path(path.into());
         self
     }
 
-    /// Writes to `writer`, from the log's own thread, in chunks of many rows; it is flushed when
-    /// there is nothing more to write. It must not use this adaptor.
+    /// Writes to `writer`, from the log's own thread, in chunks of many rows, and flushes it when the
+    /// queue is empty. It must not use this adaptor.
     pub fn writer(mut self, writer: Box<dyn Write + Send>) -> Self {
-        self.target = Target::Writer(writer);
+        self.target = LogTarget::Writer(writer);
         self
     }
 
-    /// Which columns: [`LogFormat::Rmm`] unless said.
+    /// The columns: [`LogFormat::Rmm`] by default.
     pub fn format(mut self, format: LogFormat) -> Self {
         self.format = format;
         self
     }
 
-    /// How many records of 64 bytes wait to be written at most: 65 536 unless said. A call that finds
-    /// no room waits until an eighth of it is free. Memory is taken for the next power of two.
+    /// The most records, of 64 bytes each, that wait to be written: 65 536 by default. A call that
+    /// finds no room waits until an eighth is free. The queue has memory for the next power of two.
     pub fn capacity(mut self, records: usize) -> Self {
         self.capacity = records;
         self
     }
 
-    /// Whether rows name the line that called into this crate; not unless said. Each call walks the
-    /// stack then and looks its frames up, which takes up to milliseconds. Lines are known where there
-    /// is debug information; elsewhere the function is named.
+    /// Whether rows name the line that called into this crate, `false` by default. Each call then walks
+    /// the stack and looks its frames up, which takes up to milliseconds. Without debug information
+    /// rows name the function.
     pub fn locations(mut self, locations: bool) -> Self {
         self.locations = locations;
         self
@@ -322,17 +285,20 @@ impl<U: DeviceResource> LoggingOptions<U> {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidArgument`] if nothing says where the log goes, for a capacity of 0 or of
-    /// more than 16 777 216 records, and for locations in [`LogFormat::Rmm`], which has no column for
-    /// them; [`ErrorKind::Io`] if the file cannot be made or is another log's,
-    /// [`ErrorKind::Environment`] if the environment named it; [`ErrorKind::OutOfMemory`] if there is no thread to be had;
-    /// [`ErrorKind::Forked`] in the child of a fork.
+    /// [`ErrorKind::InvalidArgument`] without a path, writer or variable, for a capacity of 0 or of more
+    /// than 16 777 216 records, and for locations in [`LogFormat::Rmm`], which has no column for them;
+    /// [`ErrorKind::Io`] if the file cannot be created or is another log's, or
+    /// [`ErrorKind::Environment`] if a variable named it; [`ErrorKind::OutOfMemory`] if no thread can be
+    /// started; [`ErrorKind::Forked`] in the child of a fork.
     pub fn build(self) -> Result<LoggingAdaptor<U>> {
         not_forked("cuInit")?;
-        if self.capacity == 0 || self.capacity > MOST {
+        if self.capacity == 0 || self.capacity > MAX_CAPACITY {
             return Err(Error::new(
                 ErrorKind::InvalidArgument,
-                format!("a log was asked to hold {} records, not 1 to {MOST}", self.capacity),
+                format!(
+                    "a log was asked to hold {} records, not 1 to {MAX_CAPACITY}",
+                    self.capacity
+                ),
             ));
         }
         if self.locations && self.format == LogFormat::Rmm {
@@ -343,27 +309,29 @@ impl<U: DeviceResource> LoggingOptions<U> {
             .advise("use LogFormat::Events"));
         }
         let out = self.target.open()?;
-        let clock = Clock::new();
-        let places = Arc::new(Places::default());
-        let rows = match self.format {
-            LogFormat::Rmm => Rows::rmm(&clock),
-            LogFormat::Events => Rows::events(self.upstream.device().clone(), places.clone()),
+        let clock = LogClock::new();
+        let locations = Arc::new(Locations::default());
+        let format = match self.format {
+            LogFormat::Rmm => RowFormat::rmm(&clock),
+            LogFormat::Events => {
+                RowFormat::events(self.upstream.device().clone(), locations.clone())
+            }
         };
-        let log = Log::new(self.capacity);
-        let sink = Sink::new(out, rows);
-        let of_thread = log.clone();
+        let log = LogQueue::new(self.capacity);
+        let output = LogOutput::new(out, format);
+        let queue = log.clone();
         let writer = std::thread::Builder::new()
             .name("aquifer-log".into())
-            .spawn(move || writer::run(&of_thread, sink))
+            .spawn(move || writer::run(&queue, output))
             .map_err(|error| {
                 Error::new(ErrorKind::OutOfMemory, format!("no thread to write a log: {error}"))
             })?;
-        log.begin(writer.thread().clone());
-        let state = State {
-            legacy: self.upstream.device().driver().legacy_stream(),
+        log.start(writer.thread().clone());
+        let state = LoggingState {
+            legacy_stream: self.upstream.device().default_stream(),
             upstream: self.upstream,
             log,
-            places: self.locations.then_some(places),
+            locations: self.locations.then_some(locations),
             clock,
             timed: self.format == LogFormat::Events,
             writer: Some(writer),
@@ -372,7 +340,7 @@ impl<U: DeviceResource> LoggingOptions<U> {
     }
 }
 
-impl Target {
+impl LogTarget {
     fn open(self) -> Result<Box<dyn Write + Send>> {
         let (path, kind, named) = match self {
             Self::Writer(writer) => return Ok(writer),

@@ -1,25 +1,26 @@
-//! Resources made of another resource, and resources bound to more.
+//! Adaptors: resources made of another resource, their upstream. [`OnStream`] binds a resource to a
+//! stream, [`PolymorphicAllocator`] to an element type.
 
 mod aligned;
+mod call_stack;
 mod caller;
-mod caught;
+mod catch;
 mod checked;
 mod failure_callback;
-mod handles;
+mod forward;
 mod limiting;
 mod logging;
 mod on_stream;
 mod polymorphic;
 mod prefetch;
-mod seats;
 mod shards;
 mod statistics;
 mod thread_safe;
-mod till;
 mod traced;
 mod tracking;
 
 pub use aligned::AlignedAdaptor;
+pub use call_stack::CallStack;
 pub use checked::{BlockUse, CheckedAdaptor, CheckedOptions, Misuse, MisuseKind};
 pub use failure_callback::{Failure, FailureCallbackAdaptor, FailureCallbackOptions};
 pub use limiting::LimitingAdaptor;
@@ -30,13 +31,12 @@ pub use prefetch::PrefetchAdaptor;
 pub use statistics::{Counter, Counters, StatisticsAdaptor};
 pub use thread_safe::{LocalDeviceResource, ThreadSafeAdaptor};
 pub use traced::TracedAdaptor;
-pub use tracking::{Allocation, CallStack, TrackingAdaptor, TrackingOptions};
+pub use tracking::{Allocation, TrackingAdaptor, TrackingOptions};
 
 crate::sync::for_models! {
     #[allow(missing_docs, unreachable_pub)]
     pub mod models {
-        pub use super::logging::ring::Line;
-        pub use super::statistics::counts::Counts;
-        pub use super::tracking::alone::Alone;
+        pub use super::logging::ring::NumberRing;
+        pub use super::statistics::shared::SharedCounters;
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::DeviceLayout;
+use crate::pinned::allocator::{self, HostAllocator, implement_allocators};
 use crate::resource::{DeviceBlock, DeviceResource, HostComplete};
 use crate::stream::Stream;
 use std::alloc::Layout;
@@ -73,11 +74,11 @@ impl<R: DeviceResource> OnStream<R> {
     }
 }
 
-impl<R: HostComplete> OnStream<R> {
-    fn obtain(&self, layout: Layout) -> Result<NonNull<[u8]>> {
-        if layout.size() == 0 {
-            return Ok(NonNull::slice_from_raw_parts(layout.dangling_ptr(), 0));
-        }
+// SAFETY: `R: HostComplete` hands out memory that no device work touches and keeps freed blocks until
+// the device is complete; blocks stay valid while a handle on the resource lives, and each clone holds
+// one.
+unsafe impl<R: HostComplete> HostAllocator for OnStream<R> {
+    fn allocate_slow(&self, layout: Layout) -> Result<NonNull<[u8]>> {
         let device_layout = DeviceLayout::with_alignment(layout.size(), layout.align())?;
         let block = self.allocate(device_layout)?;
         let pointer = self.resource.host_pointer(&block);
@@ -93,22 +94,11 @@ impl<R: HostComplete> OnStream<R> {
     }
 
     #[inline(always)]
-    fn warm(&self, _layout: Layout) -> Option<NonNull<[u8]>> {
-        None
-    }
-
-    #[inline(always)]
-    unsafe fn warm_back(&self, _pointer: NonNull<u8>, _layout: Layout) -> bool {
+    unsafe fn free_fast(&self, _pointer: NonNull<u8>, _layout: Layout) -> bool {
         false
     }
 
-    /// # Safety
-    ///
-    /// As `Allocator::deallocate`.
-    unsafe fn give_back(&self, pointer: NonNull<u8>, layout: Layout) {
-        if layout.size() == 0 {
-            return;
-        }
+    unsafe fn free_slow(&self, pointer: NonNull<u8>, layout: Layout) {
         if let Ok(layout) = DeviceLayout::with_alignment(layout.size(), layout.align()) {
             // SAFETY: the block is live and of this resource, asked with this layout or a larger
             // one; the caller gives it up. The stream's later work is the resource's to wait for.
@@ -119,9 +109,6 @@ impl<R: HostComplete> OnStream<R> {
         }
     }
 
-    /// # Safety
-    ///
-    /// As `Allocator::grow` and `Allocator::shrink`.
     unsafe fn resize(
         &self,
         pointer: NonNull<u8>,
@@ -133,19 +120,16 @@ impl<R: HostComplete> OnStream<R> {
             // In place: a block is found again by its address, whatever its size is said to be.
             return Ok(NonNull::slice_from_raw_parts(pointer, new.size()));
         }
-        let target = self.obtain(new)?;
+        let target = allocator::allocate(self, new)?;
         let bytes = old.size().min(new.size());
         // SAFETY: both blocks are live, disjoint and hold `bytes` bytes; the old one is given up by
         // the caller on success.
         unsafe {
             std::ptr::copy_nonoverlapping(pointer.as_ptr(), target.as_ptr().cast(), bytes);
-            self.give_back(pointer, old);
+            allocator::free(self, pointer, old);
         }
         Ok(target)
     }
 }
 
-// The core above is sound as an allocator, since `R: HostComplete` hands out memory that no device
-// work touches and keeps freed blocks until the device is complete; blocks stay valid while a handle
-// on the resource lives, and each clone holds one.
-crate::host::implement_allocators!([R: HostComplete] OnStream<R>);
+implement_allocators!([R: HostComplete] OnStream<R>);

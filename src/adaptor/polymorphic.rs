@@ -14,11 +14,11 @@ use std::marker::PhantomData;
 /// `polymorphic_allocator`.
 ///
 /// A handle on a resource of any type. Two are equal if their resources take back each other's blocks
-/// ([`DeviceResource::identity`]), whatever their elements are; streams have no part in it. For an
-/// allocator that is bound to a stream, see [`OnStream`](crate::OnStream).
+/// ([`DeviceResource::identity`]), whatever their element types are. For an allocator that is bound to
+/// a stream, see [`OnStream`](crate::OnStream).
 ///
-/// RMM's takes the number of elements a second time to free them, and corrupts its pool if that is
-/// another one; here the block knows. RMM's default is the resource of whichever device is current.
+/// RMM's takes the number of elements again at the free, and corrupts its pool if it differs; here the
+/// block has its size. RMM's default is the resource of the thread's current device.
 ///
 /// ```
 /// use aquifer::{Device, PolymorphicAllocator};
@@ -40,8 +40,8 @@ pub struct PolymorphicAllocator<T> {
 }
 
 impl<T> PolymorphicAllocator<T> {
-    /// Over the resource that is [current](current_device_resource) on `device` here and now: a later
-    /// change is not seen.
+    /// Over the resource that is [current](current_device_resource) on `device` now. A later change
+    /// has no effect on it.
     ///
     /// # Errors
     ///

@@ -1,26 +1,24 @@
 //! Managed memory that is on the device before its first use.
 
-use super::handles::{handles, identity_by};
-use crate::backend::Wanted;
-use crate::device::Device;
+use super::forward::{adaptor, forward};
+use crate::driver::ErrorContext;
 use crate::error::{DriverError, Result};
 use crate::layout::DeviceLayout;
-use crate::resource::{DeviceBlock, DeviceResource, HostAccessible};
+use crate::resource::{DeviceBlock, DeviceResource};
 use crate::stream::Stream;
 use crate::sync::Arc;
-use std::ptr::NonNull;
 
 /// Moves each block to the resource's device as it is allocated, in the order of its stream, so
 /// that its first use takes no page faults: `cuMemPrefetchAsync` over a
 /// [`ManagedResource`](crate::ManagedResource) or a pool of it.
 ///
-/// Memory that does not move passes as it is, and so does all memory where the device is not one
-/// that moves pages by itself
-/// ([`concurrent_managed_access`](crate::DeviceProperties::concurrent_managed_access)) or the stream
-/// is in a capture, which a prefetch would lose. A handle: clones are the same resource.
+/// Blocks pass without a prefetch if their memory does not migrate, if the device does not migrate
+/// pages on demand
+/// ([`concurrent_managed_access`](crate::DeviceProperties::concurrent_managed_access)), or if the
+/// stream is in a capture, which a prefetch would invalidate. A handle: clones are the same resource.
 ///
-/// RMM: `prefetch_resource_adaptor`, which moves to whatever device is current for the thread, and
-/// loses captures.
+/// RMM: `prefetch_resource_adaptor`, which prefetches to the thread's current device, and invalidates
+/// captures.
 ///
 /// ```
 /// use aquifer::{Device, DeviceVec, ManagedResource, PrefetchAdaptor};
@@ -33,39 +31,31 @@ use std::ptr::NonNull;
 /// assert_eq!(vec.get(999)?, 0.0);
 /// # Ok::<(), aquifer::Error>(())
 /// ```
-#[derive(Debug)]
 pub struct PrefetchAdaptor<U> {
-    state: Arc<State<U>>,
+    upstream: Arc<U>,
 }
 
-#[derive(Debug)]
-struct State<U> {
-    upstream: U,
-}
+adaptor!(PrefetchAdaptor, upstream);
 
 impl<U: DeviceResource> PrefetchAdaptor<U> {
-    /// `upstream`, each block of which is moved to its device.
+    /// Prefetches each block of `upstream`.
     pub fn new(upstream: U) -> Self {
-        Self { state: Arc::new(State { upstream }) }
+        Self { upstream: Arc::new(upstream) }
     }
 
-    /// What the memory comes from.
-    pub fn upstream(&self) -> &U {
-        &self.state.upstream
-    }
-
-    /// Moves a new block, or finds that it cannot move.
+    /// Moves a new block, unless it cannot move.
     fn prefetch(&self, stream: &Stream, block: &DeviceBlock) -> Result<()> {
         let device = self.device();
-        if block.is_empty()
-            || !device.properties().concurrent_managed_access
-            || stream.is_capturing()?
-        {
+        if block.is_empty() || !device.properties().concurrent_managed_access {
             return Ok(());
         }
-        // SAFETY: the block is live, and goes back in the order of this stream.
+        let entered = stream.begin_call()?;
+        if entered.is_capturing()? {
+            return Ok(());
+        }
+        // SAFETY: the block is live, and its free is ordered after this on the stream.
         let moved =
-            unsafe { device.driver().prefetch(block.address(), block.bytes(), stream.raw()) };
+            unsafe { device.driver().prefetch(block.address(), block.bytes(), entered.raw()) };
         match moved {
             Err(error)
                 if matches!(
@@ -75,44 +65,22 @@ impl<U: DeviceResource> PrefetchAdaptor<U> {
             {
                 Ok(())
             }
-            moved => moved.wanted(|| format!("moving {} bytes to {device}", block.bytes())),
+            moved => moved.with_context(|| format!("moving {} bytes to {device}", block.bytes())),
         }
     }
 }
 
-handles!(PrefetchAdaptor, state);
-
 // SAFETY: every block is the upstream's, and goes back to it unchanged.
 unsafe impl<U: DeviceResource> DeviceResource for PrefetchAdaptor<U> {
-    fn device(&self) -> &Device {
-        self.upstream().device()
-    }
-
-    identity_by!(state);
+    forward!(device, identity, frees_with_driver, deallocate);
 
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
         let block = self.upstream().allocate(stream, layout)?;
         if let Err(error) = self.prefetch(stream, &block) {
-            // SAFETY: the block is the upstream's, and nobody has seen it.
+            // SAFETY: the block is the upstream's, and was not handed out.
             unsafe { self.upstream().deallocate(stream, block) };
             return Err(error);
         }
         Ok(block)
-    }
-
-    fn frees_with_driver(&self, block: &DeviceBlock) -> bool {
-        self.upstream().frees_with_driver(block)
-    }
-
-    unsafe fn deallocate(&self, stream: &Stream, block: DeviceBlock) {
-        // SAFETY: the block is the upstream's; our caller vouches for the rest.
-        unsafe { self.upstream().deallocate(stream, block) }
-    }
-}
-
-// SAFETY: the blocks are the upstream's, unchanged.
-unsafe impl<U: HostAccessible> HostAccessible for PrefetchAdaptor<U> {
-    fn host_pointer(&self, block: &DeviceBlock) -> NonNull<u8> {
-        self.upstream().host_pointer(block)
     }
 }

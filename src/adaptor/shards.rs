@@ -1,4 +1,4 @@
-//! A table by address, in pieces of one lock each.
+//! A table by address in shards, with a lock each.
 
 use crate::sync::CachePadded;
 use crate::sync::trusted::{Mutex, MutexGuard};
@@ -6,7 +6,7 @@ use std::array;
 
 const COUNT: usize = 16;
 
-/// Tables that share the addresses among them, so that threads seldom meet at one lock.
+/// Tables among which the addresses are divided, so that threads seldom meet at one lock.
 #[derive(Default)]
 pub(super) struct Shards<S> {
     shards: [CachePadded<Mutex<S>>; COUNT],
@@ -21,7 +21,7 @@ impl<S> Shards<S> {
         self.shards[(mixed >> 60) as usize % COUNT].lock()
     }
 
-    /// All tables at one moment. Locked in one order, and nobody holds one while asking for another.
+    /// All tables at one moment. Locked in one order, and no thread that holds one asks for another.
     pub(super) fn all(&self) -> [MutexGuard<'_, S>; COUNT] {
         array::from_fn(|index| self.shards[index].lock())
     }

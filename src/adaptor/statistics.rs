@@ -1,12 +1,15 @@
 //! A resource that counts what passes through it.
 
+mod counters;
+mod scopes;
 #[allow(
     unreachable_pub,
     missing_docs,
     reason = "the models of loom_tests reach it through `models`; no user does"
 )]
-pub(super) mod counts;
-mod scopes;
+pub(super) mod shared;
+
+pub use counters::{Counter, Counters};
 
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
@@ -14,71 +17,10 @@ use crate::layout::DeviceLayout;
 use crate::resource::{DeviceBlock, DeviceResource, HostAccessible, ResourceId};
 use crate::stream::Stream;
 use crate::sync::Arc;
-use counts::Counts;
 use scopes::Scopes;
+use shared::SharedCounters;
 use std::fmt;
 use std::ptr::NonNull;
-
-/// A number that allocations raise and frees lower: RMM's `statistics_resource_adaptor::counter`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Counter {
-    /// What it is now. Below zero where more was freed than allocated, of blocks that were allocated
-    /// before or elsewhere.
-    pub current: i64,
-    /// The most that it was, at least 0.
-    pub peak: i64,
-    /// All allocations, whatever was freed.
-    pub total: i64,
-}
-
-/// Counters of bytes and of blocks, as a [`StatisticsAdaptor`] gives them.
-///
-/// ```
-/// use aquifer::Counters;
-///
-/// let none = Counters::default();
-/// assert_eq!((none.bytes.peak, none.allocations.total), (0, 0));
-/// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Counters {
-    /// Bytes, of the size that blocks have.
-    pub bytes: Counter,
-    /// Blocks.
-    pub allocations: Counter,
-}
-
-impl Counter {
-    #[inline(always)]
-    fn change(&mut self, by: i64, blocks: i64) {
-        self.current = self.current.wrapping_add(by);
-        if blocks > 0 {
-            self.peak = self.peak.max(self.current);
-            self.total = self.total.wrapping_add(by);
-        }
-    }
-
-    /// Adds what happened after this.
-    fn fold(&mut self, later: &Self) {
-        self.peak = self.peak.max(self.current.wrapping_add(later.peak));
-        self.current = self.current.wrapping_add(later.current);
-        self.total = self.total.wrapping_add(later.total);
-    }
-}
-
-impl Counters {
-    #[inline(always)]
-    fn change(&mut self, bytes: i64, blocks: i64) {
-        self.bytes.change(bytes, blocks);
-        self.allocations.change(blocks, blocks);
-    }
-
-    fn fold(&mut self, later: &Self) {
-        self.bytes.fold(&later.bytes);
-        self.allocations.fold(&later.allocations);
-    }
-}
 
 /// A resource that counts bytes and blocks, what they are, were at most and are in sum: RMM's
 /// `statistics_resource_adaptor`.
@@ -92,11 +34,8 @@ impl Counters {
 /// [`pop_counters`](Self::pop_counters). It counts the calls of that thread alone, whoever allocated
 /// what it frees.
 ///
-/// Counting takes no locked instruction while only one thread allocates and frees. With more threads
-/// each has an account of its own, from which it reuses what it freed, again without one; a call that
-/// needs more takes a lock. Where the peak may have been passed, the threads' accounts are brought
-/// together, in some microseconds, and the next two thousand calls all take the lock. At most 63
-/// threads of the process have accounts at a time; those that come on top take the lock too.
+/// Counting takes no locked instruction while only one thread allocates and frees. From the first call
+/// of a second thread on, each call takes one mutex.
 ///
 /// RMM takes one lock a call, and its stack of counters is one for all threads, so that the scopes of
 /// two threads mix.
@@ -126,7 +65,7 @@ pub struct StatisticsAdaptor<U> {
 struct State<U> {
     upstream: U,
     scopes: Scopes,
-    counts: Counts,
+    counters: SharedCounters,
 }
 
 impl<U> Clone for StatisticsAdaptor<U> {
@@ -155,8 +94,8 @@ impl<U: fmt::Debug> fmt::Debug for StatisticsAdaptor<U> {
 impl<U> StatisticsAdaptor<U> {
     /// Counts what passes through to `upstream`, from zero.
     pub fn new(upstream: U) -> Self {
-        let (scopes, counts) = Default::default();
-        Self { state: Arc::new(State { upstream, scopes, counts }) }
+        let (scopes, counters) = Default::default();
+        Self { state: Arc::new(State { upstream, scopes, counters }) }
     }
 
     /// The resource whose use is counted.
@@ -165,10 +104,10 @@ impl<U> StatisticsAdaptor<U> {
     }
 
     /// The counters of all threads since the adaptor was made, whatever scopes are open, at one moment
-    /// of this call. Takes some microseconds where other threads have counted. Zero in the child of a
-    /// fork, where nothing is allocated.
+    /// of this call. Takes some microseconds where only one thread counts, and it is another. Zero in
+    /// the child of a fork, where nothing is allocated.
     pub fn counters(&self) -> Counters {
-        self.state.counts.read()
+        self.state.counters.read()
     }
 
     /// Opens a scope of the calling thread, inside of those it has open: its counters start from
@@ -230,7 +169,7 @@ unsafe impl<U: DeviceResource> DeviceResource for StatisticsAdaptor<U> {
         let block = state.upstream.allocate(stream, layout)?;
         if !block.is_empty() {
             let bytes = block.bytes() as i64;
-            state.counts.add(bytes);
+            state.counters.add(bytes);
             state.scopes.change(bytes, 1);
         }
         Ok(block)
@@ -246,7 +185,7 @@ unsafe impl<U: DeviceResource> DeviceResource for StatisticsAdaptor<U> {
         if !block.is_empty() {
             // First: upstream may hand the memory to another thread before it returns.
             let bytes = block.bytes() as i64;
-            state.counts.subtract(bytes);
+            state.counters.subtract(bytes);
             state.scopes.change(bytes.wrapping_neg(), -1);
         }
         // SAFETY: the block is upstream's; the caller vouches for the rest.

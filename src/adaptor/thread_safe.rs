@@ -1,9 +1,9 @@
 //! A lock around a resource that has none.
 
-use super::caught::caught;
-use super::handles::{handles, identity_by};
-use crate::backend::is_forked_child;
+use super::catch::catch_panic;
+use super::forward::{forward, handle};
 use crate::device::Device;
+use crate::driver::is_forked_child;
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::DeviceLayout;
 use crate::resource::{DeviceBlock, DeviceResource};
@@ -11,13 +11,12 @@ use crate::stream::Stream;
 use crate::sync::Arc;
 use crate::sync::trusted::{AtomicUsize, Mutex, MutexGuard, Ordering, thread_local};
 use std::fmt;
-use std::ops::{Deref, DerefMut};
 
 /// Hands out device memory in stream order, to one caller at a time: a
 /// [`DeviceResource`] without locks of its own.
 ///
-/// A [`ThreadSafeAdaptor`] makes a [`DeviceResource`] of it. RMM has no such trait: whether one of its
-/// resources may be shared is in its documentation, and nothing checks it.
+/// A [`ThreadSafeAdaptor`] makes a [`DeviceResource`] of it. RMM has no such trait: its documentation
+/// says which resources threads may share, and the compiler does not check it.
 ///
 /// # Safety
 ///
@@ -25,7 +24,7 @@ use std::ops::{Deref, DerefMut};
 ///
 /// # Examples
 ///
-/// A resource that gives out one region piece by piece, and takes it back as a whole.
+/// A bump allocator: it hands out one region piece by piece, and frees the region as a whole.
 ///
 /// ```
 /// use aquifer::{
@@ -82,7 +81,7 @@ use std::ops::{Deref, DerefMut};
 /// # Ok::<(), aquifer::Error>(())
 /// ```
 pub unsafe trait LocalDeviceResource: fmt::Debug + Send {
-    /// The device whose memory this is: the same one for good.
+    /// The device whose memory this is. It never changes.
     fn device(&self) -> &Device;
 
     /// As [`DeviceResource::allocate`].
@@ -101,17 +100,17 @@ pub unsafe trait LocalDeviceResource: fmt::Debug + Send {
 }
 
 /// Makes a [`DeviceResource`] of a [`LocalDeviceResource`], by a lock: RMM's
-/// `thread_safe_resource_adaptor`.
+/// `thread_safe_resource_adaptor`. The resources of this crate do not need it.
 ///
-/// The lock is held over the resource's own calls, whatever they wait for: that is what it is for, and
-/// all other callers wait too. So the resource must not wait for another thread that may come here.
-/// A resource whose call comes back here on the same thread, through a callback or an upstream that
-/// leads here, does not deadlock: the inner allocation is an error, and the block of an inner free
-/// waits for the end of the outer call. RMM deadlocks there.
+/// The lock is held over the resource's own calls, and all other callers wait for their end. So the
+/// resource must not wait for another thread that may call this adaptor.
 ///
-/// A handle: clones share the resource, which goes with the last. In the child of a fork allocations
-/// are errors and frees leak, since the lock may be held for good. The resources of this crate need
-/// none of this.
+/// A call of the resource may come back here on the same thread, through a callback or an upstream. It
+/// does not deadlock, as RMM's does: an inner allocation is an error, and the block of an inner free
+/// waits for the end of the outer call.
+///
+/// A handle: clones share the resource, which drops with the last. In the child of a fork allocations
+/// are errors and frees leak: a thread of the parent may hold the lock for good.
 ///
 /// ```
 /// use aquifer::{
@@ -133,90 +132,80 @@ pub unsafe trait LocalDeviceResource: fmt::Debug + Send {
 /// }
 /// ```
 pub struct ThreadSafeAdaptor<R> {
-    state: Arc<State<R>>,
+    state: Arc<ThreadSafeState<R>>,
 }
 
-struct State<R> {
+handle!(ThreadSafeAdaptor, state);
+
+struct ThreadSafeState<R> {
     device: Device,
-    /// The mark of the thread that has the lock; 0 for none.
-    holder: AtomicUsize,
-    /// Freed from inside of the call that has the lock, on its thread; empty when it is over.
-    waiting: Mutex<Vec<(Stream, DeviceBlock)>>,
+    /// The [`thread_mark`] of the thread that holds the lock of `resource`; 0 for none.
+    owner: AtomicUsize,
+    /// Blocks that the owner freed inside its call. Empty when the lock is released.
+    deferred_frees: Mutex<Vec<(Stream, DeviceBlock)>>,
     resource: Mutex<R>,
 }
 
-thread_local! {
-    static MARK: u8 = const { 0 };
-}
-
-/// A number that no other living thread has, and never 0.
-fn mark() -> usize {
+/// A number that is never 0 and differs between living threads: the address of a thread-local.
+fn thread_mark() -> usize {
+    thread_local! {
+        static MARK: u8 = const { 0 };
+    }
     MARK.with(|mark| std::ptr::from_ref(mark).addr())
 }
 
-struct Held<'a, R: LocalDeviceResource> {
-    state: &'a State<R>,
+struct ResourceGuard<'a, R: LocalDeviceResource> {
+    state: &'a ThreadSafeState<R>,
     resource: MutexGuard<'a, R>,
 }
 
-impl<R: LocalDeviceResource> Drop for Held<'_, R> {
+impl<R: LocalDeviceResource> Drop for ResourceGuard<'_, R> {
     fn drop(&mut self) {
         loop {
-            let waiting = std::mem::take(&mut *self.state.waiting.lock());
-            if waiting.is_empty() {
+            let frees = std::mem::take(&mut *self.state.deferred_frees.lock());
+            if frees.is_empty() {
                 break;
             }
-            for (stream, block) in waiting {
-                // A resource that breaks its contract may be why this unwinds already.
-                // SAFETY: the promise of whoever freed it; later on its stream is in order, too.
-                caught(|| unsafe { self.resource.deallocate(&stream, block) });
+            for (stream, block) in frees {
+                // A panic of the resource may be the reason that this guard drops.
+                // SAFETY: the promise of the inner free's caller; a later free on its stream keeps it.
+                catch_panic(|| unsafe { self.resource.deallocate(&stream, block) });
             }
         }
-        // Before the lock is free: a field drops after this.
-        self.state.holder.store(0, Ordering::Relaxed);
+        // Before the lock is released: the field drops after this.
+        self.state.owner.store(0, Ordering::Relaxed);
     }
 }
 
-impl<R: LocalDeviceResource> Deref for Held<'_, R> {
-    type Target = R;
-
-    fn deref(&self) -> &R {
-        &self.resource
-    }
-}
-
-impl<R: LocalDeviceResource> DerefMut for Held<'_, R> {
-    fn deref_mut(&mut self) -> &mut R {
-        &mut self.resource
-    }
-}
-
-impl<R: LocalDeviceResource> State<R> {
-    fn lock(&self, wanted: &str) -> Result<Held<'_, R>> {
+impl<R: LocalDeviceResource> ThreadSafeState<R> {
+    /// `operation` is named by the errors: [`ErrorKind::Reentered`] on the owner's thread, and
+    /// [`ErrorKind::Forked`].
+    fn lock(&self, operation: &str) -> Result<ResourceGuard<'_, R>> {
         if is_forked_child() {
             return Err(Error::new(
                 ErrorKind::Forked,
                 format!(
-                    "{wanted} in the child of a fork, where the resource's lock may be held for good"
+                    "{operation} in the child of a fork, where the resource's lock may be held for good"
                 ),
             ));
         }
-        // Relaxed: a thread finds its own mark only if it stored it itself and has not taken it back;
-        // what others store is some other number.
-        if self.holder.load(Ordering::Relaxed) == mark() {
+        // Relaxed: only this thread stores its mark, and it reads its own last store or a later one.
+        if self.owner.load(Ordering::Relaxed) == thread_mark() {
             return Err(Error::new(
                 ErrorKind::Reentered,
-                format!("{wanted} from inside of a call of the same resource, which has its lock"),
+                format!(
+                    "{operation} from inside of a call of the same resource, which has its lock"
+                ),
             )
             .advise("let the resource's callbacks use another one"));
         }
-        let resource = self.resource.lock();
-        Ok(self.held(resource))
+        Ok(self.guard(self.resource.lock()))
     }
 
-    fn held<'a>(&'a self, resource: MutexGuard<'a, R>) -> Held<'a, R> {
-        self.holder.store(mark(), Ordering::Relaxed);
-        Held { state: self, resource }
+    /// Marks this thread as the owner of the lock that it took.
+    fn guard<'a>(&'a self, resource: MutexGuard<'a, R>) -> ResourceGuard<'a, R> {
+        self.owner.store(thread_mark(), Ordering::Relaxed);
+        ResourceGuard { state: self, resource }
     }
 }
 
@@ -224,64 +213,66 @@ impl<R: LocalDeviceResource> ThreadSafeAdaptor<R> {
     /// Puts a lock around `resource`.
     pub fn new(resource: R) -> Self {
         let device = resource.device().clone();
-        let (holder, waiting) = (AtomicUsize::new(0), Mutex::default());
-        let resource = Mutex::new(resource);
-        Self { state: Arc::new(State { device, holder, waiting, resource }) }
+        Self {
+            state: Arc::new(ThreadSafeState {
+                device,
+                owner: AtomicUsize::new(0),
+                deferred_frees: Mutex::default(),
+                resource: Mutex::new(resource),
+            }),
+        }
     }
 
-    /// Looks at the resource, under the lock. It cannot be changed or replaced here: blocks that are
-    /// out belong to it. A block that is freed from inside of `look`, as by the drop of a vector, waits
-    /// for its end.
+    /// Reads the resource, under the lock. There is no mutable access: it could replace the resource,
+    /// to which live blocks belong. A block that `read` frees, by the drop of a vector for example,
+    /// waits for its end.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Reentered`] from inside of a call of the resource or another look on this thread;
+    /// [`ErrorKind::Reentered`] inside a call of the resource or another `inspect` on this thread;
     /// [`ErrorKind::Forked`] in the child of a fork.
-    pub fn inspect<T>(&self, look: impl FnOnce(&R) -> T) -> Result<T> {
-        Ok(look(&*self.state.lock("a look at a resource")?))
+    pub fn inspect<T>(&self, read: impl FnOnce(&R) -> T) -> Result<T> {
+        Ok(read(&self.state.lock("a look at a resource")?.resource))
     }
 }
 
-// SAFETY: the resource keeps the contract for one call at a time, which the lock makes of all calls,
-// and it lives as long as a handle.
+// SAFETY: the resource keeps the contract for one call at a time, the lock orders all calls, and the
+// resource lives as long as a handle.
 unsafe impl<R: LocalDeviceResource> DeviceResource for ThreadSafeAdaptor<R> {
     fn device(&self) -> &Device {
         &self.state.device
     }
 
-    identity_by!(state);
+    forward!(identity);
 
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
-        self.state.lock("an allocation")?.allocate(stream, layout)
+        self.state.lock("an allocation")?.resource.allocate(stream, layout)
     }
 
     unsafe fn deallocate(&self, stream: &Stream, block: DeviceBlock) {
         match self.state.lock("a free") {
             // SAFETY: the caller's promise; the block is the resource's.
-            Ok(mut resource) => unsafe { resource.deallocate(stream, block) },
+            Ok(mut guard) => unsafe { guard.resource.deallocate(stream, block) },
             Err(error) if error.kind() == ErrorKind::Reentered => {
-                self.state.waiting.lock().push((stream.clone(), block));
+                self.state.deferred_frees.lock().push((stream.clone(), block));
             }
-            // The child of a fork: the parent has the memory.
+            // The child of a fork: the memory is the parent's.
             Err(_) => {}
         }
     }
 }
 
-handles! {
-    /// Equal if they are handles on one resource.
-    ThreadSafeAdaptor, state
-}
-
 impl<R: LocalDeviceResource> fmt::Debug for ThreadSafeAdaptor<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut debug = f.debug_struct("ThreadSafeAdaptor");
-        // Not by waiting: it may be this very thread that has the lock. In the child of a fork not even
-        // the release of a free one is sure to return.
+        // `try_lock`, as this thread may hold the lock. Not in the child of a fork, where even the
+        // release of the lock may not return.
         let resource = if is_forked_child() { None } else { self.state.resource.try_lock() };
         match resource {
-            // What the resource or the writer calls from here is inside of a call.
-            Some(resource) => debug.field("resource", &*self.state.held(resource)).finish(),
+            // Guarded: the resource's `Debug` or the formatter may call this adaptor.
+            Some(resource) => {
+                debug.field("resource", &*self.state.guard(resource).resource).finish()
+            }
             None => debug.field("device", &self.state.device).finish_non_exhaustive(),
         }
     }

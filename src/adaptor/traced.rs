@@ -1,33 +1,32 @@
-//! A resource that tells `tracing` what passes through it.
+//! Allocations and frees as `tracing` events.
 
-use super::handles::{handles, identity_by};
-use crate::backend::is_forked_child;
-use crate::debug_log::{LEVEL, event, is_held, later, tell};
-use crate::device::Device;
+use super::forward::{adaptor, forward};
+use crate::debug_log::{LEVEL, emit, emit_deferred, event, is_deferring};
+use crate::driver::is_forked_child;
 use crate::error::Result;
 use crate::layout::DeviceLayout;
-use crate::resource::{DeviceBlock, DeviceResource, HostAccessible};
+use crate::resource::{DeviceBlock, DeviceResource};
 use crate::stream::Stream;
 use crate::sync::Arc;
-use std::ptr::NonNull;
 use std::time::Instant;
 use tracing::Level;
 use tracing::level_filters::LevelFilter;
 
 /// Allocations and frees as [`tracing`] events, at `TRACE`, with the target `aquifer::memory`. RMM has
-/// no counterpart: its debug log says what its pools do, to a file of its own.
+/// no counterpart: its debug log is of its pools alone, in a file of its own.
 ///
 /// The message is `allocate`, `allocate failure` or `free`; the fields are `address` (hexadecimal; not
 /// of a failure), `bytes`, `stream` (its [`id`](Stream::id)), `device` (its ordinal), `elapsed_ns`
-/// (nanoseconds that the upstream took) and, of a failure, `error`. An event is told when the upstream
-/// has returned, on the calling thread: of two threads, one may tell that it allocated an address before
-/// the other tells that it freed it. [`LoggingAdaptor`](crate::LoggingAdaptor) keeps their order. Where
-/// no subscriber wants such events, the cost is one look at a flag.
+/// (nanoseconds that the upstream took) and, of a failure, `error`. The calling thread emits an event
+/// after the upstream has returned. The events of two threads may therefore be out of order: an address
+/// may be allocated in one before the event of its free by the other.
+/// [`LoggingAdaptor`](crate::LoggingAdaptor) keeps the order. Where no subscriber wants such events, a
+/// call costs one load.
 ///
-/// Below a pool, its events wait until the pool's locks are released. The feature `log-level-debug`
-/// and those below it cut them out. What a subscriber allocates through this adaptor is not told.
-/// A subscriber that panics costs its event. The child of a fork tells nothing: its
-/// subscriber's locks may be held by a thread that is not there. Clones are one adaptor.
+/// Below a pool, the events wait until the pool's locks are released. The feature `log-level-debug`
+/// and those below it compile them out. There is no event of an allocation that a subscriber makes
+/// through this adaptor. A panic of a subscriber ends its event. The child of a fork emits no event:
+/// the subscriber's locks may be held by a thread of the parent. Clones are one adaptor.
 ///
 /// ```
 /// use aquifer::{CudaResource, Device, DeviceVec, TracedAdaptor};
@@ -40,44 +39,38 @@ use tracing::level_filters::LevelFilter;
 /// # drop(vec);
 /// # Ok::<(), aquifer::Error>(())
 /// ```
-#[derive(Debug)]
 pub struct TracedAdaptor<U> {
     upstream: Arc<U>,
 }
 
 impl<U: DeviceResource> TracedAdaptor<U> {
-    /// Tells what passes through to `upstream`.
+    /// Emits an event for each call that reaches `upstream`.
     pub fn new(upstream: U) -> Self {
         Self { upstream: Arc::new(upstream) }
     }
-
-    /// The resource that allocates.
-    pub fn upstream(&self) -> &U {
-        &self.upstream
-    }
 }
 
-handles!(TracedAdaptor, upstream);
+adaptor!(TracedAdaptor, upstream);
 
 const TARGET: &str = "aquifer::memory";
 
 #[inline]
-fn wanted() -> bool {
-    // A look at a number first, which is all where nobody wants it.
-    LEVEL >= 5 && Level::TRACE <= LevelFilter::current() && asked()
+fn is_enabled() -> bool {
+    // The load of the level first: the only cost where no subscriber wants events.
+    LEVEL >= 5 && Level::TRACE <= LevelFilter::current() && is_subscribed()
 }
 
 #[cold]
-fn asked() -> bool {
+fn is_subscribed() -> bool {
     if is_forked_child() {
         return false;
     }
-    // Below a pool with its locks, the event itself asks, when they are released.
-    let mut wanted = is_held();
-    if !wanted {
-        tell(|| wanted = tracing::enabled!(target: TARGET, Level::TRACE));
+    // Under a pool's locks no subscriber may run: the deferred event itself asks, after them.
+    let mut enabled = is_deferring();
+    if !enabled {
+        emit(|| enabled = tracing::enabled!(target: TARGET, Level::TRACE));
     }
-    wanted
+    enabled
 }
 
 fn nanoseconds(since: Instant) -> u64 {
@@ -86,12 +79,10 @@ fn nanoseconds(since: Instant) -> u64 {
 
 // SAFETY: every block is the upstream's, and goes back to it unchanged.
 unsafe impl<U: DeviceResource> DeviceResource for TracedAdaptor<U> {
-    fn device(&self) -> &Device {
-        self.upstream.device()
-    }
+    forward!(device, identity);
 
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
-        if !wanted() {
+        if !is_enabled() {
             return self.upstream.allocate(stream, layout);
         }
         let begin = Instant::now();
@@ -101,7 +92,7 @@ unsafe impl<U: DeviceResource> DeviceResource for TracedAdaptor<U> {
         match &result {
             Ok(block) => {
                 let (address, bytes) = (block.address(), block.bytes());
-                later(move || {
+                emit_deferred(move || {
                     event!(
                         trace, target: TARGET, address = %format_args!("{address:#x}"), bytes, stream,
                         device, elapsed_ns, "allocate"
@@ -110,7 +101,7 @@ unsafe impl<U: DeviceResource> DeviceResource for TracedAdaptor<U> {
             }
             Err(error) => {
                 let (bytes, error) = (layout.bytes(), error.to_string());
-                later(move || {
+                emit_deferred(move || {
                     event!(
                         trace, target: TARGET, bytes, stream, device, elapsed_ns, %error,
                         "allocate failure"
@@ -121,31 +112,22 @@ unsafe impl<U: DeviceResource> DeviceResource for TracedAdaptor<U> {
         result
     }
 
-    identity_by!(upstream);
-
     unsafe fn deallocate(&self, stream: &Stream, block: DeviceBlock) {
-        if !wanted() {
-            // SAFETY: the block is the upstream's; our caller vouches for the rest.
+        if !is_enabled() {
+            // SAFETY: the block is the upstream's; the caller vouches for the rest.
             return unsafe { self.upstream.deallocate(stream, block) };
         }
         let (address, bytes) = (block.address(), block.bytes());
         let begin = Instant::now();
-        // SAFETY: the block is the upstream's; our caller vouches for the rest.
+        // SAFETY: the block is the upstream's; the caller vouches for the rest.
         unsafe { self.upstream.deallocate(stream, block) };
         let elapsed_ns = nanoseconds(begin);
         let (stream, device) = (stream.id(), self.device().ordinal());
-        later(move || {
+        emit_deferred(move || {
             event!(
                 trace, target: TARGET, address = %format_args!("{address:#x}"), bytes, stream, device,
                 elapsed_ns, "free"
             );
         });
-    }
-}
-
-// SAFETY: the upstream's blocks, unchanged.
-unsafe impl<U: HostAccessible> HostAccessible for TracedAdaptor<U> {
-    fn host_pointer(&self, block: &DeviceBlock) -> NonNull<u8> {
-        self.upstream.host_pointer(block)
     }
 }

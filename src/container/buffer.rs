@@ -1,32 +1,37 @@
-//! A block of device memory with a home stream: what every container is made of.
+//! A block of device memory with a home stream, inside of every container.
 
-use super::debts::Debts;
-use super::foreign::Borrower;
-use super::parts::DeviceVecParts;
-use crate::backend::is_forked_child;
+use super::memory_use::{CapturePolicy, MemoryUse};
+use super::pending_uses::PendingUses;
+use super::used_on::UsedOn;
+use crate::driver::is_forked_child;
 use crate::error::{DriverError, Error, ErrorKind, Result};
 use crate::layout::DeviceLayout;
-use crate::resource::handle::Handle;
+use crate::resource::ResourceHandle;
 use crate::resource::{DeviceBlock, DeviceResource};
-use crate::stream::{Stream, graveyard};
+use crate::stream::{Stream, StreamCall, deferred};
 use crate::sync::Arc;
 use std::mem::ManuallyDrop;
 use std::ops::Range;
 
-/// One allocation, its resource, its home stream and its debts. Freed in home's order when every
-/// debt is paid.
+/// The home stream, the block and its resource.
+pub(crate) type BufferParts = (Stream, DeviceBlock, Arc<dyn DeviceResource>);
+
+/// One allocation, its resource, its home stream and its uses elsewhere. Freed in home's order when
+/// home has waited for every use.
 pub(crate) struct Buffer {
-    resource: Handle,
+    resource: ResourceHandle,
     home: Stream,
     block: ManuallyDrop<DeviceBlock>,
-    debts: Debts<Borrower>,
+    uses: PendingUses<UsedOn>,
+    /// Its vector was dropped, and the free is deferred: no graph of a later capture uses it.
+    is_deferred: bool,
 }
 
 impl Buffer {
     pub(crate) fn new(
         home: &Stream,
         layout: DeviceLayout,
-        resource: impl Into<Handle>,
+        resource: impl Into<ResourceHandle>,
     ) -> Result<Self> {
         let resource = resource.into();
         resource.device().require(home.device(), "the stream")?;
@@ -41,13 +46,14 @@ impl Buffer {
     pub(crate) fn from_block(
         home: &Stream,
         block: DeviceBlock,
-        resource: impl Into<Handle>,
+        resource: impl Into<ResourceHandle>,
     ) -> Self {
         Self {
             resource: resource.into(),
             home: home.clone(),
             block: ManuallyDrop::new(block),
-            debts: Debts::default(),
+            uses: PendingUses::default(),
+            is_deferred: false,
         }
     }
 
@@ -68,12 +74,8 @@ impl Buffer {
     }
 
     /// The handle, for another buffer of the same resource.
-    pub(crate) fn handle(&self) -> Handle {
+    pub(crate) fn handle(&self) -> ResourceHandle {
         self.resource.clone()
-    }
-
-    pub(crate) fn debts(&self) -> &Debts<Borrower> {
-        &self.debts
     }
 
     #[cfg(feature = "cuda")]
@@ -81,9 +83,14 @@ impl Buffer {
         self.resource.frees_with_driver(&self.block)
     }
 
-    /// Makes home wait for whatever conflicts with a use of `range`.
-    pub(crate) fn pay(&self, range: &Range<usize>, writes: bool) -> Result<()> {
-        self.debts.pay(&self.home, range, writes)
+    /// A use of the bytes in `range`.
+    pub(super) fn memory_use(&self, range: Range<usize>, writes: bool) -> MemoryUse<'_> {
+        MemoryUse { home: &self.home, uses: &self.uses, range, writes }
+    }
+
+    /// Makes home wait for all uses elsewhere.
+    fn wait_for_all_uses(&self) -> Result<StreamCall<'_>> {
+        self.memory_use(0..usize::MAX, true).order_on(&self.home, CapturePolicy::Join)
     }
 
     /// Moves home to `stream`, which is ordered after all use so far.
@@ -94,58 +101,58 @@ impl Buffer {
         }
         // Ordered in the graph alone, the new home would come after no real work of the old one.
         self.home.refuse_capture("moving a vector away from it")?;
-        // To wait for what is outside of its graph would cost it the graph, and fail.
-        stream.refuse_capture("moving a vector to it")?;
-        self.pay(&(0..usize::MAX), true)?;
-        stream.wait_for(&self.home)?;
+        // Before a second gate: it may have to wait for a capture to begin.
+        let old = self.wait_for_all_uses()?;
+        old.refuse_capture("moving a vector away from it")?;
+        let new = stream.begin_call()?;
+        new.refuse_capture("moving a vector to it")?;
+        new.wait(&old.record()?)?;
+        drop((old, new));
         self.home = stream.clone();
         Ok(())
     }
 
-    /// Takes the parts out, every debt paid. On an error the buffer is whole.
-    pub(crate) fn into_parts(self, length: usize) -> Result<DeviceVecParts, (Error, Self)> {
-        if let Err(error) = self.pay(&(0..usize::MAX), true) {
+    /// Takes the block out, with home ordered after every use. On an error the buffer is whole.
+    pub(crate) fn into_parts(self) -> Result<BufferParts, (Error, Self)> {
+        let waited = self.wait_for_all_uses();
+        // Ordered in the graph alone, the parts would be in no order with former uses.
+        let apart = waited.and_then(|home| home.refuse_capture("taking a vector apart"));
+        if let Err(error) = apart {
             return Err((error, self));
         }
         let mut this = ManuallyDrop::new(self);
         // SAFETY: `this` is never used or dropped again, and each field is moved or dropped once.
         unsafe {
             let block = ManuallyDrop::take(&mut this.block);
-            let stream = std::ptr::read(&this.home);
+            let home = std::ptr::read(&this.home);
             let resource = std::ptr::read(&this.resource).get().clone();
-            std::ptr::drop_in_place(&mut this.debts);
-            Ok(DeviceVecParts { stream, block, length, resource })
+            std::ptr::drop_in_place(&mut this.uses);
+            Ok((home, block, resource))
         }
     }
 
-    /// A capture is in the way of the order that the free needs: a later call of the crate tries
-    /// again what this drop could not do.
+    /// Has the block freed when the graph of home's capture is gone, which may use it; or by a later
+    /// call of the crate, where the capture in the way is another stream's.
     #[cold]
-    fn bury(&mut self, block: DeviceBlock) {
-        Again(Some(Self {
+    fn defer_free(&mut self, block: DeviceBlock) {
+        let buffer = Self {
             resource: self.resource.clone(),
             home: self.home.clone(),
             block: ManuallyDrop::new(block),
-            debts: std::mem::take(&mut self.debts),
-        }))
-        .bury();
-    }
-}
-
-/// A buffer to be dropped when its home is in no capture, which a payment from outside would cost.
-struct Again(Option<Buffer>);
-
-impl Again {
-    fn bury(self) {
-        graveyard::bury(None, Box::new(self));
-    }
-}
-
-impl Drop for Again {
-    fn drop(&mut self) {
-        let Some(buffer) = self.0.take() else { return };
-        if buffer.home.is_capturing().unwrap_or(false) {
-            Again(Some(buffer)).bury();
+            uses: std::mem::take(&mut self.uses),
+            is_deferred: true,
+        };
+        let free = Box::new(move |launched_on: &[Stream]| {
+            // The launches are uses like others: the drop makes home wait for them.
+            for stream in launched_on {
+                buffer.uses.record_use(UsedOn::Stream(stream.clone()), 0..usize::MAX, true);
+            }
+            drop(buffer);
+        });
+        let deferred =
+            if self.is_deferred { Err(free as _) } else { self.home.keep_for_graph(free) };
+        if let Err(free) = deferred {
+            deferred::defer(None, move || free(&[]));
         }
     }
 }
@@ -158,13 +165,17 @@ impl Drop for Buffer {
         if block.is_empty() || is_forked_child() {
             return;
         }
-        match self.debts.pay(&self.home, &(0..usize::MAX), true) {
+        let waited = match self.uses.is_empty() {
+            true => Ok(()),
+            false => self.wait_for_all_uses().map(drop),
+        };
+        match waited {
             // SAFETY: the block is this resource's; home is ordered after every use: those at home
-            // by stream order, those elsewhere by the debts just paid.
+            // by stream order, those elsewhere by the wait.
             Ok(()) => unsafe { self.resource.deallocate(&self.home, block) },
-            Err(error) if error.kind() == ErrorKind::Capture => self.bury(block),
+            Err(error) if error.kind() == ErrorKind::Capture => self.defer_free(block),
             // Work elsewhere may still use it and nothing can be made to wait: never published.
-            // Quiet where this very device is gone; the one that is gone may be a borrower's.
+            // Quiet where this very device is gone; the one that is gone may be that of a use.
             Err(error)
                 if error.driver().is_some_and(DriverError::is_gone)
                     && self.home.device().memory_info().is_err() => {}

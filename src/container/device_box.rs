@@ -1,10 +1,9 @@
 //! A slice in device memory that keeps its length.
 
+use super::accessors::container;
 use super::buffer::Buffer;
 use super::device_vec::DeviceVec;
-use super::foreign::{On, OnMut, StreamRef};
-use super::view::{DeviceRead, DeviceSlice, DeviceSliceMut, DeviceWrite};
-use crate::device::Device;
+use super::view::lengths;
 use crate::error::{Refused, Result};
 use crate::resource::DeviceResource;
 use crate::stream::Stream;
@@ -15,9 +14,9 @@ use std::marker::PhantomData;
 
 /// A slice of plain data in device memory whose length never changes: `Box<[T]>` on the GPU.
 ///
-/// What a [`DeviceVec`] becomes when it has grown for the last time: it has no room to spare beyond
-/// what its resource rounds up, and whoever is given one cannot move its elements to another
-/// address. Both ways are without a copy if the vector is full. For a single value there is
+/// What a [`DeviceVec`] becomes when it has grown for the last time: it has no spare capacity beyond
+/// what its resource rounds up, and its elements keep their address. Neither way copies if the vector
+/// is full. For a single value there is
 /// [`DeviceScalar`](crate::DeviceScalar), so a `DeviceBox` of a sized type has no use here.
 ///
 /// It has a home stream, and goes wherever a vector goes. RMM has no counterpart.
@@ -40,7 +39,7 @@ pub struct DeviceBox<B: ?Sized> {
 }
 
 impl<T: Pod> DeviceVec<T> {
-    /// The elements as a slice that keeps its length, in place if there is no room to give up: see
+    /// The elements as a slice that keeps its length, in place if there is no capacity to give up: see
     /// [`shrink_to_fit`](Self::shrink_to_fit).
     ///
     /// # Errors
@@ -53,6 +52,9 @@ impl<T: Pod> DeviceVec<T> {
         }
     }
 }
+
+container!([T: Pod] DeviceBox<[T]>, T, buffer, length);
+lengths!([T: Pod] DeviceBox<[T]>, T);
 
 impl<T: Pod> DeviceBox<[T]> {
     fn of(vec: DeviceVec<T>) -> Self {
@@ -103,82 +105,6 @@ impl<T: Pod> DeviceBox<[T]> {
         Ok(Self::of(DeviceVec::from_slice_in(stream, source, resource)?))
     }
 
-    /// The number of elements.
-    pub fn len(&self) -> usize {
-        self.length
-    }
-
-    /// Whether there are no elements.
-    pub fn is_empty(&self) -> bool {
-        self.length == 0
-    }
-
-    /// The size of the elements in bytes.
-    pub fn size_in_bytes(&self) -> usize {
-        self.length * size_of::<T>()
-    }
-
-    /// The home stream.
-    pub fn stream(&self) -> &Stream {
-        self.buffer.home()
-    }
-
-    /// The device whose memory it is.
-    pub fn device(&self) -> &Device {
-        self.buffer.home().device()
-    }
-
-    /// The resource that its memory came from and goes back to.
-    pub fn resource(&self) -> &Arc<dyn DeviceResource> {
-        self.buffer.resource()
-    }
-
-    /// Makes `stream` the home, ordered after all use so far. Nothing waits on the host.
-    ///
-    /// # Errors
-    ///
-    /// As [`DeviceVec::set_stream`].
-    pub fn set_stream(&mut self, stream: &Stream) -> Result<()> {
-        self.buffer.set_home(stream)
-    }
-
-    /// The device's address of the first element, the same while this lives. Use it on the home
-    /// stream, or inside a guard from [`on`](Self::on) or [`on_mut`](Self::on_mut); dangling if
-    /// there are no elements.
-    pub fn as_device_ptr(&self) -> u64 {
-        self.buffer.address()
-    }
-
-    /// All of it, to read.
-    pub fn as_slice(&self) -> DeviceSlice<'_, T> {
-        let buffer = &self.buffer;
-        DeviceSlice::new(buffer.address(), 0, self.length, buffer.home(), buffer.debts())
-    }
-
-    /// All of it, to read and write.
-    pub fn as_mut_slice(&mut self) -> DeviceSliceMut<'_, T> {
-        let buffer = &self.buffer;
-        DeviceSliceMut::new(buffer.address(), 0, self.length, buffer.home(), buffer.debts())
-    }
-
-    /// To be read on `stream`, as [`DeviceVec::on`].
-    ///
-    /// # Errors
-    ///
-    /// As there.
-    pub fn on<'a, S: StreamRef>(&'a self, stream: &'a S) -> Result<On<'a, T, S>> {
-        self.as_slice().on(stream)
-    }
-
-    /// To be read and written on `stream`, as [`DeviceVec::on_mut`].
-    ///
-    /// # Errors
-    ///
-    /// As there.
-    pub fn on_mut<'a, S: StreamRef>(&'a mut self, stream: &'a S) -> Result<OnMut<'a, T, S>> {
-        OnMut::new(self.as_mut_slice(), stream)
-    }
-
     /// The elements as a `Vec` on the host. Waits for the home stream.
     ///
     /// # Errors
@@ -197,18 +123,6 @@ impl<T: Pod> DeviceBox<[T]> {
 impl<T: Pod> From<DeviceBox<[T]>> for DeviceVec<T> {
     fn from(boxed: DeviceBox<[T]>) -> Self {
         boxed.into_vec()
-    }
-}
-
-impl<T: Pod> DeviceRead<T> for DeviceBox<[T]> {
-    fn as_device_slice(&self) -> DeviceSlice<'_, T> {
-        self.as_slice()
-    }
-}
-
-impl<T: Pod> DeviceWrite<T> for DeviceBox<[T]> {
-    fn as_device_slice_mut(&mut self) -> DeviceSliceMut<'_, T> {
-        self.as_mut_slice()
     }
 }
 

@@ -1,14 +1,13 @@
 //! Bytes in device memory.
 
+use super::accessors::{container, host_copies};
 use super::buffer::Buffer;
 use super::device_vec::DeviceVec;
-use super::foreign::{On, OnMut, StreamRef};
-use super::view::{DeviceRead, DeviceSlice, DeviceSliceMut, DeviceWrite};
-use crate::device::Device;
+use super::view::{DeviceRead, DeviceSlice, DeviceSliceMut};
 use crate::error::{Refused, Result};
 use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout};
 use crate::resource::DeviceResource;
-use crate::resource::handle::{Handle, current};
+use crate::resource::{ResourceHandle, current_handle};
 use crate::stream::Stream;
 use crate::sync::Arc;
 use bytemuck::Pod;
@@ -46,25 +45,32 @@ pub struct DeviceBuffer {
     alignment: usize,
 }
 
+container!([] DeviceBuffer, u8, bytes.buffer, bytes.length);
+host_copies!([] DeviceBuffer, u8);
+
 impl DeviceBuffer {
-    /// `layout` of memory that has to be written before anybody else sees it.
+    /// `layout` of memory that the caller has to write before it returns it.
     fn unwritten(
         stream: &Stream,
         layout: DeviceLayout,
-        resource: impl Into<Handle>,
+        resource: impl Into<ResourceHandle>,
     ) -> Result<Self> {
         let buffer = Buffer::new(stream, layout, resource)?;
         let bytes = DeviceVec { buffer, length: layout.bytes(), elements: PhantomData };
         Ok(Self { bytes, alignment: layout.alignment() })
     }
 
-    fn zeroes(stream: &Stream, layout: DeviceLayout, resource: impl Into<Handle>) -> Result<Self> {
+    fn zeroes(
+        stream: &Stream,
+        layout: DeviceLayout,
+        resource: impl Into<ResourceHandle>,
+    ) -> Result<Self> {
         let mut this = Self::unwritten(stream, layout, resource)?;
         this.bytes.fill(0)?;
         Ok(this)
     }
 
-    fn copied(stream: &Stream, source: &[u8], resource: impl Into<Handle>) -> Result<Self> {
+    fn copied(stream: &Stream, source: &[u8], resource: impl Into<ResourceHandle>) -> Result<Self> {
         let layout = DeviceLayout::new(source.len())?;
         let mut this = Self::unwritten(stream, layout, resource)?;
         this.bytes.copy_from_slice(source)?;
@@ -97,7 +103,7 @@ impl DeviceBuffer {
     /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for a size that overflows;
     /// those of the driver.
     pub fn zeroed(stream: &Stream, bytes: usize) -> Result<Self> {
-        Self::zeroes(stream, DeviceLayout::new(bytes)?, current(stream.device())?)
+        Self::zeroes(stream, DeviceLayout::new(bytes)?, current_handle(stream.device())?)
     }
 
     /// As [`zeroed`](Self::zeroed), from `resource`.
@@ -114,7 +120,7 @@ impl DeviceBuffer {
         Self::zeroes(stream, DeviceLayout::new(bytes)?, resource)
     }
 
-    /// `bytes` bytes that nobody has written: all that RMM's constructor of a size gives.
+    /// `bytes` bytes that are not written yet: all that RMM's constructor of a size gives.
     ///
     /// ```
     /// use aquifer::{Device, DeviceBuffer};
@@ -135,7 +141,7 @@ impl DeviceBuffer {
     ///
     /// As [`DeviceVec::uninit`]: bytes are written before they are read.
     pub unsafe fn uninit(stream: &Stream, bytes: usize) -> Result<Self> {
-        Self::unwritten(stream, DeviceLayout::new(bytes)?, current(stream.device())?)
+        Self::unwritten(stream, DeviceLayout::new(bytes)?, current_handle(stream.device())?)
     }
 
     /// As [`uninit`](Self::uninit), from `resource`.
@@ -174,7 +180,7 @@ impl DeviceBuffer {
     /// As [`zeroed`](Self::zeroed), and those of the resource for an alignment that it does not
     /// have.
     pub fn with_layout(stream: &Stream, layout: DeviceLayout) -> Result<Self> {
-        Self::zeroes(stream, layout, current(stream.device())?)
+        Self::zeroes(stream, layout, current_handle(stream.device())?)
     }
 
     /// As [`with_layout`](Self::with_layout), from `resource`.
@@ -190,7 +196,7 @@ impl DeviceBuffer {
         Self::zeroes(stream, layout, resource)
     }
 
-    /// As [`with_layout_in`](Self::with_layout_in), of bytes that nobody has written.
+    /// As [`with_layout_in`](Self::with_layout_in), of bytes that are not written yet.
     ///
     /// # Errors
     ///
@@ -214,7 +220,7 @@ impl DeviceBuffer {
     ///
     /// As [`zeroed`](Self::zeroed), and those of the copy.
     pub fn from_slice(stream: &Stream, source: &[u8]) -> Result<Self> {
-        Self::copied(stream, source, current(stream.device())?)
+        Self::copied(stream, source, current_handle(stream.device())?)
     }
 
     /// As [`from_slice`](Self::from_slice), from `resource`.
@@ -230,7 +236,7 @@ impl DeviceBuffer {
         Self::copied(stream, source, resource)
     }
 
-    /// A copy of device memory, of this device or another, with room for its bytes alone. The two
+    /// A copy of device memory, of this device or another, with space for its bytes alone. The two
     /// streams are ordered for it, and nothing waits on the host.
     ///
     /// ```
@@ -247,7 +253,7 @@ impl DeviceBuffer {
     ///
     /// As [`zeroed`](Self::zeroed), and as [`DeviceVec::copy_from`].
     pub fn copy_of<T: Pod>(stream: &Stream, source: &impl DeviceRead<T>) -> Result<Self> {
-        Self::copy(stream, source, DEFAULT_ALIGNMENT, current(stream.device())?)
+        Self::copy(stream, source, DEFAULT_ALIGNMENT, current_handle(stream.device())?)
     }
 
     /// As [`copy_of`](Self::copy_of), from `resource`.
@@ -267,7 +273,7 @@ impl DeviceBuffer {
         stream: &Stream,
         source: &impl DeviceRead<T>,
         alignment: usize,
-        resource: impl Into<Handle>,
+        resource: impl Into<ResourceHandle>,
     ) -> Result<Self> {
         let bytes = source.as_device_slice().size_in_bytes();
         let layout = DeviceLayout::with_alignment(bytes, alignment)?;
@@ -277,7 +283,7 @@ impl DeviceBuffer {
     }
 
     /// A copy of it, from the same resource, at home on the same stream, of the same alignment, with
-    /// room for its bytes alone. Nothing waits on the host.
+    /// space for its bytes alone. Nothing waits on the host.
     ///
     /// # Errors
     ///
@@ -306,43 +312,13 @@ impl DeviceBuffer {
         self.alignment
     }
 
-    /// The home stream.
-    pub fn stream(&self) -> &Stream {
-        self.bytes.stream()
-    }
-
-    /// The device whose memory it is.
-    pub fn device(&self) -> &Device {
-        self.bytes.device()
-    }
-
-    /// The resource that its memory came from and goes back to.
-    pub fn resource(&self) -> &Arc<dyn DeviceResource> {
-        self.bytes.resource()
-    }
-
-    /// Makes `stream` the home, ordered after all use so far. Nothing waits on the host.
-    ///
-    /// # Errors
-    ///
-    /// As [`DeviceVec::set_stream`].
-    pub fn set_stream(&mut self, stream: &Stream) -> Result<()> {
-        self.bytes.set_stream(stream)
-    }
-
-    /// The device's address of the first byte. Use it on the home stream, or inside a guard from
-    /// [`on`](Self::on) or [`on_mut`](Self::on_mut); dangling if the capacity is zero.
-    pub fn as_device_ptr(&self) -> u64 {
-        self.bytes.as_device_ptr()
-    }
-
     /// Another block of the buffer's resource and alignment.
     fn another(&self, capacity: usize) -> Result<Buffer> {
         let layout = DeviceLayout::with_alignment(capacity, self.alignment)?;
         Buffer::new(self.stream(), layout, self.bytes.buffer.handle())
     }
 
-    /// Makes room for `additional` more bytes, and no more than that. (RMM's `reserve` takes the
+    /// Makes space for `additional` more bytes, and no more than that. (RMM's `reserve` takes the
     /// capacity.) The bytes move on the device, in home's order.
     ///
     /// # Errors
@@ -357,7 +333,7 @@ impl DeviceBuffer {
         self.bytes.move_to(new)
     }
 
-    /// Gives up room beyond the bytes, by moving them into a block of their size. They stay where
+    /// Gives up capacity beyond the bytes, by moving them into a block of their size. They stay where
     /// they are if the resource has no smaller block for them.
     ///
     /// # Errors
@@ -371,7 +347,7 @@ impl DeviceBuffer {
         if new.bytes() < self.capacity() { self.bytes.move_to(new) } else { Ok(()) }
     }
 
-    /// Makes it `bytes` long: cuts the rest off and keeps the room, or adds zero bytes, in a new
+    /// Makes it `bytes` long: cuts the rest off and keeps the capacity, or adds zero bytes, in a new
     /// block of exactly this size if they do not fit. Nothing waits on the host.
     ///
     /// # Errors
@@ -390,7 +366,7 @@ impl DeviceBuffer {
         filled
     }
 
-    /// As [`resize`](Self::resize), which is RMM's, too: what is added is not written.
+    /// As [`resize`](Self::resize), and as RMM's: the added bytes are not written.
     ///
     /// ```
     /// use aquifer::{Device, DeviceBuffer};
@@ -415,7 +391,7 @@ impl DeviceBuffer {
         self.lengthen(bytes)
     }
 
-    /// What is added has to be written before anybody else sees it.
+    /// The caller has to write the added bytes before it returns.
     fn lengthen(&mut self, bytes: usize) -> Result<()> {
         self.reserve(bytes.saturating_sub(self.len()))?;
         self.bytes.length = bytes;
@@ -432,52 +408,14 @@ impl DeviceBuffer {
         self.bytes.copy_from(&source.as_device_slice().as_bytes())
     }
 
-    /// Overwrites all bytes with a slice of the same length, complete when this returns.
-    ///
-    /// # Errors
-    ///
-    /// As [`DeviceVec::copy_from_slice`].
-    pub fn copy_from_slice(&mut self, source: &[u8]) -> Result<()> {
-        self.bytes.copy_from_slice(source)
-    }
-
-    /// Copies all bytes into a slice of the same length, complete when this returns.
-    ///
-    /// # Errors
-    ///
-    /// As [`DeviceVec::copy_to_slice`].
-    pub fn copy_to_slice(&self, target: &mut [u8]) -> Result<()> {
-        self.bytes.copy_to_slice(target)
-    }
-
-    /// The bytes as a `Vec` on the host. Waits for the home stream.
-    ///
-    /// # Errors
-    ///
-    /// As [`DeviceVec::to_vec`].
-    pub fn to_vec(&self) -> Result<Vec<u8>> {
-        self.bytes.to_vec()
-    }
-
-    /// The bytes, to read.
-    pub fn as_slice(&self) -> DeviceSlice<'_, u8> {
-        self.bytes.as_slice()
-    }
-
-    /// The bytes, to read and write.
-    pub fn as_mut_slice(&mut self) -> DeviceSliceMut<'_, u8> {
-        self.bytes.as_mut_slice()
-    }
-
     /// The bytes as elements of a type, to read.
     ///
     /// # Errors
     ///
     /// As [`into_vec`](Self::into_vec).
     pub fn view<T: Pod>(&self) -> Result<DeviceSlice<'_, T>> {
-        let buffer = &self.bytes.buffer;
         let length = self.bytes.length_as::<T>()?;
-        Ok(DeviceSlice::new(buffer.address(), 0, length, buffer.home(), buffer.debts()))
+        Ok(DeviceSlice::new(&self.bytes.buffer, length))
     }
 
     /// The bytes as elements of a type, to read and write.
@@ -497,29 +435,10 @@ impl DeviceBuffer {
     /// As [`into_vec`](Self::into_vec).
     pub fn view_mut<T: Pod>(&mut self) -> Result<DeviceSliceMut<'_, T>> {
         let length = self.bytes.length_as::<T>()?;
-        let buffer = &self.bytes.buffer;
-        Ok(DeviceSliceMut::new(buffer.address(), 0, length, buffer.home(), buffer.debts()))
+        Ok(DeviceSliceMut::new(&self.bytes.buffer, length))
     }
 
-    /// To be read on `stream`, as [`DeviceVec::on`].
-    ///
-    /// # Errors
-    ///
-    /// As there.
-    pub fn on<'a, S: StreamRef>(&'a self, stream: &'a S) -> Result<On<'a, u8, S>> {
-        self.bytes.on(stream)
-    }
-
-    /// To be read and written on `stream`, as [`DeviceVec::on_mut`].
-    ///
-    /// # Errors
-    ///
-    /// As there.
-    pub fn on_mut<'a, S: StreamRef>(&'a mut self, stream: &'a S) -> Result<OnMut<'a, u8, S>> {
-        self.bytes.on_mut(stream)
-    }
-
-    /// The same memory as a vector, with all of its room. A vector that grows asks for the alignment
+    /// The same memory as a vector, with all of its capacity. A vector that grows asks for the alignment
     /// of its elements, 256 bytes at least, and no more for that of the buffer.
     ///
     /// RMM has the other way alone (`device_uvector::release`), which is `DeviceBuffer::from`.
@@ -537,7 +456,7 @@ impl DeviceBuffer {
     }
 }
 
-/// The vector's memory, with all of its room: RMM's `device_uvector::release`.
+/// The vector's memory, with all of its capacity: RMM's `device_uvector::release`.
 impl<T: Pod> From<DeviceVec<T>> for DeviceBuffer {
     fn from(vec: DeviceVec<T>) -> Self {
         let asked = align_of::<T>().max(DEFAULT_ALIGNMENT);
@@ -548,18 +467,6 @@ impl<T: Pod> From<DeviceVec<T>> for DeviceBuffer {
             bytes: DeviceVec { buffer: vec.buffer, length, elements: PhantomData },
             alignment: found.map_or(asked, |found| found.min(asked)),
         }
-    }
-}
-
-impl DeviceRead<u8> for DeviceBuffer {
-    fn as_device_slice(&self) -> DeviceSlice<'_, u8> {
-        self.as_slice()
-    }
-}
-
-impl DeviceWrite<u8> for DeviceBuffer {
-    fn as_device_slice_mut(&mut self) -> DeviceSliceMut<'_, u8> {
-        self.as_mut_slice()
     }
 }
 

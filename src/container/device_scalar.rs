@@ -1,9 +1,8 @@
 //! One value in device memory.
 
+use super::accessors::container;
 use super::device_vec::DeviceVec;
-use super::foreign::{On, OnMut, StreamRef};
-use super::view::{DeviceRead, DeviceSlice, DeviceSliceMut, DeviceWrite};
-use crate::device::Device;
+use super::view::DeviceRead;
 use crate::error::{Error, ErrorKind, Refused, Result};
 use crate::resource::DeviceResource;
 use crate::stream::Stream;
@@ -45,6 +44,8 @@ pub struct DeviceScalar<T: Pod> {
     vec: DeviceVec<T>,
 }
 
+container!([T: Pod] DeviceScalar<T>, T, vec.buffer, vec.length);
+
 impl<T: Pod> DeviceScalar<T> {
     /// `value`, at home on `stream`, from the device's current resource. Nothing waits on the host.
     ///
@@ -53,7 +54,7 @@ impl<T: Pod> DeviceScalar<T> {
     /// [`ErrorKind::OutOfMemory`]; [`ErrorKind::InvalidArgument`] if `T` has no size; those of
     /// [`current_device_resource`](crate::current_device_resource) and of the driver.
     pub fn new(stream: &Stream, value: T) -> Result<Self> {
-        // SAFETY: written here, before anybody sees it.
+        // SAFETY: written here, before it can be read.
         let mut scalar = unsafe { Self::uninit(stream)? };
         scalar.set_value(value)?;
         Ok(scalar)
@@ -76,7 +77,7 @@ impl<T: Pod> DeviceScalar<T> {
     ///
     /// As there, and [`ErrorKind::WrongDevice`] if `stream` is of another device.
     pub fn new_in(stream: &Stream, value: T, resource: Arc<dyn DeviceResource>) -> Result<Self> {
-        // SAFETY: written here, before anybody sees it.
+        // SAFETY: written here, before it can be read.
         let mut scalar = unsafe { Self::uninit_in(stream, resource)? };
         scalar.set_value(value)?;
         Ok(scalar)
@@ -100,7 +101,7 @@ impl<T: Pod> DeviceScalar<T> {
         Ok(Self { vec: DeviceVec::zeroed_in(stream, 1, resource)? })
     }
 
-    /// A value that nobody has written.
+    /// A value that is not written yet.
     ///
     /// ```
     /// use aquifer::{Device, DeviceScalar};
@@ -143,7 +144,7 @@ impl<T: Pod> DeviceScalar<T> {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Capture`] on a stream in capture; those of the copy.
+    /// [`ErrorKind::Capture`] while home is in capture, on this thread or another; those of the copy.
     pub fn value(&self) -> Result<T> {
         self.vec.get(0)
     }
@@ -153,7 +154,7 @@ impl<T: Pod> DeviceScalar<T> {
     ///
     /// # Errors
     ///
-    /// Those of the driver.
+    /// As [`DeviceVec::fill`].
     pub fn set_value(&mut self, value: T) -> Result<()> {
         self.vec.fill(value)
     }
@@ -163,7 +164,7 @@ impl<T: Pod> DeviceScalar<T> {
     ///
     /// # Errors
     ///
-    /// Those of the driver.
+    /// As [`DeviceVec::fill`].
     pub fn set_to_zero(&mut self) -> Result<()> {
         self.vec.fill(T::zeroed())
     }
@@ -196,64 +197,6 @@ impl<T: Pod> DeviceScalar<T> {
     /// As [`new`](Self::new), and those of the copy.
     pub fn try_clone(&self) -> Result<Self> {
         Ok(Self { vec: self.vec.try_clone()? })
-    }
-
-    /// The home stream.
-    pub fn stream(&self) -> &Stream {
-        self.vec.stream()
-    }
-
-    /// The device whose memory it is.
-    pub fn device(&self) -> &Device {
-        self.vec.device()
-    }
-
-    /// The resource that its memory came from and goes back to.
-    pub fn resource(&self) -> &Arc<dyn DeviceResource> {
-        self.vec.resource()
-    }
-
-    /// Makes `stream` the home, ordered after all use so far. Nothing waits on the host.
-    ///
-    /// # Errors
-    ///
-    /// As [`DeviceVec::set_stream`].
-    pub fn set_stream(&mut self, stream: &Stream) -> Result<()> {
-        self.vec.set_stream(stream)
-    }
-
-    /// The device's address of the value. Use it on the home stream, or inside a guard from
-    /// [`on`](Self::on) or [`on_mut`](Self::on_mut).
-    pub fn as_device_ptr(&self) -> u64 {
-        self.vec.as_device_ptr()
-    }
-
-    /// The value as a view of one element, to read.
-    pub fn as_slice(&self) -> DeviceSlice<'_, T> {
-        self.vec.as_slice()
-    }
-
-    /// The value as a view of one element, to read and write.
-    pub fn as_mut_slice(&mut self) -> DeviceSliceMut<'_, T> {
-        self.vec.as_mut_slice()
-    }
-
-    /// To be read on `stream`, as [`DeviceVec::on`].
-    ///
-    /// # Errors
-    ///
-    /// As there.
-    pub fn on<'a, S: StreamRef>(&'a self, stream: &'a S) -> Result<On<'a, T, S>> {
-        self.vec.on(stream)
-    }
-
-    /// To be read and written on `stream`, as [`DeviceVec::on_mut`].
-    ///
-    /// # Errors
-    ///
-    /// As there.
-    pub fn on_mut<'a, S: StreamRef>(&'a mut self, stream: &'a S) -> Result<OnMut<'a, T, S>> {
-        self.vec.on_mut(stream)
     }
 
     /// The vector of one element that it is. `DeviceScalar::try_from` is the way back.
@@ -291,18 +234,6 @@ impl<T: Pod> TryFrom<DeviceVec<T>> for DeviceScalar<T> {
         }
         let what = format!("a vector of {} elements is no scalar", vec.len());
         Err(Refused::new(Error::new(ErrorKind::LengthMismatch, what), vec))
-    }
-}
-
-impl<T: Pod> DeviceRead<T> for DeviceScalar<T> {
-    fn as_device_slice(&self) -> DeviceSlice<'_, T> {
-        self.as_slice()
-    }
-}
-
-impl<T: Pod> DeviceWrite<T> for DeviceScalar<T> {
-    fn as_device_slice_mut(&mut self) -> DeviceSliceMut<'_, T> {
-        self.as_mut_slice()
     }
 }
 

@@ -1,13 +1,12 @@
 //! The growable vector in device memory.
 
+use super::accessors::{container, host_copies};
 use super::buffer::Buffer;
-use super::foreign::{On, OnMut, StreamRef};
-use super::view::{DeviceRead, DeviceSlice, DeviceSliceMut, DeviceWrite, check_index};
-use crate::device::Device;
+use super::view::{DeviceRead, DeviceSlice, DeviceSliceMut, check_index, lengths};
 use crate::error::{Error, ErrorKind, Refused, Result};
 use crate::layout::DeviceLayout;
 use crate::resource::DeviceResource;
-use crate::resource::handle::{Handle, current};
+use crate::resource::{ResourceHandle, current_handle};
 use crate::stream::Stream;
 use crate::sync::Arc;
 use crate::transfer::blocking;
@@ -54,11 +53,15 @@ pub struct DeviceVec<T: Pod> {
     pub(super) elements: PhantomData<T>,
 }
 
+container!([T: Pod] DeviceVec<T>, T, buffer, length);
+lengths!([T: Pod] DeviceVec<T>, T);
+host_copies!([T: Pod] DeviceVec<T>, T);
+
 impl<T: Pod> DeviceVec<T> {
     pub(super) fn allocate(
         stream: &Stream,
         capacity: usize,
-        resource: impl Into<Handle>,
+        resource: impl Into<ResourceHandle>,
     ) -> Result<Self> {
         refuse_zero_sized::<T>()?;
         let buffer = Buffer::new(stream, DeviceLayout::array::<T>(capacity)?, resource)?;
@@ -84,14 +87,14 @@ impl<T: Pod> DeviceVec<T> {
         Self::allocate(stream, 0, resource)
     }
 
-    /// An empty vector with room for `capacity` elements.
+    /// An empty vector with space for `capacity` elements.
     ///
     /// # Errors
     ///
     /// [`ErrorKind::OutOfMemory`], [`ErrorKind::InvalidArgument`] for a size that overflows, those
     /// of the driver.
     pub fn with_capacity(stream: &Stream, capacity: usize) -> Result<Self> {
-        Self::allocate(stream, capacity, current(stream.device())?)
+        Self::allocate(stream, capacity, current_handle(stream.device())?)
     }
 
     /// As [`with_capacity`](Self::with_capacity), from `resource`.
@@ -113,7 +116,7 @@ impl<T: Pod> DeviceVec<T> {
     ///
     /// As [`with_capacity`](Self::with_capacity).
     pub fn zeroed(stream: &Stream, length: usize) -> Result<Self> {
-        Self::zeroes(stream, length, current(stream.device())?)
+        Self::zeroes(stream, length, current_handle(stream.device())?)
     }
 
     /// As [`zeroed`](Self::zeroed), from `resource`.
@@ -129,25 +132,25 @@ impl<T: Pod> DeviceVec<T> {
         Self::zeroes(stream, length, resource)
     }
 
-    fn zeroes(stream: &Stream, length: usize, resource: impl Into<Handle>) -> Result<Self> {
+    fn zeroes(stream: &Stream, length: usize, resource: impl Into<ResourceHandle>) -> Result<Self> {
         let mut vec = Self::unwritten(stream, length, resource)?;
         vec.fill(T::zeroed())?;
         Ok(vec)
     }
 
-    /// `length` elements that have to be written before anybody else sees the vector.
+    /// `length` elements that the caller has to write before it returns the vector.
     pub(super) fn unwritten(
         stream: &Stream,
         length: usize,
-        resource: impl Into<Handle>,
+        resource: impl Into<ResourceHandle>,
     ) -> Result<Self> {
         let mut vec = Self::allocate(stream, length, resource)?;
         vec.length = length;
         Ok(vec)
     }
 
-    /// `length` elements that nobody has written: RMM's main point, since most buffers are written
-    /// whole by the first kernel.
+    /// `length` elements that are not written yet: RMM's main point, since the first kernel writes most
+    /// buffers whole.
     ///
     /// The simulated device reports a read of bytes that were never written. (Memory that a pool
     /// hands out again was written by its former user.)
@@ -172,7 +175,7 @@ impl<T: Pod> DeviceVec<T> {
     /// Elements are written before they are read, by whatever means. (Any bit pattern is a `T`, so
     /// what is read too early has no defined value, but another program's data may be in it.)
     pub unsafe fn uninit(stream: &Stream, length: usize) -> Result<Self> {
-        Self::unwritten(stream, length, current(stream.device())?)
+        Self::unwritten(stream, length, current_handle(stream.device())?)
     }
 
     /// As [`uninit`](Self::uninit), from `resource`.
@@ -198,7 +201,7 @@ impl<T: Pod> DeviceVec<T> {
     ///
     /// As [`with_capacity`](Self::with_capacity), and those of the copy.
     pub fn from_slice(stream: &Stream, source: &[T]) -> Result<Self> {
-        Self::copied(stream, source, current(stream.device())?)
+        Self::copied(stream, source, current_handle(stream.device())?)
     }
 
     /// As [`from_slice`](Self::from_slice), from `resource`.
@@ -214,73 +217,15 @@ impl<T: Pod> DeviceVec<T> {
         Self::copied(stream, source, resource)
     }
 
-    fn copied(stream: &Stream, source: &[T], resource: impl Into<Handle>) -> Result<Self> {
+    fn copied(stream: &Stream, source: &[T], resource: impl Into<ResourceHandle>) -> Result<Self> {
         let mut vec = Self::unwritten(stream, source.len(), resource)?;
         vec.copy_from_slice(source)?;
         Ok(vec)
     }
 
-    /// The number of elements.
-    pub fn len(&self) -> usize {
-        self.length
-    }
-
-    /// Whether there are no elements.
-    pub fn is_empty(&self) -> bool {
-        self.length == 0
-    }
-
     /// Elements that fit without a new allocation.
     pub fn capacity(&self) -> usize {
         self.buffer.bytes() / size_of::<T>()
-    }
-
-    /// The size of the elements in bytes.
-    pub fn size_in_bytes(&self) -> usize {
-        self.length * size_of::<T>()
-    }
-
-    /// The home stream.
-    pub fn stream(&self) -> &Stream {
-        self.buffer.home()
-    }
-
-    /// The device whose memory it is.
-    pub fn device(&self) -> &Device {
-        self.buffer.home().device()
-    }
-
-    /// The resource that its memory came from and goes back to.
-    pub fn resource(&self) -> &Arc<dyn DeviceResource> {
-        self.buffer.resource()
-    }
-
-    /// Makes `stream` the home, ordered after all use so far. Nothing waits on the host.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::WrongDevice`] for a stream of another device; [`ErrorKind::Capture`] while home
-    /// or `stream` is in capture; those of the driver. Then the home is what it was.
-    pub fn set_stream(&mut self, stream: &Stream) -> Result<()> {
-        self.buffer.set_home(stream)
-    }
-
-    /// The device's address of the first element. Use it on the home stream, or inside a guard from
-    /// [`on`](Self::on) or [`on_mut`](Self::on_mut); dangling if the capacity is zero.
-    pub fn as_device_ptr(&self) -> u64 {
-        self.buffer.address()
-    }
-
-    /// All of it, to read.
-    pub fn as_slice(&self) -> DeviceSlice<'_, T> {
-        let buffer = &self.buffer;
-        DeviceSlice::new(buffer.address(), 0, self.length, buffer.home(), buffer.debts())
-    }
-
-    /// All of it, to read and write.
-    pub fn as_mut_slice(&mut self) -> DeviceSliceMut<'_, T> {
-        let buffer = &self.buffer;
-        DeviceSliceMut::new(buffer.address(), 0, self.length, buffer.home(), buffer.debts())
     }
 
     /// A part of it, to read.
@@ -321,42 +266,12 @@ impl<T: Pod> DeviceVec<T> {
         self.as_mut_slice().into_split_at_mut(middle)
     }
 
-    /// To be read on `stream`, which waits for the home stream; home waits for `stream` before it
-    /// next writes or frees the memory, whatever becomes of the guard.
-    ///
-    /// ```
-    /// use aquifer::{Device, DeviceVec};
-    ///
-    /// let device = Device::detect()?;
-    /// let (home, other) = (device.new_stream()?, device.new_stream()?);
-    /// let mut vec = DeviceVec::from_slice(&home, &[1_u8, 2, 3])?;
-    /// std::mem::forget(vec.on(&other)?); // a reader's work on `other` would go here
-    /// vec.fill(0)?; // in home's order, after that work
-    /// # Ok::<(), aquifer::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::WrongDevice`] for a stream of another device; those of the driver.
-    pub fn on<'a, S: StreamRef>(&'a self, stream: &'a S) -> Result<On<'a, T, S>> {
-        self.as_slice().on(stream)
-    }
-
-    /// To be read and written on `stream`, which waits for the home stream and for all other use;
-    /// home waits for `stream` before it next touches the memory, whatever becomes of the guard.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::WrongDevice`] for a stream of another device; those of the driver.
-    pub fn on_mut<'a, S: StreamRef>(&'a mut self, stream: &'a S) -> Result<OnMut<'a, T, S>> {
-        OnMut::new(self.as_mut_slice(), stream)
-    }
-
     /// One element. Waits for the home stream.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::OutOfBounds`]; those of the copy.
+    /// [`ErrorKind::OutOfBounds`]; [`ErrorKind::Capture`] while home is in capture, on this thread or
+    /// another; those of the copy.
     pub fn get(&self, index: usize) -> Result<T> {
         check_index(index, self.length)?;
         let mut value = T::zeroed();
@@ -368,29 +283,11 @@ impl<T: Pod> DeviceVec<T> {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::OutOfBounds`]; those of the copy.
+    /// [`ErrorKind::OutOfBounds`]; [`ErrorKind::Capture`] while home is in capture, on this thread or
+    /// another; those of the copy.
     pub fn set(&mut self, index: usize, value: T) -> Result<()> {
         check_index(index, self.length)?;
         blocking::upload(std::slice::from_ref(&value), &mut self.slice_mut(index..=index)?)
-    }
-
-    /// Overwrites all elements with a slice of the same length, complete when this returns.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::LengthMismatch`]; [`ErrorKind::Capture`] on a stream in capture; those of the
-    /// copy.
-    pub fn copy_from_slice(&mut self, source: &[T]) -> Result<()> {
-        self.as_mut_slice().copy_from_slice(source)
-    }
-
-    /// Copies all elements into a slice of the same length, complete when this returns.
-    ///
-    /// # Errors
-    ///
-    /// As [`copy_from_slice`](Self::copy_from_slice).
-    pub fn copy_to_slice(&self, target: &mut [T]) -> Result<()> {
-        self.as_slice().copy_to_slice(target)
     }
 
     /// Overwrites all elements with those of `source`, of the same length, on this device or
@@ -410,18 +307,10 @@ impl<T: Pod> DeviceVec<T> {
     /// # Errors
     ///
     /// [`ErrorKind::LengthMismatch`]; [`ErrorKind::WrongDevice`] between a GPU and a simulated
-    /// device; those of the driver.
+    /// device; [`ErrorKind::Capture`] while a capture on another thread has either home, or where one of
+    /// the two is in a capture that the other cannot join; those of the driver.
     pub fn copy_from(&mut self, source: &impl DeviceRead<T>) -> Result<()> {
         self.as_mut_slice().copy_from(source)
-    }
-
-    /// The elements as a `Vec` on the host. Waits for the home stream.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::OutOfMemory`] if the host has no room; those of the copy.
-    pub fn to_vec(&self) -> Result<Vec<T>> {
-        self.as_slice().to_vec()
     }
 
     /// The elements as a `Vec` in memory of `allocator`, such as
@@ -429,12 +318,12 @@ impl<T: Pod> DeviceVec<T> {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::OutOfMemory`] if the allocator has no room; those of the copy.
+    /// [`ErrorKind::OutOfMemory`] if the allocator has no space; those of the copy.
     pub fn to_vec_in<A: Allocator>(&self, allocator: A) -> Result<AllocVec<T, A>> {
         self.as_slice().to_vec_in(allocator)
     }
 
-    /// A copy of it, from the same resource, at home on the same stream, with room for its elements
+    /// A copy of it, from the same resource, at home on the same stream, with space for its elements
     /// alone. Nothing waits on the host.
     ///
     /// # Errors
@@ -497,99 +386,6 @@ fn refuse_zero_sized<T>() -> Result<()> {
         ErrorKind::InvalidArgument,
         format!("{} has no size, so it needs no device memory", std::any::type_name::<T>()),
     ))
-}
-
-impl<'a, T: Pod> DeviceSlice<'a, T> {
-    /// Copies all elements into a slice of the same length, complete when this returns.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::LengthMismatch`]; [`ErrorKind::Capture`] on a stream in capture; those of the
-    /// copy.
-    pub fn copy_to_slice(&self, target: &mut [T]) -> Result<()> {
-        blocking::download(self, target)
-    }
-
-    /// The elements as a `Vec` on the host. Waits for the home stream.
-    ///
-    /// # Errors
-    ///
-    /// As [`DeviceVec::to_vec`].
-    pub fn to_vec(&self) -> Result<Vec<T>> {
-        let mut vec = Vec::new();
-        vec.try_reserve_exact(self.len()).map_err(|_| no_room(self.size_in_bytes()))?;
-        vec.resize(self.len(), T::zeroed());
-        self.copy_to_slice(&mut vec)?;
-        Ok(vec)
-    }
-
-    /// The elements as a `Vec` in memory of `allocator`. Waits for the home stream.
-    ///
-    /// # Errors
-    ///
-    /// As [`DeviceVec::to_vec_in`].
-    pub fn to_vec_in<A: Allocator>(&self, allocator: A) -> Result<AllocVec<T, A>> {
-        let mut vec = AllocVec::new_in(allocator);
-        vec.try_reserve_exact(self.len()).map_err(|_| no_room(self.size_in_bytes()))?;
-        vec.resize(self.len(), T::zeroed());
-        self.copy_to_slice(&mut vec)?;
-        Ok(vec)
-    }
-}
-
-fn no_room(bytes: usize) -> Error {
-    let reason = crate::host::last_error().map(|error| format!(": {error}")).unwrap_or_default();
-    Error::new(ErrorKind::OutOfMemory, format!("{bytes} bytes on the host were asked{reason}"))
-}
-
-impl<T: Pod> DeviceSliceMut<'_, T> {
-    /// Copies all elements into a slice of the same length, complete when this returns.
-    ///
-    /// # Errors
-    ///
-    /// As [`DeviceSlice::copy_to_slice`].
-    pub fn copy_to_slice(&self, target: &mut [T]) -> Result<()> {
-        self.as_slice().copy_to_slice(target)
-    }
-
-    /// The elements as a `Vec` on the host. Waits for the home stream.
-    ///
-    /// # Errors
-    ///
-    /// As [`DeviceVec::to_vec`].
-    pub fn to_vec(&self) -> Result<Vec<T>> {
-        self.as_slice().to_vec()
-    }
-
-    /// Overwrites all elements with a slice of the same length, complete when this returns.
-    ///
-    /// # Errors
-    ///
-    /// As [`DeviceSlice::copy_to_slice`].
-    pub fn copy_from_slice(&mut self, source: &[T]) -> Result<()> {
-        blocking::upload(source, self)
-    }
-
-    /// Overwrites all elements with those of `source`. See [`DeviceVec::copy_from`].
-    ///
-    /// # Errors
-    ///
-    /// As there.
-    pub fn copy_from(&mut self, source: &impl DeviceRead<T>) -> Result<()> {
-        crate::transfer::across::copy(&source.as_device_slice(), self)
-    }
-}
-
-impl<T: Pod> DeviceRead<T> for DeviceVec<T> {
-    fn as_device_slice(&self) -> DeviceSlice<'_, T> {
-        self.as_slice()
-    }
-}
-
-impl<T: Pod> DeviceWrite<T> for DeviceVec<T> {
-    fn as_device_slice_mut(&mut self) -> DeviceSliceMut<'_, T> {
-        self.as_mut_slice()
-    }
 }
 
 /// Shows where it lives, not what it holds: that is on the device.

@@ -2,41 +2,43 @@
 
 use super::buffer::Buffer;
 use super::device_vec::DeviceVec;
-use crate::backend::Wanted;
+use super::memory_use::CapturePolicy;
+use crate::driver::ErrorContext;
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::DeviceLayout;
 use crate::transfer::blocking;
 use bytemuck::Pod;
 
 impl<T: Pod> DeviceVec<T> {
-    /// Another block of the vector's resource, with room for `capacity`.
+    /// Another block of the vector's resource, with space for `capacity`.
     fn another(&self, capacity: usize) -> Result<Buffer> {
         Buffer::new(self.stream(), DeviceLayout::array::<T>(capacity)?, self.buffer.handle())
     }
 
-    /// Moves the elements into a new block with room for `capacity`, in home's order.
+    /// Moves the elements into a new block with space for `capacity`, in home's order.
     fn reallocate(&mut self, capacity: usize) -> Result<()> {
         let new = self.another(capacity)?;
         self.move_to(new)
     }
 
-    /// Moves the elements into `new`, which has room for them, in home's order.
+    /// Moves the elements into `new`, which has space for them, in home's order. Not in a capture: the
+    /// copy would run when the graph is launched, if at all, and the vector has its new block now.
     pub(super) fn move_to(&mut self, new: Buffer) -> Result<()> {
-        let home = self.stream();
         let bytes = self.size_in_bytes();
         if bytes != 0 {
-            self.buffer.pay(&(0..bytes), false)?;
+            let call = self.as_slice().memory_use().order_on(self.stream(), CapturePolicy::Join)?;
+            call.refuse_capture("moving a vector's elements into another block")?;
             // SAFETY: both blocks hold the elements' bytes; the new one is used on home alone, and
             // the old one is freed in home's order, after this copy.
             unsafe {
-                home.device().driver().copy_on_device(
+                self.device().driver().copy_on_device(
                     new.address(),
                     self.buffer.address(),
                     bytes,
-                    home.raw(),
+                    call.raw(),
                 )
             }
-            .wanted(|| format!("moving {bytes} bytes into a larger block"))?;
+            .with_context(|| format!("moving {bytes} bytes into a larger block"))?;
         }
         self.buffer = new;
         Ok(())
@@ -51,12 +53,14 @@ impl<T: Pod> DeviceVec<T> {
         })
     }
 
-    /// Makes room for `additional` more elements: at least twice the capacity when it has to grow,
+    /// Makes space for `additional` more elements: at least twice the capacity when it has to grow,
     /// so that pushes cost amortised constant time. Elements move on the device, in home's order.
     ///
     /// # Errors
     ///
-    /// As [`with_capacity`](Self::with_capacity); then the vector is as it was.
+    /// As [`with_capacity`](Self::with_capacity); [`ErrorKind::Capture`] if elements would have to move
+    /// while home is in capture, or while a capture on another thread has it. Then the vector is as it
+    /// was.
     pub fn reserve(&mut self, additional: usize) -> Result<()> {
         let wanted = self.with_more(additional)?;
         if wanted <= self.capacity() {
@@ -64,7 +68,7 @@ impl<T: Pod> DeviceVec<T> {
         }
         let doubled = self.capacity().saturating_mul(2).max(wanted);
         match self.reallocate(doubled) {
-            // Twice the room may not be there where just enough is.
+            // Twice the space may not be there where just enough is.
             Err(error) if doubled > wanted && error.kind() != ErrorKind::ContextLost => {
                 self.reallocate(wanted)
             }
@@ -72,7 +76,7 @@ impl<T: Pod> DeviceVec<T> {
         }
     }
 
-    /// As [`reserve`](Self::reserve), without the room to spare.
+    /// As [`reserve`](Self::reserve), without spare capacity.
     ///
     /// # Errors
     ///
@@ -82,12 +86,12 @@ impl<T: Pod> DeviceVec<T> {
         if wanted <= self.capacity() { Ok(()) } else { self.reallocate(wanted) }
     }
 
-    /// Gives up room beyond the elements, by moving them into a block of their size. They stay where
+    /// Gives up capacity beyond the elements, by moving them into a block of their size. They stay where
     /// they are if the resource has no smaller block for them.
     ///
     /// # Errors
     ///
-    /// As [`with_capacity`](Self::with_capacity); then the vector is as it was.
+    /// As [`reserve`](Self::reserve); then the vector is as it was.
     pub fn shrink_to_fit(&mut self) -> Result<()> {
         if self.length == self.capacity() {
             return Ok(());
@@ -101,7 +105,7 @@ impl<T: Pod> DeviceVec<T> {
     ///
     /// # Errors
     ///
-    /// As [`reserve`](Self::reserve).
+    /// As [`reserve`](Self::reserve) and [`fill`](Self::fill); then the vector is as long as it was.
     pub fn resize(&mut self, length: usize, value: T) -> Result<()> {
         let before = self.length;
         if length <= before {
@@ -121,7 +125,8 @@ impl<T: Pod> DeviceVec<T> {
     ///
     /// # Errors
     ///
-    /// As [`reserve`](Self::reserve), and those of the copy; then the vector is as long as it was.
+    /// As [`reserve`](Self::reserve) and [`copy_from_slice`](Self::copy_from_slice); then the vector is
+    /// as long as it was.
     pub fn extend_from_slice(&mut self, source: &[T]) -> Result<()> {
         self.reserve(source.len())?;
         let before = self.length;
@@ -138,17 +143,18 @@ impl<T: Pod> DeviceVec<T> {
     ///
     /// # Errors
     ///
-    /// As [`resize`](Self::resize).
+    /// As [`resize`](Self::resize): [`ErrorKind::Capture`] too, while a capture on another thread has
+    /// home.
     pub fn push(&mut self, value: T) -> Result<()> {
         self.resize(self.with_more(1)?, value)
     }
 
-    /// Keeps the first `length` elements; no effect if there are fewer. The room stays.
+    /// Keeps the first `length` elements; no effect if there are fewer. The capacity stays.
     pub fn truncate(&mut self, length: usize) {
         self.length = self.length.min(length);
     }
 
-    /// Removes all elements. The room stays.
+    /// Removes all elements. The capacity stays.
     pub fn clear(&mut self) {
         self.length = 0;
     }

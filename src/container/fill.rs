@@ -1,8 +1,9 @@
 //! Filling device memory with a value of any plain type.
 
 use super::device_vec::DeviceVec;
+use super::memory_use::CapturePolicy;
 use super::view::DeviceSliceMut;
-use crate::backend::{FillWord, Wanted};
+use crate::driver::{ErrorContext, FillWord};
 use crate::error::Result;
 use bytemuck::Pod;
 
@@ -14,7 +15,8 @@ impl<T: Pod> DeviceVec<T> {
     ///
     /// # Errors
     ///
-    /// Those of the driver.
+    /// [`ErrorKind::Capture`](crate::ErrorKind::Capture) while a capture on another thread has the home
+    /// stream; those of the driver.
     pub fn fill(&mut self, value: T) -> Result<()> {
         self.as_mut_slice().fill(value)
     }
@@ -25,26 +27,26 @@ impl<T: Pod> DeviceSliceMut<'_, T> {
     ///
     /// # Errors
     ///
-    /// Those of the driver.
+    /// As there.
     pub fn fill(&mut self, value: T) -> Result<()> {
         if self.is_empty() {
             return Ok(());
         }
-        let home = self.home();
-        self.debts().pay(home, &self.byte_range(), true)?;
+        let device = self.home().device();
+        let call = self.memory_use().order_on(self.home(), CapturePolicy::Join)?;
         for step in steps(bytemuck::bytes_of(&value), self.size_in_bytes()) {
             // SAFETY: the steps stay inside the view, which is borrowed exclusively and lives until
-            // home's later free; all use elsewhere has been paid.
+            // home's later free; home has waited for all use elsewhere.
             unsafe {
-                home.device().driver().fill(
+                device.driver().fill(
                     self.as_device_ptr() + step.offset as u64,
                     step.stride,
                     step.word,
                     step.count,
-                    home.raw(),
+                    call.raw(),
                 )
             }
-            .wanted(|| format!("filling {} bytes", self.size_in_bytes()))?;
+            .with_context(|| format!("filling {} bytes", self.size_in_bytes()))?;
         }
         Ok(())
     }
@@ -96,44 +98,4 @@ fn word(bytes: &[u8]) -> FillWord {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Carries the steps out on the host.
-    fn carry_out(pattern: &[u8], elements: usize) -> Vec<u8> {
-        let mut memory = vec![0xEE; pattern.len() * elements];
-        for step in steps(pattern, memory.len()) {
-            for index in 0..step.count {
-                let at = step.offset + index * step.stride;
-                let bytes = match step.word {
-                    FillWord::U8(value) => value.to_ne_bytes().to_vec(),
-                    FillWord::U16(value) => value.to_ne_bytes().to_vec(),
-                    FillWord::U32(value) => value.to_ne_bytes().to_vec(),
-                };
-                memory[at..at + bytes.len()].copy_from_slice(&bytes);
-            }
-        }
-        memory
-    }
-
-    #[test]
-    fn every_pattern_is_repeated_exactly() {
-        for length in 1..=40 {
-            let pattern: Vec<u8> = (1..=length).collect();
-            for elements in [1, 2, 7] {
-                assert_eq!(carry_out(&pattern, elements), pattern.repeat(elements), "{length}");
-            }
-        }
-    }
-
-    #[test]
-    fn what_repeats_a_word_is_one_call() {
-        assert_eq!(steps(&[0; 24], 240).len(), 1);
-        assert_eq!(
-            steps(&[0; 3], 9)[0],
-            Step { offset: 0, stride: 1, word: FillWord::U8(0), count: 9 }
-        );
-        assert_eq!(steps(&[1, 2, 1, 2], 8)[0].word.bytes(), 2);
-        assert_eq!(steps(&1.5_f64.to_ne_bytes(), 80).len(), 2);
-    }
-}
+mod tests;

@@ -1,8 +1,8 @@
 //! Launching a kernel on vectors.
 
-use super::foreign::lend;
+use super::memory_use::CapturePolicy;
 use super::view::{DeviceRead, DeviceWrite};
-use crate::backend::{Access, Kernel, LaunchConfig, RawArg, Wanted};
+use crate::driver::{Access, ErrorContext, Kernel, LaunchConfig, RawArg};
 use crate::error::Result;
 use crate::stream::Stream;
 use bytemuck::Pod;
@@ -11,7 +11,8 @@ use std::marker::PhantomData;
 /// A kernel with its arguments, about to be launched on a stream. From [`Stream::launch`].
 ///
 /// Arguments are given in the order of the kernel's parameters, each with what the kernel does with
-/// it. One that is at home on another stream is lent to this one.
+/// it. This stream waits for the home of each, and each home for this stream, as with
+/// [`DeviceVec::on`](crate::DeviceVec::on).
 #[derive(Debug)]
 #[must_use = "nothing runs before `launch`"]
 pub struct Launch<'a> {
@@ -89,11 +90,13 @@ impl<'a> Launch<'a> {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::WrongDevice`](crate::ErrorKind::WrongDevice) if it is of another device; those
-    /// of lending it to this stream.
+    /// [`ErrorKind::WrongDevice`](crate::ErrorKind::WrongDevice) if it is of another device;
+    /// [`ErrorKind::Capture`](crate::ErrorKind::Capture) while a capture on another thread has this
+    /// stream or the memory's home, or where one of the two is in a capture that the other cannot join;
+    /// those of the driver.
     pub fn input<T: Pod>(self, data: &'a impl DeviceRead<T>) -> Result<Self> {
         let slice = data.as_device_slice();
-        lend(slice.home(), slice.debts(), self.stream, slice.byte_range(), false)?;
+        slice.memory_use().order_on(self.stream, CapturePolicy::Join)?;
         Ok(self.buffer(slice.as_device_ptr(), slice.size_in_bytes(), Access::Read))
     }
 
@@ -117,7 +120,7 @@ impl<'a> Launch<'a> {
 
     fn written<T: Pod>(self, data: &'a mut impl DeviceWrite<T>, access: Access) -> Result<Self> {
         let slice = data.as_device_slice_mut();
-        lend(slice.home(), slice.debts(), self.stream, slice.byte_range(), true)?;
+        slice.memory_use().order_on(self.stream, CapturePolicy::Join)?;
         Ok(self.buffer(slice.as_device_ptr(), slice.size_in_bytes(), access))
     }
 
@@ -155,15 +158,15 @@ impl<'a> Launch<'a> {
     /// The entry takes these arguments, in this order and of these sizes, and with this grid it
     /// touches only the memory that it is given here, in the way that was declared.
     pub unsafe fn launch(self, config: LaunchConfig) -> Result<()> {
-        let stream = self.stream;
+        let call = self.stream.begin_call()?;
         if self.borrows_host {
-            stream.refuse_capture("a kernel on borrowed host memory")?;
+            call.refuse_capture("a kernel on borrowed host memory")?;
         }
-        // SAFETY: the caller vouches for the kernel; the buffers were lent to this stream, and what
-        // was lent is not freed or reused before the stream has passed this launch.
+        // SAFETY: the caller vouches for the kernel; the uses of the buffers on this stream are pending,
+        // so none is freed or reused before the stream has passed this launch.
         unsafe {
-            stream.device().driver().launch(self.kernel, &config, &self.arguments, stream.raw())
+            self.stream.device().driver().launch(self.kernel, &config, &self.arguments, call.raw())
         }
-        .wanted(|| format!("launching {} on {stream}", self.kernel.entry()))
+        .with_context(|| format!("launching {} on {}", self.kernel.entry(), self.stream))
     }
 }

@@ -1,34 +1,40 @@
 //! Typed device memory.
 
+mod accessors;
 mod buffer;
-mod debts;
+mod copy;
 mod device_box;
 mod device_buffer;
 mod device_scalar;
 mod device_vec;
 mod edit;
 mod fill;
-mod foreign;
 mod launch;
+mod memory_use;
+mod on;
 mod parts;
+mod pending_uses;
+mod stream_ref;
+mod used_on;
 mod view;
 
 pub use device_box::DeviceBox;
 pub use device_buffer::DeviceBuffer;
 pub use device_scalar::DeviceScalar;
 pub use device_vec::DeviceVec;
-pub use foreign::{On, OnMut, StreamRef};
 pub use launch::Launch;
+pub use on::{On, OnMut};
 pub use parts::DeviceVecParts;
+pub use stream_ref::StreamRef;
 pub use view::{DeviceRead, DeviceSlice, DeviceSliceMut, DeviceWrite};
 
+pub(crate) use memory_use::{CapturePolicy, MemoryUse};
 #[cfg(feature = "cuda")]
-pub(crate) use foreign::{Borrower, lend_loosely};
-pub(crate) use foreign::{lend, lend_across};
+pub(crate) use stream_ref::UnknownStream;
 
 crate::sync::for_models! {
     #[allow(missing_docs, unreachable_pub)]
     pub mod models {
-        pub use super::debts::{Debts, Lender};
+        pub use super::pending_uses::{PendingUses, Timeline};
     }
 }

@@ -9,7 +9,7 @@ use crate::sync::Arc;
 use bytemuck::Pod;
 use std::marker::PhantomData;
 
-/// What a vector is made of, from [`DeviceVec::into_raw_parts`]. Dropped, the memory is leaked.
+/// The parts of a vector, from [`DeviceVec::into_raw_parts`]. Their drop leaks the memory.
 #[derive(Debug)]
 pub struct DeviceVecParts {
     /// The home stream.
@@ -31,9 +31,12 @@ impl<T: Pod> DeviceVec<T> {
     /// Those of making home wait; then the vector comes back.
     pub fn into_raw_parts(self) -> Result<DeviceVecParts, Refused<Self>> {
         let length = self.length;
-        self.buffer.into_parts(length).map_err(|(error, buffer)| {
-            Refused::new(error, Self { buffer, length, elements: PhantomData })
-        })
+        match self.buffer.into_parts() {
+            Ok((stream, block, resource)) => Ok(DeviceVecParts { stream, block, length, resource }),
+            Err((error, buffer)) => {
+                Err(Refused::new(error, Self { buffer, length, elements: PhantomData }))
+            }
+        }
     }
 
     /// Whether `cuMemFreeAsync` of the vector's address would free it.
@@ -63,8 +66,8 @@ impl<T: Pod> DeviceVec<T> {
     ///
     /// # Safety
     ///
-    /// The block is live, is the resource's (or of one that equals it), belongs to nobody else, and
-    /// the stream is ordered after all use of it so far.
+    /// The block is live, is the resource's (or of one that equals it) and has no other owner, and the
+    /// stream is ordered after all use of it so far.
     pub unsafe fn from_raw_parts(parts: DeviceVecParts) -> Result<Self> {
         let DeviceVecParts { stream, block, length, resource } = parts;
         resource.device().require(stream.device(), "the stream")?;

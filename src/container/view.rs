@@ -1,7 +1,7 @@
-//! Views of device memory, and what can be read and written through them.
+//! Views of device memory, and the traits of memory to read and to write.
 
-use super::debts::Debts;
-use super::foreign::{Borrower, On, OnMut, StreamRef};
+use super::buffer::Buffer;
+use super::memory_use::MemoryUse;
 use crate::error::{Error, ErrorKind, Result};
 use crate::stream::Stream;
 use bytemuck::Pod;
@@ -9,40 +9,106 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Bound, Range, RangeBounds};
 
+/// `len` and its kin, of a type with a field `length`.
+macro_rules! lengths {
+    ([$($generics:tt)*] $type:ty, $element:ty) => {
+        impl<$($generics)*> $type {
+            /// The number of elements.
+            pub fn len(&self) -> usize {
+                self.length
+            }
+
+            /// Whether there are no elements.
+            pub fn is_empty(&self) -> bool {
+                self.length == 0
+            }
+
+            /// The size of the elements in bytes.
+            pub fn size_in_bytes(&self) -> usize {
+                self.length * size_of::<$element>()
+            }
+        }
+    };
+}
+pub(super) use lengths;
+
 /// A borrowed range of a [`DeviceVec`](crate::DeviceVec), to read: `&[T]` on the device.
 ///
-/// Shares its vector's home stream and debts.
+/// Its vector's home stream is its own, and a use of either is a use of the other.
 #[derive(Clone, Copy)]
 pub struct DeviceSlice<'a, T: Pod> {
-    place: Place<'a>,
+    buffer: &'a Buffer,
+    /// Inside of the buffer.
+    address: u64,
     length: usize,
     elements: PhantomData<&'a [T]>,
 }
 
 /// A mutably borrowed range of a [`DeviceVec`](crate::DeviceVec): `&mut [T]` on the device.
 ///
-/// Shares its vector's home stream and debts.
+/// Its vector's home stream is its own, and a use of either is a use of the other.
 pub struct DeviceSliceMut<'a, T: Pod> {
-    place: Place<'a>,
+    buffer: &'a Buffer,
+    /// Inside of the buffer.
+    address: u64,
     length: usize,
     elements: PhantomData<&'a mut [T]>,
 }
 
-/// Where a view lies: the address of its first byte, that byte's offset in the block, and what the
-/// block shares.
-#[derive(Clone, Copy)]
-struct Place<'a> {
-    address: u64,
-    offset: usize,
-    home: &'a Stream,
-    debts: &'a Debts<Borrower>,
-}
+macro_rules! view {
+    ($name:ident, $writes:literal) => {
+        lengths!(['a, T: Pod] $name<'a, T>, T);
 
-impl Place<'_> {
-    fn advance(self, bytes: usize) -> Self {
-        Self { address: self.address + bytes as u64, offset: self.offset + bytes, ..self }
-    }
+        impl<'a, T: Pod> $name<'a, T> {
+            pub(super) fn new(buffer: &'a Buffer, length: usize) -> Self {
+                Self { buffer, address: buffer.address(), length, elements: PhantomData }
+            }
+
+            /// `length` elements from the `start`th, inside of this view. Two parts of a mutable view must
+            /// not overlap.
+            fn part(&self, start: usize, length: usize) -> Self {
+                let address = self.address + (start * size_of::<T>()) as u64;
+                Self { buffer: self.buffer, address, length, elements: PhantomData }
+            }
+
+            #[cfg(feature = "cuda")]
+            pub(super) fn address(&self) -> &u64 {
+                &self.address
+            }
+
+            pub(crate) fn home(&self) -> &'a Stream {
+                self.buffer.home()
+            }
+
+            /// The use of this memory, in the way that the view allows.
+            pub(crate) fn memory_use(&self) -> MemoryUse<'a> {
+                let start = (self.address - self.buffer.address()) as usize;
+                self.buffer.memory_use(start..start + self.size_in_bytes(), $writes)
+            }
+
+            /// The device's address of the first element. It puts nothing in order: use it on a stream
+            /// that [`on`](Self::on) or `on_mut` gave a guard for, the home stream too.
+            pub fn as_device_ptr(&self) -> u64 {
+                self.address
+            }
+        }
+
+        impl<T: Pod> Sealed for $name<'_, T> {}
+
+        impl<T: Pod> fmt::Debug for $name<'_, T> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.debug_struct(stringify!($name))
+                    .field("element", &std::any::type_name::<T>())
+                    .field("length", &self.length)
+                    .field("address", &format_args!("{:#x}", self.address))
+                    .field("home", &format_args!("{}", self.home()))
+                    .finish()
+            }
+        }
+    };
 }
+view!(DeviceSlice, false);
+view!(DeviceSliceMut, true);
 
 /// Turns a range of indices into start and end, inside `length`.
 pub(super) fn check_range(range: impl RangeBounds<usize>, length: usize) -> Result<Range<usize>> {
@@ -77,58 +143,10 @@ pub(super) fn check_index(index: usize, length: usize) -> Result<()> {
 }
 
 impl<'a, T: Pod> DeviceSlice<'a, T> {
-    #[cfg(feature = "cuda")]
-    pub(super) fn address(&self) -> &u64 {
-        &self.place.address
-    }
-
-    pub(super) fn new(
-        address: u64,
-        offset: usize,
-        length: usize,
-        home: &'a Stream,
-        debts: &'a Debts<Borrower>,
-    ) -> Self {
-        Self { place: Place { address, offset, home, debts }, length, elements: PhantomData }
-    }
-
-    pub(crate) fn home(&self) -> &'a Stream {
-        self.place.home
-    }
-
-    pub(crate) fn debts(&self) -> &'a Debts<Borrower> {
-        self.place.debts
-    }
-
     /// The same memory as bytes: plain data has no others.
     pub(super) fn as_bytes(&self) -> DeviceSlice<'a, u8> {
-        DeviceSlice { place: self.place, length: self.size_in_bytes(), elements: PhantomData }
-    }
-
-    /// The bytes of the block that the view covers.
-    pub(crate) fn byte_range(&self) -> Range<usize> {
-        self.place.offset..self.place.offset + self.size_in_bytes()
-    }
-
-    /// The number of elements.
-    pub fn len(&self) -> usize {
-        self.length
-    }
-
-    /// Whether there are no elements.
-    pub fn is_empty(&self) -> bool {
-        self.length == 0
-    }
-
-    /// The size in bytes.
-    pub fn size_in_bytes(&self) -> usize {
-        self.length * size_of::<T>()
-    }
-
-    /// The device's address of the first element. Use it on the home stream, or inside a guard from
-    /// [`on`](Self::on).
-    pub fn as_device_ptr(&self) -> u64 {
-        self.place.address
+        let Self { buffer, address, .. } = *self;
+        DeviceSlice { buffer, address, length: self.size_in_bytes(), elements: PhantomData }
     }
 
     /// A part of it.
@@ -138,79 +156,20 @@ impl<'a, T: Pod> DeviceSlice<'a, T> {
     /// [`ErrorKind::OutOfBounds`] if the range does not lie in it.
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<DeviceSlice<'a, T>> {
         let range = check_range(range, self.length)?;
-        let place = self.place.advance(range.start * size_of::<T>());
-        Ok(Self { place, length: range.len(), elements: PhantomData })
-    }
-
-    /// To be read on `stream`, which waits for the home stream; home waits for `stream` before it
-    /// writes or frees the memory.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::WrongDevice`] for a stream of another device; those of the driver.
-    pub fn on<S: StreamRef>(&self, stream: &'a S) -> Result<On<'a, T, S>> {
-        On::new(*self, stream)
+        Ok(self.part(range.start, range.len()))
     }
 }
 
 impl<'a, T: Pod> DeviceSliceMut<'a, T> {
-    #[cfg(feature = "cuda")]
-    pub(super) fn address(&self) -> &u64 {
-        &self.place.address
-    }
-
-    pub(super) fn new(
-        address: u64,
-        offset: usize,
-        length: usize,
-        home: &'a Stream,
-        debts: &'a Debts<Borrower>,
-    ) -> Self {
-        Self { place: Place { address, offset, home, debts }, length, elements: PhantomData }
-    }
-
-    pub(crate) fn home(&self) -> &'a Stream {
-        self.place.home
-    }
-
-    pub(crate) fn debts(&self) -> &'a Debts<Borrower> {
-        self.place.debts
-    }
-
-    /// The bytes of the block that the view covers.
-    pub(crate) fn byte_range(&self) -> Range<usize> {
-        self.as_slice().byte_range()
-    }
-
-    /// The number of elements.
-    pub fn len(&self) -> usize {
-        self.length
-    }
-
-    /// Whether there are no elements.
-    pub fn is_empty(&self) -> bool {
-        self.length == 0
-    }
-
-    /// The size in bytes.
-    pub fn size_in_bytes(&self) -> usize {
-        self.length * size_of::<T>()
-    }
-
-    /// The device's address of the first element. Use it on the home stream, or inside a guard from
-    /// [`on`](Self::on) or [`on_mut`](Self::on_mut).
-    pub fn as_device_ptr(&self) -> u64 {
-        self.place.address
-    }
-
     /// The same memory, to read.
     pub fn as_slice(&self) -> DeviceSlice<'_, T> {
-        DeviceSlice { place: self.place, length: self.length, elements: PhantomData }
+        let Self { buffer, address, length, .. } = *self;
+        DeviceSlice { buffer, address, length, elements: PhantomData }
     }
 
     /// A shorter borrow of it, as `&mut *slice` is.
     pub fn reborrow(&mut self) -> DeviceSliceMut<'_, T> {
-        DeviceSliceMut { place: self.place, length: self.length, elements: PhantomData }
+        self.part(0, self.length)
     }
 
     /// A part of it, to read.
@@ -238,8 +197,7 @@ impl<'a, T: Pod> DeviceSliceMut<'a, T> {
     /// [`ErrorKind::OutOfBounds`] if the range does not lie in it.
     pub fn into_slice_mut(self, range: impl RangeBounds<usize>) -> Result<DeviceSliceMut<'a, T>> {
         let range = check_range(range, self.length)?;
-        let place = self.place.advance(range.start * size_of::<T>());
-        Ok(Self { place, length: range.len(), elements: PhantomData })
+        Ok(self.part(range.start, range.len()))
     }
 
     /// Two parts of it, before and from `middle`, to be used at once, on two streams too.
@@ -264,47 +222,18 @@ impl<'a, T: Pod> DeviceSliceMut<'a, T> {
         middle: usize,
     ) -> Result<(DeviceSliceMut<'a, T>, DeviceSliceMut<'a, T>)> {
         check_range(middle.., self.length)?;
-        let head = Self { place: self.place, length: middle, elements: PhantomData };
-        let tail = Self {
-            place: self.place.advance(middle * size_of::<T>()),
-            length: self.length - middle,
-            elements: PhantomData,
-        };
-        Ok((head, tail))
-    }
-
-    /// To be read on `stream`, as [`DeviceSlice::on`].
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::WrongDevice`] for a stream of another device; those of the driver.
-    pub fn on<'b, S: StreamRef>(&'b self, stream: &'b S) -> Result<On<'b, T, S>> {
-        On::new(self.as_slice(), stream)
-    }
-
-    /// To be read and written on `stream`, which waits for the home stream and for every other use
-    /// of this range; home waits for `stream` before it touches the range again.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::WrongDevice`] for a stream of another device; those of the driver.
-    pub fn on_mut<'b, S: StreamRef>(&'b mut self, stream: &'b S) -> Result<OnMut<'b, T, S>> {
-        OnMut::new(self.reborrow(), stream)
+        Ok((self.part(0, middle), self.part(middle, self.length - middle)))
     }
 }
 
 mod sealed {
     pub trait Sealed {}
-    impl<T: bytemuck::Pod> Sealed for crate::container::DeviceBox<[T]> {}
-    impl Sealed for crate::container::DeviceBuffer {}
-    impl<T: bytemuck::Pod> Sealed for crate::container::DeviceScalar<T> {}
-    impl<T: bytemuck::Pod> Sealed for crate::container::DeviceVec<T> {}
-    impl<T: bytemuck::Pod> Sealed for super::DeviceSlice<'_, T> {}
-    impl<T: bytemuck::Pod> Sealed for super::DeviceSliceMut<'_, T> {}
 }
 
+pub(super) use sealed::Sealed;
+
 /// Device memory to read: a container or a view of one.
-pub trait DeviceRead<T: Pod>: sealed::Sealed {
+pub trait DeviceRead<T: Pod>: Sealed {
     /// The whole of it, to read.
     fn as_device_slice(&self) -> DeviceSlice<'_, T>;
 }
@@ -333,51 +262,5 @@ impl<T: Pod> DeviceWrite<T> for DeviceSliceMut<'_, T> {
     }
 }
 
-fn show<T>(
-    f: &mut fmt::Formatter<'_>,
-    name: &str,
-    place: &Place<'_>,
-    length: usize,
-) -> fmt::Result {
-    f.debug_struct(name)
-        .field("element", &std::any::type_name::<T>())
-        .field("length", &length)
-        .field("address", &format_args!("{:#x}", place.address))
-        .field("home", &format_args!("{}", place.home))
-        .finish()
-}
-
-impl<T: Pod> fmt::Debug for DeviceSlice<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        show::<T>(f, "DeviceSlice", &self.place, self.length)
-    }
-}
-
-impl<T: Pod> fmt::Debug for DeviceSliceMut<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        show::<T>(f, "DeviceSliceMut", &self.place, self.length)
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ranges_lie_inside_or_are_errors() {
-        assert_eq!(check_range(.., 5).unwrap(), 0..5);
-        assert_eq!(check_range(2..=4, 5).unwrap(), 2..5);
-        assert_eq!(check_range(5.., 5).unwrap(), 5..5);
-        let excluded = (Bound::Excluded(usize::MAX), Bound::Unbounded);
-        for bad in [
-            check_range(0..6, 5),
-            check_range(6.., 5),
-            check_range(..=usize::MAX, 5),
-            check_range(excluded, 5),
-            #[allow(clippy::reversed_empty_ranges)]
-            check_range(3..2, 5),
-        ] {
-            assert_eq!(bad.unwrap_err().kind(), ErrorKind::OutOfBounds);
-        }
-    }
-}
+mod tests;

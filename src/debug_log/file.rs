@@ -17,7 +17,8 @@ use tracing_subscriber::registry::LookupSpan;
 /// The variables that name the file; the first that is set counts.
 const VARIABLES: [&str; 2] = ["AQUIFER_DEBUG_LOG_FILE", "RMM_DEBUG_LOG_FILE"];
 
-/// What the targets of the crate's events begin with. Those of other crates may begin with its name.
+/// The prefix of the targets of the crate's events. With the colons: `aquifer` alone may begin other
+/// crates' targets.
 const MODULES: &str = "aquifer::";
 
 /// A file that the crate's [events](crate::debug_log) are written to, one a line: with the feature
@@ -33,9 +34,9 @@ const MODULES: &str = "aquifer::";
 /// A line break inside of an event is written as `\n`. Lines are added at the end of the file: what
 /// is there stays. Each is one write without a lock or a buffer, so nothing is lost when the process
 /// ends in whatever way, lines of several processes do not mix, and the child of a fork may write.
-/// What cannot be written, since the disk is full, say, is said once a line on standard error.
+/// A line that cannot be written, for example on a full disk, is an error on standard error.
 ///
-/// Events of other crates, and what is more verbose than [`level`](Self::level), are left out.
+/// Events of other crates, and events more verbose than [`level`](Self::level), are left out.
 ///
 /// RMM's counterpart is the logger behind `RMM_DEBUG_LOG_FILE`, which is read here too, where
 /// `AQUIFER_DEBUG_LOG_FILE` is not set. RMM's empties the file, buffers, and cannot be given another
@@ -67,7 +68,7 @@ impl DebugLog {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Io`] with the path and what the system said, if it cannot be opened.
+    /// [`ErrorKind::Io`] with the path and the system's error, if it cannot be opened.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         Self::at(path.as_ref(), "", ErrorKind::Io)
     }
@@ -77,7 +78,7 @@ impl DebugLog {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Environment`] with variable, path and what the system said, if the file cannot be
+    /// [`ErrorKind::Environment`] with variable, path and the system's error, if the file cannot be
     /// opened.
     pub fn from_env() -> Result<Option<Self>> {
         let named = |name| std::env::var_os(name).map(|value| (name, value));
@@ -110,7 +111,7 @@ impl DebugLog {
         Ok(Self { lines: Lines(Arc::new(file)), path: path.to_owned(), level: Level::DEBUG })
     }
 
-    /// Writes what is at this level or above it; [`Level::DEBUG`] unless set.
+    /// Writes events of this level and above; by default [`Level::DEBUG`].
     #[must_use]
     pub fn level(self, level: Level) -> Self {
         Self { level, ..self }
@@ -134,7 +135,7 @@ impl DebugLog {
             .with_filter(ours)
     }
 
-    /// Makes the log the program's subscriber.
+    /// Installs the log as the program's subscriber.
     ///
     /// # Errors
     ///

@@ -1,9 +1,9 @@
-//! What the crate says about itself: [`tracing`] events, and a log file of them.
+//! The crate's [`tracing`] events, and a log file of them.
 //!
-//! Events are made off the hot path alone: a block that a thread keeps ready costs no look at any
-//! subscriber. [`TracedAdaptor`](crate::TracedAdaptor) tells of each allocation, where that is wanted.
+//! Events are emitted off the hot path alone: an allocation from a thread's magazine does not look at
+//! the subscriber. [`TracedAdaptor`](crate::TracedAdaptor) emits an event for each allocation.
 //!
-//! # What is told
+//! # Events
 //!
 //! | level | target | message | fields |
 //! | --- | --- | --- | --- |
@@ -14,7 +14,7 @@
 //! | `DEBUG` | `aquifer::pool` | `gathered free memory` | `pool`, `device`, `stream`, `asked`, `largest` |
 //! | `DEBUG` | `aquifer::pool` | `gave memory back` | `pool`, `device`, `blocks`, `bytes`, `reserved` |
 //! | `DEBUG` | `aquifer::pool` | `pool ended` | `pool`, `device`, `blocks`, `bytes`, `leaked` |
-//! | `WARN` | `aquifer::pool` | `out of memory` | `pool`, `device`, `asked`, `rungs`, `reserved`, `live`, `largest_free`, `maximum`, `upstream` |
+//! | `WARN` | `aquifer::pool` | `out of memory` | `pool`, `device`, `asked`, `steps`, `reserved`, `live`, `largest_free`, `maximum`, `upstream` |
 //! | `WARN` | `aquifer::pool` | `refused a stream in capture` | `pool`, `device`, `asked` |
 //! | `ERROR` | `aquifer::pool` | `device lost` | `pool`, `device`, `asked`, `error` |
 //! | `ERROR` | `aquifer::pool` | `a pool cannot go on` | `pool`, `device`, `asked`, `why` |
@@ -23,43 +23,42 @@
 //! | `WARN`, `ERROR` | `aquifer::` and the module | what was leaked, freed twice, or could not be done | by the case |
 //!
 //! `pool` is a number that no other pool of the process has, `device` an ordinal, and `stream` and
-//! `from` are what [`Stream::id`](crate::Stream::id) says; `from` is 0 where that stream is gone, and
+//! `from` are what [`Stream::id`](crate::Stream::id) returns; `from` is 0 where that stream is gone, and
 //! `stream` where the memory is for all streams. Sizes are bytes: `asked` is what the request needs,
 //! `bytes` what was moved, `reserved` what the pool has of upstream then. `how` is `complete` (the
 //! device had passed its last use), `ordered` (the stream was behind it already) or `waited` (the
-//! stream was made to wait). A pool tells once that its device is lost.
+//! stream was made to wait). A pool emits `device lost` once.
 //!
 //! # What a subscriber may do
 //!
-//! It is called when the pool's locks are released, on the thread that did what is told, so it may
-//! allocate from that pool and free to it; it must not begin a capture. What the crate does inside of
-//! a subscriber is not told, so a subscriber that allocates is not called for its own allocations. A
-//! subscriber that panics is stopped there: the panic's message goes where messages of panics go, and
-//! neither the allocation nor the pool takes notice. One event may be told under a pool's lock, of a
-//! block that was freed twice: do not allocate in that one.
+//! The crate calls the subscriber after it has released the pool's locks, on the thread that caused the
+//! event. So a subscriber may allocate from that pool and free to it; it must not begin a capture. The
+//! crate emits nothing from inside of a subscriber: one that allocates is not called for its own
+//! allocations. A panic of the subscriber is stopped there: its message goes where messages of panics
+//! go, and neither the allocation nor the pool is affected.
 //!
 //! # Levels
 //!
-//! Without features all events are compiled in, and cost one look at a flag where nobody listens. The
+//! Without features all events are compiled in, and cost one look at a flag without a subscriber. The
 //! features `log-level-debug`, `log-level-info`, `log-level-warn`, `log-level-error` and
-//! `log-level-off` cut what is below out of the program; of several, the one that leaves least wins.
-//! They act on this crate alone. `max_level_*` and `release_max_level_*` of the crate `tracing` do
-//! the same to the whole program. RMM's `RMM_LOGGING_LEVEL` is the counterpart.
+//! `log-level-off` cut lower levels out of the program; of several features, the one that leaves least
+//! wins. They act on this crate alone. `max_level_*` and `release_max_level_*` of the crate `tracing`
+//! act on the whole program. RMM's `RMM_LOGGING_LEVEL` is the counterpart.
 //!
 //! # NVTX
 //!
 //! With the feature `nvtx`, a tool that is injected into the program (by `NVTX_INJECTION64_PATH`, as
 //! Nsight Systems does) sees ranges in the domain `aquifer`, whose payload are bytes: `pool: grow`,
-//! `pool: gather`, `pool: wait for a stream`, `pool: trim for a request`, and `pool: trim`. Where there
-//! is no tool, or it cannot be loaded, nothing happens; what a warm allocation does has no range.
+//! `pool: gather`, `pool: wait for a stream`, `pool: trim for a request`, and `pool: trim`. An
+//! allocation from a magazine has no range. Without a tool, or if it cannot be loaded, nothing happens.
 //! The tool is called under locks of the pool and must not call back. RMM has a macro for ranges that
 //! it uses nowhere.
 //!
-//! ## A tool that watches memory
+//! ## The memory extension
 //!
-//! A tool that also takes NVTX's memory extension, as compute-sanitizer documents to, is told what pools
-//! cut: [`PoolResource`](crate::PoolResource) and the resources that are made of one. Build with the
-//! feature and run
+//! For a tool that takes NVTX's memory extension, as compute-sanitizer documents to,
+//! [`PoolResource`](crate::PoolResource) and the resources made of one register their blocks. Build with
+//! the feature and run
 //!
 //! ```text
 //! $ compute-sanitizer --tool memcheck --nvtx yes ./program
@@ -67,39 +66,38 @@
 //!
 //! Each block that a pool has of upstream is a heap of the usage *sub-allocator*, named
 //! `aquifer pool 17, chunk`; each block that a user has is a region of it, named
-//! `aquifer pool 17, stream 16`. To such a tool the rest of a heap is forbidden: an access past a
-//! block's end that leaves the block, or after its free, is an error there, which it is not without
-//! this. What is told, and when, is shown by a tool that stands in for it in the tests. compute-sanitizer
-//! prints names with leaks and unused memory alone, by its manual; its option `--nvtx` is on by itself
-//! since CUDA 12.
+//! `aquifer pool 17, stream 16`. The rest of a heap is forbidden to such a tool. So it reports an access
+//! that leaves its block at the end, or that comes after the free, which it does not without this. A mock
+//! tool in the tests shows which calls are made, and when. By its manual, compute-sanitizer prints names
+//! with leaks and unused memory alone; its option `--nvtx` is on by default since CUDA 12.
 //!
-//! Whether a tool watches is asked once, when the program's first pool is built. compute-sanitizer is
-//! ready when CUDA has started, which it has for a pool on a GPU; a first pool on a simulated device may
-//! find no tool yet. A pool that is watched is slow:
+//! The crate looks for the tool once, when the program's first pool is built. compute-sanitizer is ready
+//! when CUDA has started, as it has for a pool on a GPU; a first pool on a simulated device may find no
+//! tool yet. With such a tool a pool is slow:
 //!
-//! - Threads keep no blocks ready, whatever [`PoolOptions`](crate::PoolOptions) says: the tool hears of
-//!   each block.
-//! - A free waits until the device has done what the stream was given. What still runs could touch
-//!   the block, which is in order and must not be reported. A program in which such work waits for
-//!   something that the freeing thread does later stands still. A capture that another thread begins
-//!   on the stream at the very moment of the wait may be lost.
-//! - A block that was handed out or freed while its stream was in capture stays a region after its
-//!   free, since each launch of the graph may use it: until its memory is handed out again outside of
-//!   a capture, for which the pool waits, too, or goes back upstream. So does one whose stream could not
-//!   be waited for. Uses of those after the free are not seen.
+//! - Threads have no magazines, whatever [`PoolOptions`](crate::PoolOptions) says: each block is
+//!   registered.
+//! - A free waits until the device has done what the stream was given: work that still runs may access
+//!   the block, and must not be reported. A program in which such work waits for something that the
+//!   freeing thread does later stands still. A capture that another thread begins on the stream at the
+//!   very moment of the wait may be lost.
+//! - A block that was allocated or freed while its stream was in capture stays a region after its free,
+//!   since each launch of the graph may use it: until its memory is allocated again outside of a
+//!   capture, for which the pool waits, too, or goes back upstream. So does a block whose stream could
+//!   not be waited for. Accesses to those after the free are not reported.
 //!
-//! A region is what [`DeviceBlock::bytes`](crate::DeviceBlock::bytes) says, so an overrun inside of the
-//! last 256 bytes that a size was rounded up to, or of a bin's block, is not seen either. Of a pool over
-//! a pool, the blocks of the upper one are regions of the lower one's heap, and its blocks of upstream
-//! are nothing to the tool: tools know regions by address, and those would share theirs. Memory whose
-//! heap the tool refuses is not watched. By its manual, compute-sanitizer takes what was a heap for
-//! forbidden until the driver frees it: a resource of yours below a pool that keeps such memory, and
-//! serves it to others than pools, would be reported falsely. In the child of a fork nothing is told. A
-//! tool without the extension, and none at all, leave pools as they are. Tools are called under a lock
-//! of all pools, too, and must not call back. RMM registers nothing.
+//! A region has the size of [`DeviceBlock::bytes`](crate::DeviceBlock::bytes), so an overrun inside of
+//! the last 256 bytes that a size was rounded up to, or of a bin's block, is not reported either. Of a
+//! pool over a pool, the blocks of the upper one are regions of the lower one's heap, and its blocks of
+//! upstream are not registered: tools know regions by address, and those would share theirs. Memory
+//! whose heap the tool refuses is not checked. By its manual, compute-sanitizer takes what was a heap
+//! for forbidden until the driver frees it: a resource of yours below a pool that keeps such memory, and
+//! serves it to others than pools, would be reported falsely. In the child of a fork the tool is not
+//! called. A tool without the extension, and none at all, leave pools as they are. Tools are called
+//! under a lock of all pools, too, and must not call back. RMM registers nothing.
 //!
-//! Neither is made by cudarc's `nvtx`, which loads a library that CUDA 13 has no more and panics without
-//! it, nor by NVIDIA's crate `nvtx`, which asks for libclang and a C compiler when it is built.
+//! The crate uses neither cudarc's `nvtx`, which loads a library that CUDA 13 has no more and panics without
+//! it, nor NVIDIA's crate `nvtx`, which asks for libclang and a C compiler when it is built.
 #![cfg_attr(
     feature = "debug-log",
     doc = "\n# A log file\n\n[`DebugLog`] writes the events to the file that `AQUIFER_DEBUG_LOG_FILE` names."
@@ -110,22 +108,25 @@
            `AQUIFER_DEBUG_LOG_FILE` names."
 )]
 
+mod emit;
 #[cfg(feature = "debug-log")]
 mod file;
 #[cfg(feature = "nvtx")]
 mod nvtx;
-mod tell;
 
+pub(crate) use emit::{
+    DeferEvents, LEVEL, POOL, defer_events, defer_events_under_lock, deferred_event, emit,
+    emit_deferred, event, is_deferring, is_enabled,
+};
 #[cfg(feature = "debug-log")]
 pub use file::DebugLog;
 pub(crate) use nvtx::range;
 #[cfg(feature = "nvtx")]
-pub(crate) use nvtx::{HeapHandle, Memory, memory};
-pub(crate) use tell::{LEVEL, POOL, event, hold, is_held, is_wanted, later, tell};
+pub(crate) use nvtx::{HeapHandle, MemoryExtension, memory_extension};
 
 #[cfg(not(feature = "nvtx"))]
 mod nvtx {
-    /// No range: the feature is off.
+    /// No range, without the feature.
     pub(crate) struct Range;
 
     pub(crate) fn range(_name: &'static std::ffi::CStr, _bytes: usize) -> Range {

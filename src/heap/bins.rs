@@ -6,9 +6,10 @@
 //! not rounded, so the bin of a wanted size holds blocks that serve and blocks that do not (the
 //! *floor* bin), and every block in a bin above serves. Searching only above loses freed blocks of
 //! the very size that is asked for, again and again; searching all of the floor bin takes long. So
-//! some of it is probed, and a few of the bin above for a better fit.
+//! some of it is probed, and a few of the bin above for a better fit; all of it only before memory
+//! is said to be out.
 
-use super::Tag;
+use super::types::Tag;
 
 /// Bits of a size, below its leading one, that choose a bin.
 const MANTISSA: u32 = 5;
@@ -25,10 +26,10 @@ pub(super) struct Entry {
     pub(super) stamp: usize,
 }
 
-/// The position of the block that is kept apart.
-pub(super) const KEPT: u32 = u32::MAX;
+/// The position of the victim.
+pub(super) const VICTIM: u32 = u32::MAX;
 
-/// Where a free block stands. The bin means nothing if it is kept apart.
+/// Where a free block stands. The bin of the victim means nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) bin: usize,
@@ -54,9 +55,9 @@ pub(super) struct Bins {
     /// A bit for each bin that has blocks, by row.
     columns: [u64; ROWS],
     bins: Box<[Vec<Entry>; BINS]>,
-    /// A large block that stands in no bin, so that what is cut from it again and again, and merged
-    /// with it again, moves nothing. None has no units.
-    kept: Entry,
+    /// A large block that stands in no bin, so that blocks which are cut from it and merged with it
+    /// again move nothing: dlmalloc's designated victim. Without units there is none.
+    victim: Entry,
 }
 
 /// A bin's row and column.
@@ -83,23 +84,23 @@ pub(super) fn largest_of(bin: usize) -> u32 {
 
 const NO_ENTRY: Entry = Entry { units: 0, node: 0, stamp: 0 };
 
-// What is done to a bitmap or a list here is done without a branch where it can be: whether a bin runs
-// empty, or which of its blocks goes, is anyone's guess, and a wrong guess costs more than the rest.
+// Bitmaps and lists change without a branch where that is possible: whether a bin runs empty, or which
+// of its blocks goes, is unpredictable, and a wrong prediction costs more than the rest.
 impl Bins {
     pub(super) fn new(tag: Tag) -> Self {
         let bins = Box::new([const { Vec::new() }; BINS]);
-        Self { tag, latest: 0, oldest: 0, rows: 0, columns: [0; ROWS], bins, kept: NO_ENTRY }
+        Self { tag, latest: 0, oldest: 0, rows: 0, columns: [0; ROWS], bins, victim: NO_ENTRY }
     }
 
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
-        self.rows == 0 && self.kept.units == 0
+        self.rows == 0 && self.victim.units == 0
     }
 
-    /// How many blocks there are. As long as there are bins that have some.
+    /// How many blocks there are. O(bins with blocks).
     pub(super) fn blocks(&self) -> usize {
         let in_bins: usize = self.filled_down().map(|bin| self.in_bin(bin).len()).sum();
-        in_bins + usize::from(self.kept.units != 0)
+        in_bins + usize::from(self.victim.units != 0)
     }
 
     /// The latest stamp that came in since the bins were last empty.
@@ -112,19 +113,19 @@ impl Bins {
         if self.is_empty() { usize::MAX } else { self.oldest }
     }
 
-    /// Whether a block of this size is to be kept apart.
+    /// Whether a block of this size is to be the victim.
     #[inline]
-    pub(super) fn keeps(&self, units: u32) -> bool {
-        units > self.kept.units
+    pub(super) fn is_next_victim(&self, units: u32) -> bool {
+        units > self.victim.units
     }
 
-    /// Keeps a new block apart. Returns the one that was, if one was, which is in no bin now.
+    /// Makes a new block the victim. Returns the former one, which is in no bin now.
     #[cold]
-    pub(super) fn keep(&mut self, entry: Entry) -> Option<Entry> {
+    pub(super) fn set_victim(&mut self, entry: Entry) -> Option<Entry> {
         let empty = self.is_empty();
         self.latest = if empty { entry.stamp } else { self.latest.max(entry.stamp) };
         self.oldest = if empty { entry.stamp } else { self.oldest.min(entry.stamp) };
-        Some(std::mem::replace(&mut self.kept, entry)).filter(|old| old.units != 0)
+        Some(std::mem::replace(&mut self.victim, entry)).filter(|old| old.units != 0)
     }
 
     /// Adds a block to bins that are not empty. Returns its position in its bin.
@@ -151,9 +152,9 @@ impl Bins {
     /// its own.
     #[inline]
     pub(super) fn remove(&mut self, place: Place) -> (usize, u32) {
-        if place.position == KEPT {
-            let Entry { node, stamp, .. } = self.kept;
-            self.kept = NO_ENTRY;
+        if place.position == VICTIM {
+            let Entry { node, stamp, .. } = self.victim;
+            self.victim = NO_ENTRY;
             return (stamp, node);
         }
         let (stamp, moved, empty) = self.pull(place);
@@ -179,8 +180,8 @@ impl Bins {
 
     #[inline]
     pub(super) fn entry(&self, place: Place) -> &Entry {
-        if place.position == KEPT {
-            return &self.kept;
+        if place.position == VICTIM {
+            return &self.victim;
         }
         &self.bins[place.bin % BINS][place.position as usize]
     }
@@ -190,7 +191,7 @@ impl Bins {
     pub(super) fn change(&mut self, place: Place, units: u32, stamp: usize) {
         self.latest = self.latest.max(stamp);
         let entry = match place.position {
-            KEPT => &mut self.kept,
+            VICTIM => &mut self.victim,
             position => &mut self.bins[place.bin % BINS][position as usize],
         };
         entry.units = units;
@@ -232,8 +233,8 @@ impl Bins {
     }
 
     /// Upper bound on the units of a block; exact if 0.
-    pub(super) fn at_most(&self) -> u32 {
-        self.top().map_or(0, largest_of).max(self.kept.units)
+    pub(super) fn largest_bound(&self) -> u32 {
+        self.top().map_or(0, largest_of).max(self.victim.units)
     }
 
     /// The highest bin that has blocks.
@@ -263,8 +264,8 @@ impl Bins {
     ) -> Option<Fit> {
         let list = self.in_bin(bin);
         let first = list.len().saturating_sub(probes);
-        // What is smaller than wanted, or not accepted, counts as above all others. Without a branch:
-        // which of them is the best is anyone's guess.
+        // A block that is too small, or not accepted, counts as worse than all others. Without a branch:
+        // which of them is the best is unpredictable.
         let none = u64::from(u32::MAX - units) + 1;
         let (mut excess, mut best) = (none, 0);
         for (position, entry) in list[first..].iter().enumerate() {
@@ -277,28 +278,28 @@ impl Bins {
         (excess != none).then_some(Fit { excess: excess as u32, place })
     }
 
-    /// The better fit: this one, or the block that is kept apart.
+    /// The better fit: this one, or the victim.
     #[inline]
-    pub(super) fn or_kept(
+    pub(super) fn or_victim(
         &self,
         fit: Option<Fit>,
         units: u32,
         accept: impl Fn(&Entry) -> bool,
     ) -> Option<Fit> {
-        let excess = self.kept.units.checked_sub(units).filter(|_| accept(&self.kept));
+        let excess = self.victim.units.checked_sub(units).filter(|_| accept(&self.victim));
         let Some(excess) = excess else { return fit };
-        let kept = Fit { excess, place: Place { bin: 0, position: KEPT } };
-        Some(fit.filter(|fit| fit.excess <= excess).unwrap_or(kept))
+        let victim = Fit { excess, place: Place { bin: 0, position: VICTIM } };
+        Some(fit.filter(|fit| fit.excess <= excess).unwrap_or(victim))
     }
 
     /// The best fit of all blocks with these units, which are not 0, and a stamp of at most `upto`.
-    pub(super) fn early(&self, units: u32, upto: usize) -> Option<Place> {
+    pub(super) fn best_upto(&self, units: u32, upto: usize) -> Option<Place> {
         let accept = |entry: &Entry| entry.stamp <= upto;
         let bins = std::iter::successors(self.at_or_above(bin_of(units)), |&bin| {
             self.at_or_above(bin + 1)
         });
         let fit = bins.filter_map(|bin| self.best(bin, units, usize::MAX, accept)).next();
-        self.or_kept(fit, units, accept).map(|fit| fit.place)
+        self.or_victim(fit, units, accept).map(|fit| fit.place)
     }
 
     /// The largest block with a stamp of at most `upto`.
@@ -308,14 +309,14 @@ impl Bins {
             let (position, _) = entries.max_by_key(|(_, entry)| entry.units)?;
             Some(Place { bin, position })
         });
-        let kept = (self.kept.units != 0 && self.kept.stamp <= upto)
-            .then_some(Place { bin: 0, position: KEPT });
-        in_bins.into_iter().chain(kept).max_by_key(|&place| self.entry(place).units)
+        let victim = (self.victim.units != 0 && self.victim.stamp <= upto)
+            .then_some(Place { bin: 0, position: VICTIM });
+        in_bins.into_iter().chain(victim).max_by_key(|&place| self.entry(place).units)
     }
 
     /// Every block, those of the bins of the largest sizes first.
     pub(super) fn entries(&self) -> impl Iterator<Item = &Entry> {
-        self.kept().into_iter().chain(self.filled_down().flat_map(|bin| self.in_bin(bin)))
+        self.victim().into_iter().chain(self.filled_down().flat_map(|bin| self.in_bin(bin)))
     }
 
     fn filled_down(&self) -> impl Iterator<Item = usize> {
@@ -327,8 +328,8 @@ impl Bins {
         &self.bins[bin % BINS]
     }
 
-    /// The block that is kept apart.
-    pub(super) fn kept(&self) -> Option<&Entry> {
-        Some(&self.kept).filter(|kept| kept.units != 0)
+    /// The victim.
+    pub(super) fn victim(&self) -> Option<&Entry> {
+        Some(&self.victim).filter(|victim| victim.units != 0)
     }
 }

@@ -1,13 +1,21 @@
 //! The slab of nodes: one for each block, live or free, and one for each piece's border.
 
-use super::{NotLive, Tag};
+use super::types::{NotLive, Tag};
 
 /// No node: the end of the list of spare ones.
-const NONE: u32 = u32::MAX;
+const NO_NODE: u32 = u32::MAX;
 
+/// # State table
+///
+/// | state | `units` | `prev`, `next` | next states |
+/// | --- | --- | --- | --- |
+/// | `Spare` | - | `next`: the next spare node | `Live` (taken from the slab), `Border` |
+/// | `Live` | of the block | the neighbours | `Free` (freed), `Spare` (merged into a neighbour) |
+/// | `Free` | of the block | the neighbours | `Live` (allocated whole), `Spare` (merged, or cut out) |
+/// | `Border` | 0 | the last and the first block of its span | `Spare` (its span is gone, or joined another) |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
-    /// Stands for nothing; waits in the slab's list.
+pub(super) enum NodeState {
+    /// Stands for no block; is in the slab's list of spare nodes.
     Spare,
     /// A block that was handed out.
     Live,
@@ -21,7 +29,7 @@ pub(super) enum State {
 /// Two share a cache line, and none lies on two.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(32))]
-pub(super) struct Block {
+pub(super) struct BlockNode {
     pub(super) address: u64,
     pub(super) units: u32,
     /// The neighbour at the lower address. Of the same piece, as `next` is.
@@ -32,36 +40,36 @@ pub(super) struct Block {
     pub(super) position: u32,
     /// Of a free block.
     pub(super) tag: Tag,
-    pub(super) state: State,
+    pub(super) state: NodeState,
 }
 
-impl Block {
+impl BlockNode {
     #[inline]
     pub(super) fn live(address: u64, units: u32, prev: u32, next: u32) -> Self {
-        Self { address, units, prev, next, position: 0, tag: 0, state: State::Live }
+        Self { address, units, prev, next, position: 0, tag: 0, state: NodeState::Live }
     }
 }
 
 #[derive(Debug)]
 pub(super) struct Nodes {
-    blocks: Vec<Block>,
+    blocks: Vec<BlockNode>,
     spare: u32,
 }
 
 impl Nodes {
     pub(super) fn new() -> Self {
-        Self { blocks: Vec::new(), spare: NONE }
+        Self { blocks: Vec::new(), spare: NO_NODE }
     }
 
     /// Whether so many more nodes can be taken: fewer than 2^32 exist.
     #[inline]
     pub(super) fn room_for(&self, more: usize) -> bool {
-        self.blocks.len().checked_add(more).is_some_and(|len| len <= NONE as usize)
+        self.blocks.len().checked_add(more).is_some_and(|len| len <= NO_NODE as usize)
     }
 
     /// A node. The caller has asked whether there is room for one.
     #[inline]
-    pub(super) fn take(&mut self, block: Block) -> u32 {
+    pub(super) fn take(&mut self, block: BlockNode) -> u32 {
         if let Some(slot) = self.blocks.get_mut(self.spare as usize) {
             let node = self.spare;
             self.spare = slot.next;
@@ -72,7 +80,7 @@ impl Nodes {
     }
 
     #[cold]
-    fn grow(&mut self, block: Block) -> u32 {
+    fn grow(&mut self, block: BlockNode) -> u32 {
         let node = self.blocks.len() as u32;
         self.blocks.push(block);
         node
@@ -80,11 +88,11 @@ impl Nodes {
 
     /// The block behind a token from outside, which may be anything.
     #[inline]
-    pub(super) fn live(&self, node: u32) -> Result<&Block, NotLive> {
-        self.blocks.get(node as usize).filter(|block| block.state == State::Live).ok_or(NotLive)
+    pub(super) fn live(&self, node: u32) -> Result<&BlockNode, NotLive> {
+        self.blocks.get(node as usize).filter(|block| block.state == NodeState::Live).ok_or(NotLive)
     }
 
-    /// The nodes while none is made. Where they lie need not be read again after each write.
+    /// The nodes while none is made: the compiler need not read their place again after each write.
     #[inline]
     pub(super) fn view(&mut self) -> View<'_> {
         View { blocks: &mut self.blocks, spare: &mut self.spare }
@@ -101,17 +109,17 @@ impl Nodes {
 }
 
 impl std::ops::Index<u32> for Nodes {
-    type Output = Block;
+    type Output = BlockNode;
 
     #[inline]
-    fn index(&self, node: u32) -> &Block {
+    fn index(&self, node: u32) -> &BlockNode {
         &self.blocks[node as usize]
     }
 }
 
 /// See [`Nodes::view`].
 pub(super) struct View<'a> {
-    blocks: &'a mut [Block],
+    blocks: &'a mut [BlockNode],
     spare: &'a mut u32,
 }
 
@@ -120,7 +128,7 @@ impl View<'_> {
     pub(super) fn release(&mut self, node: u32) {
         let spare = *self.spare;
         let block = &mut self[node];
-        block.state = State::Spare;
+        block.state = NodeState::Spare;
         block.next = spare;
         *self.spare = node;
     }
@@ -133,17 +141,17 @@ impl View<'_> {
 }
 
 impl std::ops::Index<u32> for View<'_> {
-    type Output = Block;
+    type Output = BlockNode;
 
     #[inline]
-    fn index(&self, node: u32) -> &Block {
+    fn index(&self, node: u32) -> &BlockNode {
         &self.blocks[node as usize]
     }
 }
 
 impl std::ops::IndexMut<u32> for View<'_> {
     #[inline]
-    fn index_mut(&mut self, node: u32) -> &mut Block {
+    fn index_mut(&mut self, node: u32) -> &mut BlockNode {
         &mut self.blocks[node as usize]
     }
 }

@@ -1,16 +1,18 @@
 //! Vectors to and from cudarc's own slices.
 
-use crate::backend::{DriverResult, Wanted};
 use crate::container::{DeviceVec, DeviceVecParts};
 use crate::device::Device;
+use crate::driver::ErrorContext;
+use crate::driver::cuda::restoring;
 use crate::error::{DriverError, Error, ErrorKind, Refused, Result};
 use crate::layout::DeviceLayout;
 use crate::resource::{DeviceBlock, DeviceResource, current_device_resource};
+use crate::resource::{cuda, driver_pool};
 use crate::stream::Stream;
 use crate::sync::Arc;
 use crate::sync::trusted::{AtomicBool, Ordering};
 use bytemuck::Pod;
-use cudarc::driver::CudaSlice;
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
 
 /// The resource of a vector that was a `CudaSlice`: its first block is cudarc's, freed as cudarc
 /// would free it; any other is the current resource's.
@@ -19,21 +21,6 @@ struct Adopted {
     address: u64,
     pending: AtomicBool,
     upstream: Arc<dyn DeviceResource>,
-}
-
-impl Adopted {
-    fn free(&self, stream: &Stream) -> DriverResult<()> {
-        let driver = self.device().driver();
-        // SAFETY: the address was cudarc's allocation, given up with its slice; `pending` lets one
-        // caller in; the stream is ordered after all use by the contract of `deallocate`.
-        unsafe {
-            if self.device().properties().memory_pools {
-                return driver.mem_free_async(self.address, stream.raw());
-            }
-            driver.stream_synchronize(stream.raw())?;
-            driver.mem_free(self.address)
-        }
-    }
 }
 
 // SAFETY: one block of cudarc's, disjoint from the upstream's while it lives, and the upstream's own.
@@ -53,12 +40,35 @@ unsafe impl DeviceResource for Adopted {
             // SAFETY: the upstream's block; the caller's promise.
             return unsafe { self.upstream.deallocate(stream, block) };
         }
-        if let Err(error) = self.free(stream)
-            && !error.is_gone()
-        {
-            crate::debug_log::event!(error, device = %self.device(), bytes = block.bytes(), %error, "leaked device memory");
+        // SAFETY: the address, which is the token, was cudarc's allocation, given up with its slice;
+        // `pending` lets one caller in; the stream is ordered after all use by the caller's promise.
+        unsafe {
+            if self.device().properties().memory_pools {
+                driver_pool::free(stream, self.device(), block);
+            } else {
+                cuda::free_blocking(stream, self.device(), block);
+            }
         }
     }
+}
+
+/// Runs calls of cudarc's without an old error that waits in the context, which they would return in
+/// place of their own result. The old error is put back for the call that it belongs to.
+fn without_stale<R>(context: &CudaContext, calls: impl FnOnce() -> R) -> R {
+    let stale = context.check_err();
+    let done = calls();
+    context.record_err(stale);
+    done
+}
+
+/// cudarc panics where it cannot make the two events of a slice, so this tries two first. An event that
+/// cannot be destroyed is an error that cudarc's next call would give.
+fn try_events(context: &Arc<CudaContext>) -> Result<()> {
+    let both = context.new_event(None).and_then(|one| Ok((one, context.new_event(None)?)));
+    both.map(drop)
+        .and_then(|()| context.check_err())
+        .map_err(|error| DriverError::new("cuEventCreate", error.0 as u32))
+        .with_context(|| "making cudarc's events")
 }
 
 impl<T: Pod> DeviceVec<T> {
@@ -68,8 +78,20 @@ impl<T: Pod> DeviceVec<T> {
     /// # Errors
     ///
     /// [`ErrorKind::InvalidArgument`] if `T` has no size, or the slice's stream is the per-thread
-    /// default one; those of taking the device over. The slice is dropped then.
+    /// default one; those of taking the device over. The slice is dropped then, but leaked where the
+    /// driver does not answer, as in the child of a fork, or cannot wait for the slice's uses.
     pub fn from_cuda_slice(slice: CudaSlice<T>) -> Result<Self> {
+        // cudarc's calls, the slice's drop among them, make its context current and leave it so.
+        match restoring() {
+            Ok(_restore) => Self::adopt(slice),
+            Err(error) => {
+                std::mem::forget(slice);
+                Err(error)
+            }
+        }
+    }
+
+    fn adopt(slice: CudaSlice<T>) -> Result<Self> {
         let stream = Stream::from_cudarc(slice.stream())?;
         let length = slice.len();
         let upstream = current_device_resource(stream.device())?;
@@ -79,11 +101,16 @@ impl<T: Pod> DeviceVec<T> {
         if length == 0 {
             return Self::new(&stream);
         }
-        let address = slice.leak();
+        let context = slice.context().clone();
+        let (address, waited) = without_stale(&context, || (slice.leak(), context.check_err()));
+        if waited.is_err() {
+            // A use on another stream may not be waited for. An error leaks the memory.
+            stream.device().synchronize()?;
+        }
         let resource = Adopted { address, pending: AtomicBool::new(true), upstream };
         let block = DeviceBlock::new(address, length * size_of::<T>(), address);
         // SAFETY: the block was the slice's, which gave it up; cudarc has made its stream wait for
-        // the uses that it tracked.
+        // the uses that it tracked, or they are over.
         unsafe {
             Self::from_raw_parts(DeviceVecParts {
                 stream,
@@ -95,7 +122,7 @@ impl<T: Pod> DeviceVec<T> {
     }
 
     /// Gives the vector to cudarc, where cudarc frees it rightly: memory of an
-    /// [`AsyncResource`](crate::AsyncResource), which `cuMemFreeAsync` frees whoever calls it.
+    /// [`AsyncResource`](crate::AsyncResource), which `cuMemFreeAsync` of any library frees.
     ///
     /// # Errors
     ///
@@ -116,13 +143,16 @@ impl<T: Pod> DeviceVec<T> {
         if self.is_empty() {
             return Err(Refused::new(refuse("an empty vector has no memory to give"), self));
         }
-        // cudarc panics where it cannot make the two events of a slice, so two are tried first.
-        for _ in 0..2 {
-            if let Err(error) = stream.context().new_event(None) {
-                let error = DriverError::new("cuEventCreate", error.0 as u32);
-                let error = Err::<(), _>(error).wanted(|| "making cudarc's events");
-                return Err(Refused::new(error.err().unwrap_or_else(|| refuse("no events")), self));
-            }
+        let _restore = match restoring() {
+            Ok(restore) => restore,
+            Err(error) => return Err(Refused::new(error, self)),
+        };
+        without_stale(stream.context(), || self.give_to(&stream))
+    }
+
+    fn give_to(self, stream: &Arc<CudaStream>) -> Result<CudaSlice<T>, Refused<Self>> {
+        if let Err(error) = try_events(stream.context()) {
+            return Err(Refused::new(error, self));
         }
         let parts = self.into_raw_parts()?;
         let (address, length) = (parts.block.address(), parts.length);

@@ -1,10 +1,10 @@
 //! A vector where cudarc takes device memory: copies, cuBLAS, NCCL, cuRAND, kernel arguments.
 
-use crate::backend::RawStream;
 use crate::container::{
-    Borrower, DeviceSlice, DeviceSliceMut, DeviceVec, On, OnMut, StreamRef, lend_loosely,
+    DeviceSlice, DeviceSliceMut, DeviceVec, MemoryUse, On, OnMut, StreamRef, UnknownStream,
 };
 use crate::device::Device;
+use crate::driver::RawStream;
 use crate::error::{Error, ErrorKind, Result};
 use crate::stream::Stream;
 use crate::sync::Arc;
@@ -17,11 +17,20 @@ use std::fmt;
 
 /// Device memory to read, for cudarc. From [`DeviceVec::cuda`].
 ///
-/// It is a `DevicePtr` and a kernel argument. cudarc's functions say on which stream they use it:
-/// that stream waits for the vector's home, and home for it, as with [`DeviceVec::on`]. cudarc's
-/// launch builder does not say: as a kernel argument this is for the home stream, which is part of
-/// what an unsafe launch promises. For another stream, give the launch a guard from
-/// [`DeviceVec::on`] for it.
+/// It is a `DevicePtr`: cudarc's functions say on which stream they use it, and that stream waits for
+/// the vector's home, and home for it, as with [`DeviceVec::on`]. cudarc's launch builder does not say
+/// so, and this is no kernel argument: give the launch a guard from [`DeviceVec::on`] for its stream,
+/// the home stream too.
+///
+/// This does not compile, since the launch would come after no use of the vector elsewhere:
+///
+/// ```compile_fail
+/// use aquifer::cudarc::driver::{LaunchArgs, PushKernelArg};
+///
+/// fn launch_at_home<'a>(launch: &mut LaunchArgs<'a>, argument: &'a aquifer::CudaRef<'a, f32>) {
+///     launch.arg(argument);
+/// }
+/// ```
 pub struct CudaRef<'a, T: Pod> {
     slice: DeviceSlice<'a, T>,
     home: &'a Arc<CudaStream>,
@@ -90,96 +99,75 @@ impl<'a, T: Pod> DeviceSliceMut<'a, T> {
 
 /// Orders a stream of cudarc after home, and home's next conflicting use after it.
 ///
-/// cudarc's traits have no room for an error: where the order cannot be made with events, the host
+/// cudarc's traits have no way to return an error: where the order cannot be made with events, the host
 /// waits for home now and home for the whole context later.
-fn order<'s, T: Pod>(
-    slice: &DeviceSlice<'_, T>,
-    stream: &'s CudaStream,
-    writes: bool,
-) -> SyncOnDrop<'s> {
-    let home = slice.home();
-    let handle = match stream.cu_stream() as u64 {
-        1 => 0,
-        handle => handle,
+fn order<'s>(memory: MemoryUse<'_>, stream: &'s CudaStream) -> SyncOnDrop<'s> {
+    let home = memory.home.device();
+    let raw = match stream.cu_stream() as u64 {
+        1 => RawStream(0),
+        handle => RawStream(handle),
     };
-    let device = if Some(stream.context().cu_ctx())
-        == home.device().cuda_context().map(|context| context.cu_ctx())
+    let same = home.cuda_context().is_some_and(|own| own.cu_ctx() == stream.context().cu_ctx());
+    let device = if same { Some(home.clone()) } else { Device::from_cudarc(stream.context()).ok() };
+    let device = device.unwrap_or_else(|| home.clone());
+    let at = memory.home;
+    if at.is_handle(&device, raw) {
+        memory.order_or_block(at);
+    } else if raw.0 == 2
+        && let Ok(own) = device.per_thread_stream()
     {
-        Some(home.device().clone())
+        memory.order_or_block(&own);
+    } else if raw.0 == 0 {
+        memory.order_or_block(&device.default_stream());
+    } else if let Some(known) = Stream::by_handle(&device, raw.0) {
+        memory.order_or_block(&known);
     } else {
-        Device::from_cudarc(stream.context()).ok()
-    };
-    let borrower = match &device {
-        Some(device) if device == home.device() && home.raw() == RawStream(handle) => {
-            Borrower::Stream(home.clone())
-        }
-        Some(device) if handle == 2 => {
-            Borrower::PerThread(device.clone(), std::thread::current().id())
-        }
-        Some(device) if handle == 0 => Borrower::Stream(device.default_stream()),
-        Some(device) => match Stream::known(device, handle) {
-            Some(known) => Borrower::Stream(known),
-            // Nobody here keeps it alive, so home will wait for its whole context: that covers the
-            // work of streams that were destroyed since, too.
-            None => Borrower::Context(device.clone()),
-        },
-        None => Borrower::Context(home.device().clone()),
-    };
-    lend_loosely(home, slice.debts(), borrower, RawStream(handle), slice.byte_range(), writes);
-    // The debt is entered, and paid by whatever event is recorded then: nothing is left to do when
-    // cudarc's guard ends, or is forgotten.
+        // Aquifer does not keep it alive, so home will wait for its whole context: that covers the work
+        // of streams that were destroyed since, too.
+        memory.order_or_block(&UnknownStream { device, raw });
+    }
+    // The use is recorded, and home records an event when it has to wait for it: nothing is left to do
+    // when cudarc's guard ends, or is forgotten.
     SyncOnDrop::Record(None)
 }
 
-impl<T: Pod> CudarcSlice<T> for CudaRef<'_, T> {
-    fn len(&self) -> usize {
-        self.slice.len()
-    }
+macro_rules! cudarc_slice {
+    ($name:ident) => {
+        impl<T: Pod> CudarcSlice<T> for $name<'_, T> {
+            fn len(&self) -> usize {
+                self.slice.len()
+            }
 
-    fn stream(&self) -> &Arc<CudaStream> {
-        self.home
-    }
+            fn stream(&self) -> &Arc<CudaStream> {
+                self.home
+            }
+        }
+
+        impl<T: Pod> fmt::Debug for $name<'_, T> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.debug_tuple(stringify!($name)).field(&self.slice).finish()
+            }
+        }
+    };
 }
-
-impl<T: Pod> CudarcSlice<T> for CudaMut<'_, T> {
-    fn len(&self) -> usize {
-        self.slice.len()
-    }
-
-    fn stream(&self) -> &Arc<CudaStream> {
-        self.home
-    }
-}
+cudarc_slice!(CudaRef);
+cudarc_slice!(CudaMut);
 
 impl<T: Pod> DevicePtr<T> for CudaRef<'_, T> {
     fn device_ptr<'s>(&'s self, stream: &'s CudaStream) -> (u64, SyncOnDrop<'s>) {
-        (self.address, order(&self.slice, stream, false))
+        (self.address, order(self.slice.memory_use(), stream))
     }
 }
 
 impl<T: Pod> DevicePtr<T> for CudaMut<'_, T> {
     fn device_ptr<'s>(&'s self, stream: &'s CudaStream) -> (u64, SyncOnDrop<'s>) {
-        (self.address, order(&self.slice.as_slice(), stream, false))
+        (self.address, order(self.slice.as_slice().memory_use(), stream))
     }
 }
 
 impl<T: Pod> DevicePtrMut<T> for CudaMut<'_, T> {
     fn device_ptr_mut<'s>(&'s mut self, stream: &'s CudaStream) -> (u64, SyncOnDrop<'s>) {
-        (self.address, order(&self.slice.as_slice(), stream, true))
-    }
-}
-
-// SAFETY: pushes the address of the memory, which the reference keeps alive for the launch.
-unsafe impl<'a, 'b: 'a, 'c: 'b, T: Pod> PushKernelArg<&'b CudaRef<'c, T>> for LaunchArgs<'a> {
-    fn arg(&mut self, argument: &'b CudaRef<'c, T>) -> &mut Self {
-        PushKernelArg::<&'b u64>::arg(self, &argument.address)
-    }
-}
-
-// SAFETY: as above.
-unsafe impl<'a, 'b: 'a, 'c: 'b, T: Pod> PushKernelArg<&'b mut CudaMut<'c, T>> for LaunchArgs<'a> {
-    fn arg(&mut self, argument: &'b mut CudaMut<'c, T>) -> &mut Self {
-        PushKernelArg::<&'b u64>::arg(self, &argument.address)
+        (self.address, order(self.slice.memory_use(), stream))
     }
 }
 
@@ -198,17 +186,5 @@ unsafe impl<'a, 'b: 'a, 'c: 'b, T: Pod, S: StreamRef> PushKernelArg<&'b mut OnMu
 {
     fn arg(&mut self, guard: &'b mut OnMut<'c, T, S>) -> &mut Self {
         PushKernelArg::<&'b u64>::arg(self, guard.address())
-    }
-}
-
-impl<T: Pod> fmt::Debug for CudaRef<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("CudaRef").field(&self.slice).finish()
-    }
-}
-
-impl<T: Pod> fmt::Debug for CudaMut<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("CudaMut").field(&self.slice).finish()
     }
 }

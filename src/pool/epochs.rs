@@ -1,44 +1,61 @@
 //! Epochs in place of an event for each free.
 //!
-//! A stream's epoch is a number that a free reads and an event closes. *Bump, then record*: who read
-//! the old number gave the stream its last work before the bump, so before the record, which so
-//! covers it. A late event may cover later work too: a false wait, never a race.
+//! A stream's epoch is a number that a free reads and an event closes.
+//!
+//! # State table of epoch `e` of stream `S`
+//!
+//! | `current` | `closed` | `completed` | memory that `S` freed in `e` |
+//! | --- | --- | --- | --- |
+//! | `e` | no event for it | below `e` | is `S`'s; for another stream `e` has to be closed first |
+//! | above `e` | an event for `e` or later | below `e` | is that of a stream with `ordered[S] >= e`; another one waits for the event first |
+//! | above `e` | any | `e` or above | is any stream's |
+//!
+//! `current` rises with each close, under the lock of [`EpochRecord`]. `completed` and `ordered` only
+//! rise.
+//!
+//! INV-1, *bump, then record*: a close raises `current`, then reads the clock, then records the event.
+//! A thread that read the old number gave the stream its last work before the bump, so before the
+//! record, which so covers it. A late event may cover later work too: a false wait, never a race.
+//!
+//! INV-2, *wait, then publish*: `ordered[S] >= e` of a stream is stored after that stream was made to
+//! wait for an event which covers `e`.
 
-use super::chunks::Chunks;
-use super::upstream::{Failure, Upstream};
-use crate::heap::Tag;
+use super::append_array::AppendArray;
+use super::block::SlotId;
+use super::upstream::{Counted, Failure, Upstream};
 use crate::sync::{AtomicUsize, CachePadded, MODELLED, Mutex, MutexGuard, Ordering, trusted};
 use std::collections::VecDeque;
 
 /// Closed epochs whose events a stream keeps; a later event serves for an older epoch as well.
 const RING: usize = 8;
 
-/// One stream's time, and what it knows of the others'.
+/// One stream's epochs, and those of other streams that it is ordered after.
 pub(super) struct Epochs<U: Upstream> {
     /// The epoch that frees are stamped with.
-    open: CachePadded<AtomicUsize>,
+    current: CachePadded<AtomicUsize>,
     /// The last epoch that the device was seen to have passed.
     completed: AtomicUsize,
-    /// By the other streams' tags: the last epoch that this one is ordered after.
-    ordered: Chunks<AtomicUsize>,
-    /// The tags whose epoch there is not 0. One that is just coming may lack: a clock that knows less
-    /// makes for a false wait, never a race.
-    known: trusted::Mutex<Vec<Tag>>,
-    record: Mutex<Record<U>>,
+    /// By slot: the last epoch of its stream that this one is ordered after.
+    ordered: AppendArray<AtomicUsize>,
+    /// The slots whose epoch there is not 0. One that is just being added may lack: a clock that
+    /// says less makes for a false wait, never a race.
+    sources: trusted::Mutex<Vec<SlotId>>,
+    record: Mutex<EpochRecord<U>>,
 }
 
-/// The source's own lock: held over the driver calls that close an epoch.
-pub(super) struct Record<U: Upstream> {
+/// What the lock of the epochs protects. It is held over the driver calls that close an epoch.
+pub(super) struct EpochRecord<U: Upstream> {
     /// `None` once the stream is gone: then every epoch is closed.
     pub(super) stream: Option<U::Stream>,
-    closed: VecDeque<Closed<U::Event>>,
+    closed: VecDeque<ClosedEpoch<U::Event>>,
     spare: Vec<(U::Event, Clock)>,
 }
 
-/// Epochs by tag, of those tags alone that have one: streams are many, and few wait for many others.
-type Clock = Vec<(Tag, usize)>;
+/// Epochs by slot, of those slots alone that have one: streams are many, and few wait for many
+/// others.
+type Clock = Vec<(SlotId, usize)>;
 
-struct Closed<E> {
+struct ClosedEpoch<E> {
     epoch: usize,
     event: E,
     /// What the stream was ordered after when the event was recorded, or before.
@@ -50,22 +67,22 @@ const FIRST: usize = 1;
 
 impl<U: Upstream> Epochs<U> {
     pub(super) fn new(stream: Option<U::Stream>) -> Self {
-        let record = Record { stream, closed: VecDeque::new(), spare: Vec::new() };
+        let record = EpochRecord { stream, closed: VecDeque::new(), spare: Vec::new() };
         Self {
-            open: CachePadded::new(AtomicUsize::new(FIRST)),
+            current: CachePadded::new(AtomicUsize::new(FIRST)),
             completed: AtomicUsize::new(0),
-            ordered: Chunks::new(),
-            known: trusted::Mutex::new(Vec::new()),
+            ordered: AppendArray::new(),
+            sources: trusted::Mutex::new(Vec::new()),
             record: Mutex::new(record),
         }
     }
 
     /// The stamp of a free whose work was given to the stream before this call.
     #[inline]
-    pub(super) fn open(&self) -> usize {
+    pub(super) fn current(&self) -> usize {
         // Relaxed: had a close recorded its event before our last work, its bump would have
         // happened before this read, by way of the driver's own order on the stream.
-        self.open.load(Ordering::Relaxed)
+        self.current.load(Ordering::Relaxed)
     }
 
     pub(super) fn completed(&self) -> usize {
@@ -74,82 +91,70 @@ impl<U: Upstream> Epochs<U> {
     }
 
     /// The last epoch of `source` that this stream is ordered after.
-    pub(super) fn ordered_after(&self, source: Tag) -> usize {
+    pub(super) fn ordered_after(&self, source: SlotId) -> usize {
         // Acquire: the wait that was published is enqueued before whatever the caller gives.
         self.ordered.get(source as usize).map_or(0, |epoch| epoch.load(Ordering::Acquire))
     }
 
-    fn raise(&self, source: Tag, epoch: usize) {
-        let order = if cfg!(aquifer_fault = "order_relaxed") {
-            Ordering::Relaxed
-        } else {
-            Ordering::Release
-        };
+    fn raise(&self, source: SlotId, epoch: usize) {
         if let Some(known) = self.ordered.get_or_make(source as usize)
             // loom loses races of a write that its own thread's load comes before.
             && (MODELLED || known.load(Ordering::Relaxed) < epoch)
             // The first one of this source.
-            && known.fetch_max(epoch, order) == 0
+            && known.fetch_max(epoch, Ordering::Release) == 0
         {
-            self.known.lock().push(source);
+            self.sources.lock().push(source);
         }
     }
 
     /// What this stream is ordered after now.
     fn read_clock(&self, clock: &mut Clock) {
         clock.clear();
-        clock.extend(self.known.lock().iter().map(|tag| (*tag, 0)));
-        for (tag, epoch) in clock {
-            *epoch = self.ordered_after(*tag);
+        clock.extend(self.sources.lock().iter().map(|source| (*source, 0)));
+        for (source, epoch) in clock {
+            *epoch = self.ordered_after(*source);
         }
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, Record<U>> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, EpochRecord<U>> {
         self.record.lock()
     }
 
-    /// Closes the open epoch: every free so far is covered by the event.
+    /// The last epoch that a wait can be asked for: the current one, or the last that was closed
+    /// where the stream is gone.
+    pub(super) fn last(&self, record: &EpochRecord<U>) -> usize {
+        if record.stream.is_some() { self.current() } else { record.newest() }
+    }
+
+    /// Closes the current epoch: the event covers every free so far.
     pub(super) fn close(
         &self,
-        upstream: &U,
-        record: &mut Record<U>,
+        upstream: &Counted<U>,
+        record: &mut EpochRecord<U>,
     ) -> Result<(), Failure<U::Error>> {
         let Some(stream) = &record.stream else { return Ok(()) };
         if upstream.is_capturing(stream)? {
             return Err(Failure::Captured);
         }
-        let epoch = self.open.load(Ordering::Relaxed);
-        #[cfg(not(aquifer_fault = "record_before_bump"))]
-        self.open.store(epoch + 1, Ordering::Relaxed);
-        let (spare, mut clock) = match record.spare.pop() {
-            Some((event, clock)) => (Some(event), clock),
-            None => (None, Vec::new()),
-        };
-        #[cfg(not(aquifer_fault = "clock_after_record"))]
+        // INV-1.
+        let epoch = self.current.load(Ordering::Relaxed);
+        self.current.store(epoch + 1, Ordering::Relaxed);
+        let (spare, clock) = record.spare.pop().unzip();
+        let mut clock: Clock = clock.unwrap_or_default();
         self.read_clock(&mut clock);
         let event = upstream.record(stream, spare)?;
-        #[cfg(aquifer_fault = "clock_after_record")]
-        {
-            // loom does not see the lock of the clock, before which another thread may come.
-            crate::sync::yield_now();
-            self.read_clock(&mut clock);
-        }
-        #[cfg(aquifer_fault = "record_before_bump")]
-        self.open.store(epoch + 1, Ordering::Relaxed);
-        record.closed.push_back(Closed { epoch, event, clock });
-        if record.closed.len() > RING
-            && let Some(oldest) = record.closed.pop_front()
-        {
-            record.spare.push((oldest.event, oldest.clock));
+        record.closed.push_back(ClosedEpoch { epoch, event, clock });
+        if record.closed.len() > RING {
+            record.drop_oldest();
         }
         Ok(())
     }
 
-    /// Closes the open epoch unless an earlier close covers `stamp`.
+    /// Closes the current epoch unless an earlier close covers `stamp`.
     pub(super) fn close_past(
         &self,
-        upstream: &U,
-        record: &mut Record<U>,
+        upstream: &Counted<U>,
+        record: &mut EpochRecord<U>,
         stamp: usize,
     ) -> Result<(), Failure<U::Error>> {
         if record.newest() >= stamp || self.completed() >= stamp {
@@ -158,32 +163,27 @@ impl<U: Upstream> Epochs<U> {
         self.close(upstream, record)
     }
 
-    /// Asks the device how far it is. Returns the last epoch known to be complete.
-    pub(super) fn poll(&self, upstream: &U, record: &mut Record<U>) -> usize {
+    /// Asks the device how far it is.
+    pub(super) fn poll(&self, upstream: &Counted<U>, record: &mut EpochRecord<U>) {
         while let Some(oldest) = record.closed.front() {
             // A question that fails is answered later, or never: the memory stays with its stream.
             if !matches!(upstream.is_passed(&oldest.event), Ok(true)) {
                 break;
             }
-            let epoch = oldest.epoch + usize::from(cfg!(aquifer_fault = "completed_too_early"));
+            self.completed.fetch_max(oldest.epoch, Ordering::Release);
             if record.stream.is_none() && record.closed.len() == 1 {
-                // The last event of a stream that is gone: its heir waits for it.
-                self.completed.fetch_max(epoch, Ordering::Release);
+                // The next stream in the slot waits for this event.
                 break;
             }
-            if let Some(passed) = record.closed.pop_front() {
-                record.spare.push((passed.event, passed.clock));
-            }
-            self.completed.fetch_max(epoch, Ordering::Release);
+            record.drop_oldest();
         }
-        self.completed()
     }
 
     /// Blocks until the device has passed every epoch up to `stamp`.
     pub(super) fn synchronize(
         &self,
-        upstream: &U,
-        record: &mut Record<U>,
+        upstream: &Counted<U>,
+        record: &mut EpochRecord<U>,
         stamp: usize,
     ) -> Result<(), Failure<U::Error>> {
         if self.completed() >= stamp {
@@ -196,41 +196,33 @@ impl<U: Upstream> Epochs<U> {
         Ok(())
     }
 
-    /// Makes `target`, whose stream is `stream`, ordered after `stamp` of this one. The caller holds
-    /// this one's record.
+    /// Makes `target`, whose stream is `stream`, ordered after `stamp` of this one, which is that of
+    /// the slot `own`.
     pub(super) fn order(
         &self,
-        upstream: &U,
-        record: &mut Record<U>,
-        (own, stamp): (Tag, usize),
+        upstream: &Counted<U>,
+        (own, stamp): (SlotId, usize),
         (target, stream): (&Self, &U::Stream),
-    ) -> Result<bool, Failure<U::Error>> {
+    ) -> Result<(), Failure<U::Error>> {
+        let mut record = self.lock();
         if self.completed() >= stamp || target.ordered_after(own) >= stamp {
-            return Ok(false);
+            return Ok(());
         }
-        self.close_past(upstream, record, stamp)?;
+        self.close_past(upstream, &mut record, stamp)?;
         let Some(closed) = record.covering(stamp) else { return Err(Failure::Gone) };
-        #[cfg(aquifer_fault = "order_before_wait")]
-        target.raise(own, closed.epoch);
-        #[cfg(not(any(
-            aquifer_fault = "skip_stream_wait",
-            aquifer_fault = "failed_wait_publishes"
-        )))]
         upstream.wait(stream, &closed.event)?;
-        #[cfg(aquifer_fault = "failed_wait_publishes")]
-        let _ = upstream.wait(stream, &closed.event);
-        // Only now: who sees this may use the memory on `target` without a wait of his own.
+        // INV-2: a thread that sees this may use the memory on `target` without a wait of its own.
         target.raise(own, closed.epoch);
         for (source, epoch) in &closed.clock {
             if *epoch > 0 {
                 target.raise(*source, *epoch);
             }
         }
-        Ok(true)
+        Ok(())
     }
 }
 
-impl<U: Upstream> Record<U> {
+impl<U: Upstream> EpochRecord<U> {
     /// The newest epoch that an event covers.
     pub(super) fn newest(&self) -> usize {
         self.closed.back().map_or(0, |closed| closed.epoch)
@@ -242,21 +234,25 @@ impl<U: Upstream> Record<U> {
         self.closed.back().map_or(0, |closed| closed.clock.len())
     }
 
+    fn drop_oldest(&mut self) {
+        self.spare.extend(self.closed.pop_front().map(|oldest| (oldest.event, oldest.clock)));
+    }
+
     /// An event that covers `stamp`.
-    fn covering(&self, stamp: usize) -> Option<&Closed<U::Event>> {
+    fn covering(&self, stamp: usize) -> Option<&ClosedEpoch<U::Event>> {
         let closed = self.closed.iter().find(|closed| closed.epoch >= stamp);
-        // What comes home to a stream that is gone is made its own at a later stamp than its last
-        // event's. That stream was ordered after it, so what is behind the event is, too.
-        #[cfg(not(aquifer_fault = "gone_and_uncovered"))]
-        let closed = closed.or_else(|| self.closed.back().filter(|_| self.stream.is_none()));
-        closed
+        // A free that reaches the heap of a stream that is gone becomes the stream's own, at a later
+        // stamp than that of its last event. The stream was ordered after the free, so what is behind
+        // the event is, too.
+        closed.or_else(|| self.closed.back().filter(|_| self.stream.is_none()))
     }
 
     /// Makes `stream` wait for all that the stream which is gone had been given.
-    pub(super) fn inherit(&self, upstream: &U, stream: &U::Stream) -> Result<(), U::Error> {
-        match self.closed.back() {
-            Some(last) => upstream.wait(stream, &last.event),
-            None => Ok(()),
-        }
+    pub(super) fn wait_for_last(
+        &self,
+        upstream: &Counted<U>,
+        stream: &U::Stream,
+    ) -> Result<(), U::Error> {
+        self.closed.back().map_or(Ok(()), |last| upstream.wait(stream, &last.event))
     }
 }

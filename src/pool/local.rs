@@ -1,31 +1,31 @@
-//! Which magazines the calling thread has: a small table without a destructor, so that the warm way
-//! is one comparison, and the list that owns them, whose destructor gives the blocks back.
+//! The magazines of the calling thread: a small table without a destructor, for a warm way of one
+//! comparison, and the list that owns them, whose destructor gives the blocks back.
 
 use super::magazine::Magazine;
-use crate::backend::forget_in_child;
+use crate::driver::forget_in_child;
 use crate::sync::{Arc, Weak, thread_local};
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::ptr;
 
-/// Magazines that a thread finds at the first look.
-const WAYS: usize = 64;
+/// Entries of the table.
+const TABLE_SIZE: usize = 64;
 
-/// The pool, as a leaving thread sees it.
+/// A pool, for a thread that ends.
 pub(crate) trait Leave: Send + Sync {
-    /// Takes what the magazine holds; its thread is going away.
+    /// Takes the blocks of a magazine whose thread ends.
     fn leave(&self, magazine: &Arc<Magazine>);
 }
 
 #[derive(Clone, Copy)]
-struct Way {
+struct Entry {
     pool: u64,
     stream: u64,
     magazine: *const Magazine,
 }
 
 /// No pool has the number 0.
-const NOWHERE: Way = Way { pool: 0, stream: 0, magazine: ptr::null() };
+const NO_ENTRY: Entry = Entry { pool: 0, stream: 0, magazine: ptr::null() };
 
 struct Owned {
     pool: u64,
@@ -34,20 +34,20 @@ struct Owned {
     owner: Weak<dyn Leave>,
 }
 
-/// The thread's magazines. Threads that use thousands of streams look none up by going through all.
+/// The thread's magazines. A thread may use thousands of streams: no lookup goes through all.
 #[derive(Default)]
 struct List {
     owned: Vec<Owned>,
-    /// Where the latest of a pool and stream is.
+    /// The index of the latest one of a pool and stream.
     places: HashMap<(u64, u64), usize>,
-    /// By pool, those that may hold something.
+    /// By pool, those that may hold blocks.
     stocked: HashMap<u64, Vec<Arc<Magazine>>>,
-    /// How many there may be before those that are done with are looked for.
-    room: usize,
+    /// Length of `owned` at which the next sweep is due.
+    sweep_at: usize,
 }
 
-/// Magazines that a thread keeps before it looks for those that are done with.
-const LEAST_ROOM: usize = 16;
+/// Magazines of a thread below which no sweep is due.
+const MIN_SWEEP: usize = 16;
 
 impl List {
     fn get(&self, pool: u64, stream: u64) -> Option<&Arc<Magazine>> {
@@ -55,16 +55,16 @@ impl List {
         self.owned.get(*place).map(|owned| &owned.magazine)
     }
 
-    /// Takes one in. Returns those that were done with, now and then: as many are in by then as there
-    /// were after the last time, so that looking costs each a constant.
+    /// Takes one in. Returns those that are done with where a sweep is due: when there are twice as many
+    /// as after the last one, so that sweeping costs each a constant.
     fn add(&mut self, entry: Owned) -> Vec<Owned> {
-        // An entry of the table may name one that goes.
-        forget_ways();
-        let dead = if self.owned.len() < self.room.max(LEAST_ROOM) {
+        // The table may name a magazine that the sweep takes.
+        clear_table();
+        let dead = if self.owned.len() < self.sweep_at.max(MIN_SWEEP) {
             Vec::new()
         } else {
             let dead = self.sweep();
-            self.room = self.owned.len() * 2;
+            self.sweep_at = self.owned.len() * 2;
             dead
         };
         self.places.insert((entry.pool, entry.stream), self.owned.len());
@@ -91,7 +91,7 @@ impl Drop for List {
     fn drop(&mut self) {
         // What is freed from here on, by destructors that run later, goes to the heap.
         let _ = CLOSED.try_with(|closed| closed.set(true));
-        forget_ways();
+        clear_table();
         self.stocked.clear();
         for owned in self.owned.drain(..) {
             if let Some(owner) = owned.owner.upgrade() {
@@ -102,31 +102,31 @@ impl Drop for List {
 }
 
 thread_local! {
-    static TABLE: [Cell<Way>; WAYS] = const { [const { Cell::new(NOWHERE) }; WAYS] };
+    static TABLE: [Cell<Entry>; TABLE_SIZE] = const { [const { Cell::new(NO_ENTRY) }; TABLE_SIZE] };
     static CLOSED: Cell<bool> = const { Cell::new(false) };
     static LIST: RefCell<List> = RefCell::default();
 }
 
 #[inline(always)]
-fn way(pool: u64, stream: u64) -> usize {
+fn index(pool: u64, stream: u64) -> usize {
     // Streams are numbered one after the other, as they are made.
-    (pool ^ stream) as usize % WAYS
+    (pool ^ stream) as usize % TABLE_SIZE
 }
 
-/// Empties the calling thread's table: what it would find at the first look, it has to look for.
-fn forget_ways() {
-    let _ = TABLE.try_with(|table| table.iter().for_each(|way| way.set(NOWHERE)));
+/// Empties the calling thread's table: the next lookups go to the list.
+fn clear_table() {
+    let _ = TABLE.try_with(|table| table.iter().for_each(|entry| entry.set(NO_ENTRY)));
 }
 
-/// How the child of a fork begins, on the one thread that it has.
+/// Runs first in the child of a fork, on its one thread.
 fn begin_in_child() {
-    // It may be inside of a call that would fill the table again.
+    // The thread may be inside of a call that would fill the table again.
     let _ = CLOSED.try_with(|closed| closed.set(true));
-    forget_ways();
+    clear_table();
 }
 
 /// The calling thread's magazine of this pool and stream, if the table has it. It has none in the
-/// child of a fork, so that who finds one need not ask.
+/// child of a fork, so that the warm way need not ask.
 ///
 /// # Safety
 ///
@@ -149,8 +149,8 @@ pub(crate) unsafe fn find_then<'a, R>(
     stream: u64,
     body: impl FnOnce(&'a Magazine) -> Option<R>,
 ) -> Option<R> {
-    let look = |table: &[Cell<Way>; WAYS]| {
-        let found = table[way(pool, stream)].get();
+    let look = |table: &[Cell<Entry>; TABLE_SIZE]| {
+        let found = table[index(pool, stream)].get();
         // One branch for both: they are right together, all but always.
         if (found.pool ^ pool) | (found.stream ^ stream) != 0 {
             return None;
@@ -202,16 +202,16 @@ pub(crate) fn find_or_make(
             magazine
         }
     };
-    // What `make` calls may have forked, and this be the child.
+    // `make` may have forked, and this be the child.
     if is_closed() {
         return None;
     }
-    let found = Way { pool, stream, magazine: Arc::as_ptr(&magazine) };
-    let _ = TABLE.try_with(|table| table[way(pool, stream)].set(found));
+    let found = Entry { pool, stream, magazine: Arc::as_ptr(&magazine) };
+    let _ = TABLE.try_with(|table| table[index(pool, stream)].set(found));
     Some(magazine)
 }
 
-/// Notes that the thread's magazine of this pool and stream may hold something from now on.
+/// Notes that the thread's magazine of this pool and stream may hold blocks from now on.
 #[cold]
 pub(crate) fn note_stocked(pool: u64, stream: u64) {
     let _ = LIST.try_with(|list| {
@@ -222,8 +222,8 @@ pub(crate) fn note_stocked(pool: u64, stream: u64) {
     });
 }
 
-/// Goes through the thread's magazines of this pool that may hold something. `body` makes none and
-/// drops no pool; it says whether it has emptied the magazine, which then is off the list.
+/// Goes through the thread's magazines of this pool that may hold blocks. `body` makes none and drops
+/// no pool; it says whether it has emptied the magazine, which then is off the list.
 pub(crate) fn each_stocked(pool: u64, mut body: impl FnMut(&Magazine) -> bool) {
     let _ = LIST.try_with(|list| {
         let Ok(mut list) = list.try_borrow_mut() else { return };

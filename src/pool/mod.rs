@@ -1,8 +1,22 @@
 //! The pool: heaps, epochs and magazines. Stream-ordered memory that costs no driver call when warm.
 //!
-//! Each stream has a [slot](slot): a heap of its own behind a lock that nobody else needs, an open
-//! epoch, an inbox, and the magazines of the threads that use it. A block stays its heap's, whoever
-//! has it: freed on another stream it goes home with that stream's stamp. Slot 0 is the bank.
+//! Each stream has a [slot](slot): a heap of its own behind a lock that no other stream needs, an
+//! epoch, remote frees, and the magazines of the threads that use it. A block stays with the heap that
+//! owns it: freed on another stream, it goes back to its owner with that stream's stamp. Slot 0 has
+//! the heap that all streams share.
+//!
+//! The locks and the invariants are in [`core`]. Files import only files above them here:
+//!
+//! | file | what is in it |
+//! | --- | --- |
+//! | `upstream`, `miss_step`, `settings`, `block` | what a pool stands on, its settings, its blocks |
+//! | `append_array`, `magazine`, `local` | a growing array; a thread's own blocks, and its table of magazines |
+//! | `remote_frees`, `epochs`, `slot` | the parts of a slot, and the slot |
+//! | `graphs`, `populated`, `upstream_blocks` | what graphs keep; which heaps to scan; blocks of upstream |
+//! | `core` | [`Pool`] |
+//! | `events`, `stats`, `streams`, `request` | its events and numbers; its streams; one request |
+//! | `steal`, `grow`, `gather`, `miss` | the steps of a miss |
+//! | `capture`, `allocate`, `end` | declared captures; allocation and free; the pool's end |
 
 #![allow(
     unreachable_pub,
@@ -11,34 +25,47 @@
     reason = "the models of loom_tests reach it through `models`; no user does"
 )]
 
-mod account;
+mod allocate;
+mod append_array;
+mod block;
 mod capture;
-mod chunks;
 mod core;
+mod end;
 mod epochs;
-mod homes;
-mod inbox;
+mod events;
+mod gather;
+mod graphs;
+mod grow;
 pub(crate) mod local;
 pub(crate) mod magazine;
-mod notes;
-mod reserve;
-mod rungs;
+mod miss;
+mod miss_step;
+mod populated;
+mod remote_frees;
+mod request;
+mod settings;
 mod slot;
+mod stats;
+mod steal;
+mod streams;
 mod upstream;
+mod upstream_blocks;
 
 #[cfg(test)]
 mod tests;
 
-pub use account::Totals;
-pub use core::{Block, Pool, Settings};
-pub use rungs::Rung;
+pub use block::Block;
+pub use core::Pool;
+pub use miss_step::MissStep;
+pub use settings::Settings;
+pub use stats::PoolStatistics;
 pub use upstream::{Failure, Upstream};
 
 crate::sync::for_models! {
     #[allow(missing_docs, unreachable_pub)]
     pub mod models {
-        pub use super::inbox::{Freed, Inbox};
-        pub use super::magazine::{Cached, Limits, Magazine, Shelves};
-        pub use super::{Block, Failure, Pool, Rung, Settings, Totals, Upstream};
+        pub use super::magazine::{Cached, Limits, Magazine, SizeClasses};
+        pub use super::remote_frees::{Freed, RemoteFrees};
+        pub use super::{Block, Failure, MissStep, Pool, PoolStatistics, Settings, Upstream};
     }
 }

@@ -1,175 +1,157 @@
-//! What a pool keeps of one stream: its heap, its time, its inbox, its magazines.
+//! What a pool has of one stream: its heap, its epochs, its remote frees, its magazines.
 
+use super::block::{SHARED, SlotId, UNIT_SHIFT};
 use super::epochs::Epochs;
-use super::inbox::{Freed, Inbox};
 use super::magazine::Magazine;
+use super::remote_frees::{Freed, RemoteFrees};
 use super::upstream::Upstream;
-use crate::heap::{COMPLETE, Heap, NotLive, Tag, Taken};
+use crate::debug_log::{DeferEvents, defer_events_under_lock, emit_deferred, event};
+use crate::heap::{Heap, Node, NotLive, Taken};
 use crate::sync::trusted;
-use crate::sync::{Arc, AtomicUsize, Mutex, MutexGuard, Ordering, yield_now};
+use crate::sync::{Arc, AtomicUsize, Mutex, MutexGuard, Ordering};
+use std::ops::{Deref, DerefMut};
 
-/// log2 of the bytes of a unit.
-pub(super) const UNIT_SHIFT: u32 = 8;
-
-/// A stream's part of a pool. Slot 0 is the bank: no stream's, with complete memory alone.
-///
-/// A heap's lock is held over arithmetic alone; the lock of the epochs is the only one held over
-/// driver calls. No thread holds two heaps, nor a heap inside the lock of epochs.
+/// A stream's part of a pool. Slot 0 is no stream's: it has the heap of complete memory that all
+/// streams share.
 pub(super) struct Slot<U: Upstream> {
-    pub(super) tag: Tag,
+    pub(super) id: SlotId,
     pub(super) epochs: Epochs<U>,
     pub(super) magazines: Mutex<Vec<Arc<Magazine>>>,
-    inbox: Inbox,
+    remote_frees: RemoteFrees,
     heap: Mutex<Heap>,
-    /// Whether the bank may have something: spares its lock.
-    filled: trusted::AtomicBool,
     /// Whether the heap was ever given memory.
-    home: trusted::AtomicBool,
-    /// The number of the graph while the stream is in a declared capture, above the count of threads
-    /// that may make the stream wait. One word, so that each side sees the other's change or comes
-    /// after it.
+    populated: trusted::AtomicBool,
+    /// Whether the shared heap may have something, which spares its lock.
+    maybe_free: trusted::AtomicBool,
+    /// The graph that the stream records. See the state table at [`captured`](Self::captured).
     captured: AtomicUsize,
 }
 
-/// Bits of the count of threads.
-const BUSY_BITS: u32 = 16;
-const BUSY: usize = (1 << BUSY_BITS) - 1;
+/// A locked heap. The events of its remote frees are emitted after the lock: fields drop in this
+/// order.
+pub(super) struct HeapGuard<'a> {
+    heap: MutexGuard<'a, Heap>,
+    _deferred: Option<DeferEvents>,
+}
 
-/// While it lives, no capture that is declared begins on the stream.
-pub(super) struct Busy<'a>(&'a AtomicUsize);
+impl Deref for HeapGuard<'_> {
+    type Target = Heap;
 
-impl Drop for Busy<'_> {
-    fn drop(&mut self) {
-        // Release: the capture that waited for this comes after what was given to the stream.
-        self.0.fetch_sub(1, Ordering::Release);
+    fn deref(&self) -> &Heap {
+        &self.heap
+    }
+}
+
+impl DerefMut for HeapGuard<'_> {
+    fn deref_mut(&mut self) -> &mut Heap {
+        &mut self.heap
     }
 }
 
 impl<U: Upstream> Slot<U> {
-    pub(super) fn new(tag: Tag, stream: Option<U::Stream>) -> Self {
+    pub(super) fn new(id: SlotId, stream: Option<U::Stream>) -> Self {
         Self {
-            tag,
+            id,
             epochs: Epochs::new(stream),
             magazines: Mutex::new(Vec::new()),
-            inbox: Inbox::new(),
+            remote_frees: RemoteFrees::new(),
             heap: Mutex::new(Heap::new(UNIT_SHIFT)),
-            filled: trusted::AtomicBool::new(false),
-            home: trusted::AtomicBool::new(false),
+            populated: trusted::AtomicBool::new(false),
+            maybe_free: trusted::AtomicBool::new(false),
             captured: AtomicUsize::new(0),
         }
     }
 
-    /// The heap, with what waited in the inbox.
-    pub(super) fn heap(&self) -> MutexGuard<'_, Heap> {
-        let mut heap = self.heap.lock();
-        self.take_in(&mut heap);
-        heap
-    }
-
+    /// The heap, with its remote frees.
     #[inline]
-    fn take_in(&self, heap: &mut Heap) {
-        if !self.inbox.is_empty() {
-            self.inbox.drain(|freed| self.put(heap, freed));
+    pub(super) fn heap(&self) -> HeapGuard<'_> {
+        let mut heap = self.heap.lock();
+        let deferred = (!self.remote_frees.is_empty()).then(defer_events_under_lock);
+        if deferred.is_some() {
+            self.remote_frees.drain(|freed| self.free_remote(&mut heap, freed));
         }
+        HeapGuard { heap, _deferred: deferred }
     }
 
-    fn put(&self, heap: &mut Heap, freed: Freed) {
-        let Freed { node, tag, mut stamp } = freed;
+    fn free_remote(&self, heap: &mut Heap, freed: Freed) {
+        let Freed { node, mut freed_by, mut stamp } = freed;
         // What this stream is ordered after is its own: the order is behind whatever its next event
         // covers.
-        let tag = if tag != self.tag && stamp <= self.epochs.ordered_after(tag) {
-            stamp = self.epochs.open();
-            self.tag
-        } else {
-            tag
-        };
-        if let Err(NotLive) = heap.free(node, tag, stamp) {
-            report_not_live(node);
+        if freed_by != self.id && stamp <= self.epochs.ordered_after(freed_by) {
+            (freed_by, stamp) = (self.id, self.epochs.current());
         }
+        report(heap.free(node, freed_by, stamp).map(drop).map_err(|NotLive| node));
     }
 
     /// A block of the stream's own free memory.
     #[inline]
     pub(super) fn allocate(&self, units: u32, align: u64) -> Option<Taken> {
-        self.heap().allocate(self.tag, units, align, usize::MAX)
+        self.heap().allocate(self.id, units, align, usize::MAX)
     }
 
-    /// Takes a block of this heap back that the stream freed. Where another thread is at the heap,
-    /// the block goes to the inbox: a free waits for nobody.
+    /// Frees a block of this heap by its own stream. Where another thread has the heap the free is a
+    /// remote one: a free waits for no lock. An error is for [`report`].
     #[inline]
-    pub(super) fn free(&self, freed: Freed) {
+    pub(super) fn free(&self, freed: Freed) -> Result<(), Node> {
+        let Freed { node, freed_by, stamp } = freed;
         match self.heap.try_lock() {
-            Some(mut heap) => {
-                let live = heap.free(freed.node, freed.tag, freed.stamp);
-                if let Err(NotLive) = live {
-                    drop(heap);
-                    report_not_live(freed.node);
-                }
-            }
-            None => self.send_home(freed),
+            Some(mut heap) => heap.free(node, freed_by, stamp).map(drop).map_err(|NotLive| node),
+            None => self.push_remote(freed),
         }
     }
 
-    /// Takes a block of this heap back that another stream freed.
+    /// Frees a block of this heap by another stream. An error is for [`report`].
     #[inline]
-    pub(super) fn send_home(&self, freed: Freed) {
-        if !self.inbox.push(freed) {
-            report_not_live(freed.node);
-        }
+    pub(super) fn push_remote(&self, freed: Freed) -> Result<(), Node> {
+        if self.remote_frees.push(freed) { Ok(()) } else { Err(freed.node) }
     }
 
-    /// Whether a look into the bank may be worth it. What is missed is found by the rungs that look
-    /// everywhere.
-    pub(super) fn may_have_free(&self) -> bool {
-        self.filled.load(trusted::Ordering::Relaxed)
-    }
-
-    pub(super) fn set_filled(&self, filled: bool) {
-        self.filled.store(filled, trusted::Ordering::Relaxed);
-    }
-
-    /// Notes that the heap has been given memory, whose lock the caller holds. Whether it is the
-    /// first.
-    pub(super) fn becomes_home(&self) -> bool {
-        let before = self.home.load(trusted::Ordering::Relaxed);
-        self.home.store(true, trusted::Ordering::Relaxed);
+    /// Notes that the heap was given memory, whose lock the caller has. Returns whether it is the first.
+    pub(super) fn becomes_populated(&self) -> bool {
+        let before = self.populated.load(trusted::Ordering::Relaxed);
+        self.populated.store(true, trusted::Ordering::Relaxed);
         !before
     }
 
-    pub(super) fn is_bank(&self) -> bool {
-        self.tag == COMPLETE
+    /// Whether a look into the shared heap may be worth it. Later steps of a miss look anyway.
+    pub(super) fn maybe_free(&self) -> bool {
+        self.maybe_free.load(trusted::Ordering::Relaxed)
     }
 
-    /// The graph whose capture this stream is in, or 0.
+    pub(super) fn set_maybe_free(&self, maybe: bool) {
+        self.maybe_free.store(maybe, trusted::Ordering::Relaxed);
+    }
+
+    pub(super) fn is_shared(&self) -> bool {
+        self.id == SHARED
+    }
+
+    /// The graph that the stream records in a declared capture, or 0.
+    ///
+    /// | word | allocations on the stream | frees on it | its magazines | written by |
+    /// | --- | --- | --- | --- | --- |
+    /// | 0 | from the heaps | to the heaps | open | `end_capture` |
+    /// | a graph | from complete memory, for the graph | noted, and done when the graph is gone | shut | `begin_capture` |
+    ///
+    /// Both writers have the pool's `reclaim_lock`. The word keeps no thread from giving the stream
+    /// work: the stream's gate does (INV-8).
     pub(super) fn captured(&self) -> usize {
-        self.captured.load(Ordering::Acquire) >> BUSY_BITS
+        self.captured.load(Ordering::Acquire)
     }
 
-    /// Begins a capture, or ends it with 0. Under the reclaimers' lock.
+    /// Begins a capture, or ends it with 0. The caller has the pool's `reclaim_lock`.
     pub(super) fn set_captured(&self, graph: usize) {
-        let old = self.captured.load(Ordering::Relaxed) >> BUSY_BITS;
-        self.captured.fetch_xor((old ^ graph) << BUSY_BITS, Ordering::AcqRel);
-    }
-
-    /// Leave to make the stream wait for others, unless it is in a declared capture.
-    pub(super) fn busy(&self) -> Option<Busy<'_>> {
-        let before = self.captured.fetch_add(1, Ordering::Acquire);
-        let busy = Busy(&self.captured);
-        (before >> BUSY_BITS == 0).then_some(busy)
-    }
-
-    /// Waits for those who had leave before the capture was declared.
-    pub(super) fn wait_for_busy(&self) {
-        while self.captured.load(Ordering::Acquire) & BUSY != 0 {
-            yield_now();
-        }
+        self.captured.store(graph, Ordering::Release);
     }
 }
 
-pub(super) fn report_not_live(node: u32) {
-    crate::debug_log::event!(
-        error,
-        node,
-        "a block was freed twice, or is not of this pool: ignored"
-    );
+/// Emits the error of a node that was freed and is no live block's. The caller is inside of no
+/// magazine, and holds locks under a [`defer_events`](crate::debug_log::defer_events) alone.
+#[inline]
+pub(super) fn report(freed: Result<(), Node>) {
+    if let Err(node) = freed {
+        emit_deferred(move || {
+            event!(error, node, "a block was freed twice, or is not of this pool: ignored");
+        });
+    }
 }

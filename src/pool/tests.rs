@@ -1,9 +1,11 @@
 //! What a pool of many streams does for each of them, counted: looks at other streams, heaps and
 //! magazines, entries of clocks.
 
-use super::core::{Block, Pool, Settings};
+use super::block::Block;
+use super::core::Pool;
 use super::local;
-use super::rungs::Rung;
+use super::miss_step::MissStep;
+use super::settings::Settings;
 use super::upstream::{Failure, Upstream};
 use crate::sync::Arc;
 use crate::sync::trusted::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -12,7 +14,7 @@ const BYTES: usize = 4096;
 
 /// Memory without end, on a device that never gets anywhere.
 #[derive(Default)]
-struct Ground {
+struct EndlessMemory {
     taken: AtomicU64,
 }
 
@@ -21,29 +23,29 @@ struct Stream {
     id: u64,
     dropped: Arc<AtomicBool>,
     /// How often pools asked whether a stream is abandoned: of all streams.
-    looks: Arc<AtomicUsize>,
+    scans: Arc<AtomicUsize>,
 }
 
-impl Upstream for Ground {
+impl Upstream for EndlessMemory {
     type Stream = Stream;
     type Event = ();
-    type Range = ();
+    type Block = ();
     type Error = &'static str;
 
     fn id(stream: &Stream) -> u64 {
         stream.id
     }
 
-    fn keep(stream: &Stream) -> Stream {
+    fn retain_stream(stream: &Stream) -> Stream {
         stream.clone()
     }
 
     fn is_abandoned(stream: &Stream) -> bool {
-        stream.looks.fetch_add(1, Ordering::Relaxed);
+        stream.scans.fetch_add(1, Ordering::Relaxed);
         stream.dropped.load(Ordering::Relaxed)
     }
 
-    fn let_go(_: Stream) {}
+    fn release_stream(_: Stream) {}
 
     fn record(&self, _: &Stream, _: Option<()>) -> Result<(), Self::Error> {
         Ok(())
@@ -69,7 +71,7 @@ impl Upstream for Ground {
         Ok(())
     }
 
-    fn obtain(&self, _: Option<&Stream>, bytes: usize) -> Result<(u64, ()), Self::Error> {
+    fn allocate(&self, _: Option<&Stream>, bytes: usize) -> Result<(u64, ()), Self::Error> {
         Ok((1 << 40 | self.taken.fetch_add(bytes as u64, Ordering::Relaxed), ()))
     }
 
@@ -77,9 +79,9 @@ impl Upstream for Ground {
         true
     }
 
-    fn give_back(&self, _: Option<&Stream>, (): ()) {}
+    fn deallocate(&self, _: Option<&Stream>, (): ()) {}
 
-    fn leaked(&self, bytes: usize, why: &Failure<Self::Error>) {
+    fn report_leak(&self, bytes: usize, why: &Failure<Self::Error>) {
         panic!("{bytes} bytes are leaked: {why:?}");
     }
 
@@ -88,34 +90,34 @@ impl Upstream for Ground {
     }
 }
 
-struct Rig {
-    pool: Arc<Pool<Ground>>,
-    looks: Arc<AtomicUsize>,
+struct Fixture {
+    pool: Arc<Pool<EndlessMemory>>,
+    scans: Arc<AtomicUsize>,
     next: u64,
 }
 
-impl Rig {
-    fn new(rungs: &[Rung]) -> Self {
-        Self::aligned(256, rungs)
+impl Fixture {
+    fn new(steps: &[MissStep]) -> Self {
+        Self::aligned(256, steps)
     }
 
-    fn aligned(alignment: u64, rungs: &[Rung]) -> Self {
+    fn aligned(alignment: u64, steps: &[MissStep]) -> Self {
         let settings = Settings {
             maximum: 1 << 40,
             soft_limit: 1 << 40,
-            step: 0,
+            growth_step: 0,
             alignment,
-            rungs: rungs.to_vec(),
+            steps: steps.to_vec(),
             entries: 8,
             cached_bytes: 1 << 20,
         };
-        let pool = Pool::new(Ground::default(), settings);
-        Self { pool, looks: Arc::default(), next: 1 }
+        let pool = Pool::new(EndlessMemory::default(), settings);
+        Self { pool, scans: Arc::default(), next: 1 }
     }
 
     fn stream(&mut self) -> Stream {
         self.next += 1;
-        Stream { id: self.next, dropped: Arc::default(), looks: self.looks.clone() }
+        Stream { id: self.next, dropped: Arc::default(), scans: self.scans.clone() }
     }
 
     fn allocate(&self, stream: &Stream) -> Block {
@@ -136,73 +138,76 @@ impl Rig {
         self.free(stream, self.allocate(stream));
     }
 
-    fn looks(&self) -> usize {
-        self.looks.load(Ordering::Relaxed)
+    fn scans(&self) -> usize {
+        self.scans.load(Ordering::Relaxed)
     }
 }
 
 #[test]
 fn a_new_stream_looks_at_few_of_many() {
-    let mut rig = Rig::new(&[Rung::Ordered, Rung::Wait, Rung::Grow]);
-    let streams: Vec<_> = (0..1000).map(|_| rig.stream()).collect();
-    streams.iter().for_each(|stream| rig.use_once(stream));
-    assert!(rig.looks() <= 1000 * 65, "{} looks for 1000 streams", rig.looks());
-    assert_eq!(rig.pool.totals().streams, 1000);
+    let mut fixture = Fixture::new(&[MissStep::Ordered, MissStep::Wait, MissStep::Grow]);
+    let streams: Vec<_> = (0..1000).map(|_| fixture.stream()).collect();
+    streams.iter().for_each(|stream| fixture.use_once(stream));
+    assert!(fixture.scans() <= 1000 * 65, "{} scans for 1000 streams", fixture.scans());
+    assert_eq!(fixture.pool.stats().streams, 1000);
     // All of them live on what the first one took from upstream.
-    let mut homes = 0;
-    let _: Option<()> = rig.pool.find_home(|_| {
-        homes += 1;
+    let mut populated = 0;
+    let _: Option<()> = fixture.pool.find_populated(|_| {
+        populated += 1;
         None
     });
-    assert_eq!(homes, 1, "heaps that a miss looks through");
+    assert_eq!(populated, 1, "heaps that a miss scans");
 }
 
 #[test]
 fn streams_that_come_and_go_among_many_leave_their_slots_to_the_next() {
-    let mut rig = Rig::new(&[Rung::Ordered, Rung::Wait, Rung::Grow]);
-    let streams: Vec<_> = (0..500).map(|_| rig.stream()).collect();
-    streams.iter().for_each(|stream| rig.use_once(stream));
+    let mut fixture = Fixture::new(&[MissStep::Ordered, MissStep::Wait, MissStep::Grow]);
+    let streams: Vec<_> = (0..500).map(|_| fixture.stream()).collect();
+    streams.iter().for_each(|stream| fixture.use_once(stream));
     for _ in 0..2000 {
-        let stream = rig.stream();
-        rig.use_once(&stream);
+        let stream = fixture.stream();
+        fixture.use_once(&stream);
         stream.dropped.store(true, Ordering::Relaxed);
     }
     // A way round 500 streams takes 8 new ones.
-    let slots = rig.pool.slot_count();
-    assert!((502..=520).contains(&slots), "{slots} slots for the bank and 501 streams at a time");
-    assert!(rig.looks() <= 2500 * 65 + 2000, "{} looks for 2500 streams", rig.looks());
+    let slots = fixture.pool.slot_count();
+    assert!(
+        (502..=520).contains(&slots),
+        "{slots} slots for the shared heap and 501 streams at a time"
+    );
+    assert!(fixture.scans() <= 2500 * 65 + 2000, "{} scans for 2500 streams", fixture.scans());
     // Those that are abandoned all at once are found by the next that comes.
     streams.iter().for_each(|stream| stream.dropped.store(true, Ordering::Relaxed));
     for _ in 0..9 {
-        let stream = rig.stream();
-        rig.use_once(&stream);
+        let stream = fixture.stream();
+        fixture.use_once(&stream);
     }
-    assert!(rig.pool.totals().streams <= 9, "{} streams are kept", rig.pool.totals().streams);
+    assert!(fixture.pool.stats().streams <= 9, "{} streams are kept", fixture.pool.stats().streams);
 }
 
 #[test]
 fn a_clock_names_the_streams_that_were_waited_for() {
-    let mut rig = Rig::new(&[Rung::Ordered, Rung::Grow, Rung::Wait]);
-    let streams: Vec<_> = (0..300).map(|_| rig.stream()).collect();
-    streams.iter().for_each(|stream| rig.use_once(stream));
-    let [first, second, third] = [1, 2, 3].map(|tag| rig.pool.slot(tag).unwrap());
-    let entries = |slot: &super::slot::Slot<Ground>| slot.epochs.lock().clock_entries();
-    rig.pool.order(second, &streams[1], 1, first.epochs.open()).unwrap();
-    assert_eq!(entries(first), 0, "it had waited for nobody");
-    rig.pool.order(third, &streams[2], 2, second.epochs.open()).unwrap();
+    let mut fixture = Fixture::new(&[MissStep::Ordered, MissStep::Grow, MissStep::Wait]);
+    let streams: Vec<_> = (0..300).map(|_| fixture.stream()).collect();
+    streams.iter().for_each(|stream| fixture.use_once(stream));
+    let [first, second, third] = [1, 2, 3].map(|tag| fixture.pool.slot(tag).unwrap());
+    let entries = |slot: &super::slot::Slot<EndlessMemory>| slot.epochs.lock().clock_entries();
+    fixture.pool.order(second, &streams[1], 1, first.epochs.current()).unwrap();
+    assert_eq!(entries(first), 0, "it had waited for no stream");
+    fixture.pool.order(third, &streams[2], 2, second.epochs.current()).unwrap();
     assert_eq!(entries(second), 1, "it had waited for the first");
     assert!(third.epochs.ordered_after(1) > 0, "so the third one is after the first");
     assert_eq!(third.epochs.ordered_after(4), 0);
-    rig.pool.order(first, &streams[0], 3, third.epochs.open()).unwrap();
+    fixture.pool.order(first, &streams[0], 3, third.epochs.current()).unwrap();
     assert_eq!(entries(third), 2, "once each");
 }
 
 #[test]
 fn a_miss_looks_at_magazines_that_may_hold_something() {
-    let mut rig = Rig::new(&[Rung::Ordered, Rung::Wait, Rung::Grow]);
-    let streams: Vec<_> = (0..60).map(|_| rig.stream()).collect();
-    streams.iter().for_each(|stream| rig.use_once(stream));
-    let number = rig.pool.number();
+    let mut fixture = Fixture::new(&[MissStep::Ordered, MissStep::Wait, MissStep::Grow]);
+    let streams: Vec<_> = (0..60).map(|_| fixture.stream()).collect();
+    streams.iter().for_each(|stream| fixture.use_once(stream));
+    let number = fixture.pool.number();
     let stocked = || {
         let mut seen = 0;
         local::each_stocked(number, |_| {
@@ -212,16 +217,16 @@ fn a_miss_looks_at_magazines_that_may_hold_something() {
         seen
     };
     assert_eq!(stocked(), 0, "no size was wanted twice yet");
-    // The first gets a shelf for the size, and its block into it.
+    // The first gets a class for the size, and its block into it.
     let own = &streams[0];
-    (0..4).for_each(|_| rig.use_once(own));
+    (0..4).for_each(|_| fixture.use_once(own));
     assert_eq!(stocked(), 1, "of 60");
-    assert_eq!(rig.pool.totals().cached, BYTES);
+    assert_eq!(fixture.pool.stats().cached, BYTES);
     // Another one misses, and takes it from there.
-    let last = rig.stream();
-    let block = rig.allocate(&last);
-    assert_eq!((stocked(), rig.pool.totals().cached), (0, 0));
-    rig.free(&last, block);
+    let last = fixture.stream();
+    let block = fixture.allocate(&last);
+    assert_eq!((stocked(), fixture.pool.stats().cached), (0, 0));
+    fixture.free(&last, block);
 }
 
 /// What options allow, and alignments that they do not.
@@ -229,7 +234,7 @@ fn a_miss_looks_at_magazines_that_may_hold_something() {
 fn units_are_right_at_every_edge() {
     for power in 8..64 {
         let alignment = 1_u64 << power;
-        let rig = Rig::aligned(alignment, &[Rung::Grow]);
+        let fixture = Fixture::aligned(alignment, &[MissStep::Grow]);
         let mut sizes = vec![0, 1, 255, 256, 257, u64::MAX, u64::MAX - 1];
         for edge in (0..64).map(|power| 1_u64 << power) {
             sizes.extend([
@@ -243,7 +248,7 @@ fn units_are_right_at_every_edge() {
         for bytes in sizes {
             let whole = u128::from(bytes).next_multiple_of(u128::from(alignment));
             let right = u32::try_from(whole >> 8).ok();
-            assert_eq!(rig.pool.units(bytes as usize), right, "{bytes} aligned to {alignment}");
+            assert_eq!(fixture.pool.units(bytes as usize), right, "{bytes} aligned to {alignment}");
         }
     }
 }

@@ -1,27 +1,32 @@
-//! What a pool stands on: streams that can be ordered, and memory below.
+//! What a pool stands on: the driver's streams, and the memory below.
 
+use crate::sync::trusted::{AtomicUsize, Ordering};
 use std::fmt;
+use std::ops::Deref;
 
 /// The driver calls and the memory of one pool. The crate has one implementation, over
 /// `DeviceResource`; the models of `loom_tests/` have another, whose streams are vector clocks.
+///
+/// INV-8 (see [`core`](super::core)): while a declared capture has a stream, each call here that names
+/// the stream fails on every thread but the capture's own, and the stream is given nothing.
 pub trait Upstream: Send + Sync + 'static {
     type Stream: Clone + Send + Sync + 'static;
     type Event: Send;
     /// A block of the memory below.
-    type Range: Send;
+    type Block: Send;
     type Error: fmt::Display;
 
     /// The stream's number, never used twice.
     fn id(stream: &Self::Stream) -> u64;
 
-    /// A handle for the pool to keep.
-    fn keep(stream: &Self::Stream) -> Self::Stream;
+    /// A handle for the pool.
+    fn retain_stream(stream: &Self::Stream) -> Self::Stream;
 
-    /// Whether pools alone hold this stream. If so, nobody else will from now on.
+    /// Whether pools alone hold this stream. If so, nothing else will from now on.
     fn is_abandoned(stream: &Self::Stream) -> bool;
 
-    /// Lets go of what [`keep`](Self::keep) gave.
-    fn let_go(stream: Self::Stream);
+    /// Drops a handle of [`retain_stream`](Self::retain_stream).
+    fn release_stream(stream: Self::Stream);
 
     /// An event behind all that the stream was given so far; `spare` is used again.
     fn record(
@@ -46,21 +51,26 @@ pub trait Upstream: Send + Sync + 'static {
     fn check(&self, stream: &Self::Stream) -> Result<(), Self::Error>;
 
     /// Memory that work on `stream` may use from this call on; that any work may use, without one.
-    fn obtain(
+    fn allocate(
         &self,
         stream: Option<&Self::Stream>,
         bytes: usize,
-    ) -> Result<(u64, Self::Range), Self::Error>;
+    ) -> Result<(u64, Self::Block), Self::Error>;
 
     /// Whether this error says that there is no more memory.
     fn is_exhausted(error: &Self::Error) -> bool;
 
+    /// Whether this error says that a capture has the stream.
+    fn is_captured(_error: &Self::Error) -> bool {
+        false
+    }
+
     /// Takes memory back in the order of `stream`; without one, nothing uses it any more.
-    fn give_back(&self, stream: Option<&Self::Stream>, range: Self::Range);
+    fn deallocate(&self, stream: Option<&Self::Stream>, block: Self::Block);
 
     /// The pool ends, and so many bytes do not go back: users hold blocks of them still
     /// ([`Failure::Exhausted`]), or no stream could be made to wait for their last work.
-    fn leaked(&self, bytes: usize, why: &Failure<Self::Error>);
+    fn report_leak(&self, bytes: usize, why: &Failure<Self::Error>);
 
     /// The device's ordinal, for people.
     fn device(&self) -> usize {
@@ -76,9 +86,9 @@ pub trait Upstream: Send + Sync + 'static {
 pub enum Failure<E> {
     /// A call of the driver or of the upstream resource failed.
     Upstream(E),
-    /// No rung of the policy found memory. With the upstream's last answer, if it was asked.
+    /// No step of the policy found memory. With the upstream's last answer, if it was asked.
     Exhausted(Option<E>),
-    /// The stream is recording a graph that the pool was not told of.
+    /// The stream is recording a graph that was not declared to the pool.
     Captured,
     /// The stream that freed the memory is gone, and no event tells when its work is done.
     Gone,
@@ -89,5 +99,53 @@ pub enum Failure<E> {
 impl<E> From<E> for Failure<E> {
     fn from(error: E) -> Self {
         Self::Upstream(error)
+    }
+}
+
+/// What happened, for statistics. Relaxed: numbers for people.
+#[derive(Debug, Default)]
+pub(super) struct Counters {
+    pub(super) misses: AtomicUsize,
+    pub(super) steals: AtomicUsize,
+    pub(super) records: AtomicUsize,
+    pub(super) waits: AtomicUsize,
+    pub(super) growths: AtomicUsize,
+    pub(super) returns: AtomicUsize,
+}
+
+pub(super) fn count(counter: &AtomicUsize) {
+    counter.fetch_add(1, Ordering::Relaxed);
+}
+
+/// An upstream whose records and waits are counted.
+pub(super) struct Counted<U> {
+    pub(super) inner: U,
+    pub(super) counters: Counters,
+}
+
+impl<U> Deref for Counted<U> {
+    type Target = U;
+
+    #[inline]
+    fn deref(&self) -> &U {
+        &self.inner
+    }
+}
+
+impl<U: Upstream> Counted<U> {
+    pub(super) fn record(
+        &self,
+        stream: &U::Stream,
+        spare: Option<U::Event>,
+    ) -> Result<U::Event, U::Error> {
+        let event = self.inner.record(stream, spare)?;
+        count(&self.counters.records);
+        Ok(event)
+    }
+
+    pub(super) fn wait(&self, stream: &U::Stream, event: &U::Event) -> Result<(), U::Error> {
+        self.inner.wait(stream, event)?;
+        count(&self.counters.waits);
+        Ok(())
     }
 }

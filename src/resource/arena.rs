@@ -1,11 +1,17 @@
 //! One range of memory for all streams and threads, which never grows.
 
+use super::block::DeviceBlock;
+use super::cuda::CudaResource;
+use super::device_resource::DeviceResource;
+use super::identity::{ResourceId, handle_over_upstream};
+use super::options::setters;
 use super::pool::{MissPolicy, PoolResource, PoolStatistics};
-use super::{CudaResource, DeviceBlock, DeviceResource, ResourceId};
+use crate::debug_log::deferred_event;
 use crate::device::Device;
-use crate::error::{Error, ErrorKind, Result};
+use crate::driver::not_forked;
+use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout};
-use crate::pool::Rung;
+use crate::pool::MissStep;
 use crate::stream::Stream;
 use crate::sync::Arc;
 use std::fmt;
@@ -14,17 +20,17 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 /// The smallest arena: 1 MiB, as in RMM.
-const LEAST: usize = 1 << 20;
+const MINIMUM_SIZE: usize = 1 << 20;
 
 /// Memory that is taken from upstream once, for arenas of each stream and thread: RMM's
 /// `arena_memory_resource`.
 ///
 /// A handle: clones are the same arena. Each stream has a part of its own, and each thread keeps a few
-/// blocks of it ready; when they run short they take more of what is shared, and on the way to an
-/// out-of-memory error everything that is free is brought together in one piece again. Nothing more
-/// is ever asked of upstream, and it all goes back when the arena and what lives in it are gone. The
-/// mechanism is that of a [`PoolResource`] whose initial size is its maximum. It cannot be declared to
-/// [`Stream::capture`]: there it serves what the stream freed before, or refuses.
+/// blocks of it ready. A part that runs short takes more from the shared rest. Before an out-of-memory
+/// error, all free memory is merged again. The arena asks upstream for nothing more, and gives its
+/// memory back when the arena and the last of its blocks are gone. It is a [`PoolResource`] whose
+/// initial size is its maximum. It cannot be declared to [`Stream::capture`]: on a stream in capture it
+/// serves what the stream freed before, or refuses.
 ///
 /// No allocation and no free waits for the device, where RMM's arena makes the host wait for the
 /// stream on each free above 1 MiB, and for the whole device when memory is short. RMM's ignores
@@ -45,22 +51,10 @@ const LEAST: usize = 1 << 20;
 /// ```
 pub struct ArenaResource<U: DeviceResource + 'static = CudaResource> {
     pool: PoolResource<U>,
-    dump: Option<Arc<Path>>,
+    dump_on_failure: Option<Arc<Path>>,
 }
 
-impl<U: DeviceResource + 'static> Clone for ArenaResource<U> {
-    fn clone(&self) -> Self {
-        Self { pool: self.pool.clone(), dump: self.dump.clone() }
-    }
-}
-
-impl<U: DeviceResource + 'static> PartialEq for ArenaResource<U> {
-    fn eq(&self, other: &Self) -> bool {
-        self.pool == other.pool
-    }
-}
-
-impl<U: DeviceResource + 'static> Eq for ArenaResource<U> {}
+handle_over_upstream!(ArenaResource { pool, dump_on_failure });
 
 impl<U: DeviceResource + 'static> fmt::Debug for ArenaResource<U> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -83,7 +77,7 @@ impl<U: DeviceResource + 'static> ArenaResource<U> {
 
     /// The options.
     pub fn builder(upstream: U) -> ArenaOptions<U> {
-        ArenaOptions { upstream, size: None, dump: None }
+        ArenaOptions { upstream, arena_size: None, dump_on_failure: None }
     }
 
     /// The resource that the arena took its memory from.
@@ -96,32 +90,42 @@ impl<U: DeviceResource + 'static> ArenaResource<U> {
         self.pool.statistics()
     }
 
-    /// No block is ready.
+    /// The rest of [`allocate`](DeviceResource::allocate), if the thread's cache has no block.
     #[inline(never)]
     fn allocate_cold(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
         self.pool.allocate_cold(stream, layout).map_err(|error| self.failed(stream, layout, error))
     }
 
-    /// An allocation failed: says so in the file, if that was asked for and memory is why.
+    /// Passes the error on, after the report on an out-of-memory error.
     #[cold]
     fn failed(&self, stream: &Stream, layout: DeviceLayout, error: Error) -> Error {
-        if let Some(path) = &self.dump
+        if let Some(path) = &self.dump_on_failure
             && error.kind() == ErrorKind::OutOfMemory
         {
             let report = self.report(stream, layout, &error);
             let file = OpenOptions::new().append(true).create(true).open(path);
-            // In one write, so that reports of several threads do not mix.
+            // One write: reports of several threads do not mix.
             if let Err(why) = file.and_then(|mut file| file.write_all(report.as_bytes())) {
-                crate::debug_log::event!(warn, path = %path.display(), %why, "an arena's report was not written");
+                let path = path.display().to_string();
+                // Deferred: a pool above may have its locks.
+                deferred_event!(warn, path, %why, "an arena's report was not written");
             }
         }
         error
     }
 
     fn report(&self, stream: &Stream, layout: DeviceLayout, error: &Error) -> String {
-        let statistics = self.statistics();
-        let PoolStatistics { reserved, live, live_blocks, free, cached, held, .. } = statistics;
-        let PoolStatistics { largest_free, streams, .. } = statistics;
+        let PoolStatistics {
+            reserved,
+            live,
+            live_blocks,
+            free,
+            cached,
+            held,
+            largest_free,
+            streams,
+            ..
+        } = self.statistics();
         let fragmentation = match free {
             0 => 0.0,
             free => (1.0 - largest_free as f64 / free as f64) * 100.0,
@@ -174,16 +178,15 @@ unsafe impl<U: DeviceResource + 'static> DeviceResource for ArenaResource<U> {
 #[must_use]
 pub struct ArenaOptions<U> {
     upstream: U,
-    size: Option<usize>,
-    dump: Option<PathBuf>,
+    arena_size: Option<usize>,
+    dump_on_failure: Option<PathBuf>,
 }
 
 impl<U: DeviceResource + 'static> ArenaOptions<U> {
-    /// Bytes of the arena: a multiple of 256, 1 MiB at least. Half of the memory that is free on the
-    /// device when it is built, unless said otherwise.
-    pub fn arena_size(mut self, bytes: usize) -> Self {
-        self.size = Some(bytes);
-        self
+    setters! {
+        /// Bytes of the arena: a multiple of 256, 1 MiB at least. By default half of the memory that is
+        /// free on the device when the arena is built.
+        arena_size: usize => Some;
     }
 
     /// On each out-of-memory error, adds a report to the end of this file, which is made if it is not
@@ -191,7 +194,7 @@ impl<U: DeviceResource + 'static> ArenaOptions<U> {
     /// is `(1 - largest / total) * 100` per cent. A report that cannot be written is a [`tracing`]
     /// warning, and the error is the same. RMM: `dump_log_on_failure`, to a file whose name is fixed.
     pub fn dump_on_failure(mut self, path: impl Into<PathBuf>) -> Self {
-        self.dump = Some(path.into());
+        self.dump_on_failure = Some(path.into());
         self
     }
 
@@ -204,38 +207,33 @@ impl<U: DeviceResource + 'static> ArenaOptions<U> {
     /// MiB; [`ErrorKind::Unsupported`] if upstream gives less than it was asked for, or keeps no
     /// alignment; [`ErrorKind::Forked`] in the child of a fork; those of upstream and the driver.
     pub fn build(self) -> Result<ArenaResource<U>> {
-        let size = match self.size {
-            Some(size) => size,
-            None => half_of_free(self.upstream.device())?,
-        };
-        if size < LEAST || !size.is_multiple_of(DEFAULT_ALIGNMENT) {
-            return Err(Error::new(
-                ErrorKind::InvalidArgument,
-                format!("an arena of {size} bytes was asked for"),
-            )
-            .advise("give a multiple of 256, 1 MiB at least"));
-        }
-        // No rung asks upstream: it has nothing for an arena any more.
-        let rungs = [Rung::Complete, Rung::Ordered, Rung::Wait, Rung::Gather];
+        let size = self.arena_size.map_or_else(|| half_of_free(self.upstream.device()), Ok)?;
+        ensure!(
+            size >= MINIMUM_SIZE && size.is_multiple_of(DEFAULT_ALIGNMENT),
+            InvalidArgument,
+            "give a multiple of 256, 1 MiB at least",
+            "an arena of {size} bytes was asked for"
+        );
+        // None of these asks upstream, which gives an arena nothing more.
+        let steps = [MissStep::Complete, MissStep::Ordered, MissStep::Wait, MissStep::Gather];
         let pool = PoolResource::builder(self.upstream)
             .initial_size(size)
             .maximum_size(size)
-            .miss_policy(MissPolicy::new(rungs));
-        Ok(ArenaResource { pool: pool.build()?, dump: self.dump.map(Arc::from) })
+            .miss_policy(MissPolicy::new(steps));
+        let dump_on_failure = self.dump_on_failure.map(Arc::from);
+        Ok(ArenaResource { pool: pool.build()?, dump_on_failure })
     }
 }
 
 fn half_of_free(device: &Device) -> Result<usize> {
-    // In the child of a fork the driver is not to be asked.
-    crate::backend::not_forked("an arena")?;
+    not_forked("an arena")?;
     let free = device.memory_info()?.free;
     let half = usize::try_from(free / 2).unwrap_or(usize::MAX) & !(DEFAULT_ALIGNMENT - 1);
-    if half < LEAST {
-        return Err(Error::new(
-            ErrorKind::OutOfMemory,
-            format!("half of the {free} bytes that are free on {device} is no arena"),
-        )
-        .advise("free memory, or say how large the arena is to be"));
-    }
+    ensure!(
+        half >= MINIMUM_SIZE,
+        OutOfMemory,
+        "free memory, or say how large the arena is to be",
+        "half of the {free} bytes that are free on {device} is no arena"
+    );
     Ok(half)
 }

@@ -1,9 +1,12 @@
 //! A resource for each range of sizes.
 
+use super::block::DeviceBlock;
+use super::cuda::CudaResource;
+use super::device_resource::DeviceResource;
 use super::fixed_size::FixedSizeResource;
-use super::{CudaResource, DeviceBlock, DeviceResource, ResourceId};
+use super::identity::{ResourceId, handle_over_upstream};
 use crate::device::Device;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout};
 use crate::stream::Stream;
 use crate::sync::Arc;
@@ -16,14 +19,14 @@ const MAX_EXPONENT: u32 = 22;
 /// Sends each request to the resource of its size, and those above the largest bin upstream: RMM's
 /// `binning_memory_resource`.
 ///
-/// A handle: clones are the same resource. A bin of size `n` serves requests of more bytes than the
-/// next smaller bin, up to `n`, and is asked for exactly `n`; alignments are passed on. A fixed-size bin
-/// among the first eight is found by a few comparisons: a warm allocation costs about what that of a
-/// [`PoolResource`](crate::PoolResource) does. The others are found by a binary search.
+/// A handle: clones are the same resource. A bin of size `n` serves requests above the size of the next
+/// smaller bin and up to `n`. Its resource is asked for exactly `n` bytes, at the request's alignment. A
+/// few comparisons find a fixed-size bin among the first eight: a warm allocation costs about as much as
+/// that of a [`PoolResource`](crate::PoolResource). A binary search finds the others.
 ///
-/// The bins are fixed when it is built: RMM adds them to a resource that is in use, where a block that
-/// was allocated before is freed to the wrong bin. Its own fixed-size bins take 992 MiB when they are
-/// made; these take a chunk of 128 blocks when the first is asked for.
+/// The bins are fixed when the resource is built. RMM adds bins to a resource in use, which then frees
+/// earlier blocks to the wrong bin. RMM's fixed-size bins take 992 MiB when they are made; these take a
+/// chunk of 128 blocks at the first request.
 ///
 /// ```
 /// use aquifer::{BinningResource, CudaResource, Device, DeviceLayout, DeviceResource, PoolResource};
@@ -45,46 +48,47 @@ const MAX_EXPONENT: u32 = 22;
 /// # Ok::<(), aquifer::Error>(())
 /// ```
 pub struct BinningResource<U: DeviceResource + 'static = CudaResource> {
-    state: Arc<State<U>>,
+    state: Arc<BinningState<U>>,
 }
 
-struct State<U: DeviceResource + 'static> {
-    /// Of the first bins; 0, which nothing fits, where there are fewer. Apart from the rest, and in
-    /// the state itself: what every call reads is next to each other.
-    sizes: [usize; NEAR],
-    /// Of those, the resources that are known by their type.
-    fixed: [Option<FixedSizeResource<U>>; NEAR],
-    /// All, by size, which differ.
+struct BinningState<U: DeviceResource + 'static> {
+    /// Sizes of the first bins, padded with 0, which fits nothing. Apart from `bins`, and not boxed:
+    /// each call reads these, and they share cache lines.
+    sizes: [usize; FIRST_BINS],
+    /// Resources of the first bins, if they are [`BinSource::Fixed`].
+    fixed: [Option<FixedSizeResource<U>>; FIRST_BINS],
+    /// All bins, by size. No two have one size.
     bins: Box<[Bin<U>]>,
     upstream: U,
 }
 
-/// Bins that are looked through one by one, if their type is known.
-const NEAR: usize = 8;
+/// Bins that a linear search finds.
+const FIRST_BINS: usize = 8;
 
 struct Bin<U: DeviceResource + 'static> {
     /// A multiple of 256 bytes.
     size: usize,
-    source: Source<U>,
+    source: BinSource<U>,
 }
 
-enum Source<U: DeviceResource + 'static> {
-    /// Its blocks have the bin's size. By its type, so that the compiler sees through it.
+enum BinSource<U: DeviceResource + 'static> {
+    /// Its blocks have the bin's size. A concrete type, so that the compiler inlines its calls.
     Fixed(FixedSizeResource<U>),
-    Given(Arc<dyn DeviceResource>),
+    /// The caller's resource.
+    Custom(Arc<dyn DeviceResource>),
 }
 
-impl<U: DeviceResource + 'static> State<U> {
-    /// The smallest bin that a size fits. None for 0.
+impl<U: DeviceResource + 'static> BinningState<U> {
+    /// The smallest bin that a size fits. `None` for 0.
     fn bin(&self, bytes: usize) -> Option<&Bin<U>> {
         self.bins.get(self.bins.partition_point(|bin| bin.size < bytes)).filter(|_| bytes > 0)
     }
 
-    /// The same, if it is one of the first and known by its type.
+    /// The fixed-size resource of [`bin`](Self::bin), if that is one of the first bins.
     #[inline(always)]
     fn fixed_bin(&self, bytes: usize) -> Option<&FixedSizeResource<U>> {
-        // Compared, not calculated: the processor goes ahead on the bin that it predicts, where it
-        // would wait for an index. No bytes wrap, and fit none.
+        // Comparisons, not arithmetic: the processor speculates on the predicted bin, where it would
+        // wait for a computed index. 0 wraps, and fits no bin.
         let fits = |size: &usize| bytes.wrapping_sub(1) < *size;
         self.fixed.get(self.sizes.iter().position(fits)?)?.as_ref()
     }
@@ -94,19 +98,7 @@ impl<U: DeviceResource + 'static> State<U> {
     }
 }
 
-impl<U: DeviceResource + 'static> Clone for BinningResource<U> {
-    fn clone(&self) -> Self {
-        Self { state: self.state.clone() }
-    }
-}
-
-impl<U: DeviceResource + 'static> PartialEq for BinningResource<U> {
-    fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.state, &other.state)
-    }
-}
-
-impl<U: DeviceResource + 'static> Eq for BinningResource<U> {}
+handle_over_upstream!(BinningResource { state });
 
 impl<U: DeviceResource + 'static> fmt::Debug for BinningResource<U> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -132,7 +124,7 @@ impl<U: DeviceResource + 'static> BinningResource<U> {
 
     /// Bins of one's own: none, to begin with.
     pub fn builder(upstream: U) -> BinningOptions<U> {
-        BinningOptions { upstream, bins: Vec::new(), failed: None }
+        BinningOptions { upstream, bins: Vec::new(), error: None }
     }
 
     /// The resource of what no bin fits.
@@ -145,13 +137,19 @@ impl<U: DeviceResource + 'static> BinningResource<U> {
         self.state.bins.iter().map(|bin| bin.size)
     }
 
-    /// No block is ready, or this is not for one of the first bins.
+    /// The rest of [`allocate`](DeviceResource::allocate), if the thread's cache has no block or the
+    /// size is not for one of the first bins.
     #[inline(never)]
     fn allocate_cold(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
         match self.state.bin(layout.bytes()) {
-            Some(Bin { source: Source::Fixed(fixed), .. }) => fixed.allocate(stream, layout),
-            Some(Bin { source: Source::Given(given), size }) => {
-                self.allocate_given(stream, layout, *size, &**given)
+            Some(Bin { source: BinSource::Fixed(fixed), .. }) => fixed.allocate(stream, layout),
+            Some(Bin { source: BinSource::Custom(resource), size }) => {
+                let layout = DeviceLayout::with_alignment(*size, layout.alignment())?;
+                let block = resource.allocate(stream, layout)?;
+                if block.bytes() == *size {
+                    return Ok(block);
+                }
+                Err(refuse(&**resource, stream, block, format!("of {size} bytes")))
             }
             None => self.allocate_large(stream, layout),
         }
@@ -161,49 +159,35 @@ impl<U: DeviceResource + 'static> BinningResource<U> {
     ///
     /// As [`DeviceResource::deallocate`].
     #[inline(never)]
-    unsafe fn deallocate_elsewhere(&self, stream: &Stream, block: DeviceBlock) {
+    unsafe fn deallocate_cold(&self, stream: &Stream, block: DeviceBlock) {
         // SAFETY: as in `deallocate`, whose caller vouches for it.
         unsafe {
             match self.state.bin(block.bytes()) {
-                Some(Bin { source: Source::Fixed(fixed), .. }) => fixed.deallocate(stream, block),
-                Some(Bin { source: Source::Given(given), .. }) => given.deallocate(stream, block),
+                Some(Bin { source: BinSource::Fixed(fixed), .. }) => {
+                    fixed.deallocate(stream, block)
+                }
+                Some(Bin { source: BinSource::Custom(it), .. }) => it.deallocate(stream, block),
                 None if block.is_empty() => {}
                 None => self.upstream().deallocate(stream, block),
             }
         }
     }
 
-    fn allocate_given(
-        &self,
-        stream: &Stream,
-        layout: DeviceLayout,
-        bin: usize,
-        given: &dyn DeviceResource,
-    ) -> Result<DeviceBlock> {
-        let layout = DeviceLayout::with_alignment(bin, layout.alignment())?;
-        let block = given.allocate(stream, layout)?;
-        if block.bytes() == bin {
-            return Ok(block);
-        }
-        Err(refuse(given, stream, block, format!("of {bin} bytes")))
-    }
-
     fn allocate_large(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
-        let upstream = self.upstream();
+        let (upstream, largest) = (self.upstream(), self.state.largest());
         if layout.bytes() == 0 {
             upstream.device().require(stream.device(), "the stream")?;
             return Ok(DeviceBlock::empty(layout));
         }
         let block = upstream.allocate(stream, layout)?;
-        if block.bytes() > self.state.largest() {
+        if block.bytes() > largest {
             return Ok(block);
         }
-        let largest = self.state.largest();
         Err(refuse(upstream, stream, block, format!("of more than {largest} bytes")))
     }
 }
 
-/// Gives back a block whose size would not lead back to where it came from.
+/// Frees a block whose size would lead [`BinningState::bin`] to another resource, and makes the error.
 #[cold]
 fn refuse(
     from: &(impl DeviceResource + ?Sized),
@@ -212,7 +196,7 @@ fn refuse(
     wanted: String,
 ) -> Error {
     let bytes = block.bytes();
-    // SAFETY: allocated just now from this resource, and given to nobody.
+    // SAFETY: allocated just now from this resource, and not used.
     unsafe { from.deallocate(stream, block) };
     Error::new(
         ErrorKind::Unsupported,
@@ -221,8 +205,8 @@ fn refuse(
     .advise("give bins resources whose blocks have the size that was asked")
 }
 
-// SAFETY: every block is a bin's or upstream's. Its size was checked to lead back to where it came
-// from, so it goes back there, unchanged.
+// SAFETY: every block is a bin's or upstream's. Its size leads back to the same resource, which
+// `allocate_cold` checks, and it goes back unchanged.
 unsafe impl<U: DeviceResource + 'static> DeviceResource for BinningResource<U> {
     #[inline]
     fn device(&self) -> &Device {
@@ -245,12 +229,12 @@ unsafe impl<U: DeviceResource + 'static> DeviceResource for BinningResource<U> {
 
     #[inline(always)]
     unsafe fn deallocate(&self, stream: &Stream, block: DeviceBlock) {
-        // SAFETY: the size of a block of ours leads to where it came from; our caller vouches for the
+        // SAFETY: the block's size leads to the resource that it came from; the caller vouches for the
         // rest.
         unsafe {
             match self.state.fixed_bin(block.bytes()) {
                 Some(fixed) => fixed.deallocate(stream, block),
-                None => self.deallocate_elsewhere(stream, block),
+                None => self.deallocate_cold(stream, block),
             }
         }
     }
@@ -261,8 +245,8 @@ unsafe impl<U: DeviceResource + 'static> DeviceResource for BinningResource<U> {
 pub struct BinningOptions<U: DeviceResource + 'static> {
     upstream: U,
     bins: Vec<Bin<U>>,
-    /// What went wrong first; `build` says it.
-    failed: Option<Error>,
+    /// The first error of a setter, for `build`.
+    error: Option<Error>,
 }
 
 impl<U: DeviceResource + 'static> fmt::Debug for BinningOptions<U> {
@@ -271,27 +255,27 @@ impl<U: DeviceResource + 'static> fmt::Debug for BinningOptions<U> {
         f.debug_struct("BinningOptions")
             .field("upstream", &self.upstream)
             .field("sizes", &sizes)
-            .field("failed", &self.failed)
+            .field("error", &self.error)
             .finish()
     }
 }
 
 impl<U: DeviceResource + 'static> BinningOptions<U> {
-    /// A bin of `size` bytes, a multiple of 256, over `resource`, whose blocks are to have the size
-    /// that is asked of it. Another bin of this size is an error, where RMM keeps the first in silence.
+    /// Adds a bin of `size` bytes, a multiple of 256, over `resource`, whose blocks are to have exactly
+    /// the size that is asked. A second bin of one size is an error, where RMM silently keeps the first.
     pub fn bin(mut self, size: usize, resource: Arc<dyn DeviceResource>) -> Self {
-        self.bins.push(Bin { size, source: Source::Given(resource) });
+        self.bins.push(Bin { size, source: BinSource::Custom(resource) });
         self
     }
 
-    /// A [`FixedSizeResource`] over upstream, with its default chunks, for each power of two from
+    /// Adds a [`FixedSizeResource`] over upstream, with its default chunks, for each power of two from
     /// `2^min_exponent` to `2^max_exponent` bytes, both included: 8 to 39.
     pub fn fixed_size_bins(mut self, min_exponent: u32, max_exponent: u32) -> Self
     where
         U: Clone,
     {
         if let Err(error) = self.add_fixed(min_exponent, max_exponent) {
-            self.failed.get_or_insert(error);
+            self.error.get_or_insert(error);
         }
         self
     }
@@ -300,18 +284,17 @@ impl<U: DeviceResource + 'static> BinningOptions<U> {
     where
         U: Clone,
     {
-        if min < 8 || max > 39 || min > max {
-            return Err(Error::new(
-                ErrorKind::InvalidArgument,
-                format!("bins of 2^{min} to 2^{max} bytes were asked for"),
-            )
-            .advise("give two exponents between 8 and 39, the smaller first"));
-        }
+        ensure!(
+            8 <= min && min <= max && max <= 39,
+            InvalidArgument,
+            "give two exponents between 8 and 39, the smaller first",
+            "bins of 2^{min} to 2^{max} bytes were asked for"
+        );
         for exponent in min..=max {
             let size = 1 << exponent;
             let fixed =
                 FixedSizeResource::builder(self.upstream.clone()).block_size(size).build()?;
-            self.bins.push(Bin { size, source: Source::Fixed(fixed) });
+            self.bins.push(Bin { size, source: BinSource::Fixed(fixed) });
         }
         Ok(())
     }
@@ -325,43 +308,38 @@ impl<U: DeviceResource + 'static> BinningOptions<U> {
     /// of another device than upstream's; [`ErrorKind::Forked`] in the child of a fork, if there are
     /// fixed-size bins.
     pub fn build(self) -> Result<BinningResource<U>> {
-        let Self { upstream, mut bins, failed } = self;
-        if let Some(error) = failed {
+        let Self { upstream, mut bins, error } = self;
+        if let Some(error) = error {
             return Err(error);
         }
-        let wrong = |what: String, advice: &'static str| {
-            Err(Error::new(ErrorKind::InvalidArgument, what).advise(advice))
-        };
         bins.sort_by_key(|bin| bin.size);
         for Bin { size, source } in &bins {
-            if *size == 0 || !size.is_multiple_of(DEFAULT_ALIGNMENT) || *size > isize::MAX as usize
-            {
-                return wrong(
-                    format!("a bin of {size} bytes was asked for"),
-                    "give a multiple of 256 that an address space holds",
-                );
-            }
-            if let Source::Given(resource) = source {
+            ensure!(
+                (1..=isize::MAX as usize).contains(size) && size.is_multiple_of(DEFAULT_ALIGNMENT),
+                InvalidArgument,
+                "give a multiple of 256 that an address space holds",
+                "a bin of {size} bytes was asked for"
+            );
+            if let BinSource::Custom(resource) = source {
                 upstream.device().require(resource.device(), "the resource of a bin")?;
             }
         }
-        if let Some(pair) = bins.windows(2).find(|pair| pair[0].size == pair[1].size) {
-            return wrong(
-                format!("two bins of {} bytes were asked for", pair[0].size),
+        for pair in bins.windows(2) {
+            ensure!(
+                pair[0].size != pair[1].size,
+                InvalidArgument,
                 "leave one of them out: no bin replaces another",
+                "two bins of {} bytes were asked for",
+                pair[0].size
             );
         }
         let bins = bins.into_boxed_slice();
-        let near = |index| bins.get(index);
-        let state = State {
-            sizes: std::array::from_fn(|index| near(index).map_or(0, |bin| bin.size)),
-            fixed: std::array::from_fn(|index| match &near(index)?.source {
-                Source::Fixed(fixed) => Some(fixed.clone()),
-                Source::Given(_) => None,
-            }),
-            bins,
-            upstream,
+        let size = |index: usize| bins.get(index).map_or(0, |bin| bin.size);
+        let fixed = |index: usize| match &bins.get(index)?.source {
+            BinSource::Fixed(fixed) => Some(fixed.clone()),
+            BinSource::Custom(_) => None,
         };
-        Ok(BinningResource { state: Arc::new(state) })
+        let (sizes, fixed) = (std::array::from_fn(size), std::array::from_fn(fixed));
+        Ok(BinningResource { state: Arc::new(BinningState { sizes, fixed, bins, upstream }) })
     }
 }

@@ -1,13 +1,14 @@
 //! A block of device memory, as a resource hands it out.
 
 use crate::layout::{DeviceLayout, align_up};
+use std::ptr::NonNull;
 
-/// Memory that a [`DeviceResource`](crate::DeviceResource) handed out: where, how much, and a token
-/// that finds it again when it goes back.
+/// Memory from a [`DeviceResource`](crate::DeviceResource): its address, its size, and a token by which
+/// the resource finds it again.
 ///
-/// It owns nothing by itself: dropped, its memory is leaked. Give it back with
-/// [`deallocate`](crate::DeviceResource::deallocate), once; it is neither `Clone` nor `Copy`.
-// In this order, address and token move as one: a pool keeps them side by side.
+/// A block has no destructor: dropped, it leaks its memory. Give it to
+/// [`deallocate`](crate::DeviceResource::deallocate), once. It is neither `Clone` nor `Copy`.
+// In this order, which is also the pool's, address and token move as one.
 #[derive(Debug, PartialEq, Eq)]
 #[repr(C)]
 #[must_use = "a block that is not deallocated is leaked"]
@@ -18,13 +19,12 @@ pub struct DeviceBlock {
 }
 
 impl DeviceBlock {
-    /// A block at `address` of `bytes` bytes. `token` is the resource's own: whatever it needs to
-    /// find the block again.
+    /// A block at `address` of `bytes` bytes. The resource chooses the token.
     pub const fn new(address: u64, bytes: usize, token: u64) -> Self {
         Self { address, bytes, token }
     }
 
-    /// The block of a request for no bytes: an address that is aligned and never used.
+    /// The block of a request for no bytes: its address is aligned, and never used.
     pub const fn empty(layout: DeviceLayout) -> Self {
         Self { address: layout.alignment() as u64, bytes: 0, token: 0 }
     }
@@ -48,22 +48,28 @@ impl DeviceBlock {
     pub const fn is_empty(&self) -> bool {
         self.bytes == 0
     }
+
+    /// The first byte, in memory that has one address for host and device.
+    pub(super) fn host_pointer(&self) -> NonNull<u8> {
+        let pointer = std::ptr::with_exposed_provenance_mut(self.address as usize);
+        NonNull::new(pointer).unwrap_or(NonNull::dangling())
+    }
 }
 
-/// Memory of a driver that aligns to `granted` bytes, made to fit a layout that may want more: how
-/// much to ask, and where in it the block starts. The token keeps the driver's own address.
-pub(super) struct Padded {
+/// A layout, padded for a driver that aligns to `granted` bytes. The token of its block is the
+/// driver's own address.
+pub(super) struct PaddedLayout {
     layout: DeviceLayout,
     padding: usize,
 }
 
-impl Padded {
+impl PaddedLayout {
     pub(super) fn new(layout: DeviceLayout, granted: usize) -> Self {
         Self { layout, padding: layout.alignment().saturating_sub(granted) }
     }
 
-    /// Bytes to ask of the driver. Cannot wrap: a layout's rounded size fits in `isize`, and so
-    /// does its alignment.
+    /// Bytes to ask of the driver. Cannot wrap: a layout's rounded size fits in `isize`, and so does
+    /// its alignment.
     pub(super) fn bytes(&self) -> usize {
         self.layout.bytes() + self.padding
     }
@@ -82,7 +88,7 @@ mod tests {
     fn padding_reaches_every_alignment() {
         for alignment in [1, 256, 512, 4096, 1 << 21] {
             let layout = DeviceLayout::with_alignment(1000, alignment).unwrap();
-            let padded = Padded::new(layout, 256);
+            let padded = PaddedLayout::new(layout, 256);
             for base in [0x1000_0100_u64, 0x1000_0200, 0x1020_0000] {
                 let block = padded.block(base);
                 assert_eq!(block.address() % alignment as u64, 0);

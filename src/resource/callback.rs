@@ -1,7 +1,9 @@
 //! Memory that closures hand out.
 
-use super::{DeviceBlock, DeviceResource, ResourceId};
-use crate::debug_log::{event, later};
+use super::block::DeviceBlock;
+use super::device_resource::DeviceResource;
+use super::identity::{ResourceId, equal_by_identity};
+use crate::debug_log::deferred_event;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::DeviceLayout;
@@ -11,17 +13,16 @@ use std::any::Any;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-type Allocate = dyn Fn(&Stream, DeviceLayout) -> Result<DeviceBlock> + Send + Sync;
-type Deallocate = dyn Fn(&Stream, DeviceBlock) + Send + Sync;
+type AllocateFn = dyn Fn(&Stream, DeviceLayout) -> Result<DeviceBlock> + Send + Sync;
+type DeallocateFn = dyn Fn(&Stream, DeviceBlock) + Send + Sync;
 
 /// A resource of two closures, for memory that another allocator manages: RMM's
 /// `callback_memory_resource`.
 ///
 /// A handle: clones are the same resource. The closures see the stream and the whole
-/// [`DeviceLayout`], where RMM drops the alignment; what they need besides, they capture. Requests for
-/// no bytes, and for streams of another device, do not reach them. A panic of the one that allocates
-/// is an error ([`ErrorKind::Unsupported`]); a panic of the other is a [`tracing`] error, and its
-/// block counts as leaked.
+/// [`DeviceLayout`], of which RMM drops the alignment. Requests for no bytes, and for streams of another
+/// device, do not reach them. A panic in `allocate` is an error ([`ErrorKind::Unsupported`]); a panic in
+/// `deallocate` is a [`tracing`] error, and leaks the block.
 ///
 /// ```
 /// use aquifer::{CallbackResource, CudaResource, Device, DeviceResource, DeviceVec};
@@ -44,13 +45,13 @@ type Deallocate = dyn Fn(&Stream, DeviceBlock) + Send + Sync;
 /// ```
 #[derive(Clone)]
 pub struct CallbackResource {
-    state: Arc<State>,
+    state: Arc<CallbackState>,
 }
 
-struct State {
+struct CallbackState {
     device: Device,
-    allocate: Box<Allocate>,
-    deallocate: Box<Deallocate>,
+    allocate: Box<AllocateFn>,
+    deallocate: Box<DeallocateFn>,
 }
 
 impl CallbackResource {
@@ -70,17 +71,11 @@ impl CallbackResource {
         deallocate: impl Fn(&Stream, DeviceBlock) + Send + Sync + 'static,
     ) -> Self {
         let (allocate, deallocate) = (Box::new(allocate), Box::new(deallocate));
-        Self { state: Arc::new(State { device: device.clone(), allocate, deallocate }) }
+        Self { state: Arc::new(CallbackState { device: device.clone(), allocate, deallocate }) }
     }
 }
 
-impl PartialEq for CallbackResource {
-    fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.state, &other.state)
-    }
-}
-
-impl Eq for CallbackResource {}
+equal_by_identity!(CallbackResource);
 
 impl fmt::Debug for CallbackResource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -88,7 +83,7 @@ impl fmt::Debug for CallbackResource {
     }
 }
 
-// SAFETY: who made it keeps the contract for the blocks, as `new` asks; an empty one has no memory.
+// SAFETY: the closures keep the contract, by that of `new`; an empty block has no memory.
 unsafe impl DeviceResource for CallbackResource {
     fn device(&self) -> &Device {
         &self.state.device
@@ -104,8 +99,8 @@ unsafe impl DeviceResource for CallbackResource {
             return Ok(DeviceBlock::empty(layout));
         }
         let made = catch_unwind(AssertUnwindSafe(|| (self.state.allocate)(stream, layout)));
-        made.unwrap_or_else(|thrown| {
-            let (bytes, what) = (layout.bytes(), said(thrown));
+        made.unwrap_or_else(|payload| {
+            let (bytes, what) = (layout.bytes(), message_of(payload));
             Err(Error::new(
                 ErrorKind::Unsupported,
                 format!("a callback that was to allocate {bytes} bytes panicked: {what}"),
@@ -119,27 +114,24 @@ unsafe impl DeviceResource for CallbackResource {
         }
         let bytes = block.bytes();
         let freed = catch_unwind(AssertUnwindSafe(|| (self.state.deallocate)(stream, block)));
-        if let Err(thrown) = freed {
-            let (device, what) = (self.device().to_string(), said(thrown));
-            // A pool above may have its locks.
-            later(move || {
-                event!(error, %device, bytes, what, "leaked device memory: a callback panicked");
-            });
+        if let Err(payload) = freed {
+            let (device, what) = (self.device().to_string(), message_of(payload));
+            // Deferred: a pool above may have its locks.
+            deferred_event!(error, %device, bytes, what, "leaked device memory: a callback panicked");
         }
     }
 }
 
-/// The message of a panic. What was thrown is not dropped: that might panic in turn.
-fn said(thrown: Box<dyn Any + Send>) -> String {
-    let text = match (thrown.downcast_ref::<&str>(), thrown.downcast_ref::<String>()) {
-        (Some(text), _) => String::from(*text),
-        (None, Some(text)) => text.clone(),
-        (None, None) => String::from("it threw no text"),
-    };
-    if thrown.is::<&str>() || thrown.is::<String>() {
-        drop(thrown);
-    } else {
-        std::mem::forget(thrown);
+/// The message of a panic. A payload without a text is not dropped, since that might panic in turn.
+fn message_of(payload: Box<dyn Any + Send>) -> String {
+    match payload.downcast::<String>() {
+        Ok(text) => *text,
+        Err(payload) => match payload.downcast::<&str>() {
+            Ok(text) => String::from(*text),
+            Err(payload) => {
+                std::mem::forget(payload);
+                String::from("it threw no text")
+            }
+        },
     }
-    text
 }

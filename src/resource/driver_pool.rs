@@ -1,29 +1,32 @@
 //! Memory from a pool of the driver.
 
-use super::cuda::{allocate, free_past, leaked};
-use super::{DeviceBlock, DeviceResource, ResourceId};
-use crate::backend::{PoolAttribute, PoolSpec, RawPool, Wanted};
-use crate::debug_log::{event, later};
+use super::block::DeviceBlock;
+use super::cuda::{allocate, free_deferred, report_failed_free};
+use super::device_resource::DeviceResource;
+use super::identity::{ResourceId, equal_by_identity};
+use super::options::setters;
+use crate::debug_log::deferred_event;
 use crate::device::Device;
-use crate::error::{DriverError, Error, ErrorKind, Result};
+use crate::driver::{ErrorContext, PoolAttribute, PoolSpec, RawPool};
+use crate::error::{DriverError, Error, ErrorKind, Result, ensure};
 use crate::layout::DeviceLayout;
-use crate::stream::{Stream, graveyard};
+use crate::stream::{Stream, deferred};
 #[cfg(unix)]
 use std::os::fd::{FromRawFd, OwnedFd};
 
 /// Stream-ordered memory from a pool of the driver: `cuMemAllocFromPoolAsync` and `cuMemFreeAsync`.
 ///
-/// The pool is this resource's alone, unless it is [a view](Self::default_pool) of one that others
-/// use too. Neither call waits for the device.
+/// The resource owns its pool, unless it is [a view](Self::default_pool) of a pool that others use too.
+/// Neither call waits for the device.
 ///
-/// On a stream in capture the driver would hand out memory that is there while the graph runs and at
-/// no other time, so an allocation is [`ErrorKind::Capture`] there; declare a
-/// [`PoolResource`](crate::PoolResource) over this one to [`Stream::capture`]. A free on such a stream
-/// is made in a later call of this crate, after the capture's end. RMM passes both on to the driver.
+/// On a stream in capture, memory of the driver would exist while the graph runs and at no other time,
+/// so an allocation is [`ErrorKind::Capture`] there; declare a [`PoolResource`](crate::PoolResource)
+/// over this one to [`Stream::capture`]. A later call of this crate makes a free on such a stream,
+/// after the capture's end. RMM passes both on to the driver.
 ///
 /// RMM: `cuda_async_memory_resource`, `cuda_async_managed_memory_resource` and
-/// `cuda_async_view_memory_resource`. There the switches of reuse and the pool's own counts are out of
-/// reach, and a priming that the threshold gives back at once is not refused.
+/// `cuda_async_view_memory_resource`. They have neither the switches of reuse nor the pool's own
+/// counts, and accept an initial size that the threshold releases at once.
 ///
 /// ```
 /// use aquifer::{AsyncResource, Device, DeviceVec};
@@ -40,7 +43,7 @@ use std::os::fd::{FromRawFd, OwnedFd};
 pub struct AsyncResource {
     device: Device,
     pool: RawPool,
-    /// Whether the pool goes with this resource.
+    /// Whether the drop destroys the pool.
     owned: bool,
 }
 
@@ -64,63 +67,46 @@ pub struct AsyncStatistics {
 #[must_use]
 pub struct AsyncOptions {
     device: Device,
-    spec: PoolSpec,
     initial_size: usize,
-    switches: [(PoolAttribute, Option<bool>); 3],
+    release_threshold: u64,
+    reuse_follow_event_dependencies: Option<bool>,
+    reuse_opportunistic: Option<bool>,
+    reuse_internal_dependencies: Option<bool>,
+    shareable: bool,
+    managed: bool,
 }
 
 impl AsyncOptions {
-    /// Bytes that the pool takes from the system at once, by one allocation that is freed again. None
-    /// unless said otherwise.
-    pub fn initial_size(mut self, bytes: usize) -> Self {
-        self.initial_size = bytes;
-        self
-    }
+    setters! {
+        /// Bytes that the pool takes from the system when it is built, by one allocation that is freed
+        /// again. By default none.
+        initial_size: usize;
 
-    /// Bytes that the pool keeps when the program waits for a stream, an event or the device, those in
-    /// use among them: above it, free memory goes back to the system. `u64::MAX` unless said otherwise,
-    /// as RMM has it. The driver keeps and releases whole chunks, of 32 MiB on an H200
-    /// (driver 580): with less than a chunk it keeps nothing.
-    pub fn release_threshold(mut self, bytes: u64) -> Self {
-        self.spec.release_threshold = bytes;
-        self
-    }
+        /// Bytes that the pool keeps, those in use among them, when the program waits for a stream, an
+        /// event or the device; free memory above goes back to the system. By default `u64::MAX`, as for
+        /// RMM. The driver keeps and releases whole chunks, of 32 MiB on an H200 (driver 580): below one
+        /// chunk it keeps nothing.
+        release_threshold: u64;
 
-    /// Whether memory that was freed on another stream is handed out where the streams' events
-    /// already order the two. The driver's own choice, which is yes, unless said otherwise.
-    pub fn reuse_follow_event_dependencies(mut self, allow: bool) -> Self {
-        self.switches[0].1 = Some(allow);
-        self
-    }
+        /// Whether an allocation may take memory that was freed on another stream, if the streams'
+        /// events order the two already. By default the driver's choice, which is yes.
+        reuse_follow_event_dependencies: bool => Some;
 
-    /// Whether memory that was freed on another stream is handed out once the device happens to be
-    /// past it. The driver's own choice, which is yes, unless said otherwise.
-    pub fn reuse_opportunistic(mut self, allow: bool) -> Self {
-        self.switches[1].1 = Some(allow);
-        self
-    }
+        /// Whether an allocation may take memory that was freed on another stream, if the device happens
+        /// to be past the free. By default the driver's choice, which is yes.
+        reuse_opportunistic: bool => Some;
 
-    /// Whether the driver may make one stream wait for another to use its memory again. The
-    /// driver's own choice, which is yes, unless said otherwise; off, what a stream waits for is
-    /// what the program asked for.
-    pub fn reuse_internal_dependencies(mut self, allow: bool) -> Self {
-        self.switches[2].1 = Some(allow);
-        self
-    }
+        /// Whether the driver may make a stream wait for another to use its memory again. By default the
+        /// driver's choice, which is yes. Without it streams wait only where the program asks for it.
+        reuse_internal_dependencies: bool => Some;
 
-    /// Whether the pool can be given to other processes, by [`export`](AsyncResource::export). Off
-    /// unless said otherwise.
-    #[cfg(unix)]
-    pub fn shareable(mut self, shareable: bool) -> Self {
-        self.spec.shareable = shareable;
-        self
-    }
+        /// Whether [`export`](AsyncResource::export) can give the pool to other processes. Off by
+        /// default.
+        #[cfg(unix)]
+        shareable: bool;
 
-    /// Whether the pool is of managed memory (CUDA 13), which the host reaches too. Off unless said
-    /// otherwise.
-    pub fn managed(mut self, managed: bool) -> Self {
-        self.spec.managed = managed;
-        self
+        /// Whether the pool is of managed memory (CUDA 13), which the host reaches too. Off by default.
+        managed: bool;
     }
 
     /// The pool.
@@ -131,22 +117,19 @@ impl AsyncOptions {
     /// once, or an address space does not hold it; [`ErrorKind::Unsupported`] where the device has no memory pools, or none of this kind;
     /// [`ErrorKind::OutOfMemory`] if there is no room for the initial size; those of the driver.
     pub fn build(self) -> Result<AsyncResource> {
-        let Self { device, spec, initial_size, switches } = self;
-        if initial_size as u64 > spec.release_threshold {
-            return Err(Error::new(
-                ErrorKind::InvalidArgument,
-                format!(
-                    "a pool of {initial_size} bytes at first that keeps {}",
-                    spec.release_threshold
-                ),
-            )
-            .advise("raise the release threshold to the initial size"));
-        }
+        let Self { device, initial_size, release_threshold, shareable, managed, .. } = self;
+        ensure!(
+            initial_size as u64 <= release_threshold,
+            InvalidArgument,
+            "raise the release threshold to the initial size",
+            "a pool of {initial_size} bytes at first that keeps {release_threshold}"
+        );
         let initial = DeviceLayout::new(initial_size)?;
         require_pools(&device)?;
-        if spec.managed && device.properties().driver_version < MANAGED_POOLS_SINCE {
+        if managed && device.properties().driver_version < MANAGED_POOLS_SINCE {
             return Err(lacking(&device, "managed memory", None));
         }
+        let spec = PoolSpec { shareable, managed, ..PoolSpec::keeping(release_threshold) };
         let pool = device.driver().pool_create(spec).map_err(|error| {
             let unknown =
                 matches!(error.code(), DriverError::INVALID_VALUE | DriverError::NOT_SUPPORTED);
@@ -160,38 +143,38 @@ impl AsyncOptions {
                 _ => Error::driver_call(format!("making a pool on {device}"), error),
             }
         })?;
-        // From here on the pool goes with the resource, whatever fails.
+        // From here on the resource's drop destroys the pool.
         let resource = AsyncResource { device, pool, owned: true };
-        for (switch, allow) in switches {
+        for (switch, allow) in [
+            (PoolAttribute::FollowEventDependencies, self.reuse_follow_event_dependencies),
+            (PoolAttribute::AllowOpportunistic, self.reuse_opportunistic),
+            (PoolAttribute::AllowInternalDependencies, self.reuse_internal_dependencies),
+        ] {
             if let Some(allow) = allow {
                 let driver = resource.device.driver();
-                driver
-                    .pool_set(pool, switch, u64::from(allow))
-                    .wanted(|| format!("setting {switch:?} of a pool on {}", resource.device))?;
+                driver.pool_set(pool, switch, u64::from(allow)).with_context(|| {
+                    format!("setting {switch:?} of a pool on {}", resource.device)
+                })?;
             }
         }
         resource.prime(initial)?;
         let (device, handle) = (resource.device.ordinal(), pool.0);
         let initial = initial.bytes();
-        later(move || {
-            event!(debug, target: DRIVER_POOL, device, handle, initial, "driver pool made");
-        });
+        deferred_event!(debug, target: DRIVER_POOL, device, handle, initial, "driver pool made");
         Ok(resource)
     }
 }
 
-/// The target of what is told of driver pools.
+/// The target of the driver pools' events.
 const DRIVER_POOL: &str = "aquifer::driver_pool";
 
 /// The first version whose driver has pools of managed memory.
 const MANAGED_POOLS_SINCE: u32 = 13000;
 
 fn require_pools(device: &Device) -> Result<()> {
-    if device.properties().memory_pools {
-        return Ok(());
-    }
-    Err(Error::new(ErrorKind::Unsupported, format!("{device} has no memory pools"))
-        .advise("use CudaResource"))
+    let has_pools = device.properties().memory_pools;
+    ensure!(has_pools, Unsupported, "use CudaResource", "{device} has no memory pools");
+    Ok(())
 }
 
 fn lacking(device: &Device, what: &str, why: Option<&DriverError>) -> Error {
@@ -201,8 +184,8 @@ fn lacking(device: &Device, what: &str, why: Option<&DriverError>) -> Error {
 }
 
 impl AsyncResource {
-    /// A new pool that keeps all it ever took until it is dropped or
-    /// [trimmed](Self::trim): the release threshold is `u64::MAX`, as RMM's is.
+    /// A new pool that keeps all its memory until it is dropped or [trimmed](Self::trim): the release
+    /// threshold is `u64::MAX`, as for RMM.
     ///
     /// # Errors
     ///
@@ -235,21 +218,20 @@ impl AsyncResource {
     /// # Ok::<(), aquifer::Error>(())
     /// ```
     pub fn builder(device: &Device) -> AsyncOptions {
-        let switches = [
-            PoolAttribute::FollowEventDependencies,
-            PoolAttribute::AllowOpportunistic,
-            PoolAttribute::AllowInternalDependencies,
-        ];
         AsyncOptions {
             device: device.clone(),
-            spec: PoolSpec::keeping(u64::MAX),
             initial_size: 0,
-            switches: switches.map(|switch| (switch, None)),
+            release_threshold: u64::MAX,
+            reuse_follow_event_dependencies: None,
+            reuse_opportunistic: None,
+            reuse_internal_dependencies: None,
+            shareable: false,
+            managed: false,
         }
     }
 
-    /// The device's default pool, `cuDeviceGetDefaultMemPool`, which other libraries use as well. It
-    /// is not changed, and stays when this goes.
+    /// A view of the device's default pool, `cuDeviceGetDefaultMemPool`, which other libraries use as
+    /// well. Its attributes stay as they are.
     ///
     /// ```
     /// use aquifer::{AsyncResource, Device};
@@ -265,11 +247,11 @@ impl AsyncResource {
     pub fn default_pool(device: &Device) -> Result<Self> {
         require_pools(device)?;
         let wanted = || format!("asking {device} for its default pool");
-        let pool = device.driver().pool_default().wanted(wanted)?;
+        let pool = device.driver().pool_default().with_context(wanted)?;
         Ok(Self { device: device.clone(), pool, owned: false })
     }
 
-    /// A view of a `CUmemoryPool` that somebody else made, and destroys.
+    /// A view of a `CUmemoryPool` that other code made and will destroy.
     ///
     /// # Errors
     ///
@@ -284,16 +266,14 @@ impl AsyncResource {
     /// ```
     /// use aquifer::{AsyncResource, Device, ErrorKind};
     ///
-    /// // SAFETY: null is looked at and refused.
+    /// // SAFETY: null is refused.
     /// let refused = unsafe { AsyncResource::from_raw_pool(&Device::detect()?, 0) };
     /// assert_eq!(refused.unwrap_err().kind(), ErrorKind::InvalidArgument);
     /// # Ok::<(), aquifer::Error>(())
     /// ```
     pub unsafe fn from_raw_pool(device: &Device, pool: u64) -> Result<Self> {
-        if pool == 0 {
-            return Err(Error::new(ErrorKind::InvalidArgument, "a memory pool that is null")
-                .advise("see whether the call that made it failed"));
-        }
+        let advice = "see whether the call that made it failed";
+        ensure!(pool != 0, InvalidArgument, advice, "a memory pool that is null");
         require_pools(device)?;
         Ok(Self { device: device.clone(), pool: RawPool(pool), owned: false })
     }
@@ -323,7 +303,7 @@ impl AsyncResource {
     pub fn statistics(&self) -> Result<AsyncStatistics> {
         let ask = |attribute| {
             let wanted = || format!("asking a pool on {} for its counts", self.device);
-            self.device.driver().pool_get(self.pool, attribute).wanted(wanted)
+            self.device.driver().pool_get(self.pool, attribute).with_context(wanted)
         };
         Ok(AsyncStatistics {
             reserved_bytes: ask(PoolAttribute::ReservedCurrent)?,
@@ -334,7 +314,7 @@ impl AsyncResource {
     }
 
     /// Gives free memory back to the system until `keep` bytes are reserved, those in use among them.
-    /// What was freed on a stream that nobody has waited for since may stay.
+    /// Memory that was freed on a stream may stay until the program waits for that stream.
     ///
     /// # Errors
     ///
@@ -343,11 +323,9 @@ impl AsyncResource {
         self.device
             .driver()
             .pool_trim(self.pool, keep)
-            .wanted(|| format!("trimming a pool on {} to {keep} bytes", self.device))?;
+            .with_context(|| format!("trimming a pool on {} to {keep} bytes", self.device))?;
         let (device, handle) = (self.device.ordinal(), self.pool.0);
-        later(move || {
-            event!(debug, target: DRIVER_POOL, device, handle, keep, "driver pool trimmed");
-        });
+        deferred_event!(debug, target: DRIVER_POOL, device, handle, keep, "driver pool trimmed");
         Ok(())
     }
 
@@ -361,15 +339,13 @@ impl AsyncResource {
     #[cfg(unix)]
     pub fn export(&self) -> Result<OwnedFd> {
         let wanted = || format!("exporting a pool on {}", self.device);
-        let descriptor = self.device.driver().pool_export(self.pool).wanted(wanted)?;
-        if descriptor < 0 {
-            return Err(Error::new(ErrorKind::Unsupported, "the driver exported no descriptor"));
-        }
-        // SAFETY: the driver made the descriptor for this call, and nobody else has it.
+        let descriptor = self.device.driver().pool_export(self.pool).with_context(wanted)?;
+        ensure!(descriptor >= 0, Unsupported, "", "the driver exported no descriptor");
+        // SAFETY: the driver made the descriptor for this call, which owns it.
         Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
     }
 
-    /// Takes so much from the system. The free is waited for, so that every stream finds them.
+    /// Allocates and frees so much, and waits for the free: then every stream finds the memory.
     fn prime(&self, layout: DeviceLayout) -> Result<()> {
         if layout.bytes() == 0 {
             return Ok(());
@@ -382,13 +358,7 @@ impl AsyncResource {
     }
 }
 
-impl PartialEq for AsyncResource {
-    fn eq(&self, other: &Self) -> bool {
-        self.device == other.device && self.pool == other.pool
-    }
-}
-
-impl Eq for AsyncResource {}
+equal_by_identity!(AsyncResource);
 
 // SAFETY: the driver's pool is stream-ordered and hands out disjoint blocks; live ones outlive the
 // pool itself, by its documentation.
@@ -403,12 +373,20 @@ unsafe impl DeviceResource for AsyncResource {
 
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
         self.device.require(stream.device(), "the stream")?;
-        graveyard::reap_blocks();
-        if layout.bytes() > 0 {
-            refuse_capture(stream, layout)?;
+        deferred::collect_blocks();
+        if layout.bytes() == 0 {
+            return Ok(DeviceBlock::empty(layout));
         }
+        let entered = stream.begin_call()?;
+        ensure!(
+            !entered.is_capturing()?,
+            Capture,
+            "allocate before the capture, or give a PoolResource over this to Stream::capture",
+            "a driver pool cannot serve {} bytes to {entered}, in capture",
+            layout.bytes()
+        );
         allocate(&self.device, stream, layout, |bytes| {
-            self.device.driver().mem_alloc_async(self.pool, bytes, stream.raw())
+            self.device.driver().mem_alloc_async(self.pool, bytes, entered.raw())
         })
     }
 
@@ -425,33 +403,22 @@ unsafe impl DeviceResource for AsyncResource {
     }
 }
 
-/// The error of an allocation that would be a node of a graph: its memory is nobody's between two
-/// launches.
-fn refuse_capture(stream: &Stream, layout: DeviceLayout) -> Result<()> {
-    if !stream.is_capturing()? {
-        return Ok(());
-    }
-    Err(Error::new(
-        ErrorKind::Capture,
-        format!("a driver pool cannot serve {} bytes to {stream}, in capture", layout.bytes()),
-    )
-    .advise("allocate before the capture, or give a PoolResource over this to Stream::capture"))
-}
-
 /// # Safety
 ///
 /// The token is the address of a live allocation of a driver pool, freed here, and all its work is
 /// ordered before this call on `stream`.
-unsafe fn free(stream: &Stream, device: &Device, block: DeviceBlock) {
-    if stream.is_capturing().unwrap_or(false) {
-        // The driver takes memory into a graph that came from it alone. When it is freed, by whatever
-        // thread, the stream may be in its next capture: `cuMemFree` takes a pool's memory too.
-        // SAFETY: the caller's contract.
-        return unsafe { free_past(stream, device, block) };
-    }
-    // SAFETY: the caller's contract.
-    if let Err(error) = unsafe { device.driver().mem_free_async(block.token(), stream.raw()) } {
-        leaked(device, block.bytes(), &error);
+pub(crate) unsafe fn free(stream: &Stream, device: &Device, block: DeviceBlock) {
+    let entered = stream.begin_call().ok();
+    let runs = entered.filter(|entered| !entered.is_capturing().unwrap_or(false));
+    let Some(entered) = runs else {
+        // A graph frees no memory from outside of it. The deferred free is `cuMemFree`, which takes a
+        // pool's memory too: by then the stream may be in its next capture.
+        // SAFETY: the caller's promise.
+        return unsafe { free_deferred(stream, device, block) };
+    };
+    // SAFETY: the caller's promise.
+    if let Err(error) = unsafe { device.driver().mem_free_async(block.token(), entered.raw()) } {
+        report_failed_free(device, block.bytes(), &error);
     }
 }
 
@@ -463,7 +430,7 @@ impl Drop for AsyncResource {
         // SAFETY: this resource alone allocates from its pool, and it is going away.
         let destroyed = unsafe { self.device.driver().pool_destroy(self.pool) };
         if let Err(error) = destroyed {
-            leaked(&self.device, 0, &error);
+            report_failed_free(&self.device, 0, &error);
         }
     }
 }

@@ -1,17 +1,21 @@
 //! Blocks of one size.
 
+use super::block::DeviceBlock;
+use super::cuda::CudaResource;
+use super::device_resource::DeviceResource;
+use super::identity::{ResourceId, handle_over_upstream};
+use super::options::setters;
 use super::pool::{PoolResource, PoolStatistics};
-use super::{CudaResource, DeviceBlock, DeviceResource, ResourceId};
 use crate::device::Device;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Result, ensure};
 use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout};
 use crate::stream::Stream;
 use std::fmt;
 
-/// A block's size unless said otherwise: 1 MiB, as in RMM.
+/// The default of [`FixedSizeOptions::block_size`]: 1 MiB, as in RMM.
 const BLOCK_SIZE: usize = 1 << 20;
 
-/// Blocks that are taken from upstream at once unless said otherwise, as in RMM.
+/// The default of [`FixedSizeOptions::blocks_per_chunk`], as in RMM.
 const BLOCKS_PER_CHUNK: usize = 128;
 
 /// No heap has larger blocks.
@@ -19,16 +23,15 @@ const LARGEST_BLOCK: usize = (u32::MAX as usize - 1) * DEFAULT_ALIGNMENT;
 
 /// Blocks of one size in stream order, each in constant time: RMM's `fixed_size_memory_resource`.
 ///
-/// A handle: clones are the same resource. Whatever is asked, up to the block size, gets a whole
-/// block; more is an error. Blocks are taken from upstream in chunks, and [`trim`](Self::trim) gives
-/// chunks back of which no block is in use. Between streams, memory changes hands as in a
-/// [`PoolResource`], which this is with its sizes fixed; its costs are that pool's too. It cannot be
-/// declared to [`Stream::capture`]: there it serves what the stream freed before, or refuses.
+/// A handle: clones are the same resource. A request up to the block size gets a whole block; a larger
+/// one is an error. Blocks are taken from upstream in chunks, and [`trim`](Self::trim) returns chunks
+/// without a block in use. It is a [`PoolResource`] of one size: streams reuse each other's memory by its
+/// rules, at its costs. It cannot be declared to [`Stream::capture`]: on a stream in capture it serves
+/// what the stream freed before, or refuses.
 ///
-/// An alignment above 256 bytes is kept, by a block that is cut where it fits. RMM's resource ignores
-/// it; takes the memory of 128 blocks when it is made, whether they are used or not, and never gives
-/// any back; and over an upstream in stream order it hands out blocks that another stream may still
-/// be waiting for.
+/// An alignment above 256 bytes is kept. RMM's resource ignores it; takes the memory of 128 blocks when
+/// it is made, used or not, and never returns any; and over an upstream in stream order it hands out
+/// blocks that another stream may still be waiting for.
 ///
 /// ```
 /// use aquifer::{CudaResource, Device, DeviceLayout, DeviceResource, FixedSizeResource};
@@ -47,32 +50,20 @@ const LARGEST_BLOCK: usize = (u32::MAX as usize - 1) * DEFAULT_ALIGNMENT;
 /// # Ok::<(), aquifer::Error>(())
 /// ```
 pub struct FixedSizeResource<U: DeviceResource + 'static = CudaResource> {
-    /// Never handed out itself: so all that it serves are whole blocks.
+    /// Private to this resource, so it serves whole blocks alone.
     pool: PoolResource<U>,
-    block: usize,
-    /// The same, in the pool's units.
+    block_size: usize,
+    /// The block size in the pool's units.
     units: u32,
 }
 
-impl<U: DeviceResource + 'static> Clone for FixedSizeResource<U> {
-    fn clone(&self) -> Self {
-        Self { pool: self.pool.clone(), block: self.block, units: self.units }
-    }
-}
-
-impl<U: DeviceResource + 'static> PartialEq for FixedSizeResource<U> {
-    fn eq(&self, other: &Self) -> bool {
-        self.pool == other.pool
-    }
-}
-
-impl<U: DeviceResource + 'static> Eq for FixedSizeResource<U> {}
+handle_over_upstream!(FixedSizeResource { pool, block_size, units });
 
 impl<U: DeviceResource + 'static> fmt::Debug for FixedSizeResource<U> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("FixedSizeResource")
             .field("upstream", self.upstream())
-            .field("block_size", &self.block)
+            .field("block_size", &self.block_size)
             .field("statistics", &self.statistics())
             .finish()
     }
@@ -83,7 +74,7 @@ impl<U: DeviceResource + 'static> FixedSizeResource<U> {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Forked`] in the child of a fork.
+    /// [`ErrorKind::Forked`](crate::ErrorKind::Forked) in the child of a fork.
     pub fn new(upstream: U) -> Result<Self> {
         Self::builder(upstream).build()
     }
@@ -105,7 +96,7 @@ impl<U: DeviceResource + 'static> FixedSizeResource<U> {
 
     /// The size of every block, in bytes.
     pub fn block_size(&self) -> usize {
-        self.block
+        self.block_size
     }
 
     /// Gives free chunks back to upstream until `keep` bytes are reserved. The host waits for the
@@ -129,30 +120,25 @@ impl<U: DeviceResource + 'static> FixedSizeResource<U> {
         self.pool.allocate_warm_units(stream, self.units, alignment)
     }
 
-    /// No block is ready, or this is no size of one: nothing, or too much.
+    /// The rest of [`allocate`](DeviceResource::allocate), if the thread's cache has no block or the
+    /// size is not one for a block.
     #[inline(never)]
     pub(super) fn allocate_cold(
         &self,
         stream: &Stream,
         layout: DeviceLayout,
     ) -> Result<DeviceBlock> {
-        if layout.bytes() == 0 {
-            return self.pool.allocate_cold(stream, layout);
-        }
-        if layout.bytes() <= self.block {
-            let whole = DeviceLayout::with_alignment(self.block, layout.alignment())?;
-            return self.pool.allocate_cold(stream, whole);
-        }
-        Err(Error::new(
-            ErrorKind::OutOfMemory,
-            format!(
-                "allocating {} bytes from a resource on {} whose blocks have {}",
-                layout.bytes(),
-                self.device(),
-                self.block
-            ),
-        )
-        .advise("build it with a larger block size, or send large requests elsewhere by bins"))
+        let (bytes, alignment) = (layout.bytes(), layout.alignment());
+        ensure!(
+            bytes <= self.block_size,
+            OutOfMemory,
+            "build it with a larger block size, or send large requests elsewhere by bins",
+            "allocating {bytes} bytes from a resource on {} whose blocks have {}",
+            self.device(),
+            self.block_size
+        );
+        let whole = if bytes == 0 { 0 } else { self.block_size };
+        self.pool.allocate_cold(stream, DeviceLayout::with_alignment(whole, alignment)?)
     }
 }
 
@@ -169,8 +155,8 @@ unsafe impl<U: DeviceResource + 'static> DeviceResource for FixedSizeResource<U>
 
     #[inline(always)]
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
-        // Both ends at once: 0 wraps.
-        if layout.bytes().wrapping_sub(1) < self.block
+        // Checks both bounds: 0 wraps.
+        if layout.bytes().wrapping_sub(1) < self.block_size
             && let Some(block) = self.allocate_warm(stream, layout.alignment())
         {
             return Ok(block);
@@ -196,69 +182,56 @@ pub struct FixedSizeOptions<U> {
 }
 
 impl<U: DeviceResource + 'static> FixedSizeOptions<U> {
-    /// Bytes of every block: a multiple of 256, 1 MiB unless said otherwise. RMM rounds it up.
-    pub fn block_size(mut self, bytes: usize) -> Self {
-        self.block_size = bytes;
-        self
-    }
+    setters! {
+        /// Bytes of every block: a multiple of 256, by default 1 MiB. RMM rounds it up.
+        block_size: usize;
 
-    /// Blocks that are taken from upstream at a time, 128 unless said otherwise. Fewer where
-    /// upstream has no more.
-    pub fn blocks_per_chunk(mut self, blocks: usize) -> Self {
-        self.blocks_per_chunk = blocks;
-        self
-    }
+        /// Blocks that are taken from upstream at a time, by default 128. Fewer where upstream has no
+        /// more.
+        blocks_per_chunk: usize;
 
-    /// Blocks to take from upstream when the resource is built, in one chunk. None unless said
-    /// otherwise, where RMM takes the first 128.
-    pub fn initial_blocks(mut self, blocks: usize) -> Self {
-        self.initial_blocks = blocks;
-        self
+        /// Blocks to take from upstream when the resource is built, in one chunk. By default none, where
+        /// RMM takes the first 128.
+        initial_blocks: usize;
     }
 
     /// The resource.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidArgument`] for a block size of 0, above 2^40 - 512 bytes, or not a multiple of
+    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for a block size of 0, above 2^40 - 512 bytes, or not a multiple of
     /// 256, for chunks of no blocks, and for more blocks than an address space holds;
-    /// [`ErrorKind::OutOfMemory`] if upstream has not the initial blocks; [`ErrorKind::Unsupported`] if
-    /// it gives less than it was asked for, or keeps no alignment; [`ErrorKind::Forked`] in the child of
+    /// [`ErrorKind::OutOfMemory`](crate::ErrorKind::OutOfMemory) if upstream has not the initial blocks; [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if
+    /// it gives less than it was asked for, or keeps no alignment; [`ErrorKind::Forked`](crate::ErrorKind::Forked) in the child of
     /// a fork; those of upstream.
     pub fn build(self) -> Result<FixedSizeResource<U>> {
-        let wrong = |what: String, advice: &'static str| {
-            Err(Error::new(ErrorKind::InvalidArgument, what).advise(advice))
-        };
-        let Self { block_size: block, blocks_per_chunk, initial_blocks, .. } = self;
-        if block == 0 || block > LARGEST_BLOCK || !block.is_multiple_of(DEFAULT_ALIGNMENT) {
-            return wrong(
-                format!("blocks of {block} bytes were asked for"),
-                "give a multiple of 256 between 256 and 2^40 - 512",
-            );
-        }
-        if blocks_per_chunk == 0 {
-            return wrong(
-                String::from("chunks of no blocks were asked for"),
-                "give 1 at least, which takes each block from upstream by itself",
-            );
-        }
-        let whole = |blocks: usize| {
-            let bytes = blocks.checked_mul(block);
-            bytes.filter(|bytes| *bytes <= isize::MAX as usize / 2)
-        };
-        let (Some(step), Some(initial)) = (whole(blocks_per_chunk), whole(initial_blocks)) else {
-            return wrong(
-                format!(
-                    "{} blocks of {block} bytes are more than an address space holds",
-                    blocks_per_chunk.max(initial_blocks)
-                ),
-                "",
-            );
-        };
-        let pool = PoolResource::builder(self.upstream).growth_step(step).initial_size(initial);
-        let pool = pool.build()?;
-        // No heap has 0 units: the cold way says what is wrong.
-        let units = pool.units(block).unwrap_or(0);
-        Ok(FixedSizeResource { pool, block, units })
+        let Self { block_size, blocks_per_chunk, initial_blocks, upstream } = self;
+        ensure!(
+            (1..=LARGEST_BLOCK).contains(&block_size)
+                && block_size.is_multiple_of(DEFAULT_ALIGNMENT),
+            InvalidArgument,
+            "give a multiple of 256 between 256 and 2^40 - 512",
+            "blocks of {block_size} bytes were asked for"
+        );
+        ensure!(
+            blocks_per_chunk > 0,
+            InvalidArgument,
+            "give 1 at least, which takes each block from upstream by itself",
+            "chunks of no blocks were asked for"
+        );
+        let most = blocks_per_chunk.max(initial_blocks);
+        ensure!(
+            most.checked_mul(block_size).is_some_and(|bytes| bytes <= isize::MAX as usize / 2),
+            InvalidArgument,
+            "",
+            "{most} blocks of {block_size} bytes are more than an address space holds"
+        );
+        let pool = PoolResource::builder(upstream)
+            .growth_step(blocks_per_chunk * block_size)
+            .initial_size(initial_blocks * block_size)
+            .build()?;
+        // Without a unit count no block is ever cached, and the pool's own error says why.
+        let units = pool.units(block_size).unwrap_or(0);
+        Ok(FixedSizeResource { pool, block_size, units })
     }
 }

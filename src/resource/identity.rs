@@ -1,17 +1,17 @@
-//! Which resources stand for each other.
+//! Which resources take back each other's blocks.
 
-use crate::backend::BackendKind;
 use crate::device::Device;
+use crate::driver::BackendKind;
 use std::any::{TypeId, type_name};
 use std::fmt;
 use std::hash::{Hash, Hasher};
 
-/// What two resources have in common if one takes back what the other handed out.
+/// Equal for two resources if each takes back what the other handed out.
 ///
-/// Handles on one state have equal identities, whatever they were erased to: clones of a
+/// Handles on one state have equal identities, also when they are type-erased: clones of a
 /// [`PoolResource`](crate::PoolResource), or two [`CudaResource`](crate::CudaResource)s of one device.
-/// Of different types they are not, whatever the types are called; lifetimes make no other type.
-/// Compare them while both resources live: an address is used again.
+/// Resources of different types never do; types that differ in lifetimes alone count as one. Compare
+/// identities while both resources live: an address is used again.
 ///
 /// ```
 /// use aquifer::{CudaResource, Device, DeviceResource, PoolResource};
@@ -26,16 +26,16 @@ use std::hash::{Hash, Hasher};
 /// ```
 #[derive(Clone, Copy)]
 pub struct ResourceId {
-    /// Of the type. Its name would not do: two may have the same.
-    kind: TypeId,
+    /// Not the type's name: two types may have the same.
+    type_id: TypeId,
     of: [u64; 2],
     name: &'static str,
 }
 
-// By hand: the name of one type may lie at two addresses, and differ in its lifetimes.
+// Not derived: the names of equal types may differ, in lifetimes.
 impl PartialEq for ResourceId {
     fn eq(&self, other: &Self) -> bool {
-        (self.kind, self.of) == (other.kind, other.of)
+        (self.type_id, self.of) == (other.type_id, other.of)
     }
 }
 
@@ -43,32 +43,32 @@ impl Eq for ResourceId {}
 
 impl Hash for ResourceId {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        (self.kind, self.of).hash(state);
+        (self.type_id, self.of).hash(state);
     }
 }
 
 impl ResourceId {
     fn new<R: ?Sized>(of: [u64; 2]) -> Self {
-        Self { kind: typeid::of::<R>(), of, name: type_name::<R>() }
+        Self { type_id: typeid::of::<R>(), of, name: type_name::<R>() }
     }
 
-    /// One object stands for itself alone.
+    /// The identity of one object, which no other has.
     pub fn of_object<R: ?Sized>(resource: &R) -> Self {
         // The size tells a resource from its first field, which has the same address.
         let address = std::ptr::from_ref(resource).addr() as u64;
         Self::new::<R>([address, size_of_val(resource) as u64])
     }
 
-    /// Handles of type `R` on one state, which lives at one address.
+    /// The identity of all handles of type `R` on the state at this address.
     pub fn of_state<R: ?Sized, S: ?Sized>(state: *const S) -> Self {
         Self::new::<R>([state.addr() as u64, 0])
     }
 
-    /// Handles of type `R` on what `device` has under one number.
+    /// The identity of all resources of type `R` on one device, by a number of its own for each kind.
     pub fn of_device<R: ?Sized>(device: &Device, number: u64) -> Self {
-        let (backend, key) = device.key();
+        let (backend, context_id) = device.key();
         let backend = u64::from(backend == BackendKind::Simulated);
-        Self::new::<R>([key << 1 | backend, number])
+        Self::new::<R>([context_id << 1 | backend, number])
     }
 }
 
@@ -78,3 +78,35 @@ impl fmt::Debug for ResourceId {
         write!(f, "{} {first:#x}/{second:#x}", self.name)
     }
 }
+
+/// Makes two values of a resource type equal if their identities are.
+macro_rules! equal_by_identity {
+    ([$($generics:tt)*] $resource:ty) => {
+        impl<$($generics)*> PartialEq for $resource {
+            fn eq(&self, other: &Self) -> bool {
+                self.identity() == other.identity()
+            }
+        }
+
+        impl<$($generics)*> Eq for $resource {}
+    };
+    ($resource:ty) => {
+        $crate::resource::identity::equal_by_identity!([] $resource);
+    };
+}
+
+/// Makes a resource over an upstream `U` a handle: clones are equal. Not derived, since `U` may be
+/// neither `Clone` nor `Eq`.
+macro_rules! handle_over_upstream {
+    ($resource:ident { $($field:ident),+ }) => {
+        impl<U: DeviceResource + 'static> Clone for $resource<U> {
+            fn clone(&self) -> Self {
+                Self { $($field: self.$field.clone()),+ }
+            }
+        }
+
+        $crate::resource::identity::equal_by_identity!([U: DeviceResource + 'static] $resource<U>);
+    };
+}
+
+pub(super) use {equal_by_identity, handle_over_upstream};

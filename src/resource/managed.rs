@@ -1,38 +1,38 @@
 //! Managed memory.
 
-use super::block::Padded;
-use super::cuda::{allocate, free_after};
-use super::{DeviceBlock, DeviceResource, HostAccessible, HostComplete, ResourceId};
-use crate::backend::{Wanted, is_forked_child, not_forked};
-use crate::debug_log::hold;
+use super::block::{DeviceBlock, PaddedLayout};
+use super::cuda::{allocate, free_blocking};
+use super::device_resource::DeviceResource;
+use super::identity::{ResourceId, equal_by_identity};
+use super::options::setters;
+use crate::debug_log::defer_events;
 use crate::device::Device;
-use crate::error::{Error, ErrorKind, Result};
+use crate::driver::{is_forked_child, not_forked};
+use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout};
-use crate::stream::{Stream, graveyard};
+use crate::stream::{Stream, deferred};
 use crate::sync::Arc;
 use crate::sync::trusted::Mutex;
-use std::collections::BTreeMap;
 use std::fmt;
-use std::ptr::NonNull;
 
-mod account;
+mod quota;
 
-use account::Account;
+use quota::ManagedQuota;
 
 /// Managed memory, which the driver moves between host and device: `cuMemAllocManaged`.
 ///
-/// A request for more than the device has free at that moment is an out-of-memory error, since on a
-/// GPU that others share the driver would take it from them or page without end. So is one that would
-/// not fit beside the managed memory that the process has already, touched or not: all of it together
-/// is never more than was free when the first block was asked for, and what others gave back since.
-/// Memory that the driver has moved to the host looks like the latter.
-/// [`oversubscribe`](ManagedOptions::oversubscribe) lifts both. Before it is refused, a request waits
-/// for its stream, if that is in no capture. A free waits for its stream; on a stream in capture it
-/// is made in a later call of this crate, after the capture's end. Every instance on one device is
-/// equal.
+/// A request for more than the device has free at that moment is an out-of-memory error: on a shared
+/// GPU the driver would take the memory from other programs, or page without end. So is a request that
+/// does not fit beside the managed memory that the process has already, touched or not: the sum stays
+/// below what was free when the first block was asked for, and what other programs freed since. Memory
+/// that the driver has moved to the host looks like the latter.
+/// [`oversubscribe`](ManagedOptions::oversubscribe) lifts both limits. Before an error, a request waits
+/// for its stream, unless that is in capture. A free waits for its stream; on a stream in capture, a
+/// later call of this crate makes it after the capture's end. All instances on one device are equal,
+/// whatever their options.
 ///
-/// RMM: `managed_memory_resource`, which asks the driver for whatever it is told to and learns
-/// nothing of what is free.
+/// RMM: `managed_memory_resource`, which passes each request on to the driver and does not look at
+/// what is free.
 ///
 /// ```
 /// use aquifer::{Device, DeviceVec, ManagedResource};
@@ -49,8 +49,8 @@ use account::Account;
 pub struct ManagedResource {
     device: Device,
     oversubscribe: bool,
-    /// What all resources of the device have taken.
-    account: Arc<Mutex<Account>>,
+    /// Shared by all resources of the device.
+    quota: Arc<Mutex<ManagedQuota>>,
 }
 
 impl fmt::Debug for ManagedResource {
@@ -71,19 +71,18 @@ pub struct ManagedOptions {
 }
 
 impl ManagedOptions {
-    /// Whether more may be asked than the device has room for, which the driver then pages in and out.
-    /// Off unless said otherwise.
-    ///
-    /// ```
-    /// use aquifer::{Device, ManagedResource};
-    ///
-    /// let managed = ManagedResource::builder(&Device::detect()?).oversubscribe(true).build()?;
-    /// # let _ = managed;
-    /// # Ok::<(), aquifer::Error>(())
-    /// ```
-    pub fn oversubscribe(mut self, oversubscribe: bool) -> Self {
-        self.oversubscribe = oversubscribe;
-        self
+    setters! {
+        /// Whether a request may be larger than the device's room, which the driver then pages in and
+        /// out. Off by default.
+        ///
+        /// ```
+        /// use aquifer::{Device, ManagedResource};
+        ///
+        /// let managed = ManagedResource::builder(&Device::detect()?).oversubscribe(true).build()?;
+        /// # let _ = managed;
+        /// # Ok::<(), aquifer::Error>(())
+        /// ```
+        oversubscribe: bool;
     }
 
     /// The resource.
@@ -95,15 +94,14 @@ impl ManagedOptions {
     pub fn build(self) -> Result<ManagedResource> {
         let Self { device, oversubscribe } = self;
         not_forked("managed memory")?;
-        if !device.properties().managed_memory {
-            return Err(Error::new(
-                ErrorKind::Unsupported,
-                format!("{device} has no managed memory"),
-            )
-            .advise("use CudaResource, and copies"));
-        }
-        let account = account::of(&device);
-        Ok(ManagedResource { device, oversubscribe, account })
+        ensure!(
+            device.properties().managed_memory,
+            Unsupported,
+            "use CudaResource, and copies",
+            "{device} has no managed memory"
+        );
+        let quota = ManagedQuota::of_device(&device);
+        Ok(ManagedResource { device, oversubscribe, quota })
     }
 }
 
@@ -123,54 +121,29 @@ impl ManagedResource {
         ManagedOptions { device: device.clone(), oversubscribe: false }
     }
 
-    /// This memory for the host's collections: bound to a stream by [`OnStream`](crate::OnStream) it
-    /// is an allocator.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::Unsupported`] unless the host may touch managed memory while kernels run
-    /// ([`concurrent_managed_access`](crate::DeviceProperties::concurrent_managed_access)): elsewhere
-    /// a `Vec` that is read while any kernel runs is a fault of the process.
-    pub fn allocator(&self) -> Result<ManagedAlloc> {
-        if !self.device.properties().concurrent_managed_access {
-            return Err(Error::new(
-                ErrorKind::Unsupported,
-                format!(
-                    "the host may not touch managed memory while kernels run on {}",
-                    self.device
-                ),
-            )
-            .advise("use PinnedAlloc for what both sides read"));
-        }
-        Ok(ManagedAlloc {
-            state: Arc::new(State { managed: self.clone(), moved: Mutex::default() }),
-        })
-    }
-
-    /// A block, if there is room for it. Nobody else of the process takes the room meanwhile.
+    /// A block, if there is room for it.
     fn attempt(&self, stream: &Stream, layout: DeviceLayout) -> Result<Option<DeviceBlock>> {
-        let bytes = Padded::new(layout, DEFAULT_ALIGNMENT).bytes() as u64;
-        // Held over calls of the driver, and of nobody else: what a simulated one tells waits.
-        let _held = hold();
-        let mut account = self.account.lock();
+        let bytes = PaddedLayout::new(layout, DEFAULT_ALIGNMENT).bytes() as u64;
+        // The lock is held over driver calls, of which the simulated one emits events.
+        let _deferred = defer_events();
+        let mut quota = self.quota.lock();
         if !self.oversubscribe {
-            account.see(self.device.memory_info()?.free);
-            if !account.has_room(bytes) {
+            quota.update(self.device.memory_info()?.free);
+            if !quota.has_room(bytes) {
                 return Ok(None);
             }
         }
         let block = allocate(&self.device, stream, layout, |bytes| {
             self.device.driver().mem_alloc_managed(bytes)
         })?;
-        account.enter(block.token(), bytes);
+        quota.insert(block.token(), bytes);
         Ok(Some(block))
     }
 
-    /// The error of a request that there is no room for, with what there is.
-    fn refused(&self, layout: DeviceLayout) -> Error {
-        let bytes = Padded::new(layout, DEFAULT_ALIGNMENT).bytes();
+    fn out_of_memory(&self, layout: DeviceLayout) -> Error {
+        let bytes = PaddedLayout::new(layout, DEFAULT_ALIGNMENT).bytes();
         let device = &self.device;
-        let live = self.account.lock().live();
+        let live = self.quota.lock().live();
         let room = match device.memory_info() {
             Ok(info) => format!("{} of {} are free and", info.free, info.total),
             Err(_) => String::new(),
@@ -186,14 +159,7 @@ impl ManagedResource {
     }
 }
 
-/// They take back each other's blocks; how much they hand out is another matter.
-impl PartialEq for ManagedResource {
-    fn eq(&self, other: &Self) -> bool {
-        self.device == other.device
-    }
-}
-
-impl Eq for ManagedResource {}
+equal_by_identity!(ManagedResource);
 
 // SAFETY: as CudaResource: disjoint blocks of the driver, freed when the stream has passed.
 unsafe impl DeviceResource for ManagedResource {
@@ -211,138 +177,30 @@ unsafe impl DeviceResource for ManagedResource {
             return Ok(DeviceBlock::empty(layout));
         }
         not_forked("managed memory")?;
-        graveyard::reap_blocks();
+        deferred::collect_blocks();
         if let Some(block) = self.attempt(stream, layout)? {
             return Ok(block);
         }
         if !stream.is_capturing()? {
-            // The stream may have frees before it that have not run. A pool may have locks of its own
-            // in hand, so nothing else is done on the way.
-            let waited = self.device.driver().stream_synchronize(stream.raw());
-            waited.wanted(|| format!("waiting for {stream}"))?;
-            graveyard::reap_blocks();
+            // Frees before this on the stream may not have run. Not `synchronize`, which runs other
+            // owners' destructors: a pool above may have its locks.
+            stream.drain()?;
+            deferred::collect_blocks();
             if let Some(block) = self.attempt(stream, layout)? {
                 return Ok(block);
             }
         }
-        Err(self.refused(layout))
+        Err(self.out_of_memory(layout))
     }
 
     unsafe fn deallocate(&self, stream: &Stream, block: DeviceBlock) {
-        // In the child of a fork the memory is the parent's, and the lock may be held.
+        // In the child of a fork the memory is the parent's, and the lock may be held for good.
         if block.is_empty() || is_forked_child() {
             return;
         }
-        let bytes = self.account.lock().leave(block.token());
+        let bytes = self.quota.lock().begin_free(block.token());
         // SAFETY: the caller vouches for the block; the token is the driver's address.
-        unsafe { free_after(stream, &self.device, block) }
-        self.account.lock().left(bytes);
-    }
-}
-
-/// Managed memory that the host touches while kernels run, from [`ManagedResource::allocator`].
-///
-/// It is no allocator by itself, since its frees wait for a stream: `OnStream<ManagedAlloc>` is
-/// one. A free waits for that stream and is complete, as `cuMemFree` is. A handle: clones are the
-/// same resource.
-///
-/// RMM's `managed_memory_resource` says of its memory that the host reaches it, whatever the device
-/// can.
-///
-/// ```
-/// use allocator_api2::vec::Vec;
-/// use aquifer::{Device, ManagedResource, OnStream};
-///
-/// let device = Device::detect()?;
-/// if device.properties().concurrent_managed_access {
-///     let managed = ManagedResource::new(&device)?.allocator()?;
-///     let mut vec = Vec::new_in(OnStream::new(managed, &device.new_stream()?)?);
-///     vec.extend([1, 2, 3]);
-/// }
-/// # Ok::<(), aquifer::Error>(())
-/// ```
-#[derive(Clone)]
-pub struct ManagedAlloc {
-    state: Arc<State>,
-}
-
-struct State {
-    managed: ManagedResource,
-    /// The driver's addresses of blocks that were aligned further than it aligns, by their own.
-    moved: Mutex<BTreeMap<u64, u64>>,
-}
-
-impl ManagedAlloc {
-    /// What the memory comes from.
-    pub fn upstream(&self) -> &ManagedResource {
-        &self.state.managed
-    }
-}
-
-impl PartialEq for ManagedAlloc {
-    fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.state, &other.state)
-    }
-}
-
-impl Eq for ManagedAlloc {}
-
-impl fmt::Debug for ManagedAlloc {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ManagedAlloc").field("upstream", self.upstream()).finish_non_exhaustive()
-    }
-}
-
-// SAFETY: every block is the upstream's, and goes back to it unchanged.
-unsafe impl DeviceResource for ManagedAlloc {
-    fn device(&self) -> &Device {
-        self.upstream().device()
-    }
-
-    fn identity(&self) -> ResourceId {
-        ResourceId::of_state::<Self, _>(Arc::as_ptr(&self.state))
-    }
-
-    fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
-        let block = self.upstream().allocate(stream, layout)?;
-        if layout.alignment() > DEFAULT_ALIGNMENT && block.address() != block.token() {
-            self.state.moved.lock().insert(block.address(), block.token());
-        }
-        Ok(block)
-    }
-
-    unsafe fn deallocate(&self, stream: &Stream, block: DeviceBlock) {
-        if is_forked_child() {
-            return;
-        }
-        if block.address() != block.token() {
-            // Before the free: its address may be handed out again at once.
-            self.state.moved.lock().remove(&block.address());
-        }
-        // SAFETY: the block is the upstream's; our caller vouches for the rest.
-        unsafe { self.upstream().deallocate(stream, block) }
-    }
-}
-
-// SAFETY: managed memory has one address for both sides, and the device is one where the host may
-// use it at any time, checked when this was made.
-unsafe impl HostAccessible for ManagedAlloc {
-    fn host_pointer(&self, block: &DeviceBlock) -> NonNull<u8> {
-        let pointer = std::ptr::with_exposed_provenance_mut(block.address() as usize);
-        NonNull::new(pointer).unwrap_or(NonNull::dangling())
-    }
-}
-
-// SAFETY: `cuMemAllocManaged` hands out memory that no work touches, and a block goes back to the
-// driver when its stream is complete. A block's token is its address, or in the map.
-unsafe impl HostComplete for ManagedAlloc {
-    unsafe fn block_at(&self, pointer: NonNull<u8>, layout: DeviceLayout) -> DeviceBlock {
-        let address = pointer.expose_provenance().get() as u64;
-        // In the child of a fork nothing goes back, and the lock may be held.
-        let base = match is_forked_child() {
-            true => address,
-            false => self.state.moved.lock().get(&address).copied().unwrap_or(address),
-        };
-        DeviceBlock::new(address, layout.bytes(), base)
+        unsafe { free_blocking(stream, &self.device, block) }
+        self.quota.lock().end_free(bytes);
     }
 }

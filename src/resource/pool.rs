@@ -1,73 +1,69 @@
 //! The pool, as a resource over another one.
 
-use super::cuda::lost;
-use super::{CudaResource, DeviceBlock, DeviceResource, ResourceId};
-use crate::backend::{Wanted, is_forked_child, not_forked};
-use crate::debug_log::{POOL, event, later};
+use super::block::DeviceBlock;
+use super::cuda::CudaResource;
+use super::device_resource::DeviceResource;
+use super::identity::{ResourceId, handle_over_upstream};
+use crate::debug_log::{POOL, deferred_event};
 use crate::device::Device;
+use crate::driver::{is_forked_child, not_forked};
 use crate::error::{Error, ErrorKind, Result};
-use crate::event::Event;
 use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout};
-use crate::pool::{Block, Failure, Pool, Upstream};
+use crate::pool::{Block, Failure, Pool};
 use crate::stream::Stream;
 use crate::sync::Arc;
-use crate::sync::trusted::{AtomicBool, Mutex, Ordering};
 use std::fmt;
 
 mod capture;
+mod driver;
+#[cfg(not(feature = "nvtx"))]
+mod no_sanitizer;
 mod options;
-#[cfg(not(feature = "nvtx"))]
-mod unwatched;
 #[cfg(feature = "nvtx")]
-mod watch;
+mod sanitizer;
 
-#[cfg(not(feature = "nvtx"))]
-use unwatched::Watch;
-#[cfg(feature = "nvtx")]
-use watch::Watch;
-
-pub use options::{MissPolicy, PoolOptions, PoolStatistics};
+pub use crate::pool::PoolStatistics;
+use driver::PoolDriver;
+pub use options::{MissPolicy, PoolOptions};
 
 /// A stream-ordered pool over another resource: RMM's `pool_memory_resource`, without a driver call
 /// once it is warm.
 ///
-/// A handle: clones are the same pool. Use it from any thread, on any stream of its device. Freed
-/// memory goes back to the same stream without a check. Another stream takes it when the device is
-/// past it, or is made to wait for it: which comes first, and when the pool grows instead, says the
-/// [`MissPolicy`].
+/// A handle: clones are the same pool. Use it from any thread, on any stream of its device. A stream
+/// reuses its own freed memory without a check. Another stream takes it when the device is past it, or
+/// is made to wait for it. The [`MissPolicy`] says which comes first, and when the pool grows instead.
 ///
 /// The pool takes memory from upstream in large blocks and cuts exact sizes from them, rounded up to
-/// 256 bytes. It never holds more than its maximum size, and can always use all of it: on the way to
-/// an out-of-memory error it gathers what all streams and threads have freed, and gives blocks of
-/// upstream back to get larger ones.
+/// 256 bytes. It never holds more than its maximum size, and can always use all of it: before an
+/// out-of-memory error it gathers what all streams and threads have freed, and returns blocks of
+/// upstream to get larger ones.
 ///
 /// Handles may be dropped before the vectors that live in the pool; it ends with the last of both.
-/// Blocks that were [allocated](DeviceResource::allocate) by hand and not given back by then are
-/// leaked with the blocks of upstream that they are part of, and an error in the log.
+/// Blocks that were [allocated](DeviceResource::allocate) by hand and not deallocated by then are
+/// leaked, with the blocks of upstream that they are part of, and an error in the log.
 ///
-/// One pool serves up to 65,534 streams at a time, and any number one after the other. What it does for
-/// each of them, and on a miss, does not grow with their number, but with that of the streams that
-/// have memory of upstream to cut from (those that grew the pool), of those that have something free
-/// in it, and of those that one of them was made to wait for. [`trim`](Self::trim),
+/// One pool serves up to 65,534 streams at a time, and any number one after the other. Its work for a
+/// stream, and on a miss, does not grow with their number, but with that of the streams that grew the
+/// pool, of those that have free memory there, and of those that a stream was made to wait for. [`trim`](Self::trim),
 /// [`statistics`](Self::statistics), a request that is about to fail and the pool's end look at every
-/// stream. A stream that nobody but the pool holds is let go, for a later one to take over its memory,
-/// when new streams come: by the next one among 64, or after a 64th as many as there are. A stream
-/// costs the host some 30 KiB, a thread that uses it some more, and a stream that waits for others up
-/// to 16 bytes for each stream that there is.
+/// stream. A stream of which the pool has the last handle ends when new streams come, and a later one
+/// takes over its memory: by the next one among 64, or after a 64th as many as there are. A stream costs
+/// the host some 30 KiB, a thread that uses it some more, and a stream that waits for others up to 16
+/// bytes for each stream that there is.
 ///
 /// Over another pool, give this one a [growth step](PoolOptions::growth_step): by default it takes 2
 /// MiB at least.
 ///
-/// On Linux, threads keep blocks ready behind a barrier that the system has for it, `membarrier`. Where a
-/// filter of system calls forbids it a pool is somewhat slower. A filter that is set after the first
-/// pool was made has to allow it: without, the process is aborted.
+/// On Linux, threads' magazines rely on the system call `membarrier`. Where a filter of system calls
+/// forbids it, a pool is somewhat slower. A filter that is set after the first pool was made has to
+/// allow it: otherwise the process is aborted.
 ///
-/// The simulated device sees the memory of a pool as written once it was: it does not report a read
-/// of a block that was handed out again and not written since.
+/// The simulated device counts memory of a pool as written after the first write: it does not report a
+/// read of a block that was allocated again and not written since.
 ///
-/// To make and drop vectors while a stream records a graph, declare it with [`Stream::capture`]. A
-/// stream in capture that the pool was not told of is noticed when the pool has to do more than
-/// hand out what the stream freed before; that is [`ErrorKind::Capture`].
+/// To make and drop vectors while a stream records a graph, declare the capture with
+/// [`Stream::capture`]. On a stream in another capture the pool serves what the stream freed before;
+/// anything else is [`ErrorKind::Capture`].
 ///
 /// ```
 /// use aquifer::{CudaResource, Device, DeviceVec, PoolResource};
@@ -86,22 +82,10 @@ pub use options::{MissPolicy, PoolOptions, PoolStatistics};
 /// # Ok::<(), aquifer::Error>(())
 /// ```
 pub struct PoolResource<U: DeviceResource + 'static = CudaResource> {
-    pool: Arc<Pool<Ground<U>>>,
+    pool: Arc<Pool<PoolDriver<U>>>,
 }
 
-impl<U: DeviceResource + 'static> Clone for PoolResource<U> {
-    fn clone(&self) -> Self {
-        Self { pool: self.pool.clone() }
-    }
-}
-
-impl<U: DeviceResource + 'static> PartialEq for PoolResource<U> {
-    fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.pool, &other.pool)
-    }
-}
-
-impl<U: DeviceResource + 'static> Eq for PoolResource<U> {}
+handle_over_upstream!(PoolResource { pool });
 
 impl<U: DeviceResource + 'static> fmt::Debug for PoolResource<U> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -130,7 +114,7 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
 
     /// The resource that the pool takes its memory from.
     pub fn upstream(&self) -> &U {
-        &self.pool.upstream().resource
+        self.pool.upstream().resource()
     }
 
     /// Gives free memory back to upstream until `keep` bytes are reserved, as far as whole blocks of
@@ -143,7 +127,7 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
     /// stream of the pool is in capture.
     pub fn trim(&self, keep: usize) -> Result<usize> {
         not_forked("a pool")?;
-        self.pool.settle_late();
+        self.pool.free_deferred_graphs();
         self.pool.trim(keep).map_err(|failure| self.explain(failure, 0))
     }
 
@@ -152,10 +136,10 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
         if is_forked_child() {
             return PoolStatistics::default();
         }
-        self.pool.totals().into()
+        self.pool.stats()
     }
 
-    /// A block that the calling thread keeps ready, if it does: what is common, without a lock.
+    /// A block from the calling thread's magazines, without a lock.
     #[inline(always)]
     pub(super) fn allocate_warm(
         &self,
@@ -163,11 +147,10 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
         bytes: usize,
         alignment: usize,
     ) -> Option<DeviceBlock> {
-        let warm = self.pool.allocate_warm(stream.id(), bytes, alignment as u64)?;
-        Some(DeviceBlock::new(warm.address, warm.bytes, warm.token))
+        self.pool.allocate_warm(stream.id(), bytes, alignment as u64).map(device_block)
     }
 
-    /// The same for a size in [units](Self::units).
+    /// As [`allocate_warm`](Self::allocate_warm), for a size in [units](Self::units).
     #[inline(always)]
     pub(super) fn allocate_warm_units(
         &self,
@@ -175,16 +158,15 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
         units: u32,
         alignment: usize,
     ) -> Option<DeviceBlock> {
-        let warm = self.pool.allocate_warm_units(stream.id(), units, alignment as u64)?;
-        Some(DeviceBlock::new(warm.address, warm.bytes, warm.token))
+        self.pool.allocate_warm_units(stream.id(), units, alignment as u64).map(device_block)
     }
 
-    /// The pool's own measure of a size. `None` if no heap has it.
+    /// The units of a size, rounded up. `None` if it is larger than a heap.
     pub(super) fn units(&self, bytes: usize) -> Option<u32> {
         self.pool.units(bytes)
     }
 
-    /// What handles on one pool have in common, for the identity of resources made of it.
+    /// The address of the pool, for the identity of resources made of it.
     pub(super) fn state(&self) -> *const () {
         Arc::as_ptr(&self.pool).cast()
     }
@@ -201,16 +183,15 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
             self.device().require(stream.device(), "the stream")?;
             return Ok(DeviceBlock::empty(layout));
         }
-        let align = layout.alignment() as u64;
-        match self.pool.allocate(stream, stream.id(), layout.bytes(), align) {
-            Ok(Block { address, bytes, token }) => {
-                if let Some(watch) = &self.pool.upstream().watch {
-                    watch.hand_out(stream, address, bytes);
-                }
-                Ok(DeviceBlock::new(address, bytes, token))
-            }
-            Err(failure) => Err(self.explain(failure, layout.bytes())),
+        let (bytes, alignment) = (layout.bytes(), layout.alignment() as u64);
+        let block = self
+            .pool
+            .allocate(stream, stream.id(), bytes, alignment)
+            .map_err(|failure| self.explain(failure, bytes))?;
+        if let Some(sanitizer) = self.pool.upstream().sanitizer() {
+            sanitizer.region_register(stream, block.address, block.bytes);
         }
+        Ok(device_block(block))
     }
 
     /// # Safety
@@ -220,86 +201,49 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
     unsafe fn deallocate_cold(&self, stream: &Stream, block: Block) {
         if block.bytes > 0 && !is_forked_child() {
             // Before the pool has it: from then on another thread may get the same address.
-            if let Some(watch) = &self.pool.upstream().watch {
-                watch.take_back(stream, block.address);
+            if let Some(sanitizer) = self.pool.upstream().sanitizer() {
+                sanitizer.region_unregister(stream, block.address);
             }
             // SAFETY: the caller's promise.
             unsafe { self.pool.deallocate(stream, stream.id(), block) }
         }
     }
 
-    fn note_stop(&self, asked: usize, why: &'static str) {
+    fn emit_failure(&self, asked: usize, why: &'static str) {
         let (pool, device) = (self.pool.number(), self.device().ordinal());
-        later(move || {
-            event!(error, target: POOL, pool, device, asked, why, "a pool cannot go on");
-        });
+        deferred_event!(error, target: POOL, pool, device, asked, why, "a pool cannot go on");
     }
 
+    /// Emits the event of a failed request, and makes its error. `bytes` is 0 for a trim.
     #[cold]
     fn explain(&self, failure: Failure<Error>, bytes: usize) -> Error {
         let device = self.device();
         let (pool, ordinal) = (self.pool.number(), device.ordinal());
         match failure {
             Failure::Upstream(error) => {
-                if error.kind() == ErrorKind::ContextLost && !self.pool.upstream().is_loss_told() {
+                if error.kind() == ErrorKind::ContextLost && self.pool.upstream().is_first_loss() {
                     let error = error.to_string();
-                    later(move || {
-                        event!(error, target: POOL, pool, device = ordinal, asked = bytes, error, "device lost");
-                    });
+                    deferred_event!(error, target: POOL, pool, device = ordinal, asked = bytes, error, "device lost");
                 }
                 error
             }
-            Failure::Exhausted(upstream) => {
-                let PoolStatistics { reserved, live, largest_free, .. } = self.statistics();
-                let maximum = self.pool.settings().maximum;
-                let limit = match maximum {
-                    options::UNLIMITED => String::from("no maximum"),
-                    maximum => format!("a maximum of {maximum}"),
-                };
-                let last = match &upstream {
-                    Some(upstream) => format!("; its upstream: {upstream}"),
-                    None => String::new(),
-                };
-                let rungs = self.pool.settings().rungs.clone();
-                let upstream_refused = upstream.is_some();
-                let upstream = upstream.map(|error| error.to_string());
-                later(move || {
-                    event!(
-                        warn, target: POOL, pool, device = ordinal, asked = bytes, ?rungs, reserved, live,
-                        largest_free, maximum, upstream, "out of memory"
-                    );
-                });
-                Error::new(
-                    ErrorKind::OutOfMemory,
-                    format!(
-                        "allocating {bytes} bytes from a pool on {device} with {limit}: of \
-                         {reserved} reserved bytes {live} are in use, and the largest free block \
-                         has {largest_free}{last}"
-                    ),
-                )
-                .advise(match maximum {
-                    options::UNLIMITED if upstream_refused => {
-                        "free some memory, or use a device or an upstream with more of it"
-                    }
-                    options::UNLIMITED => "free some memory, or let the pool's miss policy grow",
-                    _ => "free some memory, or build the pool with a larger maximum",
-                })
-            }
+            Failure::Exhausted(upstream) => self.out_of_memory(upstream, bytes),
             Failure::Captured => {
-                later(move || {
-                    event!(warn, target: POOL, pool, device = ordinal, asked = bytes, "refused a stream in capture");
-                });
-                Error::new(
-                    ErrorKind::Capture,
-                    format!("a pool on {device} cannot serve {bytes} bytes to a stream in capture"),
-                )
-                .advise(
+                deferred_event!(
+                    warn, target: POOL, pool, device = ordinal, asked = bytes,
+                    "refused a stream in capture"
+                );
+                let what = match bytes {
+                    0 => "give all of its memory back beside a capture".into(),
+                    _ => format!("serve {bytes} bytes to a stream in capture"),
+                };
+                Error::new(ErrorKind::Capture, format!("a pool on {device} cannot {what}")).advise(
                     "give this pool to Stream::capture, and make vectors on the stream that it \
-                     captures; or make them before",
+                     captures, on the thread that captures; or make them before",
                 )
             }
             Failure::Gone => {
-                self.note_stop(bytes, "a stream is gone that memory has to be ordered after");
+                self.emit_failure(bytes, "a stream is gone that memory has to be ordered after");
                 Error::new(
                     ErrorKind::Driver,
                     format!("a pool on {device} cannot order memory after a stream that is gone"),
@@ -307,7 +251,7 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
                 .advise("an earlier error of the driver is in the log")
             }
             Failure::Crowded => {
-                self.note_stop(bytes, "there are more streams than a pool can tell apart");
+                self.emit_failure(bytes, "there are more streams than a pool can tell apart");
                 Error::new(
                     ErrorKind::Unsupported,
                     format!("a pool on {device} has no room for another stream: 65,535 live in it"),
@@ -316,6 +260,44 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
             }
         }
     }
+
+    fn out_of_memory(&self, upstream: Option<Error>, bytes: usize) -> Error {
+        let (pool, device) = (self.pool.number(), self.device());
+        let PoolStatistics { reserved, live, largest_free, .. } = self.statistics();
+        let maximum = self.pool.settings().maximum;
+        let upstream = upstream.map(|error| error.to_string());
+        let (limit, advice) = match (maximum, &upstream) {
+            (options::UNLIMITED, Some(_)) => (
+                String::from("no maximum"),
+                "free some memory, or use a device or an upstream with more of it",
+            ),
+            (options::UNLIMITED, None) => {
+                (String::from("no maximum"), "free some memory, or let the pool's miss policy grow")
+            }
+            _ => (
+                format!("a maximum of {maximum}"),
+                "free some memory, or build the pool with a larger maximum",
+            ),
+        };
+        let last = upstream.iter().map(|error| format!("; its upstream: {error}"));
+        let message = format!(
+            "allocating {bytes} bytes from a pool on {device} with {limit}: of {reserved} reserved \
+             bytes {live} are in use, and the largest free block has {largest_free}{}",
+            last.collect::<String>()
+        );
+        let (ordinal, steps) = (device.ordinal(), self.pool.settings().steps.clone());
+        deferred_event!(
+            warn, target: POOL, pool, device = ordinal, asked = bytes, ?steps, reserved, live,
+            largest_free, maximum, upstream, "out of memory"
+        );
+        Error::new(ErrorKind::OutOfMemory, message).advise(advice)
+    }
+}
+
+/// The pool's block as a resource's.
+#[inline(always)]
+fn device_block(block: Block) -> DeviceBlock {
+    DeviceBlock::new(block.address, block.bytes, block.token)
 }
 
 // SAFETY: the heaps hand out disjoint parts of live blocks of upstream, and memory changes streams
@@ -351,186 +333,6 @@ unsafe impl<U: DeviceResource + 'static> DeviceResource for PoolResource<U> {
     }
 }
 
-/// The driver's streams and the resource below, as the pool sees them.
-struct Ground<U> {
-    resource: U,
-    /// What every block of upstream is aligned to.
-    alignment: usize,
-    /// For memory that is to be complete: a stream that nobody else uses.
-    aside: Mutex<Option<Stream>>,
-    /// Said once: every later call fails as well.
-    loss_told: AtomicBool,
-    /// If a tool watches memory: threads keep nothing ready then, so it hears of each block.
-    watch: Option<Watch>,
-}
-
-impl<U: DeviceResource> Ground<U> {
-    /// Whether this was asked before.
-    fn is_loss_told(&self) -> bool {
-        // Relaxed: nothing else hangs on it.
-        self.loss_told.swap(true, Ordering::Relaxed)
-    }
-
-    fn aside(&self) -> Result<Stream> {
-        let mut aside = self.aside.lock();
-        if let Some(stream) = &*aside {
-            return Ok(stream.clone());
-        }
-        let stream = self.resource.device().new_stream()?;
-        *aside = Some(stream.clone());
-        Ok(stream)
-    }
-}
-
-impl<U: DeviceResource + 'static> Upstream for Ground<U> {
-    type Stream = Stream;
-    type Event = Event;
-    type Range = DeviceBlock;
-    type Error = Error;
-
-    fn id(stream: &Stream) -> u64 {
-        stream.id()
-    }
-
-    fn keep(stream: &Stream) -> Stream {
-        stream.keep_for_pool()
-    }
-
-    fn is_abandoned(stream: &Stream) -> bool {
-        stream.is_abandoned()
-    }
-
-    fn let_go(stream: Stream) {
-        stream.let_go();
-    }
-
-    fn record(&self, stream: &Stream, spare: Option<Event>) -> Result<Event> {
-        match spare {
-            Some(event) => {
-                stream.record_into(&event)?;
-                Ok(event)
-            }
-            None => stream.record(),
-        }
-    }
-
-    fn wait(&self, stream: &Stream, event: &Event) -> Result<()> {
-        stream.wait(event)
-    }
-
-    fn is_passed(&self, event: &Event) -> Result<bool> {
-        event.is_complete()
-    }
-
-    fn synchronize(&self, event: &Event) -> Result<()> {
-        event.synchronize()
-    }
-
-    fn is_capturing(&self, stream: &Stream) -> Result<bool> {
-        stream.is_capturing()
-    }
-
-    fn check(&self, stream: &Stream) -> Result<()> {
-        self.resource.device().require(stream.device(), "the stream")
-    }
-
-    fn obtain(&self, stream: Option<&Stream>, bytes: usize) -> Result<(u64, DeviceBlock)> {
-        let layout = DeviceLayout::with_alignment(bytes, self.alignment)?;
-        let block = match stream {
-            Some(stream) => self.resource.allocate(stream, layout)?,
-            None => {
-                let aside = self.aside()?;
-                let block = self.resource.allocate(&aside, layout)?;
-                // A stream-ordered upstream gives memory that its former user may still work on.
-                // Past `Stream::synchronize`, which also drops what strangers left behind: the pool
-                // may have its locks in hand, and such a drop may ask it for memory.
-                let waited = aside.device().driver().stream_synchronize(aside.raw());
-                if let Err(error) = waited.wanted(|| format!("waiting for {aside}")) {
-                    // SAFETY: allocated above, in this order, and given to nobody.
-                    unsafe { self.resource.deallocate(&aside, block) };
-                    return Err(error);
-                }
-                block
-            }
-        };
-        if block.bytes() < bytes || !block.address().is_multiple_of(self.alignment as u64) {
-            let (address, got) = (block.address(), block.bytes());
-            let error = Error::new(
-                ErrorKind::Unsupported,
-                format!(
-                    "{:?} was asked for {bytes} bytes aligned to {} and gave {got} at {address:#x}",
-                    self.resource, self.alignment
-                ),
-            );
-            match stream.map_or_else(|| self.aside(), |stream| Ok(stream.clone())) {
-                // SAFETY: allocated above, and given to nobody.
-                Ok(stream) => unsafe { self.resource.deallocate(&stream, block) },
-                Err(_) => later(move || event!(error, bytes = got, "leaked device memory")),
-            }
-            return Err(error.advise("use a resource that keeps alignments"));
-        }
-        if let Some(watch) = &self.watch {
-            watch.open(block.address(), block.bytes());
-        }
-        Ok((block.address(), block))
-    }
-
-    fn is_exhausted(error: &Error) -> bool {
-        error.kind() == ErrorKind::OutOfMemory
-    }
-
-    fn give_back(&self, stream: Option<&Stream>, range: DeviceBlock) {
-        if let Some(watch) = &self.watch {
-            watch.close(stream, range.address(), range.bytes());
-        }
-        let stream = match stream {
-            Some(stream) => Ok(stream.clone()),
-            None => self.aside(),
-        };
-        match stream {
-            // SAFETY: the block is upstream's, no part of it is in use, and its last work is
-            // complete or ordered before this on `stream`: the pool keeps all three.
-            Ok(stream) => unsafe { self.resource.deallocate(&stream, range) },
-            Err(error) => {
-                let (device, bytes) = (self.resource.device().to_string(), range.bytes());
-                later(move || event!(error, %device, bytes, %error, "leaked device memory"));
-            }
-        }
-    }
-
-    fn leaked(&self, bytes: usize, why: &Failure<Error>) {
-        let device = self.resource.device();
-        if device.memory_info().is_err() {
-            // The device is gone, and its memory with it.
-            return;
-        }
-        let name = device.to_string();
-        match why {
-            Failure::Upstream(error) => lost(device, bytes, error),
-            Failure::Exhausted(_) => later(move || {
-                event!(
-                    error, device = %name, bytes,
-                    "leaked device memory: a pool was dropped while blocks of it were in use"
-                );
-            }),
-            _ => later(move || {
-                event!(
-                    error, device = %name, bytes,
-                    "leaked device memory: no stream could be made to wait for its last use"
-                );
-            }),
-        }
-    }
-
-    fn device(&self) -> usize {
-        self.resource.device().ordinal()
-    }
-
-    fn is_forked(&self) -> bool {
-        is_forked_child()
-    }
-}
-
 impl<U: DeviceResource + 'static> PoolOptions<U> {
     /// The pool.
     ///
@@ -542,28 +344,17 @@ impl<U: DeviceResource + 'static> PoolOptions<U> {
     pub fn build(self) -> Result<PoolResource<U>> {
         not_forked("a pool")?;
         let mut settings = self.check()?;
-        let watch = Watch::find(self.upstream.device());
-        if watch.is_some() {
+        let (initial, maximum) = (self.initial_size, settings.maximum);
+        let driver = PoolDriver::new(self.upstream, self.alignment);
+        if driver.sanitizer().is_some() {
             settings.entries = 0;
         }
-        let alignment = self.alignment;
-        let initial = self.initial_size;
-        let ground = Ground {
-            resource: self.upstream,
-            alignment,
-            aside: Mutex::new(None),
-            loss_told: AtomicBool::new(false),
-            watch,
-        };
-        let maximum = settings.maximum;
-        let pool = PoolResource { pool: Pool::new(ground, settings) };
+        let pool = PoolResource { pool: Pool::new(driver, settings) };
         let (number, device) = (pool.pool.number(), pool.device().ordinal());
-        if let Some(watch) = &pool.pool.upstream().watch {
-            watch.name(number);
+        if let Some(sanitizer) = pool.pool.upstream().sanitizer() {
+            sanitizer.set_pool(number);
         }
-        later(move || {
-            event!(debug, target: POOL, pool = number, device, initial, maximum, "pool made");
-        });
+        deferred_event!(debug, target: POOL, pool = number, device, initial, maximum, "pool made");
         if initial > 0 {
             pool.pool.prepare(initial).map_err(|failure| pool.explain(failure, initial))?;
         }

@@ -1,22 +1,28 @@
-//! What is current for one thread inside of a call, or for one task inside of its polls.
+//! The current resource of one thread during a call, or of one task during its polls.
 //!
-//! A thread's scopes are a list of frames on the heap. Scopes of plain calls end in the order of a
-//! stack; those of coroutines, which safe code can switch between inside of a scope, in any order, on
-//! any thread, or never. So each frame is counted, by its scope and by its thread's list: a scope
-//! that ends takes its own frame out, and one that ends on another thread only marks it, as the list
-//! is its thread's alone.
+//! Each thread has a list of frames, the innermost scope's first. Plain calls leave their scopes in the
+//! order of a stack. Coroutines, which safe code can switch between inside of a scope, leave theirs in
+//! any order, on any thread, or never. So the scope and the list each own a reference to the frame.
 //!
-//! A look where there is no scope is one read of a plain thread local, which outlives those with
-//! destructors. So a thread that ends leaves behind what its list still names.
+//! | frame | in the list | `ended` | references |
+//! |---|---|---|---|
+//! | entered | yes | no | scope, list |
+//! | left on its thread | no | yes | scope, until it is dropped |
+//! | left on another thread | until its thread leaves another scope | yes | list |
+//! | never left, or its thread ended first | yes | any | list, for good |
+//!
+//! - INV-1: only its own thread reads or writes a list: `INNERMOST` and the `outer` of its frames.
+//! - INV-2: a list owns one reference to each of its frames, until [`take_ended`] returns it.
+//! - INV-3: only frames of scopes that have not ended are current.
+//!
+//! `INNERMOST` has no destructor, so it outlives thread locals that have one, and without a scope a
+//! look at it is one load. For the same reason nothing frees the list of a thread that ends.
 
-use super::DeviceResource;
-use super::handle::{Key, Local};
+use super::device_resource::DeviceResource;
+use super::handle::{ContextId, ThreadResource};
 use crate::sync::Arc;
-#[cfg(not(aquifer_fault = "scope_of_all_threads"))]
 use crate::sync::thread_local;
-#[cfg(aquifer_fault = "scope_of_all_threads")]
-use crate::sync::trusted::thread_local;
-// loom sees no `Arc`, so neither what is written until the last one goes.
+// loom models neither `Arc` nor, therefore, writes up to the drop of its last reference.
 use crate::sync::trusted::{AtomicBool, Ordering};
 use std::cell::Cell;
 use std::fmt;
@@ -28,51 +34,50 @@ use std::task::{Context, Poll};
 #[cfg(test)]
 mod tests;
 
-/// One scope that was entered on a thread.
-struct Frame {
-    local: Arc<Local>,
-    /// The next one in the list of that thread, which alone reads and writes this.
+/// An entered scope, in the list of the thread that entered it.
+struct ScopeFrame {
+    resource: Arc<ThreadResource>,
+    /// The next frame of the list.
     outer: Cell<*const Self>,
     ended: AtomicBool,
 }
 
-// SAFETY: all but `outer` may be shared, and only the thread whose list has the frame touches that.
-unsafe impl Send for Frame {}
+// SAFETY: all fields but `outer` may be shared; INV-1 keeps `outer` to one thread.
+unsafe impl Send for ScopeFrame {}
 // SAFETY: as above.
-unsafe impl Sync for Frame {}
+unsafe impl Sync for ScopeFrame {}
 
-impl Frame {
-    // Relaxed: nothing but the mark is read for it. Whoever ends a scope elsewhere and tells the
-    // thread of it orders the mark along.
+impl ScopeFrame {
+    // Relaxed: the flag publishes nothing else. A program that leaves a scope elsewhere and tells the
+    // scope's thread so orders the flag by that.
     fn has_ended(&self) -> bool {
-        if cfg!(aquifer_fault = "scope_ended_elsewhere_stays") {
-            return false;
-        }
         self.ended.load(Ordering::Relaxed)
     }
 }
 
 thread_local! {
-    /// The frame that was entered last and is listed, or null. Each that the list names is counted
-    /// for it.
-    static INNERMOST: Cell<*const Frame> = const { Cell::new(null()) };
+    /// The first frame of the calling thread's list, or null.
+    static INNERMOST: Cell<*const ScopeFrame> = const { Cell::new(null()) };
 }
 
-/// A scope that was entered. Leaves it, on whatever thread, also when the body unwinds.
-struct Scope {
-    frame: Arc<Frame>,
+/// An entered scope. Its drop leaves it, on whatever thread, also when the body unwinds.
+struct ResourceScope {
+    frame: Arc<ScopeFrame>,
 }
 
-impl Scope {
-    // Not inlined, as `leave` is not: no address of a thread local is kept over the body, in which a
-    // coroutine may change its thread.
+impl ResourceScope {
+    // Neither this nor `leave` is inlined: the compiler would keep the address of a thread local over
+    // the body, in which a coroutine may move to another thread.
     #[inline(never)]
-    fn enter(local: Arc<Local>) -> Self {
-        let frame =
-            Arc::new(Frame { local, outer: Cell::new(null()), ended: AtomicBool::new(false) });
+    fn enter(resource: Arc<ThreadResource>) -> Self {
+        let frame = Arc::new(ScopeFrame {
+            resource,
+            outer: Cell::new(null()),
+            ended: AtomicBool::new(false),
+        });
         let listed = frame.clone();
-        // Where the system has no plain thread locals, one that ends can have lost this one: then
-        // the body runs without the scope.
+        // On systems without plain thread locals, an ending thread may have dropped this one: then the
+        // body runs without the scope.
         let _ = INNERMOST.try_with(|innermost| {
             frame.outer.set(innermost.get());
             innermost.set(Arc::into_raw(listed));
@@ -83,81 +88,78 @@ impl Scope {
     #[inline(never)]
     fn leave(&self) {
         self.frame.ended.store(true, Ordering::Relaxed);
-        // One at a time: to drop one may drop a resource, whose own drop may enter scopes.
-        while let Some(ended) = unlist() {
+        // Dropped one at a time, outside of the list: the drop of a resource may enter scopes.
+        while let Some(ended) = take_ended() {
             drop(ended);
         }
     }
 }
 
-impl Drop for Scope {
+impl Drop for ResourceScope {
     fn drop(&mut self) {
         self.leave();
     }
 }
 
-/// Takes one whose scope has ended out of the calling thread's list.
-fn unlist() -> Option<Arc<Frame>> {
-    let first = |innermost: &Cell<*const Frame>| {
+/// Takes the first frame whose scope has ended out of the calling thread's list.
+fn take_ended() -> Option<Arc<ScopeFrame>> {
+    let first_ended = |innermost: &Cell<*const ScopeFrame>| {
         let mut link = innermost;
-        // SAFETY: what this thread's list names is counted for it until the thread takes it out here,
-        // and nothing that a turn of the loop runs does.
+        // SAFETY: the list owns its frames (INV-2), and only this thread takes one out (INV-1).
         while let Some(frame) = unsafe { link.get().as_ref() } {
-            if frame.ended.load(Ordering::Relaxed) {
+            if frame.has_ended() {
                 let listed = link.replace(frame.outer.get());
-                // SAFETY: `enter` made it of an `Arc` for the list, which names it no more.
+                // SAFETY: from `Arc::into_raw` in `enter`; the list has given up its reference.
                 return Some(unsafe { Arc::from_raw(listed) });
             }
             link = &frame.outer;
         }
         None
     };
-    INNERMOST.try_with(first).ok().flatten()
+    INNERMOST.try_with(first_ended).ok().flatten()
 }
 
-/// Runs `body` in a scope of `local`.
-fn within<R>(local: &Arc<Local>, body: impl FnOnce() -> R) -> R {
-    let _scope = Scope::enter(local.clone());
+fn run_in_scope<R>(resource: &Arc<ThreadResource>, body: impl FnOnce() -> R) -> R {
+    let _scope = ResourceScope::enter(resource.clone());
     body()
 }
 
-/// The innermost scope of the calling thread that is of a device with this key.
+/// The resource of the calling thread's innermost scope for this context.
 #[inline]
-pub(super) fn innermost(key: Key) -> Option<Arc<Local>> {
+pub(super) fn innermost(context_id: ContextId) -> Option<Arc<ThreadResource>> {
     let frame = INNERMOST.try_with(Cell::get).ok()?;
-    if frame.is_null() { None } else { find(frame, key) }
+    if frame.is_null() { None } else { find(frame, context_id) }
 }
 
 #[cold]
-fn find(mut frame: *const Frame, key: Key) -> Option<Arc<Local>> {
-    // SAFETY: what this thread's list names is counted for it until the thread takes it out, which
-    // nothing here does.
+fn find(mut frame: *const ScopeFrame, context_id: ContextId) -> Option<Arc<ThreadResource>> {
+    // SAFETY: the list owns its frames (INV-2), and nothing here takes one out.
     while let Some(scope) = unsafe { frame.as_ref() } {
-        if scope.local.key() == key && !scope.has_ended() {
-            return Some(scope.local.clone());
+        if scope.resource.context_id == context_id && !scope.has_ended() {
+            return Some(scope.resource.clone());
         }
         frame = scope.outer.get();
     }
     None
 }
 
-/// Runs `body` with `resource` as the current resource of its device on the calling thread: what
-/// [`current_device_resource`](crate::current_device_resource) gives there, and what containers take
-/// when none is named.
+/// Runs `body` with `resource` as the current resource of its device on the calling thread. Inside,
+/// [`current_device_resource`](crate::current_device_resource) returns it, and containers allocate
+/// from it unless the caller names another.
 ///
-/// Scopes nest; the innermost of a device wins, and other devices see nothing of it. It ends when
-/// `body` returns or unwinds. Other threads do not see it, and what is
-/// [set](crate::set_current_device_resource) for the process meanwhile is seen when the scope ends.
-/// What was made inside keeps its own handle on the resource and may outlive the scope. For a task
-/// that may change its thread, see [`WithDeviceResource`].
+/// Scopes nest: the innermost scope of a device wins, and does not concern other devices. A scope ends
+/// when `body` returns or unwinds. Other threads do not see it. While it lasts, its thread does not see
+/// what is [set](crate::set_current_device_resource) for the process. A container made inside has a
+/// handle of its own on the resource and may outlive the scope. For a task that may move between
+/// threads, see [`WithDeviceResource`].
 ///
-/// A coroutine with a stack of its own that is suspended in `body` does not leave the scope: it is
-/// current on the thread that entered it, for whatever runs there, until `body` ends, be it on another
-/// thread. Of several the one that was entered last wins, in whatever order they end. One that never
-/// ends stays current, and keeps its resource.
+/// A stackful coroutine that is suspended in `body` does not leave the scope: its resource stays
+/// current on the thread that entered it, for whatever runs there, until `body` ends, on this thread or
+/// another. Of several such scopes the one entered last wins, in whatever order they end. A scope that
+/// never ends stays current and keeps its resource alive.
 ///
-/// RMM has only the one that is set for the process, with a mutex: a library that wants its own for a
-/// while changes it for everybody.
+/// RMM has one current resource a device for the whole process, behind a mutex: a library that wants
+/// another for a while changes it for all threads.
 ///
 /// ```
 /// use aquifer::{CudaResource, Device, DeviceVec, with_device_resource};
@@ -171,14 +173,13 @@ fn find(mut frame: *const Frame, key: Key) -> Option<Arc<Local>> {
 /// # Ok::<(), aquifer::Error>(())
 /// ```
 pub fn with_device_resource<R>(resource: Arc<dyn DeviceResource>, body: impl FnOnce() -> R) -> R {
-    within(&Arc::new(Local::new(resource)), body)
+    run_in_scope(&ThreadResource::new(resource), body)
 }
 
-/// A future with a resource of its own as the current one of its device: in the scope of
-/// [`with_device_resource`] whenever it is polled, on whatever thread.
+/// A future that is polled in a scope of [`with_device_resource`], on whatever thread.
 ///
-/// Tasks that take turns on one thread see nothing of each other's. The scope is left while the
-/// future waits, and is not entered to drop it.
+/// Tasks that take turns on one thread do not see each other's resource. The future is not in the
+/// scope while it waits, nor when it is dropped.
 ///
 /// ```
 /// use aquifer::{CudaResource, Device, DeviceVec, WithDeviceResource, current_device_resource};
@@ -199,19 +200,19 @@ pub fn with_device_resource<R>(resource: Arc<dyn DeviceResource>, body: impl FnO
 /// ```
 #[must_use = "a future does nothing unless it is polled"]
 pub struct WithDeviceResource<F> {
-    local: Arc<Local>,
+    resource: Arc<ThreadResource>,
     future: F,
 }
 
 impl<F> WithDeviceResource<F> {
-    /// `future`, with `resource` as the current one of its device.
+    /// Wraps `future`, for which `resource` is the current one of its device.
     pub fn new(resource: Arc<dyn DeviceResource>, future: F) -> Self {
-        Self { local: Arc::new(Local::new(resource)), future }
+        Self { resource: ThreadResource::new(resource), future }
     }
 
     /// The resource.
     pub fn resource(&self) -> &Arc<dyn DeviceResource> {
-        self.local.resource()
+        &self.resource.resource
     }
 }
 
@@ -219,11 +220,11 @@ impl<F: Future> Future for WithDeviceResource<F> {
     type Output = F::Output;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
-        let local = self.local.clone();
-        // SAFETY: the future is pinned with the whole: nothing here moves it, the type has no `Drop`
-        // and no `Unpin` of its own, and is not packed.
+        let resource = self.resource.clone();
+        // SAFETY: structural pinning: nothing here moves the future, and the type has no `Drop`, no
+        // `Unpin` of its own, and is not packed.
         let future = unsafe { self.map_unchecked_mut(|this| &mut this.future) };
-        within(&local, || future.poll(context))
+        run_in_scope(&resource, || future.poll(context))
     }
 }
 
@@ -236,19 +237,19 @@ impl<F> fmt::Debug for WithDeviceResource<F> {
 }
 
 crate::sync::for_models! {
-    /// What the calling thread's scopes say of `device`.
+    /// The resource of the calling thread's innermost scope for `device`.
     #[allow(unreachable_pub)]
-    pub fn scoped(device: &crate::device::Device) -> Option<Arc<dyn DeviceResource>> {
-        innermost(device.key()).map(|local| local.resource().clone())
+    pub fn scoped_resource(device: &crate::device::Device) -> Option<Arc<dyn DeviceResource>> {
+        innermost(device.key()).map(|scoped| scoped.resource.clone())
     }
 
-    /// A scope that was entered, as a coroutine has it while it is suspended.
+    /// An entered scope, as a suspended coroutine has it.
     #[allow(unreachable_pub, dead_code, missing_debug_implementations)]
-    pub struct Entered(Scope);
+    pub struct EnteredScope(ResourceScope);
 
     /// Enters a scope of `resource`.
     #[allow(unreachable_pub)]
-    pub fn enter_scope(resource: Arc<dyn DeviceResource>) -> Entered {
-        Entered(Scope::enter(Arc::new(Local::new(resource))))
+    pub fn enter_scope(resource: Arc<dyn DeviceResource>) -> EnteredScope {
+        EnteredScope(ResourceScope::enter(ThreadResource::new(resource)))
     }
 }

@@ -1,8 +1,8 @@
 //! The default stream that each thread has for itself.
 
-use super::wait;
-use crate::backend::{RawStream, Wanted};
+use super::call::StreamCall;
 use crate::device::Device;
+use crate::driver::{ErrorContext, RawStream};
 use crate::error::Result;
 use crate::event::Event;
 use std::fmt;
@@ -29,7 +29,7 @@ impl Device {
         let raw = self
             .driver()
             .per_thread_stream()
-            .wanted(|| format!("asking {self} for the thread's default stream"))?;
+            .with_context(|| format!("asking {self} for the thread's default stream"))?;
         Ok(PerThreadStream { device: self.clone(), raw, stays: PhantomData })
     }
 }
@@ -55,7 +55,7 @@ impl PerThreadStream {
     ///
     /// As [`Stream::wait`](crate::Stream::wait).
     pub fn wait(&self, event: &Event) -> Result<()> {
-        wait(&self.device, self.raw, event)
+        self.begin_call().wait(event)
     }
 
     /// Blocks until the stream has done all it was given so far.
@@ -64,14 +64,14 @@ impl PerThreadStream {
     ///
     /// As [`Stream::synchronize`](crate::Stream::synchronize).
     pub fn synchronize(&self) -> Result<()> {
-        self.device
-            .driver()
-            .stream_synchronize(self.raw)
-            .wanted(|| format!("waiting for the thread's default stream of {}", self.device))
+        let call = self.begin_call();
+        call.refuse_capture("a wait of the host")?;
+        call.synchronize()
     }
 
-    pub(crate) fn raw(&self) -> RawStream {
-        self.raw
+    /// No other thread has the stream, and no declared capture.
+    pub(crate) fn begin_call(&self) -> StreamCall<'_> {
+        StreamCall::without_gate(&self.device, self.raw)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Streams that are made once and taken in turn.
 
-use super::Stream;
+use super::handle::Stream;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::Arc;
@@ -29,10 +29,10 @@ use std::fmt;
 /// ```
 #[derive(Clone)]
 pub struct StreamPool {
-    state: Arc<State>,
+    inner: Arc<StreamPoolInner>,
 }
 
-struct State {
+struct StreamPoolInner {
     device: Device,
     /// At least one.
     streams: Box<[Stream]>,
@@ -69,34 +69,34 @@ impl StreamPool {
         }
         let streams = (0..size).map(|_| device.new_stream()).collect::<Result<_>>()?;
         let next = AtomicUsize::new(0);
-        Ok(Self { state: Arc::new(State { device: device.clone(), streams, next }) })
+        Ok(Self { inner: Arc::new(StreamPoolInner { device: device.clone(), streams, next }) })
     }
 
     /// The next stream in turn. A stream that has work is not passed over.
     pub fn get_stream(&self) -> &Stream {
         // Relaxed: whose turn it is orders nothing else.
-        self.get(self.state.next.fetch_add(1, Ordering::Relaxed))
+        self.get(self.inner.next.fetch_add(1, Ordering::Relaxed))
     }
 
     /// The stream of a number, which wraps around: `get(len())` is `get(0)`. Takes no turn.
     pub fn get(&self, number: usize) -> &Stream {
-        &self.state.streams[number % self.state.streams.len()]
+        &self.inner.streams[number % self.inner.streams.len()]
     }
 
     /// The number of streams.
     #[allow(clippy::len_without_is_empty, reason = "no pool is empty")]
     pub fn len(&self) -> usize {
-        self.state.streams.len()
+        self.inner.streams.len()
     }
 
     /// The device that the streams run on.
     pub fn device(&self) -> &Device {
-        &self.state.device
+        &self.inner.device
     }
 
     /// All streams, each once, in the order of their numbers.
     pub fn iter(&self) -> std::slice::Iter<'_, Stream> {
-        self.state.streams.iter()
+        self.inner.streams.iter()
     }
 }
 

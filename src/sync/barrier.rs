@@ -11,7 +11,6 @@ use std::sync::atomic::{Ordering, compiler_fence, fence};
 
 /// The side that runs often, where [`is_asymmetric`] is false.
 pub(crate) fn light() {
-    #[cfg(not(aquifer_fault = "no_light_barrier"))]
     fence(Ordering::SeqCst);
 }
 
@@ -25,7 +24,6 @@ pub(crate) fn compiler() {
 
 /// The side that runs seldom: a system call of about a microsecond.
 pub(crate) fn heavy() {
-    #[cfg(not(aquifer_fault = "no_heavy_barrier"))]
     fence(Ordering::SeqCst);
     if is_asymmetric() {
         sides::interrupt_all();

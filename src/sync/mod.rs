@@ -1,14 +1,20 @@
 //! The one door to locks, atomics and channels.
 //!
-//! Two sets of names. Those at the top are for the *checked core*: debts, graveyard, registry,
+//! Two sets of names. Those at the top are for the *checked core*: gates, debts, graveyard, registry,
 //! pending blocks. Under `--cfg aquifer_loom` they are loom's, so that the code that ships is the
 //! code that loom explores. Those in [`trusted`] are the real ones in every build, for rooms that
 //! no model enters (the simulated device, the CUDA backend, process-wide tables);
 //! `loom_tests/README.md` lists them.
 
 pub(crate) mod barrier;
+mod biased;
+mod biased_mutex;
 #[cfg(aquifer_loom)]
 pub(crate) mod local;
+mod thread_id;
+
+pub(crate) use biased::Biased;
+pub(crate) use biased_mutex::{Bias, BiasedMutex};
 
 pub(crate) use crossbeam::utils::CachePadded;
 pub(crate) use std::sync::{Arc, LazyLock, OnceLock, Weak};
@@ -18,7 +24,7 @@ pub(crate) mod trusted {
     pub(crate) use crossbeam::channel;
     pub(crate) use crossbeam::utils::Backoff;
     pub(crate) use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
-    pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
+    pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
     pub(crate) use std::thread_local;
 
     #[cfg(not(aquifer_loom))]
@@ -41,9 +47,28 @@ pub(crate) mod trusted {
 #[cfg(not(aquifer_loom))]
 mod primitives {
     pub(crate) use parking_lot::{Mutex, MutexGuard, RwLock};
-    pub(crate) use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+    pub(crate) use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
     pub(crate) use std::thread::yield_now;
     pub(crate) use std::thread_local;
+
+    /// parking_lot's, with the signature of the standard library's and loom's.
+    #[derive(Debug, Default)]
+    pub(crate) struct Condvar(parking_lot::Condvar);
+
+    impl Condvar {
+        pub(crate) fn new() -> Self {
+            Self::default()
+        }
+
+        pub(crate) fn notify_all(&self) {
+            self.0.notify_all();
+        }
+
+        pub(crate) fn wait<'a, T>(&self, mut guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+            self.0.wait(&mut guard);
+            guard
+        }
+    }
 
     /// A cell whose users keep each other out by a word of their own; loom's checks that they do.
     #[derive(Debug, Default)]
@@ -65,7 +90,7 @@ mod primitives {
 #[cfg(aquifer_loom)]
 mod primitives {
     pub(crate) use loom::cell::UnsafeCell;
-    pub(crate) use loom::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+    pub(crate) use loom::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
     pub(crate) use loom::sync::{MutexGuard, RwLockReadGuard, RwLockWriteGuard};
     pub(crate) use loom::thread::yield_now;
 
@@ -87,6 +112,23 @@ mod primitives {
 
         pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
             self.0.try_lock().ok()
+        }
+    }
+
+    #[derive(Debug)]
+    pub(crate) struct Condvar(loom::sync::Condvar);
+
+    impl Condvar {
+        pub(crate) fn new() -> Self {
+            Self(loom::sync::Condvar::new())
+        }
+
+        pub(crate) fn notify_all(&self) {
+            self.0.notify_all();
+        }
+
+        pub(crate) fn wait<'a, T>(&self, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+            self.0.wait(guard).unwrap_or_else(|poisoned| poisoned.into_inner())
         }
     }
 
@@ -126,3 +168,10 @@ macro_rules! for_models {
     ($($item:item)*) => {};
 }
 pub(crate) use for_models;
+
+for_models! {
+    pub mod models {
+        pub use super::biased::Biased;
+        pub use super::biased_mutex::{Bias, BiasedMutex};
+    }
+}

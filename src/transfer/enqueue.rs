@@ -1,9 +1,9 @@
 //! The copies themselves, as every form of transfer enqueues them.
 
-use crate::backend::Wanted;
-use crate::container::{DeviceSlice, DeviceSliceMut, lend};
+use crate::container::{CapturePolicy, DeviceSlice, DeviceSliceMut, MemoryUse};
+use crate::driver::ErrorContext;
 use crate::error::{Error, ErrorKind, Result};
-use crate::stream::Stream;
+use crate::stream::{Stream, StreamCall};
 use bytemuck::Pod;
 
 pub(super) fn same_length(target: usize, source: usize) -> Result<()> {
@@ -17,56 +17,63 @@ pub(super) fn same_length(target: usize, source: usize) -> Result<()> {
     .advise("copy between ranges of one length; of a host vector, its length counts"))
 }
 
-/// Enqueues a copy from the host on `stream`, which the target is lent to.
-///
-/// # Safety
-///
-/// `source` is valid for reads of the target's bytes, and the host does not write or free it, until
-/// `stream` has passed this call.
-pub(super) unsafe fn to_device<T: Pod>(
-    stream: &Stream,
-    target: &mut DeviceSliceMut<'_, T>,
-    source: *const T,
-) -> Result<()> {
-    stream.refuse_capture("a copy of host memory")?;
-    let bytes = target.size_in_bytes();
-    lend(target.home(), target.debts(), stream, target.byte_range(), true)?;
-    // SAFETY: the target is lent to the stream, and stays allocated until it has passed; the source
-    // is the caller's promise.
-    unsafe {
-        stream.device().driver().copy_to_device(
-            target.as_device_ptr(),
-            source.cast(),
-            bytes,
-            stream.raw(),
-        )
+/// Checks the lengths, and orders `stream` for the device's side of a copy. `None` if there is nothing
+/// to copy.
+fn begin_copy<'s>(
+    stream: &'s Stream,
+    memory: MemoryUse<'_>,
+    target: usize,
+    source: usize,
+) -> Result<Option<StreamCall<'s>>> {
+    same_length(target, source)?;
+    if source == 0 {
+        return Ok(None);
     }
-    .wanted(|| format!("copying {bytes} bytes to the device on {stream}"))
+    let call = memory.order_on(stream, CapturePolicy::Refuse)?;
+    // Memory that is not page-locked is staged, behind what the stream has to do.
+    call.may_wait();
+    Ok(Some(call))
 }
 
-/// Enqueues a copy to the host on `stream`, which the source is lent to.
+/// Enqueues a copy from the host on `stream`, which is ordered for the target first. No capture begins
+/// on the stream before the caller drops the call. `None` if there is nothing to copy.
 ///
 /// # Safety
 ///
-/// `target` is valid for writes of the source's bytes, and the host does not touch or free it, until
-/// `stream` has passed this call.
-pub(super) unsafe fn to_host<T: Pod>(
-    stream: &Stream,
+/// `source` is valid for reads, and the host does not write or free it, until `stream` has passed this
+/// call.
+pub(super) unsafe fn to_device<'s, T: Pod>(
+    stream: &'s Stream,
+    target: &mut DeviceSliceMut<'_, T>,
+    source: *const [T],
+) -> Result<Option<StreamCall<'s>>> {
+    let (address, bytes) = (target.as_device_ptr(), target.size_in_bytes());
+    let call = begin_copy(stream, target.memory_use(), target.len(), source.len())?;
+    let Some(call) = call else { return Ok(None) };
+    // SAFETY: the stream is ordered for the target, which stays allocated until it has passed; the
+    // source is the caller's promise.
+    unsafe { stream.device().driver().copy_to_device(address, source.cast(), bytes, call.raw()) }
+        .with_context(|| format!("copying {bytes} bytes to the device on {stream}"))?;
+    Ok(Some(call))
+}
+
+/// Enqueues a copy to the host on `stream`, as [`to_device`].
+///
+/// # Safety
+///
+/// `target` is valid for writes, and the host does not touch or free it, until `stream` has passed this
+/// call.
+pub(super) unsafe fn to_host<'s, T: Pod>(
+    stream: &'s Stream,
     source: &DeviceSlice<'_, T>,
-    target: *mut T,
-) -> Result<()> {
-    stream.refuse_capture("a copy of host memory")?;
-    let bytes = source.size_in_bytes();
-    lend(source.home(), source.debts(), stream, source.byte_range(), false)?;
-    // SAFETY: the source is lent to the stream, and stays allocated until it has passed; the target
-    // is the caller's promise.
-    unsafe {
-        stream.device().driver().copy_to_host(
-            target.cast(),
-            source.as_device_ptr(),
-            bytes,
-            stream.raw(),
-        )
-    }
-    .wanted(|| format!("copying {bytes} bytes to the host on {stream}"))
+    target: *mut [T],
+) -> Result<Option<StreamCall<'s>>> {
+    let (address, bytes) = (source.as_device_ptr(), source.size_in_bytes());
+    let call = begin_copy(stream, source.memory_use(), target.len(), source.len())?;
+    let Some(call) = call else { return Ok(None) };
+    // SAFETY: the stream is ordered for the source, which stays allocated until it has passed; the
+    // target is the caller's promise.
+    unsafe { stream.device().driver().copy_to_host(target.cast(), address, bytes, call.raw()) }
+        .with_context(|| format!("copying {bytes} bytes to the host on {stream}"))?;
+    Ok(Some(call))
 }

@@ -4,7 +4,7 @@
 //! *scoped* ([`Stream::scope`](crate::Stream::scope)) and *blocking*
 //! ([`DeviceVec::copy_from_slice`](crate::DeviceVec::copy_from_slice) and its kin).
 
-pub(crate) mod across;
+pub(crate) mod between_devices;
 pub(crate) mod blocking;
 mod enqueue;
 mod owned;

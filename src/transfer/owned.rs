@@ -1,14 +1,14 @@
 //! Transfers that own their buffers while they run.
 
-use super::enqueue::{same_length, to_device, to_host};
+use super::enqueue::{to_device, to_host};
 use super::poller::Watched;
-use super::stopped::{Lent, may_go_back};
-use crate::backend::is_forked_child;
+use super::stopped::{HostAccess, may_return};
 use crate::container::DeviceVec;
+use crate::driver::is_forked_child;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::Event;
-use crate::host::HostBuffer;
-use crate::stream::{Stream, graveyard};
+use crate::pinned::HostBuffer;
+use crate::stream::{Stream, deferred};
 use crate::sync::Arc;
 use std::fmt;
 use std::future::Future;
@@ -20,9 +20,9 @@ use std::task::{Context, Poll};
 /// A copy that runs while the host goes on. It owns both buffers, and gives them back when it is
 /// complete: from [`wait`](Self::wait), or by `.await`.
 ///
-/// Dropped early, it leaves the buffers with the event that ends the copy; they are freed by later
-/// calls, and nobody blocks. Forgotten, they leak. Either way the device never touches memory that
-/// is someone else's.
+/// Dropped early, it leaves the buffers with the event that ends the copy: later calls of the crate
+/// free them, and no thread blocks. Forgotten, it leaks them. In both cases the device never touches
+/// memory of another owner.
 ///
 /// ```
 /// use allocator_api2::vec::Vec;
@@ -47,7 +47,7 @@ pub struct Transfer<B: HostBuffer> {
 
 struct InFlight<B: HostBuffer> {
     /// Not touched as a `B` while the device may write behind it: a `Box` or `Vec` that moves is a
-    /// promise that nobody else does.
+    /// promise that nothing else does.
     host: MaybeUninit<B>,
     device: DeviceVec<B::Item>,
     event: End,
@@ -89,14 +89,14 @@ impl<B: HostBuffer> InFlight<B> {
     ///
     /// The device is past the copy, or only ever read the host's buffer.
     unsafe fn into_buffers(self) -> (B, DeviceVec<B::Item>) {
-        // SAFETY: initialised in `begin`, taken once here; nobody writes behind it any more.
+        // SAFETY: initialised in `begin`, taken once here; the device no longer writes to it.
         (unsafe { self.host.assume_init() }, self.device)
     }
 }
 
 /// A transfer that failed: why, and the buffers if they can be given back.
 ///
-/// They cannot where the device may still write the host's buffer and nobody can say when it stops:
+/// They cannot where the device may still write the host's buffer, with no way to tell when it stops:
 /// then both are leaked.
 #[derive(thiserror::Error)]
 #[error("{error}")]
@@ -176,50 +176,51 @@ fn begin<B: HostBuffer>(
     mut device: DeviceVec<B::Item>,
     download: bool,
 ) -> Result<Transfer<B>, TransferError<B>> {
-    graveyard::reap();
+    deferred::collect();
     // The event is made first, so that nothing can fail between the copy and its end but the record.
     let event = Event::new(stream.device()).map_err(Error::from);
     let mut host = MaybeUninit::new(host);
-    let give_back = |error: Error, host: MaybeUninit<B>, device| {
+    let return_buffers = |error: Error, host: MaybeUninit<B>, device| {
         // SAFETY: initialised above; the device was given no copy of it, is past it, or only reads.
         let host = unsafe { host.assume_init() };
         Err(TransferError { error, buffers: Some(Box::new((host, device))) })
     };
     let event = match event {
         Ok(event) => event,
-        Err(error) => return give_back(error, host, device),
+        Err(error) => return return_buffers(error, host, device),
     };
     // SAFETY: initialised above. The pointer is taken from the buffer's final place as a value; it
     // is not used as a `B` again before the copy is complete.
     let (pointer, length): (NonNull<B::Item>, usize) = unsafe { host.assume_init_mut() }.parts();
-    let enqueued = same_length(
-        if download { length } else { device.len() },
-        if download { device.len() } else { length },
-    )
-    .and_then(|()| {
-        if length == 0 {
+    let memory = NonNull::slice_from_raw_parts(pointer, length).as_ptr();
+    // SAFETY: the buffer is ours and stays allocated and untouched until the stream has passed: it goes
+    // back after the event, is dropped after the event, or leaks.
+    let enqueued = unsafe {
+        if download {
+            to_host(stream, &device.as_slice(), memory)
+        } else {
+            to_device(stream, &mut device.as_mut_slice(), memory)
+        }
+    };
+    let enqueued = enqueued.and_then(|call| match call {
+        Some(call) => Ok(call),
+        None => {
             // No copy, but an event: it must not become a node of a graph, nor be another device's.
             stream.device().require(device.device(), "the vector")?;
-            return stream.refuse_capture("a copy of host memory");
-        }
-        // SAFETY: the buffer is ours and stays allocated and untouched until the stream has passed:
-        // we give it back after the event, bury it with the event, or leak it.
-        unsafe {
-            if download {
-                to_host(stream, &device.as_slice(), pointer.as_ptr())
-            } else {
-                to_device(stream, &mut device.as_mut_slice(), pointer.as_ptr())
-            }
+            let call = stream.begin_call()?;
+            call.refuse_capture("work on host memory").map(|()| call)
         }
     });
-    if let Err(error) = enqueued {
-        return give_back(error, host, device);
-    }
-    if let Err(error) = stream.record_into(&event) {
-        // The copy runs and has no end that could be waited for, but the stream's.
-        let ended = stream.device().driver().stream_synchronize(stream.raw());
-        return if ended.is_ok() || may_go_back(stream, &error, lent(download)) {
-            give_back(error, host, device)
+    let call = match enqueued {
+        Ok(call) => call,
+        Err(error) => return return_buffers(error, host, device),
+    };
+    if let Err(error) = call.record_into(&event) {
+        // The copy runs, and only a wait for the stream shows its end.
+        let ended = call.synchronize();
+        drop(call);
+        return if ended.is_ok() || may_return(stream, &error, host_access(download)) {
+            return_buffers(error, host, device)
         } else {
             leak(stream, host, device);
             Err(TransferError { error, buffers: None })
@@ -228,8 +229,8 @@ fn begin<B: HostBuffer>(
     Ok(Transfer { in_flight: Some(InFlight { host, device, event: End::Own(event), download }) })
 }
 
-fn lent(download: bool) -> Lent {
-    if download { Lent::ToWrite } else { Lent::ToRead }
+fn host_access(download: bool) -> HostAccess {
+    if download { HostAccess::Write } else { HostAccess::Read }
 }
 
 fn leak<B: HostBuffer>(stream: &Stream, host: MaybeUninit<B>, device: DeviceVec<B::Item>) {
@@ -263,11 +264,14 @@ impl<B: HostBuffer> Transfer<B> {
     /// [`ErrorKind::ContextLost`](crate::ErrorKind::ContextLost) if the copy, or work before it,
     /// failed. The error has the buffers unless the device may still write the host's.
     pub fn wait(mut self) -> Result<(B, DeviceVec<B::Item>), TransferError<B>> {
+        let wait = |in_flight: &InFlight<B>| in_flight.event.event().synchronize();
+        let ended = self.in_flight.as_ref().map_or(Ok(()), wait);
+        self.end(ended)
+    }
+
+    fn end(&mut self, ended: Result<()>) -> Result<(B, DeviceVec<B::Item>), TransferError<B>> {
         match self.in_flight.take() {
-            Some(in_flight) => {
-                let ended = in_flight.event.event().synchronize();
-                finish(in_flight, ended)
-            }
+            Some(in_flight) => finish(in_flight, ended),
             // Only a future that has given its answer is empty, and it cannot be polled again.
             None => Err(TransferError { error: already_given(), buffers: None }),
         }
@@ -287,7 +291,7 @@ fn finish<B: HostBuffer>(
         return Ok(unsafe { in_flight.into_buffers() });
     };
     let stream = in_flight.device.stream();
-    if may_go_back(stream, &error, lent(in_flight.download)) {
+    if may_return(stream, &error, host_access(in_flight.download)) {
         // SAFETY: the device has stopped, or only reads the host's buffer for a dead context.
         let buffers = unsafe { in_flight.into_buffers() };
         return Err(TransferError { error, buffers: Some(Box::new(buffers)) });
@@ -307,24 +311,22 @@ impl<B: HostBuffer> Drop for Transfer<B> {
         // Freed at the next call if it is complete already: one path, and no question to the driver
         // from a destructor.
         let InFlight { host, device, event, .. } = in_flight;
-        graveyard::bury(
-            Some(event.into_shared()),
-            Box::new(Buried { host, _device: Some(device) }),
-        );
+        defer_drop(event, host, Some(device));
     }
 }
 
-/// Buffers in the graveyard. Dropped only when the device is past the copy.
-struct Buried<B: HostBuffer> {
-    host: MaybeUninit<B>,
-    _device: Option<DeviceVec<B::Item>>,
-}
-
-impl<B: HostBuffer> Drop for Buried<B> {
-    fn drop(&mut self) {
-        // SAFETY: initialised in `begin`, dropped once; the graveyard drops this after the event.
-        unsafe { self.host.assume_init_drop() }
-    }
+/// Drops the buffers when the device is past the copy.
+fn defer_drop<B: HostBuffer>(
+    end: End,
+    mut host: MaybeUninit<B>,
+    device: Option<DeviceVec<B::Item>>,
+) {
+    deferred::defer(Some(end.into_shared()), move || {
+        // Dropped after the host's buffer, also where that panics.
+        let _device = device;
+        // SAFETY: initialised in `begin`, dropped once, after the event that ends the copy.
+        unsafe { host.assume_init_drop() }
+    });
 }
 
 /// Resolves to the buffers. It does not block a thread: one thread of the process asks the device,
@@ -334,22 +336,20 @@ impl<B: HostBuffer> Future for Transfer<B> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let Some(mut in_flight) = self.in_flight.take() else {
-            return Poll::Ready(Err(TransferError { error: already_given(), buffers: None }));
+            return Poll::Ready(self.end(Ok(())));
         };
         let watched = in_flight.event.into_watched();
-        watched.set_waker(context.waker());
-        let complete = watched.event().is_complete();
         in_flight.event = End::Watched(watched.clone());
-        let ended = match complete {
+        // Back before the waker is touched: to clone it may panic, and the copy is still running.
+        self.in_flight = Some(in_flight);
+        watched.set_waker(context.waker());
+        match watched.event().is_complete() {
             Ok(false) => {
-                self.in_flight = Some(in_flight);
                 watched.watch();
-                return Poll::Pending;
+                Poll::Pending
             }
-            Ok(true) => Ok(()),
-            Err(error) => Err(error),
-        };
-        Poll::Ready(finish(in_flight, ended))
+            ended => Poll::Ready(self.end(ended.map(|_| ()))),
+        }
     }
 }
 
@@ -384,10 +384,7 @@ impl<T: bytemuck::Pod + Send> DeviceVec<T> {
         let mut transfer = stream.upload_new(host)?;
         match transfer.in_flight.take() {
             Some(InFlight { host, device, event, .. }) => {
-                graveyard::bury(
-                    Some(event.into_shared()),
-                    Box::new(Buried { host, _device: None }),
-                );
+                defer_drop(event, host, None);
                 Ok(device)
             }
             None => Err(already_given()),

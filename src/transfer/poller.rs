@@ -11,7 +11,7 @@ use std::time::Duration;
 /// How long the poller sleeps between two rounds of questions.
 const ROUND: Duration = Duration::from_micros(50);
 
-/// An event that a future waits for, and whom to wake.
+/// An event that a future waits for, and the waker to call.
 pub(super) struct Watched {
     event: Arc<Event>,
     waker: Mutex<Option<Waker>>,
@@ -29,13 +29,13 @@ impl Watched {
         &self.event
     }
 
-    /// Whom to wake from now on. Before the event is asked: whoever asks and finds it pending must
-    /// be known to a poller that finds it passed a moment later.
+    /// Sets the waker to call from now on. To be called before the event is asked: a poller that finds
+    /// the event passed a moment later must know the waker of a future that found it pending.
     pub(super) fn set_waker(&self, waker: &Waker) {
         let new = waker.clone();
         let old = self.waker.lock().replace(new);
-        // After the lock: a waker's drop is anyone's code.
-        drop(old);
+        // After the lock: a waker's drop is code of a user.
+        shielded(|| drop(old));
     }
 
     /// Has the poller watch the event, once at a time however often the future is polled.
@@ -52,16 +52,30 @@ impl Watched {
         }
     }
 
-    /// Off the list first, so that a future which is polled from here on is listed again.
+    /// Takes the event off the list first: a future that is polled from here on lists it again.
     fn wake(&self) {
         self.listed.store(false, Ordering::Release);
         let waker = self.waker.lock().take();
         if let Some(waker) = waker {
-            // A waker that panics must not take the others' poller with it, nor what it throws.
-            if let Err(thrown) = catch_unwind(AssertUnwindSafe(|| waker.wake())) {
-                std::mem::forget(thrown);
-            }
+            shielded(|| waker.wake());
         }
+    }
+}
+
+impl Drop for Watched {
+    /// On any thread: the poller has a handle, and so does the transfer, which may be about to return
+    /// its buffers.
+    fn drop(&mut self) {
+        let waker = self.waker.get_mut().take();
+        shielded(|| drop(waker));
+    }
+}
+
+/// Calls a waker's function. Its panic must not end the poller, nor may the panic's payload, which may
+/// panic when it is dropped.
+fn shielded(call: impl FnOnce()) {
+    if let Err(thrown) = catch_unwind(AssertUnwindSafe(call)) {
+        std::mem::forget(thrown);
     }
 }
 

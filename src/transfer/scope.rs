@@ -1,12 +1,12 @@
 //! Transfers of borrowed memory, bounded by a scope.
 
-use super::enqueue::{same_length, to_device, to_host};
-use super::stopped::{Lent, outlives_its_call, synchronize_or_abort};
-use crate::backend::Access;
+use super::enqueue::{to_device, to_host};
+use super::stopped::{HostAccess, outlives_its_call, synchronize_or_abort};
 use crate::container::{DeviceRead, DeviceWrite, Launch};
+use crate::driver::Access;
 use crate::error::{Error, ErrorKind, Result};
-use crate::host::device_address;
-use crate::stream::{Stream, graveyard};
+use crate::pinned::device_address;
+use crate::stream::{Stream, deferred};
 use bytemuck::Pod;
 use std::cell::Cell;
 use std::fmt;
@@ -17,16 +17,16 @@ use std::ptr::NonNull;
 /// Inside [`Stream::scope`]: copies of host memory that is borrowed until the scope ends.
 pub struct Scope<'scope, 'env: 'scope> {
     stream: &'env Stream,
-    /// How the device may use what was lent to it until the stream has passed.
-    lent: Cell<Lent>,
+    /// How the device may use the borrowed host memory until the stream has passed.
+    access: Cell<HostAccess>,
     /// Invariant, as in `std::thread::Scope`: the scope can be neither longer nor shorter.
     scope: PhantomData<&'scope mut &'scope ()>,
     env: PhantomData<&'env mut &'env ()>,
 }
 
 impl Stream {
-    /// Runs `body`, in which host memory can be lent to copies and kernels on this stream, and waits
-    /// for the stream when it ends or unwinds. Shaped like [`std::thread::scope`].
+    /// Runs `body`, in which copies and kernels on this stream can borrow host memory, and waits for
+    /// the stream when it ends or unwinds. Shaped like [`std::thread::scope`].
     ///
     /// Host slices are borrowed until the scope ends, device memory only for each call: stream order
     /// protects it.
@@ -46,7 +46,7 @@ impl Stream {
     /// # Ok::<(), aquifer::Error>(())
     /// ```
     ///
-    /// What is lent must outlive the scope:
+    /// What is borrowed must outlive the scope:
     ///
     /// ```compile_fail
     /// # let stream = aquifer::Device::detect().unwrap().new_stream().unwrap();
@@ -64,9 +64,9 @@ impl Stream {
     ///
     /// # Aborts
     ///
-    /// If waiting fails and the device cannot be proven to have stopped using what was lent: after a
-    /// kernel has faulted on one stream, copies of others go on writing page-locked memory; and if
-    /// somebody began a capture on the stream inside the scope, it cannot be waited for.
+    /// If waiting fails and the device cannot be proven to have stopped using borrowed memory: after a
+    /// kernel has faulted on one stream, copies of others go on writing page-locked memory; and a
+    /// stream in a capture that Aquifer was not told of, begun inside the scope, cannot be waited for.
     pub fn scope<'env, R, F>(&'env self, body: F) -> Result<R>
     where
         F: for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> Result<R>,
@@ -88,13 +88,17 @@ impl Stream {
         E: From<Error>,
         F: for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> Result<R, E>,
     {
-        graveyard::reap();
+        deferred::collect();
         // Waiting at the end would cost a capture its graph.
         self.refuse_capture("a scope")?;
-        let scope =
-            Scope { stream: self, lent: Cell::new(Lent::No), scope: PhantomData, env: PhantomData };
+        let scope = Scope {
+            stream: self,
+            access: Cell::new(HostAccess::None),
+            scope: PhantomData,
+            env: PhantomData,
+        };
         let result = catch_unwind(AssertUnwindSafe(|| body(&scope)));
-        let ended = synchronize_or_abort(self, || scope.lent.get());
+        let ended = synchronize_or_abort(self, || scope.access.get());
         match result {
             Err(panic) => resume_unwind(panic),
             Ok(Ok(value)) => ended.map(|()| value).map_err(E::from),
@@ -122,17 +126,11 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         device: &mut impl DeviceWrite<T>,
     ) -> Result<()> {
         let mut device = device.as_device_slice_mut();
-        same_length(device.len(), host.len())?;
-        if host.is_empty() {
-            return Ok(());
-        }
-        let may_read = outlives_its_call(self.stream, host);
+        let access = HostAccess::read_if(outlives_its_call(self.stream, host));
         // SAFETY: `host` is borrowed for the scope, which does not end before the device has stopped
         // reading, or reads for a dead context alone.
-        unsafe { to_device(self.stream, &mut device, host.as_ptr())? };
-        if may_read {
-            self.lend(Lent::ToRead);
-        }
+        unsafe { to_device(self.stream, &mut device, host).map(drop)? };
+        self.note_access(access);
         Ok(())
     }
 
@@ -148,18 +146,12 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         host: &'scope mut [T],
     ) -> Result<()> {
         let device = device.as_device_slice();
-        same_length(host.len(), device.len())?;
-        if host.is_empty() {
-            return Ok(());
-        }
-        let may_write = outlives_its_call(self.stream, host);
+        let access = HostAccess::write_if(outlives_its_call(self.stream, host));
         // SAFETY: `host` is borrowed exclusively for the scope, which does not end before the device
         // has stopped writing.
-        unsafe { to_host(self.stream, &device, host.as_mut_ptr())? };
-        // What was refused is not pending: the scope need not abort for it.
-        if may_write {
-            self.lend(Lent::ToWrite);
-        }
+        unsafe { to_host(self.stream, &device, host).map(drop)? };
+        // A copy that was refused does not run: the scope need not abort for it.
+        self.note_access(access);
         Ok(())
     }
 
@@ -172,7 +164,7 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     /// [`ErrorKind::WrongDevice`](crate::ErrorKind::WrongDevice).
     pub fn map<T: Pod>(&'scope self, host: &'scope [T]) -> Result<Mapped<'scope, T>> {
         let address = self.address(NonNull::from(host).cast(), size_of_val(host))?;
-        self.lend(Lent::ToRead);
+        self.note_access(HostAccess::Read);
         Ok(Mapped { address, length: host.len(), stream: self.stream, host: PhantomData })
     }
 
@@ -201,12 +193,12 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         let bytes = size_of_val(host);
         let length = host.len();
         let address = self.address(NonNull::from(host).cast(), bytes)?;
-        self.lend(Lent::ToWrite);
+        self.note_access(HostAccess::Write);
         Ok(MappedMut { address, length, stream: self.stream, host: PhantomData })
     }
 
-    fn lend(&self, lent: Lent) {
-        self.lent.set(self.lent.get().max(lent));
+    fn note_access(&self, access: HostAccess) {
+        self.access.set(self.access.get().max(access));
     }
 
     fn address(&self, host: NonNull<u8>, bytes: usize) -> Result<u64> {

@@ -1,63 +1,81 @@
-//! Proving that the device no longer uses memory that was borrowed.
+//! The wait after which borrowed host memory is its owner's again, and the proof of it.
 
-use crate::backend::Wanted;
+use crate::driver::BackendKind;
 use crate::error::{Error, ErrorKind, Result};
-use crate::stream::{Stream, graveyard};
+use crate::stream::{Stream, deferred};
 use std::io::Write;
 
-/// How the device may still use borrowed memory after the calls that lent it.
+/// How the device may still use borrowed host memory after the calls that were given it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Lent {
+pub(super) enum HostAccess {
     /// Not at all.
-    No,
+    None,
     /// It may read it.
-    ToRead,
+    Read,
     /// It may write it.
-    ToWrite,
+    Write,
+}
+
+impl HostAccess {
+    pub(super) fn read_if(reads: bool) -> Self {
+        if reads { Self::Read } else { Self::None }
+    }
+
+    pub(super) fn write_if(writes: bool) -> Self {
+        if writes { Self::Write } else { Self::None }
+    }
 }
 
 /// Whether a copy of borrowed memory may outlive its call, so that only a wait ends it: it is
-/// page-locked at either end. (Memory that someone page-locked in its middle alone would pass as
+/// page-locked at either end. (Memory that is page-locked in its middle alone would pass as
 /// pageable; nothing in this crate locks a part of what it does not own.)
 pub(super) fn outlives_its_call<T>(stream: &Stream, target: &[T]) -> bool {
     let driver = stream.device().driver();
     let bytes = target.as_ptr_range();
     // Both ends: a range may be locked in part.
-    driver.is_page_locked(bytes.start.cast())
-        || driver.is_page_locked(bytes.end.cast::<u8>().wrapping_sub(1))
+    !target.is_empty()
+        && (driver.is_page_locked(bytes.start.cast())
+            || driver.is_page_locked(bytes.end.cast::<u8>().wrapping_sub(1)))
 }
 
-/// Waits until `stream` has done all it was given. Where that fails, returns the failure only if
-/// what was `lent`, asked then, may go back to its owner; else the process ends, since the memory is about to be
-/// someone else's.
+/// Waits until `stream` has done all it was given. A failure is returned only if the borrowed memory
+/// may go back to its owner, by the device's `access` to it, which is asked then. Else the process
+/// ends: the owner is about to use the memory again.
 ///
 /// The one abort of the crate. It is no mere caution: on an H200 with driver 580, a kernel that
 /// faults on one stream makes every later call fail while the copies of other streams go on
 /// writing, 10 of 10 times, for as long as any are queued.
-pub(super) fn synchronize_or_abort(stream: &Stream, lent: impl FnOnce() -> Lent) -> Result<()> {
-    // Not `Stream::synchronize`, which runs other people's destructors: nothing may come between a
-    // failure and the decision.
-    let driver = stream.device().driver();
-    let waited = driver.stream_synchronize(stream.raw()).wanted(|| format!("waiting for {stream}"));
+pub(super) fn synchronize_or_abort(
+    stream: &Stream,
+    access: impl FnOnce() -> HostAccess,
+) -> Result<()> {
+    // Not `Stream::synchronize`, which runs destructors of users: nothing may come between a failure
+    // and the decision.
+    let waited = stream.drain();
     if let Err(error) = &waited
-        && !may_go_back(stream, error, lent())
+        && !may_return(stream, error, access())
     {
         abort(stream, error);
     }
-    graveyard::reap();
+    deferred::collect();
     waited
 }
 
 /// Whether memory may go back to its owner though waiting for the device failed: the device has
-/// surely stopped, or it only reads, for a context that is dead and whose results nobody will see.
-pub(super) fn may_go_back(stream: &Stream, error: &Error, lent: Lent) -> bool {
-    match lent {
-        Lent::No => true,
+/// surely stopped, or a GPU only reads, for a context that is dead and whose results are lost.
+pub(super) fn may_return(stream: &Stream, error: &Error, access: HostAccess) -> bool {
+    match access {
+        HostAccess::None => true,
         // The device works on the parent's pages, not on this child's copies.
         _ if error.kind() == ErrorKind::Forked => true,
-        Lent::ToRead if error.kind() == ErrorKind::ContextLost => true,
-        Lent::ToRead | Lent::ToWrite => stream.device().driver().has_stopped(),
+        // A host form would see the owner write behind its `&[T]`: there the device is asked.
+        HostAccess::Read if error.kind() == ErrorKind::ContextLost && is_gpu(stream) => true,
+        HostAccess::Read | HostAccess::Write => stream.device().driver().has_stopped(),
     }
+}
+
+fn is_gpu(stream: &Stream) -> bool {
+    stream.device().kind() == BackendKind::Cuda
 }
 
 fn abort(stream: &Stream, error: &Error) -> ! {

@@ -1,6 +1,6 @@
-//! Copies that neither wait nor own: for those who keep the order themselves.
+//! Copies that neither wait nor own: the caller keeps the order.
 
-use super::enqueue::{same_length, to_device, to_host};
+use super::enqueue::{to_device, to_host};
 use crate::container::DeviceVec;
 use crate::error::Result;
 use bytemuck::Pod;
@@ -18,13 +18,9 @@ impl<T: Pod> DeviceVec<T> {
     ///
     /// Until the home stream has passed this call, the slice is neither written nor freed.
     pub unsafe fn copy_from_slice_async(&mut self, source: &[T]) -> Result<()> {
-        same_length(self.len(), source.len())?;
-        if source.is_empty() {
-            return Ok(());
-        }
         let home = self.stream().clone();
         // SAFETY: the caller's promise.
-        unsafe { to_device(&home, &mut self.as_mut_slice(), source.as_ptr()) }
+        unsafe { to_device(&home, &mut self.as_mut_slice(), source).map(drop) }
     }
 
     /// Copies all elements to `target`, of the same length, in home's order, and returns at once.
@@ -38,11 +34,7 @@ impl<T: Pod> DeviceVec<T> {
     /// Until the home stream has passed this call, the slice is neither read, written nor freed,
     /// and no reference to it is used.
     pub unsafe fn copy_to_slice_async(&self, target: &mut [T]) -> Result<()> {
-        same_length(target.len(), self.len())?;
-        if target.is_empty() {
-            return Ok(());
-        }
         // SAFETY: the caller's promise.
-        unsafe { to_host(self.stream(), &self.as_slice(), target.as_mut_ptr()) }
+        unsafe { to_host(self.stream(), &self.as_slice(), target).map(drop) }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{MIB, child, give, hurry, is_child, is_in, pool_of, support, take};
 use aquifer::debug_log::DebugLog;
-use aquifer::{ErrorKind, Rung};
+use aquifer::{ErrorKind, MissStep};
 use std::path::PathBuf;
 use tracing::Level;
 use tracing_subscriber::layer::SubscriberExt;
@@ -32,7 +32,7 @@ impl Drop for Scratch {
 fn work() {
     let device = support::device();
     let stream = device.new_stream().unwrap();
-    let pool = pool_of(&device, &[Rung::GrowToMaximum], MIB);
+    let pool = pool_of(&device, &[MissStep::GrowToMaximum], MIB);
     let block = take(&pool, &stream, 1000);
     give(&pool, &stream, block);
 }

@@ -1,5 +1,6 @@
 //! What pools tell `tracing`, what a subscriber may do meanwhile, and the log file.
 
+mod double_frees;
 #[cfg(feature = "debug-log")]
 mod file;
 #[path = "../support/log.rs"]
@@ -10,7 +11,7 @@ mod support;
 use aquifer::sim::SimConfig;
 use aquifer::{
     AsyncResource, CallbackResource, CudaResource, DeviceBlock, DeviceLayout, DeviceResource,
-    DeviceVec, ErrorKind, MissPolicy, PoolResource, Rung, Stream, TracedAdaptor,
+    DeviceVec, ErrorKind, MissPolicy, MissStep, PoolResource, Stream, TracedAdaptor,
 };
 use std::collections::BTreeMap;
 use std::process::{Command, Output};
@@ -115,11 +116,15 @@ fn give<R: DeviceResource>(resource: &R, stream: &Stream, block: DeviceBlock) {
     unsafe { resource.deallocate(stream, block) };
 }
 
-fn pool_of(device: &aquifer::Device, rungs: &[Rung], maximum: usize) -> PoolResource<CudaResource> {
+fn pool_of(
+    device: &aquifer::Device,
+    steps: &[MissStep],
+    maximum: usize,
+) -> PoolResource<CudaResource> {
     PoolResource::builder(CudaResource::new(device))
         .growth_step(MIB)
         .maximum_size(maximum)
-        .miss_policy(MissPolicy::new(rungs.iter().copied()))
+        .miss_policy(MissPolicy::new(steps.iter().copied()))
         .build()
         .unwrap()
 }
@@ -129,7 +134,7 @@ fn a_pool_tells_of_its_life() {
     let device = support::device();
     let stream = device.new_stream().unwrap();
     let ((), told) = Heard::of(|| {
-        let pool = pool_of(&device, &[Rung::GrowToMaximum], 4 * MIB);
+        let pool = pool_of(&device, &[MissStep::GrowToMaximum], 4 * MIB);
         let block = take(&pool, &stream, 1000);
         give(&pool, &stream, block);
         assert_eq!(pool.trim(0).unwrap(), MIB);
@@ -157,7 +162,7 @@ fn a_pool_tells_of_its_life() {
     if let Some(refused) = one(&told, Level::WARN, "out of memory") {
         let sizes = ["asked", "reserved", "live", "maximum"].map(|field| refused.number(field));
         assert_eq!(sizes, [8, 2, 2, 4].map(|mib| mib * MIB as u64));
-        assert_eq!(refused.fields["rungs"], "[GrowToMaximum]");
+        assert_eq!(refused.fields["steps"], "[GrowToMaximum]");
     }
     if let Some(end) = one(&told, Level::DEBUG, "pool ended") {
         assert_eq!((end.number("bytes"), end.number("leaked")), (0, 2 * MIB as u64));
@@ -168,10 +173,11 @@ fn a_pool_tells_of_its_life() {
 fn memory_that_changes_streams_is_told() {
     let device = support::device();
     let (first, second) = (device.new_stream().unwrap(), device.new_stream().unwrap());
-    for (rung, message) in
-        [(Rung::Wait, "took a block of another stream"), (Rung::Gather, "gathered free memory")]
-    {
-        let pool = pool_of(&device, &[rung, Rung::GrowToMaximum], MIB);
+    for (step, message) in [
+        (MissStep::Wait, "took a block of another stream"),
+        (MissStep::Gather, "gathered free memory"),
+    ] {
+        let pool = pool_of(&device, &[step, MissStep::GrowToMaximum], MIB);
         let block = take(&pool, &first, MIB);
         give(&pool, &first, block);
         let (block, told) = Heard::of(|| take(&pool, &second, MIB));
@@ -179,8 +185,8 @@ fn memory_that_changes_streams_is_told() {
         if let Some(told) = told {
             assert_eq!(told.number("stream"), second.id());
         }
-        match (rung, told) {
-            (Rung::Wait, Some(told)) => {
+        match (step, told) {
+            (MissStep::Wait, Some(told)) => {
                 assert_eq!((told.number("from"), told.number("bytes")), (first.id(), MIB as u64));
                 // A GPU may be past it already.
                 assert!(["waited", "ordered", "complete"].contains(&told.fields["how"].as_str()));
@@ -207,7 +213,7 @@ fn driver_pools_and_refused_captures_are_told() {
         assert_eq!(trimmed.number("handle"), made.number("handle"));
     }
     let (declared, other) =
-        (pool_of(&device, &[Rung::Grow], MIB), pool_of(&device, &[Rung::Grow], MIB));
+        (pool_of(&device, &[MissStep::Grow], MIB), pool_of(&device, &[MissStep::Grow], MIB));
     let (_, told) = Heard::of(|| {
         stream
             .capture(&declared, |stream| {
@@ -227,7 +233,7 @@ fn driver_pools_and_refused_captures_are_told() {
 fn a_driver_that_is_gone_is_an_error_in_the_log() {
     let (device, simulator) = support::simulated(SimConfig::default());
     let stream = device.new_stream().unwrap();
-    let pool = pool_of(&device, &[Rung::GrowToMaximum], MIB);
+    let pool = pool_of(&device, &[MissStep::GrowToMaximum], MIB);
     simulator.lose_context();
     let (error, told) =
         Heard::of(|| pool.allocate(&stream, DeviceLayout::new(64).unwrap()).unwrap_err());
@@ -304,7 +310,12 @@ fn a_subscriber_may_allocate_from_the_pool_that_tells() {
         .growth_step(MIB)
         .build()
         .unwrap();
-    let all = MissPolicy::new([Rung::Wait, Rung::GrowToMaximum, Rung::Gather, Rung::Trim]);
+    let all = MissPolicy::new([
+        MissStep::Wait,
+        MissStep::GrowToMaximum,
+        MissStep::Gather,
+        MissStep::Trim,
+    ]);
     let outer = PoolResource::builder(inner)
         .growth_step(MIB)
         .maximum_size(32 * MIB)
@@ -454,8 +465,8 @@ fn a_subscriber_that_panics_costs_no_memory() {
     let (first, second) = (device.new_stream().unwrap(), device.new_stream().unwrap());
     let subscriber = tracing_subscriber::registry().with(Panics);
     tracing::subscriber::with_default(subscriber, || {
-        let rungs = [Rung::Wait, Rung::GrowToMaximum, Rung::Gather, Rung::Trim];
-        let pool = pool_of(&device, &rungs, 4 * MIB);
+        let steps = [MissStep::Wait, MissStep::GrowToMaximum, MissStep::Gather, MissStep::Trim];
+        let pool = pool_of(&device, &steps, 4 * MIB);
         for bytes in [1000, MIB, 3 * MIB] {
             for stream in [&first, &second] {
                 let block = take(&pool, stream, bytes);

@@ -6,8 +6,9 @@ use aquifer::cudarc::driver::{
 };
 use aquifer::sim::SimConfig;
 use aquifer::{
-    AsyncResource, CudaMut, CudaRef, CudaResource, Device, DeviceResource, DeviceVec, ErrorKind,
-    Stream, current_device_resource, reset_current_device_resource, set_current_device_resource,
+    AsyncResource, CudaResource, Device, DeviceResource, DeviceVec, ErrorKind, On, OnMut,
+    PoolResource, Stream, current_device_resource, reset_current_device_resource,
+    set_current_device_resource,
 };
 use std::sync::Arc;
 
@@ -190,6 +191,68 @@ fn a_context_that_does_not_track_events_is_ordered_all_the_same() {
 }
 
 #[test]
+fn home_comes_after_a_lender_that_is_in_a_capture() {
+    let name = "interop::home_comes_after_a_lender_that_is_in_a_capture";
+    alone(name, Installed::StandIn, &[], |driver| {
+        let (device, home, other, mut vec) = open();
+        let pool = PoolResource::new(CudaResource::new(&device)).unwrap();
+        let (at_home, away) = (handle(&cudarc(&home)), handle(&cudarc(&other)));
+        cudarc(&other).memset_zeros(&mut vec.cuda_mut().unwrap()).unwrap();
+        driver.take();
+        other
+            .capture(&pool, |_| {
+                let begun = driver.take();
+                let records = begun.iter().filter(|line| line.starts_with("cuEventRecord"));
+                let before: Vec<_> = records.map(|line| value(line, "event")).collect();
+                cudarc(&home).memset_zeros(&mut vec.cuda_mut().unwrap()).unwrap();
+                let calls = driver.changes();
+                let wait = calls.iter().find(|line| line.starts_with("cuStreamWaitEvent")).unwrap();
+                assert_eq!(value(wait, "stream"), at_home);
+                assert!(
+                    before.contains(&value(wait, "event")),
+                    "what that stream was given before"
+                );
+                assert!(!calls.iter().any(|line| line.contains(&away)), "{calls:?}");
+                Ok(())
+            })
+            .unwrap();
+    });
+}
+
+#[test]
+fn what_cannot_be_ordered_in_a_capture_costs_no_graph() {
+    let name = "interop::what_cannot_be_ordered_in_a_capture_costs_no_graph";
+    alone(name, Installed::StandIn, &[], |driver| {
+        let (device, home, _other, mut vec) = open();
+        let pool = PoolResource::new(CudaResource::new(&device)).unwrap();
+        let unknown = cudarc(&home).fork().unwrap();
+        unknown.memset_zeros(&mut vec.cuda_mut().unwrap()).unwrap();
+        home.capture(&pool, |_| {
+            driver.take();
+            cudarc(&home).memset_zeros(&mut vec.cuda_mut().unwrap()).unwrap();
+            let names = driver.names();
+            assert!(names.iter().all(|name| !name.contains("Synchronize")), "{names:?}");
+            assert!(!names.contains(&"cuCtxRecordEvent".to_owned()), "{names:?}");
+            Ok(())
+        })
+        .unwrap();
+    });
+}
+
+#[test]
+fn a_guard_for_home_comes_after_use_elsewhere() {
+    let name = "interop::a_guard_for_home_comes_after_use_elsewhere";
+    alone(name, Installed::StandIn, &[], |driver| {
+        let (_device, home, other, mut vec) = open();
+        let (at_home, away) = (handle(&cudarc(&home)), handle(&cudarc(&other)));
+        cudarc(&other).memset_zeros(&mut vec.cuda_mut().unwrap()).unwrap();
+        driver.take();
+        vec.on_mut(&home).unwrap();
+        assert_eq!(events(driver), [("record", away), ("wait", at_home)]);
+    });
+}
+
+#[test]
 fn where_events_fail_the_host_waits() {
     alone("interop::where_events_fail_the_host_waits", Installed::StandIn, &[], |driver| {
         let (_device, home, other, mut vec) = open();
@@ -199,8 +262,8 @@ fn where_events_fail_the_host_waits() {
             cudarc(&other).memset_zeros(&mut vec.cuda_mut().unwrap()).unwrap();
             let names = driver.names();
             let at = |name: &str| names.iter().position(|call| call == name);
-            assert!(at("cuCtxSynchronize") < at("cuMemsetD8Async"), "{names:?}");
-            assert!(at("cuCtxSynchronize").is_some(), "{names:?}");
+            assert!(at("cuStreamSynchronize") < at("cuMemsetD8Async"), "{names:?}");
+            assert!(at("cuStreamSynchronize").is_some(), "{names:?}");
             vec.fill(1).unwrap();
             let waits = [handle(&cudarc(&other)), handle(&cudarc(&home))];
             assert_eq!(events(driver).into_iter().map(|(_, on)| on).collect::<Vec<_>>(), waits);
@@ -359,13 +422,13 @@ fn one_stream_of_cudarcs_is_one_stream_here() {
     });
 }
 
-/// That vectors are arguments of cudarc's launch builder, for longer than one launch, is a matter of
-/// types; `tests/cudarc_on_gpu.rs` launches.
+/// That guards are arguments of cudarc's launch builder, for longer than one launch, is a matter of
+/// types; `tests/it/cudarc_on_gpu.rs` launches.
 #[allow(dead_code, reason = "compiled, not run")]
-fn vectors_are_kernel_arguments<'a, 'b: 'a, 'c: 'b>(
+fn guards_are_kernel_arguments<'a, 'b: 'a, 'c: 'b>(
     launch: &mut LaunchArgs<'a>,
-    input: &'b CudaRef<'c, f32>,
-    output: &'b mut CudaMut<'c, f32>,
+    input: &'b On<'c, f32, Stream>,
+    output: &'b mut OnMut<'c, f32, Stream>,
 ) {
     launch.arg(input).arg(output);
 }

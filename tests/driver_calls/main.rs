@@ -7,9 +7,11 @@
 mod capture;
 mod child;
 mod containers;
+mod contexts;
+mod driver_resources;
 mod failures;
 mod interop;
-mod near;
+mod kernels;
 
 use allocator_api2::vec::Vec as AllocVec;
 use aquifer::sim::SimConfig;
@@ -78,8 +80,8 @@ fn a_vector_on_one_stream_makes_no_event_call() {
 }
 
 #[test]
-fn a_warm_transfer_is_a_question_a_copy_and_a_record() {
-    let name = "a_warm_transfer_is_a_question_a_copy_and_a_record";
+fn a_warm_transfer_is_a_copy_and_a_record() {
+    let name = "a_warm_transfer_is_a_copy_and_a_record";
     alone(name, Installed::StandIn, &[], |driver| {
         let device = Device::open(0).unwrap();
         let stream = device.new_stream().unwrap();
@@ -91,15 +93,16 @@ fn a_warm_transfer_is_a_question_a_copy_and_a_record() {
         let upload = stream.upload(host, vec).unwrap();
         let calls = driver.take();
         let bare: Vec<_> = calls.iter().filter(|line| !line.starts_with("cuCtxGet")).collect();
-        assert_eq!(bare.len(), 3, "{calls:?}");
-        assert!(bare[0].starts_with("cuStreamIsCapturing ctx=0x1000"));
-        assert!(bare[1].starts_with("cuMemcpyHtoDAsync_v2 ctx=0x1000"));
-        assert!(bare[2].starts_with("cuEventRecord ctx=0x1000"));
-        assert_eq!(value(bare[1], "bytes"), "4096");
-        assert_eq!(value(bare[1], "stream"), value(bare[2], "stream"));
-        assert!(calls.len() <= 6, "one look a call at most: {calls:?}");
+        assert_eq!(bare.len(), 2, "{calls:?}");
+        assert!(bare[0].starts_with("cuMemcpyHtoDAsync_v2 ctx=0x1000"));
+        assert!(bare[1].starts_with("cuEventRecord ctx=0x1000"));
+        assert_eq!(value(bare[0], "bytes"), "4096");
+        assert_eq!(value(bare[0], "stream"), value(bare[1], "stream"));
+        assert!(calls.len() <= 4, "one look a call at most: {calls:?}");
         let (host, vec) = upload.wait().unwrap();
         assert_eq!(driver.names(), ["cuEventSynchronize"]);
+        // cudarc may begin a capture on a stream whose handle it has.
+        assert!(stream.cuda_stream().is_some());
         drop(stream.download(vec, host).unwrap());
         let names = driver.names();
         assert_eq!(names, ["cuStreamIsCapturing", "cuMemcpyDtoHAsync_v2", "cuEventRecord"]);
@@ -117,12 +120,13 @@ fn use_on_another_stream_is_one_wait_each_way() {
         let (home, other) = (device.new_stream().unwrap(), device.new_stream().unwrap());
         let ordered = Arc::new(AsyncResource::new(&device).unwrap());
         let mut vec = DeviceVec::<u32>::zeroed_in(&home, 100, ordered.clone()).unwrap();
-        let handle = |stream: &aquifer::Stream| {
-            format!("{:#x}", stream.cuda_stream().unwrap().cu_stream() as usize)
-        };
-        let (at_home, away) = (handle(&home), handle(&other));
-        other.wait_for(&home).unwrap(); // an event to use again
         driver.take();
+        other.wait_for(&home).unwrap(); // an event to use again
+        let calls = driver.changes();
+        let stream_of = |call: &str| {
+            value(calls.iter().find(|line| line.starts_with(call)).unwrap(), "stream").to_owned()
+        };
+        let (at_home, away) = (stream_of("cuEventRecord"), stream_of("cuStreamWaitEvent"));
         let shape = |lines: Vec<String>| -> Vec<String> {
             let on = |line: &String| if line.contains(&at_home) { "home" } else { "away" };
             let name = |line: &String| line.split(' ').next().unwrap().to_owned();
@@ -132,9 +136,8 @@ fn use_on_another_stream_is_one_wait_each_way() {
         std::mem::forget(vec.on_mut(&other).unwrap());
         assert_eq!(shape(driver.changes()), ["cuEventRecord home", "cuStreamWaitEvent away"]);
         vec.fill(1).unwrap();
-        // An event of a stream in capture would take home in: one question for a payment.
-        let paid = ["cuStreamIsCapturing away", "cuEventRecord away", "cuStreamWaitEvent home"];
-        assert_eq!(shape(driver.changes())[..3], paid);
+        let paid = ["cuEventRecord away", "cuStreamWaitEvent home"];
+        assert_eq!(shape(driver.changes())[..2], paid);
         vec.fill(2).unwrap();
         assert_eq!(shape(driver.changes()), ["cuMemsetD32Async home"], "paid once");
 
@@ -150,19 +153,12 @@ fn use_on_another_stream_is_one_wait_each_way() {
 
         // A new home is ordered after the old one.
         vec.set_stream(&other).unwrap();
-        let moved = [
-            "cuStreamIsCapturing home",
-            "cuStreamIsCapturing away",
-            "cuEventRecord home",
-            "cuStreamWaitEvent away",
-        ];
-        assert_eq!(shape(driver.changes()), moved);
+        assert_eq!(shape(driver.changes()), ["cuEventRecord home", "cuStreamWaitEvent away"]);
         vec.fill(3).unwrap();
         let lines = driver.changes();
         assert_eq!(value(lines.last().unwrap(), "stream"), away);
         drop(vec);
-        // In a capture the free would be part of the graph: one question for it.
-        assert_eq!(shape(driver.changes()), ["cuStreamIsCapturing away", "cuMemFreeAsync away"]);
+        assert_eq!(shape(driver.changes()), ["cuMemFreeAsync away"]);
     });
 }
 
@@ -301,7 +297,7 @@ fn a_vector_may_be_the_last_to_go() {
         driver.take();
         drop(one);
         let names = driver.names();
-        assert_eq!(names, ["cuStreamIsCapturing", "cuMemFreeAsync", "cuMemPoolDestroy"]);
+        assert_eq!(names, ["cuMemFreeAsync", "cuMemPoolDestroy"]);
         drop(two);
         let names = driver.names();
         assert_eq!(names.last().unwrap(), "cuStreamDestroy_v2", "{names:?}");
@@ -324,9 +320,8 @@ fn an_async_resource_has_a_pool_of_its_own() {
         assert_eq!(value(set, "attribute"), "4");
         let vec = DeviceVec::<u8>::zeroed_in(&stream, 100, Arc::new(resource)).unwrap();
         let calls = driver.changes();
-        assert!(calls[0].starts_with("cuStreamIsCapturing"), "{calls:?}");
-        assert!(calls[1].starts_with("cuMemAllocFromPoolAsync"), "{calls:?}");
-        assert_eq!(value(&calls[1], "pool"), value(set, "pool"));
+        assert!(calls[0].starts_with("cuMemAllocFromPoolAsync"), "{calls:?}");
+        assert_eq!(value(&calls[0], "pool"), value(set, "pool"));
         drop(vec);
         let log = std::fs::read_to_string(std::env::var("STAND_IN_LOG").unwrap()).unwrap();
         assert!(!log.contains("DefaultMemPool") && !log.contains("cuDeviceSetMemPool"));

@@ -1,7 +1,7 @@
 //! RMM's `mr_ref_test`: what every resource does at least.
 
 use crate::blocks::{Held, disjoint, free, layout, lies_on_the_device};
-use crate::rig::{each, each_alone};
+use crate::fixture::{each, each_alone};
 use crate::{KIB, MIB};
 use aquifer::{DeviceVec, reset_current_device_resource, set_current_device_resource};
 use aquifer::{current_device_resource, with_device_resource};

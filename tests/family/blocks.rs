@@ -1,6 +1,6 @@
 //! Blocks that remember what was written to them.
 
-use crate::rig::Rig;
+use crate::fixture::Rig;
 use aquifer::{
     DEFAULT_ALIGNMENT, DeviceBlock, DeviceLayout, DeviceResource, DeviceVec, DeviceVecParts,
     Result, Stream,

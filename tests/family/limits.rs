@@ -1,7 +1,7 @@
 //! Limits and failures: typed errors, after which the resource goes on.
 
 use crate::blocks::{Held, layout};
-use crate::rig::{each, each_simulated};
+use crate::fixture::{each, each_simulated};
 use crate::{KIB, MIB, support};
 use aquifer::{Error, ErrorKind};
 use std::cell::Cell;

@@ -7,9 +7,10 @@
 mod adaptors;
 mod basic;
 mod blocks;
-mod ends;
+mod fixture;
 #[path = "../support/kernels.rs"]
 mod kernels;
+mod last_handles;
 mod limits;
 mod makers;
 mod mixes;
@@ -17,7 +18,6 @@ mod owners;
 #[allow(dead_code, reason = "the soak uses more of it")]
 #[path = "../soak/random.rs"]
 mod random;
-mod rig;
 mod sizes;
 mod streams;
 #[path = "../support/mod.rs"]

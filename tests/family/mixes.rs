@@ -1,8 +1,8 @@
 //! RMM's random and mixed programs, seeded, with the contents looked at.
 
 use crate::blocks::{Held, disjoint};
+use crate::fixture::{Rig, each};
 use crate::random::Random;
-use crate::rig::{Rig, each};
 use crate::{KIB, MIB, support};
 use aquifer::Stream;
 use std::slice::from_ref;

@@ -1,7 +1,7 @@
 //! Owners: what lives in the memory of each resource keeps it, and gives it back once.
 
 use crate::KIB;
-use crate::rig::{Rig, each};
+use crate::fixture::{Rig, each};
 use aquifer::bytemuck::Pod;
 use aquifer::{DeviceBox, DeviceBuffer, DeviceScalar, DeviceVec, Stream};
 

@@ -1,7 +1,7 @@
 //! Sizes: around every border, the largest that a resource may serve, and above it.
 
 use crate::blocks::{Held, disjoint, layout};
-use crate::rig::each;
+use crate::fixture::each;
 use crate::{GIB, MIB};
 use aquifer::{DeviceLayout, ErrorKind};
 

@@ -1,8 +1,8 @@
 //! Streams: the default one, own ones, those of threads; and memory that changes from one to another.
 
 use crate::blocks::{Held, free, layout};
+use crate::fixture::{Rig, each, each_alone};
 use crate::kernels::add_one;
-use crate::rig::{Rig, each, each_alone};
 use crate::{KIB, MIB};
 use aquifer::{DeviceVec, PerThreadStream};
 

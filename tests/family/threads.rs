@@ -1,9 +1,9 @@
 //! Threads: the same tasks in four at once, and blocks that one allocates and others free.
 
 use crate::blocks::Held;
+use crate::fixture::{Rig, each};
 use crate::mixes::{mixed, random};
 use crate::random::Random;
-use crate::rig::{Rig, each};
 use crate::{KIB, MIB, support};
 use aquifer::Stream;
 use std::slice::from_ref;

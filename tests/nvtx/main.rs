@@ -6,10 +6,11 @@ mod memory;
 mod old_regions;
 #[path = "../support/mod.rs"]
 mod support;
-mod told;
+mod tool;
 
 use aquifer::{
-    CudaResource, DeviceBlock, DeviceLayout, DeviceResource, MissPolicy, PoolResource, Rung, Stream,
+    CudaResource, DeviceBlock, DeviceLayout, DeviceResource, MissPolicy, MissStep, PoolResource,
+    Stream,
 };
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -66,7 +67,7 @@ fn work() {
     let pool = PoolResource::builder(CudaResource::new(&device))
         .growth_step(MIB)
         .maximum_size(MIB)
-        .miss_policy(MissPolicy::new([Rung::GrowToMaximum, Rung::Gather]))
+        .miss_policy(MissPolicy::new([MissStep::GrowToMaximum, MissStep::Gather]))
         .build()
         .unwrap();
     let block = take(&pool, &first);

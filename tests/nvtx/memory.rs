@@ -1,6 +1,6 @@
 //! What a tool that watches memory is told: heaps for blocks of upstream, regions for live blocks.
 
-use crate::told::{KIB, Told, assert_all_is_over, beside_tool, give, on_threads, take, watched};
+use crate::tool::{KIB, Told, assert_all_is_over, beside_tool, give, on_threads, take, watched};
 use crate::{MIB, support};
 use aquifer::{
     ArenaResource, BinningResource, CudaResource, DeviceBlock, DeviceLayout, DeviceResource,

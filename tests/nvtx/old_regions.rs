@@ -1,6 +1,6 @@
 //! Regions that stay after a free, since a graph may use them, and how they end.
 
-use crate::told::{KIB, Told, assert_all_is_over, give, on_threads, take, watched};
+use crate::tool::{KIB, Told, assert_all_is_over, give, on_threads, take, watched};
 use crate::{MIB, support};
 use aquifer::{CudaResource, DeviceBlock, DeviceLayout, DeviceResource, DeviceVec, PoolResource};
 use std::sync::{Arc, Barrier};

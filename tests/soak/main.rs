@@ -11,6 +11,7 @@
 mod ballast;
 mod captures;
 mod complaints;
+mod failing_calls;
 #[path = "../support/kernels.rs"]
 mod kernels;
 mod player;
@@ -21,7 +22,6 @@ mod shared;
 #[path = "../support/mod.rs"]
 mod support;
 mod tally;
-mod trouble;
 mod turns;
 
 use complaints::Complaints;

@@ -5,9 +5,9 @@
 pub(crate) struct Random(u64);
 
 impl Random {
-    /// A stream of numbers of its own for each pair of a seed and a `lane`.
-    pub(crate) fn new(seed: u64, lane: u64) -> Self {
-        let mut random = Self(seed ^ lane.wrapping_mul(0xd1b5_4a32_d192_ed03));
+    /// A stream of numbers of its own for each pair of a seed and a `sequence`.
+    pub(crate) fn new(seed: u64, sequence: u64) -> Self {
+        let mut random = Self(seed ^ sequence.wrapping_mul(0xd1b5_4a32_d192_ed03));
         random.next();
         random
     }

@@ -3,7 +3,7 @@
 use crate::random::Random;
 use aquifer::sim::SimConfig;
 use aquifer::{
-    AsyncResource, CudaResource, Device, DeviceResource, MissPolicy, PoolResource, Result, Rung,
+    AsyncResource, CudaResource, Device, DeviceResource, MissPolicy, MissStep, PoolResource, Result,
 };
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ pub(crate) struct Setup {
     soft_limit: Option<usize>,
     growth_step: Option<usize>,
     alignment: usize,
-    rungs: Option<Vec<Rung>>,
+    steps: Option<Vec<MissStep>>,
     magazine_entries: Option<usize>,
     magazine_bytes: Option<usize>,
     pub(crate) threads: usize,
@@ -43,14 +43,14 @@ pub(crate) struct Setup {
     pub(crate) captures: bool,
 }
 
-const RUNGS: [Rung; 7] = [
-    Rung::Complete,
-    Rung::Ordered,
-    Rung::Grow,
-    Rung::Wait,
-    Rung::GrowToMaximum,
-    Rung::Gather,
-    Rung::Trim,
+const RUNGS: [MissStep; 7] = [
+    MissStep::Complete,
+    MissStep::Ordered,
+    MissStep::Grow,
+    MissStep::Wait,
+    MissStep::GrowToMaximum,
+    MissStep::Gather,
+    MissStep::Trim,
 ];
 
 impl Setup {
@@ -71,16 +71,16 @@ impl Setup {
             6 => Upstream::PoolOverPlain,
             _ => Upstream::PoolOverStreamOrdered,
         };
-        let rungs = match random.below(6) {
+        let steps = match random.below(6) {
             0..3 => None,
-            3 => Some(MissPolicy::rmm().rungs().to_vec()),
+            3 => Some(MissPolicy::rmm().steps().to_vec()),
             4 => {
                 let mut all = RUNGS;
                 random.shuffle(&mut all);
                 Some(all.to_vec())
             }
-            // One rung alone, so that none hides behind those before it.
-            _ => Some(vec![random.pick(&RUNGS), Rung::GrowToMaximum]),
+            // One step alone, so that none hides behind those before it.
+            _ => Some(vec![random.pick(&RUNGS), MissStep::GrowToMaximum]),
         };
         let threads = random.pick(&[1, 1, 2, 2, 3]);
         let lengths = match random.below(3) {
@@ -97,7 +97,7 @@ impl Setup {
             growth_step: (maximum.is_none() || random.one_in(2))
                 .then_some(random.pick(&[scale / 16, scale / 8, scale / 4]).max(alignment)),
             alignment,
-            rungs,
+            steps,
             magazine_entries: random.pick(&[None, Some(0), Some(1), Some(2), Some(8)]),
             magazine_bytes: random.pick(&[None, None, Some(4 << 10), Some(64 << 10)]),
             threads,
@@ -119,13 +119,13 @@ impl Setup {
         self.maximum.is_some_and(|maximum| self.capacity >= 2 * maximum)
     }
 
-    /// Whether a miss climbs all rungs that a full pool needs to give what it has: what streams have
+    /// Whether a miss climbs all steps that a full pool needs to give what it has: what streams have
     /// freed is gathered first, and then whole blocks of upstream go back for larger ones.
     pub(crate) fn climbs_all(&self) -> bool {
-        let Some(rungs) = &self.rungs else { return true };
-        let place = |rung| rungs.iter().position(|other| *other == rung);
-        let grows = place(Rung::GrowToMaximum).is_some();
-        matches!((place(Rung::Gather), place(Rung::Trim)), (Some(first), Some(last)) if first < last)
+        let Some(steps) = &self.steps else { return true };
+        let place = |step| steps.iter().position(|other| *other == step);
+        let grows = place(MissStep::GrowToMaximum).is_some();
+        matches!((place(MissStep::Gather), place(MissStep::Trim)), (Some(first), Some(last)) if first < last)
             && grows
     }
 
@@ -159,8 +159,8 @@ impl Setup {
         if let Some(step) = self.growth_step {
             options = options.growth_step(step);
         }
-        if let Some(rungs) = &self.rungs {
-            options = options.miss_policy(MissPolicy::new(rungs.iter().copied()));
+        if let Some(steps) = &self.steps {
+            options = options.miss_policy(MissPolicy::new(steps.iter().copied()));
         }
         if let Some(entries) = self.magazine_entries {
             options = options.magazine_entries(entries);

@@ -3,9 +3,10 @@
 #![allow(dead_code, unreachable_pub, reason = "each test target uses a part of it")]
 
 use aquifer::sim::{SimConfig, Simulator};
-use aquifer::{BackendKind, Device};
+use aquifer::{BackendKind, Device, DeviceBlock, DeviceLayout, DeviceResource, Stream};
 use std::io::Write;
 use std::ops::Deref;
+use std::process::Command;
 
 /// A device that asserts, when it goes, that nothing on it was out of order.
 #[derive(Debug)]
@@ -69,4 +70,40 @@ pub fn simulated(config: SimConfig) -> (Device, Simulator) {
 /// Says that a test could not run here; the checks count it as skipped, not as passed.
 pub fn skipped(name: &str, why: &str) {
     let _ = writeln!(std::io::stderr(), "skipped: {name}: {why}");
+}
+
+/// So many bytes, at the default alignment.
+pub fn layout(bytes: usize) -> DeviceLayout {
+    DeviceLayout::new(bytes).expect("a size that a layout can have")
+}
+
+/// Frees a block on the stream that its work was given to.
+pub fn free(resource: &(impl DeviceResource + ?Sized), stream: &Stream, block: DeviceBlock) {
+    // SAFETY: each block of the tests is its resource's and is freed once, and all its work was given
+    // to this stream.
+    unsafe { resource.deallocate(stream, block) }
+}
+
+/// Names the test that a process was started for.
+const OWN_PROCESS: &str = "AQUIFER_TEST_OWN_PROCESS";
+
+/// Runs a test in a process of its own: no other test's threads, and nothing of this test in theirs.
+/// True in that process, which has to do the test's work; false where it has passed there. `module` is
+/// `module_path!()`.
+pub fn in_own_process(module: &str, name: &str) -> bool {
+    let name = match module.split_once("::") {
+        Some((_, inner)) => format!("{inner}::{name}"),
+        None => name.to_owned(),
+    };
+    if std::env::var(OWN_PROCESS).is_ok_and(|running| running == name) {
+        return true;
+    }
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", &name, "--nocapture", "--test-threads=1"])
+        .env(OWN_PROCESS, &name)
+        .output()
+        .unwrap();
+    let [out, err] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
+    assert!(output.status.success() && out.contains("1 passed"), "{out}\n{err}");
+    false
 }

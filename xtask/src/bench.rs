@@ -2,13 +2,12 @@
 //! have to run and to print their rows.
 
 use crate::Place;
-use crate::cargo::cargo;
+use crate::cargo::{cargo, programs};
 use crate::process::{quiet, shown};
 use crate::report::Verdict;
 use crate::rows::{Row, parse};
 use anyhow::{Context as _, Result, bail};
 use std::collections::HashSet;
-use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
@@ -70,7 +69,7 @@ pub(crate) fn step(place: &Place) -> Result<Verdict> {
         let build = ["bench", "-p", package, "--bench", bench, "--no-run"];
         shown(cargo(place).args(build), None)?.ok()?;
         let told = quiet(cargo(place).args(build).arg("--message-format=json"), None)?.ok()?;
-        let program = executable(&told.text, bench).context("cargo named no bench")?;
+        let program = programs(&told.text).remove(bench).context("cargo named no bench")?;
         let mut command = Command::new(program);
         command.current_dir(&place.root).env("AQUIFER_BACKEND", "sim");
         let finished = shown(&mut command, Some(LIMIT))?.ok()?;
@@ -79,15 +78,6 @@ pub(crate) fn step(place: &Place) -> Result<Verdict> {
         counts.push(format!("{} of the {bench}", rows.len()));
     }
     Ok(Verdict::Passed(format!("bench: rows: {}", counts.join(", "))))
-}
-
-/// The program that cargo's messages say it built.
-fn executable(messages: &str, bench: &str) -> Option<PathBuf> {
-    messages
-        .lines()
-        .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
-        .filter(|message| message["target"]["name"] == bench)
-        .find_map(|message| message["executable"].as_str().map(PathBuf::from))
 }
 
 fn check(rows: &[Row], wanted: &[(&str, &str)]) -> Result<()> {
@@ -224,12 +214,5 @@ mod tests {
         }
         // There is nothing of the pool to judge.
         assert!(!table.contains("ping-pong"), "{table}");
-    }
-
-    #[test]
-    fn finds_the_program_among_the_messages() {
-        let messages = "{\"target\":{\"name\":\"aquifer\"},\"executable\":null}\n\
-            {\"target\":{\"name\":\"pool\"},\"executable\":\"/there/pool-1\"}\nwarning: no JSON\n";
-        assert_eq!(executable(messages, "pool"), Some(PathBuf::from("/there/pool-1")));
     }
 }

@@ -4,7 +4,9 @@ use crate::Place;
 use crate::process::{quiet, shown};
 use crate::report::Verdict;
 use anyhow::{Result, bail};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::process::Command;
 
 /// The optional features of the crate that are checked with the default ones.
@@ -108,6 +110,38 @@ pub(crate) fn package(place: &Place) -> Result<Verdict> {
     Ok(Verdict::Passed(String::new()))
 }
 
+/// Builds test targets of the crate with one call of `cargo`, which has its folders and flags already,
+/// optimised. Returns the programs by their targets.
+pub(crate) fn build_tests(
+    cargo: &mut Command,
+    targets: &BTreeSet<String>,
+) -> Result<BTreeMap<String, PathBuf>> {
+    cargo
+        .args(["test", "--release", "-p", "aquifer", "--no-run"])
+        .args(["--message-format", "json-render-diagnostics"])
+        .args(targets.iter().flat_map(|target| ["--test", target]));
+    let finished = quiet(cargo, None)?;
+    if !finished.status.success() {
+        println!("{}", finished.text);
+        bail!("the tests do not compile");
+    }
+    let programs = programs(&finished.text);
+    if let Some(missing) = targets.iter().find(|target| !programs.contains_key(*target)) {
+        bail!("cargo built no program for {missing}");
+    }
+    Ok(programs)
+}
+
+/// The programs that cargo's messages say it built, by their targets.
+pub(crate) fn programs(messages: &str) -> BTreeMap<String, PathBuf> {
+    let program = |line| {
+        let message: serde_json::Value = serde_json::from_str(line).ok()?;
+        let name = message.pointer("/target/name")?.as_str()?;
+        Some((name.into(), message["executable"].as_str()?.into()))
+    };
+    messages.lines().filter_map(program).collect()
+}
+
 /// Runs a test command; at least one test must have run. The note counts them.
 pub(crate) fn tests(command: &mut Command) -> Result<Verdict> {
     let finished = shown(command, None)?;
@@ -206,6 +240,16 @@ mod tests {
         let counts = Counts::of(text);
         assert_eq!(counts, Counts { passed: 3, failed: 2, ignored: 1, skipped: 1 });
         assert_eq!(counts.note(), "tests: 3 passed, 2 failed, 1 ignored, 1 skipped");
+    }
+
+    #[test]
+    fn finds_the_programs_in_the_messages() {
+        let messages = r#"   Compiling aquifer
+{"reason":"compiler-artifact","target":{"name":"aquifer"},"filenames":["/t/libaquifer.rlib"],"executable":null}
+{"reason":"compiler-artifact","target":{"name":"loom_gate"},"filenames":["/t/gate-1"],"executable":"/t/gate-1"}
+warning: no JSON"#;
+        let found = programs(messages);
+        assert_eq!(found, BTreeMap::from([("loom_gate".into(), PathBuf::from("/t/gate-1"))]));
     }
 
     #[test]

@@ -1,11 +1,13 @@
 //! loom's models: the test targets of `loom_tests/`, built with `--cfg aquifer_loom`.
 
 use crate::Place;
-use crate::cargo::{Counts, cargo};
+use crate::cargo::{Counts, build_tests, cargo, prepared};
 use crate::examples::stems;
 use crate::process::shown;
 use crate::report::Verdict;
 use anyhow::{Result, bail};
+use std::process::{Command, ExitStatus};
+use std::time::Instant;
 
 /// Debug assertions stay on, as the models lean on them; the build is optimised all the same.
 pub(crate) const FLAGS: &str = "--cfg aquifer_loom -C debug-assertions=on";
@@ -22,32 +24,53 @@ pub(crate) fn bound() -> String {
 }
 
 pub(crate) fn step(place: &Place) -> Result<Verdict> {
-    let names = stems(&place.root.join("loom_tests"))?;
-    let mut failed = Vec::new();
-    let mut models = 0;
-    for name in &names {
-        let target = format!("loom_{name}");
-        let mut command = cargo(place);
-        command
-            .env("RUSTFLAGS", FLAGS)
-            .env("CARGO_TARGET_DIR", place.target.join("loom"))
-            .env(BOUND.0, bound())
-            .args(["test", "--release", "-p", "aquifer", "--test", &target])
-            .args(["--", "--nocapture"]);
+    let stems = stems(&place.root.join("loom_tests"))?;
+    let targets = stems.iter().map(|stem| format!("loom_{stem}")).collect();
+    let mut build = cargo(place);
+    build.env("RUSTFLAGS", FLAGS).env("CARGO_TARGET_DIR", place.target.join("loom"));
+    let programs = build_tests(&mut build, &targets)?;
+    let (mut rows, mut failed, mut models) = (Vec::new(), Vec::new(), 0);
+    for (target, program) in &programs {
+        let mut command = prepared(place, Command::new(program));
+        command.arg("--nocapture").env(BOUND.0, bound());
         for limit in SILENT_LIMITS {
             command.env_remove(limit);
         }
+        let started = Instant::now();
         let finished = shown(&mut command, None)?;
         let passed = Counts::of(&finished.text).passed;
+        rows.push(format!("{target:20} {passed:6} {:9.1}", started.elapsed().as_secs_f64()));
         models += passed;
-        if !finished.status.success() {
-            failed.push(format!("{target} ({})", finished.status));
-        } else if passed == 0 {
-            failed.push(format!("{target} (no model ran: is it built for aquifer_loom?)"));
-        }
+        failed.extend(complaint(target, finished.status, passed));
+    }
+    println!("\n{:20} {:>6} {:>9}", "target", "models", "seconds");
+    for row in &rows {
+        println!("{row}");
     }
     if !failed.is_empty() {
         bail!("failed: {}", failed.join(", "));
     }
     Ok(Verdict::Passed(format!("models: {models} passed, preemption bound {}", bound())))
+}
+
+/// Why the models of `target` have not passed. A target that ran no model proves nothing.
+fn complaint(target: &str, status: ExitStatus, passed: u64) -> Option<String> {
+    if !status.success() {
+        return Some(format!("{target} ({status})"));
+    }
+    (passed == 0).then(|| format!("{target} (no model ran: is it built for aquifer_loom?)"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::process::ExitStatusExt as _;
+
+    #[test]
+    fn a_target_without_a_model_has_failed() {
+        let (good, bad) = (ExitStatus::from_raw(0), ExitStatus::from_raw(101 << 8));
+        assert_eq!(complaint("loom_gate", good, 3), None);
+        assert!(complaint("loom_gate", good, 0).unwrap().contains("no model ran"));
+        assert!(complaint("loom_gate", bad, 3).unwrap().contains("101"));
+    }
 }

@@ -1,14 +1,15 @@
 //! `cargo xtask`: everything that checks this repository, in one program.
 //!
-//! `cargo xtask ci` is what the README, `.ci/run` and the GitHub workflow call. The steps are listed
-//! in one place, [`steps::STEPS`].
+//! `cargo xtask test` runs what a user would, and `cargo xtask ci` all the rest; `.ci/run` and the
+//! GitHub workflow call both. The steps are listed in one place, [`steps::STEPS`].
 
 mod bench;
 mod cargo;
+mod commits;
 mod examples;
 mod faults;
+mod faulty;
 mod figures;
-mod house;
 mod loom;
 mod msrv;
 mod nightly;
@@ -16,12 +17,14 @@ mod process;
 mod report;
 mod rows;
 mod soak;
+mod source_rules;
 mod steps;
 
 use anyhow::{Context as _, Result};
-use clap::{Parser, Subcommand};
+use clap::{Args, Parser, Subcommand};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use steps::RunBy;
 
 #[derive(Parser)]
 #[command(about = "Checks the crate aquifer")]
@@ -32,11 +35,16 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Run every step, or those of --only; the exit code is 1 if any failed.
+    /// Run every test: of units, integration and documentation, loom's models, short soaks. The exit
+    /// code is 1 if any failed.
+    Test {
+        #[command(flatten)]
+        steps: Only,
+    },
+    /// Run every check that `test` does not; the exit code is 1 if any failed.
     Ci {
-        /// The steps to run, separated by commas (`cargo xtask list` names them).
-        #[arg(long, value_delimiter = ',', value_name = "STEP")]
-        only: Vec<String>,
+        #[command(flatten)]
+        steps: Only,
     },
     /// List the steps.
     List,
@@ -49,19 +57,38 @@ enum Task {
         #[arg(long, default_value = "benches/figures", value_name = "FOLDER")]
         into: PathBuf,
     },
-    /// Run loom's models as they ship, or with one fault compiled in, which has to be found.
+    /// The copy with faults, and the patches of loom_tests/faults that make it.
+    Faults {
+        #[command(subcommand)]
+        task: FaultsTask,
+    },
+    /// Run loom's models as they ship, or with one fault, which has to be found.
     Loom {
         /// A fault of loom_tests/faults.csv.
         #[arg(long, value_name = "NAME")]
         fault: Option<String>,
     },
-    /// Run the long soak of the pool as it ships, or with one fault compiled in, which has to be
-    /// found.
+    /// Run the long soaks as they ship, or with one fault, which has to be found.
     Soak {
-        /// A fault of tests/soak/faults.csv.
+        /// A fault of tests/soak/faults.csv or tests/capture_soak/faults.csv.
         #[arg(long, value_name = "NAME")]
         fault: Option<String>,
     },
+}
+
+#[derive(Args)]
+struct Only {
+    /// The steps to run, of either command, separated by commas (`cargo xtask list` names them).
+    #[arg(long, value_delimiter = ',', value_name = "STEP")]
+    only: Vec<String>,
+}
+
+#[derive(Subcommand)]
+enum FaultsTask {
+    /// Apply the patches to a copy, to be edited there.
+    Apply,
+    /// Write the patches anew from the copy, for which nothing else may have changed meanwhile.
+    Save,
 }
 
 /// Where the steps run.
@@ -100,10 +127,15 @@ fn run() -> Result<ExitCode> {
     let arguments = Arguments::parse();
     let place = Place::find()?;
     match arguments.command {
-        Task::Ci { only } => Ok(report::run(&place, &steps::choose(&only)?)),
+        Task::Test { steps } => run_steps(&place, RunBy::Test, &steps.only),
+        Task::Ci { steps } => run_steps(&place, RunBy::Ci, &steps.only),
         Task::List => {
             for step in steps::STEPS {
-                println!("{:16} {}", step.name, step.about);
+                let command = match step.command {
+                    RunBy::Test => "test",
+                    RunBy::Ci => "ci",
+                };
+                println!("{command:4} {:16} {}", step.name, step.about);
             }
             Ok(ExitCode::SUCCESS)
         }
@@ -113,16 +145,28 @@ fn run() -> Result<ExitCode> {
             }
             Ok(ExitCode::SUCCESS)
         }
-        Task::Loom { fault: None } => Ok(report::run(&place, &steps::choose(&["loom".into()])?)),
+        Task::Faults { task: FaultsTask::Apply } => {
+            println!("{}", faulty::Faulty::copy(&place)?.root().display());
+            Ok(ExitCode::SUCCESS)
+        }
+        Task::Faults { task: FaultsTask::Save } => {
+            println!("{} patches", faulty::save(&place)?);
+            Ok(ExitCode::SUCCESS)
+        }
+        Task::Loom { fault: None } => run_steps(&place, RunBy::Test, &["loom".into()]),
         Task::Loom { fault: Some(name) } => {
             let note = faults::run(&place, Some(&name))?;
             println!("{note}");
             Ok(ExitCode::SUCCESS)
         }
-        Task::Soak { fault: None } => Ok(report::run(&place, &steps::choose(&["soak".into()])?)),
+        Task::Soak { fault: None } => run_steps(&place, RunBy::Ci, &["soak".into()]),
         Task::Soak { fault: Some(name) } => {
             soak::run(&place, Some(&name))?;
             Ok(ExitCode::SUCCESS)
         }
     }
+}
+
+fn run_steps(place: &Place, command: RunBy, only: &[String]) -> Result<ExitCode> {
+    Ok(report::run(place, &steps::choose(command, only)?))
 }

@@ -111,6 +111,40 @@ pub(crate) fn tsan(place: &Place) -> Result<Verdict> {
     tests(&mut command)
 }
 
+/// How long each fuzz target runs, in seconds.
+const FUZZ_SECONDS: u32 = 30;
+
+/// The targets of `fuzz/`.
+const FUZZ_TARGETS: [&str; 2] = ["heap", "logs"];
+
+/// What the fuzz targets run, on drawn inputs; then the targets, where there is a fuzzer.
+pub(crate) fn fuzz(place: &Place) -> Result<Verdict> {
+    let mut drawn = cargo(place);
+    drawn.env("CARGO_TARGET_DIR", &place.target).args([
+        "test",
+        "--manifest-path",
+        "fuzz/Cargo.toml",
+        "--no-default-features",
+        "--test",
+        "inputs",
+    ]);
+    tests(&mut drawn)?;
+    let Some(nightly) = nightly(place) else { return Ok(no_nightly()) };
+    let mut version = nightly.cargo(place, "fuzz");
+    let there = quiet(version.args(["fuzz", "--version"]), None);
+    if !there.is_ok_and(|finished| finished.status.success()) {
+        let why = "cargo-fuzz is not installed; drawn inputs passed";
+        return Ok(Verdict::Skipped(why.into()));
+    }
+    for target in FUZZ_TARGETS {
+        let mut command = nightly.cargo(place, "fuzz");
+        let limit = format!("-max_total_time={FUZZ_SECONDS}");
+        command.args(["fuzz", "run", target, "--", &limit, "-rss_limit_mb=4096"]);
+        shown(&mut command, None)?.ok()?;
+    }
+    Ok(Verdict::Passed(format!("{} targets, {FUZZ_SECONDS} s each", FUZZ_TARGETS.len())))
+}
+
 fn no_nightly() -> Verdict {
     Verdict::Skipped("no nightly toolchain is installed".into())
 }

@@ -1,29 +1,48 @@
-//! The soak of the pool, long: many random programs on the simulated device. And the same with a
-//! fault compiled in, which it has to find.
+//! The soaks, long: many random programs on the simulated device. And the same with a fault, which has
+//! to be found.
 
 use crate::Place;
-use crate::cargo::{cargo, prepared};
-use crate::faults::{build, is_plain};
-use crate::house::source::{Source, sources};
+use crate::cargo::cargo;
+use crate::faults::is_plain;
+use crate::faulty::{self, Faulty};
 use crate::process::{judged, shown};
 use crate::report::Verdict;
 use anyhow::{Context as _, Result, bail};
+use std::collections::BTreeSet;
 use std::io::Read;
-use std::process::Command;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// How many programs the step runs, unless the user says otherwise.
-const PROGRAMS: (&str, &str) = ("AQUIFER_SOAK_PROGRAMS", "100000");
+/// A test target that runs random programs.
+struct Soak {
+    target: &'static str,
+    /// How it begins the line that says how many programs ran.
+    says: &'static str,
+    /// Its environment: `PROGRAMS`, and what must not be set while it looks for a fault.
+    prefix: &'static str,
+    /// How many programs one with a fault gets before it counts as one that found nothing.
+    programs_with_a_fault: &'static str,
+}
 
-/// How many a faulty pool gets before it counts as one in which nothing was found.
-const PROGRAMS_WITH_A_FAULT: &str = "20000";
+const SOAKS: [Soak; 2] = [
+    Soak { target: "soak", says: "soak: ", prefix: "AQUIFER_SOAK", programs_with_a_fault: "20000" },
+    Soak {
+        target: "capture_soak",
+        says: "capture soak: ",
+        prefix: "AQUIFER_CAPTURE_SOAK",
+        programs_with_a_fault: "60000",
+    },
+];
+
+/// How many programs of each the step runs, unless the user says otherwise.
+const PROGRAMS: &str = "100000";
 
 /// A soak that takes longer has found nothing, or hangs.
 const LIMIT: Duration = Duration::from_secs(900);
 
 const COLUMNS: [&str; 2] = ["fault", "message"];
 
-/// One row of tests/soak/faults.csv.
+/// One row of a soak's faults.csv.
 #[derive(Debug, PartialEq)]
 struct Fault {
     name: String,
@@ -31,25 +50,54 @@ struct Fault {
 }
 
 pub(crate) fn step(place: &Place) -> Result<Verdict> {
-    let programs = std::env::var(PROGRAMS.0).unwrap_or_else(|_| PROGRAMS.1.into());
-    let mut command = cargo(place);
-    command
-        .env(PROGRAMS.0, &programs)
-        .args(["test", "--release", "-p", "aquifer", "--test", "soak"])
-        .args(["--", "--nocapture", "--test-threads=1"]);
-    let finished = shown(&mut command, Some(LIMIT))?.ok()?;
-    let done: Vec<&str> = finished.text.lines().filter_map(summary).collect();
-    if !done.iter().any(|line| line.starts_with(&format!("soak: {programs} programs"))) {
-        bail!("the soak did not say that it ran {programs} programs");
+    let mut done = Vec::new();
+    for soak in &SOAKS {
+        let variable = soak.variable("PROGRAMS");
+        let programs = std::env::var(&variable).unwrap_or_else(|_| PROGRAMS.into());
+        let mut command = cargo(place);
+        command
+            .env(variable, &programs)
+            .args(["test", "--release", "-p", "aquifer", "--test", soak.target])
+            .args(["--", "--nocapture", "--test-threads=1"]);
+        let finished = shown(&mut command, Some(LIMIT))?.ok()?;
+        let lines: Vec<String> = finished.text.lines().filter_map(summary).collect();
+        if !lines.iter().any(|line| line.starts_with(&format!("{}{programs} programs", soak.says)))
+        {
+            bail!("{} did not say that it ran {programs} programs", soak.target);
+        }
+        done.extend(lines);
     }
     Ok(Verdict::Passed(done.join("; ")))
 }
 
 /// The part of a line that says how many programs ran. The harness may have begun the line.
-fn summary(line: &str) -> Option<&str> {
-    let start = line.find("soak: ").or_else(|| line.find("soak of races: "))?;
+fn summary(line: &str) -> Option<String> {
+    let starts = ["capture soak: ", "soak: ", "soak of races: "];
+    let start = starts.iter().find_map(|start| line.find(start))?;
     let text = &line[start..];
-    text.contains(" programs in ").then_some(text)
+    text.contains(" programs in ").then(|| text.into())
+}
+
+impl Soak {
+    fn variable(&self, name: &str) -> String {
+        format!("{}_{name}", self.prefix)
+    }
+
+    fn faults(&self, place: &Place) -> Result<Vec<Fault>> {
+        let path = place.root.join("tests").join(self.target).join("faults.csv");
+        let file = std::fs::File::open(&path)
+            .with_context(|| format!("{} cannot be read", path.display()))?;
+        read(file).with_context(|| path.display().to_string())
+    }
+}
+
+/// The names of the faults that some soak finds.
+pub(crate) fn names(place: &Place) -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    for soak in &SOAKS {
+        names.extend(soak.faults(place)?.into_iter().map(|fault| fault.name));
+    }
+    Ok(names)
 }
 
 pub(crate) fn faults(place: &Place) -> Result<Verdict> {
@@ -58,36 +106,40 @@ pub(crate) fn faults(place: &Place) -> Result<Verdict> {
 
 /// Runs every fault, or the one that is named.
 pub(crate) fn run(place: &Place, only: Option<&str>) -> Result<Verdict> {
-    let path = place.root.join("tests/soak/faults.csv");
-    let file =
-        std::fs::File::open(&path).with_context(|| format!("{} cannot be read", path.display()))?;
-    let mut faults = read(file).with_context(|| path.display().to_string())?;
-    let unknown = unknown(&faults, &sources(&place.root, &["src"])?);
+    let mut faults = Vec::new();
+    for soak in &SOAKS {
+        faults.extend(soak.faults(place)?.into_iter().map(|fault| (soak, fault)));
+    }
+    let copy = Faulty::copy(place)?;
+    let unknown = unknown(faults.iter().map(|(_, fault)| fault), copy.names());
     if !unknown.is_empty() {
-        bail!("the source has no fault {}", unknown.join(", "));
+        bail!("no patch has the fault {}", unknown.join(", "));
     }
     if let Some(name) = only {
-        faults.retain(|fault| fault.name == name);
+        faults.retain(|(_, fault)| fault.name == name);
         if faults.is_empty() {
-            bail!("{} has no fault `{name}`", path.display());
+            bail!("no soak has a fault `{name}`");
         }
     }
     if faults.is_empty() {
-        return Ok(Verdict::Skipped("tests/soak/faults.csv lists no fault".into()));
+        return Ok(Verdict::Skipped("no faults.csv lists a fault".into()));
     }
+    let targets = faults.iter().map(|(soak, _)| soak.target.into()).collect();
+    let programs = copy.build(place, "soak-faults", "", &targets)?;
     let (mut rows, mut survivors) = (Vec::new(), 0);
-    for fault in &faults {
+    for (soak, fault) in &faults {
         let started = Instant::now();
-        let word = match try_one(place, fault) {
+        let word = match try_one(place, soak, fault, &programs[soak.target]) {
             Ok(found) => found,
             Err(error) => {
                 survivors += 1;
                 format!("NOT FOUND: {error:#}")
             }
         };
-        rows.push(format!("{:32} {:7.1}  {word}", fault.name, started.elapsed().as_secs_f64()));
+        let seconds = started.elapsed().as_secs_f64();
+        rows.push(format!("{:32} {:16} {seconds:7.1}  {word}", fault.name, soak.target));
     }
-    println!("\n{:32} {:>7}", "fault", "seconds");
+    println!("\n{:32} {:16} {:>7}", "fault", "soak", "seconds");
     for row in &rows {
         println!("{row}");
     }
@@ -97,18 +149,15 @@ pub(crate) fn run(place: &Place, only: Option<&str>) -> Result<Verdict> {
     Ok(Verdict::Passed(format!("faults: {} found", faults.len())))
 }
 
-/// Builds the soak with the fault in it and runs it. Says where the fault was found.
-fn try_one(place: &Place, fault: &Fault) -> Result<String> {
-    println!("\n-- fault {}", fault.name);
-    let built = build(place, "soak-faults", "", &fault.name, "soak")?;
-    let mut command = prepared(place, Command::new(&built.program));
-    command
-        .args(["--nocapture", "--test-threads=1"])
-        .env(PROGRAMS.0, PROGRAMS_WITH_A_FAULT)
-        .env("RUST_BACKTRACE", "0");
-    for name in ["AQUIFER_SOAK_SEED", "AQUIFER_SOAK_FIRST", "AQUIFER_BACKEND"] {
-        command.env_remove(name);
+/// Runs the soak with the fault in it. Says where the fault was found.
+fn try_one(place: &Place, soak: &Soak, fault: &Fault, program: &Path) -> Result<String> {
+    println!("\n-- fault {} in {}", fault.name, soak.target);
+    let mut command = faulty::command(place, program, &fault.name);
+    command.args(["--nocapture", "--test-threads=1"]).env_remove("AQUIFER_BACKEND");
+    for name in ["SEED", "FIRST", "SECONDS"] {
+        command.env_remove(soak.variable(name));
     }
+    command.env(soak.variable("PROGRAMS"), soak.programs_with_a_fault);
     judged(&mut command, LIMIT, |finished| judge(fault, finished.status.success(), &finished.text))
 }
 
@@ -146,11 +195,10 @@ fn read(file: impl Read) -> Result<Vec<Fault>> {
     Ok(faults)
 }
 
-/// Faults that only the file knows. The step `loom-faults` looks for those that only the source
-/// knows: each of them has a row there, and a row here if random programs find it, too.
-fn unknown(faults: &[Fault], sources: &[Source]) -> Vec<String> {
-    let known: Vec<&str> = sources.iter().flat_map(|source| source.faults()).collect();
-    let missing = faults.iter().filter(|fault| !known.contains(&fault.name.as_str()));
+/// Faults that only the files know. The step `loom-faults` looks for those that only the patches know:
+/// each of them has a row there, or here if random programs find it, or both.
+fn unknown<'a>(faults: impl Iterator<Item = &'a Fault>, patched: &BTreeSet<String>) -> Vec<String> {
+    let missing = faults.filter(|fault| !patched.contains(&fault.name));
     missing.map(|fault| format!("`{}`", fault.name)).collect()
 }
 
@@ -182,22 +230,24 @@ mod tests {
     }
 
     #[test]
-    fn the_file_names_faults_of_the_source() {
-        let source = r#"fn f() { if !cfg!(aquifer_fault = "skip_wait") { wait() } }"#;
-        let sources = [Source::parse("src/pool/steal.rs", source).unwrap()];
-        assert!(unknown(&[sample()], &sources).is_empty());
+    fn the_file_names_faults_of_the_patches() {
+        let patched = BTreeSet::from(["skip_wait".to_string()]);
+        assert!(unknown([sample()].iter(), &patched).is_empty());
         let other = Fault { name: "other".into(), message: "x".into() };
-        assert_eq!(unknown(&[other], &sources), ["`other`"]);
+        assert_eq!(unknown([other].iter(), &patched), ["`other`"]);
     }
 
     #[test]
     fn finds_what_the_soak_says() {
-        let line = "test programs_in_turns ... soak: 10 programs in 0.1 s";
-        assert_eq!(summary(line), Some("soak: 10 programs in 0.1 s"));
-        assert_eq!(
-            summary("soak of races: 1 programs in 2 s"),
-            Some("soak of races: 1 programs in 2 s")
-        );
+        let found = |line: &str| summary(line).unwrap_or_default();
+        for said in [
+            "soak: 10 programs in 0.1 s",
+            "soak of races: 1 programs in 2 s",
+            "capture soak: 10 programs in 0.1 s",
+        ] {
+            assert_eq!(found(said), said);
+            assert_eq!(found(&format!("test programs ... {said}")), said);
+        }
         assert_eq!(summary("a soak: of nothing"), None);
     }
 }

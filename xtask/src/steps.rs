@@ -1,56 +1,76 @@
 //! The one list of steps.
 
 use crate::report::Verdict;
-use crate::{Place, bench, cargo, examples, faults, house, loom, msrv, nightly, soak};
+use crate::{
+    Place, bench, cargo, commits, examples, faults, loom, msrv, nightly, soak, source_rules,
+};
 use anyhow::{Result, bail};
 
-/// One step of `cargo xtask ci`. An error of `run` is a failure of the step.
+/// One step of `cargo xtask test` or `cargo xtask ci`. An error of `run` is a failure of the step.
 pub(crate) struct Step {
     pub(crate) name: &'static str,
     pub(crate) about: &'static str,
+    pub(crate) command: RunBy,
     pub(crate) run: fn(&Place) -> Result<Verdict>,
 }
 
-const fn step(name: &'static str, about: &'static str, run: fn(&Place) -> Result<Verdict>) -> Step {
-    Step { name, about, run }
+/// The command that runs a step: `test` what tells a user that the crate works here, `ci` the rest.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum RunBy {
+    Test,
+    Ci,
 }
 
-/// Every step, in the order in which they run: the quick ones first.
+type Run = fn(&Place) -> Result<Verdict>;
+
+const fn test(name: &'static str, about: &'static str, run: Run) -> Step {
+    Step { name, about, command: RunBy::Test, run }
+}
+
+const fn ci(name: &'static str, about: &'static str, run: Run) -> Step {
+    Step { name, about, command: RunBy::Ci, run }
+}
+
+/// Every step, in the order in which they run: the quick ones of each command first.
 pub(crate) const STEPS: &[Step] = &[
-    step("format", "rustfmt on the whole workspace", cargo::format),
-    step("house", "the rules of the source that no compiler checks", house::step),
-    step("msrv", "Cargo.toml, README and compiler agree on the Rust version", msrv::step),
-    step("clippy", "clippy on every target, warnings denied", cargo::clippy),
-    step("clippy-minimal", "the same without default features", cargo::clippy_minimal),
-    step("test", "unit and integration tests of the workspace", cargo::test),
-    step("test-minimal", "the same without default features", cargo::test_minimal),
-    step(
-        "log-levels",
-        "the tests of the debug log at each level that features cut at",
-        cargo::log_levels,
-    ),
-    step("doctest", "the examples in the documentation", cargo::doctest),
-    step("examples", "build every example and run it on the simulated device", examples::step),
-    step("bench", "the benches of rows on the simulated device, small counts", bench::step),
-    step("doc", "rustdoc of the public items, warnings denied", cargo::doc),
-    step("loom", "loom's models of the concurrent core", loom::step),
-    step("loom-faults", "every fault compiled in must be found by its model", faults::step),
-    step("soak", "a hundred thousand random programs on the pool", soak::step),
-    step("soak-faults", "faults compiled in that the soak must find", soak::faults),
-    step("std-allocator", "the standard library's Allocator, on a nightly", nightly::std_allocator),
-    step("asan", "the tests under AddressSanitizer, on a nightly", nightly::asan),
-    step("miri", "the unit tests under Miri, where it is installed", nightly::miri),
-    step("tsan", "the tests under ThreadSanitizer, where rust-src is installed", nightly::tsan),
-    step("package", "cargo publish --dry-run", cargo::package),
+    test("test", "unit and integration tests of the workspace, short soaks included", cargo::test),
+    test("doctest", "the examples in the documentation", cargo::doctest),
+    test("loom", "loom's models of the concurrent core", loom::step),
+    ci("format", "rustfmt on the whole workspace", cargo::format),
+    ci("source-rules", "the rules of the source that no compiler checks", source_rules::step),
+    ci("commits", "the subjects of the last commits have 72 characters at most", commits::step),
+    ci("msrv", "Cargo.toml, README and compiler agree on the Rust version", msrv::step),
+    ci("clippy", "clippy on every target, warnings denied", cargo::clippy),
+    ci("clippy-minimal", "the same without default features", cargo::clippy_minimal),
+    ci("test-minimal", "the tests of `test` without default features", cargo::test_minimal),
+    ci("log-levels", "the debug log's tests at each level that features cut at", cargo::log_levels),
+    ci("examples", "build every example and run it on the simulated device", examples::step),
+    ci("bench", "the benches of rows on the simulated device, small counts", bench::step),
+    ci("doc", "rustdoc of the public items, warnings denied", cargo::doc),
+    ci("loom-faults", "every fault must be found by its model", faults::step),
+    ci("soak", "a hundred thousand random programs of each soak", soak::step),
+    ci("soak-faults", "faults that the soaks must find", soak::faults),
+    ci("std-allocator", "the standard library's Allocator, on a nightly", nightly::std_allocator),
+    ci("asan", "the tests under AddressSanitizer, on a nightly", nightly::asan),
+    ci("fuzz", "the heap and the readers of logs, a minute where cargo-fuzz is", nightly::fuzz),
+    ci("miri", "the unit tests under Miri, where it is installed", nightly::miri),
+    ci("tsan", "the tests under ThreadSanitizer, where rust-src is installed", nightly::tsan),
+    ci("package", "cargo publish --dry-run", cargo::package),
 ];
 
-/// The steps that `only` names, in the order of [`STEPS`]; all where it names none.
-pub(crate) fn choose(only: &[String]) -> Result<Vec<&'static Step>> {
+/// The steps that `only` names, in the order of [`STEPS`]; those of `command` where it names none.
+pub(crate) fn choose(command: RunBy, only: &[String]) -> Result<Vec<&'static Step>> {
     if let Some(unknown) = only.iter().find(|name| STEPS.iter().all(|step| step.name != **name)) {
         let known: Vec<_> = STEPS.iter().map(|step| step.name).collect();
         bail!("there is no step `{unknown}`; the steps are {}", known.join(", "));
     }
-    let wanted = |step: &&Step| only.is_empty() || only.iter().any(|name| name == step.name);
+    let wanted = |step: &&Step| {
+        if only.is_empty() {
+            step.command == command
+        } else {
+            only.iter().any(|name| name == step.name)
+        }
+    };
     Ok(STEPS.iter().filter(wanted).collect())
 }
 
@@ -66,10 +86,19 @@ mod tests {
     }
 
     #[test]
-    fn chooses_all_some_or_complains() {
-        assert_eq!(choose(&[]).unwrap().len(), STEPS.len());
-        let two = choose(&["doc".into(), "format".into()]).unwrap();
-        assert_eq!(two.iter().map(|step| step.name).collect::<Vec<_>>(), ["format", "doc"]);
-        assert!(choose(&["fromat".into()]).err().unwrap().to_string().contains("fromat"));
+    fn the_two_commands_share_no_step_and_leave_none_out() {
+        let [test, ci] = [RunBy::Test, RunBy::Ci].map(|command| choose(command, &[]).unwrap());
+        assert_eq!(test.len() + ci.len(), STEPS.len());
+        assert!(test.iter().all(|step| ci.iter().all(|other| other.name != step.name)));
+    }
+
+    #[test]
+    fn chooses_some_of_either_command_or_complains() {
+        for command in [RunBy::Test, RunBy::Ci] {
+            let two = choose(command, &["format".into(), "loom".into()]).unwrap();
+            assert_eq!(two.iter().map(|step| step.name).collect::<Vec<_>>(), ["loom", "format"]);
+            let unknown = choose(command, &["fromat".into()]).err().unwrap();
+            assert!(unknown.to_string().contains("fromat"));
+        }
     }
 }

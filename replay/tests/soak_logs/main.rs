@@ -17,6 +17,8 @@ mod ballast;
 mod captures;
 #[path = "../../../tests/soak/complaints.rs"]
 mod complaints;
+#[path = "../../../tests/soak/failing_calls.rs"]
+mod failing_calls;
 #[path = "../../../tests/support/kernels.rs"]
 mod kernels;
 #[path = "../../../tests/soak/player.rs"]
@@ -35,8 +37,6 @@ mod support;
 #[allow(dead_code, reason = "the soak itself uses more of it")]
 #[path = "../../../tests/soak/tally.rs"]
 mod tally;
-#[path = "../../../tests/soak/trouble.rs"]
-mod trouble;
 #[path = "../../../tests/soak/turns.rs"]
 mod turns;
 

@@ -1,11 +1,11 @@
-//! What was done wrong with a block.
+//! Wrong uses of a block.
 
 use std::fmt;
 use std::thread::ThreadId;
 use std::time::Duration;
 
-/// A wrong use of a block that a [`CheckedAdaptor`](crate::CheckedAdaptor) found, by kind. More kinds
-/// may come.
+/// The kinds of a [`Misuse`] that a [`CheckedAdaptor`](crate::CheckedAdaptor) finds. Later versions may
+/// add more.
 ///
 /// ```
 /// use aquifer::MisuseKind;
@@ -16,7 +16,7 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum MisuseKind {
-    /// The block had been freed before, and its address not been handed out since.
+    /// The block was freed before, and its address not handed out since.
     DoubleFree,
     /// The block was freed with a size that is not its own. It stays allocated.
     WrongSize,
@@ -26,23 +26,23 @@ pub enum MisuseKind {
     ForeignPointer,
     /// The block was freed on a stream of another device. It stays allocated.
     WrongDevice,
-    /// The block was freed on another stream than it was allocated on, where the adaptor was told
-    /// that this is wrong.
+    /// The block was freed on another stream than it was allocated on, with
+    /// [`require_same_stream`](crate::CheckedOptions::require_same_stream).
     WrongStream,
-    /// Upstream handed out an address that had not been freed here: it was freed past the adaptor,
-    /// or upstream is broken.
+    /// The upstream handed out an address that was not freed here: it was freed past the adaptor, or
+    /// the upstream is broken.
     HandedOutTwice,
 }
 
 impl MisuseKind {
-    /// Whether the free was refused, so that upstream never saw it. The others are sound as such, and
+    /// Whether the free was refused, so that the upstream never saw it. The other kinds are sound, and
     /// were passed on.
     pub fn is_refused(self) -> bool {
         !matches!(self, Self::WrongStream | Self::HandedOutTwice)
     }
 }
 
-/// One call on a block: what it said, and who made it.
+/// One call on a block: its arguments, thread and time.
 ///
 /// ```
 /// use aquifer::BlockUse;
@@ -87,7 +87,7 @@ impl BlockUse {
         self.thread
     }
 
-    /// When, since the adaptor was made.
+    /// The time of the call, since the adaptor was made.
     pub fn after(&self) -> Duration {
         self.after
     }
@@ -103,10 +103,9 @@ impl fmt::Display for BlockUse {
     }
 }
 
-/// A wrong use of a block: its kind, the call that was wrong, and the earlier one that it disagrees
-/// with.
+/// A wrong use of a block: its kind, the wrong call, and the earlier call that it contradicts.
 ///
-/// RMM has no such thing: its resources trust each pointer, size and stream they are given.
+/// RMM has no counterpart: its resources trust each pointer, size and stream that they get.
 ///
 /// ```
 /// use aquifer::{CheckedAdaptor, CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, MisuseKind};
@@ -141,7 +140,7 @@ pub struct Misuse {
 }
 
 impl Misuse {
-    /// What was wrong, by kind.
+    /// The kind.
     pub fn kind(&self) -> MisuseKind {
         self.kind
     }
@@ -151,8 +150,8 @@ impl Misuse {
         &self.call
     }
 
-    /// What the adaptor knew: the allocation; the first free, of a [`MisuseKind::DoubleFree`]; the
-    /// living block around the address, of a [`MisuseKind::ForeignPointer`] inside of one.
+    /// The earlier call: the allocation; the first free, for a [`MisuseKind::DoubleFree`]; the
+    /// allocation of the live block around the address, for a [`MisuseKind::ForeignPointer`] inside one.
     pub fn known(&self) -> Option<&BlockUse> {
         self.known.as_ref()
     }
@@ -161,7 +160,7 @@ impl Misuse {
 impl fmt::Display for Misuse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [device, stream_device] = &self.devices;
-        let (what, known_as) = match self.kind {
+        let (misuse, known_as) = match self.kind {
             MisuseKind::DoubleFree => ("a block was freed twice", "first freed"),
             MisuseKind::WrongSize => ("a block was freed with a wrong size", "allocated"),
             MisuseKind::WrongToken => ("a block was freed with a wrong token", "allocated"),
@@ -176,7 +175,7 @@ impl fmt::Display for Misuse {
                 ("upstream handed out a block that was not freed here", "allocated before")
             }
         };
-        write!(f, "{what} on {device}: {}", self.call)?;
+        write!(f, "{misuse} on {device}: {}", self.call)?;
         if self.kind == MisuseKind::WrongDevice {
             write!(f, ", of {stream_device}")?;
         }

@@ -1,4 +1,4 @@
-//! A file that is one log's alone.
+//! A file that one log writes exclusively.
 
 use crate::sync::trusted::Mutex;
 #[cfg(unix)]
@@ -7,9 +7,9 @@ use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Write};
 use std::path::Path;
 
-/// What tells a file from others, by whatever name it is opened.
+/// The identity of a file, under all of its names.
 #[derive(Clone, PartialEq)]
-struct Identity {
+struct FileId {
     #[cfg(unix)]
     device_and_inode: (u64, u64),
     #[cfg(not(unix))]
@@ -17,47 +17,45 @@ struct Identity {
 }
 
 /// The files that logs of this process write.
-static TAKEN: Mutex<Vec<Identity>> = Mutex::new(Vec::new());
+static CLAIMED: Mutex<Vec<FileId>> = Mutex::new(Vec::new());
 
-/// A place in [`TAKEN`].
-struct Claim {
-    identity: Identity,
-}
+/// An entry of [`CLAIMED`].
+struct FileClaim(FileId);
 
-impl Claim {
-    fn new(identity: Identity) -> io::Result<Self> {
-        let mut taken = TAKEN.lock();
-        if taken.contains(&identity) {
+impl FileClaim {
+    fn new(id: FileId) -> io::Result<Self> {
+        let mut claimed = CLAIMED.lock();
+        if claimed.contains(&id) {
             return Err(busy("another log of this process writes it"));
         }
-        taken.push(identity.clone());
-        Ok(Self { identity })
+        claimed.push(id.clone());
+        Ok(Self(id))
     }
 }
 
-impl Drop for Claim {
+impl Drop for FileClaim {
     fn drop(&mut self) {
-        TAKEN.lock().retain(|taken| *taken != self.identity);
+        CLAIMED.lock().retain(|claimed| *claimed != self.0);
     }
 }
 
-/// Goes with the thread that writes, and thus after the last row.
+/// The writing thread owns it, and drops it after the last row.
 pub(super) struct LogFile {
     file: File,
-    /// None of a pipe or a device, which many may write.
-    claim: Option<Claim>,
+    /// `None` for a pipe or a device, which several logs may write.
+    claim: Option<FileClaim>,
 }
 
 impl LogFile {
-    /// Makes the file, or empties one that no other log writes.
+    /// Creates the file, or truncates one that no other log writes.
     pub(super) fn create(path: &Path) -> io::Result<Self> {
-        // Not emptied by the open: it may be the other log's.
+        // Truncated after the claim: it may be another log's.
         let file = OpenOptions::new().write(true).create(true).truncate(false).open(path)?;
         let metadata = file.metadata()?;
         if !metadata.is_file() {
             return Ok(Self { file, claim: None });
         }
-        let claim = Claim::new(identity(path, &metadata)?)?;
+        let claim = FileClaim::new(file_id(path, &metadata)?)?;
         lock(&file)?;
         file.set_len(0)?;
         Ok(Self { file, claim: Some(claim) })
@@ -68,7 +66,7 @@ fn busy(why: &str) -> io::Error {
     io::Error::new(io::ErrorKind::ResourceBusy, why)
 }
 
-/// Keeps the logs of other processes out. Where the file's system has no locks, there is none.
+/// Excludes the logs of other processes, unless the file system has no locks.
 #[cfg(unix)]
 fn lock(file: &File) -> io::Result<()> {
     match file.try_lock() {
@@ -77,39 +75,39 @@ fn lock(file: &File) -> io::Result<()> {
     }
 }
 
-/// A lock would keep readers out.
+/// None: a lock would exclude readers here.
 #[cfg(not(unix))]
 fn lock(_: &File) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether no name leads to the file any more.
+/// Whether the file has no name any more.
 #[cfg(unix)]
 fn is_removed(file: &File) -> io::Result<bool> {
     use std::os::unix::fs::MetadataExt;
     Ok(file.metadata()?.nlink() == 0)
 }
 
-/// An open file cannot be removed.
+/// Never: an open file cannot be removed here.
 #[cfg(not(unix))]
 fn is_removed(_: &File) -> io::Result<bool> {
     Ok(false)
 }
 
 #[cfg(unix)]
-fn identity(_: &Path, metadata: &Metadata) -> io::Result<Identity> {
+fn file_id(_: &Path, metadata: &Metadata) -> io::Result<FileId> {
     use std::os::unix::fs::MetadataExt;
-    Ok(Identity { device_and_inode: (metadata.dev(), metadata.ino()) })
+    Ok(FileId { device_and_inode: (metadata.dev(), metadata.ino()) })
 }
 
 #[cfg(not(unix))]
-fn identity(path: &Path, _: &Metadata) -> io::Result<Identity> {
-    Ok(Identity { path: path.canonicalize()? })
+fn file_id(path: &Path, _: &Metadata) -> io::Result<FileId> {
+    Ok(FileId { path: path.canonicalize()? })
 }
 
 impl Drop for LogFile {
     fn drop(&mut self) {
-        // Not by the close alone: a child of a fork has the file open too, and the lock with it.
+        // Explicit: the child of a fork has the file open too, and its copy would keep the lock.
         if self.claim.is_some() {
             let _ = self.file.unlock();
         }
@@ -122,7 +120,7 @@ impl Write for LogFile {
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        // The system takes bytes for a file without a name, and nobody ever reads them.
+        // The system accepts bytes for a removed file, which no reader can open.
         if self.claim.is_some() && is_removed(&self.file)? {
             let text = "the file was removed, and all rows with it";
             return Err(io::Error::new(io::ErrorKind::NotFound, text));

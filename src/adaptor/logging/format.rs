@@ -1,11 +1,11 @@
-//! Rows of text.
+//! The formats of a log: records to rows of text.
 
-use super::location::Places;
-use super::queue::Log;
-use super::record::{Action, Clock, Record};
-use super::text::{Last, Piece, Text};
-use crate::backend::MemoryInfo;
+use super::location::Locations;
+use super::queue::LogQueue;
+use super::record::{Action, LogClock, Record};
+use super::text::{CachedText, ShortText, TextBuffer};
 use crate::device::Device;
+use crate::driver::MemoryInfo;
 use crate::sync::Arc;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 pub enum LogFormat {
     /// RMM's: `Thread,Time,Action,Pointer,Size,Stream`, which RMM's replay benchmark reads.
     ///
-    /// Thread: the system's number of it. Time: `hour:minute:second.microsecond` in UTC. Action:
+    /// Thread: the system's id of it. Time: `hour:minute:second.microsecond` in UTC. Action:
     /// `allocate`, `allocate failure` or `free`. Pointer: hexadecimal with `0x`, `0x0` for a failure.
     /// Size: bytes. Stream: [`Stream::id`](crate::Stream::id), in decimal, 0 for the legacy default
     /// stream.
@@ -25,61 +25,60 @@ pub enum LogFormat {
     /// The twelve columns of Numba's proposal NBEP 7: `Event Type,Device ID,Address,Stream,Size
     /// (bytes),Free Memory,Total Memory,Current Allocs,Start,End,Elapsed,Location`.
     ///
-    /// Event Type: `Alloc`, `Alloc failure` or `Free`. Free and Total Memory: bytes, as the driver
-    /// said when the row was written, at most 5 ms before; empty if it did not answer. Current
-    /// Allocs: blocks that are allocated after this row. Start, End: seconds since the adaptor was
-    /// built; Elapsed: their difference, which the upstream call took. A row of a free that has not
-    /// returned when the log is flushed, or while 65 536 rows come after it, has neither End nor
-    /// Elapsed. Location: `file:line`, if [`locations`](crate::LoggingOptions::locations) are asked
-    /// for.
+    /// Event Type: `Alloc`, `Alloc failure` or `Free`. Free and Total Memory: bytes, of a query of the
+    /// driver at most 5 ms before the row was written; empty if the query failed. Current Allocs: live
+    /// blocks after this row. Start, End: seconds since the adaptor was built; Elapsed: their
+    /// difference, the duration of the upstream's call. The row of a free has neither End nor Elapsed
+    /// if the free has not returned when the log is flushed, or when 65 536 rows wait for it.
+    /// Location: `file:line`, with [`locations`](crate::LoggingOptions::locations).
     Events,
 }
 
-/// How long the driver's answer about free memory is good.
-const MEMORY_GOOD_FOR: Duration = Duration::from_millis(5);
+/// The age at which the driver is asked for its free memory again.
+const MEMORY_MAX_AGE: Duration = Duration::from_millis(5);
 
-/// Rows between two looks at the clock for it.
-const LOOK_EVERY: u32 = 64;
+/// Rows between two checks of that age.
+const ROWS_PER_CHECK: u32 = 64;
 
 /// Nanoseconds.
 const SECOND: u64 = 1_000_000_000;
 
-/// Rows that wait at most for a free to return.
-const HELD: usize = 1 << 16;
+/// The most rows that wait for a free to return.
+const MAX_WAITING: usize = 1 << 16;
 
-/// Turns records into text, in their order.
-pub(super) enum Rows {
-    Rmm(Box<Rmm>),
-    Events(Box<Events>),
+/// Formats records, in their order.
+pub(super) enum RowFormat {
+    Rmm(Box<RmmFormat>),
+    Events(Box<EventsFormat>),
 }
 
-impl Rows {
-    pub(super) fn rmm(clock: &Clock) -> Self {
-        Self::Rmm(Box::new(Rmm::new(clock.wall())))
+impl RowFormat {
+    pub(super) fn rmm(clock: &LogClock) -> Self {
+        Self::Rmm(Box::new(RmmFormat::new(clock.wall_start())))
     }
 
-    pub(super) fn events(device: Device, places: Arc<Places>) -> Self {
+    pub(super) fn events(device: Device, locations: Arc<Locations>) -> Self {
         let ordinal = device.ordinal() as u64;
         let action = |name| {
-            Piece::of(|row| {
-                row.piece::<16>(&Piece::new(name));
+            ShortText::of(|row| {
+                row.text::<16>(&ShortText::new(name));
                 row.decimal(ordinal);
-                row.piece(&POINTER);
+                row.text(&POINTER);
             })
         };
-        Self::Events(Box::new(Events {
+        Self::Events(Box::new(EventsFormat {
             actions: [action(b"Alloc,"), action(b"Alloc failure,"), action(b"Free,")],
-            stream: Last::new(),
-            bytes: Last::new(),
-            memory: Memory { device, text: Piece::new(b",,"), asked: None, rows: 0 },
-            places,
+            stream: CachedText::new(),
+            bytes: CachedText::new(),
+            memory: MemoryColumns { device, text: ShortText::new(b",,"), queried: None, rows: 0 },
+            locations,
             live: 0,
-            held: VecDeque::new(),
+            waiting: VecDeque::new(),
         }))
     }
 
-    pub(super) fn header(&self, text: &mut Text) {
-        text.add(match self {
+    pub(super) fn header(&self, text: &mut TextBuffer) {
+        text.push(match self {
             Self::Rmm(_) => b"Thread,Time,Action,Pointer,Size,Stream\n",
             Self::Events(_) => {
                 b"Event Type,Device ID,Address,Stream,Size (bytes),Free Memory,Total Memory,\
@@ -88,94 +87,94 @@ impl Rows {
         });
     }
 
-    /// Adds what the record makes ready; gives the number of rows.
-    pub(super) fn add(&mut self, record: &Record, text: &mut Text, log: &Log) -> u64 {
+    /// Appends the rows that the record completes, and gives their number.
+    pub(super) fn add(&mut self, record: &Record, text: &mut TextBuffer, log: &LogQueue) -> u64 {
         match self {
             Self::Rmm(rmm) => rmm.add(record, text),
             Self::Events(events) => events.add(record, text, log),
         }
     }
 
-    /// Adds the rows that wait for a free to return, as they are.
-    pub(super) fn release(&mut self, text: &mut Text, log: &Log) -> u64 {
+    /// Appends the rows that wait for a free to return, without its duration, and gives their number.
+    pub(super) fn write_waiting(&mut self, text: &mut TextBuffer, log: &LogQueue) -> u64 {
         let Self::Events(events) = self else { return 0 };
-        events.release(text, log, |_| true)
+        events.write_while(text, log, |_| true)
     }
 
-    /// How many rows wait for a free to return.
-    pub(super) fn held(&self) -> u64 {
+    /// The number of rows that wait for a free to return.
+    pub(super) fn waiting(&self) -> u64 {
         match self {
             Self::Rmm(_) => 0,
-            Self::Events(events) => events.held.len() as u64,
+            Self::Events(events) => events.waiting.len() as u64,
         }
     }
 }
 
 /// Between a device and an address.
-const POINTER: Piece<8> = Piece::new(b",0x");
+const POINTER: ShortText<8> = ShortText::new(b",0x");
 
-pub(super) struct Rmm {
-    wall: u64,
-    /// Nanoseconds from 1970 to the second that is in `clock`.
+pub(super) struct RmmFormat {
+    wall_start: u64,
+    /// Nanoseconds from 1970 to the second of `clock`.
     second: u64,
     /// `,HH:MM:SS.`
-    clock: Piece<16>,
-    /// When the microsecond began that `start` is of.
+    clock: ShortText<16>,
+    /// Nanoseconds from 1970 to the microsecond of `start`.
     microsecond: u64,
     /// Thread and time, for the thread of the last row.
-    start: Last<32>,
-    bytes: Last<24>,
-    stream: Last<24>,
+    start: CachedText<32>,
+    bytes: CachedText<24>,
+    stream: CachedText<24>,
 }
 
-impl Rmm {
-    const ALLOCATE: Piece<24> = Piece::new(b",allocate,0x");
-    const FAILURE: Piece<24> = Piece::new(b",allocate failure,0x");
-    const FREE: Piece<24> = Piece::new(b",free,0x");
+impl RmmFormat {
+    const ALLOCATE: ShortText<24> = ShortText::new(b",allocate,0x");
+    const FAILURE: ShortText<24> = ShortText::new(b",allocate failure,0x");
+    const FREE: ShortText<24> = ShortText::new(b",free,0x");
 
-    fn new(wall: u64) -> Self {
+    fn new(wall_start: u64) -> Self {
         let mut rmm = Self {
-            wall,
+            wall_start,
             second: 0,
-            clock: Piece::new(b""),
+            clock: ShortText::new(b""),
             microsecond: 0,
-            start: Last::new(),
-            bytes: Last::new(),
-            stream: Last::new(),
+            start: CachedText::new(),
+            bytes: CachedText::new(),
+            stream: CachedText::new(),
         };
-        rmm.at_second(wall);
-        rmm.at_microsecond(wall);
+        rmm.set_second(wall_start);
+        rmm.set_microsecond(wall_start);
         rmm
     }
 
     #[inline]
-    fn add(&mut self, record: &Record, text: &mut Text) -> u64 {
+    fn add(&mut self, record: &Record, text: &mut TextBuffer) -> u64 {
         let action = match record.action {
             Action::Allocate => &Self::ALLOCATE,
             Action::Failure => &Self::FAILURE,
             Action::Free => &Self::FREE,
-            Action::Freed => return 0,
+            Action::FreeReturned => return 0,
         };
-        let time = self.wall.wrapping_add(record.end);
+        let time = self.wall_start.wrapping_add(record.end);
         if time.wrapping_sub(self.microsecond) >= 1000 {
-            self.start = Last::new();
-            self.at_microsecond(time);
+            self.start = CachedText::new();
+            self.set_microsecond(time);
         }
         text.row(|row| {
             let thread = u64::from(record.thread);
-            row.again(&mut self.start, thread, |row| {
+            row.cached(&mut self.start, thread, |row| {
                 row.decimal(thread);
-                row.piece(&self.clock);
-                row.six((self.microsecond - self.second) / 1000);
+                row.text(&self.clock);
+                row.six_digits((self.microsecond - self.second) / 1000);
             });
-            row.piece(action);
+            row.text(action);
             row.hexadecimal(record.address);
-            row.again(&mut self.bytes, record.bytes, |row| {
+            row.cached(&mut self.bytes, record.bytes, |row| {
                 row.byte(b',');
                 row.decimal(record.bytes);
                 row.byte(b',');
             });
-            row.again(&mut self.stream, record.stream, |row| {
+            row.cached(&mut self.stream, record.stream, |row| {
                 row.decimal(record.stream);
                 row.byte(b'\n');
             });
@@ -183,57 +182,57 @@ impl Rmm {
         1
     }
 
-    fn at_microsecond(&mut self, time: u64) {
+    fn set_microsecond(&mut self, time: u64) {
         if time.wrapping_sub(self.second) >= SECOND {
-            self.at_second(time);
+            self.set_second(time);
         }
         self.microsecond = time - (time - self.second) % 1000;
     }
 
     #[cold]
-    fn at_second(&mut self, time: u64) {
+    fn set_second(&mut self, time: u64) {
         let second = time / SECOND;
         self.second = second * SECOND;
-        self.clock = Piece::of(|row| {
+        self.clock = ShortText::of(|row| {
             row.byte(b',');
             for (value, after) in
                 [(second / 3600 % 24, b':'), (second / 60 % 60, b':'), (second % 60, b'.')]
             {
-                row.two(value);
+                row.two_digits(value);
                 row.byte(after);
             }
         });
     }
 }
 
-/// The driver's answer about free memory, asked from the writing thread now and then.
-struct Memory {
+/// The driver's free memory, which the writing thread queries now and then.
+struct MemoryColumns {
     device: Device,
-    /// `,free,total` of what is known.
-    text: Piece<48>,
-    asked: Option<Instant>,
+    /// `,free,total`.
+    text: ShortText<48>,
+    queried: Option<Instant>,
     rows: u32,
 }
 
-impl Memory {
-    /// Asks again, if it is time.
+impl MemoryColumns {
+    /// Queries the driver again if the columns are too old.
     #[inline]
-    fn look(&mut self, log: &Log) {
-        let look = self.rows.is_multiple_of(LOOK_EVERY);
+    fn refresh(&mut self, log: &LogQueue) {
+        let check = self.rows.is_multiple_of(ROWS_PER_CHECK);
         self.rows = self.rows.wrapping_add(1);
-        if look && !log.is_exiting() {
-            self.ask();
+        if check && !log.is_exiting() {
+            self.query();
         }
     }
 
     #[cold]
-    fn ask(&mut self) {
-        if self.asked.is_some_and(|asked| asked.elapsed() < MEMORY_GOOD_FOR) {
+    fn query(&mut self) {
+        if self.queried.is_some_and(|queried| queried.elapsed() < MEMORY_MAX_AGE) {
             return;
         }
-        self.asked = Some(Instant::now());
+        self.queried = Some(Instant::now());
         if let Ok(MemoryInfo { free, total, .. }) = self.device.memory_info() {
-            self.text = Piece::of(|row| {
+            self.text = ShortText::of(|row| {
                 row.byte(b',');
                 row.decimal(free);
                 row.byte(b',');
@@ -243,89 +242,96 @@ impl Memory {
     }
 }
 
-/// A row that is whole but for the end of a free.
-struct Row {
+/// A row of the queue [`EventsFormat::waiting`].
+struct EventRow {
     record: Record,
     live: i64,
+    /// A free that has not returned.
     open: bool,
 }
 
-pub(super) struct Events {
+pub(super) struct EventsFormat {
     /// `Alloc,0,0x`, in the order of [`Action`].
-    actions: [Piece<48>; 3],
-    stream: Last<24>,
-    bytes: Last<24>,
-    memory: Memory,
-    places: Arc<Places>,
-    /// Blocks allocated and not freed so far. Below zero if the upstream freed what this log never
-    /// saw allocated.
+    actions: [ShortText<48>; 3],
+    stream: CachedText<24>,
+    bytes: CachedText<24>,
+    memory: MemoryColumns,
+    locations: Arc<Locations>,
+    /// Live blocks. Below zero after frees of blocks that were allocated past this log.
     live: i64,
-    /// Rows from the first free on that has not returned.
-    held: VecDeque<Row>,
+    /// Rows in order, from the first free on that has not returned.
+    waiting: VecDeque<EventRow>,
 }
 
-impl Events {
-    fn add(&mut self, record: &Record, text: &mut Text, log: &Log) -> u64 {
+impl EventsFormat {
+    fn add(&mut self, record: &Record, text: &mut TextBuffer, log: &LogQueue) -> u64 {
         match record.action {
             Action::Allocate => self.live += 1,
             Action::Free => self.live -= 1,
             Action::Failure => {}
-            Action::Freed => {
-                // A thread is in one free at a time. Not found: it was released before.
-                let of_thread = |row: &&mut Row| row.open && row.record.thread == record.thread;
-                if let Some(row) = self.held.iter_mut().rev().find(of_thread) {
+            Action::FreeReturned => {
+                // A thread is in one free at a time. Its row may be written already.
+                let of_thread =
+                    |row: &&mut EventRow| row.open && row.record.thread == record.thread;
+                if let Some(row) = self.waiting.iter_mut().rev().find(of_thread) {
                     row.record.end = record.end;
                     row.open = false;
                 }
-                return self.release(text, log, |row| !row.open);
+                return self.write_while(text, log, |row| !row.open);
             }
         }
-        let row = Row { record: *record, live: self.live, open: record.action == Action::Free };
-        if self.held.is_empty() && !row.open {
-            self.row(&row, text, log);
+        let row =
+            EventRow { record: *record, live: self.live, open: record.action == Action::Free };
+        if self.waiting.is_empty() && !row.open {
+            self.write_row(&row, text, log);
             return 1;
         }
-        self.held.push_back(row);
+        self.waiting.push_back(row);
         let mut rows = 0;
-        if self.held.len() > HELD
-            && let Some(first) = self.held.pop_front()
+        if self.waiting.len() > MAX_WAITING
+            && let Some(first) = self.waiting.pop_front()
         {
-            self.row(&first, text, log);
-            rows = 1 + self.release(text, log, |row| !row.open);
+            self.write_row(&first, text, log);
+            rows = 1 + self.write_while(text, log, |row| !row.open);
         }
         rows
     }
 
-    /// Writes the held rows from the first on, while they are `ready`.
-    fn release(&mut self, text: &mut Text, log: &Log, ready: impl Fn(&Row) -> bool) -> u64 {
+    /// Writes the waiting rows from the first on, while they are `ready`.
+    fn write_while(
+        &mut self,
+        text: &mut TextBuffer,
+        log: &LogQueue,
+        ready: impl Fn(&EventRow) -> bool,
+    ) -> u64 {
         let mut rows = 0;
-        while self.held.front().is_some_and(&ready)
-            && let Some(row) = self.held.pop_front()
+        while self.waiting.front().is_some_and(&ready)
+            && let Some(row) = self.waiting.pop_front()
         {
-            self.row(&row, text, log);
+            self.write_row(&row, text, log);
             rows += 1;
         }
         rows
     }
 
-    fn row(&mut self, row: &Row, text: &mut Text, log: &Log) {
-        self.memory.look(log);
-        let Row { record, live, open } = row;
+    fn write_row(&mut self, row: &EventRow, text: &mut TextBuffer, log: &LogQueue) {
+        self.memory.refresh(log);
+        let EventRow { record, live, open } = row;
         let action = match record.action {
             Action::Allocate => &self.actions[0],
             Action::Failure => &self.actions[1],
-            Action::Free | Action::Freed => &self.actions[2],
+            Action::Free | Action::FreeReturned => &self.actions[2],
         };
         text.row(|row| {
-            row.piece(action);
+            row.text(action);
             row.hexadecimal(record.address);
-            row.again(&mut self.stream, record.stream, |row| {
+            row.cached(&mut self.stream, record.stream, |row| {
                 row.byte(b',');
                 row.decimal(record.stream);
                 row.byte(b',');
             });
-            row.again(&mut self.bytes, record.bytes, |row| row.decimal(record.bytes));
-            row.piece(&self.memory.text);
+            row.cached(&mut self.bytes, record.bytes, |row| row.decimal(record.bytes));
+            row.text(&self.memory.text);
             row.byte(b',');
             if *live < 0 {
                 row.byte(b'-');
@@ -347,43 +353,43 @@ impl Events {
             }
         });
         if record.location != 0 {
-            quoted(text, &self.places.name(record.location));
-            text.add(b"\n");
+            push_field(text, &self.locations.get(record.location));
+            text.push(b"\n");
         }
     }
 }
 
-/// A field, in quotes where a comma, a quote or a line's end is in it.
-fn quoted(text: &mut Text, field: &str) {
+/// Appends a field of CSV: in quotes if it has a comma, a quote or a line break.
+fn push_field(text: &mut TextBuffer, field: &str) {
     if !field.contains([',', '"', '\n', '\r']) {
-        text.add(field.as_bytes());
+        text.push(field.as_bytes());
         return;
     }
-    text.add(b"\"");
-    text.add(field.replace('"', "\"\"").as_bytes());
-    text.add(b"\"");
+    text.push(b"\"");
+    text.push(field.replace('"', "\"\"").as_bytes());
+    text.push(b"\"");
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn text(write: impl FnOnce(&mut Text)) -> String {
-        let mut text = Text::new(0);
+    fn text(write: impl FnOnce(&mut TextBuffer)) -> String {
+        let mut text = TextBuffer::new(0);
         write(&mut text);
-        String::from_utf8(text.written().to_vec()).unwrap()
+        String::from_utf8(text.as_bytes().to_vec()).unwrap()
     }
 
     #[test]
-    fn fields_are_quoted_where_they_need_it() {
-        assert_eq!(text(|to| quoted(to, "a b.rs:1")), "a b.rs:1");
-        assert_eq!(text(|to| quoted(to, "a, \"b\".rs:1")), "\"a, \"\"b\"\".rs:1\"");
+    fn fields_are_quoted_if_they_need_it() {
+        assert_eq!(text(|to| push_field(to, "a b.rs:1")), "a b.rs:1");
+        assert_eq!(text(|to| push_field(to, "a, \"b\".rs:1")), "\"a, \"\"b\"\".rs:1\"");
     }
 
     #[test]
     fn the_time_of_day_is_utc() {
         // 2001-09-09 01:46:40.000001 UTC is a billion seconds and a microsecond after 1970.
-        let mut rmm = Rmm::new(1_000_000_000_000_000_000);
+        let mut rmm = RmmFormat::new(1_000_000_000_000_000_000);
         let record = Record {
             action: Action::Failure,
             thread: 7,

@@ -1,8 +1,20 @@
-//! The queue between those who allocate and the one thread that writes.
+//! The queue between the threads that allocate and the one that writes the log.
+//!
+//! # State table
+//!
+//! | word | writer | reader |
+//! |---|---|---|
+//! | `ring` | producers | the writing thread (INV-3 of the ring) |
+//! | `writer_asleep` | the writing thread as it parks; a producer that wakes it | producers |
+//! | `flush_requests` | callers of `flush` | the writing thread |
+//! | `closing` | the drop of the last handle | the writing thread |
+//! | `exiting` | the end of the process | the writing thread |
+//! | `refused` | the writing thread, for its own records | the writing thread |
+//! | `progress`, a lock | the writing thread | callers of `flush`, which wait on `progressed` |
 
 use super::record::{Action, Record};
 use super::ring::Ring;
-use crate::backend::is_forked_child;
+use crate::driver::is_forked_child;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::trusted::{AtomicBool, AtomicU64, Backoff, Condvar, Mutex, Ordering};
 use crate::sync::{Arc, CachePadded, OnceLock, Weak};
@@ -10,122 +22,121 @@ use std::fmt;
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-/// How long the end of the process waits for one log: a pipe that nobody reads must not keep it.
-const AT_EXIT: Duration = Duration::from_secs(10);
+/// How long the end of the process waits for one log, whose pipe may have no reader.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long a producer that finds no room sleeps, once spinning and yielding did not help.
-const NO_ROOM: Duration = Duration::from_micros(50);
+/// The sleep of a producer without room, after it spun and yielded.
+const FULL_SLEEP: Duration = Duration::from_micros(50);
 
-/// Looks at a queue that is too full after which a producer takes what room there is.
-const PATIENCE: u32 = 64;
+/// Checks of a full queue after which a producer takes any room that there is.
+const MAX_CHECKS: u32 = 64;
 
-/// Why nothing more is written.
+/// The reason why a log ended early.
 #[derive(Clone, Debug)]
-pub(super) struct Trouble {
+pub(super) struct LogFailure {
     pub(super) text: String,
     pub(super) discarded: u64,
 }
 
-/// How far the writer has come.
+/// The progress of the writing thread.
 #[derive(Debug, Default)]
-struct Progress {
-    /// The highest number of [`Log::asked`] whose records are all written.
-    done: u64,
+struct LogProgress {
+    /// The flush requests that are served.
+    served: u64,
     ended: bool,
-    trouble: Option<Trouble>,
+    failure: Option<LogFailure>,
 }
 
-/// A bounded queue of records. They are written in the order in which they were pushed.
-pub(super) struct Log {
+/// A bounded queue of records, which are written in the order of the pushes.
+pub(super) struct LogQueue {
     ring: Ring,
-    half: usize,
-    /// As many records as there are to be at most when a producer that found no room goes on.
-    roomy: usize,
-    /// The writer is about to park, or parked.
-    asleep: CachePadded<AtomicBool>,
+    /// The length at which a producer wakes the writing thread.
+    wake_length: usize,
+    /// The length to which the queue falls before a producer that found it full goes on.
+    resume_length: usize,
+    /// The writing thread is about to park, or parked.
+    writer_asleep: CachePadded<AtomicBool>,
     closing: AtomicBool,
-    /// The process is ending: the driver is not to be asked for anything.
+    /// The process is ending: calls of the driver may fail.
     exiting: AtomicBool,
-    /// How often a flush was asked for.
-    asked: AtomicU64,
-    /// Rows of the writing thread itself that found no room.
+    flush_requests: AtomicU64,
+    /// Rows of the writing thread's own calls that found no room.
     refused: AtomicU64,
-    progress: Mutex<Progress>,
-    moved: Condvar,
+    progress: Mutex<LogProgress>,
+    progressed: Condvar,
     writer: OnceLock<Thread>,
 }
 
-impl fmt::Debug for Log {
+impl fmt::Debug for LogQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Log").field("capacity", &self.ring.capacity()).finish_non_exhaustive()
+        f.debug_struct("LogQueue").field("capacity", &self.ring.capacity()).finish_non_exhaustive()
     }
 }
 
-impl Log {
+impl LogQueue {
     /// `capacity` is at least 1.
     pub(super) fn new(capacity: usize) -> Arc<Self> {
         Arc::new(Self {
             ring: Ring::new(capacity),
-            half: capacity.div_ceil(2),
-            roomy: capacity - capacity / 8,
-            asleep: CachePadded::new(AtomicBool::new(false)),
+            wake_length: capacity.div_ceil(2),
+            resume_length: capacity - capacity / 8,
+            writer_asleep: CachePadded::new(AtomicBool::new(false)),
             closing: AtomicBool::new(false),
             exiting: AtomicBool::new(false),
-            asked: AtomicU64::new(0),
+            flush_requests: AtomicU64::new(0),
             refused: AtomicU64::new(0),
             progress: Mutex::default(),
-            moved: Condvar::new(),
+            progressed: Condvar::new(),
             writer: OnceLock::new(),
         })
     }
 
-    /// Names the thread that writes, and has the end of the process wait for it.
-    pub(super) fn begin(self: &Arc<Self>, writer: Thread) {
+    /// Sets the writing thread, for which the end of the process waits from now on.
+    pub(super) fn start(self: &Arc<Self>, writer: Thread) {
         let _ = self.writer.set(writer);
-        let mut live = LIVE.lock();
+        let mut live = LIVE_LOGS.lock();
         live.retain(|log| log.strong_count() > 0);
         live.push(Arc::downgrade(self));
         drop(live);
         flush_at_exit();
     }
 
-    /// Puts a record at the end; waits while there is no room.
+    /// Appends a record; waits while there is no room.
     #[inline]
     pub(super) fn push(&self, record: Record) {
         match self.ring.push(record) {
-            // Relaxed: a writer that is thought awake looks again by itself soon.
-            Ok(()) if !self.asleep.load(Ordering::Relaxed) => {}
+            // Relaxed: a writing thread that falls asleep unnoticed wakes after its nap.
+            Ok(()) if !self.writer_asleep.load(Ordering::Relaxed) => {}
             Ok(()) => {
-                if self.ring.len() >= self.half {
+                if self.ring.len() >= self.wake_length {
                     self.wake();
                 }
             }
-            Err(record) => self.push_later(record),
+            Err(record) => self.push_full(record),
         }
     }
 
     #[cold]
-    fn push_later(&self, mut record: Record) {
-        // What the log goes to, or a subscriber, allocates through it: nobody would make room.
+    fn push_full(&self, mut record: Record) {
+        // The log's own `Write`, or a subscriber, allocates through the log: to wait would deadlock.
         if self.is_writer() {
-            // The return of a free is no row.
-            let rows = u64::from(record.action != Action::Freed);
+            let rows = u64::from(record.action != Action::FreeReturned);
             self.refused.fetch_add(rows, Ordering::Relaxed);
             return;
         }
         let backoff = Backoff::new();
-        let mut looks = 0;
+        let mut checks = 0;
         loop {
-            looks += 1;
+            checks += 1;
             self.wake();
             if backoff.is_completed() {
-                std::thread::sleep(NO_ROOM);
+                std::thread::sleep(FULL_SLEEP);
             } else {
                 backoff.snooze();
             }
-            // Room for one would be gone at once: this thread and the writer would take turns, and
-            // pass each cache line to and fro. Others may fill what it waits for, so not for ever.
-            if looks <= PATIENCE && self.ring.len() > self.roomy {
+            // Waits for more room than one record: else this thread and the writing thread would
+            // alternate, and pass each cache line to and fro. Not for ever, as others may fill it.
+            if checks <= MAX_CHECKS && self.ring.len() > self.resume_length {
                 continue;
             }
             match self.ring.push(record) {
@@ -136,8 +147,8 @@ impl Log {
     }
 
     fn wake(&self) {
-        // One of many producers wakes it.
-        if self.asleep.swap(false, Ordering::AcqRel) {
+        // The exchange lets one of many producers wake it.
+        if self.writer_asleep.swap(false, Ordering::AcqRel) {
             self.unpark();
         }
     }
@@ -152,7 +163,7 @@ impl Log {
         self.writer.get().is_some_and(|writer| writer.id() == std::thread::current().id())
     }
 
-    /// Waits until everything that was pushed before is written.
+    /// Waits until all records that were pushed before are written.
     pub(super) fn flush(&self) -> Result<()> {
         if is_forked_child() {
             return Err(Error::new(
@@ -161,9 +172,9 @@ impl Log {
             ));
         }
         self.flush_within(None);
-        match &self.progress.lock().trouble {
+        match &self.progress.lock().failure {
             None => Ok(()),
-            Some(Trouble { text, discarded }) => Err(Error::new(
+            Some(LogFailure { text, discarded }) => Err(Error::new(
                 ErrorKind::Io,
                 format!("the allocation log ended early: {text}; {discarded} rows are not in it"),
             )),
@@ -174,16 +185,16 @@ impl Log {
         if self.is_writer() {
             return;
         }
-        // Release: the records pushed before it are in the ring for the writer who reads it.
-        let ticket = self.asked.fetch_add(1, Ordering::AcqRel) + 1;
+        // Release: a writing thread that reads the request finds the records pushed before.
+        let request = self.flush_requests.fetch_add(1, Ordering::AcqRel) + 1;
         self.unpark();
         let until = limit.map(|limit| Instant::now() + limit);
         let mut progress = self.progress.lock();
-        while progress.done < ticket && !progress.ended {
+        while progress.served < request && !progress.ended {
             match until {
-                None => self.moved.wait(&mut progress),
+                None => self.progressed.wait(&mut progress),
                 Some(until) => {
-                    if self.moved.wait_until(&mut progress, until).timed_out() {
+                    if self.progressed.wait_until(&mut progress, until).timed_out() {
                         return;
                     }
                 }
@@ -191,16 +202,16 @@ impl Log {
         }
     }
 
-    /// Has the writer write what is left and end.
+    /// Ends the writing thread, after all records are written.
     pub(super) fn close(&self) {
         self.closing.store(true, Ordering::Release);
         self.unpark();
     }
 
-    // What follows is the writer's side.
+    // The side of the writing thread.
 
-    pub(super) fn asked(&self) -> u64 {
-        self.asked.load(Ordering::Acquire)
+    pub(super) fn flush_requests(&self) -> u64 {
+        self.flush_requests.load(Ordering::Acquire)
     }
 
     pub(super) fn is_closing(&self) -> bool {
@@ -215,8 +226,7 @@ impl Log {
         self.ring.capacity()
     }
 
-    /// Gives what is in the queue to `take`, as many records as it has room for at most; how many
-    /// those were.
+    /// Passes up to `capacity` records to `take`, and gives their number.
     pub(super) fn drain(&self, take: impl FnMut(Record)) -> usize {
         self.ring.drain(self.ring.capacity(), take)
     }
@@ -225,51 +235,50 @@ impl Log {
         self.refused.swap(0, Ordering::Relaxed)
     }
 
-    /// Sleeps until the queue is half full, somebody asks, or the time is over.
+    /// Sleeps until the queue is half full, a flush is requested, or the nap is over.
     pub(super) fn sleep(&self, nap: Duration) {
-        self.asleep.store(true, Ordering::Release);
-        // Whoever pushed before the store saw nobody to wake.
-        if self.ring.len() < self.half {
+        self.writer_asleep.store(true, Ordering::Release);
+        // A producer that pushed before the store did not wake this thread.
+        if self.ring.len() < self.wake_length {
             std::thread::park_timeout(nap);
         }
-        self.asleep.store(false, Ordering::Relaxed);
+        self.writer_asleep.store(false, Ordering::Relaxed);
     }
 
-    /// Everything asked for up to `done` is written, or lost for the reason given.
-    pub(super) fn report(&self, done: u64, trouble: Option<Trouble>, ended: bool) {
+    /// Publishes that the first `served` flush requests are served, or lost to `failure`.
+    pub(super) fn publish(&self, served: u64, failure: Option<LogFailure>, ended: bool) {
         let mut progress = self.progress.lock();
-        progress.done = done;
+        progress.served = served;
         progress.ended |= ended;
-        progress.trouble = trouble;
+        progress.failure = failure;
         drop(progress);
-        self.moved.notify_all();
+        self.progressed.notify_all();
     }
 }
 
-/// The logs that the end of the process has to wait for.
-static LIVE: Mutex<Vec<Weak<Log>>> = Mutex::new(Vec::new());
+/// The logs that the end of the process waits for.
+static LIVE_LOGS: Mutex<Vec<Weak<LogQueue>>> = Mutex::new(Vec::new());
 
 #[cfg(unix)]
 extern "C" fn at_exit() {
-    // The child of a fork has none of the threads, and the files are the parent's to write.
+    // In the child of a fork the threads do not run, and the files are the parent's.
     if is_forked_child() {
         return;
     }
-    let live: Vec<_> = LIVE.lock().iter().filter_map(Weak::upgrade).collect();
+    let live: Vec<_> = LIVE_LOGS.lock().iter().filter_map(Weak::upgrade).collect();
     for log in live {
         log.exiting.store(true, Ordering::Relaxed);
-        log.flush_within(Some(AT_EXIT));
+        log.flush_within(Some(EXIT_TIMEOUT));
     }
 }
 
-/// Statics are never dropped, so the system calls us back.
+/// Registers [`at_exit`], as statics are never dropped.
 fn flush_at_exit() {
     #[cfg(unix)]
     {
         static REGISTERED: OnceLock<i32> = OnceLock::new();
         REGISTERED.get_or_init(|| {
-            // SAFETY: `at_exit` is a function of this program that does not unwind: it calls no
-            // code of others.
+            // SAFETY: `at_exit` calls no code of the program's, and does not unwind.
             unsafe { libc::atexit(at_exit) }
         });
     }

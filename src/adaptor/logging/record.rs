@@ -1,28 +1,28 @@
-//! What one operation leaves in the queue.
+//! The record of one call.
 
 use crate::sync::trusted::thread_local;
 use std::cell::Cell;
 use std::time::SystemTime;
 
-/// What happened.
+/// The call that a record is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Action {
     Allocate,
     Failure,
-    /// A free that is about to begin.
+    /// A free, before the upstream's.
     Free,
-    /// The last free of this thread has returned. Only in logs whose rows say how long it took.
-    Freed,
+    /// The return of this thread's last free. Only in logs with durations; it has no row.
+    FreeReturned,
 }
 
-/// One operation. With the queue's stamp it fills a cache line.
+/// One call. With the sequence number of its slot it fills a cache line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Record {
     pub(super) action: Action,
     pub(super) thread: u32,
-    /// A number of [`Places`](super::location::Places); 0 is nowhere.
+    /// A number of [`Locations`](super::location::Locations); 0 is none.
     pub(super) location: u32,
-    /// Nanoseconds of the [`Clock`].
+    /// Nanoseconds of the [`LogClock`].
     pub(super) start: u64,
     pub(super) end: u64,
     pub(super) address: u64,
@@ -30,7 +30,7 @@ pub(super) struct Record {
     pub(super) stream: u64,
 }
 
-/// Words of a record in the queue.
+/// Words of a record in a slot of the ring.
 pub(super) const WORDS: usize = 7;
 
 impl Record {
@@ -51,46 +51,45 @@ impl Record {
             ALLOCATE => Action::Allocate,
             FAILURE => Action::Failure,
             FREE => Action::Free,
-            _ => Action::Freed,
+            _ => Action::FreeReturned,
         };
         let (thread, location) = (numbers as u32, (numbers >> 32) as u32);
         Self { action, thread, location, start, end, address, bytes, stream }
     }
 }
 
-/// Time since a log was begun, and when on the wall that was. Monotonic: a wall clock that is set
-/// meanwhile changes nothing.
+/// The time since the start of a log, monotonic, and the wall-clock time of the start.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Clock {
-    zero: u64,
+pub(super) struct LogClock {
+    start: u64,
     wall: SystemTime,
 }
 
-impl Clock {
+impl LogClock {
     pub(super) fn new() -> Self {
-        Self { zero: monotonic(), wall: SystemTime::now() }
+        Self { start: monotonic(), wall: SystemTime::now() }
     }
 
-    /// Nanoseconds since the log was begun.
+    /// Nanoseconds since the start.
     #[inline]
     pub(super) fn now(&self) -> u64 {
-        monotonic().saturating_sub(self.zero)
+        monotonic().saturating_sub(self.start)
     }
 
-    /// Nanoseconds from the start of 1970, UTC, to the beginning of the log.
-    pub(super) fn wall(&self) -> u64 {
+    /// Nanoseconds from the start of 1970, UTC, to the start of the log.
+    pub(super) fn wall_start(&self) -> u64 {
         let since = self.wall.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         since.as_secs() * 1_000_000_000 + u64::from(since.subsec_nanos())
     }
 }
 
-/// Nanoseconds of the system's monotonic clock. Asked directly: what `Instant` checks besides is a
-/// quarter of the whole.
+/// Nanoseconds of the system's monotonic clock. A direct call: the checks of `Instant` would add a
+/// third.
 #[cfg(unix)]
 #[inline]
 fn monotonic() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: writes the local above; the clock is one that every system has.
+    // SAFETY: writes the local above; every Unix system has this clock.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
     (time.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(time.tv_nsec as u64)
 }
@@ -102,27 +101,27 @@ fn monotonic() -> u64 {
     passed.as_secs() * 1_000_000_000 + u64::from(passed.subsec_nanos())
 }
 
-/// The system's number of the calling thread; elsewhere than on Linux one of our own.
+/// The system's id of the calling thread; on other systems than Linux a number of this process.
 #[inline]
-pub(super) fn thread() -> u32 {
+pub(super) fn thread_id() -> u32 {
     thread_local! {
-        static NUMBER: Cell<u32> = const { Cell::new(0) };
+        static ID: Cell<u32> = const { Cell::new(0) };
     }
-    NUMBER.with(|number| {
-        if number.get() == 0 {
-            number.set(ask());
+    ID.with(|id| {
+        if id.get() == 0 {
+            id.set(system_thread_id());
         }
-        number.get()
+        id.get()
     })
 }
 
 #[cfg(target_os = "linux")]
-fn ask() -> u32 {
+fn system_thread_id() -> u32 {
     // SAFETY: takes nothing and cannot fail.
     unsafe { libc::gettid() }.unsigned_abs()
 }
 
 #[cfg(not(target_os = "linux"))]
-fn ask() -> u32 {
+fn system_thread_id() -> u32 {
     crate::sync::trusted::unique() as u32
 }

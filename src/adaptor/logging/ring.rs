@@ -1,24 +1,44 @@
-//! A bounded queue that many fill and one thread empties.
+//! A bounded queue of many producers and one consumer.
 //!
-//! By hand, since the records of a busy program come as fast as cache lines move from one processor
-//! to another. Queues with many consumers have each take an atomic step, which waits for the record
-//! before the next can be fetched, and write to the line of each record taken. Here the one consumer
-//! only reads the records, several at a time as far as the processor is concerned, and says now and
-//! then how far it has come.
+//! Queues with many consumers have each take an atomic step, which waits for the record before the
+//! next can be fetched, and write to the cache line of each record. Here the consumer only reads the
+//! records, several at a time as far as the processor is concerned, and publishes its position now and
+//! then. A busy program's records then come as fast as cache lines move between processors.
+//!
+//! # State table
+//!
+//! Records are numbered from 0, in order. Record `n` uses slot `n % slots`.
+//!
+//! | word | writer | meaning |
+//! |---|---|---|
+//! | `enqueued` | producers, by compare-and-swap | numbers below it are claimed |
+//! | `Slot::words` | the producer that claimed the number | the record |
+//! | `Slot::sequence` | the same producer, after the words | `n + 1`: record `n` is complete |
+//! | `dequeued` | the consumer | numbers below it are read |
+//!
+//! | slot of record `n` | `enqueued` | `sequence` | `dequeued` | next |
+//! |---|---|---|---|---|
+//! | free | `<= n` | not `n + 1` | `<= n` | claimed, by a producer |
+//! | claimed | `> n` | not `n + 1` | `<= n` | complete, by the same producer |
+//! | complete | `> n` | `n + 1` | `<= n` | read, by the consumer |
+//! | read | `> n` | `n + 1` | `> n` | free, for record `n + slots` |
+//!
+//! - INV-1: `enqueued - dequeued <= capacity <= slots`, so a claimed slot has been read.
+//! - INV-2: while `sequence` is `n + 1` and `dequeued <= n`, `words` is record `n`.
+//! - INV-3: one thread at a time drains.
 
 use super::record::{Record, WORDS};
 use crate::sync::trusted::Backoff;
 use crate::sync::{AtomicU64, CachePadded, MODELLED, Ordering, yield_now};
 
-/// Records between two words of the consumer about how far it is, at most.
-const SAY_EVERY: u64 = 64;
+/// The most records between two stores of `dequeued`.
+const PUBLISH_EVERY: u64 = 64;
 
 /// A record in a cache line of its own.
 #[repr(align(64))]
 struct Slot {
     words: [AtomicU64; WORDS],
-    /// The number of the record that is whole in it, from 1.
-    holds: AtomicU64,
+    sequence: AtomicU64,
 }
 
 const _: () = assert!(MODELLED || size_of::<Slot>() == 64);
@@ -27,25 +47,23 @@ pub(super) struct Ring {
     /// A power of two of them.
     slots: Box<[Slot]>,
     capacity: u64,
-    /// The low bits of a record's number that are 0 when the consumer says how far it is.
-    say: u64,
-    /// Records that were begun.
-    begun: CachePadded<AtomicU64>,
-    /// Records that were taken, by the consumer's last word. Written by it alone.
-    taken: CachePadded<AtomicU64>,
+    /// The consumer publishes its position at numbers that are 0 in these bits.
+    publish_mask: u64,
+    enqueued: CachePadded<AtomicU64>,
+    dequeued: CachePadded<AtomicU64>,
 }
 
 impl Ring {
     /// For 1 to 2^62 records.
     pub(super) fn new(capacity: usize) -> Self {
-        let slot = |_| Slot { words: Default::default(), holds: AtomicU64::new(0) };
-        let capacity_or_more = capacity.next_power_of_two();
+        let slot = |_| Slot { words: Default::default(), sequence: AtomicU64::new(0) };
+        let slots = capacity.next_power_of_two();
         Self {
-            slots: (0..capacity_or_more).map(slot).collect(),
+            slots: (0..slots).map(slot).collect(),
             capacity: capacity as u64,
-            say: (capacity_or_more as u64 / 8).clamp(1, SAY_EVERY) - 1,
-            begun: CachePadded::new(AtomicU64::new(0)),
-            taken: CachePadded::new(AtomicU64::new(0)),
+            publish_mask: (slots as u64 / 8).clamp(1, PUBLISH_EVERY) - 1,
+            enqueued: CachePadded::new(AtomicU64::new(0)),
+            dequeued: CachePadded::new(AtomicU64::new(0)),
         }
     }
 
@@ -53,93 +71,90 @@ impl Ring {
         self.capacity as usize
     }
 
-    /// About how many there are.
+    /// About how many records there are.
     #[inline]
     pub(super) fn len(&self) -> usize {
-        // The second may be newer, and the greater one then.
-        let (begun, taken) =
-            (self.begun.load(Ordering::Relaxed), self.taken.load(Ordering::Relaxed));
-        begun.saturating_sub(taken) as usize
+        // Saturating: `dequeued` is loaded later, and may be greater.
+        let (enqueued, dequeued) =
+            (self.enqueued.load(Ordering::Relaxed), self.dequeued.load(Ordering::Relaxed));
+        enqueued.saturating_sub(dequeued) as usize
     }
 
     #[inline]
     fn slot(&self, number: u64) -> Option<&Slot> {
-        // As many as a power of two: never none.
+        // Never `None`: the number of slots is a power of two.
         self.slots.get(number as usize & (self.slots.len() - 1))
     }
 
-    /// Puts a record at the end; gives it back if there is no room.
+    /// Appends a record; gives it back if there is no room.
     #[inline]
     pub(super) fn push(&self, record: Record) -> Result<(), Record> {
-        let mut begun = self.begun.load(Ordering::Relaxed);
+        let mut number = self.enqueued.load(Ordering::Relaxed);
         loop {
-            // Acquire: what was in the slot has been read.
-            let taken = self.taken.load(Ordering::Acquire);
-            // An old number of ours may be the lesser: the exchange fails then.
-            if begun.saturating_sub(taken) >= self.capacity {
+            // Acquire: pairs with the stores of `dequeued`, so the slot was read (INV-1).
+            let dequeued = self.dequeued.load(Ordering::Acquire);
+            // Saturating: an old `number` may be less, and then the exchange fails.
+            if number.saturating_sub(dequeued) >= self.capacity {
                 return Err(record);
             }
-            let next = self.begun.compare_exchange_weak(
-                begun,
-                begun + 1,
+            let claimed = self.enqueued.compare_exchange_weak(
+                number,
+                number + 1,
                 Ordering::Relaxed,
                 Ordering::Relaxed,
             );
-            match next {
+            match claimed {
                 Ok(_) => break,
-                Err(now) => begun = now,
+                Err(now) => number = now,
             }
         }
-        let Some(slot) = self.slot(begun) else { return Err(record) };
+        let Some(slot) = self.slot(number) else { return Err(record) };
         for (word, value) in slot.words.iter().zip(record.to_words()) {
             word.store(value, Ordering::Relaxed);
         }
-        // Release: the words are there for who reads this.
-        slot.holds.store(begun + 1, Ordering::Release);
+        // Release: publishes the words (INV-2).
+        slot.sequence.store(number + 1, Ordering::Release);
         Ok(())
     }
 
-    /// Gives the records in their order to `take`, `most` of them or until there are none, and says
-    /// how many there were. For one thread alone: it would see records twice otherwise. All that was
-    /// pushed before the caller learned of it is seen.
+    /// Passes up to `most` records in order to `take`, and gives their number. Stops where there are no
+    /// more; it sees every record whose push happened before the call. For one thread (INV-3): a second
+    /// would read the same records.
     pub(super) fn drain(&self, most: usize, mut take: impl FnMut(Record)) -> usize {
-        let first = self.taken.load(Ordering::Relaxed);
+        let first = self.dequeued.load(Ordering::Relaxed);
         let mut number = first;
         while number - first < most as u64
             && let Some(slot) = self.slot(number)
         {
-            if slot.holds.load(Ordering::Acquire) != number + 1 {
-                self.taken.store(number, Ordering::Release);
-                if !self.is_begun(number, slot) {
+            if slot.sequence.load(Ordering::Acquire) != number + 1 {
+                self.dequeued.store(number, Ordering::Release);
+                if !self.wait_if_claimed(number, slot) {
                     break;
                 }
-            }
-            if cfg!(aquifer_fault = "ring_says_early") {
-                self.taken.store(number + 1, Ordering::Release);
             }
             let record =
                 Record::from_words(slot.words.each_ref().map(|word| word.load(Ordering::Relaxed)));
             number += 1;
-            // Before it is taken: `take` may lead to a push of this thread's own.
-            if number & self.say == 0 {
-                self.taken.store(number, Ordering::Release);
+            // Before `take`, which may push a record on this thread.
+            if number & self.publish_mask == 0 {
+                self.dequeued.store(number, Ordering::Release);
             }
             take(record);
         }
         // Release: the slots have been read.
-        self.taken.store(number, Ordering::Release);
+        self.dequeued.store(number, Ordering::Release);
         (number - first) as usize
     }
 
-    /// False if there is no such record, else waits until it is whole: its producer may have been
-    /// interrupted, and later ones be done.
+    /// Waits until a claimed record is complete: its producer may be preempted. `false` if the number
+    /// is not claimed.
     #[cold]
-    fn is_begun(&self, number: u64, slot: &Slot) -> bool {
-        if self.begun.load(Ordering::Acquire) == number {
+    fn wait_if_claimed(&self, number: u64, slot: &Slot) -> bool {
+        if self.enqueued.load(Ordering::Acquire) == number {
             return false;
         }
         let backoff = Backoff::new();
-        while slot.holds.load(Ordering::Acquire) != number + 1 {
+        while slot.sequence.load(Ordering::Acquire) != number + 1 {
             backoff.snooze();
             if MODELLED {
                 yield_now();
@@ -150,13 +165,13 @@ impl Ring {
 }
 
 crate::sync::for_models! {
-    /// A ring of records that each have one number throughout.
+    /// A ring of records, each of which has one number in all of its words.
     #[allow(unreachable_pub, missing_debug_implementations)]
-    pub struct Line(Ring);
+    pub struct NumberRing(Ring);
 
     #[allow(unreachable_pub)]
-    impl Line {
-        /// For so many records.
+    impl NumberRing {
+        /// For `capacity` records.
         pub fn new(capacity: usize) -> Self {
             Self(Ring::new(capacity))
         }
@@ -172,7 +187,7 @@ crate::sync::for_models! {
             self.0.push(record).is_ok()
         }
 
-        /// The numbers of records in their order, as [`Ring::drain`] gives them.
+        /// The numbers of the records that [`Ring::drain`] passes on.
         pub fn drain(&self, most: usize, mut take: impl FnMut(u32)) {
             self.0.drain(most, |record| {
                 let Record { action: _, thread, location, start, end, address, bytes, stream } = record;
@@ -192,7 +207,7 @@ mod tests {
     use crate::sync::Arc;
 
     fn record(thread: u32, bytes: u64) -> Record {
-        let action = [Action::Allocate, Action::Failure, Action::Free, Action::Freed];
+        let action = [Action::Allocate, Action::Failure, Action::Free, Action::FreeReturned];
         let action = action[bytes as usize % 4];
         let (start, end, address, stream) = (bytes + 1, bytes + 2, !bytes, bytes << 7);
         Record { action, thread, location: !thread, start, end, address, bytes, stream }
@@ -224,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn who_takes_a_record_may_push_one_into_its_place() {
+    fn a_taken_record_makes_room_for_one_of_the_taker() {
         let ring = Ring::new(1);
         ring.push(record(0, 0)).unwrap();
         let again = |found: Record| ring.push(record(0, found.bytes + 1)).unwrap();

@@ -1,19 +1,19 @@
-//! Text, written a machine word at a time: a busy program's rows come faster than `write!` makes
-//! them, or a loop over digits.
+//! Text, written a machine word at a time: `write!` and loops over digits are too slow for the rows of
+//! a busy program.
 
-/// Bytes that [`Text::row`] makes room for: more than twelve fields of the largest values, each with
-/// what is written past its end.
+/// Bytes that [`TextBuffer::row`] reserves: more than twelve fields of the largest values, each with the
+/// rest of the word or array that is stored for it.
 const ROW: usize = 384;
 
-/// Text that waits to be written out. Always initialised to its end, so that a field is stored whole
-/// and what is too much of it overwritten by the next.
-pub(super) struct Text {
+/// Text that waits to be written out. Initialised to its end, so that a field is stored with the bytes
+/// after it in its array, which the next field overwrites.
+pub(super) struct TextBuffer {
     bytes: Vec<u8>,
     length: usize,
 }
 
-impl Text {
-    /// With room for `bytes` at first.
+impl TextBuffer {
+    /// With an initial capacity of `bytes`.
     pub(super) fn new(bytes: usize) -> Self {
         Self { bytes: vec![0; bytes + ROW], length: 0 }
     }
@@ -22,7 +22,7 @@ impl Text {
         self.length
     }
 
-    pub(super) fn written(&self) -> &[u8] {
+    pub(super) fn as_bytes(&self) -> &[u8] {
         &self.bytes[..self.length]
     }
 
@@ -30,82 +30,82 @@ impl Text {
         self.length = 0;
     }
 
-    pub(super) fn add(&mut self, text: &[u8]) {
-        self.grow(text.len());
+    pub(super) fn push(&mut self, text: &[u8]) {
+        self.reserve(text.len());
         self.bytes[self.length..self.length + text.len()].copy_from_slice(text);
         self.length += text.len();
     }
 
-    /// Adds what `write` writes.
+    /// Appends the row that `write` writes.
     #[inline]
-    pub(super) fn row(&mut self, write: impl FnOnce(&mut Row<'_>)) {
-        self.grow(ROW);
+    pub(super) fn row(&mut self, write: impl FnOnce(&mut RowWriter<'_>)) {
+        self.reserve(ROW);
         let Some(room) = self.bytes[self.length..].first_chunk_mut() else { return };
-        let mut row = Row { room, at: 0 };
+        let mut row = RowWriter { room, at: 0 };
         write(&mut row);
         self.length += row.at;
     }
 
     #[inline]
-    fn grow(&mut self, more: usize) {
+    fn reserve(&mut self, more: usize) {
         if self.bytes.len() - self.length < more {
             self.bytes.resize(2 * self.bytes.len() + more, 0);
         }
     }
 }
 
-/// A place for one row, or what a piece of text of its own is made in.
-pub(super) struct Row<'a> {
+/// Writes the fields of a row, or a [`ShortText`].
+pub(super) struct RowWriter<'a> {
     room: &'a mut [u8; ROW],
     at: usize,
 }
 
-/// A short piece of text in a long array: what is copied has one length, known to the compiler.
+/// A short text in an array, which is copied whole: the compiler knows the length of the copy.
 #[derive(Clone, Copy)]
-pub(super) struct Piece<const ROOM: usize> {
-    text: [u8; ROOM],
+pub(super) struct ShortText<const N: usize> {
+    text: [u8; N],
     length: usize,
 }
 
-impl<const ROOM: usize> Piece<ROOM> {
-    /// The text must not be longer than the room.
+impl<const N: usize> ShortText<N> {
+    /// The text must fit.
     pub(super) const fn new(text: &[u8]) -> Self {
-        let mut piece = Self { text: [0; ROOM], length: text.len() };
+        let mut short = Self { text: [0; N], length: text.len() };
         let mut at = 0;
         while at < text.len() {
-            piece.text[at] = text[at];
+            short.text[at] = text[at];
             at += 1;
         }
-        piece
+        short
     }
 
-    /// What `write` writes, no longer than the room.
-    pub(super) fn of(write: impl FnOnce(&mut Row<'_>)) -> Self {
+    /// The text that `write` writes, cut off where it does not fit.
+    pub(super) fn of(write: impl FnOnce(&mut RowWriter<'_>)) -> Self {
         let mut room = [0; ROW];
-        let mut row = Row { room: &mut room, at: 0 };
+        let mut row = RowWriter { room: &mut room, at: 0 };
         write(&mut row);
-        let length = row.at.min(ROOM);
+        let length = row.at.min(N);
         Self::new(&room[..length])
     }
 }
 
-/// What was written for a number, which is often that of the next row too.
-pub(super) struct Last<const ROOM: usize> {
+/// The text of a number, which the next row often has too.
+pub(super) struct CachedText<const N: usize> {
     number: Option<u64>,
-    piece: Piece<ROOM>,
+    text: ShortText<N>,
 }
 
-impl<const ROOM: usize> Last<ROOM> {
+impl<const N: usize> CachedText<N> {
     pub(super) const fn new() -> Self {
-        Self { number: None, piece: Piece::new(b"") }
+        Self { number: None, text: ShortText::new(b"") }
     }
 }
 
 const ONES: u64 = 0x0101_0101_0101_0101;
 const ZEROS: u64 = ONES * b'0' as u64;
 
-/// The eight digits of a number below 100 million, the first in the lowest byte. All at once: parts
-/// of a word are divided by multiplications that do not reach into each other.
+/// The eight digits of a number below 100 million, the first in the lowest byte. Computed in parallel:
+/// multiplications divide the parts of a word, and do not carry into each other.
 #[inline]
 fn decimal_digits(value: u64) -> u64 {
     debug_assert!(value < 100_000_000);
@@ -117,7 +117,7 @@ fn decimal_digits(value: u64) -> u64 {
     ((twos - 10 * tens) << 8) + tens
 }
 
-/// The same for the eight digits of 32 bits.
+/// The eight hexadecimal digits of 32 bits, the first in the lowest byte.
 #[inline]
 fn hexadecimal_digits(value: u32) -> u64 {
     let mut digits = u64::from(value);
@@ -133,8 +133,8 @@ fn hexadecimal_text(digits: u64) -> u64 {
     digits + ZEROS + letters * u64::from(b'a' - b'0' - 10)
 }
 
-impl Row<'_> {
-    /// Stores a word, of which `length` bytes count.
+impl RowWriter<'_> {
+    /// Stores a word, and advances by `length` bytes.
     #[inline]
     fn word(&mut self, word: u64, length: usize) {
         if let Some(place) = self.room.get_mut(self.at..self.at + 8) {
@@ -143,10 +143,10 @@ impl Row<'_> {
         }
     }
 
-    /// Stores eight digits without the zeros in front, but for the last.
+    /// Stores eight digits without leading zeros.
     #[inline]
     fn trimmed(&mut self, digits: u64, text: u64) {
-        // The guard is the last digit: it stays.
+        // The set bit keeps the last digit.
         let zeros = (digits | 1 << 56).trailing_zeros() & !7;
         self.word(text >> zeros, 8 - zeros as usize / 8);
     }
@@ -160,28 +160,28 @@ impl Row<'_> {
     }
 
     #[inline]
-    pub(super) fn piece<const ROOM: usize>(&mut self, piece: &Piece<ROOM>) {
-        if let Some(place) = self.room.get_mut(self.at..self.at + ROOM) {
-            place.copy_from_slice(&piece.text);
-            self.at += piece.length;
+    pub(super) fn text<const N: usize>(&mut self, text: &ShortText<N>) {
+        if let Some(place) = self.room.get_mut(self.at..self.at + N) {
+            place.copy_from_slice(&text.text);
+            self.at += text.length;
         }
     }
 
-    /// What `write` writes for the number, no longer than the room, or wrote for it the last time.
+    /// The text that `write` writes for the number: a copy of the last one if the number is the same.
     #[inline]
-    pub(super) fn again<const ROOM: usize>(
+    pub(super) fn cached<const N: usize>(
         &mut self,
-        last: &mut Last<ROOM>,
+        last: &mut CachedText<N>,
         number: u64,
         write: impl FnOnce(&mut Self),
     ) {
         if last.number == Some(number) {
-            return self.piece(&last.piece);
+            return self.text(&last.text);
         }
         let from = self.at;
         write(self);
         if let Some(text) = self.room[from..].first_chunk() {
-            last.piece = Piece { text: *text, length: self.at - from };
+            last.text = ShortText { text: *text, length: self.at - from };
             last.number = Some(number);
         }
     }
@@ -201,15 +201,15 @@ impl Row<'_> {
         self.word(decimal_digits(value % 100_000_000) + ZEROS, 8);
     }
 
-    /// Six digits, with zeros in front, of a number below a million.
+    /// A number below a million, with leading zeros.
     #[inline]
-    pub(super) fn six(&mut self, value: u64) {
+    pub(super) fn six_digits(&mut self, value: u64) {
         self.word((decimal_digits(value) + ZEROS) >> 16, 6);
     }
 
-    /// Two digits, with a zero in front, of a number below a hundred.
+    /// A number below a hundred, with leading zeros.
     #[inline]
-    pub(super) fn two(&mut self, value: u64) {
+    pub(super) fn two_digits(&mut self, value: u64) {
         self.word((decimal_digits(value) + ZEROS) >> 48, 2);
     }
 
@@ -224,7 +224,7 @@ impl Row<'_> {
         self.word(hexadecimal_text(low), 8);
     }
 
-    /// Nanoseconds, as seconds.
+    /// Nanoseconds, in seconds with nine decimals.
     #[inline]
     pub(super) fn seconds(&mut self, nanoseconds: u64) {
         self.decimal(nanoseconds / 1_000_000_000);
@@ -239,10 +239,10 @@ impl Row<'_> {
 mod tests {
     use super::*;
 
-    fn row(write: impl FnOnce(&mut Row<'_>)) -> String {
-        let mut text = Text::new(0);
+    fn row(write: impl FnOnce(&mut RowWriter<'_>)) -> String {
+        let mut text = TextBuffer::new(0);
         text.row(write);
-        String::from_utf8(text.written().to_vec()).unwrap()
+        String::from_utf8(text.as_bytes().to_vec()).unwrap()
     }
 
     #[test]
@@ -255,10 +255,10 @@ mod tests {
                 assert_eq!(row(|to| to.decimal(value)), format!("{value}"));
                 assert_eq!(row(|to| to.hexadecimal(value)), format!("{value:x}"));
                 assert_eq!(
-                    row(|to| to.six(value % 1_000_000)),
+                    row(|to| to.six_digits(value % 1_000_000)),
                     format!("{:06}", value % 1_000_000)
                 );
-                assert_eq!(row(|to| to.two(value % 100)), format!("{:02}", value % 100));
+                assert_eq!(row(|to| to.two_digits(value % 100)), format!("{:02}", value % 100));
                 let (whole, rest) = (value / 1_000_000_000, value % 1_000_000_000);
                 assert_eq!(row(|to| to.seconds(value)), format!("{whole}.{rest:09}"));
             }
@@ -271,34 +271,34 @@ mod tests {
 
     #[test]
     fn rows_and_long_text_stand_one_after_the_other() {
-        let mut text = Text::new(16);
+        let mut text = TextBuffer::new(16);
         let long = [b'x'; 5000];
         for _ in 0..100 {
-            text.row(|to| to.piece(&Piece::<8>::new(b"ab")));
-            text.add(&long);
+            text.row(|to| to.text(&ShortText::<8>::new(b"ab")));
+            text.push(&long);
         }
         assert_eq!(text.len(), 100 * 5002);
         assert!(
-            text.written().chunks(5002).all(|part| part.starts_with(b"ab") && part[2..] == long)
+            text.as_bytes().chunks(5002).all(|part| part.starts_with(b"ab") && part[2..] == long)
         );
         text.clear();
-        assert_eq!(text.written(), b"");
+        assert_eq!(text.as_bytes(), b"");
     }
 
     #[test]
-    fn a_piece_is_what_was_written() {
-        let piece = Piece::<24>::of(|to| to.decimal(1 << 40));
-        assert_eq!(row(|to| (0..2).for_each(|_| to.piece(&piece))), "10995116277761099511627776");
+    fn a_short_text_is_what_was_written() {
+        let short = ShortText::<24>::of(|to| to.decimal(1 << 40));
+        assert_eq!(row(|to| (0..2).for_each(|_| to.text(&short))), "10995116277761099511627776");
     }
 
     #[test]
     fn a_number_again_is_written_as_before() {
-        let mut last = Last::<24>::new();
+        let mut last = CachedText::<24>::new();
         for number in [0, 0, 1 << 60, 1 << 60, 7, 7, 0] {
             let mut written = 0;
             for _ in 0..3 {
                 let text = row(|to| {
-                    to.again(&mut last, number, |to| {
+                    to.cached(&mut last, number, |to| {
                         written += 1;
                         to.decimal(number);
                     });
@@ -319,9 +319,9 @@ mod tests {
                 to.decimal(u64::MAX);
             }
             to.hexadecimal(u64::MAX);
-            to.piece(&Piece::<32>::new(b"Alloc failure,0x-,,,,,,,,,,,"));
+            to.text(&ShortText::<32>::new(b"Alloc failure,0x-,,,,,,,,,,,"));
         });
-        // Past the end of a row a whole piece may be stored.
+        // A whole array may be stored past the end of a row.
         assert!(widest.len() > 240 && widest.len() + 64 < ROW);
     }
 }

@@ -1,135 +1,135 @@
-//! The thread that writes.
+//! The writing thread of a log.
 
-use super::format::Rows;
-use super::queue::{Log, Trouble};
+use super::format::RowFormat;
+use super::queue::{LogFailure, LogQueue};
 use super::record::{Action, Record};
-use super::text::Text;
-use crate::adaptor::caught::caught;
+use super::text::TextBuffer;
+use crate::adaptor::catch::catch_panic;
 use crate::sync::Arc;
 use std::io::{self, Write};
 use std::time::Duration;
 
-/// Bytes that are written at once, about.
+/// The bytes of one write, about.
 const CHUNK: usize = 64 << 10;
 
-/// The naps of a writer that has nothing left to do: each twice the one before, if there was nothing.
+/// The naps of the thread between two drains. Each is twice the one before while the queue is empty.
 const SHORTEST_NAP: Duration = Duration::from_millis(1);
 const LONGEST_NAP: Duration = Duration::from_millis(64);
 
-/// Where the rows go, until it fails.
-pub(super) struct Sink {
+/// The output of a log, until its first error.
+pub(super) struct LogOutput {
     out: Box<dyn Write + Send>,
-    rows: Rows,
-    text: Text,
+    format: RowFormat,
+    text: TextBuffer,
     /// Rows in `text`.
-    waiting: u64,
-    /// Something was written that `out` may keep to itself.
+    rows: u64,
+    /// Bytes were written since the last flush of `out`.
     unflushed: bool,
-    trouble: Option<Trouble>,
+    failure: Option<LogFailure>,
 }
 
-impl Sink {
-    pub(super) fn new(out: Box<dyn Write + Send>, rows: Rows) -> Self {
-        Self { out, rows, text: Text::new(CHUNK), waiting: 0, unflushed: false, trouble: None }
+impl LogOutput {
+    pub(super) fn new(out: Box<dyn Write + Send>, format: RowFormat) -> Self {
+        let text = TextBuffer::new(CHUNK);
+        Self { out, format, text, rows: 0, unflushed: false, failure: None }
     }
 
-    fn take(&mut self, record: &Record, log: &Log) {
-        if let Some(trouble) = &mut self.trouble {
-            trouble.discarded += u64::from(record.action != Action::Freed);
+    fn add(&mut self, record: &Record, log: &LogQueue) {
+        if let Some(failure) = &mut self.failure {
+            failure.discarded += u64::from(record.action != Action::FreeReturned);
             return;
         }
-        self.waiting += self.rows.add(record, &mut self.text, log);
+        self.rows += self.format.add(record, &mut self.text, log);
         if self.text.len() >= CHUNK {
             self.write(log);
         }
     }
 
-    fn write(&mut self, log: &Log) {
-        if self.text.len() == 0 || self.trouble.is_some() {
+    fn write(&mut self, log: &LogQueue) {
+        if self.text.len() == 0 || self.failure.is_some() {
             return;
         }
         let Self { out, text, .. } = self;
-        let written = guarded(|| out.write_all(text.written()));
+        let written = call_writer(|| out.write_all(text.as_bytes()));
         self.text.clear();
         self.unflushed = true;
-        self.settled(written);
-        self.waiting = 0;
+        self.check(written);
+        self.rows = 0;
         self.count_refused(log);
     }
 
-    /// Rows of the calls that this thread made itself, while it wrote: not all of them found room.
-    fn count_refused(&mut self, log: &Log) {
+    /// Counts the rows of this thread's own calls that found no room.
+    fn count_refused(&mut self, log: &LogQueue) {
         let refused = log.take_refused();
         if refused > 0 {
-            if self.trouble.is_none() {
+            if self.failure.is_none() {
                 let text = "what the log is written to used the log itself";
-                self.settled(Err(io::Error::other(text)));
+                self.check(Err(text.to_owned()));
             }
-            if let Some(trouble) = &mut self.trouble {
-                trouble.discarded += refused;
+            if let Some(failure) = &mut self.failure {
+                failure.discarded += refused;
             }
         }
     }
 
-    /// Writes what is there. `all`: also the rows of frees that have not returned.
-    fn settle(&mut self, all: bool, log: &Log) {
-        if all && self.trouble.is_none() {
-            self.waiting += self.rows.release(&mut self.text, log);
+    /// Writes and flushes the text. `all`: also the rows that wait for a free to return.
+    fn flush(&mut self, all: bool, log: &LogQueue) {
+        if all && self.failure.is_none() {
+            self.rows += self.format.write_waiting(&mut self.text, log);
         }
         self.write(log);
         let unflushed = std::mem::take(&mut self.unflushed);
-        // Asked for, it tells too whether what was written before is still there.
-        if (unflushed || all) && self.trouble.is_none() {
-            let flushed = guarded(|| self.out.flush());
-            self.settled(flushed);
+        // With `all` also where nothing is new: the flush finds that the file was removed.
+        if (unflushed || all) && self.failure.is_none() {
+            let flushed = call_writer(|| self.out.flush());
+            self.check(flushed);
         }
         self.count_refused(log);
     }
 
-    /// Keeps the first error, and says it once. A log with a hole would mislead: nothing is written
-    /// after it.
-    fn settled(&mut self, result: io::Result<()>) {
-        let Err(error) = result else { return };
-        let discarded = self.waiting + self.rows.held();
-        let text = error.to_string();
-        // A subscriber that panics must not take the thread that others wait for.
+    /// Keeps and logs the first error. Nothing is written after it: a log with a gap would mislead.
+    fn check(&mut self, result: Result<(), String>) {
+        let Err(text) = result else { return };
+        let discarded = self.rows + self.format.waiting();
+        // `event!` stops a subscriber's panic, which would end the thread that others wait for.
         crate::debug_log::event!(error, error = %text, "the allocation log cannot be written and ends here");
-        self.trouble = Some(Trouble { text, discarded });
+        self.failure = Some(LogFailure { text, discarded });
     }
 }
 
-/// Runs a call of somebody's `Write`; a panic is an error like any other.
-fn guarded(call: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
-    caught(call).unwrap_or_else(|| Err(io::Error::other("the writer panicked")))
+/// Calls the program's `Write`. Its error is formatted and dropped inside too, as that may panic; a
+/// panic counts as an error.
+fn call_writer(call: impl FnOnce() -> io::Result<()>) -> Result<(), String> {
+    catch_panic(|| call().map_err(|error| error.to_string()))
+        .unwrap_or_else(|| Err("the writer panicked".to_owned()))
 }
 
 /// Writes until the log is closed and empty.
-pub(super) fn run(log: &Arc<Log>, mut sink: Sink) {
-    sink.rows.header(&mut sink.text);
-    let (mut done, mut nap) = (0, SHORTEST_NAP);
+pub(super) fn run(log: &Arc<LogQueue>, mut output: LogOutput) {
+    output.format.header(&mut output.text);
+    let (mut served, mut nap) = (0, SHORTEST_NAP);
     loop {
-        // Before the records: what was pushed before the question is in the ring now, which holds
-        // no more than is taken below.
-        let (asked, closing) = (log.asked(), log.is_closing());
-        let taken = log.drain(|record| sink.take(&record, log));
+        // Before the drain: records pushed before a request are in the ring now, and the drain takes
+        // as many as the ring holds.
+        let (requests, closing) = (log.flush_requests(), log.is_closing());
+        let taken = log.drain(|record| output.add(&record, log));
         let emptied = taken < log.capacity();
         let ended = closing && emptied;
-        let all = asked > done || ended;
+        let all = requests > served || ended;
         if all || emptied {
-            sink.settle(all, log);
+            output.flush(all, log);
         }
         if all {
-            done = asked;
-            log.report(done, sink.trouble.clone(), ended);
+            served = requests;
+            log.publish(served, output.failure.clone(), ended);
         }
         if ended {
-            // Somebody's code again, and who waits for this thread is about to drop what it throws.
-            caught(|| drop(sink));
+            // The drop of the program's `Write` may panic.
+            catch_panic(|| drop(output));
             return;
         }
         nap = if taken > 0 { SHORTEST_NAP } else { (nap * 2).min(LONGEST_NAP) };
-        // Also where there was something: taking records as they come, one by one, would slow down
-        // who pushes them.
+        // Also after records: draining them one by one would slow down the producers.
         if emptied {
             log.sleep(nap);
         }

@@ -1,6 +1,6 @@
 //! Counters that a thread opens for its own calls, nested.
 
-use super::Counters;
+use super::counters::Counters;
 use crate::sync::trusted::{AtomicUsize, Ordering, thread_local};
 use crate::sync::{Arc, Weak};
 use std::cell::RefCell;

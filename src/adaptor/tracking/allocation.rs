@@ -1,6 +1,6 @@
-//! One block that has not come back.
+//! An outstanding allocation.
 
-use super::call_stack::CallStack;
+use crate::adaptor::call_stack::CallStack;
 use crate::adaptor::caller::Caller;
 use std::fmt;
 use std::thread::ThreadId;
@@ -8,8 +8,7 @@ use std::time::Duration;
 
 /// An allocation that a [`TrackingAdaptor`](crate::TrackingAdaptor) has not seen freed.
 ///
-/// RMM's is a size and a text of at most 64 frames; who asked for it, when and on which stream is
-/// lost there.
+/// RMM's is a size and a text of at most 64 frames, without thread, time or stream.
 ///
 /// ```
 /// use aquifer::{CudaResource, Device, DeviceVec, TrackingAdaptor};
@@ -38,7 +37,7 @@ pub struct Allocation {
 }
 
 impl Allocation {
-    /// The adaptor's number for it: how many it handed out before.
+    /// The number of allocations that the adaptor handed out before it.
     pub fn number(&self) -> u64 {
         self.number
     }
@@ -48,7 +47,7 @@ impl Allocation {
         self.address
     }
 
-    /// The block's size in bytes: what was asked, or more.
+    /// The block's size in bytes, at least the bytes asked.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -63,32 +62,33 @@ impl Allocation {
         self.thread
     }
 
-    /// When it was allocated, since the adaptor was made, to about a microsecond. Of two lists the later
-    /// may say some nanoseconds more or less: where the processor counts at one rate, its counter is
-    /// what is noted, and the rate is that of the time until the list is asked for. Wrong, but never
-    /// negative nor in the future, after the machine slept.
+    /// The time of the allocation since the adaptor was made, to about a microsecond. It is a count of
+    /// the processor where that has a constant rate; each list converts it by the average rate until
+    /// then, so that two lists may differ by some nanoseconds. After the machine slept it is wrong,
+    /// but never negative nor in the future.
     pub fn after(&self) -> Duration {
         self.after
     }
 
-    /// Who allocated it, if the adaptor captures backtraces.
+    /// The functions that allocated it, if the adaptor captures backtraces.
     pub fn backtrace(&self) -> Option<&CallStack> {
         self.backtrace.as_ref()
     }
 
-    /// The line that wanted it, as `at FILE:LINE:COLUMN in FUNCTION`: the first frame of the backtrace
+    /// The line that allocated it, as `at FILE:LINE:COLUMN in FUNCTION`: the first frame of the backtrace
     /// that is not of this crate or of the standard library. Reads debug information, which takes
     /// milliseconds; without any it is the function alone. `None` without a backtrace.
     pub fn origin(&self) -> Option<String> {
-        let Caller { function, place } = Caller::of(self.backtrace()?)?;
-        Some(match place {
-            Some(place) => format!("at {place} in {function}"),
+        let Caller { function, line, column } = Caller::find(self.backtrace()?)?;
+        let column = column.map(|column| format!(":{column}")).unwrap_or_default();
+        Some(match line {
+            Some(line) => format!("at {line}{column} in {function}"),
             None => format!("in {function}"),
         })
     }
 }
 
-/// One line: the size, the address, and where it comes from.
+/// One line: the size, address, stream, thread, time and origin.
 impl fmt::Display for Allocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(

@@ -1,26 +1,27 @@
-//! When: a counter that is read in a few nanoseconds, and made a time when somebody asks.
+//! A clock that costs a few nanoseconds a read: the processor's counter, converted to a time when a
+//! list is asked for.
 
 use std::time::{Duration, Instant};
 
-/// What the processor's counter said when the clock was made, and whether there is one to trust.
-pub(super) struct Clock {
+pub(super) struct TickClock {
     started: Instant,
+    /// The counter's value at `started`; `None` if the processor has none of a constant rate.
     counter: Option<u64>,
 }
 
-impl Clock {
+impl TickClock {
     pub(super) fn start() -> Self {
-        // Read on both sides of the time, until nothing came in between.
-        let both = || {
+        // The counter is read on both sides of the time: the closest pair of eight was not interrupted.
+        let read = || {
             let (before, started) = (counter::read(), Instant::now());
             (counter::read().saturating_sub(before), before, started)
         };
-        let reads = (0..8).map(|_| both()).min_by_key(|(apart, ..)| *apart);
-        let (_, first, started) = reads.unwrap_or_else(both);
+        let reads = (0..8).map(|_| read()).min_by_key(|(apart, ..)| *apart);
+        let (_, first, started) = reads.unwrap_or_else(read);
         Self { counter: counter::is_steady().then_some(first), started }
     }
 
-    /// The present, for [`times`](Self::times).
+    /// The present, for [`converter`](Self::converter).
     #[inline(always)]
     pub(super) fn ticks(&self) -> u64 {
         match self.counter {
@@ -29,9 +30,9 @@ impl Clock {
         }
     }
 
-    /// What makes a time since the start of ticks that were read before this call. The counter's rate
-    /// is that of all the time since the start: nothing has to be measured beforehand.
-    pub(super) fn times(&self) -> impl Fn(u64) -> Duration + use<> {
+    /// Converts ticks that were read before this call to the time since the start. The rate is the
+    /// average since the start, so no calibration is needed.
+    pub(super) fn converter(&self) -> impl Fn(u64) -> Duration + use<> {
         let elapsed = self.started.elapsed();
         // Without a counter, ticks are nanoseconds.
         let (first, passed) = match self.counter {
@@ -39,7 +40,7 @@ impl Clock {
             None => (0, elapsed.as_nanos() as u64),
         };
         move |ticks| {
-            // Counters of two processors may differ by a little: never before the start, nor after now.
+            // Clamped, as the counters of two processors may differ by a little.
             let since = ticks.saturating_sub(first).min(passed);
             let part = u128::from(since) * elapsed.as_nanos() / u128::from(passed.max(1));
             Duration::from_nanos(part as u64)
@@ -51,7 +52,7 @@ impl Clock {
 mod counter {
     use std::arch::x86_64::{__cpuid, _rdtsc};
 
-    /// Whether it counts at one rate in all states of the processor.
+    /// Whether the counter has a constant rate in all power states.
     pub(super) fn is_steady() -> bool {
         const POWER: u32 = 0x8000_0007;
         __cpuid(0x8000_0000).eax >= POWER && __cpuid(POWER).edx & 1 << 8 != 0
@@ -59,7 +60,7 @@ mod counter {
 
     #[inline(always)]
     pub(super) fn read() -> u64 {
-        // SAFETY: all x86-64 processors have it, and it reads a counter alone.
+        // SAFETY: all x86-64 processors have the instruction, which reads a register alone.
         unsafe { _rdtsc() }
     }
 }
@@ -82,8 +83,8 @@ mod tests {
     #[test]
     fn times_are_those_of_the_system() {
         const APART: Duration = Duration::from_millis(20);
-        let mut clocks = vec![Clock { started: Instant::now(), counter: None }];
-        clocks.push(Clock::start());
+        let mut clocks = vec![TickClock { started: Instant::now(), counter: None }];
+        clocks.push(TickClock::start());
         for clock in clocks {
             let ticks: Vec<_> = (0..4)
                 .map(|_| {
@@ -94,19 +95,18 @@ mod tests {
                     (before, ticks, after)
                 })
                 .collect();
-            let times = clock.times();
-            // A counter is scaled by two pairs of reads, of which either may be interrupted between
-            // the two.
+            let time = clock.converter();
+            // An interrupt between the two reads of a pair shifts the scale.
             const OFF: Duration = Duration::from_millis(5);
             for (before, ticks, after) in ticks {
-                let time = times(ticks);
+                let time = time(ticks);
                 assert!(
                     time + OFF >= before && time <= after + OFF,
                     "{before:?} {time:?} {after:?}"
                 );
             }
-            assert_eq!(times(0), Duration::ZERO);
-            assert!(times(u64::MAX) <= clock.started.elapsed());
+            assert_eq!(time(0), Duration::ZERO);
+            assert!(time(u64::MAX) <= clock.started.elapsed());
         }
     }
 }

@@ -1,10 +1,9 @@
-//! NVTX's memory extension, for a tool that is there: it is told of heaps, and of the regions of them
-//! that are in use. As for ranges, the tool's library fills slots, and slots that it leaves are no-ops.
+//! NVTX's memory extension: heaps, and the regions of them that are in use.
 
-use super::{ASCII, VERSION};
+use super::injection::{ASCII, VERSION, function, library};
+use super::ranges::domain;
 use crate::sync::LazyLock;
-use crate::sync::trusted::{AtomicUsize, Ordering};
-use libloading::Library;
+use crate::sync::trusted::AtomicUsize;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 
 /// `NVTX_EXT_MODULEID_MEM` and `NVTX_EXT_COMPATID_MEM`.
@@ -25,9 +24,8 @@ const REGIONS_REGISTER: usize = 3;
 const REGIONS_UNREGISTER: usize = 5;
 const REGIONS_NAME: usize = 6;
 
-/// What a tool writes the addresses of its functions to; 1 says that there is none, as 0 does.
+/// The slots that the tool writes the addresses of its functions to.
 static SLOTS: [AtomicUsize; 63] = [const { AtomicUsize::new(0) }; 63];
-const NO_FUNCTION: usize = 1;
 
 /// compute-sanitizer takes names of 1 to 49 printable characters of ASCII.
 const LONGEST_NAME: usize = 49;
@@ -135,8 +133,8 @@ type RegionsRegister = unsafe extern "C" fn(usize, *const RegisterBatch);
 type RegionsUnregister = unsafe extern "C" fn(usize, *const UnregisterBatch);
 type RegionsName = unsafe extern "C" fn(usize, *const NameBatch);
 
-/// A tool that watches memory. Any thread may call it.
-pub(crate) struct Memory {
+/// The functions of a tool that takes the memory extension. Any thread may call them.
+pub(crate) struct MemoryExtension {
     domain: usize,
     heap_register: HeapRegister,
     heap_unregister: HeapUnregister,
@@ -145,26 +143,22 @@ pub(crate) struct Memory {
     regions_name: Option<RegionsName>,
 }
 
-/// What a tool calls a heap.
+/// The tool's handle of a heap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct HeapHandle(usize);
 
-/// Looked for once.
-static MEMORY: LazyLock<Option<Memory>> = LazyLock::new(find);
-
-/// The tool that watches memory, if there is one.
-pub(crate) fn memory() -> Option<&'static Memory> {
-    MEMORY.as_ref()
+/// The tool that takes the memory extension, if there is one. Loaded at the first call.
+pub(crate) fn memory_extension() -> Option<&'static MemoryExtension> {
+    static EXTENSION: LazyLock<Option<MemoryExtension>> = LazyLock::new(load);
+    EXTENSION.as_ref()
 }
 
-fn find() -> Option<Memory> {
-    let path = std::env::var_os("NVTX_INJECTION64_PATH")?;
-    // Before the extension, as NVTX does; a tool may know the extension alone, and no domains.
-    let domain = super::domain();
-    // SAFETY: who sets the variable vouches for the library, as in each program that has NVTX.
-    let library = unsafe { Library::new(path) }.ok()?;
+fn load() -> Option<MemoryExtension> {
+    // Before the extension, as in NVIDIA's header. A tool may have the extension and no domains.
+    let domain = domain();
+    let library = library()?;
     type Initialize = unsafe extern "C" fn(*mut Module) -> c_int;
-    // SAFETY: the name and type of the entry that NVTX asks a tool's extensions for.
+    // SAFETY: the name and type of the extensions' entry, by NVTX's contract.
     let initialize =
         unsafe { library.get::<Initialize>(b"InitializeInjectionNvtxExtension\0") }.ok()?;
     let mut segment =
@@ -181,42 +175,34 @@ fn find() -> Option<Memory> {
     };
     // SAFETY: a module that lives for the call, whose slots live as long as the program.
     let known = unsafe { initialize(&raw mut module) } != 0;
-    // As in NVIDIA's header the library stays even if it does not know the extension: it has seen the
-    // slots, and may have threads.
+    // Also if it does not know the extension, as in NVIDIA's header: it has seen the slots, and may
+    // have threads.
     std::mem::forget(library);
     if !known {
         return None;
     }
-    let function = |id: usize| match SLOTS[id].load(Ordering::Acquire) {
-        0 | NO_FUNCTION => None,
-        address => Some(address as *const ()),
-    };
-    let (heap_register, heap_unregister) = (function(HEAP_REGISTER)?, function(HEAP_UNREGISTER)?);
-    let (register, unregister) = (function(REGIONS_REGISTER)?, function(REGIONS_UNREGISTER)?);
-    // SAFETY: the tool put functions of these types at these numbers, by NVTX's contract, and its
-    // library stays.
+    // SAFETY: the types of these slots, by NVTX's contract.
     unsafe {
-        Some(Memory {
+        Some(MemoryExtension {
             domain,
-            heap_register: std::mem::transmute::<*const (), HeapRegister>(heap_register),
-            heap_unregister: std::mem::transmute::<*const (), HeapUnregister>(heap_unregister),
-            regions_register: std::mem::transmute::<*const (), RegionsRegister>(register),
-            regions_unregister: std::mem::transmute::<*const (), RegionsUnregister>(unregister),
-            regions_name: function(REGIONS_NAME)
-                .map(|name| std::mem::transmute::<*const (), RegionsName>(name)),
+            heap_register: function(&SLOTS[HEAP_REGISTER])?,
+            heap_unregister: function(&SLOTS[HEAP_UNREGISTER])?,
+            regions_register: function(&SLOTS[REGIONS_REGISTER])?,
+            regions_unregister: function(&SLOTS[REGIONS_UNREGISTER])?,
+            regions_name: function(&SLOTS[REGIONS_NAME]),
         })
     }
 }
 
-/// A name as tools take it: what does not fit is cut off.
+/// A name as tools take it, cut at the maximum length.
 fn name(text: &str) -> CString {
     let printable = text.bytes().filter(|byte| (b' '..=b'~').contains(byte)).take(LONGEST_NAME);
     CString::new(printable.collect::<Vec<u8>>()).unwrap_or_default()
 }
 
-impl Memory {
-    /// Registers memory that others are served from: from now on only its regions may be touched.
-    /// `None` if the tool refuses.
+impl MemoryExtension {
+    /// Registers a heap: from now on the program may access its regions alone. `None` if the tool
+    /// refuses.
     pub(crate) fn heap_register(
         &self,
         address: u64,
@@ -239,7 +225,7 @@ impl Memory {
         };
         // SAFETY: the tool's own domain, and descriptions that live for the call.
         let handle = unsafe { (self.heap_register)(self.domain, &raw const heap) };
-        // 0 is all of the address space, and -1 says that there is no tool.
+        // 0 is the heap of the whole address space; -1 means that there is no tool.
         (handle != 0 && handle != usize::MAX).then_some(HeapHandle(handle))
     }
 
@@ -249,7 +235,7 @@ impl Memory {
         unsafe { (self.heap_unregister)(self.domain, heap.0) }
     }
 
-    /// Registers a part of a heap that may be touched.
+    /// Registers a region of a heap.
     pub(crate) fn region_register(&self, heap: HeapHandle, address: u64, bytes: usize) {
         let range = Range { bytes, address: address as usize };
         let batch = RegisterBatch {
@@ -281,7 +267,7 @@ impl Memory {
         unsafe { (self.regions_unregister)(self.domain, &raw const batch) }
     }
 
-    /// Names the region at `address`, where the tool knows names.
+    /// Names the region at `address`, if the tool takes names.
     pub(crate) fn region_name(&self, address: u64, text: &str) {
         let Some(regions_name) = self.regions_name else { return };
         let text: &CStr = &name(text);

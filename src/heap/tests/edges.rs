@@ -3,14 +3,14 @@
 use super::structure::walk;
 use super::{below, heap_of, next};
 use crate::heap::bins::{Bins, bin_of, largest_of};
-use crate::heap::nodes::Block;
+use crate::heap::nodes::BlockNode;
 use crate::heap::{COMPLETE, Heap, NotLive, Piece};
 
 const ANY: usize = usize::MAX;
 
 #[test]
 fn a_block_costs_32_bytes_and_16_more_while_it_is_free() {
-    assert_eq!(size_of::<Block>(), 32);
+    assert_eq!(size_of::<BlockNode>(), 32);
     assert_eq!(size_of::<crate::heap::bins::Entry>(), 16);
     println!("block 32 B, free 48 B, an empty set of bins {} B", size_of::<Bins>());
 }
@@ -35,7 +35,7 @@ fn every_size_lies_in_the_bin_that_says_so() {
 #[test]
 fn sizes_and_alignments_that_are_too_large_are_refused_without_a_change() {
     let mut heap = heap_of(1000);
-    let before = heap.account();
+    let before = heap.stats();
     for units in [1001, u32::MAX - 1, u32::MAX] {
         for align in [1, 256, 512, 1 << 40, 1 << 63] {
             assert_eq!(heap.allocate(COMPLETE, units, align, ANY), None);
@@ -45,7 +45,7 @@ fn sizes_and_alignments_that_are_too_large_are_refused_without_a_change() {
     assert_eq!(heap.allocate(COMPLETE, 1, 1 << 63, ANY), None);
     assert_eq!(heap.allocate(COMPLETE, 0, 4096, ANY), None);
     assert_eq!(heap.allocate(COMPLETE, 1, 3 << 20, ANY), None, "no power of two");
-    assert_eq!(heap.account(), before);
+    assert_eq!(heap.stats(), before);
     walk(&heap);
 }
 
@@ -53,9 +53,9 @@ fn sizes_and_alignments_that_are_too_large_are_refused_without_a_change() {
 fn the_only_aligned_place_is_found() {
     // 2 MiB at 2 MiB: no room to spare, so only the block itself can say that it lies right.
     let mut heap = Heap::new(8);
-    heap.add(COMPLETE, Piece { range: 0, address: 2 << 20, bytes: 2 << 20, stamp: 0 });
+    heap.add(COMPLETE, Piece { upstream_block: 0, address: 2 << 20, bytes: 2 << 20, stamp: 0 });
     let taken = heap.allocate(COMPLETE, 8192, 2 << 20, ANY).unwrap();
-    assert_eq!((taken.address, heap.account().free_bytes), (2 << 20, 0));
+    assert_eq!((taken.address, heap.stats().free_bytes), (2 << 20, 0));
     heap.free(taken.node, COMPLETE, 1).unwrap();
     // One unit less in front, and it is not there any more.
     heap.allocate(COMPLETE, 1, 1, ANY).unwrap();
@@ -69,15 +69,15 @@ fn the_only_aligned_place_is_found() {
 fn a_piece_larger_than_one_block_can_count_is_several() {
     let mut heap = Heap::new(6);
     let bytes = (3u64 << 32) << 6;
-    let piece = Piece { range: 9, address: 0, bytes, stamp: 4 };
+    let piece = Piece { upstream_block: 9, address: 0, bytes, stamp: 4 };
     heap.add(COMPLETE, piece);
-    assert_eq!(heap.account().total_bytes, bytes);
+    assert_eq!(heap.stats().total_bytes, bytes);
     assert_eq!(heap.largest_free(), u64::from(u32::MAX) << 6);
-    assert_eq!(heap.at_most(COMPLETE), u32::MAX);
+    assert_eq!(heap.largest_bound(COMPLETE), u32::MAX);
     walk(&heap);
     let taken: Vec<_> = std::iter::from_fn(|| heap.allocate(COMPLETE, u32::MAX, 1, ANY)).collect();
     assert_eq!(taken.len(), 3);
-    assert_eq!(heap.account().free_bytes, 3 << 6);
+    assert_eq!(heap.stats().free_bytes, 3 << 6);
     walk(&heap);
     for taken in taken {
         heap.free(taken.node, COMPLETE, 5).unwrap();
@@ -85,7 +85,7 @@ fn a_piece_larger_than_one_block_can_count_is_several() {
     }
     assert!(!heap.cut_exactly(9, 0, bytes - 64));
     assert!(heap.cut_exactly(9, 0, bytes));
-    assert_eq!(heap.account(), Default::default());
+    assert_eq!(heap.stats(), Default::default());
     // The same, out by units and in again.
     heap.add(COMPLETE, piece);
     let mut pieces = Vec::new();
@@ -102,7 +102,7 @@ fn a_piece_larger_than_one_block_can_count_is_several() {
 fn the_highest_addresses_are_no_different() {
     let mut heap = Heap::new(8);
     let start = u64::MAX - 0xffff;
-    heap.add(COMPLETE, Piece { range: 0, address: start, bytes: 0xff00, stamp: 0 });
+    heap.add(COMPLETE, Piece { upstream_block: 0, address: start, bytes: 0xff00, stamp: 0 });
     walk(&heap);
     assert_eq!(heap.allocate(COMPLETE, 2, 1 << 20, ANY), None);
     let taken = heap.allocate(COMPLETE, 2, 1 << 12, ANY).unwrap();
@@ -118,13 +118,13 @@ fn a_token_that_is_no_live_block_changes_nothing() {
     let third = heap.allocate(COMPLETE, 8, 1, ANY).unwrap();
     heap.free(first.node, 1, 1).unwrap();
     heap.free(second.node, 1, 2).unwrap();
-    let before = (heap.account(), walk(&heap));
+    let before = (heap.stats(), walk(&heap));
     // A free block, one that merged away, the border, one never used, none at all.
     for node in (0..third.node).chain(third.node + 1..100).chain([u32::MAX]) {
         assert_eq!(heap.free(node, COMPLETE, 9), Err(NotLive));
         assert_eq!(heap.live(node), Err(NotLive));
     }
-    assert_eq!((heap.account(), walk(&heap)), before);
+    assert_eq!((heap.stats(), walk(&heap)), before);
     assert_eq!(heap.free(third.node, 1, 0), Ok(8));
 }
 
@@ -137,21 +137,21 @@ fn many_tags_take_turns_with_few_bins() {
             blocks.push(heap.allocate(COMPLETE, 1, 1, ANY).unwrap().node);
             heap.free(blocks.pop().unwrap(), tag, turn).unwrap();
             assert_eq!(heap.tags().filter(|&other| other != COMPLETE).collect::<Vec<_>>(), [tag]);
-            assert_eq!(heap.at_most(tag), 1);
+            assert_eq!(heap.largest_bound(tag), 1);
             assert_eq!(heap.retag(tag, turn, COMPLETE, 0), 1);
-            assert_eq!((heap.at_most(tag), heap.latest(tag)), (0, 0));
+            assert_eq!((heap.largest_bound(tag), heap.latest(tag)), (0, 0));
         }
     }
-    assert_eq!(heap.shelf.sets(), 2);
-    assert_eq!(heap.account().free_blocks, 1);
+    assert_eq!(heap.tag_bins.sets(), 2);
+    assert_eq!(heap.stats().free_blocks, 1);
     walk(&heap);
 }
 
 #[test]
 fn restamping_a_tag_moves_no_block() {
     let mut heap = heap_of(100);
-    heap.add(3, Piece { range: 5, address: 0, bytes: 2560, stamp: 7 });
-    heap.add(3, Piece { range: 6, address: 2560, bytes: 2560, stamp: 9 });
+    heap.add(3, Piece { upstream_block: 5, address: 0, bytes: 2560, stamp: 7 });
+    heap.add(3, Piece { upstream_block: 6, address: 2560, bytes: 2560, stamp: 9 });
     assert_eq!(heap.retag(3, 7, 3, 8), 1);
     let stamps: Vec<_> = walk(&heap).0.iter().map(|block| (block.3, block.4)).collect();
     assert_eq!(stamps, [(3, 8), (3, 9), (COMPLETE, 0)]);
@@ -182,7 +182,7 @@ fn one_size_between_the_bins_leaves_no_memory_unused() {
         }
         let back = std::iter::from_fn(|| heap.allocate(COMPLETE, units, 1, ANY)).count();
         assert!(back >= gone);
-        let used = heap.account().live_bytes as f64 / heap.account().total_bytes as f64;
+        let used = heap.stats().live_bytes as f64 / heap.stats().total_bytes as f64;
         assert!(used >= 0.99, "{units} units: {used}");
         walk(&heap);
     }
@@ -193,7 +193,7 @@ fn fenced(units: &[u32]) -> (Heap, Vec<u32>) {
     let mut heap = heap_of(units.iter().map(|&units| u64::from(units) + 1).sum());
     let mut take = |units| heap.allocate(COMPLETE, units, 1, ANY).unwrap().node;
     let nodes = units.iter().map(|&units| (take(units), take(1)).0).collect();
-    assert_eq!(heap.account().free_bytes, 0);
+    assert_eq!(heap.stats().free_bytes, 0);
     (heap, nodes)
 }
 
@@ -206,12 +206,12 @@ fn a_hole_of_the_very_size_goes_before_a_larger_one() {
     }
     for left in [4, 3] {
         heap.allocate(COMPLETE, 1030, 1, ANY).unwrap();
-        assert_eq!(heap.account().free_blocks, left, "a larger one was split");
+        assert_eq!(heap.stats().free_blocks, left, "a larger one was split");
     }
     // And the block that is kept apart goes last.
     for (units, left) in [(1100, 2), (4000, 1), (9000, 0)] {
         heap.allocate(COMPLETE, units, 1, ANY).unwrap();
-        assert_eq!(heap.account().free_blocks, left);
+        assert_eq!(heap.stats().free_blocks, left);
     }
 }
 
@@ -230,4 +230,40 @@ fn a_hole_that_serves_is_found_behind_many_that_do_not() {
     heap.allocate(COMPLETE, 2000, 1, ANY).unwrap();
     heap.allocate(COMPLETE, 1050, 1, ANY).unwrap();
     assert_eq!(heap.allocate(COMPLETE, 1031, 1, ANY), None);
+}
+
+/// However many stand before it, with and without an alignment.
+#[test]
+fn a_search_misses_no_block_that_serves() {
+    // The one that serves is freed first, so that it is looked at last; but for a larger one that is
+    // kept apart, and then taken. It alone lies at 2^40.
+    let mut sizes = vec![1050];
+    sizes.extend([1030; 1000]);
+    sizes.push(2000);
+    for (units, align) in [(1050, 1), (1030, 1 << 30), (1030, 1 << 40)] {
+        let (mut heap, nodes) = fenced(&sizes);
+        for &node in nodes.last().iter().copied().chain(&nodes[..nodes.len() - 1]) {
+            heap.free(node, COMPLETE, 0).unwrap();
+        }
+        heap.allocate(COMPLETE, 2000, 1, ANY).unwrap();
+        assert_eq!(heap.allocate(COMPLETE, units, align, ANY), None, "the test is about this");
+        for (tag, units) in [(COMPLETE, 1051), (COMPLETE, 0), (1, 1050)] {
+            assert_eq!(heap.search(tag, units, align, ANY), None);
+        }
+        assert_eq!(heap.search(COMPLETE, units, align, ANY).unwrap().address, 1 << 40);
+        walk(&heap);
+    }
+}
+
+#[test]
+fn a_search_finds_the_one_block_that_is_early_enough() {
+    let sizes: Vec<u32> = (0..40).flat_map(|step| [1000 + 40 * step; 20]).collect();
+    let (mut heap, nodes) = fenced(&sizes);
+    for (at, &node) in nodes.iter().enumerate() {
+        heap.free(node, COMPLETE, if at == 500 { 3 } else { 9 }).unwrap();
+    }
+    assert_eq!(heap.allocate(COMPLETE, 900, 1, 3), None, "the test is about this");
+    assert_eq!(heap.search(COMPLETE, 900, 1, 2), None);
+    assert_eq!(heap.search(COMPLETE, 900, 1, 3).unwrap().stamp, 3);
+    walk(&heap);
 }

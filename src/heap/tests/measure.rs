@@ -53,7 +53,7 @@ fn replace(live: usize, pairs: usize) -> Figures {
     before.iter().for_each(&mut pair);
     let slices: Vec<_> = measured.chunks(20_000).collect();
     let figures = Figures::of(&slices, pair);
-    assert_eq!(heap.account().live_blocks, live);
+    assert_eq!(heap.stats().live_blocks, live);
     walk(&heap);
     figures
 }
@@ -67,7 +67,7 @@ fn single(pairs: usize) -> Figures {
         let node = take(&mut heap, units);
         heap.free(black_box(node), COMPLETE, 0).unwrap();
     });
-    assert_eq!(heap.account().free_blocks, 1);
+    assert_eq!(heap.stats().free_blocks, 1);
     figures
 }
 

@@ -63,7 +63,7 @@ impl Pair {
 
     fn add(&mut self, start: usize, units: usize, tag: Tag, stamp: usize) {
         let piece = Piece {
-            range: self.model.range(start),
+            upstream_block: self.model.range(start),
             address: self.model.address(start),
             bytes: (units as u64) << self.model.shift,
             stamp,
@@ -76,7 +76,7 @@ impl Pair {
     fn lose(&mut self, tag: Tag, piece: Piece) -> (usize, usize) {
         let start = self.model.unit(piece.address);
         let count = (piece.bytes >> self.model.shift) as usize;
-        assert_eq!(piece.range, self.model.range(start));
+        assert_eq!(piece.upstream_block, self.model.range(start));
         for unit in start..start + count {
             assert_eq!(self.model.at(unit), Unit::Free(tag, piece.stamp));
         }
@@ -87,12 +87,20 @@ impl Pair {
     fn allocate(&mut self, tag: Tag, units: u32, align: u64, upto: usize) {
         let fits = self.model.free(tag, upto);
         let count = units as usize;
-        let bound = self.heap.at_most(tag);
-        let Some(taken) = self.heap.allocate(tag, units, align, upto) else {
+        let bound = self.heap.largest_bound(tag);
+        let taken = self.heap.allocate(tag, units, align, upto).or_else(|| {
             // Few enough blocks are here that none is missed but for an alignment.
             let pad = (align >> self.model.shift).saturating_sub(1) as usize;
             let missed = fits.iter().find(|fit| fit.1 >= count + pad);
             assert!(missed.is_none() || upto != usize::MAX, "{missed:?} serves {units} {align}");
+            self.heap.search(tag, units, align, upto)
+        });
+        let Some(taken) = taken else {
+            let aligned = |unit: &usize| self.model.address(*unit).is_multiple_of(align);
+            let room = |fit: &&(usize, usize)| (fit.0..fit.0 + fit.1).find(aligned);
+            let serves =
+                |fit: &&(usize, usize)| room(fit).is_some_and(|unit| unit + count <= fit.0 + fit.1);
+            assert_eq!(fits.iter().find(serves), None, "is missed");
             return;
         };
         assert!(units <= bound, "more than the upper bound was served");
@@ -219,8 +227,8 @@ impl Pair {
             self.retag(tag, usize::MAX, COMPLETE, 0);
         }
         self.check();
-        let stretches = self.heap.pieces.all().count();
-        let account = self.heap.account();
+        let stretches = self.heap.spans.all().count();
+        let account = self.heap.stats();
         assert_eq!((account.free_blocks, account.live_blocks), (stretches, 0));
         // And when what is away comes, each range is.
         let (mut unit, mut all) = (0, 0);
@@ -234,13 +242,13 @@ impl Pair {
             unit += count.max(1);
         }
         self.check();
-        assert_eq!(self.heap.account().free_blocks, RANGES, "{all} units came back");
+        assert_eq!(self.heap.stats().free_blocks, RANGES, "{all} units came back");
         for range in 0..RANGES {
             let address = self.model.address(range * RANGE_UNITS);
             let bytes = (RANGE_UNITS as u64) << self.model.shift;
             assert!(self.heap.cut_exactly(range as u32, address, bytes));
         }
-        assert_eq!(self.heap.account(), Default::default());
+        assert_eq!(self.heap.stats(), Default::default());
     }
 }
 

@@ -1,8 +1,8 @@
 //! What always holds inside of a heap, read from its rings and bins.
 
 use crate::heap::bins::{bin_of, largest_of};
-use crate::heap::nodes::{Block, State};
-use crate::heap::tagged::place_of;
+use crate::heap::merge::place_of;
+use crate::heap::nodes::{BlockNode, NodeState};
 use crate::heap::{Heap, Tag};
 use std::collections::BTreeSet;
 
@@ -15,13 +15,13 @@ pub(super) type Live = (u32, u64, u64);
 pub(super) fn walk(heap: &Heap) -> (Vec<Free>, Vec<Live>) {
     let (mut free, mut live) = (Vec::new(), Vec::new());
     let mut end_of_last = 0;
-    for (start, span) in heap.pieces.all() {
+    for (start, span) in heap.spans.all() {
         assert!(start >= end_of_last, "spans overlap");
         assert!(start < span.end, "an empty span");
         end_of_last = span.end;
-        assert_eq!(heap.nodes[span.border].state, State::Border);
+        assert_eq!(heap.nodes[span.border].state, NodeState::Border);
         let (mut address, mut at) = (start, span.border);
-        let mut last: Option<Block> = None;
+        let mut last: Option<BlockNode> = None;
         loop {
             let node = heap.nodes[at].next;
             let block = heap.nodes[node];
@@ -33,13 +33,13 @@ pub(super) fn walk(heap: &Heap) -> (Vec<Free>, Vec<Live>) {
             assert_eq!(block.address, address, "a gap or an overlap in a ring");
             assert_ne!(bytes, 0, "an empty block");
             match block.state {
-                State::Live => live.push((span.range, address, bytes)),
-                State::Free => {
+                NodeState::Live => live.push((span.upstream_block, address, bytes)),
+                NodeState::Free => {
                     let tag = block.tag;
-                    let entry = heap.shelf.get(tag).unwrap().entry(place_of(&block));
+                    let entry = heap.tag_bins.get(tag).unwrap().entry(place_of(&block));
                     assert_eq!((entry.node, entry.units), (node, block.units));
-                    free.push((span.range, address, bytes, tag, entry.stamp));
-                    if let Some(last) = last.filter(|last| last.state == State::Free) {
+                    free.push((span.upstream_block, address, bytes, tag, entry.stamp));
+                    if let Some(last) = last.filter(|last| last.state == NodeState::Free) {
                         let fits = last.units.checked_add(block.units).is_some();
                         assert!(last.tag != tag || !fits, "neighbours that did not merge");
                     }
@@ -53,7 +53,7 @@ pub(super) fn walk(heap: &Heap) -> (Vec<Free>, Vec<Live>) {
         assert_eq!(address, span.end, "a ring ends before its span does");
     }
     bins(heap, &free);
-    let account = heap.account();
+    let account = heap.stats();
     let (free_bytes, live_bytes) =
         (free.iter().map(|block| block.2).sum::<u64>(), live.iter().map(|block| block.2).sum());
     assert_eq!((account.free_bytes, account.live_bytes), (free_bytes, live_bytes));
@@ -70,14 +70,14 @@ fn bins(heap: &Heap, free: &[Free]) {
     assert_eq!(said.len(), tags.len(), "a tag twice, or without blocks");
     assert_eq!(said.into_iter().collect::<BTreeSet<_>>(), tags);
     for &tag in &tags {
-        let bins = heap.shelf.get(tag).unwrap();
+        let bins = heap.tag_bins.get(tag).unwrap();
         assert_eq!(bins.tag, tag);
         for entry in bins.entries() {
             assert_eq!(heap.nodes[entry.node].tag, tag);
             assert!(entry.stamp <= heap.latest(tag));
-            assert!(entry.units <= heap.at_most(tag));
+            assert!(entry.units <= heap.largest_bound(tag));
         }
-        let mut count = bins.kept().into_iter().count();
+        let mut count = bins.victim().into_iter().count();
         let mut bin = 0;
         let last = bin_of(u32::MAX);
         while let Some(at) = bins.at_or_above(bin) {
@@ -92,9 +92,9 @@ fn bins(heap: &Heap, free: &[Free]) {
         }
         assert!((bin..=last).all(|bin| bins.in_bin(bin).is_empty()));
         let top = bins.top().map_or(0, largest_of);
-        assert_eq!(heap.at_most(tag), bins.kept().map_or(top, |kept| top.max(kept.units)));
+        assert_eq!(heap.largest_bound(tag), bins.victim().map_or(top, |kept| top.max(kept.units)));
         assert_eq!((count, bins.blocks()), (bins.blocks(), bins.entries().count()));
         assert_eq!(count, free.iter().filter(|block| block.3 == tag).count());
     }
-    assert_eq!((heap.at_most(Tag::MAX), heap.latest(Tag::MAX)), (0, 0));
+    assert_eq!((heap.largest_bound(Tag::MAX), heap.latest(Tag::MAX)), (0, 0));
 }

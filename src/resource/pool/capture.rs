@@ -1,13 +1,13 @@
 //! `Stream::capture`.
 
-use super::{Ground, PoolResource};
-use crate::backend::not_forked;
+use super::PoolResource;
+use super::driver::PoolDriver;
+use crate::driver::is_forked_child;
 use crate::error::{Error, ErrorKind, Result};
-use crate::event::Event;
 use crate::pool::{Failure, Pool};
-use crate::resource::DeviceResource;
-use crate::stream::graph::Attachment;
-use crate::stream::{Graph, Stream, graveyard};
+use crate::resource::device_resource::DeviceResource;
+use crate::stream::capture::Recording;
+use crate::stream::{Graph, Stream, deferred};
 use crate::sync::Arc;
 
 impl Stream {
@@ -17,24 +17,35 @@ impl Stream {
     /// Vectors that `body` makes on this stream in `pool` live in memory that the graph keeps: each
     /// launch finds it as it was recorded, whether the vector was dropped or not, and whatever the
     /// pool serves to others between launches. Vectors of the pool that are dropped on this stream
-    /// meanwhile are kept for the graph, too. When the graph is dropped, what nobody uses any more is
-    /// free again, in the order of this stream, which waits for the launches; a vector that outlives
+    /// meanwhile are kept for the graph, too. When the graph is dropped, memory without a user is free
+    /// again, in the order of this stream, which waits for the launches; a vector that outlives
     /// the graph is an ordinary one.
     ///
     /// The pool serves the capture with what this stream had freed before it and with memory that
     /// the device is done with, and grows where there is none: neither ever waits in the graph.
-    /// Other threads may go on to use the pool, on this stream and on others; what they give this
-    /// stream is recorded with the rest.
+    /// Other threads may go on to use the pool on other streams.
+    ///
+    /// CUDA lets no second thread near the streams of a capture. So the capture has this stream, and
+    /// those that join it by waiting for it, to itself: a call of another thread on one of them is an
+    /// error of kind [`ErrorKind::Capture`] until the capture has ended, and what another thread drops
+    /// that such a stream has to free is freed later. The capture begins when the calls that other
+    /// threads are making on the stream have returned; where one of them waits for the stream, or
+    /// copies host memory on it, there is no capture but the same error. At the end each of its streams
+    /// waits for the others, so that what was ordered in the graph is ordered outside of it, too.
     ///
     /// What to keep in mind:
     /// - Nothing that is recorded has run. A vector that was made by
     ///   [`zeroed`](crate::DeviceVec::zeroed) in a capture has contents once the graph was launched;
     ///   read before, it gives whatever bytes were there, which the simulated device reports as
-    ///   [`ErrorKind::Simulation`] where nobody ever wrote them.
-    /// - The capture is declared for this stream alone, and this pool. A stream that joins by
-    ///   waiting for this one may use its vectors; make and drop them on this stream. Another pool,
+    ///   [`ErrorKind::Simulation`] where they were never written.
+    /// - The capture is declared for this stream and this pool. A stream that joins may use its
+    ///   vectors; make and drop them on this stream. Another pool,
     ///   asked for memory on this stream, refuses where it would have to wait
     ///   ([`ErrorKind::Capture`]).
+    /// - A vector with elements does not grow or shrink in a capture ([`ErrorKind::Capture`]): its copy would
+    ///   run at a launch, and the vector has its new block at once.
+    /// - A vector that another stream used before the capture is written in it when that use has run
+    ///   ([`Stream::synchronize`]), or after that stream has joined.
     /// - Vectors that were there before the capture have to live as long as the graph is launched:
     ///   that is part of the contract of [`Graph::launch`].
     ///
@@ -68,11 +79,11 @@ impl Stream {
     /// # Errors
     ///
     /// That of `body`. [`ErrorKind::Capture`] if the stream is in capture already or is the default
-    /// stream, if something in `body` invalidated the capture, or if a stream that joined was not
-    /// waited for at the end; [`ErrorKind::WrongDevice`] for a pool on another device;
-    /// [`ErrorKind::Forked`] in the child of a fork; those of the driver calls. In each case, and if
-    /// `body` unwinds, the stream is out of capture, there is no graph, and what was kept for it is
-    /// free.
+    /// stream, or if something in `body` invalidated the capture. A stream that joined and was given
+    /// work has to be waited for at the end, else the same; [`ErrorKind::WrongDevice`] for a pool on
+    /// another device; [`ErrorKind::Forked`] in the child of a fork; those of the driver calls. In each
+    /// case, and if `body` unwinds, the stream is out of capture, there is no graph, and what was kept
+    /// for it is free.
     pub fn capture<U, R>(
         &self,
         pool: &PoolResource<U>,
@@ -81,75 +92,55 @@ impl Stream {
     where
         U: DeviceResource + 'static,
     {
-        not_forked("a capture")?;
         pool.device().require(self.device(), "the stream")?;
-        self.refuse_capture("another capture")?;
-        // Made now: to make a stream may wait for the whole context, which would cost the capture.
-        pool.pool.upstream().aside()?;
-        let begin = || {
-            let before = self.record()?;
-            self.start_graph()?;
-            Ok(before)
-        };
-        let (number, before) =
-            pool.pool.begin_capture(self, self.id(), begin).map_err(|failure| match failure {
-                Failure::Captured => Error::new(
-                    ErrorKind::Capture,
-                    format!("{self} is in capture, and another capture cannot be"),
-                ),
-                failure => pool.explain(failure, 0),
-            })?;
-        let mut declared = Declared { pool: &pool.pool, stream: self, number, open: true };
+        // Now, since making a stream may wait for the whole context, which would invalidate the capture.
+        pool.pool.upstream().own_stream()?;
+        let mut recording = Recording::prepare(self)?;
+        let begun = pool.pool.begin_capture(self, self.id(), || recording.begin());
+        let (number, ()) = begun.map_err(|failure| match failure {
+            Failure::Captured => Error::new(
+                ErrorKind::Capture,
+                format!("{self} is in capture, and another capture cannot be"),
+            ),
+            failure => pool.explain(failure, 0),
+        })?;
+        let mut declared =
+            DeclaredCapture { pool: &pool.pool, stream: self, number, recording, open: true };
         let result = body(self)?;
-        let graph = declared.finish(before)?;
+        let graph = declared.finish()?;
         Ok((graph, result))
     }
 }
 
-/// A capture that was declared. Dropped before it is finished, it is given up.
-struct Declared<'a, U: DeviceResource + 'static> {
-    pool: &'a Arc<Pool<Ground<U>>>,
+/// A capture that is declared to a pool. Its drop abandons it, unless it is finished.
+struct DeclaredCapture<'a, U: DeviceResource + 'static> {
+    pool: &'a Arc<Pool<PoolDriver<U>>>,
     stream: &'a Stream,
     number: usize,
+    recording: Recording,
     open: bool,
 }
 
-impl<U: DeviceResource + 'static> Declared<'_, U> {
-    fn finish(&mut self, before: Event) -> Result<Graph> {
-        let mut graph = self.stream.finish_graph(Some(before))?;
+impl<U: DeviceResource + 'static> DeclaredCapture<'_, U> {
+    fn finish(&mut self) -> Result<Graph> {
+        let mut graph = self.recording.finish()?;
         self.open = false;
-        let (pool, stream) = (self.pool.clone(), self.stream.clone());
-        graph.attach(Box::new(Memory { pool, stream, number: self.number }));
+        let (pool, stream, number) = (self.pool.clone(), self.stream.clone(), self.number);
+        graph.attach(Box::new(move |launched_on| pool.end_graph(number, &stream, launched_on)));
         self.pool.end_capture(self.number);
-        graveyard::reap();
+        deferred::collect();
         Ok(graph)
     }
 }
 
-impl<U: DeviceResource + 'static> Drop for Declared<'_, U> {
+impl<U: DeviceResource + 'static> Drop for DeclaredCapture<'_, U> {
     fn drop(&mut self) {
-        if !self.open {
+        if !self.open || is_forked_child() {
             return;
         }
-        // Where the driver refused to make a graph, the stream is out of capture.
-        if self.stream.is_capturing().unwrap_or(false) {
-            self.stream.abandon_graph();
-        }
+        self.recording.abandon();
         self.pool.end_capture(self.number);
-        self.pool.release(self.number, self.stream, &[]);
-        graveyard::reap();
-    }
-}
-
-/// A graph's hold on its memory.
-struct Memory<U: DeviceResource + 'static> {
-    pool: Arc<Pool<Ground<U>>>,
-    stream: Stream,
-    number: usize,
-}
-
-impl<U: DeviceResource + 'static> Attachment for Memory<U> {
-    fn give_back(self: Box<Self>, launched_on: &[Stream]) {
-        self.pool.release(self.number, &self.stream, launched_on);
+        self.pool.end_graph(self.number, self.stream, &[]);
+        deferred::collect();
     }
 }

@@ -1,6 +1,6 @@
 use super::*;
-use crate::backend::sim::SimConfig;
 use crate::device::Device;
+use crate::driver::sim::SimConfig;
 use crate::resource::CudaResource;
 use crate::sync::trusted::{AtomicUsize, Mutex, channel};
 use crate::sync::{Weak, trusted};
@@ -14,13 +14,13 @@ fn plain(device: &Device) -> Arc<dyn DeviceResource> {
 }
 
 /// A scope as a coroutine holds it that is suspended inside.
-fn enter(resource: &Arc<dyn DeviceResource>) -> Scope {
-    Scope::enter(Arc::new(Local::new(resource.clone())))
+fn enter(resource: &Arc<dyn DeviceResource>) -> ResourceScope {
+    ResourceScope::enter(ThreadResource::new(resource.clone()))
 }
 
 #[track_caller]
 fn is_current(device: &Device, wanted: Option<&Arc<dyn DeviceResource>>) {
-    let found = innermost(device.key()).map(|local| local.resource().clone());
+    let found = innermost(device.key()).map(|scoped| scoped.resource.clone());
     let same = match (&found, wanted) {
         (Some(found), Some(wanted)) => Arc::ptr_eq(found, wanted),
         (found, wanted) => found.is_none() && wanted.is_none(),
@@ -118,7 +118,7 @@ fn a_scope_that_is_forgotten_stays_current_and_others_end_around_it() {
 fn scopes_that_wander_between_threads() {
     let device = device();
     let resource = plain(&device);
-    let (give, take) = channel::unbounded::<Scope>();
+    let (give, take) = channel::unbounded::<ResourceScope>();
     let ended = AtomicUsize::new(0);
     std::thread::scope(|threads| {
         for thread in 0..3_usize {
@@ -139,7 +139,7 @@ fn scopes_that_wander_between_threads() {
                         ended.fetch_add(1, trusted::Ordering::Relaxed);
                     }
                 }
-                // What the others left of this thread's goes with its next end.
+                // This thread's next end drops the frames that other threads left.
                 take.try_iter().for_each(drop);
                 with_device_resource(resource.clone(), || is_current(device, Some(resource)));
             });

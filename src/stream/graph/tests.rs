@@ -2,9 +2,10 @@
 
 use super::*;
 use crate::DeviceVec;
-use crate::backend::sim::{SimConfig, Simulator, Violation};
-use crate::backend::{HostArgs, Kernel, LaunchConfig};
+use crate::driver::sim::{SimConfig, Simulator, Violation};
+use crate::driver::{HostArgs, Kernel, LaunchConfig};
 use crate::error::Error;
+use crate::stream::capture::Recording;
 use crate::sync::Arc;
 
 static ADD_ONE: Kernel = Kernel::new("add_one", "", |_: &LaunchConfig, mut args: HostArgs<'_>| {
@@ -24,11 +25,16 @@ fn device() -> (Device, Simulator) {
     (device, simulator)
 }
 
+fn begun(stream: &Stream) -> Result<Recording> {
+    let mut recording = Recording::prepare(stream)?;
+    recording.begin()?;
+    Ok(recording)
+}
+
 fn captured(stream: &Stream, body: impl FnOnce()) -> Graph {
-    let before = stream.record().unwrap();
-    stream.start_graph().unwrap();
+    let mut recording = begun(stream).unwrap();
     body();
-    stream.finish_graph(Some(before)).unwrap()
+    recording.finish().unwrap()
 }
 
 fn launch(graph: &Graph, stream: &Stream) -> Result<()> {
@@ -36,22 +42,14 @@ fn launch(graph: &Graph, stream: &Stream) -> Result<()> {
     unsafe { graph.launch(stream) }
 }
 
-/// Tells what it was given back with.
-struct Told {
-    simulator: Simulator,
-    streams: Arc<Mutex<Option<Vec<u64>>>>,
-}
-
-impl Attachment for Told {
-    fn give_back(self: Box<Self>, launched_on: &[Stream]) {
-        assert_eq!(self.simulator.call_count("cuGraphExecDestroy"), 1, "the graph goes first");
-        *self.streams.lock() = Some(launched_on.iter().map(Stream::id).collect());
-    }
-}
-
+/// Tells on which streams a graph was launched, when it is gone.
 fn told(graph: &mut Graph, simulator: &Simulator) -> Arc<Mutex<Option<Vec<u64>>>> {
     let streams = Arc::new(Mutex::new(None));
-    graph.attach(Box::new(Told { simulator: simulator.clone(), streams: streams.clone() }));
+    let (simulator, told) = (simulator.clone(), streams.clone());
+    graph.attach(Box::new(move |launched_on| {
+        assert_eq!(simulator.call_count("cuGraphExecDestroy"), 1, "the graph goes first");
+        *told.lock() = Some(launched_on.iter().map(Stream::id).collect());
+    }));
     streams
 }
 
@@ -80,33 +78,25 @@ fn vectors_at_home_are_captured() {
 
 #[test]
 fn the_first_launch_of_each_stream_comes_after_what_was_before_the_capture() {
-    for with in [true, false] {
-        let (device, simulator) = device();
-        let (stream, a, b) = (device.new_stream(), device.new_stream(), device.new_stream());
-        let (stream, a, b) = (stream.unwrap(), a.unwrap(), b.unwrap());
-        let mut vec = DeviceVec::<u32>::zeroed(&stream, 100).unwrap();
-        let before = stream.record().unwrap();
-        stream.start_graph().unwrap();
+    let (device, simulator) = device();
+    let (stream, a, b) = (device.new_stream(), device.new_stream(), device.new_stream());
+    let (stream, a, b) = (stream.unwrap(), a.unwrap(), b.unwrap());
+    let joined = device.new_stream().unwrap();
+    let mut vec = DeviceVec::<u32>::zeroed(&stream, 100).unwrap();
+    // The last thing that it was given is the joined stream's, and no use at home has waited for it.
+    add_one(&joined, &mut vec);
+    let graph = captured(&stream, || {
+        joined.wait_for(&stream).unwrap();
         add_one(&stream, &mut vec);
-        let graph = stream.finish_graph(with.then_some(before)).unwrap();
-        let waits = simulator.call_count("cuStreamWaitEvent");
-        for stream in [&a, &a, &b, &a, &b] {
-            launch(&graph, stream).unwrap();
-        }
-        if with {
-            assert_eq!(simulator.call_count("cuStreamWaitEvent"), waits + 2);
-            stream.wait_for(&b).unwrap();
-            assert_eq!(vec.to_vec().unwrap(), [5; 100]);
-            simulator.check().unwrap();
-        } else {
-            let kinds: Vec<_> = simulator.take_reports().iter().map(|it| it.kind()).collect();
-            assert!(!kinds.is_empty(), "nothing puts the vector's first write before the launch");
-            assert!(kinds.iter().all(|kind| {
-                [Violation::UnorderedAccess, Violation::UseBeforeAllocation].contains(kind)
-            }));
-            device.synchronize().unwrap();
-        }
+    });
+    let waits = simulator.call_count("cuStreamWaitEvent");
+    for stream in [&a, &a, &b, &a, &b] {
+        launch(&graph, stream).unwrap();
     }
+    assert_eq!(simulator.call_count("cuStreamWaitEvent"), waits + 4, "two streams took part");
+    stream.wait_for(&b).unwrap();
+    assert_eq!(vec.to_vec().unwrap(), [6; 100]);
+    simulator.check().unwrap();
 }
 
 #[test]
@@ -138,11 +128,11 @@ fn captures_that_cannot_be_are_refused_and_disturb_nothing() {
     let (device, simulator) = device();
     let stream = device.new_stream().unwrap();
     let kind = |result: Result<()>| result.unwrap_err().kind();
-    assert_eq!(kind(device.default_stream().start_graph()), ErrorKind::Capture);
+    assert_eq!(kind(begun(&device.default_stream()).map(drop)), ErrorKind::Capture);
     let mut vec = DeviceVec::<u32>::zeroed(&stream, 10).unwrap();
     let empty = captured(&stream, || {});
     let graph = captured(&stream, || {
-        assert_eq!(kind(stream.start_graph()), ErrorKind::Capture, "one inside another");
+        assert_eq!(kind(begun(&stream).map(drop)), ErrorKind::Capture, "one inside another");
         assert_eq!(kind(launch(&empty, &stream)), ErrorKind::Capture);
         add_one(&stream, &mut vec);
         assert_eq!(kind(vec.copy_from_slice(&[0; 10])), ErrorKind::Capture, "host memory");
@@ -161,32 +151,59 @@ fn captures_that_cannot_be_are_refused_and_disturb_nothing() {
 }
 
 #[test]
+fn what_would_cost_a_capture_is_refused_and_disturbs_nothing() {
+    let (device, simulator) = device();
+    let (stream, other) = (device.new_stream().unwrap(), device.new_stream().unwrap());
+    let mut vec = DeviceVec::<u32>::zeroed(&stream, 10).unwrap();
+    let mut elsewhere = DeviceVec::<u32>::zeroed(&other, 10).unwrap();
+    let outside = other.record().unwrap();
+    let kind = |result: Result<()>| result.unwrap_err().kind();
+    let mut inside = None;
+    let graph = captured(&stream, || {
+        let event = stream.record().unwrap();
+        for refused in [
+            stream.synchronize(),
+            device.synchronize(),
+            stream.wait_for(&other),
+            stream.wait(&outside),
+            event.is_complete().map(drop),
+            event.synchronize(),
+            device.per_thread_stream().unwrap().wait(&event),
+            stream.launch(&ADD_ONE).in_out(&mut elsewhere).map(drop),
+        ] {
+            assert_eq!(kind(refused), ErrorKind::Capture);
+        }
+        add_one(&stream, &mut vec);
+        inside = Some(event);
+    });
+    launch(&graph, &stream).unwrap();
+    assert_eq!(vec.to_vec().unwrap(), [1; 10]);
+    let inside = inside.unwrap();
+    assert_eq!(kind(other.wait(&inside)), ErrorKind::Capture, "its capture is over");
+    assert_eq!(kind(inside.synchronize()), ErrorKind::Capture);
+    assert_eq!(elsewhere.to_vec().unwrap(), [0; 10]);
+    simulator.check().unwrap();
+}
+
+#[test]
 fn a_lost_capture_is_an_error_and_the_stream_works_on() {
     let (device, simulator) = device();
     let (stream, other) = (device.new_stream().unwrap(), device.new_stream().unwrap());
     let mut vec = DeviceVec::<u32>::zeroed(&stream, 10).unwrap();
     let mut lost = |spoil: &dyn Fn(&mut DeviceVec<u32>), advice: &str| {
-        stream.start_graph().unwrap();
+        let mut recording = begun(&stream).unwrap();
         spoil(&mut vec);
-        let error = stream.finish_graph(None).unwrap_err();
+        let error = recording.finish().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Capture, "{error}");
         assert!(error.to_string().contains(advice), "{error}");
         assert!(!stream.is_capturing().unwrap() && !other.is_capturing().unwrap());
         vec.fill(3).unwrap();
         assert_eq!(vec.to_vec().unwrap(), [3; 10]);
     };
-    let kind = |result: Result<()>| result.unwrap_err().kind();
-    lost(&|_| assert_eq!(kind(stream.synchronize()), ErrorKind::Capture), "look for a call");
-    lost(&|_| assert_eq!(kind(device.synchronize()), ErrorKind::Capture), "look for a call");
-    lost(&|_| assert_eq!(kind(stream.wait_for(&other)), ErrorKind::Capture), "look for a call");
-    lost(
-        &|_| {
-            let event = stream.record().unwrap();
-            assert!(event.is_complete().is_err_and(|error| error.kind() == ErrorKind::Capture));
-        },
-        "look for a call",
-    );
-    // Lent to another stream and not used at home again: that one is not waited for.
+    // As a library would that was told of no capture.
+    let wait = |_: &mut DeviceVec<u32>| drop(device.driver().stream_synchronize(stream.raw()));
+    lost(&wait, "look for a call");
+    // Used on another stream and not at home again: that one is not waited for.
     lost(&|vec| add_one(&other, vec), "make the capturing stream wait");
     simulator.check().unwrap();
     assert_eq!(simulator.call_count("cuGraphInstantiate"), 0);
@@ -197,14 +214,14 @@ fn a_driver_that_fails_leaves_no_stream_in_capture() {
     let (device, simulator) = device();
     let stream = device.new_stream().unwrap();
     for call in ["cuStreamEndCapture", "cuGraphInstantiate"] {
-        stream.start_graph().unwrap();
+        let mut recording = begun(&stream).unwrap();
         simulator.fail_call(call, 1, 2).unwrap();
-        let error = stream.finish_graph(None).unwrap_err();
+        let error = recording.finish().unwrap_err();
         assert_eq!((error.kind(), error.driver().unwrap().call()), (ErrorKind::OutOfMemory, call));
         assert!(!stream.is_capturing().unwrap(), "{call}");
     }
     simulator.fail_call("cuStreamBeginCapture", 1, 2).unwrap();
-    assert_eq!(stream.start_graph().unwrap_err().kind(), ErrorKind::OutOfMemory);
+    assert_eq!(begun(&stream).unwrap_err().kind(), ErrorKind::OutOfMemory);
     assert!(!stream.is_capturing().unwrap());
     let graph = captured(&stream, || {});
     simulator.fail_call("cuGraphLaunch", 1, 2).unwrap();
@@ -222,12 +239,12 @@ fn a_capture_is_given_up_when_its_closure_fails() {
     let stream = device.new_stream().unwrap();
     let mut vec = DeviceVec::<u32>::zeroed(&stream, 10).unwrap();
     for lost in [false, true] {
-        stream.start_graph().unwrap();
+        let recording = begun(&stream).unwrap();
         add_one(&stream, &mut vec);
         if lost {
-            assert!(stream.synchronize().is_err());
+            assert!(device.driver().stream_synchronize(stream.raw()).is_err());
         }
-        stream.abandon_graph();
+        drop(recording);
         assert!(!stream.is_capturing().unwrap());
         assert_eq!(vec.to_vec().unwrap(), [0; 10]);
     }
@@ -292,23 +309,6 @@ fn a_vector_lent_inside_forks_and_use_at_home_joins() {
 }
 
 #[test]
-fn a_vector_from_elsewhere_costs_the_capture() {
-    let (device, _) = device();
-    let (stream, home) = (device.new_stream().unwrap(), device.new_stream().unwrap());
-    let mut vec = DeviceVec::<u32>::zeroed(&home, 10).unwrap();
-    stream.start_graph().unwrap();
-    let lent = stream.launch(&ADD_ONE).in_out(&mut vec).map(drop);
-    assert_eq!(lent.unwrap_err().kind(), ErrorKind::Capture);
-    assert_eq!(stream.finish_graph(None).unwrap_err().kind(), ErrorKind::Capture);
-    assert_eq!(vec.to_vec().unwrap(), [0; 10]);
-    // At home on the capturing stream it is fine.
-    vec.set_stream(&stream).unwrap();
-    let graph = captured(&stream, || add_one(&stream, &mut vec));
-    launch(&graph, &stream).unwrap();
-    assert_eq!(vec.to_vec().unwrap(), [1; 10]);
-}
-
-#[test]
 fn one_graph_is_launched_from_many_threads() {
     let (device, simulator) = device();
     let stream = device.new_stream().unwrap();
@@ -345,9 +345,7 @@ fn a_lost_device_launches_nothing_and_lets_go() {
     simulator.lose_context();
     let lost = |error: Error| error.kind() == ErrorKind::ContextLost;
     assert!(launch(&graph, &stream).is_err_and(lost));
-    assert!(stream.start_graph().is_err_and(lost));
-    assert!(stream.finish_graph(None).is_err_and(lost));
-    stream.abandon_graph();
+    assert!(begun(&stream).is_err_and(lost));
     drop(graph);
     assert_eq!(*streams.lock(), Some(vec![stream.id()]));
 }

@@ -1,0 +1,11 @@
+//! What the fuzz targets run on their input. No input may make it panic.
+
+#[allow(dead_code, unreachable_pub, reason = "the crate uses more of it")]
+#[path = "../../src/heap/mod.rs"]
+mod heap;
+
+mod log;
+mod operations;
+
+pub use log::read_log;
+pub use operations::heap_operations;

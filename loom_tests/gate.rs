@@ -1,0 +1,194 @@
+#![cfg(aquifer_loom)]
+//! A stream's gate: calls of several threads against captures, and the event from before a capture
+//! that others wait for instead.
+
+mod harness;
+
+use aquifer::models::Gate;
+use harness::model;
+use loom::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use loom::sync::{Condvar, Mutex, MutexGuard};
+use std::sync::Arc;
+
+/// A stream of a driver whose captures are not synchronised inside.
+struct Stream {
+    gate: Gate<usize>,
+    driver: Mutex<Driver>,
+    /// What the capture noted of the stream before it began, while it has the stream.
+    before: Mutex<Option<usize>>,
+    calls: AtomicUsize,
+    /// A capture was tried, and is over.
+    tried: Flag,
+    /// A thread waited for the stream, and goes on.
+    waited: Flag,
+}
+
+/// Set once. Its `wait` sleeps, so a flag that is never set is a deadlock in the model.
+#[derive(Default)]
+struct Flag {
+    set: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Flag {
+    fn set(&self) {
+        *self.set.lock().unwrap() = true;
+        self.changed.notify_all();
+    }
+
+    fn wait(&self) {
+        let mut set = self.set.lock().unwrap();
+        while !*set {
+            set = self.changed.wait(set).unwrap();
+        }
+    }
+}
+
+#[derive(Default)]
+struct Driver {
+    capturing: bool,
+    /// Calls that were given to the stream to run.
+    given: usize,
+    ordered: bool,
+}
+
+const CAPTURE: usize = 7;
+
+impl Stream {
+    fn new() -> Self {
+        let driver = Mutex::new(Driver { ordered: true, ..Driver::default() });
+        Self {
+            gate: Gate::default(),
+            driver,
+            before: Mutex::new(None),
+            calls: AtomicUsize::new(0),
+            tried: Flag::default(),
+            waited: Flag::default(),
+        }
+    }
+
+    fn driver(&self) -> MutexGuard<'_, Driver> {
+        self.driver.lock().unwrap()
+    }
+
+    /// Asks, gives work and records: each is a call of its own.
+    fn call(&self) {
+        if self.gate.begin_call().is_some() {
+            return;
+        }
+        for _ in 0..2 {
+            let mut driver = self.driver();
+            assert!(!driver.capturing, "capture race: a call of a second thread");
+            assert!(driver.ordered, "capture race: a call before the streams are in order");
+            driver.given += 1;
+        }
+        self.calls.fetch_add(1, Relaxed);
+        self.gate.end_call(false);
+    }
+
+    fn capture(&self) {
+        self.capture_with(|| ());
+    }
+
+    /// A capture whose body waits for a thread that waits for the stream.
+    fn capture_until_waited(&self) {
+        self.capture_with(|| self.waited.wait());
+    }
+
+    fn capture_with(&self, body: impl FnOnce()) {
+        let owner = Arc::new(CAPTURE);
+        if self.gate.close(&owner) {
+            self.captured(body);
+        }
+        self.tried.set();
+    }
+
+    /// A call that waits for the device, which does something when a capture was tried.
+    fn wait_for_a_capture(&self) {
+        if self.gate.begin_call().is_some() {
+            return;
+        }
+        self.gate.may_wait();
+        self.tried.wait();
+        self.gate.end_call(true);
+    }
+
+    fn captured(&self, body: impl FnOnce()) {
+        let given = self.driver().given;
+        *self.before.lock().unwrap() = Some(given);
+        self.gate.publish();
+        {
+            let mut driver = self.driver();
+            (driver.capturing, driver.ordered) = (true, false);
+        }
+        body();
+        self.driver().capturing = false;
+        self.driver().ordered = true;
+        self.gate.open();
+        *self.before.lock().unwrap() = None;
+    }
+
+    /// Waits for all that the stream was given, which is noted where a capture has it.
+    fn wait(&self) {
+        let given = 2 * self.calls.load(Relaxed);
+        loop {
+            if self.gate.begin_call().is_none() {
+                assert!(!self.driver().capturing, "capture race: a call of a second thread");
+                return self.gate.end_call(false);
+            }
+            let before = *self.before.lock().unwrap();
+            if let Some(before) = before {
+                assert!(before >= given, "lost order: a call is not covered");
+                return;
+            }
+            self.gate.wait_published();
+        }
+    }
+}
+
+fn wait_and_tell(stream: &Stream) {
+    stream.wait();
+    stream.waited.set();
+}
+
+fn end(stream: &Stream) {
+    assert!(stream.gate.owner().is_none(), "the gate is open");
+    stream.call();
+    let driver = stream.driver();
+    assert_eq!(driver.given, 2 * stream.calls.load(Relaxed), "a call was not whole");
+}
+
+#[test]
+fn a_call_and_a_capture() {
+    model("a_call_and_a_capture", 20, Stream::new, &[Stream::call, Stream::capture], end);
+}
+
+#[test]
+fn two_calls_and_a_capture() {
+    let roles = [Stream::call, Stream::call, Stream::capture];
+    model("two_calls_and_a_capture", 500, Stream::new, &roles, end);
+}
+
+#[test]
+fn two_captures_and_a_call() {
+    let roles = [Stream::capture, Stream::capture, Stream::call];
+    model("two_captures_and_a_call", 500, Stream::new, &roles, end);
+}
+
+#[test]
+fn a_capture_does_not_wait_for_a_call_that_waits_for_it() {
+    let name = "a_capture_does_not_wait_for_a_call_that_waits_for_it";
+    model(name, 10, Stream::new, &[Stream::wait_for_a_capture, Stream::capture], end);
+}
+
+#[test]
+fn a_wait_beside_a_capture_after_a_call() {
+    let roles = [Stream::wait, Stream::capture, Stream::call];
+    model("a_wait_beside_a_capture_after_a_call", 500, Stream::new, &roles, end);
+}
+
+#[test]
+fn a_capture_that_waits_for_a_thread_that_waits_for_its_stream() {
+    let name = "a_capture_that_waits_for_a_thread_that_waits_for_its_stream";
+    model(name, 10, Stream::new, &[wait_and_tell, Stream::capture_until_waited], end);
+}

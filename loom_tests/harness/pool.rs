@@ -1,0 +1,389 @@
+//! A pool of the crate on the model's driver.
+
+use super::driver::{Driver, Event, STREAMS};
+use aquifer::models::{Block, Failure, Gate, MissStep, Pool, PoolStatistics, Settings, Upstream};
+use loom::thread::ThreadId;
+use std::fmt;
+use std::sync::{Arc, Mutex};
+
+/// Bytes of a block, and of a unit of the pool's heaps: no model needs more.
+pub const UNIT: usize = 256;
+
+/// What the pool stands on.
+pub struct PoolDriver {
+    driver: Arc<Driver>,
+    /// Whether the pool's question for a capture reaches the driver: it costs a choice of loom's
+    /// each time, which only the models of captures need.
+    captures: bool,
+}
+
+#[derive(Clone)]
+pub struct Stream {
+    pub index: usize,
+    driver: Arc<Driver>,
+    /// Its gate, in the models of captures: each call that names the stream enters it.
+    gate: Option<Arc<Gate<ThreadId>>>,
+    /// As [`PoolDriver::captures`], for the question whether the stream is abandoned.
+    goes: bool,
+}
+
+/// A call under way, inside of a stream's gate.
+struct Entered<'a>(Option<&'a Gate<ThreadId>>);
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        self.0.into_iter().for_each(|gate| gate.end_call(false));
+    }
+}
+
+impl Stream {
+    /// As the crate's streams: an error while another thread's capture has the stream.
+    fn enter(&self) -> Result<Entered<'_>, Trouble> {
+        let Some(gate) = &self.gate else { return Ok(Entered(None)) };
+        match gate.begin_call() {
+            None => Ok(Entered(Some(gate))),
+            Some(owner) if *owner == loom::thread::current().id() => Ok(Entered(None)),
+            Some(_) => Err(Trouble::Captured),
+        }
+    }
+}
+
+#[derive(Debug)]
+pub enum Trouble {
+    NoMemory,
+    Refused,
+    Captured,
+}
+
+impl fmt::Display for Trouble {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
+}
+
+impl Upstream for PoolDriver {
+    type Stream = Stream;
+    type Event = Event;
+    type Block = u64;
+    type Error = Trouble;
+
+    fn id(stream: &Stream) -> u64 {
+        stream.index as u64 + 1
+    }
+
+    fn retain_stream(stream: &Stream) -> Stream {
+        stream.clone()
+    }
+
+    fn is_abandoned(stream: &Stream) -> bool {
+        stream.goes && stream.driver.is_abandoned(stream.index)
+    }
+
+    fn release_stream(stream: Stream) {
+        if stream.goes && stream.driver.is_abandoned(stream.index) {
+            stream.driver.destroy(stream.index);
+        }
+    }
+
+    fn record(&self, stream: &Stream, _: Option<Event>) -> Result<Event, Trouble> {
+        let _entered = stream.enter()?;
+        self.driver.try_record(stream.index).map_err(|_| Trouble::Refused)
+    }
+
+    fn wait(&self, stream: &Stream, event: &Event) -> Result<(), Trouble> {
+        let _entered = stream.enter()?;
+        let waited = match self.captures {
+            true => self.driver.try_wait(stream.index, event),
+            false => self.driver.wait(stream.index, event),
+        };
+        waited.map_err(|_| Trouble::Refused)
+    }
+
+    fn is_passed(&self, event: &Event) -> Result<bool, Trouble> {
+        Ok(self.driver.is_complete(event))
+    }
+
+    fn synchronize(&self, event: &Event) -> Result<(), Trouble> {
+        self.driver.pass(event);
+        Ok(())
+    }
+
+    fn is_capturing(&self, stream: &Stream) -> Result<bool, Trouble> {
+        if !self.captures {
+            return Ok(false);
+        }
+        let Ok(_entered) = stream.enter() else { return Ok(true) };
+        Ok(self.driver.is_stream_capturing(stream.index))
+    }
+
+    fn check(&self, _: &Stream) -> Result<(), Trouble> {
+        Ok(())
+    }
+
+    fn allocate(&self, stream: Option<&Stream>, bytes: usize) -> Result<(u64, u64), Trouble> {
+        let index = stream.map(|stream| stream.index);
+        let address = self.driver.allocate(index, bytes).ok_or(Trouble::NoMemory)?;
+        Ok((address, address))
+    }
+
+    fn is_exhausted(error: &Trouble) -> bool {
+        matches!(error, Trouble::NoMemory)
+    }
+
+    fn is_captured(error: &Trouble) -> bool {
+        matches!(error, Trouble::Captured)
+    }
+
+    fn deallocate(&self, stream: Option<&Stream>, address: u64) {
+        self.driver.deallocate(stream.map(|stream| stream.index), address);
+    }
+
+    fn report_leak(&self, bytes: usize, _: &Failure<Trouble>) {
+        self.driver.leak(bytes);
+    }
+
+    fn is_forked(&self) -> bool {
+        false
+    }
+}
+
+/// A pool, its streams, and what `begin` took from it for the roles.
+pub struct Fixture {
+    pub driver: Arc<Driver>,
+    pool: Option<Arc<Pool<PoolDriver>>>,
+    streams: Vec<Stream>,
+    /// Blocks for the roles to free, each one's by its place.
+    pub held: Vec<Block>,
+    /// A graph that `begin` recorded.
+    pub graph: usize,
+    /// What the roles took for good. std's lock: loom need not know of it.
+    taken: Mutex<Vec<(usize, Block)>>,
+}
+
+/// A fixture that is still to be built.
+pub struct Plan {
+    pub settings: Settings,
+    pub captures: bool,
+    pub goes: bool,
+}
+
+/// Units of memory that the pool may take, one at a time, by these steps; no magazines.
+pub fn plan(units: usize, steps: &[MissStep]) -> Plan {
+    let settings = Settings {
+        maximum: units * UNIT,
+        soft_limit: units * UNIT,
+        growth_step: UNIT,
+        alignment: UNIT as u64,
+        steps: steps.to_vec(),
+        entries: 0,
+        cached_bytes: 0,
+    };
+    Plan { settings, captures: false, goes: false }
+}
+
+impl Plan {
+    /// Each magazine keeps one block of a size.
+    pub fn with_magazines(mut self) -> Self {
+        self.settings.entries = 1;
+        self.settings.cached_bytes = 1 << 20;
+        self
+    }
+
+    pub fn with_growth_step(mut self, units: usize) -> Self {
+        self.settings.growth_step = units * UNIT;
+        self
+    }
+
+    /// Streams may go away.
+    pub fn with_departures(mut self) -> Self {
+        self.goes = true;
+        self
+    }
+
+    /// Streams may be in capture.
+    pub fn with_captures(mut self) -> Self {
+        self.captures = true;
+        self
+    }
+
+    pub fn build(self) -> Fixture {
+        let driver = Arc::new(Driver::new(0));
+        driver.set_limit(self.settings.maximum);
+        let pool_driver = PoolDriver { driver: driver.clone(), captures: self.captures };
+        let stream = |index| {
+            let gate = self.captures.then(|| Arc::new(Gate::default()));
+            Stream { index, driver: driver.clone(), gate, goes: self.goes }
+        };
+        let streams = (0..STREAMS).map(stream).collect();
+        let pool = Some(Pool::new(pool_driver, self.settings));
+        Fixture { driver, pool, streams, held: Vec::new(), graph: 0, taken: Mutex::default() }
+    }
+}
+
+impl Fixture {
+    pub fn pool(&self) -> &Pool<PoolDriver> {
+        self.pool.as_ref().expect("the pool lives as long as the fixture")
+    }
+
+    /// A block of one unit for the stream, which works on it.
+    pub fn take(&self, stream: usize) -> Option<Block> {
+        self.take_units(stream, 1)
+    }
+
+    pub fn take_units(&self, stream: usize, units: usize) -> Option<Block> {
+        let handle = &self.streams[stream];
+        let (id, bytes) = (PoolDriver::id(handle), units * UNIT);
+        let pool = self.pool();
+        let warm = pool.allocate_warm(id, bytes, UNIT as u64);
+        match warm.map_or_else(|| pool.allocate(handle, id, bytes, UNIT as u64), Ok) {
+            Ok(block) => {
+                assert_eq!(block.bytes, bytes, "the bytes of a block");
+                self.driver.hand_out(stream, block.address, bytes);
+                Some(block)
+            }
+            Err(_) => None,
+        }
+    }
+
+    /// The last work on a block, and its free.
+    pub fn free(&self, stream: usize, block: Block) {
+        self.driver.hand_in(stream, block.address, block.bytes);
+        let handle = &self.streams[stream];
+        let (pool, id) = (self.pool(), PoolDriver::id(handle));
+        // SAFETY: each model frees a block of its pool once, on the stream of its last work.
+        unsafe {
+            if let Err(block) = pool.deallocate_warm(id, block) {
+                pool.deallocate(handle, id, block);
+            }
+        }
+    }
+
+    /// Frees what `begin` put there.
+    pub fn free_held(&self, stream: usize, place: usize) {
+        self.free(stream, self.held[place]);
+    }
+
+    /// Takes a block of one unit, if there is one, and holds it to the end.
+    pub fn take_for_good(&self, stream: usize) {
+        self.take_units_for_good(stream, 1);
+    }
+
+    pub fn take_units_for_good(&self, stream: usize, units: usize) {
+        let block = self.take_units(stream, units);
+        self.taken.lock().unwrap().extend(block.map(|block| (stream, block)));
+    }
+
+    /// How many blocks the roles hold to the end.
+    pub fn taken(&self) -> usize {
+        self.taken.lock().unwrap().len()
+    }
+
+    pub fn free_taken(&self) {
+        let taken = std::mem::take(&mut *self.taken.lock().unwrap());
+        taken.into_iter().for_each(|(stream, block)| self.free(stream, block));
+    }
+
+    /// A block that there has to be.
+    pub fn must_take(&self, stream: usize) -> Block {
+        self.take(stream).unwrap_or_else(|| panic!("stream {stream} is refused memory that fits"))
+    }
+
+    /// Takes a block, if there is one, works on it and frees it.
+    pub fn visit(&self, stream: usize) {
+        if let Some(block) = self.take(stream) {
+            self.free(stream, block);
+        }
+    }
+
+    /// Visits until the thread's magazine keeps the block: a size has to be missed twice in a row,
+    /// and the first visit finds no magazine.
+    pub fn warm_up(&self, stream: usize) {
+        (0..3).for_each(|_| self.visit(stream));
+    }
+
+    /// Takes blocks on these streams, and frees them, all but the first `kept`.
+    pub fn prepared(mut self, streams: &[usize], kept: usize) -> Self {
+        let blocks: Vec<_> = streams.iter().map(|stream| self.must_take(*stream)).collect();
+        for (stream, block) in streams.iter().zip(&blocks).skip(kept) {
+            self.free(*stream, *block);
+        }
+        self.held = blocks[..kept].to_vec();
+        self
+    }
+
+    /// These streams are made to wait for the first one, by the user.
+    pub fn lent_to(self, streams: &[usize]) -> Self {
+        for stream in streams {
+            self.driver.wait_for(*stream, 0).expect("a wait");
+        }
+        self
+    }
+
+    /// Frees what was taken for good. The pool knows that no user holds a block.
+    pub fn end(&self) {
+        self.free_taken();
+        self.expect_idle();
+    }
+
+    /// Closes the stream's gate, declares a capture to the pool, and begins it. Returns the graph's
+    /// number.
+    pub fn capture(&self, stream: usize) -> Option<usize> {
+        let handle = &self.streams[stream];
+        let gate = handle.gate.as_ref().expect("a model of captures");
+        if !gate.close(&Arc::new(loom::thread::current().id())) {
+            return None;
+        }
+        let begin = || {
+            self.driver.set_stream_capturing(stream, true);
+            Ok(())
+        };
+        let begun = self.pool().begin_capture(handle, PoolDriver::id(handle), begin);
+        if begun.is_err() {
+            gate.open();
+        }
+        begun.ok().map(|(graph, ())| graph)
+    }
+
+    pub fn end_capture(&self, stream: usize, graph: usize) {
+        self.driver.set_stream_capturing(stream, false);
+        self.streams[stream].gate.iter().for_each(|gate| gate.open());
+        self.pool().end_capture(graph);
+    }
+
+    /// The graph that `stream` recorded is gone, and was launched on these.
+    pub fn end_graph(&self, graph: usize, stream: usize, launched_on: &[usize]) {
+        let launched: Vec<_> = launched_on.iter().map(|one| self.streams[*one].clone()).collect();
+        self.pool().end_graph(graph, &self.streams[stream], &launched);
+    }
+
+    pub fn trim(&self) -> usize {
+        self.pool().trim(0).unwrap_or(0)
+    }
+
+    /// The user's last handle of the stream goes away.
+    pub fn abandon(&self, stream: usize) {
+        self.driver.abandon(stream);
+    }
+
+    /// What the pool counts, and that the driver counts the same.
+    pub fn stats(&self) -> PoolStatistics {
+        self.pool().stats()
+    }
+
+    /// No user holds a block, and the pool knows.
+    pub fn expect_idle(&self) {
+        let stats = self.stats();
+        assert_eq!((stats.live, stats.live_blocks), (0, 0), "live bytes of an idle pool");
+    }
+}
+
+impl Drop for Fixture {
+    /// Ends the pool, which has to give everything back.
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            return;
+        }
+        drop(self.pool.take());
+        self.driver.expect_all_back();
+    }
+}

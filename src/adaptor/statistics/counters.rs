@@ -1,0 +1,62 @@
+//! Counters of bytes and of blocks.
+
+/// A number that allocations raise and frees lower: RMM's `statistics_resource_adaptor::counter`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Counter {
+    /// What it is now. Below zero where more was freed than allocated, of blocks that were allocated
+    /// before or elsewhere.
+    pub current: i64,
+    /// The most that it was, at least 0.
+    pub peak: i64,
+    /// All allocations, whatever was freed.
+    pub total: i64,
+}
+
+/// Counters of bytes and of blocks, as a [`StatisticsAdaptor`](crate::StatisticsAdaptor) gives them.
+///
+/// ```
+/// use aquifer::Counters;
+///
+/// let none = Counters::default();
+/// assert_eq!((none.bytes.peak, none.allocations.total), (0, 0));
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Counters {
+    /// Bytes, of the size that blocks have.
+    pub bytes: Counter,
+    /// Blocks.
+    pub allocations: Counter,
+}
+
+impl Counter {
+    #[inline(always)]
+    pub(super) fn change(&mut self, by: i64, blocks: i64) {
+        self.current = self.current.wrapping_add(by);
+        if blocks > 0 {
+            self.peak = self.peak.max(self.current);
+            self.total = self.total.wrapping_add(by);
+        }
+    }
+
+    /// Adds what happened after this.
+    fn fold(&mut self, later: &Self) {
+        self.peak = self.peak.max(self.current.wrapping_add(later.peak));
+        self.current = self.current.wrapping_add(later.current);
+        self.total = self.total.wrapping_add(later.total);
+    }
+}
+
+impl Counters {
+    #[inline(always)]
+    pub(super) fn change(&mut self, bytes: i64, blocks: i64) {
+        self.bytes.change(bytes, blocks);
+        self.allocations.change(blocks, blocks);
+    }
+
+    pub(super) fn fold(&mut self, later: &Self) {
+        self.bytes.fold(&later.bytes);
+        self.allocations.fold(&later.allocations);
+    }
+}

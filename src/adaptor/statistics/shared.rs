@@ -1,0 +1,72 @@
+//! The counters of all threads.
+
+use super::counters::{Counter, Counters};
+use crate::driver::is_forked_child;
+use crate::sync::BiasedMutex;
+
+/// Counters that all threads change and read as a whole: so peaks are exact, and what is read was true
+/// at one moment.
+#[derive(Debug, Default)]
+pub struct SharedCounters {
+    counters: BiasedMutex<SpacedCounters>,
+}
+
+/// Both counters with a gap between them. Side by side, one's total and the other's current are
+/// changed as a pair, and what a free writes by itself is slow to read as a half of it.
+#[derive(Debug, Default)]
+#[repr(C)]
+struct SpacedCounters {
+    bytes: Counter,
+    _gap: u64,
+    blocks: Counter,
+}
+
+impl SharedCounters {
+    /// Counts a block of so many bytes.
+    #[inline(always)]
+    pub fn add(&self, bytes: i64) {
+        self.change(bytes, 1);
+    }
+
+    /// Counts its end.
+    #[inline(always)]
+    pub fn subtract(&self, bytes: i64) {
+        self.change(bytes.wrapping_neg(), -1);
+    }
+
+    #[inline(always)]
+    fn change(&self, bytes: i64, blocks: i64) {
+        // SAFETY: `change` of the counters uses no mutex.
+        let owned = unsafe { self.counters.try_owned(|own| own.change(bytes, blocks)) };
+        if owned.is_none() {
+            self.change_locked(bytes, blocks);
+        }
+    }
+
+    #[inline(never)]
+    fn change_locked(&self, bytes: i64, blocks: i64) {
+        // The child of a fork has nothing to count, and a thread that is not there may hold the mutex.
+        if !is_forked_child() {
+            // SAFETY: as in `change`.
+            unsafe { self.counters.lock(|all, _| all.change(bytes, blocks)) }
+        }
+    }
+
+    /// The counters at one moment of this call. Zero in the child of a fork.
+    pub fn read(&self) -> Counters {
+        if is_forked_child() {
+            return Counters::default();
+        }
+        let copy = |all: &SpacedCounters| Counters { bytes: all.bytes, allocations: all.blocks };
+        // SAFETY: `copy` uses no mutex.
+        unsafe { self.counters.read(|all, _| copy(all)) }
+    }
+}
+
+impl SpacedCounters {
+    #[inline(always)]
+    fn change(&mut self, bytes: i64, blocks: i64) {
+        self.bytes.change(bytes, blocks);
+        self.blocks.change(blocks, blocks);
+    }
+}

@@ -1,0 +1,139 @@
+//! A part of the table of outstanding blocks.
+
+use crate::adaptor::call_stack::CallStack;
+use crate::heap::AddressMap;
+use std::thread::ThreadId;
+
+/// An outstanding block, as its allocation left it.
+#[derive(Clone)]
+pub(super) struct TrackedBlock {
+    pub(super) address: u64,
+    pub(super) bytes: usize,
+    pub(super) number: u64,
+    pub(super) stream: u64,
+    pub(super) thread: ThreadId,
+    pub(super) ticks: u64,
+    pub(super) backtrace: Option<CallStack>,
+}
+
+/// The rest of a [`TrackedBlock`] that left the table.
+pub(super) struct RemovedBlock {
+    pub(super) bytes: usize,
+    /// Frees host memory: the caller drops it outside the table.
+    _backtrace: Option<CallStack>,
+}
+
+impl From<TrackedBlock> for RemovedBlock {
+    fn from(TrackedBlock { bytes, backtrace, .. }: TrackedBlock) -> Self {
+        Self { bytes, _backtrace: backtrace }
+    }
+}
+
+/// The smallest capacity of a shard with entries.
+const MIN_CAPACITY: usize = 32;
+
+/// Outstanding blocks by address. Inserting allocates no host memory: the caller checks for
+/// [room](Self::has_room), and brings a larger map if there is none.
+#[derive(Default)]
+pub(super) struct TrackingShard {
+    blocks: AddressMap<u64, TrackedBlock>,
+    bytes: usize,
+    /// The number of the next block that [`add`](Self::add) inserts.
+    pub(super) next_number: u64,
+}
+
+impl TrackingShard {
+    #[inline]
+    pub(super) fn has_room(&self) -> bool {
+        self.blocks.len() < self.blocks.capacity()
+    }
+
+    /// The capacity that [`grow_into`](Self::grow_into) needs before the next insertion; 0 if there is
+    /// room.
+    pub(super) fn needed_capacity(&self) -> usize {
+        if self.has_room() { 0 } else { (2 * self.blocks.len()).max(MIN_CAPACITY) }
+    }
+
+    /// Moves the blocks to `larger`, which is empty and has the [capacity](Self::needed_capacity), and
+    /// leaves the old map in it.
+    pub(super) fn grow_into(&mut self, larger: &mut AddressMap<u64, TrackedBlock>) {
+        larger.extend(self.blocks.drain());
+        std::mem::swap(&mut self.blocks, larger);
+    }
+
+    /// Numbers the block, and inserts it.
+    #[inline]
+    pub(super) fn add(&mut self, mut block: TrackedBlock) -> Option<RemovedBlock> {
+        block.number = self.next_number;
+        self.next_number += 1;
+        self.insert(block)
+    }
+
+    /// Inserts a block where there [is room](Self::has_room), and gives the one that it replaces.
+    #[inline]
+    pub(super) fn insert(&mut self, block: TrackedBlock) -> Option<RemovedBlock> {
+        self.bytes += block.bytes;
+        let before = self.blocks.insert(block.address, block)?;
+        self.bytes -= before.bytes;
+        Some(before.into())
+    }
+
+    #[inline]
+    pub(super) fn remove(&mut self, address: u64) -> Option<RemovedBlock> {
+        let block = self.blocks.remove(&address)?;
+        // The bytes that were added: a wrong size of the free's caller cannot underflow the sum.
+        self.bytes -= block.bytes;
+        Some(block.into())
+    }
+
+    pub(super) fn blocks(&self) -> impl Iterator<Item = &TrackedBlock> {
+        self.blocks.values()
+    }
+
+    /// Removes all blocks.
+    pub(super) fn take(&mut self) -> impl Iterator<Item = TrackedBlock> + use<> {
+        self.bytes = 0;
+        std::mem::take(&mut self.blocks).into_values()
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+/// An empty map of a capacity.
+pub(super) fn map_with_capacity(capacity: usize) -> AddressMap<u64, TrackedBlock> {
+    AddressMap::with_capacity_and_hasher(capacity, Default::default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn block(address: u64, bytes: usize) -> TrackedBlock {
+        let thread = std::thread::current().id();
+        TrackedBlock { address, number: 0, bytes, stream: 0, thread, ticks: 0, backtrace: None }
+    }
+
+    #[test]
+    fn insertions_allocate_no_host_memory() {
+        let mut shard = TrackingShard::default();
+        for address in 0..10_000 {
+            let needed = shard.needed_capacity();
+            assert_eq!(needed == 0, shard.has_room());
+            if needed > 0 {
+                shard.grow_into(&mut map_with_capacity(needed));
+            }
+            let capacity = shard.blocks.capacity();
+            assert!(shard.insert(block(address, 2)).is_none());
+            assert_eq!(shard.blocks.capacity(), capacity);
+        }
+        assert_eq!((shard.bytes(), shard.blocks().count()), (20_000, 10_000));
+        assert_eq!(shard.insert(block(7, 5)).map(|removed| removed.bytes), Some(2));
+        assert_eq!(shard.remove(7).map(|removed| removed.bytes), Some(5));
+        assert!(shard.remove(7).is_none());
+        assert_eq!(shard.bytes(), 19_998);
+        assert_eq!(shard.take().count(), 9999);
+        assert_eq!((shard.bytes(), shard.blocks().count()), (0, 0));
+    }
+}

@@ -1,0 +1,136 @@
+//! The accessors that several containers and views have.
+
+/// The accessors of all containers. The last two arguments are the fields of the
+/// [`Buffer`](super::buffer::Buffer) and of the length.
+macro_rules! container {
+    ([$($generics:tt)*] $type:ty, $element:ty, $($buffer:ident).+, $($length:ident).+) => {
+        impl<$($generics)*> $type {
+            /// The home stream.
+            pub fn stream(&self) -> &$crate::stream::Stream {
+                self.$($buffer).+.home()
+            }
+
+            /// The device whose memory it is.
+            pub fn device(&self) -> &$crate::device::Device {
+                self.$($buffer).+.home().device()
+            }
+
+            /// The resource that its memory came from and goes back to.
+            pub fn resource(&self) -> &$crate::sync::Arc<dyn $crate::resource::DeviceResource> {
+                self.$($buffer).+.resource()
+            }
+
+            /// Makes `stream` the home, ordered after all use so far. Nothing waits on the host.
+            ///
+            /// # Errors
+            ///
+            /// [`WrongDevice`](crate::ErrorKind::WrongDevice) for a stream of another device;
+            /// [`Capture`](crate::ErrorKind::Capture) while home or `stream` is in capture; those of
+            /// the driver. Then the home is what it was.
+            pub fn set_stream(&mut self, stream: &$crate::stream::Stream) -> $crate::error::Result<()> {
+                self.$($buffer).+.set_home(stream)
+            }
+
+            /// The device's address of the first element; dangling where there is no memory. It puts
+            /// nothing in order: use it on a stream that [`on`](Self::on) or
+            /// [`on_mut`](Self::on_mut) gave a guard for, the home stream too.
+            pub fn as_device_ptr(&self) -> u64 {
+                self.$($buffer).+.address()
+            }
+
+            /// All of it, to read.
+            pub fn as_slice(&self) -> $crate::container::view::DeviceSlice<'_, $element> {
+                $crate::container::view::DeviceSlice::new(&self.$($buffer).+, self.$($length).+)
+            }
+
+            /// All of it, to read and write.
+            pub fn as_mut_slice(&mut self) -> $crate::container::view::DeviceSliceMut<'_, $element> {
+                $crate::container::view::DeviceSliceMut::new(&self.$($buffer).+, self.$($length).+)
+            }
+
+            /// To be read on `stream`, which waits for the home stream; home waits for `stream`
+            /// before it next writes or frees the memory, even if the guard is forgotten.
+            ///
+            /// # Errors
+            ///
+            /// [`WrongDevice`](crate::ErrorKind::WrongDevice) for a stream of another device;
+            /// [`Capture`](crate::ErrorKind::Capture) while a capture on another thread has either
+            /// stream, or where one of the two is in a capture that the other cannot join; those of
+            /// the driver.
+            pub fn on<'a, S: $crate::container::stream_ref::StreamRef>(
+                &'a self,
+                stream: &'a S,
+            ) -> $crate::error::Result<$crate::container::on::On<'a, $element, S>> {
+                $crate::container::on::On::new(self.as_slice(), stream)
+            }
+
+            /// To be read and written on `stream`, which waits for the home stream and for all other
+            /// use; home waits for `stream` before it next touches the memory, even if the guard is
+            /// forgotten.
+            ///
+            /// # Errors
+            ///
+            /// As [`on`](Self::on).
+            pub fn on_mut<'a, S: $crate::container::stream_ref::StreamRef>(
+                &'a mut self,
+                stream: &'a S,
+            ) -> $crate::error::Result<$crate::container::on::OnMut<'a, $element, S>> {
+                $crate::container::on::OnMut::new(self.as_mut_slice(), stream)
+            }
+        }
+
+        impl<$($generics)*> $crate::container::view::Sealed for $type {}
+
+        impl<$($generics)*> $crate::container::view::DeviceRead<$element> for $type {
+            fn as_device_slice(&self) -> $crate::container::view::DeviceSlice<'_, $element> {
+                self.as_slice()
+            }
+        }
+
+        impl<$($generics)*> $crate::container::view::DeviceWrite<$element> for $type {
+            fn as_device_slice_mut(&mut self) -> $crate::container::view::DeviceSliceMut<'_, $element> {
+                self.as_mut_slice()
+            }
+        }
+    };
+}
+pub(crate) use container;
+
+/// The copies to and from the host of a type that has `as_slice` and `as_device_slice_mut`.
+macro_rules! host_copies {
+    ([$($generics:tt)*] $type:ty, $element:ty) => {
+        impl<$($generics)*> $type {
+            /// Overwrites all elements with a slice of the same length, complete when this returns.
+            ///
+            /// # Errors
+            ///
+            /// [`LengthMismatch`](crate::ErrorKind::LengthMismatch);
+            /// [`Capture`](crate::ErrorKind::Capture) on a stream in capture, or that a capture on
+            /// another thread has; those of the copy.
+            pub fn copy_from_slice(&mut self, source: &[$element]) -> $crate::error::Result<()> {
+                let target = &mut $crate::container::view::DeviceWrite::as_device_slice_mut(self);
+                $crate::transfer::blocking::upload(source, target)
+            }
+
+            /// Copies all elements into a slice of the same length, complete when this returns.
+            ///
+            /// # Errors
+            ///
+            /// As [`copy_from_slice`](Self::copy_from_slice).
+            pub fn copy_to_slice(&self, target: &mut [$element]) -> $crate::error::Result<()> {
+                self.as_slice().copy_to_slice(target)
+            }
+
+            /// The elements as a `Vec` on the host. Waits for the home stream.
+            ///
+            /// # Errors
+            ///
+            /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory) if the host has no space; those of
+            /// [`copy_to_slice`](Self::copy_to_slice).
+            pub fn to_vec(&self) -> $crate::error::Result<Vec<$element>> {
+                self.as_slice().to_vec()
+            }
+        }
+    };
+}
+pub(crate) use host_copies;

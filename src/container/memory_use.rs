@@ -1,0 +1,170 @@
+//! The order between a use of memory on some stream and the memory's home.
+
+use super::pending_uses::PendingUses;
+use super::stream_ref::StreamRef;
+use super::used_on::{UsedOn, WaitError, across_captures};
+use crate::error::{Error, ErrorKind, Result};
+use crate::stream::{Capture, Status, Stream, StreamCall};
+use crate::sync::Arc;
+use std::ops::Range;
+
+/// The captures that a use allows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CapturePolicy {
+    /// A stream that uses memory whose home is in a declared capture joins the capture.
+    Join,
+    /// Nothing: the work uses host memory, which a graph would use again when it is long gone.
+    Refuse,
+    /// The driver decides: the work is given at once, in the same graph.
+    #[cfg(feature = "cuda")]
+    Any,
+}
+
+/// A use of memory that is about to happen.
+pub(crate) struct MemoryUse<'a> {
+    pub(crate) home: &'a Stream,
+    pub(crate) uses: &'a PendingUses<UsedOn>,
+    pub(crate) range: Range<usize>,
+    pub(crate) writes: bool,
+}
+
+impl MemoryUse<'_> {
+    /// Orders `stream`, of home's device, after what home did so far, and home's next conflicting use
+    /// after `stream`. The call that it returns may give the stream work on the memory.
+    ///
+    /// The caller is inside of no gate: a stream that is about to begin a capture is waited for.
+    pub(crate) fn order_on<'s>(
+        self,
+        stream: &'s impl StreamRef,
+        policy: CapturePolicy,
+    ) -> Result<StreamCall<'s>> {
+        let call = stream.begin_call()?;
+        if !stream.is(self.home) {
+            self.home.device().require(call.device(), "the stream")?;
+        }
+        self.order(stream, call, policy)
+    }
+
+    /// As [`order_on`](Self::order_on), on a stream of any device of the same kind.
+    pub(crate) fn order_across<'s>(self, stream: &'s Stream) -> Result<StreamCall<'s>> {
+        if self.home.device().kind() != stream.device().kind() {
+            // Home could never wait for such a use, which would stay pending for good.
+            stream.device().require(self.home.device(), "the source")?;
+        }
+        let call = stream.begin_call()?;
+        self.order(stream, call, CapturePolicy::Join)
+    }
+
+    fn order<'s>(
+        &self,
+        stream: &'s impl StreamRef,
+        mut call: StreamCall<'s>,
+        policy: CapturePolicy,
+    ) -> Result<StreamCall<'s>> {
+        loop {
+            match self.try_order(stream, call, policy) {
+                Ok(call) => return Ok(call),
+                Err(WaitError::Failed(error)) => return Err(error),
+                Err(WaitError::CaptureBegins(other)) => other.wait_published(),
+            }
+            call = stream.begin_call()?;
+        }
+    }
+
+    fn try_order<'s>(
+        &self,
+        stream: &'s impl StreamRef,
+        mut call: StreamCall<'s>,
+        policy: CapturePolicy,
+    ) -> Result<StreamCall<'s>, WaitError> {
+        let Self { home, uses, ref range, writes } = *self;
+        if policy == CapturePolicy::Refuse {
+            call.refuse_capture("work on host memory")?;
+        }
+        if stream.is(home) {
+            uses.wait_conflicting(range, writes, |on| on.make_wait(&call))?;
+            return Ok(call);
+        }
+        if range.is_empty() {
+            return Ok(call);
+        }
+        let at_home = home.begin_call()?;
+        let joins = capture_to_join(&at_home, &call, policy)?;
+        let wait = |on: &UsedOn| on.make_wait(&at_home);
+        uses.wait_and_record(stream.used_on(), range.clone(), writes, wait)?;
+        let event = at_home.record()?;
+        match joins {
+            // The last step: where one before it fails, the stream is not taken in.
+            Some(capture) => call.join(&capture, &event)?,
+            None => call.wait(&event)?,
+        }
+        Ok(call)
+    }
+
+    /// As [`order_on`](Self::order_on), for work that cudarc gives at once, without a way to return an
+    /// error: the host waits for work that events cannot order.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn order_or_block(self, stream: &impl StreamRef) {
+        if self.range.is_empty() {
+            return;
+        }
+        let ordered =
+            stream.begin_call().and_then(|call| self.order(stream, call, CapturePolicy::Any));
+        let Err(error) = ordered.map(drop) else { return };
+        crate::debug_log::event!(warn, %error, "waiting on the host: a stream of cudarc cannot be ordered by events");
+        let Self { home, uses, range, writes } = self;
+        let mut waited = loop {
+            match uses.wait_conflicting(&range, writes, UsedOn::wait_on_host) {
+                Ok(()) => break Ok(()),
+                Err(WaitError::Failed(error)) => break Err(error),
+                // Without the lock of the uses.
+                Err(WaitError::CaptureBegins(other)) => other.wait_published(),
+            }
+        };
+        if !stream.is(home) {
+            waited = waited.and(home.drain());
+            uses.record_use(stream.used_on(), range, writes);
+        }
+        if let Err(error) = waited {
+            crate::debug_log::event!(error, %error, "a stream of cudarc is in no order with what was done to a vector");
+        }
+    }
+}
+
+/// The capture of home that the stream is to join, if it is to; the error where the two cannot be put in
+/// order.
+///
+/// | home | stream | `Join` | `Refuse` | `Any` |
+/// | --- | --- | --- | --- | --- |
+/// | runs | runs | ordered by events | the same | the same |
+/// | declared | runs | joins | error | joins |
+/// | declared | in the same | ordered in the graph | error, before | ordered in the graph |
+/// | runs | declared | error | error | error |
+/// | undeclared | runs or undeclared | error | error | the driver orders them |
+/// | any other pair | | error | error | error |
+fn capture_to_join(
+    home: &StreamCall<'_>,
+    stream: &StreamCall<'_>,
+    policy: CapturePolicy,
+) -> Result<Option<Arc<Capture>>> {
+    let capture = match (home.status()?, stream.status()?) {
+        (Status::Runs, Status::Runs) => return Ok(None),
+        (Status::Declared(own), Status::Declared(other)) if Arc::ptr_eq(own, other) => {
+            return Ok(None);
+        }
+        (Status::Declared(capture), Status::Runs) => capture.clone(),
+        #[cfg(feature = "cuda")]
+        (Status::Undeclared, Status::Runs | Status::Undeclared) if policy == CapturePolicy::Any => {
+            return Ok(None);
+        }
+        _ => return Err(across_captures(stream)),
+    };
+    if policy == CapturePolicy::Refuse {
+        return Err(Error::new(
+            ErrorKind::Capture,
+            format!("{home} is in capture, which {stream} would join with work on host memory"),
+        )
+        .advise("copy before the capture or after it"));
+    }
+    Ok(Some(capture))
+}

@@ -1,0 +1,115 @@
+//! Guards: device memory on a stream that is ordered for its use.
+
+use super::memory_use::CapturePolicy;
+use super::stream_ref::StreamRef;
+use super::view::{DeviceSlice, DeviceSliceMut};
+use crate::error::Result;
+use bytemuck::Pod;
+use std::fmt;
+
+/// Device memory to read on a stream, from [`DeviceVec::on`](crate::DeviceVec::on).
+///
+/// The stream has waited for the vector's home, and home will wait for the stream before it writes
+/// or frees the memory. Both hold if the guard is forgotten; dropping it does nothing. It leaves its
+/// thread only where its stream may. With cudarc, `&guard` is a kernel argument for that stream.
+///
+/// ```
+/// use aquifer::{Device, DeviceVec};
+///
+/// let device = Device::detect()?;
+/// let (home, other) = (device.new_stream()?, device.new_stream()?);
+/// let mut vec = DeviceVec::from_slice(&home, &[1_u8, 2, 3])?;
+/// std::mem::forget(vec.on(&other)?); // a reader's work on `other` would go here
+/// vec.fill(0)?; // in home's order, after that work
+/// # Ok::<(), aquifer::Error>(())
+/// ```
+pub struct On<'a, T: Pod, S> {
+    slice: DeviceSlice<'a, T>,
+    stream: &'a S,
+}
+
+/// Device memory to read and write on a stream, from [`DeviceVec::on_mut`](crate::DeviceVec::on_mut).
+///
+/// As [`On`]; home will wait for the stream before it touches the memory at all. With cudarc,
+/// `&mut guard` is a kernel argument for that stream.
+pub struct OnMut<'a, T: Pod, S> {
+    slice: DeviceSliceMut<'a, T>,
+    stream: &'a S,
+}
+
+macro_rules! guard {
+    ($name:ident, $slice:ident) => {
+        impl<'a, T: Pod, S: StreamRef> $name<'a, T, S> {
+            pub(super) fn new(slice: $slice<'a, T>, stream: &'a S) -> Result<Self> {
+                slice.memory_use().order_on(stream, CapturePolicy::Join)?;
+                Ok(Self { slice, stream })
+            }
+
+            /// The device's address of the first element.
+            pub fn as_device_ptr(&self) -> u64 {
+                self.slice.as_device_ptr()
+            }
+
+            /// The number of elements.
+            pub fn len(&self) -> usize {
+                self.slice.len()
+            }
+
+            /// Whether there are no elements.
+            pub fn is_empty(&self) -> bool {
+                self.slice.is_empty()
+            }
+
+            /// The stream that it may be used on.
+            pub fn stream(&self) -> &'a S {
+                self.stream
+            }
+
+            #[cfg(feature = "cuda")]
+            pub(crate) fn address(&self) -> &u64 {
+                self.slice.address()
+            }
+        }
+
+        impl<T: Pod, S> fmt::Debug for $name<'_, T, S> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.debug_tuple(stringify!($name)).field(&self.slice).finish()
+            }
+        }
+    };
+}
+guard!(On, DeviceSlice);
+guard!(OnMut, DeviceSliceMut);
+
+impl<'a, T: Pod> DeviceSlice<'a, T> {
+    /// To be read on `stream`, which waits for the home stream; home waits for `stream` before it
+    /// writes or frees the memory.
+    ///
+    /// # Errors
+    ///
+    /// As [`DeviceVec::on`](crate::DeviceVec::on).
+    pub fn on<S: StreamRef>(&self, stream: &'a S) -> Result<On<'a, T, S>> {
+        On::new(*self, stream)
+    }
+}
+
+impl<T: Pod> DeviceSliceMut<'_, T> {
+    /// To be read on `stream`, as [`DeviceSlice::on`].
+    ///
+    /// # Errors
+    ///
+    /// As [`DeviceVec::on`](crate::DeviceVec::on).
+    pub fn on<'b, S: StreamRef>(&'b self, stream: &'b S) -> Result<On<'b, T, S>> {
+        On::new(self.as_slice(), stream)
+    }
+
+    /// To be read and written on `stream`, which waits for the home stream and for every other use
+    /// of this range; home waits for `stream` before it touches the range again.
+    ///
+    /// # Errors
+    ///
+    /// As [`DeviceVec::on`](crate::DeviceVec::on).
+    pub fn on_mut<'b, S: StreamRef>(&'b mut self, stream: &'b S) -> Result<OnMut<'b, T, S>> {
+        OnMut::new(self.reborrow(), stream)
+    }
+}

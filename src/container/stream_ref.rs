@@ -1,0 +1,80 @@
+//! The streams that a vector can be used on.
+
+use super::used_on::UsedOn;
+#[cfg(feature = "cuda")]
+use crate::device::Device;
+#[cfg(feature = "cuda")]
+use crate::driver::RawStream;
+use crate::error::Result;
+use crate::stream::{PerThreadStream, Stream, StreamCall};
+
+mod sealed {
+    use super::{Result, Stream, StreamCall, UsedOn};
+
+    /// The crate's own view of a stream.
+    pub trait Sealed {
+        fn begin_call(&self) -> Result<StreamCall<'_>>;
+
+        fn used_on(&self) -> UsedOn;
+
+        /// Whether this is that very stream.
+        fn is(&self, _stream: &Stream) -> bool {
+            false
+        }
+    }
+}
+
+pub(super) use sealed::Sealed;
+
+/// A stream that a vector can be used on: a [`Stream`], or the thread's own
+/// [`PerThreadStream`].
+pub trait StreamRef: Sealed {}
+
+impl StreamRef for Stream {}
+
+impl Sealed for Stream {
+    fn begin_call(&self) -> Result<StreamCall<'_>> {
+        Stream::begin_call(self)
+    }
+
+    fn used_on(&self) -> UsedOn {
+        UsedOn::Stream(self.clone())
+    }
+
+    fn is(&self, stream: &Stream) -> bool {
+        self == stream
+    }
+}
+
+impl StreamRef for PerThreadStream {}
+
+impl Sealed for PerThreadStream {
+    fn begin_call(&self) -> Result<StreamCall<'_>> {
+        Ok(PerThreadStream::begin_call(self))
+    }
+
+    fn used_on(&self) -> UsedOn {
+        UsedOn::PerThread(self.device().clone(), std::thread::current().id())
+    }
+}
+
+/// A stream that Aquifer does not keep alive, by the driver's handle.
+#[cfg(feature = "cuda")]
+pub(crate) struct UnknownStream {
+    pub(crate) device: Device,
+    pub(crate) raw: RawStream,
+}
+
+#[cfg(feature = "cuda")]
+impl StreamRef for UnknownStream {}
+
+#[cfg(feature = "cuda")]
+impl Sealed for UnknownStream {
+    fn begin_call(&self) -> Result<StreamCall<'_>> {
+        Ok(StreamCall::without_gate(&self.device, self.raw))
+    }
+
+    fn used_on(&self) -> UsedOn {
+        UsedOn::Context(self.device.clone())
+    }
+}

@@ -1,0 +1,120 @@
+//! The streams on which memory is used, and how home waits for them.
+
+use super::pending_uses::Timeline;
+use crate::device::Device;
+use crate::error::{Error, ErrorKind, Result};
+use crate::stream::{Status, Stream, StreamCall, record_context};
+use std::thread::ThreadId;
+
+/// The stream or streams on which memory was used, away from home.
+#[derive(Clone, Debug)]
+pub enum UsedOn {
+    /// A stream that the use keeps alive: home's wait records an event on it.
+    Stream(Stream),
+    /// The default stream of one thread. Only that thread can record an event on it.
+    PerThread(Device, ThreadId),
+    /// A stream that Aquifer does not keep alive: home waits for the whole context.
+    Context(Device),
+}
+
+impl Timeline for UsedOn {
+    fn same(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Stream(a), Self::Stream(b)) => a == b,
+            (Self::PerThread(a, thread), Self::PerThread(b, other)) => a == b && thread == other,
+            // Two uses through the context may be two streams, in no order.
+            _ => false,
+        }
+    }
+
+    fn covers(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Context(a), Self::Context(b)) => a == b,
+            _ => self.same(other),
+        }
+    }
+}
+
+/// Why home does not wait for a use.
+pub(super) enum WaitError {
+    /// The stream of the use is about to begin a capture. Try again when it has begun; wait for that
+    /// inside of no gate.
+    CaptureBegins(Stream),
+    /// The driver refuses, or a capture does not allow it.
+    Failed(Error),
+}
+
+impl From<Error> for WaitError {
+    fn from(error: Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl UsedOn {
+    /// Makes `home` wait for all that was given so far: in the graph, if both are in one declared
+    /// capture. A home outside waits for what a stream was given before its capture: the contract of
+    /// the graph's launch orders the graph's own work.
+    pub(super) fn make_wait(&self, home: &StreamCall<'_>) -> Result<(), WaitError> {
+        match self {
+            Self::Stream(other) if home.is(other) => {}
+            Self::Stream(other) => match home.status()? {
+                Status::Declared(_) => {
+                    let event = other.record()?;
+                    // Work that is done needs no wait, and the graph could have none.
+                    if !(event.is_of_no_graph() && event.is_complete()?) {
+                        home.wait(&event).map_err(|error| error.advise(USED_ELSEWHERE))?;
+                    }
+                }
+                Status::Runs => match other.last_event()? {
+                    Some(event) => home.wait(&event)?,
+                    None => return Err(WaitError::CaptureBegins(other.clone())),
+                },
+                Status::Undeclared => return Err(across_captures(home).into()),
+            },
+            Self::PerThread(device, thread) if *thread == std::thread::current().id() => {
+                let own = device.per_thread_stream()?;
+                let call = own.begin_call();
+                call.refuse_capture("work on a vector of another stream")?;
+                home.refuse_capture("a wait for a thread's own stream")?;
+                home.wait(&call.record()?)?;
+            }
+            Self::PerThread(device, _) | Self::Context(device) => {
+                home.refuse_capture("a wait for a whole device")?;
+                if device.properties().context_events {
+                    home.wait(&record_context(device)?)?;
+                } else {
+                    device.synchronize()?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// As [`make_wait`](Self::make_wait), on the host.
+    #[cfg(feature = "cuda")]
+    pub(super) fn wait_on_host(&self) -> Result<(), WaitError> {
+        match self {
+            Self::Stream(stream) => match stream.last_event()? {
+                Some(event) => event.synchronize()?,
+                None => return Err(WaitError::CaptureBegins(stream.clone())),
+            },
+            Self::PerThread(device, _) | Self::Context(device) => device.synchronize()?,
+        }
+        Ok(())
+    }
+}
+
+const USED_ELSEWHERE: &str = "the vector was used on another stream before the capture: synchronize \
+     that stream first, or make it wait for the capturing one inside of the capture";
+
+/// The error of an order between two streams of which one is in a capture that cannot have it.
+pub(super) fn across_captures(stream: &StreamCall<'_>) -> Error {
+    Error::new(
+        ErrorKind::Capture,
+        format!("{stream} cannot be put in order with a stream across the border of a capture"),
+    )
+    .advise(
+        "capture with Stream::capture, use a vector on its home stream meanwhile, or before the \
+         capture or after it",
+    )
+}

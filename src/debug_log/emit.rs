@@ -1,0 +1,269 @@
+//! How an event is emitted: never under a lock of a pool, never from within another event, and whatever
+//! the subscriber does.
+
+use crate::sync::trusted::thread_local;
+use std::cell::{Cell, RefCell};
+use std::mem::ManuallyDrop;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use tracing::Level;
+use tracing::level_filters::LevelFilter;
+
+/// The target of the pools' events.
+pub(crate) const POOL: &str = "aquifer::pool";
+
+/// The level that is compiled in, from 0 for no events and 1 for errors to 5 for all.
+pub(crate) const LEVEL: u8 = least([
+    cfg!(feature = "log-level-off"),
+    cfg!(feature = "log-level-error"),
+    cfg!(feature = "log-level-warn"),
+    cfg!(feature = "log-level-info"),
+    cfg!(feature = "log-level-debug"),
+]);
+
+const fn least(on: [bool; 5]) -> u8 {
+    let mut level = 0;
+    while level < 5 && !on[level as usize] {
+        level += 1;
+    }
+    level
+}
+
+/// `event!(warn, fields, "message")`: the macro of `tracing` with that name, where it is compiled in.
+/// Emits at once.
+macro_rules! event {
+    (error, $($rest:tt)*) => { crate::debug_log::event!(1, error, $($rest)*) };
+    (warn, $($rest:tt)*) => { crate::debug_log::event!(2, warn, $($rest)*) };
+    (debug, $($rest:tt)*) => { crate::debug_log::event!(4, debug, $($rest)*) };
+    (trace, $($rest:tt)*) => { crate::debug_log::event!(5, trace, $($rest)*) };
+    ($level:literal, $name:ident, $($rest:tt)*) => {
+        if crate::debug_log::LEVEL >= $level {
+            crate::debug_log::emit(|| ::tracing::$name!($($rest)*));
+        }
+    };
+}
+
+/// As [`event!`], through [`emit_deferred`]: the fields are to be owned.
+macro_rules! deferred_event {
+    ($($rest:tt)*) => {
+        crate::debug_log::emit_deferred(move || {
+            crate::debug_log::event!($($rest)*);
+        })
+    };
+}
+pub(crate) use {deferred_event, event};
+
+thread_local! {
+    static THREAD: ThreadEvents = const {
+        ThreadEvents {
+            emitting: Cell::new(false),
+            guards: Cell::new(0),
+            debug_enabled: Cell::new(false),
+            deferred: RefCell::new(ManuallyDrop::new(Vec::new())),
+        }
+    };
+}
+
+type DeferredEvent = Box<dyn FnOnce()>;
+
+/// Without a destructor, since other thread locals' destructors emit events as well.
+///
+/// | `guards` | [`emit_deferred`] | [`is_enabled`] |
+/// |---|---|---|
+/// | 0 | emits at once | asks the subscriber |
+/// | above | pushes to `deferred` | `debug_enabled`, the answer when the first guard was made |
+///
+/// - INV-1: `deferred` is empty, and has no memory, where `guards` is 0.
+/// - INV-2: a subscriber is called, and asked, without a lock of a pool: guards are made before such a
+///   lock is taken and dropped after it is released.
+struct ThreadEvents {
+    /// Whether a subscriber is running on this thread.
+    emitting: Cell<bool>,
+    /// Guards of [`defer_events`] that are alive.
+    guards: Cell<usize>,
+    debug_enabled: Cell<bool>,
+    deferred: RefCell<ManuallyDrop<Vec<DeferredEvent>>>,
+}
+
+const _: () = assert!(!std::mem::needs_drop::<ThreadEvents>());
+
+/// Calls the subscriber, except from inside of a subscriber. Stops its panics: the caller may own a
+/// block, be a destructor, or be unwinding.
+pub(crate) fn emit(event: impl FnOnce()) {
+    // On systems without plain thread locals, an ending thread may have dropped this one: then events
+    // inside of a subscriber are emitted, too.
+    if THREAD.try_with(|thread| thread.emitting.replace(true)).unwrap_or(false) {
+        return;
+    }
+    let result = catch_unwind(AssertUnwindSafe(event));
+    let _ = THREAD.try_with(|thread| thread.emitting.set(false));
+    if let Err(payload) = result {
+        // Its destructor may panic, too.
+        std::mem::forget(payload);
+    }
+}
+
+/// Whether the subscriber takes the pools' `DEBUG` events.
+pub(crate) fn is_enabled() -> bool {
+    let is_enabled = |thread: &ThreadEvents| match thread.guards.get() {
+        0 => ask(),
+        _ => thread.debug_enabled.get(),
+    };
+    LEVEL >= 4 && THREAD.try_with(is_enabled).unwrap_or(false)
+}
+
+/// Whether this thread may have locks of a pool, so that the subscriber is not to be called.
+pub(crate) fn is_deferring() -> bool {
+    THREAD.try_with(|thread| thread.guards.get() > 0).unwrap_or(false)
+}
+
+fn ask() -> bool {
+    let mut enabled = false;
+    // One load, which is all without a subscriber for this level.
+    if Level::DEBUG <= LevelFilter::current() {
+        emit(|| enabled = tracing::enabled!(target: POOL, Level::DEBUG));
+    }
+    enabled
+}
+
+/// Runs `event` when the last guard of [`defer_events`] on this thread is dropped; at once, if there
+/// is none.
+pub(crate) fn emit_deferred(event: impl FnOnce() + 'static) {
+    let mut event = Some(event);
+    let _ = THREAD.try_with(|thread| {
+        if thread.guards.get() > 0
+            && let Some(event) = event.take()
+        {
+            thread.deferred.borrow_mut().push(Box::new(event));
+        }
+    });
+    if let Some(event) = event {
+        event();
+    }
+}
+
+/// Defers the events of [`emit_deferred`] on this thread until it is dropped.
+pub(crate) struct DeferEvents(());
+
+pub(crate) fn defer_events() -> DeferEvents {
+    defer_events_if(ask)
+}
+
+/// As [`defer_events`], under a lock: the subscriber is not asked, and gets no `DEBUG` event.
+pub(crate) fn defer_events_under_lock() -> DeferEvents {
+    defer_events_if(|| false)
+}
+
+fn defer_events_if(debug_enabled: fn() -> bool) -> DeferEvents {
+    if LEVEL > 0 {
+        let _ = THREAD.try_with(|thread| {
+            if thread.guards.get() == 0 {
+                thread.debug_enabled.set(LEVEL >= 4 && debug_enabled());
+            }
+            thread.guards.set(thread.guards.get() + 1);
+        });
+    }
+    DeferEvents(())
+}
+
+impl Drop for DeferEvents {
+    fn drop(&mut self) {
+        if LEVEL == 0 {
+            return;
+        }
+        let deferred = THREAD.try_with(|thread| {
+            thread.guards.set(thread.guards.get().saturating_sub(1));
+            match thread.guards.get() {
+                0 => {
+                    ManuallyDrop::into_inner(thread.deferred.replace(ManuallyDrop::new(Vec::new())))
+                }
+                _ => Vec::new(),
+            }
+        });
+        deferred.into_iter().flatten().for_each(|event| event());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::rc::Rc;
+
+    #[test]
+    fn of_several_levels_the_least_wins() {
+        assert_eq!(least([false; 5]), 5);
+        assert_eq!(least([true; 5]), 0);
+        assert_eq!(least([false, false, true, false, true]), 2);
+        assert_eq!(least([false, false, false, false, true]), 4);
+    }
+
+    #[test]
+    fn the_last_guard_emits_each_deferred_event_once() {
+        let emitted = Rc::new(RefCell::new(Vec::new()));
+        let emit_number = |number| {
+            let emitted = emitted.clone();
+            emit_deferred(move || emitted.borrow_mut().push(number));
+        };
+        emit_number(1);
+        assert_eq!(*emitted.borrow(), [1]);
+        let outer = defer_events();
+        emit_number(2);
+        {
+            let _inner = defer_events();
+            emit_number(3);
+        }
+        let before = emitted.borrow().len();
+        drop(outer);
+        // With all events compiled out, nothing is deferred.
+        assert_eq!(before, if LEVEL > 0 { 1 } else { 3 });
+        assert_eq!(*emitted.borrow(), [1, 2, 3]);
+    }
+
+    #[test]
+    fn a_thread_that_ends_emits_as_any_other() {
+        use crate::sync::trusted::channel;
+
+        /// As a thread local with a vector in it.
+        struct Last(channel::Sender<&'static str>);
+
+        impl Drop for Last {
+            fn drop(&mut self) {
+                let guard = defer_events();
+                let sender = self.0.clone();
+                emit_deferred(move || emit(|| sender.send("deferred").unwrap()));
+                self.0.send("under a lock").unwrap();
+                drop(guard);
+                emit(|| emit(|| self.0.send("inside of a subscriber").unwrap()));
+            }
+        }
+
+        thread_local! {
+            static LAST: RefCell<Option<Last>> = const { RefCell::new(None) };
+        }
+        let (sender, emitted) = channel::unbounded();
+        let thread = std::thread::spawn(move || {
+            // Before the first event, so that it is dropped after whatever events need.
+            LAST.with(|last| *last.borrow_mut() = Some(Last(sender)));
+            emit_deferred(|| emit(|| ()));
+        });
+        thread.join().unwrap();
+        let emitted: Vec<_> = emitted.iter().collect();
+        // With all events compiled out, nothing is deferred.
+        let order = ["under a lock", "deferred"];
+        assert!(
+            if LEVEL > 0 { emitted == order } else { emitted == ["deferred", "under a lock"] },
+            "{emitted:?}"
+        );
+    }
+
+    #[test]
+    fn a_subscriber_that_panics_is_stopped_and_its_own_events_are_not_emitted() {
+        let emitted = Cell::new(0);
+        emit(|| {
+            emit(|| emitted.set(emitted.get() + 1));
+            std::panic::resume_unwind(Box::new("a subscriber fails"));
+        });
+        assert_eq!(emitted.get(), 0);
+        emit(|| emitted.set(emitted.get() + 1));
+        assert_eq!(emitted.get(), 1);
+    }
+}

@@ -1,0 +1,108 @@
+//! Guards that change the calling thread's current context or capture mode, and restore it.
+
+use super::library::{Handle, Library, out_param};
+use crate::driver::DriverResult;
+use std::marker::PhantomData;
+
+/// Keeps a guard on its thread, whose context stack it changes.
+type OnThisThread = PhantomData<*const ()>;
+
+/// Makes a context current until the guard is dropped.
+///
+/// Costs one cheap driver call if the context is current already. cudarc's `bind_to_thread` cannot be
+/// used for this: it returns an old error before it binds, and does not restore.
+#[derive(Debug)]
+pub(super) struct Current<'a> {
+    library: &'a Library,
+    pushed: bool,
+    thread: OnThisThread,
+}
+
+impl<'a> Current<'a> {
+    #[inline]
+    pub(super) fn new(library: &'a Library, context: Handle) -> DriverResult<Self> {
+        if current(library)? == context {
+            return Ok(Self { library, pushed: false, thread: PhantomData });
+        }
+        // SAFETY: the caller's driver holds a reference on the context, so it lives.
+        unsafe { library.ctx_push_current(context) }?;
+        Ok(Self { library, pushed: true, thread: PhantomData })
+    }
+}
+
+impl Drop for Current<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if self.pushed {
+            let mut popped = 0;
+            // An error here means that the driver is gone, and its stack with it.
+            // SAFETY: `new` pushed on this thread, which the guard cannot leave.
+            let _ = unsafe { self.library.ctx_pop_current(&raw mut popped) };
+        }
+    }
+}
+
+/// Makes the former context current again when it is dropped.
+///
+/// For calls that set or destroy the current context, where a [`Current`] would pop twice.
+#[derive(Debug)]
+pub(crate) struct Restore<'a> {
+    library: &'a Library,
+    before: Handle,
+    thread: OnThisThread,
+}
+
+impl<'a> Restore<'a> {
+    pub(super) fn new(library: &'a Library) -> DriverResult<Self> {
+        Ok(Self { library, before: current(library)?, thread: PhantomData })
+    }
+}
+
+impl Drop for Restore<'_> {
+    fn drop(&mut self) {
+        if current(self.library).is_ok_and(|now| now != self.before) {
+            // Null removes the entry that the call in between pushed on an empty stack.
+            // SAFETY: the context was current before, so its owner keeps it alive.
+            let _ = unsafe { self.library.ctx_set_current(self.before) };
+        }
+    }
+}
+
+/// The calling thread's current context, 0 if there is none.
+#[inline]
+pub(super) fn current(library: &Library) -> DriverResult<Handle> {
+    // SAFETY: `context` is writable for the call.
+    out_param(|context| unsafe { library.ctx_get_current(context) })
+}
+
+/// Puts the calling thread in relaxed capture mode until the guard is dropped.
+///
+/// While another thread captures in global mode, the driver refuses allocations, frees and event
+/// queries of every thread that is not in this mode, and invalidates the capture. The crate's calls of
+/// this kind do not depend on the captured stream.
+#[derive(Debug)]
+pub(super) struct Relaxed<'a> {
+    library: &'a Library,
+    before: Option<u32>,
+    thread: OnThisThread,
+}
+
+impl<'a> Relaxed<'a> {
+    pub(super) fn new(library: &'a Library) -> Self {
+        const RELAXED: u32 = 2;
+        let mut mode = RELAXED;
+        // A driver without this function has no global mode either.
+        // SAFETY: `mode` is read and written for the call.
+        let exchanged = unsafe { library.thread_exchange_capture_mode(&raw mut mode) };
+        Self { library, before: exchanged.is_ok().then_some(mode), thread: PhantomData }
+    }
+}
+
+impl Drop for Relaxed<'_> {
+    fn drop(&mut self) {
+        if let Some(mut mode) = self.before {
+            // SAFETY: `mode` is the one that the driver returned in `new`, on this thread.
+            let _ = unsafe { self.library.thread_exchange_capture_mode(&raw mut mode) };
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! One context of a GPU, and the guards of every call on it.
+
+use super::context::{Current, Relaxed};
+use super::context_id::ContextId;
+use super::launch::Functions;
+use super::library::{Handle, Library};
+use super::open::{driver, primary_context};
+use super::properties::properties;
+use super::retained::RetainedContext;
+use crate::driver::{DeviceProperties, DriverResult, ErrorContext};
+use crate::error::{Error, ErrorKind};
+use crate::sync::Arc;
+use cudarc::driver::CudaContext;
+use std::{fmt, mem};
+
+/// One context of a GPU. It keeps the context alive.
+pub(crate) struct CudaDriver {
+    pub(super) library: &'static Library,
+    pub(super) handle: Handle,
+    /// Before `retained`, so that it is dropped first: the table of ids must not have it any more when
+    /// the driver may reuse the handle.
+    pub(super) context_id: Arc<ContextId>,
+    retained: RetainedContext,
+    pub(super) properties: DeviceProperties,
+    pub(super) functions: Functions,
+}
+
+impl CudaDriver {
+    /// The primary context of a GPU, which cudarc and the CUDA runtime use too.
+    pub(crate) fn open(ordinal: usize) -> Result<Arc<Self>, Error> {
+        let (library, context) = primary_context(ordinal)?;
+        Self::new(library, context)
+    }
+
+    /// A context that the program got from cudarc.
+    pub(crate) fn from_context(context: Arc<CudaContext>) -> Result<Arc<Self>, Error> {
+        match driver() {
+            Ok(library) => Self::new(library, context),
+            Err(error) => {
+                if error.kind() == ErrorKind::Forked {
+                    // Its drop would call the driver.
+                    mem::forget(context);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    fn new(library: &'static Library, context: Arc<CudaContext>) -> Result<Arc<Self>, Error> {
+        let (ordinal, device) = (context.ordinal(), context.cu_device());
+        let handle = context.cu_ctx() as usize as Handle;
+        let retained = RetainedContext::new(library, context);
+        let properties = properties(library, device)
+            .with_context(|| format!("asking what GPU {ordinal} can do"))?;
+        Ok(Arc::new(Self {
+            library,
+            handle,
+            context_id: ContextId::of(handle),
+            retained,
+            properties,
+            functions: Functions::default(),
+        }))
+    }
+
+    /// cudarc's own handle.
+    pub(crate) fn context(&self) -> &Arc<CudaContext> {
+        self.retained.context()
+    }
+
+    /// Makes the context current until the guard is dropped.
+    #[inline]
+    pub(super) fn current(&self) -> DriverResult<Current<'static>> {
+        Current::new(self.library, self.handle)
+    }
+
+    /// As [`current`](Self::current), for calls that a capture on another thread would refuse.
+    pub(super) fn relaxed(&self) -> DriverResult<(Relaxed<'static>, Current<'static>)> {
+        let current = self.current()?;
+        Ok((Relaxed::new(self.library), current))
+    }
+}
+
+impl fmt::Debug for CudaDriver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CudaDriver")
+            .field("ordinal", &self.context().ordinal())
+            .field("name", &self.properties.name)
+            .field("context_id", &self.context_id.number())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,151 @@
+//! Kernels on a GPU: the table of loaded functions, and launches.
+
+use super::context::Relaxed;
+use super::library::{Handle, Library};
+use crate::driver::{DriverResult, Kernel, LaunchConfig, RawArg};
+use crate::error::DriverError;
+use crate::sync::trusted::RwLock;
+use std::collections::HashMap;
+use std::ffi::{CString, c_void};
+use std::ptr;
+
+/// The functions that were loaded into one context, by the kernel's number.
+///
+/// None is unloaded before the context is, since a launch may be pending at any time.
+#[derive(Debug, Default)]
+pub(super) struct Functions {
+    loaded: RwLock<HashMap<u64, Handle>>,
+}
+
+impl Functions {
+    /// The function of a kernel, loaded on first use. The context is current.
+    pub(super) fn get(&self, library: &Library, kernel: &Kernel) -> DriverResult<Handle> {
+        let id = kernel.id();
+        if let Some(function) = self.loaded.read().get(&id) {
+            return Ok(*function);
+        }
+        // Not under the lock: a compilation takes milliseconds to seconds.
+        let (module, function) = load(library, kernel)?;
+        let first = *self.loaded.write().entry(id).or_insert(function);
+        if first != function {
+            // SAFETY: another thread was faster, and no function of this module was ever launched.
+            let _ = unsafe { library.module_unload(module) };
+        }
+        Ok(first)
+    }
+}
+
+/// Compiles a kernel's PTX text. The error of a text that the compiler refuses has its log.
+fn load(library: &Library, kernel: &Kernel) -> DriverResult<(Handle, Handle)> {
+    const ERROR_LOG_BUFFER: u32 = 5;
+    const ERROR_LOG_BUFFER_SIZE_BYTES: u32 = 6;
+    const LOG: usize = 8192;
+
+    // The driver would silently cut a text at a zero byte.
+    let invalid = |call| DriverError::new(call, DriverError::INVALID_VALUE);
+    let text = CString::new(kernel.ptx()).map_err(|_| invalid("cuModuleLoadDataEx"))?;
+    let entry = CString::new(kernel.entry()).map_err(|_| invalid("cuModuleGetFunction"))?;
+
+    let _relaxed = Relaxed::new(library);
+    let mut log = vec![0_u8; LOG];
+    let mut names = [ERROR_LOG_BUFFER, ERROR_LOG_BUFFER_SIZE_BYTES];
+    // The interface passes the size in place of a pointer.
+    let mut values = [log.as_mut_ptr().cast::<c_void>(), ptr::without_provenance_mut(LOG)];
+    let mut module = 0;
+    // SAFETY: the text ends in a zero; two options have two values; the log is as long as it says.
+    let loaded = unsafe {
+        library.module_load(
+            &raw mut module,
+            text.as_ptr().cast(),
+            2,
+            names.as_mut_ptr(),
+            values.as_mut_ptr(),
+        )
+    };
+    if let Err(error) = loaded {
+        let end = log.iter().position(|byte| *byte == 0).unwrap_or(LOG);
+        let reason = String::from_utf8_lossy(&log[..end]);
+        return Err(match reason.trim() {
+            "" => error,
+            reason => error.with_log(reason),
+        });
+    }
+    let mut function = 0;
+    // SAFETY: the module was loaded above; the name ends in a zero.
+    match unsafe { library.module_get_function(&raw mut function, module, entry.as_ptr()) } {
+        Ok(()) => Ok((module, function)),
+        Err(error) => {
+            // SAFETY: no function of this module was looked up.
+            let _ = unsafe { library.module_unload(module) };
+            Err(error)
+        }
+    }
+}
+
+/// The value of a parameter, aligned for every type of up to 16 bytes.
+#[repr(C, align(16))]
+#[derive(Clone, Copy, Default)]
+struct Parameter([u8; 16]);
+
+impl Parameter {
+    fn of(argument: &RawArg) -> Self {
+        match *argument {
+            RawArg::Scalar { value, .. } => Self(value),
+            RawArg::Buffer { address, .. } => {
+                let mut value = [0; 16];
+                value[..8].copy_from_slice(&address.to_ne_bytes());
+                Self(value)
+            }
+        }
+    }
+}
+
+/// More parameters than this are rare; they cost an allocation.
+const ON_STACK: usize = 16;
+
+/// Enqueues a launch on a stream. The context is current.
+///
+/// # Safety
+///
+/// As [`Driver::launch`](crate::driver::Driver::launch); `function` is of this context.
+pub(super) unsafe fn launch(
+    library: &Library,
+    function: Handle,
+    config: &LaunchConfig,
+    arguments: &[RawArg],
+    stream: Handle,
+) -> DriverResult<()> {
+    let count = arguments.len();
+    let mut few = [Parameter::default(); ON_STACK];
+    let mut few_pointers = [ptr::null_mut::<c_void>(); ON_STACK];
+    let (mut many, mut many_pointers);
+    let (values, pointers) = if count <= ON_STACK {
+        (&mut few[..count], &mut few_pointers[..count])
+    } else {
+        many = vec![Parameter::default(); count];
+        many_pointers = vec![ptr::null_mut(); count];
+        (&mut many[..], &mut many_pointers[..])
+    };
+    for ((value, pointer), argument) in values.iter_mut().zip(&mut *pointers).zip(arguments) {
+        *value = Parameter::of(argument);
+        *pointer = ptr::from_mut(value).cast();
+    }
+    let (grid, block) = (config.grid, config.block);
+    // SAFETY: the driver copies the values before it returns. The caller answers for their types and
+    // for what the kernel accesses.
+    unsafe {
+        library.launch_kernel(
+            function,
+            grid.0,
+            grid.1,
+            grid.2,
+            block.0,
+            block.1,
+            block.2,
+            config.shared_bytes,
+            stream,
+            pointers.as_mut_ptr(),
+            ptr::null_mut(),
+        )
+    }
+}

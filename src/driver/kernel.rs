@@ -1,0 +1,271 @@
+//! Kernels in two forms, PTX for a GPU and a host function for the simulated device; their launches
+//! and arguments.
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::sync::{OnceLock, trusted};
+use bytemuck::Pod;
+use std::collections::BTreeMap;
+use std::marker::PhantomData;
+
+/// The host form of a kernel. It runs on the simulated device in stream order, once for the whole
+/// grid, and may access only its arguments.
+pub type HostForm = fn(&LaunchConfig, HostArgs<'_>) -> Result<()>;
+
+/// A kernel that launches on a GPU and on the simulated device alike.
+///
+/// It has a PTX text, the name of an entry in it, and a host function that does the same. The driver
+/// loads the PTX on first use on each device; no toolkit and no NVRTC are needed. It stays loaded, since
+/// graphs may use it. Kernels of equal text and entry are loaded once.
+///
+/// Make a kernel a `static`. A `const`, or a kernel that is made for each launch, is compared with all
+/// known texts at each launch.
+///
+/// ```
+/// use aquifer::{HostArgs, Kernel, LaunchConfig, Result};
+///
+/// static DOUBLE: Kernel = Kernel::new(
+///     "double",
+///     r#"
+///     .version 6.4
+///     .target sm_50
+///     .address_size 64
+///     .visible .entry double(.param .u64 data, .param .u32 n) {
+///         .reg .pred %p; .reg .u32 %r<5>; .reg .u64 %rd<3>;
+///         ld.param.u64 %rd1, [data];
+///         ld.param.u32 %r1, [n];
+///         mov.u32 %r2, %ctaid.x; mov.u32 %r3, %ntid.x; mov.u32 %r4, %tid.x;
+///         mad.lo.u32 %r2, %r2, %r3, %r4;
+///         setp.ge.u32 %p, %r2, %r1;
+///         @%p bra done;
+///         cvta.to.global.u64 %rd1, %rd1;
+///         mul.wide.u32 %rd2, %r2, 4;
+///         add.u64 %rd1, %rd1, %rd2;
+///         ld.global.u32 %r3, [%rd1];
+///         shl.b32 %r3, %r3, 1;
+///         st.global.u32 [%rd1], %r3;
+///     done:
+///         ret;
+///     }"#,
+///     |_config: &LaunchConfig, mut args: HostArgs<'_>| -> Result<()> {
+///         let data = args.in_out::<u32>()?;
+///         let n = args.scalar::<u32>()? as usize;
+///         data[..n].iter_mut().for_each(|value| *value *= 2);
+///         Ok(())
+///     },
+/// );
+/// assert_eq!(DOUBLE.entry(), "double");
+/// ```
+#[derive(Debug)]
+pub struct Kernel {
+    entry: &'static str,
+    ptx: &'static str,
+    host: HostForm,
+    id: OnceLock<u64>,
+}
+
+impl Kernel {
+    /// A kernel from its entry's name, its PTX text and its host form. Nothing is loaded yet.
+    pub const fn new(entry: &'static str, ptx: &'static str, host: HostForm) -> Self {
+        Self { entry, ptx, host, id: OnceLock::new() }
+    }
+
+    /// The name of the entry in the PTX text.
+    pub const fn entry(&self) -> &'static str {
+        self.entry
+    }
+
+    /// The PTX text.
+    pub const fn ptx(&self) -> &'static str {
+        self.ptx
+    }
+
+    pub(crate) fn host(&self) -> HostForm {
+        self.host
+    }
+
+    /// The key of this kernel in the tables of loaded functions: one number for all kernels of equal
+    /// text and entry.
+    pub(crate) fn id(&self) -> u64 {
+        // Ordered, since comparing two texts is faster than hashing one.
+        static KNOWN: trusted::Mutex<BTreeMap<(&str, &str), u64>> =
+            trusted::Mutex::new(BTreeMap::new());
+        let find = || *KNOWN.lock().entry((self.entry, self.ptx)).or_insert_with(trusted::unique);
+        *self.id.get_or_init(find)
+    }
+}
+
+/// The grid of a launch: blocks, threads of a block, and dynamic shared memory in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaunchConfig {
+    /// Blocks in x, y and z.
+    pub grid: (u32, u32, u32),
+    /// Threads of each block in x, y and z.
+    pub block: (u32, u32, u32),
+    /// Dynamic shared memory of each block, in bytes.
+    pub shared_bytes: u32,
+}
+
+impl LaunchConfig {
+    /// One thread for each element, in blocks of 256 threads. At least one block, and at most
+    /// `2^31 - 1`, the limit of a grid.
+    pub fn for_elements(elements: usize) -> Self {
+        let blocks = elements.div_ceil(256).clamp(1, i32::MAX as usize);
+        Self { grid: (blocks as u32, 1, 1), block: (256, 1, 1), shared_bytes: 0 }
+    }
+}
+
+/// How a kernel accesses a buffer argument.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Access {
+    /// Reads it.
+    Read,
+    /// Writes all of it, and does not read its former content.
+    Write,
+    /// Reads it and writes it, or writes parts of it.
+    ReadWrite,
+}
+
+/// One argument of a launch, as a driver gets it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum RawArg {
+    /// The kernel gets the address; the length is for checks alone.
+    Buffer { address: u64, bytes: usize, access: Access },
+    /// A value of up to 16 bytes.
+    Scalar { value: [u8; 16], bytes: usize },
+}
+
+impl RawArg {
+    pub(crate) fn scalar<T: Pod>(value: T) -> Result<Self> {
+        let bytes = bytemuck::bytes_of(&value);
+        if bytes.len() > 16 {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!("a scalar argument of {} bytes was given", bytes.len()),
+            )
+            .advise("pass up to 16 bytes by value, more in a buffer"));
+        }
+        let mut raw = [0; 16];
+        raw[..bytes.len()].copy_from_slice(bytes);
+        Ok(Self::Scalar { value: raw, bytes: bytes.len() })
+    }
+}
+
+/// One argument of a host form: the memory itself.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum HostArg {
+    Buffer { pointer: *mut u8, bytes: usize, access: Access },
+    Scalar { value: [u8; 16], bytes: usize },
+}
+
+/// The arguments of a host form, to be taken in the order of the entry's parameters.
+#[derive(Debug)]
+pub struct HostArgs<'a> {
+    arguments: &'a [HostArg],
+    next: usize,
+    memory: PhantomData<&'a mut [u8]>,
+}
+
+impl<'a> HostArgs<'a> {
+    /// # Safety
+    ///
+    /// Each buffer is valid memory for `'a`, initialised, and no written one overlaps another
+    /// argument; no other code accesses them meanwhile.
+    pub(crate) unsafe fn new(arguments: &'a [HostArg]) -> Self {
+        Self { arguments, next: 0, memory: PhantomData }
+    }
+
+    fn take(&mut self, wanted: &str) -> Result<(usize, HostArg)> {
+        let (index, count) = (self.next, self.arguments.len());
+        let Some(&argument) = self.arguments.get(index) else {
+            let message = format!(
+                "the host form takes a {wanted} as argument {index}, the launch gave {count}"
+            );
+            return Err(Error::new(ErrorKind::InvalidArgument, message));
+        };
+        self.next += 1;
+        Ok((index, argument))
+    }
+
+    fn buffer<T: Pod>(&mut self, wanted: Access) -> Result<(*mut T, usize)> {
+        let (index, argument) = self.take("buffer")?;
+        let (size, wrong) = (size_of::<T>(), |found| mismatch(index, format!("{wanted:?}"), found));
+        match argument {
+            HostArg::Buffer { access, .. } if access != wanted => {
+                Err(wrong(format!("a buffer declared {access:?}")))
+            }
+            HostArg::Buffer { pointer, bytes, .. }
+                if size == 0 || bytes % size != 0 || !pointer.cast::<T>().is_aligned() =>
+            {
+                let found =
+                    format!("{bytes} bytes at {pointer:p}, no slice of elements of {size} bytes");
+                Err(wrong(found))
+            }
+            HostArg::Buffer { pointer, bytes, .. } => Ok((pointer.cast(), bytes / size)),
+            HostArg::Scalar { bytes, .. } => Err(wrong(format!("a scalar of {bytes} bytes"))),
+        }
+    }
+
+    /// The next argument: a buffer that the launch declared [`Access::Read`].
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidArgument`] if that argument is of another kind.
+    pub fn input<T: Pod>(&mut self) -> Result<&'a [T]> {
+        let (pointer, length) = self.buffer::<T>(Access::Read)?;
+        // SAFETY: valid, initialised and unwritten for `'a` by the contract of `new`; `buffer`
+        // checked length and alignment, and every bit pattern is a `T: Pod`.
+        Ok(unsafe { std::slice::from_raw_parts(pointer, length) })
+    }
+
+    /// The next argument: a buffer that the launch declared [`Access::Write`].
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidArgument`] if that argument is of another kind.
+    pub fn output<T: Pod>(&mut self) -> Result<&'a mut [T]> {
+        let (pointer, length) = self.buffer::<T>(Access::Write)?;
+        // SAFETY: valid, initialised and overlapped by no other argument for `'a` by the contract
+        // of `new`; each argument is taken once; `buffer` checked length and alignment.
+        Ok(unsafe { std::slice::from_raw_parts_mut(pointer, length) })
+    }
+
+    /// The next argument: a buffer that the launch declared [`Access::ReadWrite`].
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidArgument`] if that argument is of another kind.
+    pub fn in_out<T: Pod>(&mut self) -> Result<&'a mut [T]> {
+        let (pointer, length) = self.buffer::<T>(Access::ReadWrite)?;
+        // SAFETY: as in `output`.
+        Ok(unsafe { std::slice::from_raw_parts_mut(pointer, length) })
+    }
+
+    /// The next argument: a value of the size of `T`.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidArgument`] if that argument is of another kind.
+    pub fn scalar<T: Pod>(&mut self) -> Result<T> {
+        let (index, argument) = self.take("scalar")?;
+        match argument {
+            HostArg::Scalar { value, bytes } if bytes == size_of::<T>() => {
+                Ok(bytemuck::pod_read_unaligned(&value[..bytes]))
+            }
+            other => {
+                let wanted = format!("a scalar of {} bytes", size_of::<T>());
+                Err(mismatch(index, wanted, format!("{other:?}")))
+            }
+        }
+    }
+}
+
+/// The error of an argument that is not of the kind that the host form takes.
+fn mismatch(index: usize, wanted: String, found: String) -> Error {
+    Error::new(
+        ErrorKind::InvalidArgument,
+        format!("the host form takes argument {index} as {wanted}, the launch gave {found}"),
+    )
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,483 @@
+//! The driver of a device: the only module that calls CUDA.
+//!
+//! [`Driver`] is the interface of one device, in raw handles and addresses. [`cuda`] implements it for
+//! GPUs, [`sim`] for simulated devices. It is a trait object, since it is not called on hot paths. The
+//! driver reuses the numbers of handles; `Device`, `Stream` and `Event` give them an identity.
+
+#[cfg(feature = "cuda")]
+pub(crate) mod cuda;
+pub(crate) mod fork;
+pub(crate) mod kernel;
+pub mod sim;
+
+use crate::error::{DriverError, Error};
+use std::any::Any;
+use std::fmt;
+use std::ptr::NonNull;
+
+pub(crate) use fork::{forget_in_child, is_forked_child, not_forked};
+pub(crate) use kernel::RawArg;
+pub use kernel::{Access, HostArgs, HostForm, Kernel, LaunchConfig};
+
+pub(crate) type DriverResult<T> = Result<T, DriverError>;
+
+/// An address in device memory.
+pub(crate) type DeviceAddress = u64;
+
+/// A stream of the driver. May be used again once the stream is destroyed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct RawStream(pub(crate) u64);
+
+/// An event of the driver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct RawEvent(pub(crate) u64);
+
+/// A memory pool of the driver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct RawPool(pub(crate) u64);
+
+/// The preferred location of managed or pageable memory (`cuMemAdvise`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PreferredLocation {
+    Device,
+    Host,
+    /// None: the default, and what takes a former preference back.
+    Any,
+}
+
+/// The properties of a new memory pool.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct PoolSpec {
+    /// Free bytes that it caches over synchronisations.
+    pub(crate) release_threshold: u64,
+    /// It can be shared with other processes, as a file descriptor.
+    pub(crate) shareable: bool,
+    /// It is of managed memory (CUDA 13).
+    pub(crate) managed: bool,
+}
+
+impl PoolSpec {
+    pub(crate) fn keeping(release_threshold: u64) -> Self {
+        Self { release_threshold, ..Self::default() }
+    }
+}
+
+/// The attributes of a pool, by CUDA's numbers. The first three are switches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PoolAttribute {
+    FollowEventDependencies = 1,
+    AllowOpportunistic = 2,
+    AllowInternalDependencies = 3,
+    ReleaseThreshold = 4,
+    ReservedCurrent = 5,
+    ReservedHigh = 6,
+    UsedCurrent = 7,
+    UsedHigh = 8,
+}
+
+/// An executable graph of the driver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct RawGraph(pub(crate) u64);
+
+/// A new stream, and its owner.
+pub(crate) struct NewStream {
+    pub(crate) raw: RawStream,
+    pub(crate) keep: StreamKeeper,
+}
+
+/// Keeps a stream alive: cudarc's own handle. `None` if the driver keeps it alive.
+pub(crate) type StreamKeeper = Option<Box<dyn Any + Send + Sync>>;
+
+/// The kind of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum BackendKind {
+    /// A GPU, through the CUDA driver.
+    Cuda,
+    /// The simulated device: host memory and a scheduler, no GPU.
+    Simulated,
+}
+
+impl fmt::Display for BackendKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Cuda => "CUDA",
+            Self::Simulated => "simulated",
+        })
+    }
+}
+
+/// Free and total memory of a device, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MemoryInfo {
+    /// Bytes that can still be allocated; other programs may allocate them first.
+    pub free: u64,
+    /// Bytes that the device has in all.
+    pub total: u64,
+}
+
+/// The properties of a device, read once when it is opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DeviceProperties {
+    /// The device's name, such as `NVIDIA H200` or `simulated device`.
+    pub name: String,
+    /// Compute capability, major and minor; `(0, 0)` on the simulated device.
+    pub compute_capability: (u32, u32),
+    /// The driver's version as it gives it: 13000 is CUDA 13.0; 0 on the simulated device.
+    pub driver_version: u32,
+    /// The device supports managed memory.
+    pub managed_memory: bool,
+    /// The host may touch managed memory while kernels run.
+    pub concurrent_managed_access: bool,
+    /// Kernels can access ordinary host memory, without registration.
+    pub pageable_memory_access: bool,
+    /// The device supports stream-ordered memory pools.
+    pub memory_pools: bool,
+    /// Host memory can be mapped for kernels.
+    pub map_host_memory: bool,
+    /// Memory of the caller can be page-locked (`cuMemHostRegister`).
+    pub host_register: bool,
+    /// The device supports virtual memory management.
+    pub virtual_memory: bool,
+    /// One event can cover all work of the context (`cuCtxRecordEvent`, CUDA 12.5).
+    pub context_events: bool,
+}
+
+/// The flags of page-locked host memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct HostFlags {
+    pub(crate) portable: bool,
+    pub(crate) mapped: bool,
+    pub(crate) write_combined: bool,
+}
+
+/// Whether a stream is in capture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CaptureStatus {
+    None,
+    Active,
+    Invalidated,
+}
+
+/// A value repeated over memory: 1, 2 or 4 bytes wide.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FillWord {
+    U8(u8),
+    U16(u16),
+    U32(u32),
+}
+
+impl FillWord {
+    pub(crate) fn bytes(self) -> usize {
+        match self {
+            Self::U8(_) => 1,
+            Self::U16(_) => 2,
+            Self::U32(_) => 4,
+        }
+    }
+}
+
+/// The driver of one device.
+///
+/// Every method may be called from any thread. It makes the device's context current for the call and
+/// restores the caller's. It does not panic. It blocks only if its name says `synchronize`, or where
+/// the driver itself does: plain allocation and free, pageable copies. An error leaves nothing half
+/// done.
+///
+/// # Safety
+///
+/// An implementation returns addresses of memory that is the caller's alone until it is freed, and
+/// runs the work of a stream in the order of the calls.
+pub(crate) unsafe trait Driver: Send + Sync + fmt::Debug + 'static {
+    fn kind(&self) -> BackendKind;
+
+    /// The number of the context, which is never used again in this process. Memory and streams of one
+    /// driver are valid in another with the same number.
+    fn context_id(&self) -> u64;
+
+    /// The device's number among those of its kind.
+    fn ordinal(&self) -> usize;
+
+    fn properties(&self) -> &DeviceProperties;
+
+    fn memory_info(&self) -> DriverResult<MemoryInfo>;
+
+    /// `bytes > 0`; aligned to 256 at least.
+    fn mem_alloc(&self, bytes: usize) -> DriverResult<DeviceAddress>;
+
+    /// # Safety
+    /// `address` came from [`mem_alloc`](Self::mem_alloc) or
+    /// [`mem_alloc_managed`](Self::mem_alloc_managed) of this driver, is freed once, and no work
+    /// that uses it is pending.
+    unsafe fn mem_free(&self, address: DeviceAddress) -> DriverResult<()>;
+
+    fn mem_alloc_managed(&self, bytes: usize) -> DriverResult<DeviceAddress>;
+
+    /// Migrates managed or pageable memory to this device, in the order of `stream`. Other memory is an
+    /// invalid value. Invalidates a capture.
+    ///
+    /// # Safety
+    /// The range is memory that stays so until the stream has passed this call.
+    unsafe fn prefetch(
+        &self,
+        address: DeviceAddress,
+        bytes: usize,
+        stream: RawStream,
+    ) -> DriverResult<()>;
+
+    /// Sets the preferred location of managed or pageable memory.
+    ///
+    /// # Safety
+    /// The range is memory of this process for the length of the call.
+    unsafe fn advise(
+        &self,
+        address: DeviceAddress,
+        bytes: usize,
+        preferred: PreferredLocation,
+    ) -> DriverResult<()>;
+
+    /// Makes ordinary host memory known to a device that can access it. Does nothing on a GPU, which
+    /// needs no such call.
+    ///
+    /// # Safety
+    /// The range is memory of this process and stays so until it is detached.
+    unsafe fn pageable_attach(&self, pointer: NonNull<u8>, bytes: usize) -> DriverResult<()>;
+
+    /// # Safety
+    /// The range was attached, and no device work uses it any more.
+    unsafe fn pageable_detach(&self, pointer: NonNull<u8>) -> DriverResult<()>;
+
+    /// A new memory pool.
+    fn pool_create(&self, spec: PoolSpec) -> DriverResult<RawPool>;
+
+    /// The device's default pool, which any library may use. It is never destroyed.
+    fn pool_default(&self) -> DriverResult<RawPool>;
+
+    fn pool_get(&self, pool: RawPool, attribute: PoolAttribute) -> DriverResult<u64>;
+
+    fn pool_set(&self, pool: RawPool, attribute: PoolAttribute, value: u64) -> DriverResult<()>;
+
+    /// A file descriptor of a shareable pool, for another process. The caller closes it.
+    #[cfg(unix)]
+    fn pool_export(&self, pool: RawPool) -> DriverResult<i32>;
+
+    /// # Safety
+    /// Nothing is allocated from `pool` after this call. Live blocks stay valid until freed.
+    unsafe fn pool_destroy(&self, pool: RawPool) -> DriverResult<()>;
+
+    /// Returns cached memory to the system, except for `keep` bytes.
+    fn pool_trim(&self, pool: RawPool, keep: usize) -> DriverResult<()>;
+
+    /// `bytes > 0`. Usable on `stream` at once, elsewhere in an order after this call.
+    fn mem_alloc_async(
+        &self,
+        pool: RawPool,
+        bytes: usize,
+        stream: RawStream,
+    ) -> DriverResult<DeviceAddress>;
+
+    /// # Safety
+    /// `address` came from [`mem_alloc_async`](Self::mem_alloc_async), is freed once, and all work
+    /// that uses it is ordered before this call on `stream`.
+    unsafe fn mem_free_async(&self, address: DeviceAddress, stream: RawStream) -> DriverResult<()>;
+
+    /// Page-locked host memory, page-aligned. `bytes > 0`.
+    fn host_alloc(&self, bytes: usize, flags: HostFlags) -> DriverResult<NonNull<u8>>;
+
+    /// # Safety
+    /// `pointer` came from [`host_alloc`](Self::host_alloc), is freed once, and neither host nor
+    /// device uses it any more.
+    unsafe fn host_free(&self, pointer: NonNull<u8>) -> DriverResult<()>;
+
+    /// # Safety
+    /// The range is memory of this process and stays so until it is unregistered.
+    unsafe fn host_register(
+        &self,
+        pointer: NonNull<u8>,
+        bytes: usize,
+        flags: HostFlags,
+    ) -> DriverResult<()>;
+
+    /// # Safety
+    /// The range was registered with this driver, and no device work uses it any more.
+    unsafe fn host_unregister(&self, pointer: NonNull<u8>) -> DriverResult<()>;
+
+    /// The device's address of a mapped host block's first byte.
+    fn host_device_address(&self, pointer: NonNull<u8>) -> DriverResult<DeviceAddress>;
+
+    /// A new stream that does not wait for the legacy default stream.
+    fn stream_create(&self) -> DriverResult<NewStream>;
+
+    /// Destroys a stream of [`stream_create`](Self::stream_create), or drops the reference on a foreign
+    /// one. Its work still runs to the end.
+    fn stream_destroy(&self, raw: RawStream, keep: StreamKeeper);
+
+    fn legacy_stream(&self) -> RawStream;
+
+    /// The calling thread's own default stream.
+    fn per_thread_stream(&self) -> DriverResult<RawStream>;
+
+    fn stream_synchronize(&self, stream: RawStream) -> DriverResult<()>;
+
+    fn stream_wait_event(&self, stream: RawStream, event: RawEvent) -> DriverResult<()>;
+
+    /// Never invalidates a capture.
+    fn capture_status(&self, stream: RawStream) -> DriverResult<CaptureStatus>;
+
+    /// Begins a capture on `stream`, in relaxed mode: later work is recorded instead of run.
+    ///
+    /// In that mode only calls that name a stream or an event of the capture can invalidate it, and any
+    /// thread may end it. The stricter modes refuse every plain allocation, event query and module load,
+    /// and invalidate the capture: global mode on all threads, thread-local mode on this one, where a
+    /// library may allocate its workspace or load its kernels on first use. Those modes would find uses
+    /// of memory that the graph does not own; here that is part of the contract of the launch.
+    fn stream_begin_capture(&self, stream: RawStream) -> DriverResult<()>;
+
+    /// Ends the capture that began on `stream` and instantiates its graph. After an error there is no
+    /// graph, and the stream is out of capture, with two exceptions: the driver could not be called, or
+    /// the capture began on another stream, which invalidates it.
+    fn stream_end_capture(&self, stream: RawStream) -> DriverResult<RawGraph>;
+
+    /// Ends the capture that began on `stream`, valid or not, and discards its work.
+    fn stream_abandon_capture(&self, stream: RawStream) -> DriverResult<()>;
+
+    /// Runs a graph on `stream`, after all former work of that stream and all former launches of the
+    /// graph.
+    ///
+    /// # Safety
+    /// The contracts of the captured calls hold until the stream has passed this one. No other thread
+    /// launches or destroys the graph meanwhile.
+    unsafe fn graph_launch(&self, graph: RawGraph, stream: RawStream) -> DriverResult<()>;
+
+    /// Destroys a graph. Pending launches still run to the end.
+    ///
+    /// # Safety
+    /// `graph` is destroyed once and not used after.
+    unsafe fn graph_destroy(&self, graph: RawGraph) -> DriverResult<()>;
+
+    /// An event without timing.
+    fn event_create(&self) -> DriverResult<RawEvent>;
+
+    /// # Safety
+    /// `event` is destroyed once and not used after.
+    unsafe fn event_destroy(&self, event: RawEvent) -> DriverResult<()>;
+
+    fn event_record(&self, event: RawEvent, stream: RawStream) -> DriverResult<()>;
+
+    /// Whether the device has passed the event's last record. `true` if it was never recorded.
+    fn event_query(&self, event: RawEvent) -> DriverResult<bool>;
+
+    fn event_synchronize(&self, event: RawEvent) -> DriverResult<()>;
+
+    /// Records an event that covers all work of the context so far, on every stream.
+    fn context_record(&self, event: RawEvent) -> DriverResult<()>;
+
+    fn context_synchronize(&self) -> DriverResult<()>;
+
+    /// Calls `body` once with the device's context current, for tools that read the current context.
+    #[cfg_attr(not(feature = "nvtx"), allow(dead_code, reason = "called for tools alone"))]
+    fn with_current(&self, body: &mut dyn FnMut()) -> DriverResult<()>;
+
+    /// # Safety
+    /// `source` is readable and `target` is device memory for `bytes`; both stay so, and the host
+    /// does not write `source`, until the stream has passed this copy.
+    unsafe fn copy_to_device(
+        &self,
+        target: DeviceAddress,
+        source: *const u8,
+        bytes: usize,
+        stream: RawStream,
+    ) -> DriverResult<()>;
+
+    /// # Safety
+    /// `source` is device memory and `target` writable for `bytes`; both stay so, and the host does
+    /// not touch `target`, until the stream has passed this copy.
+    unsafe fn copy_to_host(
+        &self,
+        target: *mut u8,
+        source: DeviceAddress,
+        bytes: usize,
+        stream: RawStream,
+    ) -> DriverResult<()>;
+
+    /// # Safety
+    /// Both ranges are device memory of this driver and stay so until the stream has passed.
+    unsafe fn copy_on_device(
+        &self,
+        target: DeviceAddress,
+        source: DeviceAddress,
+        bytes: usize,
+        stream: RawStream,
+    ) -> DriverResult<()>;
+
+    /// A copy from another device of the same kind, on a stream of this one.
+    ///
+    /// # Safety
+    /// As [`copy_on_device`](Self::copy_on_device), `source` being memory of `from`.
+    unsafe fn copy_from_peer(
+        &self,
+        target: DeviceAddress,
+        from: &dyn Driver,
+        source: DeviceAddress,
+        bytes: usize,
+        stream: RawStream,
+    ) -> DriverResult<()>;
+
+    /// Writes `word` at `target`, `target + stride`, ..., `count` times. A `stride` equal to the
+    /// word's width fills a whole range.
+    ///
+    /// # Safety
+    /// All of it is device memory and stays so until the stream has passed.
+    unsafe fn fill(
+        &self,
+        target: DeviceAddress,
+        stride: usize,
+        word: FillWord,
+        count: usize,
+        stream: RawStream,
+    ) -> DriverResult<()>;
+
+    /// # Safety
+    /// The kernel, with these arguments and this grid, accesses only the ranges that the arguments
+    /// declare, in the declared way; they stay valid until the stream has passed.
+    unsafe fn launch(
+        &self,
+        kernel: &Kernel,
+        config: &LaunchConfig,
+        arguments: &[RawArg],
+        stream: RawStream,
+    ) -> DriverResult<()>;
+
+    /// Whether host memory is page-locked, so that a copy to it may run after its call has returned. By
+    /// the driver's manual, copies to other memory are complete by then. `true` if unknown.
+    fn is_page_locked(&self, pointer: *const u8) -> bool;
+
+    /// After a failed synchronisation: whether the device has certainly stopped all work, so that it no
+    /// longer writes host memory. `false` if unknown.
+    fn has_stopped(&self) -> bool;
+
+    /// The implementation itself, for what only one of them has.
+    fn as_any(&self) -> &dyn Any;
+}
+
+/// Whether the call that returned this error has ended its capture all the same: the capture was
+/// invalidated or not joined, and there is nothing to discard.
+pub(crate) fn has_ended_capture(error: &DriverError) -> bool {
+    matches!(
+        error.code(),
+        DriverError::STREAM_CAPTURE_INVALIDATED | DriverError::STREAM_CAPTURE_UNJOINED
+    )
+}
+
+/// Turns a driver's error into the crate's, with what was attempted.
+pub(crate) trait ErrorContext<T> {
+    fn with_context<M: Into<String>>(self, message: impl FnOnce() -> M) -> Result<T, Error>;
+}
+
+impl<T> ErrorContext<T> for DriverResult<T> {
+    fn with_context<M: Into<String>>(self, message: impl FnOnce() -> M) -> Result<T, Error> {
+        self.map_err(|driver| Error::driver_call(message(), driver))
+    }
+}

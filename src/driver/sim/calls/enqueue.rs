@@ -1,0 +1,120 @@
+//! Enqueueing operations on memory. Every access is checked here, against stream order alone, so a
+//! report does not depend on when the queues run.
+
+use super::call::Call;
+use crate::driver::DriverResult;
+use crate::driver::sim::check::{AccessCheck, AccessStamp, OpName, Report, Violation};
+use crate::driver::sim::state::{
+    CapturedWork, HostSide, LookupError, OpRange, OpWork, SimOp, SimState, TouchedRange,
+    Watchpoint, is_seen,
+};
+use crate::sync::Arc;
+use crate::sync::trusted::unique;
+
+/// An operation to be enqueued.
+pub(super) struct OpRequest<'a> {
+    pub(super) name: OpName,
+    pub(super) touched: &'a [TouchedRange],
+    /// The index of the range that the host must not write until the operation has run.
+    pub(super) watched: Option<usize>,
+    pub(super) work: OpWork,
+    pub(super) host_side: Option<HostSide>,
+    /// The work in its place if it names freed memory.
+    pub(super) refused: OpWork,
+}
+
+impl<'a> OpRequest<'a> {
+    pub(super) fn new(name: OpName, touched: &'a [TouchedRange], work: OpWork) -> Self {
+        Self { name, touched, watched: None, work, host_side: None, refused: OpWork::Nothing }
+    }
+}
+
+impl Call<'_> {
+    /// Puts an operation in its stream's queue, or records it for the graph that the stream captures.
+    /// The report of an operation that will not run, since it names freed memory.
+    pub(super) fn submit(
+        &mut self,
+        id: u64,
+        request: OpRequest<'_>,
+    ) -> DriverResult<Option<Arc<Report>>> {
+        let Some(capture) = self.active_capture(id)? else {
+            return self.enqueue(id, request);
+        };
+        let OpRequest { name, touched, watched, work, .. } = request;
+        let work = CapturedWork::Memory { touched: touched.to_vec(), watched, work };
+        self.capture_op(capture, id, name, work);
+        Ok(None)
+    }
+
+    /// Checks an operation and puts it in its stream's queue. The report if it names freed memory.
+    pub(super) fn enqueue(
+        &mut self,
+        id: u64,
+        request: OpRequest<'_>,
+    ) -> DriverResult<Option<Arc<Report>>> {
+        let OpRequest { name, touched, watched, work, host_side, refused } = request;
+        let (mut ranges, mut found, mut freed) =
+            (Vec::with_capacity(touched.len()), Vec::new(), None);
+        for touched in touched {
+            let range = (touched.address, touched.span());
+            match self.state.blocks.find(touched) {
+                Ok(place) => {
+                    ranges.push(place);
+                    found.push(touched);
+                }
+                Err(LookupError::Freed(by)) => {
+                    let kind = Violation::UseAfterFree;
+                    freed = Some(self.context.report(kind, name, Some(by), range, None));
+                }
+                Err(LookupError::Unmapped) => return Err(self.report_unmapped(name, range)),
+            }
+        }
+        let tick = self.state.last_tick(id) + 1;
+        self.check(AccessStamp { stream: id, tick, name }, &found, &ranges);
+        let watched = watched.filter(|_| freed.is_none());
+        let watched = watched.and_then(|index| Some((touched.get(index)?, ranges.get(index)?)));
+        let watchpoint = watched.map(|(touched, range)| self.watch(touched, range));
+        let work = if freed.is_none() { work } else { refused };
+        self.state.push(id, SimOp { name, tick, work, ranges, host_side, watchpoint });
+        Ok(freed)
+    }
+
+    /// Sets a watchpoint over a range that the host must not write until the operation has run.
+    fn watch(&self, touched: &TouchedRange, range: &OpRange) -> Watchpoint {
+        let mut running = self.state.running.iter().flat_map(|running| &running.memory);
+        let quiet = !running.any(|&(id, writes)| id == range.memory_id() && writes);
+        let id = unique();
+        range.backing.watch(id, range.pointer, touched.bytes as usize, quiet);
+        let backing = Arc::clone(&range.backing);
+        Watchpoint { backing, id, range: (touched.address, touched.bytes) }
+    }
+
+    /// Checks the accesses of one operation against all former ones.
+    fn check(&mut self, stamp: AccessStamp, touched: &[&TouchedRange], ranges: &[OpRange]) {
+        let SimState { streams, blocks, .. } = &mut **self.state;
+        let Some(stream) = streams.get(&stamp.stream) else { return };
+        let complete = |former: &AccessStamp| is_seen(streams, former.stream, former.tick);
+        let ordered =
+            |former: &AccessStamp| stream.follows(stamp.stream, former) || complete(former);
+        for (touched, range) in touched.iter().zip(ranges) {
+            let Some(block) = blocks.get_mut(range.block) else { continue };
+            if let Some(allocation) = block.allocation {
+                if !ordered(&allocation) {
+                    let kind = Violation::UseBeforeAllocation;
+                    let range = (touched.address, touched.span());
+                    self.context.report(kind, stamp.name, Some(allocation.name), range, None);
+                } else if complete(&allocation) {
+                    block.allocation = None;
+                }
+            }
+            let (access, findings) = (touched.access, Vec::new());
+            let mut check = AccessCheck { access, stamp, ordered, complete, findings };
+            let row = (range.offset, range.offset + touched.bytes);
+            block.shadow.access_rows(row, touched.stride, touched.count, &mut check);
+            for found in check.findings {
+                let range = (range.block + found.start, found.end - found.start);
+                self.context.report(found.violation, stamp.name, found.other, range, None);
+            }
+        }
+    }
+}

@@ -1,0 +1,310 @@
+//! Shadow memory: for each byte of a block the last write, the reads since, and whether it was ever
+//! written.
+
+use super::clock::AccessStamp;
+use super::report::{OpName, Violation};
+use crate::driver::Access;
+use std::collections::BTreeMap;
+
+/// With fewer segments than this, a block is never swept for neighbours that have become equal.
+const SWEEP: usize = 64;
+
+/// The accesses of a byte that later ones are checked against.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct ByteState {
+    written: Option<AccessStamp>,
+    /// The last read of each stream since the write.
+    reads: Vec<AccessStamp>,
+    initialized: bool,
+}
+
+impl ByteState {
+    /// Removes the accesses that the host has seen complete: all later operations come after them.
+    fn remove_complete(&mut self, complete: &impl Fn(&AccessStamp) -> bool) {
+        if self.written.as_ref().is_some_and(complete) {
+            self.written = None;
+        }
+        self.reads.retain(|read| !complete(read));
+    }
+}
+
+/// Adjacent bytes with one state, or adjacent rows with the same parts. Without rows, a fill of one
+/// word in each row of a matrix would leave two segments a row.
+#[derive(Clone, Debug)]
+struct Segment {
+    end: u64,
+    /// The length of a row. Rows begin at its multiples; 1 where all bytes have one state.
+    stride: u64,
+    /// Each part of a row: where it ends in the row, and its state. The last part ends with the row.
+    row: Vec<(u64, ByteState)>,
+}
+
+impl Segment {
+    fn new(end: u64, state: ByteState) -> Self {
+        Self { end, stride: 1, row: vec![(1, state)] }
+    }
+
+    /// Makes a part begin at `at` in each row.
+    fn cut(&mut self, at: u64) {
+        let index = self.row.partition_point(|part| part.0 < at);
+        if at > 0
+            && let Some((end, state)) = self.row.get(index).cloned()
+            && end > at
+        {
+            self.row.insert(index, (at, state));
+        }
+    }
+
+    /// Checks an access to the parts from `low` to `high` of each row. The segment begins at `start`.
+    fn access<O: Fn(&AccessStamp) -> bool, C: Fn(&AccessStamp) -> bool>(
+        &mut self,
+        start: u64,
+        (low, high): (u64, u64),
+        check: &mut AccessCheck<O, C>,
+    ) {
+        let (even, mut from) = (self.stride == 1, 0);
+        for (to, state) in &mut self.row {
+            if low <= from && *to <= high {
+                let end = if even { self.end } else { start + *to };
+                check.check((start + from, end), state);
+            }
+            from = *to;
+        }
+        self.join();
+    }
+
+    /// Joins adjacent parts of equal state.
+    fn join(&mut self) {
+        self.row.dedup_by(|next, part| {
+            let equal = next.1 == part.1;
+            if equal {
+                part.0 = next.0;
+            }
+            equal
+        });
+        if let [(end, _)] = &mut self.row[..] {
+            (*end, self.stride) = (1, 1);
+        }
+    }
+}
+
+/// A violation, the operation on its other side, and its range in the block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Finding {
+    pub(crate) violation: Violation,
+    pub(crate) other: Option<OpName>,
+    pub(crate) start: u64,
+    pub(crate) end: u64,
+}
+
+/// One access under check, and the order of former accesses before it.
+pub(crate) struct AccessCheck<O, C> {
+    pub(crate) access: Access,
+    pub(crate) stamp: AccessStamp,
+    /// Whether a former access is ordered before this one.
+    pub(crate) ordered: O,
+    /// Whether the host has seen a former access complete.
+    pub(crate) complete: C,
+    /// The first finding of each kind of violation.
+    pub(crate) findings: Vec<Finding>,
+}
+
+impl<O: Fn(&AccessStamp) -> bool, C: Fn(&AccessStamp) -> bool> AccessCheck<O, C> {
+    /// Checks an access of bytes that have one state, and records it in that state.
+    fn check(&mut self, (from, to): (u64, u64), state: &mut ByteState) {
+        let (reads, writes) = (self.access != Access::Write, self.access != Access::Read);
+        let written = state.written.iter().find(|written| !(self.ordered)(written));
+        let read = state.reads.iter().find(|read| writes && !(self.ordered)(read));
+        if let Some(other) = written.or(read) {
+            self.add_finding(Violation::UnorderedAccess, Some(other.name), (from, to));
+        }
+        if reads && !state.initialized {
+            self.add_finding(Violation::UninitializedRead, None, (from, to));
+        }
+        state.remove_complete(&self.complete);
+        if writes {
+            state.reads.clear();
+            state.written = Some(self.stamp);
+            state.initialized = true;
+        } else {
+            state.reads.retain(|read| read.stream != self.stamp.stream);
+            state.reads.push(self.stamp);
+        }
+    }
+
+    fn add_finding(
+        &mut self,
+        violation: Violation,
+        other: Option<OpName>,
+        (start, end): (u64, u64),
+    ) {
+        match self.findings.iter_mut().find(|former| former.violation == violation) {
+            // Adjacent ranges that conflict with one operation are one finding.
+            Some(former) if former.end == start && former.other == other => former.end = end,
+            Some(_) => {}
+            None => self.findings.push(Finding { violation, other, start, end }),
+        }
+    }
+}
+
+/// The shadow of one block: disjoint segments that cover it, keyed by their start.
+///
+/// INV-1: each segment begins where the one before it ends; it begins and ends at a multiple of its
+/// stride.
+#[derive(Debug)]
+pub(crate) struct ShadowMemory {
+    segments: BTreeMap<u64, Segment>,
+    sweep_at: usize,
+}
+
+impl ShadowMemory {
+    pub(crate) fn new(bytes: u64, initialized: bool) -> Self {
+        let state = ByteState { written: None, reads: Vec::new(), initialized };
+        Self { segments: BTreeMap::from([(0, Segment::new(bytes, state))]), sweep_at: SWEEP }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn segments(&self) -> usize {
+        self.segments.len()
+    }
+
+    /// Makes a segment begin at `at`.
+    fn split(&mut self, at: u64) {
+        let Some((&start, segment)) = self.segments.range_mut(..=at).next_back() else { return };
+        if start >= at || at >= segment.end {
+            return;
+        }
+        let (first, stride) = (at - at % segment.stride, segment.stride);
+        if first == at {
+            let tail = segment.clone();
+            segment.end = at;
+            self.segments.insert(at, tail);
+            return;
+        }
+        // INV-1: the row that is cut becomes segments of its own.
+        self.split(first);
+        self.split(first + stride);
+        let Some(cut) = self.segments.remove(&first) else { return };
+        let mut from = first;
+        for (to, state) in cut.row {
+            self.segments.insert(from, Segment::new(first + to, state));
+            from = first + to;
+        }
+        self.split(at);
+    }
+
+    /// Joins equal neighbours from the one before `from` to the one that begins at `to`.
+    fn merge(&mut self, from: u64, to: u64) {
+        let mut start = match self.segments.range(..from).next_back() {
+            Some((&before, _)) => before,
+            None => from,
+        };
+        while let Some(segment) = self.segments.get(&start) {
+            let middle = segment.end;
+            if middle > to {
+                return;
+            }
+            match self.segments.get(&middle) {
+                Some(next) if next.row == segment.row => {
+                    let end = next.end;
+                    self.segments.remove(&middle);
+                    if let Some(segment) = self.segments.get_mut(&start) {
+                        segment.end = end;
+                    }
+                }
+                Some(_) => start = middle,
+                None => return,
+            }
+        }
+    }
+
+    /// Checks an access to `start..end`, and records it.
+    pub(crate) fn access<O: Fn(&AccessStamp) -> bool, C: Fn(&AccessStamp) -> bool>(
+        &mut self,
+        (start, end): (u64, u64),
+        check: &mut AccessCheck<O, C>,
+    ) {
+        if start >= end {
+            return;
+        }
+        self.split(start);
+        self.split(end);
+        for (&from, segment) in self.segments.range_mut(start..end) {
+            segment.access(from, (0, segment.stride), check);
+        }
+        self.merge(start, end);
+        if self.segments.len() >= self.sweep_at {
+            self.sweep(&check.complete);
+        }
+    }
+
+    /// As [`access`](Self::access), for `count` ranges a `stride` apart, the first of which is given.
+    /// Rows of one segment are checked together.
+    pub(crate) fn access_rows<O: Fn(&AccessStamp) -> bool, C: Fn(&AccessStamp) -> bool>(
+        &mut self,
+        (start, end): (u64, u64),
+        stride: u64,
+        count: u64,
+        check: &mut AccessCheck<O, C>,
+    ) {
+        let (stride, width) = (stride.max(1), end - start);
+        let within = (start % stride, start % stride + width);
+        let last = start + count.saturating_sub(1) * stride;
+        let mut at = start;
+        while at <= last {
+            let (row, most) = (at - within.0, last - within.0 + stride);
+            let whole = self.segments.range(..=row).next_back().map_or(0, |(_, segment)| {
+                let fits = within.1 <= stride && [1, stride].contains(&segment.stride);
+                if fits { segment.end.min(most) / stride * stride } else { 0 }
+            });
+            if whole <= row + stride {
+                self.access((at, at + width), check);
+                at += stride;
+                continue;
+            }
+            self.split(row);
+            self.split(whole);
+            if let Some(segment) = self.segments.get_mut(&row) {
+                if segment.stride == 1 {
+                    segment.stride = stride;
+                    segment.row.iter_mut().for_each(|part| part.0 = stride);
+                }
+                segment.cut(within.0);
+                segment.cut(within.1);
+                segment.access(row, within, check);
+            }
+            at = whole + within.0;
+        }
+        self.merge(start - within.0, at);
+    }
+
+    fn sweep(&mut self, complete: &impl Fn(&AccessStamp) -> bool) {
+        let mut end = 0;
+        for segment in self.segments.values_mut() {
+            segment.row.iter_mut().for_each(|(_, state)| state.remove_complete(complete));
+            segment.join();
+            end = segment.end;
+        }
+        self.merge(0, end);
+        // Doubling keeps the total cost of all sweeps of a fragmented block linear.
+        self.sweep_at = SWEEP.max(self.segments.len() * 2);
+    }
+
+    /// The first access that is not ordered before the one that asks.
+    pub(crate) fn unordered(&self, ordered: &impl Fn(&AccessStamp) -> bool) -> Option<Finding> {
+        self.segments.iter().find_map(|(&start, segment)| {
+            let states = segment.row.iter().map(|(_, state)| state);
+            let mut all = states.flat_map(|state| state.written.iter().chain(&state.reads));
+            let other = all.find(|stamp| !ordered(stamp))?.name;
+            Some(Finding {
+                violation: Violation::FreeWhileInUse,
+                other: Some(other),
+                start,
+                end: segment.end,
+            })
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

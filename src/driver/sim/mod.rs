@@ -1,0 +1,57 @@
+//! A simulated device: the same programs on machines without a GPU, and the bugs that a GPU hides.
+//!
+//! Host memory stands for device memory, and a host function for each kernel. Streams are queues
+//! that a seeded scheduler drains in any order that stream order allows. Every access is checked
+//! against that order with vector clocks: two accesses without an order, a use before the allocation
+//! or after the free, a read of bytes that were never written, and more. Each violation is a typed
+//! [`Report`] with the names of both sides and the seed that replays the schedule. Reports of
+//! enqueued operations do not depend on the schedule; the wrong data that a race leaves does.
+//!
+//! [`SimConfig`] configures a device. A [`Simulator`] inspects it: its reports, its counts of driver
+//! calls, and switches that make the n-th call fail or lose the context.
+//!
+//! # Differences from a GPU
+//!
+//! - Operations of one device run one at a time.
+//! - The default streams are ordered with other streams by events alone.
+//! - A copy of pageable memory cannot be captured, nor an allocation in stream order.
+//! - A pool caches no memory.
+//! - A device pointer is a number that no host pointer equals, except for page-locked and managed
+//!   memory.
+//! - A host form may not call the device.
+//! - Dropping a device runs its queues.
+//!
+//! # Bugs that it does not find
+//!
+//! - The host reads memory that a copy is still writing.
+//! - A host form does not take an argument of the launch, or takes it as elements of another type.
+//! - A kernel does not write all bytes that it declares as output.
+//! - A resource of your own hands out memory again: to the device it counts as written.
+//!
+//! [`PinnedAlloc`](crate::PinnedAlloc) takes memory of the *detected* device. For page-locked memory
+//! of a simulated one, use [`PinnedResource::new`](crate::PinnedResource::new) with it, or make that
+//! [current](crate::set_current_pinned_resource).
+
+// Each part imports only parts above it in this list:
+//
+// | part | purpose |
+// | --- | --- |
+// | `check/` | vector clocks, shadow memory, reports |
+// | `state/` | the data of all devices, behind one lock |
+// | `run/` | the scheduler and the work of an operation |
+// | `calls/` | what each driver call does |
+// | `simulator`, `driver` | the interface: of tests, and of the crate |
+
+mod calls;
+mod check;
+mod driver;
+mod run;
+mod simulator;
+mod state;
+#[cfg(test)]
+mod tests;
+
+pub use check::{Report, Violation};
+pub(crate) use driver::SimDriver;
+pub use simulator::Simulator;
+pub use state::{Schedule, SimConfig};

@@ -1,0 +1,132 @@
+//! The work of an operation on memory. Runs without any lock.
+
+use crate::driver::kernel::{HostArg, HostArgs};
+use crate::driver::sim::state::{HostSide, OpRange, OpWork, POISON, SimOp};
+use crate::driver::{FillWord, HostForm, LaunchConfig, RawArg};
+use std::panic::AssertUnwindSafe;
+
+/// What an operation found while it ran.
+#[derive(Debug, Default)]
+pub(super) struct OpOutcome {
+    /// The host wrote to the watched side of the copy.
+    pub(super) host_wrote: bool,
+    /// Why the kernel failed.
+    pub(super) fault: Option<String>,
+}
+
+/// Runs one operation.
+///
+/// # Safety
+///
+/// No other operation that touches one of its blocks runs meanwhile, and the contract of the call
+/// that enqueued it holds.
+pub(super) unsafe fn execute(op: &SimOp) -> OpOutcome {
+    let mut outcome = OpOutcome::default();
+    if let Some(watchpoint) = &op.watchpoint {
+        outcome.host_wrote = watchpoint.backing.unwatch(watchpoint.id, true);
+    }
+    for range in op.ranges.iter().filter(|range| range.writes && range.host_visible) {
+        range.backing.before_write(range.pointer as usize, range.bytes);
+    }
+    let first = op.ranges.first().map(|range| range.pointer);
+    let source = match op.host_side {
+        Some(HostSide::Source(pointer)) => Some(pointer),
+        _ => first.map(<*mut u8>::cast_const),
+    };
+    let target = match op.host_side {
+        Some(HostSide::Target(pointer)) => Some(pointer),
+        _ => op.ranges.last().map(|range| range.pointer),
+    };
+    match (&op.work, source, target) {
+        (&OpWork::Copy { bytes }, Some(source), Some(target)) => {
+            // SAFETY: both ranges were found inside blocks that `op.ranges` keeps alive, or are host
+            // memory that the call's contract keeps; `copy` allows them to overlap.
+            unsafe { std::ptr::copy(source, target, bytes) };
+        }
+        (OpWork::CopyStaged(staged), _, Some(target)) => {
+            // SAFETY: the target was found inside a block that `op.ranges` keeps alive, and is as long
+            // as the staged bytes.
+            unsafe { std::ptr::copy(staged.as_ptr(), target, staged.len()) };
+        }
+        (&OpWork::PoisonHost { bytes }, _, Some(target)) => {
+            // SAFETY: host memory that the contract of the copy to the host keeps writable.
+            unsafe { target.write_bytes(POISON, bytes) };
+        }
+        (&OpWork::Fill { stride, word, count }, _, Some(target)) => {
+            // SAFETY: all rows were found inside a block that `op.ranges` keeps alive.
+            unsafe { fill(target, stride, word, count) };
+        }
+        (OpWork::Kernel { host, config, arguments }, ..) => {
+            // SAFETY: the arguments lie in blocks that `op.ranges` keeps alive, and no written one
+            // overlaps another (checked at the launch); our caller keeps others away.
+            outcome.fault = unsafe { launch(*host, config, &host_args(arguments, &op.ranges)) };
+        }
+        _ => {}
+    }
+    outcome
+}
+
+/// # Safety
+/// `count` words, one each `stride` bytes, from `target`, are writable memory.
+unsafe fn fill(target: *mut u8, stride: usize, word: FillWord, count: usize) {
+    if let FillWord::U8(byte) = word
+        && stride == 1
+    {
+        // SAFETY: by our own contract.
+        unsafe { target.write_bytes(byte, count) };
+        return;
+    }
+    for row in 0..count {
+        // SAFETY: by our own contract, here and for each width.
+        unsafe {
+            let at = target.add(row * stride);
+            match word {
+                FillWord::U8(value) => at.write(value),
+                FillWord::U16(value) => at.cast::<u16>().write_unaligned(value),
+                FillWord::U32(value) => at.cast::<u32>().write_unaligned(value),
+            }
+        }
+    }
+}
+
+/// The arguments of a launch as the host form gets them. `ranges` are its buffers but the empty ones.
+fn host_args(arguments: &[RawArg], ranges: &[OpRange]) -> Vec<HostArg> {
+    let mut ranges = ranges.iter();
+    let host_arg = |argument: &RawArg| match *argument {
+        RawArg::Scalar { value, bytes } => HostArg::Scalar { value, bytes },
+        RawArg::Buffer { bytes, access, .. } => {
+            let range = if bytes > 0 { ranges.next() } else { None };
+            // An empty buffer has no address; a slice of no elements needs an aligned pointer.
+            let dangling = std::ptr::without_provenance_mut(1 << 29);
+            HostArg::Buffer {
+                pointer: range.map_or(dangling, |range| range.pointer),
+                bytes,
+                access,
+            }
+        }
+    };
+    arguments.iter().map(host_arg).collect()
+}
+
+/// Runs a host form; why it failed, if it did.
+///
+/// # Safety
+/// As [`HostArgs::new`].
+unsafe fn launch(host: HostForm, config: &LaunchConfig, arguments: &[HostArg]) -> Option<String> {
+    // SAFETY: by our own contract.
+    let args = unsafe { HostArgs::new(arguments) };
+    match std::panic::catch_unwind(AssertUnwindSafe(|| host(config, args))) {
+        Ok(Ok(())) => None,
+        Ok(Err(error)) => Some(error.to_string()),
+        Err(payload) => {
+            let text = match (payload.downcast_ref::<&str>(), payload.downcast_ref::<String>()) {
+                (Some(text), _) => (*text).to_owned(),
+                (None, Some(text)) => text.clone(),
+                (None, None) => String::from("the host form panicked"),
+            };
+            // Not dropped: a payload whose drop panics would unwind through the scheduler.
+            std::mem::forget(payload);
+            Some(text)
+        }
+    }
+}

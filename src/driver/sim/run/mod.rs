@@ -1,0 +1,8 @@
+//! How operations run: the scheduler, and the work of one operation.
+
+mod execute;
+mod schedule;
+
+pub(crate) use schedule::{
+    advance, discard_queues, has_stopped, run_background, run_some, run_until,
+};

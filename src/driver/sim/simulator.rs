@@ -1,0 +1,191 @@
+//! The handle by which tests inspect a simulated device and make it fail.
+
+use super::calls::Call;
+use super::check::Report;
+use super::run::discard_queues;
+use super::state::{BlockKind, SimBlock, SimContext, lock_state};
+use crate::driver::{CaptureStatus, DriverResult, RawStream};
+use crate::error::{DriverError, Error, ErrorKind, Result};
+use crate::sync::Arc;
+use std::fmt;
+
+/// A handle on a simulated device: its reports, its counts of driver calls, and failures to inject.
+///
+/// Cheap to clone. It stays usable when the device is gone, and does not keep the device alive.
+#[derive(Clone)]
+pub struct Simulator {
+    pub(super) context: Arc<SimContext>,
+}
+
+impl fmt::Debug for Simulator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Simulator").field("seed", &self.seed()).finish_non_exhaustive()
+    }
+}
+
+impl Simulator {
+    /// The seed that replays this device's schedule.
+    pub fn seed(&self) -> u64 {
+        self.context.config.seed
+    }
+
+    /// The reports that were not taken, oldest first. The first 1024 are kept.
+    pub fn reports(&self) -> Vec<Report> {
+        self.context.reports()
+    }
+
+    /// Takes the reports. Synchronisations return errors until then.
+    pub fn take_reports(&self) -> Vec<Report> {
+        self.context.take_reports()
+    }
+
+    /// Checks that the device found no violation so far. Synchronise first: operations that have not
+    /// run may still add one.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Simulation`](crate::ErrorKind::Simulation) if there is a report that was not
+    /// taken. The first one is the source of the driver error behind it.
+    pub fn check(&self) -> Result<()> {
+        let Some(first) = self.reports().into_iter().next() else { return Ok(()) };
+        let code = DriverError::LAUNCH_FAILED;
+        let driver = DriverError::with_detail("simulated device", code, Arc::new(first));
+        Err(Error::driver_call("the simulated device saw a violation", driver))
+    }
+
+    /// Makes the `nth` call of a driver function from now on fail once with `code`, a number of
+    /// CUDA's. The next call is the first. `call` is one of [`CALLS`](Self::CALLS).
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidArgument`] if no such call is ever made, or `nth` is zero: a test of a
+    /// failure that never happens would pass for the wrong reason.
+    pub fn fail_call(&self, call: &str, nth: u64, code: u32) -> Result<()> {
+        if !Self::CALLS.contains(&call) || nth == 0 {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!("call {nth} of {call} was to fail, and there is none"),
+            )
+            .advise("name one of Simulator::CALLS, and count from 1"));
+        }
+        self.context.inject_failure(call, nth, code);
+        Ok(())
+    }
+
+    /// The driver calls that the device counts and that can be made to fail, by their names in CUDA's
+    /// manual.
+    pub const CALLS: [&'static str; 41] = [
+        "cuCtxRecordEvent",
+        "cuCtxSynchronize",
+        "cuDeviceGetDefaultMemPool",
+        "cuEventCreate",
+        "cuEventDestroy",
+        "cuEventQuery",
+        "cuEventRecord",
+        "cuEventSynchronize",
+        "cuGraphExecDestroy",
+        "cuGraphInstantiate",
+        "cuGraphLaunch",
+        "cuLaunchKernel",
+        "cuMemAdvise",
+        "cuMemAlloc",
+        "cuMemAllocFromPoolAsync",
+        "cuMemAllocManaged",
+        "cuMemFree",
+        "cuMemFreeAsync",
+        "cuMemFreeHost",
+        "cuMemGetInfo",
+        "cuMemHostAlloc",
+        "cuMemHostGetDevicePointer",
+        "cuMemHostRegister",
+        "cuMemHostUnregister",
+        "cuMemPoolCreate",
+        "cuMemPoolDestroy",
+        "cuMemPoolGetAttribute",
+        "cuMemPoolSetAttribute",
+        "cuMemPoolTrimTo",
+        "cuMemPrefetchAsync",
+        "cuMemcpyDtoDAsync",
+        "cuMemcpyDtoHAsync",
+        "cuMemcpyHtoDAsync",
+        "cuMemcpyPeerAsync",
+        "cuMemsetAsync",
+        "cuStreamBeginCapture",
+        "cuStreamCreate",
+        "cuStreamEndCapture",
+        "cuStreamIsCapturing",
+        "cuStreamSynchronize",
+        "cuStreamWaitEvent",
+    ];
+
+    /// Loses the context: queued operations are discarded, and every later call returns
+    /// `CUDA_ERROR_CONTEXT_IS_DESTROYED`. A host form that is running runs to its end; calls that wait
+    /// return after that, so its memory may be freed then.
+    pub fn lose_context(&self) {
+        let mut state = lock_state();
+        self.context.lose(DriverError::CONTEXT_IS_DESTROYED);
+        discard_queues(&mut state, self.context.id);
+    }
+
+    /// The driver functions called so far, by name, and how often.
+    pub fn calls(&self) -> Vec<(&'static str, u64)> {
+        self.context.calls()
+    }
+
+    /// How often a driver function was called, such as `cuEventRecord`.
+    pub fn call_count(&self, call: &str) -> u64 {
+        self.calls().iter().find(|(name, _)| *name == call).map_or(0, |&(_, count)| count)
+    }
+
+    fn blocks(&self, is_counted: impl Fn(BlockKind) -> bool) -> (usize, u64) {
+        let state = lock_state();
+        let own = |block: &&SimBlock| block.device == self.context.id && is_counted(block.kind);
+        state
+            .blocks
+            .iter()
+            .filter(own)
+            .fold((0, 0), |(count, bytes), block| (count + 1, bytes + block.bytes))
+    }
+
+    /// Bytes of device memory, managed memory included, that are allocated and not freed.
+    pub fn live_bytes(&self) -> u64 {
+        self.blocks(BlockKind::is_device_memory).1
+    }
+
+    /// Blocks of device memory, managed memory included, that are allocated and not freed.
+    pub fn live_blocks(&self) -> usize {
+        self.blocks(BlockKind::is_device_memory).0
+    }
+
+    /// Blocks of page-locked host memory that are allocated and not freed.
+    pub fn host_blocks(&self) -> usize {
+        self.blocks(|kind| matches!(kind, BlockKind::Host(_))).0
+    }
+
+    /// Blocks of ordinary host memory that the device reaches, of a
+    /// [`SystemResource`](crate::SystemResource), that are not freed.
+    pub fn pageable_blocks(&self) -> usize {
+        self.blocks(|kind| kind == BlockKind::Pageable).0
+    }
+
+    /// Ranges of host memory that are registered.
+    pub fn registered_ranges(&self) -> usize {
+        self.blocks(|kind| matches!(kind, BlockKind::Registered(_))).0
+    }
+
+    /// Begins a capture, in a call that is neither counted nor refused.
+    pub(crate) fn begin_capture(&self, stream: RawStream) -> DriverResult<()> {
+        let (state, name) = (&mut lock_state(), "cuStreamBeginCapture");
+        Call { state, context: &self.context, name }.begin_capture(stream)
+    }
+
+    /// Ends a capture on any thread, drops its recording, and returns its former status.
+    pub(crate) fn end_capture(&self, stream: RawStream) -> CaptureStatus {
+        let (state, name) = (&mut lock_state(), "cuStreamEndCapture");
+        match (Call { state, context: &self.context, name }).end_capture(stream.0) {
+            Ok(_) => CaptureStatus::Active,
+            Err(error) if error.code() == DriverError::ILLEGAL_STATE => CaptureStatus::None,
+            Err(_) => CaptureStatus::Invalidated,
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! The table of blocks by address, live and freed, of all simulated devices.
+
+use super::backing::Backing;
+use super::op::{AddressSpace, OpRange, TouchedRange};
+use crate::driver::sim::check::{AccessStamp, OpName, ShadowMemory};
+use crate::driver::{Access, HostFlags};
+use crate::sync::Arc;
+use std::collections::{BTreeMap, VecDeque};
+
+/// Freed blocks that are remembered, to tell a use after free from a wild address.
+const FREED_LIMIT: usize = 1 << 16;
+
+/// Device addresses begin here: above every address that a process can have.
+const FIRST_ADDRESS: u64 = 1 << 60;
+
+/// Each device takes its addresses from ranges of this size.
+pub(crate) const ADDRESS_RANGE: u64 = 1 << 42;
+
+/// How a block was allocated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum BlockKind {
+    Device,
+    /// From the pool with this number.
+    Pool(u64),
+    Managed,
+    Host(HostFlags),
+    Registered(HostFlags),
+    /// Ordinary memory of the host, which its device reaches.
+    Pageable,
+}
+
+impl BlockKind {
+    /// Whether the host can access it without a call.
+    pub(crate) fn is_host_visible(self) -> bool {
+        !matches!(self, Self::Device | Self::Pool(_))
+    }
+
+    /// Whether it counts against the device's capacity.
+    pub(crate) fn is_device_memory(self) -> bool {
+        matches!(self, Self::Device | Self::Pool(_) | Self::Managed)
+    }
+}
+
+/// A live block.
+#[derive(Debug)]
+pub(crate) struct SimBlock {
+    pub(crate) device: u64,
+    pub(crate) bytes: u64,
+    pub(crate) kind: BlockKind,
+    /// The allocation in stream order; `None` if the host has seen it complete.
+    pub(crate) allocation: Option<AccessStamp>,
+    pub(crate) backing: Arc<Backing>,
+    pub(crate) shadow: ShadowMemory,
+}
+
+impl SimBlock {
+    /// A block that is complete when the call returns.
+    pub(crate) fn new(device: u64, bytes: usize, kind: BlockKind, backing: Backing) -> Self {
+        let (bytes, backing) = (bytes as u64, Arc::new(backing));
+        let shadow = ShadowMemory::new(bytes, kind.is_host_visible());
+        Self { device, bytes, kind, allocation: None, backing, shadow }
+    }
+
+    /// Whether operations of `device` can reach it by address.
+    pub(crate) fn is_reached_by(&self, device: u64) -> bool {
+        match self.kind {
+            BlockKind::Device | BlockKind::Pool(_) | BlockKind::Pageable => self.device == device,
+            BlockKind::Managed => true,
+            BlockKind::Host(flags) | BlockKind::Registered(flags) => {
+                flags.mapped && (flags.portable || self.device == device)
+            }
+        }
+    }
+}
+
+/// Why a range was not found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LookupError {
+    /// It was freed by this operation.
+    Freed(OpName),
+    Unmapped,
+}
+
+#[derive(Debug)]
+struct FreedBlock {
+    end: u64,
+    freed_by: OpName,
+}
+
+/// All blocks of all simulated devices, by address.
+#[derive(Debug, Default)]
+pub(crate) struct BlockTable {
+    blocks: BTreeMap<u64, SimBlock>,
+    freed: BTreeMap<u64, FreedBlock>,
+    /// The addresses in `freed`, the oldest first.
+    freed_order: VecDeque<u64>,
+    /// Address ranges given out.
+    ranges: u64,
+}
+
+impl BlockTable {
+    /// A range of addresses that no other call returns.
+    pub(crate) fn address_range(&mut self) -> Option<u64> {
+        let start = self.ranges.checked_mul(ADDRESS_RANGE)?.checked_add(FIRST_ADDRESS)?;
+        start.checked_add(ADDRESS_RANGE)?;
+        self.ranges += 1;
+        Some(start)
+    }
+
+    pub(crate) fn insert(&mut self, address: u64, block: SimBlock) {
+        if block.kind.is_host_visible() {
+            // The system gives out addresses again: freed blocks in this range are forgotten.
+            let end = address.saturating_add(block.bytes);
+            while let Some((&freed, _)) =
+                self.freed.range(..end).next_back().filter(|(_, freed)| freed.end > address)
+            {
+                self.freed.remove(&freed);
+            }
+        }
+        self.blocks.insert(address, block);
+    }
+
+    pub(crate) fn get(&self, address: u64) -> Option<&SimBlock> {
+        self.blocks.get(&address)
+    }
+
+    pub(crate) fn get_mut(&mut self, address: u64) -> Option<&mut SimBlock> {
+        self.blocks.get_mut(&address)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &SimBlock> {
+        self.blocks.values()
+    }
+
+    /// Removes a block, and remembers the operation that freed it.
+    pub(crate) fn free(&mut self, address: u64, freed_by: OpName) -> Option<SimBlock> {
+        let block = self.blocks.remove(&address)?;
+        let end = address.saturating_add(block.bytes);
+        self.freed.insert(address, FreedBlock { end, freed_by });
+        self.freed_order.push_back(address);
+        if self.freed_order.len() > FREED_LIMIT
+            && let Some(oldest) = self.freed_order.pop_front()
+        {
+            self.freed.remove(&oldest);
+        }
+        Some(block)
+    }
+
+    /// Removes the blocks of a device that is closed.
+    pub(crate) fn remove_device(&mut self, device: u64) -> impl Iterator<Item = SimBlock> {
+        self.blocks.extract_if(.., move |_, block| block.device == device).map(|(_, block)| block)
+    }
+
+    /// The block that holds `address`, and where it begins.
+    pub(crate) fn around(&self, address: u64) -> Option<(u64, &SimBlock)> {
+        let (&start, block) = self.blocks.range(..=address).next_back()?;
+        (address - start < block.bytes).then_some((start, block))
+    }
+
+    /// Whether a live block overlaps the range.
+    pub(crate) fn is_taken(&self, start: u64, bytes: u64) -> bool {
+        let end = start.saturating_add(bytes);
+        self.blocks
+            .range(..end)
+            .next_back()
+            .is_some_and(|(&other, block)| other.saturating_add(block.bytes) > start)
+    }
+
+    /// The operation that freed the block at `address`.
+    pub(crate) fn freed_by(&self, address: u64) -> Option<OpName> {
+        let (_, freed) = self.freed.range(..=address).next_back()?;
+        (address < freed.end).then_some(freed.freed_by)
+    }
+
+    /// Whether a range of host memory is page-locked (or managed) as a whole.
+    pub(crate) fn is_page_locked(&self, start: u64, bytes: usize) -> bool {
+        self.around(start).is_some_and(|(at, block)| {
+            block.kind.is_host_visible() && bytes as u64 <= block.bytes - (start - at)
+        })
+    }
+
+    /// Finds the block of a touched range.
+    pub(crate) fn find(&self, touched: &TouchedRange) -> Result<OpRange, LookupError> {
+        let Some((start, block)) = self.around(touched.address) else {
+            let freed = self.freed_by(touched.address);
+            return Err(freed.map_or(LookupError::Unmapped, LookupError::Freed));
+        };
+        let offset = touched.address - start;
+        let is_reached = match touched.space {
+            AddressSpace::Device(device) => block.is_reached_by(device),
+            AddressSpace::Host => block.kind.is_host_visible(),
+        };
+        if !is_reached || touched.span() > block.bytes - offset {
+            return Err(LookupError::Unmapped);
+        }
+        Ok(OpRange {
+            backing: Arc::clone(&block.backing),
+            block: start,
+            offset,
+            // Wrapping is a formality: `offset` lies inside the block, checked above.
+            pointer: block.backing.pointer().as_ptr().wrapping_add(offset as usize),
+            bytes: touched.span() as usize,
+            writes: touched.access != Access::Read,
+            host_visible: block.kind.is_host_visible(),
+        })
+    }
+}

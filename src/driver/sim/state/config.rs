@@ -1,0 +1,176 @@
+//! The configuration of a simulated device: size, seed, schedule, missing features.
+
+use crate::driver::DeviceProperties;
+
+/// When the queues of a simulated device run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Schedule {
+    /// Only inside calls that wait or ask. A synchronisation runs ready operations of all streams in
+    /// a seeded random order until its own target is done; an event query runs a few. The same calls
+    /// with the same seed run in the same order.
+    #[default]
+    OnDemand,
+    /// A thread of the device runs ready operations of all streams in a seeded random order.
+    /// Closer to a GPU, but how far it gets between two calls depends on the machine.
+    Background,
+}
+
+/// The configuration of a simulated device.
+///
+/// ```
+/// use aquifer::sim::{Schedule, SimConfig};
+///
+/// let config = SimConfig::default()
+///     .seed(42)
+///     .capacity(1 << 30)
+///     .schedule(Schedule::Background)
+///     .without_managed_memory();
+/// # let _ = config;
+/// ```
+#[derive(Clone, Debug)]
+pub struct SimConfig {
+    pub(crate) seed: u64,
+    pub(crate) poison: bool,
+    pub(crate) capacity: u64,
+    pub(crate) schedule: Schedule,
+    pub(crate) ordinal: usize,
+    pub(crate) properties: DeviceProperties,
+}
+
+impl Default for SimConfig {
+    fn default() -> Self {
+        Self {
+            seed: 0,
+            poison: true,
+            capacity: 4 << 30,
+            schedule: Schedule::OnDemand,
+            ordinal: 0,
+            properties: DeviceProperties {
+                name: String::from("simulated device"),
+                compute_capability: (0, 0),
+                driver_version: 0,
+                managed_memory: true,
+                concurrent_managed_access: true,
+                pageable_memory_access: true,
+                memory_pools: true,
+                map_host_memory: true,
+                host_register: true,
+                virtual_memory: true,
+                context_events: true,
+            },
+        }
+    }
+}
+
+impl SimConfig {
+    /// Sets the seed of the scheduler. 0 unless set. Every [`Report`](crate::sim::Report) names it.
+    #[must_use]
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.seed = seed;
+        self
+    }
+
+    /// Sets the device's memory in bytes. 4 GiB unless set. An allocation takes its memory from the
+    /// host, the device itself takes none.
+    #[must_use]
+    pub fn capacity(mut self, bytes: u64) -> Self {
+        self.capacity = bytes;
+        self
+    }
+
+    /// Sets when the queues run. [`Schedule::OnDemand`] unless set.
+    #[must_use]
+    pub fn schedule(mut self, schedule: Schedule) -> Self {
+        self.schedule = schedule;
+        self
+    }
+
+    /// Sets the device's name.
+    #[must_use]
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.properties.name = name.into();
+        self
+    }
+
+    /// Sets the device's number among the simulated devices. 0 unless set.
+    #[must_use]
+    pub fn ordinal(mut self, ordinal: usize) -> Self {
+        self.ordinal = ordinal;
+        self
+    }
+
+    /// Leaves new memory unfilled. On Linux a block of 1 MiB or more then takes no host memory until
+    /// it is touched, and the device's memory may exceed the host's. For replays and models that
+    /// allocate and touch nothing.
+    ///
+    /// Without this, new blocks of up to 64 MiB are filled with a pattern. Reads of bytes that were
+    /// never written are reported either way.
+    ///
+    /// ```
+    /// use aquifer::{CudaResource, Device, DeviceLayout, DeviceResource, sim::SimConfig};
+    ///
+    /// let device = Device::simulated(SimConfig::default().capacity(80 << 30).without_poison());
+    /// let stream = device.new_stream()?;
+    /// let resource = CudaResource::new(&device);
+    /// let block = resource.allocate(&stream, DeviceLayout::new(1 << 30)?)?;
+    /// // SAFETY: the block is this resource's, and no work uses it.
+    /// unsafe { resource.deallocate(&stream, block) };
+    /// # Ok::<(), aquifer::Error>(())
+    /// ```
+    #[must_use]
+    pub fn without_poison(mut self) -> Self {
+        self.poison = false;
+        self
+    }
+
+    /// Simulates a device that cannot allocate managed memory.
+    #[must_use]
+    pub fn without_managed_memory(mut self) -> Self {
+        self.properties.managed_memory = false;
+        self.properties.concurrent_managed_access = false;
+        self
+    }
+
+    /// Simulates a device whose kernels do not reach ordinary host memory, as most are.
+    #[must_use]
+    pub fn without_pageable_memory_access(mut self) -> Self {
+        self.properties.pageable_memory_access = false;
+        self
+    }
+
+    /// Simulates a device without stream-ordered driver pools.
+    #[must_use]
+    pub fn without_memory_pools(mut self) -> Self {
+        self.properties.memory_pools = false;
+        self
+    }
+
+    /// Simulates a device that cannot map host memory for kernels.
+    #[must_use]
+    pub fn without_host_mapping(mut self) -> Self {
+        self.properties.map_host_memory = false;
+        self
+    }
+
+    /// Simulates a device that cannot page-lock memory of the caller.
+    #[must_use]
+    pub fn without_host_register(mut self) -> Self {
+        self.properties.host_register = false;
+        self
+    }
+
+    /// Simulates a device without virtual memory management.
+    #[must_use]
+    pub fn without_virtual_memory(mut self) -> Self {
+        self.properties.virtual_memory = false;
+        self
+    }
+
+    /// Simulates a device whose driver cannot record an event for a whole context.
+    #[must_use]
+    pub fn without_context_events(mut self) -> Self {
+        self.properties.context_events = false;
+        self
+    }
+}

@@ -1,0 +1,150 @@
+//! The context of a simulated device: its reports, its call counts, the failures to inject, and
+//! whether it is lost.
+//!
+//! Shared by the driver, the handles of tests and the scheduler. Its lock is a leaf: no other lock is
+//! taken, and nothing else is called, under it.
+
+use super::config::SimConfig;
+use crate::debug_log::{emit_deferred, event};
+use crate::driver::DriverResult;
+use crate::driver::sim::check::{OpName, Report, Violation};
+use crate::error::DriverError;
+use crate::sync::Arc;
+use crate::sync::trusted::{AtomicU64, Mutex, Ordering, unique};
+use std::collections::BTreeMap;
+
+/// More reports than this are logged and not kept.
+const KEPT_REPORTS: usize = 1024;
+
+#[derive(Debug)]
+struct InjectedFailure {
+    call: String,
+    /// Calls until the failure; 1 is the next call.
+    left: u64,
+    code: u32,
+}
+
+#[derive(Debug, Default)]
+struct ContextLog {
+    reports: Vec<Arc<Report>>,
+    /// Reports that were not logged yet.
+    unlogged: Vec<Arc<Report>>,
+    calls: BTreeMap<&'static str, u64>,
+    failures: Vec<InjectedFailure>,
+}
+
+/// The context of one device.
+#[derive(Debug)]
+pub(crate) struct SimContext {
+    /// Names the device. Never used again in this process.
+    pub(crate) id: u64,
+    pub(crate) config: SimConfig,
+    /// The error code of every call; 0 while the context lives.
+    lost: AtomicU64,
+    log: Mutex<ContextLog>,
+}
+
+impl SimContext {
+    /// `CUDA_ERROR_UNKNOWN`: the simulated device is in a state that its invariants exclude.
+    pub(crate) const UNKNOWN: u32 = 999;
+
+    pub(crate) fn new(config: SimConfig) -> Self {
+        Self { id: unique(), config, lost: AtomicU64::new(0), log: Mutex::default() }
+    }
+
+    /// Counts a call; the error that was injected for it, if any.
+    pub(crate) fn count_call(&self, call: &'static str) -> DriverResult<()> {
+        let mut log = self.log.lock();
+        *log.calls.entry(call).or_default() += 1;
+        for failure in log.failures.iter_mut().filter(|failure| failure.call == call) {
+            failure.left = failure.left.saturating_sub(1);
+        }
+        let due = |failure: &InjectedFailure| failure.call == call && failure.left == 0;
+        match log.failures.iter().position(due) {
+            Some(first) => Err(DriverError::new(call, log.failures.remove(first).code)),
+            None => Ok(()),
+        }
+    }
+
+    pub(crate) fn calls(&self) -> Vec<(&'static str, u64)> {
+        self.log.lock().calls.iter().map(|(&call, &count)| (call, count)).collect()
+    }
+
+    /// Makes the `nth` call from now on fail once.
+    pub(crate) fn inject_failure(&self, call: &str, nth: u64, code: u32) {
+        let failure = InjectedFailure { call: call.to_owned(), left: nth.max(1), code };
+        self.log.lock().failures.push(failure);
+    }
+
+    /// An error if the context is lost.
+    pub(crate) fn check_alive(&self, call: &'static str) -> DriverResult<()> {
+        // Relaxed: set under the lock of the state, and checked again under it where it matters.
+        match self.lost.load(Ordering::Relaxed) {
+            0 => Ok(()),
+            code => Err(DriverError::new(call, code as u32)),
+        }
+    }
+
+    pub(crate) fn is_lost(&self) -> bool {
+        self.check_alive("").is_err()
+    }
+
+    /// Loses the context with `code`, unless it is lost already.
+    pub(crate) fn lose(&self, code: u32) {
+        let _ =
+            self.lost.compare_exchange(0, u64::from(code), Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    pub(crate) fn report(
+        &self,
+        kind: Violation,
+        operation: OpName,
+        other: Option<OpName>,
+        range: (u64, u64),
+        note: Option<String>,
+    ) -> Arc<Report> {
+        let report = Arc::new(Report {
+            kind,
+            operation: operation.to_string(),
+            conflicts_with: other.map(|other| other.to_string()),
+            range,
+            seed: self.config.seed,
+            note,
+        });
+        let mut log = self.log.lock();
+        if log.reports.len() < KEPT_REPORTS {
+            log.reports.push(Arc::clone(&report));
+        }
+        log.unlogged.push(Arc::clone(&report));
+        report
+    }
+
+    /// Logs the new reports. The caller holds no lock of the simulator, since a subscriber may call
+    /// it; the events are deferred until the locks of a pool above are released, too.
+    pub(crate) fn emit_reports(&self) {
+        let unlogged = std::mem::take(&mut self.log.lock().unlogged);
+        for report in unlogged {
+            emit_deferred(
+                move || event!(error, kind = ?report.kind(), "simulated device: {report}"),
+            );
+        }
+    }
+
+    pub(crate) fn reports(&self) -> Vec<Report> {
+        self.log.lock().reports.iter().map(|report| Report::clone(report)).collect()
+    }
+
+    pub(crate) fn take_reports(&self) -> Vec<Report> {
+        let taken = std::mem::take(&mut self.log.lock().reports);
+        taken.iter().map(|report| Report::clone(report)).collect()
+    }
+
+    /// The result of a synchronisation: the first report that was not taken, then the loss.
+    pub(crate) fn sync_result(&self, call: &'static str) -> DriverResult<()> {
+        let first = self.log.lock().reports.first().cloned();
+        match first {
+            Some(report) => Err(DriverError::with_detail(call, DriverError::LAUNCH_FAILED, report)),
+            None => self.check_alive(call),
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! The data of all simulated devices, and how it changes in one step. One lock guards it.
+//!
+//! | file | data |
+//! | --- | --- |
+//! | `config`, `context` | what a device is like; its reports, call counts and whether it is lost |
+//! | `backing`, `op` | the host memory of a block; an operation and the ranges that it touches |
+//! | `blocks`, `pool` | live and freed blocks by address; the driver's memory pools |
+//! | `stream`, `event`, `capture`, `graph` | queues, recorded points, captures, executable graphs |
+//! | `sim_state` | all of these by handle, behind the lock |
+//!
+//! | lock or word | guards | taken under |
+//! | --- | --- | --- |
+//! | the lock of `SimState` | all handles, queues, blocks, clocks and shadows | locks of the crate above |
+//! | `SimContext::log` | reports, call counts, failures to inject | any; a leaf |
+//! | `SimContext::lost` | nothing: written under the lock of `SimState`, read anywhere | |
+//! | `Backing`'s watchpoints | themselves, against the running operation | any; a leaf |
+//! | `SimFence::remaining` | nothing: read and written under the lock of `SimState` | |
+//! | a block's bytes | the one running operation that touches the block (INV-1 of the scheduler) | |
+
+mod backing;
+mod blocks;
+mod capture;
+mod config;
+mod context;
+mod event;
+mod graph;
+mod op;
+mod pool;
+mod random;
+mod sim_state;
+mod stream;
+
+pub(crate) use backing::{Backing, POISON};
+pub(crate) use blocks::{ADDRESS_RANGE, BlockKind, LookupError, SimBlock};
+pub(crate) use capture::{
+    CaptureMember, CapturePoint, CaptureRecording, CapturedOp, CapturedWork, SimCapture,
+};
+pub use config::{Schedule, SimConfig};
+pub(crate) use context::SimContext;
+pub(crate) use event::{EventRecord, SimEvent};
+pub(crate) use graph::SimGraph;
+pub(crate) use op::{
+    AddressSpace, HostSide, OpRange, OpWork, SimFence, SimOp, TouchedRange, Watchpoint,
+};
+pub(crate) use pool::SimPool;
+#[cfg(test)]
+pub(crate) use random::Random;
+pub(crate) use sim_state::{
+    RunningOp, SimDevice, SimState, StateGuard, is_seen, lock_state, notify_changed, wait_changed,
+};
+pub(crate) use stream::SimStream;

@@ -1,0 +1,57 @@
+//! Tables by address.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+
+/// A table whose keys are addresses.
+pub(crate) type AddressMap<K, V> = HashMap<K, V, BuildHasherDefault<AddressHasher>>;
+
+/// Mixes an address. The driver chose it, so there is no input to defend against.
+#[derive(Debug, Default)]
+pub(crate) struct AddressHasher(u64);
+
+impl Hasher for AddressHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64(u64::from(*byte));
+        }
+    }
+
+    fn write_usize(&mut self, address: usize) {
+        self.write_u64(address as u64);
+    }
+
+    fn write_u64(&mut self, address: u64) {
+        // Blocks start at multiples of 64 and often of much more: the two halves of the product have
+        // all bits in them. Not the factor that chooses a shard.
+        let product = u128::from(self.0 ^ address) * 0xd6e8_feb8_6659_fd93;
+        self.0 = (product >> 64) as u64 ^ product as u64;
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+    use std::hash::BuildHasher;
+
+    /// The table looks at the lowest bits and at the highest seven.
+    #[test]
+    fn addresses_that_differ_by_much_differ_in_the_bits_that_are_looked_at() {
+        let hasher = BuildHasherDefault::<AddressHasher>::default();
+        for stride in [64_u64, 256, 4096, 2 << 20, 64 << 20, 1 << 30] {
+            let hashes = (0..4096).map(|block| hasher.hash_one(0x7f00_0000_0000 + block * stride));
+            let (mut low, mut high) = (HashSet::new(), HashSet::new());
+            for hash in hashes {
+                low.insert(hash & 4095);
+                high.insert(hash >> 57);
+            }
+            // Of numbers by chance, about 63 of 100 places have one.
+            assert!(low.len() > 2200 && high.len() > 100, "{stride}: {} {}", low.len(), high.len());
+        }
+    }
+}

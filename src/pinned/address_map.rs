@@ -1,0 +1,292 @@
+//! The process-wide map from addresses to page-locked memory: the slabs of pools, and the blocks
+//! that came from the driver one by one.
+//!
+//! `deallocate` finds the owner of a block here, never through the current resource, so any allocator
+//! handle on any thread frees any block. A thread remembers the slabs that it last freed into, so its
+//! fast path does not come here.
+//!
+//! | word | what it guards or says | who writes it |
+//! | --- | --- | --- |
+//! | `RANGES` | the map | threads that allocate from the driver, free to it, or add or remove a slab; never held over a driver call |
+//! | `SLABS_REMOVED` | how many slabs have left the map | the thread that removed one, after that |
+//! | `RECENT`, `RECENT_BY_PART`, `NEXT` | the slabs that a thread remembers | that thread |
+
+use super::batch::{Batch, FreedBlock, pointer_to, units_of};
+use super::source::HostSource;
+use super::thread_cache::PoolKey;
+use crate::debug_log::{emit_deferred, event};
+use crate::device::Device;
+use crate::driver::{is_forked_child, not_forked};
+use crate::error::{Error, ErrorKind, Result};
+use crate::sync::trusted::{AtomicU64, Ordering, RwLock, thread_local};
+use crate::sync::{Arc, LazyLock, OnceLock};
+use std::alloc::Layout;
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ptr::NonNull;
+
+/// By [`Range::base`].
+static RANGES: LazyLock<RwLock<BTreeMap<usize, Arc<Range>>>> = LazyLock::new(RwLock::default);
+
+/// A thread that frees a block of a new slab at an old slab's address got the block after the old slab
+/// was removed, so it sees that this has changed.
+static SLABS_REMOVED: AtomicU64 = AtomicU64::new(0);
+
+/// One allocation of the driver.
+#[derive(Debug)]
+pub(super) struct Range {
+    /// Its address was exposed when it came into the map.
+    pub(super) base: usize,
+    pub(super) bytes: usize,
+    pub(super) owner: Owner,
+    /// The device's address of `base`, once it was asked for.
+    device_address: OnceLock<u64>,
+}
+
+/// The owner that freed memory of a range goes back to.
+#[derive(Debug)]
+pub(super) enum Owner {
+    /// The range is one block.
+    Source(Arc<HostSource>),
+    /// The range is a slab, and keeps its pool alive.
+    Pool(Arc<dyn SlabOwner>),
+}
+
+/// A pool, as the blocks of its slabs need it.
+pub(super) trait SlabOwner: fmt::Debug + Send + Sync {
+    fn key(&self) -> PoolKey;
+
+    fn source(&self) -> &HostSource;
+
+    /// The size of a block that is live.
+    fn block_units(&self, address: usize) -> Option<u32>;
+
+    /// Frees a block that the calling thread's cache did not take, or that was not offered to it.
+    ///
+    /// # Safety
+    ///
+    /// The block is live, of this pool, and given up. Where `fenced` is false no device work may use
+    /// it any more.
+    unsafe fn free_slow(&self, block: FreedBlock, fenced: bool);
+
+    /// Takes a batch of freed blocks that no fence covers.
+    fn quarantine(&self, batch: Box<Batch>);
+}
+
+impl Range {
+    fn source(&self) -> &HostSource {
+        match &self.owner {
+            Owner::Source(source) => source,
+            Owner::Pool(pool) => pool.source(),
+        }
+    }
+}
+
+/// Puts a range in: its base is known to no one yet.
+pub(super) fn insert(base: NonNull<u8>, bytes: usize, owner: Owner) {
+    let base = base.expose_provenance().get();
+    let range = Range { base, bytes, owner, device_address: OnceLock::new() };
+    RANGES.write().insert(base, Arc::new(range));
+}
+
+/// Allocates a block of the driver's own. `layout` has a size.
+pub(super) fn allocate_from(source: &Arc<HostSource>, layout: Layout) -> Result<NonNull<[u8]>> {
+    let memory = source.allocate(layout)?;
+    insert(memory.base, memory.bytes, Owner::Source(source.clone()));
+    Ok(NonNull::slice_from_raw_parts(memory.start, layout.size()))
+}
+
+/// The range that holds `address`. None is found in the child of a fork.
+pub(super) fn find(address: usize) -> Option<Arc<Range>> {
+    // The child may have inherited the lock in a locked state; its copy of the memory goes with it.
+    if is_forked_child() {
+        return None;
+    }
+    let ranges = RANGES.read();
+    let (base, range) = ranges.range(..=address).next_back()?;
+    (address - base < range.bytes).then(|| range.clone())
+}
+
+/// Frees the block that holds `pointer` to its owner. No driver call, no context.
+///
+/// # Safety
+///
+/// As `Allocator::deallocate` for a block of any allocator of this module, of a nonzero size.
+pub(super) unsafe fn free(pointer: NonNull<u8>, layout: Layout) {
+    // As in `find`.
+    if is_forked_child() {
+        return;
+    }
+    let address = pointer.addr().get();
+    let Some(range) = find(address) else {
+        return emit_deferred(move || {
+            event!(
+                error,
+                address = format_args!("{address:#x}"),
+                "a pointer was freed that is no page-locked block of this process: ignored"
+            );
+        });
+    };
+    match &range.owner {
+        Owner::Source(source) => {
+            // The block is live, so no other thread removes it.
+            RANGES.write().remove(&range.base);
+            if let Some(base) = pointer_to(range.base) {
+                source.quarantine(base, range.bytes);
+            }
+        }
+        Owner::Pool(pool) => {
+            remember_slab(address, &range, pool.key());
+            if let Some(units) = units_of(layout.size()) {
+                let block = FreedBlock { address, units };
+                // SAFETY: the caller's promise, and the block lies in a slab of this pool.
+                unsafe { pool.free_slow(block, pool.key().fenced) }
+            }
+        }
+    }
+}
+
+/// Takes a slab off the map, of which nothing is live.
+pub(super) fn remove_slab(base: usize) {
+    let removed = RANGES.write().remove(&base);
+    // Relaxed: a thread that could find an old slab at a new one's address learnt of the new one
+    // later than this, through whatever handed it the block.
+    SLABS_REMOVED.fetch_add(1, Ordering::Relaxed);
+    // Not under the lock: it may be the last handle of the pool.
+    drop(removed);
+}
+
+/// The device's address of a byte in a mapped block, and the range of it.
+fn map_address(pointer: NonNull<u8>) -> Result<(u64, Arc<Range>)> {
+    not_forked("page-locked memory")?;
+    let address = pointer.addr().get();
+    let range = find(address).ok_or_else(|| {
+        Error::new(
+            ErrorKind::InvalidArgument,
+            format!("{pointer:p} is not in page-locked memory of this crate"),
+        )
+        .advise("use memory from MappedAlloc")
+    })?;
+    let base = match range.device_address.get() {
+        Some(base) => *base,
+        // Two threads that ask at once get one answer.
+        None => {
+            let base = pointer_to(range.base).unwrap_or(pointer);
+            let base = range.source().device_address(base)?;
+            *range.device_address.get_or_init(|| base)
+        }
+    };
+    Ok((base + (address - range.base) as u64, range))
+}
+
+/// The device's address of a byte in a mapped block.
+pub(super) fn address_of(pointer: NonNull<u8>) -> Result<u64> {
+    map_address(pointer).map(|(address, _)| address)
+}
+
+/// The device's address of mapped memory, and the device whose address it is.
+pub(crate) fn device_address(pointer: NonNull<u8>) -> Result<(u64, Device)> {
+    map_address(pointer).map(|(address, range)| (address, range.source().device().clone()))
+}
+
+/// Slabs that a thread remembers.
+const SLABS: usize = 8;
+
+/// Parts of the address space, of 1 MiB each, for which a thread remembers which of its slabs it last
+/// freed into.
+const PARTS: usize = 256;
+const PART: u32 = 20;
+
+/// A slab that a thread has freed into.
+#[derive(Clone, Copy)]
+struct RecentSlab {
+    base: usize,
+    bytes: usize,
+    key: PoolKey,
+    /// [`SLABS_REMOVED`] at that time: the slab may be gone once that has changed.
+    removed: u64,
+}
+
+const NO_SLAB: RecentSlab = RecentSlab { base: 0, bytes: 0, key: PoolKey::NONE, removed: 0 };
+
+thread_local! {
+    static RECENT: [Cell<RecentSlab>; SLABS] = const { [const { Cell::new(NO_SLAB) }; SLABS] };
+    static RECENT_BY_PART: [Cell<u8>; PARTS] = const { [const { Cell::new(0) }; PARTS] };
+    /// The place in `RECENT` that is overwritten next.
+    static NEXT: Cell<u8> = const { Cell::new(0) };
+}
+
+#[inline(always)]
+fn contains(slab: &RecentSlab, address: usize) -> bool {
+    address.wrapping_sub(slab.base) < slab.bytes
+        && slab.removed == SLABS_REMOVED.load(Ordering::Relaxed)
+}
+
+/// The pool of a live block, if the calling thread remembers its slab.
+#[inline(always)]
+pub(super) fn recent_pool(address: usize) -> Option<PoolKey> {
+    let place = RECENT_BY_PART.with(|places| places[(address >> PART) % PARTS].get());
+    let slab = RECENT.with(|slabs| slabs[place as usize % SLABS].get());
+    if contains(&slab, address) { Some(slab.key) } else { search_recent(address) }
+}
+
+#[cold]
+fn search_recent(address: usize) -> Option<PoolKey> {
+    let place =
+        RECENT.with(|slabs| slabs.iter().position(|slab| contains(&slab.get(), address)))?;
+    RECENT_BY_PART.with(|places| places[(address >> PART) % PARTS].set(place as u8));
+    RECENT.with(|slabs| Some(slabs[place].get().key))
+}
+
+/// Remembers the slab of a live block for [`recent_pool`].
+fn remember_slab(address: usize, range: &Range, key: PoolKey) {
+    let removed = SLABS_REMOVED.load(Ordering::Relaxed);
+    let slab = RecentSlab { base: range.base, bytes: range.bytes, key, removed };
+    let place = NEXT.with(|next| next.replace(next.get().wrapping_add(1)));
+    RECENT.with(|slabs| slabs[place as usize % SLABS].set(slab));
+    RECENT_BY_PART.with(|places| places[(address >> PART) % PARTS].set(place % SLABS as u8));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::HostFlags;
+
+    /// The control of every test that finds no `FreeWhileInUse`: the simulated device sees a block
+    /// that is unpinned under a copy, and does not where the block went through quarantine.
+    #[test]
+    fn unpinning_at_once_would_be_seen() {
+        use crate::sim::{SimConfig, Violation};
+        for at_once in [true, false] {
+            let device = Device::simulated(SimConfig::default());
+            let (driver, simulator) = (device.driver(), device.simulator().unwrap());
+            let flags = HostFlags { portable: true, mapped: false, write_combined: false };
+            let layout = Layout::new::<[u8; 4096]>();
+            let source = HostSource::new(&device, flags);
+            let block = allocate_from(&source, layout).unwrap().cast::<u8>();
+            let stream = device.new_stream().unwrap();
+            let target = driver.mem_alloc(4096).unwrap();
+            let entered = stream.begin_call().unwrap();
+            // SAFETY: the block is written, both are large enough, and the copy is waited for below
+            // (where it is not, the simulated device keeps the memory until the copy has run).
+            unsafe {
+                block.write_bytes(1, 4096);
+                driver.copy_to_device(target, block.as_ptr(), 4096, entered.raw()).unwrap();
+                if at_once {
+                    driver.host_free(block).unwrap();
+                } else {
+                    free(block, layout);
+                    source.trim().unwrap();
+                }
+            }
+            assert_eq!(simulator.host_blocks(), 0);
+            let reports = simulator.take_reports();
+            let kinds = reports.iter().map(crate::sim::Report::kind).collect::<Vec<_>>();
+            assert_eq!(kinds, if at_once { vec![Violation::FreeWhileInUse] } else { vec![] });
+            stream.synchronize().unwrap();
+            // SAFETY: allocated above, and complete.
+            unsafe { driver.mem_free(target).unwrap() };
+        }
+    }
+}

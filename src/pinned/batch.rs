@@ -1,0 +1,125 @@
+//! Sizes and freed blocks of a pool of page-locked memory, and the batches that blocks move in.
+
+use std::num::NonZeroUsize;
+use std::ptr::NonNull;
+
+/// log2 of the bytes of a unit, to which sizes are rounded up: a cache line.
+pub(super) const UNIT_SHIFT: u32 = 6;
+
+/// Blocks that a batch has room for.
+pub(super) const BATCH: usize = 64;
+
+/// The units of a block of `size` bytes; `None` of no bytes, and of more than a pool's block holds.
+#[inline(always)]
+pub(super) fn units_of(size: usize) -> Option<u32> {
+    // No overflow: a layout's size is at most `isize::MAX`.
+    let units = size.wrapping_add((1 << UNIT_SHIFT) - 1) >> UNIT_SHIFT;
+    if units == 0 { None } else { u32::try_from(units).ok() }
+}
+
+pub(super) fn bytes_of(units: u64) -> usize {
+    (units << UNIT_SHIFT) as usize
+}
+
+/// A pointer to memory whose address was exposed when it came into the address map.
+#[inline(always)]
+pub(super) fn pointer_to(address: usize) -> Option<NonNull<u8>> {
+    Some(NonNull::with_exposed_provenance(NonZeroUsize::new(address)?))
+}
+
+/// A block that its user has freed, by address. The pool's heap finds its node by that.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct FreedBlock {
+    pub(super) address: usize,
+    /// The size that its user freed it with. The block holds as much, or more where it was shrunk
+    /// in place.
+    pub(super) units: u32,
+}
+
+impl FreedBlock {
+    /// A block on its way to the heap, which knows its size.
+    pub(super) fn without_size(address: usize) -> Self {
+        Self { address, units: 0 }
+    }
+}
+
+/// Up to [`BATCH`] freed blocks that move as one between a thread, the quarantine and the heap:
+/// Bonwick's magazine, with blocks of any size.
+#[derive(Debug)]
+pub(super) struct Batch {
+    length: usize,
+    units: u64,
+    blocks: [FreedBlock; BATCH],
+}
+
+impl Default for Batch {
+    fn default() -> Self {
+        Self { length: 0, units: 0, blocks: [FreedBlock::default(); BATCH] }
+    }
+}
+
+impl Batch {
+    /// The units of all its blocks.
+    pub(super) fn units(&self) -> u64 {
+        self.units
+    }
+
+    pub(super) fn blocks(&self) -> &[FreedBlock] {
+        self.blocks.get(..self.length).unwrap_or_default()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.length >= BATCH
+    }
+
+    /// Adds a block. A full batch stays as it is.
+    #[inline(always)]
+    pub(super) fn push(&mut self, block: FreedBlock) {
+        if let Some(place) = self.blocks.get_mut(self.length) {
+            *place = block;
+            self.length += 1;
+            self.units += u64::from(block.units);
+        }
+    }
+
+    /// Takes the last block of this size whose address has none of the bits of `mask`.
+    #[inline(always)]
+    pub(super) fn take(&mut self, units: u32, mask: usize) -> Option<usize> {
+        let last = self.length.wrapping_sub(1);
+        let block = *self.blocks.get(last)?;
+        if block.units == units && block.address & mask == 0 {
+            self.length = last;
+            self.units -= u64::from(units);
+            return Some(block.address);
+        }
+        self.take_from_below(units, mask)
+    }
+
+    #[cold]
+    fn take_from_below(&mut self, units: u32, mask: usize) -> Option<usize> {
+        let fits = |block: &FreedBlock| block.units == units && block.address & mask == 0;
+        let at = self.blocks().iter().rposition(fits)?;
+        self.length -= 1;
+        self.blocks.swap(at, self.length);
+        self.units -= u64::from(units);
+        self.blocks.get(self.length).map(|block| block.address)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_rounded_to_a_line_and_never_wrap() {
+        assert_eq!(units_of(0), None);
+        assert_eq!([1, 64, 65, 1 << 20].map(units_of), [Some(1), Some(1), Some(2), Some(1 << 14)]);
+        assert_eq!(units_of(isize::MAX as usize), None);
+        assert_eq!(units_of((u32::MAX as usize) << UNIT_SHIFT), Some(u32::MAX));
+        assert_eq!(units_of(((u32::MAX as usize) << UNIT_SHIFT) + 1), None);
+    }
+}

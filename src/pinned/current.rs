@@ -1,0 +1,138 @@
+//! The current pinned resource: a pool of page-locked memory, or the driver for each block.
+
+use super::allocator::{HostAllocator, implement_allocators};
+use super::pinned_resource::PinnedResource;
+use super::pool::PinnedPool;
+use crate::device::Device;
+use crate::error::Result;
+use crate::layout::DeviceLayout;
+use crate::resource::{DeviceBlock, DeviceResource, HostAccessible, HostComplete, ResourceId};
+use crate::stream::Stream;
+use std::alloc::Layout;
+use std::ptr::NonNull;
+
+/// A [current pinned resource](crate::current_pinned_resource): a pool, which is the default, or a
+/// plain resource, whose every block is a driver call.
+///
+/// As either of them, it is an allocator and a [`DeviceResource`].
+///
+/// ```
+/// use aquifer::{CurrentPinned, Device, PinnedPool, PinnedResource};
+/// use aquifer::{current_pinned_resource, reset_current_pinned_resource, set_current_pinned_resource};
+///
+/// let pinned = PinnedResource::new(&Device::detect()?)?;
+/// let pool = PinnedPool::builder(pinned.clone()).maximum_size(1 << 30).build()?;
+/// set_current_pinned_resource(pool.clone());
+/// assert_eq!(current_pinned_resource()?, pool);
+/// let before = set_current_pinned_resource(pinned);
+/// assert_eq!(before, Some(CurrentPinned::Pool(pool)));
+/// reset_current_pinned_resource();
+/// # Ok::<(), aquifer::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum CurrentPinned {
+    /// Page-locked memory of the driver, block by block.
+    Resource(PinnedResource),
+    /// A pool of it.
+    Pool(PinnedPool),
+}
+
+impl From<PinnedResource> for CurrentPinned {
+    fn from(resource: PinnedResource) -> Self {
+        Self::Resource(resource)
+    }
+}
+
+impl From<PinnedPool> for CurrentPinned {
+    fn from(pool: PinnedPool) -> Self {
+        Self::Pool(pool)
+    }
+}
+
+impl PartialEq<PinnedResource> for CurrentPinned {
+    fn eq(&self, other: &PinnedResource) -> bool {
+        matches!(self, Self::Resource(resource) if resource == other)
+    }
+}
+
+impl PartialEq<PinnedPool> for CurrentPinned {
+    fn eq(&self, other: &PinnedPool) -> bool {
+        matches!(self, Self::Pool(pool) if pool == other)
+    }
+}
+
+impl CurrentPinned {
+    /// Waits until the device is past all its work, and unpins all that is not in use.
+    ///
+    /// # Errors
+    ///
+    /// As [`PinnedResource::trim`] and [`PinnedPool::trim`].
+    pub fn trim(&self) -> Result<()> {
+        match self {
+            Self::Resource(resource) => resource.trim(),
+            Self::Pool(pool) => pool.trim().map(drop),
+        }
+    }
+
+    pub(super) fn upstream(&self) -> &PinnedResource {
+        match self {
+            Self::Resource(resource) => resource,
+            Self::Pool(pool) => pool.upstream(),
+        }
+    }
+
+    fn inner(&self) -> &dyn HostComplete {
+        match self {
+            Self::Resource(resource) => resource,
+            Self::Pool(pool) => pool,
+        }
+    }
+}
+
+// SAFETY: each call goes to the allocator within, which keeps the contract.
+unsafe impl HostAllocator for CurrentPinned {
+    fn allocate_slow(&self, layout: Layout) -> Result<NonNull<[u8]>> {
+        match self {
+            Self::Resource(resource) => resource.allocate_slow(layout),
+            Self::Pool(pool) => pool.allocate_slow(layout),
+        }
+    }
+}
+
+implement_allocators!([] CurrentPinned);
+
+// SAFETY: each call goes to the resource within, which keeps the contract.
+unsafe impl DeviceResource for CurrentPinned {
+    fn device(&self) -> &Device {
+        self.inner().device()
+    }
+
+    fn identity(&self) -> ResourceId {
+        self.inner().identity()
+    }
+
+    fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
+        self.inner().allocate(stream, layout)
+    }
+
+    unsafe fn deallocate(&self, stream: &Stream, block: DeviceBlock) {
+        // SAFETY: the caller's promise, unchanged.
+        unsafe { self.inner().deallocate(stream, block) }
+    }
+}
+
+// SAFETY: as above.
+unsafe impl HostAccessible for CurrentPinned {
+    fn host_pointer(&self, block: &DeviceBlock) -> NonNull<u8> {
+        self.inner().host_pointer(block)
+    }
+}
+
+// SAFETY: as above.
+unsafe impl HostComplete for CurrentPinned {
+    unsafe fn block_at(&self, pointer: NonNull<u8>, layout: DeviceLayout) -> DeviceBlock {
+        // SAFETY: the caller's promise, unchanged.
+        unsafe { self.inner().block_at(pointer, layout) }
+    }
+}

@@ -1,0 +1,91 @@
+//! Fences: events that tell when the devices are past all work which they had at a point in time.
+
+use super::quarantine::FenceError;
+use crate::device::Device;
+use crate::error::{Error, ErrorKind, Result};
+use crate::event::Event;
+use crate::stream::{any_capturing, record_context};
+
+/// One event on each context whose work may use page-locked memory of a device. It covers all work
+/// on all streams of these contexts that was enqueued before its record.
+#[derive(Debug)]
+pub(super) struct Fence(Vec<Event>);
+
+impl Fence {
+    /// A fence that covers nothing, and so has always passed.
+    pub(super) fn passed() -> Self {
+        Self(Vec::new())
+    }
+
+    /// Records a fence on every context that shares host memory with `device`, unless a stream of one
+    /// may be in capture.
+    pub(super) fn record(device: &Device) -> Result<Self, FenceError> {
+        let devices = device.sharing_host_memory();
+        if devices.iter().any(any_capturing) {
+            return Err(FenceError::NotNow);
+        }
+        let mut events = Vec::with_capacity(devices.len());
+        for device in &devices {
+            if device.properties().context_events {
+                events.push(record_context(device).map_err(fence_error)?);
+            } else {
+                // An old driver has no such event: the host waits instead.
+                device.driver().context_synchronize().map_err(fence_error)?;
+            }
+        }
+        Ok(Self(events))
+    }
+
+    /// Waits on the host until the devices have passed it.
+    pub(super) fn wait(&self) -> Result<(), FenceError> {
+        for event in &self.0 {
+            event.device().driver().event_synchronize(event.raw()).map_err(fence_error)?;
+        }
+        Ok(())
+    }
+
+    /// Whether the devices have passed it.
+    pub(super) fn query(&self) -> Result<bool, FenceError> {
+        for event in &self.0 {
+            if !event.device().driver().event_query(event.raw()).map_err(fence_error)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}
+
+fn fence_error(error: impl Into<Error>) -> FenceError {
+    match error.into().kind() {
+        ErrorKind::ContextLost | ErrorKind::Forked => FenceError::DeviceLost,
+        _ => FenceError::NotNow,
+    }
+}
+
+/// Whether a capture may run on a context that shares host memory with `device`: then fences can
+/// neither be recorded nor waited for.
+pub(super) fn may_capture(device: &Device) -> bool {
+    device.sharing_host_memory().iter().any(any_capturing)
+}
+
+/// The error of waiting for a device that may be in capture, which the wait would invalidate.
+pub(super) fn require_no_capture(device: &Device) -> Result<()> {
+    if any_capturing(device) {
+        return Err(Error::new(
+            ErrorKind::Capture,
+            format!("page-locked memory waits for a capture on {device}"),
+        )
+        .advise("call again when the capture has ended"));
+    }
+    Ok(())
+}
+
+/// Waits for all work of every context that shares host memory with `device`.
+pub(super) fn synchronize_all(device: &Device) -> Result<()> {
+    for device in device.sharing_host_memory() {
+        require_no_capture(&device)?;
+        // A lost context is reported when its fence is queried, and its blocks are leaked.
+        let _ = device.synchronize();
+    }
+    Ok(())
+}

@@ -1,0 +1,76 @@
+//! Host memory that kernels reach where it lies.
+
+use super::address_map::address_of;
+use super::allocator::{HostAllocator, implement_allocators};
+use super::pinned_resource::cannot_map;
+use super::registry;
+use crate::driver::not_forked;
+use crate::error::{Error, ErrorKind, Result};
+use crate::resource::DeviceResource;
+use std::alloc::Layout;
+use std::ptr::NonNull;
+
+/// The process's mapped memory: page-locked, and reached by kernels where it lies.
+///
+/// As [`PinnedAlloc`](crate::PinnedAlloc), from the current pinned resource, and an `AllocError`
+/// where that resource or its device cannot map. [`device_address`](Self::device_address) gives
+/// the device's address of anything that lives in such memory;
+/// [`Scope::map`](crate::Scope::map) and [`Scope::map_mut`](crate::Scope::map_mut) make it a kernel
+/// argument that the host cannot touch meanwhile.
+///
+/// ```
+/// use allocator_api2::vec::Vec;
+/// use aquifer::MappedAlloc;
+///
+/// let mut vec: Vec<u32, MappedAlloc> = Vec::with_capacity_in(100, MappedAlloc);
+/// vec.resize(100, 7);
+/// let address = MappedAlloc::device_address(&vec)?;
+/// assert_eq!(MappedAlloc::device_address(&vec[25..])?, address + 100);
+/// assert!(MappedAlloc::device_address(&[1, 2, 3]).is_err(), "not in mapped memory");
+/// # Ok::<(), aquifer::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct MappedAlloc;
+
+impl MappedAlloc {
+    /// The device's address of the first byte of `data`, which lives in mapped memory: what a
+    /// [`MappedAlloc`] `Vec`, `Box` or slice holds, or memory of a
+    /// [`PinnedResource`](crate::PinnedResource) or [`PinnedPool`](crate::PinnedPool) that is mapped.
+    /// It is an address of the resource's device, valid while the block lives.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidArgument`] if `data` is not in page-locked memory of this crate, or has
+    /// no bytes; [`ErrorKind::Unsupported`] if that memory is not mapped.
+    pub fn device_address<T>(data: &[T]) -> Result<u64> {
+        if size_of_val(data) == 0 {
+            return Err(Error::new(ErrorKind::InvalidArgument, "an empty slice has no address"));
+        }
+        address_of(NonNull::from(data).cast())
+    }
+}
+
+// SAFETY: the current pinned resource keeps the contract for its blocks.
+unsafe impl HostAllocator for MappedAlloc {
+    #[inline(always)]
+    fn allocate_fast(&self, layout: Layout) -> Option<NonNull<[u8]>> {
+        registry::allocate_fast(layout, true)
+    }
+
+    fn allocate_slow(&self, layout: Layout) -> Result<NonNull<[u8]>> {
+        not_forked("page-locked memory")?;
+        let current = registry::load()?;
+        let resource = current.upstream();
+        if !resource.device().properties().map_host_memory {
+            return Err(cannot_map(resource.device()));
+        }
+        if !resource.is_mapped() {
+            let message = "the current pinned resource is not mapped";
+            return Err(Error::new(ErrorKind::Unsupported, message)
+                .advise("set one that was built with mapped(true)"));
+        }
+        current.allocate_slow(layout)
+    }
+}
+
+implement_allocators!([] MappedAlloc);

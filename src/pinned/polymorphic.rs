@@ -1,0 +1,151 @@
+//! Any host allocator behind one type.
+
+use crate::sync::Arc;
+use allocator_api2::alloc::Allocator;
+use std::alloc::Layout;
+use std::any::{TypeId, type_name};
+use std::fmt;
+use std::ptr::NonNull;
+
+/// A handle on any allocator of host memory, chosen when the program runs: the heap, page-locked
+/// memory, a pool of it. Clones are the same allocator.
+///
+/// Two are equal, so that each frees what the other allocated, if they are handles on one object,
+/// or on values of one type that has no bytes, such as [`Global`](allocator_api2::alloc::Global)
+/// and [`PinnedAlloc`](crate::PinnedAlloc). It costs a call through a pointer for each allocation.
+///
+/// RMM: `polymorphic_allocator` and `host_resource_ref`; the latter borrows what it stands for, and
+/// nothing keeps that alive.
+///
+/// ```
+/// use allocator_api2::alloc::Global;
+/// use allocator_api2::vec::Vec;
+/// use aquifer::{PinnedAlloc, PolymorphicHostAllocator};
+///
+/// fn numbers(pinned: bool) -> Vec<u32, PolymorphicHostAllocator> {
+///     let allocator = if pinned {
+///         PolymorphicHostAllocator::new(PinnedAlloc)
+///     } else {
+///         PolymorphicHostAllocator::new(Global)
+///     };
+///     let mut vec = Vec::new_in(allocator);
+///     vec.extend(0..100);
+///     vec
+/// }
+///
+/// assert_eq!(numbers(true), numbers(false));
+/// assert_ne!(numbers(true).allocator(), numbers(false).allocator());
+/// assert_eq!(numbers(true).allocator(), numbers(true).allocator());
+/// ```
+#[derive(Clone)]
+pub struct PolymorphicHostAllocator {
+    allocator: Arc<dyn ErasedAllocator>,
+}
+
+/// An allocator of a type that is not known here, and what equality asks of it.
+trait ErasedAllocator: Allocator + Send + Sync {
+    /// The type of an allocator that has no bytes: all its values are one.
+    fn unit_type(&self) -> Option<TypeId>;
+
+    fn name(&self) -> &'static str;
+}
+
+impl<A: Allocator + Send + Sync + 'static> ErasedAllocator for A {
+    fn unit_type(&self) -> Option<TypeId> {
+        (size_of::<A>() == 0).then(TypeId::of::<A>)
+    }
+
+    fn name(&self) -> &'static str {
+        type_name::<A>()
+    }
+}
+
+impl PolymorphicHostAllocator {
+    /// `allocator`, whatever it is. A failure of a page-locked one is in
+    /// [`last_error`](crate::last_error).
+    pub fn new<A: Allocator + Send + Sync + 'static>(allocator: A) -> Self {
+        Self { allocator: Arc::new(allocator) }
+    }
+}
+
+impl PartialEq for PolymorphicHostAllocator {
+    fn eq(&self, other: &Self) -> bool {
+        let unit = self.allocator.unit_type();
+        Arc::ptr_eq(&self.allocator, &other.allocator)
+            || (unit.is_some() && unit == other.allocator.unit_type())
+    }
+}
+
+impl Eq for PolymorphicHostAllocator {}
+
+impl fmt::Debug for PolymorphicHostAllocator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("PolymorphicHostAllocator")
+            .field(&format_args!("{}", self.allocator.name()))
+            .finish()
+    }
+}
+
+/// Implements an allocator trait, of the module `$api`, by the allocator behind.
+macro_rules! forward {
+    ($api:path) => {
+        const _: () = {
+            use $api as api;
+
+            // SAFETY: each method is the one of the allocator behind, which lives as long as any
+            // clone does.
+            unsafe impl api::Allocator for PolymorphicHostAllocator {
+                fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, api::AllocError> {
+                    self.allocator.allocate(layout).map_err(|_| api::AllocError)
+                }
+
+                fn allocate_zeroed(
+                    &self,
+                    layout: Layout,
+                ) -> Result<NonNull<[u8]>, api::AllocError> {
+                    self.allocator.allocate_zeroed(layout).map_err(|_| api::AllocError)
+                }
+
+                unsafe fn deallocate(&self, pointer: NonNull<u8>, layout: Layout) {
+                    // SAFETY: the caller's promise.
+                    unsafe { self.allocator.deallocate(pointer, layout) }
+                }
+
+                unsafe fn grow(
+                    &self,
+                    pointer: NonNull<u8>,
+                    old: Layout,
+                    new: Layout,
+                ) -> Result<NonNull<[u8]>, api::AllocError> {
+                    // SAFETY: the caller's promise.
+                    unsafe { self.allocator.grow(pointer, old, new) }.map_err(|_| api::AllocError)
+                }
+
+                unsafe fn grow_zeroed(
+                    &self,
+                    pointer: NonNull<u8>,
+                    old: Layout,
+                    new: Layout,
+                ) -> Result<NonNull<[u8]>, api::AllocError> {
+                    // SAFETY: the caller's promise.
+                    let block = unsafe { self.allocator.grow_zeroed(pointer, old, new) };
+                    block.map_err(|_| api::AllocError)
+                }
+
+                unsafe fn shrink(
+                    &self,
+                    pointer: NonNull<u8>,
+                    old: Layout,
+                    new: Layout,
+                ) -> Result<NonNull<[u8]>, api::AllocError> {
+                    // SAFETY: the caller's promise.
+                    unsafe { self.allocator.shrink(pointer, old, new) }.map_err(|_| api::AllocError)
+                }
+            }
+        };
+    };
+}
+
+forward!(allocator_api2::alloc);
+#[cfg(aquifer_std_allocator)]
+forward!(std::alloc);

@@ -1,0 +1,246 @@
+//! The pool of page-locked memory, as an allocator and as a resource.
+
+use super::address_map::SlabOwner;
+use super::allocator::{HostAllocator, implement_allocators, shielded};
+use super::batch::{Batch, FreedBlock, units_of};
+use super::pinned_resource::{PinnedResource, allocate_device_block, host_pointer, token};
+use super::pool_core::PoolCore;
+use super::pool_options::PinnedPoolOptions;
+use super::pool_statistics::PinnedPoolStatistics;
+use super::thread_cache::{self, PoolKey};
+use crate::device::Device;
+use crate::driver::is_forked_child;
+use crate::error::Result;
+use crate::layout::DeviceLayout;
+use crate::resource::{DeviceBlock, DeviceResource, HostAccessible, HostComplete, ResourceId};
+use crate::stream::Stream;
+use crate::sync::Arc;
+use std::alloc::Layout;
+use std::fmt;
+use std::ptr::NonNull;
+
+/// A pool of page-locked host memory: large slabs of a [`PinnedResource`], split and joined, so that
+/// a `Vec` costs nanoseconds where the driver takes a millisecond for each three megabytes. A
+/// handle: clones are the same pool.
+///
+/// It is an allocator for the host's collections and a [`DeviceResource`] whose memory both sides
+/// reach. Sizes are kept to the next 64 bytes; nothing is rounded to powers of two.
+///
+/// **A freed block waits for the device.** It is allocated again when a fence has *passed* that was
+/// recorded after the free on every context that Aquifer opened or was given. The order of streams is
+/// not enough, since it does not stop the CPU. So a `Vec` may be dropped while another library still
+/// copies from it. Frees make no driver call; about one allocation in 64 records a fence, which
+/// covers all frees before it. No fence is recorded while a stream may be in capture, which it would
+/// invalidate: blocks wait for the capture's end. The bytes that wait are
+/// [bounded](PinnedPoolOptions::quarantine_bytes).
+/// [`unfenced`](PinnedPoolOptions::unfenced) is for programs that do not need the wait.
+///
+/// Blocks stay valid when the last handle goes; each slab goes back with its last block.
+///
+/// ```
+/// use allocator_api2::vec::Vec;
+/// use aquifer::{Device, PinnedPool, PinnedResource};
+///
+/// let pool = PinnedPool::new(PinnedResource::new(&Device::detect()?)?)?;
+/// for batch in 0..1000 {
+///     let mut vec: Vec<f32, PinnedPool> = Vec::with_capacity_in(10_000, pool.clone());
+///     vec.resize(10_000, batch as f32);
+/// }
+/// assert!(pool.statistics().reserved < 64 << 20);
+/// pool.trim()?; // all of it goes back to the driver
+/// assert_eq!(pool.statistics().reserved, 0);
+/// # Ok::<(), aquifer::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct PinnedPool {
+    handle: Arc<PoolHandle>,
+}
+
+/// The handle that all clones share. Its drop closes the pool.
+struct PoolHandle {
+    core: Arc<PoolCore>,
+    upstream: PinnedResource,
+}
+
+impl Drop for PoolHandle {
+    fn drop(&mut self) {
+        // Containers drop their allocator, which may not unwind.
+        let _ = shielded(|| {
+            self.core.close();
+            Ok(())
+        });
+    }
+}
+
+impl PinnedPool {
+    /// A pool over `upstream` that takes memory when it is first asked for some.
+    ///
+    /// # Errors
+    ///
+    /// As [`PinnedPoolOptions::build`].
+    pub fn new(upstream: PinnedResource) -> Result<Self> {
+        Self::builder(upstream).build()
+    }
+
+    /// The options, as [`new`](Self::new) sets them.
+    pub fn builder(upstream: PinnedResource) -> PinnedPoolOptions {
+        PinnedPoolOptions::new(upstream)
+    }
+
+    pub(super) fn key(&self) -> PoolKey {
+        self.core().key
+    }
+
+    fn core(&self) -> &PoolCore {
+        &self.handle.core
+    }
+
+    /// The resource that its slabs come from.
+    pub fn upstream(&self) -> &PinnedResource {
+        &self.handle.upstream
+    }
+
+    /// The numbers of the pool now. Exact while no other thread uses it.
+    pub fn statistics(&self) -> PinnedPoolStatistics {
+        if is_forked_child() {
+            return PinnedPoolStatistics::default();
+        }
+        self.core().statistics()
+    }
+
+    /// Waits until the device is past all its work, and unpins every slab of which nothing is in use.
+    /// Returns how many bytes went back.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Capture`](crate::ErrorKind::Capture) while freed blocks wait and a stream is in
+    /// capture, which waiting would invalidate; [`ErrorKind::Forked`](crate::ErrorKind::Forked) in
+    /// the child of a fork.
+    pub fn trim(&self) -> Result<usize> {
+        self.core().trim()
+    }
+}
+
+impl PinnedPoolOptions {
+    /// The pool.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if an option cannot be kept:
+    /// a maximum of 0 or of no whole pages, an initial size above it, a growth step of 0, more than 8
+    /// entries; [`ErrorKind::OutOfMemory`](crate::ErrorKind::OutOfMemory) if there is no room for the
+    /// initial size; [`ErrorKind::Forked`](crate::ErrorKind::Forked) in the child of a fork.
+    pub fn build(self) -> Result<PinnedPool> {
+        let (upstream, settings, initial_size) = self.check()?;
+        let core = PoolCore::new(upstream.source().clone(), settings);
+        // From here on a failure closes the pool.
+        let pool = PinnedPool { handle: Arc::new(PoolHandle { core, upstream }) };
+        pool.core().reserve_initial(initial_size)?;
+        Ok(pool)
+    }
+}
+
+// SAFETY: live blocks of the heap are disjoint and as large as asked; a slab stays while a block of it
+// is live.
+unsafe impl HostAllocator for PinnedPool {
+    #[inline(always)]
+    fn allocate_fast(&self, layout: Layout) -> Option<NonNull<[u8]>> {
+        thread_cache::allocate(self.key(), layout)
+    }
+
+    fn allocate_slow(&self, layout: Layout) -> Result<NonNull<[u8]>> {
+        self.core().allocate_slow(layout)
+    }
+
+    #[inline(always)]
+    unsafe fn free_fast(&self, pointer: NonNull<u8>, layout: Layout) -> bool {
+        let Some(units) = units_of(layout.size()) else { return true };
+        if is_forked_child() {
+            return true;
+        }
+        let block = FreedBlock { address: pointer.addr().get(), units };
+        // SAFETY: a live block of this pool, which the caller gives up; an unfenced pool's user
+        // vouches for the device.
+        unsafe { thread_cache::free(self.key(), block, |batch| quarantine(self.core(), batch)) }
+    }
+
+    unsafe fn free_slow(&self, pointer: NonNull<u8>, layout: Layout) {
+        if let Some(units) = units_of(layout.size()) {
+            let block = FreedBlock { address: pointer.addr().get(), units };
+            // SAFETY: the caller's promise.
+            unsafe { self.core().free_slow(block, self.key().fenced) }
+        }
+    }
+}
+
+/// Puts a full batch into quarantine, which the fast path does once in many frees.
+#[cold]
+#[inline(never)]
+fn quarantine(core: &PoolCore, batch: Box<Batch>) {
+    let _ = shielded(|| {
+        core.quarantine(batch);
+        Ok(())
+    });
+}
+
+implement_allocators!([] PinnedPool);
+
+/// Two are equal if they are one pool.
+impl PartialEq for PinnedPool {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.handle, &other.handle)
+    }
+}
+
+impl Eq for PinnedPool {}
+
+impl fmt::Debug for PinnedPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PinnedPool")
+            .field("upstream", self.upstream())
+            .field("settings", &self.core().settings)
+            .finish_non_exhaustive()
+    }
+}
+
+// SAFETY: live blocks of the heap are disjoint; a freed one waits for a fence of every context, which
+// is later than any stream's order, in an unfenced pool too. Slabs outlive their blocks. The token is
+// the host's address.
+unsafe impl DeviceResource for PinnedPool {
+    fn device(&self) -> &Device {
+        self.upstream().device()
+    }
+
+    fn identity(&self) -> ResourceId {
+        ResourceId::of_state::<Self, _>(Arc::as_ptr(&self.handle))
+    }
+
+    fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
+        allocate_device_block(self, self.upstream(), stream, layout)
+    }
+
+    unsafe fn deallocate(&self, _stream: &Stream, block: DeviceBlock) {
+        let address = block.token() as usize;
+        if !block.is_empty()
+            && let Some(units) = units_of(block.bytes())
+        {
+            // SAFETY: the caller gives the block up; the fence comes after all work given so far.
+            unsafe { self.core().free_slow(FreedBlock { address, units }, true) };
+        }
+    }
+}
+
+// SAFETY: the token is the host's address of the block, valid until it is deallocated.
+unsafe impl HostAccessible for PinnedPool {
+    fn host_pointer(&self, block: &DeviceBlock) -> NonNull<u8> {
+        host_pointer(block)
+    }
+}
+
+// SAFETY: blocks that are deallocated as a resource wait for a fence of every context, and a block's
+// host address is all that `deallocate` needs.
+unsafe impl HostComplete for PinnedPool {
+    unsafe fn block_at(&self, pointer: NonNull<u8>, layout: DeviceLayout) -> DeviceBlock {
+        DeviceBlock::new(token(pointer), layout.bytes(), token(pointer))
+    }
+}

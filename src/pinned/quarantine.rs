@@ -1,0 +1,142 @@
+//! Freed memory that the device may still use.
+//!
+//! Page-locked memory is freed without a stream: a `Vec` drops while another library's copy may
+//! still read from it. So a freed block stays in *quarantine* until the devices have passed a
+//! *fence* that was recorded after the free. The order of streams is not enough here: a stream that
+//! waits does not stop the CPU.
+//!
+//! # One fence covers every block that is in quarantine at its record
+//!
+//! A fence belongs to a point in time and not to a block or a batch. Each record covers all blocks
+//! that came in since the record before it, so a thousand frees may cost one fence.
+//!
+//! # Locks and words
+//!
+//! | word | what it guards or says | who writes it |
+//! | --- | --- | --- |
+//! | `lists` | the blocks | every thread that frees or collects; never held over a driver call |
+//! | `count` | how many blocks there are, as a hint | `push`, under `lists`; `collect`, for the blocks that it returns |
+//!
+//! # State table of a block
+//!
+//! | state | where it lies | next state |
+//! | --- | --- | --- |
+//! | uncovered: no fence was recorded since the free | `Lists::uncovered` | *taken*, with all other uncovered blocks, by the next `collect` |
+//! | taken: its fence is being recorded | a local of `collect` | *fenced*; *uncovered* after [`FenceError::NotNow`]; *lost* after [`FenceError::DeviceLost`] |
+//! | fenced: the devices may not have passed the fence yet | `Lists::fenced`, the oldest fence first | *queried*, by the next `collect` that comes to it |
+//! | queried | a local of `collect` | *free* if the fence has passed; *fenced* if it has not; *lost* after [`FenceError::DeviceLost`] |
+//! | free, lost | [`Collected`] | none: they are the caller's |
+//!
+//! # Invariants
+//!
+//! - INV-1: A block is *taken* before its fence is recorded. Else a block that comes in between the
+//!   record and the taking would have a fence that does not cover its last use.
+//! - INV-2: A block is in one state at any time, so it comes back once.
+//! - INV-3: `count` is never less than the number of blocks that `lists` shows.
+//! - INV-4: No lock is held while a fence is recorded or queried.
+//!
+//! `loom_tests/quarantine.rs` checks them.
+
+#![allow(unreachable_pub, reason = "the models of loom_tests reach it through `models`")]
+
+use crate::sync::{AtomicUsize, Mutex, Ordering};
+use std::collections::VecDeque;
+
+/// Blocks of type `B` that wait for fences of type `F`.
+#[derive(Debug)]
+pub struct Quarantine<B, F> {
+    lists: Mutex<Lists<B, F>>,
+    count: AtomicUsize,
+}
+
+#[derive(Debug)]
+struct Lists<B, F> {
+    /// Freed, and covered by no fence yet.
+    uncovered: Vec<B>,
+    /// Covered by a fence that was recorded after they came in; oldest first.
+    fenced: VecDeque<(F, Vec<B>)>,
+}
+
+/// Why a fence could not be recorded or queried.
+#[derive(Debug, PartialEq, Eq)]
+pub enum FenceError {
+    /// A capture may be running, which a fence would invalidate. The blocks stay.
+    NotNow,
+    /// The device can never answer again. The blocks are leaked.
+    DeviceLost,
+}
+
+impl<B, F> Default for Quarantine<B, F> {
+    fn default() -> Self {
+        Self {
+            lists: Mutex::new(Lists { uncovered: Vec::new(), fenced: VecDeque::new() }),
+            count: AtomicUsize::new(0),
+        }
+    }
+}
+
+impl<B, F> Quarantine<B, F> {
+    /// The number of blocks at some moment during the call.
+    pub fn len(&self) -> usize {
+        // Relaxed: a hint whether collecting is worth a lock; the lock orders the blocks.
+        self.count.load(Ordering::Relaxed)
+    }
+
+    /// Takes a freed block in. No driver call, no wait.
+    pub fn push(&self, block: B) {
+        let mut lists = self.lists.lock();
+        lists.uncovered.push(block);
+        // INV-3: under the lock, so a thread that takes the block out finds it counted.
+        self.count.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Reads something off any one of the blocks.
+    pub fn peek<R>(&self, read: impl FnOnce(&B) -> R) -> Option<R> {
+        let lists = self.lists.lock();
+        let fenced = lists.fenced.iter().flat_map(|(_, blocks)| blocks);
+        lists.uncovered.iter().chain(fenced).next().map(read)
+    }
+
+    /// Takes out the blocks whose fence the devices have passed, and those whose fence never will.
+    ///
+    /// `record` records one fence for all blocks that have none; it is not called if all have one.
+    /// `query` says whether the devices have passed a fence.
+    pub fn collect(
+        &self,
+        record: impl FnOnce() -> Result<F, FenceError>,
+        query: impl Fn(&F) -> Result<bool, FenceError>,
+    ) -> Collected<B> {
+        let mut collected = Collected { free: Vec::new(), lost: Vec::new() };
+        // INV-1: taken first. A block that comes in from here on waits for the next fence.
+        let taken = std::mem::take(&mut self.lists.lock().uncovered);
+        if !taken.is_empty() {
+            match record() {
+                Ok(fence) => self.lists.lock().fenced.push_back((fence, taken)),
+                Err(FenceError::NotNow) => self.lists.lock().uncovered.extend(taken),
+                Err(FenceError::DeviceLost) => collected.lost = taken,
+            }
+        }
+        loop {
+            let Some((fence, blocks)) = self.lists.lock().fenced.pop_front() else { break };
+            match query(&fence) {
+                Ok(false) | Err(FenceError::NotNow) => {
+                    self.lists.lock().fenced.push_front((fence, blocks));
+                    break;
+                }
+                Ok(true) => collected.free.extend(blocks),
+                Err(FenceError::DeviceLost) => collected.lost.extend(blocks),
+            }
+        }
+        self.count.fetch_sub(collected.free.len() + collected.lost.len(), Ordering::Relaxed);
+        collected
+    }
+}
+
+/// The blocks that [`Quarantine::collect`] took out.
+#[derive(Debug)]
+pub struct Collected<B> {
+    /// The devices have passed every use.
+    pub free: Vec<B>,
+    /// The device is lost and may write to them at any time: the caller leaks them.
+    pub lost: Vec<B>,
+}

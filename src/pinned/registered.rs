@@ -1,0 +1,216 @@
+//! Page-locking memory that was allocated elsewhere.
+
+use super::fence::require_no_capture;
+use super::host_buffer::HostBuffer;
+use super::source::{HostQuarantine, quarantine_of, quarantine_registered, trim};
+use crate::device::Device;
+use crate::driver::{ErrorContext, HostFlags, is_forked_child, not_forked};
+use crate::error::{Error, ErrorKind, Result};
+use crate::sync::Arc;
+use std::fmt;
+use std::mem::{ManuallyDrop, MaybeUninit};
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+
+// SAFETY: the owner's slice, which moving the owner leaves in place and its drop alone frees.
+unsafe impl<B: HostBuffer> HostBuffer for Registered<B> {
+    type Item = B::Item;
+
+    fn parts(&mut self) -> (NonNull<B::Item>, usize) {
+        (self.pointer, self.length)
+    }
+}
+
+/// Memory that was allocated elsewhere, page-locked where it lies: NBEP 7's `mempin`,
+/// `cuMemHostRegister`.
+///
+/// It owns the buffer, and derefs to its slice. Dropped, it keeps the owner until the device is
+/// past all that may use the memory, then unregisters, then drops it: no drop blocks.
+///
+/// ```
+/// use aquifer::{Device, Registered};
+///
+/// let device = Device::detect()?;
+/// let mut samples = Registered::new(&device, vec![0_f32; 10_000])?;
+/// samples[0] = 1.0;
+/// let back: Vec<f32> = samples.into_inner().map_err(|failed| failed.error)?;
+/// assert_eq!(back[0], 1.0);
+/// # Ok::<(), aquifer::Error>(())
+/// ```
+pub struct Registered<B: HostBuffer> {
+    device: Device,
+    /// Not touched as a `B` while it is locked: moving a `Box` promises that no other pointer to its
+    /// memory is used, as the device does.
+    owner: MaybeUninit<B>,
+    pointer: NonNull<B::Item>,
+    length: usize,
+    quarantine: Arc<HostQuarantine>,
+}
+
+// SAFETY: the pointer is the owner's, which is `Send`, as its items are.
+unsafe impl<B: HostBuffer> Send for Registered<B> {}
+// SAFETY: `&self` gives out `&[Item]` alone.
+unsafe impl<B: HostBuffer> Sync for Registered<B> where B::Item: Sync {}
+
+/// A buffer that could not be registered or unregistered, given back with the reason.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
+pub struct RegisterError<B> {
+    /// The reason.
+    #[source]
+    pub error: Error,
+    /// The buffer, if it can be given back: not where it may still be page-locked.
+    pub buffer: Option<B>,
+}
+
+impl<B> From<RegisterError<B>> for Error {
+    fn from(failed: RegisterError<B>) -> Self {
+        failed.error
+    }
+}
+
+impl<B: HostBuffer> Registered<B> {
+    /// Page-locks `owner`'s memory for every context, mapped where the device can map.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Unsupported`] where the device cannot register host memory;
+    /// [`ErrorKind::InvalidArgument`] if the buffer is empty; those of the driver, for memory that
+    /// is registered already among others. The buffer comes back in the error.
+    pub fn new(device: &Device, owner: B) -> Result<Self, RegisterError<B>> {
+        let mut owner = MaybeUninit::new(owner);
+        // SAFETY: initialised in the line above.
+        let (pointer, length) = unsafe { owner.assume_init_mut() }.parts();
+        // SAFETY: the owner keeps the range allocated and in place while it lives, by the contract of
+        // `HostBuffer`, and `Registered` keeps the owner until the range is unregistered.
+        match unsafe { register(device, pointer.cast(), length * size_of::<B::Item>()) } {
+            Ok(()) => {
+                let (device, quarantine) = (device.clone(), quarantine_of(device));
+                Ok(Self { device, owner, pointer, length, quarantine })
+            }
+            Err(error) => {
+                // SAFETY: initialised above, and not locked.
+                let buffer = Some(unsafe { owner.assume_init() });
+                Err(RegisterError { error, buffer })
+            }
+        }
+    }
+
+    /// The device that it was registered with.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Waits until the device is past all its work, unlocks the memory and gives the buffer back.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Capture`] while a stream is in capture, which waiting would invalidate; those of
+    /// the driver. Then the memory stays locked, and the buffer is dropped when the device can say
+    /// that it is past it.
+    pub fn into_inner(self) -> Result<B, RegisterError<B>> {
+        if let Err(error) = self.unregister() {
+            return Err(RegisterError { error, buffer: None });
+        }
+        let mut this = ManuallyDrop::new(self);
+        // SAFETY: `this` is never dropped or used again, so owner, device and quarantine are each moved
+        // or dropped once; the owner was initialised in `new`.
+        unsafe {
+            let owner = this.owner.assume_init_read();
+            std::ptr::drop_in_place(&mut this.device);
+            std::ptr::drop_in_place(&mut this.quarantine);
+            Ok(owner)
+        }
+    }
+
+    fn unregister(&self) -> Result<()> {
+        not_forked("cuMemHostUnregister")?;
+        // Other libraries may have given work to any context.
+        for device in self.device.sharing_host_memory() {
+            require_no_capture(&device)?;
+            device.synchronize()?;
+        }
+        // SAFETY: registered in `new`, and the devices have just passed all their work.
+        let unregistered = unsafe { self.device.driver().host_unregister(self.pointer.cast()) };
+        unregistered.with_context(|| "unlocking a registered buffer")
+    }
+
+    /// Waits for the device, and unlocks the buffers that were dropped before.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Capture`] while a stream is in capture; [`ErrorKind::Forked`] in the child of a
+    /// fork.
+    pub fn trim(device: &Device) -> Result<()> {
+        trim(device, &quarantine_of(device))
+    }
+}
+
+/// # Safety
+///
+/// The range is valid, and stays allocated and in place until it is unregistered.
+unsafe fn register(device: &Device, base: NonNull<u8>, bytes: usize) -> Result<()> {
+    not_forked("cuMemHostRegister")?;
+    let properties = device.properties();
+    if !properties.host_register {
+        let message = format!("{device} cannot page-lock memory that was allocated elsewhere");
+        let error = Error::new(ErrorKind::Unsupported, message);
+        return Err(error.advise("allocate it with PinnedAlloc"));
+    }
+    if bytes == 0 {
+        return Err(Error::new(ErrorKind::InvalidArgument, "an empty buffer was to be locked"));
+    }
+    let mapped = properties.map_host_memory;
+    let flags = HostFlags { portable: true, mapped, write_combined: false };
+    // SAFETY: the caller's promise.
+    let registered = unsafe { device.driver().host_register(base, bytes, flags) };
+    registered.with_context(|| format!("page-locking {bytes} bytes for {device}"))
+}
+
+impl<B: HostBuffer> Deref for Registered<B> {
+    type Target = [B::Item];
+
+    fn deref(&self) -> &[B::Item] {
+        // SAFETY: the owner's slice, valid and in place by the contract of `HostBuffer`.
+        unsafe { std::slice::from_raw_parts(self.pointer.as_ptr(), self.length) }
+    }
+}
+
+impl<B: HostBuffer> DerefMut for Registered<B> {
+    fn deref_mut(&mut self) -> &mut [B::Item] {
+        // SAFETY: as in `deref`, borrowed exclusively.
+        unsafe { std::slice::from_raw_parts_mut(self.pointer.as_ptr(), self.length) }
+    }
+}
+
+impl<B: HostBuffer> Drop for Registered<B> {
+    fn drop(&mut self) {
+        if is_forked_child() {
+            return;
+        }
+        let bytes = self.length * size_of::<B::Item>();
+        let owner =
+            Box::new(LockedOwner(std::mem::replace(&mut self.owner, MaybeUninit::uninit())));
+        quarantine_registered(&self.device, &self.quarantine, self.pointer.cast(), bytes, owner);
+    }
+}
+
+/// The owner of memory in quarantine, dropped when that is unlocked.
+struct LockedOwner<B>(MaybeUninit<B>);
+
+impl<B> Drop for LockedOwner<B> {
+    fn drop(&mut self) {
+        // SAFETY: initialised in `Registered::new`, taken from there once, and dropped once.
+        unsafe { self.0.assume_init_drop() }
+    }
+}
+
+impl<B: HostBuffer> fmt::Debug for Registered<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Registered")
+            .field("device", &self.device)
+            .field("pointer", &self.pointer)
+            .field("length", &self.length)
+            .finish()
+    }
+}

@@ -1,0 +1,111 @@
+//! The free memory of a pool of page-locked memory: *one* heap over all of its slabs.
+//!
+//! A slab is one allocation of upstream. Blocks are cut from any slab, and free neighbours of one slab
+//! merge. The pool keeps the heap under one lock, which threads take when their caches have nothing
+//! that fits.
+
+use super::batch::UNIT_SHIFT;
+use crate::heap::{AddressMap, COMPLETE, Heap, Node, Piece, Tag, Taken};
+use std::collections::BTreeMap;
+
+/// The tag of a slab while its first block is cut.
+const FRESH: Tag = COMPLETE + 1;
+
+/// The heap of a pool, and the slabs under it. INV-5: no device work uses a free block of it.
+#[derive(Debug)]
+pub(super) struct SlabHeap {
+    pub(super) heap: Heap,
+    /// The blocks that are not in the heap, by address: live, cached and quarantined ones.
+    nodes: AddressMap<usize, Node>,
+    /// By [`Slab::start`].
+    pub(super) slabs: BTreeMap<usize, Slab>,
+    /// Bytes of the slabs, and of those that threads are asking upstream for.
+    pub(super) reserved: usize,
+    pub(super) peak_reserved: usize,
+    /// Threads that are asking upstream.
+    pub(super) growing: usize,
+    pub(super) next_range: u32,
+    pub(super) growths: usize,
+    pub(super) returns: usize,
+}
+
+/// One allocation of upstream.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Slab {
+    /// The address and the size that upstream has it by.
+    pub(super) base: usize,
+    pub(super) bytes: usize,
+    /// The part that blocks are cut from: whole pages.
+    pub(super) start: usize,
+    pub(super) length: usize,
+    /// Its number in the heap.
+    pub(super) range: u32,
+}
+
+impl SlabHeap {
+    pub(super) fn new() -> Self {
+        Self {
+            heap: Heap::new(UNIT_SHIFT),
+            nodes: AddressMap::default(),
+            slabs: BTreeMap::new(),
+            reserved: 0,
+            peak_reserved: 0,
+            growing: 0,
+            next_range: 0,
+            growths: 0,
+            returns: 0,
+        }
+    }
+
+    /// Takes a block in constant time. It may overlook one in a bin of nearly its size.
+    pub(super) fn allocate(&mut self, units: u32, align: usize) -> Option<usize> {
+        let taken = self.heap.allocate(COMPLETE, units, align as u64, usize::MAX)?;
+        Some(self.record_taken(taken))
+    }
+
+    /// As [`allocate`](Self::allocate), and looks at every block before it says that none fits.
+    pub(super) fn search(&mut self, units: u32, align: usize) -> Option<usize> {
+        let taken = self.heap.search(COMPLETE, units, align as u64, usize::MAX)?;
+        Some(self.record_taken(taken))
+    }
+
+    fn record_taken(&mut self, Taken { node, address, .. }: Taken) -> usize {
+        self.nodes.insert(address as usize, node);
+        address as usize
+    }
+
+    /// The size of a block that is not free.
+    pub(super) fn block_units(&self, address: usize) -> Option<u32> {
+        let node = *self.nodes.get(&address)?;
+        self.heap.live(node).ok().map(|(_, units)| units)
+    }
+
+    /// Puts a block back. `false` if it was free already.
+    pub(super) fn free(&mut self, address: usize) -> bool {
+        let Some(node) = self.nodes.remove(&address) else { return false };
+        self.heap.free(node, COMPLETE, 0).is_ok()
+    }
+
+    /// Takes a slab out if all of it is free.
+    pub(super) fn remove_slab(&mut self, start: usize) -> Option<Slab> {
+        let slab = self.slabs.get(&start)?;
+        let whole = self.heap.cut_exactly(slab.range, slab.start as u64, slab.length as u64);
+        if whole { self.slabs.remove(&start) } else { None }
+    }
+
+    /// Puts a slab in and takes its first block, of `units` at `align`, if one is asked for. Taken
+    /// from the whole heap, the block might come from another slab or be overlooked among many of
+    /// nearly its size, and the growth be in vain.
+    pub(super) fn insert_slab(&mut self, slab: Slab, first: Option<(u32, usize)>) -> Option<usize> {
+        let Slab { start, length, range, .. } = slab;
+        let (address, bytes) = (start as u64, length as u64);
+        self.heap.add(FRESH, Piece { upstream_block: range, address, bytes, stamp: 0 });
+        let taken = first
+            .and_then(|(units, align)| self.heap.allocate(FRESH, units, align as u64, usize::MAX));
+        self.heap.retag(FRESH, usize::MAX, COMPLETE, 0);
+        self.slabs.insert(start, slab);
+        self.growths += 1;
+        self.peak_reserved = self.peak_reserved.max(self.reserved);
+        taken.map(|taken| self.record_taken(taken))
+    }
+}

@@ -1,0 +1,307 @@
+//! Allocation from a pool of page-locked memory when the calling thread's cache has nothing that fits.
+//!
+//! # The steps of a slow allocation
+//!
+//! | step | in a fenced pool only | cost |
+//! | --- | --- | --- |
+//! | 1. wait for the oldest fences while the quarantine is above its limit | | a wait for the device |
+//! | 2. record a fence if blocks were freed since the last one, and take what older fences free | yes | a driver call |
+//! | 3. the heap | | a lock |
+//! | 4. query the fences once more, then the thread's cache and the heap | | a driver call |
+//! | 5. grow, while the pool is below its target size | yes | a driver call, a third of a millisecond for each MiB |
+//! | 6. flush the caches of all threads, and query the fences for [`PATIENCE`] | | a barrier of the process |
+//! | 7. grow to the maximum | | as 5 |
+//! | 8. wait for the oldest fences, one after the other | | a wait for the device |
+//! | 9. unpin the free slabs, and grow by one that is large enough | | as 5 |
+//! | 10. look at every free block, then fail | | a lock |
+//!
+//! Steps 1, 2, 4 and 8 have something to do in an unfenced pool too, where a block was freed as a
+//! [`DeviceResource`](crate::DeviceResource)'s.
+
+use super::batch::{Batch, FreedBlock, bytes_of, pointer_to, units_of};
+use super::fence::{Fence, may_capture, synchronize_all};
+use super::pool_core::{Growth, NumberedFence, PoolCore};
+use super::quarantine::{Collected, FenceError};
+use super::source::{PAGE, report_lost, too_large};
+use super::thread_cache::{allocate, with_cache};
+use crate::driver::not_forked;
+use crate::error::{Error, ErrorKind, Result};
+use crate::pool::magazine::Magazine;
+use crate::sync::trusted::Ordering;
+use crate::sync::yield_now;
+use std::alloc::Layout;
+use std::cell::Cell;
+use std::ptr::NonNull;
+use std::time::{Duration, Instant};
+
+/// How long fences are queried again and again before the pool grows.
+const PATIENCE: Duration = Duration::from_micros(20);
+
+/// Bytes that a fenced pool may have beside what is in use, however little that is.
+const SLACK: usize = 64 << 20;
+
+/// The driver calls of a collection, beside a query of the older fences.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum CollectMode {
+    /// Records a fence for the blocks that have none.
+    Record,
+    /// No other.
+    Query,
+    /// Records a fence for the blocks that have none, and waits on the host for the oldest.
+    Wait,
+}
+
+impl PoolCore {
+    /// A block of `layout`, which has a size.
+    pub(super) fn allocate_slow(&self, layout: Layout) -> Result<NonNull<[u8]>> {
+        not_forked("page-locked memory")?;
+        let (size, align) = (layout.size(), layout.align());
+        let Some(units) = units_of(size) else {
+            return Err(above_largest_block(size, align));
+        };
+        let address = self.find_block(units, layout)?;
+        let pointer = pointer_to(address).ok_or_else(|| too_large(size, align))?;
+        Ok(NonNull::slice_from_raw_parts(pointer, size))
+    }
+
+    /// Goes through the steps at the head of this file.
+    fn find_block(&self, units: u32, layout: Layout) -> Result<usize> {
+        let align = layout.align();
+        let own = self.thread_magazine();
+        let own = own.as_deref();
+        // `thread_magazine` may only just have put the magazine into the thread's table.
+        let cached = || allocate(self.key, layout).map(|block| block.cast::<u8>().addr().get());
+        if let Some(address) = cached() {
+            return Ok(address);
+        }
+        self.tune_cache(own, units);
+        self.enforce_quarantine_limit();
+        if self.needs_fence.swap(false, Ordering::Relaxed) {
+            self.update_target();
+            self.collect(CollectMode::Record, own);
+            if let Some(address) = cached() {
+                return Ok(address);
+            }
+        }
+        if let Some(address) = self.allocate_from_heap(units, align) {
+            return Ok(address);
+        }
+        // The caches of other threads are left alone at first.
+        if self.quarantine.len() > 0 {
+            self.collect(CollectMode::Record, own);
+            if let Some(address) = cached().or_else(|| self.allocate_from_heap(units, align)) {
+                return Ok(address);
+            }
+        }
+        if self.update_target()
+            && let Ok(Growth::Block(address)) = self.grow(units, align)
+        {
+            return Ok(address);
+        }
+        loop {
+            if let Some(address) = self.flush_and_search(units, align) {
+                return Ok(address);
+            }
+            let refused = match self.grow(units, align) {
+                Ok(Growth::Block(address)) => return Ok(address),
+                Ok(Growth::Busy) => {
+                    yield_now();
+                    continue;
+                }
+                Ok(Growth::AtMaximum) => None,
+                Err(error) if error.kind() == ErrorKind::OutOfMemory => Some(error),
+                Err(error) => return Err(error),
+            };
+            while self.wait_for_oldest_fence() {
+                if let Some(address) = self.allocate_from_heap(units, align) {
+                    return Ok(address);
+                }
+            }
+            // The free slabs may each be too small, or upstream may lack what they hold.
+            let least = layout.size() + if align > PAGE { align } else { 0 };
+            if self.room_if_unpinned(least)
+                && self.unpin_free_slabs() > 0
+                && let Ok(Growth::Block(address)) = self.grow(units, align)
+            {
+                return Ok(address);
+            }
+            // Between the search and the growth another thread may have freed.
+            return match self.search_heap(units, align) {
+                Some(address) => Ok(address),
+                None => Err(refused.unwrap_or_else(|| self.at_maximum(layout))),
+            };
+        }
+    }
+
+    /// Makes room in the magazine for blocks of this size, and sets the size of batches by what the
+    /// pool can spare: a few are in quarantine at any time.
+    fn tune_cache(&self, own: Option<&Magazine>, units: u32) {
+        let Some(magazine) = own else { return };
+        let (fenced, batch_limit) = (self.key.fenced, self.batch_limit());
+        let mut evicted = Vec::new();
+        // SAFETY: this thread's magazine; nothing below enters one.
+        let _ = unsafe {
+            magazine.try_with(|classes| {
+                if !fenced {
+                    let mut evict = |address| evicted.push(FreedBlock::without_size(address));
+                    classes.note_miss(units, |block| evict(block.address as usize));
+                }
+                // SAFETY: INV-7: inside the magazine.
+                with_cache(magazine.slot(), |cache| cache.set_batch_limit(batch_limit))
+            })
+        };
+        if !evicted.is_empty() {
+            self.free_to_heap(&evicted);
+        }
+    }
+
+    /// Computes the size that a fenced pool grows to before it waits, so that a fence serves many
+    /// frees. Returns whether the pool is smaller.
+    fn update_target(&self) -> bool {
+        if !self.key.fenced {
+            return false;
+        }
+        let now = self.statistics();
+        let batches = self.settings.magazine_bytes.saturating_mul(4 * self.cache_count());
+        let slack = now.live.saturating_mul(3).min(batches).max(SLACK);
+        let upstream_full = self.upstream_full.load(Ordering::Relaxed);
+        let most = if upstream_full { now.reserved } else { self.settings.maximum };
+        let target = now.live.saturating_add(slack).max(now.reserved).min(most);
+        self.target_bytes.store(target, Ordering::Relaxed);
+        now.reserved < target
+    }
+
+    /// Takes the blocks whose fence has passed out of quarantine: one batch into the calling thread's
+    /// cache, if it has room, and the others to the heap. Returns whether there were any.
+    fn collect(&self, mode: CollectMode, own: Option<&Magazine>) -> bool {
+        let mut batches = self.collect_batches(mode).free;
+        let any = !batches.is_empty();
+        if let Some(magazine) = own {
+            let mut offered = batches.pop();
+            // SAFETY: this thread's magazine; nothing below enters one.
+            let _ = unsafe {
+                magazine.try_with(|_| {
+                    // SAFETY: INV-7: inside the magazine.
+                    with_cache(magazine.slot(), |cache| {
+                        offered = offered.take().and_then(|batch| cache.refill(batch));
+                    })
+                })
+            };
+            batches.extend(offered);
+        }
+        if !batches.is_empty() {
+            self.free_to_heap(batches.iter().flat_map(|batch| batch.blocks()));
+        }
+        any
+    }
+
+    fn collect_batches(&self, mode: CollectMode) -> Collected<Box<Batch>> {
+        self.quarantine_deferred_frees();
+        let (recorded, waited) = (Cell::new(0), Cell::new(false));
+        let device = self.source.device();
+        let collected = self.quarantine.collect(
+            || {
+                if mode == CollectMode::Query {
+                    return Err(FenceError::NotNow);
+                }
+                let fence = Fence::record(device)?;
+                recorded.set(self.fences.fetch_add(1, Ordering::Relaxed) + 1);
+                Ok(NumberedFence { number: recorded.get(), fence })
+            },
+            |NumberedFence { number, fence }| match mode {
+                CollectMode::Wait if !waited.replace(true) => fence.wait().map(|()| true),
+                // It has hardly passed right after its record; the next collection queries it.
+                CollectMode::Record if *number == recorded.get() => Ok(false),
+                _ => fence.query(),
+            },
+        );
+        let units = |batches: &[Box<Batch>]| batches.iter().map(|batch| batch.units()).sum::<u64>();
+        let lost = units(&collected.lost);
+        self.quarantined_units.fetch_sub(units(&collected.free) + lost, Ordering::Relaxed);
+        if lost > 0 {
+            report_lost(device, bytes_of(lost));
+        }
+        collected
+    }
+
+    /// Flushes the caches of all threads, and waits a moment for fences to pass.
+    fn flush_and_search(&self, units: u32, align: usize) -> Option<usize> {
+        if self.cached_units() != [0; 2] {
+            self.flush_caches();
+        }
+        self.collect(CollectMode::Record, None);
+        if let Some(address) = self.search_heap(units, align) {
+            return Some(address);
+        }
+        let mut until = None;
+        loop {
+            if let Some(address) = self.allocate_from_heap(units, align) {
+                return Some(address);
+            }
+            let now = Instant::now();
+            if self.quarantine.len() == 0 || now > *until.get_or_insert(now + PATIENCE) {
+                return None;
+            }
+            self.collect(CollectMode::Query, None);
+            std::hint::spin_loop();
+        }
+    }
+
+    /// Waits on the host for the oldest fence. Returns whether blocks came out of quarantine: not if it
+    /// is empty, or a capture may run.
+    fn wait_for_oldest_fence(&self) -> bool {
+        self.quarantine.len() > 0
+            && !may_capture(self.source.device())
+            && self.collect(CollectMode::Wait, None)
+    }
+
+    fn enforce_quarantine_limit(&self) {
+        let limit = self.settings.quarantine_bytes;
+        let above = || bytes_of(self.quarantined_units.load(Ordering::Relaxed)) > limit;
+        while above() && self.wait_for_oldest_fence() {}
+    }
+
+    fn at_maximum(&self, layout: Layout) -> Error {
+        let now = self.statistics();
+        let message = format!(
+            "{} bytes of page-locked memory were asked of a pool that holds {} of at most {}, {} of \
+             them in use and {} waiting for the device",
+            layout.size(),
+            now.reserved,
+            self.settings.maximum,
+            now.live,
+            now.waiting,
+        );
+        let error = Error::new(ErrorKind::OutOfMemory, message);
+        if now.waiting > 0 && may_capture(self.source.device()) {
+            return error.advise("what waits can be had again when the capture has ended");
+        }
+        error.advise("free memory, ask for less, or build the pool with a larger maximum_size")
+    }
+
+    /// Waits for the devices, and unpins every slab of which nothing is in use.
+    pub(super) fn trim(&self) -> Result<usize> {
+        not_forked("page-locked memory")?;
+        self.flush_caches();
+        self.quarantine_deferred_frees();
+        if self.quarantine.len() > 0 {
+            // The fence is recorded before the wait, and queried after it.
+            self.collect(CollectMode::Record, None);
+            synchronize_all(self.source.device())?;
+            self.collect(CollectMode::Record, None);
+        }
+        Ok(self.unpin_free_slabs())
+    }
+}
+
+fn above_largest_block(size: usize, align: usize) -> Error {
+    let most = bytes_of(u64::from(u32::MAX));
+    if size.checked_add(align).is_none_or(|bytes| bytes > isize::MAX as usize - PAGE) {
+        return too_large(size, align);
+    }
+    Error::new(
+        ErrorKind::InvalidArgument,
+        format!("{size} bytes were asked of a pool whose largest block is {most}"),
+    )
+    .advise("take so large a block from a PinnedResource")
+}

@@ -1,0 +1,316 @@
+//! Page-locked memory of the driver: how it is allocated, and how it is unpinned after it was freed.
+
+use super::fence::{Fence, synchronize_all};
+use super::quarantine::Quarantine;
+use crate::debug_log::{emit_deferred, event};
+use crate::device::Device;
+use crate::driver::{BackendKind, ErrorContext, HostFlags, not_forked};
+use crate::error::{DriverError, Error, ErrorKind, Result};
+use crate::layout::align_up;
+use crate::sync::trusted::Mutex;
+use crate::sync::{Arc, LazyLock};
+use std::alloc::Layout;
+use std::any::Any;
+use std::collections::HashMap;
+use std::mem::ManuallyDrop;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::NonNull;
+
+/// Driver allocations come in pages; what is asked is rounded up, so that small growth stays in
+/// place.
+pub(super) const PAGE: usize = 4096;
+
+/// A device and the driver's flags: allocates page-locked memory of one kind.
+#[derive(Debug)]
+pub(crate) struct HostSource {
+    device: Device,
+    flags: HostFlags,
+    quarantine: Arc<HostQuarantine>,
+}
+
+/// The quarantine of one device, for memory that goes back to the driver.
+pub(super) type HostQuarantine = Quarantine<FreedMemory, Fence>;
+
+/// Memory that a [`HostSource`] allocated.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct HostMemory {
+    /// The address and the size that the driver has it by.
+    pub(super) base: NonNull<u8>,
+    pub(super) bytes: usize,
+    /// The first byte that is aligned as was asked.
+    pub(super) start: NonNull<u8>,
+}
+
+/// Page-locked memory on its way back to the driver.
+#[derive(Debug)]
+pub(super) struct FreedMemory {
+    device: Device,
+    base: NonNull<u8>,
+    bytes: usize,
+    origin: Origin,
+}
+
+#[derive(Debug)]
+enum Origin {
+    Allocated,
+    /// Unregistered first; then its owner is dropped, which frees it. The owner is leaked unless it
+    /// is dropped on purpose: a panic on the way must free nothing that is still locked.
+    Registered(ManuallyDrop<Box<dyn Any + Send>>),
+}
+
+// SAFETY: this value owns the freed memory behind the pointer; nothing reads through it.
+unsafe impl Send for FreedMemory {}
+
+type Quarantines = HashMap<(BackendKind, u64), Arc<HostQuarantine>>;
+
+/// The quarantine of each device. One that the table alone holds has memory of sources that are gone:
+/// it is collected with the others, and dropped when it is empty.
+static QUARANTINES: LazyLock<Mutex<Quarantines>> = LazyLock::new(Mutex::default);
+
+pub(super) fn quarantine_of(device: &Device) -> Arc<HostQuarantine> {
+    QUARANTINES.lock().entry(device.key()).or_default().clone()
+}
+
+impl HostSource {
+    pub(crate) fn new(device: &Device, flags: HostFlags) -> Arc<Self> {
+        Arc::new(Self { device: device.clone(), flags, quarantine: quarantine_of(device) })
+    }
+
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
+    }
+
+    pub(crate) fn flags(&self) -> HostFlags {
+        self.flags
+    }
+
+    pub(crate) fn same(&self, other: &Self) -> bool {
+        self.device == other.device && self.flags == other.flags
+    }
+
+    /// Allocates memory with at least `layout.size()` bytes, which is not 0, from an address at its
+    /// alignment, whatever that is.
+    pub(super) fn allocate(&self, layout: Layout) -> Result<HostMemory> {
+        not_forked("page-locked memory")?;
+        unpin_passed();
+        let too_large = || too_large(layout.size(), layout.align());
+        // An alignment above the page's is found inside of a larger block.
+        let padding = if layout.align() > PAGE { layout.align() } else { 0 };
+        let mut bytes = padded(layout.size(), padding).ok_or_else(too_large)?;
+        let mut base = self.host_alloc(bytes)?;
+        if place(base, bytes, layout).is_none() {
+            // Drivers are said to align to pages, and promise nothing: once more, with room.
+            bytes = padded(layout.size(), layout.align()).ok_or_else(too_large)?;
+            let larger = self.host_alloc(bytes);
+            // SAFETY: allocated above, and nothing else has the pointer.
+            let _ = unsafe { self.device.driver().host_free(base) };
+            base = larger?;
+        }
+        Ok(HostMemory { base, bytes, start: place(base, bytes, layout).unwrap_or(base) })
+    }
+
+    fn host_alloc(&self, bytes: usize) -> Result<NonNull<u8>> {
+        let driver = self.device.driver();
+        match driver.host_alloc(bytes, self.flags) {
+            // The memory in quarantine may be all that is missing. If it has to stay there, the error
+            // is still that memory is short.
+            Err(error)
+                if error.code() == DriverError::OUT_OF_MEMORY && self.quarantine.len() > 0 =>
+            {
+                let _ = self.trim();
+                driver.host_alloc(bytes, self.flags)
+            }
+            answer => answer,
+        }
+        .with_context(|| {
+            format!("allocating {bytes} bytes of page-locked memory for {}", self.device)
+        })
+    }
+
+    /// Asks the driver for the device's address of memory that was allocated here.
+    pub(super) fn device_address(&self, base: NonNull<u8>) -> Result<u64> {
+        if !self.flags.mapped {
+            let message = "the block is page-locked and not mapped";
+            return Err(Error::new(ErrorKind::Unsupported, message)
+                .advise("use MappedAlloc, or a PinnedResource built with mapped(true)"));
+        }
+        let address = self.device.driver().host_device_address(base);
+        address.with_context(|| "asking for the device's address of a mapped block")
+    }
+
+    /// Waits for the device, and unpins all memory in quarantine.
+    pub(crate) fn trim(&self) -> Result<()> {
+        trim(&self.device, &self.quarantine)
+    }
+
+    fn freed(&self, base: NonNull<u8>, bytes: usize) -> FreedMemory {
+        FreedMemory { device: self.device.clone(), base, bytes, origin: Origin::Allocated }
+    }
+
+    /// Unpins memory that neither side uses any more.
+    ///
+    /// # Safety
+    ///
+    /// It came from [`allocate`](Self::allocate) and left the address map; the devices have passed all
+    /// work that uses it.
+    pub(super) unsafe fn unpin(&self, base: NonNull<u8>, bytes: usize) {
+        self.freed(base, bytes).unpin();
+    }
+
+    /// Takes freed memory, to be unpinned when the devices have passed a fence. No driver call.
+    pub(super) fn quarantine(&self, base: NonNull<u8>, bytes: usize) {
+        self.quarantine.push(self.freed(base, bytes));
+    }
+}
+
+/// The error of a layout that can never be met.
+pub(super) fn too_large(size: usize, align: usize) -> Error {
+    Error::new(
+        ErrorKind::InvalidArgument,
+        format!("{size} bytes aligned to {align} are more than an address space holds"),
+    )
+}
+
+/// Whole pages with room for `size` bytes and `padding` more; `None` if no address space has that.
+pub(super) fn padded(size: usize, padding: usize) -> Option<usize> {
+    let rounded = align_up(size.checked_add(padding)?, PAGE)?;
+    (rounded <= isize::MAX as usize).then_some(rounded)
+}
+
+/// The first address in a block of `bytes` bytes at which `layout` fits.
+fn place(base: NonNull<u8>, bytes: usize, layout: Layout) -> Option<NonNull<u8>> {
+    let address = base.addr().get();
+    let offset = align_up(address, layout.align())? - address;
+    if offset.checked_add(layout.size())? > bytes {
+        return None;
+    }
+    // SAFETY: the offset lies in the block, as does all of the layout after it.
+    Some(unsafe { base.add(offset) })
+}
+
+/// Takes memory that is unregistered before its owner frees it, when the devices have passed a fence.
+pub(super) fn quarantine_registered(
+    device: &Device,
+    quarantine: &HostQuarantine,
+    base: NonNull<u8>,
+    bytes: usize,
+    owner: Box<dyn Any + Send>,
+) {
+    let origin = Origin::Registered(ManuallyDrop::new(owner));
+    quarantine.push(FreedMemory { device: device.clone(), base, bytes, origin });
+}
+
+/// Unpins the memory of all devices whose fence has passed, without waiting.
+fn unpin_passed() {
+    let quarantines: Vec<Arc<HostQuarantine>> = {
+        let mut quarantines = QUARANTINES.lock();
+        // A quarantine that only the table holds has no source that could free into it: if it is empty
+        // too, it goes. Asked in this order: while another handle lives, a block may just come in.
+        quarantines
+            .retain(|_, quarantine| Arc::get_mut(quarantine).is_none_or(|only| only.len() > 0));
+        quarantines.values().filter(|quarantine| quarantine.len() > 0).cloned().collect()
+    };
+    for quarantine in quarantines {
+        collect(&quarantine);
+    }
+}
+
+fn collect(quarantine: &HostQuarantine) {
+    let Some(device) = quarantine.peek(|freed| freed.device.clone()) else { return };
+    let collected = quarantine.collect(|| Fence::record(&device), Fence::query);
+    for freed in collected.free {
+        // The destructor of one owner must not leak the others' memory, nor fail the caller.
+        if let Err(thrown) = catch_unwind(AssertUnwindSafe(|| freed.unpin())) {
+            std::mem::forget(thrown);
+            let device = device.to_string();
+            emit_deferred(move || {
+                event!(error, %device, "the owner of registered memory panicked when it was dropped");
+            });
+        }
+    }
+    for freed in collected.lost {
+        report_lost(&freed.device, freed.bytes);
+    }
+}
+
+/// Logs that memory is leaked, since its device is lost and no fence can pass.
+pub(super) fn report_lost(device: &Device, bytes: usize) {
+    let device = device.to_string();
+    // Deferred: the caller may hold the locks of a pool above.
+    emit_deferred(move || {
+        event!(
+            error, %device, bytes,
+            "leaked page-locked memory: the device can no longer say whether it uses it"
+        );
+    });
+}
+
+pub(super) fn trim(device: &Device, quarantine: &HostQuarantine) -> Result<()> {
+    not_forked("page-locked memory")?;
+    if quarantine.len() == 0 {
+        return Ok(());
+    }
+    // The fence is recorded before the wait and queried after it: right after its record it has not
+    // passed yet.
+    collect(quarantine);
+    synchronize_all(device)?;
+    collect(quarantine);
+    Ok(())
+}
+
+impl FreedMemory {
+    fn unpin(self) {
+        let driver = self.device.driver();
+        // SAFETY: a fence after the free has passed, so no device work uses the memory; it was
+        // allocated or registered with this driver, and `self` is its only trace.
+        let unpinned = unsafe {
+            match &self.origin {
+                Origin::Allocated => driver.host_free(self.base),
+                Origin::Registered(_) => driver.host_unregister(self.base),
+            }
+        };
+        match unpinned {
+            Ok(()) => {
+                if let Origin::Registered(owner) = self.origin {
+                    drop(ManuallyDrop::into_inner(owner));
+                }
+            }
+            // Its owner must not free pages that are still locked.
+            Err(error) if error.is_gone() => {}
+            Err(error) => {
+                let (device, bytes) = (self.device.to_string(), self.bytes);
+                emit_deferred(
+                    move || event!(error, %device, bytes, %error, "leaked page-locked memory"),
+                );
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_layout_is_placed_inside_its_block_or_not_at_all() {
+        let block = vec![0_u8; 1 << 15];
+        let start = NonNull::from(block.as_slice()).cast::<u8>();
+        for shift in [0, 512, 4096] {
+            // SAFETY: a few bytes into a vector of many more.
+            let base = unsafe { start.add(shift) };
+            for (size, align) in [(1, 1), (4096, 512), (4096, 4096), (100, 8192)] {
+                let layout = Layout::from_size_align(size, align).unwrap();
+                let padded = padded(size, align).unwrap();
+                let pointer = place(base, padded, layout).unwrap().addr().get();
+                assert!(pointer.is_multiple_of(align));
+                let from = base.addr().get();
+                assert!(pointer >= from && pointer + size <= from + padded);
+                // Without padding it fits only where the driver happens to align as asked.
+                let tight = place(base, size, layout);
+                assert_eq!(tight.is_some(), base.addr().get().is_multiple_of(align));
+            }
+        }
+        assert_eq!(padded(isize::MAX as usize, 0), None);
+        assert_eq!(padded(usize::MAX, 4096), None);
+    }
+}

@@ -1,0 +1,245 @@
+//! Allocation and free: from a thread's magazine, which is the warm way, and past it.
+
+use super::block::{Block, GRAPH_BIT, POOL_SHIFT, SlotId, UNIT_SHIFT, node_of};
+use super::core::Pool;
+use super::local::{self, Leave};
+use super::magazine::{Cached, Limits, Magazine};
+use super::request::Request;
+use super::slot::report;
+use super::upstream::{Failure, Upstream};
+use crate::debug_log::{defer_events, emit_deferred, event};
+use crate::sync::{Arc, Weak};
+
+impl<U: Upstream> Pool<U> {
+    /// A block that the calling thread keeps ready for the stream: no lock, no driver call. `None`
+    /// for no bytes.
+    #[inline(always)]
+    pub fn allocate_warm(&self, stream_id: u64, bytes: usize, align: u64) -> Option<Block> {
+        self.allocate_warm_units(stream_id, self.units(bytes)?, align)
+    }
+
+    /// The same for units that are known.
+    #[inline(always)]
+    pub fn allocate_warm_units(&self, stream_id: u64, units: u32, align: u64) -> Option<Block> {
+        if align > self.settings.alignment {
+            return None;
+        }
+        // SAFETY: the reference is gone when this returns; the table gives a thread its own magazines,
+        // and `pop` enters none.
+        unsafe {
+            local::find_then(self.id, stream_id, |magazine| {
+                let cached = magazine.try_with_unfenced(|classes| classes.pop(units))??;
+                Some(Self::warm(cached, units))
+            })
+        }
+    }
+
+    #[inline(always)]
+    fn warm(Cached { address, token }: Cached, units: u32) -> Block {
+        Block { address, bytes: (units as usize) << UNIT_SHIFT, token }
+    }
+
+    /// `bytes > 0` bytes, aligned to `align`, for work on `stream`, after
+    /// [`allocate_warm`](Self::allocate_warm) had none.
+    pub fn allocate(
+        &self,
+        stream: &U::Stream,
+        stream_id: u64,
+        bytes: usize,
+        align: u64,
+    ) -> Result<Block, Failure<U::Error>> {
+        let Some(units) = self.units(bytes) else { return Err(Failure::Exhausted(None)) };
+        // SAFETY: used before anything else looks for a magazine.
+        let magazine = unsafe { local::find(self.id, stream_id) };
+        // What the warm way leaves to this one.
+        let is_left =
+            |magazine: &Magazine| align > self.settings.alignment || magazine.needs_fence();
+        if let Some(magazine) = magazine
+            && is_left(magazine)
+            // SAFETY: the table gives a thread its own magazines, and `search` enters none.
+            && let Some(Some(cached)) = unsafe { magazine.try_with(|classes| classes.search(units, align)) }
+        {
+            return Ok(Self::warm(cached, units));
+        }
+        self.allocate_past_magazine(stream, stream_id, magazine, units, align)
+    }
+
+    fn allocate_past_magazine(
+        &self,
+        stream: &U::Stream,
+        stream_id: u64,
+        magazine: Option<&Magazine>,
+        units: u32,
+        align: u64,
+    ) -> Result<Block, Failure<U::Error>> {
+        let slot_id = match magazine {
+            // A stream whose slot was retired may be here again.
+            Some(magazine) if !magazine.is_retired() => {
+                self.note_miss(magazine, stream_id, units);
+                magazine.slot() as SlotId
+            }
+            _ => self.register_stream(stream, stream_id)?,
+        };
+        let align = align.max(self.settings.alignment);
+        let slot = self.slot(slot_id).ok_or(Failure::Crowded)?;
+        if slot.captured() != 0
+            && let Some(block) = self.allocate_for_graph(slot, stream, units, align)?
+        {
+            return Ok(block);
+        }
+        if let Some(taken) = slot.allocate(units, align) {
+            return Ok(self.block(slot_id, taken.node, taken.address, units));
+        }
+        self.free_deferred_graphs();
+        let _deferred = defer_events();
+        let found = self.miss(&Request { slot, stream, units, align, graph_upto: None })?;
+        Ok(self.block(found.owner, found.taken.node, found.taken.address, units))
+    }
+
+    /// Tells the magazine which size was missed. What it evicts goes to the heap.
+    fn note_miss(&self, magazine: &Magazine, stream_id: u64, units: u32) {
+        let mut freed = Ok(());
+        let evict = |block| freed = freed.and(self.free_to_owner(magazine.slot() as SlotId, block));
+        // SAFETY: the table gave us this thread's own magazine, and heaps enter none.
+        let to_list = unsafe {
+            magazine.try_with(|classes| {
+                classes.note_miss(units, evict);
+                classes.is_to_list()
+            })
+        };
+        if to_list == Some(true) {
+            local::note_stocked(self.id, stream_id);
+        }
+        report(freed);
+    }
+
+    /// Frees a block into the thread's magazine. Returns it if the magazine does not take it.
+    ///
+    /// # Safety
+    ///
+    /// As [`deallocate`](Self::deallocate).
+    #[inline(always)]
+    pub unsafe fn deallocate_warm(&self, stream_id: u64, block: Block) -> Result<(), Block> {
+        // SAFETY: the reference is gone when this returns; the table gives a thread its own magazines,
+        // and `push` enters none.
+        let cached = unsafe {
+            local::find_then(self.id, stream_id, |magazine| {
+                let (units, cached) = self.cacheable(&block)?;
+                magazine.try_with_unfenced(|classes| classes.push(units, cached))?.ok()
+            })
+        };
+        cached.ok_or(block)
+    }
+
+    /// A block as a magazine takes it: of this pool, and of no graph.
+    #[inline(always)]
+    fn cacheable(&self, block: &Block) -> Option<(u32, Cached)> {
+        let Block { address, bytes, token } = *block;
+        // A block of ours has the size that it was handed out with: a multiple of the unit.
+        let units = (bytes >> UNIT_SHIFT) as u32;
+        ((token >> POOL_SHIFT) as u16 == self.mark).then_some((units, Cached { address, token }))
+    }
+
+    /// Frees a block in the order of `stream`, after [`deallocate_warm`](Self::deallocate_warm) did
+    /// not take it.
+    ///
+    /// # Safety
+    ///
+    /// The block is this pool's and live, and what uses it is ordered before this call on `stream`.
+    pub unsafe fn deallocate(&self, stream: &U::Stream, stream_id: u64, block: Block) {
+        let Block { address, token, .. } = block;
+        if (token & !GRAPH_BIT) >> POOL_SHIFT != u64::from(self.mark) {
+            // A pool above may have its locks.
+            return emit_deferred(move || {
+                let address = format_args!("{address:#x}");
+                event!(error, address, "a block was given to a pool that is not its own: ignored");
+            });
+        }
+        // SAFETY: used before anything else looks for a magazine.
+        let magazine = unsafe { local::find(self.id, stream_id) };
+        if let Some(magazine) = magazine
+            && let Some((units, cached)) = self.cacheable(&block)
+        {
+            let is_to_push = magazine.needs_fence();
+            // SAFETY: as in `deallocate_warm`; `holds` enters none either.
+            let found = unsafe {
+                magazine.try_with(|classes| {
+                    let pushed = is_to_push && classes.push(units, cached).is_ok();
+                    // To its heap what lies in a magazine is live: it would free it, and the magazine
+                    // has it as well.
+                    (pushed, !pushed && classes.holds(units, token))
+                })
+            };
+            match found {
+                Some((true, _)) => return,
+                Some((_, true)) => return report(Err(node_of(token))),
+                _ => {}
+            }
+        }
+        let slot = match magazine {
+            Some(magazine) if !magazine.is_retired() => Ok(magazine.slot() as SlotId),
+            _ => self.register_stream(stream, stream_id),
+        };
+        let Ok(slot) = slot else {
+            return emit_deferred(move || {
+                event!(
+                    error,
+                    address = format_args!("{address:#x}"),
+                    "leaked device memory: the stream is of another device, or one more than a \
+                     pool can tell apart"
+                );
+            });
+        };
+        report(match self.free_for_graph(slot, &block) {
+            Some(noted) => noted,
+            None => self.free_to_owner(slot, Cached { address, token }),
+        });
+    }
+
+    /// The slot of a stream that the thread has no magazine for, and such a magazine.
+    #[cold]
+    fn register_stream(
+        &self,
+        stream: &U::Stream,
+        stream_id: u64,
+    ) -> Result<SlotId, Failure<U::Error>> {
+        self.upstream.check(stream)?;
+        let slot_id = self.slot_of(stream, stream_id)?;
+        let limits = Limits {
+            entries: self.settings.entries,
+            units: (self.settings.cached_bytes >> UNIT_SHIFT) as u64,
+        };
+        local::find_or_make(self.id, stream_id, || {
+            let slot = self.slot(slot_id)?;
+            let magazine = Arc::new(Magazine::new(limits, u32::from(slot_id)));
+            let pool: Weak<dyn Leave> = self.this.clone();
+            let _reclaim = self.reclaim_lock.lock();
+            if slot.captured() != 0 {
+                // SAFETY: INV-4.
+                unsafe { magazine.suspend() };
+            }
+            slot.magazines.lock().push(magazine.clone());
+            Some((magazine, pool))
+        });
+        Ok(slot_id)
+    }
+}
+
+impl<U: Upstream> Leave for Pool<U> {
+    fn leave(&self, magazine: &Arc<Magazine>) {
+        // In the child of a fork the lock may be held by a thread that is not here.
+        if self.upstream.is_forked() {
+            return;
+        }
+        let _deferred = defer_events();
+        let _reclaim = self.reclaim_lock.lock();
+        // SAFETY: on the owner's thread, and INV-4.
+        unsafe {
+            let _ = magazine.try_with(|classes| self.empty(magazine, classes));
+            magazine.retire();
+        }
+        if let Some(slot) = self.slot(magazine.slot() as SlotId) {
+            slot.magazines.lock().retain(|other| !Arc::ptr_eq(other, magazine));
+        }
+    }
+}

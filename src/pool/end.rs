@@ -1,0 +1,98 @@
+//! How a pool ends: everything goes back to upstream in the order of one stream.
+
+use super::block::SHARED;
+use super::core::Pool;
+use super::events::emit;
+use super::upstream::{Failure, Upstream};
+use crate::debug_log::defer_events;
+
+impl<U: Upstream> Pool<U> {
+    /// Makes one stream wait for all that freed memory of this pool. Returns it, unless every stream
+    /// is gone; the host waits for those then.
+    fn last_stream(&self) -> Result<Option<U::Stream>, Failure<U::Error>> {
+        let mut last = None;
+        for slot in self.stream_slots() {
+            let record = slot.epochs.lock();
+            let Some(stream) = &record.stream else { continue };
+            // Its last work has no event and gets none; and it is not to free or to wait in a graph.
+            if self.upstream.is_capturing(stream).unwrap_or(false) {
+                return Err(Failure::Captured);
+            }
+            last.get_or_insert_with(|| (slot, stream.clone()));
+        }
+        for slot in self.stream_slots() {
+            let mut record = slot.epochs.lock();
+            let stamp = slot.epochs.last(&record);
+            match &last {
+                None => slot.epochs.synchronize(&self.upstream, &mut record, stamp)?,
+                Some((last, _)) if last.id == slot.id => {}
+                Some((last, stream)) => {
+                    drop(record);
+                    self.order(last, stream, slot.id, stamp)?;
+                }
+            }
+        }
+        Ok(last.map(|(_, stream)| stream))
+    }
+
+    /// Gives everything back to upstream in the order of one stream that waits for all others, so
+    /// nothing changes hands there before its last work. What users still hold is leaked.
+    fn close(&mut self) {
+        self.free_deferred_graphs();
+        let magazines: Vec<_> = self
+            .all_slots()
+            .flat_map(|slot| slot.magazines.lock().drain(..).collect::<Vec<_>>())
+            .collect();
+        {
+            let reclaim = self.reclaim_lock.lock();
+            // SAFETY: INV-4.
+            magazines.iter().for_each(|magazine| unsafe { magazine.retire() });
+            self.reclaim(&reclaim, &magazines, |magazine, classes| self.empty(magazine, classes));
+        }
+        let stream = match self.last_stream() {
+            Ok(stream) => stream,
+            Err(error) => return self.upstream.report_leak(self.stats().reserved, &error),
+        };
+        let mut pieces = Vec::new();
+        for slot in self.stream_slots() {
+            let mut heap = slot.heap();
+            let tags: Vec<_> = heap.tags().collect();
+            tags.into_iter().for_each(|tag| heap.cut_all(tag, usize::MAX, &mut pieces));
+        }
+        let Some(shared) = self.slot(SHARED) else { return };
+        let returned = {
+            let mut heap = shared.heap();
+            pieces.into_iter().for_each(|piece| heap.add(SHARED, piece));
+            self.cut_whole(&mut heap, 0)
+        };
+        let blocks = returned.len();
+        let bytes: usize = returned.iter().map(|block| block.bytes as usize).sum();
+        for block in returned {
+            self.upstream.deallocate(stream.as_ref(), block.block);
+        }
+        let lost = self.reserved();
+        emit!(self, { blocks, bytes, leaked = lost }, "pool ended");
+        if lost > 0 {
+            self.upstream.report_leak(lost, &Failure::Exhausted(None));
+        }
+    }
+
+    /// However the pool ended: a handle that is dropped without this would count as a pool's for good.
+    fn release_streams(&self) {
+        for slot in self.all_slots() {
+            let stream = slot.epochs.lock().stream.take();
+            stream.into_iter().for_each(U::release_stream);
+        }
+    }
+}
+
+impl<U: Upstream> Drop for Pool<U> {
+    fn drop(&mut self) {
+        // In the child of a fork the memory is the parent's, and its locks may be held.
+        if !self.upstream.is_forked() {
+            let _deferred = defer_events();
+            self.close();
+            self.release_streams();
+        }
+    }
+}

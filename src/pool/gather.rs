@@ -1,0 +1,227 @@
+//! All free memory in one place, and whole blocks back to upstream.
+
+use super::block::{SHARED, SlotId};
+use super::core::Pool;
+use super::events::emit;
+use super::request::{Found, Request};
+use super::upstream::{Failure, Upstream, count};
+use super::upstream_blocks::UpstreamBlock;
+use crate::debug_log::{defer_events, range};
+use crate::heap::{Heap, Piece};
+
+impl<U: Upstream> Pool<U> {
+    /// Flushes every magazine of every thread into the heaps.
+    fn flush_all(&self) {
+        self.each_magazine(|magazine, classes| self.flush(magazine, classes));
+    }
+
+    /// Moves all free memory of the pool into the stream's heap, ordered, and so in one piece where
+    /// its addresses are. The caller has `gather_lock`, and writes `in_transit`.
+    pub(super) fn gather(
+        &self,
+        request: &Request<'_, U>,
+    ) -> Result<Option<Found>, Failure<U::Error>> {
+        let _range = range(c"pool: gather", request.bytes());
+        self.flush_all();
+        let Request { slot, stream, .. } = *request;
+        let mut failed = None;
+        let mut pieces = Vec::new();
+        for source in self.all_slots() {
+            let is_own = source.id == slot.id;
+            let tags: Vec<(SlotId, usize)> = {
+                let heap = source.heap();
+                heap.tags().map(|tag| (tag, heap.latest(tag))).collect()
+            };
+            for (tag, latest) in tags {
+                if tag == slot.id && is_own {
+                    continue;
+                }
+                if let Err(error) = self.order(slot, stream, tag, latest) {
+                    failed = Some(error);
+                    continue;
+                }
+                let mut heap = source.heap();
+                if is_own {
+                    heap.retag(tag, latest, slot.id, slot.epochs.current());
+                } else {
+                    heap.cut_all(tag, latest, &mut pieces);
+                }
+            }
+        }
+        let stamp = slot.epochs.current();
+        {
+            let mut heap = slot.heap();
+            for piece in pieces {
+                self.add(slot, &mut heap, slot.id, Piece { stamp, ..piece });
+            }
+        }
+        emit!(self, {
+            stream = U::id(stream), asked = request.bytes(), largest = slot.heap().largest_free(),
+        }, "gathered free memory");
+        match (self.find_own(request), failed) {
+            (Some(found), _) => Ok(Some(found)),
+            (None, Some(error)) => Err(error),
+            (None, None) => Ok(None),
+        }
+    }
+
+    /// Gives whole blocks of upstream back until one of the request's size may be asked for, and asks.
+    /// The host waits for the stream, which waits for the others. The caller has `gather_lock`.
+    pub(super) fn trim_for(
+        &self,
+        request: &Request<'_, U>,
+    ) -> Result<Option<Found>, Failure<U::Error>> {
+        let Some(bytes) = self.bytes_within_maximum(request) else { return Ok(None) };
+        let _range = range(c"pool: trim for a request", bytes);
+        {
+            let _transit = self.in_transit.write();
+            if let Some(found) = self.gather(request)? {
+                return Ok(Some(found));
+            }
+        }
+        let slot = request.slot;
+        let stamp = slot.epochs.current();
+        slot.epochs.synchronize(&self.upstream, &mut slot.epochs.lock(), stamp)?;
+        let _transit = self.in_transit.write();
+        // What came meanwhile, while the host waited. It is of a later epoch.
+        if let Some(found) = self.gather(request)? {
+            return Ok(Some(found));
+        }
+        self.replace_blocks(request, bytes, |target| {
+            let mut heap = slot.heap();
+            heap.retag(slot.id, stamp, SHARED, 0);
+            let returned = self.cut_whole(&mut heap, target);
+            heap.retag(SHARED, usize::MAX, slot.id, 0);
+            returned
+        })
+    }
+
+    /// As [`trim_for`](Self::trim_for), for a graph: the host waits for all streams that are not in
+    /// capture.
+    pub(super) fn trim_for_graph(
+        &self,
+        request: &Request<'_, U>,
+    ) -> Result<Option<Found>, Failure<U::Error>> {
+        let Some(bytes) = self.bytes_within_maximum(request) else { return Ok(None) };
+        self.flush_all();
+        for source in self.stream_slots() {
+            let mut record = source.epochs.lock();
+            // Closed epochs have events from before the capture, which may be waited for.
+            let in_capture = source.captured() != 0;
+            let stamp = if in_capture { record.newest() } else { source.epochs.last(&record) };
+            // A failure leaves things as they are: the memory is not ready.
+            let _ = source.epochs.synchronize(&self.upstream, &mut record, stamp);
+        }
+        let _transit = self.in_transit.write();
+        self.share_complete();
+        let Some(shared) = self.slot(SHARED) else { return Ok(None) };
+        let found = self.find_own(request).or_else(|| self.refill_in_transit(request));
+        if let Some(found) = found.or_else(|| self.find_ready(request)) {
+            return Ok(Some(found));
+        }
+        self.replace_blocks(request, bytes, |target| self.cut_whole(&mut shared.heap(), target))
+    }
+
+    fn bytes_within_maximum(&self, request: &Request<'_, U>) -> Option<usize> {
+        let bytes = request.padded_bytes(self.settings.alignment);
+        bytes.filter(|bytes| *bytes <= self.settings.maximum)
+    }
+
+    /// Gives blocks of upstream back, which `cut` takes out of a heap until so many bytes are
+    /// reserved, and asks for one of `bytes`. The caller writes `in_transit` (INV-5).
+    fn replace_blocks(
+        &self,
+        request: &Request<'_, U>,
+        bytes: usize,
+        cut: impl Fn(usize) -> Vec<UpstreamBlock<U::Block>>,
+    ) -> Result<Option<Found>, Failure<U::Error>> {
+        let maximum = self.settings.maximum;
+        // What the maximum asks for first; everything, if upstream has no more.
+        self.release_upstream(cut(maximum.saturating_sub(bytes)));
+        self.grow_by(request, bytes, bytes, maximum).or_else(|_| {
+            self.release_upstream(cut(0));
+            self.grow_by(request, bytes, bytes, maximum)
+        })
+    }
+
+    /// Cuts whole blocks of upstream that are complete out of a heap, until `target` bytes are
+    /// reserved.
+    pub(super) fn cut_whole(&self, heap: &mut Heap, target: usize) -> Vec<UpstreamBlock<U::Block>> {
+        let mut blocks = self.upstream_blocks.lock();
+        let mut cut = Vec::new();
+        for (number, address, bytes) in blocks.largest_first() {
+            if blocks.bytes() <= target {
+                break;
+            }
+            if heap.cut_exactly(number, address, bytes) {
+                cut.extend(blocks.remove(number));
+            }
+        }
+        cut
+    }
+
+    /// Gives blocks back that nothing uses. Returns how many bytes they have.
+    fn release_upstream(&self, blocks: Vec<UpstreamBlock<U::Block>>) -> usize {
+        let (number, bytes): (usize, usize) =
+            (blocks.len(), blocks.iter().map(|block| block.bytes as usize).sum());
+        for block in blocks {
+            count(&self.counters().returns);
+            self.upstream.deallocate(None, block.block);
+        }
+        if number > 0 {
+            emit!(self, {
+                blocks = number, bytes, reserved = self.reserved(),
+            }, "gave memory back");
+        }
+        bytes
+    }
+
+    /// Gives whole free blocks of upstream back until `keep` bytes are reserved. Blocks the host
+    /// until the streams that freed them are done. Returns how many bytes went back.
+    pub fn trim(&self, keep: usize) -> Result<usize, Failure<U::Error>> {
+        let _deferred = defer_events();
+        let _range = range(c"pool: trim", keep);
+        let _gather = self.gather_lock.lock();
+        self.flush_all();
+        let mut failed = None;
+        for source in self.stream_slots() {
+            if source.captured() != 0 {
+                failed = Some(Failure::Captured);
+                continue;
+            }
+            let mut record = source.epochs.lock();
+            let stamp = source.epochs.last(&record);
+            if let Err(error) = source.epochs.synchronize(&self.upstream, &mut record, stamp) {
+                failed = Some(error);
+            }
+        }
+        let _transit = self.in_transit.write();
+        self.share_complete();
+        let Some(shared) = self.slot(SHARED) else { return Ok(0) };
+        let cut = self.cut_whole(&mut shared.heap(), keep);
+        let bytes = self.release_upstream(cut);
+        match failed {
+            Some(error) if bytes == 0 => Err(error),
+            _ => Ok(bytes),
+        }
+    }
+
+    /// Moves what is known to be complete from all heaps to the shared one.
+    fn share_complete(&self) {
+        let mut pieces = Vec::new();
+        for source in self.stream_slots() {
+            let mut heap = source.heap();
+            let tags: Vec<SlotId> = heap.tags().collect();
+            for tag in tags {
+                let completed = self.slot(tag).map_or(0, |slot| slot.epochs.completed());
+                heap.cut_all(tag, completed, &mut pieces);
+            }
+        }
+        if let Some(shared) = self.slot(SHARED) {
+            let mut heap = shared.heap();
+            for piece in pieces {
+                self.add(shared, &mut heap, SHARED, Piece { stamp: 0, ..piece });
+            }
+        }
+    }
+}

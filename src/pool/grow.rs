@@ -1,0 +1,174 @@
+//! Memory that comes to a stream's heap: from the shared heap, or from upstream.
+
+use super::block::{SHARED, UNIT_SHIFT};
+use super::core::Pool;
+use super::events::emit;
+use super::request::{Found, Request};
+use super::upstream::{Failure, Upstream, count};
+use super::upstream_blocks::UpstreamBlock;
+use crate::debug_log::{defer_events, is_enabled, range};
+use crate::heap::Piece;
+use std::time::Instant;
+
+/// Smallest growth, unless a step is set: 2 MiB, the driver's own granule.
+const LEAST_GROWTH: usize = 2 << 20;
+/// Growth is an eighth of what is there, up to this.
+const MOST_GROWTH: usize = 1 << 30;
+
+impl<U: Upstream> Pool<U> {
+    /// Moves complete memory from the shared heap into the stream's, more than is asked, so that the
+    /// shared heap is seldom needed.
+    pub(super) fn refill(&self, request: &Request<'_, U>) -> Option<Found> {
+        self.slot(SHARED).filter(|shared| shared.maybe_free())?;
+        let _transit = self.in_transit.read();
+        self.refill_in_transit(request)
+    }
+
+    /// As [`refill`](Self::refill). The caller has `in_transit` (INV-5).
+    pub(super) fn refill_in_transit(&self, request: &Request<'_, U>) -> Option<Found> {
+        let shared = self.slot(SHARED)?;
+        let least = request.padded_units(self.settings.alignment)?;
+        let piece = {
+            let mut heap = shared.heap();
+            let most = heap.largest_bound(SHARED);
+            if most < least {
+                shared.set_maybe_free(most > 0);
+                return None;
+            }
+            let units = match request.graph_upto {
+                Some(_) => least,
+                None => {
+                    // A part of what is left: the other streams come, too.
+                    let part = (heap.stats().free_bytes >> UNIT_SHIFT) / 16;
+                    let most = u64::from(u32::MAX);
+                    let part = part.clamp(LEAST_GROWTH as u64 >> UNIT_SHIFT, most) as u32;
+                    // What stays behind is aligned, too.
+                    least.max(part & !((self.settings.alignment >> UNIT_SHIFT) as u32 - 1))
+                }
+            };
+            heap.cut(SHARED, least, units, usize::MAX)?
+        };
+        let mut heap = request.slot.heap();
+        self.add(request.slot, &mut heap, request.tag(), Piece { stamp: 0, ..piece });
+        request.take(&mut heap)
+    }
+
+    /// Moves all memory of the shared heap into the stream's.
+    pub(super) fn take_shared(&self, request: &Request<'_, U>) {
+        let Some(shared) = self.slot(SHARED) else { return };
+        let _transit = self.in_transit.read();
+        let mut pieces = Vec::new();
+        shared.heap().cut_all(SHARED, usize::MAX, &mut pieces);
+        let (slot, tag) = (request.slot, request.tag());
+        let mut heap = slot.heap();
+        pieces.into_iter().for_each(|piece| self.add(slot, &mut heap, tag, piece));
+    }
+
+    /// Takes more from upstream, for the request's stream.
+    pub(super) fn grow(
+        &self,
+        request: &Request<'_, U>,
+        limit: usize,
+    ) -> Result<Option<Found>, Failure<U::Error>> {
+        let Some(bytes) = request.padded_bytes(self.settings.alignment) else { return Ok(None) };
+        let least = match (self.settings.growth_step, request.graph_upto) {
+            (0, Some(_)) => LEAST_GROWTH,
+            (0, None) => {
+                // Of what the stream has, not the pool: streams that come and go would leave the
+                // pool as large as each of them would have wanted it.
+                let own = request.slot.heap().stats().total_bytes as usize;
+                (own / 8).clamp(LEAST_GROWTH, MOST_GROWTH)
+            }
+            (step, _) => step,
+        };
+        let _transit = self.in_transit.read();
+        self.grow_by(request, bytes, bytes.max(least), limit)
+    }
+
+    /// Takes between `bytes` and `wish` from upstream into the request's heap, and the block from
+    /// there. The caller has `in_transit`.
+    pub(super) fn grow_by(
+        &self,
+        request: &Request<'_, U>,
+        bytes: usize,
+        wish: usize,
+        limit: usize,
+    ) -> Result<Option<Found>, Failure<U::Error>> {
+        let Request { slot, stream, graph_upto, .. } = *request;
+        // For a graph it is complete memory, which upstream gives on another stream: no node of the
+        // graph.
+        let stream = graph_upto.is_none().then_some(stream);
+        let Some(piece) = self.obtain(stream, bytes, wish, limit)? else { return Ok(None) };
+        let mut heap = slot.heap();
+        // Upstream gave it to this stream, from this point of it on: so it is the stream's own, and
+        // for every other it is as if freed here and now.
+        let stamp = if stream.is_some() { slot.epochs.current() } else { 0 };
+        self.add(slot, &mut heap, request.tag(), Piece { stamp, ..piece });
+        Ok(request.take(&mut heap))
+    }
+
+    /// Whether the pool may grow for the request under its soft limit, as of some moment.
+    pub(super) fn has_room(&self, request: &Request<'_, U>) -> bool {
+        let bytes = request.padded_bytes(self.settings.alignment);
+        let sum = bytes.and_then(|bytes| self.reserved().checked_add(bytes));
+        sum.is_some_and(|sum| sum <= self.settings.soft_limit)
+    }
+
+    /// Asks upstream for `wish` bytes, or fewer where there is no room, but `least`. The caller has
+    /// `in_transit` (INV-5).
+    fn obtain(
+        &self,
+        stream: Option<&U::Stream>,
+        least: usize,
+        wish: usize,
+        limit: usize,
+    ) -> Result<Option<Piece>, Failure<U::Error>> {
+        let mask = self.settings.alignment as usize - 1;
+        let mut wish = wish.checked_add(mask).map_or(least, |sum| sum & !mask);
+        loop {
+            let reserved = self.upstream_blocks.lock().reserve(least, wish, limit & !mask);
+            let Some(bytes) = reserved else { return Ok(None) };
+            let begin = is_enabled().then(Instant::now);
+            let _range = range(c"pool: grow", bytes);
+            match self.upstream.allocate(stream, bytes) {
+                Ok((address, block)) => {
+                    count(&self.counters().growths);
+                    let block = UpstreamBlock { address, bytes: bytes as u64, block };
+                    let upstream_block = self.upstream_blocks.lock().insert(block);
+                    if let Some(begin) = begin {
+                        let elapsed = begin.elapsed().as_nanos();
+                        emit!(self, {
+                            stream = stream.map_or(0, U::id), asked = least, bytes,
+                            reserved = self.reserved(),
+                            elapsed_ns = u64::try_from(elapsed).unwrap_or(u64::MAX),
+                        }, "pool grew");
+                    }
+                    let bytes = bytes as u64;
+                    return Ok(Some(Piece { upstream_block, address, bytes, stamp: 0 }));
+                }
+                Err(error) => {
+                    self.upstream_blocks.lock().unreserve(bytes);
+                    emit!(self, {
+                        stream = stream.map_or(0, U::id), asked = least, bytes,
+                        reserved = self.reserved(), error = error.to_string(),
+                    }, "upstream refused");
+                    if bytes == least || !U::is_exhausted(&error) {
+                        return Err(Failure::Upstream(error));
+                    }
+                    wish = least.max((bytes / 2) & !mask);
+                }
+            }
+        }
+    }
+
+    /// Takes complete memory from upstream into the shared heap.
+    pub fn prepare(&self, bytes: usize) -> Result<(), Failure<U::Error>> {
+        let _deferred = defer_events();
+        let _transit = self.in_transit.read();
+        let piece = self.obtain(None, bytes, bytes, self.settings.maximum)?;
+        if let (Some(piece), Some(shared)) = (piece, self.slot(SHARED)) {
+            self.add(shared, &mut shared.heap(), SHARED, piece);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,160 @@
+//! What a pool does when a stream's own free memory does not serve: the steps of its policy, in
+//! order, until one of them finds memory.
+
+use super::core::Pool;
+use super::local;
+use super::miss_step::MissStep;
+use super::request::{Found, Request};
+use super::steal::Candidates;
+use super::upstream::{Failure, Upstream, count};
+
+impl<U: Upstream> Pool<U> {
+    /// Memory for a stream whose own free memory did not serve.
+    #[cold]
+    pub(super) fn miss(&self, request: &Request<'_, U>) -> Result<Found, Failure<U::Error>> {
+        count(&self.counters().misses);
+        if self.upstream.is_capturing(request.stream)? {
+            return Err(Failure::Captured);
+        }
+        let ready = self.flush_own_magazines(request).or_else(|| self.refill(request));
+        if let Some(found) = ready {
+            return Ok(found);
+        }
+        let mut seen: Option<Candidates> = None;
+        self.run_steps(request, |step| {
+            if matches!(step, MissStep::Complete | MissStep::Ordered | MissStep::Wait)
+                && seen.is_none()
+                && let Some(found) = self.scan(request, seen.insert(Candidates::default()))
+            {
+                return Ok(Some(found));
+            }
+            match (step, &seen) {
+                (MissStep::Complete, Some(seen)) => Ok(self.poll_candidates(request, seen)),
+                (MissStep::Wait, Some(seen)) => self.wait_for_one(request, seen),
+                (MissStep::Gather, _) => {
+                    let _gather = self.gather_lock.lock();
+                    let _transit = self.in_transit.write();
+                    self.gather(request)
+                }
+                (MissStep::Trim, _) => {
+                    let _gather = self.gather_lock.lock();
+                    self.trim_for(request)
+                }
+                _ => Ok(None),
+            }
+        })
+    }
+
+    /// Memory for a graph. Nothing here gives the capturing stream work (INV-7).
+    pub(super) fn miss_for_graph(
+        &self,
+        request: &Request<'_, U>,
+    ) -> Result<Found, Failure<U::Error>> {
+        count(&self.counters().misses);
+        if let Some(found) = self.find_for_graph(request) {
+            return Ok(found);
+        }
+        for source in self.stream_slots() {
+            source.epochs.poll(&self.upstream, &mut source.epochs.lock());
+        }
+        if let Some(found) = self.find_for_graph(request) {
+            return Ok(found);
+        }
+        self.run_steps(request, |step| match step {
+            MissStep::Trim => {
+                let _gather = self.gather_lock.lock();
+                self.trim_for_graph(request)
+            }
+            _ => Ok(None),
+        })
+    }
+
+    /// Takes the steps of the policy, growth itself and the others by `step`.
+    fn run_steps(
+        &self,
+        request: &Request<'_, U>,
+        mut step: impl FnMut(MissStep) -> Result<Option<Found>, Failure<U::Error>>,
+    ) -> Result<Found, Failure<U::Error>> {
+        let mut last = None;
+        for one in &self.settings.steps {
+            let found = match one {
+                MissStep::Grow => self.grow(request, self.settings.soft_limit),
+                MissStep::GrowToMaximum => self.grow(request, self.settings.maximum),
+                other => step(*other),
+            };
+            match found {
+                Ok(Some(found)) => return Ok(found),
+                Ok(None) | Err(Failure::Captured | Failure::Gone | Failure::Crowded) => {}
+                Err(Failure::Upstream(error))
+                    if one.asks_upstream() && !U::is_exhausted(&error) =>
+                {
+                    return Err(Failure::Upstream(error));
+                }
+                Err(Failure::Upstream(error)) => last = Some(error),
+                Err(Failure::Exhausted(error)) => last = error.or(last),
+            }
+        }
+        // Blocks that the steps pass over: behind many others, or aligned by chance.
+        self.take_shared(request);
+        match (self.find_ready(request), last) {
+            (Some(found), _) => Ok(found),
+            (None, Some(error)) if !U::is_exhausted(&error) => Err(Failure::Upstream(error)),
+            (None, error) => Err(Failure::Exhausted(error)),
+        }
+    }
+
+    /// Flushes the calling thread's own magazines, of this stream and of others, which costs no
+    /// barrier.
+    fn flush_own_magazines(&self, request: &Request<'_, U>) -> Option<Found> {
+        let mut flushed = false;
+        local::each_stocked(self.id, |magazine| {
+            // SAFETY: this thread's own magazine, and heaps enter none.
+            let emptied = unsafe {
+                magazine.try_with(|classes| {
+                    flushed |= classes.contents().0 > 0;
+                    self.flush(magazine, classes);
+                    classes.unlist();
+                })
+            };
+            emptied.is_some()
+        });
+        if !flushed {
+            return None;
+        }
+        let slot = request.slot;
+        let taken = slot.allocate(request.units, request.align)?;
+        Some(Found { owner: slot.id, freed_by: slot.id, taken })
+    }
+
+    /// Memory for a graph that needs no wait.
+    fn find_for_graph(&self, request: &Request<'_, U>) -> Option<Found> {
+        self.find_own(request).or_else(|| self.refill(request)).or_else(|| self.find_ready(request))
+    }
+
+    /// A block of the stream's own free memory, of before the capture if it records a graph.
+    pub(super) fn find_own(&self, request: &Request<'_, U>) -> Option<Found> {
+        let Request { slot, units, align, graph_upto, .. } = *request;
+        let upto = graph_upto.unwrap_or(usize::MAX);
+        let taken = slot.heap().search(slot.id, units, align, upto)?;
+        Some(Found { owner: slot.id, freed_by: slot.id, taken })
+    }
+
+    /// A block that needs no wait, in any heap. Misses none that serves.
+    pub(super) fn find_ready(&self, request: &Request<'_, U>) -> Option<Found> {
+        let Request { slot, units, align, graph_upto, .. } = *request;
+        self.find_populated(|source| {
+            source.heap().find_tag(|heap, tag| {
+                // What the stream is ordered after it was before the capture, as was its own.
+                let upto = match graph_upto {
+                    Some(upto) if tag == slot.id => upto,
+                    _ => self.ready(slot, tag),
+                };
+                let taken = heap.search(tag, units, align, upto)?;
+                if tag != slot.id {
+                    count(&self.counters().steals);
+                }
+                Some(Found { owner: source.id, freed_by: tag, taken })
+            })
+        })
+    }
+}

@@ -1,0 +1,29 @@
+//! The steps of a miss policy.
+
+/// One thing that a pool tries on a miss.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum MissStep {
+    /// Memory that other streams freed and the host has seen complete.
+    Complete,
+    /// Memory that other streams freed at points which the calling stream is already ordered after.
+    Ordered,
+    /// More memory from upstream, while the pool is under its soft limit.
+    Grow,
+    /// Memory of one other stream: the calling stream is made to wait for it, the host is not.
+    Wait,
+    /// More memory from upstream, up to the maximum size.
+    GrowToMaximum,
+    /// All free memory of the pool is gathered in one place, and the calling stream is made to wait
+    /// for all streams that freed it.
+    Gather,
+    /// Free blocks of upstream are given back, and upstream is asked for one that fits. The host
+    /// waits for the streams that used them.
+    Trim,
+}
+
+impl MissStep {
+    pub(super) fn asks_upstream(self) -> bool {
+        matches!(self, Self::Grow | Self::GrowToMaximum | Self::Trim)
+    }
+}

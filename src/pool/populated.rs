@@ -1,0 +1,24 @@
+//! Which slots have a heap worth a look: those that were ever given memory.
+//!
+//! Most streams of a pool that many use live on what others freed, and have an empty heap of their
+//! own. Slots are never taken off the list.
+
+use super::block::SlotId;
+use crate::sync::{Arc, trusted};
+
+/// Slots in order. A miss scans the list as it was when the miss began.
+#[derive(Debug, Default)]
+pub(super) struct Populated(trusted::Mutex<Arc<Vec<SlotId>>>);
+
+impl Populated {
+    pub(super) fn insert(&self, slot: SlotId) {
+        let mut slots = self.0.lock();
+        if let Err(place) = slots.binary_search(&slot) {
+            Arc::make_mut(&mut slots).insert(place, slot);
+        }
+    }
+
+    pub(super) fn slots(&self) -> Arc<Vec<SlotId>> {
+        self.0.lock().clone()
+    }
+}

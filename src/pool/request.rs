@@ -1,0 +1,56 @@
+//! One request on its way through the steps of a miss.
+
+use super::block::{SHARED, SlotId, UNIT_SHIFT};
+use super::slot::Slot;
+use super::upstream::Upstream;
+use crate::heap::{Heap, Taken};
+
+pub(super) struct Request<'a, U: Upstream> {
+    pub(super) slot: &'a Slot<U>,
+    pub(super) stream: &'a U::Stream,
+    pub(super) units: u32,
+    /// The pool's alignment at least.
+    pub(super) align: u64,
+    /// Of a request for a graph that the stream records: `GraphArena::upto`.
+    pub(super) graph_upto: Option<usize>,
+}
+
+/// Where memory was found.
+pub(super) struct Found {
+    /// The slot whose heap the block is of.
+    pub(super) owner: SlotId,
+    /// The tag that the memory had there.
+    pub(super) freed_by: SlotId,
+    pub(super) taken: Taken,
+}
+
+impl<U: Upstream> Request<'_, U> {
+    pub(super) fn bytes(&self) -> usize {
+        (self.units as usize) << UNIT_SHIFT
+    }
+
+    /// The units of memory that serves wherever it lies, if it is aligned to `granted`.
+    pub(super) fn padded_units(&self, granted: u64) -> Option<u32> {
+        let padding = self.align.saturating_sub(granted) >> UNIT_SHIFT;
+        self.units.checked_add(u32::try_from(padding).unwrap_or(u32::MAX))
+    }
+
+    /// The bytes of a fresh block of upstream that serves for sure.
+    pub(super) fn padded_bytes(&self, granted: u64) -> Option<usize> {
+        (self.padded_units(granted)? as usize).checked_mul(1 << UNIT_SHIFT)
+    }
+
+    /// The tag of memory that comes into the slot's heap for this request. Memory for a graph stays
+    /// complete: merged with what the stream freed since the capture began it would not be the
+    /// graph's to take (INV-7).
+    pub(super) fn tag(&self) -> SlotId {
+        if self.graph_upto.is_some() { SHARED } else { self.slot.id }
+    }
+
+    /// A block of the memory that came into the slot's heap, or lay there. Misses none that serves.
+    pub(super) fn take(&self, heap: &mut Heap) -> Option<Found> {
+        let (owner, freed_by) = (self.slot.id, self.tag());
+        let taken = heap.search(freed_by, self.units, self.align, usize::MAX)?;
+        Some(Found { owner, freed_by, taken })
+    }
+}

@@ -1,0 +1,19 @@
+//! What a pool is built with.
+
+use super::miss_step::MissStep;
+
+/// Checked values.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Never more bytes of upstream than this.
+    pub maximum: usize,
+    /// `MissStep::Grow` stays under this.
+    pub soft_limit: usize,
+    /// Bytes to grow by; by an eighth of what is there, if 0.
+    pub growth_step: usize,
+    /// What every block is aligned to and a multiple of: 256 bytes at least.
+    pub alignment: u64,
+    pub steps: Vec<MissStep>,
+    pub entries: u8,
+    pub cached_bytes: usize,
+}

@@ -1,0 +1,195 @@
+//! Memory that other streams freed: ready, soon complete, or behind a wait.
+
+use super::block::SlotId;
+use super::core::Pool;
+use super::epochs::EpochRecord;
+use super::events::emit;
+use super::miss_step::MissStep;
+use super::remote_frees::Freed;
+use super::request::{Found, Request};
+use super::slot::{Slot, report};
+use super::upstream::{Failure, Upstream, count};
+use crate::debug_log::range;
+use crate::heap::{Heap, Taken};
+
+/// How often the device is polled before the pool grows: some microseconds in all.
+const POLL_ATTEMPTS: usize = 16;
+
+/// Places where a miss saw memory that it may not take yet.
+const MAX_CANDIDATES: usize = 8;
+
+/// Free memory large enough, of a stream that the asking one is not ordered after.
+#[derive(Clone, Copy)]
+struct Candidate {
+    owner: SlotId,
+    freed_by: SlotId,
+    /// No free block of the tag has an earlier stamp.
+    oldest: usize,
+    /// None has a later one.
+    latest: usize,
+}
+
+#[derive(Default)]
+pub(super) struct Candidates([Option<Candidate>; MAX_CANDIDATES]);
+
+impl Candidates {
+    fn push(&mut self, candidate: Candidate) {
+        if let Some(place) = self.0.iter_mut().find(|place| place.is_none()) {
+            *place = Some(candidate);
+        }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = Candidate> + '_ {
+        self.0.iter().flatten().copied()
+    }
+}
+
+impl<U: Upstream> Pool<U> {
+    /// Scans all heaps for memory that needs no wait, and notes where there is some that does.
+    pub(super) fn scan(
+        &self,
+        request: &Request<'_, U>,
+        candidates: &mut Candidates,
+    ) -> Option<Found> {
+        let Request { slot, units, align, .. } = *request;
+        self.find_populated(|source| {
+            let mut heap = source.heap();
+            let is_own = source.id == slot.id;
+            if is_own && self.absorb(slot, &mut heap) {
+                let own = heap.allocate(slot.id, units, align, usize::MAX);
+                if let Some(taken) = own {
+                    return Some(Found { owner: slot.id, freed_by: slot.id, taken });
+                }
+            }
+            let found = heap.find_tag(|heap, tag| {
+                if heap.largest_bound(tag) < units || tag == slot.id && is_own {
+                    return None;
+                }
+                let ready = self.ready(slot, tag);
+                let oldest = heap.oldest(tag);
+                if oldest <= ready
+                    && let Some(taken) = heap.allocate(tag, units, align, ready)
+                {
+                    return Some((tag, taken));
+                }
+                let latest = heap.latest(tag);
+                candidates.push(Candidate { owner: source.id, freed_by: tag, oldest, latest });
+                None
+            });
+            drop(heap);
+            let (freed_by, taken) = found?;
+            Some(self.found(request, source.id, freed_by, taken, "ordered"))
+        })
+    }
+
+    /// Counts a steal and emits it. The caller has no lock of a slot.
+    fn found(
+        &self,
+        request: &Request<'_, U>,
+        owner: SlotId,
+        freed_by: SlotId,
+        taken: Taken,
+        how: &'static str,
+    ) -> Found {
+        if freed_by != request.slot.id {
+            count(&self.counters().steals);
+            let id_of = |record: &EpochRecord<U>| record.stream.as_ref().map(U::id);
+            let source = self.slot(freed_by);
+            emit!(self, {
+                stream = U::id(request.stream),
+                from = source.and_then(|source| id_of(&source.epochs.lock())).unwrap_or(0),
+                bytes = request.bytes(), how,
+            }, "took a block of another stream");
+        }
+        Found { owner, freed_by, taken }
+    }
+
+    /// Makes the stream's own what other streams freed into its heap and it is ordered after.
+    fn absorb(&self, slot: &Slot<U>, heap: &mut Heap) -> bool {
+        let mut moved = 0;
+        let _: Option<()> = heap.find_tag(|heap, tag| {
+            let ready = self.ready(slot, tag);
+            if tag != slot.id && heap.oldest(tag) <= ready {
+                moved += heap.retag(tag, ready, slot.id, slot.epochs.current());
+            }
+            None
+        });
+        moved > 0
+    }
+
+    /// Polls the device for the candidates, and closes the epochs of their streams, so that this miss
+    /// or the next can see them complete. Where the pool could grow instead, which takes the host a
+    /// hundred times longer, it polls more than once.
+    pub(super) fn poll_candidates(
+        &self,
+        request: &Request<'_, U>,
+        candidates: &Candidates,
+    ) -> Option<Found> {
+        candidates.iter().next()?;
+        for candidate in candidates.iter() {
+            let Some(source) = self.slot(candidate.freed_by) else { continue };
+            if source.epochs.completed() < candidate.latest && source.captured() == 0 {
+                let mut record = source.epochs.lock();
+                if record.newest() >= candidate.oldest {
+                    source.epochs.poll(&self.upstream, &mut record);
+                }
+                // A failure leaves things as they are: the memory is not ready.
+                let _ = source.epochs.close_past(&self.upstream, &mut record, candidate.latest);
+            }
+        }
+        let may_grow = self.settings.steps.contains(&MissStep::Grow) && self.has_room(request);
+        for attempt in 0..=if may_grow { POLL_ATTEMPTS } else { 0 } {
+            for candidate in candidates.iter() {
+                let Some(source) = self.slot(candidate.freed_by) else { continue };
+                if attempt > 0 && source.epochs.completed() < candidate.latest {
+                    source.epochs.poll(&self.upstream, &mut source.epochs.lock());
+                }
+                let completed = source.epochs.completed();
+                let Some(owner) = self.slot(candidate.owner) else { continue };
+                if completed < candidate.oldest {
+                    continue;
+                }
+                let Request { units, align, .. } = *request;
+                let taken = owner.heap().allocate(candidate.freed_by, units, align, completed);
+                if let Some(taken) = taken {
+                    let Candidate { owner, freed_by, .. } = candidate;
+                    return Some(self.found(request, owner, freed_by, taken, "complete"));
+                }
+            }
+        }
+        None
+    }
+
+    /// Takes one block of another stream and makes the request's stream wait for it.
+    pub(super) fn wait_for_one(
+        &self,
+        request: &Request<'_, U>,
+        candidates: &Candidates,
+    ) -> Result<Option<Found>, Failure<U::Error>> {
+        let mut failed = None;
+        for Candidate { owner, freed_by, .. } in candidates.iter() {
+            let Some(owner_slot) = self.slot(owner) else { continue };
+            let (units, align) = (request.units, request.align);
+            // Taken first, so that no other miss takes it; nothing uses it until the order is made.
+            let taken = owner_slot.heap().search(freed_by, units, align, usize::MAX);
+            let Some(taken) = taken else { continue };
+            let _range = range(c"pool: wait for a stream", request.bytes());
+            match self.order(request.slot, request.stream, freed_by, taken.stamp) {
+                Ok(()) => return Ok(Some(self.found(request, owner, freed_by, taken, "waited"))),
+                Err(error) => {
+                    self.put_back(&Found { owner, freed_by, taken });
+                    failed = Some(error);
+                }
+            }
+        }
+        failed.map_or(Ok(None), Err)
+    }
+
+    /// Frees a block as it was before it was found: no nearer to being ready.
+    pub(super) fn put_back(&self, found: &Found) {
+        let Found { owner, freed_by, taken: Taken { node, stamp, .. } } = *found;
+        if let Some(owner) = self.slot(owner) {
+            report(owner.free(Freed { node, freed_by, stamp }));
+        }
+    }
+}

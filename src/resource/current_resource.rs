@@ -1,0 +1,110 @@
+//! One current resource: of a device, or of page-locked memory.
+
+#![allow(unreachable_pub, reason = "the models of loom_tests reach it through `models`")]
+
+use crate::sync::{Arc, Mutex, Weak};
+use std::fmt;
+
+/// The resource that was set, or else a default that is made at the first use.
+///
+/// # State table
+///
+/// The lock over `CurrentState` guards both fields. No lock is held while a default is made, and none
+/// while a resource is dropped: both may use this again.
+///
+/// | `set` | `default` | [`get`](Self::get) returns | next state |
+/// |---|---|---|---|
+/// | `Some` | any | `set` | the same |
+/// | `None` | `None`, or `Weak` of a dropped one | what `make` made | `default` is `Strong` or `Weak`, by `keep_default` |
+/// | `None` | `Strong`, or `Weak` of a live one | `default` | the same |
+///
+/// [`replace`](Self::replace) writes `set` alone.
+///
+/// - INV-1: one default at a time. The second of two threads that make one drops its own and returns
+///   that of the first.
+/// - INV-2: each resource that was set is returned by exactly one `replace`.
+pub struct CurrentResource<R: ?Sized> {
+    state: Mutex<CurrentState<R>>,
+}
+
+struct CurrentState<R: ?Sized> {
+    set: Option<Arc<R>>,
+    default: Option<DefaultResource<R>>,
+}
+
+enum DefaultResource<R: ?Sized> {
+    Strong(Arc<R>),
+    Weak(Weak<R>),
+}
+
+impl<R: ?Sized> CurrentState<R> {
+    fn get(&self) -> Option<Arc<R>> {
+        self.set.clone().or_else(|| match self.default.as_ref()? {
+            DefaultResource::Strong(resource) => Some(resource.clone()),
+            DefaultResource::Weak(resource) => resource.upgrade(),
+        })
+    }
+}
+
+impl<R: ?Sized> fmt::Debug for CurrentResource<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CurrentResource").finish_non_exhaustive()
+    }
+}
+
+impl<R: ?Sized> CurrentResource<R> {
+    /// Nothing set and no default made.
+    pub fn new() -> Self {
+        Self { state: Mutex::new(CurrentState { set: None, default: None }) }
+    }
+
+    /// The current resource. Calls `make` for the default if there is none. `keep_default` says
+    /// whether the default stays when its last user drops it.
+    pub fn get<E>(
+        &self,
+        keep_default: bool,
+        make: impl FnOnce() -> Result<Arc<R>, E>,
+    ) -> Result<Arc<R>, E> {
+        let current = self.state.lock().get();
+        if let Some(resource) = current {
+            return Ok(resource);
+        }
+        let made = make()?;
+        let mut state = self.state.lock();
+        if let Some(resource) = state.get() {
+            // INV-1. `made` is dropped after the lock: its drop may ask for the current resource.
+            drop(state);
+            return Ok(resource);
+        }
+        state.default = Some(if keep_default {
+            DefaultResource::Strong(made.clone())
+        } else {
+            DefaultResource::Weak(Arc::downgrade(&made))
+        });
+        Ok(made)
+    }
+
+    /// Whether the current resource stays when its last user drops it. Another thread may change
+    /// that at any time.
+    pub fn is_kept(&self) -> bool {
+        let state = self.state.lock();
+        state.set.is_some() || matches!(state.default, Some(DefaultResource::Strong(_)))
+    }
+
+    /// Whether no resource is set and no default is alive. Takes no reference to the default, which
+    /// might turn out to be the last.
+    pub fn is_empty(&self) -> bool {
+        let state = self.state.lock();
+        state.set.is_none()
+            && match &state.default {
+                None => true,
+                Some(DefaultResource::Strong(_)) => false,
+                Some(DefaultResource::Weak(resource)) => resource.strong_count() == 0,
+            }
+    }
+
+    /// Sets `resource`, or unsets with `None`. Returns what was set before.
+    pub fn replace(&self, resource: Option<Arc<R>>) -> Option<Arc<R>> {
+        std::mem::replace(&mut self.state.lock().set, resource)
+    }
+}

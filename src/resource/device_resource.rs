@@ -1,0 +1,209 @@
+//! The traits of everything that hands out device memory.
+
+use super::block::DeviceBlock;
+use super::identity::ResourceId;
+use crate::device::Device;
+use crate::error::Result;
+use crate::layout::DeviceLayout;
+use crate::stream::Stream;
+use crate::sync::Arc;
+use std::fmt;
+use std::ptr::NonNull;
+
+/// Allocates device memory in stream order: RMM's memory resource.
+///
+/// Work on `stream` may use the memory from [`allocate`](Self::allocate) on.
+/// [`deallocate`](Self::deallocate) takes the memory back as soon as the work that `stream` was given
+/// before has run. Neither waits for the device unless the resource's own documentation says so.
+/// Resources compose: an adaptor is a resource made of another. `Arc<R>` and `Arc<dyn DeviceResource>`
+/// are resources too.
+///
+/// # What compute-sanitizer sees
+///
+/// `memcheck` knows each allocation of the driver by its bounds. Of the blocks that are cut from an
+/// allocation it knows those that a tool interface registers:
+///
+/// | resource | what it is to `memcheck` |
+/// |---|---|
+/// | [`CudaResource`](crate::CudaResource), [`ManagedResource`](crate::ManagedResource), [`ManagedAlloc`](crate::ManagedAlloc) | each block, to the byte |
+/// | [`AsyncResource`](crate::AsyncResource) | each block, to the byte, in stream order |
+/// | [`PinnedResource`](crate::PinnedResource) | each block, to its last page |
+/// | [`PoolResource`](crate::PoolResource), [`FixedSizeResource`](crate::FixedSizeResource), [`ArenaResource`](crate::ArenaResource), [`PinnedPool`](crate::PinnedPool) | one large block for each of the upstream's: an access past a block's end, or after its free, is inside it and not seen |
+/// | the same but `PinnedPool`, with the feature `nvtx` and `--nvtx yes` | each block, to the next 256 bytes or the bin's size; see [`debug_log`](crate::debug_log#the-memory-extension) |
+/// | [`SystemResource`](crate::SystemResource) | nothing: it is the host's heap |
+/// | [`BinningResource`](crate::BinningResource) | what the resource of the bin is |
+/// | [`CallbackResource`](crate::CallbackResource) | what the closures hand out |
+/// | an adaptor | what its upstream is |
+///
+/// To look for such accesses to the byte, run with
+/// [`set_current_device_resource`](crate::set_current_device_resource) of a
+/// [`CudaResource`](crate::CudaResource).
+///
+/// # Safety
+///
+/// An implementation returns blocks of memory of [`device`](Self::device), of at least the bytes
+/// and at the alignment asked, that overlap no other live block. It allocates freed memory again on
+/// another stream only after that stream is ordered after the free. Blocks stay valid until they are
+/// deallocated, whatever else happens to the resource, while a handle on it lives.
+/// [`frees_with_driver`](Self::frees_with_driver) is `true` of no block that `cuMemFreeAsync` of its
+/// address would not free. Resources of equal [`identity`](Self::identity) may free each other's blocks.
+/// No method panics.
+///
+/// # Examples
+///
+/// A resource that counts the bytes that pass through another one.
+///
+/// ```
+/// use aquifer::{CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, DeviceVec, Result, Stream};
+/// use std::sync::Arc;
+/// use std::sync::atomic::{AtomicUsize, Ordering};
+///
+/// #[derive(Debug)]
+/// struct Counting<U> {
+///     upstream: U,
+///     bytes: AtomicUsize,
+/// }
+///
+/// // SAFETY: every block is the upstream's, and goes back to it unchanged.
+/// unsafe impl<U: DeviceResource> DeviceResource for Counting<U> {
+///     fn device(&self) -> &Device {
+///         self.upstream.device()
+///     }
+///
+///     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
+///         let block = self.upstream.allocate(stream, layout)?;
+///         self.bytes.fetch_add(block.bytes(), Ordering::Relaxed);
+///         Ok(block)
+///     }
+///
+///     unsafe fn deallocate(&self, stream: &Stream, block: DeviceBlock) {
+///         self.bytes.fetch_sub(block.bytes(), Ordering::Relaxed);
+///         // SAFETY: the block is the upstream's; our caller vouches for the rest.
+///         unsafe { self.upstream.deallocate(stream, block) }
+///     }
+/// }
+///
+/// let device = Device::detect()?;
+/// let stream = device.new_stream()?;
+/// let counting = Arc::new(Counting { upstream: CudaResource::new(&device), bytes: AtomicUsize::new(0) });
+/// let vec = DeviceVec::<f32>::zeroed_in(&stream, 1000, counting.clone())?;
+/// assert_eq!(counting.bytes.load(Ordering::Relaxed), 4000);
+/// drop(vec);
+/// assert_eq!(counting.bytes.load(Ordering::Relaxed), 0);
+/// # Ok::<(), aquifer::Error>(())
+/// ```
+pub unsafe trait DeviceResource: fmt::Debug + Send + Sync {
+    /// The device whose memory this is.
+    fn device(&self) -> &Device;
+
+    /// Memory of `layout` for work on `stream`, from this call on. Zero bytes give an empty block
+    /// without a driver call.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::OutOfMemory`](crate::ErrorKind::OutOfMemory) if there is no room;
+    /// [`ErrorKind::WrongDevice`](crate::ErrorKind::WrongDevice) if `stream` is of another device;
+    /// those of the driver.
+    fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock>;
+
+    /// Resources of equal identities take back each other's blocks, and are equal when they are
+    /// type-erased. By default each resource has an identity of its own. A resource whose clones share a
+    /// state behind an `Arc` returns `ResourceId::of_state::<Self, _>(Arc::as_ptr(..))`.
+    fn identity(&self) -> ResourceId {
+        ResourceId::of_object(self)
+    }
+
+    /// Whether `block`'s memory may be freed by `cuMemFreeAsync` of its address, for example by another
+    /// library, instead of by [`deallocate`](Self::deallocate). By default `false`.
+    fn frees_with_driver(&self, block: &DeviceBlock) -> bool {
+        let _ = block;
+        false
+    }
+
+    /// Takes a block back, in the order of `stream`. A block that cannot be freed is leaked, with a
+    /// [`tracing`] error.
+    ///
+    /// # Safety
+    ///
+    /// `block` came from [`allocate`](Self::allocate) of this resource, or of one that equals it,
+    /// and all work that uses it is ordered before this call on `stream`.
+    unsafe fn deallocate(&self, stream: &Stream, block: DeviceBlock);
+}
+
+// SAFETY: forwards to a resource, which keeps the contract.
+unsafe impl<R: DeviceResource + ?Sized> DeviceResource for Arc<R> {
+    fn device(&self) -> &Device {
+        (**self).device()
+    }
+
+    fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
+        (**self).allocate(stream, layout)
+    }
+
+    fn identity(&self) -> ResourceId {
+        (**self).identity()
+    }
+
+    fn frees_with_driver(&self, block: &DeviceBlock) -> bool {
+        (**self).frees_with_driver(block)
+    }
+
+    unsafe fn deallocate(&self, stream: &Stream, block: DeviceBlock) {
+        // SAFETY: the caller's promise, unchanged.
+        unsafe { (**self).deallocate(stream, block) }
+    }
+}
+
+/// Two erased resources are equal if one takes back what the other handed out.
+impl PartialEq for dyn DeviceResource {
+    fn eq(&self, other: &Self) -> bool {
+        self.identity() == other.identity()
+    }
+}
+
+impl Eq for dyn DeviceResource {}
+
+/// A [`DeviceResource`] whose memory the host can read and write too.
+///
+/// # Safety
+///
+/// [`host_pointer`](Self::host_pointer) is valid for the block's bytes until the block is
+/// deallocated.
+pub unsafe trait HostAccessible: DeviceResource {
+    /// The host's address of a block's first byte. Dangling, and aligned, for an empty block.
+    fn host_pointer(&self, block: &DeviceBlock) -> NonNull<u8>;
+}
+
+/// A [`HostAccessible`] resource whose memory the host may use at once: no device work can access a
+/// block that [`allocate`](DeviceResource::allocate) returns. The resource allocates freed memory again
+/// only when the device has completed the free, not merely ordered it.
+///
+/// # Safety
+///
+/// The above holds; [`block_at`](Self::block_at) returns the very block; and if the resource is `Clone`,
+/// a clone takes back the original's blocks.
+pub unsafe trait HostComplete: HostAccessible {
+    /// The block that [`host_pointer`](HostAccessible::host_pointer) gave this pointer for.
+    ///
+    /// # Safety
+    ///
+    /// `pointer` belongs to a live block of this resource that was allocated with `layout`, or with more
+    /// bytes or another alignment which the pointer meets. The caller deallocates at most one of the
+    /// blocks that it makes of one pointer.
+    unsafe fn block_at(&self, pointer: NonNull<u8>, layout: DeviceLayout) -> DeviceBlock;
+}
+
+// SAFETY: forwards to a resource, which keeps the contract.
+unsafe impl<R: HostAccessible + ?Sized> HostAccessible for Arc<R> {
+    fn host_pointer(&self, block: &DeviceBlock) -> NonNull<u8> {
+        (**self).host_pointer(block)
+    }
+}
+
+// SAFETY: forwards to a resource, which keeps the contract.
+unsafe impl<R: HostComplete + ?Sized> HostComplete for Arc<R> {
+    unsafe fn block_at(&self, pointer: NonNull<u8>, layout: DeviceLayout) -> DeviceBlock {
+        // SAFETY: the caller's promise, unchanged.
+        unsafe { (**self).block_at(pointer, layout) }
+    }
+}

@@ -1,0 +1,183 @@
+//! How much managed memory the process may have of a device.
+//!
+//! The driver counts a managed page where it lies, and an untouched page lies nowhere. So free memory
+//! does not tell how much has been promised already. All resources of one device share a quota: the
+//! sizes of their live blocks, and a limit on the sum.
+//!
+//! | event | `live` | `freeing` | `freed` | `limit` |
+//! |---|---|---|---|---|
+//! | [`insert`](ManagedQuota::insert), after the driver's allocation | + bytes | | | |
+//! | [`begin_free`](ManagedQuota::begin_free), before the driver's free | - bytes | + bytes | | |
+//! | [`end_free`](ManagedQuota::end_free), after it | | - bytes | + bytes | |
+//! | [`update`](ManagedQuota::update), with the free memory | | | 0 | what the device has for managed memory |
+
+use crate::device::Device;
+use crate::driver::BackendKind;
+use crate::sync::Arc;
+use crate::sync::trusted::Mutex;
+use std::collections::{BTreeMap, HashMap};
+
+/// The managed memory of one device, in bytes.
+#[derive(Debug, Default)]
+pub(super) struct ManagedQuota {
+    /// Sizes of the live blocks, by the driver's address.
+    blocks: HashMap<u64, u64>,
+    /// The sum of `blocks`.
+    live: u64,
+    /// The most that `live` may become: what was free when it was 0, and what other users of the
+    /// device have freed since.
+    limit: u64,
+    /// Free memory at the last update.
+    last_free: u64,
+    /// Bytes that were freed since the last update.
+    freed: u64,
+    /// Bytes that the driver is freeing.
+    freeing: u64,
+}
+
+type QuotaMap = BTreeMap<(bool, u64), Arc<Mutex<ManagedQuota>>>;
+
+static QUOTAS: Mutex<QuotaMap> = Mutex::new(BTreeMap::new());
+
+impl ManagedQuota {
+    /// The process's quota of a device.
+    pub(super) fn of_device(device: &Device) -> Arc<Mutex<Self>> {
+        let (backend, context_id) = device.key();
+        let mut quotas = QUOTAS.lock();
+        // A program may make any number of simulated devices.
+        quotas.retain(|_, quota| Arc::strong_count(quota) > 1 || quota.lock().live > 0);
+        quotas.entry((backend == BackendKind::Simulated, context_id)).or_default().clone()
+    }
+
+    /// Updates the limit by the memory that is free now. The caller has the lock of the quota since
+    /// before it asked the driver.
+    pub(super) fn update(&mut self, free: u64) {
+        if self.live == 0 && self.freeing == 0 {
+            self.limit = free;
+        } else {
+            // A rise that is not ours comes from other users. It may or may not include what the
+            // driver is just freeing for us: that is not counted as theirs.
+            let rise = free.saturating_sub(self.last_free);
+            let by_others = rise.saturating_sub(self.freed).saturating_sub(self.freeing);
+            let limit = self.limit.saturating_add(by_others).max(free);
+            // All of ours may lie on the device, but no more than that.
+            let ours = self.live.saturating_add(self.freeing);
+            self.limit = limit.min(free.saturating_add(ours));
+        }
+        (self.last_free, self.freed) = (free, 0);
+    }
+
+    /// Whether `bytes` more fit, as of the last update.
+    pub(super) fn has_room(&self, bytes: u64) -> bool {
+        let sum = self.live.checked_add(bytes);
+        bytes <= self.last_free && sum.is_some_and(|sum| sum <= self.limit)
+    }
+
+    /// Bytes in live blocks.
+    pub(super) fn live(&self) -> u64 {
+        self.live
+    }
+
+    /// Adds a block that the driver has allocated.
+    pub(super) fn insert(&mut self, address: u64, bytes: u64) {
+        let before = self.blocks.insert(address, bytes).unwrap_or(0);
+        self.live = self.live.saturating_sub(before).saturating_add(bytes);
+    }
+
+    /// Removes a block that the driver is about to free: the address may be allocated again before
+    /// the call returns. Returns the size, for [`end_free`](Self::end_free).
+    pub(super) fn begin_free(&mut self, address: u64) -> u64 {
+        let bytes = self.blocks.remove(&address).unwrap_or(0);
+        self.live = self.live.saturating_sub(bytes);
+        self.freeing = self.freeing.saturating_add(bytes);
+        bytes
+    }
+
+    /// Notes that the driver's free has returned.
+    pub(super) fn end_free(&mut self, bytes: u64) {
+        self.freeing = self.freeing.saturating_sub(bytes);
+        self.freed = self.freed.saturating_add(bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn untouched_blocks_count() {
+        let mut quota = ManagedQuota::default();
+        quota.update(100);
+        assert!(quota.has_room(100) && !quota.has_room(101));
+        quota.insert(1, 60);
+        quota.update(100); // untouched, so still free
+        assert!(quota.has_room(40) && !quota.has_room(41));
+        quota.update(40); // touched
+        assert!(quota.has_room(40) && !quota.has_room(41));
+        quota.update(30); // another process took ten
+        assert!(quota.has_room(30) && !quota.has_room(31));
+        quota.update(40); // and freed it
+        assert!(quota.has_room(40) && !quota.has_room(41));
+        let bytes = quota.begin_free(1);
+        quota.end_free(bytes);
+        quota.update(100);
+        assert!(quota.has_room(100));
+    }
+
+    #[test]
+    fn memory_that_others_free_raises_the_limit() {
+        let mut quota = ManagedQuota::default();
+        quota.update(50);
+        quota.insert(1, 40);
+        quota.update(10);
+        quota.update(60);
+        assert!(quota.has_room(60) && !quota.has_room(61));
+    }
+
+    #[test]
+    fn our_own_frees_do_not_raise_the_limit() {
+        for ran_at_once in [false, true] {
+            let mut quota = ManagedQuota::default();
+            quota.update(100);
+            quota.insert(1, 30);
+            quota.insert(2, 40);
+            quota.update(30);
+            let bytes = quota.begin_free(1);
+            // An update while the driver frees.
+            quota.update(if ran_at_once { 60 } else { 30 });
+            quota.end_free(bytes);
+            quota.update(60);
+            assert_eq!(quota.limit, 100, "{ran_at_once}");
+            assert!(quota.has_room(60) && !quota.has_room(61), "{ran_at_once}");
+        }
+    }
+
+    #[test]
+    fn blocks_that_are_being_freed_stay_in_the_limit() {
+        for ran_at_once in [false, true] {
+            let mut quota = ManagedQuota::default();
+            quota.update(100);
+            quota.insert(1, 60);
+            quota.update(40);
+            let bytes = quota.begin_free(1);
+            // No live block, while the driver frees.
+            quota.update(if ran_at_once { 100 } else { 40 });
+            quota.insert(2, 10);
+            quota.end_free(bytes);
+            quota.update(90);
+            assert!(quota.has_room(90) && !quota.has_room(91), "{ran_at_once}");
+        }
+    }
+
+    #[test]
+    fn a_block_is_counted_once_by_its_address() {
+        let mut quota = ManagedQuota::default();
+        quota.update(100);
+        quota.insert(1, 30);
+        quota.insert(1, 10);
+        assert_eq!((quota.live(), quota.begin_free(2), quota.begin_free(1)), (10, 0, 10));
+        assert_eq!((quota.live(), quota.begin_free(1)), (0, 0));
+        quota.insert(3, u64::MAX);
+        assert!(!quota.has_room(1));
+    }
+}

@@ -1,0 +1,194 @@
+//! The driver under a pool: the resource that it takes memory from, with its streams and events.
+
+#[cfg(not(feature = "nvtx"))]
+use super::no_sanitizer::SanitizerHooks;
+#[cfg(feature = "nvtx")]
+use super::sanitizer::SanitizerHooks;
+use crate::debug_log::deferred_event;
+use crate::driver::is_forked_child;
+use crate::error::{Error, ErrorKind, Result};
+use crate::event::Event;
+use crate::layout::DeviceLayout;
+use crate::pool::{Failure, Upstream};
+use crate::resource::block::DeviceBlock;
+use crate::resource::cuda::report_leak;
+use crate::resource::device_resource::DeviceResource;
+use crate::stream::{PoolHandles, Stream};
+use crate::sync::trusted::{AtomicBool, Mutex, Ordering};
+
+/// The upstream resource, and the streams and events of its device.
+pub(super) struct PoolDriver<U> {
+    resource: U,
+    /// Of every block of upstream.
+    alignment: usize,
+    /// A stream of the pool's own, for memory that is to be complete.
+    own_stream: Mutex<Option<Stream>>,
+    device_lost: AtomicBool,
+    /// `Some` if a tool takes NVTX's memory extension. The pool has no magazines then, so that each
+    /// block comes by here.
+    sanitizer: Option<SanitizerHooks>,
+}
+
+impl<U: DeviceResource> PoolDriver<U> {
+    pub(super) fn new(resource: U, alignment: usize) -> Self {
+        let sanitizer = SanitizerHooks::find(resource.device());
+        let (own_stream, device_lost) = (Mutex::new(None), AtomicBool::new(false));
+        Self { resource, alignment, own_stream, device_lost, sanitizer }
+    }
+
+    pub(super) fn resource(&self) -> &U {
+        &self.resource
+    }
+
+    pub(super) fn sanitizer(&self) -> Option<&SanitizerHooks> {
+        self.sanitizer.as_ref()
+    }
+
+    /// Whether this is the first error of a lost device: all later calls fail as well.
+    pub(super) fn is_first_loss(&self) -> bool {
+        // Relaxed: the flag publishes nothing else.
+        !self.device_lost.swap(true, Ordering::Relaxed)
+    }
+
+    pub(super) fn own_stream(&self) -> Result<Stream> {
+        let mut own_stream = self.own_stream.lock();
+        if let Some(stream) = &*own_stream {
+            return Ok(stream.clone());
+        }
+        let stream = self.resource.device().new_stream()?;
+        *own_stream = Some(stream.clone());
+        Ok(stream)
+    }
+}
+
+impl<U: DeviceResource + 'static> Upstream for PoolDriver<U> {
+    type Stream = Stream;
+    type Event = Event;
+    type Block = DeviceBlock;
+    type Error = Error;
+
+    fn id(stream: &Stream) -> u64 {
+        stream.id()
+    }
+
+    fn retain_stream(stream: &Stream) -> Stream {
+        stream.clone_for_pool()
+    }
+
+    fn is_abandoned(stream: &Stream) -> bool {
+        !is_forked_child() && stream.is_abandoned()
+    }
+
+    fn release_stream(stream: Stream) {
+        stream.drop_for_pool();
+    }
+
+    fn record(&self, stream: &Stream, spare: Option<Event>) -> Result<Event> {
+        match spare {
+            Some(event) => {
+                stream.begin_call()?.record_into(&event)?;
+                Ok(event)
+            }
+            None => stream.record(),
+        }
+    }
+
+    fn wait(&self, stream: &Stream, event: &Event) -> Result<()> {
+        stream.wait(event)
+    }
+
+    fn is_passed(&self, event: &Event) -> Result<bool> {
+        event.is_complete()
+    }
+
+    fn synchronize(&self, event: &Event) -> Result<()> {
+        event.synchronize()
+    }
+
+    fn is_capturing(&self, stream: &Stream) -> Result<bool> {
+        stream.is_capturing()
+    }
+
+    fn check(&self, stream: &Stream) -> Result<()> {
+        self.resource.device().require(stream.device(), "the stream")
+    }
+
+    fn allocate(&self, stream: Option<&Stream>, bytes: usize) -> Result<(u64, DeviceBlock)> {
+        let layout = DeviceLayout::with_alignment(bytes, self.alignment)?;
+        let on = stream.cloned().map_or_else(|| self.own_stream(), Ok)?;
+        let block = self.resource.allocate(&on, layout)?;
+        let (address, got) = (block.address(), block.bytes());
+        let checked = if got < bytes || !address.is_multiple_of(self.alignment as u64) {
+            let message = format!(
+                "{:?} was asked for {bytes} bytes aligned to {} and gave {got} at {address:#x}",
+                self.resource, self.alignment
+            );
+            let error = Error::new(ErrorKind::Unsupported, message);
+            Err(error.advise("use a resource that keeps alignments"))
+        } else if stream.is_none() {
+            // A stream-ordered upstream returns memory that its former user may still work on. Not
+            // `synchronize`, which runs other owners' destructors: they may allocate from this pool,
+            // whose locks the caller may have.
+            on.drain()
+        } else {
+            Ok(())
+        };
+        if let Err(error) = checked {
+            // SAFETY: allocated above, in this order, and not used.
+            unsafe { self.resource.deallocate(&on, block) };
+            return Err(error);
+        }
+        if let Some(sanitizer) = &self.sanitizer {
+            sanitizer.heap_register(address, got);
+        }
+        Ok((address, block))
+    }
+
+    fn is_exhausted(error: &Error) -> bool {
+        error.kind() == ErrorKind::OutOfMemory
+    }
+
+    fn is_captured(error: &Error) -> bool {
+        error.kind() == ErrorKind::Capture
+    }
+
+    fn deallocate(&self, stream: Option<&Stream>, block: DeviceBlock) {
+        if let Some(sanitizer) = &self.sanitizer {
+            sanitizer.heap_unregister(stream, block.address(), block.bytes());
+        }
+        // Complete memory may go back on any stream. The default stream is always there.
+        let any = || self.own_stream().unwrap_or_else(|_| self.resource.device().default_stream());
+        let stream = stream.cloned().unwrap_or_else(any);
+        // SAFETY: `Pool` returns whole free blocks of upstream, whose last work is complete or ordered
+        // before this on `stream`.
+        unsafe { self.resource.deallocate(&stream, block) }
+    }
+
+    fn report_leak(&self, bytes: usize, why: &Failure<Error>) {
+        let device = self.resource.device();
+        if device.memory_info().is_err() {
+            // The device is gone, and its memory with it.
+            return;
+        }
+        let name = device.to_string();
+        match why {
+            Failure::Upstream(error) => report_leak(device, bytes, error),
+            Failure::Exhausted(_) => deferred_event!(
+                error, device = %name, bytes,
+                "leaked device memory: a pool was dropped while blocks of it were in use"
+            ),
+            _ => deferred_event!(
+                error, device = %name, bytes,
+                "leaked device memory: no stream could be made to wait for its last use"
+            ),
+        }
+    }
+
+    fn device(&self) -> usize {
+        self.resource.device().ordinal()
+    }
+
+    fn is_forked(&self) -> bool {
+        is_forked_child()
+    }
+}

@@ -1,0 +1,221 @@
+//! Calls of the driver on a stream.
+
+use super::handle::{Capture, Stream};
+use crate::debug_log::{DeferEvents, defer_events};
+use crate::device::Device;
+use crate::driver::{BackendKind, CaptureStatus, ErrorContext, RawStream};
+use crate::error::{Error, ErrorKind, Result};
+use crate::event::Event;
+use crate::sync::Arc;
+use std::cell::Cell;
+use std::fmt;
+
+/// A call of the driver on a stream, counted in the stream's gate. While it lives, no other thread
+/// begins a capture on the stream or ends one. It is held like a lock: over calls of the driver, and
+/// never over code of a user.
+///
+/// From [`Stream::begin_call`], or from [`without_gate`](Self::without_gate) for a stream without a gate.
+pub struct StreamCall<'a> {
+    device: &'a Device,
+    raw: RawStream,
+    stream: Option<&'a Stream>,
+    /// The gate counts it: no capture of this thread has the stream.
+    counted: bool,
+    /// The declared capture of this thread that has the stream.
+    capture: Option<Arc<Capture>>,
+    /// Whether an undeclared capture has it, once the driver was asked.
+    undeclared: Cell<Option<bool>>,
+    /// It may wait for the device.
+    waits: Cell<bool>,
+    /// Last: events are emitted when the call is over.
+    _held: Option<DeferEvents>,
+}
+
+/// Whether what a stream is given runs.
+pub(crate) enum Status<'a> {
+    /// It runs.
+    Runs,
+    /// It is recorded, by this thread's declared capture.
+    Declared(&'a Arc<Capture>),
+    /// It is recorded, by a capture that Aquifer was not told of.
+    Undeclared,
+}
+
+impl Drop for StreamCall<'_> {
+    fn drop(&mut self) {
+        if let (Some(stream), true) = (self.stream, self.counted) {
+            stream.gate().end_call(self.waits.get());
+        }
+    }
+}
+
+impl<'a> StreamCall<'a> {
+    pub(super) fn new(stream: &'a Stream) -> Result<Self> {
+        let (device, raw) = (stream.device(), stream.raw());
+        // The simulated device emits its findings in the call itself: no subscriber is to run here.
+        let held = (device.kind() == BackendKind::Simulated).then(defer_events);
+        let capture = stream.gate().begin_call();
+        if capture.as_ref().is_some_and(|capture| !capture.recorder().is_here()) {
+            return Err(stream.in_use());
+        }
+        let undeclared = Cell::new((!stream.is_exposed()).then_some(false));
+        let (counted, waits) = (capture.is_none(), Cell::new(false));
+        let stream = Some(stream);
+        Ok(Self { device, raw, stream, counted, capture, undeclared, waits, _held: held })
+    }
+
+    /// A call on a stream that no [`Stream`] stands for: a thread's own, or one of cudarc's that Aquifer
+    /// does not keep alive. No capture of it is declared.
+    pub(crate) fn without_gate(device: &'a Device, raw: RawStream) -> Self {
+        let (undeclared, waits) = (Cell::new(None), Cell::new(false));
+        let (stream, counted, capture) = (None, false, None);
+        Self { device, raw, stream, counted, capture, undeclared, waits, _held: None }
+    }
+
+    pub(crate) fn device(&self) -> &'a Device {
+        self.device
+    }
+
+    /// Whether this is a call on that very stream.
+    pub(crate) fn is(&self, stream: &Stream) -> bool {
+        self.stream == Some(stream)
+    }
+
+    /// The driver's handle, to be used as long as this lives.
+    pub(crate) fn raw(&self) -> RawStream {
+        self.raw
+    }
+
+    /// Asks the driver once, and only where a capture may have begun behind our back.
+    pub(crate) fn status(&self) -> Result<Status<'_>> {
+        if let Some(capture) = self.capture.as_ref().filter(|it| it.recorder().is_active()) {
+            return Ok(Status::Declared(capture));
+        }
+        if self.undeclared.get().is_none() {
+            let status = self.device.driver().capture_status(self.raw);
+            let status = status.with_context(|| format!("asking whether {self} is in capture"))?;
+            self.undeclared.set(Some(status != CaptureStatus::None));
+        }
+        Ok(if self.undeclared.get() == Some(true) { Status::Undeclared } else { Status::Runs })
+    }
+
+    pub(crate) fn is_capturing(&self) -> Result<bool> {
+        Ok(!matches!(self.status()?, Status::Runs))
+    }
+
+    /// An error if the stream is in capture. Work on host memory, say, must not become a node of a graph,
+    /// which would run it again when the memory is long gone.
+    pub(crate) fn refuse_capture(&self, what: &str) -> Result<()> {
+        if !self.is_capturing()? {
+            return Ok(());
+        }
+        Err(Error::new(ErrorKind::Capture, format!("{self} is in capture, and {what} cannot be"))
+            .advise("do it before the capture, or on another stream"))
+    }
+
+    /// An event after all that the stream was given so far: of the graph, if it is in capture.
+    pub(crate) fn record(&self) -> Result<Event> {
+        let event =
+            Event::new(self.device).with_context(|| format!("recording an event on {self}"))?;
+        self.record_into(&event)?;
+        Ok(match self.status()? {
+            Status::Declared(capture) => event.in_graph(capture.recorder()),
+            Status::Undeclared => event.in_undeclared_graph(),
+            Status::Runs => event,
+        })
+    }
+
+    /// Records an event that was made before, on a stream that is in no declared capture.
+    pub(crate) fn record_into(&self, event: &Event) -> Result<()> {
+        self.device
+            .driver()
+            .event_record(event.raw(), self.raw)
+            .with_context(|| format!("recording an event on {self}"))
+    }
+
+    /// Makes the stream wait for `event`, where both are points of one graph, or of none.
+    pub(crate) fn wait(&self, event: &Event) -> Result<()> {
+        if self.device.kind() != event.device().kind() {
+            self.device.require(event.device(), "the event")?;
+        }
+        match (self.status()?, event.recorder()) {
+            (Status::Declared(own), Some(other)) if Arc::ptr_eq(own.recorder(), other) => {}
+            (Status::Runs | Status::Undeclared, None) => {}
+            // To make either wait for the other would cost the graph, and fail.
+            _ => return Err(self.outside(event)),
+        }
+        if event.is_undeclared() {
+            // It joins that capture: from here on the driver has to be asked.
+            self.stream.inspect(|stream| stream.expose());
+            self.undeclared.set(None);
+        }
+        self.give_wait(event)
+    }
+
+    fn give_wait(&self, event: &Event) -> Result<()> {
+        let waited = self.device.driver().stream_wait_event(self.raw, event.raw());
+        waited.with_context(|| format!("making {self} wait for an event"))
+    }
+
+    fn outside(&self, event: &Event) -> Error {
+        let what = match event.recorder() {
+            Some(recorder) if !recorder.is_active() => "a point of a graph whose capture is over",
+            Some(_) => "a point of another capture",
+            None => "outside of its capture",
+        };
+        Error::new(ErrorKind::Capture, format!("{self} cannot wait for what is {what}"))
+            .advise("make the streams of a capture wait for each other alone, on its thread")
+    }
+
+    /// Takes the stream into a capture of this thread, by a wait for an event of it.
+    pub(crate) fn join(&mut self, capture: &Arc<Capture>, event: &Event) -> Result<()> {
+        let Some(stream) = self.stream else {
+            return Err(Error::new(
+                ErrorKind::Capture,
+                format!("{self} cannot join a capture, which could not order it at the end"),
+            )
+            .advise("use a stream of Device::new_stream"));
+        };
+        if std::mem::take(&mut self.counted) {
+            stream.gate().end_call(self.waits.get());
+        }
+        capture.admit(stream)?;
+        if let Err(error) = self.give_wait(event) {
+            // The stream is not in the capture, or the driver does not say.
+            capture.withdraw(stream);
+            return Err(error);
+        }
+        self.capture = Some(capture.clone());
+        Ok(())
+    }
+
+    /// The next call may wait for the device: no capture begins by waiting for it.
+    pub(crate) fn may_wait(&self) {
+        if let (Some(stream), true, false) = (self.stream, self.counted, self.waits.get()) {
+            self.waits.set(true);
+            stream.gate().may_wait();
+        }
+    }
+
+    /// Blocks until the device has passed all that the stream was given.
+    pub(crate) fn synchronize(&self) -> Result<()> {
+        self.may_wait();
+        let driver = self.device.driver();
+        driver.stream_synchronize(self.raw).with_context(|| format!("waiting for {self}"))
+    }
+}
+
+impl fmt::Display for StreamCall<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.stream {
+            Some(stream) => stream.fmt(f),
+            None => write!(f, "a stream of {}", self.device),
+        }
+    }
+}
+
+impl fmt::Debug for StreamCall<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StreamCall").field("raw", &self.raw).finish_non_exhaustive()
+    }
+}

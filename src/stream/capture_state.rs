@@ -1,0 +1,86 @@
+//! The data of a declared capture: its thread and its streams.
+//!
+//! Generic over the stream, since a stream's gate names the capture that has closed it.
+
+use crate::event::{Event, Recorder};
+use crate::sync::Arc;
+use crate::sync::trusted::Mutex;
+
+/// What a graph keeps for the work that it recorded, memory for example. Called when the graph is
+/// destroyed and will not be launched again, with the streams of its last launches, each once. The
+/// launches may still run.
+///
+/// Called in a drop: does not panic. Never called in the child of a fork, where it is leaked.
+pub(crate) type Attachment<S> = Box<dyn FnOnce(&[S]) + Send + Sync>;
+
+/// One declared capture, of streams of type `S`.
+pub(crate) struct CaptureState<S> {
+    recorder: Arc<Recorder>,
+    /// The first is the stream that the capture began on.
+    members: Mutex<Vec<Member<S>>>,
+    /// What the graph is to keep. `None` when the graph has it: nothing can be added any more.
+    attachments: Mutex<Option<Vec<Attachment<S>>>>,
+}
+
+/// A stream that takes part.
+pub(super) struct Member<S> {
+    pub(super) stream: S,
+    /// After all that the stream was given before it took part.
+    pub(super) before: Arc<Event>,
+}
+
+impl<S: Clone + PartialEq> CaptureState<S> {
+    pub(super) fn new(recorder: Recorder) -> Self {
+        let attachments = Mutex::new(Some(Vec::new()));
+        Self { recorder: Arc::new(recorder), members: Mutex::default(), attachments }
+    }
+
+    pub(super) fn recorder(&self) -> &Arc<Recorder> {
+        &self.recorder
+    }
+
+    pub(super) fn add(&self, member: Member<S>) {
+        self.members.lock().push(member);
+    }
+
+    pub(super) fn remove(&self, stream: &S) {
+        self.members.lock().retain(|member| member.stream != *stream);
+    }
+
+    pub(super) fn take_members(&self) -> Vec<Member<S>> {
+        std::mem::take(&mut *self.members.lock())
+    }
+
+    /// Has the graph keep something. Returns it if the capture is over.
+    pub(super) fn attach(&self, attachment: Attachment<S>) -> Result<(), Attachment<S>> {
+        match &mut *self.attachments.lock() {
+            Some(attachments) => attachments.push(attachment),
+            None => return Err(attachment),
+        }
+        Ok(())
+    }
+
+    pub(super) fn take_attachments(&self) -> Vec<Attachment<S>> {
+        self.attachments.lock().take().unwrap_or_default()
+    }
+
+    /// What a stream of the capture was given before it took part.
+    pub(super) fn before(&self, stream: &S) -> Option<Arc<Event>> {
+        let members = self.members.lock();
+        members.iter().find(|member| member.stream == *stream).map(|member| member.before.clone())
+    }
+
+    /// What all streams of the capture were given before they took part.
+    pub(super) fn all_before(&self) -> Vec<Arc<Event>> {
+        self.members.lock().iter().map(|member| member.before.clone()).collect()
+    }
+
+    /// Whether `condition` holds for a stream, under the lock of the members.
+    pub(super) fn any_stream(&self, condition: impl Fn(&S) -> bool) -> bool {
+        self.members.lock().iter().any(|member| condition(&member.stream))
+    }
+
+    pub(super) fn streams(&self) -> Vec<S> {
+        self.members.lock().iter().map(|member| member.stream.clone()).collect()
+    }
+}

@@ -1,0 +1,74 @@
+//! All work of a device's context at once, beside captures.
+
+use super::handle::{Capture, Stream, exposed};
+use super::members::CAPTURES;
+use crate::debug_log::defer_events;
+use crate::device::Device;
+use crate::driver::{ErrorContext, is_forked_child};
+use crate::error::{Error, ErrorKind, Result};
+use crate::event::Event;
+use crate::sync::Arc;
+
+/// Whether any stream of `device` that Aquifer knows is recording a graph. A question to the driver
+/// that fails counts as yes, but for a context that is gone: it has no graph to lose.
+pub(crate) fn any_capturing(device: &Device) -> bool {
+    if is_forked_child() {
+        return false;
+    }
+    let streams = exposed(device);
+    let captures = CAPTURES.lock();
+    any_of(&captures, &streams, device)
+}
+
+fn any_of(captures: &[Arc<Capture>], exposed: &[Stream], device: &Device) -> bool {
+    let gone = |error: &Error| matches!(error.kind(), ErrorKind::ContextLost | ErrorKind::Forked);
+    captures.iter().any(|capture| capture.is_on(device))
+        || exposed.iter().any(|it| it.is_capturing().unwrap_or_else(|error| !gone(&error)))
+}
+
+/// An event that covers all work of the device's context so far, of other libraries too.
+///
+/// # Errors
+///
+/// [`ErrorKind::Capture`] while a stream of the device is in capture, which is not disturbed.
+pub(crate) fn record_context(device: &Device) -> Result<Event> {
+    let what = || format!("recording an event of all streams of {device}");
+    let event = Event::new(device).with_context(what)?;
+    let streams = exposed(device);
+    // Events are emitted when the lock is free again.
+    let _held = defer_events();
+    // No capture begins between the question and the record.
+    let captures = CAPTURES.lock();
+    if any_of(&captures, &streams, device) {
+        return Err(in_capture(device));
+    }
+    device.driver().context_record(event.raw()).with_context(what)?;
+    Ok(event)
+}
+
+fn in_capture(device: &Device) -> Error {
+    Error::new(
+        ErrorKind::Capture,
+        format!("all work of {device} was to be waited for, and a stream of it is in capture"),
+    )
+    .advise("call again when the capture has ended")
+}
+
+impl Device {
+    /// Blocks until all work on the device's context is done, that of other libraries too.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::ContextLost`] if that work failed; [`ErrorKind::Capture`] while a stream of the
+    /// device is in capture, which is not disturbed; [`ErrorKind::Simulation`] if the simulated device
+    /// saw an access out of order.
+    pub fn synchronize(&self) -> Result<()> {
+        match record_context(self) {
+            Ok(event) => return event.synchronize(),
+            Err(error) if error.kind() == ErrorKind::Capture => return Err(error),
+            // An old driver has no such event, and one that fails may still have work under way.
+            Err(_) => {}
+        }
+        self.driver().context_synchronize().with_context(|| format!("waiting for {self}"))
+    }
+}

@@ -1,0 +1,183 @@
+//! Drops that wait for the device.
+//!
+//! Memory whose owner is gone while the device may still use it is deferred, with the event behind
+//! that use, so that no thread blocks. Later calls of the crate, on any stream, drop what the device
+//! has passed. The queues are the process's: a deferred buffer holds its stream, and a queue inside
+//! of that stream would keep both alive for good.
+//!
+//! # State table
+//!
+//! | state of a drop | held by | becomes |
+//! | --- | --- | --- |
+//! | queued | the queue, counted | asked, when a `collect` takes it out |
+//! | asked | the thread in `collect`, counted | queued (`NotYet`), ready (`Yes`) or lost (`Never`) |
+//! | ready | the caller of `collect` | dropped, outside of the lock |
+//! | lost | the caller of `collect` | leaked: the device may still write the memory |
+//!
+//! - `INV-1`: one thread at a time asks about a drop, and exactly one gets it.
+//! - `INV-2`: `count` is raised under the lock under which the drop is queued, so it never falls
+//!   below 0.
+//! - `INV-3`: the lock is held over no question and no drop: both may defer more.
+
+#![allow(unreachable_pub, reason = "the models of loom_tests reach it through `models`")]
+
+use crate::debug_log::{emit_deferred, event};
+use crate::error::ErrorKind;
+use crate::event::Event;
+use crate::sync::{Arc, AtomicUsize, LazyLock, Mutex, Ordering};
+use std::collections::VecDeque;
+use std::mem::ManuallyDrop;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// The most drops that one call asks about, so that a long queue costs each caller little.
+const QUESTIONS: usize = 16;
+
+/// A queue of things of type `D` that wait for the device.
+#[derive(Debug)]
+pub struct DeferredQueue<D> {
+    queue: Mutex<VecDeque<D>>,
+    count: AtomicUsize,
+}
+
+/// Whether the device is past a deferred thing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Passed {
+    /// The device is past all that used it.
+    Yes,
+    /// Not yet, or the device cannot be asked now.
+    NotYet,
+    /// The device will never say.
+    Never,
+}
+
+impl<D> Default for DeferredQueue<D> {
+    fn default() -> Self {
+        Self { queue: Mutex::new(VecDeque::new()), count: AtomicUsize::new(0) }
+    }
+}
+
+impl<D> DeferredQueue<D> {
+    /// Whether nothing is deferred, without a lock.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// How much is queued or asked about, as of some moment during the call; without a lock.
+    pub fn len(&self) -> usize {
+        // Relaxed: a hint; the lock orders the queue itself.
+        self.count.load(Ordering::Relaxed)
+    }
+
+    /// Puts one into the queue.
+    pub fn defer(&self, deferred: D) {
+        let mut queue = self.queue.lock();
+        queue.push_back(deferred);
+        // INV-2: under the lock.
+        self.count.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Takes out some of those that the device has passed, for the caller to drop.
+    pub fn collect(&self, passed: impl Fn(&D) -> Passed) -> Collected<D> {
+        let mut collected = Collected { ready: Vec::new(), lost: Vec::new() };
+        // No more questions than entries: one that is put back is not asked again in the same call.
+        for _ in 0..self.len().min(QUESTIONS) {
+            let Some(deferred) = self.queue.lock().pop_front() else { break };
+            match passed(&deferred) {
+                Passed::Yes => collected.ready.push(deferred),
+                Passed::NotYet => self.queue.lock().push_back(deferred),
+                Passed::Never => collected.lost.push(deferred),
+            }
+        }
+        self.count.fetch_sub(collected.ready.len() + collected.lost.len(), Ordering::Relaxed);
+        collected
+    }
+}
+
+/// The result of [`DeferredQueue::collect`].
+#[derive(Debug)]
+pub struct Collected<D> {
+    /// To be dropped.
+    pub ready: Vec<D>,
+    /// To be leaked.
+    pub lost: Vec<D>,
+}
+
+struct DeferredDrop {
+    /// Without one, the drop waits for nothing but a later call.
+    event: Option<Arc<Event>>,
+    /// Owns what it drops, and is leaked unless it is called: a panic on the way must free nothing
+    /// that the device may still use.
+    drop: ManuallyDrop<Box<dyn FnOnce() + Send>>,
+}
+
+impl DeferredDrop {
+    fn new(event: Option<Arc<Event>>, drop: impl FnOnce() + Send + 'static) -> Self {
+        Self { event, drop: ManuallyDrop::new(Box::new(drop)) }
+    }
+
+    fn passed(&self) -> Passed {
+        match self.event.as_ref().map_or(Ok(true), |event| event.is_complete()) {
+            Ok(true) => Passed::Yes,
+            Ok(false) => Passed::NotYet,
+            Err(error) if matches!(error.kind(), ErrorKind::ContextLost | ErrorKind::Forked) => {
+                Passed::Never
+            }
+            Err(_) => Passed::NotYet,
+        }
+    }
+}
+
+static BUFFERS: LazyLock<DeferredQueue<DeferredDrop>> = LazyLock::new(DeferredQueue::default);
+
+/// Blocks alone, whose drops run no code but the crate's: a pool collects these, through its upstream,
+/// while it holds locks.
+static BLOCKS: LazyLock<DeferredQueue<DeferredDrop>> = LazyLock::new(DeferredQueue::default);
+
+/// Calls `drop` when the device has passed `event`; without one, when the crate next collects.
+pub(crate) fn defer(event: Option<Arc<Event>>, drop: impl FnOnce() + Send + 'static) {
+    BUFFERS.defer(DeferredDrop::new(event, drop));
+}
+
+/// As [`defer`], for calls of a driver that free a block, and nothing else.
+pub(crate) fn defer_block(event: Option<Arc<Event>>, free: impl FnOnce() + Send + 'static) {
+    BLOCKS.defer(DeferredDrop::new(event, free));
+}
+
+/// Drops what the devices have passed, without waiting.
+pub(crate) fn collect() {
+    collect_from(&BLOCKS);
+    collect_from(&BUFFERS);
+}
+
+/// As [`collect`], of blocks alone.
+pub(crate) fn collect_blocks() {
+    collect_from(&BLOCKS);
+}
+
+fn collect_from(queue: &DeferredQueue<DeferredDrop>) {
+    if queue.is_empty() || crate::driver::is_forked_child() {
+        return;
+    }
+    let collected = queue.collect(DeferredDrop::passed);
+    // The caller may be a pool with its locks held: no subscriber runs here.
+    for lost in collected.lost {
+        let device = lost.event.as_ref().map(|event| event.device().to_string());
+        emit_deferred(move || {
+            event!(
+                error,
+                device,
+                "leaked the buffers of a transfer: the device can no longer say whether it is done"
+            );
+        });
+    }
+    for ready in collected.ready {
+        let drop = ManuallyDrop::into_inner(ready.drop);
+        let dropped = catch_unwind(AssertUnwindSafe(drop));
+        if let Err(thrown) = dropped {
+            std::mem::forget(thrown);
+            emit_deferred(|| {
+                event!(error, "the buffers of a transfer panicked when they were dropped")
+            });
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! The gate of a stream: which threads may call the driver on it.
+//!
+//! CUDA's graphs are not synchronised inside: while a stream is in capture, no second thread may name
+//! it in a call, not even to ask whether it is. So each call on a stream is counted in its gate, and a
+//! capture closes the gate, from before its begin until the order of its streams is restored.
+//!
+//! # State table
+//!
+//! | state | `owner` | `calls` | `published` | `begin_call` |
+//! | --- | --- | --- | --- | --- |
+//! | open | none | any | - | counts a call of any thread |
+//! | closing | some | above 0 | no | counts nothing and returns the owner |
+//! | closed | some | 0 | no | the same; the owner records what the stream was given before |
+//! | published | some | 0 | yes | the same; other threads find that record |
+//!
+//! | from | to | by |
+//! | --- | --- | --- |
+//! | open | closing | `close` of the new owner |
+//! | closing | closed | the last `end_call` |
+//! | closing | open | `may_wait` of a call: `close` fails |
+//! | closed | published | `publish` of the owner |
+//! | closed, published | open | `open` of the owner |
+//!
+//! - `INV-1`: in the states closed and published only the owner's thread calls the driver on the
+//!   stream.
+//! - `INV-2`: an owner never waits for a call that waits for the device: such a call may end only
+//!   after something that the owner's thread has yet to do.
+//! - `INV-3`: a change of `owner`, of `published` or of `calls` to 0 wakes all waiting threads.
+//!
+//! The lock is held over nothing but these words.
+
+#![allow(unreachable_pub, reason = "the models of loom_tests reach it through `models`")]
+
+use crate::sync::{Arc, Condvar, Mutex};
+use std::fmt;
+
+/// The gate of one stream, closed by owners of type `O`.
+pub struct Gate<O> {
+    state: Mutex<GateState<O>>,
+    changed: Condvar,
+}
+
+struct GateState<O> {
+    owner: Option<Arc<O>>,
+    /// Calls under way that began while there was no owner.
+    calls: usize,
+    /// Those of them that may wait for the device.
+    waits: usize,
+    published: bool,
+}
+
+impl<O> Default for Gate<O> {
+    fn default() -> Self {
+        let state = GateState { owner: None, calls: 0, waits: 0, published: false };
+        Self { state: Mutex::new(state), changed: Condvar::new() }
+    }
+}
+
+impl<O> Gate<O> {
+    /// Begins a call, which [`end_call`](Self::end_call) ends. Or returns the owner: its thread alone
+    /// may call, and does not end the call.
+    pub fn begin_call(&self) -> Option<Arc<O>> {
+        let mut state = self.state.lock();
+        if state.owner.is_none() {
+            state.calls += 1;
+            return None;
+        }
+        state.owner.clone()
+    }
+
+    /// The call may wait for the device from here on.
+    pub fn may_wait(&self) {
+        let mut state = self.state.lock();
+        state.waits += 1;
+        if state.owner.is_some() {
+            self.changed.notify_all();
+        }
+    }
+
+    /// Ends a call. `waited`: it has called [`may_wait`](Self::may_wait).
+    pub fn end_call(&self, waited: bool) {
+        let mut state = self.state.lock();
+        state.calls -= 1;
+        state.waits -= usize::from(waited);
+        if state.calls == 0 && state.owner.is_some() {
+            self.changed.notify_all();
+        }
+    }
+
+    /// Closes the gate for all threads but the owner's, and waits for the calls under way. `false` if
+    /// the gate has an owner, or one of the calls may wait for the device. The caller is inside of no
+    /// gate.
+    pub fn close(&self, owner: &Arc<O>) -> bool {
+        let mut state = self.state.lock();
+        if state.owner.is_some() {
+            return false;
+        }
+        state.owner = Some(owner.clone());
+        state.published = false;
+        while state.calls > 0 {
+            if state.waits > 0 {
+                let owner = state.owner.take();
+                drop(state);
+                self.changed.notify_all();
+                drop(owner);
+                return false;
+            }
+            state = self.changed.wait(state);
+        }
+        true
+    }
+
+    /// The owner has recorded what other threads look for.
+    pub fn publish(&self) {
+        self.state.lock().published = true;
+        self.changed.notify_all();
+    }
+
+    /// Opens the gate for all threads.
+    pub fn open(&self) {
+        let owner = self.state.lock().owner.take();
+        self.changed.notify_all();
+        drop(owner);
+    }
+
+    /// The owner, which has closed the gate.
+    pub fn owner(&self) -> Option<Arc<O>> {
+        self.state.lock().owner.clone()
+    }
+
+    /// Waits while an owner is about to publish. The caller is inside of no gate.
+    pub fn wait_published(&self) {
+        let mut state = self.state.lock();
+        while state.owner.is_some() && !state.published {
+            state = self.changed.wait(state);
+        }
+    }
+}
+
+impl<O> fmt::Debug for Gate<O> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Gate").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,353 @@
+//! The handle on a stream, and the identity behind it.
+
+use super::capture_state::{Attachment, CaptureState};
+use super::gate::Gate;
+use super::pool_handles::PoolHandles;
+use crate::device::Device;
+use crate::driver::sim::Simulator;
+use crate::driver::{
+    BackendKind, CaptureStatus, ErrorContext, RawStream, StreamKeeper, is_forked_child,
+};
+use crate::error::{Error, ErrorKind, Result};
+use crate::sync::trusted::{AtomicBool, Mutex, Ordering, unique};
+use crate::sync::{Arc, AtomicUsize, LazyLock, Weak};
+use std::collections::HashMap;
+use std::fmt;
+
+/// A declared capture.
+pub(crate) type Capture = CaptureState<Stream>;
+
+/// An in-order queue of work on one device. A handle: clones are the same stream.
+///
+/// A stream has a number of its own that is never used twice, unlike the driver's handle. It stays
+/// alive as long as anything that it may still have to order: a vector at home on it, a vector that
+/// was used on it, a transfer.
+///
+/// ```
+/// use aquifer::{Device, sim::SimConfig};
+///
+/// let device = Device::simulated(SimConfig::default());
+/// let (a, b) = (device.new_stream()?, device.new_stream()?);
+/// b.wait_for(&a)?; // what b is given from here on runs after what a was given so far
+/// b.synchronize()?;
+/// # Ok::<(), aquifer::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Stream {
+    inner: Arc<StreamInner>,
+}
+
+struct StreamInner {
+    device: Device,
+    raw: RawStream,
+    id: u64,
+    keep: Mutex<StreamKeeper>,
+    gate: Gate<Capture>,
+    /// Another library may have the driver's handle, and begin a capture that Aquifer is not told of.
+    exposed: AtomicBool,
+    /// How many of the handles are pools', which order their memory by the stream as long as it has a
+    /// user.
+    pools: AtomicUsize,
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "there is none"))]
+    cudarc: CudarcHandle,
+}
+
+/// cudarc's handle, for its traits.
+#[cfg(feature = "cuda")]
+type CudarcHandle = Option<Arc<cudarc::driver::CudaStream>>;
+#[cfg(not(feature = "cuda"))]
+type CudarcHandle = ();
+
+impl StreamInner {
+    fn new(
+        device: &Device,
+        raw: RawStream,
+        keep: StreamKeeper,
+        exposed: bool,
+        cudarc: CudarcHandle,
+    ) -> Self {
+        let id = match device.kind() {
+            // Its handles are never used again, and its reports name them.
+            BackendKind::Simulated => raw.0,
+            BackendKind::Cuda => unique(),
+        };
+        Self {
+            device: device.clone(),
+            raw,
+            id,
+            keep: Mutex::new(keep),
+            gate: Gate::default(),
+            exposed: AtomicBool::new(exposed),
+            pools: AtomicUsize::new(0),
+            cudarc,
+        }
+    }
+}
+
+/// The streams that are alive, by device and handle, so that one stream of the driver is one here.
+static STREAMS: LazyLock<Mutex<HashMap<StreamKey, Weak<StreamInner>>>> =
+    LazyLock::new(Mutex::default);
+
+type StreamKey = ((BackendKind, u64), RawStream);
+
+impl Drop for StreamInner {
+    fn drop(&mut self) {
+        if is_forked_child() {
+            // The stream is the parent's, and a thread of the parent may hold the locks on the way.
+            #[cfg(feature = "cuda")]
+            std::mem::forget(self.cudarc.take());
+            std::mem::forget(self.keep.get_mut().take());
+            return;
+        }
+        let key = (self.device.key(), self.raw);
+        let mut streams = STREAMS.lock();
+        // The entry may already be a successor's: another handle on a stream that cudarc keeps.
+        if streams.get(&key).is_some_and(|entry| entry.strong_count() == 0) {
+            streams.remove(&key);
+        }
+        drop(streams);
+        // The keeper is the last of cudarc's handles to go: the backend drops it with the context
+        // current and restores the caller's.
+        #[cfg(feature = "cuda")]
+        drop(self.cudarc.take());
+        if self.raw != self.device.driver().legacy_stream() {
+            self.device.driver().stream_destroy(self.raw, self.keep.get_mut().take());
+        }
+    }
+}
+
+impl Stream {
+    /// The one stream behind a driver's handle: the living one, or a new one from `make`.
+    fn get_or_register(
+        device: &Device,
+        raw: RawStream,
+        make: impl FnOnce() -> StreamInner,
+    ) -> Self {
+        if is_forked_child() {
+            return Self { inner: Arc::new(make()) };
+        }
+        let mut streams = STREAMS.lock();
+        let entry = streams.entry((device.key(), raw)).or_default();
+        if let Some(inner) = entry.upgrade() {
+            return Self { inner };
+        }
+        let inner = Arc::new(make());
+        *entry = Arc::downgrade(&inner);
+        Self { inner }
+    }
+
+    /// A stream that was just made. An older entry under its handle is of a stream that was destroyed
+    /// behind our back.
+    fn register_new(inner: StreamInner) -> Self {
+        let inner = Arc::new(inner);
+        STREAMS.lock().insert((inner.device.key(), inner.raw), Arc::downgrade(&inner));
+        Self { inner }
+    }
+
+    /// Takes over a stream of cudarc. The same stream of the driver gives the same `Stream`, which
+    /// keeps cudarc's alive.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidArgument`] for the per-thread default stream, which is another stream on
+    /// each thread: see [`Device::per_thread_stream`].
+    #[cfg(feature = "cuda")]
+    pub fn from_cudarc(stream: &Arc<cudarc::driver::CudaStream>) -> Result<Self> {
+        let device = Device::from_cudarc(stream.context())?;
+        // 1 is the legacy default stream's other name.
+        let raw = match stream.cu_stream() as u64 {
+            0 | 1 => return Ok(device.default_stream()),
+            2 => {
+                return Err(Error::new(
+                    ErrorKind::InvalidArgument,
+                    "the per-thread default stream was given as a stream of its own",
+                )
+                .advise("use Device::per_thread_stream on the thread that wants it"));
+            }
+            handle => RawStream(handle),
+        };
+        let keep: StreamKeeper = Some(Box::new(stream.clone()));
+        let make = || StreamInner::new(&device, raw, keep, true, Some(stream.clone()));
+        Ok(Self::get_or_register(&device, raw, make))
+    }
+
+    /// cudarc's handle on this stream, or `None` on a simulated device. While
+    /// [`capture`](Self::capture) has the stream, no other thread may name it in a call of cudarc.
+    #[cfg(feature = "cuda")]
+    pub fn cuda_stream(&self) -> Option<&Arc<cudarc::driver::CudaStream>> {
+        self.expose();
+        self.inner.cudarc.as_ref()
+    }
+
+    /// The living stream behind a driver's handle, if Aquifer knows it.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn by_handle(device: &Device, handle: u64) -> Option<Self> {
+        if is_forked_child() {
+            return None;
+        }
+        let handle = if handle == 1 { 0 } else { handle };
+        let key = (device.key(), RawStream(handle));
+        STREAMS.lock().get(&key).and_then(Weak::upgrade).map(|inner| Self { inner })
+    }
+
+    /// The device that the stream runs on.
+    pub fn device(&self) -> &Device {
+        &self.inner.device
+    }
+
+    /// The stream's number, never used twice in a process.
+    pub fn id(&self) -> u64 {
+        self.inner.id
+    }
+
+    /// The error of a call on a stream that a capture has.
+    pub(super) fn in_use(&self) -> Error {
+        let what = match self.inner.gate.owner() {
+            Some(capture) if capture.recorder().is_here() => "is in another capture",
+            Some(_) => "is in a capture on another thread",
+            None => "is in use: a thread waits for it, or copies host memory",
+        };
+        Error::new(ErrorKind::Capture, format!("{self} {what}"))
+            .advise("call again when that has ended, or use another stream")
+    }
+
+    /// Has the graph of the capture that the stream is in keep something. Returns it if there is none.
+    pub(crate) fn keep_for_graph(&self, kept: Attachment<Self>) -> Result<(), Attachment<Self>> {
+        match self.inner.gate.owner() {
+            Some(capture) => capture.attach(kept),
+            None => Err(kept),
+        }
+    }
+
+    pub(super) fn gate(&self) -> &Gate<Capture> {
+        &self.inner.gate
+    }
+
+    /// Another library is about to get the driver's handle.
+    pub(super) fn expose(&self) {
+        // Relaxed: a capture by the handle must not begin while other threads call on the stream.
+        self.inner.exposed.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_exposed(&self) -> bool {
+        self.inner.exposed.load(Ordering::Relaxed)
+    }
+
+    /// Whether this is the stream behind a handle of the driver.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn is_handle(&self, device: &Device, raw: RawStream) -> bool {
+        self.device() == device && self.inner.raw == raw
+    }
+
+    /// Outside of this folder, only a `StreamCall` gives it.
+    pub(super) fn raw(&self) -> RawStream {
+        self.inner.raw
+    }
+}
+
+impl PoolHandles for Stream {
+    fn locked(&self, count: impl FnOnce() -> bool) -> bool {
+        let mut streams = STREAMS.lock();
+        let is_abandoned = count();
+        let key = (self.inner.device.key(), self.inner.raw);
+        // Its driver's handle, brought again, is another stream.
+        if is_abandoned
+            && streams.get(&key).is_some_and(|entry| entry.ptr_eq(&Arc::downgrade(&self.inner)))
+        {
+            streams.remove(&key);
+        }
+        is_abandoned
+    }
+
+    fn handles(&self) -> usize {
+        Arc::strong_count(&self.inner)
+    }
+
+    fn pools(&self) -> &AtomicUsize {
+        &self.inner.pools
+    }
+}
+
+/// The living streams of `device` whose handles others have.
+pub(super) fn exposed(device: &Device) -> Vec<Stream> {
+    let key = device.key();
+    let table = STREAMS.lock();
+    let of_device = table.iter().filter(|((owner, _), _)| *owner == key);
+    // All of them: one that goes under the lock, the last handle of its stream, would take it again.
+    let streams = of_device.filter_map(|(_, entry)| entry.upgrade()).map(|inner| Stream { inner });
+    let mut streams: Vec<Stream> = streams.collect();
+    drop(table);
+    streams.retain(Stream::is_exposed);
+    streams
+}
+
+impl Device {
+    /// A new stream, which does not wait for the legacy default stream.
+    ///
+    /// # Errors
+    ///
+    /// Those of the driver call.
+    pub fn new_stream(&self) -> Result<Stream> {
+        let new =
+            self.driver().stream_create().with_context(|| format!("making a stream on {self}"))?;
+        #[cfg(feature = "cuda")]
+        let cudarc = new
+            .keep
+            .as_ref()
+            .and_then(|keep| keep.downcast_ref::<Arc<cudarc::driver::CudaStream>>())
+            .cloned();
+        #[cfg(not(feature = "cuda"))]
+        let cudarc = ();
+        Ok(Stream::register_new(StreamInner::new(self, new.raw, new.keep, false, cudarc)))
+    }
+
+    /// The legacy default stream, CUDA's handles 0 and 1: one for the whole device.
+    pub fn default_stream(&self) -> Stream {
+        let raw = self.driver().legacy_stream();
+        Stream::get_or_register(self, raw, || {
+            #[cfg(feature = "cuda")]
+            let cudarc = self.cuda_context().map(|context| context.default_stream());
+            #[cfg(not(feature = "cuda"))]
+            let cudarc = ();
+            StreamInner::new(self, raw, None, true, cudarc)
+        })
+    }
+}
+
+impl PartialEq for Stream {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+}
+
+impl Eq for Stream {}
+
+impl fmt::Display for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "stream {} of {}", self.id(), self.device())
+    }
+}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Stream").field("id", &self.id()).field("device", self.device()).finish()
+    }
+}
+
+impl Simulator {
+    /// Puts a stream of this simulated device into capture, for tests of code that must not disturb
+    /// one: what it is given is kept and not run.
+    ///
+    /// # Errors
+    ///
+    /// Those that a driver would give: the stream is in capture already, or is of another device.
+    pub fn start_capture(&self, stream: &Stream) -> Result<()> {
+        stream.expose();
+        self.begin_capture(stream.raw()).with_context(|| format!("beginning a capture on {stream}"))
+    }
+
+    /// Ends the capture; `true` if nothing invalidated it.
+    pub fn stop_capture(&self, stream: &Stream) -> bool {
+        self.end_capture(stream.raw()) == CaptureStatus::Active
+    }
+}

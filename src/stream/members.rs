@@ -1,0 +1,76 @@
+//! The streams that take part in declared captures.
+
+use super::capture_state::Member;
+use super::handle::{Capture, Stream};
+use crate::device::Device;
+use crate::driver::{CaptureStatus, ErrorContext};
+use crate::error::Result;
+use crate::event::{Event, Recorder};
+use crate::sync::Arc;
+use crate::sync::trusted::Mutex;
+
+/// The captures that have begun and are not over. The lock is held over the calls that begin one and
+/// that record all of a context, which a capture does not survive; neither call waits.
+pub(super) static CAPTURES: Mutex<Vec<Arc<Capture>>> = Mutex::new(Vec::new());
+
+/// The capture that has recorded an event, unless it is over.
+pub(super) fn capture_of(recorder: &Arc<Recorder>) -> Option<Arc<Capture>> {
+    let captures = CAPTURES.lock();
+    captures.iter().find(|capture| Arc::ptr_eq(capture.recorder(), recorder)).cloned()
+}
+
+impl Capture {
+    /// Takes a stream in: waits for calls of other threads that are under way on it, and notes what
+    /// it was given. The caller is inside of no gate.
+    pub(super) fn admit(self: &Arc<Self>, stream: &Stream) -> Result<()> {
+        if !stream.gate().close(self) {
+            return Err(stream.in_use());
+        }
+        match note(stream) {
+            Ok(member) => {
+                // A thread that records all of a context sees the stream there, or is done.
+                let captures = CAPTURES.lock();
+                self.add(member);
+                drop(captures);
+                stream.gate().publish();
+                Ok(())
+            }
+            Err(error) => {
+                stream.gate().open();
+                Err(error)
+            }
+        }
+    }
+
+    /// A stream did not come in: the driver's wait that was to take it in failed.
+    pub(super) fn withdraw(&self, stream: &Stream) {
+        let status = stream.device().driver().capture_status(stream.raw());
+        if matches!(status, Ok(CaptureStatus::None)) {
+            self.remove(stream);
+            stream.gate().open();
+        }
+    }
+
+    /// Whether a context that is lost is that of all its streams.
+    pub(super) fn is_on_one_device(&self) -> bool {
+        let streams = self.streams();
+        streams.iter().all(|stream| stream.device() == streams[0].device())
+    }
+
+    pub(super) fn is_on(&self, device: &Device) -> bool {
+        self.any_stream(|stream| stream.device() == device)
+    }
+}
+
+fn note(stream: &Stream) -> Result<Member<Stream>> {
+    let what = || format!("recording an event on {stream}");
+    let driver = stream.device().driver();
+    if stream.is_exposed()
+        && driver.capture_status(stream.raw()).with_context(what)? != CaptureStatus::None
+    {
+        return Err(stream.in_use());
+    }
+    let event = Event::new(stream.device()).with_context(what)?;
+    driver.event_record(event.raw(), stream.raw()).with_context(what)?;
+    Ok(Member { stream: stream.clone(), before: Arc::new(event) })
+}

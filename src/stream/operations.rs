@@ -1,0 +1,171 @@
+//! Calls on a stream: events, waits, and whether it is in capture.
+
+use super::call::{Status, StreamCall};
+use super::deferred;
+use super::handle::Stream;
+use super::members::capture_of;
+use crate::driver::not_forked;
+use crate::error::{ErrorKind, Result};
+use crate::event::Event;
+use crate::sync::Arc;
+
+impl Stream {
+    /// Begins a call of the driver on the stream, which ends when the result is dropped.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Capture`] while a capture on another thread has it; [`ErrorKind::Forked`].
+    pub(crate) fn begin_call(&self) -> Result<StreamCall<'_>> {
+        not_forked("a call on a stream")?;
+        StreamCall::new(self)
+    }
+
+    /// Records an event: everything that the stream was given so far.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Capture`] while a capture on another thread has the stream; those of the driver
+    /// call.
+    pub fn record(&self) -> Result<Event> {
+        self.begin_call()?.record()
+    }
+
+    /// Makes the stream wait for `event`, of this device or another, without blocking the host.
+    ///
+    /// In [`capture`](Self::capture), a stream that waits for an event of the capture joins it.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Capture`] between a stream in capture and an event that is no point of the same
+    /// graph, which is not disturbed; [`ErrorKind::WrongDevice`] between a GPU and a simulated
+    /// device; those of the driver call.
+    pub fn wait(&self, event: &Event) -> Result<()> {
+        let mut call = self.begin_call()?;
+        if let Some(recorder) = event.recorder()
+            && recorder.is_here()
+            && let Status::Runs = call.status()?
+            && let Some(capture) = capture_of(recorder)
+        {
+            return call.join(&capture, event);
+        }
+        call.wait(event)
+    }
+
+    /// Makes the stream wait for all that `other` was given so far, without blocking the host.
+    ///
+    /// # Errors
+    ///
+    /// As [`wait`](Self::wait) and [`record`](Self::record).
+    pub fn wait_for(&self, other: &Stream) -> Result<()> {
+        if self == other { Ok(()) } else { self.wait(&other.record()?) }
+    }
+
+    /// Blocks the calling thread until the stream has done all it was given so far.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::ContextLost`] if that work failed, [`ErrorKind::Capture`] if the stream is in
+    /// capture, which is not disturbed, [`ErrorKind::Simulation`] if the simulated device saw an
+    /// access out of order.
+    pub fn synchronize(&self) -> Result<()> {
+        if self.is_capturing().unwrap_or(false) {
+            self.refuse_capture("a wait of the host")?;
+        }
+        let synchronized = self.drain();
+        deferred::collect();
+        synchronized
+    }
+
+    /// As [`synchronize`](Self::synchronize), without a deferred drop. For a stream in a declared capture,
+    /// waits for all that the capture's streams were given before it. The caller is inside of no gate.
+    pub(crate) fn drain(&self) -> Result<()> {
+        loop {
+            match self.begin_call() {
+                Ok(call) => match call.status() {
+                    Ok(Status::Declared(_)) => {}
+                    Ok(Status::Undeclared) => return call.refuse_capture("a wait of the host"),
+                    // A lost context may still have work under way.
+                    Ok(Status::Runs) | Err(_) => return call.synchronize(),
+                },
+                Err(error) if error.kind() == ErrorKind::Capture => {}
+                Err(error) => return Err(error),
+            }
+            match self.gate().owner() {
+                // The stream may be ordered in the graph alone after real work of another of them.
+                Some(capture) if capture.before(self).is_some() => {
+                    return capture.all_before().iter().try_for_each(|event| event.synchronize());
+                }
+                _ => self.gate().wait_published(),
+            }
+        }
+    }
+
+    /// An event after all work that the stream was given to run: where a declared capture has the
+    /// stream, the one from before it. `None` while a capture is about to record that one.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Capture`] in a capture that Aquifer was not told of; those of the driver call.
+    pub(crate) fn last_event(&self) -> Result<Option<Arc<Event>>> {
+        not_forked("a call on a stream")?;
+        let capture = self.gate().owner();
+        if let Some(capture) =
+            capture.filter(|it| it.recorder().is_active() || !it.recorder().is_here())
+        {
+            return Ok(capture.before(self));
+        }
+        let call = match self.begin_call() {
+            // A capture has begun since.
+            Err(error) if error.kind() == ErrorKind::Capture => return Ok(None),
+            call => call?,
+        };
+        call.refuse_capture("what it was given before")?;
+        call.record().map(|event| Some(Arc::new(event)))
+    }
+
+    /// Has a later call of the crate `free` a block, when the stream is out of its capture and has
+    /// passed all that it was given. With an error, at once: then the stream may never say.
+    pub(crate) fn free_block_later(&self, free: impl FnOnce(Result<()>) + Send + 'static) {
+        match self.event_outside_of_captures() {
+            Ok(Some(event)) => deferred::defer_block(Some(Arc::new(event)), || free(Ok(()))),
+            Ok(None) => {
+                let stream = self.clone();
+                deferred::defer_block(None, move || stream.free_block_later(free));
+            }
+            Err(error) => free(Err(error)),
+        }
+    }
+
+    /// An event after all that the stream was given. `None` while it is in a capture: it may be ordered
+    /// after other work in the graph alone.
+    fn event_outside_of_captures(&self) -> Result<Option<Event>> {
+        let call = match self.begin_call() {
+            Err(error) if error.kind() == ErrorKind::Capture => return Ok(None),
+            call => call?,
+        };
+        if call.is_capturing()? { Ok(None) } else { call.record().map(Some) }
+    }
+
+    /// Waits while a capture is about to begin on the stream. The caller is inside of no gate.
+    pub(crate) fn wait_published(&self) {
+        self.gate().wait_published();
+    }
+
+    /// Whether the stream is recording a graph, or a capture on another thread has it. Never disturbs
+    /// it.
+    ///
+    /// # Errors
+    ///
+    /// Those of the driver call.
+    pub fn is_capturing(&self) -> Result<bool> {
+        match self.begin_call() {
+            Err(error) if error.kind() == ErrorKind::Capture => Ok(true),
+            call => call?.is_capturing(),
+        }
+    }
+
+    /// The error of giving the stream work on host memory while it is in capture.
+    pub(crate) fn refuse_capture(&self, what: &str) -> Result<()> {
+        self.begin_call()?.refuse_capture(what)
+    }
+}

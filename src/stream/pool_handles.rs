@@ -1,0 +1,70 @@
+//! Handles on a stream that pools hold: they count apart, so that a pool can tell when no user has
+//! its stream any more.
+//!
+//! There are two counts: of all handles, which a clone raises without a lock, and of the pools' handles
+//! among them. Read one after the other while they change, they would call a stream abandoned that has
+//! a user.
+//!
+//! # State table
+//!
+//! | word | raised | lowered |
+//! | --- | --- | --- |
+//! | handles | by any clone; from 0, or by a look-up, under the table's lock | by any drop |
+//! | pools | `clone_for_pool`: after its clone, under the table's lock | `drop_for_pool`: before its drop, under the same lock |
+//!
+//! - `INV-1`: under the table's lock, `pools <= handles`, and every handle beyond `pools` is a user's.
+//! - `INV-2`: `is_abandoned` reads both under that lock, `handles` first: a user can come from a clone
+//!   of another user's handle, which is counted already, or from the table, which is locked.
+
+#![allow(unreachable_pub, reason = "the models of loom_tests reach it through `models`")]
+
+use crate::sync::fence;
+use crate::sync::{AtomicUsize, Ordering};
+
+/// A counted handle that users and pools hold.
+pub trait PoolHandles: Clone {
+    /// Runs `count` under the lock of the table from which handles come that are no clones. If it says
+    /// so, takes this one off the table, and says so too.
+    fn locked(&self, count: impl FnOnce() -> bool) -> bool;
+
+    /// How many handles there are.
+    fn handles(&self) -> usize;
+
+    /// How many of them are pools'.
+    fn pools(&self) -> &AtomicUsize;
+
+    /// A handle for a pool, to be dropped by [`drop_for_pool`](Self::drop_for_pool).
+    fn clone_for_pool(&self) -> Self {
+        let kept = self.clone();
+        let count = || {
+            self.pools().fetch_add(1, Ordering::Relaxed);
+            false
+        };
+        self.locked(count);
+        kept
+    }
+
+    /// Drops a handle of [`clone_for_pool`](Self::clone_for_pool), when it is counted no more.
+    fn drop_for_pool(self) {
+        let count = || {
+            self.pools().fetch_sub(1, Ordering::Relaxed);
+            false
+        };
+        self.locked(count);
+    }
+
+    /// Whether pools alone hold this. If so it is off the table.
+    fn is_abandoned(&self) -> bool {
+        self.locked(|| {
+            // INV-2.
+            let handles = self.handles();
+            if handles > self.pools().load(Ordering::Relaxed) {
+                return false;
+            }
+            // Pairs with the drop of each handle: what its user gave to the stream comes before our
+            // event.
+            fence(Ordering::Acquire);
+            true
+        })
+    }
+}

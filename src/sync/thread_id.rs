@@ -1,0 +1,58 @@
+//! Numbers for the threads of the process: one load on the warm way, where the standard library's
+//! `ThreadId` is a call.
+
+use super::thread_local;
+use super::trusted::unique;
+use std::cell::Cell;
+
+/// No thread's number: what [`current`] gives on a thread that has none yet.
+pub(crate) const NO_THREAD: u64 = 0;
+
+thread_local! {
+    /// Without a destructor, so that it is there in the destructors of other thread locals.
+    static ID: Cell<u64> = const { Cell::new(NO_THREAD) };
+}
+
+/// The calling thread's number, if [`assign`] gave it one.
+#[inline(always)]
+pub(crate) fn current() -> u64 {
+    ID.try_with(Cell::get).unwrap_or(NO_THREAD)
+}
+
+/// The calling thread's number. No other thread of the process has it, nor will one.
+pub(crate) fn assign() -> u64 {
+    match current() {
+        NO_THREAD => {
+            let id = unique();
+            let _ = ID.try_with(|own| own.set(id));
+            id
+        }
+        id => id,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_has_one_number_and_no_other_thread_has_it() {
+        let here = assign();
+        assert_eq!((current(), assign()), (here, here));
+        let there = || {
+            let before = current();
+            (before, assign(), current())
+        };
+        let mut numbers: Vec<_> = (0..100)
+            .map(|_| {
+                let (before, assigned, after) = std::thread::spawn(there).join().unwrap();
+                assert_eq!((before, assigned), (NO_THREAD, after));
+                assigned
+            })
+            .chain([here])
+            .collect();
+        numbers.sort_unstable();
+        numbers.dedup();
+        assert_eq!(numbers.len(), 101);
+    }
+}

@@ -1,0 +1,54 @@
+//! Copies from device memory to device memory, on one device or across two.
+
+use super::enqueue::same_length;
+use crate::container::{CapturePolicy, DeviceSlice, DeviceSliceMut};
+use crate::driver::ErrorContext;
+use crate::error::Result;
+use bytemuck::Pod;
+
+/// Overwrites `target` with `source`, in the order of the target's home stream.
+pub(crate) fn copy<T: Pod>(
+    source: &DeviceSlice<'_, T>,
+    target: &mut DeviceSliceMut<'_, T>,
+) -> Result<()> {
+    same_length(target.len(), source.len())?;
+    if source.is_empty() {
+        return Ok(());
+    }
+    let home = target.home();
+    let (to, from) = (home.device(), source.home().device());
+    let bytes = source.size_in_bytes();
+    // First, since the target's home may have to join the capture of the source's; and out of its gate
+    // again, since the next step may have to wait for a capture to begin. The order stays.
+    if to == from {
+        drop(source.memory_use().order_on(home, CapturePolicy::Join)?);
+    } else {
+        drop(source.memory_use().order_across(home)?);
+    }
+    let call = target.memory_use().order_on(home, CapturePolicy::Join)?;
+    if to == from {
+        // SAFETY: this stream is ordered for both, which stay allocated until it has passed and do not
+        // overlap, one being borrowed exclusively.
+        unsafe {
+            to.driver().copy_on_device(
+                target.as_device_ptr(),
+                source.as_device_ptr(),
+                bytes,
+                call.raw(),
+            )
+        }
+        .with_context(|| format!("copying {bytes} bytes on {to}"))
+    } else {
+        // SAFETY: as above; the source is memory of the other device.
+        unsafe {
+            to.driver().copy_from_peer(
+                target.as_device_ptr(),
+                from.driver(),
+                source.as_device_ptr(),
+                bytes,
+                call.raw(),
+            )
+        }
+        .with_context(|| format!("copying {bytes} bytes from {from} to {to}"))
+    }
+}

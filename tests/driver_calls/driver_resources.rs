@@ -1,0 +1,83 @@
+//! Resources near the driver: what they ask of it, by number.
+
+use super::child::{Installed, alone, value};
+use aquifer::{
+    AsyncResource, Device, DeviceLayout, DeviceResource, ErrorKind, ManagedResource,
+    PrefetchAdaptor, SystemResource,
+};
+
+#[test]
+fn a_driver_pool_is_asked_by_cudas_numbers() {
+    let name = "driver_resources::a_driver_pool_is_asked_by_cudas_numbers";
+    alone(name, Installed::StandIn, &[], |driver| {
+        let device = Device::open(0).unwrap();
+        driver.take();
+        let pool = AsyncResource::builder(&device)
+            .release_threshold(77)
+            .reuse_follow_event_dependencies(false)
+            .reuse_opportunistic(true)
+            .reuse_internal_dependencies(false)
+            .shareable(true)
+            .build()
+            .unwrap();
+        let calls = driver.take();
+        let notes: Vec<_> = calls.iter().filter(|line| line.starts_with("# value=")).collect();
+        assert_eq!(notes, ["# value=77", "# value=0", "# value=1", "# value=0"]);
+        let set = calls.iter().filter(|line| line.starts_with("cuMemPoolSetAttribute"));
+        let numbers: Vec<_> = set.map(|line| value(line, "attribute").to_owned()).collect();
+        assert_eq!(numbers, ["4", "1", "2", "3"]);
+        // The stand-in answers 1000 and the number.
+        let held = pool.statistics().unwrap();
+        assert_eq!((held.reserved_bytes, held.reserved_peak), (1005, 1006));
+        assert_eq!((held.used_bytes, held.used_peak), (1007, 1008));
+        drop(pool.export().unwrap());
+        driver.take();
+        drop(AsyncResource::default_pool(&device).unwrap());
+        assert_eq!(driver.names(), ["cuDeviceGetDefaultMemPool"], "and it is not destroyed");
+        drop(AsyncResource::builder(&device).managed(true).build().unwrap());
+        assert_eq!(driver.names().last().unwrap(), "cuMemPoolDestroy");
+    });
+}
+
+#[test]
+fn a_driver_that_refuses_a_kind_of_pool_lacks_it() {
+    let name = "driver_resources::a_driver_that_refuses_a_kind_of_pool_lacks_it";
+    let fail = ("STAND_IN_FAIL", "cuMemPoolCreate:1:801,cuMemPoolSetAttribute:3:1");
+    alone(name, Installed::StandIn, &[fail], |driver| {
+        let device = Device::open(0).unwrap();
+        let managed = AsyncResource::builder(&device).managed(true).build().unwrap_err();
+        assert_eq!(managed.kind(), ErrorKind::Unsupported, "{managed}");
+        let before = driver.alive();
+        // The threshold, and again the threshold: the third is a switch.
+        drop(AsyncResource::new(&device).unwrap());
+        let refused = AsyncResource::builder(&device).reuse_opportunistic(true).build();
+        assert_eq!(refused.unwrap_err().driver().unwrap().code(), 1);
+        assert_eq!(driver.alive(), before, "the pool went with the error");
+    });
+}
+
+#[test]
+fn managed_memory_is_moved_and_counted() {
+    let name = "driver_resources::managed_memory_is_moved_and_counted";
+    alone(name, Installed::StandIn, &[], |driver| {
+        let device = Device::open(1).unwrap();
+        let stream = device.new_stream().unwrap();
+        let managed = PrefetchAdaptor::new(ManagedResource::new(&device).unwrap());
+        driver.take();
+        let block = managed.allocate(&stream, DeviceLayout::new(5000).unwrap()).unwrap();
+        let calls = driver.take();
+        let moved = calls.iter().find(|line| line.starts_with("cuMemPrefetchAsync_v2")).unwrap();
+        // A location of kind 1, a device, and its number above it.
+        assert_eq!((value(moved, "bytes"), value(moved, "location")), ("5000", "0x100000001"));
+        assert!(calls.iter().any(|line| line.starts_with("cuMemGetInfo_v2")), "{calls:?}");
+        // SAFETY: the block is the resource's, and no work uses it.
+        unsafe { managed.deallocate(&stream, block) };
+        // The stand-in has a gigabyte free.
+        let much = managed.allocate(&stream, DeviceLayout::new((1 << 30) + 1).unwrap());
+        assert_eq!(much.unwrap_err().kind(), ErrorKind::OutOfMemory);
+        let asked = driver.names();
+        assert!(!asked.contains(&"cuMemAllocManaged".to_owned()), "{asked:?}");
+        let refused = SystemResource::new(&device).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Unsupported, "attribute 88 is not set");
+    });
+}

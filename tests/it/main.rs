@@ -1,0 +1,59 @@
+//! The tests that can share a process. A binary of their own have those that cannot: `serial/` (one at a
+//! time), those that need a library in place of the driver or of a tool, the soaks and the models.
+
+mod adaptor_limits;
+mod adaptor_panics;
+mod after_captures;
+mod as_on_a_gpu;
+mod bench_workloads;
+mod capture_hazards;
+mod capture_threads;
+mod captures;
+mod checked;
+mod container_lifetimes;
+mod cudarc_on_gpu;
+mod device;
+mod device_box;
+mod device_buffer;
+mod device_copies;
+mod device_lost;
+mod device_scalar;
+mod device_vec;
+mod device_vec_growth;
+mod device_vec_model;
+mod driver_resources;
+#[path = "../../benches/family/generator.rs"]
+mod generator;
+mod graphs;
+mod guard_failures;
+mod guards;
+mod host_forms;
+#[path = "../support/kernels.rs"]
+mod kernels;
+#[path = "../support/log.rs"]
+mod log;
+mod logging;
+mod logging_failures;
+mod polymorphic;
+mod pool;
+mod pool_hazards;
+mod resource_failures;
+mod resource_kinds;
+mod resources;
+mod rmm_random;
+mod scopes;
+#[path = "../support/spoil.rs"]
+mod spoil;
+mod statistics;
+mod stream_pool;
+#[path = "../support/mod.rs"]
+mod support;
+mod thread_safe;
+mod traced;
+mod tracking;
+mod tracking_stacks;
+mod tracking_threads;
+mod transfer_wakers;
+mod transfers;
+#[path = "../../benches/pool/workloads.rs"]
+mod workloads;

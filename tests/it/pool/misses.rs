@@ -1,0 +1,202 @@
+//! What a miss does: each step alone, and which comes first.
+
+use super::{MIB, allocate, builder, free, support};
+use aquifer::MissStep::{Complete, Gather, Grow, GrowToMaximum, Ordered, Trim, Wait};
+use aquifer::sim::SimConfig;
+use aquifer::{
+    CudaResource, DeviceBlock, DeviceVec, ErrorKind, MissPolicy, MissStep, PoolResource, Stream,
+};
+use std::cell::RefCell;
+use std::sync::Arc;
+
+/// A pool whose 2 MiB one stream has freed, with a long way to go before it is done, and another
+/// stream, which asks. It grows to 3 MiB softly, to 4 MiB at all.
+struct Stage {
+    pool: PoolResource<CudaResource>,
+    source: Stream,
+    asking: Stream,
+    held: RefCell<Vec<DeviceBlock>>,
+    _work: DeviceVec<u32>,
+}
+
+fn stage(policy: MissPolicy) -> Stage {
+    on(SimConfig::default(), policy)
+}
+
+fn steps<const N: usize>(steps: [MissStep; N]) -> Stage {
+    stage(MissPolicy::new(steps))
+}
+
+fn on(config: SimConfig, policy: MissPolicy) -> Stage {
+    let (device, _) = support::simulated(config);
+    let (source, asking) = (device.new_stream().unwrap(), device.new_stream().unwrap());
+    let options = builder(&device).initial_size(2 * MIB).growth_step(MIB).soft_limit(3 * MIB);
+    let pool = options.maximum_size(4 * MIB).miss_policy(policy).build().unwrap();
+    let held = [(); 2].map(|()| allocate(&pool, &source, MIB).unwrap());
+    let plain = Arc::new(CudaResource::new(&device));
+    let mut work = DeviceVec::<u32>::zeroed_in(&source, 8, plain).unwrap();
+    (0..1000).for_each(|value| work.fill(value).unwrap());
+    held.into_iter().for_each(|block| free(&pool, &source, block));
+    Stage { pool, source, asking, held: RefCell::default(), _work: work }
+}
+
+impl Stage {
+    fn counts(&self) -> [usize; 4] {
+        let counts = self.pool.statistics();
+        [counts.steals, counts.waits, counts.growths, counts.returns]
+    }
+
+    /// Asks for so much and keeps it: how many steals, waits, growths and returns that took. `None`
+    /// if there was nothing.
+    fn ask_for(&self, bytes: usize) -> Option<[usize; 4]> {
+        let before = self.counts();
+        match allocate(&self.pool, &self.asking, bytes) {
+            Ok(block) => {
+                self.held.borrow_mut().push(block);
+                let after = self.counts();
+                Some(std::array::from_fn(|at| after[at] - before[at]))
+            }
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::OutOfMemory, "{error}");
+                // A gathering that was in vain may have waited.
+                let after = self.counts();
+                for at in [0, 2, 3] {
+                    assert_eq!(after[at], before[at], "a failure takes nothing");
+                }
+                None
+            }
+        }
+    }
+
+    /// What asking for 1 MiB again and again takes.
+    fn asks<const N: usize>(&self) -> [Option<[usize; 4]>; N] {
+        [(); N].map(|()| self.ask_for(MIB))
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        for block in self.held.take() {
+            free(&self.pool, &self.asking, block);
+        }
+    }
+}
+
+const OWN: Option<[usize; 4]> = Some([0, 0, 0, 0]);
+const STEAL: Option<[usize; 4]> = Some([1, 0, 0, 0]);
+const STEAL_AND_WAIT: Option<[usize; 4]> = Some([1, 1, 0, 0]);
+const WAIT: Option<[usize; 4]> = Some([0, 1, 0, 0]);
+const GROWTH: Option<[usize; 4]> = Some([0, 0, 1, 0]);
+
+#[test]
+fn complete_takes_what_the_device_has_passed_and_never_waits() {
+    let stage = steps([Complete]);
+    assert_eq!(stage.asks(), [None, None], "the source is at work");
+    stage.source.synchronize().unwrap();
+    assert_eq!(stage.asks(), [STEAL, STEAL, None]);
+}
+
+#[test]
+fn ordered_takes_only_what_the_stream_is_ordered_after() {
+    let stage = steps([Ordered]);
+    assert_eq!(stage.asks(), [None]);
+    stage.source.synchronize().unwrap();
+    assert_eq!(stage.asks(), [None], "nobody has asked the device");
+    assert_eq!(stage.pool.statistics().records, 0);
+    // One wait covers all that was freed before it.
+    let stage = steps([Ordered, Wait]);
+    assert_eq!(stage.asks(), [STEAL_AND_WAIT, STEAL, None]);
+}
+
+#[test]
+fn wait_takes_one_block_of_another_stream() {
+    let stage = steps([Wait]);
+    assert_eq!(stage.asks(), [STEAL_AND_WAIT, STEAL, None]);
+    assert_eq!(stage.pool.statistics().records, 1);
+}
+
+#[test]
+fn grow_stops_at_the_soft_limit_and_the_other_at_the_maximum() {
+    assert_eq!(steps([Grow]).asks(), [GROWTH, None]);
+    assert_eq!(steps([GrowToMaximum]).asks(), [GROWTH, GROWTH, None]);
+    assert_eq!(steps([Grow, GrowToMaximum]).asks(), [GROWTH, GROWTH, None]);
+}
+
+#[test]
+fn gather_makes_all_memory_the_streams_own() {
+    let stage = steps([Gather]);
+    assert_eq!(stage.asks(), [WAIT, OWN, None]);
+    let stage = steps([Gather]);
+    assert_eq!(stage.ask_for(2 * MIB), WAIT);
+}
+
+#[test]
+fn trim_gives_back_only_where_gathering_does_not_do() {
+    assert_eq!(steps([Trim]).asks(), [WAIT, OWN]);
+    let stage = steps([Trim]);
+    assert_eq!(stage.ask_for(4 * MIB), Some([0, 1, 1, 1]), "one block for another, of all");
+    assert_eq!(stage.ask_for(256), None);
+    let stage = steps([Gather, GrowToMaximum]);
+    assert_eq!(stage.ask_for(4 * MIB), None, "without it there is no larger block");
+    assert_eq!(stage.ask_for(2 * MIB), OWN, "the memory is still there");
+}
+
+#[test]
+fn rungs_are_tried_in_their_order() {
+    assert_eq!(steps([Grow, Wait]).asks(), [GROWTH, STEAL_AND_WAIT, STEAL, None]);
+    assert_eq!(steps([Wait, Grow]).asks(), [STEAL_AND_WAIT, STEAL, GROWTH, None]);
+    assert_eq!(steps([Gather, Wait, Grow]).asks(), [WAIT, OWN, GROWTH, None]);
+    let patient = steps([Complete, Grow, GrowToMaximum]);
+    assert_eq!(patient.asks(), [GROWTH, GROWTH, None], "streams are never made to wait");
+    patient.source.synchronize().unwrap();
+    assert_eq!(patient.asks(), [STEAL, STEAL, None]);
+}
+
+#[test]
+fn the_default_grows_before_it_waits_and_rmms_order_waits_first() {
+    let stage_of = |policy: fn() -> MissPolicy, done: bool| {
+        let stage = stage(policy());
+        if done {
+            stage.source.synchronize().unwrap();
+        }
+        stage.asks::<5>()
+    };
+    let default = MissPolicy::default;
+    assert_eq!(stage_of(default, false), [GROWTH, STEAL_AND_WAIT, STEAL, GROWTH, None]);
+    assert_eq!(
+        stage_of(default, true),
+        [STEAL, STEAL, GROWTH, GROWTH, None],
+        "complete comes first"
+    );
+    let rmm = MissPolicy::rmm;
+    assert_eq!(stage_of(rmm, false), [STEAL_AND_WAIT, STEAL, GROWTH, GROWTH, None]);
+    assert_eq!(stage_of(rmm, true), [STEAL_AND_WAIT, STEAL, GROWTH, GROWTH, None]);
+}
+
+#[test]
+fn what_a_stream_has_freed_is_its_own_wherever_it_lies() {
+    for policy in [MissPolicy::default(), MissPolicy::rmm(), MissPolicy::new([Trim, Gather, Grow])]
+    {
+        let stage = stage(policy.clone());
+        while stage.ask_for(MIB).is_some() {}
+        let count = stage.held.borrow().len();
+        assert!(count >= 3, "{count}");
+        for _ in 0..2 * count {
+            let block = stage.held.borrow_mut().remove(0);
+            free(&stage.pool, &stage.asking, block);
+            assert_eq!(stage.ask_for(MIB), OWN, "{policy:?}");
+        }
+    }
+}
+
+#[test]
+fn an_upstream_that_has_no_more_is_passed_over() {
+    let full = SimConfig::default().capacity((2 * MIB + 256) as u64);
+    let stage = on(full.clone(), MissPolicy::new([Grow, Wait]));
+    assert_eq!(stage.asks(), [STEAL_AND_WAIT, STEAL, None]);
+    let stage = on(full, MissPolicy::default());
+    assert_eq!(stage.asks(), [STEAL_AND_WAIT, STEAL, None]);
+    let error = allocate(&stage.pool, &stage.asking, MIB).unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("a maximum of 4194304") && text.contains("its upstream: "), "{text}");
+}

@@ -1,0 +1,24 @@
+//! Page-locked memory, and what is current for the process: tests that count what they alone may change,
+//! one at a time.
+
+mod allocator_contract;
+#[path = "../support/contract.rs"]
+mod contract;
+mod current_resources;
+mod host_collections;
+mod host_memory;
+#[path = "../support/kernels.rs"]
+mod kernels;
+mod multi_device;
+mod scoped_resources;
+#[path = "../support/mod.rs"]
+mod support;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Any allocation of page-locked memory looks at the blocks that wait on every device, and what is
+/// current is the process's: a test that counts either, or sets it, has the process to itself.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,44 @@
+//! The subjects of the last commits are short enough for `git log --oneline`.
+
+use crate::Place;
+use crate::cargo::prepared;
+use crate::process::quiet;
+use crate::report::Verdict;
+use anyhow::{Result, bail};
+use std::process::Command;
+
+/// How many commits are looked at.
+const COMMITS: &str = "20";
+
+const LONGEST: usize = 72;
+
+pub(crate) fn step(place: &Place) -> Result<Verdict> {
+    let mut git = prepared(place, Command::new("git"));
+    git.args(["log", "--no-merges", "--format=%h %s", "-n", COMMITS]);
+    // A crate's source from a registry has no history.
+    let Ok(finished) = quiet(&mut git, None).and_then(crate::process::Finished::ok) else {
+        return Ok(Verdict::Skipped("there is no git history".into()));
+    };
+    let long: Vec<&str> = finished.text.lines().filter(|line| is_long(line)).collect();
+    if !long.is_empty() {
+        bail!("subjects of more than {LONGEST} characters: {}", long.join("; "));
+    }
+    Ok(Verdict::Passed(format!("{} commits", finished.text.lines().count())))
+}
+
+/// Whether the subject behind the hash is too long.
+fn is_long(line: &str) -> bool {
+    line.split_once(' ').is_some_and(|(_, subject)| subject.chars().count() > LONGEST)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_long;
+
+    #[test]
+    fn counts_the_subject_alone() {
+        assert!(!is_long(&format!("0123abc {}", "x".repeat(72))));
+        assert!(is_long(&format!("0123abc {}", "x".repeat(73))));
+        assert!(!is_long("0123abc"));
+    }
+}

@@ -1,0 +1,211 @@
+//! No two files of `src/` import each other, directly or by way of others.
+//!
+//! A file imports another when it names an item that the other defines. A re-export (`pub use`) is no
+//! import of its own: it is a name, and a path that goes through it leads to the file of the item. So
+//! a folder's `mod.rs` may re-export what its children define. Modules of tests import what they need.
+
+use super::Finding;
+use super::layers::modules;
+use super::source::{Kind, Named, Source};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// How many re-exports a path may go through.
+const LONGEST_CHAIN: usize = 16;
+
+type Path = Vec<String>;
+
+/// Files with the files that they import.
+pub(super) type Imports<'a> = BTreeMap<&'a str, BTreeSet<&'a str>>;
+
+/// The files of `src/` by their module paths, with what each of them re-exports or imports by name.
+struct Crate<'a> {
+    files: BTreeMap<Path, &'a Source>,
+    /// By module path, and by name within it: the absolute path of what a `use` brings in.
+    names: BTreeMap<Path, BTreeMap<String, Path>>,
+}
+
+/// A path in a `use`, or elsewhere, as it stands in the file of the module `from`.
+struct Use<'a> {
+    named: Named<'a>,
+    /// The name it is known by here, if it stands in a `use`.
+    alias: Option<&'a str>,
+    re_export: bool,
+}
+
+/// No two files of `src/` import each other, by way of others either.
+pub(super) fn no_circles(sources: &[Source], findings: &mut Vec<Finding>) {
+    let imports = imports(sources);
+    for circle in circles(&imports) {
+        let mut text = format!("{} files import each other:", circle.len());
+        for file in &circle {
+            let within = imports[file].iter().copied().filter(|other| circle.contains(other));
+            text.push_str(&format!("\n    {file}: {}", within.collect::<Vec<_>>().join(" ")));
+        }
+        findings.push(Finding { path: circle[0].into(), line: 1, text });
+    }
+}
+
+/// Each file of `src/` that is not of tests, with the files that it imports.
+pub(super) fn imports(sources: &[Source]) -> Imports<'_> {
+    let whole = Crate::new(sources);
+    whole.files.iter().map(|(module, source)| (&*source.path, whole.imported(module))).collect()
+}
+
+impl<'a> Crate<'a> {
+    fn new(sources: &'a [Source]) -> Self {
+        let mut files = BTreeMap::new();
+        for source in sources.iter().filter(|source| source.is_in("src") && !source.is_tests()) {
+            let inside = source.path.trim_start_matches("src/");
+            files.insert(modules(inside).into_iter().map(String::from).collect(), source);
+        }
+        let mut whole = Self { files, names: BTreeMap::new() };
+        // A `use` may start from a name that another one brings in: the second round knows it.
+        for _ in 0..2 {
+            let named = whole.files.keys().map(|module| (module.clone(), whole.named_in(module)));
+            whole.names = named.collect();
+        }
+        whole
+    }
+
+    /// What the `use` items at the top of a file bring in.
+    fn named_in(&self, module: &Path) -> BTreeMap<String, Path> {
+        let mut names = BTreeMap::new();
+        for used in uses(self.files[module]).iter().filter(|used| used.named.last.depth == 0) {
+            let Some(alias) = used.alias else { continue };
+            if let Some(path) = self.absolute(module, &used.named) {
+                names.insert(alias.into(), path);
+            }
+        }
+        names
+    }
+
+    fn imported(&self, module: &Path) -> BTreeSet<&'a str> {
+        let source = self.files[module];
+        let uses = uses(source);
+        let re_exported: BTreeSet<&str> =
+            uses.iter().filter(|used| used.re_export).filter_map(|used| used.alias).collect();
+        let mut files = BTreeSet::new();
+        for used in uses.iter().filter(|used| !used.re_export) {
+            let single = used.alias.is_none() && used.named.segments.len() == 1;
+            // A word that is no path means another file only if a re-export brought it in.
+            if single && !re_exported.contains(used.named.segments[0]) {
+                continue;
+            }
+            let path = self.absolute(module, &used.named);
+            files.extend(path.and_then(|path| self.file_of(&path, LONGEST_CHAIN)));
+        }
+        files.remove(&*source.path);
+        files
+    }
+
+    /// The path from the crate's root. None for a path to another crate or to an item of the file.
+    fn absolute(&self, module: &Path, named: &Named<'_>) -> Option<Path> {
+        let segments: Vec<&str> =
+            named.segments.iter().copied().filter(|segment| *segment != "self").collect();
+        let up = segments.iter().take_while(|segment| **segment == "super").count();
+        let (mut path, rest) = match segments.first()? {
+            &"crate" => (Path::new(), &segments[1..]),
+            &"super" => {
+                let levels = up.saturating_sub(named.last.depth).min(module.len());
+                (module[..module.len() - levels].to_vec(), &segments[up..])
+            }
+            first => {
+                let mut child = module.clone();
+                child.push((*first).into());
+                if self.files.contains_key(&child) {
+                    (child, &segments[1..])
+                } else {
+                    (self.names.get(module)?.get(*first)?.clone(), &segments[1..])
+                }
+            }
+        };
+        path.extend(rest.iter().map(|segment| String::from(*segment)));
+        Some(path)
+    }
+
+    /// The file that defines the item at `path`. None for a module: what is taken from it has a path.
+    fn file_of(&self, path: &[String], chain: usize) -> Option<&'a str> {
+        let inner = (0..=path.len()).rev().find(|&end| self.files.contains_key(&path[..end]))?;
+        let (module, rest) = path.split_at(inner);
+        let first = rest.first()?;
+        match self.names.get(module).and_then(|names| names.get(first)) {
+            Some(target) if chain > 0 => {
+                let through: Path = target.iter().chain(&rest[1..]).cloned().collect();
+                self.file_of(&through, chain - 1)
+            }
+            _ => Some(&self.files[module].path),
+        }
+    }
+}
+
+/// Every path of a file outside its modules of tests, once.
+fn uses(source: &Source) -> Vec<Use<'_>> {
+    let items = use_items(source);
+    let mut found = Vec::new();
+    for named in source.names().into_iter().filter(|named| !named.last.in_tests) {
+        let item = items.iter().find(|(range, _)| range.contains(&named.start));
+        let (alias, re_export) = match item {
+            // `names` yields the members of a group a second time, as paths of their own.
+            Some((range, _)) if range.start != named.start => continue,
+            Some((_, re_export)) => (Some(alias(source, &named)), *re_export),
+            None => (None, false),
+        };
+        found.push(Use { named, alias, re_export });
+    }
+    found
+}
+
+/// The ranges of tokens between `use` and its semicolon, and whether the item is a re-export.
+fn use_items(source: &Source) -> Vec<(std::ops::Range<usize>, bool)> {
+    let tokens = &source.tokens;
+    let mut items = Vec::new();
+    for at in (0..tokens.len()).filter(|&at| tokens[at].is("use")) {
+        let length = tokens[at..].iter().position(|token| token.is_punct(';'));
+        let first = (at + 1..tokens.len()).find(|&at| matches!(tokens[at].kind, Kind::Ident(_)));
+        let (Some(length), Some(first)) = (length, first) else { continue };
+        let before = at.checked_sub(1).map(|before| &tokens[before]);
+        let re_export =
+            before.is_some_and(|token| token.is("pub") || token.kind == Kind::Close(')'));
+        items.push((first..at + length, re_export));
+    }
+    items
+}
+
+/// The name by which a `use` makes its last segment known.
+fn alias<'a>(source: &'a Source, named: &Named<'a>) -> &'a str {
+    let word = |at: usize| match &source.tokens.get(at)?.kind {
+        Kind::Ident(word) => Some(word.as_str()),
+        _ => None,
+    };
+    let renamed = (word(named.end + 1) == Some("as")).then(|| word(named.end + 2)).flatten();
+    let last = named.segments.iter().rev().find(|segment| **segment != "self");
+    renamed.or(last.copied()).unwrap_or_default()
+}
+
+/// The strongly connected components of more than one file, sorted.
+pub(super) fn circles<'a>(imports: &Imports<'a>) -> Vec<Vec<&'a str>> {
+    let reached: BTreeMap<&str, BTreeSet<&str>> =
+        imports.keys().map(|file| (*file, reachable(imports, file))).collect();
+    let mut circles: BTreeSet<Vec<&str>> = BTreeSet::new();
+    for (file, from_here) in &reached {
+        let circle: Vec<&str> =
+            from_here.iter().copied().filter(|other| reached[other].contains(file)).collect();
+        if circle.len() > 1 {
+            circles.insert(circle);
+        }
+    }
+    circles.into_iter().collect()
+}
+
+/// The files that `start` imports, directly or by way of others.
+fn reachable<'a>(imports: &Imports<'a>, start: &str) -> BTreeSet<&'a str> {
+    let (mut seen, mut open) = (BTreeSet::new(), vec![start]);
+    while let Some(file) = open.pop() {
+        for next in imports.get(file).into_iter().flatten() {
+            if seen.insert(*next) {
+                open.push(next);
+            }
+        }
+    }
+    seen
+}

@@ -1,0 +1,82 @@
+//! The layers of `src/`: each module imports only modules of its own layer or below.
+
+use super::Finding;
+use super::source::Source;
+
+/// The modules at the crate's root, the lowest layer first. `lib` is `src/lib.rs`, and what it
+/// re-exports.
+pub(crate) const LAYERS: [&[&str]; 8] = [
+    &["heap", "sync", "error", "layout", "debug_log"],
+    &["driver"],
+    &["device", "stream", "event"],
+    &["pool"],
+    &["resource", "adaptor", "pinned"],
+    &["container", "transfer", "interop"],
+    &["manager"],
+    &["lib"],
+];
+
+fn layer(module: &str) -> Option<usize> {
+    LAYERS.iter().position(|modules| modules.contains(&module))
+}
+
+/// Finds imports of a module of a higher layer, and modules and paths that are not in the table.
+/// Modules of tests may import what they need.
+pub(crate) fn check(source: &Source, findings: &mut Vec<Finding>) {
+    let Some(inside) = source.path.strip_prefix("src/") else { return };
+    let modules = modules(inside);
+    let own = modules.first().copied().unwrap_or("lib");
+    let Some(own_layer) = layer(own) else {
+        findings.push(source.finding(1, format!("the module `{own}` has no layer")));
+        return;
+    };
+    if source.is_tests() {
+        return;
+    }
+    for name in source.names() {
+        if name.last.in_tests {
+            continue;
+        }
+        let Some(target) = root_module(&name.segments, modules.len() + name.last.depth) else {
+            continue;
+        };
+        let path = name.segments.join("::");
+        let text = match layer(target) {
+            Some(layer) if layer <= own_layer => continue,
+            Some(layer) => {
+                format!("`{own}` (layer {own_layer}) imports `{path}` of a higher layer ({layer})")
+            }
+            None if own == "lib" => continue,
+            None => format!(
+                "`{path}` goes through the crate's root; name the module that the item lives in"
+            ),
+        };
+        findings.push(source.finding(name.last.line, text));
+    }
+}
+
+/// The module path of a file of `src`, without `crate`: nothing for `lib.rs`.
+pub(super) fn modules(inside: &str) -> Vec<&str> {
+    let mut modules: Vec<&str> = inside.trim_end_matches(".rs").split('/').collect();
+    if matches!(modules.last(), Some(&"mod" | &"lib")) {
+        modules.pop();
+    }
+    modules
+}
+
+/// The module at the crate's root that a path leads to, if the path goes by way of the root. `depth`
+/// is how many modules below the root it stands.
+fn root_module<'a>(segments: &[&'a str], depth: usize) -> Option<&'a str> {
+    let rest = match segments {
+        ["crate", rest @ ..] => rest,
+        _ => {
+            let path = segments.strip_prefix(&["self"]).unwrap_or(segments);
+            let up = path.iter().take_while(|segment| **segment == "super").count();
+            if up == 0 || up < depth {
+                return None;
+            }
+            &path[up..]
+        }
+    };
+    rest.first().copied()
+}

@@ -1,0 +1,280 @@
+//! Every rule is shown something bad, which it has to flag, and something good.
+
+use super::source::{Source, sources};
+use super::{Rule, check, imports, layers, rules};
+use std::path::Path;
+
+/// The lines in which `rule` finds something.
+fn found(rule: Rule, path: &str, text: &str) -> Vec<usize> {
+    let source = Source::parse(path, text).unwrap();
+    let mut findings = Vec::new();
+    rule(&source, &mut findings);
+    assert!(findings.iter().all(|finding| finding.to_string().starts_with(path)));
+    findings.into_iter().map(|finding| finding.line).collect()
+}
+
+#[test]
+fn locks_are_named_in_sync_alone() {
+    for bad in [
+        "use std::sync::Mutex;",
+        "use ::std::sync::Mutex;",
+        "use std::{fmt, sync::{Arc, Weak}};",
+        "use std::sync;",
+        "fn f() { let x = core::sync::atomic::AtomicU8::new(0); }",
+        "use alloc::sync::Arc;",
+        "use parking_lot::Mutex;",
+        "use parking_lot as locks;",
+        "fn f() { let q = crossbeam::queue::SegQueue::<u8>::new(); }",
+        "use crossbeam_utils::CachePadded;",
+        "use loom::sync::Mutex;",
+        "extern crate crossbeam;",
+        "thread_local! { static X: u8 = 0; }",
+        "std::thread_local! { static X: u8 = 0; }",
+        "macro_rules! m { () => { std::sync::Mutex::new(()) } }",
+        "#[cfg(test)] mod tests { use std::sync::Mutex; }",
+    ] {
+        assert!(!found(rules::locks_through_sync, "src/pool/steal.rs", bad).is_empty(), "{bad}");
+        assert!(found(rules::locks_through_sync, "src/sync/mod.rs", bad).is_empty(), "{bad}");
+        assert!(found(rules::locks_through_sync, "tests/pool.rs", bad).is_empty(), "{bad}");
+    }
+    for good in [
+        "use crate::sync::{Arc, Mutex, trusted};",
+        "// use std::sync::Mutex;\n/* parking_lot::Mutex */ /// std::sync::Arc\nstruct S;",
+        "fn f() { g(\"std::sync\"); }",
+        "use std::{fmt, thread};",
+        "use crate::sync::thread_local; thread_local! { static X: u8 = 0; }",
+        "crate::sync::thread_local! { static X: u8 = 0; }",
+        "fn f(loom: u8) -> u8 { loom }",
+    ] {
+        assert!(found(rules::locks_through_sync, "src/stream.rs", good).is_empty(), "{good}");
+    }
+}
+
+#[test]
+fn a_bad_import_in_a_group_has_its_own_line() {
+    let text = "use std::{\n    fmt,\n    sync::Arc,\n};\n";
+    assert_eq!(found(rules::locks_through_sync, "src/pool.rs", text), [3]);
+}
+
+#[test]
+fn the_models_cfg_is_named_in_sync_and_the_models() {
+    for bad in [
+        "#[cfg(aquifer_loom)] mod model;",
+        "#[cfg(not(aquifer_loom))] fn f() {}",
+        "fn f() -> bool { cfg!(aquifer_loom) }",
+        "#![cfg_attr(aquifer_loom, allow(unused))]",
+    ] {
+        assert_eq!(found(rules::loom_through_sync, "src/pool/steal.rs", bad), [1], "{bad}");
+        assert_eq!(found(rules::loom_through_sync, "tests/pool.rs", bad), [1], "{bad}");
+        assert!(found(rules::loom_through_sync, "src/sync/mod.rs", bad).is_empty());
+        assert!(found(rules::loom_through_sync, "loom_tests/pending_uses.rs", bad).is_empty());
+    }
+    assert_eq!(found(rules::loom_through_sync, "src/pool.rs", "#[cfg(loom)] fn f() {}"), [1]);
+    assert!(found(rules::loom_through_sync, "src/pool.rs", "// cfg(aquifer_loom)\n").is_empty());
+}
+
+#[test]
+fn events_are_told_through_the_debug_log() {
+    for bad in [
+        "fn f() { tracing::error!(\"x\"); }",
+        "use tracing::warn;",
+        "fn f() { ::tracing::debug!(\"x\") }",
+    ] {
+        assert_eq!(found(rules::events_through_debug_log, "src/pool/core.rs", bad), [1], "{bad}");
+        assert!(found(rules::events_through_debug_log, "src/debug_log/tell.rs", bad).is_empty());
+        assert!(found(rules::events_through_debug_log, "tests/traced.rs", bad).is_empty());
+    }
+    for good in ["use tracing::Level;", "fn f() { tracing::enabled!(tracing::Level::TRACE); }"] {
+        let found = found(rules::events_through_debug_log, "src/adaptor/traced.rs", good);
+        assert!(found.is_empty(), "{good}");
+    }
+}
+
+#[test]
+fn modules_import_modules_below_them() {
+    for (path, bad) in [
+        ("src/layout.rs", "use crate::device::Device;"),
+        ("src/driver/sim/mod.rs", "use crate::{error::Error, stream::Stream};"),
+        ("src/stream.rs", "fn f() { crate::transfer::start(); }"),
+        ("src/pool/mod.rs", "use super::resource::Block;"),
+        ("src/pool/heap.rs", "use super::super::manager;"),
+        ("src/pool/heap.rs", "mod inner { use super::super::super::container::DeviceVec; }"),
+        ("src/pinned/mod.rs", "macro_rules! m { () => { $crate::manager::f() } }"),
+        ("src/event.rs", "use crate::Stream;"),
+        ("src/event.rs", "use crate::*;"),
+        ("src/event.rs", "use crate::lib;"),
+        ("src/event.rs", "impl crate::manager::Plug for Event {}"),
+        ("src/cellar.rs", "use crate::error::Error;"),
+    ] {
+        assert_eq!(found(layers::check, path, bad), [1], "{path}: {bad}");
+    }
+    for (path, good) in [
+        ("src/stream.rs", "use crate::{error::Error, event::Event, sync::Arc};"),
+        ("src/manager/mod.rs", "use crate::transfer::Upload;"),
+        ("src/pool/heap.rs", "use super::epoch::Stamp; pub(crate) fn f() {} pub(super) struct S;"),
+        ("src/layout.rs", "#[cfg(test)] mod tests { use super::*; use crate::Device; }"),
+        ("src/layout.rs", "/// [`DeviceVec`](crate::container::DeviceVec)\nstruct S;"),
+        ("src/lib.rs", "mod pool; pub use container::DeviceVec; pub use crate::host::PinnedAlloc;"),
+        ("tests/pool.rs", "use crate::common;"),
+    ] {
+        assert!(found(layers::check, path, good).is_empty(), "{path}: {good}");
+    }
+}
+
+#[test]
+fn no_module_is_in_two_layers() {
+    let modules: Vec<_> = layers::LAYERS.concat();
+    for (index, module) in modules.iter().enumerate() {
+        assert!(!modules[..index].contains(module), "{module}");
+    }
+}
+
+#[test]
+fn nothing_panics_outside_tests() {
+    for bad in [
+        "fn f() { g().unwrap(); }",
+        "fn f() { g()\n.expect(\"why\"); }",
+        "fn f() { panic!(\"no\"); }",
+        "fn f() { std::todo!() }",
+        "fn f() { unimplemented!() }",
+        "fn f() { match x { _ => unreachable!() } }",
+        "fn f() { x.map(Option::unwrap); }",
+        "#[cfg(not(test))] mod product { fn f() { x.unwrap() } }",
+        "#[cfg(any(test, unix))] mod product { fn f() { x.unwrap() } }",
+        "#[cfg(test)] mod tests {} mod product { fn f() { x.unwrap() } }",
+        "#[cfg(test)] mod tests; mod product { fn f() { x.unwrap() } }",
+        "macro_rules! m { ($x:expr) => { $x.unwrap() } }",
+    ] {
+        assert_eq!(found(rules::no_panics, "src/event.rs", bad).len(), 1, "{bad}");
+        assert_eq!(found(rules::no_panics, "replay/src/plan.rs", bad).len(), 1, "{bad}");
+        assert!(found(rules::no_panics, "src/event/tests.rs", bad).is_empty());
+        assert!(found(rules::no_panics, "src/event/tests/drop.rs", bad).is_empty());
+        assert!(found(rules::no_panics, "tests/event.rs", bad).is_empty());
+    }
+    for good in [
+        "#[cfg(test)] mod tests { fn f() { x.unwrap(); mod inner { fn g() { panic!() } } } }",
+        "#[cfg(all(test, unix))]\n#[allow(unused)]\nmod tests { fn f() { x.unwrap() } }",
+        "/// let x = f().unwrap();\nfn f() { x.unwrap_or_default(); /* panic!() */ }",
+        "fn f() { std::panic::catch_unwind(g); x.unwrap_or_else(h); }",
+        "#[expect(unused, reason = \"none\")] fn f() {}",
+        "fn f() { g(\".unwrap()\") }",
+    ] {
+        assert!(found(rules::no_panics, "src/event.rs", good).is_empty(), "{good}");
+    }
+}
+
+#[test]
+fn files_stay_short() {
+    let long = "fn f() {}\n".repeat(801);
+    for folder in
+        ["src", "tests", "loom_tests", "benches", "replay/benches", "replay/src", "replay/tests"]
+    {
+        let path = format!("{folder}/tests/long.rs");
+        assert_eq!(found(rules::short_files, &path, &long), [801]);
+        assert!(found(rules::short_files, &path, &long[10..]).is_empty());
+    }
+    let shipped = "fn f() {}\n".repeat(601);
+    assert_eq!(found(rules::short_files, "src/pool/long.rs", &shipped), [601]);
+    assert!(found(rules::short_files, "src/pool/long.rs", &shipped[10..]).is_empty());
+}
+
+/// The circles of a crate of these files.
+fn circles(files: &[(&str, &str)]) -> Vec<String> {
+    let parse = |(path, text): &(&str, &str)| Source::parse(path, text).unwrap();
+    let sources: Vec<Source> = files.iter().map(parse).collect();
+    imports::circles(&imports::imports(&sources))
+        .into_iter()
+        .map(|circle| circle.join(" "))
+        .collect()
+}
+
+#[test]
+fn files_that_import_each_other_are_found() {
+    let root = ("src/lib.rs", "mod a; mod b;");
+    for (module, child) in [
+        ("mod b; use b::B; pub struct A;", "use super::A; pub struct B;"),
+        ("mod b; pub use b::B; pub struct A(B);", "use crate::a::A; pub struct B;"),
+        ("mod b; pub struct A; fn f() { b::g(); }", "pub fn g() { super::h(); }"),
+        ("mod b; use self::b as c; fn f() -> c::B {}", "use super::*;"),
+        ("mod b; use crate::a::{b::{self, B}}; fn f() {}", "mod m { use super::super::A; }"),
+        ("mod b; fn f() { crate::a::b::h() }", "use super::f as g;"),
+        ("mod b; m! { use super::a::b::B; }", "m! { super::f() }"),
+    ] {
+        let files = [root, ("src/a/mod.rs", module), ("src/a/b.rs", child)];
+        assert_eq!(circles(&files), ["src/a/b.rs src/a/mod.rs"], "{module} {child}");
+    }
+    let three = [
+        ("src/lib.rs", "mod a; mod b; mod c;"),
+        ("src/a.rs", "use crate::b::B;"),
+        ("src/b.rs", "fn f() { crate::c::g() }"),
+        ("src/c.rs", "use crate::{fmt, a::A};"),
+    ];
+    assert_eq!(circles(&three), ["src/a.rs src/b.rs src/c.rs"]);
+}
+
+#[test]
+fn a_re_export_or_a_test_is_no_import() {
+    for (module, child, other) in [
+        // The child takes the sibling's item by the parent's name for it.
+        ("mod b; mod c; pub use b::B; pub use c::C;", "use super::C;", "pub struct C;"),
+        ("mod b; mod c; use b::B;", "use super::c::C; pub struct B;", "pub struct C;"),
+        ("mod b; pub use b::{self, B}; struct A;", "use super::A; pub struct B;", ""),
+        ("mod b; pub struct A;", "#[cfg(test)] mod tests { use crate::a::c::C; }", "use super::b;"),
+        ("use c::C; fn f(b: u8) { x.b() }", "use super::f;", "use std::c::B;"),
+    ] {
+        let files = [
+            ("src/lib.rs", "mod a; pub use a::B;"),
+            ("src/a/mod.rs", module),
+            ("src/a/b.rs", child),
+            ("src/a/c.rs", other),
+            ("src/a/tests.rs", "use super::b::B;"),
+        ];
+        assert_eq!(circles(&files), Vec::<String>::new(), "{module} {child} {other}");
+    }
+}
+
+#[test]
+fn no_test_is_ignored() {
+    for bad in [
+        "#[test] #[ignore] fn f() {}",
+        "#[test] #[ignore = \"slow\"] fn f() {}",
+        "#[cfg_attr(miri, ignore)] #[test] fn f() {}",
+    ] {
+        assert_eq!(found(rules::nothing_ignored, "tests/pool.rs", bad), [1], "{bad}");
+    }
+    for good in ["// #[ignore]\n", "fn ignore() {}", "fn f() { g(\"#[ignore]\") }"] {
+        assert!(found(rules::nothing_ignored, "tests/pool.rs", good).is_empty(), "{good}");
+    }
+}
+
+#[test]
+fn no_example_is_ignored() {
+    for bad in [
+        "/// ```ignore\n/// f();\n/// ```\nfn f() {}",
+        "//! ```rust,ignore\n//! f();\n//! ```",
+        "#[doc = \"```ignore\\nf();\\n```\"] fn f() {}",
+    ] {
+        assert_eq!(found(rules::no_ignored_doctest, "src/pool.rs", bad), [1], "{bad}");
+    }
+    for good in [
+        "/// ```no_run\n/// ignore();\n/// ```\nfn f() {}",
+        "/// ```\n/// f();\n/// ```\n/// Others ignore it.\nfn f() {}",
+        "/** ```text\n ignore\n ``` */ fn f() {}",
+    ] {
+        assert!(found(rules::no_ignored_doctest, "src/pool.rs", good).is_empty(), "{good}");
+    }
+}
+
+#[test]
+fn this_program_keeps_the_rules() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let own = sources(root, &["xtask/src"]).unwrap();
+    assert!(!own.is_empty());
+    assert_eq!(check(&own), []);
+}
+
+#[test]
+fn what_is_no_rust_is_an_error_with_its_place() {
+    let error = Source::parse("src/x.rs", "fn f() {\n").err().unwrap();
+    assert!(error.to_string().starts_with("src/x.rs:"), "{error}");
+}
