@@ -6,6 +6,8 @@
 #[path = "support/contract.rs"]
 mod contract;
 mod support;
+#[path = "support/threads.rs"]
+mod threads;
 
 use allocator_api2::alloc::AllocError as OurError;
 use aquifer::{DeviceVec, MappedAlloc, OnStream, PinnedAlloc, PinnedResource, last_error};

@@ -49,6 +49,8 @@ mod stream_pool;
 #[path = "../support/mod.rs"]
 mod support;
 mod thread_safe;
+#[path = "../support/threads.rs"]
+mod threads;
 mod traced;
 mod tracking;
 mod tracking_stacks;

@@ -13,6 +13,8 @@ mod multi_device;
 mod scoped_resources;
 #[path = "../support/mod.rs"]
 mod support;
+#[path = "../support/threads.rs"]
+mod threads;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

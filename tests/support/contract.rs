@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "each test target uses a part of it")]
 
+use crate::threads::run_threads;
 use allocator_api2::alloc::{AllocError, Allocator};
 use std::alloc::Layout;
 use std::ptr::NonNull;
@@ -222,9 +223,9 @@ pub(crate) fn blocks_go_back_through_any_handle<A: Allocator + Clone + Send + Sy
     let grown_elsewhere = allocate(&handle, asked, 4);
     through_clone.free(&other);
     drop(handle);
-    std::thread::scope(|scope| {
-        scope.spawn(|| through_thread.free(&other));
-        scope.spawn(|| {
+    run_threads(|threads| {
+        threads.spawn(|| through_thread.free(&other));
+        threads.spawn(|| {
             let mut block = grown_elsewhere;
             block.resize(&other, layout(50_000, 4096), true).unwrap();
             block.free(&other);
@@ -247,10 +248,10 @@ pub(crate) fn blocks_go_back_through_any_handle<A: Allocator + Clone + Send + Sy
 /// Blocks made on one thread and freed on another, many at once.
 fn concurrently<A: Allocator + Sync>(allocator: &A) {
     let (give, take) = std::sync::mpsc::channel::<Block>();
-    std::thread::scope(|scope| {
+    run_threads(|threads| {
         for seed in 0..3_u8 {
             let give = give.clone();
-            scope.spawn(move || {
+            threads.spawn(move || {
                 for round in 0..20_usize {
                     let asked = layout(1 + round * 700, 1 << (round % 14));
                     give.send(allocate(allocator, asked, seed)).unwrap();
@@ -258,7 +259,7 @@ fn concurrently<A: Allocator + Sync>(allocator: &A) {
             });
         }
         drop(give);
-        scope.spawn(move || take.into_iter().for_each(|block| block.free(allocator)));
+        threads.spawn(move || take.into_iter().for_each(|block| block.free(allocator)));
     });
 }
 

@@ -7,17 +7,18 @@ use crate::report::Verdict;
 use anyhow::{Result, bail};
 use std::process::Command;
 
-/// How many commits are looked at.
+/// How many commits are looked at, and the last one that the rule came too late for.
 const COMMITS: &str = "20";
+const BEFORE_THE_RULE: &str = "^c135f88";
 
 const LONGEST: usize = 72;
 
 pub(crate) fn step(place: &Place) -> Result<Verdict> {
     let mut git = prepared(place, Command::new("git"));
-    git.args(["log", "--no-merges", "--format=%h %s", "-n", COMMITS]);
-    // A crate's source from a registry has no history.
+    git.args(["log", "--no-merges", "--format=%h %s", "-n", COMMITS, "HEAD", BEFORE_THE_RULE]);
+    // A crate's source from a registry has no history, and a shallow clone lacks its beginning.
     let Ok(finished) = quiet(&mut git, None).and_then(crate::process::Finished::ok) else {
-        return Ok(Verdict::Skipped("there is no git history".into()));
+        return Ok(Verdict::Skipped("the git history is not here".into()));
     };
     let long: Vec<&str> = finished.text.lines().filter(|line| is_long(line)).collect();
     if !long.is_empty() {

@@ -2,6 +2,7 @@
 //! On simulated devices, whose verdict at the end tells whether anything was touched too early.
 
 use super::{KIB, support};
+use crate::threads::run_threads;
 use aquifer::sim::{SimConfig, Simulator};
 use aquifer::{
     ArenaResource, AsyncResource, BinningResource, CudaResource, Device, DeviceResource, DeviceVec,
@@ -97,8 +98,8 @@ fn memory_of_a_thread_that_ended_is_ordered_after_its_work() {
         let arena = ArenaResource::builder(upstream).arena_size(16 * BLOCK).build().unwrap();
         let arena: Erased = Arc::new(arena);
         for round in 0..4 {
-            std::thread::scope(|scope| {
-                scope.spawn(|| {
+            run_threads(|threads| {
+                threads.spawn(|| {
                     let stream = device.new_stream().unwrap();
                     drop((0..16).map(|_| vec(&arena, &stream, BLOCK, round)).collect::<Vec<_>>());
                 });

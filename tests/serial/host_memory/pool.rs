@@ -1,6 +1,7 @@
 //! A pool of page-locked memory: what it hands out, what it takes, and what goes back.
 
 use super::{Current, alone, contract, support};
+use crate::threads::run_threads;
 use allocator_api2::alloc::Allocator;
 use allocator_api2::vec::Vec as AllocVec;
 use aquifer::sim::{SimConfig, Simulator};
@@ -42,11 +43,6 @@ fn whole(pool: &PinnedPool, simulator: Option<&Simulator>) {
         assert_eq!(simulator.host_blocks(), 0);
         simulator.check().unwrap();
     }
-}
-
-/// Runs a thread to its very end: the end of a scope does not wait for thread-local destructors.
-fn ended(body: impl FnOnce() + Send) {
-    std::thread::scope(|scope| scope.spawn(body).join().unwrap());
 }
 
 #[test]
@@ -343,9 +339,9 @@ fn blocks_outlive_the_pool_and_its_slabs_go_back_with_the_last() {
         assert!(vec.iter().copied().eq(0..100_000));
         blocks.iter().for_each(Block::check);
         // Frees of a closed pool, on this thread and on others.
-        std::thread::scope(|scope| {
+        run_threads(|threads| {
             for block in blocks {
-                scope.spawn(move || block.free(&PinnedAlloc));
+                threads.spawn(move || block.free(&PinnedAlloc));
             }
         });
         assert!(simulator.host_blocks() >= 1);
@@ -368,7 +364,9 @@ fn a_thread_that_ends_leaves_its_blocks_to_the_others() {
         let options = options.initial_size(MIB).maximum_size(MIB);
         let pool = if fenced { options.build().unwrap() } else { unfenced(options) };
         for _ in 0..10 {
-            ended(|| allocate(&pool, layout(MIB / 2, 1), 1).free(&pool));
+            run_threads(|threads| {
+                threads.spawn(|| allocate(&pool, layout(MIB / 2, 1), 1).free(&pool));
+            });
         }
         assert_eq!(pool.statistics().cached, 0, "of threads that are gone");
         allocate(&pool, layout(MIB, 1), 2).free(&pool);
@@ -386,9 +384,9 @@ fn what_idle_threads_keep_is_had_by_those_that_need_it() {
         let pool = if fenced { options.build().unwrap() } else { unfenced(options) };
         let (hold, release) = std::sync::mpsc::channel::<()>();
         let (say, hear) = std::sync::mpsc::channel();
-        std::thread::scope(|scope| {
+        run_threads(|threads| {
             let pool = &pool;
-            scope.spawn(move || {
+            threads.spawn(move || {
                 for _ in 0..3 {
                     allocate(pool, layout(MIB / 4, 1), 1).free(pool);
                 }
@@ -416,12 +414,14 @@ fn a_free_after_the_magazine_is_gone_finds_the_pool() {
     for fenced in [true, false] {
         let (options, _, simulator) = options();
         let pool = if fenced { options.build().unwrap() } else { unfenced(options) };
-        ended(|| {
-            // Its destructor is registered before the magazine's, and so runs after.
-            LATE.with(|late| late.borrow_mut().0 = None);
-            let mut vec = AllocVec::new_in(pool.clone());
-            vec.extend([7; 1000]);
-            LATE.with(|late| late.borrow_mut().0 = Some(vec));
+        run_threads(|threads| {
+            threads.spawn(|| {
+                // Its destructor is registered before the magazine's, and so runs after.
+                LATE.with(|late| late.borrow_mut().0 = None);
+                let mut vec = AllocVec::new_in(pool.clone());
+                vec.extend([7; 1000]);
+                LATE.with(|late| late.borrow_mut().0 = Some(vec));
+            });
         });
         whole(&pool, Some(&simulator));
     }
@@ -529,9 +529,7 @@ fn run(pool: &PinnedPool, steps: &[Step]) {
             Step::Free { which, thread } if !live.is_empty() => {
                 let block = live.swap_remove(which % live.len());
                 match thread {
-                    0 => std::thread::scope(|scope| {
-                        scope.spawn(|| block.free(pool));
-                    }),
+                    0 => run_threads(|threads| threads.spawn(|| block.free(pool))),
                     1 => block.free(&PinnedAlloc),
                     _ => block.free(pool),
                 }

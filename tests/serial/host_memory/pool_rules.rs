@@ -2,6 +2,7 @@
 
 use super::quarantine::logged;
 use super::{Current, alone, contract, not_ready, support};
+use crate::threads::run_threads;
 use allocator_api2::alloc::Allocator;
 use allocator_api2::vec::Vec as AllocVec;
 use aquifer::sim::{Report, Schedule, SimConfig, Simulator, Violation};
@@ -267,11 +268,11 @@ fn threads_that_free_for_each_other_under_running_streams_never_race() {
         let pool = on(&device).growth_step(4096).quarantine_bytes(MIB).build().unwrap();
         let current = Current::set(&pool);
         let (give, take) = std::sync::mpsc::sync_channel::<AllocVec<u32, PinnedPool>>(8);
-        std::thread::scope(|scope| {
+        run_threads(|threads| {
             for _ in 0..3 {
                 let give = give.clone();
                 let (device, pool) = (&device, &pool);
-                scope.spawn(move || {
+                threads.spawn(move || {
                     let stream = device.new_stream().unwrap();
                     let mut target = DeviceVec::<u32>::zeroed(&stream, LENGTH).unwrap();
                     for round in 0..200 {
@@ -286,8 +287,8 @@ fn threads_that_free_for_each_other_under_running_streams_never_race() {
                 });
             }
             drop(give);
-            scope.spawn(move || take.into_iter().for_each(drop));
-            scope.spawn(|| {
+            threads.spawn(move || take.into_iter().for_each(drop));
+            threads.spawn(|| {
                 for round in 0..100_usize {
                     let mut vec: AllocVec<u8, PinnedAlloc> = AllocVec::new_in(PinnedAlloc);
                     vec.resize(round * 100 + 1, 3);
