@@ -412,7 +412,7 @@ impl Upstream for Unordered {
         *stream
     }
 
-    fn retain_stream(stream: &u64) -> u64 {
+    fn clone_stream_handle(stream: &u64) -> u64 {
         *stream
     }
 
@@ -420,7 +420,7 @@ impl Upstream for Unordered {
         false
     }
 
-    fn release_stream(_: u64) {}
+    fn drop_stream_handle(_: u64) {}
 
     fn record(&self, _: &u64, _: Option<()>) -> Result<(), Infallible> {
         Ok(())

@@ -50,7 +50,7 @@ pub fn heap_operations(input: &[u8]) {
     }
     let mut pieces = Vec::new();
     for tag in TAGS {
-        heap.cut_all(tag, usize::MAX, &mut pieces);
+        heap.extract_all(tag, usize::MAX, &mut pieces);
     }
     assert_eq!(pieces.iter().map(|piece| piece.bytes).sum::<u64>(), outside, "bytes were lost");
 }

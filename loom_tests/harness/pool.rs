@@ -71,7 +71,7 @@ impl Upstream for PoolDriver {
         stream.index as u64 + 1
     }
 
-    fn retain_stream(stream: &Stream) -> Stream {
+    fn clone_stream_handle(stream: &Stream) -> Stream {
         stream.clone()
     }
 
@@ -79,7 +79,7 @@ impl Upstream for PoolDriver {
         stream.goes && stream.driver.is_abandoned(stream.index)
     }
 
-    fn release_stream(stream: Stream) {
+    fn drop_stream_handle(stream: Stream) {
         if stream.goes && stream.driver.is_abandoned(stream.index) {
             stream.driver.destroy(stream.index);
         }

@@ -142,7 +142,13 @@ impl Heap {
     ///
     /// O(log pieces) if there is a good fit for `least` that `allocate` would take; else as long as
     /// the bins of `least` and of the largest block are.
-    pub(crate) fn cut(&mut self, tag: Tag, least: u32, most: u32, upto: usize) -> Option<Piece> {
+    pub(crate) fn extract(
+        &mut self,
+        tag: Tag,
+        least: u32,
+        most: u32,
+        upto: usize,
+    ) -> Option<Piece> {
         if most == 0 || !self.nodes.room_for(1) {
             return None;
         }
@@ -150,21 +156,21 @@ impl Heap {
 
         let place = bins.best_upto(least.max(1), upto).or_else(|| bins.largest(upto))?;
         let node = bins.entry(place).node;
-        Some(self.cut_node(node, most))
+        Some(self.extract_node(node, most))
     }
 
     /// Cuts all free memory of `tag` with a stamp of at most `upto` out. O(blocks of the tag), each
     /// O(log pieces).
-    pub(crate) fn cut_all(&mut self, tag: Tag, upto: usize, into: &mut Vec<Piece>) {
+    pub(crate) fn extract_all(&mut self, tag: Tag, upto: usize, into: &mut Vec<Piece>) {
         for node in self.nodes_of(tag, upto) {
             if self.nodes.room_for(1) {
-                into.push(self.cut_node(node, u32::MAX));
+                into.push(self.extract_node(node, u32::MAX));
             }
         }
     }
 
     /// Cuts a free block out, or that many units from its low end.
-    fn cut_node(&mut self, node: u32, most: u32) -> Piece {
+    fn extract_node(&mut self, node: u32, most: u32) -> Piece {
         let BlockNode { address, units, prev, next, tag, .. } = self.nodes[node];
         let cut = units.min(most);
         let bytes = u64::from(cut) << self.unit_shift;
@@ -192,7 +198,12 @@ impl Heap {
     /// Cuts out the addresses `[address, address + bytes)` of `upstream_block` if all of it is one free block
     /// of complete memory that starts and ends there: a whole upstream block. O(log pieces) where a
     /// piece starts there; elsewhere as long as the bin of its size.
-    pub(crate) fn cut_exactly(&mut self, upstream_block: u32, address: u64, bytes: u64) -> bool {
+    pub(crate) fn extract_exactly(
+        &mut self,
+        upstream_block: u32,
+        address: u64,
+        bytes: u64,
+    ) -> bool {
         let Some((start, span)) = self.spans.below(address) else { return false };
         let ends = address.checked_add(bytes).is_some_and(|end| end <= span.end);
         if !ends || bytes == 0 || span.upstream_block != upstream_block {
@@ -224,7 +235,7 @@ impl Heap {
         let mut node = first;
         for _ in 0..blocks {
             let next = self.nodes[node].next;
-            self.cut_node(node, u32::MAX);
+            self.extract_node(node, u32::MAX);
             node = next;
         }
         true

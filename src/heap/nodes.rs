@@ -89,7 +89,10 @@ impl Nodes {
     /// The block behind a token from outside, which may be anything.
     #[inline]
     pub(super) fn live(&self, node: u32) -> Result<&BlockNode, NotLive> {
-        self.blocks.get(node as usize).filter(|block| block.state == NodeState::Live).ok_or(NotLive)
+        self.blocks
+            .get(node as usize)
+            .filter(|block| block.state == NodeState::Live)
+            .ok_or(NotLive(node))
     }
 
     /// The nodes while none is made: the compiler need not read their place again after each write.

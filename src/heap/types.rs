@@ -31,9 +31,9 @@ pub(crate) struct Taken {
     pub(crate) stamp: usize,
 }
 
-/// The error of a node that is no live block of the heap.
+/// The error of this node: it is no live block of the heap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct NotLive;
+pub(crate) struct NotLive(pub(crate) Node);
 
 /// Sizes and counts of a heap, exact.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

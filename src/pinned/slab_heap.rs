@@ -89,7 +89,7 @@ impl SlabHeap {
     /// Takes a slab out if all of it is free.
     pub(super) fn remove_slab(&mut self, start: usize) -> Option<Slab> {
         let slab = self.slabs.get(&start)?;
-        let whole = self.heap.cut_exactly(slab.range, slab.start as u64, slab.length as u64);
+        let whole = self.heap.extract_exactly(slab.range, slab.start as u64, slab.length as u64);
         if whole { self.slabs.remove(&start) } else { None }
     }
 

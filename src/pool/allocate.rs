@@ -8,6 +8,7 @@ use super::request::Request;
 use super::slot::report;
 use super::upstream::{Failure, Upstream};
 use crate::debug_log::{defer_events, emit_deferred, event};
+use crate::heap::NotLive;
 use crate::sync::{Arc, Weak};
 
 impl<U: Upstream> Pool<U> {
@@ -172,7 +173,7 @@ impl<U: Upstream> Pool<U> {
             };
             match found {
                 Some((true, _)) => return,
-                Some((_, true)) => return report(Err(node_of(token))),
+                Some((_, true)) => return report(Err(NotLive(node_of(token)))),
                 _ => {}
             }
         }
@@ -215,7 +216,7 @@ impl<U: Upstream> Pool<U> {
             let pool: Weak<dyn Leave> = self.this.clone();
             let _reclaim = self.reclaim_lock.lock();
             if slot.captured() != 0 {
-                // SAFETY: INV-4.
+                // SAFETY: INV-POOL-4.
                 unsafe { magazine.suspend() };
             }
             slot.magazines.lock().push(magazine.clone());
@@ -233,7 +234,7 @@ impl<U: Upstream> Leave for Pool<U> {
         }
         let _deferred = defer_events();
         let _reclaim = self.reclaim_lock.lock();
-        // SAFETY: on the owner's thread, and INV-4.
+        // SAFETY: on the owner's thread, and INV-POOL-4.
         unsafe {
             let _ = magazine.try_with(|classes| self.empty(magazine, classes));
             magazine.retire();

@@ -13,12 +13,12 @@ use super::request::Request;
 use super::slot::{Slot, report};
 use super::upstream::{Failure, Upstream};
 use crate::debug_log::defer_events;
-use crate::heap::{COMPLETE, Node};
+use crate::heap::{COMPLETE, NotLive};
 use crate::sync::trusted;
 
 impl<U: Upstream> Pool<U> {
     /// Declares a capture on `stream`, which `begin` begins. Returns the graph's number. The gate of
-    /// the stream is closed to all other threads (INV-8).
+    /// the stream is closed to all other threads (INV-POOL-8).
     pub fn begin_capture<B>(
         &self,
         stream: &U::Stream,
@@ -68,7 +68,7 @@ impl<U: Upstream> Pool<U> {
         }
         slot.set_captured(graph);
         let magazines = slot.magazines.lock().clone();
-        // SAFETY: INV-4.
+        // SAFETY: INV-POOL-4.
         magazines.iter().for_each(|magazine| unsafe { magazine.suspend() });
         self.reclaim(&reclaim, &magazines, |magazine, classes| self.empty(magazine, classes));
         true
@@ -82,7 +82,7 @@ impl<U: Upstream> Pool<U> {
         {
             let _reclaim = self.reclaim_lock.lock();
             slot.set_captured(0);
-            // SAFETY: INV-4.
+            // SAFETY: INV-POOL-4.
             slot.magazines.lock().iter().for_each(|magazine| unsafe { magazine.resume() });
         }
         // What was brought for the graph and is left is the stream's own.
@@ -164,7 +164,11 @@ impl<U: Upstream> Pool<U> {
     /// Notes the free of a block on the stream of a slot, for the graphs that may use it. `None` if
     /// there is none. An error is for [`report`].
     #[cold]
-    pub(super) fn free_for_graph(&self, slot: SlotId, block: &Block) -> Option<Result<(), Node>> {
+    pub(super) fn free_for_graph(
+        &self,
+        slot: SlotId,
+        block: &Block,
+    ) -> Option<Result<(), NotLive>> {
         let id = slot;
         let slot = self.slot(id)?;
         let capturing = slot.captured();

@@ -23,18 +23,18 @@
 //!
 //! # Invariants
 //!
-//! - INV-1: a close bumps the epoch, then records the event ([`epochs`](super::epochs)).
-//! - INV-2: a wait is enqueued, then published ([`epochs`](super::epochs)).
-//! - INV-3: free memory carries the slot that freed it and a stamp. A stream takes it if the slot is its
+//! - INV-POOL-1: a close bumps the epoch, then records the event ([`epochs`](super::epochs)).
+//! - INV-POOL-2: a wait is enqueued, then published ([`epochs`](super::epochs)).
+//! - INV-POOL-3: free memory carries the slot that freed it and a stamp. A stream takes it if the slot is its
 //!   own, or the stamp is complete, or the stream is ordered after it ([`Pool::ready`]); after a wait
 //!   otherwise.
-//! - INV-4: `Magazine::with_revoked`, `retire` and `suspend` run under `reclaim_lock`.
-//! - INV-5: a request is refused, and blocks go back to upstream for it, under `in_transit.write()`: then
+//! - INV-POOL-4: `Magazine::with_revoked`, `retire` and `suspend` run under `reclaim_lock`.
+//! - INV-POOL-5: a request is refused, and blocks go back to upstream for it, under `in_transit.write()`: then
 //!   all free memory is in a heap, a magazine or the list of remote frees.
-//! - INV-6: bytes are reserved before upstream is asked for them ([`upstream_blocks`](super::upstream_blocks)).
-//! - INV-7: a graph gets memory that is complete, or that its stream had freed or was ordered after when
+//! - INV-POOL-6: bytes are reserved before upstream is asked for them ([`upstream_blocks`](super::upstream_blocks)).
+//! - INV-POOL-7: a graph gets memory that is complete, or that its stream had freed or was ordered after when
 //!   the capture began ([`graphs`](super::graphs)).
-//! - INV-8: the gate of a stream refuses calls of all threads but the one whose capture has it
+//! - INV-POOL-8: the gate of a stream refuses calls of all threads but the one whose capture has it
 //!   ([`Upstream`]).
 
 use super::append_array::AppendArray;
@@ -47,7 +47,7 @@ use super::settings::Settings;
 use super::slot::{Slot, report};
 use super::upstream::{Counted, Counters, Failure, Upstream};
 use super::upstream_blocks::UpstreamBlocks;
-use crate::heap::{Heap, Node, Piece};
+use crate::heap::{Heap, Node, NotLive, Piece};
 use crate::sync::trusted;
 use crate::sync::{Arc, AtomicUsize, Mutex, MutexGuard, OnceLock, Ordering, RwLock, Weak};
 use std::collections::{BTreeSet, HashMap};
@@ -174,10 +174,10 @@ impl<U: Upstream> Pool<U> {
 
     /// Frees a block whose last work was given to the stream of the slot `freed_by` before this call.
     /// An error is for [`report`].
-    pub(super) fn free_to_owner(&self, freed_by: SlotId, block: Cached) -> Result<(), Node> {
+    pub(super) fn free_to_owner(&self, freed_by: SlotId, block: Cached) -> Result<(), NotLive> {
         let (owner, node) = (owner_of(block.token), node_of(block.token));
         let (Some(freeing), Some(owner_slot)) = (self.slot(freed_by), self.slot(owner)) else {
-            return Err(node);
+            return Err(NotLive(node));
         };
         let freed = Freed { node, freed_by, stamp: freeing.epochs.current() };
         if freed_by == owner { freeing.free(freed) } else { owner_slot.push_remote(freed) }
@@ -200,7 +200,7 @@ impl<U: Upstream> Pool<U> {
         magazines: &[Arc<Magazine>],
         each: impl FnMut(&Magazine, &mut SizeClasses),
     ) {
-        // SAFETY: INV-4, by the guard.
+        // SAFETY: INV-POOL-4, by the guard.
         unsafe { Magazine::with_revoked(magazines.iter().map(|magazine| &**magazine), each) }
     }
 
@@ -227,11 +227,11 @@ impl<U: Upstream> Pool<U> {
 
     /// Goes through the slots of streams whose heaps may have memory, until `find` returns some.
     pub(super) fn find_populated<T>(&self, find: impl FnMut(&Slot<U>) -> Option<T>) -> Option<T> {
-        let slots = self.populated.slots();
+        let slots = self.populated.snapshot();
         slots.iter().filter_map(|id| self.slot(*id)).find_map(find)
     }
 
-    /// INV-3: the last stamp of the slot `freed_by` that needs no wait of the slot's stream.
+    /// INV-POOL-3: the last stamp of the slot `freed_by` that needs no wait of the slot's stream.
     pub(super) fn ready(&self, slot: &Slot<U>, freed_by: SlotId) -> usize {
         if freed_by == slot.id || freed_by == SHARED {
             return usize::MAX;

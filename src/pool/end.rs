@@ -45,7 +45,7 @@ impl<U: Upstream> Pool<U> {
             .collect();
         {
             let reclaim = self.reclaim_lock.lock();
-            // SAFETY: INV-4.
+            // SAFETY: INV-POOL-4.
             magazines.iter().for_each(|magazine| unsafe { magazine.retire() });
             self.reclaim(&reclaim, &magazines, |magazine, classes| self.empty(magazine, classes));
         }
@@ -57,13 +57,13 @@ impl<U: Upstream> Pool<U> {
         for slot in self.stream_slots() {
             let mut heap = slot.heap();
             let tags: Vec<_> = heap.tags().collect();
-            tags.into_iter().for_each(|tag| heap.cut_all(tag, usize::MAX, &mut pieces));
+            tags.into_iter().for_each(|tag| heap.extract_all(tag, usize::MAX, &mut pieces));
         }
         let Some(shared) = self.slot(SHARED) else { return };
         let returned = {
             let mut heap = shared.heap();
             pieces.into_iter().for_each(|piece| heap.add(SHARED, piece));
-            self.cut_whole(&mut heap, 0)
+            self.extract_upstream_blocks(&mut heap, 0)
         };
         let blocks = returned.len();
         let bytes: usize = returned.iter().map(|block| block.bytes as usize).sum();
@@ -81,7 +81,7 @@ impl<U: Upstream> Pool<U> {
     fn release_streams(&self) {
         for slot in self.all_slots() {
             let stream = slot.epochs.lock().stream.take();
-            stream.into_iter().for_each(U::release_stream);
+            stream.into_iter().for_each(U::drop_stream_handle);
         }
     }
 }

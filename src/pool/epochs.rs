@@ -13,11 +13,11 @@
 //! `current` rises with each close, under the lock of [`EpochRecord`]. `completed` and `ordered` only
 //! rise.
 //!
-//! INV-1, *bump, then record*: a close raises `current`, then reads the clock, then records the event.
+//! INV-POOL-1, *bump, then record*: a close raises `current`, then reads the clock, then records the event.
 //! A thread that read the old number gave the stream its last work before the bump, so before the
 //! record, which so covers it. A late event may cover later work too: a false wait, never a race.
 //!
-//! INV-2, *wait, then publish*: `ordered[S] >= e` of a stream is stored after that stream was made to
+//! INV-POOL-2, *wait, then publish*: `ordered[S] >= e` of a stream is stored after that stream was made to
 //! wait for an event which covers `e`.
 
 use super::append_array::AppendArray;
@@ -136,7 +136,7 @@ impl<U: Upstream> Epochs<U> {
         if upstream.is_capturing(stream)? {
             return Err(Failure::Captured);
         }
-        // INV-1.
+        // INV-POOL-1.
         let epoch = self.current.load(Ordering::Relaxed);
         self.current.store(epoch + 1, Ordering::Relaxed);
         let (spare, clock) = record.spare.pop().unzip();
@@ -211,7 +211,7 @@ impl<U: Upstream> Epochs<U> {
         self.close_past(upstream, &mut record, stamp)?;
         let Some(closed) = record.covering(stamp) else { return Err(Failure::Gone) };
         upstream.wait(stream, &closed.event)?;
-        // INV-2: a thread that sees this may use the memory on `target` without a wait of its own.
+        // INV-POOL-2: a thread that sees this may use the memory on `target` without a wait of its own.
         target.raise(own, closed.epoch);
         for (source, epoch) in &closed.clock {
             if *epoch > 0 {

@@ -44,7 +44,7 @@ impl<U: Upstream> Pool<U> {
                 if is_own {
                     heap.retag(tag, latest, slot.id, slot.epochs.current());
                 } else {
-                    heap.cut_all(tag, latest, &mut pieces);
+                    heap.extract_all(tag, latest, &mut pieces);
                 }
             }
         }
@@ -90,7 +90,7 @@ impl<U: Upstream> Pool<U> {
         self.replace_blocks(request, bytes, |target| {
             let mut heap = slot.heap();
             heap.retag(slot.id, stamp, SHARED, 0);
-            let returned = self.cut_whole(&mut heap, target);
+            let returned = self.extract_upstream_blocks(&mut heap, target);
             heap.retag(SHARED, usize::MAX, slot.id, 0);
             returned
         })
@@ -119,7 +119,9 @@ impl<U: Upstream> Pool<U> {
         if let Some(found) = found.or_else(|| self.find_ready(request)) {
             return Ok(Some(found));
         }
-        self.replace_blocks(request, bytes, |target| self.cut_whole(&mut shared.heap(), target))
+        self.replace_blocks(request, bytes, |target| {
+            self.extract_upstream_blocks(&mut shared.heap(), target)
+        })
     }
 
     fn bytes_within_maximum(&self, request: &Request<'_, U>) -> Option<usize> {
@@ -127,37 +129,41 @@ impl<U: Upstream> Pool<U> {
         bytes.filter(|bytes| *bytes <= self.settings.maximum)
     }
 
-    /// Gives blocks of upstream back, which `cut` takes out of a heap until so many bytes are
-    /// reserved, and asks for one of `bytes`. The caller writes `in_transit` (INV-5).
+    /// Gives blocks of upstream back, which `extract` takes out of a heap until so many bytes are
+    /// reserved, and asks for one of `bytes`. The caller writes `in_transit` (INV-POOL-5).
     fn replace_blocks(
         &self,
         request: &Request<'_, U>,
         bytes: usize,
-        cut: impl Fn(usize) -> Vec<UpstreamBlock<U::Block>>,
+        extract: impl Fn(usize) -> Vec<UpstreamBlock<U::Block>>,
     ) -> Result<Option<Found>, Failure<U::Error>> {
         let maximum = self.settings.maximum;
         // What the maximum asks for first; everything, if upstream has no more.
-        self.release_upstream(cut(maximum.saturating_sub(bytes)));
+        self.release_upstream(extract(maximum.saturating_sub(bytes)));
         self.grow_by(request, bytes, bytes, maximum).or_else(|_| {
-            self.release_upstream(cut(0));
+            self.release_upstream(extract(0));
             self.grow_by(request, bytes, bytes, maximum)
         })
     }
 
     /// Cuts whole blocks of upstream that are complete out of a heap, until `target` bytes are
     /// reserved.
-    pub(super) fn cut_whole(&self, heap: &mut Heap, target: usize) -> Vec<UpstreamBlock<U::Block>> {
+    pub(super) fn extract_upstream_blocks(
+        &self,
+        heap: &mut Heap,
+        target: usize,
+    ) -> Vec<UpstreamBlock<U::Block>> {
         let mut blocks = self.upstream_blocks.lock();
-        let mut cut = Vec::new();
+        let mut extracted = Vec::new();
         for (number, address, bytes) in blocks.largest_first() {
             if blocks.bytes() <= target {
                 break;
             }
-            if heap.cut_exactly(number, address, bytes) {
-                cut.extend(blocks.remove(number));
+            if heap.extract_exactly(number, address, bytes) {
+                extracted.extend(blocks.remove(number));
             }
         }
-        cut
+        extracted
     }
 
     /// Gives blocks back that nothing uses. Returns how many bytes they have.
@@ -198,8 +204,8 @@ impl<U: Upstream> Pool<U> {
         let _transit = self.in_transit.write();
         self.share_complete();
         let Some(shared) = self.slot(SHARED) else { return Ok(0) };
-        let cut = self.cut_whole(&mut shared.heap(), keep);
-        let bytes = self.release_upstream(cut);
+        let extracted = self.extract_upstream_blocks(&mut shared.heap(), keep);
+        let bytes = self.release_upstream(extracted);
         match failed {
             Some(error) if bytes == 0 => Err(error),
             _ => Ok(bytes),
@@ -214,7 +220,7 @@ impl<U: Upstream> Pool<U> {
             let tags: Vec<SlotId> = heap.tags().collect();
             for tag in tags {
                 let completed = self.slot(tag).map_or(0, |slot| slot.epochs.completed());
-                heap.cut_all(tag, completed, &mut pieces);
+                heap.extract_all(tag, completed, &mut pieces);
             }
         }
         if let Some(shared) = self.slot(SHARED) {

@@ -10,7 +10,7 @@
 
 use super::block::{Block, SlotId, node_of};
 use super::magazine::Cached;
-use crate::heap::Node;
+use crate::heap::NotLive;
 use std::collections::HashMap;
 
 #[derive(Debug)]
@@ -27,7 +27,7 @@ pub(super) struct Graphs<S> {
 pub(super) struct GraphArena {
     /// The slot of the stream that recorded the graph.
     pub(super) slot: SlotId,
-    /// INV-7: the last epoch that the capture, and so each launch, comes after. 0 until it is known.
+    /// INV-POOL-7: the last epoch that the capture, and so each launch, comes after. 0 until it is known.
     pub(super) upto: usize,
     tokens: Vec<u64>,
 }
@@ -97,20 +97,20 @@ impl<S> Graphs<S> {
     }
 
     /// Notes a free in epoch `stamp` of `slot`, whose stream records the graph `capturing`, or 0.
-    /// `None` if no graph may use the block; the node of a block that was freed before.
+    /// `None` if no graph may use the block; `NotLive` if the block was freed before.
     pub(super) fn free(
         &mut self,
         block: &Block,
         capturing: usize,
         (slot, stamp): (SlotId, usize),
-    ) -> Option<Result<(), Node>> {
+    ) -> Option<Result<(), NotLive>> {
         let arena = self.arenas.get_mut(&capturing);
         if arena.is_none() && !self.blocks.contains_key(&block.token) {
             return None;
         }
         let kept = self.blocks.entry(block.token).or_insert_with(|| GraphBlock::new(block));
         if kept.freed {
-            return Some(Err(node_of(block.token)));
+            return Some(Err(NotLive(node_of(block.token))));
         }
         kept.freed = true;
         match arena {

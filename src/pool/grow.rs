@@ -24,7 +24,7 @@ impl<U: Upstream> Pool<U> {
         self.refill_in_transit(request)
     }
 
-    /// As [`refill`](Self::refill). The caller has `in_transit` (INV-5).
+    /// As [`refill`](Self::refill). The caller has `in_transit` (INV-POOL-5).
     pub(super) fn refill_in_transit(&self, request: &Request<'_, U>) -> Option<Found> {
         let shared = self.slot(SHARED)?;
         let least = request.padded_units(self.settings.alignment)?;
@@ -46,7 +46,7 @@ impl<U: Upstream> Pool<U> {
                     least.max(part & !((self.settings.alignment >> UNIT_SHIFT) as u32 - 1))
                 }
             };
-            heap.cut(SHARED, least, units, usize::MAX)?
+            heap.extract(SHARED, least, units, usize::MAX)?
         };
         let mut heap = request.slot.heap();
         self.add(request.slot, &mut heap, request.tag(), Piece { stamp: 0, ..piece });
@@ -54,11 +54,11 @@ impl<U: Upstream> Pool<U> {
     }
 
     /// Moves all memory of the shared heap into the stream's.
-    pub(super) fn take_shared(&self, request: &Request<'_, U>) {
+    pub(super) fn drain_shared(&self, request: &Request<'_, U>) {
         let Some(shared) = self.slot(SHARED) else { return };
         let _transit = self.in_transit.read();
         let mut pieces = Vec::new();
-        shared.heap().cut_all(SHARED, usize::MAX, &mut pieces);
+        shared.heap().extract_all(SHARED, usize::MAX, &mut pieces);
         let (slot, tag) = (request.slot, request.tag());
         let mut heap = slot.heap();
         pieces.into_iter().for_each(|piece| self.add(slot, &mut heap, tag, piece));
@@ -115,7 +115,7 @@ impl<U: Upstream> Pool<U> {
     }
 
     /// Asks upstream for `wish` bytes, or fewer where there is no room, but `least`. The caller has
-    /// `in_transit` (INV-5).
+    /// `in_transit` (INV-POOL-5).
     fn obtain(
         &self,
         stream: Option<&U::Stream>,

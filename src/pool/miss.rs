@@ -45,7 +45,7 @@ impl<U: Upstream> Pool<U> {
         })
     }
 
-    /// Memory for a graph. Nothing here gives the capturing stream work (INV-7).
+    /// Memory for a graph. Nothing here gives the capturing stream work (INV-POOL-7).
     pub(super) fn miss_for_graph(
         &self,
         request: &Request<'_, U>,
@@ -95,7 +95,7 @@ impl<U: Upstream> Pool<U> {
             }
         }
         // Blocks that the steps pass over: behind many others, or aligned by chance.
-        self.take_shared(request);
+        self.drain_shared(request);
         match (self.find_ready(request), last) {
             (Some(found), _) => Ok(found),
             (None, Some(error)) if !U::is_exhausted(&error) => Err(Failure::Upstream(error)),

@@ -18,7 +18,7 @@ impl Populated {
         }
     }
 
-    pub(super) fn slots(&self) -> Arc<Vec<SlotId>> {
+    pub(super) fn snapshot(&self) -> Arc<Vec<SlotId>> {
         self.0.lock().clone()
     }
 }

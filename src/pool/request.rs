@@ -42,7 +42,7 @@ impl<U: Upstream> Request<'_, U> {
 
     /// The tag of memory that comes into the slot's heap for this request. Memory for a graph stays
     /// complete: merged with what the stream freed since the capture began it would not be the
-    /// graph's to take (INV-7).
+    /// graph's to take (INV-POOL-7).
     pub(super) fn tag(&self) -> SlotId {
         if self.graph_upto.is_some() { SHARED } else { self.slot.id }
     }

@@ -6,7 +6,7 @@ use super::magazine::Magazine;
 use super::remote_frees::{Freed, RemoteFrees};
 use super::upstream::Upstream;
 use crate::debug_log::{DeferEvents, defer_events_under_lock, emit_deferred, event};
-use crate::heap::{Heap, Node, NotLive, Taken};
+use crate::heap::{Heap, NotLive, Taken};
 use crate::sync::trusted;
 use crate::sync::{Arc, AtomicUsize, Mutex, MutexGuard, Ordering};
 use std::ops::{Deref, DerefMut};
@@ -80,7 +80,7 @@ impl<U: Upstream> Slot<U> {
         if freed_by != self.id && stamp <= self.epochs.ordered_after(freed_by) {
             (freed_by, stamp) = (self.id, self.epochs.current());
         }
-        report(heap.free(node, freed_by, stamp).map(drop).map_err(|NotLive| node));
+        report(heap.free(node, freed_by, stamp).map(drop));
     }
 
     /// A block of the stream's own free memory.
@@ -92,18 +92,18 @@ impl<U: Upstream> Slot<U> {
     /// Frees a block of this heap by its own stream. Where another thread has the heap the free is a
     /// remote one: a free waits for no lock. An error is for [`report`].
     #[inline]
-    pub(super) fn free(&self, freed: Freed) -> Result<(), Node> {
+    pub(super) fn free(&self, freed: Freed) -> Result<(), NotLive> {
         let Freed { node, freed_by, stamp } = freed;
         match self.heap.try_lock() {
-            Some(mut heap) => heap.free(node, freed_by, stamp).map(drop).map_err(|NotLive| node),
+            Some(mut heap) => heap.free(node, freed_by, stamp).map(drop),
             None => self.push_remote(freed),
         }
     }
 
     /// Frees a block of this heap by another stream. An error is for [`report`].
     #[inline]
-    pub(super) fn push_remote(&self, freed: Freed) -> Result<(), Node> {
-        if self.remote_frees.push(freed) { Ok(()) } else { Err(freed.node) }
+    pub(super) fn push_remote(&self, freed: Freed) -> Result<(), NotLive> {
+        if self.remote_frees.push(freed) { Ok(()) } else { Err(NotLive(freed.node)) }
     }
 
     /// Notes that the heap was given memory, whose lock the caller has. Returns whether it is the first.
@@ -134,7 +134,7 @@ impl<U: Upstream> Slot<U> {
     /// | a graph | from complete memory, for the graph | noted, and done when the graph is gone | shut | `begin_capture` |
     ///
     /// Both writers have the pool's `reclaim_lock`. The word keeps no thread from giving the stream
-    /// work: the stream's gate does (INV-8).
+    /// work: the stream's gate does (INV-POOL-8).
     pub(super) fn captured(&self) -> usize {
         self.captured.load(Ordering::Acquire)
     }
@@ -148,8 +148,8 @@ impl<U: Upstream> Slot<U> {
 /// Emits the error of a node that was freed and is no live block's. The caller is inside of no
 /// magazine, and holds locks under a [`defer_events`](crate::debug_log::defer_events) alone.
 #[inline]
-pub(super) fn report(freed: Result<(), Node>) {
-    if let Err(node) = freed {
+pub(super) fn report(freed: Result<(), NotLive>) {
+    if let Err(NotLive(node)) = freed {
         emit_deferred(move || {
             event!(error, node, "a block was freed twice, or is not of this pool: ignored");
         });

@@ -32,7 +32,7 @@ impl<U: Upstream> Pool<U> {
             if let Some(unused) = reused.and_then(|unused| self.slot(unused)) {
                 let handle = unused.epochs.lock().stream.take();
                 self.streams.lock().vacant.insert(unused.id);
-                handle.into_iter().for_each(U::release_stream);
+                handle.into_iter().for_each(U::drop_stream_handle);
             }
             return Ok(slot);
         }
@@ -49,7 +49,8 @@ impl<U: Upstream> Pool<U> {
         let count = self.slot_count();
         let place = self.slots.get_or_make(count).filter(|_| count < SlotId::MAX as usize);
         let id = count as SlotId;
-        let _ = place.ok_or(Failure::Crowded)?.set(Slot::new(id, Some(U::retain_stream(stream))));
+        let _ =
+            place.ok_or(Failure::Crowded)?.set(Slot::new(id, Some(U::clone_stream_handle(stream))));
         self.slot_count.store(count + 1, Ordering::Release);
         Ok(id)
     }
@@ -70,7 +71,7 @@ impl<U: Upstream> Pool<U> {
                 refused.push(slot.id);
                 continue;
             }
-            record.stream = Some(U::retain_stream(stream));
+            record.stream = Some(U::clone_stream_handle(stream));
             break Some(slot.id);
         };
         if !refused.is_empty() {
@@ -113,13 +114,12 @@ impl<U: Upstream> Pool<U> {
         drop(record);
         // Before the close: what the magazines hold is stamped with the epoch that it closes.
         let magazines = std::mem::take(&mut *slot.magazines.lock());
-        // SAFETY: INV-4.
+        // SAFETY: INV-POOL-4.
         magazines.iter().for_each(|magazine| unsafe { magazine.retire() });
         self.reclaim(&reclaim, &magazines, |magazine, classes| self.empty(magazine, classes));
         record = slot.epochs.lock();
         if slot.epochs.close(&self.upstream, &mut record).is_err() {
             // Without an event no stream can use the slot: this one stays, and is tried again.
-            slot.magazines.lock().clear();
             return false;
         }
         let gone = record.stream.take();
@@ -129,7 +129,7 @@ impl<U: Upstream> Pool<U> {
             streams.by_id.remove(&U::id(&stream));
             streams.vacant.insert(slot.id);
             drop(streams);
-            U::release_stream(stream);
+            U::drop_stream_handle(stream);
         }
         true
     }

@@ -36,7 +36,7 @@ impl Upstream for EndlessMemory {
         stream.id
     }
 
-    fn retain_stream(stream: &Stream) -> Stream {
+    fn clone_stream_handle(stream: &Stream) -> Stream {
         stream.clone()
     }
 
@@ -45,7 +45,7 @@ impl Upstream for EndlessMemory {
         stream.dropped.load(Ordering::Relaxed)
     }
 
-    fn release_stream(_: Stream) {}
+    fn drop_stream_handle(_: Stream) {}
 
     fn record(&self, _: &Stream, _: Option<()>) -> Result<(), Self::Error> {
         Ok(())

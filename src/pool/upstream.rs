@@ -7,7 +7,7 @@ use std::ops::Deref;
 /// The driver calls and the memory of one pool. The crate has one implementation, over
 /// `DeviceResource`; the models of `loom_tests/` have another, whose streams are vector clocks.
 ///
-/// INV-8 (see [`core`](super::core)): while a declared capture has a stream, each call here that names
+/// INV-POOL-8 (see [`core`](super::core)): while a declared capture has a stream, each call here that names
 /// the stream fails on every thread but the capture's own, and the stream is given nothing.
 pub trait Upstream: Send + Sync + 'static {
     type Stream: Clone + Send + Sync + 'static;
@@ -20,13 +20,13 @@ pub trait Upstream: Send + Sync + 'static {
     fn id(stream: &Self::Stream) -> u64;
 
     /// A handle for the pool.
-    fn retain_stream(stream: &Self::Stream) -> Self::Stream;
+    fn clone_stream_handle(stream: &Self::Stream) -> Self::Stream;
 
     /// Whether pools alone hold this stream. If so, nothing else will from now on.
     fn is_abandoned(stream: &Self::Stream) -> bool;
 
-    /// Drops a handle of [`retain_stream`](Self::retain_stream).
-    fn release_stream(stream: Self::Stream);
+    /// Drops a handle of [`clone_stream_handle`](Self::clone_stream_handle).
+    fn drop_stream_handle(stream: Self::Stream);
 
     /// An event behind all that the stream was given so far; `spare` is used again.
     fn record(

@@ -8,7 +8,7 @@ pub(super) struct UpstreamBlock<B> {
     pub(super) block: B,
 }
 
-/// INV-6: bytes are reserved before upstream is asked, so no two threads pass the maximum together.
+/// INV-POOL-6: bytes are reserved before upstream is asked, so no two threads pass the maximum together.
 #[derive(Debug)]
 pub(super) struct UpstreamBlocks<B> {
     bytes: usize,

@@ -83,19 +83,19 @@ fn a_piece_larger_than_one_block_can_count_is_several() {
         heap.free(taken.node, COMPLETE, 5).unwrap();
         walk(&heap);
     }
-    assert!(!heap.cut_exactly(9, 0, bytes - 64));
-    assert!(heap.cut_exactly(9, 0, bytes));
+    assert!(!heap.extract_exactly(9, 0, bytes - 64));
+    assert!(heap.extract_exactly(9, 0, bytes));
     assert_eq!(heap.stats(), Default::default());
     // The same, out by units and in again.
     heap.add(COMPLETE, piece);
     let mut pieces = Vec::new();
-    heap.cut_all(COMPLETE, ANY, &mut pieces);
+    heap.extract_all(COMPLETE, ANY, &mut pieces);
     assert_eq!(pieces.iter().map(|piece| piece.bytes).sum::<u64>(), bytes);
     for piece in pieces.into_iter().rev() {
         heap.add(COMPLETE, piece);
         walk(&heap);
     }
-    assert!(heap.cut_exactly(9, 0, bytes));
+    assert!(heap.extract_exactly(9, 0, bytes));
 }
 
 #[test]
@@ -121,8 +121,8 @@ fn a_token_that_is_no_live_block_changes_nothing() {
     let before = (heap.stats(), walk(&heap));
     // A free block, one that merged away, the border, one never used, none at all.
     for node in (0..third.node).chain(third.node + 1..100).chain([u32::MAX]) {
-        assert_eq!(heap.free(node, COMPLETE, 9), Err(NotLive));
-        assert_eq!(heap.live(node), Err(NotLive));
+        assert_eq!(heap.free(node, COMPLETE, 9), Err(NotLive(node)));
+        assert_eq!(heap.live(node), Err(NotLive(node)));
     }
     assert_eq!((heap.stats(), walk(&heap)), before);
     assert_eq!(heap.free(third.node, 1, 0), Ok(8));

@@ -123,8 +123,8 @@ impl Pair {
         assert_eq!(self.heap.free(node, tag, stamp), Ok(count as u32));
         self.model.set(start, count, Unit::Free(tag, stamp));
         // Free in a bin, or merged away: the token is no good either way.
-        assert_eq!(self.heap.free(node, tag, stamp), Err(NotLive));
-        assert_eq!(self.heap.live(node), Err(NotLive));
+        assert_eq!(self.heap.free(node, tag, stamp), Err(NotLive(node)));
+        assert_eq!(self.heap.live(node), Err(NotLive(node)));
     }
 
     fn retag(&mut self, from: Tag, upto: usize, to: Tag, stamp: usize) {
@@ -138,7 +138,7 @@ impl Pair {
     fn cut(&mut self, tag: Tag, least: u32, most: u32, upto: usize) {
         let sizes = self.model.free(tag, upto).into_iter().map(|run| run.1 as u32);
         let largest = sizes.max();
-        match self.heap.cut(tag, least, most, upto) {
+        match self.heap.extract(tag, least, most, upto) {
             None => assert!(largest.is_none() || most == 0),
             Some(piece) => {
                 let count = self.lose(tag, piece).1 as u32;
@@ -169,8 +169,8 @@ impl Pair {
             }
             Step::Misuse { node } => {
                 if self.live.iter().all(|live| live.0 != node) {
-                    assert_eq!(self.heap.free(node, COMPLETE, 1), Err(NotLive));
-                    assert_eq!(self.heap.live(node), Err(NotLive));
+                    assert_eq!(self.heap.free(node, COMPLETE, 1), Err(NotLive(node)));
+                    assert_eq!(self.heap.live(node), Err(NotLive(node)));
                 }
             }
             Step::Retag { from, upto, to, stamp } => {
@@ -179,7 +179,7 @@ impl Pair {
             Step::Cut { tag, least, most, upto } => self.cut(tag, least, most, upto),
             Step::CutAll { tag, upto, again } => {
                 let mut pieces = Vec::new();
-                self.heap.cut_all(tag, upto, &mut pieces);
+                self.heap.extract_all(tag, upto, &mut pieces);
                 assert_eq!(pieces.len(), self.model.free(tag, upto).len());
                 for piece in pieces {
                     let (start, count) = self.lose(tag, piece);
@@ -197,9 +197,9 @@ impl Pair {
                 let (start, count) = runs[which % runs.len()];
                 let (address, range) = (self.model.address(start), self.model.range(start));
                 let bytes = (count as u64) << self.model.shift;
-                assert!(!self.heap.cut_exactly(range + 1, address, bytes));
+                assert!(!self.heap.extract_exactly(range + 1, address, bytes));
                 let complete = matches!(self.model.at(start), Unit::Free(COMPLETE, _));
-                assert_eq!(self.heap.cut_exactly(range, address, bytes), complete);
+                assert_eq!(self.heap.extract_exactly(range, address, bytes), complete);
                 if complete {
                     self.model.set(start, count, Unit::Away);
                 }
@@ -208,7 +208,7 @@ impl Pair {
                 let runs = self.model.free(COMPLETE, usize::MAX);
                 if range != self.model.range(at) || !runs.contains(&(at, units)) {
                     let bytes = (units as u64) << self.model.shift;
-                    assert!(!self.heap.cut_exactly(range, self.model.address(at), bytes));
+                    assert!(!self.heap.extract_exactly(range, self.model.address(at), bytes));
                 }
             }
         }
@@ -246,7 +246,7 @@ impl Pair {
         for range in 0..RANGES {
             let address = self.model.address(range * RANGE_UNITS);
             let bytes = (RANGE_UNITS as u64) << self.model.shift;
-            assert!(self.heap.cut_exactly(range as u32, address, bytes));
+            assert!(self.heap.extract_exactly(range as u32, address, bytes));
         }
         assert_eq!(self.heap.stats(), Default::default());
     }

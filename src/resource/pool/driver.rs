@@ -71,7 +71,7 @@ impl<U: DeviceResource + 'static> Upstream for PoolDriver<U> {
         stream.id()
     }
 
-    fn retain_stream(stream: &Stream) -> Stream {
+    fn clone_stream_handle(stream: &Stream) -> Stream {
         stream.clone_for_pool()
     }
 
@@ -79,7 +79,7 @@ impl<U: DeviceResource + 'static> Upstream for PoolDriver<U> {
         !is_forked_child() && stream.is_abandoned()
     }
 
-    fn release_stream(stream: Stream) {
+    fn drop_stream_handle(stream: Stream) {
         stream.drop_for_pool();
     }
 
