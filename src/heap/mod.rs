@@ -26,6 +26,6 @@ mod types;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use address_map::AddressMap;
+pub(crate) use address_map::{AddressHasher, AddressMap};
 pub(crate) use allocate::Heap;
 pub(crate) use types::{COMPLETE, Node, NotLive, Piece, Tag, Taken};

@@ -51,10 +51,13 @@ impl<U: Upstream> Pool<U> {
     ) -> Result<Block, Failure<U::Error>> {
         let Some(units) = self.units(bytes) else { return Err(Failure::Exhausted(None)) };
         // SAFETY: used before anything else looks for a magazine.
-        let magazine = unsafe { local::find(self.id, stream_id) };
+        let in_table = unsafe { local::find(self.id, stream_id) };
+        // SAFETY: the same.
+        let magazine = in_table.or_else(|| unsafe { local::find_listed(self.id, stream_id) });
         // What the warm way leaves to this one.
-        let is_left =
-            |magazine: &Magazine| align > self.settings.alignment || magazine.needs_fence();
+        let is_left = |magazine: &Magazine| {
+            in_table.is_none() || align > self.settings.alignment || magazine.needs_fence()
+        };
         if let Some(magazine) = magazine
             && is_left(magazine)
             // SAFETY: the table gives a thread its own magazines, and `search` enters none.
@@ -157,11 +160,13 @@ impl<U: Upstream> Pool<U> {
             });
         }
         // SAFETY: used before anything else looks for a magazine.
-        let magazine = unsafe { local::find(self.id, stream_id) };
+        let in_table = unsafe { local::find(self.id, stream_id) };
+        // SAFETY: the same.
+        let magazine = in_table.or_else(|| unsafe { local::find_listed(self.id, stream_id) });
         if let Some(magazine) = magazine
             && let Some((units, cached)) = self.cacheable(&block)
         {
-            let is_to_push = magazine.needs_fence();
+            let is_to_push = in_table.is_none() || magazine.needs_fence();
             // SAFETY: as in `deallocate_warm`; `holds` enters none either.
             let found = unsafe {
                 magazine.try_with(|classes| {

@@ -2,13 +2,16 @@
 //!
 //! # Locks and words
 //!
-//! A thread that has one of these locks takes only those below it. `gather_lock`, `in_transit` and
-//! `Slot::epochs` are held over driver calls, `reclaim_lock` where a stream's slot is retired, the others
-//! over none. Events are deferred until all locks are free.
+//! A thread that has one of these locks takes only those below it. `trim_lock` and `growth_lock` are held
+//! over calls of upstream, and are reentrant: an upstream may call back into the pool. Those two,
+//! `in_transit` while memory is gathered, `Slot::epochs`, and `reclaim_lock` where a stream's slot is
+//! retired are held over driver calls that do not wait for the device; only `trim_lock` over those that
+//! do, and it alone keeps from nothing but another trim. Events are deferred until all locks are free.
 //!
 //! | lock or word | protects | taken or written by |
 //! | --- | --- | --- |
-//! | `gather_lock` | gathering and trimming: two threads that gather would each miss what the other has | gather, trim |
+//! | `trim_lock` | the room in upstream that a request makes for itself | the last step of a miss |
+//! | `growth_lock` | growth: one thread asks upstream, the others look again | growth |
 //! | `in_transit` (readers and writer) | memory in hand between upstream or the shared heap and a heap | read: growth, refill; written: gather, trim |
 //! | `reclaim_lock` | the words by which magazines are reclaimed, the list of a slot's magazines, `Slot::captured` | a new magazine, gather, trim, captures, a thread's end, a stream's end |
 //! | `Slot::magazines` | the list of magazines | the same |
@@ -29,9 +32,10 @@
 //!   own, or the stamp is complete, or the stream is ordered after it ([`Pool::ready`]); after a wait
 //!   otherwise.
 //! - INV-POOL-4: `Magazine::with_revoked`, `retire` and `suspend` run under `reclaim_lock`.
-//! - INV-POOL-5: a request is refused, and blocks go back to upstream for it, under `in_transit.write()`: then
+//! - INV-POOL-5: a request is refused after a look under `in_transit.write()`, or under `growth_lock`: then
 //!   all free memory is in a heap, a magazine or the list of remote frees.
-//! - INV-POOL-6: bytes are reserved before upstream is asked for them ([`upstream_blocks`](super::upstream_blocks)).
+//! - INV-POOL-6: bytes are reserved before upstream is asked for them, and until it has them back
+//!   ([`upstream_blocks`](super::upstream_blocks)).
 //! - INV-POOL-7: a graph gets memory that is complete, or that its stream had freed or was ordered after when
 //!   the capture began ([`graphs`](super::graphs)).
 //! - INV-POOL-8: the gate of a stream refuses calls of all threads but the one whose capture has it
@@ -49,7 +53,9 @@ use super::upstream::{Counted, Counters, Failure, Upstream};
 use super::upstream_blocks::UpstreamBlocks;
 use crate::heap::{Heap, Node, NotLive, Piece};
 use crate::sync::trusted;
-use crate::sync::{Arc, AtomicUsize, Mutex, MutexGuard, OnceLock, Ordering, RwLock, Weak};
+use crate::sync::{
+    Arc, AtomicUsize, Mutex, MutexGuard, OnceLock, Ordering, ReentrantMutex, RwLock, Weak,
+};
 use std::collections::{BTreeSet, HashMap};
 
 /// A stream-ordered pool.
@@ -69,8 +75,11 @@ pub struct Pool<U: Upstream> {
     /// Where the next scan for abandoned streams begins.
     pub(super) next_scan: trusted::AtomicUsize,
     populated: Populated,
+    /// The count of misses from which on caches are flushed again for growth.
+    pub(super) next_flush: trusted::AtomicUsize,
     pub(super) reclaim_lock: Mutex<()>,
-    pub(super) gather_lock: Mutex<()>,
+    pub(super) growth_lock: ReentrantMutex<()>,
+    pub(super) trim_lock: ReentrantMutex<()>,
     pub(super) in_transit: RwLock<()>,
     pub(super) upstream_blocks: Mutex<UpstreamBlocks<U::Block>>,
     pub(super) graphs: Mutex<Graphs<U::Stream>>,
@@ -105,8 +114,10 @@ impl<U: Upstream> Pool<U> {
                 streams: Mutex::default(),
                 next_scan: trusted::AtomicUsize::new(0),
                 populated: Populated::default(),
+                next_flush: trusted::AtomicUsize::new(0),
                 reclaim_lock: Mutex::new(()),
-                gather_lock: Mutex::new(()),
+                growth_lock: ReentrantMutex::new(()),
+                trim_lock: ReentrantMutex::new(()),
                 in_transit: RwLock::new(()),
                 upstream_blocks: Mutex::new(UpstreamBlocks::new()),
                 graphs: Mutex::default(),

@@ -21,15 +21,11 @@ impl<U: Upstream> Pool<U> {
             last.get_or_insert_with(|| (slot, stream.clone()));
         }
         for slot in self.stream_slots() {
-            let mut record = slot.epochs.lock();
-            let stamp = slot.epochs.last(&record);
+            let stamp = slot.epochs.last(&slot.epochs.lock());
             match &last {
-                None => slot.epochs.synchronize(&self.upstream, &mut record, stamp)?,
+                None => slot.epochs.synchronize(&self.upstream, stamp)?,
                 Some((last, _)) if last.id == slot.id => {}
-                Some((last, stream)) => {
-                    drop(record);
-                    self.order(last, stream, slot.id, stamp)?;
-                }
+                Some((last, stream)) => self.order(last, stream, slot.id, stamp)?,
             }
         }
         Ok(last.map(|(_, stream)| stream))
@@ -69,6 +65,7 @@ impl<U: Upstream> Pool<U> {
         let bytes: usize = returned.iter().map(|block| block.bytes as usize).sum();
         for block in returned {
             self.upstream.deallocate(stream.as_ref(), block.block);
+            self.upstream_blocks.lock().unreserve(block.bytes as usize);
         }
         let lost = self.reserved();
         emit!(self, { blocks, bytes, leaked = lost }, "pool ended");

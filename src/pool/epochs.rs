@@ -23,7 +23,7 @@
 use super::append_array::AppendArray;
 use super::block::SlotId;
 use super::upstream::{Counted, Failure, Upstream};
-use crate::sync::{AtomicUsize, CachePadded, MODELLED, Mutex, MutexGuard, Ordering, trusted};
+use crate::sync::{Arc, AtomicUsize, CachePadded, MODELLED, Mutex, MutexGuard, Ordering, trusted};
 use std::collections::VecDeque;
 
 /// Closed epochs whose events a stream keeps; a later event serves for an older epoch as well.
@@ -57,7 +57,8 @@ type Clock = Vec<(SlotId, usize)>;
 
 struct ClosedEpoch<E> {
     epoch: usize,
-    event: E,
+    /// Shared with threads that wait for it without the lock.
+    event: Arc<E>,
     /// What the stream was ordered after when the event was recorded, or before.
     clock: Clock,
 }
@@ -142,7 +143,7 @@ impl<U: Upstream> Epochs<U> {
         let (spare, clock) = record.spare.pop().unzip();
         let mut clock: Clock = clock.unwrap_or_default();
         self.read_clock(&mut clock);
-        let event = upstream.record(stream, spare)?;
+        let event = Arc::new(upstream.record(stream, spare)?);
         record.closed.push_back(ClosedEpoch { epoch, event, clock });
         if record.closed.len() > RING {
             record.drop_oldest();
@@ -179,20 +180,23 @@ impl<U: Upstream> Epochs<U> {
         }
     }
 
-    /// Blocks until the device has passed every epoch up to `stamp`.
+    /// Blocks until the device has passed every epoch up to `stamp`. The lock is free meanwhile.
     pub(super) fn synchronize(
         &self,
         upstream: &Counted<U>,
-        record: &mut EpochRecord<U>,
         stamp: usize,
     ) -> Result<(), Failure<U::Error>> {
-        if self.completed() >= stamp {
-            return Ok(());
-        }
-        self.close_past(upstream, record, stamp)?;
-        let Some(closed) = record.covering(stamp) else { return Err(Failure::Gone) };
-        upstream.synchronize(&closed.event)?;
-        self.completed.fetch_max(closed.epoch, Ordering::Release);
+        let (epoch, event) = {
+            let mut record = self.lock();
+            if self.completed() >= stamp {
+                return Ok(());
+            }
+            self.close_past(upstream, &mut record, stamp)?;
+            let Some(closed) = record.covering(stamp) else { return Err(Failure::Gone) };
+            (closed.epoch, closed.event.clone())
+        };
+        upstream.synchronize(&event)?;
+        self.completed.fetch_max(epoch, Ordering::Release);
         Ok(())
     }
 
@@ -235,7 +239,9 @@ impl<U: Upstream> EpochRecord<U> {
     }
 
     fn drop_oldest(&mut self) {
-        self.spare.extend(self.closed.pop_front().map(|oldest| (oldest.event, oldest.clock)));
+        let oldest = self.closed.pop_front();
+        let spare = oldest.and_then(|oldest| Some((Arc::into_inner(oldest.event)?, oldest.clock)));
+        self.spare.extend(spare);
     }
 
     /// An event that covers `stamp`.

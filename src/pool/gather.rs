@@ -8,15 +8,16 @@ use super::upstream::{Failure, Upstream, count};
 use super::upstream_blocks::UpstreamBlock;
 use crate::debug_log::{defer_events, range};
 use crate::heap::{Heap, Piece};
+use crate::sync::RwLockWriteGuard;
 
 impl<U: Upstream> Pool<U> {
     /// Flushes every magazine of every thread into the heaps.
-    fn flush_all(&self) {
+    pub(super) fn flush_all(&self) {
         self.each_magazine(|magazine, classes| self.flush(magazine, classes));
     }
 
     /// Moves all free memory of the pool into the stream's heap, ordered, and so in one piece where
-    /// its addresses are. The caller has `gather_lock`, and writes `in_transit`.
+    /// its addresses are. The caller writes `in_transit`.
     pub(super) fn gather(
         &self,
         request: &Request<'_, U>,
@@ -66,7 +67,7 @@ impl<U: Upstream> Pool<U> {
     }
 
     /// Gives whole blocks of upstream back until one of the request's size may be asked for, and asks.
-    /// The host waits for the stream, which waits for the others. The caller has `gather_lock`.
+    /// The host waits for the stream, which waits for the others. The caller has `trim_lock`.
     pub(super) fn trim_for(
         &self,
         request: &Request<'_, U>,
@@ -81,13 +82,13 @@ impl<U: Upstream> Pool<U> {
         }
         let slot = request.slot;
         let stamp = slot.epochs.current();
-        slot.epochs.synchronize(&self.upstream, &mut slot.epochs.lock(), stamp)?;
-        let _transit = self.in_transit.write();
+        slot.epochs.synchronize(&self.upstream, stamp)?;
+        let transit = self.in_transit.write();
         // What came meanwhile, while the host waited. It is of a later epoch.
         if let Some(found) = self.gather(request)? {
             return Ok(Some(found));
         }
-        self.replace_blocks(request, bytes, |target| {
+        self.replace_blocks(request, bytes, transit, |target| {
             let mut heap = slot.heap();
             heap.retag(slot.id, stamp, SHARED, 0);
             let returned = self.extract_upstream_blocks(&mut heap, target);
@@ -105,21 +106,23 @@ impl<U: Upstream> Pool<U> {
         let Some(bytes) = self.bytes_within_maximum(request) else { return Ok(None) };
         self.flush_all();
         for source in self.stream_slots() {
-            let mut record = source.epochs.lock();
-            // Closed epochs have events from before the capture, which may be waited for.
-            let in_capture = source.captured() != 0;
-            let stamp = if in_capture { record.newest() } else { source.epochs.last(&record) };
+            let stamp = {
+                let record = source.epochs.lock();
+                // Closed epochs have events from before the capture, which may be waited for.
+                let in_capture = source.captured() != 0;
+                if in_capture { record.newest() } else { source.epochs.last(&record) }
+            };
             // A failure leaves things as they are: the memory is not ready.
-            let _ = source.epochs.synchronize(&self.upstream, &mut record, stamp);
+            let _ = source.epochs.synchronize(&self.upstream, stamp);
         }
-        let _transit = self.in_transit.write();
+        let transit = self.in_transit.write();
         self.share_complete();
         let Some(shared) = self.slot(SHARED) else { return Ok(None) };
         let found = self.find_own(request).or_else(|| self.refill_in_transit(request));
         if let Some(found) = found.or_else(|| self.find_ready(request)) {
             return Ok(Some(found));
         }
-        self.replace_blocks(request, bytes, |target| {
+        self.replace_blocks(request, bytes, transit, |target| {
             self.extract_upstream_blocks(&mut shared.heap(), target)
         })
     }
@@ -130,49 +133,61 @@ impl<U: Upstream> Pool<U> {
     }
 
     /// Gives blocks of upstream back, which `extract` takes out of a heap until so many bytes are
-    /// reserved, and asks for one of `bytes`. The caller writes `in_transit` (INV-POOL-5).
+    /// reserved, and asks for one of `bytes`. The caller wrote `in_transit` (INV-POOL-5), which is free
+    /// while upstream is called.
     fn replace_blocks(
         &self,
         request: &Request<'_, U>,
         bytes: usize,
+        transit: RwLockWriteGuard<'_, ()>,
         extract: impl Fn(usize) -> Vec<UpstreamBlock<U::Block>>,
     ) -> Result<Option<Found>, Failure<U::Error>> {
         let maximum = self.settings.maximum;
         // What the maximum asks for first; everything, if upstream has no more.
-        self.release_upstream(extract(maximum.saturating_sub(bytes)));
+        let extracted = extract(maximum.saturating_sub(bytes));
+        drop(transit);
+        self.release_upstream(extracted);
+        let _growth = self.growth_lock.lock();
         self.grow_by(request, bytes, bytes, maximum).or_else(|_| {
-            self.release_upstream(extract(0));
+            let transit = self.in_transit.write();
+            let extracted = extract(0);
+            drop(transit);
+            self.release_upstream(extracted);
             self.grow_by(request, bytes, bytes, maximum)
         })
     }
 
-    /// Cuts whole blocks of upstream that are complete out of a heap, until `target` bytes are
-    /// reserved.
+    /// Extracts whole blocks of upstream that are complete from a heap, until no more than `target`
+    /// bytes would be reserved without them.
     pub(super) fn extract_upstream_blocks(
         &self,
         heap: &mut Heap,
         target: usize,
     ) -> Vec<UpstreamBlock<U::Block>> {
         let mut blocks = self.upstream_blocks.lock();
+        let mut left = blocks.bytes();
         let mut extracted = Vec::new();
         for (number, address, bytes) in blocks.largest_first() {
-            if blocks.bytes() <= target {
+            if left <= target {
                 break;
             }
             if heap.extract_exactly(number, address, bytes) {
+                left -= bytes as usize;
                 extracted.extend(blocks.remove(number));
             }
         }
         extracted
     }
 
-    /// Gives blocks back that nothing uses. Returns how many bytes they have.
+    /// Gives blocks back that nothing uses. Returns how many bytes they have. Upstream may wait for the
+    /// device, or call back: the caller has no lock of the pool.
     fn release_upstream(&self, blocks: Vec<UpstreamBlock<U::Block>>) -> usize {
         let (number, bytes): (usize, usize) =
             (blocks.len(), blocks.iter().map(|block| block.bytes as usize).sum());
         for block in blocks {
             count(&self.counters().returns);
             self.upstream.deallocate(None, block.block);
+            self.upstream_blocks.lock().unreserve(block.bytes as usize);
         }
         if number > 0 {
             emit!(self, {
@@ -187,7 +202,6 @@ impl<U: Upstream> Pool<U> {
     pub fn trim(&self, keep: usize) -> Result<usize, Failure<U::Error>> {
         let _deferred = defer_events();
         let _range = range(c"pool: trim", keep);
-        let _gather = self.gather_lock.lock();
         self.flush_all();
         let mut failed = None;
         for source in self.stream_slots() {
@@ -195,16 +209,17 @@ impl<U: Upstream> Pool<U> {
                 failed = Some(Failure::Captured);
                 continue;
             }
-            let mut record = source.epochs.lock();
-            let stamp = source.epochs.last(&record);
-            if let Err(error) = source.epochs.synchronize(&self.upstream, &mut record, stamp) {
+            let stamp = source.epochs.last(&source.epochs.lock());
+            if let Err(error) = source.epochs.synchronize(&self.upstream, stamp) {
                 failed = Some(error);
             }
         }
-        let _transit = self.in_transit.write();
-        self.share_complete();
         let Some(shared) = self.slot(SHARED) else { return Ok(0) };
-        let extracted = self.extract_upstream_blocks(&mut shared.heap(), keep);
+        let extracted = {
+            let _transit = self.in_transit.write();
+            self.share_complete();
+            self.extract_upstream_blocks(&mut shared.heap(), keep)
+        };
         let bytes = self.release_upstream(extracted);
         match failed {
             Some(error) if bytes == 0 => Err(error),

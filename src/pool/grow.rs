@@ -3,16 +3,26 @@
 use super::block::{SHARED, UNIT_SHIFT};
 use super::core::Pool;
 use super::events::emit;
+use super::miss_step::MissStep;
 use super::request::{Found, Request};
 use super::upstream::{Failure, Upstream, count};
 use super::upstream_blocks::UpstreamBlock;
 use crate::debug_log::{defer_events, is_enabled, range};
 use crate::heap::Piece;
+use crate::sync::trusted::Ordering;
 use std::time::Instant;
 
 /// Smallest growth, unless a step is set: 2 MiB, the driver's own granule.
 const LEAST_GROWTH: usize = 2 << 20;
-/// Growth is an eighth of what is there, up to this.
+/// Caches that hold less in all are let alone before the pool grows.
+const LEAST_FLUSH: usize = 8 << 20;
+/// And so much more for each, so that many small ones are no reason.
+const FLUSH_PER_MAGAZINE: usize = 8 << 10;
+/// Misses before a thread's caches are flushed again for growth, for each magazine of the pool.
+const MISSES_PER_FLUSH: usize = 4;
+/// A wait for another stream comes before growth where more than this part of what is live is free.
+const WAIT_SHARE: usize = 8;
+/// Growth is a part of what is live, up to this.
 const MOST_GROWTH: usize = 1 << 30;
 
 impl<U: Upstream> Pool<U> {
@@ -64,29 +74,80 @@ impl<U: Upstream> Pool<U> {
         pieces.into_iter().for_each(|piece| self.add(slot, &mut heap, tag, piece));
     }
 
-    /// Takes more from upstream, for the request's stream.
+    /// Takes more from upstream, for the request's stream. One thread at a time grows; the others look
+    /// again when they come in.
     pub(super) fn grow(
         &self,
         request: &Request<'_, U>,
-        limit: usize,
+        step: MissStep,
     ) -> Result<Option<Found>, Failure<U::Error>> {
         let Some(bytes) = request.padded_bytes(self.settings.alignment) else { return Ok(None) };
+        let _growth = self.growth_lock.lock();
+        if let Some(found) = self.find_before_growth(request) {
+            return Ok(Some(found));
+        }
+        let free = self.free_bytes();
+        let live = self.reserved().saturating_sub(free);
+        let limit = match step {
+            MissStep::Grow if self.is_wait_better(free, live) => return Ok(None),
+            MissStep::Grow => self.settings.soft_limit,
+            _ => self.settings.maximum,
+        };
         let least = match (self.settings.growth_step, request.graph_upto) {
             (0, Some(_)) => LEAST_GROWTH,
-            (0, None) => {
-                // Of what the stream has, not the pool: streams that come and go would leave the
-                // pool as large as each of them would have wanted it.
-                let own = request.slot.heap().stats().total_bytes as usize;
-                (own / 8).clamp(LEAST_GROWTH, MOST_GROWTH)
-            }
+            // By what is live, not by what is reserved, which misses alone would let grow; and larger
+            // blocks are few, so their neighbours are to come from one range.
+            (0, None) => (bytes.saturating_mul(4).min(live / 8))
+                .max(live / 32)
+                .clamp(LEAST_GROWTH, MOST_GROWTH),
             (step, _) => step,
         };
-        let _transit = self.in_transit.read();
         self.grow_by(request, bytes, bytes.max(least), limit)
     }
 
+    /// What need not be asked of upstream: what another thread grew by, what caches hold, and what is
+    /// ready by now and merges.
+    fn find_before_growth(&self, request: &Request<'_, U>) -> Option<Found> {
+        if request.graph_upto.is_some() {
+            return self.find_own(request).or_else(|| self.refill(request));
+        }
+        self.flush_idle(request).or_else(|| self.coalesce_all(request))
+    }
+
+    /// Flushes the caches of the calling thread, unless it did so a few misses ago: a pool that is too
+    /// small for all of them is to grow. Flushes those of all threads if they hold much.
+    fn flush_idle(&self, request: &Request<'_, U>) -> Option<Found> {
+        let (mut magazines, mut cached) = (0, 0);
+        self.each_magazine(|_, classes| {
+            magazines += 1;
+            cached += classes.contents().1;
+        });
+        let misses = self.counters().misses.load(Ordering::Relaxed);
+        let is_due = cached > 0 && misses >= self.next_flush.load(Ordering::Relaxed);
+        let least = LEAST_FLUSH.max(self.reserved() / 8).max(request.bytes());
+        if (cached << UNIT_SHIFT) as usize >= least + magazines * FLUSH_PER_MAGAZINE {
+            self.flush_all();
+        } else if !is_due {
+            return None;
+        }
+        self.next_flush.store(misses + MISSES_PER_FLUSH * magazines, Ordering::Relaxed);
+        self.flush_own_magazines(request)
+    }
+
+    /// As [`is_wait_better`](Self::is_wait_better), as of now.
+    pub(super) fn is_wait_better_now(&self) -> bool {
+        let free = self.free_bytes();
+        self.is_wait_better(free, self.reserved().saturating_sub(free))
+    }
+
+    /// Whether a wait for another stream comes before growth: so much is free that growth would let
+    /// the pool follow its misses instead of what is live.
+    pub(super) fn is_wait_better(&self, free: usize, live: usize) -> bool {
+        self.settings.steps.contains(&MissStep::Wait) && free > LEAST_GROWTH.max(live / WAIT_SHARE)
+    }
+
     /// Takes between `bytes` and `wish` from upstream into the request's heap, and the block from
-    /// there. The caller has `in_transit`.
+    /// there. The caller has `growth_lock`, and not `in_transit`: upstream may call back.
     pub(super) fn grow_by(
         &self,
         request: &Request<'_, U>,
@@ -99,6 +160,7 @@ impl<U: Upstream> Pool<U> {
         // graph.
         let stream = graph_upto.is_none().then_some(stream);
         let Some(piece) = self.obtain(stream, bytes, wish, limit)? else { return Ok(None) };
+        let _transit = self.in_transit.read();
         let mut heap = slot.heap();
         // Upstream gave it to this stream, from this point of it on: so it is the stream's own, and
         // for every other it is as if freed here and now.
@@ -114,8 +176,7 @@ impl<U: Upstream> Pool<U> {
         sum.is_some_and(|sum| sum <= self.settings.soft_limit)
     }
 
-    /// Asks upstream for `wish` bytes, or fewer where there is no room, but `least`. The caller has
-    /// `in_transit` (INV-POOL-5).
+    /// Asks upstream for `wish` bytes, or fewer where there is no room, but `least`.
     fn obtain(
         &self,
         stream: Option<&U::Stream>,
@@ -164,8 +225,8 @@ impl<U: Upstream> Pool<U> {
     /// Takes complete memory from upstream into the shared heap.
     pub fn prepare(&self, bytes: usize) -> Result<(), Failure<U::Error>> {
         let _deferred = defer_events();
-        let _transit = self.in_transit.read();
         let piece = self.obtain(None, bytes, bytes, self.settings.maximum)?;
+        let _transit = self.in_transit.read();
         if let (Some(piece), Some(shared)) = (piece, self.slot(SHARED)) {
             self.add(shared, &mut shared.heap(), SHARED, piece);
         }

@@ -3,9 +3,11 @@
 
 use super::magazine::Magazine;
 use crate::driver::forget_in_child;
+use crate::heap::AddressHasher;
 use crate::sync::{Arc, Weak, thread_local};
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
+use std::hash::BuildHasherDefault;
 use std::ptr;
 
 /// Entries of the table.
@@ -39,7 +41,7 @@ struct Owned {
 struct List {
     owned: Vec<Owned>,
     /// The index of the latest one of a pool and stream.
-    places: HashMap<(u64, u64), usize>,
+    places: HashMap<(u64, u64), usize, BuildHasherDefault<AddressHasher>>,
     /// By pool, those that may hold blocks.
     stocked: HashMap<u64, Vec<Arc<Magazine>>>,
     /// Length of `owned` at which the next sweep is due.
@@ -163,6 +165,32 @@ pub(crate) unsafe fn find_then<'a, R>(
     TABLE.try_with(look).ok()?
 }
 
+/// As [`find`], past the table: in the thread's list, which has all. Puts it in the table.
+///
+/// # Safety
+///
+/// As [`find`].
+#[cold]
+pub(crate) unsafe fn find_listed<'a>(pool: u64, stream: u64) -> Option<&'a Magazine> {
+    if is_closed() {
+        return None;
+    }
+    let magazine = LIST
+        .try_with(|list| {
+            let list = list.try_borrow().ok()?;
+            list.get(pool, stream).filter(|magazine| !magazine.is_retired()).map(Arc::as_ptr)
+        })
+        .ok()??;
+    set_in_table(pool, stream, magazine);
+    // SAFETY: this thread's list owns the magazine, as in `find_then`.
+    Some(unsafe { &*magazine })
+}
+
+fn set_in_table(pool: u64, stream: u64, magazine: *const Magazine) {
+    let entry = Entry { pool, stream, magazine };
+    let _ = TABLE.try_with(|table| table[index(pool, stream)].set(entry));
+}
+
 fn is_closed() -> bool {
     CLOSED.try_with(Cell::get).unwrap_or(true)
 }
@@ -206,8 +234,7 @@ pub(crate) fn find_or_make(
     if is_closed() {
         return None;
     }
-    let found = Entry { pool, stream, magazine: Arc::as_ptr(&magazine) };
-    let _ = TABLE.try_with(|table| table[index(pool, stream)].set(found));
+    set_in_table(pool, stream, Arc::as_ptr(&magazine));
     Some(magazine)
 }
 

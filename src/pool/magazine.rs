@@ -239,6 +239,12 @@ impl SizeClasses {
         self.listed = false;
     }
 
+    /// Units of the largest block inside.
+    pub fn largest(&self) -> u32 {
+        let filled = self.sized().filter(|place| self.classes[*place].length > 0);
+        filled.map(|place| self.classes[place].units).max().unwrap_or(0)
+    }
+
     /// Blocks and units inside.
     pub fn contents(&self) -> (usize, u64) {
         self.sized().fold((0, 0), |(blocks, units), place| {

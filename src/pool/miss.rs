@@ -16,28 +16,36 @@ impl<U: Upstream> Pool<U> {
         if self.upstream.is_capturing(request.stream)? {
             return Err(Failure::Captured);
         }
-        let ready = self.flush_own_magazines(request).or_else(|| self.refill(request));
+        let ready = self
+            .merge_own_magazines(request)
+            .or_else(|| self.refill(request))
+            .or_else(|| self.coalesce_own(request));
         if let Some(found) = ready {
             return Ok(found);
         }
         let mut seen: Option<Candidates> = None;
         self.run_steps(request, |step| {
-            if matches!(step, MissStep::Complete | MissStep::Ordered | MissStep::Wait)
-                && seen.is_none()
-                && let Some(found) = self.scan(request, seen.insert(Candidates::default()))
-            {
+            // Before a wait once more: growth that held back has flushed caches.
+            let to_scan = match step {
+                MissStep::Complete | MissStep::Ordered => seen.is_none(),
+                MissStep::Wait => true,
+                _ => false,
+            };
+            if to_scan && let Some(found) = self.scan(request, seen.insert(Candidates::default())) {
                 return Ok(Some(found));
             }
             match (step, &seen) {
                 (MissStep::Complete, Some(seen)) => Ok(self.poll_candidates(request, seen)),
-                (MissStep::Wait, Some(seen)) => self.wait_for_one(request, seen),
+                (MissStep::Wait, Some(seen)) => match self.wait_for_one(request, seen)? {
+                    None if self.is_wait_better_now() => self.wait_for_heap(request),
+                    found => Ok(found),
+                },
                 (MissStep::Gather, _) => {
-                    let _gather = self.gather_lock.lock();
                     let _transit = self.in_transit.write();
                     self.gather(request)
                 }
                 (MissStep::Trim, _) => {
-                    let _gather = self.gather_lock.lock();
+                    let _trim = self.trim_lock.lock();
                     self.trim_for(request)
                 }
                 _ => Ok(None),
@@ -62,7 +70,7 @@ impl<U: Upstream> Pool<U> {
         }
         self.run_steps(request, |step| match step {
             MissStep::Trim => {
-                let _gather = self.gather_lock.lock();
+                let _trim = self.trim_lock.lock();
                 self.trim_for_graph(request)
             }
             _ => Ok(None),
@@ -78,8 +86,7 @@ impl<U: Upstream> Pool<U> {
         let mut last = None;
         for one in &self.settings.steps {
             let found = match one {
-                MissStep::Grow => self.grow(request, self.settings.soft_limit),
-                MissStep::GrowToMaximum => self.grow(request, self.settings.maximum),
+                MissStep::Grow | MissStep::GrowToMaximum => self.grow(request, *one),
                 other => step(*other),
             };
             match found {
@@ -103,27 +110,44 @@ impl<U: Upstream> Pool<U> {
         }
     }
 
+    /// Flushes the calling thread's own magazines, if their blocks could serve together and none could
+    /// alone.
+    fn merge_own_magazines(&self, request: &Request<'_, U>) -> Option<Found> {
+        let (mut all, mut largest) = (0, 0);
+        local::each_stocked(self.id, |magazine| {
+            // SAFETY: this thread's own magazine, and nothing is entered.
+            let contents =
+                unsafe { magazine.try_with(|classes| (classes.contents().1, classes.largest())) };
+            let (units, most) = contents.unwrap_or_default();
+            all += units;
+            largest = largest.max(most);
+            false
+        });
+        let serves = largest < request.units && all >= u64::from(request.units);
+        if serves { self.flush_own_magazines(request) } else { None }
+    }
+
     /// Flushes the calling thread's own magazines, of this stream and of others, which costs no
     /// barrier.
-    fn flush_own_magazines(&self, request: &Request<'_, U>) -> Option<Found> {
+    pub(super) fn flush_own_magazines(&self, request: &Request<'_, U>) -> Option<Found> {
         let mut flushed = false;
         local::each_stocked(self.id, |magazine| {
             // SAFETY: this thread's own magazine, and heaps enter none.
             let emptied = unsafe {
                 magazine.try_with(|classes| {
-                    flushed |= classes.contents().0 > 0;
-                    self.flush(magazine, classes);
-                    classes.unlist();
+                    // What has nothing may just have got its sizes.
+                    let flush = classes.contents().0 > 0;
+                    if flush {
+                        self.flush(magazine, classes);
+                        classes.unlist();
+                    }
+                    flush
                 })
             };
-            emptied.is_some()
+            flushed |= emptied == Some(true);
+            emptied == Some(true)
         });
-        if !flushed {
-            return None;
-        }
-        let slot = request.slot;
-        let taken = slot.allocate(request.units, request.align)?;
-        Some(Found { owner: slot.id, freed_by: slot.id, taken })
+        if flushed { self.find_own(request) } else { None }
     }
 
     /// Memory for a graph that needs no wait.

@@ -15,7 +15,7 @@
 //! | `graphs`, `populated`, `upstream_blocks` | what graphs keep; which heaps to scan; blocks of upstream |
 //! | `core` | [`Pool`] |
 //! | `events`, `stats`, `streams`, `request` | its events and numbers; its streams; one request |
-//! | `steal`, `grow`, `gather`, `miss` | the steps of a miss |
+//! | `steal`, `coalesce`, `grow`, `gather`, `miss` | the steps of a miss |
 //! | `capture`, `allocate`, `end` | declared captures; allocation and free; the pool's end |
 
 #![allow(
@@ -29,6 +29,7 @@ mod allocate;
 mod append_array;
 mod block;
 mod capture;
+mod coalesce;
 mod core;
 mod end;
 mod epochs;

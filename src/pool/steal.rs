@@ -7,13 +7,17 @@ use super::events::emit;
 use super::miss_step::MissStep;
 use super::remote_frees::Freed;
 use super::request::{Found, Request};
-use super::slot::{Slot, report};
+use super::slot::report;
 use super::upstream::{Failure, Upstream, count};
 use crate::debug_log::range;
-use crate::heap::{Heap, Taken};
+use crate::heap::Taken;
+use crate::sync::MODELLED;
+use std::time::{Duration, Instant};
 
-/// How often the device is polled before the pool grows: some microseconds in all.
-const POLL_ATTEMPTS: usize = 16;
+/// How often and how long the device is polled, at least, before the pool grows, which takes the host
+/// longer.
+const POLL_ATTEMPTS: usize = if MODELLED { 1 } else { 16 };
+const POLL_TIME: Duration = Duration::from_micros(30);
 
 /// Places where a miss saw memory that it may not take yet.
 const MAX_CANDIDATES: usize = 8;
@@ -61,6 +65,9 @@ impl<U: Upstream> Pool<U> {
                     return Some(Found { owner: slot.id, freed_by: slot.id, taken });
                 }
             }
+            if !is_own {
+                self.share_in_place(source, &mut heap);
+            }
             let found = heap.find_tag(|heap, tag| {
                 if heap.largest_bound(tag) < units || tag == slot.id && is_own {
                     return None;
@@ -104,19 +111,6 @@ impl<U: Upstream> Pool<U> {
         Found { owner, freed_by, taken }
     }
 
-    /// Makes the stream's own what other streams freed into its heap and it is ordered after.
-    fn absorb(&self, slot: &Slot<U>, heap: &mut Heap) -> bool {
-        let mut moved = 0;
-        let _: Option<()> = heap.find_tag(|heap, tag| {
-            let ready = self.ready(slot, tag);
-            if tag != slot.id && heap.oldest(tag) <= ready {
-                moved += heap.retag(tag, ready, slot.id, slot.epochs.current());
-            }
-            None
-        });
-        moved > 0
-    }
-
     /// Polls the device for the candidates, and closes the epochs of their streams, so that this miss
     /// or the next can see them complete. Where the pool could grow instead, which takes the host a
     /// hundred times longer, it polls more than once.
@@ -138,7 +132,10 @@ impl<U: Upstream> Pool<U> {
             }
         }
         let may_grow = self.settings.steps.contains(&MissStep::Grow) && self.has_room(request);
-        for attempt in 0..=if may_grow { POLL_ATTEMPTS } else { 0 } {
+        let end = Instant::now() + POLL_TIME;
+        for attempt in 0.. {
+            let long = attempt >= POLL_ATTEMPTS && (MODELLED || Instant::now() >= end);
+            let is_last = !may_grow || long;
             for candidate in candidates.iter() {
                 let Some(source) = self.slot(candidate.freed_by) else { continue };
                 if attempt > 0 && source.epochs.completed() < candidate.latest {
@@ -155,6 +152,9 @@ impl<U: Upstream> Pool<U> {
                     let Candidate { owner, freed_by, .. } = candidate;
                     return Some(self.found(request, owner, freed_by, taken, "complete"));
                 }
+            }
+            if is_last {
+                break;
             }
         }
         None
@@ -175,7 +175,10 @@ impl<U: Upstream> Pool<U> {
             let Some(taken) = taken else { continue };
             let _range = range(c"pool: wait for a stream", request.bytes());
             match self.order(request.slot, request.stream, freed_by, taken.stamp) {
-                Ok(()) => return Ok(Some(self.found(request, owner, freed_by, taken, "waited"))),
+                Ok(()) => {
+                    self.adopt(request, owner_slot);
+                    return Ok(Some(self.found(request, owner, freed_by, taken, "waited")));
+                }
                 Err(error) => {
                     self.put_back(&Found { owner, freed_by, taken });
                     failed = Some(error);

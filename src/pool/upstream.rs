@@ -11,7 +11,7 @@ use std::ops::Deref;
 /// the stream fails on every thread but the capture's own, and the stream is given nothing.
 pub trait Upstream: Send + Sync + 'static {
     type Stream: Clone + Send + Sync + 'static;
-    type Event: Send;
+    type Event: Send + Sync;
     /// A block of the memory below.
     type Block: Send;
     type Error: fmt::Display;

@@ -8,7 +8,8 @@ pub(super) struct UpstreamBlock<B> {
     pub(super) block: B,
 }
 
-/// INV-POOL-6: bytes are reserved before upstream is asked, so no two threads pass the maximum together.
+/// INV-POOL-6: bytes are reserved before upstream is asked for them and until upstream has them back, so
+/// no two threads pass the maximum together.
 #[derive(Debug)]
 pub(super) struct UpstreamBlocks<B> {
     bytes: usize,
@@ -69,9 +70,8 @@ impl<B> UpstreamBlocks<B> {
         all
     }
 
+    /// Takes a block out, whose bytes stay reserved until [`unreserve`](Self::unreserve).
     pub(super) fn remove(&mut self, number: u32) -> Option<UpstreamBlock<B>> {
-        let block = self.blocks.get_mut(number as usize)?.take()?;
-        self.bytes -= block.bytes as usize;
-        Some(block)
+        self.blocks.get_mut(number as usize)?.take()
     }
 }

@@ -46,7 +46,7 @@ pub(crate) mod trusted {
 
 #[cfg(not(aquifer_loom))]
 mod primitives {
-    pub(crate) use parking_lot::{Mutex, MutexGuard, RwLock};
+    pub(crate) use parking_lot::{Mutex, MutexGuard, ReentrantMutex, RwLock, RwLockWriteGuard};
     pub(crate) use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
     pub(crate) use std::thread::yield_now;
     pub(crate) use std::thread_local;
@@ -89,6 +89,7 @@ mod primitives {
 
 #[cfg(aquifer_loom)]
 mod primitives {
+    pub(crate) use Mutex as ReentrantMutex;
     pub(crate) use loom::cell::UnsafeCell;
     pub(crate) use loom::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
     pub(crate) use loom::sync::{MutexGuard, RwLockReadGuard, RwLockWriteGuard};

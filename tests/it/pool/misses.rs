@@ -103,15 +103,15 @@ fn ordered_takes_only_what_the_stream_is_ordered_after() {
     stage.source.synchronize().unwrap();
     assert_eq!(stage.asks(), [None], "nobody has asked the device");
     assert_eq!(stage.pool.statistics().records, 0);
-    // One wait covers all that was freed before it.
+    // One wait covers all that was freed before it, which is the stream's own then.
     let stage = steps([Ordered, Wait]);
-    assert_eq!(stage.asks(), [STEAL_AND_WAIT, STEAL, None]);
+    assert_eq!(stage.asks(), [STEAL_AND_WAIT, OWN, None]);
 }
 
 #[test]
 fn wait_takes_one_block_of_another_stream() {
     let stage = steps([Wait]);
-    assert_eq!(stage.asks(), [STEAL_AND_WAIT, STEAL, None]);
+    assert_eq!(stage.asks(), [STEAL_AND_WAIT, OWN, None]);
     assert_eq!(stage.pool.statistics().records, 1);
 }
 
@@ -143,8 +143,8 @@ fn trim_gives_back_only_where_gathering_does_not_do() {
 
 #[test]
 fn rungs_are_tried_in_their_order() {
-    assert_eq!(steps([Grow, Wait]).asks(), [GROWTH, STEAL_AND_WAIT, STEAL, None]);
-    assert_eq!(steps([Wait, Grow]).asks(), [STEAL_AND_WAIT, STEAL, GROWTH, None]);
+    assert_eq!(steps([Grow, Wait]).asks(), [GROWTH, STEAL_AND_WAIT, OWN, None]);
+    assert_eq!(steps([Wait, Grow]).asks(), [STEAL_AND_WAIT, OWN, GROWTH, None]);
     assert_eq!(steps([Gather, Wait, Grow]).asks(), [WAIT, OWN, GROWTH, None]);
     let patient = steps([Complete, Grow, GrowToMaximum]);
     assert_eq!(patient.asks(), [GROWTH, GROWTH, None], "streams are never made to wait");
@@ -162,15 +162,15 @@ fn the_default_grows_before_it_waits_and_rmms_order_waits_first() {
         stage.asks::<5>()
     };
     let default = MissPolicy::default;
-    assert_eq!(stage_of(default, false), [GROWTH, STEAL_AND_WAIT, STEAL, GROWTH, None]);
+    assert_eq!(stage_of(default, false), [GROWTH, STEAL_AND_WAIT, OWN, GROWTH, None]);
     assert_eq!(
         stage_of(default, true),
         [STEAL, STEAL, GROWTH, GROWTH, None],
         "complete comes first"
     );
     let rmm = MissPolicy::rmm;
-    assert_eq!(stage_of(rmm, false), [STEAL_AND_WAIT, STEAL, GROWTH, GROWTH, None]);
-    assert_eq!(stage_of(rmm, true), [STEAL_AND_WAIT, STEAL, GROWTH, GROWTH, None]);
+    assert_eq!(stage_of(rmm, false), [STEAL_AND_WAIT, OWN, GROWTH, GROWTH, None]);
+    assert_eq!(stage_of(rmm, true), [STEAL_AND_WAIT, OWN, GROWTH, GROWTH, None]);
 }
 
 #[test]
@@ -193,9 +193,9 @@ fn what_a_stream_has_freed_is_its_own_wherever_it_lies() {
 fn an_upstream_that_has_no_more_is_passed_over() {
     let full = SimConfig::default().capacity((2 * MIB + 256) as u64);
     let stage = on(full.clone(), MissPolicy::new([Grow, Wait]));
-    assert_eq!(stage.asks(), [STEAL_AND_WAIT, STEAL, None]);
+    assert_eq!(stage.asks(), [STEAL_AND_WAIT, OWN, None]);
     let stage = on(full, MissPolicy::default());
-    assert_eq!(stage.asks(), [STEAL_AND_WAIT, STEAL, None]);
+    assert_eq!(stage.asks(), [STEAL_AND_WAIT, OWN, None]);
     let error = allocate(&stage.pool, &stage.asking, MIB).unwrap_err();
     let text = error.to_string();
     assert!(text.contains("a maximum of 4194304") && text.contains("its upstream: "), "{text}");

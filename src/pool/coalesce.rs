@@ -1,0 +1,158 @@
+//! Free memory that is complete or ordered by now becomes its heap's own, and merges there.
+//!
+//! What another stream freed into a heap keeps that stream's tag, and merges with nothing else, until
+//! somebody sees that it is ready.
+
+use super::block::{SHARED, SlotId};
+use super::core::Pool;
+use super::request::{Found, Request};
+use super::slot::Slot;
+use super::steal::Candidates;
+use super::upstream::{Failure, Upstream};
+use crate::heap::Heap;
+use std::collections::HashMap;
+
+impl<U: Upstream> Pool<U> {
+    /// Makes the slot's own what other streams freed into its heap and it is ordered after. Returns
+    /// whether there was some.
+    pub(super) fn absorb(&self, slot: &Slot<U>, heap: &mut Heap) -> bool {
+        let mut moved = 0;
+        let _: Option<()> = heap.find_tag(|heap, tag| {
+            let ready = self.ready(slot, tag);
+            if tag != slot.id && heap.oldest(tag) <= ready {
+                moved += heap.retag(tag, ready, slot.id, slot.epochs.current());
+            }
+            None
+        });
+        moved > 0
+    }
+
+    /// In a heap of another stream, makes complete what is known to be: then it merges, whoever freed
+    /// it, and needs no stream to wait.
+    pub(super) fn share_in_place(&self, source: &Slot<U>, heap: &mut Heap) {
+        let _: Option<()> = heap.find_tag(|heap, tag| {
+            if tag != source.id && tag != SHARED {
+                let completed = self.slot(tag).map_or(0, |slot| slot.epochs.completed());
+                if heap.oldest(tag) <= completed {
+                    heap.retag(tag, completed, SHARED, 0);
+                }
+            }
+            None
+        });
+    }
+
+    /// Makes the request's stream own what it is ordered after in this heap, by a wait: then it merges.
+    pub(super) fn adopt(&self, request: &Request<'_, U>, source: &Slot<U>) {
+        let slot = request.slot;
+        let mut heap = source.heap();
+        let _: Option<()> = heap.find_tag(|heap, tag| {
+            if tag != slot.id && tag != SHARED && heap.latest(tag) <= self.ready(slot, tag) {
+                heap.retag(tag, usize::MAX, slot.id, slot.epochs.current());
+            }
+            None
+        });
+    }
+
+    /// Asks the device about what other streams freed into the request's heap, makes it the stream's
+    /// own where that is ready, and looks for a block.
+    pub(super) fn coalesce_own(&self, request: &Request<'_, U>) -> Option<Found> {
+        let slot = request.slot;
+        let mut latest = HashMap::new();
+        self.note_latest(slot, &mut latest);
+        latest.remove(&slot.id);
+        if latest.is_empty() {
+            return None;
+        }
+        self.close_and_poll(latest);
+        if !self.absorb(slot, &mut slot.heap()) {
+            return None;
+        }
+        self.find_own(request)
+    }
+
+    /// The same for all heaps, before the pool grows.
+    pub(super) fn coalesce_all(&self, request: &Request<'_, U>) -> Option<Found> {
+        let mut latest = HashMap::new();
+        self.each_populated(|source| self.note_latest(source, &mut latest));
+        latest.remove(&request.slot.id);
+        self.close_and_poll(latest);
+        self.each_populated(|source| {
+            self.absorb(source, &mut source.heap());
+        });
+        let found = self.find_own(request).or_else(|| self.refill(request));
+        found.or_else(|| self.scan(request, &mut Candidates::default()))
+    }
+
+    /// Makes the request's stream wait for all that freed memory in one heap, so that all of it there
+    /// merges. The heaps with the most free memory come first.
+    pub(super) fn wait_for_heap(
+        &self,
+        request: &Request<'_, U>,
+    ) -> Result<Option<Found>, Failure<U::Error>> {
+        let Request { slot, stream, units, align, .. } = *request;
+        let mut heaps = Vec::new();
+        self.each_populated(|source| {
+            let free = source.heap().stats().free_bytes as usize;
+            if free >= request.bytes() {
+                heaps.push((free, source.id));
+            }
+        });
+        heaps.sort_unstable_by(|one, other| other.cmp(one));
+        let mut failed = None;
+        for (_, id) in heaps {
+            let Some(source) = self.slot(id) else { continue };
+            let mut latest = HashMap::new();
+            self.note_latest(source, &mut latest);
+            for (tag, stamp) in latest {
+                match self.order(slot, stream, tag, stamp) {
+                    Ok(()) => {
+                        source.heap().retag(tag, stamp, slot.id, slot.epochs.current());
+                    }
+                    Err(error) => failed = Some(error),
+                }
+            }
+            let taken = source.heap().search(slot.id, units, align, usize::MAX);
+            if let Some(taken) = taken {
+                return Ok(Some(Found { owner: id, freed_by: slot.id, taken }));
+            }
+        }
+        failed.map_or(Ok(None), Err)
+    }
+
+    /// Notes the latest stamp of each stream's frees in this heap.
+    fn note_latest(&self, source: &Slot<U>, latest: &mut HashMap<SlotId, usize>) {
+        let heap = source.heap();
+        for tag in heap.tags() {
+            let known = latest.entry(tag).or_default();
+            *known = (*known).max(heap.latest(tag));
+        }
+    }
+
+    /// Closes the epochs up to these stamps, and asks the device once how far it is.
+    fn close_and_poll(&self, latest: HashMap<SlotId, usize>) {
+        for (id, stamp) in latest {
+            let Some(source) = self.slot(id) else { continue };
+            if source.epochs.completed() < stamp && source.captured() == 0 {
+                let mut record = source.epochs.lock();
+                // A failure leaves things as they are: the memory is not ready.
+                let _ = source.epochs.close_past(&self.upstream, &mut record, stamp);
+                source.epochs.poll(&self.upstream, &mut record);
+            }
+        }
+    }
+
+    /// Bytes that are free in heaps: what is live is the rest.
+    pub(super) fn free_bytes(&self) -> usize {
+        let mut free = 0;
+        self.each_populated(|source| free += source.heap().stats().free_bytes as usize);
+        let shared = self.slot(SHARED);
+        free + shared.map_or(0, |shared| shared.heap().stats().free_bytes as usize)
+    }
+
+    fn each_populated(&self, mut each: impl FnMut(&Slot<U>)) {
+        let _: Option<()> = self.find_populated(|source| {
+            each(source);
+            None
+        });
+    }
+}
