@@ -10,7 +10,7 @@ use super::slot::Slot;
 use super::steal::Candidates;
 use super::upstream::{Failure, Upstream};
 use crate::heap::Heap;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 impl<U: Upstream> Pool<U> {
     /// Makes the slot's own what other streams freed into its heap and it is ordered after. Returns
@@ -57,7 +57,7 @@ impl<U: Upstream> Pool<U> {
     /// own where that is ready, and looks for a block.
     pub(super) fn coalesce_own(&self, request: &Request<'_, U>) -> Option<Found> {
         let slot = request.slot;
-        let mut latest = HashMap::new();
+        let mut latest = BTreeMap::new();
         self.note_latest(slot, &mut latest);
         latest.remove(&slot.id);
         if latest.is_empty() {
@@ -72,7 +72,7 @@ impl<U: Upstream> Pool<U> {
 
     /// The same for all heaps, before the pool grows.
     pub(super) fn coalesce_all(&self, request: &Request<'_, U>) -> Option<Found> {
-        let mut latest = HashMap::new();
+        let mut latest = BTreeMap::new();
         self.each_populated(|source| self.note_latest(source, &mut latest));
         latest.remove(&request.slot.id);
         self.close_and_poll(latest);
@@ -101,7 +101,7 @@ impl<U: Upstream> Pool<U> {
         let mut failed = None;
         for (_, id) in heaps {
             let Some(source) = self.slot(id) else { continue };
-            let mut latest = HashMap::new();
+            let mut latest = BTreeMap::new();
             self.note_latest(source, &mut latest);
             for (tag, stamp) in latest {
                 match self.order(slot, stream, tag, stamp) {
@@ -120,7 +120,7 @@ impl<U: Upstream> Pool<U> {
     }
 
     /// Notes the latest stamp of each stream's frees in this heap.
-    fn note_latest(&self, source: &Slot<U>, latest: &mut HashMap<SlotId, usize>) {
+    fn note_latest(&self, source: &Slot<U>, latest: &mut BTreeMap<SlotId, usize>) {
         let heap = source.heap();
         for tag in heap.tags() {
             let known = latest.entry(tag).or_default();
@@ -129,7 +129,7 @@ impl<U: Upstream> Pool<U> {
     }
 
     /// Closes the epochs up to these stamps, and asks the device once how far it is.
-    fn close_and_poll(&self, latest: HashMap<SlotId, usize>) {
+    fn close_and_poll(&self, latest: BTreeMap<SlotId, usize>) {
         for (id, stamp) in latest {
             let Some(source) = self.slot(id) else { continue };
             if source.epochs.completed() < stamp && source.captured() == 0 {
