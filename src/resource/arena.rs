@@ -3,8 +3,8 @@
 use super::block::DeviceBlock;
 use super::cuda::CudaResource;
 use super::device_resource::DeviceResource;
-use super::identity::{ResourceId, handle_over_upstream};
-use super::options::setters;
+use super::identity::ResourceId;
+use super::impls::{debug_struct, handle, setters};
 use super::pool::{MissPolicy, PoolResource, PoolStatistics};
 use crate::debug_log::deferred_event;
 use crate::device::Device;
@@ -14,7 +14,6 @@ use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout};
 use crate::pool::MissStep;
 use crate::stream::Stream;
 use crate::sync::Arc;
-use std::fmt;
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -54,16 +53,9 @@ pub struct ArenaResource<U: DeviceResource + 'static = CudaResource> {
     dump_on_failure: Option<Arc<Path>>,
 }
 
-handle_over_upstream!(ArenaResource { pool, dump_on_failure });
+handle!([U: DeviceResource + 'static] ArenaResource<U> { pool, dump_on_failure });
 
-impl<U: DeviceResource + 'static> fmt::Debug for ArenaResource<U> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ArenaResource")
-            .field("upstream", self.upstream())
-            .field("statistics", &self.statistics())
-            .finish()
-    }
-}
+debug_struct!([U: DeviceResource + 'static] ArenaResource<U> { upstream(), statistics() });
 
 impl<U: DeviceResource + 'static> ArenaResource<U> {
     /// An arena of half of the memory that is free on the device now.

@@ -4,7 +4,8 @@ use super::block::DeviceBlock;
 use super::cuda::CudaResource;
 use super::device_resource::DeviceResource;
 use super::fixed_size::FixedSizeResource;
-use super::identity::{ResourceId, handle_over_upstream};
+use super::identity::ResourceId;
+use super::impls::handle;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout};
@@ -98,7 +99,7 @@ impl<U: DeviceResource + 'static> BinningState<U> {
     }
 }
 
-handle_over_upstream!(BinningResource { state });
+handle!([U: DeviceResource + 'static] BinningResource<U> { state });
 
 impl<U: DeviceResource + 'static> fmt::Debug for BinningResource<U> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -3,8 +3,8 @@
 use super::block::{DeviceBlock, PaddedLayout};
 use super::cuda::{allocate, free_blocking};
 use super::device_resource::DeviceResource;
-use super::identity::{ResourceId, equal_by_identity};
-use super::options::setters;
+use super::identity::ResourceId;
+use super::impls::{debug_struct, equal_by_identity, setters};
 use crate::debug_log::defer_events;
 use crate::device::Device;
 use crate::driver::{is_forked_child, not_forked};
@@ -13,7 +13,6 @@ use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout};
 use crate::stream::{Stream, deferred};
 use crate::sync::Arc;
 use crate::sync::trusted::Mutex;
-use std::fmt;
 
 mod quota;
 
@@ -53,14 +52,7 @@ pub struct ManagedResource {
     quota: Arc<Mutex<ManagedQuota>>,
 }
 
-impl fmt::Debug for ManagedResource {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ManagedResource")
-            .field("device", &self.device)
-            .field("oversubscribe", &self.oversubscribe)
-            .finish_non_exhaustive()
-    }
-}
+debug_struct!(ManagedResource { device, oversubscribe, .. });
 
 /// How managed memory is asked for. From [`ManagedResource::builder`].
 #[derive(Clone, Debug)]

@@ -3,7 +3,8 @@
 use super::block::DeviceBlock;
 use super::cuda::CudaResource;
 use super::device_resource::DeviceResource;
-use super::identity::{ResourceId, handle_over_upstream};
+use super::identity::ResourceId;
+use super::impls::{debug_struct, handle};
 use crate::debug_log::{POOL, deferred_event};
 use crate::device::Device;
 use crate::driver::{is_forked_child, not_forked};
@@ -12,7 +13,6 @@ use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout};
 use crate::pool::{Block, Failure, Pool};
 use crate::stream::Stream;
 use crate::sync::Arc;
-use std::fmt;
 
 mod capture;
 mod driver;
@@ -85,16 +85,9 @@ pub struct PoolResource<U: DeviceResource + 'static = CudaResource> {
     pool: Arc<Pool<PoolDriver<U>>>,
 }
 
-handle_over_upstream!(PoolResource { pool });
+handle!([U: DeviceResource + 'static] PoolResource<U> { pool });
 
-impl<U: DeviceResource + 'static> fmt::Debug for PoolResource<U> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PoolResource")
-            .field("upstream", self.upstream())
-            .field("statistics", &self.statistics())
-            .finish()
-    }
-}
+debug_struct!([U: DeviceResource + 'static] PoolResource<U> { upstream(), statistics() });
 
 impl<U: DeviceResource + 'static> PoolResource<U> {
     /// A pool with default options: it starts empty, grows as it needs to, and has no maximum size

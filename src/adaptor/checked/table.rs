@@ -133,8 +133,8 @@ mod tests {
     use std::time::Duration;
 
     fn call(address: u64) -> BlockUse {
-        let thread = thread::current().id();
-        BlockUse { address, bytes: 256, token: address, stream: 0, thread, after: Duration::ZERO }
+        let (thread_id, after) = (thread::current().id(), Duration::ZERO);
+        BlockUse { address, bytes: 256, token: address, stream_id: 0, thread_id, after }
     }
 
     #[test]

@@ -15,7 +15,7 @@
 use super::record::{Action, Record};
 use super::ring::Ring;
 use crate::driver::is_forked_child;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::sync::trusted::{AtomicBool, AtomicU64, Backoff, Condvar, Mutex, Ordering};
 use crate::sync::{Arc, CachePadded, OnceLock, Weak};
 use std::fmt;
@@ -165,12 +165,8 @@ impl LogQueue {
 
     /// Waits until all records that were pushed before are written.
     pub(super) fn flush(&self) -> Result<()> {
-        if is_forked_child() {
-            return Err(Error::new(
-                ErrorKind::Forked,
-                "flushing a log of the process that this one was forked from",
-            ));
-        }
+        let what = "flushing a log of the process that this one was forked from";
+        ensure!(!is_forked_child(), Forked, "", "{what}");
         self.flush_within(None);
         match &self.progress.lock().failure {
             None => Ok(()),

@@ -10,8 +10,8 @@ pub(super) struct TrackedBlock {
     pub(super) address: u64,
     pub(super) bytes: usize,
     pub(super) number: u64,
-    pub(super) stream: u64,
-    pub(super) thread: ThreadId,
+    pub(super) stream_id: u64,
+    pub(super) thread_id: ThreadId,
     pub(super) ticks: u64,
     pub(super) backtrace: Option<CallStack>,
 }
@@ -111,8 +111,9 @@ mod tests {
     use super::*;
 
     fn block(address: u64, bytes: usize) -> TrackedBlock {
-        let thread = std::thread::current().id();
-        TrackedBlock { address, number: 0, bytes, stream: 0, thread, ticks: 0, backtrace: None }
+        let thread_id = std::thread::current().id();
+        let (number, stream_id, ticks) = (0, 0, 0);
+        TrackedBlock { address, number, bytes, stream_id, thread_id, ticks, backtrace: None }
     }
 
     #[test]

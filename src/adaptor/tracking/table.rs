@@ -19,7 +19,7 @@ use super::clock::TickClock;
 use super::shard::{RemovedBlock, TrackedBlock, TrackingShard, map_with_capacity};
 use crate::adaptor::call_stack::CallStack;
 use crate::adaptor::shards::Shards;
-use crate::debug_log::{emit_deferred, event};
+use crate::debug_log::{deferred_event, event};
 use crate::device::Device;
 use crate::driver::is_forked_child;
 use crate::resource::DeviceBlock;
@@ -111,10 +111,11 @@ impl TrackingTable {
         if block.is_empty() || is_forked_child() {
             return;
         }
-        let (address, bytes, stream) = (block.address(), block.bytes(), stream.id());
+        let (address, bytes, stream_id) = (block.address(), block.bytes(), stream.id());
         let backtrace = if backtraces { Some(CallStack::capture()) } else { None };
-        let (ticks, thread) = (self.clock.ticks(), this_thread());
-        let block = TrackedBlock { address, number: 0, bytes, stream, thread, ticks, backtrace };
+        let (ticks, thread_id) = (self.clock.ticks(), this_thread());
+        let block =
+            TrackedBlock { address, number: 0, bytes, stream_id, thread_id, ticks, backtrace };
         let mut block = Some(block);
         let mut replaced = None;
         let add = |shard: &mut TrackingShard| {
@@ -252,9 +253,7 @@ impl TrackingTable {
     fn count_bad_free(&self, kind: BadFree, address: u64, bytes: usize, allocated: Option<usize>) {
         if self.bad_frees[kind as usize].fetch_add(1, Ordering::Relaxed) == 0 {
             let (device, warning) = (self.device.to_string(), kind.warning());
-            emit_deferred(move || {
-                event!(warn, %device, address, bytes, allocated, "{warning}");
-            });
+            deferred_event!(warn, %device, address, bytes, allocated, "{warning}");
         }
     }
 
@@ -286,9 +285,10 @@ impl TrackingTable {
         blocks.sort_unstable_by_key(|block: &TrackedBlock| block.number);
         let time = self.clock.converter();
         let allocation = |block| {
-            let TrackedBlock { number, address, bytes, stream, thread, ticks, backtrace } = block;
+            let TrackedBlock { number, address, bytes, stream_id, thread_id, ticks, backtrace } =
+                block;
             let after = time(ticks);
-            Allocation { number, address, bytes, stream, thread, after, backtrace }
+            Allocation { number, address, bytes, stream_id, thread_id, after, backtrace }
         };
         blocks.into_iter().map(allocation).collect()
     }

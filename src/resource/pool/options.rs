@@ -3,7 +3,7 @@
 use crate::error::{Result, ensure};
 use crate::layout::DEFAULT_ALIGNMENT;
 use crate::pool::{MissStep, Settings};
-use crate::resource::options::setters;
+use crate::resource::impls::setters;
 
 /// The maximum of a pool that has none.
 pub(super) const UNLIMITED: usize = isize::MAX as usize & !0xfff;
