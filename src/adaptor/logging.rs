@@ -238,7 +238,7 @@ debug_struct!([U: fmt::Debug] LoggingOptions<U> { upstream, format, capacity, lo
 impl<U: DeviceResource> LoggingOptions<U> {
     /// Writes a new file at `path`; an existing one is truncated. Without a path or a
     /// [`writer`](Self::writer), the environment names the file: `AQUIFER_LOG_FILE`, else
-    /// `RMM_LOG_FILE`. One log at a time writes a file, on Unix of all processes: it is locked.
+    /// `RMM_LOG_FILE`. One log at a time writes a file, of all processes: it is locked.
     pub fn path(mut self, path: impl Into<PathBuf>) -> Self {
         self.target = LogTarget::Path(path.into());
         self

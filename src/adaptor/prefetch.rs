@@ -56,16 +56,9 @@ impl<U: DeviceResource> PrefetchAdaptor<U> {
         // SAFETY: the block is live, and its free is ordered after this on the stream.
         let moved =
             unsafe { device.driver().prefetch(block.address(), block.bytes(), entered.raw()) };
-        match moved {
-            Err(error)
-                if matches!(
-                    error.code(),
-                    DriverError::INVALID_VALUE | DriverError::NOT_SUPPORTED
-                ) =>
-            {
-                Ok(())
-            }
-            moved => moved.with_context(|| format!("moving {} bytes to {device}", block.bytes())),
+        match moved.as_ref().map_err(DriverError::code) {
+            Err(DriverError::INVALID_VALUE | DriverError::NOT_SUPPORTED) => Ok(()),
+            _ => moved.with_context(|| format!("moving {} bytes to {device}", block.bytes())),
         }
     }
 }

@@ -4,7 +4,7 @@ use super::block::DeviceBlock;
 use super::cuda::CudaResource;
 use super::device_resource::DeviceResource;
 use super::identity::ResourceId;
-use super::impls::{debug_struct, handle, setters};
+use super::impls::{debug_struct, forward, handle, setters};
 use super::pool::{MissPolicy, PoolResource, PoolStatistics};
 use crate::debug_log::deferred_event;
 use crate::device::Device;
@@ -141,10 +141,7 @@ impl<U: DeviceResource + 'static> ArenaResource<U> {
 
 // SAFETY: every block is the pool's, and goes back to it unchanged.
 unsafe impl<U: DeviceResource + 'static> DeviceResource for ArenaResource<U> {
-    #[inline]
-    fn device(&self) -> &Device {
-        self.pool.device()
-    }
+    forward!(device);
 
     fn identity(&self) -> ResourceId {
         ResourceId::of_state::<Self, _>(self.pool.state())

@@ -2,8 +2,7 @@
 
 use super::block::DeviceBlock;
 use super::device_resource::DeviceResource;
-use super::identity::ResourceId;
-use super::impls::{debug_struct, equal_by_identity};
+use super::impls::{debug_struct, equal_by_identity, forward};
 use crate::debug_log::deferred_event;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
@@ -85,9 +84,7 @@ unsafe impl DeviceResource for CallbackResource {
         &self.state.device
     }
 
-    fn identity(&self) -> ResourceId {
-        ResourceId::of_state::<Self, _>(Arc::as_ptr(&self.state))
-    }
+    forward!(identity);
 
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
         self.device().require(stream.device(), "the stream")?;

@@ -4,9 +4,8 @@ use super::block::DeviceBlock;
 use super::cuda::CudaResource;
 use super::device_resource::DeviceResource;
 use super::identity::ResourceId;
-use super::impls::{debug_struct, handle, setters};
+use super::impls::{debug_struct, forward, handle, setters};
 use super::pool::{PoolResource, PoolStatistics};
-use crate::device::Device;
 use crate::error::{Result, ensure};
 use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout};
 use crate::stream::Stream;
@@ -135,10 +134,7 @@ impl<U: DeviceResource + 'static> FixedSizeResource<U> {
 
 // SAFETY: every block is the pool's, and goes back to it unchanged.
 unsafe impl<U: DeviceResource + 'static> DeviceResource for FixedSizeResource<U> {
-    #[inline]
-    fn device(&self) -> &Device {
-        self.pool.device()
-    }
+    forward!(device);
 
     fn identity(&self) -> ResourceId {
         ResourceId::of_state::<Self, _>(self.pool.state())

@@ -2,10 +2,8 @@
 
 use super::block::DeviceBlock;
 use super::device_resource::{DeviceResource, HostAccessible, HostComplete};
-use super::identity::ResourceId;
-use super::impls::{debug_struct, equal_by_identity};
+use super::impls::{debug_struct, equal_by_identity, forward};
 use super::managed::ManagedResource;
-use crate::device::Device;
 use crate::driver::is_forked_child;
 use crate::error::{Result, ensure};
 use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout};
@@ -80,13 +78,7 @@ debug_struct!(ManagedAlloc { upstream(), .. });
 
 // SAFETY: every block is the upstream's, and goes back to it unchanged.
 unsafe impl DeviceResource for ManagedAlloc {
-    fn device(&self) -> &Device {
-        self.upstream().device()
-    }
-
-    fn identity(&self) -> ResourceId {
-        ResourceId::of_state::<Self, _>(Arc::as_ptr(&self.state))
-    }
+    forward!(device, identity);
 
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
         let block = self.upstream().allocate(stream, layout)?;

@@ -4,9 +4,8 @@ use super::block::DeviceBlock;
 use super::cuda::CudaResource;
 use super::device_resource::DeviceResource;
 use super::identity::ResourceId;
-use super::impls::{debug_struct, handle};
+use super::impls::{debug_struct, forward, handle};
 use crate::debug_log::{POOL, deferred_event};
-use crate::device::Device;
 use crate::driver::{is_forked_child, not_forked};
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout};
@@ -296,10 +295,7 @@ fn device_block(block: Block) -> DeviceBlock {
 // SAFETY: the heaps hand out disjoint parts of live blocks of upstream, and memory changes streams
 // only as `pool` says: complete, or behind an event that was waited for.
 unsafe impl<U: DeviceResource + 'static> DeviceResource for PoolResource<U> {
-    #[inline]
-    fn device(&self) -> &Device {
-        self.upstream().device()
-    }
+    forward!(device);
 
     fn identity(&self) -> ResourceId {
         ResourceId::of_state::<Self, _>(Arc::as_ptr(&self.pool))
