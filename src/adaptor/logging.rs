@@ -238,7 +238,8 @@ debug_struct!([U: fmt::Debug] LoggingOptions<U> { upstream, format, capacity, lo
 impl<U: DeviceResource> LoggingOptions<U> {
     /// Writes a new file at `path`; an existing one is truncated. Without a path or a
     /// [`writer`](Self::writer), the environment names the file: `AQUIFER_LOG_FILE`, else
-    /// `RMM_LOG_FILE`. One log at a time writes a file, of all processes: it is locked.
+    /// `RMM_LOG_FILE`. One log at a time writes a file, of all processes: it is locked where the file
+    /// system has locks.
     pub fn path(mut self, path: impl Into<PathBuf>) -> Self {
         self.target = LogTarget::Path(path.into());
         self
@@ -256,12 +257,13 @@ impl<U: DeviceResource> LoggingOptions<U> {
         format: LogFormat;
 
         /// The most records, of 64 bytes each, that wait to be written: 65 536 by default. A call that
-        /// finds no room waits until an eighth is free. The queue has memory for the next power of two.
+        /// finds no room waits until an eighth is free. The queue has memory for the next power of
+        /// two.
         capacity: usize;
 
-        /// Whether rows name the line that called into this crate, `false` by default. Each call then walks
-        /// the stack and looks its frames up, which takes up to milliseconds. Without debug information
-        /// rows name the function.
+        /// Whether rows name the line that called into this crate, `false` by default. Each call then
+        /// walks the stack and looks its frames up, which takes up to milliseconds. Without debug
+        /// information rows name the function.
         locations: bool;
     }
 

@@ -2,13 +2,13 @@
 //!
 //! | macro | writes |
 //! |---|---|
-//! | `setters! { field: Type; .. }`, inside `impl XOptions` | methods that set a field and return the options |
-//! | `getters! { field: Type; .. }`, inside `impl X` | methods that return a copy of a field |
+//! | `setters! { field: Type; .. }`, in `impl XOptions` | methods that set a field and return the options |
+//! | `getters! { field: Type; .. }`, in `impl X` | methods that return a copy of a field |
 //! | `debug_struct!(X { field, method(), .. })` | `Debug`, of the fields and methods named |
 //! | `equal_by_identity!(X)` | `PartialEq` and `Eq`: values are equal if their identities are |
 //! | `handle!(X { field, .. })` | the same, and `Clone`, of a handle on shared state |
-//! | `adaptor!(X, state.upstream, field, ..)` | the same of `X<U>`, `upstream()`, `HostAccessible`, `Debug` |
-//! | `forward!(device, ..)`, inside `impl DeviceResource for X<U>` | the methods that it names |
+//! | `adaptor!(X, state.upstream, field, ..)` | the same of `X<U>`, `upstream`, `HostAccessible`, `Debug` |
+//! | `forward!(device, ..)`, in `impl DeviceResource for X<U>` | the methods that it names |
 //!
 //! A generic type has its parameters before it: `handle!([U: DeviceResource] X<U> { state })`.
 

@@ -39,9 +39,10 @@ impl LogFile {
 #[cfg(unix)]
 fn lock(file: &File) -> io::Result<()> {
     match file.try_lock() {
-        Err(TryLockError::WouldBlock) => {
-            Err(io::Error::new(io::ErrorKind::ResourceBusy, "another log has it locked"))
-        }
+        Err(TryLockError::WouldBlock) => Err(io::Error::new(
+            io::ErrorKind::ResourceBusy,
+            "another log has it locked, in this or another process",
+        )),
         Ok(()) | Err(TryLockError::Error(_)) => Ok(()),
     }
 }

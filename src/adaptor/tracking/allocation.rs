@@ -54,10 +54,10 @@ impl Allocation {
         /// The thread that allocated it.
         thread_id: ThreadId;
 
-        /// The time of the allocation since the adaptor was made, to about a microsecond. It is a count of
-        /// the processor where that has a constant rate; each list converts it by the average rate until
-        /// then, so that two lists may differ by some nanoseconds. After the machine slept it is wrong,
-        /// but never negative nor in the future.
+        /// The time of the allocation since the adaptor was made, to about a microsecond. It is a count
+        /// of the processor where that has a constant rate; each list converts it by the average rate
+        /// until then, so that two lists may differ by some nanoseconds. After the machine slept it is
+        /// wrong, but never negative nor in the future.
         after: Duration;
     }
 
