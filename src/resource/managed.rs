@@ -1,6 +1,6 @@
 //! Managed memory.
 
-use super::block::{DeviceBlock, PaddedLayout};
+use super::block::{DeviceBlock, padded_bytes};
 use super::cuda::{allocate, free_blocking};
 use super::device_resource::DeviceResource;
 use super::identity::ResourceId;
@@ -9,7 +9,7 @@ use crate::debug_log::defer_events;
 use crate::device::Device;
 use crate::driver::{is_forked_child, not_forked};
 use crate::error::{Error, ErrorKind, Result, ensure};
-use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout};
+use crate::layout::DeviceLayout;
 use crate::stream::{Stream, deferred};
 use crate::sync::Arc;
 use crate::sync::trusted::Mutex;
@@ -115,7 +115,7 @@ impl ManagedResource {
 
     /// A block, if there is room for it.
     fn attempt(&self, stream: &Stream, layout: DeviceLayout) -> Result<Option<DeviceBlock>> {
-        let bytes = PaddedLayout::new(layout, DEFAULT_ALIGNMENT).bytes() as u64;
+        let bytes = padded_bytes(layout) as u64;
         // The lock is held over driver calls, of which the simulated one emits events.
         let _deferred = defer_events();
         let mut quota = self.quota.lock();
@@ -133,7 +133,7 @@ impl ManagedResource {
     }
 
     fn out_of_memory(&self, layout: DeviceLayout) -> Error {
-        let bytes = PaddedLayout::new(layout, DEFAULT_ALIGNMENT).bytes();
+        let bytes = padded_bytes(layout);
         let device = &self.device;
         let live = self.quota.lock().live();
         let room = match device.memory_info() {

@@ -174,7 +174,7 @@ impl RmmFormat {
             row.cached(&mut self.start, thread, |row| {
                 row.decimal(thread);
                 row.text(&self.clock);
-                row.six_digits((self.microsecond - self.second) / 1000);
+                row.digits::<6>((self.microsecond - self.second) / 1000);
             });
             row.text(action);
             row.hexadecimal(record.address);
@@ -207,7 +207,7 @@ impl RmmFormat {
             for (value, after) in
                 [(second / 3600 % 24, b':'), (second / 60 % 60, b':'), (second % 60, b'.')]
             {
-                row.two_digits(value);
+                row.digits::<2>(value);
                 row.byte(after);
             }
         });
@@ -327,11 +327,7 @@ impl EventsFormat {
     fn write_row(&mut self, row: &EventRow, text: &mut TextBuffer, log: &LogQueue) {
         self.memory.refresh(log);
         let EventRow { record, live, open } = row;
-        let action = match record.action {
-            Action::Allocate => &self.actions[0],
-            Action::Failure => &self.actions[1],
-            Action::Free | Action::FreeReturned => &self.actions[2],
-        };
+        let action = &self.actions[(record.action as usize).min(Action::Free as usize)];
         text.row(|row| {
             row.text(action);
             row.hexadecimal(record.address);

@@ -198,19 +198,13 @@ impl RowWriter<'_> {
     #[inline(never)]
     fn long_decimal(&mut self, value: u64) {
         self.decimal(value / 100_000_000);
-        self.word(decimal_digits(value % 100_000_000) + ZEROS, 8);
+        self.digits::<8>(value % 100_000_000);
     }
 
-    /// A number below a million, with leading zeros.
+    /// A number of at most `N` digits, eight at most, with leading zeros.
     #[inline]
-    pub(super) fn six_digits(&mut self, value: u64) {
-        self.word((decimal_digits(value) + ZEROS) >> 16, 6);
-    }
-
-    /// A number below a hundred, with leading zeros.
-    #[inline]
-    pub(super) fn two_digits(&mut self, value: u64) {
-        self.word((decimal_digits(value) + ZEROS) >> 48, 2);
+    pub(super) fn digits<const N: usize>(&mut self, value: u64) {
+        self.word((decimal_digits(value) + ZEROS) >> (64 - 8 * N), N);
     }
 
     #[inline]
@@ -231,7 +225,7 @@ impl RowWriter<'_> {
         let fraction = nanoseconds % 1_000_000_000;
         let first = b'0' + (fraction / 100_000_000) as u8;
         self.word(u64::from_le_bytes([b'.', first, 0, 0, 0, 0, 0, 0]), 2);
-        self.word(decimal_digits(fraction % 100_000_000) + ZEROS, 8);
+        self.digits::<8>(fraction % 100_000_000);
     }
 }
 
@@ -255,10 +249,10 @@ mod tests {
                 assert_eq!(row(|to| to.decimal(value)), format!("{value}"));
                 assert_eq!(row(|to| to.hexadecimal(value)), format!("{value:x}"));
                 assert_eq!(
-                    row(|to| to.six_digits(value % 1_000_000)),
+                    row(|to| to.digits::<6>(value % 1_000_000)),
                     format!("{:06}", value % 1_000_000)
                 );
-                assert_eq!(row(|to| to.two_digits(value % 100)), format!("{:02}", value % 100));
+                assert_eq!(row(|to| to.digits::<2>(value % 100)), format!("{:02}", value % 100));
                 let (whole, rest) = (value / 1_000_000_000, value % 1_000_000_000);
                 assert_eq!(row(|to| to.seconds(value)), format!("{whole}.{rest:09}"));
             }

@@ -16,18 +16,9 @@ pub(super) struct TrackedBlock {
     pub(super) backtrace: Option<CallStack>,
 }
 
-/// The rest of a [`TrackedBlock`] that left the table.
-pub(super) struct RemovedBlock {
-    pub(super) bytes: usize,
-    /// Frees host memory: the caller drops it outside the table.
-    _backtrace: Option<CallStack>,
-}
-
-impl From<TrackedBlock> for RemovedBlock {
-    fn from(TrackedBlock { bytes, backtrace, .. }: TrackedBlock) -> Self {
-        Self { bytes, _backtrace: backtrace }
-    }
-}
+/// Of a [`TrackedBlock`] that left the table: its bytes, and its backtrace, which frees host memory. So
+/// the caller drops it outside the table.
+pub(super) type Removed = (usize, Option<CallStack>);
 
 /// The smallest capacity of a shard with entries.
 const MIN_CAPACITY: usize = 32;
@@ -63,7 +54,7 @@ impl TrackingShard {
 
     /// Numbers the block, and inserts it.
     #[inline]
-    pub(super) fn add(&mut self, mut block: TrackedBlock) -> Option<RemovedBlock> {
+    pub(super) fn add(&mut self, mut block: TrackedBlock) -> Option<Removed> {
         block.number = self.next_number;
         self.next_number += 1;
         self.insert(block)
@@ -71,19 +62,19 @@ impl TrackingShard {
 
     /// Inserts a block where there [is room](Self::has_room), and gives the one that it replaces.
     #[inline]
-    pub(super) fn insert(&mut self, block: TrackedBlock) -> Option<RemovedBlock> {
+    pub(super) fn insert(&mut self, block: TrackedBlock) -> Option<Removed> {
         self.bytes += block.bytes;
         let before = self.blocks.insert(block.address, block)?;
         self.bytes -= before.bytes;
-        Some(before.into())
+        Some((before.bytes, before.backtrace))
     }
 
     #[inline]
-    pub(super) fn remove(&mut self, address: u64) -> Option<RemovedBlock> {
+    pub(super) fn remove(&mut self, address: u64) -> Option<Removed> {
         let block = self.blocks.remove(&address)?;
         // The bytes that were added: a wrong size of the free's caller cannot underflow the sum.
         self.bytes -= block.bytes;
-        Some(block.into())
+        Some((block.bytes, block.backtrace))
     }
 
     pub(super) fn blocks(&self) -> impl Iterator<Item = &TrackedBlock> {
@@ -130,8 +121,8 @@ mod tests {
             assert_eq!(shard.blocks.capacity(), capacity);
         }
         assert_eq!((shard.bytes(), shard.blocks().count()), (20_000, 10_000));
-        assert_eq!(shard.insert(block(7, 5)).map(|removed| removed.bytes), Some(2));
-        assert_eq!(shard.remove(7).map(|removed| removed.bytes), Some(5));
+        assert_eq!(shard.insert(block(7, 5)).map(|removed| removed.0), Some(2));
+        assert_eq!(shard.remove(7).map(|removed| removed.0), Some(5));
         assert!(shard.remove(7).is_none());
         assert_eq!(shard.bytes(), 19_998);
         assert_eq!(shard.take().count(), 9999);

@@ -16,7 +16,7 @@
 
 use super::allocation::Allocation;
 use super::clock::TickClock;
-use super::shard::{RemovedBlock, TrackedBlock, TrackingShard, map_with_capacity};
+use super::shard::{Removed, TrackedBlock, TrackingShard, map_with_capacity};
 use crate::adaptor::call_stack::CallStack;
 use crate::adaptor::shards::Shards;
 use crate::debug_log::{deferred_event, event};
@@ -130,13 +130,13 @@ impl TrackingTable {
         if let Some(block) = block {
             replaced = self.add_slow(block);
         }
-        if let Some(replaced) = replaced {
-            self.count_bad_free(BadFree::Bypassing, address, replaced.bytes, None);
+        if let Some((bytes, _)) = replaced {
+            self.count_bad_free(BadFree::Bypassing, address, bytes, None);
         }
     }
 
     #[inline(never)]
-    fn add_slow(&self, block: TrackedBlock) -> Option<RemovedBlock> {
+    fn add_slow(&self, block: TrackedBlock) -> Option<Removed> {
         let mut block = Some(block);
         let mut replaced = None;
         let mut larger = map_with_capacity(0);
@@ -191,12 +191,12 @@ impl TrackingTable {
         }
     }
 
-    fn add_to_shard(&self, mut block: TrackedBlock) -> Option<RemovedBlock> {
+    fn add_to_shard(&self, mut block: TrackedBlock) -> Option<Removed> {
         block.number = self.next_number.fetch_add(1, Ordering::Relaxed);
         self.insert_in_shard(block)
     }
 
-    fn insert_in_shard(&self, block: TrackedBlock) -> Option<RemovedBlock> {
+    fn insert_in_shard(&self, block: TrackedBlock) -> Option<Removed> {
         let mut shard = self.shards.of(block.address);
         let needed = shard.needed_capacity();
         if needed > 0 {
@@ -219,13 +219,13 @@ impl TrackingTable {
             None => self.remove_slow(address),
         };
         match found {
-            Some(found) if found.bytes == block.bytes() => block,
-            found => self.correct(block, found.as_ref().map(|found| found.bytes)),
+            Some((bytes, _)) if bytes == block.bytes() => block,
+            found => self.correct(block, found.map(|(bytes, _)| bytes)),
         }
     }
 
     #[inline(never)]
-    fn remove_slow(&self, address: u64) -> Option<RemovedBlock> {
+    fn remove_slow(&self, address: u64) -> Option<Removed> {
         // SAFETY: `remove` calls no code of others (INV-2).
         let removed = unsafe { self.with_first(|shard| shard.remove(address)) };
         removed.unwrap_or_else(|| self.shards.of(address).remove(address))
