@@ -20,7 +20,7 @@ use crate::sync::trusted::{AtomicBool, AtomicU64, Backoff, Condvar, Mutex, Order
 use crate::sync::{Arc, CachePadded, OnceLock, Weak};
 use std::fmt;
 use std::thread::Thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How long the end of the process waits for one log, whose pipe may have no reader.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -184,16 +184,12 @@ impl LogQueue {
         // Release: a writing thread that reads the request finds the records pushed before.
         let request = self.flush_requests.fetch_add(1, Ordering::AcqRel) + 1;
         self.unpark();
-        let until = limit.map(|limit| Instant::now() + limit);
+        let is_unserved = |progress: &mut LogProgress| progress.served < request && !progress.ended;
         let mut progress = self.progress.lock();
-        while progress.served < request && !progress.ended {
-            match until {
-                None => self.progressed.wait(&mut progress),
-                Some(until) => {
-                    if self.progressed.wait_until(&mut progress, until).timed_out() {
-                        return;
-                    }
-                }
+        match limit {
+            None => self.progressed.wait_while(&mut progress, is_unserved),
+            Some(limit) => {
+                self.progressed.wait_while_for(&mut progress, is_unserved, limit);
             }
         }
     }
