@@ -71,11 +71,7 @@ impl<const N: usize> ShortText<N> {
     /// The text must fit.
     pub(super) const fn new(text: &[u8]) -> Self {
         let mut short = Self { text: [0; N], length: text.len() };
-        let mut at = 0;
-        while at < text.len() {
-            short.text[at] = text[at];
-            at += 1;
-        }
+        short.text.split_at_mut(text.len()).0.copy_from_slice(text);
         short
     }
 
