@@ -240,12 +240,16 @@ unsafe impl<U: DeviceResource> DeviceResource for FailureCallbackAdaptor<U> {
 
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
         let state = &*self.state;
-        for attempt in 1..=state.max_retries {
-            match state.upstream.allocate(stream, layout) {
-                Err(error) if state.wants_retry(&Failure { layout, error: &error, attempt }) => {}
+        let mut attempt = 0;
+        loop {
+            let error = match state.upstream.allocate(stream, layout) {
+                Err(error) if attempt < state.max_retries => error,
                 result => return result,
+            };
+            attempt += 1;
+            if !state.wants_retry(&Failure { layout, error: &error, attempt }) {
+                return Err(error);
             }
         }
-        state.upstream.allocate(stream, layout)
     }
 }

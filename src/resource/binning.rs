@@ -140,6 +140,7 @@ impl<U: DeviceResource + 'static> BinningResource<U> {
     #[inline(never)]
     fn allocate_cold(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
         match self.state.bin(layout.bytes()) {
+            Some(Bin { fixed: Some(fixed), .. }) => fixed.allocate(stream, layout),
             Some(Bin { size, resource, .. }) => {
                 let layout = DeviceLayout::with_alignment(*size, layout.alignment())?;
                 let block = resource.allocate(stream, layout)?;
@@ -160,6 +161,7 @@ impl<U: DeviceResource + 'static> BinningResource<U> {
         // SAFETY: as in `deallocate`, whose caller vouches for it.
         unsafe {
             match self.state.bin(block.bytes()) {
+                Some(Bin { fixed: Some(fixed), .. }) => fixed.deallocate(stream, block),
                 Some(bin) => bin.resource.deallocate(stream, block),
                 None if block.is_empty() => {}
                 None => self.upstream().deallocate(stream, block),

@@ -106,7 +106,7 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
 
     /// The resource that the pool takes its memory from.
     pub fn upstream(&self) -> &U {
-        self.pool.upstream().resource()
+        &self.pool.upstream().resource
     }
 
     /// Gives free memory back to upstream until `keep` bytes are reserved, as far as whole blocks of
@@ -180,7 +180,7 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
             .pool
             .allocate(stream, stream.id(), bytes, alignment)
             .map_err(|failure| self.explain(failure, bytes))?;
-        if let Some(sanitizer) = self.pool.upstream().sanitizer() {
+        if let Some(sanitizer) = &self.pool.upstream().sanitizer {
             sanitizer.region_register(stream, block.address, block.bytes);
         }
         Ok(device_block(block))
@@ -193,7 +193,7 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
     unsafe fn deallocate_cold(&self, stream: &Stream, block: Block) {
         if block.bytes > 0 && !is_forked_child() {
             // Before the pool has it: from then on another thread may get the same address.
-            if let Some(sanitizer) = self.pool.upstream().sanitizer() {
+            if let Some(sanitizer) = &self.pool.upstream().sanitizer {
                 sanitizer.region_unregister(stream, block.address);
             }
             // SAFETY: the caller's promise.
@@ -335,12 +335,12 @@ impl<U: DeviceResource + 'static> PoolOptions<U> {
         let mut settings = self.check()?;
         let (initial, maximum) = (self.initial_size, settings.maximum);
         let driver = PoolDriver::new(self.upstream, self.alignment);
-        if driver.sanitizer().is_some() {
+        if driver.sanitizer.is_some() {
             settings.entries = 0;
         }
         let pool = PoolResource { pool: Pool::new(driver, settings) };
         let (number, device) = (pool.pool.number(), pool.device().ordinal());
-        if let Some(sanitizer) = pool.pool.upstream().sanitizer() {
+        if let Some(sanitizer) = &pool.pool.upstream().sanitizer {
             sanitizer.set_pool(number);
         }
         deferred_event!(debug, target: POOL, pool = number, device, initial, maximum, "pool made");
