@@ -1,10 +1,10 @@
 //! A callback on failed allocations, and retries.
 
 use super::catch::catch_panic;
-use super::forward::{adaptor, forward};
-use crate::debug_log::{emit_deferred, event};
+use crate::debug_log::deferred_event;
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::DeviceLayout;
+use crate::resource::impls::{adaptor, debug_struct, forward, getters, setters};
 use crate::resource::{DeviceBlock, DeviceResource};
 use crate::stream::Stream;
 use crate::sync::Arc;
@@ -34,19 +34,15 @@ pub struct Failure<'a> {
 }
 
 impl<'a> Failure<'a> {
-    /// The size and alignment of the request.
-    pub fn layout(&self) -> DeviceLayout {
-        self.layout
-    }
+    getters! {
+        /// The size and alignment of the request.
+        layout: DeviceLayout;
 
-    /// The upstream's error.
-    pub fn error(&self) -> &'a Error {
-        self.error
-    }
+        /// The upstream's error.
+        error: &'a Error;
 
-    /// The number of this attempt, from 1.
-    pub fn attempt(&self) -> u32 {
-        self.attempt
+        /// The number of this attempt, from 1.
+        attempt: u32;
     }
 }
 
@@ -176,20 +172,12 @@ pub struct FailureCallbackOptions<U> {
     max_retries: u32,
 }
 
-impl<U: fmt::Debug> fmt::Debug for FailureCallbackOptions<U> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FailureCallbackOptions")
-            .field("upstream", &self.upstream)
-            .field("max_retries", &self.max_retries)
-            .finish_non_exhaustive()
-    }
-}
+debug_struct!([U: fmt::Debug] FailureCallbackOptions<U> { upstream, max_retries, .. });
 
 impl<U> FailureCallbackOptions<U> {
-    /// The most retries of one allocation, whatever the callback returns: 16 by default, at least 1.
-    pub fn max_retries(mut self, retries: u32) -> Self {
-        self.max_retries = retries;
-        self
+    setters! {
+        /// The most retries of one allocation, whatever the callback returns: 16 by default, at least 1.
+        max_retries: u32;
     }
 
     /// Calls the callback for errors of this kind, by default [`ErrorKind::OutOfMemory`]. All others
@@ -238,12 +226,9 @@ impl<U> FailureCallbackState<U> {
             let (bytes, attempt) = (failure.layout.bytes(), failure.attempt);
             let error = failure.error.to_string();
             // Deferred: a pool above may hold its locks.
-            emit_deferred(move || {
-                event!(
-                    error, bytes, attempt, %error,
-                    "the callback of a failed allocation panicked"
-                );
-            });
+            deferred_event!(
+                error, bytes, attempt, %error, "the callback of a failed allocation panicked"
+            );
             false
         })
     }
@@ -255,19 +240,16 @@ unsafe impl<U: DeviceResource> DeviceResource for FailureCallbackAdaptor<U> {
 
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
         let state = &*self.state;
-        let mut attempt = 1_u32;
+        let mut attempt = 0;
         loop {
             let error = match state.upstream.allocate(stream, layout) {
-                Ok(block) => return Ok(block),
-                Err(error) => error,
+                Err(error) if attempt < state.max_retries => error,
+                result => return result,
             };
-            if attempt > state.max_retries
-                || !state.wants_retry(&Failure { layout, error: &error, attempt })
-            {
+            attempt += 1;
+            if !state.wants_retry(&Failure { layout, error: &error, attempt }) {
                 return Err(error);
             }
-            let Some(next) = attempt.checked_add(1) else { return Err(error) };
-            attempt = next;
         }
     }
 }

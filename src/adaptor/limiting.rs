@@ -1,8 +1,8 @@
 //! A limit on the memory of a resource.
 
-use super::forward::{adaptor, forward};
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout, align_up};
+use crate::resource::impls::{adaptor, forward};
 use crate::resource::{DeviceBlock, DeviceResource};
 use crate::stream::Stream;
 use crate::sync::Arc;
@@ -136,29 +136,6 @@ struct Charge<'a, U> {
     bytes: usize,
 }
 
-impl<'a, U> Charge<'a, U> {
-    fn new(adaptor: &'a LimitingAdaptor<U>, bytes: usize) -> std::result::Result<Self, usize> {
-        adaptor.reserve(bytes).map(|()| Self { adaptor, bytes })
-    }
-
-    /// Counts `bytes` from here on. The error is the sum of all others that left no room.
-    fn resize(&mut self, bytes: usize) -> std::result::Result<(), usize> {
-        if bytes < self.bytes {
-            self.adaptor.release(self.bytes - bytes);
-        } else if bytes > self.bytes {
-            let reserved = self.adaptor.reserve(bytes - self.bytes);
-            reserved.map_err(|allocated| allocated - self.bytes)?;
-        }
-        self.bytes = bytes;
-        Ok(())
-    }
-
-    /// Leaves the bytes counted, for the block's free to subtract.
-    fn commit(self) {
-        std::mem::forget(self);
-    }
-}
-
 impl<U> Drop for Charge<'_, U> {
     fn drop(&mut self) {
         self.adaptor.release(self.bytes);
@@ -183,18 +160,25 @@ unsafe impl<U: DeviceResource> DeviceResource for LimitingAdaptor<U> {
 
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
         let (limit, asked) = (self.limit(), layout.bytes());
-        let mut charge = Charge::new(self, self.rounded(asked))
-            .map_err(|allocated| refusal(limit, allocated, asked, None))?;
+        let charged = self.rounded(asked);
+        self.reserve(charged).map_err(|allocated| refusal(limit, allocated, asked, None))?;
+        let charge = Charge { adaptor: self, bytes: charged };
         let block = self.state.upstream.allocate(stream, layout)?;
         // The free knows the block alone, not the request: the block's size is what counts.
-        if let Err(others) = charge.resize(self.rounded(block.bytes())) {
-            let got = block.bytes();
+        let (got, size) = (block.bytes(), self.rounded(block.bytes()));
+        if size > charged
+            && let Err(allocated) = self.reserve(size - charged)
+        {
             drop(charge);
             // SAFETY: allocated above, and no work uses it.
             unsafe { self.state.upstream.deallocate(stream, block) };
-            return Err(refusal(limit, others, asked, Some(got)));
+            return Err(refusal(limit, allocated - charged, asked, Some(got)));
         }
-        charge.commit();
+        // From here on it is the block's free that subtracts.
+        std::mem::forget(charge);
+        if size < charged {
+            self.release(charged - size);
+        }
         Ok(block)
     }
 

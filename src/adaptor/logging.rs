@@ -11,10 +11,10 @@ mod writer;
 
 pub use format::LogFormat;
 
-use super::forward::{adaptor, forward};
 use crate::driver::{is_forked_child, not_forked};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::layout::DeviceLayout;
+use crate::resource::impls::{adaptor, debug_struct, forward, setters};
 use crate::resource::{DeviceBlock, DeviceResource};
 use crate::stream::Stream;
 use crate::sync::Arc;
@@ -233,21 +233,13 @@ pub struct LoggingOptions<U> {
     locations: bool,
 }
 
-impl<U: fmt::Debug> fmt::Debug for LoggingOptions<U> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LoggingOptions")
-            .field("upstream", &self.upstream)
-            .field("format", &self.format)
-            .field("capacity", &self.capacity)
-            .field("locations", &self.locations)
-            .finish_non_exhaustive()
-    }
-}
+debug_struct!([U: fmt::Debug] LoggingOptions<U> { upstream, format, capacity, locations, .. });
 
 impl<U: DeviceResource> LoggingOptions<U> {
     /// Writes a new file at `path`; an existing one is truncated. Without a path or a
     /// [`writer`](Self::writer), the environment names the file: `AQUIFER_LOG_FILE`, else
-    /// `RMM_LOG_FILE`. One log at a time writes a file, on Unix of all processes: it is locked.
+    /// `RMM_LOG_FILE`. One log at a time writes a file, of all processes: it is locked where the file
+    /// system has locks.
     pub fn path(mut self, path: impl Into<PathBuf>) -> Self {
         self.target = LogTarget::Path(path.into());
         self
@@ -260,25 +252,19 @@ impl<U: DeviceResource> LoggingOptions<U> {
         self
     }
 
-    /// The columns: [`LogFormat::Rmm`] by default.
-    pub fn format(mut self, format: LogFormat) -> Self {
-        self.format = format;
-        self
-    }
+    setters! {
+        /// The columns: [`LogFormat::Rmm`] by default.
+        format: LogFormat;
 
-    /// The most records, of 64 bytes each, that wait to be written: 65 536 by default. A call that
-    /// finds no room waits until an eighth is free. The queue has memory for the next power of two.
-    pub fn capacity(mut self, records: usize) -> Self {
-        self.capacity = records;
-        self
-    }
+        /// The most records, of 64 bytes each, that wait to be written: 65 536 by default. A call that
+        /// finds no room waits until an eighth is free. The queue has memory for the next power of
+        /// two.
+        capacity: usize;
 
-    /// Whether rows name the line that called into this crate, `false` by default. Each call then walks
-    /// the stack and looks its frames up, which takes up to milliseconds. Without debug information
-    /// rows name the function.
-    pub fn locations(mut self, locations: bool) -> Self {
-        self.locations = locations;
-        self
+        /// Whether rows name the line that called into this crate, `false` by default. Each call then
+        /// walks the stack and looks its frames up, which takes up to milliseconds. Without debug
+        /// information rows name the function.
+        locations: bool;
     }
 
     /// Opens the log and starts its thread.
@@ -292,22 +278,19 @@ impl<U: DeviceResource> LoggingOptions<U> {
     /// started; [`ErrorKind::Forked`] in the child of a fork.
     pub fn build(self) -> Result<LoggingAdaptor<U>> {
         not_forked("cuInit")?;
-        if self.capacity == 0 || self.capacity > MAX_CAPACITY {
-            return Err(Error::new(
-                ErrorKind::InvalidArgument,
-                format!(
-                    "a log was asked to hold {} records, not 1 to {MAX_CAPACITY}",
-                    self.capacity
-                ),
-            ));
-        }
-        if self.locations && self.format == LogFormat::Rmm {
-            return Err(Error::new(
-                ErrorKind::InvalidArgument,
-                "locations were asked for in RMM's format, which has no column for them",
-            )
-            .advise("use LogFormat::Events"));
-        }
+        ensure!(
+            (1..=MAX_CAPACITY).contains(&self.capacity),
+            InvalidArgument,
+            "",
+            "a log was asked to hold {} records, not 1 to {MAX_CAPACITY}",
+            self.capacity
+        );
+        ensure!(
+            !self.locations || self.format != LogFormat::Rmm,
+            InvalidArgument,
+            "use LogFormat::Events",
+            "locations were asked for in RMM's format, which has no column for them"
+        );
         let out = self.target.open()?;
         let clock = LogClock::new();
         let locations = Arc::new(Locations::default());

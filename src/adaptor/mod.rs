@@ -7,7 +7,6 @@ mod caller;
 mod catch;
 mod checked;
 mod failure_callback;
-mod forward;
 mod limiting;
 mod logging;
 mod on_stream;

@@ -1,9 +1,9 @@
 //! Managed memory that is on the device before its first use.
 
-use super::forward::{adaptor, forward};
 use crate::driver::ErrorContext;
 use crate::error::{DriverError, Result};
 use crate::layout::DeviceLayout;
+use crate::resource::impls::{adaptor, forward};
 use crate::resource::{DeviceBlock, DeviceResource};
 use crate::stream::Stream;
 use crate::sync::Arc;
@@ -32,15 +32,15 @@ use crate::sync::Arc;
 /// # Ok::<(), aquifer::Error>(())
 /// ```
 pub struct PrefetchAdaptor<U> {
-    upstream: Arc<U>,
+    state: Arc<U>,
 }
 
-adaptor!(PrefetchAdaptor, upstream);
+adaptor!(PrefetchAdaptor, state);
 
 impl<U: DeviceResource> PrefetchAdaptor<U> {
     /// Prefetches each block of `upstream`.
     pub fn new(upstream: U) -> Self {
-        Self { upstream: Arc::new(upstream) }
+        Self { state: Arc::new(upstream) }
     }
 
     /// Moves a new block, unless it cannot move.
@@ -56,16 +56,9 @@ impl<U: DeviceResource> PrefetchAdaptor<U> {
         // SAFETY: the block is live, and its free is ordered after this on the stream.
         let moved =
             unsafe { device.driver().prefetch(block.address(), block.bytes(), entered.raw()) };
-        match moved {
-            Err(error)
-                if matches!(
-                    error.code(),
-                    DriverError::INVALID_VALUE | DriverError::NOT_SUPPORTED
-                ) =>
-            {
-                Ok(())
-            }
-            moved => moved.with_context(|| format!("moving {} bytes to {device}", block.bytes())),
+        match moved.as_ref().map_err(DriverError::code) {
+            Err(DriverError::INVALID_VALUE | DriverError::NOT_SUPPORTED) => Ok(()),
+            _ => moved.with_context(|| format!("moving {} bytes to {device}", block.bytes())),
         }
     }
 }

@@ -11,16 +11,14 @@ pub(super) mod shared;
 
 pub use counters::{Counter, Counters};
 
-use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::DeviceLayout;
-use crate::resource::{DeviceBlock, DeviceResource, HostAccessible, ResourceId};
+use crate::resource::impls::{adaptor, forward};
+use crate::resource::{DeviceBlock, DeviceResource};
 use crate::stream::Stream;
 use crate::sync::Arc;
 use scopes::Scopes;
 use shared::SharedCounters;
-use std::fmt;
-use std::ptr::NonNull;
 
 /// A resource that counts bytes and blocks, what they are, were at most and are in sum: RMM's
 /// `statistics_resource_adaptor`.
@@ -68,39 +66,13 @@ struct State<U> {
     counters: SharedCounters,
 }
 
-impl<U> Clone for StatisticsAdaptor<U> {
-    fn clone(&self) -> Self {
-        Self { state: self.state.clone() }
-    }
-}
-
-impl<U> PartialEq for StatisticsAdaptor<U> {
-    fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.state, &other.state)
-    }
-}
-
-impl<U> Eq for StatisticsAdaptor<U> {}
-
-impl<U: fmt::Debug> fmt::Debug for StatisticsAdaptor<U> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("StatisticsAdaptor")
-            .field("upstream", &self.state.upstream)
-            .field("counters", &self.counters())
-            .finish()
-    }
-}
+adaptor!(StatisticsAdaptor, state.upstream, counters);
 
 impl<U> StatisticsAdaptor<U> {
     /// Counts what passes through to `upstream`, from zero.
     pub fn new(upstream: U) -> Self {
         let (scopes, counters) = Default::default();
         Self { state: Arc::new(State { upstream, scopes, counters }) }
-    }
-
-    /// The resource whose use is counted.
-    pub fn upstream(&self) -> &U {
-        &self.state.upstream
     }
 
     /// The counters of all threads since the adaptor was made, whatever scopes are open, at one moment
@@ -159,9 +131,7 @@ impl<U> StatisticsAdaptor<U> {
 
 // SAFETY: every block is upstream's, of the layout asked, and goes back to it unchanged.
 unsafe impl<U: DeviceResource> DeviceResource for StatisticsAdaptor<U> {
-    fn device(&self) -> &Device {
-        self.state.upstream.device()
-    }
+    forward!(device, identity);
 
     #[inline]
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
@@ -175,10 +145,6 @@ unsafe impl<U: DeviceResource> DeviceResource for StatisticsAdaptor<U> {
         Ok(block)
     }
 
-    fn identity(&self) -> ResourceId {
-        ResourceId::of_state::<Self, _>(Arc::as_ptr(&self.state))
-    }
-
     #[inline]
     unsafe fn deallocate(&self, stream: &Stream, block: DeviceBlock) {
         let state = &*self.state;
@@ -190,12 +156,5 @@ unsafe impl<U: DeviceResource> DeviceResource for StatisticsAdaptor<U> {
         }
         // SAFETY: the block is upstream's; the caller vouches for the rest.
         unsafe { state.upstream.deallocate(stream, block) }
-    }
-}
-
-// SAFETY: the blocks are upstream's, unchanged.
-unsafe impl<U: HostAccessible> HostAccessible for StatisticsAdaptor<U> {
-    fn host_pointer(&self, block: &DeviceBlock) -> NonNull<u8> {
-        self.state.upstream.host_pointer(block)
     }
 }

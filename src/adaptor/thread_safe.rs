@@ -1,15 +1,16 @@
 //! A lock around a resource that has none.
 
 use super::catch::catch_panic;
-use super::forward::{forward, handle};
 use crate::device::Device;
 use crate::driver::is_forked_child;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{ErrorKind, Result, ensure};
 use crate::layout::DeviceLayout;
+use crate::resource::impls::{forward, handle};
 use crate::resource::{DeviceBlock, DeviceResource};
 use crate::stream::Stream;
 use crate::sync::Arc;
-use crate::sync::trusted::{AtomicUsize, Mutex, MutexGuard, Ordering, thread_local};
+use crate::sync::thread_id::{self, NO_THREAD};
+use crate::sync::trusted::{AtomicU64, Mutex, MutexGuard, Ordering};
 use std::fmt;
 
 /// Hands out device memory in stream order, to one caller at a time: a
@@ -135,23 +136,15 @@ pub struct ThreadSafeAdaptor<R> {
     state: Arc<ThreadSafeState<R>>,
 }
 
-handle!(ThreadSafeAdaptor, state);
+handle!([R: LocalDeviceResource] ThreadSafeAdaptor<R> { state });
 
 struct ThreadSafeState<R> {
     device: Device,
-    /// The [`thread_mark`] of the thread that holds the lock of `resource`; 0 for none.
-    owner: AtomicUsize,
+    /// The [`thread_id`] of the thread that holds the lock of `resource`; 0 for none.
+    owner: AtomicU64,
     /// Blocks that the owner freed inside its call. Empty when the lock is released.
     deferred_frees: Mutex<Vec<(Stream, DeviceBlock)>>,
     resource: Mutex<R>,
-}
-
-/// A number that is never 0 and differs between living threads: the address of a thread-local.
-fn thread_mark() -> usize {
-    thread_local! {
-        static MARK: u8 = const { 0 };
-    }
-    MARK.with(|mark| std::ptr::from_ref(mark).addr())
 }
 
 struct ResourceGuard<'a, R: LocalDeviceResource> {
@@ -173,7 +166,7 @@ impl<R: LocalDeviceResource> Drop for ResourceGuard<'_, R> {
             }
         }
         // Before the lock is released: the field drops after this.
-        self.state.owner.store(0, Ordering::Relaxed);
+        self.state.owner.store(NO_THREAD, Ordering::Relaxed);
     }
 }
 
@@ -181,30 +174,25 @@ impl<R: LocalDeviceResource> ThreadSafeState<R> {
     /// `operation` is named by the errors: [`ErrorKind::Reentered`] on the owner's thread, and
     /// [`ErrorKind::Forked`].
     fn lock(&self, operation: &str) -> Result<ResourceGuard<'_, R>> {
-        if is_forked_child() {
-            return Err(Error::new(
-                ErrorKind::Forked,
-                format!(
-                    "{operation} in the child of a fork, where the resource's lock may be held for good"
-                ),
-            ));
-        }
-        // Relaxed: only this thread stores its mark, and it reads its own last store or a later one.
-        if self.owner.load(Ordering::Relaxed) == thread_mark() {
-            return Err(Error::new(
-                ErrorKind::Reentered,
-                format!(
-                    "{operation} from inside of a call of the same resource, which has its lock"
-                ),
-            )
-            .advise("let the resource's callbacks use another one"));
-        }
+        ensure!(
+            !is_forked_child(),
+            Forked,
+            "",
+            "{operation} in the child of a fork, where the resource's lock may be held for good"
+        );
+        // Relaxed: only this thread stores its number, and it reads its own last store or a later one.
+        ensure!(
+            self.owner.load(Ordering::Relaxed) != thread_id::assign(),
+            Reentered,
+            "let the resource's callbacks use another one",
+            "{operation} from inside of a call of the same resource, which has its lock"
+        );
         Ok(self.guard(self.resource.lock()))
     }
 
     /// Marks this thread as the owner of the lock that it took.
     fn guard<'a>(&'a self, resource: MutexGuard<'a, R>) -> ResourceGuard<'a, R> {
-        self.owner.store(thread_mark(), Ordering::Relaxed);
+        self.owner.store(thread_id::assign(), Ordering::Relaxed);
         ResourceGuard { state: self, resource }
     }
 }
@@ -216,7 +204,7 @@ impl<R: LocalDeviceResource> ThreadSafeAdaptor<R> {
         Self {
             state: Arc::new(ThreadSafeState {
                 device,
-                owner: AtomicUsize::new(0),
+                owner: AtomicU64::new(NO_THREAD),
                 deferred_frees: Mutex::default(),
                 resource: Mutex::new(resource),
             }),

@@ -1,10 +1,10 @@
 //! Allocations and frees as `tracing` events.
 
-use super::forward::{adaptor, forward};
-use crate::debug_log::{LEVEL, emit, emit_deferred, event, is_deferring};
+use crate::debug_log::{LEVEL, deferred_event, emit, is_deferring};
 use crate::driver::is_forked_child;
 use crate::error::Result;
 use crate::layout::DeviceLayout;
+use crate::resource::impls::{adaptor, forward};
 use crate::resource::{DeviceBlock, DeviceResource};
 use crate::stream::Stream;
 use crate::sync::Arc;
@@ -40,17 +40,17 @@ use tracing::level_filters::LevelFilter;
 /// # Ok::<(), aquifer::Error>(())
 /// ```
 pub struct TracedAdaptor<U> {
-    upstream: Arc<U>,
+    state: Arc<U>,
 }
 
 impl<U: DeviceResource> TracedAdaptor<U> {
     /// Emits an event for each call that reaches `upstream`.
     pub fn new(upstream: U) -> Self {
-        Self { upstream: Arc::new(upstream) }
+        Self { state: Arc::new(upstream) }
     }
 }
 
-adaptor!(TracedAdaptor, upstream);
+adaptor!(TracedAdaptor, state);
 
 const TARGET: &str = "aquifer::memory";
 
@@ -83,30 +83,26 @@ unsafe impl<U: DeviceResource> DeviceResource for TracedAdaptor<U> {
 
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
         if !is_enabled() {
-            return self.upstream.allocate(stream, layout);
+            return self.upstream().allocate(stream, layout);
         }
         let begin = Instant::now();
-        let result = self.upstream.allocate(stream, layout);
+        let result = self.upstream().allocate(stream, layout);
         let elapsed_ns = nanoseconds(begin);
         let (stream, device) = (stream.id(), self.device().ordinal());
         match &result {
             Ok(block) => {
                 let (address, bytes) = (block.address(), block.bytes());
-                emit_deferred(move || {
-                    event!(
-                        trace, target: TARGET, address = %format_args!("{address:#x}"), bytes, stream,
-                        device, elapsed_ns, "allocate"
-                    );
-                });
+                deferred_event!(
+                    trace, target: TARGET, address = %format_args!("{address:#x}"), bytes, stream,
+                    device, elapsed_ns, "allocate"
+                );
             }
             Err(error) => {
                 let (bytes, error) = (layout.bytes(), error.to_string());
-                emit_deferred(move || {
-                    event!(
-                        trace, target: TARGET, bytes, stream, device, elapsed_ns, %error,
-                        "allocate failure"
-                    );
-                });
+                deferred_event!(
+                    trace, target: TARGET, bytes, stream, device, elapsed_ns, %error,
+                    "allocate failure"
+                );
             }
         }
         result
@@ -115,19 +111,17 @@ unsafe impl<U: DeviceResource> DeviceResource for TracedAdaptor<U> {
     unsafe fn deallocate(&self, stream: &Stream, block: DeviceBlock) {
         if !is_enabled() {
             // SAFETY: the block is the upstream's; the caller vouches for the rest.
-            return unsafe { self.upstream.deallocate(stream, block) };
+            return unsafe { self.upstream().deallocate(stream, block) };
         }
         let (address, bytes) = (block.address(), block.bytes());
         let begin = Instant::now();
         // SAFETY: the block is the upstream's; the caller vouches for the rest.
-        unsafe { self.upstream.deallocate(stream, block) };
+        unsafe { self.upstream().deallocate(stream, block) };
         let elapsed_ns = nanoseconds(begin);
         let (stream, device) = (stream.id(), self.device().ordinal());
-        emit_deferred(move || {
-            event!(
-                trace, target: TARGET, address = %format_args!("{address:#x}"), bytes, stream, device,
-                elapsed_ns, "free"
-            );
-        });
+        deferred_event!(
+            trace, target: TARGET, address = %format_args!("{address:#x}"), bytes, stream, device,
+            elapsed_ns, "free"
+        );
     }
 }

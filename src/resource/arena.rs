@@ -3,8 +3,8 @@
 use super::block::DeviceBlock;
 use super::cuda::CudaResource;
 use super::device_resource::DeviceResource;
-use super::identity::{ResourceId, handle_over_upstream};
-use super::options::setters;
+use super::identity::ResourceId;
+use super::impls::{debug_struct, forward, handle, setters};
 use super::pool::{MissPolicy, PoolResource, PoolStatistics};
 use crate::debug_log::deferred_event;
 use crate::device::Device;
@@ -14,7 +14,6 @@ use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout};
 use crate::pool::MissStep;
 use crate::stream::Stream;
 use crate::sync::Arc;
-use std::fmt;
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -54,16 +53,9 @@ pub struct ArenaResource<U: DeviceResource + 'static = CudaResource> {
     dump_on_failure: Option<Arc<Path>>,
 }
 
-handle_over_upstream!(ArenaResource { pool, dump_on_failure });
+handle!([U: DeviceResource + 'static] ArenaResource<U> { pool, dump_on_failure });
 
-impl<U: DeviceResource + 'static> fmt::Debug for ArenaResource<U> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ArenaResource")
-            .field("upstream", self.upstream())
-            .field("statistics", &self.statistics())
-            .finish()
-    }
-}
+debug_struct!([U: DeviceResource + 'static] ArenaResource<U> { upstream(), statistics() });
 
 impl<U: DeviceResource + 'static> ArenaResource<U> {
     /// An arena of half of the memory that is free on the device now.
@@ -149,10 +141,7 @@ impl<U: DeviceResource + 'static> ArenaResource<U> {
 
 // SAFETY: every block is the pool's, and goes back to it unchanged.
 unsafe impl<U: DeviceResource + 'static> DeviceResource for ArenaResource<U> {
-    #[inline]
-    fn device(&self) -> &Device {
-        self.pool.device()
-    }
+    forward!(device);
 
     fn identity(&self) -> ResourceId {
         ResourceId::of_state::<Self, _>(self.pool.state())

@@ -4,8 +4,7 @@ use super::block::DeviceBlock;
 use super::cuda::CudaResource;
 use super::device_resource::DeviceResource;
 use super::fixed_size::FixedSizeResource;
-use super::identity::{ResourceId, handle_over_upstream};
-use crate::device::Device;
+use super::impls::{debug_struct, forward, handle};
 use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout};
 use crate::stream::Stream;
@@ -68,14 +67,16 @@ const FIRST_BINS: usize = 8;
 struct Bin<U: DeviceResource + 'static> {
     /// A multiple of 256 bytes.
     size: usize,
-    source: BinSource<U>,
+    /// The caller's, or `fixed`.
+    resource: Arc<dyn DeviceResource>,
+    /// Its blocks have the bin's size. A concrete type, so that the compiler inlines its calls.
+    fixed: Option<FixedSizeResource<U>>,
 }
 
-enum BinSource<U: DeviceResource + 'static> {
-    /// Its blocks have the bin's size. A concrete type, so that the compiler inlines its calls.
-    Fixed(FixedSizeResource<U>),
-    /// The caller's resource.
-    Custom(Arc<dyn DeviceResource>),
+impl<U: DeviceResource + 'static> fmt::Debug for Bin<U> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.size.fmt(f)
+    }
 }
 
 impl<U: DeviceResource + 'static> BinningState<U> {
@@ -98,16 +99,9 @@ impl<U: DeviceResource + 'static> BinningState<U> {
     }
 }
 
-handle_over_upstream!(BinningResource { state });
+handle!([U: DeviceResource + 'static] BinningResource<U> { state });
 
-impl<U: DeviceResource + 'static> fmt::Debug for BinningResource<U> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("BinningResource")
-            .field("upstream", self.upstream())
-            .field("sizes", &self.sizes().collect::<Vec<_>>())
-            .finish()
-    }
-}
+debug_struct!([U: DeviceResource + 'static] BinningResource<U> { upstream(), bins() });
 
 impl<U: DeviceResource + 'static> BinningResource<U> {
     /// Bins of 256 KiB, 512 KiB, 1 MiB, 2 MiB and 4 MiB, each a [`FixedSizeResource`] over `upstream`.
@@ -134,7 +128,11 @@ impl<U: DeviceResource + 'static> BinningResource<U> {
 
     /// The sizes of the bins in bytes, the smallest first.
     pub fn sizes(&self) -> impl Iterator<Item = usize> + '_ {
-        self.state.bins.iter().map(|bin| bin.size)
+        self.bins().iter().map(|bin| bin.size)
+    }
+
+    fn bins(&self) -> &[Bin<U>] {
+        &self.state.bins
     }
 
     /// The rest of [`allocate`](DeviceResource::allocate), if the thread's cache has no block or the
@@ -142,8 +140,8 @@ impl<U: DeviceResource + 'static> BinningResource<U> {
     #[inline(never)]
     fn allocate_cold(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
         match self.state.bin(layout.bytes()) {
-            Some(Bin { source: BinSource::Fixed(fixed), .. }) => fixed.allocate(stream, layout),
-            Some(Bin { source: BinSource::Custom(resource), size }) => {
+            Some(Bin { fixed: Some(fixed), .. }) => fixed.allocate(stream, layout),
+            Some(Bin { size, resource, .. }) => {
                 let layout = DeviceLayout::with_alignment(*size, layout.alignment())?;
                 let block = resource.allocate(stream, layout)?;
                 if block.bytes() == *size {
@@ -163,10 +161,8 @@ impl<U: DeviceResource + 'static> BinningResource<U> {
         // SAFETY: as in `deallocate`, whose caller vouches for it.
         unsafe {
             match self.state.bin(block.bytes()) {
-                Some(Bin { source: BinSource::Fixed(fixed), .. }) => {
-                    fixed.deallocate(stream, block)
-                }
-                Some(Bin { source: BinSource::Custom(it), .. }) => it.deallocate(stream, block),
+                Some(Bin { fixed: Some(fixed), .. }) => fixed.deallocate(stream, block),
+                Some(bin) => bin.resource.deallocate(stream, block),
                 None if block.is_empty() => {}
                 None => self.upstream().deallocate(stream, block),
             }
@@ -208,14 +204,7 @@ fn refuse(
 // SAFETY: every block is a bin's or upstream's. Its size leads back to the same resource, which
 // `allocate_cold` checks, and it goes back unchanged.
 unsafe impl<U: DeviceResource + 'static> DeviceResource for BinningResource<U> {
-    #[inline]
-    fn device(&self) -> &Device {
-        self.upstream().device()
-    }
-
-    fn identity(&self) -> ResourceId {
-        ResourceId::of_state::<Self, _>(Arc::as_ptr(&self.state))
-    }
+    forward!(device, identity);
 
     #[inline(always)]
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
@@ -241,6 +230,7 @@ unsafe impl<U: DeviceResource + 'static> DeviceResource for BinningResource<U> {
 }
 
 /// How a [`BinningResource`] is built. From [`BinningResource::builder`].
+#[derive(Debug)]
 #[must_use]
 pub struct BinningOptions<U: DeviceResource + 'static> {
     upstream: U,
@@ -249,22 +239,11 @@ pub struct BinningOptions<U: DeviceResource + 'static> {
     error: Option<Error>,
 }
 
-impl<U: DeviceResource + 'static> fmt::Debug for BinningOptions<U> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let sizes: Vec<_> = self.bins.iter().map(|bin| bin.size).collect();
-        f.debug_struct("BinningOptions")
-            .field("upstream", &self.upstream)
-            .field("sizes", &sizes)
-            .field("error", &self.error)
-            .finish()
-    }
-}
-
 impl<U: DeviceResource + 'static> BinningOptions<U> {
     /// Adds a bin of `size` bytes, a multiple of 256, over `resource`, whose blocks are to have exactly
     /// the size that is asked. A second bin of one size is an error, where RMM silently keeps the first.
     pub fn bin(mut self, size: usize, resource: Arc<dyn DeviceResource>) -> Self {
-        self.bins.push(Bin { size, source: BinSource::Custom(resource) });
+        self.bins.push(Bin { size, resource, fixed: None });
         self
     }
 
@@ -294,7 +273,7 @@ impl<U: DeviceResource + 'static> BinningOptions<U> {
             let size = 1 << exponent;
             let fixed =
                 FixedSizeResource::builder(self.upstream.clone()).block_size(size).build()?;
-            self.bins.push(Bin { size, source: BinSource::Fixed(fixed) });
+            self.bins.push(Bin { size, resource: Arc::new(fixed.clone()), fixed: Some(fixed) });
         }
         Ok(())
     }
@@ -313,16 +292,14 @@ impl<U: DeviceResource + 'static> BinningOptions<U> {
             return Err(error);
         }
         bins.sort_by_key(|bin| bin.size);
-        for Bin { size, source } in &bins {
+        for Bin { size, resource, .. } in &bins {
             ensure!(
                 (1..=isize::MAX as usize).contains(size) && size.is_multiple_of(DEFAULT_ALIGNMENT),
                 InvalidArgument,
                 "give a multiple of 256 that an address space holds",
                 "a bin of {size} bytes was asked for"
             );
-            if let BinSource::Custom(resource) = source {
-                upstream.device().require(resource.device(), "the resource of a bin")?;
-            }
+            upstream.device().require(resource.device(), "the resource of a bin")?;
         }
         for pair in bins.windows(2) {
             ensure!(
@@ -335,10 +312,7 @@ impl<U: DeviceResource + 'static> BinningOptions<U> {
         }
         let bins = bins.into_boxed_slice();
         let size = |index: usize| bins.get(index).map_or(0, |bin| bin.size);
-        let fixed = |index: usize| match &bins.get(index)?.source {
-            BinSource::Fixed(fixed) => Some(fixed.clone()),
-            BinSource::Custom(_) => None,
-        };
+        let fixed = |index: usize| bins.get(index)?.fixed.clone();
         let (sizes, fixed) = (std::array::from_fn(size), std::array::from_fn(fixed));
         Ok(BinningResource { state: Arc::new(BinningState { sizes, fixed, bins, upstream }) })
     }

@@ -1,6 +1,6 @@
 //! A block of device memory, as a resource hands it out.
 
-use crate::layout::{DeviceLayout, align_up};
+use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout, align_up};
 use std::ptr::NonNull;
 
 /// Memory from a [`DeviceResource`](crate::DeviceResource): its address, its size, and a token by which
@@ -56,46 +56,17 @@ impl DeviceBlock {
     }
 }
 
-/// A layout, padded for a driver that aligns to `granted` bytes. The token of its block is the
-/// driver's own address.
-pub(super) struct PaddedLayout {
-    layout: DeviceLayout,
-    padding: usize,
+/// Bytes to ask of a driver that aligns to [`DEFAULT_ALIGNMENT`], with room for the alignment of the
+/// layout. Cannot wrap: a layout's rounded size fits in `isize`, and so does its alignment.
+pub(super) fn padded_bytes(layout: DeviceLayout) -> usize {
+    layout.bytes() + layout.alignment().saturating_sub(DEFAULT_ALIGNMENT)
 }
 
-impl PaddedLayout {
-    pub(super) fn new(layout: DeviceLayout, granted: usize) -> Self {
-        Self { layout, padding: layout.alignment().saturating_sub(granted) }
-    }
-
-    /// Bytes to ask of the driver. Cannot wrap: a layout's rounded size fits in `isize`, and so does
-    /// its alignment.
-    pub(super) fn bytes(&self) -> usize {
-        self.layout.bytes() + self.padding
-    }
-
-    pub(super) fn block(&self, base: u64) -> DeviceBlock {
-        let address = align_up(base as usize, self.layout.alignment()).unwrap_or(base as usize);
-        DeviceBlock::new(address as u64, self.layout.bytes(), base)
-    }
+/// The block of a layout in so many bytes at `base`. Its token is the driver's own address.
+pub(super) fn padded_block(layout: DeviceLayout, base: u64) -> DeviceBlock {
+    let address = align_up(base as usize, layout.alignment()).unwrap_or(base as usize);
+    DeviceBlock::new(address as u64, layout.bytes(), base)
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn padding_reaches_every_alignment() {
-        for alignment in [1, 256, 512, 4096, 1 << 21] {
-            let layout = DeviceLayout::with_alignment(1000, alignment).unwrap();
-            let padded = PaddedLayout::new(layout, 256);
-            for base in [0x1000_0100_u64, 0x1000_0200, 0x1020_0000] {
-                let block = padded.block(base);
-                assert_eq!(block.address() % alignment as u64, 0);
-                assert!(block.address() >= base);
-                assert!(block.address() + 1000 <= base + padded.bytes() as u64);
-                assert_eq!(block.token(), base);
-            }
-        }
-    }
-}
+mod tests;

@@ -2,7 +2,7 @@
 
 use super::block::DeviceBlock;
 use super::device_resource::DeviceResource;
-use super::identity::{ResourceId, equal_by_identity};
+use super::impls::{debug_struct, equal_by_identity, forward};
 use crate::debug_log::deferred_event;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
@@ -10,7 +10,6 @@ use crate::layout::DeviceLayout;
 use crate::stream::Stream;
 use crate::sync::Arc;
 use std::any::Any;
-use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 type AllocateFn = dyn Fn(&Stream, DeviceLayout) -> Result<DeviceBlock> + Send + Sync;
@@ -77,11 +76,7 @@ impl CallbackResource {
 
 equal_by_identity!(CallbackResource);
 
-impl fmt::Debug for CallbackResource {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CallbackResource").field("device", self.device()).finish_non_exhaustive()
-    }
-}
+debug_struct!(CallbackResource { device(), .. });
 
 // SAFETY: the closures keep the contract, by that of `new`; an empty block has no memory.
 unsafe impl DeviceResource for CallbackResource {
@@ -89,9 +84,7 @@ unsafe impl DeviceResource for CallbackResource {
         &self.state.device
     }
 
-    fn identity(&self) -> ResourceId {
-        ResourceId::of_state::<Self, _>(Arc::as_ptr(&self.state))
-    }
+    forward!(identity);
 
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
         self.device().require(stream.device(), "the stream")?;

@@ -1,13 +1,13 @@
 //! Plain driver memory.
 
-use super::block::{DeviceBlock, PaddedLayout};
+use super::block::{DeviceBlock, padded_block, padded_bytes};
 use super::device_resource::DeviceResource;
 use super::identity::ResourceId;
 use crate::debug_log::deferred_event;
 use crate::device::Device;
 use crate::driver::{DeviceAddress, DriverResult, ErrorContext};
 use crate::error::{DriverError, Error, Result};
-use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout};
+use crate::layout::DeviceLayout;
 use crate::stream::{Stream, deferred};
 
 /// Plain device memory, one driver call an allocation: `cuMemAlloc` and `cuMemFree`.
@@ -73,8 +73,7 @@ pub(super) fn allocate(
     if layout.bytes() == 0 {
         return Ok(DeviceBlock::empty(layout));
     }
-    let padded = PaddedLayout::new(layout, DEFAULT_ALIGNMENT);
-    let bytes = padded.bytes();
+    let bytes = padded_bytes(layout);
     let base = driver_call(bytes).with_context(|| match device.memory_info() {
         Ok(info) => format!(
             "allocating {bytes} bytes on {device}, where {} of {} are free",
@@ -82,7 +81,7 @@ pub(super) fn allocate(
         ),
         Err(_) => format!("allocating {bytes} bytes on {device}"),
     })?;
-    Ok(padded.block(base))
+    Ok(padded_block(layout, base))
 }
 
 /// Waits for the stream, then frees. On a stream in capture, where a wait would invalidate the graph,

@@ -9,14 +9,14 @@ use std::fmt;
 ///
 /// # State table
 ///
-/// The lock over `CurrentState` guards both fields. No lock is held while a default is made, and none
+/// The lock over `CurrentState` guards its fields. No lock is held while a default is made, and none
 /// while a resource is dropped: both may use this again.
 ///
 /// | `set` | `default` | [`get`](Self::get) returns | next state |
 /// |---|---|---|---|
 /// | `Some` | any | `set` | the same |
-/// | `None` | `None`, or `Weak` of a dropped one | what `make` made | `default` is `Strong` or `Weak`, by `keep_default` |
-/// | `None` | `Strong`, or `Weak` of a live one | `default` | the same |
+/// | `None` | `None`, or of a dropped one | what `make` made | `default`, and `kept` if `keep_default` |
+/// | `None` | of a live one | `default` | the same |
 ///
 /// [`replace`](Self::replace) writes `set` alone.
 ///
@@ -29,20 +29,14 @@ pub struct CurrentResource<R: ?Sized> {
 
 struct CurrentState<R: ?Sized> {
     set: Option<Arc<R>>,
-    default: Option<DefaultResource<R>>,
-}
-
-enum DefaultResource<R: ?Sized> {
-    Strong(Arc<R>),
-    Weak(Weak<R>),
+    default: Option<Weak<R>>,
+    /// The default, if it stays when its last user drops it.
+    kept: Option<Arc<R>>,
 }
 
 impl<R: ?Sized> CurrentState<R> {
     fn get(&self) -> Option<Arc<R>> {
-        self.set.clone().or_else(|| match self.default.as_ref()? {
-            DefaultResource::Strong(resource) => Some(resource.clone()),
-            DefaultResource::Weak(resource) => resource.upgrade(),
-        })
+        self.set.clone().or_else(|| self.default.as_ref()?.upgrade())
     }
 }
 
@@ -55,7 +49,7 @@ impl<R: ?Sized> fmt::Debug for CurrentResource<R> {
 impl<R: ?Sized> CurrentResource<R> {
     /// Nothing set and no default made.
     pub fn new() -> Self {
-        Self { state: Mutex::new(CurrentState { set: None, default: None }) }
+        Self { state: Mutex::new(CurrentState { set: None, default: None, kept: None }) }
     }
 
     /// The current resource. Calls `make` for the default if there is none. `keep_default` says
@@ -76,11 +70,8 @@ impl<R: ?Sized> CurrentResource<R> {
             drop(state);
             return Ok(resource);
         }
-        state.default = Some(if keep_default {
-            DefaultResource::Strong(made.clone())
-        } else {
-            DefaultResource::Weak(Arc::downgrade(&made))
-        });
+        state.default = Some(Arc::downgrade(&made));
+        state.kept = keep_default.then(|| made.clone());
         Ok(made)
     }
 
@@ -88,7 +79,7 @@ impl<R: ?Sized> CurrentResource<R> {
     /// that at any time.
     pub fn is_kept(&self) -> bool {
         let state = self.state.lock();
-        state.set.is_some() || matches!(state.default, Some(DefaultResource::Strong(_)))
+        state.set.is_some() || state.kept.is_some()
     }
 
     /// Whether no resource is set and no default is alive. Takes no reference to the default, which
@@ -96,11 +87,7 @@ impl<R: ?Sized> CurrentResource<R> {
     pub fn is_empty(&self) -> bool {
         let state = self.state.lock();
         state.set.is_none()
-            && match &state.default {
-                None => true,
-                Some(DefaultResource::Strong(_)) => false,
-                Some(DefaultResource::Weak(resource)) => resource.strong_count() == 0,
-            }
+            && state.default.as_ref().is_none_or(|default| default.strong_count() == 0)
     }
 
     /// Sets `resource`, or unsets with `None`. Returns what was set before.

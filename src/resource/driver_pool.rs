@@ -3,8 +3,8 @@
 use super::block::DeviceBlock;
 use super::cuda::{allocate, free_deferred, report_failed_free};
 use super::device_resource::DeviceResource;
-use super::identity::{ResourceId, equal_by_identity};
-use super::options::setters;
+use super::identity::ResourceId;
+use super::impls::{equal_by_identity, setters};
 use crate::debug_log::deferred_event;
 use crate::device::Device;
 use crate::driver::{ErrorContext, PoolAttribute, PoolSpec, RawPool};

@@ -3,14 +3,12 @@
 use super::block::DeviceBlock;
 use super::cuda::CudaResource;
 use super::device_resource::DeviceResource;
-use super::identity::{ResourceId, handle_over_upstream};
-use super::options::setters;
+use super::identity::ResourceId;
+use super::impls::{debug_struct, forward, handle, setters};
 use super::pool::{PoolResource, PoolStatistics};
-use crate::device::Device;
 use crate::error::{Result, ensure};
 use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout};
 use crate::stream::Stream;
-use std::fmt;
 
 /// The default of [`FixedSizeOptions::block_size`]: 1 MiB, as in RMM.
 const BLOCK_SIZE: usize = 1 << 20;
@@ -57,17 +55,9 @@ pub struct FixedSizeResource<U: DeviceResource + 'static = CudaResource> {
     units: u32,
 }
 
-handle_over_upstream!(FixedSizeResource { pool, block_size, units });
+handle!([U: DeviceResource + 'static] FixedSizeResource<U> { pool, block_size, units });
 
-impl<U: DeviceResource + 'static> fmt::Debug for FixedSizeResource<U> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FixedSizeResource")
-            .field("upstream", self.upstream())
-            .field("block_size", &self.block_size)
-            .field("statistics", &self.statistics())
-            .finish()
-    }
-}
+debug_struct!([U: DeviceResource + 'static] FixedSizeResource<U> { upstream(), block_size, statistics() });
 
 impl<U: DeviceResource + 'static> FixedSizeResource<U> {
     /// Blocks of 1 MiB, taken from upstream 128 at a time when the first is asked for.
@@ -144,10 +134,7 @@ impl<U: DeviceResource + 'static> FixedSizeResource<U> {
 
 // SAFETY: every block is the pool's, and goes back to it unchanged.
 unsafe impl<U: DeviceResource + 'static> DeviceResource for FixedSizeResource<U> {
-    #[inline]
-    fn device(&self) -> &Device {
-        self.pool.device()
-    }
+    forward!(device);
 
     fn identity(&self) -> ResourceId {
         ResourceId::of_state::<Self, _>(self.pool.state())

@@ -78,35 +78,3 @@ impl fmt::Debug for ResourceId {
         write!(f, "{} {first:#x}/{second:#x}", self.name)
     }
 }
-
-/// Makes two values of a resource type equal if their identities are.
-macro_rules! equal_by_identity {
-    ([$($generics:tt)*] $resource:ty) => {
-        impl<$($generics)*> PartialEq for $resource {
-            fn eq(&self, other: &Self) -> bool {
-                self.identity() == other.identity()
-            }
-        }
-
-        impl<$($generics)*> Eq for $resource {}
-    };
-    ($resource:ty) => {
-        $crate::resource::identity::equal_by_identity!([] $resource);
-    };
-}
-
-/// Makes a resource over an upstream `U` a handle: clones are equal. Not derived, since `U` may be
-/// neither `Clone` nor `Eq`.
-macro_rules! handle_over_upstream {
-    ($resource:ident { $($field:ident),+ }) => {
-        impl<U: DeviceResource + 'static> Clone for $resource<U> {
-            fn clone(&self) -> Self {
-                Self { $($field: self.$field.clone()),+ }
-            }
-        }
-
-        $crate::resource::identity::equal_by_identity!([U: DeviceResource + 'static] $resource<U>);
-    };
-}
-
-pub(super) use {equal_by_identity, handle_over_upstream};

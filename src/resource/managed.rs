@@ -1,19 +1,18 @@
 //! Managed memory.
 
-use super::block::{DeviceBlock, PaddedLayout};
+use super::block::{DeviceBlock, padded_bytes};
 use super::cuda::{allocate, free_blocking};
 use super::device_resource::DeviceResource;
-use super::identity::{ResourceId, equal_by_identity};
-use super::options::setters;
+use super::identity::ResourceId;
+use super::impls::{debug_struct, equal_by_identity, setters};
 use crate::debug_log::defer_events;
 use crate::device::Device;
 use crate::driver::{is_forked_child, not_forked};
 use crate::error::{Error, ErrorKind, Result, ensure};
-use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout};
+use crate::layout::DeviceLayout;
 use crate::stream::{Stream, deferred};
 use crate::sync::Arc;
 use crate::sync::trusted::Mutex;
-use std::fmt;
 
 mod quota;
 
@@ -53,14 +52,7 @@ pub struct ManagedResource {
     quota: Arc<Mutex<ManagedQuota>>,
 }
 
-impl fmt::Debug for ManagedResource {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ManagedResource")
-            .field("device", &self.device)
-            .field("oversubscribe", &self.oversubscribe)
-            .finish_non_exhaustive()
-    }
-}
+debug_struct!(ManagedResource { device, oversubscribe, .. });
 
 /// How managed memory is asked for. From [`ManagedResource::builder`].
 #[derive(Clone, Debug)]
@@ -123,7 +115,7 @@ impl ManagedResource {
 
     /// A block, if there is room for it.
     fn attempt(&self, stream: &Stream, layout: DeviceLayout) -> Result<Option<DeviceBlock>> {
-        let bytes = PaddedLayout::new(layout, DEFAULT_ALIGNMENT).bytes() as u64;
+        let bytes = padded_bytes(layout) as u64;
         // The lock is held over driver calls, of which the simulated one emits events.
         let _deferred = defer_events();
         let mut quota = self.quota.lock();
@@ -141,7 +133,7 @@ impl ManagedResource {
     }
 
     fn out_of_memory(&self, layout: DeviceLayout) -> Error {
-        let bytes = PaddedLayout::new(layout, DEFAULT_ALIGNMENT).bytes();
+        let bytes = padded_bytes(layout);
         let device = &self.device;
         let live = self.quota.lock().live();
         let room = match device.memory_info() {

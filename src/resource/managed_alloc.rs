@@ -2,9 +2,8 @@
 
 use super::block::DeviceBlock;
 use super::device_resource::{DeviceResource, HostAccessible, HostComplete};
-use super::identity::{ResourceId, equal_by_identity};
+use super::impls::{debug_struct, equal_by_identity, forward};
 use super::managed::ManagedResource;
-use crate::device::Device;
 use crate::driver::is_forked_child;
 use crate::error::{Result, ensure};
 use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout};
@@ -12,7 +11,6 @@ use crate::stream::Stream;
 use crate::sync::Arc;
 use crate::sync::trusted::Mutex;
 use std::collections::BTreeMap;
-use std::fmt;
 use std::ptr::NonNull;
 
 /// Managed memory that the host touches while kernels run, from [`ManagedResource::allocator`].
@@ -76,21 +74,11 @@ impl ManagedAlloc {
 
 equal_by_identity!(ManagedAlloc);
 
-impl fmt::Debug for ManagedAlloc {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ManagedAlloc").field("upstream", self.upstream()).finish_non_exhaustive()
-    }
-}
+debug_struct!(ManagedAlloc { upstream(), .. });
 
 // SAFETY: every block is the upstream's, and goes back to it unchanged.
 unsafe impl DeviceResource for ManagedAlloc {
-    fn device(&self) -> &Device {
-        self.upstream().device()
-    }
-
-    fn identity(&self) -> ResourceId {
-        ResourceId::of_state::<Self, _>(Arc::as_ptr(&self.state))
-    }
+    forward!(device, identity);
 
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
         let block = self.upstream().allocate(stream, layout)?;

@@ -3,16 +3,15 @@
 use super::block::DeviceBlock;
 use super::cuda::CudaResource;
 use super::device_resource::DeviceResource;
-use super::identity::{ResourceId, handle_over_upstream};
+use super::identity::ResourceId;
+use super::impls::{debug_struct, forward, handle};
 use crate::debug_log::{POOL, deferred_event};
-use crate::device::Device;
 use crate::driver::{is_forked_child, not_forked};
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout};
 use crate::pool::{Block, Failure, Pool};
 use crate::stream::Stream;
 use crate::sync::Arc;
-use std::fmt;
 
 mod capture;
 mod driver;
@@ -85,16 +84,9 @@ pub struct PoolResource<U: DeviceResource + 'static = CudaResource> {
     pool: Arc<Pool<PoolDriver<U>>>,
 }
 
-handle_over_upstream!(PoolResource { pool });
+handle!([U: DeviceResource + 'static] PoolResource<U> { pool });
 
-impl<U: DeviceResource + 'static> fmt::Debug for PoolResource<U> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PoolResource")
-            .field("upstream", self.upstream())
-            .field("statistics", &self.statistics())
-            .finish()
-    }
-}
+debug_struct!([U: DeviceResource + 'static] PoolResource<U> { upstream(), statistics() });
 
 impl<U: DeviceResource + 'static> PoolResource<U> {
     /// A pool with default options: it starts empty, grows as it needs to, and has no maximum size
@@ -114,7 +106,7 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
 
     /// The resource that the pool takes its memory from.
     pub fn upstream(&self) -> &U {
-        self.pool.upstream().resource()
+        &self.pool.upstream().resource
     }
 
     /// Gives free memory back to upstream until `keep` bytes are reserved, as far as whole blocks of
@@ -188,7 +180,7 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
             .pool
             .allocate(stream, stream.id(), bytes, alignment)
             .map_err(|failure| self.explain(failure, bytes))?;
-        if let Some(sanitizer) = self.pool.upstream().sanitizer() {
+        if let Some(sanitizer) = &self.pool.upstream().sanitizer {
             sanitizer.region_register(stream, block.address, block.bytes);
         }
         Ok(device_block(block))
@@ -201,7 +193,7 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
     unsafe fn deallocate_cold(&self, stream: &Stream, block: Block) {
         if block.bytes > 0 && !is_forked_child() {
             // Before the pool has it: from then on another thread may get the same address.
-            if let Some(sanitizer) = self.pool.upstream().sanitizer() {
+            if let Some(sanitizer) = &self.pool.upstream().sanitizer {
                 sanitizer.region_unregister(stream, block.address);
             }
             // SAFETY: the caller's promise.
@@ -303,10 +295,7 @@ fn device_block(block: Block) -> DeviceBlock {
 // SAFETY: the heaps hand out disjoint parts of live blocks of upstream, and memory changes streams
 // only as `pool` says: complete, or behind an event that was waited for.
 unsafe impl<U: DeviceResource + 'static> DeviceResource for PoolResource<U> {
-    #[inline]
-    fn device(&self) -> &Device {
-        self.upstream().device()
-    }
+    forward!(device);
 
     fn identity(&self) -> ResourceId {
         ResourceId::of_state::<Self, _>(Arc::as_ptr(&self.pool))
@@ -346,12 +335,12 @@ impl<U: DeviceResource + 'static> PoolOptions<U> {
         let mut settings = self.check()?;
         let (initial, maximum) = (self.initial_size, settings.maximum);
         let driver = PoolDriver::new(self.upstream, self.alignment);
-        if driver.sanitizer().is_some() {
+        if driver.sanitizer.is_some() {
             settings.entries = 0;
         }
         let pool = PoolResource { pool: Pool::new(driver, settings) };
         let (number, device) = (pool.pool.number(), pool.device().ordinal());
-        if let Some(sanitizer) = pool.pool.upstream().sanitizer() {
+        if let Some(sanitizer) = &pool.pool.upstream().sanitizer {
             sanitizer.set_pool(number);
         }
         deferred_event!(debug, target: POOL, pool = number, device, initial, maximum, "pool made");

@@ -20,12 +20,12 @@
 
 use super::device_resource::DeviceResource;
 use super::handle::{ContextId, ThreadResource};
+use super::impls::debug_struct;
 use crate::sync::Arc;
 use crate::sync::thread_local;
 // loom models neither `Arc` nor, therefore, writes up to the drop of its last reference.
 use crate::sync::trusted::{AtomicBool, Ordering};
 use std::cell::Cell;
-use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::ptr::null;
@@ -228,13 +228,7 @@ impl<F: Future> Future for WithDeviceResource<F> {
     }
 }
 
-impl<F> fmt::Debug for WithDeviceResource<F> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WithDeviceResource")
-            .field("resource", self.resource())
-            .finish_non_exhaustive()
-    }
-}
+debug_struct!([F] WithDeviceResource<F> { resource(), .. });
 
 crate::sync::for_models! {
     /// The resource of the calling thread's innermost scope for `device`.

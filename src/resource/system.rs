@@ -3,8 +3,8 @@
 use super::block::DeviceBlock;
 use super::cuda::{report_failed_free, report_leak};
 use super::device_resource::{DeviceResource, HostAccessible};
-use super::identity::{ResourceId, equal_by_identity};
-use super::options::setters;
+use super::identity::ResourceId;
+use super::impls::{equal_by_identity, setters};
 use crate::device::Device;
 use crate::driver::{ErrorContext, PreferredLocation, is_forked_child, not_forked};
 use crate::error::{Error, ErrorKind, Result, ensure};

@@ -11,7 +11,7 @@ mod biased;
 mod biased_mutex;
 #[cfg(aquifer_loom)]
 pub(crate) mod local;
-mod thread_id;
+pub(crate) mod thread_id;
 
 pub(crate) use biased::Biased;
 pub(crate) use biased_mutex::{Bias, BiasedMutex};

@@ -190,6 +190,32 @@ fn event_rows_say_how_long_and_what_is_left() {
 }
 
 #[test]
+fn rows_far_apart_have_the_free_memory_of_their_time() {
+    const UNLOGGED: usize = 256 << 20;
+    let device = support::device();
+    let stream = device.new_stream().unwrap();
+    let shared = Shared::default();
+    let plain = CudaResource::new(&device);
+    let logged = LoggingAdaptor::builder(plain.clone())
+        .writer(Box::new(shared.clone()))
+        .format(LogFormat::Events)
+        .build()
+        .unwrap();
+    pair(&logged, &stream, 1000);
+    logged.flush().unwrap();
+    let block = plain.allocate(&stream, layout(UNLOGGED)).unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(10));
+    pair(&logged, &stream, 1000);
+    logged.flush().unwrap();
+    // SAFETY: allocated above on this stream; nothing uses it.
+    unsafe { plain.deallocate(&stream, block) };
+    let text = shared.text();
+    let rows = rows(&text, EVENTS_HEADER);
+    let free: Vec<u64> = rows.iter().map(|row| row[5].parse().unwrap()).collect();
+    assert!(free[0] - free[2] > UNLOGGED as u64 / 2, "{text}");
+}
+
+#[test]
 fn locations_are_the_callers_lines() {
     let device = support::device();
     let stream = device.new_stream().unwrap();

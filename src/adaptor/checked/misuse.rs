@@ -1,5 +1,6 @@
 //! Wrong uses of a block.
 
+use crate::resource::impls::getters;
 use std::fmt;
 use std::thread::ThreadId;
 use std::time::Duration;
@@ -56,40 +57,30 @@ pub struct BlockUse {
     pub(super) address: u64,
     pub(super) bytes: usize,
     pub(super) token: u64,
-    pub(super) stream: u64,
-    pub(super) thread: ThreadId,
+    pub(super) stream_id: u64,
+    pub(super) thread_id: ThreadId,
     pub(super) after: Duration,
 }
 
 impl BlockUse {
-    /// The device's address of the first byte.
-    pub fn address(&self) -> u64 {
-        self.address
-    }
+    getters! {
+        /// The device's address of the first byte.
+        address: u64;
 
-    /// The size in bytes.
-    pub fn bytes(&self) -> usize {
-        self.bytes
-    }
+        /// The size in bytes.
+        bytes: usize;
 
-    /// The token of the upstream resource.
-    pub fn token(&self) -> u64 {
-        self.token
-    }
+        /// The token of the upstream resource.
+        token: u64;
 
-    /// The [number](crate::Stream::id) of the stream.
-    pub fn stream_id(&self) -> u64 {
-        self.stream
-    }
+        /// The [number](crate::Stream::id) of the stream.
+        stream_id: u64;
 
-    /// The thread that called.
-    pub fn thread_id(&self) -> ThreadId {
-        self.thread
-    }
+        /// The thread that called.
+        thread_id: ThreadId;
 
-    /// The time of the call, since the adaptor was made.
-    pub fn after(&self) -> Duration {
-        self.after
+        /// The time of the call, since the adaptor was made.
+        after: Duration;
     }
 }
 
@@ -98,7 +89,7 @@ impl fmt::Display for BlockUse {
         write!(
             f,
             "{} bytes at {:#x} (token {:#x}) on stream {} by {:?}, after {:?}",
-            self.bytes, self.address, self.token, self.stream, self.thread, self.after
+            self.bytes, self.address, self.token, self.stream_id, self.thread_id, self.after
         )
     }
 }

@@ -6,16 +6,15 @@ mod table;
 pub use misuse::{BlockUse, Misuse, MisuseKind};
 
 use super::catch::catch_panic;
-use super::forward::{adaptor, forward};
-use crate::debug_log::{emit_deferred, event};
+use crate::debug_log::deferred_event;
 use crate::driver::{FillWord, is_forked_child};
 use crate::error::Result;
 use crate::layout::DeviceLayout;
+use crate::resource::impls::{adaptor, debug_struct, forward};
 use crate::resource::{DeviceBlock, DeviceResource};
 use crate::stream::Stream;
 use crate::sync::Arc;
 use crate::sync::trusted::{AtomicU64, Ordering};
-use std::fmt;
 use std::thread;
 use std::time::Instant;
 use table::CheckedTable;
@@ -90,7 +89,7 @@ struct CheckedRules {
 /// assert_eq!(checked.misuses(), 0);
 /// # Ok::<(), aquifer::Error>(())
 /// ```
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 #[must_use = "options make nothing until `build`"]
 pub struct CheckedOptions<U> {
     upstream: U,
@@ -134,23 +133,7 @@ impl<U: DeviceResource> CheckedOptions<U> {
     }
 }
 
-impl<U: fmt::Debug> fmt::Debug for CheckedOptions<U> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CheckedOptions")
-            .field("upstream", &self.upstream)
-            .field("rules", &self.rules)
-            .finish()
-    }
-}
-
-impl fmt::Debug for CheckedRules {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Rules")
-            .field("poison", &self.poison)
-            .field("same_stream", &self.same_stream)
-            .finish_non_exhaustive()
-    }
-}
+debug_struct!(CheckedRules { poison, same_stream, .. });
 
 impl<U: DeviceResource> CheckedAdaptor<U> {
     /// Checks the allocations and frees that pass through from here on.
@@ -182,8 +165,8 @@ impl<U: DeviceResource> CheckedState<U> {
             address: block.address(),
             bytes: block.bytes(),
             token: block.token(),
-            stream: stream.id(),
-            thread: thread::current().id(),
+            stream_id: stream.id(),
+            thread_id: thread::current().id(),
             after: self.started.elapsed(),
         }
     }
@@ -195,13 +178,11 @@ impl<U: DeviceResource> CheckedState<U> {
         let misuse = Misuse { kind, call, known, devices };
         let Some(handler) = &self.rules.handler else {
             let leaked = if kind.is_refused() { ": leaked" } else { "" };
-            emit_deferred(move || event!(error, ?kind, "{misuse}{leaked}"));
+            deferred_event!(error, ?kind, "{misuse}{leaked}");
             return;
         };
         if catch_panic(|| handler(&misuse)).is_none() {
-            emit_deferred(move || {
-                event!(error, ?kind, "{misuse}; and the handler of misuses panicked");
-            });
+            deferred_event!(error, ?kind, "{misuse}; and the handler of misuses panicked");
         }
     }
 
@@ -219,7 +200,7 @@ impl<U: DeviceResource> CheckedState<U> {
                 false
             }
             Ok(known) => {
-                if self.rules.same_stream && known.stream != call.stream {
+                if self.rules.same_stream && known.stream_id != call.stream_id {
                     self.report(MisuseKind::WrongStream, call, Some(known), stream);
                 }
                 true
@@ -245,7 +226,7 @@ impl<U: DeviceResource> CheckedState<U> {
             && !error.is_gone()
         {
             let (device, error) = (stream.device().to_string(), error.to_string());
-            emit_deferred(move || event!(warn, %device, %error, "a freed block was not poisoned"));
+            deferred_event!(warn, %device, %error, "a freed block was not poisoned");
         }
     }
 }

@@ -1,81 +1,52 @@
 //! A file that one log writes exclusively.
 
-use crate::sync::trusted::Mutex;
 #[cfg(unix)]
 use std::fs::TryLockError;
-use std::fs::{File, Metadata, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::path::Path;
-
-/// The identity of a file, under all of its names.
-#[derive(Clone, PartialEq)]
-struct FileId {
-    #[cfg(unix)]
-    device_and_inode: (u64, u64),
-    #[cfg(not(unix))]
-    path: std::path::PathBuf,
-}
-
-/// The files that logs of this process write.
-static CLAIMED: Mutex<Vec<FileId>> = Mutex::new(Vec::new());
-
-/// An entry of [`CLAIMED`].
-struct FileClaim(FileId);
-
-impl FileClaim {
-    fn new(id: FileId) -> io::Result<Self> {
-        let mut claimed = CLAIMED.lock();
-        if claimed.contains(&id) {
-            return Err(busy("another log of this process writes it"));
-        }
-        claimed.push(id.clone());
-        Ok(Self(id))
-    }
-}
-
-impl Drop for FileClaim {
-    fn drop(&mut self) {
-        CLAIMED.lock().retain(|claimed| *claimed != self.0);
-    }
-}
 
 /// The writing thread owns it, and drops it after the last row.
 pub(super) struct LogFile {
     file: File,
-    /// `None` for a pipe or a device, which several logs may write.
-    claim: Option<FileClaim>,
+    /// Neither a pipe nor a device, which several logs may write.
+    regular: bool,
 }
 
 impl LogFile {
     /// Creates the file, or truncates one that no other log writes.
     pub(super) fn create(path: &Path) -> io::Result<Self> {
-        // Truncated after the claim: it may be another log's.
-        let file = OpenOptions::new().write(true).create(true).truncate(false).open(path)?;
-        let metadata = file.metadata()?;
-        if !metadata.is_file() {
-            return Ok(Self { file, claim: None });
+        let mut options = OpenOptions::new();
+        // Truncated after the lock: it may be another log's.
+        options.write(true).create(true).truncate(false);
+        #[cfg(windows)]
+        {
+            // In place of a lock, which would exclude readers here: nobody else opens it for writing.
+            const FILE_SHARE_READ: u32 = 1;
+            std::os::windows::fs::OpenOptionsExt::share_mode(&mut options, FILE_SHARE_READ);
         }
-        let claim = FileClaim::new(file_id(path, &metadata)?)?;
-        lock(&file)?;
-        file.set_len(0)?;
-        Ok(Self { file, claim: Some(claim) })
+        let file = options.open(path)?;
+        let regular = file.metadata()?.is_file();
+        if regular {
+            lock(&file)?;
+            file.set_len(0)?;
+        }
+        Ok(Self { file, regular })
     }
 }
 
-fn busy(why: &str) -> io::Error {
-    io::Error::new(io::ErrorKind::ResourceBusy, why)
-}
-
-/// Excludes the logs of other processes, unless the file system has no locks.
+/// Excludes other logs, of this process and of others, unless the file system has no locks.
 #[cfg(unix)]
 fn lock(file: &File) -> io::Result<()> {
     match file.try_lock() {
-        Err(TryLockError::WouldBlock) => Err(busy("another process has it locked for its log")),
+        Err(TryLockError::WouldBlock) => Err(io::Error::new(
+            io::ErrorKind::ResourceBusy,
+            "another log has it locked, in this or another process",
+        )),
         Ok(()) | Err(TryLockError::Error(_)) => Ok(()),
     }
 }
 
-/// None: a lock would exclude readers here.
 #[cfg(not(unix))]
 fn lock(_: &File) -> io::Result<()> {
     Ok(())
@@ -94,21 +65,10 @@ fn is_removed(_: &File) -> io::Result<bool> {
     Ok(false)
 }
 
-#[cfg(unix)]
-fn file_id(_: &Path, metadata: &Metadata) -> io::Result<FileId> {
-    use std::os::unix::fs::MetadataExt;
-    Ok(FileId { device_and_inode: (metadata.dev(), metadata.ino()) })
-}
-
-#[cfg(not(unix))]
-fn file_id(path: &Path, _: &Metadata) -> io::Result<FileId> {
-    Ok(FileId { path: path.canonicalize()? })
-}
-
 impl Drop for LogFile {
     fn drop(&mut self) {
         // Explicit: the child of a fork has the file open too, and its copy would keep the lock.
-        if self.claim.is_some() {
+        if self.regular {
             let _ = self.file.unlock();
         }
     }
@@ -121,7 +81,7 @@ impl Write for LogFile {
 
     fn flush(&mut self) -> io::Result<()> {
         // The system accepts bytes for a removed file, which no reader can open.
-        if self.claim.is_some() && is_removed(&self.file)? {
+        if self.regular && is_removed(&self.file)? {
             let text = "the file was removed, and all rows with it";
             return Err(io::Error::new(io::ErrorKind::NotFound, text));
         }

@@ -26,19 +26,18 @@ pub enum LogFormat {
     /// (bytes),Free Memory,Total Memory,Current Allocs,Start,End,Elapsed,Location`.
     ///
     /// Event Type: `Alloc`, `Alloc failure` or `Free`. Free and Total Memory: bytes, of a query of the
-    /// driver at most 5 ms before the row was written; empty if the query failed. Current Allocs: live
-    /// blocks after this row. Start, End: seconds since the adaptor was built; Elapsed: their
-    /// difference, the duration of the upstream's call. The row of a free has neither End nor Elapsed
-    /// if the free has not returned when the log is flushed, or when 65 536 rows wait for it.
-    /// Location: `file:line`, with [`locations`](crate::LoggingOptions::locations).
+    /// driver some 5 ms at most before the log's thread formatted the row, which is up to some dozen
+    /// milliseconds after the call; empty if the query failed. As the process ends there are no more
+    /// queries, and its last rows have the last answer. Current Allocs: live blocks after this row.
+    /// Start, End: seconds since the adaptor was built; Elapsed: their difference, the duration of the
+    /// upstream's call. The row of a free has neither End nor Elapsed if the free has not returned when
+    /// the log is flushed, or when 65 536 rows wait for it. Location: `file:line`, with
+    /// [`locations`](crate::LoggingOptions::locations).
     Events,
 }
 
 /// The age at which the driver is asked for its free memory again.
 const MEMORY_MAX_AGE: Duration = Duration::from_millis(5);
-
-/// Rows between two checks of that age.
-const ROWS_PER_CHECK: u32 = 64;
 
 /// Nanoseconds.
 const SECOND: u64 = 1_000_000_000;
@@ -70,7 +69,7 @@ impl RowFormat {
             actions: [action(b"Alloc,"), action(b"Alloc failure,"), action(b"Free,")],
             stream: CachedText::new(),
             bytes: CachedText::new(),
-            memory: MemoryColumns { device, text: ShortText::new(b",,"), queried: None, rows: 0 },
+            memory: MemoryColumns { device, text: NO_MEMORY, queried: None, unchecked: true },
             locations,
             live: 0,
             waiting: VecDeque::new(),
@@ -95,6 +94,13 @@ impl RowFormat {
         }
     }
 
+    /// Called where the writing thread may have slept or waited since the last row.
+    pub(super) fn time_passed(&mut self) {
+        if let Self::Events(events) = self {
+            events.memory.unchecked = true;
+        }
+    }
+
     /// Appends the rows that wait for a free to return, without its duration, and gives their number.
     pub(super) fn write_waiting(&mut self, text: &mut TextBuffer, log: &LogQueue) -> u64 {
         let Self::Events(events) = self else { return 0 };
@@ -109,6 +115,9 @@ impl RowFormat {
         }
     }
 }
+
+/// The memory columns without an answer of the driver.
+const NO_MEMORY: ShortText<48> = ShortText::new(b",,");
 
 /// Between a device and an address.
 const POINTER: ShortText<8> = ShortText::new(b",0x");
@@ -165,7 +174,7 @@ impl RmmFormat {
             row.cached(&mut self.start, thread, |row| {
                 row.decimal(thread);
                 row.text(&self.clock);
-                row.six_digits((self.microsecond - self.second) / 1000);
+                row.digits::<6>((self.microsecond - self.second) / 1000);
             });
             row.text(action);
             row.hexadecimal(record.address);
@@ -198,7 +207,7 @@ impl RmmFormat {
             for (value, after) in
                 [(second / 3600 % 24, b':'), (second / 60 % 60, b':'), (second % 60, b'.')]
             {
-                row.two_digits(value);
+                row.digits::<2>(value);
                 row.byte(after);
             }
         });
@@ -211,16 +220,16 @@ struct MemoryColumns {
     /// `,free,total`.
     text: ShortText<48>,
     queried: Option<Instant>,
-    rows: u32,
+    /// The age is to be checked before the next row.
+    unchecked: bool,
 }
 
 impl MemoryColumns {
-    /// Queries the driver again if the columns are too old.
+    /// Queries the driver again if the columns are too old. Asks for their age once between two calls of
+    /// [`RowFormat::time_passed`]: the rows between take some microseconds.
     #[inline]
     fn refresh(&mut self, log: &LogQueue) {
-        let check = self.rows.is_multiple_of(ROWS_PER_CHECK);
-        self.rows = self.rows.wrapping_add(1);
-        if check && !log.is_exiting() {
+        if std::mem::take(&mut self.unchecked) && !log.is_exiting() {
             self.query();
         }
     }
@@ -231,14 +240,15 @@ impl MemoryColumns {
             return;
         }
         self.queried = Some(Instant::now());
-        if let Ok(MemoryInfo { free, total, .. }) = self.device.memory_info() {
-            self.text = ShortText::of(|row| {
+        self.text = match self.device.memory_info() {
+            Ok(MemoryInfo { free, total, .. }) => ShortText::of(|row| {
                 row.byte(b',');
                 row.decimal(free);
                 row.byte(b',');
                 row.decimal(total);
-            });
-        }
+            }),
+            Err(_) => NO_MEMORY,
+        };
     }
 }
 
@@ -317,11 +327,7 @@ impl EventsFormat {
     fn write_row(&mut self, row: &EventRow, text: &mut TextBuffer, log: &LogQueue) {
         self.memory.refresh(log);
         let EventRow { record, live, open } = row;
-        let action = match record.action {
-            Action::Allocate => &self.actions[0],
-            Action::Failure => &self.actions[1],
-            Action::Free | Action::FreeReturned => &self.actions[2],
-        };
+        let action = &self.actions[(record.action as usize).min(Action::Free as usize)];
         text.row(|row| {
             row.text(action);
             row.hexadecimal(record.address);
@@ -371,46 +377,4 @@ fn push_field(text: &mut TextBuffer, field: &str) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn text(write: impl FnOnce(&mut TextBuffer)) -> String {
-        let mut text = TextBuffer::new(0);
-        write(&mut text);
-        String::from_utf8(text.as_bytes().to_vec()).unwrap()
-    }
-
-    #[test]
-    fn fields_are_quoted_if_they_need_it() {
-        assert_eq!(text(|to| push_field(to, "a b.rs:1")), "a b.rs:1");
-        assert_eq!(text(|to| push_field(to, "a, \"b\".rs:1")), "\"a, \"\"b\"\".rs:1\"");
-    }
-
-    #[test]
-    fn the_time_of_day_is_utc() {
-        // 2001-09-09 01:46:40.000001 UTC is a billion seconds and a microsecond after 1970.
-        let mut rmm = RmmFormat::new(1_000_000_000_000_000_000);
-        let record = Record {
-            action: Action::Failure,
-            thread: 7,
-            location: 0,
-            start: 0,
-            end: 1000,
-            address: 0,
-            bytes: 1 << 40,
-            stream: 18,
-        };
-        let row = text(|to| assert_eq!(rmm.add(&record, to), 1));
-        assert_eq!(row, "7,01:46:40.000001,allocate failure,0x0,1099511627776,18\n");
-        // In the same second, in the next one, and a thread that was late.
-        for (end, time) in [
-            (999_999_999, "01:46:40.999999"),
-            (1_000_000_000, "01:46:41.000000"),
-            (999_999_999, "01:46:40.999999"),
-            (80_000_000_000_000, "00:00:00.000000"),
-        ] {
-            let row = text(|to| assert_eq!(rmm.add(&Record { end, ..record }, to), 1));
-            assert!(row.starts_with(&format!("7,{time}")), "{row}");
-        }
-    }
-}
+mod tests;

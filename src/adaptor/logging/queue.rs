@@ -15,12 +15,12 @@
 use super::record::{Action, Record};
 use super::ring::Ring;
 use crate::driver::is_forked_child;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::sync::trusted::{AtomicBool, AtomicU64, Backoff, Condvar, Mutex, Ordering};
 use crate::sync::{Arc, CachePadded, OnceLock, Weak};
 use std::fmt;
 use std::thread::Thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How long the end of the process waits for one log, whose pipe may have no reader.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -165,12 +165,8 @@ impl LogQueue {
 
     /// Waits until all records that were pushed before are written.
     pub(super) fn flush(&self) -> Result<()> {
-        if is_forked_child() {
-            return Err(Error::new(
-                ErrorKind::Forked,
-                "flushing a log of the process that this one was forked from",
-            ));
-        }
+        let what = "flushing a log of the process that this one was forked from";
+        ensure!(!is_forked_child(), Forked, "", "{what}");
         self.flush_within(None);
         match &self.progress.lock().failure {
             None => Ok(()),
@@ -188,16 +184,12 @@ impl LogQueue {
         // Release: a writing thread that reads the request finds the records pushed before.
         let request = self.flush_requests.fetch_add(1, Ordering::AcqRel) + 1;
         self.unpark();
-        let until = limit.map(|limit| Instant::now() + limit);
+        let is_unserved = |progress: &mut LogProgress| progress.served < request && !progress.ended;
         let mut progress = self.progress.lock();
-        while progress.served < request && !progress.ended {
-            match until {
-                None => self.progressed.wait(&mut progress),
-                Some(until) => {
-                    if self.progressed.wait_until(&mut progress, until).timed_out() {
-                        return;
-                    }
-                }
+        match limit {
+            None => self.progressed.wait_while(&mut progress, is_unserved),
+            Some(limit) => {
+                self.progressed.wait_while_for(&mut progress, is_unserved, limit);
             }
         }
     }

@@ -15,6 +15,10 @@ pub(super) enum Action {
     FreeReturned,
 }
 
+impl Action {
+    const ALL: [Self; 4] = [Self::Allocate, Self::Failure, Self::Free, Self::FreeReturned];
+}
+
 /// One call. With the sequence number of its slot it fills a cache line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Record {
@@ -43,16 +47,8 @@ impl Record {
 
     #[inline]
     pub(super) fn from_words(words: [u64; WORDS]) -> Self {
-        const ALLOCATE: u64 = Action::Allocate as u64;
-        const FAILURE: u64 = Action::Failure as u64;
-        const FREE: u64 = Action::Free as u64;
         let [action, numbers, start, end, address, bytes, stream] = words;
-        let action = match action {
-            ALLOCATE => Action::Allocate,
-            FAILURE => Action::Failure,
-            FREE => Action::Free,
-            _ => Action::FreeReturned,
-        };
+        let action = Action::ALL[action as usize % Action::ALL.len()];
         let (thread, location) = (numbers as u32, (numbers >> 32) as u32);
         Self { action, thread, location, start, end, address, bytes, stream }
     }

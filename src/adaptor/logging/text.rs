@@ -71,11 +71,7 @@ impl<const N: usize> ShortText<N> {
     /// The text must fit.
     pub(super) const fn new(text: &[u8]) -> Self {
         let mut short = Self { text: [0; N], length: text.len() };
-        let mut at = 0;
-        while at < text.len() {
-            short.text[at] = text[at];
-            at += 1;
-        }
+        short.text.split_at_mut(text.len()).0.copy_from_slice(text);
         short
     }
 
@@ -198,19 +194,13 @@ impl RowWriter<'_> {
     #[inline(never)]
     fn long_decimal(&mut self, value: u64) {
         self.decimal(value / 100_000_000);
-        self.word(decimal_digits(value % 100_000_000) + ZEROS, 8);
+        self.digits::<8>(value % 100_000_000);
     }
 
-    /// A number below a million, with leading zeros.
+    /// A number of at most `N` digits, eight at most, with leading zeros.
     #[inline]
-    pub(super) fn six_digits(&mut self, value: u64) {
-        self.word((decimal_digits(value) + ZEROS) >> 16, 6);
-    }
-
-    /// A number below a hundred, with leading zeros.
-    #[inline]
-    pub(super) fn two_digits(&mut self, value: u64) {
-        self.word((decimal_digits(value) + ZEROS) >> 48, 2);
+    pub(super) fn digits<const N: usize>(&mut self, value: u64) {
+        self.word((decimal_digits(value) + ZEROS) >> (64 - 8 * N), N);
     }
 
     #[inline]
@@ -231,97 +221,9 @@ impl RowWriter<'_> {
         let fraction = nanoseconds % 1_000_000_000;
         let first = b'0' + (fraction / 100_000_000) as u8;
         self.word(u64::from_le_bytes([b'.', first, 0, 0, 0, 0, 0, 0]), 2);
-        self.word(decimal_digits(fraction % 100_000_000) + ZEROS, 8);
+        self.digits::<8>(fraction % 100_000_000);
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn row(write: impl FnOnce(&mut RowWriter<'_>)) -> String {
-        let mut text = TextBuffer::new(0);
-        text.row(write);
-        String::from_utf8(text.as_bytes().to_vec()).unwrap()
-    }
-
-    #[test]
-    fn numbers_are_written_as_format_writes_them() {
-        let powers = (0..20).map(|exponent| 10_u64.pow(exponent));
-        let bits = (0..64).map(|bit| 1 << bit);
-        let odd = (0..200_u64).map(|step| step.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (step % 60));
-        for near in powers.chain(bits).chain(odd) {
-            for value in [near.wrapping_sub(1), near, near.wrapping_add(1)] {
-                assert_eq!(row(|to| to.decimal(value)), format!("{value}"));
-                assert_eq!(row(|to| to.hexadecimal(value)), format!("{value:x}"));
-                assert_eq!(
-                    row(|to| to.six_digits(value % 1_000_000)),
-                    format!("{:06}", value % 1_000_000)
-                );
-                assert_eq!(row(|to| to.two_digits(value % 100)), format!("{:02}", value % 100));
-                let (whole, rest) = (value / 1_000_000_000, value % 1_000_000_000);
-                assert_eq!(row(|to| to.seconds(value)), format!("{whole}.{rest:09}"));
-            }
-        }
-        for value in 0..1_000_000 {
-            let digits = (decimal_digits(value * 97) + ZEROS).to_le_bytes();
-            assert_eq!(digits, format!("{:08}", value * 97).as_bytes());
-        }
-    }
-
-    #[test]
-    fn rows_and_long_text_stand_one_after_the_other() {
-        let mut text = TextBuffer::new(16);
-        let long = [b'x'; 5000];
-        for _ in 0..100 {
-            text.row(|to| to.text(&ShortText::<8>::new(b"ab")));
-            text.push(&long);
-        }
-        assert_eq!(text.len(), 100 * 5002);
-        assert!(
-            text.as_bytes().chunks(5002).all(|part| part.starts_with(b"ab") && part[2..] == long)
-        );
-        text.clear();
-        assert_eq!(text.as_bytes(), b"");
-    }
-
-    #[test]
-    fn a_short_text_is_what_was_written() {
-        let short = ShortText::<24>::of(|to| to.decimal(1 << 40));
-        assert_eq!(row(|to| (0..2).for_each(|_| to.text(&short))), "10995116277761099511627776");
-    }
-
-    #[test]
-    fn a_number_again_is_written_as_before() {
-        let mut last = CachedText::<24>::new();
-        for number in [0, 0, 1 << 60, 1 << 60, 7, 7, 0] {
-            let mut written = 0;
-            for _ in 0..3 {
-                let text = row(|to| {
-                    to.cached(&mut last, number, |to| {
-                        written += 1;
-                        to.decimal(number);
-                    });
-                });
-                assert_eq!(text, format!("{number}"));
-            }
-            assert!(written <= 1);
-        }
-    }
-
-    #[test]
-    fn the_widest_row_has_room() {
-        let widest = row(|to| {
-            for _ in 0..3 {
-                to.seconds(u64::MAX);
-            }
-            for _ in 0..7 {
-                to.decimal(u64::MAX);
-            }
-            to.hexadecimal(u64::MAX);
-            to.text(&ShortText::<32>::new(b"Alloc failure,0x-,,,,,,,,,,,"));
-        });
-        // A whole array may be stored past the end of a row.
-        assert!(widest.len() > 240 && widest.len() + 64 < ROW);
-    }
-}
+mod tests;

@@ -51,6 +51,7 @@ impl LogOutput {
         }
         let Self { out, text, .. } = self;
         let written = call_writer(|| out.write_all(text.as_bytes()));
+        self.format.time_passed();
         self.text.clear();
         self.unflushed = true;
         self.check(written);
@@ -112,6 +113,7 @@ pub(super) fn run(log: &Arc<LogQueue>, mut output: LogOutput) {
         // Before the drain: records pushed before a request are in the ring now, and the drain takes
         // as many as the ring holds.
         let (requests, closing) = (log.flush_requests(), log.is_closing());
+        output.format.time_passed();
         let taken = log.drain(|record| output.add(&record, log));
         let emptied = taken < log.capacity();
         let ended = closing && emptied;

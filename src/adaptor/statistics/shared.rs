@@ -1,24 +1,15 @@
 //! The counters of all threads.
 
-use super::counters::{Counter, Counters};
+use super::counters::Counters;
 use crate::driver::is_forked_child;
 use crate::sync::BiasedMutex;
+use std::fmt;
 
 /// Counters that all threads change and read as a whole: so peaks are exact, and what is read was true
 /// at one moment.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct SharedCounters {
-    counters: BiasedMutex<SpacedCounters>,
-}
-
-/// Both counters with a gap between them. Side by side, one's total and the other's current are
-/// changed as a pair, and what a free writes by itself is slow to read as a half of it.
-#[derive(Debug, Default)]
-#[repr(C)]
-struct SpacedCounters {
-    bytes: Counter,
-    _gap: u64,
-    blocks: Counter,
+    counters: BiasedMutex<Counters>,
 }
 
 impl SharedCounters {
@@ -57,16 +48,13 @@ impl SharedCounters {
         if is_forked_child() {
             return Counters::default();
         }
-        let copy = |all: &SpacedCounters| Counters { bytes: all.bytes, allocations: all.blocks };
-        // SAFETY: `copy` uses no mutex.
-        unsafe { self.counters.read(|all, _| copy(all)) }
+        // SAFETY: a copy uses no mutex.
+        unsafe { self.counters.read(|all, _| *all) }
     }
 }
 
-impl SpacedCounters {
-    #[inline(always)]
-    fn change(&mut self, bytes: i64, blocks: i64) {
-        self.bytes.change(bytes, blocks);
-        self.blocks.change(blocks, blocks);
+impl fmt::Debug for SharedCounters {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.read().fmt(f)
     }
 }

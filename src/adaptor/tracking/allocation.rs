@@ -2,6 +2,7 @@
 
 use crate::adaptor::call_stack::CallStack;
 use crate::adaptor::caller::Caller;
+use crate::resource::impls::getters;
 use std::fmt;
 use std::thread::ThreadId;
 use std::time::Duration;
@@ -30,44 +31,34 @@ pub struct Allocation {
     pub(super) number: u64,
     pub(super) address: u64,
     pub(super) bytes: usize,
-    pub(super) stream: u64,
-    pub(super) thread: ThreadId,
+    pub(super) stream_id: u64,
+    pub(super) thread_id: ThreadId,
     pub(super) after: Duration,
     pub(super) backtrace: Option<CallStack>,
 }
 
 impl Allocation {
-    /// The number of allocations that the adaptor handed out before it.
-    pub fn number(&self) -> u64 {
-        self.number
-    }
+    getters! {
+        /// The number of allocations that the adaptor handed out before it.
+        number: u64;
 
-    /// The device's address of the first byte.
-    pub fn address(&self) -> u64 {
-        self.address
-    }
+        /// The device's address of the first byte.
+        address: u64;
 
-    /// The block's size in bytes, at least the bytes asked.
-    pub fn bytes(&self) -> usize {
-        self.bytes
-    }
+        /// The block's size in bytes, at least the bytes asked.
+        bytes: usize;
 
-    /// The [number](crate::Stream::id) of the stream that it was allocated on.
-    pub fn stream_id(&self) -> u64 {
-        self.stream
-    }
+        /// The [number](crate::Stream::id) of the stream that it was allocated on.
+        stream_id: u64;
 
-    /// The thread that allocated it.
-    pub fn thread_id(&self) -> ThreadId {
-        self.thread
-    }
+        /// The thread that allocated it.
+        thread_id: ThreadId;
 
-    /// The time of the allocation since the adaptor was made, to about a microsecond. It is a count of
-    /// the processor where that has a constant rate; each list converts it by the average rate until
-    /// then, so that two lists may differ by some nanoseconds. After the machine slept it is wrong,
-    /// but never negative nor in the future.
-    pub fn after(&self) -> Duration {
-        self.after
+        /// The time of the allocation since the adaptor was made, to about a microsecond. It is a count
+        /// of the processor where that has a constant rate; each list converts it by the average rate
+        /// until then, so that two lists may differ by some nanoseconds. After the machine slept it is
+        /// wrong, but never negative nor in the future.
+        after: Duration;
     }
 
     /// The functions that allocated it, if the adaptor captures backtraces.
@@ -94,7 +85,7 @@ impl fmt::Display for Allocation {
         write!(
             f,
             "{} bytes at {:#x}, on stream {} by {:?}, after {:?}",
-            self.bytes, self.address, self.stream, self.thread, self.after
+            self.bytes, self.address, self.stream_id, self.thread_id, self.after
         )?;
         match self.origin() {
             Some(origin) => write!(f, ", {origin}"),

@@ -7,9 +7,9 @@ mod table;
 
 pub use allocation::Allocation;
 
-use super::forward::{adaptor, forward};
 use crate::error::Result;
 use crate::layout::DeviceLayout;
+use crate::resource::impls::{adaptor, forward, setters};
 use crate::resource::{DeviceBlock, DeviceResource};
 use crate::stream::Stream;
 use crate::sync::Arc;
@@ -78,23 +78,22 @@ adaptor!(TrackingAdaptor, state.upstream, backtraces);
 #[must_use = "options make nothing until `build`"]
 pub struct TrackingOptions<U> {
     upstream: U,
-    backtraces: bool,
+    capture_backtraces: bool,
 }
 
 impl<U: DeviceResource> TrackingOptions<U> {
-    /// Whether each allocation keeps its backtrace, whatever `RUST_BACKTRACE` says: the addresses of at
-    /// most 128 frames, in 8 bytes of host memory each. `false` by default.
-    ///
-    /// The system's unwinder takes some 100 ns a frame. A report looks up functions and lines.
-    pub fn capture_backtraces(mut self, capture: bool) -> Self {
-        self.backtraces = capture;
-        self
+    setters! {
+        /// Whether each allocation keeps its backtrace, whatever `RUST_BACKTRACE` says: the addresses of
+        /// at most 128 frames, in 8 bytes of host memory each. `false` by default.
+        ///
+        /// The system's unwinder takes some 100 ns a frame. A report looks up functions and lines.
+        capture_backtraces: bool;
     }
 
     /// The adaptor.
     pub fn build(self) -> TrackingAdaptor<U> {
         let table = TrackingTable::new(self.upstream.device());
-        let Self { upstream, backtraces } = self;
+        let Self { upstream, capture_backtraces: backtraces } = self;
         TrackingAdaptor { state: Arc::new(TrackingState { table, backtraces, upstream }) }
     }
 }
@@ -107,7 +106,7 @@ impl<U: DeviceResource> TrackingAdaptor<U> {
 
     /// The options, with their defaults.
     pub fn builder(upstream: U) -> TrackingOptions<U> {
-        TrackingOptions { upstream, backtraces: false }
+        TrackingOptions { upstream, capture_backtraces: false }
     }
 }
 

@@ -10,24 +10,15 @@ pub(super) struct TrackedBlock {
     pub(super) address: u64,
     pub(super) bytes: usize,
     pub(super) number: u64,
-    pub(super) stream: u64,
-    pub(super) thread: ThreadId,
+    pub(super) stream_id: u64,
+    pub(super) thread_id: ThreadId,
     pub(super) ticks: u64,
     pub(super) backtrace: Option<CallStack>,
 }
 
-/// The rest of a [`TrackedBlock`] that left the table.
-pub(super) struct RemovedBlock {
-    pub(super) bytes: usize,
-    /// Frees host memory: the caller drops it outside the table.
-    _backtrace: Option<CallStack>,
-}
-
-impl From<TrackedBlock> for RemovedBlock {
-    fn from(TrackedBlock { bytes, backtrace, .. }: TrackedBlock) -> Self {
-        Self { bytes, _backtrace: backtrace }
-    }
-}
+/// Of a [`TrackedBlock`] that left the table: its bytes, and its backtrace, which frees host memory. So
+/// the caller drops it outside the table.
+pub(super) type Removed = (usize, Option<CallStack>);
 
 /// The smallest capacity of a shard with entries.
 const MIN_CAPACITY: usize = 32;
@@ -63,7 +54,7 @@ impl TrackingShard {
 
     /// Numbers the block, and inserts it.
     #[inline]
-    pub(super) fn add(&mut self, mut block: TrackedBlock) -> Option<RemovedBlock> {
+    pub(super) fn add(&mut self, mut block: TrackedBlock) -> Option<Removed> {
         block.number = self.next_number;
         self.next_number += 1;
         self.insert(block)
@@ -71,19 +62,19 @@ impl TrackingShard {
 
     /// Inserts a block where there [is room](Self::has_room), and gives the one that it replaces.
     #[inline]
-    pub(super) fn insert(&mut self, block: TrackedBlock) -> Option<RemovedBlock> {
+    pub(super) fn insert(&mut self, block: TrackedBlock) -> Option<Removed> {
         self.bytes += block.bytes;
         let before = self.blocks.insert(block.address, block)?;
         self.bytes -= before.bytes;
-        Some(before.into())
+        Some((before.bytes, before.backtrace))
     }
 
     #[inline]
-    pub(super) fn remove(&mut self, address: u64) -> Option<RemovedBlock> {
+    pub(super) fn remove(&mut self, address: u64) -> Option<Removed> {
         let block = self.blocks.remove(&address)?;
         // The bytes that were added: a wrong size of the free's caller cannot underflow the sum.
         self.bytes -= block.bytes;
-        Some(block.into())
+        Some((block.bytes, block.backtrace))
     }
 
     pub(super) fn blocks(&self) -> impl Iterator<Item = &TrackedBlock> {
@@ -107,33 +98,4 @@ pub(super) fn map_with_capacity(capacity: usize) -> AddressMap<u64, TrackedBlock
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn block(address: u64, bytes: usize) -> TrackedBlock {
-        let thread = std::thread::current().id();
-        TrackedBlock { address, number: 0, bytes, stream: 0, thread, ticks: 0, backtrace: None }
-    }
-
-    #[test]
-    fn insertions_allocate_no_host_memory() {
-        let mut shard = TrackingShard::default();
-        for address in 0..10_000 {
-            let needed = shard.needed_capacity();
-            assert_eq!(needed == 0, shard.has_room());
-            if needed > 0 {
-                shard.grow_into(&mut map_with_capacity(needed));
-            }
-            let capacity = shard.blocks.capacity();
-            assert!(shard.insert(block(address, 2)).is_none());
-            assert_eq!(shard.blocks.capacity(), capacity);
-        }
-        assert_eq!((shard.bytes(), shard.blocks().count()), (20_000, 10_000));
-        assert_eq!(shard.insert(block(7, 5)).map(|removed| removed.bytes), Some(2));
-        assert_eq!(shard.remove(7).map(|removed| removed.bytes), Some(5));
-        assert!(shard.remove(7).is_none());
-        assert_eq!(shard.bytes(), 19_998);
-        assert_eq!(shard.take().count(), 9999);
-        assert_eq!((shard.bytes(), shard.blocks().count()), (0, 0));
-    }
-}
+mod tests;

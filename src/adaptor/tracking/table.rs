@@ -16,10 +16,10 @@
 
 use super::allocation::Allocation;
 use super::clock::TickClock;
-use super::shard::{RemovedBlock, TrackedBlock, TrackingShard, map_with_capacity};
+use super::shard::{Removed, TrackedBlock, TrackingShard, map_with_capacity};
 use crate::adaptor::call_stack::CallStack;
 use crate::adaptor::shards::Shards;
-use crate::debug_log::{emit_deferred, event};
+use crate::debug_log::{deferred_event, event};
 use crate::device::Device;
 use crate::driver::is_forked_child;
 use crate::resource::DeviceBlock;
@@ -111,10 +111,11 @@ impl TrackingTable {
         if block.is_empty() || is_forked_child() {
             return;
         }
-        let (address, bytes, stream) = (block.address(), block.bytes(), stream.id());
+        let (address, bytes, stream_id) = (block.address(), block.bytes(), stream.id());
         let backtrace = if backtraces { Some(CallStack::capture()) } else { None };
-        let (ticks, thread) = (self.clock.ticks(), this_thread());
-        let block = TrackedBlock { address, number: 0, bytes, stream, thread, ticks, backtrace };
+        let (ticks, thread_id) = (self.clock.ticks(), this_thread());
+        let block =
+            TrackedBlock { address, number: 0, bytes, stream_id, thread_id, ticks, backtrace };
         let mut block = Some(block);
         let mut replaced = None;
         let add = |shard: &mut TrackingShard| {
@@ -129,13 +130,13 @@ impl TrackingTable {
         if let Some(block) = block {
             replaced = self.add_slow(block);
         }
-        if let Some(replaced) = replaced {
-            self.count_bad_free(BadFree::Bypassing, address, replaced.bytes, None);
+        if let Some((bytes, _)) = replaced {
+            self.count_bad_free(BadFree::Bypassing, address, bytes, None);
         }
     }
 
     #[inline(never)]
-    fn add_slow(&self, block: TrackedBlock) -> Option<RemovedBlock> {
+    fn add_slow(&self, block: TrackedBlock) -> Option<Removed> {
         let mut block = Some(block);
         let mut replaced = None;
         let mut larger = map_with_capacity(0);
@@ -190,12 +191,12 @@ impl TrackingTable {
         }
     }
 
-    fn add_to_shard(&self, mut block: TrackedBlock) -> Option<RemovedBlock> {
+    fn add_to_shard(&self, mut block: TrackedBlock) -> Option<Removed> {
         block.number = self.next_number.fetch_add(1, Ordering::Relaxed);
         self.insert_in_shard(block)
     }
 
-    fn insert_in_shard(&self, block: TrackedBlock) -> Option<RemovedBlock> {
+    fn insert_in_shard(&self, block: TrackedBlock) -> Option<Removed> {
         let mut shard = self.shards.of(block.address);
         let needed = shard.needed_capacity();
         if needed > 0 {
@@ -218,13 +219,13 @@ impl TrackingTable {
             None => self.remove_slow(address),
         };
         match found {
-            Some(found) if found.bytes == block.bytes() => block,
-            found => self.correct(block, found.as_ref().map(|found| found.bytes)),
+            Some((bytes, _)) if bytes == block.bytes() => block,
+            found => self.correct(block, found.map(|(bytes, _)| bytes)),
         }
     }
 
     #[inline(never)]
-    fn remove_slow(&self, address: u64) -> Option<RemovedBlock> {
+    fn remove_slow(&self, address: u64) -> Option<Removed> {
         // SAFETY: `remove` calls no code of others (INV-2).
         let removed = unsafe { self.with_first(|shard| shard.remove(address)) };
         removed.unwrap_or_else(|| self.shards.of(address).remove(address))
@@ -252,9 +253,7 @@ impl TrackingTable {
     fn count_bad_free(&self, kind: BadFree, address: u64, bytes: usize, allocated: Option<usize>) {
         if self.bad_frees[kind as usize].fetch_add(1, Ordering::Relaxed) == 0 {
             let (device, warning) = (self.device.to_string(), kind.warning());
-            emit_deferred(move || {
-                event!(warn, %device, address, bytes, allocated, "{warning}");
-            });
+            deferred_event!(warn, %device, address, bytes, allocated, "{warning}");
         }
     }
 
@@ -286,9 +285,10 @@ impl TrackingTable {
         blocks.sort_unstable_by_key(|block: &TrackedBlock| block.number);
         let time = self.clock.converter();
         let allocation = |block| {
-            let TrackedBlock { number, address, bytes, stream, thread, ticks, backtrace } = block;
+            let TrackedBlock { number, address, bytes, stream_id, thread_id, ticks, backtrace } =
+                block;
             let after = time(ticks);
-            Allocation { number, address, bytes, stream, thread, after, backtrace }
+            Allocation { number, address, bytes, stream_id, thread_id, after, backtrace }
         };
         blocks.into_iter().map(allocation).collect()
     }

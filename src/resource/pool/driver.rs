@@ -18,7 +18,7 @@ use crate::sync::trusted::{AtomicBool, Mutex, Ordering};
 
 /// The upstream resource, and the streams and events of its device.
 pub(super) struct PoolDriver<U> {
-    resource: U,
+    pub(super) resource: U,
     /// Of every block of upstream.
     alignment: usize,
     /// A stream of the pool's own, for memory that is to be complete.
@@ -26,7 +26,7 @@ pub(super) struct PoolDriver<U> {
     device_lost: AtomicBool,
     /// `Some` if a tool takes NVTX's memory extension. The pool has no magazines then, so that each
     /// block comes by here.
-    sanitizer: Option<SanitizerHooks>,
+    pub(super) sanitizer: Option<SanitizerHooks>,
 }
 
 impl<U: DeviceResource> PoolDriver<U> {
@@ -34,14 +34,6 @@ impl<U: DeviceResource> PoolDriver<U> {
         let sanitizer = SanitizerHooks::find(resource.device());
         let (own_stream, device_lost) = (Mutex::new(None), AtomicBool::new(false));
         Self { resource, alignment, own_stream, device_lost, sanitizer }
-    }
-
-    pub(super) fn resource(&self) -> &U {
-        &self.resource
-    }
-
-    pub(super) fn sanitizer(&self) -> Option<&SanitizerHooks> {
-        self.sanitizer.as_ref()
     }
 
     /// Whether this is the first error of a lost device: all later calls fail as well.

@@ -3,7 +3,7 @@
 use crate::error::{Result, ensure};
 use crate::layout::DEFAULT_ALIGNMENT;
 use crate::pool::{MissStep, Settings};
-use crate::resource::options::setters;
+use crate::resource::impls::setters;
 
 /// The maximum of a pool that has none.
 pub(super) const UNLIMITED: usize = isize::MAX as usize & !0xfff;
@@ -141,19 +141,15 @@ impl<U> PoolOptions<U> {
             "leave the maximum size out for a pool without one",
             "a pool was asked to hold no more than 0 bytes"
         );
-        ensure!(
-            initial_size <= maximum,
-            InvalidArgument,
-            "make the maximum size larger",
-            "a pool's initial size, {initial_size}, is more than its maximum, {maximum}"
-        );
         let soft_limit = self.soft_limit.unwrap_or(maximum);
-        ensure!(
-            soft_limit <= maximum,
-            InvalidArgument,
-            "make the maximum size larger",
-            "a pool's soft limit, {soft_limit}, is more than its maximum, {maximum}"
-        );
+        for (name, bytes) in [("initial size", initial_size), ("soft limit", soft_limit)] {
+            ensure!(
+                bytes <= maximum,
+                InvalidArgument,
+                "make the maximum size larger",
+                "a pool's {name}, {bytes}, is more than its maximum, {maximum}"
+            );
+        }
         ensure!(
             self.growth_step != Some(0),
             InvalidArgument,
