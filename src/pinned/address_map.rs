@@ -11,10 +11,10 @@
 //! | `SLABS_REMOVED` | how many slabs have left the map | the thread that removed one, after that |
 //! | `RECENT`, `RECENT_BY_PART`, `NEXT` | the slabs that a thread remembers | that thread |
 
-use super::batch::{Batch, FreedBlock, pointer_to, units_of};
+use super::batch::{Batch, FreedBlock, pointer_to};
 use super::source::HostSource;
 use super::thread_cache::PoolKey;
-use crate::debug_log::{emit_deferred, event};
+use crate::debug_log::deferred_event;
 use crate::device::Device;
 use crate::driver::{is_forked_child, not_forked};
 use crate::error::{Error, ErrorKind, Result};
@@ -71,7 +71,7 @@ pub(super) trait SlabOwner: fmt::Debug + Send + Sync {
     unsafe fn free_slow(&self, block: FreedBlock, fenced: bool);
 
     /// Takes a batch of freed blocks that no fence covers.
-    fn quarantine(&self, batch: Box<Batch>);
+    fn quarantine(&self, batch: Batch);
 }
 
 impl Range {
@@ -120,13 +120,11 @@ pub(super) unsafe fn free(pointer: NonNull<u8>, layout: Layout) {
     }
     let address = pointer.addr().get();
     let Some(range) = find(address) else {
-        return emit_deferred(move || {
-            event!(
-                error,
-                address = format_args!("{address:#x}"),
-                "a pointer was freed that is no page-locked block of this process: ignored"
-            );
-        });
+        return deferred_event!(
+            error,
+            address = format_args!("{address:#x}"),
+            "a pointer was freed that is no page-locked block of this process: ignored"
+        );
     };
     match &range.owner {
         Owner::Source(source) => {
@@ -138,8 +136,7 @@ pub(super) unsafe fn free(pointer: NonNull<u8>, layout: Layout) {
         }
         Owner::Pool(pool) => {
             remember_slab(address, &range, pool.key());
-            if let Some(units) = units_of(layout.size()) {
-                let block = FreedBlock { address, units };
+            if let Some(block) = FreedBlock::new(address, layout.size()) {
                 // SAFETY: the caller's promise, and the block lies in a slab of this pool.
                 unsafe { pool.free_slow(block, pool.key().fenced) }
             }
@@ -158,7 +155,7 @@ pub(super) fn remove_slab(base: usize) {
 }
 
 /// The device's address of a byte in a mapped block, and the range of it.
-fn map_address(pointer: NonNull<u8>) -> Result<(u64, Arc<Range>)> {
+pub(super) fn map_address(pointer: NonNull<u8>) -> Result<(u64, Arc<Range>)> {
     not_forked("page-locked memory")?;
     let address = pointer.addr().get();
     let range = find(address).ok_or_else(|| {
@@ -178,11 +175,6 @@ fn map_address(pointer: NonNull<u8>) -> Result<(u64, Arc<Range>)> {
         }
     };
     Ok((base + (address - range.base) as u64, range))
-}
-
-/// The device's address of a byte in a mapped block.
-pub(super) fn address_of(pointer: NonNull<u8>) -> Result<u64> {
-    map_address(pointer).map(|(address, _)| address)
 }
 
 /// The device's address of mapped memory, and the device whose address it is.

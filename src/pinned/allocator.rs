@@ -4,7 +4,7 @@
 use super::address_map::{self, Owner, recent_pool};
 use super::batch::{Batch, FreedBlock, pointer_to, units_of};
 use super::thread_cache;
-use crate::debug_log::{emit_deferred, event};
+use crate::debug_log::deferred_event;
 use crate::driver::is_forked_child;
 use crate::error::{Error, Result};
 use crate::sync::trusted::thread_local;
@@ -38,7 +38,7 @@ pub fn last_error() -> Option<Error> {
 pub(crate) fn remember(error: Error) {
     // Logged, since the caller sees an `AllocError` without a reason, or an abort.
     let text = error.to_string();
-    emit_deferred(move || event!(warn, error = %text, "a host allocation failed"));
+    deferred_event!(warn, error = %text, "a host allocation failed");
     let _ = LAST_ERROR.try_with(|last| *last.borrow_mut() = Some(error));
 }
 
@@ -87,13 +87,14 @@ pub(crate) unsafe trait HostAllocator {
     /// As `Allocator::deallocate`.
     #[inline(always)]
     unsafe fn free_fast(&self, pointer: NonNull<u8>, layout: Layout) -> bool {
-        let Some(units) = units_of(layout.size()) else { return layout.size() == 0 };
+        let address = pointer.addr().get();
+        let Some(block) = FreedBlock::new(address, layout.size()) else {
+            return layout.size() == 0;
+        };
         if is_forked_child() {
             return true;
         }
-        let address = pointer.addr().get();
         let Some(key) = recent_pool(address) else { return false };
-        let block = FreedBlock { address, units };
         // SAFETY: the slab around the live block is this pool's, and the caller gives the block up.
         unsafe { thread_cache::free(key, block, |batch| quarantine_at(address, batch)) }
     }
@@ -173,7 +174,7 @@ pub(crate) unsafe fn free<A: HostAllocator + ?Sized>(
 /// Puts a full batch into the quarantine of the pool that has the block at `address`.
 #[cold]
 #[inline(never)]
-fn quarantine_at(address: usize, batch: Box<Batch>) {
+fn quarantine_at(address: usize, batch: Batch) {
     let _ = shielded(|| {
         if let Some(range) = address_map::find(address)
             && let Owner::Pool(pool) = &range.owner

@@ -1,6 +1,6 @@
 //! Page-locked memory of one device, each block from the driver.
 
-use super::address_map::{self, address_of};
+use super::address_map::{self, map_address};
 use super::allocator::{self, HostAllocator, implement_allocators};
 use super::source::HostSource;
 use crate::device::Device;
@@ -210,8 +210,8 @@ pub(super) fn allocate_device_block(
         None => allocator.allocate_slow(host_layout)?,
     };
     let pointer = block.cast::<u8>();
-    match address_of(pointer) {
-        Ok(address) => Ok(DeviceBlock::new(address, layout.bytes(), token(pointer))),
+    match map_address(pointer) {
+        Ok((address, _)) => Ok(DeviceBlock::new(address, layout.bytes(), token(pointer))),
         Err(error) => {
             // SAFETY: allocated above, and nothing else has the pointer.
             unsafe { allocator::free(allocator, pointer, host_layout) };
