@@ -179,7 +179,7 @@ pub(super) fn map_address(pointer: NonNull<u8>) -> Result<(u64, Arc<Range>)> {
 
 /// The device's address of mapped memory, and the device whose address it is.
 pub(crate) fn device_address(pointer: NonNull<u8>) -> Result<(u64, Device)> {
-    map_address(pointer).map(|(address, range)| (address, range.source().device().clone()))
+    map_address(pointer).map(|(address, range)| (address, range.source().device.clone()))
 }
 
 /// Slabs that a thread remembers.

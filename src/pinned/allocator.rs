@@ -109,6 +109,26 @@ pub(crate) unsafe trait HostAllocator {
         unsafe { address_map::free(pointer, layout) }
     }
 
+    /// A block of any size, by the slow path.
+    fn allocate_any(&self, layout: Layout) -> Result<NonNull<[u8]>> {
+        match layout.size() {
+            0 => Ok(NonNull::slice_from_raw_parts(layout.dangling_ptr(), 0)),
+            _ => self.allocate_slow(layout),
+        }
+    }
+
+    /// Frees a block of any size, by the slow path.
+    ///
+    /// # Safety
+    ///
+    /// As `Allocator::deallocate`.
+    unsafe fn free_any(&self, pointer: NonNull<u8>, layout: Layout) {
+        if layout.size() != 0 {
+            // SAFETY: the caller's promise.
+            unsafe { self.free_slow(pointer, layout) }
+        }
+    }
+
     /// Grows or shrinks a block: in place if it has the room and the alignment, else into a new one.
     /// An error leaves the old block as it was.
     ///
@@ -127,7 +147,7 @@ pub(crate) unsafe trait HostAllocator {
         {
             return Ok(NonNull::slice_from_raw_parts(pointer, new.size()));
         }
-        let target = match allocate(self, new) {
+        let target = match self.allocate_any(new) {
             // The move was to save memory, and there is none to move to.
             Err(_) if here && new.size() <= old.size() => {
                 return Ok(NonNull::slice_from_raw_parts(pointer, new.size()));
@@ -139,35 +159,8 @@ pub(crate) unsafe trait HostAllocator {
         // `new.size()`, and two live blocks do not overlap.
         unsafe { std::ptr::copy_nonoverlapping(pointer.as_ptr(), target.as_ptr().cast(), bytes) };
         // SAFETY: the block's contents have moved, and the caller gives it up on success.
-        unsafe { free(self, pointer, old) };
+        unsafe { self.free_any(pointer, old) };
         Ok(target)
-    }
-}
-
-/// A block of any size, by the slow path.
-pub(crate) fn allocate<A: HostAllocator + ?Sized>(
-    allocator: &A,
-    layout: Layout,
-) -> Result<NonNull<[u8]>> {
-    if layout.size() == 0 {
-        return Ok(NonNull::slice_from_raw_parts(layout.dangling_ptr(), 0));
-    }
-    allocator.allocate_slow(layout)
-}
-
-/// Frees a block of any size, by the slow path.
-///
-/// # Safety
-///
-/// As `Allocator::deallocate`.
-pub(crate) unsafe fn free<A: HostAllocator + ?Sized>(
-    allocator: &A,
-    pointer: NonNull<u8>,
-    layout: Layout,
-) {
-    if layout.size() != 0 {
-        // SAFETY: the caller's promise.
-        unsafe { allocator.free_slow(pointer, layout) }
     }
 }
 
@@ -227,7 +220,7 @@ macro_rules! implement_allocator {
                 fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, api::AllocError> {
                     match self.allocate_fast(layout) {
                         Some(block) => Ok(block),
-                        None => shielded(|| core::allocate(self, layout)),
+                        None => shielded(|| self.allocate_any(layout)),
                     }
                 }
 
@@ -236,7 +229,7 @@ macro_rules! implement_allocator {
                     // SAFETY: the caller's promise.
                     if !unsafe { self.free_fast(pointer, layout) } {
                         // SAFETY: as above, and nothing was done yet.
-                        let _ = shielded(|| Ok(unsafe { core::free(self, pointer, layout) }));
+                        let _ = shielded(|| Ok(unsafe { self.free_any(pointer, layout) }));
                     }
                 }
 

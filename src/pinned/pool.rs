@@ -94,7 +94,7 @@ impl PinnedPool {
 
     /// The resource that its slabs come from.
     pub fn upstream(&self) -> &PinnedResource {
-        &self.core().upstream
+        &self.core().options.upstream
     }
 
     /// The numbers of the pool now. Exact while no other thread uses it.
@@ -128,9 +128,9 @@ impl PinnedPoolOptions {
     /// entries; [`ErrorKind::OutOfMemory`](crate::ErrorKind::OutOfMemory) if there is no room for the
     /// initial size; [`ErrorKind::Forked`](crate::ErrorKind::Forked) in the child of a fork.
     pub fn build(self) -> Result<PinnedPool> {
-        let (upstream, settings, initial_size) = self.check()?;
+        let initial_size = self.check()?;
         // From here on a failure closes the pool.
-        let pool = PinnedPool { handle: Arc::new(PoolHandle(PoolCore::new(upstream, settings))) };
+        let pool = PinnedPool { handle: Arc::new(PoolHandle(PoolCore::new(self))) };
         pool.core().reserve_initial(initial_size)?;
         Ok(pool)
     }
@@ -191,10 +191,7 @@ impl Eq for PinnedPool {}
 
 impl fmt::Debug for PinnedPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PinnedPool")
-            .field("upstream", self.upstream())
-            .field("settings", &self.core().settings)
-            .finish_non_exhaustive()
+        f.debug_tuple("PinnedPool").field(&self.core().options).finish_non_exhaustive()
     }
 }
 

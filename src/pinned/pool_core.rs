@@ -61,7 +61,7 @@
 use super::address_map::{self, Owner, SlabOwner};
 use super::batch::{Batch, FreedBlock, UNIT_SHIFT, bytes_of, pointer_to};
 use super::fence::Fence;
-use super::pinned_resource::PinnedResource;
+use super::pool_options::PinnedPoolOptions;
 use super::pool_statistics::PinnedPoolStatistics;
 use super::quarantine::Quarantine;
 use super::slab_heap::{Slab, SlabHeap};
@@ -83,26 +83,12 @@ use std::ptr::NonNull;
 /// The most that a pool takes from upstream at once unless more is asked.
 const LARGEST_STEP: usize = 256 << 20;
 
-/// The options of a pool, checked.
-#[derive(Clone, Debug)]
-pub(super) struct Settings {
-    pub(super) fenced: bool,
-    /// A multiple of the page.
-    pub(super) maximum: usize,
-    /// Not 0.
-    pub(super) growth_step: usize,
-    pub(super) quarantine_bytes: usize,
-    pub(super) magazine_entries: usize,
-    pub(super) magazine_bytes: usize,
-}
-
 /// A pool without its handle. The handle keeps it, and so does each slab, which stays while a block of
 /// it is live.
 #[derive(Debug)]
 pub(super) struct PoolCore {
     pub(super) key: PoolKey,
-    pub(super) upstream: PinnedResource,
-    pub(super) settings: Settings,
+    pub(super) options: PinnedPoolOptions,
     this: Weak<PoolCore>,
     heap: Mutex<SlabHeap>,
     thread_caches: Mutex<Vec<Arc<Magazine>>>,
@@ -163,12 +149,12 @@ impl Flushed {
 type ThreadCaches<'a> = MutexGuard<'a, Vec<Arc<Magazine>>>;
 
 impl PoolCore {
-    pub(super) fn new(upstream: PinnedResource, settings: Settings) -> Arc<Self> {
-        let key = PoolKey { number: unique(), fenced: settings.fenced };
+    /// `options` were checked.
+    pub(super) fn new(options: PinnedPoolOptions) -> Arc<Self> {
+        let key = PoolKey { number: unique(), fenced: options.fenced };
         Arc::new_cyclic(|this| Self {
             key,
-            upstream,
-            settings,
+            options,
             this: this.clone(),
             heap: Mutex::new(SlabHeap::new()),
             thread_caches: Mutex::default(),
@@ -186,8 +172,8 @@ impl PoolCore {
     /// that is closed.
     pub(super) fn thread_magazine(&self) -> Option<Arc<Magazine>> {
         local::find_or_make(self.key.number, 0, || {
-            let units = (self.settings.magazine_bytes >> UNIT_SHIFT) as u64;
-            let entries = self.settings.magazine_entries.min(usize::from(u8::MAX)) as u8;
+            let units = (self.options.magazine_bytes >> UNIT_SHIFT) as u64;
+            let entries = self.options.magazine_entries.min(usize::from(u8::MAX)) as u8;
             // INV-PINNED-7.
             let cache = ThreadCache::new(units);
             let magazine = Arc::new(Magazine::with_extra(Limits { entries, units }, 0, cache));
@@ -286,16 +272,16 @@ impl PoolCore {
         // An alignment above the page's is found inside of a larger slab.
         let padding = align.saturating_sub(PAGE);
         let least = block.checked_add(padding).and_then(|bytes| align_up(bytes, PAGE));
-        let Some(least) = least.filter(|bytes| *bytes <= self.settings.maximum) else {
+        let Some(least) = least.filter(|bytes| *bytes <= self.options.maximum_size) else {
             return Ok(Growth::AtMaximum);
         };
         let wanted = {
             let mut heap = self.heap.lock();
-            let room = self.settings.maximum - heap.statistics.reserved;
+            let room = self.options.maximum_size - heap.statistics.reserved;
             if least > room {
                 return Ok(if heap.growing > 0 { Growth::Busy } else { Growth::AtMaximum });
             }
-            let step = heap.statistics.reserved.min(LARGEST_STEP).max(self.settings.growth_step);
+            let step = heap.statistics.reserved.min(LARGEST_STEP).max(self.options.growth_step);
             let step = align_up(step, PAGE).unwrap_or(step).min(room);
             heap.growing += 1;
             // INV-PINNED-6: counted before upstream is asked.
@@ -374,7 +360,7 @@ impl PoolCore {
     pub(super) fn room_if_unpinned(&self, bytes: usize) -> bool {
         let heap = self.heap.lock();
         let free = heap.heap.stats().free_bytes as usize;
-        bytes <= (self.settings.maximum - heap.statistics.reserved).saturating_add(free)
+        bytes <= (self.options.maximum_size - heap.statistics.reserved).saturating_add(free)
     }
 
     /// Ends allocation: the last handle is gone. Live blocks stay valid; the table of pool states at
@@ -428,7 +414,7 @@ impl SlabOwner for PoolCore {
     }
 
     fn source(&self) -> &HostSource {
-        self.upstream.source()
+        self.options.upstream.source()
     }
 
     fn block_units(&self, address: usize) -> Option<u32> {

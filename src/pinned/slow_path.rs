@@ -164,10 +164,10 @@ impl PoolCore {
         let now = self.statistics();
         // Each thread can have four full batches in quarantine.
         let batches = 4 * self.cache_count();
-        let most_cached = self.settings.magazine_bytes.saturating_mul(batches);
+        let most_cached = self.options.magazine_bytes.saturating_mul(batches);
         let slack = now.live.saturating_mul(3).min(most_cached).max(SLACK);
         let upstream_full = self.upstream_full.load(Ordering::Relaxed);
-        let most = if upstream_full { now.reserved } else { self.settings.maximum };
+        let most = if upstream_full { now.reserved } else { self.options.maximum_size };
         let target = now.live.saturating_add(slack).max(now.reserved).min(most);
         self.batch_limit.store((target / batches) as u64 >> UNIT_SHIFT, Ordering::Relaxed);
         now.reserved < target
@@ -197,7 +197,7 @@ impl PoolCore {
 
     fn collect_batches(&self, mode: CollectMode) -> Collected<Batch> {
         let (recorded, waited) = (Cell::new(0), Cell::new(false));
-        let device = self.source().device();
+        let device = &self.source().device;
         let collected = self.quarantine.collect(
             || {
                 if mode == CollectMode::Query {
@@ -250,12 +250,12 @@ impl PoolCore {
     /// is empty, or a capture may run.
     fn wait_for_oldest_fence(&self) -> bool {
         self.quarantine.len() > 0
-            && !may_capture(self.source().device())
+            && !may_capture(&self.source().device)
             && self.collect(CollectMode::Wait, None)
     }
 
     fn enforce_quarantine_limit(&self) {
-        let limit = self.settings.quarantine_bytes;
+        let limit = self.options.quarantine_bytes;
         let above = || bytes_of(self.quarantined_units.load(Ordering::Relaxed)) > limit;
         while above() && self.wait_for_oldest_fence() {}
     }
@@ -267,12 +267,12 @@ impl PoolCore {
              them in use and {} waiting for the device",
             layout.size(),
             now.reserved,
-            self.settings.maximum,
+            self.options.maximum_size,
             now.live,
             now.waiting,
         );
         let error = Error::new(ErrorKind::OutOfMemory, message);
-        if now.waiting > 0 && may_capture(self.source().device()) {
+        if now.waiting > 0 && may_capture(&self.source().device) {
             return error.advise("what waits can be had again when the capture has ended");
         }
         error.advise("free memory, ask for less, or build the pool with a larger maximum_size")
@@ -285,7 +285,7 @@ impl PoolCore {
         if self.quarantine.len() > 0 {
             // The fence is recorded before the wait, and queried after it.
             self.collect(CollectMode::Record, None);
-            synchronize_all(self.source().device())?;
+            synchronize_all(&self.source().device)?;
             self.collect(CollectMode::Record, None);
         }
         Ok(self.unpin_free_slabs())

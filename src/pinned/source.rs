@@ -22,9 +22,9 @@ pub(super) const PAGE: usize = 4096;
 
 /// A device and the driver's flags: allocates page-locked memory of one kind.
 #[derive(Debug)]
-pub(crate) struct HostSource {
-    device: Device,
-    flags: HostFlags,
+pub(super) struct HostSource {
+    pub(super) device: Device,
+    pub(super) flags: HostFlags,
     quarantine: Arc<HostQuarantine>,
 }
 
@@ -65,21 +65,17 @@ pub(super) fn quarantine_of(device: &Device) -> Arc<HostQuarantine> {
     QUARANTINES.lock().entry(device.key()).or_default().clone()
 }
 
-impl HostSource {
-    pub(crate) fn new(device: &Device, flags: HostFlags) -> Arc<Self> {
-        Arc::new(Self { device: device.clone(), flags, quarantine: quarantine_of(device) })
-    }
-
-    pub(crate) fn device(&self) -> &Device {
-        &self.device
-    }
-
-    pub(crate) fn flags(&self) -> HostFlags {
-        self.flags
-    }
-
-    pub(crate) fn same(&self, other: &Self) -> bool {
+impl PartialEq for HostSource {
+    fn eq(&self, other: &Self) -> bool {
         self.device == other.device && self.flags == other.flags
+    }
+}
+
+impl Eq for HostSource {}
+
+impl HostSource {
+    pub(super) fn new(device: &Device, flags: HostFlags) -> Arc<Self> {
+        Arc::new(Self { device: device.clone(), flags, quarantine: quarantine_of(device) })
     }
 
     /// Allocates memory with at least `layout.size()` bytes, which is not 0, from an address at its
@@ -133,7 +129,7 @@ impl HostSource {
     }
 
     /// Waits for the device, and unpins all memory in quarantine.
-    pub(crate) fn trim(&self) -> Result<()> {
+    pub(super) fn trim(&self) -> Result<()> {
         trim(&self.device, &self.quarantine)
     }
 

@@ -12,4 +12,4 @@ macro_rules! setters {
     };
 }
 
-pub(super) use setters;
+pub(crate) use setters;

@@ -56,10 +56,6 @@ mod primitives {
     pub(crate) struct Condvar(parking_lot::Condvar);
 
     impl Condvar {
-        pub(crate) fn new() -> Self {
-            Self::default()
-        }
-
         pub(crate) fn notify_all(&self) {
             self.0.notify_all();
         }
@@ -71,7 +67,7 @@ mod primitives {
     }
 
     /// A cell whose users keep each other out by a word of their own; loom's checks that they do.
-    #[derive(Debug, Default)]
+    #[derive(Debug)]
     pub(crate) struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
 
     impl<T> UnsafeCell<T> {
@@ -115,14 +111,10 @@ mod primitives {
         }
     }
 
-    #[derive(Debug)]
+    #[derive(Debug, Default)]
     pub(crate) struct Condvar(loom::sync::Condvar);
 
     impl Condvar {
-        pub(crate) fn new() -> Self {
-            Self(loom::sync::Condvar::new())
-        }
-
         pub(crate) fn notify_all(&self) {
             self.0.notify_all();
         }
