@@ -1,7 +1,7 @@
 //! The trait of this module's host allocators, and the allocator traits of std and `allocator_api2`
 //! over it.
 
-use super::address_map::{self, Owner, recent_pool};
+use super::address_map::{self, recent_pool};
 use super::batch::{Batch, FreedBlock, pointer_to, units_of};
 use super::thread_cache;
 use crate::debug_log::deferred_event;
@@ -170,7 +170,7 @@ pub(crate) unsafe trait HostAllocator {
 fn quarantine_at(address: usize, batch: Batch) {
     let _ = shielded(|| {
         if let Some(range) = address_map::find(address)
-            && let Owner::Pool(pool) = &range.owner
+            && let Some(pool) = &range.pool
         {
             pool.quarantine(batch);
         }
@@ -187,9 +187,9 @@ fn resize_in_place(address: usize, old: usize, size: usize) -> Option<NonNull<u8
         // The child of a fork: it has nothing to move to.
         return if size <= old { pointer_to(address) } else { None };
     };
-    let stays = match &range.owner {
-        Owner::Source(_) => size <= old || size <= range.bytes - (address - range.base),
-        Owner::Pool(pool) => {
+    let stays = match &range.pool {
+        None => size <= old || size <= range.bytes - (address - range.base),
+        Some(pool) => {
             let (held, units) = (pool.block_units(address)?, units_of(size)?);
             units <= held && held - units <= held / 8
         }

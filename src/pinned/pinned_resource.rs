@@ -124,7 +124,8 @@ impl PinnedResource {
 // source until it is freed.
 unsafe impl HostAllocator for PinnedResource {
     fn allocate_slow(&self, layout: Layout) -> Result<NonNull<[u8]>> {
-        address_map::allocate_from(&self.source, layout)
+        let memory = address_map::allocate(&self.source, layout, None)?;
+        Ok(NonNull::slice_from_raw_parts(memory.start, layout.size()))
     }
 }
 

@@ -58,7 +58,7 @@
 //!   closed.
 //! - INV-PINNED-9: A slab is in the address map before a block of it is live and until none is.
 
-use super::address_map::{self, Owner, SlabOwner};
+use super::address_map::{self, SlabOwner};
 use super::batch::{Batch, FreedBlock, UNIT_SHIFT, bytes_of, pointer_to};
 use super::fence::Fence;
 use super::pool_options::PinnedPoolOptions;
@@ -166,6 +166,10 @@ impl PoolCore {
             fences: AtomicUsize::new(0),
             batch_limit: AtomicU64::new(0),
         })
+    }
+
+    pub(super) fn source(&self) -> &Arc<HostSource> {
+        self.options.upstream.source()
     }
 
     /// The calling thread's magazine, made if need be. `None` while the thread ends, and of a pool
@@ -324,8 +328,7 @@ impl PoolCore {
         // The caller's handle keeps the pool.
         let core = self.this.upgrade();
         let core = core.ok_or_else(|| Error::new(ErrorKind::OutOfMemory, "the pool is closed"))?;
-        let memory = self.source().allocate(layout)?;
-        address_map::insert(memory.base, memory.bytes, Owner::Pool(core));
+        let memory = address_map::allocate(self.source(), layout, Some(core))?;
         let (base, start) = (memory.base.addr().get(), memory.start.addr().get());
         Ok(Slab { base, bytes: memory.bytes, start, length: bytes, range: 0 })
     }
@@ -411,10 +414,6 @@ impl PoolCore {
 impl SlabOwner for PoolCore {
     fn key(&self) -> PoolKey {
         self.key
-    }
-
-    fn source(&self) -> &HostSource {
-        self.options.upstream.source()
     }
 
     fn block_units(&self, address: usize) -> Option<u32> {

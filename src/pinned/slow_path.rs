@@ -18,7 +18,6 @@
 //! Steps 1, 2, 4 and 8 have something to do in an unfenced pool too, where a block was freed as a
 //! [`DeviceResource`](crate::DeviceResource)'s.
 
-use super::address_map::SlabOwner;
 use super::batch::{Batch, FreedBlock, UNIT_SHIFT, bytes_of, pointer_to, units_of};
 use super::fence::{Fence, may_capture, synchronize_all};
 use super::pool_core::{Growth, NumberedFence, PoolCore};
