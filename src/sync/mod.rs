@@ -1,9 +1,9 @@
 //! The one door to locks, atomics and channels.
 //!
-//! Two sets of names. Those at the top are for the *checked core*: gates, debts, graveyard, registry,
-//! pending blocks. Under `--cfg aquifer_loom` they are loom's, so that the code that ships is the
-//! code that loom explores. Those in [`trusted`] are the real ones in every build, for rooms that
-//! no model enters (the simulated device, the CUDA backend, process-wide tables);
+//! Two sets of names. Those at the top are for the *checked core*: gates, pools, pending uses, deferred
+//! drops, quarantines, the current resource. Under `--cfg aquifer_loom` they are loom's, so that the code
+//! that ships is the code that loom explores. Those in [`trusted`] are the real ones in every build, for
+//! modules that no model enters (the simulated device, the CUDA backend, process-wide tables);
 //! `loom_tests/README.md` lists them.
 
 pub(crate) mod barrier;
