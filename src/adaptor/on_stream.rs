@@ -2,7 +2,7 @@
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::DeviceLayout;
-use crate::pinned::allocator::{self, HostAllocator, implement_allocators};
+use crate::pinned::allocator::{HostAllocator, implement_allocators};
 use crate::resource::{DeviceBlock, DeviceResource, HostComplete};
 use crate::stream::Stream;
 use std::alloc::Layout;
@@ -120,13 +120,13 @@ unsafe impl<R: HostComplete> HostAllocator for OnStream<R> {
             // In place: a block is found again by its address, whatever its size is said to be.
             return Ok(NonNull::slice_from_raw_parts(pointer, new.size()));
         }
-        let target = allocator::allocate(self, new)?;
+        let target = self.allocate_any(new)?;
         let bytes = old.size().min(new.size());
         // SAFETY: both blocks are live, disjoint and hold `bytes` bytes; the old one is given up by
         // the caller on success.
         unsafe {
             std::ptr::copy_nonoverlapping(pointer.as_ptr(), target.as_ptr().cast(), bytes);
-            allocator::free(self, pointer, old);
+            self.free_any(pointer, old);
         }
         Ok(target)
     }

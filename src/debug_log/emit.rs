@@ -11,22 +11,21 @@ use tracing::level_filters::LevelFilter;
 /// The target of the pools' events.
 pub(crate) const POOL: &str = "aquifer::pool";
 
-/// The level that is compiled in, from 0 for no events and 1 for errors to 5 for all.
-pub(crate) const LEVEL: u8 = least([
-    cfg!(feature = "log-level-off"),
-    cfg!(feature = "log-level-error"),
-    cfg!(feature = "log-level-warn"),
-    cfg!(feature = "log-level-info"),
-    cfg!(feature = "log-level-debug"),
-]);
-
-const fn least(on: [bool; 5]) -> u8 {
-    let mut level = 0;
-    while level < 5 && !on[level as usize] {
-        level += 1;
-    }
-    level
-}
+/// The level that is compiled in, from 0 for no events and 1 for errors to 5 for all. Of several
+/// features, the least wins.
+pub(crate) const LEVEL: u8 = if cfg!(feature = "log-level-off") {
+    0
+} else if cfg!(feature = "log-level-error") {
+    1
+} else if cfg!(feature = "log-level-warn") {
+    2
+} else if cfg!(feature = "log-level-info") {
+    3
+} else if cfg!(feature = "log-level-debug") {
+    4
+} else {
+    5
+};
 
 /// `event!(warn, fields, "message")`: the macro of `tracing` with that name, where it is compiled in.
 /// Emits at once.
@@ -187,14 +186,6 @@ impl Drop for DeferEvents {
 mod tests {
     use super::*;
     use std::rc::Rc;
-
-    #[test]
-    fn of_several_levels_the_least_wins() {
-        assert_eq!(least([false; 5]), 5);
-        assert_eq!(least([true; 5]), 0);
-        assert_eq!(least([false, false, true, false, true]), 2);
-        assert_eq!(least([false, false, false, false, true]), 4);
-    }
 
     #[test]
     fn the_last_guard_emits_each_deferred_event_once() {

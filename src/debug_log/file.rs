@@ -10,7 +10,6 @@ use std::path::{Path, PathBuf};
 use tracing::level_filters::LevelFilter;
 use tracing::{Level, Subscriber};
 use tracing_subscriber::filter::Targets;
-use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::{Layer, SubscriberExt};
 use tracing_subscriber::registry::LookupSpan;
 
@@ -58,7 +57,7 @@ const MODULES: &str = "aquifer::";
 /// ```
 #[derive(Clone, Debug)]
 pub struct DebugLog {
-    lines: Lines,
+    lines: Arc<Lines>,
     path: PathBuf,
     level: Level,
 }
@@ -108,7 +107,7 @@ impl DebugLog {
             let path = path.display();
             Error::new(kind, format!("opening the debug log {path}{of}{variable}: {error}"))
         })?;
-        Ok(Self { lines: Lines(Arc::new(file)), path: path.to_owned(), level: Level::DEBUG })
+        Ok(Self { lines: Arc::new(Lines(file)), path: path.to_owned(), level: Level::DEBUG })
     }
 
     /// Writes events of this level and above; by default [`Level::DEBUG`].
@@ -150,24 +149,14 @@ impl DebugLog {
     }
 }
 
-/// Hands the file out as a writer of whole events.
-#[derive(Clone, Debug)]
-struct Lines(Arc<File>);
+/// The file, as a writer of whole events.
+#[derive(Debug)]
+struct Lines(File);
 
-struct Line<'a>(&'a File);
-
-impl<'a> MakeWriter<'a> for Lines {
-    type Writer = Line<'a>;
-
-    fn make_writer(&'a self) -> Line<'a> {
-        Line(&self.0)
-    }
-}
-
-impl Write for Line<'_> {
+impl Write for &Lines {
     /// The layer brings an event as a whole, with the line break at its end.
     fn write(&mut self, event: &[u8]) -> io::Result<usize> {
-        self.0.write_all(&one_line(event)).map(|()| event.len())
+        (&self.0).write_all(&one_line(event)).map(|()| event.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -175,19 +164,12 @@ impl Write for Line<'_> {
     }
 }
 
+/// The event with its line breaks as `\n` and `\r`, but for the last one.
 fn one_line(event: &[u8]) -> Cow<'_, [u8]> {
     let inner = event.strip_suffix(b"\n").unwrap_or(event);
     if !inner.iter().any(|byte| matches!(byte, b'\n' | b'\r')) {
         return Cow::Borrowed(event);
     }
-    let mut line = Vec::with_capacity(event.len() + 16);
-    for byte in inner {
-        match byte {
-            b'\n' => line.extend_from_slice(b"\\n"),
-            b'\r' => line.extend_from_slice(b"\\r"),
-            other => line.push(*other),
-        }
-    }
-    line.extend_from_slice(&event[inner.len()..]);
-    Cow::Owned(line)
+    let inner_text = String::from_utf8_lossy(inner).replace('\n', "\\n").replace('\r', "\\r");
+    Cow::Owned([inner_text.as_bytes(), &event[inner.len()..]].concat())
 }

@@ -11,10 +11,10 @@
 //! | `SLABS_REMOVED` | how many slabs have left the map | the thread that removed one, after that |
 //! | `RECENT`, `RECENT_BY_PART`, `NEXT` | the slabs that a thread remembers | that thread |
 
-use super::batch::{Batch, FreedBlock, pointer_to, units_of};
-use super::source::HostSource;
+use super::batch::{Batch, FreedBlock, pointer_to};
+use super::source::{HostMemory, HostSource};
 use super::thread_cache::PoolKey;
-use crate::debug_log::{emit_deferred, event};
+use crate::debug_log::deferred_event;
 use crate::device::Device;
 use crate::driver::{is_forked_child, not_forked};
 use crate::error::{Error, ErrorKind, Result};
@@ -39,25 +39,16 @@ pub(super) struct Range {
     /// Its address was exposed when it came into the map.
     pub(super) base: usize,
     pub(super) bytes: usize,
-    pub(super) owner: Owner,
+    source: Arc<HostSource>,
+    /// Of a slab, its pool, which it keeps alive. Else the range is one block.
+    pub(super) pool: Option<Arc<dyn SlabOwner>>,
     /// The device's address of `base`, once it was asked for.
     device_address: OnceLock<u64>,
-}
-
-/// The owner that freed memory of a range goes back to.
-#[derive(Debug)]
-pub(super) enum Owner {
-    /// The range is one block.
-    Source(Arc<HostSource>),
-    /// The range is a slab, and keeps its pool alive.
-    Pool(Arc<dyn SlabOwner>),
 }
 
 /// A pool, as the blocks of its slabs need it.
 pub(super) trait SlabOwner: fmt::Debug + Send + Sync {
     fn key(&self) -> PoolKey;
-
-    fn source(&self) -> &HostSource;
 
     /// The size of a block that is live.
     fn block_units(&self, address: usize) -> Option<u32>;
@@ -71,30 +62,21 @@ pub(super) trait SlabOwner: fmt::Debug + Send + Sync {
     unsafe fn free_slow(&self, block: FreedBlock, fenced: bool);
 
     /// Takes a batch of freed blocks that no fence covers.
-    fn quarantine(&self, batch: Box<Batch>);
+    fn quarantine(&self, batch: Batch);
 }
 
-impl Range {
-    fn source(&self) -> &HostSource {
-        match &self.owner {
-            Owner::Source(source) => source,
-            Owner::Pool(pool) => pool.source(),
-        }
-    }
-}
-
-/// Puts a range in: its base is known to no one yet.
-pub(super) fn insert(base: NonNull<u8>, bytes: usize, owner: Owner) {
-    let base = base.expose_provenance().get();
-    let range = Range { base, bytes, owner, device_address: OnceLock::new() };
-    RANGES.write().insert(base, Arc::new(range));
-}
-
-/// Allocates a block of the driver's own. `layout` has a size.
-pub(super) fn allocate_from(source: &Arc<HostSource>, layout: Layout) -> Result<NonNull<[u8]>> {
+/// Allocates from the driver, and puts the range in.
+pub(super) fn allocate(
+    source: &Arc<HostSource>,
+    layout: Layout,
+    pool: Option<Arc<dyn SlabOwner>>,
+) -> Result<HostMemory> {
     let memory = source.allocate(layout)?;
-    insert(memory.base, memory.bytes, Owner::Source(source.clone()));
-    Ok(NonNull::slice_from_raw_parts(memory.start, layout.size()))
+    let (base, bytes, source) =
+        (memory.base.expose_provenance().get(), memory.bytes, source.clone());
+    let range = Range { base, bytes, source, pool, device_address: OnceLock::new() };
+    RANGES.write().insert(base, Arc::new(range));
+    Ok(memory)
 }
 
 /// The range that holds `address`. None is found in the child of a fork.
@@ -120,30 +102,24 @@ pub(super) unsafe fn free(pointer: NonNull<u8>, layout: Layout) {
     }
     let address = pointer.addr().get();
     let Some(range) = find(address) else {
-        return emit_deferred(move || {
-            event!(
-                error,
-                address = format_args!("{address:#x}"),
-                "a pointer was freed that is no page-locked block of this process: ignored"
-            );
-        });
+        return deferred_event!(
+            error,
+            address = format_args!("{address:#x}"),
+            "a pointer was freed that is no page-locked block of this process: ignored"
+        );
     };
-    match &range.owner {
-        Owner::Source(source) => {
-            // The block is live, so no other thread removes it.
-            RANGES.write().remove(&range.base);
-            if let Some(base) = pointer_to(range.base) {
-                source.quarantine(base, range.bytes);
-            }
+    let Some(pool) = &range.pool else {
+        // The block is live, so no other thread removes it.
+        RANGES.write().remove(&range.base);
+        if let Some(base) = pointer_to(range.base) {
+            range.source.quarantine(base, range.bytes);
         }
-        Owner::Pool(pool) => {
-            remember_slab(address, &range, pool.key());
-            if let Some(units) = units_of(layout.size()) {
-                let block = FreedBlock { address, units };
-                // SAFETY: the caller's promise, and the block lies in a slab of this pool.
-                unsafe { pool.free_slow(block, pool.key().fenced) }
-            }
-        }
+        return;
+    };
+    remember_slab(address, &range, pool.key());
+    if let Some(block) = FreedBlock::new(address, layout.size()) {
+        // SAFETY: the caller's promise, and the block lies in a slab of this pool.
+        unsafe { pool.free_slow(block, pool.key().fenced) }
     }
 }
 
@@ -158,7 +134,7 @@ pub(super) fn remove_slab(base: usize) {
 }
 
 /// The device's address of a byte in a mapped block, and the range of it.
-fn map_address(pointer: NonNull<u8>) -> Result<(u64, Arc<Range>)> {
+pub(super) fn map_address(pointer: NonNull<u8>) -> Result<(u64, Arc<Range>)> {
     not_forked("page-locked memory")?;
     let address = pointer.addr().get();
     let range = find(address).ok_or_else(|| {
@@ -173,21 +149,16 @@ fn map_address(pointer: NonNull<u8>) -> Result<(u64, Arc<Range>)> {
         // Two threads that ask at once get one answer.
         None => {
             let base = pointer_to(range.base).unwrap_or(pointer);
-            let base = range.source().device_address(base)?;
+            let base = range.source.device_address(base)?;
             *range.device_address.get_or_init(|| base)
         }
     };
     Ok((base + (address - range.base) as u64, range))
 }
 
-/// The device's address of a byte in a mapped block.
-pub(super) fn address_of(pointer: NonNull<u8>) -> Result<u64> {
-    map_address(pointer).map(|(address, _)| address)
-}
-
 /// The device's address of mapped memory, and the device whose address it is.
 pub(crate) fn device_address(pointer: NonNull<u8>) -> Result<(u64, Device)> {
-    map_address(pointer).map(|(address, range)| (address, range.source().device().clone()))
+    map_address(pointer).map(|(address, range)| (address, range.source.device.clone()))
 }
 
 /// Slabs that a thread remembers.
@@ -264,7 +235,7 @@ mod tests {
             let flags = HostFlags { portable: true, mapped: false, write_combined: false };
             let layout = Layout::new::<[u8; 4096]>();
             let source = HostSource::new(&device, flags);
-            let block = allocate_from(&source, layout).unwrap().cast::<u8>();
+            let block = allocate(&source, layout, None).unwrap().start;
             let stream = device.new_stream().unwrap();
             let target = driver.mem_alloc(4096).unwrap();
             let entered = stream.begin_call().unwrap();

@@ -1,10 +1,10 @@
 //! The trait of this module's host allocators, and the allocator traits of std and `allocator_api2`
 //! over it.
 
-use super::address_map::{self, Owner, recent_pool};
+use super::address_map::{self, recent_pool};
 use super::batch::{Batch, FreedBlock, pointer_to, units_of};
 use super::thread_cache;
-use crate::debug_log::{emit_deferred, event};
+use crate::debug_log::deferred_event;
 use crate::driver::is_forked_child;
 use crate::error::{Error, Result};
 use crate::sync::trusted::thread_local;
@@ -38,7 +38,7 @@ pub fn last_error() -> Option<Error> {
 pub(crate) fn remember(error: Error) {
     // Logged, since the caller sees an `AllocError` without a reason, or an abort.
     let text = error.to_string();
-    emit_deferred(move || event!(warn, error = %text, "a host allocation failed"));
+    deferred_event!(warn, error = %text, "a host allocation failed");
     let _ = LAST_ERROR.try_with(|last| *last.borrow_mut() = Some(error));
 }
 
@@ -87,13 +87,14 @@ pub(crate) unsafe trait HostAllocator {
     /// As `Allocator::deallocate`.
     #[inline(always)]
     unsafe fn free_fast(&self, pointer: NonNull<u8>, layout: Layout) -> bool {
-        let Some(units) = units_of(layout.size()) else { return layout.size() == 0 };
+        let address = pointer.addr().get();
+        let Some(block) = FreedBlock::new(address, layout.size()) else {
+            return layout.size() == 0;
+        };
         if is_forked_child() {
             return true;
         }
-        let address = pointer.addr().get();
         let Some(key) = recent_pool(address) else { return false };
-        let block = FreedBlock { address, units };
         // SAFETY: the slab around the live block is this pool's, and the caller gives the block up.
         unsafe { thread_cache::free(key, block, |batch| quarantine_at(address, batch)) }
     }
@@ -106,6 +107,26 @@ pub(crate) unsafe trait HostAllocator {
     unsafe fn free_slow(&self, pointer: NonNull<u8>, layout: Layout) {
         // SAFETY: the caller's promise.
         unsafe { address_map::free(pointer, layout) }
+    }
+
+    /// A block of any size, by the slow path.
+    fn allocate_any(&self, layout: Layout) -> Result<NonNull<[u8]>> {
+        match layout.size() {
+            0 => Ok(NonNull::slice_from_raw_parts(layout.dangling_ptr(), 0)),
+            _ => self.allocate_slow(layout),
+        }
+    }
+
+    /// Frees a block of any size, by the slow path.
+    ///
+    /// # Safety
+    ///
+    /// As `Allocator::deallocate`.
+    unsafe fn free_any(&self, pointer: NonNull<u8>, layout: Layout) {
+        if layout.size() != 0 {
+            // SAFETY: the caller's promise.
+            unsafe { self.free_slow(pointer, layout) }
+        }
     }
 
     /// Grows or shrinks a block: in place if it has the room and the alignment, else into a new one.
@@ -126,7 +147,7 @@ pub(crate) unsafe trait HostAllocator {
         {
             return Ok(NonNull::slice_from_raw_parts(pointer, new.size()));
         }
-        let target = match allocate(self, new) {
+        let target = match self.allocate_any(new) {
             // The move was to save memory, and there is none to move to.
             Err(_) if here && new.size() <= old.size() => {
                 return Ok(NonNull::slice_from_raw_parts(pointer, new.size()));
@@ -138,45 +159,18 @@ pub(crate) unsafe trait HostAllocator {
         // `new.size()`, and two live blocks do not overlap.
         unsafe { std::ptr::copy_nonoverlapping(pointer.as_ptr(), target.as_ptr().cast(), bytes) };
         // SAFETY: the block's contents have moved, and the caller gives it up on success.
-        unsafe { free(self, pointer, old) };
+        unsafe { self.free_any(pointer, old) };
         Ok(target)
-    }
-}
-
-/// A block of any size, by the slow path.
-pub(crate) fn allocate<A: HostAllocator + ?Sized>(
-    allocator: &A,
-    layout: Layout,
-) -> Result<NonNull<[u8]>> {
-    if layout.size() == 0 {
-        return Ok(NonNull::slice_from_raw_parts(layout.dangling_ptr(), 0));
-    }
-    allocator.allocate_slow(layout)
-}
-
-/// Frees a block of any size, by the slow path.
-///
-/// # Safety
-///
-/// As `Allocator::deallocate`.
-pub(crate) unsafe fn free<A: HostAllocator + ?Sized>(
-    allocator: &A,
-    pointer: NonNull<u8>,
-    layout: Layout,
-) {
-    if layout.size() != 0 {
-        // SAFETY: the caller's promise.
-        unsafe { allocator.free_slow(pointer, layout) }
     }
 }
 
 /// Puts a full batch into the quarantine of the pool that has the block at `address`.
 #[cold]
 #[inline(never)]
-fn quarantine_at(address: usize, batch: Box<Batch>) {
+fn quarantine_at(address: usize, batch: Batch) {
     let _ = shielded(|| {
         if let Some(range) = address_map::find(address)
-            && let Owner::Pool(pool) = &range.owner
+            && let Some(pool) = &range.pool
         {
             pool.quarantine(batch);
         }
@@ -193,9 +187,9 @@ fn resize_in_place(address: usize, old: usize, size: usize) -> Option<NonNull<u8
         // The child of a fork: it has nothing to move to.
         return if size <= old { pointer_to(address) } else { None };
     };
-    let stays = match &range.owner {
-        Owner::Source(_) => size <= old || size <= range.bytes - (address - range.base),
-        Owner::Pool(pool) => {
+    let stays = match &range.pool {
+        None => size <= old || size <= range.bytes - (address - range.base),
+        Some(pool) => {
             let (held, units) = (pool.block_units(address)?, units_of(size)?);
             units <= held && held - units <= held / 8
         }
@@ -226,7 +220,7 @@ macro_rules! implement_allocator {
                 fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, api::AllocError> {
                     match self.allocate_fast(layout) {
                         Some(block) => Ok(block),
-                        None => shielded(|| core::allocate(self, layout)),
+                        None => shielded(|| self.allocate_any(layout)),
                     }
                 }
 
@@ -235,7 +229,7 @@ macro_rules! implement_allocator {
                     // SAFETY: the caller's promise.
                     if !unsafe { self.free_fast(pointer, layout) } {
                         // SAFETY: as above, and nothing was done yet.
-                        let _ = shielded(|| Ok(unsafe { core::free(self, pointer, layout) }));
+                        let _ = shielded(|| Ok(unsafe { self.free_any(pointer, layout) }));
                     }
                 }
 

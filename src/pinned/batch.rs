@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 /// log2 of the bytes of a unit, to which sizes are rounded up: a cache line.
 pub(super) const UNIT_SHIFT: u32 = 6;
 
-/// Blocks that a batch has room for.
+/// Blocks of a full batch.
 pub(super) const BATCH: usize = 64;
 
 /// The units of a block of `size` bytes; `None` of no bytes, and of more than a pool's block holds.
@@ -28,7 +28,7 @@ pub(super) fn pointer_to(address: usize) -> Option<NonNull<u8>> {
 }
 
 /// A block that its user has freed, by address. The pool's heap finds its node by that.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct FreedBlock {
     pub(super) address: usize,
     /// The size that its user freed it with. The block holds as much, or more where it was shrunk
@@ -37,25 +37,24 @@ pub(super) struct FreedBlock {
 }
 
 impl FreedBlock {
+    /// A block that was freed with this size in bytes. `None` if no pool has blocks of it.
+    #[inline(always)]
+    pub(super) fn new(address: usize, bytes: usize) -> Option<Self> {
+        Some(Self { address, units: units_of(bytes)? })
+    }
+
     /// A block on its way to the heap, which knows its size.
     pub(super) fn without_size(address: usize) -> Self {
         Self { address, units: 0 }
     }
 }
 
-/// Up to [`BATCH`] freed blocks that move as one between a thread, the quarantine and the heap:
-/// Bonwick's magazine, with blocks of any size.
-#[derive(Debug)]
+/// Freed blocks, [`BATCH`] of them where it is full, that move as one between a thread, the quarantine
+/// and the heap: Bonwick's magazine, with blocks of any size.
+#[derive(Debug, Default)]
 pub(super) struct Batch {
-    length: usize,
     units: u64,
-    blocks: [FreedBlock; BATCH],
-}
-
-impl Default for Batch {
-    fn default() -> Self {
-        Self { length: 0, units: 0, blocks: [FreedBlock::default(); BATCH] }
-    }
+    blocks: Vec<FreedBlock>,
 }
 
 impl Batch {
@@ -65,34 +64,23 @@ impl Batch {
     }
 
     pub(super) fn blocks(&self) -> &[FreedBlock] {
-        self.blocks.get(..self.length).unwrap_or_default()
+        &self.blocks
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.length == 0
-    }
-
-    pub(super) fn is_full(&self) -> bool {
-        self.length >= BATCH
-    }
-
-    /// Adds a block. A full batch stays as it is.
+    /// Adds a block. Returns whether it is full now: of blocks, or of `limit` units.
     #[inline(always)]
-    pub(super) fn push(&mut self, block: FreedBlock) {
-        if let Some(place) = self.blocks.get_mut(self.length) {
-            *place = block;
-            self.length += 1;
-            self.units += u64::from(block.units);
-        }
+    pub(super) fn push(&mut self, block: FreedBlock, limit: u64) -> bool {
+        self.blocks.push(block);
+        self.units += u64::from(block.units);
+        self.blocks.len() >= BATCH || self.units >= limit
     }
 
     /// Takes the last block of this size whose address has none of the bits of `mask`.
     #[inline(always)]
     pub(super) fn take(&mut self, units: u32, mask: usize) -> Option<usize> {
-        let last = self.length.wrapping_sub(1);
-        let block = *self.blocks.get(last)?;
+        let block = *self.blocks.last()?;
         if block.units == units && block.address & mask == 0 {
-            self.length = last;
+            self.blocks.pop();
             self.units -= u64::from(units);
             return Some(block.address);
         }
@@ -102,11 +90,9 @@ impl Batch {
     #[cold]
     fn take_from_below(&mut self, units: u32, mask: usize) -> Option<usize> {
         let fits = |block: &FreedBlock| block.units == units && block.address & mask == 0;
-        let at = self.blocks().iter().rposition(fits)?;
-        self.length -= 1;
-        self.blocks.swap(at, self.length);
+        let at = self.blocks.iter().rposition(fits)?;
         self.units -= u64::from(units);
-        self.blocks.get(self.length).map(|block| block.address)
+        Some(self.blocks.swap_remove(at).address)
     }
 }
 

@@ -38,29 +38,24 @@ pub enum CurrentPinned {
     Pool(PinnedPool),
 }
 
-impl From<PinnedResource> for CurrentPinned {
-    fn from(resource: PinnedResource) -> Self {
-        Self::Resource(resource)
-    }
+macro_rules! implement_variant {
+    ($variant:ident, $resource:ty) => {
+        impl From<$resource> for CurrentPinned {
+            fn from(resource: $resource) -> Self {
+                Self::$variant(resource)
+            }
+        }
+
+        impl PartialEq<$resource> for CurrentPinned {
+            fn eq(&self, other: &$resource) -> bool {
+                matches!(self, Self::$variant(resource) if resource == other)
+            }
+        }
+    };
 }
 
-impl From<PinnedPool> for CurrentPinned {
-    fn from(pool: PinnedPool) -> Self {
-        Self::Pool(pool)
-    }
-}
-
-impl PartialEq<PinnedResource> for CurrentPinned {
-    fn eq(&self, other: &PinnedResource) -> bool {
-        matches!(self, Self::Resource(resource) if resource == other)
-    }
-}
-
-impl PartialEq<PinnedPool> for CurrentPinned {
-    fn eq(&self, other: &PinnedPool) -> bool {
-        matches!(self, Self::Pool(pool) if pool == other)
-    }
-}
+implement_variant!(Resource, PinnedResource);
+implement_variant!(Pool, PinnedPool);
 
 impl CurrentPinned {
     /// Waits until the device is past all its work, and unpins all that is not in use.

@@ -1,13 +1,15 @@
 //! Page-locked memory of one device, each block from the driver.
 
-use super::address_map::{self, address_of};
-use super::allocator::{self, HostAllocator, implement_allocators};
+use super::address_map::{self, map_address};
+use super::allocator::{HostAllocator, implement_allocators};
 use super::source::HostSource;
 use crate::device::Device;
 use crate::driver::{HostFlags, not_forked};
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::DeviceLayout;
-use crate::resource::{DeviceBlock, DeviceResource, HostAccessible, HostComplete, ResourceId};
+use crate::resource::{
+    DeviceBlock, DeviceResource, HostAccessible, HostComplete, ResourceId, setters,
+};
 use crate::stream::Stream;
 use crate::sync::Arc;
 use std::alloc::Layout;
@@ -30,7 +32,7 @@ use std::ptr::NonNull;
 /// pinned.trim()?; // freed blocks wait for the device; now they are unpinned
 /// # Ok::<(), aquifer::Error>(())
 /// ```
-#[derive(Clone)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct PinnedResource {
     source: Arc<HostSource>,
 }
@@ -40,30 +42,25 @@ pub struct PinnedResource {
 #[must_use]
 pub struct PinnedOptions {
     device: Device,
-    flags: HostFlags,
+    portable: bool,
+    mapped: bool,
+    write_combined: bool,
 }
 
 impl PinnedOptions {
-    /// Page-locked for every context, not for its own device's alone. On unless said otherwise.
-    pub fn portable(mut self, portable: bool) -> Self {
-        self.flags.portable = portable;
-        self
-    }
+    setters! {
+        /// Page-locked for every context, not for its own device's alone. On unless said otherwise.
+        portable: bool;
 
-    /// Kernels of the device reach it by a device address. On where the device can, unless said
-    /// otherwise.
-    pub fn mapped(mut self, mapped: bool) -> Self {
-        self.flags.mapped = mapped;
-        self
-    }
+        /// Kernels of the device reach it by a device address. On where the device can, unless said
+        /// otherwise.
+        mapped: bool;
 
-    /// Write-combined: the CPU's writes bypass its caches. Off unless said otherwise, and seldom
-    /// right: reading such memory with the CPU was measured 70 times slower than reading ordinary
-    /// page-locked memory (cudarc issue 580, 18.8 ms against 1,287 ms for 20 MiB), and a `Vec` or a
-    /// map reads what it holds.
-    pub fn write_combined(mut self, write_combined: bool) -> Self {
-        self.flags.write_combined = write_combined;
-        self
+        /// Write-combined: the CPU's writes bypass its caches. Off unless said otherwise, and seldom
+        /// right: reading such memory with the CPU was measured 70 times slower than reading ordinary
+        /// page-locked memory (cudarc issue 580, 18.8 ms against 1,287 ms for 20 MiB), and a `Vec` or a
+        /// map reads what it holds.
+        write_combined: bool;
     }
 
     /// The resource.
@@ -73,11 +70,13 @@ impl PinnedOptions {
     /// [`ErrorKind::Unsupported`] if mapped memory was asked and the device cannot map;
     /// [`ErrorKind::Forked`] in the child of a fork.
     pub fn build(self) -> Result<PinnedResource> {
-        if self.flags.mapped && !self.device.properties().map_host_memory {
-            return Err(cannot_map(&self.device));
+        let Self { device, portable, mapped, write_combined } = self;
+        if mapped && !device.properties().map_host_memory {
+            return Err(cannot_map(&device));
         }
         not_forked("page-locked memory")?;
-        Ok(PinnedResource { source: HostSource::new(&self.device, self.flags) })
+        let flags = HostFlags { portable, mapped, write_combined };
+        Ok(PinnedResource { source: HostSource::new(&device, flags) })
     }
 }
 
@@ -99,14 +98,11 @@ impl PinnedResource {
     /// The options, as [`new`](Self::new) sets them.
     pub fn builder(device: &Device) -> PinnedOptions {
         let mapped = device.properties().map_host_memory;
-        PinnedOptions {
-            device: device.clone(),
-            flags: HostFlags { portable: true, mapped, write_combined: false },
-        }
+        PinnedOptions { device: device.clone(), portable: true, mapped, write_combined: false }
     }
 
     pub(super) fn is_mapped(&self) -> bool {
-        self.source.flags().mapped
+        self.source.flags.mapped
     }
 
     /// Waits until the device is past all its work, and unpins every block that was freed.
@@ -128,25 +124,18 @@ impl PinnedResource {
 // source until it is freed.
 unsafe impl HostAllocator for PinnedResource {
     fn allocate_slow(&self, layout: Layout) -> Result<NonNull<[u8]>> {
-        address_map::allocate_from(&self.source, layout)
+        let memory = address_map::allocate(&self.source, layout, None)?;
+        Ok(NonNull::slice_from_raw_parts(memory.start, layout.size()))
     }
 }
 
 implement_allocators!([] PinnedResource);
 
-impl PartialEq for PinnedResource {
-    fn eq(&self, other: &Self) -> bool {
-        self.source.same(&other.source)
-    }
-}
-
-impl Eq for PinnedResource {}
-
 impl fmt::Debug for PinnedResource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let flags = self.source.flags();
+        let flags = self.source.flags;
         f.debug_struct("PinnedResource")
-            .field("device", self.source.device())
+            .field("device", &self.source.device)
             .field("portable", &flags.portable)
             .field("mapped", &flags.mapped)
             .field("write_combined", &flags.write_combined)
@@ -159,11 +148,11 @@ impl fmt::Debug for PinnedResource {
 // address.
 unsafe impl DeviceResource for PinnedResource {
     fn device(&self) -> &Device {
-        self.source.device()
+        &self.source.device
     }
 
     fn identity(&self) -> ResourceId {
-        let flags = self.source.flags();
+        let flags = self.source.flags;
         let kind = [flags.portable, flags.mapped, flags.write_combined];
         let kind = kind.iter().fold(0, |bits, flag| bits << 1 | u64::from(*flag));
         ResourceId::of_device::<Self>(self.device(), kind)
@@ -210,11 +199,11 @@ pub(super) fn allocate_device_block(
         None => allocator.allocate_slow(host_layout)?,
     };
     let pointer = block.cast::<u8>();
-    match address_of(pointer) {
-        Ok(address) => Ok(DeviceBlock::new(address, layout.bytes(), token(pointer))),
+    match map_address(pointer) {
+        Ok((address, _)) => Ok(DeviceBlock::new(address, layout.bytes(), token(pointer))),
         Err(error) => {
             // SAFETY: allocated above, and nothing else has the pointer.
-            unsafe { allocator::free(allocator, pointer, host_layout) };
+            unsafe { allocator.free_any(pointer, host_layout) };
             Err(error)
         }
     }

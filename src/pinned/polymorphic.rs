@@ -86,6 +86,21 @@ impl fmt::Debug for PolymorphicHostAllocator {
     }
 }
 
+/// Methods of an allocator trait that take two layouts, by the allocator behind.
+macro_rules! forward_resizes {
+    ($api:ident, $($name:ident),+) => {$(
+        unsafe fn $name(
+            &self,
+            pointer: NonNull<u8>,
+            old: Layout,
+            new: Layout,
+        ) -> Result<NonNull<[u8]>, $api::AllocError> {
+            // SAFETY: the caller's promise.
+            unsafe { self.allocator.$name(pointer, old, new) }.map_err(|_| $api::AllocError)
+        }
+    )+};
+}
+
 /// Implements an allocator trait, of the module `$api`, by the allocator behind.
 macro_rules! forward {
     ($api:path) => {
@@ -111,36 +126,7 @@ macro_rules! forward {
                     unsafe { self.allocator.deallocate(pointer, layout) }
                 }
 
-                unsafe fn grow(
-                    &self,
-                    pointer: NonNull<u8>,
-                    old: Layout,
-                    new: Layout,
-                ) -> Result<NonNull<[u8]>, api::AllocError> {
-                    // SAFETY: the caller's promise.
-                    unsafe { self.allocator.grow(pointer, old, new) }.map_err(|_| api::AllocError)
-                }
-
-                unsafe fn grow_zeroed(
-                    &self,
-                    pointer: NonNull<u8>,
-                    old: Layout,
-                    new: Layout,
-                ) -> Result<NonNull<[u8]>, api::AllocError> {
-                    // SAFETY: the caller's promise.
-                    let block = unsafe { self.allocator.grow_zeroed(pointer, old, new) };
-                    block.map_err(|_| api::AllocError)
-                }
-
-                unsafe fn shrink(
-                    &self,
-                    pointer: NonNull<u8>,
-                    old: Layout,
-                    new: Layout,
-                ) -> Result<NonNull<[u8]>, api::AllocError> {
-                    // SAFETY: the caller's promise.
-                    unsafe { self.allocator.shrink(pointer, old, new) }.map_err(|_| api::AllocError)
-                }
+                forward_resizes!(api, grow, grow_zeroed, shrink);
             }
         };
     };

@@ -2,7 +2,7 @@
 
 use super::address_map::SlabOwner;
 use super::allocator::{HostAllocator, implement_allocators, shielded};
-use super::batch::{Batch, FreedBlock, units_of};
+use super::batch::{Batch, FreedBlock};
 use super::pinned_resource::{PinnedResource, allocate_device_block, host_pointer, token};
 use super::pool_core::PoolCore;
 use super::pool_options::PinnedPoolOptions;
@@ -57,16 +57,13 @@ pub struct PinnedPool {
 }
 
 /// The handle that all clones share. Its drop closes the pool.
-struct PoolHandle {
-    core: Arc<PoolCore>,
-    upstream: PinnedResource,
-}
+struct PoolHandle(Arc<PoolCore>);
 
 impl Drop for PoolHandle {
     fn drop(&mut self) {
         // Containers drop their allocator, which may not unwind.
         let _ = shielded(|| {
-            self.core.close();
+            self.0.close();
             Ok(())
         });
     }
@@ -92,12 +89,12 @@ impl PinnedPool {
     }
 
     fn core(&self) -> &PoolCore {
-        &self.handle.core
+        &self.handle.0
     }
 
     /// The resource that its slabs come from.
     pub fn upstream(&self) -> &PinnedResource {
-        &self.handle.upstream
+        &self.core().options.upstream
     }
 
     /// The numbers of the pool now. Exact while no other thread uses it.
@@ -131,10 +128,9 @@ impl PinnedPoolOptions {
     /// entries; [`ErrorKind::OutOfMemory`](crate::ErrorKind::OutOfMemory) if there is no room for the
     /// initial size; [`ErrorKind::Forked`](crate::ErrorKind::Forked) in the child of a fork.
     pub fn build(self) -> Result<PinnedPool> {
-        let (upstream, settings, initial_size) = self.check()?;
-        let core = PoolCore::new(upstream.source().clone(), settings);
+        let initial_size = self.check()?;
         // From here on a failure closes the pool.
-        let pool = PinnedPool { handle: Arc::new(PoolHandle { core, upstream }) };
+        let pool = PinnedPool { handle: Arc::new(PoolHandle(PoolCore::new(self))) };
         pool.core().reserve_initial(initial_size)?;
         Ok(pool)
     }
@@ -154,19 +150,18 @@ unsafe impl HostAllocator for PinnedPool {
 
     #[inline(always)]
     unsafe fn free_fast(&self, pointer: NonNull<u8>, layout: Layout) -> bool {
-        let Some(units) = units_of(layout.size()) else { return true };
+        let block = FreedBlock::new(pointer.addr().get(), layout.size());
+        let Some(block) = block else { return true };
         if is_forked_child() {
             return true;
         }
-        let block = FreedBlock { address: pointer.addr().get(), units };
         // SAFETY: a live block of this pool, which the caller gives up; an unfenced pool's user
         // vouches for the device.
         unsafe { thread_cache::free(self.key(), block, |batch| quarantine(self.core(), batch)) }
     }
 
     unsafe fn free_slow(&self, pointer: NonNull<u8>, layout: Layout) {
-        if let Some(units) = units_of(layout.size()) {
-            let block = FreedBlock { address: pointer.addr().get(), units };
+        if let Some(block) = FreedBlock::new(pointer.addr().get(), layout.size()) {
             // SAFETY: the caller's promise.
             unsafe { self.core().free_slow(block, self.key().fenced) }
         }
@@ -176,7 +171,7 @@ unsafe impl HostAllocator for PinnedPool {
 /// Puts a full batch into quarantine, which the fast path does once in many frees.
 #[cold]
 #[inline(never)]
-fn quarantine(core: &PoolCore, batch: Box<Batch>) {
+fn quarantine(core: &PoolCore, batch: Batch) {
     let _ = shielded(|| {
         core.quarantine(batch);
         Ok(())
@@ -196,10 +191,7 @@ impl Eq for PinnedPool {}
 
 impl fmt::Debug for PinnedPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PinnedPool")
-            .field("upstream", self.upstream())
-            .field("settings", &self.core().settings)
-            .finish_non_exhaustive()
+        f.debug_tuple("PinnedPool").field(&self.core().options).finish_non_exhaustive()
     }
 }
 
@@ -220,12 +212,9 @@ unsafe impl DeviceResource for PinnedPool {
     }
 
     unsafe fn deallocate(&self, _stream: &Stream, block: DeviceBlock) {
-        let address = block.token() as usize;
-        if !block.is_empty()
-            && let Some(units) = units_of(block.bytes())
-        {
+        if let Some(block) = FreedBlock::new(block.token() as usize, block.bytes()) {
             // SAFETY: the caller gives the block up; the fence comes after all work given so far.
-            unsafe { self.core().free_slow(FreedBlock { address, units }, true) };
+            unsafe { self.core().free_slow(block, true) };
         }
     }
 }

@@ -7,18 +7,16 @@
 //! | --- | --- | --- |
 //! | `heap` | the free blocks of all slabs, the list of slabs, and the sizes that the maximum limits | threads on the slow path |
 //! | `thread_caches` | the list of caches; holding it gives the right to flush them | a thread that makes its cache or ends; flushing; closing |
-//! | `deferred_frees` | freed blocks of threads that have no cache | `free_slow`; collecting |
-//! | `quarantine` | freed blocks in batches: its own lock | a thread whose batch is full; collecting |
+//! | `quarantine` | freed blocks in batches: its own lock | a thread whose batch is full, or which has no cache; collecting |
 //! | `quarantined_units` | the units in `quarantine` | `quarantine`, before a batch comes in; collecting, after batches went out |
-//! | `needs_fence` | a hint: blocks were freed that no fence covers | set where a block or a full batch enters `deferred_frees` or `quarantine`; taken by the next allocation there |
+//! | `needs_fence` | a hint: blocks were freed that no fence covers | set where a batch enters `quarantine`; taken by the next allocation there |
 //! | `closed` | the handle is gone | `close`, once, under `thread_caches` |
 //! | `upstream_full` | a hint: upstream had no room when it was last asked | growing and unpinning, under `heap` |
-//! | `target_bytes` | a hint: the size that the pool grows to | `update_target` |
-//! | `cache_count` | the length of `thread_caches`, to be read without the lock | the thread that changes the list, under its lock |
+//! | `batch_limit` | a hint: the units at which a thread's batch is full | `update_target` |
 //! | `fences` | how many fences were recorded | collecting |
 //!
 //! No thread holds two of these locks, and none is held over a driver call. Under `thread_caches` a
-//! thread goes into magazines and takes the lock of the caches' indices.
+//! thread goes into magazines.
 //!
 //! # State table of a block
 //!
@@ -26,7 +24,7 @@
 //! | --- | --- | --- |
 //! | free | `heap` | *live* by an allocation; gone with its slab |
 //! | live | at its user | *freed* in a fenced pool; *ready* in an unfenced pool whose cache has room, else *free* |
-//! | freed | `ThreadCache::freed`, or `deferred_frees` | *quarantined*: its batch is full, or was flushed |
+//! | freed | `ThreadCache::freed`; nowhere on a thread without a cache | *quarantined*: its batch is full, or was flushed; a batch of its own without a cache |
 //! | quarantined | `quarantine` | *ready* or *free* when its fence has passed; *lost* with the device |
 //! | ready | `ThreadCache::ready`; in an unfenced pool a size class of the magazine | *live*; *free* when it is flushed |
 //! | lost | nowhere: it is leaked, and its slab with it | none |
@@ -44,72 +42,63 @@
 //! | state | allocations | frees | slabs |
 //! | --- | --- | --- | --- |
 //! | open | as above | as above | go back by `trim`, or when another size is short of memory |
-//! | closed: the last handle was dropped | none can be made | `deferred_frees` or `quarantine`, and at once to `heap`, without a fence of the pool's | each goes to upstream's quarantine with its last block, and waits for a fence there, which covers all uses of its blocks |
+//! | closed: the last handle was dropped | none can be made | `quarantine` (not of an unfenced pool), and at once to `heap`, without a fence of the pool's | each goes to upstream's quarantine with its last block, and waits for a fence there, which covers all uses of its blocks |
 //! | gone: the last slab was removed | | | |
 //!
 //! # Invariants
 //!
-//! - INV-5: No device work uses a free block.
-//! - INV-6: `reserved` is at most the maximum, with the slabs that are being asked for.
-//! - INV-7 (`thread_cache.rs`): A cache is touched from inside of its magazine alone.
-//! - INV-8: A free and `close` take one lock in common, the free *before* it looks at `closed` and
+//! - INV-PINNED-5: No device work uses a free block of an open pool. A fence that was recorded after the
+//!   free has passed; or the pool is [unfenced](crate::PinnedPoolOptions::unfenced), and the user vouched
+//!   for it by the free, unless the block was a [`DeviceResource`](crate::DeviceResource)'s. A free block
+//!   of a closed pool is never allocated again, and upstream's fence covers its uses before it is unpinned.
+//! - INV-PINNED-6: `reserved` is at most the maximum, with the slabs that are being asked for.
+//! - INV-PINNED-7 (`thread_cache.rs`): A cache is reached from inside of its magazine alone.
+//! - INV-PINNED-8: A free and `close` take one lock in common, the free *before* it looks at `closed` and
 //!   `close` *after* it has set it. So either `close` finds the block or the free finds the pool
 //!   closed.
-//! - INV-9: A slab is in the address map before a block of it is live and until none is.
+//! - INV-PINNED-9: A slab is in the address map before a block of it is live and until none is.
 
-use super::address_map::{self, Owner, SlabOwner};
+use super::address_map::{self, SlabOwner};
 use super::batch::{Batch, FreedBlock, UNIT_SHIFT, bytes_of, pointer_to};
 use super::fence::Fence;
+use super::pool_options::PinnedPoolOptions;
 use super::pool_statistics::PinnedPoolStatistics;
 use super::quarantine::Quarantine;
 use super::slab_heap::{Slab, SlabHeap};
 use super::source::{HostSource, PAGE, too_large};
-use super::thread_cache::{self, FreeResult, PoolKey, ThreadCache};
-use crate::debug_log::{emit_deferred, event};
+use super::thread_cache::{self, NotCached, PoolKey, ThreadCache};
+use crate::debug_log::deferred_event;
 use crate::driver::is_forked_child;
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::align_up;
 use crate::pool::local::{self, Leave};
 use crate::pool::magazine::{Limits, Magazine, SizeClasses};
-use crate::sync::trusted::{AtomicBool, AtomicU64, AtomicUsize, Mutex, Ordering, unique};
+use crate::sync::trusted::{
+    AtomicBool, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, unique,
+};
 use crate::sync::{Arc, Weak};
 use std::alloc::Layout;
+use std::ptr::NonNull;
 
 /// The most that a pool takes from upstream at once unless more is asked.
 const LARGEST_STEP: usize = 256 << 20;
-
-/// The options of a pool, checked.
-#[derive(Clone, Debug)]
-pub(super) struct Settings {
-    pub(super) fenced: bool,
-    /// A multiple of the page.
-    pub(super) maximum: usize,
-    /// Not 0.
-    pub(super) growth_step: usize,
-    pub(super) quarantine_bytes: usize,
-    pub(super) magazine_entries: usize,
-    pub(super) magazine_bytes: usize,
-}
 
 /// A pool without its handle. The handle keeps it, and so does each slab, which stays while a block of
 /// it is live.
 #[derive(Debug)]
 pub(super) struct PoolCore {
     pub(super) key: PoolKey,
-    pub(super) source: Arc<HostSource>,
-    pub(super) settings: Settings,
+    pub(super) options: PinnedPoolOptions,
     this: Weak<PoolCore>,
     heap: Mutex<SlabHeap>,
     thread_caches: Mutex<Vec<Arc<Magazine>>>,
-    deferred_frees: Mutex<Option<Box<Batch>>>,
-    pub(super) quarantine: Quarantine<Box<Batch>, NumberedFence>,
+    pub(super) quarantine: Quarantine<Batch, NumberedFence>,
     pub(super) quarantined_units: AtomicU64,
     pub(super) needs_fence: AtomicBool,
     closed: AtomicBool,
     pub(super) upstream_full: AtomicBool,
     pub(super) fences: AtomicUsize,
-    pub(super) target_bytes: AtomicUsize,
-    cache_count: AtomicUsize,
+    pub(super) batch_limit: AtomicU64,
 }
 
 /// A fence, and its number among the fences of its pool.
@@ -137,8 +126,7 @@ struct Flushed {
     /// For the heap.
     ready: Vec<FreedBlock>,
     /// For the quarantine.
-    #[allow(clippy::vec_box, reason = "a batch moves as a box on all its ways")]
-    freed: Vec<Box<Batch>>,
+    freed: Vec<Batch>,
 }
 
 impl Flushed {
@@ -146,58 +134,59 @@ impl Flushed {
     ///
     /// # Safety
     ///
-    /// The caller is inside the magazine.
-    unsafe fn take(&mut self, magazine: &Magazine, classes: &mut SizeClasses) {
-        let ready = &mut self.ready;
-        classes.drain(|block| ready.push(FreedBlock::without_size(block.address as usize)));
-        // SAFETY: INV-7, by this function's contract.
-        let batches = unsafe { thread_cache::with_cache(magazine.slot(), ThreadCache::empty) };
-        let [freed, ready] = batches.unwrap_or_default();
-        self.freed.extend(freed);
-        self.ready.extend(ready.iter().flat_map(|batch| batch.blocks()));
+    /// As [`ThreadCache::of`].
+    unsafe fn take(&mut self, classes: &mut SizeClasses) {
+        // SAFETY: this function's contract.
+        let [freed, ready] = unsafe { ThreadCache::of(classes) }.empty();
+        if freed.units() > 0 {
+            self.freed.push(freed);
+        }
+        self.ready.extend(ready.blocks());
+        classes.drain(|block| self.ready.push(FreedBlock::without_size(block.address as usize)));
     }
 }
 
+type ThreadCaches<'a> = MutexGuard<'a, Vec<Arc<Magazine>>>;
+
 impl PoolCore {
-    pub(super) fn new(source: Arc<HostSource>, settings: Settings) -> Arc<Self> {
-        let key = PoolKey { number: unique(), fenced: settings.fenced };
+    /// `options` were checked.
+    pub(super) fn new(options: PinnedPoolOptions) -> Arc<Self> {
+        let key = PoolKey { number: unique(), fenced: options.fenced };
         Arc::new_cyclic(|this| Self {
             key,
-            source,
-            settings,
+            options,
             this: this.clone(),
             heap: Mutex::new(SlabHeap::new()),
-            thread_caches: Mutex::new(Vec::new()),
-            deferred_frees: Mutex::new(None),
+            thread_caches: Mutex::default(),
             quarantine: Quarantine::default(),
             quarantined_units: AtomicU64::new(0),
             needs_fence: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             upstream_full: AtomicBool::new(false),
             fences: AtomicUsize::new(0),
-            target_bytes: AtomicUsize::new(0),
-            cache_count: AtomicUsize::new(0),
+            batch_limit: AtomicU64::new(0),
         })
+    }
+
+    pub(super) fn source(&self) -> &Arc<HostSource> {
+        self.options.upstream.source()
     }
 
     /// The calling thread's magazine, made if need be. `None` while the thread ends, and of a pool
     /// that is closed.
     pub(super) fn thread_magazine(&self) -> Option<Arc<Magazine>> {
         local::find_or_make(self.key.number, 0, || {
-            let limit = (self.settings.magazine_bytes >> UNIT_SHIFT) as u64;
-            let index = thread_cache::claim(limit)?;
-            let entries = self.settings.magazine_entries.min(usize::from(u8::MAX)) as u8;
-            let magazine = Arc::new(Magazine::new(Limits { entries, units: limit }, index));
+            let units = (self.options.magazine_bytes >> UNIT_SHIFT) as u64;
+            let entries = self.options.magazine_entries.min(usize::from(u8::MAX)) as u8;
+            // INV-PINNED-7.
+            let cache = ThreadCache::new(units);
+            let magazine = Arc::new(Magazine::with_extra(Limits { entries, units }, 0, cache));
             let mut caches = self.thread_caches.lock();
             // Under the lock: `close` finds the magazine, or none is made.
-            if self.closed.load(Ordering::Relaxed) {
-                drop(caches);
-                // SAFETY: no other thread has seen the magazine.
-                unsafe { thread_cache::release(index) };
+            if self.is_closed() {
                 return None;
             }
             caches.push(magazine.clone());
-            self.cache_count.store(caches.len(), Ordering::Relaxed);
             let owner: Weak<dyn Leave> = self.this.clone();
             Some((magazine, owner))
         })
@@ -205,13 +194,7 @@ impl PoolCore {
 
     /// Threads that have a cache, and at least 1.
     pub(super) fn cache_count(&self) -> usize {
-        self.cache_count.load(Ordering::Relaxed).max(1)
-    }
-
-    /// The units at which a batch is full: as many that each thread can have four such batches.
-    pub(super) fn batch_limit(&self) -> u64 {
-        let bytes = self.target_bytes.load(Ordering::Relaxed) / (4 * self.cache_count());
-        (bytes >> UNIT_SHIFT) as u64
+        self.thread_caches.lock().len().max(1)
     }
 
     /// Takes a block of the heap in constant time. It may overlook one of nearly the size.
@@ -224,7 +207,7 @@ impl PoolCore {
         self.heap.lock().search(units, align)
     }
 
-    /// Frees blocks that no device work uses (INV-5).
+    /// Frees blocks that no device work uses (INV-PINNED-5).
     pub(super) fn free_to_heap<'a>(&self, blocks: impl IntoIterator<Item = &'a FreedBlock>) {
         let mut unknown = 0;
         let mut heap = self.heap.lock();
@@ -234,45 +217,36 @@ impl PoolCore {
         drop(heap);
         if unknown > 0 {
             // Deferred: the caller may hold the locks of a pool above.
-            emit_deferred(move || {
-                event!(error, unknown, "page-locked blocks were freed twice: ignored")
-            });
+            deferred_event!(error, unknown, "page-locked blocks were freed twice: ignored");
         }
     }
 
-    pub(super) fn quarantine_deferred_frees(&self) {
-        let deferred = self.deferred_frees.lock().take();
-        if let Some(batch) = deferred {
-            self.quarantine(batch);
-        }
-    }
-
-    /// Looked at after a lock that `close` takes too (INV-8).
+    /// Looked at after a lock that `close` takes too (INV-PINNED-8).
     fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Relaxed)
     }
 
     /// Empties the caches of all threads.
     pub(super) fn flush_caches(&self) {
-        let caches = self.thread_caches.lock();
-        let flushed = self.flush(&caches);
-        drop(caches);
+        let flushed = Self::flush(&self.thread_caches.lock());
         self.return_flushed(flushed);
     }
 
-    fn flush(&self, caches: &[Arc<Magazine>]) -> Flushed {
+    fn flush(caches: &ThreadCaches<'_>) -> Flushed {
         let mut flushed = Flushed::default();
-        // SAFETY: the caller holds `thread_caches`, as every thread that reclaims does; the reclaimer
-        // is inside of each magazine.
-        unsafe {
-            Magazine::with_revoked(
-                caches.iter().map(|magazine| &**magazine),
-                |magazine, classes| {
-                    flushed.take(magazine, classes);
-                },
-            );
-        }
+        Self::for_each_cache(caches, |classes| {
+            // SAFETY: a magazine of this pool.
+            unsafe { flushed.take(classes) }
+        });
         flushed
+    }
+
+    /// Goes through the magazines of all threads, which do without them meanwhile.
+    fn for_each_cache(caches: &ThreadCaches<'_>, mut each: impl FnMut(&mut SizeClasses)) {
+        let magazines = caches.iter().map(|magazine| &**magazine);
+        // SAFETY: the caller holds `thread_caches`, as every thread that reclaims does, and no thread
+        // takes that from inside of a magazine.
+        unsafe { Magazine::with_revoked(magazines, |_, classes| each(classes)) }
     }
 
     fn return_flushed(&self, flushed: Flushed) {
@@ -285,21 +259,13 @@ impl PoolCore {
 
     /// The units in the caches of all threads: `[freed, ready]`.
     pub(super) fn cached_units(&self) -> [u64; 2] {
-        let caches = self.thread_caches.lock();
         let mut sums = [0; 2];
-        // SAFETY: under `thread_caches`, as every thread that reclaims.
-        unsafe {
-            Magazine::with_revoked(
-                caches.iter().map(|magazine| &**magazine),
-                |magazine, classes| {
-                    // SAFETY: INV-7: the reclaimer is inside of the magazine.
-                    let units = thread_cache::with_cache(magazine.slot(), |cache| cache.units());
-                    let [freed, ready] = units.unwrap_or_default();
-                    sums[0] += freed;
-                    sums[1] += ready + classes.contents().1;
-                },
-            );
-        }
+        Self::for_each_cache(&self.thread_caches.lock(), |classes| {
+            // SAFETY: a magazine of this pool.
+            let [freed, ready] = unsafe { ThreadCache::of(classes) }.units();
+            sums[0] += freed;
+            sums[1] += ready + classes.contents().1;
+        });
         sums
     }
 
@@ -310,20 +276,20 @@ impl PoolCore {
         // An alignment above the page's is found inside of a larger slab.
         let padding = align.saturating_sub(PAGE);
         let least = block.checked_add(padding).and_then(|bytes| align_up(bytes, PAGE));
-        let Some(least) = least.filter(|bytes| *bytes <= self.settings.maximum) else {
+        let Some(least) = least.filter(|bytes| *bytes <= self.options.maximum_size) else {
             return Ok(Growth::AtMaximum);
         };
         let wanted = {
             let mut heap = self.heap.lock();
-            let room = self.settings.maximum - heap.reserved;
+            let room = self.options.maximum_size - heap.statistics.reserved;
             if least > room {
                 return Ok(if heap.growing > 0 { Growth::Busy } else { Growth::AtMaximum });
             }
-            let step = heap.reserved.min(LARGEST_STEP).max(self.settings.growth_step);
+            let step = heap.statistics.reserved.min(LARGEST_STEP).max(self.options.growth_step);
             let step = align_up(step, PAGE).unwrap_or(step).min(room);
             heap.growing += 1;
-            // INV-6: counted before upstream is asked.
-            heap.reserved += step.max(least);
+            // INV-PINNED-6: counted before upstream is asked.
+            heap.statistics.reserved += step.max(least);
             step.max(least)
         };
         // Dropped after the lock below.
@@ -337,7 +303,7 @@ impl PoolCore {
         let mut heap = self.heap.lock();
         self.upstream_full.store(short > 0 || slab.is_err(), Ordering::Relaxed);
         let slab = slab?;
-        heap.reserved -= short;
+        heap.statistics.reserved -= short;
         guard.bytes = 0;
         // It fits: the slab has `least` bytes.
         let block = heap.insert_slab(slab, Some((units, align)));
@@ -351,53 +317,44 @@ impl PoolCore {
         }
         let slab = self.allocate_slab(bytes)?;
         let mut heap = self.heap.lock();
-        heap.reserved += bytes;
+        heap.statistics.reserved += bytes;
         heap.insert_slab(slab, None);
         Ok(())
     }
 
-    /// A slab of whole pages: in the address map, and not in the heap (INV-9).
+    /// A slab of whole pages: in the address map, and not in the heap (INV-PINNED-9).
     fn allocate_slab(&self, bytes: usize) -> Result<Slab> {
         let layout = Layout::from_size_align(bytes, PAGE).map_err(|_| too_large(bytes, PAGE))?;
         // The caller's handle keeps the pool.
         let core = self.this.upgrade();
         let core = core.ok_or_else(|| Error::new(ErrorKind::OutOfMemory, "the pool is closed"))?;
-        let range = {
-            let mut heap = self.heap.lock();
-            heap.next_range = heap.next_range.wrapping_add(1);
-            heap.next_range
-        };
-        let memory = self.source.allocate(layout)?;
-        address_map::insert(memory.base, memory.bytes, Owner::Pool(core));
+        let memory = address_map::allocate(self.source(), layout, Some(core))?;
         let (base, start) = (memory.base.addr().get(), memory.start.addr().get());
-        Ok(Slab { base, bytes: memory.bytes, start, length: bytes, range })
+        Ok(Slab { base, bytes: memory.bytes, start, length: bytes, range: 0 })
     }
 
-    /// Takes all free slabs out of the heap and the address map.
-    fn remove_free_slabs(&self) -> Vec<Slab> {
-        let mut heap = self.heap.lock();
-        let starts: Vec<usize> = heap.slabs.keys().copied().collect();
-        let removed: Vec<Slab> =
-            starts.into_iter().filter_map(|start| heap.remove_slab(start)).collect();
-        heap.returns += removed.len();
-        drop(heap);
-        removed.iter().for_each(|slab| address_map::remove_slab(slab.base));
-        removed
+    /// Takes all free slabs out of the heap and the address map, for `each` to give them back to upstream
+    /// by address and size. Returns how many bytes they had.
+    fn remove_free_slabs(&self, each: impl Fn(NonNull<u8>, usize)) -> usize {
+        let removed = self.heap.lock().remove_free_slabs();
+        for slab in &removed {
+            address_map::remove_slab(slab.base);
+            if let Some(base) = pointer_to(slab.base) {
+                each(base, slab.bytes);
+            }
+        }
+        removed.iter().map(|slab| slab.length).sum()
     }
 
     /// Unpins all free slabs. Returns how many bytes they had.
     pub(super) fn unpin_free_slabs(&self) -> usize {
-        let slabs = self.remove_free_slabs();
-        let bytes = slabs.iter().map(|slab| slab.length).sum();
-        for slab in slabs {
-            if let Some(base) = pointer_to(slab.base) {
-                // SAFETY: INV-5, for all blocks of the slab; it has left the address map.
-                unsafe { self.source.unpin(base, slab.bytes) };
-            }
-        }
-        // INV-6: lowered after the driver has them back.
+        let bytes = self.remove_free_slabs(|base, bytes| {
+            // SAFETY: INV-PINNED-5, for all blocks of the slab; it has left the address map.
+            unsafe { self.source().unpin(base, bytes) }
+        });
+        // INV-PINNED-6: lowered after the driver has them back.
         let mut heap = self.heap.lock();
-        heap.reserved -= bytes;
+        heap.statistics.reserved -= bytes;
         self.upstream_full.store(false, Ordering::Relaxed);
         bytes
     }
@@ -406,7 +363,7 @@ impl PoolCore {
     pub(super) fn room_if_unpinned(&self, bytes: usize) -> bool {
         let heap = self.heap.lock();
         let free = heap.heap.stats().free_bytes as usize;
-        bytes <= (self.settings.maximum - heap.reserved).saturating_add(free)
+        bytes <= (self.options.maximum_size - heap.statistics.reserved).saturating_add(free)
     }
 
     /// Ends allocation: the last handle is gone. Live blocks stay valid; the table of pool states at
@@ -419,11 +376,8 @@ impl PoolCore {
         self.closed.store(true, Ordering::Relaxed);
         // SAFETY: `thread_caches` is held.
         caches.iter().for_each(|magazine| unsafe { magazine.retire() });
-        let flushed = self.flush(&caches);
-        for magazine in caches.drain(..) {
-            // SAFETY: retired and emptied.
-            unsafe { thread_cache::release(magazine.slot()) };
-        }
+        let flushed = Self::flush(&caches);
+        caches.clear();
         drop(caches);
         self.return_flushed(flushed);
     }
@@ -431,37 +385,28 @@ impl PoolCore {
     /// Puts the free slabs of a closed pool into upstream's quarantine. Its freed blocks are free
     /// without a fence: they are never allocated again, and upstream's fence covers their uses.
     fn quarantine_free_slabs(&self) {
-        let deferred = self.deferred_frees.lock().take();
         let no_fence = || Ok(NumberedFence { number: 0, fence: Fence::passed() });
         let batches = self.quarantine.collect(no_fence, |_| Ok(true)).free;
         let units = batches.iter().map(|batch| batch.units()).sum();
         self.quarantined_units.fetch_sub(units, Ordering::Relaxed);
-        self.free_to_heap(batches.iter().chain(&deferred).flat_map(|batch| batch.blocks()));
-        for slab in self.remove_free_slabs() {
-            if let Some(base) = pointer_to(slab.base) {
-                self.source.quarantine(base, slab.bytes);
-            }
-        }
+        self.free_to_heap(batches.iter().flat_map(|batch| batch.blocks()));
+        self.remove_free_slabs(|base, bytes| self.source().quarantine(base, bytes));
     }
 
     pub(super) fn statistics(&self) -> PinnedPoolStatistics {
         let [freed, ready] = self.cached_units();
-        let deferred = self.deferred_frees.lock().as_ref().map_or(0, |batch| batch.units());
-        let waiting = self.quarantined_units.load(Ordering::Relaxed) + freed + deferred;
+        let waiting = self.quarantined_units.load(Ordering::Relaxed) + freed;
         let heap = self.heap.lock();
         let account = heap.heap.stats();
         let (cached, waiting) = (bytes_of(ready), bytes_of(waiting));
         PinnedPoolStatistics {
-            reserved: heap.reserved,
-            peak_reserved: heap.peak_reserved,
             live: (account.live_bytes as usize).saturating_sub(cached + waiting),
             cached,
             waiting,
             largest_free: heap.heap.largest_free() as usize,
             slabs: heap.slabs.len(),
-            growths: heap.growths,
-            returns: heap.returns,
             fences: self.fences.load(Ordering::Relaxed),
+            ..heap.statistics
         }
     }
 }
@@ -469,10 +414,6 @@ impl PoolCore {
 impl SlabOwner for PoolCore {
     fn key(&self) -> PoolKey {
         self.key
-    }
-
-    fn source(&self) -> &HostSource {
-        &self.source
     }
 
     fn block_units(&self, address: usize) -> Option<u32> {
@@ -486,33 +427,24 @@ impl SlabOwner for PoolCore {
         if let Some(magazine) = self.thread_magazine() {
             // SAFETY: this thread's magazine; the rest is the caller's promise.
             match unsafe { thread_cache::free_into(&magazine, block, fenced) } {
-                FreeResult::Cached => return,
-                FreeResult::BatchFull(batch) => return self.quarantine(batch),
-                FreeResult::NotCached => {}
+                Ok(None) => return,
+                Ok(Some(batch)) => return self.quarantine(batch),
+                Err(NotCached) => {}
             }
         }
-        if !fenced && !self.is_closed() {
-            self.free_to_heap([&block]);
-            // INV-8: the handle may have gone meanwhile.
-            if self.is_closed() {
-                self.quarantine_free_slabs();
-            }
-            return;
+        if fenced {
+            let mut batch = Batch::default();
+            batch.push(block, 0);
+            return self.quarantine(batch);
         }
-        let full = {
-            let mut deferred = self.deferred_frees.lock();
-            let batch = deferred.get_or_insert_default();
-            batch.push(block);
-            batch.is_full().then(|| deferred.take()).flatten()
-        };
-        match full {
-            Some(batch) => self.quarantine(batch),
-            None if self.is_closed() => self.quarantine_free_slabs(),
-            None => self.needs_fence.store(true, Ordering::Relaxed),
+        self.free_to_heap([&block]);
+        // INV-PINNED-8: the handle may have gone meanwhile.
+        if self.is_closed() {
+            self.quarantine_free_slabs();
         }
     }
 
-    fn quarantine(&self, batch: Box<Batch>) {
+    fn quarantine(&self, batch: Batch) {
         self.quarantined_units.fetch_add(batch.units(), Ordering::Relaxed);
         self.quarantine.push(batch);
         self.needs_fence.store(true, Ordering::Relaxed);
@@ -534,7 +466,7 @@ impl Drop for GrowthGuard<'_> {
     fn drop(&mut self) {
         let mut heap = self.core.heap.lock();
         heap.growing -= 1;
-        heap.reserved -= self.bytes;
+        heap.statistics.reserved -= self.bytes;
     }
 }
 
@@ -545,16 +477,10 @@ impl Leave for PoolCore {
         }
         let mut flushed = Flushed::default();
         let mut caches = self.thread_caches.lock();
-        // SAFETY: on the owner's thread, which is not inside; `take` enters no magazine.
-        let _ = unsafe { magazine.try_with(|classes| flushed.take(magazine, classes)) };
-        let place = caches.iter().position(|other| Arc::ptr_eq(other, magazine));
-        if let Some(place) = place {
-            caches.swap_remove(place);
-            self.cache_count.store(caches.len(), Ordering::Relaxed);
-            // SAFETY: the thread is ending, no thread finds the magazine in the list any more, and the
-            // cache is empty: only `close` keeps the owner out, and it takes the list.
-            unsafe { thread_cache::release(magazine.slot()) };
-        }
+        // SAFETY: on the owner's thread, which is not inside; `take` enters no magazine, and this one is
+        // of this pool.
+        let _ = unsafe { magazine.try_with(|classes| flushed.take(classes)) };
+        caches.retain(|other| !Arc::ptr_eq(other, magazine));
         drop(caches);
         self.return_flushed(flushed);
     }

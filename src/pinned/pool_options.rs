@@ -1,12 +1,12 @@
 //! How a pool of page-locked memory is built.
 
 use super::pinned_resource::PinnedResource;
-use super::pool_core::Settings;
 use super::source::PAGE;
 use crate::driver::not_forked;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Result, ensure};
 use crate::layout::align_up;
 use crate::pool::magazine::CLASS_CAPACITY;
+use crate::resource::setters;
 
 /// The largest maximum: the whole pages of an address space.
 const LARGEST: usize = !(PAGE - 1);
@@ -30,67 +30,59 @@ const LARGEST: usize = !(PAGE - 1);
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct PinnedPoolOptions {
-    upstream: PinnedResource,
+    pub(super) upstream: PinnedResource,
     initial_size: usize,
-    settings: Settings,
+    /// Once checked, a multiple of the page.
+    pub(super) maximum_size: usize,
+    /// Once checked, not 0.
+    pub(super) growth_step: usize,
+    pub(super) quarantine_bytes: usize,
+    pub(super) magazine_entries: usize,
+    pub(super) magazine_bytes: usize,
+    pub(super) fenced: bool,
 }
 
 impl PinnedPoolOptions {
     pub(super) fn new(upstream: PinnedResource) -> Self {
-        let settings = Settings {
-            fenced: true,
-            maximum: LARGEST,
+        Self {
+            upstream,
+            initial_size: 0,
+            maximum_size: LARGEST,
             growth_step: 4 << 20,
             quarantine_bytes: 1 << 30,
             magazine_entries: CLASS_CAPACITY,
             magazine_bytes: 64 << 20,
-        };
-        Self { upstream, initial_size: 0, settings }
+            fenced: true,
+        }
     }
 
-    /// Bytes to take from upstream when the pool is built, rounded up to pages of 4096. 0 unless
-    /// said otherwise.
-    pub fn initial_size(mut self, bytes: usize) -> Self {
-        self.initial_size = bytes;
-        self
-    }
+    setters! {
+        /// Bytes to take from upstream when the pool is built, rounded up to pages of 4096. 0 unless
+        /// said otherwise.
+        initial_size: usize;
 
-    /// The most bytes that the pool takes from upstream: never passed, and reached to the last page.
-    /// A multiple of 4096. No limit unless said otherwise.
-    pub fn maximum_size(mut self, bytes: usize) -> Self {
-        self.settings.maximum = bytes;
-        self
-    }
+        /// The most bytes that the pool takes from upstream: never passed, and reached to the last page.
+        /// A multiple of 4096. No limit unless said otherwise.
+        maximum_size: usize;
 
-    /// The least bytes to take from upstream at once: 4 MiB unless said otherwise. A pool that grows
-    /// doubles its size, by up to 256 MiB at once. It takes less where the maximum leaves less, more
-    /// where one block needs more, and no more than that block where upstream has no room.
-    pub fn growth_step(mut self, bytes: usize) -> Self {
-        self.settings.growth_step = bytes;
-        self
-    }
+        /// The least bytes to take from upstream at once: 4 MiB unless said otherwise. A pool that grows
+        /// doubles its size, by up to 256 MiB at once. It takes less where the maximum leaves less, more
+        /// where one block needs more, and no more than that block where upstream has no room.
+        growth_step: usize;
 
-    /// Bytes that may wait for the device before an allocation waits with them, on the host. 1 GiB
-    /// unless said otherwise. What each thread freed last, up to 64 blocks or
-    /// [`magazine_bytes`](Self::magazine_bytes), comes on top. While a stream may be in capture
-    /// nothing can be waited for, and the pool grows.
-    pub fn quarantine_bytes(mut self, bytes: usize) -> Self {
-        self.settings.quarantine_bytes = bytes;
-        self
-    }
+        /// Bytes that may wait for the device before an allocation waits with them, on the host. 1 GiB
+        /// unless said otherwise. What each thread freed last, up to 64 blocks or
+        /// [`magazine_bytes`](Self::magazine_bytes), comes on top. While a stream may be in capture
+        /// nothing can be waited for, and the pool grows.
+        quarantine_bytes: usize;
 
-    /// Blocks of one size that a thread keeps ready in an unfenced pool: 8 unless said otherwise, which
-    /// is the most.
-    pub fn magazine_entries(mut self, entries: usize) -> Self {
-        self.settings.magazine_entries = entries;
-        self
-    }
+        /// Blocks of one size that a thread keeps ready in an unfenced pool: 8 unless said otherwise, which
+        /// is the most.
+        magazine_entries: usize;
 
-    /// Bytes that one thread keeps ready at most, and as many that it freed and has not handed to the
-    /// pool. 64 MiB unless said otherwise; 0 keeps nothing, and makes every free cost a lock.
-    pub fn magazine_bytes(mut self, bytes: usize) -> Self {
-        self.settings.magazine_bytes = bytes;
-        self
+        /// Bytes that one thread keeps ready at most, and as many that it freed and has not handed to the
+        /// pool. 64 MiB unless said otherwise; 0 keeps nothing, and makes every free cost a lock.
+        magazine_bytes: usize;
     }
 
     /// Hands freed blocks out again at once, without waiting for the device: for programs that copy
@@ -118,35 +110,40 @@ impl PinnedPoolOptions {
     /// free. If the pool becomes the [current](crate::set_current_pinned_resource) one, this holds of
     /// all memory of `PinnedAlloc` and `MappedAlloc` in the process.
     pub unsafe fn unfenced(mut self) -> Self {
-        self.settings.fenced = false;
+        self.fenced = false;
         self
     }
 
-    /// Checks the options. Returns upstream, the settings, and the initial size in whole pages.
-    pub(super) fn check(self) -> Result<(PinnedResource, Settings, usize)> {
-        let Self { upstream, initial_size, settings } = self;
-        let refuse = |message: String| Err(Error::new(ErrorKind::InvalidArgument, message));
+    /// Checks the options. Returns the initial size in whole pages.
+    pub(super) fn check(&self) -> Result<usize> {
         not_forked("page-locked memory")?;
-        let maximum = settings.maximum;
-        if maximum == 0 || !maximum.is_multiple_of(PAGE) {
-            return refuse(format!(
-                "a maximum size of {maximum} bytes is no whole pages of {PAGE}"
-            ));
-        }
-        let Some(initial) = align_up(initial_size, PAGE).filter(|bytes| *bytes <= maximum) else {
-            return refuse(format!(
-                "an initial size of {initial_size} bytes is more than the maximum of {maximum}"
-            ));
-        };
-        if settings.growth_step == 0 {
-            return refuse("a growth step of 0 bytes would never grow".into());
-        }
-        if settings.magazine_entries > CLASS_CAPACITY {
-            let entries = settings.magazine_entries;
-            return refuse(format!(
-                "{entries} blocks of a size were to be kept, where a magazine has {CLASS_CAPACITY} places"
-            ));
-        }
-        Ok((upstream, settings, initial))
+        let (maximum, initial) = (self.maximum_size, self.initial_size);
+        ensure!(
+            maximum > 0 && maximum.is_multiple_of(PAGE),
+            InvalidArgument,
+            "give whole pages",
+            "a maximum size of {maximum} bytes is no whole pages of {PAGE}"
+        );
+        let initial_pages = align_up(initial, PAGE).unwrap_or(usize::MAX);
+        ensure!(
+            initial_pages <= maximum,
+            InvalidArgument,
+            "ask for less, or give a larger maximum_size",
+            "an initial size of {initial} bytes is more than the maximum of {maximum}"
+        );
+        ensure!(
+            self.growth_step > 0,
+            InvalidArgument,
+            "give at least one byte",
+            "a growth step of 0 bytes would never grow"
+        );
+        let entries = self.magazine_entries;
+        ensure!(
+            entries <= CLASS_CAPACITY,
+            InvalidArgument,
+            "ask for no more than that",
+            "{entries} blocks of a size were to be kept, where a magazine has {CLASS_CAPACITY} places"
+        );
+        Ok(initial_pages)
     }
 }

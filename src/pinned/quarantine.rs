@@ -29,11 +29,11 @@
 //!
 //! # Invariants
 //!
-//! - INV-1: A block is *taken* before its fence is recorded. Else a block that comes in between the
+//! - INV-PINNED-1: A block is *taken* before its fence is recorded. Else a block that comes in between the
 //!   record and the taking would have a fence that does not cover its last use.
-//! - INV-2: A block is in one state at any time, so it comes back once.
-//! - INV-3: `count` is never less than the number of blocks that `lists` shows.
-//! - INV-4: No lock is held while a fence is recorded or queried.
+//! - INV-PINNED-2: A block is in one state at any time, so it comes back once.
+//! - INV-PINNED-3: `count` is never less than the number of blocks that `lists` shows.
+//! - INV-PINNED-4: No lock is held while a fence is recorded or queried.
 //!
 //! `loom_tests/quarantine.rs` checks them.
 
@@ -86,7 +86,7 @@ impl<B, F> Quarantine<B, F> {
     pub fn push(&self, block: B) {
         let mut lists = self.lists.lock();
         lists.uncovered.push(block);
-        // INV-3: under the lock, so a thread that takes the block out finds it counted.
+        // INV-PINNED-3: under the lock, so a thread that takes the block out finds it counted.
         self.count.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -107,7 +107,7 @@ impl<B, F> Quarantine<B, F> {
         query: impl Fn(&F) -> Result<bool, FenceError>,
     ) -> Collected<B> {
         let mut collected = Collected { free: Vec::new(), lost: Vec::new() };
-        // INV-1: taken first. A block that comes in from here on waits for the next fence.
+        // INV-PINNED-1: taken first. A block that comes in from here on waits for the next fence.
         let taken = std::mem::take(&mut self.lists.lock().uncovered);
         if !taken.is_empty() {
             match record() {

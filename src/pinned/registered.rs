@@ -2,7 +2,7 @@
 
 use super::fence::require_no_capture;
 use super::host_buffer::HostBuffer;
-use super::source::{HostQuarantine, quarantine_of, quarantine_registered, trim};
+use super::source::{FreedMemory, HostQuarantine, quarantine_of, trim};
 use crate::device::Device;
 use crate::driver::{ErrorContext, HostFlags, is_forked_child, not_forked};
 use crate::error::{Error, ErrorKind, Result};
@@ -45,6 +45,8 @@ pub struct Registered<B: HostBuffer> {
     pointer: NonNull<B::Item>,
     length: usize,
     quarantine: Arc<HostQuarantine>,
+    /// Until [`into_inner`](Self::into_inner) has unlocked it and taken the owner.
+    is_locked: bool,
 }
 
 // SAFETY: the pointer is the owner's, which is `Send`, as its items are.
@@ -86,7 +88,7 @@ impl<B: HostBuffer> Registered<B> {
         match unsafe { register(device, pointer.cast(), length * size_of::<B::Item>()) } {
             Ok(()) => {
                 let (device, quarantine) = (device.clone(), quarantine_of(device));
-                Ok(Self { device, owner, pointer, length, quarantine })
+                Ok(Self { device, owner, pointer, length, quarantine, is_locked: true })
             }
             Err(error) => {
                 // SAFETY: initialised above, and not locked.
@@ -108,19 +110,13 @@ impl<B: HostBuffer> Registered<B> {
     /// [`ErrorKind::Capture`] while a stream is in capture, which waiting would invalidate; those of
     /// the driver. Then the memory stays locked, and the buffer is dropped when the device can say
     /// that it is past it.
-    pub fn into_inner(self) -> Result<B, RegisterError<B>> {
+    pub fn into_inner(mut self) -> Result<B, RegisterError<B>> {
         if let Err(error) = self.unregister() {
             return Err(RegisterError { error, buffer: None });
         }
-        let mut this = ManuallyDrop::new(self);
-        // SAFETY: `this` is never dropped or used again, so owner, device and quarantine are each moved
-        // or dropped once; the owner was initialised in `new`.
-        unsafe {
-            let owner = this.owner.assume_init_read();
-            std::ptr::drop_in_place(&mut this.device);
-            std::ptr::drop_in_place(&mut this.quarantine);
-            Ok(owner)
-        }
+        self.is_locked = false;
+        // SAFETY: initialised in `new`, and not locked any more; the drop of `self` leaves it alone.
+        Ok(unsafe { self.owner.assume_init_read() })
     }
 
     fn unregister(&self) -> Result<()> {
@@ -185,13 +181,16 @@ impl<B: HostBuffer> DerefMut for Registered<B> {
 
 impl<B: HostBuffer> Drop for Registered<B> {
     fn drop(&mut self) {
-        if is_forked_child() {
+        if !self.is_locked || is_forked_child() {
             return;
         }
-        let bytes = self.length * size_of::<B::Item>();
-        let owner =
-            Box::new(LockedOwner(std::mem::replace(&mut self.owner, MaybeUninit::uninit())));
-        quarantine_registered(&self.device, &self.quarantine, self.pointer.cast(), bytes, owner);
+        let owner = LockedOwner(std::mem::replace(&mut self.owner, MaybeUninit::uninit()));
+        self.quarantine.push(FreedMemory {
+            device: self.device.clone(),
+            base: self.pointer.cast(),
+            bytes: self.length * size_of::<B::Item>(),
+            owner: Some(ManuallyDrop::new(Box::new(owner))),
+        });
     }
 }
 

@@ -37,7 +37,11 @@ fn generation() -> u64 {
 /// Those of [`Device::detect`](crate::Device::detect).
 pub fn current_pinned_resource() -> Result<CurrentPinned> {
     not_forked(CURRENT)?;
-    PINNED.get(true, || default_pinned().map(Arc::new)).map(|current| (*current).clone())
+    let default = || {
+        let pool = PinnedPool::new(PinnedResource::new(&Device::detect()?)?)?;
+        Ok(Arc::new(CurrentPinned::Pool(pool)))
+    };
+    PINNED.get(true, default).map(|current| (*current).clone())
 }
 
 fn replace(resource: Option<CurrentPinned>) -> Option<CurrentPinned> {
@@ -58,11 +62,6 @@ pub fn set_current_pinned_resource(resource: impl Into<CurrentPinned>) -> Option
 /// Makes the default current again for page-locked memory, and returns what was set, if anything was.
 pub fn reset_current_pinned_resource() -> Option<CurrentPinned> {
     replace(None)
-}
-
-/// The page-locked memory that is current unless another was set.
-fn default_pinned() -> Result<CurrentPinned> {
-    PinnedPool::new(PinnedResource::new(&Device::detect()?)?).map(CurrentPinned::Pool)
 }
 
 /// The pool that was current when the calling thread last loaded it. It has the pool's key and not a

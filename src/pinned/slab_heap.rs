@@ -5,13 +5,14 @@
 //! that fits.
 
 use super::batch::UNIT_SHIFT;
+use super::pool_statistics::PinnedPoolStatistics;
 use crate::heap::{AddressMap, COMPLETE, Heap, Node, Piece, Tag, Taken};
 use std::collections::BTreeMap;
 
 /// The tag of a slab while its first block is cut.
 const FRESH: Tag = COMPLETE + 1;
 
-/// The heap of a pool, and the slabs under it. INV-5: no device work uses a free block of it.
+/// The heap of a pool, and the slabs under it. INV-PINNED-5 says which blocks are free.
 #[derive(Debug)]
 pub(super) struct SlabHeap {
     pub(super) heap: Heap,
@@ -19,14 +20,11 @@ pub(super) struct SlabHeap {
     nodes: AddressMap<usize, Node>,
     /// By [`Slab::start`].
     pub(super) slabs: BTreeMap<usize, Slab>,
-    /// Bytes of the slabs, and of those that threads are asking upstream for.
-    pub(super) reserved: usize,
-    pub(super) peak_reserved: usize,
+    /// Those that change under the lock: the growths, the returns, the peak, and the bytes of the slabs
+    /// and of those that threads are asking upstream for.
+    pub(super) statistics: PinnedPoolStatistics,
     /// Threads that are asking upstream.
     pub(super) growing: usize,
-    pub(super) next_range: u32,
-    pub(super) growths: usize,
-    pub(super) returns: usize,
 }
 
 /// One allocation of upstream.
@@ -38,7 +36,7 @@ pub(super) struct Slab {
     /// The part that blocks are cut from: whole pages.
     pub(super) start: usize,
     pub(super) length: usize,
-    /// Its number in the heap.
+    /// Its number in the heap, which puts it there.
     pub(super) range: u32,
 }
 
@@ -48,12 +46,8 @@ impl SlabHeap {
             heap: Heap::new(UNIT_SHIFT),
             nodes: AddressMap::default(),
             slabs: BTreeMap::new(),
-            reserved: 0,
-            peak_reserved: 0,
+            statistics: PinnedPoolStatistics::default(),
             growing: 0,
-            next_range: 0,
-            growths: 0,
-            returns: 0,
         }
     }
 
@@ -86,17 +80,28 @@ impl SlabHeap {
         self.heap.free(node, COMPLETE, 0).is_ok()
     }
 
-    /// Takes a slab out if all of it is free.
-    pub(super) fn remove_slab(&mut self, start: usize) -> Option<Slab> {
-        let slab = self.slabs.get(&start)?;
-        let whole = self.heap.extract_exactly(slab.range, slab.start as u64, slab.length as u64);
-        if whole { self.slabs.remove(&start) } else { None }
+    /// Takes out the slabs all of which is free.
+    pub(super) fn remove_free_slabs(&mut self) -> Vec<Slab> {
+        let is_free = |_: &usize, slab: &mut Slab| {
+            self.heap.extract_exactly(slab.range, slab.start as u64, slab.length as u64)
+        };
+        let removed: Vec<Slab> = self.slabs.extract_if(.., is_free).map(|(_, slab)| slab).collect();
+        self.statistics.returns += removed.len();
+        removed
     }
 
     /// Puts a slab in and takes its first block, of `units` at `align`, if one is asked for. Taken
     /// from the whole heap, the block might come from another slab or be overlooked among many of
     /// nearly its size, and the growth be in vain.
-    pub(super) fn insert_slab(&mut self, slab: Slab, first: Option<(u32, usize)>) -> Option<usize> {
+    pub(super) fn insert_slab(
+        &mut self,
+        mut slab: Slab,
+        first: Option<(u32, usize)>,
+    ) -> Option<usize> {
+        let statistics = &mut self.statistics;
+        statistics.growths += 1;
+        statistics.peak_reserved = statistics.peak_reserved.max(statistics.reserved);
+        slab.range = statistics.growths as u32;
         let Slab { start, length, range, .. } = slab;
         let (address, bytes) = (start as u64, length as u64);
         self.heap.add(FRESH, Piece { upstream_block: range, address, bytes, stamp: 0 });
@@ -104,8 +109,6 @@ impl SlabHeap {
             .and_then(|(units, align)| self.heap.allocate(FRESH, units, align as u64, usize::MAX));
         self.heap.retag(FRESH, usize::MAX, COMPLETE, 0);
         self.slabs.insert(start, slab);
-        self.growths += 1;
-        self.peak_reserved = self.peak_reserved.max(self.reserved);
         taken.map(|taken| self.record_taken(taken))
     }
 }

@@ -18,12 +18,12 @@
 //! Steps 1, 2, 4 and 8 have something to do in an unfenced pool too, where a block was freed as a
 //! [`DeviceResource`](crate::DeviceResource)'s.
 
-use super::batch::{Batch, FreedBlock, bytes_of, pointer_to, units_of};
+use super::batch::{Batch, FreedBlock, UNIT_SHIFT, bytes_of, pointer_to, units_of};
 use super::fence::{Fence, may_capture, synchronize_all};
 use super::pool_core::{Growth, NumberedFence, PoolCore};
 use super::quarantine::{Collected, FenceError};
 use super::source::{PAGE, report_lost, too_large};
-use super::thread_cache::{allocate, with_cache};
+use super::thread_cache::{ThreadCache, allocate};
 use crate::driver::not_forked;
 use crate::error::{Error, ErrorKind, Result};
 use crate::pool::magazine::Magazine;
@@ -137,17 +137,16 @@ impl PoolCore {
     /// pool can spare: a few are in quarantine at any time.
     fn tune_cache(&self, own: Option<&Magazine>, units: u32) {
         let Some(magazine) = own else { return };
-        let (fenced, batch_limit) = (self.key.fenced, self.batch_limit());
         let mut evicted = Vec::new();
-        // SAFETY: this thread's magazine; nothing below enters one.
+        let mut evict = |address| evicted.push(FreedBlock::without_size(address));
+        // SAFETY: this thread's magazine, one of this pool; nothing below enters one.
         let _ = unsafe {
             magazine.try_with(|classes| {
-                if !fenced {
-                    let mut evict = |address| evicted.push(FreedBlock::without_size(address));
+                if !self.key.fenced {
                     classes.note_miss(units, |block| evict(block.address as usize));
                 }
-                // SAFETY: INV-7: inside the magazine.
-                with_cache(magazine.slot(), |cache| cache.set_batch_limit(batch_limit))
+                let batch_limit = self.batch_limit.load(Ordering::Relaxed);
+                ThreadCache::of(classes).set_batch_limit(batch_limit);
             })
         };
         if !evicted.is_empty() {
@@ -162,12 +161,14 @@ impl PoolCore {
             return false;
         }
         let now = self.statistics();
-        let batches = self.settings.magazine_bytes.saturating_mul(4 * self.cache_count());
-        let slack = now.live.saturating_mul(3).min(batches).max(SLACK);
+        // Each thread can have four full batches in quarantine.
+        let batches = 4 * self.cache_count();
+        let most_cached = self.options.magazine_bytes.saturating_mul(batches);
+        let slack = now.live.saturating_mul(3).min(most_cached).max(SLACK);
         let upstream_full = self.upstream_full.load(Ordering::Relaxed);
-        let most = if upstream_full { now.reserved } else { self.settings.maximum };
+        let most = if upstream_full { now.reserved } else { self.options.maximum_size };
         let target = now.live.saturating_add(slack).max(now.reserved).min(most);
-        self.target_bytes.store(target, Ordering::Relaxed);
+        self.batch_limit.store((target / batches) as u64 >> UNIT_SHIFT, Ordering::Relaxed);
         now.reserved < target
     }
 
@@ -178,13 +179,11 @@ impl PoolCore {
         let any = !batches.is_empty();
         if let Some(magazine) = own {
             let mut offered = batches.pop();
-            // SAFETY: this thread's magazine; nothing below enters one.
+            // SAFETY: this thread's magazine, one of this pool; nothing below enters one.
             let _ = unsafe {
-                magazine.try_with(|_| {
-                    // SAFETY: INV-7: inside the magazine.
-                    with_cache(magazine.slot(), |cache| {
-                        offered = offered.take().and_then(|batch| cache.refill(batch));
-                    })
+                magazine.try_with(|classes| {
+                    let cache = ThreadCache::of(classes);
+                    offered = offered.take().and_then(|batch| cache.refill(batch));
                 })
             };
             batches.extend(offered);
@@ -195,10 +194,9 @@ impl PoolCore {
         any
     }
 
-    fn collect_batches(&self, mode: CollectMode) -> Collected<Box<Batch>> {
-        self.quarantine_deferred_frees();
+    fn collect_batches(&self, mode: CollectMode) -> Collected<Batch> {
         let (recorded, waited) = (Cell::new(0), Cell::new(false));
-        let device = self.source.device();
+        let device = &self.source().device;
         let collected = self.quarantine.collect(
             || {
                 if mode == CollectMode::Query {
@@ -215,7 +213,7 @@ impl PoolCore {
                 _ => fence.query(),
             },
         );
-        let units = |batches: &[Box<Batch>]| batches.iter().map(|batch| batch.units()).sum::<u64>();
+        let units = |batches: &[Batch]| batches.iter().map(Batch::units).sum::<u64>();
         let lost = units(&collected.lost);
         self.quarantined_units.fetch_sub(units(&collected.free) + lost, Ordering::Relaxed);
         if lost > 0 {
@@ -251,12 +249,12 @@ impl PoolCore {
     /// is empty, or a capture may run.
     fn wait_for_oldest_fence(&self) -> bool {
         self.quarantine.len() > 0
-            && !may_capture(self.source.device())
+            && !may_capture(&self.source().device)
             && self.collect(CollectMode::Wait, None)
     }
 
     fn enforce_quarantine_limit(&self) {
-        let limit = self.settings.quarantine_bytes;
+        let limit = self.options.quarantine_bytes;
         let above = || bytes_of(self.quarantined_units.load(Ordering::Relaxed)) > limit;
         while above() && self.wait_for_oldest_fence() {}
     }
@@ -268,12 +266,12 @@ impl PoolCore {
              them in use and {} waiting for the device",
             layout.size(),
             now.reserved,
-            self.settings.maximum,
+            self.options.maximum_size,
             now.live,
             now.waiting,
         );
         let error = Error::new(ErrorKind::OutOfMemory, message);
-        if now.waiting > 0 && may_capture(self.source.device()) {
+        if now.waiting > 0 && may_capture(&self.source().device) {
             return error.advise("what waits can be had again when the capture has ended");
         }
         error.advise("free memory, ask for less, or build the pool with a larger maximum_size")
@@ -283,11 +281,10 @@ impl PoolCore {
     pub(super) fn trim(&self) -> Result<usize> {
         not_forked("page-locked memory")?;
         self.flush_caches();
-        self.quarantine_deferred_frees();
         if self.quarantine.len() > 0 {
             // The fence is recorded before the wait, and queried after it.
             self.collect(CollectMode::Record, None);
-            synchronize_all(self.source.device())?;
+            synchronize_all(&self.source().device)?;
             self.collect(CollectMode::Record, None);
         }
         Ok(self.unpin_free_slabs())

@@ -2,7 +2,7 @@
 
 use super::fence::{Fence, synchronize_all};
 use super::quarantine::Quarantine;
-use crate::debug_log::{emit_deferred, event};
+use crate::debug_log::deferred_event;
 use crate::device::Device;
 use crate::driver::{BackendKind, ErrorContext, HostFlags, not_forked};
 use crate::error::{DriverError, Error, ErrorKind, Result};
@@ -22,9 +22,9 @@ pub(super) const PAGE: usize = 4096;
 
 /// A device and the driver's flags: allocates page-locked memory of one kind.
 #[derive(Debug)]
-pub(crate) struct HostSource {
-    device: Device,
-    flags: HostFlags,
+pub(super) struct HostSource {
+    pub(super) device: Device,
+    pub(super) flags: HostFlags,
     quarantine: Arc<HostQuarantine>,
 }
 
@@ -44,18 +44,12 @@ pub(super) struct HostMemory {
 /// Page-locked memory on its way back to the driver.
 #[derive(Debug)]
 pub(super) struct FreedMemory {
-    device: Device,
-    base: NonNull<u8>,
-    bytes: usize,
-    origin: Origin,
-}
-
-#[derive(Debug)]
-enum Origin {
-    Allocated,
-    /// Unregistered first; then its owner is dropped, which frees it. The owner is leaked unless it
+    pub(super) device: Device,
+    pub(super) base: NonNull<u8>,
+    pub(super) bytes: usize,
+    /// Of registered memory: dropped when that is unregistered, which frees it. It is leaked unless it
     /// is dropped on purpose: a panic on the way must free nothing that is still locked.
-    Registered(ManuallyDrop<Box<dyn Any + Send>>),
+    pub(super) owner: Option<ManuallyDrop<Box<dyn Any + Send>>>,
 }
 
 // SAFETY: this value owns the freed memory behind the pointer; nothing reads through it.
@@ -71,21 +65,17 @@ pub(super) fn quarantine_of(device: &Device) -> Arc<HostQuarantine> {
     QUARANTINES.lock().entry(device.key()).or_default().clone()
 }
 
-impl HostSource {
-    pub(crate) fn new(device: &Device, flags: HostFlags) -> Arc<Self> {
-        Arc::new(Self { device: device.clone(), flags, quarantine: quarantine_of(device) })
-    }
-
-    pub(crate) fn device(&self) -> &Device {
-        &self.device
-    }
-
-    pub(crate) fn flags(&self) -> HostFlags {
-        self.flags
-    }
-
-    pub(crate) fn same(&self, other: &Self) -> bool {
+impl PartialEq for HostSource {
+    fn eq(&self, other: &Self) -> bool {
         self.device == other.device && self.flags == other.flags
+    }
+}
+
+impl Eq for HostSource {}
+
+impl HostSource {
+    pub(super) fn new(device: &Device, flags: HostFlags) -> Arc<Self> {
+        Arc::new(Self { device: device.clone(), flags, quarantine: quarantine_of(device) })
     }
 
     /// Allocates memory with at least `layout.size()` bytes, which is not 0, from an address at its
@@ -139,12 +129,12 @@ impl HostSource {
     }
 
     /// Waits for the device, and unpins all memory in quarantine.
-    pub(crate) fn trim(&self) -> Result<()> {
+    pub(super) fn trim(&self) -> Result<()> {
         trim(&self.device, &self.quarantine)
     }
 
     fn freed(&self, base: NonNull<u8>, bytes: usize) -> FreedMemory {
-        FreedMemory { device: self.device.clone(), base, bytes, origin: Origin::Allocated }
+        FreedMemory { device: self.device.clone(), base, bytes, owner: None }
     }
 
     /// Unpins memory that neither side uses any more.
@@ -188,18 +178,6 @@ fn place(base: NonNull<u8>, bytes: usize, layout: Layout) -> Option<NonNull<u8>>
     Some(unsafe { base.add(offset) })
 }
 
-/// Takes memory that is unregistered before its owner frees it, when the devices have passed a fence.
-pub(super) fn quarantine_registered(
-    device: &Device,
-    quarantine: &HostQuarantine,
-    base: NonNull<u8>,
-    bytes: usize,
-    owner: Box<dyn Any + Send>,
-) {
-    let origin = Origin::Registered(ManuallyDrop::new(owner));
-    quarantine.push(FreedMemory { device: device.clone(), base, bytes, origin });
-}
-
 /// Unpins the memory of all devices whose fence has passed, without waiting.
 fn unpin_passed() {
     let quarantines: Vec<Arc<HostQuarantine>> = {
@@ -223,9 +201,7 @@ fn collect(quarantine: &HostQuarantine) {
         if let Err(thrown) = catch_unwind(AssertUnwindSafe(|| freed.unpin())) {
             std::mem::forget(thrown);
             let device = device.to_string();
-            emit_deferred(move || {
-                event!(error, %device, "the owner of registered memory panicked when it was dropped");
-            });
+            deferred_event!(error, %device, "the owner of registered memory panicked when it was dropped");
         }
     }
     for freed in collected.lost {
@@ -237,12 +213,10 @@ fn collect(quarantine: &HostQuarantine) {
 pub(super) fn report_lost(device: &Device, bytes: usize) {
     let device = device.to_string();
     // Deferred: the caller may hold the locks of a pool above.
-    emit_deferred(move || {
-        event!(
-            error, %device, bytes,
-            "leaked page-locked memory: the device can no longer say whether it uses it"
-        );
-    });
+    deferred_event!(
+        error, %device, bytes,
+        "leaked page-locked memory: the device can no longer say whether it uses it"
+    );
 }
 
 pub(super) fn trim(device: &Device, quarantine: &HostQuarantine) -> Result<()> {
@@ -264,24 +238,18 @@ impl FreedMemory {
         // SAFETY: a fence after the free has passed, so no device work uses the memory; it was
         // allocated or registered with this driver, and `self` is its only trace.
         let unpinned = unsafe {
-            match &self.origin {
-                Origin::Allocated => driver.host_free(self.base),
-                Origin::Registered(_) => driver.host_unregister(self.base),
+            match &self.owner {
+                None => driver.host_free(self.base),
+                Some(_) => driver.host_unregister(self.base),
             }
         };
         match unpinned {
-            Ok(()) => {
-                if let Origin::Registered(owner) = self.origin {
-                    drop(ManuallyDrop::into_inner(owner));
-                }
-            }
+            Ok(()) => drop(self.owner.map(ManuallyDrop::into_inner)),
             // Its owner must not free pages that are still locked.
             Err(error) if error.is_gone() => {}
             Err(error) => {
                 let (device, bytes) = (self.device.to_string(), self.bytes);
-                emit_deferred(
-                    move || event!(error, %device, bytes, %error, "leaked page-locked memory"),
-                );
+                deferred_event!(error, %device, bytes, %error, "leaked page-locked memory");
             }
         }
     }

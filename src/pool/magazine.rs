@@ -4,6 +4,7 @@
 //! and each pool has one lock for all revokers of its magazines.
 
 use crate::sync::Biased;
+use std::any::Any;
 
 /// Sizes that a magazine remembers at once.
 const SIZE_CLASSES: usize = 64;
@@ -86,6 +87,8 @@ pub struct SizeClasses {
     /// Whether the owner's list of stocked magazines has this one.
     listed: bool,
     classes: [SizeClass; SIZE_CLASSES],
+    /// What the pool keeps beside the classes.
+    extra: Box<dyn Any + Send>,
 }
 
 /// A thread's blocks for one stream of a pool.
@@ -245,6 +248,18 @@ impl SizeClasses {
         filled.map(|place| self.classes[place].units).max().unwrap_or(0)
     }
 
+    /// What [`Magazine::with_extra`] was given.
+    ///
+    /// # Safety
+    ///
+    /// The magazine was made with an extra of this type.
+    #[inline(always)]
+    pub unsafe fn extra<E: Any>(&mut self) -> &mut E {
+        debug_assert!(self.extra.is::<E>());
+        // SAFETY: the box has an `E`, by the caller's promise.
+        unsafe { &mut *(&raw mut *self.extra).cast::<E>() }
+    }
+
     /// Blocks and units inside.
     pub fn contents(&self) -> (usize, u64) {
         self.sized().fold((0, 0), |(blocks, units), place| {
@@ -255,8 +270,13 @@ impl SizeClasses {
 }
 
 impl Magazine {
-    /// An empty one. `slot` is for its pool to read back.
+    /// An empty one, of the stream that has this slot of its pool.
     pub fn new(limits: Limits, slot: u32) -> Self {
+        Self::with_extra(limits, slot, ())
+    }
+
+    /// As [`new`](Self::new), with what the pool keeps beside the classes: [`SizeClasses::extra`].
+    pub fn with_extra(limits: Limits, slot: u32, extra: impl Any + Send) -> Self {
         let limits = Limits { entries: limits.entries.min(CLASS_CAPACITY as u8), ..limits };
         let classes = SizeClasses {
             limits,
@@ -264,11 +284,12 @@ impl Magazine {
             sized: 0,
             listed: false,
             classes: [UNUSED; SIZE_CLASSES],
+            extra: Box::new(extra),
         };
         Self { slot, classes: Biased::with_owner(OWNER, classes) }
     }
 
-    /// Where in the pool it belongs.
+    /// The slot of its stream in the pool.
     #[inline]
     pub fn slot(&self) -> u32 {
         self.slot

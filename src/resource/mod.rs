@@ -41,6 +41,7 @@ pub use system::{SystemOptions, SystemResource};
 
 pub(crate) use current_resource::CurrentResource;
 pub(crate) use handle::ResourceHandle;
+pub(crate) use impls::setters;
 pub(crate) use registry::current_handle;
 
 crate::sync::for_models! {

@@ -52,7 +52,7 @@ struct GateState<O> {
 impl<O> Default for Gate<O> {
     fn default() -> Self {
         let state = GateState { owner: None, calls: 0, waits: 0, published: false };
-        Self { state: Mutex::new(state), changed: Condvar::new() }
+        Self { state: Mutex::new(state), changed: Condvar::default() }
     }
 }
 

@@ -1,9 +1,9 @@
 //! The one door to locks, atomics and channels.
 //!
-//! Two sets of names. Those at the top are for the *checked core*: gates, debts, graveyard, registry,
-//! pending blocks. Under `--cfg aquifer_loom` they are loom's, so that the code that ships is the
-//! code that loom explores. Those in [`trusted`] are the real ones in every build, for rooms that
-//! no model enters (the simulated device, the CUDA backend, process-wide tables);
+//! Two sets of names. Those at the top are for the *checked core*: gates, pools, pending uses, deferred
+//! drops, quarantines, the current resource. Under `--cfg aquifer_loom` they are loom's, so that the code
+//! that ships is the code that loom explores. Those in [`trusted`] are the real ones in every build, for
+//! modules that no model enters (the simulated device, the CUDA backend, process-wide tables);
 //! `loom_tests/README.md` lists them.
 
 pub(crate) mod barrier;
@@ -56,10 +56,6 @@ mod primitives {
     pub(crate) struct Condvar(parking_lot::Condvar);
 
     impl Condvar {
-        pub(crate) fn new() -> Self {
-            Self::default()
-        }
-
         pub(crate) fn notify_all(&self) {
             self.0.notify_all();
         }
@@ -71,7 +67,7 @@ mod primitives {
     }
 
     /// A cell whose users keep each other out by a word of their own; loom's checks that they do.
-    #[derive(Debug, Default)]
+    #[derive(Debug)]
     pub(crate) struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
 
     impl<T> UnsafeCell<T> {
@@ -116,14 +112,10 @@ mod primitives {
         }
     }
 
-    #[derive(Debug)]
+    #[derive(Debug, Default)]
     pub(crate) struct Condvar(loom::sync::Condvar);
 
     impl Condvar {
-        pub(crate) fn new() -> Self {
-            Self(loom::sync::Condvar::new())
-        }
-
         pub(crate) fn notify_all(&self) {
             self.0.notify_all();
         }

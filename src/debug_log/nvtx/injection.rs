@@ -1,5 +1,6 @@
 //! A tool's library, as NVIDIA's header loads it in a C program: `NVTX_INJECTION64_PATH` names it, and it
-//! writes the addresses of its functions to the program's slots. An empty slot is a no-op.
+//! writes the addresses of its functions to the program's *function slots*, as the header calls them. An empty
+//! one is a no-op.
 
 use crate::sync::trusted::{AtomicUsize, Ordering};
 use libloading::Library;

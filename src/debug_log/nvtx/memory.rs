@@ -25,7 +25,7 @@ const REGIONS_UNREGISTER: usize = 5;
 const REGIONS_NAME: usize = 6;
 
 /// The slots that the tool writes the addresses of its functions to.
-static SLOTS: [AtomicUsize; 63] = [const { AtomicUsize::new(0) }; 63];
+static FUNCTIONS: [AtomicUsize; 63] = [const { AtomicUsize::new(0) }; 63];
 
 /// compute-sanitizer takes names of 1 to 49 printable characters of ASCII.
 const LONGEST_NAME: usize = 49;
@@ -127,20 +127,14 @@ const _: () = {
     assert!(size_of::<RegionName>() == 32 && size_of::<NameBatch>() == 40);
 };
 
-type HeapRegister = unsafe extern "C" fn(usize, *const HeapDescription) -> usize;
-type HeapUnregister = unsafe extern "C" fn(usize, usize);
-type RegionsRegister = unsafe extern "C" fn(usize, *const RegisterBatch);
-type RegionsUnregister = unsafe extern "C" fn(usize, *const UnregisterBatch);
-type RegionsName = unsafe extern "C" fn(usize, *const NameBatch);
-
 /// The functions of a tool that takes the memory extension. Any thread may call them.
 pub(crate) struct MemoryExtension {
     domain: usize,
-    heap_register: HeapRegister,
-    heap_unregister: HeapUnregister,
-    regions_register: RegionsRegister,
-    regions_unregister: RegionsUnregister,
-    regions_name: Option<RegionsName>,
+    heap_register: unsafe extern "C" fn(usize, *const HeapDescription) -> usize,
+    heap_unregister: unsafe extern "C" fn(usize, usize),
+    regions_register: unsafe extern "C" fn(usize, *const RegisterBatch),
+    regions_unregister: unsafe extern "C" fn(usize, *const UnregisterBatch),
+    regions_name: Option<unsafe extern "C" fn(usize, *const NameBatch)>,
 }
 
 /// The tool's handle of a heap.
@@ -162,7 +156,7 @@ fn load() -> Option<MemoryExtension> {
     let initialize =
         unsafe { library.get::<Initialize>(b"InitializeInjectionNvtxExtension\0") }.ok()?;
     let mut segment =
-        Segment { id: 1, count: SLOTS.len(), slots: SLOTS.as_ptr().cast_mut().cast() };
+        Segment { id: 1, count: FUNCTIONS.len(), slots: FUNCTIONS.as_ptr().cast_mut().cast() };
     let mut module = Module {
         version: VERSION,
         size: size_of::<Module>() as u16,
@@ -185,11 +179,11 @@ fn load() -> Option<MemoryExtension> {
     unsafe {
         Some(MemoryExtension {
             domain,
-            heap_register: function(&SLOTS[HEAP_REGISTER])?,
-            heap_unregister: function(&SLOTS[HEAP_UNREGISTER])?,
-            regions_register: function(&SLOTS[REGIONS_REGISTER])?,
-            regions_unregister: function(&SLOTS[REGIONS_UNREGISTER])?,
-            regions_name: function(&SLOTS[REGIONS_NAME]),
+            heap_register: function(&FUNCTIONS[HEAP_REGISTER])?,
+            heap_unregister: function(&FUNCTIONS[HEAP_UNREGISTER])?,
+            regions_register: function(&FUNCTIONS[REGIONS_REGISTER])?,
+            regions_unregister: function(&FUNCTIONS[REGIONS_UNREGISTER])?,
+            regions_name: function(&FUNCTIONS[REGIONS_NAME]),
         })
     }
 }

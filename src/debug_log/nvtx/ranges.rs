@@ -13,12 +13,14 @@ const RANGE_POP: usize = 5;
 const DOMAIN_CREATE: usize = 12;
 
 /// A table's functions have numbers from 1, and a null follows the last one.
-const SLOTS: usize = 17;
+const TABLE_LENGTH: usize = 17;
 
 /// The slots that the tool writes the addresses of its functions to.
-static FUNCTIONS: [[AtomicUsize; SLOTS]; 7] = [const { [const { AtomicUsize::new(0) }; SLOTS] }; 7];
+static FUNCTIONS: [[AtomicUsize; TABLE_LENGTH]; 7] =
+    [const { [const { AtomicUsize::new(0) }; TABLE_LENGTH] }; 7];
 /// The addresses of the slots, which the tool reads.
-static PLACES: [[AtomicUsize; SLOTS]; 7] = [const { [const { AtomicUsize::new(0) }; SLOTS] }; 7];
+static PLACES: [[AtomicUsize; TABLE_LENGTH]; 7] =
+    [const { [const { AtomicUsize::new(0) }; TABLE_LENGTH] }; 7];
 
 /// `NvtxExportTableCallbacks`.
 #[repr(C)]
@@ -103,13 +105,7 @@ type RangePop = unsafe extern "C" fn(usize) -> c_int;
 /// A tool: the domain `aquifer`, and the functions for ranges if the tool has any.
 struct RangeTool {
     domain: usize,
-    ranges: Option<RangeFunctions>,
-}
-
-struct RangeFunctions {
-    domain: usize,
-    push: RangePush,
-    pop: RangePop,
+    ranges: Option<(RangePush, RangePop)>,
 }
 
 /// Loaded at the first use. Without a tool, a range costs a look at this.
@@ -136,17 +132,16 @@ fn load() -> Option<RangeTool> {
     }
     // From here on the tool may have threads, and functions in tables.
     std::mem::forget(library);
-    let slots = &FUNCTIONS[CORE2];
-    // SAFETY: the types of these slots, by NVTX's contract.
+    let core2 = &FUNCTIONS[CORE2];
+    // SAFETY: the types of these functions, by NVTX's contract.
     let (create, push, pop) = unsafe {
-        let create = function::<DomainCreate>(&slots[DOMAIN_CREATE])?;
-        let push = function::<RangePush>(&slots[RANGE_PUSH]);
-        (create, push, function::<RangePop>(&slots[RANGE_POP]))
+        let create = function::<DomainCreate>(&core2[DOMAIN_CREATE])?;
+        let push = function::<RangePush>(&core2[RANGE_PUSH]);
+        (create, push, function::<RangePop>(&core2[RANGE_POP]))
     };
     // SAFETY: a string that ends with a zero.
     let domain = unsafe { create(c"aquifer".as_ptr()) };
-    let ranges = push.zip(pop).map(|(push, pop)| RangeFunctions { domain, push, pop });
-    Some(RangeTool { domain, ranges })
+    Some(RangeTool { domain, ranges: push.zip(pop) })
 }
 
 /// The domain `aquifer`. 0, which is no domain, if the tool has none.
@@ -154,13 +149,13 @@ pub(super) fn domain() -> usize {
     TOOL.as_ref().map_or(0, |tool| tool.domain)
 }
 
-/// A range of the calling thread, which ends when this is dropped.
-pub(crate) struct Range(Option<&'static RangeFunctions>);
+/// A range of the calling thread, in the tool's domain, which ends when this is dropped.
+pub(crate) struct Range(Option<(usize, RangePop)>);
 
 /// Begins a range in the domain `aquifer`, if there is a tool. Its payload is `bytes`.
 pub(crate) fn range(name: &'static CStr, bytes: usize) -> Range {
     const UNSIGNED: i32 = 1;
-    let Some(tool) = TOOL.as_ref().and_then(|tool| tool.ranges.as_ref()) else {
+    let Some(&RangeTool { domain, ranges: Some((push, pop)) }) = TOOL.as_ref() else {
         return Range(None);
     };
     let attributes = Attributes {
@@ -176,15 +171,15 @@ pub(crate) fn range(name: &'static CStr, bytes: usize) -> Range {
         message: name.as_ptr(),
     };
     // SAFETY: attributes of the version that they name, which live for the call.
-    unsafe { (tool.push)(tool.domain, &raw const attributes) };
-    Range(Some(tool))
+    unsafe { push(domain, &raw const attributes) };
+    Range(Some((domain, pop)))
 }
 
 impl Drop for Range {
     fn drop(&mut self) {
-        if let Some(tool) = self.0 {
+        if let Some((domain, pop)) = self.0 {
             // SAFETY: the tool's own domain; the range was begun on this thread.
-            unsafe { (tool.pop)(tool.domain) };
+            unsafe { pop(domain) };
         }
     }
 }
@@ -202,7 +197,7 @@ mod tests {
             // SAFETY: two places that live for the call.
             let known = unsafe { module_table(module as c_int, &raw mut table, &raw mut last) };
             assert_eq!((known, last as usize), (1, functions + 1));
-            for number in 0..SLOTS {
+            for number in 0..TABLE_LENGTH {
                 // SAFETY: inside of the table, which is not written meanwhile.
                 let place = unsafe { table.add(number).read() };
                 let is_one = (1..=functions).contains(&number);
