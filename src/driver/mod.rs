@@ -181,7 +181,7 @@ impl FillWord {
 
 /// The driver of one device.
 ///
-/// Every method may be called from any thread. It makes the device's context current for the call and
+/// Its calls are in five traits, one for each group. Every method may be called from any thread. It makes the device's context current for the call and
 /// restores the caller's. It does not panic. It blocks only if its name says `synchronize`, or where
 /// the driver itself does: plain allocation and free, pageable copies. An error leaves nothing half
 /// done.
@@ -190,7 +190,9 @@ impl FillWord {
 ///
 /// An implementation returns addresses of memory that is the caller's alone until it is freed, and
 /// runs the work of a stream in the order of the calls.
-pub(crate) unsafe trait Driver: Send + Sync + fmt::Debug + 'static {
+pub(crate) unsafe trait Driver:
+    MemoryCalls + PoolCalls + StreamCalls + GraphCalls + WorkCalls + Send + Sync + fmt::Debug + 'static
+{
     fn kind(&self) -> BackendKind;
 
     /// The number of the context, which is never used again in this process. Memory and streams of one
@@ -202,6 +204,24 @@ pub(crate) unsafe trait Driver: Send + Sync + fmt::Debug + 'static {
 
     fn properties(&self) -> &DeviceProperties;
 
+    /// Calls `body` once with the device's context current, for tools that read the current context.
+    #[cfg_attr(not(feature = "nvtx"), allow(dead_code, reason = "called for tools alone"))]
+    fn with_current(&self, body: &mut dyn FnMut()) -> DriverResult<()>;
+
+    /// Whether host memory is page-locked, so that a copy to it may run after its call has returned. By
+    /// the driver's manual, copies to other memory are complete by then. `true` if unknown.
+    fn is_page_locked(&self, pointer: *const u8) -> bool;
+
+    /// After a failed synchronisation: whether the device has certainly stopped all work, so that it no
+    /// longer writes host memory. `false` if unknown.
+    fn has_stopped(&self) -> bool;
+
+    /// The implementation itself, for what only one of them has.
+    fn as_any(&self) -> &dyn Any;
+}
+
+/// The calls of a [`Driver`] on memory of the device and of the host.
+pub(crate) trait MemoryCalls {
     fn memory_info(&self) -> DriverResult<MemoryInfo>;
 
     /// `bytes > 0`; aligned to 256 at least.
@@ -249,6 +269,33 @@ pub(crate) unsafe trait Driver: Send + Sync + fmt::Debug + 'static {
     /// The range was attached, and no device work uses it any more.
     unsafe fn pageable_detach(&self, pointer: NonNull<u8>) -> DriverResult<()>;
 
+    /// Page-locked host memory, page-aligned. `bytes > 0`.
+    fn host_alloc(&self, bytes: usize, flags: HostFlags) -> DriverResult<NonNull<u8>>;
+
+    /// # Safety
+    /// `pointer` came from [`host_alloc`](Self::host_alloc), is freed once, and neither host nor
+    /// device uses it any more.
+    unsafe fn host_free(&self, pointer: NonNull<u8>) -> DriverResult<()>;
+
+    /// # Safety
+    /// The range is memory of this process and stays so until it is unregistered.
+    unsafe fn host_register(
+        &self,
+        pointer: NonNull<u8>,
+        bytes: usize,
+        flags: HostFlags,
+    ) -> DriverResult<()>;
+
+    /// # Safety
+    /// The range was registered with this driver, and no device work uses it any more.
+    unsafe fn host_unregister(&self, pointer: NonNull<u8>) -> DriverResult<()>;
+
+    /// The device's address of a mapped host block's first byte.
+    fn host_device_address(&self, pointer: NonNull<u8>) -> DriverResult<DeviceAddress>;
+}
+
+/// The calls of a [`Driver`] on memory pools, whose memory is allocated and freed in stream order.
+pub(crate) trait PoolCalls {
     /// A new memory pool.
     fn pool_create(&self, spec: PoolSpec) -> DriverResult<RawPool>;
 
@@ -282,31 +329,10 @@ pub(crate) unsafe trait Driver: Send + Sync + fmt::Debug + 'static {
     /// `address` came from [`mem_alloc_async`](Self::mem_alloc_async), is freed once, and all work
     /// that uses it is ordered before this call on `stream`.
     unsafe fn mem_free_async(&self, address: DeviceAddress, stream: RawStream) -> DriverResult<()>;
+}
 
-    /// Page-locked host memory, page-aligned. `bytes > 0`.
-    fn host_alloc(&self, bytes: usize, flags: HostFlags) -> DriverResult<NonNull<u8>>;
-
-    /// # Safety
-    /// `pointer` came from [`host_alloc`](Self::host_alloc), is freed once, and neither host nor
-    /// device uses it any more.
-    unsafe fn host_free(&self, pointer: NonNull<u8>) -> DriverResult<()>;
-
-    /// # Safety
-    /// The range is memory of this process and stays so until it is unregistered.
-    unsafe fn host_register(
-        &self,
-        pointer: NonNull<u8>,
-        bytes: usize,
-        flags: HostFlags,
-    ) -> DriverResult<()>;
-
-    /// # Safety
-    /// The range was registered with this driver, and no device work uses it any more.
-    unsafe fn host_unregister(&self, pointer: NonNull<u8>) -> DriverResult<()>;
-
-    /// The device's address of a mapped host block's first byte.
-    fn host_device_address(&self, pointer: NonNull<u8>) -> DriverResult<DeviceAddress>;
-
+/// The calls of a [`Driver`] on streams, events and the context.
+pub(crate) trait StreamCalls {
     /// A new stream that does not wait for the legacy default stream.
     fn stream_create(&self) -> DriverResult<NewStream>;
 
@@ -323,6 +349,28 @@ pub(crate) unsafe trait Driver: Send + Sync + fmt::Debug + 'static {
 
     fn stream_wait_event(&self, stream: RawStream, event: RawEvent) -> DriverResult<()>;
 
+    /// An event without timing.
+    fn event_create(&self) -> DriverResult<RawEvent>;
+
+    /// # Safety
+    /// `event` is destroyed once and not used after.
+    unsafe fn event_destroy(&self, event: RawEvent) -> DriverResult<()>;
+
+    fn event_record(&self, event: RawEvent, stream: RawStream) -> DriverResult<()>;
+
+    /// Whether the device has passed the event's last record. `true` if it was never recorded.
+    fn event_query(&self, event: RawEvent) -> DriverResult<bool>;
+
+    fn event_synchronize(&self, event: RawEvent) -> DriverResult<()>;
+
+    /// Records an event that covers all work of the context so far, on every stream.
+    fn context_record(&self, event: RawEvent) -> DriverResult<()>;
+
+    fn context_synchronize(&self) -> DriverResult<()>;
+}
+
+/// The calls of a [`Driver`] on captures, and on the graphs that they become.
+pub(crate) trait GraphCalls {
     /// Never invalidates a capture.
     fn capture_status(&self, stream: RawStream) -> DriverResult<CaptureStatus>;
 
@@ -356,30 +404,10 @@ pub(crate) unsafe trait Driver: Send + Sync + fmt::Debug + 'static {
     /// # Safety
     /// `graph` is destroyed once and not used after.
     unsafe fn graph_destroy(&self, graph: RawGraph) -> DriverResult<()>;
+}
 
-    /// An event without timing.
-    fn event_create(&self) -> DriverResult<RawEvent>;
-
-    /// # Safety
-    /// `event` is destroyed once and not used after.
-    unsafe fn event_destroy(&self, event: RawEvent) -> DriverResult<()>;
-
-    fn event_record(&self, event: RawEvent, stream: RawStream) -> DriverResult<()>;
-
-    /// Whether the device has passed the event's last record. `true` if it was never recorded.
-    fn event_query(&self, event: RawEvent) -> DriverResult<bool>;
-
-    fn event_synchronize(&self, event: RawEvent) -> DriverResult<()>;
-
-    /// Records an event that covers all work of the context so far, on every stream.
-    fn context_record(&self, event: RawEvent) -> DriverResult<()>;
-
-    fn context_synchronize(&self) -> DriverResult<()>;
-
-    /// Calls `body` once with the device's context current, for tools that read the current context.
-    #[cfg_attr(not(feature = "nvtx"), allow(dead_code, reason = "called for tools alone"))]
-    fn with_current(&self, body: &mut dyn FnMut()) -> DriverResult<()>;
-
+/// The calls of a [`Driver`] that enqueue work: copies, fills and kernels.
+pub(crate) trait WorkCalls {
     /// # Safety
     /// `source` is readable and `target` is device memory for `bytes`; both stay so, and the host
     /// does not write `source`, until the stream has passed this copy.
@@ -449,17 +477,6 @@ pub(crate) unsafe trait Driver: Send + Sync + fmt::Debug + 'static {
         arguments: &[RawArg],
         stream: RawStream,
     ) -> DriverResult<()>;
-
-    /// Whether host memory is page-locked, so that a copy to it may run after its call has returned. By
-    /// the driver's manual, copies to other memory are complete by then. `true` if unknown.
-    fn is_page_locked(&self, pointer: *const u8) -> bool;
-
-    /// After a failed synchronisation: whether the device has certainly stopped all work, so that it no
-    /// longer writes host memory. `false` if unknown.
-    fn has_stopped(&self) -> bool;
-
-    /// The implementation itself, for what only one of them has.
-    fn as_any(&self) -> &dyn Any;
 }
 
 /// Whether the call that returned this error has ended its capture all the same: the capture was

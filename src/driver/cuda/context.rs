@@ -1,8 +1,10 @@
-//! Guards that change the calling thread's current context or capture mode, and restore it.
+//! Guards that change the calling thread's current context or capture mode, and restore it. The calls
+//! under a guard are made through it.
 
 use super::library::{Handle, Library, out_param};
 use crate::driver::DriverResult;
 use std::marker::PhantomData;
+use std::ops::Deref;
 
 /// Keeps a guard on its thread, whose context stack it changes.
 type OnThisThread = PhantomData<*const ()>;
@@ -27,6 +29,15 @@ impl<'a> Current<'a> {
         // SAFETY: the caller's driver holds a reference on the context, so it lives.
         unsafe { library.ctx_push_current(context) }?;
         Ok(Self { library, pushed: true, thread: PhantomData })
+    }
+}
+
+impl Deref for Current<'_> {
+    type Target = Library;
+
+    #[inline]
+    fn deref(&self) -> &Library {
+        self.library
     }
 }
 
@@ -81,14 +92,14 @@ pub(super) fn current(library: &Library) -> DriverResult<Handle> {
 /// queries of every thread that is not in this mode, and invalidates the capture. The crate's calls of
 /// this kind do not depend on the captured stream.
 #[derive(Debug)]
-pub(super) struct Relaxed<'a> {
-    library: &'a Library,
+pub(super) struct Relaxed<L: Deref<Target = Library>> {
+    library: L,
     before: Option<u32>,
     thread: OnThisThread,
 }
 
-impl<'a> Relaxed<'a> {
-    pub(super) fn new(library: &'a Library) -> Self {
+impl<L: Deref<Target = Library>> Relaxed<L> {
+    pub(super) fn new(library: L) -> Self {
         const RELAXED: u32 = 2;
         let mut mode = RELAXED;
         // A driver without this function has no global mode either.
@@ -98,7 +109,16 @@ impl<'a> Relaxed<'a> {
     }
 }
 
-impl Drop for Relaxed<'_> {
+impl<L: Deref<Target = Library>> Deref for Relaxed<L> {
+    type Target = Library;
+
+    #[inline]
+    fn deref(&self) -> &Library {
+        &self.library
+    }
+}
+
+impl<L: Deref<Target = Library>> Drop for Relaxed<L> {
     fn drop(&mut self) {
         if let Some(mut mode) = self.before {
             // SAFETY: `mode` is the one that the driver returned in `new`, on this thread.

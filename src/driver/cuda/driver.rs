@@ -67,16 +67,15 @@ impl CudaDriver {
         self.retained.context()
     }
 
-    /// Makes the context current until the guard is dropped.
+    /// The library, with the context current until the guard is dropped.
     #[inline]
     pub(super) fn current(&self) -> DriverResult<Current<'static>> {
         Current::new(self.library, self.handle)
     }
 
     /// As [`current`](Self::current), for calls that a capture on another thread would refuse.
-    pub(super) fn relaxed(&self) -> DriverResult<(Relaxed<'static>, Current<'static>)> {
-        let current = self.current()?;
-        Ok((Relaxed::new(self.library), current))
+    pub(super) fn relaxed(&self) -> DriverResult<Relaxed<Current<'static>>> {
+        self.current().map(Relaxed::new)
     }
 }
 

@@ -9,7 +9,6 @@ mod calls;
 mod context;
 mod context_id;
 mod driver;
-mod graph;
 mod launch;
 mod library;
 mod open;

@@ -10,7 +10,10 @@ mod work;
 use super::context::current;
 use super::library::Library;
 use super::{CudaDriver, device_count};
-use crate::driver::{Driver, HostFlags, RawEvent, RawStream};
+use crate::driver::{
+    Driver, GraphCalls, HostFlags, MemoryCalls, PoolCalls, RawEvent, RawStream, StreamCalls,
+    WorkCalls,
+};
 use crate::error::{DriverError, Error, ErrorKind};
 use child::{Installed, alive, alone, capture, fail};
 use cudarc::driver::CudaContext;

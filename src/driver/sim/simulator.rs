@@ -175,14 +175,12 @@ impl Simulator {
 
     /// Begins a capture, in a call that is neither counted nor refused.
     pub(crate) fn begin_capture(&self, stream: RawStream) -> DriverResult<()> {
-        let (state, name) = (&mut lock_state(), "cuStreamBeginCapture");
-        Call { state, context: &self.context, name }.begin_capture(stream)
+        Call::unchecked(&self.context, "cuStreamBeginCapture").begin_capture(stream)
     }
 
     /// Ends a capture on any thread, drops its recording, and returns its former status.
     pub(crate) fn end_capture(&self, stream: RawStream) -> CaptureStatus {
-        let (state, name) = (&mut lock_state(), "cuStreamEndCapture");
-        match (Call { state, context: &self.context, name }).end_capture(stream.0) {
+        match Call::unchecked(&self.context, "cuStreamEndCapture").end_capture(stream.0) {
             Ok(_) => CaptureStatus::Active,
             Err(error) if error.code() == DriverError::ILLEGAL_STATE => CaptureStatus::None,
             Err(_) => CaptureStatus::Invalidated,

@@ -93,7 +93,7 @@ unsafe fn fill(target: *mut u8, stride: usize, word: FillWord, count: usize) {
 fn host_args(arguments: &[RawArg], ranges: &[OpRange]) -> Vec<HostArg> {
     let mut ranges = ranges.iter();
     let host_arg = |argument: &RawArg| match *argument {
-        RawArg::Scalar { value, bytes } => HostArg::Scalar { value, bytes },
+        RawArg::Scalar { value, bytes } => HostArg::Scalar { value: value.0, bytes },
         RawArg::Buffer { bytes, access, .. } => {
             let range = if bytes > 0 { ranges.next() } else { None };
             // An empty buffer has no address; a slice of no elements needs an aligned pointer.

@@ -45,9 +45,6 @@ pub(crate) struct SimContext {
 }
 
 impl SimContext {
-    /// `CUDA_ERROR_UNKNOWN`: the simulated device is in a state that its invariants exclude.
-    pub(crate) const UNKNOWN: u32 = 999;
-
     pub(crate) fn new(config: SimConfig) -> Self {
         Self { id: unique(), config, lost: AtomicU64::new(0), log: Mutex::default() }
     }
@@ -117,6 +114,30 @@ impl SimContext {
         }
         log.unlogged.push(Arc::clone(&report));
         report
+    }
+
+    /// Reports a handle that is dead, or of another device. The error that the call returns.
+    pub(crate) fn report_handle(
+        &self,
+        kind: Violation,
+        name: OpName,
+        note: Option<String>,
+    ) -> DriverError {
+        let report = self.report(kind, name, None, (0, 0), note);
+        DriverError::with_detail(name.call, DriverError::INVALID_HANDLE, report)
+    }
+
+    /// Reports a range that is not memory of the device, or not any more. The error that the call
+    /// returns.
+    pub(crate) fn report_address(
+        &self,
+        kind: Violation,
+        name: OpName,
+        other: Option<OpName>,
+        range: (u64, u64),
+    ) -> DriverError {
+        let report = self.report(kind, name, other, range, None);
+        DriverError::with_detail(name.call, DriverError::INVALID_VALUE, report)
     }
 
     /// Logs the new reports. The caller holds no lock of the simulator, since a subscriber may call

@@ -7,13 +7,13 @@
 use super::blocks::BlockTable;
 use super::capture::SimCapture;
 use super::context::SimContext;
-use super::event::SimEvent;
+use super::event::{EventRecord, SimEvent};
 use super::graph::SimGraph;
-use super::op::{OpWork, SimOp};
+use super::op::{OpWork, SimFence, SimOp};
 use super::pool::SimPool;
 use super::random::Random;
 use super::stream::SimStream;
-use crate::driver::sim::check::{AccessStamp, VectorClock};
+use crate::driver::sim::check::{AccessStamp, OpName, VectorClock};
 use crate::sync::trusted::{Condvar, Mutex, MutexGuard, unique};
 use crate::sync::{Arc, LazyLock};
 use std::collections::HashMap;
@@ -241,6 +241,21 @@ impl SimState {
             notify_changed();
         }
         stream.tick
+    }
+
+    /// Enqueues a point of a stream of `device` that others can wait for.
+    pub(crate) fn record(&mut self, device: u64, id: u64, name: OpName) -> EventRecord {
+        let fence = SimFence::new(device, 1);
+        self.push(id, SimOp::new(name, OpWork::Record(Arc::clone(&fence))));
+        EventRecord { fence, clock: Arc::new(self.clock_of(id)) }
+    }
+
+    /// Orders a stream's next operations after a recorded point.
+    pub(crate) fn wait_for(&mut self, id: u64, name: OpName, record: EventRecord) {
+        self.order_after(id, &record.clock);
+        if !record.fence.is_signaled() {
+            self.push(id, SimOp::new(name, OpWork::Wait(record.fence)));
+        }
     }
 }
 
