@@ -1,7 +1,7 @@
 //! Managed memory that is on the device before its first use.
 
 use super::forward::{adaptor, forward};
-use crate::driver::ErrorContext;
+use crate::driver::{DeviceRange, ErrorContext};
 use crate::error::{DriverError, Result};
 use crate::layout::DeviceLayout;
 use crate::resource::{DeviceBlock, DeviceResource};
@@ -53,9 +53,9 @@ impl<U: DeviceResource> PrefetchAdaptor<U> {
         if entered.is_capturing()? {
             return Ok(());
         }
+        let range = DeviceRange { address: block.address(), bytes: block.bytes() };
         // SAFETY: the block is live, and its free is ordered after this on the stream.
-        let moved =
-            unsafe { device.driver().prefetch(block.address(), block.bytes(), entered.raw()) };
+        let moved = unsafe { device.driver().prefetch(range, entered.raw()) };
         match moved {
             Err(error)
                 if matches!(

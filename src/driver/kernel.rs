@@ -1,7 +1,7 @@
 //! Kernels in two forms, PTX for a GPU and a host function for the simulated device; their launches
 //! and arguments.
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::sync::{OnceLock, trusted};
 use bytemuck::Pod;
 use std::collections::BTreeMap;
@@ -157,13 +157,13 @@ impl RawArg {
 
     pub(crate) fn scalar<T: Pod>(value: T) -> Result<Self> {
         let bytes = bytemuck::bytes_of(&value);
-        if bytes.len() > 16 {
-            return Err(Error::new(
-                ErrorKind::InvalidArgument,
-                format!("a scalar argument of {} bytes was given", bytes.len()),
-            )
-            .advise("pass up to 16 bytes by value, more in a buffer"));
-        }
+        ensure!(
+            bytes.len() <= 16,
+            InvalidArgument,
+            "pass up to 16 bytes by value, more in a buffer",
+            "a scalar argument of {} bytes was given",
+            bytes.len()
+        );
         let mut value = ScalarBytes([0; 16]);
         value.0[..bytes.len()].copy_from_slice(bytes);
         Ok(Self::Scalar { value, bytes: bytes.len() })

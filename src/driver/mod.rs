@@ -179,6 +179,43 @@ impl FillWord {
     }
 }
 
+/// A range of memory, by its address on the device.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DeviceRange {
+    pub(crate) address: DeviceAddress,
+    pub(crate) bytes: usize,
+}
+
+/// A copy, from and to pointers of the host or addresses of the device.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RawCopy<T, S> {
+    pub(crate) target: T,
+    pub(crate) source: S,
+    pub(crate) bytes: usize,
+}
+
+pub(crate) type CopyToDevice = RawCopy<DeviceAddress, *const u8>;
+pub(crate) type CopyToHost = RawCopy<*mut u8, DeviceAddress>;
+pub(crate) type CopyOnDevice = RawCopy<DeviceAddress, DeviceAddress>;
+
+/// Writes `word` at `target`, `target + stride`, ..., `count` times. A `stride` equal to the word's
+/// width fills a whole range.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RawFill {
+    pub(crate) target: DeviceAddress,
+    pub(crate) stride: usize,
+    pub(crate) word: FillWord,
+    pub(crate) count: usize,
+}
+
+/// A launch of a kernel.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RawLaunch<'a> {
+    pub(crate) kernel: &'a Kernel,
+    pub(crate) config: &'a LaunchConfig,
+    pub(crate) arguments: &'a [RawArg],
+}
+
 /// The driver of one device.
 ///
 /// Its calls are in five traits, one for each group. Every method may be called from any thread. It makes the device's context current for the call and
@@ -240,23 +277,13 @@ pub(crate) trait MemoryCalls {
     ///
     /// # Safety
     /// The range is memory that stays so until the stream has passed this call.
-    unsafe fn prefetch(
-        &self,
-        address: DeviceAddress,
-        bytes: usize,
-        stream: RawStream,
-    ) -> DriverResult<()>;
+    unsafe fn prefetch(&self, range: DeviceRange, stream: RawStream) -> DriverResult<()>;
 
     /// Sets the preferred location of managed or pageable memory.
     ///
     /// # Safety
     /// The range is memory of this process for the length of the call.
-    unsafe fn advise(
-        &self,
-        address: DeviceAddress,
-        bytes: usize,
-        preferred: PreferredLocation,
-    ) -> DriverResult<()>;
+    unsafe fn advise(&self, range: DeviceRange, preferred: PreferredLocation) -> DriverResult<()>;
 
     /// Makes ordinary host memory known to a device that can access it. Does nothing on a GPU, which
     /// needs no such call.
@@ -279,12 +306,7 @@ pub(crate) trait MemoryCalls {
 
     /// # Safety
     /// The range is memory of this process and stays so until it is unregistered.
-    unsafe fn host_register(
-        &self,
-        pointer: NonNull<u8>,
-        bytes: usize,
-        flags: HostFlags,
-    ) -> DriverResult<()>;
+    unsafe fn host_register(&self, memory: NonNull<[u8]>, flags: HostFlags) -> DriverResult<()>;
 
     /// # Safety
     /// The range was registered with this driver, and no device work uses it any more.
@@ -409,74 +431,38 @@ pub(crate) trait GraphCalls {
 /// The calls of a [`Driver`] that enqueue work: copies, fills and kernels.
 pub(crate) trait WorkCalls {
     /// # Safety
-    /// `source` is readable and `target` is device memory for `bytes`; both stay so, and the host
-    /// does not write `source`, until the stream has passed this copy.
-    unsafe fn copy_to_device(
-        &self,
-        target: DeviceAddress,
-        source: *const u8,
-        bytes: usize,
-        stream: RawStream,
-    ) -> DriverResult<()>;
+    /// The source is readable and the target is device memory for `bytes`; both stay so, and the host
+    /// does not write the source, until the stream has passed this copy.
+    unsafe fn copy_to_device(&self, copy: CopyToDevice, stream: RawStream) -> DriverResult<()>;
 
     /// # Safety
-    /// `source` is device memory and `target` writable for `bytes`; both stay so, and the host does
-    /// not touch `target`, until the stream has passed this copy.
-    unsafe fn copy_to_host(
-        &self,
-        target: *mut u8,
-        source: DeviceAddress,
-        bytes: usize,
-        stream: RawStream,
-    ) -> DriverResult<()>;
+    /// The source is device memory and the target writable for `bytes`; both stay so, and the host does
+    /// not touch the target, until the stream has passed this copy.
+    unsafe fn copy_to_host(&self, copy: CopyToHost, stream: RawStream) -> DriverResult<()>;
 
     /// # Safety
     /// Both ranges are device memory of this driver and stay so until the stream has passed.
-    unsafe fn copy_on_device(
-        &self,
-        target: DeviceAddress,
-        source: DeviceAddress,
-        bytes: usize,
-        stream: RawStream,
-    ) -> DriverResult<()>;
+    unsafe fn copy_on_device(&self, copy: CopyOnDevice, stream: RawStream) -> DriverResult<()>;
 
     /// A copy from another device of the same kind, on a stream of this one.
     ///
     /// # Safety
-    /// As [`copy_on_device`](Self::copy_on_device), `source` being memory of `from`.
+    /// As [`copy_on_device`](Self::copy_on_device), the source being memory of `from`.
     unsafe fn copy_from_peer(
         &self,
-        target: DeviceAddress,
+        copy: CopyOnDevice,
         from: &dyn Driver,
-        source: DeviceAddress,
-        bytes: usize,
         stream: RawStream,
     ) -> DriverResult<()>;
 
-    /// Writes `word` at `target`, `target + stride`, ..., `count` times. A `stride` equal to the
-    /// word's width fills a whole range.
-    ///
     /// # Safety
     /// All of it is device memory and stays so until the stream has passed.
-    unsafe fn fill(
-        &self,
-        target: DeviceAddress,
-        stride: usize,
-        word: FillWord,
-        count: usize,
-        stream: RawStream,
-    ) -> DriverResult<()>;
+    unsafe fn fill(&self, fill: RawFill, stream: RawStream) -> DriverResult<()>;
 
     /// # Safety
     /// The kernel, with these arguments and this grid, accesses only the ranges that the arguments
     /// declare, in the declared way; they stay valid until the stream has passed.
-    unsafe fn launch(
-        &self,
-        kernel: &Kernel,
-        config: &LaunchConfig,
-        arguments: &[RawArg],
-        stream: RawStream,
-    ) -> DriverResult<()>;
+    unsafe fn launch(&self, launch: RawLaunch<'_>, stream: RawStream) -> DriverResult<()>;
 }
 
 /// Whether the call that returned this error has ended its capture all the same: the capture was

@@ -1,16 +1,17 @@
 //! The [`Driver`] of a GPU: each method is one driver call with the context current.
 
 use super::driver::CudaDriver;
-use super::launch::launch;
+use super::launch::enqueue;
 #[cfg(unix)]
 use super::library::POSIX_FILE_DESCRIPTOR;
-use super::library::{MemLocation, PoolProps, out_param};
+use super::library::{PoolProps, out_param};
 use super::open::code_of;
 use crate::driver::{
-    BackendKind, CaptureStatus, DeviceAddress, DeviceProperties, Driver, DriverResult, FillWord,
-    GraphCalls, HostFlags, Kernel, LaunchConfig, MemoryCalls, MemoryInfo, NewStream, PoolAttribute,
-    PoolCalls, PoolSpec, PreferredLocation, RawArg, RawEvent, RawGraph, RawPool, RawStream,
-    StreamCalls, StreamKeeper, WorkCalls, has_ended_capture,
+    BackendKind, CaptureStatus, CopyOnDevice, CopyToDevice, CopyToHost, DeviceAddress,
+    DeviceProperties, DeviceRange, Driver, DriverResult, FillWord, GraphCalls, HostFlags,
+    MemoryCalls, MemoryInfo, NewStream, PoolAttribute, PoolCalls, PoolSpec, PreferredLocation,
+    RawCopy, RawEvent, RawFill, RawGraph, RawLaunch, RawPool, RawStream, StreamCalls, StreamKeeper,
+    WorkCalls, has_ended_capture,
 };
 use crate::error::DriverError;
 use std::any::Any;
@@ -20,17 +21,6 @@ use std::ptr::NonNull;
 
 fn host_flags(flags: HostFlags) -> u32 {
     u32::from(flags.portable) | u32::from(flags.mapped) << 1 | u32::from(flags.write_combined) << 2
-}
-
-/// The result of a function that has two shapes: CUDA 12.1 and before have the `older` one alone.
-fn if_missing(
-    newer: DriverResult<()>,
-    older: impl FnOnce() -> DriverResult<()>,
-) -> DriverResult<()> {
-    match newer {
-        Err(error) if error.code() == DriverError::MISSING_SYMBOL => older(),
-        result => result,
-    }
 }
 
 fn pointer(pointer: NonNull<u8>) -> *mut c_void {
@@ -115,46 +105,25 @@ impl MemoryCalls for CudaDriver {
         })
     }
 
-    unsafe fn prefetch(
-        &self,
-        address: DeviceAddress,
-        bytes: usize,
-        stream: RawStream,
-    ) -> DriverResult<()> {
-        let library = self.current()?;
-        let device = self.context().cu_device();
-        let to = MemLocation::device(device);
+    unsafe fn prefetch(&self, range: DeviceRange, stream: RawStream) -> DriverResult<()> {
+        let (to, DeviceRange { address, bytes }) = (self.context().cu_device(), range);
         // SAFETY: the caller's contract.
-        let result = unsafe { library.mem_prefetch_2(address, bytes, to, 0, stream.0) };
-        if_missing(result, || {
-            // SAFETY: as above.
-            unsafe { library.mem_prefetch_1(address, bytes, device, stream.0) }
-        })
+        unsafe { self.current()?.mem_prefetch(address, bytes, to, stream.0) }
     }
 
-    unsafe fn advise(
-        &self,
-        address: DeviceAddress,
-        bytes: usize,
-        preferred: PreferredLocation,
-    ) -> DriverResult<()> {
+    unsafe fn advise(&self, range: DeviceRange, preferred: PreferredLocation) -> DriverResult<()> {
         // `CU_MEM_ADVISE_SET_PREFERRED_LOCATION` and its opposite.
         const SET: u32 = 3;
         const UNSET: u32 = 4;
         const HOST: i32 = -1;
-        let library = self.relaxed()?;
         let device = self.context().cu_device();
-        let (advice, location, ordinal) = match preferred {
-            PreferredLocation::Device => (SET, MemLocation::device(device), device),
-            PreferredLocation::Host => (SET, MemLocation::host(), HOST),
-            PreferredLocation::Any => (UNSET, MemLocation::device(device), device),
+        let (advice, location) = match preferred {
+            PreferredLocation::Device => (SET, device),
+            PreferredLocation::Host => (SET, HOST),
+            PreferredLocation::Any => (UNSET, device),
         };
         // SAFETY: the caller's contract.
-        let result = unsafe { library.mem_advise_2(address, bytes, advice, location) };
-        if_missing(result, || {
-            // SAFETY: as above.
-            unsafe { library.mem_advise_1(address, bytes, advice, ordinal) }
-        })
+        unsafe { self.relaxed()?.mem_advise(range.address, range.bytes, advice, location) }
     }
 
     unsafe fn pageable_attach(&self, _pointer: NonNull<u8>, _bytes: usize) -> DriverResult<()> {
@@ -178,18 +147,19 @@ impl MemoryCalls for CudaDriver {
         unsafe { self.relaxed()?.mem_free_host(pointer(block)) }
     }
 
-    unsafe fn host_register(
-        &self,
-        block: NonNull<u8>,
-        bytes: usize,
-        flags: HostFlags,
-    ) -> DriverResult<()> {
+    unsafe fn host_register(&self, memory: NonNull<[u8]>, flags: HostFlags) -> DriverResult<()> {
         if flags.write_combined {
             // Registering does not change page tables, and this bit has another meaning there.
             return Err(DriverError::new("cuMemHostRegister_v2", DriverError::NOT_SUPPORTED));
         }
         // SAFETY: the caller's contract.
-        unsafe { self.relaxed()?.mem_host_register(pointer(block), bytes, host_flags(flags)) }
+        unsafe {
+            self.relaxed()?.mem_host_register(
+                pointer(memory.cast()),
+                memory.len(),
+                host_flags(flags),
+            )
+        }
     }
 
     unsafe fn host_unregister(&self, block: NonNull<u8>) -> DriverResult<()> {
@@ -425,65 +395,44 @@ impl GraphCalls for CudaDriver {
 }
 
 impl WorkCalls for CudaDriver {
-    unsafe fn copy_to_device(
-        &self,
-        target: DeviceAddress,
-        source: *const u8,
-        bytes: usize,
-        stream: RawStream,
-    ) -> DriverResult<()> {
+    unsafe fn copy_to_device(&self, copy: CopyToDevice, stream: RawStream) -> DriverResult<()> {
         // SAFETY: the caller's contract.
-        unsafe { self.current()?.memcpy_to_device(target, source.cast(), bytes, stream.0) }
+        unsafe {
+            self.current()?.memcpy_to_device(copy.target, copy.source.cast(), copy.bytes, stream.0)
+        }
     }
 
-    unsafe fn copy_to_host(
-        &self,
-        target: *mut u8,
-        source: DeviceAddress,
-        bytes: usize,
-        stream: RawStream,
-    ) -> DriverResult<()> {
+    unsafe fn copy_to_host(&self, copy: CopyToHost, stream: RawStream) -> DriverResult<()> {
         // SAFETY: the caller's contract.
-        unsafe { self.current()?.memcpy_to_host(target.cast(), source, bytes, stream.0) }
+        unsafe {
+            self.current()?.memcpy_to_host(copy.target.cast(), copy.source, copy.bytes, stream.0)
+        }
     }
 
-    unsafe fn copy_on_device(
-        &self,
-        target: DeviceAddress,
-        source: DeviceAddress,
-        bytes: usize,
-        stream: RawStream,
-    ) -> DriverResult<()> {
+    unsafe fn copy_on_device(&self, copy: CopyOnDevice, stream: RawStream) -> DriverResult<()> {
         // SAFETY: the caller's contract.
-        unsafe { self.current()?.memcpy_on_device(target, source, bytes, stream.0) }
+        unsafe { self.current()?.memcpy_on_device(copy.target, copy.source, copy.bytes, stream.0) }
     }
 
     unsafe fn copy_from_peer(
         &self,
-        target: DeviceAddress,
+        copy: CopyOnDevice,
         from: &dyn Driver,
-        source: DeviceAddress,
-        bytes: usize,
         stream: RawStream,
     ) -> DriverResult<()> {
         let from = from
             .as_any()
             .downcast_ref::<Self>()
             .ok_or_else(|| DriverError::new("cuMemcpyPeerAsync", DriverError::NOT_SUPPORTED))?;
+        let RawCopy { target, source, bytes } = copy;
         // SAFETY: the caller's contract; both contexts are alive as long as their drivers.
         unsafe {
             self.current()?.memcpy_peer(target, self.handle, source, from.handle, bytes, stream.0)
         }
     }
 
-    unsafe fn fill(
-        &self,
-        target: DeviceAddress,
-        stride: usize,
-        word: FillWord,
-        count: usize,
-        stream: RawStream,
-    ) -> DriverResult<()> {
+    unsafe fn fill(&self, fill: RawFill, stream: RawStream) -> DriverResult<()> {
+        let RawFill { target, stride, word, count } = fill;
         if count == 0 {
             return Ok(());
         }
@@ -509,16 +458,10 @@ impl WorkCalls for CudaDriver {
         }
     }
 
-    unsafe fn launch(
-        &self,
-        kernel: &Kernel,
-        config: &LaunchConfig,
-        arguments: &[RawArg],
-        stream: RawStream,
-    ) -> DriverResult<()> {
+    unsafe fn launch(&self, launch: RawLaunch<'_>, stream: RawStream) -> DriverResult<()> {
         let library = self.current()?;
-        let function = self.functions.get(&library, kernel)?;
+        let function = self.functions.get(&library, launch.kernel)?;
         // SAFETY: the caller's contract; the function was loaded into this context.
-        unsafe { launch(&library, function, config, arguments, stream.0) }
+        unsafe { enqueue(&library, function, launch, stream.0) }
     }
 }

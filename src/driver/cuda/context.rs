@@ -13,7 +13,6 @@ type OnThisThread = PhantomData<*const ()>;
 ///
 /// Costs one cheap driver call if the context is current already. cudarc's `bind_to_thread` cannot be
 /// used for this: it returns an old error before it binds, and does not restore.
-#[derive(Debug)]
 pub(super) struct Current<'a> {
     library: &'a Library,
     pushed: bool,
@@ -56,7 +55,6 @@ impl Drop for Current<'_> {
 /// Makes the former context current again when it is dropped.
 ///
 /// For calls that set or destroy the current context, where a [`Current`] would pop twice.
-#[derive(Debug)]
 pub(crate) struct Restore<'a> {
     library: &'a Library,
     before: Handle,
@@ -91,7 +89,6 @@ pub(super) fn current(library: &Library) -> DriverResult<Handle> {
 /// While another thread captures in global mode, the driver refuses allocations, frees and event
 /// queries of every thread that is not in this mode, and invalidates the capture. The crate's calls of
 /// this kind do not depend on the captured stream.
-#[derive(Debug)]
 pub(super) struct Relaxed<L: Deref<Target = Library>> {
     library: L,
     before: Option<u32>,

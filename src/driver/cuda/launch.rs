@@ -2,7 +2,7 @@
 
 use super::context::Relaxed;
 use super::library::{Handle, Library};
-use crate::driver::{DriverResult, Kernel, LaunchConfig, RawArg};
+use crate::driver::{DriverResult, Kernel, RawLaunch};
 use crate::error::DriverError;
 use crate::sync::trusted::RwLock;
 use std::collections::HashMap;
@@ -90,13 +90,13 @@ const ON_STACK: usize = 16;
 /// # Safety
 ///
 /// As [`WorkCalls::launch`](crate::driver::WorkCalls::launch); `function` is of this context.
-pub(super) unsafe fn launch(
+pub(super) unsafe fn enqueue(
     library: &Library,
     function: Handle,
-    config: &LaunchConfig,
-    arguments: &[RawArg],
+    launch: RawLaunch<'_>,
     stream: Handle,
 ) -> DriverResult<()> {
+    let RawLaunch { config, arguments, .. } = launch;
     let count = arguments.len();
     let mut few = [ptr::null_mut::<c_void>(); ON_STACK];
     let mut many;

@@ -9,7 +9,6 @@ use std::mem::ManuallyDrop;
 /// Keeps a context alive.
 ///
 /// cudarc's own drop makes the context current to release it, and does not restore.
-#[derive(Debug)]
 pub(super) struct RetainedContext {
     library: &'static Library,
     context: ManuallyDrop<Arc<CudaContext>>,

@@ -36,10 +36,7 @@ impl<'a> Call<'a> {
     }
 
     /// As [`begin`](Self::begin), for what is no call of the driver.
-    pub(super) fn begin_uncounted(
-        context: &'a SimContext,
-        name: &'static str,
-    ) -> DriverResult<Self> {
+    pub(super) fn uncounted(context: &'a SimContext, name: &'static str) -> DriverResult<Self> {
         not_forked(name)?;
         Self::unchecked(context, name).checked()
     }

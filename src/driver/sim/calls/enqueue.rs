@@ -119,7 +119,8 @@ impl Call<'_> {
                 }
             }
             let (access, findings) = (touched.access, Vec::new());
-            let mut check = AccessCheck { access, stamp, ordered, complete, findings };
+            let mut check =
+                AccessCheck { access, stamp, ordered: &ordered, complete: &complete, findings };
             let row = (range.offset, range.offset + touched.bytes);
             block.shadow.access_rows(row, touched.stride, touched.count, &mut check);
             for found in check.findings {

@@ -9,7 +9,8 @@ use crate::driver::sim::state::{
     ADDRESS_RANGE, Backing, BlockKind, OpWork, SimBlock, SimOp, wait_changed,
 };
 use crate::driver::{
-    DeviceAddress, DriverResult, HostFlags, MemoryCalls, MemoryInfo, PreferredLocation, RawStream,
+    DeviceAddress, DeviceRange, DriverResult, HostFlags, MemoryCalls, MemoryInfo,
+    PreferredLocation, RawStream,
 };
 use crate::error::DriverError;
 use crate::sync::Arc;
@@ -55,33 +56,23 @@ impl MemoryCalls for SimDriver {
     }
 
     /// As [`advise`](Self::advise), at a place in the stream's order.
-    unsafe fn prefetch(
-        &self,
-        address: DeviceAddress,
-        bytes: usize,
-        stream: RawStream,
-    ) -> DriverResult<()> {
+    unsafe fn prefetch(&self, range: DeviceRange, stream: RawStream) -> DriverResult<()> {
         let mut call = self.call("cuMemPrefetchAsync")?;
         let (id, name) = call.on_stream(stream)?;
         call.forbid_in_capture(id)?;
-        call.check_movable(address, bytes)?;
+        call.check_movable(range)?;
         call.state.push(id, SimOp::new(name, OpWork::Nothing));
         Ok(())
     }
 
     /// Takes advice about managed or pageable memory, and does nothing: it never migrates here.
-    unsafe fn advise(
-        &self,
-        address: DeviceAddress,
-        bytes: usize,
-        _preferred: PreferredLocation,
-    ) -> DriverResult<()> {
-        self.call("cuMemAdvise")?.check_movable(address, bytes)
+    unsafe fn advise(&self, range: DeviceRange, _preferred: PreferredLocation) -> DriverResult<()> {
+        self.call("cuMemAdvise")?.check_movable(range)
     }
 
     /// The device reaches the memory at its own address.
     unsafe fn pageable_attach(&self, pointer: NonNull<u8>, bytes: usize) -> DriverResult<()> {
-        let mut call = Call::begin_uncounted(&self.context, "pageable memory")?;
+        let mut call = Call::uncounted(&self.context, "pageable memory")?;
         call.require(call.context.config.properties.pageable_memory_access)?;
         if bytes == 0 || call.state.blocks.is_taken(address_of(pointer), bytes as u64) {
             return call.invalid();
@@ -92,7 +83,7 @@ impl MemoryCalls for SimDriver {
 
     /// All operations that use the memory have to be complete.
     unsafe fn pageable_detach(&self, pointer: NonNull<u8>) -> DriverResult<()> {
-        let mut call = Call::begin_uncounted(&self.context, "pageable memory")?;
+        let mut call = Call::uncounted(&self.context, "pageable memory")?;
         call.free_now(address_of(pointer), |kind| kind == BlockKind::Pageable).map(|_| ())
     }
 
@@ -115,13 +106,9 @@ impl MemoryCalls for SimDriver {
         self.call("cuMemFreeHost")?.free_now(address_of(pointer), is_host).map(|_| ())
     }
 
-    unsafe fn host_register(
-        &self,
-        pointer: NonNull<u8>,
-        bytes: usize,
-        flags: HostFlags,
-    ) -> DriverResult<()> {
+    unsafe fn host_register(&self, memory: NonNull<[u8]>, flags: HostFlags) -> DriverResult<()> {
         let mut call = self.call("cuMemHostRegister")?;
+        let (pointer, bytes) = (memory.cast(), memory.len());
         let properties = &call.context.config.properties;
         call.require(properties.host_register)?;
         call.require(!flags.mapped || properties.map_host_memory)?;
@@ -309,7 +296,8 @@ impl Call<'_> {
     }
 
     /// Checks a range that may migrate: managed or pageable memory that the device reaches.
-    fn check_movable(&self, address: DeviceAddress, bytes: usize) -> DriverResult<()> {
+    fn check_movable(&self, range: DeviceRange) -> DriverResult<()> {
+        let DeviceRange { address, bytes } = range;
         let is_inside = self.state.blocks.around(address).is_some_and(|(start, block)| {
             matches!(block.kind, BlockKind::Managed | BlockKind::Pageable)
                 && block.is_reached_by(self.context.id)

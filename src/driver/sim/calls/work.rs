@@ -7,21 +7,16 @@ use crate::driver::sim::driver::SimDriver;
 use crate::driver::sim::run::{discard_queues, run_until};
 use crate::driver::sim::state::{AddressSpace, HostSide, OpWork, TouchedRange};
 use crate::driver::{
-    Access, CaptureStatus, DeviceAddress, Driver, DriverResult, FillWord, Kernel, LaunchConfig,
-    RawArg, RawStream, WorkCalls,
+    Access, CaptureStatus, CopyOnDevice, CopyToDevice, CopyToHost, Driver, DriverResult,
+    LaunchConfig, RawArg, RawCopy, RawFill, RawLaunch, RawStream, WorkCalls,
 };
 use crate::error::DriverError;
 
 impl WorkCalls for SimDriver {
-    unsafe fn copy_to_device(
-        &self,
-        target: DeviceAddress,
-        source: *const u8,
-        bytes: usize,
-        stream: RawStream,
-    ) -> DriverResult<()> {
+    unsafe fn copy_to_device(&self, copy: CopyToDevice, stream: RawStream) -> DriverResult<()> {
         let mut call = self.call("cuMemcpyHtoDAsync")?;
         let (id, name) = call.on_stream(stream)?;
+        let RawCopy { target, source, bytes } = copy;
         if bytes == 0 {
             return Ok(());
         }
@@ -52,15 +47,10 @@ impl WorkCalls for SimDriver {
         call.submit(id, OpRequest::new(name, &[write], work)).map(|_| ())
     }
 
-    unsafe fn copy_to_host(
-        &self,
-        target: *mut u8,
-        source: DeviceAddress,
-        bytes: usize,
-        stream: RawStream,
-    ) -> DriverResult<()> {
+    unsafe fn copy_to_host(&self, copy: CopyToHost, stream: RawStream) -> DriverResult<()> {
         let mut call = self.call("cuMemcpyDtoHAsync")?;
         let (id, name) = call.on_stream(stream)?;
+        let RawCopy { target, source, bytes } = copy;
         if bytes == 0 {
             return Ok(());
         }
@@ -103,23 +93,15 @@ impl WorkCalls for SimDriver {
         }
     }
 
-    unsafe fn copy_on_device(
-        &self,
-        target: DeviceAddress,
-        source: DeviceAddress,
-        bytes: usize,
-        stream: RawStream,
-    ) -> DriverResult<()> {
+    unsafe fn copy_on_device(&self, copy: CopyOnDevice, stream: RawStream) -> DriverResult<()> {
         let mut call = self.call("cuMemcpyDtoDAsync")?;
-        call.copy(target, (source, self.context.id), bytes, stream)
+        call.copy(copy, self.context.id, stream)
     }
 
     unsafe fn copy_from_peer(
         &self,
-        target: DeviceAddress,
+        copy: CopyOnDevice,
         from: &dyn Driver,
-        source: DeviceAddress,
-        bytes: usize,
         stream: RawStream,
     ) -> DriverResult<()> {
         let mut call = self.call("cuMemcpyPeerAsync")?;
@@ -127,19 +109,13 @@ impl WorkCalls for SimDriver {
             return call.refuse(DriverError::NOT_SUPPORTED);
         };
         from.context.check_alive(call.name)?;
-        call.copy(target, (source, from.context.id), bytes, stream)
+        call.copy(copy, from.context.id, stream)
     }
 
-    unsafe fn fill(
-        &self,
-        target: DeviceAddress,
-        stride: usize,
-        word: FillWord,
-        count: usize,
-        stream: RawStream,
-    ) -> DriverResult<()> {
+    unsafe fn fill(&self, fill: RawFill, stream: RawStream) -> DriverResult<()> {
         let mut call = self.call("cuMemsetAsync")?;
         let (id, name) = call.on_stream(stream)?;
+        let RawFill { target, stride, word, count } = fill;
         if count == 0 {
             return Ok(());
         }
@@ -156,19 +132,13 @@ impl WorkCalls for SimDriver {
             let row = call.on_device(target, width, Access::Write);
             TouchedRange { stride: stride as u64, count: count as u64, ..row }
         };
-        let work = OpWork::Fill { stride, word, count };
-        call.submit(id, OpRequest::new(name, &[touched], work)).map(|_| ())
+        call.submit(id, OpRequest::new(name, &[touched], OpWork::Fill(fill))).map(|_| ())
     }
 
-    unsafe fn launch(
-        &self,
-        kernel: &Kernel,
-        config: &LaunchConfig,
-        arguments: &[RawArg],
-        stream: RawStream,
-    ) -> DriverResult<()> {
+    unsafe fn launch(&self, launch: RawLaunch<'_>, stream: RawStream) -> DriverResult<()> {
         let mut call = self.call("cuLaunchKernel")?;
         let (id, name) = call.on_stream(stream)?;
+        let RawLaunch { kernel, config, arguments } = launch;
         let space = AddressSpace::Device(call.context.id);
         let touched: Vec<TouchedRange> = arguments
             .iter()
@@ -196,14 +166,9 @@ impl Call<'_> {
     }
 
     /// A copy between two ranges of device memory. `from` is the device of the source.
-    fn copy(
-        &mut self,
-        target: u64,
-        (source, from): (u64, u64),
-        bytes: usize,
-        stream: RawStream,
-    ) -> DriverResult<()> {
+    fn copy(&mut self, copy: CopyOnDevice, from: u64, stream: RawStream) -> DriverResult<()> {
         let (id, name) = self.on_stream(stream)?;
+        let RawCopy { target, source, bytes } = copy;
         if bytes == 0 {
             return Ok(());
         }

@@ -2,7 +2,7 @@
 
 use crate::driver::kernel::{HostArg, HostArgs};
 use crate::driver::sim::state::{HostSide, OpRange, OpWork, POISON, SimOp};
-use crate::driver::{FillWord, HostForm, LaunchConfig, RawArg};
+use crate::driver::{FillWord, HostForm, LaunchConfig, RawArg, RawFill};
 use std::panic::AssertUnwindSafe;
 
 /// What an operation found while it ran.
@@ -52,9 +52,9 @@ pub(super) unsafe fn execute(op: &SimOp) -> OpOutcome {
             // SAFETY: host memory that the contract of the copy to the host keeps writable.
             unsafe { target.write_bytes(POISON, bytes) };
         }
-        (&OpWork::Fill { stride, word, count }, _, Some(target)) => {
+        (OpWork::Fill(rows), _, Some(target)) => {
             // SAFETY: all rows were found inside a block that `op.ranges` keeps alive.
-            unsafe { fill(target, stride, word, count) };
+            unsafe { fill(target, rows) };
         }
         (OpWork::Kernel { host, config, arguments }, ..) => {
             // SAFETY: the arguments lie in blocks that `op.ranges` keeps alive, and no written one
@@ -68,7 +68,7 @@ pub(super) unsafe fn execute(op: &SimOp) -> OpOutcome {
 
 /// # Safety
 /// `count` words, one each `stride` bytes, from `target`, are writable memory.
-unsafe fn fill(target: *mut u8, stride: usize, word: FillWord, count: usize) {
+unsafe fn fill(target: *mut u8, &RawFill { stride, word, count, .. }: &RawFill) {
     if let FillWord::U8(byte) = word
         && stride == 1
     {

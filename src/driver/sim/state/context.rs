@@ -17,20 +17,21 @@ use std::collections::BTreeMap;
 const KEPT_REPORTS: usize = 1024;
 
 #[derive(Debug)]
-struct InjectedFailure {
-    call: String,
+pub(crate) struct InjectedFailure {
+    pub(crate) call: String,
     /// Calls until the failure; 1 is the next call.
-    left: u64,
-    code: u32,
+    pub(crate) left: u64,
+    pub(crate) code: u32,
 }
 
 #[derive(Debug, Default)]
-struct ContextLog {
-    reports: Vec<Arc<Report>>,
+pub(crate) struct ContextLog {
+    /// Those that were not taken.
+    pub(crate) reports: Vec<Arc<Report>>,
     /// Reports that were not logged yet.
     unlogged: Vec<Arc<Report>>,
-    calls: BTreeMap<&'static str, u64>,
-    failures: Vec<InjectedFailure>,
+    pub(crate) calls: BTreeMap<&'static str, u64>,
+    pub(crate) failures: Vec<InjectedFailure>,
 }
 
 /// The context of one device.
@@ -41,7 +42,7 @@ pub(crate) struct SimContext {
     pub(crate) config: SimConfig,
     /// The error code of every call; 0 while the context lives.
     lost: AtomicU64,
-    log: Mutex<ContextLog>,
+    pub(crate) log: Mutex<ContextLog>,
 }
 
 impl SimContext {
@@ -61,16 +62,6 @@ impl SimContext {
             Some(first) => Err(DriverError::new(call, log.failures.remove(first).code)),
             None => Ok(()),
         }
-    }
-
-    pub(crate) fn calls(&self) -> Vec<(&'static str, u64)> {
-        self.log.lock().calls.iter().map(|(&call, &count)| (call, count)).collect()
-    }
-
-    /// Makes the `nth` call from now on fail once.
-    pub(crate) fn inject_failure(&self, call: &str, nth: u64, code: u32) {
-        let failure = InjectedFailure { call: call.to_owned(), left: nth.max(1), code };
-        self.log.lock().failures.push(failure);
     }
 
     /// An error if the context is lost.
@@ -149,15 +140,6 @@ impl SimContext {
                 move || event!(error, kind = ?report.kind(), "simulated device: {report}"),
             );
         }
-    }
-
-    pub(crate) fn reports(&self) -> Vec<Report> {
-        self.log.lock().reports.iter().map(|report| Report::clone(report)).collect()
-    }
-
-    pub(crate) fn take_reports(&self) -> Vec<Report> {
-        let taken = std::mem::take(&mut self.log.lock().reports);
-        taken.iter().map(|report| Report::clone(report)).collect()
     }
 
     /// The result of a synchronisation: the first report that was not taken, then the loss.

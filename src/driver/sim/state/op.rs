@@ -2,7 +2,7 @@
 
 use super::backing::Backing;
 use crate::driver::sim::check::OpName;
-use crate::driver::{Access, FillWord, HostForm, LaunchConfig, RawArg};
+use crate::driver::{Access, HostForm, LaunchConfig, RawArg, RawFill};
 use crate::sync::Arc;
 use crate::sync::trusted::{AtomicUsize, Ordering};
 
@@ -42,11 +42,7 @@ pub(crate) enum OpWork {
     },
     /// Copies bytes of pageable memory, which were staged at the call.
     CopyStaged(Vec<u8>),
-    Fill {
-        stride: usize,
-        word: FillWord,
-        count: usize,
-    },
+    Fill(RawFill),
     /// Poisons the target of a refused copy to the host, which must not stay unwritten.
     PoisonHost {
         bytes: usize,

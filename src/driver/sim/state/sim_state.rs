@@ -5,10 +5,8 @@
 //! device has its own, so that the devices of other tests change nothing.
 
 use super::blocks::BlockTable;
-use super::capture::SimCapture;
 use super::context::SimContext;
-use super::event::{EventRecord, SimEvent};
-use super::graph::SimGraph;
+use super::graph::{EventRecord, SimCapture, SimEvent, SimGraph};
 use super::op::{OpWork, SimFence, SimOp};
 use super::pool::SimPool;
 use super::random::Random;
