@@ -229,10 +229,7 @@ impl fmt::Display for DriverError {
 
 impl StdError for DriverError {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        match &self.detail {
-            Some(detail) => Some(&**detail),
-            None => None,
-        }
+        self.detail.as_deref().map(|detail| detail as &(dyn StdError + 'static))
     }
 }
 

@@ -3,7 +3,10 @@
 
 use super::library::{Handle, Library, out_param};
 use crate::driver::DriverResult;
+use crate::sync::Arc;
+use cudarc::driver::CudaContext;
 use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
 use std::ops::Deref;
 
 /// Keeps a guard on its thread, whose context stack it changes.
@@ -120,6 +123,35 @@ impl<L: Deref<Target = Library>> Drop for Relaxed<L> {
         if let Some(mut mode) = self.before {
             // SAFETY: `mode` is the one that the driver returned in `new`, on this thread.
             let _ = unsafe { self.library.thread_exchange_capture_mode(&raw mut mode) };
+        }
+    }
+}
+
+/// Keeps a context alive, and does not change the current context when it is dropped.
+///
+/// cudarc's own drop makes the context current to release it, and does not restore.
+pub(super) struct RetainedContext {
+    library: &'static Library,
+    context: ManuallyDrop<Arc<CudaContext>>,
+}
+
+impl RetainedContext {
+    pub(super) fn new(library: &'static Library, context: Arc<CudaContext>) -> Self {
+        Self { library, context: ManuallyDrop::new(context) }
+    }
+
+    pub(super) fn context(&self) -> &Arc<CudaContext> {
+        &self.context
+    }
+}
+
+impl Drop for RetainedContext {
+    fn drop(&mut self) {
+        // In a forked child, or after the driver was unloaded at the end of the process, no call is
+        // allowed and nothing is left to release: the reference is leaked.
+        if let Ok(_restore) = Restore::new(self.library) {
+            // SAFETY: the field is not used after this, and dropped here alone.
+            unsafe { ManuallyDrop::drop(&mut self.context) };
         }
     }
 }

@@ -1,12 +1,11 @@
 //! One context of a GPU, and the guards of every call on it.
 
-use super::context::{Current, Relaxed};
+use super::context::{Current, Relaxed, RetainedContext};
 use super::context_id::ContextId;
 use super::launch::Functions;
 use super::library::{Handle, Library};
 use super::open::{driver, primary_context};
 use super::properties::properties;
-use super::retained::RetainedContext;
 use crate::driver::{DeviceProperties, DriverResult, ErrorContext};
 use crate::error::{Error, ErrorKind};
 use crate::sync::Arc;

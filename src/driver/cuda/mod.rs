@@ -13,7 +13,6 @@ mod launch;
 mod library;
 mod open;
 mod properties;
-mod retained;
 
 #[cfg(all(test, target_os = "linux"))]
 mod tests;

@@ -3,10 +3,8 @@
 use super::calls::Call;
 use super::run::{discard_queues, has_stopped, run_background, run_until};
 use super::simulator::Simulator;
-use super::state::{Schedule, SimConfig, SimContext, SimDevice, lock_state, notify_changed};
-use crate::driver::{
-    BackendKind, DeviceProperties, Driver, DriverResult, RawStream, is_forked_child,
-};
+use super::state::{Schedule, SimConfig, SimContext, lock_state, notify_changed};
+use crate::driver::{BackendKind, DeviceProperties, Driver, DriverResult, is_forked_child};
 use crate::sync::Arc;
 use crate::sync::trusted::Mutex;
 use std::any::Any;
@@ -16,7 +14,6 @@ use std::thread::JoinHandle;
 #[derive(Debug)]
 pub(crate) struct SimDriver {
     pub(super) context: Arc<SimContext>,
-    pub(super) legacy_stream: RawStream,
     background: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -25,18 +22,9 @@ impl SimDriver {
     pub(crate) fn open(config: SimConfig) -> Arc<Self> {
         let is_background = config.schedule == Schedule::Background;
         let context = Arc::new(SimContext::new(config));
-        let legacy_stream = {
-            let mut state = lock_state();
-            let device = SimDevice::new(Arc::clone(&context), is_background);
-            state.devices.insert(context.id, device);
-            let legacy = state.add_stream(context.id);
-            if let Some(device) = state.devices.get_mut(&context.id) {
-                device.legacy_stream = Some(legacy);
-            }
-            RawStream(legacy)
-        };
+        lock_state().add_device(Arc::clone(&context), is_background);
         let thread = if is_background { Self::start_background(&context) } else { None };
-        Arc::new(Self { context, legacy_stream, background: Mutex::new(thread) })
+        Arc::new(Self { context, background: Mutex::new(thread) })
     }
 
     /// Starts the thread that runs the queues. If the system has none, they run on demand.

@@ -134,7 +134,7 @@ impl Call<'_> {
     /// Begins a capture on a stream that is not capturing.
     pub(crate) fn begin_capture(&mut self, stream: RawStream) -> DriverResult<()> {
         let stream = self.stream(stream)?;
-        if self.device().is_some_and(|device| device.legacy_stream == Some(stream)) {
+        if stream == self.context.legacy_stream {
             return self.refuse(DriverError::STREAM_CAPTURE_UNSUPPORTED);
         }
         if self.capture_status(stream) != CaptureStatus::None {

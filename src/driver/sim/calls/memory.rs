@@ -6,7 +6,7 @@ use crate::driver::sim::check::{AccessStamp, OpName, Violation};
 use crate::driver::sim::driver::SimDriver;
 use crate::driver::sim::run::advance;
 use crate::driver::sim::state::{
-    ADDRESS_RANGE, Backing, BlockKind, OpWork, SimBlock, SimOp, wait_changed,
+    ADDRESS_RANGE, Backing, BlockKind, OpWork, SimBlock, SimOp, is_seen, wait_changed,
 };
 use crate::driver::{
     DeviceAddress, DeviceRange, DriverResult, HostFlags, MemoryCalls, MemoryInfo,
@@ -272,7 +272,8 @@ impl Call<'_> {
     ) -> DriverResult<SimBlock> {
         let name = OpName::call(self.name);
         self.check_free(name, address, is_right)?;
-        let complete = |former: &AccessStamp| self.state.is_seen(former);
+        let streams = &self.state.streams;
+        let complete = |former: &AccessStamp| is_seen(streams, former.stream, former.tick);
         if let Some(block) = self.state.blocks.get(address) {
             let allocation = block.allocation.filter(|allocation| !complete(allocation));
             let found = block.shadow.unordered(&complete);

@@ -28,7 +28,7 @@ impl StreamCalls for SimDriver {
     }
 
     fn legacy_stream(&self) -> RawStream {
-        self.legacy_stream
+        RawStream(self.context.legacy_stream)
     }
 
     fn per_thread_stream(&self) -> DriverResult<RawStream> {

@@ -27,7 +27,7 @@ impl WorkCalls for SimDriver {
             let request = OpRequest {
                 watched: Some(0),
                 host_side: Some(HostSide::Source(source)),
-                ..OpRequest::new(name, &touched, OpWork::Copy { bytes })
+                ..OpRequest::new(name, &touched, OpWork::Copy(bytes))
             };
             return call.submit(id, request).map(|_| ());
         }
@@ -67,9 +67,9 @@ impl WorkCalls for SimDriver {
             name,
             touched: if is_locked { &touched } else { &touched[..1] },
             watched: is_locked.then_some(1),
-            work: OpWork::Copy { bytes },
+            work: OpWork::Copy(bytes),
             host_side: Some(HostSide::Target(target)),
-            refused: OpWork::PoisonHost { bytes },
+            refused: OpWork::PoisonHost(bytes),
         };
         let refused = call.submit(id, request)?;
         if is_locked {
@@ -180,7 +180,7 @@ impl Call<'_> {
             TouchedRange::new(source, bytes, Access::Read, AddressSpace::Device(from)),
             self.on_device(target, bytes, Access::Write),
         ];
-        self.submit(id, OpRequest::new(name, &touched, OpWork::Copy { bytes })).map(|_| ())
+        self.submit(id, OpRequest::new(name, &touched, OpWork::Copy(bytes))).map(|_| ())
     }
 }
 

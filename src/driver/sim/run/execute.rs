@@ -38,7 +38,7 @@ pub(super) unsafe fn execute(op: &SimOp) -> OpOutcome {
         _ => op.ranges.last().map(|range| range.pointer),
     };
     match (&op.work, source, target) {
-        (&OpWork::Copy { bytes }, Some(source), Some(target)) => {
+        (&OpWork::Copy(bytes), Some(source), Some(target)) => {
             // SAFETY: both ranges were found inside blocks that `op.ranges` keeps alive, or are host
             // memory that the call's contract keeps; `copy` allows them to overlap.
             unsafe { std::ptr::copy(source, target, bytes) };
@@ -48,7 +48,7 @@ pub(super) unsafe fn execute(op: &SimOp) -> OpOutcome {
             // as the staged bytes.
             unsafe { std::ptr::copy(staged.as_ptr(), target, staged.len()) };
         }
-        (&OpWork::PoisonHost { bytes }, _, Some(target)) => {
+        (&OpWork::PoisonHost(bytes), _, Some(target)) => {
             // SAFETY: host memory that the contract of the copy to the host keeps writable.
             unsafe { target.write_bytes(POISON, bytes) };
         }

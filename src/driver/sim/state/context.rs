@@ -40,6 +40,8 @@ pub(crate) struct SimContext {
     /// Names the device. Never used again in this process.
     pub(crate) id: u64,
     pub(crate) config: SimConfig,
+    /// The device's legacy default stream, which takes no part in captures.
+    pub(crate) legacy_stream: u64,
     /// The error code of every call; 0 while the context lives.
     lost: AtomicU64,
     pub(crate) log: Mutex<ContextLog>,
@@ -47,7 +49,8 @@ pub(crate) struct SimContext {
 
 impl SimContext {
     pub(crate) fn new(config: SimConfig) -> Self {
-        Self { id: unique(), config, lost: AtomicU64::new(0), log: Mutex::default() }
+        let (id, legacy_stream) = (unique(), unique());
+        Self { id, config, legacy_stream, lost: AtomicU64::new(0), log: Mutex::default() }
     }
 
     /// Counts a call; the error that was injected for it, if any.

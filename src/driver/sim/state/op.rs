@@ -36,17 +36,14 @@ impl SimFence {
 pub(crate) enum OpWork {
     /// Nothing: it has a place in stream order, or was refused and keeps its place.
     Nothing,
-    /// Copies from the first range to the last.
-    Copy {
-        bytes: usize,
-    },
+    /// Copies this many bytes from the first range to the last.
+    Copy(usize),
     /// Copies bytes of pageable memory, which were staged at the call.
     CopyStaged(Vec<u8>),
     Fill(RawFill),
-    /// Poisons the target of a refused copy to the host, which must not stay unwritten.
-    PoisonHost {
-        bytes: usize,
-    },
+    /// Poisons the target of a refused copy of this many bytes to the host, which must not stay
+    /// unwritten.
+    PoisonHost(usize),
     Kernel {
         host: HostForm,
         config: LaunchConfig,

@@ -11,7 +11,7 @@ use super::op::{OpWork, SimFence, SimOp};
 use super::pool::SimPool;
 use super::random::Random;
 use super::stream::SimStream;
-use crate::driver::sim::check::{AccessStamp, OpName, VectorClock};
+use crate::driver::sim::check::{OpName, VectorClock};
 use crate::sync::trusted::{Condvar, Mutex, MutexGuard, unique};
 use crate::sync::{Arc, LazyLock};
 use std::collections::HashMap;
@@ -63,14 +63,13 @@ pub(crate) struct SimDevice {
     pub(crate) pending_frees: usize,
     /// Event queries in a row that ran nothing.
     pub(crate) idle_queries: u32,
-    pub(crate) legacy_stream: Option<u64>,
     pub(crate) default_pool: Option<u64>,
     pub(crate) next_address: u64,
     pub(crate) last_address: u64,
 }
 
 impl SimDevice {
-    pub(crate) fn new(context: Arc<SimContext>, background: bool) -> Self {
+    fn new(context: Arc<SimContext>, background: bool) -> Self {
         Self {
             random: Random::new(context.config.seed),
             context,
@@ -80,7 +79,6 @@ impl SimDevice {
             used: 0,
             pending_frees: 0,
             idle_queries: 0,
-            legacy_stream: None,
             default_pool: None,
             next_address: 0,
             last_address: 0,
@@ -104,13 +102,24 @@ pub(crate) struct SimState {
 }
 
 impl SimState {
+    /// Adds a device and its legacy stream.
+    pub(crate) fn add_device(&mut self, context: Arc<SimContext>, background: bool) {
+        let (id, legacy) = (context.id, context.legacy_stream);
+        self.devices.insert(id, SimDevice::new(context, background));
+        self.insert_stream(legacy, id);
+    }
+
     pub(crate) fn add_stream(&mut self, device: u64) -> u64 {
         let id = unique();
+        self.insert_stream(id, device);
+        id
+    }
+
+    fn insert_stream(&mut self, id: u64, device: u64) {
         self.streams.insert(id, SimStream::new(device));
         if let Some(device) = self.devices.get_mut(&device) {
             device.streams.push(id);
         }
-        id
     }
 
     /// Removes a device that is closed and all that belongs to it, its graphs' branches on other
@@ -148,11 +157,6 @@ impl SimState {
         }
         let this_thread = std::thread::current().id();
         self.running.iter().any(|running| running.thread == this_thread)
-    }
-
-    /// Whether the host has seen an access complete.
-    pub(crate) fn is_seen(&self, stamp: &AccessStamp) -> bool {
-        is_seen(&self.streams, stamp.stream, stamp.tick)
     }
 
     /// Everything before the next operation of a stream, the stream itself included.
