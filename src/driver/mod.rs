@@ -218,15 +218,15 @@ pub(crate) struct RawLaunch<'a> {
 
 /// The driver of one device.
 ///
-/// Its calls are in five traits, one for each group. Every method may be called from any thread. It makes the device's context current for the call and
-/// restores the caller's. It does not panic. It blocks only if its name says `synchronize`, or where
-/// the driver itself does: plain allocation and free, pageable copies. An error leaves nothing half
-/// done.
+/// Its calls are in five traits, one for each group. Every method may be called from any thread. It
+/// makes the device's context current for the call and restores the caller's. It does not panic. It
+/// blocks only if its name says `synchronize`, or where the driver itself does: plain allocation and
+/// free, pageable copies. An error leaves nothing half done.
 ///
 /// # Safety
 ///
-/// An implementation returns addresses of memory that is the caller's alone until it is freed, and
-/// runs the work of a stream in the order of the calls.
+/// An implementation, its calls of each group included, returns addresses of memory that is the
+/// caller's alone until it is freed, and runs the work of a stream in the order of the calls.
 pub(crate) unsafe trait Driver:
     MemoryCalls + PoolCalls + StreamCalls + GraphCalls + WorkCalls + Send + Sync + fmt::Debug + 'static
 {
