@@ -60,26 +60,82 @@ pub struct DriverError {
     log: Option<Arc<str>>,
 }
 
+/// Declares the driver's codes: a constant of [`DriverError`] for each, and [`known`].
+macro_rules! driver_codes {
+    ($($name:ident = $code:literal: $kind:ident;)*) => {
+        #[allow(dead_code, reason = "the crate asks for some of the codes that it can name")]
+        impl DriverError {
+            $(pub(crate) const $name: u32 = $code;)*
+        }
+
+        /// The name of a code in `cuda.h`, and the kind of its error.
+        fn known(code: u32) -> Option<(&'static str, ErrorKind)> {
+            match code {
+                $($code => Some((concat!("CUDA_ERROR_", stringify!($name)), ErrorKind::$kind)),)*
+                _ => None,
+            }
+        }
+    };
+}
+
+driver_codes! {
+    INVALID_VALUE = 1: Driver;
+    OUT_OF_MEMORY = 2: OutOfMemory;
+    NOT_INITIALIZED = 3: ContextLost;
+    DEINITIALIZED = 4: ContextLost;
+    STUB_LIBRARY = 34: NoDriver;
+    DEVICE_UNAVAILABLE = 46: Driver;
+    NO_DEVICE = 100: NoDevice;
+    INVALID_DEVICE = 101: NoDevice;
+    INVALID_IMAGE = 200: Driver;
+    INVALID_CONTEXT = 201: Driver;
+    ALREADY_MAPPED = 208: Driver;
+    NO_BINARY_FOR_GPU = 209: Driver;
+    INVALID_PTX = 218: Driver;
+    UNSUPPORTED_PTX_VERSION = 222: Driver;
+    OPERATING_SYSTEM = 304: Driver;
+    INVALID_HANDLE = 400: Driver;
+    ILLEGAL_STATE = 401: Driver;
+    NOT_FOUND = 500: Driver;
+    NOT_READY = 600: Driver;
+    LAUNCH_OUT_OF_RESOURCES = 701: Driver;
+    HOST_MEMORY_ALREADY_REGISTERED = 712: Driver;
+    HOST_MEMORY_NOT_REGISTERED = 713: Driver;
+    NOT_PERMITTED = 800: Driver;
+    NOT_SUPPORTED = 801: Unsupported;
+    SYSTEM_NOT_READY = 802: Driver;
+    SYSTEM_DRIVER_MISMATCH = 803: Driver;
+    UNKNOWN = 999: Driver;
+
+    // By the manual the context cannot be used after these: uncorrectable memory and link errors, a
+    // kernel that ran too long, asserted or faulted.
+    ECC_UNCORRECTABLE = 214: ContextLost;
+    NVLINK_UNCORRECTABLE = 220: ContextLost;
+    CONTAINED = 226: ContextLost;
+    ILLEGAL_ADDRESS = 700: ContextLost;
+    LAUNCH_TIMEOUT = 702: ContextLost;
+    CONTEXT_IS_DESTROYED = 709: ContextLost;
+    ASSERT = 710: ContextLost;
+    HARDWARE_STACK_ERROR = 714: ContextLost;
+    ILLEGAL_INSTRUCTION = 715: ContextLost;
+    MISALIGNED_ADDRESS = 716: ContextLost;
+    INVALID_ADDRESS_SPACE = 717: ContextLost;
+    INVALID_PC = 718: ContextLost;
+    LAUNCH_FAILED = 719: ContextLost;
+    TENSOR_MEMORY_LEAK = 721: ContextLost;
+
+    STREAM_CAPTURE_UNSUPPORTED = 900: Capture;
+    STREAM_CAPTURE_INVALIDATED = 901: Capture;
+    STREAM_CAPTURE_MERGE = 902: Capture;
+    STREAM_CAPTURE_UNMATCHED = 903: Capture;
+    STREAM_CAPTURE_UNJOINED = 904: Capture;
+    STREAM_CAPTURE_ISOLATION = 905: Capture;
+    STREAM_CAPTURE_IMPLICIT = 906: Capture;
+    CAPTURED_EVENT = 907: Capture;
+    STREAM_CAPTURE_WRONG_THREAD = 908: Capture;
+}
+
 impl DriverError {
-    pub(crate) const INVALID_VALUE: u32 = 1;
-    pub(crate) const OUT_OF_MEMORY: u32 = 2;
-    pub(crate) const NOT_INITIALIZED: u32 = 3;
-    pub(crate) const DEINITIALIZED: u32 = 4;
-    pub(crate) const NO_DEVICE: u32 = 100;
-    pub(crate) const INVALID_DEVICE: u32 = 101;
-
-    pub(crate) const INVALID_HANDLE: u32 = 400;
-    pub(crate) const ILLEGAL_STATE: u32 = 401;
-
-    pub(crate) const NOT_READY: u32 = 600;
-    pub(crate) const ILLEGAL_ADDRESS: u32 = 700;
-    pub(crate) const CONTEXT_IS_DESTROYED: u32 = 709;
-    pub(crate) const LAUNCH_FAILED: u32 = 719;
-    pub(crate) const NOT_SUPPORTED: u32 = 801;
-    pub(crate) const STREAM_CAPTURE_UNSUPPORTED: u32 = 900;
-    pub(crate) const STREAM_CAPTURE_INVALIDATED: u32 = 901;
-    pub(crate) const STREAM_CAPTURE_UNMATCHED: u32 = 903;
-    pub(crate) const STREAM_CAPTURE_UNJOINED: u32 = 904;
     /// This crate's, above every number of the driver: the library has no such function.
     pub(crate) const MISSING_SYMBOL: u32 = 1_000_001;
     /// This crate's: the process is a fork of the one that opened the driver.
@@ -118,86 +174,18 @@ impl DriverError {
     /// of this crate: asking the driver for the name would need a driver.
     pub fn name(&self) -> &'static str {
         match self.code {
-            1 => "CUDA_ERROR_INVALID_VALUE",
-            2 => "CUDA_ERROR_OUT_OF_MEMORY",
-            3 => "CUDA_ERROR_NOT_INITIALIZED",
-            4 => "CUDA_ERROR_DEINITIALIZED",
-            34 => "CUDA_ERROR_STUB_LIBRARY",
-            46 => "CUDA_ERROR_DEVICE_UNAVAILABLE",
-            100 => "CUDA_ERROR_NO_DEVICE",
-            101 => "CUDA_ERROR_INVALID_DEVICE",
-            200 => "CUDA_ERROR_INVALID_IMAGE",
-            201 => "CUDA_ERROR_INVALID_CONTEXT",
-            208 => "CUDA_ERROR_ALREADY_MAPPED",
-            209 => "CUDA_ERROR_NO_BINARY_FOR_GPU",
-            214 => "CUDA_ERROR_ECC_UNCORRECTABLE",
-            218 => "CUDA_ERROR_INVALID_PTX",
-            220 => "CUDA_ERROR_NVLINK_UNCORRECTABLE",
-            222 => "CUDA_ERROR_UNSUPPORTED_PTX_VERSION",
-            226 => "CUDA_ERROR_CONTAINED",
-            304 => "CUDA_ERROR_OPERATING_SYSTEM",
-            400 => "CUDA_ERROR_INVALID_HANDLE",
-            401 => "CUDA_ERROR_ILLEGAL_STATE",
-            500 => "CUDA_ERROR_NOT_FOUND",
-            600 => "CUDA_ERROR_NOT_READY",
-            700 => "CUDA_ERROR_ILLEGAL_ADDRESS",
-            701 => "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES",
-            702 => "CUDA_ERROR_LAUNCH_TIMEOUT",
-            709 => "CUDA_ERROR_CONTEXT_IS_DESTROYED",
-            710 => "CUDA_ERROR_ASSERT",
-            712 => "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED",
-            713 => "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED",
-            714 => "CUDA_ERROR_HARDWARE_STACK_ERROR",
-            715 => "CUDA_ERROR_ILLEGAL_INSTRUCTION",
-            716 => "CUDA_ERROR_MISALIGNED_ADDRESS",
-            717 => "CUDA_ERROR_INVALID_ADDRESS_SPACE",
-            718 => "CUDA_ERROR_INVALID_PC",
-            719 => "CUDA_ERROR_LAUNCH_FAILED",
-            721 => "CUDA_ERROR_TENSOR_MEMORY_LEAK",
-            800 => "CUDA_ERROR_NOT_PERMITTED",
-            801 => "CUDA_ERROR_NOT_SUPPORTED",
-            802 => "CUDA_ERROR_SYSTEM_NOT_READY",
-            803 => "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
-            900 => "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
-            901 => "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED",
-            902 => "CUDA_ERROR_STREAM_CAPTURE_MERGE",
-            903 => "CUDA_ERROR_STREAM_CAPTURE_UNMATCHED",
-            904 => "CUDA_ERROR_STREAM_CAPTURE_UNJOINED",
-            905 => "CUDA_ERROR_STREAM_CAPTURE_ISOLATION",
-            906 => "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT",
-            907 => "CUDA_ERROR_CAPTURED_EVENT",
-            908 => "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD",
-            999 => "CUDA_ERROR_UNKNOWN",
             Self::MISSING_SYMBOL => "the driver has no such function",
             Self::FORKED => "the process was forked after the driver was opened",
-            _ => "an error without a name here",
+            code => known(code).map_or("an error without a name here", |known| known.0),
         }
     }
 
     pub(crate) fn kind(&self) -> ErrorKind {
         match self.code {
             _ if self.detail.is_some() => ErrorKind::Simulation,
-            Self::OUT_OF_MEMORY => ErrorKind::OutOfMemory,
-            Self::NO_DEVICE | Self::INVALID_DEVICE => ErrorKind::NoDevice,
-            34 => ErrorKind::NoDriver,
-            Self::NOT_SUPPORTED => ErrorKind::Unsupported,
             Self::MISSING_SYMBOL => ErrorKind::MissingSymbol,
             Self::FORKED => ErrorKind::Forked,
-            900..=908 => ErrorKind::Capture,
-            Self::NOT_INITIALIZED
-            | Self::DEINITIALIZED
-            | Self::ILLEGAL_ADDRESS
-            | Self::CONTEXT_IS_DESTROYED
-            // By the manual the context cannot be used after these: uncorrectable
-            // memory and link errors, a kernel that ran too long, asserted or faulted.
-            | 214
-            | 220
-            | 226
-            | 702
-            | 710
-            | 714..=719
-            | 721 => ErrorKind::ContextLost,
-            _ => ErrorKind::Driver,
+            code => known(code).map_or(ErrorKind::Driver, |known| known.1),
         }
     }
 
@@ -241,10 +229,7 @@ impl fmt::Display for DriverError {
 
 impl StdError for DriverError {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        match &self.detail {
-            Some(detail) => Some(&**detail),
-            None => None,
-        }
+        self.detail.as_deref().map(|detail| detail as &(dyn StdError + 'static))
     }
 }
 
@@ -400,41 +385,4 @@ impl<V> From<Refused<V>> for Error {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_message_has_the_call_its_number_and_advice() {
-        let error = Error::driver_call(
-            "allocating 4096 bytes",
-            DriverError::new("cuMemAlloc_v2", DriverError::OUT_OF_MEMORY),
-        );
-        assert_eq!(error.kind(), ErrorKind::OutOfMemory);
-        let driver = error.driver().unwrap();
-        assert_eq!((driver.call(), driver.code()), ("cuMemAlloc_v2", 2));
-        assert_eq!(
-            error.to_string(),
-            "allocating 4096 bytes: cuMemAlloc_v2 returned 2, CUDA_ERROR_OUT_OF_MEMORY \
-             (free memory, ask for less, or use a device with more of it)"
-        );
-        assert!(error.source().is_some());
-    }
-
-    #[test]
-    fn context_loss_is_told_from_other_errors() {
-        for code in [3, 4, 214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721] {
-            let error = DriverError::new("cuStreamSynchronize", code);
-            assert_eq!(error.kind(), ErrorKind::ContextLost, "{error}");
-        }
-        for code in [1, 2, 201, 400, 500, 600, 701, 712, 713, 801, 900, 901, 907, 999] {
-            let error = DriverError::new("cuStreamSynchronize", code);
-            assert_ne!(error.kind(), ErrorKind::ContextLost, "{error}");
-        }
-    }
-
-    #[test]
-    fn codes_without_a_name_still_print() {
-        let text = DriverError::new("cuFuture", 998).to_string();
-        assert_eq!(text, "cuFuture returned 998, an error without a name here");
-    }
-}
+mod tests;

@@ -1,6 +1,6 @@
 //! Managed memory that is on the device before its first use.
 
-use crate::driver::ErrorContext;
+use crate::driver::{DeviceRange, ErrorContext};
 use crate::error::{DriverError, Result};
 use crate::layout::DeviceLayout;
 use crate::resource::impls::{adaptor, forward};
@@ -53,9 +53,9 @@ impl<U: DeviceResource> PrefetchAdaptor<U> {
         if entered.is_capturing()? {
             return Ok(());
         }
+        let range = DeviceRange { address: block.address(), bytes: block.bytes() };
         // SAFETY: the block is live, and its free is ordered after this on the stream.
-        let moved =
-            unsafe { device.driver().prefetch(block.address(), block.bytes(), entered.raw()) };
+        let moved = unsafe { device.driver().prefetch(range, entered.raw()) };
         match moved.as_ref().map_err(DriverError::code) {
             Err(DriverError::INVALID_VALUE | DriverError::NOT_SUPPORTED) => Ok(()),
             _ => moved.with_context(|| format!("moving {} bytes to {device}", block.bytes())),

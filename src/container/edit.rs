@@ -3,7 +3,7 @@
 use super::buffer::Buffer;
 use super::device_vec::DeviceVec;
 use super::memory_use::CapturePolicy;
-use crate::driver::ErrorContext;
+use crate::driver::{ErrorContext, RawCopy};
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::DeviceLayout;
 use crate::transfer::blocking;
@@ -28,17 +28,11 @@ impl<T: Pod> DeviceVec<T> {
         if bytes != 0 {
             let call = self.as_slice().memory_use().order_on(self.stream(), CapturePolicy::Join)?;
             call.refuse_capture("moving a vector's elements into another block")?;
+            let copy = RawCopy { target: new.address(), source: self.buffer.address(), bytes };
             // SAFETY: both blocks hold the elements' bytes; the new one is used on home alone, and
             // the old one is freed in home's order, after this copy.
-            unsafe {
-                self.device().driver().copy_on_device(
-                    new.address(),
-                    self.buffer.address(),
-                    bytes,
-                    call.raw(),
-                )
-            }
-            .with_context(|| format!("moving {bytes} bytes into a larger block"))?;
+            unsafe { self.device().driver().copy_on_device(copy, call.raw()) }
+                .with_context(|| format!("moving {bytes} bytes into a larger block"))?;
         }
         self.buffer = new;
         Ok(())

@@ -3,7 +3,7 @@
 use super::device_vec::DeviceVec;
 use super::memory_use::CapturePolicy;
 use super::view::DeviceSliceMut;
-use crate::driver::{ErrorContext, FillWord};
+use crate::driver::{ErrorContext, FillWord, RawFill};
 use crate::error::Result;
 use bytemuck::Pod;
 
@@ -35,18 +35,13 @@ impl<T: Pod> DeviceSliceMut<'_, T> {
         let device = self.home().device();
         let call = self.memory_use().order_on(self.home(), CapturePolicy::Join)?;
         for step in steps(bytemuck::bytes_of(&value), self.size_in_bytes()) {
+            let Step { offset, stride, word, count } = step;
+            let fill =
+                RawFill { target: self.as_device_ptr() + offset as u64, stride, word, count };
             // SAFETY: the steps stay inside the view, which is borrowed exclusively and lives until
             // home's later free; home has waited for all use elsewhere.
-            unsafe {
-                device.driver().fill(
-                    self.as_device_ptr() + step.offset as u64,
-                    step.stride,
-                    step.word,
-                    step.count,
-                    call.raw(),
-                )
-            }
-            .with_context(|| format!("filling {} bytes", self.size_in_bytes()))?;
+            unsafe { device.driver().fill(fill, call.raw()) }
+                .with_context(|| format!("filling {} bytes", self.size_in_bytes()))?;
         }
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use super::memory_use::CapturePolicy;
 use super::view::{DeviceRead, DeviceWrite};
-use crate::driver::{Access, ErrorContext, Kernel, LaunchConfig, RawArg};
+use crate::driver::{Access, ErrorContext, Kernel, LaunchConfig, RawArg, RawLaunch};
 use crate::error::Result;
 use crate::stream::Stream;
 use bytemuck::Pod;
@@ -162,11 +162,10 @@ impl<'a> Launch<'a> {
         if self.borrows_host {
             call.refuse_capture("a kernel on borrowed host memory")?;
         }
+        let launch = RawLaunch { kernel: self.kernel, config: &config, arguments: &self.arguments };
         // SAFETY: the caller vouches for the kernel; the uses of the buffers on this stream are pending,
         // so none is freed or reused before the stream has passed this launch.
-        unsafe {
-            self.stream.device().driver().launch(self.kernel, &config, &self.arguments, call.raw())
-        }
-        .with_context(|| format!("launching {} on {}", self.kernel.entry(), self.stream))
+        unsafe { self.stream.device().driver().launch(launch, call.raw()) }
+            .with_context(|| format!("launching {} on {}", self.kernel.entry(), self.stream))
     }
 }

@@ -52,13 +52,12 @@ pub(crate) fn install_handler() -> Result<(), Error> {
             // unloaded, the system removes it with the library.
             unsafe { libc::pthread_atfork(None, None, Some(in_child)) }
         });
-        if code != 0 {
-            return Err(Error::new(
-                crate::error::ErrorKind::OutOfMemory,
-                "the system has no room to register a fork handler",
-            )
-            .advise("without it a forked child could hang in the driver"));
-        }
+        crate::error::ensure!(
+            code == 0,
+            OutOfMemory,
+            "without it a forked child could hang in the driver",
+            "the system has no room to register a fork handler"
+        );
     }
     Ok(())
 }

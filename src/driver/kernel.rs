@@ -1,7 +1,7 @@
 //! Kernels in two forms, PTX for a GPU and a host function for the simulated device; their launches
 //! and arguments.
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::sync::{OnceLock, trusted};
 use bytemuck::Pod;
 use std::collections::BTreeMap;
@@ -129,24 +129,44 @@ pub enum Access {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum RawArg {
     /// The kernel gets the address; the length is for checks alone.
-    Buffer { address: u64, bytes: usize, access: Access },
-    /// A value of up to 16 bytes.
-    Scalar { value: [u8; 16], bytes: usize },
+    Buffer {
+        address: u64,
+        bytes: usize,
+        access: Access,
+    },
+    Scalar {
+        value: ScalarBytes,
+        bytes: usize,
+    },
 }
 
+/// A value of up to 16 bytes, aligned for every type of that size.
+#[repr(C, align(16))]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ScalarBytes(pub(crate) [u8; 16]);
+
 impl RawArg {
+    /// What a kernel gets: the address or the value.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn value(&self) -> *const u8 {
+        match self {
+            Self::Buffer { address, .. } => std::ptr::from_ref(address).cast(),
+            Self::Scalar { value, .. } => std::ptr::from_ref(value).cast(),
+        }
+    }
+
     pub(crate) fn scalar<T: Pod>(value: T) -> Result<Self> {
         let bytes = bytemuck::bytes_of(&value);
-        if bytes.len() > 16 {
-            return Err(Error::new(
-                ErrorKind::InvalidArgument,
-                format!("a scalar argument of {} bytes was given", bytes.len()),
-            )
-            .advise("pass up to 16 bytes by value, more in a buffer"));
-        }
-        let mut raw = [0; 16];
-        raw[..bytes.len()].copy_from_slice(bytes);
-        Ok(Self::Scalar { value: raw, bytes: bytes.len() })
+        ensure!(
+            bytes.len() <= 16,
+            InvalidArgument,
+            "pass up to 16 bytes by value, more in a buffer",
+            "a scalar argument of {} bytes was given",
+            bytes.len()
+        );
+        let mut value = ScalarBytes([0; 16]);
+        value.0[..bytes.len()].copy_from_slice(bytes);
+        Ok(Self::Scalar { value, bytes: bytes.len() })
     }
 }
 

@@ -179,18 +179,57 @@ impl FillWord {
     }
 }
 
+/// A range of memory, by its address on the device.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DeviceRange {
+    pub(crate) address: DeviceAddress,
+    pub(crate) bytes: usize,
+}
+
+/// A copy, from and to pointers of the host or addresses of the device.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RawCopy<T, S> {
+    pub(crate) target: T,
+    pub(crate) source: S,
+    pub(crate) bytes: usize,
+}
+
+pub(crate) type CopyToDevice = RawCopy<DeviceAddress, *const u8>;
+pub(crate) type CopyToHost = RawCopy<*mut u8, DeviceAddress>;
+pub(crate) type CopyOnDevice = RawCopy<DeviceAddress, DeviceAddress>;
+
+/// Writes `word` at `target`, `target + stride`, ..., `count` times. A `stride` equal to the word's
+/// width fills a whole range.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RawFill {
+    pub(crate) target: DeviceAddress,
+    pub(crate) stride: usize,
+    pub(crate) word: FillWord,
+    pub(crate) count: usize,
+}
+
+/// A launch of a kernel.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RawLaunch<'a> {
+    pub(crate) kernel: &'a Kernel,
+    pub(crate) config: &'a LaunchConfig,
+    pub(crate) arguments: &'a [RawArg],
+}
+
 /// The driver of one device.
 ///
-/// Every method may be called from any thread. It makes the device's context current for the call and
-/// restores the caller's. It does not panic. It blocks only if its name says `synchronize`, or where
-/// the driver itself does: plain allocation and free, pageable copies. An error leaves nothing half
-/// done.
+/// Its calls are in five traits, one for each group. Every method may be called from any thread. It
+/// makes the device's context current for the call and restores the caller's. It does not panic. It
+/// blocks only if its name says `synchronize`, or where the driver itself does: plain allocation and
+/// free, pageable copies. An error leaves nothing half done.
 ///
 /// # Safety
 ///
-/// An implementation returns addresses of memory that is the caller's alone until it is freed, and
-/// runs the work of a stream in the order of the calls.
-pub(crate) unsafe trait Driver: Send + Sync + fmt::Debug + 'static {
+/// An implementation, its calls of each group included, returns addresses of memory that is the
+/// caller's alone until it is freed, and runs the work of a stream in the order of the calls.
+pub(crate) unsafe trait Driver:
+    MemoryCalls + PoolCalls + StreamCalls + GraphCalls + WorkCalls + Send + Sync + fmt::Debug + 'static
+{
     fn kind(&self) -> BackendKind;
 
     /// The number of the context, which is never used again in this process. Memory and streams of one
@@ -202,6 +241,24 @@ pub(crate) unsafe trait Driver: Send + Sync + fmt::Debug + 'static {
 
     fn properties(&self) -> &DeviceProperties;
 
+    /// Calls `body` once with the device's context current, for tools that read the current context.
+    #[cfg_attr(not(feature = "nvtx"), allow(dead_code, reason = "called for tools alone"))]
+    fn with_current(&self, body: &mut dyn FnMut()) -> DriverResult<()>;
+
+    /// Whether host memory is page-locked, so that a copy to it may run after its call has returned. By
+    /// the driver's manual, copies to other memory are complete by then. `true` if unknown.
+    fn is_page_locked(&self, pointer: *const u8) -> bool;
+
+    /// After a failed synchronisation: whether the device has certainly stopped all work, so that it no
+    /// longer writes host memory. `false` if unknown.
+    fn has_stopped(&self) -> bool;
+
+    /// The implementation itself, for what only one of them has.
+    fn as_any(&self) -> &dyn Any;
+}
+
+/// The calls of a [`Driver`] on memory of the device and of the host.
+pub(crate) trait MemoryCalls {
     fn memory_info(&self) -> DriverResult<MemoryInfo>;
 
     /// `bytes > 0`; aligned to 256 at least.
@@ -220,23 +277,13 @@ pub(crate) unsafe trait Driver: Send + Sync + fmt::Debug + 'static {
     ///
     /// # Safety
     /// The range is memory that stays so until the stream has passed this call.
-    unsafe fn prefetch(
-        &self,
-        address: DeviceAddress,
-        bytes: usize,
-        stream: RawStream,
-    ) -> DriverResult<()>;
+    unsafe fn prefetch(&self, range: DeviceRange, stream: RawStream) -> DriverResult<()>;
 
     /// Sets the preferred location of managed or pageable memory.
     ///
     /// # Safety
     /// The range is memory of this process for the length of the call.
-    unsafe fn advise(
-        &self,
-        address: DeviceAddress,
-        bytes: usize,
-        preferred: PreferredLocation,
-    ) -> DriverResult<()>;
+    unsafe fn advise(&self, range: DeviceRange, preferred: PreferredLocation) -> DriverResult<()>;
 
     /// Makes ordinary host memory known to a device that can access it. Does nothing on a GPU, which
     /// needs no such call.
@@ -249,6 +296,28 @@ pub(crate) unsafe trait Driver: Send + Sync + fmt::Debug + 'static {
     /// The range was attached, and no device work uses it any more.
     unsafe fn pageable_detach(&self, pointer: NonNull<u8>) -> DriverResult<()>;
 
+    /// Page-locked host memory, page-aligned. `bytes > 0`.
+    fn host_alloc(&self, bytes: usize, flags: HostFlags) -> DriverResult<NonNull<u8>>;
+
+    /// # Safety
+    /// `pointer` came from [`host_alloc`](Self::host_alloc), is freed once, and neither host nor
+    /// device uses it any more.
+    unsafe fn host_free(&self, pointer: NonNull<u8>) -> DriverResult<()>;
+
+    /// # Safety
+    /// The range is memory of this process and stays so until it is unregistered.
+    unsafe fn host_register(&self, memory: NonNull<[u8]>, flags: HostFlags) -> DriverResult<()>;
+
+    /// # Safety
+    /// The range was registered with this driver, and no device work uses it any more.
+    unsafe fn host_unregister(&self, pointer: NonNull<u8>) -> DriverResult<()>;
+
+    /// The device's address of a mapped host block's first byte.
+    fn host_device_address(&self, pointer: NonNull<u8>) -> DriverResult<DeviceAddress>;
+}
+
+/// The calls of a [`Driver`] on memory pools, whose memory is allocated and freed in stream order.
+pub(crate) trait PoolCalls {
     /// A new memory pool.
     fn pool_create(&self, spec: PoolSpec) -> DriverResult<RawPool>;
 
@@ -282,31 +351,10 @@ pub(crate) unsafe trait Driver: Send + Sync + fmt::Debug + 'static {
     /// `address` came from [`mem_alloc_async`](Self::mem_alloc_async), is freed once, and all work
     /// that uses it is ordered before this call on `stream`.
     unsafe fn mem_free_async(&self, address: DeviceAddress, stream: RawStream) -> DriverResult<()>;
+}
 
-    /// Page-locked host memory, page-aligned. `bytes > 0`.
-    fn host_alloc(&self, bytes: usize, flags: HostFlags) -> DriverResult<NonNull<u8>>;
-
-    /// # Safety
-    /// `pointer` came from [`host_alloc`](Self::host_alloc), is freed once, and neither host nor
-    /// device uses it any more.
-    unsafe fn host_free(&self, pointer: NonNull<u8>) -> DriverResult<()>;
-
-    /// # Safety
-    /// The range is memory of this process and stays so until it is unregistered.
-    unsafe fn host_register(
-        &self,
-        pointer: NonNull<u8>,
-        bytes: usize,
-        flags: HostFlags,
-    ) -> DriverResult<()>;
-
-    /// # Safety
-    /// The range was registered with this driver, and no device work uses it any more.
-    unsafe fn host_unregister(&self, pointer: NonNull<u8>) -> DriverResult<()>;
-
-    /// The device's address of a mapped host block's first byte.
-    fn host_device_address(&self, pointer: NonNull<u8>) -> DriverResult<DeviceAddress>;
-
+/// The calls of a [`Driver`] on streams, events and the context.
+pub(crate) trait StreamCalls {
     /// A new stream that does not wait for the legacy default stream.
     fn stream_create(&self) -> DriverResult<NewStream>;
 
@@ -323,6 +371,28 @@ pub(crate) unsafe trait Driver: Send + Sync + fmt::Debug + 'static {
 
     fn stream_wait_event(&self, stream: RawStream, event: RawEvent) -> DriverResult<()>;
 
+    /// An event without timing.
+    fn event_create(&self) -> DriverResult<RawEvent>;
+
+    /// # Safety
+    /// `event` is destroyed once and not used after.
+    unsafe fn event_destroy(&self, event: RawEvent) -> DriverResult<()>;
+
+    fn event_record(&self, event: RawEvent, stream: RawStream) -> DriverResult<()>;
+
+    /// Whether the device has passed the event's last record. `true` if it was never recorded.
+    fn event_query(&self, event: RawEvent) -> DriverResult<bool>;
+
+    fn event_synchronize(&self, event: RawEvent) -> DriverResult<()>;
+
+    /// Records an event that covers all work of the context so far, on every stream.
+    fn context_record(&self, event: RawEvent) -> DriverResult<()>;
+
+    fn context_synchronize(&self) -> DriverResult<()>;
+}
+
+/// The calls of a [`Driver`] on captures, and on the graphs that they become.
+pub(crate) trait GraphCalls {
     /// Never invalidates a capture.
     fn capture_status(&self, stream: RawStream) -> DriverResult<CaptureStatus>;
 
@@ -356,110 +426,43 @@ pub(crate) unsafe trait Driver: Send + Sync + fmt::Debug + 'static {
     /// # Safety
     /// `graph` is destroyed once and not used after.
     unsafe fn graph_destroy(&self, graph: RawGraph) -> DriverResult<()>;
+}
 
-    /// An event without timing.
-    fn event_create(&self) -> DriverResult<RawEvent>;
+/// The calls of a [`Driver`] that enqueue work: copies, fills and kernels.
+pub(crate) trait WorkCalls {
+    /// # Safety
+    /// The source is readable and the target is device memory for `bytes`; both stay so, and the host
+    /// does not write the source, until the stream has passed this copy.
+    unsafe fn copy_to_device(&self, copy: CopyToDevice, stream: RawStream) -> DriverResult<()>;
 
     /// # Safety
-    /// `event` is destroyed once and not used after.
-    unsafe fn event_destroy(&self, event: RawEvent) -> DriverResult<()>;
-
-    fn event_record(&self, event: RawEvent, stream: RawStream) -> DriverResult<()>;
-
-    /// Whether the device has passed the event's last record. `true` if it was never recorded.
-    fn event_query(&self, event: RawEvent) -> DriverResult<bool>;
-
-    fn event_synchronize(&self, event: RawEvent) -> DriverResult<()>;
-
-    /// Records an event that covers all work of the context so far, on every stream.
-    fn context_record(&self, event: RawEvent) -> DriverResult<()>;
-
-    fn context_synchronize(&self) -> DriverResult<()>;
-
-    /// Calls `body` once with the device's context current, for tools that read the current context.
-    #[cfg_attr(not(feature = "nvtx"), allow(dead_code, reason = "called for tools alone"))]
-    fn with_current(&self, body: &mut dyn FnMut()) -> DriverResult<()>;
-
-    /// # Safety
-    /// `source` is readable and `target` is device memory for `bytes`; both stay so, and the host
-    /// does not write `source`, until the stream has passed this copy.
-    unsafe fn copy_to_device(
-        &self,
-        target: DeviceAddress,
-        source: *const u8,
-        bytes: usize,
-        stream: RawStream,
-    ) -> DriverResult<()>;
-
-    /// # Safety
-    /// `source` is device memory and `target` writable for `bytes`; both stay so, and the host does
-    /// not touch `target`, until the stream has passed this copy.
-    unsafe fn copy_to_host(
-        &self,
-        target: *mut u8,
-        source: DeviceAddress,
-        bytes: usize,
-        stream: RawStream,
-    ) -> DriverResult<()>;
+    /// The source is device memory and the target writable for `bytes`; both stay so, and the host does
+    /// not touch the target, until the stream has passed this copy.
+    unsafe fn copy_to_host(&self, copy: CopyToHost, stream: RawStream) -> DriverResult<()>;
 
     /// # Safety
     /// Both ranges are device memory of this driver and stay so until the stream has passed.
-    unsafe fn copy_on_device(
-        &self,
-        target: DeviceAddress,
-        source: DeviceAddress,
-        bytes: usize,
-        stream: RawStream,
-    ) -> DriverResult<()>;
+    unsafe fn copy_on_device(&self, copy: CopyOnDevice, stream: RawStream) -> DriverResult<()>;
 
     /// A copy from another device of the same kind, on a stream of this one.
     ///
     /// # Safety
-    /// As [`copy_on_device`](Self::copy_on_device), `source` being memory of `from`.
+    /// As [`copy_on_device`](Self::copy_on_device), the source being memory of `from`.
     unsafe fn copy_from_peer(
         &self,
-        target: DeviceAddress,
+        copy: CopyOnDevice,
         from: &dyn Driver,
-        source: DeviceAddress,
-        bytes: usize,
         stream: RawStream,
     ) -> DriverResult<()>;
 
-    /// Writes `word` at `target`, `target + stride`, ..., `count` times. A `stride` equal to the
-    /// word's width fills a whole range.
-    ///
     /// # Safety
     /// All of it is device memory and stays so until the stream has passed.
-    unsafe fn fill(
-        &self,
-        target: DeviceAddress,
-        stride: usize,
-        word: FillWord,
-        count: usize,
-        stream: RawStream,
-    ) -> DriverResult<()>;
+    unsafe fn fill(&self, fill: RawFill, stream: RawStream) -> DriverResult<()>;
 
     /// # Safety
     /// The kernel, with these arguments and this grid, accesses only the ranges that the arguments
     /// declare, in the declared way; they stay valid until the stream has passed.
-    unsafe fn launch(
-        &self,
-        kernel: &Kernel,
-        config: &LaunchConfig,
-        arguments: &[RawArg],
-        stream: RawStream,
-    ) -> DriverResult<()>;
-
-    /// Whether host memory is page-locked, so that a copy to it may run after its call has returned. By
-    /// the driver's manual, copies to other memory are complete by then. `true` if unknown.
-    fn is_page_locked(&self, pointer: *const u8) -> bool;
-
-    /// After a failed synchronisation: whether the device has certainly stopped all work, so that it no
-    /// longer writes host memory. `false` if unknown.
-    fn has_stopped(&self) -> bool;
-
-    /// The implementation itself, for what only one of them has.
-    fn as_any(&self) -> &dyn Any;
+    unsafe fn launch(&self, launch: RawLaunch<'_>, stream: RawStream) -> DriverResult<()>;
 }
 
 /// Whether the call that returned this error has ended its capture all the same: the capture was

@@ -222,7 +222,7 @@ fn remember_slab(address: usize, range: &Range, key: PoolKey) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::driver::HostFlags;
+    use crate::driver::{HostFlags, RawCopy};
 
     /// The control of every test that finds no `FreeWhileInUse`: the simulated device sees a block
     /// that is unpinned under a copy, and does not where the block went through quarantine.
@@ -243,7 +243,12 @@ mod tests {
             // (where it is not, the simulated device keeps the memory until the copy has run).
             unsafe {
                 block.write_bytes(1, 4096);
-                driver.copy_to_device(target, block.as_ptr(), 4096, entered.raw()).unwrap();
+                driver
+                    .copy_to_device(
+                        RawCopy { target, source: block.as_ptr(), bytes: 4096 },
+                        entered.raw(),
+                    )
+                    .unwrap();
                 if at_once {
                     driver.host_free(block).unwrap();
                 } else {

@@ -158,8 +158,9 @@ unsafe fn register(device: &Device, base: NonNull<u8>, bytes: usize) -> Result<(
     }
     let mapped = properties.map_host_memory;
     let flags = HostFlags { portable: true, mapped, write_combined: false };
+    let memory = NonNull::slice_from_raw_parts(base, bytes);
     // SAFETY: the caller's promise.
-    let registered = unsafe { device.driver().host_register(base, bytes, flags) };
+    let registered = unsafe { device.driver().host_register(memory, flags) };
     registered.with_context(|| format!("page-locking {bytes} bytes for {device}"))
 }
 

@@ -6,7 +6,7 @@ use super::device_resource::{DeviceResource, HostAccessible};
 use super::identity::ResourceId;
 use super::impls::{equal_by_identity, setters};
 use crate::device::Device;
-use crate::driver::{ErrorContext, PreferredLocation, is_forked_child, not_forked};
+use crate::driver::{DeviceRange, ErrorContext, PreferredLocation, is_forked_child, not_forked};
 use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout};
 use crate::stream::{Stream, deferred};
@@ -139,11 +139,11 @@ impl SystemResource {
             (on_device, bytes - on_device, PreferredLocation::Host),
         ] {
             if bytes > 0 {
-                let address = memory.address() + start as u64;
+                let range = DeviceRange { address: memory.address() + start as u64, bytes };
                 // SAFETY: inside the block, which is live.
-                unsafe { self.device.driver().advise(address, bytes, location) }.with_context(
-                    || format!("saying where {bytes} bytes are best on {}", self.device),
-                )?;
+                unsafe { self.device.driver().advise(range, location) }.with_context(|| {
+                    format!("saying where {bytes} bytes are best on {}", self.device)
+                })?;
             }
         }
         Ok(())
@@ -220,9 +220,10 @@ impl Drop for SystemMemory {
         }
         let (driver, bytes) = (self.device.driver(), self.layout.size());
         if self.advised {
+            let range = DeviceRange { address: self.address(), bytes };
             // The pages' next owner gives no advice. A failure costs speed alone.
             // SAFETY: the block is live until it is freed below.
-            let _ = unsafe { driver.advise(self.address(), bytes, PreferredLocation::Any) };
+            let _ = unsafe { driver.advise(range, PreferredLocation::Any) };
         }
         // SAFETY: attached by `new`; `deallocate` defers the drop until no work uses the block.
         match unsafe { driver.pageable_detach(self.pointer) } {

@@ -1,7 +1,7 @@
 //! The copies themselves, as every form of transfer enqueues them.
 
 use crate::container::{CapturePolicy, DeviceSlice, DeviceSliceMut, MemoryUse};
-use crate::driver::ErrorContext;
+use crate::driver::{ErrorContext, RawCopy};
 use crate::error::{Error, ErrorKind, Result};
 use crate::stream::{Stream, StreamCall};
 use bytemuck::Pod;
@@ -50,9 +50,10 @@ pub(super) unsafe fn to_device<'s, T: Pod>(
     let (address, bytes) = (target.as_device_ptr(), target.size_in_bytes());
     let call = begin_copy(stream, target.memory_use(), target.len(), source.len())?;
     let Some(call) = call else { return Ok(None) };
+    let copy = RawCopy { target: address, source: source.cast(), bytes };
     // SAFETY: the stream is ordered for the target, which stays allocated until it has passed; the
     // source is the caller's promise.
-    unsafe { stream.device().driver().copy_to_device(address, source.cast(), bytes, call.raw()) }
+    unsafe { stream.device().driver().copy_to_device(copy, call.raw()) }
         .with_context(|| format!("copying {bytes} bytes to the device on {stream}"))?;
     Ok(Some(call))
 }
@@ -71,9 +72,10 @@ pub(super) unsafe fn to_host<'s, T: Pod>(
     let (address, bytes) = (source.as_device_ptr(), source.size_in_bytes());
     let call = begin_copy(stream, source.memory_use(), target.len(), source.len())?;
     let Some(call) = call else { return Ok(None) };
+    let copy = RawCopy { target: target.cast(), source: address, bytes };
     // SAFETY: the stream is ordered for the source, which stays allocated until it has passed; the
     // target is the caller's promise.
-    unsafe { stream.device().driver().copy_to_host(target.cast(), address, bytes, call.raw()) }
+    unsafe { stream.device().driver().copy_to_host(copy, call.raw()) }
         .with_context(|| format!("copying {bytes} bytes to the host on {stream}"))?;
     Ok(Some(call))
 }

@@ -7,7 +7,7 @@ pub use misuse::{BlockUse, Misuse, MisuseKind};
 
 use super::catch::catch_panic;
 use crate::debug_log::deferred_event;
-use crate::driver::{FillWord, is_forked_child};
+use crate::driver::{FillWord, RawFill, is_forked_child};
 use crate::error::Result;
 use crate::layout::DeviceLayout;
 use crate::resource::impls::{adaptor, debug_struct, forward};
@@ -216,12 +216,11 @@ impl<U: DeviceResource> CheckedState<U> {
         if entered.is_capturing().unwrap_or(true) {
             return;
         }
-        let word = FillWord::U8(byte);
+        let (target, word, count) = (block.address(), FillWord::U8(byte), block.bytes());
+        let poison = RawFill { target, stride: 1, word, count };
         // SAFETY: the block is the upstream's, and is freed after this on the same stream; the caller
         // ordered all other use before.
-        let filled = unsafe {
-            stream.device().driver().fill(block.address(), 1, word, block.bytes(), entered.raw())
-        };
+        let filled = unsafe { stream.device().driver().fill(poison, entered.raw()) };
         if let Err(error) = filled
             && !error.is_gone()
         {

@@ -1,16 +1,17 @@
 //! The [`Driver`] of a GPU: each method is one driver call with the context current.
 
 use super::driver::CudaDriver;
-use super::graph;
-use super::launch::launch;
+use super::launch::enqueue;
 #[cfg(unix)]
 use super::library::POSIX_FILE_DESCRIPTOR;
-use super::library::{MemLocation, PoolProps, out_param};
+use super::library::{PoolProps, out_param};
 use super::open::code_of;
 use crate::driver::{
-    BackendKind, CaptureStatus, DeviceAddress, DeviceProperties, Driver, DriverResult, FillWord,
-    HostFlags, Kernel, LaunchConfig, MemoryInfo, NewStream, PoolAttribute, PoolSpec,
-    PreferredLocation, RawArg, RawEvent, RawGraph, RawPool, RawStream, StreamKeeper,
+    BackendKind, CaptureStatus, CopyOnDevice, CopyToDevice, CopyToHost, DeviceAddress,
+    DeviceProperties, DeviceRange, Driver, DriverResult, FillWord, GraphCalls, HostFlags,
+    MemoryCalls, MemoryInfo, NewStream, PoolAttribute, PoolCalls, PoolSpec, PreferredLocation,
+    RawCopy, RawEvent, RawFill, RawGraph, RawLaunch, RawPool, RawStream, StreamCalls, StreamKeeper,
+    WorkCalls, has_ended_capture,
 };
 use crate::error::DriverError;
 use std::any::Any;
@@ -20,17 +21,6 @@ use std::ptr::NonNull;
 
 fn host_flags(flags: HostFlags) -> u32 {
     u32::from(flags.portable) | u32::from(flags.mapped) << 1 | u32::from(flags.write_combined) << 2
-}
-
-/// The result of a function that has two shapes: CUDA 12.1 and before have the `older` one alone.
-fn if_missing(
-    newer: DriverResult<()>,
-    older: impl FnOnce() -> DriverResult<()>,
-) -> DriverResult<()> {
-    match newer {
-        Err(error) if error.code() == DriverError::MISSING_SYMBOL => older(),
-        result => result,
-    }
 }
 
 fn pointer(pointer: NonNull<u8>) -> *mut c_void {
@@ -56,75 +46,84 @@ unsafe impl Driver for CudaDriver {
         &self.properties
     }
 
+    fn with_current(&self, body: &mut dyn FnMut()) -> DriverResult<()> {
+        let _current = self.current()?;
+        body();
+        Ok(())
+    }
+
+    fn is_page_locked(&self, pointer: *const u8) -> bool {
+        const MEMORY_TYPE: u32 = 2;
+        let Ok(library) = self.current() else { return true };
+        let mut kind = 0_u32;
+        // SAFETY: this attribute is an `unsigned int`; the arrays of one and `kind` live over the call.
+        let asked = unsafe {
+            let values = [(&raw mut kind).cast()];
+            let attributes = [MEMORY_TYPE];
+            let pointer = pointer.addr() as u64;
+            library.pointer_get_attributes(1, attributes.as_ptr(), values.as_ptr(), pointer)
+        };
+        // Memory that the driver does not know has type 0. `cuPointerGetAttribute` would fail for it,
+        // which compute-sanitizer reports as an error of the program.
+        asked.is_err() || kind != 0
+    }
+
+    /// Always `false`: on an H200 with driver 580, queued copies of one stream still run after every
+    /// synchronising call has returned the fault of a kernel on another stream.
+    fn has_stopped(&self) -> bool {
+        false
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl MemoryCalls for CudaDriver {
     fn memory_info(&self) -> DriverResult<MemoryInfo> {
-        let _guards = self.relaxed()?;
         let (mut free, mut total) = (0_usize, 0_usize);
         // SAFETY: both are writable for the call.
-        unsafe { self.library.mem_get_info(&raw mut free, &raw mut total) }?;
+        unsafe { self.relaxed()?.mem_get_info(&raw mut free, &raw mut total) }?;
         Ok(MemoryInfo { free: free as u64, total: total as u64 })
     }
 
     fn mem_alloc(&self, bytes: usize) -> DriverResult<DeviceAddress> {
-        let _guards = self.relaxed()?;
         // SAFETY: `address` is writable for the call.
-        out_param(|address| unsafe { self.library.mem_alloc(address, bytes) })
+        out_param(|address| unsafe { self.relaxed()?.mem_alloc(address, bytes) })
     }
 
     unsafe fn mem_free(&self, address: DeviceAddress) -> DriverResult<()> {
-        let _guards = self.relaxed()?;
         // SAFETY: the caller's contract.
-        unsafe { self.library.mem_free(address) }
+        unsafe { self.relaxed()?.mem_free(address) }
     }
 
     fn mem_alloc_managed(&self, bytes: usize) -> DriverResult<DeviceAddress> {
         const ATTACH_GLOBAL: u32 = 1;
-        let _guards = self.relaxed()?;
         // SAFETY: `address` is writable for the call.
         out_param(|address| unsafe {
-            self.library.mem_alloc_managed(address, bytes, ATTACH_GLOBAL)
+            self.relaxed()?.mem_alloc_managed(address, bytes, ATTACH_GLOBAL)
         })
     }
 
-    unsafe fn prefetch(
-        &self,
-        address: DeviceAddress,
-        bytes: usize,
-        stream: RawStream,
-    ) -> DriverResult<()> {
-        let _current = self.current()?;
-        let device = self.context().cu_device();
-        let to = MemLocation::device(device);
+    unsafe fn prefetch(&self, range: DeviceRange, stream: RawStream) -> DriverResult<()> {
+        let (to, DeviceRange { address, bytes }) = (self.context().cu_device(), range);
         // SAFETY: the caller's contract.
-        let result = unsafe { self.library.mem_prefetch_2(address, bytes, to, 0, stream.0) };
-        if_missing(result, || {
-            // SAFETY: as above.
-            unsafe { self.library.mem_prefetch_1(address, bytes, device, stream.0) }
-        })
+        unsafe { self.current()?.mem_prefetch(address, bytes, to, stream.0) }
     }
 
-    unsafe fn advise(
-        &self,
-        address: DeviceAddress,
-        bytes: usize,
-        preferred: PreferredLocation,
-    ) -> DriverResult<()> {
+    unsafe fn advise(&self, range: DeviceRange, preferred: PreferredLocation) -> DriverResult<()> {
         // `CU_MEM_ADVISE_SET_PREFERRED_LOCATION` and its opposite.
         const SET: u32 = 3;
         const UNSET: u32 = 4;
         const HOST: i32 = -1;
-        let _guards = self.relaxed()?;
         let device = self.context().cu_device();
-        let (advice, location, ordinal) = match preferred {
-            PreferredLocation::Device => (SET, MemLocation::device(device), device),
-            PreferredLocation::Host => (SET, MemLocation::host(), HOST),
-            PreferredLocation::Any => (UNSET, MemLocation::device(device), device),
+        let (advice, location) = match preferred {
+            PreferredLocation::Device => (SET, device),
+            PreferredLocation::Host => (SET, HOST),
+            PreferredLocation::Any => (UNSET, device),
         };
         // SAFETY: the caller's contract.
-        let result = unsafe { self.library.mem_advise_2(address, bytes, advice, location) };
-        if_missing(result, || {
-            // SAFETY: as above.
-            unsafe { self.library.mem_advise_1(address, bytes, advice, ordinal) }
-        })
+        unsafe { self.relaxed()?.mem_advise(range.address, range.bytes, advice, location) }
     }
 
     unsafe fn pageable_attach(&self, _pointer: NonNull<u8>, _bytes: usize) -> DriverResult<()> {
@@ -135,35 +134,76 @@ unsafe impl Driver for CudaDriver {
         Ok(())
     }
 
+    fn host_alloc(&self, bytes: usize, flags: HostFlags) -> DriverResult<NonNull<u8>> {
+        let mut pointer = std::ptr::null_mut();
+        // SAFETY: `pointer` is writable for the call.
+        unsafe { self.relaxed()?.mem_host_alloc(&raw mut pointer, bytes, host_flags(flags)) }?;
+        NonNull::new(pointer.cast())
+            .ok_or_else(|| DriverError::new("cuMemHostAlloc", DriverError::OUT_OF_MEMORY))
+    }
+
+    unsafe fn host_free(&self, block: NonNull<u8>) -> DriverResult<()> {
+        // SAFETY: the caller's contract.
+        unsafe { self.relaxed()?.mem_free_host(pointer(block)) }
+    }
+
+    unsafe fn host_register(&self, memory: NonNull<[u8]>, flags: HostFlags) -> DriverResult<()> {
+        if flags.write_combined {
+            // Registering does not change page tables, and this bit has another meaning there.
+            return Err(DriverError::new("cuMemHostRegister_v2", DriverError::NOT_SUPPORTED));
+        }
+        // SAFETY: the caller's contract.
+        unsafe {
+            self.relaxed()?.mem_host_register(
+                pointer(memory.cast()),
+                memory.len(),
+                host_flags(flags),
+            )
+        }
+    }
+
+    unsafe fn host_unregister(&self, block: NonNull<u8>) -> DriverResult<()> {
+        // SAFETY: the caller's contract.
+        unsafe { self.relaxed()?.mem_host_unregister(pointer(block)) }
+    }
+
+    fn host_device_address(&self, block: NonNull<u8>) -> DriverResult<DeviceAddress> {
+        out_param(|address| {
+            // SAFETY: `address` is writable for the call; the pointer is looked up, not followed.
+            unsafe { self.relaxed()?.mem_host_get_device_pointer(address, pointer(block), 0) }
+        })
+    }
+}
+
+impl PoolCalls for CudaDriver {
     fn pool_create(&self, spec: PoolSpec) -> DriverResult<RawPool> {
-        let _guards = self.relaxed()?;
+        let library = self.relaxed()?;
         let props = PoolProps::on_device(self.context().cu_device(), spec);
         // SAFETY: `pool` is writable and `props` readable for the call.
-        let pool =
-            out_param(|pool| unsafe { self.library.mem_pool_create(pool, &raw const props) });
+        let pool = out_param(|pool| unsafe { library.mem_pool_create(pool, &raw const props) });
         let pool = RawPool(pool?);
         let set = self.pool_set(pool, PoolAttribute::ReleaseThreshold, spec.release_threshold);
         set.map(|()| pool).inspect_err(|_| {
             // SAFETY: the pool was made above, and nothing was allocated from it.
-            let _ = unsafe { self.library.mem_pool_destroy(pool.0) };
+            let _ = unsafe { library.mem_pool_destroy(pool.0) };
         })
     }
 
     fn pool_default(&self) -> DriverResult<RawPool> {
-        let _guards = self.relaxed()?;
         // SAFETY: `pool` is writable for the call.
         out_param(|pool| unsafe {
-            self.library.device_get_default_pool(pool, self.context().cu_device())
+            self.relaxed()?.device_get_default_pool(pool, self.context().cu_device())
         })
         .map(RawPool)
     }
 
     fn pool_get(&self, pool: RawPool, attribute: PoolAttribute) -> DriverResult<u64> {
-        let _guards = self.relaxed()?;
         // A switch is an `int`: the low half of a `u64` on every machine that CUDA runs on.
         out_param(|value: *mut u64| {
             // SAFETY: `value` is writable for the call, and as wide as any of these attributes.
-            unsafe { self.library.mem_pool_get_attribute(pool.0, attribute as u32, value.cast()) }
+            unsafe {
+                self.relaxed()?.mem_pool_get_attribute(pool.0, attribute as u32, value.cast())
+            }
         })
     }
 
@@ -173,33 +213,29 @@ unsafe impl Driver for CudaDriver {
         attribute: PoolAttribute,
         mut value: u64,
     ) -> DriverResult<()> {
-        let _guards = self.relaxed()?;
         let value = (&raw mut value).cast();
         // SAFETY: `value` is readable for the call, and as wide as any of these attributes.
-        unsafe { self.library.mem_pool_set_attribute(pool.0, attribute as u32, value) }
+        unsafe { self.relaxed()?.mem_pool_set_attribute(pool.0, attribute as u32, value) }
     }
 
     #[cfg(unix)]
     fn pool_export(&self, pool: RawPool) -> DriverResult<i32> {
-        let _guards = self.relaxed()?;
         out_param(|descriptor: *mut i32| {
             // SAFETY: a handle of this kind is an `int`, and `descriptor` is writable for the call.
             unsafe {
-                self.library.mem_pool_export(descriptor.cast(), pool.0, POSIX_FILE_DESCRIPTOR, 0)
+                self.relaxed()?.mem_pool_export(descriptor.cast(), pool.0, POSIX_FILE_DESCRIPTOR, 0)
             }
         })
     }
 
     unsafe fn pool_destroy(&self, pool: RawPool) -> DriverResult<()> {
-        let _guards = self.relaxed()?;
         // SAFETY: the caller's contract.
-        unsafe { self.library.mem_pool_destroy(pool.0) }
+        unsafe { self.relaxed()?.mem_pool_destroy(pool.0) }
     }
 
     fn pool_trim(&self, pool: RawPool, keep: usize) -> DriverResult<()> {
-        let _guards = self.relaxed()?;
         // SAFETY: frees nothing that is in use.
-        unsafe { self.library.mem_pool_trim_to(pool.0, keep) }
+        unsafe { self.relaxed()?.mem_pool_trim_to(pool.0, keep) }
     }
 
     fn mem_alloc_async(
@@ -208,63 +244,19 @@ unsafe impl Driver for CudaDriver {
         bytes: usize,
         stream: RawStream,
     ) -> DriverResult<DeviceAddress> {
-        let _guards = self.relaxed()?;
         // SAFETY: `address` is writable for the call.
         out_param(|address| unsafe {
-            self.library.mem_alloc_from_pool_async(address, bytes, pool.0, stream.0)
+            self.relaxed()?.mem_alloc_from_pool_async(address, bytes, pool.0, stream.0)
         })
     }
 
     unsafe fn mem_free_async(&self, address: DeviceAddress, stream: RawStream) -> DriverResult<()> {
-        let _guards = self.relaxed()?;
         // SAFETY: the caller's contract.
-        unsafe { self.library.mem_free_async(address, stream.0) }
+        unsafe { self.relaxed()?.mem_free_async(address, stream.0) }
     }
+}
 
-    fn host_alloc(&self, bytes: usize, flags: HostFlags) -> DriverResult<NonNull<u8>> {
-        let _guards = self.relaxed()?;
-        let mut pointer = std::ptr::null_mut();
-        // SAFETY: `pointer` is writable for the call.
-        unsafe { self.library.mem_host_alloc(&raw mut pointer, bytes, host_flags(flags)) }?;
-        NonNull::new(pointer.cast())
-            .ok_or_else(|| DriverError::new("cuMemHostAlloc", DriverError::OUT_OF_MEMORY))
-    }
-
-    unsafe fn host_free(&self, block: NonNull<u8>) -> DriverResult<()> {
-        let _guards = self.relaxed()?;
-        // SAFETY: the caller's contract.
-        unsafe { self.library.mem_free_host(pointer(block)) }
-    }
-
-    unsafe fn host_register(
-        &self,
-        block: NonNull<u8>,
-        bytes: usize,
-        flags: HostFlags,
-    ) -> DriverResult<()> {
-        if flags.write_combined {
-            // Registering does not change page tables, and this bit has another meaning there.
-            return Err(DriverError::new("cuMemHostRegister_v2", DriverError::NOT_SUPPORTED));
-        }
-        let _guards = self.relaxed()?;
-        // SAFETY: the caller's contract.
-        unsafe { self.library.mem_host_register(pointer(block), bytes, host_flags(flags)) }
-    }
-
-    unsafe fn host_unregister(&self, block: NonNull<u8>) -> DriverResult<()> {
-        let _guards = self.relaxed()?;
-        // SAFETY: the caller's contract.
-        unsafe { self.library.mem_host_unregister(pointer(block)) }
-    }
-
-    fn host_device_address(&self, block: NonNull<u8>) -> DriverResult<DeviceAddress> {
-        let _guards = self.relaxed()?;
-        out_param(|address| {
-            // SAFETY: `address` is writable for the call; the pointer is looked up, not followed.
-            unsafe { self.library.mem_host_get_device_pointer(address, pointer(block), 0) }
-        })
-    }
-
+impl StreamCalls for CudaDriver {
     fn stream_create(&self) -> DriverResult<NewStream> {
         let _guards = self.relaxed()?;
         // The context may hold an old error of another call, which cudarc would return here in place
@@ -294,87 +286,35 @@ unsafe impl Driver for CudaDriver {
     }
 
     fn stream_synchronize(&self, stream: RawStream) -> DriverResult<()> {
-        let _current = self.current()?;
         // SAFETY: waits, and changes nothing.
-        unsafe { self.library.stream_synchronize(stream.0) }
+        unsafe { self.current()?.stream_synchronize(stream.0) }
     }
 
     fn stream_wait_event(&self, stream: RawStream, event: RawEvent) -> DriverResult<()> {
-        let _current = self.current()?;
         // SAFETY: both are handles of this driver; a dead one is an error of the driver.
-        unsafe { self.library.stream_wait_event(stream.0, event.0, 0) }
-    }
-
-    fn capture_status(&self, stream: RawStream) -> DriverResult<CaptureStatus> {
-        const CAPTURE_IMPLICIT: u32 = 906;
-        let _current = self.current()?;
-        let mut status = 0;
-        // SAFETY: `status` is writable for the call.
-        match unsafe { self.library.stream_is_capturing(stream.0, &raw mut status) } {
-            Ok(()) => Ok(match status {
-                0 => CaptureStatus::None,
-                1 => CaptureStatus::Active,
-                _ => CaptureStatus::Invalidated,
-            }),
-            // The result for the legacy stream while a stream that waits for it captures: work on it
-            // would join that graph, or invalidate it.
-            Err(error) if error.code() == CAPTURE_IMPLICIT => Ok(CaptureStatus::Active),
-            Err(error) => Err(error),
-        }
-    }
-
-    fn stream_begin_capture(&self, stream: RawStream) -> DriverResult<()> {
-        const RELAXED: u32 = 2;
-        let _current = self.current()?;
-        // SAFETY: a handle of this driver; the legacy stream is an error of the driver.
-        unsafe { self.library.stream_begin_capture(stream.0, RELAXED) }
-    }
-
-    fn stream_end_capture(&self, stream: RawStream) -> DriverResult<RawGraph> {
-        let _guards = self.relaxed()?;
-        graph::end(self.library, stream.0)
-    }
-
-    fn stream_abandon_capture(&self, stream: RawStream) -> DriverResult<()> {
-        let _guards = self.relaxed()?;
-        graph::abandon(self.library, stream.0)
-    }
-
-    unsafe fn graph_launch(&self, graph: RawGraph, stream: RawStream) -> DriverResult<()> {
-        let _current = self.current()?;
-        // SAFETY: the caller's contract.
-        unsafe { self.library.graph_launch(graph.0, stream.0) }
-    }
-
-    unsafe fn graph_destroy(&self, graph: RawGraph) -> DriverResult<()> {
-        let _guards = self.relaxed()?;
-        // SAFETY: the caller's contract.
-        unsafe { self.library.graph_exec_destroy(graph.0) }
+        unsafe { self.current()?.stream_wait_event(stream.0, event.0, 0) }
     }
 
     fn event_create(&self) -> DriverResult<RawEvent> {
         const DISABLE_TIMING: u32 = 2;
-        let _guards = self.relaxed()?;
         // SAFETY: `event` is writable for the call.
-        out_param(|event| unsafe { self.library.event_create(event, DISABLE_TIMING) }).map(RawEvent)
+        out_param(|event| unsafe { self.relaxed()?.event_create(event, DISABLE_TIMING) })
+            .map(RawEvent)
     }
 
     unsafe fn event_destroy(&self, event: RawEvent) -> DriverResult<()> {
-        let _guards = self.relaxed()?;
         // SAFETY: the caller's contract.
-        unsafe { self.library.event_destroy(event.0) }
+        unsafe { self.relaxed()?.event_destroy(event.0) }
     }
 
     fn event_record(&self, event: RawEvent, stream: RawStream) -> DriverResult<()> {
-        let _current = self.current()?;
         // SAFETY: both are handles of this driver; a dead one is an error of the driver.
-        unsafe { self.library.event_record(event.0, stream.0) }
+        unsafe { self.current()?.event_record(event.0, stream.0) }
     }
 
     fn event_query(&self, event: RawEvent) -> DriverResult<bool> {
-        let _guards = self.relaxed()?;
         // SAFETY: asks, and changes nothing.
-        match unsafe { self.library.event_query(event.0) } {
+        match unsafe { self.relaxed()?.event_query(event.0) } {
             Ok(()) => Ok(true),
             Err(error) if error.code() == DriverError::NOT_READY => Ok(false),
             Err(error) => Err(error),
@@ -382,97 +322,121 @@ unsafe impl Driver for CudaDriver {
     }
 
     fn event_synchronize(&self, event: RawEvent) -> DriverResult<()> {
-        let _guards = self.relaxed()?;
         // SAFETY: waits, and changes nothing.
-        unsafe { self.library.event_synchronize(event.0) }
+        unsafe { self.relaxed()?.event_synchronize(event.0) }
     }
 
     fn context_record(&self, event: RawEvent) -> DriverResult<()> {
-        let _current = self.current()?;
         // SAFETY: the context is alive as long as `self`.
-        unsafe { self.library.ctx_record_event(self.handle, event.0) }
-    }
-
-    fn with_current(&self, body: &mut dyn FnMut()) -> DriverResult<()> {
-        let _current = self.current()?;
-        body();
-        Ok(())
+        unsafe { self.current()?.ctx_record_event(self.handle, event.0) }
     }
 
     fn context_synchronize(&self) -> DriverResult<()> {
-        let _current = self.current()?;
         // SAFETY: waits, and changes nothing.
-        unsafe { self.library.ctx_synchronize() }
+        unsafe { self.current()?.ctx_synchronize() }
+    }
+}
+
+impl GraphCalls for CudaDriver {
+    fn capture_status(&self, stream: RawStream) -> DriverResult<CaptureStatus> {
+        // SAFETY: `status` is writable for the call.
+        match out_param(|status| unsafe { self.current()?.stream_is_capturing(stream.0, status) }) {
+            Ok(0) => Ok(CaptureStatus::None),
+            Ok(1) => Ok(CaptureStatus::Active),
+            Ok(_) => Ok(CaptureStatus::Invalidated),
+            // The result for the legacy stream while a stream that waits for it captures: work on it
+            // would join that graph, or invalidate it.
+            Err(error) if error.code() == DriverError::STREAM_CAPTURE_IMPLICIT => {
+                Ok(CaptureStatus::Active)
+            }
+            Err(error) => Err(error),
+        }
     }
 
-    unsafe fn copy_to_device(
-        &self,
-        target: DeviceAddress,
-        source: *const u8,
-        bytes: usize,
-        stream: RawStream,
-    ) -> DriverResult<()> {
-        let _current = self.current()?;
-        // SAFETY: the caller's contract.
-        unsafe { self.library.memcpy_to_device(target, source.cast(), bytes, stream.0) }
+    fn stream_begin_capture(&self, stream: RawStream) -> DriverResult<()> {
+        const RELAXED: u32 = 2;
+        // SAFETY: a handle of this driver; the legacy stream is an error of the driver.
+        unsafe { self.current()?.stream_begin_capture(stream.0, RELAXED) }
     }
 
-    unsafe fn copy_to_host(
-        &self,
-        target: *mut u8,
-        source: DeviceAddress,
-        bytes: usize,
-        stream: RawStream,
-    ) -> DriverResult<()> {
-        let _current = self.current()?;
-        // SAFETY: the caller's contract.
-        unsafe { self.library.memcpy_to_host(target.cast(), source, bytes, stream.0) }
+    fn stream_end_capture(&self, stream: RawStream) -> DriverResult<RawGraph> {
+        let library = self.relaxed()?;
+        // SAFETY: `graph` is writable for the call, which sets it to null if the capture was invalidated.
+        let graph = out_param(|graph| unsafe { library.stream_end_capture(stream.0, graph) })?;
+        // SAFETY: `executable` is writable for the call; the template came from the line above.
+        let made =
+            out_param(|executable| unsafe { library.graph_instantiate(executable, graph, 0) });
+        // The executable graph is a copy. A template that cannot be destroyed is leaked.
+        // SAFETY: the template is not used after this.
+        let _ = unsafe { library.graph_destroy(graph) };
+        made.map(RawGraph)
     }
 
-    unsafe fn copy_on_device(
-        &self,
-        target: DeviceAddress,
-        source: DeviceAddress,
-        bytes: usize,
-        stream: RawStream,
-    ) -> DriverResult<()> {
-        let _current = self.current()?;
+    fn stream_abandon_capture(&self, stream: RawStream) -> DriverResult<()> {
+        let library = self.relaxed()?;
+        // SAFETY: as in `stream_end_capture`.
+        match out_param(|graph| unsafe { library.stream_end_capture(stream.0, graph) }) {
+            // SAFETY: the template is not used after this.
+            Ok(graph) => unsafe { library.graph_destroy(graph) },
+            Err(error) if has_ended_capture(&error) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    unsafe fn graph_launch(&self, graph: RawGraph, stream: RawStream) -> DriverResult<()> {
         // SAFETY: the caller's contract.
-        unsafe { self.library.memcpy_on_device(target, source, bytes, stream.0) }
+        unsafe { self.current()?.graph_launch(graph.0, stream.0) }
+    }
+
+    unsafe fn graph_destroy(&self, graph: RawGraph) -> DriverResult<()> {
+        // SAFETY: the caller's contract.
+        unsafe { self.relaxed()?.graph_exec_destroy(graph.0) }
+    }
+}
+
+impl WorkCalls for CudaDriver {
+    unsafe fn copy_to_device(&self, copy: CopyToDevice, stream: RawStream) -> DriverResult<()> {
+        // SAFETY: the caller's contract.
+        unsafe {
+            self.current()?.memcpy_to_device(copy.target, copy.source.cast(), copy.bytes, stream.0)
+        }
+    }
+
+    unsafe fn copy_to_host(&self, copy: CopyToHost, stream: RawStream) -> DriverResult<()> {
+        // SAFETY: the caller's contract.
+        unsafe {
+            self.current()?.memcpy_to_host(copy.target.cast(), copy.source, copy.bytes, stream.0)
+        }
+    }
+
+    unsafe fn copy_on_device(&self, copy: CopyOnDevice, stream: RawStream) -> DriverResult<()> {
+        // SAFETY: the caller's contract.
+        unsafe { self.current()?.memcpy_on_device(copy.target, copy.source, copy.bytes, stream.0) }
     }
 
     unsafe fn copy_from_peer(
         &self,
-        target: DeviceAddress,
+        copy: CopyOnDevice,
         from: &dyn Driver,
-        source: DeviceAddress,
-        bytes: usize,
         stream: RawStream,
     ) -> DriverResult<()> {
         let from = from
             .as_any()
             .downcast_ref::<Self>()
             .ok_or_else(|| DriverError::new("cuMemcpyPeerAsync", DriverError::NOT_SUPPORTED))?;
-        let _current = self.current()?;
+        let RawCopy { target, source, bytes } = copy;
         // SAFETY: the caller's contract; both contexts are alive as long as their drivers.
         unsafe {
-            self.library.memcpy_peer(target, self.handle, source, from.handle, bytes, stream.0)
+            self.current()?.memcpy_peer(target, self.handle, source, from.handle, bytes, stream.0)
         }
     }
 
-    unsafe fn fill(
-        &self,
-        target: DeviceAddress,
-        stride: usize,
-        word: FillWord,
-        count: usize,
-        stream: RawStream,
-    ) -> DriverResult<()> {
+    unsafe fn fill(&self, fill: RawFill, stream: RawStream) -> DriverResult<()> {
+        let RawFill { target, stride, word, count } = fill;
         if count == 0 {
             return Ok(());
         }
-        let _current = self.current()?;
-        let (library, stream) = (self.library, stream.0);
+        let (library, stream) = (self.current()?, stream.0);
         // One word has no stride; ranges without gaps are for the plain functions.
         let dense = stride == word.bytes() || count == 1;
         // SAFETY: the caller's contract. A matrix one word wide has its rows a stride apart.
@@ -494,42 +458,10 @@ unsafe impl Driver for CudaDriver {
         }
     }
 
-    unsafe fn launch(
-        &self,
-        kernel: &Kernel,
-        config: &LaunchConfig,
-        arguments: &[RawArg],
-        stream: RawStream,
-    ) -> DriverResult<()> {
-        let _current = self.current()?;
-        let function = self.functions.get(self.library, kernel)?;
+    unsafe fn launch(&self, launch: RawLaunch<'_>, stream: RawStream) -> DriverResult<()> {
+        let library = self.current()?;
+        let function = self.functions.get(&library, launch.kernel)?;
         // SAFETY: the caller's contract; the function was loaded into this context.
-        unsafe { launch(self.library, function, config, arguments, stream.0) }
-    }
-
-    fn is_page_locked(&self, pointer: *const u8) -> bool {
-        const MEMORY_TYPE: u32 = 2;
-        let Ok(_guard) = self.current() else { return true };
-        let mut kind = 0_u32;
-        // SAFETY: this attribute is an `unsigned int`; the arrays of one and `kind` live over the call.
-        let asked = unsafe {
-            let values = [(&raw mut kind).cast()];
-            let attributes = [MEMORY_TYPE];
-            let pointer = pointer.addr() as u64;
-            self.library.pointer_get_attributes(1, attributes.as_ptr(), values.as_ptr(), pointer)
-        };
-        // Memory that the driver does not know has type 0. `cuPointerGetAttribute` would fail for it,
-        // which compute-sanitizer reports as an error of the program.
-        asked.is_err() || kind != 0
-    }
-
-    /// Always `false`: on an H200 with driver 580, queued copies of one stream still run after every
-    /// synchronising call has returned the fault of a kernel on another stream.
-    fn has_stopped(&self) -> bool {
-        false
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
+        unsafe { enqueue(&library, function, launch, stream.0) }
     }
 }

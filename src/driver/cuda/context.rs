@@ -1,8 +1,13 @@
-//! Guards that change the calling thread's current context or capture mode, and restore it.
+//! Guards that change the calling thread's current context or capture mode, and restore it. The calls
+//! under a guard are made through it.
 
 use super::library::{Handle, Library, out_param};
 use crate::driver::DriverResult;
+use crate::sync::Arc;
+use cudarc::driver::CudaContext;
 use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
+use std::ops::Deref;
 
 /// Keeps a guard on its thread, whose context stack it changes.
 type OnThisThread = PhantomData<*const ()>;
@@ -11,7 +16,6 @@ type OnThisThread = PhantomData<*const ()>;
 ///
 /// Costs one cheap driver call if the context is current already. cudarc's `bind_to_thread` cannot be
 /// used for this: it returns an old error before it binds, and does not restore.
-#[derive(Debug)]
 pub(super) struct Current<'a> {
     library: &'a Library,
     pushed: bool,
@@ -30,6 +34,15 @@ impl<'a> Current<'a> {
     }
 }
 
+impl Deref for Current<'_> {
+    type Target = Library;
+
+    #[inline]
+    fn deref(&self) -> &Library {
+        self.library
+    }
+}
+
 impl Drop for Current<'_> {
     #[inline]
     fn drop(&mut self) {
@@ -45,7 +58,6 @@ impl Drop for Current<'_> {
 /// Makes the former context current again when it is dropped.
 ///
 /// For calls that set or destroy the current context, where a [`Current`] would pop twice.
-#[derive(Debug)]
 pub(crate) struct Restore<'a> {
     library: &'a Library,
     before: Handle,
@@ -80,15 +92,14 @@ pub(super) fn current(library: &Library) -> DriverResult<Handle> {
 /// While another thread captures in global mode, the driver refuses allocations, frees and event
 /// queries of every thread that is not in this mode, and invalidates the capture. The crate's calls of
 /// this kind do not depend on the captured stream.
-#[derive(Debug)]
-pub(super) struct Relaxed<'a> {
-    library: &'a Library,
+pub(super) struct Relaxed<L: Deref<Target = Library>> {
+    library: L,
     before: Option<u32>,
     thread: OnThisThread,
 }
 
-impl<'a> Relaxed<'a> {
-    pub(super) fn new(library: &'a Library) -> Self {
+impl<L: Deref<Target = Library>> Relaxed<L> {
+    pub(super) fn new(library: L) -> Self {
         const RELAXED: u32 = 2;
         let mut mode = RELAXED;
         // A driver without this function has no global mode either.
@@ -98,11 +109,49 @@ impl<'a> Relaxed<'a> {
     }
 }
 
-impl Drop for Relaxed<'_> {
+impl<L: Deref<Target = Library>> Deref for Relaxed<L> {
+    type Target = Library;
+
+    #[inline]
+    fn deref(&self) -> &Library {
+        &self.library
+    }
+}
+
+impl<L: Deref<Target = Library>> Drop for Relaxed<L> {
     fn drop(&mut self) {
         if let Some(mut mode) = self.before {
             // SAFETY: `mode` is the one that the driver returned in `new`, on this thread.
             let _ = unsafe { self.library.thread_exchange_capture_mode(&raw mut mode) };
+        }
+    }
+}
+
+/// Keeps a context alive, and does not change the current context when it is dropped.
+///
+/// cudarc's own drop makes the context current to release it, and does not restore.
+pub(super) struct RetainedContext {
+    library: &'static Library,
+    context: ManuallyDrop<Arc<CudaContext>>,
+}
+
+impl RetainedContext {
+    pub(super) fn new(library: &'static Library, context: Arc<CudaContext>) -> Self {
+        Self { library, context: ManuallyDrop::new(context) }
+    }
+
+    pub(super) fn context(&self) -> &Arc<CudaContext> {
+        &self.context
+    }
+}
+
+impl Drop for RetainedContext {
+    fn drop(&mut self) {
+        // In a forked child, or after the driver was unloaded at the end of the process, no call is
+        // allowed and nothing is left to release: the reference is leaked.
+        if let Ok(_restore) = Restore::new(self.library) {
+            // SAFETY: the field is not used after this, and dropped here alone.
+            unsafe { ManuallyDrop::drop(&mut self.context) };
         }
     }
 }

@@ -1,12 +1,11 @@
 //! One context of a GPU, and the guards of every call on it.
 
-use super::context::{Current, Relaxed};
+use super::context::{Current, Relaxed, RetainedContext};
 use super::context_id::ContextId;
 use super::launch::Functions;
 use super::library::{Handle, Library};
 use super::open::{driver, primary_context};
 use super::properties::properties;
-use super::retained::RetainedContext;
 use crate::driver::{DeviceProperties, DriverResult, ErrorContext};
 use crate::error::{Error, ErrorKind};
 use crate::sync::Arc;
@@ -67,16 +66,15 @@ impl CudaDriver {
         self.retained.context()
     }
 
-    /// Makes the context current until the guard is dropped.
+    /// The library, with the context current until the guard is dropped.
     #[inline]
     pub(super) fn current(&self) -> DriverResult<Current<'static>> {
         Current::new(self.library, self.handle)
     }
 
     /// As [`current`](Self::current), for calls that a capture on another thread would refuse.
-    pub(super) fn relaxed(&self) -> DriverResult<(Relaxed<'static>, Current<'static>)> {
-        let current = self.current()?;
-        Ok((Relaxed::new(self.library), current))
+    pub(super) fn relaxed(&self) -> DriverResult<Relaxed<Current<'static>>> {
+        self.current().map(Relaxed::new)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::context::Relaxed;
 use super::library::{Handle, Library};
-use crate::driver::{DriverResult, Kernel, LaunchConfig, RawArg};
+use crate::driver::{DriverResult, Kernel, RawLaunch};
 use crate::error::DriverError;
 use crate::sync::trusted::RwLock;
 use std::collections::HashMap;
@@ -82,24 +82,6 @@ fn load(library: &Library, kernel: &Kernel) -> DriverResult<(Handle, Handle)> {
     }
 }
 
-/// The value of a parameter, aligned for every type of up to 16 bytes.
-#[repr(C, align(16))]
-#[derive(Clone, Copy, Default)]
-struct Parameter([u8; 16]);
-
-impl Parameter {
-    fn of(argument: &RawArg) -> Self {
-        match *argument {
-            RawArg::Scalar { value, .. } => Self(value),
-            RawArg::Buffer { address, .. } => {
-                let mut value = [0; 16];
-                value[..8].copy_from_slice(&address.to_ne_bytes());
-                Self(value)
-            }
-        }
-    }
-}
-
 /// More parameters than this are rare; they cost an allocation.
 const ON_STACK: usize = 16;
 
@@ -107,28 +89,25 @@ const ON_STACK: usize = 16;
 ///
 /// # Safety
 ///
-/// As [`Driver::launch`](crate::driver::Driver::launch); `function` is of this context.
-pub(super) unsafe fn launch(
+/// As [`WorkCalls::launch`](crate::driver::WorkCalls::launch); `function` is of this context.
+pub(super) unsafe fn enqueue(
     library: &Library,
     function: Handle,
-    config: &LaunchConfig,
-    arguments: &[RawArg],
+    launch: RawLaunch<'_>,
     stream: Handle,
 ) -> DriverResult<()> {
+    let RawLaunch { config, arguments, .. } = launch;
     let count = arguments.len();
-    let mut few = [Parameter::default(); ON_STACK];
-    let mut few_pointers = [ptr::null_mut::<c_void>(); ON_STACK];
-    let (mut many, mut many_pointers);
-    let (values, pointers) = if count <= ON_STACK {
-        (&mut few[..count], &mut few_pointers[..count])
+    let mut few = [ptr::null_mut::<c_void>(); ON_STACK];
+    let mut many;
+    let parameters = if count <= ON_STACK {
+        &mut few[..count]
     } else {
-        many = vec![Parameter::default(); count];
-        many_pointers = vec![ptr::null_mut(); count];
-        (&mut many[..], &mut many_pointers[..])
+        many = vec![ptr::null_mut(); count];
+        &mut many[..]
     };
-    for ((value, pointer), argument) in values.iter_mut().zip(&mut *pointers).zip(arguments) {
-        *value = Parameter::of(argument);
-        *pointer = ptr::from_mut(value).cast();
+    for (parameter, argument) in parameters.iter_mut().zip(arguments) {
+        *parameter = argument.value().cast_mut().cast();
     }
     let (grid, block) = (config.grid, config.block);
     // SAFETY: the driver copies the values before it returns. The caller answers for their types and
@@ -144,7 +123,7 @@ pub(super) unsafe fn launch(
             block.2,
             config.shared_bytes,
             stream,
-            pointers.as_mut_ptr(),
+            parameters.as_mut_ptr(),
             ptr::null_mut(),
         )
     }

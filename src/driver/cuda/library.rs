@@ -8,7 +8,6 @@ use crate::driver::{DriverResult, PoolSpec};
 use crate::error::DriverError;
 use crate::sync::OnceLock;
 use std::ffi::{CStr, c_char, c_void};
-use std::fmt;
 
 /// A context, stream, event, pool, module or function of the driver: a pointer that the driver alone
 /// dereferences.
@@ -20,24 +19,6 @@ const _: () = assert!(size_of::<Handle>() == size_of::<*mut c_void>());
 
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
 pub(super) const POSIX_FILE_DESCRIPTOR: u32 = 1;
-
-/// `CUmemLocation`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub(super) struct MemLocation {
-    pub(super) kind: u32,
-    pub(super) id: i32,
-}
-
-impl MemLocation {
-    pub(super) fn device(ordinal: i32) -> Self {
-        Self { kind: 1, id: ordinal }
-    }
-
-    pub(super) fn host() -> Self {
-        Self { kind: 2, id: 0 }
-    }
-}
 
 /// `CUmemPoolProps`. It has 88 bytes in every version: later fields took reserved bytes.
 #[repr(C)]
@@ -84,7 +65,7 @@ macro_rules! driver_functions {
         /// The driver library, open for the rest of the process.
         pub(super) struct Library {
             $($method: Option<unsafe extern "C" fn($($kind),*) -> u32>,)*
-            handle: libloading::Library,
+            pub(super) handle: libloading::Library,
         }
 
         impl Library {
@@ -144,12 +125,9 @@ driver_functions! {
     mem_alloc = cuMemAlloc_v2(address: *mut u64, bytes: usize);
     mem_alloc_managed = cuMemAllocManaged(address: *mut u64, bytes: usize, flags: u32);
     mem_free = cuMemFree_v2(address: u64);
-    mem_advise_1 = cuMemAdvise(address: u64, bytes: usize, advice: u32, device: i32);
-    mem_advise_2 = cuMemAdvise_v2(address: u64, bytes: usize, advice: u32, location: MemLocation);
-    mem_prefetch_1 =
-        cuMemPrefetchAsync(address: u64, bytes: usize, device: i32, stream: Handle);
-    mem_prefetch_2 = cuMemPrefetchAsync_v2(
-        address: u64, bytes: usize, location: MemLocation, flags: u32, stream: Handle);
+    // Both exist in every driver; the newer `_v2` of CUDA 12.2 and later do no more with devices.
+    mem_advise = cuMemAdvise(address: u64, bytes: usize, advice: u32, device: i32);
+    mem_prefetch = cuMemPrefetchAsync(address: u64, bytes: usize, device: i32, stream: Handle);
     mem_pool_create = cuMemPoolCreate(pool: *mut Handle, props: *const PoolProps);
     mem_pool_set_attribute =
         cuMemPoolSetAttribute(pool: Handle, attribute: u32, value: *mut c_void);
@@ -244,17 +222,6 @@ impl Library {
     pub(super) fn has(&self, symbol: &CStr) -> bool {
         // SAFETY: the function is looked up and not called.
         unsafe { self.handle.get::<unsafe extern "C" fn()>(symbol.to_bytes_with_nul()) }.is_ok()
-    }
-
-    #[cfg(test)]
-    pub(super) fn handle(&self) -> &libloading::Library {
-        &self.handle
-    }
-}
-
-impl fmt::Debug for Library {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Library").finish_non_exhaustive()
     }
 }
 

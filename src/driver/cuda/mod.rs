@@ -9,12 +9,10 @@ mod calls;
 mod context;
 mod context_id;
 mod driver;
-mod graph;
 mod launch;
 mod library;
 mod open;
 mod properties;
-mod retained;
 
 #[cfg(all(test, target_os = "linux"))]
 mod tests;

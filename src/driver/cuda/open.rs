@@ -8,7 +8,7 @@ use super::context::Restore;
 use super::library::{Library, out_param};
 use crate::driver::fork::install_handler;
 use crate::driver::{ErrorContext, not_forked};
-use crate::error::{DriverError, Error, ErrorKind};
+use crate::error::{DriverError, Error, ErrorKind, ensure};
 use crate::sync::Arc;
 use cudarc::driver::CudaContext;
 use std::ffi::CStr;
@@ -81,11 +81,10 @@ pub(crate) fn device_count() -> Result<usize, Error> {
     let library = driver()?;
     // SAFETY: `count` is writable for the call.
     let count = out_param(|count| unsafe { library.device_get_count(count) });
-    match usize::try_from(count.with_context(|| "counting the GPUs")?) {
-        Ok(count) if count > 0 => Ok(count),
-        _ => Err(Error::new(ErrorKind::NoDevice, "the CUDA driver is there, a GPU is not")
-            .advise("see that the GPU is visible here, or use the simulated device")),
-    }
+    let count = usize::try_from(count.with_context(|| "counting the GPUs")?).unwrap_or(0);
+    let advice = "see that the GPU is visible here, or use the simulated device";
+    ensure!(count > 0, NoDevice, advice, "the CUDA driver is there, a GPU is not");
+    Ok(count)
 }
 
 /// Makes the context that is current now current again when the guard is dropped, whatever cudarc
@@ -100,13 +99,12 @@ pub(super) fn primary_context(
 ) -> Result<(&'static Library, Arc<CudaContext>), Error> {
     let count = device_count()?;
     // Checked here, since cudarc casts the number to an `i32`.
-    if ordinal >= count {
-        return Err(Error::new(
-            ErrorKind::NoDevice,
-            format!("GPU {ordinal} was asked for, the driver shows {count}"),
-        )
-        .advise("count from 0, and look at CUDA_VISIBLE_DEVICES"));
-    }
+    ensure!(
+        ordinal < count,
+        NoDevice,
+        "count from 0, and look at CUDA_VISIBLE_DEVICES",
+        "GPU {ordinal} was asked for, the driver shows {count}"
+    );
     let library = driver()?;
     let opening = || format!("opening GPU {ordinal}");
     let _restore = Restore::new(library).with_context(opening)?;

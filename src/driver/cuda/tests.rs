@@ -10,7 +10,10 @@ mod work;
 use super::context::current;
 use super::library::Library;
 use super::{CudaDriver, device_count};
-use crate::driver::{Driver, HostFlags, RawEvent, RawStream};
+use crate::driver::{
+    Driver, GraphCalls, HostFlags, MemoryCalls, PoolCalls, RawCopy, RawEvent, RawStream,
+    StreamCalls, WorkCalls,
+};
 use crate::error::{DriverError, Error, ErrorKind};
 use child::{Installed, alive, alone, capture, fail};
 use cudarc::driver::CudaContext;
@@ -224,8 +227,13 @@ fn calls_are_made_with_their_own_context_current() {
         let event = driver.event_create().unwrap();
         log.take();
         // SAFETY: 4 bytes of the block that was allocated above; the source lives.
-        unsafe { driver.copy_to_device(address, [1_u8, 2, 3, 4].as_ptr(), 4, RawStream(0)) }
-            .unwrap();
+        unsafe {
+            driver.copy_to_device(
+                RawCopy { target: address, source: [1_u8, 2, 3, 4].as_ptr(), bytes: 4 },
+                RawStream(0),
+            )
+        }
+        .unwrap();
         driver.event_record(event, RawStream(0)).unwrap();
         let calls = log.take();
         assert_eq!(calls.len(), 4, "one look and one call each: {calls:?}");

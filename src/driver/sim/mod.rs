@@ -32,15 +32,16 @@
 //! of a simulated one, use [`PinnedResource::new`](crate::PinnedResource::new) with it, or make that
 //! [current](crate::set_current_pinned_resource).
 
-// Each part imports only parts above it in this list:
+// Each part imports only parts above it in this list, but for `calls/` and `driver`: the driver begins
+// each call, and the calls are methods of it.
 //
 // | part | purpose |
 // | --- | --- |
 // | `check/` | vector clocks, shadow memory, reports |
 // | `state/` | the data of all devices, behind one lock |
 // | `run/` | the scheduler and the work of an operation |
-// | `calls/` | what each driver call does |
-// | `simulator`, `driver` | the interface: of tests, and of the crate |
+// | `simulator` | the interface of tests |
+// | `driver`, `calls/` | a device, and what each driver call on it does |
 
 mod calls;
 mod check;

@@ -3,9 +3,9 @@
 use super::calls::Call;
 use super::check::Report;
 use super::run::discard_queues;
-use super::state::{BlockKind, SimBlock, SimContext, lock_state};
+use super::state::{BlockKind, InjectedFailure, SimBlock, SimContext, lock_state};
 use crate::driver::{CaptureStatus, DriverResult, RawStream};
-use crate::error::{DriverError, Error, ErrorKind, Result};
+use crate::error::{DriverError, Error, Result, ensure};
 use crate::sync::Arc;
 use std::fmt;
 
@@ -31,12 +31,13 @@ impl Simulator {
 
     /// The reports that were not taken, oldest first. The first 1024 are kept.
     pub fn reports(&self) -> Vec<Report> {
-        self.context.reports()
+        self.context.log.lock().reports.iter().map(|report| Report::clone(report)).collect()
     }
 
     /// Takes the reports. Synchronisations return errors until then.
     pub fn take_reports(&self) -> Vec<Report> {
-        self.context.take_reports()
+        let taken = std::mem::take(&mut self.context.log.lock().reports);
+        taken.iter().map(|report| Report::clone(report)).collect()
     }
 
     /// Checks that the device found no violation so far. Synchronise first: operations that have not
@@ -58,17 +59,17 @@ impl Simulator {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidArgument`] if no such call is ever made, or `nth` is zero: a test of a
+    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if no such call is ever made, or `nth` is zero: a test of a
     /// failure that never happens would pass for the wrong reason.
     pub fn fail_call(&self, call: &str, nth: u64, code: u32) -> Result<()> {
-        if !Self::CALLS.contains(&call) || nth == 0 {
-            return Err(Error::new(
-                ErrorKind::InvalidArgument,
-                format!("call {nth} of {call} was to fail, and there is none"),
-            )
-            .advise("name one of Simulator::CALLS, and count from 1"));
-        }
-        self.context.inject_failure(call, nth, code);
+        ensure!(
+            Self::CALLS.contains(&call) && nth > 0,
+            InvalidArgument,
+            "name one of Simulator::CALLS, and count from 1",
+            "call {nth} of {call} was to fail, and there is none"
+        );
+        let failure = InjectedFailure { call: call.to_owned(), left: nth, code };
+        self.context.log.lock().failures.push(failure);
         Ok(())
     }
 
@@ -129,7 +130,7 @@ impl Simulator {
 
     /// The driver functions called so far, by name, and how often.
     pub fn calls(&self) -> Vec<(&'static str, u64)> {
-        self.context.calls()
+        self.context.log.lock().calls.iter().map(|(&call, &count)| (call, count)).collect()
     }
 
     /// How often a driver function was called, such as `cuEventRecord`.
@@ -175,14 +176,12 @@ impl Simulator {
 
     /// Begins a capture, in a call that is neither counted nor refused.
     pub(crate) fn begin_capture(&self, stream: RawStream) -> DriverResult<()> {
-        let (state, name) = (&mut lock_state(), "cuStreamBeginCapture");
-        Call { state, context: &self.context, name }.begin_capture(stream)
+        Call::unchecked(&self.context, "cuStreamBeginCapture").begin_capture(stream)
     }
 
     /// Ends a capture on any thread, drops its recording, and returns its former status.
     pub(crate) fn end_capture(&self, stream: RawStream) -> CaptureStatus {
-        let (state, name) = (&mut lock_state(), "cuStreamEndCapture");
-        match (Call { state, context: &self.context, name }).end_capture(stream.0) {
+        match Call::unchecked(&self.context, "cuStreamEndCapture").end_capture(stream.0) {
             Ok(_) => CaptureStatus::Active,
             Err(error) if error.code() == DriverError::ILLEGAL_STATE => CaptureStatus::None,
             Err(_) => CaptureStatus::Invalidated,

@@ -223,11 +223,10 @@ exported! {
     }
     cuMemAdvise[context](address: u64, bytes: usize, advice: u32, device: i32)
         => "address={address:#x} bytes={bytes} advice={advice} device={device}" { 0 }
-    cuMemPrefetchAsync_v2[context](
-        address: u64, bytes: usize, location: u64, flags: u32, stream: u64)
-        => "address={address:#x} bytes={bytes} location={location:#x} flags={flags} stream={stream:#x}"
+    cuMemPrefetchAsync[context](address: u64, bytes: usize, device: i32, stream: u64)
+        => "address={address:#x} bytes={bytes} device={device} stream={stream:#x}"
     {
-        // A CUmemLocation of two words, in one register. Memory of any kind of ours moves.
+        // Memory of any kind of ours moves.
         if !state().blocks.contains_key(&address) { INVALID_VALUE } else { on(stream) }
     }
     cuMemPoolCreate[context](pool: *mut u64, props: *const u32) => "" {

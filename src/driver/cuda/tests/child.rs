@@ -123,7 +123,7 @@ impl Log {
 /// Makes the nth call of a function of the stand-in fail, counted from now.
 pub(super) fn fail(name: &str, nth: u32, code: u32) {
     let name = CString::new(name).unwrap();
-    let library = Library::get().unwrap().handle();
+    let library = &Library::get().unwrap().handle;
     // SAFETY: the stand-in's own function, of this type; the name is a string for the call.
     unsafe {
         let ask = library.get::<unsafe extern "C" fn(*const c_char, u32, u32)>(b"stand_in_fail\0");
@@ -133,7 +133,7 @@ pub(super) fn fail(name: &str, nth: u32, code: u32) {
 
 /// Sets the capture status of the stand-in's streams.
 pub(super) fn capture(status: u32) {
-    let library = Library::get().unwrap().handle();
+    let library = &Library::get().unwrap().handle;
     // SAFETY: the stand-in's own function, of this type.
     unsafe {
         library.get::<unsafe extern "C" fn(u32)>(b"stand_in_capture\0").unwrap()(status);
@@ -142,7 +142,7 @@ pub(super) fn capture(status: u32) {
 
 /// How many blocks and handles of the stand-in are alive.
 pub(super) fn alive() -> usize {
-    let library = Library::get().unwrap().handle();
+    let library = &Library::get().unwrap().handle;
     // SAFETY: the stand-in's own function, of this type.
     unsafe { library.get::<unsafe extern "C" fn() -> usize>(b"stand_in_alive\0").unwrap()() }
 }

@@ -1,7 +1,7 @@
 //! A forked child: every call is an error, and not one reaches the driver.
 
 use super::*;
-use crate::driver::{Kernel, LaunchConfig, RawGraph};
+use crate::driver::{Kernel, LaunchConfig, RawFill, RawGraph, RawLaunch};
 use crate::error::DriverError;
 use std::ptr::NonNull;
 
@@ -26,7 +26,7 @@ fn every_call(driver: &CudaDriver) -> Vec<(&'static str, Result<(), DriverError>
             ("mem_free_async", driver.mem_free_async(1, stream)),
             ("host_alloc", driver.host_alloc(1, none).map(drop)),
             ("host_free", driver.host_free(block)),
-            ("host_register", driver.host_register(block, 1, none)),
+            ("host_register", driver.host_register(NonNull::slice_from_raw_parts(block, 1), none)),
             ("host_unregister", driver.host_unregister(block)),
             ("host_device_address", driver.host_device_address(block).map(drop)),
             ("stream_create", driver.stream_create().map(drop)),
@@ -45,12 +45,45 @@ fn every_call(driver: &CudaDriver) -> Vec<(&'static str, Result<(), DriverError>
             ("event_synchronize", driver.event_synchronize(event)),
             ("context_record", driver.context_record(event)),
             ("context_synchronize", driver.context_synchronize()),
-            ("copy_to_device", driver.copy_to_device(1, block.as_ptr(), 1, stream)),
-            ("copy_to_host", driver.copy_to_host(block.as_ptr(), 1, 1, stream)),
-            ("copy_on_device", driver.copy_on_device(1, 1, 1, stream)),
-            ("copy_from_peer", driver.copy_from_peer(1, driver, 1, 1, stream)),
-            ("fill", driver.fill(1, 1, crate::driver::FillWord::U8(0), 1, stream)),
-            ("launch", driver.launch(&NOTHING, &config, &[], stream)),
+            (
+                "copy_to_device",
+                driver.copy_to_device(
+                    RawCopy { target: 1, source: block.as_ptr(), bytes: 1 },
+                    stream,
+                ),
+            ),
+            (
+                "copy_to_host",
+                driver
+                    .copy_to_host(RawCopy { target: block.as_ptr(), source: 1, bytes: 1 }, stream),
+            ),
+            (
+                "copy_on_device",
+                driver.copy_on_device(RawCopy { target: 1, source: 1, bytes: 1 }, stream),
+            ),
+            (
+                "copy_from_peer",
+                driver.copy_from_peer(RawCopy { target: 1, source: 1, bytes: 1 }, driver, stream),
+            ),
+            (
+                "fill",
+                driver.fill(
+                    RawFill {
+                        target: 1,
+                        stride: 1,
+                        word: crate::driver::FillWord::U8(0),
+                        count: 1,
+                    },
+                    stream,
+                ),
+            ),
+            (
+                "launch",
+                driver.launch(
+                    RawLaunch { kernel: &NOTHING, config: &config, arguments: &[] },
+                    stream,
+                ),
+            ),
         ]
     }
 }

@@ -1,7 +1,9 @@
 //! The backend on a GPU. Says that it did nothing where there is none.
 
 use super::*;
-use crate::driver::{Access, CaptureStatus, FillWord, Kernel, LaunchConfig, RawArg};
+use crate::driver::{
+    Access, CaptureStatus, FillWord, Kernel, LaunchConfig, RawArg, RawFill, RawLaunch,
+};
 use crate::sync::Arc;
 
 static DOUBLE: Kernel = Kernel::new(
@@ -60,15 +62,31 @@ fn work_runs_on_a_gpu() {
         let words = std::slice::from_raw_parts_mut(host.as_ptr().cast::<u32>(), count);
         words.iter_mut().zip(0..).for_each(|(word, index)| *word = index);
         let block = driver.mem_alloc(bytes).unwrap();
-        driver.copy_to_device(block, host.as_ptr(), bytes, raw).unwrap();
+        driver
+            .copy_to_device(RawCopy { target: block, source: host.as_ptr(), bytes }, raw)
+            .unwrap();
         let arguments = [
             RawArg::Buffer { address: block, bytes, access: Access::ReadWrite },
             RawArg::scalar(count as u32).unwrap(),
         ];
-        driver.launch(&DOUBLE, &LaunchConfig::for_elements(count), &arguments, raw).unwrap();
+        driver
+            .launch(
+                RawLaunch {
+                    kernel: &DOUBLE,
+                    config: &LaunchConfig::for_elements(count),
+                    arguments: &arguments,
+                },
+                raw,
+            )
+            .unwrap();
         // Every third word from the second on.
-        driver.fill(block + 4, 12, FillWord::U32(7), 333, raw).unwrap();
-        driver.copy_to_host(host.as_ptr(), block, bytes, raw).unwrap();
+        driver
+            .fill(
+                RawFill { target: block + 4, stride: 12, word: FillWord::U32(7), count: 333 },
+                raw,
+            )
+            .unwrap();
+        driver.copy_to_host(RawCopy { target: host.as_ptr(), source: block, bytes }, raw).unwrap();
         driver.event_record(event, raw).unwrap();
         assert_eq!(driver.capture_status(raw).unwrap(), CaptureStatus::None);
         driver.event_synchronize(event).unwrap();
@@ -76,14 +94,22 @@ fn work_runs_on_a_gpu() {
         for (index, word) in (0..).zip(words.iter()) {
             assert_eq!(*word, if index % 3 == 1 { 7 } else { index * 2 }, "word {index}");
         }
-        let refused = driver.launch(&REFUSED, &LaunchConfig::for_elements(1), &[], raw);
+        let refused = driver.launch(
+            RawLaunch { kernel: &REFUSED, config: &LaunchConfig::for_elements(1), arguments: &[] },
+            raw,
+        );
         let refused = refused.unwrap_err().to_string();
         assert!(refused.contains(": error"), "the compiler's reason: {refused}");
 
         if driver.properties().memory_pools {
             let pool = driver.pool_create(crate::driver::PoolSpec::keeping(1 << 30)).unwrap();
             let pooled = driver.mem_alloc_async(pool, bytes, raw).unwrap();
-            driver.fill(pooled, 1, FillWord::U8(1), bytes, raw).unwrap();
+            driver
+                .fill(
+                    RawFill { target: pooled, stride: 1, word: FillWord::U8(1), count: bytes },
+                    raw,
+                )
+                .unwrap();
             driver.mem_free_async(pooled, raw).unwrap();
             driver.stream_synchronize(raw).unwrap();
             driver.pool_trim(pool, 0).unwrap();
@@ -120,9 +146,19 @@ fn graphs_run_on_a_gpu() {
             RawArg::Buffer { address: block, bytes, access: Access::ReadWrite },
             RawArg::scalar(count as u32).unwrap(),
         ];
-        let double =
-            |on| driver.launch(&DOUBLE, &LaunchConfig::for_elements(count), &arguments, on);
-        driver.fill(block, 4, FillWord::U32(1), count, a).unwrap();
+        let double = |on| {
+            driver.launch(
+                RawLaunch {
+                    kernel: &DOUBLE,
+                    config: &LaunchConfig::for_elements(count),
+                    arguments: &arguments,
+                },
+                on,
+            )
+        };
+        driver
+            .fill(RawFill { target: block, stride: 4, word: FillWord::U32(1), count }, a)
+            .unwrap();
         driver.stream_begin_capture(a).unwrap();
         assert_eq!(driver.stream_begin_capture(a).unwrap_err().code(), 401);
         // Loads its module and allocates in the middle of the capture.
@@ -137,17 +173,25 @@ fn graphs_run_on_a_gpu() {
         assert_eq!(driver.capture_status(b).unwrap(), CaptureStatus::Active);
         let graph = driver.stream_end_capture(a).unwrap();
         assert_eq!(driver.capture_status(b).unwrap(), CaptureStatus::None);
-        driver.copy_to_host(back.as_mut_ptr().cast(), block, bytes, a).unwrap();
+        driver
+            .copy_to_host(RawCopy { target: back.as_mut_ptr().cast(), source: block, bytes }, a)
+            .unwrap();
         assert_eq!(back, vec![1; count], "a capture runs nothing");
         driver.graph_launch(graph, a).unwrap();
         driver.graph_launch(graph, b).unwrap();
         driver.graph_launch(graph, a).unwrap();
         driver.graph_destroy(graph).unwrap();
-        driver.copy_to_host(back.as_mut_ptr().cast(), block, bytes, a).unwrap();
+        driver
+            .copy_to_host(RawCopy { target: back.as_mut_ptr().cast(), source: block, bytes }, a)
+            .unwrap();
         assert_eq!(back, vec![64; count], "three launches in order, on two streams");
 
         // Invalidated, forked and not joined, abandoned: with or without an error, the stream works.
-        let works = || driver.fill(block, 4, FillWord::U32(1), count, a).is_ok();
+        let works = || {
+            driver
+                .fill(RawFill { target: block, stride: 4, word: FillWord::U32(1), count }, a)
+                .is_ok()
+        };
         driver.stream_begin_capture(a).unwrap();
         assert_eq!(driver.stream_synchronize(a).unwrap_err().code(), 900);
         assert_eq!(driver.stream_end_capture(a).unwrap_err().code(), 901);

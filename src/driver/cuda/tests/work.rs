@@ -2,8 +2,10 @@
 
 use super::*;
 use crate::driver::{
-    Access, CaptureStatus, FillWord, Kernel, LaunchConfig, PoolSpec, PreferredLocation, RawArg,
+    Access, CaptureStatus, DeviceRange, FillWord, Kernel, LaunchConfig, PoolSpec,
+    PreferredLocation, RawArg, RawFill, RawLaunch,
 };
+use std::ptr::NonNull;
 use std::slice;
 
 const STREAM: RawStream = RawStream(0);
@@ -37,9 +39,15 @@ fn memory_of_every_kind_is_allocated_and_freed() {
                 calls.iter().any(|line| line.ends_with("bytes=300 flags=1")),
                 "managed, global"
             );
-            driver.host_register(host, 300, mapped).unwrap();
+            driver.host_register(NonNull::slice_from_raw_parts(host, 300), mapped).unwrap();
             assert!(log.changes().iter().any(|line| line.ends_with("bytes=300 flags=2")));
-            assert_eq!(driver.host_register(host, 300, flags).unwrap_err().code(), 801);
+            assert_eq!(
+                driver
+                    .host_register(NonNull::slice_from_raw_parts(host, 300), flags)
+                    .unwrap_err()
+                    .code(),
+                801
+            );
             driver.host_unregister(host).unwrap();
             driver.host_free(host).unwrap();
             driver.mem_free_async(pooled, STREAM).unwrap();
@@ -71,19 +79,31 @@ fn copies_and_fills_write_what_they_say() {
         unsafe {
             let (a, b) = (driver.mem_alloc(64).unwrap(), driver.mem_alloc(64).unwrap());
             let far = peer.mem_alloc(64).unwrap();
-            peer.copy_to_device(far, bytes.as_ptr(), 64, STREAM).unwrap();
-            driver.copy_from_peer(a, &*peer, far, 64, STREAM).unwrap();
+            peer.copy_to_device(RawCopy { target: far, source: bytes.as_ptr(), bytes: 64 }, STREAM)
+                .unwrap();
+            driver
+                .copy_from_peer(RawCopy { target: a, source: far, bytes: 64 }, &*peer, STREAM)
+                .unwrap();
             assert!(
                 log.take()
                     .iter()
                     .any(|line| line.contains("to=0x1000") && line.contains("from=0x2000"))
             );
-            driver.copy_on_device(b, a, 64, STREAM).unwrap();
-            driver.copy_to_host(back.as_mut_ptr(), b, 64, STREAM).unwrap();
+            driver.copy_on_device(RawCopy { target: b, source: a, bytes: 64 }, STREAM).unwrap();
+            driver
+                .copy_to_host(RawCopy { target: back.as_mut_ptr(), source: b, bytes: 64 }, STREAM)
+                .unwrap();
             assert_eq!(back, bytes);
 
             let memory = slice::from_raw_parts(a as usize as *const u8, 64);
-            let zero = || driver.fill(a, 1, FillWord::U8(0), 64, STREAM).unwrap();
+            let zero = || {
+                driver
+                    .fill(
+                        RawFill { target: a, stride: 1, word: FillWord::U8(0), count: 64 },
+                        STREAM,
+                    )
+                    .unwrap()
+            };
             for (word, pattern) in [
                 (FillWord::U8(7), &[7_u8][..]),
                 (FillWord::U16(0x0201), &[1, 2][..]),
@@ -93,7 +113,7 @@ fn copies_and_fills_write_what_they_say() {
                 for stride in [width, width * 2, width * 3] {
                     zero();
                     let count = 60 / stride;
-                    driver.fill(a, stride, word, count, STREAM).unwrap();
+                    driver.fill(RawFill { target: a, stride, word, count }, STREAM).unwrap();
                     let mut expected = vec![0_u8; 64];
                     for row in 0..count {
                         expected[row * stride..][..width].copy_from_slice(pattern);
@@ -102,9 +122,13 @@ fn copies_and_fills_write_what_they_say() {
                 }
             }
             log.take();
-            driver.fill(a, 8, FillWord::U32(0), 0, STREAM).unwrap();
+            driver
+                .fill(RawFill { target: a, stride: 8, word: FillWord::U32(0), count: 0 }, STREAM)
+                .unwrap();
             assert_eq!(log.take(), Vec::<String>::new(), "nothing to fill");
-            driver.fill(a, 8, FillWord::U32(0), 1, STREAM).unwrap();
+            driver
+                .fill(RawFill { target: a, stride: 8, word: FillWord::U32(0), count: 1 }, STREAM)
+                .unwrap();
             assert!(log.take().iter().any(|line| line.starts_with("cuMemsetD32Async")));
         }
     });
@@ -128,7 +152,7 @@ fn kernels_are_loaded_once_and_get_their_arguments() {
             let buffer = RawArg::Buffer { address: 0xabc0, bytes: 8, access: Access::Read };
             // SAFETY: the stand-in runs no kernel.
             let launch = |kernel, arguments: &[_]| unsafe {
-                driver.launch(kernel, &config, arguments, STREAM)
+                driver.launch(RawLaunch { kernel, config: &config, arguments }, STREAM)
             };
             log.take();
             launch(&GOOD, &[buffer, RawArg::scalar(5_u8).unwrap()]).unwrap();
@@ -159,22 +183,27 @@ fn kernels_are_loaded_once_and_get_their_arguments() {
     );
 }
 
-/// The stand-in has the second shape of the one function, and the first of the other.
 #[test]
-fn advice_and_prefetches_use_the_shape_that_the_driver_has() {
-    let name = "work::advice_and_prefetches_use_the_shape_that_the_driver_has";
+fn advice_and_prefetches_name_the_device_or_the_host() {
+    let name = "work::advice_and_prefetches_name_the_device_or_the_host";
     alone(name, Installed::StandIn, &[], |log| {
         let driver = CudaDriver::open(1).unwrap();
         let managed = driver.mem_alloc_managed(300).unwrap();
         log.take();
         // SAFETY: the block is live, and freed once.
         unsafe {
-            driver.prefetch(managed, 300, STREAM).unwrap();
+            driver.prefetch(DeviceRange { address: managed, bytes: 300 }, STREAM).unwrap();
             for home in [PreferredLocation::Device, PreferredLocation::Host, PreferredLocation::Any]
             {
-                driver.advise(managed, 300, home).unwrap();
+                driver.advise(DeviceRange { address: managed, bytes: 300 }, home).unwrap();
             }
-            assert_eq!(driver.prefetch(0x10, 300, STREAM).unwrap_err().code(), 1);
+            assert_eq!(
+                driver
+                    .prefetch(DeviceRange { address: 0x10, bytes: 300 }, STREAM)
+                    .unwrap_err()
+                    .code(),
+                1
+            );
             driver.mem_free(managed).unwrap();
         }
         let calls = log.changes();
@@ -184,7 +213,7 @@ fn advice_and_prefetches_use_the_shape_that_the_driver_has() {
         };
         let advice = ["300 advice=3 device=1", "300 advice=3 device=-1", "300 advice=4 device=1"];
         assert_eq!(ends("cuMemAdvise ctx=0x2000"), advice);
-        let moved = "300 location=0x100000001 flags=0 stream=0x0";
-        assert_eq!(ends("cuMemPrefetchAsync_v2 ctx=0x2000"), [moved, moved]);
+        let moved = "300 device=1 stream=0x0";
+        assert_eq!(ends("cuMemPrefetchAsync ctx=0x2000"), [moved, moved]);
     });
 }

@@ -1,38 +1,62 @@
 //! One driver call: the locked state, the device, and the checks of the handles that it names.
 
 use crate::driver::sim::check::{OpName, Violation};
-use crate::driver::sim::state::{
-    CapturePoint, EventRecord, SimContext, SimDevice, SimEvent, SimPool, StateGuard, lock_state,
-};
-use crate::driver::{DriverResult, RawEvent, RawPool, RawStream};
+use crate::driver::sim::state::{SimContext, SimDevice, StateGuard, lock_state};
+use crate::driver::{DriverResult, RawStream, not_forked};
 use crate::error::DriverError;
 
-/// `CUDA_ERROR_NOT_PERMITTED`: the call came from inside a host form.
-const NOT_PERMITTED: u32 = 800;
-
-/// One driver call on a simulated device.
+/// One driver call on a simulated device. It holds the lock of the state.
 pub(crate) struct Call<'a> {
-    pub(crate) state: &'a mut StateGuard,
+    /// Before `_reports`, so that the lock is released first.
+    pub(super) state: StateGuard,
     /// The context of the device that is called.
-    pub(crate) context: &'a SimContext,
+    pub(super) context: &'a SimContext,
     /// The name of the driver function.
-    pub(crate) name: &'static str,
+    pub(super) name: &'static str,
+    _reports: EmitReports<'a>,
 }
 
-impl Call<'_> {
-    /// Runs a call under the lock of the state, if the context lives and the calling thread is not
-    /// inside of a host form.
-    pub(crate) fn run<T>(
-        context: &SimContext,
-        name: &'static str,
-        body: impl FnOnce(&mut Call<'_>) -> DriverResult<T>,
-    ) -> DriverResult<T> {
-        let state = &mut lock_state();
-        context.check_alive(name)?;
-        if state.is_running_here() {
-            return Err(DriverError::new(name, NOT_PERMITTED));
+/// Logs the new reports of a device when it is dropped.
+struct EmitReports<'a>(&'a SimContext);
+
+impl Drop for EmitReports<'_> {
+    fn drop(&mut self) {
+        self.0.emit_reports();
+    }
+}
+
+impl<'a> Call<'a> {
+    /// Begins a call of the driver: counted, and refused if a failure was injected.
+    pub(crate) fn begin(context: &'a SimContext, name: &'static str) -> DriverResult<Self> {
+        // Before any lock: the child of a fork has inherited them as they were.
+        not_forked(name)?;
+        let reports = EmitReports(context);
+        context.count_call(name)?;
+        Self::lock(reports, name).checked()
+    }
+
+    /// As [`begin`](Self::begin), for what is no call of the driver.
+    pub(super) fn uncounted(context: &'a SimContext, name: &'static str) -> DriverResult<Self> {
+        not_forked(name)?;
+        Self::unchecked(context, name).checked()
+    }
+
+    /// A call that is neither counted nor refused.
+    pub(crate) fn unchecked(context: &'a SimContext, name: &'static str) -> Self {
+        Self::lock(EmitReports(context), name)
+    }
+
+    fn lock(reports: EmitReports<'a>, name: &'static str) -> Self {
+        Self { state: lock_state(), context: reports.0, name, _reports: reports }
+    }
+
+    /// Refuses the call if the context is lost, or the calling thread inside of a host form.
+    fn checked(self) -> DriverResult<Self> {
+        self.context.check_alive(self.name)?;
+        if self.state.is_running_here() {
+            return self.refuse(DriverError::NOT_PERMITTED);
         }
-        body(&mut Call { state, context, name })
+        Ok(self)
     }
 
     pub(super) fn error(&self, code: u32) -> DriverError {
@@ -52,37 +76,21 @@ impl Call<'_> {
         if feature { Ok(()) } else { self.refuse(DriverError::NOT_SUPPORTED) }
     }
 
-    pub(super) fn require_pools(&self) -> DriverResult<()> {
-        self.require(self.context.config.properties.memory_pools)
-    }
-
-    /// Reports a violation by this call, on no memory. The error that the call returns.
-    pub(super) fn report(
-        &self,
-        kind: Violation,
-        name: OpName,
-        note: Option<String>,
-    ) -> DriverError {
-        let report = self.context.report(kind, name, None, (0, 0), note);
-        DriverError::with_detail(name.call, DriverError::INVALID_HANDLE, report)
-    }
-
-    /// Reports a range that is not memory of the device. The error that the call returns.
-    pub(super) fn report_unmapped(&self, name: OpName, range: (u64, u64)) -> DriverError {
-        let report = self.context.report(Violation::UnmappedAddress, name, None, range, None);
-        DriverError::with_detail(name.call, DriverError::INVALID_VALUE, report)
-    }
-
     pub(super) fn device(&mut self) -> Option<&mut SimDevice> {
         self.state.devices.get_mut(&self.context.id)
     }
 
+    /// Checks a stream that the call names, and names an operation on it.
+    pub(super) fn on_stream(&self, raw: RawStream) -> DriverResult<(u64, OpName)> {
+        Ok((self.stream(raw)?, OpName::on(self.name, raw.0)))
+    }
+
     /// Checks a stream that the call names.
-    pub(crate) fn stream(&self, raw: RawStream) -> DriverResult<u64> {
+    pub(super) fn stream(&self, raw: RawStream) -> DriverResult<u64> {
         let name = OpName::on(self.name, raw.0);
         match self.state.streams.get(&raw.0) {
             Some(stream) if stream.device != self.context.id => {
-                Err(self.report(Violation::ForeignHandle, name, None))
+                Err(self.context.report_handle(Violation::ForeignHandle, name, None))
             }
             Some(stream) if !stream.destroyed => {
                 // To ask is the only thing to do about a capture of another library.
@@ -91,35 +99,8 @@ impl Call<'_> {
                 }
                 Ok(raw.0)
             }
-            _ => Err(self.report(Violation::DestroyedStream, name, None)),
+            _ => Err(self.context.report_handle(Violation::DestroyedStream, name, None)),
         }
-    }
-
-    /// Checks an event that the call names.
-    pub(super) fn event(&mut self, name: OpName, raw: RawEvent) -> DriverResult<&mut SimEvent> {
-        let Self { context, .. } = *self;
-        self.state.events.get_mut(&raw.0).ok_or_else(|| {
-            let note = Some(format!("event {}", raw.0));
-            let report = context.report(Violation::DestroyedEvent, name, None, (0, 0), note);
-            DriverError::with_detail(name.call, DriverError::INVALID_HANDLE, report)
-        })
-    }
-
-    /// The last record of an event, or its point in a capture.
-    pub(super) fn last_record(
-        &mut self,
-        name: OpName,
-        raw: RawEvent,
-    ) -> DriverResult<(Option<EventRecord>, Option<CapturePoint>)> {
-        let event = self.event(name, raw)?;
-        Ok((event.record.clone(), event.captured))
-    }
-
-    /// Checks a pool that the call names.
-    pub(super) fn pool(&mut self, pool: RawPool) -> DriverResult<&mut SimPool> {
-        let error = self.error(DriverError::INVALID_HANDLE);
-        let id = self.context.id;
-        self.state.pools.get_mut(&pool.0).filter(|pool| pool.device == id).ok_or(error)
     }
 
     /// Reports a call on a capture by another thread than the one that began it.

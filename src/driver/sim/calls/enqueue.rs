@@ -5,8 +5,8 @@ use super::call::Call;
 use crate::driver::DriverResult;
 use crate::driver::sim::check::{AccessCheck, AccessStamp, OpName, Report, Violation};
 use crate::driver::sim::state::{
-    CapturedWork, HostSide, LookupError, OpRange, OpWork, SimOp, SimState, TouchedRange,
-    Watchpoint, is_seen,
+    CapturedWork, HostSide, LookupError, OpRange, OpWork, SimContext, SimOp, SimState,
+    TouchedRange, Watchpoint, is_seen,
 };
 use crate::sync::Arc;
 use crate::sync::trusted::unique;
@@ -38,7 +38,7 @@ impl Call<'_> {
         request: OpRequest<'_>,
     ) -> DriverResult<Option<Arc<Report>>> {
         let Some(capture) = self.active_capture(id)? else {
-            return self.enqueue(id, request);
+            return self.enqueue(self.context, id, request);
         };
         let OpRequest { name, touched, watched, work, .. } = request;
         let work = CapturedWork::Memory { touched: touched.to_vec(), watched, work };
@@ -47,8 +47,10 @@ impl Call<'_> {
     }
 
     /// Checks an operation and puts it in its stream's queue. The report if it names freed memory.
+    /// `context` is that of the stream's device.
     pub(super) fn enqueue(
         &mut self,
+        context: &SimContext,
         id: u64,
         request: OpRequest<'_>,
     ) -> DriverResult<Option<Arc<Report>>> {
@@ -64,13 +66,16 @@ impl Call<'_> {
                 }
                 Err(LookupError::Freed(by)) => {
                     let kind = Violation::UseAfterFree;
-                    freed = Some(self.context.report(kind, name, Some(by), range, None));
+                    freed = Some(context.report(kind, name, Some(by), range, None));
                 }
-                Err(LookupError::Unmapped) => return Err(self.report_unmapped(name, range)),
+                Err(LookupError::Unmapped) => {
+                    let kind = Violation::UnmappedAddress;
+                    return Err(context.report_address(kind, name, None, range));
+                }
             }
         }
         let tick = self.state.last_tick(id) + 1;
-        self.check(AccessStamp { stream: id, tick, name }, &found, &ranges);
+        self.check(context, AccessStamp { stream: id, tick, name }, &found, &ranges);
         let watched = watched.filter(|_| freed.is_none());
         let watched = watched.and_then(|index| Some((touched.get(index)?, ranges.get(index)?)));
         let watchpoint = watched.map(|(touched, range)| self.watch(touched, range));
@@ -90,8 +95,14 @@ impl Call<'_> {
     }
 
     /// Checks the accesses of one operation against all former ones.
-    fn check(&mut self, stamp: AccessStamp, touched: &[&TouchedRange], ranges: &[OpRange]) {
-        let SimState { streams, blocks, .. } = &mut **self.state;
+    fn check(
+        &mut self,
+        context: &SimContext,
+        stamp: AccessStamp,
+        touched: &[&TouchedRange],
+        ranges: &[OpRange],
+    ) {
+        let SimState { streams, blocks, .. } = &mut *self.state;
         let Some(stream) = streams.get(&stamp.stream) else { return };
         let complete = |former: &AccessStamp| is_seen(streams, former.stream, former.tick);
         let ordered =
@@ -102,18 +113,19 @@ impl Call<'_> {
                 if !ordered(&allocation) {
                     let kind = Violation::UseBeforeAllocation;
                     let range = (touched.address, touched.span());
-                    self.context.report(kind, stamp.name, Some(allocation.name), range, None);
+                    context.report(kind, stamp.name, Some(allocation.name), range, None);
                 } else if complete(&allocation) {
                     block.allocation = None;
                 }
             }
             let (access, findings) = (touched.access, Vec::new());
-            let mut check = AccessCheck { access, stamp, ordered, complete, findings };
+            let mut check =
+                AccessCheck { access, stamp, ordered: &ordered, complete: &complete, findings };
             let row = (range.offset, range.offset + touched.bytes);
             block.shadow.access_rows(row, touched.stride, touched.count, &mut check);
             for found in check.findings {
                 let range = (range.block + found.start, found.end - found.start);
-                self.context.report(found.violation, stamp.name, found.other, range, None);
+                context.report(found.violation, stamp.name, found.other, range, None);
             }
         }
     }

@@ -1,13 +1,17 @@
-//! Allocating and freeing device memory: capacity, addresses, and the checks of a free.
+//! Memory of the device, and memory of the host that it reaches: page-locked, registered, pageable and
+//! managed. Capacity, addresses, and the checks of a free.
 
 use super::call::Call;
 use crate::driver::sim::check::{AccessStamp, OpName, Violation};
+use crate::driver::sim::driver::SimDriver;
 use crate::driver::sim::run::advance;
 use crate::driver::sim::state::{
-    ADDRESS_RANGE, Backing, BlockKind, OpRange, OpWork, SimBlock, SimContext, SimOp, is_seen,
-    wait_changed,
+    ADDRESS_RANGE, Backing, BlockKind, OpWork, SimBlock, SimOp, is_seen, wait_changed,
 };
-use crate::driver::{DeviceAddress, DriverResult, RawPool, RawStream};
+use crate::driver::{
+    DeviceAddress, DeviceRange, DriverResult, HostFlags, MemoryCalls, MemoryInfo,
+    PreferredLocation, RawStream,
+};
 use crate::error::DriverError;
 use crate::sync::Arc;
 use std::ptr::NonNull;
@@ -15,14 +19,140 @@ use std::ptr::NonNull;
 /// Device memory is aligned to this, as a GPU's is.
 const ALIGNMENT: usize = 256;
 /// Page-locked host memory and managed memory are aligned to a page.
-pub(super) const PAGE: usize = 4096;
+const PAGE: usize = 4096;
 /// The largest alignment of a Rust type.
 const MAX_ALIGNMENT: u64 = 1 << 29;
 /// Between two blocks, so that one byte past the end of one is not in the next.
 const GAP: u64 = 256;
 
+impl MemoryCalls for SimDriver {
+    fn memory_info(&self) -> DriverResult<MemoryInfo> {
+        let mut call = self.call("cuMemGetInfo")?;
+        let used = call.device().map_or(0, |device| device.used);
+        let total = call.context.config.capacity;
+        Ok(MemoryInfo { free: total.saturating_sub(used), total })
+    }
+
+    fn mem_alloc(&self, bytes: usize) -> DriverResult<DeviceAddress> {
+        self.call("cuMemAlloc")?.allocate(bytes, BlockKind::Device)
+    }
+
+    unsafe fn mem_free(&self, address: DeviceAddress) -> DriverResult<()> {
+        let mut call = self.call("cuMemFree")?;
+        let block = call.free_now(address, BlockKind::is_device_memory)?;
+        call.unreserve(block.bytes);
+        if let BlockKind::Pool(pool) = block.kind
+            && let Some(pool) = call.state.pools.get_mut(&pool)
+        {
+            pool.deallocate(block.bytes);
+        }
+        Ok(())
+    }
+
+    fn mem_alloc_managed(&self, bytes: usize) -> DriverResult<DeviceAddress> {
+        let mut call = self.call("cuMemAllocManaged")?;
+        call.require(call.context.config.properties.managed_memory)?;
+        call.allocate(bytes, BlockKind::Managed)
+    }
+
+    /// As [`advise`](Self::advise), at a place in the stream's order.
+    unsafe fn prefetch(&self, range: DeviceRange, stream: RawStream) -> DriverResult<()> {
+        let mut call = self.call("cuMemPrefetchAsync")?;
+        let (id, name) = call.on_stream(stream)?;
+        call.forbid_in_capture(id)?;
+        call.check_movable(range)?;
+        call.state.push(id, SimOp::new(name, OpWork::Nothing));
+        Ok(())
+    }
+
+    /// Takes advice about managed or pageable memory, and does nothing: it never migrates here.
+    unsafe fn advise(&self, range: DeviceRange, _preferred: PreferredLocation) -> DriverResult<()> {
+        self.call("cuMemAdvise")?.check_movable(range)
+    }
+
+    /// The device reaches the memory at its own address.
+    unsafe fn pageable_attach(&self, pointer: NonNull<u8>, bytes: usize) -> DriverResult<()> {
+        let mut call = Call::uncounted(&self.context, "pageable memory")?;
+        call.require(call.context.config.properties.pageable_memory_access)?;
+        if bytes == 0 || call.state.blocks.is_taken(address_of(pointer), bytes as u64) {
+            return call.invalid();
+        }
+        call.insert(pointer, bytes, BlockKind::Pageable, Backing::registered(pointer));
+        Ok(())
+    }
+
+    /// All operations that use the memory have to be complete.
+    unsafe fn pageable_detach(&self, pointer: NonNull<u8>) -> DriverResult<()> {
+        let mut call = Call::uncounted(&self.context, "pageable memory")?;
+        call.free_now(address_of(pointer), |kind| kind == BlockKind::Pageable).map(|_| ())
+    }
+
+    fn host_alloc(&self, bytes: usize, flags: HostFlags) -> DriverResult<NonNull<u8>> {
+        let mut call = self.call("cuMemHostAlloc")?;
+        if bytes == 0 {
+            return call.invalid();
+        }
+        call.require(!flags.mapped || call.context.config.properties.map_host_memory)?;
+        let Some(backing) = Backing::allocate(bytes, PAGE, call.context.config.poison) else {
+            return call.out_of_memory();
+        };
+        let pointer = backing.pointer();
+        call.insert(pointer, bytes, BlockKind::Host(flags), backing);
+        Ok(pointer)
+    }
+
+    unsafe fn host_free(&self, pointer: NonNull<u8>) -> DriverResult<()> {
+        let is_host = |kind| matches!(kind, BlockKind::Host(_));
+        self.call("cuMemFreeHost")?.free_now(address_of(pointer), is_host).map(|_| ())
+    }
+
+    unsafe fn host_register(&self, memory: NonNull<[u8]>, flags: HostFlags) -> DriverResult<()> {
+        let mut call = self.call("cuMemHostRegister")?;
+        let (pointer, bytes) = (memory.cast(), memory.len());
+        let properties = &call.context.config.properties;
+        call.require(properties.host_register)?;
+        call.require(!flags.mapped || properties.map_host_memory)?;
+        if bytes == 0 {
+            return call.invalid();
+        }
+        if call.state.blocks.is_taken(address_of(pointer), bytes as u64) {
+            return call.refuse(DriverError::HOST_MEMORY_ALREADY_REGISTERED);
+        }
+        call.insert(pointer, bytes, BlockKind::Registered(flags), Backing::registered(pointer));
+        Ok(())
+    }
+
+    unsafe fn host_unregister(&self, pointer: NonNull<u8>) -> DriverResult<()> {
+        let mut call = self.call("cuMemHostUnregister")?;
+        let (address, blocks) = (address_of(pointer), &call.state.blocks);
+        if blocks.get(address).is_none() && blocks.freed_by(address).is_none() {
+            return call.refuse(DriverError::HOST_MEMORY_NOT_REGISTERED);
+        }
+        call.free_now(address, |kind| matches!(kind, BlockKind::Registered(_))).map(|_| ())
+    }
+
+    /// The address by which kernels reach a mapped host block: the pointer itself.
+    fn host_device_address(&self, pointer: NonNull<u8>) -> DriverResult<DeviceAddress> {
+        let call = self.call("cuMemHostGetDevicePointer")?;
+        call.require(call.context.config.properties.map_host_memory)?;
+        let address = address_of(pointer);
+        match call.state.blocks.around(address) {
+            Some((_, block))
+                if block.kind.is_host_visible() && block.is_reached_by(call.context.id) =>
+            {
+                Ok(address)
+            }
+            _ => call.invalid(),
+        }
+    }
+}
+
+fn address_of(pointer: NonNull<u8>) -> u64 {
+    pointer.as_ptr() as u64
+}
+
 impl Call<'_> {
-    pub(super) fn out_of_memory<T>(&self) -> DriverResult<T> {
+    fn out_of_memory<T>(&self) -> DriverResult<T> {
         self.refuse(DriverError::OUT_OF_MEMORY)
     }
 
@@ -32,13 +162,13 @@ impl Call<'_> {
         loop {
             self.context.check_alive(self.name)?;
             let capacity = self.context.config.capacity;
-            let Some(device) = self.device() else { return self.refuse(SimContext::UNKNOWN) };
+            let Some(device) = self.device() else { return self.refuse(DriverError::UNKNOWN) };
             if let Some(used) = device.used.checked_add(bytes).filter(|&used| used <= capacity) {
                 device.used = used;
                 return Ok(());
             }
             let can_wait = device.pending_frees > 0 && bytes <= capacity;
-            if !can_wait || !advance(self.state, self.context.id) {
+            if !can_wait || !advance(&mut self.state, self.context.id) {
                 return self.out_of_memory();
             }
         }
@@ -70,7 +200,7 @@ impl Call<'_> {
     }
 
     /// Allocates device memory of any kind.
-    pub(crate) fn allocate(
+    pub(super) fn allocate(
         &mut self,
         bytes: usize,
         kind: BlockKind,
@@ -97,50 +227,15 @@ impl Call<'_> {
         Ok(address)
     }
 
-    pub(crate) fn allocate_managed(&mut self, bytes: usize) -> DriverResult<DeviceAddress> {
-        self.require(self.context.config.properties.managed_memory)?;
-        self.allocate(bytes, BlockKind::Managed)
-    }
-
-    /// Allocates in stream order.
-    pub(crate) fn allocate_async(
-        &mut self,
-        pool: RawPool,
-        bytes: usize,
-        stream: RawStream,
-    ) -> DriverResult<DeviceAddress> {
-        self.require_pools()?;
-        let id = self.stream(stream)?;
-        // In a capture this would be a node of the graph, and the memory the graph's.
-        self.forbid_in_capture(id)?;
-        self.pool(pool)?;
-        let address = self.allocate(bytes, BlockKind::Pool(pool.0))?;
-        if let Some(pool) = self.state.pools.get_mut(&pool.0) {
-            pool.allocate(bytes as u64);
-        }
-        // Enqueued after the capacity is taken: to wait for that lets others use this stream.
-        let name = OpName::on(self.name, id);
-        let tick = self.state.push(id, SimOp::new(name, OpWork::Nothing));
-        if let Some(block) = self.state.blocks.get_mut(address) {
-            block.allocation = Some(AccessStamp { stream: id, tick, name });
-        }
-        Ok(address)
-    }
-
     /// Reports that no live block begins at `address`. The error that the call returns.
-    pub(super) fn report_not_live(&self, name: OpName, address: u64) -> DriverError {
-        match self.state.blocks.freed_by(address) {
-            Some(by) => {
-                let (kind, range) = (Violation::DoubleFree, (address, 0));
-                let report = self.context.report(kind, name, Some(by), range, None);
-                DriverError::with_detail(self.name, DriverError::INVALID_VALUE, report)
-            }
-            None => self.report_unmapped(name, (address, 0)),
-        }
+    fn report_not_live(&self, name: OpName, address: u64) -> DriverError {
+        let by = self.state.blocks.freed_by(address);
+        let kind = if by.is_some() { Violation::DoubleFree } else { Violation::UnmappedAddress };
+        self.context.report_address(kind, name, by, (address, 0))
     }
 
     /// Checks the block to be freed: it must be this device's, and of a kind that is freed so.
-    fn check_free(
+    pub(super) fn check_free(
         &self,
         name: OpName,
         address: u64,
@@ -161,23 +256,24 @@ impl Call<'_> {
                 ranges.any(|range| Arc::ptr_eq(&range.backing, backing))
             });
             match user.map(|stream| stream.device) {
-                Some(device) if !advance(self.state, device) => return,
+                Some(device) if !advance(&mut self.state, device) => return,
                 Some(_) => {}
-                None => wait_changed(self.state),
+                None => wait_changed(&mut self.state),
             }
         }
     }
 
     /// Frees at once a block of a kind that is freed so. Operations that the host has not seen
     /// complete may still use it, which is reported.
-    pub(super) fn free_now(
+    fn free_now(
         &mut self,
         address: u64,
         is_right: impl Fn(BlockKind) -> bool,
     ) -> DriverResult<SimBlock> {
         let name = OpName::call(self.name);
         self.check_free(name, address, is_right)?;
-        let complete = |former: &AccessStamp| self.state.is_seen(former);
+        let streams = &self.state.streams;
+        let complete = |former: &AccessStamp| is_seen(streams, former.stream, former.tick);
         if let Some(block) = self.state.blocks.get(address) {
             let allocation = block.allocation.filter(|allocation| !complete(allocation));
             let found = block.shadow.unordered(&complete);
@@ -194,52 +290,21 @@ impl Call<'_> {
         Ok(block)
     }
 
-    /// Frees device memory at once.
-    pub(crate) fn free(&mut self, address: u64) -> DriverResult<()> {
-        let block = self.free_now(address, BlockKind::is_device_memory)?;
-        self.unreserve(block.bytes);
-        if let BlockKind::Pool(pool) = block.kind
-            && let Some(pool) = self.state.pools.get_mut(&pool)
-        {
-            pool.deallocate(block.bytes);
-        }
-        Ok(())
+    /// Adds a block of host memory at its own address.
+    fn insert(&mut self, pointer: NonNull<u8>, bytes: usize, kind: BlockKind, backing: Backing) {
+        let block = SimBlock::new(self.context.id, bytes, kind, backing);
+        self.state.blocks.insert(address_of(pointer), block);
     }
 
-    /// Frees in stream order: all uses have to be ordered before.
-    pub(crate) fn free_async(&mut self, address: u64, stream: RawStream) -> DriverResult<()> {
-        self.require_pools()?;
-        let id = self.stream(stream)?;
-        self.forbid_in_capture(id)?;
-        let name = OpName::on(self.name, id);
-        self.check_free(name, address, |kind| matches!(kind, BlockKind::Pool(_)))?;
-        let Some(block) = self.state.blocks.free(address, name) else { return self.invalid() };
-        if let Some(stream) = self.state.streams.get(&id) {
-            let streams = &self.state.streams;
-            let ordered = |former: &AccessStamp| {
-                stream.follows(id, former) || is_seen(streams, former.stream, former.tick)
-            };
-            if let Some(allocation) = block.allocation.filter(|it| !ordered(it)) {
-                let (kind, range) = (Violation::UseBeforeAllocation, (address, block.bytes));
-                self.context.report(kind, name, Some(allocation.name), range, None);
-            }
-            if let Some(found) = block.shadow.unordered(&ordered) {
-                let range = (address + found.start, found.end - found.start);
-                self.context.report(found.violation, name, found.other, range, None);
-            }
-        }
-        let range = OpRange {
-            block: address,
-            offset: 0,
-            pointer: block.backing.pointer().as_ptr(),
-            backing: block.backing,
-            bytes: block.bytes as usize,
-            writes: true,
-            host_visible: false,
-        };
-        let pool = if let BlockKind::Pool(pool) = block.kind { pool } else { 0 };
-        let work = OpWork::Free { bytes: block.bytes, pool };
-        self.state.push(id, SimOp { ranges: vec![range], ..SimOp::new(name, work) });
-        Ok(())
+    /// Checks a range that may migrate: managed or pageable memory that the device reaches.
+    fn check_movable(&self, range: DeviceRange) -> DriverResult<()> {
+        let DeviceRange { address, bytes } = range;
+        let is_inside = self.state.blocks.around(address).is_some_and(|(start, block)| {
+            matches!(block.kind, BlockKind::Managed | BlockKind::Pageable)
+                && block.is_reached_by(self.context.id)
+                && bytes > 0
+                && bytes as u64 <= block.bytes - (address - start)
+        });
+        if is_inside { Ok(()) } else { self.invalid() }
     }
 }

@@ -9,6 +9,9 @@ use std::collections::BTreeMap;
 /// With fewer segments than this, a block is never swept for neighbours that have become equal.
 const SWEEP: usize = 64;
 
+/// Says of a former access whether it is ordered before another one, or complete.
+type Judge<'a> = &'a dyn Fn(&AccessStamp) -> bool;
+
 /// The accesses of a byte that later ones are checked against.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct ByteState {
@@ -20,7 +23,7 @@ struct ByteState {
 
 impl ByteState {
     /// Removes the accesses that the host has seen complete: all later operations come after them.
-    fn remove_complete(&mut self, complete: &impl Fn(&AccessStamp) -> bool) {
+    fn remove_complete(&mut self, complete: Judge<'_>) {
         if self.written.as_ref().is_some_and(complete) {
             self.written = None;
         }
@@ -56,12 +59,7 @@ impl Segment {
     }
 
     /// Checks an access to the parts from `low` to `high` of each row. The segment begins at `start`.
-    fn access<O: Fn(&AccessStamp) -> bool, C: Fn(&AccessStamp) -> bool>(
-        &mut self,
-        start: u64,
-        (low, high): (u64, u64),
-        check: &mut AccessCheck<O, C>,
-    ) {
+    fn access(&mut self, start: u64, (low, high): (u64, u64), check: &mut AccessCheck<'_>) {
         let (even, mut from) = (self.stride == 1, 0);
         for (to, state) in &mut self.row {
             if low <= from && *to <= high {
@@ -98,18 +96,18 @@ pub(crate) struct Finding {
 }
 
 /// One access under check, and the order of former accesses before it.
-pub(crate) struct AccessCheck<O, C> {
+pub(crate) struct AccessCheck<'a> {
     pub(crate) access: Access,
     pub(crate) stamp: AccessStamp,
     /// Whether a former access is ordered before this one.
-    pub(crate) ordered: O,
+    pub(crate) ordered: Judge<'a>,
     /// Whether the host has seen a former access complete.
-    pub(crate) complete: C,
+    pub(crate) complete: Judge<'a>,
     /// The first finding of each kind of violation.
     pub(crate) findings: Vec<Finding>,
 }
 
-impl<O: Fn(&AccessStamp) -> bool, C: Fn(&AccessStamp) -> bool> AccessCheck<O, C> {
+impl AccessCheck<'_> {
     /// Checks an access of bytes that have one state, and records it in that state.
     fn check(&mut self, (from, to): (u64, u64), state: &mut ByteState) {
         let (reads, writes) = (self.access != Access::Write, self.access != Access::Read);
@@ -121,7 +119,7 @@ impl<O: Fn(&AccessStamp) -> bool, C: Fn(&AccessStamp) -> bool> AccessCheck<O, C>
         if reads && !state.initialized {
             self.add_finding(Violation::UninitializedRead, None, (from, to));
         }
-        state.remove_complete(&self.complete);
+        state.remove_complete(self.complete);
         if writes {
             state.reads.clear();
             state.written = Some(self.stamp);
@@ -161,11 +159,6 @@ impl ShadowMemory {
     pub(crate) fn new(bytes: u64, initialized: bool) -> Self {
         let state = ByteState { written: None, reads: Vec::new(), initialized };
         Self { segments: BTreeMap::from([(0, Segment::new(bytes, state))]), sweep_at: SWEEP }
-    }
-
-    #[cfg(test)]
-    pub(crate) fn segments(&self) -> usize {
-        self.segments.len()
     }
 
     /// Makes a segment begin at `at`.
@@ -219,11 +212,7 @@ impl ShadowMemory {
     }
 
     /// Checks an access to `start..end`, and records it.
-    pub(crate) fn access<O: Fn(&AccessStamp) -> bool, C: Fn(&AccessStamp) -> bool>(
-        &mut self,
-        (start, end): (u64, u64),
-        check: &mut AccessCheck<O, C>,
-    ) {
+    pub(crate) fn access(&mut self, (start, end): (u64, u64), check: &mut AccessCheck<'_>) {
         if start >= end {
             return;
         }
@@ -234,18 +223,18 @@ impl ShadowMemory {
         }
         self.merge(start, end);
         if self.segments.len() >= self.sweep_at {
-            self.sweep(&check.complete);
+            self.sweep(check.complete);
         }
     }
 
     /// As [`access`](Self::access), for `count` ranges a `stride` apart, the first of which is given.
     /// Rows of one segment are checked together.
-    pub(crate) fn access_rows<O: Fn(&AccessStamp) -> bool, C: Fn(&AccessStamp) -> bool>(
+    pub(crate) fn access_rows(
         &mut self,
         (start, end): (u64, u64),
         stride: u64,
         count: u64,
-        check: &mut AccessCheck<O, C>,
+        check: &mut AccessCheck<'_>,
     ) {
         let (stride, width) = (stride.max(1), end - start);
         let within = (start % stride, start % stride + width);
@@ -278,7 +267,7 @@ impl ShadowMemory {
         self.merge(start - within.0, at);
     }
 
-    fn sweep(&mut self, complete: &impl Fn(&AccessStamp) -> bool) {
+    fn sweep(&mut self, complete: Judge<'_>) {
         let mut end = 0;
         for segment in self.segments.values_mut() {
             segment.row.iter_mut().for_each(|(_, state)| state.remove_complete(complete));
@@ -291,7 +280,7 @@ impl ShadowMemory {
     }
 
     /// The first access that is not ordered before the one that asks.
-    pub(crate) fn unordered(&self, ordered: &impl Fn(&AccessStamp) -> bool) -> Option<Finding> {
+    pub(crate) fn unordered(&self, ordered: Judge<'_>) -> Option<Finding> {
         self.segments.iter().find_map(|(&start, segment)| {
             let states = segment.row.iter().map(|(_, state)| state);
             let mut all = states.flat_map(|state| state.written.iter().chain(&state.reads));

@@ -2,7 +2,7 @@
 
 use crate::driver::kernel::{HostArg, HostArgs};
 use crate::driver::sim::state::{HostSide, OpRange, OpWork, POISON, SimOp};
-use crate::driver::{FillWord, HostForm, LaunchConfig, RawArg};
+use crate::driver::{FillWord, HostForm, LaunchConfig, RawArg, RawFill};
 use std::panic::AssertUnwindSafe;
 
 /// What an operation found while it ran.
@@ -38,7 +38,7 @@ pub(super) unsafe fn execute(op: &SimOp) -> OpOutcome {
         _ => op.ranges.last().map(|range| range.pointer),
     };
     match (&op.work, source, target) {
-        (&OpWork::Copy { bytes }, Some(source), Some(target)) => {
+        (&OpWork::Copy(bytes), Some(source), Some(target)) => {
             // SAFETY: both ranges were found inside blocks that `op.ranges` keeps alive, or are host
             // memory that the call's contract keeps; `copy` allows them to overlap.
             unsafe { std::ptr::copy(source, target, bytes) };
@@ -48,13 +48,13 @@ pub(super) unsafe fn execute(op: &SimOp) -> OpOutcome {
             // as the staged bytes.
             unsafe { std::ptr::copy(staged.as_ptr(), target, staged.len()) };
         }
-        (&OpWork::PoisonHost { bytes }, _, Some(target)) => {
+        (&OpWork::PoisonHost(bytes), _, Some(target)) => {
             // SAFETY: host memory that the contract of the copy to the host keeps writable.
             unsafe { target.write_bytes(POISON, bytes) };
         }
-        (&OpWork::Fill { stride, word, count }, _, Some(target)) => {
+        (OpWork::Fill(rows), _, Some(target)) => {
             // SAFETY: all rows were found inside a block that `op.ranges` keeps alive.
-            unsafe { fill(target, stride, word, count) };
+            unsafe { fill(target, rows) };
         }
         (OpWork::Kernel { host, config, arguments }, ..) => {
             // SAFETY: the arguments lie in blocks that `op.ranges` keeps alive, and no written one
@@ -68,7 +68,7 @@ pub(super) unsafe fn execute(op: &SimOp) -> OpOutcome {
 
 /// # Safety
 /// `count` words, one each `stride` bytes, from `target`, are writable memory.
-unsafe fn fill(target: *mut u8, stride: usize, word: FillWord, count: usize) {
+unsafe fn fill(target: *mut u8, &RawFill { stride, word, count, .. }: &RawFill) {
     if let FillWord::U8(byte) = word
         && stride == 1
     {
@@ -93,7 +93,7 @@ unsafe fn fill(target: *mut u8, stride: usize, word: FillWord, count: usize) {
 fn host_args(arguments: &[RawArg], ranges: &[OpRange]) -> Vec<HostArg> {
     let mut ranges = ranges.iter();
     let host_arg = |argument: &RawArg| match *argument {
-        RawArg::Scalar { value, bytes } => HostArg::Scalar { value, bytes },
+        RawArg::Scalar { value, bytes } => HostArg::Scalar { value: value.0, bytes },
         RawArg::Buffer { bytes, access, .. } => {
             let range = if bytes > 0 { ranges.next() } else { None };
             // An empty buffer has no address; a slice of no elements needs an aligned pointer.

@@ -29,6 +29,7 @@ pub enum Schedule {
 /// # let _ = config;
 /// ```
 #[derive(Clone, Debug)]
+#[must_use]
 pub struct SimConfig {
     pub(crate) seed: u64,
     pub(crate) poison: bool,
@@ -65,7 +66,6 @@ impl Default for SimConfig {
 
 impl SimConfig {
     /// Sets the seed of the scheduler. 0 unless set. Every [`Report`](crate::sim::Report) names it.
-    #[must_use]
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = seed;
         self
@@ -73,28 +73,24 @@ impl SimConfig {
 
     /// Sets the device's memory in bytes. 4 GiB unless set. An allocation takes its memory from the
     /// host, the device itself takes none.
-    #[must_use]
     pub fn capacity(mut self, bytes: u64) -> Self {
         self.capacity = bytes;
         self
     }
 
     /// Sets when the queues run. [`Schedule::OnDemand`] unless set.
-    #[must_use]
     pub fn schedule(mut self, schedule: Schedule) -> Self {
         self.schedule = schedule;
         self
     }
 
     /// Sets the device's name.
-    #[must_use]
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.properties.name = name.into();
         self
     }
 
     /// Sets the device's number among the simulated devices. 0 unless set.
-    #[must_use]
     pub fn ordinal(mut self, ordinal: usize) -> Self {
         self.ordinal = ordinal;
         self
@@ -118,14 +114,12 @@ impl SimConfig {
     /// unsafe { resource.deallocate(&stream, block) };
     /// # Ok::<(), aquifer::Error>(())
     /// ```
-    #[must_use]
     pub fn without_poison(mut self) -> Self {
         self.poison = false;
         self
     }
 
     /// Simulates a device that cannot allocate managed memory.
-    #[must_use]
     pub fn without_managed_memory(mut self) -> Self {
         self.properties.managed_memory = false;
         self.properties.concurrent_managed_access = false;
@@ -133,42 +127,36 @@ impl SimConfig {
     }
 
     /// Simulates a device whose kernels do not reach ordinary host memory, as most are.
-    #[must_use]
     pub fn without_pageable_memory_access(mut self) -> Self {
         self.properties.pageable_memory_access = false;
         self
     }
 
     /// Simulates a device without stream-ordered driver pools.
-    #[must_use]
     pub fn without_memory_pools(mut self) -> Self {
         self.properties.memory_pools = false;
         self
     }
 
     /// Simulates a device that cannot map host memory for kernels.
-    #[must_use]
     pub fn without_host_mapping(mut self) -> Self {
         self.properties.map_host_memory = false;
         self
     }
 
     /// Simulates a device that cannot page-lock memory of the caller.
-    #[must_use]
     pub fn without_host_register(mut self) -> Self {
         self.properties.host_register = false;
         self
     }
 
     /// Simulates a device without virtual memory management.
-    #[must_use]
     pub fn without_virtual_memory(mut self) -> Self {
         self.properties.virtual_memory = false;
         self
     }
 
     /// Simulates a device whose driver cannot record an event for a whole context.
-    #[must_use]
     pub fn without_context_events(mut self) -> Self {
         self.properties.context_events = false;
         self

@@ -17,20 +17,21 @@ use std::collections::BTreeMap;
 const KEPT_REPORTS: usize = 1024;
 
 #[derive(Debug)]
-struct InjectedFailure {
-    call: String,
+pub(crate) struct InjectedFailure {
+    pub(crate) call: String,
     /// Calls until the failure; 1 is the next call.
-    left: u64,
-    code: u32,
+    pub(crate) left: u64,
+    pub(crate) code: u32,
 }
 
 #[derive(Debug, Default)]
-struct ContextLog {
-    reports: Vec<Arc<Report>>,
+pub(crate) struct ContextLog {
+    /// Those that were not taken.
+    pub(crate) reports: Vec<Arc<Report>>,
     /// Reports that were not logged yet.
     unlogged: Vec<Arc<Report>>,
-    calls: BTreeMap<&'static str, u64>,
-    failures: Vec<InjectedFailure>,
+    pub(crate) calls: BTreeMap<&'static str, u64>,
+    pub(crate) failures: Vec<InjectedFailure>,
 }
 
 /// The context of one device.
@@ -39,17 +40,17 @@ pub(crate) struct SimContext {
     /// Names the device. Never used again in this process.
     pub(crate) id: u64,
     pub(crate) config: SimConfig,
+    /// The device's legacy default stream, which takes no part in captures.
+    pub(crate) legacy_stream: u64,
     /// The error code of every call; 0 while the context lives.
     lost: AtomicU64,
-    log: Mutex<ContextLog>,
+    pub(crate) log: Mutex<ContextLog>,
 }
 
 impl SimContext {
-    /// `CUDA_ERROR_UNKNOWN`: the simulated device is in a state that its invariants exclude.
-    pub(crate) const UNKNOWN: u32 = 999;
-
     pub(crate) fn new(config: SimConfig) -> Self {
-        Self { id: unique(), config, lost: AtomicU64::new(0), log: Mutex::default() }
+        let (id, legacy_stream) = (unique(), unique());
+        Self { id, config, legacy_stream, lost: AtomicU64::new(0), log: Mutex::default() }
     }
 
     /// Counts a call; the error that was injected for it, if any.
@@ -64,16 +65,6 @@ impl SimContext {
             Some(first) => Err(DriverError::new(call, log.failures.remove(first).code)),
             None => Ok(()),
         }
-    }
-
-    pub(crate) fn calls(&self) -> Vec<(&'static str, u64)> {
-        self.log.lock().calls.iter().map(|(&call, &count)| (call, count)).collect()
-    }
-
-    /// Makes the `nth` call from now on fail once.
-    pub(crate) fn inject_failure(&self, call: &str, nth: u64, code: u32) {
-        let failure = InjectedFailure { call: call.to_owned(), left: nth.max(1), code };
-        self.log.lock().failures.push(failure);
     }
 
     /// An error if the context is lost.
@@ -119,6 +110,30 @@ impl SimContext {
         report
     }
 
+    /// Reports a handle that is dead, or of another device. The error that the call returns.
+    pub(crate) fn report_handle(
+        &self,
+        kind: Violation,
+        name: OpName,
+        note: Option<String>,
+    ) -> DriverError {
+        let report = self.report(kind, name, None, (0, 0), note);
+        DriverError::with_detail(name.call, DriverError::INVALID_HANDLE, report)
+    }
+
+    /// Reports a range that is not memory of the device, or not any more. The error that the call
+    /// returns.
+    pub(crate) fn report_address(
+        &self,
+        kind: Violation,
+        name: OpName,
+        other: Option<OpName>,
+        range: (u64, u64),
+    ) -> DriverError {
+        let report = self.report(kind, name, other, range, None);
+        DriverError::with_detail(name.call, DriverError::INVALID_VALUE, report)
+    }
+
     /// Logs the new reports. The caller holds no lock of the simulator, since a subscriber may call
     /// it; the events are deferred until the locks of a pool above are released, too.
     pub(crate) fn emit_reports(&self) {
@@ -128,15 +143,6 @@ impl SimContext {
                 move || event!(error, kind = ?report.kind(), "simulated device: {report}"),
             );
         }
-    }
-
-    pub(crate) fn reports(&self) -> Vec<Report> {
-        self.log.lock().reports.iter().map(|report| Report::clone(report)).collect()
-    }
-
-    pub(crate) fn take_reports(&self) -> Vec<Report> {
-        let taken = std::mem::take(&mut self.log.lock().reports);
-        taken.iter().map(|report| Report::clone(report)).collect()
     }
 
     /// The result of a synchronisation: the first report that was not taken, then the loss.

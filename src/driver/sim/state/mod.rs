@@ -5,7 +5,7 @@
 //! | `config`, `context` | what a device is like; its reports, call counts and whether it is lost |
 //! | `backing`, `op` | the host memory of a block; an operation and the ranges that it touches |
 //! | `blocks`, `pool` | live and freed blocks by address; the driver's memory pools |
-//! | `stream`, `event`, `capture`, `graph` | queues, recorded points, captures, executable graphs |
+//! | `stream`, `graph` | queues; recorded points, captures, executable graphs |
 //! | `sim_state` | all of these by handle, behind the lock |
 //!
 //! | lock or word | guards | taken under |
@@ -19,10 +19,8 @@
 
 mod backing;
 mod blocks;
-mod capture;
 mod config;
 mod context;
-mod event;
 mod graph;
 mod op;
 mod pool;
@@ -32,13 +30,12 @@ mod stream;
 
 pub(crate) use backing::{Backing, POISON};
 pub(crate) use blocks::{ADDRESS_RANGE, BlockKind, LookupError, SimBlock};
-pub(crate) use capture::{
-    CaptureMember, CapturePoint, CaptureRecording, CapturedOp, CapturedWork, SimCapture,
-};
 pub use config::{Schedule, SimConfig};
-pub(crate) use context::SimContext;
-pub(crate) use event::{EventRecord, SimEvent};
-pub(crate) use graph::SimGraph;
+pub(crate) use context::{InjectedFailure, SimContext};
+pub(crate) use graph::{
+    CaptureMember, CapturePoint, CaptureRecording, CapturedOp, CapturedWork, EventRecord,
+    SimCapture, SimEvent, SimGraph,
+};
 pub(crate) use op::{
     AddressSpace, HostSide, OpRange, OpWork, SimFence, SimOp, TouchedRange, Watchpoint,
 };

@@ -2,7 +2,7 @@
 
 use super::backing::Backing;
 use crate::driver::sim::check::OpName;
-use crate::driver::{Access, FillWord, HostForm, LaunchConfig, RawArg};
+use crate::driver::{Access, HostForm, LaunchConfig, RawArg, RawFill};
 use crate::sync::Arc;
 use crate::sync::trusted::{AtomicUsize, Ordering};
 
@@ -36,21 +36,14 @@ impl SimFence {
 pub(crate) enum OpWork {
     /// Nothing: it has a place in stream order, or was refused and keeps its place.
     Nothing,
-    /// Copies from the first range to the last.
-    Copy {
-        bytes: usize,
-    },
+    /// Copies this many bytes from the first range to the last.
+    Copy(usize),
     /// Copies bytes of pageable memory, which were staged at the call.
     CopyStaged(Vec<u8>),
-    Fill {
-        stride: usize,
-        word: FillWord,
-        count: usize,
-    },
-    /// Poisons the target of a refused copy to the host, which must not stay unwritten.
-    PoisonHost {
-        bytes: usize,
-    },
+    Fill(RawFill),
+    /// Poisons the target of a refused copy of this many bytes to the host, which must not stay
+    /// unwritten.
+    PoisonHost(usize),
     Kernel {
         host: HostForm,
         config: LaunchConfig,

@@ -5,15 +5,13 @@
 //! device has its own, so that the devices of other tests change nothing.
 
 use super::blocks::BlockTable;
-use super::capture::SimCapture;
 use super::context::SimContext;
-use super::event::SimEvent;
-use super::graph::SimGraph;
-use super::op::{OpWork, SimOp};
+use super::graph::{EventRecord, SimCapture, SimEvent, SimGraph};
+use super::op::{OpWork, SimFence, SimOp};
 use super::pool::SimPool;
 use super::random::Random;
 use super::stream::SimStream;
-use crate::driver::sim::check::{AccessStamp, VectorClock};
+use crate::driver::sim::check::{OpName, VectorClock};
 use crate::sync::trusted::{Condvar, Mutex, MutexGuard, unique};
 use crate::sync::{Arc, LazyLock};
 use std::collections::HashMap;
@@ -65,14 +63,13 @@ pub(crate) struct SimDevice {
     pub(crate) pending_frees: usize,
     /// Event queries in a row that ran nothing.
     pub(crate) idle_queries: u32,
-    pub(crate) legacy_stream: Option<u64>,
     pub(crate) default_pool: Option<u64>,
     pub(crate) next_address: u64,
     pub(crate) last_address: u64,
 }
 
 impl SimDevice {
-    pub(crate) fn new(context: Arc<SimContext>, background: bool) -> Self {
+    fn new(context: Arc<SimContext>, background: bool) -> Self {
         Self {
             random: Random::new(context.config.seed),
             context,
@@ -82,7 +79,6 @@ impl SimDevice {
             used: 0,
             pending_frees: 0,
             idle_queries: 0,
-            legacy_stream: None,
             default_pool: None,
             next_address: 0,
             last_address: 0,
@@ -106,13 +102,24 @@ pub(crate) struct SimState {
 }
 
 impl SimState {
+    /// Adds a device and its legacy stream.
+    pub(crate) fn add_device(&mut self, context: Arc<SimContext>, background: bool) {
+        let (id, legacy) = (context.id, context.legacy_stream);
+        self.devices.insert(id, SimDevice::new(context, background));
+        self.insert_stream(legacy, id);
+    }
+
     pub(crate) fn add_stream(&mut self, device: u64) -> u64 {
         let id = unique();
+        self.insert_stream(id, device);
+        id
+    }
+
+    fn insert_stream(&mut self, id: u64, device: u64) {
         self.streams.insert(id, SimStream::new(device));
         if let Some(device) = self.devices.get_mut(&device) {
             device.streams.push(id);
         }
-        id
     }
 
     /// Removes a device that is closed and all that belongs to it, its graphs' branches on other
@@ -150,11 +157,6 @@ impl SimState {
         }
         let this_thread = std::thread::current().id();
         self.running.iter().any(|running| running.thread == this_thread)
-    }
-
-    /// Whether the host has seen an access complete.
-    pub(crate) fn is_seen(&self, stamp: &AccessStamp) -> bool {
-        is_seen(&self.streams, stamp.stream, stamp.tick)
     }
 
     /// Everything before the next operation of a stream, the stream itself included.
@@ -241,6 +243,21 @@ impl SimState {
             notify_changed();
         }
         stream.tick
+    }
+
+    /// Enqueues a point of a stream of `device` that others can wait for.
+    pub(crate) fn record(&mut self, device: u64, id: u64, name: OpName) -> EventRecord {
+        let fence = SimFence::new(device, 1);
+        self.push(id, SimOp::new(name, OpWork::Record(Arc::clone(&fence))));
+        EventRecord { fence, clock: Arc::new(self.clock_of(id)) }
+    }
+
+    /// Orders a stream's next operations after a recorded point.
+    pub(crate) fn wait_for(&mut self, id: u64, name: OpName, record: EventRecord) {
+        self.order_after(id, &record.clock);
+        if !record.fence.is_signaled() {
+            self.push(id, SimOp::new(name, OpWork::Wait(record.fence)));
+        }
     }
 }
 

@@ -199,7 +199,9 @@ fn devices_are_ordered_by_events_too() {
         }
         let from: &dyn Driver = &*right.driver;
         // SAFETY: the simulated device checks the ranges.
-        unsafe { left.driver.copy_from_peer(target, from, source, 64, here).unwrap() };
+        unsafe {
+            left.driver.copy_from_peer(RawCopy { target, source, bytes: 64 }, from, here).unwrap()
+        };
         if ordered {
             // Draining the left device runs the operations of the right one that it waits for.
             assert_eq!(left.download(target, 64, here), [7; 64]);
@@ -310,8 +312,9 @@ fn strided_fills_leave_the_gaps() {
     let fixture = fixture();
     let (stream, block, other) = (fixture.stream(), fixture.alloc(64), fixture.alloc(64));
     // SAFETY: the simulated device checks the range.
-    let fill =
-        |at, stride, word, count| unsafe { fixture.driver.fill(at, stride, word, count, stream) };
+    let fill = |at, stride, word, count| unsafe {
+        fixture.driver.fill(RawFill { target: at, stride, word, count }, stream)
+    };
     fill(block, 16, FillWord::U32(0x0101_0101), 4).unwrap();
     fixture.copy(other, block, 4, stream);
     fixture.copy(other, block + 48, 4, stream);

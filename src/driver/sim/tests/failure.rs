@@ -179,12 +179,22 @@ fn some_calls_invalidate_a_capture() {
         ("copy from pageable memory", 900, |fixture, stream, _| {
             let block = fixture.alloc(4);
             // SAFETY: refused, or staged when it returns.
-            unsafe { fixture.driver.copy_to_device(block, [0_u8; 4].as_ptr(), 4, stream) }
+            unsafe {
+                fixture.driver.copy_to_device(
+                    RawCopy { target: block, source: [0_u8; 4].as_ptr(), bytes: 4 },
+                    stream,
+                )
+            }
         }),
         ("copy to pageable memory", 900, |fixture, stream, _| {
             let (block, mut target) = (fixture.alloc(4), [0_u8; 4]);
             // SAFETY: refused, or complete when it returns.
-            unsafe { fixture.driver.copy_to_host(target.as_mut_ptr(), block, 4, stream) }
+            unsafe {
+                fixture.driver.copy_to_host(
+                    RawCopy { target: target.as_mut_ptr(), source: block, bytes: 4 },
+                    stream,
+                )
+            }
         }),
     ];
     for (what, code, call) in calls {
@@ -247,7 +257,10 @@ fn a_device_without_features_refuses_their_calls() {
             driver.mem_free_async(64, stream).unwrap_err().code(),
             driver.host_alloc(64, mapped).unwrap_err().code(),
             driver.host_device_address(pointer).unwrap_err().code(),
-            driver.host_register(pointer, 8, HostFlags::default()).unwrap_err().code(),
+            driver
+                .host_register(NonNull::slice_from_raw_parts(pointer, 8), HostFlags::default())
+                .unwrap_err()
+                .code(),
             driver.context_record(bare.event()).unwrap_err().code(),
         ]
     };

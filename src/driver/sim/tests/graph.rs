@@ -76,8 +76,20 @@ fn copies_of_page_locked_memory_are_made_at_every_launch() {
         .capture(stream, || {
             // SAFETY: page-locked memory that lives to the end of the test.
             unsafe {
-                fixture.driver.copy_to_device(block, source.as_ptr(), 16, stream).unwrap();
-                fixture.driver.copy_to_host(target.as_ptr(), block, 16, stream).unwrap();
+                fixture
+                    .driver
+                    .copy_to_device(
+                        RawCopy { target: block, source: source.as_ptr(), bytes: 16 },
+                        stream,
+                    )
+                    .unwrap();
+                fixture
+                    .driver
+                    .copy_to_host(
+                        RawCopy { target: target.as_ptr(), source: block, bytes: 16 },
+                        stream,
+                    )
+                    .unwrap();
             }
         })
         .unwrap();

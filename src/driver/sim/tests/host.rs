@@ -17,9 +17,18 @@ fn copy(fixture: &Fixture, up: bool, pinned: NonNull<u8>, block: DeviceAddress, 
     // SAFETY: both live for 64 bytes; the test is of the host's own writes.
     unsafe {
         if up {
-            fixture.driver.copy_to_device(block, pinned.as_ptr(), 64, stream).unwrap();
+            fixture
+                .driver
+                .copy_to_device(
+                    RawCopy { target: block, source: pinned.as_ptr(), bytes: 64 },
+                    stream,
+                )
+                .unwrap();
         } else {
-            fixture.driver.copy_to_host(pinned.as_ptr(), block, 64, stream).unwrap();
+            fixture
+                .driver
+                .copy_to_host(RawCopy { target: pinned.as_ptr(), source: block, bytes: 64 }, stream)
+                .unwrap();
         }
     }
 }

@@ -52,7 +52,11 @@ fn a_refused_copy_to_the_host_still_writes_and_says_so() {
     unsafe { fixture.driver.mem_free(block).unwrap() };
     let mut target = [0_u8; 64];
     // SAFETY: pageable memory: complete when the call returns.
-    let error = unsafe { fixture.driver.copy_to_host(target.as_mut_ptr(), block, 64, stream) };
+    let error = unsafe {
+        fixture
+            .driver
+            .copy_to_host(RawCopy { target: target.as_mut_ptr(), source: block, bytes: 64 }, stream)
+    };
     assert_eq!(error.unwrap_err().kind(), ErrorKind::Simulation);
     assert_eq!(target, [0xa5; 64]);
     fixture.saw(Violation::UseAfterFree);
@@ -117,7 +121,13 @@ fn page_locked_memory_is_freed_after_the_host_has_seen_all_uses() {
         let (stream, block, pinned) = (fixture.stream(), fixture.alloc(64), fixture.pinned(64));
         // SAFETY: live for 64 bytes; the test is of the device's checks.
         unsafe {
-            fixture.driver.copy_to_device(block, pinned.as_ptr(), 64, stream).unwrap();
+            fixture
+                .driver
+                .copy_to_device(
+                    RawCopy { target: block, source: pinned.as_ptr(), bytes: 64 },
+                    stream,
+                )
+                .unwrap();
             if known {
                 fixture.sync(stream).unwrap();
             }
@@ -143,11 +153,22 @@ fn a_registration_ends_after_the_host_has_seen_all_uses() {
         let pointer = NonNull::new(memory.as_mut_ptr()).unwrap();
         // SAFETY: live until it is unregistered, which runs all operations that use it.
         unsafe {
-            fixture.driver.host_register(pointer, 64, HostFlags::default()).unwrap();
+            fixture
+                .driver
+                .host_register(NonNull::slice_from_raw_parts(pointer, 64), HostFlags::default())
+                .unwrap();
             assert_eq!(fixture.sim.registered_ranges(), 1);
-            let again = fixture.driver.host_register(pointer, 8, HostFlags::default());
+            let again = fixture
+                .driver
+                .host_register(NonNull::slice_from_raw_parts(pointer, 8), HostFlags::default());
             assert_eq!(again.unwrap_err().code(), 712);
-            fixture.driver.copy_to_device(block, pointer.as_ptr(), 64, stream).unwrap();
+            fixture
+                .driver
+                .copy_to_device(
+                    RawCopy { target: block, source: pointer.as_ptr(), bytes: 64 },
+                    stream,
+                )
+                .unwrap();
             if known {
                 fixture.sync(stream).unwrap();
             }

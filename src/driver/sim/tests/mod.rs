@@ -11,8 +11,8 @@ mod soak;
 
 use super::{Report, SimConfig, SimDriver, Simulator, Violation};
 use crate::driver::{
-    Access, DeviceAddress, Driver, FillWord, HostFlags, Kernel, LaunchConfig, RawArg, RawEvent,
-    RawPool, RawStream,
+    Access, DeviceAddress, Driver, FillWord, HostFlags, Kernel, LaunchConfig, RawArg, RawCopy,
+    RawEvent, RawFill, RawLaunch, RawPool, RawStream,
 };
 use crate::error::{DriverError, Error, ErrorKind, Result};
 use crate::sync::Arc;
@@ -54,7 +54,7 @@ fn notes(run: u64) -> Vec<u64> {
 /// A device and short names for its calls. The raw calls are unsafe, and these tests break their
 /// contracts on purpose: the simulated device has to survive that.
 struct Fixture {
-    driver: Arc<SimDriver>,
+    driver: Arc<dyn Driver>,
     sim: Simulator,
     run: u64,
 }
@@ -116,18 +116,28 @@ impl Fixture {
         stream: RawStream,
     ) -> Result<(), DriverError> {
         // SAFETY: the simulated device checks the range.
-        unsafe { self.driver.fill(at, 1, FillWord::U8(value), bytes, stream) }
+        unsafe {
+            self.driver.fill(
+                RawFill { target: at, stride: 1, word: FillWord::U8(value), count: bytes },
+                stream,
+            )
+        }
     }
 
     fn copy(&self, target: DeviceAddress, source: DeviceAddress, bytes: usize, stream: RawStream) {
         // SAFETY: the simulated device checks the ranges.
-        unsafe { self.driver.copy_on_device(target, source, bytes, stream).unwrap() };
+        unsafe { self.driver.copy_on_device(RawCopy { target, source, bytes }, stream).unwrap() };
     }
 
     fn upload(&self, target: DeviceAddress, source: &[u8], stream: RawStream) {
         // SAFETY: a borrowed slice, staged before the call returns if it is pageable.
         unsafe {
-            self.driver.copy_to_device(target, source.as_ptr(), source.len(), stream).unwrap();
+            self.driver
+                .copy_to_device(
+                    RawCopy { target, source: source.as_ptr(), bytes: source.len() },
+                    stream,
+                )
+                .unwrap();
         }
     }
 
@@ -135,7 +145,9 @@ impl Fixture {
         let mut target = vec![0; bytes];
         // SAFETY: pageable memory: complete when the call returns.
         unsafe {
-            self.driver.copy_to_host(target.as_mut_ptr(), source, bytes, stream).unwrap();
+            self.driver
+                .copy_to_host(RawCopy { target: target.as_mut_ptr(), source, bytes }, stream)
+                .unwrap();
         }
         target
     }
@@ -151,7 +163,12 @@ impl Fixture {
         stream: RawStream,
     ) -> Result<(), DriverError> {
         // SAFETY: the simulated device checks the ranges.
-        unsafe { self.driver.launch(kernel, &LaunchConfig::for_elements(1), arguments, stream) }
+        unsafe {
+            self.driver.launch(
+                RawLaunch { kernel, config: &LaunchConfig::for_elements(1), arguments },
+                stream,
+            )
+        }
     }
 
     fn note(&self, number: u64, stream: RawStream) {

@@ -204,7 +204,7 @@ fn a_dropped_device_runs_its_queues() {
     assert_eq!((sim.live_blocks(), sim.call_count("cuLaunchKernel")), (0, 1));
 }
 
-static CALLER: Mutex<Option<(Arc<SimDriver>, RawStream)>> = Mutex::new(None);
+static CALLER: Mutex<Option<(Arc<dyn Driver>, RawStream)>> = Mutex::new(None);
 
 /// Calls the device that runs it, which has to be refused and not wait for itself.
 static CALL_BACK: Kernel = Kernel::new("call_back", "", |_, _| {

@@ -144,7 +144,10 @@ fn many_threads_do_no_harm() {
                         // touched or freed.
                         unsafe {
                             let target = pinned.as_ptr();
-                            fixture.driver.copy_to_host(target, block, 256, stream).unwrap();
+                            fixture
+                                .driver
+                                .copy_to_host(RawCopy { target, source: block, bytes: 256 }, stream)
+                                .unwrap();
                             fixture.driver.mem_free_async(block, stream).unwrap();
                             fixture.sync(stream).unwrap();
                             assert_eq!(pinned.read(), number);

@@ -16,8 +16,8 @@ fn access(
     let mut check = AccessCheck {
         access,
         stamp: by,
-        ordered: |former: &AccessStamp| former.stream == by.stream,
-        complete: |_: &AccessStamp| false,
+        ordered: &|former: &AccessStamp| former.stream == by.stream,
+        complete: &|_: &AccessStamp| false,
         findings: Vec::new(),
     };
     shadow.access(range, &mut check);
@@ -28,11 +28,11 @@ fn access(
 fn segments_split_and_merge() {
     let mut shadow = ShadowMemory::new(1000, false);
     assert!(access(&mut shadow, (100, 200), Access::Write, stamp(1, 1)).is_empty());
-    assert_eq!(shadow.segments(), 3);
+    assert_eq!(shadow.segments.len(), 3);
     assert!(access(&mut shadow, (200, 300), Access::Write, stamp(1, 1)).is_empty());
-    assert_eq!(shadow.segments(), 3);
+    assert_eq!(shadow.segments.len(), 3);
     assert!(access(&mut shadow, (0, 1000), Access::Write, stamp(1, 2)).is_empty());
-    assert_eq!(shadow.segments(), 1);
+    assert_eq!(shadow.segments.len(), 1);
 }
 
 #[test]
@@ -58,13 +58,13 @@ fn complete_accesses_do_not_pile_up() {
         let mut check = AccessCheck {
             access: Access::Write,
             stamp: stamp(1, tick),
-            ordered: |_: &AccessStamp| true,
-            complete: |former: &AccessStamp| former.tick + 10 < tick,
+            ordered: &|_: &AccessStamp| true,
+            complete: &|former: &AccessStamp| former.tick + 10 < tick,
             findings: Vec::new(),
         };
         shadow.access((at, at + 256), &mut check);
     }
-    assert!(shadow.segments() < 300, "{}", shadow.segments());
+    assert!(shadow.segments.len() < 300, "{}", shadow.segments.len());
 }
 
 /// The state of each byte.
@@ -97,11 +97,13 @@ fn rows_are_what_their_ranges_are() {
             let count = 1 + below((BYTES - start - width) / stride);
             let access = [Access::Read, Access::Write, Access::ReadWrite][below(3) as usize];
             let done = tick.saturating_sub(1 + below(10));
+            let ordered = |former: &AccessStamp| former.stream == stream;
+            let complete = |former: &AccessStamp| former.tick <= done;
             let check = || AccessCheck {
                 access,
                 stamp: stamp(stream, tick),
-                ordered: |former: &AccessStamp| former.stream == stream,
-                complete: |former: &AccessStamp| former.tick <= done,
+                ordered: &ordered,
+                complete: &complete,
                 findings: Vec::new(),
             };
             let (mut one, mut other) = (check(), check());
@@ -133,8 +135,8 @@ fn rows_cost_what_a_range_costs() {
     let check = |tick, access| AccessCheck {
         access,
         stamp: stamp(1, tick),
-        ordered: |_: &AccessStamp| true,
-        complete: |_: &AccessStamp| false,
+        ordered: &|_: &AccessStamp| true,
+        complete: &|_: &AccessStamp| false,
         findings: Vec::new(),
     };
     shadow.access_rows((0, 4), 8, ROWS, &mut check(1, Access::Write));
@@ -145,5 +147,5 @@ fn rows_cost_what_a_range_costs() {
     let mut read = check(4, Access::Read);
     shadow.access((0, 8 * ROWS), &mut read);
     assert_eq!(read.findings, []);
-    assert!(shadow.segments() < 10, "{}", shadow.segments());
+    assert!(shadow.segments.len() < 10, "{}", shadow.segments.len());
 }

@@ -1,0 +1,38 @@
+//! The texts and the kinds of errors.
+
+use super::*;
+
+#[test]
+fn the_message_has_the_call_its_number_and_advice() {
+    let error = Error::driver_call(
+        "allocating 4096 bytes",
+        DriverError::new("cuMemAlloc_v2", DriverError::OUT_OF_MEMORY),
+    );
+    assert_eq!(error.kind(), ErrorKind::OutOfMemory);
+    let driver = error.driver().unwrap();
+    assert_eq!((driver.call(), driver.code()), ("cuMemAlloc_v2", 2));
+    assert_eq!(
+        error.to_string(),
+        "allocating 4096 bytes: cuMemAlloc_v2 returned 2, CUDA_ERROR_OUT_OF_MEMORY \
+         (free memory, ask for less, or use a device with more of it)"
+    );
+    assert!(error.source().is_some());
+}
+
+#[test]
+fn context_loss_is_told_from_other_errors() {
+    for code in [3, 4, 214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721] {
+        let error = DriverError::new("cuStreamSynchronize", code);
+        assert_eq!(error.kind(), ErrorKind::ContextLost, "{error}");
+    }
+    for code in [1, 2, 201, 400, 500, 600, 701, 712, 713, 801, 900, 901, 907, 999] {
+        let error = DriverError::new("cuStreamSynchronize", code);
+        assert_ne!(error.kind(), ErrorKind::ContextLost, "{error}");
+    }
+}
+
+#[test]
+fn codes_without_a_name_still_print() {
+    let text = DriverError::new("cuFuture", 998).to_string();
+    assert_eq!(text, "cuFuture returned 998, an error without a name here");
+}
