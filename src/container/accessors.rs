@@ -1,9 +1,51 @@
-//! The accessors that several containers and views have.
+//! The constructors and accessors that several containers and views have.
+
+/// Constructors in two forms: from the device's current resource, and from one that is given. They share
+/// the body, in which the resource is a [`ResourceHandle`](crate::resource::ResourceHandle).
+macro_rules! constructors {
+    ($(
+        $(#[$doc:meta])*
+        pub fn $name:ident;
+        $(#[$doc_in:meta])*
+        pub fn $name_in:ident($stream:ident $(, $argument:ident: $type:ty)*; $resource:ident) $body:block
+    )+) => {$(
+        $(#[$doc])*
+        pub fn $name($stream: &$crate::stream::Stream $(, $argument: $type)*) -> $crate::error::Result<Self> {
+            let $resource = $crate::resource::current_handle($stream.device())?;
+            $body
+        }
+
+        $(#[$doc_in])*
+        pub fn $name_in(
+            $stream: &$crate::stream::Stream,
+            $($argument: $type,)*
+            resource: $crate::sync::Arc<dyn $crate::resource::DeviceResource>,
+        ) -> $crate::error::Result<Self> {
+            let $resource = $crate::resource::ResourceHandle::from(resource);
+            $body
+        }
+    )+};
+}
+pub(crate) use constructors;
 
 /// The accessors of all containers. The last two arguments are the fields of the
 /// [`Buffer`](super::buffer::Buffer) and of the length.
 macro_rules! container {
-    ([$($generics:tt)*] $type:ty, $element:ty, $($buffer:ident).+, $($length:ident).+) => {
+    ([$($generics:tt)*] $name:ident: $type:ty, $element:ty, $($buffer:ident).+, $($length:ident).+) => {
+        /// Shows where it lives, not what it holds: that is on the device.
+        impl<$($generics)*> std::fmt::Debug for $type {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.debug_struct(stringify!($name))
+                    .field("element", &std::any::type_name::<$element>())
+                    .field("length", &self.$($length).+)
+                    .field("bytes", &self.$($buffer).+.bytes())
+                    .field("address", &format_args!("{:#x}", self.$($buffer).+.address()))
+                    .field("home", &format_args!("{}", self.$($buffer).+.home()))
+                    .field("resource", self.$($buffer).+.resource())
+                    .finish()
+            }
+        }
+
         impl<$($generics)*> $type {
             /// The home stream.
             pub fn stream(&self) -> &$crate::stream::Stream {

@@ -1,14 +1,14 @@
 //! One value in device memory.
 
-use super::accessors::container;
+use super::accessors::{constructors, container};
 use super::device_vec::DeviceVec;
 use super::view::DeviceRead;
 use crate::error::{Error, ErrorKind, Refused, Result};
+use crate::layout::DeviceLayout;
 use crate::resource::DeviceResource;
 use crate::stream::Stream;
 use crate::sync::Arc;
 use bytemuck::Pod;
-use std::fmt;
 
 /// One value of plain data in device memory: a kernel's counter, sum or flag.
 ///
@@ -44,61 +44,53 @@ pub struct DeviceScalar<T: Pod> {
     vec: DeviceVec<T>,
 }
 
-container!([T: Pod] DeviceScalar<T>, T, vec.buffer, vec.length);
+container!([T: Pod] DeviceScalar: DeviceScalar<T>, T, vec.buffer, vec.length);
 
 impl<T: Pod> DeviceScalar<T> {
-    /// `value`, at home on `stream`, from the device's current resource. Nothing waits on the host.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::OutOfMemory`]; [`ErrorKind::InvalidArgument`] if `T` has no size; those of
-    /// [`current_device_resource`](crate::current_device_resource) and of the driver.
-    pub fn new(stream: &Stream, value: T) -> Result<Self> {
-        // SAFETY: written here, before it can be read.
-        let mut scalar = unsafe { Self::uninit(stream)? };
-        scalar.set_value(value)?;
-        Ok(scalar)
-    }
+    constructors! {
+        /// `value`, at home on `stream`, from the device's current resource. Nothing waits on the host.
+        ///
+        /// # Errors
+        ///
+        /// [`ErrorKind::OutOfMemory`]; [`ErrorKind::InvalidArgument`] if `T` has no size; those of
+        /// [`current_device_resource`](crate::current_device_resource) and of the driver.
+        pub fn new;
+        /// As [`new`](Self::new), from `resource`.
+        ///
+        /// ```
+        /// use aquifer::{CudaResource, Device, DeviceScalar};
+        /// use std::sync::Arc;
+        ///
+        /// let device = Device::detect()?;
+        /// let resource = Arc::new(CudaResource::new(&device));
+        /// let count = DeviceScalar::new_in(&device.new_stream()?, 7_u32, resource)?;
+        /// assert_eq!(count.value()?, 7);
+        /// # Ok::<(), aquifer::Error>(())
+        /// ```
+        ///
+        /// # Errors
+        ///
+        /// As there, and [`ErrorKind::WrongDevice`] if `stream` is of another device.
+        pub fn new_in(stream, value: T; resource) {
+            let layout = DeviceLayout::array::<T>(1)?;
+            Ok(Self { vec: DeviceVec::filled(stream, layout, value, resource)? })
+        }
 
-    /// As [`new`](Self::new), from `resource`.
-    ///
-    /// ```
-    /// use aquifer::{CudaResource, Device, DeviceScalar};
-    /// use std::sync::Arc;
-    ///
-    /// let device = Device::detect()?;
-    /// let resource = Arc::new(CudaResource::new(&device));
-    /// let count = DeviceScalar::new_in(&device.new_stream()?, 7_u32, resource)?;
-    /// assert_eq!(count.value()?, 7);
-    /// # Ok::<(), aquifer::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// As there, and [`ErrorKind::WrongDevice`] if `stream` is of another device.
-    pub fn new_in(stream: &Stream, value: T, resource: Arc<dyn DeviceResource>) -> Result<Self> {
-        // SAFETY: written here, before it can be read.
-        let mut scalar = unsafe { Self::uninit_in(stream, resource)? };
-        scalar.set_value(value)?;
-        Ok(scalar)
-    }
-
-    /// A value whose bytes are all zero.
-    ///
-    /// # Errors
-    ///
-    /// As [`new`](Self::new).
-    pub fn zeroed(stream: &Stream) -> Result<Self> {
-        Ok(Self { vec: DeviceVec::zeroed(stream, 1)? })
-    }
-
-    /// As [`zeroed`](Self::zeroed), from `resource`.
-    ///
-    /// # Errors
-    ///
-    /// As [`new_in`](Self::new_in).
-    pub fn zeroed_in(stream: &Stream, resource: Arc<dyn DeviceResource>) -> Result<Self> {
-        Ok(Self { vec: DeviceVec::zeroed_in(stream, 1, resource)? })
+        /// A value whose bytes are all zero.
+        ///
+        /// # Errors
+        ///
+        /// As [`new`](Self::new).
+        pub fn zeroed;
+        /// As [`zeroed`](Self::zeroed), from `resource`.
+        ///
+        /// # Errors
+        ///
+        /// As [`new_in`](Self::new_in).
+        pub fn zeroed_in(stream; resource) {
+            let layout = DeviceLayout::array::<T>(1)?;
+            Ok(Self { vec: DeviceVec::filled(stream, layout, T::zeroed(), resource)? })
+        }
     }
 
     /// A value that is not written yet.
@@ -234,12 +226,5 @@ impl<T: Pod> TryFrom<DeviceVec<T>> for DeviceScalar<T> {
         }
         let what = format!("a vector of {} elements is no scalar", vec.len());
         Err(Refused::new(Error::new(ErrorKind::LengthMismatch, what), vec))
-    }
-}
-
-/// Shows where it lives, not what it holds: that is on the device.
-impl<T: Pod> fmt::Debug for DeviceScalar<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("DeviceScalar").field(&self.vec).finish()
     }
 }

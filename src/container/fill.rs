@@ -35,18 +35,12 @@ impl<T: Pod> DeviceSliceMut<'_, T> {
         let device = self.home().device();
         let call = self.memory_use().order_on(self.home(), CapturePolicy::Join)?;
         for step in steps(bytemuck::bytes_of(&value), self.size_in_bytes()) {
+            let Step { offset, stride, word, count } = step;
+            let address = self.as_device_ptr() + offset as u64;
             // SAFETY: the steps stay inside the view, which is borrowed exclusively and lives until
             // home's later free; home has waited for all use elsewhere.
-            unsafe {
-                device.driver().fill(
-                    self.as_device_ptr() + step.offset as u64,
-                    step.stride,
-                    step.word,
-                    step.count,
-                    call.raw(),
-                )
-            }
-            .with_context(|| format!("filling {} bytes", self.size_in_bytes()))?;
+            let filled = unsafe { device.driver().fill(address, stride, word, count, call.raw()) };
+            filled.with_context(|| format!("filling {} bytes", self.size_in_bytes()))?;
         }
         Ok(())
     }
@@ -69,22 +63,14 @@ fn steps(pattern: &[u8], bytes: usize) -> Vec<Step> {
         _ => 1,
     };
     // The shortest of the words that the whole pattern repeats, if it repeats one.
-    let whole = [1, 2, 4]
+    let repeated = [1, 2, 4]
         .into_iter()
         .find(|&word| word <= width && pattern.chunks(word).all(|chunk| chunk == &pattern[..word]));
-    if let Some(width) = whole {
-        let word = word(&pattern[..width]);
-        return vec![Step { offset: 0, stride: width, word, count: bytes / width }];
-    }
-    let count = bytes / pattern.len();
-    let words = pattern.chunks(width).enumerate();
+    let width = repeated.unwrap_or(width);
+    let stride = repeated.unwrap_or(pattern.len());
+    let words = pattern[..stride].chunks(width).map(word).enumerate();
     words
-        .map(|(index, chunk)| Step {
-            offset: index * width,
-            stride: pattern.len(),
-            word: word(chunk),
-            count,
-        })
+        .map(|(index, word)| Step { offset: index * width, stride, word, count: bytes / stride })
         .collect()
 }
 

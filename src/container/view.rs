@@ -2,7 +2,7 @@
 
 use super::buffer::Buffer;
 use super::memory_use::MemoryUse;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::stream::Stream;
 use bytemuck::Pod;
 use std::fmt;
@@ -112,9 +112,6 @@ view!(DeviceSliceMut, true);
 
 /// Turns a range of indices into start and end, inside `length`.
 pub(super) fn check_range(range: impl RangeBounds<usize>, length: usize) -> Result<Range<usize>> {
-    let outside = |what: String| {
-        Err(Error::new(ErrorKind::OutOfBounds, format!("{what} of a vector of {length} elements")))
-    };
     let start = match range.start_bound() {
         Bound::Included(&start) => start,
         Bound::Excluded(&before) => before.saturating_add(1),
@@ -125,9 +122,13 @@ pub(super) fn check_range(range: impl RangeBounds<usize>, length: usize) -> Resu
         Bound::Excluded(&end) => end,
         Bound::Unbounded => length,
     };
-    if start > end || end > length {
-        return outside(format!("the range {start}..{end} was asked"));
-    }
+    let inside = start <= end && end <= length;
+    ensure!(
+        inside,
+        OutOfBounds,
+        "",
+        "the range {start}..{end} was asked of a vector of {length} elements"
+    );
     Ok(start..end)
 }
 
@@ -136,10 +137,8 @@ pub(super) fn check_index(index: usize, length: usize) -> Result<()> {
     if index < length {
         return Ok(());
     }
-    Err(Error::new(
-        ErrorKind::OutOfBounds,
-        format!("element {index} was asked of a vector of {length} elements"),
-    ))
+    let what = format!("element {index} was asked of a vector of {length} elements");
+    Err(Error::new(ErrorKind::OutOfBounds, what))
 }
 
 impl<'a, T: Pod> DeviceSlice<'a, T> {
