@@ -2,7 +2,7 @@
 
 use crate::device::Device;
 use crate::driver::{DriverResult, ErrorContext, RawEvent, is_forked_child, not_forked};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Result, ensure};
 use crate::sync::Arc;
 use crate::sync::trusted::{AtomicBool, Mutex, Ordering};
 use std::fmt;
@@ -123,11 +123,13 @@ impl Event {
 
     /// The error of asking the device for a point of a graph, which would cost the graph.
     fn outside_of_graphs(&self) -> Result<()> {
-        if self.recorder.is_none() {
-            return Ok(());
-        }
-        Err(Error::new(ErrorKind::Capture, "the event is a point of a graph, and of no stream")
-            .advise("record an event when the capture has ended"))
+        ensure!(
+            self.recorder.is_none(),
+            Capture,
+            "record an event when the capture has ended",
+            "the event is a point of a graph, and of no stream"
+        );
+        Ok(())
     }
 
     pub(crate) fn raw(&self) -> RawEvent {
@@ -143,9 +145,9 @@ impl Event {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Capture`] if it was recorded in a capture, which is not disturbed if it was
-    /// declared ([`Stream::capture`](crate::Stream::capture)); [`ErrorKind::ContextLost`] if earlier
-    /// work on the device failed.
+    /// [`ErrorKind::Capture`](crate::ErrorKind::Capture) if it was recorded in a capture, which is not
+    /// disturbed if it was declared ([`Stream::capture`](crate::Stream::capture));
+    /// [`ErrorKind::ContextLost`](crate::ErrorKind::ContextLost) if earlier work on the device failed.
     pub fn is_complete(&self) -> Result<bool> {
         self.outside_of_graphs()?;
         self.device

@@ -34,7 +34,6 @@ use std::fmt;
 pub struct CudaRef<'a, T: Pod> {
     slice: DeviceSlice<'a, T>,
     home: &'a Arc<CudaStream>,
-    address: u64,
 }
 
 /// Device memory to read and write, for cudarc. From [`DeviceVec::cuda_mut`].
@@ -43,7 +42,6 @@ pub struct CudaRef<'a, T: Pod> {
 pub struct CudaMut<'a, T: Pod> {
     slice: DeviceSliceMut<'a, T>,
     home: &'a Arc<CudaStream>,
-    address: u64,
 }
 
 fn cudarc_home(home: &Stream) -> Result<&Arc<CudaStream>> {
@@ -80,8 +78,7 @@ impl<'a, T: Pod> DeviceSlice<'a, T> {
     ///
     /// [`ErrorKind::Unsupported`] on a simulated device.
     pub fn cuda(self) -> Result<CudaRef<'a, T>> {
-        let home = cudarc_home(self.home())?;
-        Ok(CudaRef { address: self.as_device_ptr(), slice: self, home })
+        Ok(CudaRef { home: cudarc_home(self.home())?, slice: self })
     }
 }
 
@@ -92,8 +89,7 @@ impl<'a, T: Pod> DeviceSliceMut<'a, T> {
     ///
     /// [`ErrorKind::Unsupported`] on a simulated device.
     pub fn cuda_mut(self) -> Result<CudaMut<'a, T>> {
-        let home = cudarc_home(self.home())?;
-        Ok(CudaMut { address: self.as_device_ptr(), slice: self, home })
+        Ok(CudaMut { home: cudarc_home(self.home())?, slice: self })
     }
 }
 
@@ -155,19 +151,19 @@ cudarc_slice!(CudaMut);
 
 impl<T: Pod> DevicePtr<T> for CudaRef<'_, T> {
     fn device_ptr<'s>(&'s self, stream: &'s CudaStream) -> (u64, SyncOnDrop<'s>) {
-        (self.address, order(self.slice.memory_use(), stream))
+        (self.slice.as_device_ptr(), order(self.slice.memory_use(), stream))
     }
 }
 
 impl<T: Pod> DevicePtr<T> for CudaMut<'_, T> {
     fn device_ptr<'s>(&'s self, stream: &'s CudaStream) -> (u64, SyncOnDrop<'s>) {
-        (self.address, order(self.slice.as_slice().memory_use(), stream))
+        (self.slice.as_device_ptr(), order(self.slice.as_slice().memory_use(), stream))
     }
 }
 
 impl<T: Pod> DevicePtrMut<T> for CudaMut<'_, T> {
     fn device_ptr_mut<'s>(&'s mut self, stream: &'s CudaStream) -> (u64, SyncOnDrop<'s>) {
-        (self.address, order(self.slice.memory_use(), stream))
+        (self.slice.as_device_ptr(), order(self.slice.memory_use(), stream))
     }
 }
 

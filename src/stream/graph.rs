@@ -95,12 +95,6 @@ impl Graph {
             .with_context(|| format!("launching a graph on {stream}"))
     }
 
-    /// The streams that it was launched on, each named once.
-    #[cfg(test)]
-    fn launched_on(&self) -> Vec<Stream> {
-        self.launched.lock().clone()
-    }
-
     /// Has the graph keep something until it is gone.
     pub(crate) fn attach(&mut self, attachment: Attachment<Stream>) {
         self.attachments.push(attachment);

@@ -41,31 +41,18 @@ struct StreamInner {
     device: Device,
     raw: RawStream,
     id: u64,
-    keep: Mutex<StreamKeeper>,
+    /// On a GPU cudarc's handle, for its traits too.
+    keep: StreamKeeper,
     gate: Gate<Capture>,
     /// Another library may have the driver's handle, and begin a capture that Aquifer is not told of.
     exposed: AtomicBool,
     /// How many of the handles are pools', which order their memory by the stream as long as it has a
     /// user.
     pools: AtomicUsize,
-    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "there is none"))]
-    cudarc: CudarcHandle,
 }
 
-/// cudarc's handle, for its traits.
-#[cfg(feature = "cuda")]
-type CudarcHandle = Option<Arc<cudarc::driver::CudaStream>>;
-#[cfg(not(feature = "cuda"))]
-type CudarcHandle = ();
-
 impl StreamInner {
-    fn new(
-        device: &Device,
-        raw: RawStream,
-        keep: StreamKeeper,
-        exposed: bool,
-        cudarc: CudarcHandle,
-    ) -> Self {
+    fn new(device: &Device, raw: RawStream, keep: StreamKeeper, exposed: bool) -> Self {
         let id = match device.kind() {
             // Its handles are never used again, and its reports name them.
             BackendKind::Simulated => raw.0,
@@ -75,11 +62,10 @@ impl StreamInner {
             device: device.clone(),
             raw,
             id,
-            keep: Mutex::new(keep),
+            keep,
             gate: Gate::default(),
             exposed: AtomicBool::new(exposed),
             pools: AtomicUsize::new(0),
-            cudarc,
         }
     }
 }
@@ -94,9 +80,7 @@ impl Drop for StreamInner {
     fn drop(&mut self) {
         if is_forked_child() {
             // The stream is the parent's, and a thread of the parent may hold the locks on the way.
-            #[cfg(feature = "cuda")]
-            std::mem::forget(self.cudarc.take());
-            std::mem::forget(self.keep.get_mut().take());
+            std::mem::forget(self.keep.take());
             return;
         }
         let key = (self.device.key(), self.raw);
@@ -106,12 +90,9 @@ impl Drop for StreamInner {
             streams.remove(&key);
         }
         drop(streams);
-        // The keeper is the last of cudarc's handles to go: the backend drops it with the context
-        // current and restores the caller's.
-        #[cfg(feature = "cuda")]
-        drop(self.cudarc.take());
+        // The backend drops the keeper with the context current, and restores the caller's.
         if self.raw != self.device.driver().legacy_stream() {
-            self.device.driver().stream_destroy(self.raw, self.keep.get_mut().take());
+            self.device.driver().stream_destroy(self.raw, self.keep.take());
         }
     }
 }
@@ -167,7 +148,7 @@ impl Stream {
             handle => RawStream(handle),
         };
         let keep: StreamKeeper = Some(Box::new(stream.clone()));
-        let make = || StreamInner::new(&device, raw, keep, true, Some(stream.clone()));
+        let make = || StreamInner::new(&device, raw, keep, true);
         Ok(Self::get_or_register(&device, raw, make))
     }
 
@@ -176,7 +157,7 @@ impl Stream {
     #[cfg(feature = "cuda")]
     pub fn cuda_stream(&self) -> Option<&Arc<cudarc::driver::CudaStream>> {
         self.expose();
-        self.inner.cudarc.as_ref()
+        self.inner.keep.as_ref()?.downcast_ref()
     }
 
     /// The living stream behind a driver's handle, if Aquifer knows it.
@@ -290,15 +271,7 @@ impl Device {
     pub fn new_stream(&self) -> Result<Stream> {
         let new =
             self.driver().stream_create().with_context(|| format!("making a stream on {self}"))?;
-        #[cfg(feature = "cuda")]
-        let cudarc = new
-            .keep
-            .as_ref()
-            .and_then(|keep| keep.downcast_ref::<Arc<cudarc::driver::CudaStream>>())
-            .cloned();
-        #[cfg(not(feature = "cuda"))]
-        let cudarc = ();
-        Ok(Stream::register_new(StreamInner::new(self, new.raw, new.keep, false, cudarc)))
+        Ok(Stream::register_new(StreamInner::new(self, new.raw, new.keep, false)))
     }
 
     /// The legacy default stream, CUDA's handles 0 and 1: one for the whole device.
@@ -306,10 +279,10 @@ impl Device {
         let raw = self.driver().legacy_stream();
         Stream::get_or_register(self, raw, || {
             #[cfg(feature = "cuda")]
-            let cudarc = self.cuda_context().map(|context| context.default_stream());
+            let keep = self.cuda_context().map(|context| Box::new(context.default_stream()) as _);
             #[cfg(not(feature = "cuda"))]
-            let cudarc = ();
-            StreamInner::new(self, raw, None, true, cudarc)
+            let keep = None;
+            StreamInner::new(self, raw, keep, true)
         })
     }
 }

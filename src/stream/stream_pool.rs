@@ -2,7 +2,7 @@
 
 use super::handle::Stream;
 use crate::device::Device;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Result, ensure};
 use crate::sync::Arc;
 use crate::sync::trusted::{AtomicUsize, Ordering};
 use std::fmt;
@@ -57,16 +57,15 @@ impl StreamPool {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidArgument`] if `size` is 0; those of [`Device::new_stream`], and then the
-    /// streams that were made before are gone again.
+    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if `size` is 0; those of
+    /// [`Device::new_stream`], and then the streams that were made before are gone again.
     pub fn with_size(device: &Device, size: usize) -> Result<Self> {
-        if size == 0 {
-            return Err(Error::new(
-                ErrorKind::InvalidArgument,
-                "a pool of no streams was asked, which could hand out none",
-            )
-            .advise("ask for one stream at least"));
-        }
+        ensure!(
+            size > 0,
+            InvalidArgument,
+            "ask for one stream at least",
+            "a pool of no streams was asked, which could hand out none"
+        );
         let streams = (0..size).map(|_| device.new_stream()).collect::<Result<_>>()?;
         let next = AtomicUsize::new(0);
         Ok(Self { inner: Arc::new(StreamPoolInner { device: device.clone(), streams, next }) })

@@ -26,29 +26,15 @@ pub(crate) fn copy<T: Pod>(
         drop(source.memory_use().order_across(home)?);
     }
     let call = target.memory_use().order_on(home, CapturePolicy::Join)?;
+    let (target, source, stream) = (target.as_device_ptr(), source.as_device_ptr(), call.raw());
     if to == from {
         // SAFETY: this stream is ordered for both, which stay allocated until it has passed and do not
         // overlap, one being borrowed exclusively.
-        unsafe {
-            to.driver().copy_on_device(
-                target.as_device_ptr(),
-                source.as_device_ptr(),
-                bytes,
-                call.raw(),
-            )
-        }
-        .with_context(|| format!("copying {bytes} bytes on {to}"))
+        unsafe { to.driver().copy_on_device(target, source, bytes, stream) }
+            .with_context(|| format!("copying {bytes} bytes on {to}"))
     } else {
         // SAFETY: as above; the source is memory of the other device.
-        unsafe {
-            to.driver().copy_from_peer(
-                target.as_device_ptr(),
-                from.driver(),
-                source.as_device_ptr(),
-                bytes,
-                call.raw(),
-            )
-        }
-        .with_context(|| format!("copying {bytes} bytes from {from} to {to}"))
+        unsafe { to.driver().copy_from_peer(target, from.driver(), source, bytes, stream) }
+            .with_context(|| format!("copying {bytes} bytes from {from} to {to}"))
     }
 }
