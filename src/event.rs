@@ -5,7 +5,6 @@ use crate::driver::{DriverResult, ErrorContext, RawEvent, is_forked_child, not_f
 use crate::error::{Result, ensure};
 use crate::sync::Arc;
 use crate::sync::trusted::{AtomicBool, Mutex, Ordering};
-use std::fmt;
 use std::thread::ThreadId;
 
 /// The thread that records a graph. The events that are points of the graph name it.
@@ -76,6 +75,7 @@ impl Recorder {
 /// assert!(event.is_complete()?);
 /// # Ok::<(), aquifer::Error>(())
 /// ```
+#[derive(Debug)]
 pub struct Event {
     device: Device,
     raw: RawEvent,
@@ -123,12 +123,9 @@ impl Event {
 
     /// The error of asking the device for a point of a graph, which would cost the graph.
     fn outside_of_graphs(&self) -> Result<()> {
-        ensure!(
-            self.recorder.is_none(),
-            Capture,
-            "record an event when the capture has ended",
-            "the event is a point of a graph, and of no stream"
-        );
+        let advice = "record an event when the capture has ended";
+        let of_a_stream = self.recorder.is_none();
+        ensure!(of_a_stream, Capture, advice, "the event is a point of a graph, and of no stream");
         Ok(())
     }
 
@@ -180,11 +177,5 @@ impl Drop for Event {
             }
             _ => self.device.give_event(self.raw),
         }
-    }
-}
-
-impl fmt::Debug for Event {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Event").field("device", &self.device).finish_non_exhaustive()
     }
 }

@@ -5,18 +5,21 @@
 macro_rules! constructors {
     ($(
         $(#[$doc:meta])*
-        pub fn $name:ident;
+        pub $([$unsafe:tt])? fn $name:ident $(<$parameter:ident>)?;
         $(#[$doc_in:meta])*
         pub fn $name_in:ident($stream:ident $(, $argument:ident: $type:ty)*; $resource:ident) $body:block
     )+) => {$(
         $(#[$doc])*
-        pub fn $name($stream: &$crate::stream::Stream $(, $argument: $type)*) -> $crate::error::Result<Self> {
+        pub $($unsafe)? fn $name $(<$parameter: bytemuck::Pod>)? (
+            $stream: &$crate::stream::Stream,
+            $($argument: $type),*
+        ) -> $crate::error::Result<Self> {
             let $resource = $crate::resource::current_handle($stream.device())?;
             $body
         }
 
         $(#[$doc_in])*
-        pub fn $name_in(
+        pub $($unsafe)? fn $name_in $(<$parameter: bytemuck::Pod>)? (
             $stream: &$crate::stream::Stream,
             $($argument: $type,)*
             resource: $crate::sync::Arc<dyn $crate::resource::DeviceResource>,
@@ -26,7 +29,30 @@ macro_rules! constructors {
         }
     )+};
 }
-pub(crate) use constructors;
+pub(super) use constructors;
+
+/// The number and the size of elements, by the field or the fields of their number.
+macro_rules! lengths {
+    ([$($generics:tt)*] $type:ty, $element:ty, $($length:ident).+) => {
+        impl<$($generics)*> $type {
+            /// The number of elements.
+            pub fn len(&self) -> usize {
+                self.$($length).+
+            }
+
+            /// Whether there are no elements.
+            pub fn is_empty(&self) -> bool {
+                self.len() == 0
+            }
+
+            /// The size of the elements in bytes.
+            pub fn size_in_bytes(&self) -> usize {
+                self.len() * size_of::<$element>()
+            }
+        }
+    };
+}
+pub(crate) use lengths;
 
 /// The accessors of all containers. The last two arguments are the fields of the
 /// [`Buffer`](super::buffer::Buffer) and of the length.
@@ -136,7 +162,7 @@ macro_rules! container {
         }
     };
 }
-pub(crate) use container;
+pub(super) use container;
 
 /// The copies to and from the host of a type that has `as_slice` and `as_device_slice_mut`.
 macro_rules! host_copies {
@@ -175,4 +201,4 @@ macro_rules! host_copies {
         }
     };
 }
-pub(crate) use host_copies;
+pub(super) use host_copies;

@@ -85,7 +85,6 @@ impl Buffer {
         self.resource.get()
     }
 
-    #[cfg(feature = "cuda")]
     pub(crate) fn frees_with_driver(&self) -> bool {
         self.resource.frees_with_driver(&self.block)
     }

@@ -1,9 +1,8 @@
 //! A slice in device memory that keeps its length.
 
-use super::accessors::{constructors, container, host_copies};
+use super::accessors::{constructors, container, host_copies, lengths};
 use super::buffer::Buffer;
 use super::device_vec::DeviceVec;
-use super::view::lengths;
 use crate::error::{Refused, Result};
 use crate::layout::DeviceLayout;
 use bytemuck::Pod;
@@ -51,7 +50,7 @@ impl<T: Pod> DeviceVec<T> {
 }
 
 container!([T: Pod] DeviceBox: DeviceBox<[T]>, T, buffer, length);
-lengths!([T: Pod] DeviceBox<[T]>, T);
+lengths!([T: Pod] DeviceBox<[T]>, T, length);
 host_copies!([T: Pod] DeviceBox<[T]>, T);
 
 impl<T: Pod> DeviceBox<[T]> {

@@ -5,7 +5,7 @@ use super::device_vec::DeviceVec;
 use super::view::{DeviceRead, DeviceSlice, DeviceSliceMut};
 use crate::error::{Refused, Result};
 use crate::layout::DeviceLayout;
-use crate::resource::{DeviceResource, ResourceHandle, current_handle};
+use crate::resource::DeviceResource;
 use crate::stream::Stream;
 use crate::sync::Arc;
 use bytemuck::Pod;
@@ -122,49 +122,70 @@ impl DeviceBuffer {
         pub fn from_slice_in(stream, source: &[u8]; resource) {
             Ok(Self { bytes: DeviceVec::copied(stream, source, resource)? })
         }
-    }
 
-    /// `bytes` bytes that are not written yet: all that RMM's constructor of a size gives.
-    ///
-    /// ```
-    /// use aquifer::{Device, DeviceBuffer};
-    ///
-    /// let stream = Device::detect()?.new_stream()?;
-    /// // SAFETY: written whole before it is read.
-    /// let mut buffer = unsafe { DeviceBuffer::uninit(&stream, 3)? };
-    /// buffer.copy_from_slice(&[1, 2, 3])?;
-    /// assert_eq!(buffer.to_vec()?, [1, 2, 3]);
-    /// # Ok::<(), aquifer::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// As [`zeroed`](Self::zeroed).
-    ///
-    /// # Safety
-    ///
-    /// As [`DeviceVec::uninit`]: bytes are written before they are read.
-    pub unsafe fn uninit(stream: &Stream, bytes: usize) -> Result<Self> {
-        // SAFETY: the caller's promise.
-        Ok(Self { bytes: unsafe { DeviceVec::uninit(stream, bytes)? } })
-    }
+        /// A copy of device memory, of this device or another, with space for its bytes alone. The two
+        /// streams are ordered for it, and nothing waits on the host.
+        ///
+        /// ```
+        /// use aquifer::{Device, DeviceBuffer, DeviceVec};
+        ///
+        /// let stream = Device::detect()?.new_stream()?;
+        /// let vec = DeviceVec::from_slice(&stream, &[0x0201_u16, 0x0403])?;
+        /// let copy = DeviceBuffer::copy_of(&stream, &vec)?;
+        /// assert_eq!(copy.to_vec()?, [1, 2, 3, 4]);
+        /// # Ok::<(), aquifer::Error>(())
+        /// ```
+        ///
+        /// # Errors
+        ///
+        /// As [`zeroed`](Self::zeroed), and as [`DeviceVec::copy_from`].
+        pub fn copy_of<T>;
+        /// As [`copy_of`](Self::copy_of), from `resource`.
+        ///
+        /// # Errors
+        ///
+        /// As there, and as [`zeroed_in`](Self::zeroed_in).
+        pub fn copy_of_in(stream, source: &impl DeviceRead<T>; resource) {
+            let source = source.as_device_slice().as_bytes();
+            let layout = DeviceLayout::new(source.len())?;
+            let mut bytes = DeviceVec::unwritten(stream, layout, resource)?;
+            bytes.copy_from(&source)?;
+            Ok(Self { bytes })
+        }
 
-    /// As [`uninit`](Self::uninit), from `resource`.
-    ///
-    /// # Errors
-    ///
-    /// As [`zeroed_in`](Self::zeroed_in).
-    ///
-    /// # Safety
-    ///
-    /// As [`uninit`](Self::uninit).
-    pub unsafe fn uninit_in(
-        stream: &Stream,
-        bytes: usize,
-        resource: Arc<dyn DeviceResource>,
-    ) -> Result<Self> {
-        // SAFETY: the caller's promise.
-        Ok(Self { bytes: unsafe { DeviceVec::uninit_in(stream, bytes, resource)? } })
+        /// `bytes` bytes that are not written yet: all that RMM's constructor of a size gives.
+        ///
+        /// ```
+        /// use aquifer::{Device, DeviceBuffer};
+        ///
+        /// let stream = Device::detect()?.new_stream()?;
+        /// // SAFETY: written whole before it is read.
+        /// let mut buffer = unsafe { DeviceBuffer::uninit(&stream, 3)? };
+        /// buffer.copy_from_slice(&[1, 2, 3])?;
+        /// assert_eq!(buffer.to_vec()?, [1, 2, 3]);
+        /// # Ok::<(), aquifer::Error>(())
+        /// ```
+        ///
+        /// # Errors
+        ///
+        /// As [`zeroed`](Self::zeroed).
+        ///
+        /// # Safety
+        ///
+        /// As [`DeviceVec::uninit`]: bytes are written before they are read.
+        pub [unsafe] fn uninit;
+        /// As [`uninit`](Self::uninit), from `resource`.
+        ///
+        /// # Errors
+        ///
+        /// As [`zeroed_in`](Self::zeroed_in).
+        ///
+        /// # Safety
+        ///
+        /// As [`uninit`](Self::uninit).
+        pub fn uninit_in(stream, bytes: usize; resource) {
+            Ok(Self { bytes: DeviceVec::unwritten(stream, DeviceLayout::new(bytes)?, resource)? })
+        }
     }
 
     /// As [`with_layout_in`](Self::with_layout_in), of bytes that are not written yet.
@@ -182,50 +203,6 @@ impl DeviceBuffer {
         resource: Arc<dyn DeviceResource>,
     ) -> Result<Self> {
         Ok(Self { bytes: DeviceVec::unwritten(stream, layout, resource.into())? })
-    }
-
-    /// A copy of device memory, of this device or another, with space for its bytes alone. The two
-    /// streams are ordered for it, and nothing waits on the host.
-    ///
-    /// ```
-    /// use aquifer::{Device, DeviceBuffer, DeviceVec};
-    ///
-    /// let stream = Device::detect()?.new_stream()?;
-    /// let vec = DeviceVec::from_slice(&stream, &[0x0201_u16, 0x0403])?;
-    /// let copy = DeviceBuffer::copy_of(&stream, &vec)?;
-    /// assert_eq!(copy.to_vec()?, [1, 2, 3, 4]);
-    /// # Ok::<(), aquifer::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// As [`zeroed`](Self::zeroed), and as [`DeviceVec::copy_from`].
-    pub fn copy_of<T: Pod>(stream: &Stream, source: &impl DeviceRead<T>) -> Result<Self> {
-        Self::copy(stream, source, current_handle(stream.device())?)
-    }
-
-    /// As [`copy_of`](Self::copy_of), from `resource`.
-    ///
-    /// # Errors
-    ///
-    /// As there, and as [`zeroed_in`](Self::zeroed_in).
-    pub fn copy_of_in<T: Pod>(
-        stream: &Stream,
-        source: &impl DeviceRead<T>,
-        resource: Arc<dyn DeviceResource>,
-    ) -> Result<Self> {
-        Self::copy(stream, source, resource.into())
-    }
-
-    fn copy<T: Pod>(
-        stream: &Stream,
-        source: &impl DeviceRead<T>,
-        resource: ResourceHandle,
-    ) -> Result<Self> {
-        let source = source.as_device_slice().as_bytes();
-        let mut bytes = DeviceVec::unwritten(stream, DeviceLayout::new(source.len())?, resource)?;
-        bytes.copy_from(&source)?;
-        Ok(Self { bytes })
     }
 
     /// A copy of it, from the same resource, at home on the same stream, of the same alignment, with

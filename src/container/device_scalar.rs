@@ -5,9 +5,6 @@ use super::device_vec::DeviceVec;
 use super::view::DeviceRead;
 use crate::error::{Error, ErrorKind, Refused, Result};
 use crate::layout::DeviceLayout;
-use crate::resource::DeviceResource;
-use crate::stream::Stream;
-use crate::sync::Arc;
 use bytemuck::Pod;
 
 /// One value of plain data in device memory: a kernel's counter, sum or flag.
@@ -17,8 +14,8 @@ use bytemuck::Pod;
 /// kernel's argument or as the source of a copy; with cudarc, as `scalar.as_slice().cuda()`.
 ///
 /// Only [`value`](Self::value) waits for the device. To read without a wait, download it inside a
-/// [`scope`](Stream::scope), or turn it [into a vector](Self::into_vec) that
-/// [`Stream::download`] owns while the copy runs.
+/// [`scope`](crate::Stream::scope), or turn it [into a vector](Self::into_vec) that
+/// [`Stream::download`](crate::Stream::download) owns while the copy runs.
 ///
 /// RMM: `device_scalar`. There, the value to set is borrowed until the device has read it, which
 /// nothing checks, and a `bool` may come back with a value that is none; here, the value travels in
@@ -91,45 +88,40 @@ impl<T: Pod> DeviceScalar<T> {
             let layout = DeviceLayout::array::<T>(1)?;
             Ok(Self { vec: DeviceVec::filled(stream, layout, T::zeroed(), resource)? })
         }
-    }
 
-    /// A value that is not written yet.
-    ///
-    /// ```
-    /// use aquifer::{Device, DeviceScalar};
-    ///
-    /// let stream = Device::detect()?.new_stream()?;
-    /// // SAFETY: written before it is read.
-    /// let mut count = unsafe { DeviceScalar::<u64>::uninit(&stream)? };
-    /// count.set_to_zero()?;
-    /// assert_eq!(count.value()?, 0);
-    /// # Ok::<(), aquifer::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// As [`new`](Self::new).
-    ///
-    /// # Safety
-    ///
-    /// As [`DeviceVec::uninit`]: it is written before it is read.
-    pub unsafe fn uninit(stream: &Stream) -> Result<Self> {
-        // SAFETY: the caller's promise.
-        Ok(Self { vec: unsafe { DeviceVec::uninit(stream, 1)? } })
-    }
-
-    /// As [`uninit`](Self::uninit), from `resource`.
-    ///
-    /// # Errors
-    ///
-    /// As [`new_in`](Self::new_in).
-    ///
-    /// # Safety
-    ///
-    /// As [`uninit`](Self::uninit).
-    pub unsafe fn uninit_in(stream: &Stream, resource: Arc<dyn DeviceResource>) -> Result<Self> {
-        // SAFETY: the caller's promise.
-        Ok(Self { vec: unsafe { DeviceVec::uninit_in(stream, 1, resource)? } })
+        /// A value that is not written yet.
+        ///
+        /// ```
+        /// use aquifer::{Device, DeviceScalar};
+        ///
+        /// let stream = Device::detect()?.new_stream()?;
+        /// // SAFETY: written before it is read.
+        /// let mut count = unsafe { DeviceScalar::<u64>::uninit(&stream)? };
+        /// count.set_to_zero()?;
+        /// assert_eq!(count.value()?, 0);
+        /// # Ok::<(), aquifer::Error>(())
+        /// ```
+        ///
+        /// # Errors
+        ///
+        /// As [`new`](Self::new).
+        ///
+        /// # Safety
+        ///
+        /// As [`DeviceVec::uninit`]: it is written before it is read.
+        pub [unsafe] fn uninit;
+        /// As [`uninit`](Self::uninit), from `resource`.
+        ///
+        /// # Errors
+        ///
+        /// As [`new_in`](Self::new_in).
+        ///
+        /// # Safety
+        ///
+        /// As [`uninit`](Self::uninit).
+        pub fn uninit_in(stream; resource) {
+            Ok(Self { vec: DeviceVec::unwritten(stream, DeviceLayout::array::<T>(1)?, resource)? })
+        }
     }
 
     /// The value. Waits for the home stream.

@@ -1,13 +1,12 @@
 //! The growable vector in device memory.
 
-use super::accessors::{constructors, container, host_copies};
+use super::accessors::{constructors, container, host_copies, lengths};
 use super::buffer::Buffer;
-use super::view::{DeviceRead, DeviceSlice, DeviceSliceMut, check_index, lengths};
+use super::view::{DeviceRead, DeviceSlice, DeviceSliceMut, TwoSlicesMut, check_index};
 use crate::error::{Error, ErrorKind, Refused, Result, ensure};
 use crate::layout::DeviceLayout;
-use crate::resource::{DeviceResource, ResourceHandle, current_handle};
+use crate::resource::ResourceHandle;
 use crate::stream::Stream;
-use crate::sync::Arc;
 use crate::transfer::blocking;
 use allocator_api2::alloc::Allocator;
 use allocator_api2::vec::Vec as AllocVec;
@@ -52,7 +51,7 @@ pub struct DeviceVec<T: Pod> {
 }
 
 container!([T: Pod] DeviceVec: DeviceVec<T>, T, buffer, length);
-lengths!([T: Pod] DeviceVec<T>, T);
+lengths!([T: Pod] DeviceVec<T>, T, length);
 host_copies!([T: Pod] DeviceVec<T>, T);
 
 impl<T: Pod> DeviceVec<T> {
@@ -155,53 +154,45 @@ impl<T: Pod> DeviceVec<T> {
         pub fn from_slice_in(stream, source: &[T]; resource) {
             Self::copied(stream, source, resource)
         }
-    }
 
-    /// `length` elements that are not written yet: RMM's main point, since the first kernel writes most
-    /// buffers whole.
-    ///
-    /// The simulated device reports a read of bytes that were never written. (Memory that a pool
-    /// hands out again was written by its former user.)
-    ///
-    /// ```
-    /// use aquifer::{Device, DeviceVec};
-    ///
-    /// let stream = Device::detect()?.new_stream()?;
-    /// // SAFETY: written whole before it is read.
-    /// let mut vec = unsafe { DeviceVec::<u32>::uninit(&stream, 3)? };
-    /// vec.copy_from_slice(&[1, 2, 3])?;
-    /// assert_eq!(vec.get(2)?, 3);
-    /// # Ok::<(), aquifer::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// As [`with_capacity`](Self::with_capacity).
-    ///
-    /// # Safety
-    ///
-    /// Elements are written before they are read, by whatever means. (Any bit pattern is a `T`, so
-    /// what is read too early has no defined value, but another program's data may be in it.)
-    pub unsafe fn uninit(stream: &Stream, length: usize) -> Result<Self> {
-        let resource = current_handle(stream.device())?;
-        Self::unwritten(stream, DeviceLayout::array::<T>(length)?, resource)
-    }
-
-    /// As [`uninit`](Self::uninit), from `resource`.
-    ///
-    /// # Errors
-    ///
-    /// As [`with_capacity_in`](Self::with_capacity_in).
-    ///
-    /// # Safety
-    ///
-    /// As [`uninit`](Self::uninit).
-    pub unsafe fn uninit_in(
-        stream: &Stream,
-        length: usize,
-        resource: Arc<dyn DeviceResource>,
-    ) -> Result<Self> {
-        Self::unwritten(stream, DeviceLayout::array::<T>(length)?, resource.into())
+        /// `length` elements that are not written yet: RMM's main point, since the first kernel writes most
+        /// buffers whole.
+        ///
+        /// The simulated device reports a read of bytes that were never written. (Memory that a pool
+        /// hands out again was written by its former user.)
+        ///
+        /// ```
+        /// use aquifer::{Device, DeviceVec};
+        ///
+        /// let stream = Device::detect()?.new_stream()?;
+        /// // SAFETY: written whole before it is read.
+        /// let mut vec = unsafe { DeviceVec::<u32>::uninit(&stream, 3)? };
+        /// vec.copy_from_slice(&[1, 2, 3])?;
+        /// assert_eq!(vec.get(2)?, 3);
+        /// # Ok::<(), aquifer::Error>(())
+        /// ```
+        ///
+        /// # Errors
+        ///
+        /// As [`with_capacity`](Self::with_capacity).
+        ///
+        /// # Safety
+        ///
+        /// Elements are written before they are read, by whatever means. (Any bit pattern is a `T`, so
+        /// what is read too early has no defined value, but another program's data may be in it.)
+        pub [unsafe] fn uninit;
+        /// As [`uninit`](Self::uninit), from `resource`.
+        ///
+        /// # Errors
+        ///
+        /// As [`with_capacity_in`](Self::with_capacity_in).
+        ///
+        /// # Safety
+        ///
+        /// As [`uninit`](Self::uninit).
+        pub fn uninit_in(stream, length: usize; resource) {
+            Self::unwritten(stream, DeviceLayout::array::<T>(length)?, resource)
+        }
     }
 
     /// Elements that fit without a new allocation.
@@ -240,10 +231,7 @@ impl<T: Pod> DeviceVec<T> {
     /// # Errors
     ///
     /// [`ErrorKind::OutOfBounds`] if `middle` lies past the end.
-    pub fn split_at_mut(
-        &mut self,
-        middle: usize,
-    ) -> Result<(DeviceSliceMut<'_, T>, DeviceSliceMut<'_, T>)> {
+    pub fn split_at_mut(&mut self, middle: usize) -> Result<TwoSlicesMut<'_, T>> {
         self.as_mut_slice().into_split_at_mut(middle)
     }
 
@@ -344,13 +332,8 @@ impl<T: Pod> DeviceVec<T> {
     pub(super) fn length_as<U: Pod>(&self) -> Result<usize> {
         refuse_zero_sized::<U>()?;
         let (bytes, size, alignment) = (self.size_in_bytes(), size_of::<U>(), align_of::<U>());
-        let whole = bytes.is_multiple_of(size);
-        ensure!(
-            whole,
-            LengthMismatch,
-            "",
-            "{bytes} bytes are no whole number of elements of {size}"
-        );
+        let what = format_args!("{bytes} bytes are no whole number of elements of {size}");
+        ensure!(bytes.is_multiple_of(size), LengthMismatch, "", "{what}");
         let aligned = self.buffer.address().is_multiple_of(alignment as u64);
         ensure!(aligned, InvalidArgument, "", "the memory is not aligned to {alignment} bytes");
         Ok(bytes / size)

@@ -1,5 +1,6 @@
 //! Guards: device memory on a stream that is ordered for its use.
 
+use super::accessors::lengths;
 use super::memory_use::CapturePolicy;
 use super::stream_ref::StreamRef;
 use super::view::{DeviceSlice, DeviceSliceMut};
@@ -50,26 +51,17 @@ macro_rules! guard {
                 self.slice.as_device_ptr()
             }
 
-            /// The number of elements.
-            pub fn len(&self) -> usize {
-                self.slice.len()
-            }
-
-            /// Whether there are no elements.
-            pub fn is_empty(&self) -> bool {
-                self.slice.is_empty()
-            }
-
             /// The stream that it may be used on.
             pub fn stream(&self) -> &'a S {
                 self.stream
             }
 
-            #[cfg(feature = "cuda")]
             pub(crate) fn address(&self) -> &u64 {
                 self.slice.address()
             }
         }
+
+        lengths!([T: Pod, S] $name<'_, T, S>, T, slice.length);
 
         impl<T: Pod, S> fmt::Debug for $name<'_, T, S> {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

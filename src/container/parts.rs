@@ -40,7 +40,6 @@ impl<T: Pod> DeviceVec<T> {
     }
 
     /// Whether `cuMemFreeAsync` of the vector's address would free it.
-    #[cfg(feature = "cuda")]
     pub(crate) fn buffer_frees_with_driver(&self) -> bool {
         self.buffer.frees_with_driver()
     }

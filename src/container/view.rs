@@ -1,5 +1,6 @@
 //! Views of device memory, and the traits of memory to read and to write.
 
+use super::accessors::lengths;
 use super::buffer::Buffer;
 use super::memory_use::MemoryUse;
 use crate::error::{Error, ErrorKind, Result, ensure};
@@ -9,29 +10,6 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Bound, Range, RangeBounds};
 
-/// `len` and its kin, of a type with a field `length`.
-macro_rules! lengths {
-    ([$($generics:tt)*] $type:ty, $element:ty) => {
-        impl<$($generics)*> $type {
-            /// The number of elements.
-            pub fn len(&self) -> usize {
-                self.length
-            }
-
-            /// Whether there are no elements.
-            pub fn is_empty(&self) -> bool {
-                self.length == 0
-            }
-
-            /// The size of the elements in bytes.
-            pub fn size_in_bytes(&self) -> usize {
-                self.length * size_of::<$element>()
-            }
-        }
-    };
-}
-pub(super) use lengths;
-
 /// A borrowed range of a [`DeviceVec`](crate::DeviceVec), to read: `&[T]` on the device.
 ///
 /// Its vector's home stream is its own, and a use of either is a use of the other.
@@ -40,7 +18,7 @@ pub struct DeviceSlice<'a, T: Pod> {
     buffer: &'a Buffer,
     /// Inside of the buffer.
     address: u64,
-    length: usize,
+    pub(super) length: usize,
     elements: PhantomData<&'a [T]>,
 }
 
@@ -51,13 +29,16 @@ pub struct DeviceSliceMut<'a, T: Pod> {
     buffer: &'a Buffer,
     /// Inside of the buffer.
     address: u64,
-    length: usize,
+    pub(super) length: usize,
     elements: PhantomData<&'a mut [T]>,
 }
 
+/// Two parts of one slice.
+pub(super) type TwoSlicesMut<'a, T> = (DeviceSliceMut<'a, T>, DeviceSliceMut<'a, T>);
+
 macro_rules! view {
     ($name:ident, $writes:literal) => {
-        lengths!(['a, T: Pod] $name<'a, T>, T);
+        lengths!(['a, T: Pod] $name<'a, T>, T, length);
 
         impl<'a, T: Pod> $name<'a, T> {
             pub(super) fn new(buffer: &'a Buffer, length: usize) -> Self {
@@ -71,7 +52,6 @@ macro_rules! view {
                 Self { buffer: self.buffer, address, length, elements: PhantomData }
             }
 
-            #[cfg(feature = "cuda")]
             pub(super) fn address(&self) -> &u64 {
                 &self.address
             }
@@ -122,13 +102,8 @@ pub(super) fn check_range(range: impl RangeBounds<usize>, length: usize) -> Resu
         Bound::Excluded(&end) => end,
         Bound::Unbounded => length,
     };
-    let inside = start <= end && end <= length;
-    ensure!(
-        inside,
-        OutOfBounds,
-        "",
-        "the range {start}..{end} was asked of a vector of {length} elements"
-    );
+    let what = format_args!("the range {start}..{end} was asked of a vector of {length} elements");
+    ensure!(start <= end && end <= length, OutOfBounds, "", "{what}");
     Ok(start..end)
 }
 
@@ -204,10 +179,7 @@ impl<'a, T: Pod> DeviceSliceMut<'a, T> {
     /// # Errors
     ///
     /// [`ErrorKind::OutOfBounds`] if `middle` lies past the end.
-    pub fn split_at_mut(
-        &mut self,
-        middle: usize,
-    ) -> Result<(DeviceSliceMut<'_, T>, DeviceSliceMut<'_, T>)> {
+    pub fn split_at_mut(&mut self, middle: usize) -> Result<TwoSlicesMut<'_, T>> {
         self.reborrow().into_split_at_mut(middle)
     }
 
@@ -216,10 +188,7 @@ impl<'a, T: Pod> DeviceSliceMut<'a, T> {
     /// # Errors
     ///
     /// [`ErrorKind::OutOfBounds`] if `middle` lies past the end.
-    pub fn into_split_at_mut(
-        self,
-        middle: usize,
-    ) -> Result<(DeviceSliceMut<'a, T>, DeviceSliceMut<'a, T>)> {
+    pub fn into_split_at_mut(self, middle: usize) -> Result<TwoSlicesMut<'a, T>> {
         check_range(middle.., self.length)?;
         Ok((self.part(0, middle), self.part(middle, self.length - middle)))
     }

@@ -5,7 +5,7 @@ use crate::container::{
 };
 use crate::device::Device;
 use crate::driver::RawStream;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{DriverError, Error, ErrorKind, Result};
 use crate::stream::Stream;
 use crate::sync::Arc;
 use bytemuck::Pod;
@@ -71,28 +71,6 @@ impl<T: Pod> DeviceVec<T> {
     }
 }
 
-impl<'a, T: Pod> DeviceSlice<'a, T> {
-    /// The view, for cudarc's functions.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::Unsupported`] on a simulated device.
-    pub fn cuda(self) -> Result<CudaRef<'a, T>> {
-        Ok(CudaRef { home: cudarc_home(self.home())?, slice: self })
-    }
-}
-
-impl<'a, T: Pod> DeviceSliceMut<'a, T> {
-    /// The view, for cudarc's functions.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::Unsupported`] on a simulated device.
-    pub fn cuda_mut(self) -> Result<CudaMut<'a, T>> {
-        Ok(CudaMut { home: cudarc_home(self.home())?, slice: self })
-    }
-}
-
 /// Orders a stream of cudarc after home, and home's next conflicting use after it.
 ///
 /// cudarc's traits have no way to return an error: where the order cannot be made with events, the host
@@ -127,8 +105,26 @@ fn order<'s>(memory: MemoryUse<'_>, stream: &'s CudaStream) -> SyncOnDrop<'s> {
     SyncOnDrop::Record(None)
 }
 
+impl From<cudarc::driver::DriverError> for Error {
+    fn from(error: cudarc::driver::DriverError) -> Self {
+        // Its number alone: to format it would ask the driver for its name.
+        Self::driver_call("a call of cudarc failed", DriverError::new("cudarc", error.0 as u32))
+    }
+}
+
 macro_rules! cudarc_slice {
-    ($name:ident) => {
+    ($name:ident, $slice:ident, $make:ident) => {
+        impl<'a, T: Pod> $slice<'a, T> {
+            /// The view, for cudarc's functions.
+            ///
+            /// # Errors
+            ///
+            /// [`ErrorKind::Unsupported`] on a simulated device.
+            pub fn $make(self) -> Result<$name<'a, T>> {
+                Ok($name { home: cudarc_home(self.home())?, slice: self })
+            }
+        }
+
         impl<T: Pod> CudarcSlice<T> for $name<'_, T> {
             fn len(&self) -> usize {
                 self.slice.len()
@@ -146,8 +142,8 @@ macro_rules! cudarc_slice {
         }
     };
 }
-cudarc_slice!(CudaRef);
-cudarc_slice!(CudaMut);
+cudarc_slice!(CudaRef, DeviceSlice, cuda);
+cudarc_slice!(CudaMut, DeviceSliceMut, cuda_mut);
 
 impl<T: Pod> DevicePtr<T> for CudaRef<'_, T> {
     fn device_ptr<'s>(&'s self, stream: &'s CudaStream) -> (u64, SyncOnDrop<'s>) {

@@ -135,18 +135,17 @@ impl Stream {
     #[cfg(feature = "cuda")]
     pub fn from_cudarc(stream: &Arc<cudarc::driver::CudaStream>) -> Result<Self> {
         let device = Device::from_cudarc(stream.context())?;
+        let raw = RawStream(stream.cu_stream() as u64);
         // 1 is the legacy default stream's other name.
-        let raw = match stream.cu_stream() as u64 {
-            0 | 1 => return Ok(device.default_stream()),
-            2 => {
-                return Err(Error::new(
-                    ErrorKind::InvalidArgument,
-                    "the per-thread default stream was given as a stream of its own",
-                )
-                .advise("use Device::per_thread_stream on the thread that wants it"));
-            }
-            handle => RawStream(handle),
-        };
+        if raw.0 <= 1 {
+            return Ok(device.default_stream());
+        }
+        crate::error::ensure!(
+            raw.0 != 2,
+            InvalidArgument,
+            "use Device::per_thread_stream on the thread that wants it",
+            "the per-thread default stream was given as a stream of its own"
+        );
         let keep: StreamKeeper = Some(Box::new(stream.clone()));
         let make = || StreamInner::new(&device, raw, keep, true);
         Ok(Self::get_or_register(&device, raw, make))
@@ -161,7 +160,6 @@ impl Stream {
     }
 
     /// The living stream behind a driver's handle, if Aquifer knows it.
-    #[cfg(feature = "cuda")]
     pub(crate) fn by_handle(device: &Device, handle: u64) -> Option<Self> {
         if is_forked_child() {
             return None;
@@ -215,7 +213,6 @@ impl Stream {
     }
 
     /// Whether this is the stream behind a handle of the driver.
-    #[cfg(feature = "cuda")]
     pub(crate) fn is_handle(&self, device: &Device, raw: RawStream) -> bool {
         self.device() == device && self.inner.raw == raw
     }

@@ -5,7 +5,6 @@ use crate::device::Device;
 use crate::error::{Result, ensure};
 use crate::sync::Arc;
 use crate::sync::trusted::{AtomicUsize, Ordering};
-use std::fmt;
 
 /// Streams of one device, made once and handed out in turn: RMM's `cuda_stream_pool`.
 ///
@@ -27,11 +26,12 @@ use std::fmt;
 /// }
 /// # Ok::<(), aquifer::Error>(())
 /// ```
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct StreamPool {
     inner: Arc<StreamPoolInner>,
 }
 
+#[derive(Debug)]
 struct StreamPoolInner {
     device: Device,
     /// At least one.
@@ -105,14 +105,5 @@ impl<'a> IntoIterator for &'a StreamPool {
 
     fn into_iter(self) -> Self::IntoIter {
         self.iter()
-    }
-}
-
-impl fmt::Debug for StreamPool {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("StreamPool")
-            .field("device", self.device())
-            .field("len", &self.len())
-            .finish()
     }
 }

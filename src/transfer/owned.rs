@@ -240,10 +240,8 @@ impl<B: HostBuffer> Transfer<B> {
     ///
     /// Those of asking the device: earlier work on it failed.
     pub fn is_complete(&self) -> Result<bool> {
-        match &self.in_flight {
-            Some(in_flight) => in_flight.event.event().is_complete(),
-            None => Ok(true),
-        }
+        let asked = |in_flight: &InFlight<B>| in_flight.event.event().is_complete();
+        self.in_flight.as_ref().map_or(Ok(true), asked)
     }
 
     /// Blocks until the copy is complete, and gives the buffers back.

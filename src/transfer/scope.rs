@@ -2,7 +2,7 @@
 
 use super::enqueue::{to_device, to_host};
 use super::stopped::{HostAccess, outlives_its_call, synchronize_or_abort};
-use crate::container::{DeviceRead, DeviceWrite, Launch};
+use crate::container::{DeviceRead, DeviceWrite, Launch, lengths};
 use crate::driver::Access;
 use crate::error::{Error, Result, ensure};
 use crate::pinned::device_address;
@@ -232,16 +232,9 @@ macro_rules! mapped {
                 self.address
             }
 
-            /// The number of elements.
-            pub fn len(&self) -> usize {
-                self.length
-            }
-
-            /// Whether there are no elements.
-            pub fn is_empty(&self) -> bool {
-                self.length == 0
-            }
         }
+
+        lengths!([T: Pod] $name<'_, T>, T, length);
 
         impl<T: Pod> fmt::Debug for $name<'_, T> {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -272,7 +265,7 @@ impl<'a> Launch<'a> {
     /// stream than the scope, which would not wait for it.
     pub fn mapped_input<T: Pod>(self, data: &'a Mapped<'_, T>) -> Result<Self> {
         self.on_scope(data.stream)?;
-        Ok(self.host(data.address, data.length * size_of::<T>(), Access::Read))
+        Ok(self.host(data.address, data.size_in_bytes(), Access::Read))
     }
 
     /// Mapped host memory that the kernel reads and writes where it lies.
@@ -282,7 +275,7 @@ impl<'a> Launch<'a> {
     /// As [`mapped_input`](Self::mapped_input).
     pub fn mapped_in_out<T: Pod>(self, data: &'a mut MappedMut<'_, T>) -> Result<Self> {
         self.on_scope(data.stream)?;
-        Ok(self.host(data.address, data.length * size_of::<T>(), Access::ReadWrite))
+        Ok(self.host(data.address, data.size_in_bytes(), Access::ReadWrite))
     }
 
     fn on_scope(&self, stream: &Stream) -> Result<()> {
