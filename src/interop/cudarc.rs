@@ -93,7 +93,7 @@ fn order<'s>(memory: MemoryUse<'_>, stream: &'s CudaStream) -> SyncOnDrop<'s> {
         memory.order_or_block(&own);
     } else if raw.0 == 0 {
         memory.order_or_block(&device.default_stream());
-    } else if let Some(known) = Stream::by_handle(&device, raw.0) {
+    } else if let Some(known) = Stream::by_handle(&device, raw) {
         memory.order_or_block(&known);
     } else {
         // Aquifer does not keep it alive, so home will wait for its whole context: that covers the work

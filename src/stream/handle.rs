@@ -160,13 +160,11 @@ impl Stream {
     }
 
     /// The living stream behind a driver's handle, if Aquifer knows it.
-    pub(crate) fn by_handle(device: &Device, handle: u64) -> Option<Self> {
+    pub(crate) fn by_handle(device: &Device, raw: RawStream) -> Option<Self> {
         if is_forked_child() {
             return None;
         }
-        let handle = if handle == 1 { 0 } else { handle };
-        let key = (device.key(), RawStream(handle));
-        STREAMS.lock().get(&key).and_then(Weak::upgrade).map(|inner| Self { inner })
+        STREAMS.lock().get(&(device.key(), raw)).and_then(Weak::upgrade).map(|inner| Self { inner })
     }
 
     /// The device that the stream runs on.

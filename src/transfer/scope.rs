@@ -163,8 +163,7 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     /// As [`MappedAlloc::device_address`](crate::MappedAlloc::device_address), and
     /// [`ErrorKind::WrongDevice`](crate::ErrorKind::WrongDevice).
     pub fn map<T: Pod>(&'scope self, host: &'scope [T]) -> Result<Mapped<'scope, T>> {
-        let address = self.address(NonNull::from(host).cast(), size_of_val(host))?;
-        self.note_access(HostAccess::Read);
+        let address = self.address(NonNull::from(host), HostAccess::Read)?;
         Ok(Mapped { address, length: host.len(), stream: self.stream, host: PhantomData })
     }
 
@@ -190,9 +189,8 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     ///
     /// As [`map`](Self::map).
     pub fn map_mut<T: Pod>(&'scope self, host: &'scope mut [T]) -> Result<MappedMut<'scope, T>> {
-        let (length, bytes) = (host.len(), size_of_val(host));
-        let address = self.address(NonNull::from(host).cast(), bytes)?;
-        self.note_access(HostAccess::Write);
+        let length = host.len();
+        let address = self.address(NonNull::from(host), HostAccess::Write)?;
         Ok(MappedMut { address, length, stream: self.stream, host: PhantomData })
     }
 
@@ -200,12 +198,15 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         self.access.set(self.access.get().max(access));
     }
 
-    fn address(&self, host: NonNull<u8>, bytes: usize) -> Result<u64> {
-        if bytes == 0 {
-            return Ok(0);
+    /// The device's address of mapped memory, which kernels may use so from here on.
+    fn address<T>(&self, host: NonNull<[T]>, access: HostAccess) -> Result<u64> {
+        let mut address = 0;
+        if host.len() * size_of::<T>() != 0 {
+            let device;
+            (address, device) = device_address(host.cast())?;
+            self.stream.device().require(&device, "the mapped memory")?;
         }
-        let (address, device) = device_address(host)?;
-        self.stream.device().require(&device, "the mapped memory")?;
+        self.note_access(access);
         Ok(address)
     }
 }

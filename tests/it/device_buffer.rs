@@ -270,6 +270,11 @@ fn an_alignment_is_kept_by_all_that_takes_the_buffers_place() {
             let moved = buffer;
             aligned(&moved, "moved");
             assert_eq!(moved.to_vec().unwrap(), bytes(100));
+            let mut vec = moved.into_vec::<u8>().unwrap();
+            odd();
+            vec.reserve(10_000).unwrap();
+            assert_eq!(vec.as_device_ptr() % alignment as u64, 0, "a vector {alignment}");
+            aligned(&DeviceBuffer::from(vec), "a buffer again");
             assert_eq!(clone.to_vec().unwrap(), bytes(100));
         }
     }
