@@ -1,58 +1,37 @@
 //! The constructors and accessors that several containers and views have.
 
 /// Constructors in two forms: from the device's current resource, and from one that is given. They share
-/// the body, in which the resource is a [`ResourceHandle`](crate::resource::ResourceHandle).
+/// their arguments, and the body, in which the resource is a
+/// [`ResourceHandle`](crate::resource::ResourceHandle).
 macro_rules! constructors {
     ($(
         $(#[$doc:meta])*
-        pub $([$unsafe:tt])? fn $name:ident $(<$parameter:ident>)?;
+        pub $([$unsafe:tt])? fn $name:ident $(<$parameter:ident: $bound:ident>)? (
+            $stream:ident: $home:ty $(, $argument:ident: $type:ty)*
+        ) -> $result:ty;
         $(#[$doc_in:meta])*
-        pub fn $name_in:ident($stream:ident $(, $argument:ident: $type:ty)*; $resource:ident) $body:block
+        pub fn $name_in:ident(.., $resource:ident) $body:block
     )+) => {$(
         $(#[$doc])*
-        pub $($unsafe)? fn $name $(<$parameter: bytemuck::Pod>)? (
-            $stream: &$crate::stream::Stream,
-            $($argument: $type),*
-        ) -> $crate::error::Result<Self> {
+        pub $($unsafe)? fn $name $(<$parameter: $bound>)? (
+            $stream: $home $(, $argument: $type)*
+        ) -> $result {
             let $resource = $crate::resource::current_handle($stream.device())?;
             $body
         }
 
         $(#[$doc_in])*
-        pub $($unsafe)? fn $name_in $(<$parameter: bytemuck::Pod>)? (
-            $stream: &$crate::stream::Stream,
+        pub $($unsafe)? fn $name_in $(<$parameter: $bound>)? (
+            $stream: $home,
             $($argument: $type,)*
             resource: $crate::sync::Arc<dyn $crate::resource::DeviceResource>,
-        ) -> $crate::error::Result<Self> {
+        ) -> $result {
             let $resource = $crate::resource::ResourceHandle::from(resource);
             $body
         }
     )+};
 }
 pub(super) use constructors;
-
-/// The number and the size of elements, by the field or the fields of their number.
-macro_rules! lengths {
-    ([$($generics:tt)*] $type:ty, $element:ty, $($length:ident).+) => {
-        impl<$($generics)*> $type {
-            /// The number of elements.
-            pub fn len(&self) -> usize {
-                self.$($length).+
-            }
-
-            /// Whether there are no elements.
-            pub fn is_empty(&self) -> bool {
-                self.len() == 0
-            }
-
-            /// The size of the elements in bytes.
-            pub fn size_in_bytes(&self) -> usize {
-                self.len() * size_of::<$element>()
-            }
-        }
-    };
-}
-pub(crate) use lengths;
 
 /// The accessors of all containers. The last two arguments are the fields of the
 /// [`Buffer`](super::buffer::Buffer) and of the length.

@@ -1,10 +1,12 @@
 //! A slice in device memory that keeps its length.
 
-use super::accessors::{constructors, container, host_copies, lengths};
+use super::accessors::{constructors, container, host_copies};
 use super::buffer::Buffer;
 use super::device_vec::DeviceVec;
+use super::view::lengths;
 use crate::error::{Refused, Result};
 use crate::layout::DeviceLayout;
+use crate::stream::Stream;
 use bytemuck::Pod;
 use std::marker::PhantomData;
 
@@ -64,13 +66,13 @@ impl<T: Pod> DeviceBox<[T]> {
         /// # Errors
         ///
         /// As [`DeviceVec::zeroed`].
-        pub fn zeroed;
+        pub fn zeroed(stream: &Stream, length: usize) -> Result<Self>;
         /// As [`zeroed`](Self::zeroed), from `resource`.
         ///
         /// # Errors
         ///
         /// As [`DeviceVec::zeroed_in`].
-        pub fn zeroed_in(stream, length: usize; resource) {
+        pub fn zeroed_in(.., resource) {
             let layout = DeviceLayout::array::<T>(length)?;
             Ok(Self::of(DeviceVec::filled(stream, layout, T::zeroed(), resource)?))
         }
@@ -80,13 +82,13 @@ impl<T: Pod> DeviceBox<[T]> {
         /// # Errors
         ///
         /// As [`DeviceVec::from_slice`].
-        pub fn from_slice;
+        pub fn from_slice(stream: &Stream, source: &[T]) -> Result<Self>;
         /// As [`from_slice`](Self::from_slice), from `resource`.
         ///
         /// # Errors
         ///
         /// As [`DeviceVec::from_slice_in`].
-        pub fn from_slice_in(stream, source: &[T]; resource) {
+        pub fn from_slice_in(.., resource) {
             Ok(Self::of(DeviceVec::copied(stream, source, resource)?))
         }
     }

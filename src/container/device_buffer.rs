@@ -51,13 +51,13 @@ impl DeviceBuffer {
         /// # Errors
         ///
         /// Those of [`current_device_resource`](crate::current_device_resource).
-        pub fn new;
+        pub fn new(stream: &Stream) -> Result<Self>;
         /// As [`new`](Self::new), from `resource`.
         ///
         /// # Errors
         ///
         /// [`ErrorKind::WrongDevice`](crate::ErrorKind::WrongDevice) if `stream` is of another device.
-        pub fn new_in(stream; resource) {
+        pub fn new_in(.., resource) {
             Ok(Self { bytes: DeviceVec::unwritten(stream, DeviceLayout::new(0)?, resource)? })
         }
 
@@ -68,14 +68,14 @@ impl DeviceBuffer {
         /// [`ErrorKind::OutOfMemory`](crate::ErrorKind::OutOfMemory);
         /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for a size that overflows;
         /// those of the driver.
-        pub fn zeroed;
+        pub fn zeroed(stream: &Stream, bytes: usize) -> Result<Self>;
         /// As [`zeroed`](Self::zeroed), from `resource`.
         ///
         /// # Errors
         ///
         /// As there, and [`ErrorKind::WrongDevice`](crate::ErrorKind::WrongDevice) if `stream` is of
         /// another device.
-        pub fn zeroed_in(stream, bytes: usize; resource) {
+        pub fn zeroed_in(.., resource) {
             Ok(Self { bytes: DeviceVec::filled(stream, DeviceLayout::new(bytes)?, 0, resource)? })
         }
 
@@ -97,13 +97,13 @@ impl DeviceBuffer {
         ///
         /// As [`zeroed`](Self::zeroed), and those of the resource for an alignment that it does not
         /// have.
-        pub fn with_layout;
+        pub fn with_layout(stream: &Stream, layout: DeviceLayout) -> Result<Self>;
         /// As [`with_layout`](Self::with_layout), from `resource`.
         ///
         /// # Errors
         ///
         /// As there, and as [`zeroed_in`](Self::zeroed_in).
-        pub fn with_layout_in(stream, layout: DeviceLayout; resource) {
+        pub fn with_layout_in(.., resource) {
             Ok(Self { bytes: DeviceVec::filled(stream, layout, 0, resource)? })
         }
 
@@ -113,13 +113,13 @@ impl DeviceBuffer {
         /// # Errors
         ///
         /// As [`zeroed`](Self::zeroed), and those of the copy.
-        pub fn from_slice;
+        pub fn from_slice(stream: &Stream, source: &[u8]) -> Result<Self>;
         /// As [`from_slice`](Self::from_slice), from `resource`.
         ///
         /// # Errors
         ///
         /// As [`zeroed_in`](Self::zeroed_in), and those of the copy.
-        pub fn from_slice_in(stream, source: &[u8]; resource) {
+        pub fn from_slice_in(.., resource) {
             Ok(Self { bytes: DeviceVec::copied(stream, source, resource)? })
         }
 
@@ -139,13 +139,13 @@ impl DeviceBuffer {
         /// # Errors
         ///
         /// As [`zeroed`](Self::zeroed), and as [`DeviceVec::copy_from`].
-        pub fn copy_of<T>;
+        pub fn copy_of<T: Pod>(stream: &Stream, source: &impl DeviceRead<T>) -> Result<Self>;
         /// As [`copy_of`](Self::copy_of), from `resource`.
         ///
         /// # Errors
         ///
         /// As there, and as [`zeroed_in`](Self::zeroed_in).
-        pub fn copy_of_in(stream, source: &impl DeviceRead<T>; resource) {
+        pub fn copy_of_in(.., resource) {
             let source = source.as_device_slice().as_bytes();
             let layout = DeviceLayout::new(source.len())?;
             let mut bytes = DeviceVec::unwritten(stream, layout, resource)?;
@@ -173,7 +173,7 @@ impl DeviceBuffer {
         /// # Safety
         ///
         /// As [`DeviceVec::uninit`]: bytes are written before they are read.
-        pub [unsafe] fn uninit;
+        pub [unsafe] fn uninit(stream: &Stream, bytes: usize) -> Result<Self>;
         /// As [`uninit`](Self::uninit), from `resource`.
         ///
         /// # Errors
@@ -183,7 +183,7 @@ impl DeviceBuffer {
         /// # Safety
         ///
         /// As [`uninit`](Self::uninit).
-        pub fn uninit_in(stream, bytes: usize; resource) {
+        pub fn uninit_in(.., resource) {
             Ok(Self { bytes: DeviceVec::unwritten(stream, DeviceLayout::new(bytes)?, resource)? })
         }
     }

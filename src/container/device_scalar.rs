@@ -5,6 +5,7 @@ use super::device_vec::DeviceVec;
 use super::view::DeviceRead;
 use crate::error::{Error, ErrorKind, Refused, Result};
 use crate::layout::DeviceLayout;
+use crate::stream::Stream;
 use bytemuck::Pod;
 
 /// One value of plain data in device memory: a kernel's counter, sum or flag.
@@ -14,8 +15,8 @@ use bytemuck::Pod;
 /// kernel's argument or as the source of a copy; with cudarc, as `scalar.as_slice().cuda()`.
 ///
 /// Only [`value`](Self::value) waits for the device. To read without a wait, download it inside a
-/// [`scope`](crate::Stream::scope), or turn it [into a vector](Self::into_vec) that
-/// [`Stream::download`](crate::Stream::download) owns while the copy runs.
+/// [`scope`](Stream::scope), or turn it [into a vector](Self::into_vec) that
+/// [`Stream::download`] owns while the copy runs.
 ///
 /// RMM: `device_scalar`. There, the value to set is borrowed until the device has read it, which
 /// nothing checks, and a `bool` may come back with a value that is none; here, the value travels in
@@ -51,7 +52,7 @@ impl<T: Pod> DeviceScalar<T> {
         ///
         /// [`ErrorKind::OutOfMemory`]; [`ErrorKind::InvalidArgument`] if `T` has no size; those of
         /// [`current_device_resource`](crate::current_device_resource) and of the driver.
-        pub fn new;
+        pub fn new(stream: &Stream, value: T) -> Result<Self>;
         /// As [`new`](Self::new), from `resource`.
         ///
         /// ```
@@ -68,7 +69,7 @@ impl<T: Pod> DeviceScalar<T> {
         /// # Errors
         ///
         /// As there, and [`ErrorKind::WrongDevice`] if `stream` is of another device.
-        pub fn new_in(stream, value: T; resource) {
+        pub fn new_in(.., resource) {
             let layout = DeviceLayout::array::<T>(1)?;
             Ok(Self { vec: DeviceVec::filled(stream, layout, value, resource)? })
         }
@@ -78,13 +79,13 @@ impl<T: Pod> DeviceScalar<T> {
         /// # Errors
         ///
         /// As [`new`](Self::new).
-        pub fn zeroed;
+        pub fn zeroed(stream: &Stream) -> Result<Self>;
         /// As [`zeroed`](Self::zeroed), from `resource`.
         ///
         /// # Errors
         ///
         /// As [`new_in`](Self::new_in).
-        pub fn zeroed_in(stream; resource) {
+        pub fn zeroed_in(.., resource) {
             let layout = DeviceLayout::array::<T>(1)?;
             Ok(Self { vec: DeviceVec::filled(stream, layout, T::zeroed(), resource)? })
         }
@@ -109,7 +110,7 @@ impl<T: Pod> DeviceScalar<T> {
         /// # Safety
         ///
         /// As [`DeviceVec::uninit`]: it is written before it is read.
-        pub [unsafe] fn uninit;
+        pub [unsafe] fn uninit(stream: &Stream) -> Result<Self>;
         /// As [`uninit`](Self::uninit), from `resource`.
         ///
         /// # Errors
@@ -119,7 +120,7 @@ impl<T: Pod> DeviceScalar<T> {
         /// # Safety
         ///
         /// As [`uninit`](Self::uninit).
-        pub fn uninit_in(stream; resource) {
+        pub fn uninit_in(.., resource) {
             Ok(Self { vec: DeviceVec::unwritten(stream, DeviceLayout::array::<T>(1)?, resource)? })
         }
     }

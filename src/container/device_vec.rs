@@ -1,8 +1,8 @@
 //! The growable vector in device memory.
 
-use super::accessors::{constructors, container, host_copies, lengths};
+use super::accessors::{constructors, container, host_copies};
 use super::buffer::Buffer;
-use super::view::{DeviceRead, DeviceSlice, DeviceSliceMut, TwoSlicesMut, check_index};
+use super::view::{DeviceRead, DeviceSlice, DeviceSliceMut, TwoSlicesMut, check_index, lengths};
 use crate::error::{Error, ErrorKind, Refused, Result, ensure};
 use crate::layout::DeviceLayout;
 use crate::resource::ResourceHandle;
@@ -98,14 +98,14 @@ impl<T: Pod> DeviceVec<T> {
         ///
         /// Those of [`current_device_resource`](crate::current_device_resource);
         /// [`ErrorKind::InvalidArgument`] if `T` has no size.
-        pub fn new;
+        pub fn new(stream: &Stream) -> Result<Self>;
         /// As [`new`](Self::new), from `resource`.
         ///
         /// # Errors
         ///
         /// [`ErrorKind::WrongDevice`] if `stream` is of another device; [`ErrorKind::InvalidArgument`]
         /// if `T` has no size.
-        pub fn new_in(stream; resource) {
+        pub fn new_in(.., resource) {
             Self::allocate(stream, DeviceLayout::array::<T>(0)?, resource)
         }
 
@@ -115,13 +115,13 @@ impl<T: Pod> DeviceVec<T> {
         ///
         /// [`ErrorKind::OutOfMemory`], [`ErrorKind::InvalidArgument`] for a size that overflows, those
         /// of the driver.
-        pub fn with_capacity;
+        pub fn with_capacity(stream: &Stream, capacity: usize) -> Result<Self>;
         /// As [`with_capacity`](Self::with_capacity), from `resource`.
         ///
         /// # Errors
         ///
         /// As there, and [`ErrorKind::WrongDevice`] if `stream` is of another device.
-        pub fn with_capacity_in(stream, capacity: usize; resource) {
+        pub fn with_capacity_in(.., resource) {
             Self::allocate(stream, DeviceLayout::array::<T>(capacity)?, resource)
         }
 
@@ -130,13 +130,13 @@ impl<T: Pod> DeviceVec<T> {
         /// # Errors
         ///
         /// As [`with_capacity`](Self::with_capacity).
-        pub fn zeroed;
+        pub fn zeroed(stream: &Stream, length: usize) -> Result<Self>;
         /// As [`zeroed`](Self::zeroed), from `resource`.
         ///
         /// # Errors
         ///
         /// As [`with_capacity_in`](Self::with_capacity_in).
-        pub fn zeroed_in(stream, length: usize; resource) {
+        pub fn zeroed_in(.., resource) {
             Self::filled(stream, DeviceLayout::array::<T>(length)?, T::zeroed(), resource)
         }
 
@@ -145,13 +145,13 @@ impl<T: Pod> DeviceVec<T> {
         /// # Errors
         ///
         /// As [`with_capacity`](Self::with_capacity), and those of the copy.
-        pub fn from_slice;
+        pub fn from_slice(stream: &Stream, source: &[T]) -> Result<Self>;
         /// As [`from_slice`](Self::from_slice), from `resource`.
         ///
         /// # Errors
         ///
         /// As [`with_capacity_in`](Self::with_capacity_in), and those of the copy.
-        pub fn from_slice_in(stream, source: &[T]; resource) {
+        pub fn from_slice_in(.., resource) {
             Self::copied(stream, source, resource)
         }
 
@@ -180,7 +180,7 @@ impl<T: Pod> DeviceVec<T> {
         ///
         /// Elements are written before they are read, by whatever means. (Any bit pattern is a `T`, so
         /// what is read too early has no defined value, but another program's data may be in it.)
-        pub [unsafe] fn uninit;
+        pub [unsafe] fn uninit(stream: &Stream, length: usize) -> Result<Self>;
         /// As [`uninit`](Self::uninit), from `resource`.
         ///
         /// # Errors
@@ -190,7 +190,7 @@ impl<T: Pod> DeviceVec<T> {
         /// # Safety
         ///
         /// As [`uninit`](Self::uninit).
-        pub fn uninit_in(stream, length: usize; resource) {
+        pub fn uninit_in(.., resource) {
             Self::unwritten(stream, DeviceLayout::array::<T>(length)?, resource)
         }
     }

@@ -28,10 +28,10 @@ pub use parts::DeviceVecParts;
 pub use stream_ref::StreamRef;
 pub use view::{DeviceRead, DeviceSlice, DeviceSliceMut, DeviceWrite};
 
-pub(crate) use accessors::lengths;
 pub(crate) use memory_use::{CapturePolicy, MemoryUse};
 #[cfg(feature = "cuda")]
 pub(crate) use stream_ref::UnknownStream;
+pub(crate) use view::lengths;
 
 crate::sync::for_models! {
     #[allow(missing_docs, unreachable_pub)]

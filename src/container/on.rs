@@ -1,9 +1,8 @@
 //! Guards: device memory on a stream that is ordered for its use.
 
-use super::accessors::lengths;
 use super::memory_use::CapturePolicy;
 use super::stream_ref::StreamRef;
-use super::view::{DeviceSlice, DeviceSliceMut};
+use super::view::{DeviceSlice, DeviceSliceMut, lengths};
 use crate::error::Result;
 use bytemuck::Pod;
 use std::fmt;

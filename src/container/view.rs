@@ -1,6 +1,5 @@
 //! Views of device memory, and the traits of memory to read and to write.
 
-use super::accessors::lengths;
 use super::buffer::Buffer;
 use super::memory_use::MemoryUse;
 use crate::error::{Error, ErrorKind, Result, ensure};
@@ -9,6 +8,29 @@ use bytemuck::Pod;
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Bound, Range, RangeBounds};
+
+/// The number and the size of elements, by the field or the fields of their number.
+macro_rules! lengths {
+    ([$($generics:tt)*] $type:ty, $element:ty, $($length:ident).+) => {
+        impl<$($generics)*> $type {
+            /// The number of elements.
+            pub fn len(&self) -> usize {
+                self.$($length).+
+            }
+
+            /// Whether there are no elements.
+            pub fn is_empty(&self) -> bool {
+                self.len() == 0
+            }
+
+            /// The size of the elements in bytes.
+            pub fn size_in_bytes(&self) -> usize {
+                self.len() * size_of::<$element>()
+            }
+        }
+    };
+}
+pub(crate) use lengths;
 
 /// A borrowed range of a [`DeviceVec`](crate::DeviceVec), to read: `&[T]` on the device.
 ///
