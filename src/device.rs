@@ -1,13 +1,17 @@
 //! Devices: one GPU each, or the simulated one.
 
+#[cfg(feature = "cuda")]
+use crate::driver::cuda::{self, CudaDriver};
 use crate::driver::sim::{SimConfig, SimDriver, Simulator};
 use crate::driver::{
     BackendKind, DeviceProperties, Driver, ErrorContext, MemoryInfo, RawEvent, is_forked_child,
     not_forked,
 };
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, ensure};
+use crate::sync::Arc;
 use crate::sync::trusted::Mutex;
-use crate::sync::{Arc, OnceLock};
+#[cfg(feature = "cuda")]
+use cudarc::driver::CudaContext;
 use std::fmt;
 
 /// Recycled events that a device keeps at most; more are destroyed.
@@ -65,17 +69,26 @@ impl Device {
     /// is too old.
     #[cfg(feature = "cuda")]
     pub fn open(ordinal: usize) -> Result<Self> {
+        Self::find_or_open(
+            |context| context.ordinal() == ordinal && context.is_primary(),
+            || CudaDriver::open(ordinal),
+        )
+    }
+
+    /// The device that was opened with such a context, or else a new one.
+    #[cfg(feature = "cuda")]
+    fn find_or_open(
+        is_same: impl Fn(&Arc<CudaContext>) -> bool,
+        open: impl FnOnce() -> Result<Arc<CudaDriver>>,
+    ) -> Result<Self> {
         not_forked("cuInit")?;
-        let mut open = OPEN.lock();
-        let primary = |device: &&Device| {
-            device.ordinal() == ordinal
-                && device.cuda_context().is_some_and(|context| context.is_primary())
-        };
-        if let Some(device) = open.iter().find(primary) {
+        let mut devices = OPEN.lock();
+        let same = |device: &&Device| device.cuda_context().is_some_and(&is_same);
+        if let Some(device) = devices.iter().find(same) {
             return Ok(device.clone());
         }
-        let device = Self::with_driver(crate::driver::cuda::CudaDriver::open(ordinal)?);
-        open.push(device.clone());
+        let device = Self::with_driver(open()?);
+        devices.push(device.clone());
         Ok(device)
     }
 
@@ -86,11 +99,9 @@ impl Device {
     /// [`ErrorKind::NoDriver`]: this build has no `cuda` feature.
     #[cfg(not(feature = "cuda"))]
     pub fn open(ordinal: usize) -> Result<Self> {
-        Err(Error::new(
-            ErrorKind::NoDriver,
-            format!("device {ordinal} was asked of a build without CUDA"),
-        )
-        .advise("build with the feature `cuda`, or use Device::simulated"))
+        let what = format!("device {ordinal} was asked of a build without CUDA");
+        Err(Error::new(ErrorKind::NoDriver, what)
+            .advise("build with the feature `cuda`, or use Device::simulated"))
     }
 
     /// How many GPUs there are. Zero where there is a driver and no device.
@@ -100,7 +111,7 @@ impl Device {
     /// [`ErrorKind::NoDriver`] and [`ErrorKind::MissingSymbol`] as in [`open`](Self::open).
     pub fn count() -> Result<usize> {
         #[cfg(feature = "cuda")]
-        return match crate::driver::cuda::device_count() {
+        return match cuda::device_count() {
             Err(error) if error.kind() == ErrorKind::NoDevice => Ok(0),
             counted => counted,
         };
@@ -127,19 +138,18 @@ impl Device {
     /// [`ErrorKind::Environment`] if `AQUIFER_BACKEND` is anything else; what
     /// [`open`](Self::open) gives if it is `cuda`, or if a GPU is there and does not open.
     pub fn detect() -> Result<Self> {
-        static FOUND: OnceLock<Device> = OnceLock::new();
-        static SEARCH: Mutex<()> = Mutex::new(());
+        static FOUND: Mutex<Option<Device>> = Mutex::new(None);
         not_forked("cuInit")?;
-        let one_search = SEARCH.lock();
-        if let Some(device) = FOUND.get() {
+        let mut found = FOUND.lock();
+        if let Some(device) = &*found {
             return Ok(device.clone());
         }
         let choice = std::env::var_os("AQUIFER_BACKEND");
         let choice = choice.as_ref().map(|value| value.to_string_lossy());
         let (device, missing) = Self::choose(choice.as_deref())?;
-        let device = FOUND.get_or_init(|| device).clone();
+        *found = Some(device.clone());
         // Not under the lock: a subscriber may use the crate.
-        drop(one_search);
+        drop(found);
         if let Some(error) = missing {
             crate::debug_log::event!(warn, %error, "no GPU: using a simulated device");
         }
@@ -172,33 +182,23 @@ impl Device {
     ///
     /// [`ErrorKind::MissingSymbol`] if the driver is too old.
     #[cfg(feature = "cuda")]
-    pub fn from_cudarc(context: &Arc<cudarc::driver::CudaContext>) -> Result<Self> {
-        not_forked("cuInit")?;
-        let mut open = OPEN.lock();
-        let same =
-            |device: &&Device| device.cuda_context().is_some_and(|held| Arc::ptr_eq(held, context));
-        if let Some(device) = open.iter().find(same) {
-            return Ok(device.clone());
-        }
-        let driver = crate::driver::cuda::CudaDriver::from_context(context.clone())?;
-        let device = Self::with_driver(driver);
-        open.push(device.clone());
-        Ok(device)
+    pub fn from_cudarc(context: &Arc<CudaContext>) -> Result<Self> {
+        Self::find_or_open(
+            |own| Arc::ptr_eq(own, context),
+            || CudaDriver::from_context(context.clone()),
+        )
     }
 
     /// cudarc's context of this device, or `None` on a simulated one.
     #[cfg(feature = "cuda")]
-    pub fn cuda_context(&self) -> Option<&Arc<cudarc::driver::CudaContext>> {
-        self.driver()
-            .as_any()
-            .downcast_ref::<crate::driver::cuda::CudaDriver>()
-            .map(crate::driver::cuda::CudaDriver::context)
+    pub fn cuda_context(&self) -> Option<&Arc<CudaContext>> {
+        self.driver().as_any().downcast_ref().map(CudaDriver::context)
     }
 
     /// The handle on the simulation behind this device: its reports, its failures to inject. `None`
     /// on a GPU.
     pub fn simulator(&self) -> Option<Simulator> {
-        self.driver().as_any().downcast_ref::<SimDriver>().map(SimDriver::simulator)
+        self.driver().as_any().downcast_ref().map(SimDriver::simulator)
     }
 
     /// A GPU, or simulated.
@@ -267,11 +267,9 @@ impl Device {
 
     /// The error of a stream or a vector of `other` where this device was wanted.
     pub(crate) fn require(&self, other: &Device, what: &str) -> Result<()> {
-        if self == other {
-            return Ok(());
-        }
-        Err(Error::new(ErrorKind::WrongDevice, format!("{what} belongs to {other}, not to {self}"))
-            .advise("use a stream and memory of one device, or copy across devices first"))
+        let advice = "use a stream and memory of one device, or copy across devices first";
+        ensure!(self == other, WrongDevice, advice, "{what} belongs to {other}, not to {self}");
+        Ok(())
     }
 }
 
@@ -303,18 +301,4 @@ impl fmt::Debug for Device {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_environment_chooses_or_is_refused() {
-        let (device, missing) = Device::choose(Some("sim")).unwrap();
-        assert_eq!(device.kind(), BackendKind::Simulated);
-        assert!(missing.is_none());
-        for wrong in ["", "CUDA", "gpu"] {
-            let error = Device::choose(Some(wrong)).unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::Environment);
-            assert!(error.to_string().contains("AQUIFER_BACKEND"));
-        }
-    }
-}
+mod tests;

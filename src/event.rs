@@ -2,10 +2,9 @@
 
 use crate::device::Device;
 use crate::driver::{DriverResult, ErrorContext, RawEvent, is_forked_child, not_forked};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Result, ensure};
 use crate::sync::Arc;
 use crate::sync::trusted::{AtomicBool, Mutex, Ordering};
-use std::fmt;
 use std::thread::ThreadId;
 
 /// The thread that records a graph. The events that are points of the graph name it.
@@ -76,6 +75,7 @@ impl Recorder {
 /// assert!(event.is_complete()?);
 /// # Ok::<(), aquifer::Error>(())
 /// ```
+#[derive(Debug)]
 pub struct Event {
     device: Device,
     raw: RawEvent,
@@ -123,11 +123,10 @@ impl Event {
 
     /// The error of asking the device for a point of a graph, which would cost the graph.
     fn outside_of_graphs(&self) -> Result<()> {
-        if self.recorder.is_none() {
-            return Ok(());
-        }
-        Err(Error::new(ErrorKind::Capture, "the event is a point of a graph, and of no stream")
-            .advise("record an event when the capture has ended"))
+        let advice = "record an event when the capture has ended";
+        let of_a_stream = self.recorder.is_none();
+        ensure!(of_a_stream, Capture, advice, "the event is a point of a graph, and of no stream");
+        Ok(())
     }
 
     pub(crate) fn raw(&self) -> RawEvent {
@@ -143,9 +142,9 @@ impl Event {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Capture`] if it was recorded in a capture, which is not disturbed if it was
-    /// declared ([`Stream::capture`](crate::Stream::capture)); [`ErrorKind::ContextLost`] if earlier
-    /// work on the device failed.
+    /// [`ErrorKind::Capture`](crate::ErrorKind::Capture) if it was recorded in a capture, which is not
+    /// disturbed if it was declared ([`Stream::capture`](crate::Stream::capture));
+    /// [`ErrorKind::ContextLost`](crate::ErrorKind::ContextLost) if earlier work on the device failed.
     pub fn is_complete(&self) -> Result<bool> {
         self.outside_of_graphs()?;
         self.device
@@ -178,11 +177,5 @@ impl Drop for Event {
             }
             _ => self.device.give_event(self.raw),
         }
-    }
-}
-
-impl fmt::Debug for Event {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Event").field("device", &self.device).finish_non_exhaustive()
     }
 }

@@ -89,10 +89,8 @@ fn impossible(bytes: usize, alignment: usize) -> Error {
 
 #[cold]
 fn too_many(count: usize, bytes: usize) -> Error {
-    Error::new(
-        ErrorKind::InvalidArgument,
-        format!("{count} elements of {bytes} bytes are more than an address space holds"),
-    )
+    let what = format!("{count} elements of {bytes} bytes are more than an address space holds");
+    Error::new(ErrorKind::InvalidArgument, what)
 }
 
 /// `value` rounded up to a multiple of `alignment` (a power of two), or `None` if that wraps.
@@ -104,26 +102,4 @@ pub(crate) const fn align_up(value: usize, alignment: usize) -> Option<usize> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn rounding_never_wraps() {
-        assert_eq!(align_up(0, 256), Some(0));
-        assert_eq!(align_up(1, 256), Some(256));
-        assert_eq!(align_up(256, 256), Some(256));
-        assert_eq!(align_up(usize::MAX, 1), Some(usize::MAX));
-        assert_eq!(align_up(usize::MAX, 2), None);
-        assert_eq!(align_up(usize::MAX - 255, 256), Some(usize::MAX - 255));
-    }
-
-    #[test]
-    fn impossible_layouts_are_errors() {
-        for (bytes, alignment) in [(1, 0), (1, 3), (usize::MAX, 256), (isize::MAX as usize, 256)] {
-            let error = DeviceLayout::with_alignment(bytes, alignment).unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{bytes} {alignment}");
-        }
-        assert!(DeviceLayout::array::<u64>(usize::MAX / 8 + 1).is_err());
-        assert_eq!(DeviceLayout::array::<u64>(0).unwrap().bytes(), 0);
-    }
-}
+mod tests;

@@ -23,6 +23,7 @@ mod driver;
 mod error;
 mod event;
 mod heap;
+#[cfg(feature = "cuda")]
 mod interop;
 mod layout;
 mod pinned;

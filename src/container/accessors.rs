@@ -1,9 +1,56 @@
-//! The accessors that several containers and views have.
+//! The constructors and accessors that several containers and views have.
+
+/// Constructors in two forms: from the device's current resource, and from one that is given. They share
+/// their arguments, and the body, in which the resource is a
+/// [`ResourceHandle`](crate::resource::ResourceHandle).
+macro_rules! constructors {
+    ($(
+        $(#[$doc:meta])*
+        pub $([$unsafe:tt])? fn $name:ident $(<$parameter:ident: $bound:ident>)? (
+            $stream:ident: $home:ty $(, $argument:ident: $type:ty)*
+        ) -> $result:ty;
+        $(#[$doc_in:meta])*
+        pub fn $name_in:ident(.., $resource:ident) $body:block
+    )+) => {$(
+        $(#[$doc])*
+        pub $($unsafe)? fn $name $(<$parameter: $bound>)? (
+            $stream: $home $(, $argument: $type)*
+        ) -> $result {
+            let $resource = $crate::resource::current_handle($stream.device())?;
+            $body
+        }
+
+        $(#[$doc_in])*
+        pub $($unsafe)? fn $name_in $(<$parameter: $bound>)? (
+            $stream: $home,
+            $($argument: $type,)*
+            resource: $crate::sync::Arc<dyn $crate::resource::DeviceResource>,
+        ) -> $result {
+            let $resource = $crate::resource::ResourceHandle::from(resource);
+            $body
+        }
+    )+};
+}
+pub(super) use constructors;
 
 /// The accessors of all containers. The last two arguments are the fields of the
 /// [`Buffer`](super::buffer::Buffer) and of the length.
 macro_rules! container {
-    ([$($generics:tt)*] $type:ty, $element:ty, $($buffer:ident).+, $($length:ident).+) => {
+    ([$($generics:tt)*] $name:ident: $type:ty, $element:ty, $($buffer:ident).+, $($length:ident).+) => {
+        /// Shows where it lives, not what it holds: that is on the device.
+        impl<$($generics)*> std::fmt::Debug for $type {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.debug_struct(stringify!($name))
+                    .field("element", &std::any::type_name::<$element>())
+                    .field("length", &self.$($length).+)
+                    .field("bytes", &self.$($buffer).+.bytes())
+                    .field("address", &format_args!("{:#x}", self.$($buffer).+.address()))
+                    .field("home", &format_args!("{}", self.$($buffer).+.home()))
+                    .field("resource", self.$($buffer).+.resource())
+                    .finish()
+            }
+        }
+
         impl<$($generics)*> $type {
             /// The home stream.
             pub fn stream(&self) -> &$crate::stream::Stream {
@@ -94,7 +141,7 @@ macro_rules! container {
         }
     };
 }
-pub(crate) use container;
+pub(super) use container;
 
 /// The copies to and from the host of a type that has `as_slice` and `as_device_slice_mut`.
 macro_rules! host_copies {
@@ -133,4 +180,4 @@ macro_rules! host_copies {
         }
     };
 }
-pub(crate) use host_copies;
+pub(super) use host_copies;

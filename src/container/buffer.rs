@@ -6,15 +6,11 @@ use super::used_on::UsedOn;
 use crate::driver::is_forked_child;
 use crate::error::{DriverError, Error, ErrorKind, Result};
 use crate::layout::DeviceLayout;
-use crate::resource::ResourceHandle;
-use crate::resource::{DeviceBlock, DeviceResource};
+use crate::resource::{DeviceBlock, DeviceResource, ResourceHandle};
 use crate::stream::{Stream, StreamCall, deferred};
 use crate::sync::Arc;
 use std::mem::ManuallyDrop;
 use std::ops::Range;
-
-/// The home stream, the block and its resource.
-pub(crate) type BufferParts = (Stream, DeviceBlock, Arc<dyn DeviceResource>);
 
 /// One allocation, its resource, its home stream and its uses elsewhere. Freed in home's order when
 /// home has waited for every use.
@@ -22,6 +18,8 @@ pub(crate) struct Buffer {
     resource: ResourceHandle,
     home: Stream,
     block: ManuallyDrop<DeviceBlock>,
+    /// That was asked of the block, and of all that take its place. A power of two.
+    alignment: usize,
     uses: PendingUses<UsedOn>,
     /// Its vector was dropped, and the free is deferred: no graph of a later capture uses it.
     is_deferred: bool,
@@ -31,34 +29,48 @@ impl Buffer {
     pub(crate) fn new(
         home: &Stream,
         layout: DeviceLayout,
-        resource: impl Into<ResourceHandle>,
+        resource: ResourceHandle,
     ) -> Result<Self> {
-        let resource = resource.into();
         resource.device().require(home.device(), "the stream")?;
         let block = if layout.bytes() == 0 {
             DeviceBlock::empty(layout)
         } else {
             resource.allocate(home, layout)?
         };
-        Ok(Self::from_block(home, block, resource))
+        Ok(Self::from_block(home, block, layout.alignment(), resource))
     }
 
     pub(crate) fn from_block(
         home: &Stream,
         block: DeviceBlock,
-        resource: impl Into<ResourceHandle>,
+        alignment: usize,
+        resource: ResourceHandle,
     ) -> Self {
         Self {
-            resource: resource.into(),
+            resource,
             home: home.clone(),
             block: ManuallyDrop::new(block),
+            alignment,
             uses: PendingUses::default(),
             is_deferred: false,
         }
     }
 
+    /// Another block of the same resource, of this one's alignment at least.
+    pub(crate) fn another(&self, layout: DeviceLayout) -> Result<Self> {
+        let alignment = layout.alignment().max(self.alignment);
+        let layout = DeviceLayout::with_alignment(layout.bytes(), alignment)?;
+        let mut another = Self::new(&self.home, layout, self.resource.clone())?;
+        another.alignment = self.alignment;
+        Ok(another)
+    }
+
     pub(crate) fn address(&self) -> u64 {
         self.block.address()
+    }
+
+    pub(crate) fn alignment(&self) -> usize {
+        self.alignment
     }
 
     pub(crate) fn bytes(&self) -> usize {
@@ -73,12 +85,6 @@ impl Buffer {
         self.resource.get()
     }
 
-    /// The handle, for another buffer of the same resource.
-    pub(crate) fn handle(&self) -> ResourceHandle {
-        self.resource.clone()
-    }
-
-    #[cfg(feature = "cuda")]
     pub(crate) fn frees_with_driver(&self) -> bool {
         self.resource.frees_with_driver(&self.block)
     }
@@ -112,23 +118,12 @@ impl Buffer {
         Ok(())
     }
 
-    /// Takes the block out, with home ordered after every use. On an error the buffer is whole.
-    pub(crate) fn into_parts(self) -> Result<BufferParts, (Error, Self)> {
-        let waited = self.wait_for_all_uses();
-        // Ordered in the graph alone, the parts would be in no order with former uses.
-        let apart = waited.and_then(|home| home.refuse_capture("taking a vector apart"));
-        if let Err(error) = apart {
-            return Err((error, self));
-        }
-        let mut this = ManuallyDrop::new(self);
-        // SAFETY: `this` is never used or dropped again, and each field is moved or dropped once.
-        unsafe {
-            let block = ManuallyDrop::take(&mut this.block);
-            let home = std::ptr::read(&this.home);
-            let resource = std::ptr::read(&this.resource).get().clone();
-            std::ptr::drop_in_place(&mut this.uses);
-            Ok((home, block, resource))
-        }
+    /// Takes the block out, with home ordered after every use. What is left has no memory to free; on an
+    /// error it is whole.
+    pub(crate) fn take_block(&mut self) -> Result<DeviceBlock> {
+        // Ordered in the graph alone, the block would be in no order with former uses.
+        self.wait_for_all_uses()?.refuse_capture("taking a vector apart")?;
+        Ok(std::mem::replace(&mut self.block, DeviceBlock::new(0, 0, 0)))
     }
 
     /// Has the block freed when the graph of home's capture is gone, which may use it; or by a later
@@ -139,6 +134,7 @@ impl Buffer {
             resource: self.resource.clone(),
             home: self.home.clone(),
             block: ManuallyDrop::new(block),
+            alignment: self.alignment,
             uses: std::mem::take(&mut self.uses),
             is_deferred: true,
         };

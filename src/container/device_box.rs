@@ -1,15 +1,13 @@
 //! A slice in device memory that keeps its length.
 
-use super::accessors::container;
+use super::accessors::{constructors, container, host_copies};
 use super::buffer::Buffer;
 use super::device_vec::DeviceVec;
 use super::view::lengths;
 use crate::error::{Refused, Result};
-use crate::resource::DeviceResource;
+use crate::layout::DeviceLayout;
 use crate::stream::Stream;
-use crate::sync::Arc;
 use bytemuck::Pod;
-use std::fmt;
 use std::marker::PhantomData;
 
 /// A slice of plain data in device memory whose length never changes: `Box<[T]>` on the GPU.
@@ -53,65 +51,46 @@ impl<T: Pod> DeviceVec<T> {
     }
 }
 
-container!([T: Pod] DeviceBox<[T]>, T, buffer, length);
-lengths!([T: Pod] DeviceBox<[T]>, T);
+container!([T: Pod] DeviceBox: DeviceBox<[T]>, T, buffer, length);
+lengths!([T: Pod] DeviceBox<[T]>, T, length);
+host_copies!([T: Pod] DeviceBox<[T]>, T);
 
 impl<T: Pod> DeviceBox<[T]> {
     fn of(vec: DeviceVec<T>) -> Self {
         Self { buffer: vec.buffer, length: vec.length, elements: PhantomData }
     }
 
-    /// `length` elements whose bytes are all zero.
-    ///
-    /// # Errors
-    ///
-    /// As [`DeviceVec::zeroed`].
-    pub fn zeroed(stream: &Stream, length: usize) -> Result<Self> {
-        Ok(Self::of(DeviceVec::zeroed(stream, length)?))
-    }
+    constructors! {
+        /// `length` elements whose bytes are all zero.
+        ///
+        /// # Errors
+        ///
+        /// As [`DeviceVec::zeroed`].
+        pub fn zeroed(stream: &Stream, length: usize) -> Result<Self>;
+        /// As [`zeroed`](Self::zeroed), from `resource`.
+        ///
+        /// # Errors
+        ///
+        /// As [`DeviceVec::zeroed_in`].
+        pub fn zeroed_in(.., resource) {
+            let layout = DeviceLayout::array::<T>(length)?;
+            Ok(Self::of(DeviceVec::filled(stream, layout, T::zeroed(), resource)?))
+        }
 
-    /// As [`zeroed`](Self::zeroed), from `resource`.
-    ///
-    /// # Errors
-    ///
-    /// As [`DeviceVec::zeroed_in`].
-    pub fn zeroed_in(
-        stream: &Stream,
-        length: usize,
-        resource: Arc<dyn DeviceResource>,
-    ) -> Result<Self> {
-        Ok(Self::of(DeviceVec::zeroed_in(stream, length, resource)?))
-    }
-
-    /// A copy of `source`, complete when this returns.
-    ///
-    /// # Errors
-    ///
-    /// As [`DeviceVec::from_slice`].
-    pub fn from_slice(stream: &Stream, source: &[T]) -> Result<Self> {
-        Ok(Self::of(DeviceVec::from_slice(stream, source)?))
-    }
-
-    /// As [`from_slice`](Self::from_slice), from `resource`.
-    ///
-    /// # Errors
-    ///
-    /// As [`DeviceVec::from_slice_in`].
-    pub fn from_slice_in(
-        stream: &Stream,
-        source: &[T],
-        resource: Arc<dyn DeviceResource>,
-    ) -> Result<Self> {
-        Ok(Self::of(DeviceVec::from_slice_in(stream, source, resource)?))
-    }
-
-    /// The elements as a `Vec` on the host. Waits for the home stream.
-    ///
-    /// # Errors
-    ///
-    /// As [`DeviceVec::to_vec`].
-    pub fn to_vec(&self) -> Result<Vec<T>> {
-        self.as_slice().to_vec()
+        /// A copy of `source`, complete when this returns.
+        ///
+        /// # Errors
+        ///
+        /// As [`DeviceVec::from_slice`].
+        pub fn from_slice(stream: &Stream, source: &[T]) -> Result<Self>;
+        /// As [`from_slice`](Self::from_slice), from `resource`.
+        ///
+        /// # Errors
+        ///
+        /// As [`DeviceVec::from_slice_in`].
+        pub fn from_slice_in(.., resource) {
+            Ok(Self::of(DeviceVec::copied(stream, source, resource)?))
+        }
     }
 
     /// The elements as a vector, in place.
@@ -123,18 +102,5 @@ impl<T: Pod> DeviceBox<[T]> {
 impl<T: Pod> From<DeviceBox<[T]>> for DeviceVec<T> {
     fn from(boxed: DeviceBox<[T]>) -> Self {
         boxed.into_vec()
-    }
-}
-
-/// Shows where it lives, not what it holds: that is on the device.
-impl<B: ?Sized> fmt::Debug for DeviceBox<B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DeviceBox")
-            .field("type", &std::any::type_name::<B>())
-            .field("length", &self.length)
-            .field("address", &format_args!("{:#x}", self.buffer.address()))
-            .field("home", &format_args!("{}", self.buffer.home()))
-            .field("resource", self.buffer.resource())
-            .finish()
     }
 }

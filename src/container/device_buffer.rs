@@ -1,17 +1,14 @@
 //! Bytes in device memory.
 
-use super::accessors::{container, host_copies};
-use super::buffer::Buffer;
+use super::accessors::{constructors, container, host_copies};
 use super::device_vec::DeviceVec;
 use super::view::{DeviceRead, DeviceSlice, DeviceSliceMut};
 use crate::error::{Refused, Result};
-use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout};
+use crate::layout::DeviceLayout;
 use crate::resource::DeviceResource;
-use crate::resource::{ResourceHandle, current_handle};
 use crate::stream::Stream;
 use crate::sync::Arc;
 use bytemuck::Pod;
-use std::fmt;
 use std::marker::PhantomData;
 
 /// Untyped device memory of any size and alignment.
@@ -40,160 +37,155 @@ use std::marker::PhantomData;
 /// # Ok::<(), aquifer::Error>(())
 /// ```
 pub struct DeviceBuffer {
+    /// Its block has the alignment of the buffer.
     bytes: DeviceVec<u8>,
-    /// Of this memory and of all that takes its place. A power of two.
-    alignment: usize,
 }
 
-container!([] DeviceBuffer, u8, bytes.buffer, bytes.length);
+container!([] DeviceBuffer: DeviceBuffer, u8, bytes.buffer, bytes.length);
 host_copies!([] DeviceBuffer, u8);
 
 impl DeviceBuffer {
-    /// `layout` of memory that the caller has to write before it returns it.
-    fn unwritten(
-        stream: &Stream,
-        layout: DeviceLayout,
-        resource: impl Into<ResourceHandle>,
-    ) -> Result<Self> {
-        let buffer = Buffer::new(stream, layout, resource)?;
-        let bytes = DeviceVec { buffer, length: layout.bytes(), elements: PhantomData };
-        Ok(Self { bytes, alignment: layout.alignment() })
-    }
+    constructors! {
+        /// An empty buffer at home on `stream`. No memory is taken yet.
+        ///
+        /// # Errors
+        ///
+        /// Those of [`current_device_resource`](crate::current_device_resource).
+        pub fn new(stream: &Stream) -> Result<Self>;
+        /// As [`new`](Self::new), from `resource`.
+        ///
+        /// # Errors
+        ///
+        /// [`ErrorKind::WrongDevice`](crate::ErrorKind::WrongDevice) if `stream` is of another device.
+        pub fn new_in(.., resource) {
+            Ok(Self { bytes: DeviceVec::unwritten(stream, DeviceLayout::new(0)?, resource)? })
+        }
 
-    fn zeroes(
-        stream: &Stream,
-        layout: DeviceLayout,
-        resource: impl Into<ResourceHandle>,
-    ) -> Result<Self> {
-        let mut this = Self::unwritten(stream, layout, resource)?;
-        this.bytes.fill(0)?;
-        Ok(this)
-    }
+        /// `bytes` zero bytes. Nothing waits on the host.
+        ///
+        /// # Errors
+        ///
+        /// [`ErrorKind::OutOfMemory`](crate::ErrorKind::OutOfMemory);
+        /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for a size that overflows;
+        /// those of the driver.
+        pub fn zeroed(stream: &Stream, bytes: usize) -> Result<Self>;
+        /// As [`zeroed`](Self::zeroed), from `resource`.
+        ///
+        /// # Errors
+        ///
+        /// As there, and [`ErrorKind::WrongDevice`](crate::ErrorKind::WrongDevice) if `stream` is of
+        /// another device.
+        pub fn zeroed_in(.., resource) {
+            Ok(Self { bytes: DeviceVec::filled(stream, DeviceLayout::new(bytes)?, 0, resource)? })
+        }
 
-    fn copied(stream: &Stream, source: &[u8], resource: impl Into<ResourceHandle>) -> Result<Self> {
-        let layout = DeviceLayout::new(source.len())?;
-        let mut this = Self::unwritten(stream, layout, resource)?;
-        this.bytes.copy_from_slice(source)?;
-        Ok(this)
-    }
+        /// Zero bytes of a size and an alignment, which every later block of the buffer and of its
+        /// clones has, too.
+        ///
+        /// ```
+        /// use aquifer::{Device, DeviceBuffer, DeviceLayout};
+        ///
+        /// let stream = Device::detect()?.new_stream()?;
+        /// let page = DeviceLayout::with_alignment(100, 4096)?;
+        /// let mut buffer = DeviceBuffer::with_layout(&stream, page)?;
+        /// buffer.resize(10_000)?;
+        /// assert_eq!(buffer.as_device_ptr() % 4096, 0);
+        /// # Ok::<(), aquifer::Error>(())
+        /// ```
+        ///
+        /// # Errors
+        ///
+        /// As [`zeroed`](Self::zeroed), and those of the resource for an alignment that it does not
+        /// have.
+        pub fn with_layout(stream: &Stream, layout: DeviceLayout) -> Result<Self>;
+        /// As [`with_layout`](Self::with_layout), from `resource`.
+        ///
+        /// # Errors
+        ///
+        /// As there, and as [`zeroed_in`](Self::zeroed_in).
+        pub fn with_layout_in(.., resource) {
+            Ok(Self { bytes: DeviceVec::filled(stream, layout, 0, resource)? })
+        }
 
-    /// An empty buffer at home on `stream`. No memory is taken yet.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`current_device_resource`](crate::current_device_resource).
-    pub fn new(stream: &Stream) -> Result<Self> {
-        Self::zeroed(stream, 0)
-    }
+        /// A copy of the host's `source`, complete when this returns. [`bytemuck::cast_slice`] makes
+        /// bytes of other plain data.
+        ///
+        /// # Errors
+        ///
+        /// As [`zeroed`](Self::zeroed), and those of the copy.
+        pub fn from_slice(stream: &Stream, source: &[u8]) -> Result<Self>;
+        /// As [`from_slice`](Self::from_slice), from `resource`.
+        ///
+        /// # Errors
+        ///
+        /// As [`zeroed_in`](Self::zeroed_in), and those of the copy.
+        pub fn from_slice_in(.., resource) {
+            Ok(Self { bytes: DeviceVec::copied(stream, source, resource)? })
+        }
 
-    /// As [`new`](Self::new), from `resource`.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::WrongDevice`](crate::ErrorKind::WrongDevice) if `stream` is of another device.
-    pub fn new_in(stream: &Stream, resource: Arc<dyn DeviceResource>) -> Result<Self> {
-        Self::zeroed_in(stream, 0, resource)
-    }
+        /// A copy of device memory, of this device or another, with space for its bytes alone. The two
+        /// streams are ordered for it, and nothing waits on the host.
+        ///
+        /// ```
+        /// use aquifer::{Device, DeviceBuffer, DeviceVec};
+        ///
+        /// let stream = Device::detect()?.new_stream()?;
+        /// let vec = DeviceVec::from_slice(&stream, &[0x0201_u16, 0x0403])?;
+        /// let copy = DeviceBuffer::copy_of(&stream, &vec)?;
+        /// assert_eq!(copy.to_vec()?, [1, 2, 3, 4]);
+        /// # Ok::<(), aquifer::Error>(())
+        /// ```
+        ///
+        /// # Errors
+        ///
+        /// As [`zeroed`](Self::zeroed), and as [`DeviceVec::copy_from`].
+        pub fn copy_of<T: Pod>(stream: &Stream, source: &impl DeviceRead<T>) -> Result<Self>;
+        /// As [`copy_of`](Self::copy_of), from `resource`.
+        ///
+        /// # Errors
+        ///
+        /// As there, and as [`zeroed_in`](Self::zeroed_in).
+        pub fn copy_of_in(.., resource) {
+            let source = source.as_device_slice().as_bytes();
+            let layout = DeviceLayout::new(source.len())?;
+            let mut bytes = DeviceVec::unwritten(stream, layout, resource)?;
+            bytes.copy_from(&source)?;
+            Ok(Self { bytes })
+        }
 
-    /// `bytes` zero bytes. Nothing waits on the host.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::OutOfMemory`](crate::ErrorKind::OutOfMemory);
-    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for a size that overflows;
-    /// those of the driver.
-    pub fn zeroed(stream: &Stream, bytes: usize) -> Result<Self> {
-        Self::zeroes(stream, DeviceLayout::new(bytes)?, current_handle(stream.device())?)
-    }
-
-    /// As [`zeroed`](Self::zeroed), from `resource`.
-    ///
-    /// # Errors
-    ///
-    /// As there, and [`ErrorKind::WrongDevice`](crate::ErrorKind::WrongDevice) if `stream` is of
-    /// another device.
-    pub fn zeroed_in(
-        stream: &Stream,
-        bytes: usize,
-        resource: Arc<dyn DeviceResource>,
-    ) -> Result<Self> {
-        Self::zeroes(stream, DeviceLayout::new(bytes)?, resource)
-    }
-
-    /// `bytes` bytes that are not written yet: all that RMM's constructor of a size gives.
-    ///
-    /// ```
-    /// use aquifer::{Device, DeviceBuffer};
-    ///
-    /// let stream = Device::detect()?.new_stream()?;
-    /// // SAFETY: written whole before it is read.
-    /// let mut buffer = unsafe { DeviceBuffer::uninit(&stream, 3)? };
-    /// buffer.copy_from_slice(&[1, 2, 3])?;
-    /// assert_eq!(buffer.to_vec()?, [1, 2, 3]);
-    /// # Ok::<(), aquifer::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// As [`zeroed`](Self::zeroed).
-    ///
-    /// # Safety
-    ///
-    /// As [`DeviceVec::uninit`]: bytes are written before they are read.
-    pub unsafe fn uninit(stream: &Stream, bytes: usize) -> Result<Self> {
-        Self::unwritten(stream, DeviceLayout::new(bytes)?, current_handle(stream.device())?)
-    }
-
-    /// As [`uninit`](Self::uninit), from `resource`.
-    ///
-    /// # Errors
-    ///
-    /// As [`zeroed_in`](Self::zeroed_in).
-    ///
-    /// # Safety
-    ///
-    /// As [`uninit`](Self::uninit).
-    pub unsafe fn uninit_in(
-        stream: &Stream,
-        bytes: usize,
-        resource: Arc<dyn DeviceResource>,
-    ) -> Result<Self> {
-        Self::unwritten(stream, DeviceLayout::new(bytes)?, resource)
-    }
-
-    /// Zero bytes of a size and an alignment, which every later block of the buffer and of its
-    /// clones has, too.
-    ///
-    /// ```
-    /// use aquifer::{Device, DeviceBuffer, DeviceLayout};
-    ///
-    /// let stream = Device::detect()?.new_stream()?;
-    /// let page = DeviceLayout::with_alignment(100, 4096)?;
-    /// let mut buffer = DeviceBuffer::with_layout(&stream, page)?;
-    /// buffer.resize(10_000)?;
-    /// assert_eq!(buffer.as_device_ptr() % 4096, 0);
-    /// # Ok::<(), aquifer::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// As [`zeroed`](Self::zeroed), and those of the resource for an alignment that it does not
-    /// have.
-    pub fn with_layout(stream: &Stream, layout: DeviceLayout) -> Result<Self> {
-        Self::zeroes(stream, layout, current_handle(stream.device())?)
-    }
-
-    /// As [`with_layout`](Self::with_layout), from `resource`.
-    ///
-    /// # Errors
-    ///
-    /// As there, and as [`zeroed_in`](Self::zeroed_in).
-    pub fn with_layout_in(
-        stream: &Stream,
-        layout: DeviceLayout,
-        resource: Arc<dyn DeviceResource>,
-    ) -> Result<Self> {
-        Self::zeroes(stream, layout, resource)
+        /// `bytes` bytes that are not written yet: all that RMM's constructor of a size gives.
+        ///
+        /// ```
+        /// use aquifer::{Device, DeviceBuffer};
+        ///
+        /// let stream = Device::detect()?.new_stream()?;
+        /// // SAFETY: written whole before it is read.
+        /// let mut buffer = unsafe { DeviceBuffer::uninit(&stream, 3)? };
+        /// buffer.copy_from_slice(&[1, 2, 3])?;
+        /// assert_eq!(buffer.to_vec()?, [1, 2, 3]);
+        /// # Ok::<(), aquifer::Error>(())
+        /// ```
+        ///
+        /// # Errors
+        ///
+        /// As [`zeroed`](Self::zeroed).
+        ///
+        /// # Safety
+        ///
+        /// As [`DeviceVec::uninit`]: bytes are written before they are read.
+        pub [unsafe] fn uninit(stream: &Stream, bytes: usize) -> Result<Self>;
+        /// As [`uninit`](Self::uninit), from `resource`.
+        ///
+        /// # Errors
+        ///
+        /// As [`zeroed_in`](Self::zeroed_in).
+        ///
+        /// # Safety
+        ///
+        /// As [`uninit`](Self::uninit).
+        pub fn uninit_in(.., resource) {
+            Ok(Self { bytes: DeviceVec::unwritten(stream, DeviceLayout::new(bytes)?, resource)? })
+        }
     }
 
     /// As [`with_layout_in`](Self::with_layout_in), of bytes that are not written yet.
@@ -210,76 +202,7 @@ impl DeviceBuffer {
         layout: DeviceLayout,
         resource: Arc<dyn DeviceResource>,
     ) -> Result<Self> {
-        Self::unwritten(stream, layout, resource)
-    }
-
-    /// A copy of the host's `source`, complete when this returns. [`bytemuck::cast_slice`] makes
-    /// bytes of other plain data.
-    ///
-    /// # Errors
-    ///
-    /// As [`zeroed`](Self::zeroed), and those of the copy.
-    pub fn from_slice(stream: &Stream, source: &[u8]) -> Result<Self> {
-        Self::copied(stream, source, current_handle(stream.device())?)
-    }
-
-    /// As [`from_slice`](Self::from_slice), from `resource`.
-    ///
-    /// # Errors
-    ///
-    /// As [`zeroed_in`](Self::zeroed_in), and those of the copy.
-    pub fn from_slice_in(
-        stream: &Stream,
-        source: &[u8],
-        resource: Arc<dyn DeviceResource>,
-    ) -> Result<Self> {
-        Self::copied(stream, source, resource)
-    }
-
-    /// A copy of device memory, of this device or another, with space for its bytes alone. The two
-    /// streams are ordered for it, and nothing waits on the host.
-    ///
-    /// ```
-    /// use aquifer::{Device, DeviceBuffer, DeviceVec};
-    ///
-    /// let stream = Device::detect()?.new_stream()?;
-    /// let vec = DeviceVec::from_slice(&stream, &[0x0201_u16, 0x0403])?;
-    /// let copy = DeviceBuffer::copy_of(&stream, &vec)?;
-    /// assert_eq!(copy.to_vec()?, [1, 2, 3, 4]);
-    /// # Ok::<(), aquifer::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// As [`zeroed`](Self::zeroed), and as [`DeviceVec::copy_from`].
-    pub fn copy_of<T: Pod>(stream: &Stream, source: &impl DeviceRead<T>) -> Result<Self> {
-        Self::copy(stream, source, DEFAULT_ALIGNMENT, current_handle(stream.device())?)
-    }
-
-    /// As [`copy_of`](Self::copy_of), from `resource`.
-    ///
-    /// # Errors
-    ///
-    /// As there, and as [`zeroed_in`](Self::zeroed_in).
-    pub fn copy_of_in<T: Pod>(
-        stream: &Stream,
-        source: &impl DeviceRead<T>,
-        resource: Arc<dyn DeviceResource>,
-    ) -> Result<Self> {
-        Self::copy(stream, source, DEFAULT_ALIGNMENT, resource)
-    }
-
-    fn copy<T: Pod>(
-        stream: &Stream,
-        source: &impl DeviceRead<T>,
-        alignment: usize,
-        resource: impl Into<ResourceHandle>,
-    ) -> Result<Self> {
-        let bytes = source.as_device_slice().size_in_bytes();
-        let layout = DeviceLayout::with_alignment(bytes, alignment)?;
-        let mut copy = Self::unwritten(stream, layout, resource)?;
-        copy.copy_from(source)?;
-        Ok(copy)
+        Ok(Self { bytes: DeviceVec::unwritten(stream, layout, resource.into())? })
     }
 
     /// A copy of it, from the same resource, at home on the same stream, of the same alignment, with
@@ -289,7 +212,7 @@ impl DeviceBuffer {
     ///
     /// As [`zeroed`](Self::zeroed), and those of the copy.
     pub fn try_clone(&self) -> Result<Self> {
-        Self::copy(self.stream(), self, self.alignment, self.bytes.buffer.handle())
+        Ok(Self { bytes: self.bytes.try_clone()? })
     }
 
     /// The number of bytes: RMM's `size`.
@@ -309,13 +232,7 @@ impl DeviceBuffer {
 
     /// The alignment of its memory in bytes, now and after each move. A power of two.
     pub fn alignment(&self) -> usize {
-        self.alignment
-    }
-
-    /// Another block of the buffer's resource and alignment.
-    fn another(&self, capacity: usize) -> Result<Buffer> {
-        let layout = DeviceLayout::with_alignment(capacity, self.alignment)?;
-        Buffer::new(self.stream(), layout, self.bytes.buffer.handle())
+        self.bytes.buffer.alignment()
     }
 
     /// Makes space for `additional` more bytes, and no more than that. (RMM's `reserve` takes the
@@ -325,12 +242,7 @@ impl DeviceBuffer {
     ///
     /// As [`zeroed`](Self::zeroed); then the buffer is as it was.
     pub fn reserve(&mut self, additional: usize) -> Result<()> {
-        let wanted = self.bytes.with_more(additional)?;
-        if wanted <= self.capacity() {
-            return Ok(());
-        }
-        let new = self.another(wanted)?;
-        self.bytes.move_to(new)
+        self.bytes.reserve_exact(additional)
     }
 
     /// Gives up capacity beyond the bytes, by moving them into a block of their size. They stay where
@@ -340,11 +252,7 @@ impl DeviceBuffer {
     ///
     /// As [`zeroed`](Self::zeroed); then the buffer is as it was.
     pub fn shrink_to_fit(&mut self) -> Result<()> {
-        if self.len() == self.capacity() {
-            return Ok(());
-        }
-        let new = self.another(self.len())?;
-        if new.bytes() < self.capacity() { self.bytes.move_to(new) } else { Ok(()) }
+        self.bytes.shrink_to_fit()
     }
 
     /// Makes it `bytes` long: cuts the rest off and keeps the capacity, or adds zero bytes, in a new
@@ -354,16 +262,8 @@ impl DeviceBuffer {
     ///
     /// As [`zeroed`](Self::zeroed); then the buffer is as long as it was.
     pub fn resize(&mut self, bytes: usize) -> Result<()> {
-        let before = self.len();
-        self.lengthen(bytes)?;
-        if bytes <= before {
-            return Ok(());
-        }
-        let filled = self.bytes.slice_mut(before..).and_then(|mut tail| tail.fill(0));
-        if filled.is_err() {
-            self.bytes.truncate(before);
-        }
-        filled
+        self.reserve(bytes.saturating_sub(self.len()))?;
+        self.bytes.resize(bytes, 0)
     }
 
     /// As [`resize`](Self::resize), and as RMM's: the added bytes are not written.
@@ -388,11 +288,6 @@ impl DeviceBuffer {
     ///
     /// As [`uninit`](Self::uninit), for the bytes that are added.
     pub unsafe fn resize_uninit(&mut self, bytes: usize) -> Result<()> {
-        self.lengthen(bytes)
-    }
-
-    /// The caller has to write the added bytes before it returns.
-    fn lengthen(&mut self, bytes: usize) -> Result<()> {
         self.reserve(bytes.saturating_sub(self.len()))?;
         self.bytes.length = bytes;
         Ok(())
@@ -438,8 +333,8 @@ impl DeviceBuffer {
         Ok(DeviceSliceMut::new(&self.bytes.buffer, length))
     }
 
-    /// The same memory as a vector, with all of its capacity. A vector that grows asks for the alignment
-    /// of its elements, 256 bytes at least, and no more for that of the buffer.
+    /// The same memory as a vector, with all of its capacity. Blocks that the vector grows into have the
+    /// alignment of its elements and that of the buffer, 256 bytes at least.
     ///
     /// RMM has the other way alone (`device_uvector::release`), which is `DeviceBuffer::from`.
     ///
@@ -449,37 +344,15 @@ impl DeviceBuffer {
     /// number of `T`s; [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if `T` has
     /// no size or wants more alignment than the memory has. The buffer comes back with the error.
     pub fn into_vec<T: Pod>(self) -> Result<DeviceVec<T>, Refused<Self>> {
-        let alignment = self.alignment;
-        self.bytes.cast().map_err(|Refused { error, value: bytes }| {
-            Refused::new(error, Self { bytes, alignment })
-        })
+        let refused = |Refused { error, value: bytes }| Refused::new(error, Self { bytes });
+        self.bytes.cast().map_err(refused)
     }
 }
 
 /// The vector's memory, with all of its capacity: RMM's `device_uvector::release`.
 impl<T: Pod> From<DeviceVec<T>> for DeviceBuffer {
     fn from(vec: DeviceVec<T>) -> Self {
-        let asked = align_of::<T>().max(DEFAULT_ALIGNMENT);
-        // Memory of raw parts need not have what a vector asks for.
-        let found = 1_usize.checked_shl(vec.as_device_ptr().trailing_zeros());
         let length = vec.size_in_bytes();
-        Self {
-            bytes: DeviceVec { buffer: vec.buffer, length, elements: PhantomData },
-            alignment: found.map_or(asked, |found| found.min(asked)),
-        }
-    }
-}
-
-/// Shows where it lives, not what it holds: that is on the device.
-impl fmt::Debug for DeviceBuffer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DeviceBuffer")
-            .field("length", &self.len())
-            .field("capacity", &self.capacity())
-            .field("alignment", &self.alignment)
-            .field("address", &format_args!("{:#x}", self.as_device_ptr()))
-            .field("home", &format_args!("{}", self.stream()))
-            .field("resource", self.resource())
-            .finish()
+        Self { bytes: DeviceVec { buffer: vec.buffer, length, elements: PhantomData } }
     }
 }

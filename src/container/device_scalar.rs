@@ -1,14 +1,12 @@
 //! One value in device memory.
 
-use super::accessors::container;
+use super::accessors::{constructors, container};
 use super::device_vec::DeviceVec;
 use super::view::DeviceRead;
 use crate::error::{Error, ErrorKind, Refused, Result};
-use crate::resource::DeviceResource;
+use crate::layout::DeviceLayout;
 use crate::stream::Stream;
-use crate::sync::Arc;
 use bytemuck::Pod;
-use std::fmt;
 
 /// One value of plain data in device memory: a kernel's counter, sum or flag.
 ///
@@ -44,100 +42,87 @@ pub struct DeviceScalar<T: Pod> {
     vec: DeviceVec<T>,
 }
 
-container!([T: Pod] DeviceScalar<T>, T, vec.buffer, vec.length);
+container!([T: Pod] DeviceScalar: DeviceScalar<T>, T, vec.buffer, vec.length);
 
 impl<T: Pod> DeviceScalar<T> {
-    /// `value`, at home on `stream`, from the device's current resource. Nothing waits on the host.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::OutOfMemory`]; [`ErrorKind::InvalidArgument`] if `T` has no size; those of
-    /// [`current_device_resource`](crate::current_device_resource) and of the driver.
-    pub fn new(stream: &Stream, value: T) -> Result<Self> {
-        // SAFETY: written here, before it can be read.
-        let mut scalar = unsafe { Self::uninit(stream)? };
-        scalar.set_value(value)?;
-        Ok(scalar)
-    }
+    constructors! {
+        /// `value`, at home on `stream`, from the device's current resource. Nothing waits on the host.
+        ///
+        /// # Errors
+        ///
+        /// [`ErrorKind::OutOfMemory`]; [`ErrorKind::InvalidArgument`] if `T` has no size; those of
+        /// [`current_device_resource`](crate::current_device_resource) and of the driver.
+        pub fn new(stream: &Stream, value: T) -> Result<Self>;
+        /// As [`new`](Self::new), from `resource`.
+        ///
+        /// ```
+        /// use aquifer::{CudaResource, Device, DeviceScalar};
+        /// use std::sync::Arc;
+        ///
+        /// let device = Device::detect()?;
+        /// let resource = Arc::new(CudaResource::new(&device));
+        /// let count = DeviceScalar::new_in(&device.new_stream()?, 7_u32, resource)?;
+        /// assert_eq!(count.value()?, 7);
+        /// # Ok::<(), aquifer::Error>(())
+        /// ```
+        ///
+        /// # Errors
+        ///
+        /// As there, and [`ErrorKind::WrongDevice`] if `stream` is of another device.
+        pub fn new_in(.., resource) {
+            let layout = DeviceLayout::array::<T>(1)?;
+            Ok(Self { vec: DeviceVec::filled(stream, layout, value, resource)? })
+        }
 
-    /// As [`new`](Self::new), from `resource`.
-    ///
-    /// ```
-    /// use aquifer::{CudaResource, Device, DeviceScalar};
-    /// use std::sync::Arc;
-    ///
-    /// let device = Device::detect()?;
-    /// let resource = Arc::new(CudaResource::new(&device));
-    /// let count = DeviceScalar::new_in(&device.new_stream()?, 7_u32, resource)?;
-    /// assert_eq!(count.value()?, 7);
-    /// # Ok::<(), aquifer::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// As there, and [`ErrorKind::WrongDevice`] if `stream` is of another device.
-    pub fn new_in(stream: &Stream, value: T, resource: Arc<dyn DeviceResource>) -> Result<Self> {
-        // SAFETY: written here, before it can be read.
-        let mut scalar = unsafe { Self::uninit_in(stream, resource)? };
-        scalar.set_value(value)?;
-        Ok(scalar)
-    }
+        /// A value whose bytes are all zero.
+        ///
+        /// # Errors
+        ///
+        /// As [`new`](Self::new).
+        pub fn zeroed(stream: &Stream) -> Result<Self>;
+        /// As [`zeroed`](Self::zeroed), from `resource`.
+        ///
+        /// # Errors
+        ///
+        /// As [`new_in`](Self::new_in).
+        pub fn zeroed_in(.., resource) {
+            let layout = DeviceLayout::array::<T>(1)?;
+            Ok(Self { vec: DeviceVec::filled(stream, layout, T::zeroed(), resource)? })
+        }
 
-    /// A value whose bytes are all zero.
-    ///
-    /// # Errors
-    ///
-    /// As [`new`](Self::new).
-    pub fn zeroed(stream: &Stream) -> Result<Self> {
-        Ok(Self { vec: DeviceVec::zeroed(stream, 1)? })
-    }
-
-    /// As [`zeroed`](Self::zeroed), from `resource`.
-    ///
-    /// # Errors
-    ///
-    /// As [`new_in`](Self::new_in).
-    pub fn zeroed_in(stream: &Stream, resource: Arc<dyn DeviceResource>) -> Result<Self> {
-        Ok(Self { vec: DeviceVec::zeroed_in(stream, 1, resource)? })
-    }
-
-    /// A value that is not written yet.
-    ///
-    /// ```
-    /// use aquifer::{Device, DeviceScalar};
-    ///
-    /// let stream = Device::detect()?.new_stream()?;
-    /// // SAFETY: written before it is read.
-    /// let mut count = unsafe { DeviceScalar::<u64>::uninit(&stream)? };
-    /// count.set_to_zero()?;
-    /// assert_eq!(count.value()?, 0);
-    /// # Ok::<(), aquifer::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// As [`new`](Self::new).
-    ///
-    /// # Safety
-    ///
-    /// As [`DeviceVec::uninit`]: it is written before it is read.
-    pub unsafe fn uninit(stream: &Stream) -> Result<Self> {
-        // SAFETY: the caller's promise.
-        Ok(Self { vec: unsafe { DeviceVec::uninit(stream, 1)? } })
-    }
-
-    /// As [`uninit`](Self::uninit), from `resource`.
-    ///
-    /// # Errors
-    ///
-    /// As [`new_in`](Self::new_in).
-    ///
-    /// # Safety
-    ///
-    /// As [`uninit`](Self::uninit).
-    pub unsafe fn uninit_in(stream: &Stream, resource: Arc<dyn DeviceResource>) -> Result<Self> {
-        // SAFETY: the caller's promise.
-        Ok(Self { vec: unsafe { DeviceVec::uninit_in(stream, 1, resource)? } })
+        /// A value that is not written yet.
+        ///
+        /// ```
+        /// use aquifer::{Device, DeviceScalar};
+        ///
+        /// let stream = Device::detect()?.new_stream()?;
+        /// // SAFETY: written before it is read.
+        /// let mut count = unsafe { DeviceScalar::<u64>::uninit(&stream)? };
+        /// count.set_to_zero()?;
+        /// assert_eq!(count.value()?, 0);
+        /// # Ok::<(), aquifer::Error>(())
+        /// ```
+        ///
+        /// # Errors
+        ///
+        /// As [`new`](Self::new).
+        ///
+        /// # Safety
+        ///
+        /// As [`DeviceVec::uninit`]: it is written before it is read.
+        pub [unsafe] fn uninit(stream: &Stream) -> Result<Self>;
+        /// As [`uninit`](Self::uninit), from `resource`.
+        ///
+        /// # Errors
+        ///
+        /// As [`new_in`](Self::new_in).
+        ///
+        /// # Safety
+        ///
+        /// As [`uninit`](Self::uninit).
+        pub fn uninit_in(.., resource) {
+            Ok(Self { vec: DeviceVec::unwritten(stream, DeviceLayout::array::<T>(1)?, resource)? })
+        }
     }
 
     /// The value. Waits for the home stream.
@@ -234,12 +219,5 @@ impl<T: Pod> TryFrom<DeviceVec<T>> for DeviceScalar<T> {
         }
         let what = format!("a vector of {} elements is no scalar", vec.len());
         Err(Refused::new(Error::new(ErrorKind::LengthMismatch, what), vec))
-    }
-}
-
-/// Shows where it lives, not what it holds: that is on the device.
-impl<T: Pod> fmt::Debug for DeviceScalar<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("DeviceScalar").field(&self.vec).finish()
     }
 }

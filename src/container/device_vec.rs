@@ -1,19 +1,16 @@
 //! The growable vector in device memory.
 
-use super::accessors::{container, host_copies};
+use super::accessors::{constructors, container, host_copies};
 use super::buffer::Buffer;
-use super::view::{DeviceRead, DeviceSlice, DeviceSliceMut, check_index, lengths};
-use crate::error::{Error, ErrorKind, Refused, Result};
+use super::view::{DeviceRead, DeviceSlice, DeviceSliceMut, TwoSlicesMut, check_index, lengths};
+use crate::error::{Error, ErrorKind, Refused, Result, ensure};
 use crate::layout::DeviceLayout;
-use crate::resource::DeviceResource;
-use crate::resource::{ResourceHandle, current_handle};
+use crate::resource::ResourceHandle;
 use crate::stream::Stream;
-use crate::sync::Arc;
 use crate::transfer::blocking;
 use allocator_api2::alloc::Allocator;
 use allocator_api2::vec::Vec as AllocVec;
 use bytemuck::Pod;
-use std::fmt;
 use std::marker::PhantomData;
 use std::ops::RangeBounds;
 
@@ -53,174 +50,149 @@ pub struct DeviceVec<T: Pod> {
     pub(super) elements: PhantomData<T>,
 }
 
-container!([T: Pod] DeviceVec<T>, T, buffer, length);
-lengths!([T: Pod] DeviceVec<T>, T);
+container!([T: Pod] DeviceVec: DeviceVec<T>, T, buffer, length);
+lengths!([T: Pod] DeviceVec<T>, T, length);
 host_copies!([T: Pod] DeviceVec<T>, T);
 
 impl<T: Pod> DeviceVec<T> {
-    pub(super) fn allocate(
-        stream: &Stream,
-        capacity: usize,
-        resource: impl Into<ResourceHandle>,
-    ) -> Result<Self> {
+    /// An empty vector with space for `layout`.
+    fn allocate(stream: &Stream, layout: DeviceLayout, resource: ResourceHandle) -> Result<Self> {
         refuse_zero_sized::<T>()?;
-        let buffer = Buffer::new(stream, DeviceLayout::array::<T>(capacity)?, resource)?;
+        let buffer = Buffer::new(stream, layout, resource)?;
         Ok(Self { buffer, length: 0, elements: PhantomData })
     }
 
-    /// An empty vector at home on `stream`. No memory is taken yet.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`current_device_resource`](crate::current_device_resource); [`ErrorKind::InvalidArgument`] if `T` has no size.
-    pub fn new(stream: &Stream) -> Result<Self> {
-        Self::with_capacity(stream, 0)
-    }
-
-    /// As [`new`](Self::new), from `resource`.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::WrongDevice`] if `stream` is of another device; [`ErrorKind::InvalidArgument`]
-    /// if `T` has no size.
-    pub fn new_in(stream: &Stream, resource: Arc<dyn DeviceResource>) -> Result<Self> {
-        Self::allocate(stream, 0, resource)
-    }
-
-    /// An empty vector with space for `capacity` elements.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::OutOfMemory`], [`ErrorKind::InvalidArgument`] for a size that overflows, those
-    /// of the driver.
-    pub fn with_capacity(stream: &Stream, capacity: usize) -> Result<Self> {
-        Self::allocate(stream, capacity, current_handle(stream.device())?)
-    }
-
-    /// As [`with_capacity`](Self::with_capacity), from `resource`.
-    ///
-    /// # Errors
-    ///
-    /// As there, and [`ErrorKind::WrongDevice`] if `stream` is of another device.
-    pub fn with_capacity_in(
-        stream: &Stream,
-        capacity: usize,
-        resource: Arc<dyn DeviceResource>,
-    ) -> Result<Self> {
-        Self::allocate(stream, capacity, resource)
-    }
-
-    /// `length` elements whose bytes are all zero.
-    ///
-    /// # Errors
-    ///
-    /// As [`with_capacity`](Self::with_capacity).
-    pub fn zeroed(stream: &Stream, length: usize) -> Result<Self> {
-        Self::zeroes(stream, length, current_handle(stream.device())?)
-    }
-
-    /// As [`zeroed`](Self::zeroed), from `resource`.
-    ///
-    /// # Errors
-    ///
-    /// As [`with_capacity_in`](Self::with_capacity_in).
-    pub fn zeroed_in(
-        stream: &Stream,
-        length: usize,
-        resource: Arc<dyn DeviceResource>,
-    ) -> Result<Self> {
-        Self::zeroes(stream, length, resource)
-    }
-
-    fn zeroes(stream: &Stream, length: usize, resource: impl Into<ResourceHandle>) -> Result<Self> {
-        let mut vec = Self::unwritten(stream, length, resource)?;
-        vec.fill(T::zeroed())?;
-        Ok(vec)
-    }
-
-    /// `length` elements that the caller has to write before it returns the vector.
+    /// `layout` of elements that the caller has to write before it returns the vector.
     pub(super) fn unwritten(
         stream: &Stream,
-        length: usize,
-        resource: impl Into<ResourceHandle>,
+        layout: DeviceLayout,
+        resource: ResourceHandle,
     ) -> Result<Self> {
-        let mut vec = Self::allocate(stream, length, resource)?;
-        vec.length = length;
+        let mut vec = Self::allocate(stream, layout, resource)?;
+        vec.length = layout.bytes() / size_of::<T>();
         Ok(vec)
     }
 
-    /// `length` elements that are not written yet: RMM's main point, since the first kernel writes most
-    /// buffers whole.
-    ///
-    /// The simulated device reports a read of bytes that were never written. (Memory that a pool
-    /// hands out again was written by its former user.)
-    ///
-    /// ```
-    /// use aquifer::{Device, DeviceVec};
-    ///
-    /// let stream = Device::detect()?.new_stream()?;
-    /// // SAFETY: written whole before it is read.
-    /// let mut vec = unsafe { DeviceVec::<u32>::uninit(&stream, 3)? };
-    /// vec.copy_from_slice(&[1, 2, 3])?;
-    /// assert_eq!(vec.get(2)?, 3);
-    /// # Ok::<(), aquifer::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// As [`with_capacity`](Self::with_capacity).
-    ///
-    /// # Safety
-    ///
-    /// Elements are written before they are read, by whatever means. (Any bit pattern is a `T`, so
-    /// what is read too early has no defined value, but another program's data may be in it.)
-    pub unsafe fn uninit(stream: &Stream, length: usize) -> Result<Self> {
-        Self::unwritten(stream, length, current_handle(stream.device())?)
-    }
-
-    /// As [`uninit`](Self::uninit), from `resource`.
-    ///
-    /// # Errors
-    ///
-    /// As [`with_capacity_in`](Self::with_capacity_in).
-    ///
-    /// # Safety
-    ///
-    /// As [`uninit`](Self::uninit).
-    pub unsafe fn uninit_in(
+    pub(super) fn filled(
         stream: &Stream,
-        length: usize,
-        resource: Arc<dyn DeviceResource>,
+        layout: DeviceLayout,
+        value: T,
+        resource: ResourceHandle,
     ) -> Result<Self> {
-        Self::unwritten(stream, length, resource)
+        let mut vec = Self::unwritten(stream, layout, resource)?;
+        vec.fill(value)?;
+        Ok(vec)
     }
 
-    /// A copy of `source`, complete when this returns.
-    ///
-    /// # Errors
-    ///
-    /// As [`with_capacity`](Self::with_capacity), and those of the copy.
-    pub fn from_slice(stream: &Stream, source: &[T]) -> Result<Self> {
-        Self::copied(stream, source, current_handle(stream.device())?)
-    }
-
-    /// As [`from_slice`](Self::from_slice), from `resource`.
-    ///
-    /// # Errors
-    ///
-    /// As [`with_capacity_in`](Self::with_capacity_in), and those of the copy.
-    pub fn from_slice_in(
-        stream: &Stream,
-        source: &[T],
-        resource: Arc<dyn DeviceResource>,
-    ) -> Result<Self> {
-        Self::copied(stream, source, resource)
-    }
-
-    fn copied(stream: &Stream, source: &[T], resource: impl Into<ResourceHandle>) -> Result<Self> {
-        let mut vec = Self::unwritten(stream, source.len(), resource)?;
+    pub(super) fn copied(stream: &Stream, source: &[T], resource: ResourceHandle) -> Result<Self> {
+        let layout = DeviceLayout::array::<T>(source.len())?;
+        let mut vec = Self::unwritten(stream, layout, resource)?;
         vec.copy_from_slice(source)?;
         Ok(vec)
+    }
+
+    constructors! {
+        /// An empty vector at home on `stream`. No memory is taken yet.
+        ///
+        /// # Errors
+        ///
+        /// Those of [`current_device_resource`](crate::current_device_resource);
+        /// [`ErrorKind::InvalidArgument`] if `T` has no size.
+        pub fn new(stream: &Stream) -> Result<Self>;
+        /// As [`new`](Self::new), from `resource`.
+        ///
+        /// # Errors
+        ///
+        /// [`ErrorKind::WrongDevice`] if `stream` is of another device; [`ErrorKind::InvalidArgument`]
+        /// if `T` has no size.
+        pub fn new_in(.., resource) {
+            Self::allocate(stream, DeviceLayout::array::<T>(0)?, resource)
+        }
+
+        /// An empty vector with space for `capacity` elements.
+        ///
+        /// # Errors
+        ///
+        /// [`ErrorKind::OutOfMemory`], [`ErrorKind::InvalidArgument`] for a size that overflows, those
+        /// of the driver.
+        pub fn with_capacity(stream: &Stream, capacity: usize) -> Result<Self>;
+        /// As [`with_capacity`](Self::with_capacity), from `resource`.
+        ///
+        /// # Errors
+        ///
+        /// As there, and [`ErrorKind::WrongDevice`] if `stream` is of another device.
+        pub fn with_capacity_in(.., resource) {
+            Self::allocate(stream, DeviceLayout::array::<T>(capacity)?, resource)
+        }
+
+        /// `length` elements whose bytes are all zero.
+        ///
+        /// # Errors
+        ///
+        /// As [`with_capacity`](Self::with_capacity).
+        pub fn zeroed(stream: &Stream, length: usize) -> Result<Self>;
+        /// As [`zeroed`](Self::zeroed), from `resource`.
+        ///
+        /// # Errors
+        ///
+        /// As [`with_capacity_in`](Self::with_capacity_in).
+        pub fn zeroed_in(.., resource) {
+            Self::filled(stream, DeviceLayout::array::<T>(length)?, T::zeroed(), resource)
+        }
+
+        /// A copy of `source`, complete when this returns.
+        ///
+        /// # Errors
+        ///
+        /// As [`with_capacity`](Self::with_capacity), and those of the copy.
+        pub fn from_slice(stream: &Stream, source: &[T]) -> Result<Self>;
+        /// As [`from_slice`](Self::from_slice), from `resource`.
+        ///
+        /// # Errors
+        ///
+        /// As [`with_capacity_in`](Self::with_capacity_in), and those of the copy.
+        pub fn from_slice_in(.., resource) {
+            Self::copied(stream, source, resource)
+        }
+
+        /// `length` elements that are not written yet: RMM's main point, since the first kernel writes most
+        /// buffers whole.
+        ///
+        /// The simulated device reports a read of bytes that were never written. (Memory that a pool
+        /// hands out again was written by its former user.)
+        ///
+        /// ```
+        /// use aquifer::{Device, DeviceVec};
+        ///
+        /// let stream = Device::detect()?.new_stream()?;
+        /// // SAFETY: written whole before it is read.
+        /// let mut vec = unsafe { DeviceVec::<u32>::uninit(&stream, 3)? };
+        /// vec.copy_from_slice(&[1, 2, 3])?;
+        /// assert_eq!(vec.get(2)?, 3);
+        /// # Ok::<(), aquifer::Error>(())
+        /// ```
+        ///
+        /// # Errors
+        ///
+        /// As [`with_capacity`](Self::with_capacity).
+        ///
+        /// # Safety
+        ///
+        /// Elements are written before they are read, by whatever means. (Any bit pattern is a `T`, so
+        /// what is read too early has no defined value, but another program's data may be in it.)
+        pub [unsafe] fn uninit(stream: &Stream, length: usize) -> Result<Self>;
+        /// As [`uninit`](Self::uninit), from `resource`.
+        ///
+        /// # Errors
+        ///
+        /// As [`with_capacity_in`](Self::with_capacity_in).
+        ///
+        /// # Safety
+        ///
+        /// As [`uninit`](Self::uninit).
+        pub fn uninit_in(.., resource) {
+            Self::unwritten(stream, DeviceLayout::array::<T>(length)?, resource)
+        }
     }
 
     /// Elements that fit without a new allocation.
@@ -259,10 +231,7 @@ impl<T: Pod> DeviceVec<T> {
     /// # Errors
     ///
     /// [`ErrorKind::OutOfBounds`] if `middle` lies past the end.
-    pub fn split_at_mut(
-        &mut self,
-        middle: usize,
-    ) -> Result<(DeviceSliceMut<'_, T>, DeviceSliceMut<'_, T>)> {
+    pub fn split_at_mut(&mut self, middle: usize) -> Result<TwoSlicesMut<'_, T>> {
         self.as_mut_slice().into_split_at_mut(middle)
     }
 
@@ -330,7 +299,8 @@ impl<T: Pod> DeviceVec<T> {
     ///
     /// As [`with_capacity`](Self::with_capacity), and those of the copy.
     pub fn try_clone(&self) -> Result<Self> {
-        let mut clone = Self::unwritten(self.stream(), self.length, self.buffer.handle())?;
+        let buffer = self.another(self.length)?;
+        let mut clone = Self { buffer, length: self.length, elements: PhantomData };
         clone.copy_from(self)?;
         Ok(clone)
     }
@@ -361,20 +331,12 @@ impl<T: Pod> DeviceVec<T> {
     /// How many elements of another type the same bytes are.
     pub(super) fn length_as<U: Pod>(&self) -> Result<usize> {
         refuse_zero_sized::<U>()?;
-        let bytes = self.size_in_bytes();
-        if !bytes.is_multiple_of(size_of::<U>()) {
-            return Err(Error::new(
-                ErrorKind::LengthMismatch,
-                format!("{bytes} bytes are no whole number of elements of {}", size_of::<U>()),
-            ));
-        }
-        if !self.buffer.address().is_multiple_of(align_of::<U>() as u64) {
-            return Err(Error::new(
-                ErrorKind::InvalidArgument,
-                format!("the memory is not aligned to {} bytes", align_of::<U>()),
-            ));
-        }
-        Ok(bytes / size_of::<U>())
+        let (bytes, size, alignment) = (self.size_in_bytes(), size_of::<U>(), align_of::<U>());
+        let what = format_args!("{bytes} bytes are no whole number of elements of {size}");
+        ensure!(bytes.is_multiple_of(size), LengthMismatch, "", "{what}");
+        let aligned = self.buffer.address().is_multiple_of(alignment as u64);
+        ensure!(aligned, InvalidArgument, "", "the memory is not aligned to {alignment} bytes");
+        Ok(bytes / size)
     }
 }
 
@@ -382,24 +344,9 @@ fn refuse_zero_sized<T>() -> Result<()> {
     if size_of::<T>() != 0 {
         return Ok(());
     }
-    Err(Error::new(
-        ErrorKind::InvalidArgument,
-        format!("{} has no size, so it needs no device memory", std::any::type_name::<T>()),
-    ))
-}
-
-/// Shows where it lives, not what it holds: that is on the device.
-impl<T: Pod> fmt::Debug for DeviceVec<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DeviceVec")
-            .field("element", &std::any::type_name::<T>())
-            .field("length", &self.length)
-            .field("capacity", &self.capacity())
-            .field("address", &format_args!("{:#x}", self.buffer.address()))
-            .field("home", &format_args!("{}", self.stream()))
-            .field("resource", self.resource())
-            .finish()
-    }
+    let element = std::any::type_name::<T>();
+    let what = format!("{element} has no size, so it needs no device memory");
+    Err(Error::new(ErrorKind::InvalidArgument, what))
 }
 
 const _: () = {

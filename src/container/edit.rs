@@ -3,6 +3,7 @@
 use super::buffer::Buffer;
 use super::device_vec::DeviceVec;
 use super::memory_use::CapturePolicy;
+use super::view::DeviceSliceMut;
 use crate::driver::{ErrorContext, RawCopy};
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::DeviceLayout;
@@ -11,8 +12,8 @@ use bytemuck::Pod;
 
 impl<T: Pod> DeviceVec<T> {
     /// Another block of the vector's resource, with space for `capacity`.
-    fn another(&self, capacity: usize) -> Result<Buffer> {
-        Buffer::new(self.stream(), DeviceLayout::array::<T>(capacity)?, self.buffer.handle())
+    pub(super) fn another(&self, capacity: usize) -> Result<Buffer> {
+        self.buffer.another(DeviceLayout::array::<T>(capacity)?)
     }
 
     /// Moves the elements into a new block with space for `capacity`, in home's order.
@@ -23,7 +24,7 @@ impl<T: Pod> DeviceVec<T> {
 
     /// Moves the elements into `new`, which has space for them, in home's order. Not in a capture: the
     /// copy would run when the graph is launched, if at all, and the vector has its new block now.
-    pub(super) fn move_to(&mut self, new: Buffer) -> Result<()> {
+    fn move_to(&mut self, new: Buffer) -> Result<()> {
         let bytes = self.size_in_bytes();
         if bytes != 0 {
             let call = self.as_slice().memory_use().order_on(self.stream(), CapturePolicy::Join)?;
@@ -38,12 +39,10 @@ impl<T: Pod> DeviceVec<T> {
         Ok(())
     }
 
-    pub(super) fn with_more(&self, additional: usize) -> Result<usize> {
+    fn with_more(&self, additional: usize) -> Result<usize> {
         self.length.checked_add(additional).ok_or_else(|| {
-            Error::new(
-                ErrorKind::InvalidArgument,
-                format!("{additional} more elements than {} overflow", self.length),
-            )
+            let what = format!("{additional} more elements than {} overflow", self.length);
+            Error::new(ErrorKind::InvalidArgument, what)
         })
     }
 
@@ -101,18 +100,24 @@ impl<T: Pod> DeviceVec<T> {
     ///
     /// As [`reserve`](Self::reserve) and [`fill`](Self::fill); then the vector is as long as it was.
     pub fn resize(&mut self, length: usize, value: T) -> Result<()> {
+        self.truncate(length);
+        self.append(length - self.length, |mut added| added.fill(value))
+    }
+
+    /// Adds elements for `write` to write. As long as before, if that fails.
+    fn append(
+        &mut self,
+        additional: usize,
+        write: impl FnOnce(DeviceSliceMut<'_, T>) -> Result<()>,
+    ) -> Result<()> {
+        self.reserve(additional)?;
         let before = self.length;
-        if length <= before {
-            self.length = length;
-            return Ok(());
-        }
-        self.reserve(length - before)?;
-        self.length = length;
-        let filled = self.slice_mut(before..).and_then(|mut tail| tail.fill(value));
-        if filled.is_err() {
+        self.length += additional;
+        let written = self.slice_mut(before..).and_then(write);
+        if written.is_err() {
             self.length = before;
         }
-        filled
+        written
     }
 
     /// Adds a copy of `source`, complete when this returns.
@@ -122,15 +127,7 @@ impl<T: Pod> DeviceVec<T> {
     /// As [`reserve`](Self::reserve) and [`copy_from_slice`](Self::copy_from_slice); then the vector is
     /// as long as it was.
     pub fn extend_from_slice(&mut self, source: &[T]) -> Result<()> {
-        self.reserve(source.len())?;
-        let before = self.length;
-        self.length += source.len();
-        let copied =
-            self.slice_mut(before..).and_then(|mut tail| blocking::upload(source, &mut tail));
-        if copied.is_err() {
-            self.length = before;
-        }
-        copied
+        self.append(source.len(), |mut added| blocking::upload(source, &mut added))
     }
 
     /// Adds one element. Nothing waits on the host.

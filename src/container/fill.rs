@@ -58,28 +58,16 @@ struct Step {
 
 /// The calls that fill `bytes` bytes with a pattern.
 fn steps(pattern: &[u8], bytes: usize) -> Vec<Step> {
-    let width = match pattern.len() {
-        length if length % 4 == 0 => 4,
-        length if length % 2 == 0 => 2,
-        _ => 1,
+    let widths = [1, 2, 4].into_iter().filter(|&width| pattern.len().is_multiple_of(width));
+    let repeats = |&width: &usize| pattern.chunks(width).all(|word| word == &pattern[..width]);
+    // The shortest of the words that the whole pattern repeats, if it repeats one; else the longest.
+    let (width, stride) = match widths.clone().find(repeats) {
+        Some(width) => (width, width),
+        None => (widths.max().unwrap_or(1), pattern.len()),
     };
-    // The shortest of the words that the whole pattern repeats, if it repeats one.
-    let whole = [1, 2, 4]
-        .into_iter()
-        .find(|&word| word <= width && pattern.chunks(word).all(|chunk| chunk == &pattern[..word]));
-    if let Some(width) = whole {
-        let word = word(&pattern[..width]);
-        return vec![Step { offset: 0, stride: width, word, count: bytes / width }];
-    }
-    let count = bytes / pattern.len();
-    let words = pattern.chunks(width).enumerate();
+    let words = pattern[..stride].chunks(width).map(word).enumerate();
     words
-        .map(|(index, chunk)| Step {
-            offset: index * width,
-            stride: pattern.len(),
-            word: word(chunk),
-            count,
-        })
+        .map(|(index, word)| Step { offset: index * width, stride, word, count: bytes / stride })
         .collect()
 }
 

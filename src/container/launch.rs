@@ -6,7 +6,6 @@ use crate::driver::{Access, ErrorContext, Kernel, LaunchConfig, RawArg, RawLaunc
 use crate::error::Result;
 use crate::stream::Stream;
 use bytemuck::Pod;
-use std::marker::PhantomData;
 
 /// A kernel with its arguments, about to be launched on a stream. From [`Stream::launch`].
 ///
@@ -21,7 +20,6 @@ pub struct Launch<'a> {
     arguments: Vec<RawArg>,
     /// One of them is host memory, borrowed by a scope.
     borrows_host: bool,
-    borrowed: PhantomData<&'a ()>,
 }
 
 impl Stream {
@@ -70,13 +68,8 @@ impl Stream {
     /// # Ok::<(), aquifer::Error>(())
     /// ```
     pub fn launch<'a>(&'a self, kernel: &'a Kernel) -> Launch<'a> {
-        Launch {
-            stream: self,
-            kernel,
-            arguments: Vec::with_capacity(8),
-            borrows_host: false,
-            borrowed: PhantomData,
-        }
+        let arguments = Vec::with_capacity(8);
+        Launch { stream: self, kernel, arguments, borrows_host: false }
     }
 }
 

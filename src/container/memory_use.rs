@@ -16,7 +16,6 @@ pub(crate) enum CapturePolicy {
     /// Nothing: the work uses host memory, which a graph would use again when it is long gone.
     Refuse,
     /// The driver decides: the work is given at once, in the same graph.
-    #[cfg(feature = "cuda")]
     Any,
 }
 
@@ -103,7 +102,6 @@ impl MemoryUse<'_> {
 
     /// As [`order_on`](Self::order_on), for work that cudarc gives at once, without a way to return an
     /// error: the host waits for work that events cannot order.
-    #[cfg(feature = "cuda")]
     pub(crate) fn order_or_block(self, stream: &impl StreamRef) {
         if self.range.is_empty() {
             return;
@@ -153,7 +151,6 @@ fn capture_to_join(
             return Ok(None);
         }
         (Status::Declared(capture), Status::Runs) => capture.clone(),
-        #[cfg(feature = "cuda")]
         (Status::Undeclared, Status::Runs | Status::Undeclared) if policy == CapturePolicy::Any => {
             return Ok(None);
         }

@@ -31,6 +31,7 @@ pub use view::{DeviceRead, DeviceSlice, DeviceSliceMut, DeviceWrite};
 pub(crate) use memory_use::{CapturePolicy, MemoryUse};
 #[cfg(feature = "cuda")]
 pub(crate) use stream_ref::UnknownStream;
+pub(crate) use view::lengths;
 
 crate::sync::for_models! {
     #[allow(missing_docs, unreachable_pub)]

@@ -2,7 +2,7 @@
 
 use super::memory_use::CapturePolicy;
 use super::stream_ref::StreamRef;
-use super::view::{DeviceSlice, DeviceSliceMut};
+use super::view::{DeviceSlice, DeviceSliceMut, lengths};
 use crate::error::Result;
 use bytemuck::Pod;
 use std::fmt;
@@ -50,26 +50,17 @@ macro_rules! guard {
                 self.slice.as_device_ptr()
             }
 
-            /// The number of elements.
-            pub fn len(&self) -> usize {
-                self.slice.len()
-            }
-
-            /// Whether there are no elements.
-            pub fn is_empty(&self) -> bool {
-                self.slice.is_empty()
-            }
-
             /// The stream that it may be used on.
             pub fn stream(&self) -> &'a S {
                 self.stream
             }
 
-            #[cfg(feature = "cuda")]
             pub(crate) fn address(&self) -> &u64 {
                 self.slice.address()
             }
         }
+
+        lengths!([T: Pod, S] $name<'_, T, S>, T, slice.length);
 
         impl<T: Pod, S> fmt::Debug for $name<'_, T, S> {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

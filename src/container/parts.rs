@@ -2,7 +2,8 @@
 
 use super::buffer::Buffer;
 use super::device_vec::DeviceVec;
-use crate::error::{Error, ErrorKind, Refused, Result};
+use crate::error::{Refused, Result, ensure};
+use crate::layout::DEFAULT_ALIGNMENT;
 use crate::resource::{DeviceBlock, DeviceResource};
 use crate::stream::Stream;
 use crate::sync::Arc;
@@ -29,18 +30,16 @@ impl<T: Pod> DeviceVec<T> {
     /// # Errors
     ///
     /// Those of making home wait; then the vector comes back.
-    pub fn into_raw_parts(self) -> Result<DeviceVecParts, Refused<Self>> {
-        let length = self.length;
-        match self.buffer.into_parts() {
-            Ok((stream, block, resource)) => Ok(DeviceVecParts { stream, block, length, resource }),
-            Err((error, buffer)) => {
-                Err(Refused::new(error, Self { buffer, length, elements: PhantomData }))
-            }
-        }
+    pub fn into_raw_parts(mut self) -> Result<DeviceVecParts, Refused<Self>> {
+        let block = match self.buffer.take_block() {
+            Ok(block) => block,
+            Err(error) => return Err(Refused::new(error, self)),
+        };
+        let (stream, resource) = (self.stream().clone(), self.resource().clone());
+        Ok(DeviceVecParts { stream, block, length: self.length, resource })
     }
 
     /// Whether `cuMemFreeAsync` of the vector's address would free it.
-    #[cfg(feature = "cuda")]
     pub(crate) fn buffer_frees_with_driver(&self) -> bool {
         self.buffer.frees_with_driver()
     }
@@ -60,9 +59,10 @@ impl<T: Pod> DeviceVec<T> {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidArgument`] if the block is too short or badly aligned for `length`
-    /// elements, or `T` has no size; [`ErrorKind::WrongDevice`] if stream and resource differ in
-    /// their device. The parts are dropped then, which leaks the memory.
+    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if the block is too short or
+    /// badly aligned for `length` elements, or `T` has no size;
+    /// [`ErrorKind::WrongDevice`](crate::ErrorKind::WrongDevice) if stream and resource differ in their
+    /// device. The parts are dropped then, which leaks the memory.
     ///
     /// # Safety
     ///
@@ -74,17 +74,18 @@ impl<T: Pod> DeviceVec<T> {
         let fits = size_of::<T>() != 0
             && length.checked_mul(size_of::<T>()).is_some_and(|bytes| bytes <= block.bytes())
             && block.address().is_multiple_of(align_of::<T>() as u64);
-        if !fits {
-            return Err(Error::new(
-                ErrorKind::InvalidArgument,
-                format!(
-                    "{block:?} does not hold {length} elements of {} bytes aligned to {}",
-                    size_of::<T>(),
-                    align_of::<T>()
-                ),
-            ));
-        }
-        let buffer = Buffer::from_block(&stream, block, resource);
+        ensure!(
+            fits,
+            InvalidArgument,
+            "",
+            "{block:?} does not hold {length} elements of {} bytes aligned to {}",
+            size_of::<T>(),
+            align_of::<T>()
+        );
+        let wanted = align_of::<T>().max(DEFAULT_ALIGNMENT);
+        let found = 1_usize.checked_shl(block.address().trailing_zeros());
+        let alignment = found.map_or(wanted, |found| found.min(wanted));
+        let buffer = Buffer::from_block(&stream, block, alignment, resource.into());
         Ok(Self { buffer, length, elements: PhantomData })
     }
 }

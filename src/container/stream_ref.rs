@@ -1,9 +1,7 @@
 //! The streams that a vector can be used on.
 
 use super::used_on::UsedOn;
-#[cfg(feature = "cuda")]
 use crate::device::Device;
-#[cfg(feature = "cuda")]
 use crate::driver::RawStream;
 use crate::error::Result;
 use crate::stream::{PerThreadStream, Stream, StreamCall};
@@ -59,16 +57,13 @@ impl Sealed for PerThreadStream {
 }
 
 /// A stream that Aquifer does not keep alive, by the driver's handle.
-#[cfg(feature = "cuda")]
 pub(crate) struct UnknownStream {
     pub(crate) device: Device,
     pub(crate) raw: RawStream,
 }
 
-#[cfg(feature = "cuda")]
 impl StreamRef for UnknownStream {}
 
-#[cfg(feature = "cuda")]
 impl Sealed for UnknownStream {
     fn begin_call(&self) -> Result<StreamCall<'_>> {
         Ok(StreamCall::without_gate(&self.device, self.raw))

@@ -91,7 +91,6 @@ impl UsedOn {
     }
 
     /// As [`make_wait`](Self::make_wait), on the host.
-    #[cfg(feature = "cuda")]
     pub(super) fn wait_on_host(&self) -> Result<(), WaitError> {
         match self {
             Self::Stream(stream) => match stream.last_event()? {

@@ -2,35 +2,35 @@
 
 use super::buffer::Buffer;
 use super::memory_use::MemoryUse;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::stream::Stream;
 use bytemuck::Pod;
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Bound, Range, RangeBounds};
 
-/// `len` and its kin, of a type with a field `length`.
+/// The number and the size of elements, by the field or the fields of their number.
 macro_rules! lengths {
-    ([$($generics:tt)*] $type:ty, $element:ty) => {
+    ([$($generics:tt)*] $type:ty, $element:ty, $($length:ident).+) => {
         impl<$($generics)*> $type {
             /// The number of elements.
             pub fn len(&self) -> usize {
-                self.length
+                self.$($length).+
             }
 
             /// Whether there are no elements.
             pub fn is_empty(&self) -> bool {
-                self.length == 0
+                self.len() == 0
             }
 
             /// The size of the elements in bytes.
             pub fn size_in_bytes(&self) -> usize {
-                self.length * size_of::<$element>()
+                self.len() * size_of::<$element>()
             }
         }
     };
 }
-pub(super) use lengths;
+pub(crate) use lengths;
 
 /// A borrowed range of a [`DeviceVec`](crate::DeviceVec), to read: `&[T]` on the device.
 ///
@@ -40,7 +40,7 @@ pub struct DeviceSlice<'a, T: Pod> {
     buffer: &'a Buffer,
     /// Inside of the buffer.
     address: u64,
-    length: usize,
+    pub(super) length: usize,
     elements: PhantomData<&'a [T]>,
 }
 
@@ -51,13 +51,16 @@ pub struct DeviceSliceMut<'a, T: Pod> {
     buffer: &'a Buffer,
     /// Inside of the buffer.
     address: u64,
-    length: usize,
+    pub(super) length: usize,
     elements: PhantomData<&'a mut [T]>,
 }
 
+/// Two parts of one slice.
+pub(super) type TwoSlicesMut<'a, T> = (DeviceSliceMut<'a, T>, DeviceSliceMut<'a, T>);
+
 macro_rules! view {
     ($name:ident, $writes:literal) => {
-        lengths!(['a, T: Pod] $name<'a, T>, T);
+        lengths!(['a, T: Pod] $name<'a, T>, T, length);
 
         impl<'a, T: Pod> $name<'a, T> {
             pub(super) fn new(buffer: &'a Buffer, length: usize) -> Self {
@@ -71,7 +74,6 @@ macro_rules! view {
                 Self { buffer: self.buffer, address, length, elements: PhantomData }
             }
 
-            #[cfg(feature = "cuda")]
             pub(super) fn address(&self) -> &u64 {
                 &self.address
             }
@@ -112,9 +114,6 @@ view!(DeviceSliceMut, true);
 
 /// Turns a range of indices into start and end, inside `length`.
 pub(super) fn check_range(range: impl RangeBounds<usize>, length: usize) -> Result<Range<usize>> {
-    let outside = |what: String| {
-        Err(Error::new(ErrorKind::OutOfBounds, format!("{what} of a vector of {length} elements")))
-    };
     let start = match range.start_bound() {
         Bound::Included(&start) => start,
         Bound::Excluded(&before) => before.saturating_add(1),
@@ -125,9 +124,8 @@ pub(super) fn check_range(range: impl RangeBounds<usize>, length: usize) -> Resu
         Bound::Excluded(&end) => end,
         Bound::Unbounded => length,
     };
-    if start > end || end > length {
-        return outside(format!("the range {start}..{end} was asked"));
-    }
+    let what = format_args!("the range {start}..{end} was asked of a vector of {length} elements");
+    ensure!(start <= end && end <= length, OutOfBounds, "", "{what}");
     Ok(start..end)
 }
 
@@ -136,10 +134,8 @@ pub(super) fn check_index(index: usize, length: usize) -> Result<()> {
     if index < length {
         return Ok(());
     }
-    Err(Error::new(
-        ErrorKind::OutOfBounds,
-        format!("element {index} was asked of a vector of {length} elements"),
-    ))
+    let what = format!("element {index} was asked of a vector of {length} elements");
+    Err(Error::new(ErrorKind::OutOfBounds, what))
 }
 
 impl<'a, T: Pod> DeviceSlice<'a, T> {
@@ -205,10 +201,7 @@ impl<'a, T: Pod> DeviceSliceMut<'a, T> {
     /// # Errors
     ///
     /// [`ErrorKind::OutOfBounds`] if `middle` lies past the end.
-    pub fn split_at_mut(
-        &mut self,
-        middle: usize,
-    ) -> Result<(DeviceSliceMut<'_, T>, DeviceSliceMut<'_, T>)> {
+    pub fn split_at_mut(&mut self, middle: usize) -> Result<TwoSlicesMut<'_, T>> {
         self.reborrow().into_split_at_mut(middle)
     }
 
@@ -217,10 +210,7 @@ impl<'a, T: Pod> DeviceSliceMut<'a, T> {
     /// # Errors
     ///
     /// [`ErrorKind::OutOfBounds`] if `middle` lies past the end.
-    pub fn into_split_at_mut(
-        self,
-        middle: usize,
-    ) -> Result<(DeviceSliceMut<'a, T>, DeviceSliceMut<'a, T>)> {
+    pub fn into_split_at_mut(self, middle: usize) -> Result<TwoSlicesMut<'a, T>> {
         check_range(middle.., self.length)?;
         Ok((self.part(0, middle), self.part(middle, self.length - middle)))
     }

@@ -4,10 +4,9 @@ use crate::container::{DeviceVec, DeviceVecParts};
 use crate::device::Device;
 use crate::driver::ErrorContext;
 use crate::driver::cuda::restoring;
-use crate::error::{DriverError, Error, ErrorKind, Refused, Result};
+use crate::error::{DriverError, Error, ErrorKind, Refused, Result, ensure};
 use crate::layout::DeviceLayout;
-use crate::resource::{DeviceBlock, DeviceResource, current_device_resource};
-use crate::resource::{cuda, driver_pool};
+use crate::resource::{DeviceBlock, DeviceResource, cuda, current_device_resource, driver_pool};
 use crate::stream::Stream;
 use crate::sync::Arc;
 use crate::sync::trusted::{AtomicBool, Ordering};
@@ -95,9 +94,7 @@ impl<T: Pod> DeviceVec<T> {
         let stream = Stream::from_cudarc(slice.stream())?;
         let length = slice.len();
         let upstream = current_device_resource(stream.device())?;
-        if size_of::<T>() == 0 {
-            return Err(Error::new(ErrorKind::InvalidArgument, "elements without a size"));
-        }
+        ensure!(size_of::<T>() != 0, InvalidArgument, "", "elements without a size");
         if length == 0 {
             return Self::new(&stream);
         }
@@ -129,35 +126,36 @@ impl<T: Pod> DeviceVec<T> {
     /// [`ErrorKind::Unsupported`] on a simulated device, for memory of another resource, and for an
     /// empty vector; those of making the home stream wait for other use. The vector comes back.
     pub fn into_cuda_slice(self) -> Result<CudaSlice<T>, Refused<Self>> {
-        let refuse = |why: &str| Error::new(ErrorKind::Unsupported, why.to_owned());
-        let Some(stream) = self.stream().cuda_stream().cloned() else {
-            return Err(Refused::new(
-                refuse("cudarc cannot own memory of a simulated device"),
-                self,
-            ));
-        };
-        if !self.buffer_frees_with_driver() || !stream.context().has_async_alloc() {
-            let error = refuse("cudarc would not free this memory as its resource does");
-            return Err(Refused::new(error.advise("allocate it from an AsyncResource"), self));
-        }
-        if self.is_empty() {
-            return Err(Refused::new(refuse("an empty vector has no memory to give"), self));
-        }
-        let _restore = match restoring() {
-            Ok(restore) => restore,
+        let ready = self.cudarc_owner().and_then(|stream| Ok((restoring()?, stream)));
+        let (_restore, stream) = match ready {
+            Ok(ready) => ready,
             Err(error) => return Err(Refused::new(error, self)),
         };
-        without_stale(stream.context(), || self.give_to(&stream))
+        without_stale(stream.context(), || {
+            if let Err(error) = try_events(stream.context()) {
+                return Err(Refused::new(error, self));
+            }
+            let parts = self.into_raw_parts()?;
+            let (address, length) = (parts.block.address(), parts.length);
+            // SAFETY: the block is live, of `length` elements at least, and ours to give up;
+            // `cuMemFreeAsync` on this stream frees it, by the resource's word.
+            Ok(unsafe { stream.upgrade_device_ptr(address, length) })
+        })
     }
 
-    fn give_to(self, stream: &Arc<CudaStream>) -> Result<CudaSlice<T>, Refused<Self>> {
-        if let Err(error) = try_events(stream.context()) {
-            return Err(Refused::new(error, self));
-        }
-        let parts = self.into_raw_parts()?;
-        let (address, length) = (parts.block.address(), parts.length);
-        // SAFETY: the block is live, of `length` elements at least, and ours to give up;
-        // `cuMemFreeAsync` on this stream frees it, by the resource's word.
-        Ok(unsafe { stream.upgrade_device_ptr(address, length) })
+    /// The stream on which cudarc would free the memory rightly.
+    fn cudarc_owner(&self) -> Result<Arc<CudaStream>> {
+        let stream = self.stream().cuda_stream().ok_or_else(|| {
+            let what = "cudarc cannot own memory of a simulated device";
+            Error::new(ErrorKind::Unsupported, what)
+        })?;
+        ensure!(
+            self.buffer_frees_with_driver() && stream.context().has_async_alloc(),
+            Unsupported,
+            "allocate it from an AsyncResource",
+            "cudarc would not free this memory as its resource does"
+        );
+        ensure!(!self.is_empty(), Unsupported, "", "an empty vector has no memory to give");
+        Ok(stream.clone())
     }
 }

@@ -5,7 +5,7 @@ use crate::container::{
 };
 use crate::device::Device;
 use crate::driver::RawStream;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{DriverError, Error, ErrorKind, Result};
 use crate::stream::Stream;
 use crate::sync::Arc;
 use bytemuck::Pod;
@@ -34,7 +34,6 @@ use std::fmt;
 pub struct CudaRef<'a, T: Pod> {
     slice: DeviceSlice<'a, T>,
     home: &'a Arc<CudaStream>,
-    address: u64,
 }
 
 /// Device memory to read and write, for cudarc. From [`DeviceVec::cuda_mut`].
@@ -43,7 +42,6 @@ pub struct CudaRef<'a, T: Pod> {
 pub struct CudaMut<'a, T: Pod> {
     slice: DeviceSliceMut<'a, T>,
     home: &'a Arc<CudaStream>,
-    address: u64,
 }
 
 fn cudarc_home(home: &Stream) -> Result<&Arc<CudaStream>> {
@@ -73,30 +71,6 @@ impl<T: Pod> DeviceVec<T> {
     }
 }
 
-impl<'a, T: Pod> DeviceSlice<'a, T> {
-    /// The view, for cudarc's functions.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::Unsupported`] on a simulated device.
-    pub fn cuda(self) -> Result<CudaRef<'a, T>> {
-        let home = cudarc_home(self.home())?;
-        Ok(CudaRef { address: self.as_device_ptr(), slice: self, home })
-    }
-}
-
-impl<'a, T: Pod> DeviceSliceMut<'a, T> {
-    /// The view, for cudarc's functions.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::Unsupported`] on a simulated device.
-    pub fn cuda_mut(self) -> Result<CudaMut<'a, T>> {
-        let home = cudarc_home(self.home())?;
-        Ok(CudaMut { address: self.as_device_ptr(), slice: self, home })
-    }
-}
-
 /// Orders a stream of cudarc after home, and home's next conflicting use after it.
 ///
 /// cudarc's traits have no way to return an error: where the order cannot be made with events, the host
@@ -119,7 +93,7 @@ fn order<'s>(memory: MemoryUse<'_>, stream: &'s CudaStream) -> SyncOnDrop<'s> {
         memory.order_or_block(&own);
     } else if raw.0 == 0 {
         memory.order_or_block(&device.default_stream());
-    } else if let Some(known) = Stream::by_handle(&device, raw.0) {
+    } else if let Some(known) = Stream::by_handle(&device, raw) {
         memory.order_or_block(&known);
     } else {
         // Aquifer does not keep it alive, so home will wait for its whole context: that covers the work
@@ -131,8 +105,26 @@ fn order<'s>(memory: MemoryUse<'_>, stream: &'s CudaStream) -> SyncOnDrop<'s> {
     SyncOnDrop::Record(None)
 }
 
+impl From<cudarc::driver::DriverError> for Error {
+    fn from(error: cudarc::driver::DriverError) -> Self {
+        // Its number alone: to format it would ask the driver for its name.
+        Self::driver_call("a call of cudarc failed", DriverError::new("cudarc", error.0 as u32))
+    }
+}
+
 macro_rules! cudarc_slice {
-    ($name:ident) => {
+    ($name:ident, $slice:ident, $make:ident) => {
+        impl<'a, T: Pod> $slice<'a, T> {
+            /// The view, for cudarc's functions.
+            ///
+            /// # Errors
+            ///
+            /// [`ErrorKind::Unsupported`] on a simulated device.
+            pub fn $make(self) -> Result<$name<'a, T>> {
+                Ok($name { home: cudarc_home(self.home())?, slice: self })
+            }
+        }
+
         impl<T: Pod> CudarcSlice<T> for $name<'_, T> {
             fn len(&self) -> usize {
                 self.slice.len()
@@ -150,24 +142,24 @@ macro_rules! cudarc_slice {
         }
     };
 }
-cudarc_slice!(CudaRef);
-cudarc_slice!(CudaMut);
+cudarc_slice!(CudaRef, DeviceSlice, cuda);
+cudarc_slice!(CudaMut, DeviceSliceMut, cuda_mut);
 
 impl<T: Pod> DevicePtr<T> for CudaRef<'_, T> {
     fn device_ptr<'s>(&'s self, stream: &'s CudaStream) -> (u64, SyncOnDrop<'s>) {
-        (self.address, order(self.slice.memory_use(), stream))
+        (self.slice.as_device_ptr(), order(self.slice.memory_use(), stream))
     }
 }
 
 impl<T: Pod> DevicePtr<T> for CudaMut<'_, T> {
     fn device_ptr<'s>(&'s self, stream: &'s CudaStream) -> (u64, SyncOnDrop<'s>) {
-        (self.address, order(self.slice.as_slice().memory_use(), stream))
+        (self.slice.as_device_ptr(), order(self.slice.as_slice().memory_use(), stream))
     }
 }
 
 impl<T: Pod> DevicePtrMut<T> for CudaMut<'_, T> {
     fn device_ptr_mut<'s>(&'s mut self, stream: &'s CudaStream) -> (u64, SyncOnDrop<'s>) {
-        (self.address, order(self.slice.memory_use(), stream))
+        (self.slice.as_device_ptr(), order(self.slice.memory_use(), stream))
     }
 }
 

@@ -4,7 +4,7 @@ use super::handle::{Capture, Stream};
 use crate::debug_log::{DeferEvents, defer_events};
 use crate::device::Device;
 use crate::driver::{BackendKind, CaptureStatus, ErrorContext, RawStream};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::event::Event;
 use crate::sync::Arc;
 use std::cell::Cell;
@@ -106,11 +106,10 @@ impl<'a> StreamCall<'a> {
     /// An error if the stream is in capture. Work on host memory, say, must not become a node of a graph,
     /// which would run it again when the memory is long gone.
     pub(crate) fn refuse_capture(&self, what: &str) -> Result<()> {
-        if !self.is_capturing()? {
-            return Ok(());
-        }
-        Err(Error::new(ErrorKind::Capture, format!("{self} is in capture, and {what} cannot be"))
-            .advise("do it before the capture, or on another stream"))
+        let advice = "do it before the capture, or on another stream";
+        let runs = !self.is_capturing()?;
+        ensure!(runs, Capture, advice, "{self} is in capture, and {what} cannot be");
+        Ok(())
     }
 
     /// An event after all that the stream was given so far: of the graph, if it is in capture.
@@ -170,11 +169,9 @@ impl<'a> StreamCall<'a> {
     /// Takes the stream into a capture of this thread, by a wait for an event of it.
     pub(crate) fn join(&mut self, capture: &Arc<Capture>, event: &Event) -> Result<()> {
         let Some(stream) = self.stream else {
-            return Err(Error::new(
-                ErrorKind::Capture,
-                format!("{self} cannot join a capture, which could not order it at the end"),
-            )
-            .advise("use a stream of Device::new_stream"));
+            let what = format!("{self} cannot join a capture, which could not order it at the end");
+            let error = Error::new(ErrorKind::Capture, what);
+            return Err(error.advise("use a stream of Device::new_stream"));
         };
         if std::mem::take(&mut self.counted) {
             stream.gate().end_call(self.waits.get());

@@ -111,11 +111,8 @@ impl Recording {
     /// the same.
     pub(crate) fn finish(&mut self) -> Result<Graph> {
         not_forked("the end of a capture")?;
-        let before = self.capture.all_before();
         let ended = self.end(|origin| origin.device().driver().stream_end_capture(origin.raw()));
-        let graph = ended.map(|raw| {
-            Graph::new(raw, self.origin.device(), before, self.capture.take_attachments())
-        });
+        let graph = ended.map(|raw| Graph::new(raw, self.origin.device(), &self.capture));
         let released = self.release();
         let graph = graph.with_context(|| format!("ending the capture on {}", self.origin));
         let graph = graph.map_err(|error| match error.driver().map(DriverError::code) {

@@ -4,7 +4,7 @@
 
 use crate::event::{Event, Recorder};
 use crate::sync::Arc;
-use crate::sync::trusted::Mutex;
+use crate::sync::trusted::{Mutex, MutexGuard};
 
 /// What a graph keeps for the work that it recorded, memory for example. Called when the graph is
 /// destroyed and will not be launched again, with the streams of its last launches, each once. The
@@ -39,12 +39,8 @@ impl<S: Clone + PartialEq> CaptureState<S> {
         &self.recorder
     }
 
-    pub(super) fn add(&self, member: Member<S>) {
-        self.members.lock().push(member);
-    }
-
-    pub(super) fn remove(&self, stream: &S) {
-        self.members.lock().retain(|member| member.stream != *stream);
+    pub(super) fn members(&self) -> MutexGuard<'_, Vec<Member<S>>> {
+        self.members.lock()
     }
 
     pub(super) fn take_members(&self) -> Vec<Member<S>> {
@@ -73,11 +69,6 @@ impl<S: Clone + PartialEq> CaptureState<S> {
     /// What all streams of the capture were given before they took part.
     pub(super) fn all_before(&self) -> Vec<Arc<Event>> {
         self.members.lock().iter().map(|member| member.before.clone()).collect()
-    }
-
-    /// Whether `condition` holds for a stream, under the lock of the members.
-    pub(super) fn any_stream(&self, condition: impl Fn(&S) -> bool) -> bool {
-        self.members.lock().iter().any(|member| condition(&member.stream))
     }
 
     pub(super) fn streams(&self) -> Vec<S> {

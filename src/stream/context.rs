@@ -5,7 +5,7 @@ use super::members::CAPTURES;
 use crate::debug_log::defer_events;
 use crate::device::Device;
 use crate::driver::{ErrorContext, is_forked_child};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::event::Event;
 use crate::sync::Arc;
 
@@ -39,19 +39,14 @@ pub(crate) fn record_context(device: &Device) -> Result<Event> {
     let _held = defer_events();
     // No capture begins between the question and the record.
     let captures = CAPTURES.lock();
-    if any_of(&captures, &streams, device) {
-        return Err(in_capture(device));
-    }
+    ensure!(
+        !any_of(&captures, &streams, device),
+        Capture,
+        "call again when the capture has ended",
+        "all work of {device} was to be waited for, and a stream of it is in capture"
+    );
     device.driver().context_record(event.raw()).with_context(what)?;
     Ok(event)
-}
-
-fn in_capture(device: &Device) -> Error {
-    Error::new(
-        ErrorKind::Capture,
-        format!("all work of {device} was to be waited for, and a stream of it is in capture"),
-    )
-    .advise("call again when the capture has ended")
 }
 
 impl Device {

@@ -118,11 +118,10 @@ impl DeferredDrop {
     fn passed(&self) -> Passed {
         match self.event.as_ref().map_or(Ok(true), |event| event.is_complete()) {
             Ok(true) => Passed::Yes,
-            Ok(false) => Passed::NotYet,
             Err(error) if matches!(error.kind(), ErrorKind::ContextLost | ErrorKind::Forked) => {
                 Passed::Never
             }
-            Err(_) => Passed::NotYet,
+            Ok(false) | Err(_) => Passed::NotYet,
         }
     }
 }

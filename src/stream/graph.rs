@@ -3,7 +3,7 @@
 //! A capture decides what a graph may touch: this module knows streams and events, and no memory.
 
 use super::capture_state::Attachment;
-use super::handle::Stream;
+use super::handle::{Capture, Stream};
 use crate::device::Device;
 use crate::driver::{ErrorContext, RawGraph, is_forked_child};
 use crate::error::{ErrorKind, Result};
@@ -34,18 +34,14 @@ pub struct Graph {
 }
 
 impl Graph {
-    pub(super) fn new(
-        raw: RawGraph,
-        device: &Device,
-        before: Vec<Arc<Event>>,
-        attachments: Vec<Attachment<Stream>>,
-    ) -> Self {
+    /// The graph of a capture that the driver has ended.
+    pub(super) fn new(raw: RawGraph, device: &Device, capture: &Capture) -> Self {
         Self {
             raw,
             device: device.clone(),
-            before,
+            before: capture.all_before(),
             launched: Mutex::default(),
-            attachments: ManuallyDrop::new(attachments),
+            attachments: ManuallyDrop::new(capture.take_attachments()),
         }
     }
 
@@ -93,12 +89,6 @@ impl Graph {
         // SAFETY: the caller's contract; the lock keeps other threads out of this graph.
         unsafe { self.device.driver().graph_launch(self.raw, call.raw()) }
             .with_context(|| format!("launching a graph on {stream}"))
-    }
-
-    /// The streams that it was launched on, each named once.
-    #[cfg(test)]
-    fn launched_on(&self) -> Vec<Stream> {
-        self.launched.lock().clone()
     }
 
     /// Has the graph keep something until it is gone.

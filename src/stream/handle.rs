@@ -41,31 +41,18 @@ struct StreamInner {
     device: Device,
     raw: RawStream,
     id: u64,
-    keep: Mutex<StreamKeeper>,
+    /// On a GPU cudarc's handle, for its traits too.
+    keep: StreamKeeper,
     gate: Gate<Capture>,
     /// Another library may have the driver's handle, and begin a capture that Aquifer is not told of.
     exposed: AtomicBool,
     /// How many of the handles are pools', which order their memory by the stream as long as it has a
     /// user.
     pools: AtomicUsize,
-    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "there is none"))]
-    cudarc: CudarcHandle,
 }
 
-/// cudarc's handle, for its traits.
-#[cfg(feature = "cuda")]
-type CudarcHandle = Option<Arc<cudarc::driver::CudaStream>>;
-#[cfg(not(feature = "cuda"))]
-type CudarcHandle = ();
-
 impl StreamInner {
-    fn new(
-        device: &Device,
-        raw: RawStream,
-        keep: StreamKeeper,
-        exposed: bool,
-        cudarc: CudarcHandle,
-    ) -> Self {
+    fn new(device: &Device, raw: RawStream, keep: StreamKeeper, exposed: bool) -> Self {
         let id = match device.kind() {
             // Its handles are never used again, and its reports name them.
             BackendKind::Simulated => raw.0,
@@ -75,11 +62,10 @@ impl StreamInner {
             device: device.clone(),
             raw,
             id,
-            keep: Mutex::new(keep),
+            keep,
             gate: Gate::default(),
             exposed: AtomicBool::new(exposed),
             pools: AtomicUsize::new(0),
-            cudarc,
         }
     }
 }
@@ -94,9 +80,7 @@ impl Drop for StreamInner {
     fn drop(&mut self) {
         if is_forked_child() {
             // The stream is the parent's, and a thread of the parent may hold the locks on the way.
-            #[cfg(feature = "cuda")]
-            std::mem::forget(self.cudarc.take());
-            std::mem::forget(self.keep.get_mut().take());
+            std::mem::forget(self.keep.take());
             return;
         }
         let key = (self.device.key(), self.raw);
@@ -106,12 +90,9 @@ impl Drop for StreamInner {
             streams.remove(&key);
         }
         drop(streams);
-        // The keeper is the last of cudarc's handles to go: the backend drops it with the context
-        // current and restores the caller's.
-        #[cfg(feature = "cuda")]
-        drop(self.cudarc.take());
+        // The backend drops the keeper with the context current, and restores the caller's.
         if self.raw != self.device.driver().legacy_stream() {
-            self.device.driver().stream_destroy(self.raw, self.keep.get_mut().take());
+            self.device.driver().stream_destroy(self.raw, self.keep.take());
         }
     }
 }
@@ -154,20 +135,19 @@ impl Stream {
     #[cfg(feature = "cuda")]
     pub fn from_cudarc(stream: &Arc<cudarc::driver::CudaStream>) -> Result<Self> {
         let device = Device::from_cudarc(stream.context())?;
+        let raw = RawStream(stream.cu_stream() as u64);
         // 1 is the legacy default stream's other name.
-        let raw = match stream.cu_stream() as u64 {
-            0 | 1 => return Ok(device.default_stream()),
-            2 => {
-                return Err(Error::new(
-                    ErrorKind::InvalidArgument,
-                    "the per-thread default stream was given as a stream of its own",
-                )
-                .advise("use Device::per_thread_stream on the thread that wants it"));
-            }
-            handle => RawStream(handle),
-        };
+        if raw.0 <= 1 {
+            return Ok(device.default_stream());
+        }
+        crate::error::ensure!(
+            raw.0 != 2,
+            InvalidArgument,
+            "use Device::per_thread_stream on the thread that wants it",
+            "the per-thread default stream was given as a stream of its own"
+        );
         let keep: StreamKeeper = Some(Box::new(stream.clone()));
-        let make = || StreamInner::new(&device, raw, keep, true, Some(stream.clone()));
+        let make = || StreamInner::new(&device, raw, keep, true);
         Ok(Self::get_or_register(&device, raw, make))
     }
 
@@ -176,18 +156,15 @@ impl Stream {
     #[cfg(feature = "cuda")]
     pub fn cuda_stream(&self) -> Option<&Arc<cudarc::driver::CudaStream>> {
         self.expose();
-        self.inner.cudarc.as_ref()
+        self.inner.keep.as_ref()?.downcast_ref()
     }
 
     /// The living stream behind a driver's handle, if Aquifer knows it.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn by_handle(device: &Device, handle: u64) -> Option<Self> {
+    pub(crate) fn by_handle(device: &Device, raw: RawStream) -> Option<Self> {
         if is_forked_child() {
             return None;
         }
-        let handle = if handle == 1 { 0 } else { handle };
-        let key = (device.key(), RawStream(handle));
-        STREAMS.lock().get(&key).and_then(Weak::upgrade).map(|inner| Self { inner })
+        STREAMS.lock().get(&(device.key(), raw)).and_then(Weak::upgrade).map(|inner| Self { inner })
     }
 
     /// The device that the stream runs on.
@@ -234,7 +211,6 @@ impl Stream {
     }
 
     /// Whether this is the stream behind a handle of the driver.
-    #[cfg(feature = "cuda")]
     pub(crate) fn is_handle(&self, device: &Device, raw: RawStream) -> bool {
         self.device() == device && self.inner.raw == raw
     }
@@ -290,15 +266,7 @@ impl Device {
     pub fn new_stream(&self) -> Result<Stream> {
         let new =
             self.driver().stream_create().with_context(|| format!("making a stream on {self}"))?;
-        #[cfg(feature = "cuda")]
-        let cudarc = new
-            .keep
-            .as_ref()
-            .and_then(|keep| keep.downcast_ref::<Arc<cudarc::driver::CudaStream>>())
-            .cloned();
-        #[cfg(not(feature = "cuda"))]
-        let cudarc = ();
-        Ok(Stream::register_new(StreamInner::new(self, new.raw, new.keep, false, cudarc)))
+        Ok(Stream::register_new(StreamInner::new(self, new.raw, new.keep, false)))
     }
 
     /// The legacy default stream, CUDA's handles 0 and 1: one for the whole device.
@@ -306,10 +274,10 @@ impl Device {
         let raw = self.driver().legacy_stream();
         Stream::get_or_register(self, raw, || {
             #[cfg(feature = "cuda")]
-            let cudarc = self.cuda_context().map(|context| context.default_stream());
+            let keep = self.cuda_context().map(|context| Box::new(context.default_stream()) as _);
             #[cfg(not(feature = "cuda"))]
-            let cudarc = ();
-            StreamInner::new(self, raw, None, true, cudarc)
+            let keep = None;
+            StreamInner::new(self, raw, keep, true)
         })
     }
 }

@@ -30,7 +30,7 @@ impl Capture {
             Ok(member) => {
                 // A thread that records all of a context sees the stream there, or is done.
                 let captures = CAPTURES.lock();
-                self.add(member);
+                self.members().push(member);
                 drop(captures);
                 stream.gate().publish();
                 Ok(())
@@ -46,7 +46,7 @@ impl Capture {
     pub(super) fn withdraw(&self, stream: &Stream) {
         let status = stream.device().driver().capture_status(stream.raw());
         if matches!(status, Ok(CaptureStatus::None)) {
-            self.remove(stream);
+            self.members().retain(|member| member.stream != *stream);
             stream.gate().open();
         }
     }
@@ -58,7 +58,7 @@ impl Capture {
     }
 
     pub(super) fn is_on(&self, device: &Device) -> bool {
-        self.any_stream(|stream| stream.device() == device)
+        self.members().iter().any(|member| member.stream.device() == device)
     }
 }
 

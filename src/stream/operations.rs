@@ -20,6 +20,14 @@ impl Stream {
         StreamCall::new(self)
     }
 
+    /// A call, unless a capture on another thread has the stream.
+    fn begin_call_here(&self) -> Result<Option<StreamCall<'_>>> {
+        match self.begin_call() {
+            Err(error) if error.kind() == ErrorKind::Capture => Ok(None),
+            call => call.map(Some),
+        }
+    }
+
     /// Records an event: everything that the stream was given so far.
     ///
     /// # Errors
@@ -114,11 +122,8 @@ impl Stream {
         {
             return Ok(capture.before(self));
         }
-        let call = match self.begin_call() {
-            // A capture has begun since.
-            Err(error) if error.kind() == ErrorKind::Capture => return Ok(None),
-            call => call?,
-        };
+        // `None`: a capture has begun since.
+        let Some(call) = self.begin_call_here()? else { return Ok(None) };
         call.refuse_capture("what it was given before")?;
         call.record().map(|event| Some(Arc::new(event)))
     }
@@ -139,10 +144,7 @@ impl Stream {
     /// An event after all that the stream was given. `None` while it is in a capture: it may be ordered
     /// after other work in the graph alone.
     fn event_outside_of_captures(&self) -> Result<Option<Event>> {
-        let call = match self.begin_call() {
-            Err(error) if error.kind() == ErrorKind::Capture => return Ok(None),
-            call => call?,
-        };
+        let Some(call) = self.begin_call_here()? else { return Ok(None) };
         if call.is_capturing()? { Ok(None) } else { call.record().map(Some) }
     }
 
@@ -158,10 +160,7 @@ impl Stream {
     ///
     /// Those of the driver call.
     pub fn is_capturing(&self) -> Result<bool> {
-        match self.begin_call() {
-            Err(error) if error.kind() == ErrorKind::Capture => Ok(true),
-            call => call?.is_capturing(),
-        }
+        self.begin_call_here()?.map_or(Ok(true), |call| call.is_capturing())
     }
 
     /// The error of giving the stream work on host memory while it is in capture.

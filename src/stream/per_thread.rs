@@ -5,7 +5,6 @@ use crate::device::Device;
 use crate::driver::{ErrorContext, RawStream};
 use crate::error::Result;
 use crate::event::Event;
-use std::fmt;
 use std::marker::PhantomData;
 
 impl Device {
@@ -37,6 +36,7 @@ impl Device {
 /// The default stream of the thread that asked for it.
 ///
 /// Neither `Send` nor `Sync`. From [`Device::per_thread_stream`].
+#[derive(Debug)]
 pub struct PerThreadStream {
     device: Device,
     raw: RawStream,
@@ -72,11 +72,5 @@ impl PerThreadStream {
     /// No other thread has the stream, and no declared capture.
     pub(crate) fn begin_call(&self) -> StreamCall<'_> {
         StreamCall::without_gate(&self.device, self.raw)
-    }
-}
-
-impl fmt::Debug for PerThreadStream {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PerThreadStream").field("device", &self.device).finish()
     }
 }

@@ -2,10 +2,9 @@
 
 use super::handle::Stream;
 use crate::device::Device;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Result, ensure};
 use crate::sync::Arc;
 use crate::sync::trusted::{AtomicUsize, Ordering};
-use std::fmt;
 
 /// Streams of one device, made once and handed out in turn: RMM's `cuda_stream_pool`.
 ///
@@ -27,11 +26,12 @@ use std::fmt;
 /// }
 /// # Ok::<(), aquifer::Error>(())
 /// ```
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct StreamPool {
     inner: Arc<StreamPoolInner>,
 }
 
+#[derive(Debug)]
 struct StreamPoolInner {
     device: Device,
     /// At least one.
@@ -57,16 +57,15 @@ impl StreamPool {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidArgument`] if `size` is 0; those of [`Device::new_stream`], and then the
-    /// streams that were made before are gone again.
+    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if `size` is 0; those of
+    /// [`Device::new_stream`], and then the streams that were made before are gone again.
     pub fn with_size(device: &Device, size: usize) -> Result<Self> {
-        if size == 0 {
-            return Err(Error::new(
-                ErrorKind::InvalidArgument,
-                "a pool of no streams was asked, which could hand out none",
-            )
-            .advise("ask for one stream at least"));
-        }
+        ensure!(
+            size > 0,
+            InvalidArgument,
+            "ask for one stream at least",
+            "a pool of no streams was asked, which could hand out none"
+        );
         let streams = (0..size).map(|_| device.new_stream()).collect::<Result<_>>()?;
         let next = AtomicUsize::new(0);
         Ok(Self { inner: Arc::new(StreamPoolInner { device: device.clone(), streams, next }) })
@@ -106,14 +105,5 @@ impl<'a> IntoIterator for &'a StreamPool {
 
     fn into_iter(self) -> Self::IntoIter {
         self.iter()
-    }
-}
-
-impl fmt::Debug for StreamPool {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("StreamPool")
-            .field("device", self.device())
-            .field("len", &self.len())
-            .finish()
     }
 }

@@ -16,14 +16,14 @@ pub(crate) fn upload<T: Pod>(source: &[T], target: &mut DeviceSliceMut<'_, T>) -
     let copies = unsafe { to_device(home, target, source)? }.map(drop);
     let Some(()) = copies else { return Ok(()) };
     // Memory that is not page-locked was read before its call returned.
-    synchronize_or_abort(home, || HostAccess::read_if(outlives_its_call(home, source)))
+    synchronize_or_abort(home, || HostAccess::Read.only_if(outlives_its_call(home, source)))
 }
 
 /// Overwrites `target` with `source`, on the home stream, and waits.
 pub(crate) fn download<T: Pod>(source: &DeviceSlice<'_, T>, target: &mut [T]) -> Result<()> {
     deferred::collect();
     let home = source.home();
-    let access = HostAccess::write_if(outlives_its_call(home, target));
+    let access = HostAccess::Write.only_if(outlives_its_call(home, target));
     // SAFETY: `target` is borrowed exclusively until this function returns, which waits for the
     // stream, and does not return before the device has stopped writing.
     let copies = unsafe { to_host(home, source, target)? }.map(drop);

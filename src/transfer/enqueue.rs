@@ -2,19 +2,15 @@
 
 use crate::container::{CapturePolicy, DeviceSlice, DeviceSliceMut, MemoryUse};
 use crate::driver::{ErrorContext, RawCopy};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Result, ensure};
 use crate::stream::{Stream, StreamCall};
 use bytemuck::Pod;
 
 pub(super) fn same_length(target: usize, source: usize) -> Result<()> {
-    if target == source {
-        return Ok(());
-    }
-    Err(Error::new(
-        ErrorKind::LengthMismatch,
-        format!("{source} elements were to be copied to {target}"),
-    )
-    .advise("copy between ranges of one length; of a host vector, its length counts"))
+    let advice = "copy between ranges of one length; of a host vector, its length counts";
+    let what = format_args!("{source} elements were to be copied to {target}");
+    ensure!(target == source, LengthMismatch, advice, "{what}");
+    Ok(())
 }
 
 /// Checks the lengths, and orders `stream` for the device's side of a copy. `None` if there is nothing

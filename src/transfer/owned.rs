@@ -51,8 +51,8 @@ struct InFlight<B: HostBuffer> {
     host: MaybeUninit<B>,
     device: DeviceVec<B::Item>,
     event: End,
-    /// The device writes the host's buffer.
-    download: bool,
+    /// What the device does with the host's buffer.
+    access: HostAccess,
 }
 
 /// The event that ends a copy: the transfer's own until a future has to be woken for it.
@@ -81,16 +81,6 @@ impl End {
             Self::Own(event) => Watched::new(event),
             Self::Watched(watched) => watched,
         }
-    }
-}
-
-impl<B: HostBuffer> InFlight<B> {
-    /// # Safety
-    ///
-    /// The device is past the copy, or only ever read the host's buffer.
-    unsafe fn into_buffers(self) -> (B, DeviceVec<B::Item>) {
-        // SAFETY: initialised in `begin`, taken once here; the device no longer writes to it.
-        (unsafe { self.host.assume_init() }, self.device)
     }
 }
 
@@ -140,7 +130,7 @@ impl Stream {
         host: B,
         device: DeviceVec<B::Item>,
     ) -> Result<Transfer<B>, TransferError<B>> {
-        begin(self, host, device, false)
+        begin(self, host, device, HostAccess::Read)
     }
 
     /// Copies `host` to a new vector at home on this stream, from the device's current resource, and
@@ -166,7 +156,7 @@ impl Stream {
         device: DeviceVec<B::Item>,
         host: B,
     ) -> Result<Transfer<B>, TransferError<B>> {
-        begin(self, host, device, true)
+        begin(self, host, device, HostAccess::Write)
     }
 }
 
@@ -174,20 +164,14 @@ fn begin<B: HostBuffer>(
     stream: &Stream,
     host: B,
     mut device: DeviceVec<B::Item>,
-    download: bool,
+    access: HostAccess,
 ) -> Result<Transfer<B>, TransferError<B>> {
     deferred::collect();
-    // The event is made first, so that nothing can fail between the copy and its end but the record.
-    let event = Event::new(stream.device()).map_err(Error::from);
     let mut host = MaybeUninit::new(host);
-    let return_buffers = |error: Error, host: MaybeUninit<B>, device| {
-        // SAFETY: initialised above; the device was given no copy of it, is past it, or only reads.
-        let host = unsafe { host.assume_init() };
-        Err(TransferError { error, buffers: Some(Box::new((host, device))) })
-    };
-    let event = match event {
+    // The event is made first, so that nothing can fail between the copy and its end but the record.
+    let event = match Event::new(stream.device()) {
         Ok(event) => event,
-        Err(error) => return return_buffers(error, host, device),
+        Err(error) => return Err(failed(stream, error.into(), HostAccess::None, host, device)),
     };
     // SAFETY: initialised above. The pointer is taken from the buffer's final place as a value; it
     // is not used as a `B` again before the copy is complete.
@@ -196,7 +180,7 @@ fn begin<B: HostBuffer>(
     // SAFETY: the buffer is ours and stays allocated and untouched until the stream has passed: it goes
     // back after the event, is dropped after the event, or leaks.
     let enqueued = unsafe {
-        if download {
+        if access == HostAccess::Write {
             to_host(stream, &device.as_slice(), memory)
         } else {
             to_device(stream, &mut device.as_mut_slice(), memory)
@@ -213,35 +197,40 @@ fn begin<B: HostBuffer>(
     });
     let call = match enqueued {
         Ok(call) => call,
-        Err(error) => return return_buffers(error, host, device),
+        Err(error) => return Err(failed(stream, error, HostAccess::None, host, device)),
     };
     if let Err(error) = call.record_into(&event) {
         // The copy runs, and only a wait for the stream shows its end.
-        let ended = call.synchronize();
+        let access = access.only_if(call.synchronize().is_err());
         drop(call);
-        return if ended.is_ok() || may_return(stream, &error, host_access(download)) {
-            return_buffers(error, host, device)
-        } else {
-            leak(stream, host, device);
-            Err(TransferError { error, buffers: None })
-        };
+        return Err(failed(stream, error, access, host, device));
     }
-    Ok(Transfer { in_flight: Some(InFlight { host, device, event: End::Own(event), download }) })
+    Ok(Transfer { in_flight: Some(InFlight { host, device, event: End::Own(event), access }) })
 }
 
-fn host_access(download: bool) -> HostAccess {
-    if download { HostAccess::Write } else { HostAccess::Read }
-}
-
-fn leak<B: HostBuffer>(stream: &Stream, host: MaybeUninit<B>, device: DeviceVec<B::Item>) {
+/// The error with the buffers, or, where they may not go back by the device's `access` to the host's,
+/// without them: then they are leaked.
+fn failed<B: HostBuffer>(
+    stream: &Stream,
+    error: Error,
+    access: HostAccess,
+    host: MaybeUninit<B>,
+    device: DeviceVec<B::Item>,
+) -> TransferError<B> {
+    if may_return(stream, &error, access) {
+        // SAFETY: initialised in `begin`. The device was given no copy of it, has stopped, or only reads
+        // it for a dead context.
+        let host = unsafe { host.assume_init() };
+        return TransferError { error, buffers: Some(Box::new((host, device))) };
+    }
     crate::debug_log::event!(error,
         %stream,
         bytes = device.size_in_bytes(),
         "leaked the buffers of a transfer: the device can no longer say whether it is done"
     );
     std::mem::forget(device);
-    // A `MaybeUninit` drops nothing.
-    let _ = host;
+    // `host` is a `MaybeUninit`, which drops nothing.
+    TransferError { error, buffers: None }
 }
 
 impl<B: HostBuffer> Transfer<B> {
@@ -251,10 +240,8 @@ impl<B: HostBuffer> Transfer<B> {
     ///
     /// Those of asking the device: earlier work on it failed.
     pub fn is_complete(&self) -> Result<bool> {
-        match &self.in_flight {
-            Some(in_flight) => in_flight.event.event().is_complete(),
-            None => Ok(true),
-        }
+        let asked = |in_flight: &InFlight<B>| in_flight.event.event().is_complete();
+        self.in_flight.as_ref().map_or(Ok(true), asked)
     }
 
     /// Blocks until the copy is complete, and gives the buffers back.
@@ -270,35 +257,21 @@ impl<B: HostBuffer> Transfer<B> {
     }
 
     fn end(&mut self, ended: Result<()>) -> Result<(B, DeviceVec<B::Item>), TransferError<B>> {
-        match self.in_flight.take() {
-            Some(in_flight) => finish(in_flight, ended),
+        let Some(InFlight { host, device, access, .. }) = self.in_flight.take() else {
             // Only a future that has given its answer is empty, and it cannot be polled again.
-            None => Err(TransferError { error: already_given(), buffers: None }),
+            return Err(TransferError { error: already_given(), buffers: None });
+        };
+        if let Err(error) = ended {
+            let stream = device.stream().clone();
+            return Err(failed(&stream, error, access, host, device));
         }
+        // SAFETY: initialised in `begin`; the device has passed the event that ends the copy.
+        Ok((unsafe { host.assume_init() }, device))
     }
 }
 
 fn already_given() -> Error {
     Error::new(ErrorKind::InvalidArgument, "the transfer has given its buffers back already")
-}
-
-fn finish<B: HostBuffer>(
-    in_flight: InFlight<B>,
-    ended: Result<()>,
-) -> Result<(B, DeviceVec<B::Item>), TransferError<B>> {
-    let Err(error) = ended else {
-        // SAFETY: the device has passed the event that ends the copy.
-        return Ok(unsafe { in_flight.into_buffers() });
-    };
-    let stream = in_flight.device.stream();
-    if may_return(stream, &error, host_access(in_flight.download)) {
-        // SAFETY: the device has stopped, or only reads the host's buffer for a dead context.
-        let buffers = unsafe { in_flight.into_buffers() };
-        return Err(TransferError { error, buffers: Some(Box::new(buffers)) });
-    }
-    let stream = stream.clone();
-    leak(&stream, in_flight.host, in_flight.device);
-    Err(TransferError { error, buffers: None })
 }
 
 impl<B: HostBuffer> Drop for Transfer<B> {

@@ -94,12 +94,9 @@ fn poller() -> Option<&'static Sender<Arc<Watched>>> {
 fn run(receiver: &channel::Receiver<Arc<Watched>>) {
     let mut list: Vec<Arc<Watched>> = Vec::new();
     loop {
-        let news = if list.is_empty() {
-            receiver.recv().map_err(|_| RecvTimeoutError::Disconnected)
-        } else {
-            receiver.recv_timeout(ROUND)
-        };
-        match news {
+        // The longest time never ends.
+        let timeout = if list.is_empty() { Duration::MAX } else { ROUND };
+        match receiver.recv_timeout(timeout) {
             Ok(watched) => list.push(watched),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,

@@ -2,9 +2,9 @@
 
 use super::enqueue::{to_device, to_host};
 use super::stopped::{HostAccess, outlives_its_call, synchronize_or_abort};
-use crate::container::{DeviceRead, DeviceWrite, Launch};
+use crate::container::{DeviceRead, DeviceWrite, Launch, lengths};
 use crate::driver::Access;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result, ensure};
 use crate::pinned::device_address;
 use crate::stream::{Stream, deferred};
 use bytemuck::Pod;
@@ -59,8 +59,8 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Capture`] on a stream in capture, where `body` is not run; the body's, or else
-    /// those of waiting.
+    /// [`ErrorKind::Capture`](crate::ErrorKind::Capture) on a stream in capture, where `body` is not
+    /// run; the body's, or else those of waiting.
     ///
     /// # Aborts
     ///
@@ -126,7 +126,7 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         device: &mut impl DeviceWrite<T>,
     ) -> Result<()> {
         let mut device = device.as_device_slice_mut();
-        let access = HostAccess::read_if(outlives_its_call(self.stream, host));
+        let access = HostAccess::Read.only_if(outlives_its_call(self.stream, host));
         // SAFETY: `host` is borrowed for the scope, which does not end before the device has stopped
         // reading, or reads for a dead context alone.
         unsafe { to_device(self.stream, &mut device, host).map(drop)? };
@@ -146,7 +146,7 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         host: &'scope mut [T],
     ) -> Result<()> {
         let device = device.as_device_slice();
-        let access = HostAccess::write_if(outlives_its_call(self.stream, host));
+        let access = HostAccess::Write.only_if(outlives_its_call(self.stream, host));
         // SAFETY: `host` is borrowed exclusively for the scope, which does not end before the device
         // has stopped writing.
         unsafe { to_host(self.stream, &device, host).map(drop)? };
@@ -163,8 +163,7 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     /// As [`MappedAlloc::device_address`](crate::MappedAlloc::device_address), and
     /// [`ErrorKind::WrongDevice`](crate::ErrorKind::WrongDevice).
     pub fn map<T: Pod>(&'scope self, host: &'scope [T]) -> Result<Mapped<'scope, T>> {
-        let address = self.address(NonNull::from(host).cast(), size_of_val(host))?;
-        self.note_access(HostAccess::Read);
+        let address = self.address(NonNull::from(host), HostAccess::Read)?;
         Ok(Mapped { address, length: host.len(), stream: self.stream, host: PhantomData })
     }
 
@@ -190,10 +189,8 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     ///
     /// As [`map`](Self::map).
     pub fn map_mut<T: Pod>(&'scope self, host: &'scope mut [T]) -> Result<MappedMut<'scope, T>> {
-        let bytes = size_of_val(host);
         let length = host.len();
-        let address = self.address(NonNull::from(host).cast(), bytes)?;
-        self.note_access(HostAccess::Write);
+        let address = self.address(NonNull::from(host), HostAccess::Write)?;
         Ok(MappedMut { address, length, stream: self.stream, host: PhantomData })
     }
 
@@ -201,12 +198,15 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         self.access.set(self.access.get().max(access));
     }
 
-    fn address(&self, host: NonNull<u8>, bytes: usize) -> Result<u64> {
-        if bytes == 0 {
-            return Ok(0);
+    /// The device's address of mapped memory, which kernels may use so from here on.
+    fn address<T>(&self, host: NonNull<[T]>, access: HostAccess) -> Result<u64> {
+        let mut address = 0;
+        if host.len() * size_of::<T>() != 0 {
+            let device;
+            (address, device) = device_address(host.cast())?;
+            self.stream.device().require(&device, "the mapped memory")?;
         }
-        let (address, device) = device_address(host)?;
-        self.stream.device().require(&device, "the mapped memory")?;
+        self.note_access(access);
         Ok(address)
     }
 }
@@ -217,41 +217,25 @@ impl fmt::Debug for Scope<'_, '_> {
     }
 }
 
-/// Mapped host memory as a kernel argument to read, until its scope ends. From [`Scope::map`].
-pub struct Mapped<'scope, T: Pod> {
-    address: u64,
-    length: usize,
-    stream: &'scope Stream,
-    host: PhantomData<&'scope [T]>,
-}
-
-/// Mapped host memory as a kernel argument to read and write, until its scope ends. From
-/// [`Scope::map_mut`].
-pub struct MappedMut<'scope, T: Pod> {
-    address: u64,
-    length: usize,
-    stream: &'scope Stream,
-    host: PhantomData<&'scope mut [T]>,
-}
-
 macro_rules! mapped {
-    ($name:ident) => {
+    ($(#[$doc:meta])* $name:ident, $host:ty) => {
+        $(#[$doc])*
+        pub struct $name<'scope, T: Pod> {
+            address: u64,
+            length: usize,
+            stream: &'scope Stream,
+            host: PhantomData<$host>,
+        }
+
         impl<T: Pod> $name<'_, T> {
             /// The device's address of the first element, for the scope's stream.
             pub fn as_device_ptr(&self) -> u64 {
                 self.address
             }
 
-            /// The number of elements.
-            pub fn len(&self) -> usize {
-                self.length
-            }
-
-            /// Whether there are no elements.
-            pub fn is_empty(&self) -> bool {
-                self.length == 0
-            }
         }
+
+        lengths!([T: Pod] $name<'_, T>, T, length);
 
         impl<T: Pod> fmt::Debug for $name<'_, T> {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -263,19 +247,26 @@ macro_rules! mapped {
         }
     };
 }
-mapped!(Mapped);
-mapped!(MappedMut);
+mapped! {
+    /// Mapped host memory as a kernel argument to read, until its scope ends. From [`Scope::map`].
+    Mapped, &'scope [T]
+}
+mapped! {
+    /// Mapped host memory as a kernel argument to read and write, until its scope ends. From
+    /// [`Scope::map_mut`].
+    MappedMut, &'scope mut [T]
+}
 
 impl<'a> Launch<'a> {
     /// Mapped host memory that the kernel reads where it lies.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidArgument`] if the launch is on another stream than the scope, which
-    /// would not wait for it.
+    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if the launch is on another
+    /// stream than the scope, which would not wait for it.
     pub fn mapped_input<T: Pod>(self, data: &'a Mapped<'_, T>) -> Result<Self> {
         self.on_scope(data.stream)?;
-        Ok(self.host(data.address, data.length * size_of::<T>(), Access::Read))
+        Ok(self.host(data.address, data.size_in_bytes(), Access::Read))
     }
 
     /// Mapped host memory that the kernel reads and writes where it lies.
@@ -285,20 +276,17 @@ impl<'a> Launch<'a> {
     /// As [`mapped_input`](Self::mapped_input).
     pub fn mapped_in_out<T: Pod>(self, data: &'a mut MappedMut<'_, T>) -> Result<Self> {
         self.on_scope(data.stream)?;
-        Ok(self.host(data.address, data.length * size_of::<T>(), Access::ReadWrite))
+        Ok(self.host(data.address, data.size_in_bytes(), Access::ReadWrite))
     }
 
     fn on_scope(&self, stream: &Stream) -> Result<()> {
-        if self.stream() == stream {
-            return Ok(());
-        }
-        Err(Error::new(
-            ErrorKind::InvalidArgument,
-            format!(
-                "mapped memory of a scope on {stream} was given to a launch on {}",
-                self.stream()
-            ),
-        )
-        .advise("launch on the scope's stream"))
+        let own = self.stream();
+        ensure!(
+            own == stream,
+            InvalidArgument,
+            "launch on the scope's stream",
+            "mapped memory of a scope on {stream} was given to a launch on {own}"
+        );
+        Ok(())
     }
 }

@@ -17,12 +17,9 @@ pub(super) enum HostAccess {
 }
 
 impl HostAccess {
-    pub(super) fn read_if(reads: bool) -> Self {
-        if reads { Self::Read } else { Self::None }
-    }
-
-    pub(super) fn write_if(writes: bool) -> Self {
-        if writes { Self::Write } else { Self::None }
+    /// This access if `condition` holds, else none.
+    pub(super) fn only_if(self, condition: bool) -> Self {
+        if condition { self } else { Self::None }
     }
 }
 
@@ -69,13 +66,14 @@ pub(super) fn may_return(stream: &Stream, error: &Error, access: HostAccess) -> 
         // The device works on the parent's pages, not on this child's copies.
         _ if error.kind() == ErrorKind::Forked => true,
         // A host form would see the owner write behind its `&[T]`: there the device is asked.
-        HostAccess::Read if error.kind() == ErrorKind::ContextLost && is_gpu(stream) => true,
+        HostAccess::Read
+            if error.kind() == ErrorKind::ContextLost
+                && stream.device().kind() == BackendKind::Cuda =>
+        {
+            true
+        }
         HostAccess::Read | HostAccess::Write => stream.device().driver().has_stopped(),
     }
-}
-
-fn is_gpu(stream: &Stream) -> bool {
-    stream.device().kind() == BackendKind::Cuda
 }
 
 fn abort(stream: &Stream, error: &Error) -> ! {

@@ -270,6 +270,11 @@ fn an_alignment_is_kept_by_all_that_takes_the_buffers_place() {
             let moved = buffer;
             aligned(&moved, "moved");
             assert_eq!(moved.to_vec().unwrap(), bytes(100));
+            let mut vec = moved.into_vec::<u8>().unwrap();
+            odd();
+            vec.reserve(10_000).unwrap();
+            assert_eq!(vec.as_device_ptr() % alignment as u64, 0, "a vector {alignment}");
+            aligned(&DeviceBuffer::from(vec), "a buffer again");
             assert_eq!(clone.to_vec().unwrap(), bytes(100));
         }
     }
@@ -401,7 +406,7 @@ fn what_cannot_be_is_an_error_and_changes_nothing() {
     }
     assert_eq!((buffer.len(), buffer.stream()), (100, &stream));
     assert_eq!(buffer.to_vec().unwrap(), bytes(100));
-    assert!(format!("{buffer:?}").starts_with("DeviceBuffer { length: 100"));
+    assert!(format!("{buffer:?}").starts_with("DeviceBuffer { element: \"u8\", length: 100"));
     drop(buffer);
     assert_eq!(simulator.live_blocks(), 0);
     simulator.check().unwrap();

@@ -19,6 +19,13 @@ fn add_one(stream: &Stream, data: &mut DeviceVec<u32>) {
     unsafe { launch.launch(LaunchConfig::for_elements(1)).unwrap() };
 }
 
+impl Graph {
+    /// The streams that it was launched on, each named once.
+    fn launched_on(&self) -> Vec<Stream> {
+        self.launched.lock().clone()
+    }
+}
+
 fn device() -> (Device, Simulator) {
     let device = Device::simulated(SimConfig::default());
     let simulator = device.simulator().unwrap();
