@@ -31,7 +31,8 @@ fn two_grow_at_the_limit() {
 fn two_large_steps() {
     model(
         "two_large_steps",
-        1_080,
+        // As above.
+        490,
         || plan(3, &ALL_STEPS).with_growth_step(2).build(),
         &[|fixture: &Fixture| fixture.take_for_good(0), |fixture| fixture.take_for_good(1)],
         |fixture| {
@@ -68,7 +69,8 @@ fn upstream_ends_before_the_maximum() {
 fn the_rest_of_a_growth() {
     model(
         "the_rest_of_a_growth",
-        820,
+        // One grows at a time, so little of it interleaves.
+        480,
         || plan(2, &ALL_STEPS).with_growth_step(2).build(),
         &[|fixture: &Fixture| fixture.take_for_good(0), |fixture| fixture.take_for_good(1)],
         |fixture| {

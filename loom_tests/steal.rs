@@ -84,7 +84,7 @@ fn two_thieves() {
 fn two_threads_of_one_thief() {
     model(
         "two_threads_of_one_thief",
-        3_100,
+        3_000,
         || plan(2, &[Wait, GrowToMaximum]).build().prepared(&[0, 0], 0),
         &[|fixture: &Fixture| fixture.take_for_good(1), |fixture| fixture.take_for_good(1)],
         |fixture| {
@@ -173,7 +173,8 @@ fn a_clock_through_a_third_stream() {
 fn growth_and_steal() {
     model(
         "growth_and_steal",
-        620,
+        // One grows at a time, so little of it interleaves.
+        440,
         || plan(2, &[Wait, GrowToMaximum]).with_growth_step(2).build(),
         &[|fixture: &Fixture| fixture.take_for_good(0), |fixture| fixture.take_for_good(1)],
         Fixture::end,

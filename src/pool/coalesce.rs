@@ -79,6 +79,11 @@ impl<U: Upstream> Pool<U> {
         self.each_populated(|source| {
             self.absorb(source, &mut source.heap());
         });
+        self.look_again(request)
+    }
+
+    /// A block that needs no wait, wherever another thread or a merge has made one.
+    pub(super) fn look_again(&self, request: &Request<'_, U>) -> Option<Found> {
         let found = self.find_own(request).or_else(|| self.refill(request));
         found.or_else(|| self.scan(request, &mut Candidates::default()))
     }

@@ -9,6 +9,7 @@ use super::upstream::{Failure, Upstream, count};
 use super::upstream_blocks::UpstreamBlock;
 use crate::debug_log::{defer_events, is_enabled, range};
 use crate::heap::Piece;
+use crate::sync::MODELLED;
 use crate::sync::trusted::Ordering;
 use std::time::Instant;
 
@@ -86,7 +87,8 @@ impl<U: Upstream> Pool<U> {
         if let Some(found) = self.find_before_growth(request) {
             return Ok(Some(found));
         }
-        let free = self.free_bytes();
+        // No model has as much as would matter below.
+        let free = if MODELLED { 0 } else { self.free_bytes() };
         let live = self.reserved().saturating_sub(free);
         let limit = match step {
             MissStep::Grow if self.is_wait_better(free, live) => return Ok(None),
@@ -110,6 +112,10 @@ impl<U: Upstream> Pool<U> {
     fn find_before_growth(&self, request: &Request<'_, U>) -> Option<Found> {
         if request.graph_upto.is_some() {
             return self.find_own(request).or_else(|| self.refill(request));
+        }
+        // Whether caches are large and what merges is a matter of size, which no model has.
+        if MODELLED {
+            return self.look_again(request);
         }
         self.flush_idle(request).or_else(|| self.coalesce_all(request))
     }
@@ -136,6 +142,9 @@ impl<U: Upstream> Pool<U> {
 
     /// As [`is_wait_better`](Self::is_wait_better), as of now.
     pub(super) fn is_wait_better_now(&self) -> bool {
+        if MODELLED {
+            return false;
+        }
         let free = self.free_bytes();
         self.is_wait_better(free, self.reserved().saturating_sub(free))
     }

@@ -8,6 +8,9 @@ use super::request::{Found, Request};
 use super::steal::Candidates;
 use super::upstream::{Failure, Upstream, count};
 
+/// How often a miss looks for memory to wait for, while other threads take what it sees.
+const WAIT_ATTEMPTS: usize = 3;
+
 impl<U: Upstream> Pool<U> {
     /// Memory for a stream whose own free memory did not serve.
     #[cold]
@@ -25,21 +28,15 @@ impl<U: Upstream> Pool<U> {
         }
         let mut seen: Option<Candidates> = None;
         self.run_steps(request, |step| {
-            // Before a wait once more: growth that held back has flushed caches.
-            let to_scan = match step {
-                MissStep::Complete | MissStep::Ordered => seen.is_none(),
-                MissStep::Wait => true,
-                _ => false,
-            };
-            if to_scan && let Some(found) = self.scan(request, seen.insert(Candidates::default())) {
+            if matches!(step, MissStep::Complete | MissStep::Ordered)
+                && seen.is_none()
+                && let Some(found) = self.scan(request, seen.insert(Candidates::default()))
+            {
                 return Ok(Some(found));
             }
             match (step, &seen) {
                 (MissStep::Complete, Some(seen)) => Ok(self.poll_candidates(request, seen)),
-                (MissStep::Wait, Some(seen)) => match self.wait_for_one(request, seen)? {
-                    None if self.is_wait_better_now() => self.wait_for_heap(request),
-                    found => Ok(found),
-                },
+                (MissStep::Wait, _) => self.wait_for_others(request),
                 (MissStep::Gather, _) => {
                     let _transit = self.in_transit.write();
                     self.gather(request)
@@ -51,6 +48,27 @@ impl<U: Upstream> Pool<U> {
                 _ => Ok(None),
             }
         })
+    }
+
+    /// Takes memory of other streams and makes the request's stream wait for it.
+    fn wait_for_others(
+        &self,
+        request: &Request<'_, U>,
+    ) -> Result<Option<Found>, Failure<U::Error>> {
+        for _ in 0..WAIT_ATTEMPTS {
+            // Since the last scan growth may have flushed caches, and another thread may have made its
+            // stream own what was seen.
+            let mut seen = Candidates::default();
+            let found = match self.scan(request, &mut seen) {
+                None if seen.is_empty() => break,
+                None => self.wait_for_one(request, &seen)?,
+                found => found,
+            };
+            if found.is_some() {
+                return Ok(found);
+            }
+        }
+        if self.is_wait_better_now() { self.wait_for_heap(request) } else { Ok(None) }
     }
 
     /// Memory for a graph. Nothing here gives the capturing stream work (INV-POOL-7).

@@ -43,6 +43,10 @@ impl Candidates {
         }
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.iter().flatten().next().is_none()
+    }
+
     fn iter(&self) -> impl Iterator<Item = Candidate> + '_ {
         self.0.iter().flatten().copied()
     }
