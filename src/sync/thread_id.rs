@@ -32,27 +32,4 @@ pub(crate) fn assign() -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_thread_has_one_number_and_no_other_thread_has_it() {
-        let here = assign();
-        assert_eq!((current(), assign()), (here, here));
-        let there = || {
-            let before = current();
-            (before, assign(), current())
-        };
-        let mut numbers: Vec<_> = (0..100)
-            .map(|_| {
-                let (before, assigned, after) = std::thread::spawn(there).join().unwrap();
-                assert_eq!((before, assigned), (NO_THREAD, after));
-                assigned
-            })
-            .chain([here])
-            .collect();
-        numbers.sort_unstable();
-        numbers.dedup();
-        assert_eq!(numbers.len(), 101);
-    }
-}
+mod tests;

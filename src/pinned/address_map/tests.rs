@@ -1,0 +1,44 @@
+use super::*;
+use crate::driver::{HostFlags, RawCopy};
+
+/// The control of every test that finds no `FreeWhileInUse`: the simulated device sees a block
+/// that is unpinned under a copy, and does not where the block went through quarantine.
+#[test]
+fn unpinning_at_once_would_be_seen() {
+    use crate::sim::{SimConfig, Violation};
+    for at_once in [true, false] {
+        let device = Device::simulated(SimConfig::default());
+        let (driver, simulator) = (device.driver(), device.simulator().unwrap());
+        let flags = HostFlags { portable: true, mapped: false, write_combined: false };
+        let layout = Layout::new::<[u8; 4096]>();
+        let source = HostSource::new(&device, flags);
+        let block = allocate(&source, layout, None).unwrap().start;
+        let stream = device.new_stream().unwrap();
+        let target = driver.mem_alloc(4096).unwrap();
+        let entered = stream.begin_call().unwrap();
+        // SAFETY: the block is written, both are large enough, and the copy is waited for below
+        // (where it is not, the simulated device keeps the memory until the copy has run).
+        unsafe {
+            block.write_bytes(1, 4096);
+            driver
+                .copy_to_device(
+                    RawCopy { target, source: block.as_ptr(), bytes: 4096 },
+                    entered.raw(),
+                )
+                .unwrap();
+            if at_once {
+                driver.host_free(block).unwrap();
+            } else {
+                free(block, layout);
+                source.trim().unwrap();
+            }
+        }
+        assert_eq!(simulator.host_blocks(), 0);
+        let reports = simulator.take_reports();
+        let kinds = reports.iter().map(crate::sim::Report::kind).collect::<Vec<_>>();
+        assert_eq!(kinds, if at_once { vec![Violation::FreeWhileInUse] } else { vec![] });
+        stream.synchronize().unwrap();
+        // SAFETY: allocated above, and complete.
+        unsafe { driver.mem_free(target).unwrap() };
+    }
+}

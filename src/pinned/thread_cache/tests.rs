@@ -1,0 +1,33 @@
+use super::super::batch::{BATCH, UNIT_SHIFT};
+use super::*;
+
+#[test]
+fn a_cache_gives_full_batches_out_and_takes_one_back() {
+    let mut cache = ThreadCache::new(1000);
+    let block = |n: usize| FreedBlock { address: n << UNIT_SHIFT, units: 1 + (n % 2) as u32 };
+    for n in 1..BATCH {
+        assert!(cache.free(block(n)).is_none());
+    }
+    let batch = cache.free(block(BATCH)).unwrap();
+    assert_eq!((batch.blocks().len(), batch.units()), (BATCH, 96));
+    assert!(cache.refill(batch).is_none());
+    let ready = &mut cache.ready;
+    let memory = ready.blocks().as_ptr();
+    assert_eq!(ready.take(1, 0), Some(BATCH << UNIT_SHIFT), "the last one first");
+    assert_eq!(ready.take(1, 4095), None, "63 lines and no page");
+    assert_eq!(ready.take(3, 0), None);
+    let mut seen = vec![BATCH << UNIT_SHIFT];
+    while let Some(address) = ready.take(1, 0).or_else(|| ready.take(2, 0)) {
+        seen.push(address);
+    }
+    assert_eq!(ready.units(), 0);
+    seen.sort_unstable();
+    assert!(seen.into_iter().eq((1..=BATCH).map(|n| n << UNIT_SHIFT)));
+    let mut one = Batch::default();
+    assert!(!one.push(block(1), 1000));
+    assert!(cache.refill(one).is_none());
+    assert_eq!(cache.spare.blocks().as_ptr(), memory, "the empty one is kept to be filled");
+    assert_eq!(cache.refill(Batch::default()).unwrap().units(), 2, "what did not serve goes");
+    let large = FreedBlock { address: 64, units: 2000 };
+    assert!(cache.free(large).is_some(), "full by its bytes");
+}
