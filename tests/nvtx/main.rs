@@ -65,9 +65,9 @@ fn work() {
     let device = support::device();
     let (first, second) = (device.new_stream().unwrap(), device.new_stream().unwrap());
     let pool = PoolResource::builder(CudaResource::new(&device))
-        .growth_step(MIB)
+        .initial_size(MIB)
         .maximum_size(MIB)
-        .miss_policy(MissPolicy::new([MissStep::GrowToMaximum, MissStep::Gather]))
+        .miss_policy(MissPolicy::new([MissStep::Gather]))
         .build()
         .unwrap();
     let block = take(&pool, &first);
