@@ -8,7 +8,7 @@ use super::miss_step::MissStep;
 use super::settings::Settings;
 use super::upstream::{Failure, Upstream};
 use crate::sync::Arc;
-use crate::sync::trusted::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use crate::sync::trusted::{AtomicBool, AtomicU64, AtomicUsize, Mutex, Ordering};
 
 const BYTES: usize = 4096;
 
@@ -16,6 +16,9 @@ const BYTES: usize = 4096;
 #[derive(Default)]
 struct EndlessMemory {
     taken: AtomicU64,
+    /// A wait of the host lasts until this is free.
+    device: Mutex<()>,
+    waits: AtomicUsize,
 }
 
 #[derive(Clone)]
@@ -60,6 +63,8 @@ impl Upstream for EndlessMemory {
     }
 
     fn synchronize(&self, _: &()) -> Result<(), Self::Error> {
+        self.waits.fetch_add(1, Ordering::Relaxed);
+        drop(self.device.lock());
         Ok(())
     }
 
@@ -231,6 +236,28 @@ fn a_miss_looks_at_magazines_that_may_hold_something() {
     let large = fixture.pool.allocate(&last, last.id, 64 << 20, 1).unwrap();
     assert_eq!((stocked(), fixture.pool.stats().cached), (0, 0));
     fixture.free(&last, large);
+}
+
+/// One thread trims, and the device is not done.
+#[test]
+fn nothing_waits_for_what_a_trim_waits_for() {
+    use MissStep::*;
+    let mut fixture = Fixture::new(&[Complete, Ordered, Grow, Wait, GrowToMaximum, Gather, Trim]);
+    let (used, new) = (fixture.stream(), fixture.stream());
+    fixture.use_once(&used);
+    let pool = fixture.pool.clone();
+    let busy = pool.upstream().device.lock();
+    std::thread::scope(|scope| {
+        let trim = scope.spawn(|| pool.trim(0));
+        while pool.upstream().waits.load(Ordering::Relaxed) == 0 {
+            std::thread::yield_now();
+        }
+        fixture.use_once(&new);
+        fixture.use_once(&used);
+        assert_eq!(pool.stats().streams, 2);
+        drop(busy);
+        trim.join().unwrap().unwrap();
+    });
 }
 
 /// What options allow, and alignments that they do not.

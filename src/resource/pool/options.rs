@@ -15,7 +15,9 @@ const MAGAZINE_ENTRIES: usize = crate::pool::magazine::CLASS_CAPACITY;
 ///
 /// The default takes what is complete or ordered already, grows, makes the stream wait for one block
 /// of another, and only then moves and trims: growth costs the host time once, a wait serialises
-/// streams each time.
+/// streams each time. Where more than an eighth of what is live is free already (2 MiB at least),
+/// [`MissStep::Grow`] leaves the turn to [`MissStep::Wait`] if the policy has it, so that reserved memory
+/// follows what is live.
 ///
 /// ```
 /// use aquifer::{MissPolicy, MissStep};

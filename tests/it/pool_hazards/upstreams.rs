@@ -2,8 +2,8 @@
 //! stream alone, and what it gets back it hands out at once.
 
 use super::fixture::{Pool, Rig, SEEDS, UNIT, Upstream, holds, vec};
-use aquifer::{DeviceResource, PoolResource};
-use std::sync::Arc;
+use aquifer::{DeviceResource, FailureCallbackAdaptor, LimitingAdaptor, PoolResource};
+use std::sync::{Arc, OnceLock};
 
 /// Upstreams in stream order, each with memory in it that another stream still writes.
 fn dirty_upstreams(rig: &Rig) -> Vec<(&'static str, Upstream)> {
@@ -170,4 +170,26 @@ fn trimming_leaves_what_is_kept_and_what_lives() {
     holds(&kept, 7);
     drop((kept, pool));
     rig.all_is_back();
+}
+
+/// The pool asks upstream for more than there is, and the callback gives back what the pool has.
+#[test]
+fn a_callback_below_a_pool_trims_the_pool() {
+    let rig = Rig::new(0);
+    let upper: Arc<OnceLock<PoolResource<Upstream>>> = Arc::default();
+    let limited = LimitingAdaptor::new(rig.plain(), 8 * UNIT);
+    let trims = upper.clone();
+    let patient: Upstream = Arc::new(FailureCallbackAdaptor::new(limited, move |_| {
+        trims.get().is_some_and(|pool| pool.trim(0).unwrap() > 0)
+    }));
+    let pool = PoolResource::builder(patient).growth_step(256).build().unwrap();
+    upper.set(pool.clone()).unwrap();
+    let [a, b] = rig.streams();
+    drop(vec(&pool, &a, 6 * UNIT, 1));
+    drop(vec(&pool, &b, 7 * UNIT, 2));
+    holds(&vec(&pool, &a, 8 * UNIT, 3), 3);
+    assert!(pool.statistics().returns >= 2, "{:?}", pool.statistics());
+    // The callback has a handle of the pool, which has the callback.
+    pool.trim(0).unwrap();
+    assert_eq!(rig.simulator.live_bytes(), 0);
 }
