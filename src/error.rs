@@ -1,8 +1,12 @@
 //! The one error type of the crate, and the driver's codes by name.
 
+mod catch;
+
 use crate::sync::Arc;
 use std::error::Error as StdError;
 use std::fmt;
+
+pub(crate) use catch::{catch_panic, catch_panic_text};
 
 /// A result whose error is Aquifer's.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
