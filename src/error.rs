@@ -2,6 +2,7 @@
 
 mod catch;
 
+use crate::impls::debug_struct;
 use crate::sync::Arc;
 use std::error::Error as StdError;
 use std::fmt;
@@ -376,11 +377,7 @@ impl<V> Refused<V> {
     }
 }
 
-impl<V> fmt::Debug for Refused<V> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Refused").field("error", &self.error).finish_non_exhaustive()
-    }
-}
+debug_struct!([V] Refused<V> { error, .. });
 
 impl<V> From<Refused<V>> for Error {
     fn from(refused: Refused<V>) -> Self {
