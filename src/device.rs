@@ -8,6 +8,7 @@ use crate::driver::{
     not_forked,
 };
 use crate::error::{Error, ErrorKind, Result, ensure};
+use crate::impls::debug_struct;
 use crate::sync::Arc;
 use crate::sync::trusted::Mutex;
 #[cfg(feature = "cuda")]
@@ -290,15 +291,7 @@ impl fmt::Display for Device {
     }
 }
 
-impl fmt::Debug for Device {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Device")
-            .field("kind", &self.kind())
-            .field("ordinal", &self.ordinal())
-            .field("name", &self.name())
-            .finish()
-    }
-}
+debug_struct!(Device { kind(), ordinal(), name() });
 
 #[cfg(test)]
 mod tests;

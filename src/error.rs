@@ -1,8 +1,13 @@
 //! The one error type of the crate, and the driver's codes by name.
 
+mod catch;
+
+use crate::impls::debug_struct;
 use crate::sync::Arc;
 use std::error::Error as StdError;
 use std::fmt;
+
+pub(crate) use catch::{catch_panic, catch_panic_text};
 
 /// A result whose error is Aquifer's.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -372,11 +377,7 @@ impl<V> Refused<V> {
     }
 }
 
-impl<V> fmt::Debug for Refused<V> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Refused").field("error", &self.error).finish_non_exhaustive()
-    }
-}
+debug_struct!([V] Refused<V> { error, .. });
 
 impl<V> From<Refused<V>> for Error {
     fn from(refused: Refused<V>) -> Self {

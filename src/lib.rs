@@ -23,6 +23,7 @@ mod driver;
 mod error;
 mod event;
 mod heap;
+mod impls;
 #[cfg(feature = "cuda")]
 mod interop;
 mod layout;

@@ -1,5 +1,6 @@
 //! Backtraces: addresses, which are looked up when they are printed.
 
+use crate::impls::debug_struct;
 use crate::sync::Arc;
 use backtrace::{BacktraceFmt, BytesOrWideString, Frame, PrintFmt, SymbolName};
 use std::ffi::c_void;
@@ -129,8 +130,4 @@ impl fmt::Display for CallStack {
     }
 }
 
-impl fmt::Debug for CallStack {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CallStack").field("addresses", &self.addresses).finish()
-    }
-}
+debug_struct!(CallStack { addresses });

@@ -1,7 +1,7 @@
 //! A callback on failed allocations, and retries.
 
-use super::catch::catch_panic;
 use crate::debug_log::deferred_event;
+use crate::error::catch_panic;
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::DeviceLayout;
 use crate::resource::impls::{adaptor, debug_struct, forward, getters, setters};

@@ -4,7 +4,6 @@
 mod aligned;
 mod call_stack;
 mod caller;
-mod catch;
 mod checked;
 mod failure_callback;
 mod limiting;

@@ -1,8 +1,8 @@
 //! A lock around a resource that has none.
 
-use super::catch::catch_panic;
 use crate::device::Device;
 use crate::driver::is_forked_child;
+use crate::error::catch_panic;
 use crate::error::{ErrorKind, Result, ensure};
 use crate::layout::DeviceLayout;
 use crate::resource::impls::{forward, handle};

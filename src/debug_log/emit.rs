@@ -1,10 +1,10 @@
 //! How an event is emitted: never under a lock of a pool, never from within another event, and whatever
 //! the subscriber does.
 
+use crate::error::catch_panic;
 use crate::sync::trusted::thread_local;
 use std::cell::{Cell, RefCell};
 use std::mem::ManuallyDrop;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use tracing::Level;
 use tracing::level_filters::LevelFilter;
 
@@ -93,12 +93,8 @@ pub(crate) fn emit(event: impl FnOnce()) {
     if THREAD.try_with(|thread| thread.emitting.replace(true)).unwrap_or(false) {
         return;
     }
-    let result = catch_unwind(AssertUnwindSafe(event));
+    let _ = catch_panic(event);
     let _ = THREAD.try_with(|thread| thread.emitting.set(false));
-    if let Err(payload) = result {
-        // Its destructor may panic, too.
-        std::mem::forget(payload);
-    }
 }
 
 /// Whether the subscriber takes the pools' `DEBUG` events.

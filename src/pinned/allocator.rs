@@ -6,11 +6,10 @@ use super::batch::{Batch, FreedBlock, pointer_to, units_of};
 use super::thread_cache;
 use crate::debug_log::deferred_event;
 use crate::driver::is_forked_child;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, catch_panic};
 use crate::sync::trusted::thread_local;
 use std::alloc::Layout;
 use std::cell::RefCell;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 
 thread_local! {
@@ -46,18 +45,8 @@ pub(crate) fn remember(error: Error) {
 /// is undefined behaviour, and the slow path may run code of other crates: subscribers of [`tracing`],
 /// and destructors of registered memory.
 pub(crate) fn shielded<T>(body: impl FnOnce() -> Result<T>) -> Option<T> {
-    let done = catch_unwind(AssertUnwindSafe(|| match body() {
-        Ok(done) => Some(done),
-        Err(error) => {
-            remember(error);
-            None
-        }
-    }));
-    done.unwrap_or_else(|panic| {
-        // Dropping what was thrown may throw again.
-        std::mem::forget(panic);
-        None
-    })
+    // The error is kept inside: that may call a subscriber, too.
+    catch_panic(|| body().map_err(remember).ok()).flatten()
 }
 
 /// A host allocator, as the allocator traits of [`implement_allocators!`] need it. Its defaults serve

@@ -8,10 +8,10 @@ use super::pool_core::PoolCore;
 use super::pool_options::PinnedPoolOptions;
 use super::pool_statistics::PinnedPoolStatistics;
 use super::thread_cache::{self, PoolKey};
-use crate::device::Device;
 use crate::driver::is_forked_child;
 use crate::error::Result;
 use crate::layout::DeviceLayout;
+use crate::resource::impls::{equal_by_identity, forward};
 use crate::resource::{DeviceBlock, DeviceResource, HostAccessible, HostComplete, ResourceId};
 use crate::stream::Stream;
 use crate::sync::Arc;
@@ -180,14 +180,8 @@ fn quarantine(core: &PoolCore, batch: Batch) {
 
 implement_allocators!([] PinnedPool);
 
-/// Two are equal if they are one pool.
-impl PartialEq for PinnedPool {
-    fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.handle, &other.handle)
-    }
-}
-
-impl Eq for PinnedPool {}
+// Two are equal if they are one pool.
+equal_by_identity!(PinnedPool);
 
 impl fmt::Debug for PinnedPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -199,9 +193,7 @@ impl fmt::Debug for PinnedPool {
 // is later than any stream's order, in an unfenced pool too. Slabs outlive their blocks. The token is
 // the host's address.
 unsafe impl DeviceResource for PinnedPool {
-    fn device(&self) -> &Device {
-        self.upstream().device()
-    }
+    forward!(device);
 
     fn identity(&self) -> ResourceId {
         ResourceId::of_state::<Self, _>(Arc::as_ptr(&self.handle))

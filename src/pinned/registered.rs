@@ -6,8 +6,8 @@ use super::source::{FreedMemory, HostQuarantine, quarantine_of, trim};
 use crate::device::Device;
 use crate::driver::{ErrorContext, HostFlags, is_forked_child, not_forked};
 use crate::error::{Error, ErrorKind, Result};
+use crate::impls::debug_struct;
 use crate::sync::Arc;
-use std::fmt;
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
@@ -205,12 +205,4 @@ impl<B> Drop for LockedOwner<B> {
     }
 }
 
-impl<B: HostBuffer> fmt::Debug for Registered<B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Registered")
-            .field("device", &self.device)
-            .field("pointer", &self.pointer)
-            .field("length", &self.length)
-            .finish()
-    }
-}
+debug_struct!([B: HostBuffer] Registered<B> { device, pointer, length });

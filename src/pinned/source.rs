@@ -5,7 +5,7 @@ use super::quarantine::Quarantine;
 use crate::debug_log::deferred_event;
 use crate::device::Device;
 use crate::driver::{BackendKind, ErrorContext, HostFlags, not_forked};
-use crate::error::{DriverError, Error, ErrorKind, Result};
+use crate::error::{DriverError, Error, ErrorKind, Result, catch_panic};
 use crate::layout::align_up;
 use crate::sync::trusted::Mutex;
 use crate::sync::{Arc, LazyLock};
@@ -13,7 +13,6 @@ use std::alloc::Layout;
 use std::any::Any;
 use std::collections::HashMap;
 use std::mem::ManuallyDrop;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 
 /// Driver allocations come in pages; what is asked is rounded up, so that small growth stays in
@@ -198,8 +197,7 @@ fn collect(quarantine: &HostQuarantine) {
     let collected = quarantine.collect(|| Fence::record(&device), Fence::query);
     for freed in collected.free {
         // The destructor of one owner must not leak the others' memory, nor fail the caller.
-        if let Err(thrown) = catch_unwind(AssertUnwindSafe(|| freed.unpin())) {
-            std::mem::forget(thrown);
+        if catch_panic(|| freed.unpin()).is_none() {
             let device = device.to_string();
             deferred_event!(error, %device, "the owner of registered memory panicked when it was dropped");
         }

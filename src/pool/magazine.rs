@@ -5,6 +5,7 @@
 
 use crate::sync::Biased;
 use std::any::Any;
+use std::ops::Deref;
 
 /// Sizes that a magazine remembers at once.
 const SIZE_CLASSES: usize = 64;
@@ -306,7 +307,7 @@ impl Magazine {
         unsafe { self.classes.try_with(OWNER, body) }
     }
 
-    /// As [`try_with`](Self::try_with), and `None` where [`needs_fence`](Self::needs_fence):
+    /// As [`try_with`](Self::try_with), and `None` where [`needs_fence`](Biased::needs_fence):
     /// [`Biased::try_with_unfenced`].
     ///
     /// # Safety
@@ -319,12 +320,6 @@ impl Magazine {
     ) -> Option<R> {
         // SAFETY: the caller's promise.
         unsafe { self.classes.try_with_unfenced(OWNER, body) }
-    }
-
-    /// Whether [`try_with_unfenced`](Self::try_with_unfenced) leaves this magazine to
-    /// [`try_with`](Self::try_with).
-    pub fn needs_fence(&self) -> bool {
-        self.classes.needs_fence()
     }
 
     /// Goes through magazines of any threads, whose owners do without meanwhile.
@@ -340,41 +335,17 @@ impl Magazine {
         // SAFETY: the caller's promise.
         unsafe { Biased::with_revoked(cells, each) }
     }
+}
 
-    /// Keeps the owner out for good, as its stream or its pool goes away.
-    /// [`with_revoked`](Self::with_revoked) has to follow.
-    ///
-    /// # Safety
-    ///
-    /// The caller holds the revokers' lock.
-    pub unsafe fn retire(&self) {
-        // SAFETY: the caller's promise.
-        unsafe { self.classes.retire() };
-    }
+/// What revokers do is as with any cell: [`retire`](Biased::retire) as its stream or its pool goes away,
+/// [`suspend`](Biased::suspend) and [`resume`](Biased::resume) around a declared capture of its stream.
+/// [`Magazine::with_revoked`] has to follow the first two.
+impl Deref for Magazine {
+    type Target = Biased<SizeClasses>;
 
-    pub fn is_retired(&self) -> bool {
-        self.classes.is_retired()
-    }
-
-    /// Keeps the owner out while its stream is in a declared capture.
-    /// [`with_revoked`](Self::with_revoked) has to follow.
-    ///
-    /// # Safety
-    ///
-    /// The caller holds the revokers' lock.
-    pub unsafe fn suspend(&self) {
-        // SAFETY: the caller's promise.
-        unsafe { self.classes.suspend() };
-    }
-
-    /// Ends [`suspend`](Self::suspend).
-    ///
-    /// # Safety
-    ///
-    /// The caller holds the revokers' lock.
-    pub unsafe fn resume(&self) {
-        // SAFETY: the caller's promise.
-        unsafe { self.classes.resume() };
+    #[inline(always)]
+    fn deref(&self) -> &Biased<SizeClasses> {
+        &self.classes
     }
 }
 

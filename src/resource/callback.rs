@@ -5,12 +5,13 @@ use super::device_resource::DeviceResource;
 use super::impls::{debug_struct, equal_by_identity, forward};
 use crate::debug_log::deferred_event;
 use crate::device::Device;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, catch_panic_text};
 use crate::layout::DeviceLayout;
 use crate::stream::Stream;
 use crate::sync::Arc;
-use std::any::Any;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// In place of the text of a panic.
+const NO_TEXT: &str = "it threw no text";
 
 type AllocateFn = dyn Fn(&Stream, DeviceLayout) -> Result<DeviceBlock> + Send + Sync;
 type DeallocateFn = dyn Fn(&Stream, DeviceBlock) + Send + Sync;
@@ -91,9 +92,8 @@ unsafe impl DeviceResource for CallbackResource {
         if layout.bytes() == 0 {
             return Ok(DeviceBlock::empty(layout));
         }
-        let made = catch_unwind(AssertUnwindSafe(|| (self.state.allocate)(stream, layout)));
-        made.unwrap_or_else(|payload| {
-            let (bytes, what) = (layout.bytes(), message_of(payload));
+        catch_panic_text(|| (self.state.allocate)(stream, layout)).unwrap_or_else(|text| {
+            let (bytes, what) = (layout.bytes(), text.as_deref().unwrap_or(NO_TEXT));
             Err(Error::new(
                 ErrorKind::Unsupported,
                 format!("a callback that was to allocate {bytes} bytes panicked: {what}"),
@@ -106,25 +106,11 @@ unsafe impl DeviceResource for CallbackResource {
             return;
         }
         let bytes = block.bytes();
-        let freed = catch_unwind(AssertUnwindSafe(|| (self.state.deallocate)(stream, block)));
-        if let Err(payload) = freed {
-            let (device, what) = (self.device().to_string(), message_of(payload));
+        if let Err(text) = catch_panic_text(|| (self.state.deallocate)(stream, block)) {
+            let device = self.device().to_string();
+            let what = text.unwrap_or_else(|| String::from(NO_TEXT));
             // Deferred: a pool above may have its locks.
             deferred_event!(error, %device, bytes, what, "leaked device memory: a callback panicked");
         }
-    }
-}
-
-/// The message of a panic. A payload without a text is not dropped, since that might panic in turn.
-fn message_of(payload: Box<dyn Any + Send>) -> String {
-    match payload.downcast::<String>() {
-        Ok(text) => *text,
-        Err(payload) => match payload.downcast::<&str>() {
-            Ok(text) => String::from(*text),
-            Err(payload) => {
-                std::mem::forget(payload);
-                String::from("it threw no text")
-            }
-        },
     }
 }

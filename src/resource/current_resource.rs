@@ -2,8 +2,8 @@
 
 #![allow(unreachable_pub, reason = "the models of loom_tests reach it through `models`")]
 
+use crate::impls::debug_struct;
 use crate::sync::{Arc, Mutex, Weak};
-use std::fmt;
 
 /// The resource that was set, or else a default that is made at the first use.
 ///
@@ -40,11 +40,7 @@ impl<R: ?Sized> CurrentState<R> {
     }
 }
 
-impl<R: ?Sized> fmt::Debug for CurrentResource<R> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CurrentResource").finish_non_exhaustive()
-    }
-}
+debug_struct!([R: ?Sized] CurrentResource<R> { .. });
 
 impl<R: ?Sized> CurrentResource<R> {
     /// Nothing set and no default made.

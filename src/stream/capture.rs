@@ -34,8 +34,8 @@ use crate::debug_log::{defer_events, event};
 use crate::driver::{CaptureStatus, DriverResult, ErrorContext, is_forked_child, not_forked};
 use crate::error::{DriverError, Error, ErrorKind, Result};
 use crate::event::Recorder;
+use crate::impls::debug_struct;
 use crate::sync::Arc;
-use std::fmt;
 
 impl Capture {
     /// Orders each stream of the capture after all others, as they perhaps were in the graph alone.
@@ -203,8 +203,4 @@ impl Drop for Recording {
     }
 }
 
-impl fmt::Debug for Recording {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Recording").field("origin", &self.origin).finish_non_exhaustive()
-    }
-}
+debug_struct!(Recording { origin, .. });

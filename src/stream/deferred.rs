@@ -22,12 +22,11 @@
 #![allow(unreachable_pub, reason = "the models of loom_tests reach it through `models`")]
 
 use crate::debug_log::{emit_deferred, event};
-use crate::error::ErrorKind;
+use crate::error::{ErrorKind, catch_panic};
 use crate::event::Event;
 use crate::sync::{Arc, AtomicUsize, LazyLock, Mutex, Ordering};
 use std::collections::VecDeque;
 use std::mem::ManuallyDrop;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// The most drops that one call asks about, so that a long queue costs each caller little.
 const QUESTIONS: usize = 16;
@@ -171,9 +170,7 @@ fn collect_from(queue: &DeferredQueue<DeferredDrop>) {
     }
     for ready in collected.ready {
         let drop = ManuallyDrop::into_inner(ready.drop);
-        let dropped = catch_unwind(AssertUnwindSafe(drop));
-        if let Err(thrown) = dropped {
-            std::mem::forget(thrown);
+        if catch_panic(drop).is_none() {
             emit_deferred(|| {
                 event!(error, "the buffers of a transfer panicked when they were dropped")
             });

@@ -31,8 +31,8 @@
 
 #![allow(unreachable_pub, reason = "the models of loom_tests reach it through `models`")]
 
+use crate::impls::debug_struct;
 use crate::sync::{Arc, Condvar, Mutex};
-use std::fmt;
 
 /// The gate of one stream, closed by owners of type `O`.
 pub struct Gate<O> {
@@ -137,8 +137,4 @@ impl<O> Gate<O> {
     }
 }
 
-impl<O> fmt::Debug for Gate<O> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Gate").finish_non_exhaustive()
-    }
-}
+debug_struct!([O] Gate<O> { .. });

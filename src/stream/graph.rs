@@ -8,9 +8,9 @@ use crate::device::Device;
 use crate::driver::{ErrorContext, RawGraph, is_forked_child};
 use crate::error::{ErrorKind, Result};
 use crate::event::Event;
+use crate::impls::debug_struct;
 use crate::sync::Arc;
 use crate::sync::trusted::Mutex;
-use std::fmt;
 use std::mem::ManuallyDrop;
 
 /// Work that was captured on a stream, to be launched as one, as often as wanted. From
@@ -119,11 +119,7 @@ impl Drop for Graph {
     }
 }
 
-impl fmt::Debug for Graph {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Graph").field("device", &self.device).finish_non_exhaustive()
-    }
-}
+debug_struct!(Graph { device, .. });
 
 #[cfg(test)]
 mod tests;

@@ -9,6 +9,7 @@ use crate::driver::{
     BackendKind, CaptureStatus, ErrorContext, RawStream, StreamKeeper, is_forked_child,
 };
 use crate::error::{Error, ErrorKind, Result};
+use crate::impls::debug_struct;
 use crate::sync::trusted::{AtomicBool, Mutex, Ordering, unique};
 use crate::sync::{Arc, AtomicUsize, LazyLock, Weak};
 use std::collections::HashMap;
@@ -296,11 +297,7 @@ impl fmt::Display for Stream {
     }
 }
 
-impl fmt::Debug for Stream {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Stream").field("id", &self.id()).field("device", self.device()).finish()
-    }
-}
+debug_struct!(Stream { id(), device() });
 
 impl Simulator {
     /// Puts a stream of this simulated device into capture, for tests of code that must not disturb

@@ -1,10 +1,10 @@
 //! The one thread that asks the device on behalf of futures.
 
+use crate::error::catch_panic;
 use crate::event::Event;
 use crate::sync::trusted::channel::{self, RecvTimeoutError, Sender};
 use crate::sync::trusted::{AtomicBool, Mutex, Ordering};
 use crate::sync::{Arc, OnceLock};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::task::Waker;
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ impl Watched {
         let new = waker.clone();
         let old = self.waker.lock().replace(new);
         // After the lock: a waker's drop is code of a user.
-        shielded(|| drop(old));
+        catch_panic(|| drop(old));
     }
 
     /// Has the poller watch the event, once at a time however often the future is polled.
@@ -57,7 +57,8 @@ impl Watched {
         self.listed.store(false, Ordering::Release);
         let waker = self.waker.lock().take();
         if let Some(waker) = waker {
-            shielded(|| waker.wake());
+            // A panic must not end the poller.
+            catch_panic(|| waker.wake());
         }
     }
 }
@@ -67,15 +68,7 @@ impl Drop for Watched {
     /// its buffers.
     fn drop(&mut self) {
         let waker = self.waker.get_mut().take();
-        shielded(|| drop(waker));
-    }
-}
-
-/// Calls a waker's function. Its panic must not end the poller, nor may the panic's payload, which may
-/// panic when it is dropped.
-fn shielded(call: impl FnOnce()) {
-    if let Err(thrown) = catch_unwind(AssertUnwindSafe(call)) {
-        std::mem::forget(thrown);
+        catch_panic(|| drop(waker));
     }
 }
 

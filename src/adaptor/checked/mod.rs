@@ -5,10 +5,10 @@ mod table;
 
 pub use misuse::{BlockUse, Misuse, MisuseKind};
 
-use super::catch::catch_panic;
 use crate::debug_log::deferred_event;
 use crate::driver::{FillWord, RawFill, is_forked_child};
 use crate::error::Result;
+use crate::error::catch_panic;
 use crate::layout::DeviceLayout;
 use crate::resource::impls::{adaptor, debug_struct, forward};
 use crate::resource::{DeviceBlock, DeviceResource};

@@ -16,9 +16,9 @@ use super::record::{Action, Record};
 use super::ring::Ring;
 use crate::driver::is_forked_child;
 use crate::error::{Error, ErrorKind, Result, ensure};
+use crate::impls::debug_struct;
 use crate::sync::trusted::{AtomicBool, AtomicU64, Backoff, Condvar, Mutex, Ordering};
 use crate::sync::{Arc, CachePadded, OnceLock, Weak};
-use std::fmt;
 use std::thread::Thread;
 use std::time::Duration;
 
@@ -67,11 +67,7 @@ pub(super) struct LogQueue {
     writer: OnceLock<Thread>,
 }
 
-impl fmt::Debug for LogQueue {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LogQueue").field("capacity", &self.ring.capacity()).finish_non_exhaustive()
-    }
-}
+debug_struct!(LogQueue { capacity(), .. });
 
 impl LogQueue {
     /// `capacity` is at least 1.

@@ -4,7 +4,7 @@ use super::format::RowFormat;
 use super::queue::{LogFailure, LogQueue};
 use super::record::{Action, Record};
 use super::text::TextBuffer;
-use crate::adaptor::catch::catch_panic;
+use crate::error::catch_panic;
 use crate::sync::Arc;
 use std::io::{self, Write};
 use std::time::Duration;

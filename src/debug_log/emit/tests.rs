@@ -1,4 +1,5 @@
 use super::*;
+use crate::sync::trusted::thread_local;
 use std::rc::Rc;
 
 #[test]

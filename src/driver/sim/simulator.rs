@@ -6,8 +6,8 @@ use super::run::discard_queues;
 use super::state::{BlockKind, InjectedFailure, SimBlock, SimContext, lock_state};
 use crate::driver::{CaptureStatus, DriverResult, RawStream};
 use crate::error::{DriverError, Error, Result, ensure};
+use crate::impls::debug_struct;
 use crate::sync::Arc;
-use std::fmt;
 
 /// A handle on a simulated device: its reports, its counts of driver calls, and failures to inject.
 ///
@@ -17,11 +17,7 @@ pub struct Simulator {
     pub(super) context: Arc<SimContext>,
 }
 
-impl fmt::Debug for Simulator {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Simulator").field("seed", &self.seed()).finish_non_exhaustive()
-    }
-}
+debug_struct!(Simulator { seed(), .. });
 
 impl Simulator {
     /// The seed that replays this device's schedule.

@@ -6,7 +6,7 @@ use super::source::Source;
 /// The modules at the crate's root, the lowest layer first. `lib` is `src/lib.rs`, and what it
 /// re-exports.
 pub(crate) const LAYERS: [&[&str]; 8] = [
-    &["heap", "sync", "error", "layout", "debug_log"],
+    &["heap", "sync", "error", "layout", "impls", "debug_log"],
     &["driver"],
     &["device", "stream", "event"],
     &["pool"],

@@ -3,7 +3,7 @@
 use crate::driver::kernel::{HostArg, HostArgs};
 use crate::driver::sim::state::{HostSide, OpRange, OpWork, POISON, SimOp};
 use crate::driver::{FillWord, HostForm, LaunchConfig, RawArg, RawFill};
-use std::panic::AssertUnwindSafe;
+use crate::error::catch_panic_text;
 
 /// What an operation found while it ran.
 #[derive(Debug, Default)]
@@ -115,18 +115,9 @@ fn host_args(arguments: &[RawArg], ranges: &[OpRange]) -> Vec<HostArg> {
 unsafe fn launch(host: HostForm, config: &LaunchConfig, arguments: &[HostArg]) -> Option<String> {
     // SAFETY: by our own contract.
     let args = unsafe { HostArgs::new(arguments) };
-    match std::panic::catch_unwind(AssertUnwindSafe(|| host(config, args))) {
+    match catch_panic_text(|| host(config, args)) {
         Ok(Ok(())) => None,
         Ok(Err(error)) => Some(error.to_string()),
-        Err(payload) => {
-            let text = match (payload.downcast_ref::<&str>(), payload.downcast_ref::<String>()) {
-                (Some(text), _) => (*text).to_owned(),
-                (None, Some(text)) => text.clone(),
-                (None, None) => String::from("the host form panicked"),
-            };
-            // Not dropped: a payload whose drop panics would unwind through the scheduler.
-            std::mem::forget(payload);
-            Some(text)
-        }
+        Err(text) => Some(text.unwrap_or_else(|| String::from("the host form panicked"))),
     }
 }

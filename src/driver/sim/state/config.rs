@@ -1,6 +1,7 @@
 //! The configuration of a simulated device: size, seed, schedule, missing features.
 
 use crate::driver::DeviceProperties;
+use crate::impls::setters;
 
 /// When the queues of a simulated device run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -65,34 +66,24 @@ impl Default for SimConfig {
 }
 
 impl SimConfig {
-    /// Sets the seed of the scheduler. 0 unless set. Every [`Report`](crate::sim::Report) names it.
-    pub fn seed(mut self, seed: u64) -> Self {
-        self.seed = seed;
-        self
-    }
+    setters! {
+        /// Sets the seed of the scheduler. 0 unless set. Every [`Report`](crate::sim::Report) names it.
+        seed: u64;
 
-    /// Sets the device's memory in bytes. 4 GiB unless set. An allocation takes its memory from the
-    /// host, the device itself takes none.
-    pub fn capacity(mut self, bytes: u64) -> Self {
-        self.capacity = bytes;
-        self
-    }
+        /// Sets the device's memory in bytes. 4 GiB unless set. An allocation takes its memory from the
+        /// host, the device itself takes none.
+        capacity: u64;
 
-    /// Sets when the queues run. [`Schedule::OnDemand`] unless set.
-    pub fn schedule(mut self, schedule: Schedule) -> Self {
-        self.schedule = schedule;
-        self
+        /// Sets when the queues run. [`Schedule::OnDemand`] unless set.
+        schedule: Schedule;
+
+        /// Sets the device's number among the simulated devices. 0 unless set.
+        ordinal: usize;
     }
 
     /// Sets the device's name.
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.properties.name = name.into();
-        self
-    }
-
-    /// Sets the device's number among the simulated devices. 0 unless set.
-    pub fn ordinal(mut self, ordinal: usize) -> Self {
-        self.ordinal = ordinal;
         self
     }
 
