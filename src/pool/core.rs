@@ -10,14 +10,14 @@
 //!
 //! | lock or word | protects | taken or written by |
 //! | --- | --- | --- |
-//! | `trim_lock` | the room in upstream that a request makes for itself | the last step of a miss |
-//! | `growth_lock` | growth: one thread asks upstream, the others look again | growth |
+//! | `trim_lock` | blocks on their way back to upstream, and the room that a request makes that way | trim, the last step of a miss |
+//! | `growth_lock` | growth: one thread asks upstream; the others look again when they come in, and grow if that fails | growth |
 //! | `in_transit` (readers and writer) | memory in hand between upstream or the shared heap and a heap | read: growth, refill; written: gather, trim |
 //! | `reclaim_lock` | the words by which magazines are reclaimed, the list of a slot's magazines, `Slot::captured` | a new magazine, gather, trim, captures, a thread's end, a stream's end |
 //! | `Slot::magazines` | the list of magazines | the same |
 //! | `Slot::epochs` | the stream's handle, the events of its closed epochs | misses, captures, a stream's end |
 //! | `graphs` | what graphs keep | captures, frees of blocks that graphs may use |
-//! | `Slot::heap` | the heap; taking it drains `remote_frees` | allocations, frees, misses |
+//! | `Slot::heap` | the heap; taking it drains `remote_frees` | allocations, misses; a free only tries it, and is a remote one where it is taken |
 //! | `upstream_blocks` | blocks of upstream, and the bytes that are reserved | growth, trim |
 //! | `streams` | which stream has which slot | registration, a stream's end |
 //! | `RemoteFrees::head` | frees on their way to a heap ([table](super::remote_frees)) | frees, drained under `Slot::heap` |
@@ -32,8 +32,9 @@
 //!   own, or the stamp is complete, or the stream is ordered after it ([`Pool::ready`]); after a wait
 //!   otherwise.
 //! - INV-POOL-4: `Magazine::with_revoked`, `retire` and `suspend` run under `reclaim_lock`.
-//! - INV-POOL-5: a request is refused after a look under `in_transit.write()`, or under `growth_lock`: then
-//!   all free memory is in a heap, a magazine or the list of remote frees.
+//! - INV-POOL-5: a policy with `Gather` or `Trim` refuses a request after a look under `in_transit.write()`:
+//!   then all free memory is in a heap, a magazine or the list of remote frees, but for a block that
+//!   `wait_for_one` has in hand and for what goes back to upstream under `trim_lock`.
 //! - INV-POOL-6: bytes are reserved before upstream is asked for them, and until it has them back
 //!   ([`upstream_blocks`](super::upstream_blocks)).
 //! - INV-POOL-7: a graph gets memory that is complete, or that its stream had freed or was ordered after when

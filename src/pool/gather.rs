@@ -8,9 +8,18 @@ use super::upstream::{Failure, Upstream, count};
 use super::upstream_blocks::UpstreamBlock;
 use crate::debug_log::{defer_events, range};
 use crate::heap::{Heap, Piece};
-use crate::sync::RwLockWriteGuard;
+use crate::sync::{ReentrantMutexGuard, RwLockWriteGuard};
 
 impl<U: Upstream> Pool<U> {
+    /// Keeps other threads from giving blocks back. `None` where upstream called back during growth and
+    /// another thread trims: that one may wait for the growth.
+    pub(super) fn lock_trim(&self) -> Option<ReentrantMutexGuard<'_, ()>> {
+        if self.growth_lock.is_owned_by_current_thread() {
+            return self.trim_lock.try_lock();
+        }
+        Some(self.trim_lock.lock())
+    }
+
     /// Flushes every magazine of every thread into the heaps.
     pub(super) fn flush_all(&self) {
         self.each_magazine(|magazine, classes| self.flush(magazine, classes));
@@ -215,6 +224,8 @@ impl<U: Upstream> Pool<U> {
             }
         }
         let Some(shared) = self.slot(SHARED) else { return Ok(0) };
+        // Whoever has no room meanwhile comes here, too, and finds it given back.
+        let _trim = self.lock_trim();
         let extracted = {
             let _transit = self.in_transit.write();
             self.share_complete();

@@ -42,7 +42,7 @@ impl<U: Upstream> Pool<U> {
                     self.gather(request)
                 }
                 (MissStep::Trim, _) => {
-                    let _trim = self.trim_lock.lock();
+                    let _trim = self.lock_trim();
                     self.trim_for(request)
                 }
                 _ => Ok(None),
@@ -88,7 +88,7 @@ impl<U: Upstream> Pool<U> {
         }
         self.run_steps(request, |step| match step {
             MissStep::Trim => {
-                let _trim = self.trim_lock.lock();
+                let _trim = self.lock_trim();
                 self.trim_for_graph(request)
             }
             _ => Ok(None),

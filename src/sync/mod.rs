@@ -46,7 +46,9 @@ pub(crate) mod trusted {
 
 #[cfg(not(aquifer_loom))]
 mod primitives {
-    pub(crate) use parking_lot::{Mutex, MutexGuard, ReentrantMutex, RwLock, RwLockWriteGuard};
+    pub(crate) use parking_lot::{
+        Mutex, MutexGuard, ReentrantMutex, ReentrantMutexGuard, RwLock, RwLockWriteGuard,
+    };
     pub(crate) use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
     pub(crate) use std::thread::yield_now;
     pub(crate) use std::thread_local;
@@ -86,6 +88,7 @@ mod primitives {
 #[cfg(aquifer_loom)]
 mod primitives {
     pub(crate) use Mutex as ReentrantMutex;
+    pub(crate) use MutexGuard as ReentrantMutexGuard;
     pub(crate) use loom::cell::UnsafeCell;
     pub(crate) use loom::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
     pub(crate) use loom::sync::{MutexGuard, RwLockReadGuard, RwLockWriteGuard};
@@ -109,6 +112,11 @@ mod primitives {
 
         pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
             self.0.try_lock().ok()
+        }
+
+        /// No upstream of a model calls back, so no lock is taken twice.
+        pub(crate) fn is_owned_by_current_thread(&self) -> bool {
+            false
         }
     }
 
