@@ -7,7 +7,7 @@
 //! | --- | --- | --- |
 //! | `heap` | the free blocks of all slabs, the list of slabs, and the sizes that the maximum limits | threads on the slow path |
 //! | `thread_caches` | the list of caches; holding it gives the right to flush them | a thread that makes its cache or ends; flushing; closing |
-//! | `quarantine` | freed blocks in batches: its own lock | a thread whose batch is full, or which has no cache; collecting |
+//! | `quarantine` | freed blocks in batches: its own lock | a thread whose batch is full, which has no cache, or whose cache another thread flushes; collecting |
 //! | `quarantined_units` | the units in `quarantine` | `quarantine`, before a batch comes in; collecting, after batches went out |
 //! | `needs_fence` | a hint: blocks were freed that no fence covers | set where a batch enters `quarantine`; taken by the next allocation there |
 //! | `closed` | the handle is gone | `close`, once, under `thread_caches` |
@@ -23,7 +23,7 @@
 //! | state | where it lies | next state |
 //! | --- | --- | --- |
 //! | free | `heap` | *live* by an allocation; gone with its slab |
-//! | live | at its user | *freed* in a fenced pool; *ready* in an unfenced pool whose cache has room, else *free* |
+//! | live | at its user | *freed* in a fenced pool; *ready* in an unfenced pool whose cache has room, else *free*; what is freed as a `DeviceResource`'s is *freed* in both |
 //! | freed | `ThreadCache::freed`; nowhere on a thread without a cache | *quarantined*: its batch is full, or was flushed; a batch of its own without a cache |
 //! | quarantined | `quarantine` | *ready* or *free* when its fence has passed; *lost* with the device |
 //! | ready | `ThreadCache::ready`; in an unfenced pool a size class of the magazine | *live*; *free* when it is flushed |

@@ -7,9 +7,9 @@
 //! | 1. wait for the oldest fences while the quarantine is above its limit | | a wait for the device |
 //! | 2. record a fence if blocks were freed since the last one, and take what older fences free | yes | a driver call |
 //! | 3. the heap | | a lock |
-//! | 4. query the fences once more, then the thread's cache and the heap | | a driver call |
+//! | 4. as 2, then the thread's cache and the heap | | a driver call |
 //! | 5. grow, while the pool is below its target size | yes | a driver call, a third of a millisecond for each MiB |
-//! | 6. flush the caches of all threads, and query the fences for [`PATIENCE`] | | a barrier of the process |
+//! | 6. flush the caches of all threads, as 2, and query the fences for [`PATIENCE`] | | a barrier of the process |
 //! | 7. grow to the maximum | | as 5 |
 //! | 8. wait for the oldest fences, one after the other | | a wait for the device |
 //! | 9. unpin the free slabs, and grow by one that is large enough | | as 5 |
