@@ -26,6 +26,24 @@ fn two_grow_at_the_limit() {
     );
 }
 
+/// One grows while another takes memory for the shared heap, and there is room for one of them.
+#[test]
+fn a_growth_and_a_preparation() {
+    model(
+        "a_growth_and_a_preparation",
+        20,
+        || plan(1, &[GrowToMaximum]).build(),
+        &[
+            |fixture: &Fixture| fixture.take_for_good(0),
+            |fixture| fixture.pool().prepare(UNIT).expect("room, or none"),
+        ],
+        |fixture| {
+            assert!(fixture.taken() <= 1, "blocks out of one unit");
+            fixture.end();
+        },
+    );
+}
+
 /// Two would each like to grow by more than fits beside the other.
 #[test]
 fn two_large_steps() {
