@@ -31,7 +31,7 @@ fn two_grow_at_the_limit() {
 fn a_growth_and_a_preparation() {
     model(
         "a_growth_and_a_preparation",
-        20,
+        70,
         || plan(1, &[GrowToMaximum]).build(),
         &[
             |fixture: &Fixture| fixture.take_for_good(0),
