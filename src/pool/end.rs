@@ -21,7 +21,7 @@ impl<U: Upstream> Pool<U> {
             last.get_or_insert_with(|| (slot, stream.clone()));
         }
         for slot in self.stream_slots() {
-            let stamp = slot.epochs.last(&slot.epochs.lock());
+            let stamp = slot.epochs.current();
             match &last {
                 None => slot.epochs.synchronize(&self.upstream, stamp)?,
                 Some((last, _)) if last.id == slot.id => {}

@@ -9,9 +9,10 @@
 //! | `e` | no event for it | below `e` | is `S`'s; for another stream `e` has to be closed first |
 //! | above `e` | an event for `e` or later | below `e` | is that of a stream with `ordered[S] >= e`; another one waits for the event first |
 //! | above `e` | any | `e` or above | is any stream's |
+//! | `e`, and `S` is gone | the last event, for `e` | below `e` | is that of a stream which waits for the event |
 //!
-//! `current` rises with each close, under the lock of [`EpochRecord`]. `completed` and `ordered` only
-//! rise.
+//! `current` rises with each close, under the lock of [`EpochRecord`]; the last close leaves it, and the
+//! next stream of the slot raises it. `completed` and `ordered` only rise.
 //!
 //! INV-POOL-1, *bump, then record*: a close raises `current`, then reads the clock, then records the event.
 //! A thread that read the old number gave the stream its last work before the bump, so before the
@@ -121,17 +122,36 @@ impl<U: Upstream> Epochs<U> {
         self.record.lock()
     }
 
-    /// The last epoch that a wait can be asked for: the current one, or the last that was closed
-    /// where the stream is gone.
-    pub(super) fn last(&self, record: &EpochRecord<U>) -> usize {
-        if record.stream.is_some() { self.current() } else { record.newest() }
-    }
-
     /// Closes the current epoch: the event covers every free so far.
     pub(super) fn close(
         &self,
         upstream: &Counted<U>,
         record: &mut EpochRecord<U>,
+    ) -> Result<(), Failure<U::Error>> {
+        self.close_and_advance(upstream, record, 1)
+    }
+
+    /// Closes the epoch of a stream that is given no more work, and returns the stream. What becomes
+    /// the slot's own from now on is of this epoch, too: the stream was ordered after it before.
+    pub(super) fn close_last(
+        &self,
+        upstream: &Counted<U>,
+        record: &mut EpochRecord<U>,
+    ) -> Result<Option<U::Stream>, Failure<U::Error>> {
+        self.close_and_advance(upstream, record, 0)?;
+        Ok(record.stream.take())
+    }
+
+    /// Begins the epoch of the slot's next stream, before anybody knows that stream's slot.
+    pub(super) fn begin_next(&self) {
+        self.current.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn close_and_advance(
+        &self,
+        upstream: &Counted<U>,
+        record: &mut EpochRecord<U>,
+        advance: usize,
     ) -> Result<(), Failure<U::Error>> {
         let Some(stream) = &record.stream else { return Ok(()) };
         if upstream.is_capturing(stream)? {
@@ -139,7 +159,7 @@ impl<U: Upstream> Epochs<U> {
         }
         // INV-POOL-1.
         let epoch = self.current.load(Ordering::Relaxed);
-        self.current.store(epoch + 1, Ordering::Relaxed);
+        self.current.store(epoch + advance, Ordering::Relaxed);
         let (spare, clock) = record.spare.pop().unzip();
         let mut clock: Clock = clock.unwrap_or_default();
         self.read_clock(&mut clock);
@@ -246,11 +266,7 @@ impl<U: Upstream> EpochRecord<U> {
 
     /// An event that covers `stamp`.
     fn covering(&self, stamp: usize) -> Option<&ClosedEpoch<U::Event>> {
-        let closed = self.closed.iter().find(|closed| closed.epoch >= stamp);
-        // A free that reaches the heap of a stream that is gone becomes the stream's own, at a later
-        // stamp than that of its last event. The stream was ordered after the free, so what is behind
-        // the event is, too.
-        closed.or_else(|| self.closed.back().filter(|_| self.stream.is_none()))
+        self.closed.iter().find(|closed| closed.epoch >= stamp)
     }
 
     /// Makes `stream` wait for all that the stream which is gone had been given.

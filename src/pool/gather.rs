@@ -119,7 +119,7 @@ impl<U: Upstream> Pool<U> {
                 let record = source.epochs.lock();
                 // Closed epochs have events from before the capture, which may be waited for.
                 let in_capture = source.captured() != 0;
-                if in_capture { record.newest() } else { source.epochs.last(&record) }
+                if in_capture { record.newest() } else { source.epochs.current() }
             };
             // A failure leaves things as they are: the memory is not ready.
             let _ = source.epochs.synchronize(&self.upstream, stamp);
@@ -218,7 +218,7 @@ impl<U: Upstream> Pool<U> {
                 failed = Some(Failure::Captured);
                 continue;
             }
-            let stamp = source.epochs.last(&source.epochs.lock());
+            let stamp = source.epochs.current();
             if let Err(error) = source.epochs.synchronize(&self.upstream, stamp) {
                 failed = Some(error);
             }

@@ -23,13 +23,13 @@ impl<U: Upstream> Pool<U> {
         }
         let _deferred = defer_events();
         self.retire_abandoned();
-        let reused = self.reuse_slot(stream);
+        let reused = self.reuse_slot(stream).and_then(|reused| self.slot(reused));
         let mut streams = self.streams.lock();
         if let Some(slot) = streams.by_id.get(&stream_id) {
             // Another thread registered the stream first. The slot waits for the next stream.
             let slot = *slot;
             drop(streams);
-            if let Some(unused) = reused.and_then(|unused| self.slot(unused)) {
+            if let Some(unused) = reused {
                 let handle = unused.epochs.lock().stream.take();
                 self.streams.lock().vacant.insert(unused.id);
                 handle.into_iter().for_each(U::drop_stream_handle);
@@ -37,7 +37,10 @@ impl<U: Upstream> Pool<U> {
             return Ok(slot);
         }
         let slot = match reused {
-            Some(slot) => slot,
+            Some(slot) => {
+                slot.epochs.begin_next();
+                slot.id
+            }
             None => self.new_slot(stream)?,
         };
         streams.by_id.insert(stream_id, slot);
@@ -118,11 +121,8 @@ impl<U: Upstream> Pool<U> {
         magazines.iter().for_each(|magazine| unsafe { magazine.retire() });
         self.reclaim(&reclaim, &magazines, |magazine, classes| self.empty(magazine, classes));
         record = slot.epochs.lock();
-        if slot.epochs.close(&self.upstream, &mut record).is_err() {
-            // Without an event no stream can use the slot: this one stays, and is tried again.
-            return false;
-        }
-        let gone = record.stream.take();
+        // Without an event no stream can use the slot: this one stays, and is tried again.
+        let Ok(gone) = slot.epochs.close_last(&self.upstream, &mut record) else { return false };
         drop(record);
         if let Some(stream) = gone {
             let mut streams = self.streams.lock();

@@ -244,3 +244,31 @@ fn a_token_that_was_made_up_is_reported_and_ignored() {
     free(&pool, &stream, block);
     assert_eq!(pool.statistics().live, 0);
 }
+
+#[test]
+fn what_a_dropped_stream_came_to_own_goes_back() {
+    let (device, simulator) = support::simulated(SimConfig::default());
+    let pool = builder(&device).growth_step(4 * KIB).build().unwrap();
+    let [user, other] = [(); 2].map(|()| device.new_stream().unwrap());
+    let dropped = [(); 2].map(|()| device.new_stream().unwrap());
+    let blocks = dropped.each_ref().map(|stream| allocate(&pool, stream, 4 * KIB).unwrap());
+    // A block of the user's own, so that the user takes no slot of the others.
+    let own = allocate(&pool, &user, 4 * KIB).unwrap();
+    for (stream, block) in dropped.iter().zip(blocks) {
+        other.wait_for(stream).unwrap();
+        free(&pool, &other, block);
+    }
+    other.synchronize().unwrap();
+    drop(dropped);
+    // Takes the slot of one of the two; the other one stays vacant.
+    let next = device.new_stream().unwrap();
+    let small = allocate(&pool, &next, 256).unwrap();
+    // Larger than all there is: the pool looks at all heaps before it grows.
+    let large = allocate(&pool, &user, MIB).unwrap();
+    free(&pool, &next, small);
+    free(&pool, &user, large);
+    free(&pool, &user, own);
+    let reserved = pool.statistics().reserved;
+    assert_eq!(pool.trim(0).unwrap(), reserved);
+    assert_eq!(simulator.live_blocks(), 0);
+}
