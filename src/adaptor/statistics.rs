@@ -32,8 +32,8 @@ use shared::SharedCounters;
 /// [`pop_counters`](Self::pop_counters). It counts the calls of that thread alone, whoever allocated
 /// what it frees.
 ///
-/// Counting takes no locked instruction while only one thread allocates and frees. From the first call
-/// of a second thread on, each call takes one mutex.
+/// Counting takes no locked instruction while only one thread allocates and frees. From the first such
+/// call of a second thread on, each takes one mutex. To read the counters is no such call.
 ///
 /// RMM takes one lock a call, and its stack of counters is one for all threads, so that the scopes of
 /// two threads mix.

@@ -12,7 +12,7 @@
 //! | --- | --- | --- |
 //! | `trim_lock` | blocks on their way back to upstream, and the room that a request makes that way | trim, the last step of a miss |
 //! | `growth_lock` | growth: one thread asks upstream; the others look again when they come in, and grow if that fails | growth |
-//! | `in_transit` (readers and writer) | memory in hand between upstream or the shared heap and a heap | read: growth, refill; written: gather, trim |
+//! | `in_transit` (readers and writer) | memory in hand between upstream or the shared heap and a heap | read: growth, `prepare`, refill, `drain_shared`; written: gather, trim |
 //! | `reclaim_lock` | the words by which magazines are reclaimed, the list of a slot's magazines, `Slot::captured` | a new magazine, gather, trim, captures, a thread's end, a stream's end |
 //! | `Slot::magazines` | the list of magazines | the same |
 //! | `Slot::epochs` | the stream's handle, the events of its closed epochs | misses, captures, a stream's end |
@@ -20,6 +20,7 @@
 //! | `Slot::heap` | the heap; taking it drains `remote_frees` | allocations, misses; a free only tries it, and is a remote one where it is taken |
 //! | `upstream_blocks` | blocks of upstream, and the bytes that are reserved | growth, trim |
 //! | `streams` | which stream has which slot | registration, a stream's end |
+//! | `Populated`, `Epochs::sources` | which slots have had memory; which streams a stream is ordered after | growth; waits of streams |
 //! | `RemoteFrees::head` | frees on their way to a heap ([table](super::remote_frees)) | frees, drained under `Slot::heap` |
 //! | `Epochs::current`, `completed`, `ordered` | readiness ([table](super::epochs)) | closes; polls and waits of the host; waits of streams |
 //! | `Slot::captured` | which graph has the stream ([table](super::slot::Slot::captured)) | the begin and the end of a declared capture |

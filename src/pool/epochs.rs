@@ -8,6 +8,7 @@
 //! | --- | --- | --- | --- |
 //! | `e` | no event for it | below `e` | is `S`'s; for another stream `e` has to be closed first |
 //! | above `e` | an event for `e` or later | below `e` | is that of a stream with `ordered[S] >= e`; another one waits for the event first |
+//! | above `e` | the record failed | below `e` | waits for the next close, whose event covers `e` too |
 //! | above `e` | any | `e` or above | is any stream's |
 //! | `e`, and `S` is gone | the last event, for `e` | below `e` | is that of a stream which waits for the event |
 //!

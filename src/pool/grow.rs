@@ -25,6 +25,21 @@ const MISSES_PER_FLUSH: usize = 4;
 const WAIT_SHARE: usize = 8;
 /// Growth is a part of what is live, up to this.
 const MOST_GROWTH: usize = 1 << 30;
+/// The part of what is live by which the pool grows for a request that is a small part of it.
+const GROWTH_SHARE: usize = 32;
+/// A request above this part of what is live is large: few of its size fit into one range.
+const LARGE_SHARE: usize = 64;
+/// The part for a large request.
+const LARGE_GROWTH_SHARE: usize = 7;
+
+/// How much a pool grows for `bytes`. By what is live, not by what is reserved, which misses alone would
+/// let grow.
+fn growth_beside(live: usize, bytes: usize) -> usize {
+    let share = if bytes > live / LARGE_SHARE { LARGE_GROWTH_SHARE } else { GROWTH_SHARE };
+    // The driver takes whole granules anyway.
+    let granules = bytes.checked_next_multiple_of(LEAST_GROWTH).unwrap_or(bytes);
+    (live / share).clamp(LEAST_GROWTH, MOST_GROWTH).max(granules)
+}
 
 impl<U: Upstream> Pool<U> {
     /// Moves complete memory from the shared heap into the stream's, more than is asked, so that the
@@ -91,17 +106,13 @@ impl<U: Upstream> Pool<U> {
         let free = if MODELLED { 0 } else { self.free_bytes() };
         let live = self.reserved().saturating_sub(free);
         let limit = match step {
-            MissStep::Grow if self.is_wait_better(free, live) => return Ok(None),
+            MissStep::Grow if self.is_wait_better(request, free, live) => return Ok(None),
             MissStep::Grow => self.settings.soft_limit,
             _ => self.settings.maximum,
         };
         let least = match (self.settings.growth_step, request.graph_upto) {
             (0, Some(_)) => LEAST_GROWTH,
-            // By what is live, not by what is reserved, which misses alone would let grow; and larger
-            // blocks are few, so their neighbours are to come from one range.
-            (0, None) => (bytes.saturating_mul(4).min(live / 8))
-                .max(live / 32)
-                .clamp(LEAST_GROWTH, MOST_GROWTH),
+            (0, None) => growth_beside(live, bytes),
             (step, _) => step,
         };
         self.grow_by(request, bytes, bytes.max(least), limit)
@@ -141,18 +152,27 @@ impl<U: Upstream> Pool<U> {
     }
 
     /// As [`is_wait_better`](Self::is_wait_better), as of now.
-    pub(super) fn is_wait_better_now(&self) -> bool {
+    pub(super) fn is_wait_better_now(&self, request: &Request<'_, U>) -> bool {
         if MODELLED {
             return false;
         }
         let free = self.free_bytes();
-        self.is_wait_better(free, self.reserved().saturating_sub(free))
+        self.is_wait_better(request, free, self.reserved().saturating_sub(free))
     }
 
     /// Whether a wait for another stream comes before growth: so much is free that growth would let
-    /// the pool follow its misses instead of what is live.
-    pub(super) fn is_wait_better(&self, free: usize, live: usize) -> bool {
-        self.settings.steps.contains(&MissStep::Wait) && free > LEAST_GROWTH.max(live / WAIT_SHARE)
+    /// the pool follow its misses instead of what is live. For a small request, or with a step of the
+    /// user's, one granule is no reason to wait.
+    pub(super) fn is_wait_better(
+        &self,
+        request: &Request<'_, U>,
+        free: usize,
+        live: usize,
+    ) -> bool {
+        let bytes = request.bytes();
+        let is_large = bytes >= LEAST_GROWTH / 2 && self.settings.growth_step == 0;
+        let least = if is_large { bytes } else { LEAST_GROWTH + 1 };
+        self.settings.steps.contains(&MissStep::Wait) && free >= least.max(live / WAIT_SHARE)
     }
 
     /// Takes between `bytes` and `wish` from upstream into the request's heap, and the block from

@@ -68,7 +68,7 @@ impl<U: Upstream> Pool<U> {
                 return Ok(found);
             }
         }
-        if self.is_wait_better_now() { self.wait_for_heap(request) } else { Ok(None) }
+        if self.is_wait_better_now(request) { self.wait_for_heap(request) } else { Ok(None) }
     }
 
     /// Memory for a graph. Nothing here gives the capturing stream work (INV-POOL-7).

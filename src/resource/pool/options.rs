@@ -15,9 +15,10 @@ const MAGAZINE_ENTRIES: usize = crate::pool::magazine::CLASS_CAPACITY;
 ///
 /// The default takes what is complete or ordered already, grows, makes the stream wait for one block
 /// of another, and only then moves and trims: growth costs the host time once, a wait serialises
-/// streams each time. Where more than an eighth of what is live is free already (2 MiB at least),
+/// streams each time. Where an eighth of what is live is free already, and what is asked for at least,
 /// [`MissStep::Grow`] leaves the turn to [`MissStep::Wait`] if the policy has it, so that reserved memory
-/// follows what is live.
+/// follows what is live. For requests below 1 MiB, and with a growth step of the user's, more than 2 MiB
+/// have to be free.
 ///
 /// ```
 /// use aquifer::{MissPolicy, MissStep};
