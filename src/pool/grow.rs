@@ -124,11 +124,9 @@ impl<U: Upstream> Pool<U> {
         if request.graph_upto.is_some() {
             return self.find_own(request).or_else(|| self.refill(request));
         }
-        // Whether caches are large and what merges is a matter of size, which no model has.
-        if MODELLED {
-            return self.look_again(request);
-        }
-        self.flush_idle(request).or_else(|| self.coalesce_all(request))
+        // Whether caches are large is a matter of size, which no model has.
+        let flushed = if MODELLED { None } else { self.flush_idle(request) };
+        flushed.or_else(|| self.coalesce_all(request))
     }
 
     /// Flushes the caches of the calling thread, unless it did so a few misses ago: a pool that is too
