@@ -474,6 +474,12 @@ pub(crate) fn has_ended_capture(error: &DriverError) -> bool {
     )
 }
 
+/// The names of driver functions, as strings.
+macro_rules! names {
+    ($($name:ident)+) => { [$(stringify!($name)),+] };
+}
+pub(crate) use names;
+
 /// Turns a driver's error into the crate's, with what was attempted.
 pub(crate) trait ErrorContext<T> {
     fn with_context<M: Into<String>>(self, message: impl FnOnce() -> M) -> Result<T, Error>;
