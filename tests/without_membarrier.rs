@@ -16,6 +16,12 @@ const SIZES: [usize; 3] = [256, 4096, 1 << 20];
 /// Lets every `membarrier` of this thread, and of those that it starts, fail with `ENOSYS`, as under
 /// filters of containers. Says whether it does: where no filter may be set, one may be there already.
 fn forbid_membarrier() -> bool {
+    filter_membarrier(libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32)
+}
+
+/// Answers every `membarrier` of this thread, and of those that it starts, with `refuse`. Says whether
+/// it fails.
+fn filter_membarrier(refuse: u32) -> bool {
     let code = |code: u32, value: u32, yes: u8, no: u8| libc::sock_filter {
         code: code as u16,
         jt: yes,
@@ -23,7 +29,6 @@ fn forbid_membarrier() -> bool {
         k: value,
     };
     let number = libc::SYS_membarrier as u32;
-    let refuse = libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32;
     let mut program = [
         // The number of the call is the first word of what a filter sees.
         code(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
@@ -60,7 +65,11 @@ fn in_child(name: &str, body: impl FnOnce()) {
         println!("ran to its end");
         return;
     }
-    let output = run(name);
+    passed(name, &run(name));
+}
+
+/// Asserts that a child ran to its end, unless the system takes no filter.
+fn passed(name: &str, output: &Output) {
     let said = String::from_utf8_lossy(&output.stdout);
     let complaint = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}{complaint}");
@@ -102,6 +111,86 @@ fn a_filter_that_comes_after_the_first_pool_ends_the_process() {
     assert_eq!(output.status.signal(), Some(libc::SIGABRT), "{output:?}");
     let complaint = String::from_utf8_lossy(&output.stderr);
     assert!(complaint.contains("membarrier was forbidden"), "{complaint}");
+}
+
+/// A kernel that has lost the registration of this process, as after checkpoint and restore: the commands
+/// that it is given, and what it answers.
+#[cfg(target_arch = "x86_64")]
+mod lost {
+    use super::*;
+    use std::sync::Mutex;
+
+    const EXPEDITED: i64 = 1 << 3;
+    const REGISTER: i64 = 1 << 4;
+
+    static COMMANDS: Mutex<Vec<i64>> = Mutex::new(Vec::new());
+
+    /// In place of the call. The calling thread alone uses pools, so there is nothing to interrupt.
+    extern "C" fn answer(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut libc::c_void) {
+        // SAFETY: the third argument of a handler with `SA_SIGINFO`, which no other code has.
+        let context = unsafe { &mut *context.cast::<libc::ucontext_t>() };
+        let registers = &mut context.uc_mcontext.gregs;
+        let command = registers[libc::REG_RDI as usize];
+        // The signal comes from the call itself, so this thread is not inside of the lock.
+        let mut commands = COMMANDS.lock().unwrap();
+        registers[libc::REG_RAX as usize] = match command {
+            REGISTER => 0,
+            EXPEDITED if commands.contains(&REGISTER) => 0,
+            _ => -i64::from(libc::EPERM),
+        };
+        commands.push(command);
+    }
+
+    #[test]
+    fn a_registration_that_the_kernel_lost_is_made_again() {
+        let name = "lost::a_registration_that_the_kernel_lost_is_made_again";
+        if std::env::var_os(CHILD).is_none() {
+            return passed(name, &run(name));
+        }
+        let device = support::device();
+        let stream = device.new_stream().unwrap();
+        let pool = PoolResource::new(CudaResource::new(&device)).unwrap();
+        (0..8).for_each(|_| pair(&pool, &stream, 256));
+        assert!(pool.statistics().cached > 0, "the test is about this");
+        // SAFETY: a handler of this type, which changes the registers of the call that it stands for.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = answer as *const () as usize;
+            action.sa_flags = libc::SA_SIGINFO;
+            assert_eq!(libc::sigaction(libc::SIGSYS, &raw const action, std::ptr::null_mut()), 0);
+        }
+        if !filter_membarrier(libc::SECCOMP_RET_TRAP) {
+            println!("no filter");
+            return;
+        }
+        COMMANDS.lock().unwrap().clear();
+        assert!(pool.trim(0).unwrap() > 0);
+        assert_eq!(*COMMANDS.lock().unwrap(), [EXPEDITED, REGISTER, EXPEDITED]);
+        pair(&pool, &stream, 256);
+        drop(pool);
+        assert!(!COMMANDS.lock().unwrap()[3..].contains(&REGISTER), "once is enough");
+        println!("ran to its end");
+    }
+}
+
+#[test]
+fn a_pool_without_magazines_needs_no_barrier() {
+    let name = "a_pool_without_magazines_needs_no_barrier";
+    if std::env::var_os(CHILD).is_some() {
+        let device = support::device();
+        let stream = device.new_stream().unwrap();
+        let first = PoolResource::new(CudaResource::new(&device)).unwrap();
+        (0..8).for_each(|_| pair(&first, &stream, 256));
+        if !forbid_membarrier() {
+            println!("no filter");
+        }
+        // Its magazines cannot be taken from their threads any more.
+        std::mem::forget(first);
+        drop(PoolResource::new(CudaResource::new(&device)).unwrap());
+        println!("ran to its end");
+        return;
+    }
+    passed(name, &run(name));
 }
 
 #[test]

@@ -241,8 +241,8 @@ pub(crate) unsafe trait Driver:
 
     fn properties(&self) -> &DeviceProperties;
 
-    /// Calls `body` once with the device's context current, for tools that read the current context.
-    #[cfg_attr(not(feature = "nvtx"), allow(dead_code, reason = "called for tools alone"))]
+    /// Calls `body` once with the device's context current, for tools that read the current context, and
+    /// so that several calls look at it once.
     fn with_current(&self, body: &mut dyn FnMut()) -> DriverResult<()>;
 
     /// Whether host memory is page-locked, so that a copy to it may run after its call has returned. By
@@ -473,6 +473,12 @@ pub(crate) fn has_ended_capture(error: &DriverError) -> bool {
         DriverError::STREAM_CAPTURE_INVALIDATED | DriverError::STREAM_CAPTURE_UNJOINED
     )
 }
+
+/// The names of driver functions, as strings.
+macro_rules! names {
+    ($($name:ident)+) => { [$(stringify!($name)),+] };
+}
+pub(crate) use names;
 
 /// Turns a driver's error into the crate's, with what was attempted.
 pub(crate) trait ErrorContext<T> {

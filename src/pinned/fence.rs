@@ -21,13 +21,12 @@ impl Fence {
     /// may be in capture.
     pub(super) fn record(device: &Device) -> Result<Self, FenceError> {
         let devices = device.sharing_host_memory();
-        if devices.iter().any(any_capturing) {
-            return Err(FenceError::NotNow);
-        }
         let mut events = Vec::with_capacity(devices.len());
         for device in &devices {
             if device.properties().context_events {
                 events.push(record_context(device).map_err(fence_error)?);
+            } else if devices.iter().any(any_capturing) {
+                return Err(FenceError::NotNow);
             } else {
                 // An old driver has no such event: the host waits instead.
                 device.driver().context_synchronize().map_err(fence_error)?;

@@ -378,16 +378,22 @@ unsafe impl DeviceResource for AsyncResource {
             return Ok(DeviceBlock::empty(layout));
         }
         let entered = stream.begin_call()?;
-        ensure!(
-            !entered.is_capturing()?,
-            Capture,
-            "allocate before the capture, or give a PoolResource over this to Stream::capture",
-            "a driver pool cannot serve {} bytes to {entered}, in capture",
-            layout.bytes()
-        );
-        allocate(&self.device, stream, layout, |bytes| {
-            self.device.driver().mem_alloc_async(self.pool, bytes, entered.raw())
-        })
+        let attempt = || {
+            ensure!(
+                !entered.is_capturing()?,
+                Capture,
+                "allocate before the capture, or give a PoolResource over this to Stream::capture",
+                "a driver pool cannot serve {} bytes to {entered}, in capture",
+                layout.bytes()
+            );
+            allocate(&self.device, stream, layout, |bytes| {
+                self.device.driver().mem_alloc_async(self.pool, bytes, entered.raw())
+            })
+        };
+        let mut allocated = Ok(DeviceBlock::empty(layout));
+        // One look at the context for the question and the allocation.
+        self.device.driver().with_current(&mut || allocated = attempt())?;
+        allocated
     }
 
     fn frees_with_driver(&self, block: &DeviceBlock) -> bool {
@@ -409,16 +415,20 @@ unsafe impl DeviceResource for AsyncResource {
 /// ordered before this call on `stream`.
 pub(crate) unsafe fn free(stream: &Stream, device: &Device, block: DeviceBlock) {
     let entered = stream.begin_call().ok();
-    let runs = entered.filter(|entered| !entered.is_capturing().unwrap_or(false));
-    let Some(entered) = runs else {
+    let (driver, mut freed) = (device.driver(), None);
+    // One look at the context for the question and the free.
+    let _ = driver.with_current(&mut || {
+        let runs = entered.as_ref().filter(|entered| !entered.is_capturing().unwrap_or(false));
+        // SAFETY: the caller's promise.
+        freed = runs.map(|entered| unsafe { driver.mem_free_async(block.token(), entered.raw()) });
+    });
+    match freed {
+        Some(Ok(())) => {}
+        Some(Err(error)) => report_failed_free(device, block.bytes(), &error),
         // A graph frees no memory from outside of it. The deferred free is `cuMemFree`, which takes a
         // pool's memory too: by then the stream may be in its next capture.
         // SAFETY: the caller's promise.
-        return unsafe { free_deferred(stream, device, block) };
-    };
-    // SAFETY: the caller's promise.
-    if let Err(error) = unsafe { device.driver().mem_free_async(block.token(), entered.raw()) } {
-        report_failed_free(device, block.bytes(), &error);
+        None => unsafe { free_deferred(stream, device, block) },
     }
 }
 

@@ -20,8 +20,9 @@ use quota::ManagedQuota;
 
 /// Managed memory, which the driver moves between host and device: `cuMemAllocManaged`.
 ///
-/// A request for more than the device has free at that moment is an out-of-memory error: on a shared
-/// GPU the driver would take the memory from other programs, or page without end. So is a request that
+/// A request for more than the device has free is an out-of-memory error: on a shared GPU the driver
+/// would take the memory from other programs, or page without end. The driver is asked what is free
+/// before such an error, and when a sixteenth of its last answer has been asked for since. So is a request that
 /// does not fit beside the managed memory that the process has already, touched or not: the sum stays
 /// below what was free when the first block was asked for, and what other programs freed since. Memory
 /// that the driver has moved to the host looks like the latter.
@@ -116,20 +117,25 @@ impl ManagedResource {
     /// A block, if there is room for it.
     fn attempt(&self, stream: &Stream, layout: DeviceLayout) -> Result<Option<DeviceBlock>> {
         let bytes = padded_bytes(layout) as u64;
-        // The lock is held over driver calls, of which the simulated one emits events.
-        let _deferred = defer_events();
+        // The lock is held over a question to the driver, of which the simulated one emits events.
+        let deferred = defer_events();
         let mut quota = self.quota.lock();
-        if !self.oversubscribe {
+        if !self.oversubscribe && !quota.has_room_surely(bytes) {
             quota.update(self.device.memory_info()?.free);
             if !quota.has_room(bytes) {
                 return Ok(None);
             }
         }
-        let block = allocate(&self.device, stream, layout, |bytes| {
+        quota.begin_allocate(bytes);
+        // An allocation may wait for the device.
+        drop((quota, deferred));
+        let allocated = allocate(&self.device, stream, layout, |bytes| {
             self.device.driver().mem_alloc_managed(bytes)
-        })?;
-        quota.insert(block.token(), bytes);
-        Ok(Some(block))
+        });
+        let mut quota = self.quota.lock();
+        quota.end_allocate(bytes);
+        let insert = |block: &DeviceBlock| quota.insert(block.token(), bytes);
+        allocated.inspect(insert).map(Some)
     }
 
     fn out_of_memory(&self, layout: DeviceLayout) -> Error {

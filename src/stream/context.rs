@@ -39,14 +39,20 @@ pub(crate) fn record_context(device: &Device) -> Result<Event> {
     let _held = defer_events();
     // No capture begins between the question and the record.
     let captures = CAPTURES.lock();
+    let (driver, mut capturing, mut recorded) = (device.driver(), false, Ok(()));
+    let current = driver.with_current(&mut || {
+        capturing = any_of(&captures, &streams, device);
+        if !capturing {
+            recorded = driver.context_record(event.raw());
+        }
+    });
     ensure!(
-        !any_of(&captures, &streams, device),
+        !capturing,
         Capture,
         "call again when the capture has ended",
         "all work of {device} was to be waited for, and a stream of it is in capture"
     );
-    device.driver().context_record(event.raw()).with_context(what)?;
-    Ok(event)
+    current.and(recorded).with_context(what).map(|()| event)
 }
 
 impl Device {

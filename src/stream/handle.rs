@@ -46,6 +46,7 @@ struct StreamInner {
     keep: StreamKeeper,
     gate: Gate<Capture>,
     /// Another library may have the driver's handle, and begin a capture that Aquifer is not told of.
+    /// Set once the stream is among the [`EXPOSED`].
     exposed: AtomicBool,
     /// How many of the handles are pools', which order their memory by the stream as long as it has a
     /// user.
@@ -53,7 +54,7 @@ struct StreamInner {
 }
 
 impl StreamInner {
-    fn new(device: &Device, raw: RawStream, keep: StreamKeeper, exposed: bool) -> Self {
+    fn new(device: &Device, raw: RawStream, keep: StreamKeeper) -> Self {
         let id = match device.kind() {
             // Its handles are never used again, and its reports name them.
             BackendKind::Simulated => raw.0,
@@ -65,7 +66,7 @@ impl StreamInner {
             id,
             keep,
             gate: Gate::default(),
-            exposed: AtomicBool::new(exposed),
+            exposed: AtomicBool::new(false),
             pools: AtomicUsize::new(0),
         }
     }
@@ -76,6 +77,10 @@ static STREAMS: LazyLock<Mutex<HashMap<StreamKey, Weak<StreamInner>>>> =
     LazyLock::new(Mutex::default);
 
 type StreamKey = ((BackendKind, u64), RawStream);
+
+/// The streams whose handles others have: no other can be in a capture that Aquifer was not told of. So
+/// what must not disturb a capture asks these alone.
+static EXPOSED: Mutex<Vec<Weak<StreamInner>>> = Mutex::new(Vec::new());
 
 impl Drop for StreamInner {
     fn drop(&mut self) {
@@ -99,7 +104,8 @@ impl Drop for StreamInner {
 }
 
 impl Stream {
-    /// The one stream behind a driver's handle: the living one, or a new one from `make`.
+    /// The one stream behind a driver's handle that others have: the living one, or a new one from
+    /// `make`.
     fn get_or_register(
         device: &Device,
         raw: RawStream,
@@ -110,12 +116,12 @@ impl Stream {
         }
         let mut streams = STREAMS.lock();
         let entry = streams.entry((device.key(), raw)).or_default();
-        if let Some(inner) = entry.upgrade() {
-            return Self { inner };
-        }
-        let inner = Arc::new(make());
+        let inner = entry.upgrade().unwrap_or_else(|| Arc::new(make()));
         *entry = Arc::downgrade(&inner);
-        Self { inner }
+        drop(streams);
+        let stream = Self { inner };
+        stream.expose();
+        stream
     }
 
     /// A stream that was just made. An older entry under its handle is of a stream that was destroyed
@@ -148,8 +154,7 @@ impl Stream {
             "the per-thread default stream was given as a stream of its own"
         );
         let keep: StreamKeeper = Some(Box::new(stream.clone()));
-        let make = || StreamInner::new(&device, raw, keep, true);
-        Ok(Self::get_or_register(&device, raw, make))
+        Ok(Self::get_or_register(&device, raw, || StreamInner::new(&device, raw, keep)))
     }
 
     /// cudarc's handle on this stream, or `None` on a simulated device. While
@@ -201,14 +206,23 @@ impl Stream {
         &self.inner.gate
     }
 
-    /// Another library is about to get the driver's handle.
+    /// Another library is about to get the driver's handle. It gets it after this call: a capture by it
+    /// that comes before a look at [`exposed`] is asked for.
     pub(super) fn expose(&self) {
-        // Relaxed: a capture by the handle must not begin while other threads call on the stream.
-        self.inner.exposed.store(true, Ordering::Relaxed);
+        // The child of a fork may have inherited the lock as it was.
+        if self.is_exposed() || is_forked_child() {
+            return;
+        }
+        let mut streams = EXPOSED.lock();
+        streams.retain(|stream| stream.strong_count() > 0);
+        // Two threads may list it both, which costs a question.
+        streams.push(Arc::downgrade(&self.inner));
+        // Release: a thread that need not list it gives the handle away after this one has.
+        self.inner.exposed.store(true, Ordering::Release);
     }
 
     pub(super) fn is_exposed(&self) -> bool {
-        self.inner.exposed.load(Ordering::Relaxed)
+        self.inner.exposed.load(Ordering::Acquire)
     }
 
     /// Whether this is the stream behind a handle of the driver.
@@ -247,14 +261,10 @@ impl PoolHandles for Stream {
 
 /// The living streams of `device` whose handles others have.
 pub(super) fn exposed(device: &Device) -> Vec<Stream> {
-    let key = device.key();
-    let table = STREAMS.lock();
-    let of_device = table.iter().filter(|((owner, _), _)| *owner == key);
-    // All of them: one that goes under the lock, the last handle of its stream, would take it again.
-    let streams = of_device.filter_map(|(_, entry)| entry.upgrade()).map(|inner| Stream { inner });
-    let mut streams: Vec<Stream> = streams.collect();
-    drop(table);
-    streams.retain(Stream::is_exposed);
+    let upgrade = |stream: &Weak<StreamInner>| stream.upgrade().map(|inner| Stream { inner });
+    // All of them: one that goes may be the last handle of its stream, which calls the driver.
+    let mut streams: Vec<Stream> = EXPOSED.lock().iter().filter_map(upgrade).collect();
+    streams.retain(|stream| stream.device() == device);
     streams
 }
 
@@ -267,7 +277,7 @@ impl Device {
     pub fn new_stream(&self) -> Result<Stream> {
         let new =
             self.driver().stream_create().with_context(|| format!("making a stream on {self}"))?;
-        Ok(Stream::register_new(StreamInner::new(self, new.raw, new.keep, false)))
+        Ok(Stream::register_new(StreamInner::new(self, new.raw, new.keep)))
     }
 
     /// The legacy default stream, CUDA's handles 0 and 1: one for the whole device.
@@ -278,7 +288,7 @@ impl Device {
             let keep = self.cuda_context().map(|context| Box::new(context.default_stream()) as _);
             #[cfg(not(feature = "cuda"))]
             let keep = None;
-            StreamInner::new(self, raw, keep, true)
+            StreamInner::new(self, raw, keep)
         })
     }
 }

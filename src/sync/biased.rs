@@ -46,7 +46,7 @@
 
 #![allow(unreachable_pub, reason = "the models of loom_tests reach it through `models`")]
 
-use super::{AtomicU64, AtomicUsize, Ordering, UnsafeCell, barrier, yield_now};
+use super::{AtomicU64, AtomicUsize, MODELLED, Ordering, UnsafeCell, barrier, yield_now};
 use std::hint::cold_path;
 
 const REVOKED: u64 = 1 << 63;
@@ -190,6 +190,9 @@ impl<T> Biased<T> {
     ) where
         T: 'a,
     {
+        if cells.clone().next().is_none() {
+            return;
+        }
         cells.clone().for_each(|(cell, _)| cell.set_flags(REVOKED));
         barrier::heavy();
         for (cell, context) in cells {
@@ -204,10 +207,16 @@ impl<T> Biased<T> {
 
     /// After a flag and the barrier: INV-3.
     fn wait_for_owner(&self) {
+        let mut yields = 0..64;
         // Acquire: INV-5.
         while self.owner_inside.load(Ordering::Acquire) != 0 {
-            // The owner is inside for a few instructions, or was put to sleep there.
-            yield_now();
+            // The owner is inside for a few instructions, or was put to sleep there. If its priority is
+            // lower, it does not run while this thread only yields.
+            if MODELLED || yields.next().is_some() {
+                yield_now();
+            } else {
+                std::thread::sleep(std::time::Duration::from_micros(50));
+            }
         }
     }
 
@@ -292,3 +301,6 @@ impl<T> Biased<T> {
         self.state.store(state & !flags, Ordering::Release);
     }
 }
+
+#[cfg(all(test, not(aquifer_loom)))]
+mod tests;

@@ -156,6 +156,23 @@ impl StandIn {
         }
     }
 
+    /// Makes the next call of a function take so long.
+    pub(crate) fn delay(&self, name: &str, milliseconds: u64) {
+        let name = CString::new(name).unwrap();
+        // SAFETY: the stand-in's own function, of this type; the name is a string for the call.
+        unsafe {
+            let ask =
+                self.library().get::<unsafe extern "C" fn(*const c_char, u64)>(b"stand_in_delay\0");
+            ask.unwrap()(name.as_ptr(), milliseconds);
+        }
+    }
+
+    /// All calls since the last look, by name, those that only look or put something back too.
+    pub(crate) fn all_names(&self) -> Vec<String> {
+        let name = |line: String| line.split(' ').next().unwrap_or_default().to_owned();
+        self.take().into_iter().filter(|line| !line.starts_with('#')).map(name).collect()
+    }
+
     /// How many blocks and handles are alive.
     pub(crate) fn alive(&self) -> usize {
         let name = b"stand_in_alive\0";

@@ -3,7 +3,7 @@
 use super::child::{Installed, alone, value};
 use aquifer::{
     AsyncResource, Device, DeviceLayout, DeviceResource, ErrorKind, ManagedResource,
-    PrefetchAdaptor, SystemResource,
+    PrefetchAdaptor, Stream, SystemResource,
 };
 
 #[test]
@@ -53,6 +53,103 @@ fn a_driver_that_refuses_a_kind_of_pool_lacks_it() {
         let refused = AsyncResource::builder(&device).reuse_opportunistic(true).build();
         assert_eq!(refused.unwrap_err().driver().unwrap().code(), 1);
         assert_eq!(driver.alive(), before, "the pool went with the error");
+    });
+}
+
+const GET: &str = "cuCtxGetCurrent";
+const PUSH: &str = "cuCtxPushCurrent_v2";
+const POP: &str = "cuCtxPopCurrent_v2";
+const MODE: &str = "cuThreadExchangeStreamCaptureMode";
+const ASK: &str = "cuStreamIsCapturing";
+
+#[test]
+fn a_driver_pools_operation_looks_at_the_context_once_and_asks_once() {
+    let name = "driver_resources::a_driver_pools_operation_looks_at_the_context_once_and_asks_once";
+    alone(name, Installed::StandIn, &[], |driver| {
+        let device = Device::open(0).unwrap();
+        let (own, shared) = (device.new_stream().unwrap(), device.new_stream().unwrap());
+        assert!(shared.cuda_stream().is_some());
+        let pool = AsyncResource::new(&device).unwrap();
+        let calls = |stream: &Stream| {
+            driver.take();
+            let block = pool.allocate(stream, DeviceLayout::new(512).unwrap()).unwrap();
+            let allocation = driver.all_names();
+            // SAFETY: the block is the pool's, and no work uses it.
+            unsafe { pool.deallocate(stream, block) };
+            [allocation, driver.all_names()]
+        };
+        // The mode: a global capture on another thread would refuse both, and be lost.
+        for (made, call) in calls(&own).iter().zip(["cuMemAllocFromPoolAsync", "cuMemFreeAsync"]) {
+            assert_eq!(*made, [GET, PUSH, MODE, call, MODE, POP]);
+        }
+        for (made, call) in calls(&shared).iter().zip(["cuMemAllocFromPoolAsync", "cuMemFreeAsync"])
+        {
+            assert_eq!(*made, [GET, PUSH, ASK, MODE, call, MODE, POP]);
+        }
+        driver.stand_on(crate::FIRST);
+        for (made, call) in calls(&own).iter().zip(["cuMemAllocFromPoolAsync", "cuMemFreeAsync"]) {
+            assert_eq!(*made, [GET, MODE, call, MODE]);
+        }
+        for (made, call) in calls(&shared).iter().zip(["cuMemAllocFromPoolAsync", "cuMemFreeAsync"])
+        {
+            assert_eq!(*made, [GET, ASK, MODE, call, MODE]);
+        }
+    });
+}
+
+#[test]
+fn free_memory_is_asked_for_again_when_a_sixteenth_was_used() {
+    let name = "driver_resources::free_memory_is_asked_for_again_when_a_sixteenth_was_used";
+    alone(name, Installed::StandIn, &[], |driver| {
+        let device = Device::open(0).unwrap();
+        let stream = device.new_stream().unwrap();
+        let managed = ManagedResource::new(&device).unwrap();
+        let asked = |bytes: usize, blocks: usize| {
+            driver.take();
+            let layout = DeviceLayout::new(bytes).unwrap();
+            for _ in 0..blocks {
+                let block = managed.allocate(&stream, layout).unwrap();
+                // SAFETY: the block is the resource's, and no work uses it.
+                unsafe { managed.deallocate(&stream, block) };
+            }
+            driver.names().iter().filter(|name| *name == "cuMemGetInfo_v2").count()
+        };
+        // The stand-in has a gigabyte free, and never less.
+        assert_eq!(asked(1 << 20, 1), 1);
+        assert_eq!(asked(1 << 20, 63), 0);
+        assert_eq!(asked(1 << 20, 64), 1);
+        assert_eq!(asked((1 << 26) + 256, 3), 3, "more than a sixteenth at once");
+        let much = managed.allocate(&stream, DeviceLayout::new((1 << 30) + 1).unwrap());
+        assert_eq!(much.unwrap_err().kind(), ErrorKind::OutOfMemory);
+    });
+}
+
+#[test]
+fn managed_memory_is_freed_while_another_thread_waits_for_the_driver() {
+    let name =
+        "driver_resources::managed_memory_is_freed_while_another_thread_waits_for_the_driver";
+    alone(name, Installed::StandIn, &[], |driver| {
+        let device = Device::open(0).unwrap();
+        let stream = device.new_stream().unwrap();
+        let managed = ManagedResource::new(&device).unwrap();
+        let layout = DeviceLayout::new(4096).unwrap();
+        let block = managed.allocate(&stream, layout).unwrap();
+        driver.delay("cuMemAllocManaged", 2000);
+        driver.take();
+        std::thread::scope(|threads| {
+            let slow = threads.spawn(|| managed.allocate(&stream, layout).unwrap());
+            while !driver.names().contains(&"cuMemAllocManaged".to_owned()) {
+                std::thread::yield_now();
+            }
+            // SAFETY: the block is the resource's, and no work uses it.
+            unsafe { managed.deallocate(&stream, block) };
+            let other = managed.allocate(&stream, layout).unwrap();
+            assert!(!slow.is_finished(), "it was waited for");
+            // SAFETY: as above.
+            unsafe { managed.deallocate(&stream, other) };
+            // SAFETY: as above.
+            unsafe { managed.deallocate(&stream, slow.join().unwrap()) };
+        });
     });
 }
 

@@ -12,6 +12,7 @@ mod driver_resources;
 mod failures;
 mod interop;
 mod kernels;
+mod page_locked;
 
 use allocator_api2::vec::Vec as AllocVec;
 use aquifer::sim::SimConfig;

@@ -4,7 +4,9 @@
 use super::library::{Handle, Library, out_param};
 use crate::driver::DriverResult;
 use crate::sync::Arc;
+use crate::sync::trusted::thread_local;
 use cudarc::driver::CudaContext;
+use std::cell::Cell;
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
@@ -14,23 +16,32 @@ type OnThisThread = PhantomData<*const ()>;
 
 /// Makes a context current until the guard is dropped.
 ///
-/// Costs one cheap driver call if the context is current already. cudarc's `bind_to_thread` cannot be
-/// used for this: it returns an old error before it binds, and does not restore.
+/// Costs one cheap driver call if the context is current already, and none inside of another guard of
+/// that context. cudarc's `bind_to_thread` cannot be used for this: it returns an old error before it
+/// binds, and does not restore.
 pub(super) struct Current<'a> {
     library: &'a Library,
     pushed: bool,
+    outer: Handle,
     thread: OnThisThread,
+}
+
+thread_local! {
+    /// The context of the thread's innermost guard, 0 without one.
+    static GUARDED: Cell<Handle> = const { Cell::new(0) };
 }
 
 impl<'a> Current<'a> {
     #[inline]
     pub(super) fn new(library: &'a Library, context: Handle) -> DriverResult<Self> {
-        if current(library)? == context {
-            return Ok(Self { library, pushed: false, thread: PhantomData });
+        let outer = GUARDED.get();
+        let pushed = outer != context && current(library)? != context;
+        if pushed {
+            // SAFETY: the caller's driver holds a reference on the context, so it lives.
+            unsafe { library.ctx_push_current(context) }?;
         }
-        // SAFETY: the caller's driver holds a reference on the context, so it lives.
-        unsafe { library.ctx_push_current(context) }?;
-        Ok(Self { library, pushed: true, thread: PhantomData })
+        GUARDED.set(context);
+        Ok(Self { library, pushed, outer, thread: PhantomData })
     }
 }
 
@@ -46,6 +57,7 @@ impl Deref for Current<'_> {
 impl Drop for Current<'_> {
     #[inline]
     fn drop(&mut self) {
+        GUARDED.set(self.outer);
         if self.pushed {
             let mut popped = 0;
             // An error here means that the driver is gone, and its stack with it.
@@ -90,7 +102,8 @@ pub(super) fn current(library: &Library) -> DriverResult<Handle> {
 /// Puts the calling thread in relaxed capture mode until the guard is dropped.
 ///
 /// While another thread captures in global mode, the driver refuses allocations, frees and event
-/// queries of every thread that is not in this mode, and invalidates the capture. The crate's calls of
+/// queries of every thread that is not in this mode, and invalidates the capture. So it does with
+/// stream-ordered frees (ml-explore/mlx, pull request 2850), on whatever stream. The crate's calls of
 /// this kind do not depend on the captured stream.
 pub(super) struct Relaxed<L: Deref<Target = Library>> {
     library: L,
@@ -105,7 +118,8 @@ impl<L: Deref<Target = Library>> Relaxed<L> {
         // A driver without this function has no global mode either.
         // SAFETY: `mode` is read and written for the call.
         let exchanged = unsafe { library.thread_exchange_capture_mode(&raw mut mode) };
-        Self { library, before: exchanged.is_ok().then_some(mode), thread: PhantomData }
+        let before = exchanged.ok().map(|()| mode).filter(|before| *before != RELAXED);
+        Self { library, before, thread: PhantomData }
     }
 }
 

@@ -7,7 +7,7 @@ use crate::driver::is_forked_child;
 use crate::driver::{DriverResult, PoolSpec};
 use crate::error::DriverError;
 use crate::sync::OnceLock;
-use std::ffi::{CStr, c_char, c_void};
+use std::ffi::{c_char, c_void};
 
 /// A context, stream, event, pool, module or function of the driver: a pointer that the driver alone
 /// dereferences.
@@ -219,9 +219,9 @@ impl Library {
     }
 
     /// Whether the library has a function of this name.
-    pub(super) fn has(&self, symbol: &CStr) -> bool {
+    pub(super) fn has(&self, symbol: &str) -> bool {
         // SAFETY: the function is looked up and not called.
-        unsafe { self.handle.get::<unsafe extern "C" fn()>(symbol.to_bytes_with_nul()) }.is_ok()
+        unsafe { self.handle.get::<unsafe extern "C" fn()>(symbol.as_bytes()) }.is_ok()
     }
 }
 

@@ -7,38 +7,20 @@
 use super::context::Restore;
 use super::library::{Library, out_param};
 use crate::driver::fork::install_handler;
-use crate::driver::{ErrorContext, not_forked};
+use crate::driver::{ErrorContext, names, not_forked};
 use crate::error::{DriverError, Error, ErrorKind, ensure};
 use crate::sync::Arc;
 use cudarc::driver::CudaContext;
-use std::ffi::CStr;
 
 /// The functions that cudarc calls to make, use and drop contexts, streams and events, and those that
 /// guard the current context. Without one of them, opening fails.
-const NEEDED: &[&CStr] = &[
-    c"cuInit",
-    c"cuGetErrorName",
-    c"cuGetErrorString",
-    c"cuDeviceGet",
-    c"cuDeviceGetCount",
-    c"cuDeviceGetAttribute",
-    c"cuDevicePrimaryCtxRetain",
-    c"cuDevicePrimaryCtxRelease_v2",
-    c"cuCtxDestroy_v2",
-    c"cuCtxGetCurrent",
-    c"cuCtxSetCurrent",
-    c"cuCtxPushCurrent_v2",
-    c"cuCtxPopCurrent_v2",
-    c"cuCtxSynchronize",
-    c"cuStreamCreate",
-    c"cuStreamDestroy_v2",
-    c"cuStreamSynchronize",
-    c"cuStreamWaitEvent",
-    c"cuEventCreate",
-    c"cuEventDestroy_v2",
-    c"cuEventRecord",
-    c"cuEventSynchronize",
-];
+const NEEDED: &[&str] = &names! {
+    cuInit cuGetErrorName cuGetErrorString cuDeviceGet cuDeviceGetCount cuDeviceGetAttribute
+    cuDevicePrimaryCtxRetain cuDevicePrimaryCtxRelease_v2 cuCtxDestroy_v2 cuCtxGetCurrent
+    cuCtxSetCurrent cuCtxPushCurrent_v2 cuCtxPopCurrent_v2 cuCtxSynchronize cuStreamCreate
+    cuStreamDestroy_v2 cuStreamSynchronize cuStreamWaitEvent cuEventCreate cuEventDestroy_v2
+    cuEventRecord cuEventSynchronize
+};
 
 /// The code of an error of cudarc, whose own `Debug` and `Display` call the driver.
 pub(super) fn code_of(error: cudarc::driver::DriverError) -> u32 {
@@ -54,9 +36,8 @@ pub(super) fn driver() -> Result<&'static Library, Error> {
             .advise("install the NVIDIA driver, or use the simulated device")
     })?;
     if let Some(missing) = NEEDED.iter().find(|symbol| !library.has(symbol)) {
-        let name = missing.to_str().unwrap_or_default();
-        return Err(DriverError::new(name, DriverError::MISSING_SYMBOL))
-            .with_context(|| format!("the CUDA driver library has no function {name}"));
+        return Err(DriverError::new(missing, DriverError::MISSING_SYMBOL))
+            .with_context(|| format!("the CUDA driver library has no function {missing}"));
     }
     // SAFETY: 0 is the only valid value.
     match unsafe { library.init(0) } {

@@ -50,6 +50,6 @@ pub(super) fn properties(library: &Library, device: i32) -> DriverResult<DeviceP
         map_host_memory: flag(CAN_MAP_HOST_MEMORY),
         host_register: flag(HOST_REGISTER_SUPPORTED),
         virtual_memory: flag(VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED),
-        context_events: driver_version >= CONTEXT_EVENTS_SINCE && library.has(c"cuCtxRecordEvent"),
+        context_events: driver_version >= CONTEXT_EVENTS_SINCE && library.has("cuCtxRecordEvent"),
     })
 }

@@ -4,7 +4,7 @@ use super::calls::Call;
 use super::check::Report;
 use super::run::discard_queues;
 use super::state::{BlockKind, InjectedFailure, SimBlock, SimContext, lock_state};
-use crate::driver::{CaptureStatus, DriverResult, RawStream};
+use crate::driver::{CaptureStatus, DriverResult, RawStream, names};
 use crate::error::{DriverError, Error, Result, ensure};
 use crate::impls::debug_struct;
 use crate::sync::Arc;
@@ -71,49 +71,17 @@ impl Simulator {
 
     /// The driver calls that the device counts and that can be made to fail, by their names in CUDA's
     /// manual.
-    pub const CALLS: [&'static str; 41] = [
-        "cuCtxRecordEvent",
-        "cuCtxSynchronize",
-        "cuDeviceGetDefaultMemPool",
-        "cuEventCreate",
-        "cuEventDestroy",
-        "cuEventQuery",
-        "cuEventRecord",
-        "cuEventSynchronize",
-        "cuGraphExecDestroy",
-        "cuGraphInstantiate",
-        "cuGraphLaunch",
-        "cuLaunchKernel",
-        "cuMemAdvise",
-        "cuMemAlloc",
-        "cuMemAllocFromPoolAsync",
-        "cuMemAllocManaged",
-        "cuMemFree",
-        "cuMemFreeAsync",
-        "cuMemFreeHost",
-        "cuMemGetInfo",
-        "cuMemHostAlloc",
-        "cuMemHostGetDevicePointer",
-        "cuMemHostRegister",
-        "cuMemHostUnregister",
-        "cuMemPoolCreate",
-        "cuMemPoolDestroy",
-        "cuMemPoolGetAttribute",
-        "cuMemPoolSetAttribute",
-        "cuMemPoolTrimTo",
-        "cuMemPrefetchAsync",
-        "cuMemcpyDtoDAsync",
-        "cuMemcpyDtoHAsync",
-        "cuMemcpyHtoDAsync",
-        "cuMemcpyPeerAsync",
-        "cuMemsetAsync",
-        "cuStreamBeginCapture",
-        "cuStreamCreate",
-        "cuStreamEndCapture",
-        "cuStreamIsCapturing",
-        "cuStreamSynchronize",
-        "cuStreamWaitEvent",
-    ];
+    pub const CALLS: [&'static str; 41] = names! {
+        cuCtxRecordEvent cuCtxSynchronize cuDeviceGetDefaultMemPool cuEventCreate cuEventDestroy
+        cuEventQuery cuEventRecord cuEventSynchronize cuGraphExecDestroy cuGraphInstantiate
+        cuGraphLaunch cuLaunchKernel cuMemAdvise cuMemAlloc cuMemAllocFromPoolAsync
+        cuMemAllocManaged cuMemFree cuMemFreeAsync cuMemFreeHost cuMemGetInfo cuMemHostAlloc
+        cuMemHostGetDevicePointer cuMemHostRegister cuMemHostUnregister cuMemPoolCreate
+        cuMemPoolDestroy cuMemPoolGetAttribute cuMemPoolSetAttribute cuMemPoolTrimTo
+        cuMemPrefetchAsync cuMemcpyDtoDAsync cuMemcpyDtoHAsync cuMemcpyHtoDAsync
+        cuMemcpyPeerAsync cuMemsetAsync cuStreamBeginCapture cuStreamCreate cuStreamEndCapture
+        cuStreamIsCapturing cuStreamSynchronize cuStreamWaitEvent
+    };
 
     /// Loses the context: queued operations are discarded, and every later call returns
     /// `CUDA_ERROR_CONTEXT_IS_DESTROYED`. A host form that is running runs to its end; calls that wait

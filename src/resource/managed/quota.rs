@@ -4,12 +4,14 @@
 //! does not tell how much has been promised already. All resources of one device share a quota: the
 //! sizes of their live blocks, and a limit on the sum.
 //!
-//! | event | `live` | `freeing` | `freed` | `limit` |
-//! |---|---|---|---|---|
-//! | [`insert`](ManagedQuota::insert), after the driver's allocation | + bytes | | | |
-//! | [`begin_free`](ManagedQuota::begin_free), before the driver's free | - bytes | + bytes | | |
-//! | [`end_free`](ManagedQuota::end_free), after it | | - bytes | + bytes | |
-//! | [`update`](ManagedQuota::update), with the free memory | | | 0 | what the device has for managed memory |
+//! | event | `used` | `live` | `freeing` | `freed` | `limit` |
+//! |---|---|---|---|---|---|
+//! | [`begin_allocate`](ManagedQuota::begin_allocate), before the driver's allocation | + bytes | + bytes | | | |
+//! | [`end_allocate`](ManagedQuota::end_allocate), after it | | - bytes | | | |
+//! | [`insert`](ManagedQuota::insert), of the block that it gave | | + bytes | | | |
+//! | [`begin_free`](ManagedQuota::begin_free), before the driver's free | | - bytes | + bytes | | |
+//! | [`end_free`](ManagedQuota::end_free), after it | | | - bytes | + bytes | |
+//! | [`update`](ManagedQuota::update), with the free memory | 0 | | | 0 | what the device has for managed memory |
 
 use crate::device::Device;
 use crate::driver::BackendKind;
@@ -22,7 +24,7 @@ use std::collections::{BTreeMap, HashMap};
 pub(super) struct ManagedQuota {
     /// Sizes of the live blocks, by the driver's address.
     blocks: HashMap<u64, u64>,
-    /// The sum of `blocks`.
+    /// The sum of `blocks`, and of what the driver is allocating.
     live: u64,
     /// The most that `live` may become: what was free when it was 0, and what other users of the
     /// device have freed since.
@@ -33,6 +35,8 @@ pub(super) struct ManagedQuota {
     freed: u64,
     /// Bytes that the driver is freeing.
     freeing: u64,
+    /// Bytes that were asked for since the last update.
+    used: u64,
 }
 
 type QuotaMap = BTreeMap<(bool, u64), Arc<Mutex<ManagedQuota>>>;
@@ -64,13 +68,30 @@ impl ManagedQuota {
             let ours = self.live.saturating_add(self.freeing);
             self.limit = limit.min(free.saturating_add(ours));
         }
-        (self.last_free, self.freed) = (free, 0);
+        (self.last_free, self.freed, self.used) = (free, 0, 0);
     }
 
     /// Whether `bytes` more fit, as of the last update.
     pub(super) fn has_room(&self, bytes: u64) -> bool {
         let sum = self.live.checked_add(bytes);
         bytes <= self.last_free && sum.is_some_and(|sum| sum <= self.limit)
+    }
+
+    /// Whether the last update is as good as a new one to say that `bytes` more fit: a sixteenth of the
+    /// memory that was free then has not been used.
+    pub(super) fn has_room_surely(&self, bytes: u64) -> bool {
+        self.used.saturating_add(bytes) <= self.last_free / 16 && self.has_room(bytes)
+    }
+
+    /// Counts a block that the driver is about to allocate.
+    pub(super) fn begin_allocate(&mut self, bytes: u64) {
+        self.used = self.used.saturating_add(bytes);
+        self.live = self.live.saturating_add(bytes);
+    }
+
+    /// Notes that the driver's allocation has returned.
+    pub(super) fn end_allocate(&mut self, bytes: u64) {
+        self.live = self.live.saturating_sub(bytes);
     }
 
     /// Bytes in live blocks.

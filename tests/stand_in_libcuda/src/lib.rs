@@ -108,6 +108,14 @@ pub unsafe extern "C" fn stand_in_fail(name: *const c_char, nth: u32, code: u32)
     state().fail(&name, nth, code);
 }
 
+/// Makes the next call of a function take so long.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stand_in_delay(name: *const c_char, milliseconds: u64) {
+    // SAFETY: a string, by the contract of this function.
+    let name = unsafe { CStr::from_ptr(name) }.to_string_lossy();
+    state().delay(&name, milliseconds);
+}
+
 /// Sets what `cuStreamIsCapturing` answers for streams on which no capture began.
 #[unsafe(no_mangle)]
 pub extern "C" fn stand_in_capture(status: u32) {

@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::sync::{Mutex, MutexGuard, OnceLock};
+use std::time::Duration;
 
 pub const INVALID_VALUE: u32 = 1;
 pub const OUT_OF_MEMORY: u32 = 2;
@@ -38,6 +39,8 @@ pub struct State {
     next: u64,
     /// By function: how many calls until the one that fails, and its code.
     failures: HashMap<String, (u32, u32)>,
+    /// By function: how long its next call takes.
+    delays: HashMap<String, Duration>,
 }
 
 impl State {
@@ -59,6 +62,10 @@ impl State {
 
     pub fn fail(&mut self, name: &str, nth: u32, code: u32) {
         self.failures.insert(name.to_owned(), (nth, code));
+    }
+
+    pub fn delay(&mut self, name: &str, milliseconds: u64) {
+        self.delays.insert(name.to_owned(), Duration::from_millis(milliseconds));
     }
 
     fn fails(&mut self, name: &str) -> Option<u32> {
@@ -128,6 +135,8 @@ pub fn pop() -> Option<u64> {
 pub fn enter(name: &str, arguments: String) -> Option<u32> {
     let space = if arguments.is_empty() { "" } else { " " };
     line(format!("{name} ctx={:#x}{space}{arguments}\n", current()));
+    let delay = state().delays.remove(name);
+    delay.into_iter().for_each(std::thread::sleep);
     state().fails(name)
 }
 

@@ -65,6 +65,17 @@ impl Default for SimConfig {
     }
 }
 
+/// Makes a method for each name, which takes away these properties.
+macro_rules! without {
+    ($($(#[$doc:meta])* $name:ident: $($property:ident),+;)+) => {
+        $($(#[$doc])*
+        pub fn $name(mut self) -> Self {
+            $(self.properties.$property = false;)+
+            self
+        })+
+    };
+}
+
 impl SimConfig {
     setters! {
         /// Sets the seed of the scheduler. 0 unless set. Every [`Report`](crate::sim::Report) names it.
@@ -110,46 +121,26 @@ impl SimConfig {
         self
     }
 
-    /// Simulates a device that cannot allocate managed memory.
-    pub fn without_managed_memory(mut self) -> Self {
-        self.properties.managed_memory = false;
-        self.properties.concurrent_managed_access = false;
-        self
-    }
+    without! {
+        /// Simulates a device that cannot allocate managed memory.
+        without_managed_memory: managed_memory, concurrent_managed_access;
 
-    /// Simulates a device whose kernels do not reach ordinary host memory, as most are.
-    pub fn without_pageable_memory_access(mut self) -> Self {
-        self.properties.pageable_memory_access = false;
-        self
-    }
+        /// Simulates a device whose kernels do not reach ordinary host memory, as most are.
+        without_pageable_memory_access: pageable_memory_access;
 
-    /// Simulates a device without stream-ordered driver pools.
-    pub fn without_memory_pools(mut self) -> Self {
-        self.properties.memory_pools = false;
-        self
-    }
+        /// Simulates a device without stream-ordered driver pools.
+        without_memory_pools: memory_pools;
 
-    /// Simulates a device that cannot map host memory for kernels.
-    pub fn without_host_mapping(mut self) -> Self {
-        self.properties.map_host_memory = false;
-        self
-    }
+        /// Simulates a device that cannot map host memory for kernels.
+        without_host_mapping: map_host_memory;
 
-    /// Simulates a device that cannot page-lock memory of the caller.
-    pub fn without_host_register(mut self) -> Self {
-        self.properties.host_register = false;
-        self
-    }
+        /// Simulates a device that cannot page-lock memory of the caller.
+        without_host_register: host_register;
 
-    /// Simulates a device without virtual memory management.
-    pub fn without_virtual_memory(mut self) -> Self {
-        self.properties.virtual_memory = false;
-        self
-    }
+        /// Simulates a device without virtual memory management.
+        without_virtual_memory: virtual_memory;
 
-    /// Simulates a device whose driver cannot record an event for a whole context.
-    pub fn without_context_events(mut self) -> Self {
-        self.properties.context_events = false;
-        self
+        /// Simulates a device whose driver cannot record an event for a whole context.
+        without_context_events: context_events;
     }
 }
