@@ -40,7 +40,7 @@ pub(crate) const THOUSAND: usize = 1000;
 
 impl Pattern {
     pub(crate) fn of(seed: u64) -> Self {
-        match seed % 32 {
+        match seed % 48 {
             7 => Self::ManyStreams,
             _ => USUAL[(seed % 5) as usize],
         }

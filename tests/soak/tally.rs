@@ -49,7 +49,7 @@ const PATTERN_FLOORS: [(&str, usize); 13] = [
     ("phases", 6),
     ("slept on blocks in caches", 12),
     ("rounds over many streams", 2),
-    ("programs of a thousand streams", 200),
+    ("programs of a thousand streams", 300),
     ("callbacks that allocate", 6),
     ("callbacks that free", 12),
     ("callbacks that trim", 12),
