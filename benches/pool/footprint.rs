@@ -37,7 +37,7 @@ impl<P: Pool> Pool for Peak<'_, P> {
         let block = self.pool.allocate(bytes, stream);
         let live = self.live.fetch_add(bytes, Relaxed) + bytes;
         self.peak.fetch_max(live, Relaxed);
-        if self.made[stream].fetch_add(1, Relaxed) % CHURN_WORK_EVERY == 0 {
+        if self.made[stream].fetch_add(1, Relaxed).is_multiple_of(CHURN_WORK_EVERY) {
             delay(&self.streams[stream], CHURN_WORK_NS);
         }
         (block, bytes)

@@ -16,9 +16,9 @@ pub(crate) const STREAMS: usize = 16;
 /// Blocks that each thread of `churn` holds.
 pub(crate) const LIVE: usize = 128;
 
-/// The seed of the random traces, and how many follow it: a processor learns one trace by heart.
+/// The first seed of the random traces, and how many there are: a processor learns one trace by heart.
 pub(crate) const SEED: u64 = 42;
-pub(crate) const SEEDS: u64 = 5;
+pub(crate) const SEEDS: u32 = 5;
 
 /// Operations that one sample of a random trace has, unless it takes longer than this.
 const SAMPLE: usize = 50_000;
@@ -180,9 +180,9 @@ impl Pool for Nothing {
 
 /// Nanoseconds an operation of random traces, the median over the seeds. A pool that takes over a
 /// second for one replay has that of the first seed alone.
-pub(crate) fn random_time<P: Pool>(pool: &P, n: u32, max_size: u64) -> f64 {
+pub(crate) fn random_time<P: Pool>(pool: &P, n: u32, max_size: u64, seeds: u64) -> f64 {
     let mut times = Vec::new();
-    for seed in SEED..SEED + SEEDS {
+    for seed in SEED..SEED + seeds {
         let trace = random_trace(n, max_size, seed);
         let operations = trace.ops.len();
         let first = replay(pool, &trace, 0) * operations as f64;
