@@ -120,7 +120,9 @@ mod tests {
 
     #[test]
     fn all_rows_once_and_finite() {
-        let mut rows: Vec<Row> = POOL.iter().map(|(_, workload)| row(workload, 1.0)).collect();
+        let wanted =
+            |&(peer, workload): &(&str, _)| Row { peer: peer.to_owned(), ..row(workload, 1.0) };
+        let mut rows: Vec<Row> = POOL.iter().map(wanted).collect();
         check(&rows, &POOL).unwrap();
         assert!(check(&rows, &FAMILY).unwrap_err().to_string().contains("missing"));
         rows.push(row("on top 1 thread", -0.5));
@@ -210,6 +212,7 @@ mod tests {
             rmm logging,on top in bursts,1800.0\naquifer logging,on top in bursts,60.1\n\
             cudaMallocAsync,multi stream 1 streams 4 kernels,1000.0\n\
             aquifer async,multi stream 1 streams 4 kernels,800.0\n\
+            rmm managed,hot 256B,9000.0\naquifer managed,hot 256B,9100.0\n\
             rmm pool,rmm random n=1000 max=1MiB,400.0\n\
             aquifer pool,rmm random n=1000 max=1MiB,40.0\n\
             rmm managed,replay log,9000.0\nrmm managed,replay log synchronized on default,9900.0\n\
@@ -234,10 +237,12 @@ mod tests {
              | reported | reported |",
             "| pool: rmm random n=1000 max=1MiB | RMM pool 400.0 | 40 | 10.00x | reported \
              | reported |",
+            "| managed: hot 256B | RMM managed 9,000.0 | 9,100.0 | 0.99x | not slower | **NOT MET** |",
+            "| async: hot 256B | - | - | - | not slower | not measured |",
             "| managed: replay log | RMM managed 9,000.0 | 8,000.0 | 1.12x | reported | reported |",
             "| pool: replay log 4 threads with handing over | RMM pool 12,000.0 | 3,000.0 | 4.00x \
              | reported | reported |",
-            "5 rows not met or not measured.",
+            "14 rows not met or not measured.",
         ] {
             assert!(table.contains(line), "{line}\n{table}");
         }
