@@ -25,7 +25,7 @@ fn since(start: Instant, count: f64) -> f64 {
 fn prime<R: DeviceResource>(bench: &Bench, peer: &str, make: impl Fn(usize) -> R) {
     let memory = bench.part(10) * 6;
     let layout = must(DeviceLayout::new(memory / 1000 * 9));
-    let stream = &bench.streams[0];
+    let stream = &bench.streams()[0];
     for (name, initial) in [("primed", memory / 2), ("unprimed", 0)] {
         let row = |what: &str, time| nanoseconds(peer, &format!("priming {name} {what}"), time);
         bench.synchronize();

@@ -3,11 +3,9 @@
 #pragma once
 #include "workloads.hpp"
 #include <barrier>
-#include <condition_variable>
 #include <exception>
 #include <fstream>
 #include <map>
-#include <mutex>
 #include <sstream>
 #include <stdexcept>
 #include <unordered_map>
@@ -95,29 +93,35 @@ inline Log read_log(const std::string& path) {
   return log;
 }
 
-// When a thread hands over: after every event, as RMM's program has it, or where the log's next event
-// is another thread's, as aquifer-replay has it.
-enum class Turns { Events, Runs };
+inline void pause_a_little() {
+#ifdef __x86_64__
+  __builtin_ia32_pause();
+#endif
+}
 
 struct Took { double calls, wall; };  // ns an operation
 
-// Makes the log's calls in its order, each on a thread of its own for each of the log's: a mutex and a
-// condition variable that wakes all, as RMM's program has them, also for a single thread. Addresses
-// are looked up beforehand, and not in the time as there. `calls` is the time in the turns, `wall`
-// from when all threads are ready to the last event.
-template <class P> Took replay_log(const Log& log, P& p, Turns turns) {
+// How often a thread looks for its turn before it sleeps, where each has a core: replay/src/turns.rs's.
+constexpr int SPINS = 20000;
+
+// Makes the log's calls in its order, each on a thread of its own for each of the log's. A turn ends where
+// the log's next event is another thread's, and is passed as aquifer-replay passes it: both sides have
+// one engine. RMM's own program hands over after each event, by a mutex and a condition variable that
+// wakes all. Addresses are looked up beforehand, and not in the time as there. `calls` is the time in the
+// turns, `wall` from the first event to the last.
+template <class P> Took replay_log(const Log& log, P& p) {
   struct Run { size_t first, last; };
   size_t count = 0;
   std::vector<std::vector<std::pair<size_t, Run>>> own(log.threads);  // by thread: number and steps
   for (size_t at = 0, end; at < log.steps.size(); at = end) {
     uint32_t thread = log.steps[at].thread;
-    for (end = at + 1; turns == Turns::Runs && end < log.steps.size() && log.steps[end].thread == thread;) ++end;
+    for (end = at + 1; end < log.steps.size() && log.steps[end].thread == thread;) ++end;
     own[thread].push_back({count++, {at, end}});
   }
   std::vector<void*> blocks(log.slots.size());
-  std::mutex mutex;
-  std::condition_variable changed;
-  size_t now = 0;
+  constexpr size_t BROKEN = ~size_t{0};
+  std::atomic<size_t> now{0};
+  const int spins = log.threads <= std::thread::hardware_concurrency() ? SPINS : 0;
   double calls = 0, begun = 0, finished = 0;
   std::exception_ptr broken;
   auto make = [&](Run run) {
@@ -131,22 +135,26 @@ template <class P> Took replay_log(const Log& log, P& p, Turns turns) {
       blocks[step.slot] = nullptr;
     }
   };
-  std::barrier start(log.threads, [&]() noexcept { begun = now_ns(); });
+  std::barrier start(log.threads);
   std::vector<std::thread> workers;
   for (uint32_t t = 0; t < log.threads; ++t) workers.emplace_back([&, t] {
     p.enter_thread();
     start.arrive_and_wait();
     for (auto& [number, run] : own[t]) {
-      std::unique_lock lock(mutex);
-      changed.wait(lock, [&] { return now == number || broken; });
-      if (broken) return;
+      size_t seen;
+      for (int left = spins; (seen = now.load(std::memory_order_acquire)) != number;) {
+        if (seen == BROKEN) return;
+        if (left-- > 0) pause_a_little();
+        else now.wait(seen, std::memory_order_acquire);
+      }
       double begin = now_ns();
-      // The others would wait for ever.
+      if (number == 0) begun = begin;
       try { make(run); } catch (...) { broken = std::current_exception(); }
       finished = now_ns();
       calls += finished - begin;
-      ++now;
-      changed.notify_all();
+      // The others would wait for ever.
+      now.store(broken ? BROKEN : number + 1, std::memory_order_release);
+      now.notify_all();
     }
   });
   for (auto& worker : workers) worker.join();

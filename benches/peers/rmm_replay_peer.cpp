@@ -7,9 +7,9 @@
 //   replay NAME                          the calls alone, whose turns end where ours do. With them are
 //                                        a table of blocks and two readings of the clock for all that a
 //                                        thread does in a row, as in ours.
-//   replay NAME with handing over        from the first event to the last, handed over after each by
-//                                        RMM's program's mutex and condition variable. The start and
-//                                        end of the threads are not in it; in ours they are.
+//   replay NAME with handing over        from the first event to the last, on the engine that ours has
+//                                        too: an atomic, for which threads that have a core each spin
+//                                        a little before they sleep.
 //   replay NAME synchronized on default  as before, by the calls that RMM's program makes:
 //                                        `allocate_sync`, on the default stream whatever the log says,
 //                                        which waits for that stream each time; one round. Ours has
@@ -82,9 +82,9 @@ static void rows(const std::string& peer, int rounds, const Log& log, const Fres
     fflush(stdout);
   };
   Streams streams{log};
-  row("", rounds, [&](auto mr) { StreamPeer p{mr, streams}; return replay_log(log, p, Turns::Runs).calls; });
-  row(" with handing over", rounds, [&](auto mr) { StreamPeer p{mr, streams}; return replay_log(log, p, Turns::Events).wall; });
-  row(" synchronized on default", 1, [&](auto mr) { SyncPeer p{mr}; return replay_log(log, p, Turns::Events).wall; });
+  row("", rounds, [&](auto mr) { StreamPeer p{mr, streams}; return replay_log(log, p).calls; });
+  row(" with handing over", rounds, [&](auto mr) { StreamPeer p{mr, streams}; return replay_log(log, p).wall; });
+  row(" synchronized on default", 1, [&](auto mr) { SyncPeer p{mr}; return replay_log(log, p).wall; });
 }
 
 using Cuda = rmm::mr::cuda_memory_resource;

@@ -14,8 +14,8 @@ run.sh [--ours BINARY] [--family BINARY|-] [--replay BINARY|-] [--wheels FOLDER]
   --wheels    holds librmm-cu13 26.10 and rapids-logger 0.3 (default: pip downloads them)
   --out       where binaries and rows go (default: /tmp/aquifer-peers)
   --capacity  the output of the heap's capacity test, to go into the table
-  --skip      of: ours pool binning async cuda torch torch_host containers limits (by commas); of the
-              family: family rmm_family multi_stream replay rmm_replay, and what rmm_family_peer.cpp
+  --skip      of: ours pool binning async cuda generator rmm_traffic torch torch_traffic torch_host
+              containers limits (by commas); of the family: family rmm_family multi_stream replay rmm_replay, and what rmm_family_peer.cpp
               lists
   --slow      also RMM's arena (up to ten minutes), glibc's malloc
   --timeout   of each program (default 300; the arena's is 600)
@@ -65,7 +65,7 @@ RMM_LIBS="-L $OUT/librmm/lib64 -lrmm -L $OUT/rapids_logger/lib64 -lrapids_logger
   -L $CUDA/lib64 -lcudart -Wl,-rpath,$OUT/librmm/lib64:$OUT/rapids_logger/lib64:$CUDA/lib64 -lpthread"
 TORCH=$(python3 -c 'import torch, os; print(os.path.dirname(torch.__file__))' 2>/dev/null)
 # A program of an earlier run must not stand in for one that no longer builds.
-rm -f "$OUT"/{limits,rmm_peer,rmm_containers_peer,rmm_family_peer,rmm_replay_peer,torch_peer,torch_host_peer}
+rm -f "$OUT"/{limits,rmm_traffic_peer,torch_traffic_peer,rmm_peer,rmm_containers_peer,rmm_family_peer,rmm_replay_peer,torch_peer,torch_host_peer}
 $CXX $RMM rmm_containers_peer.cpp -o "$OUT/rmm_containers_peer" $RMM_LIBS &
 if [ -n "$FAMILY" ]; then
   $CXX $RMM rmm_family_peer.cpp -o "$OUT/rmm_family_peer" $RMM_LIBS &
@@ -74,11 +74,14 @@ fi
 if [ -n "$POOL" ]; then
   "$NVCC" -O2 -std=c++20 -o "$OUT/limits" limits.cu -lcuda &
   $CXX $RMM rmm_peer.cpp -o "$OUT/rmm_peer" $RMM_LIBS &
+  $CXX $RMM rmm_traffic_peer.cpp -o "$OUT/rmm_traffic_peer" $RMM_LIBS -ldl &
 fi
 if [ -n "$POOL" ] && [ -n "$TORCH" ]; then
   INCLUDE="-I $TORCH/include -I $TORCH/include/torch/csrc/api/include -I $CUDA/include"
   LINK="-L $CUDA/lib64 -lcudart -Wl,-rpath,$TORCH/lib:$CUDA/lib64 -lpthread"
   $CXX $INCLUDE torch_peer.cpp -o "$OUT/torch_peer" -L "$TORCH/lib" -lc10 -lc10_cuda $LINK &
+  $CXX $INCLUDE torch_traffic_peer.cpp -o "$OUT/torch_traffic_peer" -L "$TORCH/lib" -lc10 -lc10_cuda \
+    $LINK -ldl &
   $CXX $INCLUDE torch_host_peer.cpp -o "$OUT/torch_host_peer" -L "$TORCH/lib" -ltorch_cuda \
     -ltorch_cpu -ltorch -lc10 -lc10_cuda $LINK &
 fi
@@ -102,15 +105,23 @@ run() { # NAME SECONDS PROGRAM ARGUMENTS...
   fi
 }
 pool_rows() {
+  # Ours writes the programs of the footprint, and the peers play them.
+  local traces=$OUT/traces
+  if wanted ours; then rm -rf "$traces"; fi
   if [ -n "$OURS" ]; then
-    run ours "$LIMIT" "$OURS"
+    run ours "$LIMIT" "$OURS" --traces "$traces"
   else
-    run ours "$((LIMIT + 600))" cargo bench --quiet --bench pool
+    run ours "$((LIMIT + 600))" cargo bench --quiet --bench pool -- --traces "$traces"
   fi
+  for which in pool binning; do
+    run rmm_traffic "$LIMIT" "$OUT/rmm_traffic_peer" $which "$traces"/*.txt
+  done
+  run generator "$LIMIT" "$OUT/rmm_peer" generator
   for which in binning pool async cuda; do run $which "$LIMIT" "$OUT/rmm_peer" $which; done
   run containers "$LIMIT" "$OUT/rmm_containers_peer"
   if [ -n "$TORCH" ]; then
     run torch "$LIMIT" "$OUT/torch_peer"
+    run torch_traffic "$LIMIT" "$OUT/torch_traffic_peer" "$traces"/*.txt
     run torch_host "$LIMIT" "$OUT/torch_host_peer"
   else
     echo "# no PyTorch: its rows are missing" | tee -a "$ROWS" >&2

@@ -97,12 +97,34 @@ class Table:
         ratio = best[1] / ours if best[1] and ours else None
         self.add(row, best, ours, ratio, f"{times} times faster", None if ratio is None else ratio >= times)
 
+    def footprint(self, row, workload, most, than=("rmm pool", "torch caching")):
+        """Reserved over live: at most so much, and less than the peers' of the same run."""
+        workload = f"{workload} peak reserved over peak live"
+        for part in ["live MiB", "reserved MiB"]:
+            self.used.add((OURS, workload.replace("peak reserved over peak live", f"peak {part}")))
+        ours = self.ours(workload)
+        found = [(self.values[peer, workload], PEERS[peer]) for peer in than if (peer, workload) in self.values]
+        best = min(found)[::-1] if found else (None, None)
+        # A pool that reserved less than was live was not measured, and no more is one without its peers.
+        met = None if ours is None or len(found) < len(than) else 1 <= ours <= most and all(ours < one for one, _ in found)
+        ratio = f"{best[1] / ours:,.2f}x" if best[1] and ours else None
+        names = " and ".join(PEERS[peer] for peer in than)
+        self.add(f"{row}: reserved over live", best, ours, ratio, f"at most {most}" + (f", less than {names}" if than else ""), met)
+
     def bound(self, row, workload, text, holds, best=(None, None)):
         ours = self.ours(workload)
         self.add(row, best, ours, None, text, None if ours is None else holds(ours))
 
     def reported(self, row, workload):
         self.add(row, (None, None), self.ours(workload), None, "reported", None)
+
+
+def without_generator(table, peer, language):
+    """The time of churn less what drawing the sizes takes, of `peer` or of the best of them, and its name."""
+    workload = "churn 1 threads"
+    drawing = table.values.get((f"generator {language}", workload))
+    name, time = (peer, table.values.get((peer, workload))) if peer else table.best(workload)
+    return (None, None) if drawing is None or time is None else (max(time - drawing, 0.1), name)
 
 
 def capacity(table):
@@ -130,23 +152,64 @@ def build(values):
             workload = f"random n={n} max={mib}MiB"
             table.faster(workload, workload, 5 if (n, mib) == (1000, 1) else 4)
     table.faster("churn, 1 thread", "churn 1 threads", 4)
-    table.faster("churn, 16 threads", "churn 16 threads", 100)
+    net = [without_generator(table, peer, language) for peer, language in [(None, "C++"), (OURS, "Rust")]]
+    table.add("churn, 1 thread, without the generator", (net[0][1], net[0][0]), net[1][0],
+              net[0][0] / net[1][0] if net[0][0] and net[1][0] else None, "reported", None)
+    table.faster("churn, 16 threads", "churn 16 threads", 75)
     table.bound("churn, 16 threads: scaling over that of private heaps",
                 "scaling long churn 16 threads over private", "at least 0.7", lambda x: x >= 0.7)
-    # The bound is on memory; a pool that reserved less than was live was not measured.
-    table.bound("churn, 16 threads: peak reserved over peak live",
-                "churn 16 threads peak reserved over peak live", "at most 1.25", lambda x: 1 <= x <= 1.25)
+    table.footprint("churn, 16 threads", "churn 16 threads", 1.35)
+    # Without reserved addresses PyTorch's expandable ranges have less of a growing cache on one stream.
+    table.footprint("kv cache, 1 stream", "kv cache 1 stream", 1.5, ["rmm pool"])
+    for workload in ["kv cache 4 streams", "joins 4 streams", "phases 32 streams", "fsdp 2 streams",
+                     "training varied lengths"]:
+        table.footprint(workload, workload, 1.5)
+    for ahead in [1, 16]:
+        for mib in [1, 4]:
+            workload = f"hand-over {mib}MiB, {ahead} ahead"
+            table.footprint(workload, workload, 1.4)
+    for workload in ["8 threads miss together", "16 threads miss together", "workers in turn"]:
+        table.footprint(workload, workload, 1.4, [])
     table.at_most("cross, 2 streams", "cross 2 streams 1MiB", 20)
+    none = lambda x: x == 0
+    table.at_most("pair 4 KiB, memory of another stream", "pair 4KiB on another's memory", 20)
+    table.bound("driver calls of those", "driver calls of pairs on another's memory", "0", none)
+    table.reported("pair 4 KiB, its own memory", "pair 4KiB on own memory")
+    for streams in [2, 8, 64, 1024]:
+        table.at_most(f"pair 4 KiB, {streams} streams in turn", f"pair 4KiB, {streams} streams in turn", 20)
+        table.bound(f"driver calls of {streams} streams in turn", f"driver calls of {streams} streams in turn", "0", none)
+    for streams in [8, 1024]:
+        table.reported(f"pair 4 KiB, 8 threads, {streams} streams", f"pair 4KiB, 8 threads {streams} streams")
+    table.bound("8 threads: 1,024 streams over 8", "8 threads 1024 streams over 8 streams", "at most 4x", lambda x: x <= 4)
+    # The kernel that the trim waits for takes 400 ms.
+    for what in ["a first small allocation", "statistics", "a new stream's first 256 bytes"]:
+        ours, trim = table.ours(f"{what} beside a trim"), table.ours(f"{what} beside a trim: the trim")
+        waited = None if ours is None or trim is None or trim < 200e6 else ours <= 4e6
+        table.add(f"{what} beside a trim", ("the trim", trim) if trim else (None, None), ours, None,
+                  "waits for no kernel: at most 4 ms", waited)
+    for what, most in [("bytes a block", 96), ("bytes a stream", 16384), ("MiB after trim", 1)]:
+        table.bound(f"bookkeeping, {what}", f"bookkeeping {what}", f"at most {most}", lambda x, most=most: x <= most)
+    # A million blocks and 1,024 streams of the two bounds above.
+    table.bound("bookkeeping, MiB, all blocks freed on other streams",
+                "bookkeeping MiB, a million blocks freed elsewhere", "at most 107.5", lambda x: x <= 107.5)
     bare = values.get(("driver", "bare record and wait"))
     table.used.add(("driver", "bare record and wait"))
     table.used.add((OURS, "ping-pong steal over bare"))
     steal = table.ours("ping-pong steal")
     ratio = steal / bare if steal and bare else None
     table.add("ping-pong steal", ("bare record and wait", bare) if bare else (None, None), steal,
-              f"takes {ratio:.2f}x" if ratio else None, "takes at most 1.3x", None if ratio is None else ratio <= 1.3)
+              f"takes {ratio:.2f}x" if ratio else None, "takes at most 1.7x", None if ratio is None else ratio <= 1.7)
     torch = "hot 1048576 B"
-    table.at_most("pinned pair 1 MiB, unfenced", "pinned pair 1MiB unfenced", 15, torch)
-    table.at_most("pinned pair 1 MiB, fenced, idle, 64 in turn", "pinned pair 1MiB fenced idle 64 in turn", 25, torch)
+    # On the host that the bounds are from a hot pair takes 8.6 ns.
+    hot = values.get((OURS, "hot 1MiB"))
+    scale = hot / 8.6 if hot else 1
+    for kind, most in [("unfenced", 15), ("fenced", 25)]:
+        for streams in [0, 64]:
+            table.at_most(f"pinned pair 1 MiB, {kind}, {streams} streams alive",
+                          f"pinned pair 1MiB {kind}, {streams} streams alive", round(most * scale, 1), torch)
+    table.at_most("pinned pair 1 MiB, unfenced", "pinned pair 1MiB unfenced", round(15 * scale, 1), torch)
+    table.at_most("pinned pair 1 MiB, fenced, idle, 64 in turn", "pinned pair 1MiB fenced idle 64 in turn",
+                  round(25 * scale, 1), torch)
     table.reported("pinned pair 1 MiB, fenced, under a 10 ms kernel", "pinned pair 1MiB fenced under 10 ms kernel")
     table.bound("DeviceVec 1 MiB, 16 threads: scaling over that of private heaps",
                 "scaling vector 1MiB 16 threads over private", "at least 0.7", lambda x: x >= 0.7)
@@ -175,7 +238,11 @@ MOST = {("fixed-size", "hot 256B"): 10, ("fixed-size", "hot 1MiB"): 10,
         ("binning", "hot 256B"): 10, ("binning", "hot 1MiB"): 10,
         ("statistics", "on top 1 thread"): 5,
         ("logging", "on top in bursts"): 60, ("logging", "on top sustained"): 60}
-TIMES = {("arena", "churn 16 threads"): 50}
+TIMES = {("arena", "churn 16 threads"): 50, ("binning", "churn 16 threads"): 50}
+# Driver pools, managed memory and an empty pool's construction: as fast as RMM's of the same name.
+AS_FAST = [("async", "hot 256B"), ("async", "hot 1MiB"), ("async", "random n=1000 max=1MiB"), ("async", "churn 1 threads"),
+           ("async", "churn 16 threads"), ("managed", "hot 256B"), ("managed", "hot 1MiB"),
+           ("pool", "priming unprimed construction")]
 
 
 def build_family(values):
@@ -183,7 +250,7 @@ def build_family(values):
     if not any(peer == "aquifer fixed-size" for peer, _ in values):
         return None
     table = Table(values)
-    wanted = list(MOST) + list(TIMES)
+    wanted = list(MOST) + list(TIMES) + AS_FAST
     for name, title, peers in FAMILY:
         ours = [workload for peer, workload in values if peer == f"aquifer {name}"
                 and (name != "pool" or workload.startswith(OF_POOL))]
@@ -202,6 +269,8 @@ def build_family(values):
             elif (name, workload) in TIMES:
                 times = TIMES[name, workload]
                 table.add(row, best, value, ratio, f"{times} times faster", None if ratio is None else ratio >= times)
+            elif (name, workload) in AS_FAST:
+                table.add(row, best, value, ratio, "not slower", None if ratio is None else ratio >= 1)
             else:
                 table.add(row, best, value, ratio, "reported", None)
     return table

@@ -46,7 +46,7 @@ fn run(groups: &[Group], options: &Options) -> Result<()> {
     let note = if quick { ", SMALL COUNTS: no measurement" } else { "" };
     println!("# {device}, driver {}, {cores} cores{note}", device.properties().driver_version);
     println!("peer,workload,ns");
-    let bench = Bench::new(device, quick);
+    let bench = Bench::new(device, quick, options.traces.clone());
     for (name, group, _) in groups {
         if options.only.is_empty() || options.only.iter().any(|only| only == *name) {
             println!("# {name}");

@@ -63,8 +63,8 @@ pub(crate) fn ping_pong(bench: &Bench) {
 
 /// Nanoseconds of one of the `STEALS` that `run` makes, and whether the kernel outlasted them.
 fn behind_a_kernel(bench: &Bench, run: impl FnOnce()) -> (f64, bool) {
-    delay(&bench.streams[0], DELAY_NS);
-    let end = must(bench.streams[0].record());
+    delay(&bench.streams()[0], DELAY_NS);
+    let end = must(bench.streams()[0].record());
     let start = Instant::now();
     run();
     let time = start.elapsed().as_secs_f64() * 1e9 / f64::from(STEALS);
@@ -89,18 +89,31 @@ mod bare {
     use crate::subject::Bench;
     use aquifer::cudarc::driver::{result, sys};
 
+    /// Takes off what `new` put on, so that later groups find this thread as it was.
+    fn pop() {
+        let mut context = std::ptr::null_mut();
+        // SAFETY: writes one pointer.
+        let _ = unsafe { sys::cuCtxPopCurrent_v2(&raw mut context) };
+    }
+
     pub(super) struct Pair {
         event: sys::CUevent,
         streams: [sys::CUstream; 2],
     }
 
     impl Pair {
-        /// Also makes the context current on this thread, for good. `None` without a GPU.
+        /// Also makes the context current on this thread until it is dropped. `None` without a GPU.
         pub(super) fn new(bench: &Bench) -> Option<Self> {
-            bench.device.cuda_context()?.bind_to_thread().ok()?;
-            let stream = |index: usize| Some(bench.streams[index].cuda_stream()?.cu_stream());
-            let event = result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING).ok()?;
-            Some(Self { event, streams: [stream(0)?, stream(1)?] })
+            let context = bench.device.cuda_context()?.cu_ctx();
+            let stream = |index: usize| Some(bench.streams()[index].cuda_stream()?.cu_stream());
+            let streams = [stream(0)?, stream(1)?];
+            // SAFETY: the device keeps its context.
+            if unsafe { sys::cuCtxPushCurrent_v2(context) } as u32 != 0 {
+                return None;
+            }
+            let event = result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING);
+            let event = event.map_err(|_| pop()).ok()?;
+            Some(Self { event, streams })
         }
 
         pub(super) fn run(&self) {
@@ -122,6 +135,7 @@ mod bare {
         fn drop(&mut self) {
             // SAFETY: made in `new`, and destroyed here once.
             let _ = unsafe { result::event::destroy(self.event) };
+            pop();
         }
     }
 }
@@ -155,7 +169,7 @@ fn hand_over(
     batch: u32,
 ) -> f64 {
     let layout = must(aquifer::DeviceLayout::new(MIB as usize));
-    let (producer, consumer): (&Stream, &Stream) = (&bench.streams[0], &bench.streams[1]);
+    let (producer, consumer): (&Stream, &Stream) = (&bench.streams()[0], &bench.streams()[1]);
     // At most 16 batches are under way, so at most 1 GiB. The emptied lists go back.
     let (full, filled) = bounded::<Batch>(16);
     let (empty, emptied) = bounded::<Vec<DeviceBlock>>(32);

@@ -2,7 +2,10 @@
 
 use crate::rows::{MIB, POOL, nanoseconds, random};
 use crate::subject::{Bench, Plain};
-use crate::workloads::{Pool, SEED, Trace, churn, cross, hot, median3, random_trace, replay};
+use crate::workloads::{
+    Nothing, Pool, SEED, SEEDS, Trace, churn, cross, hot, median3, random_time, random_trace,
+    replay,
+};
 use aquifer::CudaResource;
 
 /// The counts and the maximum sizes (MiB) of the random traces.
@@ -27,14 +30,11 @@ pub(crate) fn trace(n: u32, mib: u64) -> Trace {
 
 /// What `run_all` of `workloads.hpp` prints, in its order. `slow` is for plain driver memory.
 fn run_all<P: Pool>(bench: &Bench, peer: &str, pool: &P, slow: bool) {
+    let seeds = bench.count(SEEDS, 1).into();
     for (n, mib) in traces(bench, slow) {
-        let trace = trace(n, mib);
-        if !(slow && n > 1000) {
-            replay(pool, &trace, 0);
-        }
         let time = match slow && n > 1000 {
-            true => replay(pool, &trace, 0),
-            false => median3(|| replay(pool, &trace, 0)),
+            true => replay(pool, &trace(n, mib), 0),
+            false => random_time(pool, n, mib << 20, seeds),
         };
         nanoseconds(peer, &random(n, mib), time);
     }
@@ -54,6 +54,21 @@ pub(crate) fn shared_rows(bench: &Bench) {
     let pool = bench.pool(2);
     run_all(bench, POOL, &bench.erased(pool.clone()), false);
     inlined(bench, pool);
+    generator(bench);
+}
+
+/// What drawing the sizes takes of each row, and the loops.
+fn generator(bench: &Bench) {
+    const PEER: &str = "generator Rust";
+    let seeds = bench.count(SEEDS, 1).into();
+    for (n, mib) in traces(bench, false) {
+        nanoseconds(PEER, &random(n, mib), random_time(&Nothing, n, mib << 20, seeds));
+    }
+    let steps = bench.count(50_000, 50);
+    for threads in [1, 16] {
+        let time = median3(|| churn(&Nothing, threads, steps));
+        nanoseconds(PEER, &format!("churn {threads} threads"), time);
+    }
 }
 
 /// Through the concrete type.

@@ -32,6 +32,21 @@ pub(crate) fn pinned(bench: &Bench) {
     pair(bench, "pinned pair 1MiB PinnedAlloc", &PinnedAlloc);
 }
 
+/// Fenced and unfenced, while no stream lives and while 64 do: the first group, since the others' streams
+/// live on.
+pub(crate) fn beside_streams(bench: &Bench) {
+    let options = || PinnedPool::builder(must(PinnedResource::new(&bench.device)));
+    let fenced = &must(options().build());
+    // SAFETY: no device work ever uses what this program takes from the pool.
+    let unfenced = &must(unsafe { options().unfenced() }.build());
+    let mut streams = Vec::new();
+    for count in [0, 64] {
+        streams.resize_with(count, || bench.stream());
+        in_turn(bench, &format!("pinned pair 1MiB fenced, {count} streams alive"), &fenced);
+        pair(bench, &format!("pinned pair 1MiB unfenced, {count} streams alive"), &unfenced);
+    }
+}
+
 /// How many calls of `once` take a while: a driver call may be behind each, or nothing.
 fn calls(bench: &Bench, mut once: impl FnMut()) -> u32 {
     let start = Instant::now();

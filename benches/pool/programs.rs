@@ -76,7 +76,7 @@ fn chain(
     elements: usize,
     operations: u32,
 ) -> (f64, f64) {
-    let stream = &bench.streams[0];
+    let stream = &bench.streams()[0];
     let mut current = must(DeviceVec::<u32>::zeroed_in(stream, elements, resource.clone()));
     bench.synchronize();
     let mut allocating = Duration::ZERO;

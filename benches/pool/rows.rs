@@ -1,6 +1,7 @@
 //! The rows that are printed, and the options of the command line.
 
 use clap::Parser;
+use std::path::PathBuf;
 
 /// Aquifer's benches. Prints rows of `peer,workload,value`; times are nanoseconds.
 #[derive(Parser)]
@@ -14,6 +15,9 @@ pub(crate) struct Options {
     /// The counts of a GPU, on a simulated device too.
     #[arg(long, conflicts_with = "quick")]
     pub(crate) full: bool,
+    /// A folder for the footprint's programs, which the peers play.
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) traces: Option<PathBuf>,
     /// List the groups.
     #[arg(long)]
     pub(crate) list: bool,

@@ -7,7 +7,8 @@ use aquifer::{
     PoolResource, Result, Stream,
 };
 use std::array;
-use std::sync::Arc;
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
 
 /// The default pool over plain memory.
 pub(crate) type Plain = PoolResource<CudaResource>;
@@ -85,15 +86,21 @@ impl Pool for Private {
 /// The device, its streams, and how much to run.
 pub(crate) struct Bench {
     pub(crate) device: Device,
-    pub(crate) streams: Arc<[Stream; STREAMS]>,
+    /// Made on first use: a group that comes before that has none.
+    streams: OnceLock<Arc<[Stream; STREAMS]>>,
     /// Small counts: a smoke test whose times mean nothing.
     pub(crate) quick: bool,
+    /// Where the programs of the footprint are written for the peers.
+    pub(crate) traces: Option<PathBuf>,
 }
 
 impl Bench {
-    pub(crate) fn new(device: Device, quick: bool) -> Self {
-        let streams = Arc::new(array::from_fn(|_| must(device.new_stream())));
-        Self { device, streams, quick }
+    pub(crate) fn new(device: Device, quick: bool, traces: Option<PathBuf>) -> Self {
+        Self { device, streams: OnceLock::new(), quick, traces }
+    }
+
+    pub(crate) fn streams(&self) -> &Arc<[Stream; STREAMS]> {
+        self.streams.get_or_init(|| Arc::new(array::from_fn(|_| self.stream())))
     }
 
     pub(crate) fn simulated(&self) -> bool {
@@ -128,7 +135,7 @@ impl Bench {
     }
 
     pub(crate) fn subject<R>(&self, resource: R) -> Subject<R> {
-        Subject { resource, streams: self.streams.clone() }
+        Subject { resource, streams: self.streams().clone() }
     }
 
     pub(crate) fn erased(&self, resource: impl DeviceResource + 'static) -> Erased {
@@ -139,7 +146,7 @@ impl Bench {
     pub(crate) fn private(&self) -> Private {
         let pools: [Plain; STREAMS] = array::from_fn(|_| self.pool(2 * STREAMS));
         let resources = pools.each_ref().map(|pool| Arc::new(pool.clone()) as Arc<_>);
-        Private { pools, resources, streams: self.streams.clone() }
+        Private { pools, resources, streams: self.streams().clone() }
     }
 
     /// A stream that no pool knows yet.

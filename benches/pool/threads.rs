@@ -62,7 +62,7 @@ fn vectors(
     let bytes = MIB as usize;
     let elapsed = gang(
         threads,
-        |thread| (resource(thread), bench.streams[thread].clone()),
+        |thread| (resource(thread), bench.streams()[thread].clone()),
         |_, (resource, stream)| {
             for _ in 0..pairs {
                 // SAFETY: nobody reads it.

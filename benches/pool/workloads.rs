@@ -16,8 +16,13 @@ pub(crate) const STREAMS: usize = 16;
 /// Blocks that each thread of `churn` holds.
 pub(crate) const LIVE: usize = 128;
 
-/// The seed of the random traces.
+/// The first seed of the random traces, and how many there are: a processor learns one trace by heart.
 pub(crate) const SEED: u64 = 42;
+pub(crate) const SEEDS: u32 = 5;
+
+/// Operations that one sample of a random trace has, unless it takes longer than this.
+const SAMPLE: usize = 50_000;
+const SAMPLE_NS: f64 = 2e7;
 
 /// The generator that both languages have.
 pub(crate) struct SplitMix64(pub(crate) u64);
@@ -154,6 +159,43 @@ pub(crate) fn replay<P: Pool>(pool: &P, trace: &Trace, stream: usize) -> f64 {
         }
     }
     nanoseconds(start) / trace.ops.len() as f64
+}
+
+/// A pool that hands out nothing: what a workload takes without one.
+pub(crate) struct Nothing;
+
+impl Pool for Nothing {
+    type Block = u64;
+
+    #[inline(never)]
+    fn allocate(&self, bytes: u64, _stream: usize) -> u64 {
+        std::hint::black_box(bytes)
+    }
+
+    #[inline(never)]
+    fn free(&self, block: u64, _stream: usize) {
+        std::hint::black_box(block);
+    }
+}
+
+/// Nanoseconds an operation of random traces, the median over the seeds. A pool that takes over a
+/// second for one replay has that of the first seed alone.
+pub(crate) fn random_time<P: Pool>(pool: &P, n: u32, max_size: u64, seeds: u64) -> f64 {
+    let mut times = Vec::new();
+    for seed in SEED..SEED + seeds {
+        let trace = random_trace(n, max_size, seed);
+        let operations = trace.ops.len();
+        let first = replay(pool, &trace, 0) * operations as f64;
+        if first > 1e9 {
+            return replay(pool, &trace, 0);
+        }
+        let rounds = SAMPLE.div_ceil(operations).min((SAMPLE_NS / first) as usize).max(1);
+        times.push(median3(|| {
+            (0..rounds).map(|_| replay(pool, &trace, 0)).sum::<f64>() / rounds as f64
+        }));
+    }
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
 }
 
 /// `T` threads get ready, start together, run, and clean up when all have run. Returns the

@@ -10,7 +10,7 @@
 //! RMM's own program times its condition variable with the allocator; here the two are a row each.
 //! Both are this replay's engine's too: the first has its bookkeeping (a table of blocks, a lock that
 //! nobody else wants and two readings of the clock for all that a thread does in a row), the second
-//! also its threads' start, turns and end. Every round has a new resource, which grows as it goes.
+//! also its threads' turns. `benches/peers/rmm_log.hpp` takes turns in the same way. Every round has a new resource, which grows as it goes.
 
 #[path = "../../benches/family/generator.rs"]
 mod generator;

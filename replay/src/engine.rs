@@ -135,6 +135,8 @@ struct State {
     live: u64,
     stop: bool,
     error: Option<Error>,
+    /// When the first step began, and when the last one ended.
+    ran: Option<(Instant, Instant)>,
     pass: Pass,
 }
 
@@ -151,6 +153,7 @@ fn once(
         live: 0,
         stop: false,
         error: None,
+        ran: None,
         pass: Pass { device: stack.device.name().to_owned(), ..Pass::default() },
     };
     if purpose == Purpose::Look {
@@ -159,7 +162,6 @@ fn once(
     }
     let calls = stack.driver_calls();
     let state = Mutex::new(state);
-    let start = Instant::now();
     let taken = take(&runs(&plan.steps), &|steps| {
         // Never contended: only who has the turn comes here.
         let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -177,8 +179,8 @@ fn once(
         let what = format!("a thread for one of the log's cannot be made: {error}");
         Error::new(ErrorKind::Io, what)
     })?;
-    let wall = start.elapsed();
     let mut state = state.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let wall = state.ran.map(|(first, last)| last - first).unwrap_or_default();
     let pass = &mut state.pass;
     pass.wall = wall;
     pass.driver_calls = stack.driver_calls().zip(calls).map(|(after, before)| after - before);
@@ -277,7 +279,9 @@ impl State {
                 break;
             }
         }
-        self.pass.busy += start.elapsed();
+        let end = Instant::now();
+        self.pass.busy += end - start;
+        self.ran = Some((self.ran.map_or(start, |(first, _)| first), end));
     }
 
     fn failed(&mut self, line: u64, size: usize, error: Error) {

@@ -30,6 +30,10 @@ pub(crate) fn runs(steps: &[Step]) -> Vec<Run> {
     runs
 }
 
+/// How often a thread looks for its turn before it sleeps, where each has a core: waking one takes longer
+/// than most runs. `benches/peers/rmm_log.hpp` does the same.
+const SPINS: u32 = 20_000;
+
 /// A turn that nobody has: a thread panicked, or could not be made.
 const BROKEN: usize = usize::MAX;
 
@@ -50,13 +54,15 @@ pub(crate) fn take(runs: &[Run], make: &(dyn Fn(Range<usize>) + Sync)) -> io::Re
         turns.resize(turns.len().max(run.thread + 1), Vec::new());
         turns[run.thread].push(number);
     }
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    let spins = if turns.len() <= cores { SPINS } else { 0 };
     let turn = AtomicUsize::new(0);
     let handles: OnceLock<Vec<Thread>> = OnceLock::new();
     thread::scope(|scope| {
         let mut made = Vec::new();
         for own in &turns {
             let (turn, handles) = (&turn, &handles);
-            let worker = move || worker(runs, own, turn, handles, make);
+            let worker = move || worker(runs, own, turn, handles, spins, make);
             match thread::Builder::new().spawn_scoped(scope, worker) {
                 Ok(worker) => made.push(worker.thread().clone()),
                 Err(error) => {
@@ -77,16 +83,22 @@ fn worker(
     own: &[usize],
     turn: &AtomicUsize,
     handles: &OnceLock<Vec<Thread>>,
+    spins: u32,
     make: &(dyn Fn(Range<usize>) + Sync),
 ) {
     let handles = handles.wait();
     let guard = Guard { turn, handles };
     for &number in own {
+        let mut spins = spins;
         loop {
             // Acquire: what the thread before did is seen.
             match turn.load(Ordering::Acquire) {
                 BROKEN => return,
                 now if now == number => break,
+                _ if spins > 0 => {
+                    spins -= 1;
+                    std::hint::spin_loop();
+                }
                 _ => thread::park(),
             }
         }

@@ -2,18 +2,20 @@
 //! the simulated device as their judge, or with kernels and patterns on a GPU.
 //!
 //! A program is its seed. A failing one prints it:
-//! `AQUIFER_SOAK_SEED=N cargo test --release --test soak` replays it, threads and all, with its
+//! `AQUIFER_SOAK_SEED=N cargo test --release --test soak TEST` replays it, threads and all, with its
 //! operations. `AQUIFER_SOAK_PROGRAMS` says how many there are, `AQUIFER_SOAK_FIRST` which seed is
 //! the first.
 
 #![allow(clippy::forget_non_drop, reason = "that a guard is forgotten has to change nothing")]
 
 mod ballast;
+mod callbacks;
 mod captures;
 mod complaints;
 mod failing_calls;
 #[path = "../support/kernels.rs"]
 mod kernels;
+mod patterns;
 mod player;
 mod program;
 mod random;
@@ -37,6 +39,9 @@ const PROGRAMS_ON_GPU: u64 = 1_000;
 /// Of so many programs one runs with threads that race; what it finds may not replay.
 const RACING: u64 = 10;
 
+/// And one has a pattern, of the same seeds: the others' numbers stay as they are.
+const PATTERNED: u64 = 20;
+
 /// A program that takes longer hangs.
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -55,7 +60,8 @@ struct Watch(Arc<Mutex<Running>>);
 type Running = Option<(u64, Instant)>;
 
 impl Watch {
-    fn start() -> Self {
+    fn start(test: &str) -> Self {
+        let test = test.to_owned();
         let current = Arc::new(Mutex::new(Running::None));
         let watched = Arc::downgrade(&current);
         std::thread::spawn(move || {
@@ -64,7 +70,7 @@ impl Watch {
                 if let Some((seed, since)) = running
                     && since.elapsed() > LIMIT
                 {
-                    eprintln!("{}", report(seed, "it hangs"));
+                    eprintln!("{}", report(&test, seed, "it hangs"));
                     std::process::abort();
                 }
                 drop(current);
@@ -79,22 +85,23 @@ impl Watch {
     }
 }
 
-fn report(seed: u64, why: &str) -> String {
+fn report(test: &str, seed: u64, why: &str) -> String {
     format!(
-        "seed {seed}: {why}; replay with AQUIFER_SOAK_SEED={seed} cargo test --release --test soak"
+        "seed {seed}: {why}; replay with AQUIFER_SOAK_SEED={seed} cargo test --release --test soak \
+         {test}"
     )
 }
 
 /// Runs programs; at the first failure it stops, after a replay that shows the operations.
-fn soak(what: &str, seeds: std::ops::Range<u64>, free: bool) {
+fn soak(test: &str, what: &str, seeds: std::ops::Range<u64>, mode: Mode) {
     let complaints = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let watch = Watch::start();
+    let watch = Watch::start(test);
     let (started, programs) = (Instant::now(), seeds.end - seeds.start);
     let one = number("AQUIFER_SOAK_SEED");
     let mut tally = Tally::default();
     for seed in one.map_or(seeds, |seed| seed..seed + 1) {
         watch.program(seed);
-        let mode = Mode { free, trace: one.is_some() };
+        let mode = Mode { trace: one.is_some(), ..mode };
         let Failed { why, mut trace } = match run(seed, mode, &complaints) {
             Ok(done) => {
                 tally.join(&done);
@@ -104,18 +111,18 @@ fn soak(what: &str, seeds: std::ops::Range<u64>, free: bool) {
         };
         if trace.len() < 2 {
             watch.program(seed);
-            trace = match run(seed, Mode { free, trace: true }, &complaints) {
+            trace = match run(seed, Mode { trace: true, ..mode }, &complaints) {
                 Ok(_) => vec!["it does not fail again".into()],
                 Err(again) => again.trace,
             };
         }
-        panic!("{}\n  {}", report(seed, &why), trace.join("\n  "));
+        panic!("{}\n  {}", report(test, seed, &why), trace.join("\n  "));
     }
     let seconds = started.elapsed().as_secs_f64();
     let count = if one.is_some() { 1 } else { programs };
     println!("{what}: {count} programs in {seconds:.1} s{tally}");
-    let too_few = tally.too_few(programs as usize, support::on_gpu());
-    if one.is_none() && !free {
+    let too_few = tally.too_few(programs as usize, mode.patterns, support::on_gpu());
+    if one.is_none() && !mode.free {
         assert!(too_few.is_empty(), "too little happened: {}", too_few.join("; "));
     }
 }
@@ -126,13 +133,31 @@ fn seeds() -> std::ops::Range<u64> {
     first..first + number("AQUIFER_SOAK_PROGRAMS").unwrap_or(default)
 }
 
+/// The first of so many parts of the seeds.
+fn part(parts: u64) -> std::ops::Range<u64> {
+    let seeds = seeds();
+    seeds.start..seeds.start + (seeds.end - seeds.start) / parts
+}
+
 #[test]
 fn programs_in_turns() {
-    soak("soak", seeds(), false);
+    soak("programs_in_turns", "soak", seeds(), Mode::default());
 }
 
 #[test]
 fn programs_that_race() {
-    let seeds = seeds();
-    soak("soak of races", seeds.start..seeds.start + (seeds.end - seeds.start) / RACING, true);
+    let mode = Mode { free: true, ..Mode::default() };
+    soak("programs_that_race", "soak of races", part(RACING), mode);
+}
+
+#[test]
+fn patterns_in_turns() {
+    let mode = Mode { patterns: true, ..Mode::default() };
+    soak("patterns_in_turns", "soak of patterns", part(PATTERNED), mode);
+}
+
+#[test]
+fn patterns_that_race() {
+    let mode = Mode { patterns: true, free: true, ..Mode::default() };
+    soak("patterns_that_race", "soak of racing patterns", part(PATTERNED * RACING), mode);
 }

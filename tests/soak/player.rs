@@ -16,6 +16,9 @@ thread_local! {
     static STASH: RefCell<Vec<Item>> = const { RefCell::new(Vec::new()) };
 }
 
+/// Elements that are written of a vector which is one of many large ones.
+const HEAD: usize = 64;
+
 /// Which errors an allocation may give, besides running out of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Expected {
@@ -40,7 +43,7 @@ pub(crate) struct Player<'a> {
     pub(crate) items: Vec<Item>,
     ballast: Ballast,
     pub(crate) seat: Seat<'a>,
-    me: usize,
+    pub(crate) me: usize,
     in_turns: bool,
 }
 
@@ -93,7 +96,18 @@ impl<'a> Player<'a> {
         if self.shared.setup.injects && self.random.one_in(6) {
             return self.trouble();
         }
-        match self.random.below(64) {
+        let pattern = self.shared.setup.pattern;
+        if let Some(pattern) = pattern.filter(|_| !self.random.one_in(4)) {
+            return self.pattern(pattern);
+        }
+        let drawn = self.random.below(64);
+        // Those draw sizes of their own.
+        if let (Some(pattern), Some(_)) = (pattern, self.shared.setup.one_size())
+            && matches!(drawn, 18..20 | 59 | 61..63)
+        {
+            return self.pattern(pattern);
+        }
+        match drawn {
             0..18 => self.make(),
             18..20 => self.churn(),
             20..28 => {
@@ -149,6 +163,9 @@ impl<'a> Player<'a> {
     pub(crate) fn length(&mut self) -> usize {
         let scale = self.shared.setup.scale / size_of::<u32>();
         let sizes = &self.shared.setup.lengths;
+        if self.shared.setup.one_size().is_some() {
+            return sizes[0];
+        }
         if !sizes.is_empty() && !self.random.one_in(6) {
             return sizes[self.random.below(sizes.len())];
         }
@@ -205,6 +222,8 @@ impl<'a> Player<'a> {
             && expected == Expected::Room
             && lock(&self.shared.captured).is_none()
             && !self.shared.may_leak.load(Ordering::Relaxed)
+            // An upstream that calls back frees and trims while the pool looks.
+            && self.shared.callbacks.is_none()
             && setup.climbs_all();
         if !exact {
             return Ok(());
@@ -226,7 +245,10 @@ impl<'a> Player<'a> {
 
     /// Writes a vector for the first time.
     pub(crate) fn write(&mut self, mut item: Item) -> Step {
-        let (tag, length) = (self.shared.tag(), item.vec.capacity());
+        let (tag, mut length) = (self.shared.tag(), item.vec.capacity());
+        if self.shared.setup.one_size().is_some() {
+            length = HEAD;
+        }
         if self.shared.simulator.is_none() && self.random.one_in(3) {
             let home = item.vec.stream().clone();
             self.ballast.load(self.shared, &home)?;
@@ -429,14 +451,23 @@ impl<'a> Player<'a> {
         let Some(old) = self.stream() else { return Ok(()) };
         let new = self.shared.device.new_stream().map_err(unexpected("making a stream"))?;
         self.says(|| format!("stream {} is dropped for stream {}", old.id(), new.id()));
-        for stream in lock(&self.shared.streams).iter_mut().filter(|stream| **stream == old) {
-            *stream = new.clone();
-        }
+        self.replace(&old, &new);
         self.shared.count("streams replaced");
         Ok(())
     }
 
-    fn trim(&mut self) -> Step {
+    /// Whether the program had `old`, which it has no more.
+    pub(crate) fn replace(&self, old: &Stream, new: &Stream) -> bool {
+        let mut streams = lock(&self.shared.streams);
+        let mut found = false;
+        for stream in streams.iter_mut().filter(|stream| *stream == old) {
+            *stream = new.clone();
+            found = true;
+        }
+        found
+    }
+
+    pub(crate) fn trim(&mut self) -> Step {
         let Some((pool, _)) = self.pool() else { return Ok(()) };
         let keep = self.random.below(self.shared.setup.scale);
         let keep = if self.random.one_in(2) { 0 } else { keep };
@@ -453,11 +484,12 @@ impl<'a> Player<'a> {
     /// The program lets go of the pool; its vectors live on.
     fn drop_the_pool(&mut self) -> Step {
         // Not with captures: a pool that goes while a stream of its frees is in one can only leak.
-        if self.random.one_in(8)
-            && !self.shared.setup.captures
-            && let Some((pool, _)) = lock(&self.shared.pool).take()
-        {
-            lock(&self.shared.tally).statistics(&pool.statistics());
+        if self.random.one_in(8) && !self.shared.setup.captures {
+            // An upstream may ask for the pool as it goes.
+            let Some((pool, _resource)) = lock(&self.shared.pool).take() else { return Ok(()) };
+            let found = pool.statistics();
+            lock(&self.shared.tally).statistics(&found);
+            self.shared.judge_reserved(&found)?;
             self.shared.count("pools dropped first");
         }
         Ok(())
@@ -508,7 +540,7 @@ impl<'a> Player<'a> {
             wrong.push("the maximum was passed");
         }
         if wrong.is_empty() {
-            return Ok(());
+            return self.shared.judge_reserved(&found);
         }
         Err(format!("{}: {found:?}, {} alive", wrong.join(", "), self.shared.alive()))
     }

@@ -1,6 +1,7 @@
 //! One program: made from its seed, played, and judged when all is quiet again.
 
 use crate::complaints::Complaints;
+use crate::patterns::{Pattern, THOUSAND};
 use crate::player::Player;
 use crate::random::Random;
 use crate::setup::{Pool, Setup, Upstream};
@@ -13,10 +14,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// How a program runs.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Mode {
     /// Threads race instead of taking turns.
     pub(crate) free: bool,
+    /// The program is one of a pattern, by its seed.
+    pub(crate) patterns: bool,
     /// The operations are kept, to be printed.
     pub(crate) trace: bool,
 }
@@ -44,10 +47,14 @@ pub(crate) fn run_over(
     over: Over<'_>,
 ) -> Result<Tally, Failed> {
     let early = |why| Failed { why, trace: Vec::new() };
-    let mut setup = Setup::new(&mut Random::new(seed, 0), support::on_gpu());
+    let (mut random, on_gpu) = (Random::new(seed, 0), support::on_gpu());
+    let mut setup = match mode.patterns {
+        true => Setup::of(Pattern::of(seed), &mut random, on_gpu),
+        false => Setup::new(&mut random, on_gpu),
+    };
     if mode.free {
         (setup.threads, setup.injects, setup.captures) = (setup.threads.max(2), false, false);
-        setup.operations = vec![40; setup.threads];
+        setup.operations = vec![if mode.patterns { 16 } else { 40 }; setup.threads];
     }
     let device = match support::on_gpu() {
         true => Device::open(0).map_err(unexpected("opening the GPU")).map_err(early)?,
@@ -67,16 +74,28 @@ pub(crate) fn run_over(
 
 fn play(shared: &Shared, mode: Mode, complaints: &Complaints, over: Over<'_>) -> Step {
     let setup = &shared.setup;
-    let (pool, lower) = setup.pool(&shared.device).map_err(unexpected("building the pool"))?;
+    let (pool, lower) = setup
+        .pool(&shared.device, shared.callbacks.as_ref())
+        .map_err(unexpected("building the pool"))?;
     if matches!(setup.upstream, Upstream::PoolOverPlain | Upstream::PoolOverStreamOrdered) {
         shared.count("pools over pools");
     }
     let erased = over(pool.clone()).map_err(unexpected("building over the pool"))?;
     *lock(&shared.pool) = Some((pool, erased));
 
+    if setup.streams >= THOUSAND {
+        shared.count("programs of a thousand streams");
+    }
     threads(shared, mode);
     if let Some(failure) = lock(&shared.failure).take() {
         return Err(failure);
+    }
+    if let Some(callbacks) = &shared.callbacks {
+        drop(callbacks.stop());
+        lock(&shared.tally).join(&lock(&callbacks.tally));
+        if let Some(failure) = lock(&callbacks.failure).take() {
+            return Err(failure);
+        }
     }
     let mut random = Random::new(shared.seed, 1);
     quiet(shared, complaints)?;
@@ -166,6 +185,10 @@ fn quiescent(shared: &Shared, pool: &Pool, complaints: &Complaints, random: &mut
     lock(&shared.tally).statistics(&found);
     if shared.setup.maximum.is_some_and(|maximum| found.peak_reserved > maximum) {
         return Err(format!("more was reserved than the maximum: {found:?}"));
+    }
+    shared.judge_reserved(&found)?;
+    if shared.setup.one_size().is_some() {
+        shared.count("pools held to their bound");
     }
     // Memory may be lost to a failure, but not without a word.
     if complaints.first().is_some() {

@@ -1,5 +1,7 @@
 //! What a program's seed says about its device and its pool.
 
+use crate::callbacks::Callbacks;
+use crate::patterns::Pattern;
 use crate::random::Random;
 use aquifer::sim::SimConfig;
 use aquifer::{
@@ -41,6 +43,10 @@ pub(crate) struct Setup {
     pub(crate) lengths: Vec<usize>,
     pub(crate) injects: bool,
     pub(crate) captures: bool,
+    /// What most operations have in common.
+    pub(crate) pattern: Option<Pattern>,
+    /// The pool has no setting but those of its threads' caches, and all vectors are of one size.
+    untuned: bool,
 }
 
 const RUNGS: [MissStep; 7] = [
@@ -107,11 +113,40 @@ impl Setup {
             lengths,
             injects: !on_gpu && random.one_in(4),
             captures: !on_gpu && random.one_in(4),
+            pattern: None,
+            untuned: false,
         }
     }
 
+    /// A program of a pattern. Driver calls that fail and captures are for the others.
+    pub(crate) fn of(pattern: Pattern, random: &mut Random, on_gpu: bool) -> Self {
+        let mut setup = Self::new(random, on_gpu);
+        setup.pattern = Some(pattern);
+        (setup.injects, setup.captures) = (false, false);
+        (setup.threads, setup.streams) = (pattern.threads(random), pattern.streams(random));
+        setup.operations = (0..setup.threads).map(|_| 8 + random.below(24)).collect();
+        let small = matches!(pattern, Pattern::Callbacks | Pattern::ManyStreams);
+        if !small && random.one_in(2) {
+            setup.untuned = true;
+            setup.maximum = None;
+            (setup.initial, setup.soft_limit, setup.growth_step, setup.steps) =
+                (0, None, None, None);
+            setup.capacity = 4 << 30;
+            let size = random.pick(&[256 << 10, 512 << 10, 1 << 20]);
+            setup.lengths = vec![size / size_of::<u32>()];
+        }
+        setup
+    }
+
+    /// The bytes of every vector of a program whose pool has the default policy.
+    pub(crate) fn one_size(&self) -> Option<usize> {
+        self.untuned.then(|| self.lengths[0] * size_of::<u32>())
+    }
+
     pub(crate) fn device(&self, seed: u64) -> Device {
-        Device::simulated(SimConfig::default().seed(seed).capacity(self.capacity as u64))
+        let config = SimConfig::default().seed(seed).capacity(self.capacity as u64);
+        // Large memory that is hardly written to.
+        Device::simulated(if self.untuned { config.without_poison() } else { config })
     }
 
     /// Whether nothing but the pool's maximum limits it, by the device's memory at least.
@@ -129,14 +164,22 @@ impl Setup {
             && grows
     }
 
-    /// The pool, and the one below it where there is one.
-    pub(crate) fn pool(&self, device: &Device) -> Result<(Pool, Option<Pool>)> {
+    /// The pool over what `calls` makes of its upstream, and the one below it where there is one.
+    pub(crate) fn pool(
+        &self,
+        device: &Device,
+        calls: Option<&Arc<Callbacks>>,
+    ) -> Result<(Pool, Option<Pool>)> {
+        let over = |upstream: Arc<dyn DeviceResource>| match calls {
+            Some(calls) => calls.over(upstream),
+            None => upstream,
+        };
         let plain = || -> Arc<dyn DeviceResource> { Arc::new(CudaResource::new(device)) };
         let ordered =
             || -> Result<Arc<dyn DeviceResource>> { Ok(Arc::new(AsyncResource::new(device)?)) };
         let below = match self.upstream {
-            Upstream::Plain => return Ok((self.build(plain())?, None)),
-            Upstream::StreamOrdered => return Ok((self.build(ordered()?)?, None)),
+            Upstream::Plain => return Ok((self.build(over(plain()))?, None)),
+            Upstream::StreamOrdered => return Ok((self.build(over(ordered()?))?, None)),
             Upstream::PoolOverPlain => plain(),
             Upstream::PoolOverStreamOrdered => ordered()?,
         };
@@ -144,7 +187,7 @@ impl Setup {
         let step = (self.scale / 8).max(4096);
         let lower = PoolResource::builder(below).growth_step(step).build()?;
         let erased: Arc<dyn DeviceResource> = Arc::new(lower.clone());
-        Ok((self.build(erased)?, Some(lower)))
+        Ok((self.build(over(erased))?, Some(lower)))
     }
 
     fn build(&self, upstream: Arc<dyn DeviceResource>) -> Result<Pool> {

@@ -1,9 +1,12 @@
 //! What the threads of a program share, and the vectors that they own.
 
+use crate::callbacks::Callbacks;
+use crate::patterns::Pattern;
+use crate::random::Random;
 use crate::setup::{Pool, Setup};
 use crate::tally::Tally;
 use aquifer::sim::Simulator;
-use aquifer::{Device, DeviceResource, DeviceVec, Error, Event, Stream};
+use aquifer::{Device, DeviceResource, DeviceVec, Error, Event, PoolStatistics, Stream};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -30,14 +33,37 @@ pub(crate) struct Item {
     _alive: Alive,
 }
 
-/// Counts the vectors that hold memory.
-struct Alive(Arc<AtomicUsize>);
+/// Counts the vectors that hold memory, and the most of them at once.
+#[derive(Clone, Default)]
+pub(crate) struct Vectors(Arc<[AtomicUsize; 2]>);
+
+/// A vector that is counted.
+struct Alive(Vectors);
+
+impl Vectors {
+    pub(crate) fn item(&self, vec: DeviceVec<u32>) -> Item {
+        let now = self.0[0].fetch_add(1, Ordering::Relaxed) + 1;
+        self.0[1].fetch_max(now, Ordering::Relaxed);
+        Item { vec, tag: None, lent: Vec::new(), _alive: Alive(self.clone()) }
+    }
+
+    fn now(&self) -> usize {
+        self.0[0].load(Ordering::Relaxed)
+    }
+
+    fn peak(&self) -> usize {
+        self.0[1].load(Ordering::Relaxed)
+    }
+}
 
 impl Drop for Alive {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.0.0[0].fetch_sub(1, Ordering::Relaxed);
     }
 }
+
+/// The pool that a program has, and what its vectors come from.
+pub(crate) type Current = Mutex<Option<(Pool, Arc<dyn DeviceResource>)>>;
 
 impl Item {
     pub(crate) fn home(&self) -> u64 {
@@ -73,7 +99,11 @@ pub(crate) struct Shared {
     pub(crate) streams: Mutex<Vec<Stream>>,
     pub(crate) events: Mutex<Vec<Event>>,
     pub(crate) mailbox: Mutex<Vec<Item>>,
-    pub(crate) pool: Mutex<Option<(Pool, Arc<dyn DeviceResource>)>>,
+    pub(crate) pool: Arc<Current>,
+    /// Of a program whose upstream calls back.
+    pub(crate) callbacks: Option<Arc<Callbacks>>,
+    /// How often all work has moved to the next stream.
+    pub(crate) phase: AtomicUsize,
     /// The stream that is in capture.
     pub(crate) captured: Mutex<Option<u64>>,
     pub(crate) tally: Mutex<Tally>,
@@ -81,14 +111,18 @@ pub(crate) struct Shared {
     pub(crate) failed: AtomicBool,
     /// A driver call failed whose failure may cost memory, said aloud.
     pub(crate) may_leak: AtomicBool,
-    alive: Arc<AtomicUsize>,
+    vectors: Vectors,
     next_tag: AtomicU32,
     trace: Option<Mutex<Vec<String>>>,
 }
 
 impl Shared {
     pub(crate) fn new(seed: u64, setup: Setup, device: Device, trace: bool) -> Step<Self> {
-        let (pool, streams) = (Mutex::new(None), Vec::with_capacity(setup.streams));
+        let (pool, vectors) = (Arc::<Current>::default(), Vectors::default());
+        let streams = Vec::with_capacity(setup.streams);
+        let calls_back = setup.pattern == Some(Pattern::Callbacks);
+        let callbacks = calls_back
+            .then(|| Callbacks::new(Random::new(seed, 98), pool.clone(), vectors.clone()));
         let shared = Self {
             seed,
             simulator: device.simulator(),
@@ -98,12 +132,14 @@ impl Shared {
             events: Mutex::default(),
             mailbox: Mutex::default(),
             pool,
+            callbacks,
+            phase: AtomicUsize::new(0),
             captured: Mutex::default(),
             tally: Mutex::default(),
             failure: Mutex::default(),
             failed: AtomicBool::new(false),
             may_leak: AtomicBool::new(false),
-            alive: Arc::default(),
+            vectors,
             next_tag: AtomicU32::new(1),
             trace: trace.then(Mutex::default),
         };
@@ -125,12 +161,28 @@ impl Shared {
     }
 
     pub(crate) fn alive(&self) -> usize {
-        self.alive.load(Ordering::Relaxed)
+        self.vectors.now()
     }
 
     pub(crate) fn item(&self, vec: DeviceVec<u32>) -> Item {
-        self.alive.fetch_add(1, Ordering::Relaxed);
-        Item { vec, tag: None, lent: Vec::new(), _alive: Alive(self.alive.clone()) }
+        self.vectors.item(vec)
+    }
+
+    /// Fails if more is reserved than the policy of a program that sets nothing lets it be.
+    ///
+    /// All vectors are of one size, so what is free serves whatever is asked. Growth comes first while
+    /// no more is free than 2 MiB or an eighth of what is live, and is itself 2 MiB or an eighth.
+    /// Caches are let alone up to 8 MiB or an eighth of what is reserved. What the end of a range has
+    /// too little for a block comes on top: less than a half of what a growth is.
+    pub(crate) fn judge_reserved(&self, found: &PoolStatistics) -> Step {
+        let Some(size) = self.setup.one_size() else { return Ok(()) };
+        // What a thread asks for it has before it is counted.
+        let live = (self.vectors.peak() + self.setup.threads) * size;
+        let bound = live + live / 2 + (16 << 20);
+        if found.peak_reserved <= bound {
+            return Ok(());
+        }
+        Err(format!("{live} bytes were live at most, {bound} allow for: {found:?}"))
     }
 
     /// Fails if the simulated device has seen anything that no stream order allows.

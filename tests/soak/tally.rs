@@ -41,6 +41,23 @@ const FLOORS: [(&str, usize); 29] = [
     ("pools over pools", 8),
 ];
 
+/// The same in so many programs of a pattern, of which one in six has each.
+const PATTERN_FLOORS: [(&str, usize); 13] = [
+    ("pool steals", 4),
+    ("pool waits", 2),
+    ("freed on another thread and stream", 2),
+    ("phases", 6),
+    ("slept on blocks in caches", 12),
+    ("rounds over many streams", 2),
+    ("programs of a thousand streams", 300),
+    ("callbacks that allocate", 6),
+    ("callbacks that free", 12),
+    ("callbacks that trim", 12),
+    ("streams dropped with memory elsewhere", 6),
+    ("pools held to their bound", 6),
+    ("dropped by a thread's end", 8),
+];
+
 /// Those that need the simulated device.
 const SIMULATED: [&str; 7] = [
     "captures",
@@ -80,8 +97,9 @@ impl Tally {
     }
 
     /// What happened less often than it has to in `programs`.
-    pub(crate) fn too_few(&self, programs: usize, on_gpu: bool) -> Vec<String> {
-        let wanted = FLOORS.iter().filter(|(name, _)| {
+    pub(crate) fn too_few(&self, programs: usize, patterns: bool, on_gpu: bool) -> Vec<String> {
+        let floors = if patterns { &PATTERN_FLOORS[..] } else { &FLOORS };
+        let wanted = floors.iter().filter(|(name, _)| {
             !on_gpu || !(SIMULATED.contains(name) || *name == "failed allocations")
         });
         wanted

@@ -72,7 +72,13 @@ pub(crate) fn step(place: &Place) -> Result<Verdict> {
 
 /// The part of a line that says how many programs ran. The harness may have begun the line.
 fn summary(line: &str) -> Option<String> {
-    let starts = ["capture soak: ", "soak: ", "soak of races: "];
+    let starts = [
+        "capture soak: ",
+        "soak: ",
+        "soak of races: ",
+        "soak of patterns: ",
+        "soak of racing patterns: ",
+    ];
     let start = starts.iter().find_map(|start| line.find(start))?;
     let text = &line[start..];
     text.contains(" programs in ").then(|| text.into())
@@ -243,6 +249,7 @@ mod tests {
         for said in [
             "soak: 10 programs in 0.1 s",
             "soak of races: 1 programs in 2 s",
+            "soak of racing patterns: 1 programs in 2 s",
             "capture soak: 10 programs in 0.1 s",
         ] {
             assert_eq!(found(said), said);

@@ -13,6 +13,8 @@
 mod account;
 #[path = "../../../tests/soak/ballast.rs"]
 mod ballast;
+#[path = "../../../tests/soak/callbacks.rs"]
+mod callbacks;
 #[path = "../../../tests/soak/captures.rs"]
 mod captures;
 #[path = "../../../tests/soak/complaints.rs"]
@@ -21,6 +23,8 @@ mod complaints;
 mod failing_calls;
 #[path = "../../../tests/support/kernels.rs"]
 mod kernels;
+#[path = "../../../tests/soak/patterns.rs"]
+mod patterns;
 #[path = "../../../tests/soak/player.rs"]
 mod player;
 #[allow(dead_code, reason = "the soak itself uses more of it")]
@@ -79,7 +83,7 @@ fn logged(seed: u64, free: bool, complaints: &Complaints) -> ([Account; 2], Plan
     let capacity = if seed.is_multiple_of(5) { 2 } else { 1 << 12 };
     let accounts = [(); 2].map(|()| Arc::new(Mutex::new(Account::default())));
     let [above, below] = &accounts;
-    let mode = Mode { free, trace: false };
+    let mode = Mode { free, ..Mode::default() };
     let run = run_over(seed, mode, complaints, &|pool| {
         let log = LoggingAdaptor::builder(Accounted::new(pool, below))
             .path(&file.0)
