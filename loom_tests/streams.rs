@@ -208,11 +208,11 @@ impl PoolHandles for Counted {
         is_abandoned
     }
 
-    fn handles(&self) -> usize {
+    fn all_handles(&self) -> usize {
         self.0.handles.load(Ordering::Relaxed)
     }
 
-    fn pools(&self) -> &AtomicUsize {
+    fn pool_handles(&self) -> &AtomicUsize {
         &self.0.pools
     }
 }

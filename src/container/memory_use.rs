@@ -2,7 +2,7 @@
 
 use super::pending_uses::PendingUses;
 use super::stream_ref::StreamRef;
-use super::used_on::{UsedOn, WaitError, across_captures};
+use super::used_on::{UsedOn, WaitError, error_across_captures};
 use crate::error::{Error, ErrorKind, Result};
 use crate::stream::{Capture, Status, Stream, StreamCall};
 use crate::sync::Arc;
@@ -154,7 +154,7 @@ fn capture_to_join(
         (Status::Undeclared, Status::Runs | Status::Undeclared) if policy == CapturePolicy::Any => {
             return Ok(None);
         }
-        _ => return Err(across_captures(stream)),
+        _ => return Err(error_across_captures(stream)),
     };
     if policy == CapturePolicy::Refuse {
         return Err(Error::new(

@@ -69,7 +69,7 @@ impl UsedOn {
                     Some(event) => home.wait(&event)?,
                     None => return Err(WaitError::CaptureBegins(other.clone())),
                 },
-                Status::Undeclared => return Err(across_captures(home).into()),
+                Status::Undeclared => return Err(error_across_captures(home).into()),
             },
             Self::PerThread(device, thread) if *thread == std::thread::current().id() => {
                 let own = device.per_thread_stream()?;
@@ -107,7 +107,7 @@ const USED_ELSEWHERE: &str = "the vector was used on another stream before the c
      that stream first, or make it wait for the capturing one inside of the capture";
 
 /// The error of an order between two streams of which one is in a capture that cannot have it.
-pub(super) fn across_captures(stream: &StreamCall<'_>) -> Error {
+pub(super) fn error_across_captures(stream: &StreamCall<'_>) -> Error {
     Error::new(
         ErrorKind::Capture,
         format!("{stream} cannot be put in order with a stream across the border of a capture"),

@@ -196,7 +196,7 @@ fn contains(slab: &RecentSlab, address: usize) -> bool {
 
 /// The pool of a live block, if the calling thread remembers its slab.
 #[inline(always)]
-pub(super) fn recent_pool(address: usize) -> Option<PoolKey> {
+pub(super) fn remembered_pool_of(address: usize) -> Option<PoolKey> {
     let place = RECENT_BY_PART.with(|places| places[(address >> PART) % PARTS].get());
     let slab = RECENT.with(|slabs| slabs[place as usize % SLABS].get());
     if contains(&slab, address) { Some(slab.key) } else { search_recent(address) }
@@ -210,7 +210,7 @@ fn search_recent(address: usize) -> Option<PoolKey> {
     RECENT.with(|slabs| Some(slabs[place].get().key))
 }
 
-/// Remembers the slab of a live block for [`recent_pool`].
+/// Remembers the slab of a live block for [`remembered_pool_of`].
 fn remember_slab(address: usize, range: &Range, key: PoolKey) {
     let removed = SLABS_REMOVED.load(Ordering::Relaxed);
     let slab = RecentSlab { base: range.base, bytes: range.bytes, key, removed };

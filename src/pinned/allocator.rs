@@ -1,7 +1,7 @@
 //! The trait of this module's host allocators, and the allocator traits of std and `allocator_api2`
 //! over it.
 
-use super::address_map::{self, recent_pool};
+use super::address_map::{self, remembered_pool_of};
 use super::batch::{Batch, FreedBlock, pointer_to, units_of};
 use super::thread_cache;
 use crate::debug_log::deferred_event;
@@ -83,7 +83,7 @@ pub(crate) unsafe trait HostAllocator {
         if is_forked_child() {
             return true;
         }
-        let Some(key) = recent_pool(address) else { return false };
+        let Some(key) = remembered_pool_of(address) else { return false };
         // SAFETY: the slab around the live block is this pool's, and the caller gives the block up.
         unsafe { thread_cache::free(key, block, |batch| quarantine_at(address, batch)) }
     }

@@ -81,24 +81,24 @@ impl HostSource {
     /// alignment, whatever that is.
     pub(super) fn allocate(&self, layout: Layout) -> Result<HostMemory> {
         not_forked("page-locked memory")?;
-        unpin_passed();
+        collect_all_quarantines();
         let too_large = || too_large(layout.size(), layout.align());
         // An alignment above the page's is found inside of a larger block.
         let padding = if layout.align() > PAGE { layout.align() } else { 0 };
         let mut bytes = padded(layout.size(), padding).ok_or_else(too_large)?;
-        let mut base = self.host_alloc(bytes)?;
-        if place(base, bytes, layout).is_none() {
+        let mut base = self.host_alloc_or_trim(bytes)?;
+        if first_fit(base, bytes, layout).is_none() {
             // Drivers are said to align to pages, and promise nothing: once more, with room.
             bytes = padded(layout.size(), layout.align()).ok_or_else(too_large)?;
-            let larger = self.host_alloc(bytes);
+            let larger = self.host_alloc_or_trim(bytes);
             // SAFETY: allocated above, and nothing else has the pointer.
             let _ = unsafe { self.device.driver().host_free(base) };
             base = larger?;
         }
-        Ok(HostMemory { base, bytes, start: place(base, bytes, layout).unwrap_or(base) })
+        Ok(HostMemory { base, bytes, start: first_fit(base, bytes, layout).unwrap_or(base) })
     }
 
-    fn host_alloc(&self, bytes: usize) -> Result<NonNull<u8>> {
+    fn host_alloc_or_trim(&self, bytes: usize) -> Result<NonNull<u8>> {
         let driver = self.device.driver();
         match driver.host_alloc(bytes, self.flags) {
             // The memory in quarantine may be all that is missing. If it has to stay there, the error
@@ -167,7 +167,7 @@ pub(super) fn padded(size: usize, padding: usize) -> Option<usize> {
 }
 
 /// The first address in a block of `bytes` bytes at which `layout` fits.
-fn place(base: NonNull<u8>, bytes: usize, layout: Layout) -> Option<NonNull<u8>> {
+fn first_fit(base: NonNull<u8>, bytes: usize, layout: Layout) -> Option<NonNull<u8>> {
     let address = base.addr().get();
     let offset = align_up(address, layout.align())? - address;
     if offset.checked_add(layout.size())? > bytes {
@@ -178,7 +178,7 @@ fn place(base: NonNull<u8>, bytes: usize, layout: Layout) -> Option<NonNull<u8>>
 }
 
 /// Unpins the memory of all devices whose fence has passed, without waiting.
-fn unpin_passed() {
+fn collect_all_quarantines() {
     let quarantines: Vec<Arc<HostQuarantine>> = {
         let mut quarantines = QUARANTINES.lock();
         // A quarantine that only the table holds has no source that could free into it: if it is empty

@@ -148,10 +148,10 @@ impl<'a> StreamCall<'a> {
             self.stream.inspect(|stream| stream.expose());
             self.undeclared.set(None);
         }
-        self.give_wait(event)
+        self.enqueue_wait(event)
     }
 
-    fn give_wait(&self, event: &Event) -> Result<()> {
+    fn enqueue_wait(&self, event: &Event) -> Result<()> {
         let waited = self.device.driver().stream_wait_event(self.raw, event.raw());
         waited.with_context(|| format!("making {self} wait for an event"))
     }
@@ -177,7 +177,7 @@ impl<'a> StreamCall<'a> {
             stream.gate().end_call(self.waits.get());
         }
         capture.admit(stream)?;
-        if let Err(error) = self.give_wait(event) {
+        if let Err(error) = self.enqueue_wait(event) {
             // The stream is not in the capture, or the driver does not say.
             capture.withdraw(stream);
             return Err(error);

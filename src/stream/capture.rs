@@ -113,7 +113,7 @@ impl Recording {
         not_forked("the end of a capture")?;
         let ended = self.end(|origin| origin.device().driver().stream_end_capture(origin.raw()));
         let graph = ended.map(|raw| Graph::new(raw, self.origin.device(), &self.capture));
-        let released = self.release();
+        let released = self.open_gates();
         let graph = graph.with_context(|| format!("ending the capture on {}", self.origin));
         let graph = graph.map_err(|error| match error.driver().map(DriverError::code) {
             Some(DriverError::STREAM_CAPTURE_INVALIDATED) => error.advise(
@@ -148,7 +148,7 @@ impl Recording {
     }
 
     /// Opens the gates, when the streams are out of the capture and in order.
-    fn release(&mut self) -> Result<()> {
+    fn open_gates(&mut self) -> Result<()> {
         self.over = true;
         let recorder = self.capture.recorder();
         let released = if self.begun {
@@ -184,7 +184,7 @@ impl Recording {
             }
             false => Ok(()),
         };
-        let released = self.release();
+        let released = self.open_gates();
         let stream = &self.origin;
         if let Err(error) = abandoned
             && !is_lost(&error)

@@ -250,11 +250,11 @@ impl PoolHandles for Stream {
         is_abandoned
     }
 
-    fn handles(&self) -> usize {
+    fn all_handles(&self) -> usize {
         Arc::strong_count(&self.inner)
     }
 
-    fn pools(&self) -> &AtomicUsize {
+    fn pool_handles(&self) -> &AtomicUsize {
         &self.inner.pools
     }
 }

@@ -21,7 +21,7 @@ impl Stream {
     }
 
     /// A call, unless a capture on another thread has the stream.
-    fn begin_call_here(&self) -> Result<Option<StreamCall<'_>>> {
+    fn begin_call_unless_captured(&self) -> Result<Option<StreamCall<'_>>> {
         match self.begin_call() {
             Err(error) if error.kind() == ErrorKind::Capture => Ok(None),
             call => call.map(Some),
@@ -123,7 +123,7 @@ impl Stream {
             return Ok(capture.before(self));
         }
         // `None`: a capture has begun since.
-        let Some(call) = self.begin_call_here()? else { return Ok(None) };
+        let Some(call) = self.begin_call_unless_captured()? else { return Ok(None) };
         call.refuse_capture("what it was given before")?;
         call.record().map(|event| Some(Arc::new(event)))
     }
@@ -144,7 +144,7 @@ impl Stream {
     /// An event after all that the stream was given. `None` while it is in a capture: it may be ordered
     /// after other work in the graph alone.
     fn event_outside_of_captures(&self) -> Result<Option<Event>> {
-        let Some(call) = self.begin_call_here()? else { return Ok(None) };
+        let Some(call) = self.begin_call_unless_captured()? else { return Ok(None) };
         if call.is_capturing()? { Ok(None) } else { call.record().map(Some) }
     }
 
@@ -160,7 +160,7 @@ impl Stream {
     ///
     /// Those of the driver call.
     pub fn is_capturing(&self) -> Result<bool> {
-        self.begin_call_here()?.map_or(Ok(true), |call| call.is_capturing())
+        self.begin_call_unless_captured()?.map_or(Ok(true), |call| call.is_capturing())
     }
 
     /// The error of giving the stream work on host memory while it is in capture.

@@ -12,8 +12,8 @@
 //! | handles | by any clone; from 0, or by a look-up, under the table's lock | by any drop |
 //! | pools | `clone_for_pool`: after its clone, under the table's lock | `drop_for_pool`: before its drop, under the same lock |
 //!
-//! - `INV-1`: under the table's lock, `pools <= handles`, and every handle beyond `pools` is a user's.
-//! - `INV-2`: `is_abandoned` reads both under that lock, `handles` first: a user can come from a clone
+//! - `INV-1`: under the table's lock, `pools <= handles`, and every handle beyond `pool_handles` is a user's.
+//! - `INV-2`: `is_abandoned` reads both under that lock, `all_handles` first: a user can come from a clone
 //!   of another user's handle, which is counted already, or from the table, which is locked.
 
 #![allow(unreachable_pub, reason = "the models of loom_tests reach it through `models`")]
@@ -28,16 +28,16 @@ pub trait PoolHandles: Clone {
     fn locked(&self, count: impl FnOnce() -> bool) -> bool;
 
     /// How many handles there are.
-    fn handles(&self) -> usize;
+    fn all_handles(&self) -> usize;
 
     /// How many of them are pools'.
-    fn pools(&self) -> &AtomicUsize;
+    fn pool_handles(&self) -> &AtomicUsize;
 
     /// A handle for a pool, to be dropped by [`drop_for_pool`](Self::drop_for_pool).
     fn clone_for_pool(&self) -> Self {
         let kept = self.clone();
         let count = || {
-            self.pools().fetch_add(1, Ordering::Relaxed);
+            self.pool_handles().fetch_add(1, Ordering::Relaxed);
             false
         };
         self.locked(count);
@@ -47,7 +47,7 @@ pub trait PoolHandles: Clone {
     /// Drops a handle of [`clone_for_pool`](Self::clone_for_pool), when it is counted no more.
     fn drop_for_pool(self) {
         let count = || {
-            self.pools().fetch_sub(1, Ordering::Relaxed);
+            self.pool_handles().fetch_sub(1, Ordering::Relaxed);
             false
         };
         self.locked(count);
@@ -57,8 +57,8 @@ pub trait PoolHandles: Clone {
     fn is_abandoned(&self) -> bool {
         self.locked(|| {
             // INV-2.
-            let handles = self.handles();
-            if handles > self.pools().load(Ordering::Relaxed) {
+            let handles = self.all_handles();
+            if handles > self.pool_handles().load(Ordering::Relaxed) {
                 return false;
             }
             // Pairs with the drop of each handle: what its user gave to the stream comes before our

@@ -10,12 +10,12 @@ fn a_layout_is_placed_inside_its_block_or_not_at_all() {
         for (size, align) in [(1, 1), (4096, 512), (4096, 4096), (100, 8192)] {
             let layout = Layout::from_size_align(size, align).unwrap();
             let padded = padded(size, align).unwrap();
-            let pointer = place(base, padded, layout).unwrap().addr().get();
+            let pointer = first_fit(base, padded, layout).unwrap().addr().get();
             assert!(pointer.is_multiple_of(align));
             let from = base.addr().get();
             assert!(pointer >= from && pointer + size <= from + padded);
             // Without padding it fits only where the driver happens to align as asked.
-            let tight = place(base, size, layout);
+            let tight = first_fit(base, size, layout);
             assert_eq!(tight.is_some(), base.addr().get().is_multiple_of(align));
         }
     }
