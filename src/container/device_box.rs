@@ -89,7 +89,7 @@ impl<T: Pod> DeviceBox<[T]> {
         ///
         /// As [`DeviceVec::from_slice_in`].
         pub fn from_slice_in(.., resource) {
-            Ok(Self::of(DeviceVec::copy_of_slice(stream, source, resource)?))
+            Ok(Self::of(DeviceVec::copy_of(stream, source, resource)?))
         }
     }
 

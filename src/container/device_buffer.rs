@@ -120,7 +120,7 @@ impl DeviceBuffer {
         ///
         /// As [`zeroed_in`](Self::zeroed_in), and those of the copy.
         pub fn from_slice_in(.., resource) {
-            Ok(Self { bytes: DeviceVec::copy_of_slice(stream, source, resource)? })
+            Ok(Self { bytes: DeviceVec::copy_of(stream, source, resource)? })
         }
 
         /// A copy of device memory, of this device or another, with space for its bytes alone. The two

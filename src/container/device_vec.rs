@@ -84,11 +84,7 @@ impl<T: Pod> DeviceVec<T> {
         Ok(vec)
     }
 
-    pub(super) fn copy_of_slice(
-        stream: &Stream,
-        source: &[T],
-        resource: ResourceHandle,
-    ) -> Result<Self> {
+    pub(super) fn copy_of(stream: &Stream, source: &[T], resource: ResourceHandle) -> Result<Self> {
         let layout = DeviceLayout::array::<T>(source.len())?;
         let mut vec = Self::unwritten(stream, layout, resource)?;
         vec.copy_from_slice(source)?;
@@ -156,7 +152,7 @@ impl<T: Pod> DeviceVec<T> {
         ///
         /// As [`with_capacity_in`](Self::with_capacity_in), and those of the copy.
         pub fn from_slice_in(.., resource) {
-            Self::copy_of_slice(stream, source, resource)
+            Self::copy_of(stream, source, resource)
         }
 
         /// `length` elements that are not written yet: RMM's main point, since the first kernel writes most

@@ -92,12 +92,12 @@ impl<U: Upstream> Pool<U> {
             return Ok(block);
         }
         if let Some(taken) = slot.allocate(units, align) {
-            return Ok(self.block(slot_id, taken.node, taken.address, units));
+            return Ok(self.make_block(slot_id, taken.node, taken.address, units));
         }
         self.free_deferred_graphs();
         let _deferred = defer_events();
         let found = self.miss(&Request { slot, stream, units, align, graph_upto: None })?;
-        Ok(self.block(found.owner, found.taken.node, found.taken.address, units))
+        Ok(self.make_block(found.owner, found.taken.node, found.taken.address, units))
     }
 
     /// Tells the magazine which size was missed. What it evicts goes to the heap.

@@ -15,7 +15,7 @@ pub(super) struct AppendArray<T> {
 
 /// The chunk of an index, and its place there.
 #[inline]
-const fn place(index: usize) -> (usize, usize) {
+const fn chunk_and_offset(index: usize) -> (usize, usize) {
     if index < FIRST {
         return (0, index);
     }
@@ -36,13 +36,13 @@ impl<T: Default> AppendArray<T> {
     /// The element, if its chunk is there.
     #[inline]
     pub(super) fn get(&self, index: usize) -> Option<&T> {
-        let (chunk, offset) = place(index);
+        let (chunk, offset) = chunk_and_offset(index);
         self.chunks.get(chunk)?.get()?.get(offset)
     }
 
     /// The element, made with its chunk if need be. `None` past 2^31.
     pub(super) fn get_or_make(&self, index: usize) -> Option<&T> {
-        let (chunk, offset) = place(index);
+        let (chunk, offset) = chunk_and_offset(index);
         let length = if chunk == 0 { FIRST } else { FIRST << (chunk - 1) };
         let make = || (0..length).map(|_| T::default()).collect();
         self.chunks.get(chunk)?.get_or_init(make).get(offset)

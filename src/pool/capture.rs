@@ -196,7 +196,7 @@ impl<U: Upstream> Pool<U> {
         let _deferred = defer_events();
         let found =
             self.miss_for_graph(&Request { slot, stream, units, align, graph_upto: upto })?;
-        let block = self.block(found.owner, found.taken.node, found.taken.address, units);
+        let block = self.make_block(found.owner, found.taken.node, found.taken.address, units);
         if self.graphs.lock().allocate(graph, &block) {
             return Ok(Some(Block { token: block.token | GRAPH_BIT, ..block }));
         }

@@ -10,6 +10,7 @@ use super::slot::Slot;
 use super::steal::Candidates;
 use super::upstream::{Failure, Upstream};
 use crate::heap::Heap;
+use crate::sync::MODELLED;
 use std::collections::BTreeMap;
 
 impl<U: Upstream> Pool<U> {
@@ -64,10 +65,8 @@ impl<U: Upstream> Pool<U> {
             return None;
         }
         self.close_and_poll(latest);
-        if !self.absorb(slot, &mut slot.heap()) {
-            return None;
-        }
-        self.find_own(request)
+        let absorbed = self.absorb(slot, &mut slot.heap());
+        if absorbed { self.find_own(request) } else { None }
     }
 
     /// The same for all heaps, before the pool grows.
@@ -146,12 +145,14 @@ impl<U: Upstream> Pool<U> {
         }
     }
 
-    /// Bytes that are free in heaps: what is live is the rest.
-    pub(super) fn free_bytes(&self) -> usize {
+    /// Bytes that are free in heaps, and the rest, as what is live. No model has as much as would matter.
+    pub(super) fn free_and_live(&self) -> (usize, usize) {
         let mut free = 0;
-        self.each_populated(|source| free += source.heap().stats().free_bytes as usize);
-        let shared = self.slot(SHARED);
-        free + shared.map_or(0, |shared| shared.heap().stats().free_bytes as usize)
+        if !MODELLED {
+            self.each_populated(|source| free += source.heap().stats().free_bytes as usize);
+            free += self.slot(SHARED).map_or(0, |slot| slot.heap().stats().free_bytes as usize);
+        }
+        (free, self.reserved().saturating_sub(free))
     }
 
     fn each_populated(&self, mut each: impl FnMut(&Slot<U>)) {

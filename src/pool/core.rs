@@ -180,7 +180,7 @@ impl<U: Upstream> Pool<U> {
         Some((((bytes as u64 + self.mask) & !self.mask) >> UNIT_SHIFT) as u32)
     }
 
-    pub(super) fn block(&self, owner: SlotId, node: Node, address: u64, units: u32) -> Block {
+    pub(super) fn make_block(&self, owner: SlotId, node: Node, address: u64, units: u32) -> Block {
         let token = token_of(self.mark, owner, node);
         Block { address, bytes: (units as usize) << UNIT_SHIFT, token }
     }
@@ -232,7 +232,7 @@ impl<U: Upstream> Pool<U> {
     pub(super) fn add(&self, slot: &Slot<U>, heap: &mut Heap, tag: SlotId, piece: Piece) {
         heap.add(tag, piece);
         if slot.is_shared() {
-            slot.set_maybe_free(true);
+            slot.set_may_have_free(true);
         } else if slot.becomes_populated() {
             self.populated.insert(slot.id);
         }

@@ -45,7 +45,7 @@ impl<U: Upstream> Pool<U> {
     /// Moves complete memory from the shared heap into the stream's, more than is asked, so that the
     /// shared heap is seldom needed.
     pub(super) fn refill(&self, request: &Request<'_, U>) -> Option<Found> {
-        self.slot(SHARED).filter(|shared| shared.maybe_free())?;
+        self.slot(SHARED).filter(|shared| shared.may_have_free())?;
         let _transit = self.in_transit.read();
         self.refill_in_transit(request)
     }
@@ -58,7 +58,7 @@ impl<U: Upstream> Pool<U> {
             let mut heap = shared.heap();
             let most = heap.largest_bound(SHARED);
             if most < least {
-                shared.set_maybe_free(most > 0);
+                shared.set_may_have_free(most > 0);
                 return None;
             }
             let units = match request.graph_upto {
@@ -102,11 +102,9 @@ impl<U: Upstream> Pool<U> {
         if let Some(found) = self.find_before_growth(request) {
             return Ok(Some(found));
         }
-        // No model has as much as would matter below.
-        let free = if MODELLED { 0 } else { self.free_bytes() };
-        let live = self.reserved().saturating_sub(free);
+        let (free, live) = self.free_and_live();
         let limit = match step {
-            MissStep::Grow if self.is_wait_better(request, free, live) => return Ok(None),
+            MissStep::Grow if self.is_wait_better(bytes, free, live) => return Ok(None),
             MissStep::Grow => self.settings.soft_limit,
             _ => self.settings.maximum,
         };
@@ -149,25 +147,10 @@ impl<U: Upstream> Pool<U> {
         self.flush_own_magazines(request)
     }
 
-    /// As [`is_wait_better`](Self::is_wait_better), as of now.
-    pub(super) fn is_wait_better_now(&self, request: &Request<'_, U>) -> bool {
-        if MODELLED {
-            return false;
-        }
-        let free = self.free_bytes();
-        self.is_wait_better(request, free, self.reserved().saturating_sub(free))
-    }
-
     /// Whether a wait for another stream comes before growth: so much is free that growth would let
     /// the pool follow its misses instead of what is live. For a small request, or with a step of the
     /// user's, one granule is no reason to wait.
-    pub(super) fn is_wait_better(
-        &self,
-        request: &Request<'_, U>,
-        free: usize,
-        live: usize,
-    ) -> bool {
-        let bytes = request.bytes();
+    pub(super) fn is_wait_better(&self, bytes: usize, free: usize, live: usize) -> bool {
         let is_large = bytes >= LEAST_GROWTH / 2 && self.settings.growth_step == 0;
         let least = if is_large { bytes } else { LEAST_GROWTH + 1 };
         self.settings.steps.contains(&MissStep::Wait) && free >= least.max(live / WAIT_SHARE)

@@ -68,7 +68,12 @@ impl<U: Upstream> Pool<U> {
                 return Ok(found);
             }
         }
-        if self.is_wait_better_now(request) { self.wait_for_heap(request) } else { Ok(None) }
+        let (free, live) = self.free_and_live();
+        if self.is_wait_better(request.bytes(), free, live) {
+            self.wait_for_heap(request)
+        } else {
+            Ok(None)
+        }
     }
 
     /// Memory for a graph. Nothing here gives the capturing stream work (INV-POOL-7).

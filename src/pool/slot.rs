@@ -22,7 +22,7 @@ pub(super) struct Slot<U: Upstream> {
     /// Whether the heap was ever given memory.
     populated: trusted::AtomicBool,
     /// Whether the shared heap may have something, which spares its lock.
-    maybe_free: trusted::AtomicBool,
+    may_have_free: trusted::AtomicBool,
     /// The graph that the stream records. See the state table at [`captured`](Self::captured).
     captured: AtomicUsize,
 }
@@ -57,7 +57,7 @@ impl<U: Upstream> Slot<U> {
             remote_frees: RemoteFrees::new(),
             heap: Mutex::new(Heap::new(UNIT_SHIFT)),
             populated: trusted::AtomicBool::new(false),
-            maybe_free: trusted::AtomicBool::new(false),
+            may_have_free: trusted::AtomicBool::new(false),
             captured: AtomicUsize::new(0),
         }
     }
@@ -114,12 +114,12 @@ impl<U: Upstream> Slot<U> {
     }
 
     /// Whether a look into the shared heap may be worth it. Later steps of a miss look anyway.
-    pub(super) fn maybe_free(&self) -> bool {
-        self.maybe_free.load(trusted::Ordering::Relaxed)
+    pub(super) fn may_have_free(&self) -> bool {
+        self.may_have_free.load(trusted::Ordering::Relaxed)
     }
 
-    pub(super) fn set_maybe_free(&self, maybe: bool) {
-        self.maybe_free.store(maybe, trusted::Ordering::Relaxed);
+    pub(super) fn set_may_have_free(&self, maybe: bool) {
+        self.may_have_free.store(maybe, trusted::Ordering::Relaxed);
     }
 
     pub(super) fn is_shared(&self) -> bool {

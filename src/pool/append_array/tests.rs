@@ -4,7 +4,7 @@ use super::*;
 fn every_index_has_one_place() {
     let mut next = [0; CHUNKS];
     for index in 0..100_000 {
-        let (chunk, offset) = place(index);
+        let (chunk, offset) = chunk_and_offset(index);
         assert_eq!(offset, next[chunk], "{index}");
         next[chunk] += 1;
     }
