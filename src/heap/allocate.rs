@@ -238,14 +238,14 @@ impl Heap {
     }
 
     /// No free block of a tag has an earlier stamp. `usize::MAX` if there is none.
-    pub(crate) fn oldest(&self, tag: Tag) -> usize {
-        self.tag_bins.get(tag).map_or(usize::MAX, Bins::oldest)
+    pub(crate) fn oldest_bound(&self, tag: Tag) -> usize {
+        self.tag_bins.get(tag).map_or(usize::MAX, Bins::oldest_bound)
     }
 
     /// The latest stamp among the free blocks of a tag, or a later one that was there since the tag
     /// last had none; 0 if it has none. Constant time.
-    pub(crate) fn latest(&self, tag: Tag) -> usize {
-        self.tag_bins.get(tag).map_or(0, Bins::latest)
+    pub(crate) fn latest_bound(&self, tag: Tag) -> usize {
+        self.tag_bins.get(tag).map_or(0, Bins::latest_bound)
     }
 
     pub(crate) fn stats(&self) -> HeapStats {

@@ -104,12 +104,12 @@ impl Bins {
     }
 
     /// The latest stamp that came in since the bins were last empty.
-    pub(super) fn latest(&self) -> usize {
+    pub(super) fn latest_bound(&self) -> usize {
         if self.is_empty() { 0 } else { self.latest }
     }
 
     /// The earliest stamp that came in since the bins were last empty; `usize::MAX` if they are.
-    pub(super) fn oldest(&self) -> usize {
+    pub(super) fn oldest_bound(&self) -> usize {
         if self.is_empty() { usize::MAX } else { self.oldest }
     }
 

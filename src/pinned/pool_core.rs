@@ -9,7 +9,7 @@
 //! | `thread_caches` | the list of caches; holding it gives the right to flush them | a thread that makes its cache or ends; flushing; closing |
 //! | `quarantine` | freed blocks in batches: its own lock | a thread whose batch is full, which has no cache, or whose cache another thread flushes; collecting |
 //! | `quarantined_units` | the units in `quarantine` | `quarantine`, before a batch comes in; collecting, after batches went out |
-//! | `needs_fence` | a hint: blocks were freed that no fence covers | set where a batch enters `quarantine`; taken by the next allocation there |
+//! | `needs_fence` | a hint: blocks were freed that no fence covers | set where a batch enters `quarantine`; taken by the next allocation on the slow path |
 //! | `closed` | the handle is gone | `close`, once, under `thread_caches` |
 //! | `upstream_full` | a hint: upstream had no room when it was last asked | growing and unpinning, under `heap` |
 //! | `batch_limit` | a hint: the units at which a thread's batch is full | `update_target` |
@@ -24,9 +24,9 @@
 //! | --- | --- | --- |
 //! | free | `heap` | *live* by an allocation; gone with its slab |
 //! | live | at its user | *freed* in a fenced pool; *ready* in an unfenced pool whose cache has room, else *free*; what is freed as a `DeviceResource`'s is *freed* in both |
-//! | freed | `ThreadCache::freed`; nowhere on a thread without a cache | *quarantined*: its batch is full, or was flushed; a batch of its own without a cache |
+//! | freed | `ThreadCache::freed`; with a thread that flushes the cache; nowhere on a thread without a cache | *quarantined*: its batch is full, or was flushed; a batch of its own without a cache |
 //! | quarantined | `quarantine` | *ready* or *free* when its fence has passed; *lost* with the device |
-//! | ready | `ThreadCache::ready`; in an unfenced pool a size class of the magazine | *live*; *free* when it is flushed |
+//! | ready | `ThreadCache::ready`; in an unfenced pool a size class of the magazine | *live*; *free* when it is flushed, or another batch or size takes its place |
 //! | lost | nowhere: it is leaked, and its slab with it | none |
 //!
 //! # State table of a slab
@@ -53,8 +53,8 @@
 //!   of a closed pool is never allocated again, and upstream's fence covers its uses before it is unpinned.
 //! - INV-PINNED-6: `reserved` is at most the maximum, with the slabs that are being asked for.
 //! - INV-PINNED-7 (`thread_cache.rs`): A cache is reached from inside of its magazine alone.
-//! - INV-PINNED-8: A free and `close` take one lock in common, the free *before* it looks at `closed` and
-//!   `close` *after* it has set it. So either `close` finds the block or the free finds the pool
+//! - INV-PINNED-8: A free past the cache and `close` take one lock in common, the free *before* it looks at
+//!   `closed` and `close` *after* it has set it; a free into a cache finds its magazine retired. So either `close` finds the block or the free finds the pool
 //!   closed.
 //! - INV-PINNED-9: A slab is in the address map before a block of it is live and until none is.
 
@@ -359,7 +359,8 @@ impl PoolCore {
         bytes
     }
 
-    /// Whether `bytes` more could be had within the maximum if every free slab went back.
+    /// Whether `bytes` more could be had within the maximum, at best: if all free memory were whole slabs that
+    /// went back.
     pub(super) fn room_if_unpinned(&self, bytes: usize) -> bool {
         let heap = self.heap.lock();
         let free = heap.heap.stats().free_bytes as usize;

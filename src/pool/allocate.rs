@@ -241,7 +241,7 @@ impl<U: Upstream> Leave for Pool<U> {
         let _reclaim = self.reclaim_lock.lock();
         // SAFETY: on the owner's thread, and INV-POOL-4.
         unsafe {
-            let _ = magazine.try_with(|classes| self.empty(magazine, classes));
+            let _ = magazine.try_with(|classes| self.drain(magazine, classes));
             magazine.retire();
         }
         if let Some(slot) = self.slot(magazine.slot() as SlotId) {

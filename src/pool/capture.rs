@@ -70,7 +70,7 @@ impl<U: Upstream> Pool<U> {
         let magazines = slot.magazines.lock().clone();
         // SAFETY: INV-POOL-4.
         magazines.iter().for_each(|magazine| unsafe { magazine.suspend() });
-        self.reclaim(&reclaim, &magazines, |magazine, classes| self.empty(magazine, classes));
+        self.reclaim(&reclaim, &magazines, |magazine, classes| self.drain(magazine, classes));
         true
     }
 
@@ -156,7 +156,7 @@ impl<U: Upstream> Pool<U> {
             }
             drop(graphs);
             for (source, stamp) in waits {
-                self.order(slot, stream, source, stamp)?;
+                self.make_wait(slot, stream, source, stamp)?;
             }
         }
     }

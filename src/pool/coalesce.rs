@@ -20,7 +20,7 @@ impl<U: Upstream> Pool<U> {
         let mut moved = 0;
         let _: Option<()> = heap.find_tag(|heap, tag| {
             let ready = self.ready(slot, tag);
-            if tag != slot.id && heap.oldest(tag) <= ready {
+            if tag != slot.id && heap.oldest_bound(tag) <= ready {
                 moved += heap.retag(tag, ready, slot.id, slot.epochs.current());
             }
             None
@@ -34,7 +34,7 @@ impl<U: Upstream> Pool<U> {
         let _: Option<()> = heap.find_tag(|heap, tag| {
             if tag != source.id && tag != SHARED {
                 let completed = self.slot(tag).map_or(0, |slot| slot.epochs.completed());
-                if heap.oldest(tag) <= completed {
+                if heap.oldest_bound(tag) <= completed {
                     heap.retag(tag, completed, SHARED, 0);
                 }
             }
@@ -47,7 +47,7 @@ impl<U: Upstream> Pool<U> {
         let slot = request.slot;
         let mut heap = source.heap();
         let _: Option<()> = heap.find_tag(|heap, tag| {
-            if tag != slot.id && tag != SHARED && heap.latest(tag) <= self.ready(slot, tag) {
+            if tag != slot.id && tag != SHARED && heap.latest_bound(tag) <= self.ready(slot, tag) {
                 heap.retag(tag, usize::MAX, slot.id, slot.epochs.current());
             }
             None
@@ -108,7 +108,7 @@ impl<U: Upstream> Pool<U> {
             let mut latest = BTreeMap::new();
             self.note_latest(source, &mut latest);
             for (tag, stamp) in latest {
-                match self.order(slot, stream, tag, stamp) {
+                match self.make_wait(slot, stream, tag, stamp) {
                     Ok(()) => {
                         source.heap().retag(tag, stamp, slot.id, slot.epochs.current());
                     }
@@ -128,7 +128,7 @@ impl<U: Upstream> Pool<U> {
         let heap = source.heap();
         for tag in heap.tags() {
             let known = latest.entry(tag).or_default();
-            *known = (*known).max(heap.latest(tag));
+            *known = (*known).max(heap.latest_bound(tag));
         }
     }
 

@@ -10,16 +10,16 @@
 //!
 //! | lock or word | protects | taken or written by |
 //! | --- | --- | --- |
-//! | `trim_lock` | blocks on their way back to upstream, and the room that a request makes that way | trim, the last step of a miss |
-//! | `growth_lock` | growth: one thread asks upstream; the others look again when they come in, and grow if that fails | growth |
+//! | `trim_lock` | blocks on their way back to upstream, and the room that a request makes that way, from other trims | trim, the last step of a miss |
+//! | `growth_lock` | growth at a miss: one thread asks upstream; the others look again when they come in, and grow if that fails | growth |
 //! | `in_transit` (readers and writer) | memory in hand between upstream or the shared heap and a heap | read: growth, `prepare`, refill, `drain_shared`; written: gather, trim |
-//! | `reclaim_lock` | the words by which magazines are reclaimed, the list of a slot's magazines, `Slot::captured` | a new magazine, gather, trim, captures, a thread's end, a stream's end |
+//! | `reclaim_lock` | the words by which magazines are reclaimed, the list of a slot's magazines, `Slot::captured` | a new magazine, growth, gather, trim, captures, statistics, the end of a thread, a stream or the pool |
 //! | `Slot::magazines` | the list of magazines | the same |
-//! | `Slot::epochs` | the stream's handle, the events of its closed epochs | misses, captures, a stream's end |
-//! | `graphs` | what graphs keep | captures, frees of blocks that graphs may use |
-//! | `Slot::heap` | the heap; taking it drains `remote_frees` | allocations, misses; a free only tries it, and is a remote one where it is taken |
+//! | `Slot::epochs` | the stream's handle, the events of its closed epochs | registration, misses, gather, trim, captures, a stream's end |
+//! | `graphs` | what graphs keep | captures, frees of blocks that graphs may use, a graph's end |
+//! | `Slot::heap` | the heap; taking it drains `remote_frees` | allocations, misses; a free only tries it, without draining, and is a remote one where it is taken |
 //! | `upstream_blocks` | blocks of upstream, and the bytes that are reserved | growth, trim |
-//! | `streams` | which stream has which slot | registration, a stream's end |
+//! | `streams` | which stream has which slot; new slots, which `slot_count` publishes to readers without it | registration, a stream's end |
 //! | `Populated`, `Epochs::sources` | which slots have had memory; which streams a stream is ordered after | growth; waits of streams |
 //! | `RemoteFrees::head` | frees on their way to a heap ([table](super::remote_frees)) | frees, drained under `Slot::heap` |
 //! | `Epochs::current`, `completed`, `ordered` | readiness ([table](super::epochs)) | closes; polls and waits of the host; waits of streams |
@@ -35,7 +35,8 @@
 //! - INV-POOL-4: `Magazine::with_revoked`, `retire` and `suspend` run under `reclaim_lock`.
 //! - INV-POOL-5: a policy with `Gather` or `Trim` refuses a request after a look under `in_transit.write()`:
 //!   then all free memory is in a heap, a magazine or the list of remote frees, but for a block that
-//!   `wait_for_one` has in hand and for what goes back to upstream under `trim_lock`.
+//!   `wait_for_one` has in hand, for a growth that another thread has just been given, and for what goes
+//!   back to upstream under `trim_lock`.
 //! - INV-POOL-6: bytes are reserved before upstream is asked for them, and until it has them back
 //!   ([`upstream_blocks`](super::upstream_blocks)).
 //! - INV-POOL-7: a graph gets memory that is complete, or that its stream had freed or was ordered after when
@@ -197,7 +198,7 @@ impl<U: Upstream> Pool<U> {
     }
 
     /// Empties a magazine into the heaps. The caller may be inside: heaps call no magazine.
-    pub(super) fn empty(&self, magazine: &Magazine, classes: &mut SizeClasses) {
+    pub(super) fn drain(&self, magazine: &Magazine, classes: &mut SizeClasses) {
         classes.drain(|block| report(self.free_to_owner(magazine.slot() as SlotId, block)));
     }
 
@@ -254,7 +255,7 @@ impl<U: Upstream> Pool<U> {
     }
 
     /// Makes the slot's stream ordered after `stamp` of the slot `source`.
-    pub(super) fn order(
+    pub(super) fn make_wait(
         &self,
         slot: &Slot<U>,
         stream: &U::Stream,
@@ -268,6 +269,6 @@ impl<U: Upstream> Pool<U> {
         if from.captured() != 0 {
             return Err(Failure::Captured);
         }
-        from.epochs.order(&self.upstream, (source, stamp), (&slot.epochs, stream))
+        from.epochs.make_wait(&self.upstream, (source, stamp), (&slot.epochs, stream))
     }
 }

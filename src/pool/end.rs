@@ -25,7 +25,7 @@ impl<U: Upstream> Pool<U> {
             match &last {
                 None => slot.epochs.synchronize(&self.upstream, stamp)?,
                 Some((last, _)) if last.id == slot.id => {}
-                Some((last, stream)) => self.order(last, stream, slot.id, stamp)?,
+                Some((last, stream)) => self.make_wait(last, stream, slot.id, stamp)?,
             }
         }
         Ok(last.map(|(_, stream)| stream))
@@ -43,7 +43,7 @@ impl<U: Upstream> Pool<U> {
             let reclaim = self.reclaim_lock.lock();
             // SAFETY: INV-POOL-4.
             magazines.iter().for_each(|magazine| unsafe { magazine.retire() });
-            self.reclaim(&reclaim, &magazines, |magazine, classes| self.empty(magazine, classes));
+            self.reclaim(&reclaim, &magazines, |magazine, classes| self.drain(magazine, classes));
         }
         let stream = match self.last_stream() {
             Ok(stream) => stream,

@@ -223,7 +223,7 @@ impl<U: Upstream> Epochs<U> {
 
     /// Makes `target`, whose stream is `stream`, ordered after `stamp` of this one, which is that of
     /// the slot `own`.
-    pub(super) fn order(
+    pub(super) fn make_wait(
         &self,
         upstream: &Counted<U>,
         (own, stamp): (SlotId, usize),

@@ -40,13 +40,13 @@ impl<U: Upstream> Pool<U> {
             let is_own = source.id == slot.id;
             let tags: Vec<(SlotId, usize)> = {
                 let heap = source.heap();
-                heap.tags().map(|tag| (tag, heap.latest(tag))).collect()
+                heap.tags().map(|tag| (tag, heap.latest_bound(tag))).collect()
             };
             for (tag, latest) in tags {
                 if tag == slot.id && is_own {
                     continue;
                 }
-                if let Err(error) = self.order(slot, stream, tag, latest) {
+                if let Err(error) = self.make_wait(slot, stream, tag, latest) {
                     failed = Some(error);
                     continue;
                 }
@@ -182,7 +182,7 @@ impl<U: Upstream> Pool<U> {
             }
             if heap.extract_exactly(number, address, bytes) {
                 left -= bytes as usize;
-                extracted.extend(blocks.remove(number));
+                extracted.extend(blocks.remove_reserved(number));
             }
         }
         extracted

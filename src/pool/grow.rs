@@ -20,7 +20,7 @@ const LEAST_FLUSH: usize = 8 << 20;
 /// And so much more for each, so that many small ones are no reason.
 const FLUSH_PER_MAGAZINE: usize = 8 << 10;
 /// Misses before a thread's caches are flushed again for growth, for each magazine of the pool.
-const MISSES_PER_FLUSH: usize = 4;
+const FLUSH_MISSES_PER_MAGAZINE: usize = 4;
 /// A wait for another stream comes before growth where more than this part of what is live is free.
 const WAIT_SHARE: usize = 8;
 /// Growth is a part of what is live, up to this.
@@ -36,9 +36,11 @@ const LARGE_GROWTH_SHARE: usize = 7;
 /// let grow.
 fn growth_beside(live: usize, bytes: usize) -> usize {
     let share = if bytes > live / LARGE_SHARE { LARGE_GROWTH_SHARE } else { GROWTH_SHARE };
-    // The driver takes whole granules anyway.
-    let granules = bytes.checked_next_multiple_of(LEAST_GROWTH).unwrap_or(bytes);
-    (live / share).clamp(LEAST_GROWTH, MOST_GROWTH).max(granules)
+    // In whole granules, which a driver takes anyway, sizes that differ by little share a range. As long as
+    // ranges are few, that wastes little.
+    let granule = if live < 8 * LEAST_GROWTH { LEAST_GROWTH } else { 1 };
+    let least = bytes.checked_next_multiple_of(granule).unwrap_or(bytes);
+    least.max((live / share).clamp(LEAST_GROWTH, MOST_GROWTH))
 }
 
 impl<U: Upstream> Pool<U> {
@@ -123,13 +125,13 @@ impl<U: Upstream> Pool<U> {
             return self.find_own(request).or_else(|| self.refill(request));
         }
         // Whether caches are large is a matter of size, which no model has.
-        let flushed = if MODELLED { None } else { self.flush_idle(request) };
+        let flushed = if MODELLED { None } else { self.flush_before_growth(request) };
         flushed.or_else(|| self.coalesce_all(request))
     }
 
     /// Flushes the caches of the calling thread, unless it did so a few misses ago: a pool that is too
     /// small for all of them is to grow. Flushes those of all threads if they hold much.
-    fn flush_idle(&self, request: &Request<'_, U>) -> Option<Found> {
+    fn flush_before_growth(&self, request: &Request<'_, U>) -> Option<Found> {
         let (mut magazines, mut cached) = (0, 0);
         self.each_magazine(|_, classes| {
             magazines += 1;
@@ -143,8 +145,8 @@ impl<U: Upstream> Pool<U> {
         } else if !is_due {
             return None;
         }
-        self.next_flush.store(misses + MISSES_PER_FLUSH * magazines, Ordering::Relaxed);
-        self.flush_own_magazines(request)
+        self.next_flush.store(misses + FLUSH_MISSES_PER_MAGAZINE * magazines, Ordering::Relaxed);
+        self.flush_thread(request)
     }
 
     /// Whether a wait for another stream comes before growth: so much is free that growth would let

@@ -20,7 +20,7 @@ impl<U: Upstream> Pool<U> {
             return Err(Failure::Captured);
         }
         let ready = self
-            .merge_own_magazines(request)
+            .flush_thread_if_mergeable(request)
             .or_else(|| self.refill(request))
             .or_else(|| self.coalesce_own(request));
         if let Some(found) = ready {
@@ -135,7 +135,7 @@ impl<U: Upstream> Pool<U> {
 
     /// Flushes the calling thread's own magazines, if their blocks could serve together and none could
     /// alone.
-    fn merge_own_magazines(&self, request: &Request<'_, U>) -> Option<Found> {
+    fn flush_thread_if_mergeable(&self, request: &Request<'_, U>) -> Option<Found> {
         let (mut all, mut largest) = (0, 0);
         local::each_stocked(self.id, |magazine| {
             // SAFETY: this thread's own magazine, and nothing is entered.
@@ -147,12 +147,12 @@ impl<U: Upstream> Pool<U> {
             false
         });
         let serves = largest < request.units && all >= u64::from(request.units);
-        if serves { self.flush_own_magazines(request) } else { None }
+        if serves { self.flush_thread(request) } else { None }
     }
 
     /// Flushes the calling thread's own magazines, of this stream and of others, which costs no
     /// barrier.
-    pub(super) fn flush_own_magazines(&self, request: &Request<'_, U>) -> Option<Found> {
+    pub(super) fn flush_thread(&self, request: &Request<'_, U>) -> Option<Found> {
         let mut flushed = false;
         local::each_stocked(self.id, |magazine| {
             // SAFETY: this thread's own magazine, and heaps enter none.

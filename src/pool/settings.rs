@@ -9,7 +9,7 @@ pub struct Settings {
     pub maximum: usize,
     /// `MissStep::Grow` stays under this.
     pub soft_limit: usize,
-    /// Bytes to grow by; by an eighth of what is there, if 0.
+    /// Bytes to grow by; by a part of what is live, if 0.
     pub growth_step: usize,
     /// What every block is aligned to and a multiple of: 256 bytes at least.
     pub alignment: u64,

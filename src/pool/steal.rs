@@ -77,13 +77,13 @@ impl<U: Upstream> Pool<U> {
                     return None;
                 }
                 let ready = self.ready(slot, tag);
-                let oldest = heap.oldest(tag);
+                let oldest = heap.oldest_bound(tag);
                 if oldest <= ready
                     && let Some(taken) = heap.allocate(tag, units, align, ready)
                 {
                     return Some((tag, taken));
                 }
-                let latest = heap.latest(tag);
+                let latest = heap.latest_bound(tag);
                 candidates.push(Candidate { owner: source.id, freed_by: tag, oldest, latest });
                 None
             });
@@ -178,7 +178,7 @@ impl<U: Upstream> Pool<U> {
             let taken = owner_slot.heap().search(freed_by, units, align, usize::MAX);
             let Some(taken) = taken else { continue };
             let _range = range(c"pool: wait for a stream", request.bytes());
-            match self.order(request.slot, request.stream, freed_by, taken.stamp) {
+            match self.make_wait(request.slot, request.stream, freed_by, taken.stamp) {
                 Ok(()) => {
                     self.adopt(request, owner_slot);
                     return Ok(Some(self.found(request, owner, freed_by, taken, "waited")));

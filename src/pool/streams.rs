@@ -119,7 +119,7 @@ impl<U: Upstream> Pool<U> {
         let magazines = std::mem::take(&mut *slot.magazines.lock());
         // SAFETY: INV-POOL-4.
         magazines.iter().for_each(|magazine| unsafe { magazine.retire() });
-        self.reclaim(&reclaim, &magazines, |magazine, classes| self.empty(magazine, classes));
+        self.reclaim(&reclaim, &magazines, |magazine, classes| self.drain(magazine, classes));
         record = slot.epochs.lock();
         // Without an event no stream can use the slot: this one stays, and is tried again.
         let Ok(gone) = slot.epochs.close_last(&self.upstream, &mut record) else { return false };

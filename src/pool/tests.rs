@@ -197,13 +197,13 @@ fn a_clock_names_the_streams_that_were_waited_for() {
     streams.iter().for_each(|stream| fixture.use_once(stream));
     let [first, second, third] = [1, 2, 3].map(|tag| fixture.pool.slot(tag).unwrap());
     let entries = |slot: &super::slot::Slot<EndlessMemory>| slot.epochs.lock().clock_entries();
-    fixture.pool.order(second, &streams[1], 1, first.epochs.current()).unwrap();
+    fixture.pool.make_wait(second, &streams[1], 1, first.epochs.current()).unwrap();
     assert_eq!(entries(first), 0, "it had waited for no stream");
-    fixture.pool.order(third, &streams[2], 2, second.epochs.current()).unwrap();
+    fixture.pool.make_wait(third, &streams[2], 2, second.epochs.current()).unwrap();
     assert_eq!(entries(second), 1, "it had waited for the first");
     assert!(third.epochs.ordered_after(1) > 0, "so the third one is after the first");
     assert_eq!(third.epochs.ordered_after(4), 0);
-    fixture.pool.order(first, &streams[0], 3, third.epochs.current()).unwrap();
+    fixture.pool.make_wait(first, &streams[0], 3, third.epochs.current()).unwrap();
     assert_eq!(entries(third), 2, "once each");
 }
 

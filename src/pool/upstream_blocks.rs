@@ -71,7 +71,7 @@ impl<B> UpstreamBlocks<B> {
     }
 
     /// Takes a block out, whose bytes stay reserved until [`unreserve`](Self::unreserve).
-    pub(super) fn remove(&mut self, number: u32) -> Option<UpstreamBlock<B>> {
+    pub(super) fn remove_reserved(&mut self, number: u32) -> Option<UpstreamBlock<B>> {
         self.blocks.get_mut(number as usize)?.take()
     }
 }

@@ -48,7 +48,7 @@ const PATTERN_FLOORS: [(&str, usize); 13] = [
     ("freed on another thread and stream", 2),
     ("phases", 6),
     ("slept on blocks in caches", 12),
-    ("rounds over many streams", 2),
+    ("rounds over many streams", 4),
     ("programs of a thousand streams", 300),
     ("callbacks that allocate", 6),
     ("callbacks that free", 12),

@@ -6,7 +6,8 @@ use crate::sync::BiasedMutex;
 use std::fmt;
 
 /// Counters that all threads change and read as a whole: so peaks are exact, and what is read was true
-/// at one moment.
+/// at one moment. The first thread that changes them owns the lock until a second one does; a reader only
+/// bars it for a moment, and its end changes nothing.
 #[derive(Default)]
 pub struct SharedCounters {
     counters: BiasedMutex<Counters>,

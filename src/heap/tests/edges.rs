@@ -139,7 +139,7 @@ fn many_tags_take_turns_with_few_bins() {
             assert_eq!(heap.tags().filter(|&other| other != COMPLETE).collect::<Vec<_>>(), [tag]);
             assert_eq!(heap.largest_bound(tag), 1);
             assert_eq!(heap.retag(tag, turn, COMPLETE, 0), 1);
-            assert_eq!((heap.largest_bound(tag), heap.latest(tag)), (0, 0));
+            assert_eq!((heap.largest_bound(tag), heap.latest_bound(tag)), (0, 0));
         }
     }
     assert_eq!(heap.tag_bins.sets(), 2);

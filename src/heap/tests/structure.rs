@@ -74,7 +74,7 @@ fn bins(heap: &Heap, free: &[Free]) {
         assert_eq!(bins.tag, tag);
         for entry in bins.entries() {
             assert_eq!(heap.nodes[entry.node].tag, tag);
-            assert!(entry.stamp <= heap.latest(tag));
+            assert!(entry.stamp <= heap.latest_bound(tag));
             assert!(entry.units <= heap.largest_bound(tag));
         }
         let mut count = bins.victim().into_iter().count();
@@ -96,5 +96,5 @@ fn bins(heap: &Heap, free: &[Free]) {
         assert_eq!((count, bins.blocks()), (bins.blocks(), bins.entries().count()));
         assert_eq!(count, free.iter().filter(|block| block.3 == tag).count());
     }
-    assert_eq!((heap.largest_bound(Tag::MAX), heap.latest(Tag::MAX)), (0, 0));
+    assert_eq!((heap.largest_bound(Tag::MAX), heap.latest_bound(Tag::MAX)), (0, 0));
 }

@@ -100,8 +100,8 @@ impl<U> PoolOptions<U> {
         soft_limit: usize => Some;
 
         /// Bytes to take from upstream at a time; the size of the request, if that is more. Less where the
-        /// maximum or upstream has no more. Rounded up to the alignment. By default an eighth of what the
-        /// stream has, between 2 MiB and 1 GiB.
+        /// maximum or upstream has no more. Rounded up to the alignment. By default a thirty-second of what
+        /// is live, or a seventh for a request above a sixty-fourth, between 2 MiB and 1 GiB.
         growth_step: usize => Some;
 
         /// The alignment of every block, in bytes: a power of two, by default 256, which is the least.
