@@ -4,6 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
 use std::fs::OpenOptions;
 use std::io::Write;
+use std::mem::ManuallyDrop;
 use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
@@ -105,7 +106,9 @@ pub fn devices() -> i32 {
 }
 
 thread_local! {
-    static CONTEXTS: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
+    // Never dropped: a thread's last destructors may call the driver.
+    static CONTEXTS: RefCell<ManuallyDrop<Vec<u64>>> =
+        const { RefCell::new(ManuallyDrop::new(Vec::new())) };
     pub static CAPTURE_MODE: Cell<u32> = const { Cell::new(0) };
 }
 
@@ -128,7 +131,7 @@ pub fn push(context: u64) {
 }
 
 pub fn pop() -> Option<u64> {
-    CONTEXTS.with_borrow_mut(Vec::pop)
+    CONTEXTS.with_borrow_mut(|stack| stack.pop())
 }
 
 /// Writes one line, and says whether this call was asked to fail.
