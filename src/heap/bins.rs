@@ -302,14 +302,14 @@ impl Bins {
         self.or_victim(fit, units, accept).map(|fit| fit.place)
     }
 
-    /// The largest block with a stamp of at most `upto`.
-    pub(super) fn largest(&self, upto: usize) -> Option<Place> {
+    /// The largest block with a stamp of at most `latest`.
+    pub(super) fn largest(&self, latest: usize) -> Option<Place> {
         let in_bins = self.filled_down().find_map(|bin| {
-            let entries = (0..).zip(self.in_bin(bin)).filter(|(_, entry)| entry.stamp <= upto);
+            let entries = (0..).zip(self.in_bin(bin)).filter(|(_, entry)| entry.stamp <= latest);
             let (position, _) = entries.max_by_key(|(_, entry)| entry.units)?;
             Some(Place { bin, position })
         });
-        let victim = (self.victim.units != 0 && self.victim.stamp <= upto)
+        let victim = (self.victim.units != 0 && self.victim.stamp <= latest)
             .then_some(Place { bin: 0, position: VICTIM });
         in_bins.into_iter().chain(victim).max_by_key(|&place| self.entry(place).units)
     }

@@ -24,7 +24,7 @@
 //! | --- | --- | --- |
 //! | free | `heap` | *live* by an allocation; gone with its slab |
 //! | live | at its user | *freed* in a fenced pool; *ready* in an unfenced pool whose cache has room, else *free*; what is freed as a `DeviceResource`'s is *freed* in both |
-//! | freed | `ThreadCache::freed`; with a thread that flushes the cache; nowhere on a thread without a cache | *quarantined*: its batch is full, or was flushed; a batch of its own without a cache |
+//! | freed | `ThreadCache::freed`; with a thread that flushes the cache; on a thread without a cache, in a batch of its own | *quarantined*: its batch is full, or was flushed; a batch of its own without a cache |
 //! | quarantined | `quarantine` | *ready* or *free* when its fence has passed; *lost* with the device |
 //! | ready | `ThreadCache::ready`; in an unfenced pool a size class of the magazine | *live*; *free* when it is flushed, or another batch or size takes its place |
 //! | lost | nowhere: it is leaked, and its slab with it | none |

@@ -3,10 +3,12 @@
 //! # Locks and words
 //!
 //! A thread that has one of these locks takes only those below it. `trim_lock` and `growth_lock` are held
-//! over calls of upstream, and are reentrant: an upstream may call back into the pool. Those two,
+//! over calls of upstream, and are reentrant: an upstream may call back into the pool, where growth then only
+//! *tries* `trim_lock` above it, and a trim may go without. Those two,
 //! `in_transit` while memory is gathered, `Slot::epochs`, and `reclaim_lock` where a stream's slot is
 //! retired are held over driver calls that do not wait for the device; only `trim_lock` over those that
-//! do, and it alone keeps from nothing but another trim. Events are deferred until all locks are free.
+//! do, and `growth_lock` where an upstream's callback trims; `trim_lock` keeps from nothing but another
+//! trim. Events are deferred until all locks are free.
 //!
 //! | lock or word | protects | taken or written by |
 //! | --- | --- | --- |
@@ -158,7 +160,7 @@ impl<U: Upstream> Pool<U> {
 
     /// All slots but the shared one.
     pub(super) fn stream_slots(&self) -> impl Iterator<Item = &Slot<U>> + Clone {
-        self.all_slots().filter(|slot| !slot.is_shared())
+        self.all_slots().filter(|slot| !slot.is_shared_heap())
     }
 
     pub(super) fn slot_count(&self) -> usize {
@@ -202,7 +204,7 @@ impl<U: Upstream> Pool<U> {
         classes.drain(|block| report(self.free_to_owner(magazine.slot() as SlotId, block)));
     }
 
-    /// As [`empty`](Self::empty), because memory is short.
+    /// As [`drain`](Self::drain), because memory is short.
     pub(super) fn flush(&self, magazine: &Magazine, classes: &mut SizeClasses) {
         classes.flush(|block| report(self.free_to_owner(magazine.slot() as SlotId, block)));
     }
@@ -232,7 +234,7 @@ impl<U: Upstream> Pool<U> {
     /// gathered.
     pub(super) fn add(&self, slot: &Slot<U>, heap: &mut Heap, tag: SlotId, piece: Piece) {
         heap.add(tag, piece);
-        if slot.is_shared() {
+        if slot.is_shared_heap() {
             slot.set_may_have_free(true);
         } else if slot.becomes_populated() {
             self.populated.insert(slot.id);

@@ -76,12 +76,13 @@ impl<U: Upstream> Pool<U> {
     }
 
     /// Gives whole blocks of upstream back until one of the request's size may be asked for, and asks.
-    /// The host waits for the stream, which waits for the others. The caller has `trim_lock`.
+    /// The host waits for the stream, which waits for the others. The caller has asked
+    /// [`lock_trim`](Self::lock_trim).
     pub(super) fn trim_for(
         &self,
         request: &Request<'_, U>,
     ) -> Result<Option<Found>, Failure<U::Error>> {
-        let Some(bytes) = self.bytes_within_maximum(request) else { return Ok(None) };
+        let Some(bytes) = self.bytes_unless_above_maximum(request) else { return Ok(None) };
         let _range = range(c"pool: trim for a request", bytes);
         {
             let _transit = self.in_transit.write();
@@ -112,7 +113,7 @@ impl<U: Upstream> Pool<U> {
         &self,
         request: &Request<'_, U>,
     ) -> Result<Option<Found>, Failure<U::Error>> {
-        let Some(bytes) = self.bytes_within_maximum(request) else { return Ok(None) };
+        let Some(bytes) = self.bytes_unless_above_maximum(request) else { return Ok(None) };
         self.flush_all();
         for source in self.stream_slots() {
             let stamp = {
@@ -136,7 +137,7 @@ impl<U: Upstream> Pool<U> {
         })
     }
 
-    fn bytes_within_maximum(&self, request: &Request<'_, U>) -> Option<usize> {
+    fn bytes_unless_above_maximum(&self, request: &Request<'_, U>) -> Option<usize> {
         let bytes = request.padded_bytes(self.settings.alignment);
         bytes.filter(|bytes| *bytes <= self.settings.maximum)
     }

@@ -122,7 +122,7 @@ impl<U: Upstream> Slot<U> {
         self.may_have_free.store(maybe, trusted::Ordering::Relaxed);
     }
 
-    pub(super) fn is_shared(&self) -> bool {
+    pub(super) fn is_shared_heap(&self) -> bool {
         self.id == SHARED
     }
 

@@ -95,9 +95,8 @@ impl<U: Upstream> Pool<U> {
             if slots > SCAN_LIMIT { self.next_scan.load(trusted::Ordering::Relaxed) } else { 0 };
         for step in 0..slots {
             let place = (begin + step) % slots;
-            let Some(slot) = self.slot(place as SlotId).filter(|slot| !slot.is_shared()) else {
-                continue;
-            };
+            let slot = self.slot(place as SlotId).filter(|slot| !slot.is_shared_heap());
+            let Some(slot) = slot else { continue };
             if left == 0 {
                 return self.next_scan.store(place, trusted::Ordering::Relaxed);
             }

@@ -6,8 +6,8 @@ use crate::sync::BiasedMutex;
 use std::fmt;
 
 /// Counters that all threads change and read as a whole: so peaks are exact, and what is read was true
-/// at one moment. The first thread that changes them owns the lock until a second one does; a reader only
-/// bars it for a moment, and its end changes nothing.
+/// at one moment. The first thread that changes them owns the lock until a second one does; a reader bars
+/// that thread for a moment alone, and the thread's end changes nothing.
 #[derive(Default)]
 pub struct SharedCounters {
     counters: BiasedMutex<Counters>,
@@ -20,7 +20,7 @@ impl SharedCounters {
         self.change(bytes, 1);
     }
 
-    /// Counts its end.
+    /// Counts the free of a block of so many bytes.
     #[inline(always)]
     pub fn subtract(&self, bytes: i64) {
         self.change(bytes.wrapping_neg(), -1);
