@@ -145,7 +145,8 @@ impl<U: Upstream> Pool<U> {
         }
     }
 
-    /// Bytes that are free in heaps, and the rest, as what is live. No model has as much as would matter.
+    /// Bytes that are free in heaps, and the rest, which counts as live. No model has as much as would
+    /// matter.
     pub(super) fn free_and_live(&self) -> (usize, usize) {
         let mut free = 0;
         if !MODELLED {

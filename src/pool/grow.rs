@@ -101,12 +101,13 @@ impl<U: Upstream> Pool<U> {
     ) -> Result<Option<Found>, Failure<U::Error>> {
         let Some(bytes) = request.padded_bytes(self.settings.alignment) else { return Ok(None) };
         let _growth = self.growth_lock.lock();
-        if let Some(found) = self.find_before_growth(request) {
+        let (waits, _) = self.is_wait_better(bytes);
+        if let Some(found) = self.find_before_growth(request, step == MissStep::Grow && waits) {
             return Ok(Some(found));
         }
-        let (free, live) = self.free_and_live();
+        let (waits, live) = self.is_wait_better(bytes);
         let limit = match step {
-            MissStep::Grow if self.is_wait_better(bytes, free, live) => return Ok(None),
+            MissStep::Grow if waits => return Ok(None),
             MissStep::Grow => self.settings.soft_limit,
             _ => self.settings.maximum,
         };
@@ -118,14 +119,14 @@ impl<U: Upstream> Pool<U> {
         self.grow_by(request, bytes, bytes.max(least), limit)
     }
 
-    /// What need not be asked of upstream: what another thread grew by, what caches hold, and what is
-    /// ready by now and merges.
-    fn find_before_growth(&self, request: &Request<'_, U>) -> Option<Found> {
+    /// What need not be asked of upstream: what another thread grew by, what caches hold unless a wait comes
+    /// first, and what is ready by now and merges.
+    fn find_before_growth(&self, request: &Request<'_, U>, waits: bool) -> Option<Found> {
         if request.graph_upto.is_some() {
             return self.find_own(request).or_else(|| self.refill(request));
         }
         // Whether caches are large is a matter of size, which no model has.
-        let flushed = if MODELLED { None } else { self.flush_before_growth(request) };
+        let flushed = if MODELLED || waits { None } else { self.flush_before_growth(request) };
         flushed.or_else(|| self.coalesce_all(request))
     }
 
@@ -151,11 +152,13 @@ impl<U: Upstream> Pool<U> {
 
     /// Whether a wait for another stream comes before growth: so much is free that growth would let
     /// the pool follow its misses instead of what is live. For a small request, or with a step of the
-    /// user's, one granule is no reason to wait.
-    pub(super) fn is_wait_better(&self, bytes: usize, free: usize, live: usize) -> bool {
+    /// user's, one granule is no reason to wait. Returns what is live, too.
+    pub(super) fn is_wait_better(&self, bytes: usize) -> (bool, usize) {
+        let (free, live) = self.free_and_live();
         let is_large = bytes >= LEAST_GROWTH / 2 && self.settings.growth_step == 0;
         let least = if is_large { bytes } else { LEAST_GROWTH + 1 };
-        self.settings.steps.contains(&MissStep::Wait) && free >= least.max(live / WAIT_SHARE)
+        let is_enough = free >= least.max(live / WAIT_SHARE);
+        (is_enough && self.settings.steps.contains(&MissStep::Wait), live)
     }
 
     /// Takes between `bytes` and `wish` from upstream into the request's heap, and the block from

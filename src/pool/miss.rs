@@ -68,12 +68,8 @@ impl<U: Upstream> Pool<U> {
                 return Ok(found);
             }
         }
-        let (free, live) = self.free_and_live();
-        if self.is_wait_better(request.bytes(), free, live) {
-            self.wait_for_heap(request)
-        } else {
-            Ok(None)
-        }
+        let (waits, _) = self.is_wait_better(request.bytes());
+        if waits { self.wait_for_heap(request) } else { Ok(None) }
     }
 
     /// Memory for a graph. Nothing here gives the capturing stream work (INV-POOL-7).
