@@ -80,8 +80,9 @@ if [ -n "$POOL" ] && [ -n "$TORCH" ]; then
   INCLUDE="-I $TORCH/include -I $TORCH/include/torch/csrc/api/include -I $CUDA/include"
   LINK="-L $CUDA/lib64 -lcudart -Wl,-rpath,$TORCH/lib:$CUDA/lib64 -lpthread"
   $CXX $INCLUDE torch_peer.cpp -o "$OUT/torch_peer" -L "$TORCH/lib" -lc10 -lc10_cuda $LINK &
-  $CXX $INCLUDE torch_traffic_peer.cpp -o "$OUT/torch_traffic_peer" -L "$TORCH/lib" -lc10 -lc10_cuda \
-    $LINK -ldl &
+  # libtorch_cuda, of which it names nothing, tells c10 whether a device has a context.
+  $CXX $INCLUDE torch_traffic_peer.cpp -o "$OUT/torch_traffic_peer" -L "$TORCH/lib" -Wl,--no-as-needed \
+    -ltorch_cuda -ltorch_cpu -ltorch -lc10 -lc10_cuda $LINK -ldl &
   $CXX $INCLUDE torch_host_peer.cpp -o "$OUT/torch_host_peer" -L "$TORCH/lib" -ltorch_cuda \
     -ltorch_cpu -ltorch -lc10 -lc10_cuda $LINK &
 fi
