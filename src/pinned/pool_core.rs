@@ -24,7 +24,7 @@
 //! | --- | --- | --- |
 //! | free | `heap` | *live* by an allocation; gone with its slab |
 //! | live | at its user | *freed* in a fenced pool; *ready* in an unfenced pool whose cache has room, else *free*; what is freed as a `DeviceResource`'s is *freed* in both |
-//! | freed | `ThreadCache::freed`; with a thread that flushes the cache; on a thread without a cache, in a batch of its own | *quarantined*: its batch is full, or was flushed; a batch of its own without a cache |
+//! | freed | `ThreadCache::freed`; with a thread that flushes the cache; on a thread without a cache, in a batch of its own | *quarantined*: its batch is full, or was flushed |
 //! | quarantined | `quarantine` | *ready* or *free* when its fence has passed; *lost* with the device |
 //! | ready | `ThreadCache::ready`; in an unfenced pool a size class of the magazine | *live*; *free* when it is flushed, or another batch or size takes its place |
 //! | lost | nowhere: it is leaked, and its slab with it | none |
@@ -54,8 +54,8 @@
 //! - INV-PINNED-6: `reserved` is at most the maximum, with the slabs that are being asked for.
 //! - INV-PINNED-7 (`thread_cache.rs`): A cache is reached from inside of its magazine alone.
 //! - INV-PINNED-8: A free past the cache and `close` take one lock in common, the free *before* it looks at
-//!   `closed` and `close` *after* it has set it; a free into a cache finds its magazine retired. So either `close` finds the block or the free finds the pool
-//!   closed.
+//!   `closed` and `close` *after* it has set it; a free into a cache finds its magazine retired. So
+//!   either `close` finds the block or the free finds the pool closed.
 //! - INV-PINNED-9: A slab is in the address map before a block of it is live and until none is.
 
 use super::address_map::{self, SlabOwner};

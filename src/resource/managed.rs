@@ -22,10 +22,10 @@ use quota::ManagedQuota;
 ///
 /// A request for more than the device has free is an out-of-memory error: on a shared GPU the driver
 /// would take the memory from other programs, or page without end. The driver is asked what is free
-/// before such an error, and when a sixteenth of its last answer has been asked for since. So is a request that
-/// does not fit beside the managed memory that the process has already, touched or not: the sum stays
-/// below what was free when the first block was asked for, and what other programs freed since. Memory
-/// that the driver has moved to the host looks like the latter.
+/// before such an error, and when a sixteenth of its last answer has been asked for since. A request is
+/// refused as well that does not fit beside the managed memory that the process has already, touched or
+/// not: the sum stays below what was free when the first block was asked for, and what other programs
+/// freed since. Memory that the driver has moved to the host looks like the latter.
 /// [`oversubscribe`](ManagedOptions::oversubscribe) lifts both limits. Before an error, a request waits
 /// for its stream, unless that is in capture. A free waits for its stream; on a stream in capture, a
 /// later call of this crate makes it after the capture's end. All instances on one device are equal,

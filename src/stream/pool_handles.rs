@@ -9,10 +9,10 @@
 //!
 //! | word | raised | lowered |
 //! | --- | --- | --- |
-//! | handles | by any clone; from 0, or by a look-up, under the table's lock | by any drop |
-//! | pools | `clone_for_pool`: after its clone, under the table's lock | `drop_for_pool`: before its drop, under the same lock |
+//! | `all_handles` | by any clone; from 0, or by a look-up, under the table's lock | by any drop |
+//! | `pool_handles` | `clone_for_pool`: after its clone, under the table's lock | `drop_for_pool`: before its drop, under the same lock |
 //!
-//! - `INV-1`: under the table's lock, `pools <= handles`, and every handle beyond `pool_handles` is a user's.
+//! - `INV-1`: under the table's lock, `pool_handles <= all_handles`, and every one beyond `pool_handles` is a user's.
 //! - `INV-2`: `is_abandoned` reads both under that lock, `all_handles` first: a user can come from a clone
 //!   of another user's handle, which is counted already, or from the table, which is locked.
 

@@ -73,8 +73,8 @@ without it any more; let a filter of system calls allow it, or set the filter be
     pub(super) fn interrupt_all() {
         // A process that is registered is not refused, by the kernel's manual. Checkpoint and restore lose
         // the registration, which can be made again: no barrier was missed before this one. Else a filter
-        // of system calls came later; the owners rely on the barrier, and whoever went on would share
-        // what is theirs.
+        // of system calls came later; the owners rely on the barrier, and a revoker that went on
+        // would share what is theirs.
         if !(membarrier(EXPEDITED) || membarrier(REGISTER) && membarrier(EXPEDITED)) {
             let _ = std::io::stderr().write_all(LOST);
             std::process::abort();
