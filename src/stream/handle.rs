@@ -135,6 +135,10 @@ impl Stream {
     /// Takes over a stream of cudarc. The same stream of the driver gives the same `Stream`, which
     /// keeps cudarc's alive.
     ///
+    /// A capture that another library begins on it begins while no other thread is in a call on a pool
+    /// that has the stream: such a call asks first and then records an event.
+    /// [`capture`](Self::capture) needs no such care.
+    ///
     /// # Errors
     ///
     /// [`ErrorKind::InvalidArgument`] for the per-thread default stream, which is another stream on
@@ -311,7 +315,8 @@ debug_struct!(Stream { id(), device() });
 
 impl Simulator {
     /// Puts a stream of this simulated device into capture, for tests of code that must not disturb
-    /// one: what it is given is kept and not run.
+    /// one: what it is given is kept and not run. No other thread may be in a call on a pool that has the
+    /// stream.
     ///
     /// # Errors
     ///

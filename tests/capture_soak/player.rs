@@ -65,6 +65,8 @@ impl<'a> Player<'a> {
             }
             self.step()?;
         }
+        let shared = self.shared;
+        let _call = shared.call();
         for later in std::mem::take(&mut self.later) {
             later(&mut self)?;
         }
@@ -73,7 +75,13 @@ impl<'a> Player<'a> {
     }
 
     fn step(&mut self) -> Step {
-        match self.random.below(32) {
+        let drawn = self.random.below(32);
+        if drawn == 26 && self.shared.simulator.is_some() {
+            return self.undeclared();
+        }
+        let shared = self.shared;
+        let _call = shared.call();
+        match drawn {
             0 | 1 => self.fill(),
             2..5 => self.kernel(),
             5..7 => self.lend_by_guard(),
@@ -93,7 +101,6 @@ impl<'a> Player<'a> {
             23 => self.fill_wide(),
             24 => self.wait(),
             25 => self.begin_or_end(),
-            26 if self.shared.simulator.is_some() => self.undeclared(),
             _ => self.capture(),
         }
     }

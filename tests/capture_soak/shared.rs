@@ -9,7 +9,9 @@ use aquifer::{
     Error, ErrorKind, Event, Graph, PinnedResource, PoolResource, Result, Stream,
 };
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{
+    Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError,
+};
 
 pub(crate) type Pool = PoolResource<CudaResource>;
 pub(crate) type Words = DeviceVec<u32>;
@@ -142,6 +144,8 @@ pub(crate) struct Shared {
     pub(crate) lost: AtomicBool,
     /// The meeting of the thread that runs a host form with the one that loses its context.
     pub(crate) meeting: AtomicUsize,
+    /// Read by each thread in its calls, written by one that begins a capture without a word.
+    calls: RwLock<()>,
     next: AtomicU32,
     ticket: AtomicUsize,
     pub(crate) tally: Mutex<Tally>,
@@ -168,11 +172,29 @@ impl Shared {
             failed: AtomicBool::new(false),
             lost: AtomicBool::new(false),
             meeting: AtomicUsize::new(0),
+            calls: RwLock::default(),
             next: AtomicU32::new(1),
             ticket: AtomicUsize::new(0),
             tally: Mutex::default(),
             trace: Mutex::default(),
         })
+    }
+
+    /// Held over calls of the crate.
+    pub(crate) fn call(&self) -> RwLockReadGuard<'_, ()> {
+        self.calls.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A moment at which no other thread is in a call: a capture that the crate is not told of begins
+    /// at such a one alone.
+    pub(crate) fn outside_of_calls(&self) -> RwLockWriteGuard<'_, ()> {
+        loop {
+            match self.calls.try_write() {
+                Ok(guard) => return guard,
+                Err(TryLockError::Poisoned(poisoned)) => return poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) => std::thread::yield_now(),
+            }
+        }
     }
 
     pub(crate) fn number(&self) -> u32 {

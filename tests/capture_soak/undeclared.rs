@@ -7,14 +7,20 @@ use aquifer::Stream;
 
 impl Player<'_> {
     pub(crate) fn undeclared(&mut self) -> Step {
-        let Some(simulator) = self.shared.simulator.clone() else { return Ok(()) };
+        let shared = self.shared;
+        let Some(simulator) = shared.simulator.clone() else { return Ok(()) };
+        let call = shared.call();
         let alone = self.shared.device.new_stream();
         let alone = self.sure("making a stream", alone)?;
         let (Some(mut item), Some(mut other)) = (self.make(&alone)?, self.make(&self.own.clone())?)
         else {
             return Ok(());
         };
+        drop(call);
+        let outside = shared.outside_of_calls();
         let started = simulator.start_capture(&alone);
+        drop(outside);
+        let _call = shared.call();
         self.sure("beginning a capture behind the crate's back", started)?;
         let on = alone.id();
         self.says(|| format!("begins a capture on stream {on} without a word"));
