@@ -20,22 +20,29 @@ struct Soak {
     says: &'static str,
     /// Its environment: `PROGRAMS`, and what must not be set while it looks for a fault.
     prefix: &'static str,
+    /// How many programs the step runs, unless the user says otherwise.
+    programs: &'static str,
     /// How many programs one with a fault gets before it counts as one that found nothing.
     programs_with_a_fault: &'static str,
 }
 
 const SOAKS: [Soak; 2] = [
-    Soak { target: "soak", says: "soak: ", prefix: "AQUIFER_SOAK", programs_with_a_fault: "20000" },
+    Soak {
+        target: "soak",
+        says: "soak: ",
+        prefix: "AQUIFER_SOAK",
+        programs: "100000",
+        programs_with_a_fault: "20000",
+    },
     Soak {
         target: "capture_soak",
         says: "capture soak: ",
         prefix: "AQUIFER_CAPTURE_SOAK",
+        // Two minutes; 100,000 programs are five.
+        programs: "40000",
         programs_with_a_fault: "60000",
     },
 ];
-
-/// How many programs of each the step runs, unless the user says otherwise.
-const PROGRAMS: &str = "100000";
 
 /// A soak that takes longer has found nothing, or hangs.
 const LIMIT: Duration = Duration::from_secs(900);
@@ -53,7 +60,7 @@ pub(crate) fn step(place: &Place) -> Result<Verdict> {
     let mut done = Vec::new();
     for soak in &SOAKS {
         let variable = soak.variable("PROGRAMS");
-        let programs = std::env::var(&variable).unwrap_or_else(|_| PROGRAMS.into());
+        let programs = std::env::var(&variable).unwrap_or_else(|_| soak.programs.into());
         let mut command = cargo(place);
         command
             .env(variable, &programs)
