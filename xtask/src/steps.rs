@@ -48,7 +48,7 @@ pub(crate) const STEPS: &[Step] = &[
     ci("bench", "the benches of rows on the simulated device, small counts", bench::step),
     ci("doc", "rustdoc of the public items, warnings denied", cargo::doc),
     ci("loom-faults", "every fault must be found by its model", faults::step),
-    ci("soak", "a hundred thousand random programs of each soak", soak::step),
+    ci("soak", "many random programs of each soak", soak::step),
     ci("soak-faults", "faults that the soaks must find", soak::faults),
     ci("std-allocator", "the standard library's Allocator, on a nightly", nightly::std_allocator),
     ci("asan", "the tests under AddressSanitizer, on a nightly", nightly::asan),
