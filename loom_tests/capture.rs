@@ -5,7 +5,7 @@
 mod harness;
 
 use aquifer::models::MissStep::{Complete, GrowToMaximum, Trim, Wait};
-use aquifer::models::leave_thread;
+use aquifer::models::drop_thread_locals;
 use harness::model;
 use harness::pool::{Fixture, plan};
 
@@ -85,7 +85,7 @@ fn a_magazine_made_in_a_capture() {
     fn begin() -> Fixture {
         let plan = plan(6, &[Wait, GrowToMaximum]).with_magazines().with_captures();
         let mut fixture = plan.build().prepared(&[0], 1);
-        leave_thread();
+        drop_thread_locals();
         fixture.graph = fixture.capture(0).expect("a capture");
         fixture
     }
@@ -97,7 +97,7 @@ fn a_magazine_made_in_a_capture() {
             |fixture: &Fixture| {
                 fixture.warm_up(0);
                 fixture.free_held(0, 0);
-                leave_thread();
+                drop_thread_locals();
             },
             |fixture| fixture.visit(2),
         ],

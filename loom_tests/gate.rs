@@ -108,7 +108,7 @@ impl Stream {
         if self.gate.begin_call().is_some() {
             return;
         }
-        self.gate.may_wait();
+        self.gate.mark_blocking();
         self.tried.wait();
         self.gate.end_call(true);
     }
@@ -116,7 +116,7 @@ impl Stream {
     fn captured(&self, body: impl FnOnce()) {
         let given = self.driver().given;
         *self.before.lock().unwrap() = Some(given);
-        self.gate.publish();
+        self.gate.set_published();
         {
             let mut driver = self.driver();
             (driver.capturing, driver.ordered) = (true, false);
@@ -141,7 +141,7 @@ impl Stream {
                 assert!(before >= given, "lost order: a call is not covered");
                 return;
             }
-            self.gate.wait_published();
+            self.gate.wait_open_or_published();
         }
     }
 }

@@ -4,7 +4,7 @@
 mod harness;
 
 use aquifer::models::MissStep::{Gather, GrowToMaximum, Wait};
-use aquifer::models::{Freed, RemoteFrees, leave_thread};
+use aquifer::models::{Freed, RemoteFrees, drop_thread_locals};
 use harness::pool::{Fixture, plan};
 use harness::{large_model, model};
 use std::sync::Mutex;
@@ -101,7 +101,7 @@ fn warm_and_gather() {
             |fixture| fixture.visit(1),
         ],
         |fixture| {
-            leave_thread();
+            drop_thread_locals();
             fixture.end();
         },
     );
@@ -118,11 +118,11 @@ fn a_thread_ends() {
         &[
             |fixture: &Fixture| {
                 fixture.warm_up(0);
-                leave_thread();
+                drop_thread_locals();
             },
             |fixture| {
                 fixture.visit(1);
-                leave_thread();
+                drop_thread_locals();
             },
         ],
         |fixture| {
@@ -146,11 +146,11 @@ fn a_thread_and_its_stream_end() {
             |fixture: &Fixture| {
                 fixture.warm_up(0);
                 fixture.abandon(0);
-                leave_thread();
+                drop_thread_locals();
             },
             |fixture| {
                 fixture.visit(1);
-                leave_thread();
+                drop_thread_locals();
             },
         ],
         |fixture| {

@@ -204,7 +204,7 @@ fn trim_and_take() {
             },
         ],
         |fixture| {
-            aquifer::models::leave_thread();
+            aquifer::models::drop_thread_locals();
             fixture.trim();
             assert_eq!(fixture.stats().reserved, 0, "bytes that are left after a trim");
             fixture.end();

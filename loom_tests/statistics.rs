@@ -38,7 +38,7 @@ fn shared() -> State {
     let thread = loom::thread::spawn(move || {
         other.pair();
         drop(other);
-        aquifer::models::leave_thread();
+        aquifer::models::drop_thread_locals();
     });
     thread.join().expect("a pair");
     loom::sync::Arc::try_unwrap(state).ok().expect("the thread is gone")

@@ -413,7 +413,7 @@ impl Upstream for Unordered {
         *stream
     }
 
-    fn clone_stream_handle(stream: &u64) -> u64 {
+    fn clone_pool_handle(stream: &u64) -> u64 {
         *stream
     }
 
@@ -421,7 +421,7 @@ impl Upstream for Unordered {
         false
     }
 
-    fn drop_stream_handle(_: u64) {}
+    fn drop_pool_handle(_: u64) {}
 
     fn record(&self, _: &u64, _: Option<()>) -> Result<(), Infallible> {
         Ok(())

@@ -90,7 +90,7 @@ sync::for_models! {
         pub use crate::stream::gate::Gate;
         pub use crate::stream::deferred::{Collected, DeferredQueue, Passed};
         pub use crate::stream::pool_handles::PoolHandles;
-        pub use crate::sync::leave_thread;
+        pub use crate::sync::drop_thread_locals;
         pub use crate::sync::models::*;
     }
 }

@@ -100,7 +100,7 @@ fn run<S: Send + Sync + 'static>(order: &[Role<S>], begin: fn() -> S, end: fn(&S
                 role(&state);
                 drop(state);
                 // As at a thread's end, where loom's `join` does not wait for it.
-                aquifer::models::leave_thread();
+                aquifer::models::drop_thread_locals();
             })
         })
         .collect();

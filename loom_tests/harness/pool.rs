@@ -71,7 +71,7 @@ impl Upstream for PoolDriver {
         stream.index as u64 + 1
     }
 
-    fn clone_stream_handle(stream: &Stream) -> Stream {
+    fn clone_pool_handle(stream: &Stream) -> Stream {
         stream.clone()
     }
 
@@ -79,7 +79,7 @@ impl Upstream for PoolDriver {
         stream.goes && stream.driver.is_abandoned(stream.index)
     }
 
-    fn drop_stream_handle(stream: Stream) {
+    fn drop_pool_handle(stream: Stream) {
         if stream.goes && stream.driver.is_abandoned(stream.index) {
             stream.driver.destroy(stream.index);
         }
@@ -234,7 +234,7 @@ impl Fixture {
         let handle = &self.streams[stream];
         let (id, bytes) = (PoolDriver::id(handle), units * UNIT);
         let pool = self.pool();
-        let warm = pool.allocate_warm(id, bytes, UNIT as u64);
+        let warm = pool.allocate_cached(id, bytes, UNIT as u64);
         match warm.map_or_else(|| pool.allocate(handle, id, bytes, UNIT as u64), Ok) {
             Ok(block) => {
                 assert_eq!(block.bytes, bytes, "the bytes of a block");
@@ -252,7 +252,7 @@ impl Fixture {
         let (pool, id) = (self.pool(), PoolDriver::id(handle));
         // SAFETY: each model frees a block of its pool once, on the stream of its last work.
         unsafe {
-            if let Err(block) = pool.deallocate_warm(id, block) {
+            if let Err(block) = pool.deallocate_to_cache(id, block) {
                 pool.deallocate(handle, id, block);
             }
         }

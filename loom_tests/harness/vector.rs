@@ -43,7 +43,7 @@ impl OtherStream for Plain {
     }
 }
 
-/// A stream that the crate does not keep alive, as the crate's `UsedOn::Context`.
+/// A stream that the crate does not keep alive, as the crate's `UseTimeline::Context`.
 #[derive(Clone, Debug)]
 pub struct Unknown(pub usize);
 

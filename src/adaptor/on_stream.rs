@@ -120,13 +120,13 @@ unsafe impl<R: HostComplete> HostAllocator for OnStream<R> {
             // In place: a block is found again by its address, whatever its size is said to be.
             return Ok(NonNull::slice_from_raw_parts(pointer, new.size()));
         }
-        let target = self.allocate_any(new)?;
+        let target = self.allocate_slow_or_empty(new)?;
         let bytes = old.size().min(new.size());
         // SAFETY: both blocks are live, disjoint and hold `bytes` bytes; the old one is given up by
         // the caller on success.
         unsafe {
             std::ptr::copy_nonoverlapping(pointer.as_ptr(), target.as_ptr().cast(), bytes);
-            self.free_any(pointer, old);
+            self.free_slow_or_empty(pointer, old);
         }
         Ok(target)
     }

@@ -151,7 +151,7 @@ unsafe impl<U: DeviceResource> DeviceResource for StatisticsAdaptor<U> {
         if !block.is_empty() {
             // First: upstream may hand the memory to another thread before it returns.
             let bytes = block.bytes() as i64;
-            state.counters.subtract(bytes);
+            state.counters.record_free(bytes);
             state.scopes.change(bytes.wrapping_neg(), -1);
         }
         // SAFETY: the block is upstream's; the caller vouches for the rest.

@@ -2,7 +2,7 @@
 
 use super::memory_use::{CapturePolicy, MemoryUse};
 use super::pending_uses::PendingUses;
-use super::used_on::UsedOn;
+use super::used_on::UseTimeline;
 use crate::driver::is_forked_child;
 use crate::error::{DriverError, Error, ErrorKind, Result};
 use crate::layout::DeviceLayout;
@@ -20,7 +20,7 @@ pub(crate) struct Buffer {
     block: ManuallyDrop<DeviceBlock>,
     /// That was asked of the block, and of all that take its place. A power of two.
     alignment: usize,
-    uses: PendingUses<UsedOn>,
+    uses: PendingUses<UseTimeline>,
     /// Its vector was dropped, and the free is deferred: no graph of a later capture uses it.
     is_deferred: bool,
 }
@@ -57,7 +57,7 @@ impl Buffer {
     }
 
     /// Another block of the same resource, of this one's alignment at least.
-    pub(crate) fn another(&self, layout: DeviceLayout) -> Result<Self> {
+    pub(crate) fn allocate_like(&self, layout: DeviceLayout) -> Result<Self> {
         let alignment = layout.alignment().max(self.alignment);
         let layout = DeviceLayout::with_alignment(layout.bytes(), alignment)?;
         let mut another = Self::new(&self.home, layout, self.resource.clone())?;
@@ -95,7 +95,7 @@ impl Buffer {
     }
 
     /// Makes home wait for all uses elsewhere.
-    fn wait_for_all_uses(&self) -> Result<StreamCall<'_>> {
+    fn make_home_wait_for_uses(&self) -> Result<StreamCall<'_>> {
         self.memory_use(0..usize::MAX, true).order_on(&self.home, CapturePolicy::Join)
     }
 
@@ -108,7 +108,7 @@ impl Buffer {
         // Ordered in the graph alone, the new home would come after no real work of the old one.
         self.home.refuse_capture("moving a vector away from it")?;
         // Before a second gate: it may have to wait for a capture to begin.
-        let old = self.wait_for_all_uses()?;
+        let old = self.make_home_wait_for_uses()?;
         old.refuse_capture("moving a vector away from it")?;
         let new = stream.begin_call()?;
         new.refuse_capture("moving a vector to it")?;
@@ -122,14 +122,14 @@ impl Buffer {
     /// error it is whole.
     pub(crate) fn take_block(&mut self) -> Result<DeviceBlock> {
         // Ordered in the graph alone, the block would be in no order with former uses.
-        self.wait_for_all_uses()?.refuse_capture("taking a vector apart")?;
+        self.make_home_wait_for_uses()?.refuse_capture("taking a vector apart")?;
         Ok(std::mem::replace(&mut self.block, DeviceBlock::new(0, 0, 0)))
     }
 
     /// Has the block freed when the graph of home's capture is gone, which may use it; or by a later
     /// call of the crate, where the capture in the way is another stream's.
     #[cold]
-    fn defer_free(&mut self, block: DeviceBlock) {
+    fn defer_free_for_capture(&mut self, block: DeviceBlock) {
         let buffer = Self {
             resource: self.resource.clone(),
             home: self.home.clone(),
@@ -141,7 +141,7 @@ impl Buffer {
         let free = Box::new(move |launched_on: &[Stream]| {
             // The launches are uses like others: the drop makes home wait for them.
             for stream in launched_on {
-                buffer.uses.record_use(UsedOn::Stream(stream.clone()), 0..usize::MAX, true);
+                buffer.uses.record_use(UseTimeline::Stream(stream.clone()), 0..usize::MAX, true);
             }
             drop(buffer);
         });
@@ -163,24 +163,24 @@ impl Drop for Buffer {
         }
         let waited = match self.uses.is_empty() {
             true => Ok(()),
-            false => self.wait_for_all_uses().map(drop),
+            false => self.make_home_wait_for_uses().map(drop),
         };
         match waited {
             // SAFETY: the block is this resource's; home is ordered after every use: those at home
             // by stream order, those elsewhere by the wait.
             Ok(()) => unsafe { self.resource.deallocate(&self.home, block) },
-            Err(error) if error.kind() == ErrorKind::Capture => self.defer_free(block),
+            Err(error) if error.kind() == ErrorKind::Capture => self.defer_free_for_capture(block),
             // Work elsewhere may still use it and nothing can be made to wait: never published.
             // Quiet where this very device is gone; the one that is gone may be that of a use.
             Err(error)
                 if error.driver().is_some_and(DriverError::is_gone)
                     && self.home.device().memory_info().is_err() => {}
-            Err(error) => leaked(&block, &error),
+            Err(error) => log_leak(&block, &error),
         }
     }
 }
 
-fn leaked(block: &DeviceBlock, error: &Error) {
+fn log_leak(block: &DeviceBlock, error: &Error) {
     crate::debug_log::event!(error,
         bytes = block.bytes(),
         %error,

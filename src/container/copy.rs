@@ -26,7 +26,7 @@ impl<'a, T: Pod> DeviceSlice<'a, T> {
     /// As [`DeviceVec::to_vec`](crate::DeviceVec::to_vec).
     pub fn to_vec(&self) -> Result<Vec<T>> {
         let mut vec = Vec::new();
-        vec.try_reserve_exact(self.len()).map_err(|_| no_room(self.size_in_bytes()))?;
+        vec.try_reserve_exact(self.len()).map_err(|_| host_out_of_memory(self.size_in_bytes()))?;
         vec.resize(self.len(), T::zeroed());
         self.copy_to_slice(&mut vec)?;
         Ok(vec)
@@ -39,14 +39,14 @@ impl<'a, T: Pod> DeviceSlice<'a, T> {
     /// As [`DeviceVec::to_vec_in`](crate::DeviceVec::to_vec_in).
     pub fn to_vec_in<A: Allocator>(&self, allocator: A) -> Result<AllocVec<T, A>> {
         let mut vec = AllocVec::new_in(allocator);
-        vec.try_reserve_exact(self.len()).map_err(|_| no_room(self.size_in_bytes()))?;
+        vec.try_reserve_exact(self.len()).map_err(|_| host_out_of_memory(self.size_in_bytes()))?;
         vec.resize(self.len(), T::zeroed());
         self.copy_to_slice(&mut vec)?;
         Ok(vec)
     }
 }
 
-fn no_room(bytes: usize) -> Error {
+fn host_out_of_memory(bytes: usize) -> Error {
     let reason = crate::pinned::last_error().map(|error| format!(": {error}")).unwrap_or_default();
     Error::new(ErrorKind::OutOfMemory, format!("{bytes} bytes on the host were asked{reason}"))
 }

@@ -299,7 +299,7 @@ impl<T: Pod> DeviceVec<T> {
     ///
     /// As [`with_capacity`](Self::with_capacity), and those of the copy.
     pub fn try_clone(&self) -> Result<Self> {
-        let buffer = self.another(self.length)?;
+        let buffer = self.allocate_like(self.length)?;
         let mut clone = Self { buffer, length: self.length, elements: PhantomData };
         clone.copy_from(self)?;
         Ok(clone)

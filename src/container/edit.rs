@@ -12,13 +12,13 @@ use bytemuck::Pod;
 
 impl<T: Pod> DeviceVec<T> {
     /// Another block of the vector's resource, with space for `capacity`.
-    pub(super) fn another(&self, capacity: usize) -> Result<Buffer> {
-        self.buffer.another(DeviceLayout::array::<T>(capacity)?)
+    pub(super) fn allocate_like(&self, capacity: usize) -> Result<Buffer> {
+        self.buffer.allocate_like(DeviceLayout::array::<T>(capacity)?)
     }
 
     /// Moves the elements into a new block with space for `capacity`, in home's order.
     fn reallocate(&mut self, capacity: usize) -> Result<()> {
-        let new = self.another(capacity)?;
+        let new = self.allocate_like(capacity)?;
         self.move_to(new)
     }
 
@@ -39,7 +39,7 @@ impl<T: Pod> DeviceVec<T> {
         Ok(())
     }
 
-    fn with_more(&self, additional: usize) -> Result<usize> {
+    fn required_length(&self, additional: usize) -> Result<usize> {
         self.length.checked_add(additional).ok_or_else(|| {
             let what = format!("{additional} more elements than {} overflow", self.length);
             Error::new(ErrorKind::InvalidArgument, what)
@@ -55,7 +55,7 @@ impl<T: Pod> DeviceVec<T> {
     /// while home is in capture, or while a capture on another thread has it. Then the vector is as it
     /// was.
     pub fn reserve(&mut self, additional: usize) -> Result<()> {
-        let wanted = self.with_more(additional)?;
+        let wanted = self.required_length(additional)?;
         if wanted <= self.capacity() {
             return Ok(());
         }
@@ -75,7 +75,7 @@ impl<T: Pod> DeviceVec<T> {
     ///
     /// As there.
     pub fn reserve_exact(&mut self, additional: usize) -> Result<()> {
-        let wanted = self.with_more(additional)?;
+        let wanted = self.required_length(additional)?;
         if wanted <= self.capacity() { Ok(()) } else { self.reallocate(wanted) }
     }
 
@@ -89,7 +89,7 @@ impl<T: Pod> DeviceVec<T> {
         if self.length == self.capacity() {
             return Ok(());
         }
-        let new = self.another(self.length)?;
+        let new = self.allocate_like(self.length)?;
         if new.bytes() < self.buffer.bytes() { self.move_to(new) } else { Ok(()) }
     }
 
@@ -137,7 +137,7 @@ impl<T: Pod> DeviceVec<T> {
     /// As [`resize`](Self::resize): [`ErrorKind::Capture`] too, while a capture on another thread has
     /// home.
     pub fn push(&mut self, value: T) -> Result<()> {
-        self.resize(self.with_more(1)?, value)
+        self.resize(self.required_length(1)?, value)
     }
 
     /// Keeps the first `length` elements; no effect if there are fewer. The capacity stays.

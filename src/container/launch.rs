@@ -99,7 +99,7 @@ impl<'a> Launch<'a> {
     ///
     /// As [`input`](Self::input).
     pub fn output<T: Pod>(self, data: &'a mut impl DeviceWrite<T>) -> Result<Self> {
-        self.written(data, Access::Write)
+        self.arg_mut(data, Access::Write)
     }
 
     /// Device memory that the kernel reads and writes, or writes in parts.
@@ -108,10 +108,10 @@ impl<'a> Launch<'a> {
     ///
     /// As [`input`](Self::input).
     pub fn in_out<T: Pod>(self, data: &'a mut impl DeviceWrite<T>) -> Result<Self> {
-        self.written(data, Access::ReadWrite)
+        self.arg_mut(data, Access::ReadWrite)
     }
 
-    fn written<T: Pod>(self, data: &'a mut impl DeviceWrite<T>, access: Access) -> Result<Self> {
+    fn arg_mut<T: Pod>(self, data: &'a mut impl DeviceWrite<T>, access: Access) -> Result<Self> {
         let slice = data.as_device_slice_mut();
         slice.memory_use().order_on(self.stream, CapturePolicy::Join)?;
         Ok(self.buffer(slice.as_device_ptr(), slice.size_in_bytes(), access))

@@ -2,7 +2,7 @@
 
 use super::pending_uses::PendingUses;
 use super::stream_ref::StreamRef;
-use super::used_on::{UsedOn, WaitError, error_across_captures};
+use super::used_on::{UseTimeline, WaitError, error_across_captures};
 use crate::error::{Error, ErrorKind, Result};
 use crate::stream::{Capture, Status, Stream, StreamCall};
 use crate::sync::Arc;
@@ -22,7 +22,7 @@ pub(crate) enum CapturePolicy {
 /// A use of memory that is about to happen.
 pub(crate) struct MemoryUse<'a> {
     pub(crate) home: &'a Stream,
-    pub(crate) uses: &'a PendingUses<UsedOn>,
+    pub(crate) uses: &'a PendingUses<UseTimeline>,
     pub(crate) range: Range<usize>,
     pub(crate) writes: bool,
 }
@@ -45,7 +45,7 @@ impl MemoryUse<'_> {
     }
 
     /// As [`order_on`](Self::order_on), on a stream of any device of the same kind.
-    pub(crate) fn order_across<'s>(self, stream: &'s Stream) -> Result<StreamCall<'s>> {
+    pub(crate) fn order_across_devices<'s>(self, stream: &'s Stream) -> Result<StreamCall<'s>> {
         if self.home.device().kind() != stream.device().kind() {
             // Home could never wait for such a use, which would stay pending for good.
             stream.device().require(self.home.device(), "the source")?;
@@ -89,8 +89,8 @@ impl MemoryUse<'_> {
         }
         let at_home = home.begin_call()?;
         let joins = capture_to_join(&at_home, &call, policy)?;
-        let wait = |on: &UsedOn| on.make_wait(&at_home);
-        uses.wait_and_record(stream.used_on(), range.clone(), writes, wait)?;
+        let wait = |on: &UseTimeline| on.make_wait(&at_home);
+        uses.wait_and_record(stream.timeline(), range.clone(), writes, wait)?;
         let event = at_home.record()?;
         match joins {
             // The last step: where one before it fails, the stream is not taken in.
@@ -112,7 +112,7 @@ impl MemoryUse<'_> {
         crate::debug_log::event!(warn, %error, "waiting on the host: a stream of cudarc cannot be ordered by events");
         let Self { home, uses, range, writes } = self;
         let mut waited = loop {
-            match uses.wait_conflicting(&range, writes, UsedOn::wait_on_host) {
+            match uses.wait_conflicting(&range, writes, UseTimeline::wait_on_host) {
                 Ok(()) => break Ok(()),
                 Err(WaitError::Failed(error)) => break Err(error),
                 // Without the lock of the uses.
@@ -121,7 +121,7 @@ impl MemoryUse<'_> {
         };
         if !stream.is(home) {
             waited = waited.and(home.drain());
-            uses.record_use(stream.used_on(), range, writes);
+            uses.record_use(stream.timeline(), range, writes);
         }
         if let Err(error) = waited {
             crate::debug_log::event!(error, %error, "a stream of cudarc is in no order with what was done to a vector");

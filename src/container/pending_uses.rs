@@ -49,12 +49,12 @@ pub trait Timeline {
 /// The uses of one block, by byte range, that home has not waited for.
 #[derive(Debug)]
 pub struct PendingUses<T> {
-    list: Mutex<Vec<StreamUse<T>>>,
+    list: Mutex<Vec<TimelineUses<T>>>,
     count: AtomicUsize,
 }
 
 #[derive(Debug)]
-struct StreamUse<T> {
+struct TimelineUses<T> {
     on: T,
     range: Range<usize>,
     writes: bool,
@@ -62,7 +62,7 @@ struct StreamUse<T> {
     uniform: bool,
 }
 
-impl<T> StreamUse<T> {
+impl<T> TimelineUses<T> {
     /// Two reads never conflict, nor do ranges that do not meet.
     fn conflicts(&self, range: &Range<usize>, writes: bool) -> bool {
         (writes || self.writes) && self.range.start < range.end && range.start < self.range.end
@@ -73,7 +73,7 @@ impl<T> StreamUse<T> {
     /// A guard may give its stream more work after the wait, but none on `range`: the borrow rules
     /// keep conflicting uses apart. So a uniform use ends. A mixed one stays for the rest; where the
     /// rest is in two pieces, for all of it, which is a false wait at most.
-    fn remains_without(&mut self, range: &Range<usize>) -> bool {
+    fn retain_outside(&mut self, range: &Range<usize>) -> bool {
         if self.uniform {
             return false;
         }
@@ -115,7 +115,7 @@ impl<T: Timeline> PendingUses<T> {
         if self.is_empty() {
             return Ok(());
         }
-        self.wait_under_lock(range, writes, None, wait)
+        self.lock_and_wait(range, writes, None, wait)
     }
 
     /// Records a use of `range` on another stream than home, after home waits for each use that
@@ -132,7 +132,7 @@ impl<T: Timeline> PendingUses<T> {
         wait: impl Fn(&T) -> Result<(), E>,
     ) -> Result<(), E> {
         if !self.is_empty() {
-            self.wait_under_lock(&range, writes, Some(&on), wait)?;
+            self.lock_and_wait(&range, writes, Some(&on), wait)?;
         }
         self.record_use(on, range, writes);
         Ok(())
@@ -149,7 +149,7 @@ impl<T: Timeline> PendingUses<T> {
                 known.range = known.range.start.min(range.start)..known.range.end.max(range.end);
             }
             None => {
-                list.push(StreamUse { on, range, writes, uniform: true });
+                list.push(TimelineUses { on, range, writes, uniform: true });
                 self.count.store(list.len(), Release);
             }
         }
@@ -157,7 +157,7 @@ impl<T: Timeline> PendingUses<T> {
 
     /// The lock is held over the driver calls: a second thread that finds a use gone must find home
     /// waiting already. It is the vector's own lock, and a vector that stays home never takes it.
-    fn wait_under_lock<E>(
+    fn lock_and_wait<E>(
         &self,
         range: &Range<usize>,
         writes: bool,
@@ -176,7 +176,7 @@ impl<T: Timeline> PendingUses<T> {
                 continue;
             }
             wait(&pending.on)?;
-            if pending.remains_without(range) {
+            if pending.retain_outside(range) {
                 index += 1;
                 continue;
             }

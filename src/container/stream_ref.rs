@@ -1,19 +1,19 @@
 //! The streams that a vector can be used on.
 
-use super::used_on::UsedOn;
+use super::used_on::UseTimeline;
 use crate::device::Device;
 use crate::driver::RawStream;
 use crate::error::Result;
 use crate::stream::{PerThreadStream, Stream, StreamCall};
 
 mod sealed {
-    use super::{Result, Stream, StreamCall, UsedOn};
+    use super::{Result, Stream, StreamCall, UseTimeline};
 
     /// The crate's own view of a stream.
     pub trait Sealed {
         fn begin_call(&self) -> Result<StreamCall<'_>>;
 
-        fn used_on(&self) -> UsedOn;
+        fn timeline(&self) -> UseTimeline;
 
         /// Whether this is that very stream.
         fn is(&self, _stream: &Stream) -> bool {
@@ -35,8 +35,8 @@ impl Sealed for Stream {
         Stream::begin_call(self)
     }
 
-    fn used_on(&self) -> UsedOn {
-        UsedOn::Stream(self.clone())
+    fn timeline(&self) -> UseTimeline {
+        UseTimeline::Stream(self.clone())
     }
 
     fn is(&self, stream: &Stream) -> bool {
@@ -51,8 +51,8 @@ impl Sealed for PerThreadStream {
         Ok(PerThreadStream::begin_call(self))
     }
 
-    fn used_on(&self) -> UsedOn {
-        UsedOn::PerThread(self.device().clone(), std::thread::current().id())
+    fn timeline(&self) -> UseTimeline {
+        UseTimeline::PerThread(self.device().clone(), std::thread::current().id())
     }
 }
 
@@ -69,7 +69,7 @@ impl Sealed for UnknownStream {
         Ok(StreamCall::without_gate(&self.device, self.raw))
     }
 
-    fn used_on(&self) -> UsedOn {
-        UsedOn::Context(self.device.clone())
+    fn timeline(&self) -> UseTimeline {
+        UseTimeline::Context(self.device.clone())
     }
 }

@@ -8,7 +8,7 @@ use std::thread::ThreadId;
 
 /// The stream or streams on which memory was used, away from home.
 #[derive(Clone, Debug)]
-pub enum UsedOn {
+pub enum UseTimeline {
     /// A stream that the use keeps alive: home's wait records an event on it.
     Stream(Stream),
     /// The default stream of one thread. Only that thread can record an event on it.
@@ -17,7 +17,7 @@ pub enum UsedOn {
     Context(Device),
 }
 
-impl Timeline for UsedOn {
+impl Timeline for UseTimeline {
     fn same(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Stream(a), Self::Stream(b)) => a == b,
@@ -50,7 +50,7 @@ impl From<Error> for WaitError {
     }
 }
 
-impl UsedOn {
+impl UseTimeline {
     /// Makes `home` wait for all that was given so far: in the graph, if both are in one declared
     /// capture. A home outside waits for what a stream was given before its capture: the contract of
     /// the graph's launch orders the graph's own work.
@@ -65,7 +65,7 @@ impl UsedOn {
                         home.wait(&event).map_err(|error| error.advise(USED_ELSEWHERE))?;
                     }
                 }
-                Status::Runs => match other.last_event()? {
+                Status::Runs => match other.record_uncaptured()? {
                     Some(event) => home.wait(&event)?,
                     None => return Err(WaitError::CaptureBegins(other.clone())),
                 },
@@ -93,7 +93,7 @@ impl UsedOn {
     /// As [`make_wait`](Self::make_wait), on the host.
     pub(super) fn wait_on_host(&self) -> Result<(), WaitError> {
         match self {
-            Self::Stream(stream) => match stream.last_event()? {
+            Self::Stream(stream) => match stream.record_uncaptured()? {
                 Some(event) => event.synchronize()?,
                 None => return Err(WaitError::CaptureBegins(stream.clone())),
             },

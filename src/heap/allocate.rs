@@ -54,7 +54,7 @@ impl Heap {
     /// with the same tag and stamp. Constant time, a failure too.
     ///
     /// `align` is a power of two; up to the unit it constrains nothing. `units` is not 0. A block that
-    /// serves may be missed behind many that do not: [`search`](Self::search) finds it.
+    /// serves may be missed behind many that do not: [`allocate_exhaustive`](Self::allocate_exhaustive) finds it.
     #[inline]
     pub(crate) fn allocate(
         &mut self,
@@ -77,7 +77,7 @@ impl Heap {
     /// As [`allocate`](Self::allocate), and misses no block that serves: the last look before a request
     /// is refused. O(blocks of this size and above).
     #[cold]
-    pub(crate) fn search(
+    pub(crate) fn allocate_exhaustive(
         &mut self,
         tag: Tag,
         units: u32,
@@ -132,7 +132,7 @@ impl Heap {
         self.live_units += u64::from(units);
         self.live_blocks += 1;
         if skip != 0 {
-            return self.take_high(set, free, skip, units, stamp);
+            return self.take_at(set, free, skip, units, stamp);
         }
         let BlockNode { address, prev, .. } = self.nodes[free];
         if all == units {
@@ -155,7 +155,7 @@ impl Heap {
 
     /// Takes units out of a free block that leave `skip` at its low end.
     #[cold]
-    fn take_high(&mut self, set: usize, free: u32, skip: u32, units: u32, stamp: usize) -> Taken {
+    fn take_at(&mut self, set: usize, free: u32, skip: u32, units: u32, stamp: usize) -> Taken {
         let block = self.nodes[free];
         let address = block.address + (u64::from(skip) << self.unit_shift);
         let past = address + (u64::from(units) << self.unit_shift);

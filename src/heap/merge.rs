@@ -21,8 +21,8 @@ impl BinnedBlocks<'_> {
     #[inline]
     pub(super) fn give(&mut self, node: u32, tag: Tag, stamp: usize) {
         let BlockNode { address, units, prev, next, .. } = self.nodes[node];
-        let low = self.joins(prev, tag);
-        let high = self.joins(next, tag);
+        let low = self.mergeable_units(prev, tag);
+        let high = self.mergeable_units(next, tag);
         let with_low = low.and_then(|low| low.checked_add(units));
         let with_high = high.and_then(|high| high.checked_add(units));
         match (with_low, with_high) {
@@ -57,7 +57,7 @@ impl BinnedBlocks<'_> {
 
     /// The units of a free block of this tag.
     #[inline]
-    fn joins(&self, node: u32, tag: Tag) -> Option<u32> {
+    fn mergeable_units(&self, node: u32, tag: Tag) -> Option<u32> {
         let block = &self.nodes[node];
         (block.state == NodeState::Free && block.tag == tag).then_some(block.units)
     }

@@ -198,7 +198,7 @@ impl Heap {
     /// Cuts out the addresses `[address, address + bytes)` of `upstream_block` if all of it is one free block
     /// of complete memory that starts and ends there: a whole upstream block. O(log pieces) where a
     /// piece starts there; elsewhere as long as the bin of its size.
-    pub(crate) fn extract_exactly(
+    pub(crate) fn extract_complete_block(
         &mut self,
         upstream_block: u32,
         address: u64,

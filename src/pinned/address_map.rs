@@ -11,7 +11,7 @@
 //! | `SLABS_REMOVED` | how many slabs have left the map | the thread that removed one, after that |
 //! | `RECENT`, `RECENT_BY_PART`, `NEXT` | the slabs that a thread remembers | that thread |
 
-use super::batch::{Batch, FreedBlock, pointer_to};
+use super::batch::{Batch, FreedBlock, exposed_pointer};
 use super::source::{HostMemory, HostSource};
 use super::thread_cache::PoolKey;
 use crate::debug_log::deferred_event;
@@ -111,7 +111,7 @@ pub(super) unsafe fn free(pointer: NonNull<u8>, layout: Layout) {
     let Some(pool) = &range.pool else {
         // The block is live, so no other thread removes it.
         RANGES.write().remove(&range.base);
-        if let Some(base) = pointer_to(range.base) {
+        if let Some(base) = exposed_pointer(range.base) {
             range.source.quarantine(base, range.bytes);
         }
         return;
@@ -134,7 +134,7 @@ pub(super) fn remove_slab(base: usize) {
 }
 
 /// The device's address of a byte in a mapped block, and the range of it.
-pub(super) fn map_address(pointer: NonNull<u8>) -> Result<(u64, Arc<Range>)> {
+pub(super) fn device_address_and_range(pointer: NonNull<u8>) -> Result<(u64, Arc<Range>)> {
     not_forked("page-locked memory")?;
     let address = pointer.addr().get();
     let range = find(address).ok_or_else(|| {
@@ -148,7 +148,7 @@ pub(super) fn map_address(pointer: NonNull<u8>) -> Result<(u64, Arc<Range>)> {
         Some(base) => *base,
         // Two threads that ask at once get one answer.
         None => {
-            let base = pointer_to(range.base).unwrap_or(pointer);
+            let base = exposed_pointer(range.base).unwrap_or(pointer);
             let base = range.source.device_address(base)?;
             *range.device_address.get_or_init(|| base)
         }
@@ -158,15 +158,15 @@ pub(super) fn map_address(pointer: NonNull<u8>) -> Result<(u64, Arc<Range>)> {
 
 /// The device's address of mapped memory, and the device whose address it is.
 pub(crate) fn device_address(pointer: NonNull<u8>) -> Result<(u64, Device)> {
-    map_address(pointer).map(|(address, range)| (address, range.source.device.clone()))
+    device_address_and_range(pointer).map(|(address, range)| (address, range.source.device.clone()))
 }
 
 /// Slabs that a thread remembers.
-const SLABS: usize = 8;
+const RECENT_MAX: usize = 8;
 
 /// Parts of the address space, of 1 MiB each, for which a thread remembers which of its slabs it last
 /// freed into.
-const PARTS: usize = 256;
+const REGIONS: usize = 256;
 const PART: u32 = 20;
 
 /// A slab that a thread has freed into.
@@ -182,8 +182,8 @@ struct RecentSlab {
 const NO_SLAB: RecentSlab = RecentSlab { base: 0, bytes: 0, key: PoolKey::NONE, removed: 0 };
 
 thread_local! {
-    static RECENT: [Cell<RecentSlab>; SLABS] = const { [const { Cell::new(NO_SLAB) }; SLABS] };
-    static RECENT_BY_PART: [Cell<u8>; PARTS] = const { [const { Cell::new(0) }; PARTS] };
+    static RECENT: [Cell<RecentSlab>; RECENT_MAX] = const { [const { Cell::new(NO_SLAB) }; RECENT_MAX] };
+    static RECENT_BY_PART: [Cell<u8>; REGIONS] = const { [const { Cell::new(0) }; REGIONS] };
     /// The place in `RECENT` that is overwritten next.
     static NEXT: Cell<u8> = const { Cell::new(0) };
 }
@@ -197,8 +197,8 @@ fn contains(slab: &RecentSlab, address: usize) -> bool {
 /// The pool of a live block, if the calling thread remembers its slab.
 #[inline(always)]
 pub(super) fn remembered_pool_of(address: usize) -> Option<PoolKey> {
-    let place = RECENT_BY_PART.with(|places| places[(address >> PART) % PARTS].get());
-    let slab = RECENT.with(|slabs| slabs[place as usize % SLABS].get());
+    let place = RECENT_BY_PART.with(|places| places[(address >> PART) % REGIONS].get());
+    let slab = RECENT.with(|slabs| slabs[place as usize % RECENT_MAX].get());
     if contains(&slab, address) { Some(slab.key) } else { search_recent(address) }
 }
 
@@ -206,7 +206,7 @@ pub(super) fn remembered_pool_of(address: usize) -> Option<PoolKey> {
 fn search_recent(address: usize) -> Option<PoolKey> {
     let place =
         RECENT.with(|slabs| slabs.iter().position(|slab| contains(&slab.get(), address)))?;
-    RECENT_BY_PART.with(|places| places[(address >> PART) % PARTS].set(place as u8));
+    RECENT_BY_PART.with(|places| places[(address >> PART) % REGIONS].set(place as u8));
     RECENT.with(|slabs| Some(slabs[place].get().key))
 }
 
@@ -215,8 +215,8 @@ fn remember_slab(address: usize, range: &Range, key: PoolKey) {
     let removed = SLABS_REMOVED.load(Ordering::Relaxed);
     let slab = RecentSlab { base: range.base, bytes: range.bytes, key, removed };
     let place = NEXT.with(|next| next.replace(next.get().wrapping_add(1)));
-    RECENT.with(|slabs| slabs[place as usize % SLABS].set(slab));
-    RECENT_BY_PART.with(|places| places[(address >> PART) % PARTS].set(place % SLABS as u8));
+    RECENT.with(|slabs| slabs[place as usize % RECENT_MAX].set(slab));
+    RECENT_BY_PART.with(|places| places[(address >> PART) % REGIONS].set(place % RECENT_MAX as u8));
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 //! over it.
 
 use super::address_map::{self, remembered_pool_of};
-use super::batch::{Batch, FreedBlock, pointer_to, units_of};
+use super::batch::{Batch, FreedBlock, exposed_pointer, units_of};
 use super::thread_cache;
 use crate::debug_log::deferred_event;
 use crate::driver::is_forked_child;
@@ -13,7 +13,7 @@ use std::cell::RefCell;
 use std::ptr::NonNull;
 
 thread_local! {
-    static LAST_ERROR: RefCell<Option<Error>> = const { RefCell::new(None) };
+    static LAST_ALLOC_ERROR: RefCell<Option<Error>> = const { RefCell::new(None) };
 }
 
 /// Why the last allocation on this thread failed: the allocator traits' `AllocError` has no room
@@ -30,15 +30,15 @@ thread_local! {
 /// ```
 pub fn last_error() -> Option<Error> {
     // A thread that is ending has no last error.
-    LAST_ERROR.try_with(|last| last.borrow().clone()).ok().flatten()
+    LAST_ALLOC_ERROR.try_with(|last| last.borrow().clone()).ok().flatten()
 }
 
 /// Keeps an error for [`last_error`].
-pub(crate) fn remember(error: Error) {
+pub(crate) fn log_and_set_last_error(error: Error) {
     // Logged, since the caller sees an `AllocError` without a reason, or an abort.
     let text = error.to_string();
     deferred_event!(warn, error = %text, "a host allocation failed");
-    let _ = LAST_ERROR.try_with(|last| *last.borrow_mut() = Some(error));
+    let _ = LAST_ALLOC_ERROR.try_with(|last| *last.borrow_mut() = Some(error));
 }
 
 /// Runs the slow path of an allocator, keeps its error, and stops a panic. An allocator that unwinds
@@ -46,7 +46,7 @@ pub(crate) fn remember(error: Error) {
 /// and destructors of registered memory.
 pub(crate) fn shielded<T>(body: impl FnOnce() -> Result<T>) -> Option<T> {
     // The error is kept inside: that may call a subscriber, too.
-    catch_panic(|| body().map_err(remember).ok()).flatten()
+    catch_panic(|| body().map_err(log_and_set_last_error).ok()).flatten()
 }
 
 /// A host allocator, as the allocator traits of [`implement_allocators!`] need it. Its defaults serve
@@ -99,7 +99,7 @@ pub(crate) unsafe trait HostAllocator {
     }
 
     /// A block of any size, by the slow path.
-    fn allocate_any(&self, layout: Layout) -> Result<NonNull<[u8]>> {
+    fn allocate_slow_or_empty(&self, layout: Layout) -> Result<NonNull<[u8]>> {
         match layout.size() {
             0 => Ok(NonNull::slice_from_raw_parts(layout.dangling_ptr(), 0)),
             _ => self.allocate_slow(layout),
@@ -111,7 +111,7 @@ pub(crate) unsafe trait HostAllocator {
     /// # Safety
     ///
     /// As `Allocator::deallocate`.
-    unsafe fn free_any(&self, pointer: NonNull<u8>, layout: Layout) {
+    unsafe fn free_slow_or_empty(&self, pointer: NonNull<u8>, layout: Layout) {
         if layout.size() != 0 {
             // SAFETY: the caller's promise.
             unsafe { self.free_slow(pointer, layout) }
@@ -132,11 +132,10 @@ pub(crate) unsafe trait HostAllocator {
     ) -> Result<NonNull<[u8]>> {
         let here = old.size() != 0 && new.size() != 0;
         let here = here && pointer.addr().get().is_multiple_of(new.align());
-        if here && let Some(pointer) = resize_in_place(pointer.addr().get(), old.size(), new.size())
-        {
+        if here && let Some(pointer) = fits_in_place(pointer.addr().get(), old.size(), new.size()) {
             return Ok(NonNull::slice_from_raw_parts(pointer, new.size()));
         }
-        let target = match self.allocate_any(new) {
+        let target = match self.allocate_slow_or_empty(new) {
             // The move was to save memory, and there is none to move to.
             Err(_) if here && new.size() <= old.size() => {
                 return Ok(NonNull::slice_from_raw_parts(pointer, new.size()));
@@ -148,7 +147,7 @@ pub(crate) unsafe trait HostAllocator {
         // `new.size()`, and two live blocks do not overlap.
         unsafe { std::ptr::copy_nonoverlapping(pointer.as_ptr(), target.as_ptr().cast(), bytes) };
         // SAFETY: the block's contents have moved, and the caller gives it up on success.
-        unsafe { self.free_any(pointer, old) };
+        unsafe { self.free_slow_or_empty(pointer, old) };
         Ok(target)
     }
 }
@@ -171,10 +170,10 @@ fn quarantine_at(address: usize, batch: Batch) {
 /// has room to the end of its last unit, a block of the driver's own to the end of its page, and
 /// either may be given up in part. A pool's block that would keep more than an eighth of itself idle
 /// is to move.
-fn resize_in_place(address: usize, old: usize, size: usize) -> Option<NonNull<u8>> {
+fn fits_in_place(address: usize, old: usize, size: usize) -> Option<NonNull<u8>> {
     let Some(range) = address_map::find(address) else {
         // The child of a fork: it has nothing to move to.
-        return if size <= old { pointer_to(address) } else { None };
+        return if size <= old { exposed_pointer(address) } else { None };
     };
     let stays = match &range.pool {
         None => size <= old || size <= range.bytes - (address - range.base),
@@ -184,7 +183,7 @@ fn resize_in_place(address: usize, old: usize, size: usize) -> Option<NonNull<u8
         }
     };
     // From the exposed address: the caller's pointer may reach no further than the old size.
-    stays.then(|| pointer_to(address)).flatten()
+    stays.then(|| exposed_pointer(address)).flatten()
 }
 
 /// Implements an allocator trait, of the module `$api`, for a [`HostAllocator`].
@@ -209,7 +208,7 @@ macro_rules! implement_allocator {
                 fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, api::AllocError> {
                     match self.allocate_fast(layout) {
                         Some(block) => Ok(block),
-                        None => shielded(|| self.allocate_any(layout)),
+                        None => shielded(|| self.allocate_slow_or_empty(layout)),
                     }
                 }
 
@@ -218,7 +217,7 @@ macro_rules! implement_allocator {
                     // SAFETY: the caller's promise.
                     if !unsafe { self.free_fast(pointer, layout) } {
                         // SAFETY: as above, and nothing was done yet.
-                        let _ = shielded(|| Ok(unsafe { self.free_any(pointer, layout) }));
+                        let _ = shielded(|| Ok(unsafe { self.free_slow_or_empty(pointer, layout) }));
                     }
                 }
 

@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 pub(super) const UNIT_SHIFT: u32 = 6;
 
 /// Blocks of a full batch.
-pub(super) const BATCH: usize = 64;
+pub(super) const BATCH_BLOCKS: usize = 64;
 
 /// The units of a block of `size` bytes; `None` of no bytes, and of more than a pool's block holds.
 #[inline(always)]
@@ -23,7 +23,7 @@ pub(super) fn bytes_of(units: u64) -> usize {
 
 /// A pointer to memory whose address was exposed when it came into the address map.
 #[inline(always)]
-pub(super) fn pointer_to(address: usize) -> Option<NonNull<u8>> {
+pub(super) fn exposed_pointer(address: usize) -> Option<NonNull<u8>> {
     Some(NonNull::with_exposed_provenance(NonZeroUsize::new(address)?))
 }
 
@@ -49,7 +49,7 @@ impl FreedBlock {
     }
 }
 
-/// Freed blocks, [`BATCH`] of them where it is full, that move as one between a thread, the quarantine
+/// Freed blocks, [`BATCH_BLOCKS`] of them where it is full, that move as one between a thread, the quarantine
 /// and the heap: Bonwick's magazine, with blocks of any size.
 #[derive(Debug, Default)]
 pub(super) struct Batch {
@@ -72,7 +72,7 @@ impl Batch {
     pub(super) fn push(&mut self, block: FreedBlock, limit: u64) -> bool {
         self.blocks.push(block);
         self.units += u64::from(block.units);
-        self.blocks.len() >= BATCH || self.units >= limit
+        self.blocks.len() >= BATCH_BLOCKS || self.units >= limit
     }
 
     /// Takes the last block of this size whose address has none of the bits of `mask`.
@@ -84,11 +84,11 @@ impl Batch {
             self.units -= u64::from(units);
             return Some(block.address);
         }
-        self.take_from_below(units, mask)
+        self.take_by_search(units, mask)
     }
 
     #[cold]
-    fn take_from_below(&mut self, units: u32, mask: usize) -> Option<usize> {
+    fn take_by_search(&mut self, units: u32, mask: usize) -> Option<usize> {
         let fits = |block: &FreedBlock| block.units == units && block.address & mask == 0;
         let at = self.blocks.iter().rposition(fits)?;
         self.units -= u64::from(units);

@@ -63,7 +63,7 @@ fn fence_error(error: impl Into<Error>) -> FenceError {
 
 /// Whether a capture may run on a context that shares host memory with `device`: then fences can
 /// neither be recorded nor waited for.
-pub(super) fn may_capture(device: &Device) -> bool {
+pub(super) fn any_sharing_context_capturing(device: &Device) -> bool {
     device.sharing_host_memory().iter().any(any_capturing)
 }
 
@@ -80,7 +80,7 @@ pub(super) fn require_no_capture(device: &Device) -> Result<()> {
 }
 
 /// Waits for all work of every context that shares host memory with `device`.
-pub(super) fn synchronize_all(device: &Device) -> Result<()> {
+pub(super) fn synchronize_sharing_contexts(device: &Device) -> Result<()> {
     for device in device.sharing_host_memory() {
         require_no_capture(&device)?;
         // A lost context is reported when its fence is queried, and its blocks are leaked.

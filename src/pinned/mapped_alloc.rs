@@ -1,6 +1,6 @@
 //! Host memory that kernels reach where it lies.
 
-use super::address_map::map_address;
+use super::address_map::device_address_and_range;
 use super::allocator::{HostAllocator, implement_allocators};
 use super::pinned_resource::cannot_map;
 use super::registry;
@@ -46,7 +46,7 @@ impl MappedAlloc {
         if size_of_val(data) == 0 {
             return Err(Error::new(ErrorKind::InvalidArgument, "an empty slice has no address"));
         }
-        map_address(NonNull::from(data).cast()).map(|(address, _)| address)
+        device_address_and_range(NonNull::from(data).cast()).map(|(address, _)| address)
     }
 }
 

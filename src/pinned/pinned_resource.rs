@@ -1,6 +1,6 @@
 //! Page-locked memory of one device, each block from the driver.
 
-use super::address_map::{self, map_address};
+use super::address_map::{self, device_address_and_range};
 use super::allocator::{HostAllocator, implement_allocators};
 use super::source::HostSource;
 use crate::device::Device;
@@ -199,11 +199,11 @@ pub(super) fn allocate_device_block(
         None => allocator.allocate_slow(host_layout)?,
     };
     let pointer = block.cast::<u8>();
-    match map_address(pointer) {
+    match device_address_and_range(pointer) {
         Ok((address, _)) => Ok(DeviceBlock::new(address, layout.bytes(), token(pointer))),
         Err(error) => {
             // SAFETY: allocated above, and nothing else has the pointer.
-            unsafe { allocator.free_any(pointer, host_layout) };
+            unsafe { allocator.free_slow_or_empty(pointer, host_layout) };
             Err(error)
         }
     }

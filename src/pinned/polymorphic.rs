@@ -45,13 +45,13 @@ pub struct PolymorphicHostAllocator {
 /// An allocator of a type that is not known here, and what equality asks of it.
 trait ErasedAllocator: Allocator + Send + Sync {
     /// The type of an allocator that has no bytes: all its values are one.
-    fn unit_type(&self) -> Option<TypeId>;
+    fn zero_sized_type_id(&self) -> Option<TypeId>;
 
     fn name(&self) -> &'static str;
 }
 
 impl<A: Allocator + Send + Sync + 'static> ErasedAllocator for A {
-    fn unit_type(&self) -> Option<TypeId> {
+    fn zero_sized_type_id(&self) -> Option<TypeId> {
         (size_of::<A>() == 0).then(TypeId::of::<A>)
     }
 
@@ -70,9 +70,9 @@ impl PolymorphicHostAllocator {
 
 impl PartialEq for PolymorphicHostAllocator {
     fn eq(&self, other: &Self) -> bool {
-        let unit = self.allocator.unit_type();
+        let unit = self.allocator.zero_sized_type_id();
         Arc::ptr_eq(&self.allocator, &other.allocator)
-            || (unit.is_some() && unit == other.allocator.unit_type())
+            || (unit.is_some() && unit == other.allocator.zero_sized_type_id())
     }
 }
 

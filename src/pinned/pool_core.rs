@@ -12,7 +12,7 @@
 //! | `needs_fence` | a hint: blocks were freed that no fence covers | set where a batch enters `quarantine`; taken by the next allocation on the slow path |
 //! | `closed` | the handle is gone | `close`, once, under `thread_caches` |
 //! | `upstream_full` | a hint: upstream had no room when it was last asked | growing and unpinning, under `heap` |
-//! | `batch_limit` | a hint: the units at which a thread's batch is full | `update_target` |
+//! | `batch_limit` | a hint: the units at which a thread's batch is full | `set_batch_limit_and_is_below_target` |
 //! | `fences` | how many fences were recorded | collecting |
 //!
 //! No thread holds two of these locks, and none is held over a driver call. Under `thread_caches` a
@@ -59,7 +59,7 @@
 //! - INV-PINNED-9: A slab is in the address map before a block of it is live and until none is.
 
 use super::address_map::{self, SlabOwner};
-use super::batch::{Batch, FreedBlock, UNIT_SHIFT, bytes_of, pointer_to};
+use super::batch::{Batch, FreedBlock, UNIT_SHIFT, bytes_of, exposed_pointer};
 use super::fence::Fence;
 use super::pool_options::PinnedPoolOptions;
 use super::pool_statistics::PinnedPoolStatistics;
@@ -71,7 +71,7 @@ use crate::debug_log::deferred_event;
 use crate::driver::is_forked_child;
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::align_up;
-use crate::pool::local::{self, Leave};
+use crate::pool::local::{self, OnThreadExit};
 use crate::pool::magazine::{Limits, Magazine, SizeClasses};
 use crate::sync::trusted::{
     AtomicBool, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, unique,
@@ -81,7 +81,7 @@ use std::alloc::Layout;
 use std::ptr::NonNull;
 
 /// The most that a pool takes from upstream at once unless more is asked.
-const LARGEST_STEP: usize = 256 << 20;
+const LARGEST_DOUBLING: usize = 256 << 20;
 
 /// A pool without its handle. The handle keeps it, and so does each slab, which stays while a block of
 /// it is live.
@@ -110,7 +110,7 @@ pub(super) struct NumberedFence {
 
 /// The answer to a request for another slab.
 #[derive(Debug)]
-pub(super) enum Growth {
+pub(super) enum Grown {
     /// A block of the new slab.
     Block(usize),
     /// The maximum leaves no room.
@@ -187,24 +187,24 @@ impl PoolCore {
                 return None;
             }
             caches.push(magazine.clone());
-            let owner: Weak<dyn Leave> = self.this.clone();
+            let owner: Weak<dyn OnThreadExit> = self.this.clone();
             Some((magazine, owner))
         })
     }
 
     /// Threads that have a cache, and at least 1.
-    pub(super) fn cache_count(&self) -> usize {
+    pub(super) fn nonzero_cache_count(&self) -> usize {
         self.thread_caches.lock().len().max(1)
     }
 
     /// Takes a block of the heap in constant time. It may overlook one of nearly the size.
-    pub(super) fn allocate_from_heap(&self, units: u32, align: usize) -> Option<usize> {
+    pub(super) fn allocate_good_fit(&self, units: u32, align: usize) -> Option<usize> {
         self.heap.lock().allocate(units, align)
     }
 
     /// Takes a block of the heap, and overlooks none.
-    pub(super) fn search_heap(&self, units: u32, align: usize) -> Option<usize> {
-        self.heap.lock().search(units, align)
+    pub(super) fn allocate_exhaustive(&self, units: u32, align: usize) -> Option<usize> {
+        self.heap.lock().allocate_exhaustive(units, align)
     }
 
     /// Frees blocks that no device work uses (INV-PINNED-5).
@@ -234,7 +234,7 @@ impl PoolCore {
 
     fn flush(caches: &ThreadCaches<'_>) -> Flushed {
         let mut flushed = Flushed::default();
-        Self::for_each_cache(caches, |classes| {
+        Self::for_each_revoked_cache(caches, |classes| {
             // SAFETY: a magazine of this pool.
             unsafe { flushed.take(classes) }
         });
@@ -242,7 +242,7 @@ impl PoolCore {
     }
 
     /// Goes through the magazines of all threads, which do without them meanwhile.
-    fn for_each_cache(caches: &ThreadCaches<'_>, mut each: impl FnMut(&mut SizeClasses)) {
+    fn for_each_revoked_cache(caches: &ThreadCaches<'_>, mut each: impl FnMut(&mut SizeClasses)) {
         let magazines = caches.iter().map(|magazine| &**magazine);
         // SAFETY: the caller holds `thread_caches`, as every thread that reclaims does, and no thread
         // takes that from inside of a magazine.
@@ -253,39 +253,39 @@ impl PoolCore {
         flushed.freed.into_iter().for_each(|batch| self.quarantine(batch));
         self.free_to_heap(&flushed.ready);
         if self.is_closed() {
-            self.quarantine_free_slabs();
+            self.drain_closed_pool();
         }
     }
 
     /// The units in the caches of all threads: `[freed, ready]`.
-    pub(super) fn cached_units(&self) -> [u64; 2] {
+    pub(super) fn freed_and_ready_units(&self) -> [u64; 2] {
         let mut sums = [0; 2];
-        Self::for_each_cache(&self.thread_caches.lock(), |classes| {
+        Self::for_each_revoked_cache(&self.thread_caches.lock(), |classes| {
             // SAFETY: a magazine of this pool.
             let [freed, ready] = unsafe { ThreadCache::of(classes) }.units();
             sums[0] += freed;
-            sums[1] += ready + classes.contents().1;
+            sums[1] += ready + classes.totals().1;
         });
         sums
     }
 
     /// Asks upstream for a slab in which a block of `units` fits, and takes that block. `align` is a
     /// power of two.
-    pub(super) fn grow(&self, units: u32, align: usize) -> Result<Growth> {
+    pub(super) fn grow(&self, units: u32, align: usize) -> Result<Grown> {
         let block = bytes_of(u64::from(units));
         // An alignment above the page's is found inside of a larger slab.
         let padding = align.saturating_sub(PAGE);
         let least = block.checked_add(padding).and_then(|bytes| align_up(bytes, PAGE));
         let Some(least) = least.filter(|bytes| *bytes <= self.options.maximum_size) else {
-            return Ok(Growth::AtMaximum);
+            return Ok(Grown::AtMaximum);
         };
         let wanted = {
             let mut heap = self.heap.lock();
             let room = self.options.maximum_size - heap.statistics.reserved;
             if least > room {
-                return Ok(if heap.growing > 0 { Growth::Busy } else { Growth::AtMaximum });
+                return Ok(if heap.growing > 0 { Grown::Busy } else { Grown::AtMaximum });
             }
-            let step = heap.statistics.reserved.min(LARGEST_STEP).max(self.options.growth_step);
+            let step = heap.statistics.reserved.min(LARGEST_DOUBLING).max(self.options.growth_step);
             let step = align_up(step, PAGE).unwrap_or(step).min(room);
             heap.growing += 1;
             // INV-PINNED-6: counted before upstream is asked.
@@ -307,7 +307,7 @@ impl PoolCore {
         guard.bytes = 0;
         // It fits: the slab has `least` bytes.
         let block = heap.insert_slab(slab, Some((units, align)));
-        Ok(block.map_or(Growth::AtMaximum, Growth::Block))
+        Ok(block.map_or(Grown::AtMaximum, Grown::Block))
     }
 
     /// Takes the first slab, of `bytes`, if that is not 0.
@@ -339,7 +339,7 @@ impl PoolCore {
         let removed = self.heap.lock().remove_free_slabs();
         for slab in &removed {
             address_map::remove_slab(slab.base);
-            if let Some(base) = pointer_to(slab.base) {
+            if let Some(base) = exposed_pointer(slab.base) {
                 each(base, slab.bytes);
             }
         }
@@ -347,7 +347,7 @@ impl PoolCore {
     }
 
     /// Unpins all free slabs. Returns how many bytes they had.
-    pub(super) fn unpin_free_slabs(&self) -> usize {
+    pub(super) fn free_whole_slabs(&self) -> usize {
         let bytes = self.remove_free_slabs(|base, bytes| {
             // SAFETY: INV-PINNED-5, for all blocks of the slab; it has left the address map.
             unsafe { self.source().unpin(base, bytes) }
@@ -361,7 +361,7 @@ impl PoolCore {
 
     /// Whether `bytes` more could be had within the maximum, at best: if all free memory were whole slabs that
     /// went back.
-    pub(super) fn room_if_unpinned(&self, bytes: usize) -> bool {
+    pub(super) fn may_have_room_if_unpinned(&self, bytes: usize) -> bool {
         let heap = self.heap.lock();
         let free = heap.heap.stats().free_bytes as usize;
         bytes <= (self.options.maximum_size - heap.statistics.reserved).saturating_add(free)
@@ -385,7 +385,7 @@ impl PoolCore {
 
     /// Puts the free slabs of a closed pool into upstream's quarantine. Its freed blocks are free
     /// without a fence: they are never allocated again, and upstream's fence covers their uses.
-    fn quarantine_free_slabs(&self) {
+    fn drain_closed_pool(&self) {
         let no_fence = || Ok(NumberedFence { number: 0, fence: Fence::passed() });
         let batches = self.quarantine.collect(no_fence, |_| Ok(true)).free;
         let units = batches.iter().map(|batch| batch.units()).sum();
@@ -395,7 +395,7 @@ impl PoolCore {
     }
 
     pub(super) fn statistics(&self) -> PinnedPoolStatistics {
-        let [freed, ready] = self.cached_units();
+        let [freed, ready] = self.freed_and_ready_units();
         let waiting = self.quarantined_units.load(Ordering::Relaxed) + freed;
         let heap = self.heap.lock();
         let account = heap.heap.stats();
@@ -441,7 +441,7 @@ impl SlabOwner for PoolCore {
         self.free_to_heap([&block]);
         // INV-PINNED-8: the handle may have gone meanwhile.
         if self.is_closed() {
-            self.quarantine_free_slabs();
+            self.drain_closed_pool();
         }
     }
 
@@ -450,7 +450,7 @@ impl SlabOwner for PoolCore {
         self.quarantine.push(batch);
         self.needs_fence.store(true, Ordering::Relaxed);
         if self.is_closed() {
-            self.quarantine_free_slabs();
+            self.drain_closed_pool();
         }
     }
 }
@@ -471,8 +471,8 @@ impl Drop for GrowthGuard<'_> {
     }
 }
 
-impl Leave for PoolCore {
-    fn leave(&self, magazine: &Arc<Magazine>) {
+impl OnThreadExit for PoolCore {
+    fn on_thread_exit(&self, magazine: &Arc<Magazine>) {
         if is_forked_child() {
             return;
         }

@@ -185,7 +185,7 @@ impl<B: HostBuffer> Drop for Registered<B> {
         if !self.is_locked || is_forked_child() {
             return;
         }
-        let owner = LockedOwner(std::mem::replace(&mut self.owner, MaybeUninit::uninit()));
+        let owner = QuarantinedOwner(std::mem::replace(&mut self.owner, MaybeUninit::uninit()));
         self.quarantine.push(FreedMemory {
             device: self.device.clone(),
             base: self.pointer.cast(),
@@ -196,9 +196,9 @@ impl<B: HostBuffer> Drop for Registered<B> {
 }
 
 /// The owner of memory in quarantine, dropped when that is unlocked.
-struct LockedOwner<B>(MaybeUninit<B>);
+struct QuarantinedOwner<B>(MaybeUninit<B>);
 
-impl<B> Drop for LockedOwner<B> {
+impl<B> Drop for QuarantinedOwner<B> {
     fn drop(&mut self) {
         // SAFETY: initialised in `Registered::new`, taken from there once, and dropped once.
         unsafe { self.0.assume_init_drop() }

@@ -58,8 +58,8 @@ impl SlabHeap {
     }
 
     /// As [`allocate`](Self::allocate), and looks at every block before it says that none fits.
-    pub(super) fn search(&mut self, units: u32, align: usize) -> Option<usize> {
-        let taken = self.heap.search(COMPLETE, units, align as u64, usize::MAX)?;
+    pub(super) fn allocate_exhaustive(&mut self, units: u32, align: usize) -> Option<usize> {
+        let taken = self.heap.allocate_exhaustive(COMPLETE, units, align as u64, usize::MAX)?;
         Some(self.record_taken(taken))
     }
 
@@ -83,7 +83,7 @@ impl SlabHeap {
     /// Takes out the slabs all of which is free.
     pub(super) fn remove_free_slabs(&mut self) -> Vec<Slab> {
         let is_free = |_: &usize, slab: &mut Slab| {
-            self.heap.extract_exactly(slab.range, slab.start as u64, slab.length as u64)
+            self.heap.extract_complete_block(slab.range, slab.start as u64, slab.length as u64)
         };
         let removed: Vec<Slab> = self.slabs.extract_if(.., is_free).map(|(_, slab)| slab).collect();
         self.statistics.returns += removed.len();

@@ -9,7 +9,7 @@
 //! | 3. the heap | | a lock |
 //! | 4. as 2, then the thread's cache and the heap | | a driver call |
 //! | 5. grow, while the pool is below its target size | yes | a driver call, a third of a millisecond for each MiB |
-//! | 6. flush the caches of all threads, as 2, and query the fences for [`PATIENCE`] | | a barrier of the process |
+//! | 6. flush the caches of all threads, as 2, and query the fences for [`FENCE_POLL_TIME`] | | a barrier of the process |
 //! | 7. grow to the maximum | | as 5 |
 //! | 8. wait for the oldest fences, one after the other | | a wait for the device |
 //! | 9. unpin the free slabs, and grow by one that is large enough | | as 5 |
@@ -18,9 +18,9 @@
 //! Steps 1, 2, 4 and 8 have something to do in an unfenced pool too, where a block was freed as a
 //! [`DeviceResource`](crate::DeviceResource)'s.
 
-use super::batch::{Batch, FreedBlock, UNIT_SHIFT, bytes_of, pointer_to, units_of};
-use super::fence::{Fence, may_capture, synchronize_all};
-use super::pool_core::{Growth, NumberedFence, PoolCore};
+use super::batch::{Batch, FreedBlock, UNIT_SHIFT, bytes_of, exposed_pointer, units_of};
+use super::fence::{Fence, any_sharing_context_capturing, synchronize_sharing_contexts};
+use super::pool_core::{Grown, NumberedFence, PoolCore};
 use super::quarantine::{Collected, FenceError};
 use super::source::{PAGE, report_lost, too_large};
 use super::thread_cache::{ThreadCache, allocate};
@@ -34,10 +34,10 @@ use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
 /// How long fences are queried again and again before the pool grows.
-const PATIENCE: Duration = Duration::from_micros(20);
+const FENCE_POLL_TIME: Duration = Duration::from_micros(20);
 
 /// Bytes that a fenced pool may have beside what is in use, however little that is.
-const SLACK: usize = 64 << 20;
+const MIN_SLACK_BYTES: usize = 64 << 20;
 
 /// The driver calls of a collection, beside a query of the older fences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,13 +58,13 @@ impl PoolCore {
         let Some(units) = units_of(size) else {
             return Err(above_largest_block(size, align));
         };
-        let address = self.find_block(units, layout)?;
-        let pointer = pointer_to(address).ok_or_else(|| too_large(size, align))?;
+        let address = self.allocate_by_miss_steps(units, layout)?;
+        let pointer = exposed_pointer(address).ok_or_else(|| too_large(size, align))?;
         Ok(NonNull::slice_from_raw_parts(pointer, size))
     }
 
     /// Goes through the steps at the head of this file.
-    fn find_block(&self, units: u32, layout: Layout) -> Result<usize> {
+    fn allocate_by_miss_steps(&self, units: u32, layout: Layout) -> Result<usize> {
         let align = layout.align();
         let own = self.thread_magazine();
         let own = own.as_deref();
@@ -73,60 +73,60 @@ impl PoolCore {
         if let Some(address) = cached() {
             return Ok(address);
         }
-        self.tune_cache(own, units);
+        self.adapt_cache_to_miss(own, units);
         self.enforce_quarantine_limit();
         if self.needs_fence.swap(false, Ordering::Relaxed) {
-            self.update_target();
+            self.set_batch_limit_and_is_below_target();
             self.collect(CollectMode::Record, own);
             if let Some(address) = cached() {
                 return Ok(address);
             }
         }
-        if let Some(address) = self.allocate_from_heap(units, align) {
+        if let Some(address) = self.allocate_good_fit(units, align) {
             return Ok(address);
         }
         // The caches of other threads are left alone at first.
         if self.quarantine.len() > 0 {
             self.collect(CollectMode::Record, own);
-            if let Some(address) = cached().or_else(|| self.allocate_from_heap(units, align)) {
+            if let Some(address) = cached().or_else(|| self.allocate_good_fit(units, align)) {
                 return Ok(address);
             }
         }
-        if self.update_target()
-            && let Ok(Growth::Block(address)) = self.grow(units, align)
+        if self.set_batch_limit_and_is_below_target()
+            && let Ok(Grown::Block(address)) = self.grow(units, align)
         {
             return Ok(address);
         }
         loop {
-            if let Some(address) = self.flush_and_search(units, align) {
+            if let Some(address) = self.flush_and_poll_for_block(units, align) {
                 return Ok(address);
             }
             let refused = match self.grow(units, align) {
-                Ok(Growth::Block(address)) => return Ok(address),
-                Ok(Growth::Busy) => {
+                Ok(Grown::Block(address)) => return Ok(address),
+                Ok(Grown::Busy) => {
                     // The driver takes a third of a millisecond for each MiB.
-                    std::thread::sleep(PATIENCE);
+                    std::thread::sleep(FENCE_POLL_TIME);
                     continue;
                 }
-                Ok(Growth::AtMaximum) => None,
+                Ok(Grown::AtMaximum) => None,
                 Err(error) if error.kind() == ErrorKind::OutOfMemory => Some(error),
                 Err(error) => return Err(error),
             };
             while self.wait_for_oldest_fence() {
-                if let Some(address) = self.allocate_from_heap(units, align) {
+                if let Some(address) = self.allocate_good_fit(units, align) {
                     return Ok(address);
                 }
             }
             // The free slabs may each be too small, or upstream may lack what they hold.
             let least = layout.size() + if align > PAGE { align } else { 0 };
-            if self.room_if_unpinned(least)
-                && self.unpin_free_slabs() > 0
-                && let Ok(Growth::Block(address)) = self.grow(units, align)
+            if self.may_have_room_if_unpinned(least)
+                && self.free_whole_slabs() > 0
+                && let Ok(Grown::Block(address)) = self.grow(units, align)
             {
                 return Ok(address);
             }
             // Between the search and the growth another thread may have freed.
-            return match self.search_heap(units, align) {
+            return match self.allocate_exhaustive(units, align) {
                 Some(address) => Ok(address),
                 None => Err(refused.unwrap_or_else(|| self.at_maximum(layout))),
             };
@@ -135,7 +135,7 @@ impl PoolCore {
 
     /// Makes room in the magazine for blocks of this size, and sets the size of batches by what the
     /// pool can spare: a few are in quarantine at any time.
-    fn tune_cache(&self, own: Option<&Magazine>, units: u32) {
+    fn adapt_cache_to_miss(&self, own: Option<&Magazine>, units: u32) {
         let Some(magazine) = own else { return };
         let mut evicted = Vec::new();
         let mut evict = |address| evicted.push(FreedBlock::without_size(address));
@@ -156,15 +156,15 @@ impl PoolCore {
 
     /// Computes the size that a fenced pool grows to before it waits, so that a fence serves many
     /// frees. Returns whether the pool is smaller.
-    fn update_target(&self) -> bool {
+    fn set_batch_limit_and_is_below_target(&self) -> bool {
         if !self.key.fenced {
             return false;
         }
         let now = self.statistics();
         // Each thread can have four full batches in quarantine.
-        let batches = 4 * self.cache_count();
+        let batches = 4 * self.nonzero_cache_count();
         let most_cached = self.options.magazine_bytes.saturating_mul(batches);
-        let slack = now.live.saturating_mul(3).min(most_cached).max(SLACK);
+        let slack = now.live.saturating_mul(3).min(most_cached).max(MIN_SLACK_BYTES);
         let upstream_full = self.upstream_full.load(Ordering::Relaxed);
         let most = if upstream_full { now.reserved } else { self.options.maximum_size };
         let target = now.live.saturating_add(slack).max(now.reserved).min(most);
@@ -223,21 +223,21 @@ impl PoolCore {
     }
 
     /// Flushes the caches of all threads, and waits a moment for fences to pass.
-    fn flush_and_search(&self, units: u32, align: usize) -> Option<usize> {
-        if self.cached_units() != [0; 2] {
+    fn flush_and_poll_for_block(&self, units: u32, align: usize) -> Option<usize> {
+        if self.freed_and_ready_units() != [0; 2] {
             self.flush_caches();
         }
         self.collect(CollectMode::Record, None);
-        if let Some(address) = self.search_heap(units, align) {
+        if let Some(address) = self.allocate_exhaustive(units, align) {
             return Some(address);
         }
         let mut until = None;
         loop {
-            if let Some(address) = self.allocate_from_heap(units, align) {
+            if let Some(address) = self.allocate_good_fit(units, align) {
                 return Some(address);
             }
             let now = Instant::now();
-            if self.quarantine.len() == 0 || now > *until.get_or_insert(now + PATIENCE) {
+            if self.quarantine.len() == 0 || now > *until.get_or_insert(now + FENCE_POLL_TIME) {
                 return None;
             }
             self.collect(CollectMode::Query, None);
@@ -249,7 +249,7 @@ impl PoolCore {
     /// is empty, or a capture may run.
     fn wait_for_oldest_fence(&self) -> bool {
         self.quarantine.len() > 0
-            && !may_capture(&self.source().device)
+            && !any_sharing_context_capturing(&self.source().device)
             && self.collect(CollectMode::Wait, None)
     }
 
@@ -271,7 +271,7 @@ impl PoolCore {
             now.waiting,
         );
         let error = Error::new(ErrorKind::OutOfMemory, message);
-        if now.waiting > 0 && may_capture(&self.source().device) {
+        if now.waiting > 0 && any_sharing_context_capturing(&self.source().device) {
             return error.advise("what waits can be had again when the capture has ended");
         }
         error.advise("free memory, ask for less, or build the pool with a larger maximum_size")
@@ -284,10 +284,10 @@ impl PoolCore {
         if self.quarantine.len() > 0 {
             // The fence is recorded before the wait, and queried after it.
             self.collect(CollectMode::Record, None);
-            synchronize_all(&self.source().device)?;
+            synchronize_sharing_contexts(&self.source().device)?;
             self.collect(CollectMode::Record, None);
         }
-        Ok(self.unpin_free_slabs())
+        Ok(self.free_whole_slabs())
     }
 }
 

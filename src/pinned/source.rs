@@ -1,6 +1,6 @@
 //! Page-locked memory of the driver: how it is allocated, and how it is unpinned after it was freed.
 
-use super::fence::{Fence, synchronize_all};
+use super::fence::{Fence, synchronize_sharing_contexts};
 use super::quarantine::Quarantine;
 use crate::debug_log::deferred_event;
 use crate::device::Device;
@@ -86,11 +86,11 @@ impl HostSource {
         // An alignment above the page's is found inside of a larger block.
         let padding = if layout.align() > PAGE { layout.align() } else { 0 };
         let mut bytes = padded(layout.size(), padding).ok_or_else(too_large)?;
-        let mut base = self.host_alloc_or_trim(bytes)?;
+        let mut base = self.host_alloc_with_trim_retry(bytes)?;
         if first_fit(base, bytes, layout).is_none() {
             // Drivers are said to align to pages, and promise nothing: once more, with room.
             bytes = padded(layout.size(), layout.align()).ok_or_else(too_large)?;
-            let larger = self.host_alloc_or_trim(bytes);
+            let larger = self.host_alloc_with_trim_retry(bytes);
             // SAFETY: allocated above, and nothing else has the pointer.
             let _ = unsafe { self.device.driver().host_free(base) };
             base = larger?;
@@ -98,7 +98,7 @@ impl HostSource {
         Ok(HostMemory { base, bytes, start: first_fit(base, bytes, layout).unwrap_or(base) })
     }
 
-    fn host_alloc_or_trim(&self, bytes: usize) -> Result<NonNull<u8>> {
+    fn host_alloc_with_trim_retry(&self, bytes: usize) -> Result<NonNull<u8>> {
         let driver = self.device.driver();
         match driver.host_alloc(bytes, self.flags) {
             // The memory in quarantine may be all that is missing. If it has to stay there, the error
@@ -225,7 +225,7 @@ pub(super) fn trim(device: &Device, quarantine: &HostQuarantine) -> Result<()> {
     // The fence is recorded before the wait and queried after it: right after its record it has not
     // passed yet.
     collect(quarantine);
-    synchronize_all(device)?;
+    synchronize_sharing_contexts(device)?;
     collect(quarantine);
     Ok(())
 }

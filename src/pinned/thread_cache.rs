@@ -15,7 +15,7 @@
 //! reached from inside of it alone, by the owner or by a thread that flushes it. The magazine's protocol
 //! keeps the two apart.
 
-use super::batch::{Batch, FreedBlock, pointer_to, units_of};
+use super::batch::{Batch, FreedBlock, exposed_pointer, units_of};
 use crate::driver::is_forked_child;
 use crate::pool::local;
 use crate::pool::magazine::{Cached, Magazine, SizeClasses};
@@ -133,7 +133,7 @@ pub(super) fn allocate(key: PoolKey, layout: Layout) -> Option<NonNull<[u8]>> {
             ThreadCache::of(classes).ready.take(units, mask)
         })
     }??;
-    Some(NonNull::slice_from_raw_parts(pointer_to(address)?, layout.size()))
+    Some(NonNull::slice_from_raw_parts(exposed_pointer(address)?, layout.size()))
 }
 
 /// A block was not freed, since the thread has no cache of its pool, another thread is flushing it, or

@@ -2,7 +2,7 @@
 
 use super::block::{Block, GRAPH_BIT, POOL_SHIFT, SlotId, UNIT_SHIFT, node_of};
 use super::core::Pool;
-use super::local::{self, Leave};
+use super::local::{self, OnThreadExit};
 use super::magazine::{Cached, Limits, Magazine};
 use super::request::Request;
 use super::slot::report;
@@ -15,20 +15,20 @@ impl<U: Upstream> Pool<U> {
     /// A block that the calling thread keeps ready for the stream: no lock, no driver call. `None`
     /// for no bytes.
     #[inline(always)]
-    pub fn allocate_warm(&self, stream_id: u64, bytes: usize, align: u64) -> Option<Block> {
-        self.allocate_warm_units(stream_id, self.units(bytes)?, align)
+    pub fn allocate_cached(&self, stream_id: u64, bytes: usize, align: u64) -> Option<Block> {
+        self.allocate_cached_units(stream_id, self.aligned_units(bytes)?, align)
     }
 
     /// The same for units that are known.
     #[inline(always)]
-    pub fn allocate_warm_units(&self, stream_id: u64, units: u32, align: u64) -> Option<Block> {
+    pub fn allocate_cached_units(&self, stream_id: u64, units: u32, align: u64) -> Option<Block> {
         if align > self.settings.alignment {
             return None;
         }
         // SAFETY: the reference is gone when this returns; the table gives a thread its own magazines,
         // and `pop` enters none.
         unsafe {
-            local::find_then(self.id, stream_id, |magazine| {
+            local::find_in_table_then(self.id, stream_id, |magazine| {
                 let cached = magazine.try_with_unfenced(|classes| classes.pop(units))??;
                 Some(Self::warm(cached, units))
             })
@@ -41,7 +41,7 @@ impl<U: Upstream> Pool<U> {
     }
 
     /// `bytes > 0` bytes, aligned to `align`, for work on `stream`, after
-    /// [`allocate_warm`](Self::allocate_warm) had none.
+    /// [`allocate_cached`](Self::allocate_cached) had none.
     pub fn allocate(
         &self,
         stream: &U::Stream,
@@ -49,11 +49,11 @@ impl<U: Upstream> Pool<U> {
         bytes: usize,
         align: u64,
     ) -> Result<Block, Failure<U::Error>> {
-        let Some(units) = self.units(bytes) else { return Err(Failure::Exhausted(None)) };
+        let Some(units) = self.aligned_units(bytes) else { return Err(Failure::Exhausted(None)) };
         // SAFETY: used before anything else looks for a magazine.
         let in_table = unsafe { local::find(self.id, stream_id) };
         // SAFETY: the same.
-        let magazine = in_table.or_else(|| unsafe { local::find_listed(self.id, stream_id) });
+        let magazine = in_table.or_else(|| unsafe { local::find_in_list(self.id, stream_id) });
         // What the warm way leaves to this one.
         let is_left = |magazine: &Magazine| {
             in_table.is_none() || align > self.settings.alignment || magazine.needs_fence()
@@ -61,7 +61,7 @@ impl<U: Upstream> Pool<U> {
         if let Some(magazine) = magazine
             && is_left(magazine)
             // SAFETY: the table gives a thread its own magazines, and `search` enters none.
-            && let Some(Some(cached)) = unsafe { magazine.try_with(|classes| classes.search(units, align)) }
+            && let Some(Some(cached)) = unsafe { magazine.try_with(|classes| classes.allocate_exhaustive(units, align)) }
         {
             return Ok(Self::warm(cached, units));
         }
@@ -82,11 +82,11 @@ impl<U: Upstream> Pool<U> {
                 self.note_miss(magazine, stream_id, units);
                 magazine.slot() as SlotId
             }
-            _ => self.register_stream(stream, stream_id)?,
+            _ => self.register_magazine(stream, stream_id)?,
         };
         let align = align.max(self.settings.alignment);
         let slot = self.slot(slot_id).ok_or(Failure::Crowded)?;
-        if slot.captured() != 0
+        if slot.recording_graph() != 0
             && let Some(block) = self.allocate_for_graph(slot, stream, units, align)?
         {
             return Ok(block);
@@ -108,7 +108,7 @@ impl<U: Upstream> Pool<U> {
         let to_list = unsafe {
             magazine.try_with(|classes| {
                 classes.note_miss(units, evict);
-                classes.is_to_list()
+                classes.mark_listed_if_needed()
             })
         };
         if to_list == Some(true) {
@@ -123,11 +123,11 @@ impl<U: Upstream> Pool<U> {
     ///
     /// As [`deallocate`](Self::deallocate).
     #[inline(always)]
-    pub unsafe fn deallocate_warm(&self, stream_id: u64, block: Block) -> Result<(), Block> {
+    pub unsafe fn deallocate_to_cache(&self, stream_id: u64, block: Block) -> Result<(), Block> {
         // SAFETY: the reference is gone when this returns; the table gives a thread its own magazines,
         // and `push` enters none.
         let cached = unsafe {
-            local::find_then(self.id, stream_id, |magazine| {
+            local::find_in_table_then(self.id, stream_id, |magazine| {
                 let (units, cached) = self.cacheable(&block)?;
                 magazine.try_with_unfenced(|classes| classes.push(units, cached))?.ok()
             })
@@ -144,7 +144,7 @@ impl<U: Upstream> Pool<U> {
         ((token >> POOL_SHIFT) as u16 == self.mark).then_some((units, Cached { address, token }))
     }
 
-    /// Frees a block in the order of `stream`, after [`deallocate_warm`](Self::deallocate_warm) did
+    /// Frees a block in the order of `stream`, after [`deallocate_to_cache`](Self::deallocate_to_cache) did
     /// not take it.
     ///
     /// # Safety
@@ -162,12 +162,12 @@ impl<U: Upstream> Pool<U> {
         // SAFETY: used before anything else looks for a magazine.
         let in_table = unsafe { local::find(self.id, stream_id) };
         // SAFETY: the same.
-        let magazine = in_table.or_else(|| unsafe { local::find_listed(self.id, stream_id) });
+        let magazine = in_table.or_else(|| unsafe { local::find_in_list(self.id, stream_id) });
         if let Some(magazine) = magazine
             && let Some((units, cached)) = self.cacheable(&block)
         {
             let is_to_push = in_table.is_none() || magazine.needs_fence();
-            // SAFETY: as in `deallocate_warm`; `holds` enters none either.
+            // SAFETY: as in `deallocate_to_cache`; `holds` enters none either.
             let found = unsafe {
                 magazine.try_with(|classes| {
                     let pushed = is_to_push && classes.push(units, cached).is_ok();
@@ -184,7 +184,7 @@ impl<U: Upstream> Pool<U> {
         }
         let slot = match magazine {
             Some(magazine) if !magazine.is_retired() => Ok(magazine.slot() as SlotId),
-            _ => self.register_stream(stream, stream_id),
+            _ => self.register_magazine(stream, stream_id),
         };
         let Ok(slot) = slot else {
             return emit_deferred(move || {
@@ -196,7 +196,7 @@ impl<U: Upstream> Pool<U> {
                 );
             });
         };
-        report(match self.free_for_graph(slot, &block) {
+        report(match self.defer_free_to_graph(slot, &block) {
             Some(noted) => noted,
             None => self.free_to_owner(slot, Cached { address, token }),
         });
@@ -204,13 +204,13 @@ impl<U: Upstream> Pool<U> {
 
     /// The slot of a stream that the thread has no magazine for, and such a magazine.
     #[cold]
-    fn register_stream(
+    fn register_magazine(
         &self,
         stream: &U::Stream,
         stream_id: u64,
     ) -> Result<SlotId, Failure<U::Error>> {
-        self.upstream.check(stream)?;
-        let slot_id = self.slot_of(stream, stream_id)?;
+        self.upstream.check_device(stream)?;
+        let slot_id = self.find_or_make_slot(stream, stream_id)?;
         let limits = Limits {
             entries: self.settings.entries,
             units: (self.settings.cached_bytes >> UNIT_SHIFT) as u64,
@@ -218,9 +218,9 @@ impl<U: Upstream> Pool<U> {
         local::find_or_make(self.id, stream_id, || {
             let slot = self.slot(slot_id)?;
             let magazine = Arc::new(Magazine::new(limits, u32::from(slot_id)));
-            let pool: Weak<dyn Leave> = self.this.clone();
+            let pool: Weak<dyn OnThreadExit> = self.this.clone();
             let _reclaim = self.reclaim_lock.lock();
-            if slot.captured() != 0 {
+            if slot.recording_graph() != 0 {
                 // SAFETY: INV-POOL-4.
                 unsafe { magazine.suspend() };
             }
@@ -231,8 +231,8 @@ impl<U: Upstream> Pool<U> {
     }
 }
 
-impl<U: Upstream> Leave for Pool<U> {
-    fn leave(&self, magazine: &Arc<Magazine>) {
+impl<U: Upstream> OnThreadExit for Pool<U> {
+    fn on_thread_exit(&self, magazine: &Arc<Magazine>) {
         // In the child of a fork the lock may be held by a thread that is not here.
         if self.upstream.is_forked() {
             return;

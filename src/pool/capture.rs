@@ -8,7 +8,7 @@
 
 use super::block::{Block, GRAPH_BIT, SlotId};
 use super::core::Pool;
-use super::graphs::EndedGraph;
+use super::graphs::DroppedGraph;
 use super::request::Request;
 use super::slot::{Slot, report};
 use super::upstream::{Failure, Upstream};
@@ -25,15 +25,15 @@ impl<U: Upstream> Pool<U> {
         stream_id: u64,
         begin: impl FnOnce() -> Result<B, U::Error>,
     ) -> Result<(usize, B), Failure<U::Error>> {
-        self.upstream.check(stream)?;
+        self.upstream.check_device(stream)?;
         self.free_deferred_graphs();
         let _deferred = defer_events();
-        let slot_id = self.slot_of(stream, stream_id)?;
+        let slot_id = self.find_or_make_slot(stream, stream_id)?;
         let slot = self.slot(slot_id).ok_or(Failure::Crowded)?;
         let graph = trusted::unique() as usize;
         // Nothing but complete memory, until it is known which epoch the capture comes after.
         self.graphs.lock().begin(graph, slot_id);
-        if !self.shut_magazines(slot, graph) {
+        if !self.try_begin_capture(slot, graph) {
             self.graphs.lock().arenas.remove(&graph);
             return Err(Failure::Captured);
         }
@@ -53,7 +53,7 @@ impl<U: Upstream> Pool<U> {
             }
             Err(error) => {
                 self.end_capture(graph);
-                self.end_graph(graph, stream, &[]);
+                self.on_graph_drop(graph, stream, &[]);
                 Err(error)
             }
         }
@@ -61,16 +61,16 @@ impl<U: Upstream> Pool<U> {
 
     /// Shuts and empties the magazines of all threads for the stream. `false` if the stream is in a
     /// declared capture already.
-    fn shut_magazines(&self, slot: &Slot<U>, graph: usize) -> bool {
+    fn try_begin_capture(&self, slot: &Slot<U>, graph: usize) -> bool {
         let reclaim = self.reclaim_lock.lock();
-        if slot.captured() != 0 {
+        if slot.recording_graph() != 0 {
             return false;
         }
-        slot.set_captured(graph);
+        slot.set_recording_graph(graph);
         let magazines = slot.magazines.lock().clone();
         // SAFETY: INV-POOL-4.
         magazines.iter().for_each(|magazine| unsafe { magazine.suspend() });
-        self.reclaim(&reclaim, &magazines, |magazine, classes| self.drain(magazine, classes));
+        self.revoke(&reclaim, &magazines, |magazine, classes| self.drain(magazine, classes));
         true
     }
 
@@ -81,7 +81,7 @@ impl<U: Upstream> Pool<U> {
         let Some(slot) = slot_id.and_then(|slot_id| self.slot(slot_id)) else { return };
         {
             let _reclaim = self.reclaim_lock.lock();
-            slot.set_captured(0);
+            slot.set_recording_graph(0);
             // SAFETY: INV-POOL-4.
             slot.magazines.lock().iter().for_each(|magazine| unsafe { magazine.resume() });
         }
@@ -92,9 +92,9 @@ impl<U: Upstream> Pool<U> {
 
     /// The graph is gone, and may still run on these streams. What it keeps is free as soon as
     /// `stream`, which recorded it, waits for them; later, if one of them is in a capture.
-    pub fn end_graph(&self, graph: usize, stream: &U::Stream, launched_on: &[U::Stream]) {
+    pub fn on_graph_drop(&self, graph: usize, stream: &U::Stream, launched_on: &[U::Stream]) {
         let (stream, launched_on) = (stream.clone(), launched_on.to_vec());
-        self.free_graph_or_defer(EndedGraph { graph, stream, launched_on });
+        self.free_graph_or_defer(DroppedGraph { graph, stream, launched_on });
     }
 
     /// Frees the memory of graphs that a capture was in the way of.
@@ -103,7 +103,7 @@ impl<U: Upstream> Pool<U> {
         deferred.into_iter().for_each(|ended| self.free_graph_or_defer(ended));
     }
 
-    fn free_graph_or_defer(&self, ended: EndedGraph<U::Stream>) {
+    fn free_graph_or_defer(&self, ended: DroppedGraph<U::Stream>) {
         let error = match self.free_graph(&ended) {
             Ok(()) => return,
             Err(error) => error,
@@ -127,9 +127,9 @@ impl<U: Upstream> Pool<U> {
     }
 
     /// Frees the memory of a graph, in the order of the stream that recorded it.
-    fn free_graph(&self, ended: &EndedGraph<U::Stream>) -> Result<(), Failure<U::Error>> {
-        let EndedGraph { graph, stream, launched_on } = ended;
-        let slot_id = self.graphs.lock().slot_with_memory(*graph);
+    fn free_graph(&self, ended: &DroppedGraph<U::Stream>) -> Result<(), Failure<U::Error>> {
+        let DroppedGraph { graph, stream, launched_on } = ended;
+        let slot_id = self.graphs.lock().slot_or_remove_empty(*graph);
         let Some(slot_id) = slot_id else { return Ok(()) };
         let slot = self.slot(slot_id).ok_or(Failure::Gone)?;
         let _deferred = defer_events();
@@ -147,7 +147,7 @@ impl<U: Upstream> Pool<U> {
         loop {
             let mut graphs = self.graphs.lock();
             let mut waits = graphs.waits_of(*graph);
-            waits.retain(|(source, stamp)| *stamp > self.ready(slot, *source));
+            waits.retain(|(source, stamp)| *stamp > self.ready_stamp(slot, *source));
             if waits.is_empty() {
                 let free = graphs.end(*graph, slot_id, slot.epochs.current());
                 drop(graphs);
@@ -164,14 +164,14 @@ impl<U: Upstream> Pool<U> {
     /// Notes the free of a block on the stream of a slot, for the graphs that may use it. `None` if
     /// there is none. An error is for [`report`].
     #[cold]
-    pub(super) fn free_for_graph(
+    pub(super) fn defer_free_to_graph(
         &self,
         slot: SlotId,
         block: &Block,
     ) -> Option<Result<(), NotLive>> {
         let id = slot;
         let slot = self.slot(id)?;
-        let capturing = slot.captured();
+        let capturing = slot.recording_graph();
         if block.token & GRAPH_BIT == 0 && capturing == 0 {
             return None;
         }
@@ -188,7 +188,7 @@ impl<U: Upstream> Pool<U> {
         units: u32,
         align: u64,
     ) -> Result<Option<Block>, Failure<U::Error>> {
-        let graph = slot.captured();
+        let graph = slot.recording_graph();
         let upto = self.graphs.lock().arenas.get(&graph).map(|arena| arena.upto);
         if upto.is_none() {
             return Ok(None);

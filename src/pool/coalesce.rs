@@ -5,7 +5,7 @@
 
 use super::block::{SHARED, SlotId};
 use super::core::Pool;
-use super::request::{Found, Request};
+use super::request::{Request, TakenBlock};
 use super::slot::Slot;
 use super::steal::Candidates;
 use super::upstream::{Failure, Upstream};
@@ -16,10 +16,10 @@ use std::collections::BTreeMap;
 impl<U: Upstream> Pool<U> {
     /// Makes the slot's own what other streams freed into its heap and it is ordered after. Returns
     /// whether there was some.
-    pub(super) fn absorb(&self, slot: &Slot<U>, heap: &mut Heap) -> bool {
+    pub(super) fn retag_ready_as_own(&self, slot: &Slot<U>, heap: &mut Heap) -> bool {
         let mut moved = 0;
         let _: Option<()> = heap.find_tag(|heap, tag| {
-            let ready = self.ready(slot, tag);
+            let ready = self.ready_stamp(slot, tag);
             if tag != slot.id && heap.oldest_bound(tag) <= ready {
                 moved += heap.retag(tag, ready, slot.id, slot.epochs.current());
             }
@@ -30,7 +30,7 @@ impl<U: Upstream> Pool<U> {
 
     /// In a heap of another stream, makes complete what is known to be: then it merges, whoever freed
     /// it, and needs no stream to wait.
-    pub(super) fn share_in_place(&self, source: &Slot<U>, heap: &mut Heap) {
+    pub(super) fn retag_complete(&self, source: &Slot<U>, heap: &mut Heap) {
         let _: Option<()> = heap.find_tag(|heap, tag| {
             if tag != source.id && tag != SHARED {
                 let completed = self.slot(tag).map_or(0, |slot| slot.epochs.completed());
@@ -43,11 +43,12 @@ impl<U: Upstream> Pool<U> {
     }
 
     /// Makes the request's stream own what it is ordered after in this heap, by a wait: then it merges.
-    pub(super) fn adopt(&self, request: &Request<'_, U>, source: &Slot<U>) {
+    pub(super) fn retag_for_request(&self, request: &Request<'_, U>, source: &Slot<U>) {
         let slot = request.slot;
         let mut heap = source.heap();
         let _: Option<()> = heap.find_tag(|heap, tag| {
-            if tag != slot.id && tag != SHARED && heap.latest_bound(tag) <= self.ready(slot, tag) {
+            let ready = heap.latest_bound(tag) <= self.ready_stamp(slot, tag);
+            if tag != slot.id && tag != SHARED && ready {
                 heap.retag(tag, usize::MAX, slot.id, slot.epochs.current());
             }
             None
@@ -56,7 +57,7 @@ impl<U: Upstream> Pool<U> {
 
     /// Asks the device about what other streams freed into the request's heap, makes it the stream's
     /// own where that is ready, and looks for a block.
-    pub(super) fn coalesce_own(&self, request: &Request<'_, U>) -> Option<Found> {
+    pub(super) fn poll_and_coalesce_own(&self, request: &Request<'_, U>) -> Option<TakenBlock> {
         let slot = request.slot;
         let mut latest = BTreeMap::new();
         self.note_latest(slot, &mut latest);
@@ -65,34 +66,34 @@ impl<U: Upstream> Pool<U> {
             return None;
         }
         self.close_and_poll(latest);
-        let absorbed = self.absorb(slot, &mut slot.heap());
-        if absorbed { self.find_own(request) } else { None }
+        let absorbed = self.retag_ready_as_own(slot, &mut slot.heap());
+        if absorbed { self.take_own(request) } else { None }
     }
 
     /// The same for all heaps, before the pool grows.
-    pub(super) fn coalesce_all(&self, request: &Request<'_, U>) -> Option<Found> {
+    pub(super) fn poll_and_coalesce_all(&self, request: &Request<'_, U>) -> Option<TakenBlock> {
         let mut latest = BTreeMap::new();
         self.each_populated(|source| self.note_latest(source, &mut latest));
         latest.remove(&request.slot.id);
         self.close_and_poll(latest);
         self.each_populated(|source| {
-            self.absorb(source, &mut source.heap());
+            self.retag_ready_as_own(source, &mut source.heap());
         });
-        self.look_again(request)
+        self.take_without_wait(request)
     }
 
     /// A block that needs no wait, wherever another thread or a merge has made one.
-    pub(super) fn look_again(&self, request: &Request<'_, U>) -> Option<Found> {
-        let found = self.find_own(request).or_else(|| self.refill(request));
+    pub(super) fn take_without_wait(&self, request: &Request<'_, U>) -> Option<TakenBlock> {
+        let found = self.take_own(request).or_else(|| self.refill_from_shared(request));
         found.or_else(|| self.scan(request, &mut Candidates::default()))
     }
 
     /// Makes the request's stream wait for all that freed memory in one heap, so that all of it there
     /// merges. The heaps with the most free memory come first.
-    pub(super) fn wait_for_heap(
+    pub(super) fn wait_and_merge_heap(
         &self,
         request: &Request<'_, U>,
-    ) -> Result<Option<Found>, Failure<U::Error>> {
+    ) -> Result<Option<TakenBlock>, Failure<U::Error>> {
         let Request { slot, stream, units, align, .. } = *request;
         let mut heaps = Vec::new();
         self.each_populated(|source| {
@@ -115,9 +116,9 @@ impl<U: Upstream> Pool<U> {
                     Err(error) => failed = Some(error),
                 }
             }
-            let taken = source.heap().search(slot.id, units, align, usize::MAX);
+            let taken = source.heap().allocate_exhaustive(slot.id, units, align, usize::MAX);
             if let Some(taken) = taken {
-                return Ok(Some(Found { owner: id, freed_by: slot.id, taken }));
+                return Ok(Some(TakenBlock { owner: id, freed_by: slot.id, taken }));
             }
         }
         failed.map_or(Ok(None), Err)
@@ -136,10 +137,10 @@ impl<U: Upstream> Pool<U> {
     fn close_and_poll(&self, latest: BTreeMap<SlotId, usize>) {
         for (id, stamp) in latest {
             let Some(source) = self.slot(id) else { continue };
-            if source.epochs.completed() < stamp && source.captured() == 0 {
+            if source.epochs.completed() < stamp && source.recording_graph() == 0 {
                 let mut record = source.epochs.lock();
                 // A failure leaves things as they are: the memory is not ready.
-                let _ = source.epochs.close_past(&self.upstream, &mut record, stamp);
+                let _ = source.epochs.ensure_closed(&self.upstream, &mut record, stamp);
                 source.epochs.poll(&self.upstream, &mut record);
             }
         }
@@ -147,13 +148,13 @@ impl<U: Upstream> Pool<U> {
 
     /// Bytes that are free in heaps, and the rest, which counts as live. No model has as much as would
     /// matter.
-    pub(super) fn free_and_live(&self) -> (usize, usize) {
+    pub(super) fn free_and_other_bytes(&self) -> (usize, usize) {
         let mut free = 0;
         if !MODELLED {
             self.each_populated(|source| free += source.heap().stats().free_bytes as usize);
             free += self.slot(SHARED).map_or(0, |slot| slot.heap().stats().free_bytes as usize);
         }
-        (free, self.reserved().saturating_sub(free))
+        (free, self.reserved_bytes().saturating_sub(free))
     }
 
     fn each_populated(&self, mut each: impl FnMut(&Slot<U>)) {

@@ -14,7 +14,7 @@
 //! | --- | --- | --- |
 //! | `trim_lock` | blocks on their way back to upstream, and the room that a request makes that way, from other trims | trim, the last step of a miss |
 //! | `growth_lock` | growth at a miss: one thread asks upstream; the others look again when they come in, and grow if that fails | growth |
-//! | `in_transit` (readers and writer) | memory in hand between upstream or the shared heap and a heap | read: growth, `prepare`, refill, `drain_shared`; written: gather, trim |
+//! | `in_transit` (readers and writer) | memory in hand between upstream or the shared heap and a heap | read: growth, `prepare`, refill, `drain_shared_into_own`; written: gather, trim |
 //! | `reclaim_lock` | the words by which magazines are reclaimed, the list of a slot's magazines, `Slot::captured` | a new magazine, growth, gather, trim, captures, statistics, the end of a thread, a stream or the pool |
 //! | `Slot::magazines` | the list of magazines | the same |
 //! | `Slot::epochs` | the stream's handle, the events of its closed epochs | registration, misses, gather, trim, captures, a stream's end |
@@ -37,7 +37,7 @@
 //! - INV-POOL-4: `Magazine::with_revoked`, `retire` and `suspend` run under `reclaim_lock`.
 //! - INV-POOL-5: a policy with `Gather` or `Trim` refuses a request after a look under `in_transit.write()`:
 //!   then all free memory is in a heap, a magazine or the list of remote frees, but for a block that
-//!   `wait_for_one` has in hand, for a growth that another thread has just been given, and for what goes
+//!   `steal_one_with_wait` has in hand, for a growth that another thread has just been given, and for what goes
 //!   back to upstream under `trim_lock`.
 //! - INV-POOL-6: bytes are reserved before upstream is asked for them, and until it has them back
 //!   ([`upstream_blocks`](super::upstream_blocks)).
@@ -137,7 +137,7 @@ impl<U: Upstream> Pool<U> {
     }
 
     /// A number that no other pool of the process has.
-    pub fn number(&self) -> u64 {
+    pub fn id(&self) -> u64 {
         self.id
     }
 
@@ -169,13 +169,13 @@ impl<U: Upstream> Pool<U> {
     }
 
     /// The bytes that are reserved of upstream.
-    pub(super) fn reserved(&self) -> usize {
+    pub(super) fn reserved_bytes(&self) -> usize {
         self.upstream_blocks.lock().bytes()
     }
 
     /// The units of a request: whole multiples of the pool's alignment. `None` if no heap has them.
     #[inline]
-    pub fn units(&self, bytes: usize) -> Option<u32> {
+    pub fn aligned_units(&self, bytes: usize) -> Option<u32> {
         if bytes as u64 > self.largest {
             return None;
         }
@@ -210,7 +210,7 @@ impl<U: Upstream> Pool<U> {
     }
 
     /// Calls `each` for these magazines, of any threads.
-    pub(super) fn reclaim(
+    pub(super) fn revoke(
         &self,
         _reclaim: &MutexGuard<'_, ()>,
         magazines: &[Arc<Magazine>],
@@ -221,13 +221,13 @@ impl<U: Upstream> Pool<U> {
     }
 
     /// Calls `each` for the magazines of all threads.
-    pub(super) fn each_magazine(&self, each: impl FnMut(&Magazine, &mut SizeClasses)) {
+    pub(super) fn with_all_revoked(&self, each: impl FnMut(&Magazine, &mut SizeClasses)) {
         let reclaim = self.reclaim_lock.lock();
         let mut all = Vec::new();
         for slot in self.all_slots() {
             all.extend(slot.magazines.lock().iter().cloned());
         }
-        self.reclaim(&reclaim, &all, each);
+        self.revoke(&reclaim, &all, each);
     }
 
     /// Adds memory to a slot's heap. All of it comes this way: what does not is missed until it is
@@ -235,8 +235,8 @@ impl<U: Upstream> Pool<U> {
     pub(super) fn add(&self, slot: &Slot<U>, heap: &mut Heap, tag: SlotId, piece: Piece) {
         heap.add(tag, piece);
         if slot.is_shared_heap() {
-            slot.set_may_have_free(true);
-        } else if slot.becomes_populated() {
+            slot.set_shared_heap_may_have_free(true);
+        } else if slot.mark_populated() {
             self.populated.insert(slot.id);
         }
     }
@@ -248,7 +248,7 @@ impl<U: Upstream> Pool<U> {
     }
 
     /// INV-POOL-3: the last stamp of the slot `freed_by` that needs no wait of the slot's stream.
-    pub(super) fn ready(&self, slot: &Slot<U>, freed_by: SlotId) -> usize {
+    pub(super) fn ready_stamp(&self, slot: &Slot<U>, freed_by: SlotId) -> usize {
         if freed_by == slot.id || freed_by == SHARED {
             return usize::MAX;
         }
@@ -264,11 +264,11 @@ impl<U: Upstream> Pool<U> {
         source: SlotId,
         stamp: usize,
     ) -> Result<(), Failure<U::Error>> {
-        if stamp <= self.ready(slot, source) {
+        if stamp <= self.ready_stamp(slot, source) {
             return Ok(());
         }
         let from = self.slot(source).ok_or(Failure::Gone)?;
-        if from.captured() != 0 {
+        if from.recording_graph() != 0 {
             return Err(Failure::Captured);
         }
         from.epochs.make_wait(&self.upstream, (source, stamp), (&slot.epochs, stream))

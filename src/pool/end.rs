@@ -9,7 +9,7 @@ use crate::debug_log::defer_events;
 impl<U: Upstream> Pool<U> {
     /// Makes one stream wait for all that freed memory of this pool. Returns it, unless every stream
     /// is gone; the host waits for those then.
-    fn last_stream(&self) -> Result<Option<U::Stream>, Failure<U::Error>> {
+    fn join_streams(&self) -> Result<Option<U::Stream>, Failure<U::Error>> {
         let mut last = None;
         for slot in self.stream_slots() {
             let record = slot.epochs.lock();
@@ -43,9 +43,9 @@ impl<U: Upstream> Pool<U> {
             let reclaim = self.reclaim_lock.lock();
             // SAFETY: INV-POOL-4.
             magazines.iter().for_each(|magazine| unsafe { magazine.retire() });
-            self.reclaim(&reclaim, &magazines, |magazine, classes| self.drain(magazine, classes));
+            self.revoke(&reclaim, &magazines, |magazine, classes| self.drain(magazine, classes));
         }
-        let stream = match self.last_stream() {
+        let stream = match self.join_streams() {
             Ok(stream) => stream,
             Err(error) => return self.upstream.report_leak(self.stats().reserved, &error),
         };
@@ -67,7 +67,7 @@ impl<U: Upstream> Pool<U> {
             self.upstream.deallocate(stream.as_ref(), block.block);
             self.upstream_blocks.lock().unreserve(block.bytes as usize);
         }
-        let lost = self.reserved();
+        let lost = self.reserved_bytes();
         emit!(self, { blocks, bytes, leaked = lost }, "pool ended");
         if lost > 0 {
             self.upstream.report_leak(lost, &Failure::Exhausted(None));
@@ -78,7 +78,7 @@ impl<U: Upstream> Pool<U> {
     fn release_streams(&self) {
         for slot in self.all_slots() {
             let stream = slot.epochs.lock().stream.take();
-            stream.into_iter().for_each(U::drop_stream_handle);
+            stream.into_iter().for_each(U::drop_pool_handle);
         }
     }
 }

@@ -12,7 +12,7 @@
 //! | above `e` | any | `e` or above | is any stream's |
 //! | `e`, and `S` is gone | the last event, for `e` | below `e` | is that of a stream which waits for the event |
 //!
-//! `current` rises with each close, under the lock of [`EpochRecord`]; the last close leaves it, and the
+//! `current` rises with each close, under the lock of [`ClosedEpochs`]; the last close leaves it, and the
 //! next stream of the slot raises it. `completed` and `ordered` only rise.
 //!
 //! INV-POOL-1, *bump, then record*: a close raises `current`, then reads the clock, then records the event.
@@ -42,11 +42,11 @@ pub(super) struct Epochs<U: Upstream> {
     /// The slots whose epoch there is not 0. One that is just being added may lack: a clock that
     /// says less makes for a false wait, never a race.
     sources: trusted::Mutex<Vec<SlotId>>,
-    record: Mutex<EpochRecord<U>>,
+    record: Mutex<ClosedEpochs<U>>,
 }
 
 /// What the lock of the epochs protects. It is held over the driver calls that close an epoch.
-pub(super) struct EpochRecord<U: Upstream> {
+pub(super) struct ClosedEpochs<U: Upstream> {
     /// `None` once the stream is gone: then every epoch is closed.
     pub(super) stream: Option<U::Stream>,
     closed: VecDeque<ClosedEpoch<U::Event>>,
@@ -70,7 +70,7 @@ const FIRST: usize = 1;
 
 impl<U: Upstream> Epochs<U> {
     pub(super) fn new(stream: Option<U::Stream>) -> Self {
-        let record = EpochRecord { stream, closed: VecDeque::new(), spare: Vec::new() };
+        let record = ClosedEpochs { stream, closed: VecDeque::new(), spare: Vec::new() };
         Self {
             current: CachePadded::new(AtomicUsize::new(FIRST)),
             completed: AtomicUsize::new(0),
@@ -99,7 +99,7 @@ impl<U: Upstream> Epochs<U> {
         self.ordered.get(source as usize).map_or(0, |epoch| epoch.load(Ordering::Acquire))
     }
 
-    fn raise(&self, source: SlotId, epoch: usize) {
+    fn raise_ordered_after(&self, source: SlotId, epoch: usize) {
         if let Some(known) = self.ordered.get_or_make(source as usize)
             // loom loses races of a write that its own thread's load comes before.
             && (MODELLED || known.load(Ordering::Relaxed) < epoch)
@@ -119,7 +119,7 @@ impl<U: Upstream> Epochs<U> {
         }
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, EpochRecord<U>> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, ClosedEpochs<U>> {
         self.record.lock()
     }
 
@@ -127,7 +127,7 @@ impl<U: Upstream> Epochs<U> {
     pub(super) fn close(
         &self,
         upstream: &Counted<U>,
-        record: &mut EpochRecord<U>,
+        record: &mut ClosedEpochs<U>,
     ) -> Result<(), Failure<U::Error>> {
         self.close_and_advance(upstream, record, 1)
     }
@@ -137,7 +137,7 @@ impl<U: Upstream> Epochs<U> {
     pub(super) fn close_last(
         &self,
         upstream: &Counted<U>,
-        record: &mut EpochRecord<U>,
+        record: &mut ClosedEpochs<U>,
     ) -> Result<Option<U::Stream>, Failure<U::Error>> {
         self.close_and_advance(upstream, record, 0)?;
         Ok(record.stream.take())
@@ -151,7 +151,7 @@ impl<U: Upstream> Epochs<U> {
     fn close_and_advance(
         &self,
         upstream: &Counted<U>,
-        record: &mut EpochRecord<U>,
+        record: &mut ClosedEpochs<U>,
         advance: usize,
     ) -> Result<(), Failure<U::Error>> {
         let Some(stream) = &record.stream else { return Ok(()) };
@@ -173,10 +173,10 @@ impl<U: Upstream> Epochs<U> {
     }
 
     /// Closes the current epoch unless an earlier close covers `stamp`.
-    pub(super) fn close_past(
+    pub(super) fn ensure_closed(
         &self,
         upstream: &Counted<U>,
-        record: &mut EpochRecord<U>,
+        record: &mut ClosedEpochs<U>,
         stamp: usize,
     ) -> Result<(), Failure<U::Error>> {
         if record.newest() >= stamp || self.completed() >= stamp {
@@ -186,7 +186,7 @@ impl<U: Upstream> Epochs<U> {
     }
 
     /// Asks the device how far it is.
-    pub(super) fn poll(&self, upstream: &Counted<U>, record: &mut EpochRecord<U>) {
+    pub(super) fn poll(&self, upstream: &Counted<U>, record: &mut ClosedEpochs<U>) {
         while let Some(oldest) = record.closed.front() {
             // A question that fails is answered later, or never: the memory stays with its stream.
             if !matches!(upstream.is_passed(&oldest.event), Ok(true)) {
@@ -212,7 +212,7 @@ impl<U: Upstream> Epochs<U> {
             if self.completed() >= stamp {
                 return Ok(());
             }
-            self.close_past(upstream, &mut record, stamp)?;
+            self.ensure_closed(upstream, &mut record, stamp)?;
             let Some(closed) = record.covering(stamp) else { return Err(Failure::Gone) };
             (closed.epoch, closed.event.clone())
         };
@@ -233,21 +233,21 @@ impl<U: Upstream> Epochs<U> {
         if self.completed() >= stamp || target.ordered_after(own) >= stamp {
             return Ok(());
         }
-        self.close_past(upstream, &mut record, stamp)?;
+        self.ensure_closed(upstream, &mut record, stamp)?;
         let Some(closed) = record.covering(stamp) else { return Err(Failure::Gone) };
         upstream.wait(stream, &closed.event)?;
         // INV-POOL-2: a thread that sees this may use the memory on `target` without a wait of its own.
-        target.raise(own, closed.epoch);
+        target.raise_ordered_after(own, closed.epoch);
         for (source, epoch) in &closed.clock {
             if *epoch > 0 {
-                target.raise(*source, *epoch);
+                target.raise_ordered_after(*source, *epoch);
             }
         }
         Ok(())
     }
 }
 
-impl<U: Upstream> EpochRecord<U> {
+impl<U: Upstream> ClosedEpochs<U> {
     /// The newest epoch that an event covers.
     pub(super) fn newest(&self) -> usize {
         self.closed.back().map_or(0, |closed| closed.epoch)

@@ -3,7 +3,7 @@
 use super::block::{SHARED, SlotId};
 use super::core::Pool;
 use super::events::emit;
-use super::request::{Found, Request};
+use super::request::{Request, TakenBlock};
 use super::upstream::{Failure, Upstream, count};
 use super::upstream_blocks::UpstreamBlock;
 use crate::debug_log::{defer_events, range};
@@ -13,7 +13,7 @@ use crate::sync::{ReentrantMutexGuard, RwLockWriteGuard};
 impl<U: Upstream> Pool<U> {
     /// Keeps other threads from giving blocks back. `None` where upstream called back during growth and
     /// another thread trims: that one may wait for the growth.
-    pub(super) fn lock_trim(&self) -> Option<ReentrantMutexGuard<'_, ()>> {
+    pub(super) fn lock_or_try_trim(&self) -> Option<ReentrantMutexGuard<'_, ()>> {
         if self.growth_lock.is_owned_by_current_thread() {
             return self.trim_lock.try_lock();
         }
@@ -22,7 +22,7 @@ impl<U: Upstream> Pool<U> {
 
     /// Flushes every magazine of every thread into the heaps.
     pub(super) fn flush_all(&self) {
-        self.each_magazine(|magazine, classes| self.flush(magazine, classes));
+        self.with_all_revoked(|magazine, classes| self.flush(magazine, classes));
     }
 
     /// Moves all free memory of the pool into the stream's heap, ordered, and so in one piece where
@@ -30,7 +30,7 @@ impl<U: Upstream> Pool<U> {
     pub(super) fn gather(
         &self,
         request: &Request<'_, U>,
-    ) -> Result<Option<Found>, Failure<U::Error>> {
+    ) -> Result<Option<TakenBlock>, Failure<U::Error>> {
         let _range = range(c"pool: gather", request.bytes());
         self.flush_all();
         let Request { slot, stream, .. } = *request;
@@ -68,7 +68,7 @@ impl<U: Upstream> Pool<U> {
         emit!(self, {
             stream = U::id(stream), asked = request.bytes(), largest = slot.heap().largest_free(),
         }, "gathered free memory");
-        match (self.find_own(request), failed) {
+        match (self.take_own(request), failed) {
             (Some(found), _) => Ok(Some(found)),
             (None, Some(error)) => Err(error),
             (None, None) => Ok(None),
@@ -77,11 +77,11 @@ impl<U: Upstream> Pool<U> {
 
     /// Gives whole blocks of upstream back until one of the request's size may be asked for, and asks.
     /// The host waits for the stream, which waits for the others. The caller has asked
-    /// [`lock_trim`](Self::lock_trim).
-    pub(super) fn trim_for(
+    /// [`lock_or_try_trim`](Self::lock_or_try_trim).
+    pub(super) fn wait_and_trim_for(
         &self,
         request: &Request<'_, U>,
-    ) -> Result<Option<Found>, Failure<U::Error>> {
+    ) -> Result<Option<TakenBlock>, Failure<U::Error>> {
         let Some(bytes) = self.bytes_unless_above_maximum(request) else { return Ok(None) };
         let _range = range(c"pool: trim for a request", bytes);
         {
@@ -107,29 +107,29 @@ impl<U: Upstream> Pool<U> {
         })
     }
 
-    /// As [`trim_for`](Self::trim_for), for a graph: the host waits for all streams that are not in
+    /// As [`wait_and_trim_for`](Self::wait_and_trim_for), for a graph: the host waits for all streams that are not in
     /// capture.
-    pub(super) fn trim_for_graph(
+    pub(super) fn wait_and_trim_for_graph(
         &self,
         request: &Request<'_, U>,
-    ) -> Result<Option<Found>, Failure<U::Error>> {
+    ) -> Result<Option<TakenBlock>, Failure<U::Error>> {
         let Some(bytes) = self.bytes_unless_above_maximum(request) else { return Ok(None) };
         self.flush_all();
         for source in self.stream_slots() {
             let stamp = {
                 let record = source.epochs.lock();
                 // Closed epochs have events from before the capture, which may be waited for.
-                let in_capture = source.captured() != 0;
+                let in_capture = source.recording_graph() != 0;
                 if in_capture { record.newest() } else { source.epochs.current() }
             };
             // A failure leaves things as they are: the memory is not ready.
             let _ = source.epochs.synchronize(&self.upstream, stamp);
         }
         let transit = self.in_transit.write();
-        self.share_complete();
+        self.move_complete_to_shared();
         let Some(shared) = self.slot(SHARED) else { return Ok(None) };
-        let found = self.find_own(request).or_else(|| self.refill_in_transit(request));
-        if let Some(found) = found.or_else(|| self.find_ready(request)) {
+        let found = self.take_own(request).or_else(|| self.refill_from_shared_locked(request));
+        if let Some(found) = found.or_else(|| self.take_ready(request)) {
             return Ok(Some(found));
         }
         self.replace_blocks(request, bytes, transit, |target| {
@@ -151,7 +151,7 @@ impl<U: Upstream> Pool<U> {
         bytes: usize,
         transit: RwLockWriteGuard<'_, ()>,
         extract: impl Fn(usize) -> Vec<UpstreamBlock<U::Block>>,
-    ) -> Result<Option<Found>, Failure<U::Error>> {
+    ) -> Result<Option<TakenBlock>, Failure<U::Error>> {
         let maximum = self.settings.maximum;
         // What the maximum asks for first; everything, if upstream has no more.
         let extracted = extract(maximum.saturating_sub(bytes));
@@ -181,7 +181,7 @@ impl<U: Upstream> Pool<U> {
             if left <= target {
                 break;
             }
-            if heap.extract_exactly(number, address, bytes) {
+            if heap.extract_complete_block(number, address, bytes) {
                 left -= bytes as usize;
                 extracted.extend(blocks.remove_reserved(number));
             }
@@ -201,7 +201,7 @@ impl<U: Upstream> Pool<U> {
         }
         if number > 0 {
             emit!(self, {
-                blocks = number, bytes, reserved = self.reserved(),
+                blocks = number, bytes, reserved = self.reserved_bytes(),
             }, "gave memory back");
         }
         bytes
@@ -215,7 +215,7 @@ impl<U: Upstream> Pool<U> {
         self.flush_all();
         let mut failed = None;
         for source in self.stream_slots() {
-            if source.captured() != 0 {
+            if source.recording_graph() != 0 {
                 failed = Some(Failure::Captured);
                 continue;
             }
@@ -226,10 +226,10 @@ impl<U: Upstream> Pool<U> {
         }
         let Some(shared) = self.slot(SHARED) else { return Ok(0) };
         // Whoever has no room meanwhile comes here, too, and finds it given back.
-        let _trim = self.lock_trim();
+        let _trim = self.lock_or_try_trim();
         let extracted = {
             let _transit = self.in_transit.write();
-            self.share_complete();
+            self.move_complete_to_shared();
             self.extract_upstream_blocks(&mut shared.heap(), keep)
         };
         let bytes = self.release_upstream(extracted);
@@ -240,7 +240,7 @@ impl<U: Upstream> Pool<U> {
     }
 
     /// Moves what is known to be complete from all heaps to the shared one.
-    fn share_complete(&self) {
+    fn move_complete_to_shared(&self) {
         let mut pieces = Vec::new();
         for source in self.stream_slots() {
             let mut heap = source.heap();

@@ -15,16 +15,16 @@ use std::collections::HashMap;
 
 #[derive(Debug)]
 pub(super) struct Graphs<S> {
-    pub(super) arenas: HashMap<usize, GraphArena>,
+    pub(super) arenas: HashMap<usize, GraphMemory>,
     /// By token, without the graphs' bit.
     blocks: HashMap<u64, GraphBlock>,
     /// Graphs that are gone, whose launches the stream could not wait for at the time.
-    pub(super) deferred: Vec<EndedGraph<S>>,
+    pub(super) deferred: Vec<DroppedGraph<S>>,
 }
 
 /// The memory of one graph.
 #[derive(Debug)]
-pub(super) struct GraphArena {
+pub(super) struct GraphMemory {
     /// The slot of the stream that recorded the graph.
     pub(super) slot: SlotId,
     /// INV-POOL-7: the last epoch that the capture, and so each launch, comes after. 0 until it is known.
@@ -45,7 +45,7 @@ struct GraphBlock {
 
 /// A graph that is gone.
 #[derive(Debug)]
-pub(super) struct EndedGraph<S> {
+pub(super) struct DroppedGraph<S> {
     pub(super) graph: usize,
     /// The stream that recorded it. While this is here, the stream is not abandoned.
     pub(super) stream: S,
@@ -60,11 +60,11 @@ impl<S> Default for Graphs<S> {
 
 impl<S> Graphs<S> {
     pub(super) fn begin(&mut self, graph: usize, slot: SlotId) {
-        self.arenas.insert(graph, GraphArena { slot, upto: 0, tokens: Vec::new() });
+        self.arenas.insert(graph, GraphMemory { slot, upto: 0, tokens: Vec::new() });
     }
 
     /// Bytes that were freed and wait for a graph.
-    pub(super) fn held_bytes(&self) -> usize {
+    pub(super) fn pending_free_bytes(&self) -> usize {
         self.blocks.values().filter(|block| block.freed).map(|block| block.bytes).sum()
     }
 
@@ -78,7 +78,7 @@ impl<S> Graphs<S> {
     }
 
     /// The slot of a graph that has memory. Forgets a graph that has none.
-    pub(super) fn slot_with_memory(&mut self, graph: usize) -> Option<SlotId> {
+    pub(super) fn slot_or_remove_empty(&mut self, graph: usize) -> Option<SlotId> {
         let arena = self.arenas.get(&graph)?;
         if arena.tokens.is_empty() {
             self.arenas.remove(&graph);

@@ -4,7 +4,7 @@ use super::block::{SHARED, UNIT_SHIFT};
 use super::core::Pool;
 use super::events::emit;
 use super::miss_step::MissStep;
-use super::request::{Found, Request};
+use super::request::{Request, TakenBlock};
 use super::upstream::{Failure, Upstream, count};
 use super::upstream_blocks::UpstreamBlock;
 use crate::debug_log::{defer_events, is_enabled, range};
@@ -16,51 +16,51 @@ use std::time::Instant;
 /// Smallest growth, unless a step is set: 2 MiB, the driver's own granule.
 const LEAST_GROWTH: usize = 2 << 20;
 /// Caches that hold less in all are let alone before the pool grows.
-const LEAST_FLUSH: usize = 8 << 20;
+const MIN_CACHED_TO_FLUSH: usize = 8 << 20;
 /// And so much more for each, so that many small ones are no reason.
-const FLUSH_PER_MAGAZINE: usize = 8 << 10;
+const MIN_CACHED_PER_MAGAZINE: usize = 8 << 10;
 /// Misses before a thread's caches are flushed again for growth, for each magazine of the pool.
 const FLUSH_MISSES_PER_MAGAZINE: usize = 4;
 /// A wait for another stream comes before growth where more than this part of what is live is free.
-const WAIT_SHARE: usize = 8;
+const WAIT_MIN_FREE_DIVISOR: usize = 8;
 /// Growth is a part of what is live, up to this.
-const MOST_GROWTH: usize = 1 << 30;
+const MAX_PROPORTIONAL_GROWTH: usize = 1 << 30;
 /// The part of what is live by which the pool grows for a request that is a small part of it.
-const GROWTH_SHARE: usize = 32;
+const GROWTH_DIVISOR: usize = 32;
 /// A request above this part of what is live is large: few of its size fit into one range.
-const LARGE_SHARE: usize = 64;
+const LARGE_DIVISOR: usize = 64;
 /// The part for a large request.
-const LARGE_GROWTH_SHARE: usize = 7;
+const LARGE_GROWTH_DIVISOR: usize = 7;
 
 /// How much a pool grows for `bytes`. By what is live, not by what is reserved, which misses alone would
 /// let grow.
-fn growth_beside(live: usize, bytes: usize) -> usize {
-    let share = if bytes > live / LARGE_SHARE { LARGE_GROWTH_SHARE } else { GROWTH_SHARE };
+fn growth_for(live: usize, bytes: usize) -> usize {
+    let share = if bytes > live / LARGE_DIVISOR { LARGE_GROWTH_DIVISOR } else { GROWTH_DIVISOR };
     // In whole granules, which a driver takes anyway, sizes that differ by little share a range. As long as
     // ranges are few, that wastes little.
     let granule = if live < 8 * LEAST_GROWTH { LEAST_GROWTH } else { 1 };
     let least = bytes.checked_next_multiple_of(granule).unwrap_or(bytes);
-    least.max((live / share).clamp(LEAST_GROWTH, MOST_GROWTH))
+    least.max((live / share).clamp(LEAST_GROWTH, MAX_PROPORTIONAL_GROWTH))
 }
 
 impl<U: Upstream> Pool<U> {
     /// Moves complete memory from the shared heap into the stream's, more than is asked, so that the
     /// shared heap is seldom needed.
-    pub(super) fn refill(&self, request: &Request<'_, U>) -> Option<Found> {
-        self.slot(SHARED).filter(|shared| shared.may_have_free())?;
+    pub(super) fn refill_from_shared(&self, request: &Request<'_, U>) -> Option<TakenBlock> {
+        self.slot(SHARED).filter(|shared| shared.shared_heap_may_have_free())?;
         let _transit = self.in_transit.read();
-        self.refill_in_transit(request)
+        self.refill_from_shared_locked(request)
     }
 
-    /// As [`refill`](Self::refill). The caller has `in_transit` (INV-POOL-5).
-    pub(super) fn refill_in_transit(&self, request: &Request<'_, U>) -> Option<Found> {
+    /// As [`refill_from_shared`](Self::refill_from_shared). The caller has `in_transit` (INV-POOL-5).
+    pub(super) fn refill_from_shared_locked(&self, request: &Request<'_, U>) -> Option<TakenBlock> {
         let shared = self.slot(SHARED)?;
         let least = request.padded_units(self.settings.alignment)?;
         let piece = {
             let mut heap = shared.heap();
             let most = heap.largest_bound(SHARED);
             if most < least {
-                shared.set_may_have_free(most > 0);
+                shared.set_shared_heap_may_have_free(most > 0);
                 return None;
             }
             let units = match request.graph_upto {
@@ -82,7 +82,7 @@ impl<U: Upstream> Pool<U> {
     }
 
     /// Moves all memory of the shared heap into the stream's.
-    pub(super) fn drain_shared(&self, request: &Request<'_, U>) {
+    pub(super) fn drain_shared_into_own(&self, request: &Request<'_, U>) {
         let Some(shared) = self.slot(SHARED) else { return };
         let _transit = self.in_transit.read();
         let mut pieces = Vec::new();
@@ -98,14 +98,14 @@ impl<U: Upstream> Pool<U> {
         &self,
         request: &Request<'_, U>,
         step: MissStep,
-    ) -> Result<Option<Found>, Failure<U::Error>> {
+    ) -> Result<Option<TakenBlock>, Failure<U::Error>> {
         let Some(bytes) = request.padded_bytes(self.settings.alignment) else { return Ok(None) };
         let _growth = self.growth_lock.lock();
-        let (waits, _) = self.is_wait_better(bytes);
-        if let Some(found) = self.find_before_growth(request, step == MissStep::Grow && waits) {
+        let (waits, _) = self.wait_is_better_and_live(bytes);
+        if let Some(found) = self.take_before_growth(request, step == MissStep::Grow && waits) {
             return Ok(Some(found));
         }
-        let (waits, live) = self.is_wait_better(bytes);
+        let (waits, live) = self.wait_is_better_and_live(bytes);
         let limit = match step {
             MissStep::Grow if waits => return Ok(None),
             MissStep::Grow => self.settings.soft_limit,
@@ -113,7 +113,7 @@ impl<U: Upstream> Pool<U> {
         };
         let least = match (self.settings.growth_step, request.graph_upto) {
             (0, Some(_)) => LEAST_GROWTH,
-            (0, None) => growth_beside(live, bytes),
+            (0, None) => growth_for(live, bytes),
             (step, _) => step,
         };
         self.grow_by(request, bytes, bytes.max(least), limit)
@@ -121,43 +121,43 @@ impl<U: Upstream> Pool<U> {
 
     /// What need not be asked of upstream: what another thread grew by, what caches hold unless a wait comes
     /// first, and what is ready by now and merges.
-    fn find_before_growth(&self, request: &Request<'_, U>, waits: bool) -> Option<Found> {
+    fn take_before_growth(&self, request: &Request<'_, U>, waits: bool) -> Option<TakenBlock> {
         if request.graph_upto.is_some() {
-            return self.find_own(request).or_else(|| self.refill(request));
+            return self.take_own(request).or_else(|| self.refill_from_shared(request));
         }
         // Whether caches are large is a matter of size, which no model has.
-        let flushed = if MODELLED || waits { None } else { self.flush_before_growth(request) };
-        flushed.or_else(|| self.coalesce_all(request))
+        let flushed = if MODELLED || waits { None } else { self.flush_if_due(request) };
+        flushed.or_else(|| self.poll_and_coalesce_all(request))
     }
 
     /// Flushes the caches of the calling thread, unless it did so a few misses ago: a pool that is too
     /// small for all of them is to grow. Flushes those of all threads if they hold much.
-    fn flush_before_growth(&self, request: &Request<'_, U>) -> Option<Found> {
+    fn flush_if_due(&self, request: &Request<'_, U>) -> Option<TakenBlock> {
         let (mut magazines, mut cached) = (0, 0);
-        self.each_magazine(|_, classes| {
+        self.with_all_revoked(|_, classes| {
             magazines += 1;
-            cached += classes.contents().1;
+            cached += classes.totals().1;
         });
         let misses = self.counters().misses.load(Ordering::Relaxed);
         let is_due = cached > 0 && misses >= self.next_flush.load(Ordering::Relaxed);
-        let least = LEAST_FLUSH.max(self.reserved() / 8).max(request.bytes());
-        if (cached << UNIT_SHIFT) as usize >= least + magazines * FLUSH_PER_MAGAZINE {
+        let least = MIN_CACHED_TO_FLUSH.max(self.reserved_bytes() / 8).max(request.bytes());
+        if (cached << UNIT_SHIFT) as usize >= least + magazines * MIN_CACHED_PER_MAGAZINE {
             self.flush_all();
         } else if !is_due {
             return None;
         }
         self.next_flush.store(misses + FLUSH_MISSES_PER_MAGAZINE * magazines, Ordering::Relaxed);
-        self.flush_thread(request)
+        self.flush_thread_magazines(request)
     }
 
     /// Whether a wait for another stream comes before growth: so much is free that growth would let
     /// the pool follow its misses instead of what is live. For a small request, or with a step of the
     /// user's, one granule is no reason to wait. Returns what is live, too.
-    pub(super) fn is_wait_better(&self, bytes: usize) -> (bool, usize) {
-        let (free, live) = self.free_and_live();
+    pub(super) fn wait_is_better_and_live(&self, bytes: usize) -> (bool, usize) {
+        let (free, live) = self.free_and_other_bytes();
         let is_large = bytes >= LEAST_GROWTH / 2 && self.settings.growth_step == 0;
         let least = if is_large { bytes } else { LEAST_GROWTH + 1 };
-        let is_enough = free >= least.max(live / WAIT_SHARE);
+        let is_enough = free >= least.max(live / WAIT_MIN_FREE_DIVISOR);
         (is_enough && self.settings.steps.contains(&MissStep::Wait), live)
     }
 
@@ -169,12 +169,12 @@ impl<U: Upstream> Pool<U> {
         bytes: usize,
         wish: usize,
         limit: usize,
-    ) -> Result<Option<Found>, Failure<U::Error>> {
+    ) -> Result<Option<TakenBlock>, Failure<U::Error>> {
         let Request { slot, stream, graph_upto, .. } = *request;
         // For a graph it is complete memory, which upstream gives on another stream: no node of the
         // graph.
         let stream = graph_upto.is_none().then_some(stream);
-        let Some(piece) = self.obtain(stream, bytes, wish, limit)? else { return Ok(None) };
+        let Some(piece) = self.take_upstream(stream, bytes, wish, limit)? else { return Ok(None) };
         let _transit = self.in_transit.read();
         let mut heap = slot.heap();
         // Upstream gave it to this stream, from this point of it on: so it is the stream's own, and
@@ -185,14 +185,14 @@ impl<U: Upstream> Pool<U> {
     }
 
     /// Whether the pool may grow for the request under its soft limit, as of some moment.
-    pub(super) fn has_room(&self, request: &Request<'_, U>) -> bool {
+    pub(super) fn fits_limit(&self, request: &Request<'_, U>) -> bool {
         let bytes = request.padded_bytes(self.settings.alignment);
-        let sum = bytes.and_then(|bytes| self.reserved().checked_add(bytes));
+        let sum = bytes.and_then(|bytes| self.reserved_bytes().checked_add(bytes));
         sum.is_some_and(|sum| sum <= self.settings.soft_limit)
     }
 
     /// Asks upstream for `wish` bytes, or fewer where there is no room, but `least`.
-    fn obtain(
+    fn take_upstream(
         &self,
         stream: Option<&U::Stream>,
         least: usize,
@@ -215,7 +215,7 @@ impl<U: Upstream> Pool<U> {
                         let elapsed = begin.elapsed().as_nanos();
                         emit!(self, {
                             stream = stream.map_or(0, U::id), asked = least, bytes,
-                            reserved = self.reserved(),
+                            reserved = self.reserved_bytes(),
                             elapsed_ns = u64::try_from(elapsed).unwrap_or(u64::MAX),
                         }, "pool grew");
                     }
@@ -226,7 +226,7 @@ impl<U: Upstream> Pool<U> {
                     self.upstream_blocks.lock().unreserve(bytes);
                     emit!(self, {
                         stream = stream.map_or(0, U::id), asked = least, bytes,
-                        reserved = self.reserved(), error = error.to_string(),
+                        reserved = self.reserved_bytes(), error = error.to_string(),
                     }, "upstream refused");
                     if bytes == least || !U::is_exhausted(&error) {
                         return Err(Failure::Upstream(error));
@@ -240,7 +240,7 @@ impl<U: Upstream> Pool<U> {
     /// Takes complete memory from upstream into the shared heap.
     pub fn prepare(&self, bytes: usize) -> Result<(), Failure<U::Error>> {
         let _deferred = defer_events();
-        let piece = self.obtain(None, bytes, bytes, self.settings.maximum)?;
+        let piece = self.take_upstream(None, bytes, bytes, self.settings.maximum)?;
         let _transit = self.in_transit.read();
         if let (Some(piece), Some(shared)) = (piece, self.slot(SHARED)) {
             self.add(shared, &mut shared.heap(), SHARED, piece);

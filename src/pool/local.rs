@@ -14,9 +14,9 @@ use std::ptr;
 const TABLE_SIZE: usize = 64;
 
 /// A pool, for a thread that ends.
-pub(crate) trait Leave: Send + Sync {
+pub(crate) trait OnThreadExit: Send + Sync {
     /// Takes the blocks of a magazine whose thread ends.
-    fn leave(&self, magazine: &Arc<Magazine>);
+    fn on_thread_exit(&self, magazine: &Arc<Magazine>);
 }
 
 #[derive(Clone, Copy)]
@@ -29,17 +29,17 @@ struct Entry {
 /// No pool has the number 0.
 const NO_ENTRY: Entry = Entry { pool: 0, stream: 0, magazine: ptr::null() };
 
-struct Owned {
+struct ListEntry {
     pool: u64,
     stream: u64,
     magazine: Arc<Magazine>,
-    owner: Weak<dyn Leave>,
+    owner: Weak<dyn OnThreadExit>,
 }
 
 /// The thread's magazines. A thread may use thousands of streams: no lookup goes through all.
 #[derive(Default)]
 struct List {
-    owned: Vec<Owned>,
+    owned: Vec<ListEntry>,
     /// The index of the latest one of a pool and stream.
     places: HashMap<(u64, u64), usize, BuildHasherDefault<AddressHasher>>,
     /// By pool, those that may hold blocks.
@@ -59,7 +59,7 @@ impl List {
 
     /// Takes one in. Returns those that are done with where a sweep is due: when there are twice as many
     /// as after the last one, so that sweeping costs each a constant.
-    fn add(&mut self, entry: Owned) -> Vec<Owned> {
+    fn add(&mut self, entry: ListEntry) -> Vec<ListEntry> {
         // The table may name a magazine that the sweep takes.
         clear_table();
         let dead = if self.owned.len() < self.sweep_at.max(MIN_SWEEP) {
@@ -74,9 +74,9 @@ impl List {
         dead
     }
 
-    fn sweep(&mut self) -> Vec<Owned> {
+    fn sweep(&mut self) -> Vec<ListEntry> {
         let gone =
-            |owned: &mut Owned| owned.magazine.is_retired() || owned.owner.strong_count() == 0;
+            |owned: &mut ListEntry| owned.magazine.is_retired() || owned.owner.strong_count() == 0;
         let dead = self.owned.extract_if(.., gone).collect();
         self.places.clear();
         let keys = self.owned.iter().map(|owned| (owned.pool, owned.stream));
@@ -92,12 +92,12 @@ impl List {
 impl Drop for List {
     fn drop(&mut self) {
         // What is freed from here on, by destructors that run later, goes to the heap.
-        let _ = CLOSED.try_with(|closed| closed.set(true));
+        let _ = DISABLED.try_with(|closed| closed.set(true));
         clear_table();
         self.stocked.clear();
         for owned in self.owned.drain(..) {
             if let Some(owner) = owned.owner.upgrade() {
-                owner.leave(&owned.magazine);
+                owner.on_thread_exit(&owned.magazine);
             }
         }
     }
@@ -105,7 +105,7 @@ impl Drop for List {
 
 thread_local! {
     static TABLE: [Cell<Entry>; TABLE_SIZE] = const { [const { Cell::new(NO_ENTRY) }; TABLE_SIZE] };
-    static CLOSED: Cell<bool> = const { Cell::new(false) };
+    static DISABLED: Cell<bool> = const { Cell::new(false) };
     static LIST: RefCell<List> = RefCell::default();
 }
 
@@ -121,9 +121,9 @@ fn clear_table() {
 }
 
 /// Runs first in the child of a fork, on its one thread.
-fn begin_in_child() {
+fn disable_in_child() {
     // The thread may be inside of a call that would fill the table again.
-    let _ = CLOSED.try_with(|closed| closed.set(true));
+    let _ = DISABLED.try_with(|closed| closed.set(true));
     clear_table();
 }
 
@@ -136,7 +136,7 @@ fn begin_in_child() {
 #[inline(always)]
 pub(crate) unsafe fn find<'a>(pool: u64, stream: u64) -> Option<&'a Magazine> {
     // SAFETY: the caller's promise.
-    unsafe { find_then(pool, stream, Some) }
+    unsafe { find_in_table_then(pool, stream, Some) }
 }
 
 /// What `body` makes of the magazine that [`find`] finds: with no [`Option`] in between, which the
@@ -146,7 +146,7 @@ pub(crate) unsafe fn find<'a>(pool: u64, stream: u64) -> Option<&'a Magazine> {
 ///
 /// As [`find`].
 #[inline(always)]
-pub(crate) unsafe fn find_then<'a, R>(
+pub(crate) unsafe fn find_in_table_then<'a, R>(
     pool: u64,
     stream: u64,
     body: impl FnOnce(&'a Magazine) -> Option<R>,
@@ -171,8 +171,8 @@ pub(crate) unsafe fn find_then<'a, R>(
 ///
 /// As [`find`].
 #[cold]
-pub(crate) unsafe fn find_listed<'a>(pool: u64, stream: u64) -> Option<&'a Magazine> {
-    if is_closed() {
+pub(crate) unsafe fn find_in_list<'a>(pool: u64, stream: u64) -> Option<&'a Magazine> {
+    if is_disabled() {
         return None;
     }
     let magazine = LIST
@@ -182,7 +182,7 @@ pub(crate) unsafe fn find_listed<'a>(pool: u64, stream: u64) -> Option<&'a Magaz
         })
         .ok()??;
     set_in_table(pool, stream, magazine);
-    // SAFETY: this thread's list owns the magazine, as in `find_then`.
+    // SAFETY: this thread's list owns the magazine, as in `find_in_table_then`.
     Some(unsafe { &*magazine })
 }
 
@@ -191,8 +191,8 @@ fn set_in_table(pool: u64, stream: u64, magazine: *const Magazine) {
     let _ = TABLE.try_with(|table| table[index(pool, stream)].set(entry));
 }
 
-fn is_closed() -> bool {
-    CLOSED.try_with(Cell::get).unwrap_or(true)
+fn is_disabled() -> bool {
+    DISABLED.try_with(Cell::get).unwrap_or(true)
 }
 
 /// Finds the thread's magazine in its list, or makes one, and puts it in the table. `None` while
@@ -200,9 +200,9 @@ fn is_closed() -> bool {
 pub(crate) fn find_or_make(
     pool: u64,
     stream: u64,
-    make: impl FnOnce() -> Option<(Arc<Magazine>, Weak<dyn Leave>)>,
+    make: impl FnOnce() -> Option<(Arc<Magazine>, Weak<dyn OnThreadExit>)>,
 ) -> Option<Arc<Magazine>> {
-    if is_closed() {
+    if is_disabled() {
         return None;
     }
     let known = LIST
@@ -215,11 +215,11 @@ pub(crate) fn find_or_make(
         Some(magazine) => magazine,
         None => {
             // Before there is anything to be forgotten.
-            forget_in_child(begin_in_child);
+            forget_in_child(disable_in_child);
             // Not under the borrow: whatever it calls may allocate.
             let (magazine, owner) = make()?;
-            let entry = Owned { pool, stream, magazine: magazine.clone(), owner };
-            let dead: Vec<Owned> = LIST
+            let entry = ListEntry { pool, stream, magazine: magazine.clone(), owner };
+            let dead: Vec<ListEntry> = LIST
                 .try_with(|list| {
                     let mut list = list.try_borrow_mut().ok()?;
                     Some(list.add(entry))
@@ -231,7 +231,7 @@ pub(crate) fn find_or_make(
         }
     };
     // `make` may have forked, and this be the child.
-    if is_closed() {
+    if is_disabled() {
         return None;
     }
     set_in_table(pool, stream, Arc::as_ptr(&magazine));
@@ -251,7 +251,7 @@ pub(crate) fn note_stocked(pool: u64, stream: u64) {
 
 /// Goes through the thread's magazines of this pool that may hold blocks. `body` makes none and drops
 /// no pool; it says whether it has emptied the magazine, which then is off the list.
-pub(crate) fn each_stocked(pool: u64, mut body: impl FnMut(&Magazine) -> bool) {
+pub(crate) fn remove_stocked_if(pool: u64, mut body: impl FnMut(&Magazine) -> bool) {
     let _ = LIST.try_with(|list| {
         let Ok(mut list) = list.try_borrow_mut() else { return };
         if let Some(magazines) = list.stocked.get_mut(&pool) {

@@ -14,7 +14,7 @@ const SIZE_CLASSES: usize = 64;
 pub const CLASS_CAPACITY: usize = 8;
 
 /// Misses of a size before its class keeps blocks again after a flush.
-const BACKOFF: u8 = 32;
+const BACKOFF_MISSES: u8 = 32;
 
 /// The owner's number in its cell. Any one does: the thread's table says which magazines it owns.
 const OWNER: u64 = 1;
@@ -100,7 +100,7 @@ pub struct Magazine {
 }
 
 #[inline]
-fn class_of(units: u32) -> usize {
+fn class_hash(units: u32) -> usize {
     (units.wrapping_mul(0x9E37_79B1) >> 26) as usize
 }
 
@@ -110,7 +110,7 @@ impl SizeClasses {
     /// A block of exactly this size, if there is one.
     #[inline(always)]
     pub fn pop(&mut self, units: u32) -> Option<Cached> {
-        let class = &mut self.classes[class_of(units)];
+        let class = &mut self.classes[class_hash(units)];
         if class.units != units || class.length == 0 {
             return None;
         }
@@ -120,15 +120,15 @@ impl SizeClasses {
 
     /// The last block of exactly this size at a multiple of `align`, a power of two, though others lie
     /// on top of it. Not part of [`pop`](Self::pop), which it would make slower.
-    pub fn search(&mut self, units: u32, align: u64) -> Option<Cached> {
-        let class = &mut self.classes[class_of(units)];
+    pub fn allocate_exhaustive(&mut self, units: u32, align: u64) -> Option<Cached> {
+        let class = &mut self.classes[class_hash(units)];
         if class.units == units { class.take_aligned(align) } else { None }
     }
 
     /// Keeps a freed block if its size has a class with room.
     #[inline(always)]
     pub fn push(&mut self, units: u32, block: Cached) -> Result<(), Cached> {
-        let class = &mut self.classes[class_of(units)];
+        let class = &mut self.classes[class_hash(units)];
         let length = class.length as usize;
         if class.units != units || class.length >= class.room {
             return Err(block);
@@ -154,7 +154,7 @@ impl SizeClasses {
     /// Whether the block is inside, among those of its size.
     #[inline]
     pub fn holds(&self, units: u32, token: u64) -> bool {
-        let class = &self.classes[class_of(units)];
+        let class = &self.classes[class_hash(units)];
         let blocks = class.blocks.iter().take(class.length as usize);
         class.units == units && blocks.into_iter().any(|other| other.token == token)
     }
@@ -163,7 +163,7 @@ impl SizeClasses {
     /// frees. Blocks that have to make room go to `evicted`.
     #[inline]
     pub fn note_miss(&mut self, units: u32, evicted: impl FnMut(Cached)) {
-        let class = &mut self.classes[class_of(units)];
+        let class = &mut self.classes[class_hash(units)];
         if class.units == units {
             return;
         }
@@ -180,7 +180,7 @@ impl SizeClasses {
 
     #[cold]
     fn assign_class(&mut self, units: u32, mut evicted: impl FnMut(Cached)) {
-        let place = class_of(units);
+        let place = class_hash(units);
         self.clear_class(place, &mut evicted);
         let size = u64::from(units);
         if size > self.limits.units || self.limits.entries == 0 || units == NO_SIZE || units == 0 {
@@ -208,7 +208,7 @@ impl SizeClasses {
         }
     }
 
-    fn sized(&self) -> impl Iterator<Item = usize> + use<> {
+    fn assigned_classes(&self) -> impl Iterator<Item = usize> + use<> {
         let mut sized = self.sized;
         std::iter::from_fn(move || {
             let place = sized.trailing_zeros();
@@ -219,20 +219,20 @@ impl SizeClasses {
 
     /// Takes all blocks out, and their classes from all sizes.
     pub fn drain(&mut self, mut each: impl FnMut(Cached)) {
-        self.sized().for_each(|place| self.clear_class(place, &mut each));
+        self.assigned_classes().for_each(|place| self.clear_class(place, &mut each));
     }
 
     /// As [`drain`](Self::drain), where memory is short. The classes back off: for some misses the next
     /// frees go to the heap, where other threads find them.
     pub fn flush(&mut self, mut each: impl FnMut(Cached)) {
-        for place in self.sized() {
+        for place in self.assigned_classes() {
             self.clear_class(place, &mut each);
-            self.classes[place].backoff = BACKOFF;
+            self.classes[place].backoff = BACKOFF_MISSES;
         }
     }
 
     /// Whether the owner has to list it now: it may get blocks, and is not listed yet.
-    pub fn is_to_list(&mut self) -> bool {
+    pub fn mark_listed_if_needed(&mut self) -> bool {
         let to_list = self.sized != 0 && !self.listed;
         self.listed |= to_list;
         to_list
@@ -245,7 +245,7 @@ impl SizeClasses {
 
     /// Units of the largest block inside.
     pub fn largest(&self) -> u32 {
-        let filled = self.sized().filter(|place| self.classes[*place].length > 0);
+        let filled = self.assigned_classes().filter(|place| self.classes[*place].length > 0);
         filled.map(|place| self.classes[place].units).max().unwrap_or(0)
     }
 
@@ -262,8 +262,8 @@ impl SizeClasses {
     }
 
     /// Blocks and units inside.
-    pub fn contents(&self) -> (usize, u64) {
-        self.sized().fold((0, 0), |(blocks, units), place| {
+    pub fn totals(&self) -> (usize, u64) {
+        self.assigned_classes().fold((0, 0), |(blocks, units), place| {
             let SizeClass { length, units: size, .. } = self.classes[place];
             (blocks + length as usize, units + u64::from(length) * u64::from(size))
         })

@@ -4,7 +4,7 @@
 use super::core::Pool;
 use super::local;
 use super::miss_step::MissStep;
-use super::request::{Found, Request};
+use super::request::{Request, TakenBlock};
 use super::steal::Candidates;
 use super::upstream::{Failure, Upstream, count};
 
@@ -14,15 +14,15 @@ const WAIT_ATTEMPTS: usize = 3;
 impl<U: Upstream> Pool<U> {
     /// Memory for a stream whose own free memory did not serve.
     #[cold]
-    pub(super) fn miss(&self, request: &Request<'_, U>) -> Result<Found, Failure<U::Error>> {
+    pub(super) fn miss(&self, request: &Request<'_, U>) -> Result<TakenBlock, Failure<U::Error>> {
         count(&self.counters().misses);
         if self.upstream.is_capturing(request.stream)? {
             return Err(Failure::Captured);
         }
         let ready = self
             .flush_thread_if_mergeable(request)
-            .or_else(|| self.refill(request))
-            .or_else(|| self.coalesce_own(request));
+            .or_else(|| self.refill_from_shared(request))
+            .or_else(|| self.poll_and_coalesce_own(request));
         if let Some(found) = ready {
             return Ok(found);
         }
@@ -35,15 +35,15 @@ impl<U: Upstream> Pool<U> {
                 return Ok(Some(found));
             }
             match (step, &seen) {
-                (MissStep::Complete, Some(seen)) => Ok(self.poll_candidates(request, seen)),
-                (MissStep::Wait, _) => self.wait_for_others(request),
+                (MissStep::Complete, Some(seen)) => Ok(self.record_and_poll(request, seen)),
+                (MissStep::Wait, _) => self.steal_with_wait(request),
                 (MissStep::Gather, _) => {
                     let _transit = self.in_transit.write();
                     self.gather(request)
                 }
                 (MissStep::Trim, _) => {
-                    let _trim = self.lock_trim();
-                    self.trim_for(request)
+                    let _trim = self.lock_or_try_trim();
+                    self.wait_and_trim_for(request)
                 }
                 _ => Ok(None),
             }
@@ -51,46 +51,46 @@ impl<U: Upstream> Pool<U> {
     }
 
     /// Takes memory of other streams and makes the request's stream wait for it.
-    fn wait_for_others(
+    fn steal_with_wait(
         &self,
         request: &Request<'_, U>,
-    ) -> Result<Option<Found>, Failure<U::Error>> {
+    ) -> Result<Option<TakenBlock>, Failure<U::Error>> {
         for _ in 0..WAIT_ATTEMPTS {
             // Since the last scan growth may have flushed caches, and another thread may have made its
             // stream own what was seen.
             let mut seen = Candidates::default();
             let found = match self.scan(request, &mut seen) {
                 None if seen.is_empty() => break,
-                None => self.wait_for_one(request, &seen)?,
+                None => self.steal_one_with_wait(request, &seen)?,
                 found => found,
             };
             if found.is_some() {
                 return Ok(found);
             }
         }
-        let (waits, _) = self.is_wait_better(request.bytes());
-        if waits { self.wait_for_heap(request) } else { Ok(None) }
+        let (waits, _) = self.wait_is_better_and_live(request.bytes());
+        if waits { self.wait_and_merge_heap(request) } else { Ok(None) }
     }
 
     /// Memory for a graph. Nothing here gives the capturing stream work (INV-POOL-7).
     pub(super) fn miss_for_graph(
         &self,
         request: &Request<'_, U>,
-    ) -> Result<Found, Failure<U::Error>> {
+    ) -> Result<TakenBlock, Failure<U::Error>> {
         count(&self.counters().misses);
-        if let Some(found) = self.find_for_graph(request) {
+        if let Some(found) = self.take_for_graph(request) {
             return Ok(found);
         }
         for source in self.stream_slots() {
             source.epochs.poll(&self.upstream, &mut source.epochs.lock());
         }
-        if let Some(found) = self.find_for_graph(request) {
+        if let Some(found) = self.take_for_graph(request) {
             return Ok(found);
         }
         self.run_steps(request, |step| match step {
             MissStep::Trim => {
-                let _trim = self.lock_trim();
-                self.trim_for_graph(request)
+                let _trim = self.lock_or_try_trim();
+                self.wait_and_trim_for_graph(request)
             }
             _ => Ok(None),
         })
@@ -100,8 +100,8 @@ impl<U: Upstream> Pool<U> {
     fn run_steps(
         &self,
         request: &Request<'_, U>,
-        mut step: impl FnMut(MissStep) -> Result<Option<Found>, Failure<U::Error>>,
-    ) -> Result<Found, Failure<U::Error>> {
+        mut step: impl FnMut(MissStep) -> Result<Option<TakenBlock>, Failure<U::Error>>,
+    ) -> Result<TakenBlock, Failure<U::Error>> {
         let mut last = None;
         for one in &self.settings.steps {
             let found = match one {
@@ -121,8 +121,8 @@ impl<U: Upstream> Pool<U> {
             }
         }
         // Blocks that the steps pass over: behind many others, or aligned by chance.
-        self.drain_shared(request);
-        match (self.find_ready(request), last) {
+        self.drain_shared_into_own(request);
+        match (self.take_ready(request), last) {
             (Some(found), _) => Ok(found),
             (None, Some(error)) if !U::is_exhausted(&error) => Err(Failure::Upstream(error)),
             (None, error) => Err(Failure::Exhausted(error)),
@@ -131,31 +131,31 @@ impl<U: Upstream> Pool<U> {
 
     /// Flushes the calling thread's own magazines, if their blocks could serve together and none could
     /// alone.
-    fn flush_thread_if_mergeable(&self, request: &Request<'_, U>) -> Option<Found> {
+    fn flush_thread_if_mergeable(&self, request: &Request<'_, U>) -> Option<TakenBlock> {
         let (mut all, mut largest) = (0, 0);
-        local::each_stocked(self.id, |magazine| {
+        local::remove_stocked_if(self.id, |magazine| {
             // SAFETY: this thread's own magazine, and nothing is entered.
             let contents =
-                unsafe { magazine.try_with(|classes| (classes.contents().1, classes.largest())) };
+                unsafe { magazine.try_with(|classes| (classes.totals().1, classes.largest())) };
             let (units, most) = contents.unwrap_or_default();
             all += units;
             largest = largest.max(most);
             false
         });
         let serves = largest < request.units && all >= u64::from(request.units);
-        if serves { self.flush_thread(request) } else { None }
+        if serves { self.flush_thread_magazines(request) } else { None }
     }
 
     /// Flushes the calling thread's own magazines, of this stream and of others, which costs no
     /// barrier.
-    pub(super) fn flush_thread(&self, request: &Request<'_, U>) -> Option<Found> {
+    pub(super) fn flush_thread_magazines(&self, request: &Request<'_, U>) -> Option<TakenBlock> {
         let mut flushed = false;
-        local::each_stocked(self.id, |magazine| {
+        local::remove_stocked_if(self.id, |magazine| {
             // SAFETY: this thread's own magazine, and heaps enter none.
             let emptied = unsafe {
                 magazine.try_with(|classes| {
                     // What has nothing may just have got its sizes.
-                    let flush = classes.contents().0 > 0;
+                    let flush = classes.totals().0 > 0;
                     if flush {
                         self.flush(magazine, classes);
                         classes.unlist();
@@ -166,37 +166,39 @@ impl<U: Upstream> Pool<U> {
             flushed |= emptied == Some(true);
             emptied == Some(true)
         });
-        if flushed { self.find_own(request) } else { None }
+        if flushed { self.take_own(request) } else { None }
     }
 
     /// Memory for a graph that needs no wait.
-    fn find_for_graph(&self, request: &Request<'_, U>) -> Option<Found> {
-        self.find_own(request).or_else(|| self.refill(request)).or_else(|| self.find_ready(request))
+    fn take_for_graph(&self, request: &Request<'_, U>) -> Option<TakenBlock> {
+        self.take_own(request)
+            .or_else(|| self.refill_from_shared(request))
+            .or_else(|| self.take_ready(request))
     }
 
     /// A block of the stream's own free memory, of before the capture if it records a graph.
-    pub(super) fn find_own(&self, request: &Request<'_, U>) -> Option<Found> {
+    pub(super) fn take_own(&self, request: &Request<'_, U>) -> Option<TakenBlock> {
         let Request { slot, units, align, graph_upto, .. } = *request;
         let upto = graph_upto.unwrap_or(usize::MAX);
-        let taken = slot.heap().search(slot.id, units, align, upto)?;
-        Some(Found { owner: slot.id, freed_by: slot.id, taken })
+        let taken = slot.heap().allocate_exhaustive(slot.id, units, align, upto)?;
+        Some(TakenBlock { owner: slot.id, freed_by: slot.id, taken })
     }
 
     /// A block that needs no wait, in any heap. Misses none that serves.
-    pub(super) fn find_ready(&self, request: &Request<'_, U>) -> Option<Found> {
+    pub(super) fn take_ready(&self, request: &Request<'_, U>) -> Option<TakenBlock> {
         let Request { slot, units, align, graph_upto, .. } = *request;
         self.find_populated(|source| {
             source.heap().find_tag(|heap, tag| {
                 // What the stream is ordered after it was before the capture, as was its own.
                 let upto = match graph_upto {
                     Some(upto) if tag == slot.id => upto,
-                    _ => self.ready(slot, tag),
+                    _ => self.ready_stamp(slot, tag),
                 };
-                let taken = heap.search(tag, units, align, upto)?;
+                let taken = heap.allocate_exhaustive(tag, units, align, upto)?;
                 if tag != slot.id {
                     count(&self.counters().steals);
                 }
-                Some(Found { owner: source.id, freed_by: tag, taken })
+                Some(TakenBlock { owner: source.id, freed_by: tag, taken })
             })
         })
     }

@@ -11,12 +11,12 @@ pub(super) struct Request<'a, U: Upstream> {
     pub(super) units: u32,
     /// The pool's alignment at least.
     pub(super) align: u64,
-    /// Of a request for a graph that the stream records: `GraphArena::upto`.
+    /// Of a request for a graph that the stream records: `GraphMemory::upto`.
     pub(super) graph_upto: Option<usize>,
 }
 
 /// Where memory was found.
-pub(super) struct Found {
+pub(super) struct TakenBlock {
     /// The slot whose heap the block is of.
     pub(super) owner: SlotId,
     /// The tag that the memory had there.
@@ -48,9 +48,9 @@ impl<U: Upstream> Request<'_, U> {
     }
 
     /// A block of the memory that came into the slot's heap, or lay there. Misses none that serves.
-    pub(super) fn take(&self, heap: &mut Heap) -> Option<Found> {
+    pub(super) fn take(&self, heap: &mut Heap) -> Option<TakenBlock> {
         let (owner, freed_by) = (self.slot.id, self.tag());
-        let taken = heap.search(freed_by, self.units, self.align, usize::MAX)?;
-        Some(Found { owner, freed_by, taken })
+        let taken = heap.allocate_exhaustive(freed_by, self.units, self.align, usize::MAX)?;
+        Some(TakenBlock { owner, freed_by, taken })
     }
 }

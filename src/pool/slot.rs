@@ -22,8 +22,8 @@ pub(super) struct Slot<U: Upstream> {
     /// Whether the heap was ever given memory.
     populated: trusted::AtomicBool,
     /// Whether the shared heap may have something, which spares its lock.
-    may_have_free: trusted::AtomicBool,
-    /// The graph that the stream records. See the state table at [`captured`](Self::captured).
+    shared_heap_may_have_free: trusted::AtomicBool,
+    /// The graph that the stream records. See the state table at [`recording_graph`](Self::recording_graph).
     captured: AtomicUsize,
 }
 
@@ -57,7 +57,7 @@ impl<U: Upstream> Slot<U> {
             remote_frees: RemoteFrees::new(),
             heap: Mutex::new(Heap::new(UNIT_SHIFT)),
             populated: trusted::AtomicBool::new(false),
-            may_have_free: trusted::AtomicBool::new(false),
+            shared_heap_may_have_free: trusted::AtomicBool::new(false),
             captured: AtomicUsize::new(0),
         }
     }
@@ -107,19 +107,19 @@ impl<U: Upstream> Slot<U> {
     }
 
     /// Notes that the heap was given memory, whose lock the caller has. Returns whether it is the first.
-    pub(super) fn becomes_populated(&self) -> bool {
+    pub(super) fn mark_populated(&self) -> bool {
         let before = self.populated.load(trusted::Ordering::Relaxed);
         self.populated.store(true, trusted::Ordering::Relaxed);
         !before
     }
 
     /// Whether a look into the shared heap may be worth it. Later steps of a miss look anyway.
-    pub(super) fn may_have_free(&self) -> bool {
-        self.may_have_free.load(trusted::Ordering::Relaxed)
+    pub(super) fn shared_heap_may_have_free(&self) -> bool {
+        self.shared_heap_may_have_free.load(trusted::Ordering::Relaxed)
     }
 
-    pub(super) fn set_may_have_free(&self, maybe: bool) {
-        self.may_have_free.store(maybe, trusted::Ordering::Relaxed);
+    pub(super) fn set_shared_heap_may_have_free(&self, maybe: bool) {
+        self.shared_heap_may_have_free.store(maybe, trusted::Ordering::Relaxed);
     }
 
     pub(super) fn is_shared_heap(&self) -> bool {
@@ -135,12 +135,12 @@ impl<U: Upstream> Slot<U> {
     ///
     /// Both writers have the pool's `reclaim_lock`. The word keeps no thread from giving the stream
     /// work: the stream's gate does (INV-POOL-8).
-    pub(super) fn captured(&self) -> usize {
+    pub(super) fn recording_graph(&self) -> usize {
         self.captured.load(Ordering::Acquire)
     }
 
     /// Begins a capture, or ends it with 0. The caller has the pool's `reclaim_lock`.
-    pub(super) fn set_captured(&self, graph: usize) {
+    pub(super) fn set_recording_graph(&self, graph: usize) {
         self.captured.store(graph, Ordering::Release);
     }
 }

@@ -48,7 +48,7 @@ impl<U: Upstream> Pool<U> {
     pub fn stats(&self) -> PoolStatistics {
         let counters = self.counters();
         let mut stats = PoolStatistics {
-            held: self.graphs.lock().held_bytes(),
+            held: self.graphs.lock().pending_free_bytes(),
             misses: counters.misses.load(Ordering::Relaxed),
             steals: counters.steals.load(Ordering::Relaxed),
             records: counters.records.load(Ordering::Relaxed),
@@ -58,8 +58,8 @@ impl<U: Upstream> Pool<U> {
             ..PoolStatistics::default()
         };
         let mut cached_blocks = 0;
-        self.each_magazine(|_, classes| {
-            let (blocks, units) = classes.contents();
+        self.with_all_revoked(|_, classes| {
+            let (blocks, units) = classes.totals();
             stats.cached += (units << UNIT_SHIFT) as usize;
             cached_blocks += blocks;
         });

@@ -2,11 +2,11 @@
 
 use super::block::SlotId;
 use super::core::Pool;
-use super::epochs::EpochRecord;
+use super::epochs::ClosedEpochs;
 use super::events::emit;
 use super::miss_step::MissStep;
 use super::remote_frees::Freed;
-use super::request::{Found, Request};
+use super::request::{Request, TakenBlock};
 use super::slot::report;
 use super::upstream::{Failure, Upstream, count};
 use crate::debug_log::range;
@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 
 /// How often and how long the device is polled, at least, before the pool grows, which takes the host
 /// longer.
-const POLL_ATTEMPTS: usize = if MODELLED { 1 } else { 16 };
-const POLL_TIME: Duration = Duration::from_micros(30);
+const MIN_POLL_ATTEMPTS: usize = if MODELLED { 1 } else { 16 };
+const MIN_POLL_TIME: Duration = Duration::from_micros(30);
 
 /// Places where a miss saw memory that it may not take yet.
 const MAX_CANDIDATES: usize = 8;
@@ -58,25 +58,25 @@ impl<U: Upstream> Pool<U> {
         &self,
         request: &Request<'_, U>,
         candidates: &mut Candidates,
-    ) -> Option<Found> {
+    ) -> Option<TakenBlock> {
         let Request { slot, units, align, .. } = *request;
         self.find_populated(|source| {
             let mut heap = source.heap();
             let is_own = source.id == slot.id;
-            if is_own && self.absorb(slot, &mut heap) {
+            if is_own && self.retag_ready_as_own(slot, &mut heap) {
                 let own = heap.allocate(slot.id, units, align, usize::MAX);
                 if let Some(taken) = own {
-                    return Some(Found { owner: slot.id, freed_by: slot.id, taken });
+                    return Some(TakenBlock { owner: slot.id, freed_by: slot.id, taken });
                 }
             }
             if !is_own {
-                self.share_in_place(source, &mut heap);
+                self.retag_complete(source, &mut heap);
             }
             let found = heap.find_tag(|heap, tag| {
                 if heap.largest_bound(tag) < units || tag == slot.id && is_own {
                     return None;
                 }
-                let ready = self.ready(slot, tag);
+                let ready = self.ready_stamp(slot, tag);
                 let oldest = heap.oldest_bound(tag);
                 if oldest <= ready
                     && let Some(taken) = heap.allocate(tag, units, align, ready)
@@ -89,22 +89,22 @@ impl<U: Upstream> Pool<U> {
             });
             drop(heap);
             let (freed_by, taken) = found?;
-            Some(self.found(request, source.id, freed_by, taken, "ordered"))
+            Some(self.count_steal(request, source.id, freed_by, taken, "ordered"))
         })
     }
 
     /// Counts a steal and emits it. The caller has no lock of a slot.
-    fn found(
+    fn count_steal(
         &self,
         request: &Request<'_, U>,
         owner: SlotId,
         freed_by: SlotId,
         taken: Taken,
         how: &'static str,
-    ) -> Found {
+    ) -> TakenBlock {
         if freed_by != request.slot.id {
             count(&self.counters().steals);
-            let id_of = |record: &EpochRecord<U>| record.stream.as_ref().map(U::id);
+            let id_of = |record: &ClosedEpochs<U>| record.stream.as_ref().map(U::id);
             let source = self.slot(freed_by);
             emit!(self, {
                 stream = U::id(request.stream),
@@ -112,33 +112,33 @@ impl<U: Upstream> Pool<U> {
                 bytes = request.bytes(), how,
             }, "took a block of another stream");
         }
-        Found { owner, freed_by, taken }
+        TakenBlock { owner, freed_by, taken }
     }
 
     /// Polls the device for the candidates, and closes the epochs of their streams, so that this miss
     /// or the next can see them complete. Where the pool could grow instead, which takes the host a
     /// hundred times longer, it polls more than once.
-    pub(super) fn poll_candidates(
+    pub(super) fn record_and_poll(
         &self,
         request: &Request<'_, U>,
         candidates: &Candidates,
-    ) -> Option<Found> {
+    ) -> Option<TakenBlock> {
         candidates.iter().next()?;
         for candidate in candidates.iter() {
             let Some(source) = self.slot(candidate.freed_by) else { continue };
-            if source.epochs.completed() < candidate.latest && source.captured() == 0 {
+            if source.epochs.completed() < candidate.latest && source.recording_graph() == 0 {
                 let mut record = source.epochs.lock();
                 if record.newest() >= candidate.oldest {
                     source.epochs.poll(&self.upstream, &mut record);
                 }
                 // A failure leaves things as they are: the memory is not ready.
-                let _ = source.epochs.close_past(&self.upstream, &mut record, candidate.latest);
+                let _ = source.epochs.ensure_closed(&self.upstream, &mut record, candidate.latest);
             }
         }
-        let may_grow = self.settings.steps.contains(&MissStep::Grow) && self.has_room(request);
-        let end = Instant::now() + POLL_TIME;
+        let may_grow = self.settings.steps.contains(&MissStep::Grow) && self.fits_limit(request);
+        let end = Instant::now() + MIN_POLL_TIME;
         for attempt in 0.. {
-            let long = attempt >= POLL_ATTEMPTS && (MODELLED || Instant::now() >= end);
+            let long = attempt >= MIN_POLL_ATTEMPTS && (MODELLED || Instant::now() >= end);
             let is_last = !may_grow || long;
             for candidate in candidates.iter() {
                 let Some(source) = self.slot(candidate.freed_by) else { continue };
@@ -154,7 +154,7 @@ impl<U: Upstream> Pool<U> {
                 let taken = owner.heap().allocate(candidate.freed_by, units, align, completed);
                 if let Some(taken) = taken {
                     let Candidate { owner, freed_by, .. } = candidate;
-                    return Some(self.found(request, owner, freed_by, taken, "complete"));
+                    return Some(self.count_steal(request, owner, freed_by, taken, "complete"));
                 }
             }
             if is_last {
@@ -165,26 +165,26 @@ impl<U: Upstream> Pool<U> {
     }
 
     /// Takes one block of another stream and makes the request's stream wait for it.
-    pub(super) fn wait_for_one(
+    pub(super) fn steal_one_with_wait(
         &self,
         request: &Request<'_, U>,
         candidates: &Candidates,
-    ) -> Result<Option<Found>, Failure<U::Error>> {
+    ) -> Result<Option<TakenBlock>, Failure<U::Error>> {
         let mut failed = None;
         for Candidate { owner, freed_by, .. } in candidates.iter() {
             let Some(owner_slot) = self.slot(owner) else { continue };
             let (units, align) = (request.units, request.align);
             // Taken first, so that no other miss takes it; nothing uses it until the order is made.
-            let taken = owner_slot.heap().search(freed_by, units, align, usize::MAX);
+            let taken = owner_slot.heap().allocate_exhaustive(freed_by, units, align, usize::MAX);
             let Some(taken) = taken else { continue };
             let _range = range(c"pool: wait for a stream", request.bytes());
             match self.make_wait(request.slot, request.stream, freed_by, taken.stamp) {
                 Ok(()) => {
-                    self.adopt(request, owner_slot);
-                    return Ok(Some(self.found(request, owner, freed_by, taken, "waited")));
+                    self.retag_for_request(request, owner_slot);
+                    return Ok(Some(self.count_steal(request, owner, freed_by, taken, "waited")));
                 }
                 Err(error) => {
-                    self.put_back(&Found { owner, freed_by, taken });
+                    self.put_back(&TakenBlock { owner, freed_by, taken });
                     failed = Some(error);
                 }
             }
@@ -193,8 +193,8 @@ impl<U: Upstream> Pool<U> {
     }
 
     /// Frees a block as it was before it was found: no nearer to being ready.
-    pub(super) fn put_back(&self, found: &Found) {
-        let Found { owner, freed_by, taken: Taken { node, stamp, .. } } = *found;
+    pub(super) fn put_back(&self, found: &TakenBlock) {
+        let TakenBlock { owner, freed_by, taken: Taken { node, stamp, .. } } = *found;
         if let Some(owner) = self.slot(owner) {
             report(owner.free(Freed { node, freed_by, stamp }));
         }

@@ -13,7 +13,7 @@ const SCAN_LIMIT: usize = 64;
 
 impl<U: Upstream> Pool<U> {
     /// The slot of a stream: its own, that of a stream which is gone, or a new one.
-    pub(super) fn slot_of(
+    pub(super) fn find_or_make_slot(
         &self,
         stream: &U::Stream,
         stream_id: u64,
@@ -23,7 +23,7 @@ impl<U: Upstream> Pool<U> {
         }
         let _deferred = defer_events();
         self.retire_abandoned();
-        let reused = self.reuse_slot(stream).and_then(|reused| self.slot(reused));
+        let reused = self.wait_and_reuse_slot(stream).and_then(|reused| self.slot(reused));
         let mut streams = self.streams.lock();
         if let Some(slot) = streams.by_id.get(&stream_id) {
             // Another thread registered the stream first. The slot waits for the next stream.
@@ -32,7 +32,7 @@ impl<U: Upstream> Pool<U> {
             if let Some(unused) = reused {
                 let handle = unused.epochs.lock().stream.take();
                 self.streams.lock().vacant.insert(unused.id);
-                handle.into_iter().for_each(U::drop_stream_handle);
+                handle.into_iter().for_each(U::drop_pool_handle);
             }
             return Ok(slot);
         }
@@ -53,14 +53,14 @@ impl<U: Upstream> Pool<U> {
         let place = self.slots.get_or_make(count).filter(|_| count < SlotId::MAX as usize);
         let id = count as SlotId;
         let _ =
-            place.ok_or(Failure::Crowded)?.set(Slot::new(id, Some(U::clone_stream_handle(stream))));
+            place.ok_or(Failure::Crowded)?.set(Slot::new(id, Some(U::clone_pool_handle(stream))));
         self.slot_count.store(count + 1, Ordering::Release);
         Ok(id)
     }
 
     /// Gives a stream the slot of one that is gone, with its memory: the new stream waits for the
     /// last work of the old one, so what was the old one's own is its own.
-    fn reuse_slot(&self, stream: &U::Stream) -> Option<SlotId> {
+    fn wait_and_reuse_slot(&self, stream: &U::Stream) -> Option<SlotId> {
         // A stream in capture cannot wait for what lies outside.
         if self.upstream.is_capturing(stream).unwrap_or(true) {
             return None;
@@ -74,7 +74,7 @@ impl<U: Upstream> Pool<U> {
                 refused.push(slot.id);
                 continue;
             }
-            record.stream = Some(U::clone_stream_handle(stream));
+            record.stream = Some(U::clone_pool_handle(stream));
             break Some(slot.id);
         };
         if !refused.is_empty() {
@@ -110,7 +110,7 @@ impl<U: Upstream> Pool<U> {
     fn retire_if_abandoned(&self, slot: &Slot<U>) -> bool {
         let reclaim = self.reclaim_lock.lock();
         let mut record = slot.epochs.lock();
-        if slot.captured() != 0 || !record.stream.as_ref().is_some_and(U::is_abandoned) {
+        if slot.recording_graph() != 0 || !record.stream.as_ref().is_some_and(U::is_abandoned) {
             return false;
         }
         drop(record);
@@ -118,7 +118,7 @@ impl<U: Upstream> Pool<U> {
         let magazines = std::mem::take(&mut *slot.magazines.lock());
         // SAFETY: INV-POOL-4.
         magazines.iter().for_each(|magazine| unsafe { magazine.retire() });
-        self.reclaim(&reclaim, &magazines, |magazine, classes| self.drain(magazine, classes));
+        self.revoke(&reclaim, &magazines, |magazine, classes| self.drain(magazine, classes));
         record = slot.epochs.lock();
         // Without an event no stream can use the slot: this one stays, and is tried again.
         let Ok(gone) = slot.epochs.close_last(&self.upstream, &mut record) else { return false };
@@ -128,7 +128,7 @@ impl<U: Upstream> Pool<U> {
             streams.by_id.remove(&U::id(&stream));
             streams.vacant.insert(slot.id);
             drop(streams);
-            U::drop_stream_handle(stream);
+            U::drop_pool_handle(stream);
         }
         true
     }

@@ -39,7 +39,7 @@ impl Upstream for EndlessMemory {
         stream.id
     }
 
-    fn clone_stream_handle(stream: &Stream) -> Stream {
+    fn clone_pool_handle(stream: &Stream) -> Stream {
         stream.clone()
     }
 
@@ -48,7 +48,7 @@ impl Upstream for EndlessMemory {
         stream.dropped.load(Ordering::Relaxed)
     }
 
-    fn drop_stream_handle(_: Stream) {}
+    fn drop_pool_handle(_: Stream) {}
 
     fn record(&self, _: &Stream, _: Option<()>) -> Result<(), Self::Error> {
         Ok(())
@@ -72,7 +72,7 @@ impl Upstream for EndlessMemory {
         Ok(false)
     }
 
-    fn check(&self, _: &Stream) -> Result<(), Self::Error> {
+    fn check_device(&self, _: &Stream) -> Result<(), Self::Error> {
         Ok(())
     }
 
@@ -126,14 +126,14 @@ impl Fixture {
     }
 
     fn allocate(&self, stream: &Stream) -> Block {
-        let warm = self.pool.allocate_warm(stream.id, BYTES, 256);
+        let warm = self.pool.allocate_cached(stream.id, BYTES, 256);
         warm.unwrap_or_else(|| self.pool.allocate(stream, stream.id, BYTES, 256).unwrap())
     }
 
     fn free(&self, stream: &Stream, block: Block) {
         // SAFETY: the block is the pool's and live, and nothing ever uses it.
         unsafe {
-            if let Err(block) = self.pool.deallocate_warm(stream.id, block) {
+            if let Err(block) = self.pool.deallocate_to_cache(stream.id, block) {
                 self.pool.deallocate(stream, stream.id, block);
             }
         }
@@ -212,10 +212,10 @@ fn a_miss_looks_at_magazines_that_may_hold_something() {
     let mut fixture = Fixture::new(&[MissStep::Ordered, MissStep::Wait, MissStep::Grow]);
     let streams: Vec<_> = (0..60).map(|_| fixture.stream()).collect();
     streams.iter().for_each(|stream| fixture.use_once(stream));
-    let number = fixture.pool.number();
+    let number = fixture.pool.id();
     let stocked = || {
         let mut seen = 0;
-        local::each_stocked(number, |_| {
+        local::remove_stocked_if(number, |_| {
             seen += 1;
             false
         });
@@ -279,7 +279,11 @@ fn units_are_right_at_every_edge() {
         for bytes in sizes {
             let whole = u128::from(bytes).next_multiple_of(u128::from(alignment));
             let right = u32::try_from(whole >> 8).ok();
-            assert_eq!(fixture.pool.units(bytes as usize), right, "{bytes} aligned to {alignment}");
+            assert_eq!(
+                fixture.pool.aligned_units(bytes as usize),
+                right,
+                "{bytes} aligned to {alignment}"
+            );
         }
     }
 }

@@ -20,13 +20,13 @@ pub trait Upstream: Send + Sync + 'static {
     fn id(stream: &Self::Stream) -> u64;
 
     /// A handle for the pool.
-    fn clone_stream_handle(stream: &Self::Stream) -> Self::Stream;
+    fn clone_pool_handle(stream: &Self::Stream) -> Self::Stream;
 
     /// Whether pools alone hold this stream. If so, nothing else will from now on.
     fn is_abandoned(stream: &Self::Stream) -> bool;
 
-    /// Drops a handle of [`clone_stream_handle`](Self::clone_stream_handle).
-    fn drop_stream_handle(stream: Self::Stream);
+    /// Drops a handle of [`clone_pool_handle`](Self::clone_pool_handle).
+    fn drop_pool_handle(stream: Self::Stream);
 
     /// An event behind all that the stream was given so far; `spare` is used again.
     fn record(
@@ -48,7 +48,7 @@ pub trait Upstream: Send + Sync + 'static {
     fn is_capturing(&self, stream: &Self::Stream) -> Result<bool, Self::Error>;
 
     /// The error of a stream that is not of the memory's device.
-    fn check(&self, stream: &Self::Stream) -> Result<(), Self::Error>;
+    fn check_device(&self, stream: &Self::Stream) -> Result<(), Self::Error>;
 
     /// Memory that work on `stream` may use from this call on; that any work may use, without one.
     fn allocate(

@@ -149,7 +149,7 @@ unsafe impl<U: DeviceResource + 'static> DeviceResource for ArenaResource<U> {
 
     #[inline(always)]
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
-        match self.pool.allocate_warm(stream, layout.bytes(), layout.alignment()) {
+        match self.pool.allocate_cached(stream, layout.bytes(), layout.alignment()) {
             Some(block) => Ok(block),
             None => self.allocate_cold(stream, layout),
         }

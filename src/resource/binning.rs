@@ -209,7 +209,7 @@ unsafe impl<U: DeviceResource + 'static> DeviceResource for BinningResource<U> {
     #[inline(always)]
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
         if let Some(fixed) = self.state.fixed_bin(layout.bytes())
-            && let Some(block) = fixed.allocate_warm(stream, layout.alignment())
+            && let Some(block) = fixed.allocate_cached(stream, layout.alignment())
         {
             return Ok(block);
         }

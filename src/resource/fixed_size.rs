@@ -106,8 +106,8 @@ impl<U: DeviceResource + 'static> FixedSizeResource<U> {
 
     /// A block that the calling thread keeps ready, if it does.
     #[inline(always)]
-    pub(super) fn allocate_warm(&self, stream: &Stream, alignment: usize) -> Option<DeviceBlock> {
-        self.pool.allocate_warm_units(stream, self.units, alignment)
+    pub(super) fn allocate_cached(&self, stream: &Stream, alignment: usize) -> Option<DeviceBlock> {
+        self.pool.allocate_cached_units(stream, self.units, alignment)
     }
 
     /// The rest of [`allocate`](DeviceResource::allocate), if the thread's cache has no block or the
@@ -144,7 +144,7 @@ unsafe impl<U: DeviceResource + 'static> DeviceResource for FixedSizeResource<U>
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
         // Checks both bounds: 0 wraps.
         if layout.bytes().wrapping_sub(1) < self.block_size
-            && let Some(block) = self.allocate_warm(stream, layout.alignment())
+            && let Some(block) = self.allocate_cached(stream, layout.alignment())
         {
             return Ok(block);
         }

@@ -133,29 +133,29 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
 
     /// A block from the calling thread's magazines, without a lock.
     #[inline(always)]
-    pub(super) fn allocate_warm(
+    pub(super) fn allocate_cached(
         &self,
         stream: &Stream,
         bytes: usize,
         alignment: usize,
     ) -> Option<DeviceBlock> {
-        self.pool.allocate_warm(stream.id(), bytes, alignment as u64).map(device_block)
+        self.pool.allocate_cached(stream.id(), bytes, alignment as u64).map(device_block)
     }
 
-    /// As [`allocate_warm`](Self::allocate_warm), for a size in [units](Self::units).
+    /// As [`allocate_cached`](Self::allocate_cached), for a size in [units](Self::units).
     #[inline(always)]
-    pub(super) fn allocate_warm_units(
+    pub(super) fn allocate_cached_units(
         &self,
         stream: &Stream,
         units: u32,
         alignment: usize,
     ) -> Option<DeviceBlock> {
-        self.pool.allocate_warm_units(stream.id(), units, alignment as u64).map(device_block)
+        self.pool.allocate_cached_units(stream.id(), units, alignment as u64).map(device_block)
     }
 
     /// The units of a size, rounded up. `None` if it is larger than a heap.
     pub(super) fn units(&self, bytes: usize) -> Option<u32> {
-        self.pool.units(bytes)
+        self.pool.aligned_units(bytes)
     }
 
     /// The address of the pool, for the identity of resources made of it.
@@ -163,7 +163,7 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
         Arc::as_ptr(&self.pool).cast()
     }
 
-    /// As [`allocate`](DeviceResource::allocate), after [`allocate_warm`](Self::allocate_warm).
+    /// As [`allocate`](DeviceResource::allocate), after [`allocate_cached`](Self::allocate_cached).
     #[inline(never)]
     pub(super) fn allocate_cold(
         &self,
@@ -202,7 +202,7 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
     }
 
     fn emit_failure(&self, asked: usize, why: &'static str) {
-        let (pool, device) = (self.pool.number(), self.device().ordinal());
+        let (pool, device) = (self.pool.id(), self.device().ordinal());
         deferred_event!(error, target: POOL, pool, device, asked, why, "a pool cannot go on");
     }
 
@@ -210,7 +210,7 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
     #[cold]
     fn explain(&self, failure: Failure<Error>, bytes: usize) -> Error {
         let device = self.device();
-        let (pool, ordinal) = (self.pool.number(), device.ordinal());
+        let (pool, ordinal) = (self.pool.id(), device.ordinal());
         match failure {
             Failure::Upstream(error) => {
                 if error.kind() == ErrorKind::ContextLost && self.pool.upstream().is_first_loss() {
@@ -254,7 +254,7 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
     }
 
     fn out_of_memory(&self, upstream: Option<Error>, bytes: usize) -> Error {
-        let (pool, device) = (self.pool.number(), self.device());
+        let (pool, device) = (self.pool.id(), self.device());
         let PoolStatistics { reserved, live, largest_free, .. } = self.statistics();
         let maximum = self.pool.settings().maximum;
         let upstream = upstream.map(|error| error.to_string());
@@ -303,7 +303,7 @@ unsafe impl<U: DeviceResource + 'static> DeviceResource for PoolResource<U> {
 
     #[inline(always)]
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
-        match self.allocate_warm(stream, layout.bytes(), layout.alignment()) {
+        match self.allocate_cached(stream, layout.bytes(), layout.alignment()) {
             Some(block) => Ok(block),
             None => self.allocate_cold(stream, layout),
         }
@@ -314,7 +314,7 @@ unsafe impl<U: DeviceResource + 'static> DeviceResource for PoolResource<U> {
         let (address, bytes, token) = (block.address(), block.bytes(), block.token());
         // SAFETY: the caller's promise.
         unsafe {
-            let warm = self.pool.deallocate_warm(stream.id(), Block { address, bytes, token });
+            let warm = self.pool.deallocate_to_cache(stream.id(), Block { address, bytes, token });
             if let Err(block) = warm {
                 self.deallocate_cold(stream, block);
             }
@@ -339,7 +339,7 @@ impl<U: DeviceResource + 'static> PoolOptions<U> {
             settings.entries = 0;
         }
         let pool = PoolResource { pool: Pool::new(driver, settings) };
-        let (number, device) = (pool.pool.number(), pool.device().ordinal());
+        let (number, device) = (pool.pool.id(), pool.device().ordinal());
         if let Some(sanitizer) = &pool.pool.upstream().sanitizer {
             sanitizer.set_pool(number);
         }

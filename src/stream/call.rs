@@ -141,7 +141,7 @@ impl<'a> StreamCall<'a> {
             (Status::Declared(own), Some(other)) if Arc::ptr_eq(own.recorder(), other) => {}
             (Status::Runs | Status::Undeclared, None) => {}
             // To make either wait for the other would cost the graph, and fail.
-            _ => return Err(self.outside(event)),
+            _ => return Err(self.wait_refused_error(event)),
         }
         if event.is_undeclared() {
             // It joins that capture: from here on the driver has to be asked.
@@ -156,7 +156,7 @@ impl<'a> StreamCall<'a> {
         waited.with_context(|| format!("making {self} wait for an event"))
     }
 
-    fn outside(&self, event: &Event) -> Error {
+    fn wait_refused_error(&self, event: &Event) -> Error {
         let what = match event.recorder() {
             Some(recorder) if !recorder.is_active() => "a point of a graph whose capture is over",
             Some(_) => "a point of another capture",
@@ -176,10 +176,10 @@ impl<'a> StreamCall<'a> {
         if std::mem::take(&mut self.counted) {
             stream.gate().end_call(self.waits.get());
         }
-        capture.admit(stream)?;
+        capture.close_gate_and_add(stream)?;
         if let Err(error) = self.enqueue_wait(event) {
             // The stream is not in the capture, or the driver does not say.
-            capture.withdraw(stream);
+            capture.remove_unless_capturing(stream);
             return Err(error);
         }
         self.capture = Some(capture.clone());
@@ -187,16 +187,16 @@ impl<'a> StreamCall<'a> {
     }
 
     /// The next call may wait for the device: no capture begins by waiting for it.
-    pub(crate) fn may_wait(&self) {
+    pub(crate) fn mark_blocking(&self) {
         if let (Some(stream), true, false) = (self.stream, self.counted, self.waits.get()) {
             self.waits.set(true);
-            stream.gate().may_wait();
+            stream.gate().mark_blocking();
         }
     }
 
     /// Blocks until the device has passed all that the stream was given.
     pub(crate) fn synchronize(&self) -> Result<()> {
-        self.may_wait();
+        self.mark_blocking();
         let driver = self.device.driver();
         driver.stream_synchronize(self.raw).with_context(|| format!("waiting for {self}"))
     }

@@ -39,7 +39,7 @@ use crate::sync::Arc;
 
 impl Capture {
     /// Orders each stream of the capture after all others, as they perhaps were in the graph alone.
-    fn restore_order(&self) -> Result<()> {
+    fn order_all_streams(&self) -> Result<()> {
         let streams = self.streams();
         let Some((origin, joined)) = streams.split_first() else { return Ok(()) };
         let ordered = joined
@@ -57,7 +57,7 @@ impl Capture {
     }
 }
 
-fn is_lost(error: &DriverError) -> bool {
+fn is_lost_or_forked(error: &DriverError) -> bool {
     matches!(error.kind(), ErrorKind::ContextLost | ErrorKind::Forked)
 }
 
@@ -77,10 +77,10 @@ impl Recording {
     /// # Errors
     ///
     /// [`ErrorKind::Capture`] on a stream in capture, which is not disturbed; those of the driver.
-    pub(crate) fn prepare(origin: &Stream) -> Result<Self> {
+    pub(crate) fn acquire(origin: &Stream) -> Result<Self> {
         not_forked("a capture")?;
         let capture = Arc::new(Capture::new(Recorder::new()));
-        capture.admit(origin)?;
+        capture.close_gate_and_add(origin)?;
         Ok(Self { capture, origin: origin.clone(), begun: false, over: false })
     }
 
@@ -113,7 +113,7 @@ impl Recording {
         not_forked("the end of a capture")?;
         let ended = self.end(|origin| origin.device().driver().stream_end_capture(origin.raw()));
         let graph = ended.map(|raw| Graph::new(raw, self.origin.device(), &self.capture));
-        let released = self.open_gates();
+        let released = self.order_and_open_gates();
         let graph = graph.with_context(|| format!("ending the capture on {}", self.origin));
         let graph = graph.map_err(|error| match error.driver().map(DriverError::code) {
             Some(DriverError::STREAM_CAPTURE_INVALIDATED) => error.advise(
@@ -135,20 +135,20 @@ impl Recording {
         self.begun = match &ended {
             Ok(_) => false,
             // Its streams on other devices are in it still.
-            Err(error) if is_lost(error) => !self.capture.is_on_one_device(),
+            Err(error) if is_lost_or_forked(error) => !self.capture.is_on_one_device(),
             // The driver may have refused the call before it did anything.
             Err(_) => match driver.capture_status(self.origin.raw()) {
                 Ok(CaptureStatus::None) => false,
                 _ => driver
                     .stream_abandon_capture(self.origin.raw())
-                    .is_err_and(|error| !is_lost(&error)),
+                    .is_err_and(|error| !is_lost_or_forked(&error)),
             },
         };
         ended
     }
 
     /// Opens the gates, when the streams are out of the capture and in order.
-    fn open_gates(&mut self) -> Result<()> {
+    fn order_and_open_gates(&mut self) -> Result<()> {
         self.over = true;
         let recorder = self.capture.recorder();
         let released = if self.begun {
@@ -157,7 +157,7 @@ impl Recording {
         } else {
             recorder.stop();
             CAPTURES.lock().retain(|other| !Arc::ptr_eq(other, &self.capture));
-            self.capture.restore_order()
+            self.capture.order_all_streams()
         };
         if let Err(error) = released {
             recorder.break_off();
@@ -167,7 +167,7 @@ impl Recording {
         self.capture.streams().iter().for_each(|stream| stream.gate().open());
         drop(self.capture.take_members());
         // Without a graph nothing is kept for it.
-        self.capture.take_attachments().into_iter().for_each(|detach| detach(&[]));
+        self.capture.close_attachments().into_iter().for_each(|detach| detach(&[]));
         Ok(())
     }
 
@@ -184,10 +184,10 @@ impl Recording {
             }
             false => Ok(()),
         };
-        let released = self.open_gates();
+        let released = self.order_and_open_gates();
         let stream = &self.origin;
         if let Err(error) = abandoned
-            && !is_lost(&error)
+            && !is_lost_or_forked(&error)
         {
             event!(error, %error, %stream, "a capture that failed could not be ended");
         }

@@ -56,7 +56,7 @@ impl<S: Clone + PartialEq> CaptureState<S> {
         Ok(())
     }
 
-    pub(super) fn take_attachments(&self) -> Vec<Attachment<S>> {
+    pub(super) fn close_attachments(&self) -> Vec<Attachment<S>> {
         self.attachments.lock().take().unwrap_or_default()
     }
 

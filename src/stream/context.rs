@@ -17,12 +17,12 @@ pub(crate) fn any_capturing(device: &Device) -> bool {
     }
     let streams = exposed(device);
     let captures = CAPTURES.lock();
-    any_of(&captures, &streams, device)
+    any_capturing_among(&captures, &streams, device)
 }
 
-fn any_of(captures: &[Arc<Capture>], exposed: &[Stream], device: &Device) -> bool {
+fn any_capturing_among(captures: &[Arc<Capture>], exposed: &[Stream], device: &Device) -> bool {
     let gone = |error: &Error| matches!(error.kind(), ErrorKind::ContextLost | ErrorKind::Forked);
-    captures.iter().any(|capture| capture.is_on(device))
+    captures.iter().any(|capture| capture.has_stream_on(device))
         || exposed.iter().any(|it| it.is_capturing().unwrap_or_else(|error| !gone(&error)))
 }
 
@@ -41,7 +41,7 @@ pub(crate) fn record_context(device: &Device) -> Result<Event> {
     let captures = CAPTURES.lock();
     let (driver, mut capturing, mut recorded) = (device.driver(), false, Ok(()));
     let current = driver.with_current(&mut || {
-        capturing = any_of(&captures, &streams, device);
+        capturing = any_capturing_among(&captures, &streams, device);
         if !capturing {
             recorded = driver.context_record(event.raw());
         }

@@ -29,7 +29,7 @@ use std::collections::VecDeque;
 use std::mem::ManuallyDrop;
 
 /// The most drops that one call asks about, so that a long queue costs each caller little.
-const QUESTIONS: usize = 16;
+const MAX_QUERIES: usize = 16;
 
 /// A queue of things of type `D` that wait for the device.
 #[derive(Debug)]
@@ -79,7 +79,7 @@ impl<D> DeferredQueue<D> {
     pub fn collect(&self, passed: impl Fn(&D) -> Passed) -> Collected<D> {
         let mut collected = Collected { ready: Vec::new(), lost: Vec::new() };
         // No more questions than entries: one that is put back is not asked again in the same call.
-        for _ in 0..self.len().min(QUESTIONS) {
+        for _ in 0..self.len().min(MAX_QUERIES) {
             let Some(deferred) = self.queue.lock().pop_front() else { break };
             match passed(&deferred) {
                 Passed::Yes => collected.ready.push(deferred),

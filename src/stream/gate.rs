@@ -69,7 +69,7 @@ impl<O> Gate<O> {
     }
 
     /// The call may wait for the device from here on.
-    pub fn may_wait(&self) {
+    pub fn mark_blocking(&self) {
         let mut state = self.state.lock();
         state.waits += 1;
         if state.owner.is_some() {
@@ -77,7 +77,7 @@ impl<O> Gate<O> {
         }
     }
 
-    /// Ends a call. `waited`: it has called [`may_wait`](Self::may_wait).
+    /// Ends a call. `waited`: it has called [`mark_blocking`](Self::mark_blocking).
     pub fn end_call(&self, waited: bool) {
         let mut state = self.state.lock();
         state.calls -= 1;
@@ -111,7 +111,7 @@ impl<O> Gate<O> {
     }
 
     /// The owner has recorded what other threads look for.
-    pub fn publish(&self) {
+    pub fn set_published(&self) {
         self.state.lock().published = true;
         self.changed.notify_all();
     }
@@ -129,7 +129,7 @@ impl<O> Gate<O> {
     }
 
     /// Waits while an owner is about to publish. The caller is inside of no gate.
-    pub fn wait_published(&self) {
+    pub fn wait_open_or_published(&self) {
         let mut state = self.state.lock();
         while state.owner.is_some() && !state.published {
             state = self.changed.wait(state);

@@ -41,7 +41,7 @@ impl Graph {
             device: device.clone(),
             before: capture.all_before(),
             launched: Mutex::default(),
-            attachments: ManuallyDrop::new(capture.take_attachments()),
+            attachments: ManuallyDrop::new(capture.close_attachments()),
         }
     }
 

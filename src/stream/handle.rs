@@ -106,7 +106,7 @@ impl Drop for StreamInner {
 impl Stream {
     /// The one stream behind a driver's handle that others have: the living one, or a new one from
     /// `make`.
-    fn get_or_register(
+    fn get_or_register_exposed(
         device: &Device,
         raw: RawStream,
         make: impl FnOnce() -> StreamInner,
@@ -158,7 +158,7 @@ impl Stream {
             "the per-thread default stream was given as a stream of its own"
         );
         let keep: StreamKeeper = Some(Box::new(stream.clone()));
-        Ok(Self::get_or_register(&device, raw, || StreamInner::new(&device, raw, keep)))
+        Ok(Self::get_or_register_exposed(&device, raw, || StreamInner::new(&device, raw, keep)))
     }
 
     /// cudarc's handle on this stream, or `None` on a simulated device. While
@@ -287,7 +287,7 @@ impl Device {
     /// The legacy default stream, CUDA's handles 0 and 1: one for the whole device.
     pub fn default_stream(&self) -> Stream {
         let raw = self.driver().legacy_stream();
-        Stream::get_or_register(self, raw, || {
+        Stream::get_or_register_exposed(self, raw, || {
             #[cfg(feature = "cuda")]
             let keep = self.cuda_context().map(|context| Box::new(context.default_stream()) as _);
             #[cfg(not(feature = "cuda"))]

@@ -22,7 +22,7 @@ pub(super) fn capture_of(recorder: &Arc<Recorder>) -> Option<Arc<Capture>> {
 impl Capture {
     /// Takes a stream in: waits for calls of other threads that are under way on it, and notes what
     /// it was given. The caller is inside of no gate.
-    pub(super) fn admit(self: &Arc<Self>, stream: &Stream) -> Result<()> {
+    pub(super) fn close_gate_and_add(self: &Arc<Self>, stream: &Stream) -> Result<()> {
         if !stream.gate().close(self) {
             return Err(stream.in_use());
         }
@@ -32,7 +32,7 @@ impl Capture {
                 let captures = CAPTURES.lock();
                 self.members().push(member);
                 drop(captures);
-                stream.gate().publish();
+                stream.gate().set_published();
                 Ok(())
             }
             Err(error) => {
@@ -43,7 +43,7 @@ impl Capture {
     }
 
     /// A stream did not come in: the driver's wait that was to take it in failed.
-    pub(super) fn withdraw(&self, stream: &Stream) {
+    pub(super) fn remove_unless_capturing(&self, stream: &Stream) {
         let status = stream.device().driver().capture_status(stream.raw());
         if matches!(status, Ok(CaptureStatus::None)) {
             self.members().retain(|member| member.stream != *stream);
@@ -57,7 +57,7 @@ impl Capture {
         streams.iter().all(|stream| stream.device() == streams[0].device())
     }
 
-    pub(super) fn is_on(&self, device: &Device) -> bool {
+    pub(super) fn has_stream_on(&self, device: &Device) -> bool {
         self.members().iter().any(|member| member.stream.device() == device)
     }
 }

@@ -21,7 +21,7 @@ impl Stream {
     }
 
     /// A call, unless a capture on another thread has the stream.
-    fn begin_call_unless_captured(&self) -> Result<Option<StreamCall<'_>>> {
+    fn begin_call_unless_in_use(&self) -> Result<Option<StreamCall<'_>>> {
         match self.begin_call() {
             Err(error) if error.kind() == ErrorKind::Capture => Ok(None),
             call => call.map(Some),
@@ -103,7 +103,7 @@ impl Stream {
                 Some(capture) if capture.before(self).is_some() => {
                     return capture.all_before().iter().try_for_each(|event| event.synchronize());
                 }
-                _ => self.gate().wait_published(),
+                _ => self.gate().wait_open_or_published(),
             }
         }
     }
@@ -114,7 +114,7 @@ impl Stream {
     /// # Errors
     ///
     /// [`ErrorKind::Capture`] in a capture that Aquifer was not told of; those of the driver call.
-    pub(crate) fn last_event(&self) -> Result<Option<Arc<Event>>> {
+    pub(crate) fn record_uncaptured(&self) -> Result<Option<Arc<Event>>> {
         not_forked("a call on a stream")?;
         let capture = self.gate().owner();
         if let Some(capture) =
@@ -123,7 +123,7 @@ impl Stream {
             return Ok(capture.before(self));
         }
         // `None`: a capture has begun since.
-        let Some(call) = self.begin_call_unless_captured()? else { return Ok(None) };
+        let Some(call) = self.begin_call_unless_in_use()? else { return Ok(None) };
         call.refuse_capture("what it was given before")?;
         call.record().map(|event| Some(Arc::new(event)))
     }
@@ -131,7 +131,7 @@ impl Stream {
     /// Has a later call of the crate `free` a block, when the stream is out of its capture and has
     /// passed all that it was given. With an error, at once: then the stream may never say.
     pub(crate) fn free_block_later(&self, free: impl FnOnce(Result<()>) + Send + 'static) {
-        match self.event_outside_of_captures() {
+        match self.record_unless_capturing() {
             Ok(Some(event)) => deferred::defer_block(Some(Arc::new(event)), || free(Ok(()))),
             Ok(None) => {
                 let stream = self.clone();
@@ -143,14 +143,14 @@ impl Stream {
 
     /// An event after all that the stream was given. `None` while it is in a capture: it may be ordered
     /// after other work in the graph alone.
-    fn event_outside_of_captures(&self) -> Result<Option<Event>> {
-        let Some(call) = self.begin_call_unless_captured()? else { return Ok(None) };
+    fn record_unless_capturing(&self) -> Result<Option<Event>> {
+        let Some(call) = self.begin_call_unless_in_use()? else { return Ok(None) };
         if call.is_capturing()? { Ok(None) } else { call.record().map(Some) }
     }
 
     /// Waits while a capture is about to begin on the stream. The caller is inside of no gate.
     pub(crate) fn wait_published(&self) {
-        self.gate().wait_published();
+        self.gate().wait_open_or_published();
     }
 
     /// Whether the stream is recording a graph, or a capture on another thread has it. Never disturbs
@@ -160,7 +160,7 @@ impl Stream {
     ///
     /// Those of the driver call.
     pub fn is_capturing(&self) -> Result<bool> {
-        self.begin_call_unless_captured()?.map_or(Ok(true), |call| call.is_capturing())
+        self.begin_call_unless_in_use()?.map_or(Ok(true), |call| call.is_capturing())
     }
 
     /// The error of giving the stream work on host memory while it is in capture.

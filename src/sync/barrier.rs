@@ -1,6 +1,6 @@
 //! A pair of fences of which one side costs nothing.
 //!
-//! [`light`] and [`heavy`] order a store before a later load as two sequentially consistent fences
+//! [`full_fence`] and [`heavy`] order a store before a later load as two sequentially consistent fences
 //! do. Where the system can interrupt every thread of the process (`membarrier` on Linux), the light
 //! one may be left to the compiler: [`compiler`].
 
@@ -10,12 +10,12 @@ use loom::sync::atomic::{Ordering, fence};
 use std::sync::atomic::{Ordering, compiler_fence, fence};
 
 /// The side that runs often, where [`is_asymmetric`] is false.
-pub(crate) fn light() {
+pub(crate) fn full_fence() {
     fence(Ordering::SeqCst);
 }
 
 /// The side that runs often, where [`is_asymmetric`] is true: nothing but an order of instructions.
-/// Where it is false, an early look that [`light`] and a second one have to follow.
+/// Where it is false, an early look that [`full_fence`] and a second one have to follow.
 #[inline(always)]
 pub(crate) fn compiler() {
     #[cfg(not(aquifer_loom))]
@@ -26,7 +26,7 @@ pub(crate) fn compiler() {
 pub(crate) fn heavy() {
     fence(Ordering::SeqCst);
     if is_asymmetric() {
-        sides::interrupt_all();
+        sides::process_barrier();
     }
 }
 
@@ -41,7 +41,7 @@ mod sides {
         false
     }
 
-    pub(super) fn interrupt_all() {}
+    pub(super) fn process_barrier() {}
 }
 
 #[cfg(all(target_os = "linux", not(aquifer_loom)))]
@@ -70,7 +70,7 @@ without it any more; let a filter of system calls allow it, or set the filter be
         *ANSWER.get_or_init(|| membarrier(REGISTER) && membarrier(EXPEDITED))
     }
 
-    pub(super) fn interrupt_all() {
+    pub(super) fn process_barrier() {
         // A process that is registered is not refused, by the kernel's manual. Checkpoint and restore lose
         // the registration, which can be made again: no barrier was missed before this one. Else a filter
         // of system calls came later; the owners rely on the barrier, and a revoker that went on

@@ -97,7 +97,7 @@ impl<T> Biased<T> {
     #[inline(always)]
     pub unsafe fn try_with<R>(&self, owner: u64, body: impl FnOnce(&mut T) -> R) -> Option<R> {
         // SAFETY: the caller's promise.
-        unsafe { self.try_with_or(owner, body, || self.is_open_fenced(owner)) }
+        unsafe { self.try_with_recheck(owner, body, || self.fence_and_recheck(owner)) }
     }
 
     /// As [`try_with`](Self::try_with), without a call for which a warm function would save registers.
@@ -112,9 +112,9 @@ impl<T> Biased<T> {
         owner: u64,
         body: impl FnOnce(&mut T) -> R,
     ) -> Option<R> {
-        let is_open = || !barrier::MAY_BE_ASYMMETRIC && self.is_open_fenced(owner);
+        let is_open = || !barrier::MAY_BE_ASYMMETRIC && self.fence_and_recheck(owner);
         // SAFETY: the caller's promise.
-        unsafe { self.try_with_or(owner, body, is_open) }
+        unsafe { self.try_with_recheck(owner, body, is_open) }
     }
 
     /// Whether [`try_with_unfenced`](Self::try_with_unfenced) leaves the owner to
@@ -127,17 +127,17 @@ impl<T> Biased<T> {
     ///
     /// As [`try_with`](Self::try_with).
     #[inline(always)]
-    unsafe fn try_with_or<R>(
+    unsafe fn try_with_recheck<R>(
         &self,
         owner: u64,
         body: impl FnOnce(&mut T) -> R,
-        is_open_fenced: impl FnOnce() -> bool,
+        fence_and_recheck: impl FnOnce() -> bool,
     ) -> Option<R> {
         self.owner_inside.store(1, Ordering::Relaxed);
         // INV-4: the store before the load.
         barrier::compiler();
         // Acquire: INV-5.
-        if self.state.load(Ordering::Acquire) != owner && !is_open_fenced() {
+        if self.state.load(Ordering::Acquire) != owner && !fence_and_recheck() {
             cold_path();
             self.owner_inside.store(0, Ordering::Release);
             return None;
@@ -153,8 +153,8 @@ impl<T> Biased<T> {
 
     /// The second look of an owner that issues a fence of its own.
     #[cold]
-    fn is_open_fenced(&self, owner: u64) -> bool {
-        barrier::light();
+    fn fence_and_recheck(&self, owner: u64) -> bool {
+        barrier::full_fence();
         self.state.load(Ordering::Acquire) == owner | FENCED
     }
 
@@ -199,7 +199,7 @@ impl<T> Biased<T> {
             cell.wait_for_owner();
             // SAFETY: the caller has the revokers' lock, and the owner was barred and waited for.
             unsafe {
-                cell.with_barred(|value| each(context, value));
+                cell.with_unchecked(|value| each(context, value));
                 cell.restore();
             }
         }
@@ -226,7 +226,7 @@ impl<T> Biased<T> {
     ///
     /// The caller holds the revokers' lock. The owner was barred and waited for, or there is none, or
     /// it is the calling thread, which is not inside.
-    pub unsafe fn with_barred<R>(&self, body: impl FnOnce(&mut T) -> R) -> R {
+    pub unsafe fn with_unchecked<R>(&self, body: impl FnOnce(&mut T) -> R) -> R {
         self.value.with_mut(|value| {
             // SAFETY: this function's contract.
             body(unsafe { &mut *value })

@@ -65,7 +65,7 @@ impl<T> BiasedMutex<T> {
         let cell = &*self.cell;
         if self.bias() == Bias::Ended {
             // SAFETY: under the revokers' lock; the owner was revoked before it was retired.
-            return unsafe { cell.with_barred(|value| body(value, Bias::Ended)) };
+            return unsafe { cell.with_unchecked(|value| body(value, Bias::Ended)) };
         }
         let thread = thread_id::assign();
         // SAFETY: under the revokers' lock. The owner is none, or this thread, which is not inside, or
@@ -73,10 +73,10 @@ impl<T> BiasedMutex<T> {
         unsafe {
             if self.is_owner_or_none(thread) {
                 cell.set_owner(thread);
-                return cell.with_barred(|value| body(value, Bias::One));
+                return cell.with_unchecked(|value| body(value, Bias::One));
             }
             cell.revoke();
-            let result = cell.with_barred(|value| body(value, Bias::Ended));
+            let result = cell.with_unchecked(|value| body(value, Bias::Ended));
             // Last: other threads see that the bias has ended after `body` alone.
             cell.retire();
             result
@@ -100,7 +100,7 @@ impl<T> BiasedMutex<T> {
         // SAFETY: under the revokers' lock; the owner is revoked, none, or this thread, which is not
         // inside.
         unsafe {
-            let result = cell.with_barred(|value| body(value, bias));
+            let result = cell.with_unchecked(|value| body(value, bias));
             if is_revoked {
                 cell.restore();
             }

@@ -2,7 +2,7 @@
 //!
 //! As std's: what has no destructor outlives those that have, and a destructor runs when its thread
 //! is done. loom drops its own locals after a thread was joined, in an order that changes between
-//! executions; so all values of a thread lie in one local of loom's, and [`leave_thread`] runs their
+//! executions; so all values of a thread lie in one local of loom's, and [`drop_thread_locals`] runs their
 //! destructors where the thread ends.
 
 use std::any::Any;
@@ -60,7 +60,7 @@ impl<T: 'static> LocalKey<T> {
 
 /// Runs the destructors of the calling thread's locals, as the end of a thread does. Models call it
 /// last on each thread.
-pub fn leave_thread() {
+pub fn drop_thread_locals() {
     let next = |values: &Values| {
         let mut values = values.0.borrow_mut();
         values.iter_mut().filter(|value| value.has_destructor).find_map(|value| value.value.take())

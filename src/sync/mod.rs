@@ -153,7 +153,7 @@ mod primitives {
 }
 
 #[cfg(aquifer_loom)]
-pub use local::leave_thread;
+pub use local::drop_thread_locals;
 pub(crate) use primitives::*;
 
 /// Whether loom explores this build: then what is only a matter of size is as small as can be.

@@ -20,7 +20,7 @@ pub(crate) fn copy<T: Pod>(
     let bytes = source.size_in_bytes();
     // First, since the target's home may have to join the capture of the source's; and out of its gate
     // again, since the next step may have to wait for a capture to begin. The order stays.
-    drop(source.memory_use().order_across(home)?);
+    drop(source.memory_use().order_across_devices(home)?);
     let call = target.memory_use().order_on(home, CapturePolicy::Join)?;
     let copy = RawCopy { target: target.as_device_ptr(), source: source.as_device_ptr(), bytes };
     if to == from {

@@ -27,7 +27,7 @@ fn begin_copy<'s>(
     }
     let call = memory.order_on(stream, CapturePolicy::Refuse)?;
     // Memory that is not page-locked is staged, behind what the stream has to do.
-    call.may_wait();
+    call.mark_blocking();
     Ok(Some(call))
 }
 

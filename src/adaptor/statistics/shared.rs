@@ -22,7 +22,7 @@ impl SharedCounters {
 
     /// Counts the free of a block of so many bytes.
     #[inline(always)]
-    pub fn subtract(&self, bytes: i64) {
+    pub fn record_free(&self, bytes: i64) {
         self.change(bytes.wrapping_neg(), -1);
     }
 
@@ -31,12 +31,12 @@ impl SharedCounters {
         // SAFETY: `change` of the counters uses no mutex.
         let owned = unsafe { self.counters.try_owned(|own| own.change(bytes, blocks)) };
         if owned.is_none() {
-            self.change_locked(bytes, blocks);
+            self.change_slow(bytes, blocks);
         }
     }
 
     #[inline(never)]
-    fn change_locked(&self, bytes: i64, blocks: i64) {
+    fn change_slow(&self, bytes: i64, blocks: i64) {
         // The child of a fork has nothing to count, and a thread that is not there may hold the mutex.
         if !is_forked_child() {
             // SAFETY: as in `change`.

@@ -83,8 +83,8 @@ fn a_piece_larger_than_one_block_can_count_is_several() {
         heap.free(taken.node, COMPLETE, 5).unwrap();
         walk(&heap);
     }
-    assert!(!heap.extract_exactly(9, 0, bytes - 64));
-    assert!(heap.extract_exactly(9, 0, bytes));
+    assert!(!heap.extract_complete_block(9, 0, bytes - 64));
+    assert!(heap.extract_complete_block(9, 0, bytes));
     assert_eq!(heap.stats(), Default::default());
     // The same, out by units and in again.
     heap.add(COMPLETE, piece);
@@ -95,7 +95,7 @@ fn a_piece_larger_than_one_block_can_count_is_several() {
         heap.add(COMPLETE, piece);
         walk(&heap);
     }
-    assert!(heap.extract_exactly(9, 0, bytes));
+    assert!(heap.extract_complete_block(9, 0, bytes));
 }
 
 #[test]
@@ -248,9 +248,9 @@ fn a_search_misses_no_block_that_serves() {
         heap.allocate(COMPLETE, 2000, 1, ANY).unwrap();
         assert_eq!(heap.allocate(COMPLETE, units, align, ANY), None, "the test is about this");
         for (tag, units) in [(COMPLETE, 1051), (COMPLETE, 0), (1, 1050)] {
-            assert_eq!(heap.search(tag, units, align, ANY), None);
+            assert_eq!(heap.allocate_exhaustive(tag, units, align, ANY), None);
         }
-        assert_eq!(heap.search(COMPLETE, units, align, ANY).unwrap().address, 1 << 40);
+        assert_eq!(heap.allocate_exhaustive(COMPLETE, units, align, ANY).unwrap().address, 1 << 40);
         walk(&heap);
     }
 }
@@ -263,7 +263,7 @@ fn a_search_finds_the_one_block_that_is_early_enough() {
         heap.free(node, COMPLETE, if at == 500 { 3 } else { 9 }).unwrap();
     }
     assert_eq!(heap.allocate(COMPLETE, 900, 1, 3), None, "the test is about this");
-    assert_eq!(heap.search(COMPLETE, 900, 1, 2), None);
-    assert_eq!(heap.search(COMPLETE, 900, 1, 3).unwrap().stamp, 3);
+    assert_eq!(heap.allocate_exhaustive(COMPLETE, 900, 1, 2), None);
+    assert_eq!(heap.allocate_exhaustive(COMPLETE, 900, 1, 3).unwrap().stamp, 3);
     walk(&heap);
 }

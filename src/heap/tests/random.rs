@@ -93,7 +93,7 @@ impl Pair {
             let pad = (align >> self.model.shift).saturating_sub(1) as usize;
             let missed = fits.iter().find(|fit| fit.1 >= count + pad);
             assert!(missed.is_none() || upto != usize::MAX, "{missed:?} serves {units} {align}");
-            self.heap.search(tag, units, align, upto)
+            self.heap.allocate_exhaustive(tag, units, align, upto)
         });
         let Some(taken) = taken else {
             let aligned = |unit: &usize| self.model.address(*unit).is_multiple_of(align);
@@ -197,9 +197,9 @@ impl Pair {
                 let (start, count) = runs[which % runs.len()];
                 let (address, range) = (self.model.address(start), self.model.range(start));
                 let bytes = (count as u64) << self.model.shift;
-                assert!(!self.heap.extract_exactly(range + 1, address, bytes));
+                assert!(!self.heap.extract_complete_block(range + 1, address, bytes));
                 let complete = matches!(self.model.at(start), Unit::Free(COMPLETE, _));
-                assert_eq!(self.heap.extract_exactly(range, address, bytes), complete);
+                assert_eq!(self.heap.extract_complete_block(range, address, bytes), complete);
                 if complete {
                     self.model.set(start, count, Unit::Away);
                 }
@@ -208,7 +208,11 @@ impl Pair {
                 let runs = self.model.free(COMPLETE, usize::MAX);
                 if range != self.model.range(at) || !runs.contains(&(at, units)) {
                     let bytes = (units as u64) << self.model.shift;
-                    assert!(!self.heap.extract_exactly(range, self.model.address(at), bytes));
+                    assert!(!self.heap.extract_complete_block(
+                        range,
+                        self.model.address(at),
+                        bytes
+                    ));
                 }
             }
         }
@@ -246,7 +250,7 @@ impl Pair {
         for range in 0..RANGES {
             let address = self.model.address(range * RANGE_UNITS);
             let bytes = (RANGE_UNITS as u64) << self.model.shift;
-            assert!(self.heap.extract_exactly(range as u32, address, bytes));
+            assert!(self.heap.extract_complete_block(range as u32, address, bytes));
         }
         assert_eq!(self.heap.stats(), Default::default());
     }

@@ -95,7 +95,7 @@ impl Stream {
         pool.device().require(self.device(), "the stream")?;
         // Now, since making a stream may wait for the whole context, which would invalidate the capture.
         pool.pool.upstream().own_stream()?;
-        let mut recording = Recording::prepare(self)?;
+        let mut recording = Recording::acquire(self)?;
         let begun = pool.pool.begin_capture(self, self.id(), || recording.begin());
         let (number, ()) = begun.map_err(|failure| match failure {
             Failure::Captured => Error::new(
@@ -126,7 +126,7 @@ impl<U: DeviceResource + 'static> DeclaredCapture<'_, U> {
         let mut graph = self.recording.finish()?;
         self.open = false;
         let (pool, stream, number) = (self.pool.clone(), self.stream.clone(), self.number);
-        graph.attach(Box::new(move |launched_on| pool.end_graph(number, &stream, launched_on)));
+        graph.attach(Box::new(move |launched_on| pool.on_graph_drop(number, &stream, launched_on)));
         self.pool.end_capture(self.number);
         deferred::collect();
         Ok(graph)
@@ -140,7 +140,7 @@ impl<U: DeviceResource + 'static> Drop for DeclaredCapture<'_, U> {
         }
         self.recording.abandon();
         self.pool.end_capture(self.number);
-        self.pool.end_graph(self.number, self.stream, &[]);
+        self.pool.on_graph_drop(self.number, self.stream, &[]);
         deferred::collect();
     }
 }

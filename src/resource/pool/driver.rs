@@ -63,7 +63,7 @@ impl<U: DeviceResource + 'static> Upstream for PoolDriver<U> {
         stream.id()
     }
 
-    fn clone_stream_handle(stream: &Stream) -> Stream {
+    fn clone_pool_handle(stream: &Stream) -> Stream {
         stream.clone_for_pool()
     }
 
@@ -71,7 +71,7 @@ impl<U: DeviceResource + 'static> Upstream for PoolDriver<U> {
         !is_forked_child() && stream.is_abandoned()
     }
 
-    fn drop_stream_handle(stream: Stream) {
+    fn drop_pool_handle(stream: Stream) {
         stream.drop_for_pool();
     }
 
@@ -101,7 +101,7 @@ impl<U: DeviceResource + 'static> Upstream for PoolDriver<U> {
         stream.is_capturing()
     }
 
-    fn check(&self, stream: &Stream) -> Result<()> {
+    fn check_device(&self, stream: &Stream) -> Result<()> {
         self.resource.device().require(stream.device(), "the stream")
     }
 

@@ -33,7 +33,7 @@ fn device() -> (Device, Simulator) {
 }
 
 fn begun(stream: &Stream) -> Result<Recording> {
-    let mut recording = Recording::prepare(stream)?;
+    let mut recording = Recording::acquire(stream)?;
     recording.begin()?;
     Ok(recording)
 }

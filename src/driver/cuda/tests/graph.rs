@@ -131,7 +131,7 @@ impl Noted {
 }
 
 fn begun(stream: &Stream) -> crate::error::Result<Recording> {
-    let mut recording = Recording::prepare(stream)?;
+    let mut recording = Recording::acquire(stream)?;
     recording.begin()?;
     Ok(recording)
 }
