@@ -97,7 +97,7 @@ impl Stream {
 
     fn capture_with(&self, body: impl FnOnce()) {
         let owner = Arc::new(CAPTURE);
-        if self.gate.close(&owner) {
+        if self.gate.close_and_wait(&owner) {
             self.captured(body);
         }
         self.tried.set();

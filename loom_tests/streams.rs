@@ -201,9 +201,9 @@ impl Drop for Counted {
 }
 
 impl PoolHandles for Counted {
-    fn locked(&self, count: impl FnOnce() -> bool) -> bool {
+    fn lock_and_unregister_if(&self, condition: impl FnOnce() -> bool) -> bool {
         let mut listed = self.0.table.lock().unwrap();
-        let is_abandoned = count();
+        let is_abandoned = condition();
         *listed &= !is_abandoned;
         is_abandoned
     }

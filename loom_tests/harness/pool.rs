@@ -330,7 +330,7 @@ impl Fixture {
     pub fn capture(&self, stream: usize) -> Option<usize> {
         let handle = &self.streams[stream];
         let gate = handle.gate.as_ref().expect("a model of captures");
-        if !gate.close(&Arc::new(loom::thread::current().id())) {
+        if !gate.close_and_wait(&Arc::new(loom::thread::current().id())) {
             return None;
         }
         let begin = || {

@@ -120,7 +120,7 @@ impl MemoryUse<'_> {
             }
         };
         if !stream.is(home) {
-            waited = waited.and(home.drain());
+            waited = waited.and(home.synchronize_uncaptured());
             uses.record_use(stream.timeline(), range, writes);
         }
         if let Err(error) = waited {

@@ -189,7 +189,7 @@ thread_local! {
 }
 
 #[inline(always)]
-fn contains(slab: &RecentSlab, address: usize) -> bool {
+fn still_contains(slab: &RecentSlab, address: usize) -> bool {
     address.wrapping_sub(slab.base) < slab.bytes
         && slab.removed == SLABS_REMOVED.load(Ordering::Relaxed)
 }
@@ -199,13 +199,13 @@ fn contains(slab: &RecentSlab, address: usize) -> bool {
 pub(super) fn remembered_pool_of(address: usize) -> Option<PoolKey> {
     let place = RECENT_BY_PART.with(|places| places[(address >> PART) % REGIONS].get());
     let slab = RECENT.with(|slabs| slabs[place as usize % RECENT_MAX].get());
-    if contains(&slab, address) { Some(slab.key) } else { search_recent(address) }
+    if still_contains(&slab, address) { Some(slab.key) } else { search_recent(address) }
 }
 
 #[cold]
 fn search_recent(address: usize) -> Option<PoolKey> {
     let place =
-        RECENT.with(|slabs| slabs.iter().position(|slab| contains(&slab.get(), address)))?;
+        RECENT.with(|slabs| slabs.iter().position(|slab| still_contains(&slab.get(), address)))?;
     RECENT_BY_PART.with(|places| places[(address >> PART) % REGIONS].set(place as u8));
     RECENT.with(|slabs| Some(slabs[place].get().key))
 }

@@ -44,7 +44,7 @@ pub(crate) fn log_and_set_last_error(error: Error) {
 /// Runs the slow path of an allocator, keeps its error, and stops a panic. An allocator that unwinds
 /// is undefined behaviour, and the slow path may run code of other crates: subscribers of [`tracing`],
 /// and destructors of registered memory.
-pub(crate) fn shielded<T>(body: impl FnOnce() -> Result<T>) -> Option<T> {
+pub(crate) fn catch_panic_and_error<T>(body: impl FnOnce() -> Result<T>) -> Option<T> {
     // The error is kept inside: that may call a subscriber, too.
     catch_panic(|| body().map_err(log_and_set_last_error).ok()).flatten()
 }
@@ -156,7 +156,7 @@ pub(crate) unsafe trait HostAllocator {
 #[cold]
 #[inline(never)]
 fn quarantine_at(address: usize, batch: Batch) {
-    let _ = shielded(|| {
+    let _ = catch_panic_and_error(|| {
         if let Some(range) = address_map::find(address)
             && let Some(pool) = &range.pool
         {
@@ -196,10 +196,10 @@ macro_rules! implement_allocator {
             use $crate::pinned::allocator::{self as core, HostAllocator};
 
             #[cold]
-            fn shielded<T>(
+            fn or_alloc_error<T>(
                 body: impl FnOnce() -> $crate::error::Result<T>,
             ) -> Result<T, api::AllocError> {
-                core::shielded(body).ok_or(api::AllocError)
+                core::catch_panic_and_error(body).ok_or(api::AllocError)
             }
 
             // SAFETY: the contract of `HostAllocator`, and nothing unwinds.
@@ -208,7 +208,7 @@ macro_rules! implement_allocator {
                 fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, api::AllocError> {
                     match self.allocate_fast(layout) {
                         Some(block) => Ok(block),
-                        None => shielded(|| self.allocate_slow_or_empty(layout)),
+                        None => or_alloc_error(|| self.allocate_slow_or_empty(layout)),
                     }
                 }
 
@@ -217,7 +217,7 @@ macro_rules! implement_allocator {
                     // SAFETY: the caller's promise.
                     if !unsafe { self.free_fast(pointer, layout) } {
                         // SAFETY: as above, and nothing was done yet.
-                        let _ = shielded(|| Ok(unsafe { self.free_slow_or_empty(pointer, layout) }));
+                        let _ = or_alloc_error(|| Ok(unsafe { self.free_slow_or_empty(pointer, layout) }));
                     }
                 }
 
@@ -228,7 +228,7 @@ macro_rules! implement_allocator {
                     new: Layout,
                 ) -> Result<NonNull<[u8]>, api::AllocError> {
                     // SAFETY: the caller's promise.
-                    shielded(|| unsafe { self.resize(pointer, old, new) })
+                    or_alloc_error(|| unsafe { self.resize(pointer, old, new) })
                 }
 
                 unsafe fn grow_zeroed(
@@ -253,7 +253,7 @@ macro_rules! implement_allocator {
                     new: Layout,
                 ) -> Result<NonNull<[u8]>, api::AllocError> {
                     // SAFETY: the caller's promise.
-                    shielded(|| unsafe { self.resize(pointer, old, new) })
+                    or_alloc_error(|| unsafe { self.resize(pointer, old, new) })
                 }
             }
         };

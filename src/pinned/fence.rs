@@ -19,7 +19,7 @@ impl Fence {
 
     /// Records a fence on every context that shares host memory with `device`, unless a stream of one
     /// may be in capture.
-    pub(super) fn record(device: &Device) -> Result<Self, FenceError> {
+    pub(super) fn record_sharing_contexts(device: &Device) -> Result<Self, FenceError> {
         let devices = device.sharing_host_memory();
         let mut events = Vec::with_capacity(devices.len());
         for device in &devices {

@@ -1,7 +1,7 @@
 //! The pool of page-locked memory, as an allocator and as a resource.
 
 use super::address_map::SlabOwner;
-use super::allocator::{HostAllocator, implement_allocators, shielded};
+use super::allocator::{HostAllocator, catch_panic_and_error, implement_allocators};
 use super::batch::{Batch, FreedBlock};
 use super::pinned_resource::{PinnedResource, allocate_device_block, host_pointer, token};
 use super::pool_core::PoolCore;
@@ -62,7 +62,7 @@ struct PoolHandle(Arc<PoolCore>);
 impl Drop for PoolHandle {
     fn drop(&mut self) {
         // Containers drop their allocator, which may not unwind.
-        let _ = shielded(|| {
+        let _ = catch_panic_and_error(|| {
             self.0.close();
             Ok(())
         });
@@ -128,7 +128,7 @@ impl PinnedPoolOptions {
     /// entries; [`ErrorKind::OutOfMemory`](crate::ErrorKind::OutOfMemory) if there is no room for the
     /// initial size; [`ErrorKind::Forked`](crate::ErrorKind::Forked) in the child of a fork.
     pub fn build(self) -> Result<PinnedPool> {
-        let initial_size = self.check()?;
+        let initial_size = self.checked_initial_size()?;
         // From here on a failure closes the pool.
         let pool = PinnedPool { handle: Arc::new(PoolHandle(PoolCore::new(self))) };
         pool.core().reserve_initial(initial_size)?;
@@ -172,7 +172,7 @@ unsafe impl HostAllocator for PinnedPool {
 #[cold]
 #[inline(never)]
 fn quarantine(core: &PoolCore, batch: Batch) {
-    let _ = shielded(|| {
+    let _ = catch_panic_and_error(|| {
         core.quarantine(batch);
         Ok(())
     });

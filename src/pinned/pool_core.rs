@@ -137,7 +137,7 @@ impl Flushed {
     /// As [`ThreadCache::of`].
     unsafe fn take(&mut self, classes: &mut SizeClasses) {
         // SAFETY: this function's contract.
-        let [freed, ready] = unsafe { ThreadCache::of(classes) }.empty();
+        let [freed, ready] = unsafe { ThreadCache::of(classes) }.take_freed_and_ready();
         if freed.units() > 0 {
             self.freed.push(freed);
         }
@@ -350,7 +350,7 @@ impl PoolCore {
     pub(super) fn free_whole_slabs(&self) -> usize {
         let bytes = self.remove_free_slabs(|base, bytes| {
             // SAFETY: INV-PINNED-5, for all blocks of the slab; it has left the address map.
-            unsafe { self.source().unpin(base, bytes) }
+            unsafe { self.source().free_to_driver(base, bytes) }
         });
         // INV-PINNED-6: lowered after the driver has them back.
         let mut heap = self.heap.lock();

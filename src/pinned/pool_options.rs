@@ -9,7 +9,7 @@ use crate::pool::magazine::CLASS_CAPACITY;
 use crate::resource::setters;
 
 /// The largest maximum: the whole pages of an address space.
-const LARGEST: usize = !(PAGE - 1);
+const NO_MAXIMUM: usize = !(PAGE - 1);
 
 /// How a [`PinnedPool`](crate::PinnedPool) is built. From
 /// [`PinnedPool::builder`](crate::PinnedPool::builder).
@@ -47,7 +47,7 @@ impl PinnedPoolOptions {
         Self {
             upstream,
             initial_size: 0,
-            maximum_size: LARGEST,
+            maximum_size: NO_MAXIMUM,
             growth_step: 4 << 20,
             quarantine_bytes: 1 << 30,
             magazine_entries: CLASS_CAPACITY,
@@ -115,7 +115,7 @@ impl PinnedPoolOptions {
     }
 
     /// Checks the options. Returns the initial size in whole pages.
-    pub(super) fn check(&self) -> Result<usize> {
+    pub(super) fn checked_initial_size(&self) -> Result<usize> {
         not_forked("page-locked memory")?;
         let (maximum, initial) = (self.maximum_size, self.initial_size);
         ensure!(

@@ -183,7 +183,7 @@ impl PoolCore {
             let _ = unsafe {
                 magazine.try_with(|classes| {
                     let cache = ThreadCache::of(classes);
-                    offered = offered.take().and_then(|batch| cache.refill(batch));
+                    offered = offered.take().and_then(|batch| cache.replace_ready(batch));
                 })
             };
             batches.extend(offered);
@@ -202,7 +202,7 @@ impl PoolCore {
                 if mode == CollectMode::Query {
                     return Err(FenceError::NotNow);
                 }
-                let fence = Fence::record(device)?;
+                let fence = Fence::record_sharing_contexts(device)?;
                 recorded.set(self.fences.fetch_add(1, Ordering::Relaxed) + 1);
                 Ok(NumberedFence { number: recorded.get(), fence })
             },

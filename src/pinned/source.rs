@@ -142,8 +142,8 @@ impl HostSource {
     ///
     /// It came from [`allocate`](Self::allocate) and left the address map; the devices have passed all
     /// work that uses it.
-    pub(super) unsafe fn unpin(&self, base: NonNull<u8>, bytes: usize) {
-        self.freed(base, bytes).unpin();
+    pub(super) unsafe fn free_to_driver(&self, base: NonNull<u8>, bytes: usize) {
+        self.freed(base, bytes).free_to_driver();
     }
 
     /// Takes freed memory, to be unpinned when the devices have passed a fence. No driver call.
@@ -194,10 +194,10 @@ fn collect_all_quarantines() {
 
 fn collect(quarantine: &HostQuarantine) {
     let Some(device) = quarantine.peek(|freed| freed.device.clone()) else { return };
-    let collected = quarantine.collect(|| Fence::record(&device), Fence::query);
+    let collected = quarantine.collect(|| Fence::record_sharing_contexts(&device), Fence::query);
     for freed in collected.free {
         // The destructor of one owner must not leak the others' memory, nor fail the caller.
-        if catch_panic(|| freed.unpin()).is_none() {
+        if catch_panic(|| freed.free_to_driver()).is_none() {
             let device = device.to_string();
             deferred_event!(error, %device, "the owner of registered memory panicked when it was dropped");
         }
@@ -231,7 +231,7 @@ pub(super) fn trim(device: &Device, quarantine: &HostQuarantine) -> Result<()> {
 }
 
 impl FreedMemory {
-    fn unpin(self) {
+    fn free_to_driver(self) {
         let driver = self.device.driver();
         // SAFETY: a fence after the free has passed, so no device work uses the memory; it was
         // allocated or registered with this driver, and `self` is its only trace.

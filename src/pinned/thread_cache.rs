@@ -64,7 +64,7 @@ impl ThreadCache {
 
     /// Takes a batch whose fence has passed. Returns a batch for the heap: the former one, which did
     /// not serve, or this one if it is larger than the limit.
-    pub(super) fn refill(&mut self, batch: Batch) -> Option<Batch> {
+    pub(super) fn replace_ready(&mut self, batch: Batch) -> Option<Batch> {
         if batch.units() > self.limit {
             return Some(batch);
         }
@@ -82,7 +82,7 @@ impl ThreadCache {
     }
 
     /// Takes out the batches `[freed, ready]`.
-    pub(super) fn empty(&mut self) -> [Batch; 2] {
+    pub(super) fn take_freed_and_ready(&mut self) -> [Batch; 2] {
         [mem::take(&mut self.freed), mem::take(&mut self.ready)]
     }
 

@@ -99,7 +99,7 @@ pub(crate) unsafe fn free_blocking(stream: &Stream, device: &Device, block: Devi
         // SAFETY: the caller's promise.
         return unsafe { free_deferred(stream, device, block) };
     }
-    match stream.drain() {
+    match stream.synchronize_uncaptured() {
         // SAFETY: the stream has passed every use; the caller vouches for the rest.
         Ok(()) => unsafe { free_now(device, &block) },
         Err(error) => report_leak(device, block.bytes(), &error),

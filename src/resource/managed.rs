@@ -182,7 +182,7 @@ unsafe impl DeviceResource for ManagedResource {
         if !stream.is_capturing()? {
             // Frees before this on the stream may not have run. Not `synchronize`, which runs other
             // owners' destructors: a pool above may have its locks.
-            stream.drain()?;
+            stream.synchronize_uncaptured()?;
             deferred::collect_blocks();
             if let Some(block) = self.attempt(stream, layout)? {
                 return Ok(block);

@@ -115,7 +115,7 @@ impl SystemResource {
     fn obtain(&self, stream: &Stream, layout: Layout) -> Result<SystemMemory> {
         match SystemMemory::new(&self.device, layout) {
             Err(error) if error.kind() == ErrorKind::OutOfMemory && !stream.is_capturing()? => {
-                stream.drain()?;
+                stream.synchronize_uncaptured()?;
                 for _ in 0..COLLECTIONS {
                     deferred::collect_blocks();
                     if let Ok(memory) = SystemMemory::new(&self.device, layout) {

@@ -47,7 +47,7 @@ impl Capture {
             .try_for_each(|stream| origin.wait_for(stream))
             .and_then(|()| joined.iter().try_for_each(|stream| stream.wait_for(origin)));
         // The host can wait where the streams cannot.
-        match ordered.or_else(|_| streams.iter().try_for_each(Stream::drain)) {
+        match ordered.or_else(|_| streams.iter().try_for_each(Stream::synchronize_uncaptured)) {
             // No work runs any more that could be out of order.
             Err(error) if error.kind() == ErrorKind::ContextLost && self.is_on_one_device() => {
                 Ok(())

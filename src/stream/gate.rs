@@ -15,9 +15,9 @@
 //!
 //! | from | to | by |
 //! | --- | --- | --- |
-//! | open | closing | `close` of the new owner |
+//! | open | closing | `close_and_wait` of the new owner |
 //! | closing | closed | the last `end_call` |
-//! | closing | open | `may_wait` of a call: `close` fails |
+//! | closing | open | `may_wait` of a call: `close_and_wait` fails |
 //! | closed | published | `publish` of the owner |
 //! | closed, published | open | `open` of the owner |
 //!
@@ -90,7 +90,7 @@ impl<O> Gate<O> {
     /// Closes the gate for all threads but the owner's, and waits for the calls under way. `false` if
     /// the gate has an owner, or one of the calls may wait for the device. The caller is inside of no
     /// gate.
-    pub fn close(&self, owner: &Arc<O>) -> bool {
+    pub fn close_and_wait(&self, owner: &Arc<O>) -> bool {
         let mut state = self.state.lock();
         if state.owner.is_some() {
             return false;

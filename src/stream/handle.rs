@@ -241,9 +241,9 @@ impl Stream {
 }
 
 impl PoolHandles for Stream {
-    fn locked(&self, count: impl FnOnce() -> bool) -> bool {
+    fn lock_and_unregister_if(&self, condition: impl FnOnce() -> bool) -> bool {
         let mut streams = STREAMS.lock();
-        let is_abandoned = count();
+        let is_abandoned = condition();
         let key = (self.inner.device.key(), self.inner.raw);
         // Its driver's handle, brought again, is another stream.
         if is_abandoned

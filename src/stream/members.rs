@@ -23,7 +23,7 @@ impl Capture {
     /// Takes a stream in: waits for calls of other threads that are under way on it, and notes what
     /// it was given. The caller is inside of no gate.
     pub(super) fn close_gate_and_add(self: &Arc<Self>, stream: &Stream) -> Result<()> {
-        if !stream.gate().close(self) {
+        if !stream.gate().close_and_wait(self) {
             return Err(stream.in_use());
         }
         match note(stream) {

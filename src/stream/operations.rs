@@ -79,14 +79,14 @@ impl Stream {
         if self.is_capturing().unwrap_or(false) {
             self.refuse_capture("a wait of the host")?;
         }
-        let synchronized = self.drain();
+        let synchronized = self.synchronize_uncaptured();
         deferred::collect();
         synchronized
     }
 
     /// As [`synchronize`](Self::synchronize), without a deferred drop. For a stream in a declared capture,
     /// waits for all that the capture's streams were given before it. The caller is inside of no gate.
-    pub(crate) fn drain(&self) -> Result<()> {
+    pub(crate) fn synchronize_uncaptured(&self) -> Result<()> {
         loop {
             match self.begin_call() {
                 Ok(call) => match call.status() {

@@ -23,9 +23,9 @@ use crate::sync::{AtomicUsize, Ordering};
 
 /// A counted handle that users and pools hold.
 pub trait PoolHandles: Clone {
-    /// Runs `count` under the lock of the table from which handles come that are no clones. If it says
+    /// Runs `condition` under the lock of the table from which handles come that are no clones. If it says
     /// so, takes this one off the table, and says so too.
-    fn locked(&self, count: impl FnOnce() -> bool) -> bool;
+    fn lock_and_unregister_if(&self, condition: impl FnOnce() -> bool) -> bool;
 
     /// How many handles there are.
     fn all_handles(&self) -> usize;
@@ -40,7 +40,7 @@ pub trait PoolHandles: Clone {
             self.pool_handles().fetch_add(1, Ordering::Relaxed);
             false
         };
-        self.locked(count);
+        self.lock_and_unregister_if(count);
         kept
     }
 
@@ -50,12 +50,12 @@ pub trait PoolHandles: Clone {
             self.pool_handles().fetch_sub(1, Ordering::Relaxed);
             false
         };
-        self.locked(count);
+        self.lock_and_unregister_if(count);
     }
 
     /// Whether pools alone hold this. If so it is off the table.
     fn is_abandoned(&self) -> bool {
-        self.locked(|| {
+        self.lock_and_unregister_if(|| {
             // INV-2.
             let handles = self.all_handles();
             if handles > self.pool_handles().load(Ordering::Relaxed) {

@@ -47,7 +47,7 @@ impl<T> BiasedMutex<T> {
     /// `body` does not use this mutex.
     #[inline(always)]
     pub unsafe fn try_owned<R>(&self, body: impl FnOnce(&mut T) -> R) -> Option<R> {
-        let thread = thread_id::current();
+        let thread = thread_id::current_or_none();
         if !self.cell.is_open_to(thread) {
             return None;
         }
@@ -92,7 +92,7 @@ impl<T> BiasedMutex<T> {
         let _revoker = self.mutex.lock();
         let cell = &*self.cell;
         let bias = self.bias();
-        let is_revoked = bias == Bias::One && !self.is_owner_or_none(thread_id::current());
+        let is_revoked = bias == Bias::One && !self.is_owner_or_none(thread_id::current_or_none());
         if is_revoked {
             // SAFETY: under the revokers' lock.
             unsafe { cell.revoke() };

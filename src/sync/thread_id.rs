@@ -15,13 +15,13 @@ thread_local! {
 
 /// The calling thread's number, if [`assign`] gave it one.
 #[inline(always)]
-pub(crate) fn current() -> u64 {
+pub(crate) fn current_or_none() -> u64 {
     ID.try_with(Cell::get).unwrap_or(NO_THREAD)
 }
 
 /// The calling thread's number. No other thread of the process has it, nor will one.
 pub(crate) fn assign() -> u64 {
-    match current() {
+    match current_or_none() {
         NO_THREAD => {
             let id = unique();
             let _ = ID.try_with(|own| own.set(id));

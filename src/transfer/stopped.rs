@@ -48,7 +48,7 @@ pub(super) fn synchronize_or_abort(
 ) -> Result<()> {
     // Not `Stream::synchronize`, which runs destructors of users: nothing may come between a failure
     // and the decision.
-    let waited = stream.drain();
+    let waited = stream.synchronize_uncaptured();
     if let Err(error) = &waited
         && !may_return(stream, error, access())
     {

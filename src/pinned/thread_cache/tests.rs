@@ -10,7 +10,7 @@ fn a_cache_gives_full_batches_out_and_takes_one_back() {
     }
     let batch = cache.free(block(BATCH_BLOCKS)).unwrap();
     assert_eq!((batch.blocks().len(), batch.units()), (BATCH_BLOCKS, 96));
-    assert!(cache.refill(batch).is_none());
+    assert!(cache.replace_ready(batch).is_none());
     let ready = &mut cache.ready;
     let memory = ready.blocks().as_ptr();
     assert_eq!(ready.take(1, 0), Some(BATCH_BLOCKS << UNIT_SHIFT), "the last one first");
@@ -25,9 +25,13 @@ fn a_cache_gives_full_batches_out_and_takes_one_back() {
     assert!(seen.into_iter().eq((1..=BATCH_BLOCKS).map(|n| n << UNIT_SHIFT)));
     let mut one = Batch::default();
     assert!(!one.push(block(1), 1000));
-    assert!(cache.refill(one).is_none());
+    assert!(cache.replace_ready(one).is_none());
     assert_eq!(cache.spare.blocks().as_ptr(), memory, "the empty one is kept to be filled");
-    assert_eq!(cache.refill(Batch::default()).unwrap().units(), 2, "what did not serve goes");
+    assert_eq!(
+        cache.replace_ready(Batch::default()).unwrap().units(),
+        2,
+        "what did not serve goes"
+    );
     let large = FreedBlock { address: 64, units: 2000 };
     assert!(cache.free(large).is_some(), "full by its bytes");
 }

@@ -121,7 +121,7 @@ impl<U: DeviceResource + 'static> Upstream for PoolDriver<U> {
             // A stream-ordered upstream returns memory that its former user may still work on. Not
             // `synchronize`, which runs other owners' destructors: they may allocate from this pool,
             // whose locks the caller may have.
-            on.drain()
+            on.synchronize_uncaptured()
         } else {
             Ok(())
         };

@@ -72,7 +72,7 @@ fn range(address: u64, bytes: usize) -> Range<u64> {
 fn wait_for(stream: &Stream) -> bool {
     // Not `synchronize`, which runs other owners' destructors: they may allocate from another pool,
     // whose locks the caller may have.
-    matches!(stream.is_capturing(), Ok(false)) && stream.drain().is_ok()
+    matches!(stream.is_capturing(), Ok(false)) && stream.synchronize_uncaptured().is_ok()
 }
 
 impl Registrations {
