@@ -444,7 +444,7 @@ impl Upstream for Unordered {
         Ok(false)
     }
 
-    fn check(&self, _: &u64) -> Result<(), Infallible> {
+    fn check_device(&self, _: &u64) -> Result<(), Infallible> {
         Ok(())
     }
 

@@ -116,7 +116,7 @@ impl Upstream for PoolDriver {
         Ok(self.driver.is_stream_capturing(stream.index))
     }
 
-    fn check(&self, _: &Stream) -> Result<(), Trouble> {
+    fn check_device(&self, _: &Stream) -> Result<(), Trouble> {
         Ok(())
     }
 
@@ -353,7 +353,7 @@ impl Fixture {
     /// The graph that `stream` recorded is gone, and was launched on these.
     pub fn end_graph(&self, graph: usize, stream: usize, launched_on: &[usize]) {
         let launched: Vec<_> = launched_on.iter().map(|one| self.streams[*one].clone()).collect();
-        self.pool().end_graph(graph, &self.streams[stream], &launched);
+        self.pool().on_graph_drop(graph, &self.streams[stream], &launched);
     }
 
     pub fn trim(&self) -> usize {

@@ -60,8 +60,8 @@ impl<U: Upstream> Pool<U> {
         };
         if let Some(magazine) = magazine
             && is_left(magazine)
-            // SAFETY: the table gives a thread its own magazines, and `search` enters none.
-            && let Some(Some(cached)) = unsafe { magazine.try_with(|classes| classes.allocate_exhaustive(units, align)) }
+            // SAFETY: the table gives a thread its own magazines, and `pop_aligned` enters none.
+            && let Some(Some(cached)) = unsafe { magazine.try_with(|classes| classes.pop_aligned(units, align)) }
         {
             return Ok(Self::warm(cached, units));
         }

@@ -15,7 +15,7 @@
 //! | `trim_lock` | blocks on their way back to upstream, and the room that a request makes that way, from other trims | trim, the last step of a miss |
 //! | `growth_lock` | growth at a miss: one thread asks upstream; the others look again when they come in, and grow if that fails | growth |
 //! | `in_transit` (readers and writer) | memory in hand between upstream or the shared heap and a heap | read: growth, `prepare`, refill, `drain_shared_into_own`; written: gather, trim |
-//! | `reclaim_lock` | the words by which magazines are reclaimed, the list of a slot's magazines, `Slot::captured` | a new magazine, growth, gather, trim, captures, statistics, the end of a thread, a stream or the pool |
+//! | `reclaim_lock` | the words by which magazines are revoked, the list of a slot's magazines, `Slot::captured` | a new magazine, growth, gather, trim, captures, statistics, the end of a thread, a stream or the pool |
 //! | `Slot::magazines` | the list of magazines | the same |
 //! | `Slot::epochs` | the stream's handle, the events of its closed epochs | registration, misses, gather, trim, captures, a stream's end |
 //! | `graphs` | what graphs keep | captures, frees of blocks that graphs may use, a graph's end |
@@ -25,14 +25,14 @@
 //! | `Populated`, `Epochs::sources` | which slots have had memory; which streams a stream is ordered after | growth; waits of streams |
 //! | `RemoteFrees::head` | frees on their way to a heap ([table](super::remote_frees)) | frees, drained under `Slot::heap` |
 //! | `Epochs::current`, `completed`, `ordered` | readiness ([table](super::epochs)) | closes; polls and waits of the host; waits of streams |
-//! | `Slot::captured` | which graph has the stream ([table](super::slot::Slot::captured)) | the begin and the end of a declared capture |
+//! | `Slot::captured` | which graph has the stream ([table](super::slot::Slot::recording_graph)) | the begin and the end of a declared capture |
 //!
 //! # Invariants
 //!
 //! - INV-POOL-1: a close bumps the epoch, then records the event ([`epochs`](super::epochs)).
 //! - INV-POOL-2: a wait is enqueued, then published ([`epochs`](super::epochs)).
 //! - INV-POOL-3: free memory carries the slot that freed it and a stamp. A stream takes it if the slot is its
-//!   own, or the stamp is complete, or the stream is ordered after it ([`Pool::ready`]); after a wait
+//!   own, or the stamp is complete, or the stream is ordered after it ([`Pool::ready_stamp`]); after a wait
 //!   otherwise.
 //! - INV-POOL-4: `Magazine::with_revoked`, `retire` and `suspend` run under `reclaim_lock`.
 //! - INV-POOL-5: a policy with `Gather` or `Trim` refuses a request after a look under `in_transit.write()`:

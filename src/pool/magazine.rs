@@ -120,7 +120,7 @@ impl SizeClasses {
 
     /// The last block of exactly this size at a multiple of `align`, a power of two, though others lie
     /// on top of it. Not part of [`pop`](Self::pop), which it would make slower.
-    pub fn allocate_exhaustive(&mut self, units: u32, align: u64) -> Option<Cached> {
+    pub fn pop_aligned(&mut self, units: u32, align: u64) -> Option<Cached> {
         let class = &mut self.classes[class_hash(units)];
         if class.units == units { class.take_aligned(align) } else { None }
     }

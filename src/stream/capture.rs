@@ -13,7 +13,7 @@
 //!
 //! | from | to | by |
 //! | --- | --- | --- |
-//! | - | prepared | `prepare`: closes the gate, records `before` and publishes it |
+//! | - | prepared | `acquire`: closes the gate, records `before` and publishes it |
 //! | prepared | begun | `begin`: the driver begins, the recorder starts |
 //! | begun | ended | `finish` or `abandon`: the driver ends, the recorder stops |
 //! | prepared | over | `abandon` |

@@ -17,8 +17,8 @@
 //! | --- | --- | --- |
 //! | open | closing | `close_and_wait` of the new owner |
 //! | closing | closed | the last `end_call` |
-//! | closing | open | `may_wait` of a call: `close_and_wait` fails |
-//! | closed | published | `publish` of the owner |
+//! | closing | open | `mark_blocking` of a call: `close_and_wait` fails |
+//! | closed | published | `set_published` of the owner |
 //! | closed, published | open | `open` of the owner |
 //!
 //! - `INV-1`: in the states closed and published only the owner's thread calls the driver on the

@@ -11,10 +11,10 @@ fn a_class_gives_what_is_aligned_as_asked_and_keeps_the_rest_in_order() {
             for address in [0x1000, 0x2000, 0x2400, 0x4000, 0x4400] {
                 assert_eq!(classes.push(4, block(address)), Ok(()));
             }
-            assert_eq!(classes.allocate_exhaustive(4, 0x8000), None);
-            assert_eq!(classes.allocate_exhaustive(3, 1), None);
+            assert_eq!(classes.pop_aligned(4, 0x8000), None);
+            assert_eq!(classes.pop_aligned(3, 1), None);
             for (align, address) in [(0x1000, 0x4000), (0x400, 0x4400), (0x2000, 0x2000)] {
-                assert_eq!(classes.allocate_exhaustive(4, align), Some(block(address)));
+                assert_eq!(classes.pop_aligned(4, align), Some(block(address)));
             }
             assert_eq!(classes.pop(4), Some(block(0x2400)));
             assert_eq!(classes.pop(4), Some(block(0x1000)));
