@@ -45,17 +45,17 @@ fn shared() -> State {
 }
 
 impl State {
-    fn add(&self) {
-        self.counters.add(SIZE);
+    fn record_allocation(&self) {
+        self.counters.record_allocation(SIZE);
     }
 
-    fn subtract(&self) {
-        self.counters.subtract(SIZE);
+    fn record_free(&self) {
+        self.counters.record_free(SIZE);
     }
 
     fn pair(&self) {
-        self.add();
-        self.subtract();
+        self.record_allocation();
+        self.record_free();
     }
 
     /// A pair while no other is under way.
@@ -113,11 +113,11 @@ fn the_owner_is_in_the_middle() {
         &[
             |s: &State| {
                 s.pair();
-                s.add();
+                s.record_allocation();
             },
             |s| {
-                s.add();
-                s.subtract();
+                s.record_allocation();
+                s.record_free();
             },
         ],
         |s| s.end(1, 1..=2, 4),
@@ -134,11 +134,11 @@ fn two_blocks_at_once() {
         &[
             |s: &State| {
                 s.pair();
-                s.add();
+                s.record_allocation();
             },
             |s| {
                 s.pair();
-                s.add();
+                s.record_allocation();
             },
         ],
         |s| s.end(2, 2..=2, 6),
@@ -161,18 +161,18 @@ fn frees_of_another_thread() {
         30,
         || {
             let state = shared();
-            state.add();
+            state.record_allocation();
             state
         },
         &[
             |s: &State| {
-                s.subtract();
-                s.add();
+                s.record_free();
+                s.record_allocation();
             },
             |s| {
-                s.subtract();
-                s.add();
-                s.add();
+                s.record_free();
+                s.record_allocation();
+                s.record_allocation();
             },
         ],
         |s| s.end(2, 2..=2, 6),
@@ -186,7 +186,7 @@ fn a_reader_and_the_owner() {
         "a_reader_and_the_owner",
         10_000,
         owned,
-        &[State::pair, State::add, |s| s.look(2)],
+        &[State::pair, State::record_allocation, |s| s.look(2)],
         |s| s.end(1, 1..=2, 3),
     );
 }

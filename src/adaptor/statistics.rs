@@ -139,7 +139,7 @@ unsafe impl<U: DeviceResource> DeviceResource for StatisticsAdaptor<U> {
         let block = state.upstream.allocate(stream, layout)?;
         if !block.is_empty() {
             let bytes = block.bytes() as i64;
-            state.counters.add(bytes);
+            state.counters.record_allocation(bytes);
             state.scopes.change(bytes, 1);
         }
         Ok(block)

@@ -16,7 +16,7 @@ pub struct SharedCounters {
 impl SharedCounters {
     /// Counts a block of so many bytes.
     #[inline(always)]
-    pub fn add(&self, bytes: i64) {
+    pub fn record_allocation(&self, bytes: i64) {
         self.change(bytes, 1);
     }
 
