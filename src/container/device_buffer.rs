@@ -30,7 +30,7 @@ use std::marker::PhantomData;
 ///
 /// let stream = Device::detect()?.new_stream()?;
 /// let mut buffer = DeviceBuffer::from_slice(&stream, &[1, 2, 3])?;
-/// buffer.resize(8)?;
+/// buffer.resize_zeroed(8)?;
 /// assert_eq!(buffer.to_vec()?, [1, 2, 3, 0, 0, 0, 0, 0]);
 /// let words = buffer.into_vec::<u32>()?;
 /// assert_eq!(words.get(1)?, 0);
@@ -88,7 +88,7 @@ impl DeviceBuffer {
         /// let stream = Device::detect()?.new_stream()?;
         /// let page = DeviceLayout::with_alignment(100, 4096)?;
         /// let mut buffer = DeviceBuffer::with_layout(&stream, page)?;
-        /// buffer.resize(10_000)?;
+        /// buffer.resize_zeroed(10_000)?;
         /// assert_eq!(buffer.as_device_ptr() % 4096, 0);
         /// # Ok::<(), aquifer::Error>(())
         /// ```
@@ -261,12 +261,12 @@ impl DeviceBuffer {
     /// # Errors
     ///
     /// As [`zeroed`](Self::zeroed); then the buffer is as long as it was.
-    pub fn resize(&mut self, bytes: usize) -> Result<()> {
+    pub fn resize_zeroed(&mut self, bytes: usize) -> Result<()> {
         self.reserve(bytes.saturating_sub(self.len()))?;
         self.bytes.resize(bytes, 0)
     }
 
-    /// As [`resize`](Self::resize), and as RMM's: the added bytes are not written.
+    /// As [`resize_zeroed`](Self::resize_zeroed), and as RMM's: the added bytes are not written.
     ///
     /// ```
     /// use aquifer::{Device, DeviceBuffer};

@@ -29,7 +29,7 @@ impl<U: Upstream> Pool<U> {
         // and `pop` enters none.
         unsafe {
             local::find_in_table_then(self.id, stream_id, |magazine| {
-                let cached = magazine.try_with_unfenced(|classes| classes.pop(units))??;
+                let cached = magazine.try_with_fast(|classes| classes.pop(units))??;
                 Some(Self::warm(cached, units))
             })
         }
@@ -129,7 +129,7 @@ impl<U: Upstream> Pool<U> {
         let cached = unsafe {
             local::find_in_table_then(self.id, stream_id, |magazine| {
                 let (units, cached) = self.cacheable(&block)?;
-                magazine.try_with_unfenced(|classes| classes.push(units, cached))?.ok()
+                magazine.try_with_fast(|classes| classes.push(units, cached))?.ok()
             })
         };
         cached.ok_or(block)

@@ -4,7 +4,7 @@
 use crate::sync::{MODELLED, OnceLock};
 
 /// Elements of the first chunk; each further chunk is as long as all before it.
-const FIRST: usize = 16;
+const FIRST_CHUNK_LENGTH: usize = 16;
 const CHUNKS: usize = 28;
 
 /// Elements by index, made in chunks when they are first asked for.
@@ -16,11 +16,11 @@ pub(super) struct AppendArray<T> {
 /// The chunk of an index, and its place there.
 #[inline]
 const fn chunk_and_offset(index: usize) -> (usize, usize) {
-    if index < FIRST {
+    if index < FIRST_CHUNK_LENGTH {
         return (0, index);
     }
-    let chunk = (index / FIRST).ilog2() as usize + 1;
-    (chunk, index - (FIRST << (chunk - 1)))
+    let chunk = (index / FIRST_CHUNK_LENGTH).ilog2() as usize + 1;
+    (chunk, index - (FIRST_CHUNK_LENGTH << (chunk - 1)))
 }
 
 impl<T: Default> AppendArray<T> {
@@ -43,7 +43,8 @@ impl<T: Default> AppendArray<T> {
     /// The element, made with its chunk if need be. `None` past 2^31.
     pub(super) fn get_or_make(&self, index: usize) -> Option<&T> {
         let (chunk, offset) = chunk_and_offset(index);
-        let length = if chunk == 0 { FIRST } else { FIRST << (chunk - 1) };
+        let length =
+            if chunk == 0 { FIRST_CHUNK_LENGTH } else { FIRST_CHUNK_LENGTH << (chunk - 1) };
         let make = || (0..length).map(|_| T::default()).collect();
         self.chunks.get(chunk)?.get_or_init(make).get(offset)
     }

@@ -1,4 +1,4 @@
-//! Epochs in place of an event for each free.
+//! StreamEpochs in place of an event for each free.
 //!
 //! A stream's epoch is a number that a free reads and an event closes.
 //!
@@ -32,7 +32,7 @@ use std::collections::VecDeque;
 const RING: usize = 8;
 
 /// One stream's epochs, and those of other streams that it is ordered after.
-pub(super) struct Epochs<U: Upstream> {
+pub(super) struct StreamEpochs<U: Upstream> {
     /// The epoch that frees are stamped with.
     current: CachePadded<AtomicUsize>,
     /// The last epoch that the device was seen to have passed.
@@ -53,7 +53,7 @@ pub(super) struct ClosedEpochs<U: Upstream> {
     spare: Vec<(U::Event, Clock)>,
 }
 
-/// Epochs by slot, of those slots alone that have one: streams are many, and few wait for many
+/// StreamEpochs by slot, of those slots alone that have one: streams are many, and few wait for many
 /// others.
 type Clock = Vec<(SlotId, usize)>;
 
@@ -66,13 +66,13 @@ struct ClosedEpoch<E> {
 }
 
 /// The first epoch. Memory of stamp 0 is complete.
-const FIRST: usize = 1;
+const FIRST_EPOCH: usize = 1;
 
-impl<U: Upstream> Epochs<U> {
+impl<U: Upstream> StreamEpochs<U> {
     pub(super) fn new(stream: Option<U::Stream>) -> Self {
         let record = ClosedEpochs { stream, closed: VecDeque::new(), spare: Vec::new() };
         Self {
-            current: CachePadded::new(AtomicUsize::new(FIRST)),
+            current: CachePadded::new(AtomicUsize::new(FIRST_EPOCH)),
             completed: AtomicUsize::new(0),
             ordered: AppendArray::new(),
             sources: trusted::Mutex::new(Vec::new()),

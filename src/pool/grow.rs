@@ -101,13 +101,14 @@ impl<U: Upstream> Pool<U> {
     ) -> Result<Option<TakenBlock>, Failure<U::Error>> {
         let Some(bytes) = request.padded_bytes(self.settings.alignment) else { return Ok(None) };
         let _growth = self.growth_lock.lock();
-        let (waits, _) = self.wait_is_better_and_live(bytes);
-        if let Some(found) = self.take_before_growth(request, step == MissStep::Grow && waits) {
+        let (wait_first, _) = self.wait_is_better_and_live(bytes);
+        if let Some(found) = self.take_before_growth(request, step == MissStep::Grow && wait_first)
+        {
             return Ok(Some(found));
         }
-        let (waits, live) = self.wait_is_better_and_live(bytes);
+        let (wait_first, live) = self.wait_is_better_and_live(bytes);
         let limit = match step {
-            MissStep::Grow if waits => return Ok(None),
+            MissStep::Grow if wait_first => return Ok(None),
             MissStep::Grow => self.settings.soft_limit,
             _ => self.settings.maximum,
         };
@@ -121,12 +122,12 @@ impl<U: Upstream> Pool<U> {
 
     /// What need not be asked of upstream: what another thread grew by, what caches hold unless a wait comes
     /// first, and what is ready by now and merges.
-    fn take_before_growth(&self, request: &Request<'_, U>, waits: bool) -> Option<TakenBlock> {
+    fn take_before_growth(&self, request: &Request<'_, U>, wait_first: bool) -> Option<TakenBlock> {
         if request.graph_upto.is_some() {
             return self.take_own(request).or_else(|| self.refill_from_shared(request));
         }
         // Whether caches are large is a matter of size, which no model has.
-        let flushed = if MODELLED || waits { None } else { self.flush_if_due(request) };
+        let flushed = if MODELLED || wait_first { None } else { self.flush_if_due(request) };
         flushed.or_else(|| self.poll_and_coalesce_all(request))
     }
 

@@ -308,18 +308,15 @@ impl Magazine {
     }
 
     /// As [`try_with`](Self::try_with), and `None` where [`needs_fence`](Biased::needs_fence):
-    /// [`Biased::try_with_unfenced`].
+    /// [`Biased::try_with_fast`].
     ///
     /// # Safety
     ///
     /// As [`try_with`](Self::try_with).
     #[inline(always)]
-    pub unsafe fn try_with_unfenced<R>(
-        &self,
-        body: impl FnOnce(&mut SizeClasses) -> R,
-    ) -> Option<R> {
+    pub unsafe fn try_with_fast<R>(&self, body: impl FnOnce(&mut SizeClasses) -> R) -> Option<R> {
         // SAFETY: the caller's promise.
-        unsafe { self.classes.try_with_unfenced(OWNER, body) }
+        unsafe { self.classes.try_with_fast(OWNER, body) }
     }
 
     /// Goes through magazines of any threads, whose owners do without meanwhile.

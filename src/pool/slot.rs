@@ -1,7 +1,7 @@
 //! What a pool has of one stream: its heap, its epochs, its remote frees, its magazines.
 
 use super::block::{SHARED, SlotId, UNIT_SHIFT};
-use super::epochs::Epochs;
+use super::epochs::StreamEpochs;
 use super::magazine::Magazine;
 use super::remote_frees::{Freed, RemoteFrees};
 use super::upstream::Upstream;
@@ -15,7 +15,7 @@ use std::ops::{Deref, DerefMut};
 /// streams share.
 pub(super) struct Slot<U: Upstream> {
     pub(super) id: SlotId,
-    pub(super) epochs: Epochs<U>,
+    pub(super) epochs: StreamEpochs<U>,
     pub(super) magazines: Mutex<Vec<Arc<Magazine>>>,
     remote_frees: RemoteFrees,
     heap: Mutex<Heap>,
@@ -52,7 +52,7 @@ impl<U: Upstream> Slot<U> {
     pub(super) fn new(id: SlotId, stream: Option<U::Stream>) -> Self {
         Self {
             id,
-            epochs: Epochs::new(stream),
+            epochs: StreamEpochs::new(stream),
             magazines: Mutex::new(Vec::new()),
             remote_frees: RemoteFrees::new(),
             heap: Mutex::new(Heap::new(UNIT_SHIFT)),

@@ -164,7 +164,7 @@ fn collect_from(queue: &DeferredQueue<DeferredDrop>) {
             event!(
                 error,
                 device,
-                "leaked the buffers of a transfer: the device can no longer say whether it is done"
+                "leaked what waited for the device, which can no longer say whether it is done"
             );
         });
     }
@@ -172,7 +172,7 @@ fn collect_from(queue: &DeferredQueue<DeferredDrop>) {
         let drop = ManuallyDrop::into_inner(ready.drop);
         if catch_panic(drop).is_none() {
             emit_deferred(|| {
-                event!(error, "the buffers of a transfer panicked when they were dropped")
+                event!(error, "what waited for the device panicked when it was dropped")
             });
         }
     }

@@ -107,17 +107,13 @@ impl<T> Biased<T> {
     ///
     /// As [`try_with`](Self::try_with).
     #[inline(always)]
-    pub unsafe fn try_with_unfenced<R>(
-        &self,
-        owner: u64,
-        body: impl FnOnce(&mut T) -> R,
-    ) -> Option<R> {
+    pub unsafe fn try_with_fast<R>(&self, owner: u64, body: impl FnOnce(&mut T) -> R) -> Option<R> {
         let is_open = || !barrier::MAY_BE_ASYMMETRIC && self.fence_and_recheck(owner);
         // SAFETY: the caller's promise.
         unsafe { self.try_with_recheck(owner, body, is_open) }
     }
 
-    /// Whether [`try_with_unfenced`](Self::try_with_unfenced) leaves the owner to
+    /// Whether [`try_with_fast`](Self::try_with_fast) leaves the owner to
     /// [`try_with`](Self::try_with).
     pub fn needs_fence(&self) -> bool {
         barrier::MAY_BE_ASYMMETRIC && self.state.load(Ordering::Relaxed) & FENCED != 0
@@ -249,7 +245,7 @@ impl<T> Biased<T> {
         (owner != NO_OWNER).then_some(owner)
     }
 
-    /// Whether [`try_with_unfenced`](Self::try_with_unfenced) would let the owner of this number in.
+    /// Whether [`try_with_fast`](Self::try_with_fast) would let the owner of this number in.
     /// Relaxed: it looks again.
     #[inline(always)]
     pub fn is_open_to(&self, owner: u64) -> bool {

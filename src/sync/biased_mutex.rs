@@ -52,7 +52,7 @@ impl<T> BiasedMutex<T> {
             return None;
         }
         // SAFETY: a number is one thread's for good, and `body` does not come back here.
-        unsafe { self.cell.try_with_unfenced(thread, body) }
+        unsafe { self.cell.try_with_fast(thread, body) }
     }
 
     /// The value, for any thread: the first one owns it from then on, and a second one ends that.

@@ -38,10 +38,10 @@ fn containers_of_a_device_that_is_not_current_call_it_alone() {
             let make = || DeviceBuffer::zeroed_in(&home, 64, resource.clone()).unwrap();
             let mut buffer = make();
             all_on_the_first(driver, "zeroed");
-            buffer.resize(1024).unwrap();
+            buffer.resize_zeroed(1024).unwrap();
             let calls = all_on_the_first(driver, "resize");
             assert!(calls.iter().any(|line| line.starts_with("cuMemcpyDtoDAsync")), "{calls:?}");
-            buffer.resize(64).unwrap();
+            buffer.resize_zeroed(64).unwrap();
             buffer.shrink_to_fit().unwrap();
             all_on_the_first(driver, "shrink_to_fit");
             buffer.copy_from_slice(&[3; 64]).unwrap();

@@ -172,7 +172,7 @@ fn sizes_and_types_that_cannot_be_are_errors() {
     // No bytes, and more alignment than any memory has: until there are bytes.
     let wide = DeviceLayout::with_alignment(0, 1 << 40).unwrap();
     let mut buffer = DeviceBuffer::with_layout_in(&stream, wide, plain).unwrap();
-    assert_eq!(kind(buffer.resize(1)), ErrorKind::OutOfMemory);
+    assert_eq!(kind(buffer.resize_zeroed(1)), ErrorKind::OutOfMemory);
     assert_eq!(kind(buffer.view::<Nothing>()), ErrorKind::InvalidArgument);
     assert_eq!(kind(buffer.view_mut::<Nothing>()), ErrorKind::InvalidArgument);
     assert!(buffer.view::<u64>().unwrap().is_empty());

@@ -92,7 +92,7 @@ fn an_empty_buffer_takes_no_memory_and_may_become_a_full_one() {
         let after = device.simulator().map(|simulator| simulator.live_blocks());
         assert_eq!(before, after);
         let [resized, reserved, shrunk, copied] = &mut empties;
-        resized.resize(100).unwrap();
+        resized.resize_zeroed(100).unwrap();
         assert_eq!(resized.to_vec().unwrap(), [0; 100]);
         reserved.reserve(100).unwrap();
         assert!(reserved.is_empty() && reserved.capacity() >= 100);
@@ -110,14 +110,14 @@ fn a_smaller_buffer_keeps_its_memory_until_it_is_told_to_shrink() {
         let mut buffer =
             DeviceBuffer::from_slice_in(&stream, &bytes(100_000), resource.clone()).unwrap();
         let (address, capacity) = (buffer.as_device_ptr(), buffer.capacity());
-        buffer.resize(50_000).unwrap();
+        buffer.resize_zeroed(50_000).unwrap();
         assert_eq!((buffer.as_device_ptr(), buffer.capacity()), (address, capacity));
         assert_eq!(buffer.len(), 50_000);
         // Back up in the same memory: what was cut off does not show again.
-        buffer.resize(50_010).unwrap();
+        buffer.resize_zeroed(50_010).unwrap();
         assert_eq!((buffer.as_device_ptr(), buffer.capacity()), (address, capacity));
         assert_eq!(buffer.to_vec().unwrap(), [bytes(50_000), vec![0; 10]].concat());
-        buffer.resize(50_000).unwrap();
+        buffer.resize_zeroed(50_000).unwrap();
         buffer.shrink_to_fit().unwrap();
         assert_ne!(buffer.as_device_ptr(), address);
         assert!((50_000..60_000).contains(&buffer.capacity()), "{}", buffer.capacity());
@@ -125,7 +125,7 @@ fn a_smaller_buffer_keeps_its_memory_until_it_is_told_to_shrink() {
         let address = buffer.as_device_ptr();
         buffer.shrink_to_fit().unwrap();
         assert_eq!(buffer.as_device_ptr(), address, "there is nothing more to give up");
-        buffer.resize(0).unwrap();
+        buffer.resize_zeroed(0).unwrap();
         buffer.shrink_to_fit().unwrap();
         assert_eq!((buffer.len(), buffer.capacity()), (0, 0));
     }
@@ -139,7 +139,7 @@ fn a_larger_buffer_has_exactly_the_room_that_was_asked() {
     let mut buffer = DeviceBuffer::from_slice_in(&stream, &bytes(1000), plain).unwrap();
     assert_eq!(buffer.capacity(), 1000);
     let address = buffer.as_device_ptr();
-    buffer.resize(1001).unwrap();
+    buffer.resize_zeroed(1001).unwrap();
     assert_ne!(buffer.as_device_ptr(), address);
     assert_eq!((buffer.len(), buffer.capacity()), (1001, 1001));
     buffer.reserve(500).unwrap();
@@ -178,7 +178,7 @@ fn a_copy_has_the_room_that_it_needs_and_lives_where_it_is_told() {
         for (resource, stream) in resources(&device) {
             let mut original =
                 DeviceBuffer::from_slice_in(&stream, &bytes(5000), resource.clone()).unwrap();
-            original.resize(3000).unwrap();
+            original.resize_zeroed(3000).unwrap();
             let other = device.new_stream().unwrap();
             let plain: Arc<dyn DeviceResource> = Arc::new(CudaResource::new(&device));
             let clone = original.try_clone().unwrap();
@@ -247,7 +247,7 @@ fn an_alignment_is_kept_by_all_that_takes_the_buffers_place() {
                 DeviceBuffer::with_layout_in(&stream, layout(0), resource.clone()).unwrap();
             aligned(&empty, "empty");
             odd();
-            empty.resize(100).unwrap();
+            empty.resize_zeroed(100).unwrap();
             aligned(&empty, "no longer empty");
             odd();
             let mut buffer =
@@ -255,13 +255,13 @@ fn an_alignment_is_kept_by_all_that_takes_the_buffers_place() {
             aligned(&buffer, "new");
             buffer.copy_from_slice(&bytes(100)).unwrap();
             odd();
-            buffer.resize(5000).unwrap();
+            buffer.resize_zeroed(5000).unwrap();
             aligned(&buffer, "resized");
             odd();
             buffer.reserve(5000).unwrap();
             aligned(&buffer, "reserved");
             odd();
-            buffer.resize(100).unwrap();
+            buffer.resize_zeroed(100).unwrap();
             buffer.shrink_to_fit().unwrap();
             aligned(&buffer, "shrunk");
             odd();
@@ -357,7 +357,7 @@ fn a_buffer_is_used_on_other_streams_in_order() {
         assert_eq!(buffer.on(&other).unwrap().len(), 4000);
         assert_eq!(buffer.on_mut(&other).unwrap().len(), 4000);
         add_one(&other, &mut buffer.view_mut::<u32>().unwrap()).unwrap();
-        buffer.resize(4004).unwrap();
+        buffer.resize_zeroed(4004).unwrap();
         buffer.set_stream(&other).unwrap();
         assert_eq!(buffer.stream(), &other);
         drop(home);
@@ -385,9 +385,9 @@ fn what_cannot_be_is_an_error_and_changes_nothing() {
     let most = DeviceBuffer::zeroed_in(&stream, usize::MAX, plain.clone());
     assert_eq!(kind(most), ErrorKind::InvalidArgument);
     let mut buffer = DeviceBuffer::from_slice_in(&stream, &bytes(100), plain.clone()).unwrap();
-    assert_eq!(kind(buffer.resize(usize::MAX)), ErrorKind::InvalidArgument);
+    assert_eq!(kind(buffer.resize_zeroed(usize::MAX)), ErrorKind::InvalidArgument);
     assert_eq!(kind(buffer.reserve(usize::MAX)), ErrorKind::InvalidArgument);
-    assert_eq!(kind(buffer.resize(2 << 20)), ErrorKind::OutOfMemory);
+    assert_eq!(kind(buffer.resize_zeroed(2 << 20)), ErrorKind::OutOfMemory);
     assert_eq!(kind(buffer.reserve(2 << 20)), ErrorKind::OutOfMemory);
     let other = elsewhere.new_stream().unwrap();
     assert_eq!(kind(buffer.set_stream(&other)), ErrorKind::WrongDevice);
@@ -400,7 +400,7 @@ fn what_cannot_be_is_an_error_and_changes_nothing() {
                 let copy = DeviceBuffer::from_slice_in(&stream, &bytes(100), plain.clone());
                 assert_eq!(kind(copy), ErrorKind::Driver);
             }
-            _ => assert_eq!(kind(buffer.resize(200)), ErrorKind::Driver),
+            _ => assert_eq!(kind(buffer.resize_zeroed(200)), ErrorKind::Driver),
         }
         assert_eq!(simulator.live_blocks(), before, "{what}");
     }

@@ -147,9 +147,9 @@ fn a_buffer_of_one_device_is_changed_and_dropped_while_the_other_is_current() {
         |bytes: &[u8]| DeviceBuffer::from_slice_in(&stream, bytes, resource.clone()).unwrap();
     let mut buffer = make(&[1; 128]);
     both.check("from_slice");
-    buffer.resize(1024).unwrap();
+    buffer.resize_zeroed(1024).unwrap();
     both.check("resize");
-    buffer.resize(64).unwrap();
+    buffer.resize_zeroed(64).unwrap();
     buffer.shrink_to_fit().unwrap();
     both.check("shrink_to_fit");
     buffer.reserve(1000).unwrap();
@@ -234,11 +234,11 @@ fn each_device_has_a_pool_of_its_own() {
     let mut second = DeviceVec::from_slice(&streams[1], &[2_u8; 500]).unwrap();
     let scalar = DeviceScalar::new(&streams[1], 9_u32).unwrap();
     assert_eq!(live(), [1, 2]);
-    first.resize(100_000).unwrap();
+    first.resize_zeroed(100_000).unwrap();
     second.resize(1000, 3).unwrap();
     both.check("resize");
     assert_eq!(live(), [1, 2]);
-    first.resize(1000).unwrap();
+    first.resize_zeroed(1000).unwrap();
     second.copy_from(&first).unwrap();
     both.check("copy_from");
     // Replaced by one of the other device: each goes back to its own pool.
