@@ -84,6 +84,7 @@ impl<T: Pod> DeviceVec<T> {
         Ok(vec)
     }
 
+    /// A vector with the elements of `source`, whose copy is complete when this returns.
     pub(super) fn copy_of(stream: &Stream, source: &[T], resource: ResourceHandle) -> Result<Self> {
         let layout = DeviceLayout::array::<T>(source.len())?;
         let mut vec = Self::unwritten(stream, layout, resource)?;

@@ -13,9 +13,11 @@ use std::ops::Range;
 pub(crate) enum CapturePolicy {
     /// A stream that uses memory whose home is in a declared capture joins the capture.
     Join,
-    /// Nothing: the work uses host memory, which a graph would use again when it is long gone.
+    /// No stream of the use may be in capture: the work uses host memory, which a graph would use again
+    /// when it is long gone.
     Refuse,
-    /// The driver decides: the work is given at once, in the same graph.
+    /// As [`Join`](Self::Join), and in an undeclared capture the driver decides: the work is given at
+    /// once, in the same graph.
     Any,
 }
 

@@ -128,7 +128,7 @@ impl PinnedPoolOptions {
     /// entries; [`ErrorKind::OutOfMemory`](crate::ErrorKind::OutOfMemory) if there is no room for the
     /// initial size; [`ErrorKind::Forked`](crate::ErrorKind::Forked) in the child of a fork.
     pub fn build(self) -> Result<PinnedPool> {
-        let initial_size = self.checked_initial_size()?;
+        let initial_size = self.validate()?;
         // From here on a failure closes the pool.
         let pool = PinnedPool { handle: Arc::new(PoolHandle(PoolCore::new(self))) };
         pool.core().reserve_initial(initial_size)?;

@@ -207,7 +207,7 @@ impl PoolCore {
         self.heap.lock().allocate_exhaustive(units, align)
     }
 
-    /// Frees blocks that no device work uses (INV-PINNED-5).
+    /// Frees blocks that no device work uses (INV-PINNED-5). What is no live block is logged, not freed.
     pub(super) fn free_to_heap<'a>(&self, blocks: impl IntoIterator<Item = &'a FreedBlock>) {
         let mut unknown = 0;
         let mut heap = self.heap.lock();

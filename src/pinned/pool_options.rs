@@ -114,8 +114,9 @@ impl PinnedPoolOptions {
         self
     }
 
-    /// Checks the options. Returns the initial size in whole pages.
-    pub(super) fn checked_initial_size(&self) -> Result<usize> {
+    /// Checks all options, and that this is no child of a fork. Returns the initial size in bytes, up to
+    /// a whole page.
+    pub(super) fn validate(&self) -> Result<usize> {
         not_forked("page-locked memory")?;
         let (maximum, initial) = (self.maximum_size, self.initial_size);
         ensure!(
@@ -124,9 +125,9 @@ impl PinnedPoolOptions {
             "give whole pages",
             "a maximum size of {maximum} bytes is no whole pages of {PAGE}"
         );
-        let initial_pages = align_up(initial, PAGE).unwrap_or(usize::MAX);
+        let rounded = align_up(initial, PAGE).unwrap_or(usize::MAX);
         ensure!(
-            initial_pages <= maximum,
+            rounded <= maximum,
             InvalidArgument,
             "ask for less, or give a larger maximum_size",
             "an initial size of {initial} bytes is more than the maximum of {maximum}"
@@ -144,6 +145,6 @@ impl PinnedPoolOptions {
             "ask for no more than that",
             "{entries} blocks of a size were to be kept, where a magazine has {CLASS_CAPACITY} places"
         );
-        Ok(initial_pages)
+        Ok(rounded)
     }
 }

@@ -90,7 +90,8 @@ impl SlabHeap {
         removed
     }
 
-    /// Puts a slab in and takes its first block, of `units` at `align`, if one is asked for. Taken
+    /// Puts a slab in and takes its first block, of the units and alignment of `first`. Returns that
+    /// block's address. Taken
     /// from the whole heap, the block might come from another slab or be overlooked among many of
     /// nearly its size, and the growth be in vain.
     pub(super) fn insert_slab(

@@ -98,6 +98,8 @@ impl HostSource {
         Ok(HostMemory { base, bytes, start: first_fit(base, bytes, layout).unwrap_or(base) })
     }
 
+    /// Pinned memory of the driver. Where it has none, waits for what is in quarantine, frees that to the
+    /// driver, and asks once more.
     fn host_alloc_with_trim_retry(&self, bytes: usize) -> Result<NonNull<u8>> {
         let driver = self.device.driver();
         match driver.host_alloc(bytes, self.flags) {

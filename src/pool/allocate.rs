@@ -19,7 +19,7 @@ impl<U: Upstream> Pool<U> {
         self.allocate_cached_units(stream_id, self.aligned_units(bytes)?, align)
     }
 
-    /// The same for units that are known.
+    /// The same for units that are known. `None` where the thread's table lacks the magazine, too.
     #[inline(always)]
     pub fn allocate_cached_units(&self, stream_id: u64, units: u32, align: u64) -> Option<Block> {
         if align > self.settings.alignment {

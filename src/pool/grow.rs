@@ -15,8 +15,8 @@ use std::time::Instant;
 
 /// Smallest growth, unless a step is set: 2 MiB, the driver's own granule.
 const LEAST_GROWTH: usize = 2 << 20;
-/// Caches that hold less in all are let alone before the pool grows.
-const MIN_CACHED_TO_FLUSH: usize = 8 << 20;
+/// Where all magazines hold less, growth flushes the calling thread's alone.
+const MIN_CACHED_TO_FLUSH_ALL: usize = 8 << 20;
 /// And so much more for each, so that many small ones are no reason.
 const MIN_CACHED_PER_MAGAZINE: usize = 8 << 10;
 /// Misses before a thread's caches are flushed again for growth, for each magazine of the pool.
@@ -141,7 +141,7 @@ impl<U: Upstream> Pool<U> {
         });
         let misses = self.counters().misses.load(Ordering::Relaxed);
         let is_due = cached > 0 && misses >= self.next_flush.load(Ordering::Relaxed);
-        let least = MIN_CACHED_TO_FLUSH.max(self.reserved_bytes() / 8).max(request.bytes());
+        let least = MIN_CACHED_TO_FLUSH_ALL.max(self.reserved_bytes() / 8).max(request.bytes());
         if (cached << UNIT_SHIFT) as usize >= least + magazines * MIN_CACHED_PER_MAGAZINE {
             self.flush_all();
         } else if !is_due {

@@ -100,7 +100,7 @@ pub struct Magazine {
 }
 
 #[inline]
-fn class_hash(units: u32) -> usize {
+fn class_place(units: u32) -> usize {
     (units.wrapping_mul(0x9E37_79B1) >> 26) as usize
 }
 
@@ -110,7 +110,7 @@ impl SizeClasses {
     /// A block of exactly this size, if there is one.
     #[inline(always)]
     pub fn pop(&mut self, units: u32) -> Option<Cached> {
-        let class = &mut self.classes[class_hash(units)];
+        let class = &mut self.classes[class_place(units)];
         if class.units != units || class.length == 0 {
             return None;
         }
@@ -121,14 +121,14 @@ impl SizeClasses {
     /// The last block of exactly this size at a multiple of `align`, a power of two, though others lie
     /// on top of it. Not part of [`pop`](Self::pop), which it would make slower.
     pub fn pop_aligned(&mut self, units: u32, align: u64) -> Option<Cached> {
-        let class = &mut self.classes[class_hash(units)];
+        let class = &mut self.classes[class_place(units)];
         if class.units == units { class.take_aligned(align) } else { None }
     }
 
     /// Keeps a freed block if its size has a class with room.
     #[inline(always)]
     pub fn push(&mut self, units: u32, block: Cached) -> Result<(), Cached> {
-        let class = &mut self.classes[class_hash(units)];
+        let class = &mut self.classes[class_place(units)];
         let length = class.length as usize;
         if class.units != units || class.length >= class.room {
             return Err(block);
@@ -154,7 +154,7 @@ impl SizeClasses {
     /// Whether the block is inside, among those of its size.
     #[inline]
     pub fn holds(&self, units: u32, token: u64) -> bool {
-        let class = &self.classes[class_hash(units)];
+        let class = &self.classes[class_place(units)];
         let blocks = class.blocks.iter().take(class.length as usize);
         class.units == units && blocks.into_iter().any(|other| other.token == token)
     }
@@ -163,7 +163,7 @@ impl SizeClasses {
     /// frees. Blocks that have to make room go to `evicted`.
     #[inline]
     pub fn note_miss(&mut self, units: u32, evicted: impl FnMut(Cached)) {
-        let class = &mut self.classes[class_hash(units)];
+        let class = &mut self.classes[class_place(units)];
         if class.units == units {
             return;
         }
@@ -180,7 +180,7 @@ impl SizeClasses {
 
     #[cold]
     fn assign_class(&mut self, units: u32, mut evicted: impl FnMut(Cached)) {
-        let place = class_hash(units);
+        let place = class_place(units);
         self.clear_class(place, &mut evicted);
         let size = u64::from(units);
         if size > self.limits.units || self.limits.entries == 0 || units == NO_SIZE || units == 0 {
