@@ -1,4 +1,4 @@
-//! StreamEpochs in place of an event for each free.
+//! Epochs in place of an event for each free.
 //!
 //! A stream's epoch is a number that a free reads and an event closes.
 //!
@@ -53,7 +53,7 @@ pub(super) struct ClosedEpochs<U: Upstream> {
     spare: Vec<(U::Event, Clock)>,
 }
 
-/// StreamEpochs by slot, of those slots alone that have one: streams are many, and few wait for many
+/// Epochs by slot, of those slots alone that have one: streams are many, and few wait for many
 /// others.
 type Clock = Vec<(SlotId, usize)>;
 
