@@ -1,6 +1,6 @@
 //! Replays a plan: once for the time, once to look.
 
-use crate::bottom::Segment;
+use crate::counting::Segment;
 use crate::plan::{Plan, What};
 use crate::report::{Failed, Report};
 use crate::stack::{Options, Stack, is_full};

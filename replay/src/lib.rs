@@ -6,7 +6,7 @@
 //! `aquifer-replay` does all of it; `aquifer-replay --help` shows how.
 
 pub mod bisect;
-mod bottom;
+mod counting;
 pub mod engine;
 pub mod event;
 pub mod picture;
@@ -17,4 +17,4 @@ pub mod stack;
 pub mod trace;
 mod turns;
 
-pub use bottom::Segment;
+pub use counting::Segment;

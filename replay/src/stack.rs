@@ -1,6 +1,6 @@
 //! What a log is replayed against: a resource over counted memory of a device.
 
-use crate::bottom::{Counting, Counts};
+use crate::counting::{Counting, Counts};
 use aquifer::sim::SimConfig;
 use aquifer::{
     ArenaResource, AsyncResource, BinningResource, CudaResource, Device, DeviceResource, Error,
@@ -77,11 +77,11 @@ impl Stack {
         };
         let counts = Arc::new(Counts::new(limit, observe));
         let mut statistics: Option<Box<Statistics>> = None;
-        let bottom = || Counting::new(CudaResource::new(&device), counts.clone());
+        let upstream = || Counting::new(CudaResource::new(&device), counts.clone());
         // What is more than an address space is no limit.
         let most = limit.map(|limit| limit.min(1 << 48) as usize & !255);
         let mut pool = || {
-            let mut options = PoolResource::builder(bottom());
+            let mut options = PoolResource::builder(upstream());
             if let Some(most) = most {
                 options = options.maximum_size(most);
             }
@@ -94,7 +94,7 @@ impl Stack {
             Resource::Pool => Arc::new(pool()?),
             Resource::Binning => Arc::new(BinningResource::new(pool()?)?),
             Resource::Arena => {
-                let mut options = ArenaResource::builder(bottom());
+                let mut options = ArenaResource::builder(upstream());
                 if let Some(most) = most {
                     // Less is refused as too much for the capacity, which it is.
                     options = options.arena_size(most.max(LEAST_ARENA as usize));
@@ -104,7 +104,7 @@ impl Stack {
                 statistics = Some(Box::new(move || arena.statistics()));
                 Arc::new(made)
             }
-            Resource::Cuda => Arc::new(bottom()),
+            Resource::Cuda => Arc::new(upstream()),
             Resource::Async => {
                 Arc::new(Counting::new(AsyncResource::new(&device)?, counts.clone()))
             }

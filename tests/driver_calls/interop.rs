@@ -144,7 +144,7 @@ fn a_guard_may_be_forgotten_or_outlive_other_handles_on_its_stream() {
             let (_device, home, other, mut vec) = open();
             let (at_home, away) = (handle(&cudarc(&home)), handle(&cudarc(&other)));
             let stream = cudarc(&other);
-            // The one handle of Aquifer's goes; its debt keeps the stream.
+            // The one handle of Aquifer's goes; its pending use keeps the stream.
             {
                 let mut reference = vec.cuda_mut().unwrap();
                 let (address, guard) = reference.device_ptr_mut(&stream);
@@ -346,7 +346,7 @@ fn cudarc_gets_no_memory_that_it_would_free_wrongly() {
             let mut simulated = DeviceVec::<u8>::zeroed(&simulated, 10).unwrap();
             assert_eq!(simulated.cuda().map(drop).unwrap_err().kind(), ErrorKind::Unsupported);
             assert_eq!(simulated.cuda_mut().map(drop).unwrap_err().kind(), ErrorKind::Unsupported);
-            // A debt is paid before cudarc, which knows none, gets the memory.
+            // A pending use is waited for before cudarc, which knows none, gets the memory.
             std::mem::forget(vec.on_mut(&other).unwrap());
             driver.take();
             driver.fail("cuEventCreate", 1, 2);
@@ -400,9 +400,9 @@ fn one_stream_of_cudarcs_is_one_stream_here() {
         drop(vec);
         let destroyed = || driver.names().contains(&"cuStreamDestroy_v2".to_owned());
         assert!(!destroyed(), "the pool may still have to order what the stream freed");
-        let heir = DeviceVec::<u8>::zeroed(&ours, 10).unwrap();
+        let successor = DeviceVec::<u8>::zeroed(&ours, 10).unwrap();
         assert!(destroyed(), "until another stream comes");
-        drop(heir);
+        drop(successor);
         let ordered: Arc<dyn DeviceResource> = Arc::new(AsyncResource::new(&device).unwrap());
         set_current_device_resource(ordered.clone());
         let stream = device.new_stream().unwrap();

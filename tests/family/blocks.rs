@@ -1,6 +1,6 @@
 //! Blocks that remember what was written to them.
 
-use crate::fixture::Rig;
+use crate::fixture::Fixture;
 use aquifer::{
     DEFAULT_ALIGNMENT, DeviceBlock, DeviceLayout, DeviceResource, DeviceVec, DeviceVecParts,
     Result, Stream,
@@ -131,22 +131,22 @@ pub(crate) fn disjoint(live: &[Held]) {
 }
 
 /// The driver says that the memory is the device's. Of ordinary memory it need not know.
-pub(crate) fn lies_on_the_device(rig: &Rig, held: &Held) {
-    assert_eq!(*rig.resource().device(), rig.device);
+pub(crate) fn lies_on_the_device(fixture: &Fixture, held: &Held) {
+    assert_eq!(*fixture.resource().device(), fixture.device);
     #[cfg(feature = "cuda")]
-    if crate::support::on_gpu() && rig.made.of_device {
+    if crate::support::on_gpu() && fixture.made.of_device {
         use aquifer::cudarc::driver::sys;
-        rig.device.cuda_context().unwrap().bind_to_thread().unwrap();
+        fixture.device.cuda_context().unwrap().bind_to_thread().unwrap();
         let mut ordinal = -1_i32;
         let attribute = sys::CUpointer_attribute_enum::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL;
         let target = (&raw mut ordinal).cast();
         // SAFETY: an out-parameter of the size that the driver writes for this attribute.
         let asked = unsafe { sys::cuPointerGetAttribute(target, attribute, held.address()) };
         asked.result().unwrap();
-        assert_eq!(ordinal as usize, rig.device.ordinal());
+        assert_eq!(ordinal as usize, fixture.device.ordinal());
     }
     // The simulated one refuses every access to what it does not know: writing was the question.
-    if let Some(simulator) = rig.device.simulator() {
+    if let Some(simulator) = fixture.device.simulator() {
         let blocks = simulator.live_blocks() + simulator.pageable_blocks();
         assert!(blocks > 0, "{:#x} is in no block of the device", held.address());
     }

@@ -13,13 +13,13 @@ use std::time::{Duration, Instant};
 static CURRENT: RwLock<()> = RwLock::new(());
 
 /// One row, ready to be asked.
-pub(crate) struct Rig {
+pub(crate) struct Fixture {
     pub(crate) row: &'static Row,
     pub(crate) device: Device,
     pub(crate) made: Made,
 }
 
-impl Rig {
+impl Fixture {
     pub(crate) fn resource(&self) -> &Arc<dyn DeviceResource> {
         &self.made.resource
     }
@@ -35,43 +35,43 @@ impl Rig {
 }
 
 /// Asks every row, and then whether anything is left.
-pub(crate) fn each(case: &str, body: impl Fn(&Rig)) {
-    each_owned(case, |rig| kept(&rig, &body));
+pub(crate) fn each(case: &str, body: impl Fn(&Fixture)) {
+    each_owned(case, |fixture| kept(&fixture, &body));
 }
 
 /// As [`each`], for a case that changes what is current for the process.
-pub(crate) fn each_alone(case: &str, body: impl Fn(&Rig)) {
+pub(crate) fn each_alone(case: &str, body: impl Fn(&Fixture)) {
     let _alone = CURRENT.write().unwrap_or_else(PoisonError::into_inner);
-    rows(case, support::seeded, |rig| kept(&rig, &body));
+    rows(case, support::seeded, |fixture| kept(&fixture, &body));
 }
 
-fn kept(rig: &Rig, body: &impl Fn(&Rig)) {
-    body(rig);
-    rig.device.synchronize().unwrap();
-    for (what, read) in &rig.made.books {
+fn kept(fixture: &Fixture, body: &impl Fn(&Fixture)) {
+    body(fixture);
+    fixture.device.synchronize().unwrap();
+    for (what, read) in &fixture.made.books {
         assert_eq!(read(), 0, "{what}, when all is freed");
     }
 }
 
 /// As [`each`], for cases that let go of the resource themselves.
-pub(crate) fn each_owned(case: &str, body: impl Fn(Rig)) {
+pub(crate) fn each_owned(case: &str, body: impl Fn(Fixture)) {
     let _shared = CURRENT.read().unwrap_or_else(PoisonError::into_inner);
     rows(case, support::seeded, body);
 }
 
 /// Asks every row, on a simulated device of so many bytes, whatever the suite runs on.
-pub(crate) fn each_simulated(case: &str, capacity: u64, body: impl Fn(Rig, &Simulator)) {
+pub(crate) fn each_simulated(case: &str, capacity: u64, body: impl Fn(Fixture, &Simulator)) {
     let device = |seed| {
         let config = SimConfig::default().seed(seed).capacity(capacity);
         TestDevice::from(support::simulated(config).0)
     };
-    rows(case, device, |rig| {
-        let simulator = rig.device.simulator().unwrap();
-        body(rig, &simulator);
+    rows(case, device, |fixture| {
+        let simulator = fixture.device.simulator().unwrap();
+        body(fixture, &simulator);
     });
 }
 
-fn rows(case: &str, device: impl Fn(u64) -> TestDevice, body: impl Fn(Rig)) {
+fn rows(case: &str, device: impl Fn(u64) -> TestDevice, body: impl Fn(Fixture)) {
     let mut failures = Vec::new();
     for (seed, row) in ROWS.iter().enumerate() {
         let asked = catch_unwind(AssertUnwindSafe(|| ask(case, &device(seed as u64), row, &body)));
@@ -88,7 +88,7 @@ fn said(panic: &(dyn Any + Send)) -> &str {
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without a text")
 }
 
-fn ask(case: &str, device: &TestDevice, row: &'static Row, body: &impl Fn(Rig)) {
+fn ask(case: &str, device: &TestDevice, row: &'static Row, body: &impl Fn(Fixture)) {
     let made = match (row.make)(device) {
         Ok(made) => made,
         // The simulated device can do all.
@@ -97,7 +97,7 @@ fn ask(case: &str, device: &TestDevice, row: &'static Row, body: &impl Fn(Rig)) 
         }
         Err(error) => panic!("it could not be made: {error}"),
     };
-    body(Rig { row, device: Device::clone(device), made });
+    body(Fixture { row, device: Device::clone(device), made });
     device.synchronize().unwrap();
     if let Some(simulator) = device.simulator() {
         nothing_is_left(device, &simulator);

@@ -14,15 +14,15 @@ pub(crate) fn is_too_much(error: &Error) -> bool {
 
 #[test]
 fn more_than_the_device_has_is_a_typed_error_and_no_end() {
-    each("more_than_the_device_has", |rig| {
-        let total = rig.device.memory_info().unwrap().total as usize;
+    each("more_than_the_device_has", |fixture| {
+        let total = fixture.device.memory_info().unwrap().total as usize;
         let pebibyte = (total * 1024).max(1 << 50);
-        for stream in [rig.device.default_stream(), rig.stream()] {
+        for stream in [fixture.device.default_stream(), fixture.stream()] {
             for bytes in [pebibyte, 1 << 60, isize::MAX as usize - 4095] {
-                let error = rig.resource().allocate(&stream, layout(bytes)).unwrap_err();
+                let error = fixture.resource().allocate(&stream, layout(bytes)).unwrap_err();
                 assert!(is_too_much(&error), "{bytes} bytes: {:?}: {error}", error.kind());
-                let held = Held::take(rig.resource(), &stream, rig.modest(KIB), 1).unwrap();
-                held.free(rig.resource());
+                let held = Held::take(fixture.resource(), &stream, fixture.modest(KIB), 1).unwrap();
+                held.free(fixture.resource());
             }
         }
     });
@@ -34,28 +34,28 @@ const FULL: usize = 160 * MIB;
 /// All that a small device has is given, refused beyond, and given again.
 #[test]
 fn a_device_that_is_full_refuses_and_serves_again() {
-    each_simulated("a_device_that_is_full", FULL as u64, |rig, _| {
-        if !rig.made.of_device {
+    each_simulated("a_device_that_is_full", FULL as u64, |fixture, _| {
+        if !fixture.made.of_device {
             return;
         }
-        let stream = rig.stream();
-        let bytes = rig.made.largest.min(4 * MIB);
+        let stream = fixture.stream();
+        let bytes = fixture.made.largest.min(4 * MIB);
         let fill = || {
             let mut live = Vec::new();
             let error = loop {
-                match Held::take(rig.resource(), &stream, bytes, live.len() as u8) {
+                match Held::take(fixture.resource(), &stream, bytes, live.len() as u8) {
                     Ok(held) => live.push(held),
                     Err(error) => break error,
                 }
             };
             assert_eq!(error.kind(), ErrorKind::OutOfMemory, "{error}");
             let blocks = live.len();
-            live.into_iter().for_each(|held| held.free(rig.resource()));
+            live.into_iter().for_each(|held| held.free(fixture.resource()));
             blocks
         };
         let first = fill();
         // A pool that grows by an eighth leaves the rest of some steps unused while all lives.
-        let least = rig.made.room.min(FULL) / 4 * 3;
+        let least = fixture.made.room.min(FULL) / 4 * 3;
         assert!(first * bytes >= least, "{first} blocks of {bytes} bytes");
         assert_eq!(fill(), first, "blocks of {bytes} bytes, the second time");
     });
@@ -65,21 +65,21 @@ fn a_device_that_is_full_refuses_and_serves_again() {
 #[test]
 fn a_driver_call_that_fails_is_out_of_memory_and_the_next_is_served() {
     let refused = Cell::new(0);
-    each_simulated("a_driver_call_that_fails", 4 << 30, |rig, simulator| {
-        let stream = rig.stream();
+    each_simulated("a_driver_call_that_fails", 4 << 30, |fixture, simulator| {
+        let stream = fixture.stream();
         for call in ["cuMemAlloc", "cuMemAllocManaged", "cuMemAllocFromPoolAsync"] {
             simulator.fail_call(call, 1, 2).unwrap();
         }
-        match Held::take(rig.resource(), &stream, rig.modest(MIB), 1) {
-            Ok(held) => held.free(rig.resource()),
+        match Held::take(fixture.resource(), &stream, fixture.modest(MIB), 1) {
+            Ok(held) => held.free(fixture.resource()),
             Err(error) => {
                 assert_eq!(error.kind(), ErrorKind::OutOfMemory, "{error}");
                 refused.set(refused.get() + 1);
             }
         }
         for tag in 2..5 {
-            let held = Held::take(rig.resource(), &stream, rig.modest(MIB), tag).unwrap();
-            held.free(rig.resource());
+            let held = Held::take(fixture.resource(), &stream, fixture.modest(MIB), tag).unwrap();
+            held.free(fixture.resource());
         }
     });
     // The plain ones at least; a pool may make do with less, an arena has its memory already.

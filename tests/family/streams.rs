@@ -1,7 +1,7 @@
 //! Streams: the default one, own ones, those of threads; and memory that changes from one to another.
 
 use crate::blocks::{Held, free, layout};
-use crate::fixture::{Rig, each, each_alone};
+use crate::fixture::{Fixture, each, each_alone};
 use crate::kernels::add_one;
 use crate::{KIB, MIB};
 use aquifer::{DeviceVec, PerThreadStream};
@@ -13,19 +13,20 @@ fn many() -> usize {
 
 #[test]
 fn blocks_of_one_stream_are_freed_on_another_and_come_again_in_order() {
-    each("blocks_of_one_stream_are_freed_on_another", |rig| {
-        let streams = [rig.device.default_stream(), rig.stream(), rig.stream()];
-        let bytes = rig.modest(256 * KIB);
+    each("blocks_of_one_stream_are_freed_on_another", |fixture| {
+        let streams = [fixture.device.default_stream(), fixture.stream(), fixture.stream()];
+        let bytes = fixture.modest(256 * KIB);
         for round in 0..3 {
             for (from, to) in [(0, 1), (1, 2), (2, 0), (1, 0), (2, 1)] {
-                let mut held = Held::take(rig.resource(), &streams[from], bytes, round).unwrap();
+                let mut held =
+                    Held::take(fixture.resource(), &streams[from], bytes, round).unwrap();
                 held.move_to(&streams[to]);
-                held = held.check(rig.resource()).write(rig.resource(), round + 1);
-                held.free(rig.resource());
+                held = held.check(fixture.resource()).write(fixture.resource(), round + 1);
+                held.free(fixture.resource());
                 // The next of this size may be the very same, on a stream that knows nothing yet.
                 for stream in &streams {
-                    let next = Held::take(rig.resource(), stream, bytes, 100 + round).unwrap();
-                    next.free(rig.resource());
+                    let next = Held::take(fixture.resource(), stream, bytes, 100 + round).unwrap();
+                    next.free(fixture.resource());
                 }
             }
         }
@@ -35,24 +36,24 @@ fn blocks_of_one_stream_are_freed_on_another_and_come_again_in_order() {
 /// Nothing but the resource orders the next user after the work that the last one left behind.
 #[test]
 fn memory_that_is_freed_under_running_work_is_not_disturbed() {
-    each("memory_that_is_freed_under_running_work", |rig| {
-        let streams = [rig.stream(), rig.stream(), rig.stream()];
-        let length = rig.modest(many() * 4) / 4;
+    each("memory_that_is_freed_under_running_work", |fixture| {
+        let streams = [fixture.stream(), fixture.stream(), fixture.stream()];
+        let length = fixture.modest(many() * 4) / 4;
         for round in 0..6_u32 {
             let of = |at: u32| &streams[((round + at) % 3) as usize];
             let mut first =
-                DeviceVec::<u32>::zeroed_in(of(0), length, rig.resource().clone()).unwrap();
+                DeviceVec::<u32>::zeroed_in(of(0), length, fixture.resource().clone()).unwrap();
             for _ in 0..4 {
                 add_one(of(0), &mut first).unwrap();
             }
             drop(first);
             let mut next =
-                DeviceVec::<u32>::zeroed_in(of(1), length, rig.resource().clone()).unwrap();
+                DeviceVec::<u32>::zeroed_in(of(1), length, fixture.resource().clone()).unwrap();
             add_one(of(1), &mut next).unwrap();
             // A third one reads what the second wrote, while the second's home goes on.
             let copy = {
                 let mut copy =
-                    DeviceVec::<u32>::zeroed_in(of(2), length, rig.resource().clone()).unwrap();
+                    DeviceVec::<u32>::zeroed_in(of(2), length, fixture.resource().clone()).unwrap();
                 copy.copy_from(&next).unwrap();
                 copy
             };
@@ -65,11 +66,16 @@ fn memory_that_is_freed_under_running_work_is_not_disturbed() {
 
 #[test]
 fn a_vector_moves_from_stream_to_stream() {
-    each("a_vector_moves_from_stream_to_stream", |rig| {
-        let streams =
-            [rig.stream(), rig.device.default_stream(), rig.stream(), rig.stream(), rig.stream()];
-        let length = rig.modest(64 * KIB) / 4;
-        let resource = rig.resource().clone();
+    each("a_vector_moves_from_stream_to_stream", |fixture| {
+        let streams = [
+            fixture.stream(),
+            fixture.device.default_stream(),
+            fixture.stream(),
+            fixture.stream(),
+            fixture.stream(),
+        ];
+        let length = fixture.modest(64 * KIB) / 4;
+        let resource = fixture.resource().clone();
         let mut vec = DeviceVec::<u32>::zeroed_in(&streams[0], length, resource).unwrap();
         for (round, stream) in streams.iter().cycle().take(12).enumerate() {
             vec.set_stream(stream).unwrap();
@@ -92,23 +98,28 @@ fn a_vector_moves_from_stream_to_stream() {
 
 #[test]
 fn a_stream_may_be_gone_before_what_was_freed_on_it_comes_again() {
-    each("a_stream_may_be_gone", |rig| {
-        let bytes = rig.modest(KIB);
-        let kept = rig.stream();
+    each("a_stream_may_be_gone", |fixture| {
+        let bytes = fixture.modest(KIB);
+        let kept = fixture.stream();
         for tag in 0..4 {
-            let gone = rig.stream();
-            Held::take(rig.resource(), &gone, bytes, tag).unwrap().free(rig.resource());
+            let gone = fixture.stream();
+            Held::take(fixture.resource(), &gone, bytes, tag).unwrap().free(fixture.resource());
             drop(gone);
-            for stream in [&rig.device.default_stream(), &kept] {
-                let next = Held::take(rig.resource(), stream, bytes, 100 + tag).unwrap();
-                next.free(rig.resource());
+            for stream in [&fixture.device.default_stream(), &kept] {
+                let next = Held::take(fixture.resource(), stream, bytes, 100 + tag).unwrap();
+                next.free(fixture.resource());
             }
         }
     });
 }
 
 /// Writes `value` to all of `vec` on the thread's own stream, where there is a GPU to do so.
-fn write_as_this_thread(_rig: &Rig, vec: &mut DeviceVec<u8>, mine: &PerThreadStream, value: u8) {
+fn write_as_this_thread(
+    _rig: &Fixture,
+    vec: &mut DeviceVec<u8>,
+    mine: &PerThreadStream,
+    value: u8,
+) {
     #[cfg(feature = "cuda")]
     if crate::support::on_gpu() {
         use aquifer::cudarc::driver::sys;
@@ -131,22 +142,23 @@ fn write_as_this_thread(_rig: &Rig, vec: &mut DeviceVec<u8>, mine: &PerThreadStr
 /// of them stood in the driver, the ending one in its destructor of thread locals.
 #[test]
 fn each_threads_own_stream_borrows_memory_of_every_resource() {
-    each_alone("each_threads_own_stream", |rig| {
-        let bytes = rig.modest(64 * KIB);
+    each_alone("each_threads_own_stream", |fixture| {
+        let bytes = fixture.modest(64 * KIB);
         std::thread::scope(|scope| {
             for value in 1..5 {
                 scope.spawn(move || {
-                    let (home, mine) = (rig.stream(), rig.device.per_thread_stream().unwrap());
+                    let (home, mine) =
+                        (fixture.stream(), fixture.device.per_thread_stream().unwrap());
                     for round in 0..5 {
-                        let resource = rig.resource().clone();
+                        let resource = fixture.resource().clone();
                         let mut vec = DeviceVec::<u8>::zeroed_in(&home, bytes, resource).unwrap();
-                        write_as_this_thread(rig, &mut vec, &mine, value + round);
+                        write_as_this_thread(fixture, &mut vec, &mine, value + round);
                         assert!(vec.to_vec().unwrap() == vec![value + round; bytes]);
                     }
                     // Freed while the thread's stream has it still.
-                    let resource = rig.resource().clone();
+                    let resource = fixture.resource().clone();
                     let mut vec = DeviceVec::<u8>::zeroed_in(&home, bytes, resource).unwrap();
-                    write_as_this_thread(rig, &mut vec, &mine, value);
+                    write_as_this_thread(fixture, &mut vec, &mine, value);
                 });
             }
         });
@@ -155,15 +167,15 @@ fn each_threads_own_stream_borrows_memory_of_every_resource() {
 
 #[test]
 fn a_stream_of_another_device_is_refused_and_harms_nothing() {
-    each("a_stream_of_another_device_is_refused", |rig| {
+    each("a_stream_of_another_device_is_refused", |fixture| {
         let (elsewhere, _) = crate::support::simulated(aquifer::sim::SimConfig::default());
         let theirs = elsewhere.new_stream().unwrap();
         for bytes in [0, 8, KIB] {
-            let refused = rig.resource().allocate(&theirs, layout(bytes)).unwrap_err();
+            let refused = fixture.resource().allocate(&theirs, layout(bytes)).unwrap_err();
             assert_eq!(refused.kind(), aquifer::ErrorKind::WrongDevice, "{bytes}: {refused}");
         }
-        let stream = rig.stream();
-        let block = rig.resource().allocate(&stream, layout(8)).unwrap();
-        free(&**rig.resource(), &stream, block);
+        let stream = fixture.stream();
+        let block = fixture.resource().allocate(&stream, layout(8)).unwrap();
+        free(&**fixture.resource(), &stream, block);
     });
 }

@@ -41,13 +41,13 @@ unsafe impl DeviceResource for Seen {
     }
 }
 
-struct Rig {
+struct Fixture {
     seen: Arc<Seen>,
     misuses: Arc<Mutex<Vec<Misuse>>>,
     checked: CheckedAdaptor<Arc<Seen>>,
 }
 
-impl Rig {
+impl Fixture {
     fn new(device: &Device) -> Self {
         Self::with(device, |options| options)
     }
@@ -96,56 +96,56 @@ fn copy(of: &DeviceBlock) -> DeviceBlock {
 fn right_use_is_not_reported() {
     let device = support::device();
     let [stream, other] = [(); 2].map(|()| device.new_stream().unwrap());
-    let rig = Rig::new(&device);
-    let blocks: Vec<_> = [1, 256, 5000, 1 << 20].map(|bytes| rig.take(&stream, bytes)).into();
-    assert_eq!(rig.live(), 4);
+    let fixture = Fixture::new(&device);
+    let blocks: Vec<_> = [1, 256, 5000, 1 << 20].map(|bytes| fixture.take(&stream, bytes)).into();
+    assert_eq!(fixture.live(), 4);
     other.wait_for(&stream).unwrap();
     for block in blocks {
         // On another stream, after an event: legal here.
-        free(&rig.checked, &other, block);
+        free(&fixture.checked, &other, block);
     }
-    let empty = rig.checked.allocate(&stream, DeviceLayout::new(0).unwrap()).unwrap();
-    free(&rig.checked, &stream, empty);
-    assert_eq!((rig.live(), rig.checked.misuses()), (0, 0));
-    assert!(rig.told().is_empty());
+    let empty = fixture.checked.allocate(&stream, DeviceLayout::new(0).unwrap()).unwrap();
+    free(&fixture.checked, &stream, empty);
+    assert_eq!((fixture.live(), fixture.checked.misuses()), (0, 0));
+    assert!(fixture.told().is_empty());
 }
 
 #[test]
 fn a_double_free_is_told_with_the_first_one() {
     let device = support::device();
     let [stream, other] = [(); 2].map(|()| device.new_stream().unwrap());
-    let rig = Rig::new(&device);
-    let block = rig.take(&stream, 4096);
+    let fixture = Fixture::new(&device);
+    let block = fixture.take(&stream, 4096);
     let [again, third] = [copy(&block), copy(&block)];
-    free(&rig.checked, &stream, block);
+    free(&fixture.checked, &stream, block);
     let address = again.address();
-    free(&rig.checked, &other, again);
-    let misuse = rig.one(MisuseKind::DoubleFree);
+    free(&fixture.checked, &other, again);
+    let misuse = fixture.one(MisuseKind::DoubleFree);
     assert_eq!((misuse.call().address(), misuse.call().stream_id()), (address, other.id()));
     let first = misuse.known().unwrap();
     assert_eq!((first.address(), first.stream_id()), (address, stream.id()));
     assert!(first.after() <= misuse.call().after());
     let text = misuse.to_string();
     assert!(text.contains("freed twice") && text.contains("first freed: 4096 bytes"), "{text}");
-    free(&rig.checked, &stream, third);
-    assert_eq!(rig.one(MisuseKind::DoubleFree).known(), Some(first));
-    assert_eq!((rig.live(), rig.checked.misuses()), (0, 2));
+    free(&fixture.checked, &stream, third);
+    assert_eq!(fixture.one(MisuseKind::DoubleFree).known(), Some(first));
+    assert_eq!((fixture.live(), fixture.checked.misuses()), (0, 2));
 }
 
 #[test]
 fn two_threads_that_free_one_block_free_it_once() {
     let device = support::device();
     let stream = device.new_stream().unwrap();
-    let rig = Rig::new(&device);
+    let fixture = Fixture::new(&device);
     for _ in 0..50 {
-        let block = rig.take(&stream, 4096);
+        let block = fixture.take(&stream, 4096);
         std::thread::scope(|scope| {
             for block in [copy(&block), block] {
-                scope.spawn(|| free(&rig.checked, &stream, block));
+                scope.spawn(|| free(&fixture.checked, &stream, block));
             }
         });
-        rig.one(MisuseKind::DoubleFree);
-        assert_eq!(rig.live(), 0);
+        fixture.one(MisuseKind::DoubleFree);
+        assert_eq!(fixture.live(), 0);
     }
 }
 
@@ -153,47 +153,51 @@ fn two_threads_that_free_one_block_free_it_once() {
 fn a_wrong_size_or_token_is_refused_and_the_block_stays_good() {
     let device = support::device();
     let stream = device.new_stream().unwrap();
-    let rig = Rig::new(&device);
-    let block = rig.take(&stream, 4096);
+    let fixture = Fixture::new(&device);
+    let block = fixture.take(&stream, 4096);
     for bytes in [0, 1, 4095, 4097, usize::MAX] {
-        free(&rig.checked, &stream, DeviceBlock::new(block.address(), bytes, block.token()));
-        let misuse = rig.one(MisuseKind::WrongSize);
+        free(&fixture.checked, &stream, DeviceBlock::new(block.address(), bytes, block.token()));
+        let misuse = fixture.one(MisuseKind::WrongSize);
         assert_eq!(misuse.call().bytes(), bytes);
         assert_eq!(misuse.known().unwrap().bytes(), block.bytes());
     }
-    free(&rig.checked, &stream, DeviceBlock::new(block.address(), block.bytes(), !block.token()));
-    let misuse = rig.one(MisuseKind::WrongToken);
+    free(
+        &fixture.checked,
+        &stream,
+        DeviceBlock::new(block.address(), block.bytes(), !block.token()),
+    );
+    let misuse = fixture.one(MisuseKind::WrongToken);
     assert_eq!(misuse.call().token(), !block.token());
     assert_eq!(misuse.known().unwrap().token(), block.token());
-    assert_eq!(rig.live(), 1);
-    free(&rig.checked, &stream, block);
-    assert_eq!((rig.live(), rig.told().len()), (0, 0));
+    assert_eq!(fixture.live(), 1);
+    free(&fixture.checked, &stream, block);
+    assert_eq!((fixture.live(), fixture.told().len()), (0, 0));
 }
 
 #[test]
 fn foreign_blocks_are_refused_and_told_with_what_they_lie_in() {
     let device = support::device();
     let stream = device.new_stream().unwrap();
-    let rig = Rig::new(&device);
-    let foreign = rig.seen.allocate(&stream, DeviceLayout::new(4096).unwrap()).unwrap();
-    free(&rig.checked, &stream, copy(&foreign));
-    assert_eq!(rig.one(MisuseKind::ForeignPointer).known(), None);
-    assert_eq!(rig.live(), 1);
-    free(&*rig.seen, &stream, foreign);
+    let fixture = Fixture::new(&device);
+    let foreign = fixture.seen.allocate(&stream, DeviceLayout::new(4096).unwrap()).unwrap();
+    free(&fixture.checked, &stream, copy(&foreign));
+    assert_eq!(fixture.one(MisuseKind::ForeignPointer).known(), None);
+    assert_eq!(fixture.live(), 1);
+    free(&*fixture.seen, &stream, foreign);
 
-    let block = rig.take(&stream, 4096);
+    let block = fixture.take(&stream, 4096);
     for offset in [1, 256, 4095] {
         let inside = DeviceBlock::new(block.address() + offset, 256, block.token());
-        free(&rig.checked, &stream, inside);
-        let misuse = rig.one(MisuseKind::ForeignPointer);
+        free(&fixture.checked, &stream, inside);
+        let misuse = fixture.one(MisuseKind::ForeignPointer);
         assert_eq!(misuse.known().unwrap().address(), block.address());
         assert!(misuse.to_string().contains("inside of a block allocated: 4096 bytes"));
     }
     let past = DeviceBlock::new(block.address() + block.bytes() as u64, 256, block.token());
-    free(&rig.checked, &stream, past);
-    assert_eq!(rig.one(MisuseKind::ForeignPointer).known(), None);
-    free(&rig.checked, &stream, block);
-    assert_eq!((rig.live(), rig.told().len()), (0, 0));
+    free(&fixture.checked, &stream, past);
+    assert_eq!(fixture.one(MisuseKind::ForeignPointer).known(), None);
+    free(&fixture.checked, &stream, block);
+    assert_eq!((fixture.live(), fixture.told().len()), (0, 0));
 }
 
 #[test]
@@ -202,57 +206,57 @@ fn a_stream_of_another_device_is_refused() {
     let stream = device.new_stream().unwrap();
     let (other, _) = support::simulated(SimConfig::default().ordinal(7));
     let elsewhere = other.new_stream().unwrap();
-    let rig = Rig::new(&device);
-    let block = rig.take(&stream, 4096);
-    free(&rig.checked, &elsewhere, copy(&block));
-    let misuse = rig.one(MisuseKind::WrongDevice);
+    let fixture = Fixture::new(&device);
+    let block = fixture.take(&stream, 4096);
+    free(&fixture.checked, &elsewhere, copy(&block));
+    let misuse = fixture.one(MisuseKind::WrongDevice);
     assert_eq!(misuse.call().stream_id(), elsewhere.id());
     assert_eq!(misuse.known().unwrap().stream_id(), stream.id());
     assert!(misuse.to_string().contains(&other.to_string()), "{misuse}");
-    assert_eq!(rig.live(), 1);
-    free(&rig.checked, &stream, block);
-    assert_eq!((rig.live(), rig.told().len()), (0, 0));
+    assert_eq!(fixture.live(), 1);
+    free(&fixture.checked, &stream, block);
+    assert_eq!((fixture.live(), fixture.told().len()), (0, 0));
 }
 
 #[test]
 fn another_stream_is_told_only_where_asked_and_passed_on() {
     let device = support::device();
     let [stream, other] = [(); 2].map(|()| device.new_stream().unwrap());
-    let rig = Rig::with(&device, |options| options.require_same_stream(true));
-    let block = rig.take(&stream, 4096);
-    free(&rig.checked, &stream, block);
-    assert!(rig.told().is_empty());
-    let block = rig.take(&stream, 4096);
+    let fixture = Fixture::with(&device, |options| options.require_same_stream(true));
+    let block = fixture.take(&stream, 4096);
+    free(&fixture.checked, &stream, block);
+    assert!(fixture.told().is_empty());
+    let block = fixture.take(&stream, 4096);
     other.wait_for(&stream).unwrap();
-    free(&rig.checked, &other, block);
-    let misuse = rig.one(MisuseKind::WrongStream);
+    free(&fixture.checked, &other, block);
+    let misuse = fixture.one(MisuseKind::WrongStream);
     assert!(!misuse.kind().is_refused());
     assert_eq!(misuse.call().stream_id(), other.id());
     assert_eq!(misuse.known().unwrap().stream_id(), stream.id());
-    assert_eq!(rig.live(), 0);
+    assert_eq!(fixture.live(), 0);
 }
 
 #[test]
 fn a_block_freed_past_the_adaptor_is_told_when_it_comes_again() {
     let device = support::device();
     let stream = device.new_stream().unwrap();
-    let rig = Rig::new(&device);
-    let block = rig.take(&stream, 4096);
+    let fixture = Fixture::new(&device);
+    let block = fixture.take(&stream, 4096);
     let address = block.address();
-    free(&*rig.seen, &stream, block);
-    let block = rig.take(&stream, 4096);
+    free(&*fixture.seen, &stream, block);
+    let block = fixture.take(&stream, 4096);
     assert_eq!(block.address(), address, "a pool gives its stream's last block again");
-    let misuse = rig.one(MisuseKind::HandedOutTwice);
+    let misuse = fixture.one(MisuseKind::HandedOutTwice);
     assert_eq!((misuse.call().address(), misuse.known().unwrap().address()), (address, address));
-    free(&rig.checked, &stream, block);
-    assert_eq!((rig.live(), rig.told().len()), (0, 0));
+    free(&fixture.checked, &stream, block);
+    assert_eq!((fixture.live(), fixture.told().len()), (0, 0));
 }
 
 /// The bytes of the block that the pool hands out next, as they were left.
-fn next(rig: &Rig, stream: &Stream, address: u64) -> Vec<u8> {
-    let block = rig.seen.allocate(stream, DeviceLayout::new(4096).unwrap()).unwrap();
+fn next(fixture: &Fixture, stream: &Stream, address: u64) -> Vec<u8> {
+    let block = fixture.seen.allocate(stream, DeviceLayout::new(4096).unwrap()).unwrap();
     assert_eq!(block.address(), address, "a pool gives its stream's last block again");
-    let (stream, resource) = (stream.clone(), rig.seen.clone());
+    let (stream, resource) = (stream.clone(), fixture.seen.clone());
     let parts = DeviceVecParts { stream, block, length: 4096, resource };
     // SAFETY: the block is live and of this resource; its bytes were written before it was freed.
     unsafe { DeviceVec::<u8>::from_raw_parts(parts) }.unwrap().to_vec().unwrap()
@@ -263,18 +267,18 @@ fn freed_memory_is_poisoned_as_asked() {
     let device = support::device();
     let stream = device.new_stream().unwrap();
     let debug = if cfg!(debug_assertions) { 0xDD } else { 1 };
-    let rigs = [
-        (Rig::new(&device), debug),
-        (Rig::with(&device, |options| options.poison(Some(0xAB))), 0xAB),
-        (Rig::with(&device, |options| options.poison(None)), 1),
+    let fixtures = [
+        (Fixture::new(&device), debug),
+        (Fixture::with(&device, |options| options.poison(Some(0xAB))), 0xAB),
+        (Fixture::with(&device, |options| options.poison(None)), 1),
     ];
-    for (rig, expected) in &rigs {
-        let resource: Arc<dyn DeviceResource> = Arc::new(rig.checked.clone());
+    for (fixture, expected) in &fixtures {
+        let resource: Arc<dyn DeviceResource> = Arc::new(fixture.checked.clone());
         let vec = DeviceVec::from_slice_in(&stream, &[1_u8; 4096], resource).unwrap();
         let address = vec.as_device_ptr();
         drop(vec);
-        assert_eq!(next(rig, &stream, address), [*expected; 4096]);
-        assert!(rig.told().is_empty());
+        assert_eq!(next(fixture, &stream, address), [*expected; 4096]);
+        assert!(fixture.told().is_empty());
     }
 }
 
@@ -283,15 +287,15 @@ fn freed_memory_is_poisoned_as_asked() {
 fn nothing_is_filled_in_a_capture() {
     let (device, simulator) = support::simulated(SimConfig::default());
     let stream = device.new_stream().unwrap();
-    let rig = Rig::with(&device, |options| options.poison(Some(0xAB)));
-    let [first, second] = [4096, 8192].map(|bytes| rig.take(&stream, bytes));
-    free(&rig.checked, &stream, first);
+    let fixture = Fixture::with(&device, |options| options.poison(Some(0xAB)));
+    let [first, second] = [4096, 8192].map(|bytes| fixture.take(&stream, bytes));
+    free(&fixture.checked, &stream, first);
     assert_eq!(simulator.call_count("cuMemsetAsync"), 1);
     simulator.start_capture(&stream).unwrap();
-    free(&rig.checked, &stream, second);
+    free(&fixture.checked, &stream, second);
     assert!(simulator.stop_capture(&stream), "not disturbed");
     assert_eq!(simulator.call_count("cuMemsetAsync"), 1);
-    assert_eq!((rig.live(), rig.told().len()), (0, 0));
+    assert_eq!((fixture.live(), fixture.told().len()), (0, 0));
     simulator.check().unwrap();
 }
 

@@ -435,7 +435,7 @@ fn ordinary_memory_is_read_where_it_lies() {
     assert!(empty.is_empty());
 }
 
-/// Calls of the crate that look into the graveyard, until the device reaches so many blocks.
+/// Calls of the crate that collect what was deferred, until the device reaches so many blocks.
 fn reaches(simulator: &aquifer::sim::Simulator, stream: &aquifer::Stream, blocks: usize) -> bool {
     (0..100).any(|_| {
         stream.synchronize().unwrap();

@@ -40,7 +40,7 @@ fn gone(alias: DeviceVec<u32>) {
 }
 
 /// A simulated device with two streams and a vector at home on the first, complete.
-fn stage() -> (Simulator, [Stream; 2], DeviceVec<u32>) {
+fn fixture() -> (Simulator, [Stream; 2], DeviceVec<u32>) {
     let (device, simulator) = support::simulated(SimConfig::default());
     let streams = [device.new_stream().unwrap(), device.new_stream().unwrap()];
     // Not from a pool: the device itself is to see the free.
@@ -71,7 +71,7 @@ fn a_write_at_home_comes_after_readers_on_two_streams() {
 
 #[test]
 fn the_simulator_sees_a_write_that_does_not_wait_for_a_reader() {
-    let (simulator, [_home, other], mut vec) = stage();
+    let (simulator, [_home, other], mut vec) = fixture();
     let mut target = DeviceVec::<u32>::zeroed(&other, 8).unwrap();
     let alias = behind_its_back(&vec, &other);
     copy(&other, &alias, &mut target).unwrap();
@@ -96,7 +96,7 @@ fn a_reader_elsewhere_comes_after_a_writer_on_a_third_stream() {
 
 #[test]
 fn the_simulator_sees_a_reader_that_does_not_wait_for_a_writer() {
-    let (simulator, [_home, other], vec) = stage();
+    let (simulator, [_home, other], vec) = fixture();
     let mut alias = behind_its_back(&vec, &other);
     add_one(&other, &mut alias).unwrap();
     gone(alias);
@@ -159,7 +159,7 @@ fn a_vector_is_freed_after_all_its_unpaid_use_elsewhere() {
 #[test]
 fn the_simulator_sees_a_free_that_does_not_wait() {
     for write in [false, true] {
-        let (simulator, [_home, other], vec) = stage();
+        let (simulator, [_home, other], vec) = fixture();
         let mut target = DeviceVec::<u32>::zeroed(&other, 8).unwrap();
         let mut alias = behind_its_back(&vec, &other);
         if write {
@@ -242,7 +242,7 @@ fn the_foreign_stream_lives_as_long_as_the_debt() {
 
 #[test]
 fn a_foreign_stream_goes_when_its_debt_is_paid() {
-    let (simulator, [home, other], mut vec) = stage();
+    let (simulator, [home, other], mut vec) = fixture();
     add_one(&other, &mut vec).unwrap();
     drop(other);
     assert_eq!(simulator.call_count("cuStreamDestroy"), 0, "the debt holds it");
@@ -269,7 +269,7 @@ fn the_home_stream_lives_as_long_as_its_vector() {
 
 #[test]
 fn parts_that_do_not_meet_do_not_wait_for_each_other() {
-    let (simulator, [_home, a], mut vec) = stage();
+    let (simulator, [_home, a], mut vec) = fixture();
     let b = a.device().new_stream().unwrap();
     let (mut head, mut tail) = vec.split_at_mut(4).unwrap();
     let before = simulator.call_count("cuStreamWaitEvent");
@@ -289,7 +289,7 @@ fn parts_that_do_not_meet_do_not_wait_for_each_other() {
 
 #[test]
 fn two_readers_do_not_wait_for_each_other_nor_does_home_to_read() {
-    let (simulator, [_home, a], vec) = stage();
+    let (simulator, [_home, a], vec) = fixture();
     let b = a.device().new_stream().unwrap();
     let before = simulator.call_count("cuStreamWaitEvent");
     let (mut one, mut two) =
@@ -332,7 +332,7 @@ fn a_vector_that_stays_home_makes_no_event_call() {
 
 #[test]
 fn a_guard_on_the_home_stream_pays_and_owes_nothing() {
-    let (simulator, [home, other], mut vec) = stage();
+    let (simulator, [home, other], mut vec) = fixture();
     add_one(&other, &mut vec).unwrap();
     let waits = simulator.call_count("cuStreamWaitEvent");
     let guard = vec.on_mut(&home).unwrap();

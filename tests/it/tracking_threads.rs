@@ -127,7 +127,7 @@ fn numbers_go_on_from_one_thread_to_many() {
     assert_eq!((tracking.outstanding().len(), odd(&tracking)), (0, [0; 3]));
 }
 
-/// A thread that ends leaves its list to whoever comes next, which may sit in its seat.
+/// A thread that ends leaves its list to the next one, which may have its number.
 #[test]
 fn a_thread_that_is_gone_leaves_its_list() {
     let stream = stream();

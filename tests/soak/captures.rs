@@ -51,7 +51,7 @@ impl Player<'_> {
                         self.drop_item(item);
                     }
                 }
-                _ => self.seat.pass(),
+                _ => self.participant.pass(),
             }
             self.shared.verdict()?;
         }

@@ -153,7 +153,7 @@ impl Player<'_> {
             self.shared.count("slept on blocks in caches");
         }
         for _ in 0..self.random.below(24) {
-            self.seat.pass();
+            self.participant.pass();
         }
         Ok(())
     }

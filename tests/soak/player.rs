@@ -5,7 +5,7 @@ use crate::kernels;
 use crate::random::Random;
 use crate::setup::Pool;
 use crate::shared::{Item, Shared, Step, lock, unexpected};
-use crate::turns::Seat;
+use crate::turns::Participant;
 use aquifer::{DeviceResource, DeviceVec, Error, ErrorKind, Stream};
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -42,19 +42,32 @@ pub(crate) struct Player<'a> {
     pub(crate) random: Random,
     pub(crate) items: Vec<Item>,
     ballast: Ballast,
-    pub(crate) seat: Seat<'a>,
+    pub(crate) participant: Participant<'a>,
     pub(crate) me: usize,
     in_turns: bool,
 }
 
 impl<'a> Player<'a> {
-    pub(crate) fn new(shared: &'a Shared, seat: Seat<'a>, me: usize, in_turns: bool) -> Self {
+    pub(crate) fn new(
+        shared: &'a Shared,
+        participant: Participant<'a>,
+        me: usize,
+        in_turns: bool,
+    ) -> Self {
         let mut random = Random::new(shared.seed, me as u64 + 2);
         if random.one_in(2) {
             // Registered before anything of the pool's, so torn down on the other side of it.
             STASH.with(|_| ());
         }
-        Self { shared, random, items: Vec::new(), ballast: Ballast::default(), seat, me, in_turns }
+        Self {
+            shared,
+            random,
+            items: Vec::new(),
+            ballast: Ballast::default(),
+            participant,
+            me,
+            in_turns,
+        }
     }
 
     pub(crate) fn play(&mut self) -> Step {
@@ -65,7 +78,7 @@ impl<'a> Player<'a> {
             self.operation()
                 .and_then(|()| self.shared.verdict())
                 .map_err(|failure| format!("thread {}, operation {number}: {failure}", self.me))?;
-            self.seat.pass();
+            self.participant.pass();
         }
         // What is left goes to others, or with this thread.
         let captured = *lock(&self.shared.captured);

@@ -8,7 +8,7 @@ use crate::setup::{Pool, Setup, Upstream};
 use crate::shared::{Failure, Shared, Step, lock, unexpected};
 use crate::support;
 use crate::tally::Tally;
-use crate::turns::{Seat, Turns};
+use crate::turns::{Participant, Turns};
 use aquifer::{Device, DeviceResource, DeviceVec};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -128,8 +128,8 @@ fn threads(shared: &Shared, mode: Mode) {
         let start = |me| {
             let turns = &turns;
             scope.spawn(move || {
-                let seat = Seat::take(turns, me);
-                let played = Player::new(shared, seat, me, !mode.free).play();
+                let participant = Participant::take(turns, me);
+                let played = Player::new(shared, participant, me, !mode.free).play();
                 if let Err(failure) = played {
                     shared.fail(failure);
                 }

@@ -103,12 +103,12 @@ impl Turns {
 }
 
 /// Leaves when the thread's own code is done, also by a panic.
-pub(crate) struct Seat<'a> {
+pub(crate) struct Participant<'a> {
     turns: &'a Turns,
     me: usize,
 }
 
-impl<'a> Seat<'a> {
+impl<'a> Participant<'a> {
     pub(crate) fn take(turns: &'a Turns, me: usize) -> Self {
         turns.begin(me);
         Self { turns, me }
@@ -119,7 +119,7 @@ impl<'a> Seat<'a> {
     }
 }
 
-impl Drop for Seat<'_> {
+impl Drop for Participant<'_> {
     fn drop(&mut self) {
         self.turns.leave(self.me);
     }

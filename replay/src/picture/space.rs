@@ -1,7 +1,7 @@
 //! The reserved memory, without the gaps between the device's blocks.
 
 use super::cells::Area;
-use crate::bottom::Segment;
+use crate::counting::Segment;
 
 /// All addresses that were ever reserved, moved together.
 pub(super) struct Space {

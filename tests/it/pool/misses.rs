@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 /// A pool whose 2 MiB one stream has freed, with a long way to go before it is done, and another
 /// stream, which asks. It grows to 3 MiB softly, to 4 MiB at all.
-struct Stage {
+struct Fixture {
     pool: PoolResource<CudaResource>,
     source: Stream,
     asking: Stream,
@@ -19,15 +19,15 @@ struct Stage {
     _work: DeviceVec<u32>,
 }
 
-fn stage(policy: MissPolicy) -> Stage {
+fn fixture(policy: MissPolicy) -> Fixture {
     on(SimConfig::default(), policy)
 }
 
-fn steps<const N: usize>(steps: [MissStep; N]) -> Stage {
-    stage(MissPolicy::new(steps))
+fn steps<const N: usize>(steps: [MissStep; N]) -> Fixture {
+    fixture(MissPolicy::new(steps))
 }
 
-fn on(config: SimConfig, policy: MissPolicy) -> Stage {
+fn on(config: SimConfig, policy: MissPolicy) -> Fixture {
     let (device, _) = support::simulated(config);
     let (source, asking) = (device.new_stream().unwrap(), device.new_stream().unwrap());
     let options = builder(&device).initial_size(2 * MIB).growth_step(MIB).soft_limit(3 * MIB);
@@ -37,10 +37,10 @@ fn on(config: SimConfig, policy: MissPolicy) -> Stage {
     let mut work = DeviceVec::<u32>::zeroed_in(&source, 8, plain).unwrap();
     (0..1000).for_each(|value| work.fill(value).unwrap());
     held.into_iter().for_each(|block| free(&pool, &source, block));
-    Stage { pool, source, asking, held: RefCell::default(), _work: work }
+    Fixture { pool, source, asking, held: RefCell::default(), _work: work }
 }
 
-impl Stage {
+impl Fixture {
     fn counts(&self) -> [usize; 4] {
         let counts = self.pool.statistics();
         [counts.steals, counts.waits, counts.growths, counts.returns]
@@ -74,7 +74,7 @@ impl Stage {
     }
 }
 
-impl Drop for Stage {
+impl Drop for Fixture {
     fn drop(&mut self) {
         for block in self.held.take() {
             free(&self.pool, &self.asking, block);
@@ -90,29 +90,29 @@ const GROWTH: Option<[usize; 4]> = Some([0, 0, 1, 0]);
 
 #[test]
 fn complete_takes_what_the_device_has_passed_and_never_waits() {
-    let stage = steps([Complete]);
-    assert_eq!(stage.asks(), [None, None], "the source is at work");
-    stage.source.synchronize().unwrap();
-    assert_eq!(stage.asks(), [STEAL, STEAL, None]);
+    let fixture = steps([Complete]);
+    assert_eq!(fixture.asks(), [None, None], "the source is at work");
+    fixture.source.synchronize().unwrap();
+    assert_eq!(fixture.asks(), [STEAL, STEAL, None]);
 }
 
 #[test]
 fn ordered_takes_only_what_the_stream_is_ordered_after() {
-    let stage = steps([Ordered]);
-    assert_eq!(stage.asks(), [None]);
-    stage.source.synchronize().unwrap();
-    assert_eq!(stage.asks(), [None], "nobody has asked the device");
-    assert_eq!(stage.pool.statistics().records, 0);
+    let fixture = steps([Ordered]);
+    assert_eq!(fixture.asks(), [None]);
+    fixture.source.synchronize().unwrap();
+    assert_eq!(fixture.asks(), [None], "nobody has asked the device");
+    assert_eq!(fixture.pool.statistics().records, 0);
     // One wait covers all that was freed before it, which is the stream's own then.
-    let stage = steps([Ordered, Wait]);
-    assert_eq!(stage.asks(), [STEAL_AND_WAIT, OWN, None]);
+    let fixture = steps([Ordered, Wait]);
+    assert_eq!(fixture.asks(), [STEAL_AND_WAIT, OWN, None]);
 }
 
 #[test]
 fn wait_takes_one_block_of_another_stream() {
-    let stage = steps([Wait]);
-    assert_eq!(stage.asks(), [STEAL_AND_WAIT, OWN, None]);
-    assert_eq!(stage.pool.statistics().records, 1);
+    let fixture = steps([Wait]);
+    assert_eq!(fixture.asks(), [STEAL_AND_WAIT, OWN, None]);
+    assert_eq!(fixture.pool.statistics().records, 1);
 }
 
 #[test]
@@ -124,21 +124,21 @@ fn grow_stops_at_the_soft_limit_and_the_other_at_the_maximum() {
 
 #[test]
 fn gather_makes_all_memory_the_streams_own() {
-    let stage = steps([Gather]);
-    assert_eq!(stage.asks(), [WAIT, OWN, None]);
-    let stage = steps([Gather]);
-    assert_eq!(stage.ask_for(2 * MIB), WAIT);
+    let fixture = steps([Gather]);
+    assert_eq!(fixture.asks(), [WAIT, OWN, None]);
+    let fixture = steps([Gather]);
+    assert_eq!(fixture.ask_for(2 * MIB), WAIT);
 }
 
 #[test]
 fn trim_gives_back_only_where_gathering_does_not_do() {
     assert_eq!(steps([Trim]).asks(), [WAIT, OWN]);
-    let stage = steps([Trim]);
-    assert_eq!(stage.ask_for(4 * MIB), Some([0, 1, 1, 1]), "one block for another, of all");
-    assert_eq!(stage.ask_for(256), None);
-    let stage = steps([Gather, GrowToMaximum]);
-    assert_eq!(stage.ask_for(4 * MIB), None, "without it there is no larger block");
-    assert_eq!(stage.ask_for(2 * MIB), OWN, "the memory is still there");
+    let fixture = steps([Trim]);
+    assert_eq!(fixture.ask_for(4 * MIB), Some([0, 1, 1, 1]), "one block for another, of all");
+    assert_eq!(fixture.ask_for(256), None);
+    let fixture = steps([Gather, GrowToMaximum]);
+    assert_eq!(fixture.ask_for(4 * MIB), None, "without it there is no larger block");
+    assert_eq!(fixture.ask_for(2 * MIB), OWN, "the memory is still there");
 }
 
 #[test]
@@ -155,11 +155,11 @@ fn rungs_are_tried_in_their_order() {
 #[test]
 fn the_default_grows_before_it_waits_and_rmms_order_waits_first() {
     let stage_of = |policy: fn() -> MissPolicy, done: bool| {
-        let stage = stage(policy());
+        let fixture = fixture(policy());
         if done {
-            stage.source.synchronize().unwrap();
+            fixture.source.synchronize().unwrap();
         }
-        stage.asks::<5>()
+        fixture.asks::<5>()
     };
     let default = MissPolicy::default;
     assert_eq!(stage_of(default, false), [GROWTH, STEAL_AND_WAIT, OWN, GROWTH, None]);
@@ -177,14 +177,14 @@ fn the_default_grows_before_it_waits_and_rmms_order_waits_first() {
 fn what_a_stream_has_freed_is_its_own_wherever_it_lies() {
     for policy in [MissPolicy::default(), MissPolicy::rmm(), MissPolicy::new([Trim, Gather, Grow])]
     {
-        let stage = stage(policy.clone());
-        while stage.ask_for(MIB).is_some() {}
-        let count = stage.held.borrow().len();
+        let fixture = fixture(policy.clone());
+        while fixture.ask_for(MIB).is_some() {}
+        let count = fixture.held.borrow().len();
         assert!(count >= 3, "{count}");
         for _ in 0..2 * count {
-            let block = stage.held.borrow_mut().remove(0);
-            free(&stage.pool, &stage.asking, block);
-            assert_eq!(stage.ask_for(MIB), OWN, "{policy:?}");
+            let block = fixture.held.borrow_mut().remove(0);
+            free(&fixture.pool, &fixture.asking, block);
+            assert_eq!(fixture.ask_for(MIB), OWN, "{policy:?}");
         }
     }
 }
@@ -192,11 +192,11 @@ fn what_a_stream_has_freed_is_its_own_wherever_it_lies() {
 #[test]
 fn an_upstream_that_has_no_more_is_passed_over() {
     let full = SimConfig::default().capacity((2 * MIB + 256) as u64);
-    let stage = on(full.clone(), MissPolicy::new([Grow, Wait]));
-    assert_eq!(stage.asks(), [STEAL_AND_WAIT, OWN, None]);
-    let stage = on(full, MissPolicy::default());
-    assert_eq!(stage.asks(), [STEAL_AND_WAIT, OWN, None]);
-    let error = allocate(&stage.pool, &stage.asking, MIB).unwrap_err();
+    let fixture = on(full.clone(), MissPolicy::new([Grow, Wait]));
+    assert_eq!(fixture.asks(), [STEAL_AND_WAIT, OWN, None]);
+    let fixture = on(full, MissPolicy::default());
+    assert_eq!(fixture.asks(), [STEAL_AND_WAIT, OWN, None]);
+    let error = allocate(&fixture.pool, &fixture.asking, MIB).unwrap_err();
     let text = error.to_string();
     assert!(text.contains("a maximum of 4194304") && text.contains("its upstream: "), "{text}");
 }

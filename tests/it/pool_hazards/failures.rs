@@ -1,6 +1,6 @@
 //! Driver calls that fail under the pool's hands.
 
-use super::fixture::{Rig, SEEDS, UNIT, Upstream, holds, policies, try_vec, vec};
+use super::fixture::{Fixture, SEEDS, UNIT, Upstream, holds, policies, try_vec, vec};
 use super::log::Log;
 use aquifer::{DeviceLayout, DeviceResource, ErrorKind, PoolResource};
 use std::sync::Arc;
@@ -16,16 +16,17 @@ fn a_record_that_fails_publishes_nothing() {
     for policy in policies() {
         for seed in SEEDS {
             for nth in 1..4 {
-                let rig = Rig::new(seed);
-                let pool = rig.options(2 * UNIT).initial_size(2 * UNIT).miss_policy(policy.clone());
+                let fixture = Fixture::new(seed);
+                let pool =
+                    fixture.options(2 * UNIT).initial_size(2 * UNIT).miss_policy(policy.clone());
                 let pool = pool.build().unwrap();
-                let [a, b, c] = rig.streams();
+                let [a, b, c] = fixture.streams();
                 // Every stream has an event that was recorded once, to be stale.
                 for stream in [&a, &b, &c, &a] {
                     drop(vec(&pool, stream, 2 * UNIT, 1));
                 }
                 let held = [vec(&pool, &a, UNIT, 2), vec(&pool, &a, UNIT, 3)];
-                rig.simulator.fail_call("cuEventRecord", nth, UNKNOWN).unwrap();
+                fixture.simulator.fail_call("cuEventRecord", nth, UNKNOWN).unwrap();
                 drop(held);
                 for stream in [&b, &c, &b] {
                     let layout = DeviceLayout::new(UNIT).unwrap();
@@ -42,7 +43,7 @@ fn a_record_that_fails_publishes_nothing() {
                         holds(&vec, tag);
                     }
                 }
-                rig.clean();
+                fixture.clean();
             }
         }
     }
@@ -54,12 +55,12 @@ fn a_record_that_fails_publishes_nothing() {
 fn a_wait_that_fails_orders_nothing() {
     for policy in policies() {
         for seed in SEEDS {
-            let rig = Rig::new(seed);
-            let pool = rig.options(2 * UNIT).initial_size(2 * UNIT).miss_policy(policy.clone());
+            let fixture = Fixture::new(seed);
+            let pool = fixture.options(2 * UNIT).initial_size(2 * UNIT).miss_policy(policy.clone());
             let pool = pool.build().unwrap();
-            let [a, b] = rig.streams();
+            let [a, b] = fixture.streams();
             drop(vec(&pool, &a, 2 * UNIT, 1));
-            rig.simulator.fail_call("cuStreamWaitEvent", 1, UNKNOWN).unwrap();
+            fixture.simulator.fail_call("cuStreamWaitEvent", 1, UNKNOWN).unwrap();
             let layout = DeviceLayout::new(UNIT).unwrap();
             let first = pool.allocate(&b, layout);
             // The failure hits the pool, or else this.
@@ -72,7 +73,7 @@ fn a_wait_that_fails_orders_nothing() {
             let again = vec(&pool, &b, 2 * UNIT, 2);
             holds(&again, 2);
             drop((again, pool));
-            rig.all_is_back();
+            fixture.all_is_back();
         }
     }
 }
@@ -80,20 +81,20 @@ fn a_wait_that_fails_orders_nothing() {
 /// Upstream has no more than it says: the pool tells, keeps its books, and gets on when there is.
 #[test]
 fn an_upstream_that_fails_is_told_of_and_forgotten() {
-    let rig = Rig::new(0);
+    let fixture = Fixture::new(0);
     for (call, upstream) in
-        [("cuMemAlloc", rig.plain()), ("cuMemAllocFromPoolAsync", rig.stream_ordered())]
+        [("cuMemAlloc", fixture.plain()), ("cuMemAllocFromPoolAsync", fixture.stream_ordered())]
     {
         let pool = aquifer::PoolResource::builder(upstream)
             .growth_step(UNIT)
             .maximum_size(4 * UNIT)
             .build()
             .unwrap();
-        let stream = rig.stream();
+        let stream = fixture.stream();
         let held = vec(&pool, &stream, UNIT, 1);
         let before = pool.statistics().reserved;
         for nth in 1..=16 {
-            rig.simulator.fail_call(call, nth, OUT_OF_MEMORY).unwrap();
+            fixture.simulator.fail_call(call, nth, OUT_OF_MEMORY).unwrap();
         }
         let error = try_vec(&pool, &stream, 2 * UNIT, 2).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::OutOfMemory);
@@ -114,9 +115,9 @@ fn an_upstream_that_fails_is_told_of_and_forgotten() {
         holds(&all, 3);
         holds(&held, 1);
         drop((all, held, pool, raw));
-        rig.clean();
+        fixture.clean();
     }
-    rig.all_is_back();
+    fixture.all_is_back();
 }
 
 /// Memory that is complete goes back though the driver has no stream left for that, wherever it comes
@@ -125,20 +126,20 @@ fn an_upstream_that_fails_is_told_of_and_forgotten() {
 fn memory_goes_back_where_no_stream_can_be_made() {
     for over in 0..3 {
         for policy in policies() {
-            let rig = Rig::new(0);
+            let fixture = Fixture::new(0);
             let upstream: Upstream = match over {
-                0 => rig.plain(),
-                1 => rig.stream_ordered(),
-                _ => Arc::new(rig.options(64 * UNIT).build().unwrap()),
+                0 => fixture.plain(),
+                1 => fixture.stream_ordered(),
+                _ => Arc::new(fixture.options(64 * UNIT).build().unwrap()),
             };
             let options = PoolResource::builder(upstream).maximum_size(2 * UNIT).growth_step(UNIT);
             let pool = options.miss_policy(policy).build().unwrap();
-            let stream = rig.stream();
+            let stream = fixture.stream();
             drop([vec(&pool, &stream, UNIT, 1), vec(&pool, &stream, UNIT, 2)]);
             assert_eq!(pool.statistics().upstream_blocks, 2, "the test is about this");
             let ((), log) = Log::of(|| {
                 for nth in 1..=4 {
-                    rig.simulator.fail_call("cuStreamCreate", nth, OUT_OF_MEMORY).unwrap();
+                    fixture.simulator.fail_call("cuStreamCreate", nth, OUT_OF_MEMORY).unwrap();
                 }
                 holds(&vec(&pool, &stream, 2 * UNIT, 3), 3);
                 assert_eq!(pool.statistics().returns, 2);
@@ -150,8 +151,8 @@ fn memory_goes_back_where_no_stream_can_be_made() {
             });
             assert_eq!(log.lines(), [], "upstream {over}");
             // As many as were to fail.
-            while rig.device.new_stream().is_err() {}
-            rig.all_is_back();
+            while fixture.device.new_stream().is_err() {}
+            fixture.all_is_back();
         }
     }
 }
@@ -159,29 +160,29 @@ fn memory_goes_back_where_no_stream_can_be_made() {
 /// An upstream whose memory has another user: it gives the pool what the pool gave back.
 #[test]
 fn a_full_device_is_shared_through_trim() {
-    let rig = Rig::with(aquifer::sim::SimConfig::default().capacity(8 * UNIT as u64));
-    let one = rig.pool(8 * UNIT);
-    let other = rig.pool(8 * UNIT);
-    let [a, b] = rig.streams();
+    let fixture = Fixture::with(aquifer::sim::SimConfig::default().capacity(8 * UNIT as u64));
+    let one = fixture.pool(8 * UNIT);
+    let other = fixture.pool(8 * UNIT);
+    let [a, b] = fixture.streams();
     drop(vec(&one, &a, 8 * UNIT, 1));
     let error = try_vec(&other, &b, UNIT, 2).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::OutOfMemory, "{error}");
     assert_eq!(one.trim(0).unwrap(), 8 * UNIT);
     holds(&vec(&other, &b, 8 * UNIT, 3), 3);
     drop((one, other));
-    rig.all_is_back();
+    fixture.all_is_back();
 }
 
 /// The context is gone: allocations are errors, frees are quiet, nothing panics or hangs.
 #[test]
 fn a_lost_context_is_an_error_and_no_noise() {
-    let rig = Rig::new(0);
-    let pool = rig.pool(8 * UNIT);
-    let [a, b] = rig.streams();
+    let fixture = Fixture::new(0);
+    let pool = fixture.pool(8 * UNIT);
+    let [a, b] = fixture.streams();
     let held = [vec(&pool, &a, UNIT, 1), vec(&pool, &b, UNIT, 2)];
     drop(vec(&pool, &b, UNIT, 3));
     let ((), log) = Log::of(|| {
-        rig.simulator.lose_context();
+        fixture.simulator.lose_context();
         let layout = DeviceLayout::new(6 * UNIT).unwrap();
         let error = pool.allocate(&a, layout).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::ContextLost, "{error}");

@@ -18,12 +18,12 @@ pub(crate) const UNIT: usize = 64 << 10;
 /// Schedules that each situation is tried with.
 pub(crate) const SEEDS: std::ops::Range<u64> = 0..4;
 
-pub(crate) struct Rig {
+pub(crate) struct Fixture {
     pub(crate) device: Device,
     pub(crate) simulator: Simulator,
 }
 
-impl Rig {
+impl Fixture {
     pub(crate) fn new(seed: u64) -> Self {
         Self::with(SimConfig::default().seed(seed).capacity(1 << 30))
     }

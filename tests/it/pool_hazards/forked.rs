@@ -1,6 +1,6 @@
 //! The child of a fork: allocations from a pool are errors, frees leak, no inherited lock is taken.
 
-use super::fixture::{Rig, UNIT, try_vec, vec};
+use super::fixture::{Fixture, UNIT, try_vec, vec};
 use super::support;
 use aquifer::{DeviceLayout, DeviceResource, ErrorKind};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,15 +17,15 @@ fn a_child_gets_nothing_from_a_pool_and_does_not_hang() {
 }
 
 fn forks() {
-    let rig = Rig::new(0);
-    let pool = rig.pool(64 * UNIT);
+    let fixture = Fixture::new(0);
+    let pool = fixture.pool(64 * UNIT);
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         // Whoever forks finds the pool's locks taken, with nobody to release them.
         for thread in 0..3_usize {
-            let (rig, pool, stop) = (&rig, &pool, &stop);
+            let (fixture, pool, stop) = (&fixture, &pool, &stop);
             scope.spawn(move || {
-                let stream = rig.stream();
+                let stream = fixture.stream();
                 let mut round = thread;
                 while !stop.load(Ordering::Relaxed) {
                     round += 1;
@@ -42,20 +42,20 @@ fn forks() {
                 let _ = pool.statistics();
             }
         });
-        let failed = (0..FORKS).map(|_| fork(&rig, &pool)).find(|code| *code != 0);
+        let failed = (0..FORKS).map(|_| fork(&fixture, &pool)).find(|code| *code != 0);
         stop.store(true, Ordering::Relaxed);
         assert_eq!(failed, None, "a step of the child went wrong, or a signal ended it");
     });
     // The parent goes on.
     assert_eq!(pool.statistics().live_blocks, 0);
-    drop(vec(&pool, &rig.stream(), 64 * UNIT, 9));
+    drop(vec(&pool, &fixture.stream(), 64 * UNIT, 9));
     drop(pool);
-    rig.all_is_back();
+    fixture.all_is_back();
 }
 
 /// The code with which the child ended; negative for a signal.
-fn fork(rig: &Rig, pool: &super::fixture::Pool) -> i32 {
-    let stream = rig.stream();
+fn fork(fixture: &Fixture, pool: &super::fixture::Pool) -> i32 {
+    let stream = fixture.stream();
     let held = [vec(pool, &stream, 500, 1), vec(pool, &stream, UNIT, 2)];
     let raw = pool.allocate(&stream, DeviceLayout::new(700).unwrap()).unwrap();
     let (address, bytes, token) = (raw.address(), raw.bytes(), raw.token());
@@ -64,7 +64,7 @@ fn fork(rig: &Rig, pool: &super::fixture::Pool) -> i32 {
     if child == 0 {
         // SAFETY: ends a child that hangs.
         unsafe { libc::alarm(20) };
-        let body = std::panic::AssertUnwindSafe(|| in_child(rig, pool, &stream, held, raw));
+        let body = std::panic::AssertUnwindSafe(|| in_child(fixture, pool, &stream, held, raw));
         let code = std::panic::catch_unwind(body).unwrap_or(200);
         if code == 0 {
             // SAFETY: ends the child, and nothing of the parent's. This thread's destructors run, of
@@ -88,7 +88,7 @@ fn fork(rig: &Rig, pool: &super::fixture::Pool) -> i32 {
 
 /// The number of the first step that goes wrong; 0 if none does.
 fn in_child(
-    rig: &Rig,
+    fixture: &Fixture,
     pool: &super::fixture::Pool,
     stream: &aquifer::Stream,
     held: [aquifer::DeviceVec<u8>; 2],
@@ -102,8 +102,8 @@ fn in_child(
         pool.allocate(stream, large).is_err_and(is_forked),
         try_vec(pool, stream, 500, 1).is_err_and(is_forked),
         pool.trim(0).is_err_and(is_forked),
-        rig.options(UNIT).build().is_err_and(is_forked),
-        rig.options(UNIT).initial_size(UNIT).build().is_err_and(is_forked),
+        fixture.options(UNIT).build().is_err_and(is_forked),
+        fixture.options(UNIT).initial_size(UNIT).build().is_err_and(is_forked),
         held[0].to_vec().is_err_and(is_forked),
     ];
     if let Some(wrong) = steps.iter().position(|right| !right) {

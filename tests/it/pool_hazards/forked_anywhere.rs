@@ -1,7 +1,7 @@
 //! Forks in every place of a program, where threads keep blocks ready: the child gets none of them,
 //! nothing that it drops hangs, and the parent loses nothing.
 
-use super::fixture::{Pool, Rig, UNIT, vec};
+use super::fixture::{Fixture, Pool, UNIT, vec};
 use super::support;
 use allocator_api2::alloc::Allocator;
 use aquifer::{
@@ -81,8 +81,8 @@ fn allocate(from: &impl DeviceResource, stream: &Stream, bytes: usize) -> Result
 const SIZES: [usize; 3] = [256, 1000, UNIT];
 
 /// A pool that is never short, so that it takes nothing from what its threads keep.
-fn ample(rig: &Rig) -> Pool {
-    rig.options(512 * UNIT).initial_size(128 * UNIT).build().unwrap()
+fn ample(fixture: &Fixture) -> Pool {
+    fixture.options(512 * UNIT).initial_size(128 * UNIT).build().unwrap()
 }
 
 /// Something of every size is kept ready.
@@ -109,10 +109,10 @@ fn all_refused(what: &str, pool: &impl DeviceResource, stream: &Stream) -> Found
 #[test]
 fn every_resource_with_a_warm_way_refuses_what_the_thread_kept_ready() {
     alone("every_resource_with_a_warm_way_refuses_what_the_thread_kept_ready", || {
-        let rig = Rig::new(0);
-        let plain = || rig.plain();
-        let pinned = PinnedResource::new(&rig.device).unwrap();
-        let pool = rig.options(1024 * UNIT).initial_size(1024 * UNIT).build().unwrap();
+        let fixture = Fixture::new(0);
+        let plain = || fixture.plain();
+        let pinned = PinnedResource::new(&fixture.device).unwrap();
+        let pool = fixture.options(1024 * UNIT).initial_size(1024 * UNIT).build().unwrap();
         let fixed = FixedSizeResource::builder(plain()).block_size(UNIT).initial_blocks(1024);
         let fixed = fixed.build().unwrap();
         let bins = BinningResource::builder(plain()).fixed_size_bins(8, 16).build().unwrap();
@@ -133,7 +133,7 @@ fn every_resource_with_a_warm_way_refuses_what_the_thread_kept_ready() {
             unsafe { Allocator::deallocate(&unfenced, block.cast(), layout) };
         }
         // More than the table has ways, so that some were pushed out of it by others.
-        let streams: Vec<_> = (0..20).map(|_| rig.stream()).collect();
+        let streams: Vec<_> = (0..20).map(|_| fixture.stream()).collect();
         // A new stream takes what others keep, which are then patient before they keep more.
         for _ in 0..12 {
             for (_, kind) in &kinds {
@@ -158,16 +158,16 @@ fn every_resource_with_a_warm_way_refuses_what_the_thread_kept_ready() {
         })
         .unwrap();
         drop((kinds, pool, fixed, arena, unfenced, streams));
-        rig.clean();
+        fixture.clean();
     });
 }
 
 #[test]
 fn a_thread_forks_that_never_used_the_pool() {
     alone("a_thread_forks_that_never_used_the_pool", || {
-        let rig = Rig::new(0);
-        let pool = ample(&rig);
-        let stream = rig.stream();
+        let fixture = Fixture::new(0);
+        let pool = ample(&fixture);
+        let stream = fixture.stream();
         warm(&pool, &stream);
         is_warm(&pool);
         let held = vec(&pool, &stream, 1000, 1);
@@ -185,20 +185,20 @@ fn a_thread_forks_that_never_used_the_pool() {
         drop(held);
         assert_eq!(pool.statistics().live_blocks, 0);
         drop(pool);
-        rig.all_is_back();
+        fixture.all_is_back();
     });
 }
 
 #[test]
 fn threads_fork_at_once_while_others_are_inside() {
     alone("threads_fork_at_once_while_others_are_inside", || {
-        let rig = Rig::new(0);
-        let pool = ample(&rig);
+        let fixture = Fixture::new(0);
+        let pool = ample(&fixture);
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
             // Caught inside of their magazines, and in the middle of taking them.
             scope.spawn(|| {
-                let stream = rig.stream();
+                let stream = fixture.stream();
                 while !stop.load(Ordering::Relaxed) {
                     warm(&pool, &stream);
                 }
@@ -210,7 +210,7 @@ fn threads_fork_at_once_while_others_are_inside() {
                 }
             });
             let forks = || {
-                let stream = rig.stream();
+                let stream = fixture.stream();
                 (0..15).try_for_each(|_| {
                     warm(&pool, &stream);
                     let held = vec(&pool, &stream, 1000, 1);
@@ -234,22 +234,22 @@ fn threads_fork_at_once_while_others_are_inside() {
             found.into_iter().for_each(|found| found.unwrap());
         });
         drop(pool);
-        rig.all_is_back();
+        fixture.all_is_back();
     });
 }
 
 #[test]
 fn a_child_has_threads_and_children_of_its_own() {
     alone("a_child_has_threads_and_children_of_its_own", || {
-        let rig = Rig::new(0);
-        let pool = ample(&rig);
-        let stream = rig.stream();
+        let fixture = Fixture::new(0);
+        let pool = ample(&fixture);
+        let stream = fixture.stream();
         // Threads that are not there in the child, whose stacks and thread locals it uses again.
         let gate = std::sync::Barrier::new(5);
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
-                    warm(&pool, &rig.stream());
+                    warm(&pool, &fixture.stream());
                     gate.wait();
                     gate.wait();
                 });
@@ -275,16 +275,16 @@ fn a_child_has_threads_and_children_of_its_own() {
             found.unwrap();
         });
         drop(pool);
-        rig.all_is_back();
+        fixture.all_is_back();
     });
 }
 
 #[test]
 fn a_child_drops_all_that_the_parent_made_and_ends_by_itself() {
     alone("a_child_drops_all_that_the_parent_made_and_ends_by_itself", || {
-        let rig = Rig::new(0);
-        let pool = ample(&rig);
-        let stream = rig.stream();
+        let fixture = Fixture::new(0);
+        let pool = ample(&fixture);
+        let stream = fixture.stream();
         warm(&pool, &stream);
         is_warm(&pool);
         let vecs: Vec<_> = SIZES.map(|bytes| vec(&pool, &stream, bytes, 1)).into();
@@ -294,14 +294,14 @@ fn a_child_drops_all_that_the_parent_made_and_ends_by_itself() {
             // SAFETY: ends a child that hangs.
             unsafe { libc::alarm(20) };
             drop((vecs, pool, stream));
-            drop(rig);
+            drop(fixture);
             // SAFETY: ends the child with the destructors of this thread, whose magazines hold
             // blocks of a pool that is gone.
             unsafe { libc::exit(0) };
         }
         ended_well(child).unwrap();
         drop((vecs, pool));
-        rig.all_is_back();
+        fixture.all_is_back();
     });
 }
 
@@ -309,15 +309,15 @@ fn a_child_drops_all_that_the_parent_made_and_ends_by_itself() {
 fn a_process_forks_before_it_opens_a_device() {
     alone("a_process_forks_before_it_opens_a_device", || {
         let used = || {
-            let rig = Rig::new(0);
-            let pool = ample(&rig);
-            let stream = rig.stream();
+            let fixture = Fixture::new(0);
+            let pool = ample(&fixture);
+            let stream = fixture.stream();
             warm(&pool, &stream);
             is_warm(&pool);
             fork(|| all_refused("a child's child", &pool, &stream))?;
             warm(&pool, &stream);
             drop(pool);
-            rig.all_is_back();
+            fixture.all_is_back();
             Ok(())
         };
         // The child is a process like any other: nothing was opened before it was there.
@@ -396,11 +396,11 @@ unsafe impl DeviceResource for Forking {
 #[test]
 fn a_resource_forks_while_the_pool_looks_for_what_the_thread_keeps() {
     alone("a_resource_forks_while_the_pool_looks_for_what_the_thread_keeps", || {
-        let rig = Rig::new(0);
+        let fixture = Fixture::new(0);
         let hook = Arc::<Fork>::default();
-        let upstream = Forking { under: rig.plain(), hook: hook.clone() };
+        let upstream = Forking { under: fixture.plain(), hook: hook.clone() };
         let pool = PoolResource::builder(upstream).initial_size(512 * UNIT).build().unwrap();
-        let (stream, new) = (rig.stream(), rig.stream());
+        let (stream, new) = (fixture.stream(), fixture.stream());
         for _ in 0..12 {
             warm(&pool, &stream);
         }
@@ -415,7 +415,7 @@ fn a_resource_forks_while_the_pool_looks_for_what_the_thread_keeps() {
         warm(&pool, &stream);
         assert_eq!(pool.statistics().live_blocks, 0);
         drop(pool);
-        rig.all_is_back();
+        fixture.all_is_back();
     });
 }
 
@@ -447,10 +447,10 @@ impl tracing::Subscriber for Telling {
 #[test]
 fn a_subscriber_forks_when_a_pool_tells_that_it_grew() {
     alone("a_subscriber_forks_when_a_pool_tells_that_it_grew", || {
-        let rig = Rig::new(0);
+        let fixture = Fixture::new(0);
         let hook = Arc::<Fork>::default();
-        let pool: Pool = ample(&rig);
-        let stream = rig.stream();
+        let pool: Pool = ample(&fixture);
+        let stream = fixture.stream();
         warm(&pool, &stream);
         is_warm(&pool);
         tracing::subscriber::with_default(Telling(hook.clone()), || {
@@ -462,6 +462,6 @@ fn a_subscriber_forks_when_a_pool_tells_that_it_grew() {
         });
         warm(&pool, &stream);
         drop(pool);
-        rig.all_is_back();
+        fixture.all_is_back();
     });
 }

@@ -1,6 +1,6 @@
 //! Pools that go before what lives in them.
 
-use super::fixture::{Rig, SEEDS, UNIT, Upstream, holds, vec};
+use super::fixture::{Fixture, SEEDS, UNIT, Upstream, holds, vec};
 use aquifer::{DeviceVec, PoolResource};
 use std::process::Command;
 use std::sync::{Arc, Mutex};
@@ -10,12 +10,14 @@ use std::sync::{Arc, Mutex};
 #[test]
 fn vectors_outlive_the_last_handle() {
     for seed in SEEDS {
-        let rig = Rig::new(seed);
-        for upstream in
-            [rig.plain(), rig.stream_ordered(), Arc::new(rig.pool(64 * UNIT)) as Upstream]
-        {
+        let fixture = Fixture::new(seed);
+        for upstream in [
+            fixture.plain(),
+            fixture.stream_ordered(),
+            Arc::new(fixture.pool(64 * UNIT)) as Upstream,
+        ] {
             let pool = PoolResource::builder(upstream).growth_step(2 * UNIT).build().unwrap();
-            let [a, b] = rig.streams();
+            let [a, b] = fixture.streams();
             let mut vecs: Vec<_> = (0..6)
                 .map(|tag| vec(&pool, if tag % 2 == 0 { &a } else { &b }, UNIT, tag))
                 .collect();
@@ -31,17 +33,17 @@ fn vectors_outlive_the_last_handle() {
             std::thread::scope(|scope| scope.spawn(|| drop(others)).join().unwrap());
             drop(vecs);
         }
-        rig.all_is_back();
+        fixture.all_is_back();
     }
 }
 
 /// Clones are one pool.
 #[test]
 fn clones_share_their_memory() {
-    let rig = Rig::new(0);
-    let pool = rig.pool(2 * UNIT);
+    let fixture = Fixture::new(0);
+    let pool = fixture.pool(2 * UNIT);
     let clone = pool.clone();
-    let stream = rig.stream();
+    let stream = fixture.stream();
     let held = vec(&pool, &stream, UNIT, 1);
     let other = vec(&clone, &stream, UNIT, 2);
     assert!(super::fixture::try_vec(&pool, &stream, UNIT, 3).is_err());
@@ -50,17 +52,17 @@ fn clones_share_their_memory() {
     holds(&other, 2);
     holds(&vec(&clone, &stream, UNIT, 3), 3);
     drop((clone, other));
-    rig.all_is_back();
+    fixture.all_is_back();
 }
 
 /// Many pools one after the other on one thread: what it keeps for a pool that is gone is never
 /// taken for another's.
 #[test]
 fn a_threads_memory_of_one_pool_is_not_anothers() {
-    let rig = Rig::new(0);
-    let stream = rig.stream();
+    let fixture = Fixture::new(0);
+    let stream = fixture.stream();
     for round in 0..100_u8 {
-        let pools = [rig.pool(4 * UNIT), rig.pool(4 * UNIT)];
+        let pools = [fixture.pool(4 * UNIT), fixture.pool(4 * UNIT)];
         let held: Vec<_> = pools.iter().map(|pool| vec(pool, &stream, UNIT, round)).collect();
         assert!(!super::fixture::overlap(&held[0], &held[1]));
         drop(held);
@@ -69,7 +71,7 @@ fn a_threads_memory_of_one_pool_is_not_anothers() {
             assert_eq!(pool.statistics().reserved, UNIT);
         }
     }
-    rig.all_is_back();
+    fixture.all_is_back();
 }
 
 /// What a process may still hold when it ends.
@@ -88,14 +90,14 @@ const NAME: &str = "pool_hazards::lifetime::a_process_ends_with_a_pool_in_use";
 #[test]
 fn a_process_ends_with_a_pool_in_use() {
     if std::env::var_os(CHILD).is_some() {
-        let rig = Rig::new(0);
-        let pool = rig.pool(8 * UNIT);
-        let held = vec(&pool, &rig.stream(), UNIT, 1);
+        let fixture = Fixture::new(0);
+        let pool = fixture.pool(8 * UNIT);
+        let held = vec(&pool, &fixture.stream(), UNIT, 1);
         HELD.lock().unwrap().push((held, pool.clone()));
-        OF_THREAD.with(|own| own.borrow_mut().push(vec(&pool, &rig.stream(), 500, 2)));
+        OF_THREAD.with(|own| own.borrow_mut().push(vec(&pool, &fixture.stream(), 500, 2)));
         let (ready, wait) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
-            let own = vec(&pool, &rig.stream(), 500, 3);
+            let own = vec(&pool, &fixture.stream(), 500, 3);
             ready.send(()).unwrap();
             // For good: the process ends around it.
             std::thread::park();
@@ -118,19 +120,19 @@ fn a_process_ends_with_a_pool_in_use() {
 /// lost to a wait that the pool makes, and nothing is freed in it.
 #[test]
 fn a_pool_that_ends_does_not_disturb_a_capture() {
-    for upstream in [Rig::plain, Rig::stream_ordered] {
+    for upstream in [Fixture::plain, Fixture::stream_ordered] {
         for both in [false, true] {
-            let rig = Rig::new(0);
-            let pool = aquifer::PoolResource::builder(upstream(&rig)).build().unwrap();
-            let [first, second] = rig.streams();
+            let fixture = Fixture::new(0);
+            let pool = aquifer::PoolResource::builder(upstream(&fixture)).build().unwrap();
+            let [first, second] = fixture.streams();
             drop(vec(&pool, &first, UNIT, 1));
             if both {
                 drop(vec(&pool, &second, UNIT, 2));
             }
-            rig.simulator.start_capture(&first).unwrap();
+            fixture.simulator.start_capture(&first).unwrap();
             drop(pool);
-            assert!(rig.simulator.stop_capture(&first), "the capture is lost ({both})");
-            rig.clean();
+            assert!(fixture.simulator.stop_capture(&first), "the capture is lost ({both})");
+            fixture.clean();
         }
     }
 }
@@ -139,15 +141,15 @@ fn a_pool_that_ends_does_not_disturb_a_capture() {
 /// the same: another pool would take one that its user holds for one that is gone.
 #[test]
 fn a_pool_that_cannot_give_back_lets_go_of_its_streams() {
-    let rig = Rig::new(0);
-    let [ends, stays] = [0, 1].map(|_| PoolResource::new(rig.plain()).unwrap());
-    let [other, stream] = rig.streams();
+    let fixture = Fixture::new(0);
+    let [ends, stays] = [0, 1].map(|_| PoolResource::new(fixture.plain()).unwrap());
+    let [other, stream] = fixture.streams();
     drop(vec(&ends, &other, UNIT, 1));
     drop((vec(&ends, &stream, UNIT, 2), vec(&stays, &stream, UNIT, 3)));
-    rig.simulator.start_capture(&stream).unwrap();
+    fixture.simulator.start_capture(&stream).unwrap();
     drop(ends);
-    rig.simulator.stop_capture(&stream);
-    drop(vec(&stays, &rig.stream(), UNIT, 4));
+    fixture.simulator.stop_capture(&stream);
+    drop(vec(&stays, &fixture.stream(), UNIT, 4));
     assert_eq!(stays.statistics().streams, 2, "a stream with a user was given up");
-    rig.clean();
+    fixture.clean();
 }

@@ -1,6 +1,6 @@
 //! Sizes, alignments, and the maximum: exact, never passed, always reachable.
 
-use super::fixture::{Rig, SEEDS, UNIT, holds, policies, try_vec, vec, whole};
+use super::fixture::{Fixture, SEEDS, UNIT, holds, policies, try_vec, vec, whole};
 use aquifer::{DeviceBlock, DeviceLayout, DeviceResource, ErrorKind, PoolResource};
 
 const MIB: usize = 1 << 20;
@@ -8,11 +8,11 @@ const MIB: usize = 1 << 20;
 /// RMM's pool rounds sizes up past the end of the numbers and hands one address out twice.
 #[test]
 fn sizes_up_to_the_largest_are_refused_or_served_and_never_wrap() {
-    let rig = Rig::new(0);
-    let stream = rig.stream();
-    let limited = rig.pool(4 * UNIT);
-    let unlimited = PoolResource::builder(rig.plain()).build().unwrap();
-    let ordered = PoolResource::builder(rig.stream_ordered()).growth_step(MIB).build().unwrap();
+    let fixture = Fixture::new(0);
+    let stream = fixture.stream();
+    let limited = fixture.pool(4 * UNIT);
+    let unlimited = PoolResource::builder(fixture.plain()).build().unwrap();
+    let ordered = PoolResource::builder(fixture.stream_ordered()).growth_step(MIB).build().unwrap();
     let upper =
         PoolResource::builder(std::sync::Arc::new(unlimited.clone()) as super::fixture::Upstream)
             .build()
@@ -42,14 +42,14 @@ fn sizes_up_to_the_largest_are_refused_or_served_and_never_wrap() {
         assert_eq!(pool.statistics().live, 0);
     }
     drop((limited, unlimited, ordered, upper));
-    rig.all_is_back();
+    fixture.all_is_back();
 }
 
 /// A request for nothing takes nothing.
 #[test]
 fn no_bytes_are_no_block() {
-    let rig = Rig::new(0);
-    let (pool, stream) = (rig.pool(UNIT), rig.stream());
+    let fixture = Fixture::new(0);
+    let (pool, stream) = (fixture.pool(UNIT), fixture.stream());
     let block = pool.allocate(&stream, DeviceLayout::new(0).unwrap()).unwrap();
     assert!(block.is_empty());
     assert_eq!(pool.statistics().live_blocks, 0);
@@ -62,9 +62,9 @@ fn no_bytes_are_no_block() {
 #[test]
 fn alignments_are_kept_up_to_2_mib() {
     for own in [256, 4096] {
-        let rig = Rig::new(0);
-        let stream = rig.stream();
-        let pool = rig.options(256 * MIB).growth_step(MIB).alignment(own).build().unwrap();
+        let fixture = Fixture::new(0);
+        let stream = fixture.stream();
+        let pool = fixture.options(256 * MIB).growth_step(MIB).alignment(own).build().unwrap();
         for round in 0..3 {
             let mut held: Vec<DeviceBlock> = Vec::new();
             for power in 0..=21 {
@@ -106,7 +106,7 @@ fn alignments_are_kept_up_to_2_mib() {
             }
         }
         drop(pool);
-        rig.all_is_back();
+        fixture.all_is_back();
     }
 }
 
@@ -115,9 +115,9 @@ fn alignments_are_kept_up_to_2_mib() {
 fn the_maximum_is_served_to_the_last_block() {
     for initial in [0, 1_000_192, 8 * MIB, 33 * MIB, 64 * MIB] {
         for policy in policies() {
-            let rig = Rig::new(0);
-            let stream = rig.stream();
-            let pool = PoolResource::builder(rig.plain())
+            let fixture = Fixture::new(0);
+            let stream = fixture.stream();
+            let pool = PoolResource::builder(fixture.plain())
                 .initial_size(initial)
                 .maximum_size(64 * MIB)
                 .miss_policy(policy)
@@ -147,9 +147,9 @@ fn the_maximum_is_served_to_the_last_block() {
 fn the_maximum_is_never_passed() {
     for maximum in [256, 1792, 4096, UNIT - 256] {
         for step in [256, 512, 4096] {
-            let rig = Rig::new(0);
-            let stream = rig.stream();
-            let pool = PoolResource::builder(rig.plain())
+            let fixture = Fixture::new(0);
+            let stream = fixture.stream();
+            let pool = PoolResource::builder(fixture.plain())
                 .maximum_size(maximum)
                 .growth_step(step)
                 .build()
@@ -158,7 +158,7 @@ fn the_maximum_is_never_passed() {
                 std::iter::from_fn(|| try_vec(&pool, &stream, 256, 3).ok()).collect();
             assert_eq!(held.len(), maximum / 256, "in steps of {step}");
             assert_eq!(pool.statistics().peak_reserved, maximum);
-            assert_eq!(rig.simulator.live_bytes(), maximum as u64);
+            assert_eq!(fixture.simulator.live_bytes(), maximum as u64);
         }
     }
 }
@@ -168,9 +168,9 @@ fn the_maximum_is_never_passed() {
 fn a_request_larger_than_any_block_of_upstream_is_served() {
     for policy in policies() {
         for seed in SEEDS {
-            let rig = Rig::new(seed);
-            let [a, b] = rig.streams();
-            let pool = PoolResource::builder(rig.plain())
+            let fixture = Fixture::new(seed);
+            let [a, b] = fixture.streams();
+            let pool = PoolResource::builder(fixture.plain())
                 .maximum_size(64 * UNIT)
                 .growth_step(8 * UNIT)
                 .miss_policy(policy.clone())
@@ -182,7 +182,7 @@ fn a_request_larger_than_any_block_of_upstream_is_served() {
             let big = vec(&pool, &b, 40 * UNIT, 9);
             holds(&big, 9);
             assert!(pool.statistics().peak_reserved <= 64 * UNIT);
-            rig.clean();
+            fixture.clean();
         }
     }
 }
@@ -192,9 +192,9 @@ fn a_request_larger_than_any_block_of_upstream_is_served() {
 fn the_maximum_is_there_in_one_piece_after_any_use() {
     for policy in policies() {
         for (entries, seed) in [(0, 1), (1, 2), (8, 3)] {
-            let rig = Rig::new(seed);
-            let streams: [_; 3] = rig.streams();
-            for upstream in [rig.plain(), rig.stream_ordered()] {
+            let fixture = Fixture::new(seed);
+            let streams: [_; 3] = fixture.streams();
+            for upstream in [fixture.plain(), fixture.stream_ordered()] {
                 let pool = PoolResource::builder(upstream)
                     .maximum_size(32 * UNIT)
                     .growth_step(3 * UNIT)
@@ -219,7 +219,7 @@ fn the_maximum_is_there_in_one_piece_after_any_use() {
                 assert_eq!((found.reserved, found.free), (32 * UNIT, 0), "{found:?}");
                 assert_eq!(found.peak_reserved, 32 * UNIT, "{found:?}");
             }
-            rig.all_is_back();
+            fixture.all_is_back();
         }
     }
 }
@@ -228,9 +228,9 @@ fn the_maximum_is_there_in_one_piece_after_any_use() {
 #[test]
 fn an_aligned_pool_reaches_its_maximum() {
     for alignment in [512, 4096, UNIT] {
-        let rig = Rig::new(0);
-        let stream = rig.stream();
-        let pool = rig.options(4 * UNIT).alignment(alignment).build().unwrap();
+        let fixture = Fixture::new(0);
+        let stream = fixture.stream();
+        let pool = fixture.options(4 * UNIT).alignment(alignment).build().unwrap();
         let held: Vec<_> = (0..4).map(|tag| (vec(&pool, &stream, UNIT, tag), tag)).collect();
         whole(&held);
         drop(held);
@@ -242,8 +242,8 @@ fn an_aligned_pool_reaches_its_maximum() {
 /// Options that mean nothing are refused when the pool is built.
 #[test]
 fn wrong_options_are_refused() {
-    let rig = Rig::new(0);
-    let builder = || PoolResource::builder(rig.plain());
+    let fixture = Fixture::new(0);
+    let builder = || PoolResource::builder(fixture.plain());
     for (what, options) in [
         ("an initial size above the maximum", builder().initial_size(1024).maximum_size(512)),
         ("an initial size of half a unit", builder().initial_size(100)),
@@ -263,5 +263,5 @@ fn wrong_options_are_refused() {
     // More than the device has is out of memory, and nothing is kept.
     let error = builder().initial_size(2 << 30).build().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::OutOfMemory, "{error}");
-    rig.all_is_back();
+    fixture.all_is_back();
 }

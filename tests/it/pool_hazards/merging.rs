@@ -1,6 +1,6 @@
 //! Free memory of several streams that is gathered into one piece, or nearly.
 
-use super::fixture::{Rig, SEEDS, UNIT, holds, policies, try_vec, vec, whole};
+use super::fixture::{Fixture, SEEDS, UNIT, holds, policies, try_vec, vec, whole};
 use aquifer::ErrorKind;
 
 /// RMM's first: a request of B moves A's blocks to B's list and then runs out of memory all the
@@ -9,10 +9,10 @@ use aquifer::ErrorKind;
 fn blocks_gathered_for_a_request_that_failed_stay_ordered_after_their_own_stream() {
     for policy in policies() {
         for seed in SEEDS {
-            let rig = Rig::new(seed);
-            let pool = rig.options(4 * UNIT).initial_size(4 * UNIT).miss_policy(policy.clone());
+            let fixture = Fixture::new(seed);
+            let pool = fixture.options(4 * UNIT).initial_size(4 * UNIT).miss_policy(policy.clone());
             let pool = pool.build().unwrap();
-            let [a, b, c] = rig.streams();
+            let [a, b, c] = fixture.streams();
             let mut of_a: Vec<_> = (0..4).map(|tag| Some(vec(&pool, &a, UNIT, tag))).collect();
             // B has a list of its own, with an event of its own.
             of_a[3].as_mut().unwrap().set_stream(&b).unwrap();
@@ -24,7 +24,7 @@ fn blocks_gathered_for_a_request_that_failed_stay_ordered_after_their_own_stream
             let of_c = [vec(&pool, &c, UNIT, 10), vec(&pool, &c, UNIT, 11)];
             holds(&of_c[0], 10);
             holds(&of_c[1], 11);
-            rig.clean();
+            fixture.clean();
         }
     }
 }
@@ -35,10 +35,10 @@ fn blocks_gathered_for_a_request_that_failed_stay_ordered_after_their_own_stream
 fn the_rest_of_a_gathered_block_stays_ordered_after_all_who_used_it() {
     for policy in policies() {
         for seed in SEEDS {
-            let rig = Rig::new(seed);
-            let pool = rig.options(4 * UNIT).initial_size(4 * UNIT).miss_policy(policy.clone());
+            let fixture = Fixture::new(seed);
+            let pool = fixture.options(4 * UNIT).initial_size(4 * UNIT).miss_policy(policy.clone());
             let pool = pool.build().unwrap();
-            let [a, b, c] = rig.streams();
+            let [a, b, c] = fixture.streams();
             let of_a = [vec(&pool, &a, UNIT, 1), vec(&pool, &a, UNIT, 2)];
             let of_b = [vec(&pool, &b, UNIT, 3), vec(&pool, &b, UNIT, 4)];
             drop((of_b, of_a));
@@ -46,7 +46,7 @@ fn the_rest_of_a_gathered_block_stays_ordered_after_all_who_used_it() {
             let rest = vec(&pool, &c, UNIT, 6);
             holds(&rest, 6);
             holds(&big, 5);
-            rig.clean();
+            fixture.clean();
         }
     }
 }
@@ -56,9 +56,9 @@ fn the_rest_of_a_gathered_block_stays_ordered_after_all_who_used_it() {
 #[test]
 fn neighbours_of_different_streams_keep_both_orders() {
     for seed in SEEDS {
-        let rig = Rig::new(seed);
-        let pool = rig.options(8 * UNIT).initial_size(8 * UNIT).build().unwrap();
-        let streams: [_; 4] = rig.streams();
+        let fixture = Fixture::new(seed);
+        let pool = fixture.options(8 * UNIT).initial_size(8 * UNIT).build().unwrap();
+        let streams: [_; 4] = fixture.streams();
         for round in 0..10_u8 {
             let vecs: Vec<_> =
                 (0..8).map(|n| vec(&pool, &streams[n % 4], UNIT, round + n as u8)).collect();
@@ -67,9 +67,9 @@ fn neighbours_of_different_streams_keep_both_orders() {
             let all = vec(&pool, taker, 8 * UNIT, 100 + round);
             holds(&all, 100 + round);
         }
-        rig.clean();
+        fixture.clean();
         drop(pool);
-        rig.all_is_back();
+        fixture.all_is_back();
     }
 }
 
@@ -78,9 +78,9 @@ fn neighbours_of_different_streams_keep_both_orders() {
 #[test]
 fn the_rest_of_a_stolen_block_is_not_free_for_all() {
     for seed in SEEDS {
-        let rig = Rig::new(seed);
-        let pool = rig.options(8 * UNIT).initial_size(8 * UNIT).build().unwrap();
-        let [donor, thief, third] = rig.streams();
+        let fixture = Fixture::new(seed);
+        let pool = fixture.options(8 * UNIT).initial_size(8 * UNIT).build().unwrap();
+        let [donor, thief, third] = fixture.streams();
         drop(vec(&pool, &donor, 8 * UNIT, 1));
         let stolen = vec(&pool, &thief, UNIT, 2);
         let rest = vec(&pool, &third, 7 * UNIT, 3);
@@ -89,7 +89,7 @@ fn the_rest_of_a_stolen_block_is_not_free_for_all() {
         // And back: the donor waits for the thief's use of what was its own.
         drop((stolen, rest));
         holds(&vec(&pool, &donor, 8 * UNIT, 4), 4);
-        rig.clean();
+        fixture.clean();
     }
 }
 
@@ -97,9 +97,9 @@ fn the_rest_of_a_stolen_block_is_not_free_for_all() {
 #[test]
 fn an_order_from_before_the_free_is_not_one_after_it() {
     for seed in SEEDS {
-        let rig = Rig::new(seed);
-        let pool = rig.options(2 * UNIT).initial_size(2 * UNIT).build().unwrap();
-        let [a, b] = rig.streams();
+        let fixture = Fixture::new(seed);
+        let pool = fixture.options(2 * UNIT).initial_size(2 * UNIT).build().unwrap();
+        let [a, b] = fixture.streams();
         // The pool itself makes B wait for A, so it knows B to be ordered after A's first frees.
         drop(vec(&pool, &a, 2 * UNIT, 1));
         let of_b = vec(&pool, &b, UNIT, 2);
@@ -109,7 +109,7 @@ fn an_order_from_before_the_free_is_not_one_after_it() {
         let again = vec(&pool, &b, UNIT, 5);
         holds(&again, 5);
         holds(&of_b, 2);
-        rig.clean();
+        fixture.clean();
     }
 }
 
@@ -118,9 +118,9 @@ fn an_order_from_before_the_free_is_not_one_after_it() {
 #[test]
 fn orders_through_a_third_stream_reach_no_further_than_its_wait() {
     for seed in SEEDS {
-        let rig = Rig::new(seed);
-        let pool = rig.options(4 * UNIT).initial_size(4 * UNIT).build().unwrap();
-        let [a, b, c] = rig.streams();
+        let fixture = Fixture::new(seed);
+        let pool = fixture.options(4 * UNIT).initial_size(4 * UNIT).build().unwrap();
+        let [a, b, c] = fixture.streams();
         drop(vec(&pool, &a, 4 * UNIT, 1));
         let of_b = vec(&pool, &b, UNIT, 2);
         let of_a = vec(&pool, &a, UNIT, 3);
@@ -128,6 +128,6 @@ fn orders_through_a_third_stream_reach_no_further_than_its_wait() {
         drop(of_b);
         let of_c: Vec<_> = (0..4).map(|tag| (vec(&pool, &c, UNIT, tag), tag)).collect();
         whole(&of_c);
-        rig.clean();
+        fixture.clean();
     }
 }

@@ -1,6 +1,6 @@
 //! Streams that die, streams that wait for nobody, memory that several streams use.
 
-use super::fixture::{Rig, SEEDS, UNIT, holds, policies, try_vec, vec};
+use super::fixture::{Fixture, SEEDS, UNIT, holds, policies, try_vec, vec};
 use super::kernels;
 use aquifer::{DeviceVec, ErrorKind};
 use std::sync::Arc;
@@ -11,20 +11,20 @@ use std::sync::Arc;
 fn memory_freed_on_a_stream_that_is_gone_is_handed_out_in_order() {
     for policy in policies() {
         for seed in SEEDS {
-            let rig = Rig::new(seed);
-            let pool = rig.options(4 * UNIT).miss_policy(policy.clone()).build().unwrap();
+            let fixture = Fixture::new(seed);
+            let pool = fixture.options(4 * UNIT).miss_policy(policy.clone()).build().unwrap();
             for round in 0..8_u8 {
-                let gone = rig.stream();
+                let gone = fixture.stream();
                 let vecs = [vec(&pool, &gone, UNIT, round), vec(&pool, &gone, 3 * UNIT, round)];
                 // The vectors hold the last handles on it.
                 drop(gone);
                 drop(vecs);
-                let stays = rig.stream();
+                let stays = fixture.stream();
                 let all = vec(&pool, &stays, 4 * UNIT, 100 + round);
                 holds(&all, 100 + round);
             }
             drop(pool);
-            rig.all_is_back();
+            fixture.all_is_back();
         }
     }
 }
@@ -33,36 +33,36 @@ fn memory_freed_on_a_stream_that_is_gone_is_handed_out_in_order() {
 #[test]
 fn a_pool_whose_streams_are_gone_gives_everything_back() {
     for seed in SEEDS {
-        let rig = Rig::new(seed);
-        for upstream in [rig.plain(), rig.stream_ordered()] {
+        let fixture = Fixture::new(seed);
+        for upstream in [fixture.plain(), fixture.stream_ordered()] {
             let pool = aquifer::PoolResource::builder(upstream).build().unwrap();
-            let vecs: Vec<_> = (0..4).map(|tag| vec(&pool, &rig.stream(), UNIT, tag)).collect();
+            let vecs: Vec<_> = (0..4).map(|tag| vec(&pool, &fixture.stream(), UNIT, tag)).collect();
             drop((vecs, pool));
-            rig.simulator.check().unwrap();
+            fixture.simulator.check().unwrap();
         }
-        rig.all_is_back();
+        fixture.all_is_back();
     }
 }
 
 /// Short-lived streams leave no event behind each: in RMM's pool ten thousand of them do.
 #[test]
 fn streams_that_come_and_go_leave_nothing() {
-    let rig = Rig::new(0);
-    let pool = rig.pool(4 * UNIT);
+    let fixture = Fixture::new(0);
+    let pool = fixture.pool(4 * UNIT);
     let round = |tag| {
-        let stream = rig.stream();
+        let stream = fixture.stream();
         let vec = vec(&pool, &stream, UNIT, tag);
         drop(vec);
         stream.synchronize().unwrap();
     };
     (0..20).for_each(round);
-    let before = rig.simulator.call_count("cuEventCreate");
+    let before = fixture.simulator.call_count("cuEventCreate");
     (0..200).for_each(round);
-    let made = rig.simulator.call_count("cuEventCreate") - before;
+    let made = fixture.simulator.call_count("cuEventCreate") - before;
     assert!(made <= 20, "{made} events were made for 200 streams");
     assert!(pool.statistics().reserved <= 4 * UNIT);
     drop(pool);
-    rig.all_is_back();
+    fixture.all_is_back();
 }
 
 /// Streams of the crate do not wait for the legacy default stream, nor it for them. A pool that
@@ -71,17 +71,17 @@ fn streams_that_come_and_go_leave_nothing() {
 fn the_default_stream_orders_nobody() {
     for policy in policies() {
         for seed in SEEDS {
-            let rig = Rig::new(seed);
-            let pool = rig.options(2 * UNIT).initial_size(2 * UNIT).miss_policy(policy.clone());
+            let fixture = Fixture::new(seed);
+            let pool = fixture.options(2 * UNIT).initial_size(2 * UNIT).miss_policy(policy.clone());
             let pool = pool.build().unwrap();
-            let (default, other) = (rig.device.default_stream(), rig.stream());
+            let (default, other) = (fixture.device.default_stream(), fixture.stream());
             for (from, to) in [(&default, &other), (&other, &default)] {
                 drop(vec(&pool, from, 2 * UNIT, 1));
                 let taken = vec(&pool, to, 2 * UNIT, 2);
                 holds(&taken, 2);
                 drop(taken);
             }
-            rig.clean();
+            fixture.clean();
         }
     }
 }
@@ -91,9 +91,9 @@ fn the_default_stream_orders_nobody() {
 #[test]
 fn memory_in_use_on_several_streams_is_free_when_all_have_passed() {
     for seed in SEEDS {
-        let rig = Rig::new(seed);
-        let pool = rig.options(2 * UNIT).initial_size(UNIT).build().unwrap();
-        let [a, b, c, d] = rig.streams();
+        let fixture = Fixture::new(seed);
+        let pool = fixture.options(2 * UNIT).initial_size(UNIT).build().unwrap();
+        let [a, b, c, d] = fixture.streams();
         for _ in 0..4 {
             let mut shared = DeviceVec::<u32>::zeroed_in(&a, UNIT / 4, Arc::new(pool.clone()));
             let shared = shared.as_mut().unwrap();
@@ -106,7 +106,7 @@ fn memory_in_use_on_several_streams_is_free_when_all_have_passed() {
         let all = [vec(&pool, &d, UNIT, 8), vec(&pool, &d, UNIT, 9)];
         holds(&all[0], 8);
         holds(&all[1], 9);
-        rig.clean();
+        fixture.clean();
     }
 }
 
@@ -114,9 +114,9 @@ fn memory_in_use_on_several_streams_is_free_when_all_have_passed() {
 #[test]
 fn a_vector_that_moved_is_freed_in_its_new_home() {
     for seed in SEEDS {
-        let rig = Rig::new(seed);
-        let pool = rig.options(UNIT).initial_size(UNIT).build().unwrap();
-        let [a, b, c] = rig.streams();
+        let fixture = Fixture::new(seed);
+        let pool = fixture.options(UNIT).initial_size(UNIT).build().unwrap();
+        let [a, b, c] = fixture.streams();
         let mut moved = vec(&pool, &a, UNIT, 1);
         moved.set_stream(&b).unwrap();
         moved.fill(2).unwrap();
@@ -124,7 +124,7 @@ fn a_vector_that_moved_is_freed_in_its_new_home() {
         for (stream, tag) in [(&a, 3), (&c, 4), (&b, 5)] {
             holds(&vec(&pool, stream, UNIT, tag), tag);
         }
-        rig.clean();
+        fixture.clean();
     }
 }
 
@@ -133,13 +133,13 @@ fn a_vector_that_moved_is_freed_in_its_new_home() {
 #[test]
 fn a_capture_gets_memory_or_an_error_and_spoils_nothing() {
     for policy in policies() {
-        let rig = Rig::new(0);
-        let pool = rig.options(4 * UNIT).initial_size(2 * UNIT).miss_policy(policy);
+        let fixture = Fixture::new(0);
+        let pool = fixture.options(4 * UNIT).initial_size(2 * UNIT).miss_policy(policy);
         let pool = pool.build().unwrap();
-        let [captured, other, third] = rig.streams();
+        let [captured, other, third] = fixture.streams();
         let held = vec(&pool, &captured, UNIT, 1);
         drop(vec(&pool, &other, UNIT, 2));
-        rig.simulator.start_capture(&captured).unwrap();
+        fixture.simulator.start_capture(&captured).unwrap();
         // A free in a capture makes no driver call on its stream.
         drop(held);
         // Nothing of the captured stream's may go to others now: its event would be a point of the
@@ -165,12 +165,12 @@ fn a_capture_gets_memory_or_an_error_and_spoils_nothing() {
                 refused = true;
             }
         }
-        let valid = rig.simulator.stop_capture(&captured);
+        let valid = fixture.simulator.stop_capture(&captured);
         assert!(valid || refused, "the capture was spoilt by an allocation that succeeded");
         for stream in [&captured, &other, &third] {
             holds(&vec(&pool, stream, 4 * UNIT, 9), 9);
         }
         drop(pool);
-        rig.all_is_back();
+        fixture.all_is_back();
     }
 }

@@ -1,6 +1,6 @@
 //! Memory that a thread keeps for itself: it is still the pool's.
 
-use super::fixture::{Rig, SEEDS, UNIT, holds, policies, try_vec, vec, whole};
+use super::fixture::{Fixture, SEEDS, UNIT, holds, policies, try_vec, vec, whole};
 use aquifer::{DeviceVec, ErrorKind, Stream};
 use std::cell::RefCell;
 use std::sync::mpsc;
@@ -9,11 +9,11 @@ use std::sync::mpsc;
 #[test]
 fn blocks_of_a_thread_that_ended_are_taken_in_order() {
     for seed in SEEDS {
-        let rig = Rig::new(seed);
-        let pool = rig.pool(8 * UNIT);
+        let fixture = Fixture::new(seed);
+        let pool = fixture.pool(8 * UNIT);
         let mut streams: Vec<Stream> = Vec::new();
         for round in 0..6_u8 {
-            let stream = rig.stream();
+            let stream = fixture.stream();
             std::thread::scope(|scope| {
                 let work = || {
                     let vecs: Vec<_> =
@@ -25,9 +25,9 @@ fn blocks_of_a_thread_that_ended_are_taken_in_order() {
             });
             streams.push(stream);
         }
-        holds(&vec(&pool, &rig.stream(), 8 * UNIT, 77), 77);
+        holds(&vec(&pool, &fixture.stream(), 8 * UNIT, 77), 77);
         drop((streams, pool));
-        rig.all_is_back();
+        fixture.all_is_back();
     }
 }
 
@@ -36,11 +36,11 @@ fn blocks_of_a_thread_that_ended_are_taken_in_order() {
 #[test]
 fn the_maximum_is_there_when_the_threads_are_gone() {
     for policy in policies() {
-        let rig = Rig::new(1);
-        let pool = rig.options(8 * UNIT).miss_policy(policy).build().unwrap();
+        let fixture = Fixture::new(1);
+        let pool = fixture.options(8 * UNIT).miss_policy(policy).build().unwrap();
         std::thread::scope(|scope| {
             for tag in 0..3_u8 {
-                let (pool, stream) = (&pool, rig.stream());
+                let (pool, stream) = (&pool, fixture.stream());
                 scope.spawn(move || {
                     for bytes in [100, 1000, 5000, 30_000] {
                         let vecs: Vec<_> =
@@ -50,10 +50,10 @@ fn the_maximum_is_there_when_the_threads_are_gone() {
                 });
             }
         });
-        holds(&vec(&pool, &rig.stream(), 8 * UNIT, 9), 9);
+        holds(&vec(&pool, &fixture.stream(), 8 * UNIT, 9), 9);
         assert_eq!(pool.statistics().peak_reserved, 8 * UNIT);
         drop(pool);
-        rig.all_is_back();
+        fixture.all_is_back();
     }
 }
 
@@ -61,13 +61,13 @@ fn the_maximum_is_there_when_the_threads_are_gone() {
 #[test]
 fn the_maximum_is_there_while_other_threads_idle() {
     for seed in SEEDS {
-        let rig = Rig::new(seed);
-        let pool = rig.pool(8 * UNIT);
+        let fixture = Fixture::new(seed);
+        let pool = fixture.pool(8 * UNIT);
         let (ready, wait) = mpsc::channel();
         std::thread::scope(|scope| {
             let (mut idle, mut threads) = (Vec::new(), Vec::new());
             for tag in 0..3_u8 {
-                let (pool, stream, ready) = (&pool, rig.stream(), ready.clone());
+                let (pool, stream, ready) = (&pool, fixture.stream(), ready.clone());
                 let (go_on, parked) = mpsc::channel::<()>();
                 idle.push(go_on);
                 threads.push(scope.spawn(move || {
@@ -83,7 +83,7 @@ fn the_maximum_is_there_while_other_threads_idle() {
                 }));
             }
             (0..3).for_each(|_| wait.recv().unwrap());
-            let stream = rig.stream();
+            let stream = fixture.stream();
             let all = vec(&pool, &stream, 8 * UNIT, 9);
             holds(&all, 9);
             assert_eq!(pool.statistics().reserved, 8 * UNIT);
@@ -94,7 +94,7 @@ fn the_maximum_is_there_while_other_threads_idle() {
             threads.into_iter().for_each(|thread| thread.join().unwrap());
         });
         drop(pool);
-        rig.all_is_back();
+        fixture.all_is_back();
     }
 }
 
@@ -103,12 +103,12 @@ fn the_maximum_is_there_while_other_threads_idle() {
 #[test]
 fn what_other_threads_free_comes_home() {
     for seed in SEEDS {
-        let rig = Rig::new(seed);
-        let pool = rig.pool(4 * UNIT);
+        let fixture = Fixture::new(seed);
+        let pool = fixture.pool(4 * UNIT);
         let (send, receive) = mpsc::sync_channel::<DeviceVec<u8>>(2);
         std::thread::scope(|scope| {
             scope.spawn(move || receive.into_iter().for_each(drop));
-            let stream = rig.stream();
+            let stream = fixture.stream();
             for round in 0..200_u8 {
                 // Of four units three can be on their way.
                 let made = loop {
@@ -125,9 +125,9 @@ fn what_other_threads_free_comes_home() {
         let found = pool.statistics();
         assert_eq!((found.live, found.live_blocks), (0, 0), "{found:?}");
         assert!(found.peak_reserved <= 4 * UNIT, "{found:?}");
-        holds(&vec(&pool, &rig.stream(), 4 * UNIT, 9), 9);
+        holds(&vec(&pool, &fixture.stream(), 4 * UNIT, 9), 9);
         drop(pool);
-        rig.all_is_back();
+        fixture.all_is_back();
     }
 }
 
@@ -140,9 +140,9 @@ thread_local! {
 #[test]
 fn frees_of_a_thread_that_is_being_torn_down_are_not_lost() {
     for early in [true, false] {
-        let rig = Rig::new(2);
-        let pool = rig.pool(4 * UNIT);
-        let stream = rig.stream();
+        let fixture = Fixture::new(2);
+        let pool = fixture.pool(4 * UNIT);
+        let stream = fixture.stream();
         std::thread::scope(|scope| {
             let work = || {
                 if early {
@@ -156,9 +156,9 @@ fn frees_of_a_thread_that_is_being_torn_down_are_not_lost() {
             scope.spawn(work).join().unwrap();
         });
         assert_eq!(pool.statistics().live_blocks, 0);
-        holds(&vec(&pool, &rig.stream(), 4 * UNIT, 9), 9);
+        holds(&vec(&pool, &fixture.stream(), 4 * UNIT, 9), 9);
         drop(pool);
-        rig.all_is_back();
+        fixture.all_is_back();
     }
 }
 
@@ -167,14 +167,14 @@ fn frees_of_a_thread_that_is_being_torn_down_are_not_lost() {
 #[test]
 fn new_streams_and_searches_through_all_of_them_do_not_collide() {
     for seed in SEEDS {
-        let rig = Rig::new(seed);
-        let pool = rig.pool(6 * UNIT);
+        let fixture = Fixture::new(seed);
+        let pool = fixture.pool(6 * UNIT);
         std::thread::scope(|scope| {
             for thread in 0..4_u8 {
-                let (rig, pool) = (&rig, &pool);
+                let (fixture, pool) = (&fixture, &pool);
                 scope.spawn(move || {
                     for round in 0..60_u8 {
-                        let (stream, tag) = (rig.stream(), thread * 60 + round);
+                        let (stream, tag) = (fixture.stream(), thread * 60 + round);
                         let bytes = [500, UNIT, 3 * UNIT, 5 * UNIT][usize::from(round) % 4];
                         match try_vec(pool, &stream, bytes, tag) {
                             Ok(vec) if round % 3 == 0 => holds(&vec, tag),
@@ -187,20 +187,20 @@ fn new_streams_and_searches_through_all_of_them_do_not_collide() {
         });
         let found = pool.statistics();
         assert_eq!((found.live, found.live_blocks), (0, 0), "{found:?}");
-        holds(&vec(&pool, &rig.stream(), 6 * UNIT, 9), 9);
+        holds(&vec(&pool, &fixture.stream(), 6 * UNIT, 9), 9);
         drop(pool);
-        rig.all_is_back();
+        fixture.all_is_back();
     }
 }
 
 /// Sixteen threads and streams at once, each with its own pattern, at sizes that magazines keep.
 #[test]
 fn threads_that_share_a_pool_never_share_a_block() {
-    let rig = Rig::new(3);
-    let pool = rig.pool(64 * UNIT);
+    let fixture = Fixture::new(3);
+    let pool = fixture.pool(64 * UNIT);
     std::thread::scope(|scope| {
         for thread in 0..8_u8 {
-            let (pool, stream) = (&pool, rig.stream());
+            let (pool, stream) = (&pool, fixture.stream());
             scope.spawn(move || {
                 for round in 0..20 {
                     let vecs: Vec<_> = (0..6)
@@ -212,5 +212,5 @@ fn threads_that_share_a_pool_never_share_a_block() {
         }
     });
     drop(pool);
-    rig.all_is_back();
+    fixture.all_is_back();
 }

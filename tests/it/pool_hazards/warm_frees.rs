@@ -1,7 +1,7 @@
 //! Blocks that are freed twice where the thread keeps blocks of their size ready: the second free
 //! finds the first still in the magazine.
 
-use super::fixture::{Pool, Rig, UNIT};
+use super::fixture::{Fixture, Pool, UNIT};
 use super::log::Log;
 use crate::support::free;
 use aquifer::{DeviceBlock, DeviceLayout, DeviceResource, Stream};
@@ -32,9 +32,9 @@ fn warm(pool: &Pool, stream: &Stream) {
 #[test]
 fn a_block_in_the_magazine_is_freed_again_and_not_in_two_hands() {
     for (taken, first) in [(1, 0), (2, 1), (2, 0), (5, 4), (5, 2), (8, 0), (8, 7)] {
-        let rig = Rig::new(0);
-        let pool = rig.options(8 * UNIT).build().unwrap();
-        let stream = rig.stream();
+        let fixture = Fixture::new(0);
+        let pool = fixture.options(8 * UNIT).build().unwrap();
+        let stream = fixture.stream();
         warm(&pool, &stream);
         let mut blocks: Vec<_> = (0..taken).map(|_| block(&pool, &stream)).collect();
         let again = copy(&blocks[first]);

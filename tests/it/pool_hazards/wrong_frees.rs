@@ -1,7 +1,7 @@
 //! Blocks that are freed twice, freed to a pool that is not theirs, or made up. All of it is unsafe and
 //! wrong; a pool that notices says so and stays whole, as far as it can know.
 
-use super::fixture::{Pool, Rig, UNIT, vec, whole};
+use super::fixture::{Fixture, Pool, UNIT, vec, whole};
 use super::log::Log;
 use crate::support::free;
 use aquifer::{DeviceBlock, DeviceLayout, DeviceResource, Stream};
@@ -16,7 +16,7 @@ fn copy(of: &DeviceBlock) -> DeviceBlock {
 }
 
 /// The pool serves as if nothing had been: no block twice, nothing lost.
-fn serves(rig: &Rig, pool: &Pool, stream: &Stream, maximum: usize) {
+fn serves(fixture: &Fixture, pool: &Pool, stream: &Stream, maximum: usize) {
     let vecs: Vec<_> =
         (0..maximum / UNIT).map(|n| (vec(pool, stream, UNIT, n as u8), n as u8)).collect();
     whole(&vecs);
@@ -24,7 +24,7 @@ fn serves(rig: &Rig, pool: &Pool, stream: &Stream, maximum: usize) {
     let found = pool.statistics();
     assert_eq!((found.live, found.live_blocks), (0, 0), "{found:?}");
     assert_eq!(found.free, found.reserved, "{found:?}");
-    rig.clean();
+    fixture.clean();
 }
 
 /// A second free, at once, would put the block into the lists twice, and so into two hands.
@@ -32,9 +32,9 @@ fn serves(rig: &Rig, pool: &Pool, stream: &Stream, maximum: usize) {
 fn a_block_freed_twice_is_given_to_one_only() {
     for entries in [0, 1, 8] {
         for bytes in [700, UNIT] {
-            let rig = Rig::new(0);
-            let pool = rig.options(4 * UNIT).magazine_entries(entries).build().unwrap();
-            let [stream, other] = rig.streams();
+            let fixture = Fixture::new(0);
+            let pool = fixture.options(4 * UNIT).magazine_entries(entries).build().unwrap();
+            let [stream, other] = fixture.streams();
             for second in [&stream, &other] {
                 let first = block(&pool, &stream, bytes);
                 let again = copy(&first);
@@ -48,10 +48,10 @@ fn a_block_freed_twice_is_given_to_one_only() {
                     log.count(Level::ERROR, "") > 0,
                     "{bytes} bytes, {entries} entries: nobody noticed"
                 );
-                serves(&rig, &pool, &stream, 4 * UNIT);
+                serves(&fixture, &pool, &stream, 4 * UNIT);
             }
             drop(pool);
-            rig.all_is_back();
+            fixture.all_is_back();
         }
     }
 }
@@ -61,9 +61,9 @@ fn a_block_freed_twice_is_given_to_one_only() {
 #[test]
 fn a_block_freed_twice_on_its_way_home_is_noticed_once() {
     for between in [false, true] {
-        let rig = Rig::new(0);
-        let pool = rig.options(4 * UNIT).build().unwrap();
-        let [stream, other] = rig.streams();
+        let fixture = Fixture::new(0);
+        let pool = fixture.options(4 * UNIT).build().unwrap();
+        let [stream, other] = fixture.streams();
         let first = block(&pool, &stream, 700);
         let second = block(&pool, &stream, 700);
         let again = copy(&first);
@@ -79,9 +79,9 @@ fn a_block_freed_twice_on_its_way_home_is_noticed_once() {
         if !between {
             free(&pool, &other, second);
         }
-        serves(&rig, &pool, &stream, 4 * UNIT);
+        serves(&fixture, &pool, &stream, 4 * UNIT);
         drop(pool);
-        rig.all_is_back();
+        fixture.all_is_back();
     }
 }
 
@@ -90,9 +90,9 @@ fn a_block_freed_twice_on_its_way_home_is_noticed_once() {
 #[test]
 fn a_block_freed_twice_is_not_in_two_hands() {
     for entries in [0, 1, 8] {
-        let rig = Rig::new(0);
-        let pool = rig.options(8 * UNIT).magazine_entries(entries).build().unwrap();
-        let stream = rig.stream();
+        let fixture = Fixture::new(0);
+        let pool = fixture.options(8 * UNIT).magazine_entries(entries).build().unwrap();
+        let stream = fixture.stream();
         let first = block(&pool, &stream, 1000);
         let again = copy(&first);
         let ((one, two), _log) = Log::of(|| {
@@ -111,9 +111,9 @@ fn a_block_freed_twice_is_not_in_two_hands() {
 #[test]
 fn a_block_of_another_pool_is_refused() {
     for entries in [0, 8] {
-        let rig = Rig::new(0);
-        let stream = rig.stream();
-        let build = || rig.options(4 * UNIT).magazine_entries(entries).build().unwrap();
+        let fixture = Fixture::new(0);
+        let stream = fixture.stream();
+        let build = || fixture.options(4 * UNIT).magazine_entries(entries).build().unwrap();
         let (own, wrong) = (build(), build());
         let twin = block(&wrong, &stream, 1000);
         let lost = block(&own, &stream, 1000);
@@ -125,10 +125,10 @@ fn a_block_of_another_pool_is_refused() {
         assert_eq!(wrong.statistics().live_blocks, 1, "the twin lives");
         free(&own, &stream, lost);
         free(&wrong, &stream, twin);
-        serves(&rig, &own, &stream, 4 * UNIT);
-        serves(&rig, &wrong, &stream, 4 * UNIT);
+        serves(&fixture, &own, &stream, 4 * UNIT);
+        serves(&fixture, &wrong, &stream, 4 * UNIT);
         drop((own, wrong));
-        rig.all_is_back();
+        fixture.all_is_back();
     }
 }
 
@@ -136,9 +136,9 @@ fn a_block_of_another_pool_is_refused() {
 #[test]
 fn made_up_blocks_are_refused() {
     for entries in [0, 8] {
-        let rig = Rig::new(0);
-        let stream = rig.stream();
-        let pool = rig.options(4 * UNIT).magazine_entries(entries).build().unwrap();
+        let fixture = Fixture::new(0);
+        let stream = fixture.stream();
+        let pool = fixture.options(4 * UNIT).magazine_entries(entries).build().unwrap();
         // The stream is known, and so is the size.
         drop(vec(&pool, &stream, 1000, 1));
         let real = block(&pool, &stream, 1000);
@@ -158,9 +158,9 @@ fn made_up_blocks_are_refused() {
             assert_eq!(pool.statistics().live_blocks, 1, "{entries} entries: {what}");
         }
         free(&pool, &stream, real);
-        serves(&rig, &pool, &stream, 4 * UNIT);
+        serves(&fixture, &pool, &stream, 4 * UNIT);
         drop(pool);
-        rig.all_is_back();
+        fixture.all_is_back();
     }
 }
 
@@ -178,9 +178,9 @@ fn a_block_that_lies_about_its_size_or_place_harms_nobody_without_magazines() {
         |block| (block.address() + 256, block.bytes()),
     ];
     for lie in lies {
-        let rig = Rig::new(0);
-        let stream = rig.stream();
-        let pool = rig.options(4 * UNIT).magazine_entries(0).build().unwrap();
+        let fixture = Fixture::new(0);
+        let stream = fixture.stream();
+        let pool = fixture.options(4 * UNIT).magazine_entries(0).build().unwrap();
         drop((vec(&pool, &stream, 2048, 1), vec(&pool, &stream, 256, 1)));
         drop(vec(&pool, &stream, 1024, 1));
         let real = block(&pool, &stream, 1024);
@@ -195,6 +195,6 @@ fn a_block_that_lies_about_its_size_or_place_harms_nobody_without_magazines() {
             .collect();
         whole(&made);
         drop(made);
-        serves(&rig, &pool, &stream, 4 * UNIT);
+        serves(&fixture, &pool, &stream, 4 * UNIT);
     }
 }
