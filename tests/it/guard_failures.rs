@@ -125,7 +125,10 @@ fn work_on_the_streams_of_several_threads_stays_in_order_on_a_gpu() {
         add_one(&home, &mut vec).unwrap();
         assert_eq!(vec.get(3_999_999).unwrap(), round + 1);
         std::thread::scope(|scope| {
-            scope.spawn(|| fill_on_this_threads_stream(&device, &mut vec, round + 100));
+            // Joined: while a thread that used its own stream ends, another's call may stop for good
+            // inside of the driver.
+            let other = scope.spawn(|| fill_on_this_threads_stream(&device, &mut vec, round + 100));
+            other.join().unwrap();
         });
         add_one(&home, &mut vec).unwrap();
         assert_eq!(vec.get(3_999_999).unwrap(), round + 101);
