@@ -236,7 +236,7 @@ impl<'a> Player<'a> {
         let (Some(at), stream) = (self.item()?, self.stream()) else { return Ok(()) };
         let id = self.items[at].id;
         if self.shared.setup.pinned && self.random.one_in(8) {
-            // It is paid for by an event of the whole context, on another thread at least.
+            // It is waited for by an event of the whole context, on another thread at least.
             let mine = self.shared.device.per_thread_stream();
             let mine = self.sure("the thread's own stream", mine)?;
             let lent = self.items[at].vec.on_mut(&mine).map(drop);

@@ -82,7 +82,7 @@ fn a_stream_that_is_known_waits_for_home_and_home_for_it() {
             assert_eq!(vec.to_vec().unwrap(), [0; 100]);
             assert_eq!(events(driver), [("record", away), ("wait", at_home)]);
             vec.fill(1).unwrap();
-            assert_eq!(events(driver), [], "paid once");
+            assert_eq!(events(driver), [], "waited for once");
         },
     );
 }
@@ -105,8 +105,8 @@ fn a_stream_that_nobody_knows_is_covered_by_its_context() {
             assert_eq!(vec.get(3).unwrap(), 7);
             assert_eq!(events(driver), [], "two reads");
             vec.fill(1).unwrap();
-            let paid = [("record context", String::new()), ("wait", at_home)];
-            assert_eq!(events(driver), paid, "its stream is gone, its work need not be");
+            let waited = [("record context", String::new()), ("wait", at_home)];
+            assert_eq!(events(driver), waited, "its stream is gone, its work need not be");
         },
     );
 }
@@ -191,8 +191,8 @@ fn a_context_that_does_not_track_events_is_ordered_all_the_same() {
 }
 
 #[test]
-fn home_comes_after_a_lender_that_is_in_a_capture() {
-    let name = "interop::home_comes_after_a_lender_that_is_in_a_capture";
+fn home_comes_after_a_user_that_is_in_a_capture() {
+    let name = "interop::home_comes_after_a_user_that_is_in_a_capture";
     alone(name, Installed::StandIn, &[], |driver| {
         let (device, home, other, mut vec) = open();
         let pool = PoolResource::new(CudaResource::new(&device)).unwrap();
@@ -355,10 +355,10 @@ fn cudarc_gets_no_memory_that_it_would_free_wrongly() {
             assert_eq!(error.driver().unwrap().call(), "cuEventCreate");
             driver.take();
             drop(vec.into_cuda_slice().unwrap());
-            let paid = [handle(&cudarc(&other)), handle(&cudarc(&home))];
+            let waited = [handle(&cudarc(&other)), handle(&cudarc(&home))];
             assert_eq!(
                 events(driver).into_iter().map(|(_, on)| on).take(2).collect::<Vec<_>>(),
-                paid
+                waited
             );
         },
     );

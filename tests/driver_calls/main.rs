@@ -137,10 +137,10 @@ fn use_on_another_stream_is_one_wait_each_way() {
         std::mem::forget(vec.on_mut(&other).unwrap());
         assert_eq!(shape(driver.changes()), ["cuEventRecord home", "cuStreamWaitEvent away"]);
         vec.fill(1).unwrap();
-        let paid = ["cuEventRecord away", "cuStreamWaitEvent home"];
-        assert_eq!(shape(driver.changes())[..2], paid);
+        let waited = ["cuEventRecord away", "cuStreamWaitEvent home"];
+        assert_eq!(shape(driver.changes())[..2], waited);
         vec.fill(2).unwrap();
-        assert_eq!(shape(driver.changes()), ["cuMemsetD32Async home"], "paid once");
+        assert_eq!(shape(driver.changes()), ["cuMemsetD32Async home"], "waited for once");
 
         // Two reads owe nothing to each other; the next write waits for both.
         let third = device.new_stream().unwrap();
@@ -260,8 +260,8 @@ fn each_of_two_devices_is_called_in_its_own_context() {
 }
 
 #[test]
-fn a_copy_between_a_gpu_and_a_simulated_device_leaves_nothing_owed() {
-    let name = "a_copy_between_a_gpu_and_a_simulated_device_leaves_nothing_owed";
+fn a_copy_between_a_gpu_and_a_simulated_device_leaves_no_pending_use() {
+    let name = "a_copy_between_a_gpu_and_a_simulated_device_leaves_no_pending_use";
     alone(name, Installed::StandIn, &[], |driver| {
         let (gpu, simulated) = (Device::open(0).unwrap(), Device::simulated(SimConfig::default()));
         let (a, b) = (gpu.new_stream().unwrap(), simulated.new_stream().unwrap());

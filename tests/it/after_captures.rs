@@ -52,7 +52,7 @@ fn a_guard_that_leaves_the_capture_comes_after_homes_work() {
             let guard = vec.on_mut(&other)?;
             home.wait_for(&other)?;
             address = guard.as_device_ptr();
-            let _ = guard; // it has no destructor: its debt stands for it
+            let _ = guard; // it has no destructor: its pending use stands for it
             if fails { Err(Error::new(ErrorKind::InvalidArgument, "given up")) } else { Ok(()) }
         });
         assert_eq!(captured.is_err(), fails);
@@ -63,7 +63,7 @@ fn a_guard_that_leaves_the_capture_comes_after_homes_work() {
 }
 
 #[test]
-fn a_debt_that_was_paid_in_the_graph_is_paid_after_it() {
+fn a_use_that_was_waited_for_in_the_graph_is_waited_for_after_it() {
     let (device, simulator) = support::simulated(SimConfig::default());
     let [home, other] = [(); 2].map(|()| device.new_stream().unwrap());
     let pool = pool_on(&device);

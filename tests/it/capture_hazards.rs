@@ -58,7 +58,7 @@ fn work(stream: &Stream, vec: &mut DeviceVec<u32>) {
 }
 
 #[test]
-fn what_was_paid_in_a_graph_alone_is_freed_behind_the_real_work() {
+fn what_was_waited_for_in_a_graph_alone_is_freed_behind_the_real_work() {
     for on_another_thread in [false, true] {
         on_each_resource(|device, _, resource| {
             let [home, other, third] = streams(device);
@@ -219,7 +219,7 @@ fn a_wait_for_a_device_beside_captures_costs_none_of_them() {
 }
 
 #[test]
-fn home_waits_for_a_lender_whose_captures_come_and_go() {
+fn home_waits_for_a_user_whose_captures_come_and_go() {
     let (device, simulator) = seeded(0);
     let [home, elsewhere] = streams(&device);
     let pool = pool_on(&device);
@@ -237,7 +237,7 @@ fn home_waits_for_a_lender_whose_captures_come_and_go() {
 
 /// A thread that waits for a stream whose capture is about to begin is in the way of no other capture.
 #[test]
-fn vectors_move_and_are_copied_where_home_and_lender_are_captured_in_turn() {
+fn vectors_move_and_are_copied_where_home_and_user_are_captured_in_turn() {
     let (device, simulator) = seeded(0);
     let [home, elsewhere, third] = streams(&device);
     let pool = pool_on(&device);

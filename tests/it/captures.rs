@@ -707,7 +707,7 @@ fn memory_whose_launches_cannot_be_waited_for_is_leaked_and_said_so() {
 }
 
 #[test]
-fn a_debt_from_before_a_capture_is_paid_by_what_was_before_it() {
+fn a_use_from_before_a_capture_is_waited_for_by_what_was_before_it() {
     let device = support::device();
     let (home, stream) = (device.new_stream().unwrap(), device.new_stream().unwrap());
     let pool = pool_of(&device, MIB);
@@ -736,7 +736,7 @@ fn a_debt_from_before_a_capture_is_paid_by_what_was_before_it() {
 }
 
 #[test]
-fn a_debt_that_would_cost_its_homes_capture_is_paid_after_it() {
+fn a_use_that_would_cost_its_homes_capture_is_waited_for_after_it() {
     let (device, simulator) = support::simulated(SimConfig::default());
     let (home, other) = (device.new_stream().unwrap(), device.new_stream().unwrap());
     let pool = pool_of(&device, MIB);

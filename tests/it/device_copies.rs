@@ -1,4 +1,4 @@
-//! Copies between vectors, on one device and across two, and what a vector owes to other streams
+//! Copies between vectors, on one device and across two, and the pending uses of a vector on other streams
 //! while a part of it is used at home.
 
 #![allow(clippy::forget_non_drop, reason = "a guard without a drop may get one")]
@@ -133,7 +133,7 @@ fn a_copy_between_a_gpu_and_a_simulated_device_is_refused_and_changes_nothing() 
 }
 
 /// A launch that was prepared keeps what it borrowed, and may still run, when home is used
-/// elsewhere in the vector: what home owes for it is not paid before.
+/// elsewhere in the vector: its pending use is not waited for before.
 #[test]
 fn a_part_used_at_home_does_not_pay_for_the_parts_that_are_still_lent() {
     for seed in 0..10 {

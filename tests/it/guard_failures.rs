@@ -1,4 +1,4 @@
-//! Vectors used on the default streams of threads, and debts that cannot be paid.
+//! Vectors used on the default streams of threads, and uses that cannot be waited for.
 
 #![allow(clippy::forget_non_drop, reason = "that a guard is forgotten has to change nothing")]
 
@@ -16,7 +16,7 @@ fn ordered(device: &Device) -> Arc<dyn DeviceResource> {
 }
 
 #[test]
-fn a_guard_on_the_threads_own_stream_is_paid_by_one_event_of_that_stream() {
+fn a_guard_on_the_threads_own_stream_is_waited_for_by_one_event_of_that_stream() {
     let (device, simulator) = support::simulated(SimConfig::default());
     let home = device.new_stream().unwrap();
     let mine = device.per_thread_stream().unwrap();
@@ -27,17 +27,17 @@ fn a_guard_on_the_threads_own_stream_is_paid_by_one_event_of_that_stream() {
     std::mem::forget(guard);
     let records = simulator.call_count("cuEventRecord");
     vec.fill(2).unwrap();
-    // Two debts, to read and to write, each with its event.
+    // Two pending uses, to read and to write, each with its event.
     assert_eq!(simulator.call_count("cuEventRecord") - records, 2);
     assert_eq!(simulator.call_count("cuCtxRecordEvent"), 0);
     vec.fill(3).unwrap();
-    assert_eq!(simulator.call_count("cuEventRecord") - records, 2, "paid once");
+    assert_eq!(simulator.call_count("cuEventRecord") - records, 2, "waited for once");
     assert_eq!(vec.to_vec().unwrap(), [3; 8]);
     simulator.check().unwrap();
 }
 
 #[test]
-fn guards_of_threads_that_have_ended_are_paid_through_the_context() {
+fn guards_of_threads_that_have_ended_are_waited_for_through_the_context() {
     let (device, simulator) = support::simulated(SimConfig::default());
     let home = device.new_stream().unwrap();
     let mut vec = DeviceVec::from_slice(&home, &[1_u32; 8]).unwrap();
@@ -54,7 +54,7 @@ fn guards_of_threads_that_have_ended_are_paid_through_the_context() {
     vec.fill(2).unwrap();
     assert_eq!(simulator.call_count("cuCtxRecordEvent"), 3, "no other thread can record on them");
     vec.fill(3).unwrap();
-    assert_eq!(simulator.call_count("cuCtxRecordEvent"), 3, "paid once");
+    assert_eq!(simulator.call_count("cuCtxRecordEvent"), 3, "waited for once");
     drop(vec);
     home.synchronize().unwrap();
     assert_eq!(simulator.live_blocks(), 0);
@@ -136,7 +136,7 @@ fn work_on_the_streams_of_several_threads_stays_in_order_on_a_gpu() {
 }
 
 #[test]
-fn a_debt_that_cannot_be_paid_fails_the_next_use_and_stays_owed() {
+fn a_use_that_cannot_be_waited_for_fails_the_next_one_and_stays_pending() {
     for call in ["cuEventRecord", "cuStreamWaitEvent"] {
         let (device, simulator) = support::simulated(SimConfig::default());
         let (home, other) = (device.new_stream().unwrap(), device.new_stream().unwrap());
@@ -185,7 +185,7 @@ fn a_guard_that_cannot_be_had_leaves_the_vector_usable() {
 }
 
 #[test]
-fn a_debt_that_cannot_be_paid_at_the_drop_leaks_the_block_and_says_so() {
+fn a_use_that_cannot_be_waited_for_at_the_drop_leaks_the_block_and_says_so() {
     for call in ["cuEventRecord", "cuStreamWaitEvent"] {
         for nth in [1, 2] {
             let (device, simulator) = support::simulated(SimConfig::default());

@@ -134,7 +134,7 @@ fn work_inside_guards_that_are_forgotten_stays_in_order() {
 }
 
 #[test]
-fn a_vector_is_freed_after_all_its_unpaid_use_elsewhere() {
+fn a_vector_is_freed_after_all_its_pending_uses_elsewhere() {
     for seed in 0..16 {
         let device = support::seeded(seed);
         let home = device.new_stream().unwrap();
@@ -174,7 +174,7 @@ fn the_simulator_sees_a_free_that_does_not_wait() {
 }
 
 #[test]
-fn moving_house_pays_every_debt() {
+fn a_move_of_home_waits_for_every_pending_use() {
     let device = support::device();
     let [home, a, b] = [(); 3].map(|()| device.new_stream().unwrap());
     let mut vec = DeviceVec::from_slice(&home, &[1_u32; 100]).unwrap();
@@ -221,7 +221,7 @@ fn the_default_stream_is_a_home_and_a_foreign_stream_as_any_other() {
 }
 
 #[test]
-fn the_foreign_stream_lives_as_long_as_the_debt() {
+fn the_foreign_stream_lives_as_long_as_the_pending_use() {
     let device = support::device();
     let home = device.new_stream().unwrap();
     let mut vec = DeviceVec::from_slice(&home, &[1_u32; 100]).unwrap();
@@ -229,7 +229,7 @@ fn the_foreign_stream_lives_as_long_as_the_debt() {
         let foreign = device.new_stream().unwrap();
         add_one(&foreign, &mut vec).unwrap();
         drop(foreign);
-        // A new stream may get the same handle from the driver; the debt is not its.
+        // A new stream may get the same handle from the driver; the pending use is not its.
         let next = device.new_stream().unwrap();
         add_one(&next, &mut vec).unwrap();
     }
@@ -241,11 +241,11 @@ fn the_foreign_stream_lives_as_long_as_the_debt() {
 }
 
 #[test]
-fn a_foreign_stream_goes_when_its_debt_is_paid() {
+fn a_foreign_stream_goes_when_its_use_was_waited_for() {
     let (simulator, [home, other], mut vec) = fixture();
     add_one(&other, &mut vec).unwrap();
     drop(other);
-    assert_eq!(simulator.call_count("cuStreamDestroy"), 0, "the debt holds it");
+    assert_eq!(simulator.call_count("cuStreamDestroy"), 0, "the pending use holds it");
     vec.fill(1).unwrap();
     assert_eq!(simulator.call_count("cuStreamDestroy"), 1);
     drop((home, vec));
@@ -331,7 +331,7 @@ fn a_vector_that_stays_home_makes_no_event_call() {
 }
 
 #[test]
-fn a_guard_on_the_home_stream_pays_and_owes_nothing() {
+fn a_guard_on_the_home_stream_waits_and_leaves_nothing_pending() {
     let (simulator, [home, other], mut vec) = fixture();
     add_one(&other, &mut vec).unwrap();
     let waits = simulator.call_count("cuStreamWaitEvent");
@@ -344,7 +344,7 @@ fn a_guard_on_the_home_stream_pays_and_owes_nothing() {
 }
 
 #[test]
-fn a_stream_of_another_device_is_refused_and_owed_nothing() {
+fn a_stream_of_another_device_is_refused_and_its_use_not_pending() {
     let device = support::device();
     let (elsewhere, _) = support::simulated(SimConfig::default());
     let foreign = elsewhere.new_stream().unwrap();
@@ -360,7 +360,7 @@ fn a_stream_of_another_device_is_refused_and_owed_nothing() {
 }
 
 #[test]
-fn a_copy_across_devices_is_owed_as_any_other_use() {
+fn a_copy_across_devices_is_pending_as_any_other_use() {
     let (one, simulator) = support::simulated(SimConfig::default());
     let (two, _) = support::simulated(SimConfig::default());
     let (a, b) = (one.new_stream().unwrap(), two.new_stream().unwrap());
@@ -379,7 +379,7 @@ fn a_copy_across_devices_is_owed_as_any_other_use() {
 }
 
 #[test]
-fn a_copy_between_a_gpu_and_the_simulated_device_is_refused_and_owed_nothing() {
+fn a_copy_between_a_gpu_and_the_simulated_device_is_refused_and_not_pending() {
     if !support::on_gpu() {
         support::skipped("a_copy_between_a_gpu_and_the_simulated_device", "no GPU");
         return;

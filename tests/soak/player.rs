@@ -362,7 +362,7 @@ impl<'a> Player<'a> {
         Ok(())
     }
 
-    /// A reader's guard that is dropped or forgotten; the debt stays.
+    /// A reader's guard that is dropped or forgotten; its use stays pending.
     fn guard(&mut self) -> Step {
         let Some(mut item) = self.take() else { return Ok(()) };
         let Some(stream) = self.stream() else { return Ok(()) };
@@ -569,7 +569,7 @@ impl<'a> Player<'a> {
         let expected = self.expected();
         let before = item.vec.as_device_ptr();
         match item.vec.resize(length, tag) {
-            // The old memory was freed, and paid for. What fits in it pays for what it writes.
+            // The old memory was freed, and its uses waited for. What fits in it waits for what it writes.
             Ok(()) if item.vec.as_device_ptr() != before => item.lent.clear(),
             Ok(()) => {}
             Err(error) => self.judge(&pool, &error, length * size_of::<u32>(), expected)?,
