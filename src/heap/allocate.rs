@@ -120,7 +120,7 @@ impl Heap {
         let sure = sure.and_then(|pad| units.checked_add(pad)).map(bin_of);
         let above = sure.into_iter().flat_map(|bin| bins_from(bins, bin).take(most));
         let fit = near.chain(above).find_map(|bin| bins.best(bin, units, probes, accept));
-        let fit = bins.or_victim(fit, units, accept);
+        let fit = bins.better_fit(fit, units, accept);
         let place = fit.or_else(|| bins.best(floor, units, LAST_PROBES, accept))?.place;
         Some((place, skip(bins.entry(place))?))
     }
@@ -283,7 +283,7 @@ fn find(bins: &Bins, units: u32, upto: usize) -> Option<Place> {
         }
         bin = filled + 1;
     }
-    match bins.or_victim(fit, units, accept) {
+    match bins.better_fit(fit, units, accept) {
         Some(fit) => Some(fit.place),
         None => Some(bins.best(floor, units, LAST_PROBES, accept)?.place),
     }

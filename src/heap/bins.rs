@@ -280,7 +280,7 @@ impl Bins {
 
     /// The better fit: this one, or the victim.
     #[inline]
-    pub(super) fn or_victim(
+    pub(super) fn better_fit(
         &self,
         fit: Option<Fit>,
         units: u32,
@@ -299,7 +299,7 @@ impl Bins {
             self.at_or_above(bin + 1)
         });
         let fit = bins.filter_map(|bin| self.best(bin, units, usize::MAX, accept)).next();
-        self.or_victim(fit, units, accept).map(|fit| fit.place)
+        self.better_fit(fit, units, accept).map(|fit| fit.place)
     }
 
     /// The largest block with a stamp of at most `latest`.

@@ -253,7 +253,7 @@ impl PoolCore {
         flushed.freed.into_iter().for_each(|batch| self.quarantine(batch));
         self.free_to_heap(&flushed.ready);
         if self.is_closed() {
-            self.drain_closed_pool();
+            self.return_slabs_after_close();
         }
     }
 
@@ -385,7 +385,7 @@ impl PoolCore {
 
     /// Puts the free slabs of a closed pool into upstream's quarantine. Its freed blocks are free
     /// without a fence: they are never allocated again, and upstream's fence covers their uses.
-    fn drain_closed_pool(&self) {
+    fn return_slabs_after_close(&self) {
         let no_fence = || Ok(NumberedFence { number: 0, fence: Fence::passed() });
         let batches = self.quarantine.collect(no_fence, |_| Ok(true)).free;
         let units = batches.iter().map(|batch| batch.units()).sum();
@@ -441,7 +441,7 @@ impl SlabOwner for PoolCore {
         self.free_to_heap([&block]);
         // INV-PINNED-8: the handle may have gone meanwhile.
         if self.is_closed() {
-            self.drain_closed_pool();
+            self.return_slabs_after_close();
         }
     }
 
@@ -450,7 +450,7 @@ impl SlabOwner for PoolCore {
         self.quarantine.push(batch);
         self.needs_fence.store(true, Ordering::Relaxed);
         if self.is_closed() {
-            self.drain_closed_pool();
+            self.return_slabs_after_close();
         }
     }
 }

@@ -144,7 +144,7 @@ impl<U: Upstream> StreamEpochs<U> {
     }
 
     /// Begins the epoch of the slot's next stream, before anybody knows that stream's slot.
-    pub(super) fn begin_next(&self) {
+    pub(super) fn begin_for_next_stream(&self) {
         self.current.fetch_add(1, Ordering::Relaxed);
     }
 

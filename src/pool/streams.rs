@@ -38,7 +38,7 @@ impl<U: Upstream> Pool<U> {
         }
         let slot = match reused {
             Some(slot) => {
-                slot.epochs.begin_next();
+                slot.epochs.begin_for_next_stream();
                 slot.id
             }
             None => self.new_slot(stream)?,
