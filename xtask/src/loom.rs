@@ -5,8 +5,9 @@ use crate::cargo::{Counts, build_tests, cargo, prepared};
 use crate::examples::stems;
 use crate::process::shown;
 use crate::report::Verdict;
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow, bail};
 use std::process::{Command, ExitStatus};
+use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 /// Debug assertions stay on, as the models lean on them; the build is optimised all the same.
@@ -29,20 +30,40 @@ pub(crate) fn step(place: &Place) -> Result<Verdict> {
     let mut build = cargo(place);
     build.env("RUSTFLAGS", FLAGS).env("CARGO_TARGET_DIR", place.target.join("loom"));
     let programs = build_tests(&mut build, &targets)?;
-    let (mut rows, mut failed, mut models) = (Vec::new(), Vec::new(), 0);
-    for (target, program) in &programs {
-        let mut command = prepared(place, Command::new(program));
-        command.arg("--nocapture").env(BOUND.0, bound());
-        for limit in SILENT_LIMITS {
-            command.env_remove(limit);
+    // From the last name on, whose models take the longest.
+    let queue = Mutex::new(programs.iter().rev());
+    let ran = Mutex::new(Vec::new());
+    let work = || -> Result<()> {
+        loop {
+            let next = queue.lock().unwrap_or_else(PoisonError::into_inner).next();
+            let Some((target, program)) = next else { return Ok(()) };
+            let mut command = prepared(place, Command::new(program));
+            command.arg("--nocapture").env(BOUND.0, bound());
+            for limit in SILENT_LIMITS {
+                command.env_remove(limit);
+            }
+            let started = Instant::now();
+            let finished = shown(&mut command, None)?;
+            let passed = Counts::of(&finished.text).passed;
+            let row = format!("{target:20} {passed:6} {:9.1}", started.elapsed().as_secs_f64());
+            let failed = complaint(target, finished.status, passed);
+            ran.lock().unwrap_or_else(PoisonError::into_inner).push((row, passed, failed));
         }
-        let started = Instant::now();
-        let finished = shown(&mut command, None)?;
-        let passed = Counts::of(&finished.text).passed;
-        rows.push(format!("{target:20} {passed:6} {:9.1}", started.elapsed().as_secs_f64()));
+    };
+    // A model runs on one core at a time.
+    std::thread::scope(|scope| {
+        let workers = [scope.spawn(work), scope.spawn(work)];
+        workers.into_iter().try_for_each(|worker| {
+            worker.join().unwrap_or_else(|_| Err(anyhow!("a thread of this program panicked")))
+        })
+    })?;
+    let (mut rows, mut failed, mut models) = (Vec::new(), Vec::new(), 0);
+    for (row, passed, complaint) in ran.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        rows.push(row);
         models += passed;
-        failed.extend(complaint(target, finished.status, passed));
+        failed.extend(complaint);
     }
+    rows.sort();
     println!("\n{:20} {:>6} {:>9}", "target", "models", "seconds");
     for row in &rows {
         println!("{row}");
