@@ -54,7 +54,8 @@ impl Heap {
     /// with the same tag and stamp. Constant time, a failure too.
     ///
     /// `align` is a power of two; up to the unit it constrains nothing. `units` is not 0. A block that
-    /// serves may be missed behind many that do not: [`allocate_exhaustive`](Self::allocate_exhaustive) finds it.
+    /// serves may be missed behind many that do not:
+    /// [`allocate_exhaustive`](Self::allocate_exhaustive) finds it.
     #[inline]
     pub(crate) fn allocate(
         &mut self,

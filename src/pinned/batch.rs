@@ -49,8 +49,8 @@ impl FreedBlock {
     }
 }
 
-/// Freed blocks, [`BATCH_BLOCKS`] of them where it is full, that move as one between a thread, the quarantine
-/// and the heap: Bonwick's magazine, with blocks of any size.
+/// Freed blocks, [`BATCH_BLOCKS`] of them where it is full, that move as one between a thread, the
+/// quarantine and the heap: Bonwick's magazine, with blocks of any size.
 #[derive(Debug, Default)]
 pub(super) struct Batch {
     units: u64,

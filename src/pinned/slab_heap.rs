@@ -91,9 +91,8 @@ impl SlabHeap {
     }
 
     /// Puts a slab in and takes its first block, of the units and alignment of `first`. Returns that
-    /// block's address. Taken
-    /// from the whole heap, the block might come from another slab or be overlooked among many of
-    /// nearly its size, and the growth be in vain.
+    /// block's address. Taken from the whole heap, the block might come from another slab or be
+    /// overlooked among many of nearly its size, and the growth be in vain.
     pub(super) fn insert_slab(
         &mut self,
         mut slab: Slab,

@@ -58,12 +58,12 @@ impl<U: Upstream> Pool<U> {
         let is_left = |magazine: &Magazine| {
             in_table.is_none() || align > self.settings.alignment || magazine.needs_fence()
         };
-        if let Some(magazine) = magazine
-            && is_left(magazine)
+        if let Some(magazine) = magazine.filter(|magazine| is_left(magazine)) {
             // SAFETY: the table gives a thread its own magazines, and `pop_aligned` enters none.
-            && let Some(Some(cached)) = unsafe { magazine.try_with(|classes| classes.pop_aligned(units, align)) }
-        {
-            return Ok(Self::warm(cached, units));
+            let cached = unsafe { magazine.try_with(|classes| classes.pop_aligned(units, align)) };
+            if let Some(cached) = cached.flatten() {
+                return Ok(Self::warm(cached, units));
+            }
         }
         self.allocate_past_magazine(stream, stream_id, magazine, units, align)
     }

@@ -37,8 +37,8 @@
 //! - INV-POOL-4: `Magazine::with_revoked`, `retire` and `suspend` run under `reclaim_lock`.
 //! - INV-POOL-5: a policy with `Gather` or `Trim` refuses a request after a look under `in_transit.write()`:
 //!   then all free memory is in a heap, a magazine or the list of remote frees, but for a block that
-//!   `steal_one_with_wait` has in hand, for a growth that another thread has just been given, and for what goes
-//!   back to upstream under `trim_lock`.
+//!   `steal_one_with_wait` has in hand, for a growth that another thread has just been given, and for
+//!   what goes back to upstream under `trim_lock`.
 //! - INV-POOL-6: bytes are reserved before upstream is asked for them, and until it has them back
 //!   ([`upstream_blocks`](super::upstream_blocks)).
 //! - INV-POOL-7: a graph gets memory that is complete, or that its stream had freed or was ordered after when

@@ -107,8 +107,8 @@ impl<U: Upstream> Pool<U> {
         })
     }
 
-    /// As [`wait_and_trim_for`](Self::wait_and_trim_for), for a graph: the host waits for all streams that are not in
-    /// capture.
+    /// As [`wait_and_trim_for`](Self::wait_and_trim_for), for a graph: the host waits for all streams
+    /// that are not in capture.
     pub(super) fn wait_and_trim_for_graph(
         &self,
         request: &Request<'_, U>,

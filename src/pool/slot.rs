@@ -23,7 +23,8 @@ pub(super) struct Slot<U: Upstream> {
     populated: trusted::AtomicBool,
     /// Whether the shared heap may have something, which spares its lock.
     shared_heap_may_have_free: trusted::AtomicBool,
-    /// The graph that the stream records. See the state table at [`recording_graph`](Self::recording_graph).
+    /// The graph that the stream records. See the state table at
+    /// [`recording_graph`](Self::recording_graph).
     captured: AtomicUsize,
 }
 

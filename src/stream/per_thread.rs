@@ -17,10 +17,11 @@ impl Device {
     /// std::thread::spawn(move || mine.synchronize());
     /// ```
     ///
-    /// With driver 580, programs were seen to stop for good, all of their threads inside of the driver: one
-    /// that had used its stream was ending, and another called on its own (of some thirty threads on an
-    /// H200, of two on an H100). So join a thread before the next one uses its stream. Streams of
-    /// [`new_stream`](Device::new_stream) did not show it.
+    /// With driver 580 on an H200, a program of some thirty threads was seen to stop for good, all of
+    /// them inside of the driver: one that had used its stream was ending, and another made its own
+    /// wait. On an H100 a program stopped where a thread that had used its stream was ending and the
+    /// next one used its own. So join the one before. Streams of [`new_stream`](Device::new_stream) did
+    /// not show it.
     ///
     /// # Errors
     ///

@@ -16,10 +16,10 @@ const THREADS: u64 = 4;
 fn four_threads_do_the_same_at_once() {
     each("four_threads_do_the_same_at_once", |fixture| {
         std::thread::scope(|scope| {
-            for lane in 0..THREADS {
+            for thread in 0..THREADS {
                 scope.spawn(move || {
                     let own = fixture.stream();
-                    let mut numbers = Random::new(6, lane);
+                    let mut numbers = Random::new(6, thread);
                     random(
                         fixture,
                         from_ref(&own),
@@ -38,9 +38,9 @@ fn four_threads_share_two_streams() {
     each("four_threads_share_two_streams", |fixture| {
         let streams = [fixture.device.default_stream(), fixture.stream()];
         std::thread::scope(|scope| {
-            for lane in 0..THREADS {
+            for thread in 0..THREADS {
                 let streams = &streams;
-                scope.spawn(move || mixed(fixture, streams, &mut Random::new(7, lane)));
+                scope.spawn(move || mixed(fixture, streams, &mut Random::new(7, thread)));
             }
         });
     });
