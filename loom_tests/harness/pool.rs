@@ -252,9 +252,7 @@ impl Fixture {
         let (pool, id) = (self.pool(), PoolDriver::id(handle));
         // SAFETY: each model frees a block of its pool once, on the stream of its last work.
         unsafe {
-            if let Err(block) = pool.deallocate_to_cache(id, block) {
-                pool.deallocate(handle, id, block);
-            }
+            pool.deallocate_to_cache(id, block, |block, _| pool.deallocate(handle, id, block));
         }
     }
 

@@ -1,27 +1,27 @@
 //! Allocating and freeing: a block is taken from the bins and split, or put back and merged.
 
-use super::bins::{Bins, Entry, Place, bin_of};
-use super::merge::{BinnedBlocks, place_of};
-use super::nodes::{BlockNode, NodeState, Nodes};
+use super::bins::{FreeLists, Table, best, bin_of, down, insert, list, up};
+use super::merge::{give, resize, take_low};
+use super::nodes::{BlockNode, NO_NODE, Nodes};
 use super::spans::Spans;
 use super::tag_bins::TagBins;
 use super::types::{HeapStats, Node, NotLive, Tag, Taken};
 
-/// How many blocks of a bin are compared for the best fit.
+/// How many blocks of a list are compared for the best fit.
 const PROBES: usize = 4;
-/// How many bins are scanned for a block that is early enough, or lies right for an alignment.
-const BINS: usize = 8;
+/// How many lists are scanned for a block that is early enough, or lies right for an alignment.
+const LISTS: usize = 8;
 /// How many blocks of the floor bin are compared before `allocate` gives up.
 const LAST_PROBES: usize = 256;
 
 /// Free and live blocks of some pieces of address space.
 ///
-/// Nodes lie outside of the memory that they describe: a slab, 32 bytes for a block and 16 more for
-/// a free one. Sizes are exact, in units. Each block knows its neighbours, so splitting and merging
-/// take constant time; neighbours are always of one range, and merge when both are free with the
-/// same tag. Free blocks stand in bins by size, a set of bins for each tag.
+/// Nodes lie outside of the memory that they describe: a slab, 40 bytes for a block. Sizes are exact, in
+/// units. Each block knows its neighbours, so splitting and merging take constant time; neighbours are
+/// always of one range, and merge when both are free with the same tag. Free blocks stand in lists by
+/// size, for each tag.
 ///
-/// A block is found by a good fit: the best of a few of its size's own bin and of the next one that
+/// A block is found by a good fit: the best of a few of its size's own bin, or of the next one that
 /// has blocks. Whether there is none is known as fast.
 #[derive(Debug)]
 pub(crate) struct Heap {
@@ -36,12 +36,12 @@ pub(crate) struct Heap {
 
 impl Heap {
     /// `unit_shift`: log2 of the unit: 8 (256 B, device) or 6 (64 B, pinned). All addresses and
-    /// sizes are multiples of the unit.
-    pub(crate) fn new(unit_shift: u32) -> Self {
+    /// sizes are multiples of the unit. Memory of the tag `own` is found the fastest.
+    pub(crate) fn new(unit_shift: u32, own: Tag) -> Self {
         Self {
             unit_shift,
             nodes: Nodes::new(),
-            tag_bins: TagBins::new(),
+            tag_bins: TagBins::new(own),
             spans: Spans::default(),
             total_bytes: 0,
             live_units: 0,
@@ -54,9 +54,7 @@ impl Heap {
     /// with the same tag and stamp. Constant time, a failure too.
     ///
     /// `align` is a power of two; up to the unit it constrains nothing. `units` is not 0. A block that
-    /// serves may be missed behind many that do not:
-    /// [`allocate_exhaustive`](Self::allocate_exhaustive) finds it.
-    #[inline]
+    /// serves may be missed behind many that do not: [`allocate_exhaustive`](Self::allocate_exhaustive) finds it.
     pub(crate) fn allocate(
         &mut self,
         tag: Tag,
@@ -64,15 +62,43 @@ impl Heap {
         align: u64,
         upto: usize,
     ) -> Option<Taken> {
-        let set = self.tag_bins.place(tag)?;
-        let bins = &self.tag_bins[set];
-        let (place, skip) = if align >> self.unit_shift <= 1 {
-            (find(bins, units, upto)?, 0)
-        } else {
-            self.find_aligned(bins, units, align, upto, (BINS, PROBES))?
-        };
-        // A block splits into three at most.
-        self.nodes.room_for(2).then(|| self.take(set, place, skip, units))
+        let is_plain = upto == usize::MAX && align >> self.unit_shift <= 1;
+        let own =
+            if is_plain && tag == self.tag_bins.own_tag { self.allocate_own(units) } else { None };
+        match own {
+            Some((node, address)) => Some(Taken { node, address, stamp: self.nodes[node].stamp }),
+            None => self.allocate_any(tag, units, align, upto),
+        }
+    }
+
+    /// A block of exactly `units` units, from free memory of the heap's own tag, however late: its node
+    /// and its address. As [`allocate`](Self::allocate), and gives up sooner.
+    #[inline(always)]
+    pub(crate) fn allocate_own(&mut self, units: u32) -> Option<(Node, u64)> {
+        let (node, address) = self.take_own_or_none(units);
+        (node != NO_NODE).then_some((node, address))
+    }
+
+    /// `NO_NODE` for none: an `Option` of two numbers would not come back in registers.
+    #[inline(never)]
+    fn take_own_or_none(&mut self, units: u32) -> (u32, u64) {
+        self.take_own(units).unwrap_or((NO_NODE, 0))
+    }
+
+    #[inline(always)]
+    fn take_own(&mut self, units: u32) -> Option<(u32, u64)> {
+        let lists = self.tag_bins.own().filter(|_| units != 0)?;
+        let free = find(lists, self.nodes.all(), units)?;
+        let taken = take_low(lists, &mut self.nodes, (free, units), self.unit_shift)?;
+        self.live_units += u64::from(units);
+        self.live_blocks += 1;
+        Some((taken.node, taken.address))
+    }
+
+    #[cold]
+    fn allocate_any(&mut self, tag: Tag, units: u32, align: u64, upto: usize) -> Option<Taken> {
+        let found = self.find_any(tag, units, align, upto, (LISTS, PROBES, LAST_PROBES));
+        self.take(tag, units, found?)
     }
 
     /// As [`allocate`](Self::allocate), and misses no block that serves: the last look before a request
@@ -88,99 +114,88 @@ impl Heap {
         if let Some(taken) = self.allocate(tag, units, align, upto) {
             return Some(taken);
         }
-        let set = self.tag_bins.place(tag)?;
-        let all = (usize::MAX, usize::MAX);
-        let (place, skip) = self.find_aligned(&self.tag_bins[set], units, align, upto, all)?;
-        self.nodes.room_for(2).then(|| self.take(set, place, skip, units))
+        let all = (usize::MAX, usize::MAX, 0);
+        let found = self.find_any(tag, units, align, upto, all);
+        self.take(tag, units, found?)
     }
 
-    /// A place whose block holds `units` units at an alignment, and how many units come before. Scans
-    /// `most` bins of this size and above, and `probes` blocks of each.
-    #[cold]
-    fn find_aligned(
+    /// Takes units out of a free block, after some that stay free.
+    fn take(&mut self, tag: Tag, units: u32, (free, skip): (u32, u32)) -> Option<Taken> {
+        // A block splits into three at most.
+        if !self.nodes.room_for(2) {
+            return None;
+        }
+        let lists = self.tag_bins.make(tag);
+        let taken = match skip {
+            0 => take_low(lists, &mut self.nodes, (free, units), self.unit_shift)?,
+            _ => self.take_at(tag, free, skip, units),
+        };
+        self.live_units += u64::from(units);
+        self.live_blocks += 1;
+        self.tag_bins.settle(tag, &mut self.nodes);
+        Some(taken)
+    }
+
+    /// A block that holds `units` units at an alignment, and how many units come before. Scans `most`
+    /// lists of this size and above, and `probes` blocks of each; then `last` of the first list.
+    pub(super) fn find_any(
         &self,
-        bins: &Bins,
+        tag: Tag,
         units: u32,
         align: u64,
         upto: usize,
-        (most, probes): (usize, usize),
-    ) -> Option<(Place, u32)> {
+        (most, probes, last): (usize, usize, usize),
+    ) -> Option<(u32, u32)> {
         if units == 0 || !align.is_power_of_two() {
             return None;
         }
-        let skip = |entry: &Entry| {
-            let address = self.nodes[entry.node].address;
-            let skip = (address.wrapping_neg() & (align - 1)) >> self.unit_shift;
-            u32::try_from(skip).ok().filter(|skip| entry.units.checked_sub(units) >= Some(*skip))
+        let (lists, nodes) = (self.tag_bins.get(tag)?, self.nodes.all());
+        let skip = |block: &BlockNode| {
+            let skip = (block.address.wrapping_neg() & (align - 1)) >> self.unit_shift;
+            u32::try_from(skip).ok().filter(|skip| block.units.checked_sub(units) >= Some(*skip))
         };
-        let accept = |entry: &Entry| entry.stamp <= upto && skip(entry).is_some();
+        let accept = |block: &BlockNode| block.stamp <= upto && skip(block).is_some();
         let floor = bin_of(units);
-        let near = bins_from(bins, floor).take(most);
         // Of this size every block has a place that is aligned.
         let sure = u32::try_from((align >> self.unit_shift).saturating_sub(1)).ok();
         let sure = sure.and_then(|pad| units.checked_add(pad)).map(bin_of);
-        let above = sure.into_iter().flat_map(|bin| bins_from(bins, bin).take(most));
-        let fit = near.chain(above).find_map(|bin| bins.best(bin, units, probes, accept));
-        let fit = bins.better_fit(fit, units, accept);
-        let place = fit.or_else(|| bins.best(floor, units, LAST_PROBES, accept))?.place;
-        Some((place, skip(bins.entry(place))?))
-    }
-
-    /// Splits a free block: `skip` units stay free, `units` become a live block, the rest stays free.
-    #[inline]
-    fn take(&mut self, set: usize, place: Place, skip: u32, units: u32) -> Taken {
-        let &Entry { node: free, units: all, stamp } = self.tag_bins[set].entry(place);
-        self.live_units += u64::from(units);
-        self.live_blocks += 1;
-        if skip != 0 {
-            return self.take_at(set, free, skip, units, stamp);
-        }
-        let BlockNode { address, prev, .. } = self.nodes[free];
-        if all == units {
-            let mut binned = self.binned(set);
-            binned.remove(free);
-            binned.nodes[free].state = NodeState::Live;
-            return Taken { node: free, address, stamp };
-        }
-        // The rest keeps the node: it often keeps the bin, too.
-        let node = self.nodes.take(BlockNode::live(address, units, prev, free));
-        let past = address + (u64::from(units) << self.unit_shift);
-        let mut binned = self.binned(set);
-        binned.nodes[prev].next = node;
-        let rest = &mut binned.nodes[free];
-        rest.address = past;
-        rest.prev = node;
-        binned.resize(free, place, all - units, 0);
-        Taken { node, address, stamp }
+        let above = sure.into_iter().flat_map(|bin| up(lists, bin).take(most));
+        let in_list = |at, probes| best(nodes, lists.head(at), units, probes, accept);
+        let near = up(lists, floor).take(most).chain(above).find_map(|at| in_list(at, probes));
+        let node = near.or_else(|| in_list(lists.list_of(floor), last))?;
+        Some((node, skip(&self.nodes[node])?))
     }
 
     /// Takes units out of a free block that leave `skip` at its low end.
-    #[cold]
-    fn take_at(&mut self, set: usize, free: u32, skip: u32, units: u32, stamp: usize) -> Taken {
-        let block = self.nodes[free];
-        let address = block.address + (u64::from(skip) << self.unit_shift);
+    fn take_at(&mut self, tag: Tag, free: u32, skip: u32, units: u32) -> Taken {
+        let BlockNode { address, units: all, next, stamp, .. } = self.nodes[free];
+        let address = address + (u64::from(skip) << self.unit_shift);
         let past = address + (u64::from(units) << self.unit_shift);
-        let node = self.nodes.take(BlockNode::live(address, units, free, block.next));
-        let rest = block.units - skip - units;
+        let node = self.nodes.take(BlockNode::live(address, units, free, next));
+        let rest = all - skip - units;
         let after = match rest {
-            0 => block.next,
-            _ => self.nodes.take(BlockNode::live(past, rest, node, block.next)),
+            0 => next,
+            _ => {
+                let block = BlockNode { tag, stamp, ..BlockNode::live(past, rest, node, next) };
+                self.nodes.take(block)
+            }
         };
         self.nodes.link(free, node);
         self.nodes.link(node, after);
-        let mut binned = self.binned(set);
-        binned.resize(free, place_of(&block), skip, 0);
+        let (lists, mut nodes) = (self.tag_bins.make(tag), self.nodes.view());
+        resize(lists, &mut nodes, free, skip);
         if rest != 0 {
-            binned.nodes.link(after, block.next);
-            binned.insert(after, block.tag, stamp);
+            nodes.link(after, next);
+            insert(lists, &mut nodes, after);
         }
         Taken { node, address, stamp }
     }
 
-    /// The bins at a place of `tag_bins`, and all nodes.
-    #[inline]
-    pub(super) fn binned(&mut self, set: usize) -> BinnedBlocks<'_> {
-        BinnedBlocks { bins: &mut self.tag_bins[set], nodes: self.nodes.view() }
+    /// Puts a block that stands in no list into those of a tag.
+    #[cold]
+    pub(super) fn give(&mut self, node: u32, tag: Tag, stamp: usize) {
+        give(self.tag_bins.make(tag), &mut self.nodes.view(), node, (tag, stamp));
+        self.tag_bins.settle(tag, &mut self.nodes);
     }
 
     /// Frees a live block with this tag and stamp; merges with free neighbours of the same tag (the
@@ -190,13 +205,15 @@ impl Heap {
     ///
     /// [`NotLive`], and nothing changes, if the node is no live block's: free, merged away or never
     /// given out. A node that stands for another live block by now is not noticed.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn free(&mut self, node: Node, tag: Tag, stamp: usize) -> Result<u32, NotLive> {
         let units = self.nodes.live(node)?.units;
         self.live_units -= u64::from(units);
         self.live_blocks -= 1;
-        let set = self.tag_bins.make(tag);
-        self.binned(set).give(node, tag, stamp);
+        match self.tag_bins.own_of(tag) {
+            Some(lists) => give(lists, &mut self.nodes.view(), node, (tag, stamp)),
+            None => self.give(node, tag, stamp),
+        }
         Ok(units)
     }
 
@@ -207,19 +224,29 @@ impl Heap {
 
     /// Upper bound, in units, on what `allocate(tag, ..)` could serve; exact if 0. Constant time.
     pub(crate) fn largest_bound(&self, tag: Tag) -> u32 {
-        self.tag_bins.get(tag).map_or(0, Bins::largest_bound)
+        self.tag_bins.summary(tag, &self.nodes).largest
     }
 
-    /// The exact largest free block of any tag, in bytes. O(blocks in the top bins).
+    /// The exact largest free block of any tag, in bytes. O(tags, and blocks in their top bins).
     pub(crate) fn largest_free(&self) -> u64 {
-        let largest = |bins: &Bins| bins.largest(usize::MAX).map(|place| bins.entry(place).units);
+        let largest =
+            |(_, lists)| self.largest(lists, usize::MAX).map(|node| self.nodes[node].units);
         let units = self.tag_bins.filled().filter_map(largest).max().unwrap_or(0);
         u64::from(units) << self.unit_shift
     }
 
+    /// The largest of these blocks with a stamp of at most `upto`.
+    pub(super) fn largest(&self, lists: &dyn FreeLists, upto: usize) -> Option<u32> {
+        down(lists).find_map(|at| {
+            let early =
+                list(self.nodes.all(), lists.head(at)).filter(|(_, block)| block.stamp <= upto);
+            early.max_by_key(|(_, block)| block.units).map(|(node, _)| node)
+        })
+    }
+
     /// Tags that have free blocks.
     pub(crate) fn tags(&self) -> impl Iterator<Item = Tag> + '_ {
-        self.tag_bins.filled().map(|bins| bins.tag)
+        self.tag_bins.filled().map(|(tag, _)| tag)
     }
 
     /// What `find` returns for the first tag with free blocks for which it returns some. While `find`
@@ -228,25 +255,26 @@ impl Heap {
         &mut self,
         mut find: impl FnMut(&mut Self, Tag) -> Option<T>,
     ) -> Option<T> {
-        let mut place = 0;
-        while let Some((at, tag)) = self.tag_bins.filled_at_or_after(place) {
+        let mut last = None;
+        while let Some(tag) = self.tag_bins.next_filled(last) {
             if let Some(found) = find(self, tag) {
                 return Some(found);
             }
-            place = at + 1;
+            last = Some(tag);
         }
         None
     }
 
-    /// No free block of a tag has an earlier stamp. `usize::MAX` if there is none.
+    /// No free block of a tag has an earlier stamp. `usize::MAX` if there is none. After a
+    /// [`retag`](Self::retag) up to some stamp it is later than that.
     pub(crate) fn oldest_bound(&self, tag: Tag) -> usize {
-        self.tag_bins.get(tag).map_or(usize::MAX, Bins::oldest_bound)
+        self.tag_bins.summary(tag, &self.nodes).oldest
     }
 
     /// The latest stamp among the free blocks of a tag, or a later one that was there since the tag
     /// last had none; 0 if it has none. Constant time.
     pub(crate) fn latest_bound(&self, tag: Tag) -> usize {
-        self.tag_bins.get(tag).map_or(0, Bins::latest_bound)
+        self.tag_bins.summary(tag, &self.nodes).latest
     }
 
     pub(crate) fn stats(&self) -> HeapStats {
@@ -256,36 +284,27 @@ impl Heap {
             free_bytes: self.total_bytes - live_bytes,
             live_bytes,
             live_blocks: self.live_blocks,
-            free_blocks: self.tag_bins.filled().map(Bins::blocks).sum(),
         }
     }
-}
 
-/// The bins with blocks, from this one up.
-fn bins_from(bins: &Bins, bin: usize) -> impl Iterator<Item = usize> {
-    std::iter::successors(bins.at_or_above(bin), |bin| bins.at_or_above(bin + 1))
-}
-
-/// A place whose block has at least these units.
-#[inline]
-fn find(bins: &Bins, units: u32, upto: usize) -> Option<Place> {
-    if units == 0 {
-        return None;
+    /// O(tags).
+    #[cfg(test)]
+    pub(super) fn free_blocks(&self) -> usize {
+        self.tag_bins.filled().map(|(_, lists)| lists.blocks() as usize).sum()
     }
+}
+
+/// A block with at least these units: one of a few of its own bin, or the newest of the next one.
+#[inline(always)]
+fn find(table: &Table, nodes: &[BlockNode], units: u32) -> Option<u32> {
     let floor = bin_of(units);
-    let accept = |entry: &Entry| entry.stamp <= upto;
-    let mut bin = floor;
-    let mut fit = None;
-    for _ in 0..BINS {
-        let Some(filled) = bins.at_or_above(bin) else { break };
-        fit = bins.best(filled, units, PROBES, accept);
-        if fit.is_some() {
-            break;
+    let mut node = table.head(floor);
+    for _ in 0..PROBES {
+        let Some(block) = nodes.get(node as usize) else { break };
+        if block.units >= units {
+            return Some(node);
         }
-        bin = filled + 1;
+        node = block.older;
     }
-    match bins.better_fit(fit, units, accept) {
-        Some(fit) => Some(fit.place),
-        None => Some(bins.best(floor, units, LAST_PROBES, accept)?.place),
-    }
+    table.at_or_above(floor + 1).map(|above| table.head(above))
 }

@@ -6,65 +6,19 @@
 //! not rounded, so the bin of a wanted size holds blocks that serve and blocks that do not (the
 //! *floor* bin), and every block in a bin above serves. Searching only above loses freed blocks of
 //! the very size that is asked for, again and again; searching all of the floor bin takes long. So
-//! some of it is probed, and a few of the bin above for a better fit; all of it only before memory
-//! is said to be out.
+//! some of it is probed; all of it only before memory is said to be out.
+//!
+//! A table of all bins has 4 KiB. A tag with few blocks has coarser lists: one of all blocks, or one for
+//! each row. The blocks of a list are linked through their nodes.
 
-use super::types::Tag;
+use super::nodes::{BINS, BlockNode, NO_NODE, View};
 
 /// Bits of a size, below its leading one, that choose a bin.
 const MANTISSA: u32 = 5;
 const COLUMNS: usize = 1 << MANTISSA;
 /// One for each power of two.
 const ROWS: usize = u32::BITS as usize;
-const BINS: usize = ROWS * COLUMNS;
-
-/// A free block as its bin knows it: what a search looks at lies side by side.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Entry {
-    pub(super) units: u32,
-    pub(super) node: u32,
-    pub(super) stamp: usize,
-}
-
-/// The position of the victim.
-pub(super) const VICTIM: u32 = u32::MAX;
-
-/// Where a free block stands. The bin of the victim means nothing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
-    pub(super) bin: usize,
-    pub(super) position: u32,
-}
-
-/// A block that serves.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Fit {
-    /// By how many units it is larger than asked.
-    excess: u32,
-    pub(super) place: Place,
-}
-
-/// The free blocks of one tag.
-#[derive(Debug)]
-pub(super) struct Bins {
-    pub(super) tag: Tag,
-    latest: usize,
-    oldest: usize,
-    /// A bit for each row that has blocks.
-    rows: u32,
-    /// A bit for each bin that has blocks, by row.
-    columns: [u64; ROWS],
-    bins: Box<[Vec<Entry>; BINS]>,
-    /// A large block that stands in no bin, so that blocks which are cut from it and merged with it
-    /// again move nothing: dlmalloc's designated victim. Without units there is none.
-    victim: Entry,
-}
-
-/// A bin's row and column.
-#[inline]
-fn split(bin: usize) -> (usize, usize) {
-    ((bin >> MANTISSA) % ROWS, bin % COLUMNS)
-}
+const _: () = assert!(BINS == ROWS * COLUMNS);
 
 /// The bin of a size that is not 0.
 #[inline]
@@ -82,145 +36,346 @@ pub(super) fn largest_of(bin: usize) -> u32 {
     ((past - 1) >> MANTISSA) as u32
 }
 
-const NO_ENTRY: Entry = Entry { units: 0, node: 0, stamp: 0 };
+/// A bin's row and column.
+#[inline]
+fn split(bin: usize) -> (usize, usize) {
+    ((bin >> MANTISSA) % ROWS, bin % COLUMNS)
+}
 
-// Bitmaps and lists change without a branch where that is possible: whether a bin runs empty, or which
-// of its blocks goes, is unpredictable, and a wrong prediction costs more than the rest.
-impl Bins {
-    pub(super) fn new(tag: Tag) -> Self {
-        let bins = Box::new([const { Vec::new() }; BINS]);
-        Self { tag, latest: 0, oldest: 0, rows: 0, columns: [0; ROWS], bins, victim: NO_ENTRY }
+/// The lowest bit of a bitmap at or above a place.
+#[inline]
+fn bit_at_or_above(bits: u32, place: usize) -> Option<usize> {
+    let bits = bits.checked_shr(place as u32).unwrap_or(0);
+    (bits != 0).then(|| place + bits.trailing_zeros() as usize)
+}
+
+/// The highest bit of a bitmap at or below a place.
+fn bit_at_or_below(bits: u32, place: usize) -> Option<usize> {
+    Some((bits & (u32::MAX >> (31 - place % 32))).checked_ilog2()? as usize)
+}
+
+/// The free blocks of one tag, in lists by size. Each list has those of one bin or of several.
+pub(super) trait FreeLists {
+    /// The list of a bin.
+    fn list_of(&self, bin: usize) -> usize;
+    /// The newest block of a list.
+    fn head(&self, list: usize) -> u32;
+    /// The first list at or above this one that has blocks.
+    fn at_or_above(&self, list: usize) -> Option<usize>;
+    /// The last list at or below this one that has blocks.
+    fn at_or_below(&self, list: usize) -> Option<usize>;
+    /// Puts a block before the others of its bin's list. Returns the one that was the first.
+    fn push_head(&mut self, bin: usize, node: u32) -> u32;
+    /// Makes the second block of the bin's list the first.
+    fn pop_head(&mut self, bin: usize, second: u32);
+    /// Counts a block that comes.
+    fn count_in(&mut self);
+    /// Counts a block that goes.
+    fn count_out(&mut self);
+    /// Notes the stamp of a block that comes, or has a new one.
+    fn note(&mut self, stamp: usize);
+    /// Notes that no block has an earlier stamp.
+    fn set_oldest(&mut self, stamp: usize);
+    /// How many blocks there are.
+    fn blocks(&self) -> u32;
+    fn summary(&self, nodes: &[BlockNode]) -> Summary;
+}
+
+/// Between which bounds the blocks are.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Summary {
+    /// No block is larger.
+    pub(super) largest: u32,
+    /// No block has an earlier stamp.
+    pub(super) oldest: usize,
+    /// None has a later one.
+    pub(super) latest: usize,
+}
+
+impl Summary {
+    pub(super) const EMPTY: Self = Self { largest: 0, oldest: usize::MAX, latest: 0 };
+}
+
+/// The blocks of a list, the newest first.
+#[inline]
+pub(super) fn list(nodes: &[BlockNode], head: u32) -> impl Iterator<Item = (u32, &BlockNode)> {
+    let at = |node: u32| nodes.get(node as usize).map(|block| (node, block));
+    std::iter::successors(at(head), move |(_, block)| at(block.older))
+}
+
+/// All blocks, those of the largest sizes first.
+pub(super) fn all<'a>(
+    lists: &'a dyn FreeLists,
+    nodes: &'a [BlockNode],
+) -> impl Iterator<Item = (u32, &'a BlockNode)> {
+    down(lists).flat_map(|at| list(nodes, lists.head(at)))
+}
+
+/// The lists with blocks, from the last one down.
+pub(super) fn down(lists: &dyn FreeLists) -> impl Iterator<Item = usize> {
+    let top = lists.at_or_below(BINS - 1);
+    std::iter::successors(top, |&at| lists.at_or_below(at.checked_sub(1)?))
+}
+
+/// The lists with blocks, from the one of this bin up.
+pub(super) fn up(lists: &dyn FreeLists, bin: usize) -> impl Iterator<Item = usize> {
+    let first = lists.at_or_above(lists.list_of(bin));
+    std::iter::successors(first, |at| lists.at_or_above(at + 1))
+}
+
+/// Of the first `probes` blocks of a list, the smallest with at least this size that is accepted.
+#[inline]
+pub(super) fn best(
+    nodes: &[BlockNode],
+    head: u32,
+    units: u32,
+    probes: usize,
+    accept: impl Fn(&BlockNode) -> bool,
+) -> Option<u32> {
+    let probed = list(nodes, head).take(probes);
+    let serves = probed.filter(|(_, block)| block.units >= units && accept(block));
+    serves.min_by_key(|(_, block)| block.units).map(|(node, _)| node)
+}
+
+/// Puts a free block that comes to these lists into that of its size.
+#[inline(always)]
+pub(super) fn insert<L: FreeLists + ?Sized>(lists: &mut L, nodes: &mut View<'_>, node: u32) {
+    lists.count_in();
+    lists.note(nodes[node].stamp);
+    push(lists, nodes, node);
+}
+
+/// Takes a free block that leaves these lists out of its own. It still says that it is free.
+#[inline(always)]
+pub(super) fn remove<L: FreeLists + ?Sized>(lists: &mut L, nodes: &mut View<'_>, node: u32) {
+    unlink(lists, nodes, node);
+    lists.count_out();
+}
+
+/// Puts a block that is in no list into that of its size.
+#[inline(always)]
+pub(super) fn push<L: FreeLists + ?Sized>(lists: &mut L, nodes: &mut View<'_>, node: u32) {
+    let block = &mut nodes[node];
+    let bin = bin_of(block.units);
+    let older = lists.push_head(bin, node);
+    block.bin = bin as u16;
+    block.newer = NO_NODE;
+    block.older = older;
+    if let Some(older) = nodes.blocks.get_mut(older as usize) {
+        older.newer = node;
+    }
+}
+
+/// Takes a block out of its list.
+#[inline(always)]
+pub(super) fn unlink<L: FreeLists + ?Sized>(lists: &mut L, nodes: &mut View<'_>, node: u32) {
+    let BlockNode { newer, older, bin, .. } = nodes[node];
+    if let Some(older) = nodes.blocks.get_mut(older as usize) {
+        older.newer = newer;
+    }
+    match nodes.blocks.get_mut(newer as usize) {
+        Some(newer) => newer.older = older,
+        None => lists.pop_head(usize::from(bin), older),
+    }
+}
+
+/// All blocks in one list.
+#[derive(Debug)]
+pub(super) struct OneList {
+    head: u32,
+    blocks: u32,
+}
+
+impl OneList {
+    pub(super) const EMPTY: Self = Self { head: NO_NODE, blocks: 0 };
+}
+
+impl FreeLists for OneList {
+    fn list_of(&self, _: usize) -> usize {
+        0
     }
 
+    fn head(&self, _: usize) -> u32 {
+        self.head
+    }
+
+    fn at_or_above(&self, list: usize) -> Option<usize> {
+        (list == 0 && self.head != NO_NODE).then_some(0)
+    }
+
+    fn at_or_below(&self, _: usize) -> Option<usize> {
+        (self.head != NO_NODE).then_some(0)
+    }
+
+    fn push_head(&mut self, _: usize, node: u32) -> u32 {
+        std::mem::replace(&mut self.head, node)
+    }
+
+    fn pop_head(&mut self, _: usize, second: u32) {
+        self.head = second;
+    }
+
+    fn count_in(&mut self) {
+        self.blocks += 1;
+    }
+
+    fn count_out(&mut self) {
+        self.blocks -= 1;
+    }
+
+    fn note(&mut self, _: usize) {}
+
+    fn set_oldest(&mut self, _: usize) {}
+
+    fn blocks(&self) -> u32 {
+        self.blocks
+    }
+
+    fn summary(&self, nodes: &[BlockNode]) -> Summary {
+        list(nodes, self.head).fold(Summary::EMPTY, |all, (_, block)| Summary {
+            largest: all.largest.max(block.units),
+            oldest: all.oldest.min(block.stamp),
+            latest: all.latest.max(block.stamp),
+        })
+    }
+}
+
+/// Bounds of the stamps since the lists were last empty.
+#[derive(Debug)]
+struct Stamps {
+    oldest: usize,
+    latest: usize,
+}
+
+impl Stamps {
+    const NONE: Self = Self { oldest: usize::MAX, latest: 0 };
+
+    // With branches, which are all but always right: most frees are of the latest epoch.
     #[inline]
-    pub(super) fn is_empty(&self) -> bool {
-        self.rows == 0 && self.victim.units == 0
+    fn note(&mut self, stamp: usize) {
+        if stamp > self.latest {
+            self.latest = stamp;
+        }
+        if stamp < self.oldest {
+            self.oldest = stamp;
+        }
+    }
+}
+
+/// A list for each row.
+#[derive(Debug)]
+pub(super) struct Rows {
+    stamps: Stamps,
+    blocks: u32,
+    rows: u32,
+    heads: [u32; ROWS],
+}
+
+impl Rows {
+    pub(super) const EMPTY: Self =
+        Self { stamps: Stamps::NONE, blocks: 0, rows: 0, heads: [NO_NODE; ROWS] };
+}
+
+impl FreeLists for Rows {
+    fn list_of(&self, bin: usize) -> usize {
+        bin >> MANTISSA
     }
 
-    /// How many blocks there are. O(bins with blocks).
-    pub(super) fn blocks(&self) -> usize {
-        let in_bins: usize = self.filled_down().map(|bin| self.in_bin(bin).len()).sum();
-        in_bins + usize::from(self.victim.units != 0)
+    fn head(&self, list: usize) -> u32 {
+        self.heads[list % ROWS]
     }
 
-    /// The latest stamp that came in since the bins were last empty.
-    pub(super) fn latest_bound(&self) -> usize {
-        if self.is_empty() { 0 } else { self.latest }
+    fn at_or_above(&self, list: usize) -> Option<usize> {
+        bit_at_or_above(self.rows, list)
     }
 
-    /// The earliest stamp that came in since the bins were last empty; `usize::MAX` if they are.
-    pub(super) fn oldest_bound(&self) -> usize {
-        if self.is_empty() { usize::MAX } else { self.oldest }
+    fn at_or_below(&self, list: usize) -> Option<usize> {
+        bit_at_or_below(self.rows, list.min(ROWS - 1))
     }
 
-    /// Whether a block of this size is to be the victim.
-    #[inline]
-    pub(super) fn is_next_victim(&self, units: u32) -> bool {
-        units > self.victim.units
-    }
-
-    /// Makes a new block the victim. Returns the former one, which is in no bin now.
-    #[cold]
-    pub(super) fn set_victim(&mut self, entry: Entry) -> Option<Entry> {
-        let empty = self.is_empty();
-        self.latest = if empty { entry.stamp } else { self.latest.max(entry.stamp) };
-        self.oldest = if empty { entry.stamp } else { self.oldest.min(entry.stamp) };
-        Some(std::mem::replace(&mut self.victim, entry)).filter(|old| old.units != 0)
-    }
-
-    /// Adds a block to bins that are not empty. Returns its position in its bin.
-    #[inline]
-    pub(super) fn insert(&mut self, bin: usize, entry: Entry) -> u32 {
-        self.latest = self.latest.max(entry.stamp);
-        self.oldest = self.oldest.min(entry.stamp);
-        let (row, column) = split(bin);
+    fn push_head(&mut self, bin: usize, node: u32) -> u32 {
+        let (row, _) = split(bin);
         self.rows |= 1 << row;
-        self.columns[row] |= 1 << column;
-        self.push(bin, entry)
+        std::mem::replace(&mut self.heads[row], node)
     }
 
-    #[inline]
-    fn push(&mut self, bin: usize, entry: Entry) -> u32 {
-        let list = &mut self.bins[bin % BINS];
-        let position = list.len();
-        list.push(entry);
-        // There are no more blocks than nodes.
-        position as u32
+    fn pop_head(&mut self, bin: usize, second: u32) {
+        let (row, _) = split(bin);
+        self.heads[row] = second;
+        self.rows &= !(u32::from(second == NO_NODE) << row);
     }
 
-    /// Takes a block out. Returns its stamp, and the node that stands in its place now; that may be
-    /// its own.
-    #[inline]
-    pub(super) fn remove(&mut self, place: Place) -> (usize, u32) {
-        if place.position == VICTIM {
-            let Entry { node, stamp, .. } = self.victim;
-            self.victim = NO_ENTRY;
-            return (stamp, node);
+    fn count_in(&mut self) {
+        self.blocks += 1;
+    }
+
+    fn count_out(&mut self) {
+        self.blocks -= 1;
+        if self.blocks == 0 {
+            self.stamps = Stamps::NONE;
         }
-        let (stamp, moved, empty) = self.pull(place);
-        let (row, column) = split(place.bin);
-        let columns = self.columns[row] & !(u64::from(empty) << column);
-        self.columns[row] = columns;
-        self.rows &= !(u32::from(columns == 0) << row);
-        (stamp, moved)
     }
 
-    /// Takes a block out of its bin's list. Returns its stamp, the node that stands in its place, and
-    /// whether the list is empty now.
+    fn note(&mut self, stamp: usize) {
+        self.stamps.note(stamp);
+    }
+
+    fn set_oldest(&mut self, stamp: usize) {
+        self.stamps.oldest = stamp;
+    }
+
+    fn blocks(&self) -> u32 {
+        self.blocks
+    }
+
+    fn summary(&self, _: &[BlockNode]) -> Summary {
+        let top = self.at_or_below(ROWS - 1);
+        let largest = top.map_or(0, |row| largest_of((row << MANTISSA) + COLUMNS - 1));
+        let Stamps { oldest, latest } = self.stamps;
+        Summary { largest, oldest, latest }
+    }
+}
+
+/// A list for each bin.
+#[derive(Debug)]
+pub(super) struct Table {
+    stamps: Stamps,
+    blocks: u32,
+    /// A bit for each row that has blocks.
+    rows: u32,
+    /// A bit for each bin that has blocks, by row.
+    columns: [u32; ROWS],
+    heads: [u32; BINS],
+}
+
+impl Table {
+    pub(super) const EMPTY: Self = Self {
+        stamps: Stamps::NONE,
+        blocks: 0,
+        rows: 0,
+        columns: [0; ROWS],
+        heads: [NO_NODE; BINS],
+    };
+}
+
+impl FreeLists for Table {
     #[inline]
-    fn pull(&mut self, place: Place) -> (usize, u32, bool) {
-        let list = &mut self.bins[place.bin % BINS];
-        let last = list.len() - 1;
-        let moved = list[last].node;
-        let stamp = list[place.position as usize].stamp;
-        list[place.position as usize] = list[last];
-        list.truncate(last);
-        (stamp, moved, last == 0)
+    fn list_of(&self, bin: usize) -> usize {
+        bin
     }
 
     #[inline]
-    pub(super) fn entry(&self, place: Place) -> &Entry {
-        if place.position == VICTIM {
-            return &self.victim;
-        }
-        &self.bins[place.bin % BINS][place.position as usize]
+    fn head(&self, list: usize) -> u32 {
+        self.heads[list % BINS]
     }
 
-    /// Gives a block that stays in its place another size, and at least this stamp.
     #[inline]
-    pub(super) fn change(&mut self, place: Place, units: u32, stamp: usize) {
-        self.latest = self.latest.max(stamp);
-        let entry = match place.position {
-            VICTIM => &mut self.victim,
-            position => &mut self.bins[place.bin % BINS][position as usize],
-        };
-        entry.units = units;
-        entry.stamp = entry.stamp.max(stamp);
-    }
-
-    /// Takes a block from one bin to another, with at least this stamp. Returns its position there, and the
-    /// node that stands in its old place now; that may be its own.
-    #[inline]
-    pub(super) fn shift(&mut self, place: Place, bin: usize, mut entry: Entry) -> (u32, u32) {
-        self.latest = self.latest.max(entry.stamp);
-        let (stamp, moved, empty) = self.pull(place);
-        entry.stamp = entry.stamp.max(stamp);
-        let ((from, column), (to, new)) = (split(place.bin), split(bin));
-        let columns = self.columns[from] & !(u64::from(empty) << column);
-        self.columns[from] = columns;
-        self.columns[to] |= 1 << new;
-        self.rows = self.rows & !(u32::from(columns == 0) << from) | 1 << to;
-        (self.push(bin, entry), moved)
-    }
-
-    /// The first bin at or above this one that has blocks.
-    #[inline]
-    pub(super) fn at_or_above(&self, bin: usize) -> Option<usize> {
-        if bin >= BINS {
+    fn at_or_above(&self, list: usize) -> Option<usize> {
+        if list >= BINS {
             return None;
         }
-        let (row, column) = split(bin);
-        let here = self.columns[row] & (u64::MAX << column);
+        let (row, column) = split(list);
+        let here = self.columns[row] & (u32::MAX << column);
         if here != 0 {
             return Some((row << MANTISSA) + here.trailing_zeros() as usize);
         }
@@ -232,104 +387,66 @@ impl Bins {
         Some((row << MANTISSA) + self.columns[row % ROWS].trailing_zeros() as usize)
     }
 
-    /// Upper bound on the units of a block; exact if 0.
-    pub(super) fn largest_bound(&self) -> u32 {
-        self.top().map_or(0, largest_of).max(self.victim.units)
+    fn at_or_below(&self, list: usize) -> Option<usize> {
+        let (row, column) = split(list);
+        if let Some(column) = bit_at_or_below(self.columns[row], column) {
+            return Some((row << MANTISSA) + column);
+        }
+        let row = bit_at_or_below(self.rows, row.checked_sub(1)?)?;
+        Some((row << MANTISSA) + bit_at_or_below(self.columns[row], COLUMNS - 1)?)
     }
 
-    /// The highest bin that has blocks.
-    pub(super) fn top(&self) -> Option<usize> {
-        self.at_or_below(BINS - 1)
-    }
-
-    /// The last bin at or below this one that has blocks.
-    pub(super) fn at_or_below(&self, bin: usize) -> Option<usize> {
+    #[inline]
+    fn push_head(&mut self, bin: usize, node: u32) -> u32 {
         let (row, column) = split(bin);
-        let here = self.columns[row] & (u64::MAX >> (63 - column));
-        if here != 0 {
-            return Some((row << MANTISSA) + here.ilog2() as usize);
+        self.rows |= 1 << row;
+        self.columns[row] |= 1 << column;
+        std::mem::replace(&mut self.heads[bin % BINS], node)
+    }
+
+    #[inline(always)]
+    fn pop_head(&mut self, bin: usize, second: u32) {
+        self.heads[bin % BINS] = second;
+        if second != NO_NODE {
+            return;
         }
-        let row = (self.rows & !(u32::MAX << row)).checked_ilog2()? as usize;
-        Some((row << MANTISSA) + self.columns[row].checked_ilog2()? as usize)
-    }
-
-    /// Of the last `probes` blocks of a bin, the smallest with at least this size that is accepted.
-    #[inline]
-    pub(super) fn best(
-        &self,
-        bin: usize,
-        units: u32,
-        probes: usize,
-        accept: impl Fn(&Entry) -> bool,
-    ) -> Option<Fit> {
-        let list = self.in_bin(bin);
-        let first = list.len().saturating_sub(probes);
-        // A block that is too small, or not accepted, counts as worse than all others. Without a branch:
-        // which of them is the best is unpredictable.
-        let none = u64::from(u32::MAX - units) + 1;
-        let (mut excess, mut best) = (none, 0);
-        for (position, entry) in list[first..].iter().enumerate() {
-            let over = u64::from(entry.units.wrapping_sub(units));
-            let better = (over < excess) & accept(entry);
-            excess = if better { over } else { excess };
-            best = if better { position } else { best };
+        let (row, column) = split(bin);
+        let columns = self.columns[row] & !(1 << column);
+        self.columns[row] = columns;
+        if columns == 0 {
+            self.rows &= !(1 << row);
         }
-        let place = Place { bin, position: (first + best) as u32 };
-        (excess != none).then_some(Fit { excess: excess as u32, place })
     }
 
-    /// The better fit: this one, or the victim.
     #[inline]
-    pub(super) fn better_fit(
-        &self,
-        fit: Option<Fit>,
-        units: u32,
-        accept: impl Fn(&Entry) -> bool,
-    ) -> Option<Fit> {
-        let excess = self.victim.units.checked_sub(units).filter(|_| accept(&self.victim));
-        let Some(excess) = excess else { return fit };
-        let victim = Fit { excess, place: Place { bin: 0, position: VICTIM } };
-        Some(fit.filter(|fit| fit.excess <= excess).unwrap_or(victim))
+    fn count_in(&mut self) {
+        self.blocks += 1;
     }
 
-    /// The best fit of all blocks with these units, which are not 0, and a stamp of at most `upto`.
-    pub(super) fn best_upto(&self, units: u32, upto: usize) -> Option<Place> {
-        let accept = |entry: &Entry| entry.stamp <= upto;
-        let bins = std::iter::successors(self.at_or_above(bin_of(units)), |&bin| {
-            self.at_or_above(bin + 1)
-        });
-        let fit = bins.filter_map(|bin| self.best(bin, units, usize::MAX, accept)).next();
-        self.better_fit(fit, units, accept).map(|fit| fit.place)
+    #[inline]
+    fn count_out(&mut self) {
+        self.blocks -= 1;
+        if self.blocks == 0 {
+            self.stamps = Stamps::NONE;
+        }
     }
 
-    /// The largest block with a stamp of at most `latest`.
-    pub(super) fn largest(&self, latest: usize) -> Option<Place> {
-        let in_bins = self.filled_down().find_map(|bin| {
-            let entries = (0..).zip(self.in_bin(bin)).filter(|(_, entry)| entry.stamp <= latest);
-            let (position, _) = entries.max_by_key(|(_, entry)| entry.units)?;
-            Some(Place { bin, position })
-        });
-        let victim = (self.victim.units != 0 && self.victim.stamp <= latest)
-            .then_some(Place { bin: 0, position: VICTIM });
-        in_bins.into_iter().chain(victim).max_by_key(|&place| self.entry(place).units)
+    #[inline]
+    fn note(&mut self, stamp: usize) {
+        self.stamps.note(stamp);
     }
 
-    /// Every block, those of the bins of the largest sizes first.
-    pub(super) fn entries(&self) -> impl Iterator<Item = &Entry> {
-        self.victim().into_iter().chain(self.filled_down().flat_map(|bin| self.in_bin(bin)))
+    fn set_oldest(&mut self, stamp: usize) {
+        self.stamps.oldest = stamp;
     }
 
-    fn filled_down(&self) -> impl Iterator<Item = usize> {
-        std::iter::successors(self.top(), |&bin| self.at_or_below(bin.checked_sub(1)?))
+    fn blocks(&self) -> u32 {
+        self.blocks
     }
 
-    /// The blocks of one bin.
-    pub(super) fn in_bin(&self, bin: usize) -> &[Entry] {
-        &self.bins[bin % BINS]
-    }
-
-    /// The victim.
-    pub(super) fn victim(&self) -> Option<&Entry> {
-        Some(&self.victim).filter(|victim| victim.units != 0)
+    fn summary(&self, _: &[BlockNode]) -> Summary {
+        let largest = self.at_or_below(BINS - 1).map_or(0, largest_of);
+        let Stamps { oldest, latest } = self.stamps;
+        Summary { largest, oldest, latest }
     }
 }

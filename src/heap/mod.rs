@@ -8,8 +8,8 @@
 //! | `address_map.rs` | hash tables by address |
 //! | `types.rs` | the numbers that go in and come out |
 //! | `nodes.rs` | a slab of nodes, one for each block |
-//! | `bins.rs`, `tag_bins.rs` | free blocks by size; the bins of each tag |
-//! | `merge.rs` | blocks that go into bins and out of them, and merge |
+//! | `bins.rs`, `tag_bins.rs` | free blocks by size; which tag has which |
+//! | `merge.rs` | blocks that go into lists and out of them, and merge |
 //! | `spans.rs` | where the heap's address ranges begin and end |
 //! | `allocate.rs`, `moves.rs` | [`Heap`]: allocate and free; memory that comes, leaves or changes its tag |
 

@@ -1,9 +1,9 @@
 //! Memory that comes to the heap, leaves it, or changes its tag.
 
 use super::allocate::Heap;
-use super::bins::{Bins, bin_of};
-use super::merge::place_of;
-use super::nodes::{BlockNode, NodeState};
+use super::bins::{all, bin_of, list, remove};
+use super::merge::resize;
+use super::nodes::{BORDER, BlockNode, LIVE};
 use super::spans::Span;
 use super::types::{COMPLETE, Piece, Tag};
 
@@ -40,10 +40,9 @@ impl Heap {
         self.nodes.link(low, above);
         // A block whose turn is still to come is live, so no other merges with it.
         let mut node = self.nodes[below].next;
-        let set = self.tag_bins.make(tag);
         for _ in 0..blocks {
             let next = self.nodes[node].next;
-            self.binned(set).give(node, tag, stamp);
+            self.give(node, tag, stamp);
             node = next;
         }
     }
@@ -83,7 +82,7 @@ impl Heap {
 
     /// A ring of no blocks.
     fn new_border(&mut self) -> u32 {
-        let block = BlockNode { state: NodeState::Border, ..BlockNode::live(0, 0, 0, 0) };
+        let block = BlockNode { bin: BORDER, ..BlockNode::live(0, 0, 0, 0) };
         let border = self.nodes.take(block);
         self.nodes.link(border, border);
         border
@@ -92,8 +91,8 @@ impl Heap {
     /// Takes the span of addresses that lies between two neighbours in a ring out of the heap.
     fn close(&mut self, below: u32, above: u32, start: u64, end: u64) {
         let Some((first, span)) = self.spans.below(start) else { return };
-        let bottom = self.nodes[below].state == NodeState::Border;
-        let top = self.nodes[above].state == NodeState::Border;
+        let bottom = self.nodes[below].bin == BORDER;
+        let top = self.nodes[above].bin == BORDER;
         if bottom {
             self.spans.remove(first);
         } else {
@@ -113,26 +112,47 @@ impl Heap {
             }
         }
         self.total_bytes -= end - start;
+        if self.total_bytes == 0 {
+            // Whatever the heap was, it costs nothing now.
+            self.nodes.clear();
+            self.tag_bins.clear();
+        }
     }
 
     /// Free memory of `from` with a stamp of at most `upto` becomes free memory of `to` with this
     /// stamp, and merges there. O(blocks of `from`). Returns how many blocks moved.
     pub(crate) fn retag(&mut self, from: Tag, upto: usize, to: Tag, stamp: usize) -> usize {
-        let moved = self.nodes_of(from, upto);
-        let Some(set) = self.tag_bins.place(from) else { return 0 };
+        let moved = self.nodes_upto(from, upto);
         for &node in &moved {
-            self.binned(set).remove(node);
-            // The bins of `from` may become those of `to`, with the last block only.
-            let set = self.tag_bins.make(to);
-            self.binned(set).give(node, to, stamp);
+            self.remove(from, node);
+            self.give(node, to, stamp);
         }
         moved.len()
     }
 
-    /// The free blocks of a tag with a stamp of at most `upto`.
-    fn nodes_of(&self, tag: Tag, upto: usize) -> Vec<u32> {
-        let entries = self.tag_bins.get(tag).into_iter().flat_map(Bins::entries);
-        entries.filter(|entry| entry.stamp <= upto).map(|entry| entry.node).collect()
+    /// Takes a free block of a tag out of its list: it is live.
+    fn remove(&mut self, tag: Tag, node: u32) {
+        let mut nodes = self.nodes.view();
+        remove(self.tag_bins.make(tag), &mut nodes, node);
+        nodes[node].bin = LIVE;
+        self.tag_bins.settle(tag, &mut self.nodes);
+    }
+
+    /// The free blocks of a tag with a stamp of at most `upto`, which the caller takes out.
+    fn nodes_upto(&mut self, tag: Tag, upto: usize) -> Vec<u32> {
+        let mut moved = Vec::new();
+        let mut oldest = usize::MAX;
+        let Some(lists) = self.tag_bins.get(tag) else { return moved };
+        for (node, block) in all(lists, self.nodes.all()) {
+            if block.stamp <= upto {
+                moved.push(node);
+            } else {
+                oldest = oldest.min(block.stamp);
+            }
+        }
+        // Without this each look at what is ready would go through all again, in vain.
+        self.tag_bins.make(tag).set_oldest(oldest);
+        moved
     }
 
     /// Cuts free memory of `tag` with a stamp of at most `upto` out of this heap: at least `least`
@@ -152,17 +172,16 @@ impl Heap {
         if most == 0 || !self.nodes.room_for(1) {
             return None;
         }
-        let bins = self.tag_bins.get(tag)?;
-
-        let place = bins.best_upto(least.max(1), upto).or_else(|| bins.largest(upto))?;
-        let node = bins.entry(place).node;
+        let every = (usize::MAX, usize::MAX, 0);
+        let fit = self.find_any(tag, least.max(1), 1, upto, every).map(|(node, _)| node);
+        let node = fit.or_else(|| self.largest(self.tag_bins.get(tag)?, upto))?;
         Some(self.extract_node(node, most))
     }
 
     /// Cuts all free memory of `tag` with a stamp of at most `upto` out. O(blocks of the tag), each
     /// O(log pieces).
     pub(crate) fn extract_all(&mut self, tag: Tag, upto: usize, into: &mut Vec<Piece>) {
-        for node in self.nodes_of(tag, upto) {
+        for node in self.nodes_upto(tag, upto) {
             if self.nodes.room_for(1) {
                 into.push(self.extract_node(node, u32::MAX));
             }
@@ -171,24 +190,20 @@ impl Heap {
 
     /// Cuts a free block out, or that many units from its low end.
     fn extract_node(&mut self, node: u32, most: u32) -> Piece {
-        let BlockNode { address, units, prev, next, tag, .. } = self.nodes[node];
+        let BlockNode { address, units, prev, next, tag, stamp, .. } = self.nodes[node];
         let cut = units.min(most);
         let bytes = u64::from(cut) << self.unit_shift;
         let upstream_block = self.spans.below(address).map_or(0, |(_, span)| span.upstream_block);
-        let set = self.tag_bins.make(tag);
-        let stamp;
         let above = if cut == units {
-            stamp = self.binned(set).remove(node);
+            self.remove(tag, node);
             self.nodes.release(node);
             // Out of the ring first, so that a border can be put in its place.
             self.nodes.link(prev, next);
             next
         } else {
-            let place = place_of(&self.nodes[node]);
-            stamp = self.tag_bins[set].entry(place).stamp;
-            let mut binned = self.binned(set);
-            binned.nodes[node].address += bytes;
-            binned.resize(node, place, units - cut, 0);
+            let (lists, mut nodes) = (self.tag_bins.make(tag), self.nodes.view());
+            nodes[node].address += bytes;
+            resize(lists, &mut nodes, node, units - cut);
             node
         };
         self.close(prev, above, address, address + bytes);
@@ -222,7 +237,7 @@ impl Heap {
         while left != 0 {
             let block = &self.nodes[node];
             let size = u64::from(block.units) << self.unit_shift;
-            if block.state != NodeState::Free || block.tag != COMPLETE || size > left {
+            if !block.is_free() || block.tag != COMPLETE || size > left {
                 return false;
             }
             left -= size;
@@ -244,9 +259,9 @@ impl Heap {
     /// The complete block of this address and size.
     fn found(&self, address: u64, bytes: u64) -> Option<u32> {
         let units = u32::try_from(bytes >> self.unit_shift).ok()?;
-        let bins = self.tag_bins.get(COMPLETE)?;
-        let mut entries = bins.victim().into_iter().chain(bins.in_bin(bin_of(units)));
-        let found = |node: u32| self.nodes[node].address == address;
-        entries.find(|entry| entry.units == units && found(entry.node)).map(|entry| entry.node)
+        let lists = self.tag_bins.get(COMPLETE)?;
+        let head = lists.head(lists.list_of(bin_of(units)));
+        let found = |block: &BlockNode| block.units == units && block.address == address;
+        list(self.nodes.all(), head).find(|(_, block)| found(block)).map(|(node, _)| node)
     }
 }

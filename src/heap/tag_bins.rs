@@ -1,97 +1,139 @@
-//! Which tag has which bins.
+//! Which tag has which free blocks.
 
-use super::bins::Bins;
-use super::types::{COMPLETE, Tag};
+use super::bins::{FreeLists, OneList, Rows, Summary, Table, all, insert};
+use super::nodes::Nodes;
+use super::types::Tag;
+use std::collections::BTreeMap;
 
-/// No bins: of a tag that has no free blocks, or never had.
-const NO_SET: u32 = u32::MAX;
+/// Blocks of a tag up to which it has one list, and from which it has one again.
+const ONE_LIST: (u32, u32) = (8, 4);
+/// Blocks of a tag up to which it has a list for each row, and from which it has those again.
+const ROWS: (u32, u32) = (128, 96);
 
-/// Bins by tag. Tags are many, and those that have blocks at one time are few. A set of bins that ran
-/// empty serves another tag, so there are about as many sets as tags that had blocks at once.
+/// The free blocks of one tag, in as much memory as they are worth.
+#[derive(Debug)]
+pub(super) enum Bins {
+    OneList(OneList),
+    Rows(Box<Rows>),
+    Table(Box<Table>),
+}
+
+impl Bins {
+    const EMPTY: Self = Self::OneList(OneList::EMPTY);
+
+    fn lists(&self) -> &dyn FreeLists {
+        match self {
+            Self::OneList(list) => list,
+            Self::Rows(rows) => &**rows,
+            Self::Table(table) => &**table,
+        }
+    }
+
+    fn lists_mut(&mut self) -> &mut (dyn FreeLists + 'static) {
+        match self {
+            Self::OneList(list) => list,
+            Self::Rows(rows) => &mut **rows,
+            Self::Table(table) => &mut **table,
+        }
+    }
+
+    /// Empty ones of the kind that so many blocks are worth, if this is not that kind.
+    fn other(&self, blocks: u32) -> Option<Self> {
+        match self {
+            Self::OneList(_) if blocks > ONE_LIST.0 => Some(Self::Rows(Box::new(Rows::EMPTY))),
+            Self::Rows(_) if blocks > ROWS.0 => Some(Self::Table(Box::new(Table::EMPTY))),
+            Self::Rows(_) if blocks < ONE_LIST.1 => Some(Self::EMPTY),
+            Self::Table(_) if blocks < ROWS.1 => Some(Self::Rows(Box::new(Rows::EMPTY))),
+            _ => None,
+        }
+    }
+}
+
+/// Bins by tag. Those of the heap's own tag are a table from the first block on until the heap has no
+/// memory; a tag without blocks has nothing.
 #[derive(Debug)]
 pub(super) struct TagBins {
-    /// The place of a tag's bins in `sets`.
-    index: Vec<u32>,
-    sets: Vec<Bins>,
+    pub(super) own_tag: Tag,
+    own: Option<Box<Table>>,
+    others: BTreeMap<Tag, Bins>,
 }
 
 impl TagBins {
-    pub(super) fn new() -> Self {
-        Self { index: vec![0], sets: vec![Bins::new(COMPLETE)] }
+    pub(super) fn new(own_tag: Tag) -> Self {
+        Self { own_tag, own: None, others: BTreeMap::new() }
     }
 
-    pub(super) fn get(&self, tag: Tag) -> Option<&Bins> {
-        self.sets.get(self.place(tag)?)
-    }
-
-    /// Where a tag's bins are, for `[]`.
+    /// The table of the heap's own tag, if it has had blocks.
     #[inline]
-    pub(super) fn place(&self, tag: Tag) -> Option<usize> {
-        self.index.get(usize::from(tag)).filter(|&&set| set != NO_SET).map(|&set| set as usize)
+    pub(super) fn own(&mut self) -> Option<&mut Table> {
+        self.own.as_deref_mut()
     }
 
-    /// Where a tag's bins are; made if it has none.
+    /// The same if the tag is the heap's own.
     #[inline]
-    pub(super) fn make(&mut self, tag: Tag) -> usize {
-        match self.place(tag) {
-            Some(set) => set,
-            None => self.assign(tag),
+    pub(super) fn own_of(&mut self, tag: Tag) -> Option<&mut Table> {
+        if tag == self.own_tag { self.own() } else { None }
+    }
+
+    pub(super) fn get(&self, tag: Tag) -> Option<&dyn FreeLists> {
+        if tag == self.own_tag {
+            return self.own.as_deref().map(|table| table as &dyn FreeLists);
+        }
+        self.others.get(&tag).map(Bins::lists)
+    }
+
+    /// A tag's lists, made if it has none. [`settle`](Self::settle) has to follow.
+    pub(super) fn make(&mut self, tag: Tag) -> &mut (dyn FreeLists + 'static) {
+        if tag == self.own_tag {
+            return &mut **self.own.get_or_insert_with(|| Box::new(Table::EMPTY));
+        }
+        self.others.entry(tag).or_insert(Bins::EMPTY).lists_mut()
+    }
+
+    /// Gives the lists of a tag the kind that its blocks are worth.
+    pub(super) fn settle(&mut self, tag: Tag, nodes: &mut Nodes) {
+        if tag == self.own_tag {
+            return;
+        }
+        let Some(bins) = self.others.get_mut(&tag) else { return };
+        let blocks = bins.lists().blocks();
+        if blocks == 0 {
+            self.others.remove(&tag);
+        } else if let Some(mut other) = bins.other(blocks) {
+            let moved: Vec<u32> = all(bins.lists(), nodes.all()).map(|(node, _)| node).collect();
+            for node in moved {
+                insert(other.lists_mut(), &mut nodes.view(), node);
+            }
+            *bins = other;
         }
     }
 
-    #[cold]
-    fn assign(&mut self, tag: Tag) -> usize {
-        if self.index.len() <= usize::from(tag) {
-            self.index.resize(usize::from(tag) + 1, NO_SET);
-        }
-        // The first set stays with complete memory, which most allocations come from.
-        let found = self.sets.iter().skip(1).position(|bins| bins.is_empty());
-        let set = match found {
-            Some(before) => {
-                let bins = &mut self.sets[before + 1];
-                self.index[usize::from(bins.tag)] = NO_SET;
-                bins.tag = tag;
-                before + 1
+    /// Forgets the table of the heap's own tag, which has no blocks.
+    pub(super) fn clear(&mut self) {
+        self.own = None;
+    }
+
+    pub(super) fn summary(&self, tag: Tag, nodes: &Nodes) -> Summary {
+        self.get(tag).map_or(Summary::EMPTY, |lists| lists.summary(nodes.all()))
+    }
+
+    /// The tags that have blocks, and those. O(tags).
+    pub(super) fn filled(&self) -> impl Iterator<Item = (Tag, &dyn FreeLists)> {
+        let own = self.get(self.own_tag).filter(|lists| lists.blocks() != 0);
+        let others = self.others.iter().map(|(&tag, bins)| (tag, bins.lists()));
+        own.into_iter().map(|lists| (self.own_tag, lists)).chain(others)
+    }
+
+    /// The first tag after this one that has blocks; without one, the heap's own comes first.
+    pub(super) fn next_filled(&self, after: Option<Tag>) -> Option<Tag> {
+        let first = match after {
+            None if self.get(self.own_tag).is_some_and(|lists| lists.blocks() != 0) => {
+                return Some(self.own_tag);
             }
-            None => {
-                self.sets.push(Bins::new(tag));
-                self.sets.len() - 1
-            }
+            None => 0,
+            Some(tag) if tag == self.own_tag => 0,
+            Some(tag) => tag.checked_add(1)?,
         };
-        // There are no more sets than tags, and a tag has 16 bits.
-        self.index[usize::from(tag)] = set as u32;
-        set
-    }
-
-    /// The bins that have blocks. O(sets).
-    pub(super) fn filled(&self) -> impl Iterator<Item = &Bins> {
-        self.sets.iter().filter(|bins| !bins.is_empty())
-    }
-
-    /// The first place, from this one on, whose bins have blocks, and their tag.
-    pub(super) fn filled_at_or_after(&self, place: usize) -> Option<(usize, Tag)> {
-        let sets = self.sets.iter().enumerate().skip(place);
-        sets.filter(|(_, bins)| !bins.is_empty()).map(|(place, bins)| (place, bins.tag)).next()
-    }
-
-    #[cfg(test)]
-    pub(super) fn sets(&self) -> usize {
-        self.sets.len()
-    }
-}
-
-impl std::ops::Index<usize> for TagBins {
-    type Output = Bins;
-
-    #[inline]
-    fn index(&self, set: usize) -> &Bins {
-        &self.sets[set]
-    }
-}
-
-impl std::ops::IndexMut<usize> for TagBins {
-    #[inline]
-    fn index_mut(&mut self, set: usize) -> &mut Bins {
-        &mut self.sets[set]
+        self.others.range(first..).next().map(|(&tag, _)| tag)
     }
 }

@@ -42,5 +42,4 @@ pub(crate) struct HeapStats {
     pub(crate) free_bytes: u64,
     pub(crate) live_bytes: u64,
     pub(crate) live_blocks: usize,
-    pub(crate) free_blocks: usize,
 }

@@ -43,7 +43,7 @@ pub(super) struct Slab {
 impl SlabHeap {
     pub(super) fn new() -> Self {
         Self {
-            heap: Heap::new(UNIT_SHIFT),
+            heap: Heap::new(UNIT_SHIFT, COMPLETE),
             nodes: AddressMap::default(),
             slabs: BTreeMap::new(),
             statistics: PinnedPoolStatistics::default(),

@@ -1,15 +1,19 @@
 //! Allocation and free: from a thread's magazine, which is the warm way, and past it.
 
-use super::block::{Block, GRAPH_BIT, POOL_SHIFT, SlotId, UNIT_SHIFT, node_of};
+use super::block::{Block, GRAPH_BIT, POOL_SHIFT, SlotId, UNIT_SHIFT, node_of, owner_of};
 use super::core::Pool;
 use super::local::{self, OnThreadExit};
 use super::magazine::{Cached, Limits, Magazine};
+use super::remote_frees::Freed;
 use super::request::Request;
 use super::slot::report;
 use super::upstream::{Failure, Upstream};
 use crate::debug_log::{defer_events, emit_deferred, event};
 use crate::heap::NotLive;
 use crate::sync::{Arc, Weak};
+
+/// Bytes of a unit.
+const UNIT: u64 = 1 << UNIT_SHIFT;
 
 impl<U: Upstream> Pool<U> {
     /// A block that the calling thread keeps ready for the stream: no lock, no driver call. `None`
@@ -35,6 +39,61 @@ impl<U: Upstream> Pool<U> {
         }
     }
 
+    /// What `warm` makes of the block of [`allocate_cached`](Self::allocate_cached); else what `past` makes of
+    /// the thread's magazine of the stream, if its table has one.
+    #[inline(always)]
+    pub fn allocate_cached_or<R>(
+        &self,
+        stream_id: u64,
+        bytes: usize,
+        align: u64,
+        warm: impl FnOnce(Block) -> R,
+        past: impl FnOnce(Option<&Magazine>) -> R,
+    ) -> R {
+        let units = self.aligned_units(bytes).filter(|_| align <= self.settings.alignment);
+        let Some(units) = units else { return past(None) };
+        // SAFETY: `past` cannot keep the reference, and uses it before it looks for a magazine; the table
+        // gives a thread its own magazines, and `pop` enters none.
+        unsafe {
+            local::find_in_table_or_none(self.id, stream_id, |magazine| {
+                let cached = magazine.and_then(|magazine| {
+                    magazine.try_with_fast(|classes| classes.pop(units)).flatten()
+                });
+                match cached {
+                    Some(cached) => warm(Self::warm(cached, units)),
+                    None => past(magazine),
+                }
+            })
+        }
+    }
+
+    /// A block of the stream's own heap, by the thread's magazine of the stream, which has none of the
+    /// size. `None` where that takes more.
+    #[inline(always)]
+    pub fn allocate_own(
+        &self,
+        magazine: &Magazine,
+        stream_id: u64,
+        bytes: usize,
+        align: u64,
+    ) -> Option<Block> {
+        let units = self.aligned_units(bytes).filter(|&units| units != 0)?;
+        // Heaps align to a unit. A stream in capture has its magazines suspended, one that is gone has them
+        // retired.
+        if align > UNIT || self.settings.alignment > UNIT || !magazine.is_open() {
+            return None;
+        }
+        let slot_id = magazine.slot() as SlotId;
+        let slot = self.slot(slot_id).filter(|slot| slot.recording_graph() == 0)?;
+        let (node, address) = slot.allocate_own(units)?;
+        // SAFETY: the table gives a thread its own magazines, and `is_missed_again` enters none.
+        let again = unsafe { magazine.try_with_fast(|classes| classes.is_missed_again(units)) };
+        if again == Some(true) {
+            self.note_miss(magazine, stream_id, units);
+        }
+        Some(self.make_block(slot_id, node, address, units))
+    }
+
     #[inline(always)]
     fn warm(Cached { address, token }: Cached, units: u32) -> Block {
         Block { address, bytes: (units as usize) << UNIT_SHIFT, token }
@@ -52,6 +111,11 @@ impl<U: Upstream> Pool<U> {
         let Some(units) = self.aligned_units(bytes) else { return Err(Failure::Exhausted(None)) };
         // SAFETY: used before anything else looks for a magazine.
         let in_table = unsafe { local::find(self.id, stream_id) };
+        if let Some(magazine) = in_table
+            && let Some(block) = self.allocate_own(magazine, stream_id, bytes, align)
+        {
+            return Ok(block);
+        }
         // SAFETY: the same.
         let magazine = in_table.or_else(|| unsafe { local::find_in_list(self.id, stream_id) });
         // What the warm way leaves to this one.
@@ -117,22 +181,59 @@ impl<U: Upstream> Pool<U> {
         report(freed);
     }
 
-    /// Frees a block into the thread's magazine. Returns it if the magazine does not take it.
+    /// Frees a block into the thread's magazine of the stream. `past` gets a block that the magazine does
+    /// not take, and the magazine if the thread's table has it.
     ///
     /// # Safety
     ///
     /// As [`deallocate`](Self::deallocate).
     #[inline(always)]
-    pub unsafe fn deallocate_to_cache(&self, stream_id: u64, block: Block) -> Result<(), Block> {
-        // SAFETY: the reference is gone when this returns; the table gives a thread its own magazines,
-        // and `push` enters none.
-        let cached = unsafe {
-            local::find_in_table_then(self.id, stream_id, |magazine| {
-                let (units, cached) = self.cacheable(&block)?;
-                magazine.try_with_fast(|classes| classes.push(units, cached))?.ok()
-            })
+    pub unsafe fn deallocate_to_cache(
+        &self,
+        stream_id: u64,
+        block: Block,
+        past: impl FnOnce(Block, Option<&Magazine>),
+    ) {
+        // SAFETY: `past` cannot keep the reference, and uses it before it looks for a magazine; the table
+        // gives a thread its own magazines, and `push` enters none.
+        unsafe {
+            local::find_in_table_or_none(self.id, stream_id, |magazine| {
+                let pushed = magazine.and_then(|magazine| {
+                    let (units, cached) = self.cacheable(&block)?;
+                    magazine.try_with_fast(|classes| classes.push(units, cached))?.ok()
+                });
+                if pushed.is_none() {
+                    past(block, magazine);
+                }
+            });
+        }
+    }
+
+    /// Frees a block to the stream's own heap, if it is of that, after the thread's magazine of the stream
+    /// did not take it. Returns whether it did; else that takes more.
+    ///
+    /// # Safety
+    ///
+    /// As [`deallocate`](Self::deallocate).
+    #[inline(always)]
+    pub unsafe fn deallocate_own(&self, magazine: &Magazine, block: &Block) -> bool {
+        let slot_id = magazine.slot() as SlotId;
+        let Some((units, Cached { token, .. })) = self.cacheable(block) else { return false };
+        if owner_of(token) != slot_id {
+            return false;
+        }
+        let Some(slot) = self.slot(slot_id).filter(|slot| slot.recording_graph() == 0) else {
+            return false;
         };
-        cached.ok_or(block)
+        // To its heap what lies in a magazine is live. A stream in capture has its magazines suspended.
+        // SAFETY: the table gives a thread its own magazines, and `holds` enters none.
+        let held = unsafe { magazine.try_with_fast(|classes| classes.holds(units, token)) };
+        if held != Some(false) {
+            return false;
+        }
+        let stamp = slot.epochs.current();
+        report(slot.free(Freed { node: node_of(token), freed_by: slot_id, stamp }));
+        true
     }
 
     /// A block as a magazine takes it: of this pool, and of no graph.
@@ -161,7 +262,13 @@ impl<U: Upstream> Pool<U> {
         }
         // SAFETY: used before anything else looks for a magazine.
         let in_table = unsafe { local::find(self.id, stream_id) };
-        // SAFETY: the same.
+        if let Some(magazine) = in_table
+            // SAFETY: the caller's promise.
+            && unsafe { self.deallocate_own(magazine, &block) }
+        {
+            return;
+        }
+        // SAFETY: as above.
         let magazine = in_table.or_else(|| unsafe { local::find_in_list(self.id, stream_id) });
         if let Some(magazine) = magazine
             && let Some((units, cached)) = self.cacheable(&block)

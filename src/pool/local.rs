@@ -151,18 +151,30 @@ pub(crate) unsafe fn find_in_table_then<'a, R>(
     stream: u64,
     body: impl FnOnce(&'a Magazine) -> Option<R>,
 ) -> Option<R> {
-    let look = |table: &[Cell<Entry>; TABLE_SIZE]| {
-        let found = table[index(pool, stream)].get();
-        // One branch for both: they are right together, all but always.
-        if (found.pool ^ pool) | (found.stream ^ stream) != 0 {
-            return None;
-        }
-        // SAFETY: this thread's list owns the magazine. Only `find_or_make` and the thread's end take
-        // one off the list, and they take it off the table first.
-        body(unsafe { &*found.magazine })
-    };
+    // SAFETY: the caller's promise.
+    unsafe { find_in_table_or_none(pool, stream, |magazine| body(magazine?)) }
+}
+
+/// As [`find_in_table_then`], and `body` is called without a magazine where the table has none.
+///
+/// # Safety
+///
+/// As [`find`].
+#[inline(always)]
+pub(crate) unsafe fn find_in_table_or_none<'a, R>(
+    pool: u64,
+    stream: u64,
+    body: impl FnOnce(Option<&'a Magazine>) -> R,
+) -> R {
     // The table has no destructor, so it is always there.
-    TABLE.try_with(look).ok()?
+    let found = TABLE.try_with(|table| table[index(pool, stream)].get()).unwrap_or(NO_ENTRY);
+    // One branch for both: they are right together, all but always.
+    if (found.pool ^ pool) | (found.stream ^ stream) != 0 {
+        return body(None);
+    }
+    // SAFETY: this thread's list owns the magazine. Only `find_or_make` and the thread's end take one off
+    // the list, and they take it off the table first.
+    body(Some(unsafe { &*found.magazine }))
 }
 
 /// As [`find`], past the table: in the thread's list, which has all. Puts it in the table.

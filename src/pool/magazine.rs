@@ -154,28 +154,38 @@ impl SizeClasses {
     /// Whether the block is inside, among those of its size.
     #[inline]
     pub fn holds(&self, units: u32, token: u64) -> bool {
-        let class = &self.classes[class_place(units)];
-        let blocks = class.blocks.iter().take(class.length as usize);
-        class.units == units && blocks.into_iter().any(|other| other.token == token)
+        let class = &self.classes[class_hash(units)];
+        if class.units != units {
+            return false;
+        }
+        class.blocks.iter().take(class.length as usize).any(|other| other.token == token)
     }
 
     /// Notes that this size was missed. The second miss in a row gives it the class, which keeps its next
     /// frees. Blocks that have to make room go to `evicted`.
     #[inline]
     pub fn note_miss(&mut self, units: u32, evicted: impl FnMut(Cached)) {
-        let class = &mut self.classes[class_place(units)];
+        if self.is_missed_again(units) {
+            self.assign_class(units, evicted);
+        }
+    }
+
+    /// Whether this miss gives the size its class: [`note_miss`](Self::note_miss) does. Else notes the miss.
+    #[inline]
+    pub fn is_missed_again(&mut self, units: u32) -> bool {
+        let class = &mut self.classes[class_hash(units)];
         if class.units == units {
-            return;
+            return false;
         }
         if class.missed != units {
             class.missed = units;
-            return;
+            return false;
         }
         if class.backoff > 0 {
             class.backoff -= 1;
-            return;
+            return false;
         }
-        self.assign_class(units, evicted);
+        true
     }
 
     #[cold]
@@ -233,9 +243,11 @@ impl SizeClasses {
 
     /// Whether the owner has to list it now: it may get blocks, and is not listed yet.
     pub fn mark_listed_if_needed(&mut self) -> bool {
-        let to_list = self.sized != 0 && !self.listed;
-        self.listed |= to_list;
-        to_list
+        if self.listed || self.sized == 0 {
+            return false;
+        }
+        self.listed = true;
+        true
     }
 
     /// Notes that the owner has taken it off the list, empty.
@@ -294,6 +306,12 @@ impl Magazine {
     #[inline]
     pub fn slot(&self) -> u32 {
         self.slot
+    }
+
+    /// Whether [`try_with_fast`](Self::try_with_fast) would let its owner in, as of some moment.
+    #[inline(always)]
+    pub fn is_open(&self) -> bool {
+        self.classes.is_open_to(OWNER)
     }
 
     /// The contents, for the owner. `None` while a revoker keeps it out.

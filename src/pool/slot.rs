@@ -6,7 +6,7 @@ use super::magazine::Magazine;
 use super::remote_frees::{Freed, RemoteFrees};
 use super::upstream::Upstream;
 use crate::debug_log::{DeferEvents, defer_events_under_lock, emit_deferred, event};
-use crate::heap::{Heap, NotLive, Taken};
+use crate::heap::{Heap, Node, NotLive, Taken};
 use crate::sync::trusted;
 use crate::sync::{Arc, AtomicUsize, Mutex, MutexGuard, Ordering};
 use std::ops::{Deref, DerefMut};
@@ -56,7 +56,7 @@ impl<U: Upstream> Slot<U> {
             epochs: StreamEpochs::new(stream),
             magazines: Mutex::new(Vec::new()),
             remote_frees: RemoteFrees::new(),
-            heap: Mutex::new(Heap::new(UNIT_SHIFT)),
+            heap: Mutex::new(Heap::new(UNIT_SHIFT, id)),
             populated: trusted::AtomicBool::new(false),
             shared_heap_may_have_free: trusted::AtomicBool::new(false),
             captured: AtomicUsize::new(0),
@@ -85,14 +85,23 @@ impl<U: Upstream> Slot<U> {
     }
 
     /// A block of the stream's own free memory.
-    #[inline]
     pub(super) fn allocate(&self, units: u32, align: u64) -> Option<Taken> {
         self.heap().allocate(self.id, units, align, usize::MAX)
     }
 
+    /// A block of the stream's own free memory, aligned to a unit: its node and its address. Gives up
+    /// sooner than [`allocate`](Self::allocate): where another thread has the heap, too.
+    #[inline(always)]
+    pub(super) fn allocate_own(&self, units: u32) -> Option<(Node, u64)> {
+        if !self.remote_frees.is_empty() {
+            return None;
+        }
+        self.heap.try_lock()?.allocate_own(units)
+    }
+
     /// Frees a block of this heap by its own stream. Where another thread has the heap the free is a
     /// remote one: a free waits for no lock. An error is for [`report`].
-    #[inline]
+    #[inline(always)]
     pub(super) fn free(&self, freed: Freed) -> Result<(), NotLive> {
         let Freed { node, freed_by, stamp } = freed;
         match self.heap.try_lock() {

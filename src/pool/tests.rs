@@ -133,9 +133,9 @@ impl Fixture {
     fn free(&self, stream: &Stream, block: Block) {
         // SAFETY: the block is the pool's and live, and nothing ever uses it.
         unsafe {
-            if let Err(block) = self.pool.deallocate_to_cache(stream.id, block) {
+            self.pool.deallocate_to_cache(stream.id, block, |block, _| {
                 self.pool.deallocate(stream, stream.id, block);
-            }
+            });
         }
     }
 

@@ -9,6 +9,7 @@ use crate::debug_log::{POOL, deferred_event};
 use crate::driver::{is_forked_child, not_forked};
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout};
+use crate::pool::magazine::Magazine;
 use crate::pool::{Block, Failure, Pool};
 use crate::stream::Stream;
 use crate::sync::Arc;
@@ -163,6 +164,42 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
         Arc::as_ptr(&self.pool).cast()
     }
 
+    /// The rest of [`allocate`](DeviceResource::allocate), with the thread's magazine of the stream if its
+    /// table has it.
+    #[inline(never)]
+    fn allocate_past(
+        &self,
+        stream: &Stream,
+        layout: DeviceLayout,
+        magazine: Option<&Magazine>,
+    ) -> Result<DeviceBlock> {
+        let (bytes, alignment) = (layout.bytes(), layout.alignment() as u64);
+        // A forked child's table has no magazine. A tool is told of each block.
+        if let Some(magazine) = magazine
+            && self.pool.upstream().sanitizer.is_none()
+            && let Some(block) = self.pool.allocate_own(magazine, stream.id(), bytes, alignment)
+        {
+            return Ok(device_block(block));
+        }
+        self.allocate_cold(stream, layout)
+    }
+
+    /// The rest of [`deallocate`](DeviceResource::deallocate), likewise.
+    ///
+    /// # Safety
+    ///
+    /// As [`DeviceResource::deallocate`].
+    #[inline(never)]
+    unsafe fn deallocate_past(&self, stream: &Stream, block: Block, magazine: Option<&Magazine>) {
+        let magazine = magazine.filter(|_| self.pool.upstream().sanitizer.is_none());
+        // SAFETY: the caller's promise.
+        unsafe {
+            if !magazine.is_some_and(|magazine| self.pool.deallocate_own(magazine, &block)) {
+                self.deallocate_cold(stream, block);
+            }
+        }
+    }
+
     /// As [`allocate`](DeviceResource::allocate), after [`allocate_cached`](Self::allocate_cached).
     #[inline(never)]
     pub(super) fn allocate_cold(
@@ -303,21 +340,21 @@ unsafe impl<U: DeviceResource + 'static> DeviceResource for PoolResource<U> {
 
     #[inline(always)]
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
-        match self.allocate_cached(stream, layout.bytes(), layout.alignment()) {
-            Some(block) => Ok(block),
-            None => self.allocate_cold(stream, layout),
-        }
+        let (bytes, alignment) = (layout.bytes(), layout.alignment() as u64);
+        let warm = |block| Ok(device_block(block));
+        let past = |magazine: Option<&Magazine>| self.allocate_past(stream, layout, magazine);
+        self.pool.allocate_cached_or(stream.id(), bytes, alignment, warm, past)
     }
 
     #[inline(always)]
     unsafe fn deallocate(&self, stream: &Stream, block: DeviceBlock) {
         let (address, bytes, token) = (block.address(), block.bytes(), block.token());
+        let block = Block { address, bytes, token };
         // SAFETY: the caller's promise.
         unsafe {
-            let warm = self.pool.deallocate_to_cache(stream.id(), Block { address, bytes, token });
-            if let Err(block) = warm {
-                self.deallocate_cold(stream, block);
-            }
+            self.pool.deallocate_to_cache(stream.id(), block, |block, magazine| {
+                self.deallocate_past(stream, block, magazine);
+            });
         }
     }
 }

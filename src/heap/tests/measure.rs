@@ -67,7 +67,7 @@ fn single(pairs: usize) -> Figures {
         let node = take(&mut heap, units);
         heap.free(black_box(node), COMPLETE, 0).unwrap();
     });
-    assert_eq!(heap.stats().free_blocks, 1);
+    assert_eq!(heap.free_blocks(), 1);
     figures
 }
 

@@ -28,7 +28,7 @@ pub(super) fn measuring() -> bool {
 
 /// A heap of 256 B units with one free range of complete memory.
 pub(super) fn heap_of(units: u64) -> Heap {
-    let mut heap = Heap::new(8);
+    let mut heap = Heap::new(8, COMPLETE);
     heap.add(COMPLETE, Piece { upstream_block: 0, address: 1 << 40, bytes: units << 8, stamp: 0 });
     heap
 }

@@ -21,9 +21,12 @@ enum Step {
     CutWrongly { at: usize, units: usize, range: u32 },
 }
 
+/// Few tags, small and large.
+fn tag() -> impl Strategy<Value = Tag> {
+    prop_oneof![4 => Just(COMPLETE), 2 => Just(1), 2 => Just(2), 1 => Just(4000)]
+}
+
 fn step() -> impl Strategy<Value = Step> {
-    // Few tags, small and large.
-    let tag = || prop_oneof![4 => Just(COMPLETE), 2 => Just(1), 2 => Just(2), 1 => Just(4000)];
     let upto = || prop_oneof![2 => Just(usize::MAX), 1 => 0..40usize];
     let stamp = || prop_oneof![15 => 0..40usize, 1 => Just(usize::MAX)];
     let at = || 0..RANGES * RANGE_UNITS;
@@ -56,9 +59,9 @@ struct Pair {
 }
 
 impl Pair {
-    fn new(shift: u32, base: u64) -> Self {
+    fn new(shift: u32, own: Tag, base: u64) -> Self {
         let model = Model::new(shift, base, RANGES, RANGE_UNITS);
-        Self { heap: Heap::new(shift), model, live: Vec::new(), made: 0 }
+        Self { heap: Heap::new(shift, own), model, live: Vec::new(), made: 0 }
     }
 
     fn add(&mut self, start: usize, units: usize, tag: Tag, stamp: usize) {
@@ -233,7 +236,7 @@ impl Pair {
         self.check();
         let stretches = self.heap.spans.all().count();
         let account = self.heap.stats();
-        assert_eq!((account.free_blocks, account.live_blocks), (stretches, 0));
+        assert_eq!((self.heap.free_blocks(), account.live_blocks), (stretches, 0));
         // And when what is away comes, each range is.
         let (mut unit, mut all) = (0, 0);
         while unit < self.model.len() {
@@ -246,7 +249,7 @@ impl Pair {
             unit += count.max(1);
         }
         self.check();
-        assert_eq!(self.heap.stats().free_blocks, RANGES, "{all} units came back");
+        assert_eq!(self.heap.free_blocks(), RANGES, "{all} units came back");
         for range in 0..RANGES {
             let address = self.model.address(range * RANGE_UNITS);
             let bytes = (RANGE_UNITS as u64) << self.model.shift;
@@ -262,10 +265,11 @@ proptest! {
     #[test]
     fn every_call_does_what_the_model_does(
         pinned in any::<bool>(),
+        own in tag(),
         steps in prop::collection::vec(step(), 1..250),
     ) {
         // The base is odd in units, so that alignments are the address's and not the range's.
-        let mut pair = if pinned { Pair::new(6, 0x7f00_0040) } else { Pair::new(8, 0x7f00_0300) };
+        let mut pair = if pinned { Pair::new(6, own, 0x7f00_0040) } else { Pair::new(8, own, 0x7f00_0300) };
         for step in &steps {
             pair.apply(step);
             pair.check();

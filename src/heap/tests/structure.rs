@@ -1,8 +1,7 @@
 //! What always holds inside of a heap, read from its rings and bins.
 
-use crate::heap::bins::{bin_of, largest_of};
-use crate::heap::merge::place_of;
-use crate::heap::nodes::{BlockNode, NodeState};
+use crate::heap::bins::{all, bin_of, down, list, up};
+use crate::heap::nodes::{BINS, BORDER, BlockNode, LIVE, NO_NODE};
 use crate::heap::{Heap, Tag};
 use std::collections::BTreeSet;
 
@@ -19,7 +18,7 @@ pub(super) fn walk(heap: &Heap) -> (Vec<Free>, Vec<Live>) {
         assert!(start >= end_of_last, "spans overlap");
         assert!(start < span.end, "an empty span");
         end_of_last = span.end;
-        assert_eq!(heap.nodes[span.border].state, NodeState::Border);
+        assert_eq!(heap.nodes[span.border].bin, BORDER);
         let (mut address, mut at) = (start, span.border);
         let mut last: Option<BlockNode> = None;
         loop {
@@ -32,19 +31,16 @@ pub(super) fn walk(heap: &Heap) -> (Vec<Free>, Vec<Live>) {
             let bytes = u64::from(block.units) << heap.unit_shift;
             assert_eq!(block.address, address, "a gap or an overlap in a ring");
             assert_ne!(bytes, 0, "an empty block");
-            match block.state {
-                NodeState::Live => live.push((span.upstream_block, address, bytes)),
-                NodeState::Free => {
-                    let tag = block.tag;
-                    let entry = heap.tag_bins.get(tag).unwrap().entry(place_of(&block));
-                    assert_eq!((entry.node, entry.units), (node, block.units));
-                    free.push((span.upstream_block, address, bytes, tag, entry.stamp));
-                    if let Some(last) = last.filter(|last| last.state == NodeState::Free) {
-                        let fits = last.units.checked_add(block.units).is_some();
-                        assert!(last.tag != tag || !fits, "neighbours that did not merge");
-                    }
+            if block.is_free() {
+                assert_eq!(usize::from(block.bin), bin_of(block.units));
+                free.push((span.upstream_block, address, bytes, block.tag, block.stamp));
+                if let Some(last) = last.filter(BlockNode::is_free) {
+                    let fits = last.units.checked_add(block.units).is_some();
+                    assert!(last.tag != block.tag || !fits, "neighbours that did not merge");
                 }
-                state => panic!("a {state:?} node in a ring"),
+            } else {
+                assert_eq!(block.bin, LIVE, "no block in a ring");
+                live.push((span.upstream_block, address, bytes));
             }
             last = Some(block);
             address += bytes;
@@ -52,49 +48,50 @@ pub(super) fn walk(heap: &Heap) -> (Vec<Free>, Vec<Live>) {
         }
         assert_eq!(address, span.end, "a ring ends before its span does");
     }
-    bins(heap, &free);
+    lists(heap, &free);
     let account = heap.stats();
     let (free_bytes, live_bytes) =
         (free.iter().map(|block| block.2).sum::<u64>(), live.iter().map(|block| block.2).sum());
     assert_eq!((account.free_bytes, account.live_bytes), (free_bytes, live_bytes));
-    assert_eq!((account.free_blocks, account.live_blocks), (free.len(), live.len()));
+    assert_eq!((heap.free_blocks(), account.live_blocks), (free.len(), live.len()));
     assert_eq!(account.total_bytes, free_bytes + live_bytes);
     assert_eq!(heap.largest_free(), free.iter().map(|block| block.2).max().unwrap_or(0));
     (free, live)
 }
 
-/// The bins hold the free blocks and nothing else, and their bitmaps say so.
-fn bins(heap: &Heap, free: &[Free]) {
+/// The lists hold the free blocks and nothing else, and their bitmaps say so.
+fn lists(heap: &Heap, free: &[Free]) {
     let tags: BTreeSet<Tag> = free.iter().map(|block| block.3).collect();
     let said: Vec<Tag> = heap.tags().collect();
     assert_eq!(said.len(), tags.len(), "a tag twice, or without blocks");
     assert_eq!(said.into_iter().collect::<BTreeSet<_>>(), tags);
     for &tag in &tags {
-        let bins = heap.tag_bins.get(tag).unwrap();
-        assert_eq!(bins.tag, tag);
-        for entry in bins.entries() {
-            assert_eq!(heap.nodes[entry.node].tag, tag);
-            assert!(entry.stamp <= heap.latest_bound(tag));
-            assert!(entry.units <= heap.largest_bound(tag));
-        }
-        let mut count = bins.victim().into_iter().count();
-        let mut bin = 0;
-        let last = bin_of(u32::MAX);
-        while let Some(at) = bins.at_or_above(bin) {
-            assert!((bin..at).all(|bin| bins.in_bin(bin).is_empty()), "a bin without its bit");
-            assert_eq!(bins.at_or_below(at), Some(at));
-            assert!(!bins.in_bin(at).is_empty(), "a bit without blocks");
-            for entry in bins.in_bin(at) {
-                assert_eq!(bin_of(entry.units), at);
+        let lists = heap.tag_bins.get(tag).unwrap();
+        let mut count = 0;
+        let filled: Vec<usize> = up(lists, 0).collect();
+        for at in 0..BINS {
+            let has = filled.contains(&at);
+            if lists.list_of(BINS - 1) >= at {
+                assert_eq!(lists.head(at) != NO_NODE, has, "a bit that is wrong");
+                assert_eq!(lists.at_or_below(at) == Some(at), has);
+            }
+            let mut newer = NO_NODE;
+            for (node, block) in
+                has.then(|| list(heap.nodes.all(), lists.head(at))).into_iter().flatten()
+            {
+                assert_eq!((block.tag, block.newer), (tag, newer));
+                assert_eq!(lists.list_of(bin_of(block.units)), at);
+                assert!((heap.oldest_bound(tag)..=heap.latest_bound(tag)).contains(&block.stamp));
+                assert!(block.units <= heap.largest_bound(tag));
+                newer = node;
                 count += 1;
             }
-            bin = at + 1;
         }
-        assert!((bin..=last).all(|bin| bins.in_bin(bin).is_empty()));
-        let top = bins.top().map_or(0, largest_of);
-        assert_eq!(heap.largest_bound(tag), bins.victim().map_or(top, |kept| top.max(kept.units)));
-        assert_eq!((count, bins.blocks()), (bins.blocks(), bins.entries().count()));
+        assert!(down(lists).eq(filled.into_iter().rev()));
+        assert_eq!((count, all(lists, heap.nodes.all()).count()), (lists.blocks() as usize, count));
         assert_eq!(count, free.iter().filter(|block| block.3 == tag).count());
     }
-    assert_eq!((heap.largest_bound(Tag::MAX), heap.latest_bound(Tag::MAX)), (0, 0));
+    let none =
+        (heap.largest_bound(Tag::MAX), heap.oldest_bound(Tag::MAX), heap.latest_bound(Tag::MAX));
+    assert_eq!(none, (0, usize::MAX, 0));
 }
