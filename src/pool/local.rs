@@ -4,14 +4,15 @@
 use super::magazine::Magazine;
 use crate::driver::forget_in_child;
 use crate::heap::AddressHasher;
-use crate::sync::{Arc, Weak, thread_local};
+use crate::sync::{Arc, MODELLED, Weak, thread_local};
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
 use std::ptr;
 
-/// Entries of the table.
-const TABLE_SIZE: usize = 64;
+/// Entries of the table: a thread that uses more streams in turn looks them up in its list. Memory of the
+/// thread, which its entries alone make resident. A model's threads use few.
+const TABLE_SIZE: usize = if MODELLED { 16 } else { 1024 };
 
 /// A pool, for a thread that ends.
 pub(crate) trait OnThreadExit: Send + Sync {
@@ -60,11 +61,11 @@ impl List {
     /// Takes one in. Returns those that are done with where a sweep is due: when there are twice as many
     /// as after the last one, so that sweeping costs each a constant.
     fn add(&mut self, entry: ListEntry) -> Vec<ListEntry> {
-        // The table may name a magazine that the sweep takes.
-        clear_table();
         let dead = if self.owned.len() < self.sweep_at.max(MIN_SWEEP) {
             Vec::new()
         } else {
+            // The table may name a magazine that the sweep takes.
+            self.clear_table();
             let dead = self.sweep();
             self.sweep_at = self.owned.len() * 2;
             dead
@@ -72,6 +73,14 @@ impl List {
         self.places.insert((entry.pool, entry.stream), self.owned.len());
         self.owned.push(entry);
         dead
+    }
+
+    /// Takes the thread's magazines off its table, and so touches no memory of it that they do not.
+    fn clear_table(&self) {
+        let _ = TABLE.try_with(|table| {
+            let places = self.owned.iter().map(|owned| index(owned.pool, owned.stream));
+            places.for_each(|place| table[place].set(NO_ENTRY));
+        });
     }
 
     fn sweep(&mut self) -> Vec<ListEntry> {
@@ -93,7 +102,7 @@ impl Drop for List {
     fn drop(&mut self) {
         // What is freed from here on, by destructors that run later, goes to the heap.
         let _ = DISABLED.try_with(|closed| closed.set(true));
-        clear_table();
+        self.clear_table();
         self.stocked.clear();
         for owned in self.owned.drain(..) {
             if let Some(owner) = owned.owner.upgrade() {
@@ -115,16 +124,11 @@ fn index(pool: u64, stream: u64) -> usize {
     (pool ^ stream) as usize % TABLE_SIZE
 }
 
-/// Empties the calling thread's table: the next lookups go to the list.
-fn clear_table() {
-    let _ = TABLE.try_with(|table| table.iter().for_each(|entry| entry.set(NO_ENTRY)));
-}
-
 /// Runs first in the child of a fork, on its one thread.
 fn disable_in_child() {
     // The thread may be inside of a call that would fill the table again.
     let _ = DISABLED.try_with(|closed| closed.set(true));
-    clear_table();
+    let _ = TABLE.try_with(|table| table.iter().for_each(|entry| entry.set(NO_ENTRY)));
 }
 
 /// The calling thread's magazine of this pool and stream, if the table has it. It has none in the
