@@ -85,7 +85,7 @@ impl<U: Upstream> Pool<U> {
     /// A block that needs no wait, wherever another thread or a merge has made one.
     pub(super) fn take_without_wait(&self, request: &Request<'_, U>) -> Option<TakenBlock> {
         let found = self.take_own(request).or_else(|| self.refill_from_shared(request));
-        found.or_else(|| self.scan(request, &mut Candidates::default()))
+        found.or_else(|| self.scan(request, &mut Candidates::default(), usize::MAX))
     }
 
     /// Makes the request's stream wait for all that freed memory in one heap, so that all of it there

@@ -79,7 +79,9 @@ pub struct Pool<U: Upstream> {
     pub(super) streams: Mutex<Streams>,
     /// Where the next scan for abandoned streams begins.
     pub(super) next_scan: trusted::AtomicUsize,
-    populated: Populated,
+    pub(super) populated: Populated,
+    /// Where among those the next scan for free memory begins.
+    pub(super) next_source: trusted::AtomicUsize,
     /// The count of misses from which on caches are flushed again for growth.
     pub(super) next_flush: trusted::AtomicUsize,
     pub(super) reclaim_lock: Mutex<()>,
@@ -119,6 +121,7 @@ impl<U: Upstream> Pool<U> {
                 streams: Mutex::default(),
                 next_scan: trusted::AtomicUsize::new(0),
                 populated: Populated::default(),
+                next_source: trusted::AtomicUsize::new(0),
                 next_flush: trusted::AtomicUsize::new(0),
                 reclaim_lock: Mutex::new(()),
                 growth_lock: ReentrantMutex::new(()),

@@ -11,6 +11,9 @@ use super::upstream::{Failure, Upstream, count};
 /// How often a miss looks for memory to wait for, while other threads take what it sees.
 const WAIT_ATTEMPTS: usize = 3;
 
+/// Tags of heaps that a miss looks at for memory that needs no wait. The next one goes on behind them.
+const SCAN_LIMIT: usize = 128;
+
 impl<U: Upstream> Pool<U> {
     /// Memory for a stream whose own free memory did not serve.
     #[cold]
@@ -20,7 +23,8 @@ impl<U: Upstream> Pool<U> {
             return Err(Failure::Captured);
         }
         let ready = self
-            .flush_thread_if_mergeable(request)
+            .take_from_recent_owners(request)
+            .or_else(|| self.flush_thread_if_mergeable(request))
             .or_else(|| self.refill_from_shared(request))
             .or_else(|| self.poll_and_coalesce_own(request));
         if let Some(found) = ready {
@@ -30,7 +34,8 @@ impl<U: Upstream> Pool<U> {
         self.run_steps(request, |step| {
             if matches!(step, MissStep::Complete | MissStep::Ordered)
                 && seen.is_none()
-                && let Some(found) = self.scan(request, seen.insert(Candidates::default()))
+                && let Some(found) =
+                    self.scan(request, seen.insert(Candidates::default()), SCAN_LIMIT)
             {
                 return Ok(Some(found));
             }
@@ -59,7 +64,7 @@ impl<U: Upstream> Pool<U> {
             // Since the last scan growth may have flushed caches, and another thread may have made its
             // stream own what was seen.
             let mut seen = Candidates::default();
-            let found = match self.scan(request, &mut seen) {
+            let found = match self.scan(request, &mut seen, usize::MAX) {
                 None if seen.is_empty() => break,
                 None => self.steal_one_with_wait(request, &seen)?,
                 found => found,
@@ -127,6 +132,15 @@ impl<U: Upstream> Pool<U> {
             (None, Some(error)) if !U::is_exhausted(&error) => Err(Failure::Upstream(error)),
             (None, error) => Err(Failure::Exhausted(error)),
         }
+    }
+
+    /// Memory that the stream freed into another's heap.
+    fn take_from_recent_owners(&self, request: &Request<'_, U>) -> Option<TakenBlock> {
+        let Request { slot, units, align, .. } = *request;
+        slot.recent_owners.iter().find_map(|owner| {
+            let taken = self.slot(owner)?.heap().allocate(slot.id, units, align, usize::MAX)?;
+            Some(TakenBlock { owner, freed_by: slot.id, taken })
+        })
     }
 
     /// Flushes the calling thread's own magazines, if their blocks could serve together and none could

@@ -42,6 +42,7 @@ pub(crate) mod magazine;
 mod miss;
 mod miss_step;
 mod populated;
+mod recent_owners;
 mod remote_frees;
 mod request;
 mod settings;

@@ -3,6 +3,7 @@
 use super::block::{SHARED, SlotId, UNIT_SHIFT};
 use super::epochs::StreamEpochs;
 use super::magazine::Magazine;
+use super::recent_owners::RecentOwners;
 use super::remote_frees::{Freed, RemoteFrees};
 use super::upstream::Upstream;
 use crate::debug_log::{DeferEvents, defer_events_under_lock, emit_deferred, event};
@@ -23,8 +24,8 @@ pub(super) struct Slot<U: Upstream> {
     populated: trusted::AtomicBool,
     /// Whether the shared heap may have something, which spares its lock.
     shared_heap_may_have_free: trusted::AtomicBool,
-    /// The graph that the stream records. See the state table at
-    /// [`recording_graph`](Self::recording_graph).
+    pub(super) recent_owners: RecentOwners,
+    /// The graph that the stream records. See the state table at [`recording_graph`](Self::recording_graph).
     captured: AtomicUsize,
 }
 
@@ -59,6 +60,7 @@ impl<U: Upstream> Slot<U> {
             heap: Mutex::new(Heap::new(UNIT_SHIFT, id)),
             populated: trusted::AtomicBool::new(false),
             shared_heap_may_have_free: trusted::AtomicBool::new(false),
+            recent_owners: RecentOwners::default(),
             captured: AtomicUsize::new(0),
         }
     }

@@ -11,7 +11,7 @@ use super::slot::report;
 use super::upstream::{Failure, Upstream, count};
 use crate::debug_log::range;
 use crate::heap::Taken;
-use crate::sync::MODELLED;
+use crate::sync::{MODELLED, trusted};
 use std::time::{Duration, Instant};
 
 /// How often and how long the device is polled, at least, before the pool grows, which takes the host
@@ -53,14 +53,27 @@ impl Candidates {
 }
 
 impl<U: Upstream> Pool<U> {
-    /// Scans all heaps for memory that needs no wait, and notes where there is some that does.
+    /// Scans heaps for memory that needs no wait, and notes where there is some that does: all heaps, or
+    /// until so many tags were seen.
     pub(super) fn scan(
         &self,
         request: &Request<'_, U>,
         candidates: &mut Candidates,
+        limit: usize,
     ) -> Option<TakenBlock> {
         let Request { slot, units, align, .. } = *request;
-        self.find_populated(|source| {
+        let sources = self.populated.snapshot();
+        // Relaxed: where two begin at one place, one scans in vain.
+        let begin = self.next_source.load(trusted::Ordering::Relaxed);
+        let mut seen = 0;
+        for step in 0..sources.len() {
+            let place = (begin + step) % sources.len();
+            if seen >= limit {
+                self.next_source.store(place, trusted::Ordering::Relaxed);
+                break;
+            }
+            seen += 1;
+            let Some(source) = self.slot(sources[place]) else { continue };
             let mut heap = source.heap();
             let is_own = source.id == slot.id;
             if is_own && self.retag_ready_as_own(slot, &mut heap) {
@@ -73,6 +86,7 @@ impl<U: Upstream> Pool<U> {
                 self.retag_complete(source, &mut heap);
             }
             let found = heap.find_tag(|heap, tag| {
+                seen += 1;
                 if heap.largest_bound(tag) < units || tag == slot.id && is_own {
                     return None;
                 }
@@ -88,9 +102,11 @@ impl<U: Upstream> Pool<U> {
                 None
             });
             drop(heap);
-            let (freed_by, taken) = found?;
-            Some(self.count_steal(request, source.id, freed_by, taken, "ordered"))
-        })
+            if let Some((freed_by, taken)) = found {
+                return Some(self.count_steal(request, source.id, freed_by, taken, "ordered"));
+            }
+        }
+        None
     }
 
     /// Counts a steal and emits it. The caller has no lock of a slot.
@@ -102,6 +118,9 @@ impl<U: Upstream> Pool<U> {
         taken: Taken,
         how: &'static str,
     ) -> TakenBlock {
+        if owner != request.slot.id {
+            request.slot.recent_owners.insert(owner);
+        }
         if freed_by != request.slot.id {
             count(&self.counters().steals);
             let id_of = |record: &ClosedEpochs<U>| record.stream.as_ref().map(U::id);
