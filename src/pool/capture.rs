@@ -144,10 +144,12 @@ impl<U: Upstream> Pool<U> {
             let event = self.upstream.record(other, None)?;
             self.upstream.wait(stream, &event)?;
         }
+        let mut made = Vec::new();
         loop {
             let mut graphs = self.graphs.lock();
             let mut waits = graphs.waits_of(*graph);
-            waits.retain(|(source, stamp)| *stamp > self.ready_stamp(slot, *source));
+            // A wait that was made may have been forgotten since.
+            waits.retain(|wait| wait.1 > self.ready_stamp(slot, wait.0) && !made.contains(wait));
             if waits.is_empty() {
                 let free = graphs.end(*graph, slot_id, slot.epochs.current());
                 drop(graphs);
@@ -157,6 +159,7 @@ impl<U: Upstream> Pool<U> {
             drop(graphs);
             for (source, stamp) in waits {
                 self.make_wait(slot, stream, source, stamp)?;
+                made.push((source, stamp));
             }
         }
     }

@@ -22,10 +22,10 @@
 //! INV-POOL-2, *wait, then publish*: `ordered[S] >= e` of a stream is stored after that stream was made to
 //! wait for an event which covers `e`.
 
-use super::append_array::AppendArray;
 use super::block::SlotId;
+use super::ordered::Ordered;
 use super::upstream::{Counted, Failure, Upstream};
-use crate::sync::{Arc, AtomicUsize, CachePadded, MODELLED, Mutex, MutexGuard, Ordering, trusted};
+use crate::sync::{Arc, AtomicUsize, CachePadded, Mutex, MutexGuard, Ordering};
 use std::collections::VecDeque;
 
 /// Closed epochs whose events a stream keeps; a later event serves for an older epoch as well.
@@ -37,11 +37,8 @@ pub(super) struct StreamEpochs<U: Upstream> {
     current: CachePadded<AtomicUsize>,
     /// The last epoch that the device was seen to have passed.
     completed: AtomicUsize,
-    /// By slot: the last epoch of its stream that this one is ordered after.
-    ordered: AppendArray<AtomicUsize>,
-    /// The slots whose epoch there is not 0. One that is just being added may lack: a clock that
-    /// says less makes for a false wait, never a race.
-    sources: trusted::Mutex<Vec<SlotId>>,
+    /// What this stream is ordered after.
+    ordered: Ordered,
     record: Mutex<ClosedEpochs<U>>,
 }
 
@@ -53,8 +50,7 @@ pub(super) struct ClosedEpochs<U: Upstream> {
     spare: Vec<(U::Event, Clock)>,
 }
 
-/// Epochs by slot, of those slots alone that have one: streams are many, and few wait for many
-/// others.
+/// Epochs by slot.
 type Clock = Vec<(SlotId, usize)>;
 
 struct ClosedEpoch<E> {
@@ -74,8 +70,7 @@ impl<U: Upstream> StreamEpochs<U> {
         Self {
             current: CachePadded::new(AtomicUsize::new(FIRST_EPOCH)),
             completed: AtomicUsize::new(0),
-            ordered: AppendArray::new(),
-            sources: trusted::Mutex::new(Vec::new()),
+            ordered: Ordered::new(),
             record: Mutex::new(record),
         }
     }
@@ -95,28 +90,7 @@ impl<U: Upstream> StreamEpochs<U> {
 
     /// The last epoch of `source` that this stream is ordered after.
     pub(super) fn ordered_after(&self, source: SlotId) -> usize {
-        // Acquire: the wait that was published is enqueued before whatever the caller gives.
-        self.ordered.get(source as usize).map_or(0, |epoch| epoch.load(Ordering::Acquire))
-    }
-
-    fn raise_ordered_after(&self, source: SlotId, epoch: usize) {
-        if let Some(known) = self.ordered.get_or_make(source as usize)
-            // loom loses races of a write that its own thread's load comes before.
-            && (MODELLED || known.load(Ordering::Relaxed) < epoch)
-            // The first one of this source.
-            && known.fetch_max(epoch, Ordering::Release) == 0
-        {
-            self.sources.lock().push(source);
-        }
-    }
-
-    /// What this stream is ordered after now.
-    fn read_clock(&self, clock: &mut Clock) {
-        clock.clear();
-        clock.extend(self.sources.lock().iter().map(|source| (*source, 0)));
-        for (source, epoch) in clock {
-            *epoch = self.ordered_after(*source);
-        }
+        self.ordered.epoch_of(source)
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, ClosedEpochs<U>> {
@@ -163,7 +137,8 @@ impl<U: Upstream> StreamEpochs<U> {
         self.current.store(epoch + advance, Ordering::Relaxed);
         let (spare, clock) = record.spare.pop().unzip();
         let mut clock: Clock = clock.unwrap_or_default();
-        self.read_clock(&mut clock);
+        clock.clear();
+        clock.extend(self.ordered.iter());
         let event = Arc::new(upstream.record(stream, spare)?);
         record.closed.push_back(ClosedEpoch { epoch, event, clock });
         if record.closed.len() > RING {
@@ -237,12 +212,11 @@ impl<U: Upstream> StreamEpochs<U> {
         let Some(closed) = record.covering(stamp) else { return Err(Failure::Gone) };
         upstream.wait(stream, &closed.event)?;
         // INV-POOL-2: a thread that sees this may use the memory on `target` without a wait of its own.
-        target.raise_ordered_after(own, closed.epoch);
         for (source, epoch) in &closed.clock {
-            if *epoch > 0 {
-                target.raise_ordered_after(*source, *epoch);
-            }
+            target.ordered.raise(*source, *epoch);
         }
+        // Last, so that none of those takes its entry.
+        target.ordered.raise(own, closed.epoch);
         Ok(())
     }
 }

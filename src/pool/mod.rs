@@ -41,6 +41,7 @@ pub(crate) mod local;
 pub(crate) mod magazine;
 mod miss;
 mod miss_step;
+mod ordered;
 mod populated;
 mod recent_owners;
 mod remote_frees;
