@@ -223,6 +223,11 @@ impl<U: Upstream> Pool<U> {
         unsafe { Magazine::with_revoked(magazines.iter().map(|magazine| &**magazine), each) }
     }
 
+    /// Takes the magazines of all threads off their slots.
+    pub(super) fn take_magazines(&self) -> Vec<Arc<Magazine>> {
+        self.all_slots().flat_map(|slot| std::mem::take(&mut *slot.magazines.lock())).collect()
+    }
+
     /// Calls `each` for the magazines of all threads.
     pub(super) fn with_all_revoked(&self, each: impl FnMut(&Magazine, &mut SizeClasses)) {
         let reclaim = self.reclaim_lock.lock();

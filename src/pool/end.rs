@@ -35,10 +35,7 @@ impl<U: Upstream> Pool<U> {
     /// nothing changes hands there before its last work. What users still hold is leaked.
     fn close(&mut self) {
         self.free_deferred_graphs();
-        let magazines: Vec<_> = self
-            .all_slots()
-            .flat_map(|slot| slot.magazines.lock().drain(..).collect::<Vec<_>>())
-            .collect();
+        let magazines = self.take_magazines();
         {
             let reclaim = self.reclaim_lock.lock();
             // SAFETY: INV-POOL-4.

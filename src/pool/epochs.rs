@@ -176,6 +176,14 @@ impl<U: Upstream> StreamEpochs<U> {
         }
     }
 
+    /// Drops the events of epochs that the device has passed, and those that were kept to be used again.
+    pub(super) fn release_completed(&self, upstream: &Counted<U>) {
+        let mut record = self.lock();
+        self.poll(upstream, &mut record);
+        record.spare = Vec::new();
+        record.closed.shrink_to_fit();
+    }
+
     /// Blocks until the device has passed every epoch up to `stamp`. The lock is free meanwhile.
     pub(super) fn synchronize(
         &self,

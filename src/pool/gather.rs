@@ -3,6 +3,7 @@
 use super::block::{SHARED, SlotId};
 use super::core::Pool;
 use super::events::emit;
+use super::local;
 use super::request::{Request, TakenBlock};
 use super::upstream::{Failure, Upstream, count};
 use super::upstream_blocks::UpstreamBlock;
@@ -212,7 +213,11 @@ impl<U: Upstream> Pool<U> {
     pub fn trim(&self, keep: usize) -> Result<usize, Failure<U::Error>> {
         let _deferred = defer_events();
         let _range = range(c"pool: trim", keep);
-        self.flush_all();
+        if keep < self.reserved_bytes() {
+            self.retire_magazines()
+        } else {
+            self.flush_all()
+        }
         let mut failed = None;
         for source in self.stream_slots() {
             if source.recording_graph() != 0 {
@@ -233,10 +238,23 @@ impl<U: Upstream> Pool<U> {
             self.extract_upstream_blocks(&mut shared.heap(), keep)
         };
         let bytes = self.release_upstream(extracted);
+        self.stream_slots().for_each(|slot| slot.release_bookkeeping(&self.upstream));
         match failed {
             Some(error) if bytes == 0 => Err(error),
             _ => Ok(bytes),
         }
+    }
+
+    /// Empties every magazine of every thread for good: each thread makes those anew that it uses again.
+    fn retire_magazines(&self) {
+        {
+            let reclaim = self.reclaim_lock.lock();
+            let magazines = self.take_magazines();
+            // SAFETY: INV-POOL-4.
+            magazines.iter().for_each(|magazine| unsafe { magazine.retire() });
+            self.revoke(&reclaim, &magazines, |magazine, classes| self.drain(magazine, classes));
+        }
+        local::sweep();
     }
 
     /// Moves what is known to be complete from all heaps to the shared one.

@@ -61,14 +61,12 @@ impl List {
     /// Takes one in. Returns those that are done with where a sweep is due: when there are twice as many
     /// as after the last one, so that sweeping costs each a constant.
     fn add(&mut self, entry: ListEntry) -> Vec<ListEntry> {
-        let dead = if self.owned.len() < self.sweep_at.max(MIN_SWEEP) {
+        // A retired one is of a stream that is gone, or a trim has retired all.
+        let is_retired = self.get(entry.pool, entry.stream).is_some();
+        let dead = if self.owned.len() < self.sweep_at.max(MIN_SWEEP) && !is_retired {
             Vec::new()
         } else {
-            // The table may name a magazine that the sweep takes.
-            self.clear_table();
-            let dead = self.sweep();
-            self.sweep_at = self.owned.len() * 2;
-            dead
+            self.sweep()
         };
         self.places.insert((entry.pool, entry.stream), self.owned.len());
         self.owned.push(entry);
@@ -83,7 +81,10 @@ impl List {
         });
     }
 
+    /// Takes out those that are done with.
     fn sweep(&mut self) -> Vec<ListEntry> {
+        // The table may name one of them.
+        self.clear_table();
         let gone =
             |owned: &mut ListEntry| owned.magazine.is_retired() || owned.owner.strong_count() == 0;
         let dead = self.owned.extract_if(.., gone).collect();
@@ -94,6 +95,7 @@ impl List {
             magazines.retain(|magazine| !magazine.is_retired());
             !magazines.is_empty()
         });
+        self.sweep_at = self.owned.len() * 2;
         dead
     }
 }
@@ -252,6 +254,12 @@ pub(crate) fn find_or_make(
     }
     set_in_table(pool, stream, Arc::as_ptr(&magazine));
     Some(magazine)
+}
+
+/// Drops the calling thread's magazines that are retired, or whose pools are gone.
+pub(crate) fn sweep() {
+    let dead = LIST.try_with(|list| Some(list.try_borrow_mut().ok()?.sweep()));
+    drop(dead);
 }
 
 /// Notes that the thread's magazine of this pool and stream may hold blocks from now on.

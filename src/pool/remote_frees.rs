@@ -77,6 +77,16 @@ impl RemoteFrees {
         true
     }
 
+    /// Gives the memory of the links back.
+    ///
+    /// # Safety
+    ///
+    /// No block of the heap is live, and the caller holds the heap's lock: nobody pushes or drains.
+    pub unsafe fn clear(&self) {
+        // SAFETY: the caller's promise.
+        unsafe { self.links.clear() }
+    }
+
     /// Takes everything out. The caller holds the heap's lock, so a node comes out once before its
     /// block is handed out again.
     pub fn drain(&self, mut each: impl FnMut(Freed)) {

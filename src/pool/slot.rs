@@ -5,7 +5,7 @@ use super::epochs::StreamEpochs;
 use super::magazine::Magazine;
 use super::recent_owners::RecentOwners;
 use super::remote_frees::{Freed, RemoteFrees};
-use super::upstream::Upstream;
+use super::upstream::{Counted, Upstream};
 use crate::debug_log::{DeferEvents, defer_events_under_lock, emit_deferred, event};
 use crate::heap::{Heap, Node, NotLive, Taken};
 use crate::sync::trusted;
@@ -116,6 +116,17 @@ impl<U: Upstream> Slot<U> {
     #[inline]
     pub(super) fn push_remote(&self, freed: Freed) -> Result<(), NotLive> {
         if self.remote_frees.push(freed) { Ok(()) } else { Err(NotLive(freed.node)) }
+    }
+
+    /// Gives back the host memory that a slot without device memory can do without.
+    pub(super) fn release_bookkeeping(&self, upstream: &Counted<U>) {
+        let heap = self.heap();
+        if heap.stats().total_bytes == 0 {
+            // SAFETY: a heap without memory has no blocks, and its lock is held.
+            unsafe { self.remote_frees.clear() };
+        }
+        drop(heap);
+        self.epochs.release_completed(upstream);
     }
 
     /// Notes that the heap was given memory, whose lock the caller has. Returns whether it is the first.
