@@ -74,7 +74,7 @@ pub struct Pool<U: Upstream> {
     largest: u64,
     pub(super) upstream: Counted<U>,
     pub(super) settings: Settings,
-    pub(super) slots: AppendArray<OnceLock<Slot<U>>>,
+    pub(super) slots: AppendArray<OnceLock<Box<Slot<U>>>>,
     pub(super) slot_count: AtomicUsize,
     pub(super) streams: Mutex<Streams>,
     /// Where the next scan for abandoned streams begins.
@@ -104,9 +104,9 @@ pub(super) struct Streams {
 impl<U: Upstream> Pool<U> {
     pub fn new(upstream: U, settings: Settings) -> Arc<Self> {
         Arc::new_cyclic(|this| {
-            let slots = AppendArray::<OnceLock<Slot<U>>>::new();
+            let slots = AppendArray::<OnceLock<Box<Slot<U>>>>::new();
             if let Some(shared) = slots.get_or_make(SHARED as usize) {
-                let _ = shared.set(Slot::new(SHARED, None));
+                let _ = shared.set(Box::new(Slot::new(SHARED, None)));
             }
             let id = trusted::unique();
             Self {
@@ -154,7 +154,7 @@ impl<U: Upstream> Pool<U> {
 
     #[inline]
     pub(super) fn slot(&self, id: SlotId) -> Option<&Slot<U>> {
-        self.slots.get(id as usize)?.get()
+        self.slots.get(id as usize)?.get().map(|slot| &**slot)
     }
 
     pub(super) fn all_slots(&self) -> impl Iterator<Item = &Slot<U>> + Clone {

@@ -52,8 +52,9 @@ impl<U: Upstream> Pool<U> {
         let count = self.slot_count();
         let place = self.slots.get_or_make(count).filter(|_| count < SlotId::MAX as usize);
         let id = count as SlotId;
-        let _ =
-            place.ok_or(Failure::Crowded)?.set(Slot::new(id, Some(U::clone_pool_handle(stream))));
+        let _ = place
+            .ok_or(Failure::Crowded)?
+            .set(Box::new(Slot::new(id, Some(U::clone_pool_handle(stream)))));
         self.slot_count.store(count + 1, Ordering::Release);
         Ok(id)
     }

@@ -24,7 +24,9 @@ pub(crate) mod trusted {
     pub(crate) use crossbeam::channel;
     pub(crate) use crossbeam::utils::Backoff;
     pub(crate) use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
-    pub(crate) use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+    pub(crate) use std::sync::atomic::{
+        AtomicBool, AtomicPtr, AtomicU8, AtomicU16, AtomicU64, AtomicUsize, Ordering,
+    };
     pub(crate) use std::thread_local;
 
     #[cfg(not(aquifer_loom))]
