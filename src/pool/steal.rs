@@ -106,6 +106,7 @@ impl<U: Upstream> Pool<U> {
                 return Some(self.count_steal(request, source.id, freed_by, taken, "ordered"));
             }
         }
+        request.has_candidates.set(!candidates.is_empty());
         None
     }
 
