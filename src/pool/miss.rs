@@ -137,7 +137,7 @@ impl<U: Upstream> Pool<U> {
     /// Memory that the stream freed into another's heap.
     fn take_from_recent_owners(&self, request: &Request<'_, U>) -> Option<TakenBlock> {
         let Request { slot, units, align, .. } = *request;
-        slot.recent_owners.iter().find_map(|owner| {
+        slot.recent_owners.find_map(|owner| {
             let taken = self.slot(owner)?.heap().allocate(slot.id, units, align, usize::MAX)?;
             Some(TakenBlock { owner, freed_by: slot.id, taken })
         })

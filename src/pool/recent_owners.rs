@@ -12,18 +12,28 @@ const CAPACITY: usize = 16;
 pub(super) struct RecentOwners {
     owners: [AtomicU16; CAPACITY],
     next: AtomicU8,
+    /// Where the last look found some.
+    found: AtomicU8,
 }
 
 impl RecentOwners {
     pub(super) fn insert(&self, owner: SlotId) {
-        if !self.iter().any(|known| known == owner) {
+        if self.owners.iter().all(|known| known.load(Relaxed) != owner) {
             let place = self.next.fetch_add(1, Relaxed) as usize % CAPACITY;
             self.owners[place].store(owner, Relaxed);
         }
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = SlotId> + '_ {
-        let owners = self.owners.iter().map(|owner| owner.load(Relaxed));
-        owners.filter(|owner| *owner != SHARED)
+    /// What `find` returns for the first of them for which it returns some. The next look begins there.
+    pub(super) fn find_map<T>(&self, mut find: impl FnMut(SlotId) -> Option<T>) -> Option<T> {
+        let begin = self.found.load(Relaxed) as usize;
+        (begin..begin + CAPACITY).find_map(|at| {
+            let owner = self.owners[at % CAPACITY].load(Relaxed);
+            let found = if owner == SHARED { None } else { find(owner) };
+            if found.is_some() && at != begin {
+                self.found.store((at % CAPACITY) as u8, Relaxed);
+            }
+            found
+        })
     }
 }
