@@ -11,6 +11,9 @@ use super::upstream::{Failure, Upstream, count};
 /// How often a miss looks for memory to wait for, while other threads take what it sees.
 const WAIT_ATTEMPTS: usize = 3;
 
+/// Heaps of a pool up to which a miss counts what is free before it asks the device.
+const COUNT_LIMIT: usize = 16;
+
 /// Tags of heaps that a miss looks at for memory that needs no wait. The next one goes on behind them.
 const SCAN_LIMIT: usize = 128;
 
@@ -25,12 +28,17 @@ impl<U: Upstream> Pool<U> {
         let ready = self
             .take_from_recent_owners(request)
             .or_else(|| self.flush_thread_if_mergeable(request))
-            .or_else(|| self.refill_from_shared(request))
-            .or_else(|| self.poll_and_coalesce_own(request));
+            .or_else(|| self.refill_from_shared(request));
         if let Some(found) = ready {
             return Ok(found);
         }
-        let mut seen: Option<Candidates> = None;
+        let mut seen = None;
+        if let Ok(Some(found)) = self.steal_unpolled(request, &mut seen) {
+            return Ok(found);
+        }
+        if let Some(found) = self.poll_and_coalesce_own(request) {
+            return Ok(found);
+        }
         self.run_steps(request, |step| {
             if matches!(step, MissStep::Complete | MissStep::Ordered)
                 && seen.is_none()
@@ -53,6 +61,27 @@ impl<U: Upstream> Pool<U> {
                 _ => Ok(None),
             }
         })
+    }
+
+    /// Takes a block of another stream without a question to the device: one that needs no wait, or with
+    /// the wait where that comes before growth.
+    fn steal_unpolled(
+        &self,
+        request: &Request<'_, U>,
+        seen: &mut Option<Candidates>,
+    ) -> Result<Option<TakenBlock>, Failure<U::Error>> {
+        let has = |step| self.settings.steps.contains(&step);
+        if !has(MissStep::Ordered) || !has(MissStep::Wait) {
+            return Ok(None);
+        }
+        let seen = seen.insert(Candidates::default());
+        let found = self.scan(request, seen, SCAN_LIMIT);
+        // What is free is counted heap by heap.
+        if found.is_some() || seen.is_empty() || self.populated.snapshot().len() > COUNT_LIMIT {
+            return Ok(found);
+        }
+        let (wait_first, _) = self.wait_is_better_and_live(request.bytes());
+        if wait_first { self.steal_one_with_wait(request, seen) } else { Ok(None) }
     }
 
     /// Takes memory of other streams and makes the request's stream wait for it.

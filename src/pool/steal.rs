@@ -7,7 +7,7 @@ use super::events::emit;
 use super::miss_step::MissStep;
 use super::remote_frees::Freed;
 use super::request::{Request, TakenBlock};
-use super::slot::report;
+use super::slot::{Slot, report};
 use super::upstream::{Failure, Upstream, count};
 use crate::debug_log::range;
 use crate::heap::Taken;
@@ -61,7 +61,6 @@ impl<U: Upstream> Pool<U> {
         candidates: &mut Candidates,
         limit: usize,
     ) -> Option<TakenBlock> {
-        let Request { slot, units, align, .. } = *request;
         let sources = self.populated.snapshot();
         // Relaxed: where two begin at one place, one scans in vain.
         let begin = self.next_source.load(trusted::Ordering::Relaxed);
@@ -72,42 +71,55 @@ impl<U: Upstream> Pool<U> {
                 self.next_source.store(place, trusted::Ordering::Relaxed);
                 break;
             }
-            seen += 1;
             let Some(source) = self.slot(sources[place]) else { continue };
-            let mut heap = source.heap();
-            let is_own = source.id == slot.id;
-            if is_own && self.retag_ready_as_own(slot, &mut heap) {
-                let own = heap.allocate(slot.id, units, align, usize::MAX);
-                if let Some(taken) = own {
-                    return Some(TakenBlock { owner: slot.id, freed_by: slot.id, taken });
-                }
-            }
-            if !is_own {
-                self.retag_complete(source, &mut heap);
-            }
-            let found = heap.find_tag(|heap, tag| {
-                seen += 1;
-                if heap.largest_bound(tag) < units || tag == slot.id && is_own {
-                    return None;
-                }
-                let ready = self.ready_stamp(slot, tag);
-                let oldest = heap.oldest_bound(tag);
-                if oldest <= ready
-                    && let Some(taken) = heap.allocate(tag, units, align, ready)
-                {
-                    return Some((tag, taken));
-                }
-                let latest = heap.latest_bound(tag);
-                candidates.push(Candidate { owner: source.id, freed_by: tag, oldest, latest });
-                None
-            });
-            drop(heap);
-            if let Some((freed_by, taken)) = found {
-                return Some(self.count_steal(request, source.id, freed_by, taken, "ordered"));
+            if let Some(found) = self.scan_heap(request, source, candidates, &mut seen) {
+                return Some(found);
             }
         }
         request.has_candidates.set(!candidates.is_empty());
         None
+    }
+
+    /// A block of one heap that needs no wait. Notes where there is one that does.
+    fn scan_heap(
+        &self,
+        request: &Request<'_, U>,
+        source: &Slot<U>,
+        candidates: &mut Candidates,
+        seen: &mut usize,
+    ) -> Option<TakenBlock> {
+        let Request { slot, units, align, .. } = *request;
+        *seen += 1;
+        let mut heap = source.heap();
+        let is_own = source.id == slot.id;
+        if is_own && self.retag_ready_as_own(slot, &mut heap) {
+            let own = heap.allocate(slot.id, units, align, usize::MAX);
+            if let Some(taken) = own {
+                return Some(TakenBlock { owner: slot.id, freed_by: slot.id, taken });
+            }
+        }
+        if !is_own {
+            self.retag_complete(source, &mut heap);
+        }
+        let found = heap.find_tag(|heap, tag| {
+            *seen += 1;
+            if heap.largest_bound(tag) < units || tag == slot.id && is_own {
+                return None;
+            }
+            let ready = self.ready_stamp(slot, tag);
+            let oldest = heap.oldest_bound(tag);
+            if oldest <= ready
+                && let Some(taken) = heap.allocate(tag, units, align, ready)
+            {
+                return Some((tag, taken));
+            }
+            let latest = heap.latest_bound(tag);
+            candidates.push(Candidate { owner: source.id, freed_by: tag, oldest, latest });
+            None
+        });
+        drop(heap);
+        let (freed_by, taken) = found?;
+        Some(self.count_steal(request, source.id, freed_by, taken, "ordered"))
     }
 
     /// Counts a steal and emits it. The caller has no lock of a slot.
