@@ -11,7 +11,6 @@ use super::upstream::{Failure, Upstream};
 use crate::debug_log::{defer_events, emit_deferred, event};
 use crate::heap::NotLive;
 use crate::sync::{Arc, Weak};
-use std::cell::Cell;
 
 /// Bytes of a unit.
 const UNIT: u64 = 1 << UNIT_SHIFT;
@@ -161,14 +160,7 @@ impl<U: Upstream> Pool<U> {
         }
         self.free_deferred_graphs();
         let _deferred = defer_events();
-        let found = self.miss(&Request {
-            slot,
-            stream,
-            units,
-            align,
-            graph_upto: None,
-            has_candidates: Cell::default(),
-        })?;
+        let found = self.miss(&Request { slot, stream, units, align, graph_upto: None })?;
         Ok(self.make_block(found.owner, found.taken.node, found.taken.address, units))
     }
 

@@ -15,7 +15,6 @@ use super::upstream::{Failure, Upstream};
 use crate::debug_log::defer_events;
 use crate::heap::{COMPLETE, NotLive};
 use crate::sync::trusted;
-use std::cell::Cell;
 
 impl<U: Upstream> Pool<U> {
     /// Declares a capture on `stream`, which `begin` begins. Returns the graph's number. The gate of
@@ -198,14 +197,8 @@ impl<U: Upstream> Pool<U> {
             return Ok(None);
         }
         let _deferred = defer_events();
-        let found = self.miss_for_graph(&Request {
-            slot,
-            stream,
-            units,
-            align,
-            graph_upto: upto,
-            has_candidates: Cell::default(),
-        })?;
+        let found =
+            self.miss_for_graph(&Request { slot, stream, units, align, graph_upto: upto })?;
         let block = self.make_block(found.owner, found.taken.node, found.taken.address, units);
         if self.graphs.lock().allocate(graph, &block) {
             return Ok(Some(Block { token: block.token | GRAPH_BIT, ..block }));

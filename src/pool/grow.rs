@@ -126,10 +126,6 @@ impl<U: Upstream> Pool<U> {
         if request.graph_upto.is_some() {
             return self.take_own(request).or_else(|| self.refill_from_shared(request));
         }
-        // The wait is next, and needs no merge.
-        if wait_first && request.has_candidates.get() {
-            return self.take_own(request).or_else(|| self.refill_from_shared(request));
-        }
         // Whether caches are large is a matter of size, which no model has.
         let flushed = if MODELLED || wait_first { None } else { self.flush_if_due(request) };
         flushed.or_else(|| self.poll_and_coalesce_all(request))

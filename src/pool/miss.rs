@@ -11,9 +11,6 @@ use super::upstream::{Failure, Upstream, count};
 /// How often a miss looks for memory to wait for, while other threads take what it sees.
 const WAIT_ATTEMPTS: usize = 3;
 
-/// Heaps of a pool up to which a miss counts what is free before it asks the device.
-const COUNT_LIMIT: usize = 16;
-
 /// Tags of heaps that a miss looks at for memory that needs no wait. The next one goes on behind them.
 const SCAN_LIMIT: usize = 128;
 
@@ -63,25 +60,23 @@ impl<U: Upstream> Pool<U> {
         })
     }
 
-    /// Takes a block of another stream without a question to the device: one that needs no wait, or with
-    /// the wait where that comes before growth.
+    /// Takes a block of another stream without a question to the device, with a wait if need be: where the
+    /// pool cannot grow. Elsewhere a question is worth its time, for what is complete merges.
     fn steal_unpolled(
         &self,
         request: &Request<'_, U>,
         seen: &mut Option<Candidates>,
     ) -> Result<Option<TakenBlock>, Failure<U::Error>> {
         let has = |step| self.settings.steps.contains(&step);
-        if !has(MissStep::Ordered) || !has(MissStep::Wait) {
+        if self.fits_limit(request) || !has(MissStep::Ordered) || !has(MissStep::Wait) {
             return Ok(None);
         }
         let seen = seen.insert(Candidates::default());
-        let found = self.scan(request, seen, SCAN_LIMIT);
-        // What is free is counted heap by heap.
-        if found.is_some() || seen.is_empty() || self.populated.snapshot().len() > COUNT_LIMIT {
-            return Ok(found);
+        match self.scan(request, seen, SCAN_LIMIT) {
+            None if seen.is_empty() => Ok(None),
+            None => self.steal_one_with_wait(request, seen),
+            found => Ok(found),
         }
-        let (wait_first, _) = self.wait_is_better_and_live(request.bytes());
-        if wait_first { self.steal_one_with_wait(request, seen) } else { Ok(None) }
     }
 
     /// Takes memory of other streams and makes the request's stream wait for it.

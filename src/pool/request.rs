@@ -4,7 +4,6 @@ use super::block::{SHARED, SlotId, UNIT_SHIFT};
 use super::slot::Slot;
 use super::upstream::Upstream;
 use crate::heap::{Heap, Taken};
-use std::cell::Cell;
 
 pub(super) struct Request<'a, U: Upstream> {
     pub(super) slot: &'a Slot<U>,
@@ -14,8 +13,6 @@ pub(super) struct Request<'a, U: Upstream> {
     pub(super) align: u64,
     /// Of a request for a graph that the stream records: `GraphMemory::upto`.
     pub(super) graph_upto: Option<usize>,
-    /// A scan has seen memory that serves after a wait.
-    pub(super) has_candidates: Cell<bool>,
 }
 
 /// Where memory was found.

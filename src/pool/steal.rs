@@ -76,7 +76,6 @@ impl<U: Upstream> Pool<U> {
                 return Some(found);
             }
         }
-        request.has_candidates.set(!candidates.is_empty());
         None
     }
 
