@@ -154,7 +154,7 @@ impl SizeClasses {
     /// Whether the block is inside, among those of its size.
     #[inline]
     pub fn holds(&self, units: u32, token: u64) -> bool {
-        let class = &self.classes[class_hash(units)];
+        let class = &self.classes[class_place(units)];
         if class.units != units {
             return false;
         }
@@ -173,7 +173,7 @@ impl SizeClasses {
     /// Whether this miss gives the size its class: [`note_miss`](Self::note_miss) does. Else notes the miss.
     #[inline]
     pub fn is_missed_again(&mut self, units: u32) -> bool {
-        let class = &mut self.classes[class_hash(units)];
+        let class = &mut self.classes[class_place(units)];
         if class.units == units {
             return false;
         }
