@@ -192,7 +192,7 @@ fn a_larger_block_and_a_growth() {
 fn trim_and_take() {
     large_model(
         "trim_and_take",
-        46_000,
+        40_000,
         || plan(1, &[Wait, GrowToMaximum]).with_magazines().build().prepared(&[0], 0),
         &[
             |fixture: &Fixture| {

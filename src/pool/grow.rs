@@ -25,22 +25,28 @@ const FLUSH_MISSES_PER_MAGAZINE: usize = 4;
 const WAIT_MIN_FREE_DIVISOR: usize = 8;
 /// Growth is a part of what is live, up to this.
 const MAX_PROPORTIONAL_GROWTH: usize = 1 << 30;
-/// The part of what is live by which the pool grows for a request that is a small part of it.
-const GROWTH_DIVISOR: usize = 32;
-/// A request above this part of what is live is large: few of its size fit into one range.
-const LARGE_DIVISOR: usize = 64;
-/// The part for a large request.
-const LARGE_GROWTH_DIVISOR: usize = 7;
+/// The least part of what is live by which the pool grows.
+const MIN_GROWTH_DIVISOR: usize = 32;
+/// The largest part, for large requests.
+const MAX_GROWTH_DIVISOR: usize = 6;
+/// Blocks of the request's size that growth is for, between the two.
+const GROWTH_BLOCKS: usize = 6;
+/// The part of a large request that growth adds, so that a size which differs by little fits, too.
+const MARGIN_DIVISOR: usize = 32;
 
 /// How much a pool grows for `bytes`. By what is live, not by what is reserved, which misses alone would
-/// let grow.
-fn growth_for(live: usize, bytes: usize) -> usize {
-    let share = if bytes > live / LARGE_DIVISOR { LARGE_GROWTH_DIVISOR } else { GROWTH_DIVISOR };
-    // In whole granules, which a driver takes anyway, sizes that differ by little share a range. As long as
-    // ranges are few, that wastes little.
-    let granule = if live < 8 * LEAST_GROWTH { LEAST_GROWTH } else { 1 };
-    let least = bytes.checked_next_multiple_of(granule).unwrap_or(bytes);
-    least.max((live / share).clamp(LEAST_GROWTH, MAX_PROPORTIONAL_GROWTH))
+/// let grow. `exact` leaves no margin.
+fn growth_for(live: usize, bytes: usize, exact: bool) -> usize {
+    let blocks = bytes.saturating_mul(GROWTH_BLOCKS);
+    let part = blocks.clamp(live / MIN_GROWTH_DIVISOR, live / MAX_GROWTH_DIVISOR);
+    let part = part.min(MAX_PROPORTIONAL_GROWTH);
+    if bytes < LEAST_GROWTH / 2 {
+        return part.max(LEAST_GROWTH);
+    }
+    // A whole number of blocks: a rest that none fits in is of no use.
+    let whole = (part - part % bytes).max(bytes);
+    let margin = if exact { 0 } else { bytes / MARGIN_DIVISOR };
+    whole.saturating_add(margin)
 }
 
 impl<U: Upstream> Pool<U> {
@@ -114,7 +120,8 @@ impl<U: Upstream> Pool<U> {
         };
         let least = match (self.settings.growth_step, request.graph_upto) {
             (0, Some(_)) => LEAST_GROWTH,
-            (0, None) => growth_for(live, bytes),
+            // A maximum is for what a user counts with: all of it serves blocks.
+            (0, None) => growth_for(live, bytes, self.settings.has_maximum()),
             (step, _) => step,
         };
         self.grow_by(request, bytes, bytes.max(least), limit)

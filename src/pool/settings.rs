@@ -17,3 +17,10 @@ pub struct Settings {
     pub entries: u8,
     pub cached_bytes: usize,
 }
+
+impl Settings {
+    /// Whether a user set a maximum. Without one it is the most that a size can be, or a little less.
+    pub fn has_maximum(&self) -> bool {
+        self.maximum <= isize::MAX as usize / 2
+    }
+}

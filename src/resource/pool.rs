@@ -293,17 +293,20 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
     fn out_of_memory(&self, upstream: Option<Error>, bytes: usize) -> Error {
         let (pool, device) = (self.pool.id(), self.device());
         let PoolStatistics { reserved, live, largest_free, .. } = self.statistics();
-        let maximum = self.pool.settings().maximum;
+        let (maximum, has_maximum) = {
+            let settings = self.pool.settings();
+            (settings.maximum, settings.has_maximum())
+        };
         let upstream = upstream.map(|error| error.to_string());
-        let (limit, advice) = match (maximum, &upstream) {
-            (options::UNLIMITED, Some(_)) => (
+        let (limit, advice) = match (has_maximum, &upstream) {
+            (false, Some(_)) => (
                 String::from("no maximum"),
                 "free some memory, or use a device or an upstream with more of it",
             ),
-            (options::UNLIMITED, None) => {
+            (false, None) => {
                 (String::from("no maximum"), "free some memory, or let the pool's miss policy grow")
             }
-            _ => (
+            (true, _) => (
                 format!("a maximum of {maximum}"),
                 "free some memory, or build the pool with a larger maximum",
             ),

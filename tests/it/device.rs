@@ -2,10 +2,11 @@
 
 use crate::{kernels, log, support};
 use aquifer::sim::{Schedule, SimConfig};
-use aquifer::{BackendKind, Device, DeviceVec, ErrorKind, Event, Stream};
+use aquifer::{BackendKind, CudaResource, Device, DeviceVec, ErrorKind, Event, Stream};
 use kernels::{add_one, copy, kind};
 use std::collections::HashSet;
 use std::process::{Command, Output};
+use std::sync::Arc;
 use tracing::Level;
 use tracing_subscriber::layer::SubscriberExt;
 
@@ -205,7 +206,8 @@ fn memory_info_sees_what_is_taken_and_given_back() {
     let before = device.memory_info().unwrap();
     assert!(0 < before.free && before.free <= before.total);
     let stream = device.new_stream().unwrap();
-    let vec = DeviceVec::<u8>::zeroed(&stream, 32 << 20).unwrap();
+    let resource = Arc::new(CudaResource::new(&device));
+    let vec = DeviceVec::<u8>::zeroed_in(&stream, 32 << 20, resource).unwrap();
     stream.synchronize().unwrap();
     if device.simulator().is_some() {
         assert_eq!(device.memory_info().unwrap().free, before.free - (32 << 20));

@@ -5,8 +5,8 @@ use crate::layout::DEFAULT_ALIGNMENT;
 use crate::pool::{MissStep, Settings};
 use crate::resource::impls::setters;
 
-/// The maximum of a pool that has none.
-pub(super) const UNLIMITED: usize = isize::MAX as usize & !0xfff;
+/// The maximum of a pool that has none, to a multiple of its alignment.
+const UNLIMITED: usize = isize::MAX as usize & !0xfff;
 
 /// The maximum and the default of [`PoolOptions::magazine_entries`].
 const MAGAZINE_ENTRIES: usize = crate::pool::magazine::CLASS_CAPACITY;
