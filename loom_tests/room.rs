@@ -187,6 +187,24 @@ fn a_larger_block_and_a_growth() {
     );
 }
 
+/// Each of two needs a larger block than the pool has, and there is room for both.
+#[test]
+fn two_larger_blocks() {
+    large_model(
+        "two_larger_blocks",
+        5_000,
+        || plan(4, &[GrowToMaximum, Trim]).build().prepared(&[0, 0, 1, 1], 0),
+        &[
+            |fixture: &Fixture| fixture.take_units_for_good(0, 2),
+            |fixture| fixture.take_units_for_good(1, 2),
+        ],
+        |fixture| {
+            assert_eq!(fixture.taken(), 2, "blocks of two out of four units");
+            fixture.end();
+        },
+    );
+}
+
 /// Memory goes back while a thread frees and takes.
 #[test]
 fn trim_and_take() {

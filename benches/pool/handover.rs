@@ -33,11 +33,11 @@ pub(crate) fn ping_pong(bench: &Bench) {
             true => {}
             false => early += 1,
         };
-        let (time, busy) = behind_a_kernel(bench, || steal(&subject));
+        let (time, busy) = behind_a_kernel(bench, &bench.streams()[0], || steal(&subject));
         keep(&mut steals, time, busy || bench.simulated());
         #[cfg(feature = "cuda")]
         if let Some(bare) = &bare {
-            let (time, busy) = behind_a_kernel(bench, || bare.run());
+            let (time, busy) = behind_a_kernel(bench, &bare.streams[0], || bare.run());
             keep(&mut bares, time, busy);
         }
         #[cfg(not(feature = "cuda"))]
@@ -62,9 +62,9 @@ pub(crate) fn ping_pong(bench: &Bench) {
 }
 
 /// Nanoseconds of one of the `STEALS` that `run` makes, and whether the kernel outlasted them.
-fn behind_a_kernel(bench: &Bench, run: impl FnOnce()) -> (f64, bool) {
-    delay(&bench.streams()[0], DELAY_NS);
-    let end = must(bench.streams()[0].record());
+fn behind_a_kernel(bench: &Bench, stream: &Stream, run: impl FnOnce()) -> (f64, bool) {
+    delay(stream, DELAY_NS);
+    let end = must(stream.record());
     let start = Instant::now();
     run();
     let time = start.elapsed().as_secs_f64() * 1e9 / f64::from(STEALS);
@@ -87,6 +87,7 @@ fn steal(subject: &Erased) {
 mod bare {
     use super::STEALS;
     use crate::subject::Bench;
+    use aquifer::Stream;
     use aquifer::cudarc::driver::{result, sys};
 
     /// Takes off what `new` put on, so that later groups find this thread as it was.
@@ -98,28 +99,31 @@ mod bare {
 
     pub(super) struct Pair {
         event: sys::CUevent,
-        streams: [sys::CUstream; 2],
+        /// Its own: whose raw handle was taken is asked for captures from then on.
+        pub(super) streams: [Stream; 2],
+        raw: [sys::CUstream; 2],
     }
 
     impl Pair {
         /// Also makes the context current on this thread until it is dropped. `None` without a GPU.
         pub(super) fn new(bench: &Bench) -> Option<Self> {
             let context = bench.device.cuda_context()?.cu_ctx();
-            let stream = |index: usize| Some(bench.streams()[index].cuda_stream()?.cu_stream());
-            let streams = [stream(0)?, stream(1)?];
+            let streams = [bench.stream(), bench.stream()];
+            let raw = |index: usize| Some(streams[index].cuda_stream()?.cu_stream());
+            let raw = [raw(0)?, raw(1)?];
             // SAFETY: the device keeps its context.
             if unsafe { sys::cuCtxPushCurrent_v2(context) } as u32 != 0 {
                 return None;
             }
             let event = result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING);
             let event = event.map_err(|_| pop()).ok()?;
-            Some(Self { event, streams })
+            Some(Self { event, streams, raw })
         }
 
         pub(super) fn run(&self) {
             for turn in 0..STEALS as usize {
-                let (from, to) = (self.streams[turn % 2], self.streams[(turn + 1) % 2]);
-                // SAFETY: the event and the streams live as long as `self`'s owner keeps the bench.
+                let (from, to) = (self.raw[turn % 2], self.raw[(turn + 1) % 2]);
+                // SAFETY: the event and the streams live as long as `self`.
                 let codes = unsafe {
                     [
                         sys::cuEventRecord(self.event, from),

@@ -145,27 +145,35 @@ impl<U: Upstream> Pool<U> {
 
     /// Gives blocks of upstream back, which `extract` takes out of a heap until so many bytes are
     /// reserved, and asks for one of `bytes`. The caller wrote `in_transit` (INV-POOL-5), which is free
-    /// while upstream is called.
-    fn replace_blocks(
-        &self,
+    /// while upstream is called, as is the lock of growth while it takes memory back: another thread may
+    /// grow into the room.
+    fn replace_blocks<'a>(
+        &'a self,
         request: &Request<'_, U>,
         bytes: usize,
-        transit: RwLockWriteGuard<'_, ()>,
+        mut transit: RwLockWriteGuard<'a, ()>,
         extract: impl Fn(usize) -> Vec<UpstreamBlock<U::Block>>,
     ) -> Result<Option<TakenBlock>, Failure<U::Error>> {
         let maximum = self.settings.maximum;
         // What the maximum asks for first; everything, if upstream has no more.
-        let extracted = extract(maximum.saturating_sub(bytes));
-        drop(transit);
-        self.release_upstream(extracted);
-        let _growth = self.growth_lock.lock();
-        self.grow_by(request, bytes, bytes, maximum).or_else(|_| {
-            let transit = self.in_transit.write();
-            let extracted = extract(0);
+        let mut target = maximum.saturating_sub(bytes);
+        loop {
+            let extracted = extract(target);
             drop(transit);
+            let is_last = extracted.is_empty();
             self.release_upstream(extracted);
-            self.grow_by(request, bytes, bytes, maximum)
-        })
+            let found = {
+                let _growth = self.growth_lock.lock();
+                self.grow_by(request, bytes, bytes, maximum)
+            };
+            match &found {
+                Ok(Some(_)) => return found,
+                Err(_) if target > 0 => target = 0,
+                _ if is_last => return found,
+                _ => {}
+            }
+            transit = self.in_transit.write();
+        }
     }
 
     /// Extracts whole blocks of upstream that are complete from a heap, until no more than `target`

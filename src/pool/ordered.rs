@@ -6,7 +6,7 @@ use std::array;
 
 /// Sources that a stream remembers; powers of two. Slots are given out one after the other, so a pool of as
 /// many streams forgets none.
-const ENTRIES: usize = if MODELLED { 8 } else { 32 };
+const ENTRIES: usize = if MODELLED { 2 } else { 32 };
 
 /// The slot in the upper bits of an entry, the epoch below.
 const SLOT_SHIFT: u32 = usize::BITS - SlotId::BITS;
