@@ -22,7 +22,7 @@
 //! | `Slot::heap` | the heap; taking it drains `remote_frees` | allocations, misses; a free only tries it, without draining, and is a remote one where it is taken |
 //! | `upstream_blocks` | blocks of upstream, and the bytes that are reserved | growth, trim |
 //! | `streams` | which stream has which slot; new slots, which `slot_count` publishes to readers without it | registration, a stream's end |
-//! | `Populated`, `StreamEpochs::sources` | which slots have had memory; which streams a stream is ordered after | growth; waits of streams |
+//! | `Populated` | which slots have had memory | growth |
 //! | `RemoteFrees::head` | frees on their way to a heap ([table](super::remote_frees)) | frees, drained under `Slot::heap` |
 //! | `StreamEpochs::current`, `completed`, `ordered` | readiness ([table](super::epochs)) | closes; polls and waits of the host; waits of streams |
 //! | `Slot::captured` | which graph has the stream ([table](super::slot::Slot::recording_graph)) | the begin and the end of a declared capture |

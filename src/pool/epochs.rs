@@ -13,7 +13,8 @@
 //! | `e`, and `S` is gone | the last event, for `e` | below `e` | is that of a stream which waits for the event |
 //!
 //! `current` rises with each close, under the lock of [`ClosedEpochs`]; the last close leaves it, and the
-//! next stream of the slot raises it. `completed` and `ordered` only rise.
+//! next stream of the slot raises it. `completed` only rises. `ordered[S]` rises, or is forgotten for another
+//! stream's ([`Ordered`]): then it counts as 0.
 //!
 //! INV-POOL-1, *bump, then record*: a close raises `current`, then reads the clock, then records the event.
 //! A thread that read the old number gave the stream its last work before the bump, so before the
