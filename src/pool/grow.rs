@@ -35,8 +35,8 @@ const GROWTH_BLOCKS: usize = 6;
 const MARGIN_DIVISOR: usize = 32;
 
 /// How much a pool grows for `bytes`. By what is live, not by what is reserved, which misses alone would
-/// let grow. `exact` leaves no margin.
-fn growth_for(live: usize, bytes: usize, exact: bool) -> usize {
+/// let grow.
+fn growth_for(live: usize, bytes: usize, with_margin: bool) -> usize {
     let blocks = bytes.saturating_mul(GROWTH_BLOCKS);
     let part = blocks.clamp(live / MIN_GROWTH_DIVISOR, live / MAX_GROWTH_DIVISOR);
     let part = part.min(MAX_PROPORTIONAL_GROWTH);
@@ -45,7 +45,7 @@ fn growth_for(live: usize, bytes: usize, exact: bool) -> usize {
     }
     // A whole number of blocks: a rest that none fits in is of no use.
     let whole = (part - part % bytes).max(bytes);
-    let margin = if exact { 0 } else { bytes / MARGIN_DIVISOR };
+    let margin = if with_margin { bytes / MARGIN_DIVISOR } else { 0 };
     whole.saturating_add(margin)
 }
 
@@ -120,11 +120,18 @@ impl<U: Upstream> Pool<U> {
         };
         let least = match (self.settings.growth_step, request.graph_upto) {
             (0, Some(_)) => LEAST_GROWTH,
-            // A maximum is for what a user counts with: all of it serves blocks.
-            (0, None) => growth_for(live, bytes, self.settings.has_maximum()),
+            (0, None) => growth_for(live, bytes, self.grows_with_margin(bytes)),
             (step, _) => step,
         };
         self.grow_by(request, bytes, bytes.max(least), limit)
+    }
+
+    /// Whether a range for large blocks has room for a size that differs by little. A user counts with a
+    /// maximum: all of it serves blocks. What is a whole number of granules packs without a rest, below,
+    /// too; but where the first range is that tight, the next size costs as much again.
+    fn grows_with_margin(&self, bytes: usize) -> bool {
+        let is_first = self.reserved_bytes() == 0;
+        !self.settings.has_maximum() && (is_first || !bytes.is_multiple_of(LEAST_GROWTH))
     }
 
     /// What need not be asked of upstream: what another thread grew by, what caches hold unless a wait comes
