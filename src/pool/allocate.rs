@@ -11,6 +11,7 @@ use super::upstream::{Failure, Upstream};
 use crate::debug_log::{defer_events, emit_deferred, event};
 use crate::heap::NotLive;
 use crate::sync::{Arc, Weak};
+use std::ptr::NonNull;
 
 /// Bytes of a unit.
 const UNIT: u64 = 1 << UNIT_SHIFT;
@@ -41,23 +42,27 @@ impl<U: Upstream> Pool<U> {
 
     /// What `warm` makes of the block of [`allocate_cached`](Self::allocate_cached); else what `past` makes of
     /// the thread's magazine of the stream, if its table has one.
+    ///
+    /// # Safety
+    ///
+    /// `past` uses the magazine before anything of a pool that is not given it, and does not keep it.
     #[inline(always)]
-    pub fn allocate_cached_or<R>(
+    pub unsafe fn allocate_cached_or<R>(
         &self,
         stream_id: u64,
         bytes: usize,
         align: u64,
         warm: impl FnOnce(Block) -> R,
-        past: impl FnOnce(Option<&Magazine>) -> R,
+        past: impl FnOnce(Option<NonNull<Magazine>>) -> R,
     ) -> R {
         let units = self.aligned_units(bytes).filter(|_| align <= self.settings.alignment);
         let Some(units) = units else { return past(None) };
-        // SAFETY: `past` cannot keep the reference, and uses it before it looks for a magazine; the table
-        // gives a thread its own magazines, and `pop` enters none.
+        // SAFETY: the caller's promise; the table gives a thread its own magazines, which live, and `pop`
+        // enters none.
         unsafe {
             local::find_in_table_or_none(self.id, stream_id, |magazine| {
                 let cached = magazine.and_then(|magazine| {
-                    magazine.try_with_fast(|classes| classes.pop(units)).flatten()
+                    magazine.as_ref().try_with_fast(|classes| classes.pop(units)).flatten()
                 });
                 match cached {
                     Some(cached) => warm(Self::warm(cached, units)),
@@ -69,8 +74,12 @@ impl<U: Upstream> Pool<U> {
 
     /// A block of the stream's own heap, by the thread's magazine of the stream, which has none of the
     /// size. `None` where that takes more.
+    ///
+    /// # Safety
+    ///
+    /// The magazine is the calling thread's own, of this pool and this stream.
     #[inline(always)]
-    pub fn allocate_own(
+    pub unsafe fn allocate_own(
         &self,
         magazine: &Magazine,
         stream_id: u64,
@@ -86,7 +95,7 @@ impl<U: Upstream> Pool<U> {
         let slot_id = magazine.slot() as SlotId;
         let slot = self.slot(slot_id).filter(|slot| slot.recording_graph() == 0)?;
         let (node, address) = slot.allocate_own(units)?;
-        // SAFETY: the table gives a thread its own magazines, and `is_missed_again` enters none.
+        // SAFETY: the thread's own magazine, and `is_missed_again` enters none.
         let again = unsafe { magazine.try_with_fast(|classes| classes.is_missed_again(units)) };
         if again == Some(true) {
             self.note_miss(magazine, stream_id, units);
@@ -112,7 +121,8 @@ impl<U: Upstream> Pool<U> {
         // SAFETY: used before anything else looks for a magazine.
         let in_table = unsafe { local::find(self.id, stream_id) };
         if let Some(magazine) = in_table
-            && let Some(block) = self.allocate_own(magazine, stream_id, bytes, align)
+            // SAFETY: the table gives a thread its own magazines, by pool and stream.
+            && let Some(block) = unsafe { self.allocate_own(magazine, stream_id, bytes, align) }
         {
             return Ok(block);
         }
@@ -129,24 +139,27 @@ impl<U: Upstream> Pool<U> {
                 return Ok(Self::warm(cached, units));
             }
         }
-        self.allocate_past_magazine(stream, stream_id, magazine, units, align)
+        // A stream whose slot was retired may be here again. From here on the magazine may go: what hears of a
+        // miss may trim.
+        let slot_id = magazine.filter(|magazine| !magazine.is_retired()).map(|magazine| {
+            let slot_id = magazine.slot() as SlotId;
+            self.note_miss(magazine, stream_id, units);
+            slot_id
+        });
+        self.allocate_past_magazine(stream, stream_id, slot_id, units, align)
     }
 
     fn allocate_past_magazine(
         &self,
         stream: &U::Stream,
         stream_id: u64,
-        magazine: Option<&Magazine>,
+        known: Option<SlotId>,
         units: u32,
         align: u64,
     ) -> Result<Block, Failure<U::Error>> {
-        let slot_id = match magazine {
-            // A stream whose slot was retired may be here again.
-            Some(magazine) if !magazine.is_retired() => {
-                self.note_miss(magazine, stream_id, units);
-                magazine.slot() as SlotId
-            }
-            _ => self.register_magazine(stream, stream_id)?,
+        let slot_id = match known {
+            Some(slot_id) => slot_id,
+            None => self.register_magazine(stream, stream_id)?,
         };
         let align = align.max(self.settings.alignment);
         let slot = self.slot(slot_id).ok_or(Failure::Crowded)?;
@@ -167,7 +180,8 @@ impl<U: Upstream> Pool<U> {
     /// Tells the magazine which size was missed. What it evicts goes to the heap.
     fn note_miss(&self, magazine: &Magazine, stream_id: u64, units: u32) {
         let mut freed = Ok(());
-        let evict = |block| freed = freed.and(self.free_to_owner(magazine.slot() as SlotId, block));
+        let slot_id = magazine.slot() as SlotId;
+        let evict = |block| freed = freed.and(self.free_to_owner(slot_id, block));
         // SAFETY: the table gave us this thread's own magazine, and heaps enter none.
         let to_list = unsafe {
             magazine.try_with(|classes| {
@@ -186,21 +200,21 @@ impl<U: Upstream> Pool<U> {
     ///
     /// # Safety
     ///
-    /// As [`deallocate`](Self::deallocate).
+    /// As [`deallocate`](Self::deallocate), and as [`allocate_cached_or`](Self::allocate_cached_or) of `past`.
     #[inline(always)]
     pub unsafe fn deallocate_to_cache(
         &self,
         stream_id: u64,
         block: Block,
-        past: impl FnOnce(Block, Option<&Magazine>),
+        past: impl FnOnce(Block, Option<NonNull<Magazine>>),
     ) {
-        // SAFETY: `past` cannot keep the reference, and uses it before it looks for a magazine; the table
-        // gives a thread its own magazines, and `push` enters none.
+        // SAFETY: the caller's promise; the table gives a thread its own magazines, which live, and `push`
+        // enters none.
         unsafe {
             local::find_in_table_or_none(self.id, stream_id, |magazine| {
                 let pushed = magazine.and_then(|magazine| {
                     let (units, cached) = self.cacheable(&block)?;
-                    magazine.try_with_fast(|classes| classes.push(units, cached))?.ok()
+                    magazine.as_ref().try_with_fast(|classes| classes.push(units, cached))?.ok()
                 });
                 if pushed.is_none() {
                     past(block, magazine);
@@ -214,7 +228,8 @@ impl<U: Upstream> Pool<U> {
     ///
     /// # Safety
     ///
-    /// As [`deallocate`](Self::deallocate).
+    /// As [`deallocate`](Self::deallocate), on the magazine's stream; the magazine is the calling thread's own, of
+    /// this pool.
     #[inline(always)]
     pub unsafe fn deallocate_own(&self, magazine: &Magazine, block: &Block) -> bool {
         let slot_id = magazine.slot() as SlotId;

@@ -1,8 +1,9 @@
-//! An array that only grows, whose elements never move: threads read it without a lock while others
-//! append.
+//! An array that grows and is cleared as a whole, whose elements never move: threads read it without a lock
+//! while others append.
 
 use crate::sync::MODELLED;
 use crate::sync::trusted::{AtomicPtr, Ordering};
+use std::marker::PhantomData;
 use std::ptr;
 
 /// Elements of the first chunk; each further chunk is as long as all before it.
@@ -15,6 +16,7 @@ const CHUNKS: usize = 28;
 #[derive(Debug)]
 pub(super) struct AppendArray<T> {
     chunks: [AtomicPtr<T>; CHUNKS],
+    owns: PhantomData<Box<[T]>>,
 }
 
 // SAFETY: it owns its elements, and gives other threads references to them alone.
@@ -62,7 +64,8 @@ impl<T> Drop for AppendArray<T> {
 
 impl<T: Default> AppendArray<T> {
     pub(super) fn new() -> Self {
-        let list = Self { chunks: [const { AtomicPtr::new(ptr::null_mut()) }; CHUNKS] };
+        let chunks = [const { AtomicPtr::new(ptr::null_mut()) }; CHUNKS];
+        let list = Self { chunks, owns: PhantomData };
         if MODELLED {
             // loom does not see that a thread which gets an element comes after the one that made it.
             list.get_or_make(0);

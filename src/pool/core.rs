@@ -19,7 +19,7 @@
 //! | `Slot::magazines` | the list of magazines | the same |
 //! | `Slot::epochs` | the stream's handle, the events of its closed epochs | registration, misses, gather, trim, captures, a stream's end |
 //! | `graphs` | what graphs keep | captures, frees of blocks that graphs may use, a graph's end |
-//! | `Slot::heap` | the heap; taking it drains `remote_frees` | allocations, misses; a free only tries it, without draining, and is a remote one where it is taken |
+//! | `Slot::heap` | the heap; taking it drains `remote_frees` | allocations, misses; the warm way's next one and a free only try it, without draining: then the one goes on as a miss, the other is a remote one |
 //! | `upstream_blocks` | blocks of upstream, and the bytes that are reserved | growth, trim |
 //! | `streams` | which stream has which slot; new slots, which `slot_count` publishes to readers without it | registration, a stream's end |
 //! | `Populated` | which slots have had memory | growth |

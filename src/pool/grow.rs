@@ -13,7 +13,7 @@ use crate::sync::MODELLED;
 use crate::sync::trusted::Ordering;
 use std::time::Instant;
 
-/// Smallest growth, unless a step is set: 2 MiB, the driver's own granule.
+/// Smallest growth for small requests, unless a step is set: 2 MiB, the driver's own granule.
 const LEAST_GROWTH: usize = 2 << 20;
 /// Where all magazines hold less, growth flushes the calling thread's alone.
 const MIN_CACHED_TO_FLUSH_ALL: usize = 8 << 20;
@@ -199,11 +199,11 @@ impl<U: Upstream> Pool<U> {
         Ok(request.take(&mut heap))
     }
 
-    /// Whether the pool may grow for the request under its soft limit, as of some moment.
-    pub(super) fn fits_limit(&self, request: &Request<'_, U>) -> bool {
+    /// Whether the pool may grow for the request under a limit, as of some moment.
+    pub(super) fn fits(&self, request: &Request<'_, U>, limit: usize) -> bool {
         let bytes = request.padded_bytes(self.settings.alignment);
         let sum = bytes.and_then(|bytes| self.reserved_bytes().checked_add(bytes));
-        sum.is_some_and(|sum| sum <= self.settings.soft_limit)
+        sum.is_some_and(|sum| sum <= limit)
     }
 
     /// Asks upstream for `wish` bytes, or fewer where there is no room, but `least`.

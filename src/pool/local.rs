@@ -8,10 +8,10 @@ use crate::sync::{Arc, MODELLED, Weak, thread_local};
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
-use std::ptr;
+use std::ptr::{self, NonNull};
 
-/// Entries of the table: a thread that uses more streams in turn looks them up in its list. Memory of the
-/// thread, which its entries alone make resident. A model's threads use few.
+/// Entries of the table: a thread that uses more streams in turn looks them up in its list. A model's threads
+/// use few.
 const TABLE_SIZE: usize = if MODELLED { 16 } else { 1024 };
 
 /// A pool, for a thread that ends.
@@ -29,6 +29,18 @@ struct Entry {
 
 /// No pool has the number 0.
 const NO_ENTRY: Entry = Entry { pool: 0, stream: 0, magazine: ptr::null() };
+
+/// A thread's table. Not a part of the thread's own memory, which every thread of the process would have,
+/// with its stack.
+type Table = [Cell<Entry>; TABLE_SIZE];
+
+/// The entries of all threads that have no table. Only read.
+struct NoTable([Entry; TABLE_SIZE]);
+
+// SAFETY: nothing writes to it, and its pointers are null.
+unsafe impl Sync for NoTable {}
+
+static NO_TABLE: NoTable = NoTable([NO_ENTRY; TABLE_SIZE]);
 
 struct ListEntry {
     pool: u64,
@@ -73,12 +85,14 @@ impl List {
         dead
     }
 
-    /// Takes the thread's magazines off its table, and so touches no memory of it that they do not.
+    /// Takes the thread's magazines off its table.
     fn clear_table(&self) {
-        let _ = TABLE.try_with(|table| {
+        if let Some(table) = own_table() {
+            // SAFETY: the thread's own, and it stays until `drop_table`.
+            let table = unsafe { table.as_ref() };
             let places = self.owned.iter().map(|owned| index(owned.pool, owned.stream));
             places.for_each(|place| table[place].set(NO_ENTRY));
-        });
+        }
     }
 
     /// Takes out those that are done with.
@@ -104,7 +118,7 @@ impl Drop for List {
     fn drop(&mut self) {
         // What is freed from here on, by destructors that run later, goes to the heap.
         let _ = DISABLED.try_with(|closed| closed.set(true));
-        self.clear_table();
+        drop_table();
         self.stocked.clear();
         for owned in self.owned.drain(..) {
             if let Some(owner) = owned.owner.upgrade() {
@@ -115,7 +129,8 @@ impl Drop for List {
 }
 
 thread_local! {
-    static TABLE: [Cell<Entry>; TABLE_SIZE] = const { [const { Cell::new(NO_ENTRY) }; TABLE_SIZE] };
+    /// [`NO_TABLE`]'s entries, or those of a boxed [`Table`] of this thread.
+    static TABLE: Cell<*const Entry> = const { Cell::new(NO_TABLE.0.as_ptr()) };
     static DISABLED: Cell<bool> = const { Cell::new(false) };
     static LIST: RefCell<List> = RefCell::default();
 }
@@ -130,7 +145,28 @@ fn index(pool: u64, stream: u64) -> usize {
 fn disable_in_child() {
     // The thread may be inside of a call that would fill the table again.
     let _ = DISABLED.try_with(|closed| closed.set(true));
-    let _ = TABLE.try_with(|table| table.iter().for_each(|entry| entry.set(NO_ENTRY)));
+    // Forgotten: the parent may have been in the middle of whatever frees memory.
+    let _ = TABLE.try_with(|table| table.set(NO_TABLE.0.as_ptr()));
+}
+
+/// The thread's own table, if it has one: of a box.
+fn own_table() -> Option<NonNull<Table>> {
+    let entries = TABLE.try_with(Cell::get).ok().filter(|it| *it != NO_TABLE.0.as_ptr())?;
+    NonNull::new(entries.cast_mut().cast())
+}
+
+/// Gives the thread a table.
+fn make_table() -> NonNull<Table> {
+    let table = NonNull::from(Box::leak(Box::new([const { Cell::new(NO_ENTRY) }; TABLE_SIZE])));
+    let _ = TABLE.try_with(|place| place.set(table.as_ptr().cast_const().cast()));
+    table
+}
+
+fn drop_table() {
+    let Some(table) = own_table() else { return };
+    let _ = TABLE.try_with(|place| place.set(NO_TABLE.0.as_ptr()));
+    // SAFETY: `make_table` made it of a box, and nothing names it any more.
+    drop(unsafe { Box::from_raw(table.as_ptr()) });
 }
 
 /// The calling thread's magazine of this pool and stream, if the table has it. It has none in the
@@ -138,7 +174,7 @@ fn disable_in_child() {
 ///
 /// # Safety
 ///
-/// The reference is not used after the thread's next call of [`find_or_make`], nor sent elsewhere.
+/// The reference is not used after the thread's next call of [`find_or_make`] or [`sweep`], nor sent elsewhere.
 #[inline(always)]
 pub(crate) unsafe fn find<'a>(pool: u64, stream: u64) -> Option<&'a Magazine> {
     // SAFETY: the caller's promise.
@@ -157,30 +193,33 @@ pub(crate) unsafe fn find_in_table_then<'a, R>(
     stream: u64,
     body: impl FnOnce(&'a Magazine) -> Option<R>,
 ) -> Option<R> {
-    // SAFETY: the caller's promise.
-    unsafe { find_in_table_or_none(pool, stream, |magazine| body(magazine?)) }
+    // SAFETY: the caller's promise; what the table names lives.
+    unsafe { find_in_table_or_none(pool, stream, |magazine| body(magazine?.as_ref())) }
 }
 
-/// As [`find_in_table_then`], and `body` is called without a magazine where the table has none.
+/// As [`find_in_table_then`], and `body` is called without a magazine where the table has none. A pointer: `body`
+/// may go on to what frees the magazine, when it has done with it.
 ///
 /// # Safety
 ///
-/// As [`find`].
+/// As [`find`], of the pointer.
 #[inline(always)]
-pub(crate) unsafe fn find_in_table_or_none<'a, R>(
+pub(crate) unsafe fn find_in_table_or_none<R>(
     pool: u64,
     stream: u64,
-    body: impl FnOnce(Option<&'a Magazine>) -> R,
+    body: impl FnOnce(Option<NonNull<Magazine>>) -> R,
 ) -> R {
-    // The table has no destructor, so it is always there.
-    let found = TABLE.try_with(|table| table[index(pool, stream)].get()).unwrap_or(NO_ENTRY);
+    // It has no destructor, so it is always there.
+    let table = TABLE.try_with(Cell::get).unwrap_or(NO_TABLE.0.as_ptr());
+    // SAFETY: `TABLE_SIZE` entries, of which this thread alone writes.
+    let found = unsafe { *table.add(index(pool, stream)) };
     // One branch for both: they are right together, all but always.
     if (found.pool ^ pool) | (found.stream ^ stream) != 0 {
         return body(None);
     }
-    // SAFETY: this thread's list owns the magazine. Only `find_or_make` and the thread's end take one off
+    // This thread's list owns the magazine. Only `find_or_make`, `sweep` and the thread's end take one off
     // the list, and they take it off the table first.
-    body(Some(unsafe { &*found.magazine }))
+    body(NonNull::new(found.magazine.cast_mut()))
 }
 
 /// As [`find`], past the table: in the thread's list, which has all. Puts it in the table.
@@ -205,8 +244,9 @@ pub(crate) unsafe fn find_in_list<'a>(pool: u64, stream: u64) -> Option<&'a Maga
 }
 
 fn set_in_table(pool: u64, stream: u64, magazine: *const Magazine) {
-    let entry = Entry { pool, stream, magazine };
-    let _ = TABLE.try_with(|table| table[index(pool, stream)].set(entry));
+    // SAFETY: the thread's own, and it stays until `drop_table`.
+    let table = unsafe { own_table().unwrap_or_else(make_table).as_ref() };
+    table[index(pool, stream)].set(Entry { pool, stream, magazine });
 }
 
 fn is_disabled() -> bool {

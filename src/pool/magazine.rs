@@ -352,7 +352,7 @@ impl Magazine {
     }
 }
 
-/// What revokers do is as with any cell: [`retire`](Biased::retire) as its stream or its pool goes away,
+/// What revokers do is as with any cell: [`retire`](Biased::retire) as its stream, its thread or its pool goes away and when the pool is trimmed,
 /// [`suspend`](Biased::suspend) and [`resume`](Biased::resume) around a declared capture of its stream.
 /// [`Magazine::with_revoked`] has to follow the first two.
 impl Deref for Magazine {

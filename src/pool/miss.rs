@@ -60,23 +60,37 @@ impl<U: Upstream> Pool<U> {
         })
     }
 
-    /// Takes a block of another stream without a question to the device, with a wait if need be: where the
-    /// pool cannot grow. Elsewhere a question is worth its time, for what is complete merges.
+    /// Takes a block of another stream without a question to the device, with a wait if need be: where a wait is
+    /// what the policy comes to, and there is one stream to wait for. Elsewhere a question is worth its time:
+    /// what is complete merges, and needs no wait.
     fn steal_unpolled(
         &self,
         request: &Request<'_, U>,
         seen: &mut Option<Candidates>,
     ) -> Result<Option<TakenBlock>, Failure<U::Error>> {
-        let has = |step| self.settings.steps.contains(&step);
-        if self.fits_limit(request) || !has(MissStep::Ordered) || !has(MissStep::Wait) {
+        if !self.waits_next(request) {
             return Ok(None);
         }
         let seen = seen.insert(Candidates::default());
         match self.scan(request, seen, SCAN_LIMIT) {
-            None if seen.is_empty() => Ok(None),
-            None => self.steal_one_with_wait(request, seen),
+            None if seen.is_of_one_stream() => self.steal_one_with_wait(request, seen),
             found => Ok(found),
         }
+    }
+
+    /// Whether the policy has a look at what is ordered, and nothing behind it that may serve before a wait.
+    fn waits_next(&self, request: &Request<'_, U>) -> bool {
+        let steps = &self.settings.steps;
+        let Some(wait) = steps.iter().position(|step| *step == MissStep::Wait) else {
+            return false;
+        };
+        let serves = |step: &MissStep| match step {
+            MissStep::Grow => self.fits(request, self.settings.soft_limit),
+            MissStep::GrowToMaximum => self.fits(request, self.settings.maximum),
+            MissStep::Gather | MissStep::Trim => true,
+            MissStep::Complete | MissStep::Ordered | MissStep::Wait => false,
+        };
+        steps[..wait].contains(&MissStep::Ordered) && !steps[..wait].iter().any(serves)
     }
 
     /// Takes memory of other streams and makes the request's stream wait for it.

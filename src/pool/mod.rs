@@ -10,8 +10,8 @@
 //! | file | what is in it |
 //! | --- | --- |
 //! | `upstream`, `miss_step`, `settings`, `block` | what a pool stands on, its settings, its blocks |
-//! | `append_array`, `magazine`, `local` | a growing array; a thread's own blocks, and its table of magazines |
-//! | `remote_frees`, `epochs`, `slot` | the parts of a slot, and the slot |
+//! | `append_array`, `magazine`, `local` | an array that grows; a thread's own blocks, and its table of magazines |
+//! | `remote_frees`, `ordered`, `epochs`, `recent_owners`, `slot` | the parts of a slot, and the slot |
 //! | `graphs`, `populated`, `upstream_blocks` | what graphs keep; which heaps to scan; blocks of upstream |
 //! | `core` | [`Pool`] |
 //! | `events`, `stats`, `streams`, `request` | its events and numbers; its streams; one request |

@@ -1,8 +1,8 @@
 //! Remote frees: blocks that were freed on another stream than their heap's own, or while another
 //! thread had the heap.
 //!
-//! A stack whose links lie beside the heap's nodes, so a free allocates nothing and takes no lock:
-//! two stores and one exchange.
+//! A stack whose links lie beside the heap's nodes, so a free takes no lock, and allocates nothing where the
+//! links are there: three stores and one exchange.
 //!
 //! # State table
 //!
@@ -12,7 +12,8 @@
 //! | a node | the node, and its links up to `END` | `link.next = head`, `head = node` | `head = END`, then each node |
 //!
 //! A link belongs to the thread that frees the node's block until the push (release), and to the
-//! drain after that (acquire).
+//! drain after that (acquire). The links go away where no block of the heap is live and `head` is `END`: then
+//! they are nobody's.
 
 use super::append_array::AppendArray;
 use super::block::SlotId;
@@ -38,11 +39,18 @@ pub struct RemoteFrees {
     links: AppendArray<Link>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Link {
     next: AtomicUsize,
     freed_by: AtomicUsize,
     stamp: AtomicUsize,
+}
+
+impl Default for Link {
+    fn default() -> Self {
+        let [next, freed_by, stamp] = [END, 0, 0].map(AtomicUsize::new);
+        Self { next, freed_by, stamp }
+    }
 }
 
 impl RemoteFrees {
@@ -77,14 +85,16 @@ impl RemoteFrees {
         true
     }
 
-    /// Gives the memory of the links back.
+    /// Gives the memory of the links back, unless one is listed: that is a block which was freed twice.
     ///
     /// # Safety
     ///
     /// No block of the heap is live, and the caller holds the heap's lock: nobody pushes or drains.
     pub unsafe fn clear(&self) {
-        // SAFETY: the caller's promise.
-        unsafe { self.links.clear() }
+        if self.is_empty() {
+            // SAFETY: the caller's promise.
+            unsafe { self.links.clear() }
+        }
     }
 
     /// Takes everything out. The caller holds the heap's lock, so a node comes out once before its

@@ -47,6 +47,13 @@ impl Candidates {
         self.0.iter().flatten().next().is_none()
     }
 
+    /// Whether there are some, and one stream freed all.
+    pub(super) fn is_of_one_stream(&self) -> bool {
+        let mut streams = self.iter().map(|candidate| candidate.freed_by);
+        let first = streams.next();
+        first.is_some() && streams.all(|other| Some(other) == first)
+    }
+
     fn iter(&self) -> impl Iterator<Item = Candidate> + '_ {
         self.0.iter().flatten().copied()
     }
@@ -166,7 +173,8 @@ impl<U: Upstream> Pool<U> {
                 let _ = source.epochs.ensure_closed(&self.upstream, &mut record, candidate.latest);
             }
         }
-        let may_grow = self.settings.steps.contains(&MissStep::Grow) && self.fits_limit(request);
+        let may_grow = self.settings.steps.contains(&MissStep::Grow)
+            && self.fits(request, self.settings.soft_limit);
         let end = Instant::now() + MIN_POLL_TIME;
         for attempt in 0.. {
             let long = attempt >= MIN_POLL_ATTEMPTS && (MODELLED || Instant::now() >= end);

@@ -13,6 +13,7 @@ use crate::pool::magazine::Magazine;
 use crate::pool::{Block, Failure, Pool};
 use crate::stream::Stream;
 use crate::sync::Arc;
+use std::ptr::NonNull;
 
 mod capture;
 mod driver;
@@ -48,11 +49,10 @@ pub use options::{MissPolicy, PoolOptions};
 /// [`statistics`](Self::statistics), a request that is about to fail and the pool's end look at every
 /// stream. A stream of which the pool has the last handle ends when new streams come, and a later one
 /// takes over its memory: by the next one among 64, or after a 64th as many as there are. A stream costs
-/// the host some 30 KiB, a thread that uses it some more, and a stream that waits for others up to 16
-/// bytes for each stream that there is.
+/// the host some 10 KiB, and as much again for each further thread that uses it.
 ///
 /// Over another pool, give this one a [growth step](PoolOptions::growth_step): by default it takes 2
-/// MiB at least.
+/// MiB at least, or what is asked for from 1 MiB on.
 ///
 /// On Linux, threads' magazines rely on the system call `membarrier`. Where a filter of system calls
 /// forbids it, a pool is somewhat slower. A filter that is set after the first pool was made has to
@@ -112,7 +112,8 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
 
     /// Gives free memory back to upstream until `keep` bytes are reserved, as far as whole blocks of
     /// upstream are free. The host waits for the streams that freed them. Returns how many bytes
-    /// went back.
+    /// went back. The host's own memory of what went back goes, too; the calling thread's caches at once,
+    /// some 9 KiB for each stream, and those of another thread when that thread uses the pool again, or ends.
     ///
     /// # Errors
     ///
@@ -171,15 +172,19 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
         &self,
         stream: &Stream,
         layout: DeviceLayout,
-        magazine: Option<&Magazine>,
+        magazine: Option<NonNull<Magazine>>,
     ) -> Result<DeviceBlock> {
         let (bytes, alignment) = (layout.bytes(), layout.alignment() as u64);
         // A forked child's table has no magazine. A tool is told of each block.
         if let Some(magazine) = magazine
             && self.pool.upstream().sanitizer.is_none()
-            && let Some(block) = self.pool.allocate_own(magazine, stream.id(), bytes, alignment)
         {
-            return Ok(device_block(block));
+            // SAFETY: of this thread, this pool and this stream, and it lives: the table names it.
+            let own =
+                unsafe { self.pool.allocate_own(magazine.as_ref(), stream.id(), bytes, alignment) };
+            if let Some(block) = own {
+                return Ok(device_block(block));
+            }
         }
         self.allocate_cold(stream, layout)
     }
@@ -190,11 +195,16 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
     ///
     /// As [`DeviceResource::deallocate`].
     #[inline(never)]
-    unsafe fn deallocate_past(&self, stream: &Stream, block: Block, magazine: Option<&Magazine>) {
+    unsafe fn deallocate_past(
+        &self,
+        stream: &Stream,
+        block: Block,
+        magazine: Option<NonNull<Magazine>>,
+    ) {
         let magazine = magazine.filter(|_| self.pool.upstream().sanitizer.is_none());
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's promise; the magazine is of this thread, pool and stream, and the table names it.
         unsafe {
-            if !magazine.is_some_and(|magazine| self.pool.deallocate_own(magazine, &block)) {
+            if !magazine.is_some_and(|it| self.pool.deallocate_own(it.as_ref(), &block)) {
                 self.deallocate_cold(stream, block);
             }
         }
@@ -345,8 +355,9 @@ unsafe impl<U: DeviceResource + 'static> DeviceResource for PoolResource<U> {
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
         let (bytes, alignment) = (layout.bytes(), layout.alignment() as u64);
         let warm = |block| Ok(device_block(block));
-        let past = |magazine: Option<&Magazine>| self.allocate_past(stream, layout, magazine);
-        self.pool.allocate_cached_or(stream.id(), bytes, alignment, warm, past)
+        let past = |magazine| self.allocate_past(stream, layout, magazine);
+        // SAFETY: `allocate_past` uses the magazine first.
+        unsafe { self.pool.allocate_cached_or(stream.id(), bytes, alignment, warm, past) }
     }
 
     #[inline(always)]

@@ -100,8 +100,10 @@ impl<U> PoolOptions<U> {
         soft_limit: usize => Some;
 
         /// Bytes to take from upstream at a time; the size of the request, if that is more. Less where the
-        /// maximum or upstream has no more. Rounded up to the alignment. By default a thirty-second of what
-        /// is live, or a seventh for a request above a sixty-fourth, between 2 MiB and 1 GiB.
+        /// maximum or upstream has no more. Rounded up to the alignment. By default six times the
+        /// request, within a thirty-second and a sixth of what is live: 2 MiB at least for requests below
+        /// 1 MiB, a whole number of them for others, with a little room for sizes that differ by little
+        /// unless there is a maximum; 1 GiB at most, or the request.
         growth_step: usize => Some;
 
         /// The alignment of every block, in bytes: a power of two, by default 256, which is the least.

@@ -116,6 +116,29 @@ fn wait_takes_one_block_of_another_stream() {
 }
 
 #[test]
+fn a_wait_comes_when_nothing_before_it_serves() {
+    let first = steps([Ordered, Grow, GrowToMaximum, Wait]);
+    assert_eq!(first.asks(), [GROWTH, GROWTH, STEAL_AND_WAIT, OWN]);
+    // Of two streams one is done: no wait for the other, though its memory was seen first.
+    let (device, _) = support::simulated(SimConfig::default());
+    let [busy, done, asking] = [(); 3].map(|()| device.new_stream().unwrap());
+    let pool = builder(&device).initial_size(2 * MIB).maximum_size(2 * MIB).build().unwrap();
+    let blocks = [&busy, &done].map(|stream| allocate(&pool, stream, MIB).unwrap());
+    let plain = Arc::new(CudaResource::new(&device));
+    let mut work = DeviceVec::<u32>::zeroed_in(&busy, 8, plain).unwrap();
+    (0..1000).for_each(|value| work.fill(value).unwrap());
+    for (stream, block) in [&busy, &done].into_iter().zip(blocks) {
+        free(&pool, stream, block);
+    }
+    done.synchronize().unwrap();
+    let before = pool.statistics();
+    let block = allocate(&pool, &asking, MIB).unwrap();
+    let after = pool.statistics();
+    assert_eq!((after.steals - before.steals, after.waits - before.waits), (1, 0), "{after:?}");
+    free(&pool, &asking, block);
+}
+
+#[test]
 fn grow_stops_at_the_soft_limit_and_the_other_at_the_maximum() {
     assert_eq!(steps([Grow]).asks(), [GROWTH, None]);
     assert_eq!(steps([GrowToMaximum]).asks(), [GROWTH, GROWTH, None]);
