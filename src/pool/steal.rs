@@ -181,7 +181,9 @@ impl<U: Upstream> Pool<U> {
             let is_last = !may_grow || long;
             for candidate in candidates.iter() {
                 let Some(source) = self.slot(candidate.freed_by) else { continue };
-                if attempt > 0 && source.epochs.completed() < candidate.latest {
+                // At first only what closing left open.
+                let wanted = if attempt > 0 { candidate.latest } else { candidate.oldest };
+                if source.epochs.completed() < wanted {
                     source.epochs.poll(&self.upstream, &mut source.epochs.lock());
                 }
                 let completed = source.epochs.completed();
