@@ -217,9 +217,9 @@ pub(crate) unsafe fn find_in_table_or_none<R>(
     if (found.pool ^ pool) | (found.stream ^ stream) != 0 {
         return body(None);
     }
-    // This thread's list owns the magazine. Only `find_or_make`, `sweep` and the thread's end take one off
-    // the list, and they take it off the table first.
-    body(NonNull::new(found.magazine.cast_mut()))
+    // SAFETY: this thread's list owns the magazine. Only `find_or_make`, `sweep` and the thread's end take one
+    // off the list, and they take it off the table first.
+    body(Some(unsafe { NonNull::new_unchecked(found.magazine.cast_mut()) }))
 }
 
 /// As [`find`], past the table: in the thread's list, which has all. Puts it in the table.
