@@ -192,7 +192,7 @@ fn a_larger_block_and_a_growth() {
 fn two_larger_blocks() {
     large_model(
         "two_larger_blocks",
-        5_000,
+        4_500,
         || plan(4, &[GrowToMaximum, Trim]).build().prepared(&[0, 0, 1, 1], 0),
         &[
             |fixture: &Fixture| fixture.take_units_for_good(0, 2),
