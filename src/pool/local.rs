@@ -296,9 +296,17 @@ pub(crate) fn find_or_make(
     Some(magazine)
 }
 
-/// Drops the calling thread's magazines that are retired, or whose pools are gone.
+/// Drops the calling thread's magazines that are retired, or whose pools are gone, and its table where that
+/// leaves none.
 pub(crate) fn sweep() {
-    let dead = LIST.try_with(|list| Some(list.try_borrow_mut().ok()?.sweep()));
+    let dead = LIST.try_with(|list| {
+        let mut list = list.try_borrow_mut().ok()?;
+        let dead = list.sweep();
+        if list.owned.is_empty() {
+            drop_table();
+        }
+        Some(dead)
+    });
     drop(dead);
 }
 

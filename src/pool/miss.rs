@@ -11,8 +11,13 @@ use super::upstream::{Failure, Upstream, count};
 /// How often a miss looks for memory to wait for, while other threads take what it sees.
 const WAIT_ATTEMPTS: usize = 3;
 
-/// Tags of heaps that a miss looks at for memory that needs no wait. The next one goes on behind them.
+/// Tags of heaps that a miss of a small block looks at for memory that needs no wait. The next one goes on
+/// behind them.
 const SCAN_LIMIT: usize = 128;
+
+/// The most bytes of a small block, which is to be found soon. For a larger one the look is cheap beside what a
+/// pool grows by where such blocks lie anywhere.
+const MAX_SMALL: usize = 256 << 10;
 
 impl<U: Upstream> Pool<U> {
     /// Memory for a stream whose own free memory did not serve.
@@ -40,7 +45,7 @@ impl<U: Upstream> Pool<U> {
             if matches!(step, MissStep::Complete | MissStep::Ordered)
                 && seen.is_none()
                 && let Some(found) =
-                    self.scan(request, seen.insert(Candidates::default()), SCAN_LIMIT)
+                    self.scan(request, seen.insert(Candidates::default()), scan_limit(request))
             {
                 return Ok(Some(found));
             }
@@ -72,7 +77,7 @@ impl<U: Upstream> Pool<U> {
             return Ok(None);
         }
         let seen = seen.insert(Candidates::default());
-        match self.scan(request, seen, SCAN_LIMIT) {
+        match self.scan(request, seen, scan_limit(request)) {
             None if seen.is_of_one_stream() => self.steal_one_with_wait(request, seen),
             found => Ok(found),
         }
@@ -172,9 +177,12 @@ impl<U: Upstream> Pool<U> {
         }
     }
 
-    /// Memory that the stream freed into another's heap.
+    /// Memory that the stream freed into another's heap, for a small block.
     fn take_from_recent_owners(&self, request: &Request<'_, U>) -> Option<TakenBlock> {
         let Request { slot, units, align, .. } = *request;
+        if request.bytes() > MAX_SMALL {
+            return None;
+        }
         slot.recent_owners.find_map(|owner| {
             let taken = self.slot(owner)?.heap().allocate(slot.id, units, align, usize::MAX)?;
             Some(TakenBlock { owner, freed_by: slot.id, taken })
@@ -254,4 +262,8 @@ impl<U: Upstream> Pool<U> {
             })
         })
     }
+}
+
+fn scan_limit<U: Upstream>(request: &Request<'_, U>) -> usize {
+    if request.bytes() > MAX_SMALL { usize::MAX } else { SCAN_LIMIT }
 }

@@ -125,9 +125,12 @@ fn work_on_the_streams_of_several_threads_stays_in_order_on_a_gpu() {
         add_one(&home, &mut vec).unwrap();
         assert_eq!(vec.get(3_999_999).unwrap(), round + 1);
         std::thread::scope(|scope| {
-            // Joined: while a thread that used its own stream ends, another's call may stop for good
-            // inside of the driver.
-            let other = scope.spawn(|| fill_on_this_threads_stream(&device, &mut vec, round + 100));
+            // Joined and synchronised: a thread that ends with work on its own stream may stop for good inside
+            // of the driver.
+            let other = scope.spawn(|| {
+                fill_on_this_threads_stream(&device, &mut vec, round + 100);
+                device.per_thread_stream().unwrap().synchronize().unwrap();
+            });
             other.join().unwrap();
         });
         add_one(&home, &mut vec).unwrap();
