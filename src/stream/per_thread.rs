@@ -17,11 +17,10 @@ impl Device {
     /// std::thread::spawn(move || mine.synchronize());
     /// ```
     ///
-    /// With driver 580 on an H200, a program of some thirty threads was seen to stop for good, all of
-    /// them inside of the driver: one that had used its stream was ending, and another made its own
-    /// wait. On an H100 a program stopped where a thread that had used its stream was ending and the
-    /// next one used its own. So join the one before. Streams of [`new_stream`](Device::new_stream) did
-    /// not show it.
+    /// [Synchronise](PerThreadStream::synchronize) it before its thread ends. With driver 580, on an H100 and an
+    /// H200, programs that had made and dropped many streams were seen to stop for good where a thread ended
+    /// with work on its own stream, inside of the driver; those that synchronised first were not. Streams of
+    /// [`new_stream`](Device::new_stream) did not show it.
     ///
     /// # Errors
     ///
