@@ -26,16 +26,31 @@
 use super::block::SlotId;
 use super::ordered::Ordered;
 use super::upstream::{Counted, Failure, Upstream};
-use crate::sync::{Arc, AtomicUsize, CachePadded, Mutex, MutexGuard, Ordering};
+use crate::sync::{Arc, AtomicUsize, Mutex, MutexGuard, Ordering};
 use std::collections::VecDeque;
+use std::ops::Deref;
 
 /// Closed epochs whose events a stream keeps; a later event serves for an older epoch as well.
 const RING: usize = 8;
 
+/// On a line of the cache of its own: each free reads it, and what is beside it changes more often. One line,
+/// for there is one for each stream.
+#[repr(align(64))]
+struct Line<T>(T);
+
+impl<T> Deref for Line<T> {
+    type Target = T;
+
+    #[inline(always)]
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
 /// One stream's epochs, and those of other streams that it is ordered after.
 pub(super) struct StreamEpochs<U: Upstream> {
     /// The epoch that frees are stamped with.
-    current: CachePadded<AtomicUsize>,
+    current: Line<AtomicUsize>,
     /// The last epoch that the device was seen to have passed.
     completed: AtomicUsize,
     /// What this stream is ordered after.
@@ -69,7 +84,7 @@ impl<U: Upstream> StreamEpochs<U> {
     pub(super) fn new(stream: Option<U::Stream>) -> Self {
         let record = ClosedEpochs { stream, closed: VecDeque::new(), spare: Vec::new() };
         Self {
-            current: CachePadded::new(AtomicUsize::new(FIRST_EPOCH)),
+            current: Line(AtomicUsize::new(FIRST_EPOCH)),
             completed: AtomicUsize::new(0),
             ordered: Ordered::new(),
             record: Mutex::new(record),
