@@ -68,14 +68,44 @@ pub(super) trait FreeLists {
     fn push_head(&mut self, bin: usize, node: u32) -> u32;
     /// Makes the second block of the bin's list the first.
     fn pop_head(&mut self, bin: usize, second: u32);
+    /// How many blocks there are, to be changed.
+    fn blocks_mut(&mut self) -> &mut u32;
+    /// The bounds of the stamps, where they are kept.
+    fn stamps_mut(&mut self) -> Option<&mut Stamps>;
+
     /// Counts a block that comes.
-    fn count_in(&mut self);
+    #[inline(always)]
+    fn count_in(&mut self) {
+        *self.blocks_mut() += 1;
+    }
+
     /// Counts a block that goes.
-    fn count_out(&mut self);
+    #[inline(always)]
+    fn count_out(&mut self) {
+        let blocks = self.blocks_mut();
+        *blocks -= 1;
+        if *blocks == 0
+            && let Some(stamps) = self.stamps_mut()
+        {
+            *stamps = Stamps::NONE;
+        }
+    }
+
     /// Notes the stamp of a block that comes, or has a new one.
-    fn note(&mut self, stamp: usize);
+    #[inline(always)]
+    fn note(&mut self, stamp: usize) {
+        if let Some(stamps) = self.stamps_mut() {
+            stamps.note(stamp);
+        }
+    }
+
     /// Notes that no block has an earlier stamp.
-    fn set_oldest(&mut self, stamp: usize);
+    fn set_oldest(&mut self, stamp: usize) {
+        if let Some(stamps) = self.stamps_mut() {
+            stamps.oldest = stamp;
+        }
+    }
+
     /// How many blocks there are.
     fn blocks(&self) -> u32;
     fn summary(&self, nodes: &[BlockNode]) -> Summary;
@@ -215,17 +245,13 @@ impl FreeLists for OneList {
         self.head = second;
     }
 
-    fn count_in(&mut self) {
-        self.blocks += 1;
+    fn blocks_mut(&mut self) -> &mut u32 {
+        &mut self.blocks
     }
 
-    fn count_out(&mut self) {
-        self.blocks -= 1;
+    fn stamps_mut(&mut self) -> Option<&mut Stamps> {
+        None
     }
-
-    fn note(&mut self, _: usize) {}
-
-    fn set_oldest(&mut self, _: usize) {}
 
     fn blocks(&self) -> u32 {
         self.blocks
@@ -242,7 +268,7 @@ impl FreeLists for OneList {
 
 /// Bounds of the stamps since the lists were last empty.
 #[derive(Debug)]
-struct Stamps {
+pub(super) struct Stamps {
     oldest: usize,
     latest: usize,
 }
@@ -305,23 +331,12 @@ impl FreeLists for Rows {
         self.rows &= !(u32::from(second == NO_NODE) << row);
     }
 
-    fn count_in(&mut self) {
-        self.blocks += 1;
+    fn blocks_mut(&mut self) -> &mut u32 {
+        &mut self.blocks
     }
 
-    fn count_out(&mut self) {
-        self.blocks -= 1;
-        if self.blocks == 0 {
-            self.stamps = Stamps::NONE;
-        }
-    }
-
-    fn note(&mut self, stamp: usize) {
-        self.stamps.note(stamp);
-    }
-
-    fn set_oldest(&mut self, stamp: usize) {
-        self.stamps.oldest = stamp;
+    fn stamps_mut(&mut self) -> Option<&mut Stamps> {
+        Some(&mut self.stamps)
     }
 
     fn blocks(&self) -> u32 {
@@ -418,26 +433,14 @@ impl FreeLists for Table {
         }
     }
 
-    #[inline]
-    fn count_in(&mut self) {
-        self.blocks += 1;
+    #[inline(always)]
+    fn blocks_mut(&mut self) -> &mut u32 {
+        &mut self.blocks
     }
 
-    #[inline]
-    fn count_out(&mut self) {
-        self.blocks -= 1;
-        if self.blocks == 0 {
-            self.stamps = Stamps::NONE;
-        }
-    }
-
-    #[inline]
-    fn note(&mut self, stamp: usize) {
-        self.stamps.note(stamp);
-    }
-
-    fn set_oldest(&mut self, stamp: usize) {
-        self.stamps.oldest = stamp;
+    #[inline(always)]
+    fn stamps_mut(&mut self) -> Option<&mut Stamps> {
+        Some(&mut self.stamps)
     }
 
     fn blocks(&self) -> u32 {
