@@ -45,7 +45,7 @@ impl<U: Upstream> Pool<U> {
     ///
     /// # Safety
     ///
-    /// `past` uses the magazine before anything of a pool that is not given it, and does not keep it.
+    /// `past` uses the magazine before it calls another function of a pool, and does not keep it.
     #[inline(always)]
     pub unsafe fn allocate_cached_or<R>(
         &self,
@@ -139,8 +139,8 @@ impl<U: Upstream> Pool<U> {
                 return Ok(Self::warm(cached, units));
             }
         }
-        // A stream whose slot was retired may be here again. From here on the magazine may go: what hears of a
-        // miss may trim.
+        // A stream whose slot was retired may be here again. From here on the magazine may be dropped: a
+        // subscriber to the events of a miss may trim the pool.
         let slot_id = magazine.filter(|magazine| !magazine.is_retired()).map(|magazine| {
             let slot_id = magazine.slot() as SlotId;
             self.note_miss(magazine, stream_id, units);

@@ -126,9 +126,10 @@ impl<U: Upstream> Pool<U> {
         self.grow_by(request, bytes, bytes.max(least), limit)
     }
 
-    /// Whether a range for large blocks has room for a size that differs by little. A user counts with a
-    /// maximum: all of it serves blocks. What is a whole number of granules packs without a rest, below,
-    /// too; but where the first range is that tight, the next size costs as much again.
+    /// Whether a range for large blocks has room for a size that differs by little. A pool with a maximum has
+    /// none: all of the maximum serves blocks. Sizes of whole granules need none, since they pack without a
+    /// rest, also in a pool below. The first range has room all the same: without it the next size would take a
+    /// second range.
     fn grows_with_margin(&self, bytes: usize) -> bool {
         let is_first = self.reserved_bytes() == 0;
         !self.settings.has_maximum() && (is_first || !bytes.is_multiple_of(LEAST_GROWTH))

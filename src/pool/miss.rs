@@ -15,8 +15,8 @@ const WAIT_ATTEMPTS: usize = 3;
 /// behind them.
 const SCAN_LIMIT: usize = 128;
 
-/// The most bytes of a small block, which is to be found soon. For a larger one the look is cheap beside what a
-/// pool grows by where such blocks lie anywhere.
+/// The most bytes of a small block. A larger one is looked for in all heaps: where large blocks lay in any heap
+/// that came first, pools grew by more (decision 7).
 const MAX_SMALL: usize = 256 << 10;
 
 impl<U: Upstream> Pool<U> {
@@ -83,7 +83,8 @@ impl<U: Upstream> Pool<U> {
         }
     }
 
-    /// Whether the policy has a look at what is ordered, and nothing behind it that may serve before a wait.
+    /// Whether a wait is the next step that can serve: the policy looks at ordered memory before it, and cannot
+    /// grow, gather or trim before it.
     fn waits_next(&self, request: &Request<'_, U>) -> bool {
         let steps = &self.settings.steps;
         let Some(wait) = steps.iter().position(|step| *step == MissStep::Wait) else {

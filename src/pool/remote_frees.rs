@@ -12,8 +12,8 @@
 //! | a node | the node, and its links up to `END` | `link.next = head`, `head = node` | `head = END`, then each node |
 //!
 //! A link belongs to the thread that frees the node's block until the push (release), and to the
-//! drain after that (acquire). The links go away where no block of the heap is live and `head` is `END`: then
-//! they are nobody's.
+//! drain after that (acquire). Where no block of the heap is live and `head` is `END`, no thread has a link,
+//! and all of them go away.
 
 use super::append_array::AppendArray;
 use super::block::SlotId;
