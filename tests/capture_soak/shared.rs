@@ -104,8 +104,7 @@ pub(crate) struct Setup {
     pub(crate) length: usize,
     /// Of each thread.
     pub(crate) operations: usize,
-    /// Page-locked memory is used, whose free asks the whole context. Without it nothing disturbs a
-    /// capture that Aquifer was not told of.
+    /// Every thread uses page-locked memory at random.
     pub(crate) pinned: bool,
     /// The context is lost on the way.
     pub(crate) loses: bool,
@@ -121,6 +120,12 @@ impl Setup {
             pinned: !random.one_in(4),
             loses: random.one_in(40) && !on_gpu,
         }
+    }
+
+    /// A free of page-locked memory asks the whole context. Without one nothing disturbs a capture that
+    /// Aquifer was not told of. The host form of a program that loses its context works on such memory.
+    pub(crate) fn frees_pinned(&self) -> bool {
+        self.pinned || self.loses
     }
 }
 

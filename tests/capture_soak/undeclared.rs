@@ -31,8 +31,8 @@ impl Player<'_> {
         self.count("captures undeclared");
         if valid {
             self.count("captures undeclared that stayed valid");
-        } else if !self.shared.setup.pinned {
-            // Elsewhere the free of page-locked memory asked the context, and nobody had told it.
+        } else if !self.shared.setup.frees_pinned() {
+            // Elsewhere the free of page-locked memory asked the context, which was not told of it.
             return Err(Stop::Failed("a capture behind the crate's back was disturbed".into()));
         }
         let stream = self.stream();
