@@ -71,11 +71,9 @@ use crate::debug_log::deferred_event;
 use crate::driver::is_forked_child;
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::align_up;
-use crate::pool::local::{self, OnThreadExit};
+use crate::pool::local::{self, OnThreadExit, PoolId};
 use crate::pool::magazine::{Limits, Magazine, SizeClasses};
-use crate::sync::trusted::{
-    AtomicBool, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, unique,
-};
+use crate::sync::trusted::{AtomicBool, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering};
 use crate::sync::{Arc, Weak};
 use std::alloc::Layout;
 use std::ptr::NonNull;
@@ -151,7 +149,7 @@ type ThreadCaches<'a> = MutexGuard<'a, Vec<Arc<Magazine>>>;
 impl PoolCore {
     /// `options` were checked.
     pub(super) fn new(options: PinnedPoolOptions) -> Arc<Self> {
-        let key = PoolKey { number: unique(), fenced: options.fenced };
+        let key = PoolKey { id: PoolId::new(), fenced: options.fenced };
         Arc::new_cyclic(|this| Self {
             key,
             options,
@@ -175,7 +173,7 @@ impl PoolCore {
     /// The calling thread's magazine, made if need be. `None` while the thread ends, and of a pool
     /// that is closed.
     pub(super) fn thread_magazine(&self) -> Option<Arc<Magazine>> {
-        local::find_or_make(self.key.number, 0, || {
+        local::find_or_make(self.key.id, 0, || {
             let units = (self.options.magazine_bytes >> UNIT_SHIFT) as u64;
             let entries = self.options.magazine_entries.min(usize::from(u8::MAX)) as u8;
             // INV-PINNED-7.

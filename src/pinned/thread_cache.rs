@@ -17,7 +17,7 @@
 
 use super::batch::{Batch, FreedBlock, exposed_pointer, units_of};
 use crate::driver::is_forked_child;
-use crate::pool::local;
+use crate::pool::local::{self, PoolId};
 use crate::pool::magazine::{Cached, Magazine, SizeClasses};
 use std::alloc::Layout;
 use std::mem;
@@ -95,15 +95,14 @@ impl ThreadCache {
 /// The pool of a magazine, and its rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PoolKey {
-    /// Never 0, and never the number of another pool.
-    pub(super) number: u64,
+    pub(super) id: PoolId,
     /// Whether a freed block waits for a fence: see the [module](self).
     pub(super) fenced: bool,
 }
 
 impl PoolKey {
     /// The key of no pool.
-    pub(super) const NONE: Self = Self { number: 0, fenced: true };
+    pub(super) const NONE: Self = Self { id: PoolId::NONE, fenced: true };
 }
 
 /// Takes a block out of the calling thread's cache. No lock, no driver call, no unwind.
@@ -115,7 +114,7 @@ pub(super) fn allocate(key: PoolKey, layout: Layout) -> Option<NonNull<[u8]>> {
     }
     let mask = layout.align() - 1;
     // SAFETY: the reference is gone when this returns.
-    let magazine = unsafe { local::find(key.number, 0) }?;
+    let magazine = unsafe { local::find(key.id, 0) }?;
     // SAFETY: the table has this thread's own magazines, and nothing below enters one.
     let address = unsafe {
         magazine.try_with(|classes| {
@@ -178,7 +177,7 @@ pub(super) unsafe fn free_into(
 #[inline(always)]
 pub(super) unsafe fn free(key: PoolKey, block: FreedBlock, full: impl FnOnce(Batch)) -> bool {
     // SAFETY: the reference is gone when this returns.
-    let Some(magazine) = (unsafe { local::find(key.number, 0) }) else { return false };
+    let Some(magazine) = (unsafe { local::find(key.id, 0) }) else { return false };
     // SAFETY: the table has this thread's own magazines; the rest is the caller's promise.
     let freed = unsafe { free_into(magazine, block, key.fenced) };
     freed.map(|batch| batch.map(full)).is_ok()

@@ -159,7 +159,13 @@ impl<U: Upstream> Pool<U> {
     ) -> Result<Block, Failure<U::Error>> {
         let slot_id = match known {
             Some(slot_id) => slot_id,
-            None => self.register_magazine(stream, stream_id)?,
+            None => {
+                let (slot_id, magazine) = self.register_magazine(stream, stream_id)?;
+                if let Some(magazine) = magazine {
+                    self.note_miss(&magazine, stream_id, units);
+                }
+                slot_id
+            }
         };
         let align = align.max(self.settings.alignment);
         let slot = self.slot(slot_id).ok_or(Failure::Crowded)?;
@@ -306,7 +312,7 @@ impl<U: Upstream> Pool<U> {
         }
         let slot = match magazine {
             Some(magazine) if !magazine.is_retired() => Ok(magazine.slot() as SlotId),
-            _ => self.register_magazine(stream, stream_id),
+            _ => self.register_magazine(stream, stream_id).map(|(slot_id, _)| slot_id),
         };
         let Ok(slot) = slot else {
             return emit_deferred(move || {
@@ -324,20 +330,20 @@ impl<U: Upstream> Pool<U> {
         });
     }
 
-    /// The slot of a stream that the thread has no magazine for, and such a magazine.
+    /// The slot of a stream that the thread has no magazine for, and such a magazine, if it may have one.
     #[cold]
     fn register_magazine(
         &self,
         stream: &U::Stream,
         stream_id: u64,
-    ) -> Result<SlotId, Failure<U::Error>> {
+    ) -> Result<(SlotId, Option<Arc<Magazine>>), Failure<U::Error>> {
         self.upstream.check_device(stream)?;
         let slot_id = self.find_or_make_slot(stream, stream_id)?;
         let limits = Limits {
             entries: self.settings.entries,
             units: (self.settings.cached_bytes >> UNIT_SHIFT) as u64,
         };
-        local::find_or_make(self.id, stream_id, || {
+        let magazine = local::find_or_make(self.id, stream_id, || {
             let slot = self.slot(slot_id)?;
             let magazine = Arc::new(Magazine::new(limits, u32::from(slot_id)));
             let pool: Weak<dyn OnThreadExit> = self.this.clone();
@@ -349,7 +355,7 @@ impl<U: Upstream> Pool<U> {
             slot.magazines.lock().push(magazine.clone());
             Some((magazine, pool))
         });
-        Ok(slot_id)
+        Ok((slot_id, magazine))
     }
 }
 

@@ -49,6 +49,7 @@
 use super::append_array::AppendArray;
 use super::block::{Block, POOL_BITS, SHARED, SlotId, UNIT_SHIFT, node_of, owner_of, token_of};
 use super::graphs::Graphs;
+use super::local::PoolId;
 use super::magazine::{Cached, Magazine, SizeClasses};
 use super::populated::Populated;
 use super::remote_frees::Freed;
@@ -65,7 +66,7 @@ use std::collections::{BTreeSet, HashMap};
 
 /// A stream-ordered pool.
 pub struct Pool<U: Upstream> {
-    pub(super) id: u64,
+    pub(super) id: PoolId,
     /// What the tokens of this pool have in common.
     pub(super) mark: u16,
     /// One less than what blocks are aligned to.
@@ -108,10 +109,10 @@ impl<U: Upstream> Pool<U> {
             if let Some(shared) = slots.get_or_make(SHARED as usize) {
                 let _ = shared.set(Box::new(Slot::new(SHARED, None)));
             }
-            let id = trusted::unique();
+            let id = PoolId::new();
             Self {
                 id,
-                mark: (id & POOL_BITS) as u16,
+                mark: (id.number() & POOL_BITS) as u16,
                 mask: settings.alignment - 1,
                 largest: (u64::from(u32::MAX) << UNIT_SHIFT) & !(settings.alignment - 1),
                 upstream: Counted { inner: upstream, counters: Counters::default() },
@@ -141,7 +142,7 @@ impl<U: Upstream> Pool<U> {
 
     /// A number that no other pool of the process has.
     pub fn id(&self) -> u64 {
-        self.id
+        self.id.number()
     }
 
     pub fn settings(&self) -> &Settings {

@@ -4,7 +4,7 @@
 macro_rules! emit {
     ($self:ident, { $($field:ident $(= $value:expr)?),* $(,)? }, $text:literal) => {
         if $crate::debug_log::is_enabled() {
-            let (pool, device) = ($self.id, U::device(&$self.upstream));
+            let (pool, device) = ($self.id(), U::device(&$self.upstream));
             $($(let $field = $value;)?)*
             $crate::debug_log::emit_deferred(move || {
                 $crate::debug_log::event!(

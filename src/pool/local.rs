@@ -4,6 +4,7 @@
 use super::magazine::Magazine;
 use crate::driver::forget_in_child;
 use crate::heap::AddressHasher;
+use crate::sync::trusted::{UNIQUE_BITS, unique_pool};
 use crate::sync::{Arc, MODELLED, Weak, thread_local};
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -20,15 +21,60 @@ pub(crate) trait OnThreadExit: Send + Sync {
     fn on_thread_exit(&self, magazine: &Arc<Magazine>);
 }
 
+/// A pool, as the threads' tables and lists know it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PoolId {
+    /// No other pool of the process has it. From 1.
+    number: u64,
+    /// The pool's part of the keys of tables: the number above [`STREAM_BITS`], and in the bits of the index,
+    /// since pools share streams.
+    key: u64,
+}
+
+/// The bits of a key that tell streams apart: their numbers are of [`unique`](crate::sync::trusted::unique).
+const STREAM_BITS: u32 = UNIQUE_BITS;
+
+/// The first number that has no room in a key. A pool of it and each later one is in lists alone.
+const NO_KEY: u64 = (1 << (u64::BITS - STREAM_BITS)) - 1;
+
+impl PoolId {
+    /// The one of no pool.
+    pub(crate) const NONE: Self = Self { number: 0, key: 0 };
+
+    /// The one of a new pool.
+    pub(crate) fn new() -> Self {
+        Self::of(unique_pool())
+    }
+
+    fn of(number: u64) -> Self {
+        let index = number % TABLE_SIZE as u64;
+        let key =
+            if number < NO_KEY { number << STREAM_BITS | index } else { NO_KEY << STREAM_BITS };
+        Self { number, key }
+    }
+
+    pub(crate) fn number(self) -> u64 {
+        self.number
+    }
+
+    /// The pool and the stream, in one number: of no other pool or stream, if the pool's number has
+    /// room in it.
+    #[inline(always)]
+    fn key_with(self, stream: u64) -> u64 {
+        self.key ^ stream
+    }
+}
+
 #[derive(Clone, Copy)]
 struct Entry {
-    pool: u64,
-    stream: u64,
+    /// [`PoolId::key_with`] the stream.
+    key: u64,
     magazine: *const Magazine,
 }
 
-/// No pool has the number 0.
-const NO_ENTRY: Entry = Entry { pool: 0, stream: 0, magazine: ptr::null() };
+/// Of no pool and stream: [`set_in_table`] puts none of [`NO_KEY`] in, and no stream has
+/// a number of ones alone.
+const NO_ENTRY: Entry = Entry { key: u64::MAX, magazine: ptr::null() };
 
 /// A thread's table. Not a part of the thread's own memory, which every thread of the process would have,
 /// with its stack.
@@ -43,7 +89,7 @@ unsafe impl Sync for NoTable {}
 static NO_TABLE: NoTable = NoTable([NO_ENTRY; TABLE_SIZE]);
 
 struct ListEntry {
-    pool: u64,
+    pool: PoolId,
     stream: u64,
     magazine: Arc<Magazine>,
     owner: Weak<dyn OnThreadExit>,
@@ -65,8 +111,8 @@ struct List {
 const MIN_SWEEP: usize = 16;
 
 impl List {
-    fn get(&self, pool: u64, stream: u64) -> Option<&Arc<Magazine>> {
-        let place = self.places.get(&(pool, stream))?;
+    fn get(&self, pool: PoolId, stream: u64) -> Option<&Arc<Magazine>> {
+        let place = self.places.get(&(pool.number, stream))?;
         self.owned.get(*place).map(|owned| &owned.magazine)
     }
 
@@ -80,7 +126,7 @@ impl List {
         } else {
             self.sweep()
         };
-        self.places.insert((entry.pool, entry.stream), self.owned.len());
+        self.places.insert((entry.pool.number, entry.stream), self.owned.len());
         self.owned.push(entry);
         dead
     }
@@ -90,8 +136,8 @@ impl List {
         if let Some(table) = own_table() {
             // SAFETY: the thread's own, and it stays until `drop_table`.
             let table = unsafe { table.as_ref() };
-            let places = self.owned.iter().map(|owned| index(owned.pool, owned.stream));
-            places.for_each(|place| table[place].set(NO_ENTRY));
+            let keys = self.owned.iter().map(|owned| owned.pool.key_with(owned.stream));
+            keys.for_each(|key| table[index(key)].set(NO_ENTRY));
         }
     }
 
@@ -103,7 +149,7 @@ impl List {
             |owned: &mut ListEntry| owned.magazine.is_retired() || owned.owner.strong_count() == 0;
         let dead = self.owned.extract_if(.., gone).collect();
         self.places.clear();
-        let keys = self.owned.iter().map(|owned| (owned.pool, owned.stream));
+        let keys = self.owned.iter().map(|owned| (owned.pool.number, owned.stream));
         self.places.extend(keys.enumerate().map(|(place, key)| (key, place)));
         self.stocked.retain(|_, magazines| {
             magazines.retain(|magazine| !magazine.is_retired());
@@ -136,9 +182,9 @@ thread_local! {
 }
 
 #[inline(always)]
-fn index(pool: u64, stream: u64) -> usize {
+fn index(key: u64) -> usize {
     // Streams are numbered one after the other, as they are made.
-    (pool ^ stream) as usize % TABLE_SIZE
+    key as usize % TABLE_SIZE
 }
 
 /// Runs first in the child of a fork, on its one thread.
@@ -176,7 +222,7 @@ fn drop_table() {
 ///
 /// The reference is not used after the thread's next call of [`find_or_make`] or [`sweep`], nor sent elsewhere.
 #[inline(always)]
-pub(crate) unsafe fn find<'a>(pool: u64, stream: u64) -> Option<&'a Magazine> {
+pub(crate) unsafe fn find<'a>(pool: PoolId, stream: u64) -> Option<&'a Magazine> {
     // SAFETY: the caller's promise.
     unsafe { find_in_table_then(pool, stream, Some) }
 }
@@ -189,7 +235,7 @@ pub(crate) unsafe fn find<'a>(pool: u64, stream: u64) -> Option<&'a Magazine> {
 /// As [`find`].
 #[inline(always)]
 pub(crate) unsafe fn find_in_table_then<'a, R>(
-    pool: u64,
+    pool: PoolId,
     stream: u64,
     body: impl FnOnce(&'a Magazine) -> Option<R>,
 ) -> Option<R> {
@@ -205,16 +251,16 @@ pub(crate) unsafe fn find_in_table_then<'a, R>(
 /// As [`find`], of the pointer.
 #[inline(always)]
 pub(crate) unsafe fn find_in_table_or_none<R>(
-    pool: u64,
+    pool: PoolId,
     stream: u64,
     body: impl FnOnce(Option<NonNull<Magazine>>) -> R,
 ) -> R {
     // It has no destructor, so it is always there.
     let table = TABLE.try_with(Cell::get).unwrap_or(NO_TABLE.0.as_ptr());
+    let key = pool.key_with(stream);
     // SAFETY: `TABLE_SIZE` entries, of which this thread alone writes.
-    let found = unsafe { *table.add(index(pool, stream)) };
-    // One branch for both: they are right together, all but always.
-    if (found.pool ^ pool) | (found.stream ^ stream) != 0 {
+    let found = unsafe { *table.add(index(key)) };
+    if found.key != key {
         return body(None);
     }
     // SAFETY: this thread's list owns the magazine. Only `find_or_make`, `sweep` and the thread's end take one
@@ -228,7 +274,7 @@ pub(crate) unsafe fn find_in_table_or_none<R>(
 ///
 /// As [`find`].
 #[cold]
-pub(crate) unsafe fn find_in_list<'a>(pool: u64, stream: u64) -> Option<&'a Magazine> {
+pub(crate) unsafe fn find_in_list<'a>(pool: PoolId, stream: u64) -> Option<&'a Magazine> {
     if is_disabled() {
         return None;
     }
@@ -243,10 +289,14 @@ pub(crate) unsafe fn find_in_list<'a>(pool: u64, stream: u64) -> Option<&'a Maga
     Some(unsafe { &*magazine })
 }
 
-fn set_in_table(pool: u64, stream: u64, magazine: *const Magazine) {
+fn set_in_table(pool: PoolId, stream: u64, magazine: *const Magazine) {
+    let key = pool.key_with(stream);
+    if key >> STREAM_BITS == NO_KEY {
+        return;
+    }
     // SAFETY: the thread's own, and it stays until `drop_table`.
     let table = unsafe { own_table().unwrap_or_else(make_table).as_ref() };
-    table[index(pool, stream)].set(Entry { pool, stream, magazine });
+    table[index(key)].set(Entry { key, magazine });
 }
 
 fn is_disabled() -> bool {
@@ -256,7 +306,7 @@ fn is_disabled() -> bool {
 /// Finds the thread's magazine in its list, or makes one, and puts it in the table. `None` while
 /// the thread is going away, and in the child of a fork.
 pub(crate) fn find_or_make(
-    pool: u64,
+    pool: PoolId,
     stream: u64,
     make: impl FnOnce() -> Option<(Arc<Magazine>, Weak<dyn OnThreadExit>)>,
 ) -> Option<Arc<Magazine>> {
@@ -312,22 +362,25 @@ pub(crate) fn sweep() {
 
 /// Notes that the thread's magazine of this pool and stream may hold blocks from now on.
 #[cold]
-pub(crate) fn note_stocked(pool: u64, stream: u64) {
+pub(crate) fn note_stocked(pool: PoolId, stream: u64) {
     let _ = LIST.try_with(|list| {
         let mut list = list.try_borrow_mut().ok()?;
         let magazine = list.get(pool, stream)?.clone();
-        list.stocked.entry(pool).or_default().push(magazine);
+        list.stocked.entry(pool.number).or_default().push(magazine);
         Some(())
     });
 }
 
 /// Goes through the thread's magazines of this pool that may hold blocks. `body` makes none and drops
 /// no pool; it says whether it has emptied the magazine, which then is off the list.
-pub(crate) fn remove_stocked_if(pool: u64, mut body: impl FnMut(&Magazine) -> bool) {
+pub(crate) fn remove_stocked_if(pool: PoolId, mut body: impl FnMut(&Magazine) -> bool) {
     let _ = LIST.try_with(|list| {
         let Ok(mut list) = list.try_borrow_mut() else { return };
-        if let Some(magazines) = list.stocked.get_mut(&pool) {
+        if let Some(magazines) = list.stocked.get_mut(&pool.number) {
             magazines.retain(|magazine| !magazine.is_retired() && !body(magazine));
         }
     });
 }
+
+#[cfg(test)]
+mod tests;

@@ -27,36 +27,54 @@ pub struct Cached {
     pub token: u64,
 }
 
+/// The places of a class's blocks.
+type Places = [Cached; CLASS_CAPACITY];
+
 /// Blocks of one size, the last one freed on top. Only a size that was missed gets a class, so that
 /// sizes which never come back are not kept from the heap.
-#[derive(Clone, Copy, Debug)]
+///
+/// INV-MAGAZINE-1: `length <= room`, and a class with room has its places. Made with its first size: a thread of
+/// a thousand streams has as many magazines, and few sizes in each.
+#[derive(Debug)]
 struct SizeClass {
     units: u32,
     length: u8,
     /// Blocks that it keeps.
     room: u8,
-    /// Misses until it keeps blocks again.
-    backoff: u8,
-    /// The size that was missed last.
-    missed: u32,
-    blocks: [Cached; CLASS_CAPACITY],
+    places: Option<Box<Places>>,
 }
 
-const UNUSED: SizeClass = SizeClass {
-    units: NO_SIZE,
-    length: 0,
-    room: 0,
-    backoff: 0,
-    missed: NO_SIZE,
-    blocks: [NOTHING; CLASS_CAPACITY],
-};
-
-const NOTHING: Cached = Cached { address: 0, token: 0 };
+/// What a class knows of misses.
+#[derive(Clone, Copy, Debug)]
+struct MissHistory {
+    /// The size that was missed last.
+    missed: u32,
+    /// Misses until it keeps blocks again.
+    backoff: u8,
+}
 
 impl SizeClass {
+    const UNUSED: Self = Self { units: NO_SIZE, length: 0, room: 0, places: None };
+
+    /// The places of its blocks.
+    ///
+    /// # Safety
+    ///
+    /// It has blocks, or room for some.
+    #[inline(always)]
+    unsafe fn places_mut(&mut self) -> &mut Places {
+        // SAFETY: INV-MAGAZINE-1, by the caller's promise.
+        unsafe { self.places.as_deref_mut().unwrap_unchecked() }
+    }
+
+    fn blocks(&self) -> &[Cached] {
+        let places = self.places.as_deref().and_then(|places| places.get(..self.length as usize));
+        places.unwrap_or_default()
+    }
+
     /// The last block that is aligned so, though others lie on top of it.
     fn take_aligned(&mut self, align: u64) -> Option<Cached> {
-        let blocks = self.blocks.get_mut(..self.length as usize)?;
+        let blocks = self.places.as_deref_mut()?.get_mut(..self.length as usize)?;
         let place = blocks.iter().rposition(|block| block.address & (align - 1) == 0)?;
         let block = blocks[place];
         blocks.copy_within(place + 1.., place);
@@ -88,6 +106,8 @@ pub struct SizeClasses {
     /// Whether the owner's list of stocked magazines has this one.
     listed: bool,
     classes: [SizeClass; SIZE_CLASSES],
+    /// Of the classes.
+    misses: [MissHistory; SIZE_CLASSES],
     /// What the pool keeps beside the classes.
     extra: Box<dyn Any + Send>,
 }
@@ -115,7 +135,9 @@ impl SizeClasses {
             return None;
         }
         class.length -= 1;
-        Some(class.blocks[class.length as usize % CLASS_CAPACITY])
+        let place = class.length as usize % CLASS_CAPACITY;
+        // SAFETY: it had a block.
+        Some(unsafe { class.places_mut() }[place])
     }
 
     /// The last block of exactly this size at a multiple of `align`, a power of two, though others lie
@@ -133,17 +155,19 @@ impl SizeClasses {
         if class.units != units || class.length >= class.room {
             return Err(block);
         }
+        // SAFETY: it has room for one more.
+        let places = unsafe { class.places_mut() };
         // A block that is freed twice must not be handed out twice: a pool asks `holds` next.
         let mut place = length;
         while place > 0 {
             place -= 1;
-            if class.blocks[place % CLASS_CAPACITY].token == block.token {
+            if places[place % CLASS_CAPACITY].token == block.token {
                 return Err(block);
             }
         }
         // Mostly it comes back to where it was taken from, and still stands there. Then nothing is
         // stored: its next way out would have to wait for the store.
-        let place = &mut class.blocks[length % CLASS_CAPACITY];
+        let place = &mut places[length % CLASS_CAPACITY];
         if (place.address ^ block.address) | (place.token ^ block.token) != 0 {
             *place = block;
         }
@@ -155,10 +179,7 @@ impl SizeClasses {
     #[inline]
     pub fn holds(&self, units: u32, token: u64) -> bool {
         let class = &self.classes[class_place(units)];
-        if class.units != units {
-            return false;
-        }
-        class.blocks.iter().take(class.length as usize).any(|other| other.token == token)
+        class.units == units && class.blocks().iter().any(|other| other.token == token)
     }
 
     /// Notes that this size was missed. The second miss in a row gives it the class, which keeps its next
@@ -173,16 +194,17 @@ impl SizeClasses {
     /// Whether this miss gives the size its class: [`note_miss`](Self::note_miss) does. Else notes the miss.
     #[inline]
     pub fn is_missed_again(&mut self, units: u32) -> bool {
-        let class = &mut self.classes[class_place(units)];
-        if class.units == units {
+        let place = class_place(units);
+        if self.classes[place].units == units {
             return false;
         }
-        if class.missed != units {
-            class.missed = units;
+        let history = &mut self.misses[place];
+        if history.missed != units {
+            history.missed = units;
             return false;
         }
-        if class.backoff > 0 {
-            class.backoff -= 1;
+        if history.backoff > 0 {
+            history.backoff -= 1;
             return false;
         }
         true
@@ -204,13 +226,14 @@ impl SizeClasses {
         self.promised += room * size;
         self.sized |= 1 << place;
         let class = &mut self.classes[place];
+        class.places.get_or_insert_default();
         (class.units, class.room) = (units, room as u8);
     }
 
     fn clear_class(&mut self, place: usize, each: &mut impl FnMut(Cached)) {
         let class = &mut self.classes[place];
         if class.units != NO_SIZE {
-            class.blocks.iter().take(class.length as usize).for_each(|block| each(*block));
+            class.blocks().iter().for_each(|block| each(*block));
             self.promised -= u64::from(class.units) * u64::from(class.room);
             self.sized &= !(1 << place);
             // No room either: a block may be of the size that stands for none.
@@ -237,7 +260,7 @@ impl SizeClasses {
     pub fn flush(&mut self, mut each: impl FnMut(Cached)) {
         for place in self.assigned_classes() {
             self.clear_class(place, &mut each);
-            self.classes[place].backoff = BACKOFF_MISSES;
+            self.misses[place].backoff = BACKOFF_MISSES;
         }
     }
 
@@ -276,8 +299,9 @@ impl SizeClasses {
     /// Blocks and units inside.
     pub fn totals(&self) -> (usize, u64) {
         self.assigned_classes().fold((0, 0), |(blocks, units), place| {
-            let SizeClass { length, units: size, .. } = self.classes[place];
-            (blocks + length as usize, units + u64::from(length) * u64::from(size))
+            let class = &self.classes[place];
+            let length = class.length;
+            (blocks + length as usize, units + u64::from(length) * u64::from(class.units))
         })
     }
 }
@@ -296,7 +320,8 @@ impl Magazine {
             promised: 0,
             sized: 0,
             listed: false,
-            classes: [UNUSED; SIZE_CLASSES],
+            classes: [const { SizeClass::UNUSED }; SIZE_CLASSES],
+            misses: [MissHistory { missed: NO_SIZE, backoff: 0 }; SIZE_CLASSES],
             extra: Box::new(extra),
         };
         Self { slot, classes: Biased::with_owner(OWNER, classes) }

@@ -212,10 +212,10 @@ fn a_miss_looks_at_magazines_that_may_hold_something() {
     let mut fixture = Fixture::new(&[MissStep::Ordered, MissStep::Wait, MissStep::Grow]);
     let streams: Vec<_> = (0..60).map(|_| fixture.stream()).collect();
     streams.iter().for_each(|stream| fixture.use_once(stream));
-    let number = fixture.pool.id();
+    let id = fixture.pool.id;
     let stocked = || {
         let mut seen = 0;
-        local::remove_stocked_if(number, |_| {
+        local::remove_stocked_if(id, |_| {
             seen += 1;
             false
         });

@@ -31,18 +31,39 @@ pub(crate) mod trusted {
 
     #[cfg(not(aquifer_loom))]
     static NEXT: AtomicU64 = AtomicU64::new(16);
-    // Again from 16 in every execution: a number decides where things stand in tables, and loom
+    #[cfg(not(aquifer_loom))]
+    static NEXT_POOL: AtomicU64 = AtomicU64::new(1);
+    // Again from the first in every execution: a number decides where things stand in tables, and loom
     // repeats an execution by its choices alone.
     #[cfg(aquifer_loom)]
     loom::lazy_static! {
         static ref NEXT: AtomicU64 = AtomicU64::new(16);
+        static ref NEXT_POOL: AtomicU64 = AtomicU64::new(1);
     }
 
+    /// The bits of a number of [`unique`].
+    pub(crate) const UNIQUE_BITS: u32 = 40;
+
     /// A number that no other call in this process returns. From 16, so that none looks like one of
-    /// the driver's special handles.
+    /// the driver's special handles. Below `2^UNIQUE_BITS - 1`.
+    ///
+    /// # Panics
+    ///
+    /// Panics after a trillion numbers.
     pub(crate) fn unique() -> u64 {
         // Relaxed: only uniqueness is asked, which the read-modify-write gives by itself.
-        NEXT.fetch_add(1, Ordering::Relaxed)
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        assert!(
+            number < (1 << UNIQUE_BITS) - 1,
+            "a trillion streams, threads and contexts were made"
+        );
+        number
+    }
+
+    /// A number for a pool, of its own sequence: 1, 2, 3.
+    pub(crate) fn unique_pool() -> u64 {
+        // Relaxed: as above.
+        NEXT_POOL.fetch_add(1, Ordering::Relaxed)
     }
 }
 

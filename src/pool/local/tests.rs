@@ -1,0 +1,43 @@
+use super::super::magazine::Limits;
+use super::*;
+
+struct Ignored;
+
+impl OnThreadExit for Ignored {
+    fn on_thread_exit(&self, _magazine: &Arc<Magazine>) {}
+}
+
+fn found(pool: PoolId, stream: u64) -> [Option<u32>; 2] {
+    // SAFETY: used at once.
+    let (table, list) = unsafe { (find(pool, stream), find_in_list(pool, stream)) };
+    [table.map(Magazine::slot), list.map(Magazine::slot)]
+}
+
+#[test]
+fn pools_past_the_keys_of_tables_are_found_in_the_list() {
+    let owner: Arc<dyn OnThreadExit> = Arc::new(Ignored);
+    let numbers = [1 << 20, NO_KEY - 1, NO_KEY, NO_KEY + 1, NO_KEY + 1024];
+    let pools = numbers.map(PoolId::of);
+    assert_eq!(pools.map(PoolId::number), numbers);
+    let streams = [0, 1, (1 << STREAM_BITS) - 2];
+    let places = || pools.iter().flat_map(|pool| streams.map(|stream| (*pool, stream))).zip(1..);
+    for ((pool, stream), slot) in places() {
+        assert_eq!(found(pool, stream), [None, None], "{pool:?} {stream}");
+        let magazine = Arc::new(Magazine::new(Limits { entries: 1, units: 1 }, slot));
+        let made = find_or_make(pool, stream, || Some((magazine, Arc::downgrade(&owner))));
+        assert_eq!(made.map(|it| it.slot()), Some(slot));
+        let in_table = (pool.number < NO_KEY).then_some(slot);
+        assert_eq!(found(pool, stream), [in_table, Some(slot)], "{pool:?} {stream}");
+        assert_eq!(found(pool, 1024), [None, None], "{pool:?} was not used on it");
+    }
+    for ((pool, stream), slot) in places() {
+        let [table, list] = found(pool, stream);
+        assert!(table.is_none() || table == Some(slot), "{pool:?} {stream}");
+        assert_eq!(list, Some(slot), "{pool:?} {stream}");
+    }
+    // SAFETY: used at once.
+    assert!(unsafe { find(PoolId::NONE, 0) }.is_none(), "no pool has magazines");
+    drop(owner);
+    sweep();
+    assert_eq!(found(pools[0], 0), [None, None], "their owner is gone");
+}
