@@ -159,13 +159,7 @@ impl<U: Upstream> Pool<U> {
     ) -> Result<Block, Failure<U::Error>> {
         let slot_id = match known {
             Some(slot_id) => slot_id,
-            None => {
-                let (slot_id, magazine) = self.register_magazine(stream, stream_id)?;
-                if let Some(magazine) = magazine {
-                    self.note_miss(&magazine, stream_id, units);
-                }
-                slot_id
-            }
+            None => self.register_magazine(stream, stream_id, Some(units))?,
         };
         let align = align.max(self.settings.alignment);
         let slot = self.slot(slot_id).ok_or(Failure::Crowded)?;
@@ -312,7 +306,7 @@ impl<U: Upstream> Pool<U> {
         }
         let slot = match magazine {
             Some(magazine) if !magazine.is_retired() => Ok(magazine.slot() as SlotId),
-            _ => self.register_magazine(stream, stream_id).map(|(slot_id, _)| slot_id),
+            _ => self.register_magazine(stream, stream_id, None),
         };
         let Ok(slot) = slot else {
             return emit_deferred(move || {
@@ -330,13 +324,15 @@ impl<U: Upstream> Pool<U> {
         });
     }
 
-    /// The slot of a stream that the thread has no magazine for, and such a magazine, if it may have one.
+    /// The slot of a stream that the thread has no magazine for. Makes such a magazine, and tells it of a size
+    /// that was missed.
     #[cold]
     fn register_magazine(
         &self,
         stream: &U::Stream,
         stream_id: u64,
-    ) -> Result<(SlotId, Option<Arc<Magazine>>), Failure<U::Error>> {
+        missed: Option<u32>,
+    ) -> Result<SlotId, Failure<U::Error>> {
         self.upstream.check_device(stream)?;
         let slot_id = self.find_or_make_slot(stream, stream_id)?;
         let limits = Limits {
@@ -355,7 +351,10 @@ impl<U: Upstream> Pool<U> {
             slot.magazines.lock().push(magazine.clone());
             Some((magazine, pool))
         });
-        Ok((slot_id, magazine))
+        if let (Some(magazine), Some(units)) = (magazine, missed) {
+            self.note_miss(&magazine, stream_id, units);
+        }
+        Ok(slot_id)
     }
 }
 
