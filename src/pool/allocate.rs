@@ -159,7 +159,7 @@ impl<U: Upstream> Pool<U> {
     ) -> Result<Block, Failure<U::Error>> {
         let slot_id = match known {
             Some(slot_id) => slot_id,
-            None => self.register_magazine(stream, stream_id, Some(units))?,
+            None => self.register_magazine(stream, stream_id)?,
         };
         let align = align.max(self.settings.alignment);
         let slot = self.slot(slot_id).ok_or(Failure::Crowded)?;
@@ -306,7 +306,7 @@ impl<U: Upstream> Pool<U> {
         }
         let slot = match magazine {
             Some(magazine) if !magazine.is_retired() => Ok(magazine.slot() as SlotId),
-            _ => self.register_magazine(stream, stream_id, None),
+            _ => self.register_magazine(stream, stream_id),
         };
         let Ok(slot) = slot else {
             return emit_deferred(move || {
@@ -324,14 +324,12 @@ impl<U: Upstream> Pool<U> {
         });
     }
 
-    /// The slot of a stream that the thread has no magazine for. Makes such a magazine, and tells it of a size
-    /// that was missed.
+    /// The slot of a stream that the thread has no magazine for, and such a magazine.
     #[cold]
     fn register_magazine(
         &self,
         stream: &U::Stream,
         stream_id: u64,
-        missed: Option<u32>,
     ) -> Result<SlotId, Failure<U::Error>> {
         self.upstream.check_device(stream)?;
         let slot_id = self.find_or_make_slot(stream, stream_id)?;
@@ -339,7 +337,7 @@ impl<U: Upstream> Pool<U> {
             entries: self.settings.entries,
             units: (self.settings.cached_bytes >> UNIT_SHIFT) as u64,
         };
-        let magazine = local::find_or_make(self.id, stream_id, || {
+        local::find_or_make(self.id, stream_id, || {
             let slot = self.slot(slot_id)?;
             let magazine = Arc::new(Magazine::new(limits, u32::from(slot_id)));
             let pool: Weak<dyn OnThreadExit> = self.this.clone();
@@ -351,9 +349,6 @@ impl<U: Upstream> Pool<U> {
             slot.magazines.lock().push(magazine.clone());
             Some((magazine, pool))
         });
-        if let (Some(magazine), Some(units)) = (magazine, missed) {
-            self.note_miss(&magazine, stream_id, units);
-        }
         Ok(slot_id)
     }
 }
