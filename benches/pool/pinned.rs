@@ -88,7 +88,7 @@ fn in_turn<A: Allocator + Clone>(bench: &Bench, workload: &str, allocator: &A) {
         *oldest = Some(made(allocator));
         turn += 1;
     };
-    // The first count is that of a pool that may still grow.
+    // Counted twice: in the first count the pool may still grow.
     calls(bench, &mut next);
     let turns = calls(bench, &mut next);
     let mut time = || {

@@ -26,8 +26,8 @@ pub(crate) trait OnThreadExit: Send + Sync {
 pub(crate) struct PoolId {
     /// No other pool of the process has it. From 1.
     number: u64,
-    /// The pool's part of the keys of tables: the number above [`STREAM_BITS`], and in the bits of the index,
-    /// since pools share streams.
+    /// The pool's part of the keys of tables: the number above [`STREAM_BITS`], and a hash of it in the bits of
+    /// the index, since pools share streams, and both are numbered one after the other.
     key: u64,
 }
 
@@ -47,7 +47,8 @@ impl PoolId {
     }
 
     fn of(number: u64) -> Self {
-        let index = number % TABLE_SIZE as u64;
+        let hash = number.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let index = hash >> (u64::BITS - TABLE_SIZE.trailing_zeros());
         let key =
             if number < NO_KEY { number << STREAM_BITS | index } else { NO_KEY << STREAM_BITS };
         Self { number, key }
@@ -58,7 +59,8 @@ impl PoolId {
     }
 
     /// The pool and the stream, in one number: of no other pool or stream, if the pool's number has
-    /// room in it.
+    /// room in it. A stream's number is less than `2^STREAM_BITS - 1`, as [`unique`](crate::sync::trusted::unique)
+    /// gives them.
     #[inline(always)]
     fn key_with(self, stream: u64) -> u64 {
         self.key ^ stream
@@ -263,7 +265,7 @@ pub(crate) unsafe fn find_in_table_or_none<R>(
     if found.key != key {
         return body(None);
     }
-    // SAFETY: this thread's list owns the magazine. Only `find_or_make`, `sweep` and the thread's end take one
+    // SAFETY: no key is that of `NO_ENTRY`, so there is a magazine. This thread's list owns it. Only `find_or_make`, `sweep` and the thread's end take one
     // off the list, and they take it off the table first.
     body(Some(unsafe { NonNull::new_unchecked(found.magazine.cast_mut()) }))
 }

@@ -33,8 +33,8 @@ type Places = [Cached; CLASS_CAPACITY];
 /// Blocks of one size, the last one freed on top. Only a size that was missed gets a class, so that
 /// sizes which never come back are not kept from the heap.
 ///
-/// INV-MAGAZINE-1: `length <= room`, and a class with room has its places. Made with its first size: a thread of
-/// a thousand streams has as many magazines, and few sizes in each.
+/// INV-MAGAZINE-1: `length <= room`, and a class with room has its places. They are made with the class's first
+/// size and stay: a thread of a thousand streams has as many magazines, and few sizes in each.
 #[derive(Debug)]
 struct SizeClass {
     units: u32,

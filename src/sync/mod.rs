@@ -53,10 +53,7 @@ pub(crate) mod trusted {
     pub(crate) fn unique() -> u64 {
         // Relaxed: only uniqueness is asked, which the read-modify-write gives by itself.
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        assert!(
-            number < (1 << UNIQUE_BITS) - 1,
-            "a trillion streams, threads and contexts were made"
-        );
+        assert!(number < (1 << UNIQUE_BITS) - 1, "the process has drawn a trillion numbers");
         number
     }
 

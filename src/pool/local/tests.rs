@@ -41,3 +41,19 @@ fn pools_past_the_keys_of_tables_are_found_in_the_list() {
     sweep();
     assert_eq!(found(pools[0], 0), [None, None], "their owner is gone");
 }
+
+#[test]
+fn pools_that_follow_each_other_have_entries_of_their_own() {
+    for (pools, streams) in [(1_u64..5, 16_u64..80), (1..3, 500..700), (7..11, 1000..1016)] {
+        let keys = pools.flat_map(|pool| {
+            let pool = PoolId::of(pool);
+            streams.clone().map(move |stream| index(pool.key_with(stream)))
+        });
+        let (mut all, mut places) = (0, std::collections::BTreeSet::new());
+        keys.for_each(|place| {
+            all += 1;
+            places.insert(place);
+        });
+        assert!(places.len() * 10 >= all * 8, "{} entries for {all}", places.len());
+    }
+}
