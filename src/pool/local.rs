@@ -265,12 +265,13 @@ pub(crate) unsafe fn find_in_table_or_none<R>(
     if found.key != key {
         return body(None);
     }
-    // SAFETY: no key is that of `NO_ENTRY`, so there is a magazine. This thread's list owns it. Only `find_or_make`, `sweep` and the thread's end take one
-    // off the list, and they take it off the table first.
+    // SAFETY: no key is that of `NO_ENTRY`, so there is a magazine, and this thread's list owns it. Only
+    // `find_or_make`, `sweep` and the thread's end take one off the list, and they take it off the table first.
     body(Some(unsafe { NonNull::new_unchecked(found.magazine.cast_mut()) }))
 }
 
-/// As [`find`], past the table: in the thread's list, which has all. Puts it in the table.
+/// As [`find`], past the table: in the thread's list, which has all. Puts it in the table, unless the pool has
+/// no key.
 ///
 /// # Safety
 ///
@@ -305,7 +306,7 @@ fn is_disabled() -> bool {
     DISABLED.try_with(Cell::get).unwrap_or(true)
 }
 
-/// Finds the thread's magazine in its list, or makes one, and puts it in the table. `None` while
+/// Finds the thread's magazine in its list, or makes one, and puts it in the table, as above. `None` while
 /// the thread is going away, and in the child of a fork.
 pub(crate) fn find_or_make(
     pool: PoolId,

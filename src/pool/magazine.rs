@@ -223,10 +223,11 @@ impl SizeClasses {
         }
         let room = (self.limits.units - self.promised) / size;
         let room = room.min(u64::from(self.limits.entries));
+        // Before the sums change: a failing allocation may unwind.
+        self.classes[place].places.get_or_insert_default();
         self.promised += room * size;
         self.sized |= 1 << place;
         let class = &mut self.classes[place];
-        class.places.get_or_insert_default();
         (class.units, class.room) = (units, room as u8);
     }
 
