@@ -1,6 +1,6 @@
 //! What the fuzz targets run on their input. No input may make it panic.
 
-#[allow(dead_code, unreachable_pub, reason = "the crate uses more of it")]
+#[allow(dead_code, unreachable_pub, unused_imports, reason = "the crate uses more of it")]
 #[path = "../../src/heap/mod.rs"]
 mod heap;
 

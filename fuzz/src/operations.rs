@@ -12,7 +12,7 @@ type Live = (Node, u64, u64);
 
 /// Runs the operations that `input` says, four bytes each, then frees and takes everything back.
 pub fn heap_operations(input: &[u8]) {
-    let mut heap = Heap::new(SHIFT);
+    let mut heap = Heap::new(SHIFT, TAGS[1]);
     let mut live: Vec<Live> = Vec::new();
     let mut outside = 0;
     let mut added = 0;
@@ -23,7 +23,10 @@ pub fn heap_operations(input: &[u8]) {
             0 if added < 64 => {
                 let bytes = (u64::from(first) + 1) << SHIFT;
                 let address = (1 << 30) + u64::from(added) * RANGE_BYTES;
-                heap.add(tag, Piece { upstream_block: added, address, bytes, stamp: usize::from(second) });
+                heap.add(
+                    tag,
+                    Piece { upstream_block: added, address, bytes, stamp: usize::from(second) },
+                );
                 added += 1;
                 outside += bytes;
             }
