@@ -77,16 +77,19 @@ impl<U: Upstream> Pool<U> {
     ///
     /// # Safety
     ///
-    /// The magazine is the calling thread's own, of this pool and this stream.
+    /// The magazine is the calling thread's own, of this pool and this stream, and lives. It may be dropped
+    /// meanwhile: a subscriber to an event may trim the pool.
     #[inline(always)]
     pub unsafe fn allocate_own(
         &self,
-        magazine: &Magazine,
+        own_magazine: NonNull<Magazine>,
         stream_id: u64,
         bytes: usize,
         align: u64,
     ) -> Option<Block> {
         let units = self.aligned_units(bytes).filter(|&units| units != 0)?;
+        // SAFETY: it lives; not used after the first event.
+        let magazine = unsafe { own_magazine.as_ref() };
         // Heaps align to a unit. A stream in capture has its magazines suspended, one that is gone has them
         // retired.
         if align > UNIT || self.settings.alignment > UNIT || !magazine.is_open() {
@@ -98,7 +101,8 @@ impl<U: Upstream> Pool<U> {
         // SAFETY: the thread's own magazine, and `is_missed_again` enters none.
         let again = unsafe { magazine.try_with_fast(|classes| classes.is_missed_again(units)) };
         if again == Some(true) {
-            self.note_miss(magazine, stream_id, units);
+            // SAFETY: the caller's promise.
+            unsafe { self.note_miss(own_magazine, stream_id, units) };
         }
         Some(self.make_block(slot_id, node, address, units))
     }
@@ -120,9 +124,9 @@ impl<U: Upstream> Pool<U> {
         let Some(units) = self.aligned_units(bytes) else { return Err(Failure::Exhausted(None)) };
         // SAFETY: used before anything else looks for a magazine.
         let in_table = unsafe { local::find(self.id, stream_id) };
-        if let Some(magazine) = in_table
+        if let Some(own) = in_table.map(NonNull::from)
             // SAFETY: the table gives a thread its own magazines, by pool and stream.
-            && let Some(block) = unsafe { self.allocate_own(magazine, stream_id, bytes, align) }
+            && let Some(block) = unsafe { self.allocate_own(own, stream_id, bytes, align) }
         {
             return Ok(block);
         }
@@ -141,11 +145,15 @@ impl<U: Upstream> Pool<U> {
         }
         // A stream whose slot was retired may be here again. From here on the magazine may be dropped: a
         // subscriber to the events of a miss may trim the pool.
-        let slot_id = magazine.filter(|magazine| !magazine.is_retired()).map(|magazine| {
-            let slot_id = magazine.slot() as SlotId;
-            self.note_miss(magazine, stream_id, units);
-            slot_id
-        });
+        let slot_id = match magazine.filter(|magazine| !magazine.is_retired()) {
+            Some(magazine) => {
+                let slot_id = magazine.slot() as SlotId;
+                // SAFETY: the table gives a thread its own magazines, by pool and stream.
+                unsafe { self.note_miss(magazine.into(), stream_id, units) };
+                Some(slot_id)
+            }
+            None => None,
+        };
         self.allocate_past_magazine(stream, stream_id, slot_id, units, align)
     }
 
@@ -178,8 +186,14 @@ impl<U: Upstream> Pool<U> {
     }
 
     /// Tells the magazine which size was missed. What it evicts goes to the heap.
-    fn note_miss(&self, magazine: &Magazine, stream_id: u64, units: u32) {
+    ///
+    /// # Safety
+    ///
+    /// As [`allocate_own`](Self::allocate_own).
+    unsafe fn note_miss(&self, magazine: NonNull<Magazine>, stream_id: u64, units: u32) {
         let mut freed = Ok(());
+        // SAFETY: it lives; not used after the first event.
+        let magazine = unsafe { magazine.as_ref() };
         let slot_id = magazine.slot() as SlotId;
         let evict = |block| freed = freed.and(self.free_to_owner(slot_id, block));
         // SAFETY: the table gave us this thread's own magazine, and heaps enter none.
@@ -228,10 +242,12 @@ impl<U: Upstream> Pool<U> {
     ///
     /// # Safety
     ///
-    /// As [`deallocate`](Self::deallocate), on the magazine's stream; the magazine is the calling thread's own, of
-    /// this pool.
+    /// As [`deallocate`](Self::deallocate), on the magazine's stream; of the magazine as
+    /// [`allocate_own`](Self::allocate_own).
     #[inline(always)]
-    pub unsafe fn deallocate_own(&self, magazine: &Magazine, block: &Block) -> bool {
+    pub unsafe fn deallocate_own(&self, magazine: NonNull<Magazine>, block: &Block) -> bool {
+        // SAFETY: it lives; not used after the first event.
+        let magazine = unsafe { magazine.as_ref() };
         let slot_id = magazine.slot() as SlotId;
         let Some((units, Cached { token, .. })) = self.cacheable(block) else { return false };
         if owner_of(token) != slot_id {
@@ -279,7 +295,7 @@ impl<U: Upstream> Pool<U> {
         let in_table = unsafe { local::find(self.id, stream_id) };
         if let Some(magazine) = in_table
             // SAFETY: the caller's promise.
-            && unsafe { self.deallocate_own(magazine, &block) }
+            && unsafe { self.deallocate_own(magazine.into(), &block) }
         {
             return;
         }

@@ -180,8 +180,7 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
             && self.pool.upstream().sanitizer.is_none()
         {
             // SAFETY: of this thread, this pool and this stream, and it lives: the table names it.
-            let own =
-                unsafe { self.pool.allocate_own(magazine.as_ref(), stream.id(), bytes, alignment) };
+            let own = unsafe { self.pool.allocate_own(magazine, stream.id(), bytes, alignment) };
             if let Some(block) = own {
                 return Ok(device_block(block));
             }
@@ -204,7 +203,7 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
         let magazine = magazine.filter(|_| self.pool.upstream().sanitizer.is_none());
         // SAFETY: the caller's promise; the magazine is of this thread, pool and stream, and the table names it.
         unsafe {
-            if !magazine.is_some_and(|it| self.pool.deallocate_own(it.as_ref(), &block)) {
+            if !magazine.is_some_and(|it| self.pool.deallocate_own(it, &block)) {
                 self.deallocate_cold(stream, block);
             }
         }
