@@ -167,14 +167,16 @@ impl Drop for DeferEvents {
         }
         let deferred = THREAD.try_with(|thread| {
             thread.guards.set(thread.guards.get().saturating_sub(1));
-            match thread.guards.get() {
-                0 => {
-                    ManuallyDrop::into_inner(thread.deferred.replace(ManuallyDrop::new(Vec::new())))
-                }
-                _ => Vec::new(),
+            // Most have none, and a miss is short.
+            if thread.guards.get() > 0 || thread.deferred.borrow().is_empty() {
+                return None;
             }
+            let deferred = thread.deferred.replace(ManuallyDrop::new(Vec::new()));
+            Some(ManuallyDrop::into_inner(deferred))
         });
-        deferred.into_iter().flatten().for_each(|event| event());
+        if let Ok(Some(deferred)) = deferred {
+            deferred.into_iter().for_each(|event| event());
+        }
     }
 }
 

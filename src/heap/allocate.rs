@@ -149,7 +149,8 @@ impl Heap {
         if units == 0 || !align.is_power_of_two() {
             return None;
         }
-        let (lists, nodes) = (self.tag_bins.get(tag)?, self.nodes.all());
+        let lists = self.tag_bins.get(tag).filter(|lists| lists.blocks() > 0)?;
+        let nodes = self.nodes.all();
         let skip = |block: &BlockNode| {
             let skip = (block.address.wrapping_neg() & (align - 1)) >> self.unit_shift;
             u32::try_from(skip).ok().filter(|skip| block.units.checked_sub(units) >= Some(*skip))

@@ -104,7 +104,7 @@ struct List {
     /// The index of the latest one of a pool and stream.
     places: HashMap<(u64, u64), usize, BuildHasherDefault<AddressHasher>>,
     /// By pool, those that may hold blocks.
-    stocked: HashMap<u64, Vec<Arc<Magazine>>>,
+    stocked: HashMap<u64, Vec<Arc<Magazine>>, BuildHasherDefault<AddressHasher>>,
     /// Length of `owned` at which the next sweep is due.
     sweep_at: usize,
 }
