@@ -71,6 +71,8 @@ pub(crate) fn asan(place: &Place) -> Result<Verdict> {
     let mut command = nightly.cargo(place, "asan");
     command
         .env("RUSTFLAGS", "-Zsanitizer=address")
+        // The soaks take longer without than the optimisation does.
+        .env("CARGO_PROFILE_DEV_OPT_LEVEL", "1")
         .args(["test", "-p", "aquifer", "--lib", "--tests", "--target", TARGET])
         .args(NO_COMPILE_FAIL);
     // Tests forget guards and transfers on purpose, and ask for more memory than there is: neither what
