@@ -77,8 +77,8 @@ impl<U: Upstream> Pool<U> {
     ///
     /// # Safety
     ///
-    /// The magazine is the calling thread's own, of this pool and this stream, and lives. It may be dropped
-    /// meanwhile: a subscriber to an event may trim the pool.
+    /// The magazine is the calling thread's own, of this pool and this stream, and lives when this is called.
+    /// A pointer, since it may be dropped meanwhile: a subscriber to an event may trim the pool.
     #[inline(always)]
     pub unsafe fn allocate_own(
         &self,
@@ -88,7 +88,7 @@ impl<U: Upstream> Pool<U> {
         align: u64,
     ) -> Option<Block> {
         let units = self.aligned_units(bytes).filter(|&units| units != 0)?;
-        // SAFETY: it lives; not used after the first event.
+        // SAFETY: the caller's promise that it lives; not used after the first event.
         let magazine = unsafe { own_magazine.as_ref() };
         // Heaps align to a unit. A stream in capture has its magazines suspended, one that is gone has them
         // retired.
@@ -144,7 +144,8 @@ impl<U: Upstream> Pool<U> {
             }
         }
         // A stream whose slot was retired may be here again. From here on the magazine may be dropped: a
-        // subscriber to the events of a miss may trim the pool.
+        // subscriber to the events of a miss may trim the pool. Not by `map`: what a closure is given has to live
+        // until it returns.
         let slot_id = match magazine.filter(|magazine| !magazine.is_retired()) {
             Some(magazine) => {
                 let slot_id = magazine.slot() as SlotId;
@@ -192,7 +193,7 @@ impl<U: Upstream> Pool<U> {
     /// As [`allocate_own`](Self::allocate_own).
     unsafe fn note_miss(&self, magazine: NonNull<Magazine>, stream_id: u64, units: u32) {
         let mut freed = Ok(());
-        // SAFETY: it lives; not used after the first event.
+        // SAFETY: the caller's promise that it lives; not used after the first event.
         let magazine = unsafe { magazine.as_ref() };
         let slot_id = magazine.slot() as SlotId;
         let evict = |block| freed = freed.and(self.free_to_owner(slot_id, block));
@@ -246,7 +247,7 @@ impl<U: Upstream> Pool<U> {
     /// [`allocate_own`](Self::allocate_own).
     #[inline(always)]
     pub unsafe fn deallocate_own(&self, magazine: NonNull<Magazine>, block: &Block) -> bool {
-        // SAFETY: it lives; not used after the first event.
+        // SAFETY: the caller's promise that it lives; not used after the first event.
         let magazine = unsafe { magazine.as_ref() };
         let slot_id = magazine.slot() as SlotId;
         let Some((units, Cached { token, .. })) = self.cacheable(block) else { return false };
