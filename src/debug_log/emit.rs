@@ -167,7 +167,7 @@ impl Drop for DeferEvents {
         }
         let deferred = THREAD.try_with(|thread| {
             thread.guards.set(thread.guards.get().saturating_sub(1));
-            // Most have none, and a miss is short.
+            // Most guards see no event.
             if thread.guards.get() > 0 || thread.deferred.borrow().is_empty() {
                 return None;
             }

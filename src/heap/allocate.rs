@@ -149,6 +149,7 @@ impl Heap {
         if units == 0 || !align.is_power_of_two() {
             return None;
         }
+        // The own tag keeps its table when that has no block.
         let lists = self.tag_bins.get(tag).filter(|lists| lists.blocks() > 0)?;
         let nodes = self.nodes.all();
         let skip = |block: &BlockNode| {

@@ -71,7 +71,7 @@ pub(crate) fn asan(place: &Place) -> Result<Verdict> {
     let mut command = nightly.cargo(place, "asan");
     command
         .env("RUSTFLAGS", "-Zsanitizer=address")
-        // The soaks take longer without than the optimisation does.
+        // The soaks save more time by it than it costs.
         .env("CARGO_PROFILE_DEV_OPT_LEVEL", "1")
         .args(["test", "-p", "aquifer", "--lib", "--tests", "--target", TARGET])
         .args(NO_COMPILE_FAIL);
