@@ -23,6 +23,7 @@ use aquifer_replay::engine::replay;
 use aquifer_replay::plan::Plan;
 use aquifer_replay::read::read;
 use aquifer_replay::stack::{Backend, Options, Resource};
+use aquifer_replay::words::place;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use workloads::Trace;
@@ -100,7 +101,8 @@ impl Bench {
         ensure!(!name.contains([',', '"']), "{name}: no name for a row of a CSV");
         let plan = Plan::new(&read(log, None, None)?);
         if let Some(problem) = plan.problems.first() {
-            bail!("{}: {problem}", log.display());
+            let place = place(&log.display().to_string(), plan.line_word, problem.line());
+            bail!("{place}: {}", problem.in_words(plan.line_word));
         }
         for &(peer, resource) in resources {
             let Self { backend, capacity, rounds } = *self;

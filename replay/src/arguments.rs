@@ -3,7 +3,8 @@
 use aquifer_replay::read::Format;
 use aquifer_replay::stack::{Backend, Options, Resource};
 use bytesize::ByteSize;
-use clap::{Parser, ValueEnum};
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser, ValueEnum};
 use std::path::PathBuf;
 
 /// Replays a log of device memory against aquifer's resources.
@@ -18,22 +19,23 @@ pub(crate) struct Arguments {
     /// The log: a CSV of RMM or NBEP 7, or a memory snapshot of PyTorch
     pub(crate) log: PathBuf,
 
-    /// What serves the allocations
-    #[arg(long, value_enum, default_value_t = ResourceName::Pool)]
-    resource: ResourceName,
+    /// What serves the allocations: a pool by default
+    #[arg(long, value_enum)]
+    resource: Option<ResourceName>,
 
-    /// Where the memory comes from
-    #[arg(long, value_enum, default_value_t = BackendName::Sim)]
-    backend: BackendName,
+    /// Where the memory comes from: the simulated device by default
+    #[arg(long, value_enum)]
+    backend: Option<BackendName>,
 
-    /// The GPU's number, with --backend cuda
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    gpu: usize,
+    /// The GPU's number, with --backend cuda: 0 by default
+    #[arg(long, value_name = "N")]
+    gpu: Option<usize>,
 
     /// Bytes that may be taken from the device at once: 4GiB, 512MiB, 1000000
     ///
-    /// A simulated device has so much memory, and a pool has it as its maximum size. By default 4
-    /// GiB on the simulated device, and what there is on a GPU.
+    /// A simulated device has so much memory, and a pool has it as its maximum size. By default a
+    /// simulated device is as large as the log needs, and the report says how large that was; a GPU
+    /// has what it has.
     #[arg(long, value_name = "BYTES", value_parser = bytes)]
     capacity: Option<u64>,
 
@@ -66,8 +68,10 @@ pub(crate) struct Arguments {
 
     /// Go on where the log cannot have happened
     ///
+    /// It permits that, and changes nothing for a log without such lines.
     /// An address that is allocated again is taken as freed before; a free of memory that was not
-    /// allocated is left out, and so is a last line that is cut off. A snapshot of PyTorch that began in the middle of a program has many.
+    /// allocated is left out, and so is a last line that is cut off. A snapshot of PyTorch that began in the
+    /// middle of a program has many.
     #[arg(long)]
     pub(crate) lenient: bool,
 
@@ -164,9 +168,38 @@ enum FormatName {
 }
 
 impl Arguments {
+    /// Those of the process. Ends it with an exit status of 2 if they are wrong.
+    pub(crate) fn read() -> Self {
+        let arguments = Self::parse();
+        let on_gpu = matches!(arguments.backend, Some(BackendName::Cuda));
+        let wrong = if arguments.gpu.is_some() && !on_gpu {
+            "--gpu is the number of a GPU: it does nothing without --backend cuda"
+        } else if arguments.bisect && on_gpu {
+            "--bisect needs the simulated device, and not --backend cuda: a GPU's memory is not for \
+             trying out"
+        } else {
+            return arguments;
+        };
+        Self::command().error(ErrorKind::ArgumentConflict, wrong).exit()
+    }
+
+    /// An option that was given, and that does nothing for a log without allocations.
+    pub(crate) fn idle_for_an_empty_log(&self) -> Option<&'static str> {
+        let given = [
+            ("--picture", self.picture.is_some()),
+            ("--trace", self.trace.is_some()),
+            ("--bisect", self.bisect),
+            ("--capacity", self.capacity.is_some()),
+            ("--resource", self.resource.is_some()),
+            ("--backend", self.backend.is_some()),
+            ("--log-device", self.log_device.is_some()),
+        ];
+        given.iter().find(|(_, given)| *given).map(|(name, _)| *name)
+    }
+
     pub(crate) fn options(&self) -> Options {
         Options {
-            resource: match self.resource {
+            resource: match self.resource.unwrap_or(ResourceName::Pool) {
                 ResourceName::Pool => Resource::Pool,
                 ResourceName::Cuda => Resource::Cuda,
                 ResourceName::Async => Resource::Async,
@@ -175,8 +208,8 @@ impl Arguments {
                 ResourceName::Arena => Resource::Arena,
             },
             backend: match self.backend {
-                BackendName::Sim => Backend::Simulated,
-                BackendName::Cuda => Backend::Cuda(self.gpu),
+                None | Some(BackendName::Sim) => Backend::Simulated,
+                Some(BackendName::Cuda) => Backend::Cuda(self.gpu.unwrap_or(0)),
             },
             capacity: self.capacity,
         }

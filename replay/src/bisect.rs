@@ -1,8 +1,11 @@
 //! The smallest capacity that serves a whole log.
 
-use crate::engine::is_served;
+use crate::engine::tried;
+use crate::error::{Moment, ReplayError};
 use crate::plan::Plan;
+use crate::sizing::{Tried, first_double};
 use crate::stack::{Backend, Options};
+use crate::words::count;
 use aquifer::{Error, ErrorKind};
 use serde::Serialize;
 
@@ -19,9 +22,6 @@ pub struct Bisected {
     pub tries: usize,
 }
 
-/// How often the capacity is doubled before it is given up.
-const DOUBLINGS: u32 = 24;
-
 /// Finds the smallest multiple of `step` bytes with which a simulated device serves all of `plan`,
 /// between the log's peak and the first double of it that does. `tell` is called with each
 /// capacity that was tried, and whether it served.
@@ -31,46 +31,42 @@ const DOUBLINGS: u32 = 24;
 /// # Errors
 ///
 /// [`ErrorKind::InvalidArgument`] for a step that is no multiple of 256, or another backend;
-/// [`ErrorKind::OutOfMemory`] if no capacity serves; those of the device.
+/// [`ErrorKind::OutOfMemory`] if no capacity serves, with the line that it does not serve; those of
+/// the device.
 pub fn bisect(
     plan: &Plan,
     options: &Options,
     step: u64,
     mut tell: impl FnMut(u64, bool),
-) -> Result<Bisected, Error> {
+) -> Result<Bisected, ReplayError> {
+    let refuse = |what: String| {
+        let error = Error::new(ErrorKind::InvalidArgument, what);
+        Err(ReplayError { moment: Moment::Start, line_word: plan.line_word, error })
+    };
     if step == 0 || !step.is_multiple_of(256) {
-        let what = format!("a step of {step} bytes, which is no multiple of 256");
-        return Err(Error::new(ErrorKind::InvalidArgument, what));
+        return refuse(format!("a step of {}, which is no multiple of 256", count(step, "byte")));
     }
     if options.backend != Backend::Simulated {
-        let what = "a bisection needs the simulated device: a GPU's memory is not for trying out";
-        return Err(Error::new(ErrorKind::InvalidArgument, what));
+        return refuse(String::from(
+            "a bisection needs the simulated device: a GPU's memory is not for trying out",
+        ));
     }
     let mut tries = 0;
-    let mut serves = |steps: u64| {
-        let capacity = steps.saturating_mul(step);
+    let mut tried = |capacity: u64| {
         let options = Options { capacity: Some(capacity), ..options.clone() };
-        let served = is_served(plan, &options)?;
+        let tried = tried(plan, &options)?;
         tries += 1;
-        tell(capacity, served);
-        Ok::<bool, Error>(served)
+        tell(capacity, matches!(tried, Tried::Served));
+        Ok(tried)
     };
     // In steps: `fails` does not serve, `works` does.
-    let mut works = plan.peak_live.div_ceil(step).max(1);
-    let mut fails = works - 1;
-    let mut doublings = 0;
-    while !serves(works)? {
-        fails = works;
-        works = works.saturating_mul(2);
-        doublings += 1;
-        if doublings > DOUBLINGS {
-            let what = format!("no capacity up to {} bytes serves", fails.saturating_mul(step));
-            return Err(Error::new(ErrorKind::OutOfMemory, what));
-        }
-    }
+    let (mut fails, mut works) = first_double(plan, step, &mut tried)?;
     while works - fails > 1 {
         let middle = fails + (works - fails) / 2;
-        if serves(middle)? { works = middle } else { fails = middle }
+        match tried(middle * step)? {
+            Tried::Served => works = middle,
+            _ => fails = middle,
+        }
     }
     let capacity = works * step;
     let ratio = capacity as f64 / plan.peak_live.max(1) as f64;

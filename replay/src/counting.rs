@@ -1,9 +1,10 @@
 //! The lowest resource of a stack: it counts what it hands on.
 
+use crate::words::count;
 use aquifer::{
     Device, DeviceBlock, DeviceLayout, DeviceResource, Error, ErrorKind, Result, Stream,
 };
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -29,20 +30,22 @@ pub(crate) struct Counts {
     limit: Option<u64>,
     /// The step that is being replayed, written by the engine.
     pub(crate) now: AtomicUsize,
-    segments: Option<Mutex<Segments>>,
+    changes: Option<Mutex<Vec<Change>>>,
 }
 
-#[derive(Debug, Default)]
-struct Segments {
-    all: Vec<Segment>,
-    /// By address, those that are held: their places in `all`.
-    held: HashMap<u64, usize>,
+/// A block that was taken from the device, or given back.
+#[derive(Clone, Copy, Debug)]
+struct Change {
+    address: u64,
+    /// 0 for a block that was given back.
+    bytes: u64,
+    step: usize,
 }
 
 impl Counts {
-    /// No more than `limit` bytes are handed on. With `segments`, each block is remembered.
-    pub(crate) fn new(limit: Option<u64>, segments: bool) -> Self {
-        Self { limit, segments: segments.then(Mutex::default), ..Self::default() }
+    /// No more than `limit` bytes are handed on. With `changes`, each block is remembered.
+    pub(crate) fn new(limit: Option<u64>, changes: bool) -> Self {
+        Self { limit, changes: changes.then(Mutex::default), ..Self::default() }
     }
 
     pub(crate) fn reserved(&self) -> u64 {
@@ -57,9 +60,31 @@ impl Counts {
         self.calls.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn segments(&self) -> Vec<Segment> {
-        let Some(segments) = &self.segments else { return Vec::new() };
-        segments.lock().unwrap_or_else(PoisonError::into_inner).all.clone()
+    /// The blocks so far, in the order in which they were taken; `None` if they are not remembered.
+    pub(crate) fn segments(&self) -> Option<Vec<Segment>> {
+        let changes = self.changes.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all: Vec<Segment> = Vec::new();
+        // By address, those that are held: their places in `all`.
+        let mut held = BTreeMap::new();
+        for Change { address, bytes, step } in changes.iter().copied() {
+            if bytes > 0 {
+                held.insert(address, all.len());
+                all.push(Segment { address, bytes, from: step, to: usize::MAX });
+            } else if let Some(segment) =
+                held.remove(&address).and_then(|place: usize| all.get_mut(place))
+            {
+                segment.to = step;
+            }
+        }
+        Some(all)
+    }
+
+    fn note(&self, address: u64, bytes: u64) {
+        if let Some(changes) = &self.changes {
+            let step = self.now.load(Ordering::Relaxed);
+            let mut changes = changes.lock().unwrap_or_else(PoisonError::into_inner);
+            changes.push(Change { address, bytes, step });
+        }
     }
 
     /// Counts bytes before they are asked for, so that a limit holds whoever else asks.
@@ -71,8 +96,8 @@ impl Counts {
                 Err(Error::new(
                     ErrorKind::OutOfMemory,
                     format!(
-                        "allocating {bytes} bytes, where the replay's capacity is {limit} and {} \
-                         are taken",
+                        "allocating {}, where the replay's capacity is {limit} and {} are taken",
+                        count(bytes, "byte"),
                         reserved - bytes
                     ),
                 ))
@@ -83,28 +108,12 @@ impl Counts {
 
     fn taken(&self, block: &DeviceBlock) {
         self.peak.fetch_max(self.reserved(), Ordering::Relaxed);
-        if let Some(segments) = &self.segments {
-            let mut segments = segments.lock().unwrap_or_else(PoisonError::into_inner);
-            let place = segments.all.len();
-            segments.held.insert(block.address(), place);
-            segments.all.push(Segment {
-                address: block.address(),
-                bytes: block.bytes() as u64,
-                from: self.now.load(Ordering::Relaxed),
-                to: usize::MAX,
-            });
-        }
+        self.note(block.address(), block.bytes() as u64);
     }
 
     fn given_back(&self, block: &DeviceBlock) {
         self.reserved.fetch_sub(block.bytes() as u64, Ordering::Relaxed);
-        if let Some(segments) = &self.segments {
-            let mut segments = segments.lock().unwrap_or_else(PoisonError::into_inner);
-            let place = segments.held.remove(&block.address());
-            if let Some(segment) = place.and_then(|place| segments.all.get_mut(place)) {
-                segment.to = self.now.load(Ordering::Relaxed);
-            }
-        }
+        self.note(block.address(), 0);
     }
 }
 

@@ -34,15 +34,49 @@ pub struct Event {
     pub stream: usize,
 }
 
+/// What a stream of a log is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StreamKind {
+    /// CUDA's legacy default stream.
+    Default,
+    /// The default stream of a thread.
+    PerThread,
+    /// A stream that was made.
+    Other,
+}
+
+/// A stream of a log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LogStream {
+    /// As the log names it at its first use, without control characters, and at most 255 characters
+    /// of it. The default stream of a thread has the thread's name behind it.
+    pub name: String,
+    /// What it is.
+    pub kind: StreamKind,
+}
+
+/// Characters of a name that are kept.
+const LONGEST_NAME: usize = 255;
+
+/// A name that any output can carry: control characters, which XML cannot, become U+FFFD.
+pub(crate) fn printable(name: &str) -> String {
+    let shown = |c: char| {
+        if c.is_control() || ('\u{fffe}'..='\u{ffff}').contains(&c) { '\u{fffd}' } else { c }
+    };
+    name.chars().take(LONGEST_NAME).map(shown).collect()
+}
+
 /// A log that was read.
 #[derive(Clone, Debug, Default)]
 pub struct Log {
+    /// The file's name.
+    pub name: String,
     /// The events of one device, in the log's order.
     pub events: Vec<Event>,
     /// The threads' names.
     pub threads: Vec<String>,
-    /// The streams' names: `default`, `per-thread/NAME`, or the handle in hex.
-    pub streams: Vec<String>,
+    /// The streams.
+    pub streams: Vec<LogStream>,
     /// Whose events these are, where the log says.
     pub device: Option<i64>,
     /// Events of other devices, which were left out.
@@ -53,32 +87,61 @@ pub struct Log {
     pub line_word: &'static str,
 }
 
-/// Gives names numbers in the order of their first use.
-#[derive(Debug, Default)]
-pub(crate) struct Names {
+/// Gives keys numbers in the order of their first use, and keeps what belongs to each.
+#[derive(Debug)]
+pub(crate) struct Numbered<T> {
     numbers: HashMap<String, usize>,
-    names: Vec<String>,
+    keys: Vec<String>,
+    values: Vec<T>,
     /// A log names the same one many times in a row.
     last: usize,
 }
 
-impl Names {
-    pub(crate) fn number(&mut self, name: &str) -> usize {
-        if self.names.get(self.last).is_some_and(|last| last == name) {
+impl<T> Default for Numbered<T> {
+    fn default() -> Self {
+        Self { numbers: HashMap::new(), keys: Vec::new(), values: Vec::new(), last: 0 }
+    }
+}
+
+impl<T> Numbered<T> {
+    /// The number of a key. `value` is made at its first use.
+    pub(crate) fn number(&mut self, key: &str, value: impl FnOnce() -> T) -> usize {
+        if self.keys.get(self.last).is_some_and(|last| last == key) {
             return self.last;
         }
-        self.last = match self.numbers.get(name) {
+        self.last = match self.numbers.get(key) {
             Some(number) => *number,
             None => {
-                self.numbers.insert(name.to_owned(), self.names.len());
-                self.names.push(name.to_owned());
-                self.names.len() - 1
+                self.numbers.insert(key.to_owned(), self.keys.len());
+                self.keys.push(key.to_owned());
+                self.values.push(value());
+                self.keys.len() - 1
             }
         };
         self.last
     }
 
-    pub(crate) fn into_vec(self) -> Vec<String> {
-        self.names
+    pub(crate) fn into_vec(self) -> Vec<T> {
+        self.values
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_printable() {
+        assert_eq!(printable("a\u{1}b<&\"\u{ffff}é"), "a\u{fffd}b<&\"\u{fffd}é");
+        assert_eq!(printable(&"x".repeat(1000)).len(), 255);
+    }
+
+    #[test]
+    fn the_first_spelling_stays() {
+        let mut numbered = Numbered::default();
+        assert_eq!(numbered.number("a", || 1), 0);
+        assert_eq!(numbered.number("b", || 2), 1);
+        assert_eq!(numbered.number("a", || 3), 0);
+        assert_eq!(numbered.into_vec(), [1, 2]);
     }
 }

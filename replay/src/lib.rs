@@ -8,13 +8,16 @@
 pub mod bisect;
 mod counting;
 pub mod engine;
+pub mod error;
 pub mod event;
 pub mod picture;
 pub mod plan;
 pub mod read;
 pub mod report;
+pub mod sizing;
 pub mod stack;
 pub mod trace;
 mod turns;
+pub mod words;
 
 pub use counting::Segment;

@@ -3,14 +3,17 @@
 mod arguments;
 mod output;
 
-use anyhow::{Result, bail};
+use anyhow::{Error, Result, anyhow, bail};
 use aquifer_replay::bisect::{Bisected, bisect};
 use aquifer_replay::engine::{Replayed, replay};
+use aquifer_replay::error::{Moment, ReplayError};
+use aquifer_replay::event::Log;
 use aquifer_replay::plan::Plan;
+use aquifer_replay::report::CapacityIs;
 use aquifer_replay::stack::Backend;
+use aquifer_replay::words::{count, place};
 use aquifer_replay::{picture, read, trace};
 use arguments::Arguments;
-use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use output::Output;
 use std::io::{self, Write};
@@ -25,7 +28,7 @@ const SHOWN: usize = 10;
 const REFUSED: u8 = 3;
 
 fn main() -> ExitCode {
-    match run(&Arguments::parse()) {
+    match run(&Arguments::read()) {
         Ok(code) => code,
         Err(error) => {
             let _ = writeln!(io::stderr(), "error: {error:#}");
@@ -40,10 +43,14 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
     let plan = Plan::new(&log);
     if log.other_devices > 0 {
         let device = log.device.unwrap_or(0);
-        let others = log.other_devices;
-        writeln!(io::stderr(), "{name}: device {device}; {others} events of others left out")?;
+        let others = count(log.other_devices, "event");
+        writeln!(io::stderr(), "{name}: device {device}; {others} of other devices left out")?;
     }
     told(arguments, &plan)?;
+    let empty = plan.steps.is_empty().then(|| why_empty(&log, &plan));
+    if let (Some(why), Some(option)) = (&empty, arguments.idle_for_an_empty_log()) {
+        bail!("{name}: is empty, so {option} does nothing: {why}");
+    }
     // Before the replay, which may be long.
     let output = |path: &Option<PathBuf>| match path {
         Some(path) => Output::new(path, &arguments.log).map(Some),
@@ -58,75 +65,126 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
         let found = bisect(&plan, &options, arguments.step, |capacity, served| {
             let answer = if served { "serves" } else { "is too little" };
             bar.set_message(format!("{capacity} B {answer}"));
-        })?;
+        });
+        let found = found.map_err(|error| at_its_line(arguments, error))?;
         bar.finish_and_clear();
         options.capacity = Some(found.capacity);
         bisected = Some(found);
     }
     // Hidden by itself where standard error is no terminal.
-    let bar =
-        ProgressBar::new(2 * plan.steps.len() as u64).with_style(ProgressStyle::with_template(
-            "{bar:40} {human_pos} of {human_len} operations, {per_sec}, {eta} left",
-        )?);
-    let replayed = replay(&plan, &options, &|steps| bar.set_position(steps as u64))?;
+    let bar = ProgressBar::new(plan.steps.len() as u64).with_style(ProgressStyle::with_template(
+        "{bar:40} {human_pos} of {human_len} operations, {per_sec}, {eta} left",
+    )?);
+    let mut replayed = replay(&plan, &options, &|steps| bar.set_position(steps as u64))
+        .map_err(|error| at_its_line(arguments, error))?;
     bar.finish_and_clear();
+    if bisected.is_some() {
+        replayed.report.capacity_is = CapacityIs::Bisected;
+    }
     if let Some(out) = trace {
         out.write(|file| trace::write(&plan, &replayed, file))?;
     }
     if let Some(out) = picture {
         out.write(|file| file.write_all(picture::draw(&plan, &replayed).as_bytes()))?;
     }
-    print(arguments, &replayed, bisected)?;
+    match empty {
+        Some(why) if !arguments.json => say(|out| writeln!(out, "{name}: is empty: {why}"))?,
+        _ => print(arguments, &replayed, bisected)?,
+    }
     let refused = !replayed.report.failures.is_empty();
-    if refused && options.backend == Backend::Simulated && options.capacity.is_none() {
-        let hint = "a simulated device has 4 GiB unless --capacity says otherwise; --bisect finds how \
-                    much suffices";
+    if refused && options.backend == Backend::Simulated {
+        let hint = match options.capacity {
+            Some(_) => "--bisect finds how much suffices",
+            None => {
+                "without --capacity a simulated device has no limit but its addresses: each block has \
+                 less than 4 TiB"
+            }
+        };
         writeln!(io::stderr(), "hint: {hint}")?;
     }
     Ok(if refused { ExitCode::from(REFUSED) } else { ExitCode::SUCCESS })
 }
 
+/// An error of a replay, with the log's name.
+fn at_its_line(arguments: &Arguments, error: ReplayError) -> Error {
+    let name = arguments.log.display().to_string();
+    let ReplayError { moment, line_word, error: what } = &error;
+    match moment {
+        Moment::Line(line) => anyhow!("{}: {what}", place(&name, line_word, *line)),
+        _ => anyhow!("{name}: {error}"),
+    }
+}
+
 /// Says what in the log cannot have happened, and ends there unless that is to be borne.
 fn told(arguments: &Arguments, plan: &Plan) -> Result<()> {
-    let count = plan.problems.len();
-    if count == 0 {
+    let number = plan.problems.len();
+    if number == 0 {
         return Ok(());
     }
     let name = arguments.log.display();
     for problem in plan.problems.iter().take(SHOWN) {
-        writeln!(io::stderr(), "{name}:{problem}")?;
+        let place = place(&name.to_string(), plan.line_word, problem.line());
+        writeln!(io::stderr(), "{place}: {}", problem.in_words(plan.line_word))?;
     }
-    if count > SHOWN {
-        writeln!(io::stderr(), "{name}: and {} more", count - SHOWN)?;
+    if number > SHOWN {
+        writeln!(io::stderr(), "{name}: and {} more", number - SHOWN)?;
     }
-    let (word, them) = (plan.line_word, if count == 1 { "it" } else { "them" });
-    let words = if count == 1 { format!("1 {word}") } else { format!("{count} {word}s") };
+    let them = if number == 1 { "it" } else { "them" };
     if !arguments.lenient {
         bail!(
-            "{words} of {name} cannot have happened as written; --lenient goes on without {them}"
+            "{} of {name} cannot have happened as written; --lenient goes on without {them}",
+            count(number, plan.line_word)
         );
     }
     Ok(())
 }
 
+/// Why there is nothing to replay.
+fn why_empty(log: &Log, plan: &Plan) -> String {
+    let left_out = [
+        (plan.failures, "allocation", " that failed when it was written"),
+        (plan.empty, "event", " of no bytes"),
+        (plan.problems.len(), plan.line_word, " that cannot have happened"),
+        (log.other_devices, "event", " of other devices"),
+    ];
+    let left_out: Vec<String> = left_out
+        .iter()
+        .filter(|(number, _, _)| *number > 0)
+        .map(|(number, noun, of)| count(*number, noun) + of)
+        .collect();
+    match (left_out.is_empty(), plan.line_word) {
+        (false, _) => format!("nothing to replay but {}", left_out.join(", ")),
+        (true, "line") => String::from("a header and no events"),
+        (true, _) => String::from(
+            "its history has no allocations: was torch.cuda.memory._record_memory_history() called?",
+        ),
+    }
+}
+
 fn print(arguments: &Arguments, replayed: &Replayed, bisected: Option<Bisected>) -> Result<()> {
-    let mut out = io::stdout().lock();
-    let written = if arguments.json {
-        let all = serde_json::json!({"bisection": bisected, "report": replayed.report});
-        writeln!(out, "{all:#}")
-    } else {
-        match bisected {
-            Some(Bisected { capacity, ratio, tries, .. }) => writeln!(
-                out,
-                "{:<20}{capacity} B, {ratio:.3} times the log's peak live ({tries} tries)",
-                "least capacity",
-            ),
-            None => Ok(()),
+    let report = &replayed.report;
+    say(|out| {
+        if arguments.json {
+            let empty = report.operations == 0;
+            let all = serde_json::json!({"bisection": bisected, "empty": empty, "report": report});
+            return writeln!(out, "{all:#}");
         }
-        .and_then(|()| write!(out, "{}", replayed.report))
-    };
-    match written {
-        // Who reads has seen enough.
+        if let Some(Bisected { capacity, ratio, tries, .. }) = bisected {
+            writeln!(
+                out,
+                "{:<20}{capacity} B, {ratio:.3} times the log's peak live ({})",
+                "least capacity",
+                count(tries, "try"),
+            )?;
+        }
+        write!(out, "{report}")
+    })
+}
+
+/// Writes to standard output.
+fn say(words: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<()> {
+    match words(&mut io::stdout().lock()) {
+        // The reader has seen enough.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         written => Ok(written?),
     }

@@ -1,19 +1,26 @@
 //! A replay as a picture: who has which part of the reserved memory, and when.
 
+mod axis;
 mod cells;
+mod legend;
+mod refused;
 mod space;
 
 use crate::engine::{Observation, Replayed};
 use crate::plan::Plan;
+use crate::report::Report;
+use crate::words::count;
+use axis::{across, frame, grid};
 use bytesize::ByteSize;
 use cells::{Area, Grid};
+use legend::{Palette, elided, legend};
 use space::Space;
 use std::ops::Range;
 use svg::Document;
 use svg::node::element::{Group, Path, Polyline, Rectangle, Text, Title};
 
 const WIDTH: f64 = 1200.0;
-const HEIGHT: f64 = 820.0;
+const HEIGHT: f64 = 862.0;
 const LEFT: f64 = 100.0;
 const PLOT: f64 = 1080.0;
 
@@ -24,82 +31,59 @@ struct Panel {
     height: f64,
 }
 
-const ADDRESSES: Panel = Panel { top: 70.0, height: 440.0 };
-const CURVES: Panel = Panel { top: 560.0, height: 200.0 };
+const ADDRESSES: Panel = Panel { top: 112.0, height: 440.0 };
+const CURVES: Panel = Panel { top: 602.0, height: 200.0 };
 
 /// More blocks than this are drawn by cells, so that the picture does not grow with the log.
 const SINGLE: usize = 2000;
-
-/// Okabe and Ito's, which the colour-blind tell apart, and two greys.
-const COLOURS: [&str; 9] = [
-    "#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#f0e442", "#7f3c8d",
-    "#666666",
-];
-
-/// Streams that the legend names.
-const NAMED: usize = 6;
 
 /// Draws a replay as SVG. Its size has a bound, however long the log.
 pub fn draw(plan: &Plan, replayed: &Replayed) -> String {
     let Replayed { report, observation } = replayed;
     let steps = plan.steps.len().max(1);
     let space = Space::new(&observation.segments);
-    let title = format!("{} on {}", report.resource, report.device);
+    let title = report.title();
+    let palette = Palette::new(plan);
     let document = Document::new()
         .set("viewBox", (0, 0, WIDTH, HEIGHT))
         .set("width", WIDTH)
         .set("height", HEIGHT)
         .set("font-family", "sans-serif")
         .set("font-size", 12)
-        .add(Title::new(format!("Memory of {title}")))
+        .add(Title::new(&title))
         .add(Rectangle::new().set("width", "100%").set("height", "100%").set("fill", "white"))
-        .add(text(LEFT, 22.0, "start", &title).set("font-size", 16))
-        .add(legend(&plan.streams))
+        .add(text(LEFT, 22.0, "start", &elided(&title, WIDEST_TITLE)).set("font-size", 16))
+        .add(text(LEFT, 40.0, "start", &summary(report)).set("fill", "#444444"))
+        .add(legend(plan, &palette, report.failures.len()))
+        .add(grid(ADDRESSES, space.bytes(), steps))
         .add(reserved(observation, &space, steps))
-        .add(blocks(plan, observation, &space, steps))
+        .add(blocks(plan, observation, &space, &palette))
         .add(frame(ADDRESSES, space.bytes(), "address in reserved space (bytes)"))
+        .add(grid(CURVES, report.peak_reserved, steps))
         .add(curves(observation, report.peak_reserved, steps))
         .add(frame(CURVES, report.peak_reserved, "memory (bytes)"))
-        .add(across(steps));
+        .add(refused::marks(plan, &report.failures, CURVES, steps))
+        .add(across(CURVES, steps));
     document.to_string()
+}
+
+/// The figures of the report that the curves show.
+fn summary(report: &Report) -> String {
+    format!(
+        "peak live {}, peak reserved {}, {}, {} refused",
+        ByteSize::b(report.peak_live),
+        ByteSize::b(report.peak_reserved),
+        count(report.operations, "operation"),
+        report.failures.len(),
+    )
 }
 
 fn text(x: f64, y: f64, anchor: &str, content: &str) -> Text {
     Text::new(content).set("x", x).set("y", y).set("text-anchor", anchor)
 }
 
-fn colour(stream: usize) -> &'static str {
-    COLOURS[stream % COLOURS.len()]
-}
-
-fn legend(streams: &[String]) -> Group {
-    let mut group = Group::new().set("class", "legend");
-    let mut x = LEFT;
-    let mut entry = |fill: &str, words: &str| {
-        let mark = Rectangle::new()
-            .set("x", x)
-            .set("y", 40)
-            .set("width", 12)
-            .set("height", 12)
-            .set("fill", fill);
-        let name = text(x + 17.0, 51.0, "start", words);
-        x += 40.0 + 7.0 * words.chars().count() as f64;
-        (mark, name)
-    };
-    let mut entries: Vec<_> = Vec::new();
-    for (number, stream) in streams.iter().enumerate().take(NAMED) {
-        let short: String = stream.chars().take(18).collect();
-        entries.push(entry(colour(number), &format!("stream {short}")));
-    }
-    if streams.len() > NAMED {
-        entries.push(entry("none", &format!("and {} more", streams.len() - NAMED)));
-    }
-    entries.push(entry(RESERVED, "reserved"));
-    for (mark, name) in entries {
-        group = group.add(mark).add(name);
-    }
-    group
-}
+/// In the pixels that a small text of as many characters takes.
+const WIDEST_TITLE: f64 = 800.0;
 
 const RESERVED: &str = "#e4e4e4";
 
@@ -134,7 +118,8 @@ fn placing() -> String {
     format!("translate({LEFT} {}) scale({x} {y})", ADDRESSES.top)
 }
 
-fn blocks(plan: &Plan, observation: &Observation, space: &Space, steps: usize) -> Group {
+fn blocks(plan: &Plan, observation: &Observation, space: &Space, palette: &Palette) -> Group {
+    let steps = plan.steps.len().max(1);
     let mut group = Group::new().set("class", "blocks");
     let area = |p: &crate::engine::Placed| space.area(p.address, p.bytes, p.from, p.to, steps);
     if observation.placed.len() <= SINGLE {
@@ -143,13 +128,13 @@ fn blocks(plan: &Plan, observation: &Observation, space: &Space, steps: usize) -
             let words = format!(
                 "{} B on stream {}, {} {}",
                 placed.asked,
-                plan.streams[placed.stream],
+                plan.streams[placed.stream].name,
                 plan.line_word,
                 plan.steps[placed.from].line,
             );
             group = group.add(
                 rectangle(area, ADDRESSES)
-                    .set("fill", colour(placed.stream))
+                    .set("fill", palette.colour(palette.number(placed.stream)))
                     .set("stroke", "white")
                     .set("stroke-width", 0.3)
                     .add(Title::new(words)),
@@ -157,59 +142,15 @@ fn blocks(plan: &Plan, observation: &Observation, space: &Space, steps: usize) -
         }
         return group;
     }
-    let colours = plan.streams.len().clamp(1, COLOURS.len());
     let areas = observation
         .placed
         .iter()
-        .filter_map(|placed| Some((placed.stream % COLOURS.len(), area(placed)?)));
-    for (number, path) in Grid::fill(areas, colours).paths().into_iter().enumerate() {
-        let path = Path::new().set("fill", colour(number)).set("d", path);
+        .filter_map(|placed| Some((palette.number(placed.stream), area(placed)?)));
+    for (number, path) in Grid::fill(areas, palette.len()).paths().into_iter().enumerate() {
+        let path = Path::new().set("fill", palette.colour(number)).set("d", path);
         group = group.add(path.set("transform", placing()));
     }
     group
-}
-
-/// The lines of a panel, and its axis of bytes.
-fn frame(panel: Panel, most: u64, label: &str) -> Group {
-    let middle = panel.top + panel.height / 2.0;
-    let mut group = Group::new()
-        .set("class", "axis")
-        .add(
-            Rectangle::new()
-                .set("x", LEFT)
-                .set("y", panel.top)
-                .set("width", PLOT)
-                .set("height", panel.height)
-                .set("fill", "none")
-                .set("stroke", "black"),
-        )
-        .add(
-            text(16.0, middle, "middle", label)
-                .set("transform", format!("rotate(-90 16 {middle})")),
-        );
-    for quarter in 0..=4_u64 {
-        let y = panel.top + panel.height * (1.0 - quarter as f64 / 4.0);
-        let bytes = (u128::from(most) * u128::from(quarter) / 4) as u64;
-        let words = ByteSize::b(bytes).to_string();
-        group = group.add(text(LEFT - 6.0, y + 4.0, "end", &words));
-    }
-    group
-}
-
-/// The axis of steps, below both panels.
-fn across(steps: usize) -> Group {
-    let foot = CURVES.top + CURVES.height;
-    let mut group = Group::new().set("class", "axis");
-    for fifth in 0..=5 {
-        let step = steps * fifth / 5;
-        // A short log has fewer than five.
-        if fifth > 0 && step == steps * (fifth - 1) / 5 {
-            continue;
-        }
-        let x = LEFT + PLOT * step as f64 / steps as f64;
-        group = group.add(text(x, foot + 18.0, "middle", &step.to_string()));
-    }
-    group.add(text(LEFT + PLOT / 2.0, foot + 40.0, "middle", "operation of the log (number)"))
 }
 
 /// Live bytes, their peak so far, and reserved bytes: the most of each column of pixels.
@@ -245,7 +186,7 @@ fn curves(observation: &Observation, most: u64, steps: usize) -> Group {
             .set("stroke-width", 1.5)
             .add(Title::new(name));
         let x = LEFT + 130.0 * number as f64;
-        let words = text(x, CURVES.top - 8.0, "start", name).set("fill", colour);
+        let words = text(x, CURVES.top - 14.0, "start", name).set("fill", colour);
         group = group.add(line).add(words);
     }
     group

@@ -1,8 +1,7 @@
 //! A log made ready: every free knows its allocation.
 
-use crate::event::{Action, Log};
+use crate::event::{Action, Log, LogStream};
 use std::collections::HashMap;
-use std::fmt;
 
 /// What to do at one step, and with which allocation of the log, numbered from 0 in its order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,17 +61,29 @@ pub enum Problem {
     },
 }
 
-impl fmt::Display for Problem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl Problem {
+    /// Its line or record.
+    pub fn line(&self) -> u64 {
+        match *self {
+            Self::AllocatedTwice { line, .. }
+            | Self::FreedUnknown { line, .. }
+            | Self::Cut { line } => line,
+        }
+    }
+
+    /// What is wrong there. `line_word` is the plan's.
+    pub fn in_words(&self, line_word: &str) -> String {
         match self {
-            Self::AllocatedTwice { line, address, before } => {
-                write!(f, "{line}: {address:#x} is allocated again, without a free since {before}")
+            Self::AllocatedTwice { address, before, .. } => {
+                format!(
+                    "{address:#x} is allocated again, without a free since {line_word} {before}"
+                )
             }
-            Self::FreedUnknown { line, address } => {
-                write!(f, "{line}: {address:#x} is freed, and was not allocated")
+            Self::FreedUnknown { address, .. } => {
+                format!("{address:#x} is freed, and was not allocated")
             }
-            Self::Cut { line } => {
-                write!(f, "{line}: the last line is cut off: the program that wrote it was killed")
+            Self::Cut { .. } => {
+                String::from("the last line is cut off: the program that wrote it was killed")
             }
         }
     }
@@ -81,14 +92,16 @@ impl fmt::Display for Problem {
 /// What a log asks of a resource, in its order.
 #[derive(Clone, Debug, Default)]
 pub struct Plan {
+    /// The log's name.
+    pub name: String,
     /// The calls.
     pub steps: Vec<Step>,
     /// How many allocations there are.
     pub slots: usize,
     /// The names of the threads that make calls.
     pub threads: Vec<String>,
-    /// The streams' names.
-    pub streams: Vec<String>,
+    /// The streams.
+    pub streams: Vec<LogStream>,
     /// The most bytes that were live at once: what a perfect allocator needs.
     pub peak_live: u64,
     /// Allocations that are never freed.
@@ -108,6 +121,7 @@ impl Plan {
     /// Makes a log ready.
     pub fn new(log: &Log) -> Self {
         let mut plan = Self {
+            name: log.name.clone(),
             threads: log.threads.clone(),
             streams: log.streams.clone(),
             steps: Vec::with_capacity(log.events.len()),

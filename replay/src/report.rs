@@ -2,7 +2,8 @@
 
 use crate::engine::{Observation, Pass};
 use crate::plan::Plan;
-use crate::stack::{Backend, Options, SIMULATED_CAPACITY};
+use crate::stack::{Backend, Options, Resource};
+use crate::words::count;
 use bytesize::ByteSize;
 use serde::Serialize;
 use std::fmt;
@@ -10,12 +11,28 @@ use std::fmt;
 /// An allocation that was refused.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Failed {
+    /// The operation, from 0.
+    pub step: usize,
     /// Its line or record in the log.
     pub line: u64,
     /// Bytes that were asked.
     pub bytes: u64,
     /// What the resource said.
     pub error: String,
+}
+
+/// Where a capacity comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CapacityIs {
+    /// It was asked for.
+    Given,
+    /// A bisection found it.
+    Bisected,
+    /// It is what a replay without one took at most, on a simulated device.
+    Needed,
+    /// It is the GPU's.
+    Device,
 }
 
 /// The part of the reserved bytes that was not live, from 0 to 1.
@@ -34,18 +51,24 @@ pub struct Fragmentation {
 /// What a replay came to. Sizes in bytes, times in nanoseconds.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
+    /// The log's name.
+    pub log: String,
     /// The resource.
     pub resource: String,
     /// The device.
     pub device: String,
-    /// What could be taken from the device at once.
+    /// What could be taken from the device at once; `None` if that is what a GPU has.
     pub capacity: Option<u64>,
+    /// Where the capacity comes from.
+    pub capacity_is: CapacityIs,
     /// Allocations and frees that were made.
     pub operations: usize,
     /// Threads of the log.
     pub threads: usize,
     /// Streams of the log.
     pub streams: usize,
+    /// Their names, as the log has them.
+    pub stream_names: Vec<String>,
     /// Allocations that were served.
     pub served: usize,
     /// Frees on another stream than the allocation's. That stream is made to wait for the other
@@ -84,34 +107,46 @@ pub struct Report {
 }
 
 impl Report {
-    pub(crate) fn new(plan: &Plan, options: &Options, timed: &Pass, looked: &Pass) -> Self {
-        let observation = &looked.observation;
+    pub(crate) fn new(
+        plan: &Plan,
+        options: &Options,
+        pass: &Pass,
+        observation: &Observation,
+    ) -> Self {
+        let capacity_is = match (options.capacity, options.backend) {
+            (Some(_), _) => CapacityIs::Given,
+            (None, Backend::Simulated) => CapacityIs::Needed,
+            (None, Backend::Cuda(_)) => CapacityIs::Device,
+        };
         Self {
-            resource: format!("{:?}", options.resource).to_lowercase(),
-            device: timed.device.clone(),
-            capacity: match options.backend {
-                Backend::Simulated => Some(options.capacity.unwrap_or(SIMULATED_CAPACITY)),
-                Backend::Cuda(_) => options.capacity,
+            log: plan.name.clone(),
+            resource: options.resource.name(),
+            device: pass.device.clone(),
+            capacity: match capacity_is {
+                CapacityIs::Needed => Some(pass.peak_reserved),
+                _ => options.capacity,
             },
-            operations: timed.steps,
+            capacity_is,
+            operations: pass.steps,
             threads: plan.threads.len(),
             streams: plan.streams.len(),
-            served: timed.served,
-            crossings: timed.crossings,
-            wall_ns: timed.wall.as_nanos() as u64,
-            ns_per_operation: timed.busy.as_nanos() as f64 / timed.steps.max(1) as f64,
-            upstream_calls: timed.upstream_calls,
-            driver_calls: timed.driver_calls,
+            stream_names: plan.streams.iter().map(|stream| stream.name.clone()).collect(),
+            served: pass.served,
+            crossings: pass.crossings,
+            wall_ns: pass.wall.as_nanos() as u64,
+            ns_per_operation: pass.busy.as_nanos() as f64 / pass.steps.max(1) as f64,
+            upstream_calls: pass.upstream_calls,
+            driver_calls: pass.driver_calls,
             peak_live_of_log: plan.peak_live,
             peak_live: observation.live.iter().copied().max().unwrap_or(0),
-            peak_reserved: timed.peak_reserved,
-            largest_free_at_end: timed.largest_free_at_end,
+            peak_reserved: pass.peak_reserved,
+            largest_free_at_end: pass.largest_free_at_end,
             fragmentation: fragmentation(observation),
-            leaks: looked.leaked,
+            leaks: pass.leaked,
             leaked_bytes: observation.live.last().copied().unwrap_or(0),
             failures_of_log: plan.failures,
             problems: plan.problems.len(),
-            failures: timed.failures.clone(),
+            failures: pass.failures.clone(),
             line_word: plan.line_word,
         }
     }
@@ -147,16 +182,48 @@ pub(crate) fn bytes(bytes: u64) -> String {
     }
 }
 
+impl Report {
+    /// What was replayed on what, for titles.
+    pub(crate) fn title(&self) -> String {
+        match self.log.as_str() {
+            "" => format!("{} on {}", self.resource, self.device),
+            log => format!("{log}: {} on {}", self.resource, self.device),
+        }
+    }
+
+    fn capacity_words(&self) -> String {
+        let Some(capacity) = self.capacity else { return String::from("the device's") };
+        let is = match self.capacity_is {
+            CapacityIs::Needed if !self.failures.is_empty() => {
+                ", as much as was taken without a limit"
+            }
+            CapacityIs::Needed if self.resource == Resource::Arena.name() => {
+                ", the first double of the log's peak that serves it"
+            }
+            CapacityIs::Needed => ", as much as the log took without a limit",
+            _ => "",
+        };
+        format!("{}{is}", bytes(capacity))
+    }
+}
+
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut row = |name: &str, value: String| writeln!(f, "{name:<20}{value}");
+        if !self.log.is_empty() {
+            row("log", self.log.clone())?;
+        }
         row("resource", format!("{} on {}", self.resource, self.device))?;
-        row("capacity", self.capacity.map_or(String::from("the device's"), bytes))?;
+        row("capacity", self.capacity_words())?;
         row(
             "operations",
             format!(
-                "{} of {} threads on {} streams; {} allocations served, {} freed on another stream",
-                self.operations, self.threads, self.streams, self.served, self.crossings
+                "{} of {} on {}; {} served, {} freed on another stream",
+                count(self.operations, "operation"),
+                count(self.threads, "thread"),
+                count(self.streams, "stream"),
+                count(self.served, "allocation"),
+                if self.crossings == 0 { String::from("none") } else { self.crossings.to_string() },
             ),
         )?;
         row("wall time", format!("{:.3} ms", self.wall_ns as f64 / 1e6))?;
@@ -181,15 +248,14 @@ impl fmt::Display for Report {
             "leaks",
             match self.leaks {
                 0 => String::from("none"),
-                1 => format!("1 allocation, {}", bytes(self.leaked_bytes)),
-                leaks => format!("{leaks} allocations, {}", bytes(self.leaked_bytes)),
+                leaks => format!("{}, {}", count(leaks, "allocation"), bytes(self.leaked_bytes)),
             },
         )?;
         if self.failures_of_log > 0 {
             row("failures of the log", format!("{}, not replayed", self.failures_of_log))?;
         }
         if self.problems > 0 {
-            row("impossible lines", self.problems.to_string())?;
+            row(&format!("impossible {}s", self.line_word), self.problems.to_string())?;
         }
         row("failures", self.failures.len().to_string())?;
         for failed in self.failures.iter().take(SHOWN) {

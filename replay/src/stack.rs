@@ -1,10 +1,11 @@
 //! What a log is replayed against: a resource over counted memory of a device.
 
 use crate::counting::{Counting, Counts};
+use crate::event::{LogStream, StreamKind};
 use aquifer::sim::SimConfig;
 use aquifer::{
     ArenaResource, AsyncResource, BinningResource, CudaResource, Device, DeviceResource, Error,
-    ErrorKind, ManagedResource, PoolResource, PoolStatistics, Result, Stream,
+    ManagedResource, PoolResource, PoolStatistics, Result, Stream,
 };
 use std::sync::Arc;
 
@@ -26,6 +27,13 @@ pub enum Resource {
     Arena,
 }
 
+impl Resource {
+    /// The name in reports.
+    pub(crate) fn name(self) -> String {
+        format!("{self:?}").to_lowercase()
+    }
+}
+
 /// The device below.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Backend {
@@ -44,12 +52,14 @@ pub struct Options {
     /// The device below.
     pub backend: Backend,
     /// Bytes that may be taken from the device at once. A simulated device has so many, a pool has
-    /// it as its maximum. 4 GiB on a simulated device and no limit on a GPU unless set.
+    /// it as its maximum. Unless set there is no limit: a simulated device is as large as the log
+    /// needs.
     pub capacity: Option<u64>,
 }
 
-/// What a simulated device has where nothing was asked.
-pub const SIMULATED_CAPACITY: u64 = 4 << 30;
+/// What a simulated device has without a capacity: more than any log needs, and half of what a process
+/// of 47 bits can address.
+const AMPLE: u64 = 1 << 46;
 
 pub(crate) struct Stack {
     pub(crate) device: Device,
@@ -65,17 +75,21 @@ type Statistics = dyn Fn() -> PoolStatistics + Send + Sync;
 const LEAST_ARENA: u64 = 1 << 20;
 
 impl Stack {
-    pub(crate) fn new(options: &Options, streams: &[String], observe: bool) -> Result<Self> {
+    pub(crate) fn new(options: &Options, streams: &[LogStream]) -> Result<Self> {
         let (device, limit) = match options.backend {
             Backend::Simulated => {
-                let capacity = options.capacity.unwrap_or(SIMULATED_CAPACITY);
+                let capacity = options.capacity.unwrap_or(AMPLE);
                 // Nothing is written, so a log of a large GPU needs none of its memory here.
-                let config = SimConfig::default().capacity(capacity).without_poison();
-                (Device::simulated(config), Some(capacity))
+                let config =
+                    SimConfig::default().capacity(capacity).without_poison().without_pool_checks();
+                (Device::simulated(config), options.capacity)
             }
             Backend::Cuda(ordinal) => (Device::open(ordinal)?, options.capacity),
         };
-        let counts = Arc::new(Counts::new(limit, observe));
+        // Where every allocation is a block of the device, these need no list of their own.
+        let plain =
+            matches!(options.resource, Resource::Cuda | Resource::Async | Resource::Managed);
+        let counts = Arc::new(Counts::new(limit, !plain));
         let mut statistics: Option<Box<Statistics>> = None;
         let upstream = || Counting::new(CudaResource::new(&device), counts.clone());
         // What is more than an address space is no limit.
@@ -114,9 +128,9 @@ impl Stack {
         };
         let streams = streams
             .iter()
-            .map(|name| match name.as_str() {
-                "default" => Ok(device.default_stream()),
-                _ => device.new_stream(),
+            .map(|stream| match stream.kind {
+                StreamKind::Default => Ok(device.default_stream()),
+                StreamKind::PerThread | StreamKind::Other => device.new_stream(),
             })
             .collect::<Result<_>>()?;
         Ok(Self { device, resource, streams, counts, statistics })
@@ -140,9 +154,4 @@ impl Stack {
             None => Ok(()),
         }
     }
-}
-
-/// Whether an error is the answer of a resource that is full, and not the end of a replay.
-pub(crate) fn is_full(error: &Error) -> bool {
-    error.kind() == ErrorKind::OutOfMemory
 }

@@ -2,15 +2,16 @@
 
 use crate::engine::Replayed;
 use crate::plan::{Plan, Step};
+use crate::report::Report;
 use serde_json::{Value, json};
 use std::io::{self, Write};
 
 /// The one process of the trace.
 const PROCESS: u32 = 1;
 
-/// Writes the trace in Chrome's JSON format: counters of the live and the reserved bytes, and for
-/// each stream a track with one slice an allocation. Times are the log's, or one microsecond a step
-/// where it tells none.
+/// Writes the trace in Chrome's JSON format: counters of the live and the reserved bytes, for each
+/// stream a track with one slice an allocation, and an instant for each refusal. Times are the log's, or one microsecond a step
+/// where it tells none. The report is the trace's `otherData`.
 ///
 /// # Errors
 ///
@@ -20,14 +21,14 @@ pub fn write(plan: &Plan, replayed: &Replayed, out: impl Write) -> io::Result<()
     let mut events = Events { out, first: true };
     let clock = Clock::new(&plan.steps);
     events.start()?;
-    let process = format!("aquifer-replay: {} on {}", report.resource, report.device);
+    let process = report.title();
     events.put(json!({
         "ph": "M", "name": "process_name", "pid": PROCESS, "args": {"name": process},
     }))?;
     for (number, stream) in plan.streams.iter().enumerate() {
         events.put(json!({
             "ph": "M", "name": "thread_name", "pid": PROCESS, "tid": number + 1,
-            "args": {"name": track(stream)},
+            "args": {"name": track(&stream.name)},
         }))?;
     }
     let mut before = None;
@@ -43,7 +44,17 @@ pub fn write(plan: &Plan, replayed: &Replayed, out: impl Write) -> io::Result<()
             }))?;
         }
     }
-    let names: Vec<String> = plan.streams.iter().map(|stream| track(stream)).collect();
+    for failed in &report.failures {
+        events.put(json!({
+            "ph": "i", "s": "p", "cat": "refused", "name": format!("refused {} B", failed.bytes),
+            "pid": PROCESS, "tid": plan.steps[failed.step].stream + 1,
+            "ts": clock.at(failed.step),
+            "args": {
+                "bytes": failed.bytes, plan.line_word: failed.line, "error": failed.error,
+            },
+        }))?;
+    }
+    let names: Vec<String> = plan.streams.iter().map(|stream| track(&stream.name)).collect();
     for (number, placed) in observation.placed.iter().enumerate() {
         // Slices of one track overlap without nesting, so they are begun and ended by number.
         let slice = |phase: &str, at: usize| {
@@ -61,7 +72,7 @@ pub fn write(plan: &Plan, replayed: &Replayed, out: impl Write) -> io::Result<()
         events.put(begin)?;
         events.put(slice("e", placed.to.min(plan.steps.len())))?;
     }
-    events.finish()
+    events.finish(report)
 }
 
 fn track(stream: &str) -> String {
@@ -108,8 +119,10 @@ impl<W: Write> Events<W> {
         Ok(serde_json::to_writer(&mut self.out, &event)?)
     }
 
-    fn finish(mut self) -> io::Result<()> {
-        self.out.write_all(b"\n]}\n")?;
+    fn finish(mut self, report: &Report) -> io::Result<()> {
+        self.out.write_all(b"\n],\"otherData\":")?;
+        serde_json::to_writer(&mut self.out, report)?;
+        self.out.write_all(b"}\n")?;
         self.out.flush()
     }
 }

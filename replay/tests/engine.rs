@@ -4,6 +4,7 @@ use aquifer_replay::bisect::bisect;
 use aquifer_replay::engine::{Replayed, is_served, replay};
 use aquifer_replay::plan::Plan;
 use aquifer_replay::read::read;
+use aquifer_replay::report::CapacityIs;
 use aquifer_replay::stack::{Backend, Options, Resource};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -57,7 +58,6 @@ fn a_pool_reserves_once() {
     let expected = 1.0 - 3500.0 / f64::from(2 << 20);
     assert!((report.fragmentation.at_peak - expected).abs() < 1e-12);
     assert!(report.fragmentation.max > report.fragmentation.at_peak);
-    assert_eq!(observation.samples.len(), 7);
     assert!(report.largest_free_at_end.unwrap() > 2_000_000);
 }
 
@@ -89,7 +89,10 @@ fn a_failure_has_its_line_and_the_rest_goes_on() {
         assert_eq!((report.operations, report.served, report.leaks), (4, 1, 0));
         assert_eq!((report.peak_live, report.peak_live_of_log), (4 << 20, 2_004_194_304));
         assert_eq!(observation.live, [4 << 20, 4 << 20, 4 << 20, 0]);
+        assert_eq!(failed.step, 1);
         assert!(report.to_string().contains("line 3: "), "{report}");
+        // Advice is for programs that allocate.
+        assert!(!failed.error.ends_with(')'), "{}", failed.error);
     }
 }
 
@@ -98,7 +101,7 @@ fn progress_reaches_the_end() {
     let plan = plan("threads.rmm.csv");
     let last = AtomicUsize::new(0);
     replay(&plan, &on(Resource::Pool), &|steps| last.store(steps, Ordering::Relaxed)).unwrap();
-    assert_eq!(last.into_inner(), 2 * plan.steps.len());
+    assert_eq!(last.into_inner(), plan.steps.len());
 }
 
 /// What a simulated device serves is bisected; every smaller capacity is tried, too.
@@ -132,4 +135,55 @@ fn a_bisection_refuses_what_it_cannot_do() {
     assert!(error.to_string().contains("no multiple of 256"), "{error}");
     let gpu = Options { backend: Backend::Cuda(0), ..Options::default() };
     assert!(bisect(&plan, &gpu, 256, |_, _| {}).is_err());
+}
+
+/// Without a capacity, a device has what is taken of it; and so much serves the log again.
+#[test]
+fn a_device_is_as_large_as_the_log_needs() {
+    let all = [
+        Resource::Pool,
+        Resource::Cuda,
+        Resource::Async,
+        Resource::Managed,
+        Resource::Binning,
+        Resource::Arena,
+    ];
+    for name in ["threads.rmm.csv", "two_streams.rmm.csv", "rmm-26.10.csv", "torch-2.11.pickle"] {
+        let plan = plan(name);
+        for resource in all {
+            let options = Options { resource, ..Options::default() };
+            let report = replayed(&plan, &options).report;
+            let capacity = report.capacity.unwrap();
+            assert_eq!(report.failures, [], "{name} {resource:?}");
+            assert_eq!(report.capacity_is, CapacityIs::Needed);
+            assert_eq!(capacity, report.peak_reserved, "{name} {resource:?}");
+            assert!(capacity >= report.peak_live);
+            if resource == Resource::Arena {
+                let peak = report.peak_live.next_multiple_of(1 << 20);
+                let doubles = (0..24).map(|doublings| peak << doublings);
+                assert!(doubles.into_iter().any(|double| double == capacity), "{capacity}");
+            }
+            // A pool with a maximum grows without a margin, and may need more.
+            if matches!(resource, Resource::Pool | Resource::Binning) {
+                continue;
+            }
+            let again = replayed(&plan, &Options { capacity: Some(capacity), ..options }).report;
+            assert_eq!(again.failures, [], "{name} {resource:?} with {capacity}");
+            assert_eq!(again.capacity_is, CapacityIs::Given);
+        }
+    }
+}
+
+/// An arena as large as the log needs is the first double of its peak that serves, not just any.
+#[test]
+fn an_arena_is_the_first_double_that_serves() {
+    let plan = plan("rmm-26.10.csv");
+    let options = Options { resource: Resource::Arena, ..Options::default() };
+    let capacity = replayed(&plan, &options).report.capacity.unwrap();
+    let mut smaller = capacity / 2;
+    while smaller >= plan.peak_live {
+        let options = Options { capacity: Some(smaller), ..options.clone() };
+        assert!(!is_served(&plan, &options).unwrap(), "{smaller} of {capacity}");
+        smaller /= 2;
+    }
 }

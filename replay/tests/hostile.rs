@@ -112,7 +112,11 @@ fn sizes_whose_sum_passes_64_bits() {
     let all: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(all["report"]["peak_live_of_log"], most);
     assert_eq!(all["report"]["failures"].as_array().unwrap().len(), 3);
-    error(&lines("most.csv", &text, &["--bisect"]));
+    for arguments in [&["--bisect"][..], &["--resource", "arena"]] {
+        let said = error(&lines("most.csv", &text, arguments));
+        let words = "most.csv:2: 18446744073709551615 bytes were asked, more than any device has";
+        assert!(said.contains(words), "{said}");
+    }
 }
 
 #[test]
@@ -180,17 +184,65 @@ fn files_that_are_no_logs_say_what_to_do() {
     error(&replay(Path::new(env!("CARGO_TARGET_TMPDIR")), &[]));
 }
 
+const EVENTS: &str = "Event Type,Device ID,Address,Stream,Size (bytes),Free Memory,Total Memory,\
+                      Current Allocs,Start,End,Elapsed,Location\n";
+
 #[test]
-fn a_header_alone_is_a_log() {
-    for arguments in [&["--json"][..], &["--json", "--bisect"]] {
-        let all = served(&lines("header.csv", "", arguments));
-        assert_eq!(all["report"]["operations"], 0);
+fn an_empty_log_is_said_to_be_empty() {
+    // {"device_traces": [[]]}
+    let pickle = b"\x80\x04}\x94(\x8c\x0ddevice_traces\x94]\x94]\x94au.";
+    for (log, words) in [
+        (file("header.csv", HEADER), "a header and no events"),
+        (file("header.events.csv", EVENTS), "a header and no events"),
+        (
+            file("failed.csv", format!("{HEADER}1,00:00:00.0,allocate failure,0x0,5,0\n")),
+            "nothing to replay but 1 allocation that failed when it was written",
+        ),
+        (
+            file("zeros.csv", format!("{HEADER}1,00:00:00.0,allocate,0x0,0,0\n")),
+            "nothing to replay but 1 event of no bytes",
+        ),
+        (
+            file(
+                "others.events.csv",
+                format!(
+                    "{EVENTS}Alloc failure,0,0x0,0,4,,,,1.0,,,\nAlloc,1,0x1000,0,4,,,,1.0,,,\n"
+                ),
+            ),
+            "nothing to replay but 1 allocation that failed when it was written, 1 event of other \
+             devices",
+        ),
+        (file("header.pickle", pickle), "was torch.cuda.memory._record_memory_history() called?"),
+    ] {
+        let output = replay(&log, &[]);
+        let stdout = String::from_utf8(output.stdout).unwrap();
+        assert_eq!(output.status.code(), Some(0), "{stdout}");
+        assert!(stdout.contains(": is empty: ") && stdout.contains(words), "{stdout}");
+        assert_eq!(stdout.lines().count(), 1, "{stdout}");
+        let all = served(&replay(&log, &["--json"]));
+        assert_eq!((&all["report"]["operations"], &all["empty"]), (&0.into(), &true.into()));
     }
     let (svg, json) = (out("nothing.svg"), out("nothing.json"));
-    let arguments = ["--picture", svg.to_str().unwrap(), "--trace", json.to_str().unwrap()];
-    assert_eq!(lines("header.csv", "", &arguments).status.code(), Some(0));
-    roxmltree::Document::parse(&std::fs::read_to_string(svg).unwrap()).unwrap();
-    serde_json::from_slice::<Value>(&std::fs::read(json).unwrap()).unwrap();
+    // Of an earlier run.
+    let _ = (std::fs::remove_file(&svg), std::fs::remove_file(&json));
+    let (svg, json) = (svg.to_str().unwrap(), json.to_str().unwrap());
+    for arguments in [
+        &["--picture", svg][..],
+        &["--trace", json],
+        &["--bisect"],
+        &["--capacity", "1GiB"],
+        &["--resource", "pool"],
+        &["--backend", "sim"],
+    ] {
+        let said = error(&lines("header.csv", "", arguments));
+        let words = format!("header.csv: is empty, so {} does nothing", arguments[0]);
+        assert!(said.contains(&words), "{said}");
+    }
+    let said = error(&replay(&file("header.events.csv", EVENTS), &["--log-device", "0"]));
+    assert!(said.contains("is empty, so --log-device does nothing"), "{said}");
+    assert!(!Path::new(svg).exists() && !Path::new(json).exists());
+    let all = served(&lines("one.csv", "1,00:00:00.0,allocate,0x1000,5,0\n", &["--json"]));
+    assert_eq!(all["empty"], false);
 }
 
 #[test]
@@ -215,6 +267,19 @@ fn a_last_line_that_is_cut_is_borne_if_asked() {
     served(&lines("no_end.csv", text, &["--json"]));
     let said = error(&lines("middle.csv", &format!("1,00:00:00.0,fre\n{whole}"), &["--lenient"]));
     assert!(said.contains(":2: column Action"), "{said}");
+}
+
+/// XML has no control characters, and markup is text.
+#[test]
+fn names_with_control_characters() {
+    let svg = out("control.svg");
+    let text = "1,00:00:00.0,allocate,0x1000,5,\"a\u{1}<&\"\"\u{ffff}\"\n";
+    let output = lines("control.csv", text, &["--picture", svg.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let text = std::fs::read_to_string(svg).unwrap();
+    let document = roxmltree::Document::parse(&text).unwrap();
+    let words = "stream a\u{fffd}<&\"\u{fffd}";
+    assert!(document.descendants().any(|node| node.text().map(str::trim) == Some(words)), "{text}");
 }
 
 fn names(folder: &Path) -> Vec<String> {

@@ -31,8 +31,11 @@ fn a_log_that_is_served() {
     let (stdout, stderr) = said(&output);
     assert_eq!((output.status.code(), stderr.as_str()), (Some(0), ""), "{stdout}");
     for line in [
+        "log                 two_streams.rmm.csv",
         "resource            pool on simulated device",
-        "capacity            4.0 GiB (4294967296 B)",
+        "capacity            2.0 MiB (2097152 B), as much as the log took without a limit",
+        "operations          7 operations of 1 thread on 3 streams; 4 allocations served, 1 freed on \
+         another stream",
         "peak live           3.4 KiB (3500 B)",
         "peak reserved       2.0 MiB (2097152 B)",
         "upstream calls      1",
@@ -55,6 +58,8 @@ fn every_format_and_resource() {
             assert_eq!(report["peak_live"], report["peak_live_of_log"]);
             assert!(report["peak_reserved"].as_u64() >= report["peak_live"].as_u64());
             assert!(report["driver_calls"].as_u64().unwrap() > 0);
+            assert_eq!(report["capacity"], report["peak_reserved"], "{name} {resource}");
+            assert_eq!(report["capacity_is"], "needed");
         }
     }
 }
@@ -72,11 +77,16 @@ fn a_log_of_more_than_the_host_has() {
     text += "1,00:00:00.0,allocate,0x1,549755813888,0\n";
     std::fs::write(&name, text).unwrap();
     for resource in ["pool", "arena", "managed"] {
-        let arguments = ["--capacity", "900GiB", "--resource", resource, "--json"];
-        let output = replay(name.to_str().unwrap(), &arguments);
-        let all: Value = serde_json::from_slice(&output.stdout).unwrap();
-        assert_eq!(all["report"]["peak_live"], 768_u64 << 30, "{resource}: {output:?}");
-        assert_eq!(output.status.code(), Some(0), "{resource}");
+        for capacity in [&["--capacity", "900GiB"][..], &[]] {
+            let arguments = [&["--resource", resource, "--json"], capacity].concat();
+            let output = replay(name.to_str().unwrap(), &arguments);
+            let all: Value = serde_json::from_slice(&output.stdout).unwrap();
+            assert_eq!(all["report"]["peak_live"], 768_u64 << 30, "{resource}: {output:?}");
+            assert_eq!(output.status.code(), Some(0), "{resource}");
+            if capacity.is_empty() {
+                assert_eq!(all["report"]["capacity"], all["report"]["peak_reserved"]);
+            }
+        }
     }
 }
 
@@ -147,16 +157,104 @@ fn what_bisection_finds_is_an_edge() {
 }
 
 #[test]
-fn a_refusal_without_a_capacity_says_where_to_look() {
+fn a_refusal_says_where_to_look() {
     let name = Path::new(env!("CARGO_TARGET_TMPDIR")).join("refused.csv");
-    let line = "1,00:00:00.0,allocate,0x1000,5000000000,0\n";
-    std::fs::write(&name, format!("Thread,Time,Action,Pointer,Size,Stream\n{line}")).unwrap();
-    let (name, hint) = (name.to_str().unwrap(), "hint: a simulated device has 4 GiB unless");
+    let lines = "1,00:00:00.0,allocate,0x1000,5000000000,0\n\
+                 1,00:00:00.0,allocate,0x2000,1000000000000000000,0\n";
+    std::fs::write(&name, format!("Thread,Time,Action,Pointer,Size,Stream\n{lines}")).unwrap();
+    let name = name.to_str().unwrap();
+    // 5 GB serve; 1 EB is no block of any device.
     let output = replay(name, &["--resource", "cuda"]);
     assert_eq!(output.status.code(), Some(3));
-    assert!(said(&output).1.contains(hint), "{output:?}");
+    let (stdout, stderr) = said(&output);
+    assert!(
+        stdout.contains("4.7 GiB (5000000000 B), as much as was taken without a limit"),
+        "{stdout}"
+    );
+    assert!(stdout.contains("\nfailures            1\n  line 3: "), "{stdout}");
+    assert!(stderr.contains("hint: without --capacity") && stderr.contains("4 TiB"), "{stderr}");
     let output = replay(name, &["--resource", "cuda", "--capacity", "1GiB"]);
-    assert!(!said(&output).1.contains(hint), "{output:?}");
+    let stderr = said(&output).1;
+    assert!(stderr.contains("hint: --bisect finds how much suffices"), "{stderr}");
+    // To find out how much suffices for that is no use.
+    for arguments in [&["--bisect"][..], &["--resource", "arena"]] {
+        let output = replay(name, arguments);
+        assert_eq!(output.status.code(), Some(1));
+        let stderr = said(&output).1;
+        let words = "refused.csv:3: 1000000000000000000 bytes were asked, more than any device has";
+        assert!(stderr.contains(words), "{stderr}");
+    }
+}
+
+/// A noun that is a plural, though there is one of it: `1 lines`.
+fn plural_of_one(text: &str) -> Option<&str> {
+    text.lines().find_map(|line| {
+        let words: Vec<&str> =
+            line.split([' ', '(', ')', ',', ';', ':']).filter(|word| !word.is_empty()).collect();
+        let plural = |word: &str| word.ends_with('s') && !["is", "was", "less"].contains(&word);
+        words.windows(2).find(|two| two[0] == "1" && plural(two[1])).map(|two| two[1])
+    })
+}
+
+#[test]
+fn one_of_each() {
+    assert_eq!(plural_of_one("of 1 threads, 2 streams"), Some("threads"));
+    let name = Path::new(env!("CARGO_TARGET_TMPDIR")).join("one.csv");
+    let text = "Event Type,Device ID,Address,Stream,Size (bytes),Free Memory,Total Memory,\
+                Current Allocs,Start,End,Elapsed,Location\n\
+                Alloc,0,0x1000,0,1,,,,1.0,,,\n\
+                Alloc,1,0x1000,0,1,,,,1.0,,,\n\
+                Alloc failure,0,0x0,0,1,,,,1.0,,,\n\
+                Free,0,0x2000,0,1,,,,1.0,,,\n";
+    std::fs::write(&name, text).unwrap();
+    let name = name.to_str().unwrap();
+    for (arguments, words) in [
+        (
+            &["--lenient"][..],
+            "1 operation of 1 thread on 1 stream; 1 allocation served, none freed",
+        ),
+        (&["--lenient", "--bisect"], "times the log's peak live (1 try)"),
+        (&[], "1 event of other devices left out"),
+        (&[], "1 line of "),
+    ] {
+        let (stdout, stderr) = said(&replay(name, arguments));
+        let all = stdout + &stderr;
+        assert!(all.contains(words), "{words} is not in\n{all}");
+        assert_eq!(plural_of_one(&all), None, "{all}");
+    }
+    // A refusal, as well, and a record of a pickle.
+    let (stdout, stderr) = said(&replay("too_large.rmm.csv", &["--capacity", "1GiB"]));
+    assert_eq!(plural_of_one(&(stdout + &stderr)), None);
+}
+
+#[test]
+fn options_that_do_nothing() {
+    for (log, arguments, status, words) in [
+        (
+            "two_streams.rmm.csv",
+            &["--log-device", "7"][..],
+            1,
+            "two_streams.rmm.csv: a log of RMM does not tell devices: leave --log-device out",
+        ),
+        ("two_devices.events.csv", &["--log-device", "7"], 1, "no events of device 7"),
+        ("two_streams.rmm.csv", &["--gpu", "3"], 2, "does nothing without --backend cuda"),
+        (
+            "two_streams.rmm.csv",
+            &["--gpu", "3", "--backend", "sim"],
+            2,
+            "does nothing without --backend cuda",
+        ),
+        ("two_streams.rmm.csv", &["--bisect", "--backend", "cuda"], 2, "not --backend cuda"),
+        ("two_streams.rmm.csv", &["--step", "1MiB"], 2, "--bisect"),
+        ("two_streams.rmm.csv", &["--bisect", "--capacity", "1GiB"], 2, "--capacity"),
+        ("two_streams.rmm.csv", &["--format", "torch"], 1, "not a whole pickle"),
+    ] {
+        let output = replay(log, arguments);
+        let (stdout, stderr) = said(&output);
+        assert_eq!(output.status.code(), Some(status), "{arguments:?}: {stdout}{stderr}");
+        assert!(stderr.contains(words), "{arguments:?}: {stderr}");
+        assert_eq!(stdout, "", "{arguments:?}");
+    }
 }
 
 #[test]
@@ -194,7 +292,7 @@ fn a_trace_has_a_slice_for_each_allocation() {
     let (begins, ends, counters) = (of("b"), of("e"), of("C"));
     assert_eq!((begins.len(), ends.len()), (4, 4));
     // The second allocation: by thread 22, 50 ms in, for 250 ms.
-    assert_eq!(begins[1]["name"], "stream per-thread/22");
+    assert_eq!(begins[1]["name"], "stream per-thread of thread 22");
     assert_eq!((begins[1]["ts"].as_f64(), ends[1]["ts"].as_f64()), (Some(50e3), Some(300e3)));
     assert_eq!(
         (&begins[1]["args"]["bytes"], &begins[1]["args"]["line"]),
@@ -238,8 +336,7 @@ fn a_picture_has_a_rectangle_for_each_allocation() {
     assert!(points[0].starts_with("100.0,") && points[13].starts_with("1180.0,"), "{points:?}");
     let lines = group("curves").children().filter(|node| node.has_tag_name("polyline")).count();
     assert_eq!(lines, 3);
-    for words in ["stream default", "reserved", "live", "2.0 MiB", "operation of the log (number)"]
-    {
+    for words in ["stream 0", "reserved", "live", "2 MiB", "operation of the log (number)"] {
         assert!(
             document.descendants().any(|node| node.text().map(str::trim) == Some(words)),
             "{words}"
@@ -272,6 +369,35 @@ fn a_picture_of_a_long_log_stays_small() {
     let document = roxmltree::Document::parse(&text).unwrap();
     let paths = document.descendants().filter(|node| node.has_tag_name("path")).count();
     assert_eq!(paths, 5);
+}
+
+/// Aquifer's log has `Stream::id`, and that is what the replay calls the stream.
+#[test]
+fn logs_of_aquifer_name_its_streams() {
+    use aquifer::sim::SimConfig;
+    use aquifer::{CudaResource, Device, DeviceVec, LogFormat, LoggingAdaptor};
+    use std::sync::Arc;
+    for (format, name) in [(LogFormat::Rmm, "own.csv"), (LogFormat::Events, "own.events.csv")] {
+        let device = Device::simulated(SimConfig::default());
+        let stream = device.new_stream().unwrap();
+        let resource = LoggingAdaptor::builder(CudaResource::new(&device))
+            .path(out(name))
+            .format(format)
+            .build()
+            .unwrap();
+        let vec = DeviceVec::<u8>::zeroed_in(&stream, 1000, Arc::new(resource.clone())).unwrap();
+        drop(vec);
+        resource.flush().unwrap();
+        let path = out("own.json");
+        let output =
+            replay(out(name).to_str().unwrap(), &["--json", "--trace", path.to_str().unwrap()]);
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+        let all: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let id = stream.id().to_string();
+        assert_eq!(all["report"]["stream_names"], serde_json::json!([id]), "{name}");
+        let trace = std::fs::read_to_string(&path).unwrap();
+        assert!(trace.contains(&format!("\"stream {id}\"")), "{trace}");
+    }
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Every format is read into the same events, and what is wrong in one is named with its place.
 
-use aquifer_replay::event::{Action, Event, Log};
+use aquifer_replay::event::{Action, Event, Log, StreamKind};
 use aquifer_replay::plan::{Plan, Problem, What};
 use aquifer_replay::read::{Format, ReadError, read};
 use std::path::PathBuf;
@@ -13,13 +13,20 @@ fn events(name: &str) -> Log {
     read(&log(name), None, None).unwrap()
 }
 
+fn names(log: &Log) -> Vec<&str> {
+    log.streams.iter().map(|stream| stream.name.as_str()).collect()
+}
+
 #[test]
 fn rmm() {
     let log = events("two_streams.rmm.csv");
     assert_eq!(log.events.len(), 8);
     assert_eq!(log.threads, ["140001"]);
-    // `0`, `default` and `legacy` are one stream; a handle is one in hex and in decimal.
-    assert_eq!(log.streams, ["default", "0x557e194cb810", "0x557e149be010"]);
+    // `0`, `default` and `legacy` are one stream; a handle is one in hex and in decimal. The name is
+    // the first spelling.
+    assert_eq!(names(&log), ["0", "0x557e194cb810", "94000000000016"]);
+    assert_eq!(log.streams[0].kind, StreamKind::Default);
+    assert_eq!(log.streams[1].kind, StreamKind::Other);
     assert_eq!(
         log.events[1],
         Event {
@@ -49,7 +56,8 @@ fn rmm() {
 fn rmm_on_threads_past_midnight() {
     let log = events("threads.rmm.csv");
     assert_eq!(log.threads, ["11", "22", "33"]);
-    assert_eq!(log.streams, ["per-thread/11", "per-thread/22", "default"]);
+    assert_eq!(names(&log), ["per-thread of thread 11", "per-thread of thread 22", "default"]);
+    assert_eq!(log.streams[0].kind, StreamKind::PerThread);
     let times: Vec<_> = log.events.iter().map(|event| event.time.unwrap() / 1_000_000).collect();
     assert_eq!(times, [0, 50, 100, 200, 250, 300, 350, 400]);
     let plan = Plan::new(&log);
@@ -72,7 +80,7 @@ fn failures_in_nbep_7s_columns() {
 fn nbep_7() {
     let log = events("two_devices.events.csv");
     assert_eq!((log.events.len(), log.device, log.other_devices), (4, Some(0), 1));
-    assert_eq!(log.streams, ["default", "0x5581"]);
+    assert_eq!(names(&log), ["0", "0x5581"]);
     assert_eq!(log.events[1].time, Some(500_000_000));
     assert_eq!(log.events[1].line, 4);
     let plan = Plan::new(&log);
@@ -92,7 +100,7 @@ fn torch_snapshots() {
     assert_eq!(actions, [Allocate, Allocate, Free, Allocate, Failure, Free]);
     assert_eq!(log.events.iter().map(|event| event.line).collect::<Vec<_>>(), [2, 3, 5, 6, 7, 9]);
     assert_eq!(log.events[1].time, Some(10_000));
-    assert_eq!(log.streams, ["default", "0x5581"]);
+    assert_eq!(names(&log), ["0", "21889"]);
     let plan = Plan::new(&log);
     assert_eq!((plan.peak_live, plan.leaks, plan.failures), ((3 << 19) + 512, 1, 1));
 }
@@ -128,7 +136,8 @@ fn a_wrong_record_is_named() {
     let error = read(&log("not_a_snapshot.pickle"), None, None).unwrap_err().to_string();
     assert!(
         error.ends_with(
-            "device_traces[0][1]['size']: expected a size in bytes, an int, found a string"
+            "snapshot.pickle: record 2 (device_traces[0][1]['size']): expected a size in bytes, an \
+             int, found a string"
         ),
         "{error}"
     );
@@ -156,10 +165,17 @@ fn what_cannot_have_happened_is_told_with_its_line() {
             Problem::FreedUnknown { line: 4, address: 0x2000 },
         ]
     );
+    let words: Vec<_> = plan.problems.iter().map(|problem| problem.in_words("line")).collect();
     assert_eq!(
-        plan.problems[0].to_string(),
-        "3: 0x1000 is allocated again, without a free since 2"
+        words,
+        [
+            "0x1000 is allocated again, without a free since line 2",
+            "0x2000 is freed, and was not allocated",
+        ]
     );
+    assert_eq!(plan.problems.iter().map(Problem::line).collect::<Vec<_>>(), [3, 4]);
+    let record = plan.problems[0].in_words("record");
+    assert_eq!(record, "0x1000 is allocated again, without a free since record 2");
     // The lost free is made up for.
     let what: Vec<_> = plan.steps.iter().map(|step| step.what).collect();
     assert_eq!(

@@ -1,8 +1,9 @@
 //! A CSV with a header, cell by cell: addresses, times, streams.
 
 use super::ReadError;
+use crate::event::{LogStream, StreamKind, printable};
 use csv::{ReaderBuilder, StringRecord, Terminator, Trim};
-use std::io::Read;
+use std::io::{self, Read};
 use std::path::Path;
 
 /// A CSV whose columns were found by the names in its header.
@@ -39,11 +40,7 @@ impl<'a, R: Read> Table<'a, R> {
         let end = Terminator::Any(b'\n');
         let mut reader =
             ReaderBuilder::new().flexible(true).trim(Trim::All).terminator(end).from_reader(reader);
-        let header = reader.headers().map_err(|source| ReadError::Csv {
-            path: path.to_owned(),
-            line: 1,
-            source,
-        })?;
+        let header = reader.headers().map_err(|source| unreadable(path, 0, source))?;
         let mut places = Vec::new();
         for name in names {
             let place = header
@@ -62,12 +59,9 @@ impl<'a, R: Read> Table<'a, R> {
 
     pub(super) fn next(&mut self) -> Result<Option<Line<'_>>, ReadError> {
         loop {
+            let before = self.number();
             let more = self.reader.read_record(&mut self.record);
-            let more = more.map_err(|source| ReadError::Csv {
-                path: self.path.to_owned(),
-                line: source.position().map_or(0, csv::Position::line),
-                source,
-            })?;
+            let more = more.map_err(|source| unreadable(self.path, before, source))?;
             if !more {
                 return Ok(None);
             }
@@ -93,6 +87,23 @@ impl<'a, R: Read> Table<'a, R> {
     /// The number of the line that was read.
     pub(super) fn number(&self) -> u64 {
         self.record.position().map_or(0, csv::Position::line)
+    }
+}
+
+/// Why there is no line behind line `before`.
+fn unreadable(path: &Path, before: u64, source: csv::Error) -> ReadError {
+    let path = path.to_owned();
+    let line = source.position().map_or(before + 1, csv::Position::line);
+    if !source.is_io_error() {
+        return ReadError::Csv { path, line, source };
+    }
+    let source = match source.into_kind() {
+        csv::ErrorKind::Io(source) => source,
+        other => io::Error::other(format!("{other:?}")),
+    };
+    match before {
+        0 => ReadError::Open { path, source },
+        line => ReadError::Interrupted { path, line, source },
     }
 }
 
@@ -138,27 +149,38 @@ pub(super) fn number(text: &str) -> Option<u64> {
     }
 }
 
-/// The one name of a stream, however it was written: by number, handle or word. Streams that CUDA
-/// gives to each thread are told apart by `thread`.
-pub(super) fn stream(text: &str, thread: &str) -> Option<String> {
-    let per_thread = || format!("per-thread/{thread}");
+/// A stream, however it was written: by number, handle or word. All spellings of one stream have one
+/// key. Streams that CUDA gives to each thread are told apart by `thread`.
+pub(super) fn stream(text: &str, thread: &str) -> Option<(String, StreamKind)> {
+    let default = || (String::from("default"), StreamKind::Default);
+    let per_thread = || (format!("per-thread/{thread}"), StreamKind::PerThread);
     match address(text) {
         // CUDA's own handles: NULL, cudaStreamLegacy, cudaStreamPerThread.
-        Some(0 | 1) => return Some(String::from("default")),
+        Some(0 | 1) => return Some(default()),
         Some(2) => return Some(per_thread()),
-        Some(handle) => return Some(format!("{handle:#x}")),
+        Some(handle) => return Some((format!("{handle:#x}"), StreamKind::Other)),
         None => {}
     }
     let word = text.to_lowercase();
     match word.as_str() {
         "" => None,
         "default" | "legacy" | "legacy default" | "default stream" | "legacy stream"
-        | "cudastreamlegacy" => Some(String::from("default")),
+        | "cudastreamlegacy" => Some(default()),
         "per-thread" | "per-thread default" | "per_thread" | "ptds" | "cudastreamperthread" => {
             Some(per_thread())
         }
-        _ => Some(text.to_owned()),
+        // No key of the others begins so.
+        _ => Some((format!("={text}"), StreamKind::Other)),
     }
+}
+
+/// A stream of a log that writes it so.
+pub(super) fn log_stream(text: &str, kind: StreamKind, thread: &str) -> LogStream {
+    let name = match kind {
+        StreamKind::PerThread => printable(&format!("{text} of thread {thread}")),
+        _ => printable(text),
+    };
+    LogStream { name, kind }
 }
 
 /// `HH:MM:SS.ffffff` (RMM before 22.06: `HH:MM:SS:ffffff`) in nanoseconds since midnight.
@@ -207,16 +229,60 @@ mod tests {
     use super::*;
 
     #[test]
-    fn streams_have_one_name() {
+    fn streams_have_one_key() {
+        let key = |text| stream(text, "7");
         for text in ["0", "0x0", "(nil)", "0x1", "default", "Legacy", "legacy default"] {
-            assert_eq!(stream(text, "7").unwrap(), "default", "{text}");
+            assert_eq!(
+                key(text).unwrap(),
+                (String::from("default"), StreamKind::Default),
+                "{text}"
+            );
         }
         for text in ["2", "0x2", "per-thread", "per-thread default"] {
-            assert_eq!(stream(text, "7").unwrap(), "per-thread/7", "{text}");
+            let own = (String::from("per-thread/7"), StreamKind::PerThread);
+            assert_eq!(key(text).unwrap(), own, "{text}");
         }
-        assert_eq!(stream("255", "7").unwrap(), "0xff");
-        assert_eq!(stream("copies", "7").unwrap(), "copies");
-        assert_eq!(stream("", "7"), None);
+        assert_eq!(key("255"), key("0xFF"));
+        assert_eq!(key("255").unwrap().1, StreamKind::Other);
+        assert_ne!(key("copies"), key("Copies"));
+        assert_eq!(key(""), None);
+    }
+
+    #[test]
+    fn streams_are_named_as_they_are_written() {
+        let name = |text| log_stream(text, stream(text, "7").unwrap().1, "7").name;
+        assert_eq!(name("0"), "0");
+        assert_eq!(name("94000000000016"), "94000000000016");
+        assert_eq!(name("0x557E194cb810"), "0x557E194cb810");
+        assert_eq!(name("per-thread"), "per-thread of thread 7");
+        assert_eq!(name("2"), "2 of thread 7");
+        assert_eq!(name("a\u{1}b"), "a\u{fffd}b");
+    }
+
+    /// A disk that fails behind the third line.
+    struct Failing(&'static [u8]);
+
+    impl Read for Failing {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            match self.0.read(buffer)? {
+                0 => Err(io::Error::other("the disk is gone")),
+                bytes => Ok(bytes),
+            }
+        }
+    }
+
+    #[test]
+    fn a_file_that_fails_in_the_middle_is_no_wrong_csv() {
+        let path = Path::new("a.csv");
+        let mut table = Table::new(path, Failing(b"a,b\n1,2\n3,4\n"), &["a", "b"], None).unwrap();
+        assert_eq!(table.next().unwrap().unwrap().number, 2);
+        assert_eq!(table.next().unwrap().unwrap().number, 3);
+        let error = table.next().err().unwrap();
+        assert_eq!(error.to_string(), "a.csv: cannot be read after line 3");
+        let source = std::error::Error::source(&error).unwrap().to_string();
+        assert_eq!(source, "the disk is gone");
+        let error = Table::new(path, Failing(b""), &["a"], None).err().unwrap();
+        assert_eq!(error.to_string(), "a.csv: cannot be read");
     }
 
     #[test]

@@ -15,6 +15,16 @@ pub enum ReadError {
         /// Why.
         source: io::Error,
     },
+    /// The file, behind some of its lines.
+    #[error("{}: cannot be read after line {line}", path.display())]
+    Interrupted {
+        /// The log.
+        path: PathBuf,
+        /// The last line that was read, from 1.
+        line: u64,
+        /// Why.
+        source: io::Error,
+    },
     /// The format is none that is known here.
     #[error(
         "{}: no format is known that starts with {found:?}: expected RMM's header \
@@ -87,7 +97,7 @@ pub enum ReadError {
     Record {
         /// The log.
         path: PathBuf,
-        /// The way to the value, as in Python: `device_traces[0][12]['addr']`.
+        /// The record, and the way to the value in Python: `record 13 (device_traces[0][12]['addr'])`.
         place: String,
         /// What belongs there.
         expected: &'static str,
@@ -101,5 +111,11 @@ pub enum ReadError {
         path: PathBuf,
         /// The device's number.
         device: i64,
+    },
+    /// A device was asked of a log that tells none.
+    #[error("{}: a log of RMM does not tell devices: leave --log-device out", path.display())]
+    NoDevices {
+        /// The log.
+        path: PathBuf,
     },
 }

@@ -1,8 +1,8 @@
 //! NBEP 7's event logs, as Numba's and RMM's Python layers write them.
 
 use super::ReadError;
-use super::cell::{Line, Table, address, number, stream};
-use crate::event::{Action, Event, Log, Names};
+use super::cell::{Line, Table, address, log_stream, number, stream};
+use crate::event::{Action, Event, Log, LogStream, Numbered};
 use std::io::Read;
 use std::path::Path;
 
@@ -59,7 +59,7 @@ pub(super) fn read(
 #[derive(Default)]
 struct Told {
     chosen: Option<i64>,
-    streams: Names,
+    streams: Numbered<LogStream>,
     /// Seconds.
     first: Option<f64>,
 }
@@ -83,7 +83,7 @@ impl Told {
             "" => Some(None),
             _ => text.parse::<f64>().ok().filter(|seconds| seconds.is_finite()).map(Some),
         })?;
-        let stream =
+        let (key, kind) =
             line.get(STREAM, "a stream: a number, a handle or a name", |text| stream(text, "0"))?;
         let address = line.get(ADDRESS, "an address, in decimal or as 0x..", address)?;
         let size = line.get(SIZE, "a size in bytes", number)?;
@@ -99,7 +99,7 @@ impl Told {
             action,
             address,
             size,
-            stream: self.streams.number(&stream),
+            stream: self.streams.number(&key, || log_stream(line.text(STREAM), kind, "0")),
         }))
     }
 }

@@ -9,7 +9,7 @@ mod torch;
 
 pub use error::ReadError;
 
-use crate::event::Log;
+use crate::event::{Log, printable};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
 use std::path::Path;
@@ -48,11 +48,14 @@ pub fn read(path: &Path, format: Option<Format>, device: Option<i64>) -> Result<
             return Err(ReadError::Unknown { path: path.to_owned(), found });
         }
     };
-    match format {
+    let mut log = match format {
+        Format::Rmm if device.is_some() => Err(ReadError::NoDevices { path: path.to_owned() }),
         Format::Rmm => rmm::read(path, reader, cut),
         Format::Events => events::read(path, reader, device, cut),
         Format::Torch => torch::read(path, reader, device),
-    }
+    }?;
+    log.name = printable(&path.file_name().unwrap_or_default().to_string_lossy());
+    Ok(log)
 }
 
 /// How many bytes a file has, if its last line does not end. `None` for what has no end to look at,

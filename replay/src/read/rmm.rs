@@ -1,8 +1,8 @@
 //! RMM's logs.
 
 use super::ReadError;
-use super::cell::{Clock, Line, Table, address, number, stream, time_of_day};
-use crate::event::{Action, Event, Log, Names};
+use super::cell::{Clock, Line, Table, address, log_stream, number, stream, time_of_day};
+use crate::event::{Action, Event, Log, LogStream, Numbered, printable};
 use std::io::Read;
 use std::path::Path;
 
@@ -33,8 +33,8 @@ pub(super) fn read(path: &Path, reader: impl Read, cut: Option<u64>) -> Result<L
 /// What the lines so far have told.
 #[derive(Default)]
 struct Told {
-    threads: Names,
-    streams: Names,
+    threads: Numbered<String>,
+    streams: Numbered<LogStream>,
     clock: Clock,
 }
 
@@ -50,7 +50,7 @@ impl Told {
                 "allocate failure" | "failure" => Some(Action::Failure),
                 _ => None,
             })?;
-        let stream =
+        let (key, kind) =
             line.get(STREAM, "a stream: a number, a handle as 0x.. or a name", |text| {
                 stream(text, thread)
             })?;
@@ -59,12 +59,12 @@ impl Told {
         Ok(Event {
             index,
             line: line.number,
-            thread: self.threads.number(thread),
+            thread: self.threads.number(thread, || printable(thread)),
             time: Some(self.clock.since_first(time)),
             action,
             address,
             size,
-            stream: self.streams.number(&stream),
+            stream: self.streams.number(&key, || log_stream(line.text(STREAM), kind, thread)),
         })
     }
 }

@@ -2,7 +2,7 @@
 
 use super::ReadError;
 use super::pickle::{Id, Pickle, Value};
-use crate::event::{Action, Event, Log, Names};
+use crate::event::{Action, Event, Log, LogStream, Numbered, StreamKind};
 use std::io::Read;
 use std::path::Path;
 
@@ -33,7 +33,7 @@ pub(super) fn read(
         offset: broken.offset as u64,
         reason: broken.reason,
     })?;
-    let root = Place { path, name: String::from("the snapshot") };
+    let root = Place { path, record: None, name: String::from("the snapshot") };
     let snapshot = root.dict(pickle.root(), "a dict with `device_traces`")?;
     let traces = match pickle.look_up(snapshot, "device_traces") {
         Some(traces) => {
@@ -43,7 +43,7 @@ pub(super) fn read(
     };
     let mut lists = Vec::new();
     for (number, trace) in traces.iter().enumerate() {
-        let place = Place { path, name: format!("device_traces[{number}]") };
+        let place = Place { path, record: None, name: format!("device_traces[{number}]") };
         lists.push(place.list(pickle.get(*trace), "a list of events")?);
     }
     let chosen = match device {
@@ -59,11 +59,12 @@ pub(super) fn read(
         .filter(|(number, _)| *number != chosen)
         .map(|(_, list)| list.len())
         .sum();
-    let mut streams = Names::default();
+    let mut streams = Numbered::default();
     let mut events = Vec::new();
     let mut first = None;
     for (number, entry) in lists.get(chosen).copied().unwrap_or_default().iter().enumerate() {
-        let place = Place { path, name: format!("device_traces[{chosen}][{number}]") };
+        let name = format!("device_traces[{chosen}][{number}]");
+        let place = Place { path, record: Some(number + 1), name };
         let entry = place.dict(pickle.get(*entry), "a dict")?;
         let action = match pickle.look_up(entry, "action") {
             Some(Value::String(action)) => *action,
@@ -97,7 +98,8 @@ pub(super) fn read(
             None => 0,
             Some(_) => number_of("stream", "a stream's handle, an int")?,
         };
-        let stream = if stream == 0 { String::from("default") } else { format!("{stream:#x}") };
+        let kind = if stream == 0 { StreamKind::Default } else { StreamKind::Other };
+        let name = stream.to_string();
         events.push(Event {
             index: events.len(),
             line: number as u64 + 1,
@@ -110,7 +112,7 @@ pub(super) fn read(
                 _ => number_of("addr", "an address, an int")?,
             },
             size: number_of("size", "a size in bytes, an int")?,
-            stream: streams.number(&stream),
+            stream: streams.number(&name, || LogStream { name: name.clone(), kind }),
         });
     }
     Ok(Log {
@@ -121,18 +123,21 @@ pub(super) fn read(
         other_devices,
         cut: None,
         line_word: "record",
+        ..Log::default()
     })
 }
 
 /// A value's place in a snapshot, for errors.
 struct Place<'a> {
     path: &'a Path,
+    /// The record that it is of, from 1.
+    record: Option<usize>,
     name: String,
 }
 
 impl Place<'_> {
     fn at(&self, key: &str) -> Self {
-        Place { path: self.path, name: format!("{}{key}", self.name) }
+        Place { path: self.path, record: self.record, name: format!("{}{key}", self.name) }
     }
 
     fn list<'v>(&self, value: &'v Value, expected: &'static str) -> Result<&'v [Id], ReadError> {
@@ -174,7 +179,10 @@ impl Place<'_> {
     fn wrong(&self, expected: &'static str, found: &str) -> ReadError {
         ReadError::Record {
             path: self.path.to_owned(),
-            place: self.name.clone(),
+            place: match self.record {
+                Some(record) => format!("record {record} ({})", self.name),
+                None => self.name.clone(),
+            },
             expected,
             found: found.to_owned(),
         }

@@ -1,0 +1,79 @@
+//! How large a device has to be.
+
+use crate::error::{Moment, ReplayError, without_advice};
+use crate::plan::{Plan, Step, What};
+use crate::report::Failed;
+use crate::words::count;
+use aquifer::{Error, ErrorKind};
+
+/// What came of a replay that ends at the first failure.
+#[derive(Clone, Debug)]
+pub enum Tried {
+    /// All was served.
+    Served,
+    /// This was refused.
+    Refused(Failed),
+    /// There was too little for the resource itself.
+    NotMade(Error),
+}
+
+/// How often a capacity is doubled before it is given up.
+const DOUBLINGS: u32 = 24;
+
+/// Bytes that no allocation of a device has: the simulated one's addresses do not suffice.
+const BEYOND_ANY_DEVICE: usize = 1 << 42;
+
+/// Doubles a capacity, from the log's peak on, until `tried` serves. In steps of `step` bytes: the last
+/// that did not serve, and the first that did.
+///
+/// # Errors
+///
+/// [`ErrorKind::OutOfMemory`] with its line if an allocation is larger than any device, or if no
+/// capacity serves it; those of `tried`.
+pub(crate) fn first_double(
+    plan: &Plan,
+    step: u64,
+    mut tried: impl FnMut(u64) -> Result<Tried, ReplayError>,
+) -> Result<(u64, u64), ReplayError> {
+    let too_little = |moment, words: String| ReplayError {
+        moment,
+        line_word: plan.line_word,
+        error: Error::new(ErrorKind::OutOfMemory, words),
+    };
+    if let Some((line, size)) = plan.steps.iter().find_map(too_large) {
+        let words = format!("{} were asked, more than any device has", count(size, "byte"));
+        return Err(too_little(Moment::Line(line), words));
+    }
+    let mut works = plan.peak_live.div_ceil(step).max(1);
+    let mut fails = works - 1;
+    let mut doublings = 0;
+    loop {
+        let capacity = works.saturating_mul(step);
+        let refused = tried(capacity)?;
+        if doublings < DOUBLINGS && !matches!(refused, Tried::Served) {
+            fails = works;
+            works = works.saturating_mul(2);
+            doublings += 1;
+            continue;
+        }
+        return match refused {
+            Tried::Served => Ok((fails, works)),
+            Tried::Refused(Failed { line, error, .. }) => {
+                let words = format!("no capacity up to {capacity} bytes serves: {error}");
+                Err(too_little(Moment::Line(line), words))
+            }
+            Tried::NotMade(error) => {
+                let error = without_advice(&error);
+                let words = format!("no capacity up to {capacity} bytes serves: {error}");
+                Err(too_little(Moment::Start, words))
+            }
+        };
+    }
+}
+
+fn too_large(step: &Step) -> Option<(u64, usize)> {
+    match step.what {
+        What::Allocate { size, .. } if size > BEYOND_ANY_DEVICE => Some((step.line, size)),
+        _ => None,
+    }
+}
