@@ -2,6 +2,7 @@
 //! and arguments.
 
 use crate::error::{Error, ErrorKind, Result, ensure};
+use crate::impls::Count;
 use crate::sync::{OnceLock, trusted};
 use bytemuck::Pod;
 use std::collections::BTreeMap;
@@ -16,6 +17,10 @@ pub type HostForm = fn(&LaunchConfig, HostArgs<'_>) -> Result<()>;
 /// It has a PTX text, the name of an entry in it, and a host function that does the same. The driver
 /// loads the PTX on first use on each device; no toolkit and no NVRTC are needed. It stays loaded, since
 /// graphs may use it. Kernels of equal text and entry are loaded once.
+///
+/// The simulated device does not run the PTX. It reads what a launch needs of it, and refuses what a driver
+/// would: a text that is no PTX or is cut, an entry that is not there, arguments that are not those of the
+/// entry, a grid, a block or shared memory above the limits of CUDA or of the entry.
 ///
 /// Make a kernel a `static`. A `const`, or a kernel that is made for each launch, is compared with all
 /// known texts at each launch.
@@ -54,6 +59,55 @@ pub type HostForm = fn(&LaunchConfig, HostArgs<'_>) -> Result<()>;
 ///     },
 /// );
 /// assert_eq!(DOUBLE.entry(), "double");
+/// ```
+///
+/// # Testing that both forms do the same
+///
+/// The simulated device shows that a program is right with the host form. That the PTX does the same, a GPU
+/// has to show. So write a run as a function of the device that returns its results, make it on a simulated
+/// device in every test, and on a GPU where there is one. Compare integers bit by bit, and floats with a
+/// tolerance: a GPU contracts `a * b + c` and sums in another order.
+///
+/// ```
+/// use aquifer::{CheckedDevice, Device, DeviceVec, ErrorKind, Result, sim::SimConfig};
+/// # use aquifer::{HostArgs, Kernel, LaunchConfig};
+/// # static DOUBLE: Kernel = Kernel::new(
+/// #     "double",
+/// #     include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/examples/kernels/double.ptx")),
+/// #     |_: &LaunchConfig, mut args: HostArgs<'_>| {
+/// #         args.in_out::<u32>()?.iter_mut().for_each(|value| *value *= 2);
+/// #         Ok(())
+/// #     },
+/// # );
+///
+/// fn doubled(device: &Device, input: &[u32]) -> Result<Vec<u32>> {
+///     let stream = device.new_stream()?;
+///     let mut data = DeviceVec::from_slice(&stream, input)?;
+///     let n = input.len();
+///     let launch = stream.launch(&DOUBLE).in_out(&mut data)?.scalar(n as u32)?;
+///     // SAFETY: the kernel touches the first `n` elements of `data` alone.
+///     unsafe { launch.launch(LaunchConfig::for_elements(n))? };
+///     data.to_vec()
+/// }
+///
+/// // A `#[test]`.
+/// fn both_forms_double() -> Result<()> {
+///     // Around the 256 threads of a block.
+///     for n in [1, 255, 256, 257, 1000] {
+///         let input: Vec<u32> = (0..n).collect();
+///         let device = CheckedDevice::simulated(SimConfig::default());
+///         let by_host_form = doubled(&device, &input)?;
+///         match Device::open(0) {
+///             Ok(gpu) => assert_eq!(doubled(&gpu, &input)?, by_host_form),
+///             // No GPU here: a machine with one has to run this, too.
+///             Err(error) if matches!(error.kind(), ErrorKind::NoDriver | ErrorKind::NoDevice) => {}
+///             Err(error) => return Err(error),
+///         }
+///     }
+///     Ok(())
+/// }
+/// # both_forms_double()?;
+/// # Ok::<(), aquifer::Error>(())
 /// ```
 #[derive(Debug)]
 pub struct Kernel {
@@ -125,6 +179,17 @@ pub enum Access {
     ReadWrite,
 }
 
+impl Access {
+    /// The argument's noun, by the method of launches and of [`HostArgs`] that stands for it.
+    fn method(self) -> &'static str {
+        match self {
+            Self::Read => "a buffer by `input`",
+            Self::Write => "a buffer by `output`",
+            Self::ReadWrite => "a buffer by `in_out`",
+        }
+    }
+}
+
 /// One argument of a launch, as a driver gets it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum RawArg {
@@ -161,8 +226,8 @@ impl RawArg {
             bytes.len() <= 16,
             InvalidArgument,
             "pass up to 16 bytes by value, more in a buffer",
-            "a scalar argument of {} bytes was given",
-            bytes.len()
+            "a scalar argument of {} was given",
+            Count(bytes.len(), "byte")
         );
         let mut value = ScalarBytes([0; 16]);
         value.0[..bytes.len()].copy_from_slice(bytes);
@@ -180,6 +245,8 @@ pub(crate) enum HostArg {
 /// The arguments of a host form, to be taken in the order of the entry's parameters.
 #[derive(Debug)]
 pub struct HostArgs<'a> {
+    /// The kernel's name, for errors.
+    entry: &'static str,
     arguments: &'a [HostArg],
     next: usize,
     memory: PhantomData<&'a mut [u8]>,
@@ -190,39 +257,49 @@ impl<'a> HostArgs<'a> {
     ///
     /// Each buffer is valid memory for `'a`, initialised, and no written one overlaps another
     /// argument; no other code accesses them meanwhile.
-    pub(crate) unsafe fn new(arguments: &'a [HostArg]) -> Self {
-        Self { arguments, next: 0, memory: PhantomData }
+    pub(crate) unsafe fn new(entry: &'static str, arguments: &'a [HostArg]) -> Self {
+        Self { entry, arguments, next: 0, memory: PhantomData }
     }
 
-    fn take(&mut self, wanted: &str) -> Result<(usize, HostArg)> {
-        let (index, count) = (self.next, self.arguments.len());
-        let Some(&argument) = self.arguments.get(index) else {
-            let message = format!(
-                "the host form takes a {wanted} as argument {index}, the launch gave {count}"
-            );
-            return Err(Error::new(ErrorKind::InvalidArgument, message));
+    fn take(&mut self, wanted: &str) -> Result<HostArg> {
+        let count = self.arguments.len();
+        let Some(&argument) = self.arguments.get(self.next) else {
+            return Err(self.mismatch(wanted, &Count(count, "argument").to_string()));
         };
-        self.next += 1;
-        Ok((index, argument))
+        Ok(argument)
     }
 
     fn buffer<T: Pod>(&mut self, wanted: Access) -> Result<(*mut T, usize)> {
-        let (index, argument) = self.take("buffer")?;
-        let (size, wrong) = (size_of::<T>(), |found| mismatch(index, format!("{wanted:?}"), found));
-        match argument {
-            HostArg::Buffer { access, .. } if access != wanted => {
-                Err(wrong(format!("a buffer declared {access:?}")))
-            }
+        let (size, method) = (size_of::<T>(), wanted.method());
+        let found = match self.take(method)? {
+            HostArg::Buffer { access, .. } if access != wanted => access.method().to_owned(),
             HostArg::Buffer { pointer, bytes, .. }
                 if size == 0 || bytes % size != 0 || !pointer.cast::<T>().is_aligned() =>
             {
-                let found =
-                    format!("{bytes} bytes at {pointer:p}, no slice of elements of {size} bytes");
-                Err(wrong(found))
+                let (bytes, element) = (Count(bytes, "byte"), std::any::type_name::<T>());
+                format!("a buffer of {bytes}, which is no slice of `{element}`")
             }
-            HostArg::Buffer { pointer, bytes, .. } => Ok((pointer.cast(), bytes / size)),
-            HostArg::Scalar { bytes, .. } => Err(wrong(format!("a scalar of {bytes} bytes"))),
-        }
+            HostArg::Buffer { pointer, bytes, .. } => {
+                self.next += 1;
+                return Ok((pointer.cast(), bytes / size));
+            }
+            HostArg::Scalar { bytes, .. } => format!("a scalar of {}", Count(bytes, "byte")),
+        };
+        Err(self.mismatch(method, &found))
+    }
+
+    /// The error of a next argument that is not what the host form takes.
+    fn mismatch(&mut self, wanted: &str, found: &str) -> Error {
+        self.next += 1;
+        let (entry, place) = (self.entry, self.next);
+        Error::new(
+            ErrorKind::InvalidArgument,
+            format!(
+                "the host form of {entry} takes {wanted} as argument {place}, counted from 1, and the \
+                 launch gave {found}"
+            ),
+        )
+        .with_advice("let the host form take what the launch gives, in its order")
     }
 
     /// The next argument: a buffer that the launch declared [`Access::Read`].
@@ -266,25 +343,17 @@ impl<'a> HostArgs<'a> {
     ///
     /// [`ErrorKind::InvalidArgument`] if that argument is of another kind.
     pub fn scalar<T: Pod>(&mut self) -> Result<T> {
-        let (index, argument) = self.take("scalar")?;
-        match argument {
+        let wanted = format!("a scalar of {}", Count(size_of::<T>(), "byte"));
+        let found = match self.take(&wanted)? {
             HostArg::Scalar { value, bytes } if bytes == size_of::<T>() => {
-                Ok(bytemuck::pod_read_unaligned(&value[..bytes]))
+                self.next += 1;
+                return Ok(bytemuck::pod_read_unaligned(&value[..bytes]));
             }
-            other => {
-                let wanted = format!("a scalar of {} bytes", size_of::<T>());
-                Err(mismatch(index, wanted, format!("{other:?}")))
-            }
-        }
+            HostArg::Scalar { bytes, .. } => format!("one of {}", Count(bytes, "byte")),
+            HostArg::Buffer { bytes, .. } => format!("a buffer of {}", Count(bytes, "byte")),
+        };
+        Err(self.mismatch(&wanted, &found))
     }
-}
-
-/// The error of an argument that is not of the kind that the host form takes.
-fn mismatch(index: usize, wanted: String, found: String) -> Error {
-    Error::new(
-        ErrorKind::InvalidArgument,
-        format!("the host form takes argument {index} as {wanted}, the launch gave {found}"),
-    )
 }
 
 #[cfg(test)]

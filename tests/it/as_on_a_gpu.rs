@@ -1,9 +1,10 @@
 //! What a GPU takes the simulated device takes, and what it refuses that refuses too.
 
 use crate::{kernels, support};
+use aquifer::sim::SimConfig;
 use aquifer::{
-    AsyncResource, CudaResource, Device, DeviceResource, DeviceVec, ErrorKind, HostArgs, Kernel,
-    LaunchConfig, ManagedResource, PinnedResource, PoolResource, Result,
+    AsyncResource, CudaResource, Device, DeviceResource, DeviceVec, Error, ErrorKind, HostArgs,
+    Kernel, Launch, LaunchConfig, ManagedResource, PinnedResource, PoolResource, Result, Stream,
 };
 use bytemuck::{Pod, Zeroable};
 use kernels::ADD_ONE;
@@ -56,6 +57,182 @@ fn a_launch_takes_the_grids_that_cuda_takes() {
         assert_eq!(refused.driver().unwrap().code(), 1, "{grid:?} {block:?} {shared}");
     }
     stream.synchronize().unwrap();
+}
+
+fn idle(_: &LaunchConfig, _: HostArgs<'_>) -> Result<()> {
+    Ok(())
+}
+
+/// Launches an entry of a text with no arguments; the call that refused it, its code and the text.
+fn launched(
+    stream: &Stream,
+    text: &str,
+    entry: &'static str,
+    config: LaunchConfig,
+) -> Option<(&'static str, u32, String)> {
+    let kernel = Kernel::new(entry, String::leak(text.to_owned()), idle);
+    // SAFETY: it touches nothing.
+    let refused = unsafe { stream.launch(&kernel).launch(config) }.err()?;
+    let driver = refused.driver().unwrap();
+    Some((driver.call(), driver.code(), refused.to_string()))
+}
+
+/// The codes are those of driver 580 on an H100.
+#[test]
+fn a_text_that_a_driver_refuses_is_refused() {
+    const HEADER: &str = ".version 6.4\n.target sm_50\n.address_size 64\n";
+    const ENTRY: &str = ".visible .entry k() { ret; }";
+    let device = support::device();
+    let stream = device.new_stream().unwrap();
+    let one = LaunchConfig::for_elements(1);
+    let whole = format!("{HEADER}{ENTRY}");
+    for taken in [
+        whole.clone(),
+        format!("/* one */\r\n// two\n\t{whole}"),
+        format!("{HEADER}.weak .entry k {{ ret; }}"),
+        format!("{HEADER}.visible .entry k();\n{ENTRY}"),
+        format!("{whole}\n.visible .entry other() {{ ret; }} // }}"),
+    ] {
+        assert_eq!(launched(&stream, &taken, "k", one), None, "{taken}");
+    }
+    const LOAD: &str = "cuModuleLoadDataEx";
+    const FIND: &str = "cuModuleGetFunction";
+    for (text, entry, call, code, why) in [
+        ("", "k", LOAD, 200, "begins with .version"),
+        ("this is no PTX", "k", LOAD, 200, "begins with .version"),
+        ("__global__ void k() {}", "k", LOAD, 200, "begins with .version"),
+        (&format!("\u{feff}{whole}"), "k", LOAD, 200, "begins with .version"),
+        (&format!("# 1 \"k.cu\"\n{whole}"), "k", LOAD, 200, "begins with .version"),
+        (".version 6.4", "k", LOAD, 218, "no .target"),
+        (".version 6.4\n.address_size 64\n", "k", LOAD, 218, "no .target"),
+        (whole.trim_end_matches('}'), "k", LOAD, 218, "ends inside"),
+        (&format!("{whole} }}"), "k", LOAD, 218, "did not open"),
+        (&format!("{whole} /* "), "k", LOAD, 218, "ends inside"),
+        (&whole.replace("ret", "\0ret"), "k", LOAD, 1, "a zero byte"),
+        (&whole, "", FIND, 1, "is empty"),
+        (&whole, "k\0", FIND, 1, "a zero byte"),
+        (&whole, "K", FIND, 500, "has the entries k"),
+        (HEADER, "k", FIND, 500, "has no entry"),
+        (&format!("{HEADER}.func k {{ ret; }}"), "k", FIND, 500, "has no entry"),
+    ] {
+        // Twice: what was found once is said again.
+        for _ in 0..2 {
+            let Some(refused) = launched(&stream, text, entry, one) else { panic!("{text:?}") };
+            assert_eq!((refused.0, refused.1), (call, code), "{text:?} {entry:?}: {}", refused.2);
+            if !support::on_gpu() {
+                assert!(refused.2.contains(why), "{text:?} {entry:?}: {}", refused.2);
+            }
+        }
+    }
+    stream.synchronize().unwrap();
+}
+
+#[test]
+fn a_launch_keeps_the_limits_of_its_entry() {
+    const HEADER: &str = ".version 6.4\n.target sm_50\n.address_size 64\n";
+    let device = support::device();
+    let stream = device.new_stream().unwrap();
+    let launch = |text: &str, block, shared_bytes| {
+        launched(&stream, text, "k", LaunchConfig { grid: (1, 1, 1), block, shared_bytes })
+    };
+    for (limit, block, why) in [
+        (".maxntid 64, 1, 1", (64, 1, 1), None),
+        (".maxntid 64, 1, 1", (8, 8, 1), None),
+        (".maxntid 8, 8", (1, 64, 1), None),
+        (".maxntid 64", (65, 1, 1), Some("64 in all, by .maxntid")),
+        (".maxntid 8, 8, 1", (65, 1, 1), Some("64 in all, by .maxntid")),
+        (".reqntid 64", (64, 1, 1), None),
+        (".reqntid 64", (8, 8, 1), Some("64 x 1 x 1, by .reqntid")),
+        (".reqntid 64", (32, 1, 1), Some("64 x 1 x 1, by .reqntid")),
+        (".reqntid 8, 8, 1", (8, 8, 1), None),
+        (".reqntid 8, 8, 1", (64, 1, 1), Some("8 x 8 x 1, by .reqntid")),
+    ] {
+        let text = format!("{HEADER}.visible .entry k() {limit} {{ ret; }}");
+        refused_for(launch(&text, block, 0), why, &format!("{limit} {block:?}"));
+    }
+    let used = "{ .reg .u32 r; mov.u32 r, s; st.shared.u32 [r], r; ret; }";
+    for (bytes, body, dynamic, why) in [
+        (47 << 10, used, 1024, None),
+        (47 << 10, used, 1025, Some("1025 bytes of shared memory for a block, and 48128")),
+        (47 << 10, "{ ret; }", 1025, None),
+        (48 << 10, used, 0, None),
+        (48 << 10, used, 1, Some("49152 of the entry's own, where 49152 can be")),
+    ] {
+        let text = format!("{HEADER}.shared .align 4 .b8 s[{bytes}];\n.visible .entry k() {body}");
+        refused_for(launch(&text, (1, 1, 1), dynamic), why, &format!("{bytes} + {dynamic} {body}"));
+    }
+    stream.synchronize().unwrap();
+}
+
+#[track_caller]
+fn refused_for(refused: Option<(&'static str, u32, String)>, why: Option<&str>, what: &str) {
+    let Some(why) = why else { return assert_eq!(refused, None, "{what}") };
+    let Some((call, code, text)) = refused else { panic!("{what} was launched") };
+    assert_eq!((call, code), ("cuLaunchKernel", 1), "{what}: {text}");
+    assert!(support::on_gpu() || text.contains(why), "{what}: {text}");
+}
+
+/// A driver cannot tell, and reads past the end of the list.
+#[test]
+fn arguments_are_compared_with_the_parameters_of_the_entry() {
+    let (device, _) = support::simulated(SimConfig::default());
+    let stream = device.new_stream().unwrap();
+    let mut vec = DeviceVec::<u32>::zeroed(&stream, 4).unwrap();
+    let config = LaunchConfig::for_elements(4);
+    // SAFETY: refused, or it adds one to four elements.
+    let go = |launch: Launch<'_>| unsafe { launch.launch(config) };
+    let none = go(stream.launch(&ADD_ONE)).unwrap_err();
+    assert_eq!(
+        none.to_string(),
+        format!(
+            "launching add_one on {stream}: cuLaunchKernel returned 1, CUDA_ERROR_INVALID_VALUE: the \
+             entry add_one takes 2 parameters, of 8 and 4 bytes; the launch gives no arguments"
+        )
+    );
+    let given = |launch: Launch<'_>| go(launch).unwrap_err().to_string();
+    let launch = stream.launch(&ADD_ONE).in_out(&mut vec).unwrap();
+    assert!(given(launch).ends_with("; the launch gives 1 argument, of 8 bytes"));
+    let launch = stream.launch(&ADD_ONE).in_out(&mut vec).unwrap().scalar(4_u64).unwrap();
+    assert!(given(launch).ends_with("gives 2 arguments, of 8 and 8 bytes"));
+    let launch = stream.launch(&ADD_ONE).scalar(4_u32).unwrap().in_out(&mut vec).unwrap();
+    assert!(given(launch).ends_with("gives 2 arguments, of 4 and 8 bytes"));
+    let launch = stream.launch(&ADD_ONE).in_out(&mut vec).unwrap();
+    assert!(
+        given(launch.scalar(4_u32).unwrap().scalar(0_u8).unwrap())
+            .contains("3 arguments, of 8, 4 and 1 byte")
+    );
+    go(stream.launch(&ADD_ONE).in_out(&mut vec).unwrap().scalar(4_u32).unwrap()).unwrap();
+    assert_eq!(vec.to_vec().unwrap(), [1; 4]);
+    // A parameter that the reader does not know is compared with nothing.
+    let text = ".version 8.3\n.target sm_90\n.address_size 64\n\
+        .visible .entry k(.param .u32 p[2][3], .param .u64 q) { ret; }";
+    let unknown = Kernel::new("k", text, idle);
+    go(stream.launch(&unknown).scalar(1_u8).unwrap()).unwrap();
+    stream.synchronize().unwrap();
+}
+
+#[test]
+fn a_refused_launch_costs_its_capture_and_a_refused_text_does_not() {
+    let device = support::device();
+    let [stream, other] = [(); 2].map(|()| device.new_stream().unwrap());
+    let pool = PoolResource::builder(CudaResource::new(&device)).build().unwrap();
+    let wide = LaunchConfig { block: (2048, 1, 1), ..LaunchConfig::for_elements(1) };
+    let mut vec = DeviceVec::<u32>::zeroed(&stream, 1).unwrap();
+    let captured = stream.capture(&pool, |_| {
+        let launch = stream.launch(&ADD_ONE).in_out(&mut vec)?.scalar(1_u32)?;
+        // SAFETY: refused.
+        let refused = unsafe { launch.launch(wide) }.unwrap_err();
+        assert_eq!(refused.driver().unwrap().code(), 1);
+        Ok::<_, Error>(())
+    });
+    assert_eq!(captured.unwrap_err().kind(), ErrorKind::Capture);
+    let captured = other.capture(&pool, |_| {
+        let refused = launched(&other, "no PTX", "k", LaunchConfig::for_elements(1)).unwrap();
+        assert_eq!(refused.1, 200);
+        Ok::<_, Error>(())
+    });
+    captured.unwrap();
+    device.synchronize().unwrap();
 }
 
 macro_rules! aligned {

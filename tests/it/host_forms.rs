@@ -1,6 +1,7 @@
 //! What a host form was lent goes back to its owner when the form has ended, also where the context is
 //! lost while it runs.
 
+use crate::kernels::idle_entry;
 use crate::support;
 use allocator_api2::vec::Vec as AllocVec;
 use aquifer::sim::{Schedule, SimConfig, Simulator};
@@ -75,17 +76,25 @@ impl Meeting {
 }
 
 /// Reads its second argument for a while.
-static READ: Kernel = Kernel::new("read", "", |_: &LaunchConfig, mut args: HostArgs<'_>| {
-    let meeting = Meeting::of(args.scalar::<u32>()?);
-    let _read: &[u32] = args.input()?;
-    meeting.stay();
-    Ok(())
-});
+static READ: Kernel = Kernel::new(
+    "read",
+    idle_entry!("read", number: u32, lent: u64),
+    |_: &LaunchConfig, mut args: HostArgs<'_>| {
+        let meeting = Meeting::of(args.scalar::<u32>()?);
+        let _read: &[u32] = args.input()?;
+        meeting.stay();
+        Ok(())
+    },
+);
 
-static STAY: Kernel = Kernel::new("stay", "", |_: &LaunchConfig, mut args: HostArgs<'_>| {
-    Meeting::of(args.scalar::<u32>()?).stay();
-    Ok(())
-});
+static STAY: Kernel = Kernel::new(
+    "stay",
+    idle_entry!("stay", number: u32),
+    |_: &LaunchConfig, mut args: HostArgs<'_>| {
+        Meeting::of(args.scalar::<u32>()?).stay();
+        Ok(())
+    },
+);
 
 fn launch(kernel: &Kernel, stream: &Stream, scalar: u32) {
     let launch = stream.launch(kernel).scalar(scalar).unwrap();
@@ -260,21 +269,25 @@ fn take(number: u32) -> Taken {
 }
 
 /// Loses its own context, and calls it all the same.
-static LOSE: Kernel = Kernel::new("lose", "", |_: &LaunchConfig, mut args: HostArgs<'_>| {
-    let number = args.scalar::<u32>()?;
-    let (device, stream, host) = take(number);
-    let event = stream.record();
-    device.simulator().unwrap().lose_context();
-    // It lends memory, and nobody can take it.
-    let nothing = stream.scope(|s| s.map(host.as_deref().unwrap_or_default()).map(drop));
-    let refused = [event.map(drop), stream.synchronize(), device.synchronize(), nothing];
-    let refused = refused.map(|refused| refused.is_err());
-    drop((device, stream, host));
-    if refused == [true; 4] {
-        Meeting::of(number).stay();
-    }
-    Ok(())
-});
+static LOSE: Kernel = Kernel::new(
+    "lose",
+    idle_entry!("lose", number: u32),
+    |_: &LaunchConfig, mut args: HostArgs<'_>| {
+        let number = args.scalar::<u32>()?;
+        let (device, stream, host) = take(number);
+        let event = stream.record();
+        device.simulator().unwrap().lose_context();
+        // It lends memory, and nobody can take it.
+        let nothing = stream.scope(|s| s.map(host.as_deref().unwrap_or_default()).map(drop));
+        let refused = [event.map(drop), stream.synchronize(), device.synchronize(), nothing];
+        let refused = refused.map(|refused| refused.is_err());
+        drop((device, stream, host));
+        if refused == [true; 4] {
+            Meeting::of(number).stay();
+        }
+        Ok(())
+    },
+);
 
 #[test]
 fn a_form_that_loses_its_own_context_is_waited_for_and_waits_for_nobody() {
@@ -298,12 +311,16 @@ fn a_form_that_loses_its_own_context_is_waited_for_and_waits_for_nobody() {
 }
 
 /// Drops the last handle on its own device.
-static DROP: Kernel = Kernel::new("drop", "", |_: &LaunchConfig, mut args: HostArgs<'_>| {
-    let number = args.scalar::<u32>()?;
-    drop(take(number));
-    Meeting::of(number).stay();
-    Ok(())
-});
+static DROP: Kernel = Kernel::new(
+    "drop",
+    idle_entry!("drop", number: u32),
+    |_: &LaunchConfig, mut args: HostArgs<'_>| {
+        let number = args.scalar::<u32>()?;
+        drop(take(number));
+        Meeting::of(number).stay();
+        Ok(())
+    },
+);
 
 #[test]
 fn a_form_that_drops_its_device_is_waited_for_by_others() {

@@ -4,6 +4,27 @@
 
 use aquifer::{DeviceRead, DeviceWrite, ErrorKind, HostArgs, Kernel, LaunchConfig, Result, Stream};
 
+/// The PTX text of an entry that does nothing, for a kernel whose host form is all that a test is about:
+/// its name, and the types of its parameters.
+#[allow(unused_macros, reason = "as above")]
+macro_rules! idle_entry {
+    ($name:literal) => { idle_entry!(@text $name, "") };
+    ($name:literal, $first:ident: $type:ident $(, $more:ident: $types:ident)*) => {
+        idle_entry!(@text $name, concat!(
+            ".param .", stringify!($type), " ", stringify!($first),
+            $(", .param .", stringify!($types), " ", stringify!($more),)*
+        ))
+    };
+    (@text $name:literal, $parameters:expr) => {
+        concat!(
+            ".version 6.4\n.target sm_50\n.address_size 64\n.visible .entry ",
+            $name, "(", $parameters, ") { ret; }"
+        )
+    };
+}
+#[allow(unused_imports, reason = "as above")]
+pub(crate) use idle_entry;
+
 /// Adds one to each element.
 pub static ADD_ONE: Kernel = Kernel::new(
     "add_one",
@@ -61,7 +82,7 @@ pub static DOUBLE: Kernel = Kernel::new(
         ret;
     }"#,
     |_: &LaunchConfig, mut args: HostArgs<'_>| {
-        args.in_out::<u32>()?.iter_mut().for_each(|value| *value *= 2);
+        args.in_out::<u32>()?.iter_mut().for_each(|value| *value = value.wrapping_mul(2));
         Ok(())
     },
 );

@@ -14,13 +14,13 @@ fn arguments_are_checked_and_taken_in_order() {
         HostArg::Scalar { value: [7; 16], bytes: 1 },
     ];
     // SAFETY: one live array, borrowed by nothing else.
-    let mut args = unsafe { HostArgs::new(&list) };
+    let mut args = unsafe { HostArgs::new("test", &list) };
     let data = args.in_out::<u32>().unwrap();
     assert_eq!(data, [1, 2, 3]);
     assert!(args.scalar::<u32>().is_err(), "of another size");
     assert!(args.scalar::<u8>().is_err(), "past the end");
     // SAFETY: as above.
-    let mut args = unsafe { HostArgs::new(&list) };
+    let mut args = unsafe { HostArgs::new("test", &list) };
     assert!(args.input::<u32>().is_err(), "declared otherwise");
 }
 
