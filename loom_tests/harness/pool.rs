@@ -177,6 +177,7 @@ pub fn plan(units: usize, steps: &[MissStep]) -> Plan {
         steps: steps.to_vec(),
         entries: 0,
         cached_bytes: 0,
+        listed: false,
     };
     Plan { settings, captures: false, goes: false }
 }

@@ -142,7 +142,7 @@ pub(super) fn device_address_and_range(pointer: NonNull<u8>) -> Result<(u64, Arc
             ErrorKind::InvalidArgument,
             format!("{pointer:p} is not in page-locked memory of this crate"),
         )
-        .advise("use memory from MappedAlloc")
+        .with_advice("use memory from MappedAlloc")
     })?;
     let base = match range.device_address.get() {
         Some(base) => *base,

@@ -33,6 +33,18 @@ pub fn last_error() -> Option<Error> {
     LAST_ALLOC_ERROR.try_with(|last| last.borrow().clone()).ok().flatten()
 }
 
+/// Runs `body`; the error that it kept for [`last_error`], if it kept one, with what it returns.
+pub(crate) fn last_error_of<R>(body: impl FnOnce() -> R) -> (R, Option<Error>) {
+    let take = || LAST_ALLOC_ERROR.try_with(|last| last.borrow_mut().take()).ok().flatten();
+    let before = take();
+    let done = body();
+    let new = last_error();
+    if let (None, Some(before)) = (&new, before) {
+        let _ = LAST_ALLOC_ERROR.try_with(|last| *last.borrow_mut() = Some(before));
+    }
+    (done, new)
+}
+
 /// Keeps an error for [`last_error`].
 pub(crate) fn log_and_set_last_error(error: Error) {
     // Logged, since the caller sees an `AllocError` without a reason, or an abort.
@@ -270,3 +282,6 @@ macro_rules! implement_allocators {
 }
 
 pub(crate) use {implement_allocator, implement_allocators};
+
+#[cfg(test)]
+mod tests;

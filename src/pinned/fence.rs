@@ -24,12 +24,12 @@ impl Fence {
         let mut events = Vec::with_capacity(devices.len());
         for device in &devices {
             if device.properties().context_events {
-                events.push(record_context(device).map_err(fence_error)?);
+                events.push(record_context(device).map_err(|error| fence_error(error.kind()))?);
             } else if devices.iter().any(any_capturing) {
                 return Err(FenceError::NotNow);
             } else {
                 // An old driver has no such event: the host waits instead.
-                device.driver().context_synchronize().map_err(fence_error)?;
+                device.driver().context_synchronize().map_err(|error| fence_error(error.kind()))?;
             }
         }
         Ok(Self(events))
@@ -38,7 +38,11 @@ impl Fence {
     /// Waits on the host until the devices have passed it.
     pub(super) fn wait(&self) -> Result<(), FenceError> {
         for event in &self.0 {
-            event.device().driver().event_synchronize(event.raw()).map_err(fence_error)?;
+            event
+                .device()
+                .driver()
+                .event_synchronize(event.raw())
+                .map_err(|error| fence_error(error.kind()))?;
         }
         Ok(())
     }
@@ -46,7 +50,12 @@ impl Fence {
     /// Whether the devices have passed it.
     pub(super) fn query(&self) -> Result<bool, FenceError> {
         for event in &self.0 {
-            if !event.device().driver().event_query(event.raw()).map_err(fence_error)? {
+            if !event
+                .device()
+                .driver()
+                .event_query(event.raw())
+                .map_err(|error| fence_error(error.kind()))?
+            {
                 return Ok(false);
             }
         }
@@ -54,8 +63,8 @@ impl Fence {
     }
 }
 
-fn fence_error(error: impl Into<Error>) -> FenceError {
-    match error.into().kind() {
+fn fence_error(kind: ErrorKind) -> FenceError {
+    match kind {
         ErrorKind::ContextLost | ErrorKind::Forked => FenceError::DeviceLost,
         _ => FenceError::NotNow,
     }
@@ -72,9 +81,11 @@ pub(super) fn require_no_capture(device: &Device) -> Result<()> {
     if any_capturing(device) {
         return Err(Error::new(
             ErrorKind::Capture,
-            format!("page-locked memory waits for a capture on {device}"),
+            format!(
+                "waiting for {device} to be done with freed page-locked memory, while a stream of it is in capture"
+            ),
         )
-        .advise("call again when the capture has ended"));
+        .with_advice("call again when the capture has ended"));
     }
     Ok(())
 }

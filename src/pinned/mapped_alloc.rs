@@ -44,7 +44,11 @@ impl MappedAlloc {
     /// no bytes; [`ErrorKind::Unsupported`] if that memory is not mapped.
     pub fn device_address<T>(data: &[T]) -> Result<u64> {
         if size_of_val(data) == 0 {
-            return Err(Error::new(ErrorKind::InvalidArgument, "an empty slice has no address"));
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                "an empty slice has no address on a device",
+            )
+            .with_advice("ask for the address of a slice with elements"));
         }
         device_address_and_range(NonNull::from(data).cast()).map(|(address, _)| address)
     }
@@ -67,7 +71,7 @@ unsafe impl HostAllocator for MappedAlloc {
         if !resource.is_mapped() {
             let message = "the current pinned resource is not mapped";
             return Err(Error::new(ErrorKind::Unsupported, message)
-                .advise("set one that was built with mapped(true)"));
+                .with_advice("set one that was built with mapped(true)"));
         }
         current.allocate_slow(layout)
     }

@@ -23,6 +23,7 @@ mod source;
 mod thread_cache;
 
 pub use allocator::last_error;
+pub(crate) use allocator::last_error_of;
 pub use current::CurrentPinned;
 pub use host_buffer::HostBuffer;
 pub use mapped_alloc::MappedAlloc;

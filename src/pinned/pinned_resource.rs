@@ -2,7 +2,7 @@
 
 use super::address_map::{self, device_address_and_range};
 use super::allocator::{HostAllocator, implement_allocators};
-use super::source::HostSource;
+use super::source::{HostSource, not_mapped, too_large};
 use crate::device::Device;
 use crate::driver::{HostFlags, not_forked};
 use crate::error::{Error, ErrorKind, Result};
@@ -82,7 +82,7 @@ impl PinnedOptions {
 
 pub(super) fn cannot_map(device: &Device) -> Error {
     Error::new(ErrorKind::Unsupported, format!("{device} cannot map host memory"))
-        .advise("copy to the device instead")
+        .with_advice("copy to the device instead")
 }
 
 impl PinnedResource {
@@ -184,16 +184,10 @@ pub(super) fn allocate_device_block(
         return Ok(DeviceBlock::empty(layout));
     }
     if !resource.is_mapped() {
-        return Err(Error::new(
-            ErrorKind::Unsupported,
-            "this page-locked memory is not mapped, so no kernel reaches it",
-        )
-        .advise("build the resource with mapped(true)"));
+        return Err(not_mapped());
     }
-    let host_layout =
-        Layout::from_size_align(layout.bytes(), layout.alignment()).map_err(|_| {
-            Error::new(ErrorKind::InvalidArgument, format!("{layout:?} is no layout of the host"))
-        })?;
+    let host_layout = Layout::from_size_align(layout.bytes(), layout.alignment())
+        .map_err(|_| too_large(layout.bytes(), layout.alignment()))?;
     let block = match allocator.allocate_fast(host_layout) {
         Some(block) => block,
         None => allocator.allocate_slow(host_layout)?,

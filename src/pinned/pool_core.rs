@@ -325,7 +325,9 @@ impl PoolCore {
         let layout = Layout::from_size_align(bytes, PAGE).map_err(|_| too_large(bytes, PAGE))?;
         // The caller's handle keeps the pool.
         let core = self.this.upgrade();
-        let core = core.ok_or_else(|| Error::new(ErrorKind::OutOfMemory, "the pool is closed"))?;
+        let core = core.ok_or_else(|| {
+            Error::new(ErrorKind::OutOfMemory, "a page-locked pool has no handle left")
+        })?;
         let memory = address_map::allocate(self.source(), layout, Some(core))?;
         let (base, start) = (memory.base.addr().get(), memory.start.addr().get());
         Ok(Slab { base, bytes: memory.bytes, start, length: bytes, range: 0 })

@@ -4,6 +4,7 @@ use super::pinned_resource::PinnedResource;
 use super::source::PAGE;
 use crate::driver::not_forked;
 use crate::error::{Result, ensure};
+use crate::impls::Count;
 use crate::layout::align_up;
 use crate::pool::magazine::CLASS_CAPACITY;
 use crate::resource::setters;
@@ -123,14 +124,17 @@ impl PinnedPoolOptions {
             maximum > 0 && maximum.is_multiple_of(PAGE),
             InvalidArgument,
             "give whole pages",
-            "a maximum size of {maximum} bytes is no whole pages of {PAGE}"
+            "a maximum size of {} is no multiple of a page, {PAGE} bytes",
+            Count(maximum, "byte")
         );
         let rounded = align_up(initial, PAGE).unwrap_or(usize::MAX);
         ensure!(
             rounded <= maximum,
             InvalidArgument,
             "ask for less, or give a larger maximum_size",
-            "an initial size of {initial} bytes is more than the maximum of {maximum}"
+            "an initial size of {} is more than the maximum size, {}",
+            Count(initial, "byte"),
+            Count(maximum, "byte")
         );
         ensure!(
             self.growth_step > 0,
@@ -143,7 +147,8 @@ impl PinnedPoolOptions {
             entries <= CLASS_CAPACITY,
             InvalidArgument,
             "ask for no more than that",
-            "{entries} blocks of a size were to be kept, where a magazine has {CLASS_CAPACITY} places"
+            "{} of a size were to be kept, where a magazine has {CLASS_CAPACITY} places",
+            Count(entries, "block")
         );
         Ok(rounded)
     }

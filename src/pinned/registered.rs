@@ -5,8 +5,8 @@ use super::host_buffer::HostBuffer;
 use super::source::{FreedMemory, HostQuarantine, quarantine_of, trim};
 use crate::device::Device;
 use crate::driver::{ErrorContext, HostFlags, is_forked_child, not_forked};
-use crate::error::{Error, ErrorKind, Result};
-use crate::impls::debug_struct;
+use crate::error::{Error, ErrorKind, Result, error_with_value};
+use crate::impls::{Count, debug_struct};
 use crate::sync::Arc;
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::ops::{Deref, DerefMut};
@@ -55,21 +55,19 @@ unsafe impl<B: HostBuffer> Send for Registered<B> {}
 unsafe impl<B: HostBuffer> Sync for Registered<B> where B::Item: Sync {}
 
 /// A buffer that could not be registered or unregistered, given back with the reason.
-#[derive(Debug, thiserror::Error)]
-#[error("{error}")]
 pub struct RegisterError<B> {
     /// The reason.
-    #[source]
     pub error: Error,
     /// The buffer, if it can be given back: not where it may still be page-locked.
     pub buffer: Option<B>,
 }
 
-impl<B> From<RegisterError<B>> for Error {
-    fn from(failed: RegisterError<B>) -> Self {
-        failed.error
-    }
-}
+error_with_value!(
+    [B] RegisterError<B>,
+    "the error has the buffer",
+    "the buffer is leaked, since it may still be page-locked",
+    |failed| failed.buffer.is_some()
+);
 
 impl<B: HostBuffer> Registered<B> {
     /// Page-locks `owner`'s memory for every context, mapped where the device can map.
@@ -120,7 +118,7 @@ impl<B: HostBuffer> Registered<B> {
     }
 
     fn unregister(&self) -> Result<()> {
-        not_forked("cuMemHostUnregister")?;
+        not_forked("page-locked memory")?;
         // Other libraries may have given work to any context.
         for device in self.device.sharing_host_memory() {
             require_no_capture(&device)?;
@@ -128,7 +126,7 @@ impl<B: HostBuffer> Registered<B> {
         }
         // SAFETY: registered in `new`, and the devices have just passed all their work.
         let unregistered = unsafe { self.device.driver().host_unregister(self.pointer.cast()) };
-        unregistered.with_context(|| "unlocking a registered buffer")
+        unregistered.with_context(|| format!("unlocking a registered buffer of {}", self.device))
     }
 
     /// Waits for the device, and unlocks the buffers that were dropped before.
@@ -146,22 +144,26 @@ impl<B: HostBuffer> Registered<B> {
 ///
 /// The range is valid, and stays allocated and in place until it is unregistered.
 unsafe fn register(device: &Device, base: NonNull<u8>, bytes: usize) -> Result<()> {
-    not_forked("cuMemHostRegister")?;
+    not_forked("page-locked memory")?;
     let properties = device.properties();
     if !properties.host_register {
         let message = format!("{device} cannot page-lock memory that was allocated elsewhere");
         let error = Error::new(ErrorKind::Unsupported, message);
-        return Err(error.advise("allocate it with PinnedAlloc"));
+        return Err(error.with_advice("allocate it with PinnedAlloc"));
     }
     if bytes == 0 {
-        return Err(Error::new(ErrorKind::InvalidArgument, "an empty buffer was to be locked"));
+        return Err(Error::new(
+            ErrorKind::InvalidArgument,
+            "an empty buffer was to be page-locked",
+        )
+        .with_advice("use an empty buffer as it is"));
     }
     let mapped = properties.map_host_memory;
     let flags = HostFlags { portable: true, mapped, write_combined: false };
     let memory = NonNull::slice_from_raw_parts(base, bytes);
     // SAFETY: the caller's promise.
     let registered = unsafe { device.driver().host_register(memory, flags) };
-    registered.with_context(|| format!("page-locking {bytes} bytes for {device}"))
+    registered.with_context(|| format!("page-locking {} for {device}", Count(bytes, "byte")))
 }
 
 impl<B: HostBuffer> Deref for Registered<B> {

@@ -26,6 +26,7 @@ use super::source::{PAGE, report_lost, too_large};
 use super::thread_cache::{ThreadCache, allocate};
 use crate::driver::not_forked;
 use crate::error::{Error, ErrorKind, Result};
+use crate::impls::Count;
 use crate::pool::magazine::Magazine;
 use crate::sync::trusted::Ordering;
 use std::alloc::Layout;
@@ -261,20 +262,21 @@ impl PoolCore {
 
     fn at_maximum(&self, layout: Layout) -> Error {
         let now = self.statistics();
+        let counted = |bytes| Count(bytes, "byte");
         let message = format!(
-            "{} bytes of page-locked memory were asked of a pool that holds {} of at most {}, {} of \
+            "allocating {} of page-locked memory from a pool whose maximum is {}: it has {}, {} of \
              them in use and {} waiting for the device",
-            layout.size(),
-            now.reserved,
-            self.options.maximum_size,
-            now.live,
-            now.waiting,
+            counted(layout.size()),
+            counted(self.options.maximum_size),
+            counted(now.reserved),
+            counted(now.live),
+            counted(now.waiting),
         );
         let error = Error::new(ErrorKind::OutOfMemory, message);
         if now.waiting > 0 && any_sharing_context_capturing(&self.source().device) {
-            return error.advise("what waits can be had again when the capture has ended");
+            return error.with_advice("what waits can be had again when the capture has ended");
         }
-        error.advise("free memory, ask for less, or build the pool with a larger maximum_size")
+        error.with_advice("free memory, ask for less, or build the pool with a larger maximum_size")
     }
 
     /// Waits for the devices, and unpins every slab of which nothing is in use.
@@ -296,9 +298,10 @@ fn above_largest_block(size: usize, align: usize) -> Error {
     if size.checked_add(align).is_none_or(|bytes| bytes > isize::MAX as usize - PAGE) {
         return too_large(size, align);
     }
+    let (size, most) = (Count(size, "byte"), Count(most, "byte"));
     Error::new(
-        ErrorKind::InvalidArgument,
-        format!("{size} bytes were asked of a pool whose largest block is {most}"),
+        ErrorKind::OutOfMemory,
+        format!("allocating {size} from a page-locked pool whose largest block has {most}"),
     )
-    .advise("take so large a block from a PinnedResource")
+    .with_advice("take so large a block from a PinnedResource")
 }

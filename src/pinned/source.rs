@@ -6,6 +6,7 @@ use crate::debug_log::deferred_event;
 use crate::device::Device;
 use crate::driver::{BackendKind, ErrorContext, HostFlags, not_forked};
 use crate::error::{DriverError, Error, ErrorKind, Result, catch_panic};
+use crate::impls::Count;
 use crate::layout::align_up;
 use crate::sync::trusted::Mutex;
 use crate::sync::{Arc, LazyLock};
@@ -114,19 +115,17 @@ impl HostSource {
             answer => answer,
         }
         .with_context(|| {
-            format!("allocating {bytes} bytes of page-locked memory for {}", self.device)
+            format!("allocating {} of page-locked memory for {}", Count(bytes, "byte"), self.device)
         })
     }
 
     /// Asks the driver for the device's address of memory that was allocated here.
     pub(super) fn device_address(&self, base: NonNull<u8>) -> Result<u64> {
         if !self.flags.mapped {
-            let message = "the block is page-locked and not mapped";
-            return Err(Error::new(ErrorKind::Unsupported, message)
-                .advise("use MappedAlloc, or a PinnedResource built with mapped(true)"));
+            return Err(not_mapped());
         }
         let address = self.device.driver().host_device_address(base);
-        address.with_context(|| "asking for the device's address of a mapped block")
+        address.with_context(|| format!("asking {} for its address of a mapped block", self.device))
     }
 
     /// Waits for the device, and unpins all memory in quarantine.
@@ -154,11 +153,20 @@ impl HostSource {
     }
 }
 
+/// The error of page-locked memory that no kernel reaches.
+pub(super) fn not_mapped() -> Error {
+    Error::new(
+        ErrorKind::Unsupported,
+        "the page-locked memory is not mapped, so that no kernel reaches it",
+    )
+    .with_advice("use MappedAlloc, or a PinnedResource built with mapped(true)")
+}
+
 /// The error of a layout that can never be met.
 pub(super) fn too_large(size: usize, align: usize) -> Error {
     Error::new(
         ErrorKind::InvalidArgument,
-        format!("{size} bytes aligned to {align} are more than an address space holds"),
+        format!("{} aligned to {align} are more than an address space holds", Count(size, "byte")),
     )
 }
 

@@ -182,6 +182,14 @@ impl<U: Upstream> Pool<U> {
         self.graphs.lock().free(&block, capturing, (id, slot.epochs.current()))
     }
 
+    /// Whether a free of this block on the stream would be kept for graphs, which may use it.
+    pub fn is_kept_for_graph(&self, stream_id: u64, block: &Block) -> bool {
+        let slot_id = self.streams.lock().by_id.get(&stream_id).copied();
+        let slot = slot_id.and_then(|slot_id| self.slot(slot_id));
+        let capturing = slot.map_or(0, |slot| slot.recording_graph());
+        self.graphs.lock().keeps(block.token & !GRAPH_BIT, capturing)
+    }
+
     /// A block for the graph that the slot's stream records. `None` if that is over.
     #[cold]
     pub(super) fn allocate_for_graph(

@@ -109,7 +109,7 @@ impl<U: Upstream> Pool<U> {
             if let Some(shared) = slots.get_or_make(SHARED as usize) {
                 let _ = shared.set(Box::new(Slot::new(SHARED, None)));
             }
-            let id = PoolId::new();
+            let id = if settings.listed { PoolId::new_listed() } else { PoolId::new() };
             Self {
                 id,
                 mark: (id.number() & POOL_BITS) as u16,
@@ -185,6 +185,11 @@ impl<U: Upstream> Pool<U> {
         }
         // Up to the largest size there is nothing that could wrap.
         Some((((bytes as u64 + self.mask) & !self.mask) >> UNIT_SHIFT) as u32)
+    }
+
+    /// The bytes of a block for a request of so many.
+    pub fn round_up(&self, bytes: usize) -> usize {
+        self.aligned_units(bytes).map_or(bytes, |units| (units as usize) << UNIT_SHIFT)
     }
 
     pub(super) fn make_block(&self, owner: SlotId, node: Node, address: u64, units: u32) -> Block {

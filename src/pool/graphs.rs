@@ -96,6 +96,12 @@ impl<S> Graphs<S> {
         true
     }
 
+    /// Whether a graph may use the block of this token when its user has freed it. `capturing`: the graph
+    /// that the stream of the free records, or 0.
+    pub(super) fn keeps(&self, token: u64, capturing: usize) -> bool {
+        self.arenas.contains_key(&capturing) || self.blocks.contains_key(&token)
+    }
+
     /// Notes a free in epoch `stamp` of `slot`, whose stream records the graph `capturing`, or 0.
     /// `None` if no graph may use the block; `NotLive` if the block was freed before.
     pub(super) fn free(

@@ -34,7 +34,8 @@ pub(crate) struct PoolId {
 /// The bits of a key that tell streams apart: their numbers are of [`unique`](crate::sync::trusted::unique).
 const STREAM_BITS: u32 = UNIQUE_BITS;
 
-/// The first number that has no room in a key. A pool of it and each later one is in lists alone.
+/// The first number that has no room in a key. A pool of it and each later one is in lists alone, and so is
+/// one that asks for it.
 const NO_KEY: u64 = (1 << (u64::BITS - STREAM_BITS)) - 1;
 
 impl PoolId {
@@ -44,6 +45,11 @@ impl PoolId {
     /// The one of a new pool.
     pub(crate) fn new() -> Self {
         Self::of(unique_pool())
+    }
+
+    /// The one of a new pool that is in lists alone.
+    pub(crate) fn new_listed() -> Self {
+        Self { number: unique_pool(), key: NO_KEY << STREAM_BITS }
     }
 
     fn of(number: u64) -> Self {

@@ -16,6 +16,8 @@ pub struct Settings {
     pub steps: Vec<MissStep>,
     pub entries: u8,
     pub cached_bytes: usize,
+    /// Magazines are in the threads' lists alone, not in their tables: each block passes the slow way.
+    pub listed: bool,
 }
 
 impl Settings {

@@ -115,6 +115,7 @@ impl Fixture {
             steps: steps.to_vec(),
             entries: 8,
             cached_bytes: 1 << 20,
+            listed: false,
         };
         let pool = Pool::new(EndlessMemory::default(), settings);
         Self { pool, scans: Arc::default(), next: 1 }

@@ -5,26 +5,27 @@ use super::cuda::CudaResource;
 use super::device_resource::DeviceResource;
 use super::identity::ResourceId;
 use super::impls::{debug_struct, forward, handle};
-use crate::debug_log::{POOL, deferred_event};
+use crate::debug_log::{POOL, defer_events, deferred_event};
 use crate::driver::{is_forked_child, not_forked};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::Result;
 use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout};
 use crate::pool::magazine::Magazine;
-use crate::pool::{Block, Failure, Pool};
+use crate::pool::{Block, Pool};
 use crate::stream::Stream;
 use crate::sync::Arc;
 use std::ptr::NonNull;
 
 mod capture;
 mod driver;
-#[cfg(not(feature = "nvtx"))]
-mod no_sanitizer;
+mod failure;
+mod memory_hooks;
 mod options;
 #[cfg(feature = "nvtx")]
 mod sanitizer;
 
 pub use crate::pool::PoolStatistics;
 use driver::PoolDriver;
+pub(super) use options::PoolOwner;
 pub use options::{MissPolicy, PoolOptions};
 
 /// A stream-ordered pool over another resource: RMM's `pool_memory_resource`, without a driver call
@@ -58,16 +59,17 @@ pub use options::{MissPolicy, PoolOptions};
 /// forbids it, a pool is somewhat slower. A filter that is set after the first pool was made has to
 /// allow it: otherwise the process is aborted.
 ///
-/// The simulated device counts memory of a pool as written after the first write: it does not report a
-/// read of a block that was allocated again and not written since.
+/// The simulated device follows what pools hand out: it reports a use of a block after its free, an access
+/// past its end, and a read of a block that was allocated again and not written since. Blocks have just the
+/// bytes that were asked there. [`SimConfig::without_pool_checks`](crate::sim::SimConfig::without_pool_checks)
+/// turns it off.
 ///
 /// To make and drop vectors while a stream records a graph, declare the capture with
 /// [`Stream::capture`]. On a stream in another capture the pool serves what the stream freed before;
-/// anything else is [`ErrorKind::Capture`].
+/// anything else is [`ErrorKind::Capture`](crate::ErrorKind::Capture).
 ///
 /// ```
 /// use aquifer::{CudaResource, Device, DeviceVec, PoolResource};
-/// use std::sync::Arc;
 ///
 /// let device = Device::detect()?;
 /// let stream = device.new_stream()?;
@@ -75,7 +77,7 @@ pub use options::{MissPolicy, PoolOptions};
 ///     .initial_size(16 << 20)
 ///     .maximum_size(64 << 20)
 ///     .build()?;
-/// let vec = DeviceVec::<f32>::zeroed_in(&stream, 1000, Arc::new(pool.clone()))?;
+/// let vec = DeviceVec::<f32>::zeroed_in(&stream, 1000, pool.clone())?;
 /// assert_eq!(pool.statistics().live, 4096);
 /// drop(vec);
 /// assert_eq!(pool.statistics().live, 0);
@@ -95,7 +97,7 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Forked`] in the child of a fork.
+    /// [`ErrorKind::Forked`](crate::ErrorKind::Forked) in the child of a fork.
     pub fn new(upstream: U) -> Result<Self> {
         Self::builder(upstream).build()
     }
@@ -117,12 +119,12 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
     ///
     /// # Errors
     ///
-    /// Those of the driver, if nothing could be given back for them; [`ErrorKind::Capture`] if a
+    /// Those of the driver, if nothing could be given back for them; [`ErrorKind::Capture`](crate::ErrorKind::Capture) if a
     /// stream of the pool is in capture.
     pub fn trim(&self, keep: usize) -> Result<usize> {
         not_forked("a pool")?;
         self.pool.free_deferred_graphs();
-        self.pool.trim(keep).map_err(|failure| self.explain(failure, 0))
+        self.pool.trim(keep).map_err(|failure| self.explain(failure, Asked::Trim))
     }
 
     /// What the pool holds and what it did. Exact while no other thread uses it.
@@ -175,10 +177,8 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
         magazine: Option<NonNull<Magazine>>,
     ) -> Result<DeviceBlock> {
         let (bytes, alignment) = (layout.bytes(), layout.alignment() as u64);
-        // A forked child's table has no magazine. A tool is told of each block.
-        if let Some(magazine) = magazine
-            && self.pool.upstream().sanitizer.is_none()
-        {
+        // A forked child's table has no magazine, nor has any thread's one of a pool that is followed.
+        if let Some(magazine) = magazine {
             // SAFETY: of this thread, this pool and this stream, and it lives: the table names it.
             let own = unsafe { self.pool.allocate_own(magazine, stream.id(), bytes, alignment) };
             if let Some(block) = own {
@@ -200,7 +200,6 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
         block: Block,
         magazine: Option<NonNull<Magazine>>,
     ) {
-        let magazine = magazine.filter(|_| self.pool.upstream().sanitizer.is_none());
         // SAFETY: the caller's promise; the magazine is of this thread, pool and stream, and the table names it.
         unsafe {
             if !magazine.is_some_and(|it| self.pool.deallocate_own(it, &block)) {
@@ -225,113 +224,49 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
         let block = self
             .pool
             .allocate(stream, stream.id(), bytes, alignment)
-            .map_err(|failure| self.explain(failure, bytes))?;
-        if let Some(sanitizer) = &self.pool.upstream().sanitizer {
-            sanitizer.region_register(stream, block.address, block.bytes);
-        }
-        Ok(device_block(block))
+            .map_err(|failure| self.explain(failure, Asked::Allocation(layout)))?;
+        let Some(hooks) = &self.pool.upstream().hooks else { return Ok(device_block(block)) };
+        hooks.region_register(stream, block.address, bytes);
+        Ok(DeviceBlock::new(block.address, bytes, block.token))
     }
 
     /// # Safety
     ///
     /// As [`DeviceResource::deallocate`].
     #[inline(never)]
-    unsafe fn deallocate_cold(&self, stream: &Stream, block: Block) {
+    unsafe fn deallocate_cold(&self, stream: &Stream, mut block: Block) {
         if block.bytes > 0 && !is_forked_child() {
             // Before the pool has it: from then on another thread may get the same address.
-            if let Some(sanitizer) = &self.pool.upstream().sanitizer {
-                sanitizer.region_unregister(stream, block.address);
+            let mut _deferred = None;
+            if let Some(hooks) = &self.pool.upstream().hooks {
+                // A subscriber that hears of a wrong free finds the pool as the free leaves it.
+                _deferred = Some(defer_events());
+                let is_kept = self.pool.is_kept_for_graph(stream.id(), &block);
+                hooks.region_unregister(stream, block.address, block.bytes, is_kept);
+                block.bytes = self.pool.round_up(block.bytes);
             }
             // SAFETY: the caller's promise.
             unsafe { self.pool.deallocate(stream, stream.id(), block) }
         }
     }
+}
 
-    fn emit_failure(&self, asked: usize, why: &'static str) {
-        let (pool, device) = (self.pool.id(), self.device().ordinal());
-        deferred_event!(error, target: POOL, pool, device, asked, why, "a pool cannot go on");
-    }
+/// What was asked of a pool whose failure is explained.
+#[derive(Clone, Copy)]
+pub(super) enum Asked {
+    Allocation(DeviceLayout),
+    Initial(usize),
+    Trim,
+    Capture,
+}
 
-    /// Emits the event of a failed request, and makes its error. `bytes` is 0 for a trim.
-    #[cold]
-    fn explain(&self, failure: Failure<Error>, bytes: usize) -> Error {
-        let device = self.device();
-        let (pool, ordinal) = (self.pool.id(), device.ordinal());
-        match failure {
-            Failure::Upstream(error) => {
-                if error.kind() == ErrorKind::ContextLost && self.pool.upstream().is_first_loss() {
-                    let error = error.to_string();
-                    deferred_event!(error, target: POOL, pool, device = ordinal, asked = bytes, error, "device lost");
-                }
-                error
-            }
-            Failure::Exhausted(upstream) => self.out_of_memory(upstream, bytes),
-            Failure::Captured => {
-                deferred_event!(
-                    warn, target: POOL, pool, device = ordinal, asked = bytes,
-                    "refused a stream in capture"
-                );
-                let what = match bytes {
-                    0 => "give all of its memory back beside a capture".into(),
-                    _ => format!("serve {bytes} bytes to a stream in capture"),
-                };
-                Error::new(ErrorKind::Capture, format!("a pool on {device} cannot {what}")).advise(
-                    "give this pool to Stream::capture, and make vectors on the stream that it \
-                     captures, on the thread that captures; or make them before",
-                )
-            }
-            Failure::Gone => {
-                self.emit_failure(bytes, "a stream is gone that memory has to be ordered after");
-                Error::new(
-                    ErrorKind::Driver,
-                    format!("a pool on {device} cannot order memory after a stream that is gone"),
-                )
-                .advise("an earlier error of the driver is in the log")
-            }
-            Failure::Crowded => {
-                self.emit_failure(bytes, "there are more streams than a pool can tell apart");
-                Error::new(
-                    ErrorKind::Unsupported,
-                    format!("a pool on {device} has no room for another stream: 65,535 live in it"),
-                )
-                .advise("drop streams that are not used")
-            }
+impl Asked {
+    fn bytes(self) -> usize {
+        match self {
+            Self::Allocation(layout) => layout.bytes(),
+            Self::Initial(bytes) => bytes,
+            Self::Trim | Self::Capture => 0,
         }
-    }
-
-    fn out_of_memory(&self, upstream: Option<Error>, bytes: usize) -> Error {
-        let (pool, device) = (self.pool.id(), self.device());
-        let PoolStatistics { reserved, live, largest_free, .. } = self.statistics();
-        let (maximum, has_maximum) = {
-            let settings = self.pool.settings();
-            (settings.maximum, settings.has_maximum())
-        };
-        let upstream = upstream.map(|error| error.to_string());
-        let (limit, advice) = match (has_maximum, &upstream) {
-            (false, Some(_)) => (
-                String::from("no maximum"),
-                "free some memory, or use a device or an upstream with more of it",
-            ),
-            (false, None) => {
-                (String::from("no maximum"), "free some memory, or let the pool's miss policy grow")
-            }
-            (true, _) => (
-                format!("a maximum of {maximum}"),
-                "free some memory, or build the pool with a larger maximum",
-            ),
-        };
-        let last = upstream.iter().map(|error| format!("; its upstream: {error}"));
-        let message = format!(
-            "allocating {bytes} bytes from a pool on {device} with {limit}: of {reserved} reserved \
-             bytes {live} are in use, and the largest free block has {largest_free}{}",
-            last.collect::<String>()
-        );
-        let (ordinal, steps) = (device.ordinal(), self.pool.settings().steps.clone());
-        deferred_event!(
-            warn, target: POOL, pool, device = ordinal, asked = bytes, ?steps, reserved, live,
-            largest_free, maximum, upstream, "out of memory"
-        );
-        Error::new(ErrorKind::OutOfMemory, message).advise(advice)
     }
 }
 
@@ -377,25 +312,29 @@ impl<U: DeviceResource + 'static> PoolOptions<U> {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidArgument`] for an option that makes no sense, or not with another;
-    /// [`ErrorKind::OutOfMemory`] if upstream has not the initial size; [`ErrorKind::Forked`] in the
+    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for an option that makes no sense, or not with another;
+    /// [`ErrorKind::OutOfMemory`](crate::ErrorKind::OutOfMemory) if upstream has not the initial size; [`ErrorKind::Forked`](crate::ErrorKind::Forked) in the
     /// child of a fork.
     pub fn build(self) -> Result<PoolResource<U>> {
         not_forked("a pool")?;
         let mut settings = self.check()?;
         let (initial, maximum) = (self.initial_size, settings.maximum);
-        let driver = PoolDriver::new(self.upstream, self.alignment);
-        if driver.sanitizer.is_some() {
-            settings.entries = 0;
+        let driver = PoolDriver::new(self.upstream, self.alignment, self.owner);
+        if let Some(hooks) = &driver.hooks {
+            settings.listed = true;
+            if hooks.has_tool() {
+                settings.entries = 0;
+            }
         }
         let pool = PoolResource { pool: Pool::new(driver, settings) };
         let (number, device) = (pool.pool.id(), pool.device().ordinal());
-        if let Some(sanitizer) = &pool.pool.upstream().sanitizer {
-            sanitizer.set_pool(number);
+        if let Some(hooks) = &pool.pool.upstream().hooks {
+            hooks.set_pool(number);
         }
         deferred_event!(debug, target: POOL, pool = number, device, initial, maximum, "pool made");
         if initial > 0 {
-            pool.pool.prepare(initial).map_err(|failure| pool.explain(failure, initial))?;
+            let prepared = pool.pool.prepare(initial);
+            prepared.map_err(|failure| pool.explain(failure, Asked::Initial(initial)))?;
         }
         Ok(pool)
     }

@@ -4,7 +4,11 @@ use super::calls::Call;
 use super::run::{discard_queues, has_stopped, run_background, run_until};
 use super::simulator::Simulator;
 use super::state::{Schedule, SimConfig, SimContext, lock_state, notify_changed};
-use crate::driver::{BackendKind, DeviceProperties, Driver, DriverResult, is_forked_child};
+use crate::driver::{
+    BackendKind, DeviceProperties, Driver, DriverResult, RegionCalls, call_not_forked,
+    is_forked_child,
+};
+use crate::error::{DriverError, ErrorKind};
 use crate::sync::Arc;
 use crate::sync::trusted::Mutex;
 use std::any::Any;
@@ -61,7 +65,16 @@ impl SimDriver {
         if self.context.is_lost() {
             self.has_stopped();
         }
-        result
+        result.map_err(|error| self.first_report(error))
+    }
+
+    /// The error of a call that waits, by a context that may have been lost before it: the first report
+    /// that was not taken goes before the loss.
+    pub(super) fn first_report(&self, error: DriverError) -> DriverError {
+        if error.kind() != ErrorKind::ContextLost || !self.context.is_lost() {
+            return error;
+        }
+        self.context.sync_result(error.call()).err().unwrap_or(error)
     }
 }
 
@@ -136,6 +149,16 @@ unsafe impl Driver for SimDriver {
             return has_stopped(&state, id);
         }
         run_until(&mut state, id, |state| has_stopped(state, id))
+    }
+
+    fn check(&self) -> DriverResult<()> {
+        let name = "simulated device";
+        call_not_forked(name)?;
+        self.context.sync_result(name)
+    }
+
+    fn regions(&self) -> Option<&dyn RegionCalls> {
+        self.context.config.pool_checks.then_some(self)
     }
 
     fn as_any(&self) -> &dyn Any {

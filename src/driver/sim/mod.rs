@@ -3,11 +3,17 @@
 //! Host memory stands for device memory, and a host function for each kernel. Streams are queues
 //! that a seeded scheduler drains in any order that stream order allows. Every access is checked
 //! against that order with vector clocks: two accesses without an order, a use before the allocation
-//! or after the free, a read of bytes that were never written, and more. Each violation is a typed
+//! or after the free, a read of bytes that were never written, and more. What a
+//! [`PoolResource`](crate::PoolResource) cuts from its memory is followed, too: a block is memory from its
+//! allocation to its free, and unwritten when it is handed out again. Each violation is a typed
 //! [`Report`] with the names of both sides and the seed that replays the schedule. Reports of
 //! enqueued operations do not depend on the schedule; the wrong data that a race leaves does.
 //!
-//! [`SimConfig`] configures a device. A [`Simulator`] inspects it: its reports, its counts of driver
+//! A launch is refused where a driver would refuse it: by the limits of CUDA, and by what the PTX text says
+//! of the entry. The text is not compiled.
+//!
+//! [`SimConfig`] configures a device; [`CheckedDevice`](crate::CheckedDevice) fails the test that does not
+//! look at its reports. A [`Simulator`] inspects it: its reports, its counts of driver
 //! calls, and switches that make the n-th call fail or lose the context.
 //!
 //! # Differences from a GPU
@@ -20,13 +26,19 @@
 //!   memory.
 //! - A host form may not call the device.
 //! - Dropping a device runs its queues.
+//! - A pool's blocks have just the bytes that were asked, not whole multiples of 256, and each takes a lock,
+//!   unless the device was made [`without_pool_checks`](SimConfig::without_pool_checks).
 //!
 //! # Bugs that it does not find
 //!
 //! - The host reads memory that a copy is still writing.
 //! - A host form does not take an argument of the launch, or takes it as elements of another type.
+//! - The PTX does something else than the host form, or is faulty in another way than a launch shows.
 //! - A kernel does not write all bytes that it declares as output.
-//! - A resource of your own hands out memory again: to the device it counts as written.
+//! - A resource of your own hands out memory again, or a [`PinnedPool`](crate::PinnedPool): to the device it
+//!   is one block, and counts as written.
+//! - An address that was freed and handed out again is used by its former owner: it is the new owner's.
+//! - Memory in a bin or a block of a fixed size is used past what was asked: the whole block is the owner's.
 //!
 //! [`PinnedAlloc`](crate::PinnedAlloc) takes memory of the *detected* device. For page-locked memory
 //! of a simulated one, use [`PinnedResource::new`](crate::PinnedResource::new) with it, or make that

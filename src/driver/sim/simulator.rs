@@ -30,7 +30,7 @@ impl Simulator {
         self.context.log.lock().reports.iter().map(|report| Report::clone(report)).collect()
     }
 
-    /// Takes the reports. Synchronisations return errors until then.
+    /// Takes the reports. Synchronisations, and all else that waits, return the first of them until then.
     pub fn take_reports(&self) -> Vec<Report> {
         let taken = std::mem::take(&mut self.context.log.lock().reports);
         taken.iter().map(|report| Report::clone(report)).collect()
@@ -44,10 +44,15 @@ impl Simulator {
     /// [`ErrorKind::Simulation`](crate::ErrorKind::Simulation) if there is a report that was not
     /// taken. The first one is the source of the driver error behind it.
     pub fn check(&self) -> Result<()> {
-        let Some(first) = self.reports().into_iter().next() else { return Ok(()) };
+        let reports = self.reports();
+        let saw = match reports.len() {
+            1 => "a violation".into(),
+            count => format!("{count} violations, of which the first is this"),
+        };
+        let Some(first) = reports.into_iter().next() else { return Ok(()) };
         let code = DriverError::LAUNCH_FAILED;
         let driver = DriverError::with_detail("simulated device", code, Arc::new(first));
-        Err(Error::driver_call("the simulated device saw a violation", driver))
+        Err(Error::driver_call(format!("the simulated device saw {saw}"), driver))
     }
 
     /// Makes the `nth` call of a driver function from now on fail once with `code`, a number of
@@ -59,10 +64,16 @@ impl Simulator {
     /// failure that never happens would pass for the wrong reason.
     pub fn fail_call(&self, call: &str, nth: u64, code: u32) -> Result<()> {
         ensure!(
-            Self::CALLS.contains(&call) && nth > 0,
+            Self::CALLS.contains(&call),
             InvalidArgument,
-            "name one of Simulator::CALLS, and count from 1",
-            "call {nth} of {call} was to fail, and there is none"
+            "name one of Simulator::CALLS",
+            "a call of {call} was to fail, which the simulated device does not make"
+        );
+        ensure!(
+            nth > 0,
+            InvalidArgument,
+            "count from 1, which is the next one",
+            "call 0 of {call} was to fail"
         );
         let failure = InjectedFailure { call: call.to_owned(), left: nth, code };
         self.context.log.lock().failures.push(failure);

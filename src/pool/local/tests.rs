@@ -17,8 +17,9 @@ fn found(pool: PoolId, stream: u64) -> [Option<u32>; 2] {
 fn pools_past_the_keys_of_tables_are_found_in_the_list() {
     let owner: Arc<dyn OnThreadExit> = Arc::new(Ignored);
     let numbers = [1 << 20, NO_KEY - 1, NO_KEY, NO_KEY + 1, NO_KEY + 1024];
-    let pools = numbers.map(PoolId::of);
-    assert_eq!(pools.map(PoolId::number), numbers);
+    let mut pools = numbers.map(PoolId::of).to_vec();
+    assert!(pools.iter().map(|pool| pool.number()).eq(numbers));
+    pools.extend([PoolId::new_listed(), PoolId::new_listed()]);
     let streams = [0, 1, (1 << STREAM_BITS) - 2];
     let places = || pools.iter().flat_map(|pool| streams.map(|stream| (*pool, stream))).zip(1..);
     for ((pool, stream), slot) in places() {
@@ -26,7 +27,7 @@ fn pools_past_the_keys_of_tables_are_found_in_the_list() {
         let magazine = Arc::new(Magazine::new(Limits { entries: 1, units: 1 }, slot));
         let made = find_or_make(pool, stream, || Some((magazine, Arc::downgrade(&owner))));
         assert_eq!(made.map(|it| it.slot()), Some(slot));
-        let in_table = (pool.number < NO_KEY).then_some(slot);
+        let in_table = (pool.key >> STREAM_BITS != NO_KEY).then_some(slot);
         assert_eq!(found(pool, stream), [in_table, Some(slot)], "{pool:?} {stream}");
         assert_eq!(found(pool, 1024), [None, None], "{pool:?} was not used on it");
     }

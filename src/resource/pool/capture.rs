@@ -1,7 +1,7 @@
 //! `Stream::capture`.
 
-use super::PoolResource;
 use super::driver::PoolDriver;
+use super::{Asked, PoolResource};
 use crate::driver::is_forked_child;
 use crate::error::{Error, ErrorKind, Result};
 use crate::pool::{Failure, Pool};
@@ -100,9 +100,10 @@ impl Stream {
         let (number, ()) = begun.map_err(|failure| match failure {
             Failure::Captured => Error::new(
                 ErrorKind::Capture,
-                format!("{self} is in capture, and another capture cannot be"),
-            ),
-            failure => pool.explain(failure, 0),
+                format!("{self} is in capture, and another capture cannot begin on it"),
+            )
+            .with_advice("end the first, or use another stream"),
+            failure => pool.explain(failure, Asked::Capture),
         })?;
         let mut declared =
             DeclaredCapture { pool: &pool.pool, stream: self, number, recording, open: true };

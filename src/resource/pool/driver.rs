@@ -1,13 +1,12 @@
 //! The driver under a pool: the resource that it takes memory from, with its streams and events.
 
-#[cfg(not(feature = "nvtx"))]
-use super::no_sanitizer::SanitizerHooks;
-#[cfg(feature = "nvtx")]
-use super::sanitizer::SanitizerHooks;
+use super::memory_hooks::MemoryHooks;
+use super::options::PoolOwner;
 use crate::debug_log::deferred_event;
 use crate::driver::is_forked_child;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::Event;
+use crate::impls::Count;
 use crate::layout::DeviceLayout;
 use crate::pool::{Failure, Upstream};
 use crate::resource::block::DeviceBlock;
@@ -21,19 +20,20 @@ pub(super) struct PoolDriver<U> {
     pub(super) resource: U,
     /// Of every block of upstream.
     alignment: usize,
+    /// For errors.
+    pub(super) owner: PoolOwner,
     /// A stream of the pool's own, for memory that is to be complete.
     own_stream: Mutex<Option<Stream>>,
     device_lost: AtomicBool,
-    /// `Some` if a tool takes NVTX's memory extension. The pool has no magazines then, so that each
-    /// block comes by here.
-    pub(super) sanitizer: Option<SanitizerHooks>,
+    /// `Some` if something follows the pool's memory.
+    pub(super) hooks: Option<MemoryHooks>,
 }
 
 impl<U: DeviceResource> PoolDriver<U> {
-    pub(super) fn new(resource: U, alignment: usize) -> Self {
-        let sanitizer = SanitizerHooks::find(resource.device());
+    pub(super) fn new(resource: U, alignment: usize, owner: PoolOwner) -> Self {
+        let hooks = MemoryHooks::find(resource.device());
         let (own_stream, device_lost) = (Mutex::new(None), AtomicBool::new(false));
-        Self { resource, alignment, own_stream, device_lost, sanitizer }
+        Self { resource, alignment, owner, own_stream, device_lost, hooks }
     }
 
     /// Whether this is the first error of a lost device: all later calls fail as well.
@@ -112,11 +112,17 @@ impl<U: DeviceResource + 'static> Upstream for PoolDriver<U> {
         let (address, got) = (block.address(), block.bytes());
         let checked = if got < bytes || !address.is_multiple_of(self.alignment as u64) {
             let message = format!(
-                "{:?} was asked for {bytes} bytes aligned to {} and gave {got} at {address:#x}",
-                self.resource, self.alignment
+                "{} was asked for {} aligned to {}, and gave {} at {address:#x}",
+                self.resource.identity().name(),
+                Count(bytes, "byte"),
+                self.alignment,
+                Count(got, "byte")
             );
-            let error = Error::new(ErrorKind::Unsupported, message);
-            Err(error.advise("use a resource that keeps alignments"))
+            let advice = match got < bytes {
+                true => "use a resource that gives all that was asked",
+                false => "use a resource that keeps alignments",
+            };
+            Err(Error::new(ErrorKind::Unsupported, message).with_advice(advice))
         } else if stream.is_none() {
             // A stream-ordered upstream returns memory that its former user may still work on. Not
             // `synchronize`, which runs other owners' destructors: they may allocate from this pool,
@@ -130,8 +136,8 @@ impl<U: DeviceResource + 'static> Upstream for PoolDriver<U> {
             unsafe { self.resource.deallocate(&on, block) };
             return Err(error);
         }
-        if let Some(sanitizer) = &self.sanitizer {
-            sanitizer.heap_register(address, got);
+        if let Some(hooks) = &self.hooks {
+            hooks.heap_register(address, got);
         }
         Ok((address, block))
     }
@@ -145,8 +151,8 @@ impl<U: DeviceResource + 'static> Upstream for PoolDriver<U> {
     }
 
     fn deallocate(&self, stream: Option<&Stream>, block: DeviceBlock) {
-        if let Some(sanitizer) = &self.sanitizer {
-            sanitizer.heap_unregister(stream, block.address(), block.bytes());
+        if let Some(hooks) = &self.hooks {
+            hooks.heap_unregister(stream, block.address(), block.bytes());
         }
         // Complete memory may go back on any stream. The default stream is always there.
         let any = || self.own_stream().unwrap_or_else(|_| self.resource.device().default_stream());

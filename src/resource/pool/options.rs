@@ -1,6 +1,7 @@
 //! A pool's options.
 
 use crate::error::{Result, ensure};
+use crate::impls::Count;
 use crate::layout::DEFAULT_ALIGNMENT;
 use crate::pool::{MissStep, Settings};
 use crate::resource::impls::setters;
@@ -57,6 +58,14 @@ impl MissPolicy {
     }
 }
 
+/// The resource that a user made, of which the pool is a part or all, by its words in errors.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum PoolOwner {
+    Pool,
+    Arena,
+    FixedSize,
+}
+
 /// How a pool is built. From [`PoolResource::builder`](crate::PoolResource::builder).
 #[derive(Clone, Debug)]
 #[must_use]
@@ -67,6 +76,7 @@ pub struct PoolOptions<U> {
     soft_limit: Option<usize>,
     growth_step: Option<usize>,
     pub(super) alignment: usize,
+    pub(super) owner: PoolOwner,
     miss_policy: MissPolicy,
     magazine_entries: usize,
     magazine_bytes: usize,
@@ -81,6 +91,7 @@ impl<U> PoolOptions<U> {
             soft_limit: None,
             growth_step: None,
             alignment: DEFAULT_ALIGNMENT,
+            owner: PoolOwner::Pool,
             miss_policy: MissPolicy::default(),
             magazine_entries: MAGAZINE_ENTRIES,
             magazine_bytes: 32 << 20,
@@ -116,11 +127,17 @@ impl<U> PoolOptions<U> {
 
         /// Blocks of one size that each thread keeps for each stream, to allocate without a lock: by
         /// default 8, which is the most. 0 for none. None while a tool takes NVTX's [memory
-        /// extension](crate::debug_log#the-memory-extension).
+        /// extension](crate::debug_log#the-memory-extension). With a lock where the simulated device follows
+        /// the pool.
         magazine_entries: usize;
 
         /// Bytes that each thread keeps so for each stream: by default 32 MiB.
         magazine_bytes: usize;
+    }
+
+    /// For errors.
+    pub(crate) fn owner(self, owner: PoolOwner) -> Self {
+        Self { owner, ..self }
     }
 
     pub(super) fn check(&self) -> Result<Settings> {
@@ -129,7 +146,8 @@ impl<U> PoolOptions<U> {
             alignment.is_power_of_two() && (DEFAULT_ALIGNMENT..=1 << 30).contains(&alignment),
             InvalidArgument,
             "give a power of two between 256 and 2^30",
-            "a pool was asked to align to {alignment} bytes"
+            "a pool was asked to align to {}",
+            Count(alignment, "byte")
         );
         let maximum = self.maximum_size.unwrap_or(UNLIMITED & !(alignment - 1));
         for (name, bytes) in [("initial", initial_size), ("maximum", maximum)] {
@@ -137,7 +155,9 @@ impl<U> PoolOptions<U> {
                 bytes.is_multiple_of(alignment),
                 InvalidArgument,
                 "round it to the pool's alignment",
-                "the {name} size of a pool, {bytes}, is no multiple of {alignment}"
+                "the {name} size of a pool, {}, is no multiple of its alignment, {}",
+                Count(bytes, "byte"),
+                Count(alignment, "byte")
             );
         }
         ensure!(
@@ -152,7 +172,9 @@ impl<U> PoolOptions<U> {
                 bytes <= maximum,
                 InvalidArgument,
                 "make the maximum size larger",
-                "a pool's {name}, {bytes}, is more than its maximum, {maximum}"
+                "a pool's {name}, {}, is more than its maximum size, {}",
+                Count(bytes, "byte"),
+                Count(maximum, "byte")
             );
         }
         ensure!(
@@ -165,8 +187,8 @@ impl<U> PoolOptions<U> {
             self.magazine_entries <= MAGAZINE_ENTRIES,
             InvalidArgument,
             "give 8 at most",
-            "a magazine was asked for {} blocks of a size",
-            self.magazine_entries
+            "a magazine was asked to keep {} of a size",
+            Count(self.magazine_entries, "block")
         );
         ensure!(
             !self.miss_policy.steps.is_empty() || initial_size > 0,
@@ -182,6 +204,7 @@ impl<U> PoolOptions<U> {
             steps: self.miss_policy.steps.clone(),
             entries: self.magazine_entries as u8,
             cached_bytes: self.magazine_bytes,
+            listed: false,
         })
     }
 }

@@ -221,5 +221,8 @@ fn an_upstream_that_has_no_more_is_passed_over() {
     assert_eq!(fixture.asks(), [STEAL_AND_WAIT, OWN, None]);
     let error = allocate(&fixture.pool, &fixture.asking, MIB).unwrap_err();
     let text = error.to_string();
-    assert!(text.contains("a maximum of 4194304") && text.contains("its upstream: "), "{text}");
+    assert!(
+        text.contains("whose maximum is 4194304 bytes") && text.contains("its upstream: "),
+        "{text}"
+    );
 }

@@ -11,28 +11,40 @@ fn each_option_that_makes_no_sense_is_an_error_that_says_what_is_wrong() {
     let (device, simulator) = support::simulated(SimConfig::default());
     let wrong: &[(Change, &str)] = &[
         (|pool| pool.alignment(0), "to align to 0 bytes"),
-        (|pool| pool.alignment(1), "to align to 1 bytes"),
+        (|pool| pool.alignment(1), "to align to 1 byte"),
         (|pool| pool.alignment(128), "to align to 128 bytes"),
         (|pool| pool.alignment(384), "to align to 384 bytes"),
         (|pool| pool.alignment(1 << 31), "to align to 2147483648 bytes"),
         (|pool| pool.alignment(usize::MAX), "to align to 18446744073709551615 bytes"),
-        (|pool| pool.initial_size(100), "the initial size of a pool, 100, is no multiple of 256"),
-        (|pool| pool.alignment(8192).initial_size(4096), "4096, is no multiple of 8192"),
-        (|pool| pool.initial_size(usize::MAX), "is no multiple of 256"),
-        (|pool| pool.maximum_size(1000), "the maximum size of a pool, 1000, is no multiple of 256"),
-        (|pool| pool.maximum_size(usize::MAX), "is no multiple of 256"),
-        (|pool| pool.alignment(4096).maximum_size(6144), "6144, is no multiple of 4096"),
+        (
+            |pool| pool.initial_size(100),
+            "the initial size of a pool, 100 bytes, is no multiple of its alignment, 256 bytes",
+        ),
+        (
+            |pool| pool.alignment(8192).initial_size(4096),
+            "4096 bytes, is no multiple of its alignment, 8192 bytes",
+        ),
+        (|pool| pool.initial_size(usize::MAX), "is no multiple of its alignment, 256 bytes"),
+        (
+            |pool| pool.maximum_size(1000),
+            "the maximum size of a pool, 1000 bytes, is no multiple of its alignment, 256 bytes",
+        ),
+        (|pool| pool.maximum_size(usize::MAX), "is no multiple of its alignment, 256 bytes"),
+        (
+            |pool| pool.alignment(4096).maximum_size(6144),
+            "6144 bytes, is no multiple of its alignment, 4096 bytes",
+        ),
         (|pool| pool.maximum_size(0), "to hold no more than 0 bytes"),
         (
             |pool| pool.initial_size(512).maximum_size(256),
-            "initial size, 512, is more than its maximum, 256",
+            "initial size, 512 bytes, is more than its maximum size, 256 bytes",
         ),
         (
             |pool| pool.soft_limit(512).maximum_size(256),
-            "soft limit, 512, is more than its maximum, 256",
+            "soft limit, 512 bytes, is more than its maximum size, 256 bytes",
         ),
         (|pool| pool.growth_step(0), "to grow by 0 bytes"),
-        (|pool| pool.magazine_entries(9), "for 9 blocks of a size"),
+        (|pool| pool.magazine_entries(9), "to keep 9 blocks of a size"),
         (|pool| pool.miss_policy(MissPolicy::new([])), "to do nothing on a miss"),
     ];
     for (change, text) in wrong {
@@ -156,7 +168,7 @@ fn growth_makes_do_with_less_where_a_step_is_not_there() {
     let pool = builder(&device).growth_step(8 * MIB).build().unwrap();
     let (held, text) = super::drain(&pool, &stream, MIB);
     assert_eq!((held.len(), simulator.live_bytes()), (3, 3 << 20));
-    assert!(text.contains("0 of 3145728 are free"), "upstream's answer: {text}");
+    assert!(text.contains("0 bytes free of its 3145728 bytes"), "upstream's answer: {text}");
     held.into_iter().for_each(|block| free(&pool, &stream, block));
 }
 

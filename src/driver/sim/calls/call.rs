@@ -2,7 +2,7 @@
 
 use crate::driver::sim::check::{OpName, Violation};
 use crate::driver::sim::state::{SimContext, SimDevice, StateGuard, lock_state};
-use crate::driver::{DriverResult, RawStream, not_forked};
+use crate::driver::{DriverResult, RawStream, call_not_forked};
 use crate::error::DriverError;
 
 /// One driver call on a simulated device. It holds the lock of the state.
@@ -29,7 +29,7 @@ impl<'a> Call<'a> {
     /// Begins a call of the driver: counted, and refused if a failure was injected.
     pub(crate) fn begin(context: &'a SimContext, name: &'static str) -> DriverResult<Self> {
         // Before any lock: the child of a fork has inherited them as they were.
-        not_forked(name)?;
+        call_not_forked(name)?;
         let reports = EmitReports(context);
         context.count_call(name)?;
         Self::lock(reports, name).checked()
@@ -37,7 +37,7 @@ impl<'a> Call<'a> {
 
     /// As [`begin`](Self::begin), for what is no call of the driver.
     pub(super) fn uncounted(context: &'a SimContext, name: &'static str) -> DriverResult<Self> {
-        not_forked(name)?;
+        call_not_forked(name)?;
         Self::unchecked(context, name).checked()
     }
 

@@ -8,6 +8,7 @@ use crate::driver::sim::state::{
     CapturedWork, HostSide, LookupError, OpRange, OpWork, SimContext, SimOp, SimState,
     TouchedRange, Watchpoint, is_seen,
 };
+use crate::error::DriverError;
 use crate::sync::Arc;
 use crate::sync::trusted::unique;
 
@@ -58,20 +59,16 @@ impl Call<'_> {
         let (mut ranges, mut found, mut freed) =
             (Vec::with_capacity(touched.len()), Vec::new(), None);
         for touched in touched {
-            let range = (touched.address, touched.span());
-            match self.state.blocks.find(touched) {
+            match self.state.blocks.find(touched, name.graph.is_some()) {
                 Ok(place) => {
                     ranges.push(place);
                     found.push(touched);
                 }
                 Err(LookupError::Freed(by)) => {
-                    let kind = Violation::UseAfterFree;
+                    let (kind, range) = (Violation::UseAfterFree, touched.bounds());
                     freed = Some(context.report(kind, name, Some(by), range, None));
                 }
-                Err(LookupError::Unmapped) => {
-                    let kind = Violation::UnmappedAddress;
-                    return Err(context.report_address(kind, name, None, range));
-                }
+                Err(error) => return Err(report_unmapped(context, name, touched, error)),
             }
         }
         let tick = self.state.last_tick(id) + 1;
@@ -109,15 +106,14 @@ impl Call<'_> {
             |former: &AccessStamp| stream.follows(stamp.stream, former) || complete(former);
         for (touched, range) in touched.iter().zip(ranges) {
             let Some(block) = blocks.get_mut(range.block) else { continue };
-            if let Some(allocation) = block.allocation {
-                if !ordered(&allocation) {
-                    let kind = Violation::UseBeforeAllocation;
-                    let range = (touched.address, touched.span());
-                    context.report(kind, stamp.name, Some(allocation.name), range, None);
-                } else if complete(&allocation) {
-                    block.allocation = None;
-                }
+            let region = block.parts.region(range.offset);
+            let allocations = [region.and_then(|region| region.order), block.allocation];
+            if let Some(late) = allocations.into_iter().flatten().find(|it| !ordered(it)) {
+                let (kind, range) = (Violation::UseBeforeAllocation, touched.bounds());
+                context.report(kind, stamp.name, Some(late.name), range, None);
             }
+            let owner = region.map_or(block.by, |region| region.by);
+            block.allocation = block.allocation.filter(|allocation| !complete(allocation));
             let (access, findings) = (touched.access, Vec::new());
             let mut check =
                 AccessCheck { access, stamp, ordered: &ordered, complete: &complete, findings };
@@ -125,8 +121,27 @@ impl Call<'_> {
             block.shadow.access_rows(row, touched.stride, touched.count, &mut check);
             for found in check.findings {
                 let range = (range.block + found.start, found.end - found.start);
-                context.report(found.violation, stamp.name, found.other, range, None);
+                // The other side of a read of what was never written is the allocation.
+                let other = found.other.or(Some(owner));
+                context.report(found.violation, stamp.name, other, range, None);
             }
         }
     }
+}
+
+/// Reports a range that is not memory of the device as a whole. The error that the call returns.
+pub(super) fn report_unmapped(
+    context: &SimContext,
+    name: OpName,
+    touched: &TouchedRange,
+    error: LookupError,
+) -> DriverError {
+    let (other, note) = match error {
+        LookupError::Outside { by, bytes, past } => {
+            (Some(by), Some(format!("{past} bytes past the end of a block of {bytes} bytes")))
+        }
+        LookupError::Freed(by) => (Some(by), None),
+        LookupError::Unmapped => (None, None),
+    };
+    context.report_address(Violation::UnmappedAddress, name, other, touched.bounds(), note)
 }

@@ -7,8 +7,8 @@
 //! order.
 
 use super::call::Call;
-use super::enqueue::OpRequest;
-use crate::driver::sim::check::{OpName, Violation};
+use super::enqueue::{OpRequest, report_unmapped};
+use crate::driver::sim::check::OpName;
 use crate::driver::sim::driver::SimDriver;
 use crate::driver::sim::state::{
     CaptureMember, CapturePoint, CaptureRecording, CapturedOp, CapturedWork, EventRecord,
@@ -77,10 +77,10 @@ impl GraphCalls for SimDriver {
         for op in &recording.ops {
             let CapturedWork::Memory { touched, .. } = &op.work else { continue };
             for range in touched {
-                if call.state.blocks.find(range).err() == Some(LookupError::Unmapped) {
+                let found = call.state.blocks.find(range, true).err();
+                if let Some(error) = found.filter(|it| !matches!(it, LookupError::Freed(_))) {
                     let name = op.name.of_graph(raw.0, id);
-                    let (kind, range) = (Violation::UnmappedAddress, (range.address, range.span()));
-                    return Err(call.context.report_address(kind, name, None, range));
+                    return Err(report_unmapped(call.context, name, range, error));
                 }
             }
         }

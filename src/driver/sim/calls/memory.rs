@@ -222,7 +222,7 @@ impl Call<'_> {
             self.unreserve(size);
             return self.out_of_memory();
         };
-        let block = SimBlock::new(self.context.id, bytes, kind, backing);
+        let block = SimBlock::new(self.context.id, bytes, kind, backing, OpName::call(self.name));
         self.state.blocks.insert(address, block);
         Ok(address)
     }
@@ -231,7 +231,7 @@ impl Call<'_> {
     fn report_not_live(&self, name: OpName, address: u64) -> DriverError {
         let by = self.state.blocks.freed_by(address);
         let kind = if by.is_some() { Violation::DoubleFree } else { Violation::UnmappedAddress };
-        self.context.report_address(kind, name, by, (address, 0))
+        self.context.report_address(kind, name, by, (address, 0), None)
     }
 
     /// Checks the block to be freed: it must be this device's, and of a kind that is freed so.
@@ -292,7 +292,7 @@ impl Call<'_> {
 
     /// Adds a block of host memory at its own address.
     fn insert(&mut self, pointer: NonNull<u8>, bytes: usize, kind: BlockKind, backing: Backing) {
-        let block = SimBlock::new(self.context.id, bytes, kind, backing);
+        let block = SimBlock::new(self.context.id, bytes, kind, backing, OpName::call(self.name));
         self.state.blocks.insert(address_of(pointer), block);
     }
 

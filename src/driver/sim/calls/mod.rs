@@ -3,8 +3,10 @@
 mod call;
 mod enqueue;
 mod graph;
+mod launch;
 mod memory;
 mod pool;
+mod regions;
 mod stream;
 mod work;
 

@@ -89,7 +89,7 @@ impl PoolCalls for SimDriver {
         // Enqueued after the capacity is taken: to wait for that lets others use this stream.
         let tick = call.state.push(id, SimOp::new(name, OpWork::Nothing));
         if let Some(block) = call.state.blocks.get_mut(address) {
-            block.allocation = Some(AccessStamp { stream: id, tick, name });
+            (block.by, block.allocation) = (name, Some(AccessStamp { stream: id, tick, name }));
         }
         Ok(address)
     }

@@ -9,8 +9,8 @@ use crate::driver::sim::state::{
     lock_state,
 };
 use crate::driver::{
-    DriverResult, NewStream, RawEvent, RawStream, StreamCalls, StreamKeeper, is_forked_child,
-    not_forked,
+    DriverResult, NewStream, RawEvent, RawStream, StreamCalls, StreamKeeper, call_not_forked,
+    is_forked_child,
 };
 use crate::error::DriverError;
 use crate::sync::Arc;
@@ -33,7 +33,7 @@ impl StreamCalls for SimDriver {
 
     fn per_thread_stream(&self) -> DriverResult<RawStream> {
         let name = "per-thread stream";
-        not_forked(name)?;
+        call_not_forked(name)?;
         let mut state = lock_state();
         self.context.check_alive(name)?;
         let key = (self.context.id, std::thread::current().id());

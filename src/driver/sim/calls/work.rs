@@ -2,13 +2,14 @@
 
 use super::call::Call;
 use super::enqueue::OpRequest;
-use crate::driver::sim::check::{OpName, Violation};
+use super::launch::entry_of;
+use crate::driver::sim::check::Violation;
 use crate::driver::sim::driver::SimDriver;
 use crate::driver::sim::run::{discard_queues, run_until};
 use crate::driver::sim::state::{AddressSpace, HostSide, OpWork, TouchedRange};
 use crate::driver::{
-    Access, CaptureStatus, CopyOnDevice, CopyToDevice, CopyToHost, Driver, DriverResult,
-    LaunchConfig, RawArg, RawCopy, RawFill, RawLaunch, RawStream, WorkCalls,
+    Access, CaptureStatus, CopyOnDevice, CopyToDevice, CopyToHost, Driver, DriverResult, RawCopy,
+    RawFill, RawLaunch, RawStream, WorkCalls,
 };
 use crate::error::DriverError;
 
@@ -48,7 +49,7 @@ impl WorkCalls for SimDriver {
     }
 
     unsafe fn copy_to_host(&self, copy: CopyToHost, stream: RawStream) -> DriverResult<()> {
-        let mut call = self.call("cuMemcpyDtoHAsync")?;
+        let mut call = self.call("cuMemcpyDtoHAsync").map_err(|error| self.first_report(error))?;
         let (id, name) = call.on_stream(stream)?;
         let RawCopy { target, source, bytes } = copy;
         if bytes == 0 {
@@ -83,10 +84,18 @@ impl WorkCalls for SimDriver {
             call.context.lose(DriverError::UNKNOWN);
             discard_queues(&mut call.state, call.context.id);
         }
-        call.context.check_alive(call.name)?;
-        call.state.observe(&clock);
+        let alive = call.context.check_alive(call.name);
+        if alive.is_ok() {
+            call.state.observe(&clock);
+        }
+        if alive.is_err() || refused.is_some() {
+            // The first report, as a synchronisation returns: this copy's own would mask it.
+            call.context.sync_result(call.name)?;
+        }
+        alive?;
         match refused {
             None => Ok(()),
+            // Another thread has taken the reports.
             Some(report) => {
                 Err(DriverError::with_detail(call.name, DriverError::LAUNCH_FAILED, report))
             }
@@ -136,26 +145,9 @@ impl WorkCalls for SimDriver {
     }
 
     unsafe fn launch(&self, launch: RawLaunch<'_>, stream: RawStream) -> DriverResult<()> {
-        let mut call = self.call("cuLaunchKernel")?;
-        let (id, name) = call.on_stream(stream)?;
-        let RawLaunch { kernel, config, arguments } = launch;
-        let space = AddressSpace::Device(call.context.id);
-        let touched: Vec<TouchedRange> = arguments
-            .iter()
-            .filter_map(|argument| match *argument {
-                RawArg::Buffer { address, bytes, access } if bytes > 0 => {
-                    Some(TouchedRange::new(address, bytes, access, space))
-                }
-                _ => None,
-            })
-            .collect();
-        if !is_valid(config) || overlaps(&touched) {
-            return call.invalid();
-        }
-        let name = OpName { entry: Some(kernel.entry()), ..name };
-        let arguments = arguments.to_vec();
-        let work = OpWork::Kernel { host: kernel.host(), config: *config, arguments };
-        call.submit(id, OpRequest::new(name, &touched, work)).map(|_| ())
+        // Before the lock of the state: a text may be long.
+        let entry = entry_of(launch.kernel);
+        self.call("cuLaunchKernel")?.launch(launch, &entry, stream)
     }
 }
 
@@ -182,28 +174,4 @@ impl Call<'_> {
         ];
         self.submit(id, OpRequest::new(name, &touched, OpWork::Copy(bytes))).map(|_| ())
     }
-}
-
-/// Whether CUDA accepts a grid on every GPU of compute capability 3.0 or above. More shared memory
-/// than this is an opt-in of the kernel, which the crate does not offer.
-fn is_valid(config: &LaunchConfig) -> bool {
-    let within = |(x, y, z): (u32, u32, u32), limit: (u32, u32, u32)| {
-        (1..=limit.0).contains(&x) && (1..=limit.1).contains(&y) && (1..=limit.2).contains(&z)
-    };
-    let (x, y, z) = config.block;
-    within(config.grid, (i32::MAX as u32, 65_535, 65_535))
-        && within(config.block, (1024, 1024, 64))
-        && x * y * z <= 1024
-        && config.shared_bytes <= 48 << 10
-}
-
-/// Whether a written buffer overlaps another one: the host form would get two references to it.
-fn overlaps(touched: &[TouchedRange]) -> bool {
-    touched.iter().enumerate().any(|(index, one)| {
-        touched.iter().take(index).any(|other| {
-            (one.access != Access::Read || other.access != Access::Read)
-                && one.address < other.address.saturating_add(other.bytes)
-                && other.address < one.address.saturating_add(one.bytes)
-        })
-    })
 }

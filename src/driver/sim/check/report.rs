@@ -1,6 +1,7 @@
 //! What a simulated device reports: violations, and the operations on both sides.
 
 use crate::error::Error;
+use crate::impls::Count;
 use std::error::Error as _;
 use std::fmt;
 
@@ -52,7 +53,7 @@ impl Violation {
             Self::UseAfterFree => "uses memory that was freed before",
             Self::FreeWhileInUse => "frees memory that may still be in use",
             Self::DoubleFree => "frees memory a second time",
-            Self::UninitializedRead => "reads bytes that nobody wrote",
+            Self::UninitializedRead => "reads bytes that were never written",
             Self::UnmappedAddress => "names a range that is not memory of the device",
             Self::DestroyedStream => "names a stream that was destroyed",
             Self::ForeignHandle => "names a stream or an event of another device",
@@ -61,6 +62,19 @@ impl Violation {
             Self::OverlappingCopy => "copies between two ranges that overlap",
             Self::CaptureRace => "calls on a capture that another thread began",
             Self::KernelFault => "ran a kernel that failed",
+        }
+    }
+}
+
+impl Violation {
+    /// What the other side was, in words between the sentence and its name.
+    fn joint(self) -> &'static str {
+        match self {
+            Self::UninitializedRead => " since",
+            Self::UseAfterFree => ", freed by",
+            Self::DoubleFree => ", freed first by",
+            Self::UseBeforeAllocation | Self::UnmappedAddress => ", allocated by",
+            _ => ", in conflict with",
         }
     }
 }
@@ -157,10 +171,12 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.operation, self.kind.sentence())?;
         if let Some(other) = &self.conflicts_with {
-            write!(f, ", the other side being {other}")?;
+            write!(f, "{} {other}", self.kind.joint())?;
         }
-        if self.range.1 > 0 {
-            write!(f, ", {} bytes at {:#x}", self.range.1, self.range.0)?;
+        match self.range {
+            (0, 0) => {}
+            (address, 0) => write!(f, ", at {address:#x}")?,
+            (address, bytes) => write!(f, ", {} at {address:#x}", Count(bytes, "byte"))?,
         }
         if let Some(note) = &self.note {
             write!(f, ": {note}")?;
@@ -172,7 +188,8 @@ impl fmt::Display for Report {
 impl std::error::Error for Report {}
 
 impl Error {
-    /// The simulated device's report behind this error, if it has one.
+    /// The simulated device's report behind this error, if it has one: of a call that waits, the first
+    /// that was not taken; of every call on a context that a kernel's fault broke, that fault.
     ///
     /// ```
     /// use aquifer::{Device, DeviceVec, sim::Violation};

@@ -279,9 +279,41 @@ impl ShadowMemory {
         self.sweep_at = SWEEP.max(self.segments.len() * 2);
     }
 
+    /// Has a range count as never written: its bytes were another owner's. The accesses stay, which the next
+    /// ones come after.
+    pub(crate) fn forget_writes(&mut self, (start, end): (u64, u64)) {
+        self.split(start);
+        self.split(end);
+        for segment in self.segments.range_mut(start..end).map(|(_, segment)| segment) {
+            segment.row.iter_mut().for_each(|(_, state)| state.initialized = false);
+            segment.join();
+        }
+        self.merge(start, end);
+    }
+
     /// The first access that is not ordered before the one that asks.
     pub(crate) fn unordered(&self, ordered: Judge<'_>) -> Option<Finding> {
-        self.segments.iter().find_map(|(&start, segment)| {
+        Self::unordered_among(self.segments.iter(), ordered)
+    }
+
+    /// The first such access to a range.
+    pub(crate) fn unordered_in(
+        &mut self,
+        (start, end): (u64, u64),
+        ordered: Judge<'_>,
+    ) -> Option<Finding> {
+        self.split(start);
+        self.split(end);
+        let found = Self::unordered_among(self.segments.range(start..end), ordered);
+        self.merge(start, end);
+        found
+    }
+
+    fn unordered_among<'a>(
+        mut segments: impl Iterator<Item = (&'a u64, &'a Segment)>,
+        ordered: Judge<'_>,
+    ) -> Option<Finding> {
+        segments.find_map(|(&start, segment)| {
             let states = segment.row.iter().map(|(_, state)| state);
             let mut all = states.flat_map(|state| state.written.iter().chain(&state.reads));
             let other = all.find(|stamp| !ordered(stamp))?.name;

@@ -59,7 +59,10 @@ pub(super) unsafe fn execute(op: &SimOp) -> OpOutcome {
         (OpWork::Kernel { host, config, arguments }, ..) => {
             // SAFETY: the arguments lie in blocks that `op.ranges` keeps alive, and no written one
             // overlaps another (checked at the launch); our caller keeps others away.
-            outcome.fault = unsafe { launch(*host, config, &host_args(arguments, &op.ranges)) };
+            outcome.fault = unsafe {
+                let arguments = host_args(arguments, &op.ranges);
+                launch(op.name.entry.unwrap_or_default(), *host, config, &arguments)
+            };
         }
         _ => {}
     }
@@ -112,12 +115,18 @@ fn host_args(arguments: &[RawArg], ranges: &[OpRange]) -> Vec<HostArg> {
 ///
 /// # Safety
 /// As [`HostArgs::new`].
-unsafe fn launch(host: HostForm, config: &LaunchConfig, arguments: &[HostArg]) -> Option<String> {
+unsafe fn launch(
+    entry: &'static str,
+    host: HostForm,
+    config: &LaunchConfig,
+    arguments: &[HostArg],
+) -> Option<String> {
     // SAFETY: by our own contract.
-    let args = unsafe { HostArgs::new(arguments) };
+    let args = unsafe { HostArgs::new(entry, arguments) };
     match catch_panic_text(|| host(config, args)) {
         Ok(Ok(())) => None,
-        Ok(Err(error)) => Some(error.to_string()),
+        // The advice is the report's.
+        Ok(Err(error)) => Some(error.message().into()),
         Err(text) => Some(text.unwrap_or_else(|| String::from("the host form panicked"))),
     }
 }

@@ -13,7 +13,6 @@ use crate::driver::sim::state::{
     OpWork, RunningOp, SimContext, SimOp, SimState, SimStream, StateGuard, lock_state,
     notify_changed, wait_changed,
 };
-use crate::error::DriverError;
 use crate::sync::trusted::MutexGuard;
 
 /// Event queries in a row that may run nothing.
@@ -169,8 +168,9 @@ fn apply_outcome(state: &mut SimState, device: u64, op: &SimOp, outcome: OpOutco
             own.context.report(Violation::HostWroteDuringCopy, op.name, None, range, None);
         }
         if outcome.fault.is_some() {
-            own.context.report(Violation::KernelFault, op.name, None, (0, 0), outcome.fault);
-            own.context.lose(DriverError::LAUNCH_FAILED);
+            let kind = Violation::KernelFault;
+            let fault = own.context.report(kind, op.name, None, (0, 0), outcome.fault);
+            own.context.lose_by(fault);
         }
     }
     if is_over(state, device) {

@@ -2,8 +2,9 @@
 
 use super::backing::Backing;
 use super::op::{AddressSpace, OpRange, TouchedRange};
+use super::parts::{PartError, Parts};
 use crate::driver::sim::check::{AccessStamp, OpName, ShadowMemory};
-use crate::driver::{Access, HostFlags};
+use crate::driver::{Access, DeviceRange, HostFlags};
 use crate::sync::Arc;
 use std::collections::{BTreeMap, VecDeque};
 
@@ -47,18 +48,28 @@ pub(crate) struct SimBlock {
     pub(crate) device: u64,
     pub(crate) bytes: u64,
     pub(crate) kind: BlockKind,
+    /// The allocation.
+    pub(crate) by: OpName,
     /// The allocation in stream order; `None` if the host has seen it complete.
     pub(crate) allocation: Option<AccessStamp>,
     pub(crate) backing: Arc<Backing>,
     pub(crate) shadow: ShadowMemory,
+    /// What pools have made of it.
+    pub(crate) parts: Parts,
 }
 
 impl SimBlock {
-    /// A block that is complete when the call returns.
-    pub(crate) fn new(device: u64, bytes: usize, kind: BlockKind, backing: Backing) -> Self {
+    /// A block that is complete when the call `by` returns.
+    pub(crate) fn new(
+        device: u64,
+        bytes: usize,
+        kind: BlockKind,
+        backing: Backing,
+        by: OpName,
+    ) -> Self {
         let (bytes, backing) = (bytes as u64, Arc::new(backing));
         let shadow = ShadowMemory::new(bytes, kind.is_host_visible());
-        Self { device, bytes, kind, allocation: None, backing, shadow }
+        Self { device, bytes, kind, by, allocation: None, backing, shadow, parts: Parts::default() }
     }
 
     /// Whether operations of `device` can reach it by address.
@@ -78,7 +89,23 @@ impl SimBlock {
 pub(crate) enum LookupError {
     /// It was freed by this operation.
     Freed(OpName),
+    /// It begins in a block of so many bytes, and ends so many bytes past it.
+    Outside {
+        by: OpName,
+        bytes: u64,
+        past: u64,
+    },
     Unmapped,
+}
+
+impl LookupError {
+    /// A range that ends at `end` begins in what `by` allocated, from `start` on.
+    fn outside(by: OpName, (start, block_end): (u64, u64), end: u64) -> Self {
+        match end.saturating_sub(block_end) {
+            0 => Self::Unmapped,
+            past => Self::Outside { by, bytes: block_end - start, past },
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -157,6 +184,15 @@ impl BlockTable {
         (address - start < block.bytes).then_some((start, block))
     }
 
+    /// The block that holds a range as a whole, and where in it the range begins and ends.
+    pub(crate) fn around_mut(&mut self, range: DeviceRange) -> Option<(&mut SimBlock, (u64, u64))> {
+        let DeviceRange { address, bytes } = range;
+        let (&start, block) = self.blocks.range_mut(..=address).next_back()?;
+        let offset = address - start;
+        let end = offset.checked_add(bytes as u64)?;
+        (bytes > 0 && end <= block.bytes).then_some((block, (offset, end)))
+    }
+
     /// Whether a live block overlaps the range.
     pub(crate) fn is_taken(&self, start: u64, bytes: u64) -> bool {
         let end = start.saturating_add(bytes);
@@ -179,8 +215,12 @@ impl BlockTable {
         })
     }
 
-    /// Finds the block of a touched range.
-    pub(crate) fn find(&self, touched: &TouchedRange) -> Result<OpRange, LookupError> {
+    /// Finds the block of a touched range. `by_graph`: a launch of a graph touches it.
+    pub(crate) fn find(
+        &self,
+        touched: &TouchedRange,
+        by_graph: bool,
+    ) -> Result<OpRange, LookupError> {
         let Some((start, block)) = self.around(touched.address) else {
             let freed = self.freed_by(touched.address);
             return Err(freed.map_or(LookupError::Unmapped, LookupError::Freed));
@@ -190,8 +230,18 @@ impl BlockTable {
             AddressSpace::Device(device) => block.is_reached_by(device),
             AddressSpace::Host => block.kind.is_host_visible(),
         };
-        if !is_reached || touched.span() > block.bytes - offset {
+        if !is_reached {
             return Err(LookupError::Unmapped);
+        }
+        let end = offset.saturating_add(touched.span());
+        // A part ends in its block: what leaves both is told of the part.
+        block.parts.check((offset, end), by_graph).map_err(|error| match error {
+            PartError::Freed(by) => LookupError::Freed(by),
+            PartError::Outside { by, range } => LookupError::outside(by, range, end),
+            PartError::Unmapped => LookupError::Unmapped,
+        })?;
+        if end > block.bytes {
+            return Err(LookupError::outside(block.by, (0, block.bytes), end));
         }
         Ok(OpRange {
             backing: Arc::clone(&block.backing),

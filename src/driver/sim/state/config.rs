@@ -1,7 +1,9 @@
 //! The configuration of a simulated device: size, seed, schedule, missing features.
 
 use crate::driver::DeviceProperties;
-use crate::impls::setters;
+use crate::error::{Result, ensure};
+use crate::impls::{setters, variable};
+use std::ffi::OsString;
 
 /// When the queues of a simulated device run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -34,6 +36,7 @@ pub enum Schedule {
 pub struct SimConfig {
     pub(crate) seed: u64,
     pub(crate) poison: bool,
+    pub(crate) pool_checks: bool,
     pub(crate) capacity: u64,
     pub(crate) schedule: Schedule,
     pub(crate) ordinal: usize,
@@ -45,6 +48,7 @@ impl Default for SimConfig {
         Self {
             seed: 0,
             poison: true,
+            pool_checks: true,
             capacity: 4 << 30,
             schedule: Schedule::OnDemand,
             ordinal: 0,
@@ -65,6 +69,59 @@ impl Default for SimConfig {
     }
 }
 
+/// A variable of the environment that chooses one thing of a [`SimConfig`].
+struct Choice {
+    variable: &'static str,
+    /// The values that it can have, for people.
+    values: &'static str,
+    /// The configuration with a value; `None` if it means nothing.
+    apply: fn(SimConfig, &str) -> Option<SimConfig>,
+}
+
+const CHOICES: [Choice; 5] = [
+    Choice {
+        variable: SimConfig::SEED,
+        values: "a number from 0 to 2^64 - 1",
+        apply: |config, value| Some(config.seed(value.parse().ok()?)),
+    },
+    Choice {
+        variable: "AQUIFER_SIM_CAPACITY",
+        values: "a number of bytes",
+        apply: |config, value| Some(config.capacity(value.parse().ok()?)),
+    },
+    Choice {
+        variable: "AQUIFER_SIM_SCHEDULE",
+        values: "`on-demand` or `background`",
+        apply: |config, value| {
+            let schedule = match value {
+                "on-demand" => Schedule::OnDemand,
+                "background" => Schedule::Background,
+                _ => return None,
+            };
+            Some(config.schedule(schedule))
+        },
+    },
+    Choice {
+        variable: "AQUIFER_SIM_POISON",
+        values: "`on` or `off`",
+        apply: |config, value| Some(SimConfig { poison: switch(value)?, ..config }),
+    },
+    Choice {
+        variable: "AQUIFER_SIM_POOL_CHECKS",
+        values: "`on` or `off`",
+        apply: |config, value| Some(SimConfig { pool_checks: switch(value)?, ..config }),
+    },
+];
+
+/// A choice between `on` and `off`.
+fn switch(value: &str) -> Option<bool> {
+    match value {
+        "on" => Some(true),
+        "off" => Some(false),
+        _ => None,
+    }
+}
+
 /// Makes a method for each name, which takes away these properties.
 macro_rules! without {
     ($($(#[$doc:meta])* $name:ident: $($property:ident),+;)+) => {
@@ -77,6 +134,49 @@ macro_rules! without {
 }
 
 impl SimConfig {
+    /// The variable of the environment that names the seed.
+    pub(crate) const SEED: &str = "AQUIFER_SIM_SEED";
+
+    /// The default, and over it what the environment chooses. [`Device::detect`](crate::Device::detect)
+    /// begins with it where it makes a simulated device; [`Device::simulated`](crate::Device::simulated)
+    /// asks nothing of the environment.
+    ///
+    /// | variable | values |
+    /// | --- | --- |
+    /// | `AQUIFER_SIM_SEED` | [`seed`](Self::seed), a number |
+    /// | `AQUIFER_SIM_CAPACITY` | [`capacity`](Self::capacity), in bytes |
+    /// | `AQUIFER_SIM_SCHEDULE` | [`schedule`](Self::schedule), `on-demand` or `background` |
+    /// | `AQUIFER_SIM_POISON` | `on`, or `off` as by [`without_poison`](Self::without_poison) |
+    /// | `AQUIFER_SIM_POOL_CHECKS` | `on`, or `off` as by [`without_pool_checks`](Self::without_pool_checks) |
+    ///
+    /// A variable that is empty counts as not set.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Environment`](crate::ErrorKind::Environment) if a variable has another value.
+    pub fn from_env() -> Result<Self> {
+        Self::from_variables(&variable)
+    }
+
+    /// As [`from_env`](Self::from_env), by a function that reads a variable.
+    pub(crate) fn from_variables(variable: &dyn Fn(&str) -> Option<OsString>) -> Result<Self> {
+        let mut config = Self::default();
+        for choice in &CHOICES {
+            let Some(value) = variable(choice.variable) else { continue };
+            let applied = value.to_str().and_then(|value| (choice.apply)(config.clone(), value));
+            let is_known = applied.is_some();
+            let (name, values) = (choice.variable, choice.values);
+            ensure!(
+                is_known,
+                Environment,
+                format!("set it to {values}, or unset it"),
+                "{name} is {value:?}, which is none of its values"
+            );
+            config = applied.unwrap_or(config);
+        }
+        Ok(config)
+    }
+
     setters! {
         /// Sets the seed of the scheduler. 0 unless set. Every [`Report`](crate::sim::Report) names it.
         seed: u64;
@@ -118,6 +218,27 @@ impl SimConfig {
     /// ```
     pub fn without_poison(mut self) -> Self {
         self.poison = false;
+        self
+    }
+
+    /// Does not follow what pools hand out: the device then knows a pool's memory by the blocks of its
+    /// upstream alone, and finds no use of memory after its free to a pool, none past the end of a pool's block,
+    /// and no read of a block that was handed out again and not written since.
+    ///
+    /// A pool that is followed hands out blocks of just the bytes that were asked, and each block takes
+    /// the pool's slow way. For benches, counts of instructions and replays, and for tests of what a pool
+    /// does on a GPU: its capacities, and its way without a lock.
+    ///
+    /// ```
+    /// use aquifer::{Device, DeviceVec, sim::SimConfig};
+    ///
+    /// let device = Device::simulated(SimConfig::default().without_pool_checks());
+    /// let vec = DeviceVec::<u8>::zeroed(&device.new_stream()?, 100)?;
+    /// assert_eq!(vec.capacity(), 256);
+    /// # Ok::<(), aquifer::Error>(())
+    /// ```
+    pub fn without_pool_checks(mut self) -> Self {
+        self.pool_checks = false;
         self
     }
 

@@ -9,8 +9,8 @@ use crate::debug_log::{emit_deferred, event};
 use crate::driver::DriverResult;
 use crate::driver::sim::check::{OpName, Report, Violation};
 use crate::error::DriverError;
-use crate::sync::Arc;
 use crate::sync::trusted::{AtomicU64, Mutex, Ordering, unique};
+use crate::sync::{Arc, OnceLock};
 use std::collections::BTreeMap;
 
 /// More reports than this are logged and not kept.
@@ -44,13 +44,16 @@ pub(crate) struct SimContext {
     pub(crate) legacy_stream: u64,
     /// The error code of every call; 0 while the context lives.
     lost: AtomicU64,
+    /// What lost it, if the device found that: the source of every later error.
+    cause: OnceLock<Arc<Report>>,
     pub(crate) log: Mutex<ContextLog>,
 }
 
 impl SimContext {
     pub(crate) fn new(config: SimConfig) -> Self {
         let (id, legacy_stream) = (unique(), unique());
-        Self { id, config, legacy_stream, lost: AtomicU64::new(0), log: Mutex::default() }
+        let (lost, cause) = (AtomicU64::new(0), OnceLock::new());
+        Self { id, config, legacy_stream, lost, cause, log: Mutex::default() }
     }
 
     /// Counts a call; the error that was injected for it, if any.
@@ -72,15 +75,29 @@ impl SimContext {
         // Relaxed: set under the lock of the state, and checked again under it where it matters.
         match self.lost.load(Ordering::Relaxed) {
             0 => Ok(()),
-            code => Err(DriverError::new(call, code as u32)),
+            code => Err(match self.cause.get() {
+                Some(cause) => DriverError::with_cause(call, code as u32, cause.clone()),
+                None => DriverError::new(call, code as u32),
+            }),
         }
     }
 
     pub(crate) fn is_lost(&self) -> bool {
-        self.check_alive("").is_err()
+        // Relaxed: as above.
+        self.lost.load(Ordering::Relaxed) != 0
     }
 
-    /// Loses the context with `code`, unless it is lost already.
+    /// Loses the context for a kernel's fault, unless it is lost already. The caller has the lock of the
+    /// state.
+    pub(crate) fn lose_by(&self, fault: Arc<Report>) {
+        // Set first, so that no error of the loss is without it.
+        if !self.is_lost() {
+            let _ = self.cause.set(fault);
+        }
+        self.lose(DriverError::LAUNCH_FAILED);
+    }
+
+    /// Loses the context with `code`, unless it is lost already. The caller has the lock of the state.
     pub(crate) fn lose(&self, code: u32) {
         let _ =
             self.lost.compare_exchange(0, u64::from(code), Ordering::Relaxed, Ordering::Relaxed);
@@ -129,8 +146,9 @@ impl SimContext {
         name: OpName,
         other: Option<OpName>,
         range: (u64, u64),
+        note: Option<String>,
     ) -> DriverError {
-        let report = self.report(kind, name, other, range, None);
+        let report = self.report(kind, name, other, range, note);
         DriverError::with_detail(name.call, DriverError::INVALID_VALUE, report)
     }
 

@@ -4,7 +4,8 @@
 //! | --- | --- |
 //! | `config`, `context` | what a device is like; its reports, call counts and whether it is lost |
 //! | `backing`, `op` | the host memory of a block; an operation and the ranges that it touches |
-//! | `blocks`, `pool` | live and freed blocks by address; the driver's memory pools |
+//! | `blocks`, `parts` | live and freed blocks by address; what the crate's pools cut from a block |
+//! | `pool` | the driver's memory pools |
 //! | `stream`, `graph` | queues; recorded points, captures, executable graphs |
 //! | `sim_state` | all of these by handle, behind the lock |
 //!
@@ -23,6 +24,7 @@ mod config;
 mod context;
 mod graph;
 mod op;
+mod parts;
 mod pool;
 mod random;
 mod sim_state;
@@ -39,6 +41,7 @@ pub(crate) use graph::{
 pub(crate) use op::{
     AddressSpace, HostSide, OpRange, OpWork, SimFence, SimOp, TouchedRange, Watchpoint,
 };
+pub(crate) use parts::{FreedPart, Region};
 pub(crate) use pool::SimPool;
 #[cfg(test)]
 pub(crate) use random::Random;

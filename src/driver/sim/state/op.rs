@@ -91,6 +91,11 @@ impl TouchedRange {
         Self { address, bytes, stride: bytes, count: 1, access, space }
     }
 
+    /// The address and the bytes from the first to the last one touched.
+    pub(crate) fn bounds(&self) -> (u64, u64) {
+        (self.address, self.span())
+    }
+
     /// Bytes from the first to the last one touched. The caller has checked that this fits.
     pub(crate) fn span(&self) -> u64 {
         self.count.saturating_sub(1).saturating_mul(self.stride).saturating_add(self.bytes)

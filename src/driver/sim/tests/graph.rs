@@ -7,17 +7,21 @@ use crate::driver::sim::state::lock_state;
 use crate::driver::{CaptureStatus, RawGraph};
 
 impl Fixture {
-    fn capture(&self, stream: RawStream, body: impl FnOnce()) -> Result<RawGraph, DriverError> {
+    pub(super) fn capture(
+        &self,
+        stream: RawStream,
+        body: impl FnOnce(),
+    ) -> Result<RawGraph, DriverError> {
         self.driver.stream_begin_capture(stream)?;
         body();
         self.driver.stream_end_capture(stream)
     }
 
-    fn replay(&self, graph: RawGraph, stream: RawStream) {
+    pub(super) fn replay(&self, graph: RawGraph, stream: RawStream) {
         self.try_replay(graph, stream).unwrap();
     }
 
-    fn try_replay(&self, graph: RawGraph, stream: RawStream) -> Result<(), DriverError> {
+    pub(super) fn try_replay(&self, graph: RawGraph, stream: RawStream) -> Result<(), DriverError> {
         // SAFETY: the simulated device checks the graph's accesses.
         unsafe { self.driver.graph_launch(graph, stream) }
     }

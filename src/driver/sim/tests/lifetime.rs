@@ -307,3 +307,28 @@ fn streams_do_not_pile_up() {
     let held = crate::driver::sim::state::lock_state();
     assert_eq!(held.devices[&fixture.driver.context_id()].streams.len(), 1, "the legacy one");
 }
+
+#[test]
+fn a_copy_to_the_host_does_not_mask_an_earlier_report_by_its_own() {
+    let fixture = fixture();
+    let stream = fixture.stream();
+    let (unwritten, target, gone) = (fixture.alloc(64), fixture.alloc(64), fixture.alloc(64));
+    fixture.copy(target, unwritten, 64, stream);
+    // SAFETY: wrong on purpose: it is read below.
+    unsafe { fixture.driver.mem_free(gone).unwrap() };
+    let mut host = [0_u8; 64];
+    let mut download = || {
+        let copy = RawCopy { target: host.as_mut_ptr(), source: gone, bytes: 64 };
+        // SAFETY: pageable memory: complete when the call returns.
+        let error = unsafe { fixture.driver.copy_to_host(copy, stream) }.unwrap_err();
+        assert_eq!((error.call(), error.code()), ("cuMemcpyDtoHAsync", 719));
+        let error = Error::driver_call("testing", error);
+        (error.kind(), error.report().unwrap().kind())
+    };
+    assert_eq!(download(), (ErrorKind::Simulation, Violation::UninitializedRead));
+    let kinds: Vec<_> = fixture.sim.take_reports().iter().map(Report::kind).collect();
+    assert_eq!(kinds, [Violation::UninitializedRead, Violation::UseAfterFree]);
+    assert_eq!(download(), (ErrorKind::Simulation, Violation::UseAfterFree));
+    assert_eq!(fixture.sim.take_reports().len(), 1);
+    fixture.clean();
+}

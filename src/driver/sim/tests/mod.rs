@@ -6,6 +6,7 @@ mod failure;
 mod graph;
 mod host;
 mod lifetime;
+mod regions;
 mod schedule;
 mod soak;
 
@@ -19,27 +20,34 @@ use crate::sync::Arc;
 use crate::sync::trusted::{Mutex, unique};
 use std::ptr::NonNull;
 
+/// The text of the kernels here. Their host forms do the work.
+const TEXT: &str = ".version 6.4\n.target sm_50\n.address_size 64\n\
+    .entry increment(.param .u64 data) { ret; }\n\
+    .entry move(.param .u64 from, .param .u64 to) { ret; }\n\
+    .entry fail() { ret; }\n.entry panic() { ret; }\n.entry call_back() { ret; }\n\
+    .entry note(.param .u64 run, .param .u64 number) { ret; }";
+
 /// Adds one to every element.
-static INCREMENT: Kernel = Kernel::new("increment", "", |_, mut args| {
+static INCREMENT: Kernel = Kernel::new("increment", TEXT, |_, mut args| {
     args.in_out::<u32>()?.iter_mut().for_each(|value| *value += 1);
     Ok(())
 });
 
 /// Copies its first argument to its second.
-static MOVE: Kernel = Kernel::new("move", "", |_, mut args| {
+static MOVE: Kernel = Kernel::new("move", TEXT, |_, mut args| {
     let source = args.input::<u32>()?;
     args.output::<u32>()?.copy_from_slice(source);
     Ok(())
 });
 
-static FAIL: Kernel = Kernel::new("fail", "", |_, _| {
+static FAIL: Kernel = Kernel::new("fail", TEXT, |_, _| {
     Err(Error::new(ErrorKind::InvalidArgument, "this kernel always fails"))
 });
 
-static PANIC: Kernel = Kernel::new("panic", "", |_, _| panic!("a panic on purpose"));
+static PANIC: Kernel = Kernel::new("panic", TEXT, |_, _| panic!("a panic on purpose"));
 
 /// Appends its second argument to the log of the run that its first one names.
-static NOTE: Kernel = Kernel::new("note", "", |_, mut args| {
+static NOTE: Kernel = Kernel::new("note", TEXT, |_, mut args| {
     let entry = (args.scalar::<u64>()?, args.scalar::<u64>()?);
     NOTES.lock().push(entry);
     Ok(())

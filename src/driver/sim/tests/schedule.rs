@@ -207,7 +207,7 @@ fn a_dropped_device_runs_its_queues() {
 static CALLER: Mutex<Option<(Arc<dyn Driver>, RawStream)>> = Mutex::new(None);
 
 /// Calls the device that runs it, which has to be refused and not wait for itself.
-static CALL_BACK: Kernel = Kernel::new("call_back", "", |_, _| {
+static CALL_BACK: Kernel = Kernel::new("call_back", TEXT, |_, _| {
     let (driver, stream) = CALLER.lock().take().ok_or_else(|| {
         Error::new(ErrorKind::InvalidArgument, "the test has put no device there")
     })?;

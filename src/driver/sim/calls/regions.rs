@@ -1,0 +1,92 @@
+//! The parts of a block that pools hand out and take back. Each is found by its address alone: memory that
+//! is in no block of the simulator's is not followed.
+
+use super::call::Call;
+use crate::driver::sim::check::{AccessStamp, OpName, Violation};
+use crate::driver::sim::driver::SimDriver;
+use crate::driver::sim::state::{FreedPart, Region, SimState, is_seen};
+use crate::driver::{DeviceRange, RawStream, RegionCalls, is_forked_child};
+
+/// The sides of a report that pools are, by the names of calls.
+const ALLOCATION: &str = "an allocation from a pool";
+const FREE: &str = "a free to a pool";
+
+impl SimDriver {
+    /// Begins what is no call of the driver: neither counted nor refused. `None` in the child of a fork.
+    fn region_call(&self, name: &'static str) -> Option<Call<'_>> {
+        // Before any lock: the child has inherited them as they were.
+        (!is_forked_child()).then(|| Call::unchecked(&self.context, name))
+    }
+}
+
+impl RegionCalls for SimDriver {
+    fn heap_register(&self, pool: u64, heap: DeviceRange) {
+        if let Some(mut call) = self.region_call(ALLOCATION)
+            && let Some((block, range)) = call.state.blocks.around_mut(heap)
+        {
+            block.parts.add_heap(pool, range);
+        }
+    }
+
+    fn heap_unregister(&self, pool: u64, heap: DeviceRange) {
+        if let Some(mut call) = self.region_call(FREE)
+            && let Some((block, range)) = call.state.blocks.around_mut(heap)
+        {
+            block.parts.remove_heap(pool, range);
+        }
+    }
+
+    /// Pushes no operation, so that schedules are those of a device that does not follow pools.
+    fn region_register(&self, pool: u64, region: DeviceRange, stream: RawStream) {
+        let Some(mut call) = self.region_call(ALLOCATION) else { return };
+        let by = OpName::on(call.name, stream.0);
+        let SimState { streams, blocks, .. } = &mut *call.state;
+        let Some(own) = streams.get(&stream.0) else { return };
+        let Some((block, range)) = blocks.around_mut(region) else { return };
+        if !block.kind.is_host_visible() {
+            block.shadow.forget_writes(range);
+        }
+        let stamp = AccessStamp { stream: stream.0, tick: own.tick, name: by };
+        let order = own.capture.is_none().then_some(stamp);
+        block.parts.allocate(pool, Region { range, by, order });
+    }
+
+    /// Nothing is in order before a free in a capture, which is recorded, nor are the launches that go on to
+    /// use memory that is kept for graphs. The free need not come after the allocation: by the contract of
+    /// resources it comes after the uses, and a block may have none.
+    fn region_unregister(
+        &self,
+        pool: u64,
+        region: DeviceRange,
+        stream: RawStream,
+        kept_for_graph: bool,
+    ) {
+        let Some(mut call) = self.region_call(FREE) else { return };
+        let name = OpName::on(call.name, stream.0);
+        let (context, place) = (call.context, (region.address, region.bytes as u64));
+        let SimState { streams, blocks, .. } = &mut *call.state;
+        let Some(own) = streams.get(&stream.0) else { return };
+        let Some((block, range)) = blocks.around_mut(region) else { return };
+        match block.parts.free(pool, range, name, kept_for_graph) {
+            FreedPart::Region => {}
+            FreedPart::Freed(by) => {
+                context.report(Violation::DoubleFree, name, Some(by), place, None);
+                return;
+            }
+            FreedPart::Unknown => return,
+        }
+        if own.capture.is_some() {
+            return;
+        }
+        let ordered = |former: &AccessStamp| {
+            own.follows(stream.0, former)
+                || is_seen(streams, former.stream, former.tick)
+                || kept_for_graph && former.name.graph.is_some()
+        };
+        if let Some(found) = block.shadow.unordered_in(range, &ordered) {
+            let start = region.address + (found.start - range.0);
+            let place = (start, found.end - found.start);
+            context.report(found.violation, name, found.other, place, None);
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! The errors and events of a pool's failed requests.
+
+use super::options::PoolOwner;
+use super::{Asked, PoolResource, PoolStatistics};
+use crate::debug_log::{POOL, deferred_event};
+use crate::error::{Error, ErrorKind};
+use crate::impls::Count;
+use crate::pool::Failure;
+use crate::resource::device_resource::DeviceResource;
+
+const MORE_UPSTREAM: &str = "free some memory, or use a device or an upstream with more of it";
+
+impl PoolOwner {
+    fn noun(self) -> &'static str {
+        match self {
+            Self::Pool => "a pool",
+            Self::Arena => "an arena",
+            Self::FixedSize => "a pool of blocks of one size",
+        }
+    }
+
+    /// How its maximum is raised, if it has one.
+    fn larger(self) -> &'static str {
+        match self {
+            Self::Arena => "build the arena with a larger arena_size",
+            Self::Pool | Self::FixedSize => "build the pool with a larger maximum_size",
+        }
+    }
+}
+
+impl<U: DeviceResource + 'static> PoolResource<U> {
+    fn emit_failure(&self, asked: usize, why: &'static str) {
+        let (pool, device) = (self.pool.id(), self.device().ordinal());
+        deferred_event!(error, target: POOL, pool, device, asked, why, "a pool cannot go on");
+    }
+
+    /// Emits the event of a failed request, and makes its error.
+    #[cold]
+    pub(super) fn explain(&self, failure: Failure<Error>, asked: Asked) -> Error {
+        let (device, noun) = (self.device(), self.pool.upstream().owner.noun());
+        let (pool, ordinal, bytes) = (self.pool.id(), device.ordinal(), asked.bytes());
+        match failure {
+            Failure::Upstream(error) => {
+                if error.kind() == ErrorKind::ContextLost && self.pool.upstream().is_first_loss() {
+                    let error = error.to_string();
+                    deferred_event!(error, target: POOL, pool, device = ordinal, asked = bytes, error, "device lost");
+                }
+                error
+            }
+            Failure::Exhausted(upstream) => self.out_of_memory(upstream, asked),
+            Failure::Captured => {
+                deferred_event!(
+                    warn, target: POOL, pool, device = ordinal, asked = bytes,
+                    "refused a stream in capture"
+                );
+                let (what, advice) = match asked {
+                    Asked::Allocation(_) => (
+                        format!("serve {} to a stream in capture", Count(bytes, "byte")),
+                        "give this pool to Stream::capture, and make vectors on the stream that \
+                         it captures, on the thread that captures; or make them before",
+                    ),
+                    _ => (
+                        "give all of its memory back beside a capture".into(),
+                        "trim it before the capture or after it",
+                    ),
+                };
+                Error::new(ErrorKind::Capture, format!("{noun} on {device} cannot {what}"))
+                    .with_advice(advice)
+            }
+            Failure::Gone => {
+                self.emit_failure(bytes, "a stream is gone that memory has to be ordered after");
+                Error::new(
+                    ErrorKind::Driver,
+                    format!("{noun} on {device} cannot order memory after a stream that is gone"),
+                )
+                .with_advice("an earlier error of the driver is the cause: install a subscriber of `tracing` to see it")
+            }
+            Failure::Crowded => {
+                self.emit_failure(bytes, "there are more streams than a pool can tell apart");
+                Error::new(
+                    ErrorKind::Unsupported,
+                    format!("{noun} on {device} has no room for another stream: 65,534 live in it"),
+                )
+                .with_advice("drop streams that are not used")
+            }
+        }
+    }
+
+    fn out_of_memory(&self, upstream: Option<Error>, asked: Asked) -> Error {
+        let (pool, device, owner) = (self.pool.id(), self.device(), self.pool.upstream().owner);
+        let PoolStatistics { reserved, live, largest_free, .. } = self.statistics();
+        let settings = self.pool.settings();
+        let (maximum, has_maximum) = (settings.maximum, settings.has_maximum());
+        let (counted, bytes) = (|bytes| Count(bytes, "byte"), asked.bytes());
+        let advice = match (has_maximum, &upstream) {
+            _ if self.pool.aligned_units(bytes).is_none() => {
+                "no pool has so large a block: ask its upstream, or for less".into()
+            }
+            (true, _) if bytes > maximum => format!("ask for less, or {}", owner.larger()),
+            (true, None) if largest_free >= bytes => {
+                "ask for a smaller alignment, or build the pool with that alignment".into()
+            }
+            (true, None) => format!("free some memory, or {}", owner.larger()),
+            (_, Some(upstream)) => upstream.advice().unwrap_or(MORE_UPSTREAM).into(),
+            (false, None) => {
+                "free some memory, or give the pool a miss policy with MissStep::Grow".into()
+            }
+        };
+        let limit = match has_maximum {
+            true => format!(", whose maximum is {}", counted(maximum)),
+            false => String::new(),
+        };
+        let aligned = match asked {
+            Asked::Allocation(layout) if layout.alignment() as u64 > settings.alignment => {
+                format!(" aligned to {}", layout.alignment())
+            }
+            _ => String::new(),
+        };
+        let last = match &upstream {
+            Some(error) => format!("; its upstream: {}", error.message()),
+            None => String::new(),
+        };
+        let message = format!(
+            "allocating {}{aligned} from {} on {device}{limit}: it has {}, {} of them in use, and its \
+             largest free block has {}{last}",
+            counted(bytes),
+            owner.noun(),
+            counted(reserved),
+            counted(live),
+            counted(largest_free),
+        );
+        let (ordinal, steps) = (device.ordinal(), settings.steps.clone());
+        let why = upstream.as_ref().map(|error| error.to_string());
+        deferred_event!(
+            warn, target: POOL, pool, device = ordinal, asked = bytes, ?steps, reserved, live,
+            largest_free, maximum, upstream = why, "out of memory"
+        );
+        let error = Error::new(ErrorKind::OutOfMemory, message);
+        match upstream.as_ref().and_then(Error::driver) {
+            Some(driver) => error.with_driver(driver.clone()),
+            None => error,
+        }
+        .with_advice(advice)
+    }
+}
