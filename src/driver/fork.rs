@@ -3,7 +3,7 @@
 //! The driver's state is only partly copied by a fork, and a call may hang instead of failing. A
 //! `pthread_atfork` handler marks the child, and every call checks the mark first.
 
-use crate::error::{DriverError, Error};
+use crate::error::{DriverError, Error, ErrorKind, FORKED_ADVICE};
 use crate::sync::OnceLock;
 use crate::sync::trusted::{AtomicBool, Ordering};
 
@@ -19,10 +19,22 @@ pub(crate) fn is_forked_child() -> bool {
     FORKED.load(Ordering::Relaxed)
 }
 
-/// The error of `call` in the child of a fork. Checked before any lock, which a thread of the parent
-/// may have held at the fork.
-pub(crate) fn not_forked(call: &'static str) -> Result<(), DriverError> {
+/// The error of `call`, a function of the driver's, in the child of a fork. Checked before any lock,
+/// which a thread of the parent may have held at the fork.
+pub(crate) fn call_not_forked(call: &'static str) -> Result<(), DriverError> {
     if is_forked_child() { Err(DriverError::new(call, DriverError::FORKED)) } else { Ok(()) }
+}
+
+/// The error of using `what`, a thing of this crate, in the child of a fork.
+pub(crate) fn not_forked(what: &str) -> Result<(), Error> {
+    if is_forked_child() { Err(forked(what)) } else { Ok(()) }
+}
+
+#[cold]
+fn forked(what: &str) -> Error {
+    let what =
+        format!("{what} was to be used in the child of a fork, whose parent had opened a device");
+    Error::new(ErrorKind::Forked, what).with_advice(FORKED_ADVICE)
 }
 
 #[cfg(unix)]
@@ -55,7 +67,7 @@ pub(crate) fn install_handler() -> Result<(), Error> {
         crate::error::ensure!(
             code == 0,
             OutOfMemory,
-            "without it a forked child could hang in the driver",
+            "free host memory; without the handler a forked child could hang in the driver",
             "the system has no room to register a fork handler"
         );
     }

@@ -8,6 +8,7 @@
 pub(crate) mod cuda;
 pub(crate) mod fork;
 pub(crate) mod kernel;
+pub(crate) mod ptx;
 pub mod sim;
 
 use crate::error::{DriverError, Error};
@@ -15,6 +16,7 @@ use std::any::Any;
 use std::fmt;
 use std::ptr::NonNull;
 
+pub(crate) use fork::call_not_forked;
 pub(crate) use fork::{forget_in_child, is_forked_child, not_forked};
 pub(crate) use kernel::RawArg;
 pub use kernel::{Access, HostArgs, HostForm, Kernel, LaunchConfig};
@@ -253,8 +255,43 @@ pub(crate) unsafe trait Driver:
     /// longer writes host memory. `false` if unknown.
     fn has_stopped(&self) -> bool;
 
+    /// What a synchronisation with nothing to wait for returns besides: on the simulated device, the
+    /// first report that was not taken.
+    fn check(&self) -> DriverResult<()> {
+        Ok(())
+    }
+
+    /// What is to be told of the parts that pools cut from this device's memory. `None` if nothing follows
+    /// them.
+    fn regions(&self) -> Option<&dyn RegionCalls> {
+        None
+    }
+
     /// The implementation itself, for what only one of them has.
     fn as_any(&self) -> &dyn Any;
+}
+
+/// What a device is told that follows the parts that pools cut from its memory. These are no calls of
+/// CUDA's, and none is refused. `pool` is a number that no other pool has.
+pub(crate) trait RegionCalls {
+    /// A range is the pool's from now on. It may be a region of a pool below.
+    fn heap_register(&self, pool: u64, heap: DeviceRange);
+
+    /// A range is the pool's no more.
+    fn heap_unregister(&self, pool: u64, heap: DeviceRange);
+
+    /// A part of a heap is handed out, for work that is ordered after what `stream` was given so far.
+    fn region_register(&self, pool: u64, region: DeviceRange, stream: RawStream);
+
+    /// A part of a heap is freed, after what `stream` was given so far. `kept_for_graph`: launches of graphs
+    /// may still use it.
+    fn region_unregister(
+        &self,
+        pool: u64,
+        region: DeviceRange,
+        stream: RawStream,
+        kept_for_graph: bool,
+    );
 }
 
 /// The calls of a [`Driver`] on memory of the device and of the host.
@@ -482,11 +519,16 @@ pub(crate) use names;
 
 /// Turns a driver's error into the crate's, with what was attempted.
 pub(crate) trait ErrorContext<T> {
+    #[track_caller]
     fn with_context<M: Into<String>>(self, message: impl FnOnce() -> M) -> Result<T, Error>;
 }
 
 impl<T> ErrorContext<T> for DriverResult<T> {
     fn with_context<M: Into<String>>(self, message: impl FnOnce() -> M) -> Result<T, Error> {
-        self.map_err(|driver| Error::driver_call(message(), driver))
+        // Not `map_err`, whose closure would be the caller that the error names.
+        match self {
+            Ok(done) => Ok(done),
+            Err(driver) => Err(Error::driver_call(message(), driver)),
+        }
     }
 }

@@ -17,6 +17,25 @@ fn the_message_has_the_call_its_number_and_advice() {
          (free memory, ask for less, or use a device with more of it)"
     );
     assert!(error.source().is_some());
+    assert_eq!(error.advice(), Some("free memory, ask for less, or use a device with more of it"));
+    // What `main` and `unwrap` print.
+    assert_eq!(format!("{error:?}"), format!("OutOfMemory: {error}"));
+    let parts = format!("{error:#?}");
+    for part in
+        ["kind: OutOfMemory", "message: \"allocating", "code: 2", "at: src/error/tests.rs:7"]
+    {
+        assert!(parts.contains(part), "{part}: {parts}");
+    }
+}
+
+#[test]
+fn a_message_can_be_part_of_another() {
+    let error = Error::new(ErrorKind::NoDriver, "no library").with_advice("install it".to_string());
+    assert_eq!(
+        error.within("a GPU was asked for").to_string(),
+        "a GPU was asked for: no library (install it)"
+    );
+    assert_eq!(Error::new(ErrorKind::Io, "full").advice(), None);
 }
 
 #[test]
@@ -34,5 +53,19 @@ fn context_loss_is_told_from_other_errors() {
 #[test]
 fn codes_without_a_name_still_print() {
     let text = DriverError::new("cuFuture", 998).to_string();
-    assert_eq!(text, "cuFuture returned 998, an error without a name here");
+    assert_eq!(text, "cuFuture returned 998, a number without a name here, see CUresult in cuda.h");
+}
+
+#[test]
+fn a_cause_is_the_source_and_the_code_says_the_kind() {
+    let cause = crate::sync::Arc::new(std::io::Error::other("the kernel failed"));
+    let error = DriverError::with_cause("cuMemAlloc", DriverError::LAUNCH_FAILED, cause.clone());
+    assert_eq!(error.kind(), ErrorKind::ContextLost);
+    assert_eq!(error.source().unwrap().to_string(), "the kernel failed");
+    assert_eq!(
+        error.to_string(),
+        "cuMemAlloc returned 719, CUDA_ERROR_LAUNCH_FAILED, after: the kernel failed"
+    );
+    let own = DriverError::with_detail("cuMemAlloc", DriverError::LAUNCH_FAILED, cause);
+    assert_eq!((own.kind(), own.to_string()), (ErrorKind::Simulation, "the kernel failed".into()));
 }

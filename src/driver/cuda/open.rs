@@ -7,10 +7,13 @@
 use super::context::Restore;
 use super::library::{Library, out_param};
 use crate::driver::fork::install_handler;
-use crate::driver::{ErrorContext, names, not_forked};
+use crate::driver::{ErrorContext, call_not_forked, names};
 use crate::error::{DriverError, Error, ErrorKind, ensure};
+use crate::impls::Count;
 use crate::sync::Arc;
 use cudarc::driver::CudaContext;
+
+const LIBRARY: &str = if cfg!(windows) { "nvcuda.dll" } else { "libcuda.so.1" };
 
 /// The functions that cudarc calls to make, use and drop contexts, streams and events, and those that
 /// guard the current context. Without one of them, opening fails.
@@ -29,31 +32,25 @@ pub(super) fn code_of(error: cudarc::driver::DriverError) -> u32 {
 
 /// The driver library, complete and initialised.
 pub(super) fn driver() -> Result<&'static Library, Error> {
-    not_forked("cuInit").with_context(|| "opening the driver")?;
+    call_not_forked("cuInit").with_context(|| "opening the CUDA driver")?;
     install_handler()?;
     let library = Library::get().ok_or_else(|| {
-        Error::new(ErrorKind::NoDriver, "no CUDA driver library was found")
-            .advise("install the NVIDIA driver, or use the simulated device")
+        Error::new(
+            ErrorKind::NoDriver,
+            format!("the CUDA driver library, {LIBRARY}, was not found"),
+        )
+        .with_advice(
+            "install the NVIDIA driver, or use Device::simulated, or set AQUIFER_BACKEND=sim",
+        )
     })?;
     if let Some(missing) = NEEDED.iter().find(|symbol| !library.has(symbol)) {
         return Err(DriverError::new(missing, DriverError::MISSING_SYMBOL))
-            .with_context(|| format!("the CUDA driver library has no function {missing}"));
+            .with_context(|| "opening the CUDA driver");
     }
     // SAFETY: 0 is the only valid value.
     match unsafe { library.init(0) } {
         Ok(()) => Ok(library),
-        Err(error) => {
-            let advice = match error.kind() {
-                ErrorKind::NoDriver => {
-                    "this library is the toolkit's stub; take its folder off the library path"
-                }
-                ErrorKind::NoDevice => {
-                    "see that the GPU is visible here, or use the simulated device"
-                }
-                _ => "see that the driver's kernel module and library are of one version",
-            };
-            Err(Error::driver_call("initialising the CUDA driver", error).advise(advice))
-        }
+        Err(error) => Err(error).with_context(|| "initialising the CUDA driver"),
     }
 }
 
@@ -63,8 +60,9 @@ pub(crate) fn device_count() -> Result<usize, Error> {
     // SAFETY: `count` is writable for the call.
     let count = out_param(|count| unsafe { library.device_get_count(count) });
     let count = usize::try_from(count.with_context(|| "counting the GPUs")?).unwrap_or(0);
-    let advice = "see that the GPU is visible here, or use the simulated device";
-    ensure!(count > 0, NoDevice, advice, "the CUDA driver is there, a GPU is not");
+    let advice = "see that a GPU is visible here (CUDA_VISIBLE_DEVICES, a container's --gpus), or use \
+                  Device::simulated, or set AQUIFER_BACKEND=sim";
+    ensure!(count > 0, NoDevice, advice, "the CUDA driver shows no GPU");
     Ok(count)
 }
 
@@ -84,7 +82,8 @@ pub(super) fn primary_context(
         ordinal < count,
         NoDevice,
         "count from 0, and look at CUDA_VISIBLE_DEVICES",
-        "GPU {ordinal} was asked for, the driver shows {count}"
+        "GPU {ordinal} was asked for, and the driver shows {}",
+        Count(count, "GPU")
     );
     let library = driver()?;
     let opening = || format!("opening GPU {ordinal}");

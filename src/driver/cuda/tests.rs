@@ -345,7 +345,7 @@ fn failures_are_typed_and_leave_the_stack_alone() {
             }
         }
         let error = Error::driver_call("testing", DriverError::new("cuMemAlloc_v2", 4242));
-        assert!(print(&error).contains("an error without a name here"));
+        assert!(print(&error).contains("a number without a name here"));
         assert_eq!(driver.event_query(RawEvent(0xdead)).unwrap_err().code(), 400);
         fail("cuEventQuery", 1, DriverError::NOT_READY);
         assert!(!driver.event_query(event).unwrap());

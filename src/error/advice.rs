@@ -1,0 +1,88 @@
+//! What to do about a failed driver call, by the call and its number.
+
+use super::driver::DriverError;
+use super::kind::ErrorKind;
+
+const CONTEXT_FAULTED: &str = "a kernel faulted, here or on another stream: restart the process, and run it \
+                               under compute-sanitizer, or on the simulated device";
+const CONTEXT_DESTROYED: &str = "another library destroyed the context, or the device was lost: keep a context alive as long as its memory";
+const HARDWARE: &str = "the hardware reported an error: see nvidia-smi -q and the system's log, and restart the process";
+const SHUT_DOWN: &str =
+    "the driver is shut down, as at the end of a process: drop what uses the device before that";
+const WRONG_IMAGE: &str = "the kernel's text does not fit this GPU or its driver: compile it for the GPU's compute \
+                           capability or a lower one, with a toolkit no newer than the driver";
+/// Of any use of this crate in the child of a fork.
+pub(crate) const FORKED_ADVICE: &str =
+    "start the child with exec, or open devices in the child alone";
+const IN_CAPTURE: &str =
+    "do it before the capture or after it; Stream::capture keeps other calls out of a capture";
+
+/// Advice for `driver`, a clause without a full stop; empty where there is none.
+pub(super) fn advice(driver: &DriverError) -> &'static str {
+    use DriverError as D;
+
+    match driver.kind() {
+        ErrorKind::OutOfMemory => return no_room(driver.call()),
+        ErrorKind::MissingSymbol => return "install a newer CUDA driver",
+        ErrorKind::Forked => return FORKED_ADVICE,
+        ErrorKind::Simulation => {
+            return "run with the same seed to see it again; sim::Violation says what each kind means";
+        }
+        ErrorKind::Capture => return IN_CAPTURE,
+        _ => {}
+    }
+    match driver.code() {
+        D::NOT_INITIALIZED | D::DEINITIALIZED => SHUT_DOWN,
+        D::ECC_UNCORRECTABLE | D::NVLINK_UNCORRECTABLE | D::CONTAINED | D::TENSOR_MEMORY_LEAK => {
+            HARDWARE
+        }
+        D::CONTEXT_IS_DESTROYED => CONTEXT_DESTROYED,
+        _ if driver.kind() == ErrorKind::ContextLost => CONTEXT_FAULTED,
+        D::INVALID_IMAGE => "give a PTX text, as `nvcc --ptx` makes it",
+        D::INVALID_PTX => "compile the text again: the driver's own compiler refuses it",
+        D::NO_BINARY_FOR_GPU | D::UNSUPPORTED_PTX_VERSION => WRONG_IMAGE,
+        D::NOT_FOUND if driver.call() == "cuModuleGetFunction" => {
+            "name an entry of the text: `.visible .entry NAME`, or extern \"C\" in CUDA C"
+        }
+        // The simulated device says which it is.
+        D::INVALID_VALUE if driver.call() == "cuLaunchKernel" && driver.log().is_none() => {
+            "check the grid, the block, the shared memory, and the number and sizes of the arguments"
+        }
+        D::LAUNCH_OUT_OF_RESOURCES => {
+            "use fewer threads in a block or less shared memory, or compile for fewer registers"
+        }
+        D::HOST_MEMORY_ALREADY_REGISTERED => {
+            "a page of it is page-locked already: register a buffer once"
+        }
+        D::HOST_MEMORY_NOT_REGISTERED => "another library has unregistered it",
+        D::NOT_PERMITTED => {
+            "a host form or a callback of the driver's may make no calls on devices; see \
+                             nvidia-smi for processes that may use this GPU"
+        }
+        D::NOT_SUPPORTED => "this GPU or its driver has no such feature: see Device::properties",
+        D::STUB_LIBRARY => {
+            "this library is the toolkit's stub; take its folder off the library path"
+        }
+        D::NO_DEVICE | D::INVALID_DEVICE => {
+            "see that the GPU is visible here: CUDA_VISIBLE_DEVICES, a container's --gpus"
+        }
+        D::DEVICE_UNAVAILABLE => "another process has the GPU in exclusive mode: see nvidia-smi",
+        D::SYSTEM_NOT_READY => "the system's services are not up: start nvidia-fabricmanager",
+        D::SYSTEM_DRIVER_MISMATCH => {
+            "the kernel module and the driver library differ in version: restart the machine after an update"
+        }
+        _ => "",
+    }
+}
+
+/// Advice for a lack of memory, which is the device's, the host's or the driver's own.
+fn no_room(call: &str) -> &'static str {
+    if call.starts_with("cuMemHost") {
+        "the host has no room for more page-locked memory: free some, or raise the limit of locked memory, \
+         ulimit -l"
+    } else if call.starts_with("cuMem") || call == "cudaMalloc" {
+        "free memory, ask for less, or use a device with more of it"
+    } else {
+        "the driver has no room for another handle: drop streams, events or graphs"
+    }
+}

@@ -1,0 +1,44 @@
+//! The kinds of errors.
+
+/// The kind of an [`Error`](crate::Error). More kinds may come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// No CUDA driver is installed, or the crate was built without the `cuda` feature.
+    NoDriver,
+    /// A driver is there, the device that was asked for is not.
+    NoDevice,
+    /// The driver is too old: it lacks a function that this call needs.
+    MissingSymbol,
+    /// The device, the host or a configured limit has no room for the request.
+    OutOfMemory,
+    /// An argument can never be right: an alignment that is no power of two, a size that overflows.
+    InvalidArgument,
+    /// An index or a range lies outside a vector.
+    OutOfBounds,
+    /// Two buffers of a copy differ in length, or a cast leaves a remainder.
+    LengthMismatch,
+    /// A stream, a vector or a resource belongs to another device than the call.
+    WrongDevice,
+    /// The device or the backend cannot do this.
+    Unsupported,
+    /// The stream is in capture, where this call would invalidate the graph; or the capture was
+    /// invalidated before, and there is no graph.
+    Capture,
+    /// The context or the driver is gone or broken; everything on this device fails from here on. Where
+    /// a kernel's fault broke a simulated device, its [`Report`](crate::sim::Report) is the source.
+    ContextLost,
+    /// The process was forked after the driver was opened; the child cannot use it.
+    Forked,
+    /// The simulated device saw an access that no stream order allows. The source is the
+    /// [`Report`](crate::sim::Report).
+    Simulation,
+    /// A resource that serves one call at a time was called from inside of its own call.
+    Reentered,
+    /// An environment variable holds a value that means nothing.
+    Environment,
+    /// A file, or another place that a log goes to, could not be written.
+    Io,
+    /// Any other failure of a driver call; [`Error::driver`](crate::Error::driver) has its number.
+    Driver,
+}

@@ -1,0 +1,245 @@
+//! Layouts, vectors, views, kernels.
+
+use crate::support::simulated;
+use crate::table::Table;
+use aquifer::sim::SimConfig;
+use aquifer::{
+    CudaResource, Device, DeviceBlock, DeviceBuffer, DeviceLayout, DeviceScalar, DeviceVec,
+    DeviceVecParts, HostArgs, Kernel, LaunchConfig, PinnedPool, PinnedResource, Result,
+};
+use std::sync::Arc;
+
+pub(crate) fn rows(table: &mut Table) {
+    layouts(table);
+    vectors(table);
+    parts(table);
+    launches(table);
+    driver_calls(table);
+    cudarc(table);
+}
+
+fn layouts(table: &mut Table) {
+    table.failed("an alignment of 3", DeviceLayout::with_alignment(64, 3));
+    table.failed("an alignment of 0", DeviceLayout::with_alignment(1, 0));
+    table.failed("a layout that is too large", DeviceLayout::with_alignment(usize::MAX, 256));
+    table.failed("elements that are too many", DeviceLayout::array::<u64>(usize::MAX));
+}
+
+fn vectors(table: &mut Table) {
+    let (device, simulator) = simulated(SimConfig::default());
+    let stream = device.new_stream().unwrap();
+    let mut vec = DeviceVec::from_slice(&stream, &[1_u32, 2, 3]).unwrap();
+    table.failed("index 3 of 3", vec.get(3));
+    table.failed("range 2..5 of 3", vec.slice(2..5));
+    table.failed("range 0..2 of 1", DeviceVec::from_slice(&stream, &[1_u8]).unwrap().slice(0..2));
+    #[allow(clippy::reversed_empty_ranges, reason = "that is the error")]
+    let reversed = 5..2;
+    table.failed("range 5..2", vec.slice(reversed));
+    table.failed("a copy of 4 to 3", vec.copy_from_slice(&[1, 2, 3, 4]));
+    table.failed("a copy of 1 to 3", vec.copy_from_slice(&[1]));
+    table.failed("more elements than a number counts", vec.reserve(usize::MAX));
+    table.failed("a scalar of 3", DeviceScalar::try_from(vec.try_clone().unwrap()));
+    table.failed("a cast with a remainder", vec.try_clone().unwrap().cast::<u64>());
+    table.failed("a cast to nothing", vec.try_clone().unwrap().cast::<[u8; 0]>());
+    table.failed("elements of no size", DeviceVec::<[u8; 0]>::new(&stream));
+    let pool = PinnedPool::builder(PinnedResource::new(&device).unwrap())
+        .maximum_size(4096)
+        .build()
+        .unwrap();
+    let many = DeviceVec::<u8>::zeroed(&stream, 8192).unwrap();
+    table.failed("a copy into a full page-locked pool", many.to_vec_in(pool));
+    let parts = DeviceVec::from_slice(&stream, &[0_u8; 9]).unwrap().into_raw_parts().unwrap();
+    let DeviceVecParts { block, resource, .. } = parts;
+    let odd = DeviceBlock::new(block.address() + 1, 8, block.token());
+    let parts = DeviceVecParts { stream: stream.clone(), block: odd, length: 8, resource };
+    // SAFETY: the block is this vector's, and is leaked.
+    let vec = unsafe { DeviceVec::<u8>::from_raw_parts(parts) }.unwrap();
+    let refused = vec.cast::<u64>().unwrap_err();
+    table.row("a cast of what is not aligned", refused.error);
+    std::mem::forget(refused.value);
+    let six = DeviceBuffer::zeroed(&stream, 6).unwrap();
+    table.failed("a buffer of 6 bytes as u32", six.view::<u32>());
+    let _ = simulator.take_reports();
+}
+
+fn parts(table: &mut Table) {
+    let (device, _) = simulated(SimConfig::default());
+    let stream = device.new_stream().unwrap();
+    let made = |bytes, length: usize| {
+        let resource = Arc::new(CudaResource::new(&device));
+        let block = DeviceBlock::new(0x700, bytes, 0x700);
+        // SAFETY: refused before the block is used.
+        unsafe {
+            DeviceVec::<u64>::from_raw_parts(DeviceVecParts {
+                stream: stream.clone(),
+                block,
+                length,
+                resource,
+            })
+        }
+    };
+    table.failed("parts with too few bytes", made(8, 2));
+    let odd = DeviceBlock::new(0x701, 64, 0x701);
+    let resource = Arc::new(CudaResource::new(&device));
+    let parts = DeviceVecParts { stream: stream.clone(), block: odd, length: 1, resource };
+    // SAFETY: refused before the block is used.
+    table.failed("parts that are not aligned", unsafe { DeviceVec::<u64>::from_raw_parts(parts) });
+    let other = simulated(SimConfig::default().ordinal(1)).0;
+    let resource = Arc::new(CudaResource::new(&other));
+    let block = DeviceBlock::new(0x700, 64, 0x700);
+    let parts = DeviceVecParts { stream, block, length: 1, resource };
+    // SAFETY: refused before the block is used.
+    table.failed("parts of two devices", unsafe { DeviceVec::<u64>::from_raw_parts(parts) });
+}
+
+const SCALE: &str = ".version 6.4\n.target sm_50\n.address_size 64\n\
+                     .visible .entry scale(.param .u64 data) { ret; }";
+const TEXT: &str =
+    ".version 6.4\n.target sm_50\n.address_size 64\n.visible .entry nothing() { ret; }";
+
+fn launches(table: &mut Table) {
+    fn run(
+        table: &mut Table,
+        title: &str,
+        host: fn(&LaunchConfig, HostArgs<'_>) -> Result<()>,
+        buffer: bool,
+    ) {
+        let (device, simulator) = simulated(SimConfig::default());
+        let stream = device.new_stream().unwrap();
+        let kernel = Kernel::new("scale", SCALE, host);
+        let data = DeviceVec::from_slice(&stream, &[1_u8; 10]).unwrap();
+        let launch = stream.launch(&kernel);
+        let launch = match buffer {
+            true => launch.input(&data).unwrap(),
+            false => launch.scalar(7_u64).unwrap(),
+        };
+        // SAFETY: the host form reads its argument alone.
+        unsafe { launch.launch(LaunchConfig::for_elements(1)) }.unwrap();
+        let error = stream.synchronize().unwrap_err();
+        table.row(title, error);
+        simulator.take_reports();
+    }
+    run(
+        table,
+        "a form that takes two of one argument",
+        |_, mut args| {
+            args.input::<u8>()?;
+            args.scalar::<u32>().map(drop)
+        },
+        true,
+    );
+    run(
+        table,
+        "a form that takes an input as in_out",
+        |_, mut args| args.in_out::<u8>().map(drop),
+        true,
+    );
+    run(
+        table,
+        "a form that takes a buffer as a scalar",
+        |_, mut args| args.scalar::<u8>().map(drop),
+        true,
+    );
+    run(
+        table,
+        "a form that takes a scalar as a buffer",
+        |_, mut args| args.input::<u8>().map(drop),
+        false,
+    );
+    run(
+        table,
+        "a form that takes a scalar of another size",
+        |_, mut args| args.scalar::<u32>().map(drop),
+        false,
+    );
+    run(
+        table,
+        "a form that takes bytes as words",
+        |_, mut args| args.input::<u32>().map(drop),
+        true,
+    );
+    run(table, "a form that panics", |_, _| panic!("out of ideas"), true);
+
+    let (device, _) = simulated(SimConfig::default());
+    let stream = device.new_stream().unwrap();
+    static NOTHING: Kernel = Kernel::new("nothing", TEXT, |_, _| Ok(()));
+    table.failed("a scalar that is too large", stream.launch(&NOTHING).scalar([0_u64; 3]));
+    // SAFETY: the kernel touches nothing.
+    let launched = unsafe {
+        stream
+            .launch(&NOTHING)
+            .launch(LaunchConfig { block: (2048, 1, 1), ..LaunchConfig::for_elements(1) })
+    };
+    table.failed("a block of 2048 threads", launched);
+    wrong_texts(table);
+}
+
+fn driver_calls(table: &mut Table) {
+    type Call = fn(&Device) -> Result<()>;
+    let calls: [(&str, &str, Call); 7] = [
+        ("no room to fill", "cuMemsetAsync", |device| {
+            DeviceVec::<u8>::zeroed(&device.new_stream()?, 4).map(drop)
+        }),
+        ("no copy to the device", "cuMemcpyHtoDAsync", |device| {
+            DeviceVec::from_slice(&device.new_stream()?, &[1_u8]).map(drop)
+        }),
+        ("no copy to the host", "cuMemcpyDtoHAsync", |device| {
+            DeviceVec::<u32>::zeroed(&device.new_stream()?, 4)?.to_vec().map(drop)
+        }),
+        ("no copy on the device", "cuMemcpyDtoDAsync", |device| {
+            let stream = device.new_stream()?;
+            let source = DeviceVec::<u32>::zeroed(&stream, 4)?;
+            DeviceVec::<u32>::zeroed(&stream, 4)?.copy_from(&source)
+        }),
+        ("no move into another block", "cuMemcpyDtoDAsync", |device| {
+            DeviceVec::<u32>::zeroed(&device.new_stream()?, 4)?.reserve(1000)
+        }),
+        ("no launch", "cuLaunchKernel", |device| {
+            let stream = device.new_stream()?;
+            static NOTHING: Kernel = Kernel::new("nothing", TEXT, |_, _| Ok(()));
+            // SAFETY: the kernel touches nothing.
+            unsafe { stream.launch(&NOTHING).launch(LaunchConfig::for_elements(1)) }
+        }),
+        ("no copy between devices", "cuMemcpyPeerAsync", |device| {
+            let other = simulated(SimConfig::default().ordinal(1)).0;
+            let source = DeviceVec::<u32>::zeroed(&other.new_stream()?, 4)?;
+            DeviceVec::<u32>::zeroed(&device.new_stream()?, 4)?.copy_from(&source)
+        }),
+    ];
+    for (title, call, run) in calls {
+        let (device, simulator) = simulated(SimConfig::default());
+        simulator.fail_call(call, 1, 999).unwrap();
+        table.failed(title, run(&device));
+    }
+}
+
+fn cudarc(table: &mut Table) {
+    let (device, _) = simulated(SimConfig::default());
+    let vec = DeviceVec::<u32>::zeroed(&device.new_stream().unwrap(), 4).unwrap();
+    table.failed("a simulated vector for cudarc", vec.cuda());
+    table.failed("a simulated vector as a CudaSlice", vec.into_cuda_slice());
+}
+
+fn wrong_texts(table: &mut Table) {
+    fn run(table: &mut Table, title: &str, entry: &'static str, text: &'static str) {
+        let (device, _) = simulated(SimConfig::default());
+        let stream = device.new_stream().unwrap();
+        let kernel = Kernel::new(entry, text, |_, _| Ok(()));
+        let launch = stream.launch(&kernel).scalar(7_u32).unwrap().scalar(7_u8).unwrap();
+        // SAFETY: refused before it runs.
+        let launched = unsafe { launch.launch(LaunchConfig::for_elements(1)) };
+        table.failed(title, launched);
+    }
+    run(table, "a text that is no PTX", "scale", "extern \"C\" __global__ void scale() {}");
+    run(
+        table,
+        "a text that ends too early",
+        "scale",
+        ".version 6.4\n.target sm_50\n.visible .entry scale(",
+    );
+    run(table, "an entry that the text lacks", "skale", SCALE);
+    run(table, "two arguments for one parameter", "scale", SCALE);
+    const TWO: &str = ".version 6.4\n.target sm_50\n.address_size 64\n\
+                       .visible .entry scale(.param .u64 data, .param .u8 n) { ret; }";
+    run(table, "an argument of another size", "scale", TWO);
+}

@@ -1,0 +1,55 @@
+//! Devices, and what a machine without a GPU says.
+
+use crate::processes;
+use crate::support::simulated;
+use crate::table::Table;
+use aquifer::sim::SimConfig;
+use aquifer::{Device, DeviceVec, ErrorKind};
+
+pub(crate) fn rows(table: &mut Table) {
+    table.failed("open a GPU on a machine without a driver", Device::open(0));
+    for (title, value) in
+        [("AQUIFER_BACKEND=cuda without a driver", "cuda"), ("AQUIFER_BACKEND=gpu", "gpu")]
+    {
+        processes::rows_of_child(table, "detect", &[("AQUIFER_BACKEND", value)], title);
+    }
+    let wrong = [("AQUIFER_BACKEND", "sim"), ("AQUIFER_SIM_SEED", "seven")];
+    processes::rows_of_child(table, "detect", &wrong, "AQUIFER_SIM_SEED=seven");
+
+    let (one, simulator) = simulated(SimConfig::default());
+    let (two, _) = simulated(SimConfig::default());
+    let (named, _) = simulated(SimConfig::default().ordinal(1));
+    let stream = one.new_stream().unwrap();
+    let target = DeviceVec::<u8>::zeroed(&two.new_stream().unwrap(), 4).unwrap();
+    table.failed("a stream of another device of the same number", target.on(&stream));
+    let target = DeviceVec::<u8>::zeroed(&named.new_stream().unwrap(), 4).unwrap();
+    table.failed("a stream of another device", target.on(&stream));
+
+    table.failed("a call that is none was to fail", simulator.fail_call("cuFoo", 1, 2));
+    table.failed("call 0 was to fail", simulator.fail_call("cuMemAlloc", 0, 2));
+    simulator.fail_call("cuMemGetInfo", 1, 999).unwrap();
+    table.failed("what is free cannot be asked", one.memory_info());
+    simulator.fail_call("cuStreamCreate", 1, 2).unwrap();
+    table.failed("no room for a stream", one.new_stream());
+    simulator.fail_call("cuCtxRecordEvent", 1, 999).unwrap();
+    simulator.fail_call("cuCtxSynchronize", 1, 700).unwrap();
+    table.failed("a device faulted before a wait", one.synchronize());
+
+    violations(table);
+}
+
+fn violations(table: &mut Table) {
+    let (device, simulator) = simulated(SimConfig::default());
+    let stream = device.new_stream().unwrap();
+    // SAFETY: wrong on purpose: the vector is read before it is written.
+    let vec = unsafe { DeviceVec::<u8>::uninit(&stream, 16) }.unwrap();
+    table.failed("a violation, through a copy", vec.to_vec());
+    table.failed("a violation, through the device", simulator.check());
+    assert_eq!(simulator.take_reports().len(), 1);
+    for _ in 0..3 {
+        let _ = vec.to_vec();
+    }
+    table.failed("three violations", simulator.check());
+    assert_eq!(simulator.check().unwrap_err().kind(), ErrorKind::Simulation);
+    simulator.take_reports();
+}

@@ -1,0 +1,20 @@
+//! One row for each number of the driver, by a call that fails with it.
+
+use crate::support::simulated;
+use crate::table::Table;
+use aquifer::sim::SimConfig;
+
+const CODES: [u32; 51] = [
+    1, 2, 3, 4, 34, 46, 100, 101, 200, 201, 208, 209, 214, 218, 220, 222, 226, 304, 400, 401, 500,
+    600, 700, 701, 702, 709, 710, 712, 713, 714, 715, 716, 717, 718, 719, 721, 800, 801, 802, 803,
+    900, 901, 902, 903, 904, 905, 906, 907, 908, 999, 4242,
+];
+
+pub(crate) fn rows(table: &mut Table) {
+    for code in CODES {
+        let (device, simulator) = simulated(SimConfig::default());
+        let stream = device.new_stream().unwrap();
+        simulator.fail_call("cuStreamSynchronize", 1, code).unwrap();
+        table.failed(&format!("code {code}"), stream.synchronize());
+    }
+}

@@ -1,0 +1,74 @@
+//! Page-locked memory.
+
+use crate::support::{layout, simulated};
+use crate::table::Table;
+use allocator_api2::vec::Vec as AllocVec;
+use aquifer::sim::SimConfig;
+use aquifer::{
+    DeviceResource, MappedAlloc, PinnedPool, PinnedResource, Registered, last_error,
+    reset_current_pinned_resource, set_current_pinned_resource,
+};
+
+pub(crate) fn rows(table: &mut Table) {
+    let (device, simulator) = simulated(SimConfig::default());
+    let stream = device.new_stream().unwrap();
+    table.failed("the address of an empty slice", MappedAlloc::device_address::<u8>(&[]));
+    table.failed("the address of ordinary memory", MappedAlloc::device_address(&[1_u8]));
+    let plain = PinnedResource::builder(&device).mapped(false).build().unwrap();
+    table.failed("device memory that is not mapped", plain.allocate(&stream, layout(64)));
+    let mut vec = AllocVec::<u8, _>::new_in(plain.clone());
+    vec.resize(8, 1);
+    table.failed("the address of what is not mapped", MappedAlloc::device_address(&vec));
+
+    let with = || PinnedPool::builder(PinnedResource::new(&device).unwrap());
+    table.failed("a pinned maximum of 100", with().maximum_size(100).build());
+    let above = with().initial_size(8192).maximum_size(4096).build();
+    table.failed("a pinned initial size above the maximum", above);
+    table.failed("a pinned growth of 0", with().growth_step(0).build());
+    table.failed("a pinned magazine of 1000", with().magazine_entries(1000).build());
+    let small = with().maximum_size(8192).build().unwrap();
+    let mut held = AllocVec::<u8, _>::new_in(small.clone());
+    held.try_reserve(1).unwrap();
+    let mut more = AllocVec::<u8, _>::new_in(small);
+    assert!(more.try_reserve(8192).is_err());
+    table.row("a pinned pool at its maximum", last_error().unwrap());
+    assert!(more.try_reserve(1 << 45).is_err());
+    table.row("a block above every pinned pool's", last_error().unwrap());
+
+    let mut vast = AllocVec::<u8, _>::new_in(PinnedResource::new(&device).unwrap());
+    assert!(vast.try_reserve(isize::MAX as usize - 4096).is_err());
+    table.row("more than an address space, page-locked", last_error().unwrap());
+    let unmapped = PinnedResource::builder(&device).mapped(false).build().unwrap();
+    set_current_pinned_resource(PinnedPool::new(unmapped).unwrap());
+    let mut mapped = AllocVec::<u8, _>::new_in(MappedAlloc);
+    assert!(mapped.try_reserve(1).is_err());
+    table.row("mapped memory of a resource that is not", last_error().unwrap());
+    reset_current_pinned_resource();
+    let mut mapped = AllocVec::<u8, _>::new_in(PinnedResource::new(&device).unwrap());
+    mapped.resize(8, 1);
+    simulator.fail_call("cuMemHostGetDevicePointer", 1, 999).unwrap();
+    table.failed("no address on the device", MappedAlloc::device_address(&mapped));
+
+    let capturing = device.new_stream().unwrap();
+    let held = Registered::new(&device, vec![0_u8; 9]).unwrap();
+    simulator.start_capture(&capturing).unwrap();
+    table.failed("unlocking beside a capture", held.into_inner());
+    assert!(simulator.stop_capture(&capturing), "not disturbed");
+
+    let empty = Registered::new(&device, Vec::<u8>::new());
+    table.failed("an empty buffer to be locked", empty);
+    simulator.fail_call("cuMemHostRegister", 1, 712).unwrap();
+    table.failed("memory that is locked already", Registered::new(&device, vec![0_u8; 9]));
+    let held = Registered::new(&device, vec![0_u8; 9]).unwrap();
+    simulator.fail_call("cuMemHostUnregister", 1, 713).unwrap();
+    table.failed("memory that is not locked any more", held.into_inner());
+    simulator.fail_call("cuMemHostAlloc", 1, 2).unwrap();
+    let mut vec = AllocVec::<u8, _>::new_in(PinnedResource::new(&device).unwrap());
+    assert!(vec.try_reserve(9).is_err());
+    table.row("no page-locked memory", last_error().unwrap());
+
+    let bare = simulated(SimConfig::default().without_host_mapping()).0;
+    table.failed("a device that cannot map", PinnedResource::builder(&bare).mapped(true).build());
+    let bare = simulated(SimConfig::default().without_host_register()).0;
+    table.failed("a device that cannot lock", Registered::new(&bare, vec![0_u8; 9]));
+}

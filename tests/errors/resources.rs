@@ -1,0 +1,240 @@
+//! Resources and their options.
+
+use crate::support::{layout, simulated};
+use crate::table::Table;
+use aquifer::sim::SimConfig;
+use aquifer::{
+    ArenaResource, AsyncResource, BinningResource, CallbackResource, CudaResource, Device,
+    DeviceBlock, DeviceLayout, DeviceResource, Error, ErrorKind, FixedSizeResource,
+    ManagedResource, MissPolicy, MissStep, PoolResource, ResourceId, Result, Stream,
+    SystemResource,
+};
+use std::sync::Arc;
+
+const MIB: usize = 1 << 20;
+
+pub(crate) fn rows(table: &mut Table) {
+    plain(table);
+    pools(table);
+    pool_options(table);
+    driver_pools(table);
+    families(table);
+    careless(table);
+}
+
+fn small() -> (Device, Stream) {
+    let device = simulated(SimConfig::default().capacity(MIB as u64)).0;
+    let stream = device.new_stream().unwrap();
+    (device, stream)
+}
+
+fn plain(table: &mut Table) {
+    let (device, stream) = small();
+    let plain = CudaResource::new(&device);
+    table.failed("more than the device has", plain.allocate(&stream, layout(2 * MIB)));
+    let far = DeviceLayout::with_alignment(MIB, 4096).unwrap();
+    table.failed("more than the device has, with an alignment", plain.allocate(&stream, far));
+    let managed = ManagedResource::new(&device).unwrap();
+    table.failed("managed memory past the device", managed.allocate(&stream, layout(2 * MIB)));
+    let held = managed.allocate(&stream, layout(MIB / 2)).unwrap();
+    table.failed("managed memory beside other", managed.allocate(&stream, layout(MIB)));
+    // SAFETY: allocated above and not used.
+    unsafe { managed.deallocate(&stream, held) };
+    let system = SystemResource::new(&device).unwrap();
+    table.failed("ordinary memory past the host", system.allocate(&stream, layout(1 << 62)));
+    let (other, simulator) = simulated(SimConfig::default());
+    let advised = SystemResource::builder(&other).headroom(0).build().unwrap();
+    simulator.fail_call("cuMemAdvise", 1, 999).unwrap();
+    let got = advised.allocate(&other.new_stream().unwrap(), layout(MIB));
+    table.failed("ordinary memory without advice", got);
+    let bare = simulated(SimConfig::default().without_managed_memory()).0;
+    table.failed("a device without managed memory", ManagedResource::new(&bare));
+    let bare = simulated(SimConfig::default().without_pageable_memory_access()).0;
+    table.failed("a device without ordinary memory", SystemResource::new(&bare));
+    // SAFETY: it hands nothing out.
+    let callback =
+        unsafe { CallbackResource::new(&device, |_, _| panic!("out of ideas"), |_, _| {}) };
+    table.failed("a callback that panics", callback.allocate(&stream, layout(1)));
+}
+
+fn pools(table: &mut Table) {
+    let (device, stream) = small();
+    let pool = PoolResource::new(CudaResource::new(&device)).unwrap();
+    table.failed("a pool whose device is full", pool.allocate(&stream, layout(2 * MIB)));
+    let vast = layout((1 << 40) + 1);
+    table.failed("a block above every pool's", pool.allocate(&stream, vast));
+    let limited =
+        PoolResource::builder(CudaResource::new(&device)).maximum_size(1024).build().unwrap();
+    table.failed("a block above a pool's maximum", limited.allocate(&stream, layout(2048)));
+    let held = limited.allocate(&stream, layout(512)).unwrap();
+    table.failed("a pool at its maximum", limited.allocate(&stream, layout(1024)));
+    // SAFETY: allocated above and not used.
+    unsafe { limited.deallocate(&stream, held) };
+    let fixed = PoolResource::builder(CudaResource::new(&device))
+        .initial_size(512)
+        .miss_policy(MissPolicy::new([MissStep::Complete]))
+        .build()
+        .unwrap();
+    table.failed("a pool that does not grow", fixed.allocate(&stream, layout(1024)));
+    let far = DeviceLayout::with_alignment(1, 1 << 21).unwrap();
+    table.failed("an alignment above what a device has", limited.allocate(&stream, far));
+    let initial = PoolResource::builder(CudaResource::new(&device)).initial_size(2 * MIB).build();
+    table.failed("an initial size above the device", initial);
+}
+
+fn pool_options(table: &mut Table) {
+    let (device, _) = small();
+    let plain = || CudaResource::new(&device);
+    let with = || PoolResource::builder(plain());
+    table.failed("a pool aligned to 100", with().alignment(100).build());
+    table.failed("an initial size of 100", with().initial_size(100).build());
+    table.failed("a maximum of 1000", with().maximum_size(1000).build());
+    table.failed("a maximum of 0", with().maximum_size(0).build());
+    let above = with().initial_size(1024).maximum_size(512).build();
+    table.failed("an initial size above the maximum", above);
+    let above = with().soft_limit(1024).maximum_size(512).build();
+    table.failed("a soft limit above the maximum", above);
+    table.failed("a growth of 0", with().growth_step(0).build());
+    table.failed("a magazine of 9", with().magazine_entries(9).build());
+    table.failed("no policy", with().miss_policy(MissPolicy::new([])).build());
+}
+
+fn driver_pools(table: &mut Table) {
+    let (device, simulator) = simulated(SimConfig::default());
+    let stream = device.new_stream().unwrap();
+    let keeps = AsyncResource::builder(&device).initial_size(4096).release_threshold(1).build();
+    table.failed("a driver pool that keeps too little", keeps);
+    // SAFETY: null is refused.
+    table.failed("a null pool", unsafe { AsyncResource::from_raw_pool(&device, 0) });
+    let pool = AsyncResource::new(&device).unwrap();
+    for (title, call, run) in [
+        (
+            "no count of a driver pool",
+            "cuMemPoolGetAttribute",
+            (|pool: &AsyncResource, _: &Stream| pool.statistics().map(drop))
+                as fn(&AsyncResource, &Stream) -> Result<()>,
+        ),
+        ("no trim of a driver pool", "cuMemPoolTrimTo", |pool, _| pool.trim(0)),
+        ("no export", "cuMemPoolExportToShareableHandle", |pool, _| pool.export().map(drop)),
+        ("no memory of a driver pool", "cuMemAllocFromPoolAsync", |pool, stream| {
+            pool.allocate(stream, layout(8)).map(drop)
+        }),
+    ] {
+        let _ = simulator.fail_call(call, 1, 2);
+        table.failed(title, run(&pool, &stream));
+    }
+    simulator.fail_call("cuMemPoolCreate", 1, 999).unwrap();
+    table.failed("no driver pool", AsyncResource::new(&device));
+    table.failed(
+        "no driver pool of managed memory",
+        AsyncResource::builder(&device).managed(true).build(),
+    );
+    simulator.fail_call("cuMemPoolCreate", 1, 801).unwrap();
+    table
+        .failed("no driver pool to share", AsyncResource::builder(&device).shareable(true).build());
+    simulator.fail_call("cuMemPoolSetAttribute", 1, 999).unwrap();
+    let set = AsyncResource::builder(&device).reuse_opportunistic(false).build();
+    table.failed("no setting of a driver pool", set);
+    simulator.fail_call("cuDeviceGetDefaultMemPool", 1, 999).unwrap();
+    table.failed("no default driver pool", AsyncResource::default_pool(&device));
+    let bare = simulated(SimConfig::default().without_memory_pools()).0;
+    table.failed("a device without driver pools", AsyncResource::new(&bare));
+}
+
+fn families(table: &mut Table) {
+    let (device, stream) = small();
+    let plain = || CudaResource::new(&device);
+    table.failed("an arena of 100", ArenaResource::builder(plain()).arena_size(100).build());
+    table.failed("an arena of half of too little", ArenaResource::new(plain()));
+    let arena = ArenaResource::builder(plain()).arena_size(MIB).build().unwrap();
+    table.failed("a full arena", arena.allocate(&stream, layout(2 * MIB)));
+    let held = arena.allocate(&stream, layout(MIB / 2 + 1)).unwrap();
+    table.failed("an arena in use", arena.allocate(&stream, layout(MIB / 2)));
+    // SAFETY: allocated above and not used.
+    unsafe { arena.deallocate(&stream, held) };
+    drop(arena);
+
+    let sized = || FixedSizeResource::builder(plain());
+    table.failed("blocks of 100", sized().block_size(100).build());
+    table.failed("chunks of none", sized().blocks_per_chunk(0).build());
+    table.failed(
+        "too many blocks",
+        sized().block_size(1 << 30).blocks_per_chunk(usize::MAX).build(),
+    );
+    let fixed = sized().block_size(512).blocks_per_chunk(1).build().unwrap();
+    table.failed("a request above the block", fixed.allocate(&stream, layout(513)));
+    let large = sized().block_size(2 * MIB).blocks_per_chunk(1).build().unwrap();
+    table.failed("blocks above the device", large.allocate(&stream, layout(1)));
+
+    let bins = || BinningResource::builder(plain());
+    table.failed("exponents out of order", bins().fixed_size_bins(12, 9).build());
+    table.failed("a bin of 100", bins().bin(100, Arc::new(plain())).build());
+    let two = bins().bin(512, Arc::new(plain())).bin(512, Arc::new(plain())).build();
+    table.failed("two bins of one size", two);
+    let other = simulated(SimConfig::default().ordinal(1)).0;
+    let foreign = bins().bin(512, Arc::new(CudaResource::new(&other))).build();
+    table.failed("a bin of another device", foreign);
+}
+
+/// A resource that gives less than it is asked, or not aligned.
+#[derive(Debug)]
+pub(crate) struct Careless {
+    upstream: CudaResource,
+    bytes: usize,
+    shift: u64,
+}
+
+impl Careless {
+    /// One that gives what is asked, further on.
+    pub(crate) fn shifted(upstream: CudaResource, shift: u64) -> Self {
+        Self { upstream, bytes: 1 << 20, shift }
+    }
+}
+
+// SAFETY: of no use: what it gives is part of a block of upstream, and is freed as that.
+unsafe impl DeviceResource for Careless {
+    fn device(&self) -> &Device {
+        self.upstream.device()
+    }
+
+    fn identity(&self) -> ResourceId {
+        ResourceId::of_object(self)
+    }
+
+    fn allocate(&self, stream: &Stream, wanted: DeviceLayout) -> Result<DeviceBlock> {
+        if self.bytes == 0 {
+            let error = Error::new(ErrorKind::OutOfMemory, "a row of a user's own");
+            return Err(error.with_advice("follow the user's advice"));
+        }
+        let block = self.upstream.allocate(stream, wanted)?;
+        Ok(DeviceBlock::new(block.address() + self.shift, self.bytes, block.token()))
+    }
+
+    unsafe fn deallocate(&self, stream: &Stream, block: DeviceBlock) {
+        let whole = DeviceBlock::new(block.token(), block.bytes(), block.token());
+        // SAFETY: the block of upstream's that `allocate` gave a part of.
+        unsafe { self.upstream.deallocate(stream, whole) }
+    }
+}
+
+fn careless(table: &mut Table) {
+    let device = simulated(SimConfig::default()).0;
+    let stream = device.new_stream().unwrap();
+    let of = |bytes, shift| Careless { upstream: CudaResource::new(&device), bytes, shift };
+    let short = PoolResource::new(of(256, 0)).unwrap();
+    table.failed("an upstream that gives too little", short.allocate(&stream, layout(1)));
+    let odd = PoolResource::new(of(64 * MIB, 8)).unwrap();
+    table.failed("an upstream that does not align", odd.allocate(&stream, layout(1)));
+    let refuses = PoolResource::new(of(0, 0)).unwrap();
+    table.failed("an upstream of a user's that refuses", refuses.allocate(&stream, layout(1)));
+    let bin = BinningResource::builder(CudaResource::new(&device))
+        .bin(512, Arc::new(of(256, 0)))
+        .build()
+        .unwrap();
+    table.failed("a bin that gives another size", bin.allocate(&stream, layout(512)));
+    let large = BinningResource::builder(of(256, 0))
+        .bin(512, Arc::new(CudaResource::new(&device)))
+        .build()
+        .unwrap();
+    table.failed("large blocks that are small", large.allocate(&stream, layout(1024)));
+}

@@ -1,0 +1,115 @@
+//! Whether every place in the source that makes an error has a row.
+
+use crate::table::Table;
+use std::collections::BTreeSet;
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+
+/// Places without a row: a file, a text in the lines after the place (or nothing, for the whole file),
+/// and why.
+const UNREACHED: &[(&str, &str, &str)] = &[
+    ("src/driver/cuda/open.rs", "", "a driver is needed: tests/driver_calls"),
+    ("src/driver/cuda/driver.rs", "", "a driver is needed: tests/driver_calls"),
+    ("src/interop/cudarc.rs", "a call of cudarc failed", "a GPU is needed"),
+    ("src/interop/cuda_slice.rs", "making cudarc's events", "a GPU is needed"),
+    ("src/interop/cuda_slice.rs", "cudarc would not free", "a GPU is needed: tests/driver_calls"),
+    ("src/interop/cuda_slice.rs", "an empty vector", "a GPU is needed"),
+    ("src/device.rs", "build with the feature", "of a build without the feature `cuda`"),
+    ("src/driver/fork.rs", "fork handler", "the system has room"),
+    ("src/driver/mod.rs", "Error::driver_call(message(), driver)", "named by its callers"),
+    ("src/error.rs", "$crate::error::Error::new", "named by its callers"),
+    ("src/driver/kernel.rs", "the host form of", "in a report: the rows of a form"),
+    ("src/adaptor/thread_safe.rs", "in the child of a fork", "a text like its neighbour's"),
+    ("src/adaptor/logging.rs", "starting the thread", "the system has room"),
+    ("src/adaptor/statistics.rs", "a thread that ends", "a thread's last destructors"),
+    (
+        "src/adaptor/on_stream.rs",
+        "Error::new(ErrorKind::Unsupported, message)",
+        "an `unsafe impl` that is wrong",
+    ),
+    ("src/resource/managed_alloc.rs", "may not touch", "a GPU of another kind"),
+    ("src/resource/driver_pool.rs", "gave no descriptor", "a driver that is wrong"),
+    ("src/resource/driver_pool.rs", "with_current", "the context is there where it was before"),
+    ("src/resource/pool/failure.rs", "a stream that is gone", "two failures in one moment"),
+    ("src/resource/pool/failure.rs", "65,534", "65,534 streams"),
+    ("src/resource/pool/capture.rs", "another capture cannot", "the gate refuses it first"),
+    ("src/pinned/source.rs", "are more than an address space", "an allocator's layout is none"),
+    ("src/resource/system.rs", "giving {device}", "a GPU of another kind"),
+    (
+        "src/resource/system.rs",
+        "Error::new(ErrorKind::InvalidArgument, what)",
+        "a `DeviceLayout` is none",
+    ),
+    ("src/debug_log/file.rs", "installing the debug log", "tests/debug_log"),
+    ("src/pinned/pool_core.rs", "no handle left", "a handle lives while it is called"),
+    ("src/container/copy.rs", "copy a part of the vector", "the host's heap gives any size"),
+    ("src/stream/per_thread.rs", "asking {self}", "a GPU is needed"),
+    ("src/stream/members.rs", "with_context(what)", "rows of `no event` and `no record`"),
+    ("src/stream/call.rs", "asking whether {self}", "a GPU is needed"),
+    ("src/stream/context.rs", "with_context(what)", "a wait for the device goes on without it"),
+    ("src/stream/handle.rs", "beginning a capture on", "a simulator does not fail it"),
+    ("src/stream/handle.rs", "per-thread default stream", "a GPU is needed"),
+    ("src/stream/capture.rs", "Error::new(ErrorKind::Capture, what)", "two failures in one moment"),
+];
+
+/// What makes an error, at the place where it stands.
+const MAKERS: [&str; 4] = ["Error::new(", "ensure!(", ".with_context(", "::driver_call("];
+
+/// Lines after a place in which its text is looked for.
+const REACH: usize = 9;
+
+pub(crate) fn check(table: &Table) {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut files = Vec::new();
+    collect(&root.join("src"), &mut files);
+    let (mut missing, mut used) = (String::new(), BTreeSet::new());
+    for path in files {
+        let name = path.strip_prefix(root).unwrap().to_string_lossy().into_owned();
+        let text = std::fs::read_to_string(&path).unwrap();
+        let text = text.split("#[cfg(test)]\nmod tests {").next().unwrap();
+        let lines: Vec<_> = text.lines().collect();
+        for (index, line) in lines.iter().enumerate() {
+            let code = line.trim_start();
+            let own = code.replace("DriverError::new(", "").replace("io::Error::new(", "");
+            let makes = MAKERS.iter().any(|maker| own.contains(maker));
+            if !makes || code.starts_with("//") {
+                continue;
+            }
+            if table.places().contains(&(name.clone(), index + 1)) {
+                continue;
+            }
+            let after = lines[index..lines.len().min(index + REACH)].join("\n");
+            let reason = UNREACHED.iter().position(|(file, snippet, _)| {
+                *file == name && (snippet.is_empty() || after.contains(snippet))
+            });
+            match reason {
+                Some(reason) => {
+                    used.insert(reason);
+                }
+                None => {
+                    let _ = writeln!(missing, "{name}:{}: {code}", index + 1);
+                }
+            }
+        }
+    }
+    for (index, (file, snippet, _)) in UNREACHED.iter().enumerate() {
+        if !used.contains(&index) {
+            let _ = writeln!(missing, "{file}: `{snippet}` has a row, or is gone");
+        }
+    }
+    assert!(missing.is_empty(), "places that make an error and have no row:\n{missing}");
+}
+
+fn collect(folder: &Path, files: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if path.is_dir() {
+            if name != "tests" {
+                collect(&path, files);
+            }
+        } else if name.ends_with(".rs") && !name.starts_with("tests") {
+            files.push(path);
+        }
+    }
+}
