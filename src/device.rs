@@ -1,5 +1,7 @@
 //! Devices: one GPU each, or the simulated one.
 
+mod checked;
+
 #[cfg(feature = "cuda")]
 use crate::driver::cuda::{self, CudaDriver};
 use crate::driver::sim::{SimConfig, SimDriver, Simulator};
@@ -7,13 +9,16 @@ use crate::driver::{
     BackendKind, DeviceProperties, Driver, ErrorContext, MemoryInfo, RawEvent, is_forked_child,
     not_forked,
 };
-use crate::error::{Error, ErrorKind, Result, ensure};
-use crate::impls::debug_struct;
+use crate::error::{Error, ErrorKind, Result};
+use crate::impls::{debug_struct, variable};
 use crate::sync::Arc;
 use crate::sync::trusted::Mutex;
 #[cfg(feature = "cuda")]
 use cudarc::driver::CudaContext;
+use std::ffi::OsString;
 use std::fmt;
+
+pub use checked::CheckedDevice;
 
 /// Recycled events that a device keeps at most; more are destroyed.
 const SPARE_EVENTS: usize = 1024;
@@ -82,7 +87,7 @@ impl Device {
         is_same: impl Fn(&Arc<CudaContext>) -> bool,
         open: impl FnOnce() -> Result<Arc<CudaDriver>>,
     ) -> Result<Self> {
-        not_forked("cuInit")?;
+        not_forked("a device")?;
         let mut devices = OPEN.lock();
         let same = |device: &&Device| device.cuda_context().is_some_and(&is_same);
         if let Some(device) = devices.iter().find(same) {
@@ -100,9 +105,7 @@ impl Device {
     /// [`ErrorKind::NoDriver`]: this build has no `cuda` feature.
     #[cfg(not(feature = "cuda"))]
     pub fn open(ordinal: usize) -> Result<Self> {
-        let what = format!("device {ordinal} was asked of a build without CUDA");
-        Err(Error::new(ErrorKind::NoDriver, what)
-            .advise("build with the feature `cuda`, or use Device::simulated"))
+        Err(without_cuda(format!("GPU {ordinal} was asked of a build without CUDA")))
     }
 
     /// How many GPUs there are. Zero where there is a driver and no device.
@@ -117,7 +120,7 @@ impl Device {
             counted => counted,
         };
         #[cfg(not(feature = "cuda"))]
-        Self::open(0).map(|_| 0)
+        Err(without_cuda("the GPUs were to be counted by a build without CUDA".into()))
     }
 
     /// A new simulated device. It needs no GPU, no driver and no toolkit.
@@ -132,22 +135,23 @@ impl Device {
     /// answer is found once.
     ///
     /// The environment decides otherwise: `AQUIFER_BACKEND=cuda` wants the GPU and fails without
-    /// it, `AQUIFER_BACKEND=sim` wants the simulated device.
+    /// it, `AQUIFER_BACKEND=sim` wants the simulated device. That is configured by
+    /// [`SimConfig::from_env`], by `AQUIFER_SIM_SEED` and others.
+    /// An empty variable counts as one that is not set.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Environment`] if `AQUIFER_BACKEND` is anything else; what
+    /// [`ErrorKind::Environment`] if `AQUIFER_BACKEND` is anything else, or a variable of the simulated
+    /// device where that is made; what
     /// [`open`](Self::open) gives if it is `cuda`, or if a GPU is there and does not open.
     pub fn detect() -> Result<Self> {
         static FOUND: Mutex<Option<Device>> = Mutex::new(None);
-        not_forked("cuInit")?;
+        not_forked("a device")?;
         let mut found = FOUND.lock();
         if let Some(device) = &*found {
             return Ok(device.clone());
         }
-        let choice = std::env::var_os("AQUIFER_BACKEND");
-        let choice = choice.as_ref().map(|value| value.to_string_lossy());
-        let (device, missing) = Self::choose(choice.as_deref())?;
+        let (device, missing) = Self::choose(&variable)?;
         *found = Some(device.clone());
         // Not under the lock: a subscriber may use the crate.
         drop(found);
@@ -158,18 +162,31 @@ impl Device {
     }
 
     /// The device that the environment and the machine choose, and what was missing of a GPU where
-    /// the device only takes the place of one.
-    fn choose(backend: Option<&str>) -> Result<(Self, Option<Error>)> {
-        match backend {
-            Some("cuda") => Ok((Self::open(0)?, None)),
-            Some("sim") => Ok((Self::simulated(SimConfig::default()), None)),
-            Some(other) => {
-                Err(Error::new(ErrorKind::Environment, format!("AQUIFER_BACKEND is {other:?}"))
-                    .advise("set it to `cuda` or to `sim`, or unset it"))
-            }
+    /// the device only takes the place of one. `variable` reads the environment.
+    fn choose(variable: &dyn Fn(&str) -> Option<OsString>) -> Result<(Self, Option<Error>)> {
+        let simulated = || SimConfig::from_variables(variable).map(Self::simulated);
+        let backend = variable("AQUIFER_BACKEND");
+        let backend = backend.as_ref().map(|value| value.to_string_lossy());
+        match backend.as_deref() {
+            Some("cuda") => Self::open(0).map(|device| (device, None)).map_err(|error| {
+                let is_missing = matches!(error.kind(), ErrorKind::NoDriver | ErrorKind::NoDevice);
+                let error = error.within("AQUIFER_BACKEND=cuda asks for a GPU");
+                match is_missing {
+                    true => error.with_advice(
+                        "install the NVIDIA driver, or unset AQUIFER_BACKEND, or set it to `sim`",
+                    ),
+                    false => error,
+                }
+            }),
+            Some("sim") => Ok((simulated()?, None)),
+            Some(other) => Err(Error::new(
+                ErrorKind::Environment,
+                format!("AQUIFER_BACKEND is {other:?}, which names no backend"),
+            )
+            .with_advice("set it to `cuda` or to `sim`, or unset it")),
             None => match Self::open(0) {
                 Err(error) if matches!(error.kind(), ErrorKind::NoDriver | ErrorKind::NoDevice) => {
-                    Ok((Self::simulated(SimConfig::default()), Some(error)))
+                    Ok((simulated()?, Some(error)))
                 }
                 found => Ok((found?, None)),
             },
@@ -268,10 +285,27 @@ impl Device {
 
     /// The error of a stream or a vector of `other` where this device was wanted.
     pub(crate) fn require(&self, other: &Device, what: &str) -> Result<()> {
-        let advice = "use a stream and memory of one device, or copy across devices first";
-        ensure!(self == other, WrongDevice, advice, "{what} belongs to {other}, not to {self}");
-        Ok(())
+        if self == other { Ok(()) } else { Err(self.wrong_device(other, what)) }
     }
+
+    #[cold]
+    fn wrong_device(&self, other: &Device, what: &str) -> Error {
+        let (mut own, mut others) = (self.to_string(), other.to_string());
+        // Two simulated devices may have one ordinal.
+        if own == others {
+            own += &format!(" (context {})", self.driver().context_id());
+            others += &format!(" (context {})", other.driver().context_id());
+        }
+        let what = format!("{what} belongs to {others}, not to {own}");
+        Error::new(ErrorKind::WrongDevice, what)
+            .with_advice("use a stream and memory of one device, or copy across devices first")
+    }
+}
+
+#[cfg(not(feature = "cuda"))]
+fn without_cuda(what: String) -> Error {
+    Error::new(ErrorKind::NoDriver, what)
+        .with_advice("build with the feature `cuda`, or use Device::simulated")
 }
 
 impl PartialEq for Device {
@@ -286,7 +320,7 @@ impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.kind() {
             BackendKind::Cuda => write!(f, "{} (CUDA device {})", self.name(), self.ordinal()),
-            BackendKind::Simulated => write!(f, "{} {}", self.name(), self.driver().context_id()),
+            BackendKind::Simulated => write!(f, "{} {}", self.name(), self.ordinal()),
         }
     }
 }

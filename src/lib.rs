@@ -45,7 +45,7 @@ pub use container::{
     DeviceBox, DeviceBuffer, DeviceRead, DeviceScalar, DeviceSlice, DeviceSliceMut, DeviceVec,
     DeviceVecParts, DeviceWrite, Launch, On, OnMut, StreamRef,
 };
-pub use device::Device;
+pub use device::{CheckedDevice, Device};
 pub use driver::sim;
 pub use driver::{
     Access, BackendKind, DeviceProperties, HostArgs, HostForm, Kernel, LaunchConfig, MemoryInfo,
@@ -69,7 +69,7 @@ pub use resource::{
     SystemResource, WithDeviceResource, current_device_resource, reset_current_device_resource,
     set_current_device_resource, with_device_resource,
 };
-pub use stream::{Graph, PerThreadStream, Stream, StreamPool};
+pub use stream::{Graph, PerThreadStream, Stream, StreamPool, Synchronized};
 pub use transfer::{Mapped, MappedMut, Scope, Transfer, TransferError};
 
 pub use allocator_api2;

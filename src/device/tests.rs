@@ -1,13 +1,66 @@
 use super::*;
+use crate::driver::sim::Schedule;
+
+/// The environment that has these variables alone.
+fn environment(set: &[(&'static str, &'static str)]) -> impl Fn(&str) -> Option<OsString> {
+    move |name| set.iter().find(|(known, _)| *known == name).map(|(_, value)| value.into())
+}
 
 #[test]
 fn the_environment_chooses_or_is_refused() {
-    let (device, missing) = Device::choose(Some("sim")).unwrap();
+    let (device, missing) = Device::choose(&environment(&[("AQUIFER_BACKEND", "sim")])).unwrap();
     assert_eq!(device.kind(), BackendKind::Simulated);
     assert!(missing.is_none());
-    for wrong in ["", "CUDA", "gpu"] {
-        let error = Device::choose(Some(wrong)).unwrap_err();
+    for wrong in ["CUDA", "gpu"] {
+        let error = Device::choose(&environment(&[("AQUIFER_BACKEND", wrong)])).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Environment);
         assert!(error.to_string().contains("AQUIFER_BACKEND"));
+    }
+}
+
+#[test]
+fn the_environment_configures_the_simulated_device() {
+    let set = [
+        ("AQUIFER_BACKEND", "sim"),
+        ("AQUIFER_SIM_SEED", "18446744073709551615"),
+        ("AQUIFER_SIM_CAPACITY", "4096"),
+        ("AQUIFER_SIM_SCHEDULE", "background"),
+        ("AQUIFER_SIM_POISON", "off"),
+        ("AQUIFER_SIM_POOL_CHECKS", "off"),
+    ];
+    let config = SimConfig::from_variables(&environment(&set)).unwrap();
+    let read = (config.seed, config.capacity, config.schedule, config.poison);
+    assert_eq!(read, (u64::MAX, 4096, Schedule::Background, false));
+    assert!(!config.pool_checks);
+    let (device, _) = Device::choose(&environment(&set)).unwrap();
+    assert_eq!(device.simulator().unwrap().seed(), u64::MAX);
+    assert_eq!(device.memory_info().unwrap().total, 4096);
+    let plain = SimConfig::from_variables(&environment(&[])).unwrap();
+    assert_eq!(format!("{plain:?}"), format!("{:?}", SimConfig::default()));
+    let same = [
+        ("AQUIFER_SIM_SCHEDULE", "on-demand"),
+        ("AQUIFER_SIM_POISON", "on"),
+        ("AQUIFER_SIM_POOL_CHECKS", "on"),
+    ];
+    let same = SimConfig::from_variables(&environment(&same)).unwrap();
+    assert_eq!(format!("{same:?}"), format!("{plain:?}"));
+}
+
+#[test]
+fn a_variable_that_means_nothing_is_refused_by_its_name() {
+    for (name, wrong) in [
+        ("AQUIFER_SIM_SEED", "seven"),
+        ("AQUIFER_SIM_SEED", "-1"),
+        ("AQUIFER_SIM_SEED", "18446744073709551616"),
+        ("AQUIFER_SIM_CAPACITY", "4GiB"),
+        ("AQUIFER_SIM_SCHEDULE", "Background"),
+        ("AQUIFER_SIM_POISON", "0"),
+        ("AQUIFER_SIM_POOL_CHECKS", "yes"),
+    ] {
+        let error = Device::choose(&environment(&[("AQUIFER_BACKEND", "sim"), (name, wrong)]));
+        let error = error.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Environment);
+        let said = format!("{name} is {wrong:?}, which is none of its values (set it to ");
+        assert!(error.to_string().starts_with(&said), "{error}");
     }
 }
