@@ -1,8 +1,8 @@
 //! Points in a stream.
 
 use crate::device::Device;
-use crate::driver::{DriverResult, ErrorContext, RawEvent, is_forked_child, not_forked};
-use crate::error::{Result, ensure};
+use crate::driver::{DriverResult, ErrorContext, RawEvent, call_not_forked, is_forked_child};
+use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::sync::Arc;
 use crate::sync::trusted::{AtomicBool, Mutex, Ordering};
 use std::thread::ThreadId;
@@ -88,7 +88,7 @@ pub struct Event {
 impl Event {
     /// An event that is not recorded yet.
     pub(crate) fn new(device: &Device) -> DriverResult<Self> {
-        not_forked("cuEventCreate")?;
+        call_not_forked("cuEventCreate")?;
         let raw = match device.take_event() {
             Some(raw) => raw,
             None => device.driver().event_create()?,
@@ -122,10 +122,11 @@ impl Event {
     }
 
     /// The error of asking the device for a point of a graph, which would cost the graph.
-    fn outside_of_graphs(&self) -> Result<()> {
+    fn outside_of_graphs(&self, call: &str) -> Result<()> {
         let advice = "record an event when the capture has ended";
         let of_a_stream = self.recorder.is_none();
-        ensure!(of_a_stream, Capture, advice, "the event is a point of a graph, and of no stream");
+        let whole = "a point of a graph, which no stream passes";
+        ensure!(of_a_stream, Capture, advice, "{call}: the event is {whole}");
         Ok(())
     }
 
@@ -146,11 +147,24 @@ impl Event {
     /// disturbed if it was declared ([`Stream::capture`](crate::Stream::capture));
     /// [`ErrorKind::ContextLost`](crate::ErrorKind::ContextLost) if earlier work on the device failed.
     pub fn is_complete(&self) -> Result<bool> {
-        self.outside_of_graphs()?;
+        self.outside_of_graphs("asking whether an event is complete")?;
         self.device
             .driver()
             .event_query(self.raw)
-            .with_context(|| "asking whether an event is complete")
+            .with_context(|| format!("asking whether an event of {} is complete", self.device))
+    }
+
+    /// What [`synchronize`](Self::synchronize) returns, where [`is_complete`](Self::is_complete) has
+    /// returned `asked`: an error, or that the device has passed the event.
+    pub(crate) fn end(&self, asked: Result<bool>) -> Result<()> {
+        let is_lost = |error: &Error| error.kind() == ErrorKind::ContextLost;
+        if asked.as_ref().err().is_none_or(is_lost) {
+            self.device
+                .driver()
+                .check()
+                .with_context(|| format!("waiting for an event of {}", self.device))?;
+        }
+        asked.map(drop)
     }
 
     /// Blocks the calling thread until the device has passed the event.
@@ -159,8 +173,11 @@ impl Event {
     ///
     /// As [`is_complete`](Self::is_complete).
     pub fn synchronize(&self) -> Result<()> {
-        self.outside_of_graphs()?;
-        self.device.driver().event_synchronize(self.raw).with_context(|| "waiting for an event")
+        self.outside_of_graphs("waiting for an event")?;
+        self.device
+            .driver()
+            .event_synchronize(self.raw)
+            .with_context(|| format!("waiting for an event of {}", self.device))
     }
 }
 

@@ -106,9 +106,9 @@ impl<'a> StreamCall<'a> {
     /// An error if the stream is in capture. Work on host memory, say, must not become a node of a graph,
     /// which would run it again when the memory is long gone.
     pub(crate) fn refuse_capture(&self, what: &str) -> Result<()> {
-        let advice = "do it before the capture, or on another stream";
+        let advice = "do it before the capture or after it, or on another stream";
         let runs = !self.is_capturing()?;
-        ensure!(runs, Capture, advice, "{self} is in capture, and {what} cannot be");
+        ensure!(runs, Capture, advice, "{what} is not possible while {self} is in capture");
         Ok(())
     }
 
@@ -162,8 +162,8 @@ impl<'a> StreamCall<'a> {
             Some(_) => "a point of another capture",
             None => "outside of its capture",
         };
-        Error::new(ErrorKind::Capture, format!("{self} cannot wait for what is {what}"))
-            .advise("make the streams of a capture wait for each other alone, on its thread")
+        Error::new(ErrorKind::Capture, format!("{self} cannot wait for an event that is {what}"))
+            .with_advice("make the streams of a capture wait for each other alone, on its thread")
     }
 
     /// Takes the stream into a capture of this thread, by a wait for an event of it.
@@ -171,7 +171,7 @@ impl<'a> StreamCall<'a> {
         let Some(stream) = self.stream else {
             let what = format!("{self} cannot join a capture, which could not order it at the end");
             let error = Error::new(ErrorKind::Capture, what);
-            return Err(error.advise("use a stream of Device::new_stream"));
+            return Err(error.with_advice("use a stream of Device::new_stream"));
         };
         if std::mem::take(&mut self.counted) {
             stream.gate().end_call(self.waits.get());

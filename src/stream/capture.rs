@@ -110,17 +110,17 @@ impl Recording {
     /// work was not waited for at the end; those of the driver calls. The stream is out of capture all
     /// the same.
     pub(crate) fn finish(&mut self) -> Result<Graph> {
-        not_forked("the end of a capture")?;
+        not_forked("a capture")?;
         let ended = self.end(|origin| origin.device().driver().stream_end_capture(origin.raw()));
         let graph = ended.map(|raw| Graph::new(raw, self.origin.device(), &self.capture));
         let released = self.order_and_open_gates();
         let graph = graph.with_context(|| format!("ending the capture on {}", self.origin));
         let graph = graph.map_err(|error| match error.driver().map(DriverError::code) {
-            Some(DriverError::STREAM_CAPTURE_INVALIDATED) => error.advise(
+            Some(DriverError::STREAM_CAPTURE_INVALIDATED) => error.with_advice(
                 "look for a call inside that waits, or that uses memory or events of streams \
                  outside of the capture",
             ),
-            Some(DriverError::STREAM_CAPTURE_UNJOINED) => error.advise(
+            Some(DriverError::STREAM_CAPTURE_UNJOINED) => error.with_advice(
                 "make the capturing stream wait, at the end, for every stream that joined and was \
                      given work",
             ),
@@ -161,7 +161,9 @@ impl Recording {
         };
         if let Err(error) = released {
             recorder.break_off();
-            return Err(error.advise("use other streams: those of this capture are of no use now"));
+            return Err(
+                error.with_advice("use other streams: those of this capture are of no use now")
+            );
         }
         // INV-2.
         self.capture.streams().iter().for_each(|stream| stream.gate().open());

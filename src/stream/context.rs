@@ -50,7 +50,7 @@ pub(crate) fn record_context(device: &Device) -> Result<Event> {
         !capturing,
         Capture,
         "call again when the capture has ended",
-        "all work of {device} was to be waited for, and a stream of it is in capture"
+        "waiting for all work of {device}, while a stream of it is in capture"
     );
     current.and(recorded).with_context(what).map(|()| event)
 }

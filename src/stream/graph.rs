@@ -78,7 +78,7 @@ impl Graph {
         // parent may hold.
         let call = stream.begin_call()?;
         // The driver would refuse too, and the capture be lost.
-        call.refuse_capture("a launch of a graph")?;
+        call.refuse_capture("launching a graph")?;
         let mut launched = self.launched.lock();
         if !launched.contains(stream) {
             self.before.iter().try_for_each(|before| call.wait(before))?;

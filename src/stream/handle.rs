@@ -195,7 +195,7 @@ impl Stream {
             None => "is in use: a thread waits for it, or copies host memory",
         };
         Error::new(ErrorKind::Capture, format!("{self} {what}"))
-            .advise("call again when that has ended, or use another stream")
+            .with_advice("call again when that has ended, or use another stream")
     }
 
     /// Has the graph of the capture that the stream is in keep something. Returns it if there is none.

@@ -11,8 +11,11 @@ mod handle;
 mod members;
 mod operations;
 mod per_thread;
+pub(crate) mod poller;
 pub(crate) mod pool_handles;
+mod regions;
 mod stream_pool;
+mod synchronized;
 
 pub(crate) use call::{Status, StreamCall};
 pub(crate) use context::{any_capturing, record_context};
@@ -22,6 +25,7 @@ pub use handle::Stream;
 pub use per_thread::PerThreadStream;
 pub(crate) use pool_handles::PoolHandles;
 pub use stream_pool::StreamPool;
+pub use synchronized::Synchronized;
 
 #[cfg(test)]
 mod tests;

@@ -16,7 +16,7 @@ impl Stream {
     ///
     /// [`ErrorKind::Capture`] while a capture on another thread has it; [`ErrorKind::Forked`].
     pub(crate) fn begin_call(&self) -> Result<StreamCall<'_>> {
-        not_forked("a call on a stream")?;
+        not_forked("a stream")?;
         StreamCall::new(self)
     }
 
@@ -77,7 +77,7 @@ impl Stream {
     /// access out of order.
     pub fn synchronize(&self) -> Result<()> {
         if self.is_capturing().unwrap_or(false) {
-            self.refuse_capture("a wait of the host")?;
+            self.refuse_capture("waiting for the stream")?;
         }
         let synchronized = self.synchronize_uncaptured();
         deferred::collect();
@@ -91,7 +91,7 @@ impl Stream {
             match self.begin_call() {
                 Ok(call) => match call.status() {
                     Ok(Status::Declared(_)) => {}
-                    Ok(Status::Undeclared) => return call.refuse_capture("a wait of the host"),
+                    Ok(Status::Undeclared) => return call.refuse_capture("waiting for the stream"),
                     // A lost context may still have work under way.
                     Ok(Status::Runs) | Err(_) => return call.synchronize(),
                 },
@@ -115,7 +115,7 @@ impl Stream {
     ///
     /// [`ErrorKind::Capture`] in a capture that Aquifer was not told of; those of the driver call.
     pub(crate) fn record_uncaptured(&self) -> Result<Option<Arc<Event>>> {
-        not_forked("a call on a stream")?;
+        not_forked("a stream")?;
         let capture = self.gate().owner();
         if let Some(capture) =
             capture.filter(|it| it.recorder().is_active() || !it.recorder().is_here())
@@ -124,7 +124,7 @@ impl Stream {
         }
         // `None`: a capture has begun since.
         let Some(call) = self.begin_call_unless_in_use()? else { return Ok(None) };
-        call.refuse_capture("what it was given before")?;
+        call.refuse_capture("an event for earlier work")?;
         call.record().map(|event| Some(Arc::new(event)))
     }
 

@@ -66,7 +66,7 @@ impl PerThreadStream {
     /// As [`Stream::synchronize`](crate::Stream::synchronize).
     pub fn synchronize(&self) -> Result<()> {
         let call = self.begin_call();
-        call.refuse_capture("a wait of the host")?;
+        call.refuse_capture("waiting for the stream")?;
         call.synchronize()
     }
 

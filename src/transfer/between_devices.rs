@@ -4,6 +4,7 @@ use super::enqueue::same_length;
 use crate::container::{CapturePolicy, DeviceSlice, DeviceSliceMut};
 use crate::driver::{ErrorContext, RawCopy};
 use crate::error::Result;
+use crate::impls::Count;
 use bytemuck::Pod;
 
 /// Overwrites `target` with `source`, in the order of the target's home stream.
@@ -27,10 +28,10 @@ pub(crate) fn copy<T: Pod>(
         // SAFETY: this stream is ordered for both, which stay allocated until it has passed and do not
         // overlap, one being borrowed exclusively.
         unsafe { to.driver().copy_on_device(copy, call.raw()) }
-            .with_context(|| format!("copying {bytes} bytes on {to}"))
+            .with_context(|| format!("copying {} on {to}", Count(bytes, "byte")))
     } else {
         // SAFETY: as above; the source is memory of the other device.
         unsafe { to.driver().copy_from_peer(copy, from.driver(), call.raw()) }
-            .with_context(|| format!("copying {bytes} bytes from {from} to {to}"))
+            .with_context(|| format!("copying {} from {from} to {to}", Count(bytes, "byte")))
     }
 }

@@ -3,13 +3,20 @@
 use crate::container::{CapturePolicy, DeviceSlice, DeviceSliceMut, MemoryUse};
 use crate::driver::{ErrorContext, RawCopy};
 use crate::error::{Result, ensure};
+use crate::impls::Count;
 use crate::stream::{Stream, StreamCall};
 use bytemuck::Pod;
 
 pub(super) fn same_length(target: usize, source: usize) -> Result<()> {
     let advice = "copy between ranges of one length; of a host vector, its length counts";
-    let what = format_args!("{source} elements were to be copied to {target}");
-    ensure!(target == source, LengthMismatch, advice, "{what}");
+    ensure!(
+        target == source,
+        LengthMismatch,
+        advice,
+        "a source of {} was to be copied to a target of {}",
+        Count(source, "element"),
+        Count(target, "element")
+    );
     Ok(())
 }
 
@@ -50,7 +57,7 @@ pub(super) unsafe fn to_device<'s, T: Pod>(
     // SAFETY: the stream is ordered for the target, which stays allocated until it has passed; the
     // source is the caller's promise.
     unsafe { stream.device().driver().copy_to_device(copy, call.raw()) }
-        .with_context(|| format!("copying {bytes} bytes to the device on {stream}"))?;
+        .with_context(|| format!("copying {} to the device on {stream}", Count(bytes, "byte")))?;
     Ok(Some(call))
 }
 
@@ -72,6 +79,6 @@ pub(super) unsafe fn to_host<'s, T: Pod>(
     // SAFETY: the stream is ordered for the source, which stays allocated until it has passed; the
     // target is the caller's promise.
     unsafe { stream.device().driver().copy_to_host(copy, call.raw()) }
-        .with_context(|| format!("copying {bytes} bytes to the host on {stream}"))?;
+        .with_context(|| format!("copying {} to the host on {stream}", Count(bytes, "byte")))?;
     Ok(Some(call))
 }

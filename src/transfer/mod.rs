@@ -8,7 +8,6 @@ pub(crate) mod between_devices;
 pub(crate) mod blocking;
 mod enqueue;
 mod owned;
-mod poller;
 mod scope;
 mod stopped;
 mod unchecked;

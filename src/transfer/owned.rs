@@ -1,13 +1,13 @@
 //! Transfers that own their buffers while they run.
 
 use super::enqueue::{to_device, to_host};
-use super::poller::Watched;
 use super::stopped::{HostAccess, may_return};
 use crate::container::DeviceVec;
-use crate::driver::is_forked_child;
-use crate::error::{Error, ErrorKind, Result};
+use crate::driver::{ErrorContext, is_forked_child};
+use crate::error::{Error, ErrorKind, Result, error_with_value};
 use crate::event::Event;
 use crate::pinned::HostBuffer;
+use crate::stream::poller::Watched;
 use crate::stream::{Stream, deferred};
 use crate::sync::Arc;
 use std::fmt;
@@ -88,30 +88,19 @@ impl End {
 ///
 /// They cannot where the device may still write the host's buffer, with no way to tell when it stops:
 /// then both are leaked.
-#[derive(thiserror::Error)]
-#[error("{error}")]
 pub struct TransferError<B: HostBuffer> {
     /// What went wrong.
-    #[source]
     pub error: Error,
     /// The host's buffer and the device's.
     pub buffers: Option<Box<(B, DeviceVec<B::Item>)>>,
 }
 
-impl<B: HostBuffer> fmt::Debug for TransferError<B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TransferError")
-            .field("error", &self.error)
-            .field("gives_buffers_back", &self.buffers.is_some())
-            .finish()
-    }
-}
-
-impl<B: HostBuffer> From<TransferError<B>> for Error {
-    fn from(failed: TransferError<B>) -> Self {
-        failed.error
-    }
-}
+error_with_value!(
+    [B: HostBuffer] TransferError<B>,
+    "the error has both buffers",
+    "both buffers are leaked, since the device may still use them",
+    |failed| failed.buffers.is_some()
+);
 
 impl Stream {
     /// Copies `host` to `device`, of the same length, on this stream, and returns at once.
@@ -169,9 +158,11 @@ fn begin<B: HostBuffer>(
     deferred::collect();
     let mut host = MaybeUninit::new(host);
     // The event is made first, so that nothing can fail between the copy and its end but the record.
-    let event = match Event::new(stream.device()) {
+    let event = Event::new(stream.device())
+        .with_context(|| format!("making an event for a transfer on {stream}"));
+    let event = match event {
         Ok(event) => event,
-        Err(error) => return Err(failed(stream, error.into(), HostAccess::None, host, device)),
+        Err(error) => return Err(failed(stream, error, HostAccess::None, host, device)),
     };
     // SAFETY: initialised above. The pointer is taken from the buffer's final place as a value; it
     // is not used as a `B` again before the copy is complete.
@@ -272,6 +263,7 @@ impl<B: HostBuffer> Transfer<B> {
 
 fn already_given() -> Error {
     Error::new(ErrorKind::InvalidArgument, "the transfer has given its buffers back already")
+        .with_advice("poll a future no more when it was ready")
 }
 
 impl<B: HostBuffer> Drop for Transfer<B> {
@@ -315,14 +307,12 @@ impl<B: HostBuffer> Future for Transfer<B> {
         in_flight.event = End::Watched(watched.clone());
         // Back before the waker is touched: to clone it may panic, and the copy is still running.
         self.in_flight = Some(in_flight);
-        watched.set_waker(context.waker());
-        match watched.event().is_complete() {
-            Ok(false) => {
-                watched.watch();
-                Poll::Pending
-            }
-            ended => Poll::Ready(self.end(ended.map(|_| ()))),
+        let Poll::Ready(asked) = watched.poll(context) else { return Poll::Pending };
+        if let (Ok(true), Some(in_flight)) = (&asked, &mut self.in_flight) {
+            // The copy is over, whatever other work is reported: its buffers go back without a wait.
+            in_flight.access = HostAccess::None;
         }
+        Poll::Ready(self.end(watched.event().end(asked)))
     }
 }
 

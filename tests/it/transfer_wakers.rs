@@ -1,5 +1,6 @@
 //! Wakers that panic: in a poll, in the thread that asks the device, and when they are dropped.
 
+use crate::kernels::idle_entry;
 use allocator_api2::vec::Vec as AllocVec;
 use aquifer::sim::{Schedule, SimConfig, Simulator};
 use aquifer::{
@@ -19,11 +20,15 @@ type Pinned = AllocVec<u32, PinnedResource>;
 /// A kernel ends when its gate is opened. One for each test.
 static GATES: [(Mutex<bool>, Condvar); 3] = [const { (Mutex::new(false), Condvar::new()) }; 3];
 
-static WAIT: Kernel = Kernel::new("wait", "", |_: &LaunchConfig, mut args: HostArgs<'_>| {
-    let (open, opened) = &GATES[args.scalar::<u32>()? as usize];
-    drop(opened.wait_while(open.lock().unwrap(), |open| !*open).unwrap());
-    Ok(())
-});
+static WAIT: Kernel = Kernel::new(
+    "wait",
+    idle_entry!("wait", number: u32),
+    |_: &LaunchConfig, mut args: HostArgs<'_>| {
+        let (open, opened) = &GATES[args.scalar::<u32>()? as usize];
+        drop(opened.wait_while(open.lock().unwrap(), |open| !*open).unwrap());
+        Ok(())
+    },
+);
 
 /// A stream that does nothing until this is dropped.
 struct Gate(u32);

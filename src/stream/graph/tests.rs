@@ -8,10 +8,14 @@ use crate::error::Error;
 use crate::stream::capture::Recording;
 use crate::sync::Arc;
 
-static ADD_ONE: Kernel = Kernel::new("add_one", "", |_: &LaunchConfig, mut args: HostArgs<'_>| {
-    args.in_out::<u32>()?.iter_mut().for_each(|value| *value += 1);
-    Ok(())
-});
+const TEXT: &str =
+    ".version 6.4\n.target sm_50\n.address_size 64\n.entry add_one(.param .u64 data) { ret; }";
+
+static ADD_ONE: Kernel =
+    Kernel::new("add_one", TEXT, |_: &LaunchConfig, mut args: HostArgs<'_>| {
+        args.in_out::<u32>()?.iter_mut().for_each(|value| *value += 1);
+        Ok(())
+    });
 
 fn add_one(stream: &Stream, data: &mut DeviceVec<u32>) {
     let launch = stream.launch(&ADD_ONE).in_out(data).unwrap();

@@ -1,18 +1,18 @@
 //! The one thread that asks the device on behalf of futures.
 
-use crate::error::catch_panic;
+use crate::error::{Result, catch_panic};
 use crate::event::Event;
 use crate::sync::trusted::channel::{self, RecvTimeoutError, Sender};
 use crate::sync::trusted::{AtomicBool, Mutex, Ordering};
 use crate::sync::{Arc, OnceLock};
-use std::task::Waker;
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 /// How long the poller sleeps between two rounds of questions.
 const ROUND: Duration = Duration::from_micros(50);
 
 /// An event that a future waits for, and the waker to call.
-pub(super) struct Watched {
+pub(crate) struct Watched {
     event: Arc<Event>,
     waker: Mutex<Option<Waker>>,
     /// The poller has it on its list.
@@ -20,18 +20,31 @@ pub(super) struct Watched {
 }
 
 impl Watched {
-    pub(super) fn new(event: Event) -> Arc<Self> {
+    pub(crate) fn new(event: Event) -> Arc<Self> {
         let waker = Mutex::new(None);
         Arc::new(Self { event: Arc::new(event), waker, listed: AtomicBool::new(false) })
     }
 
-    pub(super) fn event(&self) -> &Arc<Event> {
+    pub(crate) fn event(&self) -> &Arc<Event> {
         &self.event
+    }
+
+    /// What a future answers whose end is the event: what the device says of it, once that is not that
+    /// it is still to come.
+    pub(crate) fn poll(self: &Arc<Self>, context: &Context<'_>) -> Poll<Result<bool>> {
+        self.set_waker(context.waker());
+        match self.event.is_complete() {
+            Ok(false) => {
+                self.watch();
+                Poll::Pending
+            }
+            asked => Poll::Ready(asked),
+        }
     }
 
     /// Sets the waker to call from now on. To be called before the event is asked: a poller that finds
     /// the event passed a moment later must know the waker of a future that found it pending.
-    pub(super) fn set_waker(&self, waker: &Waker) {
+    fn set_waker(&self, waker: &Waker) {
         let new = waker.clone();
         let old = self.waker.lock().replace(new);
         // After the lock: a waker's drop is code of a user.
@@ -39,7 +52,7 @@ impl Watched {
     }
 
     /// Has the poller watch the event, once at a time however often the future is polled.
-    pub(super) fn watch(self: &Arc<Self>) {
+    fn watch(self: &Arc<Self>) {
         // AcqRel: pairs with the poller's Release when it lets go, so that of the two one sees the
         // other: it wakes the newest waker, or it is sent the event again.
         if self.listed.swap(true, Ordering::AcqRel) {

@@ -1,0 +1,105 @@
+//! A wait for a stream or an event that blocks no thread.
+
+use super::deferred;
+use super::handle::Stream;
+use super::poller::Watched;
+use crate::error::{Error, Result};
+use crate::event::Event;
+use crate::impls::debug_struct;
+use crate::sync::Arc;
+use std::future::{Future, IntoFuture};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+/// A wait for a point of a stream that blocks no thread: one thread of the process asks the device,
+/// from the first future that has to wait on.
+///
+/// From [`Stream::synchronize_async`], or an [`Event`] that is awaited. It may be dropped at any time,
+/// which changes nothing for the stream, and polled after its end, which it repeats.
+///
+/// ```
+/// use aquifer::{Device, DeviceVec, Result};
+/// # use std::{future::Future, pin::pin, task::{Context, Poll, Waker}};
+/// # fn block_on<F: Future>(future: F) -> F::Output {
+/// #     let mut future = pin!(future);
+/// #     loop {
+/// #         match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+/// #             Poll::Ready(done) => return done,
+/// #             Poll::Pending => std::thread::yield_now(),
+/// #         }
+/// #     }
+/// # }
+///
+/// async fn sum() -> Result<u32> {
+///     let stream = Device::detect()?.new_stream()?;
+///     let mut vec = DeviceVec::zeroed(&stream, 3)?;
+///     vec.fill(2_u32)?;
+///     stream.record()?.await?; // what the stream was given before the event
+///     stream.synchronize_async().await?; // what it was given so far
+///     Ok(vec.to_vec()?.iter().sum())
+/// }
+///
+/// assert_eq!(block_on(sum())?, 6);
+/// # Ok::<(), aquifer::Error>(())
+/// ```
+#[must_use = "a future does nothing unless it is polled"]
+pub struct Synchronized {
+    /// The event to wait for, or why there is none.
+    event: Result<Arc<Watched>>,
+}
+
+impl Synchronized {
+    fn new(event: Result<Event>) -> Self {
+        Self { event: event.map(Watched::new) }
+    }
+}
+
+impl Future for Synchronized {
+    type Output = Result<()>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<()>> {
+        let watched = match &self.event {
+            Ok(watched) => watched,
+            Err(error) => return Poll::Ready(Err(Error::clone(error))),
+        };
+        let Poll::Ready(asked) = watched.poll(context) else { return Poll::Pending };
+        let ended = watched.event().end(asked);
+        deferred::collect();
+        Poll::Ready(ended)
+    }
+}
+
+debug_struct!(Synchronized { .. });
+
+/// Resolves when the device has passed the event.
+///
+/// # Errors
+///
+/// As [`Event::synchronize`].
+impl IntoFuture for Event {
+    type Output = Result<()>;
+    type IntoFuture = Synchronized;
+
+    fn into_future(self) -> Synchronized {
+        Synchronized::new(Ok(self))
+    }
+}
+
+impl Stream {
+    /// Resolves when the stream has done all it was given before this call: [`synchronize`](Self::synchronize)
+    /// for tasks, which blocks no thread.
+    ///
+    /// # Errors
+    ///
+    /// The future's: as [`synchronize`](Self::synchronize), and
+    /// [`ErrorKind::Capture`](crate::ErrorKind::Capture) while a capture on another thread has the stream.
+    pub fn synchronize_async(&self) -> Synchronized {
+        Synchronized::new(self.record_to_wait())
+    }
+
+    fn record_to_wait(&self) -> Result<Event> {
+        let call = self.begin_call()?;
+        call.refuse_capture("waiting for the stream")?;
+        call.record()
+    }
+}
