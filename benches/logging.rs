@@ -43,7 +43,7 @@ fn bursts(resource: &impl DeviceResource, stream: &Stream, settle: impl Fn()) ->
 }
 
 fn main() {
-    let device = Device::simulated(SimConfig::default());
+    let device = Device::simulated(SimConfig::default().without_pool_checks());
     let stream = device.new_stream().expect("a stream");
     let pool = PoolResource::new(CudaResource::new(&device)).expect("a pool");
     pairs(&pool, &stream, SUSTAINED);

@@ -48,8 +48,7 @@ fn run() -> Outcome {
             transform(&stream, cuda, &pool)?;
         }
         None => {
-            let workspace =
-                DeviceVec::<u8>::zeroed_in(&stream, BLAS_WORKSPACE, Arc::new(pool.clone()))?;
+            let workspace = DeviceVec::<u8>::zeroed_in(&stream, BLAS_WORKSPACE, pool.clone())?;
             println!(
                 "simulated: a workspace of {} bytes, and no library to use it",
                 workspace.len()

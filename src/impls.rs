@@ -6,6 +6,8 @@
 //! | `getters! { field: Type; .. }`, in `impl X` | methods that return a copy of a field |
 //! | `debug_struct!(X { field, method(), .. })` | `Debug`, of the fields and methods named |
 //!
+//! And how numbers of things read, and what the environment says.
+//!
 //! A generic type has its parameters before it: `debug_struct!([T] X<T> { field })`.
 
 /// Makes a setter for each field named: it sets the field and returns the options. `=> Some` wraps the
@@ -57,3 +59,27 @@ macro_rules! debug_struct {
 }
 
 pub(crate) use {debug_struct, getters, setters};
+
+use std::ffi::OsString;
+use std::fmt;
+
+/// How many there are of a thing: `1 byte`, `2 bytes`.
+pub(crate) struct Count<N>(pub(crate) N, pub(crate) &'static str);
+
+impl<N: fmt::Display + PartialEq + From<u8>> fmt::Display for Count<N> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(number, noun) = self;
+        write!(f, "{number} {noun}{}", if *number == N::from(1) { "" } else { "s" })
+    }
+}
+
+/// A type's name without its modules and its parameters.
+pub(crate) fn short_name(name: &str) -> &str {
+    let path = name.split('<').next().unwrap_or(name);
+    path.rsplit("::").next().unwrap_or(path)
+}
+
+/// What a variable of the environment says. One that is empty says nothing.
+pub(crate) fn variable(name: &str) -> Option<OsString> {
+    std::env::var_os(name).filter(|value| !value.is_empty())
+}

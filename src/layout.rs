@@ -1,6 +1,7 @@
 //! Sizes and alignments of device memory: pure arithmetic that never wraps.
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::impls::Count;
 
 /// The alignment, in bytes, of device memory when nothing else is asked: 256, as in RMM and in the
 /// guarantee that `cudaMalloc` gives.
@@ -79,18 +80,25 @@ impl DeviceLayout {
 /// Kept out of line, so that the layout of a warm allocation costs no call.
 #[cold]
 fn impossible(bytes: usize, alignment: usize) -> Error {
-    let what = if alignment.is_power_of_two() {
-        format!("{bytes} bytes aligned to {alignment} are more than an address space holds")
+    let (bytes, asked) = (Count(bytes, "byte"), Count(alignment, "byte"));
+    let (what, advice) = if alignment.is_power_of_two() {
+        let what = format!("{bytes} aligned to {alignment} are more than an address space holds");
+        (what, "ask for less")
     } else {
-        format!("an alignment of {alignment} bytes was asked, which is not a power of two")
+        let what = format!("an alignment of {asked} was asked, which is not a power of two");
+        (what, "give 1, 2, 4 or another power of two")
     };
-    Error::new(ErrorKind::InvalidArgument, what)
+    Error::new(ErrorKind::InvalidArgument, what).with_advice(advice)
 }
 
 #[cold]
 fn too_many(count: usize, bytes: usize) -> Error {
-    let what = format!("{count} elements of {bytes} bytes are more than an address space holds");
-    Error::new(ErrorKind::InvalidArgument, what)
+    let what = format!(
+        "{} of {} each are more than an address space holds",
+        Count(count, "element"),
+        Count(bytes, "byte")
+    );
+    Error::new(ErrorKind::InvalidArgument, what).with_advice("ask for less")
 }
 
 /// `value` rounded up to a multiple of `alignment` (a power of two), or `None` if that wraps.

@@ -1,6 +1,7 @@
 //! Larger alignment for larger blocks.
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::impls::Count;
 use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout};
 use crate::resource::impls::{adaptor, forward};
 use crate::resource::{DeviceBlock, DeviceResource};
@@ -110,7 +111,10 @@ fn refuse_misaligned<U: DeviceResource>(
     unsafe { upstream.deallocate(stream, block) };
     Error::new(
         ErrorKind::Unsupported,
-        format!("an alignment of {alignment} bytes was asked, and upstream gave {address:#x}"),
+        format!(
+            "an alignment of {} was asked, and upstream gave {address:#x}",
+            Count(alignment, "byte")
+        ),
     )
-    .advise("put the adaptor over a resource that keeps alignments")
+    .with_advice("put the adaptor over a resource that keeps alignments")
 }

@@ -20,13 +20,12 @@ const MAX_FRAMES: usize = 128;
 ///
 /// ```
 /// use aquifer::{CudaResource, Device, DeviceVec, TrackingAdaptor};
-/// use std::sync::Arc;
 ///
 /// let device = Device::detect()?;
 /// let stream = device.new_stream()?;
 /// let tracking = TrackingAdaptor::builder(CudaResource::new(&device)).capture_backtraces(true);
 /// let tracking = tracking.build();
-/// let vec = DeviceVec::<f32>::zeroed_in(&stream, 1000, Arc::new(tracking.clone()))?;
+/// let vec = DeviceVec::<f32>::zeroed_in(&stream, 1000, tracking.clone())?;
 /// let outstanding = tracking.outstanding();
 /// let stack = outstanding[0].backtrace().unwrap();
 /// assert!(stack.addresses().len() > 1);

@@ -77,7 +77,7 @@ impl<'a> Failure<'a> {
 ///     assert_eq!(failure.layout().bytes(), 4096);
 ///     spare.lock().is_ok_and(|mut spare| spare.take().is_some())
 /// });
-/// let _vec = DeviceVec::<u8>::zeroed_in(&stream, 4096, Arc::new(patient))?;
+/// let _vec = DeviceVec::<u8>::zeroed_in(&stream, 4096, patient)?;
 /// # Ok::<(), aquifer::Error>(())
 /// ```
 pub struct FailureCallbackAdaptor<U> {
@@ -205,8 +205,11 @@ impl<U> FailureCallbackOptions<U> {
         if self.max_retries > 0 {
             return Ok(self.with_callback(Box::new(callback)));
         }
-        Err(Error::new(ErrorKind::InvalidArgument, "a callback on failure with 0 retries")
-            .advise("use the upstream itself"))
+        Err(Error::new(
+            ErrorKind::InvalidArgument,
+            "a callback on failure was given 0 retries, and would never be called",
+        )
+        .with_advice("give 1 retry at least, or use the upstream itself"))
     }
 
     fn with_callback(self, callback: Callback) -> FailureCallbackAdaptor<U> {

@@ -1,6 +1,7 @@
 //! A limit on the memory of a resource.
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::impls::Count;
 use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout, align_up};
 use crate::resource::impls::{adaptor, forward};
 use crate::resource::{DeviceBlock, DeviceResource};
@@ -72,12 +73,11 @@ impl<U> LimitingAdaptor<U> {
     ///
     /// ```
     /// use aquifer::{CudaResource, Device, DeviceVec, LimitingAdaptor};
-    /// use std::sync::Arc;
     ///
     /// let device = Device::detect()?;
     /// let stream = device.new_stream()?;
     /// let exact = LimitingAdaptor::with_alignment(CudaResource::new(&device), 1000, 1)?;
-    /// let _vec = DeviceVec::<u8>::zeroed_in(&stream, 999, Arc::new(exact.clone()))?;
+    /// let _vec = DeviceVec::<u8>::zeroed_in(&stream, 999, exact.clone())?;
     /// assert_eq!(exact.remaining(), 1);
     /// # Ok::<(), aquifer::Error>(())
     /// ```
@@ -87,7 +87,10 @@ impl<U> LimitingAdaptor<U> {
         }
         Err(Error::new(
             ErrorKind::InvalidArgument,
-            format!("a limit that counts in multiples of {alignment}, which is not a power of two"),
+            format!(
+                "a limit was to count in multiples of {}, which is not a power of two",
+                Count(alignment, "byte")
+            ),
         ))
     }
 
@@ -144,14 +147,19 @@ impl<U> Drop for Charge<'_, U> {
 
 #[cold]
 fn refusal(limit: usize, allocated: usize, asked: usize, got: Option<usize>) -> Error {
-    let got = got.map(|got| format!(", for which upstream gave {got}")).unwrap_or_default();
-    Error::new(
-        ErrorKind::OutOfMemory,
-        format!(
-            "{asked} bytes were asked{got}; of a limit of {limit} bytes {allocated} are allocated"
-        ),
-    )
-    .advise("free some memory, or raise the limit")
+    let bytes = |bytes| Count(bytes, "byte");
+    let got = got.map(|got| format!(" (upstream gave {})", bytes(got))).unwrap_or_default();
+    let message = format!(
+        "allocating {}{got} under a limit of {}, with {} allocated",
+        bytes(asked),
+        bytes(limit),
+        bytes(allocated)
+    );
+    let advice = match asked > limit {
+        true => "ask for less, or raise the limit",
+        false => "free some memory, or raise the limit",
+    };
+    Error::new(ErrorKind::OutOfMemory, message).with_advice(advice)
 }
 
 // SAFETY: every block is the upstream's, and goes back to it unchanged.

@@ -13,6 +13,7 @@ pub use format::LogFormat;
 
 use crate::driver::{is_forked_child, not_forked};
 use crate::error::{Error, ErrorKind, Result, ensure};
+use crate::impls::{Count, variable};
 use crate::layout::DeviceLayout;
 use crate::resource::impls::{adaptor, debug_struct, forward, setters};
 use crate::resource::{DeviceBlock, DeviceResource};
@@ -64,7 +65,6 @@ const VARIABLES: [&str; 2] = ["AQUIFER_LOG_FILE", "RMM_LOG_FILE"];
 ///
 /// ```
 /// use aquifer::{CudaResource, Device, DeviceVec, LoggingAdaptor, PoolResource};
-/// use std::sync::Arc;
 ///
 /// # let folder = std::env::temp_dir().join(format!("aquifer-log-{}", std::process::id()));
 /// # std::fs::create_dir_all(&folder).unwrap();
@@ -72,7 +72,7 @@ const VARIABLES: [&str; 2] = ["AQUIFER_LOG_FILE", "RMM_LOG_FILE"];
 /// let device = Device::detect()?;
 /// let stream = device.new_stream()?;
 /// let logged = LoggingAdaptor::new(PoolResource::new(CudaResource::new(&device))?, &path)?;
-/// drop(DeviceVec::<f32>::zeroed_in(&stream, 1000, Arc::new(logged.clone()))?);
+/// drop(DeviceVec::<f32>::zeroed_in(&stream, 1000, logged.clone())?);
 /// logged.flush()?;
 /// let text = std::fs::read_to_string(&path).unwrap();
 /// let rows: Vec<_> = text.lines().collect();
@@ -277,13 +277,13 @@ impl<U: DeviceResource> LoggingOptions<U> {
     /// [`ErrorKind::Environment`] if a variable named it; [`ErrorKind::OutOfMemory`] if no thread can be
     /// started; [`ErrorKind::Forked`] in the child of a fork.
     pub fn build(self) -> Result<LoggingAdaptor<U>> {
-        not_forked("cuInit")?;
+        not_forked("a log")?;
         ensure!(
             (1..=MAX_CAPACITY).contains(&self.capacity),
             InvalidArgument,
-            "",
-            "a log was asked to hold {} records, not 1 to {MAX_CAPACITY}",
-            self.capacity
+            "give a capacity of 1 to 16777216 records",
+            "a log was asked to hold {}",
+            Count(self.capacity, "record")
         );
         ensure!(
             !self.locations || self.format != LogFormat::Rmm,
@@ -307,7 +307,11 @@ impl<U: DeviceResource> LoggingOptions<U> {
             .name("aquifer-log".into())
             .spawn(move || writer::run(&queue, output))
             .map_err(|error| {
-                Error::new(ErrorKind::OutOfMemory, format!("no thread to write a log: {error}"))
+                Error::new(
+                    ErrorKind::OutOfMemory,
+                    format!("starting the thread that writes a log: {error}"),
+                )
+                .with_advice("end some threads, or raise their limit, ulimit -u")
             })?;
         log.start(writer.thread().clone());
         let state = LoggingState {
@@ -329,21 +333,21 @@ impl LogTarget {
             Self::Writer(writer) => return Ok(writer),
             Self::Path(path) => (path, ErrorKind::Io, ""),
             Self::Environment => {
-                let set =
-                    |name| Some((name, std::env::var_os(name).filter(|set| !set.is_empty())?));
+                let set = |name| Some((name, variable(name)?));
                 let Some((name, path)) = VARIABLES.into_iter().find_map(set) else {
                     return Err(Error::new(
                         ErrorKind::InvalidArgument,
                         "a log was given no path and no writer, and neither AQUIFER_LOG_FILE nor \
-                         RMM_LOG_FILE is set",
+                         RMM_LOG_FILE names a file",
                     )
-                    .advise("give LoggingAdaptor::builder a path, or set AQUIFER_LOG_FILE"));
+                    .with_advice("give LoggingAdaptor::builder a path, or set AQUIFER_LOG_FILE"));
                 };
                 (PathBuf::from(path), ErrorKind::Environment, name)
             }
         };
         let file = LogFile::create(&path).map_err(|error| {
-            let named = if named.is_empty() { String::new() } else { format!(" of {named}") };
+            let named =
+                if named.is_empty() { String::new() } else { format!(", named by {named}") };
             Error::new(kind, format!("making the log file {}{named}: {error}", path.display()))
         })?;
         Ok(Box::new(file))

@@ -1,6 +1,7 @@
 //! A resource bound to a stream.
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::impls::Count;
 use crate::layout::DeviceLayout;
 use crate::pinned::allocator::{HostAllocator, implement_allocators};
 use crate::resource::{DeviceBlock, DeviceResource, HostComplete};
@@ -83,12 +84,16 @@ unsafe impl<R: HostComplete> HostAllocator for OnStream<R> {
         let block = self.allocate(device_layout)?;
         let pointer = self.resource.host_pointer(&block);
         if !pointer.addr().get().is_multiple_of(layout.align()) || block.bytes() < layout.size() {
+            let (name, bytes) = (self.resource.identity().name(), Count(block.bytes(), "byte"));
             // SAFETY: allocated above and given to nobody.
             unsafe { self.deallocate(block) };
-            return Err(Error::new(
-                ErrorKind::InvalidArgument,
-                format!("the resource gave a block that does not fit {layout:?} on the host"),
-            ));
+            let message = format!(
+                "{name} gave {bytes} at {pointer:p} of the host, where {} aligned to {} were asked",
+                Count(layout.size(), "byte"),
+                layout.align()
+            );
+            return Err(Error::new(ErrorKind::Unsupported, message)
+                .with_advice("use a resource that keeps sizes and alignments"));
         }
         Ok(NonNull::slice_from_raw_parts(pointer, layout.size()))
     }

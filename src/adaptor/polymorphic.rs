@@ -51,8 +51,8 @@ impl<T> PolymorphicAllocator<T> {
     }
 
     /// Over `resource`.
-    pub fn new_in(resource: Arc<dyn DeviceResource>) -> Self {
-        Self { resource, element: PhantomData }
+    pub fn new_in(resource: impl DeviceResource + 'static) -> Self {
+        Self { resource: resource.into_shared(), element: PhantomData }
     }
 
     /// The resource.
@@ -112,8 +112,8 @@ impl<T> Eq for PolymorphicAllocator<T> {}
 impl<T> fmt::Debug for PolymorphicAllocator<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PolymorphicAllocator")
-            .field("element", &type_name::<T>())
-            .field("resource", &self.resource)
+            .field("element", &format_args!("{}", type_name::<T>()))
+            .field("resource", &format_args!("{}", self.resource.identity().name()))
             .finish()
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::driver::{DeviceRange, ErrorContext};
 use crate::error::{DriverError, Result};
+use crate::impls::Count;
 use crate::layout::DeviceLayout;
 use crate::resource::impls::{adaptor, forward};
 use crate::resource::{DeviceBlock, DeviceResource};
@@ -22,12 +23,11 @@ use crate::sync::Arc;
 ///
 /// ```
 /// use aquifer::{Device, DeviceVec, ManagedResource, PrefetchAdaptor};
-/// use std::sync::Arc;
 ///
 /// let device = Device::detect()?;
 /// let stream = device.new_stream()?;
 /// let managed = PrefetchAdaptor::new(ManagedResource::new(&device)?);
-/// let vec = DeviceVec::<f32>::zeroed_in(&stream, 1000, Arc::new(managed))?;
+/// let vec = DeviceVec::<f32>::zeroed_in(&stream, 1000, managed)?;
 /// assert_eq!(vec.get(999)?, 0.0);
 /// # Ok::<(), aquifer::Error>(())
 /// ```
@@ -58,7 +58,8 @@ impl<U: DeviceResource> PrefetchAdaptor<U> {
         let moved = unsafe { device.driver().prefetch(range, entered.raw()) };
         match moved.as_ref().map_err(DriverError::code) {
             Err(DriverError::INVALID_VALUE | DriverError::NOT_SUPPORTED) => Ok(()),
-            _ => moved.with_context(|| format!("moving {} bytes to {device}", block.bytes())),
+            _ => moved
+                .with_context(|| format!("moving {} to {device}", Count(block.bytes(), "byte"))),
         }
     }
 }

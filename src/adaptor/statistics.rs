@@ -96,7 +96,8 @@ impl<U> StatisticsAdaptor<U> {
         Err(Error::new(
             ErrorKind::Unsupported,
             "a thread that ends cannot open a scope of counters",
-        ))
+        )
+        .with_advice("open it before the thread's last destructors"))
     }
 
     /// Ends the innermost scope of the calling thread and returns its counters. They count for the
@@ -109,7 +110,7 @@ impl<U> StatisticsAdaptor<U> {
     pub fn pop_counters(&self) -> Result<Counters> {
         self.state.scopes.pop().ok_or_else(|| {
             Error::new(ErrorKind::OutOfBounds, "this thread has no scope of counters open")
-                .advise("push_counters opens one, on the thread that pops it")
+                .with_advice("push_counters opens one, on the thread that pops it")
         })
     }
 

@@ -3,7 +3,7 @@
 use crate::device::Device;
 use crate::driver::is_forked_child;
 use crate::error::catch_panic;
-use crate::error::{ErrorKind, Result, ensure};
+use crate::error::{ErrorKind, FORKED_ADVICE, Result, ensure};
 use crate::layout::DeviceLayout;
 use crate::resource::impls::{forward, handle};
 use crate::resource::{DeviceBlock, DeviceResource};
@@ -177,7 +177,7 @@ impl<R: LocalDeviceResource> ThreadSafeState<R> {
         ensure!(
             !is_forked_child(),
             Forked,
-            "",
+            FORKED_ADVICE,
             "{operation} in the child of a fork, where the resource's lock may be held for good"
         );
         // Relaxed: only this thread stores its number, and it reads its own last store or a later one.

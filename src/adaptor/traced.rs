@@ -30,12 +30,11 @@ use tracing::level_filters::LevelFilter;
 ///
 /// ```
 /// use aquifer::{CudaResource, Device, DeviceVec, TracedAdaptor};
-/// use std::sync::Arc;
 ///
 /// let device = Device::detect()?;
 /// let stream = device.new_stream()?;
 /// let traced = TracedAdaptor::new(CudaResource::new(&device));
-/// let vec = DeviceVec::<f32>::zeroed_in(&stream, 1000, Arc::new(traced.clone()))?;
+/// let vec = DeviceVec::<f32>::zeroed_in(&stream, 1000, traced.clone())?;
 /// # drop(vec);
 /// # Ok::<(), aquifer::Error>(())
 /// ```

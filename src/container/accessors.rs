@@ -24,9 +24,9 @@ macro_rules! constructors {
         pub $($unsafe)? fn $name_in $(<$parameter: $bound>)? (
             $stream: $home,
             $($argument: $type,)*
-            resource: $crate::sync::Arc<dyn $crate::resource::DeviceResource>,
+            resource: impl $crate::resource::DeviceResource + 'static,
         ) -> $result {
-            let $resource = $crate::resource::ResourceHandle::from(resource);
+            let $resource = $crate::resource::ResourceHandle::from(resource.into_shared());
             $body
         }
     )+};
@@ -37,16 +37,17 @@ pub(super) use constructors;
 /// [`Buffer`](super::buffer::Buffer) and of the length.
 macro_rules! container {
     ([$($generics:tt)*] $name:ident: $type:ty, $element:ty, $($buffer:ident).+, $($length:ident).+) => {
-        /// Shows where it lives, not what it holds: that is on the device.
+        /// Shows where it lives, not what it holds, which is on the device: the resource by its name,
+        /// since the resource's own `Debug` shows its chain with all counts.
         impl<$($generics)*> std::fmt::Debug for $type {
             fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 f.debug_struct(stringify!($name))
-                    .field("element", &std::any::type_name::<$element>())
+                    .field("element", &format_args!("{}", std::any::type_name::<$element>()))
                     .field("length", &self.$($length).+)
-                    .field("bytes", &self.$($buffer).+.bytes())
+                    .field("block", &format_args!("{}", $crate::impls::Count(self.$($buffer).+.bytes(), "byte")))
                     .field("address", &format_args!("{:#x}", self.$($buffer).+.address()))
                     .field("home", &format_args!("{}", self.$($buffer).+.home()))
-                    .field("resource", self.$($buffer).+.resource())
+                    .field("resource", &format_args!("{}", self.resource().identity().name()))
                     .finish()
             }
         }

@@ -106,12 +106,12 @@ impl Buffer {
             return Ok(());
         }
         // Ordered in the graph alone, the new home would come after no real work of the old one.
-        self.home.refuse_capture("moving a vector away from it")?;
+        self.home.refuse_capture("moving a vector to another stream")?;
         // Before a second gate: it may have to wait for a capture to begin.
         let old = self.make_home_wait_for_uses()?;
-        old.refuse_capture("moving a vector away from it")?;
+        old.refuse_capture("moving a vector to another stream")?;
         let new = stream.begin_call()?;
-        new.refuse_capture("moving a vector to it")?;
+        new.refuse_capture("moving a vector to another stream")?;
         new.wait(&old.record()?)?;
         drop((old, new));
         self.home = stream.clone();

@@ -3,6 +3,8 @@
 use super::accessors::host_copies;
 use super::view::{DeviceRead, DeviceSlice, DeviceSliceMut};
 use crate::error::{Error, ErrorKind, Result};
+use crate::impls::Count;
+use crate::pinned::last_error_of;
 use crate::transfer::{between_devices, blocking};
 use allocator_api2::alloc::Allocator;
 use allocator_api2::vec::Vec as AllocVec;
@@ -26,7 +28,7 @@ impl<'a, T: Pod> DeviceSlice<'a, T> {
     /// As [`DeviceVec::to_vec`](crate::DeviceVec::to_vec).
     pub fn to_vec(&self) -> Result<Vec<T>> {
         let mut vec = Vec::new();
-        vec.try_reserve_exact(self.len()).map_err(|_| host_out_of_memory(self.size_in_bytes()))?;
+        vec.try_reserve_exact(self.len()).map_err(|_| self.host_out_of_memory(None))?;
         vec.resize(self.len(), T::zeroed());
         self.copy_to_slice(&mut vec)?;
         Ok(vec)
@@ -39,16 +41,23 @@ impl<'a, T: Pod> DeviceSlice<'a, T> {
     /// As [`DeviceVec::to_vec_in`](crate::DeviceVec::to_vec_in).
     pub fn to_vec_in<A: Allocator>(&self, allocator: A) -> Result<AllocVec<T, A>> {
         let mut vec = AllocVec::new_in(allocator);
-        vec.try_reserve_exact(self.len()).map_err(|_| host_out_of_memory(self.size_in_bytes()))?;
+        let (reserved, why) = last_error_of(|| vec.try_reserve_exact(self.len()));
+        reserved.map_err(|_| self.host_out_of_memory(why))?;
         vec.resize(self.len(), T::zeroed());
         self.copy_to_slice(&mut vec)?;
         Ok(vec)
     }
-}
 
-fn host_out_of_memory(bytes: usize) -> Error {
-    let reason = crate::pinned::last_error().map(|error| format!(": {error}")).unwrap_or_default();
-    Error::new(ErrorKind::OutOfMemory, format!("{bytes} bytes on the host were asked{reason}"))
+    #[cold]
+    fn host_out_of_memory(&self, why: Option<Error>) -> Error {
+        let (elements, bytes) = (Count(self.len(), "element"), Count(self.size_in_bytes(), "byte"));
+        let what = format!("allocating {bytes} on the host for {elements} of a vector");
+        match why {
+            Some(why) => why.within(what),
+            None => Error::new(ErrorKind::OutOfMemory, what)
+                .with_advice("copy a part of the vector at a time"),
+        }
+    }
 }
 
 host_copies!([T: Pod] DeviceSliceMut<'_, T>, T);

@@ -7,7 +7,6 @@ use crate::error::{Refused, Result};
 use crate::layout::DeviceLayout;
 use crate::resource::DeviceResource;
 use crate::stream::Stream;
-use crate::sync::Arc;
 use bytemuck::Pod;
 use std::marker::PhantomData;
 
@@ -200,9 +199,10 @@ impl DeviceBuffer {
     pub unsafe fn uninit_with_layout_in(
         stream: &Stream,
         layout: DeviceLayout,
-        resource: Arc<dyn DeviceResource>,
+        resource: impl DeviceResource + 'static,
     ) -> Result<Self> {
-        Ok(Self { bytes: DeviceVec::unwritten(stream, layout, resource.into())? })
+        let resource = resource.into_shared().into();
+        Ok(Self { bytes: DeviceVec::unwritten(stream, layout, resource)? })
     }
 
     /// A copy of it, from the same resource, at home on the same stream, of the same alignment, with

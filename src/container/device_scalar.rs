@@ -4,6 +4,7 @@ use super::accessors::{constructors, container};
 use super::device_vec::DeviceVec;
 use super::view::DeviceRead;
 use crate::error::{Error, ErrorKind, Refused, Result};
+use crate::impls::Count;
 use crate::layout::DeviceLayout;
 use crate::stream::Stream;
 use bytemuck::Pod;
@@ -217,7 +218,9 @@ impl<T: Pod> TryFrom<DeviceVec<T>> for DeviceScalar<T> {
         if vec.len() == 1 {
             return Ok(Self { vec });
         }
-        let what = format!("a vector of {} elements is no scalar", vec.len());
-        Err(Refused::new(Error::new(ErrorKind::LengthMismatch, what), vec))
+        let what = format!("a vector of {} was to become a scalar", Count(vec.len(), "element"));
+        let error = Error::new(ErrorKind::LengthMismatch, what)
+            .with_advice("give a vector of 1 element; DeviceVec::get reads one of several");
+        Err(Refused::new(error, vec))
     }
 }

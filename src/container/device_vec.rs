@@ -4,6 +4,7 @@ use super::accessors::{constructors, container, host_copies};
 use super::buffer::Buffer;
 use super::view::{DeviceRead, DeviceSlice, DeviceSliceMut, TwoSlicesMut, check_index, lengths};
 use crate::error::{Error, ErrorKind, Refused, Result, ensure};
+use crate::impls::Count;
 use crate::layout::DeviceLayout;
 use crate::resource::ResourceHandle;
 use crate::stream::Stream;
@@ -333,21 +334,33 @@ impl<T: Pod> DeviceVec<T> {
     pub(super) fn length_as<U: Pod>(&self) -> Result<usize> {
         refuse_zero_sized::<U>()?;
         let (bytes, size, alignment) = (self.size_in_bytes(), size_of::<U>(), align_of::<U>());
-        let what = format_args!("{bytes} bytes are no whole number of elements of {size}");
-        ensure!(bytes.is_multiple_of(size), LengthMismatch, "", "{what}");
-        let aligned = self.buffer.address().is_multiple_of(alignment as u64);
-        ensure!(aligned, InvalidArgument, "", "the memory is not aligned to {alignment} bytes");
+        let (element, address) = (std::any::type_name::<U>(), self.buffer.address());
+        ensure!(
+            bytes.is_multiple_of(size),
+            LengthMismatch,
+            "take a length that is",
+            "memory of {} is no whole number of `{element}`, of {} each",
+            Count(bytes, "byte"),
+            Count(size, "byte")
+        );
+        ensure!(
+            address.is_multiple_of(alignment as u64),
+            InvalidArgument,
+            "allocate the memory with such an alignment, as a DeviceBuffer does",
+            "`{element}` needs an alignment of {}, and the memory is at {address:#x}",
+            Count(alignment, "byte")
+        );
         Ok(bytes / size)
     }
 }
 
-fn refuse_zero_sized<T>() -> Result<()> {
+pub(crate) fn refuse_zero_sized<T>() -> Result<()> {
     if size_of::<T>() != 0 {
         return Ok(());
     }
     let element = std::any::type_name::<T>();
-    let what = format!("{element} has no size, so it needs no device memory");
-    Err(Error::new(ErrorKind::InvalidArgument, what))
+    let what = format!("`{element}` has no size, so that no device memory holds it");
+    Err(Error::new(ErrorKind::InvalidArgument, what).with_advice("keep such elements on the host"))
 }
 
 const _: () = {

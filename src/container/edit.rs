@@ -6,6 +6,7 @@ use super::memory_use::CapturePolicy;
 use super::view::DeviceSliceMut;
 use crate::driver::{ErrorContext, RawCopy};
 use crate::error::{Error, ErrorKind, Result};
+use crate::impls::Count;
 use crate::layout::DeviceLayout;
 use crate::transfer::blocking;
 use bytemuck::Pod;
@@ -32,8 +33,9 @@ impl<T: Pod> DeviceVec<T> {
             let copy = RawCopy { target: new.address(), source: self.buffer.address(), bytes };
             // SAFETY: both blocks hold the elements' bytes; the new one is used on home alone, and
             // the old one is freed in home's order, after this copy.
-            unsafe { self.device().driver().copy_on_device(copy, call.raw()) }
-                .with_context(|| format!("moving {bytes} bytes into a larger block"))?;
+            unsafe { self.device().driver().copy_on_device(copy, call.raw()) }.with_context(
+                || format!("moving {} into another block on {call}", Count(bytes, "byte")),
+            )?;
         }
         self.buffer = new;
         Ok(())
@@ -41,7 +43,11 @@ impl<T: Pod> DeviceVec<T> {
 
     fn required_length(&self, additional: usize) -> Result<usize> {
         self.length.checked_add(additional).ok_or_else(|| {
-            let what = format!("{additional} more elements than {} overflow", self.length);
+            let what = format!(
+                "{} beside {} are more than a vector can have",
+                Count(additional, "more element"),
+                self.length
+            );
             Error::new(ErrorKind::InvalidArgument, what)
         })
     }

@@ -5,6 +5,7 @@ use super::memory_use::CapturePolicy;
 use super::view::DeviceSliceMut;
 use crate::driver::{ErrorContext, FillWord, RawFill};
 use crate::error::Result;
+use crate::impls::Count;
 use bytemuck::Pod;
 
 impl<T: Pod> DeviceVec<T> {
@@ -40,8 +41,9 @@ impl<T: Pod> DeviceSliceMut<'_, T> {
                 RawFill { target: self.as_device_ptr() + offset as u64, stride, word, count };
             // SAFETY: the steps stay inside the view, which is borrowed exclusively and lives until
             // home's later free; home has waited for all use elsewhere.
-            unsafe { device.driver().fill(fill, call.raw()) }
-                .with_context(|| format!("filling {} bytes", self.size_in_bytes()))?;
+            unsafe { device.driver().fill(fill, call.raw()) }.with_context(|| {
+                format!("filling {} on {call}", Count(self.size_in_bytes(), "byte"))
+            })?;
         }
         Ok(())
     }

@@ -141,7 +141,9 @@ impl<'a> Launch<'a> {
     ///
     /// # Errors
     ///
-    /// Those of loading the PTX and of the launch; [`ErrorKind::Capture`](crate::ErrorKind::Capture)
+    /// Those of loading the PTX and of the launch, where the simulated device refuses what a driver
+    /// refuses, and arguments that are not of the number and the sizes of the entry's parameters;
+    /// [`ErrorKind::Capture`](crate::ErrorKind::Capture)
     /// for host memory that a scope borrows on a stream in capture, whose graph would run with it
     /// when the scope is long over. A kernel that faults shows in the next
     /// synchronising call.

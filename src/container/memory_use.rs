@@ -163,7 +163,7 @@ fn capture_to_join(
             ErrorKind::Capture,
             format!("{home} is in capture, which {stream} would join with work on host memory"),
         )
-        .advise("copy before the capture or after it"));
+        .with_advice("copy before the capture or after it"));
     }
     Ok(Some(capture))
 }

@@ -1,17 +1,21 @@
 //! Taking a vector apart, and making one of parts.
 
 use super::buffer::Buffer;
-use super::device_vec::DeviceVec;
+use super::device_vec::{DeviceVec, refuse_zero_sized};
 use crate::error::{Refused, Result, ensure};
+use crate::impls::Count;
 use crate::layout::DEFAULT_ALIGNMENT;
 use crate::resource::{DeviceBlock, DeviceResource};
 use crate::stream::Stream;
 use crate::sync::Arc;
 use bytemuck::Pod;
+use std::fmt;
 use std::marker::PhantomData;
 
+/// Of a refusal, whose parts are dropped.
+const LEAKED: &str = "the parts were dropped with the error, and the memory is leaked";
+
 /// The parts of a vector, from [`DeviceVec::into_raw_parts`]. Their drop leaks the memory.
-#[derive(Debug)]
 pub struct DeviceVecParts {
     /// The home stream.
     pub stream: Stream,
@@ -21,6 +25,18 @@ pub struct DeviceVecParts {
     pub length: usize,
     /// Where the memory came from and goes back to.
     pub resource: Arc<dyn DeviceResource>,
+}
+
+/// The resource by its name.
+impl fmt::Debug for DeviceVecParts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeviceVecParts")
+            .field("stream", &format_args!("{}", self.stream))
+            .field("block", &self.block)
+            .field("length", &self.length)
+            .field("resource", &format_args!("{}", self.resource.identity().name()))
+            .finish()
+    }
 }
 
 impl<T: Pod> DeviceVec<T> {
@@ -71,16 +87,23 @@ impl<T: Pod> DeviceVec<T> {
     pub unsafe fn from_raw_parts(parts: DeviceVecParts) -> Result<Self> {
         let DeviceVecParts { stream, block, length, resource } = parts;
         resource.device().require(stream.device(), "the stream")?;
-        let fits = size_of::<T>() != 0
-            && length.checked_mul(size_of::<T>()).is_some_and(|bytes| bytes <= block.bytes())
-            && block.address().is_multiple_of(align_of::<T>() as u64);
+        refuse_zero_sized::<T>()?;
+        let (size, alignment, address) = (size_of::<T>(), align_of::<T>(), block.address());
         ensure!(
-            fits,
+            length.checked_mul(size).is_some_and(|bytes| bytes <= block.bytes()),
             InvalidArgument,
-            "",
-            "{block:?} does not hold {length} elements of {} bytes aligned to {}",
-            size_of::<T>(),
-            align_of::<T>()
+            LEAKED,
+            "a block of {} was given for {} of {} each",
+            Count(block.bytes(), "byte"),
+            Count(length, "element"),
+            Count(size, "byte")
+        );
+        ensure!(
+            address.is_multiple_of(alignment as u64),
+            InvalidArgument,
+            LEAKED,
+            "a block at {address:#x} was given for elements that need an alignment of {}",
+            Count(alignment, "byte")
         );
         let wanted = align_of::<T>().max(DEFAULT_ALIGNMENT);
         let found = 1_usize.checked_shl(block.address().trailing_zeros());

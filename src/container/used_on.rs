@@ -62,7 +62,7 @@ impl UseTimeline {
                     let event = other.record()?;
                     // Work that is done needs no wait, and the graph could have none.
                     if !(event.is_of_no_graph() && event.is_complete()?) {
-                        home.wait(&event).map_err(|error| error.advise(USED_ELSEWHERE))?;
+                        home.wait(&event).map_err(|error| error.with_advice(USED_ELSEWHERE))?;
                     }
                 }
                 Status::Runs => match other.record_uncaptured()? {
@@ -110,9 +110,12 @@ const USED_ELSEWHERE: &str = "the vector was used on another stream before the c
 pub(super) fn error_across_captures(stream: &StreamCall<'_>) -> Error {
     Error::new(
         ErrorKind::Capture,
-        format!("{stream} cannot be put in order with a stream across the border of a capture"),
+        format!(
+            "{stream} cannot be put in order with another stream, of which one is in a capture and the \
+             other is not"
+        ),
     )
-    .advise(
+    .with_advice(
         "capture with Stream::capture, use a vector on its home stream meanwhile, or before the \
          capture or after it",
     )

@@ -3,6 +3,7 @@
 use super::buffer::Buffer;
 use super::memory_use::MemoryUse;
 use crate::error::{Error, ErrorKind, Result, ensure};
+use crate::impls::Count;
 use crate::stream::Stream;
 use bytemuck::Pod;
 use std::fmt;
@@ -100,7 +101,7 @@ macro_rules! view {
         impl<T: Pod> fmt::Debug for $name<'_, T> {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.debug_struct(stringify!($name))
-                    .field("element", &std::any::type_name::<T>())
+                    .field("element", &format_args!("{}", std::any::type_name::<T>()))
                     .field("length", &self.length)
                     .field("address", &format_args!("{:#x}", self.address))
                     .field("home", &format_args!("{}", self.home()))
@@ -124,8 +125,10 @@ pub(super) fn check_range(range: impl RangeBounds<usize>, length: usize) -> Resu
         Bound::Excluded(&end) => end,
         Bound::Unbounded => length,
     };
-    let what = format_args!("the range {start}..{end} was asked of a vector of {length} elements");
-    ensure!(start <= end && end <= length, OutOfBounds, "", "{what}");
+    let ordered = start <= end;
+    ensure!(ordered, OutOfBounds, "", "the range {start}..{end} ends before it begins");
+    let elements = Count(length, "element");
+    ensure!(end <= length, OutOfBounds, "", "the range {start}..{end} was asked of {elements}");
     Ok(start..end)
 }
 
@@ -134,7 +137,7 @@ pub(super) fn check_index(index: usize, length: usize) -> Result<()> {
     if index < length {
         return Ok(());
     }
-    let what = format!("element {index} was asked of a vector of {length} elements");
+    let what = format!("index {index} was asked of {}", Count(length, "element"));
     Err(Error::new(ErrorKind::OutOfBounds, what))
 }
 

@@ -1,9 +1,9 @@
 //! The log file.
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::impls::variable;
 use crate::sync::Arc;
 use std::borrow::Cow;
-use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -73,20 +73,17 @@ impl DebugLog {
     }
 
     /// The file that `AQUIFER_DEBUG_LOG_FILE` names, or else `RMM_DEBUG_LOG_FILE`. `None` if neither
-    /// is set, or the one that counts is empty.
+    /// is set. An empty one counts as not set.
     ///
     /// # Errors
     ///
     /// [`ErrorKind::Environment`] with variable, path and the system's error, if the file cannot be
     /// opened.
     pub fn from_env() -> Result<Option<Self>> {
-        let named = |name| std::env::var_os(name).map(|value| (name, value));
-        match VARIABLES.into_iter().find_map(named) {
-            Some((name, path)) if path.as_os_str() != OsStr::new("") => {
-                Self::at(Path::new(&path), name, ErrorKind::Environment).map(Some)
-            }
-            _ => Ok(None),
-        }
+        let named = |name| variable(name).map(|value| (name, value));
+        let named = VARIABLES.into_iter().find_map(named);
+        let open = |(name, path)| Self::at(Path::new(&path), name, ErrorKind::Environment);
+        named.map(open).transpose()
     }
 
     /// As [`from_env`](Self::from_env) and [`init`](Self::init). `false` if no file is named.
@@ -103,9 +100,9 @@ impl DebugLog {
 
     fn at(path: &Path, variable: &str, kind: ErrorKind) -> Result<Self> {
         let file = File::options().create(true).append(true).open(path).map_err(|error| {
-            let of = if variable.is_empty() { "" } else { " of " };
+            let named = if variable.is_empty() { "" } else { ", named by " };
             let path = path.display();
-            Error::new(kind, format!("opening the debug log {path}{of}{variable}: {error}"))
+            Error::new(kind, format!("opening the debug log {path}{named}{variable}: {error}"))
         })?;
         Ok(Self { lines: Arc::new(Lines(file)), path: path.to_owned(), level: Level::DEBUG })
     }
@@ -144,7 +141,7 @@ impl DebugLog {
         let subscriber = tracing_subscriber::registry().with(self.layer());
         tracing::subscriber::set_global_default(subscriber).map_err(|error| {
             Error::new(ErrorKind::InvalidArgument, format!("installing the debug log: {error}"))
-                .advise("give `DebugLog::layer` to the program's own subscriber")
+                .with_advice("give `DebugLog::layer` to the program's own subscriber")
         })
     }
 }

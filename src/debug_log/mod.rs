@@ -86,8 +86,8 @@
 //!   capture, for which the pool waits, too, or goes back upstream. So does a block whose stream could
 //!   not be waited for. Accesses to those after the free are not reported.
 //!
-//! A region has the size of [`DeviceBlock::bytes`](crate::DeviceBlock::bytes), so an overrun inside of
-//! the last 256 bytes that a size was rounded up to, or of a bin's block, is not reported either. Of a
+//! A region has the size of [`DeviceBlock::bytes`](crate::DeviceBlock::bytes), which is just what was asked
+//! of such a pool. Of a bin it is the whole block, so an overrun inside of that is not reported either. Of a
 //! pool over a pool, the blocks of the upper one are regions of the lower one's heap, and its blocks of
 //! upstream are not registered: tools know regions by address, and those would share theirs. Memory
 //! whose heap the tool refuses is not checked. By its manual, compute-sanitizer takes what was a heap

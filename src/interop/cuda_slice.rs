@@ -1,6 +1,6 @@
 //! Vectors to and from cudarc's own slices.
 
-use crate::container::{DeviceVec, DeviceVecParts};
+use crate::container::{DeviceVec, DeviceVecParts, refuse_zero_sized};
 use crate::device::Device;
 use crate::driver::ErrorContext;
 use crate::driver::cuda::restoring;
@@ -94,7 +94,7 @@ impl<T: Pod> DeviceVec<T> {
         let stream = Stream::from_cudarc(slice.stream())?;
         let length = slice.len();
         let upstream = current_device_resource(stream.device())?;
-        ensure!(size_of::<T>() != 0, InvalidArgument, "", "elements without a size");
+        refuse_zero_sized::<T>()?;
         if length == 0 {
             return Self::new(&stream);
         }
@@ -148,6 +148,7 @@ impl<T: Pod> DeviceVec<T> {
         let stream = self.stream().cuda_stream().ok_or_else(|| {
             let what = "cudarc cannot own memory of a simulated device";
             Error::new(ErrorKind::Unsupported, what)
+                .with_advice("use a CUDA device, or Aquifer's own copies and launches")
         })?;
         ensure!(
             self.buffer_frees_with_driver() && stream.context().has_async_alloc(),
@@ -155,7 +156,12 @@ impl<T: Pod> DeviceVec<T> {
             "allocate it from an AsyncResource",
             "cudarc would not free this memory as its resource does"
         );
-        ensure!(!self.is_empty(), Unsupported, "", "an empty vector has no memory to give");
+        ensure!(
+            !self.is_empty(),
+            Unsupported,
+            "let cudarc allocate a slice of length 0",
+            "an empty vector has no memory to give to cudarc"
+        );
         Ok(stream.clone())
     }
 }

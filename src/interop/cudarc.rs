@@ -47,7 +47,7 @@ pub struct CudaMut<'a, T: Pod> {
 fn cudarc_home(home: &Stream) -> Result<&Arc<CudaStream>> {
     home.cuda_stream().ok_or_else(|| {
         Error::new(ErrorKind::Unsupported, format!("cudarc cannot use memory of {}", home.device()))
-            .advise("use a CUDA device, or Aquifer's own copies and launches")
+            .with_advice("use a CUDA device, or Aquifer's own copies and launches")
     })
 }
 

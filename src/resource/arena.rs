@@ -5,11 +5,12 @@ use super::cuda::CudaResource;
 use super::device_resource::DeviceResource;
 use super::identity::ResourceId;
 use super::impls::{debug_struct, forward, handle, setters};
-use super::pool::{MissPolicy, PoolResource, PoolStatistics};
+use super::pool::{MissPolicy, PoolOwner, PoolResource, PoolStatistics};
 use crate::debug_log::deferred_event;
 use crate::device::Device;
 use crate::driver::not_forked;
 use crate::error::{Error, ErrorKind, Result, ensure};
+use crate::impls::Count;
 use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout};
 use crate::pool::MissStep;
 use crate::stream::Stream;
@@ -38,12 +39,11 @@ const MINIMUM_SIZE: usize = 1 << 20;
 ///
 /// ```
 /// use aquifer::{ArenaResource, CudaResource, Device, DeviceVec};
-/// use std::sync::Arc;
 ///
 /// let device = Device::detect()?;
 /// let stream = device.new_stream()?;
 /// let arena = ArenaResource::builder(CudaResource::new(&device)).arena_size(64 << 20).build()?;
-/// let vec = DeviceVec::<f32>::zeroed_in(&stream, 1000, Arc::new(arena.clone()))?;
+/// let vec = DeviceVec::<f32>::zeroed_in(&stream, 1000, arena.clone())?;
 /// assert_eq!((arena.statistics().live, arena.statistics().reserved), (4096, 64 << 20));
 /// drop(vec);
 /// # Ok::<(), aquifer::Error>(())
@@ -201,11 +201,13 @@ impl<U: DeviceResource + 'static> ArenaOptions<U> {
             size >= MINIMUM_SIZE && size.is_multiple_of(DEFAULT_ALIGNMENT),
             InvalidArgument,
             "give a multiple of 256, 1 MiB at least",
-            "an arena of {size} bytes was asked for"
+            "an arena of {} was asked for",
+            Count(size, "byte")
         );
         // None of these asks upstream, which gives an arena nothing more.
         let steps = [MissStep::Complete, MissStep::Ordered, MissStep::Wait, MissStep::Gather];
         let pool = PoolResource::builder(self.upstream)
+            .owner(PoolOwner::Arena)
             .initial_size(size)
             .maximum_size(size)
             .miss_policy(MissPolicy::new(steps));
@@ -221,8 +223,9 @@ fn half_of_free(device: &Device) -> Result<usize> {
     ensure!(
         half >= MINIMUM_SIZE,
         OutOfMemory,
-        "free memory, or say how large the arena is to be",
-        "half of the {free} bytes that are free on {device} is no arena"
+        "free memory: no arena is smaller",
+        "half of the {} that {device} has free is less than 1 MiB, the least arena",
+        Count(free, "byte")
     );
     Ok(half)
 }

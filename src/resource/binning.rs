@@ -6,6 +6,7 @@ use super::device_resource::DeviceResource;
 use super::fixed_size::FixedSizeResource;
 use super::impls::{debug_struct, forward, handle};
 use crate::error::{Error, ErrorKind, Result, ensure};
+use crate::impls::Count;
 use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout};
 use crate::stream::Stream;
 use crate::sync::Arc;
@@ -29,14 +30,13 @@ const MAX_EXPONENT: u32 = 22;
 ///
 /// ```
 /// use aquifer::{BinningResource, CudaResource, Device, DeviceLayout, DeviceResource, PoolResource};
-/// use std::sync::Arc;
 ///
 /// let device = Device::detect()?;
 /// let stream = device.new_stream()?;
 /// let pool = PoolResource::new(CudaResource::new(&device))?;
 /// let small = PoolResource::new(CudaResource::new(&device))?;
 /// let bins = BinningResource::builder(pool)
-///     .bin(64 << 10, Arc::new(small.clone()))
+///     .bin(64 << 10, small.clone())
 ///     .fixed_size_bins(18, 20)
 ///     .build()?;
 /// let block = bins.allocate(&stream, DeviceLayout::new(1000)?)?;
@@ -147,7 +147,7 @@ impl<U: DeviceResource + 'static> BinningResource<U> {
                 if block.bytes() == *size {
                     return Ok(block);
                 }
-                Err(refuse(&**resource, stream, block, format!("of {size} bytes")))
+                Err(refuse(&**resource, stream, block, format!("of {}", Count(*size, "byte"))))
             }
             None => self.allocate_large(stream, layout),
         }
@@ -179,7 +179,7 @@ impl<U: DeviceResource + 'static> BinningResource<U> {
         if block.bytes() > largest {
             return Ok(block);
         }
-        Err(refuse(upstream, stream, block, format!("of more than {largest} bytes")))
+        Err(refuse(upstream, stream, block, format!("of more than {}", Count(largest, "byte"))))
     }
 }
 
@@ -196,9 +196,13 @@ fn refuse(
     unsafe { from.deallocate(stream, block) };
     Error::new(
         ErrorKind::Unsupported,
-        format!("{from:?} was asked for a block {wanted} and gave one of {bytes}"),
+        format!(
+            "{} was asked for a block {wanted} and gave one of {}",
+            from.identity().name(),
+            Count(bytes, "byte")
+        ),
     )
-    .advise("give bins resources whose blocks have the size that was asked")
+    .with_advice("give bins resources whose blocks have the size that was asked")
 }
 
 // SAFETY: every block is a bin's or upstream's. Its size leads back to the same resource, which
@@ -242,8 +246,8 @@ pub struct BinningOptions<U: DeviceResource + 'static> {
 impl<U: DeviceResource + 'static> BinningOptions<U> {
     /// Adds a bin of `size` bytes, a multiple of 256, over `resource`, whose blocks are to have exactly
     /// the size that is asked. A second bin of one size is an error, where RMM silently keeps the first.
-    pub fn bin(mut self, size: usize, resource: Arc<dyn DeviceResource>) -> Self {
-        self.bins.push(Bin { size, resource, fixed: None });
+    pub fn bin(mut self, size: usize, resource: impl DeviceResource + 'static) -> Self {
+        self.bins.push(Bin { size, resource: resource.into_shared(), fixed: None });
         self
     }
 
@@ -297,7 +301,8 @@ impl<U: DeviceResource + 'static> BinningOptions<U> {
                 (1..=isize::MAX as usize).contains(size) && size.is_multiple_of(DEFAULT_ALIGNMENT),
                 InvalidArgument,
                 "give a multiple of 256 that an address space holds",
-                "a bin of {size} bytes was asked for"
+                "a bin of {} was asked for",
+                Count(*size, "byte")
             );
             upstream.device().require(resource.device(), "the resource of a bin")?;
         }
@@ -306,8 +311,8 @@ impl<U: DeviceResource + 'static> BinningOptions<U> {
                 pair[0].size != pair[1].size,
                 InvalidArgument,
                 "leave one of them out: no bin replaces another",
-                "two bins of {} bytes were asked for",
-                pair[0].size
+                "two bins of {} were asked for",
+                Count(pair[0].size, "byte")
             );
         }
         let bins = bins.into_boxed_slice();

@@ -34,7 +34,8 @@ impl DeviceBlock {
         self.address
     }
 
-    /// The size in bytes: what was asked, or more.
+    /// The size in bytes: what was asked, or more. A pool that a memory tool or the simulated device follows
+    /// gives just what was asked.
     pub const fn bytes(&self) -> usize {
         self.bytes
     }

@@ -6,6 +6,7 @@ use super::impls::{debug_struct, equal_by_identity, forward};
 use crate::debug_log::deferred_event;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result, catch_panic_text};
+use crate::impls::Count;
 use crate::layout::DeviceLayout;
 use crate::stream::Stream;
 use crate::sync::Arc;
@@ -26,7 +27,6 @@ type DeallocateFn = dyn Fn(&Stream, DeviceBlock) + Send + Sync;
 ///
 /// ```
 /// use aquifer::{CallbackResource, CudaResource, Device, DeviceResource, DeviceVec};
-/// use std::sync::Arc;
 ///
 /// let device = Device::detect()?;
 /// let stream = device.new_stream()?;
@@ -39,7 +39,7 @@ type DeallocateFn = dyn Fn(&Stream, DeviceBlock) + Send + Sync;
 ///         move |stream, block| to.deallocate(stream, block),
 ///     )
 /// };
-/// let vec = DeviceVec::<f32>::zeroed_in(&stream, 1000, Arc::new(resource))?;
+/// let vec = DeviceVec::<f32>::zeroed_in(&stream, 1000, resource)?;
 /// assert_eq!(vec.to_vec()?, vec![0.0; 1000]);
 /// # Ok::<(), aquifer::Error>(())
 /// ```
@@ -93,11 +93,13 @@ unsafe impl DeviceResource for CallbackResource {
             return Ok(DeviceBlock::empty(layout));
         }
         catch_panic_text(|| (self.state.allocate)(stream, layout)).unwrap_or_else(|text| {
-            let (bytes, what) = (layout.bytes(), text.as_deref().unwrap_or(NO_TEXT));
+            let bytes = Count(layout.bytes(), "byte");
+            let what = text.as_deref().unwrap_or(NO_TEXT);
             Err(Error::new(
                 ErrorKind::Unsupported,
-                format!("a callback that was to allocate {bytes} bytes panicked: {what}"),
-            ))
+                format!("a callback that was to allocate {bytes} panicked: {what}"),
+            )
+            .with_advice("let the callback return an Error"))
         })
     }
 

@@ -7,6 +7,7 @@ use crate::debug_log::deferred_event;
 use crate::device::Device;
 use crate::driver::{DeviceAddress, DriverResult, ErrorContext};
 use crate::error::{DriverError, Error, Result};
+use crate::impls::Count;
 use crate::layout::DeviceLayout;
 use crate::stream::{Stream, deferred};
 
@@ -76,10 +77,12 @@ pub(super) fn allocate(
     let bytes = padded_bytes(layout);
     let base = driver_call(bytes).with_context(|| match device.memory_info() {
         Ok(info) => format!(
-            "allocating {bytes} bytes on {device}, where {} of {} are free",
-            info.free, info.total
+            "allocating {} on {device}, which has {} free of its {}",
+            Count(bytes, "byte"),
+            Count(info.free, "byte"),
+            Count(info.total, "byte")
         ),
-        Err(_) => format!("allocating {bytes} bytes on {device}"),
+        Err(_) => format!("allocating {} on {device}", Count(bytes, "byte")),
     })?;
     Ok(padded_block(layout, base))
 }

@@ -29,7 +29,7 @@ use std::ptr::NonNull;
 /// | [`AsyncResource`](crate::AsyncResource) | each block, to the byte, in stream order |
 /// | [`PinnedResource`](crate::PinnedResource) | each block, to its last page |
 /// | [`PoolResource`](crate::PoolResource), [`FixedSizeResource`](crate::FixedSizeResource), [`ArenaResource`](crate::ArenaResource), [`PinnedPool`](crate::PinnedPool) | one large block for each of the upstream's: an access past a block's end, or after its free, is inside it and not seen |
-/// | the same but `PinnedPool`, with the feature `nvtx` and `--nvtx yes` | each block, to the next 256 bytes or the bin's size; see [`debug_log`](crate::debug_log#the-memory-extension) |
+/// | the same but `PinnedPool`, with the feature `nvtx` and `--nvtx yes` | each block, to the byte or to the bin's size; see [`debug_log`](crate::debug_log#the-memory-extension) |
 /// | [`SystemResource`](crate::SystemResource) | nothing: it is the host's heap |
 /// | [`BinningResource`](crate::BinningResource) | what the resource of the bin is |
 /// | [`CallbackResource`](crate::CallbackResource) | what the closures hand out |
@@ -92,9 +92,19 @@ use std::ptr::NonNull;
 /// assert_eq!(counting.bytes.load(Ordering::Relaxed), 0);
 /// # Ok::<(), aquifer::Error>(())
 /// ```
-pub unsafe trait DeviceResource: fmt::Debug + Send + Sync {
+pub unsafe trait DeviceResource: Share + fmt::Debug + Send + Sync {
     /// The device whose memory this is.
     fn device(&self) -> &Device;
+
+    /// The resource as containers keep it: behind an `Arc`, which an `Arc` is already. What takes an
+    /// `impl DeviceResource` calls it; there is nothing to implement.
+    #[doc(hidden)]
+    fn into_shared(self) -> Arc<dyn DeviceResource>
+    where
+        Self: Sized + 'static,
+    {
+        Arc::new(self)
+    }
 
     /// Memory of `layout` for work on `stream`, from this call on. Zero bytes give an empty block
     /// without a driver call.
@@ -130,10 +140,34 @@ pub unsafe trait DeviceResource: fmt::Debug + Send + Sync {
     unsafe fn deallocate(&self, stream: &Stream, block: DeviceBlock);
 }
 
+/// Erases the type of a shared resource. Each resource has it, a `dyn DeviceResource` by its table.
+#[doc(hidden)]
+pub trait Share {
+    fn share(self: Arc<Self>) -> Arc<dyn DeviceResource>
+    where
+        Self: 'static;
+}
+
+impl<R: DeviceResource> Share for R {
+    fn share(self: Arc<Self>) -> Arc<dyn DeviceResource>
+    where
+        Self: 'static,
+    {
+        self
+    }
+}
+
 // SAFETY: forwards to a resource, which keeps the contract.
 unsafe impl<R: DeviceResource + ?Sized> DeviceResource for Arc<R> {
     fn device(&self) -> &Device {
         (**self).device()
+    }
+
+    fn into_shared(self) -> Arc<dyn DeviceResource>
+    where
+        Self: Sized + 'static,
+    {
+        R::share(self)
     }
 
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {

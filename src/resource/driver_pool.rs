@@ -9,6 +9,7 @@ use crate::debug_log::deferred_event;
 use crate::device::Device;
 use crate::driver::{ErrorContext, PoolAttribute, PoolSpec, RawPool};
 use crate::error::{DriverError, Error, ErrorKind, Result, ensure};
+use crate::impls::Count;
 use crate::layout::DeviceLayout;
 use crate::stream::{Stream, deferred};
 #[cfg(unix)]
@@ -122,7 +123,9 @@ impl AsyncOptions {
             initial_size as u64 <= release_threshold,
             InvalidArgument,
             "raise the release threshold to the initial size",
-            "a pool of {initial_size} bytes at first that keeps {release_threshold}"
+            "a driver pool was to begin with {} and to keep {}",
+            Count(initial_size, "byte"),
+            Count(release_threshold, "byte")
         );
         let initial = DeviceLayout::new(initial_size)?;
         require_pools(&device)?;
@@ -139,21 +142,30 @@ impl AsyncOptions {
                 }
                 PoolSpec { shareable: true, .. } if unknown => {
                     lacking(&device, "memory for other processes", Some(&error))
+                        .with_advice("build it without `shareable`")
                 }
-                _ => Error::driver_call(format!("making a pool on {device}"), error),
+                _ => Error::driver_call(format!("making a driver pool on {device}"), error),
             }
         })?;
         // From here on the resource's drop destroys the pool.
         let resource = AsyncResource { device, pool, owned: true };
-        for (switch, allow) in [
-            (PoolAttribute::FollowEventDependencies, self.reuse_follow_event_dependencies),
-            (PoolAttribute::AllowOpportunistic, self.reuse_opportunistic),
-            (PoolAttribute::AllowInternalDependencies, self.reuse_internal_dependencies),
+        for (switch, name, allow) in [
+            (
+                PoolAttribute::FollowEventDependencies,
+                "reuse_follow_event_dependencies",
+                self.reuse_follow_event_dependencies,
+            ),
+            (PoolAttribute::AllowOpportunistic, "reuse_opportunistic", self.reuse_opportunistic),
+            (
+                PoolAttribute::AllowInternalDependencies,
+                "reuse_internal_dependencies",
+                self.reuse_internal_dependencies,
+            ),
         ] {
             if let Some(allow) = allow {
                 let driver = resource.device.driver();
                 driver.pool_set(pool, switch, u64::from(allow)).with_context(|| {
-                    format!("setting {switch:?} of a pool on {}", resource.device)
+                    format!("setting {name} of a driver pool on {}", resource.device)
                 })?;
             }
         }
@@ -173,14 +185,15 @@ const MANAGED_POOLS_SINCE: u32 = 13000;
 
 fn require_pools(device: &Device) -> Result<()> {
     let has_pools = device.properties().memory_pools;
-    ensure!(has_pools, Unsupported, "use CudaResource", "{device} has no memory pools");
+    let advice = "use CudaResource, or a PoolResource over it";
+    ensure!(has_pools, Unsupported, advice, "{device} has no stream-ordered memory pools");
     Ok(())
 }
 
 fn lacking(device: &Device, what: &str, why: Option<&DriverError>) -> Error {
     let why = why.map(|error| format!(": {error}")).unwrap_or_default();
     Error::new(ErrorKind::Unsupported, format!("{device} has no pools of {what}{why}"))
-        .advise("use a pool of plain device memory, or ManagedResource")
+        .with_advice("use a driver pool of plain device memory, or ManagedResource")
 }
 
 impl AsyncResource {
@@ -273,7 +286,7 @@ impl AsyncResource {
     /// ```
     pub unsafe fn from_raw_pool(device: &Device, pool: u64) -> Result<Self> {
         let advice = "see whether the call that made it failed";
-        ensure!(pool != 0, InvalidArgument, advice, "a memory pool that is null");
+        ensure!(pool != 0, InvalidArgument, advice, "a null handle was given for a driver pool");
         require_pools(device)?;
         Ok(Self { device: device.clone(), pool: RawPool(pool), owned: false })
     }
@@ -302,7 +315,7 @@ impl AsyncResource {
     /// ```
     pub fn statistics(&self) -> Result<AsyncStatistics> {
         let ask = |attribute| {
-            let wanted = || format!("asking a pool on {} for its counts", self.device);
+            let wanted = || format!("asking a driver pool on {} for its counts", self.device);
             self.device.driver().pool_get(self.pool, attribute).with_context(wanted)
         };
         Ok(AsyncStatistics {
@@ -320,10 +333,9 @@ impl AsyncResource {
     ///
     /// Those of the driver.
     pub fn trim(&self, keep: usize) -> Result<()> {
-        self.device
-            .driver()
-            .pool_trim(self.pool, keep)
-            .with_context(|| format!("trimming a pool on {} to {keep} bytes", self.device))?;
+        self.device.driver().pool_trim(self.pool, keep).with_context(|| {
+            format!("trimming a driver pool on {} to {}", self.device, Count(keep, "byte"))
+        })?;
         let (device, handle) = (self.device.ordinal(), self.pool.0);
         deferred_event!(debug, target: DRIVER_POOL, device, handle, keep, "driver pool trimmed");
         Ok(())
@@ -338,9 +350,15 @@ impl AsyncResource {
     /// simulated device.
     #[cfg(unix)]
     pub fn export(&self) -> Result<OwnedFd> {
-        let wanted = || format!("exporting a pool on {}", self.device);
+        let wanted = || format!("exporting a driver pool on {}", self.device);
         let descriptor = self.device.driver().pool_export(self.pool).with_context(wanted)?;
-        ensure!(descriptor >= 0, Unsupported, "", "the driver exported no descriptor");
+        ensure!(
+            descriptor >= 0,
+            Unsupported,
+            "build it with shareable(true)",
+            "{}: the driver gave no descriptor",
+            wanted()
+        );
         // SAFETY: the driver made the descriptor for this call, which owns it.
         Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
     }
@@ -383,8 +401,8 @@ unsafe impl DeviceResource for AsyncResource {
                 !entered.is_capturing()?,
                 Capture,
                 "allocate before the capture, or give a PoolResource over this to Stream::capture",
-                "a driver pool cannot serve {} bytes to {entered}, in capture",
-                layout.bytes()
+                "a driver pool cannot serve {} to {entered}, which is in capture",
+                Count(layout.bytes(), "byte")
             );
             allocate(&self.device, stream, layout, |bytes| {
                 self.device.driver().mem_alloc_async(self.pool, bytes, entered.raw())
@@ -392,7 +410,9 @@ unsafe impl DeviceResource for AsyncResource {
         };
         let mut allocated = Ok(DeviceBlock::empty(layout));
         // One look at the context for the question and the allocation.
-        self.device.driver().with_current(&mut || allocated = attempt())?;
+        self.device.driver().with_current(&mut || allocated = attempt()).with_context(|| {
+            format!("allocating {} on {entered}", Count(layout.bytes(), "byte"))
+        })?;
         allocated
     }
 

@@ -5,8 +5,9 @@ use super::cuda::CudaResource;
 use super::device_resource::DeviceResource;
 use super::identity::ResourceId;
 use super::impls::{debug_struct, forward, handle, setters};
-use super::pool::{PoolResource, PoolStatistics};
+use super::pool::{PoolOwner, PoolResource, PoolStatistics};
 use crate::error::{Result, ensure};
+use crate::impls::Count;
 use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout};
 use crate::stream::Stream;
 
@@ -123,9 +124,10 @@ impl<U: DeviceResource + 'static> FixedSizeResource<U> {
             bytes <= self.block_size,
             OutOfMemory,
             "build it with a larger block size, or send large requests elsewhere by bins",
-            "allocating {bytes} bytes from a resource on {} whose blocks have {}",
+            "allocating {} from a resource on {} whose blocks have {} each",
+            Count(bytes, "byte"),
             self.device(),
-            self.block_size
+            Count(self.block_size, "byte")
         );
         let whole = if bytes == 0 { 0 } else { self.block_size };
         self.pool.allocate_cold(stream, DeviceLayout::with_alignment(whole, alignment)?)
@@ -198,7 +200,8 @@ impl<U: DeviceResource + 'static> FixedSizeOptions<U> {
                 && block_size.is_multiple_of(DEFAULT_ALIGNMENT),
             InvalidArgument,
             "give a multiple of 256 between 256 and 2^40 - 512",
-            "blocks of {block_size} bytes were asked for"
+            "blocks of {} were asked for",
+            Count(block_size, "byte")
         );
         ensure!(
             blocks_per_chunk > 0,
@@ -210,10 +213,13 @@ impl<U: DeviceResource + 'static> FixedSizeOptions<U> {
         ensure!(
             most.checked_mul(block_size).is_some_and(|bytes| bytes <= isize::MAX as usize / 2),
             InvalidArgument,
-            "",
-            "{most} blocks of {block_size} bytes are more than an address space holds"
+            "give smaller blocks, or fewer blocks_per_chunk or initial_blocks",
+            "{} of {} each are more than an address space holds",
+            Count(most, "block"),
+            Count(block_size, "byte")
         );
         let pool = PoolResource::builder(upstream)
+            .owner(PoolOwner::FixedSize)
             .growth_step(blocks_per_chunk * block_size)
             .initial_size(initial_blocks * block_size)
             .build()?;

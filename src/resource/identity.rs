@@ -2,6 +2,7 @@
 
 use crate::device::Device;
 use crate::driver::BackendKind;
+use crate::impls::short_name;
 use std::any::{TypeId, type_name};
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -69,6 +70,13 @@ impl ResourceId {
         let (backend, context_id) = device.key();
         let backend = u64::from(backend == BackendKind::Simulated);
         Self::new::<R>([context_id << 1 | backend, number])
+    }
+}
+
+impl ResourceId {
+    /// The resource's type by its short name, without its module and its upstream: `PoolResource`.
+    pub fn name(&self) -> &'static str {
+        short_name(self.name)
     }
 }
 

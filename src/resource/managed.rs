@@ -9,6 +9,7 @@ use crate::debug_log::defer_events;
 use crate::device::Device;
 use crate::driver::{is_forked_child, not_forked};
 use crate::error::{Error, ErrorKind, Result, ensure};
+use crate::impls::Count;
 use crate::layout::DeviceLayout;
 use crate::stream::{Stream, deferred};
 use crate::sync::Arc;
@@ -142,18 +143,21 @@ impl ManagedResource {
         let bytes = padded_bytes(layout);
         let device = &self.device;
         let live = self.quota.lock().live();
+        let counted = |bytes| Count(bytes, "byte");
         let room = match device.memory_info() {
-            Ok(info) => format!("{} of {} are free and", info.free, info.total),
+            Ok(info) => {
+                format!(", which has {} free of its {}", counted(info.free), counted(info.total))
+            }
             Err(_) => String::new(),
         };
+        let (bytes, live) = (Count(bytes, "byte"), Count(live, "byte"));
         Error::new(
             ErrorKind::OutOfMemory,
             format!(
-                "allocating {bytes} bytes of managed memory on {device}, where {room} {live} are \
-                 managed already"
+                "allocating {bytes} of managed memory on {device}{room}; {live} are managed already"
             ),
         )
-        .advise("ask for less, or build the resource with oversubscribe(true)")
+        .with_advice("ask for less, or build the resource with oversubscribe(true)")
     }
 }
 

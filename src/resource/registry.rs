@@ -103,20 +103,19 @@ fn replace(
 /// ```
 /// use aquifer::{CudaResource, Device, DeviceVec};
 /// use aquifer::{reset_current_device_resource, set_current_device_resource, sim::SimConfig};
-/// use std::sync::Arc;
 ///
 /// let device = Device::simulated(SimConfig::default());
-/// let before = set_current_device_resource(Arc::new(CudaResource::new(&device)));
+/// let before = set_current_device_resource(CudaResource::new(&device));
 /// assert!(before.is_none());
 /// let vec = DeviceVec::<u8>::zeroed(&device.new_stream()?, 10)?; // from the plain resource
 /// reset_current_device_resource(&device); // the vector keeps its own handle
 /// # Ok::<(), aquifer::Error>(())
 /// ```
 pub fn set_current_device_resource(
-    resource: Arc<dyn DeviceResource>,
+    resource: impl DeviceResource + 'static,
 ) -> Option<Arc<dyn DeviceResource>> {
     let device = resource.device().clone();
-    replace(&device, Some(resource))
+    replace(&device, Some(resource.into_shared()))
 }
 
 /// Makes the default current again on `device`, and returns what was set, if anything was.

@@ -163,17 +163,19 @@ fn find(mut frame: *const ScopeFrame, context_id: ContextId) -> Option<Arc<Threa
 ///
 /// ```
 /// use aquifer::{CudaResource, Device, DeviceVec, with_device_resource};
-/// use std::sync::Arc;
 ///
 /// let device = Device::detect()?;
 /// let stream = device.new_stream()?;
-/// let plain = Arc::new(CudaResource::new(&device));
+/// let plain = CudaResource::new(&device);
 /// let vec = with_device_resource(plain, || DeviceVec::<u8>::zeroed(&stream, 10))?;
 /// assert!(format!("{:?}", vec.resource()).contains("CudaResource"));
 /// # Ok::<(), aquifer::Error>(())
 /// ```
-pub fn with_device_resource<R>(resource: Arc<dyn DeviceResource>, body: impl FnOnce() -> R) -> R {
-    run_in_scope(&ThreadResource::new(resource), body)
+pub fn with_device_resource<R>(
+    resource: impl DeviceResource + 'static,
+    body: impl FnOnce() -> R,
+) -> R {
+    run_in_scope(&ThreadResource::new(resource.into_shared()), body)
 }
 
 /// A future that is polled in a scope of [`with_device_resource`], on whatever thread.
@@ -184,12 +186,11 @@ pub fn with_device_resource<R>(resource: Arc<dyn DeviceResource>, body: impl FnO
 /// ```
 /// use aquifer::{CudaResource, Device, DeviceVec, WithDeviceResource, current_device_resource};
 /// use std::pin::pin;
-/// use std::sync::Arc;
 /// use std::task::{Context, Poll, Waker};
 ///
 /// let device = Device::detect()?;
 /// let stream = device.new_stream()?;
-/// let task = WithDeviceResource::new(Arc::new(CudaResource::new(&device)), async {
+/// let task = WithDeviceResource::new(CudaResource::new(&device), async {
 ///     DeviceVec::<u8>::zeroed(&stream, 10)
 /// });
 /// let Poll::Ready(vec) = pin!(task).poll(&mut Context::from_waker(Waker::noop())) else {
@@ -206,8 +207,8 @@ pub struct WithDeviceResource<F> {
 
 impl<F> WithDeviceResource<F> {
     /// Wraps `future`, for which `resource` is the current one of its device.
-    pub fn new(resource: Arc<dyn DeviceResource>, future: F) -> Self {
-        Self { resource: ThreadResource::new(resource), future }
+    pub fn new(resource: impl DeviceResource + 'static, future: F) -> Self {
+        Self { resource: ThreadResource::new(resource.into_shared()), future }
     }
 
     /// The resource.

@@ -8,6 +8,7 @@ use super::impls::{equal_by_identity, setters};
 use crate::device::Device;
 use crate::driver::{DeviceRange, ErrorContext, PreferredLocation, is_forked_child, not_forked};
 use crate::error::{Error, ErrorKind, Result, ensure};
+use crate::impls::Count;
 use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout};
 use crate::stream::{Stream, deferred};
 use std::alloc::Layout;
@@ -32,13 +33,12 @@ const COLLECTIONS: usize = 64;
 ///
 /// ```
 /// use aquifer::{Device, DeviceVec, ErrorKind, SystemResource};
-/// use std::sync::Arc;
 ///
 /// let device = Device::detect()?;
 /// let stream = device.new_stream()?;
 /// match SystemResource::new(&device) {
 ///     Ok(system) => {
-///         let vec = DeviceVec::<u8>::zeroed_in(&stream, 100, Arc::new(system))?;
+///         let vec = DeviceVec::<u8>::zeroed_in(&stream, 100, system)?;
 ///         assert_eq!(vec.to_vec()?, [0; 100]);
 ///     }
 ///     Err(error) => assert_eq!(error.kind(), ErrorKind::Unsupported),
@@ -142,7 +142,11 @@ impl SystemResource {
                 let range = DeviceRange { address: memory.address() + start as u64, bytes };
                 // SAFETY: inside the block, which is live.
                 unsafe { self.device.driver().advise(range, location) }.with_context(|| {
-                    format!("saying where {bytes} bytes are best on {}", self.device)
+                    format!(
+                        "advising the driver where {} lie best on {}",
+                        Count(bytes, "byte"),
+                        self.device
+                    )
                 })?;
             }
         }
@@ -170,9 +174,9 @@ impl SystemMemory {
             let bytes = layout.size();
             Error::new(
                 ErrorKind::OutOfMemory,
-                format!("allocating {bytes} bytes of ordinary memory for {device}"),
+                format!("allocating {} of ordinary memory for {device}", Count(bytes, "byte")),
             )
-            .advise("ask for less: the host has no room for it")
+            .with_advice("ask for less: the host has no room for it")
         })?;
         // SAFETY: allocated above, and detached before it is freed.
         if let Err(error) = unsafe { device.driver().pageable_attach(pointer, layout.size()) } {
@@ -255,7 +259,10 @@ unsafe impl DeviceResource for SystemResource {
         let minimum = if self.headroom.is_some() { PAGE } else { DEFAULT_ALIGNMENT };
         let alignment = layout.alignment().max(minimum);
         let wanted = Layout::from_size_align(layout.bytes(), alignment).map_err(|_| {
-            Error::new(ErrorKind::InvalidArgument, format!("{layout:?} is no layout of the host"))
+            let (bytes, alignment) = (Count(layout.bytes(), "byte"), layout.alignment());
+            let what =
+                format!("{bytes} aligned to {alignment} are more than an address space holds");
+            Error::new(ErrorKind::InvalidArgument, what)
         })?;
         let Some(headroom) = self.headroom else {
             return self.obtain(stream, wanted).map(SystemMemory::into_block);

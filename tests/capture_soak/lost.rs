@@ -1,5 +1,6 @@
 //! A context that one thread loses while a host form of another runs on memory that it was lent.
 
+use crate::kernels::idle_entry;
 use crate::player::Player;
 use crate::shared::{Shared, Step, Stop, lock};
 use aquifer::{HostArgs, Kernel, LaunchConfig, Result};
@@ -62,29 +63,37 @@ fn soon(holds: impl Fn() -> bool) -> bool {
 }
 
 /// Looks at what it was lent until the context is lost, and for a while after.
-static LOOK: Kernel = Kernel::new("look", "", |_: &LaunchConfig, mut args: HostArgs<'_>| {
-    let meeting = &MEETINGS[args.scalar::<u32>()? as usize];
-    let lent: &[u32] = args.input()?;
-    let first = lent.first().copied();
-    meeting.form.store(INSIDE, Ordering::SeqCst);
-    soon(|| meeting.lost.load(Ordering::SeqCst));
-    std::thread::sleep(LONGER);
-    let same = lent.iter().all(|found| Some(*found) == first);
-    meeting.form.store(if same { ENDED } else { CHANGED }, Ordering::SeqCst);
-    Ok(())
-});
+static LOOK: Kernel = Kernel::new(
+    "look",
+    idle_entry!("look", number: u32, lent: u64),
+    |_: &LaunchConfig, mut args: HostArgs<'_>| {
+        let meeting = &MEETINGS[args.scalar::<u32>()? as usize];
+        let lent: &[u32] = args.input()?;
+        let first = lent.first().copied();
+        meeting.form.store(INSIDE, Ordering::SeqCst);
+        soon(|| meeting.lost.load(Ordering::SeqCst));
+        std::thread::sleep(LONGER);
+        let same = lent.iter().all(|found| Some(*found) == first);
+        meeting.form.store(if same { ENDED } else { CHANGED }, Ordering::SeqCst);
+        Ok(())
+    },
+);
 
 /// The same, and writes it then.
-static CHANGE: Kernel = Kernel::new("change", "", |_: &LaunchConfig, mut args: HostArgs<'_>| {
-    let meeting = &MEETINGS[args.scalar::<u32>()? as usize];
-    let lent: &mut [u32] = args.in_out()?;
-    meeting.form.store(INSIDE, Ordering::SeqCst);
-    soon(|| meeting.lost.load(Ordering::SeqCst));
-    std::thread::sleep(LONGER);
-    lent.fill(0);
-    meeting.form.store(ENDED, Ordering::SeqCst);
-    Ok(())
-});
+static CHANGE: Kernel = Kernel::new(
+    "change",
+    idle_entry!("change", number: u32, lent: u64),
+    |_: &LaunchConfig, mut args: HostArgs<'_>| {
+        let meeting = &MEETINGS[args.scalar::<u32>()? as usize];
+        let lent: &mut [u32] = args.in_out()?;
+        meeting.form.store(INSIDE, Ordering::SeqCst);
+        soon(|| meeting.lost.load(Ordering::SeqCst));
+        std::thread::sleep(LONGER);
+        lent.fill(0);
+        meeting.form.store(ENDED, Ordering::SeqCst);
+        Ok(())
+    },
+);
 
 impl Player<'_> {
     /// What the first thread and the second of such a program do once.

@@ -32,7 +32,12 @@ pub(crate) fn run(seed: u64, complaints: &Complaints) -> Result<Tally, Failed> {
     let device = match (support::on_gpu(), setup.loses) {
         (true, _) => Device::open(0).map_err(early)?,
         (false, loses) => {
-            let config = SimConfig::default().seed(seed);
+            // Every second one takes a pool's way without a lock, which a pool that is followed does not.
+            let config = match support::pool_checks().unwrap_or(seed.is_multiple_of(2)) {
+                true => SimConfig::default(),
+                false => SimConfig::default().without_pool_checks(),
+            };
+            let config = config.seed(seed);
             // A host form runs beside the calls of all threads then.
             Device::simulated(if loses { config.schedule(Schedule::Background) } else { config })
         }

@@ -179,7 +179,7 @@ fn a_subscriber_may_allocate_where_a_block_is_freed_twice() {
     }
     hurry();
     let way = std::env::var(CHILD).unwrap();
-    let device = support::device();
+    let device = support::unfollowed();
     let streams = [device.new_stream().unwrap(), device.new_stream().unwrap()];
     let upstream: Arc<dyn DeviceResource> = Arc::new(CudaResource::new(&device));
     let pool = PoolResource::builder(upstream)
@@ -208,7 +208,8 @@ fn a_subscriber_may_allocate_where_pools_below_notice() {
         return;
     }
     hurry();
-    let device = Device::simulated(SimConfig::default());
+    // A device that follows pools would notice first.
+    let device = Device::simulated(SimConfig::default().without_pool_checks());
     let streams = [device.new_stream().unwrap(), device.new_stream().unwrap()];
     let lower = PoolResource::builder(CudaResource::new(&device)).growth_step(MIB).build().unwrap();
     let other = PoolResource::new(CudaResource::new(&device)).unwrap();

@@ -131,7 +131,7 @@ fn pool_of(
 
 #[test]
 fn a_pool_tells_of_its_life() {
-    let device = support::device();
+    let device = support::unfollowed();
     let stream = device.new_stream().unwrap();
     let ((), told) = Heard::of(|| {
         let pool = pool_of(&device, &[MissStep::GrowToMaximum], 4 * MIB);
@@ -171,7 +171,7 @@ fn a_pool_tells_of_its_life() {
 
 #[test]
 fn memory_that_changes_streams_is_told() {
-    let device = support::device();
+    let device = support::unfollowed();
     let (first, second) = (device.new_stream().unwrap(), device.new_stream().unwrap());
     for (step, message) in [
         (MissStep::Wait, "took a block of another stream"),
@@ -200,7 +200,7 @@ fn memory_that_changes_streams_is_told() {
 
 #[test]
 fn driver_pools_and_refused_captures_are_told() {
-    let device = support::device();
+    let device = support::unfollowed();
     let stream = device.new_stream().unwrap();
     let ((), told) = Heard::of(|| {
         let pool = AsyncResource::builder(&device).initial_size(MIB).build().unwrap();
@@ -304,7 +304,7 @@ fn a_subscriber_may_allocate_from_the_pool_that_tells() {
         return;
     }
     hurry();
-    let device = support::device();
+    let device = support::unfollowed();
     let stream = device.new_stream().unwrap();
     let inner = PoolResource::builder(TracedAdaptor::new(CudaResource::new(&device)))
         .growth_step(MIB)
@@ -434,7 +434,7 @@ fn no_subscriber_is_asked_under_the_locks_of_a_pool() {
         return;
     }
     hurry();
-    let device = support::device();
+    let device = support::unfollowed();
     let stream = device.new_stream().unwrap();
     let upstream = TracedAdaptor::new(CudaResource::new(&device));
     let pool = PoolResource::builder(upstream).growth_step(MIB).build().unwrap();
@@ -461,7 +461,7 @@ impl<S: Subscriber> Layer<S> for Panics {
 
 #[test]
 fn a_subscriber_that_panics_costs_no_memory() {
-    let device = support::device();
+    let device = support::unfollowed();
     let (first, second) = (device.new_stream().unwrap(), device.new_stream().unwrap());
     let subscriber = tracing_subscriber::registry().with(Panics);
     tracing::subscriber::with_default(subscriber, || {

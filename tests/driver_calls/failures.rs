@@ -101,7 +101,7 @@ fn a_transfer_whose_end_nobody_can_know_gives_up_what_the_device_may_write() {
         driver.fail("cuEventSynchronize", 1, 719);
         let failed = download.wait().unwrap_err();
         assert_eq!(failed.error.kind(), ErrorKind::ContextLost);
-        assert!(failed.buffers.is_none() && format!("{failed:?}").contains("false"));
+        assert!(failed.buffers.is_none() && format!("{failed:#?}").contains("gives_back: false"));
     });
 }
 

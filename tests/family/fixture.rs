@@ -1,9 +1,9 @@
 //! Runs one case over all rows, and looks after what each leaves.
 
-use crate::support::{self, TestDevice};
+use crate::support;
 use crate::table::{Made, ROWS, Row};
 use aquifer::sim::{SimConfig, Simulator};
-use aquifer::{Device, DeviceResource, ErrorKind, Stream};
+use aquifer::{CheckedDevice, Device, DeviceResource, ErrorKind, Stream};
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -63,7 +63,7 @@ pub(crate) fn each_owned(case: &str, body: impl Fn(Fixture)) {
 pub(crate) fn each_simulated(case: &str, capacity: u64, body: impl Fn(Fixture, &Simulator)) {
     let device = |seed| {
         let config = SimConfig::default().seed(seed).capacity(capacity);
-        TestDevice::from(support::simulated(config).0)
+        CheckedDevice::from(support::simulated(config).0)
     };
     rows(case, device, |fixture| {
         let simulator = fixture.device.simulator().unwrap();
@@ -71,7 +71,7 @@ pub(crate) fn each_simulated(case: &str, capacity: u64, body: impl Fn(Fixture, &
     });
 }
 
-fn rows(case: &str, device: impl Fn(u64) -> TestDevice, body: impl Fn(Fixture)) {
+fn rows(case: &str, device: impl Fn(u64) -> CheckedDevice, body: impl Fn(Fixture)) {
     let mut failures = Vec::new();
     for (seed, row) in ROWS.iter().enumerate() {
         let asked = catch_unwind(AssertUnwindSafe(|| ask(case, &device(seed as u64), row, &body)));
@@ -88,7 +88,7 @@ fn said(panic: &(dyn Any + Send)) -> &str {
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without a text")
 }
 
-fn ask(case: &str, device: &TestDevice, row: &'static Row, body: &impl Fn(Fixture)) {
+fn ask(case: &str, device: &CheckedDevice, row: &'static Row, body: &impl Fn(Fixture)) {
     let made = match (row.make)(device) {
         Ok(made) => made,
         // The simulated device can do all.

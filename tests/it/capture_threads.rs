@@ -1,6 +1,7 @@
 //! Captures beside other threads: a capture has its streams to itself, no copy of host memory becomes
 //! a node of its graph, and no order is lost when it ends.
 
+use crate::kernels::idle_entry;
 use crate::{kernels, support};
 use allocator_api2::vec::Vec as AllocVec;
 use aquifer::sim::{SimConfig, Violation};
@@ -289,13 +290,14 @@ fn words_in(stream: &Stream, pool: &Pool) -> Result<()> {
 #[test]
 fn a_capture_waits_for_no_call_that_waits_for_the_device() {
     static REACHED: AtomicUsize = AtomicUsize::new(0);
-    static FORM: Kernel = Kernel::new("waits", "", |_: &LaunchConfig, _: HostArgs<'_>| {
-        REACHED.store(1, Ordering::SeqCst);
-        while REACHED.load(Ordering::SeqCst) != 2 {
-            std::thread::yield_now();
-        }
-        Ok(())
-    });
+    static FORM: Kernel =
+        Kernel::new("waits", idle_entry!("waits"), |_: &LaunchConfig, _: HostArgs<'_>| {
+            REACHED.store(1, Ordering::SeqCst);
+            while REACHED.load(Ordering::SeqCst) != 2 {
+                std::thread::yield_now();
+            }
+            Ok(())
+        });
     let (device, _) = support::simulated(SimConfig::default());
     let [stream] = streams(&device);
     let pool = pool_on(&device);

@@ -2,7 +2,10 @@
 
 use crate::{kernels, log, support};
 use aquifer::sim::{Schedule, SimConfig};
-use aquifer::{BackendKind, CudaResource, Device, DeviceVec, ErrorKind, Event, Stream};
+use aquifer::{
+    BackendKind, CudaResource, Device, DeviceLayout, DeviceResource, DeviceVec, ErrorKind, Event,
+    Stream,
+};
 use kernels::{add_one, copy, kind};
 use std::collections::HashSet;
 use std::process::{Command, Output};
@@ -29,7 +32,13 @@ fn clones_are_the_same_and_simulated_devices_are_never_equal() {
     assert_ne!(one, *device);
     assert_eq!((one.name(), one.ordinal(), one.kind()), ("twin", 0, BackendKind::Simulated));
     assert!(one.to_string().starts_with("twin "));
-    assert_ne!(one.to_string(), two.to_string(), "messages tell them apart");
+    assert_eq!((one.to_string(), two.to_string()), ("twin 0".into(), "twin 0".into()));
+    let stream = two.new_stream().unwrap();
+    let error =
+        CudaResource::new(&one).allocate(&stream, DeviceLayout::new(4).unwrap()).unwrap_err();
+    let [belongs, not] = ["belongs to twin 0 (context ", ", not to twin 0 (context "]
+        .map(|part| error.to_string().split_once(part).unwrap().1.to_owned());
+    assert_ne!(belongs.split_once(')').unwrap().0, not.split_once(')').unwrap().0, "{error}");
     assert_eq!(device.simulator().is_some(), device.kind() == BackendKind::Simulated);
     if support::on_gpu() {
         assert_eq!(Device::open(0).unwrap(), *device, "opened twice, one device");
@@ -242,7 +251,8 @@ fn in_a_child(backend: Option<&str>) -> String {
     let Output { status, stdout, stderr } = command.output().unwrap();
     let text = String::from_utf8_lossy(&stdout) + String::from_utf8_lossy(&stderr);
     assert!(status.success(), "{text}");
-    text.into_owned()
+    // Without the time that it took.
+    text.split("test result").next().unwrap_or_default().to_owned()
 }
 
 /// Not a test of its own: what the tests below look at, in a process of its own.
@@ -287,14 +297,22 @@ fn the_environment_asks_for_a_gpu_and_gets_it_or_an_error() {
     let said = in_a_child(Some("cuda"));
     match Device::open(0) {
         Ok(_) => assert!(said.contains("found: CUDA"), "{said}"),
-        Err(error) => assert!(said.contains(&format!("kind: {:?}", error.kind())), "{said}"),
+        Err(error) => assert!(
+            said.contains(&format!(
+                "kind: {:?}\nerror: AQUIFER_BACKEND=cuda asks for a GPU: ",
+                error.kind()
+            )),
+            "{said}"
+        ),
     }
     assert!(said.contains("lines: 0"), "never the simulated device instead: {said}");
 }
 
 #[test]
 fn the_environment_says_nothing_that_means_anything() {
-    for wrong in ["", "CUDA", "gpu", "sim ", "0"] {
+    // An empty one counts as not set.
+    assert_eq!(in_a_child(Some("")), in_a_child(None));
+    for wrong in ["CUDA", "gpu", "sim ", "0"] {
         let said = in_a_child(Some(wrong));
         assert!(said.contains("kind: Environment"), "{said}");
         assert!(said.contains(&format!("AQUIFER_BACKEND is {wrong:?}")), "{said}");

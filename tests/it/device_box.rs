@@ -74,7 +74,7 @@ fn what_cannot_shrink_comes_back() {
     let Refused { error, value } = vec.into_boxed_slice().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::OutOfMemory);
     let boxed = value.into_boxed_slice().unwrap();
-    assert!(format!("{boxed:?}").starts_with("DeviceBox { element: \"u8\", length: 2"));
+    assert!(format!("{boxed:?}").starts_with("DeviceBox { element: u8, length: 2"));
     assert_eq!(boxed.to_vec().unwrap(), [1, 2]);
     drop(boxed);
     assert_eq!(simulator.live_blocks(), 0);

@@ -406,7 +406,7 @@ fn what_cannot_be_is_an_error_and_changes_nothing() {
     }
     assert_eq!((buffer.len(), buffer.stream()), (100, &stream));
     assert_eq!(buffer.to_vec().unwrap(), bytes(100));
-    assert!(format!("{buffer:?}").starts_with("DeviceBuffer { element: \"u8\", length: 100"));
+    assert!(format!("{buffer:?}").starts_with("DeviceBuffer { element: u8, length: 100"));
     drop(buffer);
     assert_eq!(simulator.live_blocks(), 0);
     simulator.check().unwrap();

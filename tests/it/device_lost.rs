@@ -10,7 +10,7 @@ use aquifer::{
     HostArgs, Kernel, LaunchConfig, ManagedResource, OnStream, PinnedResource, Registered, Result,
     Stream,
 };
-use kernels::{add_one, kind};
+use kernels::{add_one, idle_entry, kind};
 use log::Log;
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -24,10 +24,13 @@ enum End {
     Trap,
 }
 
-static TRAP: Kernel =
-    Kernel::new("trap", "", |_config: &LaunchConfig, mut args: HostArgs<'_>| -> Result<()> {
+static TRAP: Kernel = Kernel::new(
+    "traps",
+    idle_entry!("traps"),
+    |_config: &LaunchConfig, mut args: HostArgs<'_>| -> Result<()> {
         args.scalar::<[u8; 16]>().map(drop)
-    });
+    },
+);
 
 fn end(device: &Device, how: End) {
     let simulator = device.simulator().unwrap();

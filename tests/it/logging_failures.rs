@@ -288,8 +288,8 @@ fn a_full_disk_is_an_error_with_a_count() {
     pairs(&logged, &stream, 50);
     let error = logged.flush().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Io);
-    assert!(error.to_string().contains("; 100 rows"), "{error}");
+    assert!(error.to_string().contains("it lacks 100 rows"), "{error}");
     pairs(&logged, &stream, 5);
     let error = logged.flush().unwrap_err();
-    assert!(error.to_string().contains("; 110 rows"), "{error}");
+    assert!(error.to_string().contains("it lacks 110 rows"), "{error}");
 }

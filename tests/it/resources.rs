@@ -135,7 +135,7 @@ fn out_of_memory_says_what_was_asked_and_what_was_there() {
         assert_eq!(error.kind(), ErrorKind::OutOfMemory, "{name}");
         let text = error.to_string();
         assert!(text.contains("6000 bytes"), "{name}: {text}");
-        assert!(text.contains("4000 of 10000 are free"), "{name}: {text}");
+        assert!(text.contains("4000 bytes free of its 10000 bytes"), "{name}: {text}");
         // Managed memory is refused before the driver is asked.
         let asked = name != "ManagedResource";
         let code = error.driver().map(|driver| driver.code());

@@ -1,6 +1,7 @@
 //! Scoped and blocking copies of borrowed host memory: they wait, whatever happens inside, and they
 //! leave captures alone.
 
+use crate::kernels::idle_entry;
 use crate::{kernels, support};
 use allocator_api2::vec::Vec as AllocVec;
 use aquifer::sim::{SimConfig, Violation};
@@ -275,15 +276,18 @@ fn a_scope_that_cannot_wait_returns_its_error_where_the_device_has_surely_stoppe
 
 static INSIDE: Mutex<Option<(Stream, DeviceVec<u32>)>> = Mutex::new(None);
 
-static SCOPE_INSIDE: Kernel =
-    Kernel::new("scope_inside", "", |_: &LaunchConfig, _: HostArgs<'_>| {
+static SCOPE_INSIDE: Kernel = Kernel::new(
+    "scope_inside",
+    idle_entry!("scope_inside"),
+    |_: &LaunchConfig, _: HostArgs<'_>| {
         let (stream, vec) = INSIDE.lock().unwrap().take().unwrap();
         let mut output = [0; 4];
         let refused = stream.scope(|s| s.download(&vec, &mut output)).unwrap_err();
         assert_eq!(refused.driver().unwrap().code(), 800, "{refused}");
         *INSIDE.lock().unwrap() = Some((stream, vec));
         Ok(())
-    });
+    },
+);
 
 #[test]
 fn a_scope_inside_a_host_form_is_an_error_and_no_abort() {

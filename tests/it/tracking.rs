@@ -36,7 +36,7 @@ fn a_new_one_is_empty() {
     let device = support::device();
     let tracking = tracking(&device);
     assert_eq!(counts(&tracking), (0, 0));
-    assert!(tracking.report().starts_with("Outstanding Allocations: 0 of 0 bytes"));
+    assert!(tracking.report().starts_with("Outstanding Allocations: 0 blocks, 0 bytes in all"));
 }
 
 #[test]
@@ -80,7 +80,10 @@ fn half_is_left_when_every_other_block_is_freed() {
         }
         assert!(left.is_sorted_by_key(|allocation| allocation.after()));
         let report = tracking.report();
-        assert!(report.starts_with("Outstanding Allocations: 5 of 52428800 bytes"), "{report}");
+        assert!(
+            report.starts_with("Outstanding Allocations: 5 blocks, 52428800 bytes in all"),
+            "{report}"
+        );
         assert_eq!(report.lines().count(), 6, "{report}");
         assert_eq!(report.matches("tests/it/tracking.rs:").count(), if backtraces { 5 } else { 0 });
         for (_, block) in odd {
@@ -270,7 +273,10 @@ fn the_last_handle_says_what_it_leaves_and_only_the_last() {
     let (_, log) = Log::of(|| drop(clone));
     assert!(log.lines().is_empty());
     let (_, log) = Log::of(|| drop(tracking));
-    assert_eq!(log.count(Level::WARN, "Outstanding Allocations: 1 of 10485760 bytes"), 1);
+    assert_eq!(
+        log.count(Level::WARN, "Outstanding Allocations: 1 block, 10485760 bytes in all"),
+        1
+    );
     free(&kept, &stream, block);
 }
 
@@ -291,7 +297,10 @@ fn a_log_names_the_oldest_of_many_and_a_report_names_all() {
     for log in [asked, last] {
         let lines = log.lines();
         let [(Level::WARN, text)] = &*lines else { panic!("{lines:?}") };
-        assert!(text.contains("107 of 27392 bytes") && text.contains("and 7 more"), "{text}");
+        assert!(
+            text.contains("107 blocks, 27392 bytes in all") && text.contains("and 7 more"),
+            "{text}"
+        );
         assert!(!text.contains(&newest), "{text}");
     }
     for block in blocks {

@@ -3,6 +3,7 @@
 use crate::callbacks::Callbacks;
 use crate::patterns::Pattern;
 use crate::random::Random;
+use crate::support;
 use aquifer::sim::SimConfig;
 use aquifer::{
     AsyncResource, CudaResource, Device, DeviceResource, MissPolicy, MissStep, PoolResource, Result,
@@ -47,6 +48,13 @@ pub(crate) struct Setup {
     pub(crate) pattern: Option<Pattern>,
     /// The pool has no setting but those of its threads' caches, and all vectors are of one size.
     untuned: bool,
+}
+
+/// Whether the device follows what the pools of this program hand out. Half of them take a pool's way without
+/// a lock, which a pool that is followed does not. By all bits of the seed, since the last ones say which
+/// programs race and which have a pattern.
+fn is_followed(seed: u64) -> bool {
+    support::pool_checks().unwrap_or(seed.count_ones().is_multiple_of(2))
 }
 
 const RUNGS: [MissStep; 7] = [
@@ -144,9 +152,12 @@ impl Setup {
     }
 
     pub(crate) fn device(&self, seed: u64) -> Device {
-        let config = SimConfig::default().seed(seed).capacity(self.capacity as u64);
+        let mut config = SimConfig::default().seed(seed).capacity(self.capacity as u64);
         // Large memory that is hardly written to.
-        Device::simulated(if self.untuned { config.without_poison() } else { config })
+        if self.untuned {
+            config = config.without_poison();
+        }
+        Device::simulated(if is_followed(seed) { config } else { config.without_pool_checks() })
     }
 
     /// Whether nothing but the pool's maximum limits it, by the device's memory at least.

@@ -3,41 +3,11 @@
 #![allow(dead_code, unreachable_pub, reason = "each test target uses a part of it")]
 
 use aquifer::sim::{SimConfig, Simulator};
-use aquifer::{BackendKind, Device, DeviceBlock, DeviceLayout, DeviceResource, Stream};
+use aquifer::{
+    BackendKind, CheckedDevice, Device, DeviceBlock, DeviceLayout, DeviceResource, Stream,
+};
 use std::io::Write;
-use std::ops::Deref;
 use std::process::Command;
-
-/// A device that asserts, when it goes, that nothing on it was out of order.
-#[derive(Debug)]
-pub struct TestDevice {
-    device: Device,
-}
-
-impl Deref for TestDevice {
-    type Target = Device;
-
-    fn deref(&self) -> &Device {
-        &self.device
-    }
-}
-
-impl From<Device> for TestDevice {
-    fn from(device: Device) -> Self {
-        Self { device }
-    }
-}
-
-impl Drop for TestDevice {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            return;
-        }
-        if let Some(simulator) = self.device.simulator() {
-            simulator.check().expect("the simulated device saw an access out of order");
-        }
-    }
-}
 
 /// Whether the suite runs on a GPU: `AQUIFER_BACKEND=cuda`.
 pub fn on_gpu() -> bool {
@@ -45,23 +15,49 @@ pub fn on_gpu() -> bool {
 }
 
 /// GPU 0 with `AQUIFER_BACKEND=cuda`, else a simulated device of its own for each call.
-pub fn device() -> TestDevice {
+pub fn device() -> CheckedDevice {
     seeded(0)
 }
 
 /// As [`device`], the simulated one with this seed for its scheduler.
-pub fn seeded(seed: u64) -> TestDevice {
+pub fn seeded(seed: u64) -> CheckedDevice {
+    device_or(SimConfig::default().seed(seed))
+}
+
+/// As [`device`], the simulated one without a look at what pools hand out: for what a pool does on a
+/// GPU, and for bugs that are planted for the pool itself.
+pub fn unfollowed() -> CheckedDevice {
+    device_or(SimConfig::default().without_pool_checks())
+}
+
+fn device_or(config: SimConfig) -> CheckedDevice {
     let device = if on_gpu() {
         Device::open(0).expect("AQUIFER_BACKEND=cuda asks for a GPU")
     } else {
-        Device::simulated(SimConfig::default().seed(seed))
+        Device::simulated(as_asked(config))
     };
-    TestDevice { device }
+    device.into()
+}
+
+/// Whether the simulated device is to follow what pools hand out, by `AQUIFER_TEST_POOL_CHECKS`, `on` or
+/// `off`. It does by default, but for half of the programs of a soak. Without, pools take their way without
+/// a lock, as on a GPU: `cargo xtask test` runs the tests both ways.
+pub fn pool_checks() -> Option<bool> {
+    let choice = std::env::var("AQUIFER_TEST_POOL_CHECKS").ok().filter(|it| !it.is_empty())?;
+    match choice.as_str() {
+        "on" => Some(true),
+        "off" => Some(false),
+        _ => panic!("AQUIFER_TEST_POOL_CHECKS is {choice:?}, neither on nor off"),
+    }
+}
+
+fn as_asked(config: SimConfig) -> SimConfig {
+    if pool_checks() == Some(false) { config.without_pool_checks() } else { config }
 }
 
 /// A simulated device, whatever the environment says.
 pub fn simulated(config: SimConfig) -> (Device, Simulator) {
-    let device = Device::simulated(config);
+    let device = Device::simulated(as_asked(config));
     assert_eq!(device.kind(), BackendKind::Simulated);
     let simulator = device.simulator().expect("a simulated device has a simulator");
     (device, simulator)

@@ -1,5 +1,6 @@
 //! Wrong uses of a block.
 
+use crate::impls::Count;
 use crate::resource::impls::getters;
 use std::fmt;
 use std::thread::ThreadId;
@@ -88,8 +89,13 @@ impl fmt::Display for BlockUse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} bytes at {:#x} (token {:#x}) on stream {} by {:?}, after {:?}",
-            self.bytes, self.address, self.token, self.stream_id, self.thread_id, self.after
+            "{} at {:#x} (token {:#x}) on stream {} by {:?}, after {:?}",
+            Count(self.bytes, "byte"),
+            self.address,
+            self.token,
+            self.stream_id,
+            self.thread_id,
+            self.after
         )
     }
 }

@@ -44,13 +44,12 @@ const POISON: u8 = 0xDD;
 ///
 /// ```
 /// use aquifer::{CheckedAdaptor, CudaResource, Device, DeviceVec, PoolResource};
-/// use std::sync::Arc;
 ///
 /// let device = Device::detect()?;
 /// let stream = device.new_stream()?;
 /// let pool = PoolResource::new(CudaResource::new(&device))?;
 /// let checked = CheckedAdaptor::new(pool);
-/// drop(DeviceVec::<f32>::zeroed_in(&stream, 1000, Arc::new(checked.clone()))?);
+/// drop(DeviceVec::<f32>::zeroed_in(&stream, 1000, checked.clone())?);
 /// assert_eq!(checked.misuses(), 0);
 /// # Ok::<(), aquifer::Error>(())
 /// ```

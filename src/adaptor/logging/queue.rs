@@ -16,7 +16,7 @@ use super::record::{Action, Record};
 use super::ring::Ring;
 use crate::driver::is_forked_child;
 use crate::error::{Error, ErrorKind, Result, ensure};
-use crate::impls::debug_struct;
+use crate::impls::{Count, debug_struct};
 use crate::sync::trusted::{AtomicBool, AtomicU64, Backoff, Condvar, Mutex, Ordering};
 use crate::sync::{Arc, CachePadded, OnceLock, Weak};
 use std::thread::Thread;
@@ -162,14 +162,18 @@ impl LogQueue {
     /// Waits until all records that were pushed before are written.
     pub(super) fn flush(&self) -> Result<()> {
         let what = "flushing a log of the process that this one was forked from";
-        ensure!(!is_forked_child(), Forked, "", "{what}");
+        ensure!(!is_forked_child(), Forked, "flush it in the parent", "{what}");
         self.flush_within(None);
         match &self.progress.lock().failure {
             None => Ok(()),
             Some(LogFailure { text, discarded }) => Err(Error::new(
                 ErrorKind::Io,
-                format!("the allocation log ended early: {text}; {discarded} rows are not in it"),
-            )),
+                format!(
+                    "the allocation log ended early: {text}; it lacks {}",
+                    Count(*discarded, "row")
+                ),
+            )
+            .with_advice("make room for the log, or build the adaptor again with another file")),
         }
     }
 

@@ -2,6 +2,7 @@
 
 use crate::adaptor::call_stack::CallStack;
 use crate::adaptor::caller::Caller;
+use crate::impls::Count;
 use crate::resource::impls::getters;
 use std::fmt;
 use std::thread::ThreadId;
@@ -13,12 +14,11 @@ use std::time::Duration;
 ///
 /// ```
 /// use aquifer::{CudaResource, Device, DeviceVec, TrackingAdaptor};
-/// use std::sync::Arc;
 ///
 /// let device = Device::detect()?;
 /// let stream = device.new_stream()?;
 /// let tracking = TrackingAdaptor::new(CudaResource::new(&device));
-/// let vec = DeviceVec::<f32>::zeroed_in(&stream, 1000, Arc::new(tracking.clone()))?;
+/// let vec = DeviceVec::<f32>::zeroed_in(&stream, 1000, tracking.clone())?;
 /// let outstanding = tracking.outstanding();
 /// assert_eq!(outstanding[0].address(), vec.as_device_ptr());
 /// assert_eq!(outstanding[0].bytes(), 4000);
@@ -84,8 +84,12 @@ impl fmt::Display for Allocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} bytes at {:#x}, on stream {} by {:?}, after {:?}",
-            self.bytes, self.address, self.stream_id, self.thread_id, self.after
+            "{} at {:#x}, on stream {} by {:?}, after {:?}",
+            Count(self.bytes, "byte"),
+            self.address,
+            self.stream_id,
+            self.thread_id,
+            self.after
         )?;
         match self.origin() {
             Some(origin) => write!(f, ", {origin}"),

@@ -36,14 +36,13 @@ use table::{BadFree, TrackingTable};
 ///
 /// ```
 /// use aquifer::{Device, DeviceVec, PoolResource, CudaResource, TrackingAdaptor};
-/// use std::sync::Arc;
 ///
 /// let device = Device::detect()?;
 /// let stream = device.new_stream()?;
 /// let pool = PoolResource::new(CudaResource::new(&device))?;
 /// let tracking = TrackingAdaptor::builder(pool).capture_backtraces(true).build();
 ///
-/// let vec = DeviceVec::<u8>::zeroed_in(&stream, 1 << 20, Arc::new(tracking.clone()))?;
+/// let vec = DeviceVec::<u8>::zeroed_in(&stream, 1 << 20, tracking.clone())?;
 /// assert!(tracking.allocated_bytes() >= 1 << 20);
 /// println!("{}", tracking.report());
 /// drop(vec);

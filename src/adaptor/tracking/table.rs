@@ -22,6 +22,7 @@ use crate::adaptor::shards::Shards;
 use crate::debug_log::{deferred_event, event};
 use crate::device::Device;
 use crate::driver::is_forked_child;
+use crate::impls::Count;
 use crate::resource::DeviceBlock;
 use crate::stream::Stream;
 use crate::sync::trusted::{AtomicU64, Ordering, thread_local};
@@ -303,8 +304,9 @@ impl TrackingTable {
     pub(super) fn report(&self, outstanding: &[Allocation], most: usize) -> String {
         let bytes: usize = outstanding.iter().map(Allocation::bytes).sum();
         let mut text = format!(
-            "Outstanding Allocations: {} of {bytes} bytes on {}",
-            outstanding.len(),
+            "Outstanding Allocations: {}, {} in all, on {}",
+            Count(outstanding.len(), "block"),
+            Count(bytes, "byte"),
             self.device
         );
         // Writing to a string does not fail.

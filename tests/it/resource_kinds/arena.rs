@@ -72,7 +72,7 @@ fn four_mebibytes_are_four_blocks_of_one_and_whole_again_after() {
     let arena = arena(&device, 4 * MIB);
     let mut held: Vec<_> = (0..4).map(|_| allocate(&arena, &stream, MIB).unwrap()).collect();
     disjoint(&held);
-    refused(allocate(&arena, &stream, 1), ErrorKind::OutOfMemory, "4194304 are in use");
+    refused(allocate(&arena, &stream, 1), ErrorKind::OutOfMemory, "4194304 bytes of them in use");
     refused(allocate(&arena, &other, MIB), ErrorKind::OutOfMemory, "1048576 bytes");
 
     // Freed on another stream than it was allocated on, through another handle.

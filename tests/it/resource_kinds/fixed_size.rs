@@ -73,7 +73,7 @@ fn more_than_a_block_is_out_of_memory_and_says_the_block_size() {
     }
     refused(allocate(&resource, &stream, usize::MAX), ErrorKind::InvalidArgument, "address space");
     let result = resource.allocate(&stream, DeviceLayout::with_alignment(1, 1 << 62).unwrap());
-    refused(result, ErrorKind::OutOfMemory, "no maximum");
+    refused(result, ErrorKind::OutOfMemory, "miss policy");
     assert_eq!(resource.statistics().reserved, 0, "nothing was asked of upstream");
 }
 
@@ -123,7 +123,7 @@ fn options_that_make_no_sense_are_errors() {
     let upstream = CudaResource::new(&device);
     let builder = || FixedSizeResource::builder(upstream.clone());
     for block in [0, 1, 255, 1000, 1 << 40, usize::MAX, usize::MAX - 255] {
-        let text = format!("blocks of {block} bytes");
+        let text = format!("blocks of {block} byte");
         refused(builder().block_size(block).build(), ErrorKind::InvalidArgument, &text);
     }
     let built = builder().blocks_per_chunk(0).build();

@@ -150,7 +150,10 @@ fn the_maximum_is_reached_to_the_last_page_and_never_passed() {
                 assert!(Allocator::allocate(&pool, layout(1, 1)).is_err());
                 let error = last_error().unwrap();
                 assert_eq!(error.kind(), ErrorKind::OutOfMemory);
-                assert!(error.to_string().contains(&format!("at most {maximum}")), "{error}");
+                assert!(
+                    error.to_string().contains(&format!("whose maximum is {maximum} bytes")),
+                    "{error}"
+                );
                 blocks.into_iter().for_each(|block| block.free(&pool));
                 // All of it at once: what lies in slabs, magazines and quarantine makes room.
                 allocate(&pool, layout(maximum, 64), 9).free(&pool);
@@ -167,10 +170,10 @@ fn an_option_that_cannot_be_kept_is_refused() {
     let _alone = alone();
     let (options, _, simulator) = options();
     for (wrong, what) in [
-        (options.clone().maximum_size(0), "0 bytes is no whole pages"),
-        (options.clone().maximum_size(PAGE + 1), "4097 bytes is no whole pages"),
+        (options.clone().maximum_size(0), "0 bytes is no multiple of a page"),
+        (options.clone().maximum_size(PAGE + 1), "4097 bytes is no multiple of a page"),
         (options.clone().maximum_size(PAGE).initial_size(PAGE + 1), "4097 bytes is more than"),
-        (options.clone().initial_size(usize::MAX), "more than the maximum"),
+        (options.clone().initial_size(usize::MAX), "more than the maximum size"),
         (options.clone().growth_step(0), "would never grow"),
         (options.clone().magazine_entries(9), "9 blocks of a size"),
     ] {
