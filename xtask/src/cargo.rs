@@ -148,7 +148,7 @@ pub(crate) fn tests(command: &mut Command) -> Result<Verdict> {
     let finished = shown(command, None)?;
     let counts = Counts::of(&finished.text);
     if !finished.status.success() {
-        bail!("{}: {}", finished.status, counts.note());
+        bail!("{}: {}{}", finished.status, counts.note(), failures(&finished.text));
     }
     if counts.passed == 0 {
         bail!("no test ran");
@@ -204,6 +204,31 @@ impl Counts {
     }
 }
 
+/// What the harness printed of the tests that failed: their names, and each panic with the lines that
+/// follow it. A table is the end of a log, and often all that is kept of it.
+pub(crate) fn failures(text: &str) -> String {
+    const LINES_OF_A_PANIC: usize = 12;
+    const LINES: usize = 200;
+    let mut failures = String::new();
+    let mut left = 0;
+    let told = text.lines().filter(|line| {
+        if line.contains("panicked at ") {
+            left = LINES_OF_A_PANIC;
+        } else if line.is_empty() || line.starts_with("stack backtrace") {
+            left = 0;
+        }
+        let named = line.starts_with("test ") && line.ends_with(" ... FAILED");
+        let told = named || left > 0;
+        left = left.saturating_sub(1);
+        told
+    });
+    for line in told.take(LINES) {
+        failures.push_str("\n    ");
+        failures.push_str(line);
+    }
+    failures
+}
+
 /// Makes sure that `cargo SUBCOMMAND` is there; asks rustup for it where it is not.
 fn ensure_component(place: &Place, component: &str, subcommand: &str) -> Result<()> {
     let there = || {
@@ -241,6 +266,24 @@ mod tests {
         let counts = Counts::of(text);
         assert_eq!(counts, Counts { passed: 3, failed: 2, ignored: 1, skipped: 1 });
         assert_eq!(counts.note(), "tests: 3 passed, 2 failed, 1 ignored, 1 skipped");
+    }
+
+    #[test]
+    fn names_what_failed_and_quotes_its_panic() {
+        let text = "test one ... ok\n\
+            test two ... FAILED\n\
+            \n\
+            ---- two stdout ----\n\
+            thread 'two' panicked at tests/it/two.rs:3:5:\n\
+            assertion failed: false\n\
+            stack backtrace:\n\
+            0: std\n";
+        assert_eq!(
+            failures(text),
+            "\n    test two ... FAILED\
+             \n    thread 'two' panicked at tests/it/two.rs:3:5:\
+             \n    assertion failed: false"
+        );
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! loom's models: the test targets of `loom_tests/`, built with `--cfg aquifer_loom`.
 
 use crate::Place;
-use crate::cargo::{Counts, build_tests, cargo, prepared};
+use crate::cargo::{Counts, build_tests, cargo, failures, prepared};
 use crate::examples::stems;
 use crate::process::shown;
 use crate::report::Verdict;
@@ -46,7 +46,8 @@ pub(crate) fn step(place: &Place) -> Result<Verdict> {
             let finished = shown(&mut command, None)?;
             let passed = Counts::of(&finished.text).passed;
             let row = format!("{target:20} {passed:6} {:9.1}", started.elapsed().as_secs_f64());
-            let failed = complaint(target, finished.status, passed);
+            let failed = complaint(target, finished.status, passed)
+                .map(|complaint| complaint + &failures(&finished.text));
             ran.lock().unwrap_or_else(PoisonError::into_inner).push((row, passed, failed));
         }
     };
