@@ -49,10 +49,20 @@ impl Capture {
         // The host can wait where the streams cannot.
         match ordered.or_else(|_| streams.iter().try_for_each(Stream::synchronize_uncaptured)) {
             // No work runs any more that could be out of order.
-            Err(error) if error.kind() == ErrorKind::ContextLost && self.is_on_one_device() => {
-                Ok(())
-            }
+            Err(error) if self.is_on_one_device() && self.has_ended_with(&error) => Ok(()),
             ordered => ordered,
+        }
+    }
+
+    /// Whether the device runs nothing any more, where waiting for it returned `error`.
+    fn has_ended_with(&self, error: &Error) -> bool {
+        match error.kind() {
+            ErrorKind::ContextLost => true,
+            // A report of the simulated device that was not taken comes first, also after a loss.
+            ErrorKind::Simulation => {
+                self.streams().first().is_some_and(|stream| stream.device().driver().has_stopped())
+            }
+            _ => false,
         }
     }
 }

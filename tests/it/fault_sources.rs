@@ -4,8 +4,8 @@ use crate::kernels::idle_entry;
 use aquifer::allocator_api2::vec::Vec as AllocVec;
 use aquifer::sim::{Report, Schedule, SimConfig, Violation};
 use aquifer::{
-    Device, DeviceVec, Error, ErrorKind, HostArgs, Kernel, LaunchConfig, PinnedResource, Result,
-    Stream, Transfer,
+    CudaResource, Device, DeviceVec, Error, ErrorKind, HostArgs, Kernel, LaunchConfig,
+    PinnedResource, PoolResource, Result, Stream, Transfer,
 };
 use std::error::Error as _;
 use std::pin::Pin;
@@ -148,6 +148,33 @@ fn a_wait_that_comes_after_the_loss_has_the_first_report() {
             }
             let error = look(parts).unwrap_err();
             is(&error, ErrorKind::Simulation, first, call);
+        }
+    }
+}
+
+/// Nothing runs any more that the streams of a capture could be out of order with, so they are open to
+/// all threads again, whether the report was taken or not.
+#[test]
+fn a_capture_that_meets_a_fault_leaves_its_streams_open() {
+    for taken in [false, true] {
+        let device = Device::simulated(SimConfig::default());
+        let [one, joined, other] = [(); 3].map(|()| device.new_stream().unwrap());
+        let pool = PoolResource::new(CudaResource::new(&device)).unwrap();
+        let captured = one.capture(&pool, |one| {
+            joined.wait_for(one)?;
+            one.wait_for(&joined)?;
+            // SAFETY: it touches nothing.
+            unsafe { other.launch(&FAIL).launch(LaunchConfig::for_elements(1))? };
+            other.synchronize().unwrap_err();
+            if taken {
+                device.simulator().unwrap().take_reports();
+            }
+            Ok(())
+        });
+        assert_eq!(captured.unwrap_err().kind(), ErrorKind::ContextLost);
+        for stream in [one, joined] {
+            let elsewhere = std::thread::spawn(move || stream.record().map(drop));
+            assert_eq!(elsewhere.join().unwrap().unwrap_err().kind(), ErrorKind::ContextLost);
         }
     }
 }
