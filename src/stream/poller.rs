@@ -2,14 +2,17 @@
 
 use crate::error::{Result, catch_panic};
 use crate::event::Event;
-use crate::sync::trusted::channel::{self, RecvTimeoutError, Sender};
+use crate::sync::trusted::channel::{self, Sender};
 use crate::sync::trusted::{AtomicBool, Mutex, Ordering};
 use crate::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// How long the poller sleeps between two rounds of questions.
+/// How long the poller sleeps between two rounds of questions, at least.
 const ROUND: Duration = Duration::from_micros(50);
+
+/// And how many times as long as a round took, so that a thousand futures do not keep a core busy.
+const SLEEP_PER_ROUND: u32 = 4;
 
 /// An event that a future waits for, and the waker to call.
 pub(crate) struct Watched {
@@ -99,15 +102,18 @@ fn poller() -> Option<&'static Sender<Arc<Watched>>> {
 
 fn run(receiver: &channel::Receiver<Arc<Watched>>) {
     let mut list: Vec<Arc<Watched>> = Vec::new();
+    let mut sleep = ROUND;
     loop {
-        // The longest time never ends.
-        let timeout = if list.is_empty() { Duration::MAX } else { ROUND };
-        match receiver.recv_timeout(timeout) {
-            Ok(watched) => list.push(watched),
-            Err(RecvTimeoutError::Timeout) => {}
-            Err(RecvTimeoutError::Disconnected) => return,
+        if list.is_empty() {
+            match receiver.recv() {
+                Ok(watched) => list.push(watched),
+                Err(_) => return,
+            }
         }
+        // Each future has just asked for itself.
+        std::thread::sleep(sleep);
         list.extend(receiver.try_iter());
+        let started = Instant::now();
         // An error wakes too: the future finds it, and gives it to its caller.
         list.retain(|watched| {
             let pending = matches!(watched.event.is_complete(), Ok(false));
@@ -116,5 +122,6 @@ fn run(receiver: &channel::Receiver<Arc<Watched>>) {
             }
             pending
         });
+        sleep = ROUND.max(started.elapsed() * SLEEP_PER_ROUND);
     }
 }
