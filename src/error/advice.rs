@@ -3,6 +3,7 @@
 use super::driver::DriverError;
 use super::kind::ErrorKind;
 
+const AFTER_A_FAULT: &str = "the source of this error is the fault: mend that first";
 const CONTEXT_FAULTED: &str = "a kernel faulted, here or on another stream: restart the process, and run it \
                                under compute-sanitizer, or on the simulated device";
 const CONTEXT_DESTROYED: &str = "another library destroyed the context, or the device was lost: keep a context alive as long as its memory";
@@ -36,6 +37,7 @@ pub(super) fn advice(driver: &DriverError) -> &'static str {
         D::ECC_UNCORRECTABLE | D::NVLINK_UNCORRECTABLE | D::CONTAINED | D::TENSOR_MEMORY_LEAK => {
             HARDWARE
         }
+        _ if driver.is_consequence() => AFTER_A_FAULT,
         D::CONTEXT_IS_DESTROYED => CONTEXT_DESTROYED,
         _ if driver.kind() == ErrorKind::ContextLost => CONTEXT_FAULTED,
         D::INVALID_IMAGE => "give a PTX text, as `nvcc --ptx` makes it",
@@ -82,7 +84,9 @@ fn no_room(call: &str) -> &'static str {
          ulimit -l"
     } else if call.starts_with("cuMem") || call == "cudaMalloc" {
         "free memory, ask for less, or use a device with more of it"
-    } else {
+    } else if call.ends_with("Create") || call.ends_with("CreateWithPriority") {
         "the driver has no room for another handle: drop streams, events or graphs"
+    } else {
+        "the driver itself has no room: free device memory and host memory, or drop graphs and streams"
     }
 }

@@ -151,6 +151,11 @@ impl DriverError {
         }
     }
 
+    /// Whether the call failed for what happened before it, which is its source.
+    pub(super) fn is_consequence(&self) -> bool {
+        self.is_cause
+    }
+
     pub(crate) fn kind(&self) -> ErrorKind {
         match self.code {
             _ if self.detail.is_some() && !self.is_cause => ErrorKind::Simulation,

@@ -2,14 +2,14 @@
 
 use crate::support::{layout, simulated};
 use crate::table::Table;
-use aquifer::sim::SimConfig;
+use aquifer::sim::{Schedule, SimConfig};
 use aquifer::{
     ArenaResource, AsyncResource, BinningResource, CallbackResource, CudaResource, Device,
-    DeviceBlock, DeviceLayout, DeviceResource, Error, ErrorKind, FixedSizeResource,
-    ManagedResource, MissPolicy, MissStep, PoolResource, ResourceId, Result, Stream,
-    SystemResource,
+    DeviceBlock, DeviceLayout, DeviceResource, Error, ErrorKind, FixedSizeResource, HostArgs,
+    Kernel, LaunchConfig, ManagedResource, MissPolicy, MissStep, PoolResource, ResourceId, Result,
+    Stream, SystemResource,
 };
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 const MIB: usize = 1 << 20;
 
@@ -80,6 +80,35 @@ fn pools(table: &mut Table) {
     table.failed("an alignment above what a device has", limited.allocate(&stream, far));
     let initial = PoolResource::builder(CudaResource::new(&device)).initial_size(2 * MIB).build();
     table.failed("an initial size above the device", initial);
+    pool_behind_a_kernel(table);
+}
+
+/// A pool that has the memory, and whose policy waits for nothing.
+fn pool_behind_a_kernel(table: &mut Table) {
+    static GATE: Mutex<()> = Mutex::new(());
+    static WAIT: Kernel = Kernel::new(
+        "wait",
+        ".version 6.4 .target sm_50 .address_size 64 .visible .entry wait() { ret; }",
+        |_: &LaunchConfig, _: HostArgs<'_>| {
+            drop(GATE.lock());
+            Ok(())
+        },
+    );
+    let device = simulated(SimConfig::default().schedule(Schedule::Background)).0;
+    let [stream, other] = [(); 2].map(|()| device.new_stream().unwrap());
+    let pool = PoolResource::builder(CudaResource::new(&device))
+        .initial_size(512)
+        .miss_policy(MissPolicy::new([MissStep::Complete]))
+        .build()
+        .unwrap();
+    let closed = GATE.lock();
+    let block = pool.allocate(&other, layout(512)).unwrap();
+    // SAFETY: it touches nothing.
+    unsafe { other.launch(&WAIT).launch(LaunchConfig::for_elements(1)) }.unwrap();
+    // SAFETY: allocated above and not used.
+    unsafe { pool.deallocate(&other, block) };
+    table.failed("a pool whose memory waits for a kernel", pool.allocate(&stream, layout(512)));
+    drop(closed);
 }
 
 fn pool_options(table: &mut Table) {

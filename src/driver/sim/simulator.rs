@@ -60,14 +60,14 @@ impl Simulator {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if no such call is ever made, or `nth` is zero: a test of a
+    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if the call is none of those, or `nth` is zero: a test of a
     /// failure that never happens would pass for the wrong reason.
     pub fn fail_call(&self, call: &str, nth: u64, code: u32) -> Result<()> {
         ensure!(
             Self::CALLS.contains(&call),
             InvalidArgument,
             "name one of Simulator::CALLS",
-            "a call of {call} was to fail, which the simulated device does not make"
+            "a call of {call} was to fail, which can be made to fail on no simulated device"
         );
         ensure!(
             nth > 0,

@@ -86,6 +86,12 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
         }
     }
 
+    /// Whether the request is for a larger alignment than that of every block.
+    fn is_over_aligned(&self, asked: Asked) -> bool {
+        let own = self.pool.settings().alignment;
+        matches!(asked, Asked::Allocation(layout) if layout.alignment() as u64 > own)
+    }
+
     fn out_of_memory(&self, upstream: Option<Error>, asked: Asked) -> Error {
         let (pool, device, owner) = (self.pool.id(), self.device(), self.pool.upstream().owner);
         let PoolStatistics { reserved, live, largest_free, .. } = self.statistics();
@@ -97,8 +103,13 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
                 "no pool has so large a block: ask its upstream, or for less".into()
             }
             (true, _) if bytes > maximum => format!("ask for less, or {}", owner.larger()),
-            (true, None) if largest_free >= bytes => {
+            (_, None) if largest_free >= bytes && self.is_over_aligned(asked) => {
                 "ask for a smaller alignment, or build the pool with that alignment".into()
+            }
+            (_, None) if largest_free >= bytes => {
+                "its free blocks wait for other streams: synchronise those, or give the pool a miss policy \
+                 with MissStep::Ordered and MissStep::Wait"
+                    .into()
             }
             (true, None) => format!("free some memory, or {}", owner.larger()),
             (_, Some(upstream)) => upstream.advice().unwrap_or(MORE_UPSTREAM).into(),
@@ -111,7 +122,7 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
             false => String::new(),
         };
         let aligned = match asked {
-            Asked::Allocation(layout) if layout.alignment() as u64 > settings.alignment => {
+            Asked::Allocation(layout) if self.is_over_aligned(asked) => {
                 format!(" aligned to {}", layout.alignment())
             }
             _ => String::new(),

@@ -126,7 +126,10 @@ unsafe fn launch(
     match catch_panic_text(|| host(config, args)) {
         Ok(Ok(())) => None,
         // The advice is the report's.
-        Ok(Err(error)) => Some(error.message().into()),
+        Ok(Err(error)) => Some(match error.driver() {
+            Some(driver) => format!("{}: {driver}", error.message()),
+            None => error.message().into(),
+        }),
         Err(text) => Some(text.unwrap_or_else(|| String::from("the host form panicked"))),
     }
 }
