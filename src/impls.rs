@@ -73,13 +73,45 @@ impl<N: fmt::Display + PartialEq + From<u8>> fmt::Display for Count<N> {
     }
 }
 
-/// A type's name without its modules and its parameters.
+/// A type's name without its modules and its parameters: the last part of its path, where a part may be
+/// `<Type as Trait>`, up to the parameters.
 pub(crate) fn short_name(name: &str) -> &str {
-    let path = name.split('<').next().unwrap_or(name);
-    path.rsplit("::").next().unwrap_or(path)
+    let (mut depth, mut start, mut end) = (0_usize, 0, name.len());
+    for (index, byte) in name.bytes().enumerate() {
+        match byte {
+            b':' if depth == 0 => (start, end) = (index + 1, name.len()),
+            b'<' => {
+                if depth == 0 && index > start {
+                    end = index;
+                }
+                depth += 1;
+            }
+            b'>' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+    }
+    &name[start..end]
 }
 
 /// What a variable of the environment says. One that is empty says nothing.
 pub(crate) fn variable(name: &str) -> Option<OsString> {
     std::env::var_os(name).filter(|value| !value.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::short_name;
+
+    #[test]
+    fn a_short_name_is_the_last_part_without_its_parameters() {
+        for (name, short) in [
+            ("aquifer::resource::PoolResource<aquifer::CudaResource>", "PoolResource"),
+            ("f32", "f32"),
+            ("<app::A as app::Trait>::method::Mine", "Mine"),
+            ("<app::A<u8> as app::Trait<u8>>::method::Mine<app::B<u8>, app::C>", "Mine"),
+            ("dyn app::Trait", "Trait"),
+        ] {
+            assert_eq!(short_name(name), short);
+        }
+    }
 }
