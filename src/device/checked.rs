@@ -13,7 +13,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 ///
 /// A test that never looks at a simulated device's reports passes whatever is wrong with its streams.
 /// With this in place of a [`Device`] it does not. Declare it before what is made of it, so that it is
-/// dropped last.
+/// dropped last; as a field of a struct, declare it as the last one.
 ///
 /// ```
 /// use aquifer::{CheckedDevice, DeviceVec};
@@ -59,10 +59,12 @@ impl CheckedDevice {
     ///
     /// # Errors
     ///
+    /// [`ErrorKind::Forked`](crate::ErrorKind::Forked) in the child of a fork that did not open the device;
     /// [`ErrorKind::Simulation`](crate::ErrorKind::Simulation) if there is a report that was not taken, whose source is the first one;
     /// those of [`Device::synchronize`].
     pub fn finish(mut self) -> Result<()> {
         self.is_checked = true;
+        crate::driver::not_forked("checking a device")?;
         let waited = self.device.synchronize();
         // First, since a capture is no reason to miss a report.
         self.device.simulator().map_or(Ok(()), |simulator| simulator.check())?;

@@ -26,6 +26,9 @@
 //!   memory.
 //! - A host form may not call the device.
 //! - Dropping a device runs its queues.
+//! - With [`Schedule::OnDemand`], queued operations run on the threads that wait for them, host forms among
+//!   them: inside of `await`, on the thread that polls the future. A host form that waits for another task
+//!   of that thread never ends.
 //! - A pool's blocks have just the bytes that were asked, not whole multiples of 256, and each takes a lock,
 //!   unless the device was made [`without_pool_checks`](SimConfig::without_pool_checks).
 //!
