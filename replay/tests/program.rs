@@ -199,7 +199,7 @@ fn plural_of_one(text: &str) -> Option<&str> {
 #[test]
 fn one_of_each() {
     assert_eq!(plural_of_one("of 1 threads, 2 streams"), Some("threads"));
-    let name = Path::new(env!("CARGO_TARGET_TMPDIR")).join("one.csv");
+    let name = Path::new(env!("CARGO_TARGET_TMPDIR")).join("one_of_each.csv");
     let text = "Event Type,Device ID,Address,Stream,Size (bytes),Free Memory,Total Memory,\
                 Current Allocs,Start,End,Elapsed,Location\n\
                 Alloc,0,0x1000,0,1,,,,1.0,,,\n\
