@@ -34,6 +34,8 @@ use bytemuck::Pod;
 /// # Ok::<(), aquifer::Error>(())
 /// ```
 ///
+/// This does not compile, since a `bool` is not plain data: of its bit patterns two alone are values.
+///
 /// ```compile_fail
 /// # let stream = aquifer::Device::detect().unwrap().new_stream().unwrap();
 /// let flag = aquifer::DeviceScalar::new(&stream, true);

@@ -39,7 +39,8 @@ use std::ops::RangeBounds;
 /// # Ok::<(), aquifer::Error>(())
 /// ```
 ///
-/// An element must be plain data, any bit pattern of which is a value:
+/// An element must be plain data, any bit pattern of which is a value. So this does not compile: of a
+/// `bool`'s bit patterns two alone are values.
 ///
 /// ```compile_fail
 /// # let stream = aquifer::Device::detect().unwrap().new_stream().unwrap();
@@ -221,6 +222,9 @@ impl<T: Pod> DeviceVec<T> {
     }
 
     /// Two parts of it, before and from `middle`, to be used at once, on two streams too.
+    ///
+    /// Two calls of [`slice_mut`](Self::slice_mut) do not give them. This does not compile, since the second
+    /// call would borrow the vector while the first slice still does:
     ///
     /// ```compile_fail
     /// # let stream = aquifer::Device::detect().unwrap().new_stream().unwrap();

@@ -11,6 +11,8 @@ impl Device {
     /// The calling thread's own default stream, CUDA's handle 2. The handle cannot leave its
     /// thread, since elsewhere it would name another stream, and it is no home for a vector.
     ///
+    /// This does not compile, since the handle would move to another thread:
+    ///
     /// ```compile_fail
     /// let device = aquifer::Device::simulated(Default::default());
     /// let mine = device.per_thread_stream().unwrap();

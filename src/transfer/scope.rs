@@ -46,7 +46,8 @@ impl Stream {
     /// # Ok::<(), aquifer::Error>(())
     /// ```
     ///
-    /// What is borrowed must outlive the scope:
+    /// What is borrowed must outlive the scope. This does not compile, since the array ends before the scope
+    /// waits for the copy of it:
     ///
     /// ```compile_fail
     /// # let stream = aquifer::Device::detect().unwrap().new_stream().unwrap();

@@ -46,7 +46,7 @@ impl fmt::Display for Finding {
 /// Adds what it finds in one file.
 type Rule = fn(&Source, &mut Vec<Finding>);
 
-const RULES: [Rule; 8] = [
+const RULES: [Rule; 9] = [
     rules::locks_through_sync,
     rules::loom_through_sync,
     rules::events_through_debug_log,
@@ -55,6 +55,7 @@ const RULES: [Rule; 8] = [
     rules::short_files,
     rules::nothing_ignored,
     rules::no_ignored_doctest,
+    rules::said_not_to_compile,
 ];
 
 /// Adds what it finds in all files together.

@@ -180,3 +180,28 @@ pub(crate) fn no_ignored_doctest(source: &Source, findings: &mut Vec<Finding>) {
         }
     }
 }
+
+/// An example that must not compile says so in the paragraph before it: a reader sees no other sign of it.
+pub(crate) fn said_not_to_compile(source: &Source, findings: &mut Vec<Finding>) {
+    let lines: Vec<(usize, &str)> = source
+        .attributes()
+        .filter_map(|attribute| match attribute {
+            [doc, equals, text] if doc.is("doc") && equals.is_punct('=') => match &text.kind {
+                Kind::Literal(literal) => Some((text.line, literal.trim_matches(['"', ' ']))),
+                _ => None,
+            },
+            _ => None,
+        })
+        .collect();
+    for (at, (line, text)) in lines.iter().enumerate() {
+        if !text.starts_with("```compile_fail") {
+            continue;
+        }
+        let above = lines[..at].iter().rev().skip_while(|(_, text)| text.is_empty());
+        let paragraph = above.take_while(|(_, text)| !text.is_empty() && !text.starts_with("```"));
+        if !paragraph.into_iter().any(|(_, text)| text.contains("not compile")) {
+            let text = "an example that must not compile does not say so in the text before it";
+            findings.push(source.finding(*line, text));
+        }
+    }
+}

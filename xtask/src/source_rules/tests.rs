@@ -266,6 +266,24 @@ fn no_example_is_ignored() {
 }
 
 #[test]
+fn an_example_that_must_not_compile_says_so() {
+    for bad in [
+        "/// ```compile_fail\n/// f();\n/// ```\nfn f() {}",
+        "/// It goes:\n///\n/// ```compile_fail\n/// f();\n/// ```\nfn f() {}",
+        "/// This does not compile.\n///\n/// It goes:\n/// ```compile_fail\n/// f();\n/// ```\nfn f() {}",
+    ] {
+        let lines = found(rules::said_not_to_compile, "src/pool.rs", bad);
+        assert_eq!(lines.len(), 1, "{bad}");
+    }
+    for good in [
+        "/// This does not compile, since\n/// it is wrong:\n///\n/// ```compile_fail\n/// f();\n/// ```\nfn f() {}",
+        "/// ```\n/// f();\n/// ```\nfn f() {}",
+    ] {
+        assert!(found(rules::said_not_to_compile, "src/pool.rs", good).is_empty(), "{good}");
+    }
+}
+
+#[test]
 fn this_program_keeps_the_rules() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     let own = sources(root, &["xtask/src"]).unwrap();
