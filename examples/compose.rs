@@ -1,7 +1,7 @@
 //! Resources made of others: a pool with bins, logged, limited and tracked; and managed memory
 //! limited to 32 MiB. A vector is forgotten on purpose, and the report names the line that made it.
 //!
-//!     cargo run --release --example compose
+//!     cargo run --release -p aquifer-examples --bin compose
 //!
 //! Without a GPU it runs on the simulated device, and says so.
 
@@ -9,6 +9,7 @@ use aquifer::{
     BinningResource, CudaResource, Device, DeviceResource, DeviceVec, ErrorKind, LimitingAdaptor,
     LoggingAdaptor, ManagedResource, PoolResource, Stream, TrackingAdaptor,
 };
+use clap::Parser;
 use std::error::Error;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -17,7 +18,15 @@ type Outcome<T = ()> = Result<T, Box<dyn Error>>;
 
 const MIB: usize = 1 << 20;
 
+/// Takes memory through a limit, a log and a pool with bins, leaks a block on purpose, and prints the
+/// report that names the line.
+///
+/// Takes a GPU, or the simulated device where there is none; AQUIFER_BACKEND=cuda or sim says which.
+#[derive(Parser)]
+struct Arguments {}
+
 fn main() -> ExitCode {
+    let Arguments {} = Arguments::parse();
     match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -1,15 +1,16 @@
 //! A file travels to the device and back: read into page-locked memory, sent in chunks over several
 //! streams, its bytes counted by a kernel, the counts checked against the CPU's.
 //!
-//!     cargo run --release --example quickstart [-- FILE]
+//!     cargo run --release -p aquifer-examples --bin quickstart [-- FILE]
 //!
 //! Without a GPU it runs on the simulated device, and says so.
 
-use allocator_api2::vec::Vec as AllocVec;
+use aquifer::allocator_api2::vec::Vec as AllocVec;
 use aquifer::{
     BackendKind, Device, DeviceVec, Error, HostArgs, Kernel, LaunchConfig, PinnedAlloc, Result,
     Stream, last_error,
 };
+use clap::Parser;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -22,7 +23,7 @@ const BINS: usize = 256;
 
 /// Parameters: the bytes, how many, the 256 counts to add to.
 static HISTOGRAM: Kernel =
-    Kernel::new("histogram", include_str!("kernels/histogram.ptx"), histogram_on_host);
+    Kernel::new("histogram", include_str!("../docs/kernels/histogram.ptx"), histogram_on_host);
 
 fn histogram_on_host(_config: &LaunchConfig, mut args: HostArgs<'_>) -> Result<()> {
     let data = args.input::<u8>()?;
@@ -34,12 +35,21 @@ fn histogram_on_host(_config: &LaunchConfig, mut args: HostArgs<'_>) -> Result<(
     Ok(())
 }
 
+/// Sends a file to the device in chunks, counts its bytes there, checks the counts against the CPU's and
+/// prints how long it took.
+///
+/// Takes a GPU, or the simulated device where there is none; AQUIFER_BACKEND=cuda or sim says which.
+#[derive(Parser)]
+struct Arguments {
+    /// The file whose bytes are counted [default: the README of aquifer]
+    file: Option<PathBuf>,
+}
+
 /// What the program can fail with: a file that is not what it should be, or the device.
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 fn main() -> ExitCode {
-    let own_readme = Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md");
-    let path = std::env::args_os().nth(1).map_or(own_readme, PathBuf::from);
+    let path = Arguments::parse().file.unwrap_or_else(readme);
     match run(&path) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
@@ -48,6 +58,12 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// The README in the folder above this package's.
+fn readme() -> PathBuf {
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    package.parent().unwrap_or(package).join("README.md")
 }
 
 fn run(path: &Path) -> Result<bool, Failure> {

@@ -1,13 +1,15 @@
 //! A kernel works on a `Vec` where it lies: mapped host memory, without a copy.
 //!
-//!     cargo run --release --example zero_copy
+//!     cargo run --release -p aquifer-examples --bin zero_copy
 
-use allocator_api2::vec::Vec;
+use aquifer::allocator_api2::vec::Vec;
 use aquifer::{Device, Error, HostArgs, Kernel, LaunchConfig, MappedAlloc, Result};
+use clap::Parser;
 use std::process::ExitCode;
 
 /// Parameters: the elements, how many.
-static DOUBLE: Kernel = Kernel::new("double", include_str!("kernels/double.ptx"), double_on_host);
+static DOUBLE: Kernel =
+    Kernel::new("double", include_str!("../docs/kernels/double.ptx"), double_on_host);
 
 fn double_on_host(_config: &LaunchConfig, mut args: HostArgs<'_>) -> Result<()> {
     let data = args.in_out::<u32>()?;
@@ -16,7 +18,14 @@ fn double_on_host(_config: &LaunchConfig, mut args: HostArgs<'_>) -> Result<()> 
     Ok(())
 }
 
+/// Lets a kernel double the elements of a `Vec` in mapped host memory, and checks them.
+///
+/// Takes a GPU, or the simulated device where there is none; AQUIFER_BACKEND=cuda or sim says which.
+#[derive(Parser)]
+struct Arguments {}
+
 fn main() -> ExitCode {
+    let Arguments {} = Arguments::parse();
     match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -43,7 +43,7 @@ fn in_place(stream: &Stream, kernel: &Kernel, length: usize) -> Result<Vec<u32>>
 fn kernels_of_one_vector_do_the_same() {
     static OF_THE_EXAMPLE: Kernel = Kernel::new(
         "double",
-        include_str!("../../examples/kernels/double.ptx"),
+        include_str!("../../docs/kernels/double.ptx"),
         |_: &LaunchConfig, mut args: HostArgs<'_>| {
             let data = args.in_out::<u32>()?;
             let n = args.scalar::<u32>()? as usize;
@@ -79,7 +79,7 @@ fn a_kernel_of_two_vectors_does_the_same() {
 fn a_kernel_of_blocks_with_shared_memory_does_the_same() {
     static HISTOGRAM: Kernel = Kernel::new(
         "histogram",
-        include_str!("../../examples/kernels/histogram.ptx"),
+        include_str!("../../docs/kernels/histogram.ptx"),
         |_: &LaunchConfig, mut args: HostArgs<'_>| {
             let data = args.input::<u8>()?;
             let length = args.scalar::<u64>()? as usize;

@@ -1,34 +1,59 @@
-//! Builds the examples and runs each one on the simulated device.
+//! Builds the examples, runs each one on the simulated device, and asks each for its help.
 
 use crate::Place;
 use crate::cargo::{cargo, prepared};
-use crate::process::shown;
+use crate::process::{Finished, quiet, shown};
 use crate::report::Verdict;
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(120);
 
+/// The packages of examples and their folders, whose every Rust file is a program. Each is built by itself:
+/// together, one would have what the other asks of a library.
+const PACKAGES: [(&str, &str); 2] =
+    [("aquifer-examples", "examples"), ("aquifer-examples-libraries", "examples/libraries")];
+
 pub(crate) fn step(place: &Place) -> Result<Verdict> {
-    let names = stems(&place.root.join("examples"))?;
-    shown(cargo(place).args(["build", "--release", "-p", "aquifer", "--examples"]), None)?.ok()?;
-    let mut failed = Vec::new();
-    for name in &names {
-        let program = place.target.join("release/examples").join(name);
-        let mut command = prepared(place, Command::new(program));
-        command.env("AQUIFER_BACKEND", "sim");
-        let ran = shown(&mut command, Some(LIMIT)).and_then(crate::process::Finished::ok);
-        if let Err(error) = ran {
-            println!("example {name}: {error:#}");
-            failed.push(name.as_str());
+    let (mut ran, mut failed) = (0, Vec::new());
+    for (package, folder) in PACKAGES {
+        let names = stems(&place.root.join(folder))?;
+        shown(cargo(place).args(["build", "--release", "-p", package, "--bins"]), None)?.ok()?;
+        for name in names {
+            ran += 1;
+            if let Err(error) = example(place, &name) {
+                println!("example {name}: {error:#}");
+                failed.push(name);
+            }
         }
     }
     if !failed.is_empty() {
-        bail!("{} of {} examples failed: {}", failed.len(), names.len(), failed.join(", "));
+        bail!("{} of {ran} examples failed: {}", failed.len(), failed.join(", "));
     }
-    Ok(Verdict::Passed(format!("examples: {} ran", names.len())))
+    Ok(Verdict::Passed(format!("examples: {ran} ran, {ran} gave their help")))
+}
+
+fn example(place: &Place, name: &str) -> Result<()> {
+    let program = place.target.join("release").join(name);
+    let mut help = prepared(place, Command::new(&program));
+    let help = quiet(help.arg("--help"), Some(LIMIT)).and_then(Finished::ok)?;
+    is_help(&help.text, name)?;
+    let mut run = prepared(place, Command::new(&program));
+    shown(run.env("AQUIFER_BACKEND", "sim"), Some(LIMIT))?.ok()?;
+    Ok(())
+}
+
+/// Whether a program that was asked for its help gave it: what it does, and how it is called.
+fn is_help(text: &str, name: &str) -> Result<()> {
+    let about = text.lines().next().unwrap_or_default();
+    ensure!(
+        !about.is_empty() && !about.starts_with("Usage:"),
+        "`--help` does not begin with what the program does: `{about}`"
+    );
+    ensure!(text.contains(&format!("Usage: {name}")), "`--help` does not say `Usage: {name}`");
+    Ok(())
 }
 
 /// The names of the Rust files that lie in `folder` itself, sorted. None at all is an error.
@@ -49,4 +74,17 @@ pub(crate) fn stems(folder: &Path) -> Result<Vec<String>> {
     }
     stems.sort();
     Ok(stems)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn help_says_what_the_program_does_and_how_it_is_called() {
+        assert!(is_help("Counts bytes.\n\nUsage: count [FILE]\n", "count").is_ok());
+        for bad in ["", "Usage: count\n", "Counts bytes.\n", "Counts bytes.\n\nUsage: other\n"] {
+            assert!(is_help(bad, "count").is_err(), "{bad}");
+        }
+    }
 }

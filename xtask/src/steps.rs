@@ -44,7 +44,7 @@ pub(crate) const STEPS: &[Step] = &[
     ci("clippy-minimal", "the same without default features", cargo::clippy_minimal),
     ci("test-minimal", "the tests of `test` without default features", cargo::test_minimal),
     ci("log-levels", "the debug log's tests at each level that features cut at", cargo::log_levels),
-    ci("examples", "build every example and run it on the simulated device", examples::step),
+    ci("examples", "build every example, run it on the simulated device, ask for its help", examples::step),
     ci("bench", "the benches of rows on the simulated device, small counts", bench::step),
     ci("doc", "rustdoc of the public items, warnings denied", cargo::doc),
     ci("loom-faults", "every fault must be found by its model", faults::step),

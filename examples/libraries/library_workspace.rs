@@ -1,15 +1,16 @@
 //! cuBLAS and cuFFT work in memory from a pool instead of allocating their own.
 //!
-//!     cargo run --release --example library_workspace
+//!     cargo run --release -p aquifer-examples-libraries
 //!
 //! cuRAND's generators keep a state that they allocate by themselves: its API takes no memory from
 //! its caller. On the simulated device there are no such libraries; the workspace is made and given
 //! back, and a CPU does the arithmetic that is checked.
 
-use aquifer::cudarc::cublas::{CudaBlas, Gemm, GemmConfig, sys as cublas};
-use aquifer::cudarc::cufft::{result as cufft, sys as cufft_types};
-use aquifer::cudarc::driver::{CudaStream, DevicePtrMut};
 use aquifer::{CudaResource, Device, DeviceVec, PoolResource, Stream};
+use clap::Parser;
+use cudarc::cublas::{CudaBlas, Gemm, GemmConfig, sys as cublas};
+use cudarc::cufft::{result as cufft, sys as cufft_types};
+use cudarc::driver::{CudaStream, DevicePtrMut};
 use std::error::Error;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -27,7 +28,15 @@ const POINTS: usize = 1_000_003;
 const FORWARD: i32 = -1;
 const INVERSE: i32 = 1;
 
+/// Has cuBLAS multiply and cuFFT transform in memory of a pool, and checks the results.
+///
+/// Takes a GPU, or the simulated device where there is none; AQUIFER_BACKEND=cuda or sim says which. The
+/// simulated device has no such libraries: there the workspace is made and given back.
+#[derive(Parser)]
+struct Arguments {}
+
 fn main() -> ExitCode {
+    let Arguments {} = Arguments::parse();
     match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
