@@ -1,8 +1,4 @@
 #![doc = include_str!("../README.md")]
-//!
-#![doc = include_str!("../docs/GUIDE.md")]
-//!
-#![doc = include_str!("../docs/RESOURCES.md")]
 #![deny(missing_docs, missing_debug_implementations)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 // Without CUDA, parts of the lower modules that its backend alone uses are dead.
@@ -22,6 +18,8 @@ mod device;
 mod driver;
 mod error;
 mod event;
+#[cfg(doc)]
+pub mod guide;
 mod heap;
 mod impls;
 #[cfg(feature = "cuda")]

@@ -2,6 +2,7 @@
 
 mod imports;
 mod layers;
+pub(crate) mod links;
 mod rules;
 pub(crate) mod source;
 #[cfg(test)]
@@ -72,13 +73,15 @@ pub(crate) fn step(place: &Place) -> Result<Verdict> {
     for rule in WHOLE_RULES {
         rule(&sources, &mut findings);
     }
+    findings.extend(links::relative(&place.root)?);
     for finding in &findings {
         println!("{finding}");
     }
     if !findings.is_empty() {
         bail!("{} findings in {} files", findings.len(), sources.len());
     }
-    let rules = RULES.len() + WHOLE_RULES.len();
+    // The last one is that of the links.
+    let rules = RULES.len() + WHOLE_RULES.len() + 1;
     Ok(Verdict::Passed(format!("{} files, {rules} rules", sources.len())))
 }
 

@@ -1,0 +1,30 @@
+#![doc = include_str!("../docs/guide/README.md")]
+
+// For the names that the pages link to.
+#[allow(unused_imports)]
+use crate::*;
+
+#[doc = include_str!("../docs/guide/resources.md")]
+pub mod resources {}
+
+#[doc = include_str!("../docs/guide/pools.md")]
+pub mod pools {}
+
+#[doc = include_str!("../docs/guide/files.md")]
+pub mod files {}
+
+#[doc = include_str!("../docs/guide/ci.md")]
+pub mod ci {}
+
+#[doc = include_str!("../docs/guide/libraries.md")]
+pub mod libraries {}
+
+#[doc = include_str!("../docs/guide/where_memory_went.md")]
+pub mod where_memory_went {}
+
+#[cfg(feature = "cuda")]
+#[doc = include_str!("../docs/guide/from_cudarc.md")]
+pub mod from_cudarc {}
+
+#[doc = include_str!("../docs/guide/from_rmm.md")]
+pub mod from_rmm {}
