@@ -53,7 +53,7 @@ mod bare {
 
     /// Memory of `cuMemHostAlloc`, left to the process's end.
     pub(crate) fn host(device: &Device, bytes: usize) -> Option<&'static mut [u8]> {
-        device.cuda_context()?.bind_to_thread().ok()?;
+        device.cuda_context().ok()?.bind_to_thread().ok()?;
         // SAFETY: a new block of this size, never freed; zeroed before a reference to it exists.
         unsafe {
             let pointer = result::malloc_host(bytes, 0).ok()?.cast::<u8>();
@@ -63,7 +63,7 @@ mod bare {
     }
 
     pub(crate) fn copy(stream: &Stream, target: u64, source: &[u8]) {
-        let Some(raw) = stream.cuda_stream().map(|stream| stream.cu_stream()) else { return };
+        let Ok(raw) = stream.cuda_stream().map(|stream| stream.cu_stream()) else { return };
         // SAFETY: both buffers outlive the stream's next synchronisation, and the host leaves the
         // source alone.
         let code =

@@ -89,7 +89,7 @@ impl Device {
     ) -> Result<Self> {
         not_forked("a device")?;
         let mut devices = OPEN.lock();
-        let same = |device: &&Device| device.cuda_context().is_some_and(&is_same);
+        let same = |device: &&Device| device.context_of_cudarc().is_some_and(&is_same);
         if let Some(device) = devices.iter().find(same) {
             return Ok(device.clone());
         }
@@ -207,10 +207,29 @@ impl Device {
         )
     }
 
-    /// cudarc's context of this device, or `None` on a simulated one.
+    /// cudarc's context of this device: for its modules and functions.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) on a simulated device, where
+    /// [`Stream::launch`](crate::Stream::launch) runs a kernel's host form.
     #[cfg(feature = "cuda")]
-    pub fn cuda_context(&self) -> Option<&Arc<CudaContext>> {
+    pub fn cuda_context(&self) -> Result<&Arc<CudaContext>> {
+        self.context_of_cudarc().ok_or_else(|| self.unknown_to_cudarc("context"))
+    }
+
+    #[cfg(feature = "cuda")]
+    pub(crate) fn context_of_cudarc(&self) -> Option<&Arc<CudaContext>> {
         self.driver().as_any().downcast_ref().map(CudaDriver::context)
+    }
+
+    /// The error of asking a simulated device for what cudarc alone has.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn unknown_to_cudarc(&self, what: &str) -> Error {
+        Error::new(ErrorKind::Unsupported, format!("cudarc has no {what} of {self}")).with_advice(
+            "give the kernel a host form, and launch it by Stream::launch, which runs on a GPU too; copy and \
+             fill by DeviceVec; or use a CUDA device",
+        )
     }
 
     /// The handle on the simulation behind this device: its reports, its failures to inject. `None`

@@ -75,6 +75,40 @@ pub use bytemuck;
 #[cfg(feature = "cuda")]
 pub use cudarc;
 
+/// The names that most programs use, for a glob import, also beside those of cudarc.
+///
+/// It leaves out what both crates have: `LaunchConfig`, `DeviceSlice` and `DriverError`. A launch takes
+/// either [`LaunchConfig`].
+///
+/// ```
+/// use aquifer::prelude::*;
+/// # #[cfg(feature = "cuda")]
+/// use aquifer::cudarc::driver::*;
+///
+/// static NOTHING: Kernel = Kernel::new(
+///     "nothing",
+///     ".version 6.4 .target sm_50 .address_size 64 .visible .entry nothing() { ret; }",
+///     |_, _| Ok(()),
+/// );
+///
+/// # #[cfg(feature = "cuda")]
+/// fn main() -> aquifer::Result<()> {
+///     let stream = Device::detect()?.new_stream()?;
+///     // SAFETY: the kernel touches nothing.
+///     unsafe { stream.launch(&NOTHING).launch(LaunchConfig::for_num_elems(1))? };
+///     stream.synchronize()
+/// }
+/// # #[cfg(not(feature = "cuda"))]
+/// # fn main() {}
+/// ```
+pub mod prelude {
+    pub use crate::{
+        CheckedDevice, Device, DeviceBox, DeviceBuffer, DeviceRead, DeviceResource, DeviceScalar,
+        DeviceVec, DeviceWrite, HostArgs, Kernel, MappedAlloc, PinnedAlloc, PoolResource, Stream,
+        StreamRef, Transfer,
+    };
+}
+
 sync::for_models! {
     /// The checked core, for the models of `loom_tests/`.
     #[doc(hidden)]

@@ -107,9 +107,9 @@ mod bare {
     impl Pair {
         /// Also makes the context current on this thread until it is dropped. `None` without a GPU.
         pub(super) fn new(bench: &Bench) -> Option<Self> {
-            let context = bench.device.cuda_context()?.cu_ctx();
+            let context = bench.device.cuda_context().ok()?.cu_ctx();
             let streams = [bench.stream(), bench.stream()];
-            let raw = |index: usize| Some(streams[index].cuda_stream()?.cu_stream());
+            let raw = |index: usize| Some(streams[index].cuda_stream().ok()?.cu_stream());
             let raw = [raw(0)?, raw(1)?];
             // SAFETY: the device keeps its context.
             if unsafe { sys::cuCtxPushCurrent_v2(context) } as u32 != 0 {

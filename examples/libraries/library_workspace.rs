@@ -52,11 +52,11 @@ fn run() -> Outcome {
     let stream = device.new_stream()?;
     let pool = PoolResource::builder(CudaResource::new(&device)).initial_size(1 << 28).build()?;
     match stream.cuda_stream() {
-        Some(cuda) => {
+        Ok(cuda) => {
             multiply(&stream, cuda, &pool)?;
             transform(&stream, cuda, &pool)?;
         }
-        None => {
+        Err(_) => {
             let workspace = DeviceVec::<u8>::zeroed_in(&stream, BLAS_WORKSPACE, pool.clone())?;
             println!(
                 "simulated: a workspace of {} bytes, and no library to use it",

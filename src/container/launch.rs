@@ -137,7 +137,8 @@ impl<'a> Launch<'a> {
         self.stream
     }
 
-    /// Launches the kernel with a grid of `config`. It runs in the stream's order; nothing waits.
+    /// Launches the kernel with a grid of `config`, of this crate or of cudarc. It runs in the stream's
+    /// order; nothing waits.
     ///
     /// # Errors
     ///
@@ -152,7 +153,8 @@ impl<'a> Launch<'a> {
     ///
     /// The entry takes these arguments, in this order and of these sizes, and with this grid it
     /// touches only the memory that it is given here, in the way that was declared.
-    pub unsafe fn launch(self, config: LaunchConfig) -> Result<()> {
+    pub unsafe fn launch(self, config: impl Into<LaunchConfig>) -> Result<()> {
+        let config = config.into();
         let call = self.stream.begin_call()?;
         if self.borrows_host {
             call.refuse_capture("a kernel on borrowed host memory")?;

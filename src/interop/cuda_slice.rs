@@ -4,7 +4,7 @@ use crate::container::{DeviceVec, DeviceVecParts, refuse_zero_sized};
 use crate::device::Device;
 use crate::driver::ErrorContext;
 use crate::driver::cuda::restoring;
-use crate::error::{DriverError, Error, ErrorKind, Refused, Result, ensure};
+use crate::error::{DriverError, Refused, Result, ensure};
 use crate::layout::DeviceLayout;
 use crate::resource::{DeviceBlock, DeviceResource, cuda, current_device_resource, driver_pool};
 use crate::stream::Stream;
@@ -145,11 +145,7 @@ impl<T: Pod> DeviceVec<T> {
 
     /// The stream on which cudarc would free the memory rightly.
     fn cudarc_owner(&self) -> Result<Arc<CudaStream>> {
-        let stream = self.stream().cuda_stream().ok_or_else(|| {
-            let what = "cudarc cannot own memory of a simulated device";
-            Error::new(ErrorKind::Unsupported, what)
-                .with_advice("use a CUDA device, or Aquifer's own copies and launches")
-        })?;
+        let stream = self.stream().cuda_stream()?;
         ensure!(
             self.buffer_frees_with_driver() && stream.context().has_async_alloc(),
             Unsupported,

@@ -4,8 +4,8 @@ use crate::container::{
     DeviceSlice, DeviceSliceMut, DeviceVec, MemoryUse, On, OnMut, StreamRef, UnknownStream,
 };
 use crate::device::Device;
-use crate::driver::RawStream;
-use crate::error::{DriverError, Error, ErrorKind, Result};
+use crate::driver::{LaunchConfig, RawStream};
+use crate::error::{DriverError, Error, Result};
 use crate::stream::Stream;
 use crate::sync::Arc;
 use bytemuck::Pod;
@@ -44,13 +44,6 @@ pub struct CudaMut<'a, T: Pod> {
     home: &'a Arc<CudaStream>,
 }
 
-fn cudarc_home(home: &Stream) -> Result<&Arc<CudaStream>> {
-    home.cuda_stream().ok_or_else(|| {
-        Error::new(ErrorKind::Unsupported, format!("cudarc cannot use memory of {}", home.device()))
-            .with_advice("use a CUDA device, or Aquifer's own copies and launches")
-    })
-}
-
 impl<T: Pod> DeviceVec<T> {
     /// The vector, to read, for cudarc's functions.
     ///
@@ -81,7 +74,8 @@ fn order<'s>(memory: MemoryUse<'_>, stream: &'s CudaStream) -> SyncOnDrop<'s> {
         1 => RawStream(0),
         handle => RawStream(handle),
     };
-    let same = home.cuda_context().is_some_and(|own| own.cu_ctx() == stream.context().cu_ctx());
+    let same =
+        home.context_of_cudarc().is_some_and(|own| own.cu_ctx() == stream.context().cu_ctx());
     let device = if same { Some(home.clone()) } else { Device::from_cudarc(stream.context()).ok() };
     let device = device.unwrap_or_else(|| home.clone());
     let at = memory.home;
@@ -112,6 +106,19 @@ impl From<cudarc::driver::DriverError> for Error {
     }
 }
 
+impl From<cudarc::driver::LaunchConfig> for LaunchConfig {
+    fn from(config: cudarc::driver::LaunchConfig) -> Self {
+        let cudarc::driver::LaunchConfig { grid_dim, block_dim, shared_mem_bytes } = config;
+        Self { grid: grid_dim, block: block_dim, shared_bytes: shared_mem_bytes }
+    }
+}
+
+impl From<LaunchConfig> for cudarc::driver::LaunchConfig {
+    fn from(LaunchConfig { grid, block, shared_bytes }: LaunchConfig) -> Self {
+        Self { grid_dim: grid, block_dim: block, shared_mem_bytes: shared_bytes }
+    }
+}
+
 macro_rules! cudarc_slice {
     ($name:ident, $slice:ident, $make:ident) => {
         impl<'a, T: Pod> $slice<'a, T> {
@@ -121,7 +128,7 @@ macro_rules! cudarc_slice {
             ///
             /// [`ErrorKind::Unsupported`] on a simulated device.
             pub fn $make(self) -> Result<$name<'a, T>> {
-                Ok($name { home: cudarc_home(self.home())?, slice: self })
+                Ok($name { home: self.home().cuda_stream()?, slice: self })
             }
         }
 

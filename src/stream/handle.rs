@@ -161,12 +161,18 @@ impl Stream {
         Ok(Self::get_or_register_exposed(&device, raw, || StreamInner::new(&device, raw, keep)))
     }
 
-    /// cudarc's handle on this stream, or `None` on a simulated device. While
+    /// cudarc's handle on this stream: for its launch builder, its copies, cuBLAS. While
     /// [`capture`](Self::capture) has the stream, no other thread may name it in a call of cudarc.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) on a simulated device, where
+    /// [`launch`](Self::launch) runs the kernel's host form.
     #[cfg(feature = "cuda")]
-    pub fn cuda_stream(&self) -> Option<&Arc<cudarc::driver::CudaStream>> {
+    pub fn cuda_stream(&self) -> Result<&Arc<cudarc::driver::CudaStream>> {
         self.expose();
-        self.inner.keep.as_ref()?.downcast_ref()
+        let keep = self.inner.keep.as_ref().and_then(|keep| keep.downcast_ref());
+        keep.ok_or_else(|| self.device().unknown_to_cudarc("stream"))
     }
 
     /// The living stream behind a driver's handle, if Aquifer knows it.
@@ -289,7 +295,8 @@ impl Device {
         let raw = self.driver().legacy_stream();
         Stream::get_or_register_exposed(self, raw, || {
             #[cfg(feature = "cuda")]
-            let keep = self.cuda_context().map(|context| Box::new(context.default_stream()) as _);
+            let keep =
+                self.context_of_cudarc().map(|context| Box::new(context.default_stream()) as _);
             #[cfg(not(feature = "cuda"))]
             let keep = None;
             StreamInner::new(self, raw, keep)

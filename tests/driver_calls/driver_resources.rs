@@ -68,7 +68,7 @@ fn a_driver_pools_operation_looks_at_the_context_once_and_asks_once() {
     alone(name, Installed::StandIn, &[], |driver| {
         let device = Device::open(0).unwrap();
         let (own, shared) = (device.new_stream().unwrap(), device.new_stream().unwrap());
-        assert!(shared.cuda_stream().is_some());
+        assert!(shared.cuda_stream().is_ok());
         let pool = AsyncResource::new(&device).unwrap();
         let calls = |stream: &Stream| {
             driver.take();

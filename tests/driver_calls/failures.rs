@@ -22,7 +22,7 @@ fn failing_calls_are_typed_errors_with_name_and_number() {
     alone(name, Installed::StandIn, &[], |driver| {
         let device = Device::open(0).unwrap();
         let (stream, other) = (device.new_stream().unwrap(), device.new_stream().unwrap());
-        assert!(stream.cuda_stream().is_some(), "cudarc may begin a capture on it: it is asked");
+        assert!(stream.cuda_stream().is_ok(), "cudarc may begin a capture on it: it is asked");
         let mut vec = DeviceVec::<u8>::zeroed(&stream, 64).unwrap();
         let ordered = Arc::new(AsyncResource::new(&device).unwrap());
         let pool = Arc::new(PoolResource::new(CudaResource::new(&device)).unwrap());

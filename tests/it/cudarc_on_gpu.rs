@@ -13,7 +13,7 @@ const N: usize = 1 << 20;
 
 /// cudarc's form of the kernel that the other tests launch, or `None` without a GPU.
 fn kernel(device: &Device, name: &str) -> Option<CudaFunction> {
-    let Some(context) = device.cuda_context() else {
+    let Ok(context) = device.cuda_context() else {
         support::skipped(name, "no GPU");
         return None;
     };

@@ -79,7 +79,7 @@ impl Two {
     /// The second device's context is still what the thread has.
     fn check(&self, after: &str) {
         #[cfg(feature = "cuda")]
-        if let Some(context) = self.two.cuda_context() {
+        if let Ok(context) = self.two.cuda_context() {
             let now = aquifer::cudarc::driver::result::ctx::get_current().unwrap();
             assert_eq!(now, Some(context.cu_ctx()), "after {after}");
         }

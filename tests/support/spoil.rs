@@ -10,7 +10,7 @@ pub(crate) fn spoil(device: &Device, stream: &Stream) -> Result<()> {
         assert!(!simulator.stop_capture(&joined), "it is not the one that began");
     }
     #[cfg(feature = "cuda")]
-    if let Some(stream) = stream.cuda_stream() {
+    if let Ok(stream) = stream.cuda_stream() {
         assert!(stream.synchronize().is_err());
     }
     Ok(())
