@@ -38,8 +38,8 @@ macro_rules! debug_struct {
     ($name:ident $rest:tt) => {
         $crate::impls::debug_struct!([] $name<> $rest);
     };
-    ([$($generics:tt)*] $name:ident<$($parameter:ident)?> { $($shown:tt)+ }) => {
-        impl<$($generics)*> std::fmt::Debug for $name<$($parameter)?> {
+    ([$($generics:tt)*] $name:ident<$($parameter:ident),*> { $($shown:tt)+ }) => {
+        impl<$($generics)*> std::fmt::Debug for $name<$($parameter),*> {
             fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 let mut debug = f.debug_struct(stringify!($name));
                 $crate::impls::debug_struct!(@field self, debug, $($shown)+)

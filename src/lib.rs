@@ -64,8 +64,8 @@ pub use resource::{
     BinningResource, CallbackResource, CudaResource, DeviceBlock, DeviceResource, FixedSizeOptions,
     FixedSizeResource, HostAccessible, HostComplete, ManagedAlloc, ManagedOptions, ManagedResource,
     MissPolicy, MissStep, PoolOptions, PoolResource, PoolStatistics, ResourceId, SystemOptions,
-    SystemResource, WithDeviceResource, current_device_resource, reset_current_device_resource,
-    set_current_device_resource, with_device_resource,
+    SystemResource, WithDeviceResource, current_device_resource, default_device_pool,
+    reset_current_device_resource, set_current_device_resource, with_device_resource,
 };
 pub use stream::{Graph, PerThreadStream, Stream, StreamPool, Synchronized};
 pub use transfer::{Mapped, MappedMut, Scope, Transfer, TransferError};

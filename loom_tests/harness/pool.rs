@@ -1,7 +1,9 @@
 //! A pool of the crate on the model's driver.
 
 use super::driver::{Driver, Event, STREAMS};
-use aquifer::models::{Block, Failure, Gate, MissStep, Pool, PoolStatistics, Settings, Upstream};
+use aquifer::models::{
+    Block, Failure, Gate, Limits, MissStep, Pool, PoolStatistics, Settings, Upstream,
+};
 use loom::thread::ThreadId;
 use std::fmt;
 use std::sync::{Arc, Mutex};
@@ -170,8 +172,7 @@ pub struct Plan {
 /// Units of memory that the pool may take, one at a time, by these steps; no magazines.
 pub fn plan(units: usize, steps: &[MissStep]) -> Plan {
     let settings = Settings {
-        maximum: units * UNIT,
-        soft_limit: units * UNIT,
+        limits: Limits::new(units * UNIT, units * UNIT),
         growth_step: UNIT,
         alignment: UNIT as u64,
         steps: steps.to_vec(),
@@ -209,7 +210,7 @@ impl Plan {
 
     pub fn build(self) -> Fixture {
         let driver = Arc::new(Driver::new(0));
-        driver.set_limit(self.settings.maximum);
+        driver.set_limit(self.settings.limits.maximum());
         let pool_driver = PoolDriver { driver: driver.clone(), captures: self.captures };
         let stream = |index| {
             let gate = self.captures.then(|| Arc::new(Gate::default()));

@@ -140,7 +140,7 @@ impl<U: Upstream> Pool<U> {
 
     fn bytes_unless_above_maximum(&self, request: &Request<'_, U>) -> Option<usize> {
         let bytes = request.padded_bytes(self.settings.alignment);
-        bytes.filter(|bytes| *bytes <= self.settings.maximum)
+        bytes.filter(|bytes| *bytes <= self.settings.limits.maximum())
     }
 
     /// Gives blocks of upstream back, which `extract` takes out of a heap until so many bytes are
@@ -154,7 +154,7 @@ impl<U: Upstream> Pool<U> {
         mut transit: RwLockWriteGuard<'a, ()>,
         extract: impl Fn(usize) -> Vec<UpstreamBlock<U::Block>>,
     ) -> Result<Option<TakenBlock>, Failure<U::Error>> {
-        let maximum = self.settings.maximum;
+        let maximum = self.settings.limits.maximum();
         // What the maximum asks for first; everything, if upstream has no more.
         let mut target = maximum.saturating_sub(bytes);
         loop {

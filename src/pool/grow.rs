@@ -115,8 +115,8 @@ impl<U: Upstream> Pool<U> {
         let (wait_first, live) = self.wait_is_better_and_live(bytes);
         let limit = match step {
             MissStep::Grow if wait_first => return Ok(None),
-            MissStep::Grow => self.settings.soft_limit,
-            _ => self.settings.maximum,
+            MissStep::Grow => self.settings.limits.soft_limit(),
+            _ => self.settings.limits.maximum(),
         };
         let least = match (self.settings.growth_step, request.graph_upto) {
             (0, Some(_)) => LEAST_GROWTH,
@@ -132,7 +132,7 @@ impl<U: Upstream> Pool<U> {
     /// second range.
     fn grows_with_margin(&self, bytes: usize) -> bool {
         let is_first = self.reserved_bytes() == 0;
-        !self.settings.has_maximum() && (is_first || !bytes.is_multiple_of(LEAST_GROWTH))
+        !self.settings.limits.has_maximum() && (is_first || !bytes.is_multiple_of(LEAST_GROWTH))
     }
 
     /// What need not be asked of upstream: what another thread grew by, what caches hold unless a wait comes
@@ -256,7 +256,7 @@ impl<U: Upstream> Pool<U> {
     /// Takes complete memory from upstream into the shared heap.
     pub fn prepare(&self, bytes: usize) -> Result<(), Failure<U::Error>> {
         let _deferred = defer_events();
-        let piece = self.take_upstream(None, bytes, bytes, self.settings.maximum)?;
+        let piece = self.take_upstream(None, bytes, bytes, self.settings.limits.maximum())?;
         let _transit = self.in_transit.read();
         if let (Some(piece), Some(shared)) = (piece, self.slot(SHARED)) {
             self.add(shared, &mut shared.heap(), SHARED, piece);

@@ -91,8 +91,8 @@ impl<U: Upstream> Pool<U> {
             return false;
         };
         let serves = |step: &MissStep| match step {
-            MissStep::Grow => self.fits(request, self.settings.soft_limit),
-            MissStep::GrowToMaximum => self.fits(request, self.settings.maximum),
+            MissStep::Grow => self.fits(request, self.settings.limits.soft_limit()),
+            MissStep::GrowToMaximum => self.fits(request, self.settings.limits.maximum()),
             MissStep::Gather | MissStep::Trim => true,
             MissStep::Complete | MissStep::Ordered | MissStep::Wait => false,
         };

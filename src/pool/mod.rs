@@ -60,7 +60,7 @@ mod tests;
 pub use block::Block;
 pub use core::Pool;
 pub use miss_step::MissStep;
-pub use settings::Settings;
+pub use settings::{Limits, Settings, is_limit};
 pub use stats::PoolStatistics;
 pub use upstream::{Failure, Upstream};
 
@@ -69,6 +69,8 @@ crate::sync::for_models! {
     pub mod models {
         pub use super::magazine::{Cached, Limits, Magazine, SizeClasses};
         pub use super::remote_frees::{Freed, RemoteFrees};
-        pub use super::{Block, Failure, MissStep, Pool, PoolStatistics, Settings, Upstream};
+        pub use super::{
+            Block, Failure, Limits, MissStep, Pool, PoolStatistics, Settings, Upstream,
+        };
     }
 }

@@ -1,14 +1,12 @@
 //! What a pool is built with.
 
 use super::miss_step::MissStep;
+use crate::sync::trusted::{AtomicUsize, Ordering};
 
 /// Checked values.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Settings {
-    /// Never more bytes of upstream than this.
-    pub maximum: usize,
-    /// `MissStep::Grow` stays under this.
-    pub soft_limit: usize,
+    pub limits: Limits,
     /// Bytes to grow by; by a part of what is live, if 0.
     pub growth_step: usize,
     /// What every block is aligned to and a multiple of: 256 bytes at least.
@@ -20,9 +18,45 @@ pub struct Settings {
     pub listed: bool,
 }
 
-impl Settings {
+/// How much a pool may hold. May change while the pool is used, for the misses that begin later.
+///
+/// Relaxed throughout: nothing else depends on the numbers.
+#[derive(Debug)]
+pub struct Limits {
+    maximum: AtomicUsize,
+    soft_limit: AtomicUsize,
+}
+
+impl Limits {
+    pub fn new(maximum: usize, soft_limit: usize) -> Self {
+        Self { maximum: AtomicUsize::new(maximum), soft_limit: AtomicUsize::new(soft_limit) }
+    }
+
+    /// Never more bytes of upstream than this, but for what a larger maximum allowed before.
+    pub fn maximum(&self) -> usize {
+        self.maximum.load(Ordering::Relaxed)
+    }
+
     /// Whether a user set a maximum. Without one it is the most that a size can be, or a little less.
     pub fn has_maximum(&self) -> bool {
-        self.maximum <= isize::MAX as usize / 2
+        is_limit(self.maximum())
     }
+
+    pub fn set_maximum(&self, bytes: usize) {
+        self.maximum.store(bytes, Ordering::Relaxed);
+    }
+
+    /// `MissStep::Grow` stays under this.
+    pub fn soft_limit(&self) -> usize {
+        self.soft_limit.load(Ordering::Relaxed).min(self.maximum())
+    }
+
+    pub fn set_soft_limit(&self, bytes: usize) {
+        self.soft_limit.store(bytes, Ordering::Relaxed);
+    }
+}
+
+/// Whether a number of bytes limits anything.
+pub fn is_limit(bytes: usize) -> bool {
+    bytes <= isize::MAX as usize / 2
 }

@@ -174,7 +174,7 @@ impl<U: Upstream> Pool<U> {
             }
         }
         let may_grow = self.settings.steps.contains(&MissStep::Grow)
-            && self.fits(request, self.settings.soft_limit);
+            && self.fits(request, self.settings.limits.soft_limit());
         let end = Instant::now() + MIN_POLL_TIME;
         for attempt in 0.. {
             let long = attempt >= MIN_POLL_ATTEMPTS && (MODELLED || Instant::now() >= end);

@@ -5,7 +5,7 @@ use super::block::Block;
 use super::core::Pool;
 use super::local;
 use super::miss_step::MissStep;
-use super::settings::Settings;
+use super::settings::{Limits, Settings};
 use super::upstream::{Failure, Upstream};
 use crate::sync::Arc;
 use crate::sync::trusted::{AtomicBool, AtomicU64, AtomicUsize, Mutex, Ordering};
@@ -108,8 +108,7 @@ impl Fixture {
 
     fn aligned(alignment: u64, steps: &[MissStep]) -> Self {
         let settings = Settings {
-            maximum: 1 << 40,
-            soft_limit: 1 << 40,
+            limits: Limits::new(1 << 40, 1 << 40),
             growth_step: 0,
             alignment,
             steps: steps.to_vec(),

@@ -23,29 +23,39 @@ use crate::sync::{Arc, Mutex, Weak};
 /// - INV-1: one default at a time. The second of two threads that make one drops its own and returns
 ///   that of the first.
 /// - INV-2: each resource that was set is returned by exactly one `replace`.
-pub struct CurrentResource<R: ?Sized> {
-    state: Mutex<CurrentState<R>>,
+pub struct CurrentResource<R: ?Sized, D: ?Sized = R> {
+    state: Mutex<CurrentState<R, D>>,
+    /// The default as what may be set in its place.
+    as_current: fn(Arc<D>) -> Arc<R>,
 }
 
-struct CurrentState<R: ?Sized> {
+struct CurrentState<R: ?Sized, D: ?Sized> {
     set: Option<Arc<R>>,
-    default: Option<Weak<R>>,
+    default: Option<Weak<D>>,
     /// The default, if it stays when its last user drops it.
-    kept: Option<Arc<R>>,
+    kept: Option<Arc<D>>,
 }
 
-impl<R: ?Sized> CurrentState<R> {
-    fn get(&self) -> Option<Arc<R>> {
-        self.set.clone().or_else(|| self.default.as_ref()?.upgrade())
+impl<R: ?Sized, D: ?Sized> CurrentState<R, D> {
+    fn default(&self) -> Option<Arc<D>> {
+        self.default.as_ref()?.upgrade()
     }
 }
 
-debug_struct!([R: ?Sized] CurrentResource<R> { .. });
+debug_struct!([R: ?Sized, D: ?Sized] CurrentResource<R, D> { .. });
 
 impl<R: ?Sized> CurrentResource<R> {
     /// Nothing set and no default made.
     pub fn new() -> Self {
-        Self { state: Mutex::new(CurrentState { set: None, default: None, kept: None }) }
+        Self::with_default(|default| default)
+    }
+}
+
+impl<R: ?Sized, D: ?Sized> CurrentResource<R, D> {
+    /// As [`new`](Self::new), with a default of a type of its own.
+    pub fn with_default(as_current: fn(Arc<D>) -> Arc<R>) -> Self {
+        let state = CurrentState { set: None, default: None, kept: None };
+        Self { state: Mutex::new(state), as_current }
     }
 
     /// The current resource. Calls `make` for the default if there is none. `keep_default` says
@@ -53,18 +63,31 @@ impl<R: ?Sized> CurrentResource<R> {
     pub fn get<E>(
         &self,
         keep_default: bool,
-        make: impl FnOnce() -> Result<Arc<R>, E>,
+        make: impl FnOnce() -> Result<Arc<D>, E>,
     ) -> Result<Arc<R>, E> {
-        let current = self.state.lock().get();
-        if let Some(resource) = current {
-            return Ok(resource);
+        let set = self.state.lock().set.clone();
+        match set {
+            Some(resource) => Ok(resource),
+            None => self.get_default(keep_default, make).map(self.as_current),
+        }
+    }
+
+    /// The default, whatever is set.
+    pub fn get_default<E>(
+        &self,
+        keep_default: bool,
+        make: impl FnOnce() -> Result<Arc<D>, E>,
+    ) -> Result<Arc<D>, E> {
+        let default = self.state.lock().default();
+        if let Some(default) = default {
+            return Ok(default);
         }
         let made = make()?;
         let mut state = self.state.lock();
-        if let Some(resource) = state.get() {
+        if let Some(default) = state.default() {
             // INV-1. `made` is dropped after the lock: its drop may ask for the current resource.
             drop(state);
-            return Ok(resource);
+            return Ok(default);
         }
         state.default = Some(Arc::downgrade(&made));
         state.kept = keep_default.then(|| made.clone());

@@ -34,7 +34,8 @@ pub use managed::{ManagedOptions, ManagedResource};
 pub use managed_alloc::ManagedAlloc;
 pub use pool::{MissPolicy, PoolOptions, PoolResource, PoolStatistics};
 pub use registry::{
-    current_device_resource, reset_current_device_resource, set_current_device_resource,
+    current_device_resource, default_device_pool, reset_current_device_resource,
+    set_current_device_resource,
 };
 pub use scope::{WithDeviceResource, with_device_resource};
 pub use system::{SystemOptions, SystemResource};

@@ -18,6 +18,7 @@ use std::ptr::NonNull;
 mod capture;
 mod driver;
 mod failure;
+mod limits;
 mod memory_hooks;
 mod options;
 #[cfg(feature = "nvtx")]
@@ -318,7 +319,7 @@ impl<U: DeviceResource + 'static> PoolOptions<U> {
     pub fn build(self) -> Result<PoolResource<U>> {
         not_forked("a pool")?;
         let mut settings = self.check()?;
-        let (initial, maximum) = (self.initial_size, settings.maximum);
+        let (initial, maximum) = (self.initial_size, settings.limits.maximum());
         let driver = PoolDriver::new(self.upstream, self.alignment, self.owner);
         if let Some(hooks) = &driver.hooks {
             settings.listed = true;

@@ -24,33 +24,70 @@ use crate::sync::trusted::Mutex;
 use crate::sync::{Arc, LazyLock};
 use std::collections::HashMap;
 
-type DeviceMap = HashMap<ContextId, Arc<CurrentResource<dyn DeviceResource>>>;
+/// The current resource of a device, whose default is a pool.
+type Current = CurrentResource<dyn DeviceResource, PoolResource>;
+type DeviceMap = HashMap<ContextId, Arc<Current>>;
 
 static DEVICES: LazyLock<Mutex<DeviceMap>> = LazyLock::new(Mutex::default);
 
 /// What errors name in the child of a fork.
 const CURRENT: &str = "the current resource";
 
-fn of_device(device: &Device) -> Arc<CurrentResource<dyn DeviceResource>> {
+fn of_device(device: &Device) -> Arc<Current> {
     let mut devices = DEVICES.lock();
     if let Some(current) = devices.get(&device.key()) {
         return current.clone();
     }
     // A program may make any number of simulated devices: each new device drops the empty entries.
     devices.retain(|_, current| Arc::strong_count(current) > 1 || !current.is_empty());
-    devices.entry(device.key()).or_insert_with(|| Arc::new(CurrentResource::new())).clone()
+    let new = || Arc::new(Current::with_default(|pool| pool));
+    devices.entry(device.key()).or_insert_with(new).clone()
+}
+
+/// Whether the process keeps the default of a device. It would keep a simulated device for good with it.
+fn keeps_default(device: &Device) -> bool {
+    device.kind() != BackendKind::Simulated
+}
+
+fn make_default(device: &Device) -> Result<Arc<PoolResource>> {
+    PoolResource::new(CudaResource::new(device)).map(Arc::new)
 }
 
 /// The process's current resource of `device`, and whether the process keeps it alive.
 fn of_process(device: &Device) -> Result<(Arc<dyn DeviceResource>, bool)> {
     not_forked(CURRENT)?;
-    // A default that the process kept would keep its simulated device for good.
-    let keep_default = device.kind() != BackendKind::Simulated;
     let current = of_device(device);
-    let resource = current.get(keep_default, || {
-        PoolResource::new(CudaResource::new(device)).map(|pool| Arc::new(pool) as Arc<_>)
-    })?;
+    let resource = current.get(keeps_default(device), || make_default(device))?;
     Ok((resource, current.is_kept()))
+}
+
+/// The pool that is the [current resource](current_device_resource) of `device` where none was set: to
+/// look at its [statistics](PoolResource::statistics), to [trim](PoolResource::trim) it or to give it
+/// [limits](PoolResource::set_maximum_size). It is the default also while another resource is set.
+///
+/// The process keeps the pool of a GPU. On a simulated device it is gone with the last of this `Arc` and of
+/// the vectors in it, and the next use makes another one.
+///
+/// ```
+/// use aquifer::{Device, DeviceVec, default_device_pool};
+///
+/// let device = Device::detect()?;
+/// let pool = default_device_pool(&device)?;
+/// pool.set_maximum_size(Some(1 << 30))?;
+/// let vec = DeviceVec::<u8>::zeroed(&device.new_stream()?, 1000)?;
+/// assert_eq!(pool.statistics().live, 1024);
+/// drop(vec);
+/// pool.trim(0)?;
+/// assert_eq!(pool.statistics().reserved, 0);
+/// # Ok::<(), aquifer::Error>(())
+/// ```
+///
+/// # Errors
+///
+/// Those of making the pool.
+pub fn default_device_pool(device: &Device) -> Result<Arc<PoolResource>> {
+    not_forked(CURRENT)?;
+    of_device(device).get_default(keeps_default(device), || make_default(device))
 }
 
 /// The resource that containers on `device` use when the caller names none: that of the calling

@@ -125,6 +125,9 @@ fn pool_options(table: &mut Table) {
     table.failed("a soft limit above the maximum", above);
     table.failed("a growth of 0", with().growth_step(0).build());
     table.failed("a magazine of 9", with().magazine_entries(9).build());
+    let pool = with().build().unwrap();
+    table.failed("a maximum of 1000, later", pool.set_maximum_size(Some(1000)));
+    table.failed("a maximum of 0, later", pool.set_maximum_size(Some(0)));
     table.failed("no policy", with().miss_policy(MissPolicy::new([])).build());
 }
 

@@ -96,7 +96,7 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
         let (pool, device, owner) = (self.pool.id(), self.device(), self.pool.upstream().owner);
         let PoolStatistics { reserved, live, largest_free, .. } = self.statistics();
         let settings = self.pool.settings();
-        let (maximum, has_maximum) = (settings.maximum, settings.has_maximum());
+        let (maximum, has_maximum) = (settings.limits.maximum(), settings.limits.has_maximum());
         let (counted, bytes) = (|bytes| Count(bytes, "byte"), asked.bytes());
         let advice = match (has_maximum, &upstream) {
             _ if self.pool.aligned_units(bytes).is_none() => {

@@ -3,11 +3,11 @@
 use crate::error::{Result, ensure};
 use crate::impls::Count;
 use crate::layout::DEFAULT_ALIGNMENT;
-use crate::pool::{MissStep, Settings};
+use crate::pool::{Limits, MissStep, Settings};
 use crate::resource::impls::setters;
 
 /// The maximum of a pool that has none, to a multiple of its alignment.
-const UNLIMITED: usize = isize::MAX as usize & !0xfff;
+pub(super) const UNLIMITED: usize = isize::MAX as usize & !0xfff;
 
 /// The maximum and the default of [`PoolOptions::magazine_entries`].
 const MAGAZINE_ENTRIES: usize = crate::pool::magazine::CLASS_CAPACITY;
@@ -149,23 +149,8 @@ impl<U> PoolOptions<U> {
             "a pool was asked to align to {}",
             Count(alignment, "byte")
         );
-        let maximum = self.maximum_size.unwrap_or(UNLIMITED & !(alignment - 1));
-        for (name, bytes) in [("initial", initial_size), ("maximum", maximum)] {
-            ensure!(
-                bytes.is_multiple_of(alignment),
-                InvalidArgument,
-                "round it to the pool's alignment",
-                "the {name} size of a pool, {}, is no multiple of its alignment, {}",
-                Count(bytes, "byte"),
-                Count(alignment, "byte")
-            );
-        }
-        ensure!(
-            maximum > 0,
-            InvalidArgument,
-            "leave the maximum size out for a pool without one",
-            "a pool was asked to hold no more than 0 bytes"
-        );
+        check_aligned("initial", initial_size, alignment)?;
+        let maximum = checked_maximum(self.maximum_size, alignment)?;
         let soft_limit = self.soft_limit.unwrap_or(maximum);
         for (name, bytes) in [("initial size", initial_size), ("soft limit", soft_limit)] {
             ensure!(
@@ -197,8 +182,7 @@ impl<U> PoolOptions<U> {
             "a pool was asked to start empty and to do nothing on a miss"
         );
         Ok(Settings {
-            maximum,
-            soft_limit,
+            limits: Limits::new(maximum, self.soft_limit.unwrap_or(UNLIMITED)),
             growth_step: self.growth_step.unwrap_or(0),
             alignment: alignment as u64,
             steps: self.miss_policy.steps.clone(),
@@ -207,4 +191,29 @@ impl<U> PoolOptions<U> {
             listed: false,
         })
     }
+}
+
+fn check_aligned(name: &str, bytes: usize, alignment: usize) -> Result<()> {
+    ensure!(
+        bytes.is_multiple_of(alignment),
+        InvalidArgument,
+        "round it to the pool's alignment",
+        "the {name} size of a pool, {}, is no multiple of its alignment, {}",
+        Count(bytes, "byte"),
+        Count(alignment, "byte")
+    );
+    Ok(())
+}
+
+/// The maximum of a pool's limits, by what its user gave.
+pub(super) fn checked_maximum(bytes: Option<usize>, alignment: usize) -> Result<usize> {
+    let Some(bytes) = bytes else { return Ok(UNLIMITED & !(alignment - 1)) };
+    check_aligned("maximum", bytes, alignment)?;
+    ensure!(
+        bytes > 0,
+        InvalidArgument,
+        "leave the maximum size out for a pool without one",
+        "a pool was asked to hold no more than 0 bytes"
+    );
+    Ok(bytes)
 }

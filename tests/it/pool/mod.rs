@@ -4,6 +4,7 @@
 mod capacity;
 mod counts;
 mod lifetimes;
+mod limits;
 mod misses;
 mod options;
 mod sequences;

@@ -1,0 +1,66 @@
+//! The limits of a pool that is in use.
+
+use super::PoolResource;
+use super::options::{UNLIMITED, checked_maximum};
+use crate::driver::not_forked;
+use crate::error::Result;
+use crate::pool::{Limits, is_limit};
+use crate::resource::device_resource::DeviceResource;
+
+impl<U: DeviceResource + 'static> PoolResource<U> {
+    fn limits(&self) -> &Limits {
+        &self.pool.settings().limits
+    }
+
+    /// The most bytes that the pool may hold, or `None` if it has no maximum.
+    pub fn maximum_size(&self) -> Option<usize> {
+        Some(self.limits().maximum()).filter(|bytes| is_limit(*bytes))
+    }
+
+    /// Changes the most bytes that the pool may hold: a multiple of its alignment, or `None` for no maximum.
+    /// A pool that holds more by now does not grow, and gives the rest back when it is
+    /// [trimmed](Self::trim). Requests that are under way may still go by the former maximum.
+    ///
+    /// ```
+    /// use aquifer::{CudaResource, Device, DeviceVec, ErrorKind, PoolResource};
+    ///
+    /// let device = Device::detect()?;
+    /// let stream = device.new_stream()?;
+    /// let pool = PoolResource::new(CudaResource::new(&device))?;
+    /// pool.set_maximum_size(Some(1 << 20))?;
+    /// let vec = DeviceVec::<u8>::zeroed_in(&stream, 2 << 20, pool.clone());
+    /// assert_eq!(vec.unwrap_err().kind(), ErrorKind::OutOfMemory);
+    /// pool.set_maximum_size(None)?;
+    /// DeviceVec::<u8>::zeroed_in(&stream, 2 << 20, pool)?;
+    /// # Ok::<(), aquifer::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for 0 bytes or a number that is no multiple of the alignment;
+    /// [`ErrorKind::Forked`](crate::ErrorKind::Forked) in the child of a fork.
+    pub fn set_maximum_size(&self, bytes: Option<usize>) -> Result<()> {
+        not_forked("a pool")?;
+        let alignment = self.pool.settings().alignment as usize;
+        self.limits().set_maximum(checked_maximum(bytes, alignment)?);
+        Ok(())
+    }
+
+    /// Bytes up to which the pool grows before it makes streams wait for each other, or `None` if that is
+    /// the maximum, and there is none.
+    pub fn soft_limit(&self) -> Option<usize> {
+        Some(self.limits().soft_limit()).filter(|bytes| is_limit(*bytes))
+    }
+
+    /// Changes the bytes up to which the pool grows before it makes streams wait for each other
+    /// ([`PoolOptions::soft_limit`](crate::PoolOptions::soft_limit)). `None`, or more than the maximum, is the maximum.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Forked`](crate::ErrorKind::Forked) in the child of a fork.
+    pub fn set_soft_limit(&self, bytes: Option<usize>) -> Result<()> {
+        not_forked("a pool")?;
+        self.limits().set_soft_limit(bytes.unwrap_or(UNLIMITED));
+        Ok(())
+    }
+}
