@@ -26,7 +26,9 @@ const MAX_EXPONENT: u32 = 22;
 ///
 /// The bins are fixed when the resource is built. RMM adds bins to a resource in use, which then frees
 /// earlier blocks to the wrong bin. RMM's fixed-size bins take 992 MiB when they are made; these take a
-/// chunk of 128 blocks at the first request.
+/// chunk of 128 blocks at the first request. A bin of [`fixed_size_bins`](BinningOptions::fixed_size_bins)
+/// keeps its chunks for its own size. A request that would be out of memory has them give their free chunks
+/// back first, for which the host waits for the streams that used them. RMM's never give any back.
 ///
 /// ```
 /// use aquifer::{BinningResource, CudaResource, Device, DeviceLayout, DeviceResource, PoolResource};
@@ -139,6 +141,16 @@ impl<U: DeviceResource + 'static> BinningResource<U> {
     /// size is not for one of the first bins.
     #[inline(never)]
     fn allocate_cold(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
+        match self.allocate_once(stream, layout) {
+            Err(error) if error.kind() == ErrorKind::OutOfMemory => {
+                self.trim_and_allocate(stream, layout, error)
+            }
+            result => result,
+        }
+    }
+
+    #[inline(always)]
+    fn allocate_once(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
         match self.state.bin(layout.bytes()) {
             Some(Bin { fixed: Some(fixed), .. }) => fixed.allocate(stream, layout),
             Some(Bin { size, resource, .. }) => {
@@ -151,6 +163,30 @@ impl<U: DeviceResource + 'static> BinningResource<U> {
             }
             None => self.allocate_large(stream, layout),
         }
+    }
+
+    /// Has the fixed-size bins give their free chunks back, one bin after the other, until the request
+    /// is served. Chunks stay with a bin from the time when it needed most: those of all bins together
+    /// can have more than all that was ever in use.
+    #[cold]
+    #[inline(never)]
+    fn trim_and_allocate(
+        &self,
+        stream: &Stream,
+        layout: DeviceLayout,
+        mut error: Error,
+    ) -> Result<DeviceBlock> {
+        // The largest chunks first.
+        for fixed in self.bins().iter().rev().filter_map(|bin| bin.fixed.as_ref()) {
+            // A bin that cannot give anything back says why, and the request's error says more.
+            if fixed.trim(0).is_ok_and(|bytes| bytes > 0) {
+                error = match self.allocate_once(stream, layout) {
+                    Err(again) if again.kind() == ErrorKind::OutOfMemory => again,
+                    result => return result,
+                };
+            }
+        }
+        Err(error)
     }
 
     /// # Safety

@@ -1,10 +1,12 @@
 //! A resource for each range of sizes.
 
 use super::{Call, KIB, MIB, Recorder, allocate, disjoint, free, refused, support};
+use crate::generator::rmm_trace;
+use crate::workloads::Op;
 use aquifer::sim::SimConfig;
 use aquifer::{
-    BinningResource, CudaResource, DeviceLayout, DeviceResource, ErrorKind, FixedSizeResource,
-    PoolResource,
+    BinningResource, CudaResource, DeviceBlock, DeviceLayout, DeviceResource, DeviceVec, ErrorKind,
+    FixedSizeResource, PoolResource, Stream,
 };
 use std::sync::Arc;
 
@@ -200,4 +202,142 @@ fn handles_are_one_resource_and_without_bins_all_goes_upstream() {
     free(&clone, &stream, block);
     let calls = [Call::Asked { bytes: 100, alignment: 256 }, Call::Freed { bytes: 100 }];
     assert_eq!(upstream.calls(), calls);
+}
+
+/// A pool of 64 MiB, and bins of 64 and 128 KiB, whose chunks have 8 and 16 MiB.
+fn bins_of_64_mib(
+    config: SimConfig,
+    body: impl FnOnce(&[Stream; 2], &BinningResource<PoolResource>),
+) {
+    let (device, simulator) = support::simulated(config);
+    let streams = [(); 2].map(|()| device.new_stream().unwrap());
+    let pool = PoolResource::builder(CudaResource::new(&device));
+    let pool = pool.initial_size(64 * MIB).maximum_size(64 * MIB).build().unwrap();
+    let bins = BinningResource::builder(pool).fixed_size_bins(16, 17).build().unwrap();
+    body(&streams, &bins);
+    simulator.check().unwrap();
+}
+
+fn fill(
+    resource: &impl DeviceResource,
+    stream: &Stream,
+    bytes: usize,
+    n: usize,
+) -> Vec<DeviceBlock> {
+    let held: Vec<_> = (0..n).map(|_| allocate(resource, stream, bytes).unwrap()).collect();
+    disjoint(&held);
+    held
+}
+
+#[test]
+fn free_chunks_of_bins_serve_requests_that_no_bin_fits() {
+    bins_of_64_mib(SimConfig::default(), |[stream, other], bins| {
+        let live = || bins.upstream().statistics().live;
+        for (bytes, n) in [(64 * KIB, 512), (128 * KIB, 128)] {
+            fill(bins, stream, bytes, n).into_iter().for_each(|it| free(bins, stream, it));
+        }
+        assert_eq!(live(), 48 * MIB, "the bins keep their chunks");
+        let small = allocate(bins, stream, 16 * MIB).unwrap();
+        assert_eq!(live(), 64 * MIB, "as long as there is room");
+        let large = allocate(bins, other, 16 * MIB).unwrap();
+        assert_eq!(live(), 64 * MIB, "then the largest chunks go, and no more");
+        let last = allocate(bins, stream, 32 * MIB).unwrap();
+        assert_eq!(live(), 64 * MIB);
+        refused(allocate(bins, stream, MIB), ErrorKind::OutOfMemory, "1048576 bytes");
+        refused(allocate(bins, stream, KIB), ErrorKind::OutOfMemory, "65536 bytes");
+        [small, large, last].into_iter().for_each(|it| free(bins, stream, it));
+        assert_eq!(live(), 0);
+    });
+}
+
+#[test]
+fn free_chunks_of_a_bin_serve_another_bin_and_chunks_in_use_stay() {
+    bins_of_64_mib(SimConfig::default(), |[stream, other], bins| {
+        let live = || bins.upstream().statistics().live;
+        let mut held = fill(bins, stream, 128 * KIB, 512);
+        // One block stays in each chunk but the first two.
+        for (number, it) in held.drain(..).collect::<Vec<_>>().into_iter().enumerate() {
+            if number >= 256 && number % 128 == 5 {
+                held.push(it);
+            } else {
+                free(bins, stream, it);
+            }
+        }
+        assert_eq!(live(), 64 * MIB);
+        let small = fill(bins, other, 64 * KIB, 512);
+        assert_eq!(live(), 64 * MIB);
+        refused(allocate(bins, other, 64 * KIB), ErrorKind::OutOfMemory, "65536 bytes");
+        disjoint(&held);
+        small.into_iter().for_each(|it| free(bins, other, it));
+        // What stayed is still the bin's.
+        let more = fill(bins, stream, 128 * KIB, 254);
+        for it in held.into_iter().chain(more) {
+            free(bins, stream, it);
+        }
+    });
+}
+
+/// The streams still work on what the bins give back.
+#[test]
+fn free_chunks_come_back_in_order() {
+    for seed in 0..4 {
+        bins_of_64_mib(SimConfig::default().seed(seed), |[one, two], bins| {
+            let vec = |stream: &Stream, bytes: usize, tag: u8| {
+                let mut vec = DeviceVec::with_capacity_in(stream, bytes, bins.clone()).unwrap();
+                vec.resize(bytes, tag).unwrap();
+                vec
+            };
+            let held: Vec<_> =
+                (0..500).map(|n| vec([one, two][n % 2], 128 * KIB, 1 + n as u8 % 2)).collect();
+            drop(held);
+            let large = vec(two, 40 * MIB, 3);
+            let small: Vec<_> = (0..200).map(|_| vec(one, 64 * KIB, 4)).collect();
+            assert!(large.to_vec().unwrap().iter().all(|&byte| byte == 3));
+            for vec in small {
+                assert!(vec.to_vec().unwrap().iter().all(|&byte| byte == 4));
+            }
+        });
+    }
+}
+
+/// A large request of a stream in capture: the memory is there when the capture is over.
+#[test]
+fn free_chunks_stay_with_a_stream_in_capture() {
+    bins_of_64_mib(SimConfig::default(), |[stream, _], bins| {
+        fill(bins, stream, 128 * KIB, 512).into_iter().for_each(|it| free(bins, stream, it));
+        let (graph, ()) = stream
+            .capture(bins.upstream(), |stream| {
+                assert!(allocate(bins, stream, 48 * MIB).is_err());
+                Ok(())
+            })
+            .unwrap();
+        drop(graph);
+        let large = allocate(bins, stream, 48 * MIB).unwrap();
+        free(bins, stream, large);
+    });
+}
+
+/// RMM's RANDOM_ALLOCATIONS, where 16 GiB at most are live: after the programs of small blocks the bins
+/// keep three times that.
+#[test]
+fn rmms_random_programs_one_after_the_other_fit_in_80_gb() {
+    let config = SimConfig::default().capacity(80_000_000_000);
+    let device = aquifer::Device::simulated(config.without_pool_checks().without_poison());
+    let stream = device.new_stream().unwrap();
+    let pool = PoolResource::builder(CudaResource::new(&device)).initial_size(40 << 30);
+    let bins = BinningResource::new(pool.build().unwrap()).unwrap();
+    let mut kept = 0;
+    for mib in [1, 4, 4096] {
+        let mut held = Vec::new();
+        for &Op { slot, size } in rmm_trace(100_000, mib).unwrap().ops() {
+            if size > 0 {
+                assert_eq!(slot as usize, held.len());
+                held.push(Some(allocate(&bins, &stream, size as usize).unwrap()));
+            } else {
+                free(&bins, &stream, held[slot as usize].take().unwrap());
+            }
+        }
+        kept = kept.max(bins.upstream().statistics().live);
+    }
+    assert!(kept > 3 * (14 << 30), "{kept} bytes");
 }
