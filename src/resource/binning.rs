@@ -141,12 +141,13 @@ impl<U: DeviceResource + 'static> BinningResource<U> {
     /// size is not for one of the first bins.
     #[inline(never)]
     fn allocate_cold(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
-        match self.allocate_once(stream, layout) {
-            Err(error) if error.kind() == ErrorKind::OutOfMemory => {
-                self.trim_and_allocate(stream, layout, error)
-            }
-            result => result,
+        let mut result = self.allocate_once(stream, layout);
+        if let Err(error) = &result
+            && error.kind() == ErrorKind::OutOfMemory
+        {
+            self.trim_and_allocate(stream, layout, &mut result);
         }
+        result
     }
 
     #[inline(always)]
@@ -174,19 +175,18 @@ impl<U: DeviceResource + 'static> BinningResource<U> {
         &self,
         stream: &Stream,
         layout: DeviceLayout,
-        mut error: Error,
-    ) -> Result<DeviceBlock> {
+        result: &mut Result<DeviceBlock>,
+    ) {
         // The largest chunks first.
         for fixed in self.bins().iter().rev().filter_map(|bin| bin.fixed.as_ref()) {
             // A bin that cannot give anything back says why, and the request's error says more.
             if fixed.trim(0).is_ok_and(|bytes| bytes > 0) {
-                error = match self.allocate_once(stream, layout) {
-                    Err(again) if again.kind() == ErrorKind::OutOfMemory => again,
-                    result => return result,
-                };
+                *result = self.allocate_once(stream, layout);
+                if !matches!(result, Err(error) if error.kind() == ErrorKind::OutOfMemory) {
+                    return;
+                }
             }
         }
-        Err(error)
     }
 
     /// # Safety
@@ -205,6 +205,7 @@ impl<U: DeviceResource + 'static> BinningResource<U> {
         }
     }
 
+    #[inline(always)]
     fn allocate_large(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
         let (upstream, largest) = (self.upstream(), self.state.largest());
         if layout.bytes() == 0 {
