@@ -396,24 +396,16 @@ unsafe impl DeviceResource for AsyncResource {
             return Ok(DeviceBlock::empty(layout));
         }
         let entered = stream.begin_call()?;
-        let attempt = || {
-            ensure!(
-                !entered.is_capturing()?,
-                Capture,
-                "allocate before the capture, or give a PoolResource over this to Stream::capture",
-                "a driver pool cannot serve {} to {entered}, which is in capture",
-                Count(layout.bytes(), "byte")
-            );
-            allocate(&self.device, stream, layout, |bytes| {
-                self.device.driver().mem_alloc_async(self.pool, bytes, entered.raw())
-            })
-        };
-        let mut allocated = Ok(DeviceBlock::empty(layout));
-        // One look at the context for the question and the allocation.
-        self.device.driver().with_current(&mut || allocated = attempt()).with_context(|| {
-            format!("allocating {} on {entered}", Count(layout.bytes(), "byte"))
-        })?;
-        allocated
+        ensure!(
+            !entered.is_capturing()?,
+            Capture,
+            "allocate before the capture, or give a PoolResource over this to Stream::capture",
+            "a driver pool cannot serve {} to {entered}, which is in capture",
+            Count(layout.bytes(), "byte")
+        );
+        allocate(&self.device, stream, layout, |bytes| {
+            self.device.driver().mem_alloc_async(self.pool, bytes, entered.raw())
+        })
     }
 
     fn frees_with_driver(&self, block: &DeviceBlock) -> bool {
@@ -435,12 +427,10 @@ unsafe impl DeviceResource for AsyncResource {
 /// ordered before this call on `stream`.
 pub(crate) unsafe fn free(stream: &Stream, device: &Device, block: DeviceBlock) {
     let entered = stream.begin_call().ok();
-    let (driver, mut freed) = (device.driver(), None);
-    // One look at the context for the question and the free.
-    let _ = driver.with_current(&mut || {
-        let runs = entered.as_ref().filter(|entered| !entered.is_capturing().unwrap_or(false));
+    let runs = entered.as_ref().filter(|entered| !entered.is_capturing().unwrap_or(false));
+    let freed = runs.map(|entered| {
         // SAFETY: the caller's promise.
-        freed = runs.map(|entered| unsafe { driver.mem_free_async(block.token(), entered.raw()) });
+        unsafe { device.driver().mem_free_async(block.token(), entered.raw()) }
     });
     match freed {
         Some(Ok(())) => {}

@@ -203,6 +203,15 @@ impl StandIn {
     }
 }
 
+/// Whether a call was made in a context, or needs none: a stream that was made tells a stream-ordered
+/// allocation or free of which context it is.
+pub(crate) fn is_in(line: &str, context: u64) -> bool {
+    let by_stream = ["cuMemAllocFromPoolAsync ", "cuMemFreeAsync "];
+    let made = || u64::from_str_radix(value(line, "stream").trim_start_matches("0x"), 16);
+    value(line, "ctx") == format!("{context:#x}")
+        || by_stream.iter().any(|name| line.starts_with(name)) && made().is_ok_and(|it| it > 2)
+}
+
 /// The value of `key=` in a line of the log.
 pub(crate) fn value<'a>(line: &'a str, key: &str) -> &'a str {
     let found = line.split(' ').find_map(|word| word.strip_prefix(key)?.strip_prefix('='));

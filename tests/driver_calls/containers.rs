@@ -1,7 +1,7 @@
 //! The containers on two devices: every call in the context of the container's own device, while
 //! that of the other one is current.
 
-use super::child::{Installed, StandIn, alone, value};
+use super::child::{Installed, StandIn, alone, is_in};
 use super::{FIRST, SECOND};
 use aquifer::{
     AsyncResource, CudaResource, Device, DeviceBuffer, DeviceResource, DeviceScalar, DeviceVec,
@@ -14,8 +14,7 @@ use std::sync::Arc;
 fn all_on_the_first(driver: &StandIn, after: &str) -> Vec<String> {
     let calls = driver.changes();
     assert!(!calls.is_empty(), "{after} calls the driver");
-    let first = format!("{FIRST:#x}");
-    assert!(calls.iter().all(|line| value(line, "ctx") == first), "{after}: {calls:#?}");
+    assert!(calls.iter().all(|line| is_in(line, FIRST)), "{after}: {calls:#?}");
     assert_eq!(driver.now(), SECOND, "after {after}");
     calls
 }

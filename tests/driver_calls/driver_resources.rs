@@ -63,8 +63,8 @@ const MODE: &str = "cuThreadExchangeStreamCaptureMode";
 const ASK: &str = "cuStreamIsCapturing";
 
 #[test]
-fn a_driver_pools_operation_looks_at_the_context_once_and_asks_once() {
-    let name = "driver_resources::a_driver_pools_operation_looks_at_the_context_once_and_asks_once";
+fn a_driver_pools_operation_asks_for_no_context_and_asks_once() {
+    let name = "driver_resources::a_driver_pools_operation_asks_for_no_context_and_asks_once";
     alone(name, Installed::StandIn, &[], |driver| {
         let device = Device::open(0).unwrap();
         let (own, shared) = (device.new_stream().unwrap(), device.new_stream().unwrap());
@@ -78,21 +78,28 @@ fn a_driver_pools_operation_looks_at_the_context_once_and_asks_once() {
             unsafe { pool.deallocate(stream, block) };
             [allocation, driver.all_names()]
         };
-        // The mode: a global capture on another thread would refuse both, and be lost.
-        for (made, call) in calls(&own).iter().zip(["cuMemAllocFromPoolAsync", "cuMemFreeAsync"]) {
-            assert_eq!(*made, [GET, PUSH, MODE, call, MODE, POP]);
+        let memory = ["cuMemAllocFromPoolAsync", "cuMemFreeAsync"];
+        let default = device.default_stream();
+        // The mode: a global capture on another thread would refuse both, and be lost. Streams that were
+        // made are of a context, whichever is current.
+        for (made, call) in calls(&own).iter().zip(memory) {
+            assert_eq!(*made, [MODE, call, MODE]);
         }
-        for (made, call) in calls(&shared).iter().zip(["cuMemAllocFromPoolAsync", "cuMemFreeAsync"])
-        {
-            assert_eq!(*made, [GET, PUSH, ASK, MODE, call, MODE, POP]);
+        for (made, call) in calls(&shared).iter().zip(memory) {
+            assert_eq!(*made, [GET, PUSH, ASK, POP, MODE, call, MODE]);
+        }
+        for (made, call) in calls(&default).iter().zip(memory) {
+            assert_eq!(*made, [GET, PUSH, ASK, POP, GET, PUSH, MODE, call, MODE, POP]);
         }
         driver.stand_on(crate::FIRST);
-        for (made, call) in calls(&own).iter().zip(["cuMemAllocFromPoolAsync", "cuMemFreeAsync"]) {
-            assert_eq!(*made, [GET, MODE, call, MODE]);
+        for (made, call) in calls(&own).iter().zip(memory) {
+            assert_eq!(*made, [MODE, call, MODE]);
         }
-        for (made, call) in calls(&shared).iter().zip(["cuMemAllocFromPoolAsync", "cuMemFreeAsync"])
-        {
+        for (made, call) in calls(&shared).iter().zip(memory) {
             assert_eq!(*made, [GET, ASK, MODE, call, MODE]);
+        }
+        for (made, call) in calls(&default).iter().zip(memory) {
+            assert_eq!(*made, [GET, ASK, GET, MODE, call, MODE]);
         }
     });
 }

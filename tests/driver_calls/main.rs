@@ -20,7 +20,7 @@ use aquifer::{
     AsyncResource, CudaResource, Device, DeviceResource, DeviceVec, ErrorKind, HostArgs, Kernel,
     LaunchConfig, PinnedResource, current_device_resource, set_current_device_resource,
 };
-use child::{Installed, alone, value};
+use child::{Installed, alone, is_in, value};
 use std::sync::Arc;
 
 const FIRST: u64 = 0x1000;
@@ -211,7 +211,8 @@ fn the_callers_context_is_current_again_after_every_call() {
             PinnedResource::new(&device).unwrap().trim().unwrap();
             same("trim");
         }
-        let failed = driver.take().into_iter().filter(|line| line.contains(" ctx=0x0 "));
+        let calls = driver.take().into_iter();
+        let failed = calls.filter(|line| line.contains(" ctx=0x0 ") && !is_in(line, FIRST));
         let needing = |line: &String| {
             ["cuMem", "cuStream", "cuLaunch", "cuModule"].iter().any(|name| line.starts_with(name))
         };
@@ -238,10 +239,10 @@ fn each_of_two_devices_is_called_in_its_own_context() {
         driver.take();
         let source = DeviceVec::from_slice(&a, &[3_u32; 50]).unwrap();
         let calls = driver.changes();
-        assert!(calls.iter().all(|line| value(line, "ctx") == "0x1000"), "{calls:?}");
+        assert!(calls.iter().all(|line| is_in(line, FIRST)), "{calls:?}");
         let mut target = DeviceVec::<u32>::zeroed(&b, 50).unwrap();
         let calls = driver.changes();
-        assert!(calls.iter().all(|line| value(line, "ctx") == "0x2000"), "{calls:?}");
+        assert!(calls.iter().all(|line| is_in(line, SECOND)), "{calls:?}");
         target.copy_from(&source).unwrap();
         let calls = driver.changes();
         let copy = calls.last().unwrap();
@@ -252,7 +253,7 @@ fn each_of_two_devices_is_called_in_its_own_context() {
         let calls = driver.changes();
         let at = |start: &str| calls.iter().position(|line| line.starts_with(start)).unwrap();
         assert!(at("cuEventRecord ctx=0x2000") < at("cuStreamWaitEvent ctx=0x1000"), "{calls:?}");
-        assert!(at("cuStreamWaitEvent ctx=0x1000") < at("cuMemFreeAsync ctx=0x1000"));
+        assert!(at("cuStreamWaitEvent ctx=0x1000") < at("cuMemFreeAsync "));
         assert_eq!(target.to_vec().unwrap(), [3; 50]);
         let refused = target.on(&a).map(drop).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::WrongDevice);

@@ -246,13 +246,13 @@ impl PoolCalls for CudaDriver {
     ) -> DriverResult<DeviceAddress> {
         // SAFETY: `address` is writable for the call.
         out_param(|address| unsafe {
-            self.relaxed()?.mem_alloc_from_pool_async(address, bytes, pool.0, stream.0)
+            self.relaxed_on(stream)?.0.mem_alloc_from_pool_async(address, bytes, pool.0, stream.0)
         })
     }
 
     unsafe fn mem_free_async(&self, address: DeviceAddress, stream: RawStream) -> DriverResult<()> {
         // SAFETY: the caller's contract.
-        unsafe { self.relaxed()?.mem_free_async(address, stream.0) }
+        unsafe { self.relaxed_on(stream)?.0.mem_free_async(address, stream.0) }
     }
 }
 

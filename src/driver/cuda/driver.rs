@@ -6,11 +6,14 @@ use super::launch::Functions;
 use super::library::{Handle, Library};
 use super::open::{driver, primary_context};
 use super::properties::properties;
-use crate::driver::{DeviceProperties, DriverResult, ErrorContext};
+use crate::driver::{DeviceProperties, DriverResult, ErrorContext, RawStream};
 use crate::error::{Error, ErrorKind};
 use crate::sync::Arc;
 use cudarc::driver::CudaContext;
 use std::{fmt, mem};
+
+/// The library in relaxed capture mode, and the guard of the context if the call needs one.
+type RelaxedOn = (Relaxed<&'static Library>, Option<Current<'static>>);
 
 /// One context of a GPU. It keeps the context alive.
 pub(crate) struct CudaDriver {
@@ -75,6 +78,15 @@ impl CudaDriver {
     /// As [`current`](Self::current), for calls that a capture on another thread would refuse.
     pub(super) fn relaxed(&self) -> DriverResult<Relaxed<Current<'static>>> {
         self.current().map(Relaxed::new)
+    }
+
+    /// As [`relaxed`](Self::relaxed), for a call that needs a context only to tell which stream a handle
+    /// of 0, 1 or 2 names: any other names its context, too. Spares a question to the driver.
+    #[inline]
+    pub(super) fn relaxed_on(&self, stream: RawStream) -> DriverResult<RelaxedOn> {
+        const LAST_DEFAULT: u64 = 2;
+        let current = if stream.0 > LAST_DEFAULT { None } else { Some(self.current()?) };
+        Ok((Relaxed::new(self.library), current))
     }
 }
 

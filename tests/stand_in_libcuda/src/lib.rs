@@ -83,6 +83,12 @@ fn known(handle: u64) -> bool {
     handle <= 2 || state().handles.contains(&handle)
 }
 
+/// Whether a call needs a context to know the stream, and none is current. By the driver's manual,
+/// stream-ordered allocations and frees ask for one on default streams alone.
+fn lacks_context(stream: u64) -> bool {
+    stream <= 2 && current() == 0
+}
+
 fn on(stream: u64) -> u32 {
     if known(stream) { 0 } else { INVALID_HANDLE }
 }
@@ -224,9 +230,10 @@ exported! {
     cuMemFree_v2[context](address: u64) => "address={address:#x}" { release(address) }
     cuMemAllocAsync[context](address: *mut u64, bytes: usize, stream: u64)
         => "bytes={bytes} stream={stream:#x}" { give(address, allocate(bytes, 256)) }
-    cuMemFreeAsync[context](address: u64, stream: u64)
-        => "address={address:#x} stream={stream:#x}"
-    {
+    cuMemFreeAsync(address: u64, stream: u64) => "address={address:#x} stream={stream:#x}" {
+        if lacks_context(stream) {
+            return INVALID_CONTEXT;
+        }
         if known(stream) { release(address) } else { INVALID_HANDLE }
     }
     cuMemAdvise[context](address: u64, bytes: usize, advice: u32, device: i32)
@@ -282,9 +289,12 @@ exported! {
     }
     cuMemPoolTrimTo(pool: u64, keep: usize) => "pool={pool:#x} keep={keep}" { on(pool) }
     cuMemPoolDestroy(pool: u64) => "pool={pool:#x}" { retire(pool) }
-    cuMemAllocFromPoolAsync[context](address: *mut u64, bytes: usize, pool: u64, stream: u64)
+    cuMemAllocFromPoolAsync(address: *mut u64, bytes: usize, pool: u64, stream: u64)
         => "bytes={bytes} pool={pool:#x} stream={stream:#x}"
     {
+        if lacks_context(stream) {
+            return INVALID_CONTEXT;
+        }
         if !known(pool) || !known(stream) {
             return INVALID_HANDLE;
         }
