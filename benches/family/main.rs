@@ -34,8 +34,9 @@ mod workloads;
 use groups::Group;
 use std::process::ExitCode;
 
-const GROUPS: [Group; 8] = [
+const GROUPS: [Group; 9] = [
     ("resources", resources::resources, "each resource: hot pairs, random, churn"),
+    ("async", resources::driver_pools, "the same of driver pools"),
     ("adaptors", adaptors::adaptors, "what each adaptor takes on top of the pool"),
     ("logging", logs::logging, "what a log takes on top, in bursts and sustained"),
     ("random", random::random_allocations, "RMM's RANDOM_ALLOCATIONS, with its generator"),
