@@ -175,7 +175,7 @@ pub fn plan(units: usize, steps: &[MissStep]) -> Plan {
         limits: Limits::new(units * UNIT, units * UNIT),
         growth_step: UNIT,
         alignment: UNIT as u64,
-        steps: steps.to_vec(),
+        steps: steps.to_vec().into(),
         entries: 0,
         cached_bytes: 0,
         listed: false,

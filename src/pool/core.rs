@@ -105,10 +105,6 @@ pub(super) struct Streams {
 impl<U: Upstream> Pool<U> {
     pub fn new(upstream: U, settings: Settings) -> Arc<Self> {
         Arc::new_cyclic(|this| {
-            let slots = AppendArray::<OnceLock<Box<Slot<U>>>>::new();
-            if let Some(shared) = slots.get_or_make(SHARED as usize) {
-                let _ = shared.set(Box::new(Slot::new(SHARED, None)));
-            }
             let id = if settings.listed { PoolId::new_listed() } else { PoolId::new() };
             Self {
                 id,
@@ -117,7 +113,7 @@ impl<U: Upstream> Pool<U> {
                 largest: (u64::from(u32::MAX) << UNIT_SHIFT) & !(settings.alignment - 1),
                 upstream: Counted { inner: upstream, counters: Counters::default() },
                 settings,
-                slots,
+                slots: AppendArray::new(),
                 slot_count: AtomicUsize::new(1),
                 streams: Mutex::default(),
                 next_scan: trusted::AtomicUsize::new(0),
@@ -156,6 +152,12 @@ impl<U: Upstream> Pool<U> {
     #[inline]
     pub(super) fn slot(&self, id: SlotId) -> Option<&Slot<U>> {
         self.slots.get(id as usize)?.get().map(|slot| &**slot)
+    }
+
+    /// The slot of the shared heap, made if nothing was given to it so far.
+    pub(super) fn make_shared_slot(&self) -> Option<&Slot<U>> {
+        let place = self.slots.get_or_make(SHARED as usize)?;
+        Some(place.get_or_init(|| Box::new(Slot::new(SHARED, None))))
     }
 
     pub(super) fn all_slots(&self) -> impl Iterator<Item = &Slot<U>> + Clone {
@@ -257,7 +259,7 @@ impl<U: Upstream> Pool<U> {
 
     /// Goes through the slots of streams whose heaps may have memory, until `find` returns some.
     pub(super) fn find_populated<T>(&self, find: impl FnMut(&Slot<U>) -> Option<T>) -> Option<T> {
-        let slots = self.populated.snapshot();
+        let slots = self.populated.snapshot()?;
         slots.iter().filter_map(|id| self.slot(*id)).find_map(find)
     }
 

@@ -52,12 +52,12 @@ impl<U: Upstream> Pool<U> {
             let tags: Vec<_> = heap.tags().collect();
             tags.into_iter().for_each(|tag| heap.extract_all(tag, usize::MAX, &mut pieces));
         }
-        let Some(shared) = self.slot(SHARED) else { return };
-        let returned = {
+        let shared = if pieces.is_empty() { self.slot(SHARED) } else { self.make_shared_slot() };
+        let returned = shared.map_or_else(Vec::new, |shared| {
             let mut heap = shared.heap();
             pieces.into_iter().for_each(|piece| heap.add(SHARED, piece));
             self.extract_upstream_blocks(&mut heap, 0)
-        };
+        });
         let blocks = returned.len();
         let bytes: usize = returned.iter().map(|block| block.bytes as usize).sum();
         for block in returned {

@@ -128,7 +128,7 @@ impl<U: Upstream> Pool<U> {
         }
         let transit = self.in_transit.write();
         self.move_complete_to_shared();
-        let Some(shared) = self.slot(SHARED) else { return Ok(None) };
+        let Some(shared) = self.make_shared_slot() else { return Ok(None) };
         let found = self.take_own(request).or_else(|| self.refill_from_shared_locked(request));
         if let Some(found) = found.or_else(|| self.take_ready(request)) {
             return Ok(Some(found));
@@ -237,7 +237,7 @@ impl<U: Upstream> Pool<U> {
                 failed = Some(error);
             }
         }
-        let Some(shared) = self.slot(SHARED) else { return Ok(0) };
+        let Some(shared) = self.make_shared_slot() else { return Ok(0) };
         // Whoever has no room meanwhile comes here, too, and finds it given back.
         let _trim = self.lock_or_try_trim();
         let extracted = {
@@ -276,7 +276,7 @@ impl<U: Upstream> Pool<U> {
                 heap.extract_all(tag, completed, &mut pieces);
             }
         }
-        if let Some(shared) = self.slot(SHARED) {
+        if let Some(shared) = self.make_shared_slot() {
             let mut heap = shared.heap();
             for piece in pieces {
                 self.add(shared, &mut heap, SHARED, Piece { stamp: 0, ..piece });

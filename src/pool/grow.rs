@@ -258,7 +258,7 @@ impl<U: Upstream> Pool<U> {
         let _deferred = defer_events();
         let piece = self.take_upstream(None, bytes, bytes, self.settings.limits.maximum())?;
         let _transit = self.in_transit.read();
-        if let (Some(piece), Some(shared)) = (piece, self.slot(SHARED)) {
+        if let (Some(piece), Some(shared)) = (piece, self.make_shared_slot()) {
             self.add(shared, &mut shared.heap(), SHARED, piece);
         }
         Ok(())

@@ -152,7 +152,7 @@ impl<U: Upstream> Pool<U> {
         mut step: impl FnMut(MissStep) -> Result<Option<TakenBlock>, Failure<U::Error>>,
     ) -> Result<TakenBlock, Failure<U::Error>> {
         let mut last = None;
-        for one in &self.settings.steps {
+        for one in self.settings.steps.iter() {
             let found = match one {
                 MissStep::Grow | MissStep::GrowToMaximum => self.grow(request, *one),
                 other => step(*other),

@@ -6,19 +6,20 @@
 use super::block::SlotId;
 use crate::sync::{Arc, trusted};
 
-/// Slots in order. A miss scans the list as it was when the miss began.
+/// Slots in order, if there are any. A miss scans the list as it was when the miss began.
 #[derive(Debug, Default)]
-pub(super) struct Populated(trusted::Mutex<Arc<Vec<SlotId>>>);
+pub(super) struct Populated(trusted::Mutex<Option<Arc<Vec<SlotId>>>>);
 
 impl Populated {
     pub(super) fn insert(&self, slot: SlotId) {
         let mut slots = self.0.lock();
+        let slots = slots.get_or_insert_default();
         if let Err(place) = slots.binary_search(&slot) {
-            Arc::make_mut(&mut slots).insert(place, slot);
+            Arc::make_mut(slots).insert(place, slot);
         }
     }
 
-    pub(super) fn snapshot(&self) -> Arc<Vec<SlotId>> {
+    pub(super) fn snapshot(&self) -> Option<Arc<Vec<SlotId>>> {
         self.0.lock().clone()
     }
 }

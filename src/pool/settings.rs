@@ -2,6 +2,7 @@
 
 use super::miss_step::MissStep;
 use crate::sync::trusted::{AtomicUsize, Ordering};
+use std::borrow::Cow;
 
 /// Checked values.
 #[derive(Debug)]
@@ -11,7 +12,7 @@ pub struct Settings {
     pub growth_step: usize,
     /// What every block is aligned to and a multiple of: 256 bytes at least.
     pub alignment: u64,
-    pub steps: Vec<MissStep>,
+    pub steps: Cow<'static, [MissStep]>,
     pub entries: u8,
     pub cached_bytes: usize,
     /// Magazines are in the threads' lists alone, not in their tables: each block passes the slow way.

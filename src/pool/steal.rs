@@ -68,7 +68,7 @@ impl<U: Upstream> Pool<U> {
         candidates: &mut Candidates,
         limit: usize,
     ) -> Option<TakenBlock> {
-        let sources = self.populated.snapshot();
+        let sources = self.populated.snapshot()?;
         // Relaxed: where two begin at one place, one scans in vain.
         let begin = self.next_source.load(trusted::Ordering::Relaxed);
         let mut seen = 0;

@@ -1,7 +1,7 @@
 //! What a pool of many streams does for each of them, counted: looks at other streams, heaps and
 //! magazines, entries of clocks.
 
-use super::block::Block;
+use super::block::{Block, SHARED};
 use super::core::Pool;
 use super::local;
 use super::miss_step::MissStep;
@@ -111,7 +111,7 @@ impl Fixture {
             limits: Limits::new(1 << 40, 1 << 40),
             growth_step: 0,
             alignment,
-            steps: steps.to_vec(),
+            steps: steps.to_vec().into(),
             entries: 8,
             cached_bytes: 1 << 20,
             listed: false,
@@ -261,6 +261,25 @@ fn nothing_waits_for_what_a_trim_waits_for() {
 }
 
 /// What options allow, and alignments that they do not.
+/// A program may make pools that it seldom uses.
+#[test]
+fn a_pool_has_no_shared_heap_before_that_is_given_memory() {
+    let mut fixture = Fixture::new(&[MissStep::Grow]);
+    let pool = fixture.pool.clone();
+    assert!(pool.slots.get(0).is_none() && pool.populated.snapshot().is_none());
+    assert_eq!(pool.stats(), Default::default());
+    let stream = fixture.stream();
+    fixture.use_once(&stream);
+    assert!(pool.slot(SHARED).is_none());
+    let reserved = pool.stats().reserved;
+    assert_eq!(pool.trim(0).unwrap(), reserved);
+    assert!(pool.slot(SHARED).is_some());
+    assert_eq!((pool.stats().reserved, pool.stats().streams), (0, 1));
+    let prepared = Fixture::new(&[MissStep::Grow]).pool;
+    prepared.prepare(1 << 20).unwrap();
+    assert_eq!(prepared.slot(SHARED).map(|it| it.heap().stats().free_bytes), Some(1 << 20));
+}
+
 #[test]
 fn units_are_right_at_every_edge() {
     for power in 8..64 {

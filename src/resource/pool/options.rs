@@ -5,6 +5,7 @@ use crate::impls::Count;
 use crate::layout::DEFAULT_ALIGNMENT;
 use crate::pool::{Limits, MissStep, Settings};
 use crate::resource::impls::setters;
+use std::borrow::Cow;
 
 /// The maximum of a pool that has none, to a multiple of its alignment.
 pub(super) const UNLIMITED: usize = isize::MAX as usize & !0xfff;
@@ -29,13 +30,15 @@ const MAGAZINE_ENTRIES: usize = crate::pool::magazine::CLASS_CAPACITY;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MissPolicy {
-    steps: Vec<MissStep>,
+    steps: Cow<'static, [MissStep]>,
 }
 
 impl Default for MissPolicy {
     fn default() -> Self {
         use MissStep::*;
-        Self::new([Complete, Ordered, Grow, Wait, GrowToMaximum, Gather, Trim])
+        let steps =
+            Cow::Borrowed(&[Complete, Ordered, Grow, Wait, GrowToMaximum, Gather, Trim][..]);
+        Self { steps }
     }
 }
 
