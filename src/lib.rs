@@ -54,7 +54,7 @@ pub use event::Event;
 pub use interop::{CudaMut, CudaRef};
 pub use layout::{DEFAULT_ALIGNMENT, DeviceLayout};
 pub use pinned::{
-    CurrentPinned, HostBuffer, MappedAlloc, PinnedAlloc, PinnedOptions, PinnedPool,
+    CurrentPinned, HostBuffer, HostChunk, MappedAlloc, PinnedAlloc, PinnedOptions, PinnedPool,
     PinnedPoolOptions, PinnedPoolStatistics, PinnedResource, PolymorphicHostAllocator,
     RegisterError, Registered, current_pinned_resource, last_error, reset_current_pinned_resource,
     set_current_pinned_resource,

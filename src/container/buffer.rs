@@ -118,6 +118,18 @@ impl Buffer {
         Ok(())
     }
 
+    /// Has the free wait for all that `stream` is given until then.
+    pub(super) fn note_use_on(&self, stream: &Stream) {
+        if *stream != self.home {
+            self.uses.record_use(UseTimeline::Stream(stream.clone()), 0..usize::MAX, true);
+        }
+    }
+
+    /// As [`set_home`](Self::set_home), where `stream` is ordered already.
+    pub(super) fn replace_home(&mut self, stream: &Stream) {
+        self.home = stream.clone();
+    }
+
     /// Takes the block out, with home ordered after every use. What is left has no memory to free; on an
     /// error it is whole.
     pub(crate) fn take_block(&mut self) -> Result<DeviceBlock> {

@@ -2,6 +2,7 @@
 
 mod accessors;
 mod buffer;
+mod chunks;
 mod copy;
 mod device_box;
 mod device_buffer;
@@ -14,6 +15,7 @@ mod memory_use;
 mod on;
 mod parts;
 mod pending_uses;
+mod split_block;
 mod stream_ref;
 mod used_on;
 mod view;
@@ -33,7 +35,7 @@ pub use view::{DeviceRead, DeviceSlice, DeviceSliceMut, DeviceWrite};
 pub(crate) use memory_use::{CapturePolicy, MemoryUse};
 #[cfg(feature = "cuda")]
 pub(crate) use stream_ref::UnknownStream;
-pub(crate) use view::lengths;
+pub(crate) use view::{check_range, lengths};
 
 crate::sync::for_models! {
     #[allow(missing_docs, unreachable_pub)]

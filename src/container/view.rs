@@ -114,7 +114,7 @@ view!(DeviceSlice, false);
 view!(DeviceSliceMut, true);
 
 /// Turns a range of indices into start and end, inside `length`.
-pub(super) fn check_range(range: impl RangeBounds<usize>, length: usize) -> Result<Range<usize>> {
+pub(crate) fn check_range(range: impl RangeBounds<usize>, length: usize) -> Result<Range<usize>> {
     let start = match range.start_bound() {
         Bound::Included(&start) => start,
         Bound::Excluded(&before) => before.saturating_add(1),

@@ -7,6 +7,7 @@ use crate::error::Result;
 use crate::layout::DeviceLayout;
 use crate::stream::Stream;
 use crate::sync::Arc;
+use std::any::TypeId;
 use std::fmt;
 use std::ptr::NonNull;
 
@@ -140,12 +141,15 @@ pub unsafe trait DeviceResource: Share + fmt::Debug + Send + Sync {
     unsafe fn deallocate(&self, stream: &Stream, block: DeviceBlock);
 }
 
-/// Erases the type of a shared resource. Each resource has it, a `dyn DeviceResource` by its table.
+/// Erases the type of a shared resource, and tells it. Each resource has it, a `dyn DeviceResource` by its
+/// table. There is no other implementation than that for all resources, so what it tells is true.
 #[doc(hidden)]
 pub trait Share {
     fn share(self: Arc<Self>) -> Arc<dyn DeviceResource>
     where
         Self: 'static;
+
+    fn type_of_resource(&self) -> TypeId;
 }
 
 impl<R: DeviceResource> Share for R {
@@ -154,6 +158,10 @@ impl<R: DeviceResource> Share for R {
         Self: 'static,
     {
         self
+    }
+
+    fn type_of_resource(&self) -> TypeId {
+        typeid::of::<R>()
     }
 }
 

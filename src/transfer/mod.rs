@@ -8,6 +8,7 @@ pub(crate) mod between_devices;
 pub(crate) mod blocking;
 mod enqueue;
 mod owned;
+mod owned_range;
 mod scope;
 mod stopped;
 mod unchecked;

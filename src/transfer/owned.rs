@@ -2,7 +2,7 @@
 
 use super::enqueue::{to_device, to_host};
 use super::stopped::{HostAccess, may_return};
-use crate::container::DeviceVec;
+use crate::container::{DeviceVec, check_range};
 use crate::driver::{ErrorContext, is_forked_child};
 use crate::error::{Error, ErrorKind, Result, error_with_value};
 use crate::event::Event;
@@ -13,6 +13,7 @@ use crate::sync::Arc;
 use std::fmt;
 use std::future::Future;
 use std::mem::MaybeUninit;
+use std::ops::RangeBounds;
 use std::pin::Pin;
 use std::ptr::NonNull;
 use std::task::{Context, Poll};
@@ -119,7 +120,7 @@ impl Stream {
         host: B,
         device: DeviceVec<B::Item>,
     ) -> Result<Transfer<B>, TransferError<B>> {
-        begin(self, host, device, HostAccess::Read)
+        begin(self, (host, ..), (device, ..), HostAccess::Read)
     }
 
     /// Copies `host` to a new vector at home on this stream, from the device's current resource, and
@@ -145,14 +146,15 @@ impl Stream {
         device: DeviceVec<B::Item>,
         host: B,
     ) -> Result<Transfer<B>, TransferError<B>> {
-        begin(self, host, device, HostAccess::Write)
+        begin(self, (host, ..), (device, ..), HostAccess::Write)
     }
 }
 
-fn begin<B: HostBuffer>(
+/// Begins the copy between a range of each buffer.
+pub(super) fn begin<B: HostBuffer>(
     stream: &Stream,
-    host: B,
-    mut device: DeviceVec<B::Item>,
+    (host, host_range): (B, impl RangeBounds<usize>),
+    (mut device, device_range): (DeviceVec<B::Item>, impl RangeBounds<usize>),
     access: HostAccess,
 ) -> Result<Transfer<B>, TransferError<B>> {
     deferred::collect();
@@ -167,16 +169,24 @@ fn begin<B: HostBuffer>(
     // SAFETY: initialised above. The pointer is taken from the buffer's final place as a value; it
     // is not used as a `B` again before the copy is complete.
     let (pointer, length): (NonNull<B::Item>, usize) = unsafe { host.assume_init_mut() }.parts();
-    let memory = NonNull::slice_from_raw_parts(pointer, length).as_ptr();
-    // SAFETY: the buffer is ours and stays allocated and untouched until the stream has passed: it goes
-    // back after the event, is dropped after the event, or leaks.
-    let enqueued = unsafe {
-        if access == HostAccess::Write {
-            to_host(stream, &device.as_slice(), memory)
-        } else {
-            to_device(stream, &mut device.as_mut_slice(), memory)
+    let part = check_range(host_range, length)
+        .map_err(|error| error.within("a range of the host's buffer"));
+    let enqueued = part.and_then(|part| {
+        let device = device.slice_mut(device_range);
+        let mut device = device.map_err(|error| error.within("a range of the device's vector"))?;
+        // SAFETY: the range lies in the buffer.
+        let first = unsafe { pointer.add(part.start) };
+        let memory = NonNull::slice_from_raw_parts(first, part.len()).as_ptr();
+        // SAFETY: the buffer is ours and stays allocated and untouched until the stream has passed: it
+        // goes back after the event, is dropped after the event, or leaks.
+        unsafe {
+            if access == HostAccess::Write {
+                to_host(stream, &device.as_slice(), memory)
+            } else {
+                to_device(stream, &mut device, memory)
+            }
         }
-    };
+    });
     let enqueued = enqueued.and_then(|call| match call {
         Some(call) => Ok(call),
         None => {

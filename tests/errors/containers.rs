@@ -5,13 +5,14 @@ use crate::table::Table;
 use aquifer::sim::SimConfig;
 use aquifer::{
     CudaResource, Device, DeviceBlock, DeviceBuffer, DeviceLayout, DeviceScalar, DeviceVec,
-    DeviceVecParts, HostArgs, Kernel, LaunchConfig, PinnedPool, PinnedResource, Result,
+    DeviceVecParts, HostArgs, HostChunk, Kernel, LaunchConfig, PinnedPool, PinnedResource, Result,
 };
 use std::sync::Arc;
 
 pub(crate) fn rows(table: &mut Table) {
     layouts(table);
     vectors(table);
+    chunks(table);
     parts(table);
     launches(table);
     driver_calls(table);
@@ -60,6 +61,34 @@ fn vectors(table: &mut Table) {
     let six = DeviceBuffer::zeroed(&stream, 6).unwrap();
     table.failed("a buffer of 6 bytes as u32", six.view::<u32>());
     let _ = simulator.take_reports();
+}
+
+fn chunks(table: &mut Table) {
+    let (device, _) = simulated(SimConfig::default());
+    let stream = device.new_stream().unwrap();
+    let vec = |length| DeviceVec::<u32>::zeroed(&stream, length).unwrap();
+    table.failed("a vector in chunks of 0", vec(4).into_chunks(0));
+    table.failed("a vector of 4 split at 5", vec(4).split_off(5));
+    let mut pieces = vec(6).into_chunks(2).unwrap();
+    table.failed("a chunk joined to one of another vector", pieces[0].unsplit(vec(2)));
+    let last = pieces.pop().unwrap();
+    table.failed("a chunk joined to one that does not follow", pieces[0].unsplit(last));
+    pieces[0].truncate(1);
+    let next = pieces.pop().unwrap();
+    table.failed("a chunk joined to one that was cut short", pieces[0].unsplit(next));
+    table.failed("no chunk of a vector", DeviceVec::<u32>::from_chunks([]));
+    table.failed("a buffer in chunks of 0", HostChunk::new(vec![1_u8]).into_chunks(0));
+    let mut head = HostChunk::new(vec![1_u8; 10]);
+    table.failed("a buffer of 10 split at 11", head.split_off(11));
+    let mut tail = head.split_off(3).unwrap();
+    let end = tail.split_off(5).unwrap();
+    table.failed("a host chunk joined to one that does not follow", head.unsplit(end));
+    let other = HostChunk::new(vec![2_u8]);
+    table.failed("a host chunk joined to one of another buffer", head.unsplit(other));
+    table.failed("a buffer asked of one chunk of two", head.into_inner());
+    table.failed("no chunk of a buffer", HostChunk::<Vec<u8>>::from_chunks([]));
+    table.failed("an upload out of range", stream.upload_range(vec![1; 3], 1..4, vec(3), ..));
+    table.failed("a download out of range", stream.download_range(vec(3), 2..5, vec![1; 3], ..));
 }
 
 fn parts(table: &mut Table) {

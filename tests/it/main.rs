@@ -12,6 +12,7 @@ mod capture_threads;
 mod captures;
 mod checked;
 mod checked_device;
+mod chunks;
 mod container_lifetimes;
 mod cudarc_on_gpu;
 mod device;
@@ -61,6 +62,7 @@ mod traced;
 mod tracking;
 mod tracking_stacks;
 mod tracking_threads;
+mod transfer_ranges;
 mod transfer_wakers;
 mod transfers;
 #[path = "../../benches/pool/workloads.rs"]

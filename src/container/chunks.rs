@@ -1,0 +1,250 @@
+//! Splitting a vector into vectors that share its memory, and joining them again.
+
+use super::buffer::Buffer;
+use super::device_vec::DeviceVec;
+use super::split_block::SplitBlock;
+use crate::error::{Error, ErrorKind, Refused, Result, ensure};
+use crate::impls::Count;
+use crate::sync::Arc;
+use bytemuck::Pod;
+use std::marker::PhantomData;
+
+impl<T: Pod> DeviceVec<T> {
+    /// Splits it into vectors of `length` elements, as [`slice::chunks`] does: the last one has what is
+    /// left, and the spare capacity. Nothing is copied. An empty vector is one chunk.
+    ///
+    /// Each chunk is a vector of its own, at home on the same stream to begin with. So each can be in
+    /// another [`Transfer`](crate::Transfer), on another stream and on another thread, and no two
+    /// overlap. A chunk that grows past its memory moves to a block of its own. The shared memory is freed
+    /// when all chunks are gone, in the order of the first home, behind those of the chunks; a chunk that
+    /// is forgotten keeps all of it. [`from_chunks`](Self::from_chunks) gives the vector back.
+    ///
+    /// A pipeline over one large buffer: while the device computes on one chunk, the next is on its way.
+    ///
+    /// ```
+    /// use allocator_api2::vec::Vec as AllocVec;
+    /// use aquifer::{Device, DeviceVec, HostChunk, PinnedAlloc, Result, Stream, Transfer};
+    /// # use aquifer::{HostArgs, Kernel, LaunchConfig};
+    /// # static DOUBLE: Kernel = Kernel::new(
+    /// #     "double",
+    /// #     include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/examples/kernels/double.ptx")),
+    /// #     |_: &LaunchConfig, mut args: HostArgs<'_>| {
+    /// #         args.in_out::<u32>()?.iter_mut().for_each(|value| *value *= 2);
+    /// #         Ok(())
+    /// #     },
+    /// # );
+    /// use std::collections::VecDeque;
+    ///
+    /// type Chunk = HostChunk<AllocVec<u32, PinnedAlloc>>;
+    ///
+    /// /// Computes on a chunk that has arrived, and fetches it.
+    /// fn compute(stream: &Stream, upload: Transfer<Chunk>) -> Result<Transfer<Chunk>> {
+    ///     let (host, mut chunk) = upload.wait()?; // or `.await?`
+    ///     let n = chunk.len();
+    ///     let launch = stream.launch(&DOUBLE).in_out(&mut chunk)?.scalar(n as u32)?;
+    ///     // SAFETY: the kernel touches the first `n` elements of `chunk` alone.
+    ///     unsafe { launch.launch(LaunchConfig::for_elements(n))? };
+    ///     Ok(stream.download(chunk, host)?)
+    /// }
+    ///
+    /// let device = Device::detect()?;
+    /// let streams = [device.new_stream()?, device.new_stream()?];
+    /// let mut host: AllocVec<u32, PinnedAlloc> = AllocVec::new_in(PinnedAlloc);
+    /// host.resize(10_000, 0);
+    /// // One large buffer on each side. 64 elements of 4 bytes keep each chunk aligned to 256 bytes.
+    /// let host_chunks = HostChunk::new(host).into_chunks(64 * 16)?;
+    /// let chunks = DeviceVec::<u32>::zeroed(&streams[0], 10_000)?.into_chunks(64 * 16)?;
+    ///
+    /// let mut uploads = VecDeque::new();
+    /// let mut downloads = Vec::new();
+    /// for (k, (mut host, chunk)) in host_chunks.into_iter().zip(chunks).enumerate() {
+    ///     host.fill(k as u32); // reads chunk k, while the device has chunk k - 1
+    ///     let stream = &streams[k % 2];
+    ///     uploads.push_back((stream, stream.upload(host, chunk)?));
+    ///     if uploads.len() == 2 {
+    ///         let (stream, upload) = uploads.pop_front().unwrap();
+    ///         downloads.push(compute(stream, upload)?);
+    ///     }
+    /// }
+    /// for (stream, upload) in uploads {
+    ///     downloads.push(compute(stream, upload)?);
+    /// }
+    ///
+    /// let (mut host_chunks, mut chunks) = (Vec::new(), Vec::new());
+    /// for download in downloads {
+    ///     let (host, chunk) = download.wait()?;
+    ///     host_chunks.push(host);
+    ///     chunks.push(chunk);
+    /// }
+    /// let host = HostChunk::from_chunks(host_chunks)?.into_inner()?;
+    /// let vec = DeviceVec::from_chunks(chunks)?;
+    /// assert_eq!((host[9_999], vec.len()), (2 * 9, 10_000));
+    /// # Ok::<(), aquifer::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidArgument`] for chunks of no elements; [`ErrorKind::Capture`] while home is in
+    /// capture; those of making home wait for uses elsewhere. The vector comes back.
+    pub fn into_chunks(mut self, length: usize) -> Result<Vec<Self>, Refused<Self>> {
+        if length == 0 {
+            let elements = Count(self.length, "element");
+            let what = format!("a vector of {elements} was to be split into chunks of none");
+            return Err(Refused::new(Error::new(ErrorKind::InvalidArgument, what), self));
+        }
+        let before_last = self.length.saturating_sub(1) / length;
+        if before_last == 0 {
+            return Ok(vec![self]);
+        }
+        let lengths = std::iter::repeat_n(length, before_last);
+        self.cut(lengths).map_err(|error| Refused::new(error, self))
+    }
+
+    /// Splits it in two: it keeps the elements before `at`, and returns the others, with the spare
+    /// capacity. The two share the memory; nothing is copied. As `bytes::BytesMut::split_off`; see
+    /// [`into_chunks`](Self::into_chunks).
+    ///
+    /// ```
+    /// use aquifer::{Device, DeviceVec};
+    ///
+    /// let stream = Device::detect()?.new_stream()?;
+    /// let mut head = DeviceVec::from_slice(&stream, &[1_u32, 2, 3, 4])?;
+    /// let mut tail = head.split_off(1)?;
+    /// tail.fill(0)?;
+    /// head.unsplit(tail)?;
+    /// assert_eq!(head.to_vec()?, [1, 0, 0, 0]);
+    /// # Ok::<(), aquifer::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::OutOfBounds`] if `at` lies past the end; [`ErrorKind::Capture`] while home is in
+    /// capture; those of making home wait for uses elsewhere. Then the vector is as it was.
+    pub fn split_off(&mut self, at: usize) -> Result<Self> {
+        let elements = Count(self.length, "element");
+        ensure!(at <= self.length, OutOfBounds, "", "a split at {at} was asked of {elements}");
+        if self.buffer.bytes() > 0 {
+            let mut parts = self.cut(std::iter::once(at))?.into_iter();
+            if let (Some(head), Some(tail)) = (parts.next(), parts.next()) {
+                *self = head;
+                return Ok(tail);
+            }
+        }
+        Ok(Self { buffer: self.allocate_like(0)?, length: 0, elements: PhantomData })
+    }
+
+    /// Vectors of so many elements each, and one with what is left. It has no memory afterwards; where
+    /// there is an error, it is as it was.
+    fn cut(&mut self, lengths: impl Iterator<Item = usize>) -> Result<Vec<Self>> {
+        let (mut address, mut bytes) = (self.buffer.address(), self.buffer.bytes());
+        let (known, alignment) = (SplitBlock::of_part(&self.buffer), self.buffer.alignment());
+        let block = self.buffer.take_block()?;
+        let home = self.stream().clone();
+        let split = known.unwrap_or_else(|| {
+            let resource = self.resource().clone().into();
+            SplitBlock::new(Buffer::from_block(&home, block, alignment, resource))
+        });
+        let mut left = std::mem::take(&mut self.length);
+        let mut parts = Vec::new();
+        for length in lengths.map(Some).chain([None]) {
+            let (length, part) = match length {
+                Some(length) => (length, length * size_of::<T>()),
+                None => (left, bytes),
+            };
+            let buffer = split.part(&home, address, part);
+            parts.push(Self { buffer, length, elements: PhantomData });
+            (left, bytes, address) = (left - length, bytes - part, address + part as u64);
+        }
+        Ok(parts)
+    }
+
+    /// Adds the elements of the vector that follows in the memory that both were split from. Nothing is
+    /// copied.
+    ///
+    /// The home of this one becomes the home of both, behind what the other's was given. A vector without
+    /// memory can be joined to any.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidArgument`] for a vector of other memory, or one that does not follow;
+    /// [`ErrorKind::LengthMismatch`] if this one is shorter than its memory, so that elements would
+    /// move; [`ErrorKind::Capture`] while a home is in capture; those of ordering the two homes. The other
+    /// vector comes back.
+    pub fn unsplit(&mut self, mut other: Self) -> Result<(), Refused<Self>> {
+        self.join(&mut other).map_err(|error| Refused::new(error, other))
+    }
+
+    /// Leaves `other` without memory; where there is an error, it is as it was, but for its home.
+    fn join(&mut self, other: &mut Self) -> Result<()> {
+        if other.buffer.bytes() == 0 {
+            return Ok(());
+        }
+        if self.buffer.bytes() == 0 {
+            other.buffer.set_home(self.stream())?;
+            std::mem::swap(self, other);
+            return Ok(());
+        }
+        let pair = SplitBlock::of_part(&self.buffer).zip(SplitBlock::of_part(&other.buffer));
+        let shared = pair.filter(|(split, others)| Arc::ptr_eq(split, others));
+        let Some((split, _)) = shared else {
+            let what = "a vector was to be joined to one that it was not split from";
+            return Err(Error::new(ErrorKind::InvalidArgument, what)
+                .with_advice("keep the chunks of each vector together, and none that has grown"));
+        };
+        let (address, bytes) = (self.buffer.address(), self.buffer.bytes());
+        let (next, next_bytes) = (other.buffer.address(), other.buffer.bytes());
+        ensure!(
+            address + bytes as u64 == next,
+            InvalidArgument,
+            "join the chunk that begins where this one ends",
+            "a chunk at {next:#x} was to be joined to one of {} at {address:#x}",
+            Count(bytes, "byte")
+        );
+        ensure!(
+            self.size_in_bytes() == bytes,
+            LengthMismatch,
+            "resize it to its capacity first",
+            "a chunk of {} has room for {}, and the next chunk's would not follow its own",
+            Count(self.length, "element"),
+            self.capacity()
+        );
+        other.buffer.set_home(self.stream())?;
+        let home = self.stream().clone();
+        // The split block has them, once they are part of a buffer again.
+        let _ = other.buffer.take_block()?;
+        if let Err(error) = self.buffer.take_block() {
+            other.buffer = split.part(&home, next, next_bytes);
+            return Err(error);
+        }
+        self.buffer = split.joined(&home, address, bytes + next_bytes);
+        self.length += std::mem::take(&mut other.length);
+        Ok(())
+    }
+
+    /// One vector of chunks that lie side by side, in any order: the way back from
+    /// [`into_chunks`](Self::into_chunks). Its home is that of the chunk that comes first in memory. Of
+    /// all chunks it is the vector that was split.
+    ///
+    /// # Errors
+    ///
+    /// As [`unsplit`](Self::unsplit), and [`ErrorKind::InvalidArgument`] where there are none. All
+    /// elements come back, in fewer chunks maybe.
+    pub fn from_chunks(chunks: impl IntoIterator<Item = Self>) -> Result<Self, Refused<Vec<Self>>> {
+        let mut chunks: Vec<Self> = chunks.into_iter().collect();
+        chunks.sort_by_key(|chunk| (chunk.buffer.address(), chunk.buffer.bytes()));
+        let mut chunks = chunks.into_iter();
+        let Some(mut joined) = chunks.next() else {
+            let what = "no chunk of a vector was given to be joined";
+            return Err(Refused::new(Error::new(ErrorKind::InvalidArgument, what), Vec::new()));
+        };
+        while let Some(next) = chunks.next() {
+            if let Err(Refused { error, value }) = joined.unsplit(next) {
+                return Err(Refused::new(
+                    error,
+                    [joined, value].into_iter().chain(chunks).collect(),
+                ));
+            }
+        }
+        Ok(joined)
+    }
+}

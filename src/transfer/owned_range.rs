@@ -1,0 +1,58 @@
+//! Owned transfers of parts of their buffers.
+
+use super::owned::{Transfer, TransferError, begin};
+use super::stopped::HostAccess;
+use crate::container::DeviceVec;
+use crate::pinned::HostBuffer;
+use crate::stream::Stream;
+use std::ops::RangeBounds;
+
+impl Stream {
+    /// Copies the elements `host_range` of `host` to the elements `device_range` of `device`, as many, on
+    /// this stream, and returns at once. As [`upload`](Self::upload), the transfer has both buffers whole.
+    ///
+    /// To have several parts of one buffer on the way at once, make owners of the parts:
+    /// [`HostChunk`](crate::HostChunk), [`DeviceVec::into_chunks`].
+    ///
+    /// ```
+    /// use aquifer::{Device, DeviceVec};
+    ///
+    /// let stream = Device::detect()?.new_stream()?;
+    /// let (host, vec) = (vec![1_u32, 2, 3, 4], DeviceVec::zeroed(&stream, 3)?);
+    /// let (host, vec) = stream.upload_range(host, 2.., vec, ..2)?.wait()?;
+    /// assert_eq!(vec.to_vec()?, [3, 4, 0]);
+    /// let (host, _vec) = stream.download_range(vec, 1..2, host, 0..1)?.wait()?;
+    /// assert_eq!(host, [4, 2, 3, 4]);
+    /// # Ok::<(), aquifer::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::OutOfBounds`](crate::ErrorKind::OutOfBounds) if a range does not lie in its buffer,
+    /// and as [`upload`](Self::upload). The buffers come back in the error.
+    pub fn upload_range<B: HostBuffer>(
+        &self,
+        host: B,
+        host_range: impl RangeBounds<usize>,
+        device: DeviceVec<B::Item>,
+        device_range: impl RangeBounds<usize>,
+    ) -> Result<Transfer<B>, TransferError<B>> {
+        begin(self, (host, host_range), (device, device_range), HostAccess::Read)
+    }
+
+    /// Copies the elements `device_range` of `device` to the elements `host_range` of `host`, as many, on
+    /// this stream, and returns at once. See [`upload_range`](Self::upload_range).
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn download_range<B: HostBuffer>(
+        &self,
+        device: DeviceVec<B::Item>,
+        device_range: impl RangeBounds<usize>,
+        host: B,
+        host_range: impl RangeBounds<usize>,
+    ) -> Result<Transfer<B>, TransferError<B>> {
+        begin(self, (host, host_range), (device, device_range), HostAccess::Write)
+    }
+}
