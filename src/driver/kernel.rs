@@ -1,11 +1,13 @@
-//! Kernels in two forms, PTX for a GPU and a host function for the simulated device; their launches
+//! Kernels in two forms, PTX or machine code for a GPU and a host function for the simulated device; their launches
 //! and arguments.
 
 use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::impls::Count;
 use crate::sync::{OnceLock, trusted};
 use bytemuck::Pod;
+use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::fmt;
 use std::marker::PhantomData;
 
 /// The host form of a kernel. It runs on the simulated device in stream order, once for the whole
@@ -21,6 +23,8 @@ pub type HostForm = fn(&LaunchConfig, HostArgs<'_>) -> Result<()>;
 /// The simulated device does not run the PTX. It reads what a launch needs of it, and refuses what a driver
 /// would: a text that is no PTX or is cut, an entry that is not there, arguments that are not those of the
 /// entry, a grid, a block or shared memory above the limits of CUDA or of the entry.
+///
+/// [`from_cubin`](Self::from_cubin) takes machine code instead of PTX.
 ///
 /// Make a kernel a `static`. A `const`, or a kernel that is made for each launch, is compared with all
 /// known texts at each launch.
@@ -112,25 +116,105 @@ pub type HostForm = fn(&LaunchConfig, HostArgs<'_>) -> Result<()>;
 #[derive(Debug)]
 pub struct Kernel {
     entry: &'static str,
-    ptx: &'static str,
+    image: KernelImage,
     host: HostForm,
     id: OnceLock<u64>,
+}
+
+/// What a driver loads.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum KernelImage {
+    /// A text, which the driver compiles.
+    Ptx(Cow<'static, str>),
+    /// A cubin, or a fatbin of several.
+    Cubin(Cow<'static, [u8]>),
+}
+
+impl fmt::Debug for KernelImage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ptx(text) => f.debug_tuple("Ptx").field(text).finish(),
+            Self::Cubin(image) => write!(f, "Cubin({})", Count(image.len(), "byte")),
+        }
+    }
 }
 
 impl Kernel {
     /// A kernel from its entry's name, its PTX text and its host form. Nothing is loaded yet.
     pub const fn new(entry: &'static str, ptx: &'static str, host: HostForm) -> Self {
-        Self { entry, ptx, host, id: OnceLock::new() }
+        Self::from_image(entry, KernelImage::Ptx(Cow::Borrowed(ptx)), host)
     }
 
-    /// The name of the entry in the PTX text.
+    /// A kernel from its entry's name, a cubin, as `nvcc --cubin` makes it, and its host form. A fatbin of
+    /// cubins for several GPUs (`nvcc --fatbin`) will do, too. Nothing is loaded yet.
+    ///
+    /// A cubin runs on GPUs of its own major compute capability and of the same minor one or a later;
+    /// others refuse it (`CUDA_ERROR_NO_BINARY_FOR_GPU`).
+    ///
+    /// Before a driver gets it, and on the simulated device, it is checked: a cubin that is none or is cut
+    /// is refused, and so is an entry that it lacks. The simulated device compares the arguments and the
+    /// block of a launch with what the cubin says of the entry, where it says it. Of a fatbin only
+    /// the length is checked.
+    ///
+    /// ```
+    /// use aquifer::{Device, DeviceVec, HostArgs, Kernel, LaunchConfig, sim::SimConfig};
+    /// use std::borrow::Cow;
+    ///
+    /// static ADD_ONE: Kernel = Kernel::from_cubin(
+    ///     "add_one",
+    ///     // Or `Cow::Owned`, of a file that is read when the program runs.
+    ///     Cow::Borrowed(include_bytes!(concat!(
+    ///         env!("CARGO_MANIFEST_DIR"),
+    ///         "/docs/kernels/add_one.sm_90.cubin"
+    ///     ))),
+    ///     |_: &LaunchConfig, mut args: HostArgs<'_>| {
+    ///         let data = args.in_out::<u32>()?;
+    ///         let n = args.scalar::<u32>()? as usize;
+    ///         data[..n].iter_mut().for_each(|value| *value += 1);
+    ///         Ok(())
+    ///     },
+    /// );
+    ///
+    /// let stream = Device::simulated(SimConfig::default()).new_stream()?;
+    /// let mut vec = DeviceVec::from_slice(&stream, &[1_u32, 2, 3])?;
+    /// let launch = stream.launch(&ADD_ONE).in_out(&mut vec)?.scalar(3_u32)?;
+    /// // SAFETY: the kernel touches the first 3 elements of `vec` alone.
+    /// unsafe { launch.launch(LaunchConfig::for_elements(3))? };
+    /// assert_eq!(vec.to_vec()?, [2, 3, 4]);
+    /// # Ok::<(), aquifer::Error>(())
+    /// ```
+    pub const fn from_cubin(
+        entry: &'static str,
+        cubin: Cow<'static, [u8]>,
+        host: HostForm,
+    ) -> Self {
+        Self::from_image(entry, KernelImage::Cubin(cubin), host)
+    }
+
+    pub(crate) const fn from_image(
+        entry: &'static str,
+        image: KernelImage,
+        host: HostForm,
+    ) -> Self {
+        Self { entry, image, host, id: OnceLock::new() }
+    }
+
+    /// The name of the entry in the PTX text or the cubin.
     pub const fn entry(&self) -> &'static str {
         self.entry
     }
 
-    /// The PTX text.
-    pub const fn ptx(&self) -> &'static str {
-        self.ptx
+    /// The PTX text, of a kernel that has one.
+    pub const fn ptx(&self) -> Option<&str> {
+        match &self.image {
+            KernelImage::Ptx(Cow::Borrowed(text)) => Some(text),
+            KernelImage::Ptx(Cow::Owned(text)) => Some(text.as_str()),
+            KernelImage::Cubin(_) => None,
+        }
+    }
+
+    pub(crate) fn image(&self) -> &KernelImage {
+        &self.image
     }
 
     pub(crate) fn host(&self) -> HostForm {
@@ -138,13 +222,15 @@ impl Kernel {
     }
 
     /// The key of this kernel in the tables of loaded functions: one number for all kernels of equal
-    /// text and entry.
+    /// text or cubin and entry.
     pub(crate) fn id(&self) -> u64 {
         // Ordered, since comparing two texts is faster than hashing one.
-        static KNOWN: trusted::Mutex<BTreeMap<(&str, &str), u64>> =
+        static KNOWN: trusted::Mutex<BTreeMap<(&str, KernelImage), u64>> =
             trusted::Mutex::new(BTreeMap::new());
-        let find = || *KNOWN.lock().entry((self.entry, self.ptx)).or_insert_with(trusted::unique);
-        *self.id.get_or_init(find)
+        *self.id.get_or_init(|| {
+            let key = (self.entry, self.image.clone());
+            *KNOWN.lock().entry(key).or_insert_with(trusted::unique)
+        })
     }
 }
 

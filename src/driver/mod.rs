@@ -4,6 +4,7 @@
 //! GPUs, [`sim`] for simulated devices. It is a trait object, since it is not called on hot paths. The
 //! driver reuses the numbers of handles; `Device`, `Stream` and `Event` give them an identity.
 
+pub(crate) mod cubin;
 #[cfg(feature = "cuda")]
 pub(crate) mod cuda;
 pub(crate) mod fork;
@@ -18,8 +19,8 @@ use std::ptr::NonNull;
 
 pub(crate) use fork::call_not_forked;
 pub(crate) use fork::{forget_in_child, is_forked_child, not_forked};
-pub(crate) use kernel::RawArg;
 pub use kernel::{Access, HostArgs, HostForm, Kernel, LaunchConfig};
+pub(crate) use kernel::{KernelImage, RawArg};
 
 pub(crate) type DriverResult<T> = Result<T, DriverError>;
 

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use tokens::{Token, Tokens};
 
-/// What a launch needs of an entry.
+/// What a launch needs of an entry, of a text or of a cubin.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PtxEntry {
     /// The bytes of each parameter; `None` if one is declared in a way that this module does not know.

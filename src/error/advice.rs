@@ -40,7 +40,9 @@ pub(super) fn advice(driver: &DriverError) -> &'static str {
         _ if driver.is_consequence() => AFTER_A_FAULT,
         D::CONTEXT_IS_DESTROYED => CONTEXT_DESTROYED,
         _ if driver.kind() == ErrorKind::ContextLost => CONTEXT_FAULTED,
-        D::INVALID_IMAGE => "give a PTX text, as `nvcc --ptx` makes it",
+        D::INVALID_IMAGE => {
+            "give a PTX text or a cubin, as `nvcc --ptx` and `nvcc --cubin` make them"
+        }
         D::INVALID_PTX => "compile the text again: the driver's own compiler refuses it",
         D::NO_BINARY_FOR_GPU | D::UNSUPPORTED_PTX_VERSION => WRONG_IMAGE,
         D::NOT_FOUND if driver.call() == "cuModuleGetFunction" => {

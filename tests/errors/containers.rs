@@ -271,4 +271,17 @@ fn wrong_texts(table: &mut Table) {
     const TWO: &str = ".version 6.4\n.target sm_50\n.address_size 64\n\
                        .visible .entry scale(.param .u64 data, .param .u8 n) { ret; }";
     run(table, "an argument of another size", "scale", TWO);
+    fn cubin(table: &mut Table, title: &str, entry: &'static str, image: &[u8]) {
+        let (device, _) = simulated(SimConfig::default());
+        let stream = device.new_stream().unwrap();
+        let kernel = Kernel::from_cubin(entry, image.to_vec().into(), |_, _| Ok(()));
+        // SAFETY: refused before it runs.
+        let launched = unsafe { stream.launch(&kernel).launch(LaunchConfig::for_elements(1)) };
+        table.failed(title, launched);
+    }
+    let image = include_bytes!("../../docs/kernels/add_one.sm_90.cubin");
+    cubin(table, "a cubin that is none", "add_one", SCALE.as_bytes());
+    cubin(table, "a cubin that is cut", "add_one", &image[..5000]);
+    cubin(table, "an entry that the cubin lacks", "add_two", image);
+    cubin(table, "no arguments for the entry of a cubin", "add_one", image);
 }

@@ -248,7 +248,7 @@ macro_rules! aligned {
 
             static $kernel: Kernel = Kernel::new(
                 "add_one",
-                ADD_ONE.ptx(),
+                ADD_ONE.ptx().unwrap(),
                 |_: &LaunchConfig, mut args: HostArgs<'_>| -> Result<()> {
                     for element in args.in_out::<$name>()? {
                         element.0.iter_mut().for_each(|value| *value += 1);

@@ -17,7 +17,7 @@ fn kernel(device: &Device, name: &str) -> Option<CudaFunction> {
         support::skipped(name, "no GPU");
         return None;
     };
-    let module = context.load_module(Ptx::from_src(ADD_ONE.ptx())).unwrap();
+    let module = context.load_module(Ptx::from_src(ADD_ONE.ptx().unwrap())).unwrap();
     Some(module.load_function(ADD_ONE.entry()).unwrap())
 }
 

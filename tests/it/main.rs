@@ -14,6 +14,7 @@ mod checked;
 mod checked_device;
 mod chunks;
 mod container_lifetimes;
+mod cubins;
 mod cudarc_on_gpu;
 mod device;
 mod device_box;

@@ -2,7 +2,8 @@
 
 use super::context::Relaxed;
 use super::library::{Handle, Library};
-use crate::driver::{DriverResult, Kernel, RawLaunch};
+use crate::driver::cubin::{self, CubinError};
+use crate::driver::{DriverResult, Kernel, KernelImage, RawLaunch};
 use crate::error::DriverError;
 use crate::sync::trusted::RwLock;
 use std::collections::HashMap;
@@ -35,7 +36,7 @@ impl Functions {
     }
 }
 
-/// Compiles a kernel's PTX text. The error of a text that the compiler refuses has its log.
+/// Loads a kernel's cubin, or compiles its PTX text. The error of a text that the compiler refuses has its log.
 fn load(library: &Library, kernel: &Kernel) -> DriverResult<(Handle, Handle)> {
     const ERROR_LOG_BUFFER: u32 = 5;
     const ERROR_LOG_BUFFER_SIZE_BYTES: u32 = 6;
@@ -43,7 +44,18 @@ fn load(library: &Library, kernel: &Kernel) -> DriverResult<(Handle, Handle)> {
 
     // The driver would silently cut a text at a zero byte.
     let invalid = |call| DriverError::new(call, DriverError::INVALID_VALUE);
-    let text = CString::new(kernel.ptx()).map_err(|_| invalid("cuModuleLoadDataEx"))?;
+    let text;
+    let image: *const c_void = match kernel.image() {
+        KernelImage::Ptx(ptx) => {
+            text = CString::new(&**ptx).map_err(|_| invalid("cuModuleLoadDataEx"))?;
+            text.as_ptr().cast()
+        }
+        KernelImage::Cubin(cubin) => {
+            // The driver would read where a cubin that is cut points to.
+            cubin::read(cubin, kernel.entry()).map_err(CubinError::into_driver_error)?;
+            cubin.as_ptr().cast()
+        }
+    };
     let entry = CString::new(kernel.entry()).map_err(|_| invalid("cuModuleGetFunction"))?;
 
     let _relaxed = Relaxed::new(library);
@@ -52,15 +64,9 @@ fn load(library: &Library, kernel: &Kernel) -> DriverResult<(Handle, Handle)> {
     // The interface passes the size in place of a pointer.
     let mut values = [log.as_mut_ptr().cast::<c_void>(), ptr::without_provenance_mut(LOG)];
     let mut module = 0;
-    // SAFETY: the text ends in a zero; two options have two values; the log is as long as it says.
+    // SAFETY: the text ends in a zero, or the cubin is as long as it says; two options have two values; the log is as long as it says.
     let loaded = unsafe {
-        library.module_load(
-            &raw mut module,
-            text.as_ptr().cast(),
-            2,
-            names.as_mut_ptr(),
-            values.as_mut_ptr(),
-        )
+        library.module_load(&raw mut module, image, 2, names.as_mut_ptr(), values.as_mut_ptr())
     };
     if let Err(error) = loaded {
         let end = log.iter().position(|byte| *byte == 0).unwrap_or(LOG);

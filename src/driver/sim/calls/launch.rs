@@ -6,10 +6,13 @@
 
 use super::call::Call;
 use super::enqueue::OpRequest;
+use crate::driver::cubin::{self, CubinError};
 use crate::driver::ptx::{self, PtxEntry, PtxError};
 use crate::driver::sim::check::OpName;
 use crate::driver::sim::state::{AddressSpace, OpWork, TouchedRange};
-use crate::driver::{Access, DriverResult, Kernel, LaunchConfig, RawArg, RawLaunch, RawStream};
+use crate::driver::{
+    Access, DriverResult, Kernel, KernelImage, LaunchConfig, RawArg, RawLaunch, RawStream,
+};
 use crate::error::DriverError;
 use crate::impls::Count;
 use crate::sync::Arc;
@@ -42,10 +45,16 @@ pub(super) fn entry_of(kernel: &Kernel) -> LoadedEntry {
 
 /// Reads a kernel's text, with the errors of the driver's two calls.
 fn load(kernel: &Kernel) -> Result<PtxEntry, DriverError> {
-    let (text, entry) = (kernel.ptx(), kernel.entry());
+    let entry = kernel.entry();
     let module = |code, why: &str| DriverError::new("cuModuleLoadDataEx", code).with_log(why);
     let function = |code, why: &str| DriverError::new("cuModuleGetFunction", code).with_log(why);
     let invalid = DriverError::INVALID_VALUE;
+    let text = match kernel.image() {
+        KernelImage::Ptx(text) => text,
+        KernelImage::Cubin(cubin) => {
+            return cubin::read(cubin, entry).map_err(CubinError::into_driver_error);
+        }
+    };
     if text.contains('\0') {
         return Err(module(invalid, "the PTX text has a zero byte, where C takes it to end"));
     }
