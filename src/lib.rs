@@ -50,6 +50,8 @@ pub use driver::{
 };
 pub use error::{DriverError, Error, ErrorKind, Refused, Result};
 pub use event::Event;
+#[cfg(feature = "nvrtc")]
+pub use interop::CompileOptions;
 #[cfg(feature = "cuda")]
 pub use interop::{CudaMut, CudaRef};
 pub use layout::{DEFAULT_ALIGNMENT, DeviceLayout};

@@ -24,7 +24,8 @@ pub type HostForm = fn(&LaunchConfig, HostArgs<'_>) -> Result<()>;
 /// would: a text that is no PTX or is cut, an entry that is not there, arguments that are not those of the
 /// entry, a grid, a block or shared memory above the limits of CUDA or of the entry.
 ///
-/// [`from_cubin`](Self::from_cubin) takes machine code instead of PTX.
+/// [`from_cubin`](Self::from_cubin) takes machine code instead of PTX, and with the feature `nvrtc`
+/// `Kernel::compile_cuda` CUDA C++.
 ///
 /// Make a kernel a `static`. A `const`, or a kernel that is made for each launch, is compared with all
 /// known texts at each launch.

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 const UNREACHED: &[(&str, &str, &str)] = &[
     ("src/driver/cuda/open.rs", "", "a driver is needed: tests/driver_calls"),
     ("src/driver/cuda/driver.rs", "", "a driver is needed: tests/driver_calls"),
+    ("src/interop/cuda_source.rs", "", "of the feature `nvrtc`: tests/it/nvrtc.rs"),
     ("src/interop/cudarc.rs", "a call of cudarc failed", "a GPU is needed"),
     ("src/interop/cuda_slice.rs", "making cudarc's events", "a GPU is needed"),
     ("src/interop/cuda_slice.rs", "cudarc would not free", "a GPU is needed: tests/driver_calls"),

@@ -40,6 +40,8 @@ mod kernels;
 mod log;
 mod logging;
 mod logging_failures;
+#[cfg(feature = "nvrtc")]
+mod nvrtc;
 mod polymorphic;
 mod pool;
 mod pool_checks;

@@ -238,9 +238,14 @@ fn get_lib_name_candidates(library: &str) -> Vec<String> {
 /// The names to try, in cudarc's order: both have to open the same library, since they share contexts
 /// and streams.
 pub(super) fn names() -> Vec<String> {
+    ["cuda", "nvcuda"].into_iter().flat_map(candidates).collect()
+}
+
+/// The names to try for a library of CUDA.
+pub(super) fn candidates(library: &str) -> Vec<String> {
     // cudarc has `get_lib_name_candidates` only where it loads the library by itself. This glob import
     // shadows the function above there, and has no such name otherwise.
     #[allow(unused_imports, reason = "unused where cudarc is linked against the driver")]
     use cudarc::*;
-    ["cuda", "nvcuda"].into_iter().flat_map(get_lib_name_candidates).collect()
+    get_lib_name_candidates(library)
 }

@@ -11,6 +11,8 @@ mod context_id;
 mod driver;
 mod launch;
 mod library;
+#[cfg(feature = "nvrtc")]
+pub(crate) mod nvrtc;
 mod open;
 mod properties;
 
