@@ -1,6 +1,7 @@
 //! Points in a stream.
 
 use crate::device::Device;
+use crate::driver::sim::CallSite;
 use crate::driver::{DriverResult, ErrorContext, RawEvent, call_not_forked, is_forked_child};
 use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::sync::Arc;
@@ -146,7 +147,9 @@ impl Event {
     /// [`ErrorKind::Capture`](crate::ErrorKind::Capture) if it was recorded in a capture, which is not
     /// disturbed if it was declared ([`Stream::capture`](crate::Stream::capture));
     /// [`ErrorKind::ContextLost`](crate::ErrorKind::ContextLost) if earlier work on the device failed.
+    #[track_caller]
     pub fn is_complete(&self) -> Result<bool> {
+        let _site = CallSite::enter();
         self.outside_of_graphs("asking whether an event is complete")?;
         self.device
             .driver()
@@ -172,7 +175,9 @@ impl Event {
     /// # Errors
     ///
     /// As [`is_complete`](Self::is_complete).
+    #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
+        let _site = CallSite::enter();
         self.outside_of_graphs("waiting for an event")?;
         self.device
             .driver()

@@ -1,5 +1,6 @@
 //! A resource bound to a stream.
 
+use crate::driver::sim::CallSite;
 use crate::error::{Error, ErrorKind, Result};
 use crate::impls::Count;
 use crate::layout::DeviceLayout;
@@ -60,7 +61,9 @@ impl<R: DeviceResource> OnStream<R> {
     /// # Errors
     ///
     /// Those of the resource.
+    #[track_caller]
     pub fn allocate(&self, layout: DeviceLayout) -> Result<DeviceBlock> {
+        let _site = CallSite::enter();
         self.resource.allocate(&self.stream, layout)
     }
 
@@ -69,7 +72,9 @@ impl<R: DeviceResource> OnStream<R> {
     /// # Safety
     ///
     /// As [`DeviceResource::deallocate`], for the stream of this adaptor.
+    #[track_caller]
     pub unsafe fn deallocate(&self, block: DeviceBlock) {
+        let _site = CallSite::enter();
         // SAFETY: the caller's promise.
         unsafe { self.resource.deallocate(&self.stream, block) }
     }

@@ -1,6 +1,7 @@
 //! A typed allocator over any resource.
 
 use crate::device::Device;
+use crate::driver::sim::CallSite;
 use crate::error::Result;
 use crate::layout::DeviceLayout;
 use crate::resource::{DeviceBlock, DeviceResource, current_device_resource};
@@ -73,7 +74,9 @@ impl<T> PolymorphicAllocator<T> {
     ///
     /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if the size in bytes
     /// overflows; those of [`DeviceResource::allocate`].
+    #[track_caller]
     pub fn allocate(&self, count: usize, stream: &Stream) -> Result<DeviceBlock> {
+        let _site = CallSite::enter();
         self.resource.allocate(stream, DeviceLayout::array::<T>(count)?)
     }
 
@@ -83,7 +86,9 @@ impl<T> PolymorphicAllocator<T> {
     ///
     /// `block` came from an allocator that equals this one, and all work that uses it is ordered
     /// before this call on `stream`.
+    #[track_caller]
     pub unsafe fn deallocate(&self, block: DeviceBlock, stream: &Stream) {
+        let _site = CallSite::enter();
         // SAFETY: the caller's promise; allocators are equal if their resources are.
         unsafe { self.resource.deallocate(stream, block) }
     }

@@ -13,19 +13,23 @@ macro_rules! constructors {
         pub fn $name_in:ident(.., $resource:ident) $body:block
     )+) => {$(
         $(#[$doc])*
+        #[track_caller]
         pub $($unsafe)? fn $name $(<$parameter: $bound>)? (
             $stream: $home $(, $argument: $type)*
         ) -> $result {
+            let _site = $crate::driver::sim::CallSite::enter();
             let $resource = $crate::resource::current_handle($stream.device())?;
             $body
         }
 
         $(#[$doc_in])*
+        #[track_caller]
         pub $($unsafe)? fn $name_in $(<$parameter: $bound>)? (
             $stream: $home,
             $($argument: $type,)*
             resource: impl $crate::resource::DeviceResource + 'static,
         ) -> $result {
+            let _site = $crate::driver::sim::CallSite::enter();
             let $resource = $crate::resource::ResourceHandle::from(resource.into_shared());
             $body
         }
@@ -75,7 +79,9 @@ macro_rules! container {
             /// [`WrongDevice`](crate::ErrorKind::WrongDevice) for a stream of another device;
             /// [`Capture`](crate::ErrorKind::Capture) while home or `stream` is in capture; those of
             /// the driver. Then the home is what it was.
+            #[track_caller]
             pub fn set_stream(&mut self, stream: &$crate::stream::Stream) -> $crate::error::Result<()> {
+                let _site = $crate::driver::sim::CallSite::enter();
                 self.$($buffer).+.set_home(stream)
             }
 
@@ -105,10 +111,12 @@ macro_rules! container {
             /// [`Capture`](crate::ErrorKind::Capture) while a capture on another thread has either
             /// stream, or where one of the two is in a capture that the other cannot join; those of
             /// the driver.
+            #[track_caller]
             pub fn on<'a, S: $crate::container::stream_ref::StreamRef>(
                 &'a self,
                 stream: &'a S,
             ) -> $crate::error::Result<$crate::container::on::On<'a, $element, S>> {
+                let _site = $crate::driver::sim::CallSite::enter();
                 $crate::container::on::On::new(self.as_slice(), stream)
             }
 
@@ -119,10 +127,12 @@ macro_rules! container {
             /// # Errors
             ///
             /// As [`on`](Self::on).
+            #[track_caller]
             pub fn on_mut<'a, S: $crate::container::stream_ref::StreamRef>(
                 &'a mut self,
                 stream: &'a S,
             ) -> $crate::error::Result<$crate::container::on::OnMut<'a, $element, S>> {
+                let _site = $crate::driver::sim::CallSite::enter();
                 $crate::container::on::OnMut::new(self.as_mut_slice(), stream)
             }
         }
@@ -155,7 +165,9 @@ macro_rules! host_copies {
             /// [`LengthMismatch`](crate::ErrorKind::LengthMismatch);
             /// [`Capture`](crate::ErrorKind::Capture) on a stream in capture, or that a capture on
             /// another thread has; those of the copy.
+            #[track_caller]
             pub fn copy_from_slice(&mut self, source: &[$element]) -> $crate::error::Result<()> {
+                let _site = $crate::driver::sim::CallSite::enter();
                 let target = &mut $crate::container::view::DeviceWrite::as_device_slice_mut(self);
                 $crate::transfer::blocking::upload(source, target)
             }
@@ -165,7 +177,9 @@ macro_rules! host_copies {
             /// # Errors
             ///
             /// As [`copy_from_slice`](Self::copy_from_slice).
+            #[track_caller]
             pub fn copy_to_slice(&self, target: &mut [$element]) -> $crate::error::Result<()> {
+                let _site = $crate::driver::sim::CallSite::enter();
                 self.as_slice().copy_to_slice(target)
             }
 
@@ -175,7 +189,9 @@ macro_rules! host_copies {
             ///
             /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory) if the host has no space; those of
             /// [`copy_to_slice`](Self::copy_to_slice).
+            #[track_caller]
             pub fn to_vec(&self) -> $crate::error::Result<Vec<$element>> {
+                let _site = $crate::driver::sim::CallSite::enter();
                 self.as_slice().to_vec()
             }
         }

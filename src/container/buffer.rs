@@ -3,7 +3,8 @@
 use super::memory_use::{CapturePolicy, MemoryUse};
 use super::pending_uses::PendingUses;
 use super::used_on::UseTimeline;
-use crate::driver::is_forked_child;
+use crate::driver::sim::CallSite;
+use crate::driver::{DeviceRange, VectorEvent, VectorType, is_forked_child};
 use crate::error::{DriverError, Error, ErrorKind, Result};
 use crate::layout::DeviceLayout;
 use crate::resource::{DeviceBlock, DeviceResource, ResourceHandle};
@@ -63,6 +64,29 @@ impl Buffer {
         let mut another = Self::new(&self.home, layout, self.resource.clone())?;
         another.alignment = self.alignment;
         Ok(another)
+    }
+
+    /// Tells a simulated device that the block was allocated for a container `C`.
+    #[inline]
+    pub(super) fn made_as<C>(&self, elements: usize, bytes: usize) {
+        if CallSite::is_wanted() {
+            let name = std::any::type_name::<C>();
+            self.tell(bytes, VectorEvent::Made(VectorType { name, elements, bytes }));
+        }
+    }
+
+    /// Tells it that the block is a container `C` now, which may lie over another one's memory.
+    pub(super) fn assembled_as<C>(&self, elements: usize, bytes: usize) {
+        let name = std::any::type_name::<C>();
+        self.tell(bytes, VectorEvent::Assembled(VectorType { name, elements, bytes }));
+    }
+
+    #[cold]
+    fn tell(&self, bytes: usize, event: VectorEvent) {
+        let regions = self.home.device().driver().regions();
+        if let Some(regions) = regions.filter(|_| bytes > 0 && !is_forked_child()) {
+            regions.vector(DeviceRange { address: self.address(), bytes }, event);
+        }
     }
 
     pub(crate) fn address(&self) -> u64 {
@@ -135,6 +159,7 @@ impl Buffer {
     pub(crate) fn take_block(&mut self) -> Result<DeviceBlock> {
         // Ordered in the graph alone, the block would be in no order with former uses.
         self.make_home_wait_for_uses()?.refuse_capture("taking a vector apart")?;
+        self.tell(self.bytes(), VectorEvent::TakenApart);
         Ok(std::mem::replace(&mut self.block, DeviceBlock::new(0, 0, 0)))
     }
 

@@ -2,6 +2,7 @@
 
 use super::accessors::host_copies;
 use super::view::{DeviceRead, DeviceSlice, DeviceSliceMut};
+use crate::driver::sim::CallSite;
 use crate::error::{Error, ErrorKind, Result};
 use crate::impls::Count;
 use crate::pinned::last_error_of;
@@ -17,7 +18,9 @@ impl<'a, T: Pod> DeviceSlice<'a, T> {
     ///
     /// [`ErrorKind::LengthMismatch`]; [`ErrorKind::Capture`] on a stream in capture; those of the
     /// copy.
+    #[track_caller]
     pub fn copy_to_slice(&self, target: &mut [T]) -> Result<()> {
+        let _site = CallSite::enter();
         blocking::download(self, target)
     }
 
@@ -26,7 +29,9 @@ impl<'a, T: Pod> DeviceSlice<'a, T> {
     /// # Errors
     ///
     /// As [`DeviceVec::to_vec`](crate::DeviceVec::to_vec).
+    #[track_caller]
     pub fn to_vec(&self) -> Result<Vec<T>> {
+        let _site = CallSite::enter();
         let mut vec = Vec::new();
         vec.try_reserve_exact(self.len()).map_err(|_| self.host_out_of_memory(None))?;
         vec.resize(self.len(), T::zeroed());
@@ -39,7 +44,9 @@ impl<'a, T: Pod> DeviceSlice<'a, T> {
     /// # Errors
     ///
     /// As [`DeviceVec::to_vec_in`](crate::DeviceVec::to_vec_in).
+    #[track_caller]
     pub fn to_vec_in<A: Allocator>(&self, allocator: A) -> Result<AllocVec<T, A>> {
+        let _site = CallSite::enter();
         let mut vec = AllocVec::new_in(allocator);
         let (reserved, why) = last_error_of(|| vec.try_reserve_exact(self.len()));
         reserved.map_err(|_| self.host_out_of_memory(why))?;
@@ -68,7 +75,9 @@ impl<T: Pod> DeviceSliceMut<'_, T> {
     /// # Errors
     ///
     /// As there.
+    #[track_caller]
     pub fn copy_from(&mut self, source: &impl DeviceRead<T>) -> Result<()> {
+        let _site = CallSite::enter();
         between_devices::copy(&source.as_device_slice(), self)
     }
 }

@@ -4,6 +4,7 @@ use super::accessors::{constructors, container, host_copies};
 use super::buffer::Buffer;
 use super::device_vec::DeviceVec;
 use super::view::lengths;
+use crate::driver::sim::CallSite;
 use crate::error::{Refused, Result};
 use crate::layout::DeviceLayout;
 use crate::stream::Stream;
@@ -43,7 +44,9 @@ impl<T: Pod> DeviceVec<T> {
     /// # Errors
     ///
     /// As there; then the vector comes back.
+    #[track_caller]
     pub fn into_boxed_slice(mut self) -> Result<DeviceBox<[T]>, Refused<Self>> {
+        let _site = CallSite::enter();
         match self.shrink_to_fit() {
             Ok(()) => Ok(DeviceBox::of(self)),
             Err(error) => Err(Refused::new(error, self)),
@@ -57,7 +60,9 @@ host_copies!([T: Pod] DeviceBox<[T]>, T);
 
 impl<T: Pod> DeviceBox<[T]> {
     fn of(vec: DeviceVec<T>) -> Self {
-        Self { buffer: vec.buffer, length: vec.length, elements: PhantomData }
+        let (length, bytes) = (vec.length, vec.size_in_bytes());
+        vec.buffer.made_as::<Self>(length, bytes);
+        Self { buffer: vec.buffer, length, elements: PhantomData }
     }
 
     constructors! {

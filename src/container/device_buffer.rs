@@ -3,6 +3,7 @@
 use super::accessors::{constructors, container, host_copies};
 use super::device_vec::DeviceVec;
 use super::view::{DeviceRead, DeviceSlice, DeviceSliceMut};
+use crate::driver::sim::CallSite;
 use crate::error::{Refused, Result};
 use crate::layout::DeviceLayout;
 use crate::resource::DeviceResource;
@@ -44,6 +45,22 @@ container!([] DeviceBuffer: DeviceBuffer, u8, bytes.buffer, bytes.length);
 host_copies!([] DeviceBuffer, u8);
 
 impl DeviceBuffer {
+    /// What was made as one.
+    fn of(bytes: DeviceVec<u8>) -> Self {
+        bytes.buffer.made_as::<Self>(bytes.length, bytes.length);
+        Self { bytes }
+    }
+
+    /// Moves the bytes into another block, perhaps.
+    fn reallocate(&mut self, change: impl FnOnce(&mut DeviceVec<u8>) -> Result<()>) -> Result<()> {
+        let before = self.as_device_ptr();
+        change(&mut self.bytes)?;
+        if self.as_device_ptr() != before {
+            self.bytes.buffer.made_as::<Self>(self.capacity(), self.capacity());
+        }
+        Ok(())
+    }
+
     constructors! {
         /// An empty buffer at home on `stream`. No memory is taken yet.
         ///
@@ -57,7 +74,7 @@ impl DeviceBuffer {
         ///
         /// [`ErrorKind::WrongDevice`](crate::ErrorKind::WrongDevice) if `stream` is of another device.
         pub fn new_in(.., resource) {
-            Ok(Self { bytes: DeviceVec::unwritten(stream, DeviceLayout::new(0)?, resource)? })
+            Ok(Self::of(DeviceVec::unwritten(stream, DeviceLayout::new(0)?, resource)?))
         }
 
         /// `bytes` zero bytes. Nothing waits on the host.
@@ -75,7 +92,7 @@ impl DeviceBuffer {
         /// As there, and [`ErrorKind::WrongDevice`](crate::ErrorKind::WrongDevice) if `stream` is of
         /// another device.
         pub fn zeroed_in(.., resource) {
-            Ok(Self { bytes: DeviceVec::filled(stream, DeviceLayout::new(bytes)?, 0, resource)? })
+            Ok(Self::of(DeviceVec::filled(stream, DeviceLayout::new(bytes)?, 0, resource)?))
         }
 
         /// Zero bytes of a size and an alignment, which every later block of the buffer and of its
@@ -103,7 +120,7 @@ impl DeviceBuffer {
         ///
         /// As there, and as [`zeroed_in`](Self::zeroed_in).
         pub fn with_layout_in(.., resource) {
-            Ok(Self { bytes: DeviceVec::filled(stream, layout, 0, resource)? })
+            Ok(Self::of(DeviceVec::filled(stream, layout, 0, resource)?))
         }
 
         /// A copy of the host's `source`, complete when this returns. [`bytemuck::cast_slice`] makes
@@ -119,7 +136,7 @@ impl DeviceBuffer {
         ///
         /// As [`zeroed_in`](Self::zeroed_in), and those of the copy.
         pub fn from_slice_in(.., resource) {
-            Ok(Self { bytes: DeviceVec::copy_of(stream, source, resource)? })
+            Ok(Self::of(DeviceVec::copy_of(stream, source, resource)?))
         }
 
         /// A copy of device memory, of this device or another, with space for its bytes alone. The two
@@ -149,7 +166,7 @@ impl DeviceBuffer {
             let layout = DeviceLayout::new(source.len())?;
             let mut bytes = DeviceVec::unwritten(stream, layout, resource)?;
             bytes.copy_from(&source)?;
-            Ok(Self { bytes })
+            Ok(Self::of(bytes))
         }
 
         /// `bytes` bytes that are not written yet: all that RMM's constructor of a size gives.
@@ -183,7 +200,7 @@ impl DeviceBuffer {
         ///
         /// As [`uninit`](Self::uninit).
         pub fn uninit_in(.., resource) {
-            Ok(Self { bytes: DeviceVec::unwritten(stream, DeviceLayout::new(bytes)?, resource)? })
+            Ok(Self::of(DeviceVec::unwritten(stream, DeviceLayout::new(bytes)?, resource)?))
         }
     }
 
@@ -196,13 +213,15 @@ impl DeviceBuffer {
     /// # Safety
     ///
     /// As [`uninit`](Self::uninit).
+    #[track_caller]
     pub unsafe fn uninit_with_layout_in(
         stream: &Stream,
         layout: DeviceLayout,
         resource: impl DeviceResource + 'static,
     ) -> Result<Self> {
+        let _site = CallSite::enter();
         let resource = resource.into_shared().into();
-        Ok(Self { bytes: DeviceVec::unwritten(stream, layout, resource)? })
+        Ok(Self::of(DeviceVec::unwritten(stream, layout, resource)?))
     }
 
     /// A copy of it, from the same resource, at home on the same stream, of the same alignment, with
@@ -211,8 +230,10 @@ impl DeviceBuffer {
     /// # Errors
     ///
     /// As [`zeroed`](Self::zeroed), and those of the copy.
+    #[track_caller]
     pub fn try_clone(&self) -> Result<Self> {
-        Ok(Self { bytes: self.bytes.try_clone()? })
+        let _site = CallSite::enter();
+        Ok(Self::of(self.bytes.try_clone()?))
     }
 
     /// The number of bytes: RMM's `size`.
@@ -241,8 +262,10 @@ impl DeviceBuffer {
     /// # Errors
     ///
     /// As [`zeroed`](Self::zeroed); then the buffer is as it was.
+    #[track_caller]
     pub fn reserve(&mut self, additional: usize) -> Result<()> {
-        self.bytes.reserve_exact(additional)
+        let _site = CallSite::enter();
+        self.reallocate(|bytes| bytes.reserve_exact(additional))
     }
 
     /// Gives up capacity beyond the bytes, by moving them into a block of their size. They stay where
@@ -251,8 +274,10 @@ impl DeviceBuffer {
     /// # Errors
     ///
     /// As [`zeroed`](Self::zeroed); then the buffer is as it was.
+    #[track_caller]
     pub fn shrink_to_fit(&mut self) -> Result<()> {
-        self.bytes.shrink_to_fit()
+        let _site = CallSite::enter();
+        self.reallocate(DeviceVec::shrink_to_fit)
     }
 
     /// Makes it `bytes` long: cuts the rest off and keeps the capacity, or adds zero bytes, in a new
@@ -261,7 +286,9 @@ impl DeviceBuffer {
     /// # Errors
     ///
     /// As [`zeroed`](Self::zeroed); then the buffer is as long as it was.
+    #[track_caller]
     pub fn resize_zeroed(&mut self, bytes: usize) -> Result<()> {
+        let _site = CallSite::enter();
         self.reserve(bytes.saturating_sub(self.len()))?;
         self.bytes.resize(bytes, 0)
     }
@@ -287,7 +314,9 @@ impl DeviceBuffer {
     /// # Safety
     ///
     /// As [`uninit`](Self::uninit), for the bytes that are added.
+    #[track_caller]
     pub unsafe fn resize_uninit(&mut self, bytes: usize) -> Result<()> {
+        let _site = CallSite::enter();
         self.reserve(bytes.saturating_sub(self.len()))?;
         self.bytes.length = bytes;
         Ok(())
@@ -299,7 +328,9 @@ impl DeviceBuffer {
     /// # Errors
     ///
     /// As [`DeviceVec::copy_from`].
+    #[track_caller]
     pub fn copy_from<T: Pod>(&mut self, source: &impl DeviceRead<T>) -> Result<()> {
+        let _site = CallSite::enter();
         self.bytes.copy_from(&source.as_device_slice().as_bytes())
     }
 

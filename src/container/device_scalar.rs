@@ -3,6 +3,7 @@
 use super::accessors::{constructors, container};
 use super::device_vec::DeviceVec;
 use super::view::DeviceRead;
+use crate::driver::sim::CallSite;
 use crate::error::{Error, ErrorKind, Refused, Result};
 use crate::impls::Count;
 use crate::layout::DeviceLayout;
@@ -48,6 +49,12 @@ pub struct DeviceScalar<T: Pod> {
 container!([T: Pod] DeviceScalar: DeviceScalar<T>, T, vec.buffer, vec.length);
 
 impl<T: Pod> DeviceScalar<T> {
+    /// What was made as one.
+    fn of(vec: DeviceVec<T>) -> Self {
+        vec.buffer.made_as::<Self>(1, size_of::<T>());
+        Self { vec }
+    }
+
     constructors! {
         /// `value`, at home on `stream`, from the device's current resource. Nothing waits on the host.
         ///
@@ -74,7 +81,7 @@ impl<T: Pod> DeviceScalar<T> {
         /// As there, and [`ErrorKind::WrongDevice`] if `stream` is of another device.
         pub fn new_in(.., resource) {
             let layout = DeviceLayout::array::<T>(1)?;
-            Ok(Self { vec: DeviceVec::filled(stream, layout, value, resource)? })
+            Ok(Self::of(DeviceVec::filled(stream, layout, value, resource)?))
         }
 
         /// A value whose bytes are all zero.
@@ -90,7 +97,7 @@ impl<T: Pod> DeviceScalar<T> {
         /// As [`new_in`](Self::new_in).
         pub fn zeroed_in(.., resource) {
             let layout = DeviceLayout::array::<T>(1)?;
-            Ok(Self { vec: DeviceVec::filled(stream, layout, T::zeroed(), resource)? })
+            Ok(Self::of(DeviceVec::filled(stream, layout, T::zeroed(), resource)?))
         }
 
         /// A value that is not written yet.
@@ -124,7 +131,7 @@ impl<T: Pod> DeviceScalar<T> {
         ///
         /// As [`uninit`](Self::uninit).
         pub fn uninit_in(.., resource) {
-            Ok(Self { vec: DeviceVec::unwritten(stream, DeviceLayout::array::<T>(1)?, resource)? })
+            Ok(Self::of(DeviceVec::unwritten(stream, DeviceLayout::array::<T>(1)?, resource)?))
         }
     }
 
@@ -133,7 +140,9 @@ impl<T: Pod> DeviceScalar<T> {
     /// # Errors
     ///
     /// [`ErrorKind::Capture`] while home is in capture, on this thread or another; those of the copy.
+    #[track_caller]
     pub fn value(&self) -> Result<T> {
+        let _site = CallSite::enter();
         self.vec.get(0)
     }
 
@@ -143,7 +152,9 @@ impl<T: Pod> DeviceScalar<T> {
     /// # Errors
     ///
     /// As [`DeviceVec::fill`].
+    #[track_caller]
     pub fn set_value(&mut self, value: T) -> Result<()> {
+        let _site = CallSite::enter();
         self.vec.fill(value)
     }
 
@@ -153,7 +164,9 @@ impl<T: Pod> DeviceScalar<T> {
     /// # Errors
     ///
     /// As [`DeviceVec::fill`].
+    #[track_caller]
     pub fn set_to_zero(&mut self) -> Result<()> {
+        let _site = CallSite::enter();
         self.vec.fill(T::zeroed())
     }
 
@@ -174,7 +187,9 @@ impl<T: Pod> DeviceScalar<T> {
     /// # Errors
     ///
     /// As [`DeviceVec::copy_from`].
+    #[track_caller]
     pub fn copy_from(&mut self, source: &impl DeviceRead<T>) -> Result<()> {
+        let _site = CallSite::enter();
         self.vec.copy_from(source)
     }
 
@@ -183,8 +198,10 @@ impl<T: Pod> DeviceScalar<T> {
     /// # Errors
     ///
     /// As [`new`](Self::new), and those of the copy.
+    #[track_caller]
     pub fn try_clone(&self) -> Result<Self> {
-        Ok(Self { vec: self.vec.try_clone()? })
+        let _site = CallSite::enter();
+        Ok(Self::of(self.vec.try_clone()?))
     }
 
     /// The vector of one element that it is. `DeviceScalar::try_from` is the way back.

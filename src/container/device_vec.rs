@@ -3,6 +3,7 @@
 use super::accessors::{constructors, container, host_copies};
 use super::buffer::Buffer;
 use super::view::{DeviceRead, DeviceSlice, DeviceSliceMut, TwoSlicesMut, check_index, lengths};
+use crate::driver::sim::CallSite;
 use crate::error::{Error, ErrorKind, Refused, Result, ensure};
 use crate::impls::Count;
 use crate::layout::DeviceLayout;
@@ -61,6 +62,7 @@ impl<T: Pod> DeviceVec<T> {
     fn allocate(stream: &Stream, layout: DeviceLayout, resource: ResourceHandle) -> Result<Self> {
         refuse_zero_sized::<T>()?;
         let buffer = Buffer::new(stream, layout, resource)?;
+        buffer.made_as::<Self>(layout.bytes() / size_of::<T>(), layout.bytes());
         Ok(Self { buffer, length: 0, elements: PhantomData })
     }
 
@@ -247,7 +249,9 @@ impl<T: Pod> DeviceVec<T> {
     ///
     /// [`ErrorKind::OutOfBounds`]; [`ErrorKind::Capture`] while home is in capture, on this thread or
     /// another; those of the copy.
+    #[track_caller]
     pub fn get(&self, index: usize) -> Result<T> {
+        let _site = CallSite::enter();
         check_index(index, self.length)?;
         let mut value = T::zeroed();
         blocking::download(&self.slice(index..=index)?, std::slice::from_mut(&mut value))?;
@@ -260,7 +264,9 @@ impl<T: Pod> DeviceVec<T> {
     ///
     /// [`ErrorKind::OutOfBounds`]; [`ErrorKind::Capture`] while home is in capture, on this thread or
     /// another; those of the copy.
+    #[track_caller]
     pub fn set(&mut self, index: usize, value: T) -> Result<()> {
+        let _site = CallSite::enter();
         check_index(index, self.length)?;
         blocking::upload(std::slice::from_ref(&value), &mut self.slice_mut(index..=index)?)
     }
@@ -284,7 +290,9 @@ impl<T: Pod> DeviceVec<T> {
     /// [`ErrorKind::LengthMismatch`]; [`ErrorKind::WrongDevice`] between a GPU and a simulated
     /// device; [`ErrorKind::Capture`] while a capture on another thread has either home, or where one of
     /// the two is in a capture that the other cannot join; those of the driver.
+    #[track_caller]
     pub fn copy_from(&mut self, source: &impl DeviceRead<T>) -> Result<()> {
+        let _site = CallSite::enter();
         self.as_mut_slice().copy_from(source)
     }
 
@@ -294,7 +302,9 @@ impl<T: Pod> DeviceVec<T> {
     /// # Errors
     ///
     /// [`ErrorKind::OutOfMemory`] if the allocator has no space; those of the copy.
+    #[track_caller]
     pub fn to_vec_in<A: Allocator>(&self, allocator: A) -> Result<AllocVec<T, A>> {
+        let _site = CallSite::enter();
         self.as_slice().to_vec_in(allocator)
     }
 
@@ -304,7 +314,9 @@ impl<T: Pod> DeviceVec<T> {
     /// # Errors
     ///
     /// As [`with_capacity`](Self::with_capacity), and those of the copy.
+    #[track_caller]
     pub fn try_clone(&self) -> Result<Self> {
+        let _site = CallSite::enter();
         let buffer = self.allocate_like(self.length)?;
         let mut clone = Self { buffer, length: self.length, elements: PhantomData };
         clone.copy_from(self)?;

@@ -4,6 +4,7 @@ use super::buffer::Buffer;
 use super::device_vec::DeviceVec;
 use super::memory_use::CapturePolicy;
 use super::view::DeviceSliceMut;
+use crate::driver::sim::CallSite;
 use crate::driver::{ErrorContext, RawCopy};
 use crate::error::{Error, ErrorKind, Result};
 use crate::impls::Count;
@@ -14,7 +15,10 @@ use bytemuck::Pod;
 impl<T: Pod> DeviceVec<T> {
     /// Another block of the vector's resource, with space for `capacity`.
     pub(super) fn allocate_like(&self, capacity: usize) -> Result<Buffer> {
-        self.buffer.allocate_like(DeviceLayout::array::<T>(capacity)?)
+        let layout = DeviceLayout::array::<T>(capacity)?;
+        let buffer = self.buffer.allocate_like(layout)?;
+        buffer.made_as::<Self>(capacity, layout.bytes());
+        Ok(buffer)
     }
 
     /// Moves the elements into a new block with space for `capacity`, in home's order.
@@ -60,7 +64,9 @@ impl<T: Pod> DeviceVec<T> {
     /// As [`with_capacity`](Self::with_capacity); [`ErrorKind::Capture`] if elements would have to move
     /// while home is in capture, or while a capture on another thread has it. Then the vector is as it
     /// was.
+    #[track_caller]
     pub fn reserve(&mut self, additional: usize) -> Result<()> {
+        let _site = CallSite::enter();
         let wanted = self.required_length(additional)?;
         if wanted <= self.capacity() {
             return Ok(());
@@ -80,7 +86,9 @@ impl<T: Pod> DeviceVec<T> {
     /// # Errors
     ///
     /// As there.
+    #[track_caller]
     pub fn reserve_exact(&mut self, additional: usize) -> Result<()> {
+        let _site = CallSite::enter();
         let wanted = self.required_length(additional)?;
         if wanted <= self.capacity() { Ok(()) } else { self.reallocate(wanted) }
     }
@@ -91,7 +99,9 @@ impl<T: Pod> DeviceVec<T> {
     /// # Errors
     ///
     /// As [`reserve`](Self::reserve); then the vector is as it was.
+    #[track_caller]
     pub fn shrink_to_fit(&mut self) -> Result<()> {
+        let _site = CallSite::enter();
         if self.length == self.capacity() {
             return Ok(());
         }
@@ -105,7 +115,9 @@ impl<T: Pod> DeviceVec<T> {
     /// # Errors
     ///
     /// As [`reserve`](Self::reserve) and [`fill`](Self::fill); then the vector is as long as it was.
+    #[track_caller]
     pub fn resize(&mut self, length: usize, value: T) -> Result<()> {
+        let _site = CallSite::enter();
         self.truncate(length);
         self.append(length - self.length, |mut added| added.fill(value))
     }
@@ -132,7 +144,9 @@ impl<T: Pod> DeviceVec<T> {
     ///
     /// As [`reserve`](Self::reserve) and [`copy_from_slice`](Self::copy_from_slice); then the vector is
     /// as long as it was.
+    #[track_caller]
     pub fn extend_from_slice(&mut self, source: &[T]) -> Result<()> {
+        let _site = CallSite::enter();
         self.append(source.len(), |mut added| blocking::upload(source, &mut added))
     }
 
@@ -142,7 +156,9 @@ impl<T: Pod> DeviceVec<T> {
     ///
     /// As [`resize`](Self::resize): [`ErrorKind::Capture`] too, while a capture on another thread has
     /// home.
+    #[track_caller]
     pub fn push(&mut self, value: T) -> Result<()> {
+        let _site = CallSite::enter();
         self.resize(self.required_length(1)?, value)
     }
 

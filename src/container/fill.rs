@@ -3,6 +3,7 @@
 use super::device_vec::DeviceVec;
 use super::memory_use::CapturePolicy;
 use super::view::DeviceSliceMut;
+use crate::driver::sim::CallSite;
 use crate::driver::{ErrorContext, FillWord, RawFill};
 use crate::error::Result;
 use crate::impls::Count;
@@ -18,7 +19,9 @@ impl<T: Pod> DeviceVec<T> {
     ///
     /// [`ErrorKind::Capture`](crate::ErrorKind::Capture) while a capture on another thread has the home
     /// stream; those of the driver.
+    #[track_caller]
     pub fn fill(&mut self, value: T) -> Result<()> {
+        let _site = CallSite::enter();
         self.as_mut_slice().fill(value)
     }
 }
@@ -29,7 +32,9 @@ impl<T: Pod> DeviceSliceMut<'_, T> {
     /// # Errors
     ///
     /// As there.
+    #[track_caller]
     pub fn fill(&mut self, value: T) -> Result<()> {
+        let _site = CallSite::enter();
         if self.is_empty() {
             return Ok(());
         }

@@ -2,6 +2,7 @@
 
 use super::memory_use::CapturePolicy;
 use super::view::{DeviceRead, DeviceWrite};
+use crate::driver::sim::CallSite;
 use crate::driver::{Access, ErrorContext, Kernel, LaunchConfig, RawArg, RawLaunch};
 use crate::error::Result;
 use crate::stream::Stream;
@@ -87,7 +88,9 @@ impl<'a> Launch<'a> {
     /// [`ErrorKind::Capture`](crate::ErrorKind::Capture) while a capture on another thread has this
     /// stream or the memory's home, or where one of the two is in a capture that the other cannot join;
     /// those of the driver.
+    #[track_caller]
     pub fn input<T: Pod>(self, data: &'a impl DeviceRead<T>) -> Result<Self> {
+        let _site = CallSite::enter();
         let slice = data.as_device_slice();
         slice.memory_use().order_on(self.stream, CapturePolicy::Join)?;
         Ok(self.buffer(slice.as_device_ptr(), slice.size_in_bytes(), Access::Read))
@@ -98,7 +101,9 @@ impl<'a> Launch<'a> {
     /// # Errors
     ///
     /// As [`input`](Self::input).
+    #[track_caller]
     pub fn output<T: Pod>(self, data: &'a mut impl DeviceWrite<T>) -> Result<Self> {
+        let _site = CallSite::enter();
         self.arg_mut(data, Access::Write)
     }
 
@@ -107,7 +112,9 @@ impl<'a> Launch<'a> {
     /// # Errors
     ///
     /// As [`input`](Self::input).
+    #[track_caller]
     pub fn in_out<T: Pod>(self, data: &'a mut impl DeviceWrite<T>) -> Result<Self> {
+        let _site = CallSite::enter();
         self.arg_mut(data, Access::ReadWrite)
     }
 
@@ -153,8 +160,10 @@ impl<'a> Launch<'a> {
     ///
     /// The entry takes these arguments, in this order and of these sizes, and with this grid it
     /// touches only the memory that it is given here, in the way that was declared.
+    #[track_caller]
     pub unsafe fn launch(self, config: impl Into<LaunchConfig>) -> Result<()> {
         let config = config.into();
+        let _site = CallSite::enter();
         let call = self.stream.begin_call()?;
         if self.borrows_host {
             call.refuse_capture("a kernel on borrowed host memory")?;

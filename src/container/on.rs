@@ -3,6 +3,7 @@
 use super::memory_use::CapturePolicy;
 use super::stream_ref::StreamRef;
 use super::view::{DeviceSlice, DeviceSliceMut, lengths};
+use crate::driver::sim::CallSite;
 use crate::error::Result;
 use bytemuck::Pod;
 use std::fmt;
@@ -79,7 +80,9 @@ impl<'a, T: Pod> DeviceSlice<'a, T> {
     /// # Errors
     ///
     /// As [`DeviceVec::on`](crate::DeviceVec::on).
+    #[track_caller]
     pub fn on<S: StreamRef>(&self, stream: &'a S) -> Result<On<'a, T, S>> {
+        let _site = CallSite::enter();
         On::new(*self, stream)
     }
 }
@@ -90,7 +93,9 @@ impl<T: Pod> DeviceSliceMut<'_, T> {
     /// # Errors
     ///
     /// As [`DeviceVec::on`](crate::DeviceVec::on).
+    #[track_caller]
     pub fn on<'b, S: StreamRef>(&'b self, stream: &'b S) -> Result<On<'b, T, S>> {
+        let _site = CallSite::enter();
         On::new(self.as_slice(), stream)
     }
 
@@ -100,7 +105,9 @@ impl<T: Pod> DeviceSliceMut<'_, T> {
     /// # Errors
     ///
     /// As [`DeviceVec::on`](crate::DeviceVec::on).
+    #[track_caller]
     pub fn on_mut<'b, S: StreamRef>(&'b mut self, stream: &'b S) -> Result<OnMut<'b, T, S>> {
+        let _site = CallSite::enter();
         OnMut::new(self.reborrow(), stream)
     }
 }

@@ -2,6 +2,7 @@
 
 use super::buffer::Buffer;
 use super::device_vec::{DeviceVec, refuse_zero_sized};
+use crate::driver::sim::CallSite;
 use crate::error::{Refused, Result, ensure};
 use crate::impls::Count;
 use crate::layout::DEFAULT_ALIGNMENT;
@@ -46,7 +47,9 @@ impl<T: Pod> DeviceVec<T> {
     /// # Errors
     ///
     /// Those of making home wait; then the vector comes back.
+    #[track_caller]
     pub fn into_raw_parts(mut self) -> Result<DeviceVecParts, Refused<Self>> {
+        let _site = CallSite::enter();
         let block = match self.buffer.take_block() {
             Ok(block) => block,
             Err(error) => return Err(Refused::new(error, self)),
@@ -84,7 +87,9 @@ impl<T: Pod> DeviceVec<T> {
     ///
     /// The block is live, is the resource's (or of one that equals it) and has no other owner, and the
     /// stream is ordered after all use of it so far.
+    #[track_caller]
     pub unsafe fn from_raw_parts(parts: DeviceVecParts) -> Result<Self> {
+        let _site = CallSite::enter();
         let DeviceVecParts { stream, block, length, resource } = parts;
         resource.device().require(stream.device(), "the stream")?;
         refuse_zero_sized::<T>()?;
@@ -109,6 +114,7 @@ impl<T: Pod> DeviceVec<T> {
         let found = 1_usize.checked_shl(block.address().trailing_zeros());
         let alignment = found.map_or(wanted, |found| found.min(wanted));
         let buffer = Buffer::from_block(&stream, block, alignment, resource.into());
+        buffer.assembled_as::<Self>(length, length * size);
         Ok(Self { buffer, length, elements: PhantomData })
     }
 }

@@ -272,7 +272,7 @@ pub(crate) unsafe trait Driver:
     fn as_any(&self) -> &dyn Any;
 }
 
-/// What a device is told that follows the parts that pools cut from its memory. These are no calls of
+/// What a device is told that follows the parts that pools cut from its memory, and vectors. These are no calls of
 /// CUDA's, and none is refused. `pool` is a number that no other pool has.
 pub(crate) trait RegionCalls {
     /// A range is the pool's from now on. It may be a region of a pool below.
@@ -293,6 +293,29 @@ pub(crate) trait RegionCalls {
         stream: RawStream,
         kept_for_graph: bool,
     );
+
+    /// A container says what it makes of a range, in whatever memory of the device that is.
+    fn vector(&self, range: DeviceRange, event: VectorEvent);
+}
+
+/// The type and the size of a vector, for reports.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct VectorType {
+    /// By [`std::any::type_name`].
+    pub(crate) name: &'static str,
+    pub(crate) elements: usize,
+    pub(crate) bytes: usize,
+}
+
+/// What becomes of a range of memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum VectorEvent {
+    /// It was allocated for a vector.
+    Made(VectorType),
+    /// It is a vector's from now on, unless it is one's already.
+    Assembled(VectorType),
+    /// It is no vector's any more.
+    TakenApart,
 }
 
 /// The calls of a [`Driver`] on memory of the device and of the host.

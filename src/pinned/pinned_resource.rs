@@ -4,6 +4,7 @@ use super::address_map::{self, device_address_and_range};
 use super::allocator::{HostAllocator, implement_allocators};
 use super::source::{HostSource, not_mapped, too_large};
 use crate::device::Device;
+use crate::driver::sim::CallSite;
 use crate::driver::{HostFlags, not_forked};
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::DeviceLayout;
@@ -158,11 +159,15 @@ unsafe impl DeviceResource for PinnedResource {
         ResourceId::of_device::<Self>(self.device(), kind)
     }
 
+    #[track_caller]
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
+        let _site = CallSite::enter();
         allocate_device_block(self, self, stream, layout)
     }
 
+    #[track_caller]
     unsafe fn deallocate(&self, _stream: &Stream, block: DeviceBlock) {
+        let _site = CallSite::enter();
         if !block.is_empty() {
             // SAFETY: the caller gives the block up; the fence comes after all work given so far,
             // on any stream.

@@ -4,6 +4,7 @@ use super::fence::require_no_capture;
 use super::host_buffer::HostBuffer;
 use super::source::{FreedMemory, HostQuarantine, quarantine_of, trim};
 use crate::device::Device;
+use crate::driver::sim::CallSite;
 use crate::driver::{ErrorContext, HostFlags, is_forked_child, not_forked};
 use crate::error::{Error, ErrorKind, Result, error_with_value};
 use crate::impls::{Count, debug_struct};
@@ -77,7 +78,9 @@ impl<B: HostBuffer> Registered<B> {
     /// [`ErrorKind::Unsupported`] where the device cannot register host memory;
     /// [`ErrorKind::InvalidArgument`] if the buffer is empty; those of the driver, for memory that
     /// is registered already among others. The buffer comes back in the error.
+    #[track_caller]
     pub fn new(device: &Device, owner: B) -> Result<Self, RegisterError<B>> {
+        let _site = CallSite::enter();
         let mut owner = MaybeUninit::new(owner);
         // SAFETY: initialised in the line above.
         let (pointer, length) = unsafe { owner.assume_init_mut() }.parts();
@@ -108,7 +111,9 @@ impl<B: HostBuffer> Registered<B> {
     /// [`ErrorKind::Capture`] while a stream is in capture, which waiting would invalidate; those of
     /// the driver. Then the memory stays locked, and the buffer is dropped when the device can say
     /// that it is past it.
+    #[track_caller]
     pub fn into_inner(mut self) -> Result<B, RegisterError<B>> {
+        let _site = CallSite::enter();
         if let Err(error) = self.unregister() {
             return Err(RegisterError { error, buffer: None });
         }
@@ -135,7 +140,9 @@ impl<B: HostBuffer> Registered<B> {
     ///
     /// [`ErrorKind::Capture`] while a stream is in capture; [`ErrorKind::Forked`] in the child of a
     /// fork.
+    #[track_caller]
     pub fn trim(device: &Device) -> Result<()> {
+        let _site = CallSite::enter();
         trim(device, &quarantine_of(device))
     }
 }

@@ -5,6 +5,7 @@ use super::device_resource::DeviceResource;
 use super::identity::ResourceId;
 use crate::debug_log::deferred_event;
 use crate::device::Device;
+use crate::driver::sim::CallSite;
 use crate::driver::{DeviceAddress, DriverResult, ErrorContext};
 use crate::error::{DriverError, Error, Result};
 use crate::impls::Count;
@@ -52,12 +53,16 @@ unsafe impl DeviceResource for CudaResource {
         ResourceId::of_device::<Self>(&self.device, 0)
     }
 
+    #[track_caller]
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
+        let _site = CallSite::enter();
         deferred::collect_blocks();
         allocate(&self.device, stream, layout, |bytes| self.device.driver().mem_alloc(bytes))
     }
 
+    #[track_caller]
     unsafe fn deallocate(&self, stream: &Stream, block: DeviceBlock) {
+        let _site = CallSite::enter();
         // SAFETY: the caller's promise; the token is the driver's address.
         unsafe { free_blocking(stream, &self.device, block) }
     }

@@ -7,6 +7,7 @@ use super::identity::ResourceId;
 use super::impls::{equal_by_identity, setters};
 use crate::debug_log::deferred_event;
 use crate::device::Device;
+use crate::driver::sim::CallSite;
 use crate::driver::{ErrorContext, PoolAttribute, PoolSpec, RawPool};
 use crate::error::{DriverError, Error, ErrorKind, Result, ensure};
 use crate::impls::Count;
@@ -389,7 +390,9 @@ unsafe impl DeviceResource for AsyncResource {
         ResourceId::of_device::<Self>(&self.device, self.pool.0)
     }
 
+    #[track_caller]
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
+        let _site = CallSite::enter();
         self.device.require(stream.device(), "the stream")?;
         deferred::collect_blocks();
         if layout.bytes() == 0 {
@@ -413,7 +416,9 @@ unsafe impl DeviceResource for AsyncResource {
         block.address() == block.token()
     }
 
+    #[track_caller]
     unsafe fn deallocate(&self, stream: &Stream, block: DeviceBlock) {
+        let _site = CallSite::enter();
         if !block.is_empty() {
             // SAFETY: the caller's promise; the token is the driver's address.
             unsafe { free(stream, &self.device, block) }

@@ -7,6 +7,7 @@ use super::identity::ResourceId;
 use super::impls::{debug_struct, equal_by_identity, setters};
 use crate::debug_log::defer_events;
 use crate::device::Device;
+use crate::driver::sim::CallSite;
 use crate::driver::{is_forked_child, not_forked};
 use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::impls::Count;
@@ -173,7 +174,9 @@ unsafe impl DeviceResource for ManagedResource {
         ResourceId::of_device::<Self>(&self.device, 0)
     }
 
+    #[track_caller]
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
+        let _site = CallSite::enter();
         self.device.require(stream.device(), "the stream")?;
         if layout.bytes() == 0 {
             return Ok(DeviceBlock::empty(layout));
@@ -195,7 +198,9 @@ unsafe impl DeviceResource for ManagedResource {
         Err(self.out_of_memory(layout))
     }
 
+    #[track_caller]
     unsafe fn deallocate(&self, stream: &Stream, block: DeviceBlock) {
+        let _site = CallSite::enter();
         // In the child of a fork the memory is the parent's, and the lock may be held for good.
         if block.is_empty() || is_forked_child() {
             return;

@@ -6,6 +6,7 @@ use super::device_resource::DeviceResource;
 use super::identity::ResourceId;
 use super::impls::{debug_struct, forward, handle};
 use crate::debug_log::{POOL, defer_events, deferred_event};
+use crate::driver::sim::CallSite;
 use crate::driver::{is_forked_child, not_forked};
 use crate::error::Result;
 use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout};
@@ -122,7 +123,9 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
     ///
     /// Those of the driver, if nothing could be given back for them; [`ErrorKind::Capture`](crate::ErrorKind::Capture) if a
     /// stream of the pool is in capture.
+    #[track_caller]
     pub fn trim(&self, keep: usize) -> Result<usize> {
+        let _site = CallSite::enter();
         not_forked("a pool")?;
         self.pool.free_deferred_graphs();
         self.pool.trim(keep).map_err(|failure| self.explain(failure, Asked::Trim))

@@ -6,6 +6,7 @@ use super::device_resource::{DeviceResource, HostAccessible};
 use super::identity::ResourceId;
 use super::impls::{equal_by_identity, setters};
 use crate::device::Device;
+use crate::driver::sim::CallSite;
 use crate::driver::{DeviceRange, ErrorContext, PreferredLocation, is_forked_child, not_forked};
 use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::impls::Count;
@@ -249,7 +250,9 @@ unsafe impl DeviceResource for SystemResource {
         ResourceId::of_device::<Self>(&self.device, 0)
     }
 
+    #[track_caller]
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
+        let _site = CallSite::enter();
         self.device.require(stream.device(), "the stream")?;
         if layout.bytes() == 0 {
             return Ok(DeviceBlock::empty(layout));
@@ -272,7 +275,9 @@ unsafe impl DeviceResource for SystemResource {
         Ok(memory.into_block())
     }
 
+    #[track_caller]
     unsafe fn deallocate(&self, stream: &Stream, block: DeviceBlock) {
+        let _site = CallSite::enter();
         if block.is_empty() || is_forked_child() {
             return;
         }

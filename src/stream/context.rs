@@ -4,6 +4,7 @@ use super::handle::{Capture, Stream, exposed};
 use super::members::CAPTURES;
 use crate::debug_log::defer_events;
 use crate::device::Device;
+use crate::driver::sim::CallSite;
 use crate::driver::{ErrorContext, is_forked_child};
 use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::event::Event;
@@ -63,7 +64,9 @@ impl Device {
     /// [`ErrorKind::ContextLost`] if that work failed; [`ErrorKind::Capture`] while a stream of the
     /// device is in capture, which is not disturbed; [`ErrorKind::Simulation`] if the simulated device
     /// saw an access out of order.
+    #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
+        let _site = CallSite::enter();
         match record_context(self) {
             Ok(event) => return event.synchronize(),
             Err(error) if error.kind() == ErrorKind::Capture => return Err(error),

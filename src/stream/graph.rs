@@ -5,6 +5,7 @@
 use super::capture_state::Attachment;
 use super::handle::{Capture, Stream};
 use crate::device::Device;
+use crate::driver::sim::CallSite;
 use crate::driver::{ErrorContext, RawGraph, is_forked_child};
 use crate::error::{ErrorKind, Result};
 use crate::event::Event;
@@ -72,7 +73,9 @@ impl Graph {
     ///   [`Stream::wait_for`] on `stream` before the call, later work by waiting for `stream` after
     ///   it;
     /// - the contracts of the unsafe calls that were captured hold, those of kernels among them.
+    #[track_caller]
     pub unsafe fn launch(&self, stream: &Stream) -> Result<()> {
+        let _site = CallSite::enter();
         self.device.require(stream.device(), "the stream")?;
         // In the child of a fork this is the call that fails, before a lock that a thread of the
         // parent may hold.

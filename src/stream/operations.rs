@@ -5,6 +5,7 @@ use super::deferred;
 use super::handle::Stream;
 use super::members::capture_of;
 use crate::driver::not_forked;
+use crate::driver::sim::CallSite;
 use crate::error::{ErrorKind, Result};
 use crate::event::Event;
 use crate::sync::Arc;
@@ -34,7 +35,9 @@ impl Stream {
     ///
     /// [`ErrorKind::Capture`] while a capture on another thread has the stream; those of the driver
     /// call.
+    #[track_caller]
     pub fn record(&self) -> Result<Event> {
+        let _site = CallSite::enter();
         self.begin_call()?.record()
     }
 
@@ -47,7 +50,9 @@ impl Stream {
     /// [`ErrorKind::Capture`] between a stream in capture and an event that is no point of the same
     /// graph, which is not disturbed; [`ErrorKind::WrongDevice`] between a GPU and a simulated
     /// device; those of the driver call.
+    #[track_caller]
     pub fn wait(&self, event: &Event) -> Result<()> {
+        let _site = CallSite::enter();
         let mut call = self.begin_call()?;
         if let Some(recorder) = event.recorder()
             && recorder.is_here()
@@ -64,7 +69,9 @@ impl Stream {
     /// # Errors
     ///
     /// As [`wait`](Self::wait) and [`record`](Self::record).
+    #[track_caller]
     pub fn wait_for(&self, other: &Stream) -> Result<()> {
+        let _site = CallSite::enter();
         if self == other { Ok(()) } else { self.wait(&other.record()?) }
     }
 
@@ -75,7 +82,9 @@ impl Stream {
     /// [`ErrorKind::ContextLost`] if that work failed, [`ErrorKind::Capture`] if the stream is in
     /// capture, which is not disturbed, [`ErrorKind::Simulation`] if the simulated device saw an
     /// access out of order.
+    #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
+        let _site = CallSite::enter();
         if self.is_capturing().unwrap_or(false) {
             self.refuse_capture("waiting for the stream")?;
         }
@@ -159,7 +168,9 @@ impl Stream {
     /// # Errors
     ///
     /// Those of the driver call.
+    #[track_caller]
     pub fn is_capturing(&self) -> Result<bool> {
+        let _site = CallSite::enter();
         self.begin_call_unless_in_use()?.map_or(Ok(true), |call| call.is_capturing())
     }
 

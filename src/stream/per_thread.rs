@@ -2,6 +2,7 @@
 
 use super::call::StreamCall;
 use crate::device::Device;
+use crate::driver::sim::CallSite;
 use crate::driver::{ErrorContext, RawStream};
 use crate::error::Result;
 use crate::event::Event;
@@ -57,7 +58,9 @@ impl PerThreadStream {
     /// # Errors
     ///
     /// As [`Stream::wait`](crate::Stream::wait).
+    #[track_caller]
     pub fn wait(&self, event: &Event) -> Result<()> {
+        let _site = CallSite::enter();
         self.begin_call().wait(event)
     }
 
@@ -66,7 +69,9 @@ impl PerThreadStream {
     /// # Errors
     ///
     /// As [`Stream::synchronize`](crate::Stream::synchronize).
+    #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
+        let _site = CallSite::enter();
         let call = self.begin_call();
         call.refuse_capture("waiting for the stream")?;
         call.synchronize()

@@ -3,6 +3,7 @@
 use super::deferred;
 use super::handle::Stream;
 use super::poller::Watched;
+use crate::driver::sim::CallSite;
 use crate::error::{Error, Result};
 use crate::event::Event;
 use crate::impls::debug_struct;
@@ -93,7 +94,9 @@ impl Stream {
     ///
     /// The future's: as [`synchronize`](Self::synchronize), and
     /// [`ErrorKind::Capture`](crate::ErrorKind::Capture) while a capture on another thread has the stream.
+    #[track_caller]
     pub fn synchronize_async(&self) -> Synchronized {
+        let _site = CallSite::enter();
         Synchronized::new(self.record_to_wait())
     }
 

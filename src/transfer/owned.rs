@@ -3,6 +3,7 @@
 use super::enqueue::{to_device, to_host};
 use super::stopped::{HostAccess, may_return};
 use crate::container::{DeviceVec, check_range};
+use crate::driver::sim::CallSite;
 use crate::driver::{ErrorContext, is_forked_child};
 use crate::error::{Error, ErrorKind, Result, error_with_value};
 use crate::event::Event;
@@ -115,11 +116,13 @@ impl Stream {
     /// [`ErrorKind::WrongDevice`](crate::ErrorKind::WrongDevice),
     /// [`ErrorKind::Capture`](crate::ErrorKind::Capture), and those of the driver. The buffers come
     /// back in the error.
+    #[track_caller]
     pub fn upload<B: HostBuffer>(
         &self,
         host: B,
         device: DeviceVec<B::Item>,
     ) -> Result<Transfer<B>, TransferError<B>> {
+        let _site = CallSite::enter();
         begin(self, (host, ..), (device, ..), HostAccess::Read)
     }
 
@@ -129,7 +132,9 @@ impl Stream {
     /// # Errors
     ///
     /// As [`upload`](Self::upload), and those of the allocation; `host` is dropped then.
+    #[track_caller]
     pub fn upload_new<B: HostBuffer>(&self, mut host: B) -> Result<Transfer<B>> {
+        let _site = CallSite::enter();
         let (_, length) = host.parts();
         // SAFETY: written whole by the upload, in home's order.
         let device = unsafe { DeviceVec::uninit(self, length)? };
@@ -141,11 +146,13 @@ impl Stream {
     /// # Errors
     ///
     /// As [`upload`](Self::upload).
+    #[track_caller]
     pub fn download<B: HostBuffer>(
         &self,
         device: DeviceVec<B::Item>,
         host: B,
     ) -> Result<Transfer<B>, TransferError<B>> {
+        let _site = CallSite::enter();
         begin(self, (host, ..), (device, ..), HostAccess::Write)
     }
 }
@@ -251,7 +258,9 @@ impl<B: HostBuffer> Transfer<B> {
     ///
     /// [`ErrorKind::ContextLost`](crate::ErrorKind::ContextLost) if the copy, or work before it,
     /// failed. The error has the buffers unless the device may still write the host's.
+    #[track_caller]
     pub fn wait(mut self) -> Result<(B, DeviceVec<B::Item>), TransferError<B>> {
+        let _site = CallSite::enter();
         let wait = |in_flight: &InFlight<B>| in_flight.event.event().synchronize();
         let ended = self.in_flight.as_ref().map_or(Ok(()), wait);
         self.end(ended)
@@ -353,7 +362,9 @@ impl<T: bytemuck::Pod + Send> DeviceVec<T> {
     /// # Errors
     ///
     /// As [`with_capacity`](Self::with_capacity), and those of the copy.
+    #[track_caller]
     pub fn from_vec(stream: &Stream, host: impl HostBuffer<Item = T>) -> Result<Self> {
+        let _site = CallSite::enter();
         let mut transfer = stream.upload_new(host)?;
         match transfer.in_flight.take() {
             Some(InFlight { host, device, event, .. }) => {

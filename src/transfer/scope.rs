@@ -4,6 +4,7 @@ use super::enqueue::{to_device, to_host};
 use super::stopped::{HostAccess, outlives_its_call, synchronize_or_abort};
 use crate::container::{DeviceRead, DeviceWrite, Launch, lengths};
 use crate::driver::Access;
+use crate::driver::sim::CallSite;
 use crate::error::{Error, Result, ensure};
 use crate::pinned::device_address;
 use crate::stream::{Stream, deferred};
@@ -68,6 +69,7 @@ impl Stream {
     /// If waiting fails and the device cannot be proven to have stopped using borrowed memory: after a
     /// kernel has faulted on one stream, copies of others go on writing page-locked memory; and a
     /// stream in a capture that Aquifer was not told of, begun inside the scope, cannot be waited for.
+    #[track_caller]
     pub fn scope<'env, R, F>(&'env self, body: F) -> Result<R>
     where
         F: for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> Result<R>,
@@ -84,14 +86,17 @@ impl Stream {
     /// # Aborts
     ///
     /// As [`scope`](Self::scope).
+    #[track_caller]
     pub fn try_scope<'env, R, E, F>(&'env self, body: F) -> Result<R, E>
     where
         E: From<Error>,
         F: for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> Result<R, E>,
     {
+        let site = CallSite::enter();
         deferred::collect();
         // Waiting at the end would cost a capture its graph.
         self.refuse_capture("a scope")?;
+        drop(site);
         let scope = Scope {
             stream: self,
             access: Cell::new(HostAccess::None),
@@ -99,7 +104,9 @@ impl Stream {
             env: PhantomData,
         };
         let result = catch_unwind(AssertUnwindSafe(|| body(&scope)));
+        let site = CallSite::enter();
         let ended = synchronize_or_abort(self, || scope.access.get());
+        drop(site);
         match result {
             Err(panic) => resume_unwind(panic),
             Ok(Ok(value)) => ended.map(|()| value).map_err(E::from),
@@ -121,11 +128,13 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     /// [`ErrorKind::LengthMismatch`](crate::ErrorKind::LengthMismatch),
     /// [`ErrorKind::WrongDevice`](crate::ErrorKind::WrongDevice),
     /// [`ErrorKind::Capture`](crate::ErrorKind::Capture), and those of the driver.
+    #[track_caller]
     pub fn upload<T: Pod>(
         &'scope self,
         host: &'scope [T],
         device: &mut impl DeviceWrite<T>,
     ) -> Result<()> {
+        let _site = CallSite::enter();
         let mut device = device.as_device_slice_mut();
         let access = HostAccess::Read.only_if(outlives_its_call(self.stream, host));
         // SAFETY: `host` is borrowed for the scope, which does not end before the device has stopped
@@ -141,11 +150,13 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     /// # Errors
     ///
     /// As [`upload`](Self::upload).
+    #[track_caller]
     pub fn download<T: Pod>(
         &'scope self,
         device: &impl DeviceRead<T>,
         host: &'scope mut [T],
     ) -> Result<()> {
+        let _site = CallSite::enter();
         let device = device.as_device_slice();
         let access = HostAccess::Write.only_if(outlives_its_call(self.stream, host));
         // SAFETY: `host` is borrowed exclusively for the scope, which does not end before the device

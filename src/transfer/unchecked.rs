@@ -2,6 +2,7 @@
 
 use super::enqueue::{to_device, to_host};
 use crate::container::DeviceVec;
+use crate::driver::sim::CallSite;
 use crate::error::Result;
 use bytemuck::Pod;
 
@@ -17,7 +18,9 @@ impl<T: Pod> DeviceVec<T> {
     /// # Safety
     ///
     /// Until the home stream has passed this call, the slice is neither written nor freed.
+    #[track_caller]
     pub unsafe fn copy_from_slice_async(&mut self, source: &[T]) -> Result<()> {
+        let _site = CallSite::enter();
         let home = self.stream().clone();
         // SAFETY: the caller's promise.
         unsafe { to_device(&home, &mut self.as_mut_slice(), source).map(drop) }
@@ -33,7 +36,9 @@ impl<T: Pod> DeviceVec<T> {
     ///
     /// Until the home stream has passed this call, the slice is neither read, written nor freed,
     /// and no reference to it is used.
+    #[track_caller]
     pub unsafe fn copy_to_slice_async(&self, target: &mut [T]) -> Result<()> {
+        let _site = CallSite::enter();
         // SAFETY: the caller's promise.
         unsafe { to_host(self.stream(), &self.as_slice(), target).map(drop) }
     }

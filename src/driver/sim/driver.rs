@@ -1,6 +1,7 @@
 //! A simulated device, and how its driver calls begin.
 
 use super::calls::Call;
+use super::check::CallSite;
 use super::run::{discard_queues, has_stopped, run_background, run_until};
 use super::simulator::Simulator;
 use super::state::{Schedule, SimConfig, SimContext, lock_state, notify_changed};
@@ -24,6 +25,7 @@ pub(crate) struct SimDriver {
 impl SimDriver {
     /// Opens a new simulated device, distinct from all others.
     pub(crate) fn open(config: SimConfig) -> Arc<Self> {
+        CallSite::want();
         let is_background = config.schedule == Schedule::Background;
         let context = Arc::new(SimContext::new(config));
         lock_state().add_device(Arc::clone(&context), is_background);

@@ -52,7 +52,7 @@
 //
 // | part | purpose |
 // | --- | --- |
-// | `check/` | vector clocks, shadow memory, reports |
+// | `check/` | vector clocks, shadow memory, lines of the program, reports |
 // | `state/` | the data of all devices, behind one lock |
 // | `run/` | the scheduler and the work of an operation |
 // | `simulator` | the interface of tests |
@@ -67,6 +67,7 @@ mod state;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use check::CallSite;
 pub use check::{Report, Violation};
 pub(crate) use driver::SimDriver;
 pub use simulator::Simulator;

@@ -3,6 +3,7 @@
 use super::driver::PoolDriver;
 use super::{Asked, PoolResource};
 use crate::driver::is_forked_child;
+use crate::driver::sim::CallSite;
 use crate::error::{Error, ErrorKind, Result};
 use crate::pool::{Failure, Pool};
 use crate::resource::device_resource::DeviceResource;
@@ -84,6 +85,7 @@ impl Stream {
     /// another device; [`ErrorKind::Forked`] in the child of a fork; those of the driver calls. In each
     /// case, and if `body` unwinds, the stream is out of capture, there is no graph, and what was kept
     /// for it is free.
+    #[track_caller]
     pub fn capture<U, R>(
         &self,
         pool: &PoolResource<U>,
@@ -93,6 +95,7 @@ impl Stream {
         U: DeviceResource + 'static,
     {
         pool.device().require(self.device(), "the stream")?;
+        let site = CallSite::enter();
         // Now, since making a stream may wait for the whole context, which would invalidate the capture.
         pool.pool.upstream().own_stream()?;
         let mut recording = Recording::acquire(self)?;
@@ -107,7 +110,9 @@ impl Stream {
         })?;
         let mut declared =
             DeclaredCapture { pool: &pool.pool, stream: self, number, recording, open: true };
+        drop(site);
         let result = body(self)?;
+        let _site = CallSite::enter();
         let graph = declared.finish()?;
         Ok((graph, result))
     }

@@ -1,6 +1,6 @@
 //! One driver call: the locked state, the device, and the checks of the handles that it names.
 
-use crate::driver::sim::check::{OpName, Violation};
+use crate::driver::sim::check::{OpName, ReportedMemory, Violation};
 use crate::driver::sim::state::{SimContext, SimDevice, StateGuard, lock_state};
 use crate::driver::{DriverResult, RawStream, call_not_forked};
 use crate::error::DriverError;
@@ -107,7 +107,8 @@ impl<'a> Call<'a> {
     pub(super) fn check_capture_thread(&self, name: OpName, capture: Option<u64>) {
         let Some(capture) = capture.and_then(|id| self.state.captures.get(&id)) else { return };
         if capture.thread != std::thread::current().id() {
-            self.context.report(Violation::CaptureRace, name, None, (0, 0), None);
+            let kind = Violation::CaptureRace;
+            self.context.report(kind, name, None, ReportedMemory::NONE, None);
         }
     }
 }

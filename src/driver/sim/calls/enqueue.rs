@@ -3,7 +3,9 @@
 
 use super::call::Call;
 use crate::driver::DriverResult;
-use crate::driver::sim::check::{AccessCheck, AccessStamp, OpName, Report, Violation};
+use crate::driver::sim::check::{
+    AccessCheck, AccessStamp, OpName, Report, ReportedMemory, Violation,
+};
 use crate::driver::sim::state::{
     CapturedWork, HostSide, LookupError, OpRange, OpWork, SimContext, SimOp, SimState,
     TouchedRange, Watchpoint, is_seen,
@@ -65,10 +67,12 @@ impl Call<'_> {
                     found.push(touched);
                 }
                 Err(LookupError::Freed(by)) => {
-                    let (kind, range) = (Violation::UseAfterFree, touched.bounds());
-                    freed = Some(context.report(kind, name, Some(by), range, None));
+                    let kind = Violation::UseAfterFree;
+                    let memory = self.reported(touched);
+                    let name = name.accessing(touched.access);
+                    freed = Some(context.report(kind, name, Some(by), memory, None));
                 }
-                Err(error) => return Err(report_unmapped(context, name, touched, error)),
+                Err(error) => return Err(self.report_unmapped(context, name, touched, error)),
             }
         }
         let tick = self.state.last_tick(id) + 1;
@@ -107,10 +111,13 @@ impl Call<'_> {
         for (touched, range) in touched.iter().zip(ranges) {
             let Some(block) = blocks.get_mut(range.block) else { continue };
             let region = block.parts.region(range.offset);
+            let name = stamp.name.accessing(touched.access);
+            let stamp = AccessStamp { name, ..stamp };
             let allocations = [region.and_then(|region| region.order), block.allocation];
             if let Some(late) = allocations.into_iter().flatten().find(|it| !ordered(it)) {
-                let (kind, range) = (Violation::UseBeforeAllocation, touched.bounds());
-                context.report(kind, stamp.name, Some(late.name), range, None);
+                let kind = Violation::UseBeforeAllocation;
+                let memory = ReportedMemory::new(touched.bounds(), block.vectors.at(range.offset));
+                context.report(kind, name, Some(late.name), memory, None);
             }
             let owner = region.map_or(block.by, |region| region.by);
             block.allocation = block.allocation.filter(|allocation| !complete(allocation));
@@ -120,28 +127,38 @@ impl Call<'_> {
             let row = (range.offset, range.offset + touched.bytes);
             block.shadow.access_rows(row, touched.stride, touched.count, &mut check);
             for found in check.findings {
-                let range = (range.block + found.start, found.end - found.start);
+                let place = (range.block + found.start, found.end - found.start);
+                let memory = ReportedMemory::new(place, block.vectors.at(found.start));
                 // The other side of a read of what was never written is the allocation.
                 let other = found.other.or(Some(owner));
-                context.report(found.violation, stamp.name, other, range, None);
+                context.report(found.violation, name, other, memory, None);
             }
         }
     }
-}
 
-/// Reports a range that is not memory of the device as a whole. The error that the call returns.
-pub(super) fn report_unmapped(
-    context: &SimContext,
-    name: OpName,
-    touched: &TouchedRange,
-    error: LookupError,
-) -> DriverError {
-    let (other, note) = match error {
-        LookupError::Outside { by, bytes, past } => {
-            (Some(by), Some(format!("{past} bytes past the end of a block of {bytes} bytes")))
-        }
-        LookupError::Freed(by) => (Some(by), None),
-        LookupError::Unmapped => (None, None),
-    };
-    context.report_address(Violation::UnmappedAddress, name, other, touched.bounds(), note)
+    /// A range that a call names, for a report.
+    fn reported(&self, touched: &TouchedRange) -> ReportedMemory {
+        let (address, bytes) = touched.bounds();
+        self.state.blocks.reported(address, bytes)
+    }
+
+    /// Reports a range that is not memory of the device as a whole. The error that the call returns.
+    pub(super) fn report_unmapped(
+        &self,
+        context: &SimContext,
+        name: OpName,
+        touched: &TouchedRange,
+        error: LookupError,
+    ) -> DriverError {
+        let (other, note) = match error {
+            LookupError::Outside { by, bytes, past } => {
+                (Some(by), Some(format!("{past} bytes past the end of a block of {bytes} bytes")))
+            }
+            LookupError::Freed(by) => (Some(by), None),
+            LookupError::Unmapped => (None, None),
+        };
+        let name = name.accessing(touched.access);
+        let memory = self.reported(touched);
+        context.report_address(Violation::UnmappedAddress, name, other, memory, note)
+    }
 }

@@ -7,7 +7,7 @@
 //! order.
 
 use super::call::Call;
-use super::enqueue::{OpRequest, report_unmapped};
+use super::enqueue::OpRequest;
 use crate::driver::sim::check::OpName;
 use crate::driver::sim::driver::SimDriver;
 use crate::driver::sim::state::{
@@ -80,7 +80,7 @@ impl GraphCalls for SimDriver {
                 let found = call.state.blocks.find(range, true).err();
                 if let Some(error) = found.filter(|it| !matches!(it, LookupError::Freed(_))) {
                     let name = op.name.of_graph(raw.0, id);
-                    return Err(report_unmapped(call.context, name, range, error));
+                    return Err(call.report_unmapped(call.context, name, range, error));
                 }
             }
         }

@@ -8,7 +8,6 @@ use super::call::Call;
 use super::enqueue::OpRequest;
 use crate::driver::cubin::{self, CubinError};
 use crate::driver::ptx::{self, PtxEntry, PtxError};
-use crate::driver::sim::check::OpName;
 use crate::driver::sim::state::{AddressSpace, OpWork, TouchedRange};
 use crate::driver::{
     Access, DriverResult, Kernel, KernelImage, LaunchConfig, RawArg, RawLaunch, RawStream,
@@ -107,7 +106,7 @@ impl Call<'_> {
             }
             return Err(self.error(DriverError::INVALID_VALUE).with_log(&why));
         }
-        let name = OpName { entry: Some(kernel.entry()), ..name };
+        let name = name.of_entry(kernel.entry());
         let arguments = arguments.to_vec();
         let work = OpWork::Kernel { host: kernel.host(), config: *config, arguments };
         self.submit(id, OpRequest::new(name, &touched, work)).map(|_| ())

@@ -231,7 +231,8 @@ impl Call<'_> {
     fn report_not_live(&self, name: OpName, address: u64) -> DriverError {
         let by = self.state.blocks.freed_by(address);
         let kind = if by.is_some() { Violation::DoubleFree } else { Violation::UnmappedAddress };
-        self.context.report_address(kind, name, by, (address, 0), None)
+        let memory = self.state.blocks.reported(address, 0);
+        self.context.report_address(kind, name, by, memory, None)
     }
 
     /// Checks the block to be freed: it must be this device's, and of a kind that is freed so.
@@ -246,6 +247,12 @@ impl Call<'_> {
             Some(block) if block.device == self.context.id && is_right(block.kind) => Ok(()),
             Some(_) => self.invalid(),
         }
+    }
+
+    /// Names the free of a block, which is a vector's drop if it is one vector.
+    pub(super) fn freeing(&self, name: OpName, address: u64) -> OpName {
+        let vector = self.state.blocks.get(address).and_then(|block| block.vectors.at(0));
+        name.freeing(vector.is_some_and(|vector| vector.is_live()))
     }
 
     /// Waits until no operation touches a block, which is out of the table.
@@ -270,7 +277,7 @@ impl Call<'_> {
         address: u64,
         is_right: impl Fn(BlockKind) -> bool,
     ) -> DriverResult<SimBlock> {
-        let name = OpName::call(self.name);
+        let name = self.freeing(OpName::call(self.name), address);
         self.check_free(name, address, is_right)?;
         let streams = &self.state.streams;
         let complete = |former: &AccessStamp| is_seen(streams, former.stream, former.tick);
@@ -280,8 +287,8 @@ impl Call<'_> {
             let other = found.and_then(|found| found.other);
             if let Some(other) = other.or(allocation.map(|allocation| allocation.name)) {
                 let (start, end) = found.map_or((0, block.bytes), |found| (found.start, found.end));
-                let range = (address + start, end - start);
-                self.context.report(Violation::FreeWhileInUse, name, Some(other), range, None);
+                let memory = self.state.blocks.reported(address + start, end - start);
+                self.context.report(Violation::FreeWhileInUse, name, Some(other), memory, None);
             }
         }
         // Out of the table before the wait, so that no later operation uses it.

@@ -99,6 +99,7 @@ impl PoolCalls for SimDriver {
         let mut call = self.call("cuMemFreeAsync")?;
         call.require_pools()?;
         let (id, name) = call.on_stream(stream)?;
+        let name = call.freeing(name, address);
         call.forbid_in_capture(id)?;
         call.check_free(name, address, |kind| matches!(kind, BlockKind::Pool(_)))?;
         let Some(block) = call.state.blocks.free(address, name) else { return call.invalid() };
@@ -108,12 +109,14 @@ impl PoolCalls for SimDriver {
                 stream.follows(id, former) || is_seen(streams, former.stream, former.tick)
             };
             if let Some(allocation) = block.allocation.filter(|it| !ordered(it)) {
-                let (kind, range) = (Violation::UseBeforeAllocation, (address, block.bytes));
-                call.context.report(kind, name, Some(allocation.name), range, None);
+                let kind = Violation::UseBeforeAllocation;
+                let memory = call.state.blocks.reported(address, block.bytes);
+                call.context.report(kind, name, Some(allocation.name), memory, None);
             }
             if let Some(found) = block.shadow.unordered(&ordered) {
-                let range = (address + found.start, found.end - found.start);
-                call.context.report(found.violation, name, found.other, range, None);
+                let (start, bytes) = (address + found.start, found.end - found.start);
+                let memory = call.state.blocks.reported(start, bytes);
+                call.context.report(found.violation, name, found.other, memory, None);
             }
         }
         let range = OpRange {

@@ -2,10 +2,10 @@
 //! is in no block of the simulator's is not followed.
 
 use super::call::Call;
-use crate::driver::sim::check::{AccessStamp, OpName, Violation};
+use crate::driver::sim::check::{AccessStamp, OpName, ReportedMemory, Violation};
 use crate::driver::sim::driver::SimDriver;
 use crate::driver::sim::state::{FreedPart, Region, SimState, is_seen};
-use crate::driver::{DeviceRange, RawStream, RegionCalls, is_forked_child};
+use crate::driver::{DeviceRange, RawStream, RegionCalls, VectorEvent, is_forked_child};
 
 /// The sides of a report that pools are, by the names of calls.
 const ALLOCATION: &str = "an allocation from a pool";
@@ -33,6 +33,7 @@ impl RegionCalls for SimDriver {
             && let Some((block, range)) = call.state.blocks.around_mut(heap)
         {
             block.parts.remove_heap(pool, range);
+            block.vectors.remove(range);
         }
     }
 
@@ -49,6 +50,7 @@ impl RegionCalls for SimDriver {
         let stamp = AccessStamp { stream: stream.0, tick: own.tick, name: by };
         let order = own.capture.is_none().then_some(stamp);
         block.parts.allocate(pool, Region { range, by, order });
+        block.vectors.remove(range);
     }
 
     /// Nothing is in order before a free in a capture, which is recorded, nor are the launches that go on to
@@ -63,14 +65,17 @@ impl RegionCalls for SimDriver {
     ) {
         let Some(mut call) = self.region_call(FREE) else { return };
         let name = OpName::on(call.name, stream.0);
-        let (context, place) = (call.context, (region.address, region.bytes as u64));
+        let context = call.context;
         let SimState { streams, blocks, .. } = &mut *call.state;
         let Some(own) = streams.get(&stream.0) else { return };
         let Some((block, range)) = blocks.around_mut(region) else { return };
+        let vector = block.vectors.at(range.0);
+        let name = name.freeing(vector.is_some_and(|vector| vector.is_live()));
         match block.parts.free(pool, range, name, kept_for_graph) {
-            FreedPart::Region => {}
+            FreedPart::Region => block.vectors.end(range.0),
             FreedPart::Freed(by) => {
-                context.report(Violation::DoubleFree, name, Some(by), place, None);
+                let memory = ReportedMemory::new((region.address, region.bytes as u64), vector);
+                context.report(Violation::DoubleFree, name, Some(by), memory, None);
                 return;
             }
             FreedPart::Unknown => return,
@@ -86,7 +91,21 @@ impl RegionCalls for SimDriver {
         if let Some(found) = block.shadow.unordered_in(range, &ordered) {
             let start = region.address + (found.start - range.0);
             let place = (start, found.end - found.start);
-            context.report(found.violation, name, found.other, place, None);
+            context.report(
+                found.violation,
+                name,
+                found.other,
+                ReportedMemory::new(place, vector),
+                None,
+            );
+        }
+    }
+
+    fn vector(&self, range: DeviceRange, event: VectorEvent) {
+        if let Some(mut call) = self.region_call("a vector")
+            && let Some((block, range)) = call.state.blocks.around_mut(range)
+        {
+            block.vectors.apply(range, event);
         }
     }
 }

@@ -165,8 +165,9 @@ impl Call<'_> {
             return Ok(());
         }
         if source.abs_diff(target) < bytes as u64 {
-            let range = (source.max(target), bytes as u64 - source.abs_diff(target));
-            self.context.report(Violation::OverlappingCopy, name, None, range, None);
+            let bytes = bytes as u64 - source.abs_diff(target);
+            let memory = self.state.blocks.reported(source.max(target), bytes);
+            self.context.report(Violation::OverlappingCopy, name, None, memory, None);
         }
         let touched = [
             TouchedRange::new(source, bytes, Access::Read, AddressSpace::Device(from)),

@@ -1,10 +1,15 @@
-//! The checks, without any device: vector clocks, shadow memory and the reports of violations.
+//! The checks, without any device: vector clocks, shadow memory, lines and vectors, and the reports of
+//! violations.
 
 mod clock;
 mod report;
 mod shadow;
+mod site;
+mod vector;
 
 pub(crate) use clock::{AccessStamp, VectorClock};
 pub(crate) use report::OpName;
 pub use report::{Report, Violation};
 pub(crate) use shadow::{AccessCheck, ShadowMemory};
+pub(crate) use site::CallSite;
+pub(crate) use vector::{ReportedMemory, Vector, Vectors};

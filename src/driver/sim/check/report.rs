@@ -1,9 +1,13 @@
 //! What a simulated device reports: violations, and the operations on both sides.
 
+use super::site::Site;
+use super::vector::ReportedMemory;
+use crate::driver::Access;
 use crate::error::Error;
 use crate::impls::Count;
 use std::error::Error as _;
 use std::fmt;
+use std::panic::Location;
 
 /// The kind of a [`Report`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -79,7 +83,8 @@ impl Violation {
     }
 }
 
-/// The name of an operation: the driver call, the kernel's entry, the stream, the graph.
+/// The name of an operation: the driver call, the kernel's entry, the stream, the graph, and where in the
+/// program it was given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct OpName {
     pub(crate) call: &'static str,
@@ -87,21 +92,45 @@ pub(crate) struct OpName {
     pub(crate) stream: Option<u64>,
     /// The graph that the operation is part of.
     pub(crate) graph: Option<u64>,
+    /// What it does to the memory in question.
+    access: Option<Access>,
+    site: Option<Site>,
+    /// Where the graph was launched.
+    launched: Option<Site>,
+    /// It is the drop of a vector, which has no line.
+    is_drop: bool,
 }
 
 impl OpName {
     /// The name of a call without a stream.
     pub(crate) fn call(call: &'static str) -> Self {
-        Self { call, entry: None, stream: None, graph: None }
+        let (entry, stream, graph, access) = (None, None, None, None);
+        let (site, launched, is_drop) = (Site::current(), None, false);
+        Self { call, entry, stream, graph, access, site, launched, is_drop }
     }
 
     pub(crate) fn on(call: &'static str, stream: u64) -> Self {
-        Self { call, entry: None, stream: Some(stream), graph: None }
+        Self { stream: Some(stream), ..Self::call(call) }
     }
 
-    /// The same operation as a part of a graph that was launched on `stream`.
+    /// The same operation as the launch of a kernel.
+    pub(crate) fn of_entry(self, entry: &'static str) -> Self {
+        Self { entry: Some(entry), ..self }
+    }
+
+    /// The same operation as a part of a graph that is launched on `stream`.
     pub(crate) fn of_graph(self, graph: u64, stream: u64) -> Self {
-        Self { graph: Some(graph), stream: Some(stream), ..self }
+        let launched = Site::current();
+        Self { graph: Some(graph), stream: Some(stream), launched, ..self }
+    }
+
+    pub(crate) fn accessing(self, access: Access) -> Self {
+        Self { access: Some(access), ..self }
+    }
+
+    /// The same operation as the free of a vector, if there is one: without a line it is its drop.
+    pub(crate) fn freeing(self, is_vector: bool) -> Self {
+        Self { is_drop: is_vector && self.site.is_none(), ..self }
     }
 }
 
@@ -121,26 +150,90 @@ impl fmt::Display for OpName {
     }
 }
 
-/// One violation that a simulated device found, with the names of both sides and the seed that
+/// An operation in a report.
+#[derive(Clone, Debug)]
+struct Side {
+    name: String,
+    op: OpName,
+}
+
+impl Side {
+    fn new(op: OpName) -> Self {
+        Self { name: op.to_string(), op }
+    }
+
+    fn location(&self) -> Option<&'static Location<'static>> {
+        self.op.site.map(Site::location)
+    }
+}
+
+impl fmt::Display for Side {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, op } = self;
+        f.write_str(name)?;
+        if op.is_drop {
+            f.write_str(" by a drop")?;
+        }
+        if let Some(site) = op.site {
+            write!(f, " at {site}")?;
+        }
+        if let Some(launched) = op.launched.filter(|launched| Some(*launched) != op.site) {
+            write!(f, ", launched at {launched}")?;
+        }
+        f.write_str(match op.access {
+            Some(Access::Read) => " (reads)",
+            Some(Access::Write) => " (writes)",
+            Some(Access::ReadWrite) => " (reads and writes)",
+            None => "",
+        })
+    }
+}
+
+/// One violation that a simulated device found: both sides with their lines, the vector, and the seed that
 /// replays the schedule.
 ///
+/// The lines are those of the program's calls into this crate, in builds of every profile. A drop has none:
+/// the vector's own line is where it was made. What was allocated or freed by hand from a resource has none
+/// either, nor memory that a pool took from its upstream.
+///
 /// ```
-/// # fn show(report: &aquifer::sim::Report) {
-/// println!("{report}");
-/// assert!(report.to_string().contains("seed"));
-/// # }
+/// use aquifer::{Device, DeviceVec, sim::SimConfig};
+///
+/// let device = Device::simulated(SimConfig::default().seed(7));
+/// // SAFETY: wrong on purpose: the vector is read before it is written.
+/// let vec = unsafe { DeviceVec::<f32>::uninit(&device.new_stream()?, 1024)? };
+/// let error = vec.to_vec().unwrap_err();
+/// let report = error.report().unwrap();
+/// assert_eq!(report.operation_location().unwrap().file(), file!());
+/// assert_eq!(report.vector().unwrap(), "DeviceVec<f32> of 1024 elements (4096 bytes)");
+/// assert!(report.to_string().ends_with("(seed 7)"));
+/// # Ok::<(), aquifer::Error>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct Report {
-    pub(crate) kind: Violation,
-    pub(crate) operation: String,
-    pub(crate) conflicts_with: Option<String>,
-    pub(crate) range: (u64, u64),
-    pub(crate) seed: u64,
-    pub(crate) note: Option<String>,
+    kind: Violation,
+    operation: Side,
+    conflicts_with: Option<Side>,
+    memory: ReportedMemory,
+    vector: Option<String>,
+    seed: u64,
+    note: Option<String>,
 }
 
 impl Report {
+    pub(crate) fn new(
+        kind: Violation,
+        operation: OpName,
+        other: Option<OpName>,
+        memory: ReportedMemory,
+        seed: u64,
+        note: Option<String>,
+    ) -> Self {
+        let vector = memory.vector.map(|vector| vector.to_string());
+        let (operation, conflicts_with) = (Side::new(operation), other.map(Side::new));
+        Self { kind, operation, conflicts_with, memory, vector, seed, note }
+    }
+
     /// The kind of violation.
     pub fn kind(&self) -> Violation {
         self.kind
@@ -148,17 +241,41 @@ impl Report {
 
     /// The operation at fault, such as `cuMemcpyDtoHAsync on stream 4`.
     pub fn operation(&self) -> &str {
-        &self.operation
+        &self.operation.name
+    }
+
+    /// The program's call that gave the operation at fault. Of one that a graph runs, the call that was
+    /// captured.
+    pub fn operation_location(&self) -> Option<&'static Location<'static>> {
+        self.operation.location()
     }
 
     /// The access, allocation or free that it conflicts with.
     pub fn conflicts_with(&self) -> Option<&str> {
-        self.conflicts_with.as_deref()
+        self.conflicts_with.as_ref().map(|side| &*side.name)
+    }
+
+    /// The program's call that gave the operation that it conflicts with, as
+    /// [`operation_location`](Self::operation_location).
+    pub fn conflict_location(&self) -> Option<&'static Location<'static>> {
+        self.conflicts_with.as_ref()?.location()
     }
 
     /// The address and the length in bytes of the memory in question, `(0, 0)` if there is none.
     pub fn range(&self) -> (u64, u64) {
-        self.range
+        self.memory.range
+    }
+
+    /// The vector that this memory is, or was before it was freed: its type and size as it was made, such as
+    /// `DeviceVec<f32> of 1024 elements (4096 bytes)`. `None` of memory of no vector, and on a device
+    /// [`without_pool_checks`](crate::sim::SimConfig::without_pool_checks).
+    pub fn vector(&self) -> Option<&str> {
+        self.vector.as_deref()
+    }
+
+    /// The program's call that made the vector, or gave it other memory when it grew.
+    pub fn vector_location(&self) -> Option<&'static Location<'static>> {
+        self.memory.vector?.made.map(Site::location)
     }
 
     /// The seed of the device that found the violation.
@@ -173,10 +290,17 @@ impl fmt::Display for Report {
         if let Some(other) = &self.conflicts_with {
             write!(f, "{} {other}", self.kind.joint())?;
         }
-        match self.range {
+        match self.memory.range {
             (0, 0) => {}
             (address, 0) => write!(f, ", at {address:#x}")?,
             (address, bytes) => write!(f, ", {} at {address:#x}", Count(bytes, "byte"))?,
+        }
+        if let Some(vector) = &self.vector {
+            let is_host = self.kind == Violation::HostWroteDuringCopy;
+            write!(f, "{} {vector}", if is_host { ", the other side is a" } else { " of a" })?;
+        }
+        if let Some(made) = self.vector_location() {
+            write!(f, " made at {made}")?;
         }
         if let Some(note) = &self.note {
             write!(f, ": {note}")?;

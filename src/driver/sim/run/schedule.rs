@@ -8,9 +8,9 @@
 //!   in which everything can run, and a queue that is not empty can always make progress.
 
 use super::execute::{OpOutcome, execute};
-use crate::driver::sim::check::Violation;
+use crate::driver::sim::check::{ReportedMemory, Violation};
 use crate::driver::sim::state::{
-    OpWork, RunningOp, SimContext, SimOp, SimState, SimStream, StateGuard, lock_state,
+    OpRange, OpWork, RunningOp, SimContext, SimOp, SimState, SimStream, StateGuard, lock_state,
     notify_changed, wait_changed,
 };
 use crate::sync::trusted::MutexGuard;
@@ -165,11 +165,15 @@ fn apply_outcome(state: &mut SimState, device: u64, op: &SimOp, outcome: OpOutco
     if let Some(own) = state.devices.get(&device) {
         if outcome.host_wrote {
             let range = op.watchpoint.as_ref().map_or((0, 0), |watchpoint| watchpoint.range);
-            own.context.report(Violation::HostWroteDuringCopy, op.name, None, range, None);
+            let reported = |range: &OpRange| state.blocks.reported(range.block + range.offset, 0);
+            let vector = op.ranges.iter().find_map(|range| reported(range).vector);
+            let memory = ReportedMemory::new(range, vector);
+            own.context.report(Violation::HostWroteDuringCopy, op.name, None, memory, None);
         }
         if outcome.fault.is_some() {
             let kind = Violation::KernelFault;
-            let fault = own.context.report(kind, op.name, None, (0, 0), outcome.fault);
+            let memory = ReportedMemory::NONE;
+            let fault = own.context.report(kind, op.name, None, memory, outcome.fault);
             own.context.lose_by(fault);
         }
     }

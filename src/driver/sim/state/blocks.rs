@@ -3,7 +3,9 @@
 use super::backing::Backing;
 use super::op::{AddressSpace, OpRange, TouchedRange};
 use super::parts::{PartError, Parts};
-use crate::driver::sim::check::{AccessStamp, OpName, ShadowMemory};
+use crate::driver::sim::check::{
+    AccessStamp, OpName, ReportedMemory, ShadowMemory, Vector, Vectors,
+};
 use crate::driver::{Access, DeviceRange, HostFlags};
 use crate::sync::Arc;
 use std::collections::{BTreeMap, VecDeque};
@@ -56,6 +58,8 @@ pub(crate) struct SimBlock {
     pub(crate) shadow: ShadowMemory,
     /// What pools have made of it.
     pub(crate) parts: Parts,
+    /// What containers have made of it.
+    pub(crate) vectors: Vectors,
 }
 
 impl SimBlock {
@@ -69,7 +73,8 @@ impl SimBlock {
     ) -> Self {
         let (bytes, backing) = (bytes as u64, Arc::new(backing));
         let shadow = ShadowMemory::new(bytes, kind.is_host_visible());
-        Self { device, bytes, kind, by, allocation: None, backing, shadow, parts: Parts::default() }
+        let (parts, vectors) = (Parts::default(), Vectors::default());
+        Self { device, bytes, kind, by, allocation: None, backing, shadow, parts, vectors }
     }
 
     /// Whether operations of `device` can reach it by address.
@@ -112,6 +117,8 @@ impl LookupError {
 struct FreedBlock {
     end: u64,
     freed_by: OpName,
+    /// What it was when it was freed.
+    vectors: Vectors,
 }
 
 /// All blocks of all simulated devices, by address.
@@ -161,9 +168,10 @@ impl BlockTable {
 
     /// Removes a block, and remembers the operation that freed it.
     pub(crate) fn free(&mut self, address: u64, freed_by: OpName) -> Option<SimBlock> {
-        let block = self.blocks.remove(&address)?;
+        let mut block = self.blocks.remove(&address)?;
         let end = address.saturating_add(block.bytes);
-        self.freed.insert(address, FreedBlock { end, freed_by });
+        let vectors = std::mem::take(&mut block.vectors);
+        self.freed.insert(address, FreedBlock { end, freed_by, vectors });
         self.freed_order.push_back(address);
         if self.freed_order.len() > FREED_LIMIT
             && let Some(oldest) = self.freed_order.pop_front()
@@ -202,10 +210,28 @@ impl BlockTable {
             .is_some_and(|(&other, block)| other.saturating_add(block.bytes) > start)
     }
 
+    /// The block around `address` that was freed, and where it began.
+    fn freed(&self, address: u64) -> Option<(u64, &FreedBlock)> {
+        let (&start, freed) = self.freed.range(..=address).next_back()?;
+        (address < freed.end).then_some((start, freed))
+    }
+
     /// The operation that freed the block at `address`.
     pub(crate) fn freed_by(&self, address: u64) -> Option<OpName> {
-        let (_, freed) = self.freed.range(..=address).next_back()?;
-        (address < freed.end).then_some(freed.freed_by)
+        self.freed(address).map(|(_, freed)| freed.freed_by)
+    }
+
+    /// The vector that an address is part of, or was before it was freed.
+    fn vector(&self, address: u64) -> Option<Vector> {
+        let freed = || self.freed(address).map(|(start, freed)| (start, &freed.vectors));
+        let live = self.around(address).map(|(start, block)| (start, &block.vectors));
+        let (start, vectors) = live.or_else(freed)?;
+        vectors.at(address - start)
+    }
+
+    /// Memory from `address` on, for a report.
+    pub(crate) fn reported(&self, address: u64, bytes: u64) -> ReportedMemory {
+        ReportedMemory::new((address, bytes), self.vector(address))
     }
 
     /// Whether a range of host memory is page-locked (or managed) as a whole.

@@ -7,7 +7,7 @@
 use super::config::SimConfig;
 use crate::debug_log::{emit_deferred, event};
 use crate::driver::DriverResult;
-use crate::driver::sim::check::{OpName, Report, Violation};
+use crate::driver::sim::check::{OpName, Report, ReportedMemory, Violation};
 use crate::error::DriverError;
 use crate::sync::trusted::{AtomicU64, Mutex, Ordering, unique};
 use crate::sync::{Arc, OnceLock};
@@ -108,17 +108,11 @@ impl SimContext {
         kind: Violation,
         operation: OpName,
         other: Option<OpName>,
-        range: (u64, u64),
+        memory: ReportedMemory,
         note: Option<String>,
     ) -> Arc<Report> {
-        let report = Arc::new(Report {
-            kind,
-            operation: operation.to_string(),
-            conflicts_with: other.map(|other| other.to_string()),
-            range,
-            seed: self.config.seed,
-            note,
-        });
+        let seed = self.config.seed;
+        let report = Arc::new(Report::new(kind, operation, other, memory, seed, note));
         let mut log = self.log.lock();
         if log.reports.len() < KEPT_REPORTS {
             log.reports.push(Arc::clone(&report));
@@ -134,7 +128,7 @@ impl SimContext {
         name: OpName,
         note: Option<String>,
     ) -> DriverError {
-        let report = self.report(kind, name, None, (0, 0), note);
+        let report = self.report(kind, name, None, ReportedMemory::NONE, note);
         DriverError::with_detail(name.call, DriverError::INVALID_HANDLE, report)
     }
 
@@ -145,10 +139,10 @@ impl SimContext {
         kind: Violation,
         name: OpName,
         other: Option<OpName>,
-        range: (u64, u64),
+        memory: ReportedMemory,
         note: Option<String>,
     ) -> DriverError {
-        let report = self.report(kind, name, other, range, note);
+        let report = self.report(kind, name, other, memory, note);
         DriverError::with_detail(name.call, DriverError::INVALID_VALUE, report)
     }
 
