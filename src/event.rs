@@ -150,6 +150,11 @@ impl Event {
     #[track_caller]
     pub fn is_complete(&self) -> Result<bool> {
         let _site = CallSite::enter();
+        self.ask()
+    }
+
+    /// An error names the place in the crate, not the caller's.
+    fn ask(&self) -> Result<bool> {
         self.outside_of_graphs("asking whether an event is complete")?;
         self.device
             .driver()
@@ -178,6 +183,10 @@ impl Event {
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
         let _site = CallSite::enter();
+        self.block()
+    }
+
+    fn block(&self) -> Result<()> {
         self.outside_of_graphs("waiting for an event")?;
         self.device
             .driver()

@@ -35,6 +35,11 @@ impl<T: Pod> DeviceSliceMut<'_, T> {
     #[track_caller]
     pub fn fill(&mut self, value: T) -> Result<()> {
         let _site = CallSite::enter();
+        self.enqueue_fill(value)
+    }
+
+    /// An error names the place in the crate, not the caller's.
+    fn enqueue_fill(&mut self, value: T) -> Result<()> {
         if self.is_empty() {
             return Ok(());
         }

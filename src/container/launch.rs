@@ -164,6 +164,16 @@ impl<'a> Launch<'a> {
     pub unsafe fn launch(self, config: impl Into<LaunchConfig>) -> Result<()> {
         let config = config.into();
         let _site = CallSite::enter();
+        // SAFETY: the caller's promise, unchanged.
+        unsafe { self.enqueue(config) }
+    }
+
+    /// An error names the place in the crate, not the caller's.
+    ///
+    /// # Safety
+    ///
+    /// As [`launch`](Self::launch).
+    unsafe fn enqueue(self, config: LaunchConfig) -> Result<()> {
         let call = self.stream.begin_call()?;
         if self.borrows_host {
             call.refuse_capture("a kernel on borrowed host memory")?;

@@ -90,6 +90,16 @@ impl<T: Pod> DeviceVec<T> {
     #[track_caller]
     pub unsafe fn from_raw_parts(parts: DeviceVecParts) -> Result<Self> {
         let _site = CallSite::enter();
+        // SAFETY: the caller's promise, unchanged.
+        unsafe { Self::assemble(parts) }
+    }
+
+    /// An error names the place in the crate, not the caller's.
+    ///
+    /// # Safety
+    ///
+    /// As [`from_raw_parts`](Self::from_raw_parts).
+    unsafe fn assemble(parts: DeviceVecParts) -> Result<Self> {
         let DeviceVecParts { stream, block, length, resource } = parts;
         resource.device().require(stream.device(), "the stream")?;
         refuse_zero_sized::<T>()?;

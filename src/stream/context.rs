@@ -67,6 +67,11 @@ impl Device {
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
         let _site = CallSite::enter();
+        self.block()
+    }
+
+    /// An error names the place in the crate, not the caller's.
+    fn block(&self) -> Result<()> {
         match record_context(self) {
             Ok(event) => return event.synchronize(),
             Err(error) if error.kind() == ErrorKind::Capture => return Err(error),

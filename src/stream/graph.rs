@@ -76,6 +76,16 @@ impl Graph {
     #[track_caller]
     pub unsafe fn launch(&self, stream: &Stream) -> Result<()> {
         let _site = CallSite::enter();
+        // SAFETY: the caller's promise, unchanged.
+        unsafe { self.enqueue(stream) }
+    }
+
+    /// An error names the place in the crate, not the caller's.
+    ///
+    /// # Safety
+    ///
+    /// As [`launch`](Self::launch).
+    unsafe fn enqueue(&self, stream: &Stream) -> Result<()> {
         self.device.require(stream.device(), "the stream")?;
         // In the child of a fork this is the call that fails, before a lock that a thread of the
         // parent may hold.

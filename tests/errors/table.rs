@@ -122,13 +122,13 @@ pub(crate) fn place(parts: &str) -> Option<Place> {
 }
 
 /// The text with what differs from run to run left out: addresses, numbers of streams and of contexts,
-/// temporary folders.
+/// temporary folders, lines.
 fn without_numbers(text: &str) -> String {
     let folder = std::env::temp_dir();
     let text = text.replace(folder.to_string_lossy().as_ref(), "/tmp");
     let mut out = String::new();
     let mut rest = text.as_str();
-    let marks = ["0x", "stream ", "context ", "errors-", "graph "];
+    let marks = ["0x", "stream ", "context ", "errors-", "graph ", ".rs:"];
     while !rest.is_empty() {
         let mark = marks.iter().find(|mark| rest.starts_with(**mark));
         let Some(mark) = mark else {
@@ -148,6 +148,10 @@ fn without_numbers(text: &str) -> String {
         if digits > 0 {
             out.push('N');
             rest = &rest[digits..];
+        }
+        // The column of a line of the tests.
+        if *mark == ".rs:" {
+            rest = rest.trim_start_matches(|c: char| c == ':' || c.is_ascii_digit());
         }
     }
     out

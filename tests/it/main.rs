@@ -46,6 +46,7 @@ mod polymorphic;
 mod pool;
 mod pool_checks;
 mod pool_hazards;
+mod report_lines;
 mod resource_failures;
 mod resource_kinds;
 mod resources;

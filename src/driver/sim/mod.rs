@@ -6,8 +6,9 @@
 //! or after the free, a read of bytes that were never written, and more. What a
 //! [`PoolResource`](crate::PoolResource) cuts from its memory is followed, too: a block is memory from its
 //! allocation to its free, and unwritten when it is handed out again. Each violation is a typed
-//! [`Report`] with the names of both sides and the seed that replays the schedule. Reports of
-//! enqueued operations do not depend on the schedule; the wrong data that a race leaves does.
+//! [`Report`] with both sides, the lines of the program that gave them, the vector's type and size, and the
+//! seed that replays the schedule. Reports of enqueued operations do not depend on the schedule; the wrong
+//! data that a race leaves does.
 //!
 //! A launch is refused where a driver would refuse it: by the limits of CUDA, and by what the PTX text says
 //! of the entry. The text is not compiled.

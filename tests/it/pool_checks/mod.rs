@@ -3,7 +3,7 @@
 //! pointer of a program's own kernel, and has a twin that is right.
 
 mod classes;
-mod fixture;
+pub(crate) mod fixture;
 mod graphs;
 mod orders;
 

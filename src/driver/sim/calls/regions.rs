@@ -33,7 +33,7 @@ impl RegionCalls for SimDriver {
             && let Some((block, range)) = call.state.blocks.around_mut(heap)
         {
             block.parts.remove_heap(pool, range);
-            block.vectors.remove(range);
+            block.vectors.end_in(range);
         }
     }
 

@@ -230,6 +230,9 @@ impl Report {
         note: Option<String>,
     ) -> Self {
         let vector = memory.vector.map(|vector| vector.to_string());
+        // Its sentence says that it reads.
+        let says = kind == Violation::UninitializedRead;
+        let operation = OpName { access: operation.access.filter(|_| !says), ..operation };
         let (operation, conflicts_with) = (Side::new(operation), other.map(Side::new));
         Self { kind, operation, conflicts_with, memory, vector, seed, note }
     }

@@ -1,8 +1,8 @@
 //! Where in the program a call comes from, for the reports of simulated devices.
 //!
 //! Each public function that gives a device work is `#[track_caller]` and begins with [`CallSite::enter`].
-//! What is called below it on the same thread is given by that line. A function with a closure of the user
-//! enters around its own work alone.
+//! The line is the thread's until that function returns, so what it calls needs no parameter for it. A
+//! function with a closure of the user enters around its own work alone.
 
 use crate::sync::trusted::{AtomicBool, Ordering, thread_local};
 use std::cell::Cell;
@@ -103,7 +103,7 @@ impl CallSite {
     /// Whether a simulated device was opened.
     #[inline]
     pub(crate) fn is_wanted() -> bool {
-        // Relaxed: whoever uses a device got it after it was opened.
+        // Relaxed: a thread got its device after that was opened.
         IS_WANTED.load(Ordering::Relaxed)
     }
 
@@ -121,3 +121,6 @@ impl Drop for CallSite {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

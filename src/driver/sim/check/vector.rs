@@ -12,7 +12,7 @@ pub(crate) struct Vector {
     kind: VectorType,
     /// The line that made it.
     pub(crate) made: Option<Site>,
-    /// No one has said that it is no more.
+    /// It was neither freed nor taken apart, as far as the device knows.
     is_live: bool,
 }
 
@@ -21,7 +21,7 @@ impl Vector {
         Self { kind, made: Site::current(), is_live: true }
     }
 
-    /// Whether a free without a line is the drop of it.
+    /// Whether it has its memory still, so that a free without a line is its drop.
     pub(crate) fn is_live(&self) -> bool {
         self.is_live
     }
@@ -82,6 +82,11 @@ impl Vectors {
         }
     }
 
+    /// The vectors that begin in a range are no more, and stay known.
+    pub(crate) fn end_in(&mut self, (start, end): (u64, u64)) {
+        self.0.range_mut(start..end).for_each(|(_, (_, vector))| vector.is_live = false);
+    }
+
     /// The vector that a byte is part of, or was.
     pub(crate) fn at(&self, offset: u64) -> Option<Vector> {
         let (_, &(end, vector)) = self.0.range(..=offset).next_back()?;
@@ -104,3 +109,6 @@ impl ReportedMemory {
         Self { range, vector }
     }
 }
+
+#[cfg(test)]
+mod tests;

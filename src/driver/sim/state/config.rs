@@ -223,7 +223,7 @@ impl SimConfig {
 
     /// Does not follow what pools hand out: the device then knows a pool's memory by the blocks of its
     /// upstream alone, and finds no use of memory after its free to a pool, none past the end of a pool's block,
-    /// and no read of a block that was handed out again and not written since.
+    /// and no read of a block that was handed out again and not written since. Its reports name no vectors.
     ///
     /// A pool that is followed hands out blocks of just the bytes that were asked, and each block takes
     /// the pool's slow way. For benches, counts of instructions and replays, and for tests of what a pool

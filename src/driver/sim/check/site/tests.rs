@@ -1,0 +1,57 @@
+//! Which line counts, of calls inside of calls.
+
+use super::*;
+
+/// A line outside of this crate, whose own do not count.
+fn outside() -> Site {
+    let of_the_library: fn() -> &'static Location<'static> = Location::caller;
+    Site(of_the_library())
+}
+
+#[test]
+fn a_line_is_current_until_its_call_returns() {
+    let line = outside();
+    assert!(!line.is_own(), "{line}");
+    assert_eq!(Site::current(), None);
+    let entered = CallSite::enter_at(line.location());
+    assert_eq!(Site::current(), Some(line));
+    drop(entered);
+    assert_eq!(Site::current(), None);
+}
+
+#[test]
+fn a_call_of_the_crate_itself_changes_nothing() {
+    CallSite::want();
+    let own = Site(Location::caller());
+    assert!(own.is_own(), "{own}");
+    let entered = CallSite::enter();
+    assert_eq!(Site::current(), None);
+    drop(entered);
+    let line = outside();
+    let outer = CallSite::enter_at(line.location());
+    let inner = CallSite::enter();
+    assert_eq!(Site::current(), Some(line));
+    drop(inner);
+    assert_eq!(Site::current(), Some(line));
+    drop(outer);
+}
+
+#[test]
+fn a_drop_of_another_call_has_no_line() {
+    let line = outside();
+    let _entered = CallSite::enter_at(line.location());
+    let left = CallSite::leave();
+    assert_eq!(Site::current(), None);
+    // What is called meanwhile may have a line of its own.
+    drop(CallSite::enter_at(line.location()));
+    assert_eq!(Site::current(), None);
+    drop(left);
+    assert_eq!(Site::current(), Some(line));
+}
+
+#[test]
+fn each_thread_has_a_line_of_its_own() {
+    let line = outside();
+    let _entered = CallSite::enter_at(line.location());
+    assert_eq!(std::thread::spawn(Site::current).join().unwrap(), None);
+}
