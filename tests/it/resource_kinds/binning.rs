@@ -256,7 +256,7 @@ fn free_chunks_of_a_bin_serve_another_bin_and_chunks_in_use_stay() {
         let live = || bins.upstream().statistics().live;
         let mut held = fill(bins, stream, 128 * KIB, 512);
         // One block stays in each chunk but the first two.
-        for (number, it) in held.drain(..).collect::<Vec<_>>().into_iter().enumerate() {
+        for (number, it) in std::mem::take(&mut held).into_iter().enumerate() {
             if number >= 256 && number % 128 == 5 {
                 held.push(it);
             } else {
