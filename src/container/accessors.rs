@@ -17,9 +17,10 @@ macro_rules! constructors {
         pub $($unsafe)? fn $name $(<$parameter: $bound>)? (
             $stream: $home $(, $argument: $type)*
         ) -> $result {
-            let _site = $crate::driver::sim::CallSite::enter();
-            let $resource = $crate::resource::current_handle($stream.device())?;
-            $body
+            $crate::driver::sim::CallSite::run(move || -> $result {
+                let $resource = $crate::resource::current_handle($stream.device())?;
+                $body
+            })
         }
 
         $(#[$doc_in])*
@@ -29,9 +30,10 @@ macro_rules! constructors {
             $($argument: $type,)*
             resource: impl $crate::resource::DeviceResource + 'static,
         ) -> $result {
-            let _site = $crate::driver::sim::CallSite::enter();
-            let $resource = $crate::resource::ResourceHandle::from(resource.into_shared());
-            $body
+            $crate::driver::sim::CallSite::run(move || -> $result {
+                let $resource = $crate::resource::ResourceHandle::from(resource.into_shared());
+                $body
+            })
         }
     )+};
 }

@@ -31,6 +31,7 @@ impl Buffer {
         home: &Stream,
         layout: DeviceLayout,
         resource: ResourceHandle,
+        kind: VectorKind,
     ) -> Result<Self> {
         resource.device().require(home.device(), "the stream")?;
         let block = if layout.bytes() == 0 {
@@ -38,6 +39,9 @@ impl Buffer {
         } else {
             resource.allocate(home, layout)?
         };
+        if CallSite::is_wanted() {
+            tell_made(home, block.address(), layout.bytes(), kind);
+        }
         Ok(Self::from_block(home, block, layout.alignment(), resource))
     }
 
@@ -58,35 +62,28 @@ impl Buffer {
     }
 
     /// Another block of the same resource, of this one's alignment at least.
-    pub(crate) fn allocate_like(&self, layout: DeviceLayout) -> Result<Self> {
+    pub(crate) fn allocate_like(&self, layout: DeviceLayout, kind: VectorKind) -> Result<Self> {
         let alignment = layout.alignment().max(self.alignment);
         let layout = DeviceLayout::with_alignment(layout.bytes(), alignment)?;
-        let mut another = Self::new(&self.home, layout, self.resource.clone())?;
+        let mut another = Self::new(&self.home, layout, self.resource.clone(), kind)?;
         another.alignment = self.alignment;
         Ok(another)
     }
 
-    /// Tells a simulated device that the block was allocated for a container `C`.
-    #[inline]
+    /// Tells a simulated device that the block is now a container `C`'s, which another one has made.
     pub(super) fn made_as<C>(&self, elements: usize, bytes: usize) {
-        if CallSite::is_wanted() {
-            let name = std::any::type_name::<C>();
-            self.tell(bytes, VectorEvent::Made(VectorType { name, elements, bytes }));
-        }
+        let name = std::any::type_name::<C>();
+        self.tell(bytes, VectorEvent::Made(VectorType { name, elements, bytes }));
     }
 
-    /// Tells it that the block is a container `C` now, which may lie over another one's memory.
+    /// Tells it that the block is a container `C`'s, unless it is one's already.
     pub(super) fn assembled_as<C>(&self, elements: usize, bytes: usize) {
         let name = std::any::type_name::<C>();
         self.tell(bytes, VectorEvent::Assembled(VectorType { name, elements, bytes }));
     }
 
-    #[cold]
     fn tell(&self, bytes: usize, event: VectorEvent) {
-        let regions = self.home.device().driver().regions();
-        if let Some(regions) = regions.filter(|_| bytes > 0 && !is_forked_child()) {
-            regions.vector(DeviceRange { address: self.address(), bytes }, event);
-        }
+        tell(&self.home, self.address(), bytes, event);
     }
 
     pub(crate) fn address(&self) -> u64 {
@@ -223,4 +220,28 @@ fn log_leak(block: &DeviceBlock, error: &Error) {
         %error,
         "leaked device memory: its stream cannot be ordered after its last use"
     );
+}
+
+/// The name of a container's type, and the size of its elements.
+pub(super) type VectorKind = fn() -> (&'static str, usize);
+
+/// That of the container `C` of elements `T`.
+pub(super) fn kind_of<C, T>() -> (&'static str, usize) {
+    (std::any::type_name::<C>(), size_of::<T>())
+}
+
+/// Tells a simulated device what a block was allocated for. Takes no reference to it: a vector whose address is
+/// taken is moved once more.
+#[cold]
+fn tell_made(home: &Stream, address: u64, bytes: usize, kind: VectorKind) {
+    let (name, size) = kind();
+    let elements = bytes.checked_div(size).unwrap_or(0);
+    tell(home, address, bytes, VectorEvent::Made(VectorType { name, elements, bytes }));
+}
+
+fn tell(home: &Stream, address: u64, bytes: usize, event: VectorEvent) {
+    let regions = home.device().driver().regions().filter(|_| bytes > 0 && !is_forked_child());
+    if let Some(regions) = regions {
+        regions.vector(DeviceRange { address, bytes }, event);
+    }
 }

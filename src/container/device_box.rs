@@ -48,7 +48,10 @@ impl<T: Pod> DeviceVec<T> {
     pub fn into_boxed_slice(mut self) -> Result<DeviceBox<[T]>, Refused<Self>> {
         let _site = CallSite::enter();
         match self.shrink_to_fit() {
-            Ok(()) => Ok(DeviceBox::of(self)),
+            Ok(()) => {
+                self.buffer.made_as::<DeviceBox<[T]>>(self.length, self.size_in_bytes());
+                Ok(DeviceBox::of(self))
+            }
             Err(error) => Err(Refused::new(error, self)),
         }
     }
@@ -60,9 +63,7 @@ host_copies!([T: Pod] DeviceBox<[T]>, T);
 
 impl<T: Pod> DeviceBox<[T]> {
     fn of(vec: DeviceVec<T>) -> Self {
-        let (length, bytes) = (vec.length, vec.size_in_bytes());
-        vec.buffer.made_as::<Self>(length, bytes);
-        Self { buffer: vec.buffer, length, elements: PhantomData }
+        Self { buffer: vec.buffer, length: vec.length, elements: PhantomData }
     }
 
     constructors! {
@@ -79,7 +80,7 @@ impl<T: Pod> DeviceBox<[T]> {
         /// As [`DeviceVec::zeroed_in`].
         pub fn zeroed_in(.., resource) {
             let layout = DeviceLayout::array::<T>(length)?;
-            Ok(Self::of(DeviceVec::filled(stream, layout, T::zeroed(), resource)?))
+            Ok(Self::of(DeviceVec::filled::<Self>(stream, layout, T::zeroed(), resource)?))
         }
 
         /// A copy of `source`, complete when this returns.
@@ -94,7 +95,7 @@ impl<T: Pod> DeviceBox<[T]> {
         ///
         /// As [`DeviceVec::from_slice_in`].
         pub fn from_slice_in(.., resource) {
-            Ok(Self::of(DeviceVec::copy_of(stream, source, resource)?))
+            Ok(Self::of(DeviceVec::copy_of::<Self>(stream, source, resource)?))
         }
     }
 

@@ -45,12 +45,6 @@ container!([] DeviceBuffer: DeviceBuffer, u8, bytes.buffer, bytes.length);
 host_copies!([] DeviceBuffer, u8);
 
 impl DeviceBuffer {
-    /// What was made as one.
-    fn of(bytes: DeviceVec<u8>) -> Self {
-        bytes.buffer.made_as::<Self>(bytes.length, bytes.length);
-        Self { bytes }
-    }
-
     /// Moves the bytes into another block, perhaps.
     fn reallocate(&mut self, change: impl FnOnce(&mut DeviceVec<u8>) -> Result<()>) -> Result<()> {
         let before = self.as_device_ptr();
@@ -74,7 +68,7 @@ impl DeviceBuffer {
         ///
         /// [`ErrorKind::WrongDevice`](crate::ErrorKind::WrongDevice) if `stream` is of another device.
         pub fn new_in(.., resource) {
-            Ok(Self::of(DeviceVec::unwritten(stream, DeviceLayout::new(0)?, resource)?))
+            Ok(Self { bytes: DeviceVec::unwritten::<Self>(stream, DeviceLayout::new(0)?, resource)? })
         }
 
         /// `bytes` zero bytes. Nothing waits on the host.
@@ -92,7 +86,7 @@ impl DeviceBuffer {
         /// As there, and [`ErrorKind::WrongDevice`](crate::ErrorKind::WrongDevice) if `stream` is of
         /// another device.
         pub fn zeroed_in(.., resource) {
-            Ok(Self::of(DeviceVec::filled(stream, DeviceLayout::new(bytes)?, 0, resource)?))
+            Ok(Self { bytes: DeviceVec::filled::<Self>(stream, DeviceLayout::new(bytes)?, 0, resource)? })
         }
 
         /// Zero bytes of a size and an alignment, which every later block of the buffer and of its
@@ -120,7 +114,7 @@ impl DeviceBuffer {
         ///
         /// As there, and as [`zeroed_in`](Self::zeroed_in).
         pub fn with_layout_in(.., resource) {
-            Ok(Self::of(DeviceVec::filled(stream, layout, 0, resource)?))
+            Ok(Self { bytes: DeviceVec::filled::<Self>(stream, layout, 0, resource)? })
         }
 
         /// A copy of the host's `source`, complete when this returns. [`bytemuck::cast_slice`] makes
@@ -136,7 +130,7 @@ impl DeviceBuffer {
         ///
         /// As [`zeroed_in`](Self::zeroed_in), and those of the copy.
         pub fn from_slice_in(.., resource) {
-            Ok(Self::of(DeviceVec::copy_of(stream, source, resource)?))
+            Ok(Self { bytes: DeviceVec::copy_of::<Self>(stream, source, resource)? })
         }
 
         /// A copy of device memory, of this device or another, with space for its bytes alone. The two
@@ -164,9 +158,9 @@ impl DeviceBuffer {
         pub fn copy_of_in(.., resource) {
             let source = source.as_device_slice().as_bytes();
             let layout = DeviceLayout::new(source.len())?;
-            let mut bytes = DeviceVec::unwritten(stream, layout, resource)?;
+            let mut bytes = DeviceVec::unwritten::<Self>(stream, layout, resource)?;
             bytes.copy_from(&source)?;
-            Ok(Self::of(bytes))
+            Ok(Self { bytes })
         }
 
         /// `bytes` bytes that are not written yet: all that RMM's constructor of a size gives.
@@ -200,7 +194,7 @@ impl DeviceBuffer {
         ///
         /// As [`uninit`](Self::uninit).
         pub fn uninit_in(.., resource) {
-            Ok(Self::of(DeviceVec::unwritten(stream, DeviceLayout::new(bytes)?, resource)?))
+            Ok(Self { bytes: DeviceVec::unwritten::<Self>(stream, DeviceLayout::new(bytes)?, resource)? })
         }
     }
 
@@ -221,7 +215,7 @@ impl DeviceBuffer {
     ) -> Result<Self> {
         let _site = CallSite::enter();
         let resource = resource.into_shared().into();
-        Ok(Self::of(DeviceVec::unwritten(stream, layout, resource)?))
+        Ok(Self { bytes: DeviceVec::unwritten::<Self>(stream, layout, resource)? })
     }
 
     /// A copy of it, from the same resource, at home on the same stream, of the same alignment, with
@@ -233,7 +227,9 @@ impl DeviceBuffer {
     #[track_caller]
     pub fn try_clone(&self) -> Result<Self> {
         let _site = CallSite::enter();
-        Ok(Self::of(self.bytes.try_clone()?))
+        let bytes = self.bytes.try_clone()?;
+        bytes.buffer.made_as::<Self>(bytes.length, bytes.length);
+        Ok(Self { bytes })
     }
 
     /// The number of bytes: RMM's `size`.

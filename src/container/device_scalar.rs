@@ -49,12 +49,6 @@ pub struct DeviceScalar<T: Pod> {
 container!([T: Pod] DeviceScalar: DeviceScalar<T>, T, vec.buffer, vec.length);
 
 impl<T: Pod> DeviceScalar<T> {
-    /// What was made as one.
-    fn of(vec: DeviceVec<T>) -> Self {
-        vec.buffer.made_as::<Self>(1, size_of::<T>());
-        Self { vec }
-    }
-
     constructors! {
         /// `value`, at home on `stream`, from the device's current resource. Nothing waits on the host.
         ///
@@ -81,7 +75,7 @@ impl<T: Pod> DeviceScalar<T> {
         /// As there, and [`ErrorKind::WrongDevice`] if `stream` is of another device.
         pub fn new_in(.., resource) {
             let layout = DeviceLayout::array::<T>(1)?;
-            Ok(Self::of(DeviceVec::filled(stream, layout, value, resource)?))
+            Ok(Self { vec: DeviceVec::filled::<Self>(stream, layout, value, resource)? })
         }
 
         /// A value whose bytes are all zero.
@@ -97,7 +91,7 @@ impl<T: Pod> DeviceScalar<T> {
         /// As [`new_in`](Self::new_in).
         pub fn zeroed_in(.., resource) {
             let layout = DeviceLayout::array::<T>(1)?;
-            Ok(Self::of(DeviceVec::filled(stream, layout, T::zeroed(), resource)?))
+            Ok(Self { vec: DeviceVec::filled::<Self>(stream, layout, T::zeroed(), resource)? })
         }
 
         /// A value that is not written yet.
@@ -131,7 +125,7 @@ impl<T: Pod> DeviceScalar<T> {
         ///
         /// As [`uninit`](Self::uninit).
         pub fn uninit_in(.., resource) {
-            Ok(Self::of(DeviceVec::unwritten(stream, DeviceLayout::array::<T>(1)?, resource)?))
+            Ok(Self { vec: DeviceVec::unwritten::<Self>(stream, DeviceLayout::array::<T>(1)?, resource)? })
         }
     }
 
@@ -201,7 +195,9 @@ impl<T: Pod> DeviceScalar<T> {
     #[track_caller]
     pub fn try_clone(&self) -> Result<Self> {
         let _site = CallSite::enter();
-        Ok(Self::of(self.vec.try_clone()?))
+        let vec = self.vec.try_clone()?;
+        vec.buffer.made_as::<Self>(1, size_of::<T>());
+        Ok(Self { vec })
     }
 
     /// The vector of one element that it is. `DeviceScalar::try_from` is the way back.

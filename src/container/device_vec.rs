@@ -1,7 +1,7 @@
 //! The growable vector in device memory.
 
 use super::accessors::{constructors, container, host_copies};
-use super::buffer::Buffer;
+use super::buffer::{Buffer, kind_of};
 use super::view::{DeviceRead, DeviceSlice, DeviceSliceMut, TwoSlicesMut, check_index, lengths};
 use crate::driver::sim::CallSite;
 use crate::error::{Error, ErrorKind, Refused, Result, ensure};
@@ -58,40 +58,47 @@ lengths!([T: Pod] DeviceVec<T>, T, length);
 host_copies!([T: Pod] DeviceVec<T>, T);
 
 impl<T: Pod> DeviceVec<T> {
-    /// An empty vector with space for `layout`.
-    fn allocate(stream: &Stream, layout: DeviceLayout, resource: ResourceHandle) -> Result<Self> {
-        refuse_zero_sized::<T>()?;
-        let buffer = Buffer::new(stream, layout, resource)?;
-        buffer.made_as::<Self>(layout.bytes() / size_of::<T>(), layout.bytes());
-        Ok(Self { buffer, length: 0, elements: PhantomData })
-    }
-
-    /// `layout` of elements that the caller has to write before it returns the vector.
-    pub(super) fn unwritten(
+    /// An empty vector with space for `layout`, to be a container `C`'s.
+    fn allocate<C>(
         stream: &Stream,
         layout: DeviceLayout,
         resource: ResourceHandle,
     ) -> Result<Self> {
-        let mut vec = Self::allocate(stream, layout, resource)?;
+        refuse_zero_sized::<T>()?;
+        let buffer = Buffer::new(stream, layout, resource, kind_of::<C, T>)?;
+        Ok(Self { buffer, length: 0, elements: PhantomData })
+    }
+
+    /// `layout` of elements that the caller has to write before it returns the vector.
+    pub(super) fn unwritten<C>(
+        stream: &Stream,
+        layout: DeviceLayout,
+        resource: ResourceHandle,
+    ) -> Result<Self> {
+        let mut vec = Self::allocate::<C>(stream, layout, resource)?;
         vec.length = layout.bytes() / size_of::<T>();
         Ok(vec)
     }
 
-    pub(super) fn filled(
+    pub(super) fn filled<C>(
         stream: &Stream,
         layout: DeviceLayout,
         value: T,
         resource: ResourceHandle,
     ) -> Result<Self> {
-        let mut vec = Self::unwritten(stream, layout, resource)?;
+        let mut vec = Self::unwritten::<C>(stream, layout, resource)?;
         vec.fill(value)?;
         Ok(vec)
     }
 
     /// A vector with the elements of `source`, whose copy is complete when this returns.
-    pub(super) fn copy_of(stream: &Stream, source: &[T], resource: ResourceHandle) -> Result<Self> {
+    pub(super) fn copy_of<C>(
+        stream: &Stream,
+        source: &[T],
+        resource: ResourceHandle,
+    ) -> Result<Self> {
         let layout = DeviceLayout::array::<T>(source.len())?;
-        let mut vec = Self::unwritten(stream, layout, resource)?;
+        let mut vec = Self::unwritten::<C>(stream, layout, resource)?;
         vec.copy_from_slice(source)?;
         Ok(vec)
     }
@@ -111,7 +118,7 @@ impl<T: Pod> DeviceVec<T> {
         /// [`ErrorKind::WrongDevice`] if `stream` is of another device; [`ErrorKind::InvalidArgument`]
         /// if `T` has no size.
         pub fn new_in(.., resource) {
-            Self::allocate(stream, DeviceLayout::array::<T>(0)?, resource)
+            Self::allocate::<Self>(stream, DeviceLayout::array::<T>(0)?, resource)
         }
 
         /// An empty vector with space for `capacity` elements.
@@ -127,7 +134,7 @@ impl<T: Pod> DeviceVec<T> {
         ///
         /// As there, and [`ErrorKind::WrongDevice`] if `stream` is of another device.
         pub fn with_capacity_in(.., resource) {
-            Self::allocate(stream, DeviceLayout::array::<T>(capacity)?, resource)
+            Self::allocate::<Self>(stream, DeviceLayout::array::<T>(capacity)?, resource)
         }
 
         /// `length` elements whose bytes are all zero.
@@ -142,7 +149,7 @@ impl<T: Pod> DeviceVec<T> {
         ///
         /// As [`with_capacity_in`](Self::with_capacity_in).
         pub fn zeroed_in(.., resource) {
-            Self::filled(stream, DeviceLayout::array::<T>(length)?, T::zeroed(), resource)
+            Self::filled::<Self>(stream, DeviceLayout::array::<T>(length)?, T::zeroed(), resource)
         }
 
         /// A copy of `source`, complete when this returns.
@@ -157,7 +164,7 @@ impl<T: Pod> DeviceVec<T> {
         ///
         /// As [`with_capacity_in`](Self::with_capacity_in), and those of the copy.
         pub fn from_slice_in(.., resource) {
-            Self::copy_of(stream, source, resource)
+            Self::copy_of::<Self>(stream, source, resource)
         }
 
         /// `length` elements that are not written yet: RMM's main point, since the first kernel writes most
@@ -196,7 +203,7 @@ impl<T: Pod> DeviceVec<T> {
         ///
         /// As [`uninit`](Self::uninit).
         pub fn uninit_in(.., resource) {
-            Self::unwritten(stream, DeviceLayout::array::<T>(length)?, resource)
+            Self::unwritten::<Self>(stream, DeviceLayout::array::<T>(length)?, resource)
         }
     }
 

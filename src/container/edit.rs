@@ -1,6 +1,6 @@
 //! Growing and shrinking a vector.
 
-use super::buffer::Buffer;
+use super::buffer::{Buffer, kind_of};
 use super::device_vec::DeviceVec;
 use super::memory_use::CapturePolicy;
 use super::view::DeviceSliceMut;
@@ -16,9 +16,7 @@ impl<T: Pod> DeviceVec<T> {
     /// Another block of the vector's resource, with space for `capacity`.
     pub(super) fn allocate_like(&self, capacity: usize) -> Result<Buffer> {
         let layout = DeviceLayout::array::<T>(capacity)?;
-        let buffer = self.buffer.allocate_like(layout)?;
-        buffer.made_as::<Self>(capacity, layout.bytes());
-        Ok(buffer)
+        self.buffer.allocate_like(layout, kind_of::<Self, T>)
     }
 
     /// Moves the elements into a new block with space for `capacity`, in home's order.

@@ -22,7 +22,7 @@
 #![allow(unreachable_pub, reason = "the models of loom_tests reach it through `models`")]
 
 use crate::debug_log::{emit_deferred, event};
-use crate::driver::sim::CallSite;
+use crate::driver::sim::NoCallSite;
 use crate::error::{ErrorKind, catch_panic};
 use crate::event::Event;
 use crate::sync::{Arc, AtomicUsize, LazyLock, Mutex, Ordering};
@@ -158,7 +158,7 @@ fn collect_from(queue: &DeferredQueue<DeferredDrop>) {
         return;
     }
     // These drops are not the work of the call that runs them.
-    let _site = CallSite::leave();
+    let _site = NoCallSite::enter();
     let collected = queue.collect(DeferredDrop::passed);
     // The caller may be a pool with its locks held: no subscriber runs here.
     for lost in collected.lost {

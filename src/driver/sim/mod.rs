@@ -68,7 +68,7 @@ mod state;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use check::CallSite;
+pub(crate) use check::{CallSite, NoCallSite};
 pub use check::{Report, Violation};
 pub(crate) use driver::SimDriver;
 pub use simulator::Simulator;

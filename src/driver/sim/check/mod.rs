@@ -11,5 +11,5 @@ pub(crate) use clock::{AccessStamp, VectorClock};
 pub(crate) use report::OpName;
 pub use report::{Report, Violation};
 pub(crate) use shadow::{AccessCheck, ShadowMemory};
-pub(crate) use site::CallSite;
+pub(crate) use site::{CallSite, NoCallSite};
 pub(crate) use vector::{ReportedMemory, Vector, Vectors};

@@ -62,8 +62,9 @@ impl fmt::Display for Site {
 #[must_use = "dropped at once, it names nothing"]
 #[derive(Debug)]
 pub(crate) struct CallSite {
-    /// What was current before, if this has changed it.
-    before: Option<Option<Site>>,
+    /// It has named the line. One flag, and calls out of line for the rest: this is inlined into constructors
+    /// of vectors.
+    is_outermost: bool,
     /// It is the thread's.
     stays: PhantomData<*const ()>,
 }
@@ -74,30 +75,17 @@ impl CallSite {
     #[inline]
     #[track_caller]
     pub(crate) fn enter() -> Self {
-        if Self::is_wanted() { Self::enter_at(Location::caller()) } else { Self::unchanged() }
+        let is_outermost = Self::is_wanted() && enter_at(Location::caller());
+        Self { is_outermost, stays: PhantomData }
     }
 
-    #[cold]
-    fn enter_at(location: &'static Location<'static>) -> Self {
-        let site = Site(location);
-        if CURRENT.get().is_some() || site.is_own() {
-            return Self::unchanged();
-        }
-        Self::change(Some(site))
-    }
-
-    /// Names no line: for drops that an unrelated call runs.
-    pub(crate) fn leave() -> Self {
-        Self::change(None)
-    }
-
-    fn change(site: Option<Site>) -> Self {
-        Self { before: Some(CURRENT.replace(site)), stays: PhantomData }
-    }
-
+    /// Runs `body` in the name of the line of the caller's caller, as [`enter`](Self::enter). For constructors
+    /// of vectors: without a simulated device there is nothing to be dropped behind the vector, which would be
+    /// moved once more for it.
     #[inline]
-    fn unchanged() -> Self {
-        Self { before: None, stays: PhantomData }
+    #[track_caller]
+    pub(crate) fn run<R>(body: impl FnOnce() -> R) -> R {
+        if Self::is_wanted() { run_at(Location::caller(), body) } else { body() }
     }
 
     /// Whether a simulated device was opened.
@@ -116,9 +104,54 @@ impl CallSite {
 impl Drop for CallSite {
     #[inline]
     fn drop(&mut self) {
-        if let Some(before) = self.before {
-            CURRENT.set(before);
+        if self.is_outermost {
+            end();
         }
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn run_at<R>(location: &'static Location<'static>, body: impl FnOnce() -> R) -> R {
+    let _site = CallSite { is_outermost: enter_at(location), stays: PhantomData };
+    body()
+}
+
+/// Whether the line is the thread's from now on.
+#[cold]
+fn enter_at(location: &'static Location<'static>) -> bool {
+    let site = Site(location);
+    let is_outermost = CURRENT.get().is_none() && !site.is_own();
+    if is_outermost {
+        CURRENT.set(Some(site));
+    }
+    is_outermost
+}
+
+#[cold]
+fn end() {
+    CURRENT.set(None);
+}
+
+/// Has the calling thread give work in the name of no line until it is dropped: for drops that an unrelated
+/// call runs.
+#[must_use = "dropped at once, it does nothing"]
+#[derive(Debug)]
+pub(crate) struct NoCallSite {
+    before: Option<Site>,
+    /// It is the thread's.
+    stays: PhantomData<*const ()>,
+}
+
+impl NoCallSite {
+    pub(crate) fn enter() -> Self {
+        Self { before: CURRENT.take(), stays: PhantomData }
+    }
+}
+
+impl Drop for NoCallSite {
+    fn drop(&mut self) {
+        CURRENT.set(self.before);
     }
 }
 

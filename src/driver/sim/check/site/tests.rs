@@ -8,12 +8,17 @@ fn outside() -> Site {
     Site(of_the_library())
 }
 
+/// As [`CallSite::enter`], of a call on that line.
+fn enter(line: Site) -> CallSite {
+    CallSite { is_outermost: enter_at(line.location()), stays: PhantomData }
+}
+
 #[test]
 fn a_line_is_current_until_its_call_returns() {
     let line = outside();
     assert!(!line.is_own(), "{line}");
     assert_eq!(Site::current(), None);
-    let entered = CallSite::enter_at(line.location());
+    let entered = enter(line);
     assert_eq!(Site::current(), Some(line));
     drop(entered);
     assert_eq!(Site::current(), None);
@@ -28,7 +33,7 @@ fn a_call_of_the_crate_itself_changes_nothing() {
     assert_eq!(Site::current(), None);
     drop(entered);
     let line = outside();
-    let outer = CallSite::enter_at(line.location());
+    let outer = enter(line);
     let inner = CallSite::enter();
     assert_eq!(Site::current(), Some(line));
     drop(inner);
@@ -39,11 +44,11 @@ fn a_call_of_the_crate_itself_changes_nothing() {
 #[test]
 fn a_drop_of_another_call_has_no_line() {
     let line = outside();
-    let _entered = CallSite::enter_at(line.location());
-    let left = CallSite::leave();
+    let _entered = enter(line);
+    let left = NoCallSite::enter();
     assert_eq!(Site::current(), None);
     // What is called meanwhile may have a line of its own.
-    drop(CallSite::enter_at(line.location()));
+    drop(enter(line));
     assert_eq!(Site::current(), None);
     drop(left);
     assert_eq!(Site::current(), Some(line));
@@ -52,6 +57,6 @@ fn a_drop_of_another_call_has_no_line() {
 #[test]
 fn each_thread_has_a_line_of_its_own() {
     let line = outside();
-    let _entered = CallSite::enter_at(line.location());
+    let _entered = enter(line);
     assert_eq!(std::thread::spawn(Site::current).join().unwrap(), None);
 }
