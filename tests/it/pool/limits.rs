@@ -7,6 +7,7 @@ use aquifer::{
     current_device_resource, default_device_pool, reset_current_device_resource,
     set_current_device_resource,
 };
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 #[test]
@@ -82,40 +83,38 @@ fn a_maximum_that_cannot_be_changes_nothing() {
 fn a_maximum_changes_beside_threads_that_allocate() {
     let (device, _) = support::simulated(SimConfig::default());
     let pool = PoolResource::new(CudaResource::new(&device)).unwrap();
-    let is_over = AtomicBool::new(false);
+    let (is_over, workers) = (AtomicBool::new(false), 3);
+    pool.set_maximum_size(Some(256)).unwrap();
+    let first = Barrier::new(workers + 1);
     std::thread::scope(|scope| {
-        let workers: Vec<_> = (1..=3)
-            .map(|number: usize| {
-                let (pool, stream) = (&pool, device.new_stream().unwrap());
-                scope.spawn(move || {
-                    let mut refused = 0;
-                    for round in 0..300 {
-                        let sizes = [number * MIB / 2, (round % 7 + 1) * MIB / 3, 5000];
-                        let blocks = sizes.map(|bytes| allocate(pool, &stream, bytes));
-                        for block in blocks {
-                            match block {
-                                Ok(block) => free(pool, &stream, block),
-                                Err(error) => {
-                                    assert_eq!(error.kind(), ErrorKind::OutOfMemory, "{error}");
-                                    refused += 1;
-                                }
-                            }
-                        }
+        for number in 1..=workers {
+            let (pool, first, is_over) = (&pool, &first, &is_over);
+            let stream = device.new_stream().unwrap();
+            scope.spawn(move || {
+                let is_refused = |bytes| match allocate(pool, &stream, bytes) {
+                    Ok(block) => {
+                        free(pool, &stream, block);
+                        false
                     }
-                    refused
-                })
-            })
-            .collect();
-        scope.spawn(|| {
-            while !is_over.load(Ordering::Relaxed) {
-                for maximum in [Some(256), Some(4 * MIB), None] {
-                    pool.set_maximum_size(maximum).unwrap();
-                    pool.trim(0).unwrap();
+                    Err(error) => error.kind() == ErrorKind::OutOfMemory || panic!("{error}"),
+                };
+                let all_refused = [number * MIB / 2, 5000].map(is_refused);
+                first.wait();
+                assert_eq!(all_refused, [true; 2], "no more than 256 bytes");
+                while !is_over.load(Ordering::Relaxed) {
+                    for part in 1..=7 {
+                        is_refused(part * number * MIB / 3);
+                    }
                 }
+            });
+        }
+        first.wait();
+        for _ in 0..20 {
+            for maximum in [None, Some(4 * MIB), Some(256)] {
+                pool.set_maximum_size(maximum).unwrap();
+                pool.trim(0).unwrap();
             }
-        });
-        let refused: usize = workers.into_iter().map(|worker| worker.join().unwrap()).sum();
-        assert!(refused > 0, "no request met a maximum");
+        }
         is_over.store(true, Ordering::Relaxed);
     });
     pool.set_maximum_size(Some(2 * MIB)).unwrap();
