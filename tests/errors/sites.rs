@@ -30,7 +30,6 @@ const UNREACHED: &[(&str, &str, &str)] = &[
     ),
     ("src/resource/managed_alloc.rs", "may not touch", "a GPU of another kind"),
     ("src/resource/driver_pool.rs", "gave no descriptor", "a driver that is wrong"),
-    ("src/resource/driver_pool.rs", "with_current", "the context is there where it was before"),
     ("src/resource/pool/failure.rs", "a stream that is gone", "two failures in one moment"),
     ("src/resource/pool/failure.rs", "65,534", "65,534 streams"),
     ("src/resource/pool/capture.rs", "another capture cannot", "the gate refuses it first"),

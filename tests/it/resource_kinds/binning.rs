@@ -254,15 +254,11 @@ fn free_chunks_of_bins_serve_requests_that_no_bin_fits() {
 fn free_chunks_of_a_bin_serve_another_bin_and_chunks_in_use_stay() {
     bins_of_64_mib(SimConfig::default(), |[stream, other], bins| {
         let live = || bins.upstream().statistics().live;
-        let mut held = fill(bins, stream, 128 * KIB, 512);
         // One block stays in each chunk but the first two.
-        for (number, it) in std::mem::take(&mut held).into_iter().enumerate() {
-            if number >= 256 && number % 128 == 5 {
-                held.push(it);
-            } else {
-                free(bins, stream, it);
-            }
-        }
+        let blocks = fill(bins, stream, 128 * KIB, 512).into_iter().enumerate();
+        let (held, freed): (Vec<_>, Vec<_>) = blocks.partition(|(n, _)| *n >= 256 && n % 128 == 5);
+        freed.into_iter().for_each(|(_, it)| free(bins, stream, it));
+        let held: Vec<_> = held.into_iter().map(|(_, it)| it).collect();
         assert_eq!(live(), 64 * MIB);
         let small = fill(bins, other, 64 * KIB, 512);
         assert_eq!(live(), 64 * MIB);
