@@ -7,8 +7,8 @@ use crate::impls::debug_struct;
 use crate::layout::DeviceLayout;
 use crate::resource::{DeviceBlock, DeviceResource};
 use crate::stream::Stream;
-use crate::sync::Arc;
 use crate::sync::trusted::Mutex;
+use crate::sync::{Arc, Weak};
 use std::any::TypeId;
 use std::mem::ManuallyDrop;
 use std::ops::Range;
@@ -22,6 +22,8 @@ pub(super) struct SplitBlock {
     range: Range<u64>,
     alignment: usize,
     state: Mutex<State>,
+    /// For a graph that keeps a part.
+    this: Weak<Self>,
 }
 
 struct State {
@@ -43,7 +45,8 @@ impl SplitBlock {
         };
         let range = start..start + bytes as u64;
         let state = State { whole: Some(ManuallyDrop::new(whole)), owned_bytes: bytes };
-        Arc::new(Self { upstream, range, alignment, state: Mutex::new(state) })
+        let state = Mutex::new(state);
+        Arc::new_cyclic(|this| Self { upstream, range, alignment, state, this: this.clone() })
     }
 
     /// The split block that `buffer`'s block is a part of.
@@ -84,6 +87,23 @@ impl SplitBlock {
     }
 }
 
+impl SplitBlock {
+    /// Takes a part back. All work on it is ordered before this on `home`, but for that on the streams of
+    /// `launched_on`, which are given no more.
+    fn give_back(&self, home: &Stream, launched_on: &[Stream], bytes: usize) {
+        let mut state = self.state.lock();
+        let Some(whole) = &state.whole else { return };
+        for stream in launched_on.iter().chain([home]) {
+            whole.note_use_on(stream);
+        }
+        state.owned_bytes = state.owned_bytes.saturating_sub(bytes);
+        let last = if state.owned_bytes == 0 { state.whole.take() } else { None };
+        // To free the block takes locks of streams and of pools.
+        drop(state);
+        drop(last.map(ManuallyDrop::into_inner));
+    }
+}
+
 // SAFETY: the parts of one block, which do not overlap, and upstream's own blocks, none of which has an
 // address of the block while that is live. The block goes back in the order of its home, which waits for the
 // homes of all parts first.
@@ -97,19 +117,21 @@ unsafe impl DeviceResource for SplitBlock {
     }
 
     unsafe fn deallocate(&self, stream: &Stream, block: DeviceBlock) {
-        let mut state = self.state.lock();
-        let whole = state.whole.as_ref().filter(|_| self.range.contains(&block.address()));
-        let Some(whole) = whole else {
-            drop(state);
+        let is_part = self.range.contains(&block.address()) && self.state.lock().whole.is_some();
+        if !is_part {
             // SAFETY: no part of the block, so upstream's; the caller's promise.
             return unsafe { self.upstream.deallocate(stream, block) };
-        };
-        whole.note_use_on(stream);
-        state.owned_bytes = state.owned_bytes.saturating_sub(block.bytes());
-        let last = if state.owned_bytes == 0 { state.whole.take() } else { None };
-        // To free the block takes locks of streams and of pools.
-        drop(state);
-        drop(last.map(ManuallyDrop::into_inner));
+        }
+        // Without a handle nobody would call.
+        let Some(this) = self.this.upgrade() else { return };
+        let (home, bytes) = (stream.clone(), block.bytes());
+        // The graph of a capture may use the part, as a pool keeps a block for it.
+        let kept = stream.keep_for_graph(Box::new(move |launched_on: &[Stream]| {
+            this.give_back(&home, launched_on, bytes);
+        }));
+        if let Err(give_back) = kept {
+            give_back(&[]);
+        }
     }
 }
 

@@ -491,6 +491,55 @@ fn a_stream_in_capture_leaves_chunks_as_they_are() {
 }
 
 #[test]
+fn a_chunk_that_is_dropped_in_a_capture_is_kept_for_the_graph() {
+    let (device, simulator) = support::simulated(SimConfig::default());
+    let (home, other) = (device.new_stream().unwrap(), device.new_stream().unwrap());
+    let pool = PoolResource::new(CudaResource::new(&device)).unwrap();
+    // At home on the stream of the capture from the start, and by a move.
+    for start in [&home, &other] {
+        let mut vec = DeviceVec::<u32>::zeroed_in(start, 1000, pool.clone()).unwrap();
+        let mut last = vec.split_off(500).unwrap();
+        last.set_stream(&home).unwrap();
+        let mut out = DeviceVec::<u32>::zeroed(&home, 500).unwrap();
+        let (graph, ()) = home
+            .capture(&pool, |_| {
+                last.fill(3)?;
+                double(&home, &mut last);
+                out.copy_from(&last)?;
+                drop(last);
+                Ok(())
+            })
+            .unwrap();
+        drop(vec);
+        // Its next owner would have it in the way of the launches.
+        let mut next = DeviceVec::<u32>::zeroed_in(start, 1000, pool.clone()).unwrap();
+        for _ in 0..3 {
+            // SAFETY: the graph keeps the chunk, and `out` is used on this stream alone.
+            unsafe { graph.launch(&other) }.unwrap();
+            next.fill(1).unwrap();
+            home.wait_for(&other).unwrap();
+            assert_eq!(out.to_vec().unwrap(), [6; 500]);
+            other.wait_for(&home).unwrap();
+        }
+        assert_eq!(next.to_vec().unwrap(), [1; 1000]);
+        let live = pool.statistics().live;
+        // SAFETY: as above.
+        unsafe { graph.launch(&other) }.unwrap();
+        drop(graph);
+        let mut next = vec![next];
+        next.extend((0..2).map(|_| DeviceVec::zeroed_in(start, 1000, pool.clone()).unwrap()));
+        for vec in &mut next {
+            vec.fill(1).unwrap();
+            assert_eq!(vec.to_vec().unwrap(), [1; 1000]);
+        }
+        drop((next, out));
+        assert!(live > 0);
+        later(&home, "all is free", || pool.statistics().live == 0);
+        simulator.check().unwrap();
+    }
+}
+
+#[test]
 fn a_failed_wait_leaves_the_vector_whole() {
     let (device, simulator) = support::simulated(SimConfig::default());
     let (home, other) = (device.new_stream().unwrap(), device.new_stream().unwrap());
