@@ -5,6 +5,7 @@ use crate::driver::{
     Access, CaptureStatus, DeviceRange, FillWord, Kernel, LaunchConfig, PoolSpec,
     PreferredLocation, RawArg, RawFill, RawLaunch,
 };
+use std::borrow::Cow;
 use std::ptr::NonNull;
 use std::slice;
 
@@ -139,6 +140,11 @@ static BAD: Kernel = Kernel::new("bad", "this is no PTX", |_, _| Ok(()));
 static CUT: Kernel = Kernel::new("cut", ".version 6.4\0 .entry cut", |_, _| Ok(()));
 static ABSENT: Kernel = Kernel::new("absent", ".version 6.4 .entry other", |_, _| Ok(()));
 
+const CUBIN: &[u8] = include_bytes!("../../../../examples/kernels/add_one.sm_90.cubin");
+static CUT_CUBIN: Kernel =
+    Kernel::from_cubin("add_one", Cow::Borrowed(CUBIN.split_at(6000).0), |_, _| Ok(()));
+static WHOLE_CUBIN: Kernel = Kernel::from_cubin("add_one", Cow::Borrowed(CUBIN), |_, _| Ok(()));
+
 #[test]
 fn kernels_are_loaded_once_and_get_their_arguments() {
     alone(
@@ -178,6 +184,14 @@ fn kernels_are_loaded_once_and_get_their_arguments() {
             let refused = launch(&BAD, &[]).unwrap_err().to_string();
             assert!(refused.ends_with("line 1: no .version"), "the compiler's reason: {refused}");
             assert_eq!(alive(), before, "no module is left");
+            log.take();
+            let refused = launch(&CUT_CUBIN, &[]).unwrap_err();
+            assert_eq!((refused.call(), refused.code()), ("cuModuleLoadDataEx", 200));
+            let is_load = |line: &String| line.starts_with("cuModuleLoadDataEx");
+            assert!(!log.changes().iter().any(is_load), "the driver would read past its end");
+            // The stand-in knows PTX alone.
+            assert_eq!(launch(&WHOLE_CUBIN, &[]).unwrap_err().code(), 218);
+            assert!(log.changes().iter().any(is_load));
             assert_eq!(now(), SECOND);
         },
     );
