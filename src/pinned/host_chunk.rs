@@ -243,3 +243,6 @@ impl<B: HostBuffer> DerefMut for HostChunk<B> {
 }
 
 debug_struct!([B: HostBuffer] HostChunk<B> { range, buffer, .. });
+
+#[cfg(test)]
+mod tests;
