@@ -3,6 +3,7 @@
 use super::owned::{Transfer, TransferError, begin};
 use super::stopped::HostAccess;
 use crate::container::DeviceVec;
+use crate::driver::sim::CallSite;
 use crate::pinned::HostBuffer;
 use crate::stream::Stream;
 use std::ops::RangeBounds;
@@ -30,6 +31,7 @@ impl Stream {
     ///
     /// [`ErrorKind::OutOfBounds`](crate::ErrorKind::OutOfBounds) if a range does not lie in its buffer,
     /// and as [`upload`](Self::upload). The buffers come back in the error.
+    #[track_caller]
     pub fn upload_range<B: HostBuffer>(
         &self,
         host: B,
@@ -37,6 +39,7 @@ impl Stream {
         device: DeviceVec<B::Item>,
         device_range: impl RangeBounds<usize>,
     ) -> Result<Transfer<B>, TransferError<B>> {
+        let _site = CallSite::enter();
         begin(self, (host, host_range), (device, device_range), HostAccess::Read)
     }
 
@@ -46,6 +49,7 @@ impl Stream {
     /// # Errors
     ///
     /// As there.
+    #[track_caller]
     pub fn download_range<B: HostBuffer>(
         &self,
         device: DeviceVec<B::Item>,
@@ -53,6 +57,7 @@ impl Stream {
         host: B,
         host_range: impl RangeBounds<usize>,
     ) -> Result<Transfer<B>, TransferError<B>> {
+        let _site = CallSite::enter();
         begin(self, (host, host_range), (device, device_range), HostAccess::Write)
     }
 }
