@@ -12,7 +12,7 @@ use crate::driver::{ErrorContext, PoolAttribute, PoolSpec, RawPool};
 use crate::error::{DriverError, Error, ErrorKind, Result, ensure};
 use crate::impls::Count;
 use crate::layout::DeviceLayout;
-use crate::stream::{Stream, deferred};
+use crate::stream::{Stream, StreamCall, deferred};
 #[cfg(unix)]
 use std::os::fd::{FromRawFd, OwnedFd};
 
@@ -399,13 +399,7 @@ unsafe impl DeviceResource for AsyncResource {
             return Ok(DeviceBlock::empty(layout));
         }
         let entered = stream.begin_call()?;
-        ensure!(
-            !entered.is_capturing()?,
-            Capture,
-            "allocate before the capture, or give a PoolResource over this to Stream::capture",
-            "a driver pool cannot serve {} to {entered}, which is in capture",
-            Count(layout.bytes(), "byte")
-        );
+        refuse_capture(&entered, layout)?;
         allocate(&self.device, stream, layout, |bytes| {
             self.device.driver().mem_alloc_async(self.pool, bytes, entered.raw())
         })
@@ -458,4 +452,14 @@ impl Drop for AsyncResource {
             report_failed_free(&self.device, 0, &error);
         }
     }
+}
+fn refuse_capture(entered: &StreamCall<'_>, layout: DeviceLayout) -> Result<()> {
+    ensure!(
+        !entered.is_capturing()?,
+        Capture,
+        "allocate before the capture, or give a PoolResource over this to Stream::capture",
+        "a driver pool cannot serve {} to {entered}, which is in capture",
+        Count(layout.bytes(), "byte")
+    );
+    Ok(())
 }
