@@ -4,7 +4,7 @@
 use crate::kernels::idle_entry;
 use crate::{kernels, support};
 use allocator_api2::vec::Vec as AllocVec;
-use aquifer::sim::{SimConfig, Violation};
+use aquifer::sim::{Report, SimConfig, Violation};
 use aquifer::{
     CudaResource, Device, DeviceVec, Error, ErrorKind, HostArgs, Kernel, LaunchConfig,
     PinnedResource, PoolResource, Result, Stream,
@@ -356,14 +356,20 @@ fn two_threads_on_one_capture_are_a_race_on_the_simulated_device() {
     simulator.start_capture(&stream).unwrap();
     vec.fill(2).unwrap();
     let event = stream.record().unwrap();
-    std::thread::scope(|threads| {
+    let lines = std::thread::scope(|threads| {
         let race = threads.spawn(|| {
+            let first = line!() + 1;
             vec.fill(3).unwrap();
             let _ = other.wait(&event);
+            [first, first + 1]
         });
-        race.join().unwrap();
+        race.join().unwrap()
     });
     let reports = simulator.take_reports();
+    for line in lines {
+        let is_there = |report: &Report| report.operation_location().unwrap().line() == line;
+        assert!(reports.iter().any(is_there), "{line} in {reports:?}");
+    }
     let races = reports.iter().filter(|report| report.kind() == Violation::CaptureRace).count();
     assert!(races >= 2, "{reports:?}");
     assert_eq!(races, reports.len());
