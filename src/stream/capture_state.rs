@@ -71,6 +71,14 @@ impl<S: Clone + PartialEq> CaptureState<S> {
         self.members.lock().iter().map(|member| member.before.clone()).collect()
     }
 
+    /// The same where `stream` is one of them. One look at both: the capture may end meanwhile, and no
+    /// stream takes part in it from then on.
+    pub(super) fn all_before_if_member(&self, stream: &S) -> Option<Vec<Arc<Event>>> {
+        let members = self.members.lock();
+        let is_member = members.iter().any(|member| member.stream == *stream);
+        is_member.then(|| members.iter().map(|member| member.before.clone()).collect())
+    }
+
     pub(super) fn streams(&self) -> Vec<S> {
         self.members.lock().iter().map(|member| member.stream.clone()).collect()
     }

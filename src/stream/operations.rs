@@ -107,12 +107,10 @@ impl Stream {
                 Err(error) if error.kind() == ErrorKind::Capture => {}
                 Err(error) => return Err(error),
             }
-            match self.gate().owner() {
-                // The stream may be ordered in the graph alone after real work of another of them.
-                Some(capture) if capture.before(self).is_some() => {
-                    return capture.all_before().iter().try_for_each(|event| event.synchronize());
-                }
-                _ => self.gate().wait_open_or_published(),
+            // The stream may be ordered in the graph alone after real work of another of the capture's.
+            match self.gate().owner().and_then(|capture| capture.all_before_if_member(self)) {
+                Some(before) => return before.iter().try_for_each(|event| event.synchronize()),
+                None => self.gate().wait_open_or_published(),
             }
         }
     }

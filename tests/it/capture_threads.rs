@@ -131,6 +131,28 @@ fn copies_to_the_host_beside_captures_are_whole() {
     );
 }
 
+/// The capture that a wait finds in its way may end before the wait has looked for what it was after.
+#[test]
+fn a_wait_for_a_capture_that_ends_is_a_wait() {
+    let device = support::device();
+    let [home] = streams(&device);
+    let pool = pool_on(&device);
+    let mut vec = words(&home, &pool, 0);
+    let mut host = pinned(&device, u32::MAX);
+    beside(
+        || {
+            let _ = home.capture(&pool, nothing);
+        },
+        || {
+            for round in 0..10 * ROUNDS {
+                until_it_may(|| vec.fill(round));
+                until_it_may(|| vec.copy_to_slice(&mut host));
+                assert_eq!(host[..], [round; WORDS], "{round}");
+            }
+        },
+    );
+}
+
 #[test]
 fn copies_between_homes_beside_captures_come_after_what_they_copy() {
     let device = support::device();
