@@ -469,8 +469,8 @@ impl Upstream for Unordered {
 #[test]
 fn a_driver_without_order() {
     fn begin() -> Arc<Pool<Unordered>> {
-        let Plan { mut settings, .. } = plan(2, &[Wait, GrowToMaximum]).with_growth_step(2);
-        settings.maximum = 2 * UNIT;
+        let Plan { settings, .. } = plan(2, &[Wait, GrowToMaximum]).with_growth_step(2);
+        settings.limits.set_maximum(2 * UNIT);
         let pool = Pool::new(Unordered { waited: AtomicUsize::new(0) }, settings);
         let block = pool.allocate(&1, 1, 2 * UNIT, UNIT as u64).unwrap();
         // SAFETY: the block is the pool's, and freed once.

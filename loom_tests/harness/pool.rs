@@ -2,7 +2,7 @@
 
 use super::driver::{Driver, Event, STREAMS};
 use aquifer::models::{
-    Block, Failure, Gate, Limits, MissStep, Pool, PoolStatistics, Settings, Upstream,
+    Block, Failure, Gate, MissStep, Pool, PoolStatistics, Settings, SizeLimits, Upstream,
 };
 use loom::thread::ThreadId;
 use std::fmt;
@@ -172,7 +172,7 @@ pub struct Plan {
 /// Units of memory that the pool may take, one at a time, by these steps; no magazines.
 pub fn plan(units: usize, steps: &[MissStep]) -> Plan {
     let settings = Settings {
-        limits: Limits::new(units * UNIT, units * UNIT),
+        limits: SizeLimits::new(units * UNIT, units * UNIT),
         growth_step: UNIT,
         alignment: UNIT as u64,
         steps: steps.to_vec().into(),

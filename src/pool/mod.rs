@@ -60,7 +60,7 @@ mod tests;
 pub use block::Block;
 pub use core::Pool;
 pub use miss_step::MissStep;
-pub use settings::{Limits, Settings, is_limit};
+pub use settings::{Settings, SizeLimits, is_limit};
 pub use stats::PoolStatistics;
 pub use upstream::{Failure, Upstream};
 
@@ -70,7 +70,7 @@ crate::sync::for_models! {
         pub use super::magazine::{Cached, Limits, Magazine, SizeClasses};
         pub use super::remote_frees::{Freed, RemoteFrees};
         pub use super::{
-            Block, Failure, Limits, MissStep, Pool, PoolStatistics, Settings, Upstream,
+            Block, Failure, MissStep, Pool, PoolStatistics, Settings, SizeLimits, Upstream,
         };
     }
 }

@@ -7,7 +7,7 @@ use std::borrow::Cow;
 /// Checked values.
 #[derive(Debug)]
 pub struct Settings {
-    pub limits: Limits,
+    pub limits: SizeLimits,
     /// Bytes to grow by; by a part of what is live, if 0.
     pub growth_step: usize,
     /// What every block is aligned to and a multiple of: 256 bytes at least.
@@ -23,12 +23,12 @@ pub struct Settings {
 ///
 /// Relaxed throughout: nothing else depends on the numbers.
 #[derive(Debug)]
-pub struct Limits {
+pub struct SizeLimits {
     maximum: AtomicUsize,
     soft_limit: AtomicUsize,
 }
 
-impl Limits {
+impl SizeLimits {
     pub fn new(maximum: usize, soft_limit: usize) -> Self {
         Self { maximum: AtomicUsize::new(maximum), soft_limit: AtomicUsize::new(soft_limit) }
     }

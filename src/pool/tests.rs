@@ -5,7 +5,7 @@ use super::block::{Block, SHARED};
 use super::core::Pool;
 use super::local;
 use super::miss_step::MissStep;
-use super::settings::{Limits, Settings};
+use super::settings::{Settings, SizeLimits};
 use super::upstream::{Failure, Upstream};
 use crate::sync::Arc;
 use crate::sync::trusted::{AtomicBool, AtomicU64, AtomicUsize, Mutex, Ordering};
@@ -108,7 +108,7 @@ impl Fixture {
 
     fn aligned(alignment: u64, steps: &[MissStep]) -> Self {
         let settings = Settings {
-            limits: Limits::new(1 << 40, 1 << 40),
+            limits: SizeLimits::new(1 << 40, 1 << 40),
             growth_step: 0,
             alignment,
             steps: steps.to_vec().into(),

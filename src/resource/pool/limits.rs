@@ -4,11 +4,11 @@ use super::PoolResource;
 use super::options::{UNLIMITED, checked_maximum};
 use crate::driver::not_forked;
 use crate::error::Result;
-use crate::pool::{Limits, is_limit};
+use crate::pool::{SizeLimits, is_limit};
 use crate::resource::device_resource::DeviceResource;
 
 impl<U: DeviceResource + 'static> PoolResource<U> {
-    fn limits(&self) -> &Limits {
+    fn limits(&self) -> &SizeLimits {
         &self.pool.settings().limits
     }
 

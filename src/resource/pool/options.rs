@@ -3,7 +3,7 @@
 use crate::error::{Result, ensure};
 use crate::impls::Count;
 use crate::layout::DEFAULT_ALIGNMENT;
-use crate::pool::{Limits, MissStep, Settings};
+use crate::pool::{MissStep, Settings, SizeLimits};
 use crate::resource::impls::setters;
 use std::borrow::Cow;
 
@@ -185,7 +185,7 @@ impl<U> PoolOptions<U> {
             "a pool was asked to start empty and to do nothing on a miss"
         );
         Ok(Settings {
-            limits: Limits::new(maximum, self.soft_limit.unwrap_or(UNLIMITED)),
+            limits: SizeLimits::new(maximum, self.soft_limit.unwrap_or(UNLIMITED)),
             growth_step: self.growth_step.unwrap_or(0),
             alignment: alignment as u64,
             steps: self.miss_policy.steps.clone(),
