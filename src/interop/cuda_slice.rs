@@ -76,7 +76,7 @@ impl<T: Pod> DeviceVec<T> {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidArgument`] if `T` has no size, or the slice's stream is the per-thread
+    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if `T` has no size, or the slice's stream is the per-thread
     /// default one; those of taking the device over. The slice is dropped then, but leaked where the
     /// driver does not answer, as in the child of a fork, or cannot wait for the slice's uses.
     pub fn from_cuda_slice(slice: CudaSlice<T>) -> Result<Self> {
@@ -123,7 +123,7 @@ impl<T: Pod> DeviceVec<T> {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Unsupported`] on a simulated device, for memory of another resource, and for an
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) on a simulated device, for memory of another resource, and for an
     /// empty vector; those of making the home stream wait for other use. The vector comes back.
     pub fn into_cuda_slice(self) -> Result<CudaSlice<T>, Refused<Self>> {
         let ready = self.cudarc_owner().and_then(|stream| Ok((restoring()?, stream)));

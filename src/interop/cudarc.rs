@@ -49,7 +49,7 @@ impl<T: Pod> DeviceVec<T> {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Unsupported`] on a simulated device.
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) on a simulated device.
     pub fn cuda(&self) -> Result<CudaRef<'_, T>> {
         self.as_slice().cuda()
     }
@@ -58,7 +58,7 @@ impl<T: Pod> DeviceVec<T> {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Unsupported`] on a simulated device.
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) on a simulated device.
     pub fn cuda_mut(&mut self) -> Result<CudaMut<'_, T>> {
         self.as_mut_slice().cuda_mut()
     }
@@ -126,7 +126,7 @@ macro_rules! cudarc_slice {
             ///
             /// # Errors
             ///
-            /// [`ErrorKind::Unsupported`] on a simulated device.
+            /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) on a simulated device.
             pub fn $make(self) -> Result<$name<'a, T>> {
                 Ok($name { home: self.home().cuda_stream()?, slice: self })
             }
