@@ -29,7 +29,7 @@
 
 use super::graph::Graph;
 use super::handle::{Capture, Stream};
-use super::members::CAPTURES;
+use super::members::{CAPTURES, record_before};
 use crate::debug_log::{defer_events, event};
 use crate::driver::{CaptureStatus, DriverResult, ErrorContext, is_forked_child, not_forked};
 use crate::error::{DriverError, Error, ErrorKind, Result};
@@ -103,6 +103,10 @@ impl Recording {
     pub(crate) fn begin(&mut self) -> Result<()> {
         let _held = defer_events();
         let mut captures = CAPTURES.lock();
+        // The pool of the capture has given the stream work since it was acquired: waits for memory that the
+        // graph may use. A launch on another stream has to come after that, too.
+        let before = record_before(&self.origin)?;
+        self.capture.members().iter_mut().take(1).for_each(|origin| origin.before = before.clone());
         let begun = self.origin.device().driver().stream_begin_capture(self.origin.raw());
         begun.with_context(|| format!("beginning a capture on {}", self.origin))?;
         self.begun = true;

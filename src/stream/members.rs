@@ -70,7 +70,13 @@ fn note(stream: &Stream) -> Result<Member<Stream>> {
     {
         return Err(stream.in_use());
     }
+    Ok(Member { stream: stream.clone(), before: record_before(stream)? })
+}
+
+/// An event after all that a stream was given so far, which has its gate closed and is in no capture.
+pub(super) fn record_before(stream: &Stream) -> Result<Arc<Event>> {
+    let what = || format!("recording an event on {stream}");
     let event = Event::new(stream.device()).with_context(what)?;
-    driver.event_record(event.raw(), stream.raw()).with_context(what)?;
-    Ok(Member { stream: stream.clone(), before: Arc::new(event) })
+    let recorded = stream.device().driver().event_record(event.raw(), stream.raw());
+    recorded.with_context(what).map(|()| Arc::new(event))
 }

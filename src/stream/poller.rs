@@ -11,8 +11,11 @@ use std::time::{Duration, Instant};
 /// How long the poller sleeps between two rounds of questions, at least.
 const ROUND: Duration = Duration::from_micros(50);
 
-/// And how many times as long as a round took, so that a thousand futures do not keep a core busy.
+/// And how many times as long as its questions took, so that a thousand futures do not keep a core busy.
 const SLEEP_PER_ROUND: u32 = 4;
+
+/// How long at most, however long the driver kept it: a question may wait for another thread's call.
+const LONGEST: Duration = Duration::from_millis(2);
 
 /// An event that a future waits for, and the waker to call.
 pub(crate) struct Watched {
@@ -114,14 +117,13 @@ fn run(receiver: &channel::Receiver<Arc<Watched>>) {
         std::thread::sleep(sleep);
         list.extend(receiver.try_iter());
         let started = Instant::now();
-        // An error wakes too: the future finds it, and gives it to its caller.
-        list.retain(|watched| {
-            let pending = matches!(watched.event.is_complete(), Ok(false));
-            if !pending {
-                watched.wake();
-            }
-            pending
-        });
-        sleep = ROUND.max(started.elapsed() * SLEEP_PER_ROUND);
+        // A future that was dropped waits for nothing any more. An error wakes too: the future finds it, and
+        // gives it to its caller.
+        list.retain(|watched| Arc::strong_count(watched) > 1);
+        let is_pending = |watched: &Arc<Watched>| matches!(watched.event.is_complete(), Ok(false));
+        let (pending, ended): (Vec<_>, Vec<_>) = list.drain(..).partition(is_pending);
+        list = pending;
+        sleep = (started.elapsed() * SLEEP_PER_ROUND).clamp(ROUND, LONGEST);
+        ended.iter().for_each(|watched| watched.wake());
     }
 }

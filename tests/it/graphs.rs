@@ -2,7 +2,7 @@
 
 use crate::{kernels, support};
 use aquifer::sim::SimConfig;
-use aquifer::{DeviceVec, ErrorKind, Graph};
+use aquifer::{CudaResource, DeviceVec, ErrorKind, Graph, PoolResource};
 use kernels::{add_one, copy, kind};
 
 #[test]
@@ -65,4 +65,26 @@ fn a_vector_at_home_elsewhere_is_no_part_of_a_capture() {
     vec.fill(3).unwrap();
     assert_eq!(vec.to_vec().unwrap(), [3; 8]);
     simulator.check().unwrap();
+}
+
+/// A stream that is gone leaves its memory to the capturing stream, which is made to wait for it when the
+/// capture has been acquired already.
+#[test]
+fn a_launch_elsewhere_comes_after_what_the_graphs_memory_was_used_for() {
+    let device = support::device();
+    let pool = PoolResource::new(CudaResource::new(&device)).unwrap();
+    for round in 0..20 {
+        let gone = device.new_stream().unwrap();
+        let vec = DeviceVec::<u8>::zeroed_in(&gone, 4096 << (round % 4), pool.clone()).unwrap();
+        drop((vec, gone));
+        let [stream, elsewhere] = [(); 2].map(|()| device.new_stream().unwrap());
+        let (graph, ()) = stream
+            .capture(&pool, |stream| {
+                DeviceVec::<u8>::zeroed_in(stream, 4096 << (round % 4), pool.clone()).map(drop)
+            })
+            .unwrap();
+        // SAFETY: the graph works on memory of its own alone.
+        unsafe { graph.launch(&elsewhere) }.unwrap();
+        device.synchronize().unwrap();
+    }
 }
