@@ -3,6 +3,7 @@
 use super::buffer::Buffer;
 use super::device_vec::DeviceVec;
 use super::split_block::SplitBlock;
+use crate::driver::not_forked;
 use crate::error::{Error, ErrorKind, Refused, Result, ensure};
 use crate::impls::Count;
 use crate::sync::Arc;
@@ -136,6 +137,8 @@ impl<T: Pod> DeviceVec<T> {
     /// Vectors of so many elements each, and one with what is left. It has no memory afterwards; where
     /// there is an error, it is as it was.
     fn cut(&mut self, lengths: impl Iterator<Item = usize>) -> Result<Vec<Self>> {
+        // Before the lock of the parts, which another thread of the parent may have had.
+        not_forked("a vector")?;
         let (mut address, mut bytes) = (self.buffer.address(), self.buffer.bytes());
         let (known, alignment) = (SplitBlock::of_part(&self.buffer), self.buffer.alignment());
         let block = self.buffer.take_block()?;
@@ -176,6 +179,7 @@ impl<T: Pod> DeviceVec<T> {
 
     /// Leaves `other` without memory; where there is an error, it is as it was, but for its home.
     fn join(&mut self, other: &mut Self) -> Result<()> {
+        not_forked("a vector")?;
         if other.buffer.bytes() == 0 {
             return Ok(());
         }

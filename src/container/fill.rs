@@ -45,7 +45,8 @@ impl<T: Pod> DeviceSliceMut<'_, T> {
         }
         let device = self.home().device();
         let call = self.memory_use().order_on(self.home(), CapturePolicy::Join)?;
-        for step in steps(bytemuck::bytes_of(&value), self.size_in_bytes()) {
+        let pattern = bytemuck::bytes_of(&value);
+        for step in steps(pattern, self.as_device_ptr(), self.size_in_bytes()) {
             let Step { offset, stride, word, count } = step;
             let fill =
                 RawFill { target: self.as_device_ptr() + offset as u64, stride, word, count };
@@ -68,9 +69,12 @@ struct Step {
     count: usize,
 }
 
-/// The calls that fill `bytes` bytes with a pattern.
-fn steps(pattern: &[u8], bytes: usize) -> Vec<Step> {
-    let widths = [1, 2, 4].into_iter().filter(|&width| pattern.len().is_multiple_of(width));
+/// The calls that fill `bytes` bytes from `address` on with a pattern. A word of the driver's is aligned to
+/// its size, which elements need not be.
+fn steps(pattern: &[u8], address: u64, bytes: usize) -> Vec<Step> {
+    let fits =
+        |width: usize| pattern.len().is_multiple_of(width) && address.is_multiple_of(width as u64);
+    let widths = [1, 2, 4].into_iter().filter(|&width| fits(width));
     let repeats = |&width: &usize| pattern.chunks(width).all(|word| word == &pattern[..width]);
     // The shortest of the words that the whole pattern repeats, if it repeats one; else the longest.
     let (width, stride) = match widths.clone().find(repeats) {

@@ -650,3 +650,19 @@ fn random_splits_and_joins() {
         assert_eq!(vec.to_vec().unwrap(), model, "seed {seed}");
     }
 }
+
+/// A chunk begins where an element of bytes may, and a cast makes elements of four of them.
+#[test]
+fn a_chunk_that_begins_anywhere_is_filled() {
+    let device = support::device();
+    let stream = device.new_stream().unwrap();
+    let mut head = DeviceVec::<u8>::zeroed(&stream, 17).unwrap();
+    for at in (1..9).rev() {
+        let mut tail = head.split_off(at).unwrap();
+        let whole = tail.len() / 4 * 4;
+        tail.truncate(whole);
+        let mut words = tail.cast::<[u8; 4]>().unwrap();
+        words.fill([1, 2, 3, 4]).unwrap();
+        assert_eq!(words.to_vec().unwrap(), vec![[1, 2, 3, 4]; whole / 4], "{at}");
+    }
+}

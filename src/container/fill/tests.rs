@@ -3,7 +3,7 @@ use super::*;
 /// Carries the steps out on the host.
 fn carry_out(pattern: &[u8], elements: usize) -> Vec<u8> {
     let mut memory = vec![0xEE; pattern.len() * elements];
-    for step in steps(pattern, memory.len()) {
+    for step in steps(pattern, 0, memory.len()) {
         for index in 0..step.count {
             let at = step.offset + index * step.stride;
             let bytes = match step.word {
@@ -29,11 +29,14 @@ fn every_pattern_is_repeated_exactly() {
 
 #[test]
 fn what_repeats_a_word_is_one_call() {
-    assert_eq!(steps(&[0; 24], 240).len(), 1);
+    assert_eq!(steps(&[0; 24], 0, 240).len(), 1);
     assert_eq!(
-        steps(&[0; 3], 9)[0],
+        steps(&[0; 3], 0, 9)[0],
         Step { offset: 0, stride: 1, word: FillWord::U8(0), count: 9 }
     );
-    assert_eq!(steps(&[1, 2, 1, 2], 8)[0].word.bytes(), 2);
-    assert_eq!(steps(&1.5_f64.to_ne_bytes(), 80).len(), 2);
+    assert_eq!(steps(&[1, 2, 1, 2], 0, 8)[0].word.bytes(), 2);
+    assert_eq!(steps(&1.5_f64.to_ne_bytes(), 0, 80).len(), 2);
+    assert_eq!(steps(&[7; 4], 2, 8)[0].word.bytes(), 1);
+    assert_eq!(steps(&[1, 2, 3, 4], 6, 8).len(), 2);
+    assert_eq!(steps(&[1, 2, 3, 4], 1, 8).len(), 4);
 }
