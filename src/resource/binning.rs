@@ -187,6 +187,8 @@ impl<U: DeviceResource + 'static> BinningResource<U> {
                 }
             }
         }
+        // What another thread's trim has given back meanwhile was not this one's to count.
+        *result = self.allocate_once(stream, layout);
     }
 
     /// # Safety
