@@ -154,11 +154,12 @@ fn read_info(info: &[u8]) -> Option<PtxEntry> {
         }
     }
     parameters.sort_unstable();
-    let in_order = parameters.iter().zip(0..).all(|((ordinal, _), place)| *ordinal == place);
+    let mut places = parameters.iter().enumerate();
+    let in_order = places.all(|(place, (ordinal, _))| usize::from(*ordinal) == place);
     // Where there are parameters of a form that is not known, there are fewer, or none.
-    let bytes: u32 = parameters.iter().map(|(_, bytes)| bytes).sum();
+    let bytes: u64 = parameters.iter().map(|(_, bytes)| u64::from(*bytes)).sum();
     let is_all = parameter_bytes
-        .is_some_and(|all| bytes <= u32::from(all) && (all == 0 || !parameters.is_empty()));
+        .is_some_and(|all| bytes <= u64::from(all) && (all == 0 || !parameters.is_empty()));
     if in_order && is_all {
         found.parameters = Some(parameters.iter().map(|(_, bytes)| *bytes as usize).collect());
     }
