@@ -23,7 +23,7 @@ impl PoolOwner {
     fn larger(self) -> &'static str {
         match self {
             Self::Arena => "build the arena with a larger arena_size",
-            Self::Pool | Self::FixedSize => "build the pool with a larger maximum_size",
+            Self::Pool | Self::FixedSize => "give the pool a larger maximum_size",
         }
     }
 }

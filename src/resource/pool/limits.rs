@@ -18,8 +18,8 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
     }
 
     /// Changes the most bytes that the pool may hold: a multiple of its alignment, or `None` for no maximum.
-    /// A pool that holds more by now does not grow, and gives the rest back when it is
-    /// [trimmed](Self::trim). Requests that are under way may still go by the former maximum.
+    /// A pool that holds more by now does not grow, and a [trim](Self::trim) to the maximum gives the rest back.
+    /// Requests that are under way may still go by the former maximum.
     ///
     /// ```
     /// use aquifer::{CudaResource, Device, DeviceVec, ErrorKind, PoolResource};
