@@ -242,12 +242,12 @@ impl<'t> Reader<'t> {
             }
             _ => {}
         }
-        let (mut element, mut lanes) = (None, 1);
+        let (mut element, mut width) = (None, 1);
         while let Some(Token::Directive(word)) = self.peek() {
             self.next()?;
             match (word, vector_lanes(word), type_bytes(word)) {
                 ("align", ..) => drop(self.number()?),
-                (_, Some(count), _) => lanes = count,
+                (_, Some(count), _) => width = count,
                 (_, _, Some(bytes)) => element = Some(bytes as u64),
                 _ => return Ok(()),
             }
@@ -255,7 +255,7 @@ impl<'t> Reader<'t> {
         let Some(element) = element else { return Ok(()) };
         while let Some(Token::Word(name)) = self.peek() {
             self.next()?;
-            let mut bytes = Some(element * lanes);
+            let mut bytes = Some(element * width);
             while self.pass(b'[')? {
                 let length = self.number()?;
                 bytes = bytes.zip(length).and_then(|(bytes, length)| bytes.checked_mul(length));

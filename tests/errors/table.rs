@@ -60,7 +60,7 @@ impl Table {
         &self.places
     }
 
-    /// What every text has to keep to, whoever writes it.
+    /// The rules of every text.
     pub(crate) fn check_style(&self) {
         assert!(self.served.is_empty(), "these are no errors: {:#?}", self.served);
         let mut found = String::new();

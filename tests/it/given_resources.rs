@@ -130,7 +130,7 @@ fn a_resource_that_borrows_is_one_too() {
     #[derive(Debug)]
     struct Borrowed<'a>(&'a CudaResource);
 
-    // SAFETY: every block is the lender's, and goes back to it unchanged.
+    // SAFETY: every block is the upstream's, and goes back to it unchanged.
     unsafe impl DeviceResource for Borrowed<'_> {
         fn device(&self) -> &Device {
             self.0.device()
