@@ -77,7 +77,13 @@ impl<U: Upstream> Pool<U> {
             return Ok(None);
         }
         let seen = seen.insert(Candidates::default());
-        match self.scan(request, seen, scan_limit(request)) {
+        let mut found = self.scan(request, seen, scan_limit(request));
+        if found.is_none() && seen.is_empty() {
+            // This thread's caches may have it. Memory is short, and what follows would flush those of all.
+            found = self.flush_thread_magazines(request);
+            found = found.or_else(|| self.scan(request, seen, scan_limit(request)));
+        }
+        match found {
             None if seen.is_of_one_stream() => self.steal_one_with_wait(request, seen),
             found => Ok(found),
         }

@@ -203,12 +203,21 @@ impl StandIn {
     }
 }
 
-/// Whether a call was made in a context, or needs none: a stream that was made tells a stream-ordered
-/// allocation or free of which context it is.
+/// Whether a call was made in a context, or needs none: a stream that was made, or an event, tells of which
+/// context it is.
 pub(crate) fn is_in(line: &str, context: u64) -> bool {
-    let by_stream = ["cuMemAllocFromPoolAsync ", "cuMemFreeAsync "];
+    let by_event = ["cuEventQuery ", "cuEventSynchronize "];
+    let by_stream = [
+        "cuMemAllocFromPoolAsync ",
+        "cuMemFreeAsync ",
+        "cuEventRecord ",
+        "cuStreamWaitEvent ",
+        "cuStreamIsCapturing ",
+        "cuStreamSynchronize ",
+    ];
     let made = || u64::from_str_radix(value(line, "stream").trim_start_matches("0x"), 16);
     value(line, "ctx") == format!("{context:#x}")
+        || by_event.iter().any(|name| line.starts_with(name))
         || by_stream.iter().any(|name| line.starts_with(name)) && made().is_ok_and(|it| it > 2)
 }
 

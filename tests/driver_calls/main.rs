@@ -240,6 +240,7 @@ fn each_of_two_devices_is_called_in_its_own_context() {
         let source = DeviceVec::from_slice(&a, &[3_u32; 50]).unwrap();
         let calls = driver.changes();
         assert!(calls.iter().all(|line| is_in(line, FIRST)), "{calls:?}");
+        let at_first = value(calls.last().unwrap(), "stream").to_owned();
         let mut target = DeviceVec::<u32>::zeroed(&b, 50).unwrap();
         let calls = driver.changes();
         assert!(calls.iter().all(|line| is_in(line, SECOND)), "{calls:?}");
@@ -248,12 +249,17 @@ fn each_of_two_devices_is_called_in_its_own_context() {
         let copy = calls.last().unwrap();
         assert!(copy.starts_with("cuMemcpyPeerAsync ctx=0x2000"), "{calls:?}");
         assert_eq!((value(copy, "to"), value(copy, "from")), ("0x2000", "0x1000"));
-        assert!(calls.iter().any(|line| line.starts_with("cuEventRecord ctx=0x1000")));
+        let records = calls.iter().filter(|line| line.starts_with("cuEventRecord "));
+        assert!(records.map(|line| value(line, "stream")).any(|stream| stream == at_first));
         drop(source);
         let calls = driver.changes();
-        let at = |start: &str| calls.iter().position(|line| line.starts_with(start)).unwrap();
-        assert!(at("cuEventRecord ctx=0x2000") < at("cuStreamWaitEvent ctx=0x1000"), "{calls:?}");
-        assert!(at("cuStreamWaitEvent ctx=0x1000") < at("cuMemFreeAsync "));
+        let at = |name: &str, here: bool| {
+            let on = |line: &String| (value(line, "stream") == at_first) == here;
+            calls.iter().position(|line| line.starts_with(name) && on(line)).unwrap()
+        };
+        let wait = at("cuStreamWaitEvent ", true);
+        assert!(at("cuEventRecord ", false) < wait, "{calls:?}");
+        assert!(wait < at("cuMemFreeAsync ", true));
         assert_eq!(target.to_vec().unwrap(), [3; 50]);
         let refused = target.on(&a).map(drop).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::WrongDevice);

@@ -1,5 +1,6 @@
-//! The [`Driver`] of a GPU: each method is one driver call with the context current.
+//! The [`Driver`] of a GPU: each method is one driver call in this context.
 
+use super::context::Relaxed;
 use super::driver::CudaDriver;
 use super::launch::enqueue;
 #[cfg(unix)]
@@ -28,7 +29,8 @@ fn pointer(pointer: NonNull<u8>) -> *mut c_void {
 }
 
 // SAFETY: the CUDA driver gives out memory once, and a stream is a queue. Every call is made with
-// this driver's context current, so that addresses and handles are of that context.
+// this driver's context current, so that addresses and handles are of that context, or by a handle that
+// names it (`by_handle`).
 unsafe impl Driver for CudaDriver {
     fn kind(&self) -> BackendKind {
         BackendKind::Cuda
@@ -244,15 +246,19 @@ impl PoolCalls for CudaDriver {
         bytes: usize,
         stream: RawStream,
     ) -> DriverResult<DeviceAddress> {
-        // SAFETY: `address` is writable for the call.
-        out_param(|address| unsafe {
-            self.relaxed_on(stream)?.0.mem_alloc_from_pool_async(address, bytes, pool.0, stream.0)
+        self.on_stream(stream, |library| {
+            // SAFETY: `address` is writable for the call.
+            out_param(|address| unsafe {
+                Relaxed::new(library).mem_alloc_from_pool_async(address, bytes, pool.0, stream.0)
+            })
         })
     }
 
     unsafe fn mem_free_async(&self, address: DeviceAddress, stream: RawStream) -> DriverResult<()> {
-        // SAFETY: the caller's contract.
-        unsafe { self.relaxed_on(stream)?.0.mem_free_async(address, stream.0) }
+        self.on_stream(stream, |library| {
+            // SAFETY: the caller's contract; a call that wanted a context freed nothing.
+            unsafe { Relaxed::new(library).mem_free_async(address, stream.0) }
+        })
     }
 }
 
@@ -287,12 +293,12 @@ impl StreamCalls for CudaDriver {
 
     fn stream_synchronize(&self, stream: RawStream) -> DriverResult<()> {
         // SAFETY: waits, and changes nothing.
-        unsafe { self.current()?.stream_synchronize(stream.0) }
+        self.on_stream(stream, |library| unsafe { library.stream_synchronize(stream.0) })
     }
 
     fn stream_wait_event(&self, stream: RawStream, event: RawEvent) -> DriverResult<()> {
         // SAFETY: both are handles of this driver; a dead one is an error of the driver.
-        unsafe { self.current()?.stream_wait_event(stream.0, event.0, 0) }
+        self.on_stream(stream, |library| unsafe { library.stream_wait_event(stream.0, event.0, 0) })
     }
 
     fn event_create(&self) -> DriverResult<RawEvent> {
@@ -309,12 +315,13 @@ impl StreamCalls for CudaDriver {
 
     fn event_record(&self, event: RawEvent, stream: RawStream) -> DriverResult<()> {
         // SAFETY: both are handles of this driver; a dead one is an error of the driver.
-        unsafe { self.current()?.event_record(event.0, stream.0) }
+        self.on_stream(stream, |library| unsafe { library.event_record(event.0, stream.0) })
     }
 
     fn event_query(&self, event: RawEvent) -> DriverResult<bool> {
         // SAFETY: asks, and changes nothing.
-        match unsafe { self.relaxed()?.event_query(event.0) } {
+        match self.by_handle(true, |library| unsafe { Relaxed::new(library).event_query(event.0) })
+        {
             Ok(()) => Ok(true),
             Err(error) if error.code() == DriverError::NOT_READY => Ok(false),
             Err(error) => Err(error),
@@ -323,7 +330,7 @@ impl StreamCalls for CudaDriver {
 
     fn event_synchronize(&self, event: RawEvent) -> DriverResult<()> {
         // SAFETY: waits, and changes nothing.
-        unsafe { self.relaxed()?.event_synchronize(event.0) }
+        self.by_handle(true, |library| unsafe { Relaxed::new(library).event_synchronize(event.0) })
     }
 
     fn context_record(&self, event: RawEvent) -> DriverResult<()> {
@@ -339,8 +346,11 @@ impl StreamCalls for CudaDriver {
 
 impl GraphCalls for CudaDriver {
     fn capture_status(&self, stream: RawStream) -> DriverResult<CaptureStatus> {
-        // SAFETY: `status` is writable for the call.
-        match out_param(|status| unsafe { self.current()?.stream_is_capturing(stream.0, status) }) {
+        let status = self.on_stream(stream, |library| {
+            // SAFETY: `status` is writable for the call.
+            out_param(|status| unsafe { library.stream_is_capturing(stream.0, status) })
+        });
+        match status {
             Ok(0) => Ok(CaptureStatus::None),
             Ok(1) => Ok(CaptureStatus::Active),
             Ok(_) => Ok(CaptureStatus::Invalidated),

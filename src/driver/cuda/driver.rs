@@ -7,13 +7,10 @@ use super::library::{Handle, Library};
 use super::open::{driver, primary_context};
 use super::properties::properties;
 use crate::driver::{DeviceProperties, DriverResult, ErrorContext, RawStream};
-use crate::error::{Error, ErrorKind};
+use crate::error::{DriverError, Error, ErrorKind};
 use crate::sync::Arc;
 use cudarc::driver::CudaContext;
 use std::{fmt, mem};
-
-/// The library in relaxed capture mode, and the guard of the context if the call needs one.
-type RelaxedOn = (Relaxed<&'static Library>, Option<Current<'static>>);
 
 /// One context of a GPU. It keeps the context alive.
 pub(crate) struct CudaDriver {
@@ -80,13 +77,34 @@ impl CudaDriver {
         self.current().map(Relaxed::new)
     }
 
-    /// As [`relaxed`](Self::relaxed), for a call that needs a context only to tell which stream a handle
-    /// of 0, 1 or 2 names: any other names its context, too. Spares a question to the driver.
+    /// Makes a call on a stream. A handle names its context, but for 0, 1 and 2, which name a stream of the
+    /// current one; so other streams spare the questions to the driver. Tried on an H100, driver 580; a driver
+    /// that wants a context current all the same says so, has done nothing, and is asked again with it.
     #[inline]
-    pub(super) fn relaxed_on(&self, stream: RawStream) -> DriverResult<RelaxedOn> {
+    pub(super) fn on_stream<R>(
+        &self,
+        stream: RawStream,
+        call: impl Fn(&Library) -> DriverResult<R>,
+    ) -> DriverResult<R> {
         const LAST_DEFAULT: u64 = 2;
-        let current = if stream.0 > LAST_DEFAULT { None } else { Some(self.current()?) };
-        Ok((Relaxed::new(self.library), current))
+        self.by_handle(stream.0 > LAST_DEFAULT, call)
+    }
+
+    /// As [`on_stream`](Self::on_stream), by a handle that names its context or not.
+    #[inline]
+    pub(super) fn by_handle<R>(
+        &self,
+        names_context: bool,
+        call: impl Fn(&Library) -> DriverResult<R>,
+    ) -> DriverResult<R> {
+        if names_context {
+            let result = call(self.library);
+            let wants_context = |error: &DriverError| error.code() == DriverError::INVALID_CONTEXT;
+            if !result.as_ref().is_err_and(wants_context) {
+                return result;
+            }
+        }
+        call(&*self.current()?)
     }
 }
 

@@ -17,9 +17,10 @@ use std::ffi::{CStr, c_char, c_void};
 use std::os::fd::IntoRawFd;
 use std::ptr::{copy, slice_from_raw_parts_mut};
 
-/// Defines exported functions. `[context]` ones need a current context.
+/// Defines exported functions. `[context]` ones need a current context, `[context of stream]` ones do on default
+/// streams alone: so the manual says of stream-ordered allocations and frees, and so an H100, driver 580, does.
 macro_rules! exported {
-    ($($name:ident $([$context:ident])? ($($argument:ident: $kind:ty),* $(,)?)
+    ($($name:ident $([$context:ident $(of $stream:ident)?])? ($($argument:ident: $kind:ty),* $(,)?)
         => $format:literal $body:block)*) => {
         $(
             #[unsafe(no_mangle)]
@@ -27,7 +28,8 @@ macro_rules! exported {
                 if let Some(code) = enter(stringify!($name), format!($format)) {
                     return code;
                 }
-                if stringify!($($context)?) == "context" && current() == 0 {
+                let streams: &[u64] = &[$($($stream)?)?];
+                if stringify!($($context)?) == "context" && lacks_context(streams) {
                     return INVALID_CONTEXT;
                 }
                 // SAFETY: whoever calls a driver function keeps the contract of the driver's
@@ -83,10 +85,9 @@ fn known(handle: u64) -> bool {
     handle <= 2 || state().handles.contains(&handle)
 }
 
-/// Whether a call needs a context to know the stream, and none is current. By the driver's manual,
-/// stream-ordered allocations and frees ask for one on default streams alone.
-fn lacks_context(stream: u64) -> bool {
-    stream <= 2 && current() == 0
+/// Whether no context is current, and the call has no stream that names one.
+fn lacks_context(streams: &[u64]) -> bool {
+    current() == 0 && streams.iter().all(|stream| *stream <= 2)
 }
 
 fn on(stream: u64) -> u32 {
@@ -230,10 +231,7 @@ exported! {
     cuMemFree_v2[context](address: u64) => "address={address:#x}" { release(address) }
     cuMemAllocAsync[context](address: *mut u64, bytes: usize, stream: u64)
         => "bytes={bytes} stream={stream:#x}" { give(address, allocate(bytes, 256)) }
-    cuMemFreeAsync(address: u64, stream: u64) => "address={address:#x} stream={stream:#x}" {
-        if lacks_context(stream) {
-            return INVALID_CONTEXT;
-        }
+    cuMemFreeAsync[context of stream](address: u64, stream: u64) => "address={address:#x} stream={stream:#x}" {
         if known(stream) { release(address) } else { INVALID_HANDLE }
     }
     cuMemAdvise[context](address: u64, bytes: usize, advice: u32, device: i32)
@@ -289,12 +287,9 @@ exported! {
     }
     cuMemPoolTrimTo(pool: u64, keep: usize) => "pool={pool:#x} keep={keep}" { on(pool) }
     cuMemPoolDestroy(pool: u64) => "pool={pool:#x}" { retire(pool) }
-    cuMemAllocFromPoolAsync(address: *mut u64, bytes: usize, pool: u64, stream: u64)
+    cuMemAllocFromPoolAsync[context of stream](address: *mut u64, bytes: usize, pool: u64, stream: u64)
         => "bytes={bytes} pool={pool:#x} stream={stream:#x}"
     {
-        if lacks_context(stream) {
-            return INVALID_CONTEXT;
-        }
         if !known(pool) || !known(stream) {
             return INVALID_HANDLE;
         }
@@ -339,13 +334,13 @@ exported! {
     cuStreamCreateWithPriority[context](stream: *mut u64, flags: u32, priority: i32)
         => "flags={flags} priority={priority}" { *stream = state().handle(); 0 }
     cuStreamDestroy_v2[context](stream: u64) => "stream={stream:#x}" { retire(stream) }
-    cuStreamSynchronize[context](stream: u64) => "stream={stream:#x}" {
+    cuStreamSynchronize[context of stream](stream: u64) => "stream={stream:#x}" {
         if state().lose_capture(stream) { STREAM_CAPTURE_UNSUPPORTED } else { on(stream) }
     }
-    cuStreamWaitEvent[context](stream: u64, event: u64, flags: u32)
+    cuStreamWaitEvent[context of stream](stream: u64, event: u64, flags: u32)
         => "stream={stream:#x} event={event:#x} flags={flags}"
     { if known(stream) { on(event) } else { INVALID_HANDLE } }
-    cuStreamIsCapturing[context](stream: u64, status: *mut u32) => "stream={stream:#x}" {
+    cuStreamIsCapturing[context of stream](stream: u64, status: *mut u32) => "stream={stream:#x}" {
         *status = state().capture_status(stream);
         on(stream)
     }
@@ -416,7 +411,7 @@ exported! {
         0
     }
     cuEventDestroy_v2[context](event: u64) => "event={event:#x}" { retire(event) }
-    cuEventRecord[context](event: u64, stream: u64) => "event={event:#x} stream={stream:#x}" {
+    cuEventRecord[context of stream](event: u64, stream: u64) => "event={event:#x} stream={stream:#x}" {
         if known(event) { on(stream) } else { INVALID_HANDLE }
     }
     cuEventQuery(event: u64) => "event={event:#x}" { on(event) }
