@@ -5,7 +5,7 @@ use super::device_vec::DeviceVec;
 use super::split_block::SplitBlock;
 use crate::driver::not_forked;
 use crate::error::{Error, ErrorKind, Refused, Result, ensure};
-use crate::impls::Count;
+use crate::impls::{Count, list_for};
 use crate::sync::Arc;
 use bytemuck::Pod;
 use std::marker::PhantomData;
@@ -85,8 +85,8 @@ impl<T: Pod> DeviceVec<T> {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidArgument`] for chunks of no elements; [`ErrorKind::Capture`] while home is in
-    /// capture; those of making home wait for uses elsewhere. The vector comes back.
+    /// [`ErrorKind::InvalidArgument`] for chunks of no elements; [`ErrorKind::OutOfMemory`] where the host has
+    /// none for a list of so many; [`ErrorKind::Capture`] while home is in capture; those of making home wait for uses elsewhere. The vector comes back.
     pub fn into_chunks(mut self, length: usize) -> Result<Vec<Self>, Refused<Self>> {
         if length == 0 {
             let elements = Count(self.length, "element");
@@ -97,8 +97,9 @@ impl<T: Pod> DeviceVec<T> {
         if before_last == 0 {
             return Ok(vec![self]);
         }
+        let parts = list_for(before_last + 1, "a vector");
         let lengths = std::iter::repeat_n(length, before_last);
-        self.cut(lengths).map_err(|error| Refused::new(error, self))
+        parts.and_then(|parts| self.cut(lengths, parts)).map_err(|error| Refused::new(error, self))
     }
 
     /// Splits it in two: it keeps the elements before `at`, and returns the others, with the spare
@@ -125,7 +126,7 @@ impl<T: Pod> DeviceVec<T> {
         let elements = Count(self.length, "element");
         ensure!(at <= self.length, OutOfBounds, "", "a split at {at} was asked of {elements}");
         if self.buffer.bytes() > 0 {
-            let mut parts = self.cut(std::iter::once(at))?.into_iter();
+            let mut parts = self.cut(std::iter::once(at), Vec::with_capacity(2))?.into_iter();
             if let (Some(head), Some(tail)) = (parts.next(), parts.next()) {
                 *self = head;
                 return Ok(tail);
@@ -134,9 +135,13 @@ impl<T: Pod> DeviceVec<T> {
         Ok(Self { buffer: self.allocate_like(0)?, length: 0, elements: PhantomData })
     }
 
-    /// Vectors of so many elements each, and one with what is left. It has no memory afterwards; where
+    /// Vectors of so many elements each, and one with what is left, in `parts`. It has no memory afterwards; where
     /// there is an error, it is as it was.
-    fn cut(&mut self, lengths: impl Iterator<Item = usize>) -> Result<Vec<Self>> {
+    fn cut(
+        &mut self,
+        lengths: impl Iterator<Item = usize>,
+        mut parts: Vec<Self>,
+    ) -> Result<Vec<Self>> {
         // Before the lock of the parts, which another thread of the parent may have had.
         not_forked("a vector")?;
         let (mut address, mut bytes) = (self.buffer.address(), self.buffer.bytes());
@@ -148,7 +153,6 @@ impl<T: Pod> DeviceVec<T> {
             SplitBlock::new(Buffer::from_block(&home, block, alignment, resource))
         });
         let mut left = std::mem::take(&mut self.length);
-        let mut parts = Vec::new();
         for length in lengths.map(Some).chain([None]) {
             let (length, part) = match length {
                 Some(length) => (length, length * size_of::<T>()),

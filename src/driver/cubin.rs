@@ -23,6 +23,10 @@ pub(crate) enum CubinError {
     NoEntry(Vec<String>),
 }
 
+/// Types of sections without bytes in the file, as [`SHT_NOBITS`], that cubins have besides: global, local,
+/// shared and reserved shared memory (`cuobjdump -elf` names them).
+const CUDA_NOBITS: [u32; 4] = [0x7000_0007, 0x7000_0009, 0x7000_000a, 0x7000_0015];
+
 /// So many names make a sentence.
 const KNOWN: usize = 8;
 
@@ -80,7 +84,7 @@ fn read_sections(
     let (mut known, mut is_there, mut info) = (Vec::new(), false, None);
     for section in sections.iter() {
         let data = match section.sh_type(endian) {
-            SHT_NOBITS => &[],
+            kind if kind == SHT_NOBITS || CUDA_NOBITS.contains(&kind.0) => &[],
             _ => section.data(endian, image).ok()?,
         };
         let name = String::from_utf8_lossy(sections.section_name(endian, section).ok()?);

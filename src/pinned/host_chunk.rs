@@ -2,7 +2,7 @@
 
 use super::host_buffer::HostBuffer;
 use crate::error::{Error, ErrorKind, Refused, Result, ensure};
-use crate::impls::{Count, debug_struct};
+use crate::impls::{Count, debug_struct, list_for};
 use crate::sync::Arc;
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::ops::{Deref, DerefMut, Range};
@@ -116,14 +116,18 @@ impl<B: HostBuffer> HostChunk<B> {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidArgument`] for chunks of no elements; the chunk comes back.
+    /// [`ErrorKind::InvalidArgument`] for chunks of no elements; [`ErrorKind::OutOfMemory`] where the host has
+    /// none for a list of so many. The chunk comes back.
     pub fn into_chunks(mut self, length: usize) -> Result<Vec<Self>, Refused<Self>> {
         if length == 0 {
             let elements = Count(self.len(), "element");
             let what = format!("a chunk of {elements} was to be split into chunks of none");
             return Err(Refused::new(Error::new(ErrorKind::InvalidArgument, what), self));
         }
-        let mut chunks = Vec::with_capacity(self.len().div_ceil(length).max(1));
+        let mut chunks = match list_for(self.len().div_ceil(length).max(1), "a host buffer") {
+            Ok(chunks) => chunks,
+            Err(error) => return Err(Refused::new(error, self)),
+        };
         while self.range.len() > length {
             let end = self.range.start + length;
             let (owner, range) = (self.owner.clone(), self.range.start..end);

@@ -124,6 +124,24 @@ fn a_cubin_that_is_cut_is_refused_before_a_driver_reads_past_its_end() {
 }
 
 #[test]
+fn sections_without_bytes_may_lie_anywhere() {
+    let word = |image: &[u8], at: usize| u64::from_le_bytes(image[at..at + 8].try_into().unwrap());
+    // Of an ELF header: where the section headers begin, 64 bytes each, and their number.
+    let (begin, count) = (word(CUBIN, 0x28) as usize, usize::from(CUBIN[0x3c]));
+    let is_info = |at: &usize| CUBIN[at + 4..at + 8] == 0x7000_0000_u32.to_le_bytes();
+    let info = (0..count).map(|number| begin + 64 * number).find(is_info).unwrap();
+    for (kind, is_refused) in
+        [(8, false), (0x7000_0007, false), (0x7000_000a, false), (0x7000_0000, true)]
+    {
+        let mut image = CUBIN.to_vec();
+        image[info + 4..info + 8].copy_from_slice(&u32::to_le_bytes(kind));
+        image[info + 0x18..info + 0x20].copy_from_slice(&u64::MAX.to_le_bytes());
+        let code = refused("nothing", image).0;
+        assert_eq!(code, if is_refused { 200 } else { 0 }, "{kind:#x}");
+    }
+}
+
+#[test]
 fn a_cubin_with_any_byte_changed_is_read_without_a_panic() {
     for at in (0..CUBIN.len()).step_by(3) {
         let mut image = CUBIN.to_vec();
