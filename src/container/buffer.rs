@@ -37,7 +37,7 @@ impl Buffer {
         let block = if layout.bytes() == 0 {
             DeviceBlock::empty(layout)
         } else {
-            resource.allocate(home, layout)?
+            deferred::or_collect(|| resource.allocate(home, layout))?
         };
         if CallSite::is_wanted() {
             tell_made(home, block.address(), layout.bytes(), kind);

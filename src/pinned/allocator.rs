@@ -7,6 +7,7 @@ use super::thread_cache;
 use crate::debug_log::deferred_event;
 use crate::driver::is_forked_child;
 use crate::error::{Error, Result, catch_panic};
+use crate::stream::deferred;
 use crate::sync::trusted::thread_local;
 use std::alloc::Layout;
 use std::cell::RefCell;
@@ -114,7 +115,7 @@ pub(crate) unsafe trait HostAllocator {
     fn allocate_slow_or_empty(&self, layout: Layout) -> Result<NonNull<[u8]>> {
         match layout.size() {
             0 => Ok(NonNull::slice_from_raw_parts(layout.dangling_ptr(), 0)),
-            _ => self.allocate_slow(layout),
+            _ => deferred::or_collect(|| self.allocate_slow(layout)),
         }
     }
 

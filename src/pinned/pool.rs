@@ -13,7 +13,7 @@ use crate::error::Result;
 use crate::layout::DeviceLayout;
 use crate::resource::impls::{equal_by_identity, forward};
 use crate::resource::{DeviceBlock, DeviceResource, HostAccessible, HostComplete, ResourceId};
-use crate::stream::Stream;
+use crate::stream::{Stream, deferred};
 use crate::sync::Arc;
 use std::alloc::Layout;
 use std::fmt;
@@ -114,6 +114,7 @@ impl PinnedPool {
     /// capture, which waiting would invalidate; [`ErrorKind::Forked`](crate::ErrorKind::Forked) in
     /// the child of a fork.
     pub fn trim(&self) -> Result<usize> {
+        deferred::collect_all();
         self.core().trim()
     }
 }

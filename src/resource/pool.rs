@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout};
 use crate::pool::magazine::Magazine;
 use crate::pool::{Block, Pool};
-use crate::stream::Stream;
+use crate::stream::{Stream, deferred};
 use crate::sync::Arc;
 use std::ptr::NonNull;
 
@@ -127,6 +127,7 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
     pub fn trim(&self, keep: usize) -> Result<usize> {
         let _site = CallSite::enter();
         not_forked("a pool")?;
+        deferred::collect_all();
         self.pool.free_deferred_graphs();
         self.pool.trim(keep).map_err(|failure| self.explain(failure, Asked::Trim))
     }

@@ -1,5 +1,6 @@
 //! All work of a device's context at once, beside captures.
 
+use super::deferred;
 use super::handle::{Capture, Stream, exposed};
 use super::members::CAPTURES;
 use crate::debug_log::defer_events;
@@ -67,7 +68,9 @@ impl Device {
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
         let _site = CallSite::enter();
-        self.block()
+        let synchronized = self.block();
+        deferred::collect_all();
+        synchronized
     }
 
     /// An error names the place in the crate, not the caller's.

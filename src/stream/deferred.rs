@@ -23,7 +23,7 @@
 
 use crate::debug_log::{emit_deferred, event};
 use crate::driver::sim::NoCallSite;
-use crate::error::{ErrorKind, catch_panic};
+use crate::error::{ErrorKind, Result, catch_panic};
 use crate::event::Event;
 use crate::sync::{Arc, AtomicUsize, LazyLock, Mutex, Ordering};
 use std::collections::VecDeque;
@@ -142,10 +142,27 @@ pub(crate) fn defer_block(event: Option<Arc<Event>>, free: impl FnOnce() + Send 
     BLOCKS.defer(DeferredDrop::new(event, free));
 }
 
-/// Drops what the devices have passed, without waiting.
-pub(crate) fn collect() {
-    collect_from(&BLOCKS);
-    collect_from(&BUFFERS);
+/// Drops some of what the devices have passed, without waiting. Returns how much.
+pub(crate) fn collect() -> usize {
+    collect_from(&BLOCKS) + collect_from(&BUFFERS)
+}
+
+/// As [`collect`], until every drop was asked about. The caller has no lock that a drop of a user's may ask
+/// for.
+pub(crate) fn collect_all() -> usize {
+    let rounds = BLOCKS.len().max(BUFFERS.len()).div_ceil(MAX_QUERIES);
+    (0..rounds).map(|_| collect()).sum()
+}
+
+/// Asks for memory again where there was none and drops were waiting to give some back: those of transfers
+/// that were cancelled, say. The caller as that of [`collect_all`].
+pub(crate) fn or_collect<R>(mut allocate: impl FnMut() -> Result<R>) -> Result<R> {
+    loop {
+        match allocate() {
+            Err(error) if error.kind() == ErrorKind::OutOfMemory && collect_all() > 0 => {}
+            result => return result,
+        }
+    }
 }
 
 /// As [`collect`], of blocks alone.
@@ -153,9 +170,9 @@ pub(crate) fn collect_blocks() {
     collect_from(&BLOCKS);
 }
 
-fn collect_from(queue: &DeferredQueue<DeferredDrop>) {
+fn collect_from(queue: &DeferredQueue<DeferredDrop>) -> usize {
     if queue.is_empty() || crate::driver::is_forked_child() {
-        return;
+        return 0;
     }
     // These drops are not the work of the call that runs them.
     let _site = NoCallSite::enter();
@@ -171,6 +188,7 @@ fn collect_from(queue: &DeferredQueue<DeferredDrop>) {
             );
         });
     }
+    let dropped = collected.ready.len();
     for ready in collected.ready {
         let drop = ManuallyDrop::into_inner(ready.drop);
         if catch_panic(drop).is_none() {
@@ -179,4 +197,5 @@ fn collect_from(queue: &DeferredQueue<DeferredDrop>) {
             });
         }
     }
+    dropped
 }

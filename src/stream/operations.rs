@@ -89,7 +89,7 @@ impl Stream {
             self.refuse_capture("waiting for the stream")?;
         }
         let synchronized = self.synchronize_uncaptured();
-        deferred::collect();
+        deferred::collect_all();
         synchronized
     }
 

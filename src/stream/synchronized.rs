@@ -65,7 +65,7 @@ impl Future for Synchronized {
         };
         let Poll::Ready(asked) = watched.poll(context) else { return Poll::Pending };
         let ended = watched.event().end(asked);
-        deferred::collect();
+        deferred::collect_all();
         Poll::Ready(ended)
     }
 }

@@ -2,6 +2,7 @@
 //! one at a time.
 
 mod allocator_contract;
+mod cancelled;
 #[path = "../support/contract.rs"]
 mod contract;
 mod current_resources;

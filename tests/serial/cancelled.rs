@@ -1,0 +1,94 @@
+//! Memory of transfers that were dropped before anybody took their buffers: it is there for the next
+//! allocation, for a trim and after the device was waited for, once the device is past the copies.
+
+use crate::{alone, support};
+use allocator_api2::vec::Vec as AllocVec;
+use aquifer::sim::SimConfig;
+use aquifer::{
+    CudaResource, Device, DeviceVec, PinnedPool, PinnedResource, PoolResource, Stream, Transfer,
+};
+use std::sync::Arc;
+
+const MIB: usize = 1 << 20;
+
+type Uploads = Vec<Transfer<Vec<u8>>>;
+
+/// Uploads of a MiB each that the device has passed.
+fn complete_uploads(stream: &Stream, count: usize) -> Uploads {
+    let uploads: Uploads = (0..count).map(|_| stream.upload_new(vec![1; MIB]).unwrap()).collect();
+    stream.record().unwrap().synchronize().unwrap();
+    uploads
+}
+
+fn pool_of(device: &Device, bytes: usize) -> Arc<PoolResource<CudaResource>> {
+    let options = PoolResource::builder(CudaResource::new(device)).maximum_size(bytes);
+    Arc::new(options.build().unwrap())
+}
+
+#[test]
+fn a_pool_at_its_maximum_has_the_memory_of_cancelled_transfers() {
+    let _alone = alone();
+    let (device, simulator) = support::simulated(SimConfig::default());
+    let stream = device.new_stream().unwrap();
+    aquifer::with_device_resource(pool_of(&device, 8 * MIB), || {
+        // More than one look takes.
+        for count in [8, 8, 3] {
+            drop(complete_uploads(&stream, count));
+            DeviceVec::<u8>::zeroed(&stream, 7 * MIB).unwrap();
+        }
+    });
+    simulator.check().unwrap();
+}
+
+#[test]
+fn a_device_without_room_has_the_memory_of_cancelled_transfers() {
+    let _alone = alone();
+    let (device, simulator) = support::simulated(SimConfig::default().capacity(40 * MIB as u64));
+    let stream = device.new_stream().unwrap();
+    let plain = Arc::new(CudaResource::new(&device));
+    aquifer::with_device_resource(plain, || {
+        drop(complete_uploads(&stream, 40));
+        DeviceVec::<u8>::zeroed(&stream, 33 * MIB).unwrap();
+    });
+    simulator.check().unwrap();
+}
+
+#[test]
+fn a_pinned_pool_at_its_maximum_has_the_memory_of_cancelled_transfers() {
+    let _alone = alone();
+    let (device, simulator) = support::simulated(SimConfig::default());
+    let stream = device.new_stream().unwrap();
+    let upstream = PinnedResource::new(&device).unwrap();
+    let pool = PinnedPool::builder(upstream).maximum_size(8 * MIB).build().unwrap();
+    let make = |bytes: usize| {
+        let mut host: AllocVec<u8, PinnedPool> = AllocVec::new_in(pool.clone());
+        host.try_reserve_exact(bytes).map(|()| {
+            host.resize(bytes, 1);
+            host
+        })
+    };
+    let uploads: Vec<_> =
+        (0..8).map_while(|_| make(MIB).ok()).map(|host| stream.upload_new(host).unwrap()).collect();
+    assert!(uploads.len() >= 7, "the pool is full");
+    stream.record().unwrap().synchronize().unwrap();
+    drop(uploads);
+    assert!(make(4 * MIB).is_ok());
+    simulator.check().unwrap();
+}
+
+#[test]
+fn waiting_for_the_device_frees_what_cancelled_transfers_left() {
+    let _alone = alone();
+    let (device, simulator) = support::simulated(SimConfig::default());
+    let stream = device.new_stream().unwrap();
+    let pool = pool_of(&device, 64 * MIB);
+    aquifer::with_device_resource(pool.clone(), || {
+        let uploads: Uploads = (0..40).map(|_| stream.upload_new(vec![1; MIB]).unwrap()).collect();
+        drop(uploads);
+        device.synchronize().unwrap();
+        assert_eq!(pool.statistics().live, 0);
+        drop(complete_uploads(&stream, 40));
+        assert!(pool.trim(0).unwrap() >= 40 * MIB, "a trim looks for it, too");
+    });
+    simulator.check().unwrap();
+}
