@@ -162,6 +162,17 @@ impl Event {
             .with_context(|| format!("asking whether an event of {} is complete", self.device))
     }
 
+    /// As [`is_complete`](Self::is_complete), for a pool on a device that follows pools.
+    pub(crate) fn is_complete_for_pool(&self) -> Result<bool> {
+        self.outside_of_graphs("asking whether an event is complete")?;
+        let driver = self.device.driver();
+        let asked = match driver.regions() {
+            Some(regions) => regions.event_query_for_pool(self.raw),
+            None => driver.event_query(self.raw),
+        };
+        asked.with_context(|| format!("asking whether an event of {} is complete", self.device))
+    }
+
     /// What [`synchronize`](Self::synchronize) returns, where [`is_complete`](Self::is_complete) has
     /// returned `asked`: an error, or that the device has passed the event.
     pub(crate) fn end(&self, asked: Result<bool>) -> Result<()> {

@@ -256,6 +256,11 @@ pub(crate) unsafe trait Driver:
     /// longer writes host memory. `false` if unknown.
     fn has_stopped(&self) -> bool;
 
+    /// Whether the device works while nothing is asked of it, so that what is asked again later may be done.
+    fn works_unasked(&self) -> bool {
+        true
+    }
+
     /// What a synchronisation with nothing to wait for returns besides: on the simulated device, the
     /// first report that was not taken.
     fn check(&self) -> DriverResult<()> {
@@ -280,6 +285,11 @@ pub(crate) trait RegionCalls {
 
     /// A range is the pool's no more.
     fn heap_unregister(&self, pool: u64, heap: DeviceRange);
+
+    /// As [`event_query`](StreamCalls::event_query), for a pool: what it learns orders the memory that pools
+    /// hand out from now on, and nothing else. Else the question of a pool, which comes when it has no memory
+    /// at hand, would hide that work of the user's lacks a wait.
+    fn event_query_for_pool(&self, event: RawEvent) -> DriverResult<bool>;
 
     /// A part of a heap is handed out, for work that is ordered after what `stream` was given so far.
     fn region_register(&self, pool: u64, region: DeviceRange, stream: RawStream);

@@ -175,9 +175,11 @@ impl<U: Upstream> Pool<U> {
         }
         let may_grow = self.settings.steps.contains(&MissStep::Grow)
             && self.fits(request, self.settings.limits.soft_limit());
-        let end = Instant::now() + MIN_POLL_TIME;
+        // Where a device works only when it is asked, time decides nothing: one program does the same each time.
+        let end = self.upstream.works_unasked().then(|| Instant::now() + MIN_POLL_TIME);
         for attempt in 0.. {
-            let long = attempt >= MIN_POLL_ATTEMPTS && (MODELLED || Instant::now() >= end);
+            let is_late = |end| MODELLED || Instant::now() >= end;
+            let long = attempt >= MIN_POLL_ATTEMPTS && end.is_none_or(is_late);
             let is_last = !may_grow || long;
             for candidate in candidates.iter() {
                 let Some(source) = self.slot(candidate.freed_by) else { continue };

@@ -72,6 +72,11 @@ pub trait Upstream: Send + Sync + 'static {
     /// ([`Failure::Exhausted`]), or no stream could be made to wait for their last work.
     fn report_leak(&self, bytes: usize, why: &Failure<Self::Error>);
 
+    /// Whether an event that is asked about again later may be passed by then, for no other reason.
+    fn works_unasked(&self) -> bool {
+        true
+    }
+
     /// The device's ordinal, for people.
     fn device(&self) -> usize {
         0

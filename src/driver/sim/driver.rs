@@ -159,6 +159,10 @@ unsafe impl Driver for SimDriver {
         self.context.sync_result(name)
     }
 
+    fn works_unasked(&self) -> bool {
+        self.context.config.schedule == Schedule::Background
+    }
+
     fn regions(&self) -> Option<&dyn RegionCalls> {
         self.context.config.pool_checks.then_some(self)
     }

@@ -90,7 +90,14 @@ impl<U: DeviceResource + 'static> Upstream for PoolDriver<U> {
     }
 
     fn is_passed(&self, event: &Event) -> Result<bool> {
-        event.is_complete()
+        match &self.hooks {
+            Some(hooks) if hooks.follow_device() => event.is_complete_for_pool(),
+            _ => event.is_complete(),
+        }
+    }
+
+    fn works_unasked(&self) -> bool {
+        self.resource.device().driver().works_unasked()
     }
 
     fn synchronize(&self, event: &Event) -> Result<()> {

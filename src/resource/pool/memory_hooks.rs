@@ -108,6 +108,11 @@ impl MemoryHooks {
         }
     }
 
+    /// Whether the device follows the pool.
+    pub(super) fn follow_device(&self) -> bool {
+        self.device.is_some()
+    }
+
     /// Whether the device follows the pool, and the stream is of that device.
     fn follows(&self, stream: &Stream) -> bool {
         self.device.as_ref() == Some(stream.device())

@@ -37,6 +37,38 @@ fn what_is_handed_out_is_used_elsewhere_after_its_allocation() {
     }
 }
 
+/// A pool that has no memory at hand for a stream asks how far the others are. What it learns is no order of the
+/// user's.
+#[test]
+fn a_question_of_the_pool_hides_no_missing_wait() {
+    each(|fixture| {
+        for is_ordered in [false, true] {
+            let (mut vec, mut free) = (fixture.written(), fixture.written());
+            vec.fill(3).unwrap();
+            // Memory that home may still use.
+            free.fill(3).unwrap();
+            drop(free);
+            let mut target = fixture.unwritten(&fixture.other);
+            let raw = alias(&vec, &fixture.other, LENGTH);
+            if is_ordered {
+                fixture.other.wait_for(&fixture.stream).unwrap();
+            }
+            target.copy_from(&*raw).unwrap();
+            fixture.stream.wait_for(&fixture.other).unwrap();
+            drop(target);
+            drop(vec);
+            let reports = fixture.simulator.take_reports();
+            let is_race = |kind| kind == Violation::UnorderedAccess;
+            if is_ordered {
+                assert!(reports.is_empty(), "{}: {reports:?}", fixture.name);
+            } else {
+                let is_found = reports.iter().any(|report| is_race(report.kind()));
+                assert!(is_found, "{}: {reports:?}", fixture.name);
+            }
+        }
+    });
+}
+
 /// The ways that the containers have, with work of home under way.
 #[test]
 fn vectors_that_go_to_other_streams_are_in_order() {

@@ -4,8 +4,13 @@
 use super::call::Call;
 use crate::driver::sim::check::{AccessStamp, OpName, ReportedMemory, Violation};
 use crate::driver::sim::driver::SimDriver;
-use crate::driver::sim::state::{FreedPart, Region, SimState, is_seen};
-use crate::driver::{DeviceRange, RawStream, RegionCalls, VectorEvent, is_forked_child};
+use crate::driver::sim::state::{
+    FreedPart, Region, SimBlock, SimState, SimStream, is_seen, is_seen_by_pools,
+};
+use crate::driver::{
+    DeviceRange, DriverResult, RawEvent, RawStream, RegionCalls, VectorEvent, is_forked_child,
+};
+use std::collections::HashMap;
 
 /// The sides of a report that pools are, by the names of calls.
 const ALLOCATION: &str = "an allocation from a pool";
@@ -19,6 +24,18 @@ impl SimDriver {
     }
 }
 
+/// Of memory that a pool hands out or gives back: uses that pools know to be complete. What comes next in the
+/// range is ordered after them.
+fn forget_known_to_pools(
+    block: &mut SimBlock,
+    range: (u64, u64),
+    streams: &HashMap<u64, SimStream>,
+) {
+    let complete = |former: &AccessStamp| is_seen_by_pools(streams, former.stream, former.tick);
+    block.allocation = block.allocation.filter(|allocation| !complete(allocation));
+    block.shadow.forget_accesses(range, &complete);
+}
+
 impl RegionCalls for SimDriver {
     fn heap_register(&self, pool: u64, heap: DeviceRange) {
         if let Some(mut call) = self.region_call(ALLOCATION)
@@ -29,12 +46,17 @@ impl RegionCalls for SimDriver {
     }
 
     fn heap_unregister(&self, pool: u64, heap: DeviceRange) {
-        if let Some(mut call) = self.region_call(FREE)
-            && let Some((block, range)) = call.state.blocks.around_mut(heap)
-        {
+        let Some(mut call) = self.region_call(FREE) else { return };
+        let SimState { streams, blocks, .. } = &mut *call.state;
+        if let Some((block, range)) = blocks.around_mut(heap) {
+            forget_known_to_pools(block, range, streams);
             block.parts.remove_heap(pool, range);
             block.vectors.end_in(range);
         }
+    }
+
+    fn event_query_for_pool(&self, event: RawEvent) -> DriverResult<bool> {
+        self.query(event, SimState::observe_for_pools)
     }
 
     /// Pushes no operation, so that schedules are those of a device that does not follow pools.
@@ -44,6 +66,7 @@ impl RegionCalls for SimDriver {
         let SimState { streams, blocks, .. } = &mut *call.state;
         let Some(own) = streams.get(&stream.0) else { return };
         let Some((block, range)) = blocks.around_mut(region) else { return };
+        forget_known_to_pools(block, range, streams);
         if !block.kind.is_host_visible() {
             block.shadow.forget_writes(range);
         }

@@ -120,14 +120,7 @@ impl StreamCalls for SimDriver {
     }
 
     fn event_query(&self, event: RawEvent) -> DriverResult<bool> {
-        let result = self.call("cuEventQuery").and_then(|mut call| call.query_event(event));
-        let is_lost = result.is_err() && self.context.is_lost() && !is_forked_child();
-        // An event of a lost context has not passed the operation that still runs: its caller may free
-        // memory that a host form uses.
-        if is_lost && !has_stopped(&lock_state(), self.context.id) {
-            return Ok(false);
-        }
-        result
+        self.query(event, SimState::observe)
     }
 
     fn event_synchronize(&self, event: RawEvent) -> DriverResult<()> {
@@ -179,6 +172,25 @@ impl StreamCalls for SimDriver {
     }
 }
 
+impl SimDriver {
+    /// Whether the device has passed an event's last record; if so, `observe` is told what came before it.
+    pub(super) fn query(
+        &self,
+        event: RawEvent,
+        observe: impl FnOnce(&mut SimState, &VectorClock),
+    ) -> DriverResult<bool> {
+        let result =
+            self.call("cuEventQuery").and_then(|mut call| call.query_event(event, observe));
+        let is_lost = result.is_err() && self.context.is_lost() && !is_forked_child();
+        // An event of a lost context has not passed the operation that still runs: its caller may free
+        // memory that a host form uses.
+        if is_lost && !has_stopped(&lock_state(), self.context.id) {
+            return Ok(false);
+        }
+        result
+    }
+}
+
 impl Call<'_> {
     /// Checks an event that the call names.
     fn event(&mut self, name: OpName, raw: RawEvent) -> DriverResult<&mut SimEvent> {
@@ -208,7 +220,11 @@ impl Call<'_> {
     }
 
     /// Whether the device has passed an event's last record.
-    fn query_event(&mut self, event: RawEvent) -> DriverResult<bool> {
+    fn query_event(
+        &mut self,
+        event: RawEvent,
+        observe: impl FnOnce(&mut SimState, &VectorClock),
+    ) -> DriverResult<bool> {
         let (record, captured) = self.last_record(OpName::call(self.name), event)?;
         self.forbid_captured_event(captured)?;
         run_some(&mut self.state, self.context.id);
@@ -217,7 +233,7 @@ impl Call<'_> {
         let device = record.fence.device;
         if record.fence.is_signaled() {
             self.check_device_alive(device)?;
-            self.state.observe(&record.clock);
+            observe(&mut self.state, &record.clock);
             return Ok(true);
         }
         if device != self.context.id {

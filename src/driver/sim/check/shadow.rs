@@ -279,6 +279,17 @@ impl ShadowMemory {
         self.sweep_at = SWEEP.max(self.segments.len() * 2);
     }
 
+    /// Removes the accesses to a range that are complete.
+    pub(crate) fn forget_accesses(&mut self, (start, end): (u64, u64), complete: Judge<'_>) {
+        self.split(start);
+        self.split(end);
+        for segment in self.segments.range_mut(start..end).map(|(_, segment)| segment) {
+            segment.row.iter_mut().for_each(|(_, state)| state.remove_complete(complete));
+            segment.join();
+        }
+        self.merge(start, end);
+    }
+
     /// Has a range count as never written: its bytes were another owner's. The accesses stay, which the next
     /// ones come after.
     pub(crate) fn forget_writes(&mut self, (start, end): (u64, u64)) {

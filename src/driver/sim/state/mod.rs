@@ -46,6 +46,7 @@ pub(crate) use pool::SimPool;
 #[cfg(test)]
 pub(crate) use random::Random;
 pub(crate) use sim_state::{
-    RunningOp, SimDevice, SimState, StateGuard, is_seen, lock_state, notify_changed, wait_changed,
+    RunningOp, SimDevice, SimState, StateGuard, is_seen, is_seen_by_pools, lock_state,
+    notify_changed, wait_changed,
 };
 pub(crate) use stream::SimStream;

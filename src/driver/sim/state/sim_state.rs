@@ -198,6 +198,16 @@ impl SimState {
         }
     }
 
+    /// Pools have seen everything in `clock` complete.
+    pub(crate) fn observe_for_pools(&mut self, clock: &VectorClock) {
+        for (id, tick) in clock.entries() {
+            if let Some(stream) = self.streams.get_mut(&id) {
+                stream.seen_by_pools = stream.seen_by_pools.max(tick);
+            }
+            self.prune_stream(id);
+        }
+    }
+
     pub(crate) fn destroy_stream(&mut self, id: u64) {
         if let Some(stream) = self.streams.get_mut(&id) {
             stream.destroyed = true;
@@ -205,10 +215,11 @@ impl SimState {
         self.prune_stream(id);
     }
 
-    /// Removes a destroyed stream once the host has seen all of its operations.
+    /// Removes a destroyed stream once the host or a pool has seen all of its operations.
     pub(crate) fn prune_stream(&mut self, id: u64) {
         let Some(stream) = self.streams.get(&id) else { return };
-        if stream.destroyed && stream.is_idle() && stream.seen >= stream.tick {
+        let seen = stream.seen.max(stream.seen_by_pools);
+        if stream.destroyed && stream.is_idle() && seen >= stream.tick {
             let device = stream.device;
             self.streams.remove(&id);
             if let Some(device) = self.devices.get_mut(&device) {
@@ -259,6 +270,12 @@ impl SimState {
             self.push(id, SimOp::new(name, OpWork::Wait(record.fence)));
         }
     }
+}
+
+/// As [`is_seen`], where a pool's look counts as well.
+pub(crate) fn is_seen_by_pools(streams: &HashMap<u64, SimStream>, stream: u64, tick: u64) -> bool {
+    let seen = |stream: &SimStream| stream.seen.max(stream.seen_by_pools);
+    streams.get(&stream).is_none_or(|stream| seen(stream) >= tick)
 }
 
 /// Whether the host has seen a stream pass `tick`. A stream that is gone was seen to its end.
