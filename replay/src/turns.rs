@@ -59,12 +59,18 @@ pub(crate) fn take(runs: &[Run], make: &(dyn Fn(Range<usize>) + Sync)) -> io::Re
     let turn = AtomicUsize::new(0);
     let handles: OnceLock<Vec<Thread>> = OnceLock::new();
     thread::scope(|scope| {
-        let mut made = Vec::new();
-        for own in &turns {
+        let (mut made, mut workers) = (Vec::new(), Vec::new());
+        for (index, own) in turns.iter().enumerate() {
             let (turn, handles) = (&turn, &handles);
-            let worker = move || worker(runs, own, turn, handles, spins, make);
+            let worker = move || {
+                worker(runs, own, turn, handles, spins, make);
+                wait_for(turn, runs.len() + index, 0);
+            };
             match thread::Builder::new().spawn_scoped(scope, worker) {
-                Ok(worker) => made.push(worker.thread().clone()),
+                Ok(worker) => {
+                    made.push(worker.thread().clone());
+                    workers.push(worker);
+                }
                 Err(error) => {
                     turn.store(BROKEN, Ordering::Release);
                     let _ = handles.set(Vec::new());
@@ -73,7 +79,16 @@ pub(crate) fn take(runs: &[Run], make: &(dyn Fn(Range<usize>) + Sync)) -> io::Re
             }
         }
         // The workers wait for this before they begin.
-        let _ = handles.set(made);
+        let handles = handles.get_or_init(|| made);
+        // A thread that ends gives what it kept back to the pool. They end one after the other when all turns are
+        // over, or no two replays would be the same.
+        for (index, worker) in workers.into_iter().enumerate() {
+            if let Err(panic) = worker.join() {
+                std::panic::resume_unwind(panic);
+            }
+            turn.fetch_max(runs.len() + index + 1, Ordering::Release);
+            handles.get(index + 1).into_iter().for_each(Thread::unpark);
+        }
         Ok(())
     })
 }
@@ -89,28 +104,32 @@ fn worker(
     let handles = handles.wait();
     let guard = Guard { turn, handles };
     for &number in own {
-        let mut spins = spins;
-        loop {
-            // Acquire: what the thread before did is seen.
-            match turn.load(Ordering::Acquire) {
-                BROKEN => return,
-                now if now == number => break,
-                _ if spins > 0 => {
-                    spins -= 1;
-                    std::hint::spin_loop();
-                }
-                _ => thread::park(),
-            }
+        if wait_for(turn, number, spins) == BROKEN {
+            return;
         }
         make(runs[number].steps.clone());
         turn.store(number + 1, Ordering::Release);
-        if let Some(next) = runs.get(number + 1)
-            && let Some(thread) = handles.get(next.thread)
-        {
-            thread.unpark();
+        match runs.get(number + 1) {
+            Some(next) => handles.get(next.thread).into_iter().for_each(Thread::unpark),
+            None => handles.iter().for_each(Thread::unpark),
         }
     }
     drop(guard);
+}
+
+/// Waits for a turn, and returns it, or [`BROKEN`].
+fn wait_for(turn: &AtomicUsize, number: usize, mut spins: u32) -> usize {
+    loop {
+        // Acquire: what the thread before did is seen.
+        match turn.load(Ordering::Acquire) {
+            now if now >= number => return now,
+            _ if spins > 0 => {
+                spins -= 1;
+                std::hint::spin_loop();
+            }
+            _ => thread::park(),
+        }
+    }
 }
 
 /// Lets the others go when a thread panics.
