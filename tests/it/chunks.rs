@@ -176,9 +176,7 @@ fn host_chunks_of_no_elements() {
     let chunks = HostChunk::new(Vec::<u32>::new()).into_chunks(7).unwrap();
     assert_eq!(chunks.len(), 1);
     // More chunks than a list can have.
-    let mut nothing: Vec<()> = Vec::new();
-    // SAFETY: elements without bytes are there.
-    unsafe { nothing.set_len(usize::MAX) };
+    let nothing: Box<[()]> = Box::new([(); usize::MAX]);
     let whole = refused(HostChunk::new(nothing).into_chunks(1), ErrorKind::OutOfMemory);
     assert_eq!(whole.len(), usize::MAX);
 }
