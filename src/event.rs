@@ -150,27 +150,22 @@ impl Event {
     #[track_caller]
     pub fn is_complete(&self) -> Result<bool> {
         let _site = CallSite::enter();
-        self.ask()
-    }
-
-    /// An error names the place in the crate, not the caller's.
-    fn ask(&self) -> Result<bool> {
-        self.outside_of_graphs("asking whether an event is complete")?;
-        self.device
-            .driver()
-            .event_query(self.raw)
-            .with_context(|| format!("asking whether an event of {} is complete", self.device))
+        self.ask(|event| self.device.driver().event_query(event))
     }
 
     /// As [`is_complete`](Self::is_complete), for a pool on a device that follows pools.
     pub(crate) fn is_complete_for_pool(&self) -> Result<bool> {
+        match self.device.driver().regions() {
+            Some(regions) => self.ask(|event| regions.event_query_for_pool(event)),
+            None => self.is_complete(),
+        }
+    }
+
+    /// An error names the place in the crate, not the caller's.
+    fn ask(&self, query: impl FnOnce(RawEvent) -> DriverResult<bool>) -> Result<bool> {
         self.outside_of_graphs("asking whether an event is complete")?;
-        let driver = self.device.driver();
-        let asked = match driver.regions() {
-            Some(regions) => regions.event_query_for_pool(self.raw),
-            None => driver.event_query(self.raw),
-        };
-        asked.with_context(|| format!("asking whether an event of {} is complete", self.device))
+        query(self.raw)
+            .with_context(|| format!("asking whether an event of {} is complete", self.device))
     }
 
     /// What [`synchronize`](Self::synchronize) returns, where [`is_complete`](Self::is_complete) has

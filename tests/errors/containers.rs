@@ -78,6 +78,8 @@ fn chunks(table: &mut Table) {
     table.failed("a chunk joined to one that was cut short", pieces[0].unsplit(next));
     table.failed("no chunk of a vector", DeviceVec::<u32>::from_chunks([]));
     table.failed("a buffer in chunks of 0", HostChunk::new(vec![1_u8]).into_chunks(0));
+    let nothing: Box<[()]> = Box::new([(); usize::MAX]);
+    table.failed("more chunks than a list has", HostChunk::new(nothing).into_chunks(1));
     let mut head = HostChunk::new(vec![1_u8; 10]);
     table.failed("a buffer of 10 split at 11", head.split_off(11));
     let mut tail = head.split_off(3).unwrap();
