@@ -228,7 +228,7 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
         let block = self
             .pool
             .allocate(stream, stream.id(), bytes, alignment)
-            .map_err(|failure| self.explain(failure, Asked::Allocation(layout)))?;
+            .map_err(|failure| self.explain(failure, Asked::Allocation(layout, stream)))?;
         let Some(hooks) = &self.pool.upstream().hooks else { return Ok(device_block(block)) };
         hooks.region_register(stream, block.address, bytes);
         Ok(DeviceBlock::new(block.address, bytes, block.token))
@@ -257,17 +257,17 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
 
 /// What was asked of a pool whose failure is explained.
 #[derive(Clone, Copy)]
-pub(super) enum Asked {
-    Allocation(DeviceLayout),
+pub(super) enum Asked<'a> {
+    Allocation(DeviceLayout, &'a Stream),
     Initial(usize),
     Trim,
     Capture,
 }
 
-impl Asked {
+impl Asked<'_> {
     fn bytes(self) -> usize {
         match self {
-            Self::Allocation(layout) => layout.bytes(),
+            Self::Allocation(layout, _) => layout.bytes(),
             Self::Initial(bytes) => bytes,
             Self::Trim | Self::Capture => 0,
         }
@@ -322,7 +322,8 @@ impl<U: DeviceResource + 'static> PoolOptions<U> {
     pub fn build(self) -> Result<PoolResource<U>> {
         not_forked("a pool")?;
         let mut settings = self.check()?;
-        let (initial, maximum) = (self.initial_size, settings.limits.maximum());
+        let initial = self.initial_size;
+        let maximum = settings.limits.has_maximum().then(|| settings.limits.maximum());
         let driver = PoolDriver::new(self.upstream, self.alignment, self.owner);
         if let Some(hooks) = &driver.hooks {
             settings.listed = true;
