@@ -13,7 +13,7 @@ pub use format::LogFormat;
 
 use crate::driver::{is_forked_child, not_forked};
 use crate::error::{Error, ErrorKind, Result, ensure};
-use crate::impls::{Count, variable};
+use crate::impls::{Count, shown_path, variable};
 use crate::layout::DeviceLayout;
 use crate::resource::impls::{adaptor, debug_struct, forward, setters};
 use crate::resource::{DeviceBlock, DeviceResource};
@@ -348,7 +348,14 @@ impl LogTarget {
         let file = LogFile::create(&path).map_err(|error| {
             let named =
                 if named.is_empty() { String::new() } else { format!(", named by {named}") };
-            Error::new(kind, format!("making the log file {}{named}: {error}", path.display()))
+            let busy = error.kind() == std::io::ErrorKind::ResourceBusy;
+            let advice = if busy {
+                "give each log a file of its own"
+            } else {
+                "name a file that can be written"
+            };
+            Error::new(kind, format!("making the log file {}{named}: {error}", shown_path(&path)))
+                .with_advice(advice)
         })?;
         Ok(Box::new(file))
     }

@@ -60,8 +60,8 @@ impl Simulator {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if the call is none of those, or `nth` is zero: a test of a
-    /// failure that never happens would pass for the wrong reason.
+    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if the call is none of those, or `nth` or `code` is
+    /// zero: a test of a failure that never happens would pass for the wrong reason.
     pub fn fail_call(&self, call: &str, nth: u64, code: u32) -> Result<()> {
         ensure!(
             Self::CALLS.contains(&call),
@@ -74,6 +74,12 @@ impl Simulator {
             InvalidArgument,
             "count from 1, which is the next one",
             "call 0 of {call} was to fail"
+        );
+        ensure!(
+            code != 0,
+            InvalidArgument,
+            "give a number of CUresult's that is an error",
+            "{call} was to fail with 0, which is CUDA_SUCCESS"
         );
         let failure = InjectedFailure { call: call.to_owned(), left: nth, code };
         self.context.log.lock().failures.push(failure);
