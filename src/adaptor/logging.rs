@@ -68,6 +68,7 @@ const VARIABLES: [&str; 2] = ["AQUIFER_LOG_FILE", "RMM_LOG_FILE"];
 ///
 /// # let folder = std::env::temp_dir().join(format!("aquifer-log-{}", std::process::id()));
 /// # std::fs::create_dir_all(&folder).unwrap();
+/// // `path` is where the file is to be.
 /// # let path = folder.join("memory.csv");
 /// let device = Device::detect()?;
 /// let stream = device.new_stream()?;
@@ -236,7 +237,8 @@ pub struct LoggingOptions<U> {
 debug_struct!([U: fmt::Debug] LoggingOptions<U> { upstream, format, capacity, locations, .. });
 
 impl<U: DeviceResource> LoggingOptions<U> {
-    /// Writes a new file at `path`; an existing one is truncated. Without a path or a
+    /// Writes a new file at `path`; an existing one is truncated. Of this and [`writer`](Self::writer) the last
+    /// counts. Without a path or a
     /// [`writer`](Self::writer), the environment names the file: `AQUIFER_LOG_FILE`, else
     /// `RMM_LOG_FILE`. One log at a time writes a file, of all processes: it is locked where the file
     /// system has locks.
@@ -246,7 +248,7 @@ impl<U: DeviceResource> LoggingOptions<U> {
     }
 
     /// Writes to `writer`, from the log's own thread, in chunks of many rows, and flushes it when the
-    /// queue is empty. It must not use this adaptor.
+    /// queue is empty. It must not use this adaptor. Of this and [`path`](Self::path) the last counts.
     pub fn writer(mut self, writer: Box<dyn Write + Send>) -> Self {
         self.target = LogTarget::Writer(writer);
         self

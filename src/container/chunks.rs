@@ -24,8 +24,9 @@ impl<T: Pod> DeviceVec<T> {
     ///
     /// ```
     /// use allocator_api2::vec::Vec as AllocVec;
-    /// use aquifer::{Device, DeviceVec, HostChunk, PinnedAlloc, Result, Stream, Transfer};
-    /// # use aquifer::{HostArgs, Kernel, LaunchConfig};
+    /// use aquifer::{Device, DeviceVec, HostChunk, LaunchConfig, PinnedAlloc, Result, Stream, Transfer};
+    /// // `DOUBLE` is a `Kernel` that doubles elements: the example of `Kernel` has it.
+    /// # use aquifer::{HostArgs, Kernel};
     /// # static DOUBLE: Kernel = Kernel::new(
     /// #     "double",
     /// #     include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/kernels/double.ptx")),

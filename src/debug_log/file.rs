@@ -108,7 +108,7 @@ impl DebugLog {
         Ok(Self { lines: Arc::new(Lines(file)), path: path.to_owned(), level: Level::DEBUG })
     }
 
-    /// Writes events of this level and above; by default [`Level::DEBUG`].
+    /// Writes events of this level and those that are less detailed; by default [`Level::DEBUG`].
     #[must_use]
     pub fn level(self, level: Level) -> Self {
         Self { level, ..self }

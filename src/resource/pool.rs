@@ -54,6 +54,8 @@ pub use options::{MissPolicy, PoolOptions};
 /// takes over its memory: by the next one among 64, or after a 64th as many as there are. A stream costs
 /// the host some 10 KiB, and as much again for each further thread that uses it.
 ///
+/// Its largest block has 2^40 bytes less its alignment; a larger request is for its upstream.
+///
 /// Over another pool, give this one a [growth step](PoolOptions::growth_step): by default it takes 2
 /// MiB at least, or what is asked for from 1 MiB on.
 ///

@@ -120,6 +120,10 @@ fn captures(table: &mut Table) {
     let legacy = setup.device.default_stream();
     table.failed("a capture of the default stream", legacy.capture(&setup.pool, |_| Ok(())));
     let mut setup = Setup::new();
+    setup.on_other.copy_from(&setup.on_stream).unwrap();
+    let error = setup.captured(|it| it.on_stream.fill(3));
+    table.row("in a capture: a vector that another stream used before", error);
+    let mut setup = Setup::new();
     let graph = {
         let (stream, pool) = (setup.stream.clone(), setup.pool.clone());
         stream.capture(&pool, |_| setup.on_stream.fill(3)).unwrap().0

@@ -12,6 +12,22 @@ use crate::sync::Arc;
 /// A handle on a simulated device: its reports, its counts of driver calls, and failures to inject.
 ///
 /// Cheap to clone. It stays usable when the device is gone, and does not keep the device alive.
+///
+/// ```
+/// use aquifer::{CudaResource, Device, DeviceVec, ErrorKind, sim::SimConfig};
+///
+/// let device = Device::simulated(SimConfig::default());
+/// let stream = device.new_stream()?;
+/// let simulator = device.simulator().unwrap();
+/// simulator.fail_call("cuMemAlloc", 2, 2)?; // the second from here, with CUDA_ERROR_OUT_OF_MEMORY
+/// let plain = CudaResource::new(&device);
+/// let first = DeviceVec::<u8>::zeroed_in(&stream, 100, plain.clone())?;
+/// let second = DeviceVec::<u8>::zeroed_in(&stream, 100, plain).unwrap_err();
+/// assert_eq!(second.kind(), ErrorKind::OutOfMemory);
+/// assert_eq!(simulator.call_count("cuMemAlloc"), 2);
+/// simulator.check()?; // and no report
+/// # Ok::<(), aquifer::Error>(())
+/// ```
 #[derive(Clone)]
 pub struct Simulator {
     pub(super) context: Arc<SimContext>,
@@ -56,7 +72,8 @@ impl Simulator {
     }
 
     /// Makes the `nth` call of a driver function from now on fail once with `code`, a number of
-    /// CUDA's. The next call is the first. `call` is one of [`CALLS`](Self::CALLS).
+    /// CUDA's. The next call is the first. `call` is one of [`CALLS`](Self::CALLS). A device that is gone makes no
+    /// more calls.
     ///
     /// # Errors
     ///

@@ -70,6 +70,19 @@ pub(crate) enum PoolOwner {
 }
 
 /// How a pool is built. From [`PoolResource::builder`](crate::PoolResource::builder).
+///
+/// ```
+/// use aquifer::{CudaResource, Device, MissPolicy, PoolResource};
+///
+/// let pool = PoolResource::builder(CudaResource::new(&Device::detect()?))
+///     .initial_size(1 << 20) // taken at once
+///     .maximum_size(64 << 20) // and never more than this
+///     .soft_limit(32 << 20) // from here on streams wait for each other first
+///     .miss_policy(MissPolicy::default())
+///     .build()?;
+/// assert_eq!(pool.statistics().reserved, 1 << 20);
+/// # Ok::<(), aquifer::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct PoolOptions<U> {
