@@ -1,5 +1,6 @@
 //! The process-wide map from addresses to page-locked memory: the slabs of pools, and the blocks
-//! that came from the driver one by one.
+//! that came from the driver one by one; and memory of other allocators that was page-locked where it lies,
+//! which is found for its address on the device alone.
 //!
 //! `deallocate` finds the owner of a block here, never through the current resource, so any allocator
 //! handle on any thread frees any block. A thread remembers the slabs that it last freed into, so its
