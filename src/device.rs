@@ -112,7 +112,8 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::NoDriver`] and [`ErrorKind::MissingSymbol`] as in [`open`](Self::open).
+    /// [`ErrorKind::NoDriver`] and [`ErrorKind::MissingSymbol`] as in [`open`](Self::open), whatever
+    /// `AQUIFER_BACKEND` is, which only [`detect`](Self::detect) reads.
     pub fn count() -> Result<usize> {
         #[cfg(feature = "cuda")]
         return match cuda::device_count() {
@@ -142,7 +143,7 @@ impl Device {
     /// # Errors
     ///
     /// [`ErrorKind::Environment`] if `AQUIFER_BACKEND` is anything else, or a variable of the simulated
-    /// device where that is made; what
+    /// device where that is made; [`ErrorKind::Forked`] in the child of a fork; what
     /// [`open`](Self::open) gives if it is `cuda`, or if a GPU is there and does not open.
     pub fn detect() -> Result<Self> {
         static FOUND: Mutex<Option<Device>> = Mutex::new(None);
@@ -195,6 +196,17 @@ impl Device {
 
     /// The device of a cudarc context, sharing that very context: the streams made here count in
     /// cudarc's event tracking. Keep one `Arc<CudaContext>` for each GPU in a program.
+    ///
+    /// ```no_run
+    /// use aquifer::{Device, cudarc::driver::CudaContext};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let context = CudaContext::new(0)?;
+    /// let device = Device::from_cudarc(&context)?;
+    /// assert_eq!(device.ordinal(), context.ordinal());
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///

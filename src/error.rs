@@ -22,7 +22,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// The crate's one error: what failed, why, and what to do about it.
 ///
 /// [`kind`](Self::kind) is for programs, [`Display`](fmt::Display) for people: one sentence that
-/// says what was asked and what was there, and often one that says what to do.
+/// says what was asked and what was there, and one that says what to do where there is something to do.
 /// [`driver`](Self::driver) names the driver call and its number where one failed.
 ///
 /// ```

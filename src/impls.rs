@@ -87,6 +87,13 @@ pub(crate) fn list_for<P>(parts: usize, what: impl fmt::Display) -> Result<Vec<P
     }
 }
 
+/// A path as it reads in an error: in quotes where it would be overseen, or print what is no text.
+pub(crate) fn shown_path(path: &std::path::Path) -> String {
+    let text = path.display().to_string();
+    let is_plain = !text.is_empty() && !text.contains(char::is_control);
+    if is_plain { text } else { format!("{text:?}") }
+}
+
 /// A type's name without its modules and its parameters: the last part of its path, where a part may be
 /// `<Type as Trait>`, up to the parameters.
 pub(crate) fn short_name(name: &str) -> &str {

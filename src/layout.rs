@@ -82,7 +82,7 @@ impl DeviceLayout {
 fn impossible(bytes: usize, alignment: usize) -> Error {
     let (bytes, asked) = (Count(bytes, "byte"), Count(alignment, "byte"));
     let (what, advice) = if alignment.is_power_of_two() {
-        let what = format!("{bytes} aligned to {alignment} are more than an address space holds");
+        let what = format!("no address space holds {bytes} aligned to {alignment}");
         (what, "ask for less")
     } else {
         let what = format!("an alignment of {asked} was asked, which is not a power of two");
@@ -94,7 +94,7 @@ fn impossible(bytes: usize, alignment: usize) -> Error {
 #[cold]
 fn too_many(count: usize, bytes: usize) -> Error {
     let what = format!(
-        "{} of {} each are more than an address space holds",
+        "no address space holds {} of {} each",
         Count(count, "element"),
         Count(bytes, "byte")
     );

@@ -46,7 +46,7 @@ pub use container::{
 pub use device::{CheckedDevice, Device};
 pub use driver::sim;
 pub use driver::{
-    Access, BackendKind, DeviceProperties, HostArgs, HostForm, Kernel, LaunchConfig, MemoryInfo,
+    BackendKind, DeviceProperties, HostArgs, HostForm, Kernel, LaunchConfig, MemoryInfo,
 };
 pub use error::{DriverError, Error, ErrorKind, Refused, Result};
 pub use event::Event;

@@ -66,7 +66,7 @@ fn run() -> Outcome {
     }
     let statistics = pool.statistics();
     println!(
-        "the pool: {} blocks live, {} bytes reserved, grown {} times",
+        "the pool: {} blocks live, {} bytes reserved, growths: {}",
         statistics.live_blocks, statistics.reserved, statistics.growths
     );
     if statistics.live_blocks != 0 {

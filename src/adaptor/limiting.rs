@@ -51,7 +51,7 @@ struct LimitingState<U> {
     upstream: U,
     limit: usize,
     alignment: usize,
-    /// INV-1: at most `limit`. Relaxed throughout: the number orders no other memory. A thread reads
+    /// INV-1: at most `limit`, unless blocks of others are freed here. Relaxed throughout: the number orders no other memory. A thread reads
     /// a value no older than its own last change, so its own freed block is never in its way.
     allocated: AtomicUsize,
 }
@@ -91,7 +91,8 @@ impl<U> LimitingAdaptor<U> {
                 "a limit was to count in multiples of {}, which is not a power of two",
                 Count(alignment, "byte")
             ),
-        ))
+        )
+        .with_advice("give 1, 2, 4 or another power of two"))
     }
 
     fn with_valid_alignment(upstream: U, limit: usize, alignment: usize) -> Self {
@@ -111,7 +112,6 @@ impl<U> LimitingAdaptor<U> {
 
     /// The bytes left of the limit.
     pub fn remaining(&self) -> usize {
-        // Saturates only after a free of a block that was never allocated here.
         self.limit().saturating_sub(self.allocated())
     }
 
@@ -128,7 +128,9 @@ impl<U> LimitingAdaptor<U> {
     }
 
     fn release(&self, bytes: usize) {
-        self.state.allocated.fetch_sub(bytes, Ordering::Relaxed);
+        // Saturates only after a free of a block that was never allocated here.
+        let less = |now: usize| Some(now.saturating_sub(bytes));
+        let _ = self.state.allocated.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
     }
 }
 
@@ -146,18 +148,28 @@ impl<U> Drop for Charge<'_, U> {
 }
 
 #[cold]
-fn refusal(limit: usize, allocated: usize, asked: usize, got: Option<usize>) -> Error {
+fn refusal(
+    limit: usize,
+    allocated: usize,
+    asked: usize,
+    counted: usize,
+    got: Option<usize>,
+) -> Error {
     let bytes = |bytes| Count(bytes, "byte");
     let got = got.map(|got| format!(" (upstream gave {})", bytes(got))).unwrap_or_default();
+    let counted_as = match counted > asked && counted < usize::MAX {
+        true => format!(", which count as {},", bytes(counted)),
+        false => String::new(),
+    };
     let message = format!(
-        "allocating {}{got} under a limit of {}, with {} allocated",
+        "allocating {}{got}{counted_as} under a limit of {}, with {} allocated",
         bytes(asked),
         bytes(limit),
         bytes(allocated)
     );
-    let advice = match asked > limit {
-        true => "ask for less, or raise the limit",
-        false => "free some memory, or raise the limit",
+    let advice = match counted > limit {
+        true => "ask for less, or build the adaptor with a larger limit",
+        false => "free some memory, or build the adaptor with a larger limit",
     };
     Error::new(ErrorKind::OutOfMemory, message).with_advice(advice)
 }
@@ -169,7 +181,10 @@ unsafe impl<U: DeviceResource> DeviceResource for LimitingAdaptor<U> {
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
         let (limit, asked) = (self.limit(), layout.bytes());
         let charged = self.rounded(asked);
-        self.reserve(charged).map_err(|allocated| refusal(limit, allocated, asked, None))?;
+        if let Err(allocated) = self.reserve(charged) {
+            self.device().require(stream.device(), "the stream")?;
+            return Err(refusal(limit, allocated, asked, charged, None));
+        }
         let charge = Charge { adaptor: self, bytes: charged };
         let block = self.state.upstream.allocate(stream, layout)?;
         // The free knows the block alone, not the request: the block's size is what counts.
@@ -180,7 +195,7 @@ unsafe impl<U: DeviceResource> DeviceResource for LimitingAdaptor<U> {
             drop(charge);
             // SAFETY: allocated above, and no work uses it.
             unsafe { self.state.upstream.deallocate(stream, block) };
-            return Err(refusal(limit, allocated - charged, asked, Some(got)));
+            return Err(refusal(limit, allocated.saturating_sub(charged), asked, size, Some(got)));
         }
         // From here on it is the block's free that subtracts.
         std::mem::forget(charge);

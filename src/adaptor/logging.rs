@@ -13,7 +13,7 @@ pub use format::LogFormat;
 
 use crate::driver::{is_forked_child, not_forked};
 use crate::error::{Error, ErrorKind, Result, ensure};
-use crate::impls::{Count, variable};
+use crate::impls::{Count, shown_path, variable};
 use crate::layout::DeviceLayout;
 use crate::resource::impls::{adaptor, debug_struct, forward, setters};
 use crate::resource::{DeviceBlock, DeviceResource};
@@ -68,6 +68,7 @@ const VARIABLES: [&str; 2] = ["AQUIFER_LOG_FILE", "RMM_LOG_FILE"];
 ///
 /// # let folder = std::env::temp_dir().join(format!("aquifer-log-{}", std::process::id()));
 /// # std::fs::create_dir_all(&folder).unwrap();
+/// // `path` is where the file is to be.
 /// # let path = folder.join("memory.csv");
 /// let device = Device::detect()?;
 /// let stream = device.new_stream()?;
@@ -236,7 +237,8 @@ pub struct LoggingOptions<U> {
 debug_struct!([U: fmt::Debug] LoggingOptions<U> { upstream, format, capacity, locations, .. });
 
 impl<U: DeviceResource> LoggingOptions<U> {
-    /// Writes a new file at `path`; an existing one is truncated. Without a path or a
+    /// Writes a new file at `path`; an existing one is truncated. Of this and [`writer`](Self::writer) the last
+    /// counts. Without a path or a
     /// [`writer`](Self::writer), the environment names the file: `AQUIFER_LOG_FILE`, else
     /// `RMM_LOG_FILE`. One log at a time writes a file, of all processes: it is locked where the file
     /// system has locks.
@@ -246,7 +248,7 @@ impl<U: DeviceResource> LoggingOptions<U> {
     }
 
     /// Writes to `writer`, from the log's own thread, in chunks of many rows, and flushes it when the
-    /// queue is empty. It must not use this adaptor.
+    /// queue is empty. It must not use this adaptor. Of this and [`path`](Self::path) the last counts.
     pub fn writer(mut self, writer: Box<dyn Write + Send>) -> Self {
         self.target = LogTarget::Writer(writer);
         self
@@ -348,7 +350,14 @@ impl LogTarget {
         let file = LogFile::create(&path).map_err(|error| {
             let named =
                 if named.is_empty() { String::new() } else { format!(", named by {named}") };
-            Error::new(kind, format!("making the log file {}{named}: {error}", path.display()))
+            let busy = error.kind() == std::io::ErrorKind::ResourceBusy;
+            let advice = if busy {
+                "give each log a file of its own"
+            } else {
+                "name a file that can be written"
+            };
+            Error::new(kind, format!("making the log file {}{named}: {error}", shown_path(&path)))
+                .with_advice(advice)
         })?;
         Ok(Box::new(file))
     }

@@ -24,8 +24,9 @@ impl<T: Pod> DeviceVec<T> {
     ///
     /// ```
     /// use allocator_api2::vec::Vec as AllocVec;
-    /// use aquifer::{Device, DeviceVec, HostChunk, PinnedAlloc, Result, Stream, Transfer};
-    /// # use aquifer::{HostArgs, Kernel, LaunchConfig};
+    /// use aquifer::{Device, DeviceVec, HostChunk, LaunchConfig, PinnedAlloc, Result, Stream, Transfer};
+    /// // `DOUBLE` is a `Kernel` that doubles elements: the example of `Kernel` has it.
+    /// # use aquifer::{HostArgs, Kernel};
     /// # static DOUBLE: Kernel = Kernel::new(
     /// #     "double",
     /// #     include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/kernels/double.ptx")),
@@ -91,7 +92,8 @@ impl<T: Pod> DeviceVec<T> {
         if length == 0 {
             let elements = Count(self.length, "element");
             let what = format!("a vector of {elements} was to be split into chunks of none");
-            return Err(Refused::new(Error::new(ErrorKind::InvalidArgument, what), self));
+            let error = Error::new(ErrorKind::InvalidArgument, what).with_advice("give 1 at least");
+            return Err(Refused::new(error, self));
         }
         let before_last = self.length.saturating_sub(1) / length;
         if before_last == 0 {
@@ -243,7 +245,9 @@ impl<T: Pod> DeviceVec<T> {
         let mut chunks = chunks.into_iter();
         let Some(mut joined) = chunks.next() else {
             let what = "no chunk of a vector was given to be joined";
-            return Err(Refused::new(Error::new(ErrorKind::InvalidArgument, what), Vec::new()));
+            let error =
+                Error::new(ErrorKind::InvalidArgument, what).with_advice("give one at least");
+            return Err(Refused::new(error, Vec::new()));
         };
         while let Some(next) = chunks.next() {
             if let Err(Refused { error, value }) = joined.unsplit(next) {

@@ -8,6 +8,7 @@ use crate::error::{Refused, Result};
 use crate::layout::DeviceLayout;
 use crate::resource::DeviceResource;
 use crate::stream::Stream;
+use crate::transfer::same_number;
 use bytemuck::Pod;
 use std::marker::PhantomData;
 
@@ -327,7 +328,9 @@ impl DeviceBuffer {
     #[track_caller]
     pub fn copy_from<T: Pod>(&mut self, source: &impl DeviceRead<T>) -> Result<()> {
         let _site = CallSite::enter();
-        self.bytes.copy_from(&source.as_device_slice().as_bytes())
+        let source = source.as_device_slice();
+        same_number(self.len(), source.size_in_bytes(), "byte")?;
+        self.bytes.copy_from(&source.as_bytes())
     }
 
     /// The bytes as elements of a type, to read.

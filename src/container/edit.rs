@@ -46,11 +46,11 @@ impl<T: Pod> DeviceVec<T> {
     fn required_length(&self, additional: usize) -> Result<usize> {
         self.length.checked_add(additional).ok_or_else(|| {
             let what = format!(
-                "{} beside {} are more than a vector can have",
+                "no vector can have {} beside {}",
                 Count(additional, "more element"),
                 self.length
             );
-            Error::new(ErrorKind::InvalidArgument, what)
+            Error::new(ErrorKind::InvalidArgument, what).with_advice("ask for less")
         })
     }
 

@@ -181,7 +181,10 @@ impl<'a> Launch<'a> {
         let launch = RawLaunch { kernel: self.kernel, config: &config, arguments: &self.arguments };
         // SAFETY: the caller vouches for the kernel; the uses of the buffers on this stream are pending,
         // so none is freed or reused before the stream has passed this launch.
-        unsafe { self.stream.device().driver().launch(launch, call.raw()) }
-            .with_context(|| format!("launching {} on {}", self.kernel.entry(), self.stream))
+        let launched = unsafe { self.stream.device().driver().launch(launch, call.raw()) };
+        launched.with_context(|| match self.kernel.entry() {
+            "" => format!("launching a kernel without a name on {}", self.stream),
+            entry => format!("launching {entry} on {}", self.stream),
+        })
     }
 }

@@ -62,7 +62,8 @@ impl UseTimeline {
                     let event = other.record()?;
                     // Work that is done needs no wait, and the graph could have none.
                     if !(event.is_of_no_graph() && event.is_complete()?) {
-                        home.wait(&event).map_err(|error| error.with_advice(USED_ELSEWHERE))?;
+                        home.wait(&event)
+                            .map_err(|error| error.with_advice(used_elsewhere(other)))?;
                     }
                 }
                 Status::Runs => match other.record_uncaptured()? {
@@ -103,8 +104,13 @@ impl UseTimeline {
     }
 }
 
-const USED_ELSEWHERE: &str = "the vector was used on another stream before the capture: synchronize \
-     that stream first, or make it wait for the capturing one inside of the capture";
+/// Advice where a capture cannot have the wait for `other`.
+fn used_elsewhere(other: &Stream) -> String {
+    format!(
+        "the vector was used on {other} before the capture: synchronize that stream first, or make it \
+         wait for the capturing one inside of the capture"
+    )
+}
 
 /// The error of an order between two streams of which one is in a capture that cannot have it.
 pub(super) fn error_across_captures(stream: &StreamCall<'_>) -> Error {

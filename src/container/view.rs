@@ -125,11 +125,33 @@ pub(crate) fn check_range(range: impl RangeBounds<usize>, length: usize) -> Resu
         Bound::Excluded(&end) => end,
         Bound::Unbounded => length,
     };
-    let ordered = start <= end;
-    ensure!(ordered, OutOfBounds, "", "the range {start}..{end} ends before it begins");
+    if start <= end && end <= length {
+        return Ok(start..end);
+    }
+    Err(range_error(&range, start > end, length))
+}
+
+/// The error of a range, in the words of its user: its bounds may be past what a number counts.
+#[cold]
+fn range_error(range: &impl RangeBounds<usize>, is_reversed: bool, length: usize) -> Error {
+    let first = match range.start_bound() {
+        Bound::Included(start) => start.to_string(),
+        Bound::Excluded(before) => before.saturating_add(1).to_string(),
+        Bound::Unbounded => String::new(),
+    };
+    let last = match range.end_bound() {
+        Bound::Included(last) => format!("={last}"),
+        Bound::Excluded(end) => end.to_string(),
+        Bound::Unbounded => String::new(),
+    };
+    let range_shown = format!("{first}..{last}");
+    if is_reversed && !matches!(range.end_bound(), Bound::Unbounded) {
+        let what = format!("the range {range_shown} ends before it begins");
+        return Error::new(ErrorKind::OutOfBounds, what)
+            .with_advice("give the smaller index first");
+    }
     let elements = Count(length, "element");
-    ensure!(end <= length, OutOfBounds, "", "the range {start}..{end} was asked of {elements}");
-    Ok(start..end)
+    Error::new(ErrorKind::OutOfBounds, format!("the range {range_shown} was asked of {elements}"))
 }
 
 /// An index inside `length`, or the error that says so.
@@ -214,7 +236,13 @@ impl<'a, T: Pod> DeviceSliceMut<'a, T> {
     ///
     /// [`ErrorKind::OutOfBounds`] if `middle` lies past the end.
     pub fn into_split_at_mut(self, middle: usize) -> Result<TwoSlicesMut<'a, T>> {
-        check_range(middle.., self.length)?;
+        let elements = Count(self.length, "element");
+        ensure!(
+            middle <= self.length,
+            OutOfBounds,
+            "",
+            "a split at {middle} was asked of {elements}"
+        );
         Ok((self.part(0, middle), self.part(middle, self.length - middle)))
     }
 }

@@ -1,7 +1,7 @@
 //! The log file.
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::impls::variable;
+use crate::impls::{shown_path, variable};
 use crate::sync::Arc;
 use std::borrow::Cow;
 use std::fs::File;
@@ -101,13 +101,14 @@ impl DebugLog {
     fn at(path: &Path, variable: &str, kind: ErrorKind) -> Result<Self> {
         let file = File::options().create(true).append(true).open(path).map_err(|error| {
             let named = if variable.is_empty() { "" } else { ", named by " };
-            let path = path.display();
+            let path = shown_path(path);
             Error::new(kind, format!("opening the debug log {path}{named}{variable}: {error}"))
+                .with_advice("name a file that can be written")
         })?;
         Ok(Self { lines: Arc::new(Lines(file)), path: path.to_owned(), level: Level::DEBUG })
     }
 
-    /// Writes events of this level and above; by default [`Level::DEBUG`].
+    /// Writes events of this level and those that are less detailed; by default [`Level::DEBUG`].
     #[must_use]
     pub fn level(self, level: Level) -> Self {
         Self { level, ..self }
@@ -128,6 +129,7 @@ impl DebugLog {
             .with_ansi(false)
             .with_thread_ids(true)
             .with_writer(self.lines)
+            .log_internal_errors(true)
             .with_filter(ours)
     }
 

@@ -90,7 +90,7 @@ struct Reports(Vec<String>);
 
 impl fmt::Display for Reports {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the simulated device saw what no stream order allows:\n{}", self.0.join("\n"))
+        write!(f, "the simulated device found:\n{}", self.0.join("\n"))
     }
 }
 
@@ -145,8 +145,8 @@ impl SimConfig {
     ///
     /// # Panics
     ///
-    /// If `test` panics, returns an error or leaves a report that it did not take, and if
-    /// `AQUIFER_SIM_SEED` is no number.
+    /// If `test` panics, returns an error or leaves a report that it did not take; if there are no
+    /// `seeds`; and if `AQUIFER_SIM_SEED` is no number.
     #[track_caller]
     pub fn for_each_seed<E: fmt::Debug>(
         self,
@@ -158,7 +158,14 @@ impl SimConfig {
             Ok(config) => config.seed,
             Err(error) => panic!("{error}"),
         });
-        for seed in only.into_iter().chain(seeds.into_iter().take_while(|_| only.is_none())) {
+        let mut seeds =
+            only.into_iter().chain(seeds.into_iter().take_while(|_| only.is_none())).peekable();
+        // A test that runs for no seed would pass for the wrong reason.
+        assert!(
+            seeds.peek().is_some(),
+            "no seed was given, so that the test would not run: give one at least"
+        );
+        for seed in seeds {
             let mut device = CheckedDevice::simulated(self.clone().seed(seed));
             let again = format!("seed {seed} failed; {}={seed} runs it alone", Self::SEED);
             // What was found besides is printed by the drop of the device.

@@ -257,7 +257,7 @@ impl LaunchConfig {
 
 /// How a kernel accesses a buffer argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Access {
+pub(crate) enum Access {
     /// Reads it.
     Read,
     /// Writes all of it, and does not read its former content.
@@ -389,11 +389,13 @@ impl<'a> HostArgs<'a> {
         .with_advice("let the host form take what the launch gives, in its order")
     }
 
-    /// The next argument: a buffer that the launch declared [`Access::Read`].
+    /// The next argument: a buffer that the launch gave by [`Launch::input`](crate::Launch::input). Its bytes are taken as elements
+    /// of `T`, whatever the launch's type was.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidArgument`] if that argument is of another kind.
+    /// [`ErrorKind::InvalidArgument`] if that argument is a scalar, was given by another method, or is no whole number
+    /// of such elements.
     pub fn input<T: Pod>(&mut self) -> Result<&'a [T]> {
         let (pointer, length) = self.buffer::<T>(Access::Read)?;
         // SAFETY: valid, initialised and unwritten for `'a` by the contract of `new`; `buffer`
@@ -401,11 +403,13 @@ impl<'a> HostArgs<'a> {
         Ok(unsafe { std::slice::from_raw_parts(pointer, length) })
     }
 
-    /// The next argument: a buffer that the launch declared [`Access::Write`].
+    /// The next argument: a buffer that the launch gave by [`Launch::output`](crate::Launch::output), as
+    /// [`input`](Self::input) takes one. All of it counts as written, whatever the form writes.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidArgument`] if that argument is of another kind.
+    /// [`ErrorKind::InvalidArgument`] if that argument is a scalar, was given by another method, or is no whole number
+    /// of such elements.
     pub fn output<T: Pod>(&mut self) -> Result<&'a mut [T]> {
         let (pointer, length) = self.buffer::<T>(Access::Write)?;
         // SAFETY: valid, initialised and overlapped by no other argument for `'a` by the contract
@@ -413,11 +417,13 @@ impl<'a> HostArgs<'a> {
         Ok(unsafe { std::slice::from_raw_parts_mut(pointer, length) })
     }
 
-    /// The next argument: a buffer that the launch declared [`Access::ReadWrite`].
+    /// The next argument: a buffer that the launch gave by [`Launch::in_out`](crate::Launch::in_out), as
+    /// [`input`](Self::input) takes one.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidArgument`] if that argument is of another kind.
+    /// [`ErrorKind::InvalidArgument`] if that argument is a scalar, was given by another method, or is no whole number
+    /// of such elements.
     pub fn in_out<T: Pod>(&mut self) -> Result<&'a mut [T]> {
         let (pointer, length) = self.buffer::<T>(Access::ReadWrite)?;
         // SAFETY: as in `output`.
@@ -428,7 +434,7 @@ impl<'a> HostArgs<'a> {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidArgument`] if that argument is of another kind.
+    /// [`ErrorKind::InvalidArgument`] if that argument is a buffer, or a scalar of another size.
     pub fn scalar<T: Pod>(&mut self) -> Result<T> {
         let wanted = format!("a scalar of {}", Count(size_of::<T>(), "byte"));
         let found = match self.take(&wanted)? {

@@ -19,7 +19,8 @@ use std::ptr::NonNull;
 
 pub(crate) use fork::call_not_forked;
 pub(crate) use fork::{forget_in_child, is_forked_child, not_forked};
-pub use kernel::{Access, HostArgs, HostForm, Kernel, LaunchConfig};
+pub(crate) use kernel::Access;
+pub use kernel::{HostArgs, HostForm, Kernel, LaunchConfig};
 pub(crate) use kernel::{KernelImage, RawArg};
 
 pub(crate) type DriverResult<T> = Result<T, DriverError>;

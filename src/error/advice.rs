@@ -41,17 +41,31 @@ pub(super) fn advice(driver: &DriverError) -> &'static str {
         D::CONTEXT_IS_DESTROYED => CONTEXT_DESTROYED,
         _ if driver.kind() == ErrorKind::ContextLost => CONTEXT_FAULTED,
         D::INVALID_IMAGE => {
-            "give a PTX text or a cubin, as `nvcc --ptx` and `nvcc --cubin` make them"
+            "Kernel::new takes a PTX text, as `nvcc --ptx` makes it, Kernel::from_cubin a whole cubin, as \
+             `nvcc --cubin` does, and Kernel::compile_cuda (feature nvrtc) CUDA C++"
         }
         D::INVALID_PTX => "compile the text again: the driver's own compiler refuses it",
         D::NO_BINARY_FOR_GPU | D::UNSUPPORTED_PTX_VERSION => WRONG_IMAGE,
         D::NOT_FOUND if driver.call() == "cuModuleGetFunction" => {
-            "name an entry of the text: `.visible .entry NAME`, or extern \"C\" in CUDA C"
+            "name an entry of it: `.visible .entry NAME` in PTX, an extern \"C\" function in CUDA C++"
         }
         // The simulated device says which it is.
-        D::INVALID_VALUE if driver.call() == "cuLaunchKernel" && driver.log().is_none() => {
-            "check the grid, the block, the shared memory, and the number and sizes of the arguments"
+        D::INVALID_VALUE if driver.call() == "cuLaunchKernel" => match driver.log() {
+            Some(_) => {
+                "give the launch another LaunchConfig, or the arguments of the entry in its order"
+            }
+            None => {
+                "check the grid, the block, the shared memory, and the number and sizes of the arguments"
+            }
+        },
+        D::INVALID_CONTEXT => {
+            "another library destroyed the context: keep it alive as long as what was made in it"
         }
+        D::INVALID_HANDLE => {
+            "another library destroyed a stream, an event, a graph or a pool that was shared with it: keep \
+             that alive"
+        }
+        D::UNKNOWN => "see nvidia-smi -q and the system's log, and restart the process",
         D::LAUNCH_OUT_OF_RESOURCES => {
             "use fewer threads in a block or less shared memory, or compile for fewer registers"
         }

@@ -130,7 +130,8 @@ impl DriverError {
         self.log.as_deref()
     }
 
-    /// The driver function that failed, such as `cuMemAlloc_v2`.
+    /// The driver function that failed, by its name in CUDA's manual: `cuMemAlloc`, not the library's
+    /// symbol `cuMemAlloc_v2`.
     pub fn call(&self) -> &'static str {
         self.call
     }
@@ -201,7 +202,7 @@ impl fmt::Display for DriverError {
             Some(cause) => {
                 write!(f, "{} returned {code}, {}, after: {cause}", self.call, self.name())
             }
-            None if code < Self::MISSING_SYMBOL => {
+            None if !matches!(code, Self::MISSING_SYMBOL | Self::FORKED) => {
                 write!(f, "{} returned {code}, {}", self.call, self.name())
             }
             None => write!(f, "{}: {}", self.call, self.name()),

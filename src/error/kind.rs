@@ -12,9 +12,10 @@ pub enum ErrorKind {
     MissingSymbol,
     /// The device, the host or a configured limit has no room for the request.
     OutOfMemory,
-    /// An argument can never be right: an alignment that is no power of two, a size that overflows.
+    /// An argument can never be right: an alignment that is no power of two, a size that overflows. Or it is not
+    /// right now: a part whose other parts are missing, a second log for the process.
     InvalidArgument,
-    /// An index or a range lies outside a vector.
+    /// An index or a range lies outside a vector, or a stack of counters has no more.
     OutOfBounds,
     /// Two buffers of a copy differ in length, or a cast leaves a remainder.
     LengthMismatch,
@@ -30,7 +31,8 @@ pub enum ErrorKind {
     ContextLost,
     /// The process was forked after the driver was opened; the child cannot use it.
     Forked,
-    /// The simulated device saw an access that no stream order allows. The source is the
+    /// The simulated device found a [`Violation`](crate::sim::Violation): an access that no stream order allows, a
+    /// read of what was never written, a fault of a kernel or another. The source is the
     /// [`Report`](crate::sim::Report).
     Simulation,
     /// A resource that serves one call at a time was called from inside of its own call.

@@ -74,6 +74,25 @@ impl<T: Pod> DeviceVec<T> {
     /// Takes cudarc's slice over, at home on the slice's stream. The memory is freed as cudarc would
     /// free it; growth takes from the device's current resource.
     ///
+    /// ```no_run
+    /// use aquifer::{AsyncResource, Device, DeviceVec, cudarc::driver::CudaContext};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let context = CudaContext::new(0)?;
+    /// let stream = context.new_stream()?;
+    /// let vec = DeviceVec::from_cuda_slice(stream.clone_htod(&[1_u32, 2, 3])?)?;
+    /// assert_eq!(vec.to_vec()?, [1, 2, 3]);
+    ///
+    /// // And back, of memory that cudarc frees rightly.
+    /// let device = Device::from_cudarc(&context)?;
+    /// let driver_pool = AsyncResource::new(&device)?;
+    /// let vec = DeviceVec::<u32>::zeroed_in(&device.new_stream()?, 3, driver_pool)?;
+    /// let slice = vec.into_cuda_slice()?;
+    /// assert_eq!(stream.clone_dtoh(&slice)?, [0; 3]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if `T` has no size, or the slice's stream is the per-thread
@@ -120,6 +139,7 @@ impl<T: Pod> DeviceVec<T> {
 
     /// Gives the vector to cudarc, where cudarc frees it rightly: memory of an
     /// [`AsyncResource`](crate::AsyncResource), which `cuMemFreeAsync` of any library frees.
+    /// [`from_cuda_slice`](Self::from_cuda_slice) has an example.
     ///
     /// # Errors
     ///

@@ -174,6 +174,7 @@ fn failed(entry: &str, error: &NvrtcError) -> Error {
         ),
         NvrtcError::MissingSymbol(_) => Error::new(ErrorKind::Unsupported, what)
             .with_advice("install NVRTC of a newer CUDA toolkit"),
-        NvrtcError::Failed { .. } => Error::new(ErrorKind::InvalidArgument, what),
+        NvrtcError::Failed { .. } => Error::new(ErrorKind::InvalidArgument, what)
+            .with_advice("mend the source or the options as the compiler says, which take no byte 0"),
     }
 }

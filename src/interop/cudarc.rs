@@ -47,6 +47,18 @@ pub struct CudaMut<'a, T: Pod> {
 impl<T: Pod> DeviceVec<T> {
     /// The vector, to read, for cudarc's functions.
     ///
+    /// ```no_run
+    /// use aquifer::{Device, DeviceVec};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let stream = Device::open(0)?.new_stream()?;
+    /// let source = DeviceVec::from_slice(&stream, &[1.0_f32, 2.0])?;
+    /// let mut target = DeviceVec::<f32>::zeroed(&stream, 2)?;
+    /// stream.cuda_stream()?.memcpy_dtod(&source.cuda()?, &mut target.cuda_mut()?)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) on a simulated device.
@@ -54,7 +66,7 @@ impl<T: Pod> DeviceVec<T> {
         self.as_slice().cuda()
     }
 
-    /// The vector, to read and write, for cudarc's functions.
+    /// The vector, to read and write, for cudarc's functions: [`cuda`](Self::cuda) has an example.
     ///
     /// # Errors
     ///

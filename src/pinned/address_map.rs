@@ -1,5 +1,6 @@
 //! The process-wide map from addresses to page-locked memory: the slabs of pools, and the blocks
-//! that came from the driver one by one.
+//! that came from the driver one by one; and memory of other allocators that was page-locked where it lies,
+//! which is found for its address on the device alone.
 //!
 //! `deallocate` finds the owner of a block here, never through the current resource, so any allocator
 //! handle on any thread frees any block. A thread remembers the slabs that it last freed into, so its
@@ -42,6 +43,8 @@ pub(super) struct Range {
     source: Arc<HostSource>,
     /// Of a slab, its pool, which it keeps alive. Else the range is one block.
     pub(super) pool: Option<Arc<dyn SlabOwner>>,
+    /// Memory that another allocator owns: found for its address on the device alone, never freed here.
+    is_registered: bool,
     /// The device's address of `base`, once it was asked for.
     device_address: OnceLock<u64>,
 }
@@ -74,9 +77,25 @@ pub(super) fn allocate(
     let memory = source.allocate(layout)?;
     let (base, bytes, source) =
         (memory.base.expose_provenance().get(), memory.bytes, source.clone());
-    let range = Range { base, bytes, source, pool, device_address: OnceLock::new() };
+    let device_address = OnceLock::new();
+    let range = Range { base, bytes, source, pool, is_registered: false, device_address };
     RANGES.write().insert(base, Arc::new(range));
     Ok(memory)
+}
+
+/// Puts memory in that was page-locked where it lay.
+pub(super) fn add_registered(source: &Arc<HostSource>, pointer: NonNull<u8>, bytes: usize) {
+    let base = pointer.expose_provenance().get();
+    let (source, device_address) = (source.clone(), OnceLock::new());
+    let range = Range { base, bytes, source, pool: None, is_registered: true, device_address };
+    RANGES.write().insert(base, Arc::new(range));
+}
+
+/// Takes such memory off the map, before it is unlocked. The caller is no child of a fork.
+pub(super) fn remove_registered(pointer: NonNull<u8>) {
+    let removed = RANGES.write().remove(&pointer.addr().get());
+    // Not under the lock.
+    drop(removed);
 }
 
 /// The range that holds `address`. None is found in the child of a fork.
@@ -101,7 +120,7 @@ pub(super) unsafe fn free(pointer: NonNull<u8>, layout: Layout) {
         return;
     }
     let address = pointer.addr().get();
-    let Some(range) = find(address) else {
+    let Some(range) = find(address).filter(|range| !range.is_registered) else {
         return deferred_event!(
             error,
             address = format_args!("{address:#x}"),
@@ -142,7 +161,9 @@ pub(super) fn device_address_and_range(pointer: NonNull<u8>) -> Result<(u64, Arc
             ErrorKind::InvalidArgument,
             format!("{pointer:p} is not in page-locked memory of this crate"),
         )
-        .with_advice("use memory from MappedAlloc")
+        .with_advice(
+            "use memory of MappedAlloc or of a mapped PinnedResource, or a Registered buffer",
+        )
     })?;
     let base = match range.device_address.get() {
         Some(base) => *base,

@@ -18,7 +18,9 @@ thread_local! {
 }
 
 /// Why the last allocation on this thread failed: the allocator traits' `AllocError` has no room
-/// for a reason. `None` if none failed yet.
+/// for a reason. `None` if none failed yet. It stays until another one fails: look at it where one has just
+/// failed. A length that overflows is refused by the collection itself, which asks no allocator, and leaves it
+/// as it was.
 ///
 /// ```
 /// use allocator_api2::vec::Vec;

@@ -90,12 +90,15 @@ pub(super) fn require_no_capture(device: &Device) -> Result<()> {
     Ok(())
 }
 
-/// Waits for all work of every context that shares host memory with `device`.
-pub(super) fn synchronize_sharing_contexts(device: &Device) -> Result<()> {
+/// Waits for all work of every context that shares host memory with `device`. Returns the error of one
+/// that is lost.
+pub(super) fn synchronize_sharing_contexts(device: &Device) -> Result<Option<Error>> {
+    let mut lost = None;
     for device in device.sharing_host_memory() {
         require_no_capture(&device)?;
         // A lost context is reported when its fence is queried, and its blocks are leaked.
-        let _ = device.synchronize();
+        let waited = device.synchronize();
+        lost = lost.or(waited.err().filter(|error| error.kind() == ErrorKind::ContextLost));
     }
-    Ok(())
+    Ok(lost)
 }

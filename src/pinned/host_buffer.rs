@@ -5,6 +5,50 @@ use std::ptr::NonNull;
 
 /// Memory on the host that can be page-locked where it lies.
 ///
+/// Implemented for `Vec` and `Box<[T]>` of any allocator. An owner of memory of another kind, such as a mapped file,
+/// implements it by the address and the length of what it owns:
+///
+/// ```
+/// use aquifer::{Device, HostBuffer, Registered};
+/// use std::ptr::NonNull;
+///
+/// /// Pages of the system, which its drop gives back.
+/// struct Pages {
+///     start: NonNull<u8>,
+///     bytes: usize,
+/// }
+/// # impl Pages {
+/// #     fn map(bytes: usize) -> Self {
+/// #         let start = Box::leak(vec![0_u8; bytes].into_boxed_slice());
+/// #         Self { start: NonNull::from(start).cast(), bytes }
+/// #     }
+/// # }
+/// # impl Drop for Pages {
+/// #     fn drop(&mut self) {
+/// #         let slice = NonNull::slice_from_raw_parts(self.start, self.bytes);
+/// #         // SAFETY: the box that `map` leaked.
+/// #         drop(unsafe { Box::from_raw(slice.as_ptr()) });
+/// #     }
+/// # }
+///
+/// // SAFETY: the pages are this value's alone, on whatever thread.
+/// unsafe impl Send for Pages {}
+///
+/// // SAFETY: the pages stay mapped, in place and readable and writable until the drop.
+/// unsafe impl HostBuffer for Pages {
+///     type Item = u8;
+///
+///     fn parts(&mut self) -> (NonNull<u8>, usize) {
+///         (self.start, self.bytes)
+///     }
+/// }
+///
+/// let device = Device::detect()?;
+/// let mut pages = Registered::new(&device, Pages::map(8192))?;
+/// pages[0] = 7;
+/// # Ok::<(), aquifer::Error>(())
+/// ```
+///
 /// # Safety
 ///
 /// [`parts`](Self::parts) is valid for reads and writes as a `[Item]`, does not move or change in

@@ -122,7 +122,8 @@ impl<B: HostBuffer> HostChunk<B> {
         if length == 0 {
             let elements = Count(self.len(), "element");
             let what = format!("a chunk of {elements} was to be split into chunks of none");
-            return Err(Refused::new(Error::new(ErrorKind::InvalidArgument, what), self));
+            let error = Error::new(ErrorKind::InvalidArgument, what).with_advice("give 1 at least");
+            return Err(Refused::new(error, self));
         }
         let mut chunks = match list_for(self.len().div_ceil(length).max(1), "a host buffer") {
             Ok(chunks) => chunks,
@@ -188,7 +189,9 @@ impl<B: HostBuffer> HostChunk<B> {
         let mut chunks = chunks.into_iter();
         let Some(mut joined) = chunks.next() else {
             let what = "no chunk of a host buffer was given to be joined";
-            return Err(Refused::new(Error::new(ErrorKind::InvalidArgument, what), Vec::new()));
+            let error =
+                Error::new(ErrorKind::InvalidArgument, what).with_advice("give one at least");
+            return Err(Refused::new(error, Vec::new()));
         };
         while let Some(next) = chunks.next() {
             if let Err(Refused { error, value }) = joined.unsplit(next) {

@@ -35,7 +35,8 @@ pub struct MappedAlloc;
 impl MappedAlloc {
     /// The device's address of the first byte of `data`, which lives in mapped memory: what a
     /// [`MappedAlloc`] `Vec`, `Box` or slice holds, or memory of a
-    /// [`PinnedResource`](crate::PinnedResource) or [`PinnedPool`](crate::PinnedPool) that is mapped.
+    /// [`PinnedResource`](crate::PinnedResource) or [`PinnedPool`](crate::PinnedPool) that is mapped, or of a
+    /// [`Registered`](crate::Registered) buffer.
     /// It is an address of the resource's device, valid while the block lives.
     ///
     /// # Errors

@@ -13,7 +13,8 @@ use std::ptr::NonNull;
 /// back to where it came from, whatever is current then. The first use opens the
 /// [detected device](crate::Device::detect). A failure is an `AllocError`; its reason is in
 /// [`last_error`](crate::last_error). As on the heap, a `Vec` that has to grow and cannot ends the
-/// process: where there may be no driver or no room, use `try_reserve`.
+/// process: where there may be no driver or no room, use `try_reserve`. The reason of one that ends it is a warning
+/// in [`tracing`](https://docs.rs/tracing).
 ///
 /// A block that is freed waits until every device context is past the work that it had at that
 /// time, so a `Vec` may be dropped while another library still copies from it. A copy *into* memory

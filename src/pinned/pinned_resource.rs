@@ -111,6 +111,7 @@ impl PinnedResource {
     /// # Errors
     ///
     /// [`ErrorKind::Capture`] while a stream is in capture, which waiting would invalidate;
+    /// [`ErrorKind::ContextLost`] while freed blocks wait for a device that is lost: they are leaked then;
     /// [`ErrorKind::Forked`] in the child of a fork.
     pub fn trim(&self) -> Result<()> {
         self.source.trim()

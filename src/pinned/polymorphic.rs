@@ -11,7 +11,7 @@ use std::ptr::NonNull;
 /// memory, a pool of it. Clones are the same allocator.
 ///
 /// Two are equal, so that each frees what the other allocated, if they are handles on one object,
-/// or on values of one type that has no bytes, such as [`Global`](allocator_api2::alloc::Global)
+/// or on values of one type that has no bytes, such as [`Global`](https://docs.rs/allocator-api2/0.2/allocator_api2/alloc/struct.Global.html)
 /// and [`PinnedAlloc`](crate::PinnedAlloc). It costs a call through a pointer for each allocation.
 ///
 /// RMM: `polymorphic_allocator` and `host_resource_ref`; the latter borrows what it stands for, and

@@ -35,7 +35,8 @@ use std::ptr::NonNull;
 /// [bounded](PinnedPoolOptions::quarantine_bytes).
 /// [`unfenced`](PinnedPoolOptions::unfenced) is for programs that do not need the wait.
 ///
-/// Blocks stay valid when the last handle goes; each slab goes back with its last block.
+/// Blocks stay valid when the last handle goes; each slab goes back with its last block. The largest block
+/// has 256 GiB less 64 bytes; a [`PinnedResource`] gives larger ones.
 ///
 /// ```
 /// use allocator_api2::vec::Vec;
@@ -111,8 +112,9 @@ impl PinnedPool {
     /// # Errors
     ///
     /// [`ErrorKind::Capture`](crate::ErrorKind::Capture) while freed blocks wait and a stream is in
-    /// capture, which waiting would invalidate; [`ErrorKind::Forked`](crate::ErrorKind::Forked) in
-    /// the child of a fork.
+    /// capture, which waiting would invalidate; [`ErrorKind::ContextLost`](crate::ErrorKind::ContextLost)
+    /// while freed blocks wait for a device that is lost: they are leaked then, and count as live;
+    /// [`ErrorKind::Forked`](crate::ErrorKind::Forked) in the child of a fork.
     pub fn trim(&self) -> Result<usize> {
         deferred::collect_all();
         self.core().trim()

@@ -61,7 +61,7 @@
 use super::address_map::{self, SlabOwner};
 use super::batch::{Batch, FreedBlock, UNIT_SHIFT, bytes_of, exposed_pointer};
 use super::fence::Fence;
-use super::pool_options::PinnedPoolOptions;
+use super::pool_options::{NO_MAXIMUM, PinnedPoolOptions};
 use super::pool_statistics::PinnedPoolStatistics;
 use super::quarantine::Quarantine;
 use super::slab_heap::{Slab, SlabHeap};
@@ -284,7 +284,7 @@ impl PoolCore {
                 return Ok(if heap.growing > 0 { Grown::Busy } else { Grown::AtMaximum });
             }
             let step = heap.statistics.reserved.min(LARGEST_DOUBLING).max(self.options.growth_step);
-            let step = align_up(step, PAGE).unwrap_or(step).min(room);
+            let step = align_up(step, PAGE).unwrap_or(NO_MAXIMUM).min(room).min(NO_MAXIMUM);
             heap.growing += 1;
             // INV-PINNED-6: counted before upstream is asked.
             heap.statistics.reserved += step.max(least);

@@ -9,8 +9,8 @@ use crate::layout::align_up;
 use crate::pool::magazine::CLASS_CAPACITY;
 use crate::resource::setters;
 
-/// The largest maximum: the whole pages of an address space.
-const NO_MAXIMUM: usize = !(PAGE - 1);
+/// The largest maximum: the whole pages of an allocation.
+pub(super) const NO_MAXIMUM: usize = isize::MAX as usize & !(PAGE - 1);
 
 /// How a [`PinnedPool`](crate::PinnedPool) is built. From
 /// [`PinnedPool::builder`](crate::PinnedPool::builder).
@@ -128,6 +128,13 @@ impl PinnedPoolOptions {
             Count(maximum, "byte")
         );
         let rounded = align_up(initial, PAGE).unwrap_or(usize::MAX);
+        ensure!(
+            rounded <= NO_MAXIMUM,
+            InvalidArgument,
+            "ask for less",
+            "an initial size of {} is more than an address space holds",
+            Count(initial, "byte")
+        );
         ensure!(
             rounded <= maximum,
             InvalidArgument,

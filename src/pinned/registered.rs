@@ -1,8 +1,9 @@
 //! Page-locking memory that was allocated elsewhere.
 
+use super::address_map::{add_registered, remove_registered};
 use super::fence::require_no_capture;
 use super::host_buffer::HostBuffer;
-use super::source::{FreedMemory, HostQuarantine, quarantine_of, trim};
+use super::source::{FreedMemory, HostQuarantine, HostSource, quarantine_of, trim};
 use crate::device::Device;
 use crate::driver::sim::CallSite;
 use crate::driver::{ErrorContext, HostFlags, is_forked_child, not_forked};
@@ -71,7 +72,8 @@ error_with_value!(
 );
 
 impl<B: HostBuffer> Registered<B> {
-    /// Page-locks `owner`'s memory for every context, mapped where the device can map.
+    /// Page-locks `owner`'s memory for every context, mapped where the device can map: kernels reach it then by
+    /// [`Scope::map`](crate::Scope::map).
     ///
     /// # Errors
     ///
@@ -87,7 +89,9 @@ impl<B: HostBuffer> Registered<B> {
         // SAFETY: the owner keeps the range allocated and in place while it lives, by the contract of
         // `HostBuffer`, and `Registered` keeps the owner until the range is unregistered.
         match unsafe { register(device, pointer.cast(), length * size_of::<B::Item>()) } {
-            Ok(()) => {
+            Ok(flags) => {
+                let bytes = length * size_of::<B::Item>();
+                add_registered(&HostSource::new(device, flags), pointer.cast(), bytes);
                 let (device, quarantine) = (device.clone(), quarantine_of(device));
                 Ok(Self { device, owner, pointer, length, quarantine, is_locked: true })
             }
@@ -124,6 +128,7 @@ impl<B: HostBuffer> Registered<B> {
 
     fn unregister(&self) -> Result<()> {
         not_forked("page-locked memory")?;
+        remove_registered(self.pointer.cast());
         // Other libraries may have given work to any context.
         for device in self.device.sharing_host_memory() {
             require_no_capture(&device)?;
@@ -138,8 +143,8 @@ impl<B: HostBuffer> Registered<B> {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Capture`] while a stream is in capture; [`ErrorKind::Forked`] in the child of a
-    /// fork.
+    /// [`ErrorKind::Capture`] while a stream is in capture; [`ErrorKind::ContextLost`] while dropped buffers
+    /// wait for a device that is lost: they are leaked then; [`ErrorKind::Forked`] in the child of a fork.
     #[track_caller]
     pub fn trim(device: &Device) -> Result<()> {
         let _site = CallSite::enter();
@@ -150,7 +155,7 @@ impl<B: HostBuffer> Registered<B> {
 /// # Safety
 ///
 /// The range is valid, and stays allocated and in place until it is unregistered.
-unsafe fn register(device: &Device, base: NonNull<u8>, bytes: usize) -> Result<()> {
+unsafe fn register(device: &Device, base: NonNull<u8>, bytes: usize) -> Result<HostFlags> {
     not_forked("page-locked memory")?;
     let properties = device.properties();
     if !properties.host_register {
@@ -170,7 +175,8 @@ unsafe fn register(device: &Device, base: NonNull<u8>, bytes: usize) -> Result<(
     let memory = NonNull::slice_from_raw_parts(base, bytes);
     // SAFETY: the caller's promise.
     let registered = unsafe { device.driver().host_register(memory, flags) };
-    registered.with_context(|| format!("page-locking {} for {device}", Count(bytes, "byte")))
+    registered.with_context(|| format!("page-locking {} for {device}", Count(bytes, "byte")))?;
+    Ok(flags)
 }
 
 impl<B: HostBuffer> Deref for Registered<B> {
@@ -194,6 +200,7 @@ impl<B: HostBuffer> Drop for Registered<B> {
         if !self.is_locked || is_forked_child() {
             return;
         }
+        remove_registered(self.pointer.cast());
         let owner = QuarantinedOwner(std::mem::replace(&mut self.owner, MaybeUninit::uninit()));
         self.quarantine.push(FreedMemory {
             device: self.device.clone(),

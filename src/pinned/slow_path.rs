@@ -263,8 +263,14 @@ impl PoolCore {
     fn at_maximum(&self, layout: Layout) -> Error {
         let now = self.statistics();
         let counted = |bytes| Count(bytes, "byte");
+        // An alignment above a page's takes room that its message has to account for.
+        let is_over_aligned = layout.align() > PAGE;
+        let aligned = match is_over_aligned {
+            true => format!(" aligned to {}", layout.align()),
+            false => String::new(),
+        };
         let message = format!(
-            "allocating {} of page-locked memory from a pool whose maximum is {}: it has {}, {} of \
+            "allocating {}{aligned} of page-locked memory from a pool whose maximum is {}: it has {}, {} of \
              them in use and {} waiting for the device",
             counted(layout.size()),
             counted(self.options.maximum_size),
@@ -276,20 +282,26 @@ impl PoolCore {
         if now.waiting > 0 && any_sharing_context_capturing(&self.source().device) {
             return error.with_advice("what waits can be had again when the capture has ended");
         }
-        error.with_advice("free memory, ask for less, or build the pool with a larger maximum_size")
+        error.with_advice(match is_over_aligned {
+            true => "ask for a smaller alignment, free memory, or build the pool with a larger maximum_size",
+            false => "free memory, ask for less, or build the pool with a larger maximum_size",
+        })
     }
 
     /// Waits for the devices, and unpins every slab of which nothing is in use.
     pub(super) fn trim(&self) -> Result<usize> {
         not_forked("page-locked memory")?;
         self.flush_caches();
+        let mut lost = None;
         if self.quarantine.len() > 0 {
             // The fence is recorded before the wait, and queried after it.
             self.collect(CollectMode::Record, None);
-            synchronize_sharing_contexts(&self.source().device)?;
+            lost = synchronize_sharing_contexts(&self.source().device)?;
             self.collect(CollectMode::Record, None);
         }
-        Ok(self.free_whole_slabs())
+        let bytes = self.free_whole_slabs();
+        // What waited is leaked: no fence of a lost context passes.
+        lost.map_or(Ok(bytes), Err)
     }
 }
 

@@ -166,8 +166,9 @@ pub(super) fn not_mapped() -> Error {
 pub(super) fn too_large(size: usize, align: usize) -> Error {
     Error::new(
         ErrorKind::InvalidArgument,
-        format!("{} aligned to {align} are more than an address space holds", Count(size, "byte")),
+        format!("no address space holds {} aligned to {align}", Count(size, "byte")),
     )
+    .with_advice("ask for less")
 }
 
 /// Whole pages with room for `size` bytes and `padding` more; `None` if no address space has that.
@@ -235,9 +236,9 @@ pub(super) fn trim(device: &Device, quarantine: &HostQuarantine) -> Result<()> {
     // The fence is recorded before the wait and queried after it: right after its record it has not
     // passed yet.
     collect(quarantine);
-    synchronize_sharing_contexts(device)?;
+    let lost = synchronize_sharing_contexts(device)?;
     collect(quarantine);
-    Ok(())
+    lost.map_or(Ok(()), Err)
 }
 
 impl FreedMemory {

@@ -189,6 +189,11 @@ impl<U: Upstream> Pool<U> {
         Some((((bytes as u64 + self.mask) & !self.mask) >> UNIT_SHIFT) as u32)
     }
 
+    /// Bytes of the largest block.
+    pub fn largest(&self) -> u64 {
+        self.largest
+    }
+
     /// The bytes of a block for a request of so many.
     pub fn round_up(&self, bytes: usize) -> usize {
         self.aligned_units(bytes).map_or(bytes, |units| (units as usize) << UNIT_SHIFT)

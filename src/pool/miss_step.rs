@@ -23,7 +23,7 @@ pub enum MissStep {
 }
 
 impl MissStep {
-    pub(super) fn asks_upstream(self) -> bool {
+    pub(crate) fn asks_upstream(self) -> bool {
         matches!(self, Self::Grow | Self::GrowToMaximum | Self::Trim)
     }
 }

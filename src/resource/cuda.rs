@@ -7,7 +7,7 @@ use crate::debug_log::deferred_event;
 use crate::device::Device;
 use crate::driver::sim::CallSite;
 use crate::driver::{DeviceAddress, DriverResult, ErrorContext};
-use crate::error::{DriverError, Error, Result};
+use crate::error::{DriverError, Error, ErrorKind, Result};
 use crate::impls::Count;
 use crate::layout::DeviceLayout;
 use crate::stream::{Stream, deferred};
@@ -153,11 +153,21 @@ pub(super) fn report_leak(device: &Device, bytes: usize, error: &Error) {
 /// Reports a block that the driver did not free. Silent where the driver or the context is gone, as
 /// when the process exits: no memory is lost then.
 pub(super) fn report_failed_free(device: &Device, bytes: usize, error: &DriverError) {
-    if !error.is_gone() {
-        let (device, error) = (device.to_string(), error.to_string());
-        // Deferred: a pool above may have its locks.
+    if error.is_gone() {
+        return;
+    }
+    let (name, error_shown) = (device.to_string(), error.to_string());
+    // Deferred: a pool above may have its locks.
+    if error.kind() == ErrorKind::Simulation {
+        // No leak of the program's: a simulated device that made a report refuses all that follows.
         deferred_event!(
-            error, %device, bytes, %error, "leaked device memory: it could not be freed"
+            debug, device = %name, bytes, error = %error_shown,
+            "device memory was not freed: the simulated device stopped with a report"
+        );
+    } else {
+        deferred_event!(
+            error, device = %name, bytes, error = %error_shown,
+            "leaked device memory: it could not be freed"
         );
     }
 }

@@ -214,7 +214,7 @@ impl<U: DeviceResource + 'static> FixedSizeOptions<U> {
             most.checked_mul(block_size).is_some_and(|bytes| bytes <= isize::MAX as usize / 2),
             InvalidArgument,
             "give smaller blocks, or fewer blocks_per_chunk or initial_blocks",
-            "{} of {} each are more than an address space holds",
+            "no address space holds {} of {} each",
             Count(most, "block"),
             Count(block_size, "byte")
         );

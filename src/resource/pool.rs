@@ -54,6 +54,8 @@ pub use options::{MissPolicy, PoolOptions};
 /// takes over its memory: by the next one among 64, or after a 64th as many as there are. A stream costs
 /// the host some 10 KiB, and as much again for each further thread that uses it.
 ///
+/// Its largest block has 2^40 bytes less its alignment; a larger request is for its upstream.
+///
 /// Over another pool, give this one a [growth step](PoolOptions::growth_step): by default it takes 2
 /// MiB at least, or what is asked for from 1 MiB on.
 ///
@@ -229,7 +231,7 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
         let block = self
             .pool
             .allocate(stream, stream.id(), bytes, alignment)
-            .map_err(|failure| self.explain(failure, Asked::Allocation(layout)))?;
+            .map_err(|failure| self.explain(failure, Asked::Allocation(layout, stream)))?;
         let Some(hooks) = &self.pool.upstream().hooks else { return Ok(device_block(block)) };
         hooks.region_register(stream, block.address, bytes);
         Ok(DeviceBlock::new(block.address, bytes, block.token))
@@ -258,17 +260,17 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
 
 /// What was asked of a pool whose failure is explained.
 #[derive(Clone, Copy)]
-pub(super) enum Asked {
-    Allocation(DeviceLayout),
+pub(super) enum Asked<'a> {
+    Allocation(DeviceLayout, &'a Stream),
     Initial(usize),
     Trim,
     Capture,
 }
 
-impl Asked {
+impl Asked<'_> {
     fn bytes(self) -> usize {
         match self {
-            Self::Allocation(layout) => layout.bytes(),
+            Self::Allocation(layout, _) => layout.bytes(),
             Self::Initial(bytes) => bytes,
             Self::Trim | Self::Capture => 0,
         }
@@ -323,7 +325,8 @@ impl<U: DeviceResource + 'static> PoolOptions<U> {
     pub fn build(self) -> Result<PoolResource<U>> {
         not_forked("a pool")?;
         let mut settings = self.check()?;
-        let (initial, maximum) = (self.initial_size, settings.limits.maximum());
+        let initial = self.initial_size;
+        let maximum = settings.limits.has_maximum().then(|| settings.limits.maximum());
         let driver = PoolDriver::new(self.upstream, self.alignment, self.owner);
         if let Some(hooks) = &driver.hooks {
             settings.listed = true;

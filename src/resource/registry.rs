@@ -65,8 +65,9 @@ fn of_process(device: &Device) -> Result<(Arc<dyn DeviceResource>, bool)> {
 /// look at its [statistics](PoolResource::statistics), to [trim](PoolResource::trim) it or to give it
 /// [limits](PoolResource::set_maximum_size). It is the default also while another resource is set.
 ///
-/// The process keeps the pool of a GPU. On a simulated device it is gone with the last of this `Arc` and of
-/// the vectors in it, and the next use makes another one.
+/// The process keeps the pool of a GPU. **On a simulated device** it is gone with the last of this `Arc` and of
+/// the vectors in it, and the next use makes another one, whose counts are zero: keep the `Arc` from the start to
+/// read statistics at the end.
 ///
 /// ```
 /// use aquifer::{Device, DeviceVec, default_device_pool};

@@ -181,7 +181,8 @@ pub fn with_device_resource<R>(
 /// A future that is polled in a scope of [`with_device_resource`], on whatever thread.
 ///
 /// Tasks that take turns on one thread do not see each other's resource. The future is not in the
-/// scope while it waits, nor when it is dropped.
+/// scope while it waits, nor when it is dropped. A task that it spawns (`tokio::spawn`) is another future, outside
+/// of the scope: wrap that one, too.
 ///
 /// ```
 /// use aquifer::{CudaResource, Device, DeviceVec, WithDeviceResource, current_device_resource};

@@ -263,9 +263,8 @@ unsafe impl DeviceResource for SystemResource {
         let alignment = layout.alignment().max(minimum);
         let wanted = Layout::from_size_align(layout.bytes(), alignment).map_err(|_| {
             let (bytes, alignment) = (Count(layout.bytes(), "byte"), layout.alignment());
-            let what =
-                format!("{bytes} aligned to {alignment} are more than an address space holds");
-            Error::new(ErrorKind::InvalidArgument, what)
+            let what = format!("no address space holds {bytes} aligned to {alignment}");
+            Error::new(ErrorKind::InvalidArgument, what).with_advice("ask for less")
         })?;
         let Some(headroom) = self.headroom else {
             return self.obtain(stream, wanted).map(SystemMemory::into_block);

@@ -108,7 +108,13 @@ impl Recording {
         let before = record_before(&self.origin)?;
         self.capture.members().iter_mut().take(1).for_each(|origin| origin.before = before.clone());
         let begun = self.origin.device().driver().stream_begin_capture(self.origin.raw());
-        begun.with_context(|| format!("beginning a capture on {}", self.origin))?;
+        let begun = begun.with_context(|| format!("beginning a capture on {}", self.origin));
+        begun.map_err(|error| match self.origin.is_legacy_default() {
+            true => error.with_advice(
+                "it is the default stream, which CUDA cannot capture: use one of Device::new_stream",
+            ),
+            false => error,
+        })?;
         self.begun = true;
         self.capture.recorder().start();
         captures.push(self.capture.clone());

@@ -15,6 +15,9 @@ use crate::sync::{Arc, AtomicUsize, LazyLock, Weak};
 use std::collections::HashMap;
 use std::fmt;
 
+/// Advice where a capture on another thread has the stream.
+pub(crate) const CAPTURED_ELSEWHERE: &str = "call again when that has ended, or use another stream";
+
 /// A declared capture.
 pub(crate) type Capture = CaptureState<Stream>;
 
@@ -200,8 +203,17 @@ impl Stream {
             Some(_) => "is in a capture on another thread",
             None => "is in use: a thread waits for it, or copies host memory",
         };
-        Error::new(ErrorKind::Capture, format!("{self} {what}"))
-            .with_advice("call again when that has ended, or use another stream")
+        Error::new(ErrorKind::Capture, format!("{self} {what}")).with_advice(CAPTURED_ELSEWHERE)
+    }
+
+    /// Whether it is the device's default stream.
+    pub(super) fn is_legacy_default(&self) -> bool {
+        self.inner.raw == self.device().driver().legacy_stream()
+    }
+
+    /// Whether a declared capture of another thread has the stream.
+    pub(crate) fn is_captured_elsewhere(&self) -> bool {
+        self.inner.gate.owner().is_some_and(|capture| !capture.recorder().is_here())
     }
 
     /// Has the graph of the capture that the stream is in keep something. Returns it if there is none.

@@ -40,6 +40,21 @@ impl Device {
 /// The default stream of the thread that asked for it.
 ///
 /// Neither `Send` nor `Sync`. From [`Device::per_thread_stream`].
+///
+/// ```
+/// use aquifer::{Device, DeviceVec};
+///
+/// let device = Device::detect()?;
+/// let stream = device.new_stream()?;
+/// let mut vec = DeviceVec::<u32>::zeroed(&stream, 3)?;
+/// vec.fill(2)?;
+/// let filled = stream.record()?;
+/// let mine = device.per_thread_stream()?;
+/// mine.wait(&filled)?; // in order after what the other stream was given
+/// mine.synchronize()?;
+/// assert!(filled.is_complete()?);
+/// # Ok::<(), aquifer::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct PerThreadStream {
     device: Device,

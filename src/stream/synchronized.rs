@@ -20,6 +20,7 @@ use std::task::{Context, Poll};
 ///
 /// ```
 /// use aquifer::{Device, DeviceVec, Result};
+/// // `block_on` is an executor's, such as `futures::executor::block_on`.
 /// # use std::{future::Future, pin::pin, task::{Context, Poll, Waker}};
 /// # fn block_on<F: Future>(future: F) -> F::Output {
 /// #     let mut future = pin!(future);

@@ -8,14 +8,19 @@ use crate::stream::{Stream, StreamCall};
 use bytemuck::Pod;
 
 pub(super) fn same_length(target: usize, source: usize) -> Result<()> {
+    same_number(target, source, "element")
+}
+
+/// An error unless a copy has as many of `noun` on both sides.
+pub(crate) fn same_number(target: usize, source: usize, noun: &'static str) -> Result<()> {
     let advice = "copy between ranges of one length; of a host vector, its length counts";
     ensure!(
         target == source,
         LengthMismatch,
         advice,
         "a source of {} was to be copied to a target of {}",
-        Count(source, "element"),
-        Count(target, "element")
+        Count(source, noun),
+        Count(target, noun)
     );
     Ok(())
 }

@@ -13,5 +13,6 @@ mod scope;
 mod stopped;
 mod unchecked;
 
+pub(crate) use enqueue::same_number;
 pub use owned::{Transfer, TransferError};
 pub use scope::{Mapped, MappedMut, Scope};

@@ -108,7 +108,8 @@ impl Stream {
     /// Copies `host` to `device`, of the same length, on this stream, and returns at once.
     ///
     /// Asynchronous if the host's memory is page-locked ([`PinnedAlloc`](crate::PinnedAlloc),
-    /// [`Registered`](crate::Registered)); the driver stages other memory itself, more slowly.
+    /// [`Registered`](crate::Registered)); the driver stages other memory itself, more slowly, and may block the
+    /// host meanwhile.
     ///
     /// # Errors
     ///
@@ -141,7 +142,9 @@ impl Stream {
         Ok(self.upload(host, device)?)
     }
 
-    /// Copies `device` to `host`, of the same length, on this stream, and returns at once.
+    /// Copies `device` to `host`, of the same length, on this stream, and returns at once where the
+    /// host's memory is page-locked. Into other memory CUDA copies before it returns: this blocks until the stream
+    /// has come so far.
     ///
     /// # Errors
     ///

@@ -168,11 +168,11 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     }
 
     /// Makes mapped host memory a kernel argument to read: kernels reach it where it lies. The host
-    /// may read it too meanwhile.
+    /// may read it too meanwhile. A slice without elements has the address 0, wherever it lies.
     ///
     /// # Errors
     ///
-    /// As [`MappedAlloc::device_address`](crate::MappedAlloc::device_address), and
+    /// As [`MappedAlloc::device_address`](crate::MappedAlloc::device_address) for a slice with elements, and
     /// [`ErrorKind::WrongDevice`](crate::ErrorKind::WrongDevice).
     pub fn map<T: Pod>(&'scope self, host: &'scope [T]) -> Result<Mapped<'scope, T>> {
         let address = self.address(NonNull::from(host), HostAccess::Read)?;
@@ -216,7 +216,13 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         if host.len() * size_of::<T>() != 0 {
             let device;
             (address, device) = device_address(host.cast())?;
-            self.stream.device().require(&device, "the mapped memory")?;
+            self.stream.device().require(&device, "the mapped memory").map_err(|error| {
+                error.with_advice(
+                    "use memory of a PinnedResource of the stream's device, or set that with \
+                     set_current_pinned_resource: otherwise MappedAlloc and PinnedAlloc take the device \
+                     that Device::detect finds",
+                )
+            })?;
         }
         self.note_access(access);
         Ok(address)

@@ -128,6 +128,21 @@ fn the_environment_names_the_file_and_an_exit_loses_nothing() {
     assert!(wrong.contains("Environment") && wrong.contains("AQUIFER_DEBUG_LOG_FILE"), "{wrong}");
 }
 
+#[cfg(target_os = "linux")]
+#[test]
+fn a_line_that_cannot_be_written_is_told_on_standard_error() {
+    if is_child() {
+        assert!(DebugLog::init_from_env().unwrap());
+        tracing::error!(target: "aquifer::test", "a line that no disk has room for");
+        return;
+    }
+    let name = "file::a_line_that_cannot_be_written_is_told_on_standard_error";
+    let output = child(name, &[("AQUIFER_DEBUG_LOG_FILE", std::path::Path::new("/dev/full"))]);
+    assert!(output.status.success(), "{output:?}");
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("No space left on device"), "{said}");
+}
+
 #[cfg(unix)]
 #[test]
 fn the_child_of_a_fork_writes_to_the_same_file() {

@@ -169,6 +169,44 @@ fn a_pool_tells_of_its_life() {
     }
 }
 
+/// The messages that are errors.
+fn errors(told: &[(Level, Told)]) -> Vec<&str> {
+    let is_error = |(level, _): &&(Level, Told)| *level == Level::ERROR;
+    told.iter().filter(is_error).map(|(_, told)| told.message()).collect()
+}
+
+#[test]
+fn a_pool_that_ends_without_memory_in_a_capture_leaks_nothing() {
+    let (device, simulator) = support::simulated(SimConfig::default());
+    let stream = device.new_stream().unwrap();
+    let pool = pool_of(&device, &[MissStep::GrowToMaximum], MIB);
+    let block = take(&pool, &stream, 1000);
+    give(&pool, &stream, block);
+    assert_eq!(pool.trim(0).unwrap(), MIB);
+    simulator.start_capture(&stream).unwrap();
+    let ((), told) = Heard::of(|| drop(pool));
+    assert_eq!(errors(&told), [""; 0], "{told:?}");
+    assert!(simulator.stop_capture(&stream));
+}
+
+#[test]
+fn a_report_is_no_leak_of_the_pools_that_end_after_it() {
+    let (device, simulator) = support::simulated(SimConfig::default());
+    let stream = device.new_stream().unwrap();
+    let plain = CudaResource::new(&device);
+    // SAFETY: wrong on purpose: it is read before it is written.
+    let nothing = unsafe { DeviceVec::<u8>::uninit_in(&stream, 16, plain) }.unwrap();
+    let pool = pool_of(&device, &[MissStep::GrowToMaximum], MIB);
+    let block = take(&pool, &stream, 1000);
+    give(&pool, &stream, block);
+    assert!(nothing.to_vec().is_err());
+    let ((), told) = Heard::of(|| drop(pool));
+    assert_eq!(errors(&told), [""; 0], "{told:?}");
+    let ((), told) = Heard::of(|| drop(nothing));
+    assert_eq!(errors(&told), [""; 0], "{told:?}");
+    assert_eq!(simulator.take_reports().len(), 1);
+}
+
 #[test]
 fn memory_that_changes_streams_is_told() {
     let device = support::unfollowed();

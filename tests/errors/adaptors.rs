@@ -25,6 +25,8 @@ pub(crate) fn rows(table: &mut Table) {
     table.failed("a limit that is used", limited.allocate(&stream, layout(1024)));
     // SAFETY: allocated above and not used.
     unsafe { limited.deallocate(&stream, held) };
+    let odd = LimitingAdaptor::new(plain(), 1000);
+    table.failed("a block that counts as more than a limit", odd.allocate(&stream, layout(999)));
     table.failed("a limit in multiples of 3", LimitingAdaptor::with_alignment(plain(), 9, 3));
 
     let never = FailureCallbackAdaptor::builder(plain()).max_retries(0).build(|_| true);
@@ -83,6 +85,18 @@ fn reentered(table: &mut Table) {
     table.failed("a resource that calls itself", outer.allocate(&stream, layout(1)));
 }
 
+struct Panics;
+
+impl std::io::Write for Panics {
+    fn write(&mut self, _: &[u8]) -> std::io::Result<usize> {
+        panic!("out of ideas")
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
 fn logs(table: &mut Table) {
     let plain = CudaResource::new(&simulated(SimConfig::default()).0);
     let stream = plain.device().new_stream().unwrap();
@@ -105,6 +119,10 @@ fn logs(table: &mut Table) {
     let block = first.allocate(&stream, layout(1)).unwrap();
     // SAFETY: allocated above and not used.
     unsafe { first.deallocate(&stream, block) };
+    table.failed("a log that was removed", first.flush());
+    table.failed("a log of no name", LoggingAdaptor::new(plain.clone(), ""));
+    let panics = with().writer(Box::new(Panics)).build().unwrap();
+    table.failed("a log whose writer panics", panics.flush());
     let full = LoggingAdaptor::new(plain.clone(), "/dev/full").unwrap();
     let block = full.allocate(&stream, layout(1)).unwrap();
     // SAFETY: allocated above and not used.

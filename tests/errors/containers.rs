@@ -36,6 +36,11 @@ fn vectors(table: &mut Table) {
     #[allow(clippy::reversed_empty_ranges, reason = "that is the error")]
     let reversed = 5..2;
     table.failed("range 5..2", vec.slice(reversed));
+    table.failed("range 5.. of 3", vec.slice(5..));
+    table.failed("range ..=MAX of 3", vec.slice(..=usize::MAX));
+    table.failed("a split at 4 of 3", vec.split_at_mut(4));
+    let mut bytes = DeviceBuffer::zeroed(&stream, 10).unwrap();
+    table.failed("a copy of two numbers to 10 bytes", bytes.copy_from(&vec.slice(1..).unwrap()));
     table.failed("a copy of 4 to 3", vec.copy_from_slice(&[1, 2, 3, 4]));
     table.failed("a copy of 1 to 3", vec.copy_from_slice(&[1]));
     table.failed("more elements than a number counts", vec.reserve(usize::MAX));
@@ -269,6 +274,7 @@ fn wrong_texts(table: &mut Table) {
         ".version 6.4\n.target sm_50\n.visible .entry scale(",
     );
     run(table, "an entry that the text lacks", "skale", SCALE);
+    run(table, "an entry without a name", "", SCALE);
     run(table, "two arguments for one parameter", "scale", SCALE);
     const TWO: &str = ".version 6.4\n.target sm_50\n.address_size 64\n\
                        .visible .entry scale(.param .u64 data, .param .u8 n) { ret; }";

@@ -27,6 +27,7 @@ pub(crate) fn rows(table: &mut Table) {
 
     table.failed("a call that is none was to fail", simulator.fail_call("cuFoo", 1, 2));
     table.failed("call 0 was to fail", simulator.fail_call("cuMemAlloc", 0, 2));
+    table.failed("a call was to fail with success", simulator.fail_call("cuMemAlloc", 1, 0));
     simulator.fail_call("cuMemGetInfo", 1, 999).unwrap();
     table.failed("what is free cannot be asked", one.memory_info());
     simulator.fail_call("cuStreamCreate", 1, 2).unwrap();

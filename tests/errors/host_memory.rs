@@ -35,6 +35,19 @@ pub(crate) fn rows(table: &mut Table) {
     assert!(more.try_reserve(1 << 45).is_err());
     table.row("a block above every pinned pool's", last_error().unwrap());
 
+    let far = std::alloc::Layout::from_size_align(1, 1 << 20).unwrap();
+    assert!(allocator_api2::alloc::Allocator::allocate(more.allocator(), far).is_err());
+    table.row("an alignment above a pinned pool's maximum", last_error().unwrap());
+    table.failed(
+        "a pinned initial size above an address space",
+        with().initial_size(usize::MAX).build(),
+    );
+    let other = simulated(SimConfig::default()).0.new_stream().unwrap();
+    let mut theirs = AllocVec::<u8, _>::new_in(PinnedResource::new(&device).unwrap());
+    theirs.resize(8, 1);
+    let mapped = other.scope(|scope| scope.map(&theirs).map(drop));
+    table.failed("mapped memory of another device", mapped);
+
     let mut vast = AllocVec::<u8, _>::new_in(PinnedResource::new(&device).unwrap());
     assert!(vast.try_reserve(isize::MAX as usize - 4096).is_err());
     table.row("more than an address space, page-locked", last_error().unwrap());

@@ -78,6 +78,8 @@ fn pools(table: &mut Table) {
     table.failed("a pool that does not grow", fixed.allocate(&stream, layout(1024)));
     let far = DeviceLayout::with_alignment(1, 1 << 21).unwrap();
     table.failed("an alignment above what a device has", limited.allocate(&stream, far));
+    let farthest = DeviceLayout::with_alignment(100, 1 << 40).unwrap();
+    table.failed("an alignment above every pool's block", pool.allocate(&stream, farthest));
     let initial = PoolResource::builder(CudaResource::new(&device)).initial_size(2 * MIB).build();
     table.failed("an initial size above the device", initial);
     pool_behind_a_kernel(table);
@@ -121,14 +123,16 @@ fn pool_options(table: &mut Table) {
     table.failed("a maximum of 0", with().maximum_size(0).build());
     let above = with().initial_size(1024).maximum_size(512).build();
     table.failed("an initial size above the maximum", above);
-    let above = with().soft_limit(1024).maximum_size(512).build();
-    table.failed("a soft limit above the maximum", above);
+    let vast = usize::MAX & !255;
+    table.failed("an initial size above an address space", with().initial_size(vast).build());
     table.failed("a growth of 0", with().growth_step(0).build());
     table.failed("a magazine of 9", with().magazine_entries(9).build());
     let pool = with().build().unwrap();
     table.failed("a maximum of 1000, later", pool.set_maximum_size(Some(1000)));
     table.failed("a maximum of 0, later", pool.set_maximum_size(Some(0)));
     table.failed("no policy", with().miss_policy(MissPolicy::new([])).build());
+    let waits = MissPolicy::new([MissStep::Complete, MissStep::Wait]);
+    table.failed("a policy that never asks upstream", with().miss_policy(waits).build());
 }
 
 fn driver_pools(table: &mut Table) {
@@ -184,6 +188,8 @@ fn families(table: &mut Table) {
     table.failed("an arena in use", arena.allocate(&stream, layout(MIB / 2)));
     // SAFETY: allocated above and not used.
     unsafe { arena.deallocate(&stream, held) };
+    let far = DeviceLayout::with_alignment(1, 1 << 21).unwrap();
+    table.failed("an alignment above an arena's", arena.allocate(&stream, far));
     drop(arena);
 
     let sized = || FixedSizeResource::builder(plain());

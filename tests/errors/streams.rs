@@ -5,8 +5,8 @@ use crate::table::Table;
 use allocator_api2::vec::Vec as AllocVec;
 use aquifer::sim::{SimConfig, Simulator};
 use aquifer::{
-    CudaResource, Device, DeviceResource, DeviceVec, Error, Kernel, PinnedAlloc, PinnedResource,
-    PoolResource, Result, Stream, StreamPool,
+    ArenaResource, CudaResource, Device, DeviceResource, DeviceVec, Error, FixedSizeResource,
+    Kernel, PinnedAlloc, PinnedResource, PoolResource, Result, Stream, StreamPool,
 };
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -101,6 +101,28 @@ fn captures(table: &mut Table) {
         std::thread::scope(|scope| scope.spawn(|| stream.synchronize()).join().unwrap())
     });
     table.row("a capture on another thread", error);
+    let mut setup = Setup::new();
+    let error = setup.captured(|it| {
+        let (stream, pool) = (it.stream.clone(), PoolResource::new(CudaResource::new(&it.device))?);
+        let allocate = || pool.allocate(&stream, crate::support::layout(64)).map(drop);
+        std::thread::scope(|scope| scope.spawn(allocate).join().unwrap())
+    });
+    table.row("a capture on another thread: allocate", error);
+    let mut setup = Setup::new();
+    let arena = ArenaResource::builder(CudaResource::new(&setup.device)).arena_size(1 << 20);
+    let arena = arena.build().unwrap();
+    let sized = FixedSizeResource::new(CudaResource::new(&setup.device)).unwrap();
+    let layout = crate::support::layout(64);
+    let error = setup.captured(|it| arena.allocate(&it.stream, layout).map(drop));
+    table.row("in a capture: an arena", error);
+    let error = setup.captured(|it| sized.allocate(&it.stream, layout).map(drop));
+    table.row("in a capture: blocks of one size", error);
+    let legacy = setup.device.default_stream();
+    table.failed("a capture of the default stream", legacy.capture(&setup.pool, |_| Ok(())));
+    let mut setup = Setup::new();
+    setup.on_other.copy_from(&setup.on_stream).unwrap();
+    let error = setup.captured(|it| it.on_stream.fill(3));
+    table.row("in a capture: a vector that another stream used before", error);
     let mut setup = Setup::new();
     let graph = {
         let (stream, pool) = (setup.stream.clone(), setup.pool.clone());

@@ -121,6 +121,29 @@ fn a_limit_counts_rounded_bytes_exactly() {
 }
 
 #[test]
+fn a_limit_names_a_stream_of_another_device_before_it_is_full() {
+    let (device, _) = support::simulated(SimConfig::default());
+    let (other, _) = support::simulated(SimConfig::default());
+    let limited = LimitingAdaptor::new(CudaResource::new(&device), KIB);
+    let refused = limited.allocate(&other.new_stream().unwrap(), layout(2 * KIB)).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::WrongDevice);
+    assert_eq!(limited.allocated(), 0);
+}
+
+#[test]
+fn a_block_that_a_limit_never_handed_out_does_not_wrap_its_count() {
+    let (device, _) = support::simulated(SimConfig::default());
+    let stream = device.new_stream().unwrap();
+    let limited = LimitingAdaptor::new(CudaResource::new(&device), KIB);
+    let foreign = limited.upstream().allocate(&stream, layout(KIB)).unwrap();
+    free(&limited, &stream, foreign);
+    assert_eq!((limited.allocated(), limited.remaining()), (0, KIB));
+    let block = limited.allocate(&stream, layout(1)).unwrap();
+    assert_eq!(limited.allocated(), 256);
+    free(&limited, &stream, block);
+}
+
+#[test]
 fn a_limit_below_a_limit_refuses_and_the_one_above_takes_it_back() {
     let device = support::device();
     let stream = device.new_stream().unwrap();

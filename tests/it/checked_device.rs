@@ -35,7 +35,7 @@ fn a_report_that_was_not_read_fails_the_test_with_its_text() {
     let said = panic_of(|| drop(device)).unwrap();
     let lines: Vec<&str> = said.lines().collect();
     assert_eq!(lines.len(), 3, "{said}");
-    assert_eq!(lines[0], "the simulated device saw what no stream order allows:");
+    assert_eq!(lines[0], "the simulated device found:");
     assert!(lines[1].contains("reads bytes that were never written"), "{said}");
     assert!(lines[1].ends_with("(seed 23)") && lines[2].ends_with("(seed 23)"), "{said}");
 }
@@ -107,6 +107,14 @@ fn each_seed_has_a_device_of_its_own() {
 }
 
 #[test]
+fn a_test_that_no_seed_would_run_fails() {
+    let said = panic_of(|| {
+        SimConfig::default().for_each_seed(0..0, |_| -> Result<()> { unreachable!("no seed") });
+    });
+    assert!(said.unwrap().starts_with("no seed was given"));
+}
+
+#[test]
 fn the_first_seed_that_fails_is_named() {
     type Test = fn(&Device, u64) -> Result<(), Error>;
     let fails: [(Test, &str); 3] = [
@@ -120,8 +128,7 @@ fn the_first_seed_that_fails_is_named() {
                 unwritten(device);
                 Ok(())
             },
-            "seed 17 failed; AQUIFER_SIM_SEED=17 runs it alone: the simulated device saw what no \
-             stream order allows:\n",
+            "seed 17 failed; AQUIFER_SIM_SEED=17 runs it alone: the simulated device found:\n",
         ),
     ];
     for (fail, wanted) in fails {

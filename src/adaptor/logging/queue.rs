@@ -35,6 +35,7 @@ const MAX_CHECKS: u32 = 64;
 #[derive(Clone, Debug)]
 pub(super) struct LogFailure {
     pub(super) text: String,
+    pub(super) advice: &'static str,
     pub(super) discarded: u64,
 }
 
@@ -166,14 +167,14 @@ impl LogQueue {
         self.flush_within(None);
         match &self.progress.lock().failure {
             None => Ok(()),
-            Some(LogFailure { text, discarded }) => Err(Error::new(
-                ErrorKind::Io,
-                format!(
-                    "the allocation log ended early: {text}; it lacks {}",
-                    Count(*discarded, "row")
-                ),
-            )
-            .with_advice("make room for the log, or build the adaptor again with another file")),
+            Some(LogFailure { text, advice, discarded }) => {
+                let lacks = match discarded {
+                    0 => String::new(),
+                    rows => format!("; it lacks {}", Count(*rows, "row")),
+                };
+                let what = format!("the allocation log ended early: {text}{lacks}");
+                Err(Error::new(ErrorKind::Io, what).with_advice(*advice))
+            }
         }
     }
 

@@ -65,7 +65,8 @@ impl LogOutput {
         if refused > 0 {
             if self.failure.is_none() {
                 let text = "what the log is written to used the log itself";
-                self.check(Err(text.to_owned()));
+                let advice = "give the log a writer that allocates nothing from it";
+                self.check(Err(WriteError { text: text.to_owned(), advice }));
             }
             if let Some(failure) = &mut self.failure {
                 failure.discarded += refused;
@@ -89,20 +90,44 @@ impl LogOutput {
     }
 
     /// Keeps and logs the first error. Nothing is written after it: a log with a gap would mislead.
-    fn check(&mut self, result: Result<(), String>) {
-        let Err(text) = result else { return };
+    fn check(&mut self, result: Result<(), WriteError>) {
+        let Err(WriteError { text, advice }) = result else { return };
         let discarded = self.rows + self.format.waiting();
         // `event!` stops a subscriber's panic, which would end the thread that others wait for.
         crate::debug_log::event!(error, error = %text, "the allocation log cannot be written and ends here");
-        self.failure = Some(LogFailure { text, discarded });
+        self.failure = Some(LogFailure { text, advice, discarded });
     }
 }
 
 /// Calls the program's `Write`. Its error is formatted and dropped inside too, as that may panic; a
 /// panic counts as an error.
-fn call_writer(call: impl FnOnce() -> io::Result<()>) -> Result<(), String> {
-    catch_panic(|| call().map_err(|error| error.to_string()))
-        .unwrap_or_else(|| Err("the writer panicked".to_owned()))
+fn call_writer(call: impl FnOnce() -> io::Result<()>) -> Result<(), WriteError> {
+    let error =
+        |error: io::Error| WriteError { text: error.to_string(), advice: advice(error.kind()) };
+    catch_panic(|| call().map_err(error)).unwrap_or_else(|| {
+        let advice = "see the panic's own message, and build the adaptor again with another writer";
+        Err(WriteError { text: "the writer panicked".to_owned(), advice })
+    })
+}
+
+/// Why nothing more is written, and what to do about it.
+struct WriteError {
+    text: String,
+    advice: &'static str,
+}
+
+fn advice(kind: io::ErrorKind) -> &'static str {
+    use io::ErrorKind as E;
+
+    match kind {
+        E::NotFound => {
+            "leave the file where it is while the log writes it, and build the adaptor again"
+        }
+        E::StorageFull | E::QuotaExceeded | E::FileTooLarge => {
+            "make room for the log, or build the adaptor again with another file"
+        }
+        _ => "build the adaptor again with another file or writer",
+    }
 }
 
 /// Writes until the log is closed and empty.

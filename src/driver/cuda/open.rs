@@ -40,7 +40,7 @@ pub(super) fn driver() -> Result<&'static Library, Error> {
             format!("the CUDA driver library, {LIBRARY}, was not found"),
         )
         .with_advice(
-            "install the NVIDIA driver, or use Device::simulated, or set AQUIFER_BACKEND=sim",
+            "install the NVIDIA driver, or use Device::simulated, or Device::detect, which takes a simulated one then",
         )
     })?;
     if let Some(missing) = NEEDED.iter().find(|symbol| !library.has(symbol)) {
@@ -61,7 +61,7 @@ pub(crate) fn device_count() -> Result<usize, Error> {
     let count = out_param(|count| unsafe { library.device_get_count(count) });
     let count = usize::try_from(count.with_context(|| "counting the GPUs")?).unwrap_or(0);
     let advice = "see that a GPU is visible here (CUDA_VISIBLE_DEVICES, a container's --gpus), or use \
-                  Device::simulated, or set AQUIFER_BACKEND=sim";
+                  Device::simulated, or Device::detect, which takes a simulated one then";
     ensure!(count > 0, NoDevice, advice, "the CUDA driver shows no GPU");
     Ok(count)
 }

@@ -12,6 +12,22 @@ use crate::sync::Arc;
 /// A handle on a simulated device: its reports, its counts of driver calls, and failures to inject.
 ///
 /// Cheap to clone. It stays usable when the device is gone, and does not keep the device alive.
+///
+/// ```
+/// use aquifer::{CudaResource, Device, DeviceVec, ErrorKind, sim::SimConfig};
+///
+/// let device = Device::simulated(SimConfig::default());
+/// let stream = device.new_stream()?;
+/// let simulator = device.simulator().unwrap();
+/// simulator.fail_call("cuMemAlloc", 2, 2)?; // the second from here, with CUDA_ERROR_OUT_OF_MEMORY
+/// let plain = CudaResource::new(&device);
+/// let first = DeviceVec::<u8>::zeroed_in(&stream, 100, plain.clone())?;
+/// let second = DeviceVec::<u8>::zeroed_in(&stream, 100, plain).unwrap_err();
+/// assert_eq!(second.kind(), ErrorKind::OutOfMemory);
+/// assert_eq!(simulator.call_count("cuMemAlloc"), 2);
+/// simulator.check()?; // and no report
+/// # Ok::<(), aquifer::Error>(())
+/// ```
 #[derive(Clone)]
 pub struct Simulator {
     pub(super) context: Arc<SimContext>,
@@ -56,12 +72,13 @@ impl Simulator {
     }
 
     /// Makes the `nth` call of a driver function from now on fail once with `code`, a number of
-    /// CUDA's. The next call is the first. `call` is one of [`CALLS`](Self::CALLS).
+    /// CUDA's. The next call is the first. `call` is one of [`CALLS`](Self::CALLS). A device that is gone makes no
+    /// more calls.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if the call is none of those, or `nth` is zero: a test of a
-    /// failure that never happens would pass for the wrong reason.
+    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if the call is none of those, or `nth` or `code` is
+    /// zero: a test of a failure that never happens would pass for the wrong reason.
     pub fn fail_call(&self, call: &str, nth: u64, code: u32) -> Result<()> {
         ensure!(
             Self::CALLS.contains(&call),
@@ -74,6 +91,12 @@ impl Simulator {
             InvalidArgument,
             "count from 1, which is the next one",
             "call 0 of {call} was to fail"
+        );
+        ensure!(
+            code != 0,
+            InvalidArgument,
+            "give a number of CUresult's that is an error",
+            "{call} was to fail with 0, which is CUDA_SUCCESS"
         );
         let failure = InjectedFailure { call: call.to_owned(), left: nth, code };
         self.context.log.lock().failures.push(failure);

@@ -171,8 +171,8 @@ impl<U: DeviceResource + 'static> Upstream for PoolDriver<U> {
 
     fn report_leak(&self, bytes: usize, why: &Failure<Error>) {
         let device = self.resource.device();
-        if device.memory_info().is_err() {
-            // The device is gone, and its memory with it.
+        if bytes == 0 || device.memory_info().is_err() {
+            // Nothing is lost: there was none, or the device is gone and its memory with it.
             return;
         }
         let name = device.to_string();

@@ -5,8 +5,9 @@ use super::{Asked, PoolResource, PoolStatistics};
 use crate::debug_log::{POOL, deferred_event};
 use crate::error::{Error, ErrorKind};
 use crate::impls::Count;
-use crate::pool::Failure;
+use crate::pool::{Failure, MissStep};
 use crate::resource::device_resource::DeviceResource;
+use crate::stream::CAPTURED_ELSEWHERE;
 
 const MORE_UPSTREAM: &str = "free some memory, or use a device or an upstream with more of it";
 
@@ -16,6 +17,19 @@ impl PoolOwner {
             Self::Pool => "a pool",
             Self::Arena => "an arena",
             Self::FixedSize => "a pool of blocks of one size",
+        }
+    }
+
+    /// How memory comes into a capture, where the driver began none that it was declared to.
+    fn in_capture(self) -> &'static str {
+        match self {
+            Self::Pool => {
+                "give this pool to Stream::capture, and make vectors on the stream that it captures, on the \
+                 thread that captures; or make them before"
+            }
+            Self::Arena | Self::FixedSize => {
+                "make vectors before the capture, or in it with a PoolResource that Stream::capture was given"
+            }
         }
     }
 
@@ -36,7 +50,7 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
 
     /// Emits the event of a failed request, and makes its error.
     #[cold]
-    pub(super) fn explain(&self, failure: Failure<Error>, asked: Asked) -> Error {
+    pub(super) fn explain(&self, failure: Failure<Error>, asked: Asked<'_>) -> Error {
         let (device, noun) = (self.device(), self.pool.upstream().owner.noun());
         let (pool, ordinal, bytes) = (self.pool.id(), device.ordinal(), asked.bytes());
         match failure {
@@ -53,11 +67,17 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
                     warn, target: POOL, pool, device = ordinal, asked = bytes,
                     "refused a stream in capture"
                 );
+                let served = Count(bytes, "byte");
                 let (what, advice) = match asked {
-                    Asked::Allocation(_) => (
-                        format!("serve {} to a stream in capture", Count(bytes, "byte")),
-                        "give this pool to Stream::capture, and make vectors on the stream that \
-                         it captures, on the thread that captures; or make them before",
+                    Asked::Allocation(_, stream) if stream.is_captured_elsewhere() => (
+                        format!(
+                            "serve {served} to {stream}, which is in a capture on another thread"
+                        ),
+                        CAPTURED_ELSEWHERE,
+                    ),
+                    Asked::Allocation(..) => (
+                        format!("serve {served} to a stream in capture"),
+                        self.pool.upstream().owner.in_capture(),
                     ),
                     _ => (
                         "give all of its memory back beside a capture".into(),
@@ -87,12 +107,21 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
     }
 
     /// Whether the request is for a larger alignment than that of every block.
-    fn is_over_aligned(&self, asked: Asked) -> bool {
+    fn is_over_aligned(&self, asked: Asked<'_>) -> bool {
         let own = self.pool.settings().alignment;
-        matches!(asked, Asked::Allocation(layout) if layout.alignment() as u64 > own)
+        matches!(asked, Asked::Allocation(layout, _) if layout.alignment() as u64 > own)
     }
 
-    fn out_of_memory(&self, upstream: Option<Error>, asked: Asked) -> Error {
+    /// Whether no memory of upstream could be so large that it has the request at its alignment for sure.
+    fn is_aligned_past_all(&self, asked: Asked<'_>) -> bool {
+        let Asked::Allocation(layout, _) = asked else { return false };
+        let padding = layout.alignment() as u64
+            - self.pool.settings().alignment.min(layout.alignment() as u64);
+        let largest = self.pool.largest();
+        (layout.bytes() as u64).saturating_add(padding) > largest
+    }
+
+    fn out_of_memory(&self, upstream: Option<Error>, asked: Asked<'_>) -> Error {
         let (pool, device, owner) = (self.pool.id(), self.device(), self.pool.upstream().owner);
         let PoolStatistics { reserved, live, largest_free, .. } = self.statistics();
         let settings = self.pool.settings();
@@ -100,11 +129,20 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
         let (counted, bytes) = (|bytes| Count(bytes, "byte"), asked.bytes());
         let advice = match (has_maximum, &upstream) {
             _ if self.pool.aligned_units(bytes).is_none() => {
-                "no pool has so large a block: ask its upstream, or for less".into()
+                let largest = counted(self.pool.largest() as usize);
+                format!("no block of it can have more than {largest}: ask its upstream, or for less")
+            }
+            _ if self.is_over_aligned(asked) && self.is_aligned_past_all(asked) => {
+                "ask for a smaller alignment".into()
             }
             (true, _) if bytes > maximum => format!("ask for less, or {}", owner.larger()),
             (_, None) if largest_free >= bytes && self.is_over_aligned(asked) => {
-                "ask for a smaller alignment, or build the pool with that alignment".into()
+                match owner {
+                    PoolOwner::Pool => {
+                        "ask for a smaller alignment, or build the pool with that alignment".into()
+                    }
+                    PoolOwner::Arena | PoolOwner::FixedSize => "ask for a smaller alignment".into(),
+                }
             }
             (_, None) if largest_free >= bytes => {
                 "its free blocks wait for other streams: synchronise those, or give the pool a miss policy \
@@ -113,6 +151,7 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
             }
             (true, None) => format!("free some memory, or {}", owner.larger()),
             (_, Some(upstream)) => upstream.advice().unwrap_or(MORE_UPSTREAM).into(),
+            (false, None) if settings.steps.contains(&MissStep::GrowToMaximum) => MORE_UPSTREAM.into(),
             (false, None) => {
                 "free some memory, or give the pool a miss policy with MissStep::Grow".into()
             }
@@ -122,7 +161,7 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
             false => String::new(),
         };
         let aligned = match asked {
-            Asked::Allocation(layout) if self.is_over_aligned(asked) => {
+            Asked::Allocation(layout, _) if self.is_over_aligned(asked) => {
                 format!(" aligned to {}", layout.alignment())
             }
             _ => String::new(),
@@ -142,6 +181,7 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
         );
         let (ordinal, steps) = (device.ordinal(), settings.steps.clone());
         let why = upstream.as_ref().map(|error| error.to_string());
+        let maximum = has_maximum.then_some(maximum);
         deferred_event!(
             warn, target: POOL, pool, device = ordinal, asked = bytes, ?steps, reserved, live,
             largest_free, maximum, upstream = why, "out of memory"

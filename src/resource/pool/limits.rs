@@ -1,7 +1,7 @@
 //! The limits of a pool that is in use.
 
 use super::PoolResource;
-use super::options::{UNLIMITED, checked_maximum};
+use super::options::{checked_maximum, rounded_soft_limit};
 use crate::driver::not_forked;
 use crate::error::Result;
 use crate::pool::{SizeLimits, is_limit};
@@ -53,14 +53,16 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
     }
 
     /// Changes the bytes up to which the pool grows before it makes streams wait for each other
-    /// ([`PoolOptions::soft_limit`](crate::PoolOptions::soft_limit)). `None`, or more than the maximum, is the maximum.
+    /// ([`PoolOptions::soft_limit`](crate::PoolOptions::soft_limit)): rounded down to the pool's alignment. `None`, or more
+    /// than the maximum, is the maximum.
     ///
     /// # Errors
     ///
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked) in the child of a fork.
     pub fn set_soft_limit(&self, bytes: Option<usize>) -> Result<()> {
         not_forked("a pool")?;
-        self.limits().set_soft_limit(bytes.unwrap_or(UNLIMITED));
+        let alignment = self.pool.settings().alignment as usize;
+        self.limits().set_soft_limit(rounded_soft_limit(bytes, alignment));
         Ok(())
     }
 }

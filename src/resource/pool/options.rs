@@ -70,6 +70,19 @@ pub(crate) enum PoolOwner {
 }
 
 /// How a pool is built. From [`PoolResource::builder`](crate::PoolResource::builder).
+///
+/// ```
+/// use aquifer::{CudaResource, Device, MissPolicy, PoolResource};
+///
+/// let pool = PoolResource::builder(CudaResource::new(&Device::detect()?))
+///     .initial_size(1 << 20) // taken at once
+///     .maximum_size(64 << 20) // and never more than this
+///     .soft_limit(32 << 20) // from here on streams wait for each other first
+///     .miss_policy(MissPolicy::default())
+///     .build()?;
+/// assert_eq!(pool.statistics().reserved, 1 << 20);
+/// # Ok::<(), aquifer::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct PoolOptions<U> {
@@ -110,7 +123,7 @@ impl<U> PoolOptions<U> {
         maximum_size: usize => Some;
 
         /// Bytes up to which the pool grows ([`MissStep::Grow`]) before it makes streams wait for each other
-        /// ([`MissStep::Wait`]). Rounded down to the alignment. By default the maximum.
+        /// ([`MissStep::Wait`]). Rounded down to the alignment. By default the maximum, as is more than that.
         soft_limit: usize => Some;
 
         /// Bytes to take from upstream at a time; the size of the request, if that is more. Less where the
@@ -120,7 +133,7 @@ impl<U> PoolOptions<U> {
         /// unless there is a maximum; 1 GiB at most, or the request.
         growth_step: usize => Some;
 
-        /// The alignment of every block, in bytes: a power of two, by default 256, which is the least.
+        /// The alignment of every block, in bytes: a power of two from 256, the default, to 2^30.
         /// Sizes are rounded up to it. A single block that needs more asks for it in its
         /// [layout](crate::DeviceLayout).
         alignment: usize;
@@ -154,17 +167,20 @@ impl<U> PoolOptions<U> {
         );
         check_aligned("initial", initial_size, alignment)?;
         let maximum = checked_maximum(self.maximum_size, alignment)?;
-        let soft_limit = self.soft_limit.unwrap_or(maximum);
-        for (name, bytes) in [("initial size", initial_size), ("soft limit", soft_limit)] {
-            ensure!(
-                bytes <= maximum,
-                InvalidArgument,
-                "make the maximum size larger",
-                "a pool's {name}, {}, is more than its maximum size, {}",
-                Count(bytes, "byte"),
-                Count(maximum, "byte")
-            );
-        }
+        let initial = Count(initial_size, "byte");
+        ensure!(
+            initial_size <= maximum || self.maximum_size.is_some(),
+            InvalidArgument,
+            "ask for less",
+            "a pool's initial size, {initial}, is more than an address space holds"
+        );
+        ensure!(
+            initial_size <= maximum,
+            InvalidArgument,
+            "make the maximum size larger",
+            "a pool's initial size, {initial}, is more than its maximum size, {}",
+            Count(maximum, "byte")
+        );
         ensure!(
             self.growth_step != Some(0),
             InvalidArgument,
@@ -179,13 +195,13 @@ impl<U> PoolOptions<U> {
             Count(self.magazine_entries, "block")
         );
         ensure!(
-            !self.miss_policy.steps.is_empty() || initial_size > 0,
+            initial_size > 0 || self.miss_policy.steps.iter().any(|step| step.asks_upstream()),
             InvalidArgument,
             "give it an initial size, or a miss policy that grows",
-            "a pool was asked to start empty and to do nothing on a miss"
+            "a pool was asked to start empty and to take nothing from upstream on a miss"
         );
         Ok(Settings {
-            limits: SizeLimits::new(maximum, self.soft_limit.unwrap_or(UNLIMITED)),
+            limits: SizeLimits::new(maximum, rounded_soft_limit(self.soft_limit, alignment)),
             growth_step: self.growth_step.unwrap_or(0),
             alignment: alignment as u64,
             steps: self.miss_policy.steps.clone(),
@@ -206,6 +222,12 @@ fn check_aligned(name: &str, bytes: usize, alignment: usize) -> Result<()> {
         Count(alignment, "byte")
     );
     Ok(())
+}
+
+/// The soft limit of a pool's limits, by what its user gave: whole blocks, since nothing else can be
+/// reserved.
+pub(super) fn rounded_soft_limit(bytes: Option<usize>, alignment: usize) -> usize {
+    bytes.map_or(UNLIMITED, |bytes| bytes & !(alignment - 1))
 }
 
 /// The maximum of a pool's limits, by what its user gave.

@@ -45,6 +45,17 @@ fn a_maximum_that_changes_holds_from_then_on() {
 }
 
 #[test]
+fn a_soft_limit_is_rounded_and_capped_whoever_sets_it() {
+    let device = support::device();
+    for (bytes, read) in [(300, 256), (8192, 1024), (usize::MAX, 1024)] {
+        let built = builder(&device).maximum_size(1024).soft_limit(bytes).build().unwrap();
+        let set = builder(&device).maximum_size(1024).build().unwrap();
+        set.set_soft_limit(Some(bytes)).unwrap();
+        assert_eq!((built.soft_limit(), set.soft_limit()), (Some(read), Some(read)), "{bytes}");
+    }
+}
+
+#[test]
 fn a_soft_limit_that_changes_ends_growth() {
     let device = support::device();
     let stream = device.new_stream().unwrap();

@@ -39,13 +39,14 @@ fn each_option_that_makes_no_sense_is_an_error_that_says_what_is_wrong() {
             |pool| pool.initial_size(512).maximum_size(256),
             "initial size, 512 bytes, is more than its maximum size, 256 bytes",
         ),
-        (
-            |pool| pool.soft_limit(512).maximum_size(256),
-            "soft limit, 512 bytes, is more than its maximum size, 256 bytes",
-        ),
+        (|pool| pool.initial_size(usize::MAX & !255), "is more than an address space holds"),
         (|pool| pool.growth_step(0), "to grow by 0 bytes"),
         (|pool| pool.magazine_entries(9), "to keep 9 blocks of a size"),
-        (|pool| pool.miss_policy(MissPolicy::new([])), "to do nothing on a miss"),
+        (|pool| pool.miss_policy(MissPolicy::new([])), "to take nothing from upstream on a miss"),
+        (
+            |pool| pool.miss_policy(MissPolicy::new([MissStep::Wait, MissStep::Gather])),
+            "to take nothing from upstream on a miss",
+        ),
     ];
     for (change, text) in wrong {
         let error = change(builder(&device)).build().unwrap_err();
@@ -67,6 +68,9 @@ fn the_ends_of_each_range_are_allowed() {
         |pool| pool.maximum_size(usize::MAX & !255),
         |pool| pool.soft_limit(0),
         |pool| pool.soft_limit(1),
+        |pool| pool.soft_limit(512).maximum_size(256),
+        |pool| pool.soft_limit(usize::MAX),
+        |pool| pool.miss_policy(MissPolicy::new([MissStep::Trim])),
         |pool| pool.growth_step(1),
         |pool| pool.growth_step(usize::MAX).maximum_size(MIB),
         |pool| pool.magazine_entries(8).magazine_bytes(usize::MAX),

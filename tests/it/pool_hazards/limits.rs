@@ -251,7 +251,6 @@ fn wrong_options_are_refused() {
         ("an alignment of three", builder().alignment(3)),
         ("no alignment", builder().alignment(0)),
         ("an alignment below the default", builder().alignment(16)),
-        ("a soft limit above the maximum", builder().maximum_size(512).soft_limit(1024)),
     ] {
         match options.build() {
             Err(error) => {

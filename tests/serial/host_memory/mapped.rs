@@ -8,7 +8,7 @@ use allocator_api2::vec::Vec as AllocVec;
 use aquifer::sim::SimConfig;
 use aquifer::{
     DeviceLayout, DeviceResource, DeviceVec, Error, ErrorKind, HostArgs, Kernel, LaunchConfig,
-    MappedAlloc, OnStream, PinnedAlloc, PinnedResource, Result, last_error,
+    MappedAlloc, OnStream, PinnedAlloc, PinnedResource, Registered, Result, last_error,
 };
 use std::alloc::Layout;
 
@@ -159,6 +159,31 @@ fn a_kernel_writes_a_mapped_vector_where_it_lies() {
         .unwrap();
     let added = |n: u32| n + if n < LENGTH as u32 / 2 { 1 } else { 3 };
     assert!(vec.iter().copied().eq((0..LENGTH as u32).map(added)));
+}
+
+#[test]
+fn a_kernel_writes_a_registered_buffer_where_it_lies() {
+    let _alone = alone();
+    let device = support::device();
+    let stream = device.new_stream().unwrap();
+    let numbers: Vec<u32> = (0..LENGTH as u32).collect();
+    let mut registered = Registered::new(&device, numbers).unwrap();
+    let address = MappedAlloc::device_address(&registered).unwrap();
+    assert_eq!(MappedAlloc::device_address(&registered[1..]).unwrap(), address + 4);
+    stream
+        .scope(|s| {
+            let mut mapped = s.map_mut(&mut registered)?;
+            let launch = stream.launch(&ADD_ONE).mapped_in_out(&mut mapped)?;
+            let launch = launch.scalar(LENGTH as u32)?;
+            // SAFETY: the kernel touches this many elements of its argument.
+            unsafe { launch.launch(LaunchConfig::for_elements(LENGTH)) }
+        })
+        .unwrap();
+    let numbers = registered.into_inner().unwrap();
+    assert!(numbers.iter().copied().eq(1..=LENGTH as u32));
+    // Ordinary memory again.
+    let error = MappedAlloc::device_address(&numbers).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
 }
 
 #[test]

@@ -173,7 +173,7 @@ fn an_option_that_cannot_be_kept_is_refused() {
         (options.clone().maximum_size(0), "0 bytes is no multiple of a page"),
         (options.clone().maximum_size(PAGE + 1), "4097 bytes is no multiple of a page"),
         (options.clone().maximum_size(PAGE).initial_size(PAGE + 1), "4097 bytes is more than"),
-        (options.clone().initial_size(usize::MAX), "more than the maximum size"),
+        (options.clone().initial_size(usize::MAX), "more than an address space holds"),
         (options.clone().growth_step(0), "would never grow"),
         (options.clone().magazine_entries(9), "9 blocks of a size"),
     ] {
@@ -215,6 +215,19 @@ fn a_slab_that_upstream_cannot_give_is_asked_smaller() {
     assert_eq!(pool.statistics().reserved, 100_000_usize.next_multiple_of(PAGE));
     block.free(&pool);
     whole(&pool, Some(&simulator));
+}
+
+#[test]
+fn a_growth_step_that_no_upstream_has_is_left_out() {
+    let _alone = alone();
+    for step in [usize::MAX, isize::MAX as usize, 1 << 60] {
+        let (options, _, simulator) = options();
+        let pool = options.growth_step(step).build().unwrap();
+        let block = allocate(&pool, layout(1000, 1), 1);
+        assert_eq!(pool.statistics().reserved, PAGE, "{step}");
+        block.free(&pool);
+        whole(&pool, Some(&simulator));
+    }
 }
 
 #[test]

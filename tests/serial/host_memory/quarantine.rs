@@ -224,13 +224,14 @@ fn a_lost_context_leaks_what_waits_and_says_so() {
             assert_eq!(simulator.call_count("cuCtxRecordEvent"), 1);
         }
         simulator.lose_context();
-        let text = logged(|| pinned.trim().unwrap());
+        let lost = || assert_eq!(pinned.trim().unwrap_err().kind(), ErrorKind::ContextLost);
+        let text = logged(lost);
         assert!(text.contains("ERROR") && text.contains("leaked page-locked memory"), "{text}");
         assert!(text.contains("bytes=4096"), "{text}");
         // Memory that lives goes on to live, and is leaked in its turn.
         assert!(live.iter().copied().eq(0..LENGTH as u32));
         drop(live);
-        assert!(logged(|| pinned.trim().unwrap()).contains("leaked"));
+        assert!(logged(lost).contains("leaked"));
         assert!(stream.synchronize().is_err());
         assert_eq!(simulator.call_count("cuMemFreeHost"), 0);
     }

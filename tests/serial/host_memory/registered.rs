@@ -207,7 +207,8 @@ fn a_lost_context_leaks_the_owner_and_nothing_panics() {
     let failed = one.into_inner().unwrap_err();
     assert_eq!(failed.error.kind(), ErrorKind::ContextLost);
     drop(two);
-    Registered::<Vec<u8>>::trim(&device).unwrap();
+    let trimmed = Registered::<Vec<u8>>::trim(&device);
+    assert_eq!(trimmed.unwrap_err().kind(), ErrorKind::ContextLost);
     assert!(!one_dropped() && !two_dropped());
     let failed = Registered::new(&device, vec![1_u8]).unwrap_err();
     assert_eq!(failed.buffer, Some(vec![1]));
