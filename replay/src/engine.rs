@@ -72,7 +72,9 @@ pub fn replay(
     let needs_size = options.backend == Backend::Simulated && options.resource == Resource::Arena;
     if needs_size && options.capacity.is_none() {
         let at = |steps| Options { capacity: Some(steps), ..options.clone() };
-        let (_, works) = first_double(plan, ARENA_STEP, |capacity| tried(plan, &at(capacity)))?;
+        let (_, works) = first_double(plan, options.resource, ARENA_STEP, |capacity| {
+            tried(plan, &at(capacity))
+        })?;
         sized = at(works * ARENA_STEP);
     }
     let pass = once(plan, &sized, false, progress)?;

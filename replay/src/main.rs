@@ -9,14 +9,17 @@ use aquifer_replay::engine::{Replayed, replay};
 use aquifer_replay::error::{Moment, ReplayError};
 use aquifer_replay::event::Log;
 use aquifer_replay::plan::Plan;
-use aquifer_replay::report::CapacityIs;
-use aquifer_replay::stack::Backend;
+use aquifer_replay::report::{CapacityIs, Failed};
+use aquifer_replay::sizing::BEYOND_ANY_DEVICE;
+use aquifer_replay::stack::{AMPLE, Backend, Options};
 use aquifer_replay::words::{count, place};
 use aquifer_replay::{picture, read, trace};
 use arguments::Arguments;
+use bytesize::ByteSize;
 use indicatif::{ProgressBar, ProgressStyle};
 use output::Output;
 use std::io::{self, Write};
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -93,16 +96,29 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
     }
     let refused = !replayed.report.failures.is_empty();
     if refused && options.backend == Backend::Simulated {
-        let hint = match options.capacity {
-            Some(_) => "--bisect finds how much suffices",
-            None => {
-                "without --capacity a simulated device has no limit but its addresses: each block has \
-                 less than 4 TiB"
-            }
-        };
-        writeln!(io::stderr(), "hint: {hint}")?;
+        writeln!(io::stderr(), "hint: {}", hint(&options, &replayed.report.failures))?;
     }
     Ok(if refused { ExitCode::from(REFUSED) } else { ExitCode::SUCCESS })
+}
+
+/// What would serve what a simulated device refused.
+fn hint(options: &Options, refused: &[Failed]) -> String {
+    let any = |bytes: RangeInclusive<u64>| refused.iter().any(|one| bytes.contains(&one.bytes));
+    if let Some(largest) = options.resource.largest_block()
+        && any(largest + 1..=BEYOND_ANY_DEVICE - 1)
+    {
+        return format!(
+            "a block of Aquifer's pools has {largest} bytes at most, whatever the device has; \
+             --resource cuda, async and managed serve larger ones"
+        );
+    }
+    if any(BEYOND_ANY_DEVICE..=u64::MAX) {
+        return String::from("each block of a simulated device has less than 4 TiB");
+    }
+    match options.capacity {
+        Some(_) => String::from("--bisect finds how much suffices"),
+        None => format!("without --capacity a simulated device has {}", ByteSize::b(AMPLE)),
+    }
 }
 
 /// An error of a replay, with the log's name.

@@ -119,6 +119,55 @@ fn sizes_whose_sum_passes_64_bits() {
     }
 }
 
+/// 1 TiB is more than a pool's block can be, and less than a device has.
+#[test]
+fn what_is_beyond_a_pool_is_said_to_be() {
+    let of = |bytes: u64| format!("1,00:00:00.0,allocate,0x1000,{bytes},16\n");
+    for (bytes, arguments, status, words) in [
+        ((1 << 40) - 256, &[][..], 0, ""),
+        (
+            (1 << 40) - 255,
+            &[],
+            3,
+            "hint: a block of Aquifer's pools has 1099511627520 bytes at most",
+        ),
+        (
+            1 << 40,
+            &["--resource", "binning", "--capacity", "2TiB"],
+            3,
+            "1099511627520 bytes at most",
+        ),
+        (1 << 40, &["--resource", "cuda"], 0, ""),
+        (
+            1 << 42,
+            &["--resource", "cuda"],
+            3,
+            "hint: each block of a simulated device has less than 4",
+        ),
+        (1 << 42, &[], 3, "hint: each block of a simulated device has less than 4 TiB"),
+        (1 << 39, &["--capacity", "1GiB"], 3, "hint: --bisect finds how much suffices"),
+        (
+            1 << 40,
+            &["--bisect"],
+            1,
+            ":2: 1099511627776 bytes were asked, and the largest block of `pool`",
+        ),
+        (1 << 40, &["--resource", "arena"], 1, "the largest block of `arena` has 1099511627520"),
+    ] {
+        let output = lines("beyond.csv", &of(bytes), arguments);
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(status), "{bytes} {arguments:?}: {stderr}");
+        assert!(stderr.contains(words), "{bytes} {arguments:?}: {stderr}");
+    }
+    // Many blocks, and no room for the last.
+    let text: String = (1..=17)
+        .map(|at| of((1 << 42) - (1 << 20)).replace("1000", &format!("{at:x}0000000000000")))
+        .collect();
+    let output = lines("many_beyond.csv", &text, &["--resource", "managed"]);
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(stderr.contains("hint: without --capacity a simulated device has 64"), "{stderr}");
+}
+
 #[test]
 fn more_threads_than_a_process_has() {
     let mut text = String::new();
