@@ -1,6 +1,6 @@
 //! What the program is told.
 
-use aquifer_replay::read::Format;
+use aquifer_replay::read::{self, Format};
 use aquifer_replay::stack::{Backend, Options, Resource};
 use bytesize::ByteSize;
 use clap::error::ErrorKind;
@@ -16,7 +16,7 @@ use std::path::PathBuf;
 #[derive(Debug, Parser)]
 #[command(version, after_help = SHORT, after_long_help = LONG)]
 pub(crate) struct Arguments {
-    /// The log: a CSV of RMM or NBEP 7, or a memory snapshot of PyTorch
+    /// The log: a CSV of RMM or NBEP 7, or a memory snapshot of PyTorch; - is standard input
     pub(crate) log: PathBuf,
 
     /// What serves the allocations: a pool by default
@@ -70,8 +70,9 @@ pub(crate) struct Arguments {
     ///
     /// It permits that, and changes nothing for a log without such lines.
     /// An address that is allocated again is taken as freed before; a free of memory that was not
-    /// allocated is left out, and so is a last line that is cut off. A snapshot of PyTorch that began in the
-    /// middle of a program has many.
+    /// allocated is left out, and so is a last line that is cut off. Allocations that overlap are both
+    /// made; a free of another size than its allocation's frees that. A snapshot of PyTorch that began in
+    /// the middle of a program has many.
     #[arg(long)]
     pub(crate) lenient: bool,
 
@@ -157,7 +158,7 @@ enum BackendName {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum FormatName {
-    /// By the file's first bytes
+    /// By the file's first bytes: a pickle's, or a header with the names below in any order
     Auto,
     /// RMM: Thread,Time,Action,Pointer,Size,Stream
     Rmm,
@@ -181,6 +182,11 @@ impl Arguments {
             return arguments;
         };
         Self::command().error(ErrorKind::ArgumentConflict, wrong).exit()
+    }
+
+    /// The log's name in messages.
+    pub(crate) fn log_name(&self) -> String {
+        read::name(&self.log).display().to_string()
     }
 
     /// An option that was given, and that does nothing for a log without allocations.

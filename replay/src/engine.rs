@@ -390,7 +390,7 @@ mod tests {
 
     fn event(index: usize, action: Action, address: u64, stream: usize) -> Event {
         let line = index as u64 + 2;
-        Event { index, line, thread: 0, time: None, action, address, size: 1000, stream }
+        Event { index, line, thread: 0, time: None, action, address, size: Some(1000), stream }
     }
 
     fn stream(name: &str) -> LogStream {
