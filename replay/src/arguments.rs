@@ -1,5 +1,6 @@
 //! What the program is told.
 
+use crate::output::are_one;
 use aquifer_replay::read::{self, Format};
 use aquifer_replay::stack::{Backend, Options, Resource};
 use bytesize::ByteSize;
@@ -178,6 +179,12 @@ impl Arguments {
         } else if arguments.bisect && on_gpu {
             "--bisect needs the simulated device, and not --backend cuda: a GPU's memory is not for \
              trying out"
+        } else if [&arguments.trace, &arguments.picture].contains(&&Some(PathBuf::from("-"))) {
+            "- is no file to write: for standard output say /dev/stdout, for a file of that name ./-"
+        } else if let (Some(trace), Some(picture)) = (&arguments.trace, &arguments.picture)
+            && are_one(trace, picture)
+        {
+            "--trace and --picture are one file: give each its own"
         } else {
             return arguments;
         };
