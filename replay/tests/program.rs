@@ -323,10 +323,12 @@ fn a_picture_has_a_rectangle_for_each_allocation() {
         group("blocks").children().filter(|node| node.has_tag_name("rect")).collect();
     assert_eq!(blocks.len(), 4);
     let number = |at: usize, name| blocks[at].attribute(name).unwrap().parse::<f64>().unwrap();
-    // From the first of seven operations to the third; 1000 bytes are 1024 of 2 MiB.
+    // From the first of seven operations to the third; 1000 bytes are 1024 of 2 MiB, which is less than
+    // half a pixel.
     assert!((number(0, "x") - 100.0).abs() < 0.01);
     assert!((number(0, "width") - 1080.0 * 2.0 / 7.0).abs() < 0.01);
-    assert!((number(0, "height") - 440.0 * 1024.0 / f64::from(2 << 20)).abs() < 0.01);
+    assert_eq!(number(0, "height"), 0.5);
+    assert!((number(3, "height") - 440.0 * 3072.0 / f64::from(2 << 20)).abs() < 0.01);
     assert_ne!(blocks[0].attribute("fill"), blocks[1].attribute("fill"));
     assert_eq!(blocks[0].attribute("fill"), blocks[3].attribute("fill"));
     // The last of the curves is what is live: steps that begin and end with the log.
