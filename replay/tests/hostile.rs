@@ -97,6 +97,30 @@ fn pickles_that_blow_up() {
     assert!(said.contains("byte 11: not a whole pickle: the file ends within it"), "{said}");
 }
 
+/// Seventy times its size and what the program itself takes. The worst are tuples of one, each of one byte.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_pickle_takes_seventy_times_its_size_at_most() {
+    const COUNT: usize = 4_000_000;
+    const ITSELF: usize = 64 << 20;
+    for (name, start, code, end) in [
+        ("tuples", ")", b"\x85", "."),
+        ("lists", "(", b"]", "t."),
+        ("dicts", "(", b"}", "t."),
+        ("memo", "N", b"\x94", "."),
+    ] {
+        let pickle = [b"\x80\x04", start.as_bytes(), &code.repeat(COUNT), end.as_bytes()].concat();
+        let kibibytes = (70 * pickle.len() + ITSELF) / 1024;
+        let log = file(&format!("many_{name}.pickle"), pickle);
+        let limited = format!("ulimit -v {kibibytes} && exec \"$0\" \"$@\"");
+        let mut program = Command::new("sh");
+        program.args(["-c", &limited, env!("CARGO_BIN_EXE_aquifer-replay")]).arg(&log);
+        let said = error(&program.output().unwrap());
+        assert!(said.contains("expected a dict with `device_traces`"), "{name}: {said}");
+        std::fs::remove_file(log).unwrap();
+    }
+}
+
 #[test]
 fn sizes_whose_sum_passes_64_bits() {
     let most = u64::MAX;
