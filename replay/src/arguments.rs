@@ -1,6 +1,7 @@
 //! What the program is told.
 
-use aquifer_replay::read::Format;
+use crate::output::are_one;
+use aquifer_replay::read::{self, Format};
 use aquifer_replay::stack::{Backend, Options, Resource};
 use bytesize::ByteSize;
 use clap::error::ErrorKind;
@@ -16,7 +17,7 @@ use std::path::PathBuf;
 #[derive(Debug, Parser)]
 #[command(version, after_help = SHORT, after_long_help = LONG)]
 pub(crate) struct Arguments {
-    /// The log: a CSV of RMM or NBEP 7, or a memory snapshot of PyTorch
+    /// The log: a CSV of RMM or NBEP 7, or a memory snapshot of PyTorch; - is standard input
     pub(crate) log: PathBuf,
 
     /// What serves the allocations: a pool by default
@@ -70,8 +71,9 @@ pub(crate) struct Arguments {
     ///
     /// It permits that, and changes nothing for a log without such lines.
     /// An address that is allocated again is taken as freed before; a free of memory that was not
-    /// allocated is left out, and so is a last line that is cut off. A snapshot of PyTorch that began in the
-    /// middle of a program has many.
+    /// allocated is left out, and so is a last line that is cut off. Allocations that overlap are both
+    /// made; a free of another size than its allocation's frees that. A snapshot of PyTorch that began in
+    /// the middle of a program has many.
     #[arg(long)]
     pub(crate) lenient: bool,
 
@@ -157,7 +159,7 @@ enum BackendName {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum FormatName {
-    /// By the file's first bytes
+    /// By the file's first bytes: a pickle's, or a header with the names below in any order
     Auto,
     /// RMM: Thread,Time,Action,Pointer,Size,Stream
     Rmm,
@@ -177,10 +179,21 @@ impl Arguments {
         } else if arguments.bisect && on_gpu {
             "--bisect needs the simulated device, and not --backend cuda: a GPU's memory is not for \
              trying out"
+        } else if [&arguments.trace, &arguments.picture].contains(&&Some(PathBuf::from("-"))) {
+            "- is no file to write: for standard output say /dev/stdout, for a file of that name ./-"
+        } else if let (Some(trace), Some(picture)) = (&arguments.trace, &arguments.picture)
+            && are_one(trace, picture)
+        {
+            "--trace and --picture are one file: give each its own"
         } else {
             return arguments;
         };
         Self::command().error(ErrorKind::ArgumentConflict, wrong).exit()
+    }
+
+    /// The log's name in messages.
+    pub(crate) fn log_name(&self) -> String {
+        read::name(&self.log).display().to_string()
     }
 
     /// An option that was given, and that does nothing for a log without allocations.

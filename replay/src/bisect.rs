@@ -60,7 +60,7 @@ pub fn bisect(
         Ok(tried)
     };
     // In steps: `fails` does not serve, `works` does.
-    let (mut fails, mut works) = first_double(plan, step, &mut tried)?;
+    let (mut fails, mut works) = first_double(plan, options.resource, step, &mut tried)?;
     while works - fails > 1 {
         let middle = fails + (works - fails) / 2;
         match tried(middle * step)? {

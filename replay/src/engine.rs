@@ -72,7 +72,9 @@ pub fn replay(
     let needs_size = options.backend == Backend::Simulated && options.resource == Resource::Arena;
     if needs_size && options.capacity.is_none() {
         let at = |steps| Options { capacity: Some(steps), ..options.clone() };
-        let (_, works) = first_double(plan, ARENA_STEP, |capacity| tried(plan, &at(capacity)))?;
+        let (_, works) = first_double(plan, options.resource, ARENA_STEP, |capacity| {
+            tried(plan, &at(capacity))
+        })?;
         sized = at(works * ARENA_STEP);
     }
     let pass = once(plan, &sized, false, progress)?;
@@ -388,7 +390,7 @@ mod tests {
 
     fn event(index: usize, action: Action, address: u64, stream: usize) -> Event {
         let line = index as u64 + 2;
-        Event { index, line, thread: 0, time: None, action, address, size: 1000, stream }
+        Event { index, line, thread: 0, time: None, action, address, size: Some(1000), stream }
     }
 
     fn stream(name: &str) -> LogStream {

@@ -28,8 +28,8 @@ pub struct Event {
     pub action: Action,
     /// The address in the process that wrote the log; 0 for a failure.
     pub address: u64,
-    /// Bytes, as they were asked.
-    pub size: u64,
+    /// Bytes, as they were asked. `None` for a free whose log does not tell.
+    pub size: Option<u64>,
     /// The stream, as an index into [`Log::streams`].
     pub stream: usize,
 }
@@ -83,6 +83,8 @@ pub struct Log {
     pub other_devices: usize,
     /// The last line, if it is no whole line: its writer was killed. It is no event.
     pub cut: Option<u64>,
+    /// The last line, if it is an event and has no end: its last cell may be cut off.
+    pub unended: Option<u64>,
     /// What a line is called: `line` of a text, `record` of a snapshot.
     pub line_word: &'static str,
 }

@@ -9,15 +9,18 @@ use aquifer_replay::engine::{Replayed, replay};
 use aquifer_replay::error::{Moment, ReplayError};
 use aquifer_replay::event::Log;
 use aquifer_replay::plan::Plan;
-use aquifer_replay::report::CapacityIs;
-use aquifer_replay::stack::Backend;
+use aquifer_replay::report::{CapacityIs, Failed};
+use aquifer_replay::sizing::BEYOND_ANY_DEVICE;
+use aquifer_replay::stack::{AMPLE, Backend, Options};
 use aquifer_replay::words::{count, place};
 use aquifer_replay::{picture, read, trace};
 use arguments::Arguments;
+use bytesize::ByteSize;
 use indicatif::{ProgressBar, ProgressStyle};
 use output::Output;
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -39,12 +42,17 @@ fn main() -> ExitCode {
 
 fn run(arguments: &Arguments) -> Result<ExitCode> {
     let log = read::read(&arguments.log, arguments.format(), arguments.log_device)?;
-    let name = arguments.log.display();
+    let name = arguments.log_name();
     let plan = Plan::new(&log);
     if log.other_devices > 0 {
         let device = log.device.unwrap_or(0);
         let others = count(log.other_devices, "event");
         writeln!(io::stderr(), "{name}: device {device}; {others} of other devices left out")?;
+    }
+    if let Some(line) = log.unended {
+        let place = place(&name, log.line_word, line);
+        let words = "the last line has no end; it may be cut off, and is taken as it stands";
+        writeln!(io::stderr(), "{place}: warning: {words}")?;
     }
     told(arguments, &plan)?;
     let empty = plan.steps.is_empty().then(|| why_empty(&log, &plan));
@@ -52,8 +60,12 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
         bail!("{name}: is empty, so {option} does nothing: {why}");
     }
     // Before the replay, which may be long.
+    let log_file = match arguments.log.to_str() {
+        Some("-") => Path::new("/dev/stdin"),
+        _ => &arguments.log,
+    };
     let output = |path: &Option<PathBuf>| match path {
-        Some(path) => Output::new(path, &arguments.log).map(Some),
+        Some(path) => Output::new(path, log_file).map(Some),
         None => Ok(None),
     };
     let (trace, picture) = (output(&arguments.trace)?, output(&arguments.picture)?);
@@ -93,21 +105,34 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
     }
     let refused = !replayed.report.failures.is_empty();
     if refused && options.backend == Backend::Simulated {
-        let hint = match options.capacity {
-            Some(_) => "--bisect finds how much suffices",
-            None => {
-                "without --capacity a simulated device has no limit but its addresses: each block has \
-                 less than 4 TiB"
-            }
-        };
-        writeln!(io::stderr(), "hint: {hint}")?;
+        writeln!(io::stderr(), "hint: {}", hint(&options, &replayed.report.failures))?;
     }
     Ok(if refused { ExitCode::from(REFUSED) } else { ExitCode::SUCCESS })
 }
 
+/// What would serve what a simulated device refused.
+fn hint(options: &Options, refused: &[Failed]) -> String {
+    let any = |bytes: RangeInclusive<u64>| refused.iter().any(|one| bytes.contains(&one.bytes));
+    if let Some(largest) = options.resource.largest_block()
+        && any(largest + 1..=BEYOND_ANY_DEVICE - 1)
+    {
+        return format!(
+            "a block of Aquifer's pools has {largest} bytes at most, whatever the device has; \
+             --resource cuda, async and managed serve larger ones"
+        );
+    }
+    if any(BEYOND_ANY_DEVICE..=u64::MAX) {
+        return String::from("each block of a simulated device has less than 4 TiB");
+    }
+    match options.capacity {
+        Some(_) => String::from("--bisect finds how much suffices"),
+        None => format!("without --capacity a simulated device has {}", ByteSize::b(AMPLE)),
+    }
+}
+
 /// An error of a replay, with the log's name.
 fn at_its_line(arguments: &Arguments, error: ReplayError) -> Error {
-    let name = arguments.log.display().to_string();
+    let name = arguments.log_name();
     let ReplayError { moment, line_word, error: what } = &error;
     match moment {
         Moment::Line(line) => anyhow!("{}: {what}", place(&name, line_word, *line)),
@@ -121,18 +146,17 @@ fn told(arguments: &Arguments, plan: &Plan) -> Result<()> {
     if number == 0 {
         return Ok(());
     }
-    let name = arguments.log.display();
+    let name = arguments.log_name();
     for problem in plan.problems.iter().take(SHOWN) {
-        let place = place(&name.to_string(), plan.line_word, problem.line());
+        let place = place(&name, plan.line_word, problem.line());
         writeln!(io::stderr(), "{place}: {}", problem.in_words(plan.line_word))?;
     }
     if number > SHOWN {
         writeln!(io::stderr(), "{name}: and {} more", number - SHOWN)?;
     }
-    let them = if number == 1 { "it" } else { "them" };
     if !arguments.lenient {
         bail!(
-            "{} of {name} cannot have happened as written; --lenient goes on without {them}",
+            "{} of {name} cannot have happened as written; --lenient goes on all the same",
             count(number, plan.line_word)
         );
     }

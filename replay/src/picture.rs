@@ -87,15 +87,27 @@ const WIDEST_TITLE: f64 = 800.0;
 
 const RESERVED: &str = "#e4e4e4";
 
+/// Pixels that a rectangle has each way at least: a smaller one is not seen.
+const LEAST: f64 = 0.5;
+
+/// A start and a length in pixels, of which the end lies at most at `end`.
+fn seen(start: f64, length: f64, end: f64) -> (f64, f64) {
+    let round = |value: f64| (value * 100.0).round() / 100.0;
+    let length = length.max(LEAST);
+    (round(start.min(end - length)), round(length))
+}
+
 /// The rectangle of some steps and bytes, from the left and the bottom, each as parts of 1.
 fn rectangle(area: Area, panel: Panel) -> Rectangle {
-    let round = |value: f64| (value * 100.0).round() / 100.0;
-    Rectangle::new()
-        .set("x", round(LEFT + area.from * PLOT))
-        .set("y", round(panel.top + (1.0 - area.top) * panel.height))
-        .set("width", round((area.to - area.from) * PLOT))
-        .set("height", round((area.top - area.bottom) * panel.height))
+    let (x, width) = seen(LEFT + area.from * PLOT, (area.to - area.from) * PLOT, LEFT + PLOT);
+    let top = panel.top + (1.0 - area.top) * panel.height;
+    let height = (area.top - area.bottom) * panel.height;
+    let (y, height) = seen(top, height, panel.top + panel.height);
+    Rectangle::new().set("x", x).set("y", y).set("width", width).set("height", height)
 }
+
+/// The white line around a block: its inner half hides no more than half of the smallest.
+const EDGE: f64 = LEAST / 2.0;
 
 /// The blocks of the device, behind those that were handed out.
 fn reserved(observation: &Observation, space: &Space, steps: usize) -> Group {
@@ -136,7 +148,7 @@ fn blocks(plan: &Plan, observation: &Observation, space: &Space, palette: &Palet
                 rectangle(area, ADDRESSES)
                     .set("fill", palette.colour(palette.number(placed.stream)))
                     .set("stroke", "white")
-                    .set("stroke-width", 0.3)
+                    .set("stroke-width", EDGE)
                     .add(Title::new(words)),
             );
         }

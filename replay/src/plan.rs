@@ -1,7 +1,9 @@
 //! A log made ready: every free knows its allocation.
 
 use crate::event::{Action, Log, LogStream};
-use std::collections::HashMap;
+use crate::words::count;
+use std::collections::BTreeMap;
+use std::ops::Bound;
 
 /// What to do at one step, and with which allocation of the log, numbered from 0 in its order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,6 +56,34 @@ pub enum Problem {
         /// The address.
         address: u64,
     },
+    /// Memory was handed out of which a part was not free.
+    Overlapping {
+        /// Where.
+        line: u64,
+        /// The address.
+        address: u64,
+        /// Bytes.
+        size: u64,
+        /// Where the other had been handed out.
+        before: u64,
+        /// The other's address.
+        other: u64,
+        /// The other's bytes.
+        other_size: u64,
+    },
+    /// Memory was freed with another size than it was allocated with.
+    FreedOtherSize {
+        /// Where.
+        line: u64,
+        /// The address.
+        address: u64,
+        /// Bytes that the free says.
+        size: u64,
+        /// Where it had been handed out.
+        before: u64,
+        /// Bytes that the allocation says.
+        allocated: u64,
+    },
     /// The last line is no whole line: whoever wrote the log was killed.
     Cut {
         /// Where.
@@ -67,6 +97,8 @@ impl Problem {
         match *self {
             Self::AllocatedTwice { line, .. }
             | Self::FreedUnknown { line, .. }
+            | Self::Overlapping { line, .. }
+            | Self::FreedOtherSize { line, .. }
             | Self::Cut { line } => line,
         }
     }
@@ -81,6 +113,22 @@ impl Problem {
             }
             Self::FreedUnknown { address, .. } => {
                 format!("{address:#x} is freed, and was not allocated")
+            }
+            Self::Overlapping { address, size, before, other, other_size, .. } => {
+                format!(
+                    "{} at {address:#x} are allocated, and {line_word} {before} has {} at \
+                     {other:#x}, which were not freed",
+                    count(*size, "byte"),
+                    count(*other_size, "byte")
+                )
+            }
+            Self::FreedOtherSize { address, size, before, allocated, .. } => {
+                format!(
+                    "{address:#x} is freed with {}, and was allocated with {} in {line_word} \
+                     {before}",
+                    count(*size, "byte"),
+                    count(*allocated, "byte")
+                )
             }
             Self::Cut { .. } => {
                 String::from("the last line is cut off: the program that wrote it was killed")
@@ -111,7 +159,8 @@ pub struct Plan {
     /// Allocations of no bytes and frees of no address. They are not replayed.
     pub empty: usize,
     /// What cannot have happened, and how it was taken: memory that is allocated twice was freed
-    /// just before; a free of the unknown and a line that is cut off are left out.
+    /// just before; a free of the unknown and a line that is cut off are left out; memory that overlaps
+    /// is allocated all the same; a free has its allocation's size.
     pub problems: Vec<Problem>,
     /// What a line is called: `line` of a text, `record` of a snapshot.
     pub line_word: &'static str,
@@ -128,8 +177,7 @@ impl Plan {
             line_word: log.line_word,
             ..Self::default()
         };
-        // By address: the allocation, its line, its bytes.
-        let mut live: HashMap<u64, (usize, u64, u64)> = HashMap::new();
+        let mut live = Live::new();
         // Sizes are anybody's, and their sum may pass 64 bits.
         let mut bytes = 0_u128;
         for event in &log.events {
@@ -140,18 +188,25 @@ impl Plan {
                 time: event.time,
                 what,
             };
+            let asked = event.size.unwrap_or(0);
             match event.action {
                 Action::Failure => plan.failures += 1,
                 // RMM's pools give no address for no bytes.
-                Action::Allocate if event.size == 0 => plan.empty += 1,
+                Action::Allocate if asked == 0 => plan.empty += 1,
                 Action::Free if event.address == 0 => plan.empty += 1,
                 Action::Free => match live.remove(&event.address) {
-                    Some((slot, _, size)) => {
-                        bytes -= u128::from(size);
+                    Some((slot, before, allocated)) => {
+                        bytes -= u128::from(allocated);
+                        if let Some(size) = event.size.filter(|size| *size != allocated) {
+                            let (line, address) = (event.line, event.address);
+                            let other =
+                                Problem::FreedOtherSize { line, address, size, before, allocated };
+                            plan.problems.push(other);
+                        }
                         plan.steps.push(step(What::Free { slot }));
                     }
                     // The address that a zero-size allocation got.
-                    None if event.size == 0 => plan.empty += 1,
+                    None if event.size == Some(0) => plan.empty += 1,
                     None => plan
                         .problems
                         .push(Problem::FreedUnknown { line: event.line, address: event.address }),
@@ -159,7 +214,7 @@ impl Plan {
                 Action::Allocate => {
                     let slot = plan.slots;
                     plan.slots += 1;
-                    let entry = (slot, event.line, event.size);
+                    let entry = (slot, event.line, asked);
                     if let Some((slot, before, size)) = live.insert(event.address, entry) {
                         bytes -= u128::from(size);
                         plan.problems.push(Problem::AllocatedTwice {
@@ -168,11 +223,22 @@ impl Plan {
                             before,
                         });
                         plan.steps.push(step(What::Free { slot }));
+                    } else if let Some((other, (_, before, other_size))) =
+                        neighbour(&live, event.address, asked)
+                    {
+                        plan.problems.push(Problem::Overlapping {
+                            line: event.line,
+                            address: event.address,
+                            size: asked,
+                            before,
+                            other,
+                            other_size,
+                        });
                     }
-                    bytes += u128::from(event.size);
+                    bytes += u128::from(asked);
                     let now = u64::try_from(bytes).unwrap_or(u64::MAX);
                     plan.peak_live = plan.peak_live.max(now);
-                    let size = usize::try_from(event.size).unwrap_or(usize::MAX);
+                    let size = usize::try_from(asked).unwrap_or(usize::MAX);
                     plan.steps.push(step(What::Allocate { slot, size }));
                 }
             }
@@ -181,4 +247,16 @@ impl Plan {
         plan.leaks = live.len();
         plan
     }
+}
+
+/// By address: the allocation, its line, its bytes.
+type Live = BTreeMap<u64, (usize, u64, u64)>;
+
+/// What is live below or above the allocation at `address`, if the two have bytes in common.
+fn neighbour(live: &Live, address: u64, size: u64) -> Option<(u64, (usize, u64, u64))> {
+    let below = live.range(..address).next_back();
+    let below = below.filter(|(start, (_, _, size))| start.saturating_add(*size) > address);
+    let above = live.range((Bound::Excluded(address), Bound::Unbounded)).next();
+    let above = above.filter(|(start, _)| address.saturating_add(size) > **start);
+    below.or(above).map(|(start, entry)| (*start, *entry))
 }

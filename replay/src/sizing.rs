@@ -1,8 +1,9 @@
 //! How large a device has to be.
 
 use crate::error::{Moment, ReplayError, without_advice};
-use crate::plan::{Plan, Step, What};
+use crate::plan::{Plan, What};
 use crate::report::Failed;
+use crate::stack::Resource;
 use crate::words::count;
 use aquifer::{Error, ErrorKind};
 
@@ -21,17 +22,18 @@ pub enum Tried {
 const DOUBLINGS: u32 = 24;
 
 /// Bytes that no allocation of a device has: the simulated one's addresses do not suffice.
-const BEYOND_ANY_DEVICE: usize = 1 << 42;
+pub const BEYOND_ANY_DEVICE: u64 = 1 << 42;
 
 /// Doubles a capacity, from the log's peak on, until `tried` serves. In steps of `step` bytes: the last
 /// that did not serve, and the first that did.
 ///
 /// # Errors
 ///
-/// [`ErrorKind::OutOfMemory`] with its line if an allocation is larger than any device, or if no
-/// capacity serves it; those of `tried`.
+/// [`ErrorKind::OutOfMemory`] with its line if an allocation is larger than any device or than the
+/// resource's largest block, or if no capacity serves it; those of `tried`.
 pub(crate) fn first_double(
     plan: &Plan,
+    resource: Resource,
     step: u64,
     mut tried: impl FnMut(u64) -> Result<Tried, ReplayError>,
 ) -> Result<(u64, u64), ReplayError> {
@@ -40,8 +42,15 @@ pub(crate) fn first_double(
         line_word: plan.line_word,
         error: Error::new(ErrorKind::OutOfMemory, words),
     };
-    if let Some((line, size)) = plan.steps.iter().find_map(too_large) {
+    if let Some((line, size)) = beyond(plan, BEYOND_ANY_DEVICE) {
         let words = format!("{} were asked, more than any device has", count(size, "byte"));
+        return Err(too_little(Moment::Line(line), words));
+    }
+    if let Some(largest) = resource.largest_block()
+        && let Some((line, size)) = beyond(plan, largest)
+    {
+        let (size, name) = (count(size, "byte"), resource.name());
+        let words = format!("{size} were asked, and the largest block of `{name}` has {largest}");
         return Err(too_little(Moment::Line(line), words));
     }
     let mut works = plan.peak_live.div_ceil(step).max(1);
@@ -71,9 +80,10 @@ pub(crate) fn first_double(
     }
 }
 
-fn too_large(step: &Step) -> Option<(u64, usize)> {
-    match step.what {
-        What::Allocate { size, .. } if size > BEYOND_ANY_DEVICE => Some((step.line, size)),
+/// The first allocation of more than `most` bytes: its line, and its bytes.
+fn beyond(plan: &Plan, most: u64) -> Option<(u64, usize)> {
+    plan.steps.iter().find_map(|step| match step.what {
+        What::Allocate { size, .. } if size as u64 > most => Some((step.line, size)),
         _ => None,
-    }
+    })
 }

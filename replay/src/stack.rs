@@ -32,6 +32,15 @@ impl Resource {
     pub(crate) fn name(self) -> String {
         format!("{self:?}").to_lowercase()
     }
+
+    /// The bytes of the largest block that it can hand out, however much the device has; `None` where
+    /// the device alone is the limit.
+    pub fn largest_block(self) -> Option<u64> {
+        match self {
+            Self::Pool | Self::Binning | Self::Arena => Some(LARGEST_OF_A_POOL),
+            Self::Cuda | Self::Async | Self::Managed => None,
+        }
+    }
 }
 
 /// The device below.
@@ -57,9 +66,12 @@ pub struct Options {
     pub capacity: Option<u64>,
 }
 
+/// Aquifer's pools and arenas count a block's bytes as 32 bits of 256.
+const LARGEST_OF_A_POOL: u64 = (1 << 40) - 256;
+
 /// What a simulated device has without a capacity: more than any log needs, and half of what a process
 /// of 47 bits can address.
-const AMPLE: u64 = 1 << 46;
+pub const AMPLE: u64 = 1 << 46;
 
 pub(crate) struct Stack {
     pub(crate) device: Device,

@@ -65,7 +65,7 @@ fn what_a_snapshot_shares_is_read() {
     for address in [1_u8, 2] {
         pickle.extend(b"}(\x8c\x06action\x8c\x05alloc\x8c\x04addrK");
         pickle.push(address);
-        pickle.extend(b"\x8c\x04sizeM\x00\x01\x8c\x06frames](");
+        pickle.extend(b"\x8c\x04sizeK\x01\x8c\x06frames](");
         pickle.extend(match address {
             1 => &b"}\x94(\x8c\x04name\x94\x8c\x04step\x94u"[..],
             _ => b"h\x04",
@@ -74,7 +74,7 @@ fn what_a_snapshot_shares_is_read() {
     }
     pickle.extend(b"eau.");
     let all = served(&replay(&file("shared.pickle", pickle), &["--json"]));
-    assert_eq!(all["report"]["peak_live"], 512);
+    assert_eq!(all["report"]["peak_live"], 2);
 }
 
 #[test]
@@ -97,6 +97,30 @@ fn pickles_that_blow_up() {
     assert!(said.contains("byte 11: not a whole pickle: the file ends within it"), "{said}");
 }
 
+/// Seventy times its size and what the program itself takes. The worst are tuples of one, each of one byte.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_pickle_takes_seventy_times_its_size_at_most() {
+    const COUNT: usize = 4_000_000;
+    const ITSELF: usize = 64 << 20;
+    for (name, start, code, end) in [
+        ("tuples", ")", b"\x85", "."),
+        ("lists", "(", b"]", "t."),
+        ("dicts", "(", b"}", "t."),
+        ("memo", "N", b"\x94", "."),
+    ] {
+        let pickle = [b"\x80\x04", start.as_bytes(), &code.repeat(COUNT), end.as_bytes()].concat();
+        let kibibytes = (70 * pickle.len() + ITSELF) / 1024;
+        let log = file(&format!("many_{name}.pickle"), pickle);
+        let limited = format!("ulimit -v {kibibytes} && exec \"$0\" \"$@\"");
+        let mut program = Command::new("sh");
+        program.args(["-c", &limited, env!("CARGO_BIN_EXE_aquifer-replay")]).arg(&log);
+        let said = error(&program.output().unwrap());
+        assert!(said.contains("expected a dict with `device_traces`"), "{name}: {said}");
+        std::fs::remove_file(log).unwrap();
+    }
+}
+
 #[test]
 fn sizes_whose_sum_passes_64_bits() {
     let most = u64::MAX;
@@ -107,16 +131,65 @@ fn sizes_whose_sum_passes_64_bits() {
     for address in 1..=3 {
         writeln!(text, "1,00:00:00.0,free,0x{address}000,{most},0").unwrap();
     }
-    let output = lines("most.csv", &text, &["--json"]);
+    let output = lines("most.csv", &text, &["--json", "--lenient"]);
     assert_eq!(output.status.code(), Some(3), "{output:?}");
     let all: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(all["report"]["peak_live_of_log"], most);
     assert_eq!(all["report"]["failures"].as_array().unwrap().len(), 3);
-    for arguments in [&["--bisect"][..], &["--resource", "arena"]] {
+    for arguments in [&["--lenient", "--bisect"][..], &["--lenient", "--resource", "arena"]] {
         let said = error(&lines("most.csv", &text, arguments));
         let words = "most.csv:2: 18446744073709551615 bytes were asked, more than any device has";
         assert!(said.contains(words), "{said}");
     }
+}
+
+/// 1 TiB is more than a pool's block can be, and less than a device has.
+#[test]
+fn what_is_beyond_a_pool_is_said_to_be() {
+    let of = |bytes: u64| format!("1,00:00:00.0,allocate,0x1000,{bytes},16\n");
+    for (bytes, arguments, status, words) in [
+        ((1 << 40) - 256, &[][..], 0, ""),
+        (
+            (1 << 40) - 255,
+            &[],
+            3,
+            "hint: a block of Aquifer's pools has 1099511627520 bytes at most",
+        ),
+        (
+            1 << 40,
+            &["--resource", "binning", "--capacity", "2TiB"],
+            3,
+            "1099511627520 bytes at most",
+        ),
+        (1 << 40, &["--resource", "cuda"], 0, ""),
+        (
+            1 << 42,
+            &["--resource", "cuda"],
+            3,
+            "hint: each block of a simulated device has less than 4",
+        ),
+        (1 << 42, &[], 3, "hint: each block of a simulated device has less than 4 TiB"),
+        (1 << 39, &["--capacity", "1GiB"], 3, "hint: --bisect finds how much suffices"),
+        (
+            1 << 40,
+            &["--bisect"],
+            1,
+            ":2: 1099511627776 bytes were asked, and the largest block of `pool`",
+        ),
+        (1 << 40, &["--resource", "arena"], 1, "the largest block of `arena` has 1099511627520"),
+    ] {
+        let output = lines("beyond.csv", &of(bytes), arguments);
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(status), "{bytes} {arguments:?}: {stderr}");
+        assert!(stderr.contains(words), "{bytes} {arguments:?}: {stderr}");
+    }
+    // Many blocks, and no room for the last.
+    let text: String = (1..=17)
+        .map(|at| of((1 << 42) - (1 << 20)).replace("1000", &format!("{at:x}0000000000000")))
+        .collect();
+    let output = lines("many_beyond.csv", &text, &["--resource", "managed"]);
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(stderr.contains("hint: without --capacity a simulated device has 64"), "{stderr}");
 }
 
 #[test]
@@ -356,4 +429,175 @@ fn a_trace_of_times_out_of_order_goes_forwards() {
         }
     }
     assert!(begun.is_empty(), "{begun:?}");
+}
+
+const ALLOCATE: &str = "1,00:00:00.1,allocate,0x1000,100,16\n";
+const FREE: &str = "1,00:00:00.2,free,0x1000,100,16\n";
+
+#[test]
+fn sizes_and_places_that_disagree() {
+    let free = FREE.replace(",100,", ",64,");
+    let inside = ALLOCATE.replace("0x1000", "0x1010");
+    let around = ALLOCATE.replace("0x1000", "0xff0");
+    let beside = ALLOCATE.replace("0x1000", "0x1064") + &ALLOCATE.replace("0x1000", "0xf9c");
+    for (name, text, words) in [
+        (
+            "other_size",
+            free,
+            ":3: 0x1000 is freed with 64 bytes, and was allocated with 100 bytes in line 2",
+        ),
+        (
+            "inside",
+            inside,
+            ":3: 100 bytes at 0x1010 are allocated, and line 2 has 100 bytes at 0x1000",
+        ),
+        (
+            "around",
+            around,
+            ":3: 100 bytes at 0xff0 are allocated, and line 2 has 100 bytes at 0x1000",
+        ),
+    ] {
+        let name = format!("{name}.csv");
+        let said = error(&lines(&name, &format!("{ALLOCATE}{text}"), &[]));
+        assert!(said.contains(words) && said.contains("--lenient goes on"), "{said}");
+        let all = served(&lines(&name, &format!("{ALLOCATE}{text}"), &["--lenient", "--json"]));
+        assert_eq!(all["report"]["problems"], 1, "{all}");
+        // Both are live, or none is.
+        let (live, leaks) = if name == "other_size.csv" { (100, 0) } else { (200, 2) };
+        assert_eq!(
+            (&all["report"]["peak_live"], &all["report"]["leaks"]),
+            (&live.into(), &leaks.into())
+        );
+    }
+    served(&lines("beside.csv", &format!("{ALLOCATE}{beside}{FREE}"), &["--json"]));
+}
+
+#[test]
+fn cells_and_columns_that_are_too_many() {
+    let said = error(&lines("more.csv", &ALLOCATE.replace("16\n", "16,7,8\n"), &["--lenient"]));
+    assert!(said.contains("more.csv:2: 8 cells, and the header has 6"), "{said}");
+    let text = "Thread,Time,Action,Pointer,Size,size,Stream\n1,00:00:00.1,allocate,0x1,5,6,16\n";
+    let said = error(&replay(&file("two_sizes.csv", text), &[]));
+    assert!(said.contains("two_sizes.csv:1: two columns Size: which one is it?"), "{said}");
+    // A column that is not asked for may be there, and twice; so may a location with commas.
+    let text = format!("More,{},More\n7,{},8\n", HEADER.trim_end(), ALLOCATE.trim_end());
+    served(&replay(&file("more_columns.csv", text), &["--json"]));
+    let text = format!("{EVENTS}Alloc,0,0x1000,0,4,,,,1.0,,,f(a, b)\n");
+    served(&replay(&file("commas.events.csv", text), &["--json"]));
+}
+
+#[test]
+fn a_last_line_without_an_end_is_told() {
+    let events = format!("{EVENTS}Alloc,0,0x1000,0,4,,,,1.0,,,a.rs:1");
+    for (log, line) in [
+        (file("unended.csv", format!("{HEADER}{ALLOCATE}{}", FREE.trim_end())), 3),
+        (file("unended.events.csv", events), 2),
+    ] {
+        let output = replay(&log, &["--json"]);
+        let said = String::from_utf8(output.stderr.clone()).unwrap();
+        let words = format!(":{line}: warning: the last line has no end");
+        assert!(said.contains(&words), "{said}");
+        assert_eq!(served(&output)["report"]["problems"], 0);
+    }
+    let output = lines("ended.csv", &format!("{ALLOCATE}{FREE}"), &["--json"]);
+    assert_eq!((served(&output)["report"]["served"].as_u64(), output.stderr.len()), (Some(1), 0));
+}
+
+/// Of a message that repeats its log, the whole of it could be in it.
+#[test]
+fn messages_are_short_and_have_no_control_characters() {
+    let long = "9".repeat(1_000_000);
+    let unclosed =
+        format!("{HEADER}{}{}", ALLOCATE.replace("alloc", "\"alloc"), ALLOCATE.repeat(50_000));
+    let escape = format!("\u{1b}[31m{long}\u{1b}");
+    let mut action = b"\x80\x04}\x8c\x0ddevice_traces]]}\x8c\x06actionX".to_vec();
+    action.extend(1_000_000_u32.to_le_bytes());
+    action.extend(long.as_bytes());
+    action.extend(b"saas.");
+    let rmm = &["--format", "rmm"][..];
+    for (log, arguments, words) in [
+        (file("unclosed.csv", unclosed), &[][..], "unclosed.csv:2: column Action: expected "),
+        (
+            file("pointer.csv", format!("{HEADER}{}", ALLOCATE.replace("0x1000", &long))),
+            &[],
+            "99…\"",
+        ),
+        (file("header_long.csv", escape.clone()), &[], "starts with \"\\u{1b}[31m999"),
+        (file("header_rmm.csv", escape), rmm, "no column Thread: expected the header"),
+        (file("action.pickle", action), &[], "99…\""),
+        (
+            file("macs.csv", format!("{HEADER}{ALLOCATE}{FREE}").replace('\n', "\r")),
+            &[],
+            "its lines end in CR alone: make them LF first, with tr",
+        ),
+    ] {
+        let said = error(&replay(&log, arguments));
+        assert!(said.contains(words), "{said}");
+        assert!(said.chars().count() < 800, "{} characters", said.len());
+        assert!(!said.trim_end_matches('\n').contains(|c: char| c.is_control()), "{said:?}");
+    }
+}
+
+#[test]
+fn columns_have_any_order() {
+    let text = "Size,Action,Pointer,Stream,Thread,Time\n100,allocate,0x1000,16,1,00:00:00.1\n\
+                100,free,0x1000,16,1,00:00:00.2\n";
+    let all = served(&replay(&file("order.csv", text), &["--json"]));
+    assert_eq!((&all["report"]["served"], &all["report"]["leaks"]), (&1.into(), &0.into()));
+    let names: Vec<&str> = EVENTS.trim_end().rsplit(',').collect();
+    let text = format!("{}\n,,,1.0,,,,4,0,0x1000,0,Alloc\n", names.join(","));
+    let all = served(&replay(&file("order.events.csv", text), &["--json"]));
+    assert_eq!(all["report"]["peak_live"], 4);
+}
+
+#[test]
+fn a_free_need_not_say_how_much() {
+    let allocate = "Alloc,0,0x1000,16,100,1,2,1,0.1,0.2,0.1,f.py:1\n";
+    let free = "Free,0,0x1000,16,,1,2,0,0.3,0.4,0.1,\n";
+    let log = file("free.events.csv", format!("{EVENTS}{allocate}{free}"));
+    let all = served(&replay(&log, &["--json"]));
+    let report = &all["report"];
+    assert_eq!((&report["operations"], &report["leaks"]), (&2.into(), &0.into()));
+    // But what, it has to; and an allocation has to say both.
+    let said = error(&replay(&file("free.events.csv", format!("{EVENTS}{free}")), &[]));
+    assert!(said.contains("free.events.csv:2: 0x1000 is freed, and was not allocated"), "{said}");
+    let text = allocate.replace(",100,", ",,");
+    let said = error(&replay(&file("free.events.csv", format!("{EVENTS}{text}")), &[]));
+    assert!(said.contains("free.events.csv:2: column Size (bytes): expected a size"), "{said}");
+}
+
+/// The log on standard input, from a pipe.
+fn piped(content: &[u8], arguments: &[&str]) -> Output {
+    use std::io::Write;
+    let mut program = Command::new(env!("CARGO_BIN_EXE_aquifer-replay"));
+    let pipe = std::process::Stdio::piped;
+    program.arg("-").args(arguments).stdin(pipe()).stdout(pipe()).stderr(pipe());
+    let mut running = program.spawn().unwrap();
+    let mut stdin = running.stdin.take().unwrap();
+    let (start, rest) = content.split_at(content.len().min(10));
+    // In pieces, of which the first is no whole header.
+    stdin.write_all(start).unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    let _ = stdin.write_all(rest);
+    drop(stdin);
+    running.wait_with_output().unwrap()
+}
+
+#[test]
+fn a_log_may_come_by_standard_input() {
+    let all = served(&piped(format!("{HEADER}{ALLOCATE}{FREE}").as_bytes(), &["--json"]));
+    assert_eq!(
+        (&all["report"]["served"], &all["report"]["log"]),
+        (&1.into(), &"standard input".into())
+    );
+    let said = error(&piped(format!("{HEADER}{FREE}").as_bytes(), &[]));
+    assert!(said.starts_with("standard input:2: 0x1000 is freed, and was not allocated"), "{said}");
+    let said = error(&piped(format!("{HEADER}{ALLOCATE}1,00:0").as_bytes(), &[]));
+    assert!(said.contains("standard input:3: the last line is cut off"), "{said}");
+    let pickle =
+        std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/logs/snapshot.pickle"));
+    let all = served(&piped(&pickle.unwrap(), &["--json"]));
+    assert_eq!(all["report"]["line_word"], "record");
+    let said = error(&piped(b"", &[]));
+    assert!(said.contains("standard input: the file is empty"), "{said}");
 }

@@ -107,3 +107,64 @@ fn the_same_log_gives_the_same_report() {
         assert_eq!(first, figures(), "{resource:?}");
     }
 }
+
+/// A log of many operations on three streams: small and large blocks, and one free in five on another
+/// stream. The pool asks now and then which streams are past their work.
+fn mixed(name: &str, threads: u64) -> Plan {
+    const SIZES: [u64; 8] = [1, 100, 256, 1000, 4096, 65536, 1 << 20, 3 << 20];
+    let mut state = 1_u64;
+    let mut below = |most: u64| {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (state >> 33) % most
+    };
+    let mut text = String::from("Thread,Time,Action,Pointer,Size,Stream\n");
+    let mut live: Vec<(u64, u64, u64)> = Vec::new();
+    for at in 0..20_000_u64 {
+        let (action, (address, size, mut stream)) = if !live.is_empty() && below(100) < 48 {
+            ("free", live.swap_remove(below(live.len() as u64) as usize))
+        } else {
+            let size = SIZES[below(8) as usize] + below(64);
+            live.push(((at + 1) << 22, size, 16 + below(3)));
+            ("allocate", live[live.len() - 1])
+        };
+        if action == "free" && below(5) == 0 {
+            stream = 16 + below(3);
+        }
+        let thread = below(threads);
+        // Writing to a string does not fail.
+        let _ = writeln!(text, "{thread},00:00:00.0,{action},{address:#x},{size},{stream}");
+    }
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    std::fs::write(&path, text).unwrap();
+    Plan::new(&read(&path, None, None).unwrap())
+}
+
+/// Run side by side, so that none has its core for itself.
+#[test]
+fn a_long_log_of_several_streams_gives_the_same_report() {
+    for threads in [1, 4] {
+        let plan = mixed("mixed.csv", threads);
+        // As much as it needs, and so little that the pool looks for memory.
+        let little = Some(plan.peak_live + plan.peak_live / 50);
+        for (resource, capacity) in
+            [(Resource::Pool, None), (Resource::Pool, little), (Resource::Binning, None)]
+        {
+            let options = Options { resource, capacity, ..Options::default() };
+            let figures = || {
+                let Replayed { mut report, observation } =
+                    replay(&plan, &options, &|_| {}).unwrap();
+                (report.wall_ns, report.ns_per_operation) = (0, 0.0);
+                (serde_json::to_value(report).unwrap(), observation.reserved)
+            };
+            let first = figures();
+            std::thread::scope(|scope| {
+                let runs: Vec<_> = (0..4).map(|_| scope.spawn(figures)).collect();
+                for run in runs {
+                    // Not `assert_eq`, which would print every step.
+                    let same = first == run.join().unwrap();
+                    assert!(same, "{threads} threads, {resource:?} of {capacity:?}");
+                }
+            });
+        }
+    }
+}

@@ -183,3 +183,44 @@ fn the_title_is_the_logs_name() {
         assert_eq!(trace["otherData"]["log"], name);
     }
 }
+
+/// Blocks of a byte among gigabytes, and operations of a moment among thousands of refusals.
+#[test]
+fn what_is_small_is_seen() {
+    let size = |at| if at % 2 == 0 { 1 } else { 3 << 30 };
+    let small = (0..200).map(|at| (String::from("16"), size(at)));
+    let long =
+        (0..40_000).map(|at| (String::from("16"), if at % 4000 == 3999 { 1 } else { 1 << 31 }));
+    let short = log_of("short.csv", long);
+    // Freed at once, each.
+    let text = std::fs::read_to_string(&short).unwrap();
+    let freed = text.lines().flat_map(|line| {
+        let free = line.contains(",1,16").then(|| line.replace("allocate", "free"));
+        [Some(line.to_owned()), free].into_iter().flatten().collect::<Vec<_>>()
+    });
+    let freed: Vec<String> = freed.collect();
+    std::fs::write(&short, freed.join("\n") + "\n").unwrap();
+    for (log, arguments, count) in [
+        (log_of("small.csv", small), &[][..], 200),
+        (short, &["--resource", "cuda", "--capacity", "1MiB"], 10),
+    ] {
+        let (picture, _, _) = drawn(&log, arguments);
+        let document = Document::parse(&picture).unwrap();
+        let panel = (100.0, 112.0, RIGHT, 552.0);
+        for class in ["blocks", "reserved"] {
+            let rectangles: Vec<_> =
+                group(&document, class).children().filter(|n| n.has_tag_name("rect")).collect();
+            assert!(class == "reserved" || rectangles.len() == count, "{}", rectangles.len());
+            for node in rectangles {
+                let [x, y, width, height] = ["x", "y", "width", "height"]
+                    .map(|name| node.attribute(name).unwrap().parse::<f64>().unwrap());
+                assert!(width >= 0.5 && height >= 0.5, "{node:?}");
+                assert!(x >= panel.0 && y >= panel.1, "{node:?}");
+                assert!(x + width <= panel.2 + 0.02 && y + height <= panel.3 + 0.02, "{node:?}");
+                // What a white line leaves of it.
+                let edge = node.attribute("stroke-width").map_or(0.0, |edge| edge.parse().unwrap());
+                assert!(height - edge >= 0.2, "{node:?}");
+            }
+        }
+    }
+}

@@ -36,12 +36,15 @@ fn rmm() {
             time: Some(1000),
             action: Action::Allocate,
             address: 0x7f00_0000_0400,
-            size: 2000,
+            size: Some(2000),
             stream: 1,
         }
     );
     let failure = log.events[4];
-    assert_eq!((failure.action, failure.address, failure.size), (Action::Failure, 0, 1 << 40));
+    assert_eq!(
+        (failure.action, failure.address, failure.size),
+        (Action::Failure, 0, Some(1 << 40))
+    );
     assert_eq!(
         log.events.iter().map(|event| event.stream).collect::<Vec<_>>(),
         [0, 1, 0, 2, 0, 1, 0, 0]
@@ -70,7 +73,7 @@ fn failures_in_nbep_7s_columns() {
     let log = events("failure.events.csv");
     let actions: Vec<_> = log.events.iter().map(|event| event.action).collect();
     assert_eq!(actions, [Action::Allocate, Action::Failure, Action::Free]);
-    assert_eq!((log.events[1].address, log.events[1].size), (0, 1 << 40));
+    assert_eq!((log.events[1].address, log.events[1].size), (0, Some(1 << 40)));
     let plan = Plan::new(&log);
     assert_eq!((plan.steps.len(), plan.failures, plan.peak_live), (2, 1, 4096));
     assert_eq!(plan.problems, []);
@@ -86,7 +89,7 @@ fn nbep_7() {
     let plan = Plan::new(&log);
     assert_eq!((plan.peak_live, plan.leaks), (12288, 0));
     let other = read(&self::log("two_devices.events.csv"), None, Some(1)).unwrap();
-    assert_eq!((other.events.len(), other.events[0].size, other.other_devices), (1, 9999, 4));
+    assert_eq!((other.events.len(), other.events[0].size, other.other_devices), (1, Some(9999), 4));
     let none = read(&self::log("two_devices.events.csv"), None, Some(2)).unwrap_err();
     assert!(matches!(none, ReadError::NoDevice { device: 2, .. }), "{none}");
 }

@@ -1,6 +1,7 @@
 //! A CSV with a header, cell by cell: addresses, times, streams.
 
 use super::ReadError;
+use super::error::brief;
 use crate::event::{LogStream, StreamKind, printable};
 use csv::{ReaderBuilder, StringRecord, Terminator, Trim};
 use std::io::{self, Read};
@@ -9,12 +10,33 @@ use std::path::Path;
 /// A CSV whose columns were found by the names in its header.
 pub(super) struct Table<'a, R> {
     path: &'a Path,
-    reader: csv::Reader<R>,
+    reader: csv::Reader<Tail<R>>,
     record: StringRecord,
     names: &'static [&'static str],
     /// Where each of `names` is in a line.
     places: Vec<usize>,
-    cut: Option<u64>,
+    /// Cells of the header; `None` if a line may have more.
+    width: Option<usize>,
+}
+
+/// Remembers how a file ends.
+struct Tail<R> {
+    inner: R,
+    bytes: u64,
+    last: u8,
+    ended: bool,
+}
+
+impl<R: Read> Read for Tail<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.inner.read(buffer)?;
+        match buffer[..count].last() {
+            Some(last) => self.last = *last,
+            None => self.ended |= !buffer.is_empty(),
+        }
+        self.bytes += count as u64;
+        Ok(count)
+    }
 }
 
 /// One line of a [`Table`].
@@ -23,19 +45,21 @@ pub(super) struct Line<'a> {
     record: &'a StringRecord,
     names: &'static [&'static str],
     places: &'a [usize],
+    width: Option<usize>,
     /// The number of the line, from 1.
     pub(super) number: u64,
 }
 
 impl<'a, R: Read> Table<'a, R> {
-    /// `names` are the columns that are wanted; others are passed over. `cut`: the file's bytes, if
-    /// its last line does not end.
+    /// `names` are the columns that are wanted; others are passed over. With `last_splits`, the last of
+    /// them is text that may hold commas without quotes.
     pub(super) fn new(
         path: &'a Path,
         reader: R,
         names: &'static [&'static str],
-        cut: Option<u64>,
+        last_splits: bool,
     ) -> Result<Self, ReadError> {
+        let reader = Tail { inner: reader, bytes: 0, last: b'\n', ended: false };
         // Not at `\r\n`, where lines are counted wrong; the `\r` is trimmed.
         let end = Terminator::Any(b'\n');
         let mut reader =
@@ -43,18 +67,22 @@ impl<'a, R: Read> Table<'a, R> {
         let header = reader.headers().map_err(|source| unreadable(path, 0, source))?;
         let mut places = Vec::new();
         for name in names {
-            let place = header
-                .iter()
-                .position(|cell| cell.trim_start_matches('\u{feff}').eq_ignore_ascii_case(name))
-                .ok_or_else(|| ReadError::Header {
-                    path: path.to_owned(),
-                    column: name,
-                    expected: names.join(","),
-                    found: header.iter().collect::<Vec<_>>().join(","),
-                })?;
+            let is_it = |cell: &str| cell.trim_start_matches('\u{feff}').eq_ignore_ascii_case(name);
+            let mut found = header.iter().enumerate().filter(|(_, cell)| is_it(cell));
+            let (place, _) = found.next().ok_or_else(|| ReadError::Header {
+                path: path.to_owned(),
+                column: name,
+                expected: names.join(","),
+                found: brief(&header.iter().collect::<Vec<_>>().join(",")),
+            })?;
+            if found.next().is_some() {
+                return Err(ReadError::TwoColumns { path: path.to_owned(), column: name });
+            }
             places.push(place);
         }
-        Ok(Self { path, reader, record: StringRecord::new(), names, places, cut })
+        let splits = last_splits && places.last() == Some(&(header.len() - 1));
+        let width = (!splits).then_some(header.len());
+        Ok(Self { path, reader, record: StringRecord::new(), names, places, width })
     }
 
     pub(super) fn next(&mut self) -> Result<Option<Line<'_>>, ReadError> {
@@ -72,6 +100,7 @@ impl<'a, R: Read> Table<'a, R> {
         }
         Ok(Some(Line {
             path: self.path,
+            width: self.width,
             record: &self.record,
             names: self.names,
             places: &self.places,
@@ -79,9 +108,11 @@ impl<'a, R: Read> Table<'a, R> {
         }))
     }
 
-    /// Whether the line that was read is the file's last and does not end: its writer was killed.
+    /// Whether the line that was read is the file's last and does not end: its writer may have been
+    /// killed.
     pub(super) fn is_cut(&self) -> bool {
-        self.cut.is_some_and(|bytes| self.reader.position().byte() >= bytes)
+        let tail = self.reader.get_ref();
+        tail.ended && tail.last != b'\n' && self.reader.position().byte() >= tail.bytes
     }
 
     /// The number of the line that was read.
@@ -126,10 +157,24 @@ impl Line<'_> {
             column: self.names[column],
             expected,
             found: match self.record.get(self.places[column]) {
-                Some(text) => text.to_owned(),
+                Some(text) => brief(text),
                 None => String::from("the end of the line"),
             },
         })
+    }
+
+    /// Whether the line has no more cells than the header.
+    pub(super) fn fits(&self) -> Result<(), ReadError> {
+        let found = self.record.len();
+        match self.width {
+            Some(expected) if found > expected => Err(ReadError::Cells {
+                path: self.path.to_owned(),
+                line: self.number,
+                expected,
+                found,
+            }),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -274,14 +319,14 @@ mod tests {
     #[test]
     fn a_file_that_fails_in_the_middle_is_no_wrong_csv() {
         let path = Path::new("a.csv");
-        let mut table = Table::new(path, Failing(b"a,b\n1,2\n3,4\n"), &["a", "b"], None).unwrap();
+        let mut table = Table::new(path, Failing(b"a,b\n1,2\n3,4\n"), &["a", "b"], false).unwrap();
         assert_eq!(table.next().unwrap().unwrap().number, 2);
         assert_eq!(table.next().unwrap().unwrap().number, 3);
         let error = table.next().err().unwrap();
         assert_eq!(error.to_string(), "a.csv: cannot be read after line 3");
         let source = std::error::Error::source(&error).unwrap().to_string();
         assert_eq!(source, "the disk is gone");
-        let error = Table::new(path, Failing(b""), &["a"], None).err().unwrap();
+        let error = Table::new(path, Failing(b""), &["a"], false).err().unwrap();
         assert_eq!(error.to_string(), "a.csv: cannot be read");
     }
 

@@ -3,6 +3,17 @@
 use std::io;
 use std::path::PathBuf;
 
+/// Characters of a log that a message shows.
+const SHOWN: usize = 80;
+
+/// The start of what is in a log, which may be the whole file.
+pub(super) fn brief(text: &str) -> String {
+    match text.char_indices().nth(SHOWN) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
 /// A log could not be read.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -35,7 +46,7 @@ pub enum ReadError {
     Unknown {
         /// The log.
         path: PathBuf,
-        /// Its first line.
+        /// Its first line; of a long one the start.
         found: String,
     },
     /// The file is nothing that a log can be.
@@ -47,7 +58,7 @@ pub enum ReadError {
         what: &'static str,
     },
     /// The header lacks a column.
-    #[error("{}:1: no column {column}: expected the header `{expected}`, found `{found}`", path.display())]
+    #[error("{}:1: no column {column}: expected the header `{expected}`, found {found:?}", path.display())]
     Header {
         /// The log.
         path: PathBuf,
@@ -55,8 +66,28 @@ pub enum ReadError {
         column: &'static str,
         /// All columns of the format.
         expected: String,
-        /// The header as it is.
+        /// The header as it is; of a long one the start.
         found: String,
+    },
+    /// The header has a column twice.
+    #[error("{}:1: two columns {column}: which one is it?", path.display())]
+    TwoColumns {
+        /// The log.
+        path: PathBuf,
+        /// The column.
+        column: &'static str,
+    },
+    /// A line has more cells than the header.
+    #[error("{}:{line}: {found} cells, and the header has {expected}", path.display())]
+    Cells {
+        /// The log.
+        path: PathBuf,
+        /// The line, from 1.
+        line: u64,
+        /// The header's cells.
+        expected: usize,
+        /// The line's.
+        found: usize,
     },
     /// A line is no line of a CSV.
     #[error("{}:{line}: not a line of a CSV in UTF-8", path.display())]
@@ -79,7 +110,7 @@ pub enum ReadError {
         column: &'static str,
         /// What belongs there.
         expected: &'static str,
-        /// What is there.
+        /// What is there; of a long cell the start.
         found: String,
     },
     /// The file is not a pickle, or not a whole one.

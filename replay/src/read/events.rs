@@ -7,7 +7,7 @@ use std::io::Read;
 use std::path::Path;
 
 // All twelve, so that a table of something else is told from a log.
-const COLUMNS: &[&str] = &[
+pub(super) const COLUMNS: &[&str] = &[
     "Event Type",
     "Device ID",
     "Address",
@@ -28,17 +28,14 @@ const STREAM: usize = 3;
 const SIZE: usize = 4;
 const START: usize = 8;
 
-pub(super) fn read(
-    path: &Path,
-    reader: impl Read,
-    device: Option<i64>,
-    cut: Option<u64>,
-) -> Result<Log, ReadError> {
-    let mut table = Table::new(path, reader, COLUMNS, cut)?;
+pub(super) fn read(path: &Path, reader: impl Read, device: Option<i64>) -> Result<Log, ReadError> {
+    let mut table = Table::new(path, reader, COLUMNS, true)?;
     let mut told = Told { chosen: device, ..Told::default() };
     let mut log = Log { line_word: "line", threads: vec![String::from("0")], ..Log::default() };
     while let Some(line) = table.next()? {
-        match told.event(&line, log.events.len()) {
+        let event = told.event(&line, log.events.len());
+        log.unended = (event.is_ok() && table.is_cut()).then(|| table.number());
+        match event {
             Ok(Some(event)) => log.events.push(event),
             Ok(None) => log.other_devices += 1,
             Err(_) if table.is_cut() => log.cut = Some(table.number()),
@@ -67,6 +64,7 @@ struct Told {
 impl Told {
     /// The event of a line; `None` if it is another device's.
     fn event(&mut self, line: &Line<'_>, index: usize) -> Result<Option<Event>, ReadError> {
+        line.fits()?;
         let owner = line.get(DEVICE, "a device's number", |text| text.parse().ok())?;
         if owner != *self.chosen.get_or_insert(owner) {
             return Ok(None);
@@ -86,7 +84,10 @@ impl Told {
         let (key, kind) =
             line.get(STREAM, "a stream: a number, a handle or a name", |text| stream(text, "0"))?;
         let address = line.get(ADDRESS, "an address, in decimal or as 0x..", address)?;
-        let size = line.get(SIZE, "a size in bytes", number)?;
+        let size = line.get(SIZE, "a size in bytes", |text| match text {
+            "" if action == Action::Free => Some(None),
+            _ => number(text).map(Some),
+        })?;
         let time = start.map(|start| {
             let since = start - *self.first.get_or_insert(start);
             (since.max(0.0) * 1e9).round() as u64

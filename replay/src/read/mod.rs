@@ -10,8 +10,9 @@ mod torch;
 pub use error::ReadError;
 
 use crate::event::{Log, printable};
+use error::brief;
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
+use std::io::{self, Read};
 use std::path::Path;
 
 /// The formats of logs.
@@ -25,49 +26,78 @@ pub enum Format {
     Torch,
 }
 
-/// Reads the log at `path`: of `format`, or of the format that its first bytes are of. Of a log
-/// with several devices, the events of `device`, or of the first that has any.
+/// Reads the log at `path`: of `format`, or of the format that its first bytes are of. The path `-` is
+/// standard input. Of a log with several devices, the events of `device`, or of the first that has
+/// any.
 ///
 /// # Errors
 ///
 /// [`ReadError`] names the file, the line or record, the column and what was expected there.
 pub fn read(path: &Path, format: Option<Format>, device: Option<i64>) -> Result<Log, ReadError> {
-    let unreadable = |source| ReadError::Open { path: path.to_owned(), source };
-    let mut file = File::open(path).map_err(unreadable)?;
-    let cut = cut(&mut file);
-    let mut reader = BufReader::new(file);
-    let start = reader.fill_buf().map_err(unreadable)?;
-    if let Some(what) = no_log(start) {
+    let name = name(path);
+    if name != path {
+        return of(name, io::stdin().lock(), format, device);
+    }
+    let file = File::open(path);
+    of(
+        name,
+        file.map_err(|source| ReadError::Open { path: path.to_owned(), source })?,
+        format,
+        device,
+    )
+}
+
+/// What a log at `path` is called: `standard input` for `-`.
+pub fn name(path: &Path) -> &Path {
+    if path == Path::new("-") { Path::new("standard input") } else { path }
+}
+
+/// The bytes of a file in which its format is looked for.
+const START: u64 = 8192;
+
+fn of(
+    path: &Path,
+    mut reader: impl Read,
+    format: Option<Format>,
+    device: Option<i64>,
+) -> Result<Log, ReadError> {
+    let mut start = Vec::new();
+    let looked = reader.by_ref().take(START).read_to_end(&mut start);
+    looked.map_err(|source| ReadError::Open { path: path.to_owned(), source })?;
+    if let Some(what) = no_log(&start) {
         return Err(ReadError::NoLog { path: path.to_owned(), what });
     }
-    let format = match format.or_else(|| detect(start)) {
+    let format = match format.or_else(|| detect(&start)) {
         Some(format) => format,
         None => {
-            let line = start.split(|byte| *byte == b'\n').next().unwrap_or_default();
-            let found = String::from_utf8_lossy(line).chars().take(80).collect();
+            let found = brief(&String::from_utf8_lossy(first_line(&start)));
             return Err(ReadError::Unknown { path: path.to_owned(), found });
         }
     };
+    if format != Format::Torch && ends_in_cr(&start) {
+        let what = "its lines end in CR alone: make them LF first, with tr '\\r' '\\n'";
+        return Err(ReadError::NoLog { path: path.to_owned(), what });
+    }
+    let reader = start.chain(reader);
     let mut log = match format {
         Format::Rmm if device.is_some() => Err(ReadError::NoDevices { path: path.to_owned() }),
-        Format::Rmm => rmm::read(path, reader, cut),
-        Format::Events => events::read(path, reader, device, cut),
+        Format::Rmm => rmm::read(path, reader),
+        Format::Events => events::read(path, reader, device),
         Format::Torch => torch::read(path, reader, device),
     }?;
     log.name = printable(&path.file_name().unwrap_or_default().to_string_lossy());
     Ok(log)
 }
 
-/// How many bytes a file has, if its last line does not end. `None` for what has no end to look at,
-/// as a pipe.
-fn cut(file: &mut File) -> Option<u64> {
-    let mut last = [0];
-    let looked = file.seek(SeekFrom::End(-1)).and_then(|at| {
-        file.read_exact(&mut last)?;
-        Ok(at + 1)
-    });
-    file.rewind().ok()?;
-    looked.ok().filter(|_| last != *b"\n")
+fn first_line(start: &[u8]) -> &[u8] {
+    start.split(|byte| *byte == b'\n').next().unwrap_or_default()
+}
+
+/// Whether a text's first line goes on behind a CR, as in files of the first Macs.
+fn ends_in_cr(start: &[u8]) -> bool {
+    let mut parts = first_line(start).split(|byte| *byte == b'\r');
+    parts.next();
+    parts.any(|part| !part.is_empty())
 }
 
 /// What a file is that nobody can read here, by its first bytes.
@@ -92,10 +122,23 @@ fn detect(start: &[u8]) -> Option<Format> {
     if start.first() == Some(&0x80) || start.starts_with(b"(dp") || start.starts_with(b"}q") {
         return Some(Format::Torch);
     }
-    let line = start.split(|byte| *byte == b'\n').next()?;
+    let line = first_line(start).split(|byte| *byte == b'\r').next().unwrap_or_default();
     let line = String::from_utf8_lossy(line).to_lowercase();
-    let first = line.trim_start_matches('\u{feff}').split(',').next()?.trim().trim_matches('"');
-    match first {
+    let names: Vec<&str> = line
+        .trim_start_matches('\u{feff}')
+        .split(',')
+        .map(|name| name.trim().trim_matches('"').trim())
+        .collect();
+    let has =
+        |columns: &[&str]| columns.iter().all(|column| names.contains(&&*column.to_lowercase()));
+    if has(rmm::COLUMNS) {
+        return Some(Format::Rmm);
+    }
+    if has(events::COLUMNS) {
+        return Some(Format::Events);
+    }
+    // So that the column is named that lacks.
+    match *names.first()? {
         "thread" => Some(Format::Rmm),
         "event type" => Some(Format::Events),
         _ => None,
@@ -111,6 +154,11 @@ mod tests {
         assert_eq!(detect(b"Thread,Time,Action,Pointer,Size,Stream\n1,"), Some(Format::Rmm));
         assert_eq!(detect("\u{feff}\"Thread\",Time\r\n".as_bytes()), Some(Format::Rmm));
         assert_eq!(detect(b"Event Type,Device ID\n"), Some(Format::Events));
+        assert_eq!(
+            detect(b"Size,Action, \"Pointer\" ,Stream,More,Time,thread\r\n"),
+            Some(Format::Rmm)
+        );
+        assert_eq!(detect(b"Size,Action,Pointer,Stream,Time\n"), None);
         assert_eq!(detect(b"\x80\x04\x95"), Some(Format::Torch));
         assert_eq!(detect(b""), None);
         assert_eq!(detect(b"{\"traceEvents\": []}"), None);

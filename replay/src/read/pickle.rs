@@ -84,6 +84,7 @@ const BOOL: Id = Id(1);
 const OBJECT: Id = Id(2);
 
 const CUT: &str = "the file ends within it";
+const NEGATIVE: &str = "it has a value of a negative length";
 const EMPTY: &str = "it takes a value where there is none";
 
 struct Machine<'a> {
@@ -168,12 +169,12 @@ impl<'a> Machine<'a> {
             b'K' => Value::Int(self.unsigned(1)?.into()),
             b'M' => Value::Int(self.unsigned(2)?.into()),
             0x8a => int(self.prefixed(1)?),
-            0x8b => int(self.prefixed(4)?),
+            0x8b => int(self.signed_prefixed()?),
             b'C' => self.skipped(1)?,
             b'B' => self.skipped(4)?,
             0x8e | 0x96 => self.skipped(8)?,
             b'U' => string_or_bytes(self.prefixed(1)?),
-            b'T' => string_or_bytes(self.prefixed(4)?),
+            b'T' => string_or_bytes(self.signed_prefixed()?),
             b'S' => string_or_bytes(unquoted(self.line()?)),
             b'V' => string_or_bytes(self.line()?),
             0x8c => string(self.prefixed(1)?)?,
@@ -352,6 +353,12 @@ impl<'a> Machine<'a> {
         self.take(usize::try_from(length).map_err(|_| CUT)?)
     }
 
+    /// Bytes behind their number, of 4 bytes and a sign.
+    fn signed_prefixed(&mut self) -> Step<&'a [u8]> {
+        let length = self.unsigned(4)? as u32 as i32;
+        self.take(usize::try_from(length).map_err(|_| NEGATIVE)?)
+    }
+
     fn skipped(&mut self, count: usize) -> Step<Value<'a>> {
         self.prefixed(count)?;
         Ok(Value::Bytes)
@@ -450,6 +457,9 @@ mod tests {
     fn what_is_broken_says_how() {
         assert_eq!(reason(b""), CUT);
         assert_eq!(reason(b"]"), CUT);
+        assert_eq!(reason(b"\x8b\xfb\xff\xff\xffabcdefgh."), NEGATIVE);
+        assert_eq!(reason(b"T\xfb\xff\xff\xffabcdefgh."), NEGATIVE);
+        assert_eq!(reason(b"\x8b\x09\x00\x00\x00abcdefg."), CUT);
         assert_eq!(reason(b"."), EMPTY);
         assert_eq!(reason(b"N(a."), EMPTY);
         assert_eq!(reason(b"\x8d\xff\xff\xff\xff\xff\xff\xff\xffabc."), CUT);

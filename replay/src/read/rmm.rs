@@ -6,7 +6,7 @@ use crate::event::{Action, Event, Log, LogStream, Numbered, printable};
 use std::io::Read;
 use std::path::Path;
 
-const COLUMNS: &[&str] = &["Thread", "Time", "Action", "Pointer", "Size", "Stream"];
+pub(super) const COLUMNS: &[&str] = &["Thread", "Time", "Action", "Pointer", "Size", "Stream"];
 const THREAD: usize = 0;
 const TIME: usize = 1;
 const ACTION: usize = 2;
@@ -14,13 +14,16 @@ const POINTER: usize = 3;
 const SIZE: usize = 4;
 const STREAM: usize = 5;
 
-pub(super) fn read(path: &Path, reader: impl Read, cut: Option<u64>) -> Result<Log, ReadError> {
-    let mut table = Table::new(path, reader, COLUMNS, cut)?;
+pub(super) fn read(path: &Path, reader: impl Read) -> Result<Log, ReadError> {
+    let mut table = Table::new(path, reader, COLUMNS, false)?;
     let mut told = Told::default();
     let mut log = Log { line_word: "line", ..Log::default() };
     while let Some(line) = table.next()? {
         match told.event(&line, log.events.len()) {
-            Ok(event) => log.events.push(event),
+            Ok(event) => {
+                log.events.push(event);
+                log.unended = table.is_cut().then(|| table.number());
+            }
             Err(_) if table.is_cut() => log.cut = Some(table.number()),
             Err(error) => return Err(error),
         }
@@ -40,6 +43,7 @@ struct Told {
 
 impl Told {
     fn event(&mut self, line: &Line<'_>, index: usize) -> Result<Event, ReadError> {
+        line.fits()?;
         let thread = line
             .get(THREAD, "a thread's number", |text| Some(text).filter(|text| !text.is_empty()))?;
         let time = line.get(TIME, "a time as HH:MM:SS.ffffff", time_of_day)?;
@@ -55,7 +59,7 @@ impl Told {
                 stream(text, thread)
             })?;
         let address = line.get(POINTER, "an address as 0x.., or (nil)", address)?;
-        let size = line.get(SIZE, "a size in bytes", number)?;
+        let size = Some(line.get(SIZE, "a size in bytes", number)?);
         Ok(Event {
             index,
             line: line.number,

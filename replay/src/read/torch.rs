@@ -1,6 +1,7 @@
 //! PyTorch's memory snapshots: a pickle, of which nothing is run.
 
 use super::ReadError;
+use super::error::brief;
 use super::pickle::{Id, Pickle, Value};
 use crate::event::{Action, Event, Log, LogStream, Numbered, StreamKind};
 use std::io::Read;
@@ -78,7 +79,7 @@ pub(super) fn read(
             _ => {
                 return Err(place
                     .at("['action']")
-                    .wrong("an action of PyTorch's allocator", &format!("{action:?}")));
+                    .wrong("an action of PyTorch's allocator", &format!("{:?}", brief(action))));
             }
         };
         let number_of = |key: &'static str, expected| match pickle.look_up(entry, key) {
@@ -111,7 +112,7 @@ pub(super) fn read(
                 Action::Failure => 0,
                 _ => number_of("addr", "an address, an int")?,
             },
-            size: number_of("size", "a size in bytes, an int")?,
+            size: Some(number_of("size", "a size in bytes, an int")?),
             stream: streams.number(&name, || LogStream { name: name.clone(), kind }),
         });
     }
