@@ -13,6 +13,9 @@ pub mod pools {}
 #[doc = include_str!("../docs/guide/files.md")]
 pub mod files {}
 
+#[doc = include_str!("../docs/guide/tasks.md")]
+pub mod tasks {}
+
 #[doc = include_str!("../docs/guide/ci.md")]
 pub mod ci {}
 

@@ -22,8 +22,9 @@ use std::task::{Context, Poll};
 /// A copy that runs while the host goes on. It owns both buffers, and gives them back when it is
 /// complete: from [`wait`](Self::wait), or by `.await`.
 ///
-/// Dropped early, it leaves the buffers with the event that ends the copy: later calls of the crate
-/// free them, and no thread blocks. Forgotten, it leaks them. In both cases the device never touches
+/// Dropped early, it leaves the buffers with the event that ends the copy, and no thread blocks. They are freed
+/// when the device is past the copy and a transfer, a synchronisation, a pool's trim, or an allocation that would
+/// have no memory otherwise looks for them: [the guide's page on tasks](crate::guide::tasks). Forgotten, it leaks them. In both cases the device never touches
 /// memory of another owner.
 ///
 /// ```
