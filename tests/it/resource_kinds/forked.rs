@@ -52,8 +52,9 @@ fn forks() {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         // Whoever forks finds locks taken, with nobody to release them.
+        let mut threads = Vec::new();
         for _ in 0..2 {
-            scope.spawn(|| {
+            threads.push(scope.spawn(|| {
                 let stream = device.new_stream().unwrap();
                 while !stop.load(Ordering::Relaxed) {
                     for (_, resource) in &resources {
@@ -62,10 +63,10 @@ fn forks() {
                         free(resource, &stream, block);
                     }
                 }
-            });
+            }));
         }
         // The map of far blocks, and nothing else.
-        scope.spawn(|| {
+        threads.push(scope.spawn(|| {
             let stream = device.new_stream().unwrap();
             let far = DeviceLayout::with_alignment(100, 4096).unwrap();
             let block = host.allocate(&stream, far).unwrap();
@@ -76,9 +77,11 @@ fn forks() {
                 assert_eq!(again, block);
             }
             free(&host, &stream, block);
-        });
+        }));
         let failed = (0..FORKS).map(|_| fork(&device, &resources, &host)).find(|code| *code != 0);
         stop.store(true, Ordering::Relaxed);
+        // The end of a scope waits for no thread's destructors, which give back what it kept.
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
         assert_eq!(failed, None, "a step of the child went wrong, or a signal ended it");
     });
     drop((resources, host));
