@@ -84,7 +84,7 @@ impl UseTimeline {
                 if device.properties().context_events {
                     home.wait(&record_context(device)?)?;
                 } else {
-                    device.synchronize()?;
+                    device.synchronize_without_drops()?;
                 }
             }
         }
@@ -98,7 +98,9 @@ impl UseTimeline {
                 Some(event) => event.synchronize()?,
                 None => return Err(WaitError::CaptureBegins(stream.clone())),
             },
-            Self::PerThread(device, _) | Self::Context(device) => device.synchronize()?,
+            Self::PerThread(device, _) | Self::Context(device) => {
+                device.synchronize_without_drops()?
+            }
         }
         Ok(())
     }

@@ -97,7 +97,7 @@ pub(super) fn synchronize_sharing_contexts(device: &Device) -> Result<Option<Err
     for device in device.sharing_host_memory() {
         require_no_capture(&device)?;
         // A lost context is reported when its fence is queried, and its blocks are leaked.
-        let waited = device.synchronize();
+        let waited = device.synchronize_without_drops();
         lost = lost.or(waited.err().filter(|error| error.kind() == ErrorKind::ContextLost));
     }
     Ok(lost)

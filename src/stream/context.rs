@@ -68,13 +68,14 @@ impl Device {
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
         let _site = CallSite::enter();
-        let synchronized = self.block();
+        let synchronized = self.synchronize_without_drops();
         deferred::collect_all();
         synchronized
     }
 
-    /// An error names the place in the crate, not the caller's.
-    fn block(&self) -> Result<()> {
+    /// As [`synchronize`](Self::synchronize), without a deferred drop: for callers with a lock, which the drop of a
+    /// user's buffer may ask for. An error names the place in the crate, not the caller's.
+    pub(crate) fn synchronize_without_drops(&self) -> Result<()> {
         match record_context(self) {
             Ok(event) => return event.synchronize(),
             Err(error) if error.kind() == ErrorKind::Capture => return Err(error),

@@ -25,7 +25,9 @@ use crate::debug_log::{emit_deferred, event};
 use crate::driver::sim::NoCallSite;
 use crate::error::{ErrorKind, Result, catch_panic};
 use crate::event::Event;
+use crate::sync::trusted::thread_local;
 use crate::sync::{Arc, AtomicUsize, LazyLock, Mutex, Ordering};
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::mem::ManuallyDrop;
 
@@ -147,21 +149,31 @@ pub(crate) fn collect() -> usize {
     collect_from(&BLOCKS) + collect_from(&BUFFERS)
 }
 
-/// As [`collect`], until every drop was asked about. The caller has no lock that a drop of a user's may ask
-/// for.
-pub(crate) fn collect_all() -> usize {
-    let rounds = BLOCKS.len().max(BUFFERS.len()).div_ceil(MAX_QUERIES);
-    (0..rounds).map(|_| collect()).sum()
+thread_local! {
+    /// Whether the thread is inside of [`collect_all`].
+    static COLLECTING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Asks for memory again where there was none and drops were waiting to give some back: those of transfers
-/// that were cancelled, say. The caller as that of [`collect_all`].
+/// As [`collect`], until every drop was asked about, once. The caller has no lock that a drop of a user's may ask
+/// for. Nothing inside of such a drop: the outer call does the rest, and nothing nests for each drop.
+pub(crate) fn collect_all() -> usize {
+    if COLLECTING.try_with(|collecting| collecting.replace(true)).unwrap_or(true) {
+        return 0;
+    }
+    let rounds = BLOCKS.len().max(BUFFERS.len()).div_ceil(MAX_QUERIES);
+    // It unwinds for no drop: their panics end in `collect_from`.
+    let collected = (0..rounds).map(|_| collect()).sum();
+    let _ = COLLECTING.try_with(|collecting| collecting.set(false));
+    collected
+}
+
+/// Asks for memory a second time where there was none and drops were waiting that may have given some back: those
+/// of transfers that were cancelled, say. No third time: a drop that a capture refuses waits again, and counts.
+/// The caller as that of [`collect_all`].
 pub(crate) fn or_collect<R>(mut allocate: impl FnMut() -> Result<R>) -> Result<R> {
-    loop {
-        match allocate() {
-            Err(error) if error.kind() == ErrorKind::OutOfMemory && collect_all() > 0 => {}
-            result => return result,
-        }
+    match allocate() {
+        Err(error) if error.kind() == ErrorKind::OutOfMemory && collect_all() > 0 => allocate(),
+        result => result,
     }
 }
 

@@ -5,7 +5,8 @@ use crate::{alone, support};
 use allocator_api2::vec::Vec as AllocVec;
 use aquifer::sim::SimConfig;
 use aquifer::{
-    CudaResource, Device, DeviceVec, PinnedPool, PinnedResource, PoolResource, Stream, Transfer,
+    CudaResource, Device, DeviceVec, ErrorKind, HostBuffer, PinnedPool, PinnedResource,
+    PoolResource, Stream, Transfer,
 };
 use std::sync::Arc;
 
@@ -90,5 +91,67 @@ fn waiting_for_the_device_frees_what_cancelled_transfers_left() {
         drop(complete_uploads(&stream, 40));
         assert!(pool.trim(0).unwrap() >= 40 * MIB, "a trim looks for it, too");
     });
+    simulator.check().unwrap();
+}
+
+/// What a capture refuses to drop waits again, whenever it is looked at: an allocation looks once.
+#[test]
+fn an_allocation_beside_a_capture_is_refused() {
+    let _alone = alone();
+    let (device, simulator) = support::simulated(SimConfig::default());
+    let (stream, other) = (device.new_stream().unwrap(), device.new_stream().unwrap());
+    let pool = pool_of(&device, MIB);
+    let upstream = PinnedResource::new(&device).unwrap();
+    let pinned = PinnedPool::builder(upstream).maximum_size(MIB).build().unwrap();
+    let vec =
+        DeviceVec::<u8>::zeroed_in(&stream, 100, Arc::new(CudaResource::new(&device))).unwrap();
+    let captured = PoolResource::new(CudaResource::new(&device)).unwrap();
+    let graph = stream.capture(&captured, |_| {
+        drop(vec);
+        let refused = DeviceVec::<u8>::zeroed_in(&other, 8 * MIB, pool.clone());
+        assert_eq!(refused.unwrap_err().kind(), ErrorKind::OutOfMemory);
+        let mut host: AllocVec<u8, PinnedPool> = AllocVec::new_in(pinned.clone());
+        assert!(host.try_reserve(8 * MIB).is_err());
+        Ok(())
+    });
+    drop(graph.unwrap());
+    device.synchronize().unwrap();
+    simulator.check().unwrap();
+}
+
+/// The drop of a buffer may itself ask for memory that is not there.
+#[test]
+fn drops_that_allocate_do_not_nest() {
+    struct Asks(Vec<u8>, Stream, Arc<PoolResource<CudaResource>>);
+
+    // SAFETY: the `Vec`'s own elements, which stay where they are.
+    unsafe impl HostBuffer for Asks {
+        type Item = u8;
+
+        fn parts(&mut self) -> (std::ptr::NonNull<u8>, usize) {
+            self.0.parts()
+        }
+    }
+
+    impl Drop for Asks {
+        fn drop(&mut self) {
+            let refused = DeviceVec::<u8>::zeroed_in(&self.1, 64 * MIB, self.2.clone());
+            assert!(refused.is_err());
+        }
+    }
+
+    let _alone = alone();
+    let (device, simulator) = support::simulated(SimConfig::default());
+    let stream = device.new_stream().unwrap();
+    let pool = pool_of(&device, 8 * MIB);
+    aquifer::with_device_resource(pool.clone(), || {
+        for _ in 0..20_000 {
+            let asks = Asks(vec![1; 8], stream.clone(), pool.clone());
+            drop(stream.upload_new(asks).unwrap());
+        }
+        stream.record().unwrap().synchronize().unwrap();
+        assert!(DeviceVec::<u8>::zeroed(&stream, 64 * MIB).is_err());
+    });
+    device.synchronize().unwrap();
     simulator.check().unwrap();
 }
