@@ -103,7 +103,8 @@ impl RegionCalls for SimDriver {
             }
             FreedPart::Unknown => return,
         }
-        if own.capture.is_some() {
+        // In a lost context no stream can be made to wait, and nothing more runs.
+        if own.capture.is_some() || context.is_lost() {
             return;
         }
         let ordered = |former: &AccessStamp| {

@@ -329,6 +329,20 @@ fn what_graphs_keep_is_freed_beside_their_launches() {
 }
 
 #[test]
+fn a_free_in_a_lost_context_follows_nothing() {
+    let fixture = fixture();
+    let (first, second, heap) = (fixture.stream(), fixture.stream(), fixture.heap(1024));
+    fixture.take(heap, 100, first);
+    fixture.order(first, second);
+    fixture.fill(heap, 100, 1, second);
+    fixture.sim.lose_context();
+    // The wait that its owner asks for before it frees is refused.
+    assert!(fixture.driver.stream_synchronize(second).is_err());
+    fixture.give(heap, 100, first);
+    fixture.clean_but_running();
+}
+
+#[test]
 fn memory_that_is_in_no_block_is_not_followed() {
     let fixture = fixture();
     let (stream, block) = (fixture.stream(), fixture.alloc(1024));
