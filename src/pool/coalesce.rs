@@ -19,13 +19,37 @@ impl<U: Upstream> Pool<U> {
     pub(super) fn retag_ready_as_own(&self, slot: &Slot<U>, heap: &mut Heap) -> bool {
         let mut moved = 0;
         let _: Option<()> = heap.find_tag(|heap, tag| {
-            let ready = self.ready_stamp(slot, tag);
-            if tag != slot.id && heap.oldest_bound(tag) <= ready {
-                moved += heap.retag(tag, ready, slot.id, slot.epochs.current());
+            if tag != slot.id {
+                moved += self.retag_upto(heap, tag, self.ready_stamp(slot, tag), slot);
             }
             None
         });
         moved > 0
+    }
+
+    /// Makes the slot's own what `tag` freed up to this stamp, which the slot's stream is ordered after.
+    /// Memory that is complete stays so: another stream that takes it waits for nothing that this one was
+    /// given since.
+    fn retag_upto(&self, heap: &mut Heap, tag: SlotId, ready: usize, slot: &Slot<U>) -> usize {
+        let stamps = [
+            (ready.min(self.completed_stamp(tag)), slot.epochs.completed()),
+            (ready, slot.epochs.current()),
+        ];
+        let mut moved = 0;
+        for (upto, stamp) in stamps {
+            if heap.oldest_bound(tag) <= upto {
+                moved += heap.retag(tag, upto, slot.id, stamp);
+            }
+        }
+        moved
+    }
+
+    /// The last stamp of a slot's frees that the device has passed.
+    fn completed_stamp(&self, tag: SlotId) -> usize {
+        match tag {
+            SHARED => usize::MAX,
+            tag => self.slot(tag).map_or(0, |slot| slot.epochs.completed()),
+        }
     }
 
     /// In a heap of another stream, makes complete what is known to be: then it merges, whoever freed
@@ -33,7 +57,7 @@ impl<U: Upstream> Pool<U> {
     pub(super) fn retag_complete(&self, source: &Slot<U>, heap: &mut Heap) {
         let _: Option<()> = heap.find_tag(|heap, tag| {
             if tag != source.id && tag != SHARED {
-                let completed = self.slot(tag).map_or(0, |slot| slot.epochs.completed());
+                let completed = self.completed_stamp(tag);
                 if heap.oldest_bound(tag) <= completed {
                     heap.retag(tag, completed, SHARED, 0);
                 }
@@ -47,9 +71,9 @@ impl<U: Upstream> Pool<U> {
         let slot = request.slot;
         let mut heap = source.heap();
         let _: Option<()> = heap.find_tag(|heap, tag| {
-            let ready = heap.latest_bound(tag) <= self.ready_stamp(slot, tag);
-            if tag != slot.id && tag != SHARED && ready {
-                heap.retag(tag, usize::MAX, slot.id, slot.epochs.current());
+            let latest = heap.latest_bound(tag);
+            if tag != slot.id && tag != SHARED && latest <= self.ready_stamp(slot, tag) {
+                self.retag_upto(heap, tag, latest, slot);
             }
             None
         });
@@ -111,7 +135,7 @@ impl<U: Upstream> Pool<U> {
             for (tag, stamp) in latest {
                 match self.make_wait(slot, stream, tag, stamp) {
                     Ok(()) => {
-                        source.heap().retag(tag, stamp, slot.id, slot.epochs.current());
+                        self.retag_upto(&mut source.heap(), tag, stamp, slot);
                     }
                     Err(error) => failed = Some(error),
                 }

@@ -108,6 +108,26 @@ fn ordered_takes_only_what_the_stream_is_ordered_after() {
     assert_eq!(fixture.asks(), [STEAL_AND_WAIT, OWN, None]);
 }
 
+/// Memory that was complete when its stream took it over is not behind what that stream was given since.
+#[test]
+fn what_a_stream_takes_over_complete_needs_no_wait_of_another() {
+    let (device, _) = support::simulated(SimConfig::default());
+    let [home, user, asking] = [(); 3].map(|()| device.new_stream().unwrap());
+    let options = builder(&device).initial_size(2 * MIB).maximum_size(2 * MIB);
+    let pool = options.miss_policy(MissPolicy::new([Complete])).build().unwrap();
+    let [kept, freed] = [(); 2].map(|()| allocate(&pool, &home, MIB).unwrap());
+    free(&pool, &user, freed);
+    // Half of what the other stream freed, once the device has passed that. The rest is its heap's.
+    let half = (0..100).find_map(|_| allocate(&pool, &home, MIB / 2).ok()).unwrap();
+    let plain = Arc::new(CudaResource::new(&device));
+    let mut work = DeviceVec::<u32>::zeroed_in(&home, 8, plain).unwrap();
+    (0..1000).for_each(|value| work.fill(value).unwrap());
+    let rest = allocate(&pool, &asking, MIB / 2).unwrap();
+    for (stream, block) in [(&home, kept), (&home, half), (&asking, rest)] {
+        free(&pool, stream, block);
+    }
+}
+
 #[test]
 fn wait_takes_one_block_of_another_stream() {
     let fixture = steps([Wait]);
