@@ -32,6 +32,12 @@ const MINIMUM_SIZE: usize = 1 << 20;
 /// initial size is its maximum. It cannot be declared to [`Stream::capture`]: on a stream in capture it
 /// serves what the stream freed before, or refuses.
 ///
+/// The largest block is the whole arena: with no other block live, it hands out all of its
+/// [`arena_size`](ArenaOptions::arena_size). A larger request is an
+/// [`OutOfMemory`](ErrorKind::OutOfMemory) error, and so is one for which no free range is long enough: blocks
+/// that are live do not move. [`PoolStatistics::largest_free`] is the longest free range outside of threads'
+/// caches. A block takes whole multiples of 256 bytes. A larger alignment narrows where a block fits.
+///
 /// No allocation and no free waits for the device, where RMM's arena makes the host wait for the
 /// stream on each free above 1 MiB, and for the whole device when memory is short. RMM's ignores
 /// alignments, ends the process on a free that it does not know, and has two data races, of which one
