@@ -186,7 +186,7 @@ impl<U: DeviceResource + 'static> ArenaOptions<U> {
 
     /// On each out-of-memory error, adds a report to the end of this file, which is made if it is not
     /// there: total free bytes, the largest free block, and how fragmented the free memory is, which
-    /// is `(1 - largest / total) * 100` per cent. A report that cannot be written is a [`tracing`]
+    /// is `(1 - largest / total) * 100` per cent. A report that cannot be written is a [`tracing`](https://docs.rs/tracing)
     /// warning, and the error is the same. RMM: `dump_log_on_failure`, to a file whose name is fixed.
     pub fn dump_on_failure(mut self, path: impl Into<PathBuf>) -> Self {
         self.dump_on_failure = Some(path.into());
