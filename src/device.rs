@@ -132,7 +132,7 @@ impl Device {
     }
 
     /// The device that a program uses unless it names one: GPU 0 where a driver and a GPU are
-    /// there, else one simulated device for the whole process, with one [`tracing`] warning. The
+    /// there, else one simulated device for the whole process, with one [`tracing`](https://docs.rs/tracing) warning. The
     /// answer is found once.
     ///
     /// The environment decides otherwise: `AQUIFER_BACKEND=cuda` wants the GPU and fails without

@@ -10,7 +10,7 @@ use std::error::Error as StdError;
 use std::fmt;
 use std::panic::Location;
 
-pub(crate) use advice::FORKED_ADVICE;
+pub(crate) use advice::{FORKED_ADVICE, SPLIT_ADVICE};
 pub(crate) use catch::{catch_panic, catch_panic_text};
 
 pub use driver::DriverError;

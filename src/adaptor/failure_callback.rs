@@ -59,7 +59,7 @@ impl<'a> Failure<'a> {
 /// error is final after [`max_retries`](FailureCallbackOptions::max_retries), and for an allocation
 /// that the callback itself makes from this adaptor, also through other adaptors: a callback never
 /// runs inside itself. At most eight callbacks of different adaptors nest. A panic of the callback is
-/// logged with a [`tracing`] error, and the allocation fails with the upstream's error.
+/// logged with a [`tracing`](https://docs.rs/tracing) error, and the allocation fails with the upstream's error.
 ///
 /// RMM retries for as long as the callback asks, passes it the bytes alone, and deadlocks if a
 /// callback below a pool frees into that pool.

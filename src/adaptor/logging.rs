@@ -56,7 +56,7 @@ const VARIABLES: [&str; 2] = ["AQUIFER_LOG_FILE", "RMM_LOG_FILE"];
 /// that is killed or aborts loses the last rows. The child of a fork writes nothing into its parent's
 /// log.
 ///
-/// If the log cannot be written, or on Unix if its file was removed, there is one [`tracing`] error
+/// If the log cannot be written, or on Unix if its file was removed, there is one [`tracing`](https://docs.rs/tracing) error
 /// and an error of [`flush`](Self::flush); allocations go on. Clones are one adaptor. The memory is
 /// the upstream's.
 ///

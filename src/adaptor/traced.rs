@@ -12,7 +12,7 @@ use std::time::Instant;
 use tracing::Level;
 use tracing::level_filters::LevelFilter;
 
-/// Allocations and frees as [`tracing`] events, at `TRACE`, with the target `aquifer::memory`. RMM has
+/// Allocations and frees as [`tracing`](https://docs.rs/tracing) events, at `TRACE`, with the target `aquifer::memory`. RMM has
 /// no counterpart: its debug log is of its pools alone, in a file of its own.
 ///
 /// The message is `allocate`, `allocate failure` or `free`; the fields are `address` (hexadecimal; not

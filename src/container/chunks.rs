@@ -4,7 +4,7 @@ use super::buffer::Buffer;
 use super::device_vec::DeviceVec;
 use super::split_block::SplitBlock;
 use crate::driver::not_forked;
-use crate::error::{Error, ErrorKind, Refused, Result, ensure};
+use crate::error::{Error, ErrorKind, Refused, Result, SPLIT_ADVICE, ensure};
 use crate::impls::{Count, list_for};
 use crate::sync::Arc;
 use bytemuck::Pod;
@@ -126,7 +126,12 @@ impl<T: Pod> DeviceVec<T> {
     /// capture; those of making home wait for uses elsewhere. Then the vector is as it was.
     pub fn split_off(&mut self, at: usize) -> Result<Self> {
         let elements = Count(self.length, "element");
-        ensure!(at <= self.length, OutOfBounds, "", "a split at {at} was asked of {elements}");
+        ensure!(
+            at <= self.length,
+            OutOfBounds,
+            SPLIT_ADVICE,
+            "a split at {at} was asked of {elements}"
+        );
         if self.buffer.bytes() > 0 {
             let mut parts = self.cut(std::iter::once(at), Vec::with_capacity(2))?.into_iter();
             if let (Some(head), Some(tail)) = (parts.next(), parts.next()) {

@@ -118,7 +118,7 @@ impl DeviceBuffer {
             Ok(Self { bytes: DeviceVec::filled::<Self>(stream, layout, 0, resource)? })
         }
 
-        /// A copy of the host's `source`, complete when this returns. [`bytemuck::cast_slice`] makes
+        /// A copy of the host's `source`, complete when this returns. [`bytemuck::cast_slice`](https://docs.rs/bytemuck/1/bytemuck/fn.cast_slice.html) makes
         /// bytes of other plain data.
         ///
         /// # Errors

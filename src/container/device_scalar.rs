@@ -22,7 +22,7 @@ use bytemuck::Pod;
 ///
 /// RMM: `device_scalar`. There, the value to set is borrowed until the device has read it, which
 /// nothing checks, and a `bool` may come back with a value that is none; here, the value travels in
-/// the driver's call, and such types are no [`Pod`].
+/// the driver's call, and such types are no [`Pod`](https://docs.rs/bytemuck/1/bytemuck/trait.Pod.html).
 ///
 /// ```
 /// use aquifer::{Device, DeviceScalar};

@@ -170,8 +170,12 @@ impl<T: Pod> DeviceVec<T> {
         /// `length` elements that are not written yet: RMM's main point, since the first kernel writes most
         /// buffers whole.
         ///
-        /// The simulated device reports a read of bytes that were never written. (Memory that a pool
-        /// hands out again was written by its former user.)
+        /// The simulated device reports a read of bytes that were not written since they were allocated. Memory
+        /// that a pool hands out again is not written there either, though its former user wrote to it. Three
+        /// kinds of memory count as written: what the host reaches without a call (managed, page-locked and
+        /// ordinary memory); what a resource of your own hands out again; what a pool hands out again on a device
+        /// [`without_pool_checks`](crate::sim::SimConfig::without_pool_checks). A GPU reports nothing, and reads
+        /// what the former user left.
         ///
         /// ```
         /// use aquifer::{Device, DeviceVec};

@@ -2,7 +2,7 @@
 
 use super::buffer::Buffer;
 use super::memory_use::MemoryUse;
-use crate::error::{Error, ErrorKind, Result, ensure};
+use crate::error::{Error, ErrorKind, Result, SPLIT_ADVICE, ensure};
 use crate::impls::Count;
 use crate::stream::Stream;
 use bytemuck::Pod;
@@ -152,6 +152,7 @@ fn range_error(range: &impl RangeBounds<usize>, is_reversed: bool, length: usize
     }
     let elements = Count(length, "element");
     Error::new(ErrorKind::OutOfBounds, format!("the range {range_shown} was asked of {elements}"))
+        .with_advice("keep it within the length, or give a longer buffer")
 }
 
 /// An index inside `length`, or the error that says so.
@@ -160,7 +161,8 @@ pub(super) fn check_index(index: usize, length: usize) -> Result<()> {
         return Ok(());
     }
     let what = format!("index {index} was asked of {}", Count(length, "element"));
-    Err(Error::new(ErrorKind::OutOfBounds, what))
+    Err(Error::new(ErrorKind::OutOfBounds, what)
+        .with_advice("give an index below the length, or a longer vector"))
 }
 
 impl<'a, T: Pod> DeviceSlice<'a, T> {
@@ -240,7 +242,7 @@ impl<'a, T: Pod> DeviceSliceMut<'a, T> {
         ensure!(
             middle <= self.length,
             OutOfBounds,
-            "",
+            SPLIT_ADVICE,
             "a split at {middle} was asked of {elements}"
         );
         Ok((self.part(0, middle), self.part(middle, self.length - middle)))

@@ -1,4 +1,4 @@
-//! The crate's [`tracing`] events, and a log file of them.
+//! The crate's [`tracing`](https://docs.rs/tracing) events, and a log file of them.
 //!
 //! Events are emitted off the hot path alone: an allocation from a thread's magazine does not look at
 //! the subscriber. [`TracedAdaptor`](crate::TracedAdaptor) emits an event for each allocation.

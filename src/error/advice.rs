@@ -12,9 +12,14 @@ const SHUT_DOWN: &str =
     "the driver is shut down, as at the end of a process: drop what uses the device before that";
 const WRONG_IMAGE: &str = "the kernel's text does not fit this GPU or its driver: compile it for the GPU's compute \
                            capability or a lower one, with a toolkit no newer than the driver";
+/// What a kernel is made of.
+const IMAGES: &str = "Kernel::new takes a PTX text, as `nvcc --ptx` makes it, Kernel::from_cubin a whole cubin, as \
+                      `nvcc --cubin` does, and Kernel::compile_cuda (feature nvrtc) CUDA C++";
 /// Of any use of this crate in the child of a fork.
 pub(crate) const FORKED_ADVICE: &str =
     "start the child with exec, or open devices in the child alone";
+/// Of a split past the end.
+pub(crate) const SPLIT_ADVICE: &str = "split at the length at most";
 const IN_CAPTURE: &str =
     "do it before the capture or after it; Stream::capture keeps other calls out of a capture";
 
@@ -40,14 +45,14 @@ pub(super) fn advice(driver: &DriverError) -> &'static str {
         _ if driver.is_consequence() => AFTER_A_FAULT,
         D::CONTEXT_IS_DESTROYED => CONTEXT_DESTROYED,
         _ if driver.kind() == ErrorKind::ContextLost => CONTEXT_FAULTED,
-        D::INVALID_IMAGE => {
-            "Kernel::new takes a PTX text, as `nvcc --ptx` makes it, Kernel::from_cubin a whole cubin, as \
-             `nvcc --cubin` does, and Kernel::compile_cuda (feature nvrtc) CUDA C++"
-        }
+        D::INVALID_IMAGE => IMAGES,
+        // A text with a zero byte.
+        D::INVALID_VALUE if driver.call() == "cuModuleLoadDataEx" => IMAGES,
         D::INVALID_PTX => "compile the text again: the driver's own compiler refuses it",
         D::NO_BINARY_FOR_GPU | D::UNSUPPORTED_PTX_VERSION => WRONG_IMAGE,
-        D::NOT_FOUND if driver.call() == "cuModuleGetFunction" => {
-            "name an entry of it: `.visible .entry NAME` in PTX, an extern \"C\" function in CUDA C++"
+        // An empty name is an invalid value.
+        D::NOT_FOUND | D::INVALID_VALUE if driver.call() == "cuModuleGetFunction" => {
+            "name an entry of the PTX or the cubin: `.visible .entry NAME` in PTX, an extern \"C\" function in CUDA C++"
         }
         // The simulated device says which it is.
         D::INVALID_VALUE if driver.call() == "cuLaunchKernel" => match driver.log() {
@@ -58,6 +63,17 @@ pub(super) fn advice(driver: &DriverError) -> &'static str {
                 "check the grid, the block, the shared memory, and the number and sizes of the arguments"
             }
         },
+        // Only unsafe code has the crate name other memory than it has allocated.
+        D::INVALID_VALUE if is_access(driver.call()) => {
+            "check the addresses and sizes that unsafe code gave, such as DeviceVec::from_raw_parts or a \
+             resource of your own: the memory is not there, or was freed"
+        }
+        D::ILLEGAL_STATE if driver.call() == "cuStreamBeginCapture" => {
+            "the stream is in a capture already: end that first, or capture another stream"
+        }
+        D::OPERATING_SYSTEM => {
+            "see the system's log (dmesg) and the limits of the process (ulimit -a)"
+        }
         D::INVALID_CONTEXT => {
             "another library destroyed the context: keep it alive as long as what was made in it"
         }
@@ -91,6 +107,11 @@ pub(super) fn advice(driver: &DriverError) -> &'static str {
         }
         _ => "",
     }
+}
+
+/// Whether a call reads or writes memory that it was given the address of.
+fn is_access(call: &str) -> bool {
+    call.starts_with("cuMemcpy") || call.starts_with("cuMemset")
 }
 
 /// Advice for a lack of memory, which is the device's, the host's or the driver's own.

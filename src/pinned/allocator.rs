@@ -57,7 +57,7 @@ pub(crate) fn log_and_set_last_error(error: Error) {
 }
 
 /// Runs the slow path of an allocator, keeps its error, and stops a panic. An allocator that unwinds
-/// is undefined behaviour, and the slow path may run code of other crates: subscribers of [`tracing`],
+/// is undefined behaviour, and the slow path may run code of other crates: subscribers of [`tracing`](https://docs.rs/tracing),
 /// and destructors of registered memory.
 pub(crate) fn catch_panic_and_error<T>(body: impl FnOnce() -> Result<T>) -> Option<T> {
     // The error is kept inside: that may call a subscriber, too.

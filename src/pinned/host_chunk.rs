@@ -1,7 +1,7 @@
 //! Chunks of one host buffer, each with an owner of its own.
 
 use super::host_buffer::HostBuffer;
-use crate::error::{Error, ErrorKind, Refused, Result, ensure};
+use crate::error::{Error, ErrorKind, Refused, Result, SPLIT_ADVICE, ensure};
 use crate::impls::{Count, debug_struct, list_for};
 use crate::sync::Arc;
 use std::mem::{ManuallyDrop, MaybeUninit};
@@ -104,7 +104,12 @@ impl<B: HostBuffer> HostChunk<B> {
     /// [`ErrorKind::OutOfBounds`] if `at` lies past the end.
     pub fn split_off(&mut self, at: usize) -> Result<Self> {
         let elements = Count(self.range.len(), "element");
-        ensure!(at <= self.range.len(), OutOfBounds, "", "a split at {at} was asked of {elements}");
+        ensure!(
+            at <= self.range.len(),
+            OutOfBounds,
+            SPLIT_ADVICE,
+            "a split at {at} was asked of {elements}"
+        );
         let middle = self.range.start + at;
         let tail = middle..self.range.end;
         self.range.end = middle;

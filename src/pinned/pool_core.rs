@@ -456,7 +456,7 @@ impl SlabOwner for PoolCore {
 }
 
 /// A thread that asks upstream. Other threads wait for what it gets, so its drop says that it is done,
-/// and gives up the bytes that it did not get: also when a subscriber of [`tracing`] unwinds on the
+/// and gives up the bytes that it did not get: also when a subscriber of [`tracing`](https://docs.rs/tracing) unwinds on the
 /// way.
 struct GrowthGuard<'a> {
     core: &'a PoolCore,

@@ -32,6 +32,12 @@ const MINIMUM_SIZE: usize = 1 << 20;
 /// initial size is its maximum. It cannot be declared to [`Stream::capture`]: on a stream in capture it
 /// serves what the stream freed before, or refuses.
 ///
+/// The largest block is the whole arena: with no other block live, it hands out all of its
+/// [`arena_size`](ArenaOptions::arena_size). A larger request is an
+/// [`OutOfMemory`](ErrorKind::OutOfMemory) error, and so is one for which no free range is long enough: blocks
+/// that are live do not move. [`PoolStatistics::largest_free`] is the longest free range outside of threads'
+/// caches. A block takes whole multiples of 256 bytes. A larger alignment narrows where a block fits.
+///
 /// No allocation and no free waits for the device, where RMM's arena makes the host wait for the
 /// stream on each free above 1 MiB, and for the whole device when memory is short. RMM's ignores
 /// alignments, ends the process on a free that it does not know, and has two data races, of which one
@@ -180,7 +186,7 @@ impl<U: DeviceResource + 'static> ArenaOptions<U> {
 
     /// On each out-of-memory error, adds a report to the end of this file, which is made if it is not
     /// there: total free bytes, the largest free block, and how fragmented the free memory is, which
-    /// is `(1 - largest / total) * 100` per cent. A report that cannot be written is a [`tracing`]
+    /// is `(1 - largest / total) * 100` per cent. A report that cannot be written is a [`tracing`](https://docs.rs/tracing)
     /// warning, and the error is the same. RMM: `dump_log_on_failure`, to a file whose name is fixed.
     pub fn dump_on_failure(mut self, path: impl Into<PathBuf>) -> Self {
         self.dump_on_failure = Some(path.into());

@@ -23,7 +23,7 @@ type DeallocateFn = dyn Fn(&Stream, DeviceBlock) + Send + Sync;
 /// A handle: clones are the same resource. The closures see the stream and the whole
 /// [`DeviceLayout`], of which RMM drops the alignment. Requests for no bytes, and for streams of another
 /// device, do not reach them. A panic in `allocate` is an error ([`ErrorKind::Unsupported`]); a panic in
-/// `deallocate` is a [`tracing`] error, and leaks the block.
+/// `deallocate` is a [`tracing`](https://docs.rs/tracing) error, and leaks the block.
 ///
 /// ```
 /// use aquifer::{CallbackResource, CudaResource, Device, DeviceResource, DeviceVec};

@@ -132,7 +132,7 @@ pub unsafe trait DeviceResource: Share + fmt::Debug + Send + Sync {
     }
 
     /// Takes a block back, in the order of `stream`. A block that cannot be freed is leaked, with a
-    /// [`tracing`] error.
+    /// [`tracing`](https://docs.rs/tracing) error.
     ///
     /// # Safety
     ///

@@ -129,7 +129,7 @@ impl Stream {
     }
 
     /// Copies `host` to a new vector at home on this stream, from the device's current resource, and
-    /// returns at once.
+    /// returns at once. Of memory that is not page-locked, [`upload`](Self::upload) tells.
     ///
     /// # Errors
     ///
@@ -352,7 +352,7 @@ impl<B: HostBuffer> fmt::Debug for Transfer<B> {
 
 impl<T: bytemuck::Pod + Send> DeviceVec<T> {
     /// A vector with the contents of `host`, which is freed when the copy is complete. Returns at
-    /// once.
+    /// once. Of memory that is not page-locked, [`Stream::upload`] tells.
     ///
     /// ```
     /// use aquifer::{Device, DeviceVec};

@@ -12,6 +12,10 @@ impl Stream {
     /// Copies the elements `host_range` of `host` to the elements `device_range` of `device`, as many, on
     /// this stream, and returns at once. As [`upload`](Self::upload), the transfer has both buffers whole.
     ///
+    /// Asynchronous if the host's memory is page-locked ([`PinnedAlloc`](crate::PinnedAlloc),
+    /// [`Registered`](crate::Registered)); the driver stages other memory itself, more slowly, and may block the
+    /// host meanwhile.
+    ///
     /// To have several parts of one buffer on the way at once, make owners of the parts:
     /// [`HostChunk`](crate::HostChunk), [`DeviceVec::into_chunks`].
     ///
@@ -44,7 +48,9 @@ impl Stream {
     }
 
     /// Copies the elements `device_range` of `device` to the elements `host_range` of `host`, as many, on
-    /// this stream, and returns at once. See [`upload_range`](Self::upload_range).
+    /// this stream, and returns at once where the host's memory is page-locked. Into other memory CUDA copies
+    /// before it returns: this blocks until the stream has come so far. The transfer has both buffers whole, as
+    /// that of [`upload_range`](Self::upload_range).
     ///
     /// # Errors
     ///

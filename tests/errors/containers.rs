@@ -275,6 +275,7 @@ fn wrong_texts(table: &mut Table) {
     );
     run(table, "an entry that the text lacks", "skale", SCALE);
     run(table, "an entry without a name", "", SCALE);
+    run(table, "a text with a zero byte", "scale", ".version 6.4\0.target sm_50");
     run(table, "two arguments for one parameter", "scale", SCALE);
     const TWO: &str = ".version 6.4\n.target sm_50\n.address_size 64\n\
                        .visible .entry scale(.param .u64 data, .param .u8 n) { ret; }";

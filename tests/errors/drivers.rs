@@ -2,6 +2,7 @@
 
 use crate::support::simulated;
 use crate::table::Table;
+use aquifer::DeviceVec;
 use aquifer::sim::SimConfig;
 
 const CODES: [u32; 51] = [
@@ -17,4 +18,14 @@ pub(crate) fn rows(table: &mut Table) {
         simulator.fail_call("cuStreamSynchronize", 1, code).unwrap();
         table.failed(&format!("code {code}"), stream.synchronize());
     }
+    let (device, simulator) = simulated(SimConfig::default());
+    let stream = device.new_stream().unwrap();
+    let mut vec = DeviceVec::from_slice(&stream, &[1_u32, 2, 3]).unwrap();
+    simulator.fail_call("cuMemcpyHtoDAsync", 1, 1).unwrap();
+    table.failed("code 1 of a copy", vec.copy_from_slice(&[4; 3]));
+    simulator.fail_call("cuMemsetAsync", 1, 1).unwrap();
+    table.failed("code 1 of a fill", vec.fill(1));
+    simulator.start_capture(&stream).unwrap();
+    table.failed("a capture in a capture", simulator.start_capture(&stream));
+    assert!(simulator.stop_capture(&stream));
 }

@@ -14,6 +14,7 @@ mod checked;
 mod checked_device;
 mod chunks;
 mod container_lifetimes;
+mod counted_calls;
 mod cubins;
 mod cudarc_on_gpu;
 mod device;

@@ -18,7 +18,7 @@ use table::{BadFree, TrackingTable};
 /// Lists every allocation until it is freed, to find leaks: RMM's `tracking_resource_adaptor`.
 ///
 /// [`outstanding`](Self::outstanding) and [`report`](Self::report) give the list at any time. If the
-/// last handle drops while blocks are outstanding, the report is a [`tracing`] warning, which names the
+/// last handle drops while blocks are outstanding, the report is a [`tracing`](https://docs.rs/tracing) warning, which names the
 /// oldest 100. A vector holds a handle on its resource: a vector that is leaked by `mem::forget` keeps
 /// the list alive, and [`report`](Self::report) alone shows it.
 ///
@@ -131,7 +131,7 @@ impl<U> TrackingAdaptor<U> {
         self.state.table.report(&self.outstanding(), usize::MAX)
     }
 
-    /// Logs [`report`](Self::report) with the oldest 100 blocks: a [`tracing`] warning, or a debug
+    /// Logs [`report`](Self::report) with the oldest 100 blocks: a [`tracing`](https://docs.rs/tracing) warning, or a debug
     /// line if nothing is outstanding. RMM: `log_outstanding_allocations`, at debug level alone.
     pub fn log_outstanding(&self) {
         self.state.table.log();

@@ -39,9 +39,14 @@
 //! - A host form does not take an argument of the launch, or takes it as elements of another type.
 //! - The PTX does something else than the host form, or is faulty in another way than a launch shows.
 //! - A kernel does not write all bytes that it declares as output.
+//! - Threads of one launch race with each other: the host form is called once for all of them.
 //! - A resource of your own hands out memory again, or a [`PinnedPool`](crate::PinnedPool): to the device it
 //!   is one block, and counts as written.
 //! - An address that was freed and handed out again is used by its former owner: it is the new owner's.
+//! - An address is computed from that of one block and lies in another that is live, such as its neighbour in a
+//!   pool: memory is found by its address alone. What is reported is a use in no order with the other's, or a read
+//!   of what nothing wrote there. (An index of a host form is its own slice's: past the end, the kernel failed.)
+//! - Memory is never freed: [`Simulator::live_blocks`] counts blocks, and no report names them.
 //! - Memory in a bin or a block of a fixed size is used past what was asked: the whole block is the owner's.
 //!
 //! [`PinnedAlloc`](crate::PinnedAlloc) takes memory of the *detected* device. For page-locked memory

@@ -104,8 +104,8 @@ impl Simulator {
     }
 
     /// The driver calls that the device counts and that can be made to fail, by their names in CUDA's
-    /// manual.
-    pub const CALLS: [&'static str; 41] = names! {
+    /// manual. A stream that is not destroyed since the call failed stays in the simulation; no error tells of it.
+    pub const CALLS: [&'static str; 42] = names! {
         cuCtxRecordEvent cuCtxSynchronize cuDeviceGetDefaultMemPool cuEventCreate cuEventDestroy
         cuEventQuery cuEventRecord cuEventSynchronize cuGraphExecDestroy cuGraphInstantiate
         cuGraphLaunch cuLaunchKernel cuMemAdvise cuMemAlloc cuMemAllocFromPoolAsync
@@ -113,8 +113,8 @@ impl Simulator {
         cuMemHostGetDevicePointer cuMemHostRegister cuMemHostUnregister cuMemPoolCreate
         cuMemPoolDestroy cuMemPoolGetAttribute cuMemPoolSetAttribute cuMemPoolTrimTo
         cuMemPrefetchAsync cuMemcpyDtoDAsync cuMemcpyDtoHAsync cuMemcpyHtoDAsync
-        cuMemcpyPeerAsync cuMemsetAsync cuStreamBeginCapture cuStreamCreate cuStreamEndCapture
-        cuStreamIsCapturing cuStreamSynchronize cuStreamWaitEvent
+        cuMemcpyPeerAsync cuMemsetAsync cuStreamBeginCapture cuStreamCreate cuStreamDestroy
+        cuStreamEndCapture cuStreamIsCapturing cuStreamSynchronize cuStreamWaitEvent
     };
 
     /// Loses the context: queued operations are discarded, and every later call returns
@@ -126,7 +126,8 @@ impl Simulator {
         discard_queues(&mut state, self.context.id);
     }
 
-    /// The driver functions called so far, by name, and how often.
+    /// The driver functions called so far, by name, and how often. Each name is one of [`CALLS`](Self::CALLS):
+    /// what a GPU's driver is asked beside them, such as to load a module, is no call of a simulated device.
     pub fn calls(&self) -> Vec<(&'static str, u64)> {
         self.context.log.lock().calls.iter().map(|(&call, &count)| (call, count)).collect()
     }

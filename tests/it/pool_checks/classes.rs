@@ -119,6 +119,31 @@ fn an_overrun_by_one_element() {
     }
 }
 
+/// The simulated device says so of itself: memory is found by its address alone.
+#[test]
+fn an_access_inside_of_a_live_neighbour_is_the_neighbours() {
+    each(|fixture| {
+        let mut vecs = [fixture.written(), fixture.written()];
+        vecs.sort_by_key(|vec| vec.as_device_ptr());
+        let [first, mut second] = vecs;
+        let distance = (second.as_device_ptr() - first.as_device_ptr()) as usize / 4;
+        let mut beyond = alias(&first, &fixture.stream, distance + LENGTH);
+        beyond.slice_mut(distance..).unwrap().fill(9).unwrap();
+        fixture.clean();
+        assert_eq!(second.to_vec().unwrap(), [9; LENGTH], "{}", fixture.name);
+        assert_eq!(kind(beyond.fill(9)), ErrorKind::Simulation);
+        fixture.saw(Violation::UnmappedAddress);
+
+        // In no order with the neighbour's own uses it is reported as one of them.
+        second.fill(7).unwrap();
+        let mut elsewhere = alias(&first, &fixture.other, distance + LENGTH);
+        elsewhere.slice_mut(distance..).unwrap().fill(8).unwrap();
+        let report = fixture.saw(Violation::UnorderedAccess);
+        assert_eq!(report.range(), (second.as_device_ptr(), BYTES));
+        fixture.other.synchronize().unwrap();
+    });
+}
+
 #[test]
 fn a_read_of_recycled_bytes_that_nothing_wrote() {
     each(|fixture| {

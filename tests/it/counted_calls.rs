@@ -1,0 +1,76 @@
+//! The names under which a simulated device counts calls.
+
+use crate::{kernels, support};
+use aquifer::sim::{SimConfig, Simulator};
+use aquifer::{
+    AsyncResource, CudaResource, Device, DeviceVec, ManagedResource, PinnedResource, PoolResource,
+    PrefetchAdaptor, Registered, Stream, SystemResource,
+};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// A vector that is filled, and freed.
+fn filled(stream: &Stream, resource: impl aquifer::DeviceResource + 'static) {
+    DeviceVec::from_slice_in(stream, &[1_u8; 64], resource).unwrap().fill(2).unwrap();
+}
+
+fn use_much(device: &Device, peer: &Device) {
+    let (stream, other) = (device.new_stream().unwrap(), device.new_stream().unwrap());
+
+    // Copies, fills, a kernel, events.
+    let mut vec = DeviceVec::from_slice(&stream, &[1_u32; 8]).unwrap();
+    let mut copied = vec.try_clone().unwrap();
+    copied.copy_from(&vec).unwrap();
+    kernels::add_one(&other, &mut vec).unwrap();
+    let on_peer = DeviceVec::from_slice(&peer.new_stream().unwrap(), &[3_u32; 8]).unwrap();
+    copied.copy_from(&on_peer).unwrap();
+    assert_eq!((vec.to_vec().unwrap(), copied.to_vec().unwrap()), (vec![2; 8], vec![3; 8]));
+    let event = stream.record().unwrap();
+    other.wait(&event).unwrap();
+    event.synchronize().unwrap();
+    assert!(event.is_complete().unwrap());
+    // The device keeps a few for later, and destroys the others.
+    drop([(); 2000].map(|()| stream.record().unwrap()));
+
+    // A wait for the device, and one where the driver records no event of a context.
+    device.synchronize().unwrap();
+    device.simulator().unwrap().fail_call("cuCtxRecordEvent", 1, 801).unwrap();
+    device.synchronize().unwrap();
+
+    // A stream that another library may have, and a graph.
+    assert!(!device.default_stream().is_capturing().unwrap());
+    let pool = PoolResource::new(CudaResource::new(device)).unwrap();
+    let (graph, ()) = stream.capture(&pool, |_| vec.fill(5)).unwrap();
+    // SAFETY: the vector outlives the launch, and nothing else uses it meanwhile.
+    unsafe { graph.launch(&stream) }.unwrap();
+    stream.synchronize().unwrap();
+
+    // Resources.
+    filled(&stream, CudaResource::new(device));
+    let asynchronous = AsyncResource::builder(device).reuse_opportunistic(false);
+    let asynchronous = Arc::new(asynchronous.build().unwrap());
+    filled(&stream, asynchronous.clone());
+    asynchronous.statistics().unwrap();
+    asynchronous.trim(0).unwrap();
+    AsyncResource::default_pool(device).unwrap();
+    filled(&stream, PrefetchAdaptor::new(ManagedResource::new(device).unwrap()));
+    filled(&stream, SystemResource::builder(device).headroom(1 << 16).build().unwrap());
+    let pinned = PinnedResource::new(device).unwrap();
+    filled(&stream, pinned.clone());
+    drop(Registered::new(device, vec![0_u8; 1 << 16]).unwrap());
+    pinned.trim().unwrap();
+    Registered::<Vec<u8>>::trim(device).unwrap();
+}
+
+fn called(simulator: &Simulator) -> BTreeSet<&'static str> {
+    simulator.calls().into_iter().map(|(call, _)| call).collect()
+}
+
+#[test]
+fn each_call_that_is_counted_can_be_made_to_fail() {
+    let (device, simulator) = support::simulated(SimConfig::default());
+    let (peer, _) = support::simulated(SimConfig::default());
+    use_much(&device, &peer);
+    assert_eq!(called(&simulator), Simulator::CALLS.into());
+    simulator.check().unwrap();
+}
