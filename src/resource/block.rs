@@ -24,7 +24,8 @@ impl DeviceBlock {
         Self { address, bytes, token }
     }
 
-    /// The block of a request for no bytes: its address is aligned, and never used.
+    /// The block of a request for no bytes: its address is aligned, and never used. Blocks of one alignment
+    /// share it, so it tells none of them apart.
     pub const fn empty(layout: DeviceLayout) -> Self {
         Self { address: layout.alignment() as u64, bytes: 0, token: 0 }
     }

@@ -142,6 +142,22 @@ impl Stream {
     /// that has the stream: such a call asks first and then records an event.
     /// [`capture`](Self::capture) needs no such care.
     ///
+    /// A handle of the driver becomes a stream of cudarc first. Its owner keeps the stream until this `Stream`
+    /// and all that keeps it are gone. A pool that the stream allocated from is among them.
+    ///
+    /// ```no_run
+    /// use aquifer::{Device, Result, Stream, cudarc::driver::sys::CUstream};
+    ///
+    /// /// # Safety
+    /// ///
+    /// /// `handle` is of a stream of the device's context, which lives longer than all that keeps the `Stream`.
+    /// unsafe fn from_handle(device: &Device, handle: CUstream) -> Result<Stream> {
+    ///     // SAFETY: the caller's promise.
+    ///     let borrowed = unsafe { device.cuda_context()?.wrap_borrowed_stream(handle) };
+    ///     Stream::from_cudarc(&borrowed)
+    /// }
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`ErrorKind::InvalidArgument`] for the per-thread default stream, which is another stream on
