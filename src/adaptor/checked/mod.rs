@@ -27,8 +27,8 @@ const POISON: u8 = 0xDD;
 /// Checks every free against the allocations, before the upstream sees it.
 ///
 /// A free is a [`Misuse`] if the block was freed before, has another size or token, was not handed out
-/// here, or if the stream is of another device. The adaptor reports it, by a [`tracing`] error or to
-/// [`on_misuse`](CheckedOptions::on_misuse), and does not pass it on. The real block, if there is one,
+/// here, or if the stream is of another device. The adaptor reports it, by a [`tracing`](https://docs.rs/tracing) error
+/// or to [`on_misuse`](CheckedOptions::on_misuse), and does not pass it on. The real block, if there is one,
 /// stays allocated and can still be freed. A free on another stream of the device is legal;
 /// [`require_same_stream`](CheckedOptions::require_same_stream) reports it too, and passes it on.
 ///
@@ -115,8 +115,8 @@ impl<U: DeviceResource> CheckedOptions<U> {
         self
     }
 
-    /// Calls `handler` for each misuse, in place of the [`tracing`] error. It runs on the thread that
-    /// frees, or that allocates ([`MisuseKind::HandedOutTwice`]), with no lock held: it may use the
+    /// Calls `handler` for each misuse, in place of the [`tracing`](https://docs.rs/tracing) error. It runs on
+    /// the thread that frees, or that allocates ([`MisuseKind::HandedOutTwice`]), with no lock held: it may use the
     /// adaptor. Its panic is caught and logged.
     pub fn on_misuse(mut self, handler: impl Fn(&Misuse) + Send + Sync + 'static) -> Self {
         self.rules.handler = Some(Arc::new(handler));
