@@ -128,6 +128,31 @@ fn what_a_stream_takes_over_complete_needs_no_wait_of_another() {
     }
 }
 
+/// As a first small allocation beside a long kernel of another stream and a trim, which empties the caches:
+/// what was complete when the busy stream's heap merged it serves without growth and without a wait.
+#[test]
+fn a_small_allocation_beside_a_busy_stream_takes_what_was_complete() {
+    let (device, _) = support::simulated(SimConfig::default());
+    let [busy, other] = [(); 2].map(|()| device.new_stream().unwrap());
+    let pool = PoolResource::new(CudaResource::new(&device)).unwrap();
+    for stream in [&busy, &other] {
+        let block = allocate(&pool, stream, 16 * MIB).unwrap();
+        free(&pool, stream, block);
+        device.synchronize().unwrap();
+    }
+    let large = allocate(&pool, &busy, 64 * MIB).unwrap();
+    let plain = Arc::new(CudaResource::new(&device));
+    let mut work = DeviceVec::<u32>::zeroed_in(&busy, 8, plain).unwrap();
+    (0..1000).for_each(|value| work.fill(value).unwrap());
+    free(&pool, &busy, large);
+    let before = pool.statistics();
+    let small = allocate(&pool, &other, 768).unwrap();
+    let after = pool.statistics();
+    let took = |count: fn(&aquifer::PoolStatistics) -> usize| count(&after) - count(&before);
+    assert_eq!((took(|counts| counts.growths), took(|counts| counts.waits)), (0, 0));
+    free(&pool, &other, small);
+}
+
 #[test]
 fn wait_takes_one_block_of_another_stream() {
     let fixture = steps([Wait]);
