@@ -71,6 +71,15 @@ pub enum Problem {
         /// The other's bytes.
         other_size: u64,
     },
+    /// Memory was handed out that goes past the last address of 64 bits.
+    PastLastAddress {
+        /// Where.
+        line: u64,
+        /// The address.
+        address: u64,
+        /// Bytes.
+        size: u64,
+    },
     /// Memory was freed with another size than it was allocated with.
     FreedOtherSize {
         /// Where.
@@ -98,6 +107,7 @@ impl Problem {
             Self::AllocatedTwice { line, .. }
             | Self::FreedUnknown { line, .. }
             | Self::Overlapping { line, .. }
+            | Self::PastLastAddress { line, .. }
             | Self::FreedOtherSize { line, .. }
             | Self::Cut { line } => line,
         }
@@ -120,6 +130,12 @@ impl Problem {
                      {other:#x}, which were not freed",
                     count(*size, "byte"),
                     count(*other_size, "byte")
+                )
+            }
+            Self::PastLastAddress { address, size, .. } => {
+                format!(
+                    "{} at {address:#x} are allocated, and go past the last address of 64 bits",
+                    count(*size, "byte")
                 )
             }
             Self::FreedOtherSize { address, size, before, allocated, .. } => {
@@ -160,7 +176,7 @@ pub struct Plan {
     pub empty: usize,
     /// What cannot have happened, and how it was taken: memory that is allocated twice was freed
     /// just before; a free of the unknown and a line that is cut off are left out; memory that overlaps
-    /// is allocated all the same; a free has its allocation's size.
+    /// or goes past the last address is allocated all the same; a free has its allocation's size.
     pub problems: Vec<Problem>,
     /// What a line is called: `line` of a text, `record` of a snapshot.
     pub line_word: &'static str,
@@ -212,6 +228,11 @@ impl Plan {
                         .push(Problem::FreedUnknown { line: event.line, address: event.address }),
                 },
                 Action::Allocate => {
+                    let (address, line) = (event.address, event.line);
+                    // The last byte's address. A size of 0 has its own.
+                    if address.checked_add(asked.saturating_sub(1)).is_none() {
+                        plan.problems.push(Problem::PastLastAddress { line, address, size: asked });
+                    }
                     let slot = plan.slots;
                     plan.slots += 1;
                     let entry = (slot, event.line, asked);

@@ -439,6 +439,8 @@ fn sizes_and_places_that_disagree() {
     let free = FREE.replace(",100,", ",64,");
     let inside = ALLOCATE.replace("0x1000", "0x1010");
     let around = ALLOCATE.replace("0x1000", "0xff0");
+    let past = ALLOCATE.replace("0x1000", "0xffffffffffffff9d");
+    let last = ALLOCATE.replace("0x1000", "0xffffffffffffff9c");
     let beside = ALLOCATE.replace("0x1000", "0x1064") + &ALLOCATE.replace("0x1000", "0xf9c");
     for (name, text, words) in [
         (
@@ -456,6 +458,11 @@ fn sizes_and_places_that_disagree() {
             around,
             ":3: 100 bytes at 0xff0 are allocated, and line 2 has 100 bytes at 0x1000",
         ),
+        (
+            "past",
+            past,
+            ":3: 100 bytes at 0xffffffffffffff9d are allocated, and go past the last address of 64 bits",
+        ),
     ] {
         let name = format!("{name}.csv");
         let said = error(&lines(&name, &format!("{ALLOCATE}{text}"), &[]));
@@ -470,6 +477,7 @@ fn sizes_and_places_that_disagree() {
         );
     }
     served(&lines("beside.csv", &format!("{ALLOCATE}{beside}{FREE}"), &["--json"]));
+    served(&lines("last.csv", &last, &["--json"]));
 }
 
 #[test]
