@@ -15,8 +15,8 @@ use std::ptr::NonNull;
 /// [`allocate`](Self::allocate) and [`deallocate`](Self::deallocate) need no stream. Two are equal
 /// only if resource *and* stream are, since memory that was allocated on one stream and freed on
 /// another is a race. Over a [`HostComplete`] resource it is an
-/// [`allocator_api2::alloc::Allocator`](https://docs.rs/allocator-api2/0.2), so that the host's collections live in memory which kernels
-/// of that stream reach:
+/// [`allocator_api2::alloc::Allocator`](https://docs.rs/allocator-api2/0.2), so that the host's collections
+/// live in memory which kernels of that stream reach:
 ///
 /// ```
 /// use allocator_api2::vec::Vec;

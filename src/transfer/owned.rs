@@ -24,8 +24,8 @@ use std::task::{Context, Poll};
 ///
 /// Dropped early, it leaves the buffers with the event that ends the copy, and no thread blocks. They are freed
 /// when the device is past the copy and a transfer, a synchronisation, a pool's trim, or an allocation that would
-/// have no memory otherwise looks for them: [the guide's page on tasks](crate::guide::tasks). Forgotten, it leaks them. In both cases the device never touches
-/// memory of another owner.
+/// have no memory otherwise looks for them: [the guide's page on tasks](crate::guide::tasks). Forgotten, it leaks
+/// them. In both cases the device never touches memory of another owner.
 ///
 /// ```
 /// use allocator_api2::vec::Vec;
