@@ -17,6 +17,8 @@ struct Stream {
     /// What the capture noted of the stream before it began, while it has the stream.
     before: Mutex<Option<usize>>,
     calls: AtomicUsize,
+    /// A capture has begun.
+    began: Flag,
     /// A capture was tried, and is over.
     tried: Flag,
     /// A thread waited for the stream, and goes on.
@@ -62,6 +64,7 @@ impl Stream {
             driver,
             before: Mutex::new(None),
             calls: AtomicUsize::new(0),
+            began: Flag::default(),
             tried: Flag::default(),
             waited: Flag::default(),
         }
@@ -92,7 +95,10 @@ impl Stream {
 
     /// A capture whose body waits for a thread that waits for the stream.
     fn capture_until_waited(&self) {
-        self.capture_with(|| self.waited.wait());
+        self.capture_with(|| {
+            self.began.set();
+            self.waited.wait();
+        });
     }
 
     fn capture_with(&self, body: impl FnOnce()) {
@@ -151,8 +157,16 @@ fn wait_and_tell(stream: &Stream) {
     stream.waited.set();
 }
 
+/// Asks without a call, during a capture that it knows of.
+fn ask_and_tell(stream: &Stream) {
+    stream.began.wait();
+    assert!(!stream.gate.is_open(), "a capture unseen: the gate looks open");
+    stream.waited.set();
+}
+
 fn end(stream: &Stream) {
     assert!(stream.gate.owner().is_none(), "the gate is open");
+    assert!(stream.gate.is_open(), "the gate looks closed");
     stream.call();
     let driver = stream.driver();
     assert_eq!(driver.given, 2 * stream.calls.load(Relaxed), "a call was not whole");
@@ -191,4 +205,10 @@ fn a_wait_beside_a_capture_after_a_call() {
 fn a_capture_that_waits_for_a_thread_that_waits_for_its_stream() {
     let name = "a_capture_that_waits_for_a_thread_that_waits_for_its_stream";
     model(name, 10, Stream::new, &[wait_and_tell, Stream::capture_until_waited], end);
+}
+
+#[test]
+fn a_capture_that_another_thread_knows_of() {
+    let name = "a_capture_that_another_thread_knows_of";
+    model(name, 10, Stream::new, &[ask_and_tell, Stream::capture_until_waited], end);
 }

@@ -423,7 +423,11 @@ impl Upstream for Unordered {
 
     fn drop_pool_handle(_: u64) {}
 
-    fn record(&self, _: &u64, _: Option<()>) -> Result<(), Infallible> {
+    fn record(&self, _: &u64) -> Result<(), Infallible> {
+        Ok(())
+    }
+
+    fn record_again(&self, _: &u64, (): &mut ()) -> Result<(), Infallible> {
         Ok(())
     }
 

@@ -87,9 +87,14 @@ impl Upstream for PoolDriver {
         }
     }
 
-    fn record(&self, stream: &Stream, _: Option<Event>) -> Result<Event, Trouble> {
+    fn record(&self, stream: &Stream) -> Result<Event, Trouble> {
         let _entered = stream.enter()?;
         self.driver.try_record(stream.index).map_err(|_| Trouble::Refused)
+    }
+
+    fn record_again(&self, stream: &Stream, event: &mut Event) -> Result<(), Trouble> {
+        *event = self.record(stream)?;
+        Ok(())
     }
 
     fn wait(&self, stream: &Stream, event: &Event) -> Result<(), Trouble> {

@@ -13,10 +13,13 @@
 //! | `closed` | the handle is gone | `close`, once, under `thread_caches` |
 //! | `upstream_full` | a hint: upstream had no room when it was last asked | growing and unpinning, under `heap` |
 //! | `batch_limit` | a hint: the units at which a thread's batch is full | `set_batch_limit_and_is_below_target` |
+//! | `lost_units` | the units of *lost* blocks | collecting |
 //! | `fences` | how many fences were recorded | collecting |
+//! | `in_transit` | nothing: shared by threads that move blocks from one list to another, or unpin slabs; exclusive for the last look of a miss, which overlooks nothing then | |
 //!
-//! No thread holds two of these locks, and none is held over a driver call. Under `thread_caches` a
-//! thread goes into magazines.
+//! `in_transit` comes before the others, of which no thread holds two. None is held while a device is waited
+//! for, and `in_transit` alone over other calls of the driver. Under `thread_caches` a thread goes into
+//! magazines.
 //!
 //! # State table of a block
 //!
@@ -67,13 +70,15 @@ use super::quarantine::Quarantine;
 use super::slab_heap::{Slab, SlabHeap};
 use super::source::{HostSource, PAGE, too_large};
 use super::thread_cache::{self, NotCached, PoolKey, ThreadCache};
-use crate::debug_log::deferred_event;
+use crate::debug_log::{DeferEvents, defer_events, deferred_event};
 use crate::driver::is_forked_child;
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::align_up;
 use crate::pool::local::{self, OnThreadExit, PoolId};
 use crate::pool::magazine::{Limits, Magazine, SizeClasses};
-use crate::sync::trusted::{AtomicBool, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering};
+use crate::sync::trusted::{
+    AtomicBool, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, RwLock, RwLockReadGuard,
+};
 use crate::sync::{Arc, Weak};
 use std::alloc::Layout;
 use std::ptr::NonNull;
@@ -92,6 +97,9 @@ pub(super) struct PoolCore {
     thread_caches: Mutex<Vec<Arc<Magazine>>>,
     pub(super) quarantine: Quarantine<Batch, NumberedFence>,
     pub(super) quarantined_units: AtomicU64,
+    /// Of blocks that were leaked, for their device was lost.
+    pub(super) lost_units: AtomicU64,
+    pub(super) in_transit: RwLock<()>,
     pub(super) needs_fence: AtomicBool,
     closed: AtomicBool,
     pub(super) upstream_full: AtomicBool,
@@ -100,10 +108,11 @@ pub(super) struct PoolCore {
 }
 
 /// A fence, and its number among the fences of its pool.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct NumberedFence {
     pub(super) number: usize,
-    pub(super) fence: Fence,
+    /// Shared with threads that wait for it.
+    pub(super) fence: Arc<Fence>,
 }
 
 /// The answer to a request for another slab.
@@ -158,6 +167,8 @@ impl PoolCore {
             thread_caches: Mutex::default(),
             quarantine: Quarantine::default(),
             quarantined_units: AtomicU64::new(0),
+            lost_units: AtomicU64::new(0),
+            in_transit: RwLock::new(()),
             needs_fence: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             upstream_full: AtomicBool::new(false),
@@ -224,8 +235,20 @@ impl PoolCore {
         self.closed.load(Ordering::Relaxed)
     }
 
+    /// Held while blocks or slabs are moved from one list to another: see the table of locks. Events are
+    /// emitted when the lock is free.
+    pub(super) fn begin_transit(&self) -> (RwLockReadGuard<'_, ()>, DeferEvents) {
+        (self.in_transit.read(), defer_events())
+    }
+
     /// Empties the caches of all threads.
     pub(super) fn flush_caches(&self) {
+        let _transit = self.begin_transit();
+        self.flush_caches_in_transit();
+    }
+
+    /// The same for a caller that has `in_transit`.
+    pub(super) fn flush_caches_in_transit(&self) {
         let flushed = Self::flush(&self.thread_caches.lock());
         self.return_flushed(flushed);
     }
@@ -348,6 +371,7 @@ impl PoolCore {
 
     /// Unpins all free slabs. Returns how many bytes they had.
     pub(super) fn free_whole_slabs(&self) -> usize {
+        let _transit = self.begin_transit();
         let bytes = self.remove_free_slabs(|base, bytes| {
             // SAFETY: INV-PINNED-5, for all blocks of the slab; it has left the address map.
             unsafe { self.source().free_to_driver(base, bytes) }
@@ -357,6 +381,11 @@ impl PoolCore {
         heap.statistics.reserved -= bytes;
         self.upstream_full.store(false, Ordering::Relaxed);
         bytes
+    }
+
+    /// Whether a thread asks upstream.
+    pub(super) fn is_growing(&self) -> bool {
+        self.heap.lock().growing > 0
     }
 
     /// Whether `bytes` more could be had within the maximum, at best: if all free memory were whole slabs that
@@ -386,7 +415,7 @@ impl PoolCore {
     /// Puts the free slabs of a closed pool into upstream's quarantine. Its freed blocks are free
     /// without a fence: they are never allocated again, and upstream's fence covers their uses.
     fn return_slabs_after_close(&self) {
-        let no_fence = || Ok(NumberedFence { number: 0, fence: Fence::passed() });
+        let no_fence = || Ok(NumberedFence { number: 0, fence: Arc::new(Fence::passed()) });
         let batches = self.quarantine.collect(no_fence, |_| Ok(true)).free;
         let units = batches.iter().map(|batch| batch.units()).sum();
         self.quarantined_units.fetch_sub(units, Ordering::Relaxed);
@@ -477,6 +506,7 @@ impl OnThreadExit for PoolCore {
             return;
         }
         let mut flushed = Flushed::default();
+        let _transit = self.begin_transit();
         let mut caches = self.thread_caches.lock();
         // SAFETY: on the owner's thread, which is not inside; `take` enters no magazine, and this one is
         // of this pool.

@@ -90,6 +90,14 @@ impl<B, F> Quarantine<B, F> {
         self.count.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// The oldest fence of a block, to wait for. A block that another thread takes out just now is overlooked.
+    pub fn oldest_fence(&self) -> Option<F>
+    where
+        F: Clone,
+    {
+        self.lists.lock().fenced.front().map(|(fence, _)| fence.clone())
+    }
+
     /// Reads something off any one of the blocks.
     pub fn peek<R>(&self, read: impl FnOnce(&B) -> R) -> Option<R> {
         let lists = self.lists.lock();

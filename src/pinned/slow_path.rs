@@ -13,7 +13,11 @@
 //! | 7. grow to the maximum | | as 5 |
 //! | 8. wait for the oldest fences, one after the other | | a wait for the device |
 //! | 9. unpin the free slabs, and grow by one that is large enough | | as 5 |
-//! | 10. look at every free block, then fail | | a lock |
+//! | 10. flush the caches of all threads, and look at every free block, while no thread moves any | | as 6 |
+//! | 11. from 6 again, while something that waits for the device could serve: up to [`MAX_ATTEMPTS`] times; then fail | | |
+//!
+//! A thread that waits at 8 may find that others took what came free. Hence the steps 10 and 11: a pool
+//! refuses what it could serve in no other case than that others are faster so many times.
 //!
 //! Steps 1, 2, 4 and 8 have something to do in an unfenced pool too, where a block was freed as a
 //! [`DeviceResource`](crate::DeviceResource)'s.
@@ -24,10 +28,13 @@ use super::pool_core::{Grown, NumberedFence, PoolCore};
 use super::quarantine::{Collected, FenceError};
 use super::source::{PAGE, report_lost, too_large};
 use super::thread_cache::{ThreadCache, allocate};
+use crate::debug_log::defer_events;
 use crate::driver::not_forked;
 use crate::error::{Error, ErrorKind, Result};
 use crate::impls::Count;
 use crate::pool::magazine::Magazine;
+use crate::stream::deferred;
+use crate::sync::Arc;
 use crate::sync::trusted::Ordering;
 use std::alloc::Layout;
 use std::cell::Cell;
@@ -40,6 +47,9 @@ const FENCE_POLL_TIME: Duration = Duration::from_micros(20);
 /// Bytes that a fenced pool may have beside what is in use, however little that is.
 const MIN_SLACK_BYTES: usize = 64 << 20;
 
+/// How often a request waits for the device, while other threads take what comes free.
+const MAX_ATTEMPTS: usize = 64;
+
 /// The driver calls of a collection, beside a query of the older fences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CollectMode {
@@ -47,8 +57,6 @@ enum CollectMode {
     Record,
     /// No other.
     Query,
-    /// Records a fence for the blocks that have none, and waits on the host for the oldest.
-    Wait,
 }
 
 impl PoolCore {
@@ -98,6 +106,7 @@ impl PoolCore {
         {
             return Ok(address);
         }
+        let mut attempts = 0;
         loop {
             if let Some(address) = self.flush_and_poll_for_block(units, align) {
                 return Ok(address);
@@ -126,11 +135,14 @@ impl PoolCore {
             {
                 return Ok(address);
             }
-            // Between the search and the growth another thread may have freed.
-            return match self.allocate_exhaustive(units, align) {
-                Some(address) => Ok(address),
-                None => Err(refused.unwrap_or_else(|| self.at_maximum(layout))),
+            let may_serve_later = match self.allocate_while_none_moves(units, align, least) {
+                Ok(address) => return Ok(address),
+                Err(may_serve_later) => may_serve_later,
             };
+            attempts += 1;
+            if attempts == MAX_ATTEMPTS || !may_serve_later {
+                return Err(refused.unwrap_or_else(|| self.at_maximum(layout)));
+            }
         }
     }
 
@@ -138,6 +150,7 @@ impl PoolCore {
     /// pool can spare: a few are in quarantine at any time.
     fn adapt_cache_to_miss(&self, own: Option<&Magazine>, units: u32) {
         let Some(magazine) = own else { return };
+        let _transit = self.begin_transit();
         let mut evicted = Vec::new();
         let mut evict = |address| evicted.push(FreedBlock::without_size(address));
         // SAFETY: this thread's magazine, one of this pool; nothing below enters one.
@@ -176,6 +189,12 @@ impl PoolCore {
     /// Takes the blocks whose fence has passed out of quarantine: one batch into the calling thread's
     /// cache, if it has room, and the others to the heap. Returns whether there were any.
     fn collect(&self, mode: CollectMode, own: Option<&Magazine>) -> bool {
+        let _transit = self.begin_transit();
+        self.collect_in_transit(mode, own)
+    }
+
+    /// The same for a caller that has `in_transit`.
+    fn collect_in_transit(&self, mode: CollectMode, own: Option<&Magazine>) -> bool {
         let mut batches = self.collect_batches(mode).free;
         let any = !batches.is_empty();
         if let Some(magazine) = own {
@@ -196,28 +215,28 @@ impl PoolCore {
     }
 
     fn collect_batches(&self, mode: CollectMode) -> Collected<Batch> {
-        let (recorded, waited) = (Cell::new(0), Cell::new(false));
+        let recorded = Cell::new(0);
         let device = &self.source().device;
         let collected = self.quarantine.collect(
             || {
                 if mode == CollectMode::Query {
                     return Err(FenceError::NotNow);
                 }
-                let fence = Fence::record_sharing_contexts(device)?;
+                let fence = Arc::new(Fence::record_sharing_contexts(device)?);
                 recorded.set(self.fences.fetch_add(1, Ordering::Relaxed) + 1);
                 Ok(NumberedFence { number: recorded.get(), fence })
             },
-            |NumberedFence { number, fence }| match mode {
-                CollectMode::Wait if !waited.replace(true) => fence.wait().map(|()| true),
-                // It has hardly passed right after its record; the next collection queries it.
-                CollectMode::Record if *number == recorded.get() => Ok(false),
-                _ => fence.query(),
+            // It has hardly passed right after its record; the next collection queries it.
+            |NumberedFence { number, fence }| match *number == recorded.get() {
+                true => Ok(false),
+                false => fence.query(),
             },
         );
         let units = |batches: &[Batch]| batches.iter().map(Batch::units).sum::<u64>();
         let lost = units(&collected.lost);
         self.quarantined_units.fetch_sub(units(&collected.free) + lost, Ordering::Relaxed);
         if lost > 0 {
+            self.lost_units.fetch_add(lost, Ordering::Relaxed);
             report_lost(device, bytes_of(lost));
         }
         collected
@@ -247,11 +266,45 @@ impl PoolCore {
     }
 
     /// Waits on the host for the oldest fence. Returns whether blocks came out of quarantine: not if it
-    /// is empty, or a capture may run.
+    /// is empty, a capture may run, or another thread took them.
     fn wait_for_oldest_fence(&self) -> bool {
-        self.quarantine.len() > 0
-            && !any_sharing_context_capturing(&self.source().device)
-            && self.collect(CollectMode::Wait, None)
+        if self.quarantine.len() == 0 || any_sharing_context_capturing(&self.source().device) {
+            return false;
+        }
+        let collected = self.collect(CollectMode::Record, None);
+        let Some(NumberedFence { fence, .. }) = self.quarantine.oldest_fence() else {
+            return collected;
+        };
+        // An error is that of the query, too, which says what becomes of the blocks.
+        let _ = fence.wait();
+        self.collect(CollectMode::Query, None) || collected
+    }
+
+    /// Takes a block wherever it lies, if it is free: while this looks, no thread moves one. Without one:
+    /// whether the request, of `least` bytes, may be served when the device has passed what waits, or by the
+    /// room that another thread has made.
+    fn allocate_while_none_moves(
+        &self,
+        units: u32,
+        align: usize,
+        least: usize,
+    ) -> std::result::Result<usize, bool> {
+        // Emitted when the lock is free.
+        let _events = defer_events();
+        let _transit = self.in_transit.write();
+        self.flush_caches_in_transit();
+        self.collect_in_transit(CollectMode::Query, None);
+        if let Some(address) = self.allocate_exhaustive(units, align) {
+            return Ok(address);
+        }
+        let now = self.statistics();
+        let most_free = self.options.maximum_size - now.live.min(self.options.maximum_size);
+        let waits = self.quarantine.len() > 0
+            && least <= most_free
+            && !any_sharing_context_capturing(&self.source().device);
+        let upstream_full = self.upstream_full.load(Ordering::Relaxed);
+        let has_room = !upstream_full && least <= self.options.maximum_size - now.reserved;
+        Err(waits || has_room || self.is_growing())
     }
 
     fn enforce_quarantine_limit(&self) {
@@ -269,18 +322,32 @@ impl PoolCore {
             true => format!(" aligned to {}", layout.align()),
             false => String::new(),
         };
+        let lost = bytes_of(self.lost_units.load(Ordering::Relaxed));
+        let leaked = match lost {
+            0 => String::new(),
+            lost => format!(", {} leaked with their device, which is lost,", counted(lost)),
+        };
         let message = format!(
             "allocating {}{aligned} of page-locked memory from a pool whose maximum is {}: it has {}, {} of \
-             them in use and {} waiting for the device",
+             them in use{leaked} and {} waiting for the device",
             counted(layout.size()),
             counted(self.options.maximum_size),
             counted(now.reserved),
-            counted(now.live),
+            counted(now.live.saturating_sub(lost)),
             counted(now.waiting),
         );
         let error = Error::new(ErrorKind::OutOfMemory, message);
         if now.waiting > 0 && any_sharing_context_capturing(&self.source().device) {
             return error.with_advice("what waits can be had again when the capture has ended");
+        }
+        if lost > 0 {
+            return error.with_advice("restart the process: what the device may still write is given to nobody again");
+        }
+        if now.live > 0 && deferred::has_deferred_buffers() {
+            return error.with_advice(
+                "buffers of dropped transfers are in use until the device is done with them: await the \
+                 transfers, or synchronize their streams, and ask again",
+            );
         }
         error.with_advice(match is_over_aligned {
             true => "ask for a smaller alignment, free memory, or build the pool with a larger maximum_size",

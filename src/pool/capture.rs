@@ -141,7 +141,7 @@ impl<U: Upstream> Pool<U> {
             }
         }
         for other in launched_on.iter().filter(|other| U::id(other) != U::id(stream)) {
-            let event = self.upstream.record(other, None)?;
+            let event = self.upstream.record(other)?;
             self.upstream.wait(stream, &event)?;
         }
         let mut made = Vec::new();

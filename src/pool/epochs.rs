@@ -63,7 +63,8 @@ pub(super) struct ClosedEpochs<U: Upstream> {
     /// `None` once the stream is gone: then every epoch is closed.
     pub(super) stream: Option<U::Stream>,
     closed: VecDeque<ClosedEpoch<U::Event>>,
-    spare: Vec<(U::Event, Clock)>,
+    /// Events that nothing else has, to be recorded again.
+    spare: Vec<(Arc<U::Event>, Clock)>,
 }
 
 /// Epochs by slot.
@@ -151,11 +152,19 @@ impl<U: Upstream> StreamEpochs<U> {
         // INV-POOL-1.
         let epoch = self.current.load(Ordering::Relaxed);
         self.current.store(epoch + advance, Ordering::Relaxed);
-        let (spare, clock) = record.spare.pop().unzip();
+        let (mut spare, clock) = record.spare.pop().unzip();
         let mut clock: Clock = clock.unwrap_or_default();
         clock.clear();
         clock.extend(self.ordered.iter());
-        let event = Arc::new(upstream.record(stream, spare)?);
+        if let Some(event) = spare.as_mut().and_then(Arc::get_mut) {
+            upstream.record_again(stream, event)?;
+        } else {
+            spare = None;
+        }
+        let event = match spare {
+            Some(event) => event,
+            None => Arc::new(upstream.record(stream)?),
+        };
         record.closed.push_back(ClosedEpoch { epoch, event, clock });
         if record.closed.len() > RING {
             record.drop_oldest();
@@ -258,9 +267,11 @@ impl<U: Upstream> ClosedEpochs<U> {
     }
 
     fn drop_oldest(&mut self) {
-        let oldest = self.closed.pop_front();
-        let spare = oldest.and_then(|oldest| Some((Arc::into_inner(oldest.event)?, oldest.clock)));
-        self.spare.extend(spare);
+        if let Some(mut oldest) = self.closed.pop_front()
+            && Arc::get_mut(&mut oldest.event).is_some()
+        {
+            self.spare.push((oldest.event, oldest.clock));
+        }
     }
 
     /// An event that covers `stamp`.

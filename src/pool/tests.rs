@@ -50,7 +50,11 @@ impl Upstream for EndlessMemory {
 
     fn drop_pool_handle(_: Stream) {}
 
-    fn record(&self, _: &Stream, _: Option<()>) -> Result<(), Self::Error> {
+    fn record(&self, _: &Stream) -> Result<(), Self::Error> {
+        Ok(())
+    }
+
+    fn record_again(&self, _: &Stream, (): &mut ()) -> Result<(), Self::Error> {
         Ok(())
     }
 

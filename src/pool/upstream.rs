@@ -28,12 +28,15 @@ pub trait Upstream: Send + Sync + 'static {
     /// Drops a handle of [`clone_pool_handle`](Self::clone_pool_handle).
     fn drop_pool_handle(stream: Self::Stream);
 
-    /// An event behind all that the stream was given so far; `spare` is used again.
-    fn record(
+    /// An event behind all that the stream was given so far.
+    fn record(&self, stream: &Self::Stream) -> Result<Self::Event, Self::Error>;
+
+    /// The same by an event of [`record`](Self::record) that nothing asks about any more.
+    fn record_again(
         &self,
         stream: &Self::Stream,
-        spare: Option<Self::Event>,
-    ) -> Result<Self::Event, Self::Error>;
+        event: &mut Self::Event,
+    ) -> Result<(), Self::Error>;
 
     /// Makes the stream wait for the event.
     fn wait(&self, stream: &Self::Stream, event: &Self::Event) -> Result<(), Self::Error>;
@@ -138,14 +141,20 @@ impl<U> Deref for Counted<U> {
 }
 
 impl<U: Upstream> Counted<U> {
-    pub(super) fn record(
-        &self,
-        stream: &U::Stream,
-        spare: Option<U::Event>,
-    ) -> Result<U::Event, U::Error> {
-        let event = self.inner.record(stream, spare)?;
+    pub(super) fn record(&self, stream: &U::Stream) -> Result<U::Event, U::Error> {
+        let event = self.inner.record(stream)?;
         count(&self.counters.records);
         Ok(event)
+    }
+
+    pub(super) fn record_again(
+        &self,
+        stream: &U::Stream,
+        event: &mut U::Event,
+    ) -> Result<(), U::Error> {
+        self.inner.record_again(stream, event)?;
+        count(&self.counters.records);
+        Ok(())
     }
 
     pub(super) fn wait(&self, stream: &U::Stream, event: &U::Event) -> Result<(), U::Error> {

@@ -144,6 +144,11 @@ pub(crate) fn defer_block(event: Option<Arc<Event>>, free: impl FnOnce() + Send 
     BLOCKS.defer(DeferredDrop::new(event, free));
 }
 
+/// Whether buffers wait for the device to be dropped.
+pub(crate) fn has_deferred_buffers() -> bool {
+    !BUFFERS.is_empty()
+}
+
 /// Drops some of what the devices have passed, without waiting. Returns how much.
 pub(crate) fn collect() -> usize {
     collect_from(&BLOCKS) + collect_from(&BUFFERS)

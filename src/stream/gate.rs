@@ -32,11 +32,13 @@
 #![allow(unreachable_pub, reason = "the models of loom_tests reach it through `models`")]
 
 use crate::impls::debug_struct;
-use crate::sync::{Arc, Condvar, Mutex};
+use crate::sync::{Arc, AtomicBool, Condvar, Mutex, Ordering};
 
 /// The gate of one stream, closed by owners of type `O`.
 pub struct Gate<O> {
     state: Mutex<GateState<O>>,
+    /// Whether there is an owner, for those that ask without the lock.
+    owned: AtomicBool,
     changed: Condvar,
 }
 
@@ -52,7 +54,11 @@ struct GateState<O> {
 impl<O> Default for Gate<O> {
     fn default() -> Self {
         let state = GateState { owner: None, calls: 0, waits: 0, published: false };
-        Self { state: Mutex::new(state), changed: Condvar::default() }
+        Self {
+            state: Mutex::new(state),
+            owned: AtomicBool::new(false),
+            changed: Condvar::default(),
+        }
     }
 }
 
@@ -97,9 +103,10 @@ impl<O> Gate<O> {
         }
         state.owner = Some(owner.clone());
         state.published = false;
+        self.owned.store(true, Ordering::Relaxed);
         while state.calls > 0 {
             if state.waits > 0 {
-                let owner = state.owner.take();
+                let owner = self.take_owner(&mut state);
                 drop(state);
                 self.changed.notify_all();
                 drop(owner);
@@ -118,9 +125,20 @@ impl<O> Gate<O> {
 
     /// Opens the gate for all threads.
     pub fn open(&self) {
-        let owner = self.state.lock().owner.take();
+        let owner = self.take_owner(&mut self.state.lock());
         self.changed.notify_all();
         drop(owner);
+    }
+
+    fn take_owner(&self, state: &mut GateState<O>) -> Option<Arc<O>> {
+        self.owned.store(false, Ordering::Relaxed);
+        state.owner.take()
+    }
+
+    /// Whether the gate has no owner. An answer of the moment, without a call.
+    pub fn is_open(&self) -> bool {
+        // Relaxed: who knows of a close or an open knows of its store.
+        !self.owned.load(Ordering::Relaxed)
     }
 
     /// The owner, which has closed the gate.

@@ -169,6 +169,10 @@ impl Stream {
     #[track_caller]
     pub fn is_capturing(&self) -> Result<bool> {
         let _site = CallSite::enter();
+        // No capture begins but by a close of the gate, or behind our back by the raw handle.
+        if !self.is_exposed() && self.gate().is_open() {
+            return not_forked("a stream").map(|()| false);
+        }
         self.begin_call_unless_in_use()?.map_or(Ok(true), |call| call.is_capturing())
     }
 

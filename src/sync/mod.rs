@@ -23,7 +23,7 @@ pub(crate) use std::sync::{Arc, LazyLock, OnceLock, Weak};
 pub(crate) mod trusted {
     pub(crate) use crossbeam::channel;
     pub(crate) use crossbeam::utils::Backoff;
-    pub(crate) use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
+    pub(crate) use parking_lot::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard};
     pub(crate) use std::sync::atomic::{
         AtomicBool, AtomicPtr, AtomicU8, AtomicU16, AtomicU64, AtomicUsize, Ordering,
     };
@@ -69,7 +69,7 @@ mod primitives {
     pub(crate) use parking_lot::{
         Mutex, MutexGuard, ReentrantMutex, ReentrantMutexGuard, RwLock, RwLockWriteGuard,
     };
-    pub(crate) use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
+    pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
     pub(crate) use std::thread::yield_now;
     pub(crate) use std::thread_local;
 
@@ -110,7 +110,7 @@ mod primitives {
     pub(crate) use Mutex as ReentrantMutex;
     pub(crate) use MutexGuard as ReentrantMutexGuard;
     pub(crate) use loom::cell::UnsafeCell;
-    pub(crate) use loom::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
+    pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
     pub(crate) use loom::sync::{MutexGuard, RwLockReadGuard, RwLockWriteGuard};
     pub(crate) use loom::thread::yield_now;
 

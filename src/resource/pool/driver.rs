@@ -75,14 +75,12 @@ impl<U: DeviceResource + 'static> Upstream for PoolDriver<U> {
         stream.drop_for_pool();
     }
 
-    fn record(&self, stream: &Stream, spare: Option<Event>) -> Result<Event> {
-        match spare {
-            Some(event) => {
-                stream.begin_call()?.record_into(&event)?;
-                Ok(event)
-            }
-            None => stream.record(),
-        }
+    fn record(&self, stream: &Stream) -> Result<Event> {
+        stream.record()
+    }
+
+    fn record_again(&self, stream: &Stream, event: &mut Event) -> Result<()> {
+        stream.begin_call()?.record_into(event)
     }
 
     fn wait(&self, stream: &Stream, event: &Event) -> Result<()> {
