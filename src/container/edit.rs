@@ -70,13 +70,14 @@ impl<T: Pod> DeviceVec<T> {
             return Ok(());
         }
         let doubled = self.capacity().saturating_mul(2).max(wanted);
-        match self.reallocate(doubled) {
+        let new = match self.allocate_like(doubled) {
             // Twice the space may not be there where just enough is.
             Err(error) if doubled > wanted && error.kind() != ErrorKind::ContextLost => {
-                self.reallocate(wanted)
+                self.allocate_like(wanted)
             }
-            done => done,
-        }
+            new => new,
+        };
+        self.move_to(new?)
     }
 
     /// As [`reserve`](Self::reserve), without spare capacity.

@@ -57,6 +57,8 @@ enum CollectMode {
     Record,
     /// No other.
     Query,
+    /// No other, and none for the fence of this number, which was waited for.
+    Passed(usize),
 }
 
 impl PoolCore {
@@ -219,17 +221,18 @@ impl PoolCore {
         let device = &self.source().device;
         let collected = self.quarantine.collect(
             || {
-                if mode == CollectMode::Query {
+                if mode != CollectMode::Record {
                     return Err(FenceError::NotNow);
                 }
                 let fence = Arc::new(Fence::record_sharing_contexts(device)?);
                 recorded.set(self.fences.fetch_add(1, Ordering::Relaxed) + 1);
                 Ok(NumberedFence { number: recorded.get(), fence })
             },
-            // It has hardly passed right after its record; the next collection queries it.
-            |NumberedFence { number, fence }| match *number == recorded.get() {
-                true => Ok(false),
-                false => fence.query(),
+            |NumberedFence { number, fence }| match mode {
+                CollectMode::Passed(passed) if *number == passed => Ok(true),
+                // It has hardly passed right after its record; the next collection queries it.
+                CollectMode::Record if *number == recorded.get() => Ok(false),
+                _ => fence.query(),
             },
         );
         let units = |batches: &[Batch]| batches.iter().map(Batch::units).sum::<u64>();
@@ -272,12 +275,15 @@ impl PoolCore {
             return false;
         }
         let collected = self.collect(CollectMode::Record, None);
-        let Some(NumberedFence { fence, .. }) = self.quarantine.oldest_fence() else {
+        let Some(NumberedFence { number, fence }) = self.quarantine.oldest_fence() else {
             return collected;
         };
-        // An error is that of the query, too, which says what becomes of the blocks.
-        let _ = fence.wait();
-        self.collect(CollectMode::Query, None) || collected
+        let mode = match fence.wait() {
+            Ok(()) => CollectMode::Passed(number),
+            // A query says the same, and what becomes of the blocks.
+            Err(_) => CollectMode::Query,
+        };
+        self.collect(mode, None) || collected
     }
 
     /// Takes a block wherever it lies, if it is free: while this looks, no thread moves one. Without one:
@@ -341,7 +347,9 @@ impl PoolCore {
             return error.with_advice("what waits can be had again when the capture has ended");
         }
         if lost > 0 {
-            return error.with_advice("restart the process: what the device may still write is given to nobody again");
+            return error.with_advice(
+                "restart the process: what the device may still write is given to nobody again",
+            );
         }
         if now.live > 0 && deferred::has_deferred_buffers() {
             return error.with_advice(

@@ -7,6 +7,15 @@ use super::upstream::{Failure, Upstream};
 use crate::debug_log::defer_events;
 
 impl<U: Upstream> Pool<U> {
+    /// Whether a capture has one of the pool's streams, which so cannot end.
+    pub fn has_stream_in_capture(&self) -> bool {
+        self.stream_slots().any(|slot| {
+            let record = slot.epochs.lock();
+            let stream = record.stream.as_ref();
+            stream.is_some_and(|stream| self.upstream.is_capturing(stream).unwrap_or(false))
+        })
+    }
+
     /// Makes one stream wait for all that freed memory of this pool. Returns it, unless every stream
     /// is gone; the host waits for those then.
     fn join_streams(&self) -> Result<Option<U::Stream>, Failure<U::Error>> {

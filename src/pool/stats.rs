@@ -77,7 +77,7 @@ impl<U: Upstream> Pool<U> {
         stats.live = stats.live.saturating_sub(stats.cached);
         stats.live_blocks = stats.live_blocks.saturating_sub(cached_blocks);
         let upstream_blocks = self.upstream_blocks.lock();
-        stats.reserved = upstream_blocks.bytes();
+        stats.reserved = upstream_blocks.held();
         stats.peak_reserved = upstream_blocks.peak();
         stats.free = stats.reserved.saturating_sub(stats.live);
         stats.upstream_blocks = upstream_blocks.len();

@@ -13,19 +13,27 @@ pub(super) struct UpstreamBlock<B> {
 #[derive(Debug)]
 pub(super) struct UpstreamBlocks<B> {
     bytes: usize,
+    /// Of these the bytes of `blocks`, which upstream gave.
+    held: usize,
     peak: usize,
     blocks: Vec<Option<UpstreamBlock<B>>>,
 }
 
 impl<B> UpstreamBlocks<B> {
     pub(super) fn new() -> Self {
-        Self { bytes: 0, peak: 0, blocks: Vec::new() }
+        Self { bytes: 0, held: 0, peak: 0, blocks: Vec::new() }
     }
 
+    /// The bytes that are reserved: held, asked of upstream, or on their way back to it.
     pub(super) fn bytes(&self) -> usize {
         self.bytes
     }
 
+    pub(super) fn held(&self) -> usize {
+        self.held
+    }
+
+    /// The most bytes that upstream had given at once.
     pub(super) fn peak(&self) -> usize {
         self.peak
     }
@@ -42,7 +50,6 @@ impl<B> UpstreamBlocks<B> {
         }
         let bytes = wish.clamp(least, room);
         self.bytes += bytes;
-        self.peak = self.peak.max(self.bytes);
         Some(bytes)
     }
 
@@ -52,6 +59,8 @@ impl<B> UpstreamBlocks<B> {
 
     /// Adds a block whose bytes are reserved. Returns its number.
     pub(super) fn insert(&mut self, block: UpstreamBlock<B>) -> u32 {
+        self.held += block.bytes as usize;
+        self.peak = self.peak.max(self.held);
         let number = self.blocks.iter().position(Option::is_none).unwrap_or_else(|| {
             self.blocks.push(None);
             self.blocks.len() - 1
@@ -72,6 +81,8 @@ impl<B> UpstreamBlocks<B> {
 
     /// Takes a block out, whose bytes stay reserved until [`unreserve`](Self::unreserve).
     pub(super) fn remove_reserved(&mut self, number: u32) -> Option<UpstreamBlock<B>> {
-        self.blocks.get_mut(number as usize)?.take()
+        let removed = self.blocks.get_mut(number as usize)?.take()?;
+        self.held -= removed.bytes as usize;
+        Some(removed)
     }
 }

@@ -13,12 +13,12 @@ use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout};
 use crate::pool::magazine::Magazine;
 use crate::pool::{Block, Pool};
 use crate::stream::{Stream, deferred};
-use crate::sync::Arc;
 use std::ptr::NonNull;
 
 mod capture;
 mod driver;
 mod failure;
+mod handle;
 mod limits;
 mod memory_hooks;
 mod options;
@@ -27,6 +27,7 @@ mod sanitizer;
 
 pub use crate::pool::PoolStatistics;
 use driver::PoolDriver;
+use handle::PoolHandle;
 pub(super) use options::PoolOwner;
 pub use options::{MissPolicy, PoolOptions};
 
@@ -88,7 +89,7 @@ pub use options::{MissPolicy, PoolOptions};
 /// # Ok::<(), aquifer::Error>(())
 /// ```
 pub struct PoolResource<U: DeviceResource + 'static = CudaResource> {
-    pool: Arc<Pool<PoolDriver<U>>>,
+    pool: PoolHandle<U>,
 }
 
 handle!([U: DeviceResource + 'static] PoolResource<U> { pool });
@@ -171,7 +172,7 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
 
     /// The address of the pool, for the identity of resources made of it.
     pub(super) fn state(&self) -> *const () {
-        Arc::as_ptr(&self.pool).cast()
+        self.pool.address().cast()
     }
 
     /// The rest of [`allocate`](DeviceResource::allocate), with the thread's magazine of the stream if its
@@ -289,7 +290,7 @@ unsafe impl<U: DeviceResource + 'static> DeviceResource for PoolResource<U> {
     forward!(device);
 
     fn identity(&self) -> ResourceId {
-        ResourceId::of_state::<Self, _>(Arc::as_ptr(&self.pool))
+        ResourceId::of_state::<Self, _>(self.pool.address())
     }
 
     #[inline(always)]
@@ -334,7 +335,7 @@ impl<U: DeviceResource + 'static> PoolOptions<U> {
                 settings.entries = 0;
             }
         }
-        let pool = PoolResource { pool: Pool::new(driver, settings) };
+        let pool = PoolResource { pool: PoolHandle::new(Pool::new(driver, settings)) };
         let (number, device) = (pool.pool.id(), pool.device().ordinal());
         if let Some(hooks) = &pool.pool.upstream().hooks {
             hooks.set_pool(number);

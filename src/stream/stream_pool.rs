@@ -43,6 +43,9 @@ impl StreamPool {
     /// The number of streams when none is asked: 16, as in RMM.
     pub const DEFAULT_SIZE: usize = 16;
 
+    /// The most streams of a pool: as many as a pool of memory can tell apart.
+    pub const MAXIMUM_SIZE: usize = 65_534;
+
     /// A pool of [`DEFAULT_SIZE`](Self::DEFAULT_SIZE) streams of `device`. None of them waits for the
     /// legacy default stream.
     ///
@@ -57,14 +60,21 @@ impl StreamPool {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if `size` is 0; those of
-    /// [`Device::new_stream`], and then the streams that were made before are gone again.
+    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if `size` is 0 or above
+    /// [`MAXIMUM_SIZE`](Self::MAXIMUM_SIZE); those of [`Device::new_stream`], and then the streams that were made before are gone again.
     pub fn with_size(device: &Device, size: usize) -> Result<Self> {
         ensure!(
             size > 0,
             InvalidArgument,
             "ask for one stream at least",
             "a pool of no streams was asked, which could hand out none"
+        );
+        ensure!(
+            size <= Self::MAXIMUM_SIZE,
+            InvalidArgument,
+            "ask for fewer: a few dozen keep a GPU busy",
+            "a pool of {size} streams was asked, where {} can be",
+            Self::MAXIMUM_SIZE
         );
         let streams = (0..size).map(|_| device.new_stream()).collect::<Result<_>>()?;
         let next = AtomicUsize::new(0);

@@ -15,6 +15,7 @@ use std::task::{Context, Poll, Waker};
 pub(crate) fn rows(table: &mut Table) {
     let (device, _) = simulated(SimConfig::default());
     table.failed("a pool of no streams", StreamPool::with_size(&device, 0));
+    table.failed("a pool of too many streams", StreamPool::with_size(&device, usize::MAX));
     captures(table);
     undeclared(table);
     driver_calls(table);

@@ -203,6 +203,8 @@ fn a_driver_call_that_fails_leaves_the_length_as_it_was() {
     let stream = device.new_stream().unwrap();
     let ordered = Arc::new(AsyncResource::new(&device).unwrap());
     let mut vec = DeviceVec::from_slice_in(&stream, &[1_u32, 2], ordered).unwrap();
+    simulator.fail_call("cuMemcpyDtoDAsync", 1, 999).unwrap();
+    assert_eq!(kind(vec.push(3)), ErrorKind::Driver, "not tried again: there was room");
     simulator.fail_call("cuMemsetAsync", 1, 999).unwrap();
     assert_eq!(kind(vec.push(3)), ErrorKind::Driver);
     simulator.fail_call("cuMemcpyDtoDAsync", 1, 999).unwrap();

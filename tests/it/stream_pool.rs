@@ -16,6 +16,7 @@ fn sixteen_streams_unless_asked_otherwise_and_never_none() {
         assert_eq!((pool.len(), pool.iter().count(), pool.device()), (size, size, &*device));
     }
     assert_eq!(kind(StreamPool::with_size(&device, 0)), ErrorKind::InvalidArgument);
+    assert_eq!(kind(StreamPool::with_size(&device, usize::MAX)), ErrorKind::InvalidArgument);
 }
 
 #[test]

@@ -1,15 +1,14 @@
 //! `Stream::capture`.
 
-use super::driver::PoolDriver;
+use super::handle::PoolHandle;
 use super::{Asked, PoolResource};
 use crate::driver::is_forked_child;
 use crate::driver::sim::CallSite;
 use crate::error::{Error, ErrorKind, Result};
-use crate::pool::{Failure, Pool};
+use crate::pool::Failure;
 use crate::resource::device_resource::DeviceResource;
 use crate::stream::capture::Recording;
 use crate::stream::{Graph, Stream, deferred};
-use crate::sync::Arc;
 
 impl Stream {
     /// Records what `body` gives this stream into a [`Graph`] instead of running it, and declares
@@ -120,7 +119,7 @@ impl Stream {
 
 /// A capture that is declared to a pool. Its drop abandons it, unless it is finished.
 struct DeclaredCapture<'a, U: DeviceResource + 'static> {
-    pool: &'a Arc<Pool<PoolDriver<U>>>,
+    pool: &'a PoolHandle<U>,
     stream: &'a Stream,
     number: usize,
     recording: Recording,

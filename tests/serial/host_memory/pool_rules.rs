@@ -305,6 +305,36 @@ fn threads_that_free_for_each_other_under_running_streams_never_race() {
     }
 }
 
+/// As many threads as blocks, each with one block at most: whenever one asks, another one's block is free, or
+/// waits for the device, or another thread is just moving it.
+#[test]
+fn threads_that_share_just_enough_blocks_are_all_served() {
+    let _alone = alone();
+    for (schedule, magazine_bytes) in [Schedule::OnDemand, Schedule::Background]
+        .into_iter()
+        .flat_map(|it| [(it, 0), (it, 4 * MIB)])
+    {
+        let (device, simulator) = support::simulated(SimConfig::default().schedule(schedule));
+        let options = on(&device).maximum_size(4 * MIB).magazine_bytes(magazine_bytes);
+        let pool = options.build().unwrap();
+        run_threads(|threads| {
+            for _ in 0..4 {
+                threads.spawn(|| {
+                    let stream = device.new_stream().unwrap();
+                    for round in 0..200 {
+                        let mut host: AllocVec<u8, PinnedPool> = AllocVec::new_in(pool.clone());
+                        let served = host.try_reserve_exact(MIB);
+                        assert!(served.is_ok(), "round {round}: {}", last_error().unwrap());
+                        drop(host);
+                        drop(stream.record().unwrap());
+                    }
+                });
+            }
+        });
+        simulator.check().unwrap();
+    }
+}
+
 #[test]
 fn a_block_of_a_resource_that_cannot_be_had_is_an_error() {
     let _alone = alone();

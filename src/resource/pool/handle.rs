@@ -1,0 +1,49 @@
+//! A pool as its handles and graphs share it.
+
+use super::driver::PoolDriver;
+use crate::driver::is_forked_child;
+use crate::pool::Pool;
+use crate::resource::device_resource::DeviceResource;
+use crate::stream::deferred;
+use crate::sync::Arc;
+use std::ops::Deref;
+
+/// A share of a pool. The pool ends with the last one, but not while a capture has one of its streams: what that
+/// stream was given could not be waited for, and all memory would leak. Then a later call of the crate ends it.
+pub(super) struct PoolHandle<U: DeviceResource + 'static>(Arc<Pool<PoolDriver<U>>>);
+
+impl<U: DeviceResource + 'static> PoolHandle<U> {
+    pub(super) fn new(pool: Arc<Pool<PoolDriver<U>>>) -> Self {
+        Self(pool)
+    }
+
+    /// The address of the pool.
+    pub(super) fn address(&self) -> *const Pool<PoolDriver<U>> {
+        Arc::as_ptr(&self.0)
+    }
+}
+
+impl<U: DeviceResource + 'static> Clone for PoolHandle<U> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<U: DeviceResource + 'static> Deref for PoolHandle<U> {
+    type Target = Pool<PoolDriver<U>>;
+
+    #[inline(always)]
+    fn deref(&self) -> &Self::Target {
+        &self.0
+    }
+}
+
+impl<U: DeviceResource + 'static> Drop for PoolHandle<U> {
+    fn drop(&mut self) {
+        // Two last ones that are dropped in one moment overlook each other: the pool ends at once then.
+        if Arc::strong_count(&self.0) == 1 && !is_forked_child() && self.0.has_stream_in_capture() {
+            let last = self.clone();
+            deferred::defer(None, move || drop(last));
+        }
+    }
+}
