@@ -176,32 +176,3 @@ fn spoils_none(device: &Device, plain: &dyn DeviceResource) {
     }
     assert_eq!(device.memory_info().unwrap().free, before, "all of {plain:?} went back");
 }
-
-#[test]
-fn a_pool_that_is_dropped_in_a_capture_ends_after_it() {
-    let drop_here: fn(DeviceVec<u32>) = drop;
-    let drop_elsewhere: fn(DeviceVec<u32>) =
-        |vec| std::thread::spawn(move || drop(vec)).join().unwrap();
-    for drop_last in [drop_here, drop_elsewhere] {
-        for graph_goes_first in [false, true] {
-            let (device, simulator) = support::simulated(SimConfig::default());
-            let home = device.new_stream().unwrap();
-            let pool = pool_on(&device);
-            // The last handle of its pool.
-            let vec = words(&home, &pool_on(&device)).unwrap();
-            let (graph, ()) = home.capture(&pool, |_| Ok(drop_last(vec))).unwrap();
-            // SAFETY: it touches nothing.
-            unsafe { graph.launch(&home).unwrap() };
-            if graph_goes_first {
-                drop((graph, pool));
-                home.synchronize().unwrap();
-            } else {
-                home.synchronize().unwrap();
-                drop((graph, pool));
-            }
-            device.synchronize().unwrap();
-            assert_eq!((simulator.live_blocks(), simulator.live_bytes()), (0, 0));
-            simulator.check().unwrap();
-        }
-    }
-}

@@ -1,5 +1,6 @@
 //! Memory of transfers that were dropped before anybody took their buffers: it is there for the next
-//! allocation, for a trim and after the device was waited for, once the device is past the copies.
+//! allocation, for a trim and after the device was waited for, once the device is past the copies. And that of
+//! pools whose last handle was dropped in a capture.
 
 use crate::{alone, support};
 use allocator_api2::vec::Vec as AllocVec;
@@ -154,4 +155,39 @@ fn drops_that_allocate_do_not_nest() {
     });
     device.synchronize().unwrap();
     simulator.check().unwrap();
+}
+
+#[test]
+fn a_pool_that_is_dropped_in_a_capture_ends_after_it() {
+    let _alone = alone();
+    let drop_here: fn(DeviceVec<u32>) = drop;
+    let drop_elsewhere: fn(DeviceVec<u32>) =
+        |vec| std::thread::spawn(move || drop(vec)).join().unwrap();
+    for drop_last in [drop_here, drop_elsewhere] {
+        for graph_goes_first in [false, true] {
+            let (device, simulator) = support::simulated(SimConfig::default());
+            let home = device.new_stream().unwrap();
+            let pool = PoolResource::new(CudaResource::new(&device)).unwrap();
+            // The last handle of its pool.
+            let own = PoolResource::new(CudaResource::new(&device)).unwrap();
+            let vec = DeviceVec::<u32>::zeroed_in(&home, 1 << 16, own).unwrap();
+            let captured = home.capture(&pool, |_| {
+                drop_last(vec);
+                Ok(())
+            });
+            let (graph, ()) = captured.unwrap();
+            // SAFETY: it touches nothing.
+            unsafe { graph.launch(&home).unwrap() };
+            if graph_goes_first {
+                drop((graph, pool));
+                home.synchronize().unwrap();
+            } else {
+                home.synchronize().unwrap();
+                drop((graph, pool));
+            }
+            device.synchronize().unwrap();
+            assert_eq!((simulator.live_blocks(), simulator.live_bytes()), (0, 0));
+            simulator.check().unwrap();
+        }
+    }
 }
