@@ -3,12 +3,13 @@
 
 use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::impls::Count;
-use crate::sync::{OnceLock, trusted};
+use crate::sync::{Arc, OnceLock, trusted};
 use bytemuck::Pod;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
+use std::ops::Deref;
 
 /// The host form of a kernel. It runs on the simulated device in stream order, once for the whole
 /// grid, and may access only its arguments.
@@ -277,8 +278,11 @@ impl Access {
     }
 }
 
+/// Bytes of all parameters of a kernel, on every GPU and driver that takes the most.
+const MOST_PARAMETER_BYTES: usize = 32_764;
+
 /// One argument of a launch, as a driver gets it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum RawArg {
     /// The kernel gets the address; the length is for checks alone.
     Buffer {
@@ -286,16 +290,26 @@ pub(crate) enum RawArg {
         bytes: usize,
         access: Access,
     },
-    Scalar {
-        value: ScalarBytes,
-        bytes: usize,
-    },
+    Scalar(ScalarBytes),
 }
 
-/// A value of up to 16 bytes, aligned for every type of that size.
-#[repr(C, align(16))]
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct ScalarBytes(pub(crate) [u8; 16]);
+/// A value.
+#[derive(Clone, Debug)]
+pub(crate) enum ScalarBytes {
+    Short { value: [u8; 16], bytes: usize },
+    Long(Arc<[u8]>),
+}
+
+impl Deref for ScalarBytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Short { value, bytes } => &value[..*bytes],
+            Self::Long(value) => value,
+        }
+    }
+}
 
 impl RawArg {
     /// What a kernel gets: the address or the value.
@@ -303,30 +317,37 @@ impl RawArg {
     pub(crate) fn value(&self) -> *const u8 {
         match self {
             Self::Buffer { address, .. } => std::ptr::from_ref(address).cast(),
-            Self::Scalar { value, .. } => std::ptr::from_ref(value).cast(),
+            // The driver copies the bytes, and asks no alignment.
+            Self::Scalar(value) => value.as_ptr(),
         }
     }
 
     pub(crate) fn scalar<T: Pod>(value: T) -> Result<Self> {
-        let bytes = bytemuck::bytes_of(&value);
+        let given = bytemuck::bytes_of(&value);
+        let bytes = given.len();
         ensure!(
-            bytes.len() <= 16,
+            bytes <= MOST_PARAMETER_BYTES,
             InvalidArgument,
-            "pass up to 16 bytes by value, more in a buffer",
-            "a scalar argument of {} was given",
-            Count(bytes.len(), "byte")
+            "pass so much in a buffer",
+            "a scalar argument of {} was given, where all arguments of a kernel have {MOST_PARAMETER_BYTES} at most",
+            Count(bytes, "byte")
         );
-        let mut value = ScalarBytes([0; 16]);
-        value.0[..bytes.len()].copy_from_slice(bytes);
-        Ok(Self::Scalar { value, bytes: bytes.len() })
+        let mut value = [0; 16];
+        Ok(Self::Scalar(match value.get_mut(..bytes) {
+            Some(short) => {
+                short.copy_from_slice(given);
+                ScalarBytes::Short { value, bytes }
+            }
+            None => ScalarBytes::Long(given.into()),
+        }))
     }
 }
 
 /// One argument of a host form: the memory itself.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum HostArg {
+pub(crate) enum HostArg<'a> {
     Buffer { pointer: *mut u8, bytes: usize, access: Access },
-    Scalar { value: [u8; 16], bytes: usize },
+    Scalar(&'a [u8]),
 }
 
 /// The arguments of a host form, to be taken in the order of the entry's parameters.
@@ -334,7 +355,7 @@ pub(crate) enum HostArg {
 pub struct HostArgs<'a> {
     /// The kernel's name, for errors.
     entry: &'static str,
-    arguments: &'a [HostArg],
+    arguments: &'a [HostArg<'a>],
     next: usize,
     memory: PhantomData<&'a mut [u8]>,
 }
@@ -344,11 +365,11 @@ impl<'a> HostArgs<'a> {
     ///
     /// Each buffer is valid memory for `'a`, initialised, and no written one overlaps another
     /// argument; no other code accesses them meanwhile.
-    pub(crate) unsafe fn new(entry: &'static str, arguments: &'a [HostArg]) -> Self {
+    pub(crate) unsafe fn new(entry: &'static str, arguments: &'a [HostArg<'a>]) -> Self {
         Self { entry, arguments, next: 0, memory: PhantomData }
     }
 
-    fn take(&mut self, wanted: &str) -> Result<HostArg> {
+    fn take(&mut self, wanted: &str) -> Result<HostArg<'a>> {
         let count = self.arguments.len();
         let Some(&argument) = self.arguments.get(self.next) else {
             return Err(self.mismatch(wanted, &Count(count, "argument").to_string()));
@@ -370,7 +391,7 @@ impl<'a> HostArgs<'a> {
                 self.next += 1;
                 return Ok((pointer.cast(), bytes / size));
             }
-            HostArg::Scalar { bytes, .. } => format!("a scalar of {}", Count(bytes, "byte")),
+            HostArg::Scalar(value) => format!("a scalar of {}", Count(value.len(), "byte")),
         };
         Err(self.mismatch(method, &found))
     }
@@ -438,11 +459,11 @@ impl<'a> HostArgs<'a> {
     pub fn scalar<T: Pod>(&mut self) -> Result<T> {
         let wanted = format!("a scalar of {}", Count(size_of::<T>(), "byte"));
         let found = match self.take(&wanted)? {
-            HostArg::Scalar { value, bytes } if bytes == size_of::<T>() => {
+            HostArg::Scalar(value) if value.len() == size_of::<T>() => {
                 self.next += 1;
-                return Ok(bytemuck::pod_read_unaligned(&value[..bytes]));
+                return Ok(bytemuck::pod_read_unaligned(value));
             }
-            HostArg::Scalar { bytes, .. } => format!("one of {}", Count(bytes, "byte")),
+            HostArg::Scalar(value) => format!("one of {}", Count(value.len(), "byte")),
             HostArg::Buffer { bytes, .. } => format!("a buffer of {}", Count(bytes, "byte")),
         };
         Err(self.mismatch(&wanted, &found))

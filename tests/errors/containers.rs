@@ -199,7 +199,7 @@ fn launches(table: &mut Table) {
     let (device, _) = simulated(SimConfig::default());
     let stream = device.new_stream().unwrap();
     static NOTHING: Kernel = Kernel::new("nothing", TEXT, |_, _| Ok(()));
-    table.failed("a scalar that is too large", stream.launch(&NOTHING).scalar([0_u64; 3]));
+    table.failed("a scalar that is too large", stream.launch(&NOTHING).scalar([0_u64; 4096]));
     // SAFETY: the kernel touches nothing.
     let launched = unsafe {
         stream

@@ -105,3 +105,46 @@ fn a_kernel_of_blocks_with_shared_memory_does_the_same() {
         counted.into_iter().collect::<Result<Vec<_>>>()
     });
 }
+
+#[test]
+fn structures_are_passed_by_value() {
+    /// The elements, and four terms.
+    type Terms = [u64; 5];
+    static SUM: Kernel = Kernel::new(
+        "sum_of_terms",
+        r#"
+        .version 6.4
+        .target sm_50
+        .address_size 64
+        .visible .entry sum_of_terms(.param .u64 out, .param .align 8 .b8 terms[40], .param .u8 last) {
+            .reg .u32 %r<2>; .reg .u64 %rd<4>;
+            ld.param.u64 %rd1, [out];
+            cvta.to.global.u64 %rd1, %rd1;
+            ld.param.u64 %rd2, [terms+8];
+            ld.param.u64 %rd3, [terms+32];
+            add.u64 %rd2, %rd2, %rd3;
+            ld.param.u8 %r1, [last];
+            cvt.u64.u32 %rd3, %r1;
+            add.u64 %rd2, %rd2, %rd3;
+            st.global.u64 [%rd1], %rd2;
+            ret;
+        }"#,
+        |_: &LaunchConfig, mut args: HostArgs<'_>| {
+            let out = args.output::<u64>()?;
+            let terms = args.scalar::<Terms>()?;
+            out[0] = terms[1] + terms[4] + u64::from(args.scalar::<u8>()?);
+            Ok(())
+        },
+    );
+    on_both("a structure", |device| {
+        let stream = device.new_stream()?;
+        let mut out = DeviceVec::<u64>::zeroed(&stream, 1)?;
+        let terms: Terms = [1, 20, 300, 4000, 50_000];
+        let launch = stream.launch(&SUM).output(&mut out)?.scalar(terms)?.scalar(7_u8)?;
+        // SAFETY: the kernel writes `out` alone.
+        unsafe { launch.launch(LaunchConfig::for_elements(1))? };
+        let sum = out.to_vec()?;
+        assert_eq!(sum, [50_027]);
+        Ok(sum)
+    });
+}

@@ -11,7 +11,7 @@ fn arguments_are_checked_and_taken_in_order() {
             bytes: 12,
             access: Access::ReadWrite,
         },
-        HostArg::Scalar { value: [7; 16], bytes: 1 },
+        HostArg::Scalar(&[7]),
     ];
     // SAFETY: one live array, borrowed by nothing else.
     let mut args = unsafe { HostArgs::new("test", &list) };
@@ -29,5 +29,6 @@ fn grids_cover_their_elements() {
     assert_eq!(LaunchConfig::for_elements(0).grid.0, 1);
     assert_eq!(LaunchConfig::for_elements(257).grid.0, 2);
     assert_eq!(LaunchConfig::for_elements(usize::MAX).grid.0, i32::MAX as u32);
-    assert!(RawArg::scalar([0_u8; 17]).is_err());
+    assert!(RawArg::scalar([0_u64; 2048]).is_ok());
+    assert!(RawArg::scalar([0_u64; 4096]).is_err());
 }

@@ -161,10 +161,10 @@ fn kernels_are_loaded_once_and_get_their_arguments() {
                 driver.launch(RawLaunch { kernel, config: &config, arguments }, STREAM)
             };
             log.take();
-            launch(&GOOD, &[buffer, RawArg::scalar(5_u8).unwrap()]).unwrap();
+            launch(&GOOD, &[buffer.clone(), RawArg::scalar(5_u8).unwrap()]).unwrap();
             launch(&GOOD, &[RawArg::scalar(5_u64).unwrap()]).unwrap();
             launch(&GOOD, &[]).unwrap();
-            launch(&GOOD, &[buffer; 40]).unwrap();
+            launch(&GOOD, &vec![buffer; 40]).unwrap();
             let calls = log.changes();
             let count = |start: &str| calls.iter().filter(|line| line.starts_with(start)).count();
             assert_eq!((count("cuModuleLoadDataEx"), count("cuLaunchKernel")), (1, 4));

@@ -118,7 +118,7 @@ fn wrong_parameters(name: &str, entry: &PtxEntry, arguments: &[RawArg]) -> Optio
     let parameters = entry.parameters.as_ref()?;
     let size = |argument: &RawArg| match *argument {
         RawArg::Buffer { .. } => size_of::<u64>(),
-        RawArg::Scalar { bytes, .. } => bytes,
+        RawArg::Scalar(ref value) => value.len(),
     };
     let given: Vec<usize> = arguments.iter().map(size).collect();
     (*parameters != given).then(|| {

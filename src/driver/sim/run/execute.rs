@@ -93,10 +93,10 @@ unsafe fn fill(target: *mut u8, &RawFill { stride, word, count, .. }: &RawFill) 
 }
 
 /// The arguments of a launch as the host form gets them. `ranges` are its buffers but the empty ones.
-fn host_args(arguments: &[RawArg], ranges: &[OpRange]) -> Vec<HostArg> {
+fn host_args<'a>(arguments: &'a [RawArg], ranges: &[OpRange]) -> Vec<HostArg<'a>> {
     let mut ranges = ranges.iter();
-    let host_arg = |argument: &RawArg| match *argument {
-        RawArg::Scalar { value, bytes } => HostArg::Scalar { value: value.0, bytes },
+    let host_arg = |argument: &'a RawArg| match *argument {
+        RawArg::Scalar(ref value) => HostArg::Scalar(value),
         RawArg::Buffer { bytes, access, .. } => {
             let range = if bytes > 0 { ranges.next() } else { None };
             // An empty buffer has no address; a slice of no elements needs an aligned pointer.
