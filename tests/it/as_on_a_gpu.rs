@@ -150,6 +150,9 @@ fn a_launch_keeps_the_limits_of_its_entry() {
         let text = format!("{HEADER}.visible .entry k() {limit} {{ ret; }}");
         refused_for(launch(&text, block, 0), why, &format!("{limit} {block:?}"));
     }
+    let with_shared = |bytes: u32, body: &str| {
+        format!("{HEADER}.shared .align 4 .b8 s[{bytes}];\n.visible .entry k() {body}")
+    };
     let used = "{ .reg .u32 r; mov.u32 r, s; st.shared.u32 [r], r; ret; }";
     for (bytes, body, dynamic, why) in [
         (47 << 10, used, 1024, None),
@@ -157,10 +160,16 @@ fn a_launch_keeps_the_limits_of_its_entry() {
         (47 << 10, "{ ret; }", 1025, None),
         (48 << 10, used, 0, None),
         (48 << 10, used, 1, Some("49152 of the entry's own, where 49152 can be")),
+        // More than that is an opt-in, which a driver makes by itself for the static part.
+        (64 << 10, used, 0, None),
+        (64 << 10, used, 1024, None),
     ] {
-        let text = format!("{HEADER}.shared .align 4 .b8 s[{bytes}];\n.visible .entry k() {body}");
+        let text = with_shared(bytes, body);
         refused_for(launch(&text, (1, 1, 1), dynamic), why, &format!("{bytes} + {dynamic} {body}"));
     }
+    let (call, code, why) = launch(&with_shared(1 << 20, used), (1, 1, 1), 0).unwrap();
+    assert_eq!((call, code), ("cuModuleLoadDataEx", 218), "{why}");
+    assert!(support::on_gpu() || why.contains("1048576 bytes of shared memory"), "{why}");
     stream.synchronize().unwrap();
 }
 

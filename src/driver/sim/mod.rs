@@ -26,6 +26,8 @@
 //! - A device pointer is a number that no host pointer equals, except for page-locked and managed
 //!   memory.
 //! - A host form may not call the device.
+//! - A launch is refused where a buffer that it writes overlaps another argument: the host form would get two
+//!   references to it.
 //! - Dropping a device runs its queues.
 //! - With [`Schedule::OnDemand`], queued operations run on the threads that wait for them, host forms among
 //!   them: inside of `await`, on the thread that polls the future. A host form that waits for another task
@@ -35,7 +37,11 @@
 //!
 //! # Bugs that it does not find
 //!
-//! - The host reads memory that a copy is still writing.
+//! - The host reads memory that a copy is still writing. Whether it shows in the values depends on the seed, and on
+//!   calls in between: each call that asks the device for an event may run an operation, that of a pool too.
+//! - The host reads or writes mapped or managed memory by a raw pointer while a kernel uses it.
+//! - The host writes ordinary memory that [`copy_from_slice_async`](crate::DeviceVec::copy_from_slice_async) reads
+//!   still: it is read at once, as a driver does that copies it aside.
 //! - A host form does not take an argument of the launch, or takes it as elements of another type.
 //! - The PTX does something else than the host form, or is faulty in another way than a launch shows.
 //! - A kernel does not write all bytes that it declares as output.
@@ -43,6 +49,10 @@
 //! - A resource of your own hands out memory again, or a [`PinnedPool`](crate::PinnedPool): to the device it
 //!   is one block, and counts as written.
 //! - An address that was freed and handed out again is used by its former owner: it is the new owner's.
+//! - Memory that a pool has just taken from upstream is used in no order after its allocation: nothing came before
+//!   on any stream. Where the pool has it from a stream, the same program is reported.
+//! - A block is given to the `deallocate` of a resource that it is not of, unless that resource finds it out.
+//! - Elements that were written are read by a raw pointer behind the length of a vector, after it was truncated.
 //! - An address is computed from that of one block and lies in another that is live, such as its neighbour in a
 //!   pool: memory is found by its address alone. What is reported is a use in no order with the other's, or a read
 //!   of what nothing wrote there. (An index of a host form is its own slice's: past the end, the kernel failed.)

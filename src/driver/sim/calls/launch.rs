@@ -61,6 +61,14 @@ fn load(kernel: &Kernel) -> Result<PtxEntry, DriverError> {
         return Err(function(invalid, "the name of the entry has a zero byte"));
     }
     let found = ptx::read(text, entry);
+    if let Ok(PtxEntry { static_shared, .. }) = found
+        && static_shared > MOST_SHARED_BY_OPT_IN
+    {
+        let why = format!(
+            "the entry {entry} has {static_shared} bytes of shared memory, where {MOST_SHARED_BY_OPT_IN} can be"
+        );
+        return Err(module(DriverError::INVALID_PTX, &why));
+    }
     found.map_err(|error| {
         let why = error.to_string();
         match error {
