@@ -51,6 +51,10 @@ impl Recorder {
         self.broken.store(true, Ordering::Relaxed);
     }
 
+    pub(crate) fn is_broken(&self) -> bool {
+        self.broken.load(Ordering::Relaxed)
+    }
+
     /// The capture is over.
     pub(crate) fn stop(&self) {
         self.active.store(false, Ordering::Release);

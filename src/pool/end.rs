@@ -7,12 +7,11 @@ use super::upstream::{Failure, Upstream};
 use crate::debug_log::defer_events;
 
 impl<U: Upstream> Pool<U> {
-    /// Whether a capture has one of the pool's streams, which so cannot end.
+    /// Whether a capture has one of the pool's streams, so that the pool had better end later.
     pub fn has_stream_in_capture(&self) -> bool {
         self.stream_slots().any(|slot| {
             let record = slot.epochs.lock();
-            let stream = record.stream.as_ref();
-            stream.is_some_and(|stream| self.upstream.is_capturing(stream).unwrap_or(false))
+            record.stream.as_ref().is_some_and(|stream| self.upstream.is_capturing_for_now(stream))
         })
     }
 

@@ -50,6 +50,11 @@ pub trait Upstream: Send + Sync + 'static {
     /// Whether the stream is recording a graph.
     fn is_capturing(&self, stream: &Self::Stream) -> Result<bool, Self::Error>;
 
+    /// Whether the stream is recording a graph, and will be given back.
+    fn is_capturing_for_now(&self, stream: &Self::Stream) -> bool {
+        self.is_capturing(stream).unwrap_or(false)
+    }
+
     /// The error of a stream that is not of the memory's device.
     fn check_device(&self, stream: &Self::Stream) -> Result<(), Self::Error>;
 

@@ -29,7 +29,7 @@ use crate::sync::trusted::thread_local;
 use crate::sync::{Arc, AtomicUsize, LazyLock, Mutex, Ordering};
 use std::cell::Cell;
 use std::collections::VecDeque;
-use std::mem::ManuallyDrop;
+use std::mem::{self, ManuallyDrop};
 
 /// The most drops that one call asks about, so that a long queue costs each caller little.
 const MAX_QUERIES: usize = 16;
@@ -104,21 +104,32 @@ pub struct Collected<D> {
     pub lost: Vec<D>,
 }
 
+/// What a drop waits for, beside a later call of the crate.
+enum Until {
+    Event(Arc<Event>),
+    /// Whether what it owns may be dropped now, with it.
+    Ready(Box<dyn Fn() -> bool + Send>),
+}
+
 struct DeferredDrop {
-    /// Without one, the drop waits for nothing but a later call.
-    event: Option<Arc<Event>>,
+    until: Option<Until>,
     /// Owns what it drops, and is leaked unless it is called: a panic on the way must free nothing
     /// that the device may still use.
     drop: ManuallyDrop<Box<dyn FnOnce() + Send>>,
 }
 
 impl DeferredDrop {
-    fn new(event: Option<Arc<Event>>, drop: impl FnOnce() + Send + 'static) -> Self {
-        Self { event, drop: ManuallyDrop::new(Box::new(drop)) }
+    fn new(until: Option<Until>, drop: impl FnOnce() + Send + 'static) -> Self {
+        Self { until, drop: ManuallyDrop::new(Box::new(drop)) }
     }
 
     fn passed(&self) -> Passed {
-        match self.event.as_ref().map_or(Ok(true), |event| event.is_complete()) {
+        let passed = match &self.until {
+            None => Ok(true),
+            Some(Until::Ready(is_ready)) => Ok(is_ready()),
+            Some(Until::Event(event)) => event.is_complete(),
+        };
+        match passed {
             Ok(true) => Passed::Yes,
             Err(error) if matches!(error.kind(), ErrorKind::ContextLost | ErrorKind::Forked) => {
                 Passed::Never
@@ -136,12 +147,18 @@ static BLOCKS: LazyLock<DeferredQueue<DeferredDrop>> = LazyLock::new(DeferredQue
 
 /// Calls `drop` when the device has passed `event`; without one, when the crate next collects.
 pub(crate) fn defer(event: Option<Arc<Event>>, drop: impl FnOnce() + Send + 'static) {
-    BUFFERS.defer(DeferredDrop::new(event, drop));
+    BUFFERS.defer(DeferredDrop::new(event.map(Until::Event), drop));
+}
+
+/// Drops `value` when the crate collects and `is_ready` is true of it, which calls no code but the crate's.
+pub(crate) fn defer_until<T: Send + 'static>(value: T, is_ready: fn(&T) -> bool) {
+    let until = Until::Ready(Box::new(move || is_ready(&value)));
+    BUFFERS.defer(DeferredDrop::new(Some(until), || ()));
 }
 
 /// As [`defer`], for calls of a driver that free a block, and nothing else.
 pub(crate) fn defer_block(event: Option<Arc<Event>>, free: impl FnOnce() + Send + 'static) {
-    BLOCKS.defer(DeferredDrop::new(event, free));
+    BLOCKS.defer(DeferredDrop::new(event.map(Until::Event), free));
 }
 
 /// Whether buffers wait for the device to be dropped.
@@ -196,7 +213,10 @@ fn collect_from(queue: &DeferredQueue<DeferredDrop>) -> usize {
     let collected = queue.collect(DeferredDrop::passed);
     // The caller may be a pool with its locks held: no subscriber runs here.
     for lost in collected.lost {
-        let device = lost.event.as_ref().map(|event| event.device().to_string());
+        let device = match &lost.until {
+            Some(Until::Event(event)) => Some(event.device().to_string()),
+            _ => None,
+        };
         emit_deferred(move || {
             event!(
                 error,
@@ -206,9 +226,13 @@ fn collect_from(queue: &DeferredQueue<DeferredDrop>) -> usize {
         });
     }
     let dropped = collected.ready.len();
-    for ready in collected.ready {
-        let drop = ManuallyDrop::into_inner(ready.drop);
-        if catch_panic(drop).is_none() {
+    for DeferredDrop { until, drop } in collected.ready {
+        let drop = ManuallyDrop::into_inner(drop);
+        let both = || {
+            drop();
+            mem::drop(until);
+        };
+        if catch_panic(both).is_none() {
             emit_deferred(|| {
                 event!(error, "what waited for the device panicked when it was dropped")
             });

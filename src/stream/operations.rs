@@ -176,6 +176,11 @@ impl Stream {
         self.begin_call_unless_in_use()?.map_or(Ok(true), |call| call.is_capturing())
     }
 
+    /// Whether a capture that could not order its streams has it for good.
+    pub(crate) fn is_broken(&self) -> bool {
+        self.gate().owner().is_some_and(|capture| capture.recorder().is_broken())
+    }
+
     /// The error of giving the stream work on host memory while it is in capture.
     pub(crate) fn refuse_capture(&self, what: &str) -> Result<()> {
         self.begin_call()?.refuse_capture(what)

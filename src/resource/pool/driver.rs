@@ -106,6 +106,10 @@ impl<U: DeviceResource + 'static> Upstream for PoolDriver<U> {
         stream.is_capturing()
     }
 
+    fn is_capturing_for_now(&self, stream: &Stream) -> bool {
+        !stream.is_broken() && stream.is_capturing().unwrap_or(false)
+    }
+
     fn check_device(&self, stream: &Stream) -> Result<()> {
         self.resource.device().require(stream.device(), "the stream")
     }

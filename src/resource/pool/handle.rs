@@ -42,8 +42,7 @@ impl<U: DeviceResource + 'static> Drop for PoolHandle<U> {
     fn drop(&mut self) {
         // Two last ones that are dropped in one moment overlook each other: the pool ends at once then.
         if Arc::strong_count(&self.0) == 1 && !is_forked_child() && self.0.has_stream_in_capture() {
-            let last = self.clone();
-            deferred::defer(None, move || drop(last));
+            deferred::defer_until(self.clone(), |last| !last.has_stream_in_capture());
         }
     }
 }
