@@ -173,9 +173,14 @@ impl Device {
                 let is_missing = matches!(error.kind(), ErrorKind::NoDriver | ErrorKind::NoDevice);
                 let error = error.within("AQUIFER_BACKEND=cuda asks for a GPU");
                 match is_missing {
-                    true => error.with_advice(
-                        "install the NVIDIA driver, or unset AQUIFER_BACKEND, or set it to `sim`",
-                    ),
+                    true => error.with_advice(match cfg!(feature = "cuda") {
+                        true => {
+                            "install the NVIDIA driver, or unset AQUIFER_BACKEND, or set it to `sim`"
+                        }
+                        false => {
+                            "build with the feature `cuda`, or unset AQUIFER_BACKEND, or set it to `sim`"
+                        }
+                    }),
                     false => error,
                 }
             }),

@@ -56,9 +56,13 @@ pub(super) fn advice(driver: &DriverError) -> &'static str {
         }
         // The simulated device says which it is.
         D::INVALID_VALUE if driver.call() == "cuLaunchKernel" => match driver.log() {
-            Some(_) => {
-                "give the launch another LaunchConfig, or the arguments of the entry in its order"
+            Some(log) if log.starts_with("the entry ") => {
+                "give the launch the arguments of the entry, in its order"
             }
+            Some(log) if log.starts_with("a buffer ") => {
+                "give the launch each buffer once: the host form would get two references to it"
+            }
+            Some(_) => "give the launch another LaunchConfig",
             None => {
                 "check the grid, the block, the shared memory, and the number and sizes of the arguments"
             }
@@ -90,8 +94,8 @@ pub(super) fn advice(driver: &DriverError) -> &'static str {
         }
         D::HOST_MEMORY_NOT_REGISTERED => "another library has unregistered it",
         D::NOT_PERMITTED => {
-            "a host form or a callback of the driver's may make no calls on devices; see \
-                             nvidia-smi for processes that may use this GPU"
+            "a host form of a kernel, or a callback of the driver's, may call no device: do it before the launch, or \
+             after it"
         }
         D::NOT_SUPPORTED => "this GPU or its driver has no such feature: see Device::properties",
         D::STUB_LIBRARY => {

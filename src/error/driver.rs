@@ -131,7 +131,7 @@ impl DriverError {
     }
 
     /// The driver function that failed, by its name in CUDA's manual: `cuMemAlloc`, not the library's
-    /// symbol `cuMemAlloc_v2`.
+    /// symbol `cuMemAlloc_v2`. The simulated device names itself where a GPU makes no call of one name.
     pub fn call(&self) -> &'static str {
         self.call
     }

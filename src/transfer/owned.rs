@@ -101,7 +101,7 @@ pub struct TransferError<B: HostBuffer> {
 error_with_value!(
     [B: HostBuffer] TransferError<B>,
     "the error has both buffers",
-    "both buffers are leaked, since the device may still use them",
+    "it has no buffers: they were given back before, or are leaked, since the device may still use them",
     |failed| failed.buffers.is_some()
 );
 

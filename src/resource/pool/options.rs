@@ -237,7 +237,7 @@ pub(super) fn checked_maximum(bytes: Option<usize>, alignment: usize) -> Result<
     ensure!(
         bytes > 0,
         InvalidArgument,
-        "leave the maximum size out for a pool without one",
+        "give no maximum size for a pool without one",
         "a pool was asked to hold no more than 0 bytes"
     );
     Ok(bytes)
