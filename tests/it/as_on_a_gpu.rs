@@ -196,7 +196,7 @@ fn arguments_are_compared_with_the_parameters_of_the_entry() {
         format!(
             "launching add_one on {stream}: cuLaunchKernel returned 1, CUDA_ERROR_INVALID_VALUE: the \
              entry add_one takes 2 parameters, of 8 and 4 bytes; the launch gives no arguments \
-             (give the launch another LaunchConfig, or the arguments of the entry in its order)"
+             (give the launch the arguments of the entry, in its order)"
         )
     );
     let given = |launch: Launch<'_>| go(launch).unwrap_err().to_string();
