@@ -72,7 +72,7 @@ impl Device {
     ///
     /// [`ErrorKind::NoDriver`] without a CUDA driver or without the `cuda` feature,
     /// [`ErrorKind::NoDevice`] if there is no such GPU, [`ErrorKind::MissingSymbol`] if the driver
-    /// is too old.
+    /// is too old, [`ErrorKind::Forked`] in the child of a fork.
     #[cfg(feature = "cuda")]
     pub fn open(ordinal: usize) -> Result<Self> {
         Self::find_or_open(

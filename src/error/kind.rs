@@ -29,7 +29,7 @@ pub enum ErrorKind {
     /// The context or the driver is gone or broken; everything on this device fails from here on. Where
     /// a kernel's fault broke a simulated device, its [`Report`](crate::sim::Report) is the source.
     ContextLost,
-    /// The process was forked after the driver was opened; the child cannot use it.
+    /// The process was forked after a device was opened; the child cannot use it.
     Forked,
     /// The simulated device found a [`Violation`](crate::sim::Violation): an access that no stream order allows, a
     /// read of what was never written, a fault of a kernel or another. The source is the
