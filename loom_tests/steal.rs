@@ -463,7 +463,7 @@ impl Upstream for Unordered {
 
     fn deallocate(&self, _: Option<&u64>, (): ()) {}
 
-    fn report_leak(&self, _: usize, _: &Failure<Infallible>) {}
+    fn report_leak(&self, _: u64, _: usize, _: &Failure<Infallible>) {}
 
     fn is_forked(&self) -> bool {
         false

@@ -157,7 +157,13 @@ impl Device {
         // Not under the lock: a subscriber may use the crate.
         drop(found);
         if let Some(error) = missing {
-            crate::debug_log::event!(warn, %error, "no GPU: using a simulated device");
+            // Without the advice of the error, which this device is.
+            let error = error.message();
+            crate::debug_log::event!(
+                warn,
+                error,
+                "no GPU: using a simulated device; AQUIFER_BACKEND=sim asks for one without a warning"
+            );
         }
         Ok(device)
     }

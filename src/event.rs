@@ -150,7 +150,9 @@ impl Event {
     ///
     /// [`ErrorKind::Capture`](crate::ErrorKind::Capture) if it was recorded in a capture, which is not
     /// disturbed if it was declared ([`Stream::capture`](crate::Stream::capture));
-    /// [`ErrorKind::ContextLost`](crate::ErrorKind::ContextLost) if earlier work on the device failed.
+    /// [`ErrorKind::ContextLost`](crate::ErrorKind::ContextLost) if earlier work on the device failed;
+    /// [`ErrorKind::Simulation`](crate::ErrorKind::Simulation) if the simulated device saw an access out of
+    /// order; [`ErrorKind::Forked`](crate::ErrorKind::Forked) in the child of a fork.
     #[track_caller]
     pub fn is_complete(&self) -> Result<bool> {
         let _site = CallSite::enter();

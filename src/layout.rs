@@ -2,6 +2,7 @@
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::impls::Count;
+use std::fmt;
 
 /// The alignment, in bytes, of device memory when nothing else is asked: 256, as in RMM and in the
 /// guarantee that `cudaMalloc` gives.
@@ -77,13 +78,50 @@ impl DeviceLayout {
     }
 }
 
-/// Kept out of line, so that the layout of a warm allocation costs no call.
+/// What to do where the alignment of a request takes the room, and not its size.
+pub(crate) const SMALLER_ALIGNMENT: &str = "ask for a smaller alignment";
+
+/// A request as a message names it: with its alignment where that is above what each block has.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Requested {
+    pub(crate) bytes: usize,
+    pub(crate) alignment: usize,
+    /// The alignment of each block.
+    pub(crate) usual: usize,
+}
+
+impl Requested {
+    pub(crate) fn is_over_aligned(self) -> bool {
+        self.alignment > self.usual
+    }
+
+    /// The error of a refused request, with the advice of one whose alignment takes the room.
+    pub(crate) fn advise(self, error: Error) -> Error {
+        if error.kind() == ErrorKind::OutOfMemory
+            && self.is_over_aligned()
+            && self.alignment > self.bytes
+        {
+            return error.with_advice(SMALLER_ALIGNMENT);
+        }
+        error
+    }
+}
+
+impl fmt::Display for Requested {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", Count(self.bytes, "byte"))?;
+        if self.is_over_aligned() { write!(f, " aligned to {}", self.alignment) } else { Ok(()) }
+    }
+}
+
+/// The error of a layout that no address space holds, or of an alignment that is none. Kept out of line,
+/// so that the layout of a warm allocation costs no call.
 #[cold]
-fn impossible(bytes: usize, alignment: usize) -> Error {
-    let (bytes, asked) = (Count(bytes, "byte"), Count(alignment, "byte"));
+pub(crate) fn impossible(bytes: usize, alignment: usize) -> Error {
+    let (counted, asked) = (Count(bytes, "byte"), Count(alignment, "byte"));
     let (what, advice) = if alignment.is_power_of_two() {
-        let what = format!("no address space holds {bytes} aligned to {alignment}");
-        (what, "ask for less")
+        let what = format!("no address space holds {counted} aligned to {alignment}");
+        (what, if alignment > bytes { SMALLER_ALIGNMENT } else { "ask for less" })
     } else {
         let what = format!("an alignment of {asked} was asked, which is not a power of two");
         (what, "give 1, 2, 4 or another power of two")

@@ -145,7 +145,7 @@ impl Upstream for PoolDriver {
         self.driver.deallocate(stream.map(|stream| stream.index), address);
     }
 
-    fn report_leak(&self, bytes: usize, _: &Failure<Trouble>) {
+    fn report_leak(&self, _: u64, bytes: usize, _: &Failure<Trouble>) {
         self.driver.leak(bytes);
     }
 

@@ -37,7 +37,7 @@ pub(crate) struct Arguments {
     /// A simulated device has so much memory, and a pool has it as its maximum size. By default a
     /// simulated device is as large as the log needs, and the report says how large that was; a GPU
     /// has what it has.
-    #[arg(long, value_name = "BYTES", value_parser = bytes)]
+    #[arg(long, value_name = "BYTES", value_parser = bytes, allow_hyphen_values = true)]
     capacity: Option<u64>,
 
     /// Find the smallest capacity that serves the whole log, and replay with that
@@ -48,7 +48,8 @@ pub(crate) struct Arguments {
     pub(crate) bisect: bool,
 
     /// What capacities are multiples of, with --bisect: a multiple of 256
-    #[arg(long, value_name = "BYTES", value_parser = bytes, default_value = "256", requires = "bisect")]
+    #[arg(long, value_name = "BYTES", value_parser = step, allow_hyphen_values = true, default_value = "256")]
+    #[arg(requires = "bisect")]
     pub(crate) step: u64,
 
     /// Write a trace for https://ui.perfetto.dev and chrome://tracing
@@ -93,8 +94,8 @@ Examples:
       aquifer-replay rmm_log.csv --resource cuda
       aquifer-replay rmm_log.csv --resource async
 
-  Does it fit in 6 GiB? The exit status is 3 if anything was refused, and each line that was is
-  named:
+  Does it fit in 6 GiB? The exit status is 3 if anything was refused, and the report names the first
+  ten lines that were:
       aquifer-replay rmm_log.csv --capacity 6GiB
 
   How small a GPU would do?
@@ -130,6 +131,13 @@ fn bytes(text: &str) -> Result<u64, String> {
         // What is larger than any number of bytes is read as the largest.
         bytes if bytes > 1 << 60 => Err(String::from("more than 1 EiB; try 4GiB or 512MiB")),
         bytes => Ok(bytes),
+    }
+}
+
+fn step(text: &str) -> Result<u64, String> {
+    match bytes(text)? {
+        step if step.is_multiple_of(256) => Ok(step),
+        _ => Err(String::from("no multiple of 256")),
     }
 }
 

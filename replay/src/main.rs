@@ -4,6 +4,7 @@ mod arguments;
 mod output;
 
 use anyhow::{Error, Result, anyhow, bail};
+use aquifer::ErrorKind;
 use aquifer_replay::bisect::{Bisected, bisect};
 use aquifer_replay::engine::{Replayed, replay};
 use aquifer_replay::error::{Moment, ReplayError};
@@ -136,6 +137,10 @@ fn at_its_line(arguments: &Arguments, error: ReplayError) -> Error {
     let ReplayError { moment, line_word, error: what } = &error;
     match moment {
         Moment::Line(line) => anyhow!("{}: {what}", place(&name, line_word, *line)),
+        // No fault of the log's.
+        Moment::Start if what.kind() == ErrorKind::NoDriver => {
+            anyhow!("{what}").context("--backend cuda finds no GPU; --backend sim needs none")
+        }
         _ => anyhow!("{name}: {error}"),
     }
 }

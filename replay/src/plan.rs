@@ -122,7 +122,7 @@ impl Problem {
                 )
             }
             Self::FreedUnknown { address, .. } => {
-                format!("{address:#x} is freed, and was not allocated")
+                format!("{address:#x} is freed while it is not allocated")
             }
             Self::Overlapping { address, size, before, other, other_size, .. } => {
                 format!(

@@ -226,7 +226,7 @@ fn lines_that_are_wrong_are_named() {
     for (name, text, words) in [
         ("negative", "1,00:00:00.0,allocate,0x1000,-5,0\n", ":2: column Size: "),
         ("beyond", "1,00:00:00.0,allocate,0x1000,18446744073709551616,0\n", ":2: column Size: "),
-        ("short", "1,00:00:00.0,allocate,0x1000,5\n", "found \"the end of the line\""),
+        ("short", "1,00:00:00.0,allocate,0x1000,5\n", "found the end of the line"),
         ("unclosed", "\"1,00:00:00.0,free,0x1000,5,0\n1,00:00:00.0,free,0x1000,5,0\n", ":2: "),
     ] {
         let said = error(&lines(&format!("{name}.csv"), text, &[]));
@@ -568,7 +568,10 @@ fn a_free_need_not_say_how_much() {
     assert_eq!((&report["operations"], &report["leaks"]), (&2.into(), &0.into()));
     // But what, it has to; and an allocation has to say both.
     let said = error(&replay(&file("free.events.csv", format!("{EVENTS}{free}")), &[]));
-    assert!(said.contains("free.events.csv:2: 0x1000 is freed, and was not allocated"), "{said}");
+    assert!(
+        said.contains("free.events.csv:2: 0x1000 is freed while it is not allocated"),
+        "{said}"
+    );
     let text = allocate.replace(",100,", ",,");
     let said = error(&replay(&file("free.events.csv", format!("{EVENTS}{text}")), &[]));
     assert!(said.contains("free.events.csv:2: column Size (bytes): expected a size"), "{said}");
@@ -599,7 +602,10 @@ fn a_log_may_come_by_standard_input() {
         (&1.into(), &"standard input".into())
     );
     let said = error(&piped(format!("{HEADER}{FREE}").as_bytes(), &[]));
-    assert!(said.starts_with("standard input:2: 0x1000 is freed, and was not allocated"), "{said}");
+    assert!(
+        said.starts_with("standard input:2: 0x1000 is freed while it is not allocated"),
+        "{said}"
+    );
     let said = error(&piped(format!("{HEADER}{ALLOCATE}1,00:0").as_bytes(), &[]));
     assert!(said.contains("standard input:3: the last line is cut off"), "{said}");
     let pickle =

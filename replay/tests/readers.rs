@@ -173,7 +173,7 @@ fn what_cannot_have_happened_is_told_with_its_line() {
         words,
         [
             "0x1000 is allocated again, without a free since line 2",
-            "0x2000 is freed, and was not allocated",
+            "0x2000 is freed while it is not allocated",
         ]
     );
     assert_eq!(plan.problems.iter().map(Problem::line).collect::<Vec<_>>(), [3, 4]);

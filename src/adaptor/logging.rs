@@ -45,7 +45,7 @@ const VARIABLES: [&str; 2] = ["AQUIFER_LOG_FILE", "RMM_LOG_FILE"];
 /// The row of a free enters the queue before the upstream's free, and the row of an allocation after
 /// the upstream's allocation. So the file has a free between any two allocations of one address. Sizes
 /// are those of the blocks, which may exceed the request; the row of a failure has the request. A
-/// request of zero bytes has no memory and no row.
+/// request of no bytes has no memory and no row.
 ///
 /// Each log has one writing thread and a queue of at most [`capacity`](LoggingOptions::capacity)
 /// records. A call that finds the queue full waits. The file lags by a few dozen milliseconds at most;

@@ -72,7 +72,7 @@ impl DeviceBuffer {
             Ok(Self { bytes: DeviceVec::unwritten::<Self>(stream, DeviceLayout::new(0)?, resource)? })
         }
 
-        /// `bytes` zero bytes. Nothing waits on the host.
+        /// `bytes` bytes of the value zero. Nothing waits on the host.
         ///
         /// # Errors
         ///
@@ -277,8 +277,8 @@ impl DeviceBuffer {
         self.reallocate(DeviceVec::shrink_to_fit)
     }
 
-    /// Makes it `bytes` long: cuts the rest off and keeps the capacity, or adds zero bytes, in a new
-    /// block of exactly this size if they do not fit. Nothing waits on the host.
+    /// Makes it `bytes` long: cuts the rest off and keeps the capacity, or adds bytes of the value
+    /// zero, in a new block of exactly this size if they do not fit. Nothing waits on the host.
     ///
     /// # Errors
     ///

@@ -46,7 +46,7 @@ impl<T: Pod> DeviceVec<T> {
     fn required_length(&self, additional: usize) -> Result<usize> {
         self.length.checked_add(additional).ok_or_else(|| {
             let what = format!(
-                "no vector can have {} beside {}",
+                "no address space holds {} beside {}",
                 Count(additional, "more element"),
                 self.length
             );

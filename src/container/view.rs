@@ -136,7 +136,7 @@ pub(crate) fn check_range(range: impl RangeBounds<usize>, length: usize) -> Resu
 fn range_error(range: &impl RangeBounds<usize>, is_reversed: bool, length: usize) -> Error {
     let first = match range.start_bound() {
         Bound::Included(start) => start.to_string(),
-        Bound::Excluded(before) => before.saturating_add(1).to_string(),
+        Bound::Excluded(before) => format!("({before}, excluded)"),
         Bound::Unbounded => String::new(),
     };
     let last = match range.end_bound() {

@@ -1,4 +1,4 @@
-//! Marks a process that was forked after the driver was opened, where no driver call may be made.
+//! Marks a process that was forked after a device was opened, where no driver call may be made.
 //!
 //! The driver's state is only partly copied by a fork, and a call may hang instead of failing. A
 //! `pthread_atfork` handler marks the child, and every call checks the mark first.

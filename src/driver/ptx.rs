@@ -27,13 +27,16 @@ pub(crate) struct PtxEntry {
 /// Why a text has no such entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum PtxError {
-    /// It does not begin as PTX does: a driver takes it for another format.
-    NotPtx,
+    /// It does not begin as PTX does, but with this: a driver takes it for another format.
+    NotPtx(String),
     /// No compiler of PTX takes it.
     Malformed(&'static str),
     /// It has these entries, in the order of the text, [`KNOWN`] at most.
     NoEntry(Vec<String>),
 }
+
+/// Characters that a message shows of a text that is none.
+const SHOWN: usize = 24;
 
 /// So many names make a sentence.
 const KNOWN: usize = 8;
@@ -41,7 +44,15 @@ const KNOWN: usize = 8;
 impl fmt::Display for PtxError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NotPtx => f.write_str("a PTX text begins with .version, and this one does not"),
+            Self::NotPtx(start) if start.is_empty() => {
+                f.write_str("a PTX text begins with .version, and this one is empty")
+            }
+            Self::NotPtx(start) if start.starts_with('\u{feff}') => f.write_str(
+                "a PTX text begins with .version, and this one with a byte order mark: save it without",
+            ),
+            Self::NotPtx(start) => {
+                write!(f, "a PTX text begins with .version, and this one with {start:?}")
+            }
             Self::Malformed(why) => write!(f, "the PTX text {why}"),
             Self::NoEntry(known) if known.is_empty() => f.write_str("the PTX text has no entry"),
             Self::NoEntry(known) if known.len() < KNOWN => {
@@ -139,10 +150,11 @@ impl<'t> Reader<'t> {
 
     /// `.version 6.4 .target sm_50`, before all else.
     fn header(&mut self) -> Result<(), PtxError> {
+        let start = self.tokens.rest().chars().take(SHOWN).collect();
         match self.next()? {
             Some(Token::Directive("version")) => {}
             Some(Token::Directive(word)) if word.starts_with("version") => return Err(NO_NUMBER),
-            _ => return Err(PtxError::NotPtx),
+            _ => return Err(PtxError::NotPtx(start)),
         }
         if !matches!(self.next()?, Some(Token::Number(_))) {
             return Err(NO_NUMBER);
@@ -282,7 +294,8 @@ fn parameter_bytes(declaration: &[Token<'_>]) -> Option<usize> {
     loop {
         match tokens.next()? {
             Token::Directive("align") => {
-                tokens.next().filter(|token| matches!(token, Token::Number(_)))?;
+                let Token::Number(digits) = tokens.next()? else { return None };
+                number(digits).filter(|bytes| bytes.is_power_of_two())?;
             }
             Token::Directive("ptr" | "global" | "const" | "local" | "shared")
                 if element.is_some() => {}

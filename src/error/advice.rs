@@ -123,7 +123,7 @@ fn no_room(call: &str) -> &'static str {
     if call.starts_with("cuMemHost") {
         "the host has no room for more page-locked memory: free some, or raise the limit of locked memory, \
          ulimit -l"
-    } else if call.starts_with("cuMem") || call == "cudaMalloc" {
+    } else if (call.starts_with("cuMem") && !is_access(call)) || call == "cudaMalloc" {
         "free memory, ask for less, or use a device with more of it"
     } else if call.ends_with("Create") || call.ends_with("CreateWithPriority") {
         "the driver has no room for another handle: drop streams, events or graphs"

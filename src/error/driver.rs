@@ -146,7 +146,7 @@ impl DriverError {
     pub fn name(&self) -> &'static str {
         match self.code {
             Self::MISSING_SYMBOL => "the driver has no such function",
-            Self::FORKED => "the process was forked after the driver was opened",
+            Self::FORKED => "the process was forked after a device was opened",
             code => known(code)
                 .map_or("a number without a name here, see CUresult in cuda.h", |known| known.0),
         }

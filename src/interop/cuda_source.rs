@@ -155,7 +155,7 @@ fn compile_once(
     }
     let zero = |_| {
         let what = "a source in CUDA C++ or an option of its compiler has a zero byte";
-        Error::new(ErrorKind::InvalidArgument, what)
+        Error::new(ErrorKind::InvalidArgument, what).with_advice("take it out of the text")
     };
     let options = key.1.iter().map(|option| CString::new(option.as_str()));
     let options = options.collect::<Result<Vec<_>, _>>().map_err(zero)?;

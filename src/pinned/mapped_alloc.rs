@@ -47,9 +47,9 @@ impl MappedAlloc {
         if size_of_val(data) == 0 {
             return Err(Error::new(
                 ErrorKind::InvalidArgument,
-                "an empty slice has no address on a device",
+                "a slice of no bytes has no address on a device",
             )
-            .with_advice("ask for the address of a slice with elements"));
+            .with_advice("ask for the address of a slice that has bytes"));
         }
         device_address_and_range(NonNull::from(data).cast()).map(|(address, _)| address)
     }

@@ -45,6 +45,6 @@ pub(crate) use address_map::device_address;
 crate::sync::for_models! {
     #[allow(missing_docs, unreachable_pub)]
     pub mod models {
-        pub use super::quarantine::{Collected, FenceError, Quarantine};
+        pub use super::quarantine::{FenceError, Quarantine};
     }
 }

@@ -2,12 +2,12 @@
 
 use super::address_map::{self, device_address_and_range};
 use super::allocator::{HostAllocator, implement_allocators};
-use super::source::{HostSource, not_mapped, too_large};
+use super::source::{HostSource, not_mapped};
 use crate::device::Device;
 use crate::driver::sim::CallSite;
 use crate::driver::{HostFlags, not_forked};
 use crate::error::{Error, ErrorKind, Result};
-use crate::layout::DeviceLayout;
+use crate::layout::{DeviceLayout, impossible};
 use crate::resource::{
     DeviceBlock, DeviceResource, HostAccessible, HostComplete, ResourceId, setters,
 };
@@ -193,7 +193,7 @@ pub(super) fn allocate_device_block(
         return Err(not_mapped());
     }
     let host_layout = Layout::from_size_align(layout.bytes(), layout.alignment())
-        .map_err(|_| too_large(layout.bytes(), layout.alignment()))?;
+        .map_err(|_| impossible(layout.bytes(), layout.alignment()))?;
     let block = match allocator.allocate_fast(host_layout) {
         Some(block) => block,
         None => allocator.allocate_slow(host_layout)?,

@@ -35,7 +35,8 @@ use std::ptr::NonNull;
 /// [bounded](PinnedPoolOptions::quarantine_bytes).
 /// [`unfenced`](PinnedPoolOptions::unfenced) is for programs that do not need the wait.
 ///
-/// Blocks stay valid when the last handle goes; each slab goes back with its last block. The largest block
+/// Blocks stay valid when the last handle goes; each slab goes back to the driver with its last block, in a
+/// later call that allocates or trims page-locked memory: the device may still use it then. The largest block
 /// has 256 GiB less 64 bytes; a [`PinnedResource`] gives larger ones.
 ///
 /// ```

@@ -68,12 +68,12 @@ use super::pool_options::{NO_MAXIMUM, PinnedPoolOptions};
 use super::pool_statistics::PinnedPoolStatistics;
 use super::quarantine::Quarantine;
 use super::slab_heap::{Slab, SlabHeap};
-use super::source::{HostSource, PAGE, too_large};
+use super::source::{HostSource, PAGE};
 use super::thread_cache::{self, NotCached, PoolKey, ThreadCache};
 use crate::debug_log::{DeferEvents, defer_events, deferred_event};
 use crate::driver::is_forked_child;
 use crate::error::{Error, ErrorKind, Result};
-use crate::layout::align_up;
+use crate::layout::{align_up, impossible};
 use crate::pool::local::{self, OnThreadExit, PoolId};
 use crate::pool::magazine::{Limits, Magazine, SizeClasses};
 use crate::sync::trusted::{
@@ -226,7 +226,11 @@ impl PoolCore {
         drop(heap);
         if unknown > 0 {
             // Deferred: the caller may hold the locks of a pool above.
-            deferred_event!(error, unknown, "page-locked blocks were freed twice: ignored");
+            deferred_event!(
+                error,
+                unknown,
+                "page-locked blocks were freed that are not the pool's, or were freed before: ignored"
+            );
         }
     }
 
@@ -345,7 +349,7 @@ impl PoolCore {
 
     /// A slab of whole pages: in the address map, and not in the heap (INV-PINNED-9).
     fn allocate_slab(&self, bytes: usize) -> Result<Slab> {
-        let layout = Layout::from_size_align(bytes, PAGE).map_err(|_| too_large(bytes, PAGE))?;
+        let layout = Layout::from_size_align(bytes, PAGE).map_err(|_| impossible(bytes, PAGE))?;
         // The caller's handle keeps the pool.
         let core = self.this.upgrade();
         let core = core.ok_or_else(|| {

@@ -26,12 +26,13 @@ use super::batch::{Batch, FreedBlock, UNIT_SHIFT, bytes_of, exposed_pointer, uni
 use super::fence::{Fence, any_sharing_context_capturing, synchronize_sharing_contexts};
 use super::pool_core::{Grown, NumberedFence, PoolCore};
 use super::quarantine::{Collected, FenceError};
-use super::source::{PAGE, report_lost, too_large};
+use super::source::{PAGE, report_lost};
 use super::thread_cache::{ThreadCache, allocate};
 use crate::debug_log::defer_events;
 use crate::driver::not_forked;
 use crate::error::{Error, ErrorKind, Result};
 use crate::impls::Count;
+use crate::layout::{Requested, impossible};
 use crate::pool::magazine::Magazine;
 use crate::stream::deferred;
 use crate::sync::Arc;
@@ -70,7 +71,7 @@ impl PoolCore {
             return Err(above_largest_block(size, align));
         };
         let address = self.allocate_by_miss_steps(units, layout)?;
-        let pointer = exposed_pointer(address).ok_or_else(|| too_large(size, align))?;
+        let pointer = exposed_pointer(address).ok_or_else(|| impossible(size, align))?;
         Ok(NonNull::slice_from_raw_parts(pointer, size))
     }
 
@@ -323,24 +324,20 @@ impl PoolCore {
         let now = self.statistics();
         let counted = |bytes| Count(bytes, "byte");
         // An alignment above a page's takes room that its message has to account for.
-        let is_over_aligned = layout.align() > PAGE;
-        let aligned = match is_over_aligned {
-            true => format!(" aligned to {}", layout.align()),
-            false => String::new(),
-        };
+        let requested = Requested { bytes: layout.size(), alignment: layout.align(), usual: PAGE };
         let lost = bytes_of(self.lost_units.load(Ordering::Relaxed));
         let leaked = match lost {
             0 => String::new(),
             lost => format!(", {} leaked with their device, which is lost,", counted(lost)),
         };
         let message = format!(
-            "allocating {}{aligned} of page-locked memory from a pool whose maximum is {}: it has {}, {} of \
-             them in use{leaked} and {} waiting for the device",
-            counted(layout.size()),
+            "allocating {requested} of page-locked memory from a pool whose maximum is {}: it has {}, {} of \
+             them in use{leaked} and {} waiting for the device, and its largest free block has {}",
             counted(self.options.maximum_size),
             counted(now.reserved),
             counted(now.live.saturating_sub(lost)),
             counted(now.waiting),
+            counted(now.largest_free),
         );
         let error = Error::new(ErrorKind::OutOfMemory, message);
         if now.waiting > 0 && any_sharing_context_capturing(&self.source().device) {
@@ -357,7 +354,7 @@ impl PoolCore {
                  transfers, or synchronize their streams, and ask again",
             );
         }
-        error.with_advice(match is_over_aligned {
+        error.with_advice(match requested.is_over_aligned() {
             true => "ask for a smaller alignment, free memory, or build the pool with a larger maximum_size",
             false => "free memory, ask for less, or build the pool with a larger maximum_size",
         })
@@ -381,14 +378,15 @@ impl PoolCore {
 }
 
 fn above_largest_block(size: usize, align: usize) -> Error {
+    let requested = Requested { bytes: size, alignment: align, usual: PAGE };
     let most = bytes_of(u64::from(u32::MAX));
     if size.checked_add(align).is_none_or(|bytes| bytes > isize::MAX as usize - PAGE) {
-        return too_large(size, align);
+        return impossible(size, align);
     }
-    let (size, most) = (Count(size, "byte"), Count(most, "byte"));
+    let most = Count(most, "byte");
     Error::new(
         ErrorKind::OutOfMemory,
-        format!("allocating {size} from a page-locked pool whose largest block has {most}"),
+        format!("allocating {requested} from a page-locked pool whose largest block has {most}"),
     )
     .with_advice("take so large a block from a PinnedResource")
 }

@@ -6,8 +6,7 @@ use crate::debug_log::deferred_event;
 use crate::device::Device;
 use crate::driver::{BackendKind, ErrorContext, HostFlags, not_forked};
 use crate::error::{DriverError, Error, ErrorKind, Result, catch_panic};
-use crate::impls::Count;
-use crate::layout::align_up;
+use crate::layout::{Requested, align_up, impossible};
 use crate::sync::trusted::Mutex;
 use crate::sync::{Arc, LazyLock};
 use std::alloc::Layout;
@@ -83,15 +82,16 @@ impl HostSource {
     pub(super) fn allocate(&self, layout: Layout) -> Result<HostMemory> {
         not_forked("page-locked memory")?;
         collect_all_quarantines();
-        let too_large = || too_large(layout.size(), layout.align());
+        let requested = Requested { bytes: layout.size(), alignment: layout.align(), usual: PAGE };
+        let too_large = || impossible(layout.size(), layout.align());
         // An alignment above the page's is found inside of a larger block.
         let padding = if layout.align() > PAGE { layout.align() } else { 0 };
         let mut bytes = padded(layout.size(), padding).ok_or_else(too_large)?;
-        let mut base = self.host_alloc_with_trim_retry(bytes)?;
+        let mut base = self.host_alloc_with_trim_retry(bytes, requested)?;
         if first_fit(base, bytes, layout).is_none() {
             // Drivers are said to align to pages, and promise nothing: once more, with room.
             bytes = padded(layout.size(), layout.align()).ok_or_else(too_large)?;
-            let larger = self.host_alloc_with_trim_retry(bytes);
+            let larger = self.host_alloc_with_trim_retry(bytes, requested);
             // SAFETY: allocated above, and nothing else has the pointer.
             let _ = unsafe { self.device.driver().host_free(base) };
             base = larger?;
@@ -99,9 +99,13 @@ impl HostSource {
         Ok(HostMemory { base, bytes, start: first_fit(base, bytes, layout).unwrap_or(base) })
     }
 
-    /// Pinned memory of the driver. Where it has none, waits for what is in quarantine, frees that to the
-    /// driver, and asks once more.
-    fn host_alloc_with_trim_retry(&self, bytes: usize) -> Result<NonNull<u8>> {
+    /// `bytes` of pinned memory of the driver, for a request. Where it has none, waits for what is in
+    /// quarantine, frees that to the driver, and asks once more.
+    fn host_alloc_with_trim_retry(
+        &self,
+        bytes: usize,
+        requested: Requested,
+    ) -> Result<NonNull<u8>> {
         let driver = self.device.driver();
         match driver.host_alloc(bytes, self.flags) {
             // The memory in quarantine may be all that is missing. If it has to stay there, the error
@@ -115,8 +119,9 @@ impl HostSource {
             answer => answer,
         }
         .with_context(|| {
-            format!("allocating {} of page-locked memory for {}", Count(bytes, "byte"), self.device)
+            format!("allocating {requested} of page-locked memory for {}", self.device)
         })
+        .map_err(|error| requested.advise(error))
     }
 
     /// Asks the driver for the device's address of memory that was allocated here.
@@ -160,15 +165,6 @@ pub(super) fn not_mapped() -> Error {
         "the page-locked memory is not mapped, so that no kernel reaches it",
     )
     .with_advice("use MappedAlloc, or a PinnedResource built with mapped(true)")
-}
-
-/// The error of a layout that can never be met.
-pub(super) fn too_large(size: usize, align: usize) -> Error {
-    Error::new(
-        ErrorKind::InvalidArgument,
-        format!("no address space holds {} aligned to {align}", Count(size, "byte")),
-    )
-    .with_advice("ask for less")
 }
 
 /// Whole pages with room for `size` bytes and `padding` more; `None` if no address space has that.

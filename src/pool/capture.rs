@@ -122,7 +122,7 @@ impl<U: Upstream> Pool<U> {
         let bytes = graphs.bytes_of(ended.graph);
         drop(graphs);
         if bytes > 0 {
-            self.upstream.report_leak(bytes, &error);
+            self.upstream.report_leak(self.id(), bytes, &error);
         }
     }
 

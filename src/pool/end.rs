@@ -52,7 +52,9 @@ impl<U: Upstream> Pool<U> {
         }
         let stream = match self.join_streams() {
             Ok(stream) => stream,
-            Err(error) => return self.upstream.report_leak(self.stats().reserved, &error),
+            Err(error) => {
+                return self.upstream.report_leak(self.id(), self.stats().reserved, &error);
+            }
         };
         let mut pieces = Vec::new();
         for slot in self.stream_slots() {
@@ -75,7 +77,7 @@ impl<U: Upstream> Pool<U> {
         let lost = self.reserved_bytes();
         emit!(self, { blocks, bytes, leaked = lost }, "pool ended");
         if lost > 0 {
-            self.upstream.report_leak(lost, &Failure::Exhausted(None));
+            self.upstream.report_leak(self.id(), lost, &Failure::Exhausted(None));
         }
     }
 

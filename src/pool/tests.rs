@@ -90,7 +90,7 @@ impl Upstream for EndlessMemory {
 
     fn deallocate(&self, _: Option<&Stream>, (): ()) {}
 
-    fn report_leak(&self, bytes: usize, why: &Failure<Self::Error>) {
+    fn report_leak(&self, _pool: u64, bytes: usize, why: &Failure<Self::Error>) {
         panic!("{bytes} bytes are leaked: {why:?}");
     }
 

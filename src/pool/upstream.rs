@@ -78,7 +78,7 @@ pub trait Upstream: Send + Sync + 'static {
 
     /// The pool ends, and so many bytes do not go back: users hold blocks of them still
     /// ([`Failure::Exhausted`]), or no stream could be made to wait for their last work.
-    fn report_leak(&self, bytes: usize, why: &Failure<Self::Error>);
+    fn report_leak(&self, pool: u64, bytes: usize, why: &Failure<Self::Error>);
 
     /// Whether an event that is asked about again later may be passed by then, for no other reason.
     fn works_unasked(&self) -> bool {

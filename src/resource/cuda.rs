@@ -9,7 +9,7 @@ use crate::driver::sim::CallSite;
 use crate::driver::{DeviceAddress, DriverResult, ErrorContext};
 use crate::error::{DriverError, Error, ErrorKind, Result};
 use crate::impls::Count;
-use crate::layout::DeviceLayout;
+use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout, Requested};
 use crate::stream::{Stream, deferred};
 
 /// Plain device memory, one driver call an allocation: `cuMemAlloc` and `cuMemFree`.
@@ -79,17 +79,17 @@ pub(super) fn allocate(
     if layout.bytes() == 0 {
         return Ok(DeviceBlock::empty(layout));
     }
-    let bytes = padded_bytes(layout);
-    let base = driver_call(bytes).with_context(|| match device.memory_info() {
+    let (bytes, alignment) = (layout.bytes(), layout.alignment());
+    let requested = Requested { bytes, alignment, usual: DEFAULT_ALIGNMENT };
+    let base = driver_call(padded_bytes(layout)).with_context(|| match device.memory_info() {
         Ok(info) => format!(
-            "allocating {} on {device}, which has {} free of its {}",
-            Count(bytes, "byte"),
+            "allocating {requested} on {device}, which has {} free of its {}",
             Count(info.free, "byte"),
             Count(info.total, "byte")
         ),
-        Err(_) => format!("allocating {} on {device}", Count(bytes, "byte")),
-    })?;
-    Ok(padded_block(layout, base))
+        Err(_) => format!("allocating {requested} on {device}"),
+    });
+    Ok(padded_block(layout, base.map_err(|error| requested.advise(error))?))
 }
 
 /// Waits for the stream, then frees. On a stream in capture, where a wait would invalidate the graph,

@@ -17,7 +17,11 @@ use std::ptr::NonNull;
 /// [`deallocate`](Self::deallocate) takes the memory back as soon as the work that `stream` was given
 /// before has run. Neither waits for the device unless the resource's own documentation says so.
 /// Resources compose: an adaptor is a resource made of another. `Arc<R>` and `Arc<dyn DeviceResource>`
-/// are resources too.
+/// are resources too. A `Box<dyn DeviceResource>` is none: `Arc::from` makes an `Arc` of it.
+///
+/// A [`PinnedPool`](crate::PinnedPool) or [`PinnedResource`](crate::PinnedResource) is an
+/// [`Allocator`](crate::allocator_api2::alloc::Allocator) as well, which has an `allocate`, too: where both
+/// traits are imported, `DeviceResource::allocate(&pool, ..)` says which.
 ///
 /// # What compute-sanitizer sees
 ///

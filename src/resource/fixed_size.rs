@@ -130,7 +130,13 @@ impl<U: DeviceResource + 'static> FixedSizeResource<U> {
             Count(self.block_size, "byte")
         );
         let whole = if bytes == 0 { 0 } else { self.block_size };
-        self.pool.allocate_cold(stream, DeviceLayout::with_alignment(whole, alignment)?)
+        let block = DeviceLayout::with_alignment(whole, alignment)?;
+        self.pool.allocate_cold(stream, block).map_err(|error| match bytes < whole {
+            true => {
+                error.within(format_args!("allocating {}, by a whole block", Count(bytes, "byte")))
+            }
+            false => error,
+        })
     }
 }
 

@@ -10,7 +10,7 @@ use crate::driver::sim::CallSite;
 use crate::driver::{DeviceRange, ErrorContext, PreferredLocation, is_forked_child, not_forked};
 use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::impls::Count;
-use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout};
+use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout, impossible};
 use crate::stream::{Stream, deferred};
 use std::alloc::Layout;
 use std::ptr::NonNull;
@@ -261,11 +261,8 @@ unsafe impl DeviceResource for SystemResource {
         deferred::collect_blocks();
         let minimum = if self.headroom.is_some() { PAGE } else { DEFAULT_ALIGNMENT };
         let alignment = layout.alignment().max(minimum);
-        let wanted = Layout::from_size_align(layout.bytes(), alignment).map_err(|_| {
-            let (bytes, alignment) = (Count(layout.bytes(), "byte"), layout.alignment());
-            let what = format!("no address space holds {bytes} aligned to {alignment}");
-            Error::new(ErrorKind::InvalidArgument, what).with_advice("ask for less")
-        })?;
+        let wanted = Layout::from_size_align(layout.bytes(), alignment)
+            .map_err(|_| impossible(layout.bytes(), layout.alignment()))?;
         let Some(headroom) = self.headroom else {
             return self.obtain(stream, wanted).map(SystemMemory::into_block);
         };

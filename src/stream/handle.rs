@@ -355,7 +355,8 @@ impl Simulator {
     ///
     /// # Errors
     ///
-    /// Those that a driver would give: the stream is in capture already, or is of another device.
+    /// Those that a driver would give: the stream is in capture already, is the default stream, or is of
+    /// another device.
     pub fn start_capture(&self, stream: &Stream) -> Result<()> {
         stream.expose();
         self.begin_capture(stream.raw()).with_context(|| format!("beginning a capture on {stream}"))

@@ -191,6 +191,7 @@ macro_rules! for_models {
 pub(crate) use for_models;
 
 for_models! {
+    #[allow(unreachable_pub)]
     pub mod models {
         pub use super::biased::Biased;
         pub use super::biased_mutex::{Bias, BiasedMutex};

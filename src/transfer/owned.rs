@@ -261,7 +261,8 @@ impl<B: HostBuffer> Transfer<B> {
     /// # Errors
     ///
     /// [`ErrorKind::ContextLost`](crate::ErrorKind::ContextLost) if the copy, or work before it,
-    /// failed. The error has the buffers unless the device may still write the host's.
+    /// failed; [`ErrorKind::Simulation`](crate::ErrorKind::Simulation) if the simulated device reports it.
+    /// The error has the buffers unless the device may still write the host's.
     #[track_caller]
     pub fn wait(mut self) -> Result<(B, DeviceVec<B::Item>), TransferError<B>> {
         let _site = CallSite::enter();

@@ -177,6 +177,13 @@ fn errors(told: &[(Level, Told)]) -> Vec<&str> {
 
 #[test]
 fn a_pool_that_ends_without_memory_in_a_capture_leaks_nothing() {
+    // The pool ends after the capture, on whichever thread asks for memory first, and tells its subscriber.
+    if !support::in_own_process(
+        module_path!(),
+        "a_pool_that_ends_without_memory_in_a_capture_leaks_nothing",
+    ) {
+        return;
+    }
     let (device, simulator) = support::simulated(SimConfig::default());
     let stream = device.new_stream().unwrap();
     let pool = pool_of(&device, &[MissStep::GrowToMaximum], MIB);
@@ -277,7 +284,8 @@ fn a_driver_that_is_gone_is_an_error_in_the_log() {
         Heard::of(|| pool.allocate(&stream, DeviceLayout::new(64).unwrap()).unwrap_err());
     assert_eq!(error.kind(), ErrorKind::ContextLost);
     if let Some(lost) = one(&told, Level::ERROR, "device lost") {
-        assert_eq!(lost.fields["error"], error.to_string());
+        let upstream = &lost.fields["error"];
+        assert!(error.to_string().ends_with(&format!(": {upstream}")), "{error}; {upstream}");
     }
 }
 

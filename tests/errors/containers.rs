@@ -7,6 +7,7 @@ use aquifer::{
     CudaResource, Device, DeviceBlock, DeviceBuffer, DeviceLayout, DeviceScalar, DeviceVec,
     DeviceVecParts, HostArgs, HostChunk, Kernel, LaunchConfig, PinnedPool, PinnedResource, Result,
 };
+use std::ops::Bound;
 use std::sync::Arc;
 
 pub(crate) fn rows(table: &mut Table) {
@@ -37,6 +38,8 @@ fn vectors(table: &mut Table) {
     let reversed = 5..2;
     table.failed("range 5..2", vec.slice(reversed));
     table.failed("range 5.. of 3", vec.slice(5..));
+    let after = (Bound::Excluded(7), Bound::Unbounded);
+    table.failed("a range from behind 7, of 3", vec.slice(after));
     table.failed("range ..=MAX of 3", vec.slice(..=usize::MAX));
     table.failed("a split at 4 of 3", vec.split_at_mut(4));
     let mut bytes = DeviceBuffer::zeroed(&stream, 10).unwrap();

@@ -8,6 +8,7 @@ use aquifer::{
     DeviceResource, MappedAlloc, PinnedPool, PinnedResource, Registered, last_error,
     reset_current_pinned_resource, set_current_pinned_resource,
 };
+use std::alloc::Layout;
 
 pub(crate) fn rows(table: &mut Table) {
     let (device, simulator) = simulated(SimConfig::default());
@@ -51,6 +52,18 @@ pub(crate) fn rows(table: &mut Table) {
     let mut vast = AllocVec::<u8, _>::new_in(PinnedResource::new(&device).unwrap());
     assert!(vast.try_reserve(isize::MAX as usize - 4096).is_err());
     table.row("more than an address space, page-locked", last_error().unwrap());
+    let far = Layout::from_size_align(100, 1 << 60).unwrap();
+    assert!(
+        allocator_api2::alloc::Allocator::allocate(&PinnedResource::new(&device).unwrap(), far)
+            .is_err()
+    );
+    table.row("an alignment that takes the room, page-locked", last_error().unwrap());
+    let farther = Layout::from_size_align(1 << 62, 1 << 62).unwrap();
+    assert!(
+        allocator_api2::alloc::Allocator::allocate(&PinnedResource::new(&device).unwrap(), farther)
+            .is_err()
+    );
+    table.row("an alignment that no address space holds, page-locked", last_error().unwrap());
     let unmapped = PinnedResource::builder(&device).mapped(false).build().unwrap();
     set_current_pinned_resource(PinnedPool::new(unmapped).unwrap());
     let mut mapped = AllocVec::<u8, _>::new_in(MappedAlloc);

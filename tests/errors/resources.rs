@@ -5,9 +5,9 @@ use crate::table::Table;
 use aquifer::sim::{Schedule, SimConfig};
 use aquifer::{
     ArenaResource, AsyncResource, BinningResource, CallbackResource, CudaResource, Device,
-    DeviceBlock, DeviceLayout, DeviceResource, Error, ErrorKind, FixedSizeResource, HostArgs,
-    Kernel, LaunchConfig, ManagedResource, MissPolicy, MissStep, PoolResource, ResourceId, Result,
-    Stream, SystemResource,
+    DeviceBlock, DeviceLayout, DeviceResource, DeviceVec, Error, ErrorKind, FixedSizeResource,
+    HostArgs, Kernel, LaunchConfig, ManagedResource, MissPolicy, MissStep, PoolResource,
+    ResourceId, Result, Stream, SystemResource,
 };
 use std::sync::{Arc, Mutex};
 
@@ -34,6 +34,8 @@ fn plain(table: &mut Table) {
     table.failed("more than the device has", plain.allocate(&stream, layout(2 * MIB)));
     let far = DeviceLayout::with_alignment(MIB, 4096).unwrap();
     table.failed("more than the device has, with an alignment", plain.allocate(&stream, far));
+    let farther = DeviceLayout::with_alignment(100, 8 * MIB).unwrap();
+    table.failed("an alignment that takes the room", plain.allocate(&stream, farther));
     let managed = ManagedResource::new(&device).unwrap();
     table.failed("managed memory past the device", managed.allocate(&stream, layout(2 * MIB)));
     let held = managed.allocate(&stream, layout(MIB / 2)).unwrap();
@@ -263,6 +265,14 @@ fn careless(table: &mut Table) {
     table.failed("an upstream that gives too little", short.allocate(&stream, layout(1)));
     let odd = PoolResource::new(of(64 * MIB, 8)).unwrap();
     table.failed("an upstream that does not align", odd.allocate(&stream, layout(1)));
+    let (failing, simulator) = simulated(SimConfig::default());
+    let pool = PoolResource::new(CudaResource::new(&failing)).unwrap();
+    let its = failing.new_stream().unwrap();
+    simulator.fail_call("cuMemAlloc", 1, 999).unwrap();
+    table.failed("a pool whose upstream fails", pool.allocate(&its, layout(1)));
+    simulator.fail_call("cuMemcpyHtoDAsync", 1, 2).unwrap();
+    let copied = DeviceVec::from_slice_in(&its, &[1_u8; 64], pool);
+    table.failed("a copy that the driver has no room for", copied);
     let refuses = PoolResource::new(of(0, 0)).unwrap();
     table.failed("an upstream of a user's that refuses", refuses.allocate(&stream, layout(1)));
     let bin = BinningResource::builder(CudaResource::new(&device))

@@ -33,13 +33,7 @@ const UNREACHED: &[(&str, &str, &str)] = &[
     ("src/resource/pool/failure.rs", "a stream that is gone", "two failures in one moment"),
     ("src/resource/pool/failure.rs", "65,534", "65,534 streams"),
     ("src/resource/pool/capture.rs", "another capture cannot", "the gate refuses it first"),
-    ("src/pinned/source.rs", "no address space holds", "an allocator's layout is none"),
     ("src/resource/system.rs", "giving {device}", "a GPU of another kind"),
-    (
-        "src/resource/system.rs",
-        "Error::new(ErrorKind::InvalidArgument, what)",
-        "a `DeviceLayout` is none",
-    ),
     ("src/debug_log/file.rs", "installing the debug log", "tests/debug_log"),
     ("src/pinned/pool_core.rs", "no handle left", "a handle lives while it is called"),
     ("src/container/copy.rs", "copy a part of the vector", "the host's heap gives any size"),

@@ -214,6 +214,12 @@ fn a_stream_of_another_device_is_refused() {
     assert_eq!(misuse.known().unwrap().stream_id(), stream.id());
     assert!(misuse.to_string().contains(&other.to_string()), "{misuse}");
     assert_eq!(fixture.live(), 1);
+    let (namesake, _) = support::simulated(SimConfig::default().ordinal(device.ordinal()));
+    free(&fixture.checked, &namesake.new_stream().unwrap(), copy(&block));
+    let misuse = fixture.one(MisuseKind::WrongDevice).to_string();
+    // A GPU has another name.
+    let another = if device.to_string() == namesake.to_string() { "another " } else { "" };
+    assert!(misuse.contains(&format!(", of {another}{namesake}")), "{misuse}");
     free(&fixture.checked, &stream, block);
     assert_eq!((fixture.live(), fixture.told().len()), (0, 0));
 }
@@ -344,6 +350,6 @@ fn without_a_handler_a_misuse_is_an_error_in_the_log() {
         free(&checked.clone(), &stream, again);
     });
     assert_eq!(log.count(Level::ERROR, "a block was freed twice"), 1, "{:?}", log.lines());
-    assert_eq!(log.count(Level::ERROR, ": leaked"), 1);
+    assert_eq!(log.count(Level::ERROR, ": refused"), 1);
     assert_eq!(log.lines().len(), 1);
 }

@@ -6,7 +6,7 @@ use aquifer::sim::SimConfig;
 use aquifer::{
     ArenaResource, AsyncResource, BinningResource, CudaResource, Device, DeviceBlock, DeviceLayout,
     DeviceResource, DeviceVec, ErrorKind, FixedSizeResource, HostBuffer, ManagedResource,
-    PoolResource, ResourceId, Result, Stream, SystemResource,
+    PoolResource, ResourceId, Result, Stream, SystemResource, TrackingAdaptor,
 };
 use log::Log;
 use std::ptr::NonNull;
@@ -25,6 +25,71 @@ fn eventually(stream: &Stream, holds: impl Fn() -> bool) -> bool {
         std::thread::sleep(Duration::from_millis(1));
         holds()
     })
+}
+
+/// An upstream that hands out one address again and again, with no memory there.
+#[derive(Debug)]
+struct Lying {
+    device: Device,
+    address: u64,
+    bytes: usize,
+}
+
+// SAFETY: of no use: no test touches its memory.
+unsafe impl DeviceResource for Lying {
+    fn device(&self) -> &Device {
+        &self.device
+    }
+
+    fn identity(&self) -> ResourceId {
+        ResourceId::of_object(self)
+    }
+
+    fn allocate(&self, _: &Stream, wanted: DeviceLayout) -> Result<DeviceBlock> {
+        Ok(DeviceBlock::new(self.address, self.bytes.max(wanted.bytes()), self.address))
+    }
+
+    unsafe fn deallocate(&self, _: &Stream, _: DeviceBlock) {}
+}
+
+#[test]
+fn a_pool_over_an_upstream_that_lies_refuses() {
+    let device = support::unfollowed();
+    let stream = device.new_stream().unwrap();
+    let over = |address, bytes| {
+        let lying = Lying { device: device.clone(), address, bytes };
+        PoolResource::new(lying).unwrap()
+    };
+    let (twice, past) = (over(1 << 30, 1 << 20), over(u64::MAX - 255, 1 << 20));
+    let first = twice.allocate(&stream, layout(1 << 20)).unwrap();
+    let refused = twice.allocate(&stream, layout(1 << 20)).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::OutOfMemory, "{refused}");
+    // SAFETY: the pool's block, which nobody has used.
+    unsafe { twice.deallocate(&stream, first) };
+    let refused = past.allocate(&stream, layout(1 << 20)).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::OutOfMemory, "{refused}");
+}
+
+#[test]
+fn a_count_of_bytes_goes_round_over_an_upstream_that_lies() {
+    let device = support::unfollowed();
+    let stream = device.new_stream().unwrap();
+    let [one, two] = [1 << 30, 1 << 31].map(|address| Lying {
+        device: device.clone(),
+        address,
+        bytes: usize::MAX,
+    });
+    for lying in [one, two] {
+        let tracking = TrackingAdaptor::new(lying);
+        let [first, second] = [(); 2].map(|()| tracking.allocate(&stream, layout(64)).unwrap());
+        assert_eq!(tracking.allocated_bytes(), usize::MAX);
+        // SAFETY: the upstream's block, which it forgets.
+        unsafe {
+            tracking.deallocate(&stream, first);
+            tracking.deallocate(&stream, second);
+        }
+        assert_eq!(tracking.allocated_bytes(), 0);
+    }
 }
 
 /// A block that the driver hands out in a capture is there while the graph runs, and not before or

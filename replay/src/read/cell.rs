@@ -157,7 +157,7 @@ impl Line<'_> {
             column: self.names[column],
             expected,
             found: match self.record.get(self.places[column]) {
-                Some(text) => brief(text),
+                Some(text) => format!("{:?}", brief(text)),
                 None => String::from("the end of the line"),
             },
         })

@@ -100,7 +100,7 @@ pub enum ReadError {
         source: csv::Error,
     },
     /// A cell has not what its column wants.
-    #[error("{}:{line}: column {column}: expected {expected}, found {found:?}", path.display())]
+    #[error("{}:{line}: column {column}: expected {expected}, found {found}", path.display())]
     Cell {
         /// The log.
         path: PathBuf,
@@ -110,7 +110,7 @@ pub enum ReadError {
         column: &'static str,
         /// What belongs there.
         expected: &'static str,
-        /// What is there; of a long cell the start.
+        /// What is there, in quotes; of a long cell the start.
         found: String,
     },
     /// The file is not a pickle, or not a whole one.

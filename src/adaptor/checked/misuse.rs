@@ -174,7 +174,9 @@ impl fmt::Display for Misuse {
         };
         write!(f, "{misuse} on {device}: {}", self.call)?;
         if self.kind == MisuseKind::WrongDevice {
-            write!(f, ", of {stream_device}")?;
+            // Two simulated devices may have one ordinal.
+            let another = if device == stream_device { "another " } else { "" };
+            write!(f, ", of {another}{stream_device}")?;
         }
         match &self.known {
             Some(known) => write!(f, "; {known_as}: {known}"),

@@ -176,8 +176,8 @@ impl<U: DeviceResource> CheckedState<U> {
         let devices = [self.upstream.device(), stream.device()].map(ToString::to_string);
         let misuse = Misuse { kind, call, known, devices };
         let Some(handler) = &self.rules.handler else {
-            let leaked = if kind.is_refused() { ": leaked" } else { "" };
-            deferred_event!(error, ?kind, "{misuse}{leaked}");
+            let refused = if kind.is_refused() { ": refused" } else { "" };
+            deferred_event!(error, ?kind, "{misuse}{refused}");
             return;
         };
         if catch_panic(|| handler(&misuse)).is_none() {
@@ -230,7 +230,7 @@ impl<U: DeviceResource> CheckedState<U> {
 }
 
 // SAFETY: every block is the upstream's, and goes back to it at most once for each allocation,
-// unchanged; refused blocks are leaked.
+// unchanged; a block whose free is refused stays allocated.
 unsafe impl<U: DeviceResource> DeviceResource for CheckedAdaptor<U> {
     forward!(device, identity);
 

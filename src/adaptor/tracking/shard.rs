@@ -63,9 +63,10 @@ impl TrackingShard {
     /// Inserts a block where there [is room](Self::has_room), and gives the one that it replaces.
     #[inline]
     pub(super) fn insert(&mut self, block: TrackedBlock) -> Option<Removed> {
-        self.bytes += block.bytes;
+        // Wraps for the blocks of an upstream that lies about sizes; a removal takes the same off.
+        self.bytes = self.bytes.wrapping_add(block.bytes);
         let before = self.blocks.insert(block.address, block)?;
-        self.bytes -= before.bytes;
+        self.bytes = self.bytes.wrapping_sub(before.bytes);
         Some((before.bytes, before.backtrace))
     }
 
@@ -73,7 +74,7 @@ impl TrackingShard {
     pub(super) fn remove(&mut self, address: u64) -> Option<Removed> {
         let block = self.blocks.remove(&address)?;
         // The bytes that were added: a wrong size of the free's caller cannot underflow the sum.
-        self.bytes -= block.bytes;
+        self.bytes = self.bytes.wrapping_sub(block.bytes);
         Some((block.bytes, block.backtrace))
     }
 

@@ -62,6 +62,12 @@ impl<'t> Tokens<'t> {
         }
     }
 
+    /// What is left of the text, from the next word on.
+    pub(super) fn rest(&mut self) -> &'t str {
+        self.skip_blanks();
+        self.text.get(self.at..).unwrap_or_default()
+    }
+
     /// Passes a text in quotes. It ends with its line at the latest: what a quote that is not closed
     /// costs is one line.
     fn skip_quoted(&mut self) {

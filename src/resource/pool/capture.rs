@@ -46,6 +46,9 @@ impl Stream {
     ///   run at a launch, and the vector has its new block at once.
     /// - A vector that another stream used before the capture is written in it when that use has run
     ///   ([`Stream::synchronize`]), or after that stream has joined.
+    /// - The graph keeps memory of this pool alone. A vector of another resource that is made in the capture is
+    ///   freed there, or after it, as that resource frees: such a vector has to live as long as the graph is
+    ///   launched, too.
     /// - Vectors that were there before the capture have to live as long as the graph is launched:
     ///   that is part of the contract of [`Graph::launch`].
     ///

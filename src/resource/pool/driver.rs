@@ -171,7 +171,7 @@ impl<U: DeviceResource + 'static> Upstream for PoolDriver<U> {
         unsafe { self.resource.deallocate(&stream, block) }
     }
 
-    fn report_leak(&self, bytes: usize, why: &Failure<Error>) {
+    fn report_leak(&self, pool: u64, bytes: usize, why: &Failure<Error>) {
         let device = self.resource.device();
         if bytes == 0 || device.memory_info().is_err() {
             // Nothing is lost: there was none, or the device is gone and its memory with it.
@@ -181,11 +181,11 @@ impl<U: DeviceResource + 'static> Upstream for PoolDriver<U> {
         match why {
             Failure::Upstream(error) => report_leak(device, bytes, error),
             Failure::Exhausted(_) => deferred_event!(
-                error, device = %name, bytes,
+                error, device = %name, pool, bytes,
                 "leaked device memory: a pool was dropped while blocks of it were in use"
             ),
             _ => deferred_event!(
-                error, device = %name, bytes,
+                error, device = %name, pool, bytes,
                 "leaked device memory: no stream could be made to wait for its last use"
             ),
         }

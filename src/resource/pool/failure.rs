@@ -5,6 +5,7 @@ use super::{Asked, PoolResource, PoolStatistics};
 use crate::debug_log::{POOL, deferred_event};
 use crate::error::{Error, ErrorKind};
 use crate::impls::Count;
+use crate::layout::{DeviceLayout, Requested, SMALLER_ALIGNMENT};
 use crate::pool::{Failure, MissStep};
 use crate::resource::device_resource::DeviceResource;
 use crate::stream::CAPTURED_ELSEWHERE;
@@ -59,7 +60,13 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
                     let error = error.to_string();
                     deferred_event!(error, target: POOL, pool, device = ordinal, asked = bytes, error, "device lost");
                 }
-                error
+                match asked {
+                    Asked::Allocation(..) => error.within(format_args!(
+                        "allocating {} from {noun} on {device}",
+                        Count(bytes, "byte")
+                    )),
+                    _ => error,
+                }
             }
             Failure::Exhausted(upstream) => self.out_of_memory(upstream, asked),
             Failure::Captured => {
@@ -108,8 +115,12 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
 
     /// Whether the request is for a larger alignment than that of every block.
     fn is_over_aligned(&self, asked: Asked<'_>) -> bool {
-        let own = self.pool.settings().alignment;
-        matches!(asked, Asked::Allocation(layout, _) if layout.alignment() as u64 > own)
+        matches!(asked, Asked::Allocation(layout, _) if self.requested(layout).is_over_aligned())
+    }
+
+    fn requested(&self, layout: DeviceLayout) -> Requested {
+        let usual = self.pool.settings().alignment as usize;
+        Requested { bytes: layout.bytes(), alignment: layout.alignment(), usual }
     }
 
     /// Whether no memory of upstream could be so large that it has the request at its alignment for sure.
@@ -133,7 +144,7 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
                 format!("no block of it can have more than {largest}: ask its upstream, or for less")
             }
             _ if self.is_over_aligned(asked) && self.is_aligned_past_all(asked) => {
-                "ask for a smaller alignment".into()
+                SMALLER_ALIGNMENT.into()
             }
             (true, _) if bytes > maximum => format!("ask for less, or {}", owner.larger()),
             (_, None) if largest_free >= bytes && self.is_over_aligned(asked) => {
@@ -141,7 +152,7 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
                     PoolOwner::Pool => {
                         "ask for a smaller alignment, or build the pool with that alignment".into()
                     }
-                    PoolOwner::Arena | PoolOwner::FixedSize => "ask for a smaller alignment".into(),
+                    PoolOwner::Arena | PoolOwner::FixedSize => SMALLER_ALIGNMENT.into(),
                 }
             }
             (_, None) if largest_free >= bytes => {
@@ -160,20 +171,17 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
             true => format!(", whose maximum is {}", counted(maximum)),
             false => String::new(),
         };
-        let aligned = match asked {
-            Asked::Allocation(layout, _) if self.is_over_aligned(asked) => {
-                format!(" aligned to {}", layout.alignment())
-            }
-            _ => String::new(),
+        let requested = match asked {
+            Asked::Allocation(layout, _) => self.requested(layout),
+            _ => Requested { bytes, alignment: 1, usual: 1 },
         };
         let last = match &upstream {
             Some(error) => format!("; its upstream: {}", error.message()),
             None => String::new(),
         };
         let message = format!(
-            "allocating {}{aligned} from {} on {device}{limit}: it has {}, {} of them in use, and its \
+            "allocating {requested} from {} on {device}{limit}: it has {}, {} of them in use, and its \
              largest free block has {}{last}",
-            counted(bytes),
             owner.noun(),
             counted(reserved),
             counted(live),

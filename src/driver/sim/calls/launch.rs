@@ -72,7 +72,7 @@ fn load(kernel: &Kernel) -> Result<PtxEntry, DriverError> {
     found.map_err(|error| {
         let why = error.to_string();
         match error {
-            PtxError::NotPtx => module(DriverError::INVALID_IMAGE, &why),
+            PtxError::NotPtx(_) => module(DriverError::INVALID_IMAGE, &why),
             PtxError::Malformed(_) => module(DriverError::INVALID_PTX, &why),
             PtxError::NoEntry(_) if entry.is_empty() => {
                 function(invalid, "the name of the entry is empty")
