@@ -25,6 +25,7 @@ mod impls;
 #[cfg(feature = "cuda")]
 mod interop;
 mod layout;
+mod manager;
 mod pinned;
 mod pool;
 mod resource;
@@ -55,6 +56,11 @@ pub use interop::CompileOptions;
 #[cfg(feature = "cuda")]
 pub use interop::{CudaMut, CudaRef};
 pub use layout::{DEFAULT_ALIGNMENT, DeviceLayout};
+pub use manager::{
+    DeferCleanup, DeviceMemoryManager, HostAllocFlags, HostOnly, INTERFACE_VERSION, ManagerOptions,
+    MemoryManager, MemoryPointer, PendingDeallocations, PinnedMemory, ResourceMemoryManager,
+    memory_manager, register_memory_manager, set_memory_manager,
+};
 pub use pinned::{
     CurrentPinned, HostBuffer, HostChunk, MappedAlloc, PinnedAlloc, PinnedOptions, PinnedPool,
     PinnedPoolOptions, PinnedPoolStatistics, PinnedResource, PolymorphicHostAllocator,
@@ -118,6 +124,7 @@ sync::for_models! {
     pub mod models {
         pub use crate::adaptor::models::*;
         pub use crate::container::models::*;
+        pub use crate::manager::models::*;
         pub use crate::pinned::models::*;
         pub use crate::pool::models::*;
         pub use crate::resource::models::*;

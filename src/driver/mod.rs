@@ -121,6 +121,13 @@ pub struct MemoryInfo {
     pub total: u64,
 }
 
+impl MemoryInfo {
+    /// As a memory manager tells it.
+    pub const fn new(free: u64, total: u64) -> Self {
+        Self { free, total }
+    }
+}
+
 /// The properties of a device, read once when it is opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]

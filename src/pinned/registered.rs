@@ -3,7 +3,9 @@
 use super::address_map::{add_registered, remove_registered};
 use super::fence::require_no_capture;
 use super::host_buffer::HostBuffer;
-use super::source::{FreedMemory, HostQuarantine, HostSource, quarantine_of, trim};
+use super::source::{
+    FreedMemory, HostQuarantine, HostSource, Origin, origin_of, quarantine_of, trim,
+};
 use crate::device::Device;
 use crate::driver::sim::CallSite;
 use crate::driver::{ErrorContext, HostFlags, is_forked_child, not_forked};
@@ -47,6 +49,8 @@ pub struct Registered<B: HostBuffer> {
     pointer: NonNull<B::Item>,
     length: usize,
     quarantine: Arc<HostQuarantine>,
+    /// What has locked it: `None` is the driver.
+    origin: Origin,
     /// Until [`into_inner`](Self::into_inner) has unlocked it and taken the owner.
     is_locked: bool,
 }
@@ -89,11 +93,11 @@ impl<B: HostBuffer> Registered<B> {
         // SAFETY: the owner keeps the range allocated and in place while it lives, by the contract of
         // `HostBuffer`, and `Registered` keeps the owner until the range is unregistered.
         match unsafe { register(device, pointer.cast(), length * size_of::<B::Item>()) } {
-            Ok(flags) => {
+            Ok((flags, origin)) => {
                 let bytes = length * size_of::<B::Item>();
                 add_registered(&HostSource::new(device, flags), pointer.cast(), bytes);
                 let (device, quarantine) = (device.clone(), quarantine_of(device));
-                Ok(Self { device, owner, pointer, length, quarantine, is_locked: true })
+                Ok(Self { device, owner, pointer, length, quarantine, origin, is_locked: true })
             }
             Err(error) => {
                 // SAFETY: initialised above, and not locked.
@@ -134,7 +138,12 @@ impl<B: HostBuffer> Registered<B> {
             require_no_capture(&device)?;
             device.synchronize()?;
         }
-        // SAFETY: registered in `new`, and the devices have just passed all their work.
+        if let Some(memory) = &self.origin {
+            // SAFETY: registered in `new`, and the devices have just passed all their work.
+            unsafe { memory.host_unregister(self.pointer.cast()) };
+            return Ok(());
+        }
+        // SAFETY: as above.
         let unregistered = unsafe { self.device.driver().host_unregister(self.pointer.cast()) };
         unregistered.with_context(|| format!("unlocking a registered buffer of {}", self.device))
     }
@@ -155,7 +164,11 @@ impl<B: HostBuffer> Registered<B> {
 /// # Safety
 ///
 /// The range is valid, and stays allocated and in place until it is unregistered.
-unsafe fn register(device: &Device, base: NonNull<u8>, bytes: usize) -> Result<HostFlags> {
+unsafe fn register(
+    device: &Device,
+    base: NonNull<u8>,
+    bytes: usize,
+) -> Result<(HostFlags, Origin)> {
     not_forked("page-locked memory")?;
     let properties = device.properties();
     if !properties.host_register {
@@ -173,10 +186,16 @@ unsafe fn register(device: &Device, base: NonNull<u8>, bytes: usize) -> Result<H
     let mapped = properties.map_host_memory;
     let flags = HostFlags { portable: true, mapped, write_combined: false };
     let memory = NonNull::slice_from_raw_parts(base, bytes);
+    let origin = origin_of(device)?;
+    if let Some(external) = &origin {
+        // SAFETY: the caller's promise.
+        unsafe { external.host_register(memory, flags)? };
+        return Ok((flags, origin));
+    }
     // SAFETY: the caller's promise.
     let registered = unsafe { device.driver().host_register(memory, flags) };
     registered.with_context(|| format!("page-locking {} for {device}", Count(bytes, "byte")))?;
-    Ok(flags)
+    Ok((flags, None))
 }
 
 impl<B: HostBuffer> Deref for Registered<B> {
@@ -206,6 +225,7 @@ impl<B: HostBuffer> Drop for Registered<B> {
             device: self.device.clone(),
             base: self.pointer.cast(),
             bytes: self.length * size_of::<B::Item>(),
+            origin: self.origin.clone(),
             owner: Some(ManuallyDrop::new(Box::new(owner))),
         });
     }

@@ -1,14 +1,17 @@
-//! Page-locked memory of the driver: how it is allocated, and how it is unpinned after it was freed.
+//! Page-locked memory of the driver, or of a memory manager in its place: how it is allocated, and how it is unpinned
+//! after it was freed.
 
 use super::fence::{Fence, synchronize_sharing_contexts};
 use super::quarantine::Quarantine;
 use crate::debug_log::deferred_event;
 use crate::device::Device;
 use crate::driver::{BackendKind, ErrorContext, HostFlags, not_forked};
-use crate::error::{DriverError, Error, ErrorKind, Result, catch_panic};
+use crate::error::{Error, ErrorKind, Result, catch_panic};
 use crate::layout::{Requested, align_up, impossible};
+use crate::resource::external::ExternalHostMemory;
+use crate::resource::external_memory;
 use crate::sync::trusted::Mutex;
-use crate::sync::{Arc, LazyLock};
+use crate::sync::{Arc, LazyLock, OnceLock};
 use std::alloc::Layout;
 use std::any::Any;
 use std::collections::HashMap;
@@ -25,6 +28,16 @@ pub(super) struct HostSource {
     pub(super) device: Device,
     pub(super) flags: HostFlags,
     quarantine: Arc<HostQuarantine>,
+    /// Where all of its memory comes from: `None` is the driver. Found out at the first allocation.
+    origin: OnceLock<Origin>,
+}
+
+/// Where page-locked memory comes from, if not from the driver.
+pub(super) type Origin = Option<Arc<dyn ExternalHostMemory>>;
+
+/// The memory manager of the process, if it has one.
+pub(super) fn origin_of(device: &Device) -> Result<Origin> {
+    Ok(external_memory(device)?.map(|memory| memory as _))
 }
 
 /// The quarantine of one device, for memory that goes back to the driver.
@@ -46,6 +59,7 @@ pub(super) struct FreedMemory {
     pub(super) device: Device,
     pub(super) base: NonNull<u8>,
     pub(super) bytes: usize,
+    pub(super) origin: Origin,
     /// Of registered memory: dropped when that is unregistered, which frees it. It is leaked unless it
     /// is dropped on purpose: a panic on the way must free nothing that is still locked.
     pub(super) owner: Option<ManuallyDrop<Box<dyn Any + Send>>>,
@@ -74,7 +88,8 @@ impl Eq for HostSource {}
 
 impl HostSource {
     pub(super) fn new(device: &Device, flags: HostFlags) -> Arc<Self> {
-        Arc::new(Self { device: device.clone(), flags, quarantine: quarantine_of(device) })
+        let (device, quarantine) = (device.clone(), quarantine_of(device));
+        Arc::new(Self { device, flags, quarantine, origin: OnceLock::new() })
     }
 
     /// Allocates memory with at least `layout.size()` bytes, which is not 0, from an address at its
@@ -90,11 +105,10 @@ impl HostSource {
         let mut base = self.host_alloc_with_trim_retry(bytes, requested)?;
         if first_fit(base, bytes, layout).is_none() {
             // Drivers are said to align to pages, and promise nothing: once more, with room.
-            bytes = padded(layout.size(), layout.align()).ok_or_else(too_large)?;
-            let larger = self.host_alloc_with_trim_retry(bytes, requested);
-            // SAFETY: allocated above, and nothing else has the pointer.
-            let _ = unsafe { self.device.driver().host_free(base) };
-            base = larger?;
+            let more = padded(layout.size(), layout.align()).ok_or_else(too_large)?;
+            let larger = self.host_alloc_with_trim_retry(more, requested);
+            self.freed(base, bytes).free_to_driver();
+            (base, bytes) = (larger?, more);
         }
         Ok(HostMemory { base, bytes, start: first_fit(base, bytes, layout).unwrap_or(base) })
     }
@@ -106,22 +120,36 @@ impl HostSource {
         bytes: usize,
         requested: Requested,
     ) -> Result<NonNull<u8>> {
-        let driver = self.device.driver();
-        match driver.host_alloc(bytes, self.flags) {
+        match self.host_alloc(bytes, requested) {
             // The memory in quarantine may be all that is missing. If it has to stay there, the error
             // is still that memory is short.
-            Err(error)
-                if error.code() == DriverError::OUT_OF_MEMORY && self.quarantine.len() > 0 =>
-            {
+            Err(error) if error.kind() == ErrorKind::OutOfMemory && self.quarantine.len() > 0 => {
                 let _ = self.trim();
-                driver.host_alloc(bytes, self.flags)
+                self.host_alloc(bytes, requested)
             }
             answer => answer,
         }
-        .with_context(|| {
-            format!("allocating {requested} of page-locked memory for {}", self.device)
-        })
-        .map_err(|error| requested.advise(error))
+    }
+
+    fn host_alloc(&self, bytes: usize, requested: Requested) -> Result<NonNull<u8>> {
+        if let Some(memory) = self.origin()? {
+            return memory.host_alloc(bytes, self.flags);
+        }
+        self.device
+            .driver()
+            .host_alloc(bytes, self.flags)
+            .with_context(|| {
+                format!("allocating {requested} of page-locked memory for {}", self.device)
+            })
+            .map_err(|error| requested.advise(error))
+    }
+
+    fn origin(&self) -> Result<&Origin> {
+        if let Some(origin) = self.origin.get() {
+            return Ok(origin);
+        }
+        let found = origin_of(&self.device)?;
+        Ok(self.origin.get_or_init(|| found))
     }
 
     /// Asks the driver for the device's address of memory that was allocated here.
@@ -139,7 +167,8 @@ impl HostSource {
     }
 
     fn freed(&self, base: NonNull<u8>, bytes: usize) -> FreedMemory {
-        FreedMemory { device: self.device.clone(), base, bytes, owner: None }
+        let origin = self.origin.get().cloned().flatten();
+        FreedMemory { device: self.device.clone(), base, bytes, origin, owner: None }
     }
 
     /// Unpins memory that neither side uses any more.
@@ -241,11 +270,19 @@ impl FreedMemory {
     fn free_to_driver(self) {
         let driver = self.device.driver();
         // SAFETY: a fence after the free has passed, so no device work uses the memory; it was
-        // allocated or registered with this driver, and `self` is its only trace.
+        // allocated or registered with this driver, or with its origin, and `self` is its only trace.
         let unpinned = unsafe {
-            match &self.owner {
-                None => driver.host_free(self.base),
-                Some(_) => driver.host_unregister(self.base),
+            match (&self.owner, &self.origin) {
+                (None, None) => driver.host_free(self.base),
+                (Some(_), None) => driver.host_unregister(self.base),
+                (None, Some(memory)) => {
+                    memory.host_free(self.base);
+                    Ok(())
+                }
+                (Some(_), Some(memory)) => {
+                    memory.host_unregister(self.base);
+                    Ok(())
+                }
             }
         };
         match unpinned {

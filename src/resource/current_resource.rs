@@ -65,11 +65,15 @@ impl<R: ?Sized, D: ?Sized> CurrentResource<R, D> {
         keep_default: bool,
         make: impl FnOnce() -> Result<Arc<D>, E>,
     ) -> Result<Arc<R>, E> {
-        let set = self.state.lock().set.clone();
-        match set {
+        match self.set() {
             Some(resource) => Ok(resource),
             None => self.get_default(keep_default, make).map(self.as_current),
         }
+    }
+
+    /// What was set.
+    pub fn set(&self) -> Option<Arc<R>> {
+        self.state.lock().set.clone()
     }
 
     /// The default, whatever is set.

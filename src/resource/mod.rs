@@ -8,6 +8,7 @@ pub(crate) mod cuda;
 mod current_resource;
 mod device_resource;
 pub(crate) mod driver_pool;
+pub(crate) mod external;
 mod fixed_size;
 mod handle;
 mod identity;
@@ -43,7 +44,7 @@ pub use system::{SystemOptions, SystemResource};
 pub(crate) use current_resource::CurrentResource;
 pub(crate) use handle::ResourceHandle;
 pub(crate) use impls::setters;
-pub(crate) use registry::current_handle;
+pub(crate) use registry::{current_handle, external_memory};
 
 crate::sync::for_models! {
     #[allow(missing_docs, unreachable_pub)]

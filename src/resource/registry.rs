@@ -7,6 +7,8 @@
 //! | the calling thread's scopes ([`scope`]) | its own thread | one load without a scope |
 //! | the calling thread's cache ([`thread_cache`]) | its own thread; any change empties it | a search in a short list |
 //! | `DEVICES` | any thread, under its lock | two locks |
+//! | the memory manager, if the process has one ([`external`]) | the first use | as `DEVICES` |
+//! | the device's default pool | the first use | as `DEVICES` |
 //!
 //! A change concerns later look-ups alone. Containers have a handle of their own on the resource that
 //! they allocated from, so a change leaves no dangling resource.
@@ -14,33 +16,49 @@
 use super::cuda::CudaResource;
 use super::current_resource::CurrentResource;
 use super::device_resource::DeviceResource;
+use super::external::{self, ExternalMemory};
 use super::handle::{ContextId, ResourceHandle};
 use super::pool::PoolResource;
 use super::{scope, thread_cache};
 use crate::device::Device;
 use crate::driver::{BackendKind, not_forked};
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::sync::trusted::Mutex;
 use crate::sync::{Arc, LazyLock};
 use std::collections::HashMap;
 
 /// The current resource of a device, whose default is a pool.
 type Current = CurrentResource<dyn DeviceResource, PoolResource>;
-type DeviceMap = HashMap<ContextId, Arc<Current>>;
+type DeviceMap = HashMap<ContextId, Arc<OfDevice>>;
+
+struct OfDevice {
+    current: Current,
+    /// Of the process's memory manager.
+    external: CurrentResource<dyn ExternalMemory>,
+}
+
+impl OfDevice {
+    fn is_empty(&self) -> bool {
+        self.current.is_empty() && self.external.is_empty()
+    }
+}
 
 static DEVICES: LazyLock<Mutex<DeviceMap>> = LazyLock::new(Mutex::default);
 
 /// What errors name in the child of a fork.
 const CURRENT: &str = "the current resource";
 
-fn of_device(device: &Device) -> Arc<Current> {
+fn of_device(device: &Device) -> Arc<OfDevice> {
     let mut devices = DEVICES.lock();
     if let Some(current) = devices.get(&device.key()) {
         return current.clone();
     }
     // A program may make any number of simulated devices: each new device drops the empty entries.
     devices.retain(|_, current| Arc::strong_count(current) > 1 || !current.is_empty());
-    let new = || Arc::new(Current::with_default(|pool| pool));
+    let new = || {
+        let current = Current::with_default(|pool| pool);
+        Arc::new(OfDevice { current, external: CurrentResource::new() })
+    };
     devices.entry(device.key()).or_insert_with(new).clone()
 }
 
@@ -56,9 +74,28 @@ fn make_default(device: &Device) -> Result<Arc<PoolResource>> {
 /// The process's current resource of `device`, and whether the process keeps it alive.
 fn of_process(device: &Device) -> Result<(Arc<dyn DeviceResource>, bool)> {
     not_forked(CURRENT)?;
-    let current = of_device(device);
-    let resource = current.get(keeps_default(device), || make_default(device))?;
-    Ok((resource, current.is_kept()))
+    let of_device = of_device(device);
+    let keep = keeps_default(device);
+    if external::is_inside() {
+        let set = of_device.current.set().ok_or_else(external::reentered)?;
+        // Not cached: outside of the manager's call, the manager may be what is current.
+        return Ok((set, false));
+    }
+    // Asked first: the choice is made even where a resource is set.
+    if let Some(open) = external::open(device)? {
+        return match of_device.current.set() {
+            Some(set) => Ok((set, true)),
+            None => of_device.external.get(keep, open).map(|memory| (memory as _, keep)),
+        };
+    }
+    let resource = of_device.current.get(keep, || make_default(device))?;
+    Ok((resource, of_device.current.is_kept()))
+}
+
+/// The device's memory by the process's memory manager, if it has one. `None` in a call of the manager.
+pub(crate) fn external_memory(device: &Device) -> Result<Option<Arc<dyn ExternalMemory>>> {
+    let Some(open) = external::open(device)? else { return Ok(None) };
+    of_device(device).external.get(keeps_default(device), open).map(Some)
 }
 
 /// The pool that is the [current resource](current_device_resource) of `device` where none was set: to
@@ -85,16 +122,25 @@ fn of_process(device: &Device) -> Result<(Arc<dyn DeviceResource>, bool)> {
 ///
 /// # Errors
 ///
-/// Those of making the pool.
+/// Those of making the pool; [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if the process has a memory
+/// manager ([`set_memory_manager`](crate::set_memory_manager)), from which vectors come then.
 pub fn default_device_pool(device: &Device) -> Result<Arc<PoolResource>> {
     not_forked(CURRENT)?;
-    of_device(device).get_default(keeps_default(device), || make_default(device))
+    if let Some(memory) = external_memory(device)? {
+        let what = format!(
+            "the default pool of {device} was asked for, where memory comes from the memory manager {}",
+            memory.name()
+        );
+        return Err(Error::new(ErrorKind::Unsupported, what)
+            .with_advice("ask memory_manager, or make a pool and name it"));
+    }
+    of_device(device).current.get_default(keeps_default(device), || make_default(device))
 }
 
 /// The resource that containers on `device` use when the caller names none: that of the calling
 /// thread's innermost [scope](crate::with_device_resource) on this device, or else what was
-/// [set](set_current_device_resource), or else a [`PoolResource`] over [`CudaResource`], made at the
-/// first use.
+/// [set](set_current_device_resource), or else the process's [memory manager](crate::set_memory_manager), or
+/// else a [`PoolResource`] over [`CudaResource`], made at the first use.
 ///
 /// RMM: `get_per_device_resource`.
 ///
@@ -130,7 +176,7 @@ fn replace(
     resource: Option<Arc<dyn DeviceResource>>,
 ) -> Option<Arc<dyn DeviceResource>> {
     not_forked(CURRENT).ok()?;
-    let before = of_device(device).replace(resource);
+    let before = of_device(device).current.replace(resource);
     thread_cache::invalidate(device.key());
     before
 }

@@ -41,6 +41,7 @@ mod kernels;
 mod log;
 mod logging;
 mod logging_failures;
+mod memory_managers;
 #[cfg(feature = "nvrtc")]
 mod nvrtc;
 mod polymorphic;

@@ -87,6 +87,11 @@ const OWN_PROCESS: &str = "AQUIFER_TEST_OWN_PROCESS";
 /// True in that process, which has to do the test's work; false where it has passed there. `module` is
 /// `module_path!()`.
 pub fn in_own_process(module: &str, name: &str) -> bool {
+    in_own_process_with(module, name, &[])
+}
+
+/// As [`in_own_process`], with these variables in the environment.
+pub fn in_own_process_with(module: &str, name: &str, variables: &[(&str, &str)]) -> bool {
     let name = match module.split_once("::") {
         Some((_, inner)) => format!("{inner}::{name}"),
         None => name.to_owned(),
@@ -97,6 +102,7 @@ pub fn in_own_process(module: &str, name: &str) -> bool {
     let output = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", &name, "--nocapture", "--test-threads=1"])
         .env(OWN_PROCESS, &name)
+        .envs(variables.iter().copied())
         .output()
         .unwrap();
     let [out, err] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));

@@ -1,0 +1,25 @@
+//! External memory managers (NBEP 7): another library's memory under the crate's containers and allocators.
+
+mod external;
+mod host_only;
+mod memory_manager;
+mod options;
+mod pending;
+mod pointers;
+mod registry;
+mod resource_manager;
+
+pub use host_only::{DeviceMemoryManager, HostOnly};
+pub use memory_manager::{HostAllocFlags, INTERFACE_VERSION, MemoryManager};
+pub use options::ManagerOptions;
+pub use pending::{DeferCleanup, PendingDeallocations};
+pub use pointers::{MemoryPointer, PinnedMemory};
+pub use registry::{memory_manager, register_memory_manager, set_memory_manager};
+pub use resource_manager::ResourceMemoryManager;
+
+crate::sync::for_models! {
+    #[allow(missing_docs, unreachable_pub)]
+    pub mod models {
+        pub use super::pending::{DeferCleanup, PendingDeallocations};
+    }
+}

@@ -1,0 +1,118 @@
+//! The memory manager of the process: how it is chosen.
+
+use super::external::ManagerMemory;
+use super::memory_manager::MemoryManager;
+use super::options::ManagerOptions;
+use crate::device::Device;
+use crate::error::{Result, ensure};
+use crate::impls::short_name;
+use crate::resource::external::{self, ExternalMemory, OpenMemory};
+use crate::resource::external_memory;
+use crate::sync::Arc;
+
+fn open_by<M: MemoryManager + 'static>(
+    name: &str,
+    device: &Device,
+    manager: Result<M>,
+) -> Result<Arc<dyn ExternalMemory>> {
+    let manager = manager.map_err(|error| {
+        error.within(format_args!("making the memory manager {name} for {device}"))
+    })?;
+    ManagerMemory::open(name, device, Arc::new(manager))
+}
+
+/// Chooses the memory manager of the process: NBEP 7's `set_memory_manager`. `make` is called once for each device that
+/// is used; a second thread that is first at the same moment may call it, too, and drops what it made.
+///
+/// Call it before any memory is used. All devices use it then, until the process ends:
+///
+/// | what | takes memory from |
+/// |---|---|
+/// | a container that names a resource (`*_in`) | that resource |
+/// | inside of [`with_device_resource`](crate::with_device_resource), or of a [`WithDeviceResource`](crate::WithDeviceResource) | the scope's resource |
+/// | after [`set_current_device_resource`](crate::set_current_device_resource) | that resource |
+/// | any other container | the manager; without one the device's [default pool](crate::default_device_pool) |
+/// | [`PinnedResource`](crate::PinnedResource), and [`PinnedPool`](crate::PinnedPool), [`PinnedAlloc`](crate::PinnedAlloc), [`MappedAlloc`](crate::MappedAlloc) over it | the manager's `memhostalloc`; pools by slabs |
+/// | [`Registered`](crate::Registered) | the manager's `mempin` |
+/// | [`CudaResource`](crate::CudaResource), [`AsyncResource`](crate::AsyncResource), [`ManagedResource`](crate::ManagedResource), and pools of them by name | the driver: managers are made of them |
+///
+/// The first line that fits holds. A manager of pools of its own may want `PinnedAlloc` to ask it for each block:
+/// `set_current_pinned_resource(PinnedResource::new(&device)?)`.
+///
+/// With `AQUIFER_MEMORY_MANAGER` set, the call is ignored, with a [`tracing`](https://docs.rs/tracing) warning.
+///
+/// # Errors
+///
+/// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) after memory was allocated, from the manager or without one. Errors of `make`, of
+/// [`initialize`](MemoryManager::initialize) and of a wrong
+/// [version](MemoryManager::interface_version) come at the first use on each device.
+pub fn set_memory_manager<M: MemoryManager + 'static>(
+    make: impl Fn(&Device) -> Result<M> + Send + Sync + 'static,
+) -> Result<()> {
+    let name = short_name(std::any::type_name::<M>());
+    external::set(Arc::new(move |device| open_by(name, device, make(device))))
+}
+
+/// Makes a manager known by a name, for `AQUIFER_MEMORY_MANAGER=name` or `name:key=value,key=value`. A later
+/// registration of the same name takes the place of the former. `default` is the name of Aquifer's own memory.
+///
+/// The variable is read at the first use of memory. A name that is not registered by then is an error there, and
+/// so are options that `make` refuses.
+///
+/// ```
+/// use aquifer::{CudaResource, HostOnly, PoolResource, ResourceMemoryManager, register_memory_manager};
+///
+/// register_memory_manager("small-pool", |device, options| {
+///     options.allow(&["mib"])?;
+///     let most = options.parse("mib")?.unwrap_or(64_usize);
+///     let pool = PoolResource::builder(CudaResource::new(device)).maximum_size(most << 20).build()?;
+///     HostOnly::new(device, ResourceMemoryManager::new(pool))
+/// })?;
+/// // AQUIFER_MEMORY_MANAGER=small-pool:mib=128 chooses it.
+/// # Ok::<(), aquifer::Error>(())
+/// ```
+///
+/// # Errors
+///
+/// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for a name that the variable could not hold.
+pub fn register_memory_manager<M: MemoryManager + 'static>(
+    name: &str,
+    make: impl Fn(&Device, &ManagerOptions) -> Result<M> + Send + Sync + 'static,
+) -> Result<()> {
+    let is_word = |name: &str| {
+        !name.is_empty() && name.chars().all(|c| c.is_alphanumeric() || "-_.".contains(c))
+    };
+    ensure!(
+        is_word(name) && name != external::OWN,
+        InvalidArgument,
+        "give a name of letters, digits, hyphens, underscores and full stops, which is not `default`",
+        "a memory manager was to be registered as {name:?}"
+    );
+    let (owned, make) = (String::from(name), Arc::new(make));
+    external::register(
+        name,
+        Arc::new(move |options: &str| {
+            let (name, options, make) =
+                (owned.clone(), options.parse::<ManagerOptions>()?, make.clone());
+            let open: OpenMemory =
+                Arc::new(move |device| open_by(&name, device, make(device, &options)));
+            Ok(open)
+        }),
+    );
+    Ok(())
+}
+
+/// The process's memory manager for `device`: to ask for its memory, to defer its cleanup or to reset it. `None` if
+/// the process has none. The choice is made by this call, if it was not made before.
+///
+/// The manager of a GPU stays until the process ends. That of a simulated device goes with the last of this `Arc` and
+/// of the memory in use; the next use makes another one.
+///
+/// # Errors
+///
+/// Those of choosing it and of making it ready.
+pub fn memory_manager(device: &Device) -> Result<Option<Arc<dyn MemoryManager>>> {
+    let Some(memory) = external_memory(device)? else { return Ok(None) };
+    // Nothing else is one.
+    Ok(memory.into_any().downcast::<ManagerMemory>().ok().map(|manager| manager as _))
+}

@@ -1,0 +1,97 @@
+//! Views of memory that a manager hands out, and their finalizers.
+
+use super::Asked;
+use crate::log::Log;
+use crate::support;
+use aquifer::sim::SimConfig;
+use aquifer::{ErrorKind, MemoryPointer, PendingDeallocations, PinnedMemory};
+use std::ptr::NonNull;
+use tracing::Level;
+
+#[test]
+fn a_view_keeps_the_memory_and_the_last_one_frees_it_where_it_is_dropped() {
+    let (device, _) = support::simulated(SimConfig::default());
+    let (home, other) = (device.new_stream().unwrap(), device.new_stream().unwrap());
+    let asked = Asked::default();
+    let its = asked.clone();
+    let whole = MemoryPointer::new(&home, 4096, 100, move |stream| {
+        its.note(format!("freed on {} by {:?}", stream.id(), std::thread::current().name()));
+    });
+    let half = whole.slice(50..100).unwrap();
+    let quarter = half.slice(25..50).unwrap();
+    assert_eq!((quarter.address(), quarter.bytes()), (4096 + 75, 25));
+    assert_eq!(half.slice(50..50).unwrap().bytes(), 0);
+    for range in [0..51, 60..60, 51..50, usize::MAX - 1..usize::MAX] {
+        assert_eq!(half.slice(range).unwrap_err().kind(), ErrorKind::OutOfBounds);
+    }
+    whole.free_on(&other);
+    drop(half);
+    assert_eq!(asked.count("freed"), 0);
+    let thread = std::thread::Builder::new().name("last".into());
+    thread.spawn(move || drop(quarter)).unwrap().join().unwrap();
+    assert_eq!(asked.count(&format!("freed on {} by Some(\"last\")", other.id())), 1);
+}
+
+#[test]
+fn a_finalizer_that_panics_leaks_and_says_so() {
+    let (device, _) = support::simulated(SimConfig::default());
+    let stream = device.new_stream().unwrap();
+    let ((), log) = Log::of(|| {
+        drop(MemoryPointer::new(&stream, 4096, 10, |_| panic!("at the end")));
+        let memory = NonNull::slice_from_raw_parts(NonNull::dangling(), 10);
+        drop(PinnedMemory::new(memory, || panic!("at the end")));
+        let pending = PendingDeallocations::new(1, 100);
+        pending.push(1, || panic!("at the end"));
+        let asked = Asked::default();
+        let its = asked.clone();
+        pending.push(1, move || its.note("the others run"));
+        assert_eq!(asked.count("the others run"), 1);
+    });
+    assert_eq!(log.count(Level::ERROR, "panicked"), 3, "{:?}", log.lines());
+}
+
+#[test]
+fn what_waits_runs_once_whatever_pushes_clears_and_ends() {
+    let pending = PendingDeallocations::new(3, 1000);
+    let asked = Asked::default();
+    std::thread::scope(|threads| {
+        for _ in 0..4 {
+            threads.spawn(|| {
+                for turn in 0..1000 {
+                    let its = asked.clone();
+                    let scope = (turn % 7 == 0).then(|| pending.defer_cleanup());
+                    let again = pending.clone();
+                    // A deallocation may push another.
+                    pending.push(10, move || {
+                        let more = its.clone();
+                        its.note("done");
+                        again.push(1, move || more.note("done"));
+                    });
+                    if turn % 50 == 0 {
+                        pending.clear();
+                    }
+                    drop(scope);
+                }
+            });
+        }
+    });
+    pending.clear();
+    pending.clear();
+    assert_eq!((asked.count("done"), pending.len(), pending.bytes()), (8000, 0, 0));
+}
+
+#[test]
+fn a_pinned_view_keeps_the_memory() {
+    let asked = Asked::default();
+    let its = asked.clone();
+    let mut bytes = [0_u8; 64];
+    let memory = NonNull::from(&mut bytes[..]);
+    let whole = PinnedMemory::new(memory, move || its.note("unlocked"));
+    let part = whole.slice(16..32).unwrap();
+    assert_eq!(part.pointer().addr().get(), memory.cast::<u8>().addr().get() + 16);
+    assert_eq!(whole.slice(60..65).unwrap_err().kind(), ErrorKind::OutOfBounds);
+    drop(whole);
+    assert_eq!(asked.count("unlocked"), 0);
+    drop(part);
+    assert_eq!(asked.count("unlocked"), 1);
+}
