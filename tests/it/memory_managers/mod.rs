@@ -34,7 +34,6 @@ impl Asked {
 /// A manager with a stock of its own: it asks the driver when it is made, and never after.
 #[derive(Debug)]
 struct Stocked {
-    device: Device,
     asked: Asked,
     device_stock: Mutex<(u64, u64)>,
     host_stock: Mutex<(usize, usize)>,
@@ -53,7 +52,6 @@ impl Stocked {
         let host = allocator_api2::alloc::Allocator::allocate(&pinned, layout).unwrap();
         let host = host.cast::<u8>().as_ptr().expose_provenance();
         Ok(Self {
-            device: device.clone(),
             asked: asked.clone(),
             device_stock: Mutex::new((block.address(), block.address() + STOCK as u64)),
             host_stock: Mutex::new((host, host + STOCK)),
