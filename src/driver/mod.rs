@@ -441,6 +441,12 @@ pub(crate) trait StreamCalls {
     /// one. Its work still runs to the end.
     fn stream_destroy(&self, raw: RawStream, keep: StreamKeeper);
 
+    /// What the crate keeps of a stream that another library keeps alive.
+    fn stream_borrow(&self, raw: RawStream) -> DriverResult<StreamKeeper>;
+
+    /// The driver's own number of a stream, never used again. Invalidates a capture of it.
+    fn stream_number(&self, raw: RawStream) -> DriverResult<u64>;
+
     fn legacy_stream(&self) -> RawStream;
 
     /// The calling thread's own default stream.

@@ -51,13 +51,15 @@ impl Drop for StreamCall<'_> {
 
 impl<'a> StreamCall<'a> {
     pub(super) fn new(stream: &'a Stream) -> Result<Self> {
-        let (device, raw) = (stream.device(), stream.raw());
+        let device = stream.device();
         // The simulated device emits its findings in the call itself: no subscriber is to run here.
         let held = (device.kind() == BackendKind::Simulated).then(defer_events);
         let capture = stream.gate().begin_call();
         if capture.as_ref().is_some_and(|capture| !capture.recorder().is_here()) {
             return Err(stream.in_use());
         }
+        // Inside of the gate it stays what it is.
+        let raw = stream.raw();
         let undeclared = Cell::new((!stream.is_exposed()).then_some(false));
         let (counted, waits) = (capture.is_none(), Cell::new(false));
         let stream = Some(stream);

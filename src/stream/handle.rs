@@ -6,12 +6,12 @@ use super::pool_handles::PoolHandles;
 use crate::device::Device;
 use crate::driver::sim::Simulator;
 use crate::driver::{
-    BackendKind, CaptureStatus, ErrorContext, RawStream, StreamKeeper, is_forked_child,
+    BackendKind, CaptureStatus, ErrorContext, NewStream, RawStream, StreamKeeper, is_forked_child,
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::impls::debug_struct;
-use crate::sync::trusted::{AtomicBool, Mutex, Ordering, unique};
-use crate::sync::{Arc, AtomicUsize, LazyLock, Weak};
+use crate::sync::trusted::{AtomicBool, AtomicU64, Mutex, Ordering, unique};
+use crate::sync::{Arc, AtomicUsize, LazyLock, OnceLock, Weak};
 use std::collections::HashMap;
 use std::fmt;
 
@@ -54,6 +54,27 @@ struct StreamInner {
     /// How many of the handles are pools', which order their memory by the stream as long as it has a
     /// user.
     pools: AtomicUsize,
+    /// Of a stream that its owner may destroy.
+    foreign: Option<DriverNumber>,
+    /// The stream of the crate's own that stands for a foreign one, once that is gone.
+    replacement: OnceLock<NewStream>,
+}
+
+/// The driver's own number of a stream, which is never used again.
+pub(super) struct DriverNumber(AtomicU64);
+
+impl DriverNumber {
+    /// Before the driver was asked, as it must not be in a capture.
+    const UNKNOWN: u64 = 0;
+
+    /// Whether the driver's number is this. The first is.
+    pub(super) fn is(&self, number: u64) -> bool {
+        // Relaxed: the number publishes nothing.
+        let relaxed = Ordering::Relaxed;
+        self.0
+            .compare_exchange(Self::UNKNOWN, number, relaxed, relaxed)
+            .map_or_else(|known| known == number, |_| true)
+    }
 }
 
 impl StreamInner {
@@ -71,6 +92,8 @@ impl StreamInner {
             gate: Gate::default(),
             exposed: AtomicBool::new(false),
             pools: AtomicUsize::new(0),
+            foreign: None,
+            replacement: OnceLock::new(),
         }
     }
 }
@@ -89,7 +112,7 @@ impl Drop for StreamInner {
     fn drop(&mut self) {
         if is_forked_child() {
             // The stream is the parent's, and a thread of the parent may hold the locks on the way.
-            std::mem::forget(self.keep.take());
+            std::mem::forget((self.keep.take(), self.replacement.take()));
             return;
         }
         let key = (self.device.key(), self.raw);
@@ -100,8 +123,12 @@ impl Drop for StreamInner {
         }
         drop(streams);
         // The backend drops the keeper with the context current, and restores the caller's.
-        if self.raw != self.device.driver().legacy_stream() {
-            self.device.driver().stream_destroy(self.raw, self.keep.take());
+        let driver = self.device.driver();
+        if self.raw != driver.legacy_stream() && self.foreign.is_none() {
+            driver.stream_destroy(self.raw, self.keep.take());
+        }
+        if let Some(own) = self.replacement.take() {
+            driver.stream_destroy(own.raw, own.keep);
         }
     }
 }
@@ -127,6 +154,38 @@ impl Stream {
         stream
     }
 
+    /// The stream of another library that it does not keep for us.
+    pub(super) fn register_foreign(device: &Device, raw: RawStream, keep: StreamKeeper) -> Self {
+        Self::get_or_register_exposed(device, raw, || {
+            let mut inner = StreamInner::new(device, raw, keep);
+            inner.foreign = Some(DriverNumber(AtomicU64::new(DriverNumber::UNKNOWN)));
+            inner
+        })
+    }
+
+    /// The driver's number of a stream that its owner may destroy.
+    pub(super) fn foreign_number(&self) -> Option<&DriverNumber> {
+        self.inner.foreign.as_ref()
+    }
+
+    /// Whether a stream of the crate's own stands for it.
+    pub(super) fn is_replaced(&self) -> bool {
+        self.inner.replacement.get().is_some()
+    }
+
+    /// Has `own` stand for the stream. The caller has its gate closed.
+    pub(super) fn set_replacement(&self, own: NewStream) {
+        let key = (self.inner.device.key(), self.inner.raw);
+        let mut streams = STREAMS.lock();
+        if streams.get(&key).is_some_and(|entry| entry.ptr_eq(&Arc::downgrade(&self.inner))) {
+            streams.remove(&key);
+        }
+        drop(streams);
+        if let Err(second) = self.inner.replacement.set(own) {
+            self.inner.device.driver().stream_destroy(second.raw, second.keep);
+        }
+    }
+
     /// A stream that was just made. An older entry under its handle is of a stream that was destroyed
     /// behind our back.
     fn register_new(inner: StreamInner) -> Self {
@@ -142,21 +201,8 @@ impl Stream {
     /// that has the stream: such a call asks first and then records an event.
     /// [`capture`](Self::capture) needs no such care.
     ///
-    /// A handle of the driver becomes a stream of cudarc first. Its owner keeps the stream until this `Stream`
-    /// and all that keeps it are gone. A pool that the stream allocated from is among them.
-    ///
-    /// ```no_run
-    /// use aquifer::{Device, Result, Stream, cudarc::driver::sys::CUstream};
-    ///
-    /// /// # Safety
-    /// ///
-    /// /// `handle` is of a stream of the device's context, which lives longer than all that keeps the `Stream`.
-    /// unsafe fn from_handle(device: &Device, handle: CUstream) -> Result<Stream> {
-    ///     // SAFETY: the caller's promise.
-    ///     let borrowed = unsafe { device.cuda_context()?.wrap_borrowed_stream(handle) };
-    ///     Stream::from_cudarc(&borrowed)
-    /// }
-    /// ```
+    /// A stream that cudarc does not keep alive, as of another library, comes by its handle:
+    /// [`from_handle`](Self::from_handle).
     ///
     /// # Errors
     ///
@@ -190,7 +236,8 @@ impl Stream {
     #[cfg(feature = "cuda")]
     pub fn cuda_stream(&self) -> Result<&Arc<cudarc::driver::CudaStream>> {
         self.expose();
-        let keep = self.inner.keep.as_ref().and_then(|keep| keep.downcast_ref());
+        let keep = self.inner.replacement.get().map_or(&self.inner.keep, |own| &own.keep);
+        let keep = keep.as_ref().and_then(|keep| keep.downcast_ref());
         keep.ok_or_else(|| self.device().unknown_to_cudarc("stream"))
     }
 
@@ -265,12 +312,12 @@ impl Stream {
 
     /// Whether this is the stream behind a handle of the driver.
     pub(crate) fn is_handle(&self, device: &Device, raw: RawStream) -> bool {
-        self.device() == device && self.inner.raw == raw
+        self.device() == device && self.raw() == raw
     }
 
     /// Outside of this folder, only a `StreamCall` gives it.
     pub(super) fn raw(&self) -> RawStream {
-        self.inner.raw
+        self.inner.replacement.get().map_or(self.inner.raw, |own| own.raw)
     }
 }
 

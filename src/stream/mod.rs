@@ -5,6 +5,7 @@ pub(crate) mod capture;
 mod capture_state;
 mod context;
 pub(crate) mod deferred;
+mod foreign;
 pub(crate) mod gate;
 pub(crate) mod graph;
 mod handle;

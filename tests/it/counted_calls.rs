@@ -45,6 +45,11 @@ fn use_much(device: &Device, peer: &Device) {
     unsafe { graph.launch(&stream) }.unwrap();
     stream.synchronize().unwrap();
 
+    // A stream of another library.
+    let theirs = device.simulator().unwrap().create_foreign_stream().unwrap();
+    // SAFETY: it is never destroyed.
+    drop(unsafe { Stream::from_handle(device, theirs) }.unwrap());
+
     // Resources.
     filled(&stream, CudaResource::new(device));
     let asynchronous = AsyncResource::builder(device).reuse_opportunistic(false);

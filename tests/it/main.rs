@@ -28,6 +28,7 @@ mod device_vec_growth;
 mod device_vec_model;
 mod driver_resources;
 mod fault_sources;
+mod foreign_streams;
 #[path = "../../benches/family/generator.rs"]
 mod generator;
 mod given_resources;

@@ -283,6 +283,20 @@ impl StreamCalls for CudaDriver {
         }
     }
 
+    fn stream_borrow(&self, raw: RawStream) -> DriverResult<StreamKeeper> {
+        let handle = raw.0 as usize as cudarc::driver::sys::CUstream;
+        // SAFETY: by the contract of `Stream::from_handle` the owner keeps the stream for as long as this is used.
+        let borrowed = unsafe { self.context().wrap_borrowed_stream(handle) };
+        Ok(Some(Box::new(borrowed)))
+    }
+
+    fn stream_number(&self, raw: RawStream) -> DriverResult<u64> {
+        // SAFETY: asks for a number, and changes nothing.
+        out_param(|number| {
+            self.on_stream(raw, |library| unsafe { library.stream_get_id(raw.0, number) })
+        })
+    }
+
     fn legacy_stream(&self) -> RawStream {
         RawStream(0)
     }

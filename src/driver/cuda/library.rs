@@ -157,6 +157,7 @@ driver_functions! {
 
     stream_synchronize = cuStreamSynchronize(stream: Handle);
     stream_wait_event = cuStreamWaitEvent(stream: Handle, event: Handle, flags: u32);
+    stream_get_id = cuStreamGetId(stream: Handle, number: *mut u64);
     stream_is_capturing = cuStreamIsCapturing(stream: Handle, status: *mut u32);
     stream_begin_capture = cuStreamBeginCapture_v2(stream: Handle, mode: u32);
     stream_end_capture = cuStreamEndCapture(stream: Handle, graph: *mut Handle);

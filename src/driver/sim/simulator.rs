@@ -4,7 +4,7 @@ use super::calls::Call;
 use super::check::Report;
 use super::run::discard_queues;
 use super::state::{BlockKind, InjectedFailure, SimBlock, SimContext, lock_state};
-use crate::driver::{CaptureStatus, DriverResult, RawStream, names};
+use crate::driver::{CaptureStatus, DriverResult, ErrorContext, RawStream, names};
 use crate::error::{DriverError, Error, Result, ensure};
 use crate::impls::debug_struct;
 use crate::sync::Arc;
@@ -105,7 +105,7 @@ impl Simulator {
 
     /// The driver calls that the device counts and that can be made to fail, by their names in CUDA's
     /// manual. A stream that is not destroyed since the call failed stays in the simulation; no error tells of it.
-    pub const CALLS: [&'static str; 42] = names! {
+    pub const CALLS: [&'static str; 43] = names! {
         cuCtxRecordEvent cuCtxSynchronize cuDeviceGetDefaultMemPool cuEventCreate cuEventDestroy
         cuEventQuery cuEventRecord cuEventSynchronize cuGraphExecDestroy cuGraphInstantiate
         cuGraphLaunch cuLaunchKernel cuMemAdvise cuMemAlloc cuMemAllocFromPoolAsync
@@ -114,7 +114,7 @@ impl Simulator {
         cuMemPoolDestroy cuMemPoolGetAttribute cuMemPoolSetAttribute cuMemPoolTrimTo
         cuMemPrefetchAsync cuMemcpyDtoDAsync cuMemcpyDtoHAsync cuMemcpyHtoDAsync
         cuMemcpyPeerAsync cuMemsetAsync cuStreamBeginCapture cuStreamCreate cuStreamDestroy
-        cuStreamEndCapture cuStreamIsCapturing cuStreamSynchronize cuStreamWaitEvent
+        cuStreamEndCapture cuStreamGetId cuStreamIsCapturing cuStreamSynchronize cuStreamWaitEvent
     };
 
     /// Loses the context: queued operations are discarded, and every later call returns
@@ -171,6 +171,29 @@ impl Simulator {
     /// Ranges of host memory that are registered.
     pub fn registered_ranges(&self) -> usize {
         self.blocks(|kind| matches!(kind, BlockKind::Registered(_))).0
+    }
+
+    /// A stream as another library makes it, by its driver's handle: for tests of
+    /// [`Stream::from_handle`](crate::Stream::from_handle).
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::ContextLost`](crate::ErrorKind::ContextLost).
+    pub fn create_foreign_stream(&self) -> Result<u64> {
+        self.context.check_alive("cuStreamCreate").with_context(|| "making a stream")?;
+        Ok(lock_state().add_stream(self.context.id))
+    }
+
+    /// Destroys a stream of [`create_foreign_stream`](Self::create_foreign_stream), as its owner. Work that it was
+    /// given runs to its end; a later call that names it is an error.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Driver`](crate::ErrorKind::Driver) for a handle that no stream has.
+    pub fn destroy_foreign_stream(&self, handle: u64) -> Result<()> {
+        Call::unchecked(&self.context, "cuStreamDestroy")
+            .destroy_stream(RawStream(handle))
+            .with_context(|| format!("destroying the stream of handle {handle:#x}"))
     }
 
     /// Begins a capture, in a call that is neither counted nor refused.

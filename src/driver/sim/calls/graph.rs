@@ -170,7 +170,7 @@ impl Call<'_> {
         }
     }
 
-    fn capture_of(&self, stream: u64) -> Option<u64> {
+    pub(super) fn capture_of(&self, stream: u64) -> Option<u64> {
         self.state.streams.get(&stream).and_then(|stream| stream.capture)
     }
 
@@ -267,7 +267,7 @@ impl Call<'_> {
 
     /// Destroys a stream. Its operations stay in its capture; a capture that began on it can no longer
     /// end, and is invalidated.
-    pub(super) fn destroy_stream(&mut self, stream: RawStream) -> DriverResult<()> {
+    pub(crate) fn destroy_stream(&mut self, stream: RawStream) -> DriverResult<()> {
         let id = self.stream(stream)?;
         if let Some(capture) = self.capture_of(id)
             && self.state.captures.get(&capture).is_some_and(|capture| capture.began_on(id))

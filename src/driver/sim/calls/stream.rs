@@ -27,6 +27,31 @@ impl StreamCalls for SimDriver {
         let _ = self.call("cuStreamDestroy").and_then(|mut call| call.destroy_stream(raw));
     }
 
+    fn stream_borrow(&self, raw: RawStream) -> DriverResult<StreamKeeper> {
+        let name = "cuStreamGetCtx";
+        call_not_forked(name)?;
+        let state = lock_state();
+        self.context.check_alive(name)?;
+        let is_alive = state
+            .streams
+            .get(&raw.0)
+            .is_some_and(|stream| stream.device == self.context.id && !stream.destroyed);
+        if is_alive { Ok(None) } else { Err(DriverError::new(name, DriverError::INVALID_HANDLE)) }
+    }
+
+    fn stream_number(&self, raw: RawStream) -> DriverResult<u64> {
+        let mut call = self.call("cuStreamGetId")?;
+        let id = call.stream(raw)?;
+        match call.capture_of(id) {
+            None => Ok(id),
+            // As on a GPU.
+            Some(capture) => {
+                call.invalidate_capture(capture);
+                call.refuse(DriverError::STREAM_CAPTURE_UNSUPPORTED)
+            }
+        }
+    }
+
     fn legacy_stream(&self) -> RawStream {
         RawStream(self.context.legacy_stream)
     }

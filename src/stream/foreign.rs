@@ -1,0 +1,164 @@
+//! Streams of other libraries, by the driver's handle.
+//!
+//! The driver uses a handle again as soon as its stream is destroyed (seen on an H100: four streams in turn, one handle),
+//! and has a number for each stream that it never uses again. So a handle that is brought is compared by that number.
+//! The question would invalidate a capture of the stream, so a stream in capture is taken to be what it was.
+//!
+//! A stream that its owner destroys lives on here under another handle: that of a stream of the crate's own which waits
+//! for all that the first was given. What remembers it, a pool or a vector's home, goes on without knowing.
+//!
+//! | what becomes of the stream | `StreamInner::replacement` | the stream's handle here |
+//! |---|---|---|
+//! | in use | none | its owner's |
+//! | [`detach`](Stream::detach) | a stream that waits for it | that stream's |
+//! | destroyed without that, and its handle brought again | a stream that waits for all of the context | that stream's |
+
+use super::capture::Recording;
+use super::context::record_context;
+use super::handle::Stream;
+use crate::device::Device;
+use crate::driver::sim::CallSite;
+use crate::driver::{CaptureStatus, ErrorContext, RawStream, not_forked};
+use crate::error::{ErrorKind, Result, ensure};
+use crate::event::Event;
+
+/// The legacy default stream's handles.
+const LEGACY: [u64; 2] = [0, 1];
+
+/// The handle that is another stream on each thread.
+const PER_THREAD: u64 = 2;
+
+impl Stream {
+    /// The driver's handle, a `CUstream`, for other libraries. While [`capture`](Self::capture) has the stream, no other
+    /// thread may name it in a call.
+    pub fn handle(&self) -> u64 {
+        self.expose();
+        self.raw().0
+    }
+
+    /// The stream behind another library's handle, a `CUstream` of the device's primary context (a `cudaStream_t` is
+    /// one). 0 and 1 are the [default stream](Device::default_stream). While a stream lives, its handle gives the same
+    /// `Stream`; one that was destroyed and whose handle came back is another one. Two driver calls.
+    ///
+    /// Nothing keeps the stream alive for the `Stream`. Before its owner destroys it, the owner calls
+    /// [`detach`](Self::detach).
+    ///
+    /// As for [`from_cudarc`](Self::from_cudarc), a capture that another library begins on it begins while no other
+    /// thread is in a call on a pool that has the stream.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidArgument`] for handle 2, the per-thread default stream, for which there is
+    /// [`Device::per_thread_stream`]; [`ErrorKind::Driver`] for a handle that no stream of a simulated device has;
+    /// [`ErrorKind::Forked`]; those of the driver.
+    ///
+    /// # Safety
+    ///
+    /// The handle is of a stream of the device's context, which is not destroyed before this `Stream` was
+    /// [detached](Self::detach), or before it and all that keeps it are gone: vectors at home on it, transfers, and pools
+    /// that it allocated from.
+    pub unsafe fn from_handle(device: &Device, handle: u64) -> Result<Self> {
+        not_forked("a stream")?;
+        if LEGACY.contains(&handle) {
+            return Ok(device.default_stream());
+        }
+        ensure!(
+            handle != PER_THREAD,
+            InvalidArgument,
+            "use Device::per_thread_stream on the thread that wants it",
+            "the per-thread default stream was given as a stream of its own"
+        );
+        let raw = RawStream(handle);
+        if let Some(known) = Self::by_handle(device, raw) {
+            if known.is_still(raw)? {
+                return Ok(known);
+            }
+            known.replace(|| record_context(device))?;
+        }
+        let what = || format!("taking over a stream of {device} by its handle {handle:#x}");
+        let keep = device.driver().stream_borrow(raw).with_context(what)?;
+        let stream = Self::register_foreign(device, raw, keep);
+        stream.is_still(raw)?;
+        Ok(stream)
+    }
+
+    /// Whether the driver's stream of this handle is this one. True of a stream in capture.
+    fn is_still(&self, raw: RawStream) -> Result<bool> {
+        // Aquifer itself keeps any other alive.
+        let Some(known) = self.foreign_number() else { return Ok(true) };
+        let driver = self.device().driver();
+        let what = || format!("asking which stream has the handle of {self}");
+        // A declared capture has it: no other call may name it.
+        let is_free = self.gate().is_open()
+            && driver.capture_status(raw).with_context(what)? == CaptureStatus::None;
+        Ok(!is_free || known.is(driver.stream_number(raw).with_context(what)?))
+    }
+
+    /// Lets go of a stream of another library, before that destroys it. What was at home on it or remembers it goes on,
+    /// on a stream of Aquifer's own that comes after all that this one was given. Its owner gives it no more work
+    /// after this. Does nothing on a stream that Aquifer keeps alive.
+    ///
+    /// It waits for calls of other threads that are under way on the stream, and for their waits for the device.
+    ///
+    /// ```
+    /// use aquifer::{Device, DeviceVec, Stream, sim::SimConfig};
+    ///
+    /// let device = Device::simulated(SimConfig::default());
+    /// let simulator = device.simulator().unwrap();
+    /// let handle = simulator.create_foreign_stream()?; // as another library would
+    /// // SAFETY: it is destroyed after it was detached.
+    /// let theirs = unsafe { Stream::from_handle(&device, handle)? };
+    /// let mut vec = DeviceVec::<u32>::zeroed(&theirs, 3)?;
+    /// theirs.detach()?;
+    /// simulator.destroy_foreign_stream(handle)?;
+    /// vec.fill(7)?; // on another stream, after what theirs was given
+    /// assert_eq!(vec.to_vec()?, [7; 3]);
+    /// # Ok::<(), aquifer::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Capture`] while the stream is in capture, which is not disturbed; those of the driver. Then the
+    /// stream is as it was.
+    #[track_caller]
+    pub fn detach(&self) -> Result<()> {
+        let _site = CallSite::enter();
+        not_forked("a stream")?;
+        if self.foreign_number().is_none() || self.is_replaced() {
+            return Ok(());
+        }
+        self.replace(|| {
+            let what = || format!("recording an event on {self}");
+            let event = Event::new(self.device()).with_context(what)?;
+            let recorded = self.device().driver().event_record(event.raw(), self.raw());
+            recorded.with_context(what).map(|()| event)
+        })
+    }
+
+    /// Has a stream of the crate's own stand for this one from now on, after what `record` records.
+    fn replace(&self, record: impl FnOnce() -> Result<Event>) -> Result<()> {
+        // No other thread is in a call on the stream from here on.
+        let acquired = loop {
+            match Recording::acquire(self) {
+                Err(error) if error.kind() == ErrorKind::Capture && !self.is_capturing()? => {
+                    // A thread waits for what the stream was given.
+                    self.synchronize_uncaptured()?;
+                }
+                acquired => break acquired?,
+            }
+        };
+        let event = record()?;
+        let driver = self.device().driver();
+        let what = || format!("making a stream in place of {self}");
+        let new = driver.stream_create().with_context(what)?;
+        match driver.stream_wait_event(new.raw, event.raw()) {
+            Ok(()) => self.set_replacement(new),
+            Err(error) => {
+                driver.stream_destroy(new.raw, new.keep);
+                return Err(error).with_context(what);
+            }
+        }
+        drop(acquired);
+        Ok(())
+    }
+}

@@ -1,0 +1,228 @@
+//! Streams of other libraries, which their owners destroy.
+
+use crate::support;
+use aquifer::{CudaResource, Device, DeviceVec, ErrorKind, PoolResource, Stream};
+
+/// A stream that another library makes, and how it destroys it.
+struct Foreign {
+    device: Device,
+    handle: u64,
+}
+
+impl Foreign {
+    fn new(device: &Device) -> Self {
+        let handle = match device.simulator() {
+            Some(simulator) => simulator.create_foreign_stream().unwrap(),
+            None => on_gpu::create(device),
+        };
+        Self { device: device.clone(), handle }
+    }
+
+    fn stream(&self) -> Stream {
+        // SAFETY: each test detaches a stream before it destroys it, or drops all that keeps it.
+        unsafe { Stream::from_handle(&self.device, self.handle) }.unwrap()
+    }
+
+    fn destroy(self) {
+        match self.device.simulator() {
+            Some(simulator) => simulator.destroy_foreign_stream(self.handle).unwrap(),
+            None => on_gpu::destroy(&self.device, self.handle),
+        }
+    }
+}
+
+#[cfg(feature = "cuda")]
+mod on_gpu {
+    use aquifer::Device;
+    use aquifer::cudarc::driver::result::stream;
+
+    pub(super) fn create(device: &Device) -> u64 {
+        device.cuda_context().unwrap().bind_to_thread().unwrap();
+        stream::create(stream::StreamKind::NonBlocking).unwrap() as u64
+    }
+
+    pub(super) fn destroy(device: &Device, handle: u64) {
+        device.cuda_context().unwrap().bind_to_thread().unwrap();
+        // SAFETY: made by `create`, and destroyed once.
+        unsafe { stream::destroy(handle as _) }.unwrap();
+    }
+}
+
+#[cfg(not(feature = "cuda"))]
+mod on_gpu {
+    pub(super) fn create(_: &aquifer::Device) -> u64 {
+        unreachable!("there is no GPU without the feature")
+    }
+
+    pub(super) fn destroy(_: &aquifer::Device, _: u64) {}
+}
+
+#[test]
+fn one_handle_is_one_stream_while_it_lives() {
+    let device = support::device();
+    let foreign = Foreign::new(&device);
+    let (first, second) = (foreign.stream(), foreign.stream());
+    assert_eq!((&first, first.id()), (&second, second.id()));
+    assert_eq!(first.handle(), foreign.handle);
+    // SAFETY: the default stream, and a stream that Aquifer keeps.
+    unsafe {
+        for handle in [0, 1] {
+            assert_eq!(Stream::from_handle(&device, handle).unwrap(), device.default_stream());
+        }
+        let own = device.new_stream().unwrap();
+        assert_eq!(Stream::from_handle(&device, own.handle()).unwrap(), own);
+        own.detach().unwrap();
+        assert_eq!(Stream::from_handle(&device, own.handle()).unwrap(), own, "it stays");
+        let refused = Stream::from_handle(&device, 2).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::InvalidArgument);
+        if device.simulator().is_some() {
+            let unknown = Stream::from_handle(&device, 0xdead).unwrap_err();
+            assert_eq!(unknown.kind(), ErrorKind::Driver);
+            assert!(unknown.to_string().contains("0xdead"), "{unknown}");
+        }
+    }
+    drop((first, second));
+    foreign.destroy();
+}
+
+#[test]
+fn what_remembers_a_detached_stream_goes_on_after_all_that_it_was_given() {
+    let device = support::device();
+    let pool = PoolResource::new(CudaResource::new(&device)).unwrap();
+    let foreign = Foreign::new(&device);
+    let theirs = foreign.stream();
+    let mut kept = DeviceVec::<u32>::zeroed_in(&theirs, 1000, pool.clone()).unwrap();
+    let mut freed = DeviceVec::<u32>::zeroed_in(&theirs, 1000, pool.clone()).unwrap();
+    for value in 0..100 {
+        freed.fill(value).unwrap();
+        kept.fill(value).unwrap();
+    }
+    drop(freed);
+    let number = theirs.id();
+    theirs.detach().unwrap();
+    theirs.detach().unwrap();
+    foreign.destroy();
+    assert_eq!(theirs.id(), number, "it is the same stream here");
+    // The pool asks the stream that is gone for its last work.
+    let other = device.new_stream().unwrap();
+    let taken = DeviceVec::<u32>::zeroed_in(&other, 1000, pool.clone()).unwrap();
+    assert_eq!(taken.to_vec().unwrap(), [0; 1000]);
+    assert_eq!(kept.to_vec().unwrap(), [99; 1000]);
+    kept.fill(7).unwrap();
+    other.wait_for(&theirs).unwrap();
+    theirs.synchronize().unwrap();
+    drop((kept, theirs));
+    pool.trim(0).unwrap();
+    assert_eq!(pool.statistics().live, 1000 * 4 + 96, "the other stream's vector");
+}
+
+#[test]
+fn a_handle_that_comes_back_is_another_stream() {
+    let device = support::device();
+    if device.simulator().is_some() {
+        return support::skipped(
+            "a_handle_that_comes_back_is_another_stream",
+            "a simulated device uses no handle again",
+        );
+    }
+    let pool = PoolResource::new(CudaResource::new(&device)).unwrap();
+    let (mut came_back, mut before) = (0, Vec::new());
+    for round in 0..50 {
+        let foreign = Foreign::new(&device);
+        let theirs = foreign.stream();
+        assert!(before.iter().all(|other| *other != theirs), "another stream has its identity");
+        let mut vec = DeviceVec::<u32>::zeroed_in(&theirs, 1 << 18, pool.clone()).unwrap();
+        vec.fill(round).unwrap();
+        drop(vec);
+        came_back +=
+            usize::from(before.iter().any(|other: &Stream| other.handle() == foreign.handle));
+        before.push(theirs);
+        // The owner tells nothing of it, and makes no call on it after this.
+        foreign.destroy();
+    }
+    assert!(came_back > 0, "no handle came back, so nothing was shown");
+    device.synchronize().unwrap();
+}
+
+#[test]
+fn a_stream_in_capture_is_neither_asked_nor_detached() {
+    let device = support::device();
+    let Some(simulator) = device.simulator() else {
+        let name = "a_stream_in_capture_is_neither_asked_nor_detached";
+        return support::skipped(name, "it begins a capture by the simulator");
+    };
+    let foreign = Foreign::new(&device);
+    let theirs = foreign.stream();
+    simulator.start_capture(&theirs).unwrap();
+    assert_eq!(foreign.stream(), theirs);
+    assert_eq!(theirs.detach().unwrap_err().kind(), ErrorKind::Capture);
+    assert!(simulator.stop_capture(&theirs), "the capture is undisturbed");
+    let new = Foreign::new(&device);
+    // SAFETY: it is destroyed after it was detached.
+    let first = unsafe { Stream::from_handle(&device, new.handle) }.unwrap();
+    let pool = PoolResource::new(CudaResource::new(&device)).unwrap();
+    let declared = theirs.capture(&pool, |theirs| {
+        assert_eq!(foreign.stream(), *theirs);
+        assert_eq!(theirs.detach().unwrap_err().kind(), ErrorKind::Capture);
+        Ok(())
+    });
+    drop(declared.unwrap());
+    theirs.detach().unwrap();
+    first.detach().unwrap();
+    foreign.destroy();
+    new.destroy();
+}
+
+#[test]
+fn streams_are_detached_beside_threads_that_take_their_memory() {
+    for seed in 0..10 {
+        let device = support::seeded(seed);
+        let pool = PoolResource::new(CudaResource::new(&device)).unwrap();
+        std::thread::scope(|threads| {
+            for _ in 0..2 {
+                threads.spawn(|| {
+                    let stream = device.new_stream().unwrap();
+                    for _ in 0..60 {
+                        let pool = pool.clone();
+                        let vec = DeviceVec::<u8>::zeroed_in(&stream, 1 << 16, pool).unwrap();
+                        assert_eq!(vec.get(77).unwrap(), 0);
+                    }
+                });
+            }
+            threads.spawn(|| {
+                for round in 0..30 {
+                    let foreign = Foreign::new(&device);
+                    let theirs = foreign.stream();
+                    let mut vec =
+                        DeviceVec::<u8>::zeroed_in(&theirs, 1 << 16, pool.clone()).unwrap();
+                    vec.fill(round).unwrap();
+                    if round % 2 == 0 {
+                        drop(vec);
+                        theirs.detach().unwrap();
+                    } else {
+                        theirs.detach().unwrap();
+                        drop(vec);
+                    }
+                    foreign.destroy();
+                }
+            });
+        });
+        device.synchronize().unwrap();
+    }
+}
+
+#[test]
+fn a_stream_is_detached_while_a_thread_waits_for_it() {
+    let device = support::device();
+    let foreign = Foreign::new(&device);
+    let theirs = foreign.stream();
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            for _ in 0..100 {
+                theirs.synchronize().unwrap();
+            }
+        });
+        theirs.detach().unwrap();
+    });
+    foreign.destroy();
+}
