@@ -132,7 +132,7 @@ pub fn default_device_pool(device: &Device) -> Result<Arc<PoolResource>> {
             memory.name()
         );
         return Err(Error::new(ErrorKind::Unsupported, what)
-            .with_advice("ask memory_manager, or make a pool and name it"));
+            .with_advice("ask the manager, by memory_manager, or make a pool and name it"));
     }
     of_device(device).current.get_default(keeps_default(device), || make_default(device))
 }

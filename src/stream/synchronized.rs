@@ -3,8 +3,9 @@
 use super::deferred;
 use super::handle::Stream;
 use super::poller::Watched;
+use crate::driver::ErrorContext;
 use crate::driver::sim::CallSite;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::event::Event;
 use crate::impls::debug_struct;
 use crate::sync::Arc;
@@ -104,6 +105,12 @@ impl Stream {
     fn record_to_wait(&self) -> Result<Event> {
         let call = self.begin_call()?;
         call.refuse_capture("waiting for the stream")?;
-        call.record()
+        call.record().or_else(|error| {
+            // As `synchronize`: a report that was not taken goes before the loss.
+            if error.kind() == ErrorKind::ContextLost {
+                self.device().driver().check().with_context(|| format!("waiting for {self}"))?;
+            }
+            Err(error)
+        })
     }
 }

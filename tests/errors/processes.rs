@@ -64,13 +64,13 @@ fn main_of_child(name: &str) -> String {
     text.lines().find(|line| line.starts_with("Error: ")).expect(&text).to_owned()
 }
 
-fn print(title: &str, error: impl Into<Error>) {
+pub(crate) fn print(title: &str, error: impl Into<Error>) {
     let error = error.into();
     let advice = error.advice().unwrap_or_default();
     println!("\u{1e}{title}\u{1f}{error:?}\u{1f}{error:#?}\u{1f}{advice}\u{1f}");
 }
 
-fn print_failed<T>(title: &str, result: Result<T, impl Into<Error>>) {
+pub(crate) fn print_failed<T>(title: &str, result: Result<T, impl Into<Error>>) {
     match result {
         Ok(_) => panic!("`{title}` is no error"),
         Err(error) => print(title, error),
@@ -97,6 +97,7 @@ fn child() -> Result<(), Error> {
                 std::sync::Arc::new(CudaResource::new(&device)),
             )?;
         }
+        manager if manager.starts_with("manager") => crate::managers::child(manager),
         other => panic!("{other}"),
     }
     Ok(())

@@ -39,6 +39,12 @@ const UNREACHED: &[(&str, &str, &str)] = &[
     ("src/container/copy.rs", "copy a part of the vector", "the host's heap gives any size"),
     ("src/stream/per_thread.rs", "asking {self}", "a GPU is needed"),
     ("src/stream/members.rs", "with_context(what)", "rows of `no event` and `no record`"),
+    ("src/stream/foreign.rs", "Event::new(self.device())", "the row of a lost device comes before"),
+    (
+        "src/stream/synchronized.rs",
+        "driver().check()",
+        "the rows of a report: tests/it/fault_sources",
+    ),
     ("src/stream/call.rs", "asking whether {self}", "a GPU is needed"),
     ("src/stream/context.rs", "with_context(what)", "a wait for the device goes on without it"),
     ("src/stream/handle.rs", "per-thread default stream", "a GPU is needed"),

@@ -48,7 +48,7 @@ fn awaited(mut transfer: Transfer<Pinned>) -> Result<()> {
 type Look = fn(Parts) -> Result<()>;
 
 /// Calls that wait: the first report that was not taken is theirs.
-const WAITS: [(&str, Look); 8] = [
+const WAITS: [(&str, Look); 9] = [
     ("stream.synchronize", |parts| parts.stream.synchronize()),
     ("device.synchronize", |parts| parts.device.synchronize()),
     ("to_vec", |parts| parts.vec.to_vec().map(drop)),
@@ -61,6 +61,16 @@ const WAITS: [(&str, Look); 8] = [
     (".await", |parts| awaited(parts.stream.download(parts.vec, parts.pinned)?)),
     ("scope", |mut parts| {
         parts.stream.scope(|scope| scope.download(&parts.vec, &mut parts.pinned))
+    }),
+    ("synchronize_async", |parts| {
+        let mut synchronized = parts.stream.synchronize_async();
+        let mut context = Context::from_waker(Waker::noop());
+        loop {
+            match Pin::new(&mut synchronized).poll(&mut context) {
+                Poll::Ready(ended) => return ended,
+                Poll::Pending => std::thread::yield_now(),
+            }
+        }
     }),
 ];
 
@@ -141,7 +151,7 @@ fn a_wait_that_comes_after_the_loss_has_the_first_report() {
     for earlier in [false, true] {
         let first = if earlier { Violation::UninitializedRead } else { Violation::KernelFault };
         let background = SimConfig::default().schedule(Schedule::Background);
-        for (call, look) in [WAITS[0], WAITS[1], WAITS[2]] {
+        for (call, look) in [WAITS[0], WAITS[1], WAITS[2], WAITS[8]] {
             let parts = faulty(background.clone(), &FAIL, earlier);
             while parts.device.memory_info().is_ok() {
                 std::thread::yield_now();
