@@ -180,10 +180,10 @@ pub(super) fn open(
 
 /// The error of a call of a manager that asks for memory without a resource's name: it would be its own.
 pub(crate) fn reentered() -> Error {
-    let what =
-        "a memory manager asked for device memory of no named resource, which would be its own";
-    Error::new(ErrorKind::Reentered, what)
-        .with_advice("name a resource inside of a memory manager's calls")
+    let what = "a memory manager asked for memory that would come from itself";
+    Error::new(ErrorKind::Reentered, what).with_advice(
+        "name a resource inside of a memory manager's calls: by *_in, or by with_device_resource",
+    )
 }
 
 thread_local! {
