@@ -12,7 +12,7 @@ use crate::adaptor::{
     TrackingAdaptor,
 };
 use crate::device::Device;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::layout::DEFAULT_ALIGNMENT;
 use crate::layout::DeviceLayout;
 use crate::pinned::{PinnedPool, PinnedResource};
