@@ -55,6 +55,7 @@ mod rmm_random;
 mod scopes;
 #[path = "../support/spoil.rs"]
 mod spoil;
+mod stack_builds;
 mod stack_texts;
 mod statistics;
 mod stream_pool;

@@ -20,6 +20,10 @@ const MAX_VALUE: usize = 4096;
 /// Resources and adaptors of a text at most. Each call goes through all of them, one inside of the other.
 const MAX_LAYERS: usize = 32;
 
+/// Of these, resources around another. A pool that is about to refuse a request asks its upstream four times:
+/// with each more around it, all below are asked four times as often.
+const MAX_AROUND: usize = 4;
+
 /// Reads a whole text.
 pub(super) fn stack(text: &str) -> Result<Layers, Problem> {
     if text.len() > MAX_BYTES {
@@ -27,7 +31,7 @@ pub(super) fn stack(text: &str) -> Result<Layers, Problem> {
         let what = format!("the text has {} bytes, and may have {MAX_BYTES}", text.len());
         return Err(Problem::new(end..text.len(), what, "write less"));
     }
-    let mut parser = Parser { tokens: Tokens::new(text), layers: 0 };
+    let mut parser = Parser { tokens: Tokens::new(text), layers: 0, around: 0 };
     let layers = parser.stack()?;
     match parser.tokens.next()? {
         (Token::End, _) => Ok(layers),
@@ -41,8 +45,10 @@ pub(super) fn stack(text: &str) -> Result<Layers, Problem> {
 
 struct Parser<'a> {
     tokens: Tokens<'a>,
-    /// Those begun so far: each level of the recursion has one.
+    /// Those begun so far.
     layers: usize,
+    /// Of these, the resources around another: each level of the recursion has one.
+    around: usize,
 }
 
 /// A layer while its arguments are read.
@@ -95,6 +101,12 @@ impl Parser<'_> {
             return Err(wrong_place(kind, at));
         }
         self.count(&at)?;
+        self.around += usize::from(kind.place == Place::Around);
+        if self.around > MAX_AROUND {
+            let what = format!("the text has more than {MAX_AROUND} resources around another");
+            let advice = "leave some out: each asks those below it several times before it refuses";
+            return Err(Problem::new(at, what, advice));
+        }
         Ok((kind, at))
     }
 

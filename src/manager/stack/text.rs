@@ -48,7 +48,7 @@ use std::str::FromStr;
 /// are a quote and a backslash. Names are in small letters.
 ///
 /// A text is a tree without names for its parts, so it has no circles. It has at most 32 resources and
-/// adaptors, 1 048 576 bytes, and 4096 bytes in a value. Closures have no text: [`CallbackResource`](crate::CallbackResource),
+/// adaptors, of which 4 are resources with an upstream, 1 048 576 bytes, and 4096 bytes in a value. Closures have no text: [`CallbackResource`](crate::CallbackResource),
 /// [`FailureCallbackAdaptor`](crate::FailureCallbackAdaptor), a bin's own resource and a handler of misuses
 /// are for programs alone.
 ///
