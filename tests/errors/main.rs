@@ -17,6 +17,7 @@ mod host_memory;
 mod processes;
 mod resources;
 mod sites;
+mod stacks;
 mod streams;
 #[path = "../support/mod.rs"]
 mod support;
@@ -26,12 +27,13 @@ use table::Table;
 
 type Rows = fn(&mut Table);
 
-const CHAPTERS: [(&str, Rows); 8] = [
+const CHAPTERS: [(&str, Rows); 9] = [
     ("Devices and the environment", devices::rows),
     ("Layouts, vectors, launches", containers::rows),
     ("Streams, captures, transfers", streams::rows),
     ("Resources", resources::rows),
     ("Adaptors", adaptors::rows),
+    ("Texts of stacks", stacks::rows),
     ("Page-locked memory", host_memory::rows),
     ("Numbers of the driver", drivers::rows),
     ("Other processes", processes::rows),

@@ -139,6 +139,9 @@ pub(super) fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> O
     }
     let word = word.to_lowercase().replace('-', "_");
     let distance = |name: &str| strsim::damerau_levenshtein(&word, &name.to_lowercase());
-    let near = |name: &&str| distance(name) <= name.len().min(word.len()).div_ceil(3);
+    let near = |name: &&str| {
+        let is_short_form = word.len() > 2 && name.starts_with(&word);
+        is_short_form || distance(name) <= name.len().min(word.len()).div_ceil(3)
+    };
     known.filter(near).min_by_key(|name| distance(name))
 }

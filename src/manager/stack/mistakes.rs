@@ -19,7 +19,7 @@ fn names(adaptor: bool) -> String {
 /// Something else stands where a name was expected.
 pub(super) fn not_a_name(adaptor: bool, token: &Token<'_>, at: Range<usize>) -> Problem {
     let wanted = if adaptor { "an adaptor" } else { "a resource" };
-    let what = format!("{token} stands here, where the name of {wanted} was expected");
+    let what = format!("{}, where the name of {wanted} was expected", token.found());
     Problem::new(at, what, names(adaptor))
 }
 
@@ -84,19 +84,19 @@ pub(super) fn unknown_option(kind: &LayerKind, word: &str, at: Range<usize>) -> 
 pub(super) fn no_place(kind: &LayerKind, token: &Token<'_>, at: Range<usize>) -> Problem {
     let (name, is_all) = (kind.name, kind.by_place().next().is_some());
     let (what, advice) = match token {
-        Token::Word(word) if kind.option(word).is_some() => {
-            (format!("the option `{word}` of `{name}` has no value"), format!("write {word}=..."))
-        }
+        Token::Word(word) if kind.option(word).is_some() => (
+            format!("the option `{word}` of `{name}` has no value"),
+            format!("write {word}= and a value"),
+        ),
         Token::Word(_) | Token::Quoted(_) if is_all => {
             (format!("{token} is one value too many for `{name}`"), options(kind))
         }
         Token::Word(_) | Token::Quoted(_) => {
             (format!("{token} has no name of an option of `{name}`"), options(kind))
         }
-        _ => (
-            format!("{token} stands here, where an option of `{name}` was expected"),
-            options(kind),
-        ),
+        _ => {
+            (format!("{}, where an option of `{name}` was expected", token.found()), options(kind))
+        }
     };
     Problem::new(at, what, advice)
 }
@@ -123,7 +123,7 @@ pub(super) fn unclosed(open: Range<usize>) -> Problem {
 }
 
 pub(super) fn not_after_argument(token: &Token<'_>, at: Range<usize>) -> Problem {
-    let what = format!("{token} stands here, where `,` or `)` was expected");
+    let what = format!("{}, where `,` or `)` was expected", token.found());
     Problem::new(
         at,
         what,
@@ -134,7 +134,7 @@ pub(super) fn not_after_argument(token: &Token<'_>, at: Range<usize>) -> Problem
 pub(super) fn lacks_value(option: &str, token: &Token<'_>, at: Range<usize>) -> Problem {
     let what = match token {
         Token::Quoted(_) => format!("the value of {option} is empty"),
-        _ => format!("{token} stands here, where a value of {option} was expected"),
+        _ => format!("{}, where a value of {option} was expected", token.found()),
     };
     Problem::new(at, what, "write a value, in quotes where it has spaces or marks")
 }

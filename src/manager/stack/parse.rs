@@ -37,7 +37,7 @@ pub(super) fn stack(text: &str) -> Result<Layers, Problem> {
         (Token::End, _) => Ok(layers),
         (token, at) => Err(Problem::new(
             at,
-            format!("{token} stands here, where `|` or the end was expected"),
+            format!("{}, where `|` or the end was expected", token.found()),
             "put an adaptor after a `|`, a resource's upstream and options in parentheses",
         )),
     }

@@ -16,6 +16,16 @@ pub(super) enum Token<'a> {
     End,
 }
 
+impl Token<'_> {
+    /// What an error says of it where something else was expected.
+    pub(super) fn found(&self) -> String {
+        match self {
+            Self::End => "the text ends here".into(),
+            token => format!("{token} stands here"),
+        }
+    }
+}
+
 /// As errors name it.
 impl fmt::Display for Token<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -23,7 +33,7 @@ impl fmt::Display for Token<'_> {
             Self::Word(word) => f.write_str(&shown(word)),
             Self::Quoted(text) => write!(f, "the text {}", shown(text)),
             Self::Mark(mark) => write!(f, "`{mark}`"),
-            Self::End => f.write_str("the end"),
+            Self::End => f.write_str("the end of the text"),
         }
     }
 }

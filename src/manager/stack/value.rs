@@ -143,7 +143,7 @@ fn wrong_unit(word: &str, unit: &str, advice: &'static str) -> WrongValue {
     let what = format!("{} has the unit {}, which is none", shown(word), shown(unit));
     let near = nearest(unit, UNITS.iter().map(|(name, _)| *name));
     let advice = match near {
-        Some(near) => format!("write `{near}`? {advice}").into(),
+        Some(near) => format!("did you mean `{near}`? {advice}").into(),
         None => advice.into(),
     };
     (what, advice)
@@ -170,9 +170,12 @@ fn read_part(word: &str, part: &str) -> Result<Part, WrongValue> {
 
 fn read_number(word: &str) -> Result<usize, WrongValue> {
     let is_number = !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit());
-    let what = if is_number { "is too large a number" } else { "is no number" };
+    let (what, advice) = match is_number {
+        true => ("is too large a number", "write a smaller one"),
+        false => ("is no number", "write digits alone, as 8"),
+    };
     let number = if is_number { word.parse().ok() } else { None };
-    number.ok_or_else(|| (format!("{} {what}", shown(word)), "write digits alone, as 8".into()))
+    number.ok_or_else(|| (format!("{} {what}", shown(word)), advice.into()))
 }
 
 fn read_fill(word: &str) -> Result<Option<u8>, WrongValue> {
