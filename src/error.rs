@@ -5,6 +5,7 @@ mod catch;
 mod driver;
 mod kind;
 
+use crate::sync::Arc;
 use std::borrow::Cow;
 use std::error::Error as StdError;
 use std::fmt;
@@ -23,7 +24,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 ///
 /// [`kind`](Self::kind) is for programs, [`Display`](fmt::Display) for people: one sentence that
 /// says what was asked and what was there, and one that says what to do where there is something to do.
-/// [`driver`](Self::driver) names the driver call and its number where one failed.
+/// [`driver`](Self::driver) names the driver call and its number where one failed. Where a
+/// [`StackTextError`](crate::StackTextError) is the source, the text and a caret stand between the sentences.
 ///
 /// ```
 /// use aquifer::{DeviceLayout, ErrorKind};
@@ -44,6 +46,8 @@ struct Repr {
     message: String,
     advice: Cow<'static, str>,
     driver: Option<DriverError>,
+    /// What is behind it, where that is no driver call.
+    cause: Option<Arc<dyn StdError + Send + Sync>>,
     /// Where in the source it was made.
     at: &'static Location<'static>,
 }
@@ -83,7 +87,8 @@ impl Error {
         driver: Option<DriverError>,
     ) -> Self {
         let (advice, at) = (advice.into(), Location::caller());
-        Self { repr: Box::new(Repr { kind, message, advice, driver, at }) }
+        let cause = None;
+        Self { repr: Box::new(Repr { kind, message, advice, driver, cause, at }) }
     }
 
     /// A failed driver call, and what the caller wanted of it.
@@ -118,6 +123,12 @@ impl Error {
         self
     }
 
+    /// Names what is behind it, for [`source`](StdError::source). A driver call stays the source.
+    pub(crate) fn with_cause(mut self, cause: impl StdError + Send + Sync + 'static) -> Self {
+        self.repr.cause = Some(Arc::new(cause));
+        self
+    }
+
     /// Puts before the message what it is a part of.
     pub(crate) fn within(mut self, whole: impl fmt::Display) -> Self {
         self.repr.message = format!("{whole}: {}", self.repr.message);
@@ -144,7 +155,7 @@ impl Error {
 /// parts by name with `{:#?}`, and where in the source the error was made.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Repr { kind, message, advice, driver, at } = &*self.repr;
+        let Repr { kind, message, advice, driver, at, .. } = &*self.repr;
         if !f.alternate() {
             return write!(f, "{kind:?}: {self}");
         }
@@ -173,7 +184,11 @@ impl fmt::Display for Error {
 
 impl StdError for Error {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        self.repr.driver.as_ref().map(|driver| driver as &(dyn StdError + 'static))
+        let Repr { driver, cause, .. } = &*self.repr;
+        match driver {
+            Some(driver) => Some(driver),
+            None => cause.as_deref().map(|cause| cause as &(dyn StdError + 'static)),
+        }
     }
 }
 

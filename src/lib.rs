@@ -59,7 +59,8 @@ pub use layout::{DEFAULT_ALIGNMENT, DeviceLayout};
 pub use manager::{
     DeferCleanup, DeviceMemoryManager, HostAllocFlags, HostOnly, INTERFACE_VERSION, ManagerOptions,
     MemoryManager, MemoryPointer, PendingDeallocations, PinnedMemory, ResourceMemoryManager,
-    memory_manager, register_memory_manager, set_memory_manager,
+    ResourceStack, StackText, StackTextError, memory_manager, register_memory_manager,
+    set_memory_manager,
 };
 pub use pinned::{
     CurrentPinned, HostBuffer, HostChunk, MappedAlloc, PinnedAlloc, PinnedOptions, PinnedPool,

@@ -6,6 +6,8 @@ mod heap;
 
 mod log;
 mod operations;
+mod stack;
 
 pub use log::read_log;
 pub use operations::heap_operations;
+pub use stack::stack_text;

@@ -1,7 +1,7 @@
-//! What the fuzz targets run, on inputs that need no fuzzer: numbers drawn from a seed, and logs that
-//! are nearly right.
+//! What the fuzz targets run, on inputs that need no fuzzer: numbers drawn from a seed, and logs and
+//! texts of stacks that are nearly right.
 
-use aquifer_fuzz::{heap_operations, read_log};
+use aquifer_fuzz::{heap_operations, read_log, stack_text};
 
 /// SplitMix64.
 struct Random(u64);
@@ -50,4 +50,34 @@ fn readers_survive_logs_that_are_nearly_right() {
     }
     assert!(logs > 5, "{logs} logs");
     (0..100).for_each(|_| read_log(&random.bytes(2000)));
+}
+
+#[test]
+fn texts_of_stacks_read_build_or_are_errors() {
+    let mut random = Random(3);
+    (0..20_000).for_each(|_| {
+        let mut words = random.bytes(24);
+        words.insert(0, 1);
+        stack_text(&words);
+    });
+    (0..2000).for_each(|_| stack_text(&random.bytes(200)));
+    let right = "\0pool(fixed_size(cuda | limiting(8MiB), block_size=64KiB), initial=1MiB, max=50%) | \
+                 statistics | tracking | aligned(4KiB, 1MiB) | checked(poison=0xdd) | thread_safe";
+    stack_text(right.as_bytes());
+    for _ in 0..2000 {
+        let mut wrong = right.as_bytes().to_vec();
+        for _ in 0..=random.next() % 3 {
+            let at = 1 + random.next() as usize % (wrong.len() - 1);
+            match random.next() % 3 {
+                0 => wrong[at] = b" (),|=\"\\0aM%"[random.next() as usize % 12],
+                1 => drop(wrong.remove(at)),
+                _ => {
+                    let from = 1 + random.next() as usize % at;
+                    let part = wrong[from..=at].to_vec();
+                    wrong.splice(at..at, part);
+                }
+            }
+        }
+        stack_text(&wrong);
+    }
 }

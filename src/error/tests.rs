@@ -39,6 +39,18 @@ fn a_message_can_be_part_of_another() {
 }
 
 #[test]
+fn the_source_is_the_driver_call_or_what_was_named() {
+    let new = || Error::new(ErrorKind::InvalidArgument, "wrong");
+    assert!(new().source().is_none());
+    let named = new().with_cause(std::io::Error::other("a fault in a text"));
+    assert_eq!(named.clone().within("a part").source().unwrap().to_string(), "a fault in a text");
+    assert_eq!(named.to_string(), "wrong");
+    let driver = DriverError::new("cuMemAlloc", DriverError::OUT_OF_MEMORY);
+    let both = named.with_driver(driver);
+    assert!(both.source().unwrap().is::<DriverError>());
+}
+
+#[test]
 fn context_loss_is_told_from_other_errors() {
     for code in [3, 4, 214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721] {
         let error = DriverError::new("cuStreamSynchronize", code);

@@ -1,4 +1,4 @@
-//! External memory managers (NBEP 7): another library's memory under the crate's containers and allocators.
+//! What other programs and libraries plug into: external memory managers (NBEP 7), and stacks of resources by a text.
 
 mod external;
 mod host_only;
@@ -8,6 +8,7 @@ mod pending;
 mod pointers;
 mod registry;
 mod resource_manager;
+mod stack;
 
 pub use host_only::{DeviceMemoryManager, HostOnly};
 pub use memory_manager::{HostAllocFlags, INTERFACE_VERSION, MemoryManager};
@@ -16,6 +17,7 @@ pub use pending::{DeferCleanup, PendingDeallocations};
 pub use pointers::{MemoryPointer, PinnedMemory};
 pub use registry::{memory_manager, register_memory_manager, set_memory_manager};
 pub use resource_manager::ResourceMemoryManager;
+pub use stack::{ResourceStack, StackText, StackTextError};
 
 crate::sync::for_models! {
     #[allow(missing_docs, unreachable_pub)]

@@ -133,6 +133,39 @@ impl<U: DeviceResource + 'static> BinningResource<U> {
         self.bins().iter().map(|bin| bin.size)
     }
 
+    /// Has the fixed-size bins give free chunks back to upstream until `keep` bytes are reserved in all of
+    /// them, the bins of the largest blocks first. The host waits for the streams that used the chunks.
+    /// Returns how many bytes went back.
+    ///
+    /// ```
+    /// use aquifer::{BinningResource, CudaResource, Device, DeviceVec};
+    ///
+    /// let device = Device::detect()?;
+    /// let bins = BinningResource::builder(CudaResource::new(&device)).fixed_size_bins(8, 10).build()?;
+    /// drop(DeviceVec::<u8>::zeroed_in(&device.new_stream()?, 300, bins.clone())?);
+    /// assert_eq!(bins.trim(0)?, 128 * 512); // a chunk of the bin of 512 bytes
+    /// # Ok::<(), aquifer::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`PoolResource::trim`](crate::PoolResource::trim), of the first bin that fails.
+    pub fn trim(&self, keep: usize) -> Result<usize> {
+        let fixed = || self.bins().iter().rev().filter_map(|bin| bin.fixed.as_ref());
+        let reserved: usize = fixed().map(|fixed| fixed.statistics().reserved).sum();
+        let mut excess = reserved.saturating_sub(keep);
+        let mut given = 0;
+        for fixed in fixed() {
+            if excess == 0 {
+                break;
+            }
+            let bytes = fixed.trim(fixed.statistics().reserved.saturating_sub(excess))?;
+            excess = excess.saturating_sub(bytes);
+            given += bytes;
+        }
+        Ok(given)
+    }
+
     fn bins(&self) -> &[Bin<U>] {
         &self.state.bins
     }

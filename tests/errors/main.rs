@@ -18,6 +18,7 @@ mod managers;
 mod processes;
 mod resources;
 mod sites;
+mod stacks;
 mod streams;
 #[path = "../support/mod.rs"]
 mod support;
@@ -33,6 +34,7 @@ const CHAPTERS: [(&str, Rows); 9] = [
     ("Streams, captures, transfers", streams::rows),
     ("Resources", resources::rows),
     ("Adaptors", adaptors::rows),
+    ("Texts of stacks", stacks::rows),
     ("Page-locked memory", host_memory::rows),
     ("Memory managers, foreign streams", managers::rows),
     ("Numbers of the driver", drivers::rows),

@@ -6,7 +6,8 @@ use allocator_api2::vec::Vec as AllocVec;
 use aquifer::sim::SimConfig;
 use aquifer::{
     ArenaResource, CudaResource, Device, DeviceVec, Error, LoggingAdaptor, ManagedResource,
-    PinnedAlloc, PinnedResource, PoolResource, Registered, SystemResource, current_device_resource,
+    PinnedAlloc, PinnedResource, PoolResource, Registered, StackText, SystemResource,
+    current_device_resource,
 };
 use std::process::Command;
 
@@ -86,6 +87,14 @@ fn child() -> Result<(), Error> {
         "log" => {
             let upstream = CudaResource::new(&simulated(SimConfig::default()).0);
             print_failed("", LoggingAdaptor::builder(upstream).build());
+        }
+        "stack" => print_failed("", StackText::from_env()),
+        "bytes" => {
+            use std::os::unix::ffi::OsStrExt;
+            let value = std::ffi::OsStr::from_bytes(b"pool\xff");
+            // SAFETY: no other thread of this process uses the environment.
+            unsafe { std::env::set_var(StackText::VARIABLE, value) };
+            print_failed("", StackText::from_env());
         }
         "fork" => fork(),
         "main" => {

@@ -68,7 +68,9 @@ impl Table {
             let mut complain = |what: &str| {
                 let _ = writeln!(found, "{title}: {what}\n    {shown}");
             };
-            if shown.contains("  ") || shown.contains(" ,") || shown.contains(" ;") {
+            // A line of the user's, and carets below it, are as they are.
+            let mut own = shown.lines().filter(|line| !line.starts_with("    "));
+            if own.any(|line| line.contains("  ")) || shown.contains(" ,") || shown.contains(" ;") {
                 complain("has a space too many");
             }
             if shown.contains(" { ") || shown.contains("Some(") {

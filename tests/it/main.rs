@@ -57,6 +57,8 @@ mod rmm_random;
 mod scopes;
 #[path = "../support/spoil.rs"]
 mod spoil;
+mod stack_builds;
+mod stack_texts;
 mod statistics;
 mod stream_pool;
 #[path = "../support/mod.rs"]

@@ -117,7 +117,7 @@ pub(crate) fn tsan(place: &Place) -> Result<Verdict> {
 const FUZZ_SECONDS: u32 = 30;
 
 /// The targets of `fuzz/`.
-const FUZZ_TARGETS: [&str; 2] = ["heap", "logs"];
+const FUZZ_TARGETS: [&str; 3] = ["heap", "logs", "stacks"];
 
 /// What the fuzz targets run, on drawn inputs; then the targets, where there is a fuzzer.
 pub(crate) fn fuzz(place: &Place) -> Result<Verdict> {

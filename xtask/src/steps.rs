@@ -56,7 +56,11 @@ pub(crate) const STEPS: &[Step] = &[
     ci("soak-faults", "faults that the soaks must find", soak::faults),
     ci("std-allocator", "the standard library's Allocator, on a nightly", nightly::std_allocator),
     ci("asan", "the tests under AddressSanitizer, on a nightly", nightly::asan),
-    ci("fuzz", "the heap and the readers of logs, a minute where cargo-fuzz is", nightly::fuzz),
+    ci(
+        "fuzz",
+        "the heap, the readers of logs and the texts of stacks, a minute and a half where cargo-fuzz is",
+        nightly::fuzz,
+    ),
     ci("miri", "the unit tests under Miri, where it is installed", nightly::miri),
     ci("tsan", "the tests under ThreadSanitizer, where rust-src is installed", nightly::tsan),
     ci("package", "cargo publish --dry-run", cargo::package),

@@ -337,3 +337,27 @@ fn rmms_random_programs_one_after_the_other_fit_in_80_gb() {
     }
     assert!(kept > 3 * (14 << 30), "{kept} bytes");
 }
+
+#[test]
+fn a_trim_keeps_so_many_bytes_in_all_bins_and_begins_with_the_largest_blocks() {
+    let (device, simulator) = support::simulated(SimConfig::default());
+    let stream = device.new_stream().unwrap();
+    let bins = BinningResource::builder(CudaResource::new(&device)).fixed_size_bins(9, 11);
+    let bins = bins.bin(4096, PoolResource::new(CudaResource::new(&device)).unwrap());
+    let bins = bins.build().unwrap();
+    let held = [512, 1024, 2048, 4096].map(|bytes| allocate(&bins, &stream, bytes).unwrap());
+    let chunk = 128 * 512;
+    let others = simulator.live_bytes() as usize - 7 * chunk;
+    assert_eq!(bins.trim(0).unwrap(), 0, "a block of each chunk is in use");
+    let [first, second, third, fourth] = held;
+    for block in [second, third, fourth] {
+        free(&bins, &stream, block);
+    }
+    assert_eq!(bins.trim(7 * chunk).unwrap(), 0);
+    assert_eq!(bins.trim(6 * chunk).unwrap(), 4 * chunk, "whole chunks");
+    assert_eq!(bins.trim(0).unwrap(), 2 * chunk);
+    assert_eq!(bins.trim(0).unwrap(), 0);
+    free(&bins, &stream, first);
+    assert_eq!(bins.trim(0).unwrap(), chunk);
+    assert_eq!(simulator.live_bytes() as usize, others, "the other bin is its maker's");
+}

@@ -1,0 +1,284 @@
+//! The resources that were built by a text.
+
+use super::text::StackText;
+use crate::adaptor::{
+    CheckedAdaptor, Counters, LimitingAdaptor, LoggingAdaptor, StatisticsAdaptor, TrackingAdaptor,
+};
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::layout::DeviceLayout;
+use crate::pinned::{PinnedPool, PinnedResource};
+use crate::resource::impls::{debug_struct, handle};
+use crate::resource::{
+    ArenaResource, AsyncResource, BinningResource, DeviceBlock, DeviceResource, FixedSizeResource,
+    PoolResource, PoolStatistics, ResourceId,
+};
+use crate::stream::Stream;
+use crate::sync::Arc;
+
+/// A resource, whatever it is.
+pub(super) type AnyResource = Arc<dyn DeviceResource>;
+
+/// A stack of resources by a text, from [`StackText::build`]. A resource itself: its outermost one.
+///
+/// A handle: clones are the same stack. A call costs one dynamic call for each resource and adaptor of the
+/// text. A container keeps the outermost resource alone, and with it all that is below.
+///
+/// The methods reach what is inside. Of two adaptors or pools of a kind they mean the outer one.
+///
+/// ```
+/// use aquifer::{Device, DeviceVec, StackText};
+///
+/// let device = Device::detect()?;
+/// let text: StackText = "pool(cuda) | limiting(64MiB) | tracking | statistics".parse()?;
+/// let stack = text.build(&device)?;
+///
+/// let vec = DeviceVec::<f32>::zeroed_in(&device.new_stream()?, 1000, stack.clone())?;
+/// assert_eq!(stack.counters().unwrap().bytes.current, 4096);
+/// assert_eq!(stack.pool_statistics().unwrap().live, 4096);
+/// assert_eq!(stack.limiting().unwrap().remaining(), (64 << 20) - 4096);
+/// assert!(stack.tracking().unwrap().report().starts_with("Outstanding Allocations"));
+///
+/// drop(vec);
+/// assert_eq!(stack.trim(0)?, 2 << 20);
+/// # Ok::<(), aquifer::Error>(())
+/// ```
+pub struct ResourceStack {
+    /// The outermost. Apart from `inside`, so that a call loads one pointer.
+    resource: AnyResource,
+    inside: Arc<Inside>,
+}
+
+struct Inside {
+    text: StackText,
+    /// What has methods of its own, from the outermost inwards.
+    layers: Vec<Built>,
+}
+
+/// A resource or an adaptor of a stack.
+pub(super) enum Built {
+    /// One without methods that a stack passes on.
+    Plain(AnyResource),
+    Async(Arc<AsyncResource>),
+    Pinned(PinnedResource),
+    PinnedPool(PinnedPool),
+    Pool(PoolResource<AnyResource>),
+    FixedSize(FixedSizeResource<AnyResource>),
+    Binning(BinningResource<AnyResource>),
+    Arena(ArenaResource<AnyResource>),
+    Checked(CheckedAdaptor<AnyResource>),
+    Limiting(LimitingAdaptor<AnyResource>),
+    Logging(LoggingAdaptor<AnyResource>),
+    Statistics(StatisticsAdaptor<AnyResource>),
+    Tracking(TrackingAdaptor<AnyResource>),
+}
+
+impl Built {
+    pub(super) fn resource(&self) -> AnyResource {
+        match self {
+            Self::Plain(resource) => resource.clone(),
+            Self::Async(resource) => resource.clone().into_shared(),
+            Self::Pinned(resource) => resource.clone().into_shared(),
+            Self::PinnedPool(pool) => pool.clone().into_shared(),
+            Self::Pool(pool) => pool.clone().into_shared(),
+            Self::FixedSize(resource) => resource.clone().into_shared(),
+            Self::Binning(resource) => resource.clone().into_shared(),
+            Self::Arena(resource) => resource.clone().into_shared(),
+            Self::Checked(adaptor) => adaptor.clone().into_shared(),
+            Self::Limiting(adaptor) => adaptor.clone().into_shared(),
+            Self::Logging(adaptor) => adaptor.clone().into_shared(),
+            Self::Statistics(adaptor) => adaptor.clone().into_shared(),
+            Self::Tracking(adaptor) => adaptor.clone().into_shared(),
+        }
+    }
+
+    fn pool_statistics(&self) -> Option<PoolStatistics> {
+        match self {
+            Self::Pool(pool) => Some(pool.statistics()),
+            Self::FixedSize(resource) => Some(resource.statistics()),
+            Self::Arena(resource) => Some(resource.statistics()),
+            Self::PinnedPool(pool) => {
+                let of_pool = pool.statistics();
+                Some(PoolStatistics {
+                    reserved: of_pool.reserved,
+                    peak_reserved: of_pool.peak_reserved,
+                    live: of_pool.live,
+                    free: of_pool.reserved.saturating_sub(of_pool.live),
+                    cached: of_pool.cached,
+                    largest_free: of_pool.largest_free,
+                    upstream_blocks: of_pool.slabs,
+                    records: of_pool.fences,
+                    growths: of_pool.growths,
+                    returns: of_pool.returns,
+                    ..PoolStatistics::default()
+                })
+            }
+            _ => None,
+        }
+    }
+
+    /// The bytes that went to what is below, or `None` if this keeps no free memory, or gives none back.
+    fn trim(&self, keep: usize) -> Option<Result<usize>> {
+        match self {
+            Self::Pool(pool) => Some(pool.trim(keep)),
+            Self::FixedSize(resource) => Some(resource.trim(keep)),
+            Self::Binning(resource) => Some(resource.trim(keep)),
+            Self::PinnedPool(pool) if pool.statistics().reserved > keep => Some(pool.trim()),
+            Self::Pinned(resource) => Some(resource.trim().map(|()| 0)),
+            Self::Async(resource) => Some(trim_driver_pool(resource, keep)),
+            _ => None,
+        }
+    }
+}
+
+fn trim_driver_pool(pool: &AsyncResource, keep: usize) -> Result<usize> {
+    let before = pool.statistics()?.reserved_bytes;
+    pool.trim(keep)?;
+    let given = before.saturating_sub(pool.statistics()?.reserved_bytes);
+    Ok(usize::try_from(given).unwrap_or(usize::MAX))
+}
+
+handle!([] ResourceStack { resource, inside });
+
+debug_struct!(ResourceStack { text(), device(), .. });
+
+impl ResourceStack {
+    /// `layers` from the inside out, of which `resource` is the last.
+    pub(super) fn new(text: StackText, resource: AnyResource, mut layers: Vec<Built>) -> Self {
+        layers.retain(|layer| !matches!(layer, Built::Plain(_)));
+        layers.reverse();
+        Self { resource, inside: Arc::new(Inside { text, layers }) }
+    }
+
+    /// The text that the stack was built by.
+    pub fn text(&self) -> &StackText {
+        &self.inside.text
+    }
+
+    /// The outermost resource.
+    pub fn resource(&self) -> &Arc<dyn DeviceResource> {
+        &self.resource
+    }
+
+    /// The outermost part that `get` wants.
+    fn find<'a, T>(&'a self, get: impl FnMut(&'a Built) -> Option<T>) -> Option<T> {
+        self.inside.layers.iter().find_map(get)
+    }
+
+    /// The counters of all threads of the outermost `statistics`, or `None` without one.
+    pub fn counters(&self) -> Option<Counters> {
+        self.statistics().map(StatisticsAdaptor::counters)
+    }
+
+    /// The outermost `statistics`: its counters, and scopes of a thread.
+    pub fn statistics(&self) -> Option<&StatisticsAdaptor<Arc<dyn DeviceResource>>> {
+        self.find(|layer| if let Built::Statistics(it) = layer { Some(it) } else { None })
+    }
+
+    /// The outermost `tracking`: what is outstanding, and its report.
+    pub fn tracking(&self) -> Option<&TrackingAdaptor<Arc<dyn DeviceResource>>> {
+        self.find(|layer| if let Built::Tracking(it) = layer { Some(it) } else { None })
+    }
+
+    /// The outermost `limiting`: what is left of its limit.
+    pub fn limiting(&self) -> Option<&LimitingAdaptor<Arc<dyn DeviceResource>>> {
+        self.find(|layer| if let Built::Limiting(it) = layer { Some(it) } else { None })
+    }
+
+    /// The outermost `checked`: how many misuses it has reported.
+    pub fn checked(&self) -> Option<&CheckedAdaptor<Arc<dyn DeviceResource>>> {
+        self.find(|layer| if let Built::Checked(it) = layer { Some(it) } else { None })
+    }
+
+    /// The outermost `pool`, for [`Stream::capture`] and to change its limits.
+    pub fn pool(&self) -> Option<&PoolResource<Arc<dyn DeviceResource>>> {
+        self.find(|layer| if let Built::Pool(it) = layer { Some(it) } else { None })
+    }
+
+    /// What the outermost pool holds and what it did: of a `pool`, a `fixed_size`, an `arena` or a
+    /// `pinned_pool`, or `None` without one. A `pinned_pool` does not count blocks, streams, misses, steals
+    /// and waits, which are 0; its records are its fences, and its free memory may still wait for the device.
+    pub fn pool_statistics(&self) -> Option<PoolStatistics> {
+        self.find(Built::pool_statistics)
+    }
+
+    /// Gives free memory back: each pool, from the outermost inwards, until it has `keep` bytes reserved, those
+    /// in use among them. Returns the bytes that the innermost pool gave back to the driver, or to the resource
+    /// that it is over. The host waits for the streams that freed the memory, and of page-locked memory for the
+    /// device.
+    ///
+    /// Pools are `pool`, `fixed_size`, `binning` with its fixed-size bins, `pinned_pool`, which gives back all
+    /// that it can or nothing, `async` and `async_default`. An `arena` keeps its memory. `pinned` unpins what
+    /// was freed, and counts nothing. What another pool gives back to `async` is free there, for a second trim,
+    /// when the program has waited for the device.
+    ///
+    /// # Errors
+    ///
+    /// The first error of a pool, where the innermost one gave nothing back: those of
+    /// [`PoolResource::trim`], [`AsyncResource::trim`] and [`PinnedPool::trim`]. A pool that fails does not
+    /// keep those below it from giving back what they have.
+    #[track_caller]
+    pub fn trim(&self, keep: usize) -> Result<usize> {
+        let mut given = 0;
+        let mut failed: Option<Error> = None;
+        for trimmed in self.inside.layers.iter().filter_map(|layer| layer.trim(keep)) {
+            given = trimmed.unwrap_or_else(|error| {
+                failed.get_or_insert(error);
+                0
+            });
+        }
+        match failed {
+            Some(error) if given == 0 => Err(error),
+            _ => Ok(given),
+        }
+    }
+
+    /// Waits until the rows of all calls that returned before are written, in each `logging` of the stack.
+    /// Does nothing without one.
+    ///
+    /// # Errors
+    ///
+    /// The first of [`LoggingAdaptor::flush`], after all logs were asked.
+    pub fn flush(&self) -> Result<()> {
+        let mut flushed = Ok(());
+        for layer in &self.inside.layers {
+            if let Built::Logging(log) = layer {
+                flushed = flushed.and(log.flush());
+            }
+        }
+        flushed
+    }
+}
+
+// SAFETY: every block is the outermost resource's, and goes back to it unchanged. Blocks stay valid while
+// a handle on that lives, which each handle of the stack has.
+unsafe impl DeviceResource for ResourceStack {
+    #[inline]
+    fn device(&self) -> &Device {
+        self.resource.device()
+    }
+
+    /// The outermost resource itself: a container's calls do not go by way of the stack.
+    fn into_shared(self) -> Arc<dyn DeviceResource> {
+        self.resource
+    }
+
+    #[inline]
+    fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
+        self.resource.allocate(stream, layout)
+    }
+
+    fn identity(&self) -> ResourceId {
+        self.resource.identity()
+    }
+
+    fn frees_with_driver(&self, block: &DeviceBlock) -> bool {
+        self.resource.frees_with_driver(block)
+    }
+
+    #[inline]
+    unsafe fn deallocate(&self, stream: &Stream, block: DeviceBlock) {
+        // SAFETY: the caller's promise, unchanged.
+        unsafe { self.resource.deallocate(stream, block) }
+    }
+}
