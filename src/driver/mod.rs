@@ -8,6 +8,7 @@ pub(crate) mod cubin;
 #[cfg(feature = "cuda")]
 pub(crate) mod cuda;
 pub(crate) mod fork;
+mod ipc;
 pub(crate) mod kernel;
 pub(crate) mod ptx;
 pub mod sim;
@@ -19,6 +20,7 @@ use std::ptr::NonNull;
 
 pub(crate) use fork::call_not_forked;
 pub(crate) use fork::{forget_in_child, is_forked_child, not_forked};
+pub(crate) use ipc::{AllocationKind, IpcBytes, IpcCalls};
 pub(crate) use kernel::Access;
 pub use kernel::{HostArgs, HostForm, Kernel, LaunchConfig};
 pub(crate) use kernel::{KernelImage, RawArg};
@@ -222,7 +224,7 @@ pub(crate) struct RawLaunch<'a> {
 
 /// The driver of one device.
 ///
-/// Its calls are in five traits, one for each group. Every method may be called from any thread. It
+/// Its calls are in six traits, one for each group. Every method may be called from any thread. It
 /// makes the device's context current for the call and restores the caller's. It does not panic. It
 /// blocks only if its name says `synchronize`, or where the driver itself does: plain allocation and
 /// free, pageable copies. An error leaves nothing half done.
@@ -232,7 +234,16 @@ pub(crate) struct RawLaunch<'a> {
 /// An implementation, its calls of each group included, returns addresses of memory that is the
 /// caller's alone until it is freed, and runs the work of a stream in the order of the calls.
 pub(crate) unsafe trait Driver:
-    MemoryCalls + PoolCalls + StreamCalls + GraphCalls + WorkCalls + Send + Sync + fmt::Debug + 'static
+    MemoryCalls
+    + PoolCalls
+    + IpcCalls
+    + StreamCalls
+    + GraphCalls
+    + WorkCalls
+    + Send
+    + Sync
+    + fmt::Debug
+    + 'static
 {
     fn kind(&self) -> BackendKind;
 

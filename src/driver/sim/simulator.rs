@@ -105,15 +105,15 @@ impl Simulator {
 
     /// The driver calls that the device counts and that can be made to fail, by their names in CUDA's
     /// manual. A stream that is not destroyed since the call failed stays in the simulation; no error tells of it.
-    pub const CALLS: [&'static str; 42] = names! {
-        cuCtxRecordEvent cuCtxSynchronize cuDeviceGetDefaultMemPool cuEventCreate cuEventDestroy
+    pub const CALLS: [&'static str; 52] = names! {
+        cuCtxRecordEvent cuCtxSynchronize cuDeviceGetDefaultMemPool cuDeviceGetUuid cuEventCreate cuEventDestroy
         cuEventQuery cuEventRecord cuEventSynchronize cuGraphExecDestroy cuGraphInstantiate
-        cuGraphLaunch cuLaunchKernel cuMemAdvise cuMemAlloc cuMemAllocFromPoolAsync
-        cuMemAllocManaged cuMemFree cuMemFreeAsync cuMemFreeHost cuMemGetInfo cuMemHostAlloc
+        cuGraphLaunch cuIpcCloseMemHandle cuIpcGetMemHandle cuIpcOpenMemHandle cuLaunchKernel cuMemAdvise cuMemAlloc cuMemAllocFromPoolAsync
+        cuMemAllocManaged cuMemFree cuMemFreeAsync cuMemFreeHost cuMemGetAddressRange cuMemGetInfo cuMemHostAlloc
         cuMemHostGetDevicePointer cuMemHostRegister cuMemHostUnregister cuMemPoolCreate
-        cuMemPoolDestroy cuMemPoolGetAttribute cuMemPoolSetAttribute cuMemPoolTrimTo
+        cuMemPoolDestroy cuMemPoolExportPointer cuMemPoolExportToShareableHandle cuMemPoolGetAttribute cuMemPoolImportFromShareableHandle cuMemPoolImportPointer cuMemPoolSetAttribute cuMemPoolTrimTo
         cuMemPrefetchAsync cuMemcpyDtoDAsync cuMemcpyDtoHAsync cuMemcpyHtoDAsync
-        cuMemcpyPeerAsync cuMemsetAsync cuStreamBeginCapture cuStreamCreate cuStreamDestroy
+        cuMemcpyPeerAsync cuMemsetAsync cuPointerGetAttributes cuStreamBeginCapture cuStreamCreate cuStreamDestroy
         cuStreamEndCapture cuStreamIsCapturing cuStreamSynchronize cuStreamWaitEvent
     };
 
