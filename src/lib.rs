@@ -25,6 +25,7 @@ mod impls;
 #[cfg(feature = "cuda")]
 mod interop;
 mod layout;
+mod manager;
 mod pinned;
 mod pool;
 mod resource;
@@ -55,6 +56,9 @@ pub use interop::CompileOptions;
 #[cfg(feature = "cuda")]
 pub use interop::{CudaMut, CudaRef};
 pub use layout::{DEFAULT_ALIGNMENT, DeviceLayout};
+#[cfg(unix)]
+pub use manager::IpcPool;
+pub use manager::{IpcHandle, IpcKind};
 pub use pinned::{
     CurrentPinned, HostBuffer, HostChunk, MappedAlloc, PinnedAlloc, PinnedOptions, PinnedPool,
     PinnedPoolOptions, PinnedPoolStatistics, PinnedResource, PolymorphicHostAllocator,

@@ -118,7 +118,7 @@ impl IpcCalls for SimDriver {
     fn ipc_open(&self, exported: &IpcBytes) -> DriverResult<DeviceAddress> {
         let mut call = self.call("cuIpcOpenMemHandle")?;
         match Exported::from_bytes(exported, PLAIN) {
-            Some(found) if found.device == call.context.id => {
+            Some(found) if (found.device, found.pool) == (call.context.id, 0) => {
                 call.open(found.block, BlockKind::Device, 0)
             }
             _ => call.invalid(),

@@ -40,7 +40,7 @@ pub(crate) use graph::{
     CaptureMember, CapturePoint, CaptureRecording, CapturedOp, CapturedWork, EventRecord,
     SimCapture, SimEvent, SimGraph,
 };
-pub(crate) use imports::Import;
+pub(crate) use imports::{Import, Imports};
 pub(crate) use op::{
     AddressSpace, HostSide, OpRange, OpWork, SimFence, SimOp, TouchedRange, Watchpoint,
 };
