@@ -16,6 +16,7 @@ mod drivers;
 mod host_memory;
 mod processes;
 mod resources;
+mod sharing;
 mod sites;
 mod streams;
 #[path = "../support/mod.rs"]
@@ -26,13 +27,14 @@ use table::Table;
 
 type Rows = fn(&mut Table);
 
-const CHAPTERS: [(&str, Rows); 8] = [
+const CHAPTERS: [(&str, Rows); 9] = [
     ("Devices and the environment", devices::rows),
     ("Layouts, vectors, launches", containers::rows),
     ("Streams, captures, transfers", streams::rows),
     ("Resources", resources::rows),
     ("Adaptors", adaptors::rows),
     ("Page-locked memory", host_memory::rows),
+    ("Memory of other processes", sharing::rows),
     ("Numbers of the driver", drivers::rows),
     ("Other processes", processes::rows),
 ];

@@ -126,7 +126,7 @@ fn export<'s>(
     let wanted = || format!("sharing {} of {device} with other processes", Count(bytes, "byte"));
     let (kind, pool) = shareable_kind(device, range)?;
     let stream = order()?;
-    stream.refuse_capture("to share memory with another process")?;
+    stream.refuse_capture("sharing memory with another process")?;
     stream.synchronize()?;
     drop(stream);
     let driver = device.driver();
@@ -136,8 +136,7 @@ fn export<'s>(
         IpcKind::Pool => driver.pool_export_pointer(whole.address),
     };
     let driver_bytes = match exported {
-        // The code for memory of a pool that is not shareable.
-        Err(error) if kind == IpcKind::Pool && error.code() == DriverError::INVALID_VALUE => {
+        Err(error) if kind == IpcKind::Pool && is_not_shareable(&error) => {
             let what = "memory of a driver pool that is not shareable";
             return Err(refused(device, bytes, what).with_driver(error));
         }
@@ -148,6 +147,11 @@ fn export<'s>(
     let (process, bytes) = (std::process::id(), bytes as u64);
     let pool = pool.map_or(0, |pool| pool.0);
     Ok(IpcHandle { kind, device_uuid, process, driver_bytes, pool, offset, bytes })
+}
+
+/// Whether the driver refuses memory since its pool was not made to be shared: by the code for a wrong argument.
+fn is_not_shareable(error: &DriverError) -> bool {
+    matches!(error.code(), DriverError::INVALID_VALUE | DriverError::NOT_SUPPORTED)
 }
 
 /// How other processes can open memory of this one, and the pool of the driver's that it is of.

@@ -199,10 +199,10 @@ impl IpcHandle {
         }
         if bytes[place::VERSION] != VERSION {
             let version = bytes[place::VERSION];
-            return Err(no_handle(&format!("version {version}, where this build knows {VERSION}")));
+            return Err(no_handle(&format!("they are of version {version}, where this build knows {VERSION}")));
         }
         let Some(kind) = IpcKind::of_number(bytes[place::KIND]) else {
-            return Err(no_handle(&format!("of an unknown kind, {}", bytes[place::KIND])));
+            return Err(no_handle(&format!("they are of an unknown kind, {}", bytes[place::KIND])));
         };
         let number = |range| u64::from_le_bytes(part(bytes, range));
         let handle = Self {
@@ -215,11 +215,11 @@ impl IpcHandle {
             bytes: number(place::BYTES),
         };
         if handle.bytes == 0 || handle.offset.checked_add(handle.bytes).is_none() {
-            return Err(no_handle("of a range that cannot be"));
+            return Err(no_handle("their range cannot be"));
         }
         // What is between the parts, and a pool where there is none.
         if handle.to_bytes() != *bytes || (kind == IpcKind::Plain && handle.pool != 0) {
-            return Err(no_handle("with parts that this build does not know"));
+            return Err(no_handle("they have parts that this build does not know"));
         }
         Ok(handle)
     }

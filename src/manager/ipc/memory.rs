@@ -137,11 +137,18 @@ pub(super) unsafe fn open<T: Pod>(
         Count(size, "byte")
     );
     let opening = Opening::new(device, source, &handle.driver_bytes).map_err(|error| {
-        let own = handle.process == std::process::id() && device.kind() == BackendKind::Cuda;
+        let is_own = handle.process == std::process::id() && device.kind() == BackendKind::Cuda;
+        let is_refused =
+            matches!(error.code(), DriverError::INVALID_VALUE | DriverError::INVALID_CONTEXT);
         let opened = Error::driver_call(format!("opening {handle} on {device}"), error);
-        match own {
-            true => opened.with_advice("use the vector itself in its own process: CUDA opens it in others alone"),
-            false => opened,
+        match (is_refused, is_own) {
+            (true, true) => opened.with_advice(
+                "use the vector itself in its own process: CUDA opens it in others alone",
+            ),
+            (true, false) => opened.with_advice(
+                "see that its process lives and has not freed it, and that the handle arrives as it was sent",
+            ),
+            (false, _) => opened,
         }
     })?;
     let address = match place(handle, &opening, align_of::<T>() as u64) {
@@ -155,10 +162,11 @@ pub(super) unsafe fn open<T: Pod>(
     // The range lies in an allocation, whose size is a number of this machine.
     let (block, length) =
         (DeviceBlock::new(address, bytes as usize, 0), (bytes / size) as usize);
-    let (ordinal, exporter) = (device.ordinal(), handle.process);
-    deferred_event!(debug, target: IPC, device = ordinal, bytes, exporter, "memory of another process opened");
+    let process = handle.process;
+    let ordinal = device.ordinal();
+    deferred_event!(debug, target: IPC, device = ordinal, bytes, process, "opened memory of another process");
     let opening = Mutex::new(Some(ManuallyDrop::new(opening)));
-    let resource = Arc::new(IpcMemory { device: device.clone(), opening });
+    let resource = Arc::new(IpcMemory { device: device.clone(), process, opening });
     let parts = DeviceVecParts { stream: stream.clone(), block, length, resource };
     // SAFETY: the block is the new resource's only one, and nothing of this process used it so far.
     unsafe { DeviceVec::from_raw_parts(parts) }
@@ -175,7 +183,7 @@ pub(super) unsafe fn copy<T: Pod>(
     stream: &Stream,
     source: Source<'_>,
 ) -> Result<DeviceVec<T>> {
-    stream.refuse_capture("to copy memory of another process")?;
+    stream.refuse_capture("copying memory of another process")?;
     // SAFETY: the caller's promise.
     let shared: DeviceVec<T> = unsafe { open(handle, &via.new_stream()?, source)? };
     // SAFETY: written as a whole by the copy below, or dropped.
@@ -237,9 +245,11 @@ pub(super) fn require_uuid(
         .with_advice("share memory of a GPU, or send the data")),
         _ => {
             let (other, own) = (shown_uuid(uuid), shown_uuid(&own));
-            let what = format!("{what} is of device {other}, and was to be opened on {device}, which is {own}");
+            let what = format!(
+                "{what} is of the device with UUID {other}, and was to be opened on {device}, with UUID {own}"
+            );
             Err(Error::new(ErrorKind::WrongDevice, what)
-                .with_advice("open it on the device with that UUID, or copy it from there by IpcHandle::copy_to"))
+                .with_advice("open it on the device with that UUID, by Device::uuid; copy_to takes the data to another one"))
         }
     }
 }
@@ -247,11 +257,13 @@ pub(super) fn require_uuid(
 /// The resource of a vector in another process's memory, of its one block.
 struct IpcMemory {
     device: Device,
+    /// The exporter, for events.
+    process: u32,
     /// Until the block comes back. A block that never does leaves the memory open: work may use it.
     opening: Mutex<Option<ManuallyDrop<Opening>>>,
 }
 
-debug_struct!(IpcMemory { device, .. });
+debug_struct!(IpcMemory { device, process, .. });
 
 // SAFETY: it has one block, which is memory of its device until that comes back.
 unsafe impl DeviceResource for IpcMemory {
@@ -277,15 +289,19 @@ unsafe impl DeviceResource for IpcMemory {
             return;
         }
         let Some(opening) = self.opening.lock().take() else { return };
-        let device = self.device.clone();
+        let (device, process, bytes) = (self.device.clone(), self.process, block.bytes());
         let close = move |passed: Result<()>| {
             let closed = passed.and_then(|()| {
                 let opening = ManuallyDrop::into_inner(opening);
                 // SAFETY: the stream has passed every use of the block, by the caller's promise.
                 unsafe { opening.close() }.with_context(|| format!("closing memory on {device}"))
             });
-            if let Err(error) = closed {
-                report_open(&device, &error);
+            match closed {
+                Ok(()) => {
+                    let device = device.ordinal();
+                    deferred_event!(debug, target: IPC, device, bytes, process, "closed memory of another process");
+                }
+                Err(error) => report_open(&device, &error),
             }
         };
         match stream.is_capturing().unwrap_or(false) {
