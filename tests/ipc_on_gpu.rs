@@ -287,7 +287,11 @@ fn a_driver_pool_goes_to_another_process() {
         let (mut one, mut two) = (opened(&whole), opened(&part));
         let again = opened(&whole);
         assert_eq!(whole.openings(&device), 2);
-        say(format_args!("has them open at {:#x}, {:#x}", one.as_device_ptr(), two.as_device_ptr()));
+        say(format_args!(
+            "has them open at {:#x}, {:#x}",
+            one.as_device_ptr(),
+            two.as_device_ptr()
+        ));
         assert_eq!(one.to_vec().unwrap(), [7; LENGTH]);
         assert_eq!(again.get(5).unwrap(), 7);
         assert_eq!(two.to_vec().unwrap(), [2; LENGTH]);
@@ -411,9 +415,8 @@ fn memory_of_a_process_that_dies_is_data_or_an_error() {
         shareable.send_to(&other.socket).unwrap();
         let resources: [Arc<dyn DeviceResource>; 2] =
             [Arc::new(CudaResource::new(&device)), shareable];
-        let vecs = resources.map(|resource| {
-            DeviceVec::from_slice_in(&stream, &[3_u32; LENGTH], resource).unwrap()
-        });
+        let vecs = resources
+            .map(|resource| DeviceVec::from_slice_in(&stream, &[3_u32; LENGTH], resource).unwrap());
         for vec in &vecs {
             other.send(&vec.ipc_handle().unwrap());
         }

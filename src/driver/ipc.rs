@@ -1,6 +1,6 @@
 //! The calls of a driver that share memory with other processes.
 
-use super::{DeviceAddress, DeviceRange, DriverResult, RawPool};
+use super::raw::{DeviceAddress, DeviceRange, DriverResult, RawPool};
 #[cfg(unix)]
 use std::os::fd::BorrowedFd;
 

@@ -11,6 +11,7 @@ pub(crate) mod fork;
 mod ipc;
 pub(crate) mod kernel;
 pub(crate) mod ptx;
+mod raw;
 pub mod sim;
 
 use crate::error::{DriverError, Error};
@@ -24,23 +25,9 @@ pub(crate) use ipc::{AllocationKind, IpcBytes, IpcCalls};
 pub(crate) use kernel::Access;
 pub use kernel::{HostArgs, HostForm, Kernel, LaunchConfig};
 pub(crate) use kernel::{KernelImage, RawArg};
-
-pub(crate) type DriverResult<T> = Result<T, DriverError>;
-
-/// An address in device memory.
-pub(crate) type DeviceAddress = u64;
-
-/// A stream of the driver. May be used again once the stream is destroyed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct RawStream(pub(crate) u64);
-
-/// An event of the driver.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct RawEvent(pub(crate) u64);
-
-/// A memory pool of the driver.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct RawPool(pub(crate) u64);
+pub(crate) use raw::{
+    DeviceAddress, DeviceRange, DriverResult, RawEvent, RawGraph, RawPool, RawStream,
+};
 
 /// The preferred location of managed or pageable memory (`cuMemAdvise`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,10 +67,6 @@ pub(crate) enum PoolAttribute {
     UsedCurrent = 7,
     UsedHigh = 8,
 }
-
-/// An executable graph of the driver.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct RawGraph(pub(crate) u64);
 
 /// A new stream, and its owner.
 pub(crate) struct NewStream {
@@ -183,13 +166,6 @@ impl FillWord {
             Self::U32(_) => 4,
         }
     }
-}
-
-/// A range of memory, by its address on the device.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct DeviceRange {
-    pub(crate) address: DeviceAddress,
-    pub(crate) bytes: usize,
 }
 
 /// A copy, from and to pointers of the host or addresses of the device.

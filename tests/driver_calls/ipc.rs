@@ -57,7 +57,10 @@ fn plain_memory_is_exported_by_its_allocation_and_opened_by_value() {
         assert_eq!(value(open, "flags"), "1");
         // SAFETY: as above.
         let again = unsafe { other.open::<u8>(&stream) }.unwrap();
-        assert_eq!((other.openings(&device), driver.names()), (2, vec!["cuDeviceGetUuid_v2".into()]));
+        assert_eq!(
+            (other.openings(&device), driver.names()),
+            (2, vec!["cuDeviceGetUuid_v2".into()])
+        );
         assert_eq!(again.len(), 400);
         let reexported = shared.ipc_handle().unwrap_err();
         assert_eq!(reexported.kind(), ErrorKind::Unsupported, "{reexported}");

@@ -4,8 +4,8 @@ use crate::support::simulated;
 use crate::table::Table;
 use aquifer::sim::{SimConfig, Simulator};
 use aquifer::{
-    AsyncResource, CudaResource, Device, DeviceBlock, DeviceResource, DeviceVec, IpcHandle, IpcPool,
-    ManagedResource, PinnedResource, Result, Stream,
+    AsyncResource, CudaResource, Device, DeviceBlock, DeviceResource, DeviceVec, IpcHandle,
+    IpcPool, ManagedResource, PinnedResource, Result, Stream,
 };
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -47,7 +47,10 @@ fn exports(table: &mut Table) {
     let resources: [(&str, Arc<dyn DeviceResource>); 3] = [
         ("managed memory for another process", Arc::new(ManagedResource::new(device).unwrap())),
         ("page-locked memory for another process", Arc::new(PinnedResource::new(device).unwrap())),
-        ("memory of a driver pool for another process", Arc::new(AsyncResource::new(device).unwrap())),
+        (
+            "memory of a driver pool for another process",
+            Arc::new(AsyncResource::new(device).unwrap()),
+        ),
     ];
     for (title, resource) in resources {
         let vec = DeviceVec::<u8>::zeroed_in(stream, 100, resource).unwrap();

@@ -1,9 +1,9 @@
 //! The names under which a simulated device counts calls.
 
 use crate::{kernels, support};
-use aquifer::sim::{SimConfig, Simulator};
 #[cfg(target_os = "linux")]
 use aquifer::IpcPool;
+use aquifer::sim::{SimConfig, Simulator};
 use aquifer::{
     AsyncResource, CudaResource, Device, DeviceVec, ManagedResource, PinnedResource, PoolResource,
     PrefetchAdaptor, Registered, Stream, SystemResource,
@@ -88,7 +88,8 @@ fn share(stream: &Stream, pool: &Arc<AsyncResource>) {
 /// Those that the test makes.
 fn counted() -> BTreeSet<&'static str> {
     let all = Simulator::CALLS.into_iter();
-    let is_shared = |call: &str| ["cuMemPoolExport", "cuMemPoolImport"].iter().any(|it| call.starts_with(it));
+    let is_shared =
+        |call: &str| ["cuMemPoolExport", "cuMemPoolImport"].iter().any(|it| call.starts_with(it));
     all.filter(|call| SHAREABLE || !is_shared(call)).collect()
 }
 

@@ -5,8 +5,8 @@ use crate::{kernels, support};
 use aquifer::sim::{SimConfig, Simulator, Violation};
 use aquifer::{
     AsyncResource, CudaResource, Device, DeviceBlock, DeviceBuffer, DeviceResource, DeviceVec,
-    ErrorKind, IpcHandle, IpcKind, ManagedResource, PinnedResource, PoolResource, Stream,
-    StatisticsAdaptor, SystemResource,
+    ErrorKind, IpcHandle, IpcKind, ManagedResource, PinnedResource, PoolResource,
+    StatisticsAdaptor, Stream, SystemResource,
 };
 use bytemuck::Pod;
 use std::process::Command;
@@ -87,7 +87,8 @@ fn a_block_of_a_pool_has_its_offset_in_the_pools_chunk() {
         assert_eq!(vec.as_device_ptr(), base + handle.offset());
         assert_eq!(handle.driver_bytes(), handles[0].driver_bytes(), "one allocation");
     }
-    let shared: Vec<_> = handles.iter().map(|handle| open::<u16>(handle, &stream).unwrap()).collect();
+    let shared: Vec<_> =
+        handles.iter().map(|handle| open::<u16>(handle, &stream).unwrap()).collect();
     for (value, shared) in shared.iter().enumerate() {
         assert_eq!(shared.to_vec().unwrap(), [value as u16; 500]);
     }
@@ -138,8 +139,8 @@ fn openings_are_counted_over_threads_and_drop_in_any_order() {
         }
     });
     assert_eq!(handle.openings(&device), 0);
-    let [opened, closed] = ["cuIpcOpenMemHandle", "cuIpcCloseMemHandle"]
-        .map(|call| simulator.call_count(call));
+    let [opened, closed] =
+        ["cuIpcOpenMemHandle", "cuIpcCloseMemHandle"].map(|call| simulator.call_count(call));
     assert_eq!(opened, closed);
     assert!((1..=400).contains(&opened));
     simulator.check().unwrap();
@@ -336,7 +337,8 @@ fn a_vector_that_does_not_fit_its_place_is_refused() {
 fn driver_calls_that_fail_leave_nothing_open() {
     let (device, simulator, stream) = simulated();
     let vec = plain(&stream, &[1_u8; 100]);
-    for call in ["cuPointerGetAttributes", "cuMemGetAddressRange", "cuIpcGetMemHandle", "cuDeviceGetUuid"]
+    for call in
+        ["cuPointerGetAttributes", "cuMemGetAddressRange", "cuIpcGetMemHandle", "cuDeviceGetUuid"]
     {
         simulator.fail_call(call, 1, 999).unwrap();
         let error = vec.ipc_handle().unwrap_err();

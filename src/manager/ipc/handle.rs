@@ -199,7 +199,9 @@ impl IpcHandle {
         }
         if bytes[place::VERSION] != VERSION {
             let version = bytes[place::VERSION];
-            return Err(no_handle(&format!("they are of version {version}, where this build knows {VERSION}")));
+            return Err(no_handle(&format!(
+                "they are of version {version}, where this build knows {VERSION}"
+            )));
         }
         let Some(kind) = IpcKind::of_number(bytes[place::KIND]) else {
             return Err(no_handle(&format!("they are of an unknown kind, {}", bytes[place::KIND])));

@@ -160,8 +160,7 @@ pub(super) unsafe fn open<T: Pod>(
         }
     };
     // The range lies in an allocation, whose size is a number of this machine.
-    let (block, length) =
-        (DeviceBlock::new(address, bytes as usize, 0), (bytes / size) as usize);
+    let (block, length) = (DeviceBlock::new(address, bytes as usize, 0), (bytes / size) as usize);
     let process = handle.process;
     let ordinal = device.ordinal();
     deferred_event!(debug, target: IPC, device = ordinal, bytes, process, "opened memory of another process");
@@ -201,7 +200,8 @@ fn place(handle: &IpcHandle, opening: &Opening, alignment: u64) -> Result<u64> {
     let range = opening.range;
     // The driver says where the allocation begins, which may be before what it opened.
     let before = opening.base.checked_sub(range.address);
-    let end = before.and_then(|before| before.checked_add(handle.offset)?.checked_add(handle.bytes));
+    let end =
+        before.and_then(|before| before.checked_add(handle.offset)?.checked_add(handle.bytes));
     ensure!(
         end.is_some_and(|end| end <= range.bytes as u64),
         InvalidArgument,
@@ -273,7 +273,8 @@ unsafe impl DeviceResource for IpcMemory {
 
     fn allocate(&self, _stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
         let bytes = Count(layout.bytes(), "byte");
-        let advice = "copy the elements to a vector of your own, by copy_from or IpcHandle::copy_to";
+        let advice =
+            "copy the elements to a vector of your own, by copy_from or IpcHandle::copy_to";
         ensure!(
             layout.bytes() == 0,
             Unsupported,

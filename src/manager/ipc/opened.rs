@@ -163,8 +163,7 @@ fn forget_unused(key: &Key, entry: Arc<Mutex<Entry>>) {
     let mut table = OPENED.lock();
     drop(entry);
     // Others get the entry under the lock of the table alone, so one that is the table's alone stays so.
-    let is_unused =
-        |slot: &Slot| slot.range.is_none() && Arc::strong_count(&slot.entry) == 1;
+    let is_unused = |slot: &Slot| slot.range.is_none() && Arc::strong_count(&slot.entry) == 1;
     if table.get(key).is_some_and(is_unused) {
         table.remove(key);
     }
@@ -184,7 +183,8 @@ pub(super) fn is_inside(device: &Device, address: DeviceAddress) -> bool {
 /// How many openings of an allocation `device` has.
 pub(super) fn count(device: &Device, kind: IpcKind, exported: &IpcBytes) -> usize {
     let key = device.key();
-    let is_it = |opened: &Key| (opened.device, opened.kind, opened.exported) == (key, kind, *exported);
+    let is_it =
+        |opened: &Key| (opened.device, opened.kind, opened.exported) == (key, kind, *exported);
     let entries: Vec<_> = OPENED
         .lock()
         .iter()

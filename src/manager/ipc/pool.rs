@@ -153,10 +153,14 @@ impl IpcPool {
         let is_no_pool = |error: &DriverError| error.code() == DriverError::INVALID_VALUE;
         let raw = match imported {
             Err(error) if is_no_pool(&error) => {
-                let what = format!("importing a pool on {device}: the descriptor is of no pool of that device");
-                let error = crate::error::Error::new(crate::error::ErrorKind::InvalidArgument, what)
-                    .with_driver(error);
-                return Err(error.with_advice("give it what AsyncResource::export gave, on the same device"));
+                let what = format!(
+                    "importing a pool on {device}: the descriptor is of no pool of that device"
+                );
+                let error =
+                    crate::error::Error::new(crate::error::ErrorKind::InvalidArgument, what)
+                        .with_driver(error);
+                return Err(error
+                    .with_advice("give it what AsyncResource::export gave, on the same device"));
             }
             imported => imported.with_context(|| format!("importing a pool on {device}"))?,
         };
@@ -180,11 +184,7 @@ impl IpcPool {
     ///
     /// As [`IpcHandle::open`]. By CUDA's manual the exporter may not free the memory before this vector is dropped.
     #[track_caller]
-    pub unsafe fn open<T: Pod>(
-        &self,
-        stream: &Stream,
-        handle: &IpcHandle,
-    ) -> Result<DeviceVec<T>> {
+    pub unsafe fn open<T: Pod>(&self, stream: &Stream, handle: &IpcHandle) -> Result<DeviceVec<T>> {
         let _site = CallSite::enter();
         let keep = self.check(handle)?;
         self.device().require(stream.device(), "the stream")?;

@@ -107,7 +107,8 @@ fn retried<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
 }
 
 fn failed(what: &str, error: Errno) -> Error {
-    let advice = "see that the other process lives, and that the socket has no timeout or a longer one";
+    let advice =
+        "see that the other process lives, and that the socket has no timeout or a longer one";
     Error::new(ErrorKind::Io, format!("{what} over a socket: {error}")).with_advice(advice)
 }
 
