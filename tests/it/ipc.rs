@@ -362,6 +362,18 @@ fn driver_calls_that_fail_leave_nothing_open() {
 }
 
 #[test]
+fn memory_that_was_freed_opens_no_more() {
+    let (_, simulator, stream) = simulated();
+    let vec = plain(&stream, &[1_u8; 100]);
+    let handle = vec.ipc_handle().unwrap();
+    drop(vec);
+    let error = open::<u8>(&handle, &stream).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Driver);
+    assert!(error.advice().unwrap().contains("has not freed it"), "{error}");
+    simulator.check().unwrap();
+}
+
+#[test]
 fn a_lost_device_loses_what_it_had_open() {
     let (device, simulator, stream) = simulated();
     let vec = plain(&stream, &[1_u8; 100]);

@@ -10,7 +10,8 @@ use std::fs::File;
 use std::io::{IoSlice, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -128,6 +129,40 @@ fn a_handle_is_opened_by_its_own_pool_alone() {
     let foreign = IpcPool::receive(&other, &there).unwrap_err();
     assert_eq!(foreign.kind(), ErrorKind::WrongDevice, "{foreign}");
     simulator.check().unwrap();
+}
+
+const SOCKET: &str = "AQUIFER_TEST_IPC_POOLS_SOCKET";
+
+#[test]
+fn another_process_is_told_that_it_cannot_import_a_simulated_pool() {
+    const NAME: &str = "another_process_is_told_that_it_cannot_import_a_simulated_pool";
+    let (device, simulator, _) = simulated();
+    if let Some(path) = std::env::var_os(SOCKET) {
+        let socket = UnixStream::connect(path).unwrap();
+        let error = IpcPool::receive(&device, &socket).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+        // By the bare descriptor, too.
+        let error = IpcPool::import(&device, &std::io::stdin()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+        return simulator.check().unwrap();
+    }
+    let pool = shareable(&device);
+    let path = std::env::temp_dir().join(format!("aquifer-ipc-pools-{}", std::process::id()));
+    let listener = UnixListener::bind(&path).unwrap();
+    let child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", &format!("ipc_pools::{NAME}"), "--nocapture", "--test-threads=1"])
+        .env(SOCKET, &path)
+        .stdin(pool.export().unwrap())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let (socket, _) = listener.accept().unwrap();
+    std::fs::remove_file(&path).unwrap();
+    pool.send_to(&socket).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let [out, err] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
+    assert!(output.status.success() && out.contains("1 passed"), "{out}\n{err}");
 }
 
 fn descriptors() -> usize {

@@ -55,8 +55,8 @@ impl IpcKind {
 /// the others have closed theirs: else the memory goes to another vector of the exporter, or, by CUDA's
 /// manual, has undefined contents. Each waits for its own work before it tells the other to go on.
 ///
-/// A process that dies has its memory closed by the driver. What it was writing is written in part; memory that it
-/// exported stays in the others until they close it.
+/// A process that dies closes what it had open, and leaves written in part what it was writing; the exporter's memory
+/// is whole. Of memory whose exporter has died, the others get an error or bytes without a meaning.
 ///
 /// # Examples
 ///

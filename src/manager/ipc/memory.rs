@@ -138,8 +138,7 @@ pub(super) unsafe fn open<T: Pod>(
     );
     let opening = Opening::new(device, source, &handle.driver_bytes).map_err(|error| {
         let is_own = handle.process == std::process::id() && device.kind() == BackendKind::Cuda;
-        let is_refused =
-            matches!(error.code(), DriverError::INVALID_VALUE | DriverError::INVALID_CONTEXT);
+        let is_refused = error.kind() == ErrorKind::Driver;
         let opened = Error::driver_call(format!("opening {handle} on {device}"), error);
         match (is_refused, is_own) {
             (true, true) => opened.with_advice(

@@ -50,6 +50,7 @@ static OPENED: LazyLock<Mutex<HashMap<Key, Slot>>> = LazyLock::new(Mutex::defaul
 pub(super) enum Source<'a> {
     Plain,
     /// Of an imported pool, which is kept until the opening is closed.
+    #[cfg_attr(not(unix), allow(dead_code, reason = "pools come by descriptors of Unix"))]
     Pool(RawPool, &'a Arc<dyn Any + Send + Sync>),
 }
 

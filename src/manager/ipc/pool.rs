@@ -26,7 +26,7 @@ const MAGIC: &[u8; 8] = b"AQ-POOL\x01";
 
 impl AsyncResource {
     /// Sends a [shareable](crate::AsyncOptions::shareable) pool to the process at the other end of a socket, which
-    /// takes it by [`IpcPool::receive`]. Before any handle of the pool's memory.
+    /// takes it by [`IpcPool::receive`]. Before any handle of the pool's memory. [`IpcPool`] has an example.
     ///
     /// # Errors
     ///
@@ -101,7 +101,7 @@ impl Drop for ImportedPool {
 
 impl IpcPool {
     /// Waits for a pool that another process sends by [`AsyncResource::send_to`], and imports it. `device` is the
-    /// pool's, in this process.
+    /// pool's, in this process. [`IpcPool`] has an example.
     ///
     /// # Errors
     ///
@@ -173,7 +173,7 @@ impl IpcPool {
     }
 
     /// A vector in the memory of another process, at home on `stream`. Dropped, it waits for `stream` and closes the
-    /// memory. As [`IpcHandle::open`].
+    /// memory. As [`IpcHandle::open`]; [`IpcPool`] has an example.
     ///
     /// # Errors
     ///

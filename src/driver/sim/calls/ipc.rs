@@ -43,6 +43,7 @@ struct Exported {
 }
 
 const PLAIN: u64 = u64::from_le_bytes(*b"simplain");
+#[cfg(unix)]
 const POOL: u64 = u64::from_le_bytes(*b"sim pool");
 const IN_POOL: u64 = u64::from_le_bytes(*b"sim ptr\0");
 
