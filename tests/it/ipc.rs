@@ -60,12 +60,14 @@ fn an_export_waits_for_all_uses_of_the_vector() {
     for seed in 0..20 {
         let (device, simulator) = support::simulated(SimConfig::default().seed(seed));
         let (home, other) = (device.new_stream().unwrap(), device.new_stream().unwrap());
+        let reader = device.new_stream().unwrap();
         let mut vec = plain(&home, &[0_u32; 100]);
-        let mut copy = DeviceVec::<u32>::zeroed(&other, 100).unwrap();
+        let mut copy = DeviceVec::<u32>::zeroed(&reader, 100).unwrap();
         kernels::add_one(&home, &mut vec).unwrap();
         kernels::add_one(&other, &mut vec).unwrap();
-        copy.copy_from(&vec).unwrap(); // a read on another stream, which an importer must not write before
-        let mut shared = open::<u32>(&vec.ipc_handle().unwrap(), &home).unwrap();
+        copy.copy_from(&vec).unwrap(); // on `reader`; an importer must not write before that
+        let importer = device.new_stream().unwrap(); // in no order with the others
+        let mut shared = open::<u32>(&vec.ipc_handle().unwrap(), &importer).unwrap();
         assert_eq!(shared.get(99).unwrap(), 2);
         shared.fill(7).unwrap();
         drop(shared); // waits for the fill
@@ -258,7 +260,11 @@ fn memory_that_cannot_be_shared_says_why_and_what_can() {
     assert_eq!(empty.kind(), ErrorKind::InvalidArgument);
     let wild = IpcHandle::of_block(&stream, &DeviceBlock::new(64, 64, 0)).unwrap_err();
     assert_eq!(wild.kind(), ErrorKind::Unsupported, "{wild}");
+    // An address that is closed may be anyone's next.
+    let closed = DeviceBlock::new(shared.as_device_ptr(), 1, 0);
     drop(shared);
+    let error = IpcHandle::of_block(&stream, &closed).unwrap_err();
+    assert!(!error.to_string().contains("another process"), "{error}");
     simulator.check().unwrap();
 }
 
@@ -449,6 +455,19 @@ fn uses_that_break_the_contract_are_reported() {
     assert_eq!(simulator.take_reports()[0].kind(), Violation::UseAfterFree);
     drop(shared);
     let _ = simulator.take_reports();
+}
+
+#[test]
+fn an_importers_address_is_the_same_memory_to_a_launch_and_a_copy() {
+    let (_, simulator, stream) = simulated();
+    let mut vec = plain(&stream, &[1_u32; 100]);
+    let mut shared = open::<u32>(&vec.ipc_handle().unwrap(), &stream).unwrap();
+    // A host form would get two references to it.
+    let refused = kernels::copy(&stream, &vec, &mut shared).unwrap_err();
+    assert!(refused.to_string().contains("overlaps another argument"), "{refused}");
+    vec.copy_from(&shared).unwrap();
+    assert_eq!(simulator.take_reports()[0].kind(), Violation::OverlappingCopy);
+    drop(shared);
 }
 
 #[test]
