@@ -281,6 +281,26 @@ impl Device {
         self.driver().properties()
     }
 
+    /// The device's UUID: 16 bytes by which every process knows it, where numbers differ
+    /// (`CUDA_VISIBLE_DEVICES`). Of a part of a GPU (MIG) it is the part's. That of a simulated device names its
+    /// process.
+    ///
+    /// ```
+    /// use aquifer::{Device, sim::SimConfig};
+    ///
+    /// let [one, other] = [(); 2].map(|()| Device::simulated(SimConfig::default()));
+    /// assert_eq!(one.uuid()?, one.clone().uuid()?);
+    /// assert_ne!(one.uuid()?, other.uuid()?);
+    /// # Ok::<(), aquifer::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of the driver call.
+    pub fn uuid(&self) -> Result<[u8; 16]> {
+        self.driver().uuid().with_context(|| format!("asking {self} for its UUID"))
+    }
+
     /// Free and total memory, in bytes, as the driver sees it now.
     ///
     /// # Errors

@@ -56,12 +56,15 @@ pub use interop::CompileOptions;
 #[cfg(feature = "cuda")]
 pub use interop::{CudaMut, CudaRef};
 pub use layout::{DEFAULT_ALIGNMENT, DeviceLayout};
+#[cfg(unix)]
+pub use manager::IpcPool;
 pub use manager::{
     DeferCleanup, DeviceMemoryManager, HostAllocFlags, HostOnly, INTERFACE_VERSION, ManagerOptions,
     MemoryManager, MemoryPointer, PendingDeallocations, PinnedMemory, ResourceMemoryManager,
     ResourceStack, StackText, StackTextError, memory_manager, register_memory_manager,
     set_memory_manager,
 };
+pub use manager::{IpcHandle, IpcKind};
 pub use pinned::{
     CurrentPinned, HostBuffer, HostChunk, MappedAlloc, PinnedAlloc, PinnedOptions, PinnedPool,
     PinnedPoolOptions, PinnedPoolStatistics, PinnedResource, PolymorphicHostAllocator,

@@ -24,7 +24,6 @@ pub use device_box::DeviceBox;
 pub use device_buffer::DeviceBuffer;
 pub use device_scalar::DeviceScalar;
 pub use device_vec::DeviceVec;
-#[cfg(feature = "cuda")]
 pub(crate) use device_vec::refuse_zero_sized;
 pub use launch::Launch;
 pub use on::{On, OnMut};

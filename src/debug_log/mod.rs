@@ -19,6 +19,7 @@
 //! | `ERROR` | `aquifer::pool` | `device lost` | `pool`, `device`, `asked`, `error` |
 //! | `ERROR` | `aquifer::pool` | `a pool cannot go on` | `pool`, `device`, `asked`, `why` |
 //! | `DEBUG` | `aquifer::driver_pool` | `driver pool made`, `driver pool trimmed` | `device`, `handle`, and `initial` or `keep` |
+//! | `DEBUG` | `aquifer::ipc` | `opened memory of another process`, `closed memory of another process` | `device`, `bytes`, `process` |
 //! | `TRACE` | `aquifer::memory` | `allocate`, `allocate failure`, `free` | see [`TracedAdaptor`](crate::TracedAdaptor) |
 //! | `WARN`, `ERROR` | `aquifer::` and the module | what was leaked, freed twice, or could not be done | by the case |
 //!

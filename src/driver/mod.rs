@@ -8,8 +8,10 @@ pub(crate) mod cubin;
 #[cfg(feature = "cuda")]
 pub(crate) mod cuda;
 pub(crate) mod fork;
+mod ipc;
 pub(crate) mod kernel;
 pub(crate) mod ptx;
+mod raw;
 pub mod sim;
 
 use crate::error::{DriverError, Error};
@@ -19,26 +21,13 @@ use std::ptr::NonNull;
 
 pub(crate) use fork::call_not_forked;
 pub(crate) use fork::{forget_in_child, is_forked_child, not_forked};
+pub(crate) use ipc::{AllocationKind, IpcBytes, IpcCalls};
 pub(crate) use kernel::Access;
 pub use kernel::{HostArgs, HostForm, Kernel, LaunchConfig};
 pub(crate) use kernel::{KernelImage, RawArg};
-
-pub(crate) type DriverResult<T> = Result<T, DriverError>;
-
-/// An address in device memory.
-pub(crate) type DeviceAddress = u64;
-
-/// A stream of the driver. May be used again once the stream is destroyed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct RawStream(pub(crate) u64);
-
-/// An event of the driver.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct RawEvent(pub(crate) u64);
-
-/// A memory pool of the driver.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct RawPool(pub(crate) u64);
+pub(crate) use raw::{
+    DeviceAddress, DeviceRange, DriverResult, RawEvent, RawGraph, RawPool, RawStream,
+};
 
 /// The preferred location of managed or pageable memory (`cuMemAdvise`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,10 +67,6 @@ pub(crate) enum PoolAttribute {
     UsedCurrent = 7,
     UsedHigh = 8,
 }
-
-/// An executable graph of the driver.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct RawGraph(pub(crate) u64);
 
 /// A new stream, and its owner.
 pub(crate) struct NewStream {
@@ -190,13 +175,6 @@ impl FillWord {
     }
 }
 
-/// A range of memory, by its address on the device.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct DeviceRange {
-    pub(crate) address: DeviceAddress,
-    pub(crate) bytes: usize,
-}
-
 /// A copy, from and to pointers of the host or addresses of the device.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RawCopy<T, S> {
@@ -229,7 +207,7 @@ pub(crate) struct RawLaunch<'a> {
 
 /// The driver of one device.
 ///
-/// Its calls are in five traits, one for each group. Every method may be called from any thread. It
+/// Its calls are in six traits, one for each group. Every method may be called from any thread. It
 /// makes the device's context current for the call and restores the caller's. It does not panic. It
 /// blocks only if its name says `synchronize`, or where the driver itself does: plain allocation and
 /// free, pageable copies. An error leaves nothing half done.
@@ -239,7 +217,16 @@ pub(crate) struct RawLaunch<'a> {
 /// An implementation, its calls of each group included, returns addresses of memory that is the
 /// caller's alone until it is freed, and runs the work of a stream in the order of the calls.
 pub(crate) unsafe trait Driver:
-    MemoryCalls + PoolCalls + StreamCalls + GraphCalls + WorkCalls + Send + Sync + fmt::Debug + 'static
+    MemoryCalls
+    + PoolCalls
+    + IpcCalls
+    + StreamCalls
+    + GraphCalls
+    + WorkCalls
+    + Send
+    + Sync
+    + fmt::Debug
+    + 'static
 {
     fn kind(&self) -> BackendKind;
 

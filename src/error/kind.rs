@@ -39,7 +39,8 @@ pub enum ErrorKind {
     Reentered,
     /// An environment variable holds a value that means nothing.
     Environment,
-    /// A file, or another place that a log goes to, could not be written.
+    /// A file, or another place that a log goes to, could not be written; or a socket brought no pool of another
+    /// process, or took none.
     Io,
     /// Any other failure of a driver call; [`Error::driver`](crate::Error::driver) has its number.
     Driver,

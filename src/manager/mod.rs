@@ -1,7 +1,9 @@
-//! What other programs and libraries plug into: external memory managers (NBEP 7), and stacks of resources by a text.
+//! What other programs, processes and libraries plug into: external memory managers (NBEP 7), stacks of resources by a
+//! text, memory that processes share.
 
 mod external;
 mod host_only;
+mod ipc;
 mod memory_manager;
 mod options;
 mod pending;
@@ -11,6 +13,9 @@ mod resource_manager;
 mod stack;
 
 pub use host_only::{DeviceMemoryManager, HostOnly};
+#[cfg(unix)]
+pub use ipc::IpcPool;
+pub use ipc::{IpcHandle, IpcKind};
 pub use memory_manager::{HostAllocFlags, INTERFACE_VERSION, MemoryManager};
 pub use options::ManagerOptions;
 pub use pending::{DeferCleanup, PendingDeallocations};

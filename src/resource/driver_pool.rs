@@ -102,8 +102,8 @@ impl AsyncOptions {
         /// driver's choice, which is yes. Without it streams wait only where the program asks for it.
         reuse_internal_dependencies: bool => Some;
 
-        /// Whether [`export`](AsyncResource::export) can give the pool to other processes. Off by
-        /// default.
+        /// Whether [`send_to`](AsyncResource::send_to) and [`export`](AsyncResource::export) can give the pool to
+        /// other processes, and vectors in it have handles for them. Off by default.
         #[cfg(unix)]
         shareable: bool;
 
@@ -343,12 +343,13 @@ impl AsyncResource {
     }
 
     /// A file descriptor of a [shareable](AsyncOptions::shareable) pool, for another process to
-    /// import.
+    /// import ([`IpcPool::import`](crate::IpcPool::import), or another library's call).
+    /// [`send_to`](Self::send_to) sends one over a socket. That of a simulated device serves its own process.
     ///
     /// # Errors
     ///
-    /// Those of the driver, where the pool is not shareable too; [`ErrorKind::Unsupported`] on a
-    /// simulated device.
+    /// Those of the driver, where the pool is not shareable too; on a simulated device that is
+    /// [`ErrorKind::Unsupported`].
     #[cfg(unix)]
     pub fn export(&self) -> Result<OwnedFd> {
         let wanted = || format!("exporting a driver pool on {}", self.device);

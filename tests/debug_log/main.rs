@@ -103,7 +103,8 @@ fn one<'a>(told: &'a [(Level, Told)], level: Level, message: &str) -> Option<&'a
     let Some((of, event)) = found.next() else { panic!("no `{message}`: {told:?}") };
     assert_eq!(*of, level);
     assert!(found.next().is_none(), "{told:?}");
-    assert!(["aquifer::pool", "aquifer::driver_pool"].contains(&event.target.as_str()));
+    let targets = ["aquifer::pool", "aquifer::driver_pool", "aquifer::ipc"];
+    assert!(targets.contains(&event.target.as_str()));
     Some(event)
 }
 
@@ -240,6 +241,24 @@ fn memory_that_changes_streams_is_told() {
             (_, None) => assert!(!is_in(Level::DEBUG)),
         }
         give(&pool, &second, block);
+    }
+}
+
+#[test]
+fn memory_of_other_processes_is_told() {
+    let (device, _) = support::simulated(aquifer::sim::SimConfig::default());
+    let stream = device.new_stream().unwrap();
+    let vec = DeviceVec::<u8>::zeroed_in(&stream, 100, CudaResource::new(&device)).unwrap();
+    let handle = vec.slice(10..).unwrap().ipc_handle().unwrap();
+    let ((), told) = Heard::of(|| {
+        // SAFETY: the vector outlives it, and nothing writes.
+        drop(unsafe { handle.open::<u8>(&stream) }.unwrap());
+    });
+    for message in ["opened memory of another process", "closed memory of another process"] {
+        let Some(event) = one(&told, Level::DEBUG, message) else { continue };
+        assert_eq!(event.target, "aquifer::ipc");
+        let process = u64::from(std::process::id());
+        assert_eq!((event.number("bytes"), event.number("process")), (90, process));
     }
 }
 

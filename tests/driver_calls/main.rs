@@ -11,6 +11,7 @@ mod contexts;
 mod driver_resources;
 mod failures;
 mod interop;
+mod ipc;
 mod kernels;
 mod page_locked;
 

@@ -17,6 +17,7 @@ mod host_memory;
 mod managers;
 mod processes;
 mod resources;
+mod sharing;
 mod sites;
 mod stacks;
 mod streams;
@@ -28,7 +29,7 @@ use table::Table;
 
 type Rows = fn(&mut Table);
 
-const CHAPTERS: [(&str, Rows); 9] = [
+const CHAPTERS: [(&str, Rows); 11] = [
     ("Devices and the environment", devices::rows),
     ("Layouts, vectors, launches", containers::rows),
     ("Streams, captures, transfers", streams::rows),
@@ -37,6 +38,7 @@ const CHAPTERS: [(&str, Rows); 9] = [
     ("Texts of stacks", stacks::rows),
     ("Page-locked memory", host_memory::rows),
     ("Memory managers, foreign streams", managers::rows),
+    ("Memory of other processes", sharing::rows),
     ("Numbers of the driver", drivers::rows),
     ("Other processes", processes::rows),
 ];

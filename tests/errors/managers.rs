@@ -28,11 +28,11 @@ pub(crate) fn rows(table: &mut Table) {
 
 fn options(table: &mut Table) {
     let parse = |text: &str| text.parse::<ManagerOptions>();
-    table.failed("an option without a value", parse("mib=2,blocks"));
-    table.failed("an option twice", parse("mib=2,mib=3"));
+    table.failed("a manager's option without a value", parse("mib=2,blocks"));
+    table.failed("a manager's option twice", parse("mib=2,mib=3"));
     let options = parse("mib=many").unwrap();
-    table.failed("an option of another type", options.parse::<usize>("mib"));
-    table.failed("an option that is none", options.allow(&["blocks", "policy"]));
+    table.failed("a manager's option of another type", options.parse::<usize>("mib"));
+    table.failed("a manager's option that is none", options.allow(&["blocks", "policy"]));
     table.failed("an option of a manager that has none", options.allow(&[]));
     let make = |device: &Device, _: &ManagerOptions| of_pool(device);
     table.failed("a manager's name with a colon", register_memory_manager("a:b", make));

@@ -140,6 +140,7 @@ fn fork() {
     print_failed("a fork's child allocates ordinary memory", system.allocate(&stream, layout));
     print_failed("a fork's child builds an arena", ArenaResource::new(CudaResource::new(&device)));
     print_failed("a fork's child asks for the resource", current_device_resource(&device));
+    print_failed("a fork's child shares memory", vec.ipc_handle());
     print_failed("a fork's child builds pinned memory", PinnedResource::new(&device));
     print_failed("a fork's child locks memory", Registered::new(&device, vec![0_u8; 8]));
     print_failed("a fork's child flushes a log", log.flush());

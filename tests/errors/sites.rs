@@ -37,6 +37,7 @@ const UNREACHED: &[(&str, &str, &str)] = &[
     ("src/debug_log/file.rs", "installing the debug log", "tests/debug_log"),
     ("src/pinned/pool_core.rs", "no handle left", "a handle lives while it is called"),
     ("src/container/copy.rs", "copy a part of the vector", "the host's heap gives any size"),
+    ("src/manager/ipc/memory.rs", "closing memory on", "in an event: a drop"),
     ("src/stream/per_thread.rs", "asking {self}", "a GPU is needed"),
     ("src/stream/members.rs", "with_context(what)", "rows of `no event` and `no record`"),
     ("src/stream/foreign.rs", "Event::new(self.device())", "the row of a lost device comes before"),

@@ -123,14 +123,14 @@ pub(crate) fn place(parts: &str) -> Option<Place> {
     Some((fields.next()?.into(), fields.next()?.parse().ok()?))
 }
 
-/// The text with what differs from run to run left out: addresses, numbers of streams and of contexts,
-/// temporary folders, lines.
+/// The text with what differs from run to run left out: addresses, numbers of streams, of contexts and of
+/// processes, temporary folders, lines.
 fn without_numbers(text: &str) -> String {
     let folder = std::env::temp_dir();
     let text = text.replace(folder.to_string_lossy().as_ref(), "/tmp");
     let mut out = String::new();
     let mut rest = text.as_str();
-    let marks = ["0x", "stream ", "context ", "errors-", "graph ", ".rs:"];
+    let marks = ["0x", "stream ", "context ", "errors-", "graph ", "process ", "UUID ", ".rs:"];
     while !rest.is_empty() {
         let mark = marks.iter().find(|mark| rest.starts_with(**mark));
         let Some(mark) = mark else {
@@ -141,10 +141,10 @@ fn without_numbers(text: &str) -> String {
         };
         out.push_str(mark);
         rest = &rest[mark.len()..];
-        let is_hex = *mark == "0x";
-        let digits = rest.find(|c: char| match is_hex {
-            true => !c.is_ascii_hexdigit(),
-            false => !c.is_ascii_digit(),
+        let digits = rest.find(|c: char| match *mark {
+            "0x" => !c.is_ascii_hexdigit(),
+            "UUID " => !c.is_ascii_hexdigit() && c != '-',
+            _ => !c.is_ascii_digit(),
         });
         let digits = digits.unwrap_or(rest.len());
         if digits > 0 {

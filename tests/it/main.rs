@@ -36,6 +36,9 @@ mod graphs;
 mod guard_failures;
 mod guards;
 mod host_forms;
+mod ipc;
+#[cfg(target_os = "linux")]
+mod ipc_pools;
 #[path = "../support/kernels.rs"]
 mod kernels;
 #[path = "../support/log.rs"]

@@ -4,7 +4,7 @@
 //! undefined behaviour. A function that the library lacks is an error when it is called.
 
 use crate::driver::is_forked_child;
-use crate::driver::{DriverResult, PoolSpec};
+use crate::driver::{DriverResult, IpcBytes, PoolSpec};
 use crate::error::DriverError;
 use crate::sync::OnceLock;
 use std::ffi::{c_char, c_void};
@@ -48,6 +48,11 @@ impl PoolProps {
         }
     }
 }
+
+/// `CUipcMemHandle`, which goes by value.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct IpcMemHandle(pub(super) IpcBytes);
 
 /// The result of a driver function that writes it through a pointer.
 #[inline]
@@ -113,6 +118,7 @@ driver_functions! {
     device_get_count = cuDeviceGetCount(count: *mut i32);
     device_get_name = cuDeviceGetName(name: *mut c_char, length: i32, device: i32);
     device_get_attribute = cuDeviceGetAttribute(value: *mut i32, attribute: u32, device: i32);
+    device_get_uuid = cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: i32);
 
     ctx_get_current = cuCtxGetCurrent(context: *mut Handle);
     ctx_set_current = cuCtxSetCurrent(context: Handle);
@@ -141,6 +147,18 @@ driver_functions! {
     mem_alloc_from_pool_async =
         cuMemAllocFromPoolAsync(address: *mut u64, bytes: usize, pool: Handle, stream: Handle);
     mem_free_async = cuMemFreeAsync(address: u64, stream: Handle);
+
+    mem_get_address_range =
+        cuMemGetAddressRange_v2(base: *mut u64, bytes: *mut usize, address: u64);
+    ipc_get_mem_handle = cuIpcGetMemHandle(handle: *mut IpcMemHandle, address: u64);
+    ipc_open_mem_handle =
+        cuIpcOpenMemHandle_v2(address: *mut u64, handle: IpcMemHandle, flags: u32);
+    ipc_close_mem_handle = cuIpcCloseMemHandle(address: u64);
+    mem_pool_import = cuMemPoolImportFromShareableHandle(
+        pool: *mut Handle, handle: *mut c_void, kind: u32, flags: u64);
+    mem_pool_export_pointer = cuMemPoolExportPointer(exported: *mut IpcBytes, address: u64);
+    mem_pool_import_pointer =
+        cuMemPoolImportPointer(address: *mut u64, pool: Handle, exported: *mut IpcBytes);
 
     mem_host_alloc = cuMemHostAlloc(pointer: *mut *mut c_void, bytes: usize, flags: u32);
     mem_free_host = cuMemFreeHost(pointer: *mut c_void);

@@ -9,6 +9,7 @@ mod calls;
 mod context;
 mod context_id;
 mod driver;
+mod ipc;
 mod launch;
 mod library;
 #[cfg(feature = "nvrtc")]

@@ -26,6 +26,8 @@
 //! - A device pointer is a number that no host pointer equals, except for page-locked and managed
 //!   memory.
 //! - A host form may not call the device.
+//! - Memory is shared with other processes by handles that this process alone can open. What is opened has an
+//!   address of its own, and a use of either is a use of the other.
 //! - A launch is refused where a buffer that it writes overlaps another argument: the host form would get two
 //!   references to it.
 //! - Dropping a device runs its queues.
@@ -83,6 +85,7 @@ mod state;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use calls::process_of;
 pub(crate) use check::{CallSite, NoCallSite};
 pub use check::{Report, Violation};
 pub(crate) use driver::SimDriver;

@@ -105,16 +105,19 @@ impl Simulator {
 
     /// The driver calls that the device counts and that can be made to fail, by their names in CUDA's
     /// manual. A stream that is not destroyed since the call failed stays in the simulation; no error tells of it.
-    pub const CALLS: [&'static str; 43] = names! {
-        cuCtxRecordEvent cuCtxSynchronize cuDeviceGetDefaultMemPool cuEventCreate cuEventDestroy
-        cuEventQuery cuEventRecord cuEventSynchronize cuGraphExecDestroy cuGraphInstantiate
-        cuGraphLaunch cuLaunchKernel cuMemAdvise cuMemAlloc cuMemAllocFromPoolAsync
-        cuMemAllocManaged cuMemFree cuMemFreeAsync cuMemFreeHost cuMemGetInfo cuMemHostAlloc
+    pub const CALLS: [&'static str; 53] = names! {
+        cuCtxRecordEvent cuCtxSynchronize cuDeviceGetDefaultMemPool cuDeviceGetUuid cuEventCreate
+        cuEventDestroy cuEventQuery cuEventRecord cuEventSynchronize cuGraphExecDestroy
+        cuGraphInstantiate cuGraphLaunch cuIpcCloseMemHandle cuIpcGetMemHandle cuIpcOpenMemHandle
+        cuLaunchKernel cuMemAdvise cuMemAlloc cuMemAllocFromPoolAsync cuMemAllocManaged cuMemFree
+        cuMemFreeAsync cuMemFreeHost cuMemGetAddressRange cuMemGetInfo cuMemHostAlloc
         cuMemHostGetDevicePointer cuMemHostRegister cuMemHostUnregister cuMemPoolCreate
-        cuMemPoolDestroy cuMemPoolGetAttribute cuMemPoolSetAttribute cuMemPoolTrimTo
-        cuMemPrefetchAsync cuMemcpyDtoDAsync cuMemcpyDtoHAsync cuMemcpyHtoDAsync
-        cuMemcpyPeerAsync cuMemsetAsync cuStreamBeginCapture cuStreamCreate cuStreamDestroy
-        cuStreamEndCapture cuStreamGetId cuStreamIsCapturing cuStreamSynchronize cuStreamWaitEvent
+        cuMemPoolDestroy cuMemPoolExportPointer cuMemPoolExportToShareableHandle
+        cuMemPoolGetAttribute cuMemPoolImportFromShareableHandle cuMemPoolImportPointer
+        cuMemPoolSetAttribute cuMemPoolTrimTo cuMemPrefetchAsync cuMemcpyDtoDAsync
+        cuMemcpyDtoHAsync cuMemcpyHtoDAsync cuMemcpyPeerAsync cuMemsetAsync cuPointerGetAttributes
+        cuStreamBeginCapture cuStreamCreate cuStreamDestroy cuStreamEndCapture cuStreamGetId
+        cuStreamIsCapturing cuStreamSynchronize cuStreamWaitEvent
     };
 
     /// Loses the context: queued operations are discarded, and every later call returns

@@ -57,6 +57,7 @@ fn allocate(bytes: usize, alignment: usize) -> Result<u64, u32> {
 
 fn release(address: u64) -> u32 {
     let Some((bytes, alignment)) = state().blocks.remove(&address) else { return INVALID_VALUE };
+    state().origins.remove(&address);
     let Ok(layout) = Layout::from_size_align(bytes, alignment) else { return INVALID_VALUE };
     // SAFETY: the table had the block with this very layout, and has it no more.
     unsafe { dealloc(address as usize as *mut u8, layout) };
@@ -74,6 +75,31 @@ unsafe fn give(out: *mut u64, made: Result<u64, u32>) -> u32 {
             0
         }
         Err(code) => code,
+    }
+}
+
+/// `CUipcMemHandle`, by value, and `CUmemPoolPtrExportData`: whose, and how many bytes. The last byte is a mark.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct IpcMemHandle([u8; 64]);
+
+impl IpcMemHandle {
+    const MARK: u64 = 0x7700_0000_0000_0000;
+
+    fn new(whose: u64, bytes: usize) -> Self {
+        let mut handle = [0; 64];
+        for (at, word) in [(0, whose), (8, bytes as u64), (56, Self::MARK)] {
+            handle[at..at + 8].copy_from_slice(&word.to_le_bytes());
+        }
+        Self(handle)
+    }
+
+    fn words(&self) -> [u64; 3] {
+        [0, 8, 56].map(|at| {
+            let mut word = [0; 8];
+            word.copy_from_slice(&self.0[at..at + 8]);
+            u64::from_le_bytes(word)
+        })
     }
 }
 
@@ -227,7 +253,12 @@ exported! {
         give(address, allocate(bytes, 256))
     }
     cuMemAllocManaged[context](address: *mut u64, bytes: usize, flags: u32)
-        => "bytes={bytes} flags={flags}" { give(address, allocate(bytes, 256)) }
+        => "bytes={bytes} flags={flags}"
+    {
+        let code = give(address, allocate(bytes, 256));
+        state().origins.insert(*address, Origin::Managed);
+        code
+    }
     cuMemFree_v2[context](address: u64) => "address={address:#x}" { release(address) }
     cuMemAllocAsync[context](address: *mut u64, bytes: usize, stream: u64)
         => "bytes={bytes} stream={stream:#x}" { give(address, allocate(bytes, 256)) }
@@ -293,11 +324,84 @@ exported! {
         if !known(pool) || !known(stream) {
             return INVALID_HANDLE;
         }
-        give(address, allocate(bytes, 256))
+        let code = give(address, allocate(bytes, 256));
+        state().origins.insert(*address, Origin::Pool(pool));
+        code
+    }
+
+    cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: i32) => "device={device}" {
+        *uuid = [0xa0 + device as u8; 16];
+        0
+    }
+    cuMemGetAddressRange_v2[context](base: *mut u64, bytes: *mut usize, address: u64)
+        => "address={address:#x}"
+    {
+        let state = state();
+        let found = state.blocks.iter().find(|&(&start, &(bytes, _))| {
+            address >= start && address - start < bytes as u64
+        });
+        let Some((&start, &(size, _))) = found else { return NOT_FOUND };
+        (*base, *bytes) = (start, size);
+        0
+    }
+    cuIpcGetMemHandle[context](handle: *mut IpcMemHandle, address: u64) => "address={address:#x}" {
+        let state = state();
+        let Some(&(bytes, _)) = state.blocks.get(&address) else { return INVALID_VALUE };
+        if state.origins.contains_key(&address) {
+            return INVALID_VALUE;
+        }
+        *handle = IpcMemHandle::new(u64::from(std::process::id()), bytes);
+        0
+    }
+    cuIpcOpenMemHandle_v2[context](address: *mut u64, handle: IpcMemHandle, flags: u32)
+        => "flags={flags}"
+    {
+        note(format!("last={}", handle.0[63]));
+        let [process, bytes, mark] = handle.words();
+        if flags != 1 || mark != IpcMemHandle::MARK {
+            return INVALID_VALUE;
+        }
+        if process == u64::from(std::process::id()) {
+            return INVALID_CONTEXT;
+        }
+        give(address, allocate(bytes as usize, 256))
+    }
+    cuIpcCloseMemHandle[context](address: u64) => "address={address:#x}" { release(address) }
+    cuMemPoolImportFromShareableHandle[context](pool: *mut u64, handle: usize, kind: u32, flags: u64)
+        => "descriptor={handle} kind={kind} flags={flags}"
+    {
+        if kind != 1 || flags != 0 {
+            return INVALID_VALUE;
+        }
+        *pool = state().handle();
+        0
+    }
+    cuMemPoolExportPointer[context](exported: *mut IpcMemHandle, address: u64)
+        => "address={address:#x}"
+    {
+        let state = state();
+        let Some(&(bytes, _)) = state.blocks.get(&address) else { return INVALID_VALUE };
+        let Some(Origin::Pool(pool)) = state.origins.get(&address) else { return INVALID_VALUE };
+        *exported = IpcMemHandle::new(*pool, bytes);
+        0
+    }
+    cuMemPoolImportPointer[context](address: *mut u64, pool: u64, exported: *const IpcMemHandle)
+        => "pool={pool:#x}"
+    {
+        let [_, bytes, mark] = (*exported).words();
+        if !known(pool) || mark != IpcMemHandle::MARK {
+            return INVALID_VALUE;
+        }
+        give(address, allocate(bytes as usize, 256))
     }
 
     cuMemHostAlloc[context](pointer: *mut u64, bytes: usize, flags: u32)
-        => "bytes={bytes} flags={flags}" { give(pointer, allocate(bytes, 4096)) }
+        => "bytes={bytes} flags={flags}"
+    {
+        let code = give(pointer, allocate(bytes, 4096));
+        state().origins.insert(*pointer, Origin::Host);
+        code
+    }
     cuMemFreeHost[context](pointer: u64) => "pointer={pointer:#x}" { release(pointer) }
     cuMemHostRegister_v2[context](pointer: u64, bytes: usize, flags: u32)
         => "pointer={pointer:#x} bytes={bytes} flags={flags}"
@@ -320,10 +424,24 @@ exported! {
         let inside = |(&start, &(bytes, _)): (&u64, &(usize, usize))| {
             pointer >= start && pointer - start < bytes as u64
         };
-        if count != 1 || *attributes != 2 {
-            return INVALID_VALUE;
+        let asked: Vec<u32> = (0..count as usize).map(|index| *attributes.add(index)).collect();
+        let block = state.blocks.iter().find(|block| inside(*block)).map(|(&start, _)| start);
+        for (index, attribute) in asked.iter().enumerate() {
+            let origin = block.and_then(|start| state.origins.get(&start));
+            let place = *values.add(index);
+            match (attribute, origin) {
+                // HOST or DEVICE
+                (2, Some(Origin::Host)) => *place = 1,
+                (2, _) if block.is_some() => *place = 2,
+                (2, _) => *place = state.handles.contains(&pointer).into(),
+                // IS_MANAGED and IS_LEGACY_CUDA_IPC_CAPABLE, of which a driver writes one byte
+                (8, _) => *place.cast::<bool>() = origin == Some(&Origin::Managed),
+                (10, _) => *place.cast::<bool>() = block.is_some() && origin.is_none(),
+                (17, Some(Origin::Pool(pool))) => *place.cast::<u64>() = *pool,
+                (17, _) => *place.cast::<u64>() = 0,
+                _ => return INVALID_VALUE,
+            }
         }
-        **values = (state.blocks.iter().any(inside) || state.handles.contains(&pointer)).into();
         0
     }
 

@@ -21,6 +21,14 @@ pub const NOT_FOUND: u32 = 500;
 pub const STREAM_CAPTURE_UNSUPPORTED: u32 = 900;
 pub const STREAM_CAPTURE_INVALIDATED: u32 = 901;
 
+/// How a block was allocated, if not by `cuMemAlloc`.
+#[derive(PartialEq)]
+pub enum Origin {
+    Host,
+    Managed,
+    Pool(u64),
+}
+
 /// What is alive, and what was asked to fail.
 #[derive(Default)]
 pub struct State {
@@ -29,6 +37,8 @@ pub struct State {
     pub retained: HashMap<i32, u32>,
     /// Blocks of memory: address to length and alignment.
     pub blocks: HashMap<u64, (usize, usize)>,
+    /// Of blocks that are not plain memory.
+    pub origins: HashMap<u64, Origin>,
     /// Live streams, events, graphs, pools, modules; a handle is never used twice.
     pub handles: HashSet<u64>,
     /// By pool and attribute.

@@ -8,7 +8,7 @@ use super::call::Call;
 use super::enqueue::OpRequest;
 use crate::driver::cubin::{self, CubinError};
 use crate::driver::ptx::{self, PtxEntry, PtxError};
-use crate::driver::sim::state::{AddressSpace, OpWork, TouchedRange};
+use crate::driver::sim::state::{AddressSpace, Imports, OpWork, TouchedRange};
 use crate::driver::{
     Access, DriverResult, Kernel, KernelImage, LaunchConfig, RawArg, RawLaunch, RawStream,
 };
@@ -107,7 +107,7 @@ impl Call<'_> {
             .or_else(|| wrong_grid(config))
             .or_else(|| wrong_block(config, entry))
             .or_else(|| wrong_shared(config, entry))
-            .or_else(|| overlap(&touched));
+            .or_else(|| overlap(&touched, &self.state.blocks.imports));
         if let Some(why) = refused {
             if let Ok(Some(capture)) = self.active_capture(id) {
                 self.invalidate_capture(capture);
@@ -185,12 +185,13 @@ fn within((x, y, z): (u32, u32, u32), most: (u32, u32, u32)) -> bool {
 }
 
 /// Whether a written buffer overlaps another one: the host form would get two references to it.
-fn overlap(touched: &[TouchedRange]) -> Option<String> {
+fn overlap(touched: &[TouchedRange], imports: &Imports) -> Option<String> {
     let overlaps = touched.iter().enumerate().any(|(index, one)| {
         touched.iter().take(index).any(|other| {
+            let [first, second] = [one, other].map(|it| imports.resolve(it.address));
             (one.access != Access::Read || other.access != Access::Read)
-                && one.address < other.address.saturating_add(other.bytes)
-                && other.address < one.address.saturating_add(one.bytes)
+                && first < second.saturating_add(other.bytes)
+                && second < first.saturating_add(one.bytes)
         })
     });
     overlaps.then(|| String::from("a buffer that the kernel writes overlaps another argument"))

@@ -152,7 +152,7 @@ fn address_of(pointer: NonNull<u8>) -> u64 {
 }
 
 impl Call<'_> {
-    fn out_of_memory<T>(&self) -> DriverResult<T> {
+    pub(super) fn out_of_memory<T>(&self) -> DriverResult<T> {
         self.refuse(DriverError::OUT_OF_MEMORY)
     }
 
@@ -182,7 +182,7 @@ impl Call<'_> {
 
     /// The next free address of the device. It has the alignment of the memory at `pointer`, up to the
     /// largest of a Rust type, since a host form gets slices of that memory. No address is used again.
-    fn next_address(&mut self, bytes: u64, pointer: NonNull<u8>) -> Option<u64> {
+    pub(super) fn next_address(&mut self, bytes: u64, pointer: NonNull<u8>) -> Option<u64> {
         let own = self.state.devices.get(&self.context.id)?;
         let (mut next, mut last) = (own.next_address, own.last_address);
         let needed = bytes.checked_add(GAP + MAX_ALIGNMENT)?;
@@ -235,7 +235,8 @@ impl Call<'_> {
         self.context.report_address(kind, name, by, memory, None)
     }
 
-    /// Checks the block to be freed: it must be this device's, and of a kind that is freed so.
+    /// Checks the block to be freed: it must be this device's, of a kind that is freed so, and not open in
+    /// another place.
     pub(super) fn check_free(
         &self,
         name: OpName,
@@ -244,7 +245,14 @@ impl Call<'_> {
     ) -> DriverResult<()> {
         match self.state.blocks.get(address) {
             None => Err(self.report_not_live(name, address)),
-            Some(block) if block.device == self.context.id && is_right(block.kind) => Ok(()),
+            Some(block) if block.device == self.context.id && is_right(block.kind) => {
+                if let Some(import) = self.state.blocks.imports.of_block(address) {
+                    let memory = self.state.blocks.reported(address, block.bytes);
+                    let (kind, other) = (Violation::FreeWhileInUse, Some(import.by));
+                    self.context.report(kind, name, other, memory, None);
+                }
+                Ok(())
+            }
             Some(_) => self.invalid(),
         }
     }

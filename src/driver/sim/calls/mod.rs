@@ -3,6 +3,7 @@
 mod call;
 mod enqueue;
 mod graph;
+mod ipc;
 mod launch;
 mod memory;
 mod pool;
@@ -11,3 +12,4 @@ mod stream;
 mod work;
 
 pub(crate) use call::Call;
+pub(crate) use ipc::process_of;

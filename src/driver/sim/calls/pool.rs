@@ -11,12 +11,13 @@ use crate::error::DriverError;
 use crate::sync::trusted::unique;
 
 impl PoolCalls for SimDriver {
-    /// The simulated device has no shareable pools, and none of managed memory.
+    /// The simulated device has no pools of managed memory. Of shareable ones it has the handles, which are
+    /// descriptors of Linux.
     fn pool_create(&self, spec: PoolSpec) -> DriverResult<RawPool> {
         let mut call = self.call("cuMemPoolCreate")?;
         call.require_pools()?;
-        call.require(!spec.shareable && !spec.managed)?;
-        Ok(call.add_pool(spec.release_threshold))
+        call.require(!spec.managed && (!spec.shareable || cfg!(target_os = "linux")))?;
+        Ok(call.add_pool(spec))
     }
 
     /// The device's own pool, made on first use.
@@ -26,7 +27,7 @@ impl PoolCalls for SimDriver {
         if let Some(pool) = call.device().and_then(|device| device.default_pool) {
             return Ok(RawPool(pool));
         }
-        let pool = call.add_pool(0);
+        let pool = call.add_pool(PoolSpec::default());
         if let Some(device) = call.device() {
             device.default_pool = Some(pool.0);
         }
@@ -49,14 +50,19 @@ impl PoolCalls for SimDriver {
     }
 
     #[cfg(unix)]
-    fn pool_export(&self, _pool: RawPool) -> DriverResult<i32> {
-        let call = "cuMemPoolExportToShareableHandle";
-        Err(DriverError::new(call, DriverError::NOT_SUPPORTED))
+    fn pool_export(&self, pool: RawPool) -> DriverResult<i32> {
+        let mut call = self.call("cuMemPoolExportToShareableHandle")?;
+        let shareable = call.pool(pool)?.shareable;
+        call.require(shareable)?;
+        call.pool_descriptor(pool)
     }
 
     unsafe fn pool_destroy(&self, pool: RawPool) -> DriverResult<()> {
         let mut call = self.call("cuMemPoolDestroy")?;
         call.require_pools()?;
+        if call.forget_imported_pool(pool) {
+            return Ok(());
+        }
         call.pool(pool)?;
         call.state.pools.remove(&pool.0);
         Ok(())
@@ -141,15 +147,16 @@ impl Call<'_> {
     }
 
     /// Checks a pool that the call names.
-    fn pool(&mut self, pool: RawPool) -> DriverResult<&mut SimPool> {
+    pub(super) fn pool(&mut self, pool: RawPool) -> DriverResult<&mut SimPool> {
         let error = self.error(DriverError::INVALID_HANDLE);
         let id = self.context.id;
         self.state.pools.get_mut(&pool.0).filter(|pool| pool.device == id).ok_or(error)
     }
 
-    fn add_pool(&mut self, release_threshold: u64) -> RawPool {
+    fn add_pool(&mut self, spec: PoolSpec) -> RawPool {
         let id = unique();
-        self.state.pools.insert(id, SimPool::new(self.context.id, release_threshold));
+        let PoolSpec { release_threshold, shareable, .. } = spec;
+        self.state.pools.insert(id, SimPool::new(self.context.id, release_threshold, shareable));
         RawPool(id)
     }
 }

@@ -164,8 +164,10 @@ impl Call<'_> {
         if bytes == 0 {
             return Ok(());
         }
-        if source.abs_diff(target) < bytes as u64 {
-            let bytes = bytes as u64 - source.abs_diff(target);
+        let imports = &self.state.blocks.imports;
+        let apart = imports.resolve(source).abs_diff(imports.resolve(target));
+        if apart < bytes as u64 {
+            let bytes = bytes as u64 - apart;
             let memory = self.state.blocks.reported(source.max(target), bytes);
             self.context.report(Violation::OverlappingCopy, name, None, memory, None);
         }

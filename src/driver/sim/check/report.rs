@@ -22,7 +22,7 @@ pub enum Violation {
     /// An operation names memory that was freed before it was enqueued.
     UseAfterFree,
     /// Memory is freed, or a host range unregistered, while an operation that is not ordered
-    /// before the free may still use it.
+    /// before the free may still use it, or while it is open by an [`IpcHandle`](crate::IpcHandle).
     FreeWhileInUse,
     /// Memory is freed a second time.
     DoubleFree,

@@ -1,6 +1,7 @@
 //! The table of blocks by address, live and freed, of all simulated devices.
 
 use super::backing::Backing;
+use super::imports::Imports;
 use super::op::{AddressSpace, OpRange, TouchedRange};
 use super::parts::{PartError, Parts};
 use crate::driver::sim::check::{
@@ -130,6 +131,8 @@ pub(crate) struct BlockTable {
     freed_order: VecDeque<u64>,
     /// Address ranges given out.
     ranges: u64,
+    /// Other addresses of blocks.
+    pub(crate) imports: Imports,
 }
 
 impl BlockTable {
@@ -171,18 +174,29 @@ impl BlockTable {
         let mut block = self.blocks.remove(&address)?;
         let end = address.saturating_add(block.bytes);
         let vectors = std::mem::take(&mut block.vectors);
-        self.freed.insert(address, FreedBlock { end, freed_by, vectors });
+        self.remember_freed(address, FreedBlock { end, freed_by, vectors });
+        Some(block)
+    }
+
+    /// Remembers that memory which was opened at `address` was closed.
+    pub(crate) fn forget_import(&mut self, address: u64, bytes: u64, closed_by: OpName) {
+        let (end, vectors) = (address.saturating_add(bytes), Vectors::default());
+        self.remember_freed(address, FreedBlock { end, freed_by: closed_by, vectors });
+    }
+
+    fn remember_freed(&mut self, address: u64, freed: FreedBlock) {
+        self.freed.insert(address, freed);
         self.freed_order.push_back(address);
         if self.freed_order.len() > FREED_LIMIT
             && let Some(oldest) = self.freed_order.pop_front()
         {
             self.freed.remove(&oldest);
         }
-        Some(block)
     }
 
     /// Removes the blocks of a device that is closed.
     pub(crate) fn remove_device(&mut self, device: u64) -> impl Iterator<Item = SimBlock> {
+        self.imports.remove_device(device);
         self.blocks.extract_if(.., move |_, block| block.device == device).map(|(_, block)| block)
     }
 
@@ -223,6 +237,7 @@ impl BlockTable {
 
     /// The vector that an address is part of, or was before it was freed.
     fn vector(&self, address: u64) -> Option<Vector> {
+        let address = self.imports.resolve(address);
         let freed = || self.freed(address).map(|(start, freed)| (start, &freed.vectors));
         let live = self.around(address).map(|(start, block)| (start, &block.vectors));
         let (start, vectors) = live.or_else(freed)?;
@@ -247,11 +262,12 @@ impl BlockTable {
         touched: &TouchedRange,
         by_graph: bool,
     ) -> Result<OpRange, LookupError> {
-        let Some((start, block)) = self.around(touched.address) else {
-            let freed = self.freed_by(touched.address);
+        let address = self.imports.resolve(touched.address);
+        let Some((start, block)) = self.around(address) else {
+            let freed = self.freed_by(address);
             return Err(freed.map_or(LookupError::Unmapped, LookupError::Freed));
         };
-        let offset = touched.address - start;
+        let offset = address - start;
         let is_reached = match touched.space {
             AddressSpace::Device(device) => block.is_reached_by(device),
             AddressSpace::Host => block.kind.is_host_visible(),

@@ -5,6 +5,7 @@
 //! | `config`, `context` | what a device is like; its reports, call counts and whether it is lost |
 //! | `backing`, `op` | the host memory of a block; an operation and the ranges that it touches |
 //! | `blocks`, `parts` | live and freed blocks by address; what the crate's pools cut from a block |
+//! | `imports` | blocks at a second address, which were opened as another process's |
 //! | `pool` | the driver's memory pools |
 //! | `stream`, `graph` | queues; recorded points, captures, executable graphs |
 //! | `sim_state` | all of these by handle, behind the lock |
@@ -23,6 +24,7 @@ mod blocks;
 mod config;
 mod context;
 mod graph;
+mod imports;
 mod op;
 mod parts;
 mod pool;
@@ -38,6 +40,7 @@ pub(crate) use graph::{
     CaptureMember, CapturePoint, CaptureRecording, CapturedOp, CapturedWork, EventRecord,
     SimCapture, SimEvent, SimGraph,
 };
+pub(crate) use imports::{Import, Imports};
 pub(crate) use op::{
     AddressSpace, HostSide, OpRange, OpWork, SimFence, SimOp, TouchedRange, Watchpoint,
 };

@@ -7,6 +7,7 @@ use crate::driver::PoolAttribute;
 #[derive(Debug)]
 pub(crate) struct SimPool {
     pub(crate) device: u64,
+    pub(crate) shareable: bool,
     /// The first four [`PoolAttribute`]s, in the order of their numbers.
     settings: [u64; 4],
     used: u64,
@@ -15,8 +16,8 @@ pub(crate) struct SimPool {
 
 impl SimPool {
     /// A pool as a driver makes it: every way of reuse is allowed.
-    pub(crate) fn new(device: u64, release_threshold: u64) -> Self {
-        Self { device, settings: [1, 1, 1, release_threshold], used: 0, high: 0 }
+    pub(crate) fn new(device: u64, release_threshold: u64, shareable: bool) -> Self {
+        Self { device, shareable, settings: [1, 1, 1, release_threshold], used: 0, high: 0 }
     }
 
     pub(crate) fn get(&self, attribute: PoolAttribute) -> u64 {

@@ -96,6 +96,8 @@ pub(crate) struct SimState {
     pub(crate) captures: HashMap<u64, SimCapture>,
     pub(crate) graphs: HashMap<u64, SimGraph>,
     pub(crate) pools: HashMap<u64, SimPool>,
+    /// Pools that were imported: the device, and the pool that each stands for.
+    pub(crate) imported_pools: HashMap<u64, (u64, u64)>,
     /// The default stream of each thread on each device.
     pub(crate) thread_streams: HashMap<(u64, ThreadId), u64>,
     pub(crate) running: Vec<RunningOp>,
@@ -129,6 +131,7 @@ impl SimState {
         self.streams.retain(|_, stream| stream.device != id);
         self.events.retain(|_, event| event.device != id);
         self.pools.retain(|_, pool| pool.device != id);
+        self.imported_pools.retain(|_, (device, _)| *device != id);
         self.thread_streams.retain(|(device, _), _| *device != id);
         self.captures.retain(|_, capture| capture.device != id);
         for stream in self.streams.values_mut() {

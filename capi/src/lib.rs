@@ -1,0 +1,20 @@
+//! Aquifer as a C library: one table of functions, and entry points for hosts that take function pointers.
+//!
+//! Each function of C does four things: it asks whether this is the child of a fork, turns handles and pointers into
+//! values, calls a module of this crate, and turns what that returns into a code. No panic leaves it, and no foreign
+//! pointer is read: a handle is a number, a block is found by its address.
+
+mod fork;
+mod handles;
+mod host;
+mod hosts;
+mod memory;
+mod page_map;
+mod stack;
+mod status;
+mod table;
+
+pub use handles::{aquifer_stack, aquifer_stream};
+pub use memory::aquifer_misuse;
+pub use status::aquifer_status;
+pub use table::{aquifer_api, aquifer_block_info, aquifer_get_api, aquifer_statistics};

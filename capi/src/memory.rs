@@ -1,0 +1,230 @@
+//! Allocation and free of device memory.
+
+use crate::handles;
+use crate::page_map::{self, Block, FREED, FREEING, UNIT};
+use crate::stack::{Stack, device};
+use crate::status::{Failure, Result, aquifer_status as Status};
+use aquifer_rs::{Device, DeviceBlock, DeviceLayout, DeviceResource, Stream};
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Calls that none should make, counted for the process.
+#[allow(non_camel_case_types, reason = "a name of C")]
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct aquifer_misuse {
+    /// The size of this structure, which the caller sets: fields after it are left alone.
+    pub struct_size: usize,
+    /// Frees of pointers that are no block.
+    pub unknown: u64,
+    /// Frees of blocks that were freed before.
+    pub freed_before: u64,
+    /// Frees with another size than was asked for. The block is freed, by the size that is known.
+    pub wrong_size: u64,
+    /// Frees on a stream of another device. The block stays.
+    pub wrong_device: u64,
+    /// Frees in the child of a fork. Nothing is done.
+    pub forked: u64,
+}
+
+static UNKNOWN: AtomicU64 = AtomicU64::new(0);
+static FREED_BEFORE: AtomicU64 = AtomicU64::new(0);
+static WRONG_SIZE: AtomicU64 = AtomicU64::new(0);
+static WRONG_DEVICE: AtomicU64 = AtomicU64::new(0);
+static FORKED: AtomicU64 = AtomicU64::new(0);
+
+fn count(counter: &AtomicU64) {
+    // Relaxed: a number for people.
+    counter.fetch_add(1, Ordering::Relaxed);
+}
+
+pub(crate) fn misuse() -> aquifer_misuse {
+    let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    aquifer_misuse {
+        struct_size: size_of::<aquifer_misuse>(),
+        unknown: read(&UNKNOWN),
+        freed_before: read(&FREED_BEFORE),
+        wrong_size: read(&WRONG_SIZE),
+        wrong_device: read(&WRONG_DEVICE),
+        forked: read(&FORKED),
+    }
+}
+
+/// Streams on which a block was used besides that of its allocation, by the block's address.
+static USES: LazyLock<Mutex<HashMap<u64, Vec<Stream>>>> = LazyLock::new(Mutex::default);
+
+/// Allocates on an open stream. No bytes give null.
+#[inline]
+pub(crate) fn allocate(stack: u32, bytes: usize, alignment: usize, stream: u32) -> Result<u64> {
+    if bytes == 0 {
+        return Ok(0);
+    }
+    let layout = match alignment {
+        0 => DeviceLayout::new(bytes)?,
+        _ => DeviceLayout::with_alignment(bytes, alignment.max(UNIT as usize))?,
+    };
+    handles::with_stack(stack, stream, |route, resource, on| {
+        let block = resource.allocate(on, layout)?;
+        let (address, token, real) = (block.address(), block.token(), block.bytes() as u64);
+        let noted = Block { route, stream, token, bytes: real, requested: bytes as u64 };
+        if page_map::insert(address, noted) {
+            return Ok(address);
+        }
+        // SAFETY: allocated above, and nothing has used it.
+        unsafe { resource.deallocate(on, block) };
+        let message = format!("a block at {address:#x} has no place in the table of blocks");
+        Err(Failure::new(Status::AQUIFER_ERROR_UNSUPPORTED, message))
+    })
+}
+
+/// Frees in the order of an open stream, or of the one that the block was allocated on. Null is freed by doing nothing.
+#[inline]
+pub(crate) fn deallocate(address: u64, bytes: usize, stream: Option<u32>) -> Result<()> {
+    if address == 0 {
+        return Ok(());
+    }
+    let Some(entry) = page_map::entry(address) else { return Err(unknown(address)) };
+    let block = match entry.begin_free() {
+        Ok(block) => block,
+        Err(FREED | FREEING) => {
+            count(&FREED_BEFORE);
+            let message = format!("{address:#x} was freed before");
+            return Err(Failure::new(Status::AQUIFER_ERROR_FREED_BEFORE, message));
+        }
+        Err(_) => return Err(unknown(address)),
+    };
+    if bytes != 0 && bytes as u64 != block.requested {
+        // Hosts pass wrong ones rightly: NumPy does, of empty arrays.
+        count(&WRONG_SIZE);
+    }
+    let is_used_elsewhere = entry.is_used_elsewhere.load(Ordering::Acquire) != 0;
+    let free = |resource: &dyn DeviceResource, on: &Stream| -> Result<()> {
+        if on.device() != resource.device() {
+            count(&WRONG_DEVICE);
+            entry.cancel_free();
+            let message = format!(
+                "{address:#x} is memory of {}, and was to be freed on {on}",
+                resource.device()
+            );
+            return Err(Failure::new(Status::AQUIFER_ERROR_WRONG_DEVICE, message));
+        }
+        if is_used_elsewhere {
+            wait_for_uses(address, on).inspect_err(|_| entry.cancel_free())?;
+        }
+        entry.end_free();
+        let block = DeviceBlock::new(address, block.bytes as usize, block.token);
+        // SAFETY: the block of this address, which `begin_free` gave to this call alone, by the route that it came by;
+        // the caller's work on it is before this call in the stream's order, by the contract of the C function.
+        unsafe { resource.deallocate(on, block) };
+        Ok(())
+    };
+    match stream {
+        Some(stream) => handles::with_route(block.route, stream, free),
+        None => handles::with_route(block.route, block.stream, free)
+            // Its stream is closed: what that was given comes before all that this one waits for.
+            .or_else(|_| with_orphans(block.route, free)),
+    }
+    .unwrap_or_else(|failure| {
+        entry.cancel_free();
+        Err(failure)
+    })
+}
+
+#[cold]
+fn unknown(address: u64) -> Failure {
+    count(&UNKNOWN);
+    let message = format!("{address:#x} is no block of this library (free what it allocated)");
+    Failure::new(Status::AQUIFER_ERROR_NOT_OURS, message)
+}
+
+/// Counts a free in the child of a fork.
+pub(crate) fn count_forked() {
+    count(&FORKED);
+}
+
+/// Notes a use of a block on another stream: its free waits for that.
+pub(crate) fn record_stream(address: u64, stream: &Stream) -> Result<()> {
+    let entry = page_map::entry(address).filter(|entry| entry.state() == page_map::LIVE);
+    let Some(entry) = entry else { return Err(unknown(address)) };
+    let mut uses = USES.lock();
+    let streams = uses.entry(address).or_default();
+    if !streams.contains(stream) {
+        streams.push(stream.clone());
+    }
+    // Release: the free that sees it finds the stream in the table. The caller has the block, so no free is on the way.
+    entry.is_used_elsewhere.store(1, Ordering::Release);
+    Ok(())
+}
+
+fn wait_for_uses(address: u64, on: &Stream) -> Result<()> {
+    let Some(streams) = USES.lock().remove(&address) else { return Ok(()) };
+    for stream in &streams {
+        if let Err(error) = on.wait_for(stream) {
+            // It is tried again by the next free.
+            USES.lock().insert(address, streams);
+            return Err(error.into());
+        }
+    }
+    Ok(())
+}
+
+/// The stream of a device by which blocks are freed whose own stream is closed.
+static ORPHANS: LazyLock<Mutex<HashMap<String, Stream>>> = LazyLock::new(Mutex::default);
+
+fn orphans_of(device: &Device) -> Result<Stream> {
+    let mut orphans = ORPHANS.lock();
+    if let Some(stream) = orphans.get(&device.to_string()) {
+        return Ok(stream.clone());
+    }
+    let stream = device.new_stream()?;
+    orphans.insert(device.to_string(), stream.clone());
+    Ok(stream)
+}
+
+fn with_orphans(
+    route: u32,
+    free: impl FnOnce(&dyn DeviceResource, &Stream) -> Result<()>,
+) -> Result<Result<()>> {
+    let Some(route) = handles::route(route) else {
+        let message = "the stack of the block is gone";
+        return Err(Failure::new(Status::AQUIFER_ERROR_CLOSED, message));
+    };
+    let resource = route.resource();
+    let stream = orphans_of(resource.device())?;
+    let freed = free(&*resource, &stream);
+    if route.is_closing() {
+        route.remove_if_idle();
+    }
+    Ok(freed)
+}
+
+/// Closes a stream for one of its users, and lets go of it where it was the last.
+pub(crate) fn close_stream(number: u32) -> Result<()> {
+    let stream = handles::stream(number)?;
+    // First: a failure leaves it open.
+    orphans_of(stream.device())?.wait_for(&stream)?;
+    if let Some(last) = handles::close_stream(number)? {
+        last.detach()?;
+    }
+    Ok(())
+}
+
+/// The stream behind a driver's handle, opened for good if it was not yet.
+///
+/// # Safety
+///
+/// As `Stream::from_handle`.
+pub(crate) unsafe fn stream_of(ordinal: i32, handle: *mut c_void) -> Result<u32> {
+    let device = device(ordinal)?;
+    // SAFETY: the caller's promise.
+    let stream = unsafe { Stream::from_handle(&device, handle.addr() as u64)? };
+    Ok(handles::opened_stream(&stream).unwrap_or_else(|| handles::open_stream(stream)))
+}
+
+/// The ordinal of a stack's device.
+pub(crate) fn ordinal(stack: &Stack) -> i32 {
+    stack.resources.device().ordinal() as i32
+}

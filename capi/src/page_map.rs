@@ -1,0 +1,202 @@
+//! The live blocks, by address: a page map of three levels, as of tcmalloc and mimalloc.
+//!
+//! A block begins at a multiple of 256 bytes that no other block has, so each such unit has an entry of its own. Its
+//! levels are made at their first use and stay. Nothing here takes a lock.
+//!
+//! | entry | `state` | written by |
+//! |---|---|---|
+//! | never used | [`NONE`] | - |
+//! | of a block that is in use | [`LIVE`] | the thread that allocated it, after the other fields |
+//! | of a block that is being freed | [`FREEING`] | the one thread whose exchange from `LIVE` succeeded |
+//! | of a block that was freed | [`FREED`] | that thread, before its resource gets the block |
+//!
+//! - INV-1: one thread alone takes a block out, whoever frees it twice.
+//! - INV-2: between `FREED` and the next `LIVE` of an address lies the resource's own hand-over of that address, by
+//!   which the next owner's writes come after the last one's reads.
+
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+
+/// Bytes of a unit, and the least alignment of a block.
+pub(crate) const UNIT: u64 = 256;
+
+/// Bits of an address below [`HIGH`] that count.
+const ADDRESS_BITS: u32 = 47;
+
+/// The simulated device's addresses begin here.
+const HIGH: u64 = 1 << 60;
+
+const LEAF_BITS: u32 = 16;
+const MIDDLE_BITS: u32 = 11;
+const ROOT_BITS: u32 = ADDRESS_BITS - 8 - MIDDLE_BITS - LEAF_BITS;
+
+pub(crate) const NONE: u32 = 0;
+pub(crate) const LIVE: u32 = 1;
+pub(crate) const FREEING: u32 = 2;
+pub(crate) const FREED: u32 = 3;
+
+/// What is known of a block.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Block {
+    /// The route that it came by.
+    pub(crate) route: u32,
+    /// The stream that it was allocated on.
+    pub(crate) stream: u32,
+    pub(crate) token: u64,
+    /// The size of the resource's block.
+    pub(crate) bytes: u64,
+    /// The size that was asked for.
+    pub(crate) requested: u64,
+}
+
+#[derive(Debug)]
+pub(crate) struct Entry {
+    state: AtomicU32,
+    route: AtomicU32,
+    stream: AtomicU32,
+    /// Whether the block was used on other streams.
+    pub(crate) is_used_elsewhere: AtomicU32,
+    token: AtomicU64,
+    bytes: AtomicU64,
+    requested: AtomicU64,
+}
+
+struct Leaf {
+    entries: [Entry; 1 << LEAF_BITS],
+}
+
+struct Middle {
+    leaves: [AtomicPtr<Leaf>; 1 << MIDDLE_BITS],
+}
+
+struct Root {
+    middles: [AtomicPtr<Middle>; 1 << ROOT_BITS],
+}
+
+static ROOTS: [Root; 2] =
+    [const { Root { middles: [const { AtomicPtr::new(std::ptr::null_mut()) }; 1 << ROOT_BITS] } }; 2];
+
+/// A value of zeros, for good.
+///
+/// # Safety
+///
+/// Zeros are a value of `T`.
+unsafe fn zeroed<T>() -> Option<Box<T>> {
+    let layout = std::alloc::Layout::new::<T>();
+    // SAFETY: `T` has a size.
+    let memory = unsafe { std::alloc::alloc_zeroed(layout) }.cast::<T>();
+    // SAFETY: allocated above by the layout of `T`, and a value by the caller's promise.
+    (!memory.is_null()).then(|| unsafe { Box::from_raw(memory) })
+}
+
+/// What a slot points to, made if `make` says so.
+fn level<T>(slot: &AtomicPtr<T>, make: bool) -> Option<&'static T> {
+    // Acquire: pairs with the exchange below.
+    let known = slot.load(Ordering::Acquire);
+    if !known.is_null() {
+        // SAFETY: a level is never freed.
+        return Some(unsafe { &*known });
+    }
+    if !make {
+        return None;
+    }
+    // SAFETY: levels are atomics of numbers and of pointers that may be null.
+    let new = Box::into_raw(unsafe { zeroed::<T>() }?);
+    // Release: the zeros come before the pointer.
+    match slot.compare_exchange(std::ptr::null_mut(), new, Ordering::AcqRel, Ordering::Acquire) {
+        // SAFETY: published, and never freed from here on.
+        Ok(_) => Some(unsafe { &*new }),
+        Err(others) => {
+            // SAFETY: made above, and not published.
+            drop(unsafe { Box::from_raw(new) });
+            // SAFETY: as above.
+            Some(unsafe { &*others })
+        }
+    }
+}
+
+#[inline]
+fn find(address: u64, make: bool) -> Option<&'static Entry> {
+    let (root, offset) = if address < HIGH { (0, address) } else { (1, address - HIGH) };
+    if offset >= 1 << ADDRESS_BITS || offset % UNIT != 0 {
+        return None;
+    }
+    let unit = (offset / UNIT) as usize;
+    let middle = &ROOTS[root].middles[unit >> (LEAF_BITS + MIDDLE_BITS)];
+    let leaf = &level(middle, make)?.leaves[(unit >> LEAF_BITS) % (1 << MIDDLE_BITS)];
+    Some(&level(leaf, make)?.entries[unit % (1 << LEAF_BITS)])
+}
+
+/// Puts a block in that the caller alone has. `false` if there is no room for it.
+#[inline]
+pub(crate) fn insert(address: u64, block: Block) -> bool {
+    let Some(entry) = find(address, true) else { return false };
+    // Relaxed: the caller alone has the address (INV-2); the state publishes them.
+    entry.route.store(block.route, Ordering::Relaxed);
+    entry.stream.store(block.stream, Ordering::Relaxed);
+    entry.is_used_elsewhere.store(0, Ordering::Relaxed);
+    entry.token.store(block.token, Ordering::Relaxed);
+    entry.bytes.store(block.bytes, Ordering::Relaxed);
+    entry.requested.store(block.requested, Ordering::Relaxed);
+    // Release: pairs with the loads of whoever is handed the address.
+    entry.state.store(LIVE, Ordering::Release);
+    true
+}
+
+/// The entry of an address, which may be of no block.
+pub(crate) fn entry(address: u64) -> Option<&'static Entry> {
+    find(address, false)
+}
+
+impl Entry {
+    pub(crate) fn state(&self) -> u32 {
+        self.state.load(Ordering::Acquire)
+    }
+
+    /// Takes a live block, for the caller to free. Else the state that it is in.
+    #[inline]
+    pub(crate) fn begin_free(&self) -> Result<Block, u32> {
+        // Acquire: the fields come before the state; no release, as nothing was written.
+        self.state.compare_exchange(LIVE, FREEING, Ordering::Acquire, Ordering::Acquire)?;
+        Ok(self.block())
+    }
+
+    /// The block goes back to its resource after this.
+    #[inline]
+    pub(crate) fn end_free(&self) {
+        // Release: INV-2.
+        self.state.store(FREED, Ordering::Release);
+    }
+
+    /// The block stays live.
+    pub(crate) fn cancel_free(&self) {
+        self.state.store(LIVE, Ordering::Release);
+    }
+
+    pub(crate) fn block(&self) -> Block {
+        Block {
+            route: self.route.load(Ordering::Relaxed),
+            stream: self.stream.load(Ordering::Relaxed),
+            token: self.token.load(Ordering::Relaxed),
+            bytes: self.bytes.load(Ordering::Relaxed),
+            requested: self.requested.load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// Calls `body` with each block that is in use or being freed, and its address.
+pub(crate) fn for_each_live(mut body: impl FnMut(u64, Block)) {
+    for (root, base) in ROOTS.iter().zip([0, HIGH]) {
+        for (high, middle) in root.middles.iter().enumerate() {
+            let Some(middle) = level(middle, false) else { continue };
+            for (low, leaf) in middle.leaves.iter().enumerate() {
+                let Some(leaf) = level(leaf, false) else { continue };
+                for (unit, entry) in leaf.entries.iter().enumerate() {
+                    if matches!(entry.state(), LIVE | FREEING) {
+                        let unit = ((high << MIDDLE_BITS | low) << LEAF_BITS | unit) as u64;
+                        body(base + unit * UNIT, entry.block());
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! Stacks of resources: their making and their end, their log, and pools for captures.
+
+use crate::handles::{self, Route};
+use crate::status::{Failure, Result, aquifer_status as Status};
+use aquifer_rs::{
+    Device, DeviceResource, LogFormat, LoggingAdaptor, PoolResource, ResourceStack, StackText,
+};
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock};
+
+/// Without a text and without the variable.
+const DEFAULT: &str = "pool(cuda)";
+
+/// A stack of resources on one device, by its handle's number.
+pub(crate) struct Stack {
+    pub(crate) number: u32,
+    pub(crate) resources: ResourceStack,
+    references: AtomicUsize,
+    state: Mutex<State>,
+}
+
+struct State {
+    main: Arc<Route>,
+    log: Option<LoggingAdaptor<Arc<dyn DeviceResource>>>,
+    captures: Vec<CapturePool>,
+    /// The capture that takes all allocations now.
+    active: Option<(u64, u64)>,
+}
+
+/// The memory of the graphs of one key: a pool of its own over the stack, so that nothing else uses it while a graph may
+/// run.
+struct CapturePool {
+    key: (u64, u64),
+    route: Arc<Route>,
+}
+
+impl Stack {
+    /// A stack by a text; of the variable `AQUIFER_STACK`, or a pool, without one.
+    pub(crate) fn create(text: Option<&str>, device: &Device) -> Result<u32> {
+        let text = match text {
+            Some(text) => text.parse::<StackText>()?,
+            None => match StackText::from_env()? {
+                Some(text) => text,
+                None => DEFAULT.parse()?,
+            },
+        };
+        let resources = text.build(device)?;
+        let main = Route::new(resources.resource().clone());
+        let state = State { main, log: None, captures: Vec::new(), active: None };
+        let number = handles::next();
+        let (references, state) = (AtomicUsize::new(1), Mutex::new(state));
+        handles::add_stack(number, Arc::new(Self { number, resources, references, state }));
+        Ok(number)
+    }
+
+    /// The process's stack of a device, which it keeps: by the variable, or a pool.
+    pub(crate) fn default_of(ordinal: i32) -> Result<u32> {
+        static DEFAULTS: LazyLock<Mutex<HashMap<i32, u32>>> = LazyLock::new(Mutex::default);
+        if let Some(number) = DEFAULTS.lock().get(&ordinal) {
+            return Ok(*number);
+        }
+        // Not under the lock: it opens the device. A second thread's stack is released again.
+        let made = Self::create(None, &device(ordinal)?)?;
+        let number = *DEFAULTS.lock().entry(ordinal).or_insert(made);
+        if number != made
+            && let Some(second) = handles::release_stack(made)?
+        {
+            second.close();
+        }
+        Ok(number)
+    }
+
+    pub(crate) fn retain(&self) {
+        // Relaxed: the caller has a reference.
+        self.references.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts one user less; whether it was the last.
+    pub(crate) fn release(&self) -> bool {
+        self.references.fetch_sub(1, Ordering::AcqRel) == 1
+    }
+
+    /// What blocks come from now.
+    pub(crate) fn present_route(&self) -> (u32, Arc<dyn DeviceResource>) {
+        let state = self.state.lock();
+        let active = state.active.and_then(|key| state.captures.iter().find(|it| it.key == key));
+        let route = active.map_or(&state.main, |capture| &capture.route);
+        (route.number, route.resource())
+    }
+
+    /// The end: free memory goes back, and the rest with the last block.
+    pub(crate) fn close(&self) {
+        let mut state = self.state.lock();
+        let captures = std::mem::take(&mut state.captures);
+        let log = state.log.take();
+        let main = state.main.clone();
+        drop(state);
+        for route in captures.iter().map(|capture| &capture.route).chain([&main]) {
+            route.set_log(None);
+            route.close();
+        }
+        drop((log, captures));
+        // Caches of threads that sleep keep the resource, and nothing in it. An error is of a device that is gone.
+        let _ = self.resources.trim(0);
+    }
+
+    /// Writes a row for each allocation and free from now on.
+    pub(crate) fn start_log(&self, path: &str, format: LogFormat) -> Result<()> {
+        let mut state = self.state.lock();
+        if state.log.is_some() {
+            let message = "the stack has a log already (stop it first)";
+            return Err(Failure::new(Status::AQUIFER_ERROR_INVALID_ARGUMENT, message));
+        }
+        let log = LoggingAdaptor::builder(state.main.unlogged().clone());
+        let log = log.path(path).format(format).build()?;
+        state.main.set_log(Some(Arc::new(log.clone())));
+        state.log = Some(log);
+        Ok(())
+    }
+
+    /// Writes no more rows, and waits until those of former calls are written.
+    pub(crate) fn stop_log(&self) -> Result<()> {
+        let mut state = self.state.lock();
+        let Some(log) = state.log.take() else {
+            let message = "the stack has no log (start one first)";
+            return Err(Failure::new(Status::AQUIFER_ERROR_INVALID_ARGUMENT, message));
+        };
+        state.main.set_log(None);
+        drop(state);
+        Ok(log.flush()?)
+    }
+
+    /// All allocations come from the pool of `key` from now on, until the capture ends.
+    pub(crate) fn begin_capture(&self, key: (u64, u64)) -> Result<()> {
+        let mut state = self.state.lock();
+        if state.active.is_some() {
+            let message = "the stack is in a capture already (end that first)";
+            return Err(Failure::new(Status::AQUIFER_ERROR_CAPTURE, message));
+        }
+        if !state.captures.iter().any(|capture| capture.key == key) {
+            let pool = PoolResource::new(state.main.resource())?;
+            let route = Route::new(Arc::new(pool));
+            state.captures.push(CapturePool { key, route });
+        }
+        state.active = Some(key);
+        drop(state);
+        handles::route_changed();
+        Ok(())
+    }
+
+    /// Allocations come from the stack again. The pool of `key` keeps its memory for the graph.
+    pub(crate) fn end_capture(&self, key: (u64, u64)) -> Result<()> {
+        let mut state = self.state.lock();
+        if state.active != Some(key) {
+            let message = "the stack is in no capture of this key (begin it first)";
+            return Err(Failure::new(Status::AQUIFER_ERROR_INVALID_ARGUMENT, message));
+        }
+        state.active = None;
+        drop(state);
+        handles::route_changed();
+        Ok(())
+    }
+
+    /// The graphs of `key` are gone: the memory of its pool goes back to the stack, with its last block.
+    pub(crate) fn release_capture(&self, key: (u64, u64)) -> Result<()> {
+        let mut state = self.state.lock();
+        let place = state.captures.iter().position(|capture| capture.key == key);
+        let Some(place) = place.filter(|_| state.active != Some(key)) else {
+            let message = "the stack has no capture of this key that has ended";
+            return Err(Failure::new(Status::AQUIFER_ERROR_INVALID_ARGUMENT, message));
+        };
+        let capture = state.captures.remove(place);
+        drop(state);
+        capture.route.close();
+        Ok(())
+    }
+}
+
+/// A device by its number. Without a GPU, or with `AQUIFER_BACKEND=sim`, 0 is the simulated device.
+pub(crate) fn device(ordinal: i32) -> Result<Device> {
+    let ordinal = usize::try_from(ordinal).map_err(|_| {
+        let message = format!("{ordinal} is no device's number (count from 0)");
+        Failure::new(Status::AQUIFER_ERROR_INVALID_ARGUMENT, message)
+    })?;
+    let detected = Device::detect()?;
+    if ordinal == 0 {
+        return Ok(detected);
+    }
+    if detected.simulator().is_some() {
+        let message = format!("device {ordinal} was asked for, where there is one simulated device, 0");
+        return Err(Failure::new(Status::AQUIFER_ERROR_NO_DEVICE, message));
+    }
+    Ok(Device::open(ordinal)?)
+}

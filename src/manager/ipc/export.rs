@@ -1,0 +1,179 @@
+//! Handles of memory of this process, for others.
+
+use super::handle::{IpcHandle, IpcKind};
+use super::opened;
+use crate::container::{CapturePolicy, DeviceBuffer, DeviceSlice, DeviceVec, MemoryUse};
+use crate::device::Device;
+use crate::driver::sim::CallSite;
+use crate::driver::{AllocationKind, DeviceRange, ErrorContext, RawPool, not_forked};
+use crate::error::{DriverError, Error, ErrorKind, Result, ensure};
+use crate::impls::Count;
+use crate::resource::DeviceBlock;
+use crate::stream::{Stream, StreamCall};
+use bytemuck::Pod;
+
+/// Of memory that no other process can open.
+const SHAREABLE: &str = "take it from CudaResource, or from a PoolResource over it; or from an AsyncResource that \
+                         was built with shareable(true)";
+
+impl<T: Pod> DeviceSlice<'_, T> {
+    /// Waits for the vector's home stream and for every other use of this memory, and makes a handle by which
+    /// another process opens it.
+    ///
+    /// Of a vector in a pool this exposes the whole allocation that the pool has cut it from. See
+    /// [`IpcHandle`] for what can be shared, and for what the processes owe each other.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Unsupported`] for memory that no other process can open, which names the resources that
+    /// have such; [`ErrorKind::InvalidArgument`] for no elements; [`ErrorKind::Capture`] while home is in
+    /// capture; those of the driver.
+    ///
+    /// ```
+    /// use aquifer::{CudaResource, Device, DeviceVec, sim::SimConfig};
+    ///
+    /// let device = Device::simulated(SimConfig::default());
+    /// let plain = CudaResource::new(&device);
+    /// let vec = DeviceVec::<u32>::zeroed_in(&device.new_stream()?, 100, plain)?;
+    /// let handle = vec.slice(10..30)?.ipc_handle()?;
+    /// assert_eq!((handle.offset(), handle.size_in_bytes()), (40, 80));
+    /// # Ok::<(), aquifer::Error>(())
+    /// ```
+    #[track_caller]
+    pub fn ipc_handle(&self) -> Result<IpcHandle> {
+        let _site = CallSite::enter();
+        let range =
+            DeviceRange { address: self.as_device_ptr(), bytes: self.len() * size_of::<T>() };
+        // The other process may write: after the reads of streams, too.
+        let all = MemoryUse { writes: true, ..self.memory_use() };
+        export(self.home().device(), range, || all.order_on(self.home(), CapturePolicy::Refuse))
+    }
+}
+
+impl<T: Pod> DeviceVec<T> {
+    /// Waits for the home stream and for every other use of the vector, and makes a handle by which another
+    /// process opens its elements.
+    ///
+    /// Of a vector in a pool this exposes the whole allocation that the pool has cut it from. See
+    /// [`IpcHandle`] for what can be shared, for what the processes owe each other, and for an example.
+    ///
+    /// # Errors
+    ///
+    /// As [`DeviceSlice::ipc_handle`].
+    #[track_caller]
+    pub fn ipc_handle(&self) -> Result<IpcHandle> {
+        let _site = CallSite::enter();
+        self.as_slice().ipc_handle()
+    }
+}
+
+impl DeviceBuffer {
+    /// Waits for the home stream and for every other use of the buffer, and makes a handle by which another
+    /// process opens its bytes.
+    ///
+    /// As [`DeviceVec::ipc_handle`](crate::DeviceVec::ipc_handle).
+    ///
+    /// # Errors
+    ///
+    /// As [`DeviceSlice::ipc_handle`].
+    #[track_caller]
+    pub fn ipc_handle(&self) -> Result<IpcHandle> {
+        let _site = CallSite::enter();
+        self.as_slice().ipc_handle()
+    }
+}
+
+impl IpcHandle {
+    /// Waits for `stream`, and makes the handle of a block of a resource: for memory that is in no container.
+    ///
+    /// All work on the block was given to `stream`, or is ordered before what that was given; else the other
+    /// process finds memory that is still written. As [`DeviceVec::ipc_handle`](crate::DeviceVec::ipc_handle).
+    ///
+    /// ```
+    /// use aquifer::{CudaResource, Device, DeviceLayout, DeviceResource, IpcHandle, sim::SimConfig};
+    ///
+    /// let device = Device::simulated(SimConfig::default());
+    /// let (stream, plain) = (device.new_stream()?, CudaResource::new(&device));
+    /// let block = plain.allocate(&stream, DeviceLayout::new(1024)?)?;
+    /// let handle = IpcHandle::of_block(&stream, &block)?;
+    /// assert_eq!(handle.size_in_bytes(), 1024);
+    /// // SAFETY: the block is the resource's, and no work uses it.
+    /// unsafe { plain.deallocate(&stream, block) };
+    /// # Ok::<(), aquifer::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`DeviceSlice::ipc_handle`](crate::DeviceSlice::ipc_handle).
+    #[track_caller]
+    pub fn of_block(stream: &Stream, block: &DeviceBlock) -> Result<Self> {
+        let _site = CallSite::enter();
+        let range = DeviceRange { address: block.address(), bytes: block.bytes() };
+        export(stream.device(), range, || stream.begin_call())
+    }
+}
+
+/// The handle of a range of memory of `device`. `order` gives the stream that is ordered after all its uses.
+fn export<'s>(
+    device: &Device,
+    range: DeviceRange,
+    order: impl FnOnce() -> Result<StreamCall<'s>>,
+) -> Result<IpcHandle> {
+    not_forked("memory for another process")?;
+    let DeviceRange { address, bytes } = range;
+    let advice = "share memory that has elements";
+    ensure!(bytes > 0, InvalidArgument, advice, "no bytes of {device} were to be shared");
+    let wanted = || format!("sharing {} of {device} with other processes", Count(bytes, "byte"));
+    let (kind, pool) = shareable_kind(device, range)?;
+    let stream = order()?;
+    stream.refuse_capture("sharing memory with another process")?;
+    stream.synchronize()?;
+    drop(stream);
+    let driver = device.driver();
+    let whole = driver.allocation_range(address).with_context(wanted)?;
+    let exported = match kind {
+        IpcKind::Plain => driver.ipc_export(whole.address),
+        IpcKind::Pool => driver.pool_export_pointer(whole.address),
+    };
+    let driver_bytes = match exported {
+        Err(error) if kind == IpcKind::Pool && is_not_shareable(&error) => {
+            let what = "memory of a driver pool that is not shareable";
+            return Err(refused(device, bytes, what).with_driver(error));
+        }
+        exported => exported.with_context(wanted)?,
+    };
+    let device_uuid = device.uuid()?;
+    let offset = address.wrapping_sub(whole.address);
+    let (process, bytes) = (std::process::id(), bytes as u64);
+    let pool = pool.map_or(0, |pool| pool.0);
+    Ok(IpcHandle { kind, device_uuid, process, driver_bytes, pool, offset, bytes })
+}
+
+/// Whether the driver refuses memory since its pool was not made to be shared: by the code for a wrong argument.
+fn is_not_shareable(error: &DriverError) -> bool {
+    matches!(error.code(), DriverError::INVALID_VALUE | DriverError::NOT_SUPPORTED)
+}
+
+/// How other processes can open memory of this one, and the pool of the driver's that it is of.
+fn shareable_kind(device: &Device, range: DeviceRange) -> Result<(IpcKind, Option<RawPool>)> {
+    let DeviceRange { address, bytes } = range;
+    let asking = || format!("asking {device} for the kind of {}", Count(bytes, "byte"));
+    if opened::is_inside(device, address) {
+        let error = refused(device, bytes, "memory of another process");
+        return Err(error.with_advice("have its own process send the handle"));
+    }
+    let what = match device.driver().allocation_kind(address).with_context(asking)? {
+        AllocationKind::Plain => return Ok((IpcKind::Plain, None)),
+        AllocationKind::Pool(pool) => return Ok((IpcKind::Pool, Some(pool))),
+        AllocationKind::Managed => "managed memory",
+        AllocationKind::Host => "memory of the host",
+        AllocationKind::Other => "memory that is neither of cuMemAlloc nor of a driver pool",
+    };
+    Err(refused(device, bytes, what))
+}
+
+fn refused(device: &Device, bytes: usize, what: &str) -> Error {
+    let bytes = Count(bytes, "byte");
+    let what = format!("{bytes} of {device} cannot be shared with other processes: {what}");
+    Error::new(ErrorKind::Unsupported, what).with_advice(SHAREABLE)
+}
