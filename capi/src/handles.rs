@@ -61,7 +61,7 @@ impl Route {
         self.logged.read().as_ref().unwrap_or(&self.resource).clone()
     }
 
-    /// The resource without a log.
+    /// The resource, without a log.
     pub(crate) fn unlogged(&self) -> &Arc<dyn DeviceResource> {
         &self.resource
     }
@@ -343,11 +343,10 @@ fn remember(
     let _ = CACHE.try_with(|cache| {
         let Ok(mut cache) = cache.try_borrow_mut() else { return };
         cache.refresh();
-        let known = cache
-            .routes
-            .iter()
-            .flatten()
-            .any(|route| route.1 == route_number && (stack_number == 0 || route.0 == stack_number));
+        let known =
+            cache.routes.iter().flatten().any(|route| {
+                route.1 == route_number && (stack_number == 0 || route.0 == stack_number)
+            });
         if !known {
             let place = cache.next_route % cache.routes.len();
             cache.next_route += 1;

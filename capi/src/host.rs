@@ -13,9 +13,6 @@ use std::collections::HashMap;
 use std::ptr::NonNull;
 use std::sync::LazyLock;
 
-/// The host's writes bypass its caches.
-pub(crate) const WRITE_COMBINED: u32 = 1;
-
 /// The alignment of page-locked memory unless another is asked: a cache line's.
 const ALIGNMENT: usize = 64;
 
@@ -25,7 +22,11 @@ struct HostBlock {
 }
 
 static BLOCKS: LazyLock<Mutex<HashMap<usize, HostBlock>>> = LazyLock::new(Mutex::default);
-static PINNED: LazyLock<Mutex<HashMap<usize, Registered<RawBuffer>>>> = LazyLock::new(Mutex::default);
+static PINNED: LazyLock<Mutex<HashMap<usize, Registered<RawBuffer>>>> =
+    LazyLock::new(Mutex::default);
+
+/// A flag of `host_allocate`: the host's writes bypass its caches.
+pub const AQUIFER_HOST_WRITE_COMBINED: u32 = 1;
 
 pub(crate) fn allocate(bytes: usize, alignment: usize, flags: u32) -> Result<Option<NonNull<u8>>> {
     if bytes == 0 {
@@ -33,12 +34,15 @@ pub(crate) fn allocate(bytes: usize, alignment: usize, flags: u32) -> Result<Opt
     }
     let alignment = if alignment == 0 { ALIGNMENT } else { alignment };
     let layout = Layout::from_size_align(bytes, alignment).map_err(|_| {
-        let message = format!("{bytes} bytes aligned to {alignment} are no layout (give a power of two)");
+        let message =
+            format!("{bytes} bytes aligned to {alignment} are no layout (give a power of two)");
         Failure::new(Status::AQUIFER_ERROR_INVALID_ARGUMENT, message)
     })?;
     let allocator: CurrentPinned = match flags {
         0 => current_pinned_resource()?,
-        WRITE_COMBINED => PinnedResource::builder(&device(0)?).write_combined(true).build()?.into(),
+        AQUIFER_HOST_WRITE_COMBINED => {
+            PinnedResource::builder(&device(0)?).write_combined(true).build()?.into()
+        }
         _ => {
             let message = format!("{flags:#x} are no flags of page-locked memory");
             return Err(Failure::new(Status::AQUIFER_ERROR_INVALID_ARGUMENT, message));
@@ -87,7 +91,9 @@ unsafe impl Send for RawBuffer {}
 ///
 /// The range is memory of this process, and stays so until it is unpinned.
 pub(crate) unsafe fn pin(pointer: *mut u8, bytes: usize) -> Result<()> {
-    let Some(pointer) = NonNull::new(pointer) else { return Err(Failure::null("the memory to pin")) };
+    let Some(pointer) = NonNull::new(pointer) else {
+        return Err(Failure::null("the memory to pin"));
+    };
     let registered = Registered::new(&device(0)?, RawBuffer(pointer, bytes));
     let registered = registered.map_err(|failed| Failure::from(failed.error))?;
     PINNED.lock().insert(pointer.addr().get(), registered);

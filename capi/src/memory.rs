@@ -171,17 +171,22 @@ fn wait_for_uses(address: u64, on: &Stream) -> Result<()> {
     Ok(())
 }
 
-/// The stream of a device by which blocks are freed whose own stream is closed.
-static ORPHANS: LazyLock<Mutex<HashMap<String, Stream>>> = LazyLock::new(Mutex::default);
+/// The stream of each device by which blocks are freed whose own stream is closed.
+static ORPHANS: Mutex<Vec<Stream>> = Mutex::new(Vec::new());
 
 fn orphans_of(device: &Device) -> Result<Stream> {
-    let mut orphans = ORPHANS.lock();
-    if let Some(stream) = orphans.get(&device.to_string()) {
-        return Ok(stream.clone());
+    let known = |streams: &[Stream]| streams.iter().find(|it| it.device() == device).cloned();
+    if let Some(stream) = known(&ORPHANS.lock()) {
+        return Ok(stream);
     }
-    let stream = device.new_stream()?;
-    orphans.insert(device.to_string(), stream.clone());
-    Ok(stream)
+    // Not under the lock. Of two that are made at once the first stays.
+    let made = device.new_stream()?;
+    let mut orphans = ORPHANS.lock();
+    if let Some(stream) = known(&orphans) {
+        return Ok(stream);
+    }
+    orphans.push(made.clone());
+    Ok(made)
 }
 
 fn with_orphans(
@@ -222,6 +227,14 @@ pub(crate) unsafe fn stream_of(ordinal: i32, handle: *mut c_void) -> Result<u32>
     // SAFETY: the caller's promise.
     let stream = unsafe { Stream::from_handle(&device, handle.addr() as u64)? };
     Ok(handles::opened_stream(&stream).unwrap_or_else(|| handles::open_stream(stream)))
+}
+
+/// The number of the device whose memory a block is.
+pub(crate) fn device_of(address: u64) -> Result<i32> {
+    let entry = page_map::entry(address).filter(|entry| entry.state() == page_map::LIVE);
+    let route = entry.and_then(|entry| handles::route(entry.block().route));
+    let route = route.ok_or_else(|| unknown(address))?;
+    Ok(route.resource().device().ordinal() as i32)
 }
 
 /// The ordinal of a stack's device.

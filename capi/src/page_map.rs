@@ -5,7 +5,7 @@
 //!
 //! | entry | `state` | written by |
 //! |---|---|---|
-//! | never used | [`NONE`] | - |
+//! | never used | 0 | - |
 //! | of a block that is in use | [`LIVE`] | the thread that allocated it, after the other fields |
 //! | of a block that is being freed | [`FREEING`] | the one thread whose exchange from `LIVE` succeeded |
 //! | of a block that was freed | [`FREED`] | that thread, before its resource gets the block |
@@ -29,7 +29,6 @@ const LEAF_BITS: u32 = 16;
 const MIDDLE_BITS: u32 = 11;
 const ROOT_BITS: u32 = ADDRESS_BITS - 8 - MIDDLE_BITS - LEAF_BITS;
 
-pub(crate) const NONE: u32 = 0;
 pub(crate) const LIVE: u32 = 1;
 pub(crate) const FREEING: u32 = 2;
 pub(crate) const FREED: u32 = 3;
@@ -73,7 +72,8 @@ struct Root {
 }
 
 static ROOTS: [Root; 2] =
-    [const { Root { middles: [const { AtomicPtr::new(std::ptr::null_mut()) }; 1 << ROOT_BITS] } }; 2];
+    [const { Root { middles: [const { AtomicPtr::new(std::ptr::null_mut()) }; 1 << ROOT_BITS] } };
+        2];
 
 /// A value of zeros, for good.
 ///

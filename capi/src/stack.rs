@@ -1,5 +1,6 @@
 //! Stacks of resources: their making and their end, their log, and pools for captures.
 
+use crate::fork;
 use crate::handles::{self, Route};
 use crate::status::{Failure, Result, aquifer_status as Status};
 use aquifer_rs::{
@@ -13,9 +14,11 @@ use std::sync::{Arc, LazyLock};
 /// Without a text and without the variable.
 const DEFAULT: &str = "pool(cuda)";
 
+/// The process's own stack of each device.
+static DEFAULTS: LazyLock<Mutex<HashMap<i32, u32>>> = LazyLock::new(Mutex::default);
+
 /// A stack of resources on one device, by its handle's number.
 pub(crate) struct Stack {
-    pub(crate) number: u32,
     pub(crate) resources: ResourceStack,
     references: AtomicUsize,
     state: Mutex<State>,
@@ -51,13 +54,12 @@ impl Stack {
         let state = State { main, log: None, captures: Vec::new(), active: None };
         let number = handles::next();
         let (references, state) = (AtomicUsize::new(1), Mutex::new(state));
-        handles::add_stack(number, Arc::new(Self { number, resources, references, state }));
+        handles::add_stack(number, Arc::new(Self { resources, references, state }));
         Ok(number)
     }
 
     /// The process's stack of a device, which it keeps: by the variable, or a pool.
     pub(crate) fn default_of(ordinal: i32) -> Result<u32> {
-        static DEFAULTS: LazyLock<Mutex<HashMap<i32, u32>>> = LazyLock::new(Mutex::default);
         if let Some(number) = DEFAULTS.lock().get(&ordinal) {
             return Ok(*number);
         }
@@ -70,6 +72,11 @@ impl Stack {
             second.close();
         }
         Ok(number)
+    }
+
+    /// The stacks that the process keeps.
+    pub(crate) fn defaults() -> Vec<u32> {
+        DEFAULTS.lock().values().copied().collect()
     }
 
     pub(crate) fn retain(&self) {
@@ -184,12 +191,14 @@ pub(crate) fn device(ordinal: i32) -> Result<Device> {
         let message = format!("{ordinal} is no device's number (count from 0)");
         Failure::new(Status::AQUIFER_ERROR_INVALID_ARGUMENT, message)
     })?;
+    fork::install_handler();
     let detected = Device::detect()?;
     if ordinal == 0 {
         return Ok(detected);
     }
     if detected.simulator().is_some() {
-        let message = format!("device {ordinal} was asked for, where there is one simulated device, 0");
+        let message =
+            format!("device {ordinal} was asked for, where there is one simulated device, 0");
         return Err(Failure::new(Status::AQUIFER_ERROR_NO_DEVICE, message));
     }
     Ok(Device::open(ordinal)?)

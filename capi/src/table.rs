@@ -212,9 +212,6 @@ pub struct aquifer_api {
         extern "C" fn(stack: *mut aquifer_stack, high: u64, low: u64) -> aquifer_status,
 }
 
-/// A flag of `host_allocate`: the host's writes bypass its caches.
-pub const AQUIFER_HOST_WRITE_COMBINED: u32 = host::WRITE_COMBINED;
-
 /// The version of the table: `aquifer_get_api` takes the major one.
 pub const AQUIFER_ABI_MAJOR: u32 = 1;
 /// Grows with each function that comes to the table.
@@ -321,7 +318,8 @@ unsafe fn fill<T: Copy>(place: *mut T, value: &T, size_of_known: usize, what: &s
     // SAFETY: the caller's promise: its first field is its size.
     let size = unsafe { place.cast::<usize>().read() };
     if size < size_of::<usize>() * 2 {
-        let message = format!("{what} says that it has {size} bytes (set struct_size to its sizeof)");
+        let message =
+            format!("{what} says that it has {size} bytes (set struct_size to its sizeof)");
         return Err(Failure::new(aquifer_status::AQUIFER_ERROR_INVALID_ARGUMENT, message));
     }
     let bytes = size.min(size_of_known);
@@ -532,10 +530,7 @@ unsafe extern "C" fn deallocate_on(
     })
 }
 
-unsafe extern "C" fn stream_detach(
-    device_number: i32,
-    cuda_stream: *mut c_void,
-) -> aquifer_status {
+unsafe extern "C" fn stream_detach(device_number: i32, cuda_stream: *mut c_void) -> aquifer_status {
     call(|| {
         let device = device(device_number)?;
         // SAFETY: the caller's contract: the stream is alive.
@@ -547,10 +542,7 @@ unsafe extern "C" fn stream_detach(
     })
 }
 
-extern "C" fn record_stream(
-    pointer: *mut c_void,
-    stream: *mut aquifer_stream,
-) -> aquifer_status {
+extern "C" fn record_stream(pointer: *mut c_void, stream: *mut aquifer_stream) -> aquifer_status {
     call(|| {
         let stream = handles::stream(handles::stream_number(stream)?)?;
         memory::record_stream(pointer.addr() as u64, &stream)
@@ -691,10 +683,7 @@ unsafe extern "C" fn misuse(misuse: *mut aquifer_misuse) -> aquifer_status {
     filled.map_or_else(remember, |()| aquifer_status::AQUIFER_OK)
 }
 
-unsafe extern "C" fn log_start(
-    stack: *mut aquifer_stack,
-    path: *const c_char,
-) -> aquifer_status {
+unsafe extern "C" fn log_start(stack: *mut aquifer_stack, path: *const c_char) -> aquifer_status {
     call(|| {
         // SAFETY: the caller's contract.
         let path = unsafe { text(path)? }.ok_or_else(|| Failure::null("the path of the log"))?;

@@ -58,6 +58,27 @@ pub(crate) fn record_context(device: &Device) -> Result<Event> {
 }
 
 impl Device {
+    /// An event after all work that the device's context was given so far, on every stream, of other libraries too.
+    ///
+    /// ```
+    /// use aquifer::Device;
+    ///
+    /// let device = Device::detect()?;
+    /// let (busy, other) = (device.new_stream()?, device.new_stream()?);
+    /// other.wait(&device.record()?)?; // for `busy`, and for streams that this program does not know
+    /// # Ok::<(), aquifer::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Capture`] while a stream of the device is in capture, which is not disturbed;
+    /// [`ErrorKind::MissingSymbol`] with a driver older than CUDA 12.5; those of the driver.
+    #[track_caller]
+    pub fn record(&self) -> Result<Event> {
+        let _site = CallSite::enter();
+        record_context(self)
+    }
+
     /// Blocks until all work on the device's context is done, that of other libraries too.
     ///
     /// # Errors

@@ -1,0 +1,63 @@
+//! CuPy: `cupy.cuda.CFunctionAllocator(0, malloc, free, owner)` with the addresses of these two.
+//!
+//! | trap of the host | what is done |
+//! |---|---|
+//! | null is not looked at | `aquifer_cupy_malloc` throws `std::bad_alloc`, which CuPy takes for its `MemoryError` |
+//! | there is no stream | memory is allocated on the legacy default stream, and freed after all work of the device |
+//! | a size of 0 is not forwarded | null all the same |
+
+use super::cpp::throw_bad_alloc;
+use crate::stack::{Stack, device as open_device};
+use crate::status::{Result, guarded, remember};
+use crate::table::{forked, free};
+use crate::{fork, memory};
+use std::ffi::{c_int, c_void};
+
+fn allocate(size: usize, device: c_int) -> Result<*mut c_void> {
+    if fork::is_child() {
+        return Err(forked());
+    }
+    guarded(|| {
+        // SAFETY: the legacy default stream is never destroyed.
+        let stream = unsafe { memory::stream_of(device, std::ptr::null_mut())? };
+        let address = memory::allocate(Stack::default_of(device)?, size, 0, stream)?;
+        Ok(std::ptr::with_exposed_provenance_mut(address as usize))
+    })
+}
+
+/// Memory of the process's stack of a device. Throws `std::bad_alloc` where there is none.
+///
+/// # Safety
+///
+/// The caller is C++ code that an exception may pass.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn aquifer_cupy_malloc(
+    _param: *mut c_void,
+    size: usize,
+    device: c_int,
+) -> *mut c_void {
+    match allocate(size, device) {
+        Ok(pointer) => pointer,
+        Err(failure) => {
+            remember(failure);
+            // SAFETY: the caller's promise.
+            unsafe { throw_bad_alloc() };
+            std::ptr::null_mut()
+        }
+    }
+}
+
+/// Frees memory after all work that the device was given so far, on any stream.
+#[unsafe(no_mangle)]
+pub extern "C" fn aquifer_cupy_free(_param: *mut c_void, pointer: *mut c_void, device: c_int) {
+    free(|| {
+        let device = open_device(device)?;
+        // In a capture the event would cost the graph. The legacy stream waits for all streams but non-blocking ones.
+        if let Ok(event) = device.record() {
+            device.default_stream().wait(&event)?;
+        }
+        // SAFETY: the legacy default stream is never destroyed.
+        let stream = unsafe { memory::stream_of(device.ordinal() as c_int, std::ptr::null_mut())? };
+        memory::deallocate(pointer.addr() as u64, 0, Some(stream))
+    });
+}

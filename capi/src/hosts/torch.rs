@@ -1,0 +1,216 @@
+//! PyTorch: `torch.cuda.memory.CUDAPluggableAllocator(path, "aquifer_torch_alloc", "aquifer_torch_free")`, and its hooks.
+//!
+//! | trap of the host | what is done |
+//! |---|---|
+//! | null is not looked at by `change_current_allocator` | `aquifer_torch_alloc` throws `std::bad_alloc`; `aquifer_torch_alloc_nothrow`, for `torch.cuda.MemPool`, returns null |
+//! | a size of 0 is forwarded | null, which `free` takes |
+//! | blocks are freed on threads whose current device is another | each call says the device |
+//! | `record_stream` does nothing without the hook | `aquifer_torch_record_stream` |
+//! | a block that a graph uses would be handed out again | `begin_allocate_to_pool` and its two companions |
+//!
+//! The hooks take addresses: `allocator.allocator().set_record_stream_fn(ctypes.cast(lib.aquifer_torch_record_stream,
+//! ctypes.c_void_p).value)`, and so on.
+
+use super::cpp::throw_bad_alloc;
+use super::streams::number_of;
+use crate::handles;
+use crate::stack::Stack;
+use crate::status::{Result, guarded, remember};
+use crate::table::{forked, free};
+use crate::{fork, memory, page_map};
+use aquifer_rs::DeviceResource;
+use std::ffi::{c_int, c_void};
+
+/// PyTorch's `MempoolId_t`, a `std::pair` of two numbers.
+#[allow(non_camel_case_types, reason = "a name of C")]
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct aquifer_torch_pool_id {
+    /// The first number.
+    pub first: u64,
+    /// The second number.
+    pub second: u64,
+}
+
+fn allocate(size: usize, device: c_int, stream: *mut c_void) -> Result<*mut c_void> {
+    if fork::is_child() {
+        return Err(forked());
+    }
+    guarded(|| {
+        if size == 0 {
+            return Ok(std::ptr::null_mut());
+        }
+        // SAFETY: PyTorch's streams are never destroyed.
+        let stream = unsafe { number_of(device, stream)? };
+        let address = memory::allocate(Stack::default_of(device)?, size, 0, stream)?;
+        Ok(std::ptr::with_exposed_provenance_mut(address as usize))
+    })
+}
+
+/// Memory of the process's stack of a device, in the order of a stream. Throws `std::bad_alloc` where there is none.
+///
+/// # Safety
+///
+/// The caller is C++ code that an exception may pass; the stream is one of the device's primary context, and is never
+/// destroyed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn aquifer_torch_alloc(
+    size: usize,
+    device: c_int,
+    stream: *mut c_void,
+) -> *mut c_void {
+    match allocate(size, device, stream) {
+        Ok(pointer) => pointer,
+        Err(failure) => {
+            remember(failure);
+            // SAFETY: the caller's promise.
+            unsafe { throw_bad_alloc() };
+            std::ptr::null_mut()
+        }
+    }
+}
+
+/// As `aquifer_torch_alloc`, for `torch.cuda.MemPool`: null where there is none.
+///
+/// # Safety
+///
+/// The stream is one of the device's primary context, and is never destroyed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aquifer_torch_alloc_nothrow(
+    size: usize,
+    device: c_int,
+    stream: *mut c_void,
+) -> *mut c_void {
+    allocate(size, device, stream).unwrap_or_else(|failure| {
+        remember(failure);
+        std::ptr::null_mut()
+    })
+}
+
+/// Frees a block, in the order of a stream.
+///
+/// # Safety
+///
+/// As `aquifer_torch_alloc`; the stream was given all work that uses the block.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aquifer_torch_free(
+    pointer: *mut c_void,
+    size: usize,
+    device: c_int,
+    stream: *mut c_void,
+) {
+    free(|| {
+        // SAFETY: PyTorch's streams are never destroyed.
+        let stream = unsafe { number_of(device, stream)? };
+        memory::deallocate(pointer.addr() as u64, size, Some(stream))
+    });
+}
+
+fn hook(body: impl FnOnce() -> Result<()>) {
+    let done = if fork::is_child() { Err(forked()) } else { guarded(body) };
+    if let Err(failure) = done {
+        remember(failure);
+    }
+}
+
+/// `set_init_fn`: opens the stacks of the devices when they are used, so there is nothing to do.
+#[unsafe(no_mangle)]
+pub extern "C" fn aquifer_torch_init(_device_count: c_int) {}
+
+/// `set_reset_fn`, by `torch.cuda.empty_cache()`: gives free memory of all stacks back.
+#[unsafe(no_mangle)]
+pub extern "C" fn aquifer_torch_reset() {
+    hook(|| {
+        for stack in Stack::defaults() {
+            handles::stack(stack)?.resources.trim(0)?;
+        }
+        Ok(())
+    });
+}
+
+/// `set_memory_fraction_fn`: the pool of a device has at most this part of its memory.
+#[unsafe(no_mangle)]
+pub extern "C" fn aquifer_torch_memory_fraction(fraction: f64, device: c_int) {
+    hook(|| {
+        let stack = handles::stack(Stack::default_of(device)?)?;
+        let total = stack.resources.device().memory_info()?.total;
+        if let Some(pool) = stack.resources.pool() {
+            let most = (total as f64 * fraction.clamp(0.0, 1.0)) as usize;
+            pool.set_maximum_size(Some(most - most % page_map::UNIT as usize))?;
+        }
+        Ok(())
+    });
+}
+
+/// `set_base_alloc_fn`: the block's own address and size, as each is a block of its own.
+///
+/// # Safety
+///
+/// `size` is null, or a place for a number.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aquifer_torch_base_alloc(
+    pointer: *mut c_void,
+    size: *mut usize,
+) -> *mut c_void {
+    let entry = page_map::entry(pointer.addr() as u64);
+    let block = entry.filter(|entry| entry.state() == page_map::LIVE).map(page_map::Entry::block);
+    // SAFETY: the caller's promise.
+    if let (Some(block), Some(size)) = (block, unsafe { size.as_mut() }) {
+        *size = block.bytes as usize;
+    }
+    pointer
+}
+
+/// `set_record_stream_fn`: a block is used on another stream, for which its free waits.
+///
+/// # Safety
+///
+/// As `aquifer_torch_alloc`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aquifer_torch_record_stream(pointer: *mut c_void, stream: *mut c_void) {
+    hook(|| {
+        let address = pointer.addr() as u64;
+        let device = memory::device_of(address)?;
+        // SAFETY: PyTorch's streams are never destroyed.
+        let stream = handles::stream(unsafe { number_of(device, stream)? })?;
+        memory::record_stream(address, &stream)
+    });
+}
+
+/// `set_begin_allocate_to_pool`: memory of a graph comes from a pool of its own from now on. The filter, a C++ function, is
+/// not called: the pool takes the allocations of all streams of the device until the end.
+#[unsafe(no_mangle)]
+pub extern "C" fn aquifer_torch_begin_allocate_to_pool(
+    device: c_int,
+    pool: aquifer_torch_pool_id,
+    _filter: *mut c_void,
+) {
+    hook(|| {
+        let stack = handles::stack(Stack::default_of(device)?)?;
+        stack.begin_capture((pool.first, pool.second))
+    });
+}
+
+/// `set_end_allocate_to_pool_fn`.
+#[unsafe(no_mangle)]
+pub extern "C" fn aquifer_torch_end_allocate_to_pool(device: c_int, pool: aquifer_torch_pool_id) {
+    hook(|| {
+        let stack = handles::stack(Stack::default_of(device)?)?;
+        stack.end_capture((pool.first, pool.second))
+    });
+}
+
+/// `set_release_pool`: the graphs of the pool are gone.
+#[unsafe(no_mangle)]
+pub extern "C" fn aquifer_torch_release_pool(device: c_int, pool: aquifer_torch_pool_id) {
+    hook(|| {
+        let stack = handles::stack(Stack::default_of(device)?)?;
+        stack.release_capture((pool.first, pool.second))
+    });
+}
+
+/// Whether the thread's last call of these failed, and how.
+#[unsafe(no_mangle)]
+pub extern "C" fn aquifer_torch_last_error() -> *const std::ffi::c_char {
+    crate::status::last_error()
+}
