@@ -26,7 +26,7 @@ use std::str::FromStr;
 ///
 /// let device = Device::detect()?;
 /// let stack = text.build(&device)?;
-/// let vec = DeviceVec::<f32>::zeroed_in(&device.new_stream()?, 1000, stack.clone())?;
+/// let vec = DeviceVec::<f32>::zeroed_in(&device.new_stream()?, 1024, stack.clone())?;
 /// assert_eq!(stack.counters().unwrap().bytes.current, 4096);
 /// # drop(vec);
 /// # Ok::<(), aquifer::Error>(())
