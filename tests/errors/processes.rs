@@ -121,11 +121,13 @@ fn fork() {
     let log =
         LoggingAdaptor::builder(pool.clone()).writer(Box::new(std::io::sink())).build().unwrap();
     let vec = DeviceVec::<u8>::zeroed(&stream, 4).unwrap();
+    let text: StackText = "pool(async) | statistics".parse().unwrap();
+    let stack = text.build(&device).unwrap();
     // SAFETY: the child calls the crate and prints, on the one thread that it has.
     if unsafe { libc::fork() } != 0 {
         // SAFETY: waits for the child made above.
         unsafe { libc::wait(std::ptr::null_mut()) };
-        std::mem::forget((stream, pool, managed, system, log, vec));
+        std::mem::forget((stream, pool, managed, system, log, vec, stack));
         return;
     }
     let layout = crate::support::layout(64);
@@ -144,6 +146,8 @@ fn fork() {
     print_failed("a fork's child builds pinned memory", PinnedResource::new(&device));
     print_failed("a fork's child locks memory", Registered::new(&device, vec![0_u8; 8]));
     print_failed("a fork's child flushes a log", log.flush());
+    print_failed("a fork's child builds a stack", text.build(&device));
+    print_failed("a fork's child trims a stack", stack.trim(0));
     let capture = stream.capture(&pool, |_| Ok(()));
     print_failed("a fork's child captures", capture.map(|_| ()));
     let mut pinned = AllocVec::<u8, PinnedAlloc>::new_in(PinnedAlloc);

@@ -344,7 +344,7 @@ const PATHS: &[(&str, &str)] = &[
 
 /// Each option is there or not.
 fn options(all: Vec<BoxedStrategy<[String; 2]>>) -> impl Strategy<Value = Vec<[String; 2]>> {
-    let each: Vec<_> = all.into_iter().map(|one| prop::option::of(one)).collect();
+    let each: Vec<_> = all.into_iter().map(prop::option::of).collect();
     each.prop_map(|options| options.into_iter().flatten().collect())
 }
 

@@ -3,7 +3,7 @@
 use super::error::locate;
 use super::handle::{AnyResource, Built, ResourceStack};
 use super::layer::{Layer, Layers};
-use super::names::{Make, Over, Source};
+use super::names::{Over, Source};
 use super::text::StackText;
 use super::value::Value;
 use crate::adaptor::{
@@ -44,34 +44,37 @@ impl StackText {
     /// [`StackTextError`](crate::StackTextError) as its source where no call of the driver failed.
     pub fn build(&self, device: &Device) -> Result<ResourceStack> {
         let Layers { first, others } = self.layers();
-        let failed = |layer: &Layer, error: Error| {
-            let (at, problem) = (layer.at.clone(), error.message().to_owned());
-            let wrong = locate(self.source(), at, problem);
-            let (name, column) = (layer.kind.name, wrong.column());
-            let place = format!("making `{name}`, at column {column} of a stack's text");
-            error.within(place).with_cause(wrong)
-        };
-        let of = |layer| Options { layer, device };
-        let made = make_source(of(first)).map_err(|error| failed(first, error))?;
+        let options = Options { layer: first, device };
+        let made = make_source(options).map_err(|error| self.failed(first, error))?;
         let mut top = made.resource();
         let mut layers = vec![made];
         for layer in others {
-            let made = make_over(of(layer), top).map_err(|error| failed(layer, error))?;
+            let options = Options { layer, device };
+            let made = make_over(options, top).map_err(|error| self.failed(layer, error))?;
             top = made.resource();
             layers.push(made);
         }
         Ok(ResourceStack::new(self.clone(), top, layers))
     }
+
+    /// An error of making a layer, with its place in the text.
+    fn failed<M>(&self, layer: &Layer<M>, error: Error) -> Error {
+        let wrong = locate(self.source(), layer.at.clone(), error.message().to_owned());
+        let (name, column) = (layer.kind.name, wrong.column());
+        error
+            .within(format_args!("making `{name}`, at column {column} of a stack's text"))
+            .with_cause(wrong)
+    }
 }
 
 /// The options of a layer, as the builders take them.
 #[derive(Clone, Copy)]
-struct Options<'a> {
-    layer: &'a Layer,
+struct Options<'a, M> {
+    layer: &'a Layer<M>,
     device: &'a Device,
 }
 
-impl<'a> Options<'a> {
+impl<'a, M> Options<'a, M> {
     /// Bytes.
     fn size(&self, name: &str) -> Result<Option<usize>> {
         match self.layer.value(name) {
@@ -100,7 +103,7 @@ impl<'a> Options<'a> {
         })
     }
 
-    /// A number that is more than any sense anyway where it does not fit.
+    /// An exponent. A number that does not fit is above all that a builder takes.
     fn exponent(&self, name: &str) -> Result<Option<u32>> {
         Ok(self.number(name)?.map(|number| u32::try_from(number).unwrap_or(u32::MAX)))
     }
@@ -157,16 +160,13 @@ macro_rules! set {
 }
 
 /// Makes a resource that is over no other.
-fn make_source(options: Options<'_>) -> Result<Built> {
+fn make_source(options: Options<'_, Source>) -> Result<Built> {
     let device = options.device;
-    let Make::Source(source) = options.layer.kind.make else {
-        return Ok(Built::Plain(CudaResource::new(device).into_shared()));
-    };
     let pinned = || {
         set!(PinnedResource::builder(device), options, switch: portable, mapped, write_combined;)
             .build()
     };
-    Ok(match source {
+    Ok(match options.layer.make {
         Source::Cuda => Built::Plain(CudaResource::new(device).into_shared()),
         Source::Async => {
             let builder = set!(
@@ -202,9 +202,8 @@ fn make_source(options: Options<'_>) -> Result<Built> {
 }
 
 /// Makes a resource or an adaptor over another.
-fn make_over(options: Options<'_>, upstream: AnyResource) -> Result<Built> {
-    let Make::Over(over) = options.layer.kind.make else { return Ok(Built::Plain(upstream)) };
-    Ok(match over {
+fn make_over(options: Options<'_, Over>, upstream: AnyResource) -> Result<Built> {
+    Ok(match options.layer.make {
         Over::Pool => Built::Pool(
             set!(
                 PoolResource::builder(upstream), options,

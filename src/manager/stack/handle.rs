@@ -33,7 +33,7 @@ pub(super) type AnyResource = Arc<dyn DeviceResource>;
 /// let text: StackText = "pool(cuda) | limiting(64MiB) | tracking | statistics".parse()?;
 /// let stack = text.build(&device)?;
 ///
-/// let vec = DeviceVec::<f32>::zeroed_in(&device.new_stream()?, 1000, stack.clone())?;
+/// let vec = DeviceVec::<f32>::zeroed_in(&device.new_stream()?, 1024, stack.clone())?;
 /// assert_eq!(stack.counters().unwrap().bytes.current, 4096);
 /// assert_eq!(stack.pool_statistics().unwrap().live, 4096);
 /// assert_eq!(stack.limiting().unwrap().remaining(), (64 << 20) - 4096);

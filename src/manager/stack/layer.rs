@@ -1,21 +1,22 @@
 //! The resources and adaptors of a text.
 
-use super::names::LayerKind;
+use super::names::{LayerKind, Over, Source};
 use super::value::Value;
 use std::ops::Range;
 
 /// All of a text, from the inside out: a text has at most one upstream for each resource, so it is a row.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Layers {
-    /// The only one that is over no other.
-    pub(super) first: Layer,
-    pub(super) others: Vec<Layer>,
+    pub(super) first: Layer<Source>,
+    pub(super) others: Vec<Layer<Over>>,
 }
 
 /// A resource or an adaptor, with its options.
 #[derive(Clone)]
-pub(super) struct Layer {
+pub(super) struct Layer<M> {
     pub(super) kind: &'static LayerKind,
+    /// Which it is: that of `kind`.
+    pub(super) make: M,
     /// Where its name stands, in bytes of the text. For an upstream that was left out, the name of the
     /// resource over it.
     pub(super) at: Range<usize>,
@@ -23,7 +24,7 @@ pub(super) struct Layer {
     pub(super) values: Vec<(usize, Value)>,
 }
 
-impl Layer {
+impl<M> Layer<M> {
     /// The value of the option of this name, if it is given.
     pub(super) fn value(&self, option: &str) -> Option<&Value> {
         let index = self.kind.option(option)?;
@@ -32,10 +33,10 @@ impl Layer {
 }
 
 /// Wherever they stand.
-impl PartialEq for Layer {
+impl<M> PartialEq for Layer<M> {
     fn eq(&self, other: &Self) -> bool {
         self.kind == other.kind && self.values == other.values
     }
 }
 
-impl Eq for Layer {}
+impl<M> Eq for Layer<M> {}

@@ -143,7 +143,7 @@ const fn adaptor(name: &'static str, over: Over, options: &'static [OptionKind])
 }
 
 /// The upstream of a resource that is given none.
-pub(super) static DEFAULT_UPSTREAM: &LayerKind = &LAYERS[0];
+pub(super) static DEFAULT_UPSTREAM: (&LayerKind, Source) = (&LAYERS[0], Source::Cuda);
 
 use ValueKind::{Fill, Memory, Name, Number, Path, Size, Switch};
 

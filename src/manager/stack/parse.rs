@@ -6,7 +6,7 @@ use super::mistakes::{
     lacks_value, no_place, no_upstream, not_a_name, not_after_argument, second_upstream, unclosed,
     unknown_name, unknown_option, wrong_place,
 };
-use super::names::{DEFAULT_UPSTREAM, Given, LayerKind, Place, ValueKind};
+use super::names::{DEFAULT_UPSTREAM, Given, LayerKind, Make, Place, ValueKind};
 use super::token::{Token, Tokens};
 use super::value::Value;
 use std::ops::Range;
@@ -66,26 +66,24 @@ impl Parser<'_> {
     fn stack(&mut self) -> Result<Layers, Problem> {
         let (kind, at) = self.name(false)?;
         let Arguments { upstream, values, .. } = self.arguments(kind, at.clone())?;
-        let layer = Layer { kind, at: at.clone(), values };
-        let mut layers = match kind.place {
-            Place::Source => Layers { first: layer, others: Vec::new() },
-            _ => {
+        let mut layers = match kind.make {
+            Make::Source(make) => {
+                Layers { first: Layer { kind, make, at, values }, others: Vec::new() }
+            }
+            Make::Over(make) => {
                 let mut below = match upstream {
                     Some(upstream) => upstream,
-                    None => {
-                        self.count(&at)?;
-                        let first = Layer { kind: DEFAULT_UPSTREAM, at, values: Vec::new() };
-                        Layers { first, others: Vec::new() }
-                    }
+                    None => self.default_upstream(&at)?,
                 };
-                below.others.push(layer);
+                below.others.push(Layer { kind, make, at, values });
                 below
             }
         };
         while self.tokens.take('|')? {
             let (kind, at) = self.name(true)?;
+            let Make::Over(make) = kind.make else { return Err(wrong_place(kind, at)) };
             let Arguments { values, .. } = self.arguments(kind, at.clone())?;
-            layers.others.push(Layer { kind, at, values });
+            layers.others.push(Layer { kind, make, at, values });
         }
         Ok(layers)
     }
@@ -108,6 +106,14 @@ impl Parser<'_> {
             return Err(Problem::new(at, what, advice));
         }
         Ok((kind, at))
+    }
+
+    /// The upstream of the resource whose name stands here.
+    fn default_upstream(&mut self, at: &Range<usize>) -> Result<Layers, Problem> {
+        self.count(at)?;
+        let (kind, make) = DEFAULT_UPSTREAM;
+        let first = Layer { kind, make, at: at.clone(), values: Vec::new() };
+        Ok(Layers { first, others: Vec::new() })
     }
 
     /// Counts a layer whose name stands here.

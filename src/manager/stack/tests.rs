@@ -1,6 +1,6 @@
 //! The tables of the documentation, and parts of memory.
 
-use super::names::{DEFAULT_UPSTREAM, Given, LAYERS, LayerKind, Place, Source, ValueKind};
+use super::names::{DEFAULT_UPSTREAM, Given, LAYERS, LayerKind, Make, Place, ValueKind};
 use super::value::Value;
 
 /// The row of a name in the tables of `StackText`.
@@ -62,8 +62,38 @@ fn of(value: ValueKind) -> &'static str {
 }
 
 #[test]
+fn each_option_is_read_as_the_value_that_it_has() {
+    // What the macro `set` is given: `size: initial_size, maximum_size;`.
+    let source = include_str!("build.rs").replace(['\n', ' '], "");
+    for kind in &LAYERS {
+        for option in kind.options {
+            let readers: &[_] = match option.value {
+                ValueKind::Size => &["size"],
+                ValueKind::Memory => &["size", "wide"],
+                ValueKind::Number => &["number", "exponent"],
+                ValueKind::Switch => &["switch"],
+                ValueKind::Name(_) => &["policy", "format"],
+                ValueKind::Fill => &["fill"],
+                ValueKind::Path => &["path"],
+            };
+            let is_read = readers.iter().any(|reader| {
+                let alone = format!("options.{reader}(\"{}\")", option.name);
+                let mark = format!("{reader}:");
+                let mut lists = source.split(&mark).skip(1);
+                let in_list = |list: &str| {
+                    let names = list.split(';').next().unwrap_or_default();
+                    names.split(',').any(|name| name == option.name)
+                };
+                source.contains(&alone) || lists.any(in_list)
+            });
+            assert!(is_read, "{} of {}", option.name, kind.name);
+        }
+    }
+}
+
+#[test]
 fn names_are_found_once() {
-    assert_eq!(DEFAULT_UPSTREAM.make, super::names::Make::Source(Source::Cuda));
+    assert_eq!(DEFAULT_UPSTREAM.0.make, Make::Source(DEFAULT_UPSTREAM.1));
     for (index, kind) in LAYERS.iter().enumerate() {
         assert_eq!(LayerKind::named(kind.name), Some(kind));
         assert!(LAYERS[index + 1..].iter().all(|other| other.name != kind.name));

@@ -2,7 +2,7 @@
 
 use super::error::Problem;
 use super::layer::{Layer, Layers};
-use super::names::{Given, Place};
+use super::names::{Given, Over, Place};
 use super::parse;
 use crate::error::{Error, ErrorKind, Result};
 use crate::impls::variable;
@@ -26,7 +26,7 @@ use std::str::FromStr;
 ///
 /// let device = Device::detect()?;
 /// let stack = text.build(&device)?;
-/// let vec = DeviceVec::<f32>::zeroed_in(&device.new_stream()?, 1000, stack.clone())?;
+/// let vec = DeviceVec::<f32>::zeroed_in(&device.new_stream()?, 1024, stack.clone())?;
 /// assert_eq!(stack.counters().unwrap().bytes.current, 4096);
 /// # drop(vec);
 /// # Ok::<(), aquifer::Error>(())
@@ -182,7 +182,7 @@ impl Eq for StackText {}
 impl fmt::Display for StackText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Layers { first, others } = &self.layers;
-        let around = |layer: &&Layer| layer.kind.place == Place::Around;
+        let around = |layer: &&Layer<Over>| layer.kind.place == Place::Around;
         for layer in others.iter().rev().filter(around) {
             write!(f, "{}(", layer.kind.name)?;
         }
@@ -202,9 +202,9 @@ impl fmt::Display for StackText {
 }
 
 /// Writes the options of a layer, if it has any, between `before` and `after`.
-fn write_options(
+fn write_options<M>(
     f: &mut fmt::Formatter<'_>,
-    layer: &Layer,
+    layer: &Layer<M>,
     before: &str,
     after: &str,
 ) -> fmt::Result {
