@@ -25,6 +25,7 @@ mod impls;
 #[cfg(feature = "cuda")]
 mod interop;
 mod layout;
+mod manager;
 mod pinned;
 mod pool;
 mod resource;
@@ -55,6 +56,11 @@ pub use interop::CompileOptions;
 #[cfg(feature = "cuda")]
 pub use interop::{CudaMut, CudaRef};
 pub use layout::{DEFAULT_ALIGNMENT, DeviceLayout};
+pub use manager::{
+    DataAlloc, DataHandler, HandlerFunctions, RawDataAllocator, RawDataHandler, WithDataHandler,
+    current_data_handler, data_handler_name, data_handler_version, set_data_handler,
+    with_data_handler,
+};
 pub use pinned::{
     CurrentPinned, HostBuffer, HostChunk, MappedAlloc, PinnedAlloc, PinnedOptions, PinnedPool,
     PinnedPoolOptions, PinnedPoolStatistics, PinnedResource, PolymorphicHostAllocator,
