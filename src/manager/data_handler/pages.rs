@@ -123,10 +123,10 @@ fn bind(mapping: &Mapping, node: usize) -> bool {
             libc::SYS_mbind,
             mapping.start.as_ptr(),
             mapping.bytes,
-            libc::MPOL_BIND,
+            libc::MPOL_BIND as libc::c_ulong,
             mask.as_ptr(),
             NODES + 1,
-            0,
+            0 as libc::c_ulong,
         )
     };
     bound != 0
