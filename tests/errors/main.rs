@@ -11,6 +11,7 @@
 
 mod adaptors;
 mod containers;
+mod data_handlers;
 mod devices;
 mod drivers;
 mod host_memory;
@@ -26,13 +27,14 @@ use table::Table;
 
 type Rows = fn(&mut Table);
 
-const CHAPTERS: [(&str, Rows); 8] = [
+const CHAPTERS: [(&str, Rows); 9] = [
     ("Devices and the environment", devices::rows),
     ("Layouts, vectors, launches", containers::rows),
     ("Streams, captures, transfers", streams::rows),
     ("Resources", resources::rows),
     ("Adaptors", adaptors::rows),
     ("Page-locked memory", host_memory::rows),
+    ("Data handlers", data_handlers::rows),
     ("Numbers of the driver", drivers::rows),
     ("Other processes", processes::rows),
 ];

@@ -65,7 +65,7 @@ impl DataAlloc {
     /// The extra bytes of a block whose alignment is above the handler's: room for the alignment, and in it
     /// for the handler's own address of the block.
     fn padding(&self, layout: Layout) -> Option<usize> {
-        (layout.align() > self.handler.alignment()).then_some(layout.align())
+        (layout.align() > self.handler.shared().alignment).then_some(layout.align())
     }
 
     fn obtain(
@@ -132,11 +132,12 @@ debug_struct!(DataAlloc { handler });
 // one where the alignment is larger. A clone has the same handler, which lives as long as any of them.
 unsafe impl HostAllocator for DataAlloc {
     fn allocate_slow(&self, layout: Layout) -> Result<NonNull<[u8]>> {
-        self.obtain(layout, |bytes| self.handler.malloc(bytes))
+        self.obtain(layout, |bytes| self.handler.shared().malloc(bytes))
     }
 
     fn allocate_zeroed_slow(&self, layout: Layout) -> Result<NonNull<[u8]>> {
-        self.obtain(layout, |bytes| self.handler.calloc(bytes))
+        // As NumPy asks.
+        self.obtain(layout, |bytes| self.handler.shared().calloc(bytes, 1))
     }
 
     unsafe fn free_fast(&self, _pointer: NonNull<u8>, layout: Layout) -> bool {
@@ -150,7 +151,7 @@ unsafe impl HostAllocator for DataAlloc {
             Some(padding) => (unsafe { noted_start(pointer) }, layout.size() + padding),
         };
         // SAFETY: the handler's block, which the caller gives up.
-        unsafe { self.handler.free(start, bytes) };
+        unsafe { self.handler.shared().free(start, bytes) };
     }
 
     unsafe fn resize(
@@ -162,8 +163,9 @@ unsafe impl HostAllocator for DataAlloc {
         let has_bytes = old.size() != 0 && new.size() != 0;
         if has_bytes && self.padding(old).is_none() && self.padding(new).is_none() {
             // SAFETY: the handler's block; the caller uses what is returned in its place.
-            let block =
-                deferred::or_collect(|| unsafe { self.handler.realloc(pointer, new.size()) })?;
+            let block = deferred::or_collect(|| unsafe {
+                self.handler.shared().realloc(pointer, new.size())
+            })?;
             return Ok(NonNull::slice_from_raw_parts(block, new.size()));
         }
         let moved = self.allocate_slow_or_empty(new)?;

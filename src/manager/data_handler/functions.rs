@@ -1,14 +1,10 @@
-//! The functions of a handler in Rust, and C functions over them.
+//! The functions of a handler in Rust, and how they are called.
 
 use super::inside::Inside;
-use super::raw::RawDataAllocator;
 use crate::debug_log::deferred_event;
 use crate::error::{Error, ErrorKind, Result, catch_panic_text};
 use crate::impls::Count;
-use crate::pinned::allocator::catch_panic_and_error;
-use crate::sync::Arc;
-use std::ffi::c_void;
-use std::ptr::{NonNull, null_mut};
+use std::ptr::NonNull;
 
 /// The alignment of every block: that of C's `malloc`, 16 bytes where pointers have 8.
 pub(super) const MALLOC_ALIGNMENT: usize = 2 * size_of::<usize>();
@@ -198,70 +194,13 @@ pub(super) fn call<T>(name: &'static str, body: impl FnOnce() -> Result<T>) -> R
 }
 
 /// Runs the function `free` of a handler, whose panic leaks the block.
-pub(super) fn call_free(body: impl FnOnce()) {
+pub(super) fn call_free(handler: &str, body: impl FnOnce()) {
     let done = call("free", || {
         body();
         Ok(())
     });
     if let Err(error) = done {
-        let text = error.message().to_owned();
-        deferred_event!(error, error = %text, "leaked host memory of a data handler");
+        let (handler, error) = (handler.to_owned(), error.message().to_owned());
+        deferred_event!(error, handler, error, "leaked host memory of a data handler");
     }
-}
-
-/// C functions over `functions`. They are to be called only while an `Arc` of it lives.
-pub(super) fn table<F: HandlerFunctions>(functions: &Arc<F>) -> RawDataAllocator {
-    RawDataAllocator {
-        ctx: Arc::as_ptr(functions).cast_mut().cast(),
-        malloc: Some(malloc::<F>),
-        calloc: Some(calloc::<F>),
-        realloc: Some(realloc::<F>),
-        free: Some(free::<F>),
-    }
-}
-
-/// For C: null where there is an error, which [`last_error`](crate::last_error) has then.
-fn or_null(name: &'static str, body: impl FnOnce() -> Result<NonNull<u8>>) -> *mut c_void {
-    let block = catch_panic_and_error(|| {
-        call(name, body).map_err(|error| error.within("a data handler that C called"))
-    });
-    block.map_or(null_mut(), |block| block.as_ptr().cast())
-}
-
-unsafe extern "C" fn malloc<F: HandlerFunctions>(ctx: *mut c_void, size: usize) -> *mut c_void {
-    // SAFETY: the context of `table`, alive by the promise of `DataHandler::as_raw`.
-    let functions = unsafe { &*ctx.cast::<F>() };
-    or_null("malloc", || functions.malloc(size))
-}
-
-unsafe extern "C" fn calloc<F: HandlerFunctions>(
-    ctx: *mut c_void,
-    nelem: usize,
-    elsize: usize,
-) -> *mut c_void {
-    // SAFETY: as in `malloc`.
-    let functions = unsafe { &*ctx.cast::<F>() };
-    or_null("calloc", || functions.calloc(nelem, elsize))
-}
-
-unsafe extern "C" fn realloc<F: HandlerFunctions>(
-    ctx: *mut c_void,
-    ptr: *mut c_void,
-    new_size: usize,
-) -> *mut c_void {
-    // SAFETY: as in `malloc`.
-    let functions = unsafe { &*ctx.cast::<F>() };
-    or_null("realloc", || match NonNull::new(ptr.cast()) {
-        // SAFETY: a live block of this handler, by the promise of `DataHandler::as_raw`.
-        Some(block) => unsafe { functions.realloc(block, new_size) },
-        None => functions.malloc(new_size),
-    })
-}
-
-unsafe extern "C" fn free<F: HandlerFunctions>(ctx: *mut c_void, ptr: *mut c_void, size: usize) {
-    let Some(block) = NonNull::new(ptr.cast()) else { return };
-    // SAFETY: as in `malloc`.
-    let functions = unsafe { &*ctx.cast::<F>() };
-    // SAFETY: a live block of this handler that the caller gives up, by the same promise.
-    call_free(|| unsafe { functions.free(block, size) });
 }

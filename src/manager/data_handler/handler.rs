@@ -1,15 +1,13 @@
 //! A counted handle on a data handler.
 
-use super::functions::{HandlerFunctions, MALLOC_ALIGNMENT, call, call_free, table};
-use super::inside::Inside;
-use super::raw::{RawDataAllocator, RawDataHandler, check_name};
+use super::functions::{HandlerFunctions, MALLOC_ALIGNMENT};
+use super::raw::{RawDataHandler, check_name};
+use super::shared::SharedHandler;
 use super::with_header::WithHeader;
-use crate::error::{Error, ErrorKind, Result, catch_panic, ensure};
-use crate::impls::{Count, debug_struct};
+use crate::error::{Result, ensure};
+use crate::impls::debug_struct;
 use crate::sync::Arc;
 use allocator_api2::alloc::Allocator;
-use std::ffi::c_void;
-use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 
 /// A named, versioned handler of host memory, as NumPy's NEP 49 has it: four functions, `malloc`, `calloc`,
@@ -46,46 +44,7 @@ use std::ptr::NonNull;
 /// ```
 #[derive(Clone)]
 pub struct DataHandler {
-    inner: Arc<Inner>,
-}
-
-/// `raw` is first, so that a pointer to it is one to the whole.
-#[repr(C)]
-struct Inner {
-    raw: RawDataHandler,
-    name: String,
-    /// Of every block.
-    alignment: usize,
-    functions: ManuallyDrop<Functions>,
-}
-
-enum Functions {
-    Rust(Arc<dyn HandlerFunctions>),
-    C(CFunctions),
-}
-
-/// The functions of a table that has all of them.
-struct CFunctions {
-    malloc: unsafe extern "C" fn(*mut c_void, usize) -> *mut c_void,
-    calloc: unsafe extern "C" fn(*mut c_void, usize, usize) -> *mut c_void,
-    realloc: unsafe extern "C" fn(*mut c_void, *mut c_void, usize) -> *mut c_void,
-    free: unsafe extern "C" fn(*mut c_void, *mut c_void, usize),
-    /// Only dropped.
-    _owner: Box<dyn Send>,
-}
-
-// SAFETY: `HandlerFunctions` are Send and Sync; a table of C functions is by the promise of `from_raw`, and its
-// owner, which is Send, is not touched until it is dropped.
-unsafe impl Send for Inner {}
-// SAFETY: as above.
-unsafe impl Sync for Inner {}
-
-impl Drop for Inner {
-    fn drop(&mut self) {
-        // The code of others: its panic would leave a destructor of a container.
-        // SAFETY: dropped here alone.
-        let _ = catch_panic(|| unsafe { ManuallyDrop::drop(&mut self.functions) });
-    }
+    shared: Arc<SharedHandler>,
 }
 
 impl DataHandler {
@@ -131,14 +90,7 @@ impl DataHandler {
         functions: impl HandlerFunctions,
         alignment: usize,
     ) -> Self {
-        let functions = Arc::new(functions);
-        let raw = RawDataHandler::of_known(&name, table(&functions));
-        Self::of_parts(raw, name, alignment, Functions::Rust(functions))
-    }
-
-    fn of_parts(raw: RawDataHandler, name: String, alignment: usize, functions: Functions) -> Self {
-        let functions = ManuallyDrop::new(functions);
-        Self { inner: Arc::new(Inner { raw, name, alignment, functions }) }
+        Self { shared: SharedHandler::of_rust(name, Box::new(functions), alignment) }
     }
 
     /// The handler of a C program, such as NumPy's own. `owner` is dropped when no handle and no container uses
@@ -190,25 +142,19 @@ impl DataHandler {
             raw.version,
             RawDataHandler::VERSION
         );
-        let RawDataAllocator { malloc, calloc, realloc, free, .. } = raw.allocator;
-        let functions = CFunctions {
-            malloc: malloc.ok_or_else(|| missing(&name, "malloc"))?,
-            calloc: calloc.ok_or_else(|| missing(&name, "calloc"))?,
-            realloc: realloc.ok_or_else(|| missing(&name, "realloc"))?,
-            free: free.ok_or_else(|| missing(&name, "free"))?,
-            _owner: Box::new(owner),
-        };
-        Ok(Self::of_parts(raw, name, MALLOC_ALIGNMENT, Functions::C(functions)))
+        // SAFETY: the caller's promise.
+        let shared = unsafe { SharedHandler::of_c(raw, name, MALLOC_ALIGNMENT, Box::new(owner)) }?;
+        Ok(Self { shared })
     }
 
     /// The name, of 126 bytes at most.
     pub fn name(&self) -> &str {
-        &self.inner.name
+        &self.shared.name
     }
 
     /// The version of the table: 1.
     pub fn version(&self) -> u8 {
-        self.inner.raw.version
+        self.shared.raw.version
     }
 
     /// The table for a C program: NumPy's `PyDataMem_Handler`, in 168 bytes where pointers have 8. It stays where
@@ -241,7 +187,7 @@ impl DataHandler {
     /// }
     /// ```
     pub fn as_raw(&self) -> &RawDataHandler {
-        &self.inner.raw
+        &self.shared.raw
     }
 
     /// The table with the handle in it, for a C program that keeps it: a capsule of NumPy's, whose destructor
@@ -257,9 +203,9 @@ impl DataHandler {
     /// assert_eq!(unsafe { DataHandler::from_raw_handle(table) }, DataHandler::default());
     /// ```
     pub fn into_raw(self) -> NonNull<RawDataHandler> {
-        let inner = Arc::into_raw(self.inner).cast_mut();
+        let shared = Arc::into_raw(self.shared).cast_mut();
         // SAFETY: `Arc::into_raw` is not null.
-        unsafe { NonNull::new_unchecked(inner) }.cast()
+        unsafe { NonNull::new_unchecked(shared) }.cast()
     }
 
     /// The handle that [`into_raw`](Self::into_raw) put into a table.
@@ -269,109 +215,18 @@ impl DataHandler {
     /// `table` came from `into_raw`, and its handle was not taken back before.
     pub unsafe fn from_raw_handle(table: NonNull<RawDataHandler>) -> Self {
         // SAFETY: the caller's promise; the table is the first field.
-        Self { inner: unsafe { Arc::from_raw(table.cast::<Inner>().as_ptr()) } }
+        Self { shared: unsafe { Arc::from_raw(table.cast::<SharedHandler>().as_ptr()) } }
     }
 
-    /// The alignment of every block.
-    pub(super) fn alignment(&self) -> usize {
-        self.inner.alignment
+    pub(super) fn shared(&self) -> &SharedHandler {
+        &self.shared
     }
-
-    /// A block of `bytes` bytes.
-    pub(super) fn malloc(&self, bytes: usize) -> Result<NonNull<u8>> {
-        match &*self.inner.functions {
-            Functions::Rust(functions) => self.call("malloc", || functions.malloc(bytes)),
-            Functions::C(c) => {
-                let _inside = Inside::enter();
-                // SAFETY: the promise of `from_raw`, whose owner lives.
-                let block = unsafe { (c.malloc)(self.ctx(), bytes) };
-                self.or_null(block, "malloc", bytes)
-            }
-        }
-    }
-
-    /// A block of `bytes` bytes, all zero.
-    pub(super) fn calloc(&self, bytes: usize) -> Result<NonNull<u8>> {
-        match &*self.inner.functions {
-            Functions::Rust(functions) => self.call("calloc", || functions.calloc(bytes, 1)),
-            Functions::C(c) => {
-                let _inside = Inside::enter();
-                // As NumPy calls it.
-                // SAFETY: as in `malloc`.
-                let block = unsafe { (c.calloc)(self.ctx(), bytes, 1) };
-                self.or_null(block, "calloc", bytes)
-            }
-        }
-    }
-
-    /// # Safety
-    ///
-    /// As [`HandlerFunctions::realloc`].
-    pub(super) unsafe fn realloc(&self, block: NonNull<u8>, bytes: usize) -> Result<NonNull<u8>> {
-        match &*self.inner.functions {
-            Functions::Rust(functions) => {
-                // SAFETY: the caller's promise.
-                self.call("realloc", || unsafe { functions.realloc(block, bytes) })
-            }
-            Functions::C(c) => {
-                let _inside = Inside::enter();
-                // SAFETY: as in `malloc`, and the caller's promise.
-                let block = unsafe { (c.realloc)(self.ctx(), block.as_ptr().cast(), bytes) };
-                self.or_null(block, "realloc", bytes)
-            }
-        }
-    }
-
-    /// # Safety
-    ///
-    /// As [`HandlerFunctions::free`].
-    pub(super) unsafe fn free(&self, block: NonNull<u8>, bytes: usize) {
-        match &*self.inner.functions {
-            Functions::Rust(functions) => {
-                // SAFETY: the caller's promise.
-                call_free(|| unsafe { functions.free(block, bytes) });
-            }
-            Functions::C(c) => {
-                let _inside = Inside::enter();
-                // SAFETY: as in `malloc`, and the caller's promise.
-                unsafe { (c.free)(self.ctx(), block.as_ptr().cast(), bytes) };
-            }
-        }
-    }
-
-    fn ctx(&self) -> *mut c_void {
-        self.inner.raw.allocator.ctx
-    }
-
-    fn call<T>(&self, function: &'static str, body: impl FnOnce() -> Result<T>) -> Result<T> {
-        call(function, body)
-            .map_err(|error| error.within(format_args!("the data handler {:?}", self.name())))
-    }
-
-    fn or_null(
-        &self,
-        block: *mut c_void,
-        function: &'static str,
-        bytes: usize,
-    ) -> Result<NonNull<u8>> {
-        NonNull::new(block.cast()).ok_or_else(|| {
-            let (name, bytes) = (self.name(), Count(bytes, "byte"));
-            let what = format!("{function} of the data handler {name:?} returned null for {bytes}");
-            Error::new(ErrorKind::OutOfMemory, what).with_advice("ask for less, or free memory")
-        })
-    }
-}
-
-fn missing(name: &str, function: &'static str) -> Error {
-    let what = format!("the data handler {name:?} has a null pointer for {function}");
-    Error::new(ErrorKind::InvalidArgument, what)
-        .with_advice("give all four functions: malloc, calloc, realloc and free")
 }
 
 /// Whether they are handles on one handler.
 impl PartialEq for DataHandler {
     fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.inner, &other.inner)
+        Arc::ptr_eq(&self.shared, &other.shared)
     }
 }
 

@@ -3,8 +3,9 @@
 //! | file | content |
 //! |---|---|
 //! | `raw` | the table of C functions, laid out as NumPy's |
-//! | `functions` | a handler's functions in Rust, and C functions over them |
-//! | `handler` | a counted handle on a handler of either kind |
+//! | `functions` | a handler's functions in Rust |
+//! | `shared` | a handler of either kind, with C functions over those in Rust |
+//! | `handler` | a counted handle on it |
 //! | `inside` | whether the calling thread is inside of a handler's function |
 //! | `with_header` | functions over an allocator: a header keeps the layout of each block |
 //! | `by_size`, `pages`, `system_heap` | the allocators under the ready handlers |
@@ -22,6 +23,7 @@ mod inside;
 mod pages;
 mod raw;
 mod ready;
+mod shared;
 #[cfg(unix)]
 mod system_heap;
 mod with_header;

@@ -8,7 +8,10 @@ use super::pages::{HUGE_PAGE, Pages, Placement};
 #[cfg(unix)]
 use super::system_heap::SystemHeap;
 use super::with_header::WithHeader;
+#[cfg(not(target_os = "linux"))]
+use crate::error::{Error, ErrorKind};
 use crate::error::{Result, ensure};
+use crate::impls::Count;
 use crate::pinned::PinnedAlloc;
 use crate::sync::LazyLock;
 use allocator_api2::alloc::Global;
@@ -109,7 +112,8 @@ impl DataHandler {
             alignment.is_power_of_two() && alignment <= MAXIMUM_ALIGNMENT,
             InvalidArgument,
             "give 64, or another power of two up to 2 MiB",
-            "a data handler with an alignment of {alignment} was asked"
+            "a data handler was to align to {}, which is no power of two up to 2 MiB",
+            Count(alignment, "byte")
         );
         let name = format!("aquifer_aligned_{alignment}");
         let alignment = alignment.max(MALLOC_ALIGNMENT);
@@ -142,7 +146,7 @@ impl DataHandler {
             Ok(Self::of_known("aquifer_huge_pages".into(), functions, MALLOC_ALIGNMENT))
         }
         #[cfg(not(target_os = "linux"))]
-        Err(of_linux_alone("huge pages"))
+        Err(of_linux_alone("memory in huge pages"))
     }
 
     /// A handler whose blocks of 64 KiB and more are pages of one NUMA node of Linux (`mbind` with
@@ -177,8 +181,7 @@ impl DataHandler {
 }
 
 #[cfg(not(target_os = "linux"))]
-fn of_linux_alone(what: &str) -> crate::error::Error {
-    let what = format!("a data handler of {what} was asked, which is for Linux alone");
-    crate::error::Error::new(crate::error::ErrorKind::Unsupported, what)
+fn of_linux_alone(what: &str) -> Error {
+    Error::new(ErrorKind::Unsupported, format!("{what} was asked, which is for Linux alone"))
         .with_advice("use DataHandler::aligned")
 }
