@@ -18,13 +18,13 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-/// The handler of a scope or a task; none is the default. The lock is not contended: it is there since a
+/// The handler of a scope or a task, with a count of its own; none is the default. The lock is not contended: it is there since a
 /// task moves between threads.
 struct Slot(trusted::Mutex<Option<DataHandler>>);
 
 impl Slot {
-    fn new(handler: DataHandler) -> Arc<Self> {
-        Arc::new(Self(trusted::Mutex::new(Some(handler))))
+    fn new(handler: &DataHandler) -> Arc<Self> {
+        Arc::new(Self(trusted::Mutex::new(Some(handler.with_own_count()))))
     }
 }
 
@@ -67,7 +67,11 @@ pub fn current_data_handler() -> DataHandler {
     if is_inside() {
         return DataHandler::default();
     }
-    with_slot(|handler| handler.clone()).flatten().unwrap_or_default()
+    let current = |handler: &mut Option<DataHandler>| match handler {
+        Some(handler) => handler.clone(),
+        None => handler.insert(DataHandler::default().with_own_count()).clone(),
+    };
+    with_slot(current).unwrap_or_default()
 }
 
 /// Makes `handler` the current one, or the default with `None`, and returns what was current before: NEP 49's
@@ -87,6 +91,7 @@ pub fn current_data_handler() -> DataHandler {
 /// # Ok::<(), aquifer::Error>(())
 /// ```
 pub fn set_data_handler(handler: Option<DataHandler>) -> DataHandler {
+    let handler = handler.map(|handler| handler.with_own_count());
     with_slot(|current| std::mem::replace(current, handler)).flatten().unwrap_or_default()
 }
 
@@ -128,7 +133,7 @@ pub fn data_handler_version() -> u8 {
 /// # Ok::<(), aquifer::Error>(())
 /// ```
 pub fn with_data_handler<R>(handler: DataHandler, body: impl FnOnce() -> R) -> R {
-    ScopeList::run(&SCOPES, &Slot::new(handler), body)
+    ScopeList::run(&SCOPES, &Slot::new(&handler), body)
 }
 
 /// A future with a current handler of its own, on whatever thread it is polled.
@@ -161,7 +166,7 @@ pub struct WithDataHandler<F> {
 impl<F> WithDataHandler<F> {
     /// Wraps `future`, which begins with `handler` as the current one.
     pub fn new(handler: DataHandler, future: F) -> Self {
-        Self { slot: Slot::new(handler), future }
+        Self { slot: Slot::new(&handler), future }
     }
 
     /// Wraps `future`, which begins with the handler that is current here and now.

@@ -44,7 +44,9 @@ use std::ptr::NonNull;
 /// ```
 #[derive(Clone)]
 pub struct DataHandler {
-    shared: Arc<SharedHandler>,
+    /// The outer count is of some handles alone, those of a thread, say: if all containers of all threads
+    /// wrote the count of the handler itself, that would take longer than a small allocation.
+    shared: Arc<Arc<SharedHandler>>,
 }
 
 impl DataHandler {
@@ -90,7 +92,7 @@ impl DataHandler {
         functions: impl HandlerFunctions,
         alignment: usize,
     ) -> Self {
-        Self { shared: SharedHandler::of_rust(name, Box::new(functions), alignment) }
+        Self::of_shared(SharedHandler::of_rust(name, Box::new(functions), alignment))
     }
 
     /// The handler of a C program, such as NumPy's own. `owner` is dropped when no handle and no container uses
@@ -144,7 +146,16 @@ impl DataHandler {
         );
         // SAFETY: the caller's promise.
         let shared = unsafe { SharedHandler::of_c(raw, name, MALLOC_ALIGNMENT, Box::new(owner)) }?;
-        Ok(Self { shared })
+        Ok(Self::of_shared(shared))
+    }
+
+    fn of_shared(shared: Arc<SharedHandler>) -> Self {
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// Another handle, whose clones count by themselves.
+    pub(super) fn with_own_count(&self) -> Self {
+        Self::of_shared(Arc::clone(&self.shared))
     }
 
     /// The name, of 126 bytes at most.
@@ -203,7 +214,8 @@ impl DataHandler {
     /// assert_eq!(unsafe { DataHandler::from_raw_handle(table) }, DataHandler::default());
     /// ```
     pub fn into_raw(self) -> NonNull<RawDataHandler> {
-        let shared = Arc::into_raw(self.shared).cast_mut();
+        let shared: Arc<SharedHandler> = Arc::clone(&self.shared);
+        let shared = Arc::into_raw(shared).cast_mut();
         // SAFETY: `Arc::into_raw` is not null.
         unsafe { NonNull::new_unchecked(shared) }.cast()
     }
@@ -215,7 +227,7 @@ impl DataHandler {
     /// `table` came from `into_raw`, and its handle was not taken back before.
     pub unsafe fn from_raw_handle(table: NonNull<RawDataHandler>) -> Self {
         // SAFETY: the caller's promise; the table is the first field.
-        Self { shared: unsafe { Arc::from_raw(table.cast::<SharedHandler>().as_ptr()) } }
+        Self::of_shared(unsafe { Arc::from_raw(table.cast::<SharedHandler>().as_ptr()) })
     }
 
     pub(super) fn shared(&self) -> &SharedHandler {
@@ -226,7 +238,7 @@ impl DataHandler {
 /// Whether they are handles on one handler.
 impl PartialEq for DataHandler {
     fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.shared, &other.shared)
+        Arc::ptr_eq(&*self.shared, &*other.shared)
     }
 }
 
