@@ -36,3 +36,6 @@ pub use current::{
 pub use functions::HandlerFunctions;
 pub use handler::DataHandler;
 pub use raw::{RawDataAllocator, RawDataHandler};
+
+#[cfg(test)]
+mod tests;
