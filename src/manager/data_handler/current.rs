@@ -50,7 +50,8 @@ fn with_slot<R>(body: impl FnOnce(&mut Option<DataHandler>) -> R) -> Option<R> {
 /// else the default.
 ///
 /// **A new thread begins with the default handler**, whatever its parent had, as in Python. Inside of a function
-/// of a handler the default is current, so that a handler does not call itself.
+/// of a handler the default is current, also in a scope that the function enters, so that a handler does not call
+/// itself.
 ///
 /// ```
 /// use aquifer::{DataHandler, current_data_handler, with_data_handler};

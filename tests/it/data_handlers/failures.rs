@@ -131,8 +131,8 @@ struct Allocates {
 
 impl Allocates {
     fn work(&self) {
-        // A lock that is not reentrant: a handler that called itself would stop here.
-        let mut lock = self.lock.lock().unwrap();
+        // A handler that called itself would find its lock taken.
+        let mut lock = self.lock.try_lock().unwrap();
         lock.push(1);
         let current: AllocVec<u64, _> = AllocVec::with_capacity_in(100, DataAlloc::current());
         self.seen.lock().unwrap().push(current.allocator().handler_name().into());
