@@ -18,8 +18,8 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-/// The handler of a scope or a task, with a count of its own; none is the default. The lock is not contended: it is there since a
-/// task moves between threads.
+/// The handler of a scope or a task, with a count of its own; none is the default. The lock is not contended:
+/// it is there since a task moves between threads.
 struct Slot(trusted::Mutex<Option<DataHandler>>);
 
 impl Slot {

@@ -64,7 +64,8 @@ impl DataHandler {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidArgument`] if the name has more than 126 bytes, or a zero byte.
+    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if the name has more than 126 bytes, or a
+    /// zero byte.
     pub fn new(
         name: impl Into<String>,
         allocator: impl Allocator + Send + Sync + 'static,
@@ -76,7 +77,8 @@ impl DataHandler {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidArgument`] if the name has more than 126 bytes, or a zero byte.
+    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if the name has more than 126 bytes, or a
+    /// zero byte.
     pub fn from_functions(
         name: impl Into<String>,
         functions: impl HandlerFunctions,
@@ -97,8 +99,8 @@ impl DataHandler {
 
     /// The handler of a C program, such as NumPy's own. `owner` is dropped when no handle and no container uses
     /// the functions any more: give it what keeps the context and the library alive, `()` if they are there for
-    /// good. It is dropped with a table that is refused, too. NumPy says of its handlers that they must be immortal; here
-    /// they need not be.
+    /// good. It is dropped with a table that is refused, too. NumPy says of its handlers that they must be
+    /// immortal; here they need not be.
     ///
     /// ```
     /// use aquifer::{DataAlloc, DataHandler, ErrorKind, RawDataHandler};
@@ -122,8 +124,9 @@ impl DataHandler {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Unsupported`] if the version is another than 1. [`ErrorKind::InvalidArgument`] if one of the
-    /// functions is null, or if the name has no zero byte at its end or is not UTF-8.
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if the version is another than 1.
+    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if one of the functions is null, or if the
+    /// name has no zero byte at its end or is not UTF-8.
     ///
     /// # Safety
     ///
@@ -177,7 +180,7 @@ impl DataHandler {
     /// - It calls them while a handle lives, from any thread. Its blocks are freed before the last handle goes.
     /// - `malloc(0)`, and `realloc` to 0 bytes, return a block that is to be freed, never null but for an error.
     ///   `realloc(null)` is `malloc`; `free(null)` does nothing.
-    /// - `free` ignores the size that it is given. So does `realloc` the size that the block had.
+    /// - `free` takes any size: the ready handlers and those of an allocator find the block by its address.
     /// - `calloc` returns null where the product overflows, and zeroed memory otherwise.
     /// - An error is null, and [`last_error`](crate::last_error) on the same thread has its text. Nothing unwinds.
     /// - Blocks that [`DataAlloc`](crate::DataAlloc) made with the handler at an alignment of up to 16 bytes, and
