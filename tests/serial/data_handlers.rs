@@ -4,8 +4,8 @@ use crate::{alone, contract, support};
 use allocator_api2::vec::Vec as AllocVec;
 use aquifer::sim::{SimConfig, Simulator};
 use aquifer::{
-    CurrentPinned, DataAlloc, DataHandler, ErrorKind, MappedAlloc, PinnedResource, last_error,
-    reset_current_pinned_resource, set_current_pinned_resource, with_data_handler,
+    CurrentPinned, DataAlloc, DataHandler, DeviceVec, ErrorKind, MappedAlloc, PinnedResource,
+    last_error, reset_current_pinned_resource, set_current_pinned_resource, with_data_handler,
 };
 use std::ffi::c_void;
 
@@ -138,4 +138,19 @@ fn a_refusal_of_the_driver_has_its_text() {
         assert_eq!(last_error().unwrap().driver().unwrap().code(), 2);
         vec.try_reserve(10_000).unwrap();
     });
+}
+
+#[test]
+fn an_array_goes_to_the_device_and_back() {
+    let _alone = alone();
+    let device = support::device();
+    let stream = device.new_stream().unwrap();
+    let mut host: AllocVec<u32, _> = AllocVec::new_in(DataAlloc::new(DataHandler::pinned()));
+    host.extend(0..10_000);
+    let (address, vec) = (host.as_ptr(), DeviceVec::<u32>::zeroed(&stream, host.len()).unwrap());
+    let (mut host, vec) = stream.upload(host, vec).unwrap().wait().unwrap();
+    host.fill(0);
+    let (host, _vec) = stream.download(vec, host).unwrap().wait().unwrap();
+    assert_eq!((host.as_ptr(), host[9_999]), (address, 9_999));
+    assert_eq!(host.allocator().handler_name(), "aquifer_pinned");
 }
