@@ -44,9 +44,15 @@ use std::ptr::NonNull;
 /// ```
 #[derive(Clone)]
 pub struct DataHandler {
-    /// The outer count is of some handles alone, those of a thread, say: if all containers of all threads
-    /// wrote the count of the handler itself, that would take longer than a small allocation.
-    shared: Arc<Arc<SharedHandler>>,
+    counted: Arc<CountedHandler>,
+}
+
+/// A thread's, a scope's or a task's reference to a handler.
+///
+/// An `Arc` of this has a reference count of its own: if all containers of all threads wrote the count of the
+/// handler itself, that would take longer than a small allocation.
+struct CountedHandler {
+    shared: Arc<SharedHandler>,
 }
 
 impl DataHandler {
@@ -153,22 +159,22 @@ impl DataHandler {
     }
 
     fn of_shared(shared: Arc<SharedHandler>) -> Self {
-        Self { shared: Arc::new(shared) }
+        Self { counted: Arc::new(CountedHandler { shared }) }
     }
 
     /// Another handle, whose clones count by themselves.
     pub(super) fn with_own_count(&self) -> Self {
-        Self::of_shared(Arc::clone(&self.shared))
+        Self::of_shared(self.counted.shared.clone())
     }
 
     /// The name, of 126 bytes at most.
     pub fn name(&self) -> &str {
-        &self.shared.name
+        &self.shared().name
     }
 
     /// The version of the table: 1.
     pub fn version(&self) -> u8 {
-        self.shared.raw.version
+        self.shared().raw.version
     }
 
     /// The table for a C program: NumPy's `PyDataMem_Handler`, in 168 bytes where pointers have 8. It stays where
@@ -201,7 +207,7 @@ impl DataHandler {
     /// }
     /// ```
     pub fn as_raw(&self) -> &RawDataHandler {
-        &self.shared.raw
+        &self.shared().raw
     }
 
     /// The table with the handle in it, for a C program that keeps it: a capsule of NumPy's, whose destructor
@@ -217,8 +223,7 @@ impl DataHandler {
     /// assert_eq!(unsafe { DataHandler::from_raw_handle(table) }, DataHandler::default());
     /// ```
     pub fn into_raw(self) -> NonNull<RawDataHandler> {
-        let shared: Arc<SharedHandler> = Arc::clone(&self.shared);
-        let shared = Arc::into_raw(shared).cast_mut();
+        let shared = Arc::into_raw(self.counted.shared.clone()).cast_mut();
         // SAFETY: `Arc::into_raw` is not null.
         unsafe { NonNull::new_unchecked(shared) }.cast()
     }
@@ -234,14 +239,14 @@ impl DataHandler {
     }
 
     pub(super) fn shared(&self) -> &SharedHandler {
-        &self.shared
+        &self.counted.shared
     }
 }
 
 /// Whether they are handles on one handler.
 impl PartialEq for DataHandler {
     fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&*self.shared, &*other.shared)
+        Arc::ptr_eq(&self.counted.shared, &other.counted.shared)
     }
 }
 
