@@ -1,6 +1,6 @@
 #![cfg(aquifer_loom)]
 //! The current resource: one default at a time, each resource that was set is returned once (INV-1 and
-//! INV-2 of `current_resource.rs`), and a scope is its thread's alone (INV-1 and INV-3 of `scope.rs`).
+//! INV-2 of `current_resource.rs`), and a scope is its thread's alone (INV-1 and INV-3 of `scope_list.rs`).
 
 mod harness;
 

@@ -59,12 +59,13 @@ pub use layout::{DEFAULT_ALIGNMENT, DeviceLayout};
 #[cfg(unix)]
 pub use manager::IpcPool;
 pub use manager::{
-    DeferCleanup, DeviceMemoryManager, HostAllocFlags, HostOnly, INTERFACE_VERSION, ManagerOptions,
-    MemoryManager, MemoryPointer, PendingDeallocations, PinnedMemory, ResourceMemoryManager,
-    ResourceStack, StackText, StackTextError, memory_manager, register_memory_manager,
-    set_memory_manager,
+    DataAlloc, DataHandler, DeferCleanup, DeviceMemoryManager, HandlerFunctions, HostAllocFlags,
+    HostOnly, INTERFACE_VERSION, IpcHandle, IpcKind, ManagerOptions, MemoryManager, MemoryPointer,
+    PendingDeallocations, PinnedMemory, RawDataAllocator, RawDataHandler, ResourceMemoryManager,
+    ResourceStack, StackText, StackTextError, WithDataHandler, current_data_handler,
+    data_handler_name, data_handler_version, memory_manager, register_memory_manager,
+    set_data_handler, set_memory_manager, with_data_handler,
 };
-pub use manager::{IpcHandle, IpcKind};
 pub use pinned::{
     CurrentPinned, HostBuffer, HostChunk, MappedAlloc, PinnedAlloc, PinnedOptions, PinnedPool,
     PinnedPoolOptions, PinnedPoolStatistics, PinnedResource, PolymorphicHostAllocator,

@@ -10,7 +10,9 @@ mod support;
 mod threads;
 
 use allocator_api2::alloc::AllocError as OurError;
-use aquifer::{DeviceVec, MappedAlloc, OnStream, PinnedAlloc, PinnedResource, last_error};
+use aquifer::{
+    DataAlloc, DeviceVec, MappedAlloc, OnStream, PinnedAlloc, PinnedResource, last_error,
+};
 use std::alloc::{Allocator, Layout};
 use std::ptr::NonNull;
 
@@ -68,6 +70,7 @@ unsafe impl<A: Allocator> allocator_api2::alloc::Allocator for Through<A> {
 fn the_process_wide_allocators_keep_the_contract_through_the_standard_trait() {
     contract::check(|| Through(PinnedAlloc));
     contract::check(|| Through(MappedAlloc));
+    contract::check(|| Through(DataAlloc::current()));
 }
 
 #[test]

@@ -1,6 +1,7 @@
-//! What other programs, processes and libraries plug into: external memory managers (NBEP 7), stacks of resources by a
-//! text, memory that processes share.
+//! What other programs, processes and libraries plug into: external memory managers (NBEP 7), data-allocation
+//! handlers (NEP 49), stacks of resources by a text, memory that processes share.
 
+mod data_handler;
 mod external;
 mod host_only;
 mod ipc;
@@ -12,6 +13,11 @@ mod registry;
 mod resource_manager;
 mod stack;
 
+pub use data_handler::{
+    DataAlloc, DataHandler, HandlerFunctions, RawDataAllocator, RawDataHandler, WithDataHandler,
+    current_data_handler, data_handler_name, data_handler_version, set_data_handler,
+    with_data_handler,
+};
 pub use host_only::{DeviceMemoryManager, HostOnly};
 #[cfg(unix)]
 pub use ipc::IpcPool;

@@ -84,6 +84,17 @@ pub(crate) unsafe trait HostAllocator {
     /// A block of `layout`, whose size is not 0.
     fn allocate_slow(&self, layout: Layout) -> Result<NonNull<[u8]>>;
 
+    /// A zeroed block of `layout`, whose size is not 0.
+    fn allocate_zeroed_slow(&self, layout: Layout) -> Result<NonNull<[u8]>> {
+        let block = match self.allocate_fast(layout) {
+            Some(block) => block,
+            None => self.allocate_slow(layout)?,
+        };
+        // SAFETY: a new block of this length.
+        unsafe { block.cast::<u8>().write_bytes(0, block.len()) };
+        Ok(block)
+    }
+
     /// Frees a block into the calling thread's cache. `false`: nothing was done.
     ///
     /// # Safety
@@ -118,6 +129,14 @@ pub(crate) unsafe trait HostAllocator {
         match layout.size() {
             0 => Ok(NonNull::slice_from_raw_parts(layout.dangling_ptr(), 0)),
             _ => deferred::or_collect(|| self.allocate_slow(layout)),
+        }
+    }
+
+    /// A zeroed block of any size.
+    fn allocate_zeroed_or_empty(&self, layout: Layout) -> Result<NonNull<[u8]>> {
+        match layout.size() {
+            0 => Ok(NonNull::slice_from_raw_parts(layout.dangling_ptr(), 0)),
+            _ => deferred::or_collect(|| self.allocate_zeroed_slow(layout)),
         }
     }
 
@@ -225,6 +244,13 @@ macro_rules! implement_allocator {
                         Some(block) => Ok(block),
                         None => or_alloc_error(|| self.allocate_slow_or_empty(layout)),
                     }
+                }
+
+                fn allocate_zeroed(
+                    &self,
+                    layout: Layout,
+                ) -> Result<NonNull<[u8]>, api::AllocError> {
+                    or_alloc_error(|| self.allocate_zeroed_or_empty(layout))
                 }
 
                 #[inline]

@@ -11,6 +11,7 @@ mod biased;
 mod biased_mutex;
 #[cfg(aquifer_loom)]
 pub(crate) mod local;
+pub(crate) mod scope_list;
 pub(crate) mod thread_id;
 
 pub(crate) use biased::Biased;
@@ -70,7 +71,7 @@ mod primitives {
         Mutex, MutexGuard, ReentrantMutex, ReentrantMutexGuard, RwLock, RwLockWriteGuard,
     };
     pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
-    pub(crate) use std::thread::yield_now;
+    pub(crate) use std::thread::{LocalKey, yield_now};
     pub(crate) use std::thread_local;
 
     /// parking_lot's, with the signature of the standard library's and loom's.
@@ -114,7 +115,7 @@ mod primitives {
     pub(crate) use loom::sync::{MutexGuard, RwLockReadGuard, RwLockWriteGuard};
     pub(crate) use loom::thread::yield_now;
 
-    pub(crate) use super::local::thread_local;
+    pub(crate) use super::local::{LocalKey, thread_local};
 
     /// loom's mutex with parking_lot's signature. A poisoned lock belongs to a model that has
     /// already failed.

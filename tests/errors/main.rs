@@ -11,6 +11,7 @@
 
 mod adaptors;
 mod containers;
+mod data_handlers;
 mod devices;
 mod drivers;
 mod host_memory;
@@ -29,7 +30,7 @@ use table::Table;
 
 type Rows = fn(&mut Table);
 
-const CHAPTERS: [(&str, Rows); 11] = [
+const CHAPTERS: [(&str, Rows); 12] = [
     ("Devices and the environment", devices::rows),
     ("Layouts, vectors, launches", containers::rows),
     ("Streams, captures, transfers", streams::rows),
@@ -39,6 +40,7 @@ const CHAPTERS: [(&str, Rows); 11] = [
     ("Page-locked memory", host_memory::rows),
     ("Memory managers, foreign streams", managers::rows),
     ("Memory of other processes", sharing::rows),
+    ("Data handlers", data_handlers::rows),
     ("Numbers of the driver", drivers::rows),
     ("Other processes", processes::rows),
 ];

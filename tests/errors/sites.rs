@@ -35,6 +35,8 @@ const UNREACHED: &[(&str, &str, &str)] = &[
     ("src/resource/pool/capture.rs", "another capture cannot", "the gate refuses it first"),
     ("src/resource/system.rs", "giving {device}", "a GPU of another kind"),
     ("src/debug_log/file.rs", "installing the debug log", "tests/debug_log"),
+    ("src/manager/data_handler/pages.rs", "", "by the kernel: tests/it/data_handlers/placed.rs"),
+    ("src/manager/data_handler/ready.rs", "for Linux alone", "of another system"),
     ("src/pinned/pool_core.rs", "no handle left", "a handle lives while it is called"),
     ("src/container/copy.rs", "copy a part of the vector", "the host's heap gives any size"),
     ("src/manager/ipc/memory.rs", "closing memory on", "in an event: a drop"),

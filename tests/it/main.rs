@@ -14,9 +14,12 @@ mod checked;
 mod checked_device;
 mod chunks;
 mod container_lifetimes;
+#[path = "../support/contract.rs"]
+mod contract;
 mod counted_calls;
 mod cubins;
 mod cudarc_on_gpu;
+mod data_handlers;
 mod device;
 mod device_box;
 mod device_buffer;

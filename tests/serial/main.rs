@@ -6,6 +6,7 @@ mod cancelled;
 #[path = "../support/contract.rs"]
 mod contract;
 mod current_resources;
+mod data_handlers;
 mod host_collections;
 mod host_memory;
 #[path = "../support/kernels.rs"]

@@ -2,6 +2,7 @@ use super::*;
 use crate::device::Device;
 use crate::driver::sim::SimConfig;
 use crate::resource::CudaResource;
+use crate::sync::scope_list::EnteredScope;
 use crate::sync::trusted::{AtomicUsize, Mutex, channel};
 use crate::sync::{Weak, trusted};
 
@@ -9,13 +10,15 @@ fn device() -> Device {
     Device::simulated(SimConfig::default())
 }
 
+type ResourceScope = EnteredScope<ThreadResource>;
+
 fn plain(device: &Device) -> Arc<dyn DeviceResource> {
     Arc::new(CudaResource::new(device))
 }
 
 /// A scope as a coroutine holds it that is suspended inside.
 fn enter(resource: &Arc<dyn DeviceResource>) -> ResourceScope {
-    ResourceScope::enter(ThreadResource::new(resource.clone()))
+    EnteredScope::enter(&SCOPES, ThreadResource::new(resource.clone()))
 }
 
 #[track_caller]
@@ -40,7 +43,7 @@ fn scopes_end_in_every_order() {
             is_current(&device, left.map(|index| &resources[index]));
             assert_eq!(Arc::strong_count(&resources[next]), 1, "{order:?} keeps {next}");
         }
-        assert!(INNERMOST.with(Cell::get).is_null(), "{order:?}");
+        assert!(SCOPES.with(ScopeList::is_empty), "{order:?}");
     }
 }
 
