@@ -9,12 +9,13 @@
 //! | `ROUTES` | a route's number | the resource of a stack or of a capture's pool | its stack is released, and no block came by it |
 //! | `STREAMS` | a stream's number | the stream | its last close |
 //! | `CACHE`, a thread's | numbers | what it used last | a change of `GENERATION`, seen at the thread's next call |
+//! | `LAST`, a thread's | handles | pointers into `CACHE` | the same |
 
 use crate::stack::Stack;
 use crate::status::{Failure, Result, aquifer_status as Status};
 use aquifer_rs::{DeviceResource, Stream};
 use parking_lot::RwLock;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
@@ -103,18 +104,27 @@ static STREAMS: LazyLock<RwLock<OpenStreams>> = LazyLock::new(RwLock::default);
 static GENERATION: AtomicU64 = AtomicU64::new(1);
 
 /// The last number that was given out. They are of all kinds.
-static LAST: AtomicU32 = AtomicU32::new(0);
+static NUMBERS: AtomicU32 = AtomicU32::new(0);
 
 /// A number that nothing has. It is 0 for nothing.
 pub(crate) fn next() -> u32 {
     // Relaxed: only uniqueness is asked. A process that makes four thousand million handles starts anew.
-    LAST.fetch_add(1, Ordering::Relaxed).wrapping_add(1).max(1)
+    NUMBERS.fetch_add(1, Ordering::Relaxed).wrapping_add(1).max(1)
 }
 
 fn invalidate_caches() {
     // Release: a thread that sees it looks into tables that have changed.
     GENERATION.fetch_add(1, Ordering::Release);
+    if LAST.with(|last| last.is_used.get()) {
+        // A call within a call: INV-2. The thread's next call clears its cache.
+        return;
+    }
     let _ = CACHE.try_with(|cache| cache.try_borrow_mut().map(|mut cache| cache.clear()).ok());
+}
+
+/// In the child of a fork no thread's cache holds.
+pub(crate) extern "C" fn forget_in_child() {
+    GENERATION.fetch_add(1, Ordering::Relaxed);
 }
 
 struct OpenStream {
@@ -129,14 +139,22 @@ struct OpenStreams {
     by_id: HashMap<u64, u32>,
 }
 
-/// What a thread used last.
+/// What a thread used last, so that a call takes no lock. It keeps what it names.
+///
+/// Each value is in a box, as [`Last`] points to it: whatever is dropped here is out of `LAST` first.
 struct Cache {
     generation: u64,
-    /// The number of a stack, and of the route that it allocates by now; 0 for a route alone.
-    routes: [Option<(u32, u32, Arc<dyn DeviceResource>)>; 4],
-    streams: [Option<(u32, Stream)>; 8],
+    routes: [Option<Box<CachedRoute>>; 4],
+    streams: [Option<Box<(u32, Stream)>>; 8],
     next_route: usize,
     next_stream: usize,
+}
+
+struct CachedRoute {
+    /// The stack that allocates by the route now; 0 for a route alone.
+    stack: u32,
+    number: u32,
+    resource: Arc<dyn DeviceResource>,
 }
 
 impl Cache {
@@ -151,10 +169,10 @@ impl Cache {
     }
 
     fn clear(&mut self) {
+        forget_last();
         (self.routes, self.streams) = ([const { None }; 4], [const { None }; 8]);
     }
 
-    #[inline]
     fn refresh(&mut self) {
         // Acquire: pairs with `invalidate_caches`.
         let generation = GENERATION.load(Ordering::Acquire);
@@ -165,8 +183,106 @@ impl Cache {
     }
 }
 
+impl Drop for Cache {
+    fn drop(&mut self) {
+        forget_last();
+    }
+}
+
+/// The route and the stream of the thread's last call, by pointers into its [`Cache`].
+///
+/// - INV-1: the pointers are of values that the thread's `Cache` has, or null: what takes a value out of that calls
+///   [`forget_last`] first.
+/// - INV-2: `is_used` while a call uses them: then the `Cache` is left as it is.
+struct Last {
+    generation: Cell<u64>,
+    stack: Cell<u32>,
+    route: Cell<u32>,
+    stream: Cell<u32>,
+    is_used: Cell<bool>,
+    cached_route: Cell<*const CachedRoute>,
+    cached_stream: Cell<*const (u32, Stream)>,
+}
+
 thread_local! {
     static CACHE: RefCell<Cache> = const { RefCell::new(Cache::new()) };
+    static LAST: Last = const {
+        Last {
+            generation: Cell::new(0),
+            stack: Cell::new(0),
+            route: Cell::new(0),
+            stream: Cell::new(0),
+            is_used: Cell::new(false),
+            cached_route: Cell::new(std::ptr::null()),
+            cached_stream: Cell::new(std::ptr::null()),
+        }
+    };
+}
+
+fn forget_last() {
+    LAST.with(|last| last.generation.set(0));
+}
+
+impl Last {
+    /// Whether the values are still what their numbers stand for. Never in the child of a fork, whose handler changes the
+    /// generation.
+    #[inline(always)]
+    fn is_current(&self) -> bool {
+        // Acquire: pairs with `invalidate_caches`.
+        self.generation.get() == GENERATION.load(Ordering::Acquire) && !self.is_used.get()
+    }
+
+    /// Calls `body` with the values. The caller has asked [`is_current`](Self::is_current).
+    #[inline(always)]
+    fn with<T>(&self, body: impl FnOnce(&dyn DeviceResource, &Stream) -> T) -> T {
+        struct Used<'a>(&'a Last);
+
+        impl Drop for Used<'_> {
+            fn drop(&mut self) {
+                self.0.is_used.set(false);
+            }
+        }
+
+        self.is_used.set(true);
+        let _used = Used(self);
+        // SAFETY: INV-1, which INV-2 keeps until `body` has returned.
+        let (route, stream) = unsafe { (&*self.cached_route.get(), &*self.cached_stream.get()) };
+        body(&*route.resource, &stream.1)
+    }
+}
+
+/// Calls `body` with the route by which a stack allocates now, where the thread's last call was of the same stack and
+/// stream.
+#[inline(always)]
+pub(crate) fn with_last_stack<T>(
+    stack: *mut aquifer_stack,
+    stream: *mut aquifer_stream,
+    body: impl FnOnce(u32, u32, &dyn DeviceResource, &Stream) -> T,
+) -> Option<T> {
+    LAST.with(|last| {
+        let is_same = stack.addr() as u64 == STACK | u64::from(last.stack.get())
+            && stream.addr() as u64 == STREAM | u64::from(last.stream.get())
+            && last.is_current();
+        let (route, stream) = (last.route.get(), last.stream.get());
+        is_same.then(|| last.with(|resource, on| body(route, stream, resource, on)))
+    })
+}
+
+/// As [`with_last_stack`], for a block that came by `route`; on the stream `own` where none is given.
+#[inline(always)]
+pub(crate) fn with_last_route<T>(
+    route: u32,
+    own: u32,
+    stream: *mut aquifer_stream,
+    body: impl FnOnce(&dyn DeviceResource, &Stream) -> T,
+) -> Option<T> {
+    let stream = if stream.is_null() { STREAM | u64::from(own) } else { stream.addr() as u64 };
+    LAST.with(|last| {
+        let is_same = route == last.route.get()
+            && stream == STREAM | u64::from(last.stream.get())
+            && last.is_current();
+        is_same.then(|| last.with(body))
+    })
 }
 
 /// The number of a handle of one kind.
@@ -272,61 +388,38 @@ pub(crate) fn stream(number: u32) -> Result<Stream> {
 }
 
 /// Calls `body` with the route by which a stack allocates now, and an open stream.
-#[inline]
 pub(crate) fn with_stack<T>(
     stack_number: u32,
     stream_number: u32,
     body: impl FnOnce(u32, &dyn DeviceResource, &Stream) -> Result<T>,
 ) -> Result<T> {
-    let mut body = Some(body);
     let cached = CACHE.try_with(|cache| {
         let mut cache = cache.try_borrow_mut().ok()?;
         cache.refresh();
-        let cache = &*cache;
-        let route = cache.routes.iter().flatten().find(|route| route.0 == stack_number)?;
-        let stream = cache.streams.iter().flatten().find(|stream| stream.0 == stream_number)?;
-        Some(body.take()?(route.1, &*route.2, &stream.1))
+        let route = cache.routes.iter().flatten().find(|route| route.stack == stack_number)?;
+        Some((route.number, route.resource.clone()))
     });
-    if let Ok(Some(result)) = cached {
-        return result;
-    }
-    let (route, resource) = stack(stack_number)?.present_route();
+    let (route, resource) = match cached {
+        Ok(Some(cached)) => cached,
+        _ => stack(stack_number)?.present_route(),
+    };
     let stream = stream(stream_number)?;
-    remember(stack_number, route, &resource, Some((stream_number, &stream)));
-    match body.take() {
-        Some(body) => body(route, &*resource, &stream),
-        None => Err(Failure::new(Status::AQUIFER_ERROR_PANIC, "a call was made twice")),
-    }
+    remember(stack_number, route, &resource, stream_number, &stream);
+    body(route, &*resource, &stream)
 }
 
 /// As [`with_stack`], with the route that a block came by. A route that is closing is given, too.
-#[inline]
 pub(crate) fn with_route<T>(
     route_number: u32,
     stream_number: u32,
     body: impl FnOnce(&dyn DeviceResource, &Stream) -> T,
 ) -> Result<T> {
-    let mut body = Some(body);
-    let cached = CACHE.try_with(|cache| {
-        let mut cache = cache.try_borrow_mut().ok()?;
-        cache.refresh();
-        let cache = &*cache;
-        let route = cache.routes.iter().flatten().find(|route| route.1 == route_number)?;
-        let stream = cache.streams.iter().flatten().find(|stream| stream.0 == stream_number)?;
-        Some(body.take()?(&*route.2, &stream.1))
-    });
-    if let Ok(Some(result)) = cached {
-        return Ok(result);
-    }
     let route = route(route_number).ok_or_else(|| closed("stack", "released"))?;
     let stream = stream(stream_number)?;
     let resource = route.resource();
     if !route.is_closing() {
-        remember(0, route_number, &resource, Some((stream_number, &stream)));
+        remember(0, route_number, &resource, stream_number, &stream);
     }
-    let Some(body) = body.take() else {
-        return Err(Failure::new(Status::AQUIFER_ERROR_PANIC, "a call was made twice"));
-    };
     let result = body(&*resource, &stream);
     if route.is_closing() {
         route.remove_if_idle();
@@ -334,29 +427,58 @@ pub(crate) fn with_route<T>(
     Ok(result)
 }
 
+/// Puts what a call uses into the thread's cache, where its next call looks first.
 fn remember(
-    stack_number: u32,
-    route_number: u32,
+    stack: u32,
+    number: u32,
     resource: &Arc<dyn DeviceResource>,
-    stream: Option<(u32, &Stream)>,
+    stream_number: u32,
+    stream: &Stream,
 ) {
+    if LAST.with(|last| last.is_used.get()) {
+        // A call within a call: INV-2.
+        return;
+    }
     let _ = CACHE.try_with(|cache| {
         let Ok(mut cache) = cache.try_borrow_mut() else { return };
         cache.refresh();
-        let known =
-            cache.routes.iter().flatten().any(|route| {
-                route.1 == route_number && (stack_number == 0 || route.0 == stack_number)
-            });
-        if !known {
+        let cache = &mut *cache;
+        // A route is known with its stack or without; a stack that has another route now was forgotten.
+        let known = cache.routes.iter().position(|known| {
+            known
+                .as_ref()
+                .is_some_and(|known| known.number == number && (stack == 0 || known.stack == stack))
+        });
+        let place = known.unwrap_or_else(|| {
             let place = cache.next_route % cache.routes.len();
             cache.next_route += 1;
-            cache.routes[place] = Some((stack_number, route_number, resource.clone()));
-        }
-        let Some((number, stream)) = stream else { return };
-        if !cache.streams.iter().flatten().any(|known| known.0 == number) {
+            forget_last();
+            let resource = resource.clone();
+            cache.routes[place] = Some(Box::new(CachedRoute { stack, number, resource }));
+            place
+        });
+        let known = cache
+            .streams
+            .iter()
+            .position(|known| known.as_ref().is_some_and(|known| known.0 == stream_number));
+        let stream_place = known.unwrap_or_else(|| {
             let place = cache.next_stream % cache.streams.len();
             cache.next_stream += 1;
-            cache.streams[place] = Some((number, stream.clone()));
-        }
+            forget_last();
+            cache.streams[place] = Some(Box::new((stream_number, stream.clone())));
+            place
+        });
+        let (Some(route), Some(stream)) = (&cache.routes[place], &cache.streams[stream_place])
+        else {
+            return;
+        };
+        LAST.with(|last| {
+            last.stack.set(route.stack);
+            last.route.set(number);
+            last.stream.set(stream_number);
+            last.cached_route.set(&raw const **route);
+            last.cached_stream.set(&raw const **stream);
+            last.generation.set(cache.generation);
+        });
     });
 }

@@ -1,6 +1,6 @@
 //! Allocation and free of device memory.
 
-use crate::handles;
+use crate::handles::{self, aquifer_stack, aquifer_stream};
 use crate::page_map::{self, Block, FREED, FREEING, UNIT};
 use crate::stack::{Stack, device};
 use crate::status::{Failure, Result, aquifer_status as Status};
@@ -56,8 +56,64 @@ pub(crate) fn misuse() -> aquifer_misuse {
 /// Streams on which a block was used besides that of its allocation, by the block's address.
 static USES: LazyLock<Mutex<HashMap<u64, Vec<Stream>>>> = LazyLock::new(Mutex::default);
 
+/// What the thread's last call makes quick. `None` where another way has to be taken, which nothing was done for yet.
+#[inline(always)]
+pub(crate) fn allocate_fast(
+    stack: *mut aquifer_stack,
+    bytes: usize,
+    stream: *mut aquifer_stream,
+) -> Option<Result<u64>> {
+    let layout = DeviceLayout::new(bytes).ok().filter(|_| bytes != 0)?;
+    handles::with_last_stack(stack, stream, |route, stream, resource, on| {
+        allocate_by(route, stream, resource, on, layout, bytes)
+    })
+}
+
+/// As [`allocate_fast`]: whether the block is freed.
+#[inline(always)]
+pub(crate) fn deallocate_fast(address: u64, bytes: usize, stream: *mut aquifer_stream) -> bool {
+    let Some(entry) = page_map::entry(address) else { return false };
+    if entry.state() != page_map::LIVE || entry.is_used_elsewhere() {
+        return false;
+    }
+    let block = entry.block();
+    let is_plain = bytes == 0 || bytes as u64 == block.requested;
+    is_plain
+        && handles::with_last_route(block.route, block.stream, stream, |resource, on| {
+            let taken = on.device() == resource.device() && entry.take();
+            if taken {
+                let block = DeviceBlock::new(address, block.bytes as usize, block.token);
+                // SAFETY: the block of this address, which `take` gave to this call alone, by the route that it came by;
+                // the caller's work on it is before this call in the stream's order, by the contract of the C function.
+                unsafe { resource.deallocate(on, block) };
+            }
+            taken
+        })
+        .unwrap_or(false)
+}
+
+#[inline(always)]
+fn allocate_by(
+    route: u32,
+    stream: u32,
+    resource: &dyn DeviceResource,
+    on: &Stream,
+    layout: DeviceLayout,
+    requested: usize,
+) -> Result<u64> {
+    let block = resource.allocate(on, layout)?;
+    let (address, token, bytes) = (block.address(), block.token(), block.bytes() as u64);
+    let noted = Block { route, stream, token, bytes, requested: requested as u64 };
+    if page_map::insert(address, noted) {
+        return Ok(address);
+    }
+    // SAFETY: allocated above, and nothing has used it.
+    unsafe { resource.deallocate(on, block) };
+    let message = format!("a block at {address:#x} has no place in the table of blocks");
+    Err(Failure::new(Status::AQUIFER_ERROR_UNSUPPORTED, message))
+}
+
 /// Allocates on an open stream. No bytes give null.
-#[inline]
 pub(crate) fn allocate(stack: u32, bytes: usize, alignment: usize, stream: u32) -> Result<u64> {
     if bytes == 0 {
         return Ok(0);
@@ -67,21 +123,11 @@ pub(crate) fn allocate(stack: u32, bytes: usize, alignment: usize, stream: u32) 
         _ => DeviceLayout::with_alignment(bytes, alignment.max(UNIT as usize))?,
     };
     handles::with_stack(stack, stream, |route, resource, on| {
-        let block = resource.allocate(on, layout)?;
-        let (address, token, real) = (block.address(), block.token(), block.bytes() as u64);
-        let noted = Block { route, stream, token, bytes: real, requested: bytes as u64 };
-        if page_map::insert(address, noted) {
-            return Ok(address);
-        }
-        // SAFETY: allocated above, and nothing has used it.
-        unsafe { resource.deallocate(on, block) };
-        let message = format!("a block at {address:#x} has no place in the table of blocks");
-        Err(Failure::new(Status::AQUIFER_ERROR_UNSUPPORTED, message))
+        allocate_by(route, stream, resource, on, layout, bytes)
     })
 }
 
 /// Frees in the order of an open stream, or of the one that the block was allocated on. Null is freed by doing nothing.
-#[inline]
 pub(crate) fn deallocate(address: u64, bytes: usize, stream: Option<u32>) -> Result<()> {
     if address == 0 {
         return Ok(());
@@ -100,7 +146,7 @@ pub(crate) fn deallocate(address: u64, bytes: usize, stream: Option<u32>) -> Res
         // Hosts pass wrong ones rightly: NumPy does, of empty arrays.
         count(&WRONG_SIZE);
     }
-    let is_used_elsewhere = entry.is_used_elsewhere.load(Ordering::Acquire) != 0;
+    let is_used_elsewhere = entry.is_used_elsewhere();
     let free = |resource: &dyn DeviceResource, on: &Stream| -> Result<()> {
         if on.device() != resource.device() {
             count(&WRONG_DEVICE);
@@ -154,8 +200,8 @@ pub(crate) fn record_stream(address: u64, stream: &Stream) -> Result<()> {
     if !streams.contains(stream) {
         streams.push(stream.clone());
     }
-    // Release: the free that sees it finds the stream in the table. The caller has the block, so no free is on the way.
-    entry.is_used_elsewhere.store(1, Ordering::Release);
+    // The caller has the block, so no free is on the way.
+    entry.set_used_elsewhere();
     Ok(())
 }
 

@@ -50,10 +50,10 @@ pub(crate) struct Block {
 #[derive(Debug)]
 pub(crate) struct Entry {
     state: AtomicU32,
-    route: AtomicU32,
-    stream: AtomicU32,
     /// Whether the block was used on other streams.
-    pub(crate) is_used_elsewhere: AtomicU32,
+    is_used_elsewhere: AtomicU32,
+    /// Route and stream.
+    numbers: AtomicU64,
     token: AtomicU64,
     bytes: AtomicU64,
     requested: AtomicU64,
@@ -131,8 +131,8 @@ fn find(address: u64, make: bool) -> Option<&'static Entry> {
 pub(crate) fn insert(address: u64, block: Block) -> bool {
     let Some(entry) = find(address, true) else { return false };
     // Relaxed: the caller alone has the address (INV-2); the state publishes them.
-    entry.route.store(block.route, Ordering::Relaxed);
-    entry.stream.store(block.stream, Ordering::Relaxed);
+    let numbers = u64::from(block.route) << 32 | u64::from(block.stream);
+    entry.numbers.store(numbers, Ordering::Relaxed);
     entry.is_used_elsewhere.store(0, Ordering::Relaxed);
     entry.token.store(block.token, Ordering::Relaxed);
     entry.bytes.store(block.bytes, Ordering::Relaxed);
@@ -143,13 +143,34 @@ pub(crate) fn insert(address: u64, block: Block) -> bool {
 }
 
 /// The entry of an address, which may be of no block.
+#[inline]
 pub(crate) fn entry(address: u64) -> Option<&'static Entry> {
     find(address, false)
 }
 
 impl Entry {
+    #[inline]
     pub(crate) fn state(&self) -> u32 {
         self.state.load(Ordering::Acquire)
+    }
+
+    /// Whether the block was used on other streams.
+    #[inline]
+    pub(crate) fn is_used_elsewhere(&self) -> bool {
+        // Acquire: the table of those streams has it.
+        self.is_used_elsewhere.load(Ordering::Acquire) != 0
+    }
+
+    /// The block was used on another stream, which the table of uses has.
+    pub(crate) fn set_used_elsewhere(&self) {
+        self.is_used_elsewhere.store(1, Ordering::Release);
+    }
+
+    /// Takes a live block, and notes at once that it is freed: the caller has all that its free needs.
+    #[inline]
+    pub(crate) fn take(&self) -> bool {
+        // Acquire: the fields come before the state. Release: INV-2.
+        self.state.compare_exchange(LIVE, FREED, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
     /// Takes a live block, for the caller to free. Else the state that it is in.
@@ -172,10 +193,12 @@ impl Entry {
         self.state.store(LIVE, Ordering::Release);
     }
 
+    #[inline]
     pub(crate) fn block(&self) -> Block {
+        let numbers = self.numbers.load(Ordering::Relaxed);
         Block {
-            route: self.route.load(Ordering::Relaxed),
-            stream: self.stream.load(Ordering::Relaxed),
+            route: (numbers >> 32) as u32,
+            stream: numbers as u32,
             token: self.token.load(Ordering::Relaxed),
             bytes: self.bytes.load(Ordering::Relaxed),
             requested: self.requested.load(Ordering::Relaxed),
