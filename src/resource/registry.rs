@@ -18,7 +18,7 @@ use super::current_resource::CurrentResource;
 use super::device_resource::DeviceResource;
 use super::external::{self, ExternalMemory};
 use super::handle::{ContextId, ResourceHandle};
-use super::pool::PoolResource;
+use super::pool::{PoolOwner, PoolResource};
 use super::{scope, thread_cache};
 use crate::device::Device;
 use crate::driver::{BackendKind, not_forked};
@@ -68,7 +68,8 @@ fn keeps_default(device: &Device) -> bool {
 }
 
 fn make_default(device: &Device) -> Result<Arc<PoolResource>> {
-    PoolResource::new(CudaResource::new(device)).map(Arc::new)
+    let options = PoolResource::builder(CudaResource::new(device));
+    options.owner(PoolOwner::Default).build().map(Arc::new)
 }
 
 /// The process's current resource of `device`, and whether the process keeps it alive.

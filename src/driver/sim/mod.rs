@@ -83,7 +83,7 @@ mod state;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use check::{CallSite, NoCallSite};
+pub(crate) use check::{CallSite, DefaultPoolEnd, NoCallSite};
 pub use check::{Report, Violation};
 pub(crate) use driver::SimDriver;
 pub use simulator::Simulator;

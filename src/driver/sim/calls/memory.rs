@@ -2,11 +2,12 @@
 //! managed. Capacity, addresses, and the checks of a free.
 
 use super::call::Call;
-use crate::driver::sim::check::{AccessStamp, OpName, Violation};
+use crate::driver::sim::check::{AccessStamp, DefaultPoolEnd, OpName, Violation};
 use crate::driver::sim::driver::SimDriver;
 use crate::driver::sim::run::advance;
 use crate::driver::sim::state::{
-    ADDRESS_RANGE, Backing, BlockKind, OpWork, SimBlock, SimOp, is_seen, wait_changed,
+    ADDRESS_RANGE, Backing, BlockKind, OpWork, SimBlock, SimOp, is_seen, is_seen_by_pools,
+    wait_changed,
 };
 use crate::driver::{
     DeviceAddress, DeviceRange, DriverResult, HostFlags, MemoryCalls, MemoryInfo,
@@ -271,7 +272,7 @@ impl Call<'_> {
     }
 
     /// Frees at once a block of a kind that is freed so. Operations that the host has not seen
-    /// complete may still use it, which is reported.
+    /// complete may still use it, which is reported. At the end of a default pool, what pools have seen counts.
     fn free_now(
         &mut self,
         address: u64,
@@ -280,6 +281,7 @@ impl Call<'_> {
         let name = self.freeing(OpName::call(self.name), address);
         self.check_free(name, address, is_right)?;
         let streams = &self.state.streams;
+        let is_seen = if DefaultPoolEnd::is_here() { is_seen_by_pools } else { is_seen };
         let complete = |former: &AccessStamp| is_seen(streams, former.stream, former.tick);
         if let Some(block) = self.state.blocks.get(address) {
             let allocation = block.allocation.filter(|allocation| !complete(allocation));
