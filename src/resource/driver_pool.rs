@@ -8,7 +8,7 @@ use super::impls::{equal_by_identity, setters};
 use crate::debug_log::deferred_event;
 use crate::device::Device;
 use crate::driver::sim::CallSite;
-use crate::driver::{ErrorContext, PoolAttribute, PoolSpec, RawPool};
+use crate::driver::{BackendKind, ErrorContext, PoolAttribute, PoolSpec, RawPool};
 use crate::error::{DriverError, Error, ErrorKind, Result, ensure};
 use crate::impls::Count;
 use crate::layout::DeviceLayout;
@@ -352,7 +352,13 @@ impl AsyncResource {
     #[cfg(unix)]
     pub fn export(&self) -> Result<OwnedFd> {
         let wanted = || format!("exporting a driver pool on {}", self.device);
-        let descriptor = self.device.driver().pool_export(self.pool).with_context(wanted)?;
+        let exported = self.device.driver().pool_export(self.pool).with_context(wanted);
+        let descriptor = exported.map_err(|error| match self.device.kind() {
+            BackendKind::Simulated => {
+                error.with_advice("the simulated device shares no pool: run this on a GPU")
+            }
+            BackendKind::Cuda => error,
+        })?;
         ensure!(
             descriptor >= 0,
             Unsupported,

@@ -94,9 +94,10 @@ impl MemoryCalls for SimDriver {
             return call.invalid();
         }
         call.require(!flags.mapped || call.context.config.properties.map_host_memory)?;
-        let Some(backing) = Backing::allocate(bytes, PAGE, call.context.config.poison) else {
-            return call.out_of_memory();
-        };
+        let poison = call.context.config.poison;
+        let has_room = call.state.blocks.has_room_to_lock(bytes);
+        let backing = if has_room { Backing::allocate(bytes, PAGE, poison) } else { None };
+        let Some(backing) = backing else { return call.out_of_memory() };
         let pointer = backing.pointer();
         call.insert(pointer, bytes, BlockKind::Host(flags), backing);
         Ok(pointer)
@@ -221,7 +222,8 @@ impl Call<'_> {
             });
         let Some((address, backing)) = placed else {
             self.unreserve(size);
-            return self.out_of_memory();
+            let error = self.error(DriverError::OUT_OF_MEMORY);
+            return Err(error.with_log("the host behind the simulated device has no room for it"));
         };
         let block = SimBlock::new(self.context.id, bytes, kind, backing, OpName::call(self.name));
         self.state.blocks.insert(address, block);
