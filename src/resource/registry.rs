@@ -104,8 +104,8 @@ pub(crate) fn external_memory(device: &Device) -> Result<Option<Arc<dyn External
 /// [limits](PoolResource::set_maximum_size). It is the default also while another resource is set.
 ///
 /// The process keeps the pool of a GPU. **On a simulated device** it is gone with the last of this `Arc` and of
-/// the vectors in it, and the next use makes another one, whose counts are zero: keep the `Arc` from the start to
-/// read statistics at the end.
+/// the vectors in it, and the next use makes another one by driver calls, whose counts are zero: keep the `Arc` from
+/// the start for a pool that stays warm, and to read statistics at the end.
 ///
 /// ```
 /// use aquifer::{Device, DeviceVec, default_device_pool};

@@ -37,7 +37,7 @@ pub enum Violation {
     /// An event is used after it was destroyed.
     DestroyedEvent,
     /// The host wrote to page-locked memory between the call that enqueued a copy from it or to it and
-    /// the copy itself.
+    /// the copy itself. Whether the copy had run by then depends on the schedule.
     HostWroteDuringCopy,
     /// A copy whose source and target overlap.
     OverlappingCopy,
