@@ -173,9 +173,8 @@ impl Device {
     fn choose(variable: &dyn Fn(&str) -> Option<OsString>) -> Result<(Self, Option<Error>)> {
         let simulated = || SimConfig::from_variables(variable).map(Self::simulated);
         let backend = variable("AQUIFER_BACKEND");
-        let backend = backend.as_ref().map(|value| value.to_string_lossy());
-        match backend.as_deref() {
-            Some("cuda") => Self::open(0).map(|device| (device, None)).map_err(|error| {
+        match backend.as_deref().map(|value| value.to_str().ok_or(value)) {
+            Some(Ok("cuda")) => Self::open(0).map(|device| (device, None)).map_err(|error| {
                 let is_missing = matches!(error.kind(), ErrorKind::NoDriver | ErrorKind::NoDevice);
                 let error = error.within("AQUIFER_BACKEND=cuda asks for a GPU");
                 match is_missing {
@@ -190,12 +189,13 @@ impl Device {
                     false => error,
                 }
             }),
-            Some("sim") => Ok((simulated()?, None)),
-            Some(other) => Err(Error::new(
-                ErrorKind::Environment,
-                format!("AQUIFER_BACKEND is {other:?}, which names no backend"),
-            )
-            .with_advice("set it to `cuda` or to `sim`, or unset it")),
+            Some(Ok("sim")) => Ok((simulated()?, None)),
+            Some(other) => {
+                let other = other.map_or_else(|value| format!("{value:?}"), |text| format!("{text:?}"));
+                let what = format!("AQUIFER_BACKEND is {other}, which names no backend");
+                Err(Error::new(ErrorKind::Environment, what)
+                    .with_advice("set it to `cuda` or to `sim`, or unset it"))
+            }
             None => match Self::open(0) {
                 Err(error) if matches!(error.kind(), ErrorKind::NoDriver | ErrorKind::NoDevice) => {
                     Ok((simulated()?, Some(error)))

@@ -195,15 +195,13 @@ impl Event {
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
         let _site = CallSite::enter();
-        self.block()
+        self.outside_of_graphs("waiting for an event")?;
+        self.block(|| format!("waiting for an event of {}", self.device))
     }
 
-    fn block(&self) -> Result<()> {
-        self.outside_of_graphs("waiting for an event")?;
-        self.device
-            .driver()
-            .event_synchronize(self.raw)
-            .with_context(|| format!("waiting for an event of {}", self.device))
+    /// As [`synchronize`](Self::synchronize), for an event of no graph that stands for what the caller waits for.
+    pub(crate) fn block(&self, what: impl FnOnce() -> String) -> Result<()> {
+        self.device.driver().event_synchronize(self.raw).with_context(what)
     }
 }
 

@@ -158,6 +158,7 @@ fn refusal(
     let bytes = |bytes| Count(bytes, "byte");
     let got = got.map(|got| format!(" (upstream gave {})", bytes(got))).unwrap_or_default();
     let counted_as = match counted > asked && counted < usize::MAX {
+        true if asked == 1 => format!(", which counts as {},", bytes(counted)),
         true => format!(", which count as {},", bytes(counted)),
         false => String::new(),
     };

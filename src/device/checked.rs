@@ -154,10 +154,11 @@ impl SimConfig {
         mut test: impl FnMut(&Device) -> Result<(), E>,
     ) {
         let seed = |name: &str| (name == Self::SEED).then(|| variable(name)).flatten();
-        let only = seed(Self::SEED).map(|_| match Self::from_variables(&seed) {
-            Ok(config) => config.seed,
+        // No closure, whose line the panic would name.
+        let only = match seed(Self::SEED).map(|_| Self::from_variables(&seed)).transpose() {
+            Ok(config) => config.map(|config| config.seed),
             Err(error) => panic!("{error}"),
-        });
+        };
         let mut seeds =
             only.into_iter().chain(seeds.into_iter().take_while(|_| only.is_none())).peekable();
         // A test that runs for no seed would pass for the wrong reason.

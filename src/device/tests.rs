@@ -46,6 +46,19 @@ fn the_environment_configures_the_simulated_device() {
     assert_eq!(format!("{same:?}"), format!("{plain:?}"));
 }
 
+#[cfg(unix)]
+#[test]
+fn a_backend_that_is_no_text_is_shown_byte_by_byte() {
+    use std::os::unix::ffi::OsStringExt;
+
+    let error = Device::choose(&|name| {
+        (name == "AQUIFER_BACKEND").then(|| OsString::from_vec(b"sim\xff".into()))
+    });
+    let said = "AQUIFER_BACKEND is \"sim\\xFF\", which names no backend (set it to ";
+    let error = error.unwrap_err().to_string();
+    assert!(error.starts_with(said), "{error}");
+}
+
 #[test]
 fn a_variable_that_means_nothing_is_refused_by_its_name() {
     for (name, wrong) in [

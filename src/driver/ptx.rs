@@ -93,7 +93,8 @@ pub(crate) fn read(text: &str, entry: &str) -> Result<PtxEntry, PtxError> {
     defined.or(declared).ok_or_else(no_entry)
 }
 
-const ENDS_INSIDE: PtxError = PtxError::Malformed("ends inside of a block, a list or a comment");
+const ENDS_INSIDE: PtxError = PtxError::Malformed("ends inside of a block or a list");
+const ENDS_IN_COMMENT: PtxError = PtxError::Malformed("ends inside of a comment");
 const NO_NUMBER: PtxError = PtxError::Malformed("has no number after .version");
 
 struct Reader<'t> {
@@ -121,7 +122,7 @@ impl<'t> Reader<'t> {
                 let unopened = PtxError::Malformed("closes a block that it did not open");
                 self.depth = self.depth.checked_sub(1).ok_or(unopened)?;
             }
-            Token::Unended => return Err(ENDS_INSIDE),
+            Token::Unended => return Err(ENDS_IN_COMMENT),
             _ => {}
         }
         self.last = [Some(token), self.last[0]];
@@ -150,7 +151,7 @@ impl<'t> Reader<'t> {
 
     /// `.version 6.4 .target sm_50`, before all else.
     fn header(&mut self) -> Result<(), PtxError> {
-        let start = self.tokens.rest().chars().take(SHOWN).collect();
+        let start = self.tokens.clone().rest().chars().take(SHOWN).collect();
         match self.next()? {
             Some(Token::Directive("version")) => {}
             Some(Token::Directive(word)) if word.starts_with("version") => return Err(NO_NUMBER),

@@ -28,6 +28,10 @@ pub(super) fn advice(driver: &DriverError) -> &'static str {
     use DriverError as D;
 
     match driver.kind() {
+        // The simulated device says that the host lacks it.
+        ErrorKind::OutOfMemory if driver.log().is_some() => {
+            return "ask for less, or free memory of the host: a SimConfig may have more capacity than the host";
+        }
         ErrorKind::OutOfMemory => return no_room(driver.call()),
         ErrorKind::MissingSymbol => return "install a newer CUDA driver",
         ErrorKind::Forked => return FORKED_ADVICE,
@@ -48,6 +52,10 @@ pub(super) fn advice(driver: &DriverError) -> &'static str {
         D::INVALID_IMAGE => IMAGES,
         // A text with a zero byte.
         D::INVALID_VALUE if driver.call() == "cuModuleLoadDataEx" => IMAGES,
+        // The simulated device's words, before any compiler's.
+        D::INVALID_PTX if driver.log().is_some_and(|log| log.starts_with("the PTX text ")) => {
+            "mend the text if it is written by hand, else compile it again"
+        }
         D::INVALID_PTX => "compile the text again: the driver's own compiler refuses it",
         D::NO_BINARY_FOR_GPU | D::UNSUPPORTED_PTX_VERSION => WRONG_IMAGE,
         // An empty name is an invalid value.
@@ -124,7 +132,7 @@ fn no_room(call: &str) -> &'static str {
         "the host has no room for more page-locked memory: free some, or raise the limit of locked memory, \
          ulimit -l"
     } else if (call.starts_with("cuMem") && !is_access(call)) || call == "cudaMalloc" {
-        "free memory, ask for less, or use a device with more of it"
+        "free memory, trim pools, ask for less, or use a device with more of it"
     } else if call.ends_with("Create") || call.ends_with("CreateWithPriority") {
         "the driver has no room for another handle: drop streams, events or graphs"
     } else {

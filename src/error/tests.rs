@@ -14,10 +14,11 @@ fn the_message_has_the_call_its_number_and_advice() {
     assert_eq!(
         error.to_string(),
         "allocating 4096 bytes: cuMemAlloc_v2 returned 2, CUDA_ERROR_OUT_OF_MEMORY \
-         (free memory, ask for less, or use a device with more of it)"
+         (free memory, trim pools, ask for less, or use a device with more of it)"
     );
     assert!(error.source().is_some());
-    assert_eq!(error.advice(), Some("free memory, ask for less, or use a device with more of it"));
+    let advice = "free memory, trim pools, ask for less, or use a device with more of it";
+    assert_eq!(error.advice(), Some(advice));
     // What `main` and `unwrap` print.
     assert_eq!(format!("{error:?}"), format!("OutOfMemory: {error}"));
     let parts = format!("{error:#?}");

@@ -121,7 +121,13 @@ impl PinnedPoolOptions {
         not_forked("page-locked memory")?;
         let (maximum, initial) = (self.maximum_size, self.initial_size);
         ensure!(
-            maximum > 0 && maximum.is_multiple_of(PAGE),
+            maximum > 0,
+            InvalidArgument,
+            "give no maximum size for a pool without one",
+            "a page-locked pool was asked to hold no more than 0 bytes"
+        );
+        ensure!(
+            maximum.is_multiple_of(PAGE),
             InvalidArgument,
             "give whole pages",
             "a maximum size of {} is no multiple of a page, {PAGE} bytes",

@@ -331,8 +331,9 @@ impl PoolCore {
             lost => format!(", {} leaked with their device, which is lost,", counted(lost)),
         };
         let message = format!(
-            "allocating {requested} of page-locked memory from a pool whose maximum is {}: it has {}, {} of \
-             them in use{leaked} and {} waiting for the device, and its largest free block has {}",
+            "allocating {requested} of page-locked memory from a pool for {}, whose maximum is {}: it has {}, {} \
+             of them in use{leaked} and {} waiting for the device, and its largest free block has {}",
+            self.source().device,
             counted(self.options.maximum_size),
             counted(now.reserved),
             counted(now.live.saturating_sub(lost)),
@@ -340,6 +341,9 @@ impl PoolCore {
             counted(now.largest_free),
         );
         let error = Error::new(ErrorKind::OutOfMemory, message);
+        if layout.size() > self.options.maximum_size {
+            return error.with_advice("ask for less, or build the pool with a larger maximum_size");
+        }
         if now.waiting > 0 && any_sharing_context_capturing(&self.source().device) {
             return error.with_advice("what waits can be had again when the capture has ended");
         }

@@ -95,8 +95,11 @@ impl<U: Upstream> Drop for Pool<U> {
         // In the child of a fork the memory is the parent's, and its locks may be held.
         if !self.upstream.is_forked() {
             let _deferred = defer_events();
-            self.close();
-            self.release_streams();
+            let run = self.upstream.end();
+            run(&mut || {
+                self.close();
+                self.release_streams();
+            });
         }
     }
 }

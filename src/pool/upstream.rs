@@ -73,6 +73,11 @@ pub trait Upstream: Send + Sync + 'static {
         false
     }
 
+    /// What runs the end of the pool.
+    fn end(&self) -> fn(&mut dyn FnMut()) {
+        |end| end()
+    }
+
     /// Takes memory back in the order of `stream`; without one, nothing uses it any more.
     fn deallocate(&self, stream: Option<&Self::Stream>, block: Self::Block);
 

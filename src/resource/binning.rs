@@ -376,7 +376,8 @@ impl<U: DeviceResource + 'static> BinningOptions<U> {
                 "a bin of {} was asked for",
                 Count(*size, "byte")
             );
-            upstream.device().require(resource.device(), "the resource of a bin")?;
+            let required = upstream.device().require(resource.device(), "the resource of a bin");
+            required.map_err(|error| error.with_advice("give bins of the upstream's device"))?;
         }
         for pair in bins.windows(2) {
             ensure!(

@@ -18,7 +18,7 @@ use super::current_resource::CurrentResource;
 use super::device_resource::DeviceResource;
 use super::external::{self, ExternalMemory};
 use super::handle::{ContextId, ResourceHandle};
-use super::pool::PoolResource;
+use super::pool::{PoolOwner, PoolResource};
 use super::{scope, thread_cache};
 use crate::device::Device;
 use crate::driver::{BackendKind, not_forked};
@@ -68,7 +68,8 @@ fn keeps_default(device: &Device) -> bool {
 }
 
 fn make_default(device: &Device) -> Result<Arc<PoolResource>> {
-    PoolResource::new(CudaResource::new(device)).map(Arc::new)
+    let options = PoolResource::builder(CudaResource::new(device));
+    options.owner(PoolOwner::Default).build().map(Arc::new)
 }
 
 /// The process's current resource of `device`, and whether the process keeps it alive.
@@ -103,8 +104,8 @@ pub(crate) fn external_memory(device: &Device) -> Result<Option<Arc<dyn External
 /// [limits](PoolResource::set_maximum_size). It is the default also while another resource is set.
 ///
 /// The process keeps the pool of a GPU. **On a simulated device** it is gone with the last of this `Arc` and of
-/// the vectors in it, and the next use makes another one, whose counts are zero: keep the `Arc` from the start to
-/// read statistics at the end.
+/// the vectors in it, and the next use makes another one by driver calls, whose counts are zero: keep the `Arc` from
+/// the start for a pool that stays warm, and to read statistics at the end.
 ///
 /// ```
 /// use aquifer::{Device, DeviceVec, default_device_pool};

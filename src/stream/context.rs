@@ -97,12 +97,13 @@ impl Device {
     /// As [`synchronize`](Self::synchronize), without a deferred drop: for callers with a lock, which the drop of a
     /// user's buffer may ask for. An error names the place in the crate, not the caller's.
     pub(crate) fn synchronize_without_drops(&self) -> Result<()> {
+        let what = || format!("waiting for {self}");
         match record_context(self) {
-            Ok(event) => return event.synchronize(),
+            Ok(event) => return event.block(what),
             Err(error) if error.kind() == ErrorKind::Capture => return Err(error),
             // An old driver has no such event, and one that fails may still have work under way.
             Err(_) => {}
         }
-        self.driver().context_synchronize().with_context(|| format!("waiting for {self}"))
+        self.driver().context_synchronize().with_context(what)
     }
 }

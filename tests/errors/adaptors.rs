@@ -25,6 +25,8 @@ pub(crate) fn rows(table: &mut Table) {
     table.failed("a limit that is used", limited.allocate(&stream, layout(1024)));
     // SAFETY: allocated above and not used.
     unsafe { limited.deallocate(&stream, held) };
+    let small = LimitingAdaptor::new(plain(), 100);
+    table.failed("a byte that counts as more than a limit", small.allocate(&stream, layout(1)));
     let odd = LimitingAdaptor::new(plain(), 1000);
     table.failed("a block that counts as more than a limit", odd.allocate(&stream, layout(999)));
     table.failed("a limit in multiples of 3", LimitingAdaptor::with_alignment(plain(), 9, 3));

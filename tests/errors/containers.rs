@@ -276,6 +276,8 @@ fn wrong_texts(table: &mut Table) {
         "scale",
         ".version 6.4\n.target sm_50\n.visible .entry scale(",
     );
+    let commented: &'static str = concat!("/* ", ".version 6.4\n.target sm_50\n");
+    run(table, "a text that ends in a comment", "scale", commented);
     run(table, "an entry that the text lacks", "skale", SCALE);
     run(table, "an entry without a name", "", SCALE);
     run(table, "a text with a zero byte", "scale", ".version 6.4\0.target sm_50");

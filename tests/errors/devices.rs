@@ -1,10 +1,10 @@
 //! Devices, and what a machine without a GPU says.
 
 use crate::processes;
-use crate::support::simulated;
+use crate::support::{layout, simulated};
 use crate::table::Table;
 use aquifer::sim::SimConfig;
-use aquifer::{Device, DeviceVec, ErrorKind};
+use aquifer::{CudaResource, Device, DeviceResource, DeviceVec, ErrorKind};
 
 pub(crate) fn rows(table: &mut Table) {
     table.failed("open a GPU on a machine without a driver", Device::open(0));
@@ -35,6 +35,12 @@ pub(crate) fn rows(table: &mut Table) {
     simulator.fail_call("cuCtxRecordEvent", 1, 999).unwrap();
     simulator.fail_call("cuCtxSynchronize", 1, 700).unwrap();
     table.failed("a device faulted before a wait", one.synchronize());
+    simulator.fail_call("cuEventSynchronize", 1, 700).unwrap();
+    table.failed("a device faulted in a wait", one.synchronize());
+    table.failed("more than an address range of the host", {
+        let vast = simulated(SimConfig::default().capacity(1 << 60)).0;
+        CudaResource::new(&vast).allocate(&vast.new_stream().unwrap(), layout(1 << 50))
+    });
 
     violations(table);
 }
@@ -45,6 +51,7 @@ fn violations(table: &mut Table) {
     // SAFETY: wrong on purpose: the vector is read before it is written.
     let vec = unsafe { DeviceVec::<u8>::uninit(&stream, 16) }.unwrap();
     table.failed("a violation, through a copy", vec.to_vec());
+    table.failed("a violation that was told before", stream.synchronize());
     table.failed("a violation, through the device", simulator.check());
     assert_eq!(simulator.take_reports().len(), 1);
     for _ in 0..3 {

@@ -23,6 +23,7 @@ pub(crate) fn rows(table: &mut Table) {
 
     let with = || PinnedPool::builder(PinnedResource::new(&device).unwrap());
     table.failed("a pinned maximum of 100", with().maximum_size(100).build());
+    table.failed("a pinned maximum of 0", with().maximum_size(0).build());
     let above = with().initial_size(8192).maximum_size(4096).build();
     table.failed("a pinned initial size above the maximum", above);
     table.failed("a pinned growth of 0", with().growth_step(0).build());
@@ -33,6 +34,8 @@ pub(crate) fn rows(table: &mut Table) {
     let mut more = AllocVec::<u8, _>::new_in(small);
     assert!(more.try_reserve(8192).is_err());
     table.row("a pinned pool at its maximum", last_error().unwrap());
+    assert!(more.try_reserve(8193).is_err());
+    table.row("a block above a pinned pool's maximum", last_error().unwrap());
     assert!(more.try_reserve(1 << 45).is_err());
     table.row("a block above every pinned pool's", last_error().unwrap());
 
@@ -49,6 +52,9 @@ pub(crate) fn rows(table: &mut Table) {
     let mapped = other.scope(|scope| scope.map(&theirs).map(drop));
     table.failed("mapped memory of another device", mapped);
 
+    let mut much = AllocVec::<u8, _>::new_in(PinnedResource::new(&device).unwrap());
+    assert!(much.try_reserve_exact(1 << 46).is_err());
+    table.row("more than the machine has, page-locked", last_error().unwrap());
     let mut vast = AllocVec::<u8, _>::new_in(PinnedResource::new(&device).unwrap());
     assert!(vast.try_reserve(isize::MAX as usize - 4096).is_err());
     table.row("more than an address space, page-locked", last_error().unwrap());

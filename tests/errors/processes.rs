@@ -133,6 +133,8 @@ fn fork() {
     let layout = crate::support::layout(64);
     use aquifer::DeviceResource;
     print_failed("a fork's child detects a device", Device::detect());
+    let new = Device::simulated(SimConfig::default());
+    print_failed("a fork's child makes a stream on a new device", new.new_stream());
     print_failed("a fork's child copies", vec.to_vec());
     print_failed("a fork's child waits", stream.synchronize());
     print_failed("a fork's child makes a stream", device.new_stream());

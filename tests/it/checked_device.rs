@@ -194,6 +194,8 @@ fn a_seed_of_the_environment_is_run_alone() {
     assert!(passed && said.matches("ran ").count() == 1 && said.contains("ran 99"), "{said}");
     let (passed, said) = in_a_child("seeds", &[("AQUIFER_SIM_SEED", "x")]);
     assert!(!passed && said.contains("AQUIFER_SIM_SEED is \"x\""), "{said}");
+    let line = said.lines().find(|line| line.contains("panicked at")).unwrap();
+    assert!(line.contains("checked_device.rs:"), "the line is the caller's: {said}");
     // Empty is not set.
     let (_, said) = in_a_child("seeds", &[("AQUIFER_SIM_SEED", "")]);
     assert_eq!(said.matches("ran ").count(), 8, "{said}");

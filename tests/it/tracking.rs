@@ -184,6 +184,7 @@ fn frees_through_a_stacked_one_leave_both_empty() {
     assert_eq!((counts(&below), counts(&above)), ((0, 0), (0, 0)));
     assert_eq!((above.unknown_frees(), below.unknown_frees()), (10, 0));
     assert_eq!(log.count(Level::WARN, "does not know"), 1, "warned once: {:?}", log.lines());
+    assert_eq!(log.count(Level::WARN, "address=0x"), 1, "{:?}", log.lines());
     assert!(above.report().contains("not handed out here: 10"), "{}", above.report());
 }
 

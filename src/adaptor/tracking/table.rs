@@ -254,7 +254,8 @@ impl TrackingTable {
     fn count_bad_free(&self, kind: BadFree, address: u64, bytes: usize, allocated: Option<usize>) {
         if self.bad_frees[kind as usize].fetch_add(1, Ordering::Relaxed) == 0 {
             let (device, warning) = (self.device.to_string(), kind.warning());
-            deferred_event!(warn, %device, address, bytes, allocated, "{warning}");
+            let address = format!("{address:#x}");
+            deferred_event!(warn, %device, %address, bytes, allocated, "{warning}");
         }
     }
 

@@ -291,8 +291,8 @@ impl StreamCalls for CudaDriver {
     }
 
     fn stream_number(&self, raw: RawStream) -> DriverResult<u64> {
-        // SAFETY: asks for a number, and changes nothing.
         out_param(|number| {
+            // SAFETY: asks for a number, and changes nothing.
             self.on_stream(raw, |library| unsafe { library.stream_get_id(raw.0, number) })
         })
     }

@@ -7,8 +7,8 @@
 //! [`PoolResource`](crate::PoolResource) cuts from its memory is followed, too: a block is memory from its
 //! allocation to its free, and unwritten when it is handed out again. Each violation is a typed
 //! [`Report`] with both sides, the lines of the program that gave them, the vector's type and size, and the
-//! seed that replays the schedule. Reports of enqueued operations do not depend on the schedule; the wrong
-//! data that a race leaves does.
+//! seed that replays the schedule. Reports of enqueued operations do not depend on the schedule, but for
+//! [`Violation::HostWroteDuringCopy`]; the wrong data that a race leaves does.
 //!
 //! A launch is refused where a driver would refuse it: by the limits of CUDA, and by what the PTX text says
 //! of the entry. The text is not compiled.
@@ -22,7 +22,10 @@
 //! - Operations of one device run one at a time.
 //! - The default streams are ordered with other streams by events alone.
 //! - A copy of pageable memory cannot be captured, nor an allocation in stream order.
-//! - A pool caches no memory.
+//! - A driver's pool caches no memory.
+//! - The default pool of a device ends with its last vector, unless the handle of
+//!   [`default_device_pool`](crate::default_device_pool) is kept: the memory goes back to the driver, the counts are
+//!   gone, and the next vector makes another pool, by a driver call. Its end orders no work of the program's.
 //! - A device pointer is a number that no host pointer equals, except for page-locked and managed
 //!   memory.
 //! - A host form may not call the device.
@@ -41,6 +44,8 @@
 //!
 //! - The host reads memory that a copy is still writing. Whether it shows in the values depends on the seed, and on
 //!   calls in between: each call that asks the device for an event may run an operation, that of a pool too.
+//! - The host writes page-locked memory whose copy has run by then, which depends on the seed and on calls in
+//!   between as well; or it writes the values that are there already.
 //! - The host reads or writes mapped or managed memory by a raw pointer while a kernel uses it.
 //! - The host writes ordinary memory that [`copy_from_slice_async`](crate::DeviceVec::copy_from_slice_async) reads
 //!   still: it is read at once, as a driver does that copies it aside.
@@ -51,6 +56,8 @@
 //! - A resource of your own hands out memory again, or a [`PinnedPool`](crate::PinnedPool): to the device it
 //!   is one block, and counts as written.
 //! - An address that was freed and handed out again is used by its former owner: it is the new owner's.
+//! - A stream was dropped, and a pool has asked whether its last work is done: all that comes then counts as ordered
+//!   after it.
 //! - Memory that a pool has just taken from upstream is used in no order after its allocation: nothing came before
 //!   on any stream. Where the pool has it from a stream, the same program is reported.
 //! - A block is given to the `deallocate` of a resource that it is not of, unless that resource finds it out.
@@ -86,7 +93,7 @@ mod state;
 mod tests;
 
 pub(crate) use calls::process_of;
-pub(crate) use check::{CallSite, NoCallSite};
+pub(crate) use check::{CallSite, DefaultPoolEnd, NoCallSite};
 pub use check::{Report, Violation};
 pub(crate) use driver::SimDriver;
 pub use simulator::Simulator;

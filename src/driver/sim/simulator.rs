@@ -48,7 +48,7 @@ impl Simulator {
 
     /// Takes the reports. Synchronisations, and all else that waits, return the first of them until then.
     pub fn take_reports(&self) -> Vec<Report> {
-        let taken = std::mem::take(&mut self.context.log.lock().reports);
+        let taken = self.context.take_reports();
         taken.iter().map(|report| Report::clone(report)).collect()
     }
 

@@ -4,6 +4,7 @@ use super::memory_hooks::MemoryHooks;
 use super::options::PoolOwner;
 use crate::debug_log::deferred_event;
 use crate::driver::is_forked_child;
+use crate::driver::sim::DefaultPoolEnd;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::Event;
 use crate::impls::Count;
@@ -157,6 +158,17 @@ impl<U: DeviceResource + 'static> Upstream for PoolDriver<U> {
 
     fn is_captured(error: &Error) -> bool {
         error.kind() == ErrorKind::Capture
+    }
+
+    /// The end of a default pool orders nothing for the user: a GPU keeps its own.
+    fn end(&self) -> fn(&mut dyn FnMut()) {
+        match self.owner {
+            PoolOwner::Default => |end| {
+                let _unordered = DefaultPoolEnd::enter();
+                end();
+            },
+            PoolOwner::Pool | PoolOwner::Arena | PoolOwner::FixedSize => |end| end(),
+        }
     }
 
     fn deallocate(&self, stream: Option<&Stream>, block: DeviceBlock) {

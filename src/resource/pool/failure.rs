@@ -15,7 +15,7 @@ const MORE_UPSTREAM: &str = "free some memory, or use a device or an upstream wi
 impl PoolOwner {
     fn noun(self) -> &'static str {
         match self {
-            Self::Pool => "a pool",
+            Self::Pool | Self::Default => "a pool",
             Self::Arena => "an arena",
             Self::FixedSize => "a pool of blocks of one size",
         }
@@ -24,7 +24,7 @@ impl PoolOwner {
     /// How memory comes into a capture, where the driver began none that it was declared to.
     fn in_capture(self) -> &'static str {
         match self {
-            Self::Pool => {
+            Self::Pool | Self::Default => {
                 "give this pool to Stream::capture, and make vectors on the stream that it captures, on the \
                  thread that captures; or make them before"
             }
@@ -38,7 +38,7 @@ impl PoolOwner {
     fn larger(self) -> &'static str {
         match self {
             Self::Arena => "build the arena with a larger arena_size",
-            Self::Pool | Self::FixedSize => "give the pool a larger maximum_size",
+            Self::Pool | Self::Default | Self::FixedSize => "give the pool a larger maximum_size",
         }
     }
 }
@@ -149,7 +149,7 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
             (true, _) if bytes > maximum => format!("ask for less, or {}", owner.larger()),
             (_, None) if largest_free >= bytes && self.is_over_aligned(asked) => {
                 match owner {
-                    PoolOwner::Pool => {
+                    PoolOwner::Pool | PoolOwner::Default => {
                         "ask for a smaller alignment, or build the pool with that alignment".into()
                     }
                     PoolOwner::Arena | PoolOwner::FixedSize => SMALLER_ALIGNMENT.into(),

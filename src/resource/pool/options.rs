@@ -65,6 +65,8 @@ impl MissPolicy {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum PoolOwner {
     Pool,
+    /// A pool that is the default of its device.
+    Default,
     Arena,
     FixedSize,
 }

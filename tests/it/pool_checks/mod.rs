@@ -3,6 +3,7 @@
 //! pointer of a program's own kernel, and has a twin that is right.
 
 mod classes;
+mod default_pool;
 pub(crate) mod fixture;
 mod graphs;
 mod orders;

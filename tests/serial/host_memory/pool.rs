@@ -170,7 +170,7 @@ fn an_option_that_cannot_be_kept_is_refused() {
     let _alone = alone();
     let (options, _, simulator) = options();
     for (wrong, what) in [
-        (options.clone().maximum_size(0), "0 bytes is no multiple of a page"),
+        (options.clone().maximum_size(0), "to hold no more than 0 bytes"),
         (options.clone().maximum_size(PAGE + 1), "4097 bytes is no multiple of a page"),
         (options.clone().maximum_size(PAGE).initial_size(PAGE + 1), "4097 bytes is more than"),
         (options.clone().initial_size(usize::MAX), "more than an address space holds"),

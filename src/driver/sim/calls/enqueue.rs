@@ -11,6 +11,7 @@ use crate::driver::sim::state::{
     TouchedRange, Watchpoint, is_seen,
 };
 use crate::error::DriverError;
+use crate::impls::Count;
 use crate::sync::Arc;
 use crate::sync::trusted::unique;
 
@@ -152,7 +153,8 @@ impl Call<'_> {
     ) -> DriverError {
         let (other, note) = match error {
             LookupError::Outside { by, bytes, past } => {
-                (Some(by), Some(format!("{past} bytes past the end of a block of {bytes} bytes")))
+                let (past, bytes) = (Count(past, "byte"), Count(bytes, "byte"));
+                (Some(by), Some(format!("{past} past the end of a block of {bytes}")))
             }
             LookupError::Freed(by) => (Some(by), None),
             LookupError::Unmapped => (None, None),

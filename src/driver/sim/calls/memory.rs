@@ -2,11 +2,12 @@
 //! managed. Capacity, addresses, and the checks of a free.
 
 use super::call::Call;
-use crate::driver::sim::check::{AccessStamp, OpName, Violation};
+use crate::driver::sim::check::{AccessStamp, DefaultPoolEnd, OpName, Violation};
 use crate::driver::sim::driver::SimDriver;
 use crate::driver::sim::run::advance;
 use crate::driver::sim::state::{
-    ADDRESS_RANGE, Backing, BlockKind, OpWork, SimBlock, SimOp, is_seen, wait_changed,
+    ADDRESS_RANGE, Backing, BlockKind, OpWork, SimBlock, SimOp, is_seen, is_seen_by_pools,
+    wait_changed,
 };
 use crate::driver::{
     DeviceAddress, DeviceRange, DriverResult, HostFlags, MemoryCalls, MemoryInfo,
@@ -93,9 +94,10 @@ impl MemoryCalls for SimDriver {
             return call.invalid();
         }
         call.require(!flags.mapped || call.context.config.properties.map_host_memory)?;
-        let Some(backing) = Backing::allocate(bytes, PAGE, call.context.config.poison) else {
-            return call.out_of_memory();
-        };
+        let poison = call.context.config.poison;
+        let has_room = call.state.blocks.has_room_to_lock(bytes);
+        let backing = if has_room { Backing::allocate(bytes, PAGE, poison) } else { None };
+        let Some(backing) = backing else { return call.out_of_memory() };
         let pointer = backing.pointer();
         call.insert(pointer, bytes, BlockKind::Host(flags), backing);
         Ok(pointer)
@@ -220,7 +222,8 @@ impl Call<'_> {
             });
         let Some((address, backing)) = placed else {
             self.unreserve(size);
-            return self.out_of_memory();
+            let error = self.error(DriverError::OUT_OF_MEMORY);
+            return Err(error.with_log("the host behind the simulated device has no room for it"));
         };
         let block = SimBlock::new(self.context.id, bytes, kind, backing, OpName::call(self.name));
         self.state.blocks.insert(address, block);
@@ -279,7 +282,7 @@ impl Call<'_> {
     }
 
     /// Frees at once a block of a kind that is freed so. Operations that the host has not seen
-    /// complete may still use it, which is reported.
+    /// complete may still use it, which is reported. At the end of a default pool, what pools have seen counts.
     fn free_now(
         &mut self,
         address: u64,
@@ -288,6 +291,7 @@ impl Call<'_> {
         let name = self.freeing(OpName::call(self.name), address);
         self.check_free(name, address, is_right)?;
         let streams = &self.state.streams;
+        let is_seen = if DefaultPoolEnd::is_here() { is_seen_by_pools } else { is_seen };
         let complete = |former: &AccessStamp| is_seen(streams, former.stream, former.tick);
         if let Some(block) = self.state.blocks.get(address) {
             let allocation = block.allocation.filter(|allocation| !complete(allocation));

@@ -1,7 +1,7 @@
 //! Streams, events and synchronisation: what orders operations, and what the host sees complete.
 
 use super::call::Call;
-use crate::driver::sim::check::{OpName, VectorClock, Violation};
+use crate::driver::sim::check::{DefaultPoolEnd, OpName, VectorClock, Violation};
 use crate::driver::sim::driver::SimDriver;
 use crate::driver::sim::run::{has_stopped, run_some, run_until};
 use crate::driver::sim::state::{
@@ -108,7 +108,12 @@ impl StreamCalls for SimDriver {
             (None, Some(_)) => return call.invalid(),
             (None, None) => {
                 if let Some(record) = record {
-                    call.state.wait_for(id, name, record);
+                    if DefaultPoolEnd::is_here() {
+                        // The host waits: the stream would be ordered for the user's work as well.
+                        call.wait_for_record(&record)?;
+                    } else {
+                        call.state.wait_for(id, name, record);
+                    }
                 }
             }
         }
@@ -153,12 +158,7 @@ impl StreamCalls for SimDriver {
             let (record, captured) = call.last_record(OpName::call(call.name), event)?;
             call.forbid_captured_event(captured)?;
             if let Some(record) = record {
-                let device = record.fence.device;
-                call.run_until(device, |_| record.fence.is_signaled())?;
-                if let Err(lost) = call.check_device_alive(device) {
-                    return call.context.sync_result(call.name).and(Err(lost));
-                }
-                call.state.observe(&record.clock);
+                call.wait_for_record(&record)?;
             }
             call.context.sync_result(call.name)
         })
@@ -271,6 +271,17 @@ impl Call<'_> {
     fn check_device_alive(&self, device: u64) -> DriverResult<()> {
         let device = self.state.devices.get(&device);
         device.map_or(Ok(()), |device| device.context.check_alive(self.name))
+    }
+
+    /// Has the host wait for a recorded point.
+    fn wait_for_record(&mut self, record: &EventRecord) -> DriverResult<()> {
+        let device = record.fence.device;
+        self.run_until(device, |_| record.fence.is_signaled())?;
+        if let Err(lost) = self.check_device_alive(device) {
+            return self.context.sync_result(self.name).and(Err(lost));
+        }
+        self.state.observe(&record.clock);
+        Ok(())
     }
 
     fn run_until(&mut self, device: u64, done: impl Fn(&SimState) -> bool) -> DriverResult<()> {

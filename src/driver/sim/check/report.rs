@@ -36,8 +36,8 @@ pub enum Violation {
     ForeignHandle,
     /// An event is used after it was destroyed.
     DestroyedEvent,
-    /// The host wrote to page-locked memory between the call that enqueued a copy of it and the
-    /// copy itself.
+    /// The host wrote to page-locked memory between the call that enqueued a copy from it or to it and
+    /// the copy itself. Whether the copy had run by then depends on the schedule.
     HostWroteDuringCopy,
     /// A copy whose source and target overlap.
     OverlappingCopy,
@@ -62,7 +62,9 @@ impl Violation {
             Self::DestroyedStream => "names a stream that was destroyed",
             Self::ForeignHandle => "names a stream or an event of another device",
             Self::DestroyedEvent => "names an event that was destroyed",
-            Self::HostWroteDuringCopy => "copies host memory that the host wrote meanwhile",
+            Self::HostWroteDuringCopy => {
+                "copies from or to host memory that the host wrote meanwhile"
+            }
             Self::OverlappingCopy => "copies between two ranges that overlap",
             Self::CaptureRace => "calls on a capture that another thread began",
             Self::KernelFault => "ran a kernel that failed",

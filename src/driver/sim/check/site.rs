@@ -95,6 +95,11 @@ impl CallSite {
         IS_WANTED.load(Ordering::Relaxed)
     }
 
+    /// Whether the calling thread is inside of a call of the program whose line is known. A drop is no such call.
+    pub(crate) fn is_inside() -> bool {
+        CURRENT.get().is_some()
+    }
+
     /// A simulated device is opened.
     pub(crate) fn want() {
         IS_WANTED.store(true, Ordering::Relaxed);

@@ -176,6 +176,22 @@ impl Drop for OwnedMemory {
     }
 }
 
+/// The machine's physical memory in bytes, which page-locked memory cannot exceed: it stays in place. `None` where
+/// that is not known.
+#[cfg(all(target_os = "linux", not(miri)))]
+pub(crate) fn physical_memory() -> Option<u64> {
+    // SAFETY: a question that takes and changes no memory.
+    let pages = unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) };
+    // SAFETY: as above.
+    let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    u64::try_from(pages).ok()?.checked_mul(u64::try_from(bytes).ok()?)
+}
+
+#[cfg(not(all(target_os = "linux", not(miri))))]
+pub(crate) fn physical_memory() -> Option<u64> {
+    None
+}
+
 /// A checksum of a range, which the caller of its copy keeps readable.
 fn checksum(start: *const u8, bytes: usize) -> u64 {
     const PRIME: u64 = 0x0000_0100_0000_01b3;

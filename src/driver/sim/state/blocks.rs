@@ -1,6 +1,6 @@
 //! The table of blocks by address, live and freed, of all simulated devices.
 
-use super::backing::Backing;
+use super::backing::{Backing, physical_memory};
 use super::imports::Imports;
 use super::op::{AddressSpace, OpRange, TouchedRange};
 use super::parts::{PartError, Parts};
@@ -133,6 +133,13 @@ pub(crate) struct BlockTable {
     ranges: u64,
     /// Other addresses of blocks.
     pub(crate) imports: Imports,
+    /// Bytes of page-locked memory that was allocated and is not freed.
+    page_locked: u64,
+}
+
+/// The bytes of a block that count as page-locked.
+fn page_locked_bytes(block: &SimBlock) -> u64 {
+    if matches!(block.kind, BlockKind::Host(_)) { block.bytes } else { 0 }
 }
 
 impl BlockTable {
@@ -154,7 +161,14 @@ impl BlockTable {
                 self.freed.remove(&freed);
             }
         }
+        self.page_locked += page_locked_bytes(&block);
         self.blocks.insert(address, block);
+    }
+
+    /// Whether the machine has room for so many bytes of page-locked memory beside those of all devices.
+    pub(crate) fn has_room_to_lock(&self, bytes: usize) -> bool {
+        let locked = self.page_locked.saturating_add(bytes as u64);
+        physical_memory().is_none_or(|memory| locked <= memory)
     }
 
     pub(crate) fn get(&self, address: u64) -> Option<&SimBlock> {
@@ -172,6 +186,7 @@ impl BlockTable {
     /// Removes a block, and remembers the operation that freed it.
     pub(crate) fn free(&mut self, address: u64, freed_by: OpName) -> Option<SimBlock> {
         let mut block = self.blocks.remove(&address)?;
+        self.page_locked -= page_locked_bytes(&block);
         let end = address.saturating_add(block.bytes);
         let vectors = std::mem::take(&mut block.vectors);
         self.remember_freed(address, FreedBlock { end, freed_by, vectors });
@@ -197,7 +212,11 @@ impl BlockTable {
     /// Removes the blocks of a device that is closed.
     pub(crate) fn remove_device(&mut self, device: u64) -> impl Iterator<Item = SimBlock> {
         self.imports.remove_device(device);
-        self.blocks.extract_if(.., move |_, block| block.device == device).map(|(_, block)| block)
+        let page_locked = &mut self.page_locked;
+        self.blocks.extract_if(.., move |_, block| block.device == device).map(|(_, block)| {
+            *page_locked -= page_locked_bytes(&block);
+            block
+        })
     }
 
     /// The block that holds `address`, and where it begins.

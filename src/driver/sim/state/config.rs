@@ -182,8 +182,8 @@ impl SimConfig {
         seed: u64;
 
         /// Sets the device's memory in bytes. 4 GiB unless set. An allocation takes its memory from the
-        /// host, the device itself takes none. Page-locked memory does not count: the host's own memory is its
-        /// limit.
+        /// host, the device itself takes none. Page-locked memory does not count: the machine's physical memory
+        /// is its limit, where Linux tells it.
         capacity: u64;
 
         /// Sets when the queues run. [`Schedule::OnDemand`] unless set.

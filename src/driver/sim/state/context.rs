@@ -7,7 +7,7 @@
 use super::config::SimConfig;
 use crate::debug_log::{emit_deferred, event};
 use crate::driver::DriverResult;
-use crate::driver::sim::check::{OpName, Report, ReportedMemory, Violation};
+use crate::driver::sim::check::{CallSite, OpName, Report, ReportedMemory, Violation};
 use crate::error::DriverError;
 use crate::sync::trusted::{AtomicU64, Mutex, Ordering, unique};
 use crate::sync::{Arc, OnceLock};
@@ -15,6 +15,9 @@ use std::collections::BTreeMap;
 
 /// More reports than this are logged and not kept.
 const KEPT_REPORTS: usize = 1024;
+
+/// Behind a report that an earlier call returned already.
+const TOLD_BEFORE: &str = "an earlier call returned this report; each that waits does, until Simulator::take_reports clears it";
 
 #[derive(Debug)]
 pub(crate) struct InjectedFailure {
@@ -28,6 +31,8 @@ pub(crate) struct InjectedFailure {
 pub(crate) struct ContextLog {
     /// Those that were not taken.
     pub(crate) reports: Vec<Arc<Report>>,
+    /// A call of the program has returned the first of them.
+    is_first_told: bool,
     /// Reports that were not logged yet.
     unlogged: Vec<Arc<Report>>,
     pub(crate) calls: BTreeMap<&'static str, u64>,
@@ -159,10 +164,23 @@ impl SimContext {
 
     /// The result of a synchronisation: the first report that was not taken, then the loss.
     pub(crate) fn sync_result(&self, call: &'static str) -> DriverResult<()> {
-        let first = self.log.lock().reports.first().cloned();
-        match first {
-            Some(report) => Err(DriverError::with_detail(call, DriverError::LAUNCH_FAILED, report)),
-            None => self.check_alive(call),
+        let mut log = self.log.lock();
+        let Some(report) = log.reports.first().cloned() else {
+            drop(log);
+            return self.check_alive(call);
+        };
+        let error = DriverError::with_detail(call, DriverError::LAUNCH_FAILED, report);
+        if log.is_first_told {
+            return Err(error.with_log(TOLD_BEFORE));
         }
+        // What a drop is told, the program does not hear of.
+        log.is_first_told = CallSite::is_inside();
+        Err(error)
+    }
+
+    pub(crate) fn take_reports(&self) -> Vec<Arc<Report>> {
+        let mut log = self.log.lock();
+        log.is_first_told = false;
+        std::mem::take(&mut log.reports)
     }
 }

@@ -11,7 +11,7 @@ use super::op::{OpWork, SimFence, SimOp};
 use super::pool::SimPool;
 use super::random::Random;
 use super::stream::SimStream;
-use crate::driver::sim::check::{OpName, VectorClock};
+use crate::driver::sim::check::{DefaultPoolEnd, OpName, VectorClock};
 use crate::sync::trusted::{Condvar, Mutex, MutexGuard, unique};
 use crate::sync::{Arc, LazyLock};
 use std::collections::HashMap;
@@ -191,8 +191,17 @@ impl SimState {
         }
     }
 
-    /// The host has seen everything in `clock` complete.
+    /// The host has seen everything in `clock` complete; pools alone, at the end of a default pool.
     pub(crate) fn observe(&mut self, clock: &VectorClock) {
+        if DefaultPoolEnd::is_here() {
+            // A stream that is gone stays, or all of its work would count as seen.
+            for (id, tick) in clock.entries() {
+                if let Some(stream) = self.streams.get_mut(&id) {
+                    stream.seen_at_ends = stream.seen_at_ends.max(tick);
+                }
+            }
+            return;
+        }
         for (id, tick) in clock.entries() {
             if let Some(stream) = self.streams.get_mut(&id) {
                 stream.seen = stream.seen.max(tick);
@@ -277,7 +286,7 @@ impl SimState {
 
 /// As [`is_seen`], where a pool's look counts as well.
 pub(crate) fn is_seen_by_pools(streams: &HashMap<u64, SimStream>, stream: u64, tick: u64) -> bool {
-    let seen = |stream: &SimStream| stream.seen.max(stream.seen_by_pools);
+    let seen = |stream: &SimStream| stream.seen.max(stream.seen_by_pools).max(stream.seen_at_ends);
     streams.get(&stream).is_none_or(|stream| seen(stream) >= tick)
 }
 

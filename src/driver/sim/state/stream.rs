@@ -30,6 +30,8 @@ pub(crate) struct SimStream {
     pub(crate) seen: u64,
     /// The last operation that a pool has seen complete, and the host maybe not.
     pub(crate) seen_by_pools: u64,
+    /// The last operation that a default pool has seen complete when it ended.
+    pub(crate) seen_at_ends: u64,
     /// The operations of other streams that are ordered before the next one.
     pub(crate) clock: VectorClock,
     pub(crate) destroyed: bool,

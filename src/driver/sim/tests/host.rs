@@ -70,6 +70,38 @@ fn a_write_of_the_device_is_not_one_of_the_host() {
     fixture.clean();
 }
 
+/// The block may be larger than what is free: its pages are not touched.
+#[cfg(all(target_os = "linux", not(miri)))]
+#[test]
+fn page_locked_memory_fits_the_machine() {
+    let fixture = fixture();
+    let flags = HostFlags { mapped: true, portable: true, ..HostFlags::default() };
+    let refused = |bytes| match fixture.driver.host_alloc(bytes, flags) {
+        Ok(_) => panic!("{bytes} bytes"),
+        Err(error) => assert_eq!(error.code(), DriverError::OUT_OF_MEMORY),
+    };
+    refused(1 << 46);
+    let mut half = 1 << 45;
+    let block = loop {
+        match fixture.driver.host_alloc(half, flags) {
+            Ok(block) => break block,
+            Err(_) => half /= 2,
+        }
+    };
+    // The machine has less than twice of that.
+    refused(half);
+    // SAFETY: allocated above, and not used.
+    unsafe { fixture.driver.host_free(block) }.unwrap();
+    let again = fixture.driver.host_alloc(half, flags).unwrap();
+    // SAFETY: as above.
+    unsafe { fixture.driver.host_free(again) }.unwrap();
+    drop(fixture);
+    for _ in 0..3 {
+        // What a device leaves behind counts no more.
+        self::fixture().driver.host_alloc(half, flags).unwrap();
+    }
+}
+
 #[test]
 fn host_blocks_have_shadows_too() {
     for ordered in [false, true] {

@@ -112,7 +112,8 @@ fn a_use_ends_in_the_region_that_it_begins_in() {
         let report = fixture.refused(heap + at, bytes, stream);
         let by = report.conflicts_with().unwrap();
         assert!(by.starts_with("an allocation from a pool"), "{by}");
-        let note = format!("{past} bytes past the end of a block of {of} bytes");
+        let past = crate::impls::Count(past, "byte");
+        let note = format!(": {past} past the end of a block of {of} bytes (seed");
         assert!(report.to_string().contains(&note), "{report}");
     }
     // A row in the one and a row in the other.
