@@ -72,7 +72,7 @@ pub(crate) struct Arguments {
     ///
     /// It permits that, and changes nothing for a log without such lines.
     /// An address that is allocated again is taken as freed before; a free of memory that was not
-    /// allocated is left out, and so is a last line that is cut off. Allocations that overlap are both
+    /// allocated is left out, and so are an allocation at 0x0 and a last line that is cut off. Allocations that overlap are both
     /// made, as is one that goes past the last address; a free of another size than its allocation's frees that. A snapshot of PyTorch that began in
     /// the middle of a program has many.
     #[arg(long)]

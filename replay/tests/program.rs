@@ -247,7 +247,7 @@ fn options_that_do_nothing() {
         ("two_streams.rmm.csv", &["--bisect", "--backend", "cuda"], 2, "not --backend cuda"),
         ("two_streams.rmm.csv", &["--step", "1MiB"], 2, "--bisect"),
         ("two_streams.rmm.csv", &["--bisect", "--capacity", "1GiB"], 2, "--capacity"),
-        ("two_streams.rmm.csv", &["--format", "torch"], 1, "not a whole pickle"),
+        ("two_streams.rmm.csv", &["--format", "torch"], 1, "not a pickle: it begins with"),
     ] {
         let output = replay(log, arguments);
         let (stdout, stderr) = said(&output);

@@ -1,5 +1,7 @@
 //! Logs that are wrong, huge or meant to harm: an error that says where, in bounded time and memory.
 
+mod lines;
+
 use serde_json::Value;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -250,6 +252,7 @@ fn files_that_are_no_logs_say_what_to_do() {
         ("gzip", b"\x1f\x8b\x08\x00", "gunzip"),
         ("utf16", b"\xff\xfeT\x00h\x00", "iconv"),
         ("binary", b"\x7fELF\x00\x00", "no format is known"),
+        ("blank", b"\n \r\n\n", "begins with nothing but blank lines"),
     ] {
         let said = error(&replay(&file(name, content), &[]));
         assert!(said.contains(words), "{name}: {said}");
