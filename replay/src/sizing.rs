@@ -3,7 +3,7 @@
 use crate::error::{Moment, ReplayError, without_advice};
 use crate::plan::{Plan, What};
 use crate::report::Failed;
-use crate::stack::Resource;
+use crate::stack::{BEYOND_ANY_DEVICE, Resource};
 use crate::words::count;
 use aquifer::{Error, ErrorKind};
 
@@ -20,9 +20,6 @@ pub enum Tried {
 
 /// How often a capacity is doubled before it is given up.
 const DOUBLINGS: u32 = 24;
-
-/// Bytes that no allocation of a device has: the simulated one's addresses do not suffice.
-pub const BEYOND_ANY_DEVICE: u64 = 1 << 42;
 
 /// Doubles a capacity, from the log's peak on, until `tried` serves. In steps of `step` bytes: the last
 /// that did not serve, and the first that did.
