@@ -42,6 +42,14 @@ impl Resource {
             Self::Cuda | Self::Async | Self::Managed => None,
         }
     }
+
+    /// The streams that it can tell apart; `None` where it is any number.
+    pub fn most_streams(self) -> Option<usize> {
+        match self {
+            Self::Pool | Self::Binning | Self::Arena => Some(STREAMS_OF_A_POOL),
+            Self::Cuda | Self::Async | Self::Managed => None,
+        }
+    }
 }
 
 /// The device below.
@@ -69,6 +77,9 @@ pub struct Options {
 
 /// Aquifer's pools and arenas count a block's bytes as 32 bits of 256.
 const LARGEST_OF_A_POOL: u64 = (1 << 40) - 256;
+
+/// Aquifer's pools and arenas number the streams of their blocks in 16 bits, of which two numbers are taken.
+const STREAMS_OF_A_POOL: usize = 65_534;
 
 /// What a simulated device has without a capacity: more than any log needs, and half of what a process
 /// of 47 bits can address.
