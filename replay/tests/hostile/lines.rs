@@ -55,7 +55,7 @@ fn lines_behind_empty_ones_are_named_rightly() {
 fn a_last_line_that_is_wrong_is_told_from_one_that_is_cut() {
     const T: &str = "00:00:00.000001";
     for (line, words) in [
-        (format!("1,xx,allocate,0x2000,256,0"), "column Time: expected a time"),
+        (String::from("1,xx,allocate,0x2000,256,0"), "column Time: expected a time"),
         (
             format!("1,{T},allocate,0x1000,1GB,0"),
             "column Size: expected a size in bytes, found \"1GB\"",
