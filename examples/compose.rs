@@ -11,6 +11,8 @@ use aquifer::{
 };
 use clap::Parser;
 use std::error::Error;
+use std::fmt::Display;
+use std::io::{self, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -26,7 +28,6 @@ const MIB: usize = 1 << 20;
 struct Arguments {}
 
 fn main() -> ExitCode {
-    let Arguments {} = Arguments::parse();
     match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -36,9 +37,20 @@ fn main() -> ExitCode {
     }
 }
 
+/// `println!`, but that an output which cannot be written is an error, and no panic.
+fn say(words: impl Display) -> Outcome {
+    writeln!(io::stdout(), "{words}").map_err(|error| format!("standard output: {error}").into())
+}
+
 fn run() -> Outcome {
+    match Arguments::try_parse() {
+        Ok(Arguments {}) => {}
+        // Asked for by `--help`. `parse` would pass over a full disk.
+        Err(help) if !help.use_stderr() => return say(help.render().to_string().trim_end()),
+        Err(wrong) => wrong.exit(),
+    }
     let device = Device::detect()?;
-    println!("{device}");
+    say(&device)?;
     let stream = device.new_stream()?;
 
     // From the inside out: plain memory, a pool of it, bins of 256 KiB to 4 MiB, a log of what they
@@ -52,16 +64,18 @@ fn run() -> Outcome {
     let resource: Arc<dyn DeviceResource> = Arc::new(tracked.clone());
 
     let used = DeviceVec::from_slice_in(&stream, &[1_u32; 1000], resource.clone())?;
-    println!("in use: {} bytes, of the limit {}", limited.allocated(), limited.limit());
+    say(format_args!("in use: {} bytes, of the limit {}", limited.allocated(), limited.limit()))?;
     let refused = DeviceVec::<u8>::zeroed_in(&stream, 512 * MIB, resource.clone());
     match refused {
-        Err(error) if error.kind() == ErrorKind::OutOfMemory => println!("refused: {error}"),
+        Err(error) if error.kind() == ErrorKind::OutOfMemory => {
+            say(format_args!("refused: {error}"))?
+        }
         other => return Err(format!("512 MiB of 256 should be refused: {other:?}").into()),
     }
     leak(&stream, resource)?;
     drop(used);
 
-    println!("\n{}", tracked.report());
+    say(format_args!("\n{}", tracked.report()))?;
     let left = tracked.outstanding();
     let named = left.first().and_then(aquifer::Allocation::origin).unwrap_or_default();
     if left.len() != 1 || !named.contains("compose.rs:") {
@@ -74,20 +88,19 @@ fn run() -> Outcome {
             let limited = Arc::new(LimitingAdaptor::new(managed, 32 * MIB));
             let half = DeviceVec::<u8>::zeroed_in(&stream, 16 * MIB, limited.clone())?;
             let more = DeviceVec::<u8>::zeroed_in(&stream, 17 * MIB, limited.clone());
-            println!("managed: {} bytes left of 32 MiB", limited.remaining());
+            say(format_args!("managed: {} bytes left of 32 MiB", limited.remaining()))?;
             if more.is_ok() {
                 return Err("33 MiB of managed memory passed a limit of 32".into());
             }
             drop(half);
         }
-        Err(error) => println!("managed: {error}"),
+        Err(error) => say(format_args!("managed: {error}"))?,
     }
 
     logged.flush()?;
     let log = std::fs::read_to_string(&path)?;
-    println!("\nthe log, {} lines:\n{log}", log.lines().count());
     std::fs::remove_file(&path)?;
-    Ok(())
+    say(format_args!("\nthe log, {} lines:\n{log}", log.lines().count()))
 }
 
 /// Forgets a vector: its memory and its resource stay for as long as the process.

@@ -11,8 +11,9 @@ use aquifer::{
     Stream, last_error,
 };
 use clap::Parser;
+use std::fmt::Display;
 use std::fs::File;
-use std::io::Read;
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -49,8 +50,7 @@ struct Arguments {
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 fn main() -> ExitCode {
-    let path = Arguments::parse().file.unwrap_or_else(readme);
-    match run(&path) {
+    match run() {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(failure) => {
@@ -66,7 +66,20 @@ fn readme() -> PathBuf {
     package.parent().unwrap_or(package).join("README.md")
 }
 
-fn run(path: &Path) -> Result<bool, Failure> {
+/// `println!`, but that an output which cannot be written is an error, and no panic.
+fn say(words: impl Display) -> Result<(), Failure> {
+    writeln!(io::stdout(), "{words}").map_err(|error| format!("standard output: {error}").into())
+}
+
+fn run() -> Result<bool, Failure> {
+    let path = &match Arguments::try_parse() {
+        Ok(arguments) => arguments.file.unwrap_or_else(readme),
+        // Asked for by `--help`. `parse` would pass over a full disk.
+        Err(help) if !help.use_stderr() => {
+            return say(help.render().to_string().trim_end()).map(|()| true);
+        }
+        Err(wrong) => wrong.exit(),
+    };
     let device = Device::detect()?;
     let file = read(path, &device)?;
     let expected = count_on_cpu(&file);
@@ -79,7 +92,7 @@ fn run(path: &Path) -> Result<bool, Failure> {
     let in_ordinary_memory: Vec<u8> = file.to_vec();
     let ordinary = copy_time(&device, &in_ordinary_memory)?;
     let right = found == expected;
-    print(&device, path, file.len(), elapsed, pinned, ordinary, right);
+    print(&device, path, file.len(), elapsed, pinned, ordinary, right)?;
     Ok(right)
 }
 
@@ -188,7 +201,7 @@ fn print(
     pinned: Duration,
     ordinary: Duration,
     right: bool,
-) {
+) -> Result<(), Failure> {
     let rate = |time: Duration| {
         let rate = bytes as f64 / time.as_secs_f64() / 1e9;
         format!("{rate:.2} GB/s ({:.1} us)", time.as_secs_f64() * 1e6)
@@ -214,6 +227,7 @@ fn print(
         ),
     ];
     for (name, value) in rows {
-        println!("{name:<24}{value}");
+        say(format_args!("{name:<24}{value}"))?;
     }
+    Ok(())
 }

@@ -3,9 +3,13 @@
 //!     cargo run --release -p aquifer-examples --bin zero_copy
 
 use aquifer::allocator_api2::vec::Vec;
-use aquifer::{Device, Error, HostArgs, Kernel, LaunchConfig, MappedAlloc, Result};
+use aquifer::{Device, HostArgs, Kernel, LaunchConfig, MappedAlloc, Result};
 use clap::Parser;
+use std::fmt::Display;
+use std::io::{self, Write};
 use std::process::ExitCode;
+
+type Outcome = Result<(), Box<dyn std::error::Error>>;
 
 /// Parameters: the elements, how many.
 static DOUBLE: Kernel =
@@ -25,7 +29,6 @@ fn double_on_host(_config: &LaunchConfig, mut args: HostArgs<'_>) -> Result<()> 
 struct Arguments {}
 
 fn main() -> ExitCode {
-    let Arguments {} = Arguments::parse();
     match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -35,14 +38,25 @@ fn main() -> ExitCode {
     }
 }
 
-fn run() -> Result<(), Error> {
+/// `println!`, but that an output which cannot be written is an error, and no panic.
+fn say(words: impl Display) -> Outcome {
+    writeln!(io::stdout(), "{words}").map_err(|error| format!("standard output: {error}").into())
+}
+
+fn run() -> Outcome {
+    match Arguments::try_parse() {
+        Ok(Arguments {}) => {}
+        // Asked for by `--help`. `parse` would pass over a full disk.
+        Err(help) if !help.use_stderr() => return say(help.render().to_string().trim_end()),
+        Err(wrong) => wrong.exit(),
+    }
     let device = Device::detect()?;
     let stream = device.new_stream()?;
 
     let mut values: Vec<u32, MappedAlloc> = Vec::with_capacity_in(1000, MappedAlloc);
     values.extend(0..1000);
-    println!("{device}");
-    println!("first values before: {:?}", &values[..5]);
+    say(&device)?;
+    say(format_args!("first values before: {:?}", &values[..5]))?;
 
     stream.scope(|scope| {
         // Until the scope ends the host cannot touch `values`, and the kernel can.
@@ -53,8 +67,8 @@ fn run() -> Result<(), Error> {
         unsafe { launch.launch(LaunchConfig::for_elements(length)) }
     })?;
 
-    println!("first values after:  {:?}", &values[..5]);
+    say(format_args!("first values after:  {:?}", &values[..5]))?;
     assert!((0..1000).zip(&values).all(|(before, &after)| after == 2 * before));
-    println!("all 1000 values were doubled in place");
+    say("all 1000 values were doubled in place")?;
     Ok(())
 }

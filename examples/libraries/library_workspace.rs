@@ -12,6 +12,8 @@ use cudarc::cublas::{CudaBlas, Gemm, GemmConfig, sys as cublas};
 use cudarc::cufft::{result as cufft, sys as cufft_types};
 use cudarc::driver::{CudaStream, DevicePtrMut};
 use std::error::Error;
+use std::fmt::Display;
+use std::io::{self, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -36,7 +38,6 @@ const INVERSE: i32 = 1;
 struct Arguments {}
 
 fn main() -> ExitCode {
-    let Arguments {} = Arguments::parse();
     match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -46,9 +47,20 @@ fn main() -> ExitCode {
     }
 }
 
+/// `println!`, but that an output which cannot be written is an error, and no panic.
+fn say(words: impl Display) -> Outcome {
+    writeln!(io::stdout(), "{words}").map_err(|error| format!("standard output: {error}").into())
+}
+
 fn run() -> Outcome {
+    match Arguments::try_parse() {
+        Ok(Arguments {}) => {}
+        // Asked for by `--help`. `parse` would pass over a full disk.
+        Err(help) if !help.use_stderr() => return say(help.render().to_string().trim_end()),
+        Err(wrong) => wrong.exit(),
+    }
     let device = Device::detect()?;
-    println!("{device}");
+    say(&device)?;
     let stream = device.new_stream()?;
     let pool = PoolResource::builder(CudaResource::new(&device)).initial_size(1 << 28).build()?;
     match stream.cuda_stream() {
@@ -58,17 +70,17 @@ fn run() -> Outcome {
         }
         Err(_) => {
             let workspace = DeviceVec::<u8>::zeroed_in(&stream, BLAS_WORKSPACE, pool.clone())?;
-            println!(
+            say(format_args!(
                 "simulated: a workspace of {} bytes, and no library to use it",
                 workspace.len()
-            );
+            ))?;
         }
     }
     let statistics = pool.statistics();
-    println!(
+    say(format_args!(
         "the pool: {} blocks live, {} bytes reserved, growths: {}",
         statistics.live_blocks, statistics.reserved, statistics.growths
-    );
+    ))?;
     if statistics.live_blocks != 0 {
         return Err("a workspace was not given back".into());
     }
@@ -117,7 +129,9 @@ fn multiply(stream: &Stream, cuda: &Arc<CudaStream>, pool: &PoolResource) -> Out
             return Err(format!("c[{row}, {column}] is {got} and should be {wanted}").into());
         }
     }
-    println!("cuBLAS multiplied {N} x {N} in a workspace of {BLAS_WORKSPACE} bytes from the pool");
+    say(format_args!(
+        "cuBLAS multiplied {N} x {N} in a workspace of {BLAS_WORKSPACE} bytes from the pool"
+    ))?;
     drop(blas);
     drop(workspace);
     Ok(())
@@ -172,9 +186,9 @@ fn transform(stream: &Stream, cuda: &Arc<CudaStream>, pool: &PoolResource) -> Ou
     if worst.is_nan() || worst > 0.01 {
         return Err(format!("there and back, the transform is {worst} away").into());
     }
-    println!(
+    say(format_args!(
         "cuFFT transformed {POINTS} points there and back in a work area of {bytes} bytes from the pool"
-    );
+    ))?;
     drop(plan);
     drop(area);
     Ok(())

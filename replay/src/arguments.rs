@@ -2,7 +2,8 @@
 
 use crate::output::are_one;
 use aquifer_replay::read::{self, Format};
-use aquifer_replay::stack::{Backend, Options, Resource};
+use aquifer_replay::stack::{BEYOND_ANY_DEVICE, Backend, LEAST_ARENA, Options, Resource};
+use aquifer_replay::words::count;
 use bytesize::ByteSize;
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, ValueEnum};
@@ -29,7 +30,7 @@ pub(crate) struct Arguments {
     backend: Option<BackendName>,
 
     /// The GPU's number, with --backend cuda: 0 by default
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = gpu, allow_negative_numbers = true)]
     gpu: Option<usize>,
 
     /// Bytes that may be taken from the device at once: 4GiB, 512MiB, 1000000
@@ -65,14 +66,14 @@ pub(crate) struct Arguments {
     format: FormatName,
 
     /// Whose events to replay, of a log with several devices: the first that has any by default
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", value_parser = log_device, allow_negative_numbers = true)]
     pub(crate) log_device: Option<i64>,
 
     /// Go on where the log cannot have happened
     ///
     /// It permits that, and changes nothing for a log without such lines.
     /// An address that is allocated again is taken as freed before; a free of memory that was not
-    /// allocated is left out, and so is a last line that is cut off. Allocations that overlap are both
+    /// allocated is left out, and so are an allocation at 0x0 and a last line that is cut off. Allocations that overlap are both
     /// made, as is one that goes past the last address; a free of another size than its allocation's frees that. A snapshot of PyTorch that began in
     /// the middle of a program has many.
     #[arg(long)]
@@ -123,15 +124,26 @@ How to write a log:
 Exit status: 0 all was served, 1 an error, 2 wrong arguments, 3 allocations were refused.";
 
 fn bytes(text: &str) -> Result<u64, String> {
-    let size: ByteSize = text
-        .parse()
-        .map_err(|_| String::from("no number of bytes; try 4GiB, 512MiB or 1000000"))?;
-    match size.as_u64() {
+    let size = match text.parse::<ByteSize>() {
+        Ok(size) => size.as_u64(),
+        // A number behind which no unit is has to be one of 64 bits.
+        Err(_) if !text.is_empty() && text.bytes().all(|digit| digit.is_ascii_digit()) => u64::MAX,
+        Err(_) => return Err(String::from("no number of bytes; try 4GiB, 512MiB or 1000000")),
+    };
+    match size {
         0..256 => Err(String::from("less than 256 bytes serve nothing")),
         // What is larger than any number of bytes is read as the largest.
         bytes if bytes > 1 << 60 => Err(String::from("more than 1 EiB; try 4GiB or 512MiB")),
         bytes => Ok(bytes),
     }
+}
+
+fn gpu(text: &str) -> Result<usize, String> {
+    text.parse().map_err(|_| String::from("no number of a GPU, which are 0, 1 and so on"))
+}
+
+fn log_device(text: &str) -> Result<i64, String> {
+    text.parse().map_err(|_| String::from("no number of a device, as the log has them; try 0"))
 }
 
 fn step(text: &str) -> Result<u64, String> {
@@ -178,25 +190,50 @@ enum FormatName {
 }
 
 impl Arguments {
-    /// Those of the process. Ends it with an exit status of 2 if they are wrong.
-    pub(crate) fn read() -> Self {
-        let arguments = Self::parse();
-        let on_gpu = matches!(arguments.backend, Some(BackendName::Cuda));
-        let wrong = if arguments.gpu.is_some() && !on_gpu {
+    /// Those of the process.
+    ///
+    /// # Errors
+    ///
+    /// The help or the version, if that was asked; what is wrong with the arguments.
+    pub(crate) fn read() -> Result<Self, clap::Error> {
+        let arguments = Self::try_parse()?;
+        match arguments.conflict() {
+            Some(wrong) => Err(Self::command().error(ErrorKind::ArgumentConflict, wrong)),
+            None => Ok(arguments),
+        }
+    }
+
+    /// What does not go together.
+    fn conflict(&self) -> Option<String> {
+        let on_gpu = matches!(self.backend, Some(BackendName::Cuda));
+        let arena = self.capacity.filter(|_| matches!(self.resource, Some(ResourceName::Arena)));
+        let wrong = if self.gpu.is_some() && !on_gpu {
             "--gpu is the number of a GPU: it does nothing without --backend cuda"
-        } else if arguments.bisect && on_gpu {
+        } else if self.bisect && on_gpu {
             "--bisect needs the simulated device, and not --backend cuda: a GPU's memory is not for \
              trying out"
-        } else if [&arguments.trace, &arguments.picture].contains(&&Some(PathBuf::from("-"))) {
+        } else if [&self.trace, &self.picture].contains(&&Some(PathBuf::from("-"))) {
             "- is no file to write: for standard output say /dev/stdout, for a file of that name ./-"
-        } else if let (Some(trace), Some(picture)) = (&arguments.trace, &arguments.picture)
+        } else if let (Some(trace), Some(picture)) = (&self.trace, &self.picture)
             && are_one(trace, picture)
         {
             "--trace and --picture are one file: give each its own"
+        } else if let Some(bytes) = arena.filter(|bytes| *bytes < LEAST_ARENA) {
+            return Some(format!(
+                "--capacity is {}, and an arena takes 1 MiB at least: give it more, or leave \
+                 --capacity out",
+                count(bytes, "byte")
+            ));
+        } else if let Some(bytes) = arena.filter(|bytes| !on_gpu && *bytes >= BEYOND_ANY_DEVICE) {
+            return Some(format!(
+                "--capacity is {}, which an arena takes as one block, and each block of a simulated \
+                 device has less than 4 TiB: give it less, or leave --capacity out",
+                count(bytes, "byte")
+            ));
         } else {
-            return arguments;
+            return None;
         };
-        Self::command().error(ErrorKind::ArgumentConflict, wrong).exit()
+        Some(String::from(wrong))
     }
 
     /// The log's name in messages.

@@ -4,7 +4,7 @@ use crate::counting::Segment;
 use crate::error::{Moment, ReplayError, is_full, without_advice};
 use crate::plan::{Plan, What};
 use crate::report::{Failed, Report};
-use crate::sizing::{Tried, first_double};
+use crate::sizing::{Tried, first_double, not_too_many_streams};
 use crate::stack::{Backend, Options, Resource, Stack};
 use crate::turns::{runs, take};
 use aquifer::{DeviceBlock, DeviceLayout, Error, ErrorKind};
@@ -62,7 +62,8 @@ const STRIDE: usize = 4096;
 /// # Errors
 ///
 /// Those of the device, other than a lack of memory: that is a [`Failed`] in the report.
-/// [`ErrorKind::OutOfMemory`] if the resource cannot be made.
+/// [`ErrorKind::OutOfMemory`] if the resource cannot be made, [`ErrorKind::Unsupported`] if the log has more
+/// streams than it tells apart.
 pub fn replay(
     plan: &Plan,
     options: &Options,
@@ -166,6 +167,7 @@ fn once(
     stop_at_first: bool,
     progress: &(dyn Fn(usize) + Sync),
 ) -> Result<Pass, ReplayError> {
+    not_too_many_streams(plan, options.resource)?;
     let failed = |moment| move |error| ReplayError { moment, line_word: plan.line_word, error };
     let stack = Stack::new(options, &plan.streams).map_err(failed(Moment::Start))?;
     over(&stack, plan, stop_at_first, progress)

@@ -3,7 +3,7 @@
 mod arguments;
 mod output;
 
-use anyhow::{Error, Result, anyhow, bail};
+use anyhow::{Context, Error, Result, anyhow, bail};
 use aquifer::ErrorKind;
 use aquifer_replay::bisect::{Bisected, bisect};
 use aquifer_replay::engine::{Replayed, replay};
@@ -11,8 +11,7 @@ use aquifer_replay::error::{Moment, ReplayError};
 use aquifer_replay::event::Log;
 use aquifer_replay::plan::Plan;
 use aquifer_replay::report::{CapacityIs, Failed};
-use aquifer_replay::sizing::BEYOND_ANY_DEVICE;
-use aquifer_replay::stack::{AMPLE, Backend, Options};
+use aquifer_replay::stack::{AMPLE, BEYOND_ANY_DEVICE, Backend, Options};
 use aquifer_replay::words::{count, place};
 use aquifer_replay::{picture, read, trace};
 use arguments::Arguments;
@@ -28,17 +27,34 @@ use std::time::Duration;
 /// Impossible lines that are shown.
 const SHOWN: usize = 10;
 
+/// The arguments are wrong.
+const WRONG_ARGUMENTS: u8 = 2;
+
 /// Allocations were refused.
 const REFUSED: u8 = 3;
 
 fn main() -> ExitCode {
-    match run(&Arguments::read()) {
+    let done = match Arguments::read() {
+        Ok(arguments) => run(&arguments),
+        Err(instead) => show(&instead),
+    };
+    match done {
         Ok(code) => code,
         Err(error) => {
             let _ = writeln!(io::stderr(), "error: {error:#}");
             ExitCode::FAILURE
         }
     }
+}
+
+/// Shows the help, the version, or what is wrong with the arguments.
+fn show(instead: &clap::Error) -> Result<ExitCode> {
+    if instead.use_stderr() {
+        let _ = instead.print();
+        return Ok(ExitCode::from(WRONG_ARGUMENTS));
+    }
+    say(|_| instead.print())?;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn run(arguments: &Arguments) -> Result<ExitCode> {
@@ -212,9 +228,10 @@ fn print(arguments: &Arguments, replayed: &Replayed, bisected: Option<Bisected>)
 
 /// Writes to standard output.
 fn say(words: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<()> {
-    match words(&mut io::stdout().lock()) {
+    let mut out = io::stdout().lock();
+    match words(&mut out).and_then(|()| out.flush()) {
         // The reader has seen enough.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        written => Ok(written?),
+        written => written.context("standard output: cannot be written"),
     }
 }

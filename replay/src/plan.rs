@@ -56,6 +56,13 @@ pub enum Problem {
         /// The address.
         address: u64,
     },
+    /// Bytes were handed out at no address.
+    AllocatedAtNull {
+        /// Where.
+        line: u64,
+        /// Bytes.
+        size: u64,
+    },
     /// Memory was handed out of which a part was not free.
     Overlapping {
         /// Where.
@@ -106,6 +113,7 @@ impl Problem {
         match *self {
             Self::AllocatedTwice { line, .. }
             | Self::FreedUnknown { line, .. }
+            | Self::AllocatedAtNull { line, .. }
             | Self::Overlapping { line, .. }
             | Self::PastLastAddress { line, .. }
             | Self::FreedOtherSize { line, .. }
@@ -123,6 +131,11 @@ impl Problem {
             }
             Self::FreedUnknown { address, .. } => {
                 format!("{address:#x} is freed while it is not allocated")
+            }
+            Self::AllocatedAtNull { size, .. } => {
+                let bytes = count(*size, "byte");
+                let are = if *size == 1 { "is" } else { "are" };
+                format!("{bytes} {are} allocated at 0x0, where there is no memory")
             }
             Self::Overlapping { address, size, before, other, other_size, .. } => {
                 format!(
@@ -175,7 +188,7 @@ pub struct Plan {
     /// Allocations of no bytes and frees of no address. They are not replayed.
     pub empty: usize,
     /// What cannot have happened, and how it was taken: memory that is allocated twice was freed
-    /// just before; a free of the unknown and a line that is cut off are left out; memory that overlaps
+    /// just before; memory at null, a free of the unknown and a line that is cut off are left out; memory that overlaps
     /// or goes past the last address is allocated all the same; a free has its allocation's size.
     pub problems: Vec<Problem>,
     /// What a line is called: `line` of a text, `record` of a snapshot.
@@ -209,6 +222,9 @@ impl Plan {
                 Action::Failure => plan.failures += 1,
                 // RMM's pools give no address for no bytes.
                 Action::Allocate if asked == 0 => plan.empty += 1,
+                Action::Allocate if event.address == 0 => {
+                    plan.problems.push(Problem::AllocatedAtNull { line: event.line, size: asked })
+                }
                 Action::Free if event.address == 0 => plan.empty += 1,
                 Action::Free => match live.remove(&event.address) {
                     Some((slot, before, allocated)) => {

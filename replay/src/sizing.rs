@@ -3,9 +3,10 @@
 use crate::error::{Moment, ReplayError, without_advice};
 use crate::plan::{Plan, What};
 use crate::report::Failed;
-use crate::stack::Resource;
+use crate::stack::{BEYOND_ANY_DEVICE, Resource};
 use crate::words::count;
 use aquifer::{Error, ErrorKind};
+use std::collections::HashSet;
 
 /// What came of a replay that ends at the first failure.
 #[derive(Clone, Debug)]
@@ -20,9 +21,6 @@ pub enum Tried {
 
 /// How often a capacity is doubled before it is given up.
 const DOUBLINGS: u32 = 24;
-
-/// Bytes that no allocation of a device has: the simulated one's addresses do not suffice.
-pub const BEYOND_ANY_DEVICE: u64 = 1 << 42;
 
 /// Doubles a capacity, from the log's peak on, until `tried` serves. In steps of `step` bytes: the last
 /// that did not serve, and the first that did.
@@ -80,10 +78,70 @@ pub(crate) fn first_double(
     }
 }
 
+/// An error with its line if a log uses more streams than the resource tells apart. A replay would end
+/// there, too, but not soon.
+pub(crate) fn not_too_many_streams(plan: &Plan, resource: Resource) -> Result<(), ReplayError> {
+    let Some(most) = resource.most_streams().filter(|most| plan.streams.len() > *most) else {
+        return Ok(());
+    };
+    let mut seen = HashSet::new();
+    let mut first = plan.steps.iter().filter(|step| seen.insert(step.stream));
+    let Some(step) = first.nth(most) else { return Ok(()) };
+    let words = format!(
+        "the log's {}th stream, and `{}` tells {most} apart; --resource cuda, async and managed tell any \
+         number",
+        most + 1,
+        resource.name()
+    );
+    Err(ReplayError {
+        moment: Moment::Line(step.line),
+        line_word: plan.line_word,
+        error: Error::new(ErrorKind::Unsupported, words),
+    })
+}
+
 /// The first allocation of more than `most` bytes: its line, and its bytes.
 fn beyond(plan: &Plan, most: u64) -> Option<(u64, usize)> {
     plan.steps.iter().find_map(|step| match step.what {
         What::Allocate { size, .. } if size as u64 > most => Some((step.line, size)),
         _ => None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::{LogStream, StreamKind};
+    use crate::plan::Step;
+
+    /// A log of that many streams, each with two lines, and of one more that has none.
+    fn plan(streams: usize) -> Plan {
+        let stream = LogStream { name: String::from("16"), kind: StreamKind::Other };
+        let step = |at: usize| Step {
+            line: at as u64 + 2,
+            thread: 0,
+            stream: at / 2,
+            time: None,
+            what: What::Free { slot: 0 },
+        };
+        Plan {
+            steps: (0..2 * streams).map(step).collect(),
+            streams: vec![stream; streams + 1],
+            line_word: "line",
+            ..Plan::default()
+        }
+    }
+
+    #[test]
+    fn a_pool_has_its_number_of_streams() {
+        assert!(not_too_many_streams(&plan(65_534), Resource::Pool).is_ok());
+        assert!(not_too_many_streams(&plan(65_535), Resource::Cuda).is_ok());
+        let error = not_too_many_streams(&plan(65_535), Resource::Arena).unwrap_err();
+        assert_eq!(error.moment, Moment::Line(2 * 65_534 + 2));
+        assert_eq!(
+            error.error.to_string(),
+            "the log's 65535th stream, and `arena` tells 65534 apart; --resource cuda, async and managed \
+             tell any number"
+        );
+    }
 }

@@ -2,10 +2,11 @@
 
 use crate::counting::{Counting, Counts};
 use crate::event::{LogStream, StreamKind};
+use crate::words::count;
 use aquifer::sim::SimConfig;
 use aquifer::{
     ArenaResource, AsyncResource, BinningResource, CudaResource, Device, DeviceResource, Error,
-    ManagedResource, PoolResource, PoolStatistics, Result, Stream,
+    ErrorKind, ManagedResource, PoolResource, PoolStatistics, Result, Stream,
 };
 use std::sync::Arc;
 
@@ -41,6 +42,14 @@ impl Resource {
             Self::Cuda | Self::Async | Self::Managed => None,
         }
     }
+
+    /// The streams that it can tell apart; `None` where it is any number.
+    pub fn most_streams(self) -> Option<usize> {
+        match self {
+            Self::Pool | Self::Binning | Self::Arena => Some(STREAMS_OF_A_POOL),
+            Self::Cuda | Self::Async | Self::Managed => None,
+        }
+    }
 }
 
 /// The device below.
@@ -69,9 +78,18 @@ pub struct Options {
 /// Aquifer's pools and arenas count a block's bytes as 32 bits of 256.
 const LARGEST_OF_A_POOL: u64 = (1 << 40) - 256;
 
+/// Aquifer's pools and arenas number the streams of their blocks in 16 bits, of which two numbers are taken.
+const STREAMS_OF_A_POOL: usize = 65_534;
+
 /// What a simulated device has without a capacity: more than any log needs, and half of what a process
 /// of 47 bits can address.
 pub const AMPLE: u64 = 1 << 46;
+
+/// Bytes that no allocation of a device has: the simulated one's addresses do not suffice.
+pub const BEYOND_ANY_DEVICE: u64 = 1 << 42;
+
+/// The least that an arena takes.
+pub const LEAST_ARENA: u64 = 1 << 20;
 
 pub(crate) struct Stack {
     pub(crate) device: Device,
@@ -82,9 +100,6 @@ pub(crate) struct Stack {
 }
 
 type Statistics = dyn Fn() -> PoolStatistics + Send + Sync;
-
-/// The least that an arena takes.
-const LEAST_ARENA: u64 = 1 << 20;
 
 impl Stack {
     pub(crate) fn new(options: &Options, streams: &[LogStream]) -> Result<Self> {
@@ -122,6 +137,15 @@ impl Stack {
             Resource::Arena => {
                 let mut options = ArenaResource::builder(upstream());
                 if let Some(most) = most {
+                    // It is one block, and the device would say that as much is free.
+                    if device.simulator().is_some() && most as u64 >= BEYOND_ANY_DEVICE {
+                        let words = format!(
+                            "an arena of {}, where each block of a simulated device has less than \
+                             4 TiB",
+                            count(most, "byte")
+                        );
+                        return Err(Error::new(ErrorKind::OutOfMemory, words));
+                    }
                     // Less is refused as too much for the capacity, which it is.
                     options = options.arena_size(most.max(LEAST_ARENA as usize));
                 }

@@ -247,7 +247,7 @@ fn options_that_do_nothing() {
         ("two_streams.rmm.csv", &["--bisect", "--backend", "cuda"], 2, "not --backend cuda"),
         ("two_streams.rmm.csv", &["--step", "1MiB"], 2, "--bisect"),
         ("two_streams.rmm.csv", &["--bisect", "--capacity", "1GiB"], 2, "--capacity"),
-        ("two_streams.rmm.csv", &["--format", "torch"], 1, "not a whole pickle"),
+        ("two_streams.rmm.csv", &["--format", "torch"], 1, "not a pickle: it begins with"),
     ] {
         let output = replay(log, arguments);
         let (stdout, stderr) = said(&output);
@@ -263,7 +263,9 @@ fn capacities_that_are_none() {
         ("0", "less than 256 bytes"),
         ("100", "less than 256 bytes"),
         ("99999999999GiB", "more than 1 EiB"),
-        ("18446744073709551616", "try 4GiB"),
+        ("18446744073709551615", "more than 1 EiB"),
+        ("18446744073709551616", "more than 1 EiB"),
+        ("-18446744073709551616", "no number of bytes"),
         ("nan", "try 4GiB"),
         ("1e3", "try 4GiB"),
         ("GiB", "try 4GiB"),
@@ -278,6 +280,76 @@ fn capacities_that_are_none() {
         let all: Value = serde_json::from_slice(&output.stdout).unwrap();
         assert_eq!(all["report"]["capacity"], bytes, "{text}");
     }
+}
+
+#[test]
+fn an_arena_has_a_least_and_a_most() {
+    let arena = |capacity: &str| {
+        replay("two_streams.rmm.csv", &["--resource", "arena", "--capacity", capacity])
+    };
+    for (capacity, words) in [
+        ("256", "--capacity is 256 bytes, and an arena takes 1 MiB at least"),
+        ("1048575", "an arena takes 1 MiB at least"),
+        ("4TiB", "--capacity is 4398046511104 bytes, which an arena takes as one block"),
+        ("1EiB", "each block of a simulated device has less than 4 TiB"),
+    ] {
+        let output = arena(capacity);
+        let (stdout, stderr) = said(&output);
+        assert_eq!((output.status.code(), stdout.as_str()), (Some(2), ""), "{capacity}: {stderr}");
+        assert!(stderr.contains(words), "{capacity}: {stderr}");
+    }
+    for capacity in ["1MiB", "3TiB"] {
+        assert_eq!(arena(capacity).status.code(), Some(0), "{capacity}");
+    }
+    // Nor is one tried that is so large.
+    let name = out("large_arena.csv");
+    let mut text = String::from("Thread,Time,Action,Pointer,Size,Stream\n");
+    for at in 1..=5_u64 {
+        text += &format!("1,00:00:00.0,allocate,{:#x},1000000000000,0\n", at << 48);
+    }
+    std::fs::write(&name, text).unwrap();
+    let output = replay(name.to_str().unwrap(), &["--resource", "arena"]);
+    let stderr = said(&output).1;
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(stderr.contains("each block of a simulated device has less than 4 TiB"), "{stderr}");
+}
+
+#[test]
+fn numbers_of_devices_that_are_none() {
+    for (arguments, words) in [
+        (&["--backend", "cuda", "--gpu", "-1"][..], "no number of a GPU, which are 0, 1 and so on"),
+        (&["--backend", "cuda", "--gpu", "first"], "no number of a GPU"),
+        (&["--log-device", "x"], "no number of a device, as the log has them; try 0"),
+    ] {
+        let output = replay("two_devices.events.csv", arguments);
+        let stderr = said(&output).1;
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {stderr}");
+        assert!(stderr.contains(words), "{arguments:?}: {stderr}");
+    }
+}
+
+/// What is asked for is written, or that is an error.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_standard_output_is_an_error() {
+    let log = log("two_streams.rmm.csv");
+    for arguments in [&["--help"][..], &["-h"], &["--version"], &["--json"], &[]] {
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let mut program = Command::new(env!("CARGO_BIN_EXE_aquifer-replay"));
+        let output = program.arg(&log).args(arguments).stdout(full).output().unwrap();
+        let stderr = said(&output).1;
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}: {stderr}");
+        assert!(
+            stderr.starts_with("error: standard output: cannot be written: No space left"),
+            "{arguments:?}: {stderr}"
+        );
+    }
+    let output = replay("two_streams.rmm.csv", &["--version"]);
+    assert_eq!(
+        said(&output),
+        (format!("aquifer-replay {}\n", env!("CARGO_PKG_VERSION")), String::new())
+    );
+    assert_eq!(output.status.code(), Some(0));
 }
 
 #[test]

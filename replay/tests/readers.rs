@@ -145,7 +145,9 @@ fn a_wrong_record_is_named() {
         "{error}"
     );
     let error = read(&log("threads.rmm.csv"), Some(Format::Torch), None).unwrap_err();
-    assert!(matches!(error, ReadError::Pickle { .. }), "{error}");
+    assert!(matches!(error, ReadError::NoPickle { .. }), "{error}");
+    let error = read(&log("snapshot.pickle"), Some(Format::Rmm), None).unwrap_err();
+    assert!(matches!(error, ReadError::IsPickle { asked: "rmm", .. }), "{error}");
 }
 
 #[test]
@@ -156,6 +158,25 @@ fn a_file_of_another_kind_is_refused() {
     assert!(matches!(error, ReadError::Header { column: "Event Type", .. }), "{error}");
     let error = read(&log("absent.csv"), None, None).unwrap_err();
     assert!(matches!(error, ReadError::Open { .. }), "{error}");
+}
+
+/// The number of a line is that of its start, whatever empty lines are before it, blank ones or ends in
+/// its own quotes.
+#[test]
+fn lines_have_the_numbers_that_an_editor_shows() {
+    let path = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("numbers.csv");
+    let text = "\n\nThread,Time,Action,Pointer,Size,Stream\n\
+                1,00:00:00.1,allocate,0x1000,1,16\n\n\n\
+                1,00:00:00.1,allocate,0x2000,1,\"a\n\nb\n\"\n\n \n\
+                1,00:00:00.1,allocate,0x3000,1,16\n\n\n\n\
+                1,00:00:00.1,allocate,0x4000,1,16";
+    for text in [String::from(text), text.replace('\n', "\r\n"), format!("{text}\n\n")] {
+        std::fs::write(&path, &text).unwrap();
+        let log = read(&path, None, None).unwrap();
+        let lines: Vec<u64> = log.events.iter().map(|event| event.line).collect();
+        assert_eq!(lines, [4, 7, 13, 17], "{text:?}");
+        assert_eq!(log.unended, (!text.ends_with('\n')).then_some(17), "{text:?}");
+    }
 }
 
 #[test]

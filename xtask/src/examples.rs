@@ -1,4 +1,5 @@
-//! Builds the examples, runs each one on the simulated device, and asks each for its help.
+//! Builds the examples, runs each one on the simulated device, and asks each for its help. What cannot be
+//! written is an error of theirs.
 
 use crate::Place;
 use crate::cargo::{cargo, prepared};
@@ -42,6 +43,25 @@ fn example(place: &Place, name: &str) -> Result<()> {
     is_help(&help.text, name)?;
     let mut run = prepared(place, Command::new(&program));
     shown(run.env("AQUIFER_BACKEND", "sim"), Some(LIMIT))?.ok()?;
+    if Path::new(FULL).exists() {
+        for argument in ["", "--help"] {
+            let mut run = prepared(place, Command::new("sh"));
+            run.args(["-c", &format!("exec \"$0\" {argument} > {FULL}")]).arg(&program);
+            let finished = quiet(run.env("AQUIFER_BACKEND", "sim"), Some(LIMIT))?;
+            says_that_it_is_full(&finished)
+                .with_context(|| format!("`{name} {argument} > {FULL}`: {}", finished.text))?;
+        }
+    }
+    Ok(())
+}
+
+/// A device that is as a full disk, where there is one.
+const FULL: &str = "/dev/full";
+
+/// Whether a program whose output was not to be written ended with an error.
+fn says_that_it_is_full(finished: &Finished) -> Result<()> {
+    ensure!(finished.status.code() == Some(1), "{}, and not 1", finished.status);
+    ensure!(finished.text.contains(": standard output: No space left"), "it does not say so");
     Ok(())
 }
 

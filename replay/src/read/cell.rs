@@ -3,7 +3,7 @@
 use super::ReadError;
 use super::error::brief;
 use crate::event::{LogStream, StreamKind, printable};
-use csv::{ReaderBuilder, StringRecord, Terminator, Trim};
+use csv::{ReaderBuilder, StringRecord, Terminator};
 use std::io::{self, Read};
 use std::path::Path;
 
@@ -12,17 +12,26 @@ pub(super) struct Table<'a, R> {
     path: &'a Path,
     reader: csv::Reader<Tail<R>>,
     record: StringRecord,
+    /// The number of the line that was read, from 1; 0 before the first.
+    number: u64,
+    columns: Columns,
+}
+
+/// What a table's header says of its lines.
+#[derive(Default)]
+struct Columns {
     names: &'static [&'static str],
     /// Where each of `names` is in a line.
     places: Vec<usize>,
-    /// Cells of the header; `None` if a line may have more.
-    width: Option<usize>,
+    /// Cells of the header.
+    width: usize,
+    /// Whether a line may have more.
+    more: bool,
 }
 
 /// Remembers how a file ends.
 struct Tail<R> {
     inner: R,
-    bytes: u64,
     last: u8,
     ended: bool,
 }
@@ -34,7 +43,6 @@ impl<R: Read> Read for Tail<R> {
             Some(last) => self.last = *last,
             None => self.ended |= !buffer.is_empty(),
         }
-        self.bytes += count as u64;
         Ok(count)
     }
 }
@@ -43,11 +51,19 @@ impl<R: Read> Read for Tail<R> {
 pub(super) struct Line<'a> {
     path: &'a Path,
     record: &'a StringRecord,
-    names: &'static [&'static str],
-    places: &'a [usize],
-    width: Option<usize>,
+    columns: &'a Columns,
     /// The number of the line, from 1.
     pub(super) number: u64,
+    /// Whether the line is the file's last and does not end: its writer may have been killed.
+    pub(super) unended: bool,
+}
+
+/// Why a line is no event.
+pub(super) enum Wrong {
+    /// It is the last one, and is cut off.
+    Cut,
+    /// It is not what it should be.
+    Read(ReadError),
 }
 
 impl<'a, R: Read> Table<'a, R> {
@@ -59,75 +75,86 @@ impl<'a, R: Read> Table<'a, R> {
         names: &'static [&'static str],
         last_splits: bool,
     ) -> Result<Self, ReadError> {
-        let reader = Tail { inner: reader, bytes: 0, last: b'\n', ended: false };
+        let reader = Tail { inner: reader, last: b'\n', ended: false };
         // Not at `\r\n`, where lines are counted wrong; the `\r` is trimmed.
         let end = Terminator::Any(b'\n');
-        let mut reader =
-            ReaderBuilder::new().flexible(true).trim(Trim::All).terminator(end).from_reader(reader);
-        let header = reader.headers().map_err(|source| unreadable(path, 0, source))?;
+        let reader = ReaderBuilder::new()
+            .has_headers(false)
+            .flexible(true)
+            .terminator(end)
+            .from_reader(reader);
+        let (record, columns) = (StringRecord::new(), Columns::default());
+        let mut table = Self { path, reader, record, number: 0, columns };
+        table.advance()?;
+        let header = &table.record;
+        let line = table.number.max(1);
         let mut places = Vec::new();
         for name in names {
             let is_it = |cell: &str| cell.trim_start_matches('\u{feff}').eq_ignore_ascii_case(name);
             let mut found = header.iter().enumerate().filter(|(_, cell)| is_it(cell));
             let (place, _) = found.next().ok_or_else(|| ReadError::Header {
                 path: path.to_owned(),
+                line,
                 column: name,
                 expected: names.join(","),
                 found: brief(&header.iter().collect::<Vec<_>>().join(",")),
             })?;
             if found.next().is_some() {
-                return Err(ReadError::TwoColumns { path: path.to_owned(), column: name });
+                return Err(ReadError::TwoColumns { path: path.to_owned(), line, column: name });
             }
             places.push(place);
         }
-        let splits = last_splits && places.last() == Some(&(header.len() - 1));
-        let width = (!splits).then_some(header.len());
-        Ok(Self { path, reader, record: StringRecord::new(), names, places, width })
+        let width = header.len();
+        let more = last_splits && places.last() == Some(&(width - 1));
+        table.columns = Columns { names, places, width, more };
+        Ok(table)
     }
 
     pub(super) fn next(&mut self) -> Result<Option<Line<'_>>, ReadError> {
-        loop {
-            let before = self.number();
-            let more = self.reader.read_record(&mut self.record);
-            let more = more.map_err(|source| unreadable(self.path, before, source))?;
-            if !more {
-                return Ok(None);
-            }
-            // A line of a `\r` alone is none.
-            if self.record.iter().any(|cell| !cell.is_empty()) {
-                break;
-            }
+        if !self.advance()? {
+            return Ok(None);
         }
+        let tail = self.reader.get_ref();
         Ok(Some(Line {
             path: self.path,
-            width: self.width,
             record: &self.record,
-            names: self.names,
-            places: &self.places,
-            number: self.record.position().map_or(0, csv::Position::line),
+            columns: &self.columns,
+            number: self.number,
+            unended: tail.ended && tail.last != b'\n',
         }))
     }
 
-    /// Whether the line that was read is the file's last and does not end: its writer may have been
-    /// killed.
-    pub(super) fn is_cut(&self) -> bool {
-        let tail = self.reader.get_ref();
-        tail.ended && tail.last != b'\n' && self.reader.position().byte() >= tail.bytes
-    }
-
-    /// The number of the line that was read.
-    pub(super) fn number(&self) -> u64 {
-        self.record.position().map_or(0, csv::Position::line)
+    /// Reads the next line that is not blank; `false` if there is none.
+    fn advance(&mut self) -> Result<bool, ReadError> {
+        loop {
+            let mut bytes = std::mem::take(&mut self.record).into_byte_record();
+            let more = self.reader.read_byte_record(&mut bytes);
+            if !more.map_err(|source| unreadable(self.path, self.number, source))? {
+                return Ok(false);
+            }
+            // Where the reader began is no use: it passes over empty lines. It stands behind the line's
+            // end, if there is one, or at the end of the file, which it then has met.
+            let end = u64::from(!self.reader.get_ref().ended);
+            let inside = bytes.as_slice().iter().filter(|byte| **byte == b'\n').count() as u64;
+            self.number = self.reader.position().line() - inside - end;
+            self.record =
+                StringRecord::from_byte_record(bytes).map_err(|wrong| ReadError::Csv {
+                    path: self.path.to_owned(),
+                    line: self.number,
+                    source: wrong.utf8_error().clone(),
+                })?;
+            self.record.trim();
+            // A line of a `\r` or of spaces alone is none.
+            if self.record.iter().any(|cell| !cell.is_empty()) {
+                return Ok(true);
+            }
+        }
     }
 }
 
 /// Why there is no line behind line `before`.
 fn unreadable(path: &Path, before: u64, source: csv::Error) -> ReadError {
     let path = path.to_owned();
-    let line = source.position().map_or(before + 1, csv::Position::line);
-    if !source.is_io_error() {
-        return ReadError::Csv { path, line, source };
-    }
     let source = match source.into_kind() {
         csv::ErrorKind::Io(source) => source,
         other => io::Error::other(format!("{other:?}")),
@@ -141,7 +168,7 @@ fn unreadable(path: &Path, before: u64, source: csv::Error) -> ReadError {
 impl Line<'_> {
     /// The text of a column, by its index in the table's names; empty where the line is short.
     pub(super) fn text(&self, column: usize) -> &str {
-        self.record.get(self.places[column]).unwrap_or_default()
+        self.record.get(self.columns.places[column]).unwrap_or_default()
     }
 
     /// The value of a column, made by `parse`.
@@ -150,30 +177,45 @@ impl Line<'_> {
         column: usize,
         expected: &'static str,
         parse: impl FnOnce(&'b str) -> Option<T>,
-    ) -> Result<T, ReadError> {
-        parse(self.text(column)).ok_or_else(|| ReadError::Cell {
-            path: self.path.to_owned(),
-            line: self.number,
-            column: self.names[column],
-            expected,
-            found: match self.record.get(self.places[column]) {
-                Some(text) => format!("{:?}", brief(text)),
-                None => String::from("the end of the line"),
-            },
+    ) -> Result<T, Wrong> {
+        parse(self.text(column)).ok_or_else(|| {
+            let place = self.columns.places[column];
+            // What has a comma behind it was written whole.
+            if self.unended && place + 1 >= self.record.len() {
+                return Wrong::Cut;
+            }
+            Wrong::Read(ReadError::Cell {
+                path: self.path.to_owned(),
+                line: self.number,
+                column: self.columns.names[column],
+                expected,
+                found: match self.record.get(place) {
+                    Some(text) => format!("{:?}", brief(text)),
+                    None => String::from("the end of the line"),
+                },
+            })
         })
     }
 
     /// Whether the line has no more cells than the header.
-    pub(super) fn fits(&self) -> Result<(), ReadError> {
-        let found = self.record.len();
-        match self.width {
-            Some(expected) if found > expected => Err(ReadError::Cells {
+    pub(super) fn fits(&self) -> Result<(), Wrong> {
+        let (expected, found) = (self.columns.width, self.record.len());
+        if found > expected && !self.columns.more {
+            return Err(Wrong::Read(ReadError::Cells {
                 path: self.path.to_owned(),
                 line: self.number,
                 expected,
                 found,
-            }),
-            _ => Ok(()),
+            }));
+        }
+        Ok(())
+    }
+
+    /// Whether the line has all its cells, if it is one that may have been cut off.
+    pub(super) fn is_whole(&self) -> Result<(), Wrong> {
+        match self.unended && self.record.len() < self.columns.width {
+            true => Err(Wrong::Cut),
+            false => Ok(()),
         }
     }
 }
@@ -186,12 +228,13 @@ pub(super) fn address(text: &str) -> Option<u64> {
     number(text)
 }
 
-/// A number in decimal or, behind `0x`, in hex.
+/// A number in decimal or, behind `0x`, in hex. Without a sign, which Rust's numbers may have.
 pub(super) fn number(text: &str) -> Option<u64> {
-    match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
-        Some(hex) => u64::from_str_radix(hex, 16).ok(),
-        None => text.parse().ok(),
-    }
+    let (digits, radix) = match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
+        Some(hex) => (hex, 16),
+        None => (text, 10),
+    };
+    u64::from_str_radix(digits, radix).ok().filter(|_| !digits.starts_with('+'))
 }
 
 /// A stream, however it was written: by number, handle or word. All spellings of one stream have one
@@ -231,12 +274,16 @@ pub(super) fn log_stream(text: &str, kind: StreamKind, thread: &str) -> LogStrea
 /// `HH:MM:SS.ffffff` (RMM before 22.06: `HH:MM:SS:ffffff`) in nanoseconds since midnight.
 pub(super) fn time_of_day(text: &str) -> Option<u64> {
     let mut parts = text.split([':', '.']);
-    let mut whole = |below: u64| parts.next()?.parse::<u64>().ok().filter(|value| *value < below);
+    let decimal = |text: &str| text.bytes().all(|digit| digit.is_ascii_digit());
+    let mut whole = |below: u64| {
+        let value: u64 = parts.next().filter(|text| decimal(text))?.parse().ok()?;
+        (value < below).then_some(value)
+    };
     // 60 is a leap second.
     let seconds = (whole(24)? * 60 + whole(60)?) * 60 + whole(61)?;
     let nanoseconds = match parts.next() {
         None => 0,
-        Some(digits) if digits.len() <= 9 && digits.bytes().all(|digit| digit.is_ascii_digit()) => {
+        Some(digits) if digits.len() <= 9 && decimal(digits) => {
             digits.parse::<u64>().ok()? * 10_u64.pow(9 - digits.len() as u32)
         }
         Some(_) => return None,
@@ -339,6 +386,20 @@ mod tests {
             ["", "24:00:00", "1:2", "00:00:00.1234567890", "00:00:00.1.2", "a:b:c", "00:00:00.-1"]
         {
             assert_eq!(time_of_day(bad), None, "{bad}");
+        }
+        for signed in ["+0:00:00.1", "00:+0:00.1", "00:00:+0.1", "00:00:00.+1", "-0:00:00"] {
+            assert_eq!(time_of_day(signed), None, "{signed}");
+        }
+    }
+
+    #[test]
+    fn numbers_have_no_sign() {
+        assert_eq!(
+            (number("4096"), number("0x1000"), number("0X1000")),
+            (Some(4096), Some(4096), Some(4096))
+        );
+        for signed in ["+1", "-1", "0x+1", "0x-1", "+0x1", "0x", "", "+"] {
+            assert_eq!(number(signed), None, "{signed}");
         }
     }
 

@@ -58,10 +58,12 @@ pub enum ReadError {
         what: &'static str,
     },
     /// The header lacks a column.
-    #[error("{}:1: no column {column}: expected the header `{expected}`, found {found:?}", path.display())]
+    #[error("{}:{line}: no column {column}: expected the header `{expected}`, found {found:?}", path.display())]
     Header {
         /// The log.
         path: PathBuf,
+        /// The header's line, from 1.
+        line: u64,
         /// The column that is not there.
         column: &'static str,
         /// All columns of the format.
@@ -70,10 +72,12 @@ pub enum ReadError {
         found: String,
     },
     /// The header has a column twice.
-    #[error("{}:1: two columns {column}: which one is it?", path.display())]
+    #[error("{}:{line}: two columns {column}: which one is it?", path.display())]
     TwoColumns {
         /// The log.
         path: PathBuf,
+        /// The header's line, from 1.
+        line: u64,
         /// The column.
         column: &'static str,
     },
@@ -97,7 +101,7 @@ pub enum ReadError {
         /// The line, from 1.
         line: u64,
         /// Why.
-        source: csv::Error,
+        source: csv::Utf8Error,
     },
     /// A cell has not what its column wants.
     #[error("{}:{line}: column {column}: expected {expected}, found {found}", path.display())]
@@ -122,6 +126,26 @@ pub enum ReadError {
         offset: u64,
         /// Why.
         reason: &'static str,
+    },
+    /// The file is a pickle, and another format was asked.
+    #[error(
+        "{}: the file is a pickle, as PyTorch's snapshots are, and --format {asked} reads a CSV: \
+         leave --format out",
+        path.display()
+    )]
+    IsPickle {
+        /// The log.
+        path: PathBuf,
+        /// The format, as the program names it.
+        asked: &'static str,
+    },
+    /// A pickle was asked, and the file is none.
+    #[error("{}: not a pickle: it begins with {found:?}; leave --format torch out", path.display())]
+    NoPickle {
+        /// The log.
+        path: PathBuf,
+        /// Its first line; of a long one the start.
+        found: String,
     },
     /// A value of a snapshot is not what its place wants.
     #[error("{}: {place}: expected {expected}, found {found}", path.display())]

@@ -1,7 +1,7 @@
 //! NBEP 7's event logs, as Numba's and RMM's Python layers write them.
 
 use super::ReadError;
-use super::cell::{Line, Table, address, log_stream, number, stream};
+use super::cell::{Line, Table, Wrong, address, log_stream, number, stream};
 use crate::event::{Action, Event, Log, LogStream, Numbered};
 use std::io::Read;
 use std::path::Path;
@@ -34,12 +34,12 @@ pub(super) fn read(path: &Path, reader: impl Read, device: Option<i64>) -> Resul
     let mut log = Log { line_word: "line", threads: vec![String::from("0")], ..Log::default() };
     while let Some(line) = table.next()? {
         let event = told.event(&line, log.events.len());
-        log.unended = (event.is_ok() && table.is_cut()).then(|| table.number());
+        log.unended = (event.is_ok() && line.unended).then_some(line.number);
         match event {
             Ok(Some(event)) => log.events.push(event),
             Ok(None) => log.other_devices += 1,
-            Err(_) if table.is_cut() => log.cut = Some(table.number()),
-            Err(error) => return Err(error),
+            Err(Wrong::Cut) => log.cut = Some(line.number),
+            Err(Wrong::Read(error)) => return Err(error),
         }
     }
     log.streams = told.streams.into_vec();
@@ -63,10 +63,12 @@ struct Told {
 
 impl Told {
     /// The event of a line; `None` if it is another device's.
-    fn event(&mut self, line: &Line<'_>, index: usize) -> Result<Option<Event>, ReadError> {
+    fn event(&mut self, line: &Line<'_>, index: usize) -> Result<Option<Event>, Wrong> {
         line.fits()?;
-        let owner = line.get(DEVICE, "a device's number", |text| text.parse().ok())?;
+        let device = |text: &str| text.parse().ok().filter(|_| !text.starts_with('+'));
+        let owner = line.get(DEVICE, "a device's number", device)?;
         if owner != *self.chosen.get_or_insert(owner) {
+            line.is_whole()?;
             return Ok(None);
         }
         let expected = "`Alloc`, `Alloc failure` or `Free`";
@@ -77,17 +79,18 @@ impl Told {
             "free" | "dealloc" => Some(Action::Free),
             _ => None,
         })?;
-        let start = line.get(START, "a time in seconds, or nothing", |text| match text {
-            "" => Some(None),
-            _ => text.parse::<f64>().ok().filter(|seconds| seconds.is_finite()).map(Some),
-        })?;
+        let address = line.get(ADDRESS, "an address, in decimal or as 0x..", address)?;
         let (key, kind) =
             line.get(STREAM, "a stream: a number, a handle or a name", |text| stream(text, "0"))?;
-        let address = line.get(ADDRESS, "an address, in decimal or as 0x..", address)?;
         let size = line.get(SIZE, "a size in bytes", |text| match text {
             "" if action == Action::Free => Some(None),
             _ => number(text).map(Some),
         })?;
+        let start = line.get(START, "a time in seconds, or nothing", |text| match text {
+            "" => Some(None),
+            _ => text.parse::<f64>().ok().filter(|seconds| seconds.is_finite()).map(Some),
+        })?;
+        line.is_whole()?;
         let time = start.map(|start| {
             let since = start - *self.first.get_or_insert(start);
             (since.max(0.0) * 1e9).round() as u64

@@ -26,6 +26,17 @@ pub enum Format {
     Torch,
 }
 
+impl Format {
+    /// The name that the program's option `--format` has for it.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Rmm => "rmm",
+            Self::Events => "events",
+            Self::Torch => "torch",
+        }
+    }
+}
+
 /// Reads the log at `path`: of `format`, or of the format that its first bytes are of. The path `-` is
 /// standard input. Of a log with several devices, the events of `device`, or of the first that has
 /// any.
@@ -67,30 +78,39 @@ fn of(
     if let Some(what) = no_log(&start) {
         return Err(ReadError::NoLog { path: path.to_owned(), what });
     }
-    let format = match format.or_else(|| detect(&start)) {
-        Some(format) => format,
-        None => {
-            let found = brief(&String::from_utf8_lossy(first_line(&start)));
-            return Err(ReadError::Unknown { path: path.to_owned(), found });
-        }
+    let detected = detect(&start);
+    let found = brief(&String::from_utf8_lossy(first_line(&start)));
+    let Some(format) = format.or(detected) else {
+        return Err(ReadError::Unknown { path: path.to_owned(), found });
     };
+    if format != Format::Torch && detected == Some(Format::Torch) {
+        return Err(ReadError::IsPickle { path: path.to_owned(), asked: format.name() });
+    }
     if format != Format::Torch && ends_in_cr(&start) {
         let what = "its lines end in CR alone: make them LF first, with tr '\\r' '\\n'";
         return Err(ReadError::NoLog { path: path.to_owned(), what });
     }
-    let reader = start.chain(reader);
+    let reader = (&*start).chain(reader);
     let mut log = match format {
         Format::Rmm if device.is_some() => Err(ReadError::NoDevices { path: path.to_owned() }),
         Format::Rmm => rmm::read(path, reader),
         Format::Events => events::read(path, reader, device),
-        Format::Torch => torch::read(path, reader, device),
+        Format::Torch => match torch::read(path, reader, device) {
+            Err(ReadError::Pickle { path, .. }) if detected != Some(Format::Torch) => {
+                Err(ReadError::NoPickle { path, found })
+            }
+            read => read,
+        },
     }?;
     log.name = printable(&path.file_name().unwrap_or_default().to_string_lossy());
     Ok(log)
 }
 
+/// The first line that is not blank.
 fn first_line(start: &[u8]) -> &[u8] {
-    start.split(|byte| *byte == b'\n').next().unwrap_or_default()
+    let start = start.strip_prefix(b"\xef\xbb\xbf").unwrap_or(start);
+    let mut lines = start.trim_ascii_start().split(|byte| *byte == b'\n');
+    lines.next().unwrap_or_default().trim_ascii_end()
 }
 
 /// Whether a text's first line goes on behind a CR, as in files of the first Macs.
@@ -112,6 +132,10 @@ fn no_log(start: &[u8]) -> Option<&'static str> {
         [0xff, 0xfe, ..] | [0xfe, 0xff, ..] => {
             Some("the file is in UTF-16: make it UTF-8 first, with iconv")
         }
+        _ if first_line(start).is_empty() => Some(
+            "the file begins with nothing but blank lines: was the log flushed, and its program at \
+             an end?",
+        ),
         _ => None,
     }
 }
@@ -124,20 +148,18 @@ fn detect(start: &[u8]) -> Option<Format> {
     }
     let line = first_line(start).split(|byte| *byte == b'\r').next().unwrap_or_default();
     let line = String::from_utf8_lossy(line).to_lowercase();
-    let names: Vec<&str> = line
-        .trim_start_matches('\u{feff}')
-        .split(',')
-        .map(|name| name.trim().trim_matches('"').trim())
-        .collect();
-    let has =
-        |columns: &[&str]| columns.iter().all(|column| names.contains(&&*column.to_lowercase()));
-    if has(rmm::COLUMNS) {
-        return Some(Format::Rmm);
+    let names: Vec<&str> =
+        line.split(',').map(|name| name.trim().trim_matches('"').trim()).collect();
+    let there = |columns: &[&str]| {
+        columns.iter().filter(|column| names.contains(&&*column.to_lowercase())).count()
+    };
+    let formats = [(Format::Rmm, rmm::COLUMNS), (Format::Events, events::COLUMNS)];
+    let whole = formats.iter().find(|(_, columns)| there(columns) == columns.len());
+    // Otherwise the one of which most is there, so that the column is named that lacks.
+    let most = || formats.iter().find(|(_, columns)| 2 * there(columns) > columns.len());
+    if let Some((format, _)) = whole.or_else(most) {
+        return Some(*format);
     }
-    if has(events::COLUMNS) {
-        return Some(Format::Events);
-    }
-    // So that the column is named that lacks.
     match *names.first()? {
         "thread" => Some(Format::Rmm),
         "event type" => Some(Format::Events),
@@ -158,7 +180,13 @@ mod tests {
             detect(b"Size,Action, \"Pointer\" ,Stream,More,Time,thread\r\n"),
             Some(Format::Rmm)
         );
-        assert_eq!(detect(b"Size,Action,Pointer,Stream,Time\n"), None);
+        // One column lacks, which is named; of something else more do.
+        assert_eq!(detect(b"Size,Action,Pointer,Stream,Time\n"), Some(Format::Rmm));
+        assert_eq!(detect(b"Size,Action,Pointer,More\n"), None);
+        let events = events::COLUMNS.join(",").replace("Address,", "");
+        assert_eq!(detect(events.as_bytes()), Some(Format::Events));
+        assert_eq!(detect(b"\n \r\n\xef\xbb\xbf"), None);
+        assert_eq!(detect(b"\xef\xbb\xbf\n \r\nThread,Time\n"), Some(Format::Rmm));
         assert_eq!(detect(b"\x80\x04\x95"), Some(Format::Torch));
         assert_eq!(detect(b""), None);
         assert_eq!(detect(b"{\"traceEvents\": []}"), None);

@@ -24,8 +24,8 @@ pub(super) enum Value<'a> {
     Float,
     Bytes,
     String(&'a str),
-    /// A list or a tuple.
     List(Vec<Id>),
+    Tuple(Vec<Id>),
     Set,
     Dict(Vec<(Id, Id)>),
     /// Something that would have to be made by code.
@@ -188,7 +188,8 @@ impl<'a> Machine<'a> {
     /// The codes that make a value of values, or add to one.
     fn collect(&mut self, code: u8) -> Step<()> {
         match code {
-            b')' | b']' => self.push(Value::List(Vec::new())),
+            b']' => self.push(Value::List(Vec::new())),
+            b')' => self.push(Value::Tuple(Vec::new())),
             0x85..=0x87 => {
                 let count = usize::from(code - 0x84);
                 let mut items = Vec::with_capacity(count);
@@ -196,9 +197,13 @@ impl<'a> Machine<'a> {
                     items.push(self.pop()?);
                 }
                 items.reverse();
-                self.push(Value::List(items))
+                self.push(Value::Tuple(items))
             }
-            b't' | b'l' => {
+            b't' => {
+                let items = self.pop_mark()?;
+                self.push(Value::Tuple(items))
+            }
+            b'l' => {
                 let items = self.pop_mark()?;
                 self.push(Value::List(items))
             }
@@ -466,6 +471,7 @@ mod tests {
         assert_eq!(reason(b"t."), "it goes back to a mark where there is none");
         assert_eq!(reason(b"h\x07."), "it recalls a value that it did not keep");
         assert_eq!(reason(b"KaKaa."), "it appends to what is no list");
+        assert_eq!(reason(b")Kaa."), "it appends to what is no list");
         assert_eq!(reason(b"\x7f."), "it has a code of no protocol that is known here");
         assert_eq!(Pickle::read(b"NN\x7f").unwrap_err().offset, 3);
     }

@@ -1,7 +1,7 @@
 //! RMM's logs.
 
 use super::ReadError;
-use super::cell::{Clock, Line, Table, address, log_stream, number, stream, time_of_day};
+use super::cell::{Clock, Line, Table, Wrong, address, log_stream, number, stream, time_of_day};
 use crate::event::{Action, Event, Log, LogStream, Numbered, printable};
 use std::io::Read;
 use std::path::Path;
@@ -22,10 +22,10 @@ pub(super) fn read(path: &Path, reader: impl Read) -> Result<Log, ReadError> {
         match told.event(&line, log.events.len()) {
             Ok(event) => {
                 log.events.push(event);
-                log.unended = table.is_cut().then(|| table.number());
+                log.unended = line.unended.then_some(line.number);
             }
-            Err(_) if table.is_cut() => log.cut = Some(table.number()),
-            Err(error) => return Err(error),
+            Err(Wrong::Cut) => log.cut = Some(line.number),
+            Err(Wrong::Read(error)) => return Err(error),
         }
     }
     log.threads = told.threads.into_vec();
@@ -42,7 +42,7 @@ struct Told {
 }
 
 impl Told {
-    fn event(&mut self, line: &Line<'_>, index: usize) -> Result<Event, ReadError> {
+    fn event(&mut self, line: &Line<'_>, index: usize) -> Result<Event, Wrong> {
         line.fits()?;
         let thread = line
             .get(THREAD, "a thread's number", |text| Some(text).filter(|text| !text.is_empty()))?;
@@ -54,12 +54,14 @@ impl Told {
                 "allocate failure" | "failure" => Some(Action::Failure),
                 _ => None,
             })?;
+        let expected = "an address, in decimal or as 0x.., or (nil)";
+        let address = line.get(POINTER, expected, address)?;
+        let size = Some(line.get(SIZE, "a size in bytes", number)?);
         let (key, kind) =
             line.get(STREAM, "a stream: a number, a handle as 0x.. or a name", |text| {
                 stream(text, thread)
             })?;
-        let address = line.get(POINTER, "an address as 0x.., or (nil)", address)?;
-        let size = Some(line.get(SIZE, "a size in bytes", number)?);
+        line.is_whole()?;
         Ok(Event {
             index,
             line: line.number,

@@ -143,7 +143,7 @@ impl Place<'_> {
 
     fn list<'v>(&self, value: &'v Value, expected: &'static str) -> Result<&'v [Id], ReadError> {
         match value {
-            Value::List(list) => Ok(list),
+            Value::List(list) | Value::Tuple(list) => Ok(list),
             found => Err(self.unexpected(expected, Some(found))),
         }
     }
@@ -164,12 +164,13 @@ impl Place<'_> {
             None => "nothing",
             Some(Value::None) => "None",
             Some(Value::Bool) => "a bool",
-            Some(Value::Int(_)) => "another int",
+            Some(Value::Int(_)) => "an int",
             Some(Value::LongInt) => "an int that no address has",
             Some(Value::Float) => "a float",
             Some(Value::Bytes) => "bytes",
             Some(Value::String(_)) => "a string",
             Some(Value::List(_)) => "a list",
+            Some(Value::Tuple(_)) => "a tuple",
             Some(Value::Set) => "a set",
             Some(Value::Dict(_)) => "a dict",
             Some(Value::Object) => "an object, which is not made here",

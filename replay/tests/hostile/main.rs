@@ -1,5 +1,7 @@
 //! Logs that are wrong, huge or meant to harm: an error that says where, in bounded time and memory.
 
+mod lines;
+
 use serde_json::Value;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -206,6 +208,24 @@ fn more_threads_than_a_process_has() {
     assert_eq!(all["report"]["served"], 3_000);
 }
 
+/// It is refused before the replay, which would take minutes.
+#[test]
+fn more_streams_than_a_pool_tells_apart() {
+    let mut text = String::new();
+    for stream in 16..16 + 66_000_u64 {
+        writeln!(text, "1,00:00:00.0,allocate,{:#x},256,{stream}", stream << 12).unwrap();
+    }
+    for arguments in [&[][..], &["--bisect"], &["--resource", "binning"], &["--resource", "arena"]]
+    {
+        let said = error(&lines("streams.csv", &text, arguments));
+        let words = "streams.csv:65536: the log's 65535th stream, and `";
+        assert!(
+            said.contains(words) && said.contains("tells 65534 apart; --resource cuda"),
+            "{said}"
+        );
+    }
+}
+
 /// Aquifer's own log of a program whose allocation failed.
 #[test]
 fn events_with_a_failure() {
@@ -250,6 +270,7 @@ fn files_that_are_no_logs_say_what_to_do() {
         ("gzip", b"\x1f\x8b\x08\x00", "gunzip"),
         ("utf16", b"\xff\xfeT\x00h\x00", "iconv"),
         ("binary", b"\x7fELF\x00\x00", "no format is known"),
+        ("blank", b"\n \r\n\n", "begins with nothing but blank lines"),
     ] {
         let said = error(&replay(&file(name, content), &[]));
         assert!(said.contains(words), "{name}: {said}");
