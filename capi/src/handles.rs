@@ -11,6 +11,7 @@
 //! | `CACHE`, a thread's | numbers | what it used last | a change of `GENERATION`, seen at the thread's next call |
 //! | `LAST`, a thread's | handles | pointers into `CACHE` | the same |
 
+use crate::page_map;
 use crate::stack::Stack;
 use crate::status::{Failure, Result, aquifer_status as Status};
 use aquifer_rs::{DeviceResource, Stream};
@@ -87,7 +88,7 @@ impl Route {
     /// Drops the table's share of a closing route of which no block is in use.
     pub(crate) fn remove_if_idle(&self) {
         let mut live = 0_usize;
-        crate::page_map::for_each_live(|_, block| live += usize::from(block.route == self.number));
+        page_map::for_each_live(|_, block| live += usize::from(block.route == self.number));
         if live == 0 {
             let removed = ROUTES.write().remove(&self.number);
             // Not under the lock: a pool may end here.
@@ -115,10 +116,6 @@ pub(crate) fn next() -> u32 {
 fn invalidate_caches() {
     // Release: a thread that sees it looks into tables that have changed.
     GENERATION.fetch_add(1, Ordering::Release);
-    if LAST.with(|last| last.is_used.get()) {
-        // A call within a call: INV-2. The thread's next call clears its cache.
-        return;
-    }
     let _ = CACHE.try_with(|cache| cache.try_borrow_mut().map(|mut cache| cache.clear()).ok());
 }
 
@@ -141,7 +138,7 @@ struct OpenStreams {
 
 /// What a thread used last, so that a call takes no lock. It keeps what it names.
 ///
-/// Each value is in a box, as [`Last`] points to it: whatever is dropped here is out of `LAST` first.
+/// Each value is in a box, as [`Last`] points to it: what is dropped here is out of `LAST` first.
 struct Cache {
     generation: u64,
     routes: [Option<Box<CachedRoute>>; 4],
@@ -189,19 +186,20 @@ impl Drop for Cache {
     }
 }
 
-/// The route and the stream of the thread's last call, by pointers into its [`Cache`].
+/// The route and the stream of the thread's last call, by pointers into its [`Cache`], and the handles that gave them.
 ///
-/// - INV-1: the pointers are of values that the thread's `Cache` has, or null: what takes a value out of that calls
-///   [`forget_last`] first.
-/// - INV-2: `is_used` while a call uses them: then the `Cache` is left as it is.
-struct Last {
+/// - INV-1: the pointers are of values that the thread's `Cache` has while `generation` is not 0: what takes a value out of
+///   that calls [`forget_last`] first.
+/// - INV-2: nothing of this crate is called while they are used: the resources that a text builds call no code of users.
+/// - INV-3: route and stream are of one device.
+pub(crate) struct Last {
     generation: Cell<u64>,
-    stack: Cell<u32>,
-    route: Cell<u32>,
-    stream: Cell<u32>,
-    is_used: Cell<bool>,
-    cached_route: Cell<*const CachedRoute>,
-    cached_stream: Cell<*const (u32, Stream)>,
+    stack: Cell<u64>,
+    stream: Cell<u64>,
+    /// As [`page_map::numbers`] has them.
+    numbers: Cell<u64>,
+    resource: Cell<*const Arc<dyn DeviceResource>>,
+    on: Cell<*const Stream>,
 }
 
 thread_local! {
@@ -210,11 +208,10 @@ thread_local! {
         Last {
             generation: Cell::new(0),
             stack: Cell::new(0),
-            route: Cell::new(0),
             stream: Cell::new(0),
-            is_used: Cell::new(false),
-            cached_route: Cell::new(std::ptr::null()),
-            cached_stream: Cell::new(std::ptr::null()),
+            numbers: Cell::new(0),
+            resource: Cell::new(std::ptr::null()),
+            on: Cell::new(std::ptr::null()),
         }
     };
 }
@@ -224,65 +221,41 @@ fn forget_last() {
 }
 
 impl Last {
-    /// Whether the values are still what their numbers stand for. Never in the child of a fork, whose handler changes the
-    /// generation.
+    /// The thread's own, and whether it holds: not after a change of what a number stands for, and not in the child of a
+    /// fork.
     #[inline(always)]
-    fn is_current(&self) -> bool {
-        // Acquire: pairs with `invalidate_caches`.
-        self.generation.get() == GENERATION.load(Ordering::Acquire) && !self.is_used.get()
-    }
-
-    /// Calls `body` with the values. The caller has asked [`is_current`](Self::is_current).
-    #[inline(always)]
-    fn with<T>(&self, body: impl FnOnce(&dyn DeviceResource, &Stream) -> T) -> T {
-        struct Used<'a>(&'a Last);
-
-        impl Drop for Used<'_> {
-            fn drop(&mut self) {
-                self.0.is_used.set(false);
+    pub(crate) fn with<T>(body: impl FnOnce(&Self) -> Option<T>) -> Option<T> {
+        LAST.with(|last| {
+            // Acquire: pairs with `invalidate_caches`.
+            if last.generation.get() == GENERATION.load(Ordering::Acquire) {
+                body(last)
+            } else {
+                None
             }
-        }
-
-        self.is_used.set(true);
-        let _used = Used(self);
-        // SAFETY: INV-1, which INV-2 keeps until `body` has returned.
-        let (route, stream) = unsafe { (&*self.cached_route.get(), &*self.cached_stream.get()) };
-        body(&*route.resource, &stream.1)
+        })
     }
-}
 
-/// Calls `body` with the route by which a stack allocates now, where the thread's last call was of the same stack and
-/// stream.
-#[inline(always)]
-pub(crate) fn with_last_stack<T>(
-    stack: *mut aquifer_stack,
-    stream: *mut aquifer_stream,
-    body: impl FnOnce(u32, u32, &dyn DeviceResource, &Stream) -> T,
-) -> Option<T> {
-    LAST.with(|last| {
-        let is_same = stack.addr() as u64 == STACK | u64::from(last.stack.get())
-            && stream.addr() as u64 == STREAM | u64::from(last.stream.get())
-            && last.is_current();
-        let (route, stream) = (last.route.get(), last.stream.get());
-        is_same.then(|| last.with(|resource, on| body(route, stream, resource, on)))
-    })
-}
+    #[inline(always)]
+    pub(crate) fn is_stack(&self, stack: *mut aquifer_stack) -> bool {
+        stack.addr() as u64 == self.stack.get()
+    }
 
-/// As [`with_last_stack`], for a block that came by `route`; on the stream `own` where none is given.
-#[inline(always)]
-pub(crate) fn with_last_route<T>(
-    route: u32,
-    own: u32,
-    stream: *mut aquifer_stream,
-    body: impl FnOnce(&dyn DeviceResource, &Stream) -> T,
-) -> Option<T> {
-    let stream = if stream.is_null() { STREAM | u64::from(own) } else { stream.addr() as u64 };
-    LAST.with(|last| {
-        let is_same = route == last.route.get()
-            && stream == STREAM | u64::from(last.stream.get())
-            && last.is_current();
-        is_same.then(|| last.with(body))
-    })
+    #[inline(always)]
+    pub(crate) fn is_stream(&self, stream: *mut aquifer_stream) -> bool {
+        stream.addr() as u64 == self.stream.get()
+    }
+
+    #[inline(always)]
+    pub(crate) fn numbers(&self) -> u64 {
+        self.numbers.get()
+    }
+
+    /// The route's resource, and the stream.
+    #[inline(always)]
+    pub(crate) fn resource_and_stream(&self) -> (&dyn DeviceResource, &Stream) {
+        // SAFETY: the generation holds, as `with` has seen: INV-1, and INV-2 keeps it so.
+        unsafe { (&**self.resource.get(), &*self.on.get()) }
+    }
 }
 
 /// The number of a handle of one kind.
@@ -435,10 +408,6 @@ fn remember(
     stream_number: u32,
     stream: &Stream,
 ) {
-    if LAST.with(|last| last.is_used.get()) {
-        // A call within a call: INV-2.
-        return;
-    }
     let _ = CACHE.try_with(|cache| {
         let Ok(mut cache) = cache.try_borrow_mut() else { return };
         cache.refresh();
@@ -472,12 +441,16 @@ fn remember(
         else {
             return;
         };
+        if stream.1.device() != route.resource.device() {
+            // INV-3.
+            return;
+        }
         LAST.with(|last| {
-            last.stack.set(route.stack);
-            last.route.set(number);
-            last.stream.set(stream_number);
-            last.cached_route.set(&raw const **route);
-            last.cached_stream.set(&raw const **stream);
+            last.stack.set(STACK | u64::from(route.stack));
+            last.stream.set(STREAM | u64::from(stream_number));
+            last.numbers.set(page_map::numbers(number, stream_number));
+            last.resource.set(&raw const route.resource);
+            last.on.set(&raw const stream.1);
             last.generation.set(cache.generation);
         });
     });

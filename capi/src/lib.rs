@@ -19,4 +19,7 @@ pub use host::AQUIFER_HOST_WRITE_COMBINED;
 pub use hosts::{aquifer_cuquantum_handler, aquifer_torch_pool_id};
 pub use memory::aquifer_misuse;
 pub use status::aquifer_status;
-pub use table::{aquifer_api, aquifer_block_info, aquifer_get_api, aquifer_statistics};
+pub use table::{
+    AQUIFER_ABI_MAJOR, AQUIFER_ABI_MINOR, aquifer_api, aquifer_block_info, aquifer_get_api,
+    aquifer_statistics,
+};

@@ -1,7 +1,7 @@
 //! Allocation and free of device memory.
 
-use crate::handles::{self, aquifer_stack, aquifer_stream};
-use crate::page_map::{self, Block, FREED, FREEING, UNIT};
+use crate::handles::{self, Last, aquifer_stack, aquifer_stream};
+use crate::page_map::{self, FREED, FREEING, UNIT};
 use crate::stack::{Stack, device};
 use crate::status::{Failure, Result, aquifer_status as Status};
 use aquifer_rs::{Device, DeviceBlock, DeviceLayout, DeviceResource, Stream};
@@ -56,61 +56,53 @@ pub(crate) fn misuse() -> aquifer_misuse {
 /// Streams on which a block was used besides that of its allocation, by the block's address.
 static USES: LazyLock<Mutex<HashMap<u64, Vec<Stream>>>> = LazyLock::new(Mutex::default);
 
-/// What the thread's last call makes quick. `None` where another way has to be taken, which nothing was done for yet.
+/// A block, the way of the thread's last call: `None` where another way has to be taken, or will say why there is none.
 #[inline(always)]
 pub(crate) fn allocate_fast(
     stack: *mut aquifer_stack,
     bytes: usize,
     stream: *mut aquifer_stream,
-) -> Option<Result<u64>> {
-    let layout = DeviceLayout::new(bytes).ok().filter(|_| bytes != 0)?;
-    handles::with_last_stack(stack, stream, |route, stream, resource, on| {
-        allocate_by(route, stream, resource, on, layout, bytes)
+) -> Option<u64> {
+    Last::with(|last| {
+        if bytes == 0 || !last.is_stack(stack) || !last.is_stream(stream) {
+            return None;
+        }
+        let layout = DeviceLayout::new(bytes).ok()?;
+        let (resource, on) = last.resource_and_stream();
+        let block = resource.allocate(on, layout).ok()?;
+        let address = block.address();
+        let (numbers, requested) = (last.numbers(), bytes as u64);
+        if page_map::insert(address, numbers, block.token(), block.bytes() as u64, requested) {
+            return Some(address);
+        }
+        // SAFETY: allocated above, and nothing has used it.
+        unsafe { resource.deallocate(on, block) };
+        None
     })
 }
 
 /// As [`allocate_fast`]: whether the block is freed.
 #[inline(always)]
 pub(crate) fn deallocate_fast(address: u64, bytes: usize, stream: *mut aquifer_stream) -> bool {
-    let Some(entry) = page_map::entry(address) else { return false };
-    if entry.state() != page_map::LIVE || entry.is_used_elsewhere() {
-        return false;
-    }
-    let block = entry.block();
-    let is_plain = bytes == 0 || bytes as u64 == block.requested;
-    is_plain
-        && handles::with_last_route(block.route, block.stream, stream, |resource, on| {
-            let taken = on.device() == resource.device() && entry.take();
-            if taken {
-                let block = DeviceBlock::new(address, block.bytes as usize, block.token);
-                // SAFETY: the block of this address, which `take` gave to this call alone, by the route that it came by;
-                // the caller's work on it is before this call in the stream's order, by the contract of the C function.
-                unsafe { resource.deallocate(on, block) };
-            }
-            taken
-        })
-        .unwrap_or(false)
-}
-
-#[inline(always)]
-fn allocate_by(
-    route: u32,
-    stream: u32,
-    resource: &dyn DeviceResource,
-    on: &Stream,
-    layout: DeviceLayout,
-    requested: usize,
-) -> Result<u64> {
-    let block = resource.allocate(on, layout)?;
-    let (address, token, bytes) = (block.address(), block.token(), block.bytes() as u64);
-    let noted = Block { route, stream, token, bytes, requested: requested as u64 };
-    if page_map::insert(address, noted) {
-        return Ok(address);
-    }
-    // SAFETY: allocated above, and nothing has used it.
-    unsafe { resource.deallocate(on, block) };
-    let message = format!("a block at {address:#x} has no place in the table of blocks");
-    Err(Failure::new(Status::AQUIFER_ERROR_UNSUPPORTED, message))
+    let freed = Last::with(|last| {
+        let entry = page_map::entry(address)?;
+        let (numbers, requested) = entry.numbers_and_requested();
+        let is_last = match stream.is_null() {
+            true => numbers == last.numbers(),
+            false => numbers >> 32 == last.numbers() >> 32 && last.is_stream(stream),
+        };
+        if !is_last || (bytes as u64 != requested && bytes != 0) || !entry.take() {
+            return None;
+        }
+        let (token, bytes) = entry.token_and_bytes();
+        let (resource, on) = last.resource_and_stream();
+        let block = DeviceBlock::new(address, bytes as usize, token);
+        // SAFETY: the block of this address, which `take` gave to this call alone, by the route that it came by; the
+        // caller's work on it is before this call in the stream's order, by the contract of the C function.
+        unsafe { resource.deallocate(on, block) };
+        Some(())
+    });
+    freed.is_some()
 }
 
 /// Allocates on an open stream. No bytes give null.
@@ -123,7 +115,16 @@ pub(crate) fn allocate(stack: u32, bytes: usize, alignment: usize, stream: u32) 
         _ => DeviceLayout::with_alignment(bytes, alignment.max(UNIT as usize))?,
     };
     handles::with_stack(stack, stream, |route, resource, on| {
-        allocate_by(route, stream, resource, on, layout, bytes)
+        let block = resource.allocate(on, layout)?;
+        let (address, numbers) = (block.address(), page_map::numbers(route, stream));
+        let (token, real, requested) = (block.token(), block.bytes() as u64, bytes as u64);
+        if page_map::insert(address, numbers, token, real, requested) {
+            return Ok(address);
+        }
+        // SAFETY: allocated above, and nothing has used it.
+        unsafe { resource.deallocate(on, block) };
+        let message = format!("a block at {address:#x} has no place in the table of blocks");
+        Err(Failure::new(Status::AQUIFER_ERROR_UNSUPPORTED, message))
     })
 }
 
@@ -133,8 +134,8 @@ pub(crate) fn deallocate(address: u64, bytes: usize, stream: Option<u32>) -> Res
         return Ok(());
     }
     let Some(entry) = page_map::entry(address) else { return Err(unknown(address)) };
-    let block = match entry.begin_free() {
-        Ok(block) => block,
+    let (block, is_used_elsewhere) = match entry.begin_free() {
+        Ok(taken) => taken,
         Err(FREED | FREEING) => {
             count(&FREED_BEFORE);
             let message = format!("{address:#x} was freed before");
@@ -146,11 +147,10 @@ pub(crate) fn deallocate(address: u64, bytes: usize, stream: Option<u32>) -> Res
         // Hosts pass wrong ones rightly: NumPy does, of empty arrays.
         count(&WRONG_SIZE);
     }
-    let is_used_elsewhere = entry.is_used_elsewhere();
     let free = |resource: &dyn DeviceResource, on: &Stream| -> Result<()> {
         if on.device() != resource.device() {
             count(&WRONG_DEVICE);
-            entry.cancel_free();
+            entry.cancel_free(is_used_elsewhere);
             let message = format!(
                 "{address:#x} is memory of {}, and was to be freed on {on}",
                 resource.device()
@@ -158,7 +158,7 @@ pub(crate) fn deallocate(address: u64, bytes: usize, stream: Option<u32>) -> Res
             return Err(Failure::new(Status::AQUIFER_ERROR_WRONG_DEVICE, message));
         }
         if is_used_elsewhere {
-            wait_for_uses(address, on).inspect_err(|_| entry.cancel_free())?;
+            wait_for_uses(address, on).inspect_err(|_| entry.cancel_free(is_used_elsewhere))?;
         }
         entry.end_free();
         let block = DeviceBlock::new(address, block.bytes as usize, block.token);
@@ -174,7 +174,7 @@ pub(crate) fn deallocate(address: u64, bytes: usize, stream: Option<u32>) -> Res
             .or_else(|_| with_orphans(block.route, free)),
     }
     .unwrap_or_else(|failure| {
-        entry.cancel_free();
+        entry.cancel_free(is_used_elsewhere);
         Err(failure)
     })
 }
@@ -193,7 +193,7 @@ pub(crate) fn count_forked() {
 
 /// Notes a use of a block on another stream: its free waits for that.
 pub(crate) fn record_stream(address: u64, stream: &Stream) -> Result<()> {
-    let entry = page_map::entry(address).filter(|entry| entry.state() == page_map::LIVE);
+    let entry = page_map::entry(address).filter(|entry| entry.is_live());
     let Some(entry) = entry else { return Err(unknown(address)) };
     let mut uses = USES.lock();
     let streams = uses.entry(address).or_default();
@@ -277,7 +277,7 @@ pub(crate) unsafe fn stream_of(ordinal: i32, handle: *mut c_void) -> Result<u32>
 
 /// The number of the device whose memory a block is.
 pub(crate) fn device_of(address: u64) -> Result<i32> {
-    let entry = page_map::entry(address).filter(|entry| entry.state() == page_map::LIVE);
+    let entry = page_map::entry(address).filter(|entry| entry.is_live());
     let route = entry.and_then(|entry| handles::route(entry.block().route));
     let route = route.ok_or_else(|| unknown(address))?;
     Ok(route.resource().device().ordinal() as i32)

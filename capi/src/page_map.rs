@@ -7,7 +7,8 @@
 //! |---|---|---|
 //! | never used | 0 | - |
 //! | of a block that is in use | [`LIVE`] | the thread that allocated it, after the other fields |
-//! | of a block that is being freed | [`FREEING`] | the one thread whose exchange from `LIVE` succeeded |
+//! | of one that was used on other streams | [`USED_ELSEWHERE`] | its user |
+//! | of a block that is being freed | [`FREEING`] | the one thread whose exchange from these two succeeded |
 //! | of a block that was freed | [`FREED`] | that thread, before its resource gets the block |
 //!
 //! - INV-1: one thread alone takes a block out, whoever frees it twice.
@@ -30,8 +31,9 @@ const MIDDLE_BITS: u32 = 11;
 const ROOT_BITS: u32 = ADDRESS_BITS - 8 - MIDDLE_BITS - LEAF_BITS;
 
 pub(crate) const LIVE: u32 = 1;
-pub(crate) const FREEING: u32 = 2;
-pub(crate) const FREED: u32 = 3;
+pub(crate) const USED_ELSEWHERE: u32 = 2;
+pub(crate) const FREEING: u32 = 3;
+pub(crate) const FREED: u32 = 4;
 
 /// What is known of a block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -50,13 +52,16 @@ pub(crate) struct Block {
 #[derive(Debug)]
 pub(crate) struct Entry {
     state: AtomicU32,
-    /// Whether the block was used on other streams.
-    is_used_elsewhere: AtomicU32,
-    /// Route and stream.
     numbers: AtomicU64,
     token: AtomicU64,
     bytes: AtomicU64,
     requested: AtomicU64,
+}
+
+/// A route's number and a stream's, as one.
+#[inline(always)]
+pub(crate) fn numbers(route: u32, stream: u32) -> u64 {
+    u64::from(route) << 32 | u64::from(stream)
 }
 
 struct Leaf {
@@ -89,16 +94,19 @@ unsafe fn zeroed<T>() -> Option<Box<T>> {
 }
 
 /// What a slot points to, made if `make` says so.
+#[inline(always)]
 fn level<T>(slot: &AtomicPtr<T>, make: bool) -> Option<&'static T> {
-    // Acquire: pairs with the exchange below.
+    // Acquire: pairs with the exchange of `make_level`.
     let known = slot.load(Ordering::Acquire);
     if !known.is_null() {
         // SAFETY: a level is never freed.
         return Some(unsafe { &*known });
     }
-    if !make {
-        return None;
-    }
+    if make { make_level(slot) } else { None }
+}
+
+#[cold]
+fn make_level<T>(slot: &AtomicPtr<T>) -> Option<&'static T> {
     // SAFETY: levels are atomics of numbers and of pointers that may be null.
     let new = Box::into_raw(unsafe { zeroed::<T>() }?);
     // Release: the zeros come before the pointer.
@@ -114,7 +122,7 @@ fn level<T>(slot: &AtomicPtr<T>, make: bool) -> Option<&'static T> {
     }
 }
 
-#[inline]
+#[inline(always)]
 fn find(address: u64, make: bool) -> Option<&'static Entry> {
     let (root, offset) = if address < HIGH { (0, address) } else { (1, address - HIGH) };
     if offset >= 1 << ADDRESS_BITS || offset % UNIT != 0 {
@@ -127,23 +135,21 @@ fn find(address: u64, make: bool) -> Option<&'static Entry> {
 }
 
 /// Puts a block in that the caller alone has. `false` if there is no room for it.
-#[inline]
-pub(crate) fn insert(address: u64, block: Block) -> bool {
+#[inline(always)]
+pub(crate) fn insert(address: u64, numbers: u64, token: u64, bytes: u64, requested: u64) -> bool {
     let Some(entry) = find(address, true) else { return false };
     // Relaxed: the caller alone has the address (INV-2); the state publishes them.
-    let numbers = u64::from(block.route) << 32 | u64::from(block.stream);
     entry.numbers.store(numbers, Ordering::Relaxed);
-    entry.is_used_elsewhere.store(0, Ordering::Relaxed);
-    entry.token.store(block.token, Ordering::Relaxed);
-    entry.bytes.store(block.bytes, Ordering::Relaxed);
-    entry.requested.store(block.requested, Ordering::Relaxed);
-    // Release: pairs with the loads of whoever is handed the address.
+    entry.token.store(token, Ordering::Relaxed);
+    entry.bytes.store(bytes, Ordering::Relaxed);
+    entry.requested.store(requested, Ordering::Relaxed);
+    // Release: pairs with the loads of a thread that is handed the address.
     entry.state.store(LIVE, Ordering::Release);
     true
 }
 
 /// The entry of an address, which may be of no block.
-#[inline]
+#[inline(always)]
 pub(crate) fn entry(address: u64) -> Option<&'static Entry> {
     find(address, false)
 }
@@ -154,31 +160,41 @@ impl Entry {
         self.state.load(Ordering::Acquire)
     }
 
-    /// Whether the block was used on other streams.
-    #[inline]
-    pub(crate) fn is_used_elsewhere(&self) -> bool {
-        // Acquire: the table of those streams has it.
-        self.is_used_elsewhere.load(Ordering::Acquire) != 0
+    /// Whether the block is in use, by [`for_each_live`].
+    pub(crate) fn is_live(&self) -> bool {
+        matches!(self.state(), LIVE | USED_ELSEWHERE)
     }
 
-    /// The block was used on another stream, which the table of uses has.
+    /// The block was used on another stream, which the table of uses has. The caller has the block.
     pub(crate) fn set_used_elsewhere(&self) {
-        self.is_used_elsewhere.store(1, Ordering::Release);
+        self.state.store(USED_ELSEWHERE, Ordering::Release);
     }
 
-    /// Takes a live block, and notes at once that it is freed: the caller has all that its free needs.
-    #[inline]
+    /// The numbers of the route and the stream, and the size that was asked for.
+    #[inline(always)]
+    pub(crate) fn numbers_and_requested(&self) -> (u64, u64) {
+        (self.numbers.load(Ordering::Relaxed), self.requested.load(Ordering::Relaxed))
+    }
+
+    /// Takes a live block that was used on its own stream alone, and notes at once that it is freed.
+    #[inline(always)]
     pub(crate) fn take(&self) -> bool {
         // Acquire: the fields come before the state. Release: INV-2.
         self.state.compare_exchange(LIVE, FREED, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// Takes a live block, for the caller to free. Else the state that it is in.
-    #[inline]
-    pub(crate) fn begin_free(&self) -> Result<Block, u32> {
+    /// Takes a block that is in use, for the caller to free, and whether it was used on other streams. Else the state that
+    /// it is in.
+    pub(crate) fn begin_free(&self) -> Result<(Block, bool), u32> {
         // Acquire: the fields come before the state; no release, as nothing was written.
-        self.state.compare_exchange(LIVE, FREEING, Ordering::Acquire, Ordering::Acquire)?;
-        Ok(self.block())
+        let take =
+            |from| self.state.compare_exchange(from, FREEING, Ordering::Acquire, Ordering::Acquire);
+        let is_used_elsewhere = match take(LIVE) {
+            Ok(_) => false,
+            Err(USED_ELSEWHERE) => take(USED_ELSEWHERE).map(|_| true)?,
+            Err(other) => return Err(other),
+        };
+        Ok((self.block(), is_used_elsewhere))
     }
 
     /// The block goes back to its resource after this.
@@ -188,12 +204,18 @@ impl Entry {
         self.state.store(FREED, Ordering::Release);
     }
 
-    /// The block stays live.
-    pub(crate) fn cancel_free(&self) {
-        self.state.store(LIVE, Ordering::Release);
+    /// The block stays in use.
+    pub(crate) fn cancel_free(&self, is_used_elsewhere: bool) {
+        let state = if is_used_elsewhere { USED_ELSEWHERE } else { LIVE };
+        self.state.store(state, Ordering::Release);
     }
 
-    #[inline]
+    /// The resource's token, and the size of its block.
+    #[inline(always)]
+    pub(crate) fn token_and_bytes(&self) -> (u64, u64) {
+        (self.token.load(Ordering::Relaxed), self.bytes.load(Ordering::Relaxed))
+    }
+
     pub(crate) fn block(&self) -> Block {
         let numbers = self.numbers.load(Ordering::Relaxed);
         Block {
@@ -214,7 +236,7 @@ pub(crate) fn for_each_live(mut body: impl FnMut(u64, Block)) {
             for (low, leaf) in middle.leaves.iter().enumerate() {
                 let Some(leaf) = level(leaf, false) else { continue };
                 for (unit, entry) in leaf.entries.iter().enumerate() {
-                    if matches!(entry.state(), LIVE | FREEING) {
+                    if entry.is_live() || entry.state() == FREEING {
                         let unit = ((high << MIDDLE_BITS | low) << LEAF_BITS | unit) as u64;
                         body(base + unit * UNIT, entry.block());
                     }

@@ -477,16 +477,8 @@ unsafe extern "C" fn allocate(
         && let Some(place) = unsafe { pointer.as_mut() }
         && let Some(address) = fast(|| memory::allocate_fast(stack, bytes, stream))
     {
-        return match address {
-            Ok(address) => {
-                *place = std::ptr::with_exposed_provenance_mut(address as usize);
-                aquifer_status::AQUIFER_OK
-            }
-            Err(failure) => {
-                *place = std::ptr::null_mut();
-                remember(failure)
-            }
-        };
+        *place = std::ptr::with_exposed_provenance_mut(address as usize);
+        return aquifer_status::AQUIFER_OK;
     }
     call(|| {
         // SAFETY: the caller's contract.
@@ -582,7 +574,7 @@ unsafe extern "C" fn block_info(
 ) -> aquifer_status {
     call(|| {
         let entry = page_map::entry(pointer.addr() as u64);
-        let entry = entry.filter(|entry| entry.state() == page_map::LIVE).ok_or_else(|| {
+        let entry = entry.filter(|entry| entry.is_live()).ok_or_else(|| {
             let message = format!("{pointer:p} is no block of this library");
             Failure::new(aquifer_status::AQUIFER_ERROR_NOT_OURS, message)
         })?;

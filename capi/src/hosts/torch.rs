@@ -153,7 +153,7 @@ pub unsafe extern "C" fn aquifer_torch_base_alloc(
     size: *mut usize,
 ) -> *mut c_void {
     let entry = page_map::entry(pointer.addr() as u64);
-    let block = entry.filter(|entry| entry.state() == page_map::LIVE).map(page_map::Entry::block);
+    let block = entry.filter(|entry| entry.is_live()).map(page_map::Entry::block);
     // SAFETY: the caller's promise.
     if let (Some(block), Some(size)) = (block, unsafe { size.as_mut() }) {
         *size = block.bytes as usize;
