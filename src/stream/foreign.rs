@@ -4,6 +4,9 @@
 //! and has a number for each stream that it never uses again. So a handle that is brought is compared by that number.
 //! The question would invalidate a capture of the stream, so a stream in capture is taken to be what it was.
 //!
+//! A handle without a stream must not be named in a call of the driver, which reads what is gone (an H100, driver 580: the
+//! process ends). So an owner says before that it destroys a stream.
+//!
 //! A stream that its owner destroys lives on here under another handle: that of a stream of the crate's own which waits
 //! for all that the first was given. What remembers it, a pool or a vector's home, goes on without knowing.
 //!
