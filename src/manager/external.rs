@@ -1,5 +1,6 @@
 //! A memory manager as the layers below see it: a resource, and a source of page-locked memory.
 
+use super::ipc::IpcHandle;
 use super::memory_manager::{HostAllocFlags, INTERFACE_VERSION, MemoryManager};
 use super::pending::DeferCleanup;
 use super::pointers::{MemoryPointer, PinnedMemory};
@@ -154,6 +155,10 @@ unsafe impl MemoryManager for ManagerMemory {
 
     fn memory_info(&self) -> Result<MemoryInfo> {
         self.call("for its memory information", || self.manager.memory_info())
+    }
+
+    fn ipc_handle(&self, memory: &MemoryPointer) -> Result<IpcHandle> {
+        self.call("for a handle for another process", || self.manager.ipc_handle(memory))
     }
 
     fn reset(&self) -> Result<()> {

@@ -1,5 +1,6 @@
 //! The host's part of a memory manager, for those that have device memory alone.
 
+use super::ipc::IpcHandle;
 use super::memory_manager::{HostAllocFlags, INTERFACE_VERSION, MemoryManager};
 use super::pending::{DeferCleanup, PendingDeallocations};
 use super::pointers::{MemoryPointer, PinnedMemory};
@@ -46,6 +47,15 @@ pub unsafe trait DeviceMemoryManager: fmt::Debug + Send + Sync {
     ///
     /// As there.
     fn memory_info(&self) -> Result<MemoryInfo>;
+
+    /// As [`MemoryManager::ipc_handle`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    fn ipc_handle(&self, memory: &MemoryPointer) -> Result<IpcHandle> {
+        memory.ipc_handle()
+    }
 
     /// As [`MemoryManager::reset`], for device memory.
     ///
@@ -198,6 +208,10 @@ unsafe impl<M: DeviceMemoryManager> MemoryManager for HostOnly<M> {
 
     fn memory_info(&self) -> Result<MemoryInfo> {
         self.device_memory.memory_info()
+    }
+
+    fn ipc_handle(&self, memory: &MemoryPointer) -> Result<IpcHandle> {
+        self.device_memory.ipc_handle(memory)
     }
 
     fn reset(&self) -> Result<()> {

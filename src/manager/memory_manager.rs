@@ -1,5 +1,6 @@
 //! NBEP 7's interface of a memory manager.
 
+use super::ipc::IpcHandle;
 use super::pending::DeferCleanup;
 use super::pointers::{MemoryPointer, PinnedMemory};
 use crate::driver::{HostFlags, MemoryInfo};
@@ -76,6 +77,7 @@ impl HostAllocFlags {
 /// | `memhostalloc(size, mapped, portable, wc)` | [`memhostalloc`](Self::memhostalloc) |
 /// | `mempin(owner, pointer, size, mapped)` | [`mempin`](Self::mempin); the caller keeps the owner |
 /// | `get_memory_info()` | [`memory_info`](Self::memory_info) |
+/// | `get_ipc_handle(memory)` | [`ipc_handle`](Self::ipc_handle) |
 /// | `reset()` | [`reset`](Self::reset) |
 /// | `defer_cleanup()` | [`defer_cleanup`](Self::defer_cleanup), a guard |
 /// | `interface_version` | [`interface_version`](Self::interface_version) |
@@ -144,6 +146,19 @@ pub unsafe trait MemoryManager: fmt::Debug + Send + Sync {
     ///
     /// Those of the driver; [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) where it does not know.
     fn memory_info(&self) -> Result<MemoryInfo>;
+
+    /// A handle by which another process opens the memory. It blocks until the memory's stream has done all that it was
+    /// given.
+    ///
+    /// By default the driver's, of the allocation that the memory lies in, with its offset. A vector's own
+    /// [`ipc_handle`](crate::DeviceVec::ipc_handle) is that, too.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) for memory that cannot be shared; those of the driver.
+    fn ipc_handle(&self, memory: &MemoryPointer) -> Result<IpcHandle> {
+        memory.ipc_handle()
+    }
 
     /// Does what it has deferred, and gives back what it caches. It may come before
     /// [`initialize`](Self::initialize). Memory that is in use stays valid, and its finalizers run later.

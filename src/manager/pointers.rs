@@ -1,10 +1,11 @@
 //! What a memory manager hands out: counted memory with a finalizer, and views of it.
 
+use super::ipc::IpcHandle;
 use crate::debug_log::deferred_event;
 use crate::driver::is_forked_child;
 use crate::error::{Error, ErrorKind, Result, catch_panic};
 use crate::impls::{Count, debug_struct};
-use crate::resource::external;
+use crate::resource::{DeviceBlock, external};
 use crate::stream::Stream;
 use crate::sync::Arc;
 use crate::sync::trusted::Mutex;
@@ -98,6 +99,17 @@ impl MemoryPointer {
     /// The stream in whose order the memory is freed.
     pub fn stream(&self) -> Stream {
         self.owner.stream.lock().clone()
+    }
+
+    /// The driver's handle by which another process opens this view. It blocks until the stream has done all that it was
+    /// given.
+    ///
+    /// # Errors
+    ///
+    /// As [`IpcHandle::of_block`].
+    pub fn ipc_handle(&self) -> Result<IpcHandle> {
+        let block = DeviceBlock::new(self.address, self.bytes, 0);
+        IpcHandle::of_block(&self.stream(), &block)
     }
 
     /// A view of a part, which keeps the whole allocation.

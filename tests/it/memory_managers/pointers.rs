@@ -4,7 +4,10 @@ use super::Asked;
 use crate::log::Log;
 use crate::support;
 use aquifer::sim::SimConfig;
-use aquifer::{ErrorKind, MemoryPointer, PendingDeallocations, PinnedMemory};
+use aquifer::{
+    CudaResource, ErrorKind, HostOnly, MemoryManager, MemoryPointer, PendingDeallocations,
+    PinnedMemory, PoolResource, ResourceMemoryManager,
+};
 use std::ptr::NonNull;
 use tracing::Level;
 
@@ -94,4 +97,23 @@ fn a_pinned_view_keeps_the_memory() {
     assert_eq!(asked.count("unlocked"), 0);
     drop(part);
     assert_eq!(asked.count("unlocked"), 1);
+}
+
+#[test]
+fn a_managers_memory_has_a_handle_for_other_processes() {
+    let (device, _) = support::simulated(SimConfig::default());
+    let stream = device.new_stream().unwrap();
+    let pool = PoolResource::new(CudaResource::new(&device)).unwrap();
+    let manager = HostOnly::new(&device, ResourceMemoryManager::new(pool)).unwrap();
+    let whole = manager.memalloc(&stream, support::layout(4096)).unwrap();
+    let part = whole.slice(1024..2048).unwrap();
+    let [first, second] = [&whole, &part].map(|memory| manager.ipc_handle(memory).unwrap());
+    assert_eq!((first.size_in_bytes(), second.size_in_bytes()), (4096, 1024));
+    assert_eq!(second.offset(), first.offset() + 1024, "with its offset in the pool's chunk");
+    // SAFETY: the manager's memory is alive, and nothing uses it.
+    let opened = unsafe { second.open::<u8>(&stream) }.unwrap();
+    assert_eq!(opened.len(), 1024);
+    drop(opened);
+    let empty = manager.ipc_handle(&whole.slice(0..0).unwrap()).unwrap_err();
+    assert_eq!(empty.kind(), ErrorKind::InvalidArgument);
 }
