@@ -69,7 +69,10 @@ pub(crate) fn allocate_fast(
         }
         let layout = DeviceLayout::new(bytes).ok()?;
         let (resource, on) = last.resource_and_stream();
-        let block = resource.allocate(on, layout).ok()?;
+        let block = match resource.allocate(on, layout) {
+            Ok(block) => block,
+            Err(error) => return refused(error),
+        };
         let address = block.address();
         let (numbers, requested) = (last.numbers(), bytes as u64);
         if page_map::insert(address, numbers, block.token(), block.bytes() as u64, requested) {
@@ -79,6 +82,12 @@ pub(crate) fn allocate_fast(
         unsafe { resource.deallocate(on, block) };
         None
     })
+}
+
+/// The other way asks again, and says it.
+#[cold]
+fn refused(_: aquifer_rs::Error) -> Option<u64> {
+    None
 }
 
 /// As [`allocate_fast`]: whether the block is freed.

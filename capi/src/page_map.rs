@@ -122,14 +122,16 @@ fn make_level<T>(slot: &AtomicPtr<T>) -> Option<&'static T> {
     }
 }
 
+/// The bits that an address of a block may have: of its unit, and [`HIGH`].
+const OF_A_BLOCK: u64 = HIGH | ((1 << ADDRESS_BITS) - UNIT);
+
 #[inline(always)]
 fn find(address: u64, make: bool) -> Option<&'static Entry> {
-    let (root, offset) = if address < HIGH { (0, address) } else { (1, address - HIGH) };
-    if offset >= 1 << ADDRESS_BITS || offset % UNIT != 0 {
+    if address & !OF_A_BLOCK != 0 {
         return None;
     }
-    let unit = (offset / UNIT) as usize;
-    let middle = &ROOTS[root].middles[unit >> (LEAF_BITS + MIDDLE_BITS)];
+    let unit = ((address & !HIGH) / UNIT) as usize;
+    let middle = &ROOTS[(address / HIGH) as usize].middles[unit >> (LEAF_BITS + MIDDLE_BITS)];
     let leaf = &level(middle, make)?.leaves[(unit >> LEAF_BITS) % (1 << MIDDLE_BITS)];
     Some(&level(leaf, make)?.entries[unit % (1 << LEAF_BITS)])
 }

@@ -480,6 +480,22 @@ unsafe extern "C" fn allocate(
         *place = std::ptr::with_exposed_provenance_mut(address as usize);
         return aquifer_status::AQUIFER_OK;
     }
+    // SAFETY: the caller's contract, unchanged.
+    unsafe { allocate_cold(stack, bytes, alignment, stream, pointer) }
+}
+
+/// # Safety
+///
+/// As [`allocate`].
+#[cold]
+#[inline(never)]
+unsafe fn allocate_cold(
+    stack: *mut aquifer_stack,
+    bytes: usize,
+    alignment: usize,
+    stream: *mut aquifer_stream,
+    pointer: *mut *mut c_void,
+) -> aquifer_status {
     call(|| {
         // SAFETY: the caller's contract.
         let place = unsafe { out(pointer, "the place of the pointer")? };
@@ -496,14 +512,19 @@ extern "C" fn deallocate(
     bytes: usize,
     stream: *mut aquifer_stream,
 ) -> aquifer_status {
-    if fast(|| memory::deallocate_fast(pointer.addr() as u64, bytes, stream).then_some(()))
-        .is_some()
-    {
-        return aquifer_status::AQUIFER_OK;
+    let address = pointer.addr() as u64;
+    match fast(|| memory::deallocate_fast(address, bytes, stream).then_some(())) {
+        Some(()) => aquifer_status::AQUIFER_OK,
+        None => deallocate_cold(address, bytes, stream),
     }
+}
+
+#[cold]
+#[inline(never)]
+fn deallocate_cold(address: u64, bytes: usize, stream: *mut aquifer_stream) -> aquifer_status {
     free(|| {
         let stream = if stream.is_null() { None } else { Some(handles::stream_number(stream)?) };
-        memory::deallocate(pointer.addr() as u64, bytes, stream)
+        memory::deallocate(address, bytes, stream)
     })
 }
 
