@@ -1,10 +1,10 @@
 //! cuQuantum: the device memory handler of cuStateVec and cuTensorNet.
 
-use super::streams::number_of;
+use super::streams;
+use crate::fork;
 use crate::stack::Stack;
 use crate::status::{Failure, Result, aquifer_status, guarded, remember};
 use crate::table::forked;
-use crate::{fork, memory};
 use std::ffi::{c_char, c_int, c_void};
 
 /// `custatevecDeviceMemHandler_t` and `cutensornetDeviceMemHandler_t`, which are alike.
@@ -51,8 +51,7 @@ unsafe extern "C" fn device_alloc(
         // SAFETY: the library's contract: a place for a pointer.
         let place = unsafe { pointer.as_mut() }.ok_or_else(|| Failure::null("the pointer"))?;
         // SAFETY: the host keeps its stream as long as it uses this library.
-        let stream = unsafe { number_of(device, stream)? };
-        let address = memory::allocate(Stack::default_of(device)?, size, 0, stream)?;
+        let address = unsafe { streams::allocate(device, size, stream)? };
         *place = std::ptr::with_exposed_provenance_mut(address as usize);
         Ok(())
     })
@@ -66,8 +65,7 @@ unsafe extern "C" fn device_free(
 ) -> c_int {
     code(|| {
         // SAFETY: as in `device_alloc`.
-        let stream = unsafe { number_of(ctx.addr() as c_int, stream)? };
-        memory::deallocate(pointer.addr() as u64, size, Some(stream))
+        unsafe { streams::deallocate(ctx.addr() as c_int, pointer.addr() as u64, size, stream) }
     })
 }
 

@@ -1,7 +1,9 @@
-//! The streams of hosts, by the driver's handle, which they never destroy: PyTorch's come from a pool for good. So a
-//! handle is looked up, and the driver not asked.
+//! The process's stack of a device, and the streams of hosts by the driver's handle, which they never destroy: PyTorch's
+//! come from a pool for good. So a handle is looked up, and the driver not asked.
 
+use crate::handles::{self, aquifer_stack, aquifer_stream};
 use crate::memory;
+use crate::stack::Stack;
 use crate::status::Result;
 use parking_lot::Mutex;
 use std::cell::Cell;
@@ -9,37 +11,101 @@ use std::collections::HashMap;
 use std::ffi::c_void;
 use std::sync::LazyLock;
 
+/// A device's stack and a stream, as handles.
+#[derive(Clone, Copy)]
+pub(super) struct OfHost {
+    pub(super) stack: *mut aquifer_stack,
+    pub(super) stream: *mut aquifer_stream,
+}
+
 type Key = (i32, u64);
 
-static STREAMS: LazyLock<Mutex<HashMap<Key, u32>>> = LazyLock::new(Mutex::default);
+/// The numbers of the stack and the stream, by device and handle.
+static KNOWN: LazyLock<Mutex<HashMap<Key, (u32, u32)>>> = LazyLock::new(Mutex::default);
+
+#[derive(Clone, Copy)]
+struct Last {
+    key: Key,
+    of_host: Option<OfHost>,
+}
 
 thread_local! {
     /// What the thread asked for last.
-    static LAST: Cell<(i32, u64, u32)> = const { Cell::new((0, 0, 0)) };
+    static LAST: Cell<Last> = const { Cell::new(Last { key: (0, 0), of_host: None }) };
 }
 
-/// The number of an open stream.
+/// The stack of a device, and an open stream.
 ///
 /// # Safety
 ///
 /// The handle is of a stream of the device's primary context, which is not destroyed while the process uses this library.
 #[inline]
-pub(super) unsafe fn number_of(device: i32, handle: *mut c_void) -> Result<u32> {
-    let handle_number = handle.addr() as u64;
+pub(super) unsafe fn of_host(device: i32, cuda_stream: *mut c_void) -> Result<OfHost> {
+    let key = (device, cuda_stream.addr() as u64);
     let last = LAST.get();
-    if last.2 != 0 && (last.0, last.1) == (device, handle_number) {
-        return Ok(last.2);
+    match last.of_host.filter(|_| last.key == key) {
+        Some(of_host) => Ok(of_host),
+        // SAFETY: the caller's promise.
+        None => unsafe { find(key, cuda_stream) },
     }
-    let known = STREAMS.lock().get(&(device, handle_number)).copied();
-    let number = match known {
-        Some(number) => number,
+}
+
+/// # Safety
+///
+/// As [`of_host`].
+#[cold]
+unsafe fn find(key: Key, cuda_stream: *mut c_void) -> Result<OfHost> {
+    let known = KNOWN.lock().get(&key).copied();
+    let (stack, stream) = match known {
+        Some(known) => known,
         None => {
+            let stack = Stack::default_of(key.0)?;
             // SAFETY: the caller's promise.
-            let number = unsafe { memory::stream_of(device, handle)? };
-            STREAMS.lock().insert((device, handle_number), number);
-            number
+            let stream = unsafe { memory::stream_of(key.0, cuda_stream)? };
+            KNOWN.lock().insert(key, (stack, stream));
+            (stack, stream)
         }
     };
-    LAST.set((device, handle_number, number));
-    Ok(number)
+    let (stack, stream) = (handles::stack_handle(stack), handles::stream_handle(stream));
+    let of_host = OfHost { stack, stream };
+    LAST.set(Last { key, of_host: Some(of_host) });
+    Ok(of_host)
+}
+
+/// Memory of the device's stack, for work on a stream.
+///
+/// # Safety
+///
+/// As [`of_host`].
+#[inline]
+pub(super) unsafe fn allocate(device: i32, bytes: usize, cuda_stream: *mut c_void) -> Result<u64> {
+    // SAFETY: the caller's promise.
+    let OfHost { stack, stream } = unsafe { of_host(device, cuda_stream)? };
+    match memory::allocate_fast(stack, bytes, stream) {
+        Some(address) => Ok(address),
+        None => {
+            let (stack, stream) = (handles::stack_number(stack)?, handles::stream_number(stream)?);
+            memory::allocate(stack, bytes, 0, stream)
+        }
+    }
+}
+
+/// Frees a block in the order of a stream.
+///
+/// # Safety
+///
+/// As [`of_host`].
+#[inline]
+pub(super) unsafe fn deallocate(
+    device: i32,
+    address: u64,
+    bytes: usize,
+    cuda_stream: *mut c_void,
+) -> Result<()> {
+    // SAFETY: the caller's promise.
+    let OfHost { stream, .. } = unsafe { of_host(device, cuda_stream)? };
+    if memory::deallocate_fast(address, bytes, stream) {
+        return Ok(());
+    }
+    memory::deallocate(address, bytes, Some(handles::stream_number(stream)?))
 }

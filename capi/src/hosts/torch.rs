@@ -12,7 +12,7 @@
 //! ctypes.c_void_p).value)`, and so on.
 
 use super::cpp::throw_bad_alloc;
-use super::streams::number_of;
+use super::streams;
 use crate::handles;
 use crate::stack::Stack;
 use crate::status::{Result, guarded, remember};
@@ -37,12 +37,8 @@ fn allocate(size: usize, device: c_int, stream: *mut c_void) -> Result<*mut c_vo
         return Err(forked());
     }
     guarded(|| {
-        if size == 0 {
-            return Ok(std::ptr::null_mut());
-        }
         // SAFETY: PyTorch's streams are never destroyed.
-        let stream = unsafe { number_of(device, stream)? };
-        let address = memory::allocate(Stack::default_of(device)?, size, 0, stream)?;
+        let address = unsafe { streams::allocate(device, size, stream)? };
         Ok(std::ptr::with_exposed_provenance_mut(address as usize))
     })
 }
@@ -101,8 +97,7 @@ pub unsafe extern "C" fn aquifer_torch_free(
 ) {
     free(|| {
         // SAFETY: PyTorch's streams are never destroyed.
-        let stream = unsafe { number_of(device, stream)? };
-        memory::deallocate(pointer.addr() as u64, size, Some(stream))
+        unsafe { streams::deallocate(device, pointer.addr() as u64, size, stream) }
     });
 }
 
@@ -172,8 +167,8 @@ pub unsafe extern "C" fn aquifer_torch_record_stream(pointer: *mut c_void, strea
         let address = pointer.addr() as u64;
         let device = memory::device_of(address)?;
         // SAFETY: PyTorch's streams are never destroyed.
-        let stream = handles::stream(unsafe { number_of(device, stream)? })?;
-        memory::record_stream(address, &stream)
+        let stream = unsafe { streams::of_host(device, stream)? }.stream;
+        memory::record_stream(address, &handles::stream(handles::stream_number(stream)?)?)
     });
 }
 
