@@ -472,12 +472,13 @@ unsafe extern "C" fn allocate(
     stream: *mut aquifer_stream,
     pointer: *mut *mut c_void,
 ) -> aquifer_status {
-    // SAFETY: the caller's contract.
-    if alignment == 0
-        && let Some(place) = unsafe { pointer.as_mut() }
+    if (alignment == 0 || alignment as u64 == page_map::UNIT)
+        && !pointer.is_null()
         && let Some(address) = fast(|| memory::allocate_fast(stack, bytes, stream))
     {
-        *place = std::ptr::with_exposed_provenance_mut(address as usize);
+        let block = std::ptr::with_exposed_provenance_mut(address as usize);
+        // SAFETY: the caller's contract: a place for a pointer.
+        unsafe { pointer.write(block) };
         return aquifer_status::AQUIFER_OK;
     }
     // SAFETY: the caller's contract, unchanged.
