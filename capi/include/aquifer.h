@@ -15,6 +15,11 @@
 #define AQUIFER_HOST_WRITE_COMBINED 1
 
 /*
+ The bytes of a handle, for any pipe.
+ */
+#define AQUIFER_IPC_HANDLE_BYTES 128
+
+/*
  The version of the table: `aquifer_get_api` takes the major one.
  */
 #define AQUIFER_ABI_MAJOR 1
@@ -140,6 +145,40 @@ typedef struct aquifer_cuquantum_handler {
    */
   char name[64];
 } aquifer_cuquantum_handler;
+
+/*
+ NumPy's `PyDataMem_Handler`: 168 bytes.
+ */
+typedef struct aquifer_numpy_handler {
+  /*
+   The handler's name.
+   */
+  char name[127];
+  /*
+   1.
+   */
+  uint8_t version;
+  /*
+   What the functions are called with.
+   */
+  void *ctx;
+  /*
+   As C's.
+   */
+  void *(*malloc)(void *ctx, size_t size);
+  /*
+   As C's.
+   */
+  void *(*calloc)(void *ctx, size_t count, size_t size);
+  /*
+   As C's.
+   */
+  void *(*realloc)(void *ctx, void *block, size_t size);
+  /*
+   As C's, with a size.
+   */
+  void (*free)(void *ctx, void *block, size_t size);
+} aquifer_numpy_handler;
 
 /*
  PyTorch's `MempoolId_t`, a `std::pair` of two numbers.
@@ -420,6 +459,23 @@ typedef struct aquifer_api {
    The graphs of a key are gone: their memory goes back to the stack.
    */
   aquifer_status (*capture_release)(struct aquifer_stack *stack, uint64_t high, uint64_t low);
+  /*
+   Writes the handle of a block, for another process: `AQUIFER_IPC_HANDLE_BYTES` bytes. It blocks until the stream has
+   done all that it was given. The block stays allocated for as long as another process has it open.
+   */
+  aquifer_status (*ipc_export)(const void *pointer, struct aquifer_stream *stream, uint8_t *handle);
+  /*
+   Opens a block of another process, for work on a stream: its address here, and its size. Both processes order their
+   work on it.
+   */
+  aquifer_status (*ipc_open)(const uint8_t *handle,
+                             struct aquifer_stream *stream,
+                             void **pointer,
+                             size_t *bytes);
+  /*
+   Closes a block that was opened, after all that its stream was given.
+   */
+  aquifer_status (*ipc_close)(void *pointer);
 } aquifer_api;
 
 #ifdef __cplusplus
@@ -450,6 +506,17 @@ void aquifer_cupy_free(void *_param, void *pointer, int device);
  */
 aquifer_status aquifer_cuquantum_device_handler(int device,
                                                 struct aquifer_cuquantum_handler *handler);
+
+/*
+ Fills a handler of a kind: `default`, `pinned`, `pinned:BYTES` (smaller blocks stay on the heap), `aligned:BYTES`,
+ `huge_pages` or `numa:NODE`.
+
+ # Safety
+
+ `kind` is null or a text that ends in a zero; `handler` is null or a place for one.
+ */
+Status aquifer_numpy_data_handler(const char *kind,
+                                  struct aquifer_numpy_handler *handler);
 
 /*
  Memory of the process's stack of a device, in the order of a stream. Throws `std::bad_alloc` where there is none.

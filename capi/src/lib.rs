@@ -8,6 +8,7 @@ mod fork;
 mod handles;
 mod host;
 mod hosts;
+mod ipc;
 mod memory;
 mod page_map;
 mod stack;
@@ -16,7 +17,8 @@ mod table;
 
 pub use handles::{aquifer_stack, aquifer_stream};
 pub use host::AQUIFER_HOST_WRITE_COMBINED;
-pub use hosts::{aquifer_cuquantum_handler, aquifer_torch_pool_id};
+pub use hosts::{aquifer_cuquantum_handler, aquifer_numpy_handler, aquifer_torch_pool_id};
+pub use ipc::AQUIFER_IPC_HANDLE_BYTES;
 pub use memory::aquifer_misuse;
 pub use status::aquifer_status;
 pub use table::{

@@ -4,7 +4,7 @@ use crate::handles::{self, aquifer_stack, aquifer_stream};
 use crate::memory::{self, aquifer_misuse};
 use crate::stack::{Stack, device};
 use crate::status::{Failure, Result, aquifer_status, guard, guarded, last_error, remember};
-use crate::{fork, host, page_map};
+use crate::{fork, host, ipc, page_map};
 use aquifer_rs::{LogFormat, Stream};
 use std::ffi::{CStr, c_char, c_void};
 
@@ -210,6 +210,24 @@ pub struct aquifer_api {
     /// The graphs of a key are gone: their memory goes back to the stack.
     pub capture_release:
         extern "C" fn(stack: *mut aquifer_stack, high: u64, low: u64) -> aquifer_status,
+
+    /// Writes the handle of a block, for another process: `AQUIFER_IPC_HANDLE_BYTES` bytes. It blocks until the stream has
+    /// done all that it was given. The block stays allocated for as long as another process has it open.
+    pub ipc_export: unsafe extern "C" fn(
+        pointer: *const c_void,
+        stream: *mut aquifer_stream,
+        handle: *mut u8,
+    ) -> aquifer_status,
+    /// Opens a block of another process, for work on a stream: its address here, and its size. Both processes order their
+    /// work on it.
+    pub ipc_open: unsafe extern "C" fn(
+        handle: *const u8,
+        stream: *mut aquifer_stream,
+        pointer: *mut *mut c_void,
+        bytes: *mut usize,
+    ) -> aquifer_status,
+    /// Closes a block that was opened, after all that its stream was given.
+    pub ipc_close: extern "C" fn(pointer: *mut c_void) -> aquifer_status,
 }
 
 /// The version of the table: `aquifer_get_api` takes the major one.
@@ -260,6 +278,9 @@ static TABLE: aquifer_api = aquifer_api {
     capture_begin,
     capture_end,
     capture_release,
+    ipc_export,
+    ipc_open,
+    ipc_close,
 };
 
 /// The failure of a call in the child of a fork.
@@ -747,3 +768,45 @@ extern "C" fn capture_end(stack: *mut aquifer_stack, high: u64, low: u64) -> aqu
 extern "C" fn capture_release(stack: *mut aquifer_stack, high: u64, low: u64) -> aquifer_status {
     call(|| handles::stack(handles::stack_number(stack)?)?.release_capture((high, low)))
 }
+
+unsafe extern "C" fn ipc_export(
+    pointer: *const c_void,
+    stream: *mut aquifer_stream,
+    handle: *mut u8,
+) -> aquifer_status {
+    call(|| {
+        // SAFETY: the caller's contract: a place for so many bytes.
+        let place = unsafe { out(handle.cast::<IpcBytes>(), "the place of the handle")? };
+        *place = ipc::export(pointer.addr() as u64, handles::stream_number(stream)?)?;
+        Ok(())
+    })
+}
+
+unsafe extern "C" fn ipc_open(
+    handle: *const u8,
+    stream: *mut aquifer_stream,
+    pointer: *mut *mut c_void,
+    bytes: *mut usize,
+) -> aquifer_status {
+    call(|| {
+        // SAFETY: the caller's contract, of all three.
+        let (handle, place, size) = unsafe {
+            (
+                handle.cast::<IpcBytes>().as_ref().ok_or_else(|| Failure::null("the handle"))?,
+                out(pointer, "the place of the pointer")?,
+                out(bytes, "the place of the size")?,
+            )
+        };
+        (*place, *size) = (std::ptr::null_mut(), 0);
+        // SAFETY: the caller's contract: the owner keeps the block, and both order their work.
+        let (address, length) = unsafe { ipc::open(handle, handles::stream_number(stream)?)? };
+        (*place, *size) = (std::ptr::with_exposed_provenance_mut(address as usize), length);
+        Ok(())
+    })
+}
+
+extern "C" fn ipc_close(pointer: *mut c_void) -> aquifer_status {
+    call(|| ipc::close(pointer.addr() as u64))
+}
+
+type IpcBytes = [u8; ipc::AQUIFER_IPC_HANDLE_BYTES];

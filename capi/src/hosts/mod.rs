@@ -5,8 +5,10 @@
 mod cpp;
 mod cupy;
 mod cuquantum;
+mod numpy;
 mod streams;
 mod torch;
 
 pub use cuquantum::aquifer_cuquantum_handler;
+pub use numpy::aquifer_numpy_handler;
 pub use torch::aquifer_torch_pool_id;
