@@ -19,7 +19,7 @@ fn passes(name: &str, language: Language) {
         }
         let folder = Folder::new(&format!("{name}-{sanitizers:?}"));
         let program = compiler.compile(&source, &folder, library, sanitizers);
-        let said = built::run(&program, &[folder.path()]);
+        let said = built::run(&program, library, &[folder.path()]);
         assert!(said.ends_with("all of it\n"), "{name} said: {said}");
     }
 }

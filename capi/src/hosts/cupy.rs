@@ -7,6 +7,7 @@
 //! | a size of 0 is not forwarded | null all the same |
 
 use super::cpp::throw_bad_alloc;
+use super::streams::number_of;
 use crate::stack::{Stack, device as open_device};
 use crate::status::{Result, guarded, remember};
 use crate::table::{forked, free};
@@ -19,7 +20,7 @@ fn allocate(size: usize, device: c_int) -> Result<*mut c_void> {
     }
     guarded(|| {
         // SAFETY: the legacy default stream is never destroyed.
-        let stream = unsafe { memory::stream_of(device, std::ptr::null_mut())? };
+        let stream = unsafe { number_of(device, std::ptr::null_mut())? };
         let address = memory::allocate(Stack::default_of(device)?, size, 0, stream)?;
         Ok(std::ptr::with_exposed_provenance_mut(address as usize))
     })
@@ -57,7 +58,7 @@ pub extern "C" fn aquifer_cupy_free(_param: *mut c_void, pointer: *mut c_void, d
             device.default_stream().wait(&event)?;
         }
         // SAFETY: the legacy default stream is never destroyed.
-        let stream = unsafe { memory::stream_of(device.ordinal() as c_int, std::ptr::null_mut())? };
+        let stream = unsafe { number_of(device.ordinal() as c_int, std::ptr::null_mut())? };
         memory::deallocate(pointer.addr() as u64, 0, Some(stream))
     });
 }

@@ -62,12 +62,11 @@ pub(crate) fn finished(command: &mut Command) -> Output {
     output
 }
 
-/// Runs a program on the simulated device; what it wrote.
-pub(crate) fn run(program: &Path, arguments: &[&Path]) -> String {
+/// Runs a program on the simulated device, with the library of a folder; what it wrote.
+pub(crate) fn run(program: &Path, library: &Path, arguments: &[&Path]) -> String {
     let mut command = Command::new(program);
     command.args(arguments).env("AQUIFER_BACKEND", "sim").env_remove("AQUIFER_STACK");
-    // What the parent of this test set is of no program here.
-    command.env_remove("LD_PRELOAD");
+    command.env("LD_LIBRARY_PATH", library).env_remove("LD_PRELOAD");
     String::from_utf8(finished(&mut command).stdout).unwrap()
 }
 
@@ -171,8 +170,9 @@ impl Compiler {
             Sanitizers::On => self.sanitizing(),
         };
         compile.arg("-I").arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("include"));
-        compile.arg(source).arg("-o").arg(&program).arg("-L").arg(library);
-        compile.arg(format!("-Wl,-rpath,{}", library.display())).args(["-laquifer", "-ldl"]);
+        // A program that opens the library at run time is linked without it.
+        compile.arg("-Wl,--as-needed").arg(source).arg("-o").arg(&program).arg("-L").arg(library);
+        compile.args(["-laquifer", "-ldl"]);
         finished(&mut compile);
         program
     }
