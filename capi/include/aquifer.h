@@ -268,7 +268,7 @@ typedef struct aquifer_misuse {
    */
   size_t struct_size;
   /*
-   Frees of pointers that are no block.
+   Frees of pointers that are no block, and no page-locked memory.
    */
   uint64_t unknown;
   /*
@@ -293,8 +293,8 @@ typedef struct aquifer_misuse {
  The functions of this library. The table only grows: a program that was built with a smaller one finds what it knows at
  the places that it knows. `aquifer_get_api` returns it.
 
- All functions may be called from any thread. In the child of a fork, after a device was opened, each returns
- `AQUIFER_ERROR_FORKED` and does nothing.
+ All functions may be called from any thread. In the child of a fork, after a device was opened, each but `misuse`
+ returns `AQUIFER_ERROR_FORKED` and does nothing.
  */
 typedef struct aquifer_api {
   /*
@@ -327,7 +327,7 @@ typedef struct aquifer_api {
    */
   aquifer_status (*stack_create)(const char *text, int32_t device, struct aquifer_stack **stack);
   /*
-   The process's own stack of a device, which it keeps. The caller does not release it.
+   The process's own stack of a device, which it keeps: the caller does not release it, and cannot.
    */
   aquifer_status (*stack_default)(int32_t device, struct aquifer_stack **stack);
   /*
@@ -600,7 +600,7 @@ void aquifer_torch_end_allocate_to_pool(int device, struct aquifer_torch_pool_id
 void aquifer_torch_release_pool(int device, struct aquifer_torch_pool_id pool);
 
 /*
- Whether the thread's last call of these failed, and how.
+ What the thread's last call that failed says. It stays until the thread's next failure.
  */
 const char *aquifer_torch_last_error(void);
 

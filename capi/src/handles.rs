@@ -113,6 +113,13 @@ pub(crate) fn next() -> u32 {
     NUMBERS.fetch_add(1, Ordering::Relaxed).wrapping_add(1).max(1)
 }
 
+/// What a thread keeps of a number holds while this is the same.
+#[inline(always)]
+pub(crate) fn generation() -> u64 {
+    // Acquire: pairs with `invalidate_caches`.
+    GENERATION.load(Ordering::Acquire)
+}
+
 fn invalidate_caches() {
     // Release: a thread that sees it looks into tables that have changed.
     GENERATION.fetch_add(1, Ordering::Release);
@@ -303,7 +310,7 @@ pub(crate) fn stack(number: u32) -> Result<Arc<Stack>> {
 pub(crate) fn release_stack(number: u32) -> Result<Option<Arc<Stack>>> {
     let mut stacks = STACKS.write();
     let Some(stack) = stacks.get(&number) else { return Err(closed("stack", "released")) };
-    if !stack.release() {
+    if !stack.release()? {
         return Ok(None);
     }
     let last = stacks.remove(&number);
@@ -328,6 +335,11 @@ pub(crate) fn open_stream(stream: Stream) -> u32 {
     let number = *streams.by_id.entry(stream.id()).or_insert_with(next);
     streams.by_number.entry(number).or_insert(OpenStream { stream, opened: 0 }).opened += 1;
     number
+}
+
+/// Whether a stream is open.
+pub(crate) fn is_open(number: u32) -> bool {
+    STREAMS.read().by_number.contains_key(&number)
 }
 
 /// The number of a stream that is open, without counting.

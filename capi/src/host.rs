@@ -62,6 +62,7 @@ pub(crate) fn deallocate(address: usize) -> Result<()> {
         return Ok(());
     }
     let Some(block) = BLOCKS.lock().remove(&address) else {
+        crate::memory::count_unknown();
         let message = format!("{address:#x} is no page-locked memory of this library");
         return Err(Failure::new(Status::AQUIFER_ERROR_NOT_OURS, message));
     };

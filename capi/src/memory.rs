@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct aquifer_misuse {
     /// The size of this structure, which the caller sets: fields after it are left alone.
     pub struct_size: usize,
-    /// Frees of pointers that are no block.
+    /// Frees of pointers that are no block, and no page-locked memory.
     pub unknown: u64,
     /// Frees of blocks that were freed before.
     pub freed_before: u64,
@@ -121,6 +121,8 @@ pub(crate) fn allocate(stack: u32, bytes: usize, alignment: usize, stream: u32) 
     }
     let layout = match alignment {
         0 => DeviceLayout::new(bytes)?,
+        // A wrong one is refused as it was given.
+        _ if !alignment.is_power_of_two() => DeviceLayout::with_alignment(bytes, alignment)?,
         _ => DeviceLayout::with_alignment(bytes, alignment.max(UNIT as usize))?,
     };
     handles::with_stack(stack, stream, |route, resource, on| {
@@ -142,7 +144,10 @@ pub(crate) fn deallocate(address: u64, bytes: usize, stream: Option<u32>) -> Res
     if address == 0 {
         return Ok(());
     }
-    let Some(entry) = page_map::entry(address) else { return Err(unknown(address)) };
+    let Some(entry) = page_map::entry(address) else {
+        count_unknown();
+        return Err(unknown(address));
+    };
     let (block, is_used_elsewhere) = match entry.begin_free() {
         Ok(taken) => taken,
         Err(FREED | FREEING) => {
@@ -150,7 +155,10 @@ pub(crate) fn deallocate(address: u64, bytes: usize, stream: Option<u32>) -> Res
             let message = format!("{address:#x} was freed before");
             return Err(Failure::new(Status::AQUIFER_ERROR_FREED_BEFORE, message));
         }
-        Err(_) => return Err(unknown(address)),
+        Err(_) => {
+            count_unknown();
+            return Err(unknown(address));
+        }
     };
     if bytes != 0 && bytes as u64 != block.requested {
         // Hosts pass wrong ones rightly: NumPy does, of empty arrays.
@@ -190,9 +198,13 @@ pub(crate) fn deallocate(address: u64, bytes: usize, stream: Option<u32>) -> Res
 
 #[cold]
 fn unknown(address: u64) -> Failure {
-    count(&UNKNOWN);
     let message = format!("{address:#x} is no block of this library (free what it allocated)");
     Failure::new(Status::AQUIFER_ERROR_NOT_OURS, message)
+}
+
+/// Counts a free of what is no block.
+pub(crate) fn count_unknown() {
+    count(&UNKNOWN);
 }
 
 /// Counts a free in the child of a fork.

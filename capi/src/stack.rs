@@ -8,7 +8,7 @@ use aquifer_rs::{
 };
 use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock};
 
 /// Without a text and without the variable.
@@ -21,6 +21,8 @@ static DEFAULTS: LazyLock<Mutex<HashMap<i32, u32>>> = LazyLock::new(Mutex::defau
 pub(crate) struct Stack {
     pub(crate) resources: ResourceStack,
     references: AtomicUsize,
+    /// The process keeps it: its last user is the process.
+    is_default: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -54,7 +56,8 @@ impl Stack {
         let state = State { main, log: None, captures: Vec::new(), active: None };
         let number = handles::next();
         let (references, state) = (AtomicUsize::new(1), Mutex::new(state));
-        handles::add_stack(number, Arc::new(Self { resources, references, state }));
+        let is_default = AtomicBool::new(false);
+        handles::add_stack(number, Arc::new(Self { resources, references, is_default, state }));
         Ok(number)
     }
 
@@ -65,7 +68,12 @@ impl Stack {
         }
         // Not under the lock: it opens the device. A second thread's stack is released again.
         let made = Self::create(None, &device(ordinal)?)?;
-        let number = *DEFAULTS.lock().entry(ordinal).or_insert(made);
+        let stack = handles::stack(made)?;
+        let number = *DEFAULTS.lock().entry(ordinal).or_insert_with(|| {
+            // Relaxed: who releases it has its number by this lock.
+            stack.is_default.store(true, Ordering::Relaxed);
+            made
+        });
         if number != made
             && let Some(second) = handles::release_stack(made)?
         {
@@ -84,9 +92,19 @@ impl Stack {
         self.references.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Counts one user less; whether it was the last.
-    pub(crate) fn release(&self) -> bool {
-        self.references.fetch_sub(1, Ordering::AcqRel) == 1
+    /// Counts one user less; whether it was the last. The process, which keeps its own stack, is none that can be
+    /// counted off.
+    pub(crate) fn release(&self) -> Result<bool> {
+        let least = usize::from(self.is_default.load(Ordering::Relaxed));
+        let less = |references| (references > least).then(|| references - 1);
+        match self.references.fetch_update(Ordering::AcqRel, Ordering::Relaxed, less) {
+            Ok(before) => Ok(before == 1),
+            Err(_) => {
+                let message = "the process keeps this stack, as it is its own (release what \
+                               stack_create and stack_retain gave)";
+                Err(Failure::new(Status::AQUIFER_ERROR_INVALID_ARGUMENT, message))
+            }
+        }
     }
 
     /// What blocks come from now.

@@ -52,8 +52,8 @@ pub struct aquifer_block_info {
 /// The functions of this library. The table only grows: a program that was built with a smaller one finds what it knows at
 /// the places that it knows. `aquifer_get_api` returns it.
 ///
-/// All functions may be called from any thread. In the child of a fork, after a device was opened, each returns
-/// `AQUIFER_ERROR_FORKED` and does nothing.
+/// All functions may be called from any thread. In the child of a fork, after a device was opened, each but `misuse`
+/// returns `AQUIFER_ERROR_FORKED` and does nothing.
 #[allow(non_camel_case_types, reason = "a name of C")]
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -79,7 +79,7 @@ pub struct aquifer_api {
         device: i32,
         stack: *mut *mut aquifer_stack,
     ) -> aquifer_status,
-    /// The process's own stack of a device, which it keeps. The caller does not release it.
+    /// The process's own stack of a device, which it keeps: the caller does not release it, and cannot.
     pub stack_default:
         unsafe extern "C" fn(device: i32, stack: *mut *mut aquifer_stack) -> aquifer_status,
     /// Counts one more user of a stack.
@@ -293,7 +293,7 @@ pub(crate) fn forked() -> Failure {
 
 /// A call of the table.
 #[inline]
-fn call(body: impl FnOnce() -> Result<()>) -> aquifer_status {
+pub(crate) fn call(body: impl FnOnce() -> Result<()>) -> aquifer_status {
     if fork::is_child() {
         return remember(forked());
     }

@@ -7,10 +7,11 @@
 //! | a size of 0 is not forwarded | null all the same |
 
 use super::cpp::throw_bad_alloc;
-use crate::stack::{Stack, device as open_device};
+use super::streams;
+use crate::fork;
+use crate::stack::device as open_device;
 use crate::status::{Result, guarded, remember};
 use crate::table::{forked, free};
-use crate::{fork, memory};
 use std::ffi::{c_int, c_void};
 
 fn allocate(size: usize, device: c_int) -> Result<*mut c_void> {
@@ -19,8 +20,7 @@ fn allocate(size: usize, device: c_int) -> Result<*mut c_void> {
     }
     guarded(|| {
         // SAFETY: the legacy default stream is never destroyed.
-        let stream = unsafe { memory::stream_of(device, std::ptr::null_mut())? };
-        let address = memory::allocate(Stack::default_of(device)?, size, 0, stream)?;
+        let address = unsafe { streams::allocate(device, size, std::ptr::null_mut())? };
         Ok(std::ptr::with_exposed_provenance_mut(address as usize))
     })
 }
@@ -56,8 +56,8 @@ pub extern "C" fn aquifer_cupy_free(_param: *mut c_void, pointer: *mut c_void, d
         if let Ok(event) = device.record() {
             device.default_stream().wait(&event)?;
         }
+        let number = device.ordinal() as c_int;
         // SAFETY: the legacy default stream is never destroyed.
-        let stream = unsafe { memory::stream_of(device.ordinal() as c_int, std::ptr::null_mut())? };
-        memory::deallocate(pointer.addr() as u64, 0, Some(stream))
+        unsafe { streams::deallocate(number, pointer.addr() as u64, 0, std::ptr::null_mut()) }
     });
 }

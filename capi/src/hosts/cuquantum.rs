@@ -4,7 +4,7 @@ use super::streams;
 use crate::fork;
 use crate::stack::Stack;
 use crate::status::{Failure, Result, aquifer_status, guarded, remember};
-use crate::table::forked;
+use crate::table::{call, forked};
 use std::ffi::{c_char, c_int, c_void};
 
 /// `custatevecDeviceMemHandler_t` and `cutensornetDeviceMemHandler_t`, which are alike.
@@ -80,7 +80,7 @@ pub unsafe extern "C" fn aquifer_cuquantum_device_handler(
     device: c_int,
     handler: *mut aquifer_cuquantum_handler,
 ) -> aquifer_status {
-    crate::status::guard(|| {
+    call(|| {
         // SAFETY: the caller's promise.
         let place = unsafe { handler.as_mut() }.ok_or_else(|| Failure::null("the handler"))?;
         Stack::default_of(device)?;

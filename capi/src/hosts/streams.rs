@@ -1,10 +1,14 @@
 //! The process's stack of a device, and the streams of hosts by the driver's handle, which they never destroy: PyTorch's
 //! come from a pool for good. So a handle is looked up, and the driver not asked.
+//!
+//! A host counts as one user of each of its streams, so that others may open and close them by the table. One that is
+//! closed all the same, by `stream_detach`, is opened again.
 
 use crate::handles::{self, aquifer_stack, aquifer_stream};
 use crate::memory;
-use crate::stack::Stack;
+use crate::stack::{Stack, device};
 use crate::status::Result;
+use aquifer_rs::Stream;
 use parking_lot::Mutex;
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -26,12 +30,14 @@ static KNOWN: LazyLock<Mutex<HashMap<Key, (u32, u32)>>> = LazyLock::new(Mutex::d
 #[derive(Clone, Copy)]
 struct Last {
     key: Key,
+    /// In which the stream's number is open.
+    generation: u64,
     of_host: Option<OfHost>,
 }
 
 thread_local! {
     /// What the thread asked for last.
-    static LAST: Cell<Last> = const { Cell::new(Last { key: (0, 0), of_host: None }) };
+    static LAST: Cell<Last> = const { Cell::new(Last { key: (0, 0), generation: 0, of_host: None }) };
 }
 
 /// The stack of a device, and an open stream.
@@ -43,10 +49,11 @@ thread_local! {
 pub(super) unsafe fn of_host(device: i32, cuda_stream: *mut c_void) -> Result<OfHost> {
     let key = (device, cuda_stream.addr() as u64);
     let last = LAST.get();
-    match last.of_host.filter(|_| last.key == key) {
+    let is_same = last.key == key && last.generation == handles::generation();
+    match last.of_host.filter(|_| is_same) {
         Some(of_host) => Ok(of_host),
         // SAFETY: the caller's promise.
-        None => unsafe { find(key, cuda_stream) },
+        None => unsafe { find(key) },
     }
 }
 
@@ -54,21 +61,24 @@ pub(super) unsafe fn of_host(device: i32, cuda_stream: *mut c_void) -> Result<Of
 ///
 /// As [`of_host`].
 #[cold]
-unsafe fn find(key: Key, cuda_stream: *mut c_void) -> Result<OfHost> {
+unsafe fn find(key: Key) -> Result<OfHost> {
+    // Read before the look at the stream: a close after it makes a new one.
+    let generation = handles::generation();
     let known = KNOWN.lock().get(&key).copied();
-    let (stack, stream) = match known {
+    let (stack, stream) = match known.filter(|(_, stream)| handles::is_open(*stream)) {
         Some(known) => known,
         None => {
             let stack = Stack::default_of(key.0)?;
             // SAFETY: the caller's promise.
-            let stream = unsafe { memory::stream_of(key.0, cuda_stream)? };
+            let stream = unsafe { Stream::from_handle(&device(key.0)?, key.1)? };
+            let stream = handles::open_stream(stream);
             KNOWN.lock().insert(key, (stack, stream));
             (stack, stream)
         }
     };
     let (stack, stream) = (handles::stack_handle(stack), handles::stream_handle(stream));
     let of_host = OfHost { stack, stream };
-    LAST.set(Last { key, of_host: Some(of_host) });
+    LAST.set(Last { key, generation, of_host: Some(of_host) });
     Ok(of_host)
 }
 

@@ -15,7 +15,7 @@ use super::cpp::throw_bad_alloc;
 use super::streams;
 use crate::handles;
 use crate::stack::Stack;
-use crate::status::{Result, guarded, remember};
+use crate::status::{Failure, Result, aquifer_status, guarded, remember};
 use crate::table::{forked, free};
 use crate::{fork, memory, page_map};
 use aquifer_rs::DeviceResource;
@@ -127,6 +127,10 @@ pub extern "C" fn aquifer_torch_reset() {
 #[unsafe(no_mangle)]
 pub extern "C" fn aquifer_torch_memory_fraction(fraction: f64, device: c_int) {
     hook(|| {
+        if fraction.is_nan() {
+            let message = "NaN is no part of a device's memory (give a number from 0 to 1)";
+            return Err(Failure::new(aquifer_status::AQUIFER_ERROR_INVALID_ARGUMENT, message));
+        }
         let stack = handles::stack(Stack::default_of(device)?)?;
         let total = stack.resources.device().memory_info()?.total;
         if let Some(pool) = stack.resources.pool() {
@@ -204,7 +208,7 @@ pub extern "C" fn aquifer_torch_release_pool(device: c_int, pool: aquifer_torch_
     });
 }
 
-/// Whether the thread's last call of these failed, and how.
+/// What the thread's last call that failed says. It stays until the thread's next failure.
 #[unsafe(no_mangle)]
 pub extern "C" fn aquifer_torch_last_error() -> *const std::ffi::c_char {
     crate::status::last_error()

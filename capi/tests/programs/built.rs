@@ -1,0 +1,179 @@
+//! The library that the tests' programs are linked with, and the compilers.
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::LazyLock;
+
+/// What a test that cannot run here says, straight to standard error: the harness does not swallow it.
+pub(crate) fn skipped(name: &str, why: &str) {
+    let _ = writeln!(std::io::stderr(), "skipped: {name}: {why}");
+}
+
+pub(crate) fn repository() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
+}
+
+/// cargo, the same that built this test.
+pub(crate) fn cargo() -> Command {
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.current_dir(repository());
+    cargo
+}
+
+/// The folder of the profile that this test was built with: it lies in the `deps` of that.
+fn profile_folder() -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    test.ancestors().nth(2).unwrap().to_path_buf()
+}
+
+/// A folder that has the shared library by both of its names. cargo does not build a `cdylib` for a test.
+pub(crate) fn library() -> &'static Path {
+    static LIBRARY: LazyLock<PathBuf> = LazyLock::new(|| {
+        let profile = profile_folder();
+        let mut build = cargo();
+        build.args(["build", "-p", "aquifer-capi", "--locked", "--target-dir"]);
+        build.arg(profile.parent().unwrap());
+        let name = profile.file_name().unwrap().to_str().unwrap();
+        build.args(["--profile", if name == "debug" { "dev" } else { name }]);
+        finished(&mut build);
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("lib");
+        std::fs::create_dir_all(&folder).unwrap();
+        for link in ["libaquifer.so", "libaquifer.so.0"] {
+            let link = folder.join(link);
+            let _ = std::fs::remove_file(&link);
+            std::os::unix::fs::symlink(profile.join("libaquifer.so"), link).unwrap();
+        }
+        folder
+    });
+    &LIBRARY
+}
+
+/// Runs a command that has to succeed.
+pub(crate) fn finished(command: &mut Command) -> Output {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    assert!(
+        output.status.success(),
+        "{command:?}: {}\n{}{}",
+        output.status,
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr),
+    );
+    output
+}
+
+/// Runs a program on the simulated device, with the library of a folder; what it wrote.
+pub(crate) fn run(program: &Path, library: &Path, arguments: &[&Path]) -> String {
+    let mut command = Command::new(program);
+    command.args(arguments).env("AQUIFER_BACKEND", "sim").env_remove("AQUIFER_STACK");
+    command.env("LD_LIBRARY_PATH", library).env_remove("LD_PRELOAD");
+    String::from_utf8(finished(&mut command).stdout).unwrap()
+}
+
+/// Whether a command is installed.
+pub(crate) fn is_installed(command: &str) -> bool {
+    Command::new(command).arg("--version").output().is_ok_and(|output| output.status.success())
+}
+
+/// A new folder in cargo's folder for tests, which goes with this value.
+pub(crate) struct Folder(PathBuf);
+
+impl Folder {
+    pub(crate) fn new(name: &str) -> Self {
+        let name = format!("{name}-{}", std::process::id());
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+        let _ = std::fs::remove_dir_all(&path);
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Language {
+    C,
+    Cpp,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Sanitizers {
+    Off,
+    On,
+}
+
+pub(crate) struct Compiler {
+    command: &'static str,
+    standard: &'static str,
+}
+
+impl Compiler {
+    /// The system's compiler. Without one the test `name` is skipped.
+    pub(crate) fn find(language: Language, name: &str) -> Option<Self> {
+        let (command, standard) = match language {
+            Language::C => ("cc", "-std=c11"),
+            Language::Cpp => ("c++", "-std=c++17"),
+        };
+        if !is_installed(command) {
+            skipped(name, &format!("there is no {command}"));
+            return None;
+        }
+        Some(Self { command, standard })
+    }
+
+    /// The compiler with the flags of all programs.
+    pub(crate) fn command(&self) -> Command {
+        let mut command = Command::new(self.command);
+        command.args([self.standard, "-Wall", "-Wextra", "-Werror", "-g", "-pthread"]);
+        command
+    }
+
+    fn sanitizing(&self) -> Command {
+        let mut command = self.command();
+        command.args(["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]);
+        command
+    }
+
+    /// Whether a program with sanitizers can be linked, and runs.
+    pub(crate) fn has_sanitizers(&self) -> bool {
+        let folder = Folder::new(&format!("sanitizers-{}", self.command));
+        let (source, program) = (folder.path().join("empty.c"), folder.path().join("empty"));
+        std::fs::write(&source, "int main(void) { return 0; }\n").unwrap();
+        let mut compile = self.sanitizing();
+        if self.command == "c++" {
+            compile.args(["-x", "c++"]);
+        }
+        let compiled = compile.arg(&source).arg("-o").arg(&program).output();
+        compiled.is_ok_and(|output| output.status.success())
+            && Command::new(&program).output().is_ok_and(|output| output.status.success())
+    }
+
+    /// Compiles a program against the library in a folder.
+    pub(crate) fn compile(
+        &self,
+        source: &Path,
+        folder: &Folder,
+        library: &Path,
+        sanitizers: Sanitizers,
+    ) -> PathBuf {
+        let program = folder.path().join("program");
+        let mut compile = match sanitizers {
+            Sanitizers::Off => self.command(),
+            Sanitizers::On => self.sanitizing(),
+        };
+        compile.arg("-I").arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("include"));
+        // A program that opens the library at run time is linked without it.
+        compile.arg("-Wl,--as-needed").arg(source).arg("-o").arg(&program).arg("-L").arg(library);
+        compile.args(["-laquifer", "-ldl"]);
+        finished(&mut compile);
+        program
+    }
+}

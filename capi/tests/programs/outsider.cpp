@@ -1,0 +1,182 @@
+// The table from C++: handles that close themselves, and threads.
+#include "check.h"
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <thread>
+#include <vector>
+
+static const aquifer_api *api = aquifer_get_api(AQUIFER_ABI_MAJOR);
+
+struct Release {
+  void operator()(aquifer_stack *stack) const { OK(api->stack_release(stack)); }
+  void operator()(aquifer_stream *stream) const { OK(api->stream_close(stream)); }
+};
+using Stack = std::unique_ptr<aquifer_stack, Release>;
+using Stream = std::unique_ptr<aquifer_stream, Release>;
+
+static Stack make_stack(const char *text) {
+  aquifer_stack *stack = nullptr;
+  OK(api->stack_create(text, 0, &stack));
+  return Stack(stack);
+}
+
+static Stream make_stream() {
+  aquifer_stream *stream = nullptr;
+  OK(api->stream_create(0, &stream));
+  return Stream(stream);
+}
+
+struct Block {
+  void *pointer;
+  size_t bytes;
+};
+
+static Block allocate(const Stack &stack, size_t bytes, const Stream &stream) {
+  Block block{nullptr, bytes};
+  OK(api->allocate(stack.get(), bytes, 0, stream.get(), &block.pointer));
+  CHECK(block.pointer != nullptr);
+  return block;
+}
+
+static aquifer_statistics statistics_of(const Stack &stack) {
+  aquifer_statistics statistics{};
+  statistics.struct_size = sizeof statistics;
+  OK(api->statistics(stack.get(), &statistics));
+  return statistics;
+}
+
+// Blocks on their way from one thread to another.
+class Exchange {
+ public:
+  void put(Block block) {
+    std::lock_guard<std::mutex> guard(mutex_);
+    blocks_.push_back(block);
+  }
+  bool take(Block &block, size_t which) {
+    std::lock_guard<std::mutex> guard(mutex_);
+    if (blocks_.empty()) return false;
+    std::swap(blocks_[which % blocks_.size()], blocks_.back());
+    block = blocks_.back();
+    blocks_.pop_back();
+    return true;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<Block> blocks_;
+};
+
+constexpr unsigned THREADS = 8;
+constexpr int ROUNDS = 2000;
+
+// Each thread allocates on its stream, and frees what any of them allocated: in the order of its own stream, of the
+// block's, with a size and without. Each closes its stream while blocks of it are in use.
+static void threads_share_a_stack() {
+  Stack stack = make_stack("pool(cuda) | statistics");
+  Exchange exchange;
+  std::atomic<uint64_t> allocated{0};
+  std::vector<std::thread> threads;
+  for (unsigned number = 0; number < THREADS; number++) {
+    threads.emplace_back([&, number] {
+      std::minstd_rand random(number + 1);
+      Stream stream = make_stream();
+      for (int round = 0; round < ROUNDS; round++) {
+        size_t bytes = 1 + random() % (round % 16 == 0 ? 1000000 : 5000);
+        exchange.put(allocate(stack, bytes, stream));
+        allocated += bytes;
+        if (round % 300 == 299) stream = make_stream();
+        Block block;
+        if (round % 8 == 7 || !exchange.take(block, random())) continue;
+        switch (random() % 4) {
+          case 0:
+            OK(api->record_stream(block.pointer, stream.get()));
+            OK(api->deallocate(block.pointer, block.bytes, nullptr));
+            break;
+          case 1:
+            OK(api->deallocate(block.pointer, 0, nullptr));
+            break;
+          default:
+            OK(api->deallocate(block.pointer, block.bytes, stream.get()));
+        }
+      }
+    });
+  }
+  for (std::thread &thread : threads) thread.join();
+  aquifer_statistics statistics = statistics_of(stack);
+  CHECK(statistics.total_bytes == allocated);
+  CHECK(statistics.live_blocks == THREADS * ROUNDS / 8);
+  Block block;
+  while (exchange.take(block, 0)) OK(api->deallocate(block.pointer, block.bytes, nullptr));
+  CHECK(statistics_of(stack).live_blocks == 0 && statistics_of(stack).live_bytes == 0);
+}
+
+// Blocks, whose stack is released and whose streams are closed, are freed by threads that come later.
+static void blocks_outlive_all() {
+  std::vector<Block> blocks;
+  {
+    Stack stack = make_stack("pool(cuda)");
+    Stream stream = make_stream();
+    for (size_t number = 0; number < 64; number++)
+      blocks.push_back(allocate(stack, 1000 * (number + 1), stream));
+  }
+  std::vector<std::thread> threads;
+  for (unsigned number = 0; number < THREADS; number++) {
+    threads.emplace_back([&, number] {
+      Stream own = make_stream();
+      for (size_t which = number; which < blocks.size(); which += THREADS) {
+        aquifer_block_info info{};
+        info.struct_size = sizeof info;
+        OK(api->block_info(blocks[which].pointer, &info));
+        CHECK(info.requested_bytes == blocks[which].bytes);
+        OK(api->deallocate(blocks[which].pointer, blocks[which].bytes, number % 2 ? own.get() : nullptr));
+      }
+    });
+  }
+  for (std::thread &thread : threads) thread.join();
+}
+
+// Of many threads that free one block, one does.
+static void one_thread_alone_frees() {
+  Stack stack = make_stack("pool(cuda)");
+  Stream stream = make_stream();
+  const int rounds = 200;
+  for (int round = 0; round < rounds; round++) {
+    Block block = allocate(stack, 4096, stream);
+    std::atomic<unsigned> ready{0}, freed{0};
+    std::vector<std::thread> threads;
+    for (int number = 0; number < 4; number++) {
+      threads.emplace_back([&] {
+        for (ready++; ready < 4;) std::this_thread::yield();
+        aquifer_status status = api->deallocate(block.pointer, block.bytes, nullptr);
+        CHECK(status == AQUIFER_OK || status == AQUIFER_ERROR_FREED_BEFORE);
+        freed += status == AQUIFER_OK;
+      });
+    }
+    for (std::thread &thread : threads) thread.join();
+    CHECK(freed == 1);
+  }
+  aquifer_misuse misuse{};
+  misuse.struct_size = sizeof misuse;
+  OK(api->misuse(&misuse));
+  CHECK(misuse.freed_before == 3 * rounds);
+  CHECK(misuse.unknown == 0 && misuse.wrong_size == 0 && misuse.wrong_device == 0);
+}
+
+// The message is the thread's own.
+static void messages_are_of_threads() {
+  aquifer_stack *stack = nullptr;
+  GIVES(AQUIFER_ERROR_INVALID_ARGUMENT, api->stack_create("lake(cuda)", 0, &stack));
+  std::thread([] { CHECK(api->last_error()[0] == '\0'); }).join();
+  SAYS("lake");
+}
+
+int main() {
+  threads_share_a_stack();
+  blocks_outlive_all();
+  one_thread_alone_frees();
+  messages_are_of_threads();
+  puts("all of it");
+}
