@@ -515,8 +515,8 @@ aquifer_status aquifer_cuquantum_device_handler(int device,
 
  `kind` is null or a text that ends in a zero; `handler` is null or a place for one.
  */
-Status aquifer_numpy_data_handler(const char *kind,
-                                  struct aquifer_numpy_handler *handler);
+aquifer_status aquifer_numpy_data_handler(const char *kind,
+                                          struct aquifer_numpy_handler *handler);
 
 /*
  Memory of the process's stack of a device, in the order of a stream. Throws `std::bad_alloc` where there is none.

@@ -6,7 +6,8 @@
 //! | millions of small allocations | those of less than 4 KiB stay on the heap, for `pinned` |
 //! | the table and its name have to live as long as arrays do | they stay for good: one for each kind |
 
-use crate::status::{Failure, Result, aquifer_status as Status, guard};
+use crate::status::{Failure, Result, aquifer_status};
+use crate::table::call;
 use aquifer_rs::{DataHandler, RawDataHandler};
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -56,7 +57,7 @@ fn make(kind: &str) -> Result<DataHandler> {
                 "{kind:?} is no kind of handler (give default, pinned, pinned:BYTES, aligned:BYTES, huge_pages or \
                  numa:NODE)"
             );
-            return Err(Failure::new(Status::AQUIFER_ERROR_INVALID_ARGUMENT, message));
+            return Err(Failure::new(aquifer_status::AQUIFER_ERROR_INVALID_ARGUMENT, message));
         }
     };
     Ok(made)
@@ -72,8 +73,8 @@ fn make(kind: &str) -> Result<DataHandler> {
 pub unsafe extern "C" fn aquifer_numpy_data_handler(
     kind: *const c_char,
     handler: *mut aquifer_numpy_handler,
-) -> Status {
-    guard(|| {
+) -> aquifer_status {
+    call(|| {
         if kind.is_null() || handler.is_null() {
             return Err(Failure::null("the kind or the handler"));
         }
