@@ -43,3 +43,8 @@ fn a_program_that_misuses_it_gets_codes() {
 fn hosts_load_it_and_call_their_entry_points() {
     passes("hosts.cpp", Language::Cpp);
 }
+
+#[test]
+fn a_program_shares_blocks_and_takes_numpys_handlers() {
+    passes("shared.c", Language::C);
+}
