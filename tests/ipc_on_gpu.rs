@@ -358,7 +358,8 @@ fn a_process_that_dies_with_the_memory_open_leaves_its_owner_whole() {
         }
         let [of_plain, of_shareable] = vecs;
         drop(of_plain);
-        assert_eq!(plain.trim(0).unwrap() / MIB, 64);
+        let given = plain.trim(0).unwrap();
+        assert!(given >= 64 * MIB, "{given} bytes went back to the driver");
         assert_eq!((plain.statistics().reserved, plain.statistics().live), (0, 0));
         say(format_args!("free before: {before} bytes, after plain memory: {}", free(&device)));
         drop(of_shareable);

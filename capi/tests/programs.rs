@@ -3,9 +3,11 @@
 
 #[path = "programs/built.rs"]
 mod built;
+#[path = "programs/install.rs"]
+mod install;
 
 use built::{Compiler, Folder, Language, Sanitizers};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Compiles a program and runs it, plainly and with the compiler's sanitizers. It has to say `all of it`.
 fn passes(name: &str, language: Language) {
@@ -47,4 +49,36 @@ fn hosts_load_it_and_call_their_entry_points() {
 #[test]
 fn a_program_shares_blocks_and_takes_numpys_handlers() {
     passes("shared.c", Language::C);
+}
+
+/// `AQUIFER_TEST_RMM` is a folder of unpacked wheels: librmm, rapids_logger, and the headers and the runtime of CUDA.
+#[test]
+fn rmm_allocates_of_a_stack() {
+    let Some(wheels) = std::env::var_os("AQUIFER_TEST_RMM").map(PathBuf::from) else {
+        return built::skipped("rmm", "AQUIFER_TEST_RMM names no folder of RMM's wheels");
+    };
+    let Some(compiler) = Compiler::find(Language::Cpp, "rmm") else { return };
+    let folder = Folder::new("rmm");
+    let program = folder.path().join("program");
+    let capi = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut compile = compiler.command();
+    compile.arg("-std=c++20").arg("-I").arg(capi.join("include"));
+    // RMM's own copy of CCCL before any other.
+    for include in
+        ["librmm/include/rapids", "librmm/include", "rapids_logger/include", "nvidia/cu13/include"]
+    {
+        compile.arg("-isystem").arg(wheels.join(include));
+    }
+    compile.arg(capi.join("tests/programs/rmm.cpp")).arg("-o").arg(&program);
+    let libraries = [
+        (built::library().to_path_buf(), "-laquifer"),
+        (wheels.join("librmm/lib64"), "-lrmm"),
+        (wheels.join("rapids_logger/lib64"), "-lrapids_logger"),
+        (wheels.join("nvidia/cu13/lib"), "-l:libcudart.so.13"),
+    ];
+    for (folder, library) in &libraries {
+        compile.arg("-L").arg(folder).arg(format!("-Wl,-rpath,{}", folder.display())).arg(library);
+    }
+    built::finished(&mut compile);
+    assert_eq!(built::run(&program, built::library(), &[]), "all of it\n");
 }

@@ -10,6 +10,7 @@ mod examples;
 mod faults;
 mod faulty;
 mod figures;
+mod install_capi;
 mod loom;
 mod msrv;
 mod nightly;
@@ -67,6 +68,14 @@ enum Task {
         /// A fault of loom_tests/faults.csv.
         #[arg(long, value_name = "NAME")]
         fault: Option<String>,
+    },
+    /// Build the C library, and install it with its headers and its files for pkg-config and CMake.
+    InstallCapi {
+        /// The folder, such as /usr/local, that gets `include` and `lib`.
+        prefix: PathBuf,
+        /// The profile of cargo that builds it.
+        #[arg(long, default_value = "capi", value_name = "PROFILE")]
+        profile: String,
     },
     /// Run the long soaks as they ship, or with one fault, which has to be found.
     Soak {
@@ -157,6 +166,12 @@ fn run() -> Result<ExitCode> {
         Task::Loom { fault: Some(name) } => {
             let note = faults::run(&place, Some(&name))?;
             println!("{note}");
+            Ok(ExitCode::SUCCESS)
+        }
+        Task::InstallCapi { prefix, profile } => {
+            for file in install_capi::install(&place, &prefix, &profile)? {
+                println!("{}", file.display());
+            }
             Ok(ExitCode::SUCCESS)
         }
         Task::Soak { fault: None } => run_steps(&place, RunBy::Ci, &["soak".into()]),

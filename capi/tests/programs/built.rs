@@ -27,22 +27,34 @@ fn profile_folder() -> PathBuf {
     test.ancestors().nth(2).unwrap().to_path_buf()
 }
 
+/// The target folder that this test was built into.
+pub(crate) fn target_folder() -> PathBuf {
+    profile_folder().parent().unwrap().to_path_buf()
+}
+
+/// The profile that this test was built with.
+pub(crate) fn profile() -> &'static str {
+    static PROFILE: LazyLock<String> = LazyLock::new(|| {
+        let folder = profile_folder();
+        let name = folder.file_name().unwrap().to_str().unwrap();
+        if name == "debug" { "dev".into() } else { name.into() }
+    });
+    &PROFILE
+}
+
 /// A folder that has the shared library by both of its names. cargo does not build a `cdylib` for a test.
 pub(crate) fn library() -> &'static Path {
     static LIBRARY: LazyLock<PathBuf> = LazyLock::new(|| {
-        let profile = profile_folder();
         let mut build = cargo();
-        build.args(["build", "-p", "aquifer-capi", "--locked", "--target-dir"]);
-        build.arg(profile.parent().unwrap());
-        let name = profile.file_name().unwrap().to_str().unwrap();
-        build.args(["--profile", if name == "debug" { "dev" } else { name }]);
+        build.args(["build", "-p", "aquifer-capi", "--locked", "--profile", profile()]);
+        build.env("CARGO_TARGET_DIR", target_folder());
         finished(&mut build);
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("lib");
         std::fs::create_dir_all(&folder).unwrap();
         for link in ["libaquifer.so", "libaquifer.so.0"] {
             let link = folder.join(link);
             let _ = std::fs::remove_file(&link);
-            std::os::unix::fs::symlink(profile.join("libaquifer.so"), link).unwrap();
+            std::os::unix::fs::symlink(profile_folder().join("libaquifer.so"), link).unwrap();
         }
         folder
     });
