@@ -472,8 +472,8 @@ unsafe extern "C" fn allocate(
     stream: *mut aquifer_stream,
     pointer: *mut *mut c_void,
 ) -> aquifer_status {
-    // SAFETY: the caller's contract.
     if alignment == 0
+        // SAFETY: the caller's contract.
         && let Some(place) = unsafe { pointer.as_mut() }
         && let Some(address) = fast(|| memory::allocate_fast(stack, bytes, stream))
     {
