@@ -118,6 +118,8 @@ static void threads_share_a_stack() {
 
 // Blocks, whose stack is released and whose streams are closed, are freed by threads that come later.
 static void blocks_outlive_all() {
+  uint64_t before = 0, after = 0, total = 0;
+  OK(api->memory_info(0, &before, &total));
   std::vector<Block> blocks;
   {
     Stack stack = make_stack("pool(cuda)");
@@ -139,6 +141,8 @@ static void blocks_outlive_all() {
     });
   }
   for (std::thread &thread : threads) thread.join();
+  OK(api->memory_info(0, &after, &total));
+  CHECK(after == before);
 }
 
 // Of many threads that free one block, one does.
