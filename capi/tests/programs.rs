@@ -46,6 +46,23 @@ fn hosts_load_it_and_call_their_entry_points() {
     passes("hosts.cpp", Language::Cpp);
 }
 
+/// The header alone, by the standards that programs are written in.
+#[test]
+fn compilers_of_all_standards_take_the_header() {
+    let header = Path::new(env!("CARGO_MANIFEST_DIR")).join("include/aquifer.h");
+    for (language, of, standards) in [
+        (Language::C, "c", ["c99", "c11", "c17", "gnu2x"]),
+        (Language::Cpp, "c++", ["c++11", "c++14", "c++17", "c++20"]),
+    ] {
+        let Some(compiler) = Compiler::find(language, "the header") else { return };
+        for standard in standards {
+            let mut compile = compiler.command();
+            compile.arg(format!("-std={standard}")).args(["-pedantic-errors", "-fsyntax-only"]);
+            built::finished(compile.args(["-x", of]).arg(&header));
+        }
+    }
+}
+
 /// `AQUIFER_TEST_RMM` is a folder of unpacked wheels: librmm, rapids_logger, and the headers and the runtime of CUDA.
 #[test]
 fn rmm_allocates_of_a_stack() {
