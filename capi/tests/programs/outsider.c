@@ -240,8 +240,16 @@ static void logs(const char *folder) {
     OK(api->allocate(stack, bytes, 0, stream, &block));
     OK(api->deallocate(block, bytes, stream));
   }
+  /* A capture that begins in the time of the log writes no row, then or later. */
+  OK(api->capture_begin(stack, 5, 5));
+  OK(api->allocate(stack, 2000, 0, stream, &block));
+  OK(api->deallocate(block, 2000, stream));
   OK(api->log_stop(stack));
   GIVES(AQUIFER_ERROR_INVALID_ARGUMENT, api->log_stop(stack));
+  OK(api->allocate(stack, (size_t)50 << 20, 0, stream, &block));
+  OK(api->deallocate(block, (size_t)50 << 20, stream));
+  OK(api->capture_end(stack, 5, 5));
+  OK(api->capture_release(stack, 5, 5));
   OK(api->allocate(stack, 2000, 0, stream, &block));
   OK(api->deallocate(block, 2000, stream));
 
