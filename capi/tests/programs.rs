@@ -1,5 +1,6 @@
 //! Programs in C and C++ that use the library as outsiders do: compiled against the header, linked with the shared
 //! library, run on the simulated device.
+#![cfg(target_os = "linux")]
 
 #[path = "programs/built.rs"]
 mod built;
