@@ -439,7 +439,8 @@ typedef struct aquifer_api {
    */
   aquifer_status (*misuse)(struct aquifer_misuse *misuse);
   /*
-   Writes a row of RMM's log for each allocation and free of the stack from now on, for aquifer-replay.
+   Writes a row of RMM's log for each allocation and free of the stack from now on, for aquifer-replay. Those of a
+   capture are not in it.
    */
   aquifer_status (*log_start)(struct aquifer_stack *stack, const char *path);
   /*
@@ -489,12 +490,12 @@ extern "C" {
 
  The caller is C++ code that an exception may pass.
  */
-void *aquifer_cupy_malloc(void *_param, size_t size, int device);
+void *aquifer_cupy_malloc(void *param, size_t size, int device);
 
 /*
  Frees memory after all work that the device was given so far, on any stream.
  */
-void aquifer_cupy_free(void *_param, void *pointer, int device);
+void aquifer_cupy_free(void *param, void *pointer, int device);
 
 /*
  Fills a handler for `custatevecSetDeviceMemHandler` or `cutensornetSetDeviceMemHandler`: the process's stack of a
@@ -551,7 +552,7 @@ void aquifer_torch_free(void *pointer, size_t size, int device, void *stream);
 /*
  `set_init_fn`: opens the stacks of the devices when they are used, so there is nothing to do.
  */
-void aquifer_torch_init(int _device_count);
+void aquifer_torch_init(int device_count);
 
 /*
  `set_reset_fn`, by `torch.cuda.empty_cache()`: gives free memory of all stacks back.
@@ -587,7 +588,7 @@ void aquifer_torch_record_stream(void *pointer, void *stream);
  */
 void aquifer_torch_begin_allocate_to_pool(int device,
                                           struct aquifer_torch_pool_id pool,
-                                          void *_filter);
+                                          void *filter);
 
 /*
  `set_end_allocate_to_pool_fn`.

@@ -15,10 +15,10 @@ use crate::page_map;
 use crate::stack::Stack;
 use crate::status::{Failure, Result, aquifer_status as Status};
 use aquifer_rs::{DeviceResource, Stream};
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 
 /// Marks a handle of a stack, above its number.
@@ -49,12 +49,15 @@ pub(crate) struct Route {
     logged: RwLock<Option<Arc<dyn DeviceResource>>>,
     /// Its stack is released: it goes with its last block.
     is_closing: AtomicBool,
+    /// Frees until its blocks are looked for again, once it is closing.
+    until_sweep: AtomicIsize,
 }
 
 impl Route {
     pub(crate) fn new(resource: Arc<dyn DeviceResource>) -> Arc<Self> {
         let (logged, is_closing) = (RwLock::default(), AtomicBool::new(false));
-        let route = Arc::new(Self { number: next(), resource, logged, is_closing });
+        let (number, until_sweep) = (next(), AtomicIsize::new(0));
+        let route = Arc::new(Self { number, resource, logged, is_closing, until_sweep });
         ROUTES.write().insert(route.number, route.clone());
         route
     }
@@ -78,23 +81,61 @@ impl Route {
     pub(crate) fn close(&self) {
         self.is_closing.store(true, Ordering::Release);
         invalidate_caches();
-        self.remove_if_idle();
+        sweep();
     }
 
     pub(crate) fn is_closing(&self) -> bool {
         self.is_closing.load(Ordering::Acquire)
     }
 
-    /// Drops the table's share of a closing route of which no block is in use.
-    pub(crate) fn remove_if_idle(&self) {
-        let mut live = 0_usize;
-        page_map::for_each_live(|_, block| live += usize::from(block.route == self.number));
-        if live == 0 {
-            let removed = ROUTES.write().remove(&self.number);
-            // Not under the lock: a pool may end here.
-            drop(removed);
+    /// A block of it was freed: the last one takes the route with it.
+    ///
+    /// To look for blocks means to read the whole page map, so it is not done at each free: only when half of those are
+    /// freed that were found last.
+    pub(crate) fn count_free(&self) {
+        if self.is_closing() && self.until_sweep.fetch_sub(1, Ordering::AcqRel) <= 1 {
+            sweep();
         }
     }
+}
+
+/// Drops the table's share of each closing route of which no block is in use.
+///
+/// A free that was on its way without a lock, as its route began to close, is not counted. Where it was the last one, a
+/// later sweep finds its route: of any route.
+fn sweep() {
+    static SWEEPING: Mutex<()> = Mutex::new(());
+    let sweeping = SWEEPING.lock();
+    let mut gone = Vec::new();
+    loop {
+        let routes = ROUTES.read();
+        let closing: Vec<_> = routes.values().filter(|route| route.is_closing()).cloned().collect();
+        drop(routes);
+        let due = |route: &&Arc<Route>| route.until_sweep.load(Ordering::Acquire) <= 0;
+        if !closing.iter().any(|route| due(&route)) {
+            break;
+        }
+        // Frees from here on count against what is found.
+        closing.iter().for_each(|route| route.until_sweep.store(0, Ordering::Release));
+        let mut live: HashMap<u32, isize> = closing.iter().map(|it| (it.number, 0)).collect();
+        page_map::for_each_live(|_, block| {
+            if let Some(blocks) = live.get_mut(&block.route) {
+                *blocks += 1;
+            }
+        });
+        for route in closing {
+            match live.get(&route.number) {
+                Some(0) => gone.extend(ROUTES.write().remove(&route.number)),
+                Some(blocks) => {
+                    route.until_sweep.fetch_add((blocks / 2).max(1), Ordering::AcqRel);
+                }
+                None => {}
+            }
+        }
+    }
+    drop(sweeping);
+    // Under no lock: a pool may end here.
+    drop(gone);
 }
 
 static STACKS: LazyLock<RwLock<HashMap<u32, Arc<Stack>>>> = LazyLock::new(RwLock::default);
@@ -406,9 +447,7 @@ pub(crate) fn with_route<T>(
         remember(0, route_number, &resource, stream_number, &stream);
     }
     let result = body(&*resource, &stream);
-    if route.is_closing() {
-        route.remove_if_idle();
-    }
+    route.count_free();
     Ok(result)
 }
 

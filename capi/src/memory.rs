@@ -267,9 +267,7 @@ fn with_orphans(
     let resource = route.resource();
     let stream = orphans_of(resource.device())?;
     let freed = free(&*resource, &stream);
-    if route.is_closing() {
-        route.remove_if_idle();
-    }
+    route.count_free();
     Ok(freed)
 }
 

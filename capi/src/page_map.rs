@@ -162,7 +162,7 @@ impl Entry {
         self.state.load(Ordering::Acquire)
     }
 
-    /// Whether the block is in use, by [`for_each_live`].
+    /// Whether the block is in use.
     pub(crate) fn is_live(&self) -> bool {
         matches!(self.state(), LIVE | USED_ELSEWHERE)
     }
@@ -238,7 +238,7 @@ pub(crate) fn for_each_live(mut body: impl FnMut(u64, Block)) {
             for (low, leaf) in middle.leaves.iter().enumerate() {
                 let Some(leaf) = level(leaf, false) else { continue };
                 for (unit, entry) in leaf.entries.iter().enumerate() {
-                    if entry.is_live() || entry.state() == FREEING {
+                    if matches!(entry.state(), LIVE | USED_ELSEWHERE | FREEING) {
                         let unit = ((high << MIDDLE_BITS | low) << LEAF_BITS | unit) as u64;
                         body(base + unit * UNIT, entry.block());
                     }

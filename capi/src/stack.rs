@@ -165,7 +165,8 @@ impl Stack {
             return Err(Failure::new(Status::AQUIFER_ERROR_CAPTURE, message));
         }
         if !state.captures.iter().any(|capture| capture.key == key) {
-            let pool = PoolResource::new(state.main.resource())?;
+            // Without the log, which would go on in the pool after its end.
+            let pool = PoolResource::new(state.main.unlogged().clone())?;
             let route = Route::new(Arc::new(pool));
             state.captures.push(CapturePool { key, route });
         }

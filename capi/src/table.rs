@@ -194,7 +194,8 @@ pub struct aquifer_api {
     /// Calls that none should make, counted for the process.
     pub misuse: unsafe extern "C" fn(misuse: *mut aquifer_misuse) -> aquifer_status,
 
-    /// Writes a row of RMM's log for each allocation and free of the stack from now on, for aquifer-replay.
+    /// Writes a row of RMM's log for each allocation and free of the stack from now on, for aquifer-replay. Those of a
+    /// capture are not in it.
     pub log_start:
         unsafe extern "C" fn(stack: *mut aquifer_stack, path: *const c_char) -> aquifer_status,
     /// Ends the log, and waits until it is written.

@@ -1,5 +1,6 @@
 //! Programs in C and C++ that use the library as outsiders do: compiled against the header, linked with the shared
 //! library, run on the simulated device.
+#![cfg(target_os = "linux")]
 
 #[path = "programs/built.rs"]
 mod built;
@@ -49,6 +50,23 @@ fn hosts_load_it_and_call_their_entry_points() {
 #[test]
 fn a_program_shares_blocks_and_takes_numpys_handlers() {
     passes("shared.c", Language::C);
+}
+
+/// The header alone, by the standards that programs are written in.
+#[test]
+fn compilers_of_all_standards_take_the_header() {
+    let header = Path::new(env!("CARGO_MANIFEST_DIR")).join("include/aquifer.h");
+    for (language, of, standards) in [
+        (Language::C, "c", ["c99", "c11", "c17", "gnu2x"]),
+        (Language::Cpp, "c++", ["c++11", "c++14", "c++17", "c++20"]),
+    ] {
+        let Some(compiler) = Compiler::find(language, "the header") else { return };
+        for standard in standards {
+            let mut compile = compiler.command();
+            compile.arg(format!("-std={standard}")).args(["-pedantic-errors", "-fsyntax-only"]);
+            built::finished(compile.args(["-x", of]).arg(&header));
+        }
+    }
 }
 
 /// `AQUIFER_TEST_RMM` is a folder of unpacked wheels: librmm, rapids_logger, and the headers and the runtime of CUDA.

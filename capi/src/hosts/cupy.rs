@@ -32,10 +32,11 @@ fn allocate(size: usize, device: c_int) -> Result<*mut c_void> {
 /// The caller is C++ code that an exception may pass.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn aquifer_cupy_malloc(
-    _param: *mut c_void,
+    param: *mut c_void,
     size: usize,
     device: c_int,
 ) -> *mut c_void {
+    let _ = param;
     match allocate(size, device) {
         Ok(pointer) => pointer,
         Err(failure) => {
@@ -49,7 +50,8 @@ pub unsafe extern "C-unwind" fn aquifer_cupy_malloc(
 
 /// Frees memory after all work that the device was given so far, on any stream.
 #[unsafe(no_mangle)]
-pub extern "C" fn aquifer_cupy_free(_param: *mut c_void, pointer: *mut c_void, device: c_int) {
+pub extern "C" fn aquifer_cupy_free(param: *mut c_void, pointer: *mut c_void, device: c_int) {
+    let _ = param;
     free(|| {
         let device = open_device(device)?;
         // In a capture the event would cost the graph. The legacy stream waits for all streams but non-blocking ones.

@@ -110,7 +110,9 @@ fn hook(body: impl FnOnce() -> Result<()>) {
 
 /// `set_init_fn`: opens the stacks of the devices when they are used, so there is nothing to do.
 #[unsafe(no_mangle)]
-pub extern "C" fn aquifer_torch_init(_device_count: c_int) {}
+pub extern "C" fn aquifer_torch_init(device_count: c_int) {
+    let _ = device_count;
+}
 
 /// `set_reset_fn`, by `torch.cuda.empty_cache()`: gives free memory of all stacks back.
 #[unsafe(no_mangle)]
@@ -182,8 +184,9 @@ pub unsafe extern "C" fn aquifer_torch_record_stream(pointer: *mut c_void, strea
 pub extern "C" fn aquifer_torch_begin_allocate_to_pool(
     device: c_int,
     pool: aquifer_torch_pool_id,
-    _filter: *mut c_void,
+    filter: *mut c_void,
 ) {
+    let _ = filter;
     hook(|| {
         let stack = handles::stack(Stack::default_of(device)?)?;
         stack.begin_capture((pool.first, pool.second))

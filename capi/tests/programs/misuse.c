@@ -1,6 +1,9 @@
 /* Calls that no program should make: each gives a code and a message, and none takes the process down. */
 #define _DEFAULT_SOURCE
 #include "check.h"
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -445,7 +448,13 @@ static void forked(void) {
     /* A child that hangs is one that failed. */
     alarm(20);
     in_child(block, host);
+    /* As a program ends that does not know of the fork: by the destructors of its thread, too. */
+#ifdef __SANITIZE_ADDRESS__
+    /* But for the search for leaks, which takes for one what the parent's other threads have. */
     _exit(0);
+#else
+    exit(0);
+#endif
   }
   int status;
   CHECK(waitpid(child, &status, 0) == child);
@@ -454,6 +463,57 @@ static void forked(void) {
   OK(api->deallocate(block, 100, stream));
   OK(api->host_deallocate(host));
   counts(0, 0, 0);
+}
+
+static atomic_bool is_over;
+
+/* Calls that take each lock of the library. */
+static void *hold_locks(void *argument) {
+  while (!is_over) {
+    aquifer_stream *own_stream;
+    aquifer_stack *own_stack;
+    void *block;
+    OK(api->stream_create(0, &own_stream));
+    OK(api->stack_create("pool(cuda)", 0, &own_stack));
+    OK(api->allocate(own_stack, 1000, 0, own_stream, &block));
+    OK(api->record_stream(block, stream));
+    OK(api->stream_close(own_stream));
+    OK(api->stack_release(own_stack));
+    OK(api->deallocate(block, 0, NULL));
+    OK(api->host_allocate(100, 0, 0, &block));
+    OK(api->host_deallocate(block));
+    block = aquifer_torch_alloc_nothrow(100, 0, NULL);
+    aquifer_torch_free(block, 100, 0, NULL);
+    GIVES(AQUIFER_ERROR_INVALID_ARGUMENT, api->stack_create("lake", 0, &own_stack));
+  }
+  return argument;
+}
+
+static void forked_while_threads_hold_locks(void) {
+  pthread_t threads[4];
+  for (int thread = 0; thread < 4; thread++)
+    CHECK(pthread_create(&threads[thread], NULL, hold_locks, NULL) == 0);
+  for (int round = 0; round < 50; round++) {
+    void *block;
+    OK(api->allocate(stack, 1000, 0, stream, &block));
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+      alarm(20);
+      aquifer_stack *own;
+      FORKED(api->deallocate(block, 1000, stream));
+      FORKED(api->allocate(stack, 1000, 0, stream, &block));
+      FORKED(api->stack_default(0, &own));
+      FORKED(api->stack_release(stack));
+      _exit(0);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    OK(api->deallocate(block, 1000, stream));
+  }
+  is_over = true;
+  for (int thread = 0; thread < 4; thread++) CHECK(pthread_join(threads[thread], NULL) == 0);
 }
 
 int main(void) {
@@ -475,6 +535,7 @@ int main(void) {
   wrong_host_memory();
   wrong_logs_and_captures();
   forked();
+  forked_while_threads_hold_locks();
   aquifer_statistics statistics = {.struct_size = sizeof statistics};
   OK(api->statistics(stack, &statistics));
   CHECK(statistics.live_blocks == 0 && statistics.live_bytes == 0);

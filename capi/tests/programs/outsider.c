@@ -143,6 +143,32 @@ static void blocks(void) {
   OK(api->stream_close(other));
 }
 
+static uint64_t free_memory(void) {
+  uint64_t free_bytes = 0, total_bytes = 0;
+  OK(api->memory_info(0, &free_bytes, &total_bytes));
+  return free_bytes;
+}
+
+/* Many blocks outlive their stack. What it has goes back to the device with the last one. */
+static void blocks_go_back(void) {
+  enum { BLOCKS = 4000 };
+  static void *blocks[BLOCKS];
+  aquifer_stack *stack;
+  aquifer_stream *stream;
+  OK(api->stream_create(0, &stream));
+  uint64_t before = free_memory();
+  OK(api->stack_create("pool(cuda)", 0, &stack));
+  for (int block = 0; block < BLOCKS; block++)
+    OK(api->allocate(stack, 65536, 0, stream, &blocks[block]));
+  CHECK(before - free_memory() >= (uint64_t)BLOCKS * 65536);
+  OK(api->stack_release(stack));
+  CHECK(free_memory() < before);
+  for (int block = 0; block < BLOCKS; block++)
+    OK(api->deallocate(blocks[block], block % 2 ? 65536 : 0, block % 3 ? stream : NULL));
+  CHECK(free_memory() == before);
+  OK(api->stream_close(stream));
+}
+
 static void blocks_by_handle(void) {
   aquifer_stack *stack;
   aquifer_stream *stream;
@@ -214,8 +240,16 @@ static void logs(const char *folder) {
     OK(api->allocate(stack, bytes, 0, stream, &block));
     OK(api->deallocate(block, bytes, stream));
   }
+  /* A capture that begins in the time of the log writes no row, then or later. */
+  OK(api->capture_begin(stack, 5, 5));
+  OK(api->allocate(stack, 2000, 0, stream, &block));
+  OK(api->deallocate(block, 2000, stream));
   OK(api->log_stop(stack));
   GIVES(AQUIFER_ERROR_INVALID_ARGUMENT, api->log_stop(stack));
+  OK(api->allocate(stack, (size_t)50 << 20, 0, stream, &block));
+  OK(api->deallocate(block, (size_t)50 << 20, stream));
+  OK(api->capture_end(stack, 5, 5));
+  OK(api->capture_release(stack, 5, 5));
   OK(api->allocate(stack, 2000, 0, stream, &block));
   OK(api->deallocate(block, 2000, stream));
 
@@ -278,6 +312,7 @@ int main(int count, char **arguments) {
   stacks();
   streams();
   blocks();
+  blocks_go_back();
   blocks_by_handle();
   host_memory();
   numbers();

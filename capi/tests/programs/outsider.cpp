@@ -1,7 +1,10 @@
 // The table from C++: handles that close themselves, and threads.
 #include "check.h"
 
+#include <pthread.h>
+
 #include <atomic>
+#include <cstdlib>
 #include <memory>
 #include <mutex>
 #include <random>
@@ -115,6 +118,8 @@ static void threads_share_a_stack() {
 
 // Blocks, whose stack is released and whose streams are closed, are freed by threads that come later.
 static void blocks_outlive_all() {
+  uint64_t before = 0, after = 0, total = 0;
+  OK(api->memory_info(0, &before, &total));
   std::vector<Block> blocks;
   {
     Stack stack = make_stack("pool(cuda)");
@@ -136,6 +141,8 @@ static void blocks_outlive_all() {
     });
   }
   for (std::thread &thread : threads) thread.join();
+  OK(api->memory_info(0, &after, &total));
+  CHECK(after == before);
 }
 
 // Of many threads that free one block, one does.
@@ -173,10 +180,66 @@ static void messages_are_of_threads() {
   SAYS("lake");
 }
 
+// What a thread, or the program, has until it ends: a block, and a stack and a stream that were made for it.
+struct Keeper {
+  Stack stack;
+  Stream stream;
+  Block block{nullptr, 0};
+
+  void fill() {
+    stack = make_stack("pool(cuda) | statistics");
+    stream = make_stream();
+    block = allocate(stack, 1000, stream);
+  }
+
+  ~Keeper() {
+    if (block.pointer == nullptr) return;
+    // The thread's message may be gone, and the code is not.
+    GIVES(AQUIFER_ERROR_NOT_OURS, api->deallocate(this, 0, nullptr));
+    OK(api->deallocate(block.pointer, block.bytes, stream.get()));
+    Block last = allocate(stack, 2000, stream);
+    OK(api->record_stream(last.pointer, make_stream().get()));
+    OK(api->deallocate(last.pointer, last.bytes, nullptr));
+    CHECK(statistics_of(stack).live_blocks == 0);
+    ended++;
+  }
+
+  static std::atomic<unsigned> ended;
+};
+
+std::atomic<unsigned> Keeper::ended{0};
+
+// Made before the library's own data of the thread, and gone after that.
+static thread_local Keeper of_thread;
+static Keeper of_program;
+
+static void threads_free_as_they_end() {
+  pthread_key_t key;
+  CHECK(pthread_key_create(&key, [](void *keeper) { delete static_cast<Keeper *>(keeper); }) == 0);
+  for (int round = 0; round < 4; round++) {
+    unsigned before = Keeper::ended;
+    std::thread([&] {
+      // Its destructor is registered here, before the thread's first call.
+      of_thread.fill();
+      if (round % 2) return;
+      // These are destroyed after all of the former kind.
+      Keeper *keeper = new Keeper;
+      keeper->fill();
+      CHECK(pthread_setspecific(key, keeper) == 0);
+    }).join();
+    CHECK(Keeper::ended == before + (round % 2 ? 1 : 2));
+  }
+}
+
 int main() {
   threads_share_a_stack();
   blocks_outlive_all();
   one_thread_alone_frees();
   messages_are_of_threads();
+  threads_free_as_they_end();
+  of_thread.fill();
+  of_program.fill();
+  // Said at the end of all, after main.
+  std::atexit([] { CHECK(Keeper::ended > 6); });
   puts("all of it");
 }
