@@ -134,6 +134,23 @@ impl Stream {
         *self.before.lock().unwrap() = None;
     }
 
+    /// Names the stream as a capture does, without being its owner.
+    fn alone(&self) {
+        let _ = self.gate.alone(|| {
+            self.driver().capturing = true;
+            self.driver().capturing = false;
+        });
+    }
+
+    /// A call whose thread is inside of another one.
+    fn call_inside(&self) {
+        if self.gate.begin_call().is_some() {
+            return;
+        }
+        self.call();
+        self.gate.end_call(false);
+    }
+
     /// Waits for all that the stream was given, which is noted where a capture has it.
     fn wait(&self) {
         let given = 2 * self.calls.load(Relaxed);
@@ -211,4 +228,22 @@ fn a_capture_that_waits_for_a_thread_that_waits_for_its_stream() {
 fn a_capture_that_another_thread_knows_of() {
     let name = "a_capture_that_another_thread_knows_of";
     model(name, 10, Stream::new, &[ask_and_tell, Stream::capture_until_waited], end);
+}
+
+#[test]
+fn a_thread_that_is_alone_and_calls() {
+    let roles = [Stream::alone, Stream::call, Stream::alone];
+    model("a_thread_that_is_alone_and_calls", 100, Stream::new, &roles, end);
+}
+
+#[test]
+fn a_thread_that_is_alone_and_a_capture() {
+    let roles = [Stream::alone, Stream::capture, Stream::call];
+    model("a_thread_that_is_alone_and_a_capture", 500, Stream::new, &roles, end);
+}
+
+#[test]
+fn a_call_inside_of_a_call_does_not_wait_for_a_thread_that_is_to_be_alone() {
+    let name = "a_call_inside_of_a_call_does_not_wait_for_a_thread_that_is_to_be_alone";
+    model(name, 20, Stream::new, &[Stream::call_inside, Stream::alone], end);
 }

@@ -6,7 +6,7 @@ use super::pending::DeferCleanup;
 use super::pointers::{MemoryPointer, PinnedMemory};
 use crate::debug_log::deferred_event;
 use crate::device::Device;
-use crate::driver::{HostFlags, MemoryInfo, is_forked_child};
+use crate::driver::{HostFlags, MemoryInfo, is_forked_child, not_forked};
 use crate::error::{Error, ErrorKind, Result, catch_panic_text};
 use crate::impls::{Count, debug_struct};
 use crate::layout::DeviceLayout;
@@ -55,6 +55,8 @@ impl ManagerMemory {
 
     /// Runs a call of the manager: its panic is an error, and a call of its own for memory does not come back here.
     fn call<T>(&self, what: &str, call: impl FnOnce() -> Result<T>) -> Result<T> {
+        // Its memory and its locks are the parent's.
+        not_forked("a memory manager")?;
         external::inside(|| catch_panic_text(call)).unwrap_or_else(|text| {
             let text = text.as_deref().unwrap_or("it threw no text");
             let what =
@@ -166,11 +168,14 @@ unsafe impl MemoryManager for ManagerMemory {
     }
 
     fn defer_cleanup(&self) -> DeferCleanup {
-        self.call("to defer cleanup", || Ok(self.manager.defer_cleanup())).unwrap_or_else(|error| {
+        let deferred = self.call("to defer cleanup", || Ok(self.manager.defer_cleanup()));
+        let deferred = deferred.unwrap_or_else(|error| {
             let error = error.to_string();
             deferred_event!(error, error, "a memory manager does not defer its cleanup");
             DeferCleanup::none()
-        })
+        });
+        // Its end is a call of the manager, too.
+        DeferCleanup::new(|| external::inside(|| drop(deferred)))
     }
 }
 

@@ -86,8 +86,8 @@ impl HostAllocFlags {
 /// Streams, events and modules stay Aquifer's and cudarc's.
 ///
 /// **Inside of a manager's calls** and finalizers, containers need a resource by name: without one they would ask the
-/// manager itself, which is [`ErrorKind::Reentered`](crate::ErrorKind::Reentered).
-/// [`PinnedResource`](crate::PinnedResource) and pools of it have the driver's memory there.
+/// manager itself, which is [`ErrorKind::Reentered`](crate::ErrorKind::Reentered). So would
+/// [`PinnedAlloc`](crate::PinnedAlloc) where no resource was set for it. [`PinnedResource`](crate::PinnedResource) and pools of it have the driver's memory there.
 ///
 /// A panic in a call is an error ([`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported)).
 ///

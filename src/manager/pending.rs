@@ -96,8 +96,12 @@ impl PendingDeallocations {
         Ok(Self::new(Self::NUMBA_COUNT, usize::try_from(fifth).unwrap_or(usize::MAX)))
     }
 
-    /// Adds a deallocation of `bytes` bytes, and runs all that wait if they are too many now and no scope is open.
+    /// Adds a deallocation of `bytes` bytes, and runs all that wait if they are too many now and no scope is open. In the
+    /// child of a fork it is leaked: the memory is the parent's.
     pub fn push(&self, bytes: usize, deallocation: impl FnOnce() + Send + 'static) {
+        if is_forked_child() {
+            return std::mem::forget(deallocation);
+        }
         let mut list = self.shared.list.lock();
         list.deallocations.push(Box::new(deallocation));
         list.bytes = list.bytes.saturating_add(bytes);
@@ -106,8 +110,12 @@ impl PendingDeallocations {
         run(due);
     }
 
-    /// Runs all that wait, also inside of a scope: memory has run out, or the context is reset.
+    /// Runs all that wait, also inside of a scope: memory has run out, or the context is reset. Nothing in the child of a
+    /// fork.
     pub fn clear(&self) {
+        if is_forked_child() {
+            return;
+        }
         let all = self.shared.list.lock().take();
         run(all);
     }
@@ -115,6 +123,9 @@ impl PendingDeallocations {
     /// Defers deallocations until the guard is dropped, on whatever thread: NBEP 7's `defer_cleanup`. Scopes nest:
     /// the last that ends runs what is due.
     pub fn defer_cleanup(&self) -> DeferCleanup {
+        if is_forked_child() {
+            return DeferCleanup::none();
+        }
         self.shared.list.lock().scopes += 1;
         let shared = self.shared.clone();
         DeferCleanup::new(move || {

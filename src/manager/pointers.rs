@@ -121,13 +121,19 @@ impl MemoryPointer {
         let offset = within(&range, self.bytes)?;
         Ok(Self {
             owner: self.owner.clone(),
-            address: self.address + offset as u64,
+            address: self.address.wrapping_add(offset as u64),
             bytes: range.len(),
         })
     }
 
     /// Drops this view; the memory is freed in the order of `stream`, where that is the last that was named.
-    pub fn free_on(self, stream: &Stream) {
+    ///
+    /// # Safety
+    ///
+    /// `stream` is of the memory's device. It was made to wait for the stream that was named before, which is that of
+    /// [`new`](Self::new) at first, and for all work on the memory, also where there was none: the memory's former user
+    /// is ordered before that stream alone.
+    pub unsafe fn free_on(self, stream: &Stream) {
         self.owner.set_stream(stream);
     }
 
@@ -140,7 +146,8 @@ impl MemoryPointer {
     ///
     /// # Safety
     ///
-    /// The token came from [`into_token`](Self::into_token) in this process, and is given back once.
+    /// The token came from [`into_token`](Self::into_token) in this process, and is given back once; as
+    /// [`free_on`](Self::free_on).
     pub(super) unsafe fn free_token_on(token: u64, stream: &Stream) {
         let owner = std::ptr::with_exposed_provenance::<DeviceOwner>(token as usize);
         // SAFETY: the caller's promise: a share that `into_token` let go of.

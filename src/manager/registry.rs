@@ -4,7 +4,8 @@ use super::external::ManagerMemory;
 use super::memory_manager::MemoryManager;
 use super::options::ManagerOptions;
 use crate::device::Device;
-use crate::error::{Result, ensure};
+use crate::driver::not_forked;
+use crate::error::{Error, ErrorKind, Result, catch_panic_text, ensure};
 use crate::impls::short_name;
 use crate::resource::external::{self, ExternalMemory, OpenMemory};
 use crate::resource::external_memory;
@@ -13,9 +14,14 @@ use crate::sync::Arc;
 fn open_by<M: MemoryManager + 'static>(
     name: &str,
     device: &Device,
-    manager: Result<M>,
+    make: impl FnOnce() -> Result<M>,
 ) -> Result<Arc<dyn ExternalMemory>> {
-    let manager = manager.map_err(|error| {
+    let made = catch_panic_text(make).unwrap_or_else(|text| {
+        let what = format!("it panicked: {}", text.as_deref().unwrap_or("it threw no text"));
+        Err(Error::new(ErrorKind::Unsupported, what)
+            .with_advice("have what makes the memory manager return an Error"))
+    });
+    let manager = made.map_err(|error| {
         error.within(format_args!("making the memory manager {name} for {device}"))
     })?;
     ManagerMemory::open(name, device, Arc::new(manager))
@@ -43,14 +49,16 @@ fn open_by<M: MemoryManager + 'static>(
 ///
 /// # Errors
 ///
-/// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) after memory was allocated, from the manager or without one. Errors of `make`, of
+/// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) after memory was allocated, from the manager or without one;
+/// [`ErrorKind::Forked`](crate::ErrorKind::Forked). Errors and panics of `make`, errors of
 /// [`initialize`](MemoryManager::initialize) and of a wrong
 /// [version](MemoryManager::interface_version) come at the first use on each device.
 pub fn set_memory_manager<M: MemoryManager + 'static>(
     make: impl Fn(&Device) -> Result<M> + Send + Sync + 'static,
 ) -> Result<()> {
+    not_forked("a memory manager")?;
     let name = short_name(std::any::type_name::<M>());
-    external::set(Arc::new(move |device| open_by(name, device, make(device))))
+    external::set(Arc::new(move |device| open_by(name, device, || make(device))))
 }
 
 /// Makes a manager known by a name, for `AQUIFER_MEMORY_MANAGER=name` or `name:key=value,key=value`. A later
@@ -79,6 +87,7 @@ pub fn register_memory_manager<M: MemoryManager + 'static>(
     name: &str,
     make: impl Fn(&Device, &ManagerOptions) -> Result<M> + Send + Sync + 'static,
 ) -> Result<()> {
+    not_forked("a memory manager")?;
     let is_word = |name: &str| {
         !name.is_empty() && name.chars().all(|c| c.is_alphanumeric() || "-_.".contains(c))
     };
@@ -95,7 +104,7 @@ pub fn register_memory_manager<M: MemoryManager + 'static>(
             let (name, options, make) =
                 (owned.clone(), options.parse::<ManagerOptions>()?, make.clone());
             let open: OpenMemory =
-                Arc::new(move |device| open_by(&name, device, make(device, &options)));
+                Arc::new(move |device| open_by(&name, device, || make(device, &options)));
             Ok(open)
         }),
     );
@@ -110,7 +119,7 @@ pub fn register_memory_manager<M: MemoryManager + 'static>(
 ///
 /// # Errors
 ///
-/// Those of choosing it and of making it ready.
+/// Those of choosing it and of making it ready; [`ErrorKind::Forked`](crate::ErrorKind::Forked).
 pub fn memory_manager(device: &Device) -> Result<Option<Arc<dyn MemoryManager>>> {
     let Some(memory) = external_memory(device)? else { return Ok(None) };
     // Nothing else is one.

@@ -102,6 +102,12 @@ impl PinnedResource {
         PinnedOptions { device: device.clone(), portable: true, mapped, write_combined: false }
     }
 
+    /// As [`new`](Self::new), under the default pool of the process.
+    pub(super) fn of_process(device: &Device) -> Result<Self> {
+        let flags = Self::new(device)?.source.flags;
+        Ok(Self { source: HostSource::of_process(device, flags) })
+    }
+
     pub(super) fn is_mapped(&self) -> bool {
         self.source.flags.mapped
     }

@@ -15,7 +15,7 @@
 //! | `batch_limit` | a hint: the units at which a thread's batch is full | `set_batch_limit_and_is_below_target` |
 //! | `lost_units` | the units of *lost* blocks | collecting |
 //! | `fences` | how many fences were recorded | collecting |
-//! | `in_transit` | nothing: shared by threads that move blocks from one list to another, or unpin slabs; exclusive for the last look of a miss, which overlooks nothing then | |
+//! | `in_transit` | nothing: shared by threads that move blocks from one list to another, or take out slabs to unpin; exclusive for the last look of a miss, which overlooks nothing then | |
 //!
 //! `in_transit` comes before the others, of which no thread holds two. None is held while a device is waited
 //! for, and `in_transit` alone over other calls of the driver. Under `thread_caches` a thread goes into
@@ -76,6 +76,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::layout::{align_up, impossible};
 use crate::pool::local::{self, OnThreadExit, PoolId};
 use crate::pool::magazine::{Limits, Magazine, SizeClasses};
+use crate::resource::external;
 use crate::sync::trusted::{
     AtomicBool, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, RwLock, RwLockReadGuard,
 };
@@ -308,7 +309,9 @@ impl PoolCore {
             let mut heap = self.heap.lock();
             let room = self.options.maximum_size - heap.statistics.reserved;
             if least > room {
-                return Ok(if heap.growing > 0 { Grown::Busy } else { Grown::AtMaximum });
+                // In a memory manager's call, the thread that grows may be this one, or one that waits for it.
+                let waits = heap.growing > 0 && !external::is_inside();
+                return Ok(if waits { Grown::Busy } else { Grown::AtMaximum });
             }
             let step = heap.statistics.reserved.min(LARGEST_DOUBLING).max(self.options.growth_step);
             let step = align_up(step, PAGE).unwrap_or(NO_MAXIMUM).min(room).min(NO_MAXIMUM);
@@ -362,7 +365,7 @@ impl PoolCore {
 
     /// Takes all free slabs out of the heap and the address map, for `each` to give them back to upstream
     /// by address and size. Returns how many bytes they had.
-    fn remove_free_slabs(&self, each: impl Fn(NonNull<u8>, usize)) -> usize {
+    fn remove_free_slabs(&self, mut each: impl FnMut(NonNull<u8>, usize)) -> usize {
         let removed = self.heap.lock().remove_free_slabs();
         for slab in &removed {
             address_map::remove_slab(slab.base);
@@ -375,14 +378,20 @@ impl PoolCore {
 
     /// Unpins all free slabs. Returns how many bytes they had.
     pub(super) fn free_whole_slabs(&self) -> usize {
-        let _transit = self.begin_transit();
-        let bytes = self.remove_free_slabs(|base, bytes| {
+        let transit = self.begin_transit();
+        // Until the end other threads wait for the room, as for what one that grows gets.
+        self.heap.lock().growing += 1;
+        let mut guard = GrowthGuard { core: self, bytes: 0 };
+        let mut slabs = Vec::new();
+        let bytes = self.remove_free_slabs(|base, bytes| slabs.push((base, bytes)));
+        // INV-PINNED-6: lowered after the driver has them back.
+        guard.bytes = bytes;
+        // A memory manager's finalizer may use the pool.
+        drop(transit);
+        for (base, bytes) in slabs {
             // SAFETY: INV-PINNED-5, for all blocks of the slab; it has left the address map.
             unsafe { self.source().free_to_driver(base, bytes) }
-        });
-        // INV-PINNED-6: lowered after the driver has them back.
-        let mut heap = self.heap.lock();
-        heap.statistics.reserved -= bytes;
+        }
         self.upstream_full.store(false, Ordering::Relaxed);
         bytes
     }

@@ -38,7 +38,7 @@ fn generation() -> u64 {
 pub fn current_pinned_resource() -> Result<CurrentPinned> {
     not_forked(CURRENT)?;
     let default = || {
-        let pool = PinnedPool::new(PinnedResource::new(&Device::detect()?)?)?;
+        let pool = PinnedPool::new(PinnedResource::of_process(&Device::detect()?)?)?;
         Ok(Arc::new(CurrentPinned::Pool(pool)))
     };
     PINNED.get(true, default).map(|current| (*current).clone())

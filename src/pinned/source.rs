@@ -8,7 +8,7 @@ use crate::device::Device;
 use crate::driver::{BackendKind, ErrorContext, HostFlags, not_forked};
 use crate::error::{Error, ErrorKind, Result, catch_panic};
 use crate::layout::{Requested, align_up, impossible};
-use crate::resource::external::ExternalHostMemory;
+use crate::resource::external::{self, ExternalHostMemory};
 use crate::resource::external_memory;
 use crate::sync::trusted::Mutex;
 use crate::sync::{Arc, LazyLock, OnceLock};
@@ -30,6 +30,8 @@ pub(super) struct HostSource {
     quarantine: Arc<HostQuarantine>,
     /// Where all of its memory comes from: `None` is the driver. Found out at the first allocation.
     origin: OnceLock<Origin>,
+    /// It is the default of all threads: what is found inside of a memory manager's call, the driver, is not for them.
+    is_of_process: bool,
 }
 
 /// Where page-locked memory comes from, if not from the driver.
@@ -88,8 +90,17 @@ impl Eq for HostSource {}
 
 impl HostSource {
     pub(super) fn new(device: &Device, flags: HostFlags) -> Arc<Self> {
+        Arc::new(Self::of_kind(device, flags, false))
+    }
+
+    /// The source of the process's default pool.
+    pub(super) fn of_process(device: &Device, flags: HostFlags) -> Arc<Self> {
+        Arc::new(Self::of_kind(device, flags, true))
+    }
+
+    fn of_kind(device: &Device, flags: HostFlags, is_of_process: bool) -> Self {
         let (device, quarantine) = (device.clone(), quarantine_of(device));
-        Arc::new(Self { device, flags, quarantine, origin: OnceLock::new() })
+        Self { device, flags, quarantine, origin: OnceLock::new(), is_of_process }
     }
 
     /// Allocates memory with at least `layout.size()` bytes, which is not 0, from an address at its
@@ -147,6 +158,9 @@ impl HostSource {
     fn origin(&self) -> Result<&Origin> {
         if let Some(origin) = self.origin.get() {
             return Ok(origin);
+        }
+        if self.is_of_process && external::is_inside() {
+            return Err(external::reentered());
         }
         let found = origin_of(&self.device)?;
         Ok(self.origin.get_or_init(|| found))

@@ -95,6 +95,7 @@ fn of_process(device: &Device) -> Result<(Arc<dyn DeviceResource>, bool)> {
 
 /// The device's memory by the process's memory manager, if it has one. `None` in a call of the manager.
 pub(crate) fn external_memory(device: &Device) -> Result<Option<Arc<dyn ExternalMemory>>> {
+    not_forked("memory of a memory manager")?;
     let Some(open) = external::open(device)? else { return Ok(None) };
     of_device(device).external.get(keeps_default(device), open).map(Some)
 }

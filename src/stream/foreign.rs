@@ -16,13 +16,14 @@
 //! | [`detach`](Stream::detach) | a stream that waits for it | that stream's |
 //! | destroyed without that, and its handle brought again | a stream that waits for all of the context | that stream's |
 
-use super::capture::Recording;
 use super::context::record_context;
-use super::handle::Stream;
+use super::handle::{CAPTURED_ELSEWHERE, Stream};
+use super::members::record_before;
+use crate::debug_log::defer_events;
 use crate::device::Device;
 use crate::driver::sim::CallSite;
 use crate::driver::{CaptureStatus, ErrorContext, RawStream, not_forked};
-use crate::error::{ErrorKind, Result, ensure};
+use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::event::Event;
 
 /// The legacy default stream's handles.
@@ -59,7 +60,8 @@ impl Stream {
     ///
     /// The handle is of a stream of the device's context, which is not destroyed before this `Stream` was
     /// [detached](Self::detach), or before it and all that keeps it are gone: vectors at home on it, transfers, and pools
-    /// that it allocated from.
+    /// that it allocated from. What [`cuda_stream`](Self::cuda_stream) and [`handle`](Self::handle) gave before it was
+    /// detached is not used after that.
     pub unsafe fn from_handle(device: &Device, handle: u64) -> Result<Self> {
         not_forked("a stream")?;
         if LEGACY.contains(&handle) {
@@ -76,7 +78,7 @@ impl Stream {
             if known.is_still(raw)? {
                 return Ok(known);
             }
-            known.replace(|| record_context(device))?;
+            known.replace(Some(&record_context(device)?))?;
         }
         let what = || format!("taking over a stream of {device} by its handle {handle:#x}");
         let keep = device.driver().stream_borrow(raw).with_context(what)?;
@@ -89,6 +91,9 @@ impl Stream {
     fn is_still(&self, raw: RawStream) -> Result<bool> {
         // Aquifer itself keeps any other alive.
         let Some(known) = self.foreign_number() else { return Ok(true) };
+        if self.is_replaced() && self.raw() == raw {
+            return Ok(true);
+        }
         let driver = self.device().driver();
         let what = || format!("asking which stream has the handle of {self}");
         // A declared capture has it: no other call may name it.
@@ -101,7 +106,8 @@ impl Stream {
     /// on a stream of Aquifer's own that comes after all that this one was given. Its owner gives it no more work
     /// after this. Does nothing on a stream that Aquifer keeps alive.
     ///
-    /// It waits for calls of other threads that are under way on the stream, and for their waits for the device.
+    /// It waits for calls of other threads that are under way on the stream, and for their waits for the device. Calls that
+    /// begin meanwhile come first, or wait.
     ///
     /// ```
     /// use aquifer::{Device, DeviceVec, Stream, sim::SimConfig};
@@ -130,38 +136,40 @@ impl Stream {
         if self.foreign_number().is_none() || self.is_replaced() {
             return Ok(());
         }
-        self.replace(|| {
-            let what = || format!("recording an event on {self}");
-            let event = Event::new(self.device()).with_context(what)?;
-            let recorded = self.device().driver().event_record(event.raw(), self.raw());
-            recorded.with_context(what).map(|()| event)
-        })
+        self.replace(None)
     }
 
-    /// Has a stream of the crate's own stand for this one from now on, after what `record` records.
-    fn replace(&self, record: impl FnOnce() -> Result<Event>) -> Result<()> {
-        // No other thread is in a call on the stream from here on.
-        let acquired = loop {
-            match Recording::acquire(self) {
-                Err(error) if error.kind() == ErrorKind::Capture && !self.is_capturing()? => {
-                    // A thread waits for what the stream was given.
-                    self.synchronize_uncaptured()?;
-                }
-                acquired => break acquired?,
-            }
-        };
-        let event = record()?;
+    /// Has a stream of the crate's own stand for this one from now on, after all that this one was given, and after
+    /// `also`.
+    fn replace(&self, also: Option<&Event>) -> Result<()> {
+        // Emitted when the gate is open.
+        let _events = defer_events();
+        self.gate().alone(|| self.replace_alone(also)).unwrap_or_else(|| Err(self.in_use()))
+    }
+
+    /// No other thread is in a call on the stream.
+    fn replace_alone(&self, also: Option<&Event>) -> Result<()> {
+        if self.is_replaced() {
+            return Ok(());
+        }
         let driver = self.device().driver();
         let what = || format!("making a stream in place of {self}");
+        if driver.capture_status(self.raw()).with_context(what)? != CaptureStatus::None {
+            let error = Error::new(ErrorKind::Capture, format!("{self} is in another capture"));
+            return Err(error.with_advice(CAPTURED_ELSEWHERE));
+        }
+        let event = record_before(self)?;
         let new = driver.stream_create().with_context(what)?;
-        match driver.stream_wait_event(new.raw, event.raw()) {
-            Ok(()) => self.set_replacement(new),
+        let mut events = std::iter::once(&*event).chain(also);
+        match events.try_for_each(|event| driver.stream_wait_event(new.raw, event.raw())) {
+            Ok(()) => {
+                self.set_replacement(new);
+                Ok(())
+            }
             Err(error) => {
                 driver.stream_destroy(new.raw, new.keep);
-                return Err(error).with_context(what);
+                Err(error).with_context(what)
             }
         }
-        drop(acquired);
-        Ok(())
     }
 }

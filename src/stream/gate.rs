@@ -12,6 +12,7 @@
 //! | closing | some | above 0 | no | counts nothing and returns the owner |
 //! | closed | some | 0 | no | the same; the owner records what the stream was given before |
 //! | published | some | 0 | yes | the same; other threads find that record |
+//! | alone | none | 0 | - | waits until it is open, and counts |
 //!
 //! | from | to | by |
 //! | --- | --- | --- |
@@ -20,6 +21,8 @@
 //! | closing | open | `mark_blocking` of a call: `close_and_wait` fails |
 //! | closed | published | `set_published` of the owner |
 //! | closed, published | open | `open` of the owner |
+//! | open, with no call | alone | `alone`, which waits for that |
+//! | alone | open | the end of its body |
 //!
 //! - `INV-1`: in the states closed and published only the owner's thread calls the driver on the
 //!   stream.
@@ -27,12 +30,15 @@
 //!   after something that the owner's thread has yet to do.
 //! - `INV-3`: a change of `owner`, of `published` or of `calls` to 0 wakes all waiting threads.
 //!
+//! - `INV-4`: who is alone waits for nothing, so that a thread inside of another gate may wait for it. No thread that
+//!   waits is inside of this one.
+//!
 //! The lock is held over nothing but these words.
 
 #![allow(unreachable_pub, reason = "the models of loom_tests reach it through `models`")]
 
 use crate::impls::debug_struct;
-use crate::sync::{Arc, AtomicBool, Condvar, Mutex, Ordering};
+use crate::sync::{Arc, AtomicBool, Condvar, Mutex, MutexGuard, Ordering};
 
 /// The gate of one stream, closed by owners of type `O`.
 pub struct Gate<O> {
@@ -49,11 +55,21 @@ struct GateState<O> {
     /// Those of them that may wait for the device.
     waits: usize,
     published: bool,
+    is_alone: bool,
+    /// Threads that wait to be alone.
+    want_alone: usize,
 }
 
 impl<O> Default for Gate<O> {
     fn default() -> Self {
-        let state = GateState { owner: None, calls: 0, waits: 0, published: false };
+        let state = GateState {
+            owner: None,
+            calls: 0,
+            waits: 0,
+            published: false,
+            is_alone: false,
+            want_alone: 0,
+        };
         Self {
             state: Mutex::new(state),
             owned: AtomicBool::new(false),
@@ -63,10 +79,19 @@ impl<O> Default for Gate<O> {
 }
 
 impl<O> Gate<O> {
+    /// The state when no thread is alone.
+    fn lock_beside(&self) -> MutexGuard<'_, GateState<O>> {
+        let mut state = self.state.lock();
+        while state.is_alone {
+            state = self.changed.wait(state);
+        }
+        state
+    }
+
     /// Begins a call, which [`end_call`](Self::end_call) ends. Or returns the owner: its thread alone
     /// may call, and does not end the call.
     pub fn begin_call(&self) -> Option<Arc<O>> {
-        let mut state = self.state.lock();
+        let mut state = self.lock_beside();
         if state.owner.is_none() {
             state.calls += 1;
             return None;
@@ -88,16 +113,35 @@ impl<O> Gate<O> {
         let mut state = self.state.lock();
         state.calls -= 1;
         state.waits -= usize::from(waited);
-        if state.calls == 0 && state.owner.is_some() {
+        if state.calls == 0 && (state.owner.is_some() || state.want_alone > 0) {
             self.changed.notify_all();
         }
+    }
+
+    /// Runs `body` while no thread is in a call, and none begins. Waits for the calls under way, also those that wait for
+    /// the device; others begin before it. `None` if the gate has an owner. The caller is inside of no gate, and `body`
+    /// waits for nothing (INV-4).
+    pub fn alone<R>(&self, body: impl FnOnce() -> R) -> Option<R> {
+        let mut state = self.state.lock();
+        state.want_alone += 1;
+        while state.owner.is_none() && (state.calls > 0 || state.is_alone) {
+            state = self.changed.wait(state);
+        }
+        state.want_alone -= 1;
+        if state.owner.is_some() {
+            return None;
+        }
+        state.is_alone = true;
+        drop(state);
+        let _end = EndAlone(self);
+        Some(body())
     }
 
     /// Closes the gate for all threads but the owner's, and waits for the calls under way. `false` if
     /// the gate has an owner, or one of the calls may wait for the device. The caller is inside of no
     /// gate.
     pub fn close_and_wait(&self, owner: &Arc<O>) -> bool {
-        let mut state = self.state.lock();
+        let mut state = self.lock_beside();
         if state.owner.is_some() {
             return false;
         }
@@ -156,3 +200,13 @@ impl<O> Gate<O> {
 }
 
 debug_struct!([O] Gate<O> { .. });
+
+/// Its drop opens the gate, also when the body of [`Gate::alone`] unwinds.
+struct EndAlone<'a, O>(&'a Gate<O>);
+
+impl<O> Drop for EndAlone<'_, O> {
+    fn drop(&mut self) {
+        self.0.state.lock().is_alone = false;
+        self.0.changed.notify_all();
+    }
+}

@@ -96,6 +96,13 @@ impl StreamInner {
             replacement: OnceLock::new(),
         }
     }
+
+    /// Under which the stream may be among the [`STREAMS`].
+    fn keys(&self) -> impl Iterator<Item = StreamKey> {
+        let own = self.replacement.get().map(|own| own.raw);
+        let device = self.device.key();
+        std::iter::once(self.raw).chain(own).map(move |raw| (device, raw))
+    }
 }
 
 /// The streams that are alive, by device and handle, so that one stream of the driver is one here.
@@ -115,11 +122,12 @@ impl Drop for StreamInner {
             std::mem::forget((self.keep.take(), self.replacement.take()));
             return;
         }
-        let key = (self.device.key(), self.raw);
         let mut streams = STREAMS.lock();
-        // The entry may already be a successor's: another handle on a stream that cudarc keeps.
-        if streams.get(&key).is_some_and(|entry| entry.strong_count() == 0) {
-            streams.remove(&key);
+        for key in self.keys() {
+            // The entry may already be a successor's: another handle on a stream that cudarc keeps.
+            if streams.get(&key).is_some_and(|entry| entry.strong_count() == 0) {
+                streams.remove(&key);
+            }
         }
         drop(streams);
         // The backend drops the keeper with the context current, and restores the caller's.
@@ -175,14 +183,20 @@ impl Stream {
 
     /// Has `own` stand for the stream. The caller has its gate closed.
     pub(super) fn set_replacement(&self, own: NewStream) {
-        let key = (self.inner.device.key(), self.inner.raw);
+        let device = self.inner.device.key();
+        let (theirs, ours) = ((device, self.inner.raw), (device, own.raw));
+        let this = Arc::downgrade(&self.inner);
         let mut streams = STREAMS.lock();
-        if streams.get(&key).is_some_and(|entry| entry.ptr_eq(&Arc::downgrade(&self.inner))) {
-            streams.remove(&key);
+        if streams.get(&theirs).is_some_and(|entry| entry.ptr_eq(&this)) {
+            streams.remove(&theirs);
         }
-        drop(streams);
-        if let Err(second) = self.inner.replacement.set(own) {
-            self.inner.device.driver().stream_destroy(second.raw, second.keep);
+        match self.inner.replacement.set(own) {
+            // Others get this handle from here on.
+            Ok(()) => drop(streams.insert(ours, this)),
+            Err(second) => {
+                drop(streams);
+                self.inner.device.driver().stream_destroy(second.raw, second.keep);
+            }
         }
     }
 
@@ -325,12 +339,11 @@ impl PoolHandles for Stream {
     fn lock_and_unregister_if(&self, condition: impl FnOnce() -> bool) -> bool {
         let mut streams = STREAMS.lock();
         let is_abandoned = condition();
-        let key = (self.inner.device.key(), self.inner.raw);
-        // Its driver's handle, brought again, is another stream.
-        if is_abandoned
-            && streams.get(&key).is_some_and(|entry| entry.ptr_eq(&Arc::downgrade(&self.inner)))
-        {
-            streams.remove(&key);
+        for key in self.inner.keys().filter(|_| is_abandoned) {
+            // Its driver's handle, brought again, is another stream.
+            if streams.get(&key).is_some_and(|entry| entry.ptr_eq(&Arc::downgrade(&self.inner))) {
+                streams.remove(&key);
+            }
         }
         is_abandoned
     }

@@ -20,8 +20,14 @@ pub(crate) fn rows(table: &mut Table) {
     let variable = "AQUIFER_MEMORY_MANAGER";
     rows_of_child(table, "manager unknown", &[(variable, "rmm:blocks=2")], "by variable: ");
     rows_of_child(table, "manager options", &[(variable, "pool:blocks=2")], "by variable: ");
-    for name in ["manager late", "manager panics", "manager small", "manager itself", "manager old"]
-    {
+    for name in [
+        "manager late",
+        "manager unmade",
+        "manager panics",
+        "manager small",
+        "manager itself",
+        "manager old",
+    ] {
         rows_of_child(table, name, &[], "");
     }
 }
@@ -75,8 +81,10 @@ fn foreign(table: &mut Table) {
     table.failed("a handle in what may be a capture", take(handle));
     simulator.fail_call("cuStreamGetId", 1, 999).unwrap();
     table.failed("a handle without a number", take(handle));
-    // The first event is the capture's own, or what stands for it.
-    simulator.fail_call("cuEventRecord", 2, 999).unwrap();
+    simulator.start_capture(&stream).unwrap();
+    table.failed("a stream to be detached in a capture of its owner", stream.detach());
+    assert!(simulator.stop_capture(&stream));
+    simulator.fail_call("cuEventRecord", 1, 999).unwrap();
     table.failed("a stream to be detached, no record", stream.detach());
     simulator.fail_call("cuStreamCreate", 1, 2).unwrap();
     table.failed("a stream to be detached, no other stream", stream.detach());
@@ -159,6 +167,10 @@ pub(crate) fn child(name: &str) {
         "manager late" => {
             drop(zeroed().unwrap());
             return print_failed("a manager that is set late", set_memory_manager(of_pool));
+        }
+        "manager unmade" => {
+            set_memory_manager(|_| -> Result<Bad> { panic!("there is no device for it") }).unwrap();
+            return print_failed("a manager whose making panics", zeroed());
         }
         "manager panics" => ("a manager that panics", Wrong::Panics),
         "manager small" => ("a manager that gives little", Wrong::GivesLittle),

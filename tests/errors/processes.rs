@@ -7,7 +7,7 @@ use aquifer::sim::SimConfig;
 use aquifer::{
     ArenaResource, CudaResource, Device, DeviceVec, Error, LoggingAdaptor, ManagedResource,
     PinnedAlloc, PinnedResource, PoolResource, Registered, StackText, SystemResource,
-    current_device_resource,
+    current_device_resource, memory_manager, set_memory_manager,
 };
 use std::process::Command;
 
@@ -112,6 +112,9 @@ fn child() -> Result<(), Error> {
     Ok(())
 }
 
+/// What is never made.
+type NoManager = aquifer::HostOnly<aquifer::ResourceMemoryManager>;
+
 fn fork() {
     let (device, _) = simulated(SimConfig::default());
     let stream = device.new_stream().unwrap();
@@ -140,6 +143,9 @@ fn fork() {
     print_failed("a fork's child makes a stream", device.new_stream());
     print_failed("a fork's child allocates from a pool", pool.allocate(&stream, layout));
     print_failed("a fork's child trims a pool", pool.trim(0));
+    print_failed("a fork's child asks for the memory manager", memory_manager(&device));
+    let make = |_: &Device| -> Result<NoManager, Error> { panic!("it is not asked") };
+    print_failed("a fork's child sets a memory manager", set_memory_manager(make));
     print_failed("a fork's child allocates managed memory", managed.allocate(&stream, layout));
     print_failed("a fork's child allocates ordinary memory", system.allocate(&stream, layout));
     print_failed("a fork's child builds an arena", ArenaResource::new(CudaResource::new(&device)));

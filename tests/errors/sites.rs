@@ -42,7 +42,6 @@ const UNREACHED: &[(&str, &str, &str)] = &[
     ("src/manager/ipc/memory.rs", "closing memory on", "in an event: a drop"),
     ("src/stream/per_thread.rs", "asking {self}", "a GPU is needed"),
     ("src/stream/members.rs", "with_context(what)", "rows of `no event` and `no record`"),
-    ("src/stream/foreign.rs", "Event::new(self.device())", "the row of a lost device comes before"),
     (
         "src/stream/synchronized.rs",
         "driver().check()",

@@ -235,3 +235,55 @@ fn a_stream_is_detached_while_a_thread_waits_for_it() {
     });
     foreign.destroy();
 }
+
+#[test]
+fn the_handle_of_what_stands_for_a_detached_stream_is_the_same_stream() {
+    let device = support::device();
+    let foreign = Foreign::new(&device);
+    let theirs = foreign.stream();
+    theirs.detach().unwrap();
+    foreign.destroy();
+    let handle = theirs.handle();
+    // SAFETY: a stream that Aquifer keeps.
+    let again = unsafe { Stream::from_handle(&device, handle) }.unwrap();
+    assert_eq!(again, theirs);
+    drop(theirs);
+    again.synchronize().unwrap();
+    // SAFETY: as above.
+    assert_eq!(unsafe { Stream::from_handle(&device, handle) }.unwrap(), again);
+}
+
+#[test]
+fn a_stream_is_detached_beside_threads_that_use_it_and_detach_it() {
+    for round in 0..100 {
+        let device = support::device();
+        let foreign = Foreign::new(&device);
+        let theirs = foreign.stream();
+        let plain = CudaResource::new(&device);
+        let mut used = DeviceVec::<u32>::zeroed_in(&theirs, 10, plain.clone()).unwrap();
+        let dropped: Vec<_> =
+            (0..10).map(|_| DeviceVec::<u32>::zeroed_in(&theirs, 10, plain.clone())).collect();
+        let start = std::sync::Barrier::new(4);
+        std::thread::scope(|threads| {
+            for _ in 0..2 {
+                threads.spawn(|| {
+                    start.wait();
+                    theirs.detach().unwrap();
+                });
+            }
+            threads.spawn(|| {
+                start.wait();
+                (0..20).for_each(|_| used.fill(round).unwrap());
+            });
+            threads.spawn(|| {
+                start.wait();
+                drop(dropped);
+            });
+        });
+        foreign.destroy();
+        assert_eq!(used.to_vec().unwrap(), [round; 10]);
+        if let Some(simulator) = device.simulator() {
+            assert_eq!(simulator.live_blocks(), 1);
+        }
+    }
+}

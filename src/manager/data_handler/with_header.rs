@@ -1,6 +1,6 @@
 //! The functions of a handler over an allocator, which wants the layout of what it frees.
 
-use super::functions::{HandlerFunctions, MALLOC_ALIGNMENT, product};
+use super::functions::{HandlerFunctions, MALLOC_ALIGNMENT, call_free, product};
 use crate::error::{Error, ErrorKind, Result};
 use crate::impls::Count;
 use crate::pinned::last_error_of;
@@ -134,8 +134,9 @@ unsafe impl<A: Allocator + Send + Sync + 'static> HandlerFunctions for WithHeade
             let kept = old.bytes.min(bytes);
             // SAFETY: both hold as much, and two live blocks do not overlap.
             unsafe { moved.copy_from_nonoverlapping(block, kept) };
+            // A panic of the allocator would be a failure here, after which the caller has the old block still.
             // SAFETY: the caller gives it up on success.
-            unsafe { self.free(block, old.bytes) };
+            call_free("of an allocator", || unsafe { self.free(block, old.bytes) });
             return Ok(moved);
         }
         let (old_layout, new_layout) = (old.layout()?, new.layout()?);

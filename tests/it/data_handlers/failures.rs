@@ -249,3 +249,46 @@ fn a_handler_within_a_handler() {
     drop(vec);
     assert_eq!((calls.live(), calls.dropped()), (0, 1));
 }
+
+/// The heap, which panics when it has freed a block.
+#[derive(Clone, Default)]
+struct PanicsAtFree {
+    live: Arc<Mutex<Vec<usize>>>,
+    freed_twice: Arc<AtomicUsize>,
+}
+
+// SAFETY: Rust's heap; a block that is freed twice is counted, and not freed again.
+unsafe impl Allocator for PanicsAtFree {
+    fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
+        let block = allocator_api2::alloc::Global.allocate(layout)?;
+        self.live.lock().unwrap().push(block.cast::<u8>().addr().get());
+        Ok(block)
+    }
+
+    unsafe fn deallocate(&self, block: NonNull<u8>, layout: Layout) {
+        let mut live = self.live.lock().unwrap();
+        let Some(place) = live.iter().position(|address| *address == block.addr().get()) else {
+            self.freed_twice.fetch_add(1, SeqCst);
+            return;
+        };
+        live.remove(place);
+        drop(live);
+        // SAFETY: the caller's promise, of a block of the heap.
+        unsafe { allocator_api2::alloc::Global.deallocate(block, layout) };
+        panic!("at the end of a free");
+    }
+}
+
+#[test]
+fn a_block_that_moved_is_not_freed_again_where_its_free_panicked() {
+    let allocator = PanicsAtFree::default();
+    let handler = DataHandler::new("panics", allocator.clone()).unwrap();
+    let mut vec: AllocVec<u8, _> = AllocVec::with_capacity_in(100, DataAlloc::new(handler));
+    vec.extend(0..100);
+    // Large blocks have another header.
+    vec.try_reserve_exact(5000).unwrap();
+    assert!(vec.iter().copied().eq(0..100));
+    drop(vec);
+    assert_eq!(allocator.freed_twice.load(SeqCst), 0);
+    assert_eq!(*allocator.live.lock().unwrap(), []);
+}

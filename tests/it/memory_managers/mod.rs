@@ -1,6 +1,7 @@
 //! External memory managers. The choice of one is the process's, so each test has a process of its own.
 
 mod choice;
+mod inside;
 mod misuse;
 mod pointers;
 

@@ -5,8 +5,9 @@ use crate::log::Log;
 use crate::support;
 use aquifer::sim::SimConfig;
 use aquifer::{
-    CudaResource, ErrorKind, HostOnly, MemoryManager, MemoryPointer, PendingDeallocations,
-    PinnedMemory, PoolResource, ResourceMemoryManager,
+    CudaResource, DeviceMemoryManager, DeviceResource, DeviceVec, ErrorKind, HostOnly,
+    MemoryManager, MemoryPointer, PendingDeallocations, PinnedMemory, PoolResource,
+    ResourceMemoryManager,
 };
 use std::ptr::NonNull;
 use tracing::Level;
@@ -27,12 +28,48 @@ fn a_view_keeps_the_memory_and_the_last_one_frees_it_where_it_is_dropped() {
     for (start, end) in [(0, 51), (60, 60), (50, 40), (usize::MAX - 1, usize::MAX)] {
         assert_eq!(half.slice(start..end).unwrap_err().kind(), ErrorKind::OutOfBounds);
     }
-    whole.free_on(&other);
+    // SAFETY: there is no memory.
+    unsafe { whole.free_on(&other) };
     drop(half);
     assert_eq!(asked.count("freed"), 0);
     let thread = std::thread::Builder::new().name("last".into());
     thread.spawn(move || drop(quarter)).unwrap().join().unwrap();
     assert_eq!(asked.count(&format!("freed on {} by Some(\"last\")", other.id())), 1);
+}
+
+#[test]
+fn unused_memory_is_freed_on_another_stream_once_that_waits_for_the_former_user() {
+    let (device, simulator) = support::simulated(SimConfig::default());
+    let (home, other) = (device.new_stream().unwrap(), device.new_stream().unwrap());
+    for waits in [true, false] {
+        let pool = PoolResource::new(CudaResource::new(&device)).unwrap().into_shared();
+        let manager = ResourceMemoryManager::new(pool.clone());
+        let mut former = DeviceVec::<u32>::zeroed_in(&home, 1000, pool.clone()).unwrap();
+        former.fill(7).unwrap();
+        let place = former.as_device_ptr();
+        drop(former);
+        let unused = manager.memalloc(&home, support::layout(4000)).unwrap();
+        assert_eq!(unused.address(), place);
+        if waits {
+            other.wait_for(&home).unwrap();
+        }
+        // SAFETY: it waits for the stream that was named. Without that, the simulated device tells what is wrong.
+        unsafe { unused.free_on(&other) };
+        let next = DeviceVec::<u32>::zeroed_in(&other, 1000, pool.clone()).unwrap();
+        assert_eq!(next.as_device_ptr(), place);
+        assert_eq!(simulator.take_reports().is_empty(), waits);
+        drop(next);
+        device.synchronize().unwrap();
+        simulator.take_reports();
+    }
+}
+
+#[test]
+fn a_view_of_memory_past_the_last_address_does_not_panic() {
+    let (device, _) = support::simulated(SimConfig::default());
+    let stream = device.new_stream().unwrap();
+    let whole = MemoryPointer::new(&stream, u64::MAX - 10, 80, |_| {});
+    assert_eq!(whole.slice(40..80).unwrap().bytes(), 40);
 }
 
 #[test]
