@@ -11,6 +11,7 @@
 //! | `CACHE`, a thread's | numbers | what it used last | a change of `GENERATION`, seen at the thread's next call |
 //! | `LAST`, a thread's | handles | pointers into `CACHE` | the same |
 
+use crate::capture::OfCapture;
 use crate::page_map;
 use crate::stack::Stack;
 use crate::status::{Failure, Result, aquifer_status as Status};
@@ -51,13 +52,16 @@ pub(crate) struct Route {
     is_closing: AtomicBool,
     /// Frees until its blocks are looked for again, once it is closing.
     until_sweep: AtomicIsize,
+    /// Of a capture's pool. No thread's cache keeps its route.
+    pub(crate) capture: Option<OfCapture>,
 }
 
 impl Route {
-    pub(crate) fn new(resource: Arc<dyn DeviceResource>) -> Arc<Self> {
+    pub(crate) fn new(resource: Arc<dyn DeviceResource>, capture: Option<OfCapture>) -> Arc<Self> {
         let (logged, is_closing) = (RwLock::default(), AtomicBool::new(false));
         let (number, until_sweep) = (next(), AtomicIsize::new(0));
-        let route = Arc::new(Self { number, resource, logged, is_closing, until_sweep });
+        let route = Self { number, resource, logged, is_closing, until_sweep, capture };
+        let route = Arc::new(route);
         ROUTES.write().insert(route.number, route.clone());
         route
     }
@@ -425,13 +429,22 @@ pub(crate) fn with_stack<T>(
         let route = cache.routes.iter().flatten().find(|route| route.stack == stack_number)?;
         Some((route.number, route.resource.clone()))
     });
-    let (route, resource) = match cached {
+    let (number, resource) = match cached {
         Ok(Some(cached)) => cached,
-        _ => stack(stack_number)?.present_route(),
+        _ => {
+            let route = stack(stack_number)?.present_route(stream_number)?;
+            if let Some(capture) = &route.capture {
+                let result = body(route.number, &*route.resource(), &capture.side)?;
+                // What the pool took from the stack is complete then: a graph is ordered after nothing.
+                capture.side.synchronize()?;
+                return Ok(result);
+            }
+            (route.number, route.resource())
+        }
     };
     let stream = stream(stream_number)?;
-    remember(stack_number, route, &resource, stream_number, &stream);
-    body(route, &*resource, &stream)
+    remember(stack_number, number, &resource, stream_number, &stream);
+    body(number, &*resource, &stream)
 }
 
 /// As [`with_stack`], with the route that a block came by. A route that is closing is given, too.

@@ -4,6 +4,7 @@
 //! values, calls a module of this crate, and turns what that returns into a code. No panic leaves it, and no foreign
 //! pointer is read: a handle is a number, a block is found by its address.
 
+mod capture;
 mod fork;
 mod handles;
 mod host;

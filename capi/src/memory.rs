@@ -1,5 +1,6 @@
 //! Allocation and free of device memory.
 
+use crate::capture::OfCapture;
 use crate::handles::{self, Last, aquifer_stack, aquifer_stream};
 use crate::page_map::{self, FREED, FREEING, UNIT};
 use crate::stack::{Stack, device};
@@ -164,6 +165,12 @@ pub(crate) fn deallocate(address: u64, bytes: usize, stream: Option<u32>) -> Res
         // Hosts pass wrong ones rightly: NumPy does, of empty arrays.
         count(&WRONG_SIZE);
     }
+    if let Some(route) = handles::route(block.route)
+        && let Some(capture) = &route.capture
+    {
+        free_in_capture(entry, &route, capture, block, address, stream, is_used_elsewhere);
+        return Ok(());
+    }
     let free = |resource: &dyn DeviceResource, on: &Stream| -> Result<()> {
         if on.device() != resource.device() {
             count(&WRONG_DEVICE);
@@ -194,6 +201,29 @@ pub(crate) fn deallocate(address: u64, bytes: usize, stream: Option<u32>) -> Res
         entry.cancel_free(is_used_elsewhere);
         Err(failure)
     })
+}
+
+/// Frees a block of a capture's pool, whose graph may use it again and again.
+fn free_in_capture(
+    entry: &page_map::Entry,
+    route: &handles::Route,
+    capture: &OfCapture,
+    block: page_map::Block,
+    address: u64,
+    stream: Option<u32>,
+    is_used_elsewhere: bool,
+) {
+    USES.lock().remove(&address);
+    entry.end_free();
+    let freed = DeviceBlock::new(address, block.bytes as usize, block.token);
+    if !is_used_elsewhere && stream.unwrap_or(block.stream) == capture.stream {
+        // SAFETY: the block of this address, which `begin_free` gave to this call alone. Its pool serves that one stream,
+        // in whose order it is freed and handed out again, in the graph as well.
+        unsafe { route.unlogged().deallocate(&capture.side, freed) };
+    } else {
+        capture.keep(freed);
+    }
+    route.count_free();
 }
 
 #[cold]

@@ -1,11 +1,10 @@
 //! Stacks of resources: their making and their end, their log, and pools for captures.
 
+use crate::capture::OfCapture;
 use crate::fork;
 use crate::handles::{self, Route};
 use crate::status::{Failure, Result, aquifer_status as Status};
-use aquifer_rs::{
-    Device, DeviceResource, LogFormat, LoggingAdaptor, PoolResource, ResourceStack, StackText,
-};
+use aquifer_rs::{Device, DeviceResource, LogFormat, LoggingAdaptor, ResourceStack, StackText};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -29,16 +28,18 @@ pub(crate) struct Stack {
 struct State {
     main: Arc<Route>,
     log: Option<LoggingAdaptor<Arc<dyn DeviceResource>>>,
-    captures: Vec<CapturePool>,
+    captures: Vec<Capture>,
     /// The capture that takes all allocations now.
     active: Option<(u64, u64)>,
 }
 
-/// The memory of the graphs of one key: a pool of its own over the stack, so that nothing else uses it while a graph may
-/// run.
-struct CapturePool {
+/// The memory of the graphs of one key.
+struct Capture {
     key: (u64, u64),
-    route: Arc<Route>,
+    /// One for each stream that has allocated.
+    routes: Vec<Arc<Route>>,
+    /// The graphs are gone, and the memory is to go back.
+    is_released: bool,
 }
 
 impl Stack {
@@ -52,7 +53,7 @@ impl Stack {
             },
         };
         let resources = text.build(device)?;
-        let main = Route::new(resources.resource().clone());
+        let main = Route::new(resources.resource().clone(), None);
         let state = State { main, log: None, captures: Vec::new(), active: None };
         let number = handles::next();
         let (references, state) = (AtomicUsize::new(1), Mutex::new(state));
@@ -107,12 +108,34 @@ impl Stack {
         }
     }
 
-    /// What blocks come from now.
-    pub(crate) fn present_route(&self) -> (u32, Arc<dyn DeviceResource>) {
+    /// What blocks come from now, for a stream.
+    pub(crate) fn present_route(&self, stream: u32) -> Result<Arc<Route>> {
         let state = self.state.lock();
-        let active = state.active.and_then(|key| state.captures.iter().find(|it| it.key == key));
-        let route = active.map_or(&state.main, |capture| &capture.route);
-        (route.number, route.resource())
+        let Some(key) = state.active else { return Ok(state.main.clone()) };
+        if let Some(route) = route_of(&state, key, stream) {
+            return Ok(route);
+        }
+        // Without the log, which would go on in the pool after its end.
+        let below = state.main.unlogged().clone();
+        drop(state);
+        // Not under the lock: it makes a stream. Of two that are made at once the first stays.
+        let (pool, capture) = OfCapture::new(below, stream)?;
+        let made = Route::new(pool, Some(capture));
+        let mut state = self.state.lock();
+        if let Some(route) = route_of(&state, key, stream) {
+            drop(state);
+            made.close();
+            return Ok(route);
+        }
+        match state.captures.iter_mut().find(|capture| capture.key == key) {
+            Some(capture) => capture.routes.push(made.clone()),
+            // The capture has ended since: the route goes with its last block.
+            None => {
+                drop(state);
+                made.close();
+            }
+        }
+        Ok(made)
     }
 
     /// The end: free memory goes back, and the rest with the last block.
@@ -122,10 +145,13 @@ impl Stack {
         let log = state.log.take();
         let main = state.main.clone();
         drop(state);
-        for route in captures.iter().map(|capture| &capture.route).chain([&main]) {
-            route.set_log(None);
+        for route in captures.iter().flat_map(|capture| &capture.routes) {
+            // Where the device cannot say what it was given, what was kept is leaked.
+            let _ = self.give_back(route);
             route.close();
         }
+        main.set_log(None);
+        main.close();
         drop((log, captures));
         // Caches of threads that sleep keep the resource, and nothing in it. An error is of a device that is gone.
         let _ = self.resources.trim(0);
@@ -164,11 +190,10 @@ impl Stack {
             let message = "the stack is in a capture already (end that first)";
             return Err(Failure::new(Status::AQUIFER_ERROR_CAPTURE, message));
         }
-        if !state.captures.iter().any(|capture| capture.key == key) {
-            // Without the log, which would go on in the pool after its end.
-            let pool = PoolResource::new(state.main.unlogged().clone())?;
-            let route = Route::new(Arc::new(pool));
-            state.captures.push(CapturePool { key, route });
+        match state.captures.iter_mut().find(|capture| capture.key == key) {
+            // It is used again before its memory went back.
+            Some(known) => known.is_released = false,
+            None => state.captures.push(Capture { key, routes: Vec::new(), is_released: false }),
         }
         state.active = Some(key);
         drop(state);
@@ -186,22 +211,57 @@ impl Stack {
         state.active = None;
         drop(state);
         handles::route_changed();
+        self.collect_released();
         Ok(())
     }
 
     /// The graphs of `key` are gone: the memory of its pool goes back to the stack, with its last block.
     pub(crate) fn release_capture(&self, key: (u64, u64)) -> Result<()> {
         let mut state = self.state.lock();
-        let place = state.captures.iter().position(|capture| capture.key == key);
-        let Some(place) = place.filter(|_| state.active != Some(key)) else {
+        let is_active = state.active == Some(key);
+        let known = state.captures.iter_mut().find(|it| it.key == key && !it.is_released);
+        let Some(capture) = known.filter(|_| !is_active) else {
             let message = "the stack has no capture of this key that has ended";
             return Err(Failure::new(Status::AQUIFER_ERROR_INVALID_ARGUMENT, message));
         };
-        let capture = state.captures.remove(place);
+        capture.is_released = true;
         drop(state);
-        capture.route.close();
+        self.collect_released();
         Ok(())
     }
+
+    /// Gives the memory of released captures back. What cannot be ordered now, as a stream of the device is in capture,
+    /// is tried again when the next capture ends or is released.
+    fn collect_released(&self) {
+        let mut state = self.state.lock();
+        let released = state.captures.extract_if(.., |capture| capture.is_released);
+        let released: Vec<Capture> = released.collect();
+        drop(state);
+        for mut capture in released {
+            let left = capture.routes.extract_if(.., |route| self.give_back(route).is_err());
+            let left: Vec<_> = left.collect();
+            capture.routes.iter().for_each(|route| route.close());
+            if !left.is_empty() {
+                capture.routes = left;
+                self.state.lock().captures.push(capture);
+            }
+        }
+    }
+
+    /// Orders a route's memory after all work of the device, so that the stack can have it again.
+    fn give_back(&self, route: &Route) -> aquifer_rs::Result<()> {
+        let Some(capture) = &route.capture else { return Ok(()) };
+        capture.order_after(self.resources.device(), &**route.unlogged())
+    }
+}
+
+/// The route of a stream in a capture.
+fn route_of(state: &State, key: (u64, u64), stream: u32) -> Option<Arc<Route>> {
+    let capture = state.captures.iter().find(|capture| capture.key == key)?;
+    let is_its = |route: &&Arc<Route>| {
+        route.capture.as_ref().is_some_and(|capture| capture.stream == stream)
+    };
+    capture.routes.iter().find(is_its).cloned()
 }
 
 /// A device by its number. Without a GPU, or with `AQUIFER_BACKEND=sim`, 0 is the simulated device.

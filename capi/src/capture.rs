@@ -1,0 +1,59 @@
+//! The memory of graphs that another library captures.
+//!
+//! A pool of the stack cannot serve a stream in capture: it would make it wait, or hand its memory to others while the
+//! graph may run again. So each stream that allocates in a capture has a pool of its own over the stack, which works in
+//! the order of another stream, the *side stream*, that is in no capture.
+//!
+//! | memory | when it may be handed out again |
+//! |---|---|
+//! | that the pool takes from the stack | at once: the call waits until the side stream has passed all that it waited for |
+//! | freed on the stream that it was allocated on | at once, to that stream: in the graph's own order |
+//! | freed on another stream, or used on one | when the graphs are gone |
+//! | all of it, when the graphs are gone | after all work that the device was given by then |
+
+use aquifer_rs::{Device, DeviceBlock, DeviceResource, PoolResource, Stream};
+use parking_lot::Mutex;
+use std::sync::Arc;
+
+/// What a route of a capture has besides its pool.
+pub(crate) struct OfCapture {
+    /// The number of the stream that allocates by it.
+    pub(crate) stream: u32,
+    /// In whose order the pool's memory is.
+    pub(crate) side: Stream,
+    /// Blocks that were freed where the graph's order does not say after what.
+    kept: Mutex<Vec<DeviceBlock>>,
+}
+
+impl OfCapture {
+    /// A pool over `stack` for one stream, and its side stream.
+    pub(crate) fn new(
+        stack: Arc<dyn DeviceResource>,
+        stream: u32,
+    ) -> aquifer_rs::Result<(Arc<dyn DeviceResource>, Self)> {
+        let side = stack.device().new_stream()?;
+        let pool = PoolResource::new(stack)?;
+        Ok((Arc::new(pool), Self { stream, side, kept: Mutex::default() }))
+    }
+
+    /// Keeps a block until the graphs are gone.
+    pub(crate) fn keep(&self, block: DeviceBlock) {
+        self.kept.lock().push(block);
+    }
+
+    /// The graphs are gone: has the side stream wait for all work of the device, and frees what was kept.
+    pub(crate) fn order_after(
+        &self,
+        device: &Device,
+        pool: &dyn DeviceResource,
+    ) -> aquifer_rs::Result<()> {
+        self.side.wait(&device.record()?)?;
+        let kept = std::mem::take(&mut *self.kept.lock());
+        for block in kept {
+            // SAFETY: a block of this pool, which its user freed, and which was kept; all work that may use it is before
+            // the wait above.
+            unsafe { pool.deallocate(&self.side, block) };
+        }
+        Ok(())
+    }
+}
