@@ -112,7 +112,8 @@ pub fn register_memory_manager<M: MemoryManager + 'static>(
 }
 
 /// The process's memory manager for `device`: to ask for its memory, to defer its cleanup or to reset it. `None` if
-/// the process has none. The choice is made by this call, if it was not made before.
+/// the process has none, and in a call of the manager itself. The choice is made by this call, if it was not made
+/// before.
 ///
 /// The manager of a GPU stays until the process ends. That of a simulated device goes with the last of this `Arc` and
 /// of the memory in use; the next use makes another one.

@@ -60,7 +60,7 @@ impl Stream {
     ///
     /// The handle is of a stream of the device's context, which is not destroyed before this `Stream` was
     /// [detached](Self::detach), or before it and all that keeps it are gone: vectors at home on it, transfers, and pools
-    /// that it allocated from. What [`cuda_stream`](Self::cuda_stream) and [`handle`](Self::handle) gave before it was
+    /// that it allocated from. What `cuda_stream` and [`handle`](Self::handle) gave before it was
     /// detached is not used after that.
     pub unsafe fn from_handle(device: &Device, handle: u64) -> Result<Self> {
         not_forked("a stream")?;

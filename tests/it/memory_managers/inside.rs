@@ -15,8 +15,8 @@ use std::sync::{Arc, Mutex};
 /// What one of the manager's calls does beside its work.
 type Beside = Arc<Mutex<Option<Box<dyn FnMut() + Send>>>>;
 
-/// The driver's memory. `beside` runs when device memory is asked for, when page-locked memory is freed, and when cleanup
-/// is deferred no more.
+/// The driver's memory. `beside` runs when memory is asked for, when page-locked memory is freed, and when cleanup is
+/// deferred no more.
 struct Curious {
     inner: HostOnly<ResourceMemoryManager>,
     asked: Asked,
@@ -46,6 +46,7 @@ unsafe impl MemoryManager for Curious {
 
     fn memhostalloc(&self, bytes: usize, flags: HostAllocFlags) -> Result<PinnedMemory> {
         self.asked.note("memhostalloc");
+        run(&self.beside);
         let inner = self.inner.memhostalloc(bytes, flags)?;
         let memory = NonNull::slice_from_raw_parts(inner.pointer(), inner.bytes());
         let beside = self.beside.clone();
@@ -140,6 +141,27 @@ fn a_finalizer_uses_the_pool_whose_slab_it_frees() {
     *beside.lock().unwrap() = None;
     assert!(asked.count("had room: ") > 0);
     assert_eq!(pool.statistics().reserved, 0);
+}
+
+#[test]
+fn a_manager_does_not_wait_for_the_slab_that_it_is_asked_for() {
+    let name = "a_manager_does_not_wait_for_the_slab_that_it_is_asked_for";
+    if !support::in_own_process_with(module_path!(), name, &SIMULATED) {
+        return;
+    }
+    let (device, asked, beside) = curious();
+    let _manager = memory_manager(&device).unwrap();
+    let upstream = PinnedResource::new(&device).unwrap();
+    let pool = PinnedPool::builder(upstream).maximum_size(2 << 20).build().unwrap();
+    let (its, seen) = (pool.clone(), asked.clone());
+    *beside.lock().unwrap() = Some(Box::new(move || {
+        let mut block: AllocVec<u8, _> = AllocVec::new_in(its.clone());
+        seen.note(format!("had room: {}", block.try_reserve(2 << 20).is_ok()));
+    }));
+    let mut block: AllocVec<u8, _> = AllocVec::new_in(pool);
+    block.try_reserve(2 << 20).unwrap();
+    *beside.lock().unwrap() = None;
+    assert_eq!((asked.count("had room: false"), asked.count("memhostalloc")), (1, 1));
 }
 
 #[test]
