@@ -145,6 +145,35 @@ static void blocks_outlive_all() {
   CHECK(after == before);
 }
 
+// Threads free blocks of a stack while it is released. Its memory goes back, at the latest with the next stack's end.
+static void a_stack_ends_among_frees() {
+  uint64_t before = 0, after = 0, total = 0;
+  Stream stream = make_stream();
+  OK(api->memory_info(0, &before, &total));
+  for (int round = 0; round < 5; round++) {
+    Stack stack = make_stack("pool(cuda)");
+    std::atomic<unsigned> ready{0};
+    std::vector<std::thread> threads;
+    for (int number = 0; number < 4; number++) {
+      std::vector<Block> blocks;
+      for (int block = 0; block < 10; block++) blocks.push_back(allocate(stack, 5000, stream));
+      threads.emplace_back([&, blocks] {
+        // The thread's later calls take no lock.
+        Block own = allocate(stack, 5000, stream);
+        OK(api->deallocate(own.pointer, own.bytes, stream.get()));
+        for (ready++; ready < 5;) std::this_thread::yield();
+        for (const Block &block : blocks) OK(api->deallocate(block.pointer, block.bytes, stream.get()));
+      });
+    }
+    for (ready++; ready < 5;) std::this_thread::yield();
+    stack.reset();
+    for (std::thread &thread : threads) thread.join();
+  }
+  make_stack("pool(cuda)").reset();
+  OK(api->memory_info(0, &after, &total));
+  CHECK(after == before);
+}
+
 // Of many threads that free one block, one does.
 static void one_thread_alone_frees() {
   Stack stack = make_stack("pool(cuda)");
@@ -234,6 +263,7 @@ static void threads_free_as_they_end() {
 int main() {
   threads_share_a_stack();
   blocks_outlive_all();
+  a_stack_ends_among_frees();
   one_thread_alone_frees();
   messages_are_of_threads();
   threads_free_as_they_end();
