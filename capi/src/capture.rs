@@ -26,12 +26,16 @@ pub(crate) struct OfCapture {
 }
 
 impl OfCapture {
-    /// A pool over `stack` for one stream, and its side stream.
+    /// A pool over `stack` for one stream, and its side stream: `spare`, or a new one.
     pub(crate) fn new(
         stack: Arc<dyn DeviceResource>,
         stream: u32,
+        spare: Option<Stream>,
     ) -> aquifer_rs::Result<(Arc<dyn DeviceResource>, Self)> {
-        let side = stack.device().new_stream()?;
+        let side = match spare {
+            Some(spare) => spare,
+            None => stack.device().new_stream()?,
+        };
         let pool = PoolResource::new(stack)?;
         Ok((Arc::new(pool), Self { stream, side, kept: Mutex::default() }))
     }

@@ -4,7 +4,9 @@ use crate::capture::OfCapture;
 use crate::fork;
 use crate::handles::{self, Route};
 use crate::status::{Failure, Result, aquifer_status as Status};
-use aquifer_rs::{Device, DeviceResource, LogFormat, LoggingAdaptor, ResourceStack, StackText};
+use aquifer_rs::{
+    Device, DeviceResource, LogFormat, LoggingAdaptor, ResourceStack, StackText, Stream,
+};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -40,6 +42,8 @@ struct Capture {
     routes: Vec<Arc<Route>>,
     /// The graphs are gone, and the memory is to go back.
     is_released: bool,
+    /// A side stream that was made before the capture: cudarc waits for the device with a program's first stream.
+    spare: Option<Stream>,
 }
 
 impl Stack {
@@ -110,16 +114,18 @@ impl Stack {
 
     /// What blocks come from now, for a stream.
     pub(crate) fn present_route(&self, stream: u32) -> Result<Arc<Route>> {
-        let state = self.state.lock();
+        let mut state = self.state.lock();
         let Some(key) = state.active else { return Ok(state.main.clone()) };
         if let Some(route) = route_of(&state, key, stream) {
             return Ok(route);
         }
         // Without the log, which would go on in the pool after its end.
         let below = state.main.unlogged().clone();
+        let capture = state.captures.iter_mut().find(|capture| capture.key == key);
+        let spare = capture.and_then(|capture| capture.spare.take());
         drop(state);
         // Not under the lock: it makes a stream. Of two that are made at once the first stays.
-        let (pool, capture) = OfCapture::new(below, stream)?;
+        let (pool, capture) = OfCapture::new(below, stream, spare)?;
         let made = Route::new(pool, Some(capture));
         let mut state = self.state.lock();
         if let Some(route) = route_of(&state, key, stream) {
@@ -185,6 +191,7 @@ impl Stack {
 
     /// All allocations come from the pool of `key` from now on, until the capture ends.
     pub(crate) fn begin_capture(&self, key: (u64, u64)) -> Result<()> {
+        let spare = Some(self.resources.device().new_stream()?);
         let mut state = self.state.lock();
         if state.active.is_some() {
             let message = "the stack is in a capture already (end that first)";
@@ -192,8 +199,11 @@ impl Stack {
         }
         match state.captures.iter_mut().find(|capture| capture.key == key) {
             // It is used again before its memory went back.
-            Some(known) => known.is_released = false,
-            None => state.captures.push(Capture { key, routes: Vec::new(), is_released: false }),
+            Some(known) => (known.is_released, known.spare) = (false, spare),
+            None => {
+                let routes = Vec::new();
+                state.captures.push(Capture { key, routes, is_released: false, spare });
+            }
         }
         state.active = Some(key);
         drop(state);

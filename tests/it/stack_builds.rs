@@ -399,14 +399,14 @@ fn driver_pools_give_memory_back() {
         let block = allocate(&stack, &stream, 64 * MIB);
         assert!(free_bytes() + (32 * MIB) as u64 <= before, "{text}: it has memory of the device");
         free(&stack, &stream, block);
-        device.synchronize().unwrap();
-        // What the pool gives back is free in the driver's when its stream has passed. A driver's pool gives much
-        // back by itself, when the device is waited for.
+        stream.synchronize().unwrap();
+        // What the pool gives back is free in the driver's when its stream has passed.
         stack.trim(0).unwrap();
-        device.synchronize().unwrap();
+        stream.synchronize().unwrap();
         stack.trim(0).unwrap();
         assert_eq!(stack.trim(0).unwrap(), 0);
-        assert!(free_bytes() + (32 * MIB) as u64 > before, "{text}: it gave that back");
+        let kept = before.saturating_sub(free_bytes()) >> 20;
+        assert!(kept < 32, "{text}: {kept} MiB are not back");
     }
 }
 

@@ -307,7 +307,9 @@ impl StreamCalls for CudaDriver {
 
     fn stream_synchronize(&self, stream: RawStream) -> DriverResult<()> {
         // SAFETY: waits, and changes nothing.
-        self.on_stream(stream, |library| unsafe { library.stream_synchronize(stream.0) })
+        self.on_stream(stream, |library| unsafe {
+            Relaxed::new(library).stream_synchronize(stream.0)
+        })
     }
 
     fn stream_wait_event(&self, stream: RawStream, event: RawEvent) -> DriverResult<()> {
