@@ -373,8 +373,8 @@ fn a_process_that_dies_with_the_memory_open_leaves_its_owner_whole() {
         }
         stream.synchronize().unwrap();
         // Both pools are gone. The driver gives shared memory back when it finds that no process has it.
-        let started = Instant::now();
-        while free(&device) + (32 * MIB) as u64 < before && started.elapsed() < Duration::from_secs(10) {
+        let (started, enough) = (Instant::now(), before - (32 * MIB) as u64);
+        while free(&device) < enough && started.elapsed() < Duration::from_secs(10) {
             std::thread::sleep(Duration::from_millis(100));
         }
         let (now, waited) = (free(&device), started.elapsed());
