@@ -12,20 +12,34 @@ use crate::event::Event;
 use crate::sync::Arc;
 
 /// Whether any stream of `device` that Aquifer knows is recording a graph. A question to the driver
-/// that fails counts as yes, but for a context that is gone: it has no graph to lose.
+/// that fails counts as yes.
 pub(crate) fn any_capturing(device: &Device) -> bool {
     if is_forked_child() {
         return false;
     }
     let streams = exposed(device);
     let captures = CAPTURES.lock();
-    any_capturing_among(&captures, &streams, device)
+    any_capturing_among(&captures, &streams, device).unwrap_or(true)
 }
 
-fn any_capturing_among(captures: &[Arc<Capture>], exposed: &[Stream], device: &Device) -> bool {
-    let gone = |error: &Error| matches!(error.kind(), ErrorKind::ContextLost | ErrorKind::Forked);
-    captures.iter().any(|capture| capture.has_stream_on(device))
-        || exposed.iter().any(|it| it.is_capturing().unwrap_or_else(|error| !gone(&error)))
+/// A context that is gone has no graph to lose. Another error, as of a stream that its library destroyed, leaves the
+/// question open.
+fn any_capturing_among(
+    captures: &[Arc<Capture>],
+    exposed: &[Stream],
+    device: &Device,
+) -> Result<bool> {
+    if captures.iter().any(|capture| capture.has_stream_on(device)) {
+        return Ok(true);
+    }
+    for stream in exposed {
+        match stream.is_capturing() {
+            Ok(false) => {}
+            Err(error) if matches!(error.kind(), ErrorKind::ContextLost | ErrorKind::Forked) => {}
+            capturing => return capturing,
+        }
+    }
+    Ok(false)
 }
 
 /// An event that covers all work of the device's context so far, of other libraries too.
@@ -41,13 +55,23 @@ pub(crate) fn record_context(device: &Device) -> Result<Event> {
     let _held = defer_events();
     // No capture begins between the question and the record.
     let captures = CAPTURES.lock();
-    let (driver, mut capturing, mut recorded) = (device.driver(), false, Ok(()));
+    let (driver, mut capturing, mut recorded) = (device.driver(), Ok(false), Ok(()));
     let current = driver.with_current(&mut || {
         capturing = any_capturing_among(&captures, &streams, device);
-        if !capturing {
+        if let Ok(false) = capturing {
             recorded = driver.context_record(event.raw());
         }
     });
+    let capturing = capturing.map_err(|error| {
+        let what = format!(
+            "waiting for all work of {device}, of which a stream may be in capture: {error}"
+        );
+        Error::new(ErrorKind::Capture, what)
+            .with_advice(
+                "call Stream::detach on another library's stream before that library destroys it",
+            )
+            .with_cause(error)
+    })?;
     ensure!(
         !capturing,
         Capture,

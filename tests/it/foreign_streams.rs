@@ -287,3 +287,18 @@ fn a_stream_is_detached_beside_threads_that_use_it_and_detach_it() {
         }
     }
 }
+
+#[test]
+fn a_wait_for_all_work_names_a_stream_that_was_destroyed_before_it_was_detached() {
+    // On a GPU the driver would be asked by a handle that is no stream's.
+    let device = Device::simulated(aquifer::sim::SimConfig::default());
+    let foreign = Foreign::new(&device);
+    let stream = foreign.stream();
+    foreign.destroy();
+    let error = device.synchronize().unwrap_err();
+    assert!(error.to_string().contains("a stream may be in capture: asking"), "{error}");
+    assert!(error.advice().unwrap().contains("Stream::detach"), "{error}");
+    drop(stream);
+    assert!(!device.simulator().unwrap().take_reports().is_empty());
+    device.synchronize().unwrap();
+}

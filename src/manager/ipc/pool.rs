@@ -3,7 +3,7 @@
 use super::handle::{IpcHandle, IpcKind};
 use super::memory::{copy, open, require_uuid};
 use super::opened::Source;
-use super::socket::{no_pool, receive_descriptor, send_descriptor};
+use super::socket::{receive_descriptor, send_descriptor};
 use crate::container::DeviceVec;
 use crate::debug_log::deferred_event;
 use crate::device::Device;
@@ -111,10 +111,7 @@ impl IpcPool {
     /// the driver.
     pub fn receive(device: &Device, socket: &UnixStream) -> Result<Self> {
         not_forked("a pool of another process")?;
-        let (message, descriptor) = receive_descriptor::<MESSAGE>(socket)?;
-        if message[..8] != *MAGIC {
-            return Err(no_pool("another message came"));
-        }
+        let (message, descriptor) = receive_descriptor::<MESSAGE>(socket, MAGIC)?;
         let (mut uuid, mut process, mut pool) = ([0; 16], [0; 4], [0; 8]);
         uuid.copy_from_slice(&message[8..24]);
         process.copy_from_slice(&message[24..28]);

@@ -53,9 +53,11 @@ pub(super) fn send_descriptor<const N: usize>(
     }
 }
 
-/// Waits for a message with one descriptor.
+/// Waits for a message with one descriptor that begins with `magic`. Bytes that begin otherwise are refused when they
+/// come: whoever sent them may send no more, and keep the socket open.
 pub(super) fn receive_descriptor<const N: usize>(
     socket: &UnixStream,
+    magic: &[u8],
 ) -> Result<([u8; N], OwnedFd)> {
     let mut message = [0; N];
     let mut descriptors = Vec::new();
@@ -75,7 +77,13 @@ pub(super) fn receive_descriptor<const N: usize>(
         match received {
             Ok(0) => return Err(no_pool("the other end was closed")),
             Ok(bytes) => all += bytes,
+            Err(Errno::AGAIN) => {
+                return Err(no_pool("nothing came in the time that the socket waits"));
+            }
             Err(error) => return Err(failed("receiving a pool of the driver", error)),
+        }
+        if message.iter().zip(magic).take(all).any(|(came, expected)| came != expected) {
+            return Err(no_pool("another message came"));
         }
     }
     let count = descriptors.len();
