@@ -81,6 +81,8 @@ fn foreign(table: &mut Table) {
     table.failed("a handle in what may be a capture", take(handle));
     simulator.fail_call("cuStreamGetId", 1, 999).unwrap();
     table.failed("a handle without a number", take(handle));
+    simulator.fail_call("cuStreamIsCapturing", 1, 999).unwrap();
+    table.failed("a wait for a device with what may be a capture", device.synchronize());
     simulator.start_capture(&stream).unwrap();
     table.failed("a stream to be detached in a capture of its owner", stream.detach());
     assert!(simulator.stop_capture(&stream));
