@@ -64,13 +64,16 @@ pub(crate) fn record_context(device: &Device) -> Result<Event> {
     });
     let capturing = capturing.map_err(|error| {
         let what = format!(
-            "waiting for all work of {device}, of which a stream may be in capture: {error}"
+            "waiting for all work of {device}, of which a stream may be in capture: {}",
+            error.message()
         );
-        Error::new(ErrorKind::Capture, what)
-            .with_advice(
-                "call Stream::detach on another library's stream before that library destroys it",
-            )
-            .with_cause(error)
+        let told = Error::new(ErrorKind::Capture, what).with_advice(
+            "call Stream::detach on another library's stream before that library destroys it",
+        );
+        match error.driver() {
+            Some(driver) => told.with_driver(driver.clone()),
+            None => told,
+        }
     })?;
     ensure!(
         !capturing,
