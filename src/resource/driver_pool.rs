@@ -84,10 +84,11 @@ impl AsyncOptions {
         /// again. By default none.
         initial_size: usize;
 
-        /// Bytes that the pool keeps, those in use among them, when the program waits for a stream, an
-        /// event or the device; free memory above goes back to the system. By default `u64::MAX`, as for
+        /// Bytes that the pool keeps, those in use among them, when the program waits for a stream or an
+        /// event of one; free memory above goes back to the system. By default `u64::MAX`, as for
         /// RMM. The driver keeps and releases whole chunks, of 32 MiB on an H200 (driver 580): below one
-        /// chunk it keeps nothing.
+        /// chunk it keeps nothing. It releases nothing at [`Device::synchronize`] (H100, driver 580), which
+        /// waits for an event of all streams.
         release_threshold: u64;
 
         /// Whether an allocation may take memory that was freed on another stream, if the streams'
@@ -209,7 +210,7 @@ impl AsyncResource {
     }
 
     /// A new pool that gives free memory back to the system, while it has more than `bytes` of it in
-    /// all, when the program waits for a stream, an event or the device.
+    /// all, when the program waits for a stream: see [`AsyncOptions::release_threshold`].
     ///
     /// # Errors
     ///

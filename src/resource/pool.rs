@@ -132,7 +132,11 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
         not_forked("a pool")?;
         deferred::collect_all();
         self.pool.free_deferred_graphs();
-        self.pool.trim(keep).map_err(|failure| self.explain(failure, Asked::Trim))
+        let given = self.pool.trim(keep).map_err(|failure| self.explain(failure, Asked::Trim))?;
+        if given > 0 {
+            self.pool.upstream().wait_for_returns();
+        }
+        Ok(given)
     }
 
     /// What the pool holds and what it did. Exact while no other thread uses it.

@@ -7,6 +7,7 @@ mod cancelled;
 mod contract;
 mod current_resources;
 mod data_handlers;
+mod driver_pools;
 mod host_collections;
 mod host_memory;
 #[path = "../support/kernels.rs"]

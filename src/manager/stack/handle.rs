@@ -209,8 +209,7 @@ impl ResourceStack {
     ///
     /// Pools are `pool`, `fixed_size`, `binning` with its fixed-size bins, `pinned_pool`, which gives back all
     /// that it can or nothing, `async` and `async_default`. An `arena` keeps its memory. `pinned` unpins what
-    /// was freed, and counts nothing. What another pool gives back to `async` is free there, for a second trim,
-    /// when the program has waited for the device.
+    /// was freed, and counts nothing.
     ///
     /// # Errors
     ///

@@ -52,6 +52,16 @@ impl<U: DeviceResource> PoolDriver<U> {
         *own_stream = Some(stream.clone());
         Ok(stream)
     }
+
+    /// Waits for the frees on the pool's own stream, which has no other work: a trim of the driver's pool below leaves
+    /// what was freed on a stream until the program has waited for that stream.
+    pub(super) fn wait_for_returns(&self) {
+        let own_stream = self.own_stream.lock().clone();
+        if let Some(stream) = own_stream {
+            // The memory went back. The next call on a lost device tells of that.
+            let _ = stream.synchronize_uncaptured();
+        }
+    }
 }
 
 impl<U: DeviceResource + 'static> Upstream for PoolDriver<U> {
