@@ -354,7 +354,7 @@ typedef struct aquifer_api {
   aquifer_status (*stream_handle)(struct aquifer_stream *stream, void **cuda_stream);
   /*
    Counts one user less. With the last one the stream is let go: its owner may destroy it. Blocks that were allocated
-   on it stay valid, and are freed after all that it was given.
+   on it stay valid, and are freed after all that it was given. A stream in capture is not closed.
    */
   aquifer_status (*stream_close)(struct aquifer_stream *stream);
   /*
@@ -457,7 +457,7 @@ typedef struct aquifer_api {
    */
   aquifer_status (*capture_end)(struct aquifer_stack *stack, uint64_t high, uint64_t low);
   /*
-   The graphs of a key are gone: their memory goes back to the stack.
+   The graphs of a key are gone: their memory goes back to the stack, with the last block that is in use.
    */
   aquifer_status (*capture_release)(struct aquifer_stack *stack, uint64_t high, uint64_t low);
   /*

@@ -7,11 +7,12 @@
 //! | memory | when it may be handed out again |
 //! |---|---|
 //! | that the pool takes from the stack | at once: the call waits until the side stream has passed all that it waited for |
-//! | freed on the stream that it was allocated on | at once, to that stream: in the graph's own order |
-//! | freed on another stream, or used on one | when the graphs are gone |
-//! | all of it, when the graphs are gone | after all work that the device was given by then |
+//! | freed in a capture, on the stream that it was allocated on | at once, to that stream: in the graph's own order |
+//! | freed on that stream outside of a capture | at once, to that stream: the side stream waits for it |
+//! | freed on another stream, or used on one | at the end |
+//! | all of it, when the graphs are gone and the last block is freed: the end | after all work that the device was given by then |
 
-use aquifer_rs::{Device, DeviceBlock, DeviceResource, PoolResource, Stream};
+use aquifer_rs::{DeviceBlock, DeviceResource, PoolResource, Stream};
 use parking_lot::Mutex;
 use std::sync::Arc;
 
@@ -40,18 +41,28 @@ impl OfCapture {
         Ok((Arc::new(pool), Self { stream, side, kept: Mutex::default() }))
     }
 
-    /// Keeps a block until the graphs are gone.
+    /// Has the side stream come after what its user's was given outside of a capture. `false` where that cannot be.
+    pub(crate) fn follow(&self, stream: &Stream) -> bool {
+        match stream.is_capturing() {
+            Ok(true) => true,
+            Ok(false) => self.side.wait_for(stream).is_ok(),
+            Err(_) => false,
+        }
+    }
+
+    /// Keeps a block until the end.
     pub(crate) fn keep(&self, block: DeviceBlock) {
         self.kept.lock().push(block);
     }
 
-    /// The graphs are gone: has the side stream wait for all work of the device, and frees what was kept.
-    pub(crate) fn order_after(
-        &self,
-        device: &Device,
-        pool: &dyn DeviceResource,
-    ) -> aquifer_rs::Result<()> {
-        self.side.wait(&device.record()?)?;
+    /// The end: has the side stream wait for all work of the device, and frees what was kept. The pool gives its memory
+    /// to the stack in the order of the side stream.
+    ///
+    /// # Errors
+    ///
+    /// Of the wait, as while a stream of the device is in capture: nothing was done.
+    pub(crate) fn end(&self, pool: &dyn DeviceResource) -> aquifer_rs::Result<()> {
+        self.side.wait(&self.side.device().record()?)?;
         let kept = std::mem::take(&mut *self.kept.lock());
         for block in kept {
             // SAFETY: a block of this pool, which its user freed, and which was kept; all work that may use it is before

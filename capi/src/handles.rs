@@ -6,7 +6,8 @@
 //! | table | key | holds | until |
 //! |---|---|---|---|
 //! | `STACKS` | a stack's number | the stack | its last release |
-//! | `ROUTES` | a route's number | the resource of a stack or of a capture's pool | its stack is released, and no block came by it |
+//! | `ROUTES` | a route's number | the resource of a stack or of a capture's pool | its stack or its capture is released, and no block came by it |
+//! | `ENDING` | - | routes that are out of `ROUTES` | the device's work is ordered before what a capture's pool gives back |
 //! | `STREAMS` | a stream's number | the stream | its last close |
 //! | `CACHE`, a thread's | numbers | what it used last | a change of `GENERATION`, seen at the thread's next call |
 //! | `LAST`, a thread's | handles | pointers into `CACHE` | the same |
@@ -88,6 +89,12 @@ impl Route {
         sweep();
     }
 
+    /// Whether what the route has can go back now.
+    fn end(&self) -> bool {
+        let Some(capture) = &self.capture else { return true };
+        capture.end(&*self.resource).is_ok()
+    }
+
     pub(crate) fn is_closing(&self) -> bool {
         self.is_closing.load(Ordering::Acquire)
     }
@@ -138,8 +145,23 @@ fn sweep() {
         }
     }
     drop(sweeping);
+    if !gone.is_empty() {
+        ENDING.lock().extend(gone);
+        end_routes();
+    }
+}
+
+/// Routes without a block.
+static ENDING: Mutex<Vec<Arc<Route>>> = Mutex::new(Vec::new());
+
+/// Drops the routes that have no block. Those of a capture that cannot end now, as a stream of the device is in capture,
+/// are tried again by the next call.
+pub(crate) fn end_routes() {
+    let ending = std::mem::take(&mut *ENDING.lock());
     // Under no lock: a pool may end here.
-    drop(gone);
+    let (ended, left): (Vec<_>, Vec<_>) = ending.into_iter().partition(|route| route.end());
+    ENDING.lock().extend(left);
+    drop(ended);
 }
 
 static STACKS: LazyLock<RwLock<HashMap<u32, Arc<Stack>>>> = LazyLock::new(RwLock::default);
@@ -380,6 +402,13 @@ pub(crate) fn open_stream(stream: Stream) -> u32 {
     let number = *streams.by_id.entry(stream.id()).or_insert_with(next);
     streams.by_number.entry(number).or_insert(OpenStream { stream, opened: 0 }).opened += 1;
     number
+}
+
+/// Takes back the last close of a stream, which failed.
+pub(crate) fn reopen_stream(number: u32, stream: Stream) {
+    let mut streams = STREAMS.write();
+    streams.by_id.insert(stream.id(), number);
+    streams.by_number.insert(number, OpenStream { stream, opened: 1 });
 }
 
 /// Whether a stream is open.

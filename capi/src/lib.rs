@@ -15,6 +15,8 @@ mod page_map;
 mod stack;
 mod status;
 mod table;
+#[cfg(test)]
+mod tests;
 
 pub use handles::{aquifer_stack, aquifer_stream};
 pub use host::AQUIFER_HOST_WRITE_COMBINED;

@@ -7,7 +7,7 @@ use crate::stack::{Stack, device};
 use crate::status::{Failure, Result, aquifer_status as Status};
 use aquifer_rs::{Device, DeviceBlock, DeviceLayout, DeviceResource, Stream};
 use parking_lot::Mutex;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::ffi::c_void;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -145,6 +145,7 @@ pub(crate) fn deallocate(address: u64, bytes: usize, stream: Option<u32>) -> Res
     if address == 0 {
         return Ok(());
     }
+    free_deferred();
     let Some(entry) = page_map::entry(address) else {
         count_unknown();
         return Err(unknown(address));
@@ -165,6 +166,17 @@ pub(crate) fn deallocate(address: u64, bytes: usize, stream: Option<u32>) -> Res
         // Hosts pass wrong ones rightly: NumPy does, of empty arrays.
         count(&WRONG_SIZE);
     }
+    free_taken(entry, block, address, stream, is_used_elsewhere)
+}
+
+/// Frees a block that `begin_free` gave to the caller.
+fn free_taken(
+    entry: &page_map::Entry,
+    block: page_map::Block,
+    address: u64,
+    stream: Option<u32>,
+    is_used_elsewhere: bool,
+) -> Result<()> {
     if let Some(route) = handles::route(block.route)
         && let Some(capture) = &route.capture
     {
@@ -182,7 +194,17 @@ pub(crate) fn deallocate(address: u64, bytes: usize, stream: Option<u32>) -> Res
             return Err(Failure::new(Status::AQUIFER_ERROR_WRONG_DEVICE, message));
         }
         if is_used_elsewhere {
-            wait_for_uses(address, on).inspect_err(|_| entry.cancel_free(is_used_elsewhere))?;
+            match wait_for_uses(address, on) {
+                Ok(true) => {}
+                Ok(false) => {
+                    DEFERRED.lock().push_back((address, stream));
+                    return Ok(());
+                }
+                Err(failure) => {
+                    entry.cancel_free(is_used_elsewhere);
+                    return Err(failure);
+                }
+            }
         }
         entry.end_free();
         let block = DeviceBlock::new(address, block.bytes as usize, block.token);
@@ -203,6 +225,32 @@ pub(crate) fn deallocate(address: u64, bytes: usize, stream: Option<u32>) -> Res
     })
 }
 
+/// Frees, by address and stream, that wait for the end of a capture which has a stream that used the block. Their entries
+/// are being freed.
+static DEFERRED: Mutex<VecDeque<(u64, Option<u32>)>> = Mutex::new(VecDeque::new());
+
+/// Ends the capture of a key, and frees what waited for it.
+pub(crate) fn end_capture(stack: &Stack, key: (u64, u64)) -> Result<()> {
+    stack.end_capture(key)?;
+    free_deferred();
+    Ok(())
+}
+
+/// Tries the deferred frees again, until one has to wait on.
+fn free_deferred() {
+    loop {
+        let Some((address, stream)) = DEFERRED.lock().pop_front() else { return };
+        let Some(entry) = page_map::entry(address) else { continue };
+        // A stream that was closed since is before the one that frees in its place.
+        let on = stream.filter(|stream| handles::is_open(*stream));
+        // Its user is gone, who would be told of a failure: the block is leaked.
+        let _ = free_taken(entry, entry.block(), address, on, true);
+        if DEFERRED.lock().back() == Some(&(address, on)) {
+            return;
+        }
+    }
+}
+
 /// Frees a block of a capture's pool, whose graph may use it again and again.
 fn free_in_capture(
     entry: &page_map::Entry,
@@ -216,7 +264,9 @@ fn free_in_capture(
     USES.lock().remove(&address);
     entry.end_free();
     let freed = DeviceBlock::new(address, block.bytes as usize, block.token);
-    if !is_used_elsewhere && stream.unwrap_or(block.stream) == capture.stream {
+    let is_on_its_own = !is_used_elsewhere && stream.unwrap_or(block.stream) == capture.stream;
+    let follows = || handles::stream(capture.stream).is_ok_and(|own| capture.follow(&own));
+    if is_on_its_own && follows() {
         // SAFETY: the block of this address, which `begin_free` gave to this call alone. Its pool serves that one stream,
         // in whose order it is freed and handed out again, in the graph as well.
         unsafe { route.unlogged().deallocate(&capture.side, freed) };
@@ -256,16 +306,25 @@ pub(crate) fn record_stream(address: u64, stream: &Stream) -> Result<()> {
     Ok(())
 }
 
-fn wait_for_uses(address: u64, on: &Stream) -> Result<()> {
-    let Some(streams) = USES.lock().remove(&address) else { return Ok(()) };
-    for stream in &streams {
-        if let Err(error) = on.wait_for(stream) {
-            // It is tried again by the next free.
-            USES.lock().insert(address, streams);
-            return Err(error.into());
+/// Has a stream wait for all uses of a block on others. `false` while one of them is in a capture, which the stream would
+/// join.
+fn wait_for_uses(address: u64, on: &Stream) -> Result<bool> {
+    let Some(streams) = USES.lock().remove(&address) else { return Ok(true) };
+    let wait = || -> Result<bool> {
+        for stream in &streams {
+            if stream.is_capturing()? {
+                return Ok(false);
+            }
+            on.wait_for(stream)?;
         }
+        Ok(true)
+    };
+    let waited = wait();
+    if !matches!(waited, Ok(true)) {
+        // It is tried again by the next free.
+        USES.lock().insert(address, streams);
     }
-    Ok(())
+    waited
 }
 
 /// The stream of each device by which blocks are freed whose own stream is closed.
@@ -304,10 +363,15 @@ fn with_orphans(
 /// Closes a stream for one of its users, and lets go of it where it was the last.
 pub(crate) fn close_stream(number: u32) -> Result<()> {
     let stream = handles::stream(number)?;
+    if stream.is_capturing()? {
+        let message =
+            format!("{stream} is in capture, and was to be closed (end the capture first)");
+        return Err(Failure::new(Status::AQUIFER_ERROR_CAPTURE, message));
+    }
     // First: a failure leaves it open.
     orphans_of(stream.device())?.wait_for(&stream)?;
     if let Some(last) = handles::close_stream(number)? {
-        last.detach()?;
+        last.detach().inspect_err(|_| handles::reopen_stream(number, stream))?;
     }
     Ok(())
 }

@@ -40,8 +40,6 @@ struct Capture {
     key: (u64, u64),
     /// One for each stream that has allocated.
     routes: Vec<Arc<Route>>,
-    /// The graphs are gone, and the memory is to go back.
-    is_released: bool,
     /// A side stream that was made before the capture: cudarc waits for the device with a program's first stream.
     spare: Option<Stream>,
 }
@@ -135,10 +133,12 @@ impl Stack {
         }
         match state.captures.iter_mut().find(|capture| capture.key == key) {
             Some(capture) => capture.routes.push(made.clone()),
-            // The capture has ended since: the route goes with its last block.
+            // The graphs are gone since.
             None => {
+                let main = state.main.clone();
                 drop(state);
                 made.close();
+                return Ok(main);
             }
         }
         Ok(made)
@@ -151,11 +151,7 @@ impl Stack {
         let log = state.log.take();
         let main = state.main.clone();
         drop(state);
-        for route in captures.iter().flat_map(|capture| &capture.routes) {
-            // Where the device cannot say what it was given, what was kept is leaked.
-            let _ = self.give_back(route);
-            route.close();
-        }
+        captures.iter().flat_map(|capture| &capture.routes).for_each(|route| route.close());
         main.set_log(None);
         main.close();
         drop((log, captures));
@@ -198,12 +194,9 @@ impl Stack {
             return Err(Failure::new(Status::AQUIFER_ERROR_CAPTURE, message));
         }
         match state.captures.iter_mut().find(|capture| capture.key == key) {
-            // It is used again before its memory went back.
-            Some(known) => (known.is_released, known.spare) = (false, spare),
-            None => {
-                let routes = Vec::new();
-                state.captures.push(Capture { key, routes, is_released: false, spare });
-            }
+            // Another graph of the same memory.
+            Some(known) => known.spare = spare,
+            None => state.captures.push(Capture { key, routes: Vec::new(), spare }),
         }
         state.active = Some(key);
         drop(state);
@@ -221,47 +214,24 @@ impl Stack {
         state.active = None;
         drop(state);
         handles::route_changed();
-        self.collect_released();
+        handles::end_routes();
         Ok(())
     }
 
-    /// The graphs of `key` are gone: the memory of its pool goes back to the stack, with its last block.
+    /// The graphs of `key` are gone: the memory of its pools goes back to the stack with their last blocks, after all
+    /// work of the device.
     pub(crate) fn release_capture(&self, key: (u64, u64)) -> Result<()> {
         let mut state = self.state.lock();
-        let is_active = state.active == Some(key);
-        let known = state.captures.iter_mut().find(|it| it.key == key && !it.is_released);
-        let Some(capture) = known.filter(|_| !is_active) else {
+        let known = state.captures.iter().position(|capture| capture.key == key);
+        let Some(place) = known.filter(|_| state.active != Some(key)) else {
             let message = "the stack has no capture of this key that has ended";
             return Err(Failure::new(Status::AQUIFER_ERROR_INVALID_ARGUMENT, message));
         };
-        capture.is_released = true;
+        let released = state.captures.swap_remove(place);
         drop(state);
-        self.collect_released();
+        released.routes.iter().for_each(|route| route.close());
+        handles::end_routes();
         Ok(())
-    }
-
-    /// Gives the memory of released captures back. What cannot be ordered now, as a stream of the device is in capture,
-    /// is tried again when the next capture ends or is released.
-    fn collect_released(&self) {
-        let mut state = self.state.lock();
-        let released = state.captures.extract_if(.., |capture| capture.is_released);
-        let released: Vec<Capture> = released.collect();
-        drop(state);
-        for mut capture in released {
-            let left = capture.routes.extract_if(.., |route| self.give_back(route).is_err());
-            let left: Vec<_> = left.collect();
-            capture.routes.iter().for_each(|route| route.close());
-            if !left.is_empty() {
-                capture.routes = left;
-                self.state.lock().captures.push(capture);
-            }
-        }
-    }
-
-    /// Orders a route's memory after all work of the device, so that the stack can have it again.
-    fn give_back(&self, route: &Route) -> aquifer_rs::Result<()> {
-        let Some(capture) = &route.capture else { return Ok(()) };
-        capture.order_after(self.resources.device(), &**route.unlogged())
     }
 }
 

@@ -104,7 +104,7 @@ pub struct aquifer_api {
         cuda_stream: *mut *mut c_void,
     ) -> aquifer_status,
     /// Counts one user less. With the last one the stream is let go: its owner may destroy it. Blocks that were allocated
-    /// on it stay valid, and are freed after all that it was given.
+    /// on it stay valid, and are freed after all that it was given. A stream in capture is not closed.
     pub stream_close: extern "C" fn(stream: *mut aquifer_stream) -> aquifer_status,
     /// Blocks until the stream has done all that it was given.
     pub stream_synchronize: extern "C" fn(stream: *mut aquifer_stream) -> aquifer_status,
@@ -208,7 +208,7 @@ pub struct aquifer_api {
     /// Allocations come from the stack again. What was allocated for the graph, and freed, stays the graph's.
     pub capture_end:
         extern "C" fn(stack: *mut aquifer_stack, high: u64, low: u64) -> aquifer_status,
-    /// The graphs of a key are gone: their memory goes back to the stack.
+    /// The graphs of a key are gone: their memory goes back to the stack, with the last block that is in use.
     pub capture_release:
         extern "C" fn(stack: *mut aquifer_stack, high: u64, low: u64) -> aquifer_status,
 
@@ -763,7 +763,7 @@ extern "C" fn capture_begin(stack: *mut aquifer_stack, high: u64, low: u64) -> a
 }
 
 extern "C" fn capture_end(stack: *mut aquifer_stack, high: u64, low: u64) -> aquifer_status {
-    call(|| handles::stack(handles::stack_number(stack)?)?.end_capture((high, low)))
+    call(|| memory::end_capture(&*handles::stack(handles::stack_number(stack)?)?, (high, low)))
 }
 
 extern "C" fn capture_release(stack: *mut aquifer_stack, high: u64, low: u64) -> aquifer_status {

@@ -198,7 +198,7 @@ pub extern "C" fn aquifer_torch_begin_allocate_to_pool(
 pub extern "C" fn aquifer_torch_end_allocate_to_pool(device: c_int, pool: aquifer_torch_pool_id) {
     hook(|| {
         let stack = handles::stack(Stack::default_of(device)?)?;
-        stack.end_capture((pool.first, pool.second))
+        memory::end_capture(&stack, (pool.first, pool.second))
     });
 }
 
