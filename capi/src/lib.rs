@@ -12,6 +12,7 @@ mod hosts;
 mod ipc;
 mod memory;
 mod page_map;
+mod place;
 mod stack;
 mod status;
 mod table;

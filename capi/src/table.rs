@@ -2,6 +2,7 @@
 
 use crate::handles::{self, aquifer_stack, aquifer_stream};
 use crate::memory::{self, aquifer_misuse};
+use crate::place::Place;
 use crate::stack::{Stack, device};
 use crate::status::{Failure, Result, aquifer_status, guard, guarded, last_error, remember};
 use crate::{fork, host, ipc, page_map};
@@ -307,16 +308,6 @@ fn fast<T>(body: impl FnOnce() -> Option<T>) -> Option<T> {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).ok().flatten()
 }
 
-/// Where a result goes.
-///
-/// # Safety
-///
-/// Not null: a place for a `T`.
-unsafe fn out<'a, T>(place: *mut T, what: &str) -> Result<&'a mut T> {
-    // SAFETY: the caller's promise.
-    unsafe { place.as_mut() }.ok_or_else(|| Failure::null(what))
-}
-
 /// A text of C.
 ///
 /// # Safety
@@ -403,8 +394,9 @@ unsafe extern "C" fn stack_create(
 ) -> aquifer_status {
     call(|| {
         // SAFETY: the caller's contract, of both.
-        let (text, place) = unsafe { (text(description)?, out(stack, "the place of the stack")?) };
-        *place = handles::stack_handle(Stack::create(text, &device(device_number)?)?);
+        let (text, place) =
+            unsafe { (text(description)?, Place::new(stack, "the place of the stack")?) };
+        place.set(handles::stack_handle(Stack::create(text, &device(device_number)?)?));
         Ok(())
     })
 }
@@ -415,8 +407,8 @@ unsafe extern "C" fn stack_default(
 ) -> aquifer_status {
     call(|| {
         // SAFETY: the caller's contract.
-        let place = unsafe { out(stack, "the place of the stack")? };
-        *place = handles::stack_handle(Stack::default_of(device_number)?);
+        let place = unsafe { Place::new(stack, "the place of the stack")? };
+        place.set(handles::stack_handle(Stack::default_of(device_number)?));
         Ok(())
     })
 }
@@ -444,11 +436,11 @@ unsafe extern "C" fn stream_open(
 ) -> aquifer_status {
     call(|| {
         // SAFETY: the caller's contract.
-        let place = unsafe { out(stream, "the place of the stream")? };
+        let place = unsafe { Place::new(stream, "the place of the stream")? };
         let device = device(device_number)?;
         // SAFETY: by the contract of `stream_open` the stream is closed before it is destroyed, which detaches it.
         let opened = unsafe { Stream::from_handle(&device, cuda_stream.addr() as u64)? };
-        *place = handles::stream_handle(handles::open_stream(opened));
+        place.set(handles::stream_handle(handles::open_stream(opened)));
         Ok(())
     })
 }
@@ -459,9 +451,9 @@ unsafe extern "C" fn stream_create(
 ) -> aquifer_status {
     call(|| {
         // SAFETY: the caller's contract.
-        let place = unsafe { out(stream, "the place of the stream")? };
+        let place = unsafe { Place::new(stream, "the place of the stream")? };
         let made = device(device_number)?.new_stream()?;
-        *place = handles::stream_handle(handles::open_stream(made));
+        place.set(handles::stream_handle(handles::open_stream(made)));
         Ok(())
     })
 }
@@ -472,9 +464,9 @@ unsafe extern "C" fn stream_handle(
 ) -> aquifer_status {
     call(|| {
         // SAFETY: the caller's contract.
-        let place = unsafe { out(cuda_stream, "the place of the handle")? };
+        let place = unsafe { Place::new(cuda_stream, "the place of the handle")? };
         let handle = handles::stream(handles::stream_number(stream)?)?.handle();
-        *place = std::ptr::with_exposed_provenance_mut(handle as usize);
+        place.set(std::ptr::with_exposed_provenance_mut(handle as usize));
         Ok(())
     })
 }
@@ -521,11 +513,11 @@ unsafe fn allocate_cold(
 ) -> aquifer_status {
     call(|| {
         // SAFETY: the caller's contract.
-        let place = unsafe { out(pointer, "the place of the pointer")? };
-        *place = std::ptr::null_mut();
+        let place = unsafe { Place::new(pointer, "the place of the pointer")? };
+        place.set(std::ptr::null_mut());
         let (stack, stream) = (handles::stack_number(stack)?, handles::stream_number(stream)?);
         let address = memory::allocate(stack, bytes, alignment, stream)?;
-        *place = std::ptr::with_exposed_provenance_mut(address as usize);
+        place.set(std::ptr::with_exposed_provenance_mut(address as usize));
         Ok(())
     })
 }
@@ -568,14 +560,14 @@ unsafe extern "C" fn allocate_on(
 ) -> aquifer_status {
     call(|| {
         // SAFETY: the caller's contract.
-        let place = unsafe { out(pointer, "the place of the pointer")? };
-        *place = std::ptr::null_mut();
+        let place = unsafe { Place::new(pointer, "the place of the pointer")? };
+        place.set(std::ptr::null_mut());
         let stack = handles::stack_number(stack)?;
         let ordinal = memory::ordinal(&*handles::stack(stack)?);
         // SAFETY: by the contract of `allocate_on` the stream is detached before it is destroyed.
         let stream = unsafe { memory::stream_of(ordinal, cuda_stream)? };
         let address = memory::allocate(stack, bytes, alignment, stream)?;
-        *place = std::ptr::with_exposed_provenance_mut(address as usize);
+        place.set(std::ptr::with_exposed_provenance_mut(address as usize));
         Ok(())
     })
 }
@@ -643,10 +635,10 @@ unsafe extern "C" fn host_allocate(
 ) -> aquifer_status {
     call(|| {
         // SAFETY: the caller's contract.
-        let place = unsafe { out(pointer, "the place of the pointer")? };
-        *place = std::ptr::null_mut();
+        let place = unsafe { Place::new(pointer, "the place of the pointer")? };
+        place.set(std::ptr::null_mut());
         if let Some(memory) = host::allocate(bytes, alignment, flags)? {
-            *place = memory.as_ptr().cast();
+            place.set(memory.as_ptr().cast());
         }
         Ok(())
     })
@@ -671,9 +663,9 @@ unsafe extern "C" fn host_device_pointer(
 ) -> aquifer_status {
     call(|| {
         // SAFETY: the caller's contract.
-        let place = unsafe { out(device_pointer, "the place of the pointer")? };
+        let place = unsafe { Place::new(device_pointer, "the place of the pointer")? };
         let address = host::device_address(pointer.cast())?;
-        *place = std::ptr::with_exposed_provenance_mut(address as usize);
+        place.set(std::ptr::with_exposed_provenance_mut(address as usize));
         Ok(())
     })
 }
@@ -712,10 +704,14 @@ unsafe extern "C" fn memory_info(
     call(|| {
         // SAFETY: the caller's contract, of both.
         let (free, total) = unsafe {
-            (out(free_bytes, "the place of the free bytes")?, out(total_bytes, "that of all")?)
+            (
+                Place::new(free_bytes, "the place of the free bytes")?,
+                Place::new(total_bytes, "that of all")?,
+            )
         };
         let info = device(device_number)?.memory_info()?;
-        (*free, *total) = (info.free, info.total);
+        free.set(info.free);
+        total.set(info.total);
         Ok(())
     })
 }
@@ -729,8 +725,8 @@ unsafe extern "C" fn trim(
         let stack = handles::stack(handles::stack_number(stack)?)?;
         let given = stack.resources.trim(keep)?;
         // SAFETY: the caller's contract: null, or a place.
-        if let Some(place) = unsafe { released.as_mut() } {
-            *place = given;
+        if let Ok(place) = unsafe { Place::new(released, "the place of the bytes") } {
+            place.set(given);
         }
         Ok(())
     })
@@ -777,8 +773,8 @@ unsafe extern "C" fn ipc_export(
 ) -> aquifer_status {
     call(|| {
         // SAFETY: the caller's contract: a place for so many bytes.
-        let place = unsafe { out(handle.cast::<IpcBytes>(), "the place of the handle")? };
-        *place = ipc::export(pointer.addr() as u64, handles::stream_number(stream)?)?;
+        let place = unsafe { Place::new(handle.cast::<IpcBytes>(), "the place of the handle")? };
+        place.set(ipc::export(pointer.addr() as u64, handles::stream_number(stream)?)?);
         Ok(())
     })
 }
@@ -794,14 +790,16 @@ unsafe extern "C" fn ipc_open(
         let (handle, place, size) = unsafe {
             (
                 handle.cast::<IpcBytes>().as_ref().ok_or_else(|| Failure::null("the handle"))?,
-                out(pointer, "the place of the pointer")?,
-                out(bytes, "the place of the size")?,
+                Place::new(pointer, "the place of the pointer")?,
+                Place::new(bytes, "the place of the size")?,
             )
         };
-        (*place, *size) = (std::ptr::null_mut(), 0);
+        place.set(std::ptr::null_mut());
+        size.set(0);
         // SAFETY: the caller's contract: the owner keeps the block, and both order their work.
         let (address, length) = unsafe { ipc::open(handle, handles::stream_number(stream)?)? };
-        (*place, *size) = (std::ptr::with_exposed_provenance_mut(address as usize), length);
+        place.set(std::ptr::with_exposed_provenance_mut(address as usize));
+        size.set(length);
         Ok(())
     })
 }

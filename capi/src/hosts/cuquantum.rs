@@ -2,8 +2,9 @@
 
 use super::streams;
 use crate::fork;
+use crate::place::Place;
 use crate::stack::Stack;
-use crate::status::{Failure, Result, aquifer_status, guarded, remember};
+use crate::status::{Result, aquifer_status, guarded, remember};
 use crate::table::{call, forked};
 use std::ffi::{c_char, c_int, c_void};
 
@@ -49,10 +50,10 @@ unsafe extern "C" fn device_alloc(
     code(|| {
         let device = ctx.addr() as c_int;
         // SAFETY: the library's contract: a place for a pointer.
-        let place = unsafe { pointer.as_mut() }.ok_or_else(|| Failure::null("the pointer"))?;
+        let place = unsafe { Place::new(pointer, "the pointer")? };
         // SAFETY: the host keeps its stream as long as it uses this library.
         let address = unsafe { streams::allocate(device, size, stream)? };
-        *place = std::ptr::with_exposed_provenance_mut(address as usize);
+        place.set(std::ptr::with_exposed_provenance_mut(address as usize));
         Ok(())
     })
 }
@@ -82,14 +83,14 @@ pub unsafe extern "C" fn aquifer_cuquantum_device_handler(
 ) -> aquifer_status {
     call(|| {
         // SAFETY: the caller's promise.
-        let place = unsafe { handler.as_mut() }.ok_or_else(|| Failure::null("the handler"))?;
+        let place = unsafe { Place::new(handler, "the handler")? };
         Stack::default_of(device)?;
         let mut name = [0; 64];
         for (to, from) in name.iter_mut().zip(b"aquifer") {
             *to = *from as c_char;
         }
         let ctx = std::ptr::without_provenance_mut(device as usize);
-        *place = aquifer_cuquantum_handler { ctx, device_alloc, device_free, name };
+        place.set(aquifer_cuquantum_handler { ctx, device_alloc, device_free, name });
         Ok(())
     })
 }

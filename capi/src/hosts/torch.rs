@@ -14,6 +14,7 @@
 use super::cpp::throw_bad_alloc;
 use super::streams;
 use crate::handles;
+use crate::place::Place;
 use crate::stack::Stack;
 use crate::status::{Failure, Result, aquifer_status, guarded, remember};
 use crate::table::{forked, free};
@@ -156,8 +157,8 @@ pub unsafe extern "C" fn aquifer_torch_base_alloc(
     let entry = page_map::entry(pointer.addr() as u64);
     let block = entry.filter(|entry| entry.is_live()).map(page_map::Entry::block);
     // SAFETY: the caller's promise.
-    if let (Some(block), Some(size)) = (block, unsafe { size.as_mut() }) {
-        *size = block.bytes as usize;
+    if let (Some(block), Ok(size)) = (block, unsafe { Place::new(size, "the size") }) {
+        size.set(block.bytes as usize);
     }
     pointer
 }
