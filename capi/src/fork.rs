@@ -11,7 +11,7 @@ pub(crate) fn install_handler() {
 
     extern "C" fn in_child() {
         IS_CHILD.store(true, Ordering::Relaxed);
-        crate::handles::forget_in_child();
+        crate::cache::forget_in_child();
     }
 
     INSTALLED.call_once(|| {

@@ -1,6 +1,6 @@
 //! Memory that processes share: handles of blocks, and the blocks of other processes that are open here.
 
-use crate::handles;
+use crate::open_streams;
 use crate::page_map;
 use crate::status::{Failure, Result, aquifer_status as Status};
 use aquifer_rs::{DeviceBlock, DeviceVec, IpcHandle};
@@ -24,7 +24,7 @@ pub(crate) fn export(address: u64, stream: u32) -> Result<[u8; AQUIFER_IPC_HANDL
         return Err(Failure::new(Status::AQUIFER_ERROR_NOT_OURS, message));
     };
     let block = DeviceBlock::new(address, block.requested as usize, block.token);
-    Ok(IpcHandle::of_block(&handles::stream(stream)?, &block)?.to_bytes())
+    Ok(IpcHandle::of_block(&open_streams::get(stream)?, &block)?.to_bytes())
 }
 
 /// Opens a block of another process, for work on a stream: its address here, and its bytes.
@@ -37,7 +37,7 @@ pub(crate) unsafe fn open(
     stream: u32,
 ) -> Result<(u64, usize)> {
     let handle = IpcHandle::from_bytes(handle)?;
-    let stream = handles::stream(stream)?;
+    let stream = open_streams::get(stream)?;
     // SAFETY: the caller's promise.
     let opened = unsafe { handle.open::<u8>(&stream)? };
     let (address, bytes) = (opened.as_device_ptr() as u64, opened.len());

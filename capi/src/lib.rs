@@ -4,6 +4,7 @@
 //! values, calls a module of this crate, and turns what that returns into a code. No panic leaves it, and no foreign
 //! pointer is read: a handle is a number, a block is found by its address.
 
+mod cache;
 mod capture;
 mod fork;
 mod handles;
@@ -11,8 +12,10 @@ mod host;
 mod hosts;
 mod ipc;
 mod memory;
+mod open_streams;
 mod page_map;
 mod place;
+mod route;
 mod stack;
 mod status;
 mod table;

@@ -1,10 +1,12 @@
 //! Allocation and free of device memory.
 
+use crate::cache::{self, Last};
 use crate::capture::OfCapture;
-use crate::handles::{self, Last, aquifer_stack, aquifer_stream};
+use crate::handles::{aquifer_stack, aquifer_stream, closed};
 use crate::page_map::{self, FREED, FREEING, UNIT};
-use crate::stack::{Stack, device};
+use crate::stack::{self, Stack, device};
 use crate::status::{Failure, Result, aquifer_status as Status};
+use crate::{open_streams, route};
 use aquifer_rs::{Device, DeviceBlock, DeviceLayout, DeviceResource, Stream};
 use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
@@ -115,6 +117,50 @@ pub(crate) fn deallocate_fast(address: u64, bytes: usize, stream: *mut aquifer_s
     freed.is_some()
 }
 
+/// Calls `body` with the route by which a stack allocates now, and an open stream.
+fn with_stack<T>(
+    stack_number: u32,
+    stream_number: u32,
+    body: impl FnOnce(u32, &dyn DeviceResource, &Stream) -> Result<T>,
+) -> Result<T> {
+    // Read before the looks into the tables: what a change makes wrong meanwhile is not remembered.
+    let generation = cache::generation();
+    let (number, resource) = match cache::route_of_stack(stack_number) {
+        Some(cached) => cached,
+        None => {
+            let route = stack::get(stack_number)?.present_route(stream_number)?;
+            if let Some(capture) = &route.capture {
+                let result = body(route.number, &*route.resource(), &capture.side)?;
+                // What the pool took from the stack is complete then: a graph is ordered after nothing.
+                capture.side.synchronize()?;
+                return Ok(result);
+            }
+            (route.number, route.resource())
+        }
+    };
+    let stream = open_streams::get(stream_number)?;
+    cache::remember(generation, stack_number, number, &resource, stream_number, &stream);
+    body(number, &*resource, &stream)
+}
+
+/// As [`with_stack`], with the route that a block came by. A route that is closing is given, too.
+fn with_route<T>(
+    route_number: u32,
+    stream_number: u32,
+    body: impl FnOnce(&dyn DeviceResource, &Stream) -> T,
+) -> Result<T> {
+    let generation = cache::generation();
+    let route = route::get(route_number).ok_or_else(|| closed("stack", "released"))?;
+    let stream = open_streams::get(stream_number)?;
+    let resource = route.resource();
+    if !route.is_closing() {
+        cache::remember(generation, 0, route_number, &resource, stream_number, &stream);
+    }
+    let result = body(&*resource, &stream);
+    route.count_free();
+    Ok(result)
+}
+
 /// Allocates on an open stream. No bytes give null.
 pub(crate) fn allocate(stack: u32, bytes: usize, alignment: usize, stream: u32) -> Result<u64> {
     if bytes == 0 {
@@ -126,7 +172,7 @@ pub(crate) fn allocate(stack: u32, bytes: usize, alignment: usize, stream: u32) 
         _ if !alignment.is_power_of_two() => DeviceLayout::with_alignment(bytes, alignment)?,
         _ => DeviceLayout::with_alignment(bytes, alignment.max(UNIT as usize))?,
     };
-    handles::with_stack(stack, stream, |route, resource, on| {
+    with_stack(stack, stream, |route, resource, on| {
         let block = resource.allocate(on, layout)?;
         let (address, numbers) = (block.address(), page_map::numbers(route, stream));
         let (token, real, requested) = (block.token(), block.bytes() as u64, bytes as u64);
@@ -177,7 +223,7 @@ fn free_taken(
     stream: Option<u32>,
     is_used_elsewhere: bool,
 ) -> Result<()> {
-    if let Some(route) = handles::route(block.route)
+    if let Some(route) = route::get(block.route)
         && let Some(capture) = &route.capture
     {
         free_in_capture(entry, &route, capture, block, address, stream, is_used_elsewhere);
@@ -214,8 +260,8 @@ fn free_taken(
         Ok(())
     };
     match stream {
-        Some(stream) => handles::with_route(block.route, stream, free),
-        None => handles::with_route(block.route, block.stream, free)
+        Some(stream) => with_route(block.route, stream, free),
+        None => with_route(block.route, block.stream, free)
             // Its stream is closed: what that was given comes before all that this one waits for.
             .or_else(|_| with_orphans(block.route, free)),
     }
@@ -242,7 +288,7 @@ fn free_deferred() {
         let Some((address, stream)) = DEFERRED.lock().pop_front() else { return };
         let Some(entry) = page_map::entry(address) else { continue };
         // A stream that was closed since is before the one that frees in its place.
-        let on = stream.filter(|stream| handles::is_open(*stream));
+        let on = stream.filter(|stream| open_streams::is_open(*stream));
         // Its user is gone, who would be told of a failure: the block is leaked.
         let _ = free_taken(entry, entry.block(), address, on, true);
         if DEFERRED.lock().back() == Some(&(address, on)) {
@@ -254,7 +300,7 @@ fn free_deferred() {
 /// Frees a block of a capture's pool, whose graph may use it again and again.
 fn free_in_capture(
     entry: &page_map::Entry,
-    route: &handles::Route,
+    route: &route::Route,
     capture: &OfCapture,
     block: page_map::Block,
     address: u64,
@@ -265,7 +311,7 @@ fn free_in_capture(
     entry.end_free();
     let freed = DeviceBlock::new(address, block.bytes as usize, block.token);
     let is_on_its_own = !is_used_elsewhere && stream.unwrap_or(block.stream) == capture.stream;
-    let follows = || handles::stream(capture.stream).is_ok_and(|own| capture.follow(&own));
+    let follows = || open_streams::get(capture.stream).is_ok_and(|own| capture.follow(&own));
     if is_on_its_own && follows() {
         // SAFETY: the block of this address, which `begin_free` gave to this call alone. Its pool serves that one stream,
         // in whose order it is freed and handed out again, in the graph as well.
@@ -349,7 +395,7 @@ fn with_orphans(
     route: u32,
     free: impl FnOnce(&dyn DeviceResource, &Stream) -> Result<()>,
 ) -> Result<Result<()>> {
-    let Some(route) = handles::route(route) else {
+    let Some(route) = route::get(route) else {
         let message = "the stack of the block is gone";
         return Err(Failure::new(Status::AQUIFER_ERROR_CLOSED, message));
     };
@@ -362,7 +408,7 @@ fn with_orphans(
 
 /// Closes a stream for one of its users, and lets go of it where it was the last.
 pub(crate) fn close_stream(number: u32) -> Result<()> {
-    let stream = handles::stream(number)?;
+    let stream = open_streams::get(number)?;
     if stream.is_capturing()? {
         let message =
             format!("{stream} is in capture, and was to be closed (end the capture first)");
@@ -370,8 +416,8 @@ pub(crate) fn close_stream(number: u32) -> Result<()> {
     }
     // First: a failure leaves it open.
     orphans_of(stream.device())?.wait_for(&stream)?;
-    if let Some(last) = handles::close_stream(number)? {
-        last.detach().inspect_err(|_| handles::reopen_stream(number, stream))?;
+    if let Some(last) = open_streams::close(number)? {
+        last.detach().inspect_err(|_| open_streams::reopen(number, stream))?;
     }
     Ok(())
 }
@@ -385,13 +431,13 @@ pub(crate) unsafe fn stream_of(ordinal: i32, handle: *mut c_void) -> Result<u32>
     let device = device(ordinal)?;
     // SAFETY: the caller's promise.
     let stream = unsafe { Stream::from_handle(&device, handle.addr() as u64)? };
-    Ok(handles::opened_stream(&stream).unwrap_or_else(|| handles::open_stream(stream)))
+    Ok(open_streams::opened(&stream).unwrap_or_else(|| open_streams::open(stream)))
 }
 
 /// The number of the device whose memory a block is.
 pub(crate) fn device_of(address: u64) -> Result<i32> {
     let entry = page_map::entry(address).filter(|entry| entry.is_live());
-    let route = entry.and_then(|entry| handles::route(entry.block().route));
+    let route = entry.and_then(|entry| route::get(entry.block().route));
     let route = route.ok_or_else(|| unknown(address))?;
     Ok(route.resource().device().ordinal() as i32)
 }

@@ -1,13 +1,15 @@
 //! Stacks of resources: their making and their end, their log, and pools for captures.
 
+use crate::cache;
 use crate::capture::OfCapture;
 use crate::fork;
-use crate::handles::{self, Route};
+use crate::handles::{closed, next};
+use crate::route::{self, Route};
 use crate::status::{Failure, Result, aquifer_status as Status};
 use aquifer_rs::{
     Device, DeviceResource, LogFormat, LoggingAdaptor, ResourceStack, StackText, Stream,
 };
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock};
@@ -57,10 +59,11 @@ impl Stack {
         let resources = text.build(device)?;
         let main = Route::new(resources.resource().clone(), None);
         let state = State { main, log: None, captures: Vec::new(), active: None };
-        let number = handles::next();
+        let number = next();
         let (references, state) = (AtomicUsize::new(1), Mutex::new(state));
         let is_default = AtomicBool::new(false);
-        handles::add_stack(number, Arc::new(Self { resources, references, is_default, state }));
+        let stack = Arc::new(Self { resources, references, is_default, state });
+        STACKS.write().insert(number, stack);
         Ok(number)
     }
 
@@ -71,14 +74,14 @@ impl Stack {
         }
         // Not under the lock: it opens the device. A second thread's stack is released again.
         let made = Self::create(None, &device(ordinal)?)?;
-        let stack = handles::stack(made)?;
+        let stack = get(made)?;
         let number = *DEFAULTS.lock().entry(ordinal).or_insert_with(|| {
             // Relaxed: who releases it has its number by this lock.
             stack.is_default.store(true, Ordering::Relaxed);
             made
         });
         if number != made
-            && let Some(second) = handles::release_stack(made)?
+            && let Some(second) = release(made)?
         {
             second.close();
         }
@@ -200,7 +203,7 @@ impl Stack {
         }
         state.active = Some(key);
         drop(state);
-        handles::route_changed();
+        cache::invalidate();
         Ok(())
     }
 
@@ -213,8 +216,8 @@ impl Stack {
         }
         state.active = None;
         drop(state);
-        handles::route_changed();
-        handles::end_routes();
+        cache::invalidate();
+        route::end_routes();
         Ok(())
     }
 
@@ -230,9 +233,29 @@ impl Stack {
         let released = state.captures.swap_remove(place);
         drop(state);
         released.routes.iter().for_each(|route| route.close());
-        handles::end_routes();
+        route::end_routes();
         Ok(())
     }
+}
+
+static STACKS: LazyLock<RwLock<HashMap<u32, Arc<Stack>>>> = LazyLock::new(RwLock::default);
+
+/// A stack that is not released.
+pub(crate) fn get(number: u32) -> Result<Arc<Stack>> {
+    STACKS.read().get(&number).cloned().ok_or_else(|| closed("stack", "released"))
+}
+
+/// Counts one user less; gives the stack where it was the last.
+pub(crate) fn release(number: u32) -> Result<Option<Arc<Stack>>> {
+    let mut stacks = STACKS.write();
+    let Some(stack) = stacks.get(&number) else { return Err(closed("stack", "released")) };
+    if !stack.release()? {
+        return Ok(None);
+    }
+    let last = stacks.remove(&number);
+    drop(stacks);
+    cache::invalidate();
+    Ok(last)
 }
 
 /// The route of a stream in a capture.

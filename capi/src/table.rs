@@ -3,9 +3,9 @@
 use crate::handles::{self, aquifer_stack, aquifer_stream};
 use crate::memory::{self, aquifer_misuse};
 use crate::place::Place;
-use crate::stack::{Stack, device};
+use crate::stack::{self, Stack, device};
 use crate::status::{Failure, Result, aquifer_status, guard, guarded, last_error, remember};
-use crate::{fork, host, ipc, page_map};
+use crate::{fork, host, ipc, open_streams, page_map, route};
 use aquifer_rs::{LogFormat, Stream};
 use std::ffi::{CStr, c_char, c_void};
 
@@ -415,14 +415,14 @@ unsafe extern "C" fn stack_default(
 
 extern "C" fn stack_retain(stack: *mut aquifer_stack) -> aquifer_status {
     call(|| {
-        handles::stack(handles::stack_number(stack)?)?.retain();
+        stack::get(handles::stack_number(stack)?)?.retain();
         Ok(())
     })
 }
 
 extern "C" fn stack_release(stack: *mut aquifer_stack) -> aquifer_status {
     call(|| {
-        if let Some(last) = handles::release_stack(handles::stack_number(stack)?)? {
+        if let Some(last) = stack::release(handles::stack_number(stack)?)? {
             last.close();
         }
         Ok(())
@@ -440,7 +440,7 @@ unsafe extern "C" fn stream_open(
         let device = device(device_number)?;
         // SAFETY: by the contract of `stream_open` the stream is closed before it is destroyed, which detaches it.
         let opened = unsafe { Stream::from_handle(&device, cuda_stream.addr() as u64)? };
-        place.set(handles::stream_handle(handles::open_stream(opened)));
+        place.set(handles::stream_handle(open_streams::open(opened)));
         Ok(())
     })
 }
@@ -453,7 +453,7 @@ unsafe extern "C" fn stream_create(
         // SAFETY: the caller's contract.
         let place = unsafe { Place::new(stream, "the place of the stream")? };
         let made = device(device_number)?.new_stream()?;
-        place.set(handles::stream_handle(handles::open_stream(made)));
+        place.set(handles::stream_handle(open_streams::open(made)));
         Ok(())
     })
 }
@@ -465,7 +465,7 @@ unsafe extern "C" fn stream_handle(
     call(|| {
         // SAFETY: the caller's contract.
         let place = unsafe { Place::new(cuda_stream, "the place of the handle")? };
-        let handle = handles::stream(handles::stream_number(stream)?)?.handle();
+        let handle = open_streams::get(handles::stream_number(stream)?)?.handle();
         place.set(std::ptr::with_exposed_provenance_mut(handle as usize));
         Ok(())
     })
@@ -476,7 +476,7 @@ extern "C" fn stream_close(stream: *mut aquifer_stream) -> aquifer_status {
 }
 
 extern "C" fn stream_synchronize(stream: *mut aquifer_stream) -> aquifer_status {
-    call(|| Ok(handles::stream(handles::stream_number(stream)?)?.synchronize()?))
+    call(|| Ok(open_streams::get(handles::stream_number(stream)?)?.synchronize()?))
 }
 
 unsafe extern "C" fn allocate(
@@ -563,7 +563,7 @@ unsafe extern "C" fn allocate_on(
         let place = unsafe { Place::new(pointer, "the place of the pointer")? };
         place.set(std::ptr::null_mut());
         let stack = handles::stack_number(stack)?;
-        let ordinal = memory::ordinal(&*handles::stack(stack)?);
+        let ordinal = memory::ordinal(&*stack::get(stack)?);
         // SAFETY: by the contract of `allocate_on` the stream is detached before it is destroyed.
         let stream = unsafe { memory::stream_of(ordinal, cuda_stream)? };
         let address = memory::allocate(stack, bytes, alignment, stream)?;
@@ -590,7 +590,7 @@ unsafe extern "C" fn stream_detach(device_number: i32, cuda_stream: *mut c_void)
         let device = device(device_number)?;
         // SAFETY: the caller's contract: the stream is alive.
         let stream = unsafe { Stream::from_handle(&device, cuda_stream.addr() as u64)? };
-        match handles::opened_stream(&stream) {
+        match open_streams::opened(&stream) {
             Some(number) => memory::close_stream(number),
             None => Ok(stream.detach()?),
         }
@@ -599,7 +599,7 @@ unsafe extern "C" fn stream_detach(device_number: i32, cuda_stream: *mut c_void)
 
 extern "C" fn record_stream(pointer: *mut c_void, stream: *mut aquifer_stream) -> aquifer_status {
     call(|| {
-        let stream = handles::stream(handles::stream_number(stream)?)?;
+        let stream = open_streams::get(handles::stream_number(stream)?)?;
         memory::record_stream(pointer.addr() as u64, &stream)
     })
 }
@@ -615,7 +615,7 @@ unsafe extern "C" fn block_info(
             Failure::new(aquifer_status::AQUIFER_ERROR_NOT_OURS, message)
         })?;
         let block = entry.block();
-        let device = handles::route(block.route).map(|route| route.resource().device().ordinal());
+        let device = route::get(block.route).map(|route| route.resource().device().ordinal());
         let known = aquifer_block_info {
             struct_size: 0,
             requested_bytes: block.requested,
@@ -675,7 +675,7 @@ unsafe extern "C" fn statistics(
     statistics: *mut aquifer_statistics,
 ) -> aquifer_status {
     call(|| {
-        let stack = handles::stack(handles::stack_number(stack)?)?;
+        let stack = stack::get(handles::stack_number(stack)?)?;
         let mut known = aquifer_statistics::default();
         if let Some(pool) = stack.resources.pool_statistics() {
             known.live_bytes = pool.live as u64;
@@ -722,7 +722,7 @@ unsafe extern "C" fn trim(
     released: *mut usize,
 ) -> aquifer_status {
     call(|| {
-        let stack = handles::stack(handles::stack_number(stack)?)?;
+        let stack = stack::get(handles::stack_number(stack)?)?;
         let given = stack.resources.trim(keep)?;
         // SAFETY: the caller's contract: null, or a place.
         if let Ok(place) = unsafe { Place::new(released, "the place of the bytes") } {
@@ -746,24 +746,24 @@ unsafe extern "C" fn log_start(stack: *mut aquifer_stack, path: *const c_char) -
     call(|| {
         // SAFETY: the caller's contract.
         let path = unsafe { text(path)? }.ok_or_else(|| Failure::null("the path of the log"))?;
-        handles::stack(handles::stack_number(stack)?)?.start_log(path, LogFormat::Rmm)
+        stack::get(handles::stack_number(stack)?)?.start_log(path, LogFormat::Rmm)
     })
 }
 
 extern "C" fn log_stop(stack: *mut aquifer_stack) -> aquifer_status {
-    call(|| handles::stack(handles::stack_number(stack)?)?.stop_log())
+    call(|| stack::get(handles::stack_number(stack)?)?.stop_log())
 }
 
 extern "C" fn capture_begin(stack: *mut aquifer_stack, high: u64, low: u64) -> aquifer_status {
-    call(|| handles::stack(handles::stack_number(stack)?)?.begin_capture((high, low)))
+    call(|| stack::get(handles::stack_number(stack)?)?.begin_capture((high, low)))
 }
 
 extern "C" fn capture_end(stack: *mut aquifer_stack, high: u64, low: u64) -> aquifer_status {
-    call(|| memory::end_capture(&*handles::stack(handles::stack_number(stack)?)?, (high, low)))
+    call(|| memory::end_capture(&*stack::get(handles::stack_number(stack)?)?, (high, low)))
 }
 
 extern "C" fn capture_release(stack: *mut aquifer_stack, high: u64, low: u64) -> aquifer_status {
-    call(|| handles::stack(handles::stack_number(stack)?)?.release_capture((high, low)))
+    call(|| stack::get(handles::stack_number(stack)?)?.release_capture((high, low)))
 }
 
 unsafe extern "C" fn ipc_export(

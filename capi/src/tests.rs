@@ -1,7 +1,7 @@
 //! Orders that no C program sees without a GPU: the simulated device reports what none allows.
 
-use crate::stack::{Stack, device};
-use crate::{handles, memory};
+use crate::stack::{self, Stack, device};
+use crate::{memory, open_streams, route};
 use aquifer_rs::{CudaResource, DeviceBlock, DeviceVec, DeviceVecParts, Stream};
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
@@ -30,10 +30,10 @@ fn memory_of_a_graph_that_is_freed_after_it_is_ordered_before_its_next_user() {
     let _alone = alone();
     let device = device(0).unwrap();
     let [first, second] = [(); 2].map(|()| device.new_stream().unwrap());
-    let [one, two] = [&first, &second].map(|stream| handles::open_stream(stream.clone()));
+    let [one, two] = [&first, &second].map(|stream| open_streams::open(stream.clone()));
     let stack = Stack::create(Some("pool(cuda)"), &device).unwrap();
     for (used_elsewhere, key) in [(false, (1, 1)), (true, (2, 2))] {
-        let of_stack = handles::stack(stack).unwrap();
+        let of_stack = stack::get(stack).unwrap();
         of_stack.begin_capture(key).unwrap();
         let address = memory::allocate(stack, BYTES, 0, one).unwrap();
         of_stack.end_capture(key).unwrap();
@@ -60,9 +60,9 @@ fn memory_of_a_graph_that_is_freed_before_it_is_gone_is_ordered_before_its_next_
     let _alone = alone();
     let device = device(0).unwrap();
     let [first, second] = [(); 2].map(|()| device.new_stream().unwrap());
-    let [one, two] = [&first, &second].map(|stream| handles::open_stream(stream.clone()));
+    let [one, two] = [&first, &second].map(|stream| open_streams::open(stream.clone()));
     let stack = Stack::create(Some("pool(cuda)"), &device).unwrap();
-    let of_stack = handles::stack(stack).unwrap();
+    let of_stack = stack::get(stack).unwrap();
     of_stack.begin_capture((1, 1)).unwrap();
     let address = memory::allocate(stack, BYTES, 0, one).unwrap();
     of_stack.end_capture((1, 1)).unwrap();
@@ -80,13 +80,13 @@ fn memory_of_a_graph_waits_for_the_end_of_another_capture() {
     let device = device(0).unwrap();
     let simulator = device.simulator().unwrap();
     let stream = device.new_stream().unwrap();
-    let number = handles::open_stream(stream.clone());
+    let number = open_streams::open(stream.clone());
     let foreign = simulator.create_foreign_stream().unwrap();
     // SAFETY: it is never destroyed.
     let captured = unsafe { Stream::from_handle(&device, foreign) }.unwrap();
-    let closed = handles::open_stream(captured.clone());
+    let closed = open_streams::open(captured.clone());
     let stack = Stack::create(Some("pool(cuda)"), &device).unwrap();
-    let of_stack = handles::stack(stack).unwrap();
+    let of_stack = stack::get(stack).unwrap();
     let live = || of_stack.resources.pool_statistics().unwrap().live;
     of_stack.begin_capture((1, 1)).unwrap();
     let address = memory::allocate(stack, BYTES, 0, number).unwrap();
@@ -97,7 +97,7 @@ fn memory_of_a_graph_waits_for_the_end_of_another_capture() {
     assert!(live() > 0);
     memory::close_stream(closed).unwrap_err();
     assert!(simulator.stop_capture(&captured), "the capture is whole");
-    handles::end_routes();
+    route::end_routes();
     assert_eq!(live(), 0);
     memory::close_stream(closed).unwrap();
     device.synchronize().unwrap();
@@ -109,12 +109,12 @@ fn a_block_that_was_used_on_a_stream_in_capture_is_freed_after_the_capture() {
     let device = device(0).unwrap();
     let simulator = device.simulator().unwrap();
     let stream = device.new_stream().unwrap();
-    let number = handles::open_stream(stream.clone());
+    let number = open_streams::open(stream.clone());
     let foreign = simulator.create_foreign_stream().unwrap();
     // SAFETY: it is never destroyed.
     let captured = unsafe { Stream::from_handle(&device, foreign) }.unwrap();
     let stack = Stack::create(Some("pool(cuda)"), &device).unwrap();
-    let live = || handles::stack(stack).unwrap().resources.pool_statistics().unwrap().live;
+    let live = || stack::get(stack).unwrap().resources.pool_statistics().unwrap().live;
     let [address, other] = [(); 2].map(|()| memory::allocate(stack, BYTES, 0, number).unwrap());
     captured.wait_for(&stream).unwrap();
     write(address, &captured);

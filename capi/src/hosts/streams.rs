@@ -4,8 +4,10 @@
 //! A host counts as one user of each of its streams, so that others may open and close them by the table. One that is
 //! closed all the same, by `stream_detach`, is opened again.
 
+use crate::cache;
 use crate::handles::{self, aquifer_stack, aquifer_stream};
 use crate::memory;
+use crate::open_streams;
 use crate::stack::{Stack, device};
 use crate::status::Result;
 use aquifer_rs::Stream;
@@ -49,7 +51,7 @@ thread_local! {
 pub(super) unsafe fn of_host(device: i32, cuda_stream: *mut c_void) -> Result<OfHost> {
     let key = (device, cuda_stream.addr() as u64);
     let last = LAST.get();
-    let is_same = last.key == key && last.generation == handles::generation();
+    let is_same = last.key == key && last.generation == cache::generation();
     match last.of_host.filter(|_| is_same) {
         Some(of_host) => Ok(of_host),
         // SAFETY: the caller's promise.
@@ -63,15 +65,15 @@ pub(super) unsafe fn of_host(device: i32, cuda_stream: *mut c_void) -> Result<Of
 #[cold]
 unsafe fn find(key: Key) -> Result<OfHost> {
     // Read before the look at the stream: a close after it makes a new one.
-    let generation = handles::generation();
+    let generation = cache::generation();
     let known = KNOWN.lock().get(&key).copied();
-    let (stack, stream) = match known.filter(|(_, stream)| handles::is_open(*stream)) {
+    let (stack, stream) = match known.filter(|(_, stream)| open_streams::is_open(*stream)) {
         Some(known) => known,
         None => {
             let stack = Stack::default_of(key.0)?;
             // SAFETY: the caller's promise.
             let stream = unsafe { Stream::from_handle(&device(key.0)?, key.1)? };
-            let stream = handles::open_stream(stream);
+            let stream = open_streams::open(stream);
             KNOWN.lock().insert(key, (stack, stream));
             (stack, stream)
         }

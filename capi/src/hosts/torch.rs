@@ -15,10 +15,10 @@ use super::cpp::throw_bad_alloc;
 use super::streams;
 use crate::handles;
 use crate::place::Place;
-use crate::stack::Stack;
+use crate::stack::{self, Stack};
 use crate::status::{Failure, Result, aquifer_status, guarded, remember};
 use crate::table::{forked, free};
-use crate::{fork, memory, page_map};
+use crate::{fork, memory, open_streams, page_map};
 use aquifer_rs::DeviceResource;
 use std::ffi::{c_int, c_void};
 
@@ -120,7 +120,7 @@ pub extern "C" fn aquifer_torch_init(device_count: c_int) {
 pub extern "C" fn aquifer_torch_reset() {
     hook(|| {
         for stack in Stack::defaults() {
-            handles::stack(stack)?.resources.trim(0)?;
+            stack::get(stack)?.resources.trim(0)?;
         }
         Ok(())
     });
@@ -134,7 +134,7 @@ pub extern "C" fn aquifer_torch_memory_fraction(fraction: f64, device: c_int) {
             let message = "NaN is no part of a device's memory (give a number from 0 to 1)";
             return Err(Failure::new(aquifer_status::AQUIFER_ERROR_INVALID_ARGUMENT, message));
         }
-        let stack = handles::stack(Stack::default_of(device)?)?;
+        let stack = stack::get(Stack::default_of(device)?)?;
         let total = stack.resources.device().memory_info()?.total;
         if let Some(pool) = stack.resources.pool() {
             let most = (total as f64 * fraction.clamp(0.0, 1.0)) as usize;
@@ -175,7 +175,7 @@ pub unsafe extern "C" fn aquifer_torch_record_stream(pointer: *mut c_void, strea
         let device = memory::device_of(address)?;
         // SAFETY: PyTorch's streams are never destroyed.
         let stream = unsafe { streams::of_host(device, stream)? }.stream;
-        memory::record_stream(address, &handles::stream(handles::stream_number(stream)?)?)
+        memory::record_stream(address, &open_streams::get(handles::stream_number(stream)?)?)
     });
 }
 
@@ -189,7 +189,7 @@ pub extern "C" fn aquifer_torch_begin_allocate_to_pool(
 ) {
     let _ = filter;
     hook(|| {
-        let stack = handles::stack(Stack::default_of(device)?)?;
+        let stack = stack::get(Stack::default_of(device)?)?;
         stack.begin_capture((pool.first, pool.second))
     });
 }
@@ -198,7 +198,7 @@ pub extern "C" fn aquifer_torch_begin_allocate_to_pool(
 #[unsafe(no_mangle)]
 pub extern "C" fn aquifer_torch_end_allocate_to_pool(device: c_int, pool: aquifer_torch_pool_id) {
     hook(|| {
-        let stack = handles::stack(Stack::default_of(device)?)?;
+        let stack = stack::get(Stack::default_of(device)?)?;
         memory::end_capture(&stack, (pool.first, pool.second))
     });
 }
@@ -207,7 +207,7 @@ pub extern "C" fn aquifer_torch_end_allocate_to_pool(device: c_int, pool: aquife
 #[unsafe(no_mangle)]
 pub extern "C" fn aquifer_torch_release_pool(device: c_int, pool: aquifer_torch_pool_id) {
     hook(|| {
-        let stack = handles::stack(Stack::default_of(device)?)?;
+        let stack = stack::get(Stack::default_of(device)?)?;
         stack.release_capture((pool.first, pool.second))
     });
 }

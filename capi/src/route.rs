@@ -1,0 +1,141 @@
+//! The ways by which blocks come and go: a resource, by a number that each of its blocks has.
+//!
+//! | table | key | holds | until |
+//! |---|---|---|---|
+//! | `ROUTES` | a route's number | the resource of a stack or of a capture's pool | its stack or its capture is released, and no block came by it |
+//! | `ENDING` | - | routes that are out of `ROUTES` | the device's work is ordered before what a capture's pool gives back |
+
+use crate::capture::OfCapture;
+use crate::{cache, handles, page_map};
+use aquifer_rs::DeviceResource;
+use parking_lot::{Mutex, RwLock};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicIsize, Ordering};
+use std::sync::{Arc, LazyLock};
+
+static ROUTES: LazyLock<RwLock<HashMap<u32, Arc<Route>>>> = LazyLock::new(RwLock::default);
+
+/// Where blocks come from, and go back to.
+pub(crate) struct Route {
+    pub(crate) number: u32,
+    resource: Arc<dyn DeviceResource>,
+    /// The same with a log around it, while the stack has one.
+    logged: RwLock<Option<Arc<dyn DeviceResource>>>,
+    /// Its stack is released: it goes with its last block.
+    is_closing: AtomicBool,
+    /// Frees until its blocks are looked for again, once it is closing.
+    until_sweep: AtomicIsize,
+    /// Of a capture's pool. No thread's cache keeps its route.
+    pub(crate) capture: Option<OfCapture>,
+}
+
+impl Route {
+    pub(crate) fn new(resource: Arc<dyn DeviceResource>, capture: Option<OfCapture>) -> Arc<Self> {
+        let (logged, is_closing) = (RwLock::default(), AtomicBool::new(false));
+        let (number, until_sweep) = (handles::next(), AtomicIsize::new(0));
+        let route = Self { number, resource, logged, is_closing, until_sweep, capture };
+        let route = Arc::new(route);
+        ROUTES.write().insert(route.number, route.clone());
+        route
+    }
+
+    pub(crate) fn resource(&self) -> Arc<dyn DeviceResource> {
+        self.logged.read().as_ref().unwrap_or(&self.resource).clone()
+    }
+
+    /// The resource, without a log.
+    pub(crate) fn unlogged(&self) -> &Arc<dyn DeviceResource> {
+        &self.resource
+    }
+
+    pub(crate) fn set_log(&self, logged: Option<Arc<dyn DeviceResource>>) {
+        let before = std::mem::replace(&mut *self.logged.write(), logged);
+        cache::invalidate();
+        drop(before);
+    }
+
+    /// The route goes when its last block does.
+    pub(crate) fn close(&self) {
+        self.is_closing.store(true, Ordering::Release);
+        cache::invalidate();
+        sweep();
+    }
+
+    /// Whether what the route has can go back now.
+    fn end(&self) -> bool {
+        let Some(capture) = &self.capture else { return true };
+        capture.end(&*self.resource).is_ok()
+    }
+
+    pub(crate) fn is_closing(&self) -> bool {
+        self.is_closing.load(Ordering::Acquire)
+    }
+
+    /// A block of it was freed: the last one takes the route with it.
+    ///
+    /// To look for blocks means to read the whole page map, so it is not done at each free: only when half of those are
+    /// freed that were found last.
+    pub(crate) fn count_free(&self) {
+        if self.is_closing() && self.until_sweep.fetch_sub(1, Ordering::AcqRel) <= 1 {
+            sweep();
+        }
+    }
+}
+
+/// Drops the table's share of each closing route of which no block is in use.
+///
+/// A free that was on its way without a lock, as its route began to close, is not counted. Where it was the last one, a
+/// later sweep finds its route: of any route.
+fn sweep() {
+    static SWEEPING: Mutex<()> = Mutex::new(());
+    let sweeping = SWEEPING.lock();
+    let mut gone = Vec::new();
+    loop {
+        let routes = ROUTES.read();
+        let closing: Vec<_> = routes.values().filter(|route| route.is_closing()).cloned().collect();
+        drop(routes);
+        let due = |route: &&Arc<Route>| route.until_sweep.load(Ordering::Acquire) <= 0;
+        if !closing.iter().any(|route| due(&route)) {
+            break;
+        }
+        // Frees from here on count against what is found.
+        closing.iter().for_each(|route| route.until_sweep.store(0, Ordering::Release));
+        let mut live: HashMap<u32, isize> = closing.iter().map(|it| (it.number, 0)).collect();
+        page_map::for_each_live(|_, block| {
+            if let Some(blocks) = live.get_mut(&block.route) {
+                *blocks += 1;
+            }
+        });
+        for route in closing {
+            match live.get(&route.number) {
+                Some(0) => gone.extend(ROUTES.write().remove(&route.number)),
+                Some(blocks) => {
+                    route.until_sweep.fetch_add((blocks / 2).max(1), Ordering::AcqRel);
+                }
+                None => {}
+            }
+        }
+    }
+    drop(sweeping);
+    if !gone.is_empty() {
+        ENDING.lock().extend(gone);
+        end_routes();
+    }
+}
+
+/// Routes without a block.
+static ENDING: Mutex<Vec<Arc<Route>>> = Mutex::new(Vec::new());
+
+/// Drops the routes that have no block. Those of a capture that cannot end now, as a stream of the device is in capture,
+/// are tried again by the next call.
+pub(crate) fn end_routes() {
+    let ending = std::mem::take(&mut *ENDING.lock());
+    // Under no lock: a pool may end here.
+    let (ended, left): (Vec<_>, Vec<_>) = ending.into_iter().partition(|route| route.end());
+    ENDING.lock().extend(left);
+    drop(ended);
+}
+
+pub(crate) fn get(number: u32) -> Option<Arc<Route>> {
+    ROUTES.read().get(&number).cloned()
+}
