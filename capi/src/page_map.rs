@@ -11,7 +11,7 @@
 //! | of a block that is being freed | [`FREEING`] | the one thread whose exchange from these two succeeded |
 //! | of a block that was freed | [`FREED`] | that thread, before its resource gets the block |
 //!
-//! - INV-1: one thread alone takes a block out, whoever frees it twice.
+//! - INV-1: one thread alone takes a block out, also where two free it.
 //! - INV-2: between `FREED` and the next `LIVE` of an address lies the resource's own hand-over of that address, by
 //!   which the next owner's writes come after the last one's reads.
 

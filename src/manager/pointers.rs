@@ -52,6 +52,7 @@ pub struct MemoryPointer {
 struct DeviceOwner {
     /// The stream in whose order the memory is freed.
     stream: Mutex<Stream>,
+    /// In a mutex so that owners are `Sync`: the drop alone reads it.
     finalizer: Mutex<Option<DeviceFinalizer>>,
 }
 

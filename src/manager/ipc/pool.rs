@@ -9,7 +9,7 @@ use crate::debug_log::deferred_event;
 use crate::device::Device;
 use crate::driver::sim::CallSite;
 use crate::driver::{ErrorContext, RawPool, not_forked};
-use crate::error::{DriverError, Result, ensure};
+use crate::error::{DriverError, Error, ErrorKind, Result, ensure};
 use crate::impls::debug_struct;
 use crate::resource::AsyncResource;
 use crate::stream::Stream;
@@ -153,10 +153,8 @@ impl IpcPool {
                 let what = format!(
                     "importing a pool on {device}: the descriptor is of no pool of that device"
                 );
-                let error =
-                    crate::error::Error::new(crate::error::ErrorKind::InvalidArgument, what)
-                        .with_driver(error);
-                return Err(error
+                return Err(Error::new(ErrorKind::InvalidArgument, what)
+                    .with_driver(error)
                     .with_advice("give it what AsyncResource::export gave, on the same device"));
             }
             imported => imported.with_context(|| format!("importing a pool on {device}"))?,

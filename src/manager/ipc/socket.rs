@@ -54,7 +54,7 @@ pub(super) fn send_descriptor<const N: usize>(
 }
 
 /// Waits for a message with one descriptor that begins with `magic`. Bytes that begin otherwise are refused when they
-/// come: whoever sent them may send no more, and keep the socket open.
+/// come: the sender may send no more, and keep the socket open.
 pub(super) fn receive_descriptor<const N: usize>(
     socket: &UnixStream,
     magic: &[u8],
