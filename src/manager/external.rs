@@ -49,7 +49,10 @@ impl ManagerMemory {
             return Err(Error::new(ErrorKind::Unsupported, what)
                 .with_advice("use a version of the manager that fits this version of aquifer"));
         }
-        memory.call("to initialize", || memory.manager.initialize())?;
+        memory.call("to initialize", || memory.manager.initialize()).map_err(|error| {
+            let (name, device) = (&memory.name, &memory.device);
+            error.within(format_args!("initializing the memory manager {name} for {device}"))
+        })?;
         Ok(Arc::new(memory))
     }
 

@@ -241,6 +241,12 @@ fn within(range: &Range<usize>, bytes: usize) -> Result<usize> {
     if range.start <= range.end && range.end <= bytes {
         return Ok(range.start);
     }
+    if range.start > range.end {
+        let what = format!("the range {}..{} ends before it begins", range.start, range.end);
+        return Err(
+            Error::new(ErrorKind::OutOfBounds, what).with_advice("give the smaller index first")
+        );
+    }
     let what = format!(
         "bytes {}..{} were to be taken of memory of {}",
         range.start,

@@ -49,7 +49,8 @@ fn open_by<M: MemoryManager + 'static>(
 ///
 /// # Errors
 ///
-/// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) after memory was allocated, from the manager or without one;
+/// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) after the first use of memory, from the manager or
+/// without one, and after a call of [`memory_manager`];
 /// [`ErrorKind::Forked`](crate::ErrorKind::Forked). Errors and panics of `make`, errors of
 /// [`initialize`](MemoryManager::initialize) and of a wrong
 /// [version](MemoryManager::interface_version) come at the first use on each device.

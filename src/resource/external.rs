@@ -17,12 +17,13 @@ use super::device_resource::DeviceResource;
 use crate::debug_log::event;
 use crate::device::Device;
 use crate::driver::HostFlags;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::impls::variable;
 use crate::sync::trusted::{Mutex, thread_local};
 use crate::sync::{Arc, OnceLock};
 use std::any::Any;
 use std::cell::Cell;
+use std::ffi::OsStr;
 use std::fmt;
 use std::ptr::NonNull;
 
@@ -120,13 +121,12 @@ pub(crate) fn register(name: &str, factory: ManagerFactory) {
 /// Chooses a manager, unless the variable does.
 pub(crate) fn set(manager: OpenMemory) -> Result<()> {
     if let Some(value) = variable(VARIABLE) {
-        let value = value.to_string_lossy();
-        event!(warn, %value, "set_memory_manager was ignored: AQUIFER_MEMORY_MANAGER is set");
+        event!(warn, ?value, "set_memory_manager was ignored: AQUIFER_MEMORY_MANAGER is set");
         return Ok(());
     }
     let mut open = OPEN.lock();
     if CHOSEN.get().is_some() {
-        let what = "a memory manager was to be set after memory was allocated";
+        let what = "a memory manager was to be set after memory was used, or its manager asked for";
         return Err(Error::new(ErrorKind::InvalidArgument, what)
             .with_advice("call set_memory_manager at the start of the program"));
     }
@@ -143,7 +143,7 @@ fn chosen() -> Result<Option<OpenMemory>> {
     }
     let by_variable = match variable(VARIABLE) {
         None => None,
-        Some(value) => Some(by_variable(&value.to_string_lossy())?),
+        Some(value) => Some(by_variable(&value)?),
     };
     let mut open = OPEN.lock();
     let set = open.set.take();
@@ -155,11 +155,22 @@ fn chosen() -> Result<Option<OpenMemory>> {
     Ok(chosen)
 }
 
-fn by_variable(value: &str) -> Result<Option<OpenMemory>> {
+fn by_variable(value: &OsStr) -> Result<Option<OpenMemory>> {
+    let Some(value) = value.to_str() else {
+        let what = format!("{VARIABLE} is {value:?}, which is no UTF-8");
+        return Err(Error::new(ErrorKind::Environment, what)
+            .with_advice("name a registered manager, or unset the variable"));
+    };
     if value == OWN {
         return Ok(None);
     }
     let (name, options) = value.split_once(':').unwrap_or((value, ""));
+    ensure!(
+        name != OWN,
+        Environment,
+        "write `default` alone, or name a registered manager",
+        "{VARIABLE} is {value:?}, where `default` takes no options"
+    );
     let open = OPEN.lock();
     let factory = open.factory(name).ok_or_else(|| open.unknown(name));
     drop(open);

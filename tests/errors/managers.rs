@@ -6,10 +6,10 @@ use crate::table::Table;
 use allocator_api2::vec::Vec as AllocVec;
 use aquifer::sim::{SimConfig, Simulator};
 use aquifer::{
-    CudaResource, DeferCleanup, Device, DeviceLayout, DeviceVec, HostAllocFlags, HostOnly,
-    ManagerOptions, MemoryInfo, MemoryManager, MemoryPointer, PinnedMemory, PinnedResource,
-    Registered, ResourceMemoryManager, Result, Stream, default_device_pool, last_error,
-    register_memory_manager, set_memory_manager,
+    CudaResource, DeferCleanup, Device, DeviceLayout, DeviceVec, Error, ErrorKind, HostAllocFlags,
+    HostOnly, ManagerOptions, MemoryInfo, MemoryManager, MemoryPointer, PinnedMemory,
+    PinnedResource, Registered, ResourceMemoryManager, Result, Stream, default_device_pool,
+    last_error, register_memory_manager, set_memory_manager,
 };
 use std::ptr::NonNull;
 
@@ -20,9 +20,12 @@ pub(crate) fn rows(table: &mut Table) {
     let variable = "AQUIFER_MEMORY_MANAGER";
     rows_of_child(table, "manager unknown", &[(variable, "rmm:blocks=2")], "by variable: ");
     rows_of_child(table, "manager options", &[(variable, "pool:blocks=2")], "by variable: ");
+    rows_of_child(table, "manager unknown", &[(variable, "default:blocks=2")], "the default: ");
+    rows_of_child(table, "manager bytes", &[], "by variable: ");
     for name in [
         "manager late",
         "manager unmade",
+        "manager initialize",
         "manager panics",
         "manager small",
         "manager itself",
@@ -45,6 +48,8 @@ fn options(table: &mut Table) {
     let (device, _) = simulated(SimConfig::default());
     let pointer = MemoryPointer::new(&device.new_stream().unwrap(), 4096, 100, |_| {});
     table.failed("a view past the end", pointer.slice(50..101));
+    #[expect(clippy::reversed_empty_ranges, reason = "it is refused")]
+    table.failed("a view that ends before it begins", pointer.slice(30..20));
 }
 
 fn of_pool(device: &Device) -> Result<HostOnly<ResourceMemoryManager>> {
@@ -110,6 +115,7 @@ enum Wrong {
     GivesLittle,
     AsksItself,
     IsOld,
+    IsNotReady,
 }
 
 #[derive(Debug)]
@@ -121,11 +127,18 @@ unsafe impl MemoryManager for Bad {
         if matches!(self.0, Wrong::IsOld) { 0 } else { aquifer::INTERFACE_VERSION }
     }
 
+    fn initialize(&self) -> Result<()> {
+        if matches!(self.0, Wrong::IsNotReady) {
+            return Err(Error::new(ErrorKind::Io, "its file is not there").with_advice("make it"));
+        }
+        Ok(())
+    }
+
     fn memalloc(&self, stream: &Stream, _: DeviceLayout) -> Result<MemoryPointer> {
         match self.0 {
             Wrong::Panics => panic!("it has no such memory"),
             Wrong::AsksItself => drop(DeviceVec::<u8>::zeroed(stream, 1)?),
-            Wrong::GivesLittle | Wrong::IsOld => {}
+            Wrong::GivesLittle | Wrong::IsOld | Wrong::IsNotReady => {}
         }
         Ok(MemoryPointer::new(stream, 4096, 1, |_| {}))
     }
@@ -158,6 +171,13 @@ pub(crate) fn child(name: &str) {
     let zeroed = || DeviceVec::<u8>::zeroed(&stream, 100);
     let (title, wrong) = match name {
         "manager unknown" => return print_failed("a manager that is not registered", zeroed()),
+        "manager bytes" => {
+            use std::os::unix::ffi::OsStrExt;
+            let value = std::ffi::OsStr::from_bytes(b"pool\xff");
+            // SAFETY: no other thread of this process uses the environment.
+            unsafe { std::env::set_var("AQUIFER_MEMORY_MANAGER", value) };
+            return print_failed("a manager whose name is no UTF-8", zeroed());
+        }
         "manager options" => {
             register_memory_manager("pool", |device, options| {
                 options.allow(&["mib"])?;
@@ -174,6 +194,7 @@ pub(crate) fn child(name: &str) {
             set_memory_manager(|_| -> Result<Bad> { panic!("there is no device for it") }).unwrap();
             return print_failed("a manager whose making panics", zeroed());
         }
+        "manager initialize" => ("a manager that cannot be initialized", Wrong::IsNotReady),
         "manager panics" => ("a manager that panics", Wrong::Panics),
         "manager small" => ("a manager that gives little", Wrong::GivesLittle),
         "manager itself" => ("a manager that asks itself", Wrong::AsksItself),
