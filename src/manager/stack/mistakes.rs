@@ -39,12 +39,12 @@ pub(super) fn wrong_place(kind: &LayerKind, at: Range<usize>) -> Problem {
         Place::Adaptor => Problem::new(
             at,
             format!("the adaptor `{name}` stands where a resource was expected"),
-            format!("write it after the resource and a bar: cuda | {name}"),
+            format!("write it after its upstream and a bar: ... | {name}"),
         ),
         Place::Around => Problem::new(
             at,
             format!("the resource `{name}` stands where an adaptor was expected"),
-            format!("write it around what stands before the bar: {name}(cuda)"),
+            format!("write it around what stands before the bar: {name}(...)"),
         ),
         Place::Source => Problem::new(
             at,
@@ -59,13 +59,18 @@ pub(super) fn no_upstream(kind: &LayerKind, upstream: &LayerKind, at: Range<usiz
     let (name, other) = (kind.name, upstream.name);
     let what = format!("`{name}` is given the upstream `{other}`, and takes none in parentheses");
     let advice = match kind.is_adaptor() {
-        true => format!("write the adaptor after its upstream and a bar: {other} | {name}"),
+        true => format!("write the adaptor after its upstream and a bar: {other}... | {name}"),
         false => format!("leave `{other}` out: `{name}` is over no other resource"),
     };
     Problem::new(at, what, advice)
 }
 
 pub(super) fn second_upstream(kind: &LayerKind, token: &Token<'_>, at: Range<usize>) -> Problem {
+    if let Token::Word(word) = token
+        && kind.option(word).is_some()
+    {
+        return no_place(kind, token, at);
+    }
     let what = format!("`{}` has its upstream, and {token} has no name of an option", kind.name);
     Problem::new(at, what, options(kind))
 }
@@ -127,7 +132,7 @@ pub(super) fn not_after_argument(token: &Token<'_>, at: Range<usize>) -> Problem
     Problem::new(
         at,
         what,
-        "write sizes without spaces, as 1GiB, and texts with spaces or marks in quotes",
+        "separate arguments by commas; write sizes without spaces, as 1GiB, and texts with spaces or marks in quotes",
     )
 }
 

@@ -141,7 +141,11 @@ fn wrong_unit(word: &str, unit: &str, advice: &'static str) -> WrongValue {
         return (what, advice.into());
     }
     let what = format!("{} has the unit {}, which is none", shown(word), shown(unit));
-    let near = nearest(unit, UNITS.iter().map(|(name, _)| *name));
+    // `1G` and `1gb` are of the unit that begins so.
+    let first = |text: &str| text.bytes().next().map(|byte| byte.to_ascii_lowercase());
+    let begins = |name: &str| unit.len() < 3 && name.len() == 3 && first(name) == first(unit);
+    let names = || UNITS.iter().map(|(name, _)| *name);
+    let near = names().find(|name| begins(name)).or_else(|| nearest(unit, names()));
     let advice = match near {
         Some(near) => format!("did you mean `{near}`? {advice}").into(),
         None => advice.into(),
