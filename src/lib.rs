@@ -72,6 +72,9 @@ pub use pinned::{
     RegisterError, Registered, current_pinned_resource, last_error, reset_current_pinned_resource,
     set_current_pinned_resource,
 };
+/// For libraries over this crate.
+#[doc(hidden)]
+pub use resource::ThreadMagazine;
 pub use resource::{
     ArenaOptions, ArenaResource, AsyncOptions, AsyncResource, AsyncStatistics, BinningOptions,
     BinningResource, CallbackResource, CudaResource, DeviceBlock, DeviceResource, FixedSizeOptions,

@@ -377,8 +377,8 @@ typedef struct aquifer_api {
    */
   aquifer_status (*deallocate)(void *pointer, size_t bytes, struct aquifer_stream *stream);
   /*
-   As `allocate`, by the driver's handle of a stream, which this call opens for good. The handle is asked for its
-   stream each time, which takes two calls of the driver.
+   As `allocate`, by the driver's handle of a stream, which this call opens for good. The driver is asked each time
+   which stream has the handle, which takes two of its calls.
    */
   aquifer_status (*allocate_on)(struct aquifer_stack *stack,
                                 size_t bytes,

@@ -2,13 +2,15 @@
 //!
 //! | table | key | holds | until |
 //! |---|---|---|---|
-//! | `CACHE`, a thread's | numbers | what it used last | a change of `GENERATION`, seen at the thread's next call |
-//! | `LAST`, a thread's | handles | pointers into `CACHE` | the same |
+//! | `RECENT`, a thread's | place | what a call on a route and a stream needs | another pair has the place, or the thread's next call that takes a lock sees a change of `GENERATION` |
+//! | `Thread::places` | place | pointers into `RECENT` | the same |
+//! | `HANDLES`, a thread's | place of a driver's handle | the stream that it was last | another one has the place; it is not used after a change of `GENERATION` |
 
 use crate::handles::{STACK, STREAM, aquifer_stack, aquifer_stream};
-use crate::page_map;
-use aquifer_rs::{DeviceResource, Stream};
-use std::cell::{Cell, RefCell};
+use crate::page_map::{self, LastLeaf};
+use aquifer_rs::{DeviceBlock, DeviceResource, Stream, ThreadMagazine};
+use std::cell::{Cell, OnceCell, RefCell};
+use std::ffi::c_void;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -26,7 +28,7 @@ pub(crate) fn generation() -> u64 {
 pub(crate) fn invalidate() {
     // Release: a thread that sees it looks into tables that have changed.
     GENERATION.fetch_add(1, Ordering::Release);
-    let _ = CACHE.try_with(|cache| cache.try_borrow_mut().map(|mut cache| cache.clear()).ok());
+    let _ = RECENT.try_with(|recent| recent.try_borrow_mut().map(|mut recent| recent.clear()).ok());
 }
 
 /// In the child of a fork no thread's cache holds.
@@ -34,198 +36,240 @@ pub(crate) extern "C" fn forget_in_child() {
     GENERATION.fetch_add(1, Ordering::Relaxed);
 }
 
-/// What a thread used last, so that a call takes no lock. It keeps what it names.
-///
-/// Each value is in a box, as [`Last`] points to it: what is dropped here is out of `LAST` first.
-struct Cache {
+/// What a call on a route and a stream needs. It keeps what it names.
+pub(crate) struct Recent {
     generation: u64,
-    routes: [Option<Box<CachedRoute>>; 4],
-    streams: [Option<Box<(u32, Stream)>>; 8],
-    next_route: usize,
-    next_stream: usize,
-}
-
-struct CachedRoute {
-    /// The stack that allocates by the route now; 0 for a route alone.
-    stack: u32,
-    number: u32,
-    resource: Arc<dyn DeviceResource>,
-}
-
-impl Cache {
-    const fn new() -> Self {
-        Self {
-            generation: 0,
-            routes: [const { None }; 4],
-            streams: [const { None }; 8],
-            next_route: 0,
-            next_stream: 0,
-        }
-    }
-
-    fn clear(&mut self) {
-        forget_last();
-        (self.routes, self.streams) = ([const { None }; 4], [const { None }; 8]);
-    }
-
-    fn refresh(&mut self) {
-        // Acquire: pairs with `invalidate`.
-        let generation = GENERATION.load(Ordering::Acquire);
-        if self.generation != generation {
-            self.clear();
-            self.generation = generation;
-        }
-    }
-}
-
-impl Drop for Cache {
-    fn drop(&mut self) {
-        forget_last();
-    }
-}
-
-/// The route and the stream of the thread's last call, by pointers into its [`Cache`], and the handles that gave them.
-///
-/// - INV-1: the pointers are of values that the thread's `Cache` has while `generation` is not 0: what takes a value out of
-///   that calls [`forget_last`] first.
-/// - INV-2: nothing of this crate is called while they are used: the resources that a text builds call no code of users.
-/// - INV-3: route and stream are of one device.
-pub(crate) struct Last {
-    generation: Cell<u64>,
-    stack: Cell<u64>,
-    stream: Cell<u64>,
+    /// The handle of the stack that allocates by the route; 0 where it is not known.
+    stack: u64,
+    stream: u64,
     /// As [`page_map::numbers`] has them.
-    numbers: Cell<u64>,
-    resource: Cell<*const Arc<dyn DeviceResource>>,
-    on: Cell<*const Stream>,
+    numbers: u64,
+    /// Of the resource and the stream, which this keeps: where it is a pool with no other resource over it.
+    magazine: OnceCell<ThreadMagazine>,
+    resource: Arc<dyn DeviceResource>,
+    on: Stream,
 }
 
-thread_local! {
-    static CACHE: RefCell<Cache> = const { RefCell::new(Cache::new()) };
-    static LAST: Last = const {
-        Last {
-            generation: Cell::new(0),
-            stack: Cell::new(0),
-            stream: Cell::new(0),
-            numbers: Cell::new(0),
-            resource: Cell::new(std::ptr::null()),
-            on: Cell::new(std::ptr::null()),
-        }
-    };
-}
-
-fn forget_last() {
-    LAST.with(|last| last.generation.set(0));
-}
-
-impl Last {
-    /// The thread's own, and whether it holds: not after a change of what a number stands for, and not in the child of a
-    /// fork.
+impl Recent {
     #[inline(always)]
-    pub(crate) fn with<T>(body: impl FnOnce(&Self) -> Option<T>) -> Option<T> {
-        LAST.with(|last| {
-            // Acquire: pairs with `invalidate`.
-            if last.generation.get() == GENERATION.load(Ordering::Acquire) {
-                body(last)
-            } else {
-                None
-            }
-        })
+    pub(crate) fn is_of_stack(
+        &self,
+        stack: *mut aquifer_stack,
+        stream: *mut aquifer_stream,
+    ) -> bool {
+        stack.addr() as u64 == self.stack && stream.addr() as u64 == self.stream
     }
 
+    /// Whether a block of these numbers may be freed here, on a stream.
     #[inline(always)]
-    pub(crate) fn is_stack(&self, stack: *mut aquifer_stack) -> bool {
-        stack.addr() as u64 == self.stack.get()
-    }
-
-    #[inline(always)]
-    pub(crate) fn is_stream(&self, stream: *mut aquifer_stream) -> bool {
-        stream.addr() as u64 == self.stream.get()
+    pub(crate) fn is_of_block(&self, numbers: u64, stream: *mut aquifer_stream) -> bool {
+        (numbers ^ self.numbers) >> 32 == 0 && stream.addr() as u64 == self.stream
     }
 
     #[inline(always)]
     pub(crate) fn numbers(&self) -> u64 {
-        self.numbers.get()
+        self.numbers
     }
 
-    /// The route's resource, and the stream.
+    /// A block of the thread's magazine.
     #[inline(always)]
+    pub(crate) fn allocate_cached(&self, bytes: usize) -> Option<DeviceBlock> {
+        // SAFETY: this keeps the pool and the stream.
+        let block = unsafe { self.magazine.get()?.allocate(bytes)? };
+        Some(DeviceBlock::new(block.address, block.bytes, block.token))
+    }
+
+    /// Frees a block to the thread's magazine. `false` if it does not take it.
+    ///
+    /// # Safety
+    ///
+    /// As [`DeviceResource::deallocate`], on this stream.
+    #[inline(always)]
+    pub(crate) unsafe fn deallocate_cached(&self, block: &DeviceBlock) -> bool {
+        // SAFETY: the caller's promise; this keeps the pool and the stream.
+        self.magazine.get().is_some_and(|magazine| unsafe {
+            magazine.deallocate(block.address(), block.bytes(), block.token())
+        })
+    }
+
+    /// Whether the driver's handle is of this stream still.
+    ///
+    /// # Safety
+    ///
+    /// The handle is of a stream that lives.
+    pub(crate) unsafe fn is_behind(&self, cuda_stream: *mut c_void) -> bool {
+        // SAFETY: the caller's promise. An error is met again on the other way, which tells of it.
+        unsafe { self.on.is_behind(cuda_stream.addr() as u64) }.unwrap_or(false)
+    }
+
+    /// The resource and the stream, for a call that the magazine does not serve.
     pub(crate) fn resource_and_stream(&self) -> (&dyn DeviceResource, &Stream) {
-        // SAFETY: the generation holds, as `with` has seen: INV-1, and INV-2 keeps it so.
-        unsafe { (&**self.resource.get(), &*self.on.get()) }
+        (&*self.resource, &self.on)
+    }
+
+    /// Looks for the thread's magazine, after a call that may have made it.
+    pub(crate) fn find_magazine(&self) {
+        if self.magazine.get().is_none()
+            && let Some(found) = self.resource.thread_magazine(&self.on)
+        {
+            let _ = self.magazine.set(found);
+        }
     }
 }
 
-/// The route by which a stack allocates, if the thread knows it: its number and its resource.
-pub(crate) fn route_of_stack(stack: u32) -> Option<(u32, Arc<dyn DeviceResource>)> {
-    CACHE
-        .try_with(|cache| {
-            let mut cache = cache.try_borrow_mut().ok()?;
-            cache.refresh();
-            let route = cache.routes.iter().flatten().find(|route| route.stack == stack)?;
-            Some((route.number, route.resource.clone()))
-        })
-        .ok()
-        .flatten()
+/// Pairs of a route and a stream that a thread remembers.
+const PLACES_OF_A_THREAD: usize = 8;
+
+/// The place of a route and a stream. A stack's own route has the number of the stack.
+#[inline(always)]
+fn place(numbers: u64) -> usize {
+    (numbers >> 32 ^ numbers) as usize % PLACES_OF_A_THREAD
 }
 
-/// Puts what a call uses into the thread's cache, where its next call looks first: unless something has changed since it
-/// was looked up in `generation`.
+/// Owns what [`Thread::places`] points to: what is dropped here is out of those first.
+struct Owned {
+    generation: u64,
+    recent: [Option<Box<Recent>>; PLACES_OF_A_THREAD],
+}
+
+impl Owned {
+    fn clear(&mut self) {
+        THREAD.with(|thread| thread.places.iter().for_each(|place| place.set(std::ptr::null())));
+        self.recent = [const { None }; PLACES_OF_A_THREAD];
+    }
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}
+
+thread_local! {
+    static RECENT: RefCell<Owned> =
+        const { RefCell::new(Owned { generation: 0, recent: [const { None }; PLACES_OF_A_THREAD] }) };
+    static THREAD: Thread = const {
+        Thread {
+            places: [const { Cell::new(std::ptr::null()) }; PLACES_OF_A_THREAD],
+            leaf: LastLeaf::new(),
+        }
+    };
+}
+
+/// What the warm way needs of a thread. Without a destructor, so that it is there for calls of other destructors.
+pub(crate) struct Thread {
+    /// Pointers into `RECENT`.
+    places: [Cell<*const Recent>; PLACES_OF_A_THREAD],
+    pub(crate) leaf: LastLeaf,
+}
+
+impl Thread {
+    /// The calling thread's own.
+    ///
+    /// # Safety
+    ///
+    /// The reference is used by the call that asks for it alone.
+    #[inline(always)]
+    pub(crate) unsafe fn own<'a>() -> &'a Self {
+        // SAFETY: it has no destructor, so it lives as long as the thread, and `Cell`s keep it there.
+        unsafe { &*THREAD.with(std::ptr::from_ref) }
+    }
+
+    /// What the thread remembers at the place of a route or stack and a stream, if that holds: not after a change of what a
+    /// number stands for, and not in the child of a fork. It may be of another pair.
+    ///
+    /// # Safety
+    ///
+    /// The reference is used before the thread calls [`remember`] or [`invalidate`]. The resources that a text builds call
+    /// neither, nor code of users.
+    #[inline(always)]
+    pub(crate) unsafe fn recent<'a>(&self, numbers: u64) -> Option<&'a Recent> {
+        let recent = self.places[place(numbers)].get();
+        // SAFETY: null, or in `RECENT`, which takes it from here before it drops it: not while the caller uses it.
+        let recent = unsafe { recent.as_ref()? };
+        (recent.generation == generation()).then_some(recent)
+    }
+}
+
+/// The stream that a driver's handle was last.
+#[derive(Clone, Copy)]
+struct OfHandle {
+    generation: u64,
+    cuda_stream: u64,
+    stream: *mut aquifer_stream,
+}
+
+thread_local! {
+    static HANDLES: [Cell<OfHandle>; PLACES_OF_A_THREAD] = const {
+        [const {
+            Cell::new(OfHandle { generation: 0, cuda_stream: 0, stream: std::ptr::null_mut() })
+        }; PLACES_OF_A_THREAD]
+    };
+}
+
+/// The place of a driver's handle, which is an address.
+fn place_of_handle(cuda_stream: u64) -> usize {
+    (cuda_stream.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) as usize % PLACES_OF_A_THREAD
+}
+
+/// The stream that a driver's handle was when the thread last asked. It may be another one by now.
+#[inline]
+pub(crate) fn last_of_handle(cuda_stream: *mut c_void) -> Option<*mut aquifer_stream> {
+    let cuda_stream = cuda_stream.addr() as u64;
+    let last = HANDLES.with(|handles| handles[place_of_handle(cuda_stream)].get());
+    (last.cuda_stream == cuda_stream && last.generation == generation()).then_some(last.stream)
+}
+
+/// Remembers the stream of a driver's handle, as it was found in `generation`.
+pub(crate) fn remember_handle(
+    generation: u64,
+    cuda_stream: *mut c_void,
+    stream: *mut aquifer_stream,
+) {
+    let cuda_stream = cuda_stream.addr() as u64;
+    let found = OfHandle { generation, cuda_stream, stream };
+    HANDLES.with(|handles| handles[place_of_handle(cuda_stream)].set(found));
+}
+
+/// Remembers what a call uses, for the thread's next one: unless something has changed since it was looked up in
+/// `generation`.
 pub(crate) fn remember(
     generation: u64,
-    stack: u32,
-    number: u32,
+    stack: Option<u32>,
+    route: u32,
     resource: &Arc<dyn DeviceResource>,
-    stream_number: u32,
-    stream: &Stream,
+    stream: u32,
+    on: &Stream,
 ) {
-    let _ = CACHE.try_with(|cache| {
-        let Ok(mut cache) = cache.try_borrow_mut() else { return };
-        cache.refresh();
-        if cache.generation != generation {
+    let numbers = page_map::numbers(route, stream);
+    let _ = RECENT.try_with(|owned| {
+        let Ok(mut owned) = owned.try_borrow_mut() else { return };
+        let present = self::generation();
+        if owned.generation != present {
+            owned.clear();
+            owned.generation = present;
+        }
+        let place = place(numbers);
+        let is_known = owned.recent[place]
+            .as_ref()
+            .is_some_and(|known| known.numbers == numbers && (stack.is_none() || known.stack != 0));
+        if present != generation || is_known || on.device() != resource.device() {
             return;
         }
-        let cache = &mut *cache;
-        // A route is known with its stack or without; a stack that has another route now was forgotten.
-        let known = cache.routes.iter().position(|known| {
-            known
-                .as_ref()
-                .is_some_and(|known| known.number == number && (stack == 0 || known.stack == stack))
-        });
-        let place = known.unwrap_or_else(|| {
-            let place = cache.next_route % cache.routes.len();
-            cache.next_route += 1;
-            forget_last();
-            let resource = resource.clone();
-            cache.routes[place] = Some(Box::new(CachedRoute { stack, number, resource }));
-            place
-        });
-        let known = cache
-            .streams
-            .iter()
-            .position(|known| known.as_ref().is_some_and(|known| known.0 == stream_number));
-        let stream_place = known.unwrap_or_else(|| {
-            let place = cache.next_stream % cache.streams.len();
-            cache.next_stream += 1;
-            forget_last();
-            cache.streams[place] = Some(Box::new((stream_number, stream.clone())));
-            place
-        });
-        let (Some(route), Some(stream)) = (&cache.routes[place], &cache.streams[stream_place])
-        else {
-            return;
+        let recent = Recent {
+            generation,
+            stack: stack.map_or(0, |stack| STACK | u64::from(stack)),
+            stream: STREAM | u64::from(stream),
+            numbers,
+            magazine: OnceCell::new(),
+            resource: resource.clone(),
+            on: on.clone(),
         };
-        if stream.1.device() != route.resource.device() {
-            // INV-3.
-            return;
-        }
-        LAST.with(|last| {
-            last.stack.set(STACK | u64::from(route.stack));
-            last.stream.set(STREAM | u64::from(stream_number));
-            last.numbers.set(page_map::numbers(number, stream_number));
-            last.resource.set(&raw const route.resource);
-            last.on.set(&raw const stream.1);
-            last.generation.set(cache.generation);
+        recent.find_magazine();
+        THREAD.with(|thread| {
+            thread.places[place].set(std::ptr::null());
+            let recent = owned.recent[place].insert(Box::new(recent));
+            thread.places[place].set(&raw const **recent);
         });
     });
 }

@@ -64,6 +64,19 @@ pub(crate) fn stack_handle(number: u32) -> *mut aquifer_stack {
     std::ptr::without_provenance_mut((STACK | u64::from(number)) as usize)
 }
 
+#[inline(always)]
 pub(crate) fn stream_handle(number: u32) -> *mut aquifer_stream {
     std::ptr::without_provenance_mut((STREAM | u64::from(number)) as usize)
+}
+
+/// The numbers of two handles as one, of whatever they are: the stack's above.
+#[inline(always)]
+pub(crate) fn numbers(stack: *mut aquifer_stack, stream: *mut aquifer_stream) -> u64 {
+    with_stream((stack.addr() as u64) << 32, stream)
+}
+
+/// Two numbers as one, with that of a handle below.
+#[inline(always)]
+pub(crate) fn with_stream(numbers: u64, stream: *mut aquifer_stream) -> u64 {
+    numbers & MARK | u64::from(stream.addr() as u32)
 }

@@ -1,11 +1,11 @@
 //! Allocation and free of device memory.
 
-use crate::cache::{self, Last};
+use crate::cache::{self, Recent, Thread};
 use crate::capture::OfCapture;
-use crate::handles::{aquifer_stack, aquifer_stream, closed};
+use crate::handles::{self, aquifer_stack, aquifer_stream, closed};
 use crate::page_map::{self, FREED, FREEING, UNIT};
 use crate::stack::{self, Stack, device};
-use crate::status::{Failure, Result, aquifer_status as Status};
+use crate::status::{Failure, Result, aquifer_status as Status, guard, guarded};
 use crate::{open_streams, route};
 use aquifer_rs::{Device, DeviceBlock, DeviceLayout, DeviceResource, Stream};
 use parking_lot::Mutex;
@@ -59,62 +59,141 @@ pub(crate) fn misuse() -> aquifer_misuse {
 /// Streams on which a block was used besides that of its allocation, by the block's address.
 static USES: LazyLock<Mutex<HashMap<u64, Vec<Stream>>>> = LazyLock::new(Mutex::default);
 
-/// A block, the way of the thread's last call: `None` where another way has to be taken, or will say why there is none.
+/// A block of the thread's magazine: `None` where another way has to be taken, or will say why there is none.
 #[inline(always)]
 pub(crate) fn allocate_fast(
     stack: *mut aquifer_stack,
     bytes: usize,
     stream: *mut aquifer_stream,
 ) -> Option<u64> {
-    Last::with(|last| {
-        if bytes == 0 || !last.is_stack(stack) || !last.is_stream(stream) {
-            return None;
-        }
-        let layout = DeviceLayout::new(bytes).ok()?;
-        let (resource, on) = last.resource_and_stream();
-        let block = match resource.allocate(on, layout) {
-            Ok(block) => block,
-            Err(error) => return refused(error),
-        };
-        let address = block.address();
-        let (numbers, requested) = (last.numbers(), bytes as u64);
-        if page_map::insert(address, numbers, block.token(), block.bytes() as u64, requested) {
-            return Some(address);
-        }
-        // SAFETY: allocated above, and nothing has used it.
-        unsafe { resource.deallocate(on, block) };
-        None
-    })
+    // SAFETY: of this call.
+    let thread = unsafe { Thread::own() };
+    // SAFETY: nothing below remembers another or invalidates it.
+    let recent = unsafe { thread.recent(handles::numbers(stack, stream))? };
+    if bytes == 0 || !recent.is_of_stack(stack, stream) {
+        return None;
+    }
+    let Some(block) = recent.allocate_cached(bytes) else {
+        return allocate_recent(recent, bytes);
+    };
+    let entry = as_entry(&block, recent.numbers(), bytes);
+    let is_in = thread.leaf.insert(block.address(), entry);
+    if is_in { Some(block.address()) } else { no_place(recent, block) }
 }
 
-/// The other way asks again, and says it.
+/// As [`allocate_fast`], where the magazine has none. A failure is met again on the other way, which tells of it.
+#[inline(never)]
+fn allocate_recent(recent: &Recent, bytes: usize) -> Option<u64> {
+    let allocated = guarded(|| {
+        let (resource, on) = recent.resource_and_stream();
+        let block = resource.allocate(on, DeviceLayout::new(bytes)?)?;
+        let address = block.address();
+        if !page_map::insert(address, as_entry(&block, recent.numbers(), bytes)) {
+            return Ok(no_place(recent, block));
+        }
+        recent.find_magazine();
+        Ok(Some(address))
+    });
+    allocated.ok().flatten()
+}
+
+/// A block as the page map has it.
+#[inline(always)]
+fn as_entry(block: &DeviceBlock, numbers: u64, requested: usize) -> page_map::Block {
+    page_map::Block::new(numbers, block.token(), block.bytes() as u64, requested as u64)
+}
+
+/// Gives a block back that has no place in the page map.
 #[cold]
-fn refused(_: aquifer_rs::Error) -> Option<u64> {
+fn no_place(recent: &Recent, block: DeviceBlock) -> Option<u64> {
+    let (resource, on) = recent.resource_and_stream();
+    // SAFETY: the caller has just allocated it, and nothing has used it.
+    unsafe { resource.deallocate(on, block) };
     None
 }
 
-/// As [`allocate_fast`]: whether the block is freed.
+/// Frees a block to the thread's magazine, or to its resource by what the thread remembers. `None` where another way has
+/// to be taken.
 #[inline(always)]
-pub(crate) fn deallocate_fast(address: u64, bytes: usize, stream: *mut aquifer_stream) -> bool {
-    let freed = Last::with(|last| {
-        let entry = page_map::entry(address)?;
-        let (numbers, requested) = entry.numbers_and_requested();
-        let is_last = match stream.is_null() {
-            true => numbers == last.numbers(),
-            false => numbers >> 32 == last.numbers() >> 32 && last.is_stream(stream),
-        };
-        if !is_last || (bytes as u64 != requested && bytes != 0) || !entry.take() {
-            return None;
+pub(crate) fn deallocate_fast(
+    address: u64,
+    bytes: usize,
+    stream: *mut aquifer_stream,
+) -> Option<Status> {
+    // SAFETY: of this call.
+    let thread = unsafe { Thread::own() };
+    let entry = thread.leaf.entry(address)?;
+    let (numbers, requested) = entry.numbers_and_requested();
+    let stream = if stream.is_null() { handles::stream_handle(numbers as u32) } else { stream };
+    // SAFETY: nothing below remembers another or invalidates it.
+    let recent = unsafe { thread.recent(handles::with_stream(numbers, stream))? };
+    let is_right = bytes as u64 == requested || bytes == 0;
+    if !recent.is_of_block(numbers, stream) || !is_right || !entry.take() {
+        return None;
+    }
+    let (token, bytes) = entry.token_and_bytes();
+    let block = DeviceBlock::new(address, bytes as usize, token);
+    // SAFETY: the block of this address, which `take` gave to this call alone, by the route that it came by; the
+    // caller's work on it is before this call in the stream's order, by the contract of the C function.
+    unsafe {
+        if recent.deallocate_cached(&block) {
+            return Some(Status::AQUIFER_OK);
         }
-        let (token, bytes) = entry.token_and_bytes();
-        let (resource, on) = last.resource_and_stream();
-        let block = DeviceBlock::new(address, bytes as usize, token);
-        // SAFETY: the block of this address, which `take` gave to this call alone, by the route that it came by; the
-        // caller's work on it is before this call in the stream's order, by the contract of the C function.
+        Some(deallocate_recent(recent, block))
+    }
+}
+
+/// As [`allocate_fast`], by the driver's handle of a stream, which the driver is asked for.
+///
+/// # Safety
+///
+/// As [`stream_of`].
+pub(crate) unsafe fn allocate_on_fast(
+    stack: *mut aquifer_stack,
+    bytes: usize,
+    cuda_stream: *mut c_void,
+) -> Option<u64> {
+    let stream = cache::last_of_handle(cuda_stream)?;
+    // SAFETY: of this call; what is found in it is used before another is remembered or it is invalidated.
+    let recent = unsafe { Thread::own().recent(handles::numbers(stack, stream))? };
+    // SAFETY: the caller's promise.
+    let is_same = recent.is_of_stack(stack, stream) && unsafe { recent.is_behind(cuda_stream) };
+    if is_same { allocate_fast(stack, bytes, stream) } else { None }
+}
+
+/// As [`deallocate_fast`], likewise.
+///
+/// # Safety
+///
+/// As [`stream_of`].
+pub(crate) unsafe fn deallocate_on_fast(
+    address: u64,
+    bytes: usize,
+    cuda_stream: *mut c_void,
+) -> Option<Status> {
+    let stream = cache::last_of_handle(cuda_stream)?;
+    let (numbers, _) = page_map::entry(address)?.numbers_and_requested();
+    // SAFETY: of this call; what is found in it is used before another is remembered or it is invalidated.
+    let recent = unsafe { Thread::own().recent(handles::with_stream(numbers, stream))? };
+    // SAFETY: the caller's promise.
+    let is_same = recent.is_of_block(numbers, stream) && unsafe { recent.is_behind(cuda_stream) };
+    if is_same { deallocate_fast(address, bytes, stream) } else { None }
+}
+
+/// As [`deallocate_fast`], where the magazine does not take it.
+///
+/// # Safety
+///
+/// As [`DeviceResource::deallocate`], on the stream that is remembered.
+#[inline(never)]
+unsafe fn deallocate_recent(recent: &Recent, block: DeviceBlock) -> Status {
+    guard(|| {
+        let (resource, on) = recent.resource_and_stream();
+        // SAFETY: the caller's promise.
         unsafe { resource.deallocate(on, block) };
-        Some(())
-    });
-    freed.is_some()
+        recent.find_magazine();
+        Ok(())
+    })
 }
 
 /// Calls `body` with the route by which a stack allocates now, and an open stream.
@@ -125,22 +204,19 @@ fn with_stack<T>(
 ) -> Result<T> {
     // Read before the looks into the tables: what a change makes wrong meanwhile is not remembered.
     let generation = cache::generation();
-    let (number, resource) = match cache::route_of_stack(stack_number) {
-        Some(cached) => cached,
-        None => {
-            let route = stack::get(stack_number)?.present_route(stream_number)?;
-            if let Some(capture) = &route.capture {
-                let result = body(route.number, &*route.resource(), &capture.side)?;
-                // What the pool took from the stack is complete then: a graph is ordered after nothing.
-                capture.side.synchronize()?;
-                return Ok(result);
-            }
-            (route.number, route.resource())
-        }
-    };
+    let route = stack::get(stack_number)?.present_route(stream_number)?;
+    let resource = route.resource();
+    if let Some(capture) = &route.capture {
+        let result = body(route.number, &*resource, &capture.side)?;
+        // What the pool took from the stack is complete then: a graph is ordered after nothing.
+        capture.side.synchronize()?;
+        return Ok(result);
+    }
     let stream = open_streams::get(stream_number)?;
-    cache::remember(generation, stack_number, number, &resource, stream_number, &stream);
-    body(number, &*resource, &stream)
+    let result = body(route.number, &*resource, &stream)?;
+    let (stack, number) = (Some(stack_number), route.number);
+    cache::remember(generation, stack, number, &resource, stream_number, &stream);
+    Ok(result)
 }
 
 /// As [`with_stack`], with the route that a block came by. A route that is closing is given, too.
@@ -153,10 +229,10 @@ fn with_route<T>(
     let route = route::get(route_number).ok_or_else(|| closed("stack", "released"))?;
     let stream = open_streams::get(stream_number)?;
     let resource = route.resource();
-    if !route.is_closing() {
-        cache::remember(generation, 0, route_number, &resource, stream_number, &stream);
-    }
     let result = body(&*resource, &stream);
+    if !route.is_closing() {
+        cache::remember(generation, None, route_number, &resource, stream_number, &stream);
+    }
     route.count_free();
     Ok(result)
 }
@@ -174,9 +250,8 @@ pub(crate) fn allocate(stack: u32, bytes: usize, alignment: usize, stream: u32) 
     };
     with_stack(stack, stream, |route, resource, on| {
         let block = resource.allocate(on, layout)?;
-        let (address, numbers) = (block.address(), page_map::numbers(route, stream));
-        let (token, real, requested) = (block.token(), block.bytes() as u64, bytes as u64);
-        if page_map::insert(address, numbers, token, real, requested) {
+        let address = block.address();
+        if page_map::insert(address, as_entry(&block, page_map::numbers(route, stream), bytes)) {
             return Ok(address);
         }
         // SAFETY: allocated above, and nothing has used it.
@@ -428,10 +503,12 @@ pub(crate) fn close_stream(number: u32) -> Result<()> {
 ///
 /// As `Stream::from_handle`.
 pub(crate) unsafe fn stream_of(ordinal: i32, handle: *mut c_void) -> Result<u32> {
-    let device = device(ordinal)?;
+    let (generation, device) = (cache::generation(), device(ordinal)?);
     // SAFETY: the caller's promise.
     let stream = unsafe { Stream::from_handle(&device, handle.addr() as u64)? };
-    Ok(open_streams::opened(&stream).unwrap_or_else(|| open_streams::open(stream)))
+    let number = open_streams::opened(&stream).unwrap_or_else(|| open_streams::open(stream));
+    cache::remember_handle(generation, handle, handles::stream_handle(number));
+    Ok(number)
 }
 
 /// The number of the device whose memory a block is.

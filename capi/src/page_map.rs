@@ -15,6 +15,7 @@
 //! - INV-2: between `FREED` and the next `LIVE` of an address lies the resource's own hand-over of that address, by
 //!   which the next owner's writes come after the last one's reads.
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 /// Bytes of a unit, and the least alignment of a block.
@@ -27,6 +28,8 @@ const ADDRESS_BITS: u32 = 47;
 const HIGH: u64 = 1 << 60;
 
 const LEAF_BITS: u32 = 16;
+/// Bits of an address below those that tell leaves apart.
+const LEAF_SHIFT: u32 = UNIT.trailing_zeros() + LEAF_BITS;
 const MIDDLE_BITS: u32 = 11;
 const ROOT_BITS: u32 = ADDRESS_BITS - 8 - MIDDLE_BITS - LEAF_BITS;
 
@@ -47,6 +50,15 @@ pub(crate) struct Block {
     pub(crate) bytes: u64,
     /// The size that was asked for.
     pub(crate) requested: u64,
+}
+
+impl Block {
+    /// By the [`numbers`] of its route and its stream.
+    #[inline(always)]
+    pub(crate) fn new(numbers: u64, token: u64, bytes: u64, requested: u64) -> Self {
+        let (route, stream) = ((numbers >> 32) as u32, numbers as u32);
+        Self { route, stream, token, bytes, requested }
+    }
 }
 
 #[derive(Debug)]
@@ -125,38 +137,90 @@ fn make_level<T>(slot: &AtomicPtr<T>) -> Option<&'static T> {
 /// The bits that an address of a block may have: of its unit, and [`HIGH`].
 const OF_A_BLOCK: u64 = HIGH | ((1 << ADDRESS_BITS) - UNIT);
 
-#[inline(always)]
-fn find(address: u64, make: bool) -> Option<&'static Entry> {
+/// The leaf that has the entry of an address.
+fn find_leaf(address: u64, make: bool) -> Option<&'static Leaf> {
     if address & !OF_A_BLOCK != 0 {
         return None;
     }
-    let unit = ((address & !HIGH) / UNIT) as usize;
-    let middle = &ROOTS[(address / HIGH) as usize].middles[unit >> (LEAF_BITS + MIDDLE_BITS)];
-    let leaf = &level(middle, make)?.leaves[(unit >> LEAF_BITS) % (1 << MIDDLE_BITS)];
-    Some(&level(leaf, make)?.entries[unit % (1 << LEAF_BITS)])
+    let place = ((address & !HIGH) >> LEAF_SHIFT) as usize;
+    let middle = &ROOTS[(address / HIGH) as usize].middles[place >> MIDDLE_BITS];
+    level(&level(middle, make)?.leaves[place % (1 << MIDDLE_BITS)], make)
+}
+
+impl Leaf {
+    #[inline(always)]
+    fn entry(&self, address: u64) -> &Entry {
+        &self.entries[(address / UNIT) as usize % (1 << LEAF_BITS)]
+    }
+}
+
+/// The leaf that a thread used last, so that it need not go by the levels.
+pub(crate) struct LastLeaf {
+    /// An address of the leaf, less the bits that tell its entries apart; an odd number for none.
+    base: Cell<u64>,
+    leaf: Cell<Option<&'static Leaf>>,
+}
+
+impl LastLeaf {
+    pub(crate) const fn new() -> Self {
+        Self { base: Cell::new(1), leaf: Cell::new(None) }
+    }
+
+    #[inline(always)]
+    fn find(&self, address: u64, make: bool) -> Option<&'static Entry> {
+        // What is no multiple of a unit is of no leaf.
+        let base = address & (!((UNIT << LEAF_BITS) - 1) | (UNIT - 1));
+        let leaf = match self.leaf.get() {
+            Some(leaf) if self.base.get() == base => leaf,
+            _ => self.find_past(address, base, make)?,
+        };
+        Some(leaf.entry(address))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn find_past(&self, address: u64, base: u64, make: bool) -> Option<&'static Leaf> {
+        let leaf = find_leaf(address, make)?;
+        self.base.set(base);
+        self.leaf.set(Some(leaf));
+        Some(leaf)
+    }
+
+    /// As [`insert`].
+    #[inline(always)]
+    pub(crate) fn insert(&self, address: u64, block: Block) -> bool {
+        self.find(address, true).map(|entry| entry.insert(block)).is_some()
+    }
+
+    /// As [`entry`](fn@entry).
+    #[inline(always)]
+    pub(crate) fn entry(&self, address: u64) -> Option<&'static Entry> {
+        self.find(address, false)
+    }
 }
 
 /// Puts a block in that the caller alone has. `false` if there is no room for it.
-#[inline(always)]
-pub(crate) fn insert(address: u64, numbers: u64, token: u64, bytes: u64, requested: u64) -> bool {
-    let Some(entry) = find(address, true) else { return false };
-    // Relaxed: the caller alone has the address (INV-2); the state publishes them.
-    entry.numbers.store(numbers, Ordering::Relaxed);
-    entry.token.store(token, Ordering::Relaxed);
-    entry.bytes.store(bytes, Ordering::Relaxed);
-    entry.requested.store(requested, Ordering::Relaxed);
-    // Release: pairs with the loads of a thread that is handed the address.
-    entry.state.store(LIVE, Ordering::Release);
-    true
+pub(crate) fn insert(address: u64, block: Block) -> bool {
+    find_leaf(address, true).map(|leaf| leaf.entry(address).insert(block)).is_some()
 }
 
 /// The entry of an address, which may be of no block.
-#[inline(always)]
 pub(crate) fn entry(address: u64) -> Option<&'static Entry> {
-    find(address, false)
+    find_leaf(address, false).map(|leaf| leaf.entry(address))
 }
 
 impl Entry {
+    #[inline(always)]
+    fn insert(&self, block: Block) {
+        // Relaxed: the caller alone has the address (INV-2); the state publishes them.
+        self.numbers.store(numbers(block.route, block.stream), Ordering::Relaxed);
+        self.token.store(block.token, Ordering::Relaxed);
+        self.bytes.store(block.bytes, Ordering::Relaxed);
+        self.requested.store(block.requested, Ordering::Relaxed);
+        // Release: pairs with the loads of a thread that is handed the address.
+        self.state.store(LIVE, Ordering::Release);
+    }
+
     #[inline]
     pub(crate) fn state(&self) -> u32 {
         self.state.load(Ordering::Acquire)

@@ -6,7 +6,7 @@
 //! | `ENDING` | - | routes that are out of `ROUTES` | the device's work is ordered before what a capture's pool gives back |
 
 use crate::capture::OfCapture;
-use crate::{cache, handles, page_map};
+use crate::{cache, page_map};
 use aquifer_rs::DeviceResource;
 use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;
@@ -30,9 +30,13 @@ pub(crate) struct Route {
 }
 
 impl Route {
-    pub(crate) fn new(resource: Arc<dyn DeviceResource>, capture: Option<OfCapture>) -> Arc<Self> {
+    pub(crate) fn new(
+        number: u32,
+        resource: Arc<dyn DeviceResource>,
+        capture: Option<OfCapture>,
+    ) -> Arc<Self> {
         let (logged, is_closing) = (RwLock::default(), AtomicBool::new(false));
-        let (number, until_sweep) = (handles::next(), AtomicIsize::new(0));
+        let until_sweep = AtomicIsize::new(0);
         let route = Self { number, resource, logged, is_closing, until_sweep, capture };
         let route = Arc::new(route);
         ROUTES.write().insert(route.number, route.clone());

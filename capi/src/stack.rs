@@ -57,9 +57,9 @@ impl Stack {
             },
         };
         let resources = text.build(device)?;
-        let main = Route::new(resources.resource().clone(), None);
-        let state = State { main, log: None, captures: Vec::new(), active: None };
         let number = next();
+        let main = Route::new(number, resources.resource().clone(), None);
+        let state = State { main, log: None, captures: Vec::new(), active: None };
         let (references, state) = (AtomicUsize::new(1), Mutex::new(state));
         let is_default = AtomicBool::new(false);
         let stack = Arc::new(Self { resources, references, is_default, state });
@@ -127,7 +127,7 @@ impl Stack {
         drop(state);
         // Not under the lock: it makes a stream. Of two that are made at once the first stays.
         let (pool, capture) = OfCapture::new(below, stream, spare)?;
-        let made = Route::new(pool, Some(capture));
+        let made = Route::new(next(), pool, Some(capture));
         let mut state = self.state.lock();
         if let Some(route) = route_of(&state, key, stream) {
             drop(state);

@@ -127,8 +127,8 @@ pub struct aquifer_api {
         bytes: usize,
         stream: *mut aquifer_stream,
     ) -> aquifer_status,
-    /// As `allocate`, by the driver's handle of a stream, which this call opens for good. The handle is asked for its
-    /// stream each time, which takes two calls of the driver.
+    /// As `allocate`, by the driver's handle of a stream, which this call opens for good. The driver is asked each time
+    /// which stream has the handle, which takes two of its calls.
     pub allocate_on: unsafe extern "C" fn(
         stack: *mut aquifer_stack,
         bytes: usize,
@@ -302,12 +302,6 @@ pub(crate) fn call(body: impl FnOnce() -> Result<()>) -> aquifer_status {
     guard(body)
 }
 
-/// The way of a call that is warm, if it has one. A panic on it is met again on the other one, which tells of it.
-#[inline(always)]
-fn fast<T>(body: impl FnOnce() -> Option<T>) -> Option<T> {
-    std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).ok().flatten()
-}
-
 /// A text of C.
 ///
 /// # Safety
@@ -479,6 +473,12 @@ extern "C" fn stream_synchronize(stream: *mut aquifer_stream) -> aquifer_status 
     call(|| Ok(open_streams::get(handles::stream_number(stream)?)?.synchronize()?))
 }
 
+/// Whether each block has this alignment.
+#[inline(always)]
+fn is_usual(alignment: usize) -> bool {
+    alignment == 0 || alignment as u64 == page_map::UNIT
+}
+
 unsafe extern "C" fn allocate(
     stack: *mut aquifer_stack,
     bytes: usize,
@@ -486,9 +486,9 @@ unsafe extern "C" fn allocate(
     stream: *mut aquifer_stream,
     pointer: *mut *mut c_void,
 ) -> aquifer_status {
-    if (alignment == 0 || alignment as u64 == page_map::UNIT)
+    if is_usual(alignment)
         && !pointer.is_null()
-        && let Some(address) = fast(|| memory::allocate_fast(stack, bytes, stream))
+        && let Some(address) = memory::allocate_fast(stack, bytes, stream)
     {
         let block = std::ptr::with_exposed_provenance_mut(address as usize);
         // SAFETY: the caller's contract: a place for a pointer.
@@ -528,8 +528,8 @@ extern "C" fn deallocate(
     stream: *mut aquifer_stream,
 ) -> aquifer_status {
     let address = pointer.addr() as u64;
-    match fast(|| memory::deallocate_fast(address, bytes, stream).then_some(())) {
-        Some(()) => aquifer_status::AQUIFER_OK,
+    match memory::deallocate_fast(address, bytes, stream) {
+        Some(status) => status,
         None => deallocate_cold(address, bytes, stream),
     }
 }
@@ -561,6 +561,13 @@ unsafe extern "C" fn allocate_on(
     call(|| {
         // SAFETY: the caller's contract.
         let place = unsafe { Place::new(pointer, "the place of the pointer")? };
+        if is_usual(alignment)
+            // SAFETY: as below.
+            && let Some(address) = unsafe { memory::allocate_on_fast(stack, bytes, cuda_stream) }
+        {
+            place.set(std::ptr::with_exposed_provenance_mut(address as usize));
+            return Ok(());
+        }
         place.set(std::ptr::null_mut());
         let stack = handles::stack_number(stack)?;
         let ordinal = memory::ordinal(&*stack::get(stack)?);
@@ -578,10 +585,16 @@ unsafe extern "C" fn deallocate_on(
     device_number: i32,
     cuda_stream: *mut c_void,
 ) -> aquifer_status {
+    let address = pointer.addr() as u64;
+    // SAFETY: as in `allocate_on`.
+    let fast = || Ok(unsafe { memory::deallocate_on_fast(address, bytes, cuda_stream) });
+    if let Ok(Some(status)) = guarded(fast) {
+        return status;
+    }
     free(|| {
         // SAFETY: as in `allocate_on`.
         let stream = unsafe { memory::stream_of(device_number, cuda_stream)? };
-        memory::deallocate(pointer.addr() as u64, bytes, Some(stream))
+        memory::deallocate(address, bytes, Some(stream))
     })
 }
 

@@ -7,11 +7,16 @@ mod built;
 #[path = "programs/install.rs"]
 mod install;
 
-use built::{Compiler, Folder, Language, Sanitizers};
+use built::{Backend, Compiler, Folder, Language, Sanitizers};
 use std::path::{Path, PathBuf};
 
 /// Compiles a program and runs it, plainly and with the compiler's sanitizers. It has to say `all of it`.
 fn passes(name: &str, language: Language) {
+    passes_on(&[Backend::Simulated], name, language);
+}
+
+/// As [`passes`], on several.
+fn passes_on(backends: &[Backend], name: &str, language: Language) {
     let Some(compiler) = Compiler::find(language, name) else { return };
     let library = built::library();
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs").join(name);
@@ -22,8 +27,10 @@ fn passes(name: &str, language: Language) {
         }
         let folder = Folder::new(&format!("{name}-{sanitizers:?}"));
         let program = compiler.compile(&source, &folder, library, sanitizers);
-        let said = built::run(&program, library, &[folder.path()]);
-        assert!(said.ends_with("all of it\n"), "{name} said: {said}");
+        for backend in backends {
+            let said = built::run_on(*backend, &program, library, &[folder.path()]);
+            assert!(said.ends_with("all of it\n"), "{name} on {backend:?} said: {said}");
+        }
     }
 }
 
@@ -40,6 +47,11 @@ fn a_careful_program_in_cpp() {
 #[test]
 fn a_program_that_misuses_it_gets_codes() {
     passes("misuse.c", Language::C);
+}
+
+#[test]
+fn a_program_is_warm_and_things_change() {
+    passes_on(&[Backend::Simulated, Backend::StandIn], "warm.c", Language::C);
 }
 
 #[test]

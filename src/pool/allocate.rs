@@ -1,6 +1,8 @@
 //! Allocation and free: from a thread's magazine, which is the warm way, and past it.
 
-use super::block::{Block, GRAPH_BIT, POOL_SHIFT, SlotId, UNIT_SHIFT, node_of, owner_of};
+use super::block::{
+    Block, GRAPH_BIT, POOL_SHIFT, SlotId, UNIT_SHIFT, cacheable, node_of, owner_of,
+};
 use super::core::Pool;
 use super::local::{self, OnThreadExit};
 use super::magazine::{Cached, Limits, Magazine};
@@ -35,7 +37,7 @@ impl<U: Upstream> Pool<U> {
         unsafe {
             local::find_in_table_then(self.id, stream_id, |magazine| {
                 let cached = magazine.try_with_fast(|classes| classes.pop(units))??;
-                Some(Self::warm(cached, units))
+                Some(cached.into_block(units))
             })
         }
     }
@@ -65,7 +67,7 @@ impl<U: Upstream> Pool<U> {
                     magazine.as_ref().try_with_fast(|classes| classes.pop(units)).flatten()
                 });
                 match cached {
-                    Some(cached) => warm(Self::warm(cached, units)),
+                    Some(cached) => warm(cached.into_block(units)),
                     None => past(magazine),
                 }
             })
@@ -107,11 +109,6 @@ impl<U: Upstream> Pool<U> {
         Some(self.make_block(slot_id, node, address, units))
     }
 
-    #[inline(always)]
-    fn warm(Cached { address, token }: Cached, units: u32) -> Block {
-        Block { address, bytes: (units as usize) << UNIT_SHIFT, token }
-    }
-
     /// `bytes > 0` bytes, aligned to `align`, for work on `stream`, after
     /// [`allocate_cached`](Self::allocate_cached) had none.
     pub fn allocate(
@@ -140,7 +137,7 @@ impl<U: Upstream> Pool<U> {
             // SAFETY: the table gives a thread its own magazines, and `pop_aligned` enters none.
             let cached = unsafe { magazine.try_with(|classes| classes.pop_aligned(units, align)) };
             if let Some(cached) = cached.flatten() {
-                return Ok(Self::warm(cached, units));
+                return Ok(cached.into_block(units));
             }
         }
         // A stream whose slot was retired may be here again. From here on the magazine may be dropped: a
@@ -271,10 +268,7 @@ impl<U: Upstream> Pool<U> {
     /// A block as a magazine takes it: of this pool, and of no graph.
     #[inline(always)]
     fn cacheable(&self, block: &Block) -> Option<(u32, Cached)> {
-        let Block { address, bytes, token } = *block;
-        // A block of ours has the size that it was handed out with: a multiple of the unit.
-        let units = (bytes >> UNIT_SHIFT) as u32;
-        ((token >> POOL_SHIFT) as u16 == self.mark).then_some((units, Cached { address, token }))
+        cacheable(self.mark, block)
     }
 
     /// Frees a block in the order of `stream`, after [`deallocate_to_cache`](Self::deallocate_to_cache) did

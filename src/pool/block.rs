@@ -1,5 +1,6 @@
 //! A block as it is handed out, and its token.
 
+use super::magazine::Cached;
 use crate::heap::Node;
 
 /// The number of a stream's slot. In a heap it is the tag of what the stream freed.
@@ -42,4 +43,52 @@ pub(super) fn owner_of(token: u64) -> SlotId {
 #[inline]
 pub(super) fn node_of(token: u64) -> Node {
     token as Node
+}
+
+/// The sizes of a pool's blocks: whole multiples of its alignment.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct BlockSizes {
+    /// One less than the alignment.
+    mask: u64,
+    largest: u64,
+}
+
+impl BlockSizes {
+    /// By the alignment, a power of two from a unit.
+    pub(super) fn new(alignment: u64) -> Self {
+        let mask = alignment - 1;
+        Self { mask, largest: (u64::from(u32::MAX) << UNIT_SHIFT) & !mask }
+    }
+
+    /// Bytes of the largest block that a heap can have.
+    pub(super) fn largest(self) -> u64 {
+        self.largest
+    }
+
+    /// The units of a request. `None` if no heap has them.
+    #[inline(always)]
+    pub(super) fn aligned_units(self, bytes: usize) -> Option<u32> {
+        if bytes as u64 > self.largest {
+            return None;
+        }
+        // Up to the largest size there is nothing that could wrap.
+        Some((((bytes as u64 + self.mask) & !self.mask) >> UNIT_SHIFT) as u32)
+    }
+}
+
+impl Cached {
+    /// A block that leaves a magazine's class of this size.
+    #[inline(always)]
+    pub(super) fn into_block(self, units: u32) -> Block {
+        Block { address: self.address, bytes: (units as usize) << UNIT_SHIFT, token: self.token }
+    }
+}
+
+/// A block as a magazine takes it: of the pool that has this mark, and of no graph.
+#[inline(always)]
+pub(super) fn cacheable(pool_mark: u16, block: &Block) -> Option<(u32, Cached)> {
+    let Block { address, bytes, token } = *block;
+    // A block of a pool has the size that it was handed out with: a multiple of the unit.
+    let units = (bytes >> UNIT_SHIFT) as u32;
+    ((token >> POOL_SHIFT) as u16 == pool_mark).then_some((units, Cached { address, token }))
 }

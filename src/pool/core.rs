@@ -47,7 +47,9 @@
 //!   ([`Upstream`]).
 
 use super::append_array::AppendArray;
-use super::block::{Block, POOL_BITS, SHARED, SlotId, UNIT_SHIFT, node_of, owner_of, token_of};
+use super::block::{
+    Block, BlockSizes, POOL_BITS, SHARED, SlotId, UNIT_SHIFT, node_of, owner_of, token_of,
+};
 use super::graphs::Graphs;
 use super::local::PoolId;
 use super::magazine::{Cached, Magazine, SizeClasses};
@@ -69,10 +71,7 @@ pub struct Pool<U: Upstream> {
     pub(super) id: PoolId,
     /// What the tokens of this pool have in common.
     pub(super) mark: u16,
-    /// One less than what blocks are aligned to.
-    mask: u64,
-    /// Bytes of the largest block that a heap can have.
-    largest: u64,
+    pub(super) sizes: BlockSizes,
     pub(super) upstream: Counted<U>,
     pub(super) settings: Settings,
     pub(super) slots: AppendArray<OnceLock<Box<Slot<U>>>>,
@@ -109,8 +108,7 @@ impl<U: Upstream> Pool<U> {
             Self {
                 id,
                 mark: (id.number() & POOL_BITS) as u16,
-                mask: settings.alignment - 1,
-                largest: (u64::from(u32::MAX) << UNIT_SHIFT) & !(settings.alignment - 1),
+                sizes: BlockSizes::new(settings.alignment),
                 upstream: Counted { inner: upstream, counters: Counters::default() },
                 settings,
                 slots: AppendArray::new(),
@@ -182,16 +180,12 @@ impl<U: Upstream> Pool<U> {
     /// The units of a request: whole multiples of the pool's alignment. `None` if no heap has them.
     #[inline]
     pub fn aligned_units(&self, bytes: usize) -> Option<u32> {
-        if bytes as u64 > self.largest {
-            return None;
-        }
-        // Up to the largest size there is nothing that could wrap.
-        Some((((bytes as u64 + self.mask) & !self.mask) >> UNIT_SHIFT) as u32)
+        self.sizes.aligned_units(bytes)
     }
 
     /// Bytes of the largest block.
     pub fn largest(&self) -> u64 {
-        self.largest
+        self.sizes.largest()
     }
 
     /// The bytes of a block for a request of so many.

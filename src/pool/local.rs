@@ -9,7 +9,9 @@ use crate::sync::{Arc, MODELLED, Weak, thread_local};
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
+use std::mem::ManuallyDrop;
 use std::ptr::{self, NonNull};
+use std::rc::Rc;
 
 /// Entries of the table: a thread that uses more streams in turn looks them up in its list. A model's threads
 /// use few.
@@ -73,7 +75,7 @@ impl PoolId {
     }
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 struct Entry {
     /// [`PoolId::key_with`] the stream.
     key: u64,
@@ -85,7 +87,7 @@ struct Entry {
 const NO_ENTRY: Entry = Entry { key: u64::MAX, magazine: ptr::null() };
 
 /// A thread's table. Not a part of the thread's own memory, which every thread of the process would have,
-/// with its stack.
+/// with its stack. Its [`Place`]s share it.
 type Table = [Cell<Entry>; TABLE_SIZE];
 
 /// The entries of all threads that have no table. Only read.
@@ -172,6 +174,8 @@ impl Drop for List {
     fn drop(&mut self) {
         // What is freed from here on, by destructors that run later, goes to the heap.
         let _ = DISABLED.try_with(|closed| closed.set(true));
+        // For the places that share the table.
+        self.clear_table();
         drop_table();
         self.stocked.clear();
         for owned in self.owned.drain(..) {
@@ -183,7 +187,7 @@ impl Drop for List {
 }
 
 thread_local! {
-    /// [`NO_TABLE`]'s entries, or those of a boxed [`Table`] of this thread.
+    /// [`NO_TABLE`]'s entries, or those of a [`Table`] of this thread, with a share of it.
     static TABLE: Cell<*const Entry> = const { Cell::new(NO_TABLE.0.as_ptr()) };
     static DISABLED: Cell<bool> = const { Cell::new(false) };
     static LIST: RefCell<List> = RefCell::default();
@@ -200,10 +204,14 @@ fn disable_in_child() {
     // The thread may be inside of a call that would fill the table again.
     let _ = DISABLED.try_with(|closed| closed.set(true));
     // Forgotten: the parent may have been in the middle of whatever frees memory.
-    let _ = TABLE.try_with(|table| table.set(NO_TABLE.0.as_ptr()));
+    if let Some(table) = own_table() {
+        let _ = TABLE.try_with(|table| table.set(NO_TABLE.0.as_ptr()));
+        // SAFETY: it stays, as nothing drops it any more.
+        unsafe { table.as_ref() }.iter().for_each(|entry| entry.set(NO_ENTRY));
+    }
 }
 
-/// The thread's own table, if it has one: of a box.
+/// The thread's own table, if it has one.
 fn own_table() -> Option<NonNull<Table>> {
     let entries = TABLE.try_with(Cell::get).ok().filter(|it| *it != NO_TABLE.0.as_ptr())?;
     NonNull::new(entries.cast_mut().cast())
@@ -211,16 +219,59 @@ fn own_table() -> Option<NonNull<Table>> {
 
 /// Gives the thread a table.
 fn make_table() -> NonNull<Table> {
-    let table = NonNull::from(Box::leak(Box::new([const { Cell::new(NO_ENTRY) }; TABLE_SIZE])));
-    let _ = TABLE.try_with(|place| place.set(table.as_ptr().cast_const().cast()));
-    table
+    let table: Rc<Table> = Rc::new([const { Cell::new(NO_ENTRY) }; TABLE_SIZE]);
+    let table = Rc::into_raw(table);
+    let _ = TABLE.try_with(|place| place.set(table.cast()));
+    // SAFETY: an `Rc` is not null.
+    unsafe { NonNull::new_unchecked(table.cast_mut()) }
 }
 
 fn drop_table() {
     let Some(table) = own_table() else { return };
     let _ = TABLE.try_with(|place| place.set(NO_TABLE.0.as_ptr()));
-    // SAFETY: `make_table` made it of a box, and nothing names it any more.
-    drop(unsafe { Box::from_raw(table.as_ptr()) });
+    // SAFETY: the share of `make_table`, which nothing names any more.
+    drop(unsafe { Rc::from_raw(table.as_ptr()) });
+}
+
+/// Whether a [`Place`] has a share of the thread's table.
+fn is_table_shared() -> bool {
+    // SAFETY: the share of `make_table`, which stays.
+    let shares = |table: NonNull<Table>| ManuallyDrop::new(unsafe { Rc::from_raw(table.as_ptr()) });
+    own_table().is_some_and(|table| Rc::strong_count(&shares(table)) > 1)
+}
+
+/// The calling thread's place for the magazine of a pool and a stream, for one who looks there again and again. It
+/// stays on its thread, and may outlive the thread's magazines.
+#[derive(Debug)]
+pub(crate) struct Place {
+    key: u64,
+    entry: NonNull<Cell<Entry>>,
+    /// Keeps the entry.
+    _table: Rc<Table>,
+}
+
+impl Place {
+    /// The place where the table has a magazine of this pool and stream.
+    pub(crate) fn find(pool: PoolId, stream: u64) -> Option<Self> {
+        let (table, key) = (own_table()?.as_ptr(), pool.key_with(stream));
+        // SAFETY: the thread's own table has the share of `make_table`.
+        let table = unsafe {
+            Rc::increment_strong_count(table);
+            Rc::from_raw(table)
+        };
+        let place = Self { key, entry: NonNull::from(&table[index(key)]), _table: table };
+        place.magazine().is_some().then_some(place)
+    }
+
+    /// The magazine, while the table has it.
+    #[inline(always)]
+    pub(crate) fn magazine(&self) -> Option<NonNull<Magazine>> {
+        // SAFETY: of the table, of which this has a share.
+        let found = unsafe { self.entry.as_ref() }.get();
+        // SAFETY: no key is that of `NO_ENTRY`, so there is a magazine.
+        (found.key == self.key)
+            .then(|| unsafe { NonNull::new_unchecked(found.magazine.cast_mut()) })
+    }
 }
 
 /// The calling thread's magazine of this pool and stream, if the table has it. It has none in the
@@ -356,12 +407,12 @@ pub(crate) fn find_or_make(
 }
 
 /// Drops the calling thread's magazines that are retired, or whose pools are gone, and its table where that
-/// leaves none.
+/// leaves none, and no [`Place`] keeps it.
 pub(crate) fn sweep() {
     let dead = LIST.try_with(|list| {
         let mut list = list.try_borrow_mut().ok()?;
         let dead = list.sweep();
-        if list.owned.is_empty() {
+        if list.owned.is_empty() && !is_table_shared() {
             drop_table();
         }
         Some(dead)

@@ -9,11 +9,13 @@
 //!
 //! | file | what is in it |
 //! | --- | --- |
-//! | `upstream`, `miss_step`, `settings`, `block` | what a pool stands on, its settings, its blocks |
-//! | `append_array`, `magazine`, `local` | an array that grows; a thread's own blocks, and its table of magazines |
+//! | `upstream`, `miss_step`, `settings` | what a pool stands on, and its settings |
+//! | `append_array`, `magazine`, `block` | an array that grows; a thread's own blocks; a block that is handed out |
+//! | `local` | a thread's table of magazines |
 //! | `remote_frees`, `ordered`, `epochs`, `recent_owners`, `slot` | the parts of a slot, and the slot |
 //! | `graphs`, `populated`, `upstream_blocks` | what graphs keep; which heaps to scan; blocks of upstream |
 //! | `core` | [`Pool`] |
+//! | `thread_magazine` | a thread's magazine of one stream, looked up once |
 //! | `events`, `stats`, `streams`, `request` | its events and numbers; its streams; one request |
 //! | `steal`, `coalesce`, `grow`, `gather`, `miss` | the steps of a miss |
 //! | `capture`, `allocate`, `end` | declared captures; allocation and free; the pool's end |
@@ -51,6 +53,7 @@ mod slot;
 mod stats;
 mod steal;
 mod streams;
+mod thread_magazine;
 mod upstream;
 mod upstream_blocks;
 
@@ -62,6 +65,7 @@ pub use core::Pool;
 pub use miss_step::MissStep;
 pub use settings::{Settings, SizeLimits, is_limit};
 pub use stats::PoolStatistics;
+pub use thread_magazine::ThreadMagazine;
 pub use upstream::{Failure, Upstream};
 
 crate::sync::for_models! {

@@ -5,6 +5,7 @@ use super::identity::ResourceId;
 use crate::device::Device;
 use crate::error::Result;
 use crate::layout::DeviceLayout;
+use crate::pool::ThreadMagazine;
 use crate::stream::Stream;
 use crate::sync::Arc;
 use std::any::TypeId;
@@ -135,6 +136,14 @@ pub unsafe trait DeviceResource: Share + fmt::Debug + Send + Sync {
         false
     }
 
+    /// The calling thread's magazine of a stream, where the resource is a pool that has one. For libraries over this
+    /// crate, which look it up once.
+    #[doc(hidden)]
+    fn thread_magazine(&self, stream: &Stream) -> Option<ThreadMagazine> {
+        let _ = stream;
+        None
+    }
+
     /// Takes a block back, in the order of `stream`. A block that cannot be freed is leaked, with a
     /// [`tracing`](https://docs.rs/tracing) error.
     ///
@@ -192,6 +201,10 @@ unsafe impl<R: DeviceResource + ?Sized> DeviceResource for Arc<R> {
 
     fn frees_with_driver(&self, block: &DeviceBlock) -> bool {
         (**self).frees_with_driver(block)
+    }
+
+    fn thread_magazine(&self, stream: &Stream) -> Option<ThreadMagazine> {
+        (**self).thread_magazine(stream)
     }
 
     unsafe fn deallocate(&self, stream: &Stream, block: DeviceBlock) {

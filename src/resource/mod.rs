@@ -21,7 +21,7 @@ mod scope;
 mod system;
 mod thread_cache;
 
-pub use crate::pool::MissStep;
+pub use crate::pool::{MissStep, ThreadMagazine};
 pub use arena::{ArenaOptions, ArenaResource};
 pub use binning::{BinningOptions, BinningResource};
 pub use block::DeviceBlock;

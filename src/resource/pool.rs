@@ -11,7 +11,7 @@ use crate::driver::{is_forked_child, not_forked};
 use crate::error::Result;
 use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout};
 use crate::pool::magazine::Magazine;
-use crate::pool::{Block, Pool};
+use crate::pool::{Block, Pool, ThreadMagazine};
 use crate::stream::{Stream, deferred};
 use std::ptr::NonNull;
 
@@ -304,6 +304,10 @@ unsafe impl<U: DeviceResource + 'static> DeviceResource for PoolResource<U> {
         let past = |magazine| self.allocate_past(stream, layout, magazine);
         // SAFETY: `allocate_past` uses the magazine first.
         unsafe { self.pool.allocate_cached_or(stream.id(), bytes, alignment, warm, past) }
+    }
+
+    fn thread_magazine(&self, stream: &Stream) -> Option<ThreadMagazine> {
+        self.pool.thread_magazine(stream.id())
     }
 
     #[inline(always)]

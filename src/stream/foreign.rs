@@ -87,6 +87,21 @@ impl Stream {
         Ok(stream)
     }
 
+    /// Whether the driver's stream of a handle is this one still. True of a stream in capture, which is not asked. For
+    /// libraries over this crate, which keep the `Stream` of a handle. Two driver calls.
+    ///
+    /// # Errors
+    ///
+    /// Those of the driver.
+    ///
+    /// # Safety
+    ///
+    /// [`from_handle`](Self::from_handle) gave this for the handle, which is of a stream that lives.
+    #[doc(hidden)]
+    pub unsafe fn is_behind(&self, handle: u64) -> Result<bool> {
+        if LEGACY.contains(&handle) { Ok(true) } else { self.is_still(RawStream(handle)) }
+    }
+
     /// Whether the driver's stream of this handle is this one. True of a stream in capture.
     fn is_still(&self, raw: RawStream) -> Result<bool> {
         // Aquifer itself keeps any other alive.

@@ -8,22 +8,10 @@
 
 use super::cpp::throw_bad_alloc;
 use super::streams;
-use crate::fork;
 use crate::stack::device as open_device;
-use crate::status::{Result, guarded, remember};
-use crate::table::{forked, free};
+use crate::status::{aquifer_status, remember};
+use crate::table::free;
 use std::ffi::{c_int, c_void};
-
-fn allocate(size: usize, device: c_int) -> Result<*mut c_void> {
-    if fork::is_child() {
-        return Err(forked());
-    }
-    guarded(|| {
-        // SAFETY: the legacy default stream is never destroyed.
-        let address = unsafe { streams::allocate(device, size, std::ptr::null_mut())? };
-        Ok(std::ptr::with_exposed_provenance_mut(address as usize))
-    })
-}
 
 /// Memory of the process's stack of a device. Throws `std::bad_alloc` where there is none.
 ///
@@ -37,7 +25,8 @@ pub unsafe extern "C-unwind" fn aquifer_cupy_malloc(
     device: c_int,
 ) -> *mut c_void {
     let _ = param;
-    match allocate(size, device) {
+    // SAFETY: the legacy default stream is never destroyed.
+    match unsafe { streams::allocate(device, size, std::ptr::null_mut()) } {
         Ok(pointer) => pointer,
         Err(failure) => {
             remember(failure);
@@ -52,14 +41,18 @@ pub unsafe extern "C-unwind" fn aquifer_cupy_malloc(
 #[unsafe(no_mangle)]
 pub extern "C" fn aquifer_cupy_free(param: *mut c_void, pointer: *mut c_void, device: c_int) {
     let _ = param;
-    free(|| {
+    let mut number = device;
+    let ordered = free(|| {
         let device = open_device(device)?;
         // In a capture the event would cost the graph. The legacy stream waits for all streams but non-blocking ones.
         if let Ok(event) = device.record() {
             device.default_stream().wait(&event)?;
         }
-        let number = device.ordinal() as c_int;
-        // SAFETY: the legacy default stream is never destroyed.
-        unsafe { streams::deallocate(number, pointer.addr() as u64, 0, std::ptr::null_mut()) }
+        number = device.ordinal() as c_int;
+        Ok(())
     });
+    if ordered == aquifer_status::AQUIFER_OK {
+        // SAFETY: the legacy default stream is never destroyed.
+        unsafe { streams::deallocate(number, pointer.addr() as u64, 0, std::ptr::null_mut()) };
+    }
 }

@@ -52,8 +52,8 @@ unsafe extern "C" fn device_alloc(
         // SAFETY: the library's contract: a place for a pointer.
         let place = unsafe { Place::new(pointer, "the pointer")? };
         // SAFETY: the host keeps its stream as long as it uses this library.
-        let address = unsafe { streams::allocate(device, size, stream)? };
-        place.set(std::ptr::with_exposed_provenance_mut(address as usize));
+        let block = unsafe { streams::allocate(device, size, stream)? };
+        place.set(block);
         Ok(())
     })
 }
@@ -64,10 +64,9 @@ unsafe extern "C" fn device_free(
     size: usize,
     stream: *mut c_void,
 ) -> c_int {
-    code(|| {
-        // SAFETY: as in `device_alloc`.
-        unsafe { streams::deallocate(ctx.addr() as c_int, pointer.addr() as u64, size, stream) }
-    })
+    let (device, address) = (ctx.addr() as c_int, pointer.addr() as u64);
+    // SAFETY: as in `device_alloc`.
+    (unsafe { streams::deallocate(device, address, size, stream) }) as c_int
 }
 
 /// Fills a handler for `custatevecSetDeviceMemHandler` or `cutensornetSetDeviceMemHandler`: the process's stack of a

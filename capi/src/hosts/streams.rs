@@ -4,12 +4,13 @@
 //! A host counts as one user of each of its streams, so that others may open and close them by the table. One that is
 //! closed all the same, by `stream_detach`, is opened again.
 
-use crate::cache;
 use crate::handles::{self, aquifer_stack, aquifer_stream};
 use crate::memory;
 use crate::open_streams;
 use crate::stack::{Stack, device};
-use crate::status::Result;
+use crate::status::{Result, aquifer_status, guarded};
+use crate::table::{forked, free};
+use crate::{cache, fork};
 use aquifer_rs::Stream;
 use parking_lot::Mutex;
 use std::cell::Cell;
@@ -42,17 +43,21 @@ thread_local! {
     static LAST: Cell<Last> = const { Cell::new(Last { key: (0, 0), generation: 0, of_host: None }) };
 }
 
+/// What the thread asked for last, if it is this and the stream's number is open still.
+#[inline(always)]
+fn last(key: Key) -> Option<OfHost> {
+    let last = LAST.get();
+    if last.key == key && last.generation == cache::generation() { last.of_host } else { None }
+}
+
 /// The stack of a device, and an open stream.
 ///
 /// # Safety
 ///
 /// The handle is of a stream of the device's primary context, which is not destroyed while the process uses this library.
-#[inline]
 pub(super) unsafe fn of_host(device: i32, cuda_stream: *mut c_void) -> Result<OfHost> {
     let key = (device, cuda_stream.addr() as u64);
-    let last = LAST.get();
-    let is_same = last.key == key && last.generation == cache::generation();
-    match last.of_host.filter(|_| is_same) {
+    match last(key) {
         Some(of_host) => Ok(of_host),
         // SAFETY: the caller's promise.
         None => unsafe { find(key) },
@@ -89,17 +94,39 @@ unsafe fn find(key: Key) -> Result<OfHost> {
 /// # Safety
 ///
 /// As [`of_host`].
-#[inline]
-pub(super) unsafe fn allocate(device: i32, bytes: usize, cuda_stream: *mut c_void) -> Result<u64> {
-    // SAFETY: the caller's promise.
-    let OfHost { stack, stream } = unsafe { of_host(device, cuda_stream)? };
-    match memory::allocate_fast(stack, bytes, stream) {
-        Some(address) => Ok(address),
-        None => {
-            let (stack, stream) = (handles::stack_number(stack)?, handles::stream_number(stream)?);
-            memory::allocate(stack, bytes, 0, stream)
-        }
+#[inline(always)]
+pub(super) unsafe fn allocate(
+    device: i32,
+    bytes: usize,
+    cuda_stream: *mut c_void,
+) -> Result<*mut c_void> {
+    let address = match last((device, cuda_stream.addr() as u64)) {
+        Some(OfHost { stack, stream }) => memory::allocate_fast(stack, bytes, stream),
+        None => None,
+    };
+    let address = match address {
+        Some(address) => address,
+        // SAFETY: the caller's promise.
+        None => unsafe { allocate_cold(device, bytes, cuda_stream)? },
+    };
+    Ok(std::ptr::with_exposed_provenance_mut(address as usize))
+}
+
+/// # Safety
+///
+/// As [`of_host`].
+#[cold]
+#[inline(never)]
+unsafe fn allocate_cold(device: i32, bytes: usize, cuda_stream: *mut c_void) -> Result<u64> {
+    if fork::is_child() {
+        return Err(forked());
     }
+    guarded(|| {
+        // SAFETY: the caller's promise.
+        let OfHost { stack, stream } = unsafe { of_host(device, cuda_stream)? };
+        let (stack, stream) = (handles::stack_number(stack)?, handles::stream_number(stream)?);
+        memory::allocate(stack, bytes, 0, stream)
+    })
 }
 
 /// Frees a block in the order of a stream.
@@ -107,17 +134,38 @@ pub(super) unsafe fn allocate(device: i32, bytes: usize, cuda_stream: *mut c_voi
 /// # Safety
 ///
 /// As [`of_host`].
-#[inline]
+#[inline(always)]
 pub(super) unsafe fn deallocate(
     device: i32,
     address: u64,
     bytes: usize,
     cuda_stream: *mut c_void,
-) -> Result<()> {
-    // SAFETY: the caller's promise.
-    let OfHost { stream, .. } = unsafe { of_host(device, cuda_stream)? };
-    if memory::deallocate_fast(address, bytes, stream) {
-        return Ok(());
+) -> aquifer_status {
+    let freed = match last((device, cuda_stream.addr() as u64)) {
+        Some(OfHost { stream, .. }) => memory::deallocate_fast(address, bytes, stream),
+        None => None,
+    };
+    match freed {
+        Some(status) => status,
+        // SAFETY: the caller's promise.
+        None => unsafe { deallocate_cold(device, address, bytes, cuda_stream) },
     }
-    memory::deallocate(address, bytes, Some(handles::stream_number(stream)?))
+}
+
+/// # Safety
+///
+/// As [`of_host`].
+#[cold]
+#[inline(never)]
+unsafe fn deallocate_cold(
+    device: i32,
+    address: u64,
+    bytes: usize,
+    cuda_stream: *mut c_void,
+) -> aquifer_status {
+    free(|| {
+        // SAFETY: the caller's promise.
+        let OfHost { stream, .. } = unsafe { of_host(device, cuda_stream)? };
+        memory::deallocate(address, bytes, Some(handles::stream_number(stream)?))
+    })
 }

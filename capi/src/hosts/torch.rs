@@ -17,7 +17,7 @@ use crate::handles;
 use crate::place::Place;
 use crate::stack::{self, Stack};
 use crate::status::{Failure, Result, aquifer_status, guarded, remember};
-use crate::table::{forked, free};
+use crate::table::forked;
 use crate::{fork, memory, open_streams, page_map};
 use aquifer_rs::DeviceResource;
 use std::ffi::{c_int, c_void};
@@ -33,17 +33,6 @@ pub struct aquifer_torch_pool_id {
     pub second: u64,
 }
 
-fn allocate(size: usize, device: c_int, stream: *mut c_void) -> Result<*mut c_void> {
-    if fork::is_child() {
-        return Err(forked());
-    }
-    guarded(|| {
-        // SAFETY: PyTorch's streams are never destroyed.
-        let address = unsafe { streams::allocate(device, size, stream)? };
-        Ok(std::ptr::with_exposed_provenance_mut(address as usize))
-    })
-}
-
 /// Memory of the process's stack of a device, in the order of a stream. Throws `std::bad_alloc` where there is none.
 ///
 /// # Safety
@@ -56,7 +45,8 @@ pub unsafe extern "C-unwind" fn aquifer_torch_alloc(
     device: c_int,
     stream: *mut c_void,
 ) -> *mut c_void {
-    match allocate(size, device, stream) {
+    // SAFETY: PyTorch's streams are never destroyed.
+    match unsafe { streams::allocate(device, size, stream) } {
         Ok(pointer) => pointer,
         Err(failure) => {
             remember(failure);
@@ -78,7 +68,8 @@ pub unsafe extern "C" fn aquifer_torch_alloc_nothrow(
     device: c_int,
     stream: *mut c_void,
 ) -> *mut c_void {
-    allocate(size, device, stream).unwrap_or_else(|failure| {
+    // SAFETY: PyTorch's streams are never destroyed.
+    unsafe { streams::allocate(device, size, stream) }.unwrap_or_else(|failure| {
         remember(failure);
         std::ptr::null_mut()
     })
@@ -96,10 +87,8 @@ pub unsafe extern "C" fn aquifer_torch_free(
     device: c_int,
     stream: *mut c_void,
 ) {
-    free(|| {
-        // SAFETY: PyTorch's streams are never destroyed.
-        unsafe { streams::deallocate(device, pointer.addr() as u64, size, stream) }
-    });
+    // SAFETY: PyTorch's streams are never destroyed.
+    unsafe { streams::deallocate(device, pointer.addr() as u64, size, stream) };
 }
 
 fn hook(body: impl FnOnce() -> Result<()>) {

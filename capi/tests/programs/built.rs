@@ -42,23 +42,44 @@ pub(crate) fn profile() -> &'static str {
     &PROFILE
 }
 
-/// A folder that has the shared library by both of its names. cargo does not build a `cdylib` for a test.
+/// Builds the shared library of a package, which cargo does not do for a test. A folder that has it by these names.
+fn build(package: &str, library: &str, folder: &str, names: &[&str]) -> PathBuf {
+    let mut build = cargo();
+    build.args(["build", "-p", package, "--locked", "--profile", profile()]);
+    build.env("CARGO_TARGET_DIR", target_folder());
+    finished(&mut build);
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(folder);
+    std::fs::create_dir_all(&folder).unwrap();
+    for name in names {
+        let link = folder.join(name);
+        let _ = std::fs::remove_file(&link);
+        std::os::unix::fs::symlink(profile_folder().join(library), link).unwrap();
+    }
+    folder
+}
+
+/// A folder that has the shared library by both of its names.
 pub(crate) fn library() -> &'static Path {
     static LIBRARY: LazyLock<PathBuf> = LazyLock::new(|| {
-        let mut build = cargo();
-        build.args(["build", "-p", "aquifer-capi", "--locked", "--profile", profile()]);
-        build.env("CARGO_TARGET_DIR", target_folder());
-        finished(&mut build);
-        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("lib");
-        std::fs::create_dir_all(&folder).unwrap();
-        for link in ["libaquifer.so", "libaquifer.so.0"] {
-            let link = folder.join(link);
-            let _ = std::fs::remove_file(&link);
-            std::os::unix::fs::symlink(profile_folder().join("libaquifer.so"), link).unwrap();
-        }
-        folder
+        build("aquifer-capi", "libaquifer.so", "lib", &["libaquifer.so", "libaquifer.so.0"])
     });
     &LIBRARY
+}
+
+/// A folder that has a driver which does nothing.
+fn stand_in() -> &'static Path {
+    static STAND_IN: LazyLock<PathBuf> = LazyLock::new(|| {
+        build("stand_in_libcuda", "libstand_in_libcuda.so", "stand_in", &["libcuda.so.1"])
+    });
+    &STAND_IN
+}
+
+/// What a program runs on.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Backend {
+    Simulated,
+    /// The driver's calls, of a library that stands in for it: the warm ways are those of a GPU.
+    StandIn,
 }
 
 /// Runs a command that has to succeed.
@@ -76,14 +97,32 @@ pub(crate) fn finished(command: &mut Command) -> Output {
 
 /// Runs a program on the simulated device, with the library of a folder; what it wrote.
 pub(crate) fn run(program: &Path, library: &Path, arguments: &[&Path]) -> String {
+    run_on(Backend::Simulated, program, library, arguments)
+}
+
+/// As [`run`].
+pub(crate) fn run_on(
+    backend: Backend,
+    program: &Path,
+    library: &Path,
+    arguments: &[&Path],
+) -> String {
+    // As the heap does without the sanitizer: a size that no machine has is null, and no error of the program. The
+    // stand-in leaks what it has of a thread that calls it as it ends.
+    let (name, driver, sanitizer) = match backend {
+        Backend::Simulated => ("sim", None, "allocator_may_return_null=1"),
+        Backend::StandIn => {
+            ("cuda", Some(stand_in()), "allocator_may_return_null=1:detect_leaks=0")
+        }
+    };
+    let folders = std::env::join_paths(driver.into_iter().chain([library])).unwrap();
     let mut command = Command::new(program);
     command
         .args(arguments)
-        .env("AQUIFER_BACKEND", "sim")
-        // As the heap does without the sanitizer: a size that no machine has is null, and no error of the program.
-        .env("ASAN_OPTIONS", "allocator_may_return_null=1")
+        .env("AQUIFER_BACKEND", name)
+        .env("ASAN_OPTIONS", sanitizer)
         .env_remove("AQUIFER_STACK");
-    command.env("LD_LIBRARY_PATH", library).env_remove("LD_PRELOAD");
+    command.env("LD_LIBRARY_PATH", folders).env_remove("LD_PRELOAD");
     String::from_utf8(finished(&mut command).stdout).unwrap()
 }
 

@@ -273,7 +273,7 @@ static void wrong_devices(void) {
   aquifer_stack *made;
   aquifer_stream *opened;
   uint64_t free_bytes, total_bytes;
-  const int32_t devices[] = {-1, 1, INT32_MAX, INT32_MIN};
+  const int32_t devices[] = {-1, 64, INT32_MAX, INT32_MIN};
   for (size_t which = 0; which < 4; which++) {
     aquifer_status code = devices[which] < 0 ? AQUIFER_ERROR_INVALID_ARGUMENT : AQUIFER_ERROR_NO_DEVICE;
     GIVES(code, api->stack_create("pool(cuda)", devices[which], &made));

@@ -80,7 +80,7 @@ constexpr int ROUNDS = 2000;
 static void threads_share_a_stack() {
   Stack stack = make_stack("pool(cuda) | statistics");
   Exchange exchange;
-  std::atomic<uint64_t> allocated{0};
+  std::atomic<uint64_t> allocated{0}, rounded{0};
   std::vector<std::thread> threads;
   for (unsigned number = 0; number < THREADS; number++) {
     threads.emplace_back([&, number] {
@@ -90,6 +90,7 @@ static void threads_share_a_stack() {
         size_t bytes = 1 + random() % (round % 16 == 0 ? 1000000 : 5000);
         exchange.put(allocate(stack, bytes, stream));
         allocated += bytes;
+        rounded += (bytes + 255) / 256 * 256;
         if (round % 300 == 299) stream = make_stream();
         Block block;
         if (round % 8 == 7 || !exchange.take(block, random())) continue;
@@ -109,7 +110,8 @@ static void threads_share_a_stack() {
   }
   for (std::thread &thread : threads) thread.join();
   aquifer_statistics statistics = statistics_of(stack);
-  CHECK(statistics.total_bytes == allocated);
+  // A simulated device has blocks of just these bytes.
+  CHECK(statistics.total_bytes >= allocated && statistics.total_bytes <= rounded);
   CHECK(statistics.live_blocks == THREADS * ROUNDS / 8);
   Block block;
   while (exchange.take(block, 0)) OK(api->deallocate(block.pointer, block.bytes, nullptr));

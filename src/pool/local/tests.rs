@@ -58,3 +58,68 @@ fn pools_that_follow_each_other_have_entries_of_their_own() {
         assert!(places.len() * 10 >= all * 8, "{} entries for {all}", places.len());
     }
 }
+
+#[test]
+fn a_place_has_the_magazine_for_as_long_as_the_table_has_it() {
+    std::thread::spawn(|| {
+        let owner: Arc<dyn OnThreadExit> = Arc::new(Ignored);
+        let (pool, stream) = (PoolId::new(), 7);
+        let slot = |place: &Place| {
+            // SAFETY: used at once, and the table names it.
+            place.magazine().map(|magazine| unsafe { magazine.as_ref() }.slot())
+        };
+        assert!(Place::find(pool, stream).is_none(), "the thread has no table");
+        let make = |number| {
+            let magazine = Arc::new(Magazine::new(Limits { entries: 1, units: 1 }, number));
+            find_or_make(pool, stream, || Some((magazine, Arc::downgrade(&owner)))).unwrap()
+        };
+        let first = make(1);
+        let place = Place::find(pool, stream).unwrap();
+        assert!(Place::find(pool, 8).is_none());
+        assert!(Place::find(PoolId::new_listed(), stream).is_none());
+        assert_eq!(slot(&place), Some(1));
+        // SAFETY: no revoker is about.
+        unsafe { first.retire() };
+        sweep();
+        assert_eq!(slot(&place), None, "it was retired");
+        make(2);
+        assert_eq!(slot(&place), Some(2), "the next one has the same place");
+        disable_in_child();
+        assert_eq!(slot(&place), None, "the child of a fork has none");
+        assert!(Place::find(pool, stream).is_none());
+    })
+    .join()
+    .unwrap();
+}
+
+#[test]
+fn a_place_outlives_the_threads_magazines() {
+    thread_local! {
+        static LATER: RefCell<Option<Place>> = const { RefCell::new(None) };
+    }
+    struct Looks(std::sync::mpsc::Sender<bool>);
+    impl Drop for Looks {
+        fn drop(&mut self) {
+            let has = LATER.with(|later| later.borrow().as_ref().map(|it| it.magazine().is_some()));
+            let _ = self.0.send(has.unwrap());
+        }
+    }
+    thread_local! {
+        static LOOKS: RefCell<Option<Looks>> = const { RefCell::new(None) };
+    }
+    let (sender, receiver) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        // Destructors run in the order that is the reverse of the first uses: the list's is the first.
+        LATER.with(|later| assert!(later.borrow().is_none()));
+        LOOKS.with(|looks| *looks.borrow_mut() = Some(Looks(sender)));
+        let owner: Arc<dyn OnThreadExit> = Arc::new(Ignored);
+        let pool = PoolId::new();
+        let magazine = Arc::new(Magazine::new(Limits { entries: 1, units: 1 }, 1));
+        find_or_make(pool, 7, || Some((magazine, Arc::downgrade(&owner)))).unwrap();
+        LATER.with(|later| *later.borrow_mut() = Place::find(pool, 7));
+        LATER.with(|later| assert!(later.borrow().is_some()));
+    })
+    .join()
+    .unwrap();
+    assert!(!receiver.recv().unwrap(), "the list is gone, and the place has nothing");
+}
