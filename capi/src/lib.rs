@@ -4,8 +4,11 @@
 //! values, calls a module of this crate, and turns what that returns into a code. No panic leaves it, and no foreign
 //! pointer is read: a handle is a number, a block is found by its address.
 
+mod atomics;
 mod cache;
 mod capture;
+mod closing;
+mod entry;
 mod fork;
 mod handles;
 mod host;
@@ -15,6 +18,7 @@ mod memory;
 mod open_streams;
 mod page_map;
 mod place;
+mod references;
 mod route;
 mod stack;
 mod status;

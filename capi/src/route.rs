@@ -6,11 +6,11 @@
 //! | `ENDING` | - | routes that are out of `ROUTES` | the device's work is ordered before what a capture's pool gives back |
 
 use crate::capture::OfCapture;
+use crate::closing::Closing;
 use crate::{cache, page_map};
 use aquifer_rs::DeviceResource;
 use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicIsize, Ordering};
 use std::sync::{Arc, LazyLock};
 
 static ROUTES: LazyLock<RwLock<HashMap<u32, Arc<Route>>>> = LazyLock::new(RwLock::default);
@@ -22,9 +22,7 @@ pub(crate) struct Route {
     /// The same with a log around it, while the stack has one.
     logged: RwLock<Option<Arc<dyn DeviceResource>>>,
     /// Its stack is released: it goes with its last block.
-    is_closing: AtomicBool,
-    /// Frees until its blocks are looked for again, once it is closing.
-    until_sweep: AtomicIsize,
+    closing: Closing,
     /// Of a capture's pool. No thread's cache keeps its route.
     pub(crate) capture: Option<OfCapture>,
 }
@@ -35,9 +33,8 @@ impl Route {
         resource: Arc<dyn DeviceResource>,
         capture: Option<OfCapture>,
     ) -> Arc<Self> {
-        let (logged, is_closing) = (RwLock::default(), AtomicBool::new(false));
-        let until_sweep = AtomicIsize::new(0);
-        let route = Self { number, resource, logged, is_closing, until_sweep, capture };
+        let (logged, closing) = (RwLock::default(), Closing::new());
+        let route = Self { number, resource, logged, closing, capture };
         let route = Arc::new(route);
         ROUTES.write().insert(route.number, route.clone());
         route
@@ -60,7 +57,7 @@ impl Route {
 
     /// The route goes when its last block does.
     pub(crate) fn close(&self) {
-        self.is_closing.store(true, Ordering::Release);
+        self.closing.begin();
         cache::invalidate();
         sweep();
     }
@@ -72,15 +69,12 @@ impl Route {
     }
 
     pub(crate) fn is_closing(&self) -> bool {
-        self.is_closing.load(Ordering::Acquire)
+        self.closing.is_begun()
     }
 
     /// A block of it was freed: the last one takes the route with it.
-    ///
-    /// To look for blocks means to read the whole page map, so it is not done at each free: only when half of those are
-    /// freed that were found last.
     pub(crate) fn count_free(&self) {
-        if self.is_closing() && self.until_sweep.fetch_sub(1, Ordering::AcqRel) <= 1 {
+        if self.closing.count_free() {
             sweep();
         }
     }
@@ -98,12 +92,10 @@ fn sweep() {
         let routes = ROUTES.read();
         let closing: Vec<_> = routes.values().filter(|route| route.is_closing()).cloned().collect();
         drop(routes);
-        let due = |route: &&Arc<Route>| route.until_sweep.load(Ordering::Acquire) <= 0;
-        if !closing.iter().any(|route| due(&route)) {
+        if !closing.iter().any(|route| route.closing.is_due()) {
             break;
         }
-        // Frees from here on count against what is found.
-        closing.iter().for_each(|route| route.until_sweep.store(0, Ordering::Release));
+        closing.iter().for_each(|route| route.closing.begin_count());
         let mut live: HashMap<u32, isize> = closing.iter().map(|it| (it.number, 0)).collect();
         page_map::for_each_live(|_, block| {
             if let Some(blocks) = live.get_mut(&block.route) {
@@ -113,9 +105,7 @@ fn sweep() {
         for route in closing {
             match live.get(&route.number) {
                 Some(0) => gone.extend(ROUTES.write().remove(&route.number)),
-                Some(blocks) => {
-                    route.until_sweep.fetch_add((blocks / 2).max(1), Ordering::AcqRel);
-                }
+                Some(blocks) => route.closing.found(*blocks),
                 None => {}
             }
         }

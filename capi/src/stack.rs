@@ -4,6 +4,7 @@ use crate::cache;
 use crate::capture::OfCapture;
 use crate::fork;
 use crate::handles::{closed, next};
+use crate::references::{References, Released};
 use crate::route::{self, Route};
 use crate::status::{Failure, Result, aquifer_status as Status};
 use aquifer_rs::{
@@ -11,7 +12,6 @@ use aquifer_rs::{
 };
 use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock};
 
 /// Without a text and without the variable.
@@ -23,9 +23,7 @@ static DEFAULTS: LazyLock<Mutex<HashMap<i32, u32>>> = LazyLock::new(Mutex::defau
 /// A stack of resources on one device, by its handle's number.
 pub(crate) struct Stack {
     pub(crate) resources: ResourceStack,
-    references: AtomicUsize,
-    /// The process keeps it: its last user is the process.
-    is_default: AtomicBool,
+    references: References,
     state: Mutex<State>,
 }
 
@@ -60,9 +58,8 @@ impl Stack {
         let number = next();
         let main = Route::new(number, resources.resource().clone(), None);
         let state = State { main, log: None, captures: Vec::new(), active: None };
-        let (references, state) = (AtomicUsize::new(1), Mutex::new(state));
-        let is_default = AtomicBool::new(false);
-        let stack = Arc::new(Self { resources, references, is_default, state });
+        let (references, state) = (References::new(), Mutex::new(state));
+        let stack = Arc::new(Self { resources, references, state });
         STACKS.write().insert(number, stack);
         Ok(number)
     }
@@ -76,8 +73,7 @@ impl Stack {
         let made = Self::create(None, &device(ordinal)?)?;
         let stack = get(made)?;
         let number = *DEFAULTS.lock().entry(ordinal).or_insert_with(|| {
-            // Relaxed: who releases it has its number by this lock.
-            stack.is_default.store(true, Ordering::Relaxed);
+            stack.references.keep();
             made
         });
         if number != made
@@ -94,18 +90,16 @@ impl Stack {
     }
 
     pub(crate) fn retain(&self) {
-        // Relaxed: the caller has a reference.
-        self.references.fetch_add(1, Ordering::Relaxed);
+        self.references.retain();
     }
 
     /// Counts one user less; whether it was the last. The process, which keeps its own stack, is none that can be
     /// counted off.
     pub(crate) fn release(&self) -> Result<bool> {
-        let least = usize::from(self.is_default.load(Ordering::Relaxed));
-        let less = |references| (references > least).then(|| references - 1);
-        match self.references.fetch_update(Ordering::AcqRel, Ordering::Relaxed, less) {
-            Ok(before) => Ok(before == 1),
-            Err(_) => {
+        match self.references.release() {
+            Released::Used => Ok(false),
+            Released::Last => Ok(true),
+            Released::Kept => {
                 let message = "the process keeps this stack, as it is its own (release what \
                                stack_create and stack_retain gave)";
                 Err(Failure::new(Status::AQUIFER_ERROR_INVALID_ARGUMENT, message))

@@ -1,5 +1,6 @@
 use super::super::magazine::Limits;
 use super::*;
+use crate::sync::trusted::{channel, thread_local};
 
 struct Ignored;
 
@@ -97,7 +98,7 @@ fn a_place_outlives_the_threads_magazines() {
     thread_local! {
         static LATER: RefCell<Option<Place>> = const { RefCell::new(None) };
     }
-    struct Looks(std::sync::mpsc::Sender<bool>);
+    struct Looks(channel::Sender<bool>);
     impl Drop for Looks {
         fn drop(&mut self) {
             let has = LATER.with(|later| later.borrow().as_ref().map(|it| it.magazine().is_some()));
@@ -107,7 +108,7 @@ fn a_place_outlives_the_threads_magazines() {
     thread_local! {
         static LOOKS: RefCell<Option<Looks>> = const { RefCell::new(None) };
     }
-    let (sender, receiver) = std::sync::mpsc::channel();
+    let (sender, receiver) = channel::unbounded();
     std::thread::spawn(move || {
         // Destructors run in the order that is the reverse of the first uses: the list's is the first.
         LATER.with(|later| assert!(later.borrow().is_none()));
