@@ -99,6 +99,12 @@ impl DriverError {
     /// This crate's: the process is a fork of the one that opened the driver.
     pub(crate) const FORKED: u32 = 1_000_002;
 
+    /// Whether the driver refuses a pool, or memory of one, since that was not made to be shared: by the code for a wrong
+    /// argument.
+    pub(crate) fn is_not_shareable(&self) -> bool {
+        matches!(self.code, Self::INVALID_VALUE | Self::NOT_SUPPORTED)
+    }
+
     pub(crate) fn new(call: &'static str, code: u32) -> Self {
         Self { call, code, detail: None, is_cause: false, log: None }
     }

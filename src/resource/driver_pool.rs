@@ -349,19 +349,21 @@ impl AsyncResource {
     ///
     /// # Errors
     ///
-    /// Those of the driver, where the pool is not shareable too; on a simulated device that is
-    /// [`ErrorKind::Unsupported`].
+    /// [`ErrorKind::Unsupported`] where the pool is not shareable; those of the driver.
     #[cfg(unix)]
     pub fn export(&self) -> Result<OwnedFd> {
         let wanted = || format!("exporting a driver pool on {}", self.device);
-        let descriptor = self.device.driver().pool_export(self.pool).with_context(wanted)?;
-        ensure!(
-            descriptor >= 0,
-            Unsupported,
-            "build it with shareable(true)",
-            "{}: the driver gave no descriptor",
-            wanted()
-        );
+        let advice = "build it with shareable(true)";
+        let descriptor = match self.device.driver().pool_export(self.pool) {
+            Err(error) if error.is_not_shareable() => {
+                let what = format!("{}: it was not made to be shared", wanted());
+                let refused = Error::new(ErrorKind::Unsupported, what).with_driver(error);
+                return Err(refused.with_advice(advice));
+            }
+            exported => exported.with_context(wanted)?,
+        };
+        let what = || format!("{}: the driver gave no descriptor", wanted());
+        ensure!(descriptor >= 0, Unsupported, advice, "{}", what());
         // SAFETY: the driver made the descriptor for this call, which owns it.
         Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
     }

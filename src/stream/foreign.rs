@@ -159,7 +159,16 @@ impl Stream {
     fn replace(&self, also: Option<&Event>) -> Result<()> {
         // Emitted when the gate is open.
         let _events = defer_events();
-        self.gate().alone(|| self.replace_alone(also)).unwrap_or_else(|| Err(self.in_use()))
+        let refused = || match self.gate().owner() {
+            Some(_) => self.in_capture(),
+            None => self.in_use(),
+        };
+        self.gate().alone(|| self.replace_alone(also)).unwrap_or_else(|| Err(refused()))
+    }
+
+    fn in_capture(&self) -> Error {
+        let what = format!("{self} is in capture");
+        Error::new(ErrorKind::Capture, what).with_advice(CAPTURED_ELSEWHERE)
     }
 
     /// No other thread is in a call on the stream.
@@ -170,8 +179,7 @@ impl Stream {
         let driver = self.device().driver();
         let what = || format!("making a stream in place of {self}");
         if driver.capture_status(self.raw()).with_context(what)? != CaptureStatus::None {
-            let error = Error::new(ErrorKind::Capture, format!("{self} is in another capture"));
-            return Err(error.with_advice(CAPTURED_ELSEWHERE));
+            return Err(self.in_capture());
         }
         let event = record_before(self)?;
         let new = driver.stream_create().with_context(what)?;

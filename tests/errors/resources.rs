@@ -145,6 +145,7 @@ fn driver_pools(table: &mut Table) {
     // SAFETY: null is refused.
     table.failed("a null pool", unsafe { AsyncResource::from_raw_pool(&device, 0) });
     let pool = AsyncResource::new(&device).unwrap();
+    table.failed("an export of a pool that is not shareable", pool.export());
     for (title, call, run) in [
         (
             "no count of a driver pool",

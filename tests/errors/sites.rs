@@ -29,7 +29,7 @@ const UNREACHED: &[(&str, &str, &str)] = &[
         "an `unsafe impl` that is wrong",
     ),
     ("src/resource/managed_alloc.rs", "may not touch", "a GPU of another kind"),
-    ("src/resource/driver_pool.rs", "gave no descriptor", "a driver that is wrong"),
+    ("src/resource/driver_pool.rs", "descriptor >= 0", "a driver that is wrong"),
     ("src/resource/pool/failure.rs", "a stream that is gone", "two failures in one moment"),
     ("src/resource/pool/failure.rs", "65,534", "65,534 streams"),
     ("src/resource/pool/capture.rs", "another capture cannot", "the gate refuses it first"),

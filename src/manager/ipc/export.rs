@@ -6,7 +6,7 @@ use crate::container::{CapturePolicy, DeviceBuffer, DeviceSlice, DeviceVec, Memo
 use crate::device::Device;
 use crate::driver::sim::CallSite;
 use crate::driver::{AllocationKind, DeviceRange, ErrorContext, RawPool, not_forked};
-use crate::error::{DriverError, Error, ErrorKind, Result, ensure};
+use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::impls::Count;
 use crate::resource::DeviceBlock;
 use crate::stream::{Stream, StreamCall};
@@ -124,9 +124,10 @@ fn export<'s>(
     let advice = "share memory that has elements";
     ensure!(bytes > 0, InvalidArgument, advice, "no bytes of {device} were to be shared");
     let wanted = || format!("sharing {} of {device} with other processes", Count(bytes, "byte"));
-    let (kind, pool) = shareable_kind(device, range)?;
     let stream = order()?;
+    // First: of a capture's memory the driver tells no kind.
     stream.refuse_capture("sharing memory with another process")?;
+    let (kind, pool) = shareable_kind(device, range)?;
     stream.synchronize()?;
     drop(stream);
     let driver = device.driver();
@@ -136,7 +137,7 @@ fn export<'s>(
         IpcKind::Pool => driver.pool_export_pointer(whole.address),
     };
     let driver_bytes = match exported {
-        Err(error) if kind == IpcKind::Pool && is_not_shareable(&error) => {
+        Err(error) if kind == IpcKind::Pool && error.is_not_shareable() => {
             let what = "memory of a driver pool that is not shareable";
             return Err(refused(device, bytes, what).with_driver(error));
         }
@@ -147,11 +148,6 @@ fn export<'s>(
     let (process, bytes) = (std::process::id(), bytes as u64);
     let pool = pool.map_or(0, |pool| pool.0);
     Ok(IpcHandle { kind, device_uuid, process, driver_bytes, pool, offset, bytes })
-}
-
-/// Whether the driver refuses memory since its pool was not made to be shared: by the code for a wrong argument.
-fn is_not_shareable(error: &DriverError) -> bool {
-    matches!(error.code(), DriverError::INVALID_VALUE | DriverError::NOT_SUPPORTED)
 }
 
 /// How other processes can open memory of this one, and the pool of the driver's that it is of.
