@@ -242,7 +242,9 @@ impl Route {
         let _counting = self.counting.lock().unwrap();
         while self.gone.load(Relaxed) == 0 && self.closing.is_due() {
             self.closing.begin_count();
-            match self.blocks.iter().filter(|entry| Self::is_in_use(entry)).count() as isize {
+            let allocations = self.closing.allocations();
+            let blocks = self.blocks.iter().filter(|entry| Self::is_in_use(entry)).count() as isize;
+            match allocations + blocks {
                 0 => {
                     self.gone.fetch_add(1, Relaxed);
                 }
@@ -308,6 +310,36 @@ fn a_route_whose_close_meets_the_last_frees() {
         ],
         |route| {
             // A free that was on its way as the route began to close may be uncounted: the next sweep finds that.
+            route.closing.begin_count();
+            route.sweep();
+            assert_eq!(route.gone.load(Relaxed), 1, "the last free has taken the route with it");
+        },
+    );
+}
+
+#[test]
+fn a_route_that_closes_beside_an_allocation() {
+    model::<Route>(
+        "a_route_that_closes_beside_an_allocation",
+        100,
+        || {
+            let route = Route::new();
+            (0..3).for_each(|index| route.free(index));
+            route.closing.begin_allocation();
+            route
+        },
+        &[
+            |route| route.close(),
+            |route| {
+                route.blocks[0].insert(block(2));
+                if route.closing.end_allocation() {
+                    route.sweep();
+                }
+                route.free(0);
+            },
+        ],
+        |route| {
+            // As above: the free may have come before the close.
             route.closing.begin_count();
             route.sweep();
             assert_eq!(route.gone.load(Relaxed), 1, "the last free has taken the route with it");

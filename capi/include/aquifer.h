@@ -335,8 +335,8 @@ typedef struct aquifer_api {
    */
   aquifer_status (*stack_retain)(struct aquifer_stack *stack);
   /*
-   Counts one user less. With the last one free memory goes back to the driver; blocks stay valid, and go back as
-   they are freed.
+   Counts one user less. With the last one free memory goes back to the driver, and with the last block the rest: both
+   wait for the streams that freed it. Blocks stay valid until they are freed.
    */
   aquifer_status (*stack_release)(struct aquifer_stack *stack);
   /*

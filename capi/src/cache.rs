@@ -2,7 +2,7 @@
 //!
 //! | table | key | holds | until |
 //! |---|---|---|---|
-//! | `RECENT`, a thread's | place | what a call on a route and a stream needs | another pair has the place, or the thread's next call that takes a lock sees a change of `GENERATION` |
+//! | `RECENT`, a thread's | place | what a call on a route and a stream needs | another pair has the place, or the thread remembers another one after a change of `GENERATION` |
 //! | `Thread::places` | place | pointers into `RECENT` | the same |
 //! | `HANDLES`, a thread's | place of a driver's handle | the stream that it was last | another one has the place; it is not used after a change of `GENERATION` |
 
@@ -48,6 +48,8 @@ pub(crate) struct Recent {
     magazine: OnceCell<ThreadMagazine>,
     resource: Arc<dyn DeviceResource>,
     on: Stream,
+    /// The number of their device.
+    device: i32,
 }
 
 impl Recent {
@@ -57,7 +59,8 @@ impl Recent {
         stack: *mut aquifer_stack,
         stream: *mut aquifer_stream,
     ) -> bool {
-        stack.addr() as u64 == self.stack && stream.addr() as u64 == self.stream
+        let stack = stack.addr() as u64;
+        stack != 0 && stack == self.stack && stream.addr() as u64 == self.stream
     }
 
     /// Whether a block of these numbers may be freed here, on a stream.
@@ -90,6 +93,11 @@ impl Recent {
         self.magazine.get().is_some_and(|magazine| unsafe {
             magazine.deallocate(block.address(), block.bytes(), block.token())
         })
+    }
+
+    #[inline(always)]
+    pub(crate) fn device(&self) -> i32 {
+        self.device
     }
 
     /// Whether the driver's handle is of this stream still.
@@ -181,7 +189,7 @@ impl Thread {
     /// # Safety
     ///
     /// The reference is used before the thread calls [`remember`] or [`invalidate`]. The resources that a text builds call
-    /// neither, nor code of users.
+    /// neither, nor code of users; a tool that intercepts the driver's calls does not call this library from there.
     #[inline(always)]
     pub(crate) unsafe fn recent<'a>(&self, numbers: u64) -> Option<&'a Recent> {
         let recent = self.places[place(numbers)].get();
@@ -264,6 +272,7 @@ pub(crate) fn remember(
             magazine: OnceCell::new(),
             resource: resource.clone(),
             on: on.clone(),
+            device: on.device().ordinal() as i32,
         };
         recent.find_magazine();
         THREAD.with(|thread| {

@@ -3,16 +3,17 @@
 use crate::cache::{self, Recent, Thread};
 use crate::capture::OfCapture;
 use crate::handles::{self, aquifer_stack, aquifer_stream, closed};
+use crate::open_streams;
 use crate::page_map::{self, FREED, FREEING, UNIT};
+use crate::route::{self, Route};
 use crate::stack::{self, Stack, device};
 use crate::status::{Failure, Result, aquifer_status as Status, guard, guarded};
-use crate::{open_streams, route};
 use aquifer_rs::{Device, DeviceBlock, DeviceLayout, DeviceResource, Stream};
 use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
 use std::ffi::c_void;
-use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
 
 /// Calls that none should make, counted for the process.
 #[allow(non_camel_case_types, reason = "a name of C")]
@@ -59,13 +60,14 @@ pub(crate) fn misuse() -> aquifer_misuse {
 /// Streams on which a block was used besides that of its allocation, by the block's address.
 static USES: LazyLock<Mutex<HashMap<u64, Vec<Stream>>>> = LazyLock::new(Mutex::default);
 
-/// A block of the thread's magazine: `None` where another way has to be taken, or will say why there is none.
+/// A block of the thread's magazine, or of the resource by what the thread remembers. `None` where another way has to be
+/// taken.
 #[inline(always)]
 pub(crate) fn allocate_fast(
     stack: *mut aquifer_stack,
     bytes: usize,
     stream: *mut aquifer_stream,
-) -> Option<u64> {
+) -> Option<Result<u64>> {
     // SAFETY: of this call.
     let thread = unsafe { Thread::own() };
     // SAFETY: nothing below remembers another or invalidates it.
@@ -74,27 +76,28 @@ pub(crate) fn allocate_fast(
         return None;
     }
     let Some(block) = recent.allocate_cached(bytes) else {
-        return allocate_recent(recent, bytes);
+        return Some(allocate_recent(recent, bytes));
     };
     let entry = as_entry(&block, recent.numbers(), bytes);
-    let is_in = thread.leaf.insert(block.address(), entry);
-    if is_in { Some(block.address()) } else { no_place(recent, block) }
+    match thread.leaf.insert(block.address(), entry) {
+        true => Some(Ok(block.address())),
+        false => Some(no_place(recent, block)),
+    }
 }
 
-/// As [`allocate_fast`], where the magazine has none. A failure is met again on the other way, which tells of it.
+/// As [`allocate_fast`], where the magazine has none.
 #[inline(never)]
-fn allocate_recent(recent: &Recent, bytes: usize) -> Option<u64> {
-    let allocated = guarded(|| {
+fn allocate_recent(recent: &Recent, bytes: usize) -> Result<u64> {
+    guarded(|| {
         let (resource, on) = recent.resource_and_stream();
         let block = resource.allocate(on, DeviceLayout::new(bytes)?)?;
         let address = block.address();
         if !page_map::insert(address, as_entry(&block, recent.numbers(), bytes)) {
-            return Ok(no_place(recent, block));
+            return no_place(recent, block);
         }
         recent.find_magazine();
-        Ok(Some(address))
-    });
-    allocated.ok().flatten()
+        Ok(address)
+    })
 }
 
 /// A block as the page map has it.
@@ -105,11 +108,20 @@ fn as_entry(block: &DeviceBlock, numbers: u64, requested: usize) -> page_map::Bl
 
 /// Gives a block back that has no place in the page map.
 #[cold]
-fn no_place(recent: &Recent, block: DeviceBlock) -> Option<u64> {
-    let (resource, on) = recent.resource_and_stream();
+fn no_place(recent: &Recent, block: DeviceBlock) -> Result<u64> {
+    guarded(|| {
+        let (resource, on) = recent.resource_and_stream();
+        give_back(resource, on, block)
+    })
+}
+
+/// Gives a block back that has no place in the page map, and says so.
+fn give_back<T>(resource: &dyn DeviceResource, on: &Stream, block: DeviceBlock) -> Result<T> {
+    let address = block.address();
     // SAFETY: the caller has just allocated it, and nothing has used it.
     unsafe { resource.deallocate(on, block) };
-    None
+    let message = format!("a block at {address:#x} has no place in the table of blocks");
+    Err(Failure::new(Status::AQUIFER_ERROR_UNSUPPORTED, message))
 }
 
 /// Frees a block to the thread's magazine, or to its resource by what the thread remembers. `None` where another way has
@@ -152,7 +164,7 @@ pub(crate) unsafe fn allocate_on_fast(
     stack: *mut aquifer_stack,
     bytes: usize,
     cuda_stream: *mut c_void,
-) -> Option<u64> {
+) -> Option<Result<u64>> {
     let stream = cache::last_of_handle(cuda_stream)?;
     // SAFETY: of this call; what is found in it is used before another is remembered or it is invalidated.
     let recent = unsafe { Thread::own().recent(handles::numbers(stack, stream))? };
@@ -169,14 +181,16 @@ pub(crate) unsafe fn allocate_on_fast(
 pub(crate) unsafe fn deallocate_on_fast(
     address: u64,
     bytes: usize,
+    device: i32,
     cuda_stream: *mut c_void,
 ) -> Option<Status> {
     let stream = cache::last_of_handle(cuda_stream)?;
     let (numbers, _) = page_map::entry(address)?.numbers_and_requested();
     // SAFETY: of this call; what is found in it is used before another is remembered or it is invalidated.
     let recent = unsafe { Thread::own().recent(handles::with_stream(numbers, stream))? };
+    let is_of_both = recent.device() == device && recent.is_of_block(numbers, stream);
     // SAFETY: the caller's promise.
-    let is_same = recent.is_of_block(numbers, stream) && unsafe { recent.is_behind(cuda_stream) };
+    let is_same = is_of_both && unsafe { recent.is_behind(cuda_stream) };
     if is_same { deallocate_fast(address, bytes, stream) } else { None }
 }
 
@@ -214,8 +228,7 @@ fn with_stack<T>(
     }
     let stream = open_streams::get(stream_number)?;
     let result = body(route.number, &*resource, &stream)?;
-    let (stack, number) = (Some(stack_number), route.number);
-    cache::remember(generation, stack, number, &resource, stream_number, &stream);
+    remember(generation, Some(stack_number), &route, &resource, stream_number, &stream);
     Ok(result)
 }
 
@@ -230,11 +243,23 @@ fn with_route<T>(
     let stream = open_streams::get(stream_number)?;
     let resource = route.resource();
     let result = body(&*resource, &stream);
-    if !route.is_closing() {
-        cache::remember(generation, None, route_number, &resource, stream_number, &stream);
-    }
+    remember(generation, None, &route, &resource, stream_number, &stream);
     route.count_free();
     Ok(result)
+}
+
+/// Remembers what a call used, unless the thread would keep what ends while it sleeps: a log, or a stack that is released.
+fn remember(
+    generation: u64,
+    stack: Option<u32>,
+    route: &Route,
+    resource: &Arc<dyn DeviceResource>,
+    stream_number: u32,
+    stream: &Stream,
+) {
+    if !route.is_closing() && !route.is_logged() {
+        cache::remember(generation, stack, route.number, resource, stream_number, stream);
+    }
 }
 
 /// Allocates on an open stream. No bytes give null.
@@ -254,10 +279,7 @@ pub(crate) fn allocate(stack: u32, bytes: usize, alignment: usize, stream: u32) 
         if page_map::insert(address, as_entry(&block, page_map::numbers(route, stream), bytes)) {
             return Ok(address);
         }
-        // SAFETY: allocated above, and nothing has used it.
-        unsafe { resource.deallocate(on, block) };
-        let message = format!("a block at {address:#x} has no place in the table of blocks");
-        Err(Failure::new(Status::AQUIFER_ERROR_UNSUPPORTED, message))
+        give_back(resource, on, block)
     })
 }
 
@@ -375,7 +397,7 @@ fn free_deferred() {
 /// Frees a block of a capture's pool, whose graph may use it again and again.
 fn free_in_capture(
     entry: &page_map::Entry,
-    route: &route::Route,
+    route: &Route,
     capture: &OfCapture,
     block: page_map::Block,
     address: u64,

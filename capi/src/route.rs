@@ -3,14 +3,15 @@
 //! | table | key | holds | until |
 //! |---|---|---|---|
 //! | `ROUTES` | a route's number | the resource of a stack or of a capture's pool | its stack or its capture is released, and no block came by it |
-//! | `ENDING` | - | routes that are out of `ROUTES` | the device's work is ordered before what a capture's pool gives back |
+//! | `ENDING` | - | routes that are out of `ROUTES` | a stack's memory is given back; the device's work is ordered before what a capture's pool gives back |
 
 use crate::capture::OfCapture;
 use crate::closing::Closing;
 use crate::{cache, page_map};
-use aquifer_rs::DeviceResource;
+use aquifer_rs::{DeviceResource, ResourceStack};
 use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;
+use std::ops::Deref;
 use std::sync::{Arc, LazyLock};
 
 static ROUTES: LazyLock<RwLock<HashMap<u32, Arc<Route>>>> = LazyLock::new(RwLock::default);
@@ -23,6 +24,8 @@ pub(crate) struct Route {
     logged: RwLock<Option<Arc<dyn DeviceResource>>>,
     /// Its stack is released: it goes with its last block.
     closing: Closing,
+    /// The stack whose own route this is.
+    whole: Option<ResourceStack>,
     /// Of a capture's pool. No thread's cache keeps its route.
     pub(crate) capture: Option<OfCapture>,
 }
@@ -31,10 +34,11 @@ impl Route {
     pub(crate) fn new(
         number: u32,
         resource: Arc<dyn DeviceResource>,
+        whole: Option<ResourceStack>,
         capture: Option<OfCapture>,
     ) -> Arc<Self> {
         let (logged, closing) = (RwLock::default(), Closing::new());
-        let route = Self { number, resource, logged, closing, capture };
+        let route = Self { number, resource, logged, closing, whole, capture };
         let route = Arc::new(route);
         ROUTES.write().insert(route.number, route.clone());
         route
@@ -47,6 +51,10 @@ impl Route {
     /// The resource, without a log.
     pub(crate) fn unlogged(&self) -> &Arc<dyn DeviceResource> {
         &self.resource
+    }
+
+    pub(crate) fn is_logged(&self) -> bool {
+        self.logged.read().is_some()
     }
 
     pub(crate) fn set_log(&self, logged: Option<Arc<dyn DeviceResource>>) {
@@ -62,10 +70,21 @@ impl Route {
         sweep();
     }
 
-    /// Whether what the route has can go back now.
+    /// Has what the route has go back, if it can now.
     fn end(&self) -> bool {
-        let Some(capture) = &self.capture else { return true };
+        let Some(capture) = &self.capture else {
+            // Threads that sleep keep the resource. An error is of a device that is gone.
+            let _ = self.whole.as_ref().map(|whole| whole.trim(0));
+            return true;
+        };
         capture.end(&*self.resource).is_ok()
+    }
+
+    /// An allocation begins, which the end of the route waits for. The caller has the lock under which the stack lets go
+    /// of the route.
+    pub(crate) fn enter(self: Arc<Self>) -> RouteInUse {
+        self.closing.begin_allocation();
+        RouteInUse(self)
     }
 
     pub(crate) fn is_closing(&self) -> bool {
@@ -75,6 +94,25 @@ impl Route {
     /// A block of it was freed: the last one takes the route with it.
     pub(crate) fn count_free(&self) {
         if self.closing.count_free() {
+            sweep();
+        }
+    }
+}
+
+/// A route with an allocation on its way, which is as good as a block.
+pub(crate) struct RouteInUse(Arc<Route>);
+
+impl Deref for RouteInUse {
+    type Target = Route;
+
+    fn deref(&self) -> &Route {
+        &self.0
+    }
+}
+
+impl Drop for RouteInUse {
+    fn drop(&mut self) {
+        if self.0.closing.end_allocation() {
             sweep();
         }
     }
@@ -96,7 +134,8 @@ fn sweep() {
             break;
         }
         closing.iter().for_each(|route| route.closing.begin_count());
-        let mut live: HashMap<u32, isize> = closing.iter().map(|it| (it.number, 0)).collect();
+        let allocations = |route: &Arc<Route>| (route.number, route.closing.allocations());
+        let mut live: HashMap<u32, isize> = closing.iter().map(allocations).collect();
         page_map::for_each_live(|_, block| {
             if let Some(blocks) = live.get_mut(&block.route) {
                 *blocks += 1;

@@ -5,7 +5,7 @@ use crate::capture::OfCapture;
 use crate::fork;
 use crate::handles::{closed, next};
 use crate::references::{References, Released};
-use crate::route::{self, Route};
+use crate::route::{self, Route, RouteInUse};
 use crate::status::{Failure, Result, aquifer_status as Status};
 use aquifer_rs::{
     Device, DeviceResource, LogFormat, LoggingAdaptor, ResourceStack, StackText, Stream,
@@ -56,7 +56,8 @@ impl Stack {
         };
         let resources = text.build(device)?;
         let number = next();
-        let main = Route::new(number, resources.resource().clone(), None);
+        let whole = Some(resources.clone());
+        let main = Route::new(number, resources.resource().clone(), whole, None);
         let state = State { main, log: None, captures: Vec::new(), active: None };
         let (references, state) = (References::new(), Mutex::new(state));
         let stack = Arc::new(Self { resources, references, state });
@@ -108,11 +109,11 @@ impl Stack {
     }
 
     /// What blocks come from now, for a stream.
-    pub(crate) fn present_route(&self, stream: u32) -> Result<Arc<Route>> {
+    pub(crate) fn present_route(&self, stream: u32) -> Result<RouteInUse> {
         let mut state = self.state.lock();
-        let Some(key) = state.active else { return Ok(state.main.clone()) };
+        let Some(key) = state.active else { return Ok(state.main.clone().enter()) };
         if let Some(route) = route_of(&state, key, stream) {
-            return Ok(route);
+            return Ok(route.enter());
         }
         // Without the log, which would go on in the pool after its end.
         let below = state.main.unlogged().clone();
@@ -121,24 +122,25 @@ impl Stack {
         drop(state);
         // Not under the lock: it makes a stream. Of two that are made at once the first stays.
         let (pool, capture) = OfCapture::new(below, stream, spare)?;
-        let made = Route::new(next(), pool, Some(capture));
+        let made = Route::new(next(), pool, None, Some(capture));
         let mut state = self.state.lock();
-        if let Some(route) = route_of(&state, key, stream) {
-            drop(state);
-            made.close();
-            return Ok(route);
-        }
-        match state.captures.iter_mut().find(|capture| capture.key == key) {
-            Some(capture) => capture.routes.push(made.clone()),
-            // The graphs are gone since.
-            None => {
-                let main = state.main.clone();
-                drop(state);
-                made.close();
-                return Ok(main);
+        let known = route_of(&state, key, stream);
+        let capture = state.captures.iter_mut().find(|capture| capture.key == key);
+        let (route, is_spare) = match (known, capture) {
+            (Some(known), _) => (known, true),
+            (None, Some(capture)) => {
+                capture.routes.push(made.clone());
+                (made.clone(), false)
             }
+            // The graphs are gone since.
+            (None, None) => (state.main.clone(), true),
+        };
+        let route = route.enter();
+        drop(state);
+        if is_spare {
+            made.close();
         }
-        Ok(made)
+        Ok(route)
     }
 
     /// The end: free memory goes back, and the rest with the last block.
@@ -152,7 +154,7 @@ impl Stack {
         main.set_log(None);
         main.close();
         drop((log, captures));
-        // Caches of threads that sleep keep the resource, and nothing in it. An error is of a device that is gone.
+        // What is free by now; the rest when the route goes. An error is of a device that is gone.
         let _ = self.resources.trim(0);
     }
 

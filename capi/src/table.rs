@@ -85,8 +85,8 @@ pub struct aquifer_api {
         unsafe extern "C" fn(device: i32, stack: *mut *mut aquifer_stack) -> aquifer_status,
     /// Counts one more user of a stack.
     pub stack_retain: extern "C" fn(stack: *mut aquifer_stack) -> aquifer_status,
-    /// Counts one user less. With the last one free memory goes back to the driver; blocks stay valid, and go back as
-    /// they are freed.
+    /// Counts one user less. With the last one free memory goes back to the driver, and with the last block the rest: both
+    /// wait for the streams that freed it. Blocks stay valid until they are freed.
     pub stack_release: extern "C" fn(stack: *mut aquifer_stack) -> aquifer_status,
 
     /// Opens a stream by the driver's handle (a `CUstream` or `cudaStream_t`; null is the legacy default stream), or counts
@@ -488,12 +488,15 @@ unsafe extern "C" fn allocate(
 ) -> aquifer_status {
     if is_usual(alignment)
         && !pointer.is_null()
-        && let Some(address) = memory::allocate_fast(stack, bytes, stream)
+        && let Some(allocated) = memory::allocate_fast(stack, bytes, stream)
     {
-        let block = std::ptr::with_exposed_provenance_mut(address as usize);
+        let (address, status) = match allocated {
+            Ok(address) => (address, aquifer_status::AQUIFER_OK),
+            Err(failure) => (0, remember(failure)),
+        };
         // SAFETY: the caller's contract: a place for a pointer.
-        unsafe { pointer.write(block) };
-        return aquifer_status::AQUIFER_OK;
+        unsafe { pointer.write(std::ptr::with_exposed_provenance_mut(address as usize)) };
+        return status;
     }
     // SAFETY: the caller's contract, unchanged.
     unsafe { allocate_cold(stack, bytes, alignment, stream, pointer) }
@@ -561,14 +564,14 @@ unsafe extern "C" fn allocate_on(
     call(|| {
         // SAFETY: the caller's contract.
         let place = unsafe { Place::new(pointer, "the place of the pointer")? };
+        place.set(std::ptr::null_mut());
         if is_usual(alignment)
             // SAFETY: as below.
-            && let Some(address) = unsafe { memory::allocate_on_fast(stack, bytes, cuda_stream) }
+            && let Some(allocated) = unsafe { memory::allocate_on_fast(stack, bytes, cuda_stream) }
         {
-            place.set(std::ptr::with_exposed_provenance_mut(address as usize));
+            place.set(std::ptr::with_exposed_provenance_mut(allocated? as usize));
             return Ok(());
         }
-        place.set(std::ptr::null_mut());
         let stack = handles::stack_number(stack)?;
         let ordinal = memory::ordinal(&*stack::get(stack)?);
         // SAFETY: by the contract of `allocate_on` the stream is detached before it is destroyed.
@@ -587,7 +590,8 @@ unsafe extern "C" fn deallocate_on(
 ) -> aquifer_status {
     let address = pointer.addr() as u64;
     // SAFETY: as in `allocate_on`.
-    let fast = || Ok(unsafe { memory::deallocate_on_fast(address, bytes, cuda_stream) });
+    let fast =
+        || Ok(unsafe { memory::deallocate_on_fast(address, bytes, device_number, cuda_stream) });
     if let Ok(Some(status)) = guarded(fast) {
         return status;
     }

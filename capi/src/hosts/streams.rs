@@ -105,7 +105,7 @@ pub(super) unsafe fn allocate(
         None => None,
     };
     let address = match address {
-        Some(address) => address,
+        Some(allocated) => allocated?,
         // SAFETY: the caller's promise.
         None => unsafe { allocate_cold(device, bytes, cuda_stream)? },
     };

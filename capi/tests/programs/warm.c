@@ -169,6 +169,120 @@ static void changes(void) {
   OK(api->stream_close(stream));
 }
 
+/* What is refused at first is refused when it is warm, whatever numbers the handles have. */
+static void refusals(void) {
+  aquifer_stream *stream = make_stream();
+  void *handle, *block, *other;
+  OK(api->stream_handle(stream, &handle));
+  for (int round = 0; round < 20; round++) {
+    aquifer_stack *stack = make_stack("pool(cuda)");
+    block = allocate(stack, 1000, stream);
+    OK(api->capture_begin(stack, 1, 1));
+    OK(api->capture_end(stack, 1, 1));
+    /* The thread remembers the route of a free, and not its stack. */
+    OK(api->deallocate(block, 1000, stream));
+    GIVES(AQUIFER_ERROR_NOT_OURS, api->allocate(NULL, 1000, 0, stream, &other));
+    GIVES(AQUIFER_ERROR_NOT_OURS, api->allocate_on(NULL, 1000, 0, handle, &other));
+    for (int pair = 0; pair < 3; pair++) {
+      OK(api->allocate_on(stack, 1000, 0, NULL, &block));
+      GIVES(AQUIFER_ERROR_NO_DEVICE, api->deallocate_on(block, 1000, 64, NULL));
+      OK(api->deallocate_on(block, 1000, 0, NULL));
+    }
+    OK(api->stack_release(stack));
+  }
+  OK(api->stream_close(stream));
+}
+
+/* A failure is one. */
+static void failures(void) {
+  aquifer_stack *stack = make_stack("pool(cuda, max=4MiB)");
+  aquifer_stream *stream = make_stream();
+  void *block = (void *)stack;
+  for (int pair = 0; pair < 3; pair++) OK(api->deallocate(allocate(stack, 1000, stream), 1000, stream));
+  GIVES(AQUIFER_ERROR_OUT_OF_MEMORY, api->allocate(stack, 8 << 20, 0, stream, &block));
+  CHECK(block == NULL);
+  SAYS("8388608 bytes");
+  OK(api->deallocate(allocate(stack, 1000, stream), 1000, stream));
+  OK(api->stream_close(stream));
+  OK(api->stack_release(stack));
+}
+
+struct sleeper {
+  pthread_barrier_t barrier;
+  aquifer_stack *stack;
+  aquifer_stream *stream;
+};
+
+static void *sleeps(void *argument) {
+  struct sleeper *sleeper = argument;
+  for (int pair = 0; pair < 3; pair++)
+    OK(api->deallocate(allocate(sleeper->stack, 1000, sleeper->stream), 1000, sleeper->stream));
+  pthread_barrier_wait(&sleeper->barrier);
+  pthread_barrier_wait(&sleeper->barrier);
+  return NULL;
+}
+
+/* A thread that has used a stack and sleeps keeps neither its memory nor its log. */
+static void threads_that_sleep(void) {
+  enum { BLOCKS = 64 };
+  struct sleeper sleeper = {.stream = make_stream()};
+  uint64_t before, after, total;
+  void *blocks[BLOCKS];
+  pthread_t thread;
+  OK(api->memory_info(0, &before, &total));
+  sleeper.stack = make_stack("pool(cuda)");
+  OK(api->log_start(sleeper.stack, log_path));
+  CHECK(pthread_barrier_init(&sleeper.barrier, NULL, 2) == 0);
+  CHECK(pthread_create(&thread, NULL, sleeps, &sleeper) == 0);
+  pthread_barrier_wait(&sleeper.barrier);
+  OK(api->log_stop(sleeper.stack));
+  OK(api->log_start(sleeper.stack, log_path));
+  OK(api->log_stop(sleeper.stack));
+  pthread_barrier_wait(&sleeper.barrier);
+  CHECK(pthread_join(thread, NULL) == 0);
+
+  CHECK(pthread_create(&thread, NULL, sleeps, &sleeper) == 0);
+  pthread_barrier_wait(&sleeper.barrier);
+  for (int block = 0; block < BLOCKS; block++) blocks[block] = allocate(sleeper.stack, 1 << 20, sleeper.stream);
+  OK(api->stack_release(sleeper.stack));
+  for (int block = 0; block < BLOCKS; block++) OK(api->deallocate(blocks[block], 1 << 20, sleeper.stream));
+  OK(api->memory_info(0, &after, &total));
+  CHECK(after == before);
+  pthread_barrier_wait(&sleeper.barrier);
+  CHECK(pthread_join(thread, NULL) == 0);
+  OK(api->stream_close(sleeper.stream));
+}
+
+struct captures {
+  aquifer_stack *stack;
+  bool is_over;
+};
+
+static void *captures(void *argument) {
+  struct captures *captures = argument;
+  for (uint64_t key = 1; key <= 300; key++) {
+    OK(api->capture_begin(captures->stack, key, 0));
+    OK(api->capture_end(captures->stack, key, 0));
+    OK(api->capture_release(captures->stack, key, 0));
+  }
+  __atomic_store_n(&captures->is_over, true, __ATOMIC_RELEASE);
+  return NULL;
+}
+
+/* An allocation that a capture's end meets on its way has a block like any other. */
+static void captures_beside_allocations(void) {
+  struct captures state = {.stack = make_stack("pool(cuda)")};
+  aquifer_stream *stream = make_stream();
+  pthread_t thread;
+  CHECK(pthread_create(&thread, NULL, captures, &state) == 0);
+  while (!__atomic_load_n(&state.is_over, __ATOMIC_ACQUIRE))
+    OK(api->deallocate(allocate(state.stack, 1000, stream), 1000, stream));
+  CHECK(pthread_join(thread, NULL) == 0);
+  CHECK(statistics_of(state.stack).live_bytes == 0);
+  OK(api->stream_close(stream));
+  OK(api->stack_release(state.stack));
+}
+
 struct shared {
   pthread_barrier_t barrier;
   aquifer_stack *stack;
@@ -280,7 +394,11 @@ int main(int count, char **arguments) {
   pairs();
   many();
   handles();
+  refusals();
+  failures();
   changes();
+  threads_that_sleep();
+  captures_beside_allocations();
   frees_at_once();
   threads_that_end();
   forks();
