@@ -46,6 +46,16 @@ static aquifer_misuse misuse(void) {
   return misuse;
 }
 
+static int rows_of_log(const char *action) {
+  FILE *log = fopen(log_path, "r");
+  char line[256];
+  int rows = 0;
+  CHECK(log != NULL);
+  while (fgets(line, sizeof line, log)) rows += strstr(line, action) != NULL;
+  fclose(log);
+  return rows;
+}
+
 /* Pairs until they are warm, and what is wrong in one after them. */
 static void pairs(void) {
   aquifer_stack *stack = make_stack("pool(cuda)");
@@ -140,13 +150,7 @@ static void changes(void) {
   OK(api->deallocate(block, 1000, stream));
   OK(api->log_stop(stack));
   for (int pair = 0; pair < 10; pair++) OK(api->deallocate(allocate(stack, 1000, stream), 1000, stream));
-  FILE *log = fopen(log_path, "r");
-  char line[256];
-  int rows = 0;
-  CHECK(log != NULL);
-  while (fgets(line, sizeof line, log)) rows += strstr(line, "allocate") != NULL || strstr(line, "free") != NULL;
-  fclose(log);
-  CHECK(rows == 2);
+  CHECK(rows_of_log("allocate") + rows_of_log("free") == 2);
 
   /* What is allocated for a graph is not handed out besides, though the graph's owner has freed it. */
   OK(api->capture_begin(stack, 1, 1));
@@ -193,9 +197,11 @@ static void refusals(void) {
   OK(api->stream_close(stream));
 }
 
-/* A failure is one. */
+/* A call that fails has asked once. */
 static void failures(void) {
-  aquifer_stack *stack = make_stack("pool(cuda, max=4MiB)");
+  char text[4200];
+  snprintf(text, sizeof text, "pool(cuda, max=4MiB) | logging(\"%s\")", log_path);
+  aquifer_stack *stack = make_stack(text);
   aquifer_stream *stream = make_stream();
   void *block = (void *)stack;
   for (int pair = 0; pair < 3; pair++) OK(api->deallocate(allocate(stack, 1000, stream), 1000, stream));
@@ -205,6 +211,7 @@ static void failures(void) {
   OK(api->deallocate(allocate(stack, 1000, stream), 1000, stream));
   OK(api->stream_close(stream));
   OK(api->stack_release(stack));
+  CHECK(rows_of_log("allocate failure") == 1);
 }
 
 struct sleeper {
@@ -260,8 +267,10 @@ struct captures {
 
 static void *captures(void *argument) {
   struct captures *captures = argument;
-  for (uint64_t key = 1; key <= 300; key++) {
+  for (uint64_t key = 1; key <= 1000; key++) {
     OK(api->capture_begin(captures->stack, key, 0));
+    /* For an allocation to be on its way at the end. */
+    for (volatile int step = 0; step < 3000; step++) continue;
     OK(api->capture_end(captures->stack, key, 0));
     OK(api->capture_release(captures->stack, key, 0));
   }
