@@ -82,7 +82,7 @@ static void torch(void *stream, void *side) {
   CHECK(throws_bad_alloc([&] { aquifer_torch_alloc_(TOO_MUCH, 0, stream); }));
   CHECK(throws_bad_alloc([&] { aquifer_torch_alloc_(SIZE_MAX, 0, stream); }));
   CHECK(throws_bad_alloc([&] { aquifer_torch_alloc_(1000, 7, stream); }));
-  SAYS("7");
+  SAYS("7 was asked for");
   CHECK(aquifer_torch_alloc_nothrow_(TOO_MUCH, 0, stream) == nullptr);
   CHECK(aquifer_torch_alloc_nothrow_(1000, -1, stream) == nullptr);
   SAYS("-1");
