@@ -48,8 +48,6 @@ pub(crate) struct Recent {
     magazine: OnceCell<ThreadMagazine>,
     resource: Arc<dyn DeviceResource>,
     on: Stream,
-    /// The number of their device.
-    device: i32,
 }
 
 impl Recent {
@@ -95,9 +93,9 @@ impl Recent {
         })
     }
 
-    #[inline(always)]
+    /// The number of their device.
     pub(crate) fn device(&self) -> i32 {
-        self.device
+        self.on.device().ordinal() as i32
     }
 
     /// Whether the driver's handle is of this stream still.
@@ -272,7 +270,6 @@ pub(crate) fn remember(
             magazine: OnceCell::new(),
             resource: resource.clone(),
             on: on.clone(),
-            device: on.device().ordinal() as i32,
         };
         recent.find_magazine();
         THREAD.with(|thread| {

@@ -8,7 +8,7 @@
 use crate::capture::OfCapture;
 use crate::closing::Closing;
 use crate::{cache, page_map};
-use aquifer_rs::{DeviceResource, ResourceStack};
+use aquifer_rs::{DeviceResource, ErrorKind, ResourceStack};
 use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;
 use std::ops::Deref;
@@ -72,12 +72,16 @@ impl Route {
 
     /// Has what the route has go back, if it can now.
     fn end(&self) -> bool {
-        let Some(capture) = &self.capture else {
-            // Threads that sleep keep the resource. An error is of a device that is gone.
-            let _ = self.whole.as_ref().map(|whole| whole.trim(0));
-            return true;
-        };
-        capture.end(&*self.resource).is_ok()
+        if let Some(capture) = &self.capture {
+            return capture.end(&*self.resource).is_ok();
+        }
+        // Threads that sleep keep the resource, and nothing in it.
+        self.whole.as_ref().is_none_or(|whole| match whole.trim(0) {
+            // Beside a capture a pool gives a part back. What is live was leaked.
+            Ok(_) => whole.pool_statistics().is_none_or(|pool| pool.reserved == 0 || pool.live > 0),
+            // Another error is of a device that is gone.
+            Err(error) => error.kind() != ErrorKind::Capture,
+        })
     }
 
     /// An allocation begins, which the end of the route waits for. The caller has the lock under which the stack lets go
@@ -159,8 +163,8 @@ fn sweep() {
 /// Routes without a block.
 static ENDING: Mutex<Vec<Arc<Route>>> = Mutex::new(Vec::new());
 
-/// Drops the routes that have no block. Those of a capture that cannot end now, as a stream of the device is in capture,
-/// are tried again by the next call.
+/// Drops the routes that have no block. Those that cannot end now, as a stream of the device is in capture, are tried
+/// again by the next call.
 pub(crate) fn end_routes() {
     let ending = std::mem::take(&mut *ENDING.lock());
     // Under no lock: a pool may end here.

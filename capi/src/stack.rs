@@ -154,8 +154,10 @@ impl Stack {
         main.set_log(None);
         main.close();
         drop((log, captures));
-        // What is free by now; the rest when the route goes. An error is of a device that is gone.
-        let _ = self.resources.trim(0);
+        if route::get(main.number).is_some() {
+            // What is free by now; the rest when the route goes, which tells of no error, too.
+            let _ = self.resources.trim(0);
+        }
     }
 
     /// Writes a row for each allocation and free from now on.

@@ -130,3 +130,32 @@ fn a_block_that_was_used_on_a_stream_in_capture_is_freed_after_the_capture() {
     write(memory::allocate(stack, BYTES, 0, number).unwrap(), &stream);
     device.synchronize().unwrap();
 }
+
+#[test]
+fn memory_of_a_released_stack_waits_for_the_end_of_a_capture() {
+    let _alone = alone();
+    let device = device(0).unwrap();
+    let simulator = device.simulator().unwrap();
+    let stream = device.new_stream().unwrap();
+    let number = open_streams::open(stream.clone());
+    let foreign = simulator.create_foreign_stream().unwrap();
+    // SAFETY: it is never destroyed.
+    let captured = unsafe { Stream::from_handle(&device, foreign) }.unwrap();
+    let stack = Stack::create(Some("pool(cuda)"), &device).unwrap();
+    let captured_number = open_streams::open(captured.clone());
+    let address = memory::allocate(stack, BYTES, 0, number).unwrap();
+    let of_captured = memory::allocate(stack, BYTES, 0, captured_number).unwrap();
+    // As a thread that sleeps keeps it.
+    let kept = stack::get(stack).unwrap().resources.clone();
+    let reserved = || kept.pool_statistics().unwrap().reserved;
+    stack::release(stack).unwrap().unwrap().close();
+    // What it was given by then is to be waited for.
+    memory::deallocate(of_captured, 0, Some(captured_number)).unwrap();
+    simulator.start_capture(&captured).unwrap();
+    memory::deallocate(address, 0, Some(number)).unwrap();
+    assert!(reserved() > 0);
+    assert!(simulator.stop_capture(&captured), "the capture is whole");
+    route::end_routes();
+    assert_eq!(reserved(), 0);
+    device.synchronize().unwrap();
+}
