@@ -123,8 +123,18 @@ impl Error {
         self
     }
 
-    /// Names what is behind it, for [`source`](StdError::source). A driver call stays the source.
-    pub(crate) fn with_cause(mut self, cause: impl StdError + Send + Sync + 'static) -> Self {
+    /// Names what is behind it, for [`source`](StdError::source): the error of another library, which a callback met.
+    /// A driver call stays the source.
+    ///
+    /// ```
+    /// use aquifer::{Error, ErrorKind};
+    /// use std::error::Error as _;
+    ///
+    /// let cause = "nine".parse::<u32>().unwrap_err();
+    /// let error = Error::new(ErrorKind::Unsupported, "no such allocator").with_cause(cause);
+    /// assert!(error.source().unwrap().is::<std::num::ParseIntError>());
+    /// ```
+    pub fn with_cause(mut self, cause: impl StdError + Send + Sync + 'static) -> Self {
         self.repr.cause = Some(Arc::new(cause));
         self
     }

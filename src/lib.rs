@@ -79,9 +79,10 @@ pub use resource::{
     ArenaOptions, ArenaResource, AsyncOptions, AsyncResource, AsyncStatistics, BinningOptions,
     BinningResource, CallbackResource, CudaResource, DeviceBlock, DeviceResource, FixedSizeOptions,
     FixedSizeResource, HostAccessible, HostComplete, ManagedAlloc, ManagedOptions, ManagedResource,
-    MissPolicy, MissStep, PoolOptions, PoolResource, PoolStatistics, ResourceId, SystemOptions,
-    SystemResource, WithDeviceResource, current_device_resource, default_device_pool,
-    reset_current_device_resource, set_current_device_resource, with_device_resource,
+    MissPolicy, MissStep, PoolBlock, PoolMap, PoolOptions, PoolResource, PoolStatistics,
+    ResourceId, SystemOptions, SystemResource, WithDeviceResource, current_device_resource,
+    default_device_pool, reset_current_device_resource, set_current_device_resource,
+    with_device_resource,
 };
 pub use stream::{Graph, PerThreadStream, Stream, StreamPool, Synchronized};
 pub use transfer::{Mapped, MappedMut, Scope, Transfer, TransferError};

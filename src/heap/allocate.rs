@@ -2,7 +2,7 @@
 
 use super::bins::{FreeLists, Table, best, bin_of, down, insert, list, up};
 use super::merge::{give, resize, take_low};
-use super::nodes::{BlockNode, NO_NODE, Nodes};
+use super::nodes::{BlockNode, LIVE, NO_NODE, Nodes};
 use super::spans::Spans;
 use super::tag_bins::TagBins;
 use super::types::{HeapStats, Node, NotLive, Tag, Taken};
@@ -277,6 +277,14 @@ impl Heap {
     /// last had none; 0 if it has none. Constant time.
     pub(crate) fn latest_bound(&self, tag: Tag) -> usize {
         self.tag_bins.summary(tag, &self.nodes).latest
+    }
+
+    /// Every block, live or free, in no order: its address, its bytes, and whether it is free.
+    pub(crate) fn blocks(&self) -> impl Iterator<Item = (u64, u64, bool)> + '_ {
+        let is_block = |node: &&BlockNode| node.is_free() || node.bin == LIVE;
+        let bytes = |node: &BlockNode| u64::from(node.units) << self.unit_shift;
+        let blocks = self.nodes.all().iter().filter(is_block);
+        blocks.map(move |node| (node.address, bytes(node), node.is_free()))
     }
 
     pub(crate) fn stats(&self) -> HeapStats {

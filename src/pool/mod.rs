@@ -18,6 +18,7 @@
 //! | `thread_magazine` | a thread's magazine of one stream, looked up once |
 //! | `events`, `stats`, `streams`, `request` | its events and numbers; its streams; one request |
 //! | `steal`, `coalesce`, `grow`, `gather`, `miss` | the steps of a miss |
+//! | `memory_map` | where its memory lies |
 //! | `capture`, `allocate`, `end` | declared captures; allocation and free; the pool's end |
 
 #![allow(
@@ -41,6 +42,7 @@ mod graphs;
 mod grow;
 pub(crate) mod local;
 pub(crate) mod magazine;
+mod memory_map;
 mod miss;
 mod miss_step;
 mod ordered;
@@ -62,6 +64,7 @@ mod tests;
 
 pub use block::Block;
 pub use core::Pool;
+pub use memory_map::{PoolBlock, PoolMap};
 pub use miss_step::MissStep;
 pub use settings::{Settings, SizeLimits, is_limit};
 pub use stats::PoolStatistics;

@@ -33,7 +33,7 @@ pub use fixed_size::{FixedSizeOptions, FixedSizeResource};
 pub use identity::ResourceId;
 pub use managed::{ManagedOptions, ManagedResource};
 pub use managed_alloc::ManagedAlloc;
-pub use pool::{MissPolicy, PoolOptions, PoolResource, PoolStatistics};
+pub use pool::{MissPolicy, PoolBlock, PoolMap, PoolOptions, PoolResource, PoolStatistics};
 pub use registry::{
     current_device_resource, default_device_pool, reset_current_device_resource,
     set_current_device_resource,

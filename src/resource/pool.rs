@@ -25,7 +25,7 @@ mod options;
 #[cfg(feature = "nvtx")]
 mod sanitizer;
 
-pub use crate::pool::PoolStatistics;
+pub use crate::pool::{PoolBlock, PoolMap, PoolStatistics};
 use driver::PoolDriver;
 use handle::PoolHandle;
 pub(super) use options::PoolOwner;
@@ -145,6 +145,29 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
             return PoolStatistics::default();
         }
         self.pool.stats()
+    }
+
+    /// Where the pool's memory lies, and what of it is free: for tools that draw it. Each thread's cached blocks become
+    /// free memory of their streams. Exact while no other thread uses the pool.
+    ///
+    /// ```
+    /// use aquifer::{CudaResource, Device, DeviceVec, PoolResource};
+    ///
+    /// let device = Device::detect()?;
+    /// let pool = PoolResource::new(CudaResource::new(&device))?;
+    /// let vec = DeviceVec::<u8>::zeroed_in(&device.new_stream()?, 1000, pool.clone())?;
+    /// let map = pool.memory_map();
+    /// let held: usize = map.blocks.iter().filter(|block| !block.is_free).map(|it| it.bytes).sum();
+    /// assert_eq!(held, 1024);
+    /// assert_eq!(map.upstream_blocks.len(), 1);
+    /// # drop(vec);
+    /// # Ok::<(), aquifer::Error>(())
+    /// ```
+    pub fn memory_map(&self) -> PoolMap {
+        if is_forked_child() {
+            return PoolMap::default();
+        }
+        self.pool.memory_map()
     }
 
     /// A block from the calling thread's magazines, without a lock.

@@ -82,7 +82,7 @@ fn a_pool_under_a_limit_with_statistics_and_a_log() {
     let live_bytes = || device.simulator().map(|simulator| simulator.live_bytes());
     let stream = device.new_stream().unwrap();
     let stack = text.build(&device).unwrap();
-    assert_eq!(stack.text(), &text);
+    assert_eq!(stack.text(), Some(&text));
     assert_eq!(stack.device(), &device);
     assert!(live_bytes().is_none_or(|bytes| bytes == 1 << 30));
     let total = device.memory_info().unwrap().total as usize;

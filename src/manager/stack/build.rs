@@ -1,9 +1,10 @@
 //! Resources by the text of a stack.
 
-use super::error::locate;
+use super::error::{Problem, locate};
 use super::handle::{AnyResource, Built, ResourceStack};
 use super::layer::{Layer, Layers};
 use super::names::{Over, Source};
+use super::parse;
 use super::text::StackText;
 use super::value::Value;
 use crate::adaptor::{
@@ -12,7 +13,7 @@ use crate::adaptor::{
     TrackingAdaptor,
 };
 use crate::device::Device;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::layout::DEFAULT_ALIGNMENT;
 use crate::layout::DeviceLayout;
 use crate::pinned::{PinnedPool, PinnedResource};
@@ -54,17 +55,55 @@ impl StackText {
             top = made.resource();
             layers.push(made);
         }
-        Ok(ResourceStack::new(self.clone(), top, layers))
+        Ok(ResourceStack::new(Some(self.clone()), top, layers))
     }
 
-    /// An error of making a layer, with its place in the text.
     fn failed<M>(&self, layer: &Layer<M>, error: Error) -> Error {
-        let wrong = locate(self.source(), layer.at.clone(), error.message().to_owned());
-        let (name, column) = (layer.kind.name, wrong.column());
-        error
-            .within(format_args!("making `{name}`, at column {column} of a stack's text"))
-            .with_cause(wrong)
+        failed(self.source(), layer, error)
     }
+}
+
+impl ResourceStack {
+    /// The stack with more resources and adaptors around it, from the inside out: `pool(max=1GiB) | statistics`. The
+    /// methods of what this returns reach what is inside of this one, too.
+    ///
+    /// ```
+    /// use aquifer::{Device, StackText};
+    ///
+    /// let device = Device::detect()?;
+    /// let shared = "pool(cuda)".parse::<StackText>()?.build(&device)?;
+    /// let limited = shared.with("limiting(64MiB) | statistics")?;
+    /// assert_eq!(limited.text().unwrap().to_string(), "pool(cuda) | limiting(64MiB) | statistics");
+    /// assert!(limited.pool().is_some() && shared.statistics().is_none());
+    /// # Ok::<(), aquifer::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As reading a [`StackText`] and [`StackText::build`]. A stack has the same limits of length as a text.
+    pub fn with(&self, text: &str) -> Result<Self> {
+        let wrong = |problem: Problem| problem.into_error(text, ErrorKind::InvalidArgument);
+        let layers = parse::around(text).map_err(wrong)?;
+        let combined = self.text().map(|known| known.with(&layers)).transpose()?;
+        let mut top = self.resource().clone();
+        let mut made = Vec::with_capacity(layers.len());
+        for layer in &layers {
+            let options = Options { layer, device: self.device() };
+            let one = make_over(options, top).map_err(|error| failed(text, layer, error))?;
+            top = one.resource();
+            made.push(one);
+        }
+        Ok(Self::over(combined, top, made, &[self]))
+    }
+}
+
+/// An error of making a layer, with its place in the text.
+fn failed<M>(text: &str, layer: &Layer<M>, error: Error) -> Error {
+    let wrong = locate(text, layer.at.clone(), error.message().to_owned());
+    let (name, column) = (layer.kind.name, wrong.column());
+    error
+        .within(format_args!("making `{name}`, at column {column} of a stack's text"))
+        .with_cause(wrong)
 }
 
 /// The options of a layer, as the builders take them.

@@ -19,7 +19,8 @@ use crate::sync::Arc;
 /// A resource, whatever it is.
 pub(super) type AnyResource = Arc<dyn DeviceResource>;
 
-/// A stack of resources by a text, from [`StackText::build`]. A resource itself: its outermost one.
+/// A stack of resources by a text, from [`StackText::build`], or around any other resource, from
+/// [`compose`](ResourceStack::compose). A resource itself: its outermost one.
 ///
 /// A handle: clones are the same stack. A call costs one dynamic call for each resource and adaptor of the
 /// text. A container keeps the outermost resource alone, and with it all that is below.
@@ -50,12 +51,13 @@ pub struct ResourceStack {
 }
 
 struct Inside {
-    text: StackText,
+    text: Option<StackText>,
     /// What has methods of its own, from the outermost inwards.
     layers: Vec<Built>,
 }
 
 /// A resource or an adaptor of a stack.
+#[derive(Clone)]
 pub(super) enum Built {
     /// One without methods that a stack passes on.
     Plain(AnyResource),
@@ -144,15 +146,51 @@ debug_struct!(ResourceStack { text(), device(), .. });
 
 impl ResourceStack {
     /// `layers` from the inside out, of which `resource` is the last.
-    pub(super) fn new(text: StackText, resource: AnyResource, mut layers: Vec<Built>) -> Self {
+    pub(super) fn new(text: Option<StackText>, resource: AnyResource, layers: Vec<Built>) -> Self {
+        Self::over(text, resource, layers, &[])
+    }
+
+    /// As [`new`](Self::new), over other stacks.
+    pub(super) fn over(
+        text: Option<StackText>,
+        resource: AnyResource,
+        mut layers: Vec<Built>,
+        upstreams: &[&Self],
+    ) -> Self {
         layers.retain(|layer| !matches!(layer, Built::Plain(_)));
         layers.reverse();
+        let mut below: Vec<&Arc<Inside>> = Vec::new();
+        for upstream in upstreams {
+            // Of one that is given twice a trim asks once.
+            if !below.iter().any(|known| Arc::ptr_eq(known, &upstream.inside)) {
+                below.push(&upstream.inside);
+            }
+        }
+        layers.extend(below.into_iter().flat_map(|inside| inside.layers.iter().cloned()));
         Self { resource, inside: Arc::new(Inside { text, layers }) }
     }
 
-    /// The text that the stack was built by.
-    pub fn text(&self) -> &StackText {
-        &self.inside.text
+    /// A stack whose outermost resource is `resource`, of any kind, which is over those of `upstreams`. The methods reach
+    /// what is inside of these, in their order.
+    ///
+    /// ```
+    /// use aquifer::{BinningResource, Device, ResourceStack, StackText};
+    ///
+    /// let device = Device::detect()?;
+    /// let pool = "pool(cuda)".parse::<StackText>()?.build(&device)?;
+    /// let blocks = pool.with("fixed_size(block_size=4096)")?;
+    /// let bins = BinningResource::builder(pool.clone()).bin(4096, blocks.clone()).build()?;
+    /// let stack = ResourceStack::compose(bins, &[&blocks, &pool]);
+    /// assert!(stack.pool().is_some() && stack.text().is_none());
+    /// # Ok::<(), aquifer::Error>(())
+    /// ```
+    pub fn compose(resource: impl DeviceResource + 'static, upstreams: &[&Self]) -> Self {
+        Self::over(None, resource.into_shared(), Vec::new(), upstreams)
+    }
+
+    /// The text that the stack was built by. `None` with a resource inside that no text names.
+    pub fn text(&self) -> Option<&StackText> {
+        self.inside.text.as_ref()
     }
 
     /// The outermost resource.

@@ -54,6 +54,13 @@ pub(super) fn wrong_place(kind: &LayerKind, at: Range<usize>) -> Problem {
     }
 }
 
+/// A stack is given to what is to be over one that is there.
+pub(super) fn upstream_is_there(kind: &LayerKind, at: Range<usize>) -> Problem {
+    let name = kind.name;
+    let what = format!("`{name}` is given an upstream, and is to be over a stack that is there");
+    Problem::new(at, what, format!("write {name}, and in parentheses its options alone"))
+}
+
 /// A stack is given to what takes no upstream in parentheses.
 pub(super) fn no_upstream(kind: &LayerKind, upstream: &LayerKind, at: Range<usize>) -> Problem {
     let (name, other) = (kind.name, upstream.name);

@@ -4,9 +4,9 @@ use super::error::Problem;
 use super::layer::{Layer, Layers};
 use super::mistakes::{
     lacks_value, no_place, no_upstream, not_a_name, not_after_argument, second_upstream, unclosed,
-    unknown_name, unknown_option, wrong_place,
+    unknown_name, unknown_option, upstream_is_there, wrong_place,
 };
-use super::names::{DEFAULT_UPSTREAM, Given, LayerKind, Make, Place, ValueKind};
+use super::names::{DEFAULT_UPSTREAM, Given, LayerKind, Make, Over, Place, ValueKind};
 use super::token::{Token, Tokens};
 use super::value::Value;
 use std::ops::Range;
@@ -26,12 +26,7 @@ const MAX_AROUND: usize = 4;
 
 /// Reads a whole text.
 pub(super) fn stack(text: &str) -> Result<Layers, Problem> {
-    if text.len() > MAX_BYTES {
-        let end = text.ceil_char_boundary(MAX_BYTES);
-        let what = format!("the text has {} bytes, and may have {MAX_BYTES}", text.len());
-        return Err(Problem::new(end..text.len(), what, "write less"));
-    }
-    let mut parser = Parser { tokens: Tokens::new(text), layers: 0, around: 0 };
+    let mut parser = Parser::new(text)?;
     let layers = parser.stack()?;
     match parser.tokens.next()? {
         (Token::End, _) => Ok(layers),
@@ -40,6 +35,23 @@ pub(super) fn stack(text: &str) -> Result<Layers, Problem> {
             format!("{}, where `|` or the end was expected", token.found()),
             "put an adaptor after a `|`, a resource's upstream and options in parentheses",
         )),
+    }
+}
+
+/// Reads resources and adaptors that go around a stack which is there: `pool(max=1GiB) | statistics`.
+pub(super) fn around(text: &str) -> Result<Vec<Layer<Over>>, Problem> {
+    let mut parser = Parser::new(text)?;
+    let mut layers = Vec::new();
+    loop {
+        layers.push(parser.layer_around()?);
+        match parser.tokens.next()? {
+            (Token::End, _) => return Ok(layers),
+            (Token::Mark('|'), _) => {}
+            (token, at) => {
+                let what = format!("{}, where `|` or the end was expected", token.found());
+                return Err(Problem::new(at, what, "put each resource or adaptor after a `|`"));
+            }
+        }
     }
 }
 
@@ -62,7 +74,31 @@ struct Arguments {
     values: Vec<(usize, Value)>,
 }
 
-impl Parser<'_> {
+impl<'a> Parser<'a> {
+    fn new(text: &'a str) -> Result<Self, Problem> {
+        if text.len() > MAX_BYTES {
+            let end = text.ceil_char_boundary(MAX_BYTES);
+            let what = format!("the text has {} bytes, and may have {MAX_BYTES}", text.len());
+            return Err(Problem::new(end..text.len(), what, "write less"));
+        }
+        Ok(Self { tokens: Tokens::new(text), layers: 0, around: 0 })
+    }
+
+    /// One resource or adaptor that is over another, which is not in the text.
+    fn layer_around(&mut self) -> Result<Layer<Over>, Problem> {
+        let adaptor = match self.tokens.peek()?.0 {
+            Token::Word(word) => LayerKind::named(word).is_none_or(LayerKind::is_adaptor),
+            _ => true,
+        };
+        let (kind, at) = self.name(adaptor)?;
+        let Make::Over(make) = kind.make else { return Err(wrong_place(kind, at)) };
+        let Arguments { upstream, values, .. } = self.arguments(kind, at.clone())?;
+        match upstream {
+            None => Ok(Layer { kind, make, at, values }),
+            Some(_) => Err(upstream_is_there(kind, at)),
+        }
+    }
+
     fn stack(&mut self) -> Result<Layers, Problem> {
         let (kind, at) = self.name(false)?;
         let Arguments { upstream, values, .. } = self.arguments(kind, at.clone())?;

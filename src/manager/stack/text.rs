@@ -153,6 +153,14 @@ impl StackText {
     }
 
     /// The text as it was written.
+    /// The text of these with `layers` around them.
+    pub(super) fn with(&self, layers: &[Layer<Over>]) -> Result<Self> {
+        let mut combined = self.clone();
+        combined.layers.others.extend(layers.iter().cloned());
+        // Read again, so that each layer's place is of the new text, and its limits hold.
+        combined.to_string().parse()
+    }
+
     pub(super) fn source(&self) -> &str {
         &self.source
     }
