@@ -8,6 +8,7 @@ mod atomics;
 mod cache;
 mod capture;
 mod closing;
+pub mod embedded;
 mod entry;
 mod fork;
 mod handles;

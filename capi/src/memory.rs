@@ -248,7 +248,8 @@ fn with_route<T>(
     Ok(result)
 }
 
-/// Remembers what a call used, unless the thread would keep what ends while it sleeps: a log, or a stack that is released.
+/// Remembers what a call used, unless the thread would keep what ends while it sleeps: a log, or a stack that is released;
+/// or would use what it remembers while a callback of the program makes it remember something else.
 fn remember(
     generation: u64,
     stack: Option<u32>,
@@ -257,7 +258,7 @@ fn remember(
     stream_number: u32,
     stream: &Stream,
 ) {
-    if !route.is_closing() && !route.is_logged() {
+    if !route.is_closing() && !route.is_logged() && !route.has_callbacks {
         cache::remember(generation, stack, route.number, resource, stream_number, stream);
     }
 }

@@ -26,6 +26,8 @@ pub(crate) struct Route {
     closing: Closing,
     /// The stack whose own route this is.
     whole: Option<ResourceStack>,
+    /// Its resource calls code of the program, which may call this library again: no thread's cache keeps its route.
+    pub(crate) has_callbacks: bool,
     /// Of a capture's pool. No thread's cache keeps its route.
     pub(crate) capture: Option<OfCapture>,
 }
@@ -35,10 +37,11 @@ impl Route {
         number: u32,
         resource: Arc<dyn DeviceResource>,
         whole: Option<ResourceStack>,
+        has_callbacks: bool,
         capture: Option<OfCapture>,
     ) -> Arc<Self> {
         let (logged, closing) = (RwLock::default(), Closing::new());
-        let route = Self { number, resource, logged, closing, whole, capture };
+        let route = Self { number, resource, logged, closing, whole, has_callbacks, capture };
         let route = Arc::new(route);
         ROUTES.write().insert(route.number, route.clone());
         route

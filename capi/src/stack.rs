@@ -18,7 +18,24 @@ use std::sync::{Arc, LazyLock};
 const DEFAULT: &str = "pool(cuda)";
 
 /// The process's own stack of each device.
-static DEFAULTS: LazyLock<Mutex<HashMap<i32, u32>>> = LazyLock::new(Mutex::default);
+static DEFAULTS: LazyLock<Mutex<HashMap<i32, Own>>> = LazyLock::new(Mutex::default);
+
+/// A stack that is the process's own.
+#[derive(Clone, Copy)]
+enum Own {
+    /// Made for it: it stays for good.
+    Kept(u32),
+    /// Set in its place: the process is one of its users.
+    Set(u32),
+}
+
+impl Own {
+    fn number(self) -> u32 {
+        match self {
+            Self::Kept(number) | Self::Set(number) => number,
+        }
+    }
+}
 
 /// A stack of resources on one device, by its handle's number.
 pub(crate) struct Stack {
@@ -54,29 +71,35 @@ impl Stack {
                 None => DEFAULT.parse()?,
             },
         };
-        let resources = text.build(device)?;
+        Ok(Self::register(text.build(device)?, false))
+    }
+
+    /// A stack of these resources, with one user.
+    pub(crate) fn register(resources: ResourceStack, has_callbacks: bool) -> u32 {
         let number = next();
         let whole = Some(resources.clone());
-        let main = Route::new(number, resources.resource().clone(), whole, None);
+        let main = resources.resource().clone();
+        let main = Route::new(number, main, whole, has_callbacks, None);
         let state = State { main, log: None, captures: Vec::new(), active: None };
         let (references, state) = (References::new(), Mutex::new(state));
         let stack = Arc::new(Self { resources, references, state });
         STACKS.write().insert(number, stack);
-        Ok(number)
+        number
     }
 
     /// The process's stack of a device, which it keeps: by the variable, or a pool.
     pub(crate) fn default_of(ordinal: i32) -> Result<u32> {
-        if let Some(number) = DEFAULTS.lock().get(&ordinal) {
-            return Ok(*number);
+        if let Some(own) = DEFAULTS.lock().get(&ordinal) {
+            return Ok(own.number());
         }
         // Not under the lock: it opens the device. A second thread's stack is released again.
         let made = Self::create(None, &device(ordinal)?)?;
         let stack = get(made)?;
-        let number = *DEFAULTS.lock().entry(ordinal).or_insert_with(|| {
+        let keep = || {
             stack.references.keep();
-            made
-        });
+            Own::Kept(made)
+        };
+        let number = DEFAULTS.lock().entry(ordinal).or_insert_with(keep).number();
         if number != made
             && let Some(second) = release(made)?
         {
@@ -85,9 +108,31 @@ impl Stack {
         Ok(number)
     }
 
-    /// The stacks that the process keeps.
+    /// Makes a stack the process's own one of its device.
+    pub(crate) fn set_default(number: u32) -> Result<()> {
+        let stack = get(number)?;
+        let ordinal = stack.resources.device().ordinal() as i32;
+        let before = DEFAULTS.lock().get(&ordinal).copied();
+        if let Some(Ok(before)) = before.map(|own| get(own.number()))
+            && before.state.lock().active.is_some()
+        {
+            let message = "the process's stack is in a capture, and was to be changed (end the capture first)";
+            return Err(Failure::new(Status::AQUIFER_ERROR_CAPTURE, message));
+        }
+        stack.retain();
+        let before = DEFAULTS.lock().insert(ordinal, Own::Set(number));
+        cache::invalidate();
+        if let Some(Own::Set(before)) = before
+            && let Some(last) = release(before)?
+        {
+            last.close();
+        }
+        Ok(())
+    }
+
+    /// The process's own stacks.
     pub(crate) fn defaults() -> Vec<u32> {
-        DEFAULTS.lock().values().copied().collect()
+        DEFAULTS.lock().values().map(|own| own.number()).collect()
     }
 
     pub(crate) fn retain(&self) {
@@ -122,7 +167,7 @@ impl Stack {
         drop(state);
         // Not under the lock: it makes a stream. Of two that are made at once the first stays.
         let (pool, capture) = OfCapture::new(below, stream, spare)?;
-        let made = Route::new(next(), pool, None, Some(capture));
+        let made = Route::new(next(), pool, None, true, Some(capture));
         let mut state = self.state.lock();
         let known = route_of(&state, key, stream);
         let capture = state.captures.iter_mut().find(|capture| capture.key == key);

@@ -95,7 +95,7 @@ impl Status {
 
 /// A call that failed.
 #[derive(Debug)]
-pub(crate) struct Failure {
+pub struct Failure {
     pub(crate) status: Status,
     pub(crate) message: String,
 }
@@ -103,6 +103,16 @@ pub(crate) struct Failure {
 pub(crate) type Result<T> = std::result::Result<T, Failure>;
 
 impl Failure {
+    /// What C gets of it.
+    pub fn status(&self) -> Status {
+        self.status
+    }
+
+    /// What was asked, what was there, and what to do.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
     pub(crate) fn new(status: Status, message: impl Into<String>) -> Self {
         Self { status, message: message.into() }
     }

@@ -16,7 +16,7 @@ use anyhow::{Context as _, Result, bail};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The number in the library's name for the loader, which capi/build.rs gives it. It grows with changes that old programs
+/// The number in the library's name for the loader, which capi/library/build.rs gives it. It grows with changes that old programs
 /// cannot take.
 const SOVERSION: &str = "0";
 
@@ -25,10 +25,10 @@ pub(crate) fn install(place: &Place, prefix: &Path, profile: &str) -> Result<Vec
     if !cfg!(target_os = "linux") {
         bail!("the C library is installed on Linux alone");
     }
-    shown(cargo(place).args(["build", "-p", "aquifer-capi", "--profile", profile]), None)?.ok()?;
+    shown(cargo(place).args(["build", "-p", "libaquifer", "--profile", profile]), None)?.ok()?;
     let built = place.target.join(if profile == "dev" { "debug" } else { profile });
     let capi = place.root.join("capi");
-    let version = version(&capi.join("Cargo.toml"))?;
+    let version = version(&capi.join("library/Cargo.toml"))?;
     let mut installed = Installed { prefix: std::path::absolute(prefix)?, files: Vec::new() };
     for header in ["aquifer.h", "aquifer_rmm.hpp"] {
         installed.copy(&capi.join("include").join(header), &format!("include/{header}"))?;

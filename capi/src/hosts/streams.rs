@@ -27,8 +27,8 @@ pub(super) struct OfHost {
 
 type Key = (i32, u64);
 
-/// The numbers of the stack and the stream, by device and handle.
-static KNOWN: LazyLock<Mutex<HashMap<Key, (u32, u32)>>> = LazyLock::new(Mutex::default);
+/// The number of the stream, by device and handle.
+static KNOWN: LazyLock<Mutex<HashMap<Key, u32>>> = LazyLock::new(Mutex::default);
 
 #[derive(Clone, Copy)]
 struct Last {
@@ -71,16 +71,16 @@ pub(super) unsafe fn of_host(device: i32, cuda_stream: *mut c_void) -> Result<Of
 unsafe fn find(key: Key) -> Result<OfHost> {
     // Read before the look at the stream: a close after it makes a new one.
     let generation = cache::generation();
+    let stack = Stack::default_of(key.0)?;
     let known = KNOWN.lock().get(&key).copied();
-    let (stack, stream) = match known.filter(|(_, stream)| open_streams::is_open(*stream)) {
+    let stream = match known.filter(|stream| open_streams::is_open(*stream)) {
         Some(known) => known,
         None => {
-            let stack = Stack::default_of(key.0)?;
             // SAFETY: the caller's promise.
             let stream = unsafe { Stream::from_handle(&device(key.0)?, key.1)? };
             let stream = open_streams::open(stream);
-            KNOWN.lock().insert(key, (stack, stream));
-            (stack, stream)
+            KNOWN.lock().insert(key, stream);
+            stream
         }
     };
     let (stack, stream) = (handles::stack_handle(stack), handles::stream_handle(stream));

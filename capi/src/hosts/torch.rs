@@ -20,7 +20,10 @@ use crate::status::{Failure, Result, aquifer_status, guarded, remember};
 use crate::table::forked;
 use crate::{fork, memory, open_streams, page_map};
 use aquifer_rs::DeviceResource;
+use parking_lot::Mutex;
+use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
+use std::sync::LazyLock;
 
 /// PyTorch's `MempoolId_t`, a `std::pair` of two numbers.
 #[allow(non_camel_case_types, reason = "a name of C")]
@@ -90,6 +93,12 @@ pub unsafe extern "C" fn aquifer_torch_free(
     // SAFETY: PyTorch's streams are never destroyed.
     unsafe { streams::deallocate(device, pointer.addr() as u64, size, stream) };
 }
+
+/// The stack of each capture, by device and pool: the process's own may be another one by its end.
+static CAPTURES: LazyLock<Mutex<HashMap<Key, u32>>> = LazyLock::new(Mutex::default);
+
+/// A device, and a pool of its.
+type Key = (c_int, u64, u64);
 
 fn hook(body: impl FnOnce() -> Result<()>) {
     let done = if fork::is_child() { Err(forked()) } else { guarded(body) };
@@ -178,8 +187,10 @@ pub extern "C" fn aquifer_torch_begin_allocate_to_pool(
 ) {
     let _ = filter;
     hook(|| {
-        let stack = stack::get(Stack::default_of(device)?)?;
-        stack.begin_capture((pool.first, pool.second))
+        let number = Stack::default_of(device)?;
+        stack::get(number)?.begin_capture((pool.first, pool.second))?;
+        CAPTURES.lock().insert((device, pool.first, pool.second), number);
+        Ok(())
     });
 }
 
@@ -187,8 +198,10 @@ pub extern "C" fn aquifer_torch_begin_allocate_to_pool(
 #[unsafe(no_mangle)]
 pub extern "C" fn aquifer_torch_end_allocate_to_pool(device: c_int, pool: aquifer_torch_pool_id) {
     hook(|| {
-        let stack = stack::get(Stack::default_of(device)?)?;
-        memory::end_capture(&stack, (pool.first, pool.second))
+        let key = (device, pool.first, pool.second);
+        let number = CAPTURES.lock().get(&key).copied();
+        let number = number.map_or_else(|| Stack::default_of(device), Ok)?;
+        memory::end_capture(&*stack::get(number)?, (pool.first, pool.second))
     });
 }
 
@@ -196,8 +209,9 @@ pub extern "C" fn aquifer_torch_end_allocate_to_pool(device: c_int, pool: aquife
 #[unsafe(no_mangle)]
 pub extern "C" fn aquifer_torch_release_pool(device: c_int, pool: aquifer_torch_pool_id) {
     hook(|| {
-        let stack = stack::get(Stack::default_of(device)?)?;
-        stack.release_capture((pool.first, pool.second))
+        let number = CAPTURES.lock().remove(&(device, pool.first, pool.second));
+        let number = number.map_or_else(|| Stack::default_of(device), Ok)?;
+        stack::get(number)?.release_capture((pool.first, pool.second))
     });
 }
 

@@ -61,7 +61,7 @@ fn build(package: &str, library: &str, folder: &str, names: &[&str]) -> PathBuf 
 /// A folder that has the shared library by both of its names.
 pub(crate) fn library() -> &'static Path {
     static LIBRARY: LazyLock<PathBuf> = LazyLock::new(|| {
-        build("aquifer-capi", "libaquifer.so", "lib", &["libaquifer.so", "libaquifer.so.0"])
+        build("libaquifer", "libaquifer.so", "lib", &["libaquifer.so", "libaquifer.so.0"])
     });
     &LIBRARY
 }
