@@ -1,0 +1,127 @@
+"""One memory pool for the GPU libraries of a process.
+
+>>> import aquifer
+>>> aquifer.use("pool(cuda, max=80%) | statistics")
+<aquifer.mr.DeviceMemoryResource 'pool(cuda, max=80%) | statistics', device 0, 0 B of 0 B in use>
+>>> buffer = aquifer.to_device(b"some bytes")
+>>> buffer.size, buffer.tobytes()
+(10, b'some bytes')
+
+What is here has the names of RMM's Python package, so ``import aquifer as rmm`` runs its programs. The allocators of other
+libraries are in a module for each: ``aquifer.numba``, ``aquifer.cupy``, ``aquifer.torch``, ``aquifer.numpy``,
+``aquifer.cuda_core``. None imports its library before it is asked to. :func:`set_allocators` sets those that are installed.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from aquifer import mr, statistics
+from aquifer._aquifer import (
+    DeviceBuffer,
+    Error,
+    OutOfMemoryError,
+    Stream,
+    __version__,
+    copy_device_to_ptr,
+    copy_host_to_ptr,
+    copy_ptr_to_host,
+    current_device,
+    default_stream,
+    device_count,
+    device_name,
+    is_simulated,
+    memory_info,
+)
+from aquifer._map import MemoryMap, memory_map
+from aquifer._reinitialize import (
+    is_initialized,
+    register_reinitialize_hook,
+    reinitialize,
+    unregister_reinitialize_hook,
+)
+from aquifer._set_allocators import set_allocators
+from aquifer.mr import disable_logging, enable_logging, get_log_filenames
+from aquifer.numpy import numpy_handler
+
+if TYPE_CHECKING:
+    from aquifer.cupy import cupy_allocator, cupy_pinned_allocator
+    from aquifer.cupy import cupy_allocator as rmm_cupy_allocator
+    from aquifer.numba import AquiferNumbaManager, _numba_memory_manager
+    from aquifer.numba import AquiferNumbaManager as RMMNumbaManager
+
+#: As RMM calls :class:`Error`.
+RMMError = Error
+
+__all__ = [
+    "AquiferNumbaManager",
+    "DeviceBuffer",
+    "Error",
+    "MemoryMap",
+    "OutOfMemoryError",
+    "RMMError",
+    "RMMNumbaManager",
+    "Stream",
+    "__version__",
+    "copy_device_to_ptr",
+    "copy_host_to_ptr",
+    "copy_ptr_to_host",
+    "cupy_allocator",
+    "cupy_pinned_allocator",
+    "current_device",
+    "default_stream",
+    "device_count",
+    "device_name",
+    "disable_logging",
+    "enable_logging",
+    "get_log_filenames",
+    "is_initialized",
+    "is_simulated",
+    "memory_info",
+    "memory_map",
+    "mr",
+    "numpy_handler",
+    "register_reinitialize_hook",
+    "reinitialize",
+    "rmm_cupy_allocator",
+    "set_allocators",
+    "statistics",
+    "to_device",
+    "unregister_reinitialize_hook",
+    "use",
+]
+
+#: What imports another library: the module that has it, and its name there.
+_LAZY = {
+    "AquiferNumbaManager": ("aquifer.numba", "AquiferNumbaManager"),
+    "RMMNumbaManager": ("aquifer.numba", "AquiferNumbaManager"),
+    "_numba_memory_manager": ("aquifer.numba", "AquiferNumbaManager"),
+    "cupy_allocator": ("aquifer.cupy", "cupy_allocator"),
+    "cupy_pinned_allocator": ("aquifer.cupy", "cupy_pinned_allocator"),
+    "rmm_cupy_allocator": ("aquifer.cupy", "cupy_allocator"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    try:
+        module, attribute = _LAZY[name]
+    except KeyError:
+        raise AttributeError(f"module 'aquifer' has no attribute {name!r}") from None
+    return getattr(importlib.import_module(module), attribute)
+
+
+def use(text: str) -> mr.DeviceMemoryResource:
+    """Makes a stack of resources by a text, sets it as the current resource of the current device, and returns it.
+
+    The text is that of ``AQUIFER_STACK``: ``pool(cuda)``, ``pool(managed) | statistics``, ``async | limiting(4GiB)``.
+    A wrong one is a :class:`ValueError`, which shows where and what to write.
+    """
+    made = mr.DeviceMemoryResource()
+    made._build(text)
+    mr.set_current_device_resource(made)
+    return made
+
+
+#: A copy of the bytes of a host's object, as a :class:`DeviceBuffer`.
+to_device = DeviceBuffer.to_device

@@ -1,0 +1,64 @@
+"""RMM's way to set the current resources of several devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from aquifer import mr
+from aquifer._aquifer import current_device
+from aquifer._device import device_current
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+_hooks: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
+
+
+def reinitialize(
+    pool_allocator: bool = False,
+    managed_memory: bool = False,
+    initial_pool_size: mr.Size | None = None,
+    maximum_pool_size: mr.Size | None = None,
+    devices: int | Iterable[int] = 0,
+    logging: bool = False,
+    log_file_name: str | None = None,
+) -> None:
+    """Sets the current resource of each device of ``devices``, after the hooks were called, the last one first.
+
+    What was allocated before stays valid, and goes back to where it came from.
+
+    :param pool_allocator: a pool over what follows.
+    :param managed_memory: managed memory, in place of the device's own.
+    :param initial_pool_size: bytes, or a text such as ``"1GiB"``, that the pool takes at once.
+    :param maximum_pool_size: bytes that it takes at most.
+    :param logging: a log of each allocation, as :func:`enable_logging` writes it.
+    """
+    for hook, args, kwargs in reversed(_hooks):
+        hook(*args, **kwargs)
+    mr.disable_logging()
+    numbers = [devices] if isinstance(devices, int) else list(devices)
+    for number in numbers:
+        with device_current(number):
+            made: mr.DeviceMemoryResource
+            made = mr.ManagedMemoryResource() if managed_memory else mr.CudaMemoryResource()
+            if pool_allocator:
+                made = mr.PoolMemoryResource(made, initial_pool_size, maximum_pool_size)
+            mr.set_per_device_resource(number, made)
+    if logging:
+        mr.enable_logging(log_file_name, devices=numbers or [current_device()])
+
+
+def is_initialized() -> bool:
+    """Whether allocations can be made. Always, as the first one makes what it needs."""
+    return True
+
+
+def register_reinitialize_hook(func: _Function, *args: Any, **kwargs: Any) -> _Function:
+    """Has a function called before each :func:`reinitialize`, with these arguments."""
+    _hooks.append((func, args, kwargs))
+    return func
+
+
+def unregister_reinitialize_hook(func: Callable[..., Any]) -> None:
+    """Has a function called no more, however often it was registered."""
+    _hooks[:] = [hook for hook in _hooks if hook[0] is not func]

@@ -1,0 +1,73 @@
+"""Numba's device arrays from the pool (NBEP 7).
+
+Set ``NUMBA_CUDA_MEMORY_MANAGER=aquifer`` before Python starts, or call this before Numba's first use of a device:
+
+>>> from numba import cuda                                   # doctest: +SKIP
+>>> import aquifer                                           # doctest: +SKIP
+>>> cuda.set_memory_manager(aquifer.AquiferNumbaManager)     # doctest: +SKIP
+
+Numba names no stream. So memory is allocated on the legacy default stream, and what was freed is handed out again after all
+work that the device had by then. No call waits for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from numba import cuda
+from numba.cuda import GetIpcHandleMixin, HostOnlyCUDAMemoryManager, MemoryPointer
+from numba.cuda.cudadrv import driver as _driver
+from numba.cuda.cudadrv.driver import CudaAPIError
+
+from aquifer import _aquifer
+from aquifer._aquifer import DeviceBuffer
+
+__all__ = ["AquiferNumbaManager", "set_memory_manager"]
+
+_CUDA_ERROR_OUT_OF_MEMORY = 2
+
+
+def _finalizer(address: int, allocations: dict[int, Any]) -> Callable[[], None]:
+    def free() -> None:
+        # A reset of the context has dropped all of them.
+        allocations.pop(address, None)
+
+    return free
+
+
+class AquiferNumbaManager(GetIpcHandleMixin, HostOnlyCUDAMemoryManager):  # type: ignore[misc]
+    """Numba's external memory manager over the current resource. Host memory stays Numba's own."""
+
+    def initialize(self) -> None:
+        """Does nothing: the first allocation makes what it needs."""
+
+    def memalloc(self, size: int) -> Any:
+        """Device memory, in a ``MemoryPointer``. ``CudaAPIError`` where there is none."""
+        try:
+            buffer = DeviceBuffer._for_any_stream(size)
+        except MemoryError as error:
+            raise CudaAPIError(_CUDA_ERROR_OUT_OF_MEMORY, str(error)) from error
+        address = buffer.ptr
+        self.allocations[address] = buffer
+        pointer = _driver.binding.CUdeviceptr(address)
+        finalizer = _finalizer(address, self.allocations)
+        return MemoryPointer(self.context, pointer, size, finalizer=finalizer)
+
+    def get_memory_info(self) -> Any:
+        """The free and the total memory of the device. What the pool has free is not in the first."""
+        free, total = _aquifer.memory_info(self.context.device.id)
+        return _driver.MemoryInfo(free=free, total=total)
+
+    @property
+    def interface_version(self) -> int:
+        """1."""
+        return 1
+
+
+_numba_memory_manager = AquiferNumbaManager
+
+
+def set_memory_manager() -> None:
+    """Sets it for the process, before Numba's first use of a device."""
+    cuda.set_memory_manager(AquiferNumbaManager)

@@ -1,0 +1,43 @@
+"""NumPy's arrays in page-locked memory (NEP 49).
+
+Copies between such an array and a device run at the full speed of the bus, and beside other work.
+
+>>> import numpy
+>>> import aquifer
+>>> with aquifer.numpy_handler():
+...     large = numpy.empty(1 << 20, dtype="u1")
+>>> numpy._core.multiarray.get_handler_name(large)
+'aquifer_pinned'
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from aquifer import _aquifer
+
+__all__ = ["numpy_handler", "page_locked_arrays"]
+
+#: Arrays of fewer bytes stay NumPy's own: page-locking them gains nothing.
+SMALLEST = 64 * 1024
+
+
+@contextlib.contextmanager
+def numpy_handler(*, smallest: int = SMALLEST) -> Iterator[None]:
+    """Makes arrays of ``smallest`` bytes and more in page-locked memory, inside of a ``with``.
+
+    Arrays stay valid after its end, and free their memory where it came from. It is the context's, as NumPy's handlers are:
+    an asyncio task begins with its parent's, a new thread with NumPy's own. Where page-locked memory is at its end, NumPy
+    raises :class:`MemoryError`.
+    """
+    before = _aquifer.numpy_set_handler(_aquifer.numpy_data_handler(smallest))
+    try:
+        yield
+    finally:
+        _aquifer.numpy_set_handler(before)
+
+
+def page_locked_arrays() -> tuple[int, int]:
+    """How many arrays have page-locked memory, and their bytes."""
+    return _aquifer.numpy_page_locked_blocks()

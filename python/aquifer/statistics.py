@@ -1,0 +1,201 @@
+"""Statistics of the current resource, by RMM's names.
+
+>>> import aquifer
+>>> from aquifer.statistics import get_statistics, statistics
+>>> with statistics():
+...     buffer = aquifer.DeviceBuffer(size=1024)
+...     get_statistics().current_bytes
+1024
+
+Counters of a scope are the thread's that opened it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal, TypeVar
+
+from aquifer import mr as _mr
+from aquifer._statistics import Statistics
+
+__all__ = [
+    "ProfilerContext",
+    "ProfilerRecords",
+    "Statistics",
+    "default_profiler_records",
+    "enable_statistics",
+    "get_statistics",
+    "pop_statistics",
+    "profiler",
+    "push_statistics",
+    "statistics",
+]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def _current() -> _mr.StatisticsResourceAdaptor | None:
+    current = _mr.get_current_device_resource()
+    return current if isinstance(current, _mr.StatisticsResourceAdaptor) else None
+
+
+def enable_statistics() -> None:
+    """Has the current resource of the current device counted, from now on. Does nothing where it is."""
+    if _current() is None:
+        current = _mr.get_current_device_resource()
+        _mr.set_current_device_resource(_mr.StatisticsResourceAdaptor(current))
+
+
+def get_statistics() -> Statistics | None:
+    """What was counted. None where the current resource is not a :class:`aquifer.mr.StatisticsResourceAdaptor`."""
+    current = _current()
+    return None if current is None else current.allocation_counts
+
+
+def push_statistics() -> Statistics | None:
+    """Opens a scope, and returns what was counted before. None, and nothing, where nothing is counted."""
+    current = _current()
+    return None if current is None else current.push_counters()
+
+
+def pop_statistics() -> Statistics | None:
+    """Ends the innermost scope, and returns what it counted. None, and nothing, where nothing is counted."""
+    current = _current()
+    return None if current is None else current.pop_counters()
+
+
+@contextlib.contextmanager
+def statistics() -> Iterator[None]:
+    """Counts inside of a ``with``: in a scope where the current resource is counted already.
+
+    :class:`ValueError` at its end if another resource is current then.
+    """
+    before = None
+    if push_statistics() is None:
+        before = _mr.get_current_device_resource()
+        enable_statistics()
+    counted = _mr.get_current_device_resource()
+    try:
+        yield
+    finally:
+        if _mr.get_current_device_resource() is not counted:
+            raise ValueError("another resource is current than at the beginning of statistics() (set it back before)")
+        if before is None:
+            pop_statistics()
+        else:
+            _mr.set_current_device_resource(before)
+
+
+class ProfilerRecords:
+    """What :func:`profiler` has counted, by the names of functions and blocks. For any threads."""
+
+    @dataclass
+    class MemoryRecord:
+        """Of one function or block."""
+
+        num_calls: int = 0
+        memory_total: int = 0
+        memory_peak: int = 0
+
+        def add(self, memory_total: int, memory_peak: int) -> None:
+            """Adds a call."""
+            self.num_calls += 1
+            self.memory_total += memory_total
+            self.memory_peak = max(self.memory_peak, memory_peak)
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._records: dict[str, ProfilerRecords.MemoryRecord] = defaultdict(ProfilerRecords.MemoryRecord)
+
+    def add(self, name: str, data: Statistics) -> None:
+        """Adds what one call has counted."""
+        with self._lock:
+            self._records[name].add(data.total_bytes, data.peak_bytes)
+
+    @property
+    def records(self) -> dict[str, MemoryRecord]:
+        """The records by name."""
+        with self._lock:
+            return dict(self._records)
+
+    def report(self, ordered_by: Literal["num_calls", "memory_peak", "memory_total"] = "memory_peak") -> str:
+        """A table of the records."""
+        records = sorted(self.records.items(), key=lambda record: getattr(record[1], ordered_by), reverse=True)
+        lines = ["Memory Profiling", "================", ""]
+        if not records:
+            return "\n".join([*lines, "No data, maybe profiling wasn't enabled?"])
+        lines += [
+            "Legends:",
+            "  ncalls       - number of times the function or code block was called",
+            "  memory_peak  - peak memory allocated in function or code block (in bytes)",
+            "  memory_total - total memory allocated in function or code block (in bytes)",
+            "",
+            f"Ordered by: {ordered_by}",
+            "",
+            "ncalls     memory_peak    memory_total  filename:lineno(function)",
+        ]
+        for name, data in records:
+            lines.append(f"{data.num_calls:6,d} {data.memory_peak:15,d} {data.memory_total:15,d}  {name}")
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"ProfilerRecords({self.records})"
+
+    def __str__(self) -> str:
+        return self.report()
+
+
+#: Where :func:`profiler` counts unless it is told otherwise.
+default_profiler_records = ProfilerRecords()
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    function = inspect.unwrap(function)
+    _, line = inspect.getsourcelines(function)
+    return f"{inspect.getfile(function)}:{line}({function.__qualname__})"
+
+
+class ProfilerContext:
+    """What :func:`profiler` returns: a decorator, and a context."""
+
+    def __init__(self, records: ProfilerRecords, name: str) -> None:
+        self._records = records
+        self._name = name
+
+    def __call__(self, function: _Function) -> _Function:
+        name = self._name or _name_of(function)
+
+        @functools.wraps(function)
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            with ProfilerContext(self._records, name):
+                return function(*args, **kwargs)
+
+        return counted  # type: ignore[return-value]
+
+    def __enter__(self) -> ProfilerContext:
+        if not self._name:
+            raise ValueError("a profiler of a block needs a name (give name=)")
+        push_statistics()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        counted = pop_statistics()
+        if counted is not None:
+            self._records.add(self._name, counted)
+
+
+def profiler(*, records: ProfilerRecords = default_profiler_records, name: str = "") -> ProfilerContext:
+    """Counts a function (as a decorator) or a block (in a ``with``, by a name), where the current resource is counted."""
+    return ProfilerContext(records, name)

@@ -1,0 +1,615 @@
+//! A block of device memory as an object.
+
+use crate::current::current;
+use crate::device::current_ordinal;
+use crate::error::Result;
+use crate::host_bytes::HostBytes;
+use crate::resource::{DeviceMemoryResource, size};
+use crate::stream::{Opened, Stream};
+use aquifer_rs::{
+    CallbackResource, DeviceBlock, DeviceBuffer as Memory, DeviceVec, DeviceVecParts, Error,
+    ErrorKind,
+};
+use parking_lot::Mutex;
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyTuple};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Device memory of a size in bytes, not written yet.
+///
+/// Memory is allocated and freed in the order of `stream`, the default one unless given. It goes back to the resource that
+/// it came from. Copies from and to the host are complete when they return.
+#[pyclass(frozen, weakref, module = "aquifer")]
+pub(crate) struct DeviceBuffer {
+    state: Arc<State>,
+}
+
+/// What a buffer and other libraries' views of it share.
+pub(crate) struct State {
+    /// `None` for a moment, while it is freed.
+    memory: Mutex<Option<Memory>>,
+    stream: Mutex<Arc<Opened>>,
+    /// The resource's object. `None` for another library's memory.
+    resource: Option<Py<DeviceMemoryResource>>,
+    /// Another library knows the address, and may use the memory on streams that nobody tells of.
+    is_exported: AtomicBool,
+}
+
+impl State {
+    fn with<T>(&self, body: impl FnOnce(&mut Memory) -> aquifer_rs::Result<T>) -> Result<T> {
+        match &mut *self.memory.lock() {
+            Some(memory) => Ok(body(memory)?),
+            None => Err(PyValueError::new_err("the buffer was freed").into()),
+        }
+    }
+
+    /// Address and bytes.
+    pub(crate) fn parts(&self) -> (u64, usize) {
+        let memory = self.memory.lock();
+        memory.as_ref().map_or((0, 0), |memory| match memory.len() {
+            0 => (0, 0),
+            bytes => (memory.as_device_ptr(), bytes),
+        })
+    }
+
+    pub(crate) fn stream(&self) -> Arc<Opened> {
+        self.stream.lock().clone()
+    }
+
+    pub(crate) fn set_exported(&self) {
+        self.is_exported.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn ordinal(&self) -> i32 {
+        self.stream().stream().device().ordinal() as i32
+    }
+}
+
+impl State {
+    /// Gives the memory back.
+    fn free(&mut self) {
+        let Some(memory) = self.memory.get_mut().take() else { return };
+        if *self.is_exported.get_mut() {
+            // After all that the device was given, on any stream. In a capture the event would cost the graph.
+            let home = memory.stream();
+            let _ = home.device().record().and_then(|event| home.wait(&event));
+        }
+        drop(memory);
+    }
+}
+
+impl Drop for State {
+    fn drop(&mut self) {
+        self.free();
+    }
+}
+
+impl Drop for DeviceBuffer {
+    fn drop(&mut self) {
+        if let Some(state) = Arc::get_mut(&mut self.state) {
+            // The driver may wait for work that calls Python: not with the interpreter held.
+            Python::try_attach(|py| py.detach(|| state.free()));
+        }
+    }
+}
+
+impl DeviceBuffer {
+    fn of(memory: Memory, opened: Arc<Opened>, resource: Option<Py<DeviceMemoryResource>>) -> Self {
+        Self {
+            state: Arc::new(State {
+                memory: Mutex::new(Some(memory)),
+                stream: Mutex::new(opened),
+                resource,
+                is_exported: AtomicBool::new(false),
+            }),
+        }
+    }
+
+    /// Another library's memory, for work on a stream; `release` is called when the device is past all that the stream was
+    /// given.
+    ///
+    /// # Safety
+    ///
+    /// As [`foreign`].
+    pub(crate) unsafe fn of_foreign(
+        opened: Arc<Opened>,
+        address: u64,
+        bytes: usize,
+        release: impl FnOnce() + Send + 'static,
+    ) -> Result<Self> {
+        // SAFETY: the caller's promise.
+        let memory = unsafe { foreign(opened.stream(), address, bytes, release)? };
+        let made = Self::of(Memory::from(memory), opened, None);
+        made.state.set_exported();
+        Ok(made)
+    }
+
+    /// Memory that is not written yet.
+    pub(crate) fn allocate(
+        py: Python<'_>,
+        bytes: usize,
+        opened: Arc<Opened>,
+        resource: Option<&Bound<'_, DeviceMemoryResource>>,
+    ) -> Result<Self> {
+        let resource = match resource {
+            Some(resource) => resource.clone().unbind(),
+            None => current(py, opened.stream().device().ordinal() as i32)?,
+        };
+        let built = resource.get().built()?;
+        let upstream = built.resources().resource().clone();
+        let stream = opened.stream();
+        // SAFETY: bytes of a device, of which a program of Python may read any; the simulated device tells of it.
+        let memory = py.detach(|| unsafe { Memory::uninit_in(stream, bytes, upstream) })?;
+        Ok(Self::of(memory, opened, Some(resource)))
+    }
+}
+
+/// Another library's memory as a vector, whose end calls `release` after the device is past all that `stream` was given.
+///
+/// # Safety
+///
+/// `bytes` bytes of memory of the stream's device lie at `address`, and stay there until `release` is called. The stream is
+/// ordered after all work that writes them.
+unsafe fn foreign(
+    stream: &aquifer_rs::Stream,
+    address: u64,
+    bytes: usize,
+    release: impl FnOnce() + Send + 'static,
+) -> Result<DeviceVec<u8>> {
+    let release = Mutex::new(Some(release));
+    let refuse = |_: &aquifer_rs::Stream, _| {
+        Err(Error::new(ErrorKind::Unsupported, "another library's memory was to grow"))
+    };
+    let released = move |stream: &aquifer_rs::Stream, _: DeviceBlock| {
+        // Its owner knows nothing of this stream.
+        let _ = stream.synchronize();
+        let release = release.lock().take();
+        if let Some(release) = release {
+            release();
+        }
+    };
+    // SAFETY: it hands out nothing but the block below.
+    let resource = unsafe { CallbackResource::new(stream.device(), refuse, released) };
+    let parts = DeviceVecParts {
+        stream: stream.clone(),
+        block: DeviceBlock::new(address, bytes, 0),
+        length: bytes,
+        resource: Arc::new(resource),
+    };
+    // SAFETY: the caller's promise; the resource is this block's alone.
+    Ok(unsafe { DeviceVec::from_raw_parts(parts)? })
+}
+
+/// Device memory that an object shows by the CUDA array interface: its address, its bytes and the stream that it names.
+fn cuda_array(object: &Bound<'_, PyAny>) -> Result<(u64, usize, Option<u64>)> {
+    let Ok(interface) = object.getattr("__cuda_array_interface__") else {
+        let name = object.get_type().name()?;
+        let message =
+            format!("a {name} has no __cuda_array_interface__ (give an array on the device)");
+        return Err(PyTypeError::new_err(message).into());
+    };
+    let interface = interface.cast_into::<PyDict>().map_err(PyErr::from)?;
+    let item = |name: &str| -> Result<Bound<'_, PyAny>> { Ok(interface.as_any().get_item(name)?) };
+    let (address, _) = item("data")?.extract::<(u64, bool)>()?;
+    let shape = item("shape")?.extract::<Vec<usize>>()?;
+    let type_text = item("typestr")?.extract::<String>()?;
+    let element = type_text.get(2..).and_then(|digits| digits.parse::<usize>().ok());
+    let bytes = element
+        .and_then(|element| shape.iter().try_fold(element, |all, one| all.checked_mul(*one)));
+    let Some((element, bytes)) = element.zip(bytes) else {
+        let message =
+            format!("an array of shape {shape:?} and type {type_text:?} has no size in bytes");
+        return Err(PyValueError::new_err(message).into());
+    };
+    if let Some(strides) = interface.get_item("strides")?.filter(|it| !it.is_none()) {
+        let mut wanted = element;
+        for (stride, length) in strides.extract::<Vec<isize>>()?.iter().zip(&shape).rev() {
+            if *length > 1 && bytes > 0 && *stride != wanted as isize {
+                let message = "an array that is not contiguous was given (make a contiguous copy)";
+                return Err(PyValueError::new_err(message).into());
+            }
+            wanted *= length;
+        }
+    }
+    let stream = interface.get_item("stream")?.filter(|it| !it.is_none());
+    Ok((address, bytes, stream.map(|it| it.extract()).transpose()?))
+}
+
+#[pymethods]
+impl DeviceBuffer {
+    /// `ptr`: the address of device memory to copy, of `size` bytes.
+    #[new]
+    #[pyo3(signature = (*, ptr=0, size=0, stream=None, mr=None))]
+    fn new(
+        py: Python<'_>,
+        ptr: u64,
+        size: usize,
+        stream: Option<&Bound<'_, PyAny>>,
+        mr: Option<&Bound<'_, DeviceMemoryResource>>,
+    ) -> PyResult<Self> {
+        let opened = Opened::of_argument(py, stream)?;
+        let made = Self::allocate(py, size, opened, mr)?;
+        if ptr != 0 {
+            made.copy_from_address(py, ptr, size)?;
+        }
+        Ok(made)
+    }
+
+    /// A copy of the bytes of a host's object, such as `bytes` or a NumPy array that is contiguous.
+    #[staticmethod]
+    #[pyo3(signature = (b, stream=None, mr=None))]
+    fn to_device(
+        py: Python<'_>,
+        b: &Bound<'_, PyAny>,
+        stream: Option<&Bound<'_, PyAny>>,
+        mr: Option<&Bound<'_, DeviceMemoryResource>>,
+    ) -> PyResult<Self> {
+        let bytes = HostBytes::new(b)?;
+        // SAFETY: bytes that other threads write meanwhile are the caller's race, as they are of any copy in Python.
+        let source = unsafe { bytes.as_slice() };
+        let made = Self::allocate(py, source.len(), Opened::of_argument(py, stream)?, mr)?;
+        py.detach(|| made.state.with(|memory| memory.copy_from_slice(source)))?;
+        Ok(made)
+    }
+
+    /// Memory for a library that names no stream: handed out again after all work that the device had by its end.
+    #[staticmethod]
+    fn _for_any_stream(py: Python<'_>, size: usize) -> PyResult<Self> {
+        let made = Self::allocate(py, size, Opened::default_of(py, current_ordinal())?, None)?;
+        made.state.set_exported();
+        Ok(made)
+    }
+
+    /// Another library's memory without a copy, by DLPack. It is held until this buffer and all views of it are gone, which
+    /// then waits for the stream.
+    #[staticmethod]
+    #[pyo3(signature = (obj, stream=None))]
+    fn from_dlpack(
+        py: Python<'_>,
+        obj: &Bound<'_, PyAny>,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Self> {
+        Ok(crate::dlpack::import(py, obj, stream)?)
+    }
+
+    /// The address on the device. 0 of an empty buffer.
+    #[getter]
+    fn ptr(&self) -> u64 {
+        self.state.parts().0
+    }
+
+    /// The size in bytes.
+    #[getter]
+    fn size(&self) -> usize {
+        self.state.parts().1
+    }
+
+    /// The size in bytes.
+    #[getter]
+    fn nbytes(&self) -> usize {
+        self.size()
+    }
+
+    /// The stream in whose order the memory is freed.
+    #[getter]
+    fn stream(&self) -> Stream {
+        Stream::new_of(self.state.stream())
+    }
+
+    /// The resource that the memory came from. None of another library's memory.
+    #[getter]
+    fn mr(&self, py: Python<'_>) -> Option<Py<DeviceMemoryResource>> {
+        self.state.resource.as_ref().map(|resource| resource.clone_ref(py))
+    }
+
+    /// The number of its device.
+    #[getter]
+    fn device(&self) -> i32 {
+        self.state.ordinal()
+    }
+
+    fn __len__(&self) -> usize {
+        self.size()
+    }
+
+    fn __sizeof__(&self) -> usize {
+        self.size()
+    }
+
+    /// The bytes that the memory has room for without moving.
+    fn capacity(&self) -> usize {
+        self.state.memory.lock().as_ref().map_or(0, Memory::capacity)
+    }
+
+    /// Has room for `new_capacity` bytes at least. The memory may move.
+    #[pyo3(signature = (new_capacity, stream=None))]
+    fn reserve(
+        &self,
+        py: Python<'_>,
+        new_capacity: usize,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        self.move_to(py, stream)?;
+        let reserve =
+            |memory: &mut Memory| memory.reserve(new_capacity.saturating_sub(memory.len()));
+        Ok(py.detach(|| self.state.with(reserve))?)
+    }
+
+    /// Changes the size. Bytes that come to it are not written yet. The memory may move.
+    #[pyo3(signature = (new_size, stream=None))]
+    fn resize(
+        &self,
+        py: Python<'_>,
+        new_size: usize,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        self.move_to(py, stream)?;
+        // SAFETY: as in `allocate`.
+        let resize = |memory: &mut Memory| unsafe { memory.resize_uninit(new_size) };
+        Ok(py.detach(|| self.state.with(resize))?)
+    }
+
+    /// A copy in new memory of the same resource and stream.
+    fn copy(&self, py: Python<'_>) -> PyResult<Self> {
+        let copy = py.detach(|| self.state.with(|memory| memory.try_clone()))?;
+        let resource = self.state.resource.as_ref().map(|resource| resource.clone_ref(py));
+        Ok(Self::of(copy, self.state.stream(), resource))
+    }
+
+    fn __copy__(&self, py: Python<'_>) -> PyResult<Self> {
+        self.copy(py)
+    }
+
+    #[pyo3(signature = (_memo))]
+    fn __deepcopy__(&self, py: Python<'_>, _memo: &Bound<'_, PyAny>) -> PyResult<Self> {
+        self.copy(py)
+    }
+
+    /// Copies the bytes to `ary`, a host's object that may be written and has as many bytes, and returns it. Without one, to
+    /// a new NumPy array of bytes. Waits for what `stream` was given before.
+    #[pyo3(signature = (ary=None, stream=None))]
+    fn copy_to_host(
+        &self,
+        py: Python<'_>,
+        ary: Option<Py<PyAny>>,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Py<PyAny>> {
+        let ary = match ary {
+            Some(ary) => ary,
+            None => {
+                let numpy = py.import("numpy")?;
+                numpy.call_method1("empty", (self.size(), "u1"))?.unbind()
+            }
+        };
+        let mut bytes = HostBytes::new_writable(ary.bind(py))?;
+        // SAFETY: as in `to_device`.
+        let target = unsafe { bytes.as_mut_slice() };
+        self.come_after(py, stream)?;
+        py.detach(|| self.state.with(|memory| memory.copy_to_slice(target)))?;
+        drop(bytes);
+        Ok(ary)
+    }
+
+    /// Overwrites the first bytes with those of a host's object. Comes after what `stream` was given before.
+    #[pyo3(signature = (ary, stream=None))]
+    fn copy_from_host(
+        &self,
+        py: Python<'_>,
+        ary: &Bound<'_, PyAny>,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let bytes = HostBytes::new(ary)?;
+        // SAFETY: as in `to_device`.
+        let source = unsafe { bytes.as_slice() };
+        self.come_after(py, stream)?;
+        let copy = |memory: &mut Memory| {
+            memory.view_mut::<u8>()?.into_slice_mut(..source.len())?.copy_from_slice(source)
+        };
+        Ok(py.detach(|| self.state.with(copy))?)
+    }
+
+    /// Overwrites the first bytes with those of an array on the device, of any library that has the CUDA array interface.
+    #[pyo3(signature = (cuda_ary, stream=None))]
+    fn copy_from_device(
+        &self,
+        py: Python<'_>,
+        cuda_ary: &Bound<'_, PyAny>,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let (address, bytes, theirs) = cuda_array(cuda_ary)?;
+        if let Some(theirs) = theirs {
+            self.come_after_handle(py, theirs)?;
+        }
+        self.come_after(py, stream)?;
+        Ok(self.copy_from_address(py, address, bytes)?)
+    }
+
+    /// The bytes, as the host's.
+    #[pyo3(signature = (stream=None))]
+    fn tobytes<'py>(
+        &self,
+        py: Python<'py>,
+        stream: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        self.come_after(py, stream)?;
+        PyBytes::new_with(py, self.size(), |target| {
+            py.detach(|| self.state.with(|memory| memory.copy_to_slice(target)))?;
+            Ok(())
+        })
+    }
+
+    fn __bytes__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        self.tobytes(py, None)
+    }
+
+    fn __reduce__<'py>(
+        slf: &Bound<'py, Self>,
+    ) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyTuple>)> {
+        let bytes = slf.get().tobytes(slf.py(), None)?;
+        Ok((slf.get_type().getattr("to_device")?, PyTuple::new(slf.py(), [bytes])?))
+    }
+
+    /// How Numba, CuPy and others see the memory: an array of bytes. They order their work after `stream`.
+    #[getter]
+    fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        self.state.set_exported();
+        let (address, bytes) = self.state.parts();
+        let interface = PyDict::new(py);
+        interface.set_item("data", (address, false))?;
+        interface.set_item("shape", (bytes,))?;
+        interface.set_item("strides", py.None())?;
+        interface.set_item("typestr", "|u1")?;
+        interface.set_item("version", 3)?;
+        interface.set_item("stream", self.stream().__cuda_stream__().1)?;
+        Ok(interface)
+    }
+
+    fn __dlpack_device__(&self) -> (i32, i32) {
+        (crate::dlpack::CUDA, self.state.ordinal())
+    }
+
+    /// The memory for another library, by DLPack: an array of bytes. The library's stream comes after this buffer's.
+    #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
+    fn __dlpack__<'py>(
+        &self,
+        py: Python<'py>,
+        stream: Option<i64>,
+        max_version: Option<(u32, u32)>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let device = self.__dlpack_device__();
+        if dl_device.is_some_and(|wanted| wanted != device) {
+            let message = "memory of another device was asked of a buffer (copy it there)";
+            return Err(pyo3::exceptions::PyBufferError::new_err(message));
+        }
+        let source =
+            if copy == Some(true) { self.copy(py)?.state.clone() } else { self.state.clone() };
+        Ok(crate::dlpack::export(py, source, stream, max_version)?)
+    }
+
+    fn __repr__(&self) -> String {
+        let (address, bytes) = self.state.parts();
+        let whose = if self.state.resource.is_some() { "" } else { ", another library's" };
+        format!(
+            "<aquifer.DeviceBuffer of {} at {address:#x}, device {}{whose}>",
+            size(bytes),
+            self.device()
+        )
+    }
+}
+
+impl DeviceBuffer {
+    /// Has the buffer's next work come after what a stream was given, if one is named.
+    fn come_after(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> Result<()> {
+        let Some(stream) = stream.filter(|stream| !stream.is_none()) else { return Ok(()) };
+        let (other, own) = (Opened::of_argument(py, Some(stream))?, self.state.stream());
+        Ok(py.detach(|| own.stream().wait_for(other.stream()))?)
+    }
+
+    /// As [`come_after`](Self::come_after), of a stream that is there for the time of the call.
+    fn come_after_handle(&self, py: Python<'_>, handle: u64) -> Result<()> {
+        let own = self.state.stream();
+        let device = own.stream().device();
+        py.detach(|| {
+            if handle == 2 {
+                return Ok(own.stream().wait(&device.record()?)?);
+            }
+            // SAFETY: the array's stream, which lives as its owner says by naming it, and is kept no longer than this.
+            let theirs = unsafe { aquifer_rs::Stream::from_handle(device, handle)? };
+            Ok(own.stream().wait_for(&theirs)?)
+        })
+    }
+
+    /// Has the memory be a stream's from now on, if one is named.
+    fn move_to(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> Result<()> {
+        let Some(stream) = stream.filter(|stream| !stream.is_none()) else { return Ok(()) };
+        let opened = Opened::of_argument(py, Some(stream))?;
+        py.detach(|| self.state.with(|memory| memory.set_stream(opened.stream())))?;
+        let before = std::mem::replace(&mut *self.state.stream.lock(), opened);
+        // Not under the lock: the drop may run code of Python.
+        drop(before);
+        Ok(())
+    }
+
+    fn copy_from_address(&self, py: Python<'_>, address: u64, bytes: usize) -> Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let own = self.state.stream();
+        py.detach(|| {
+            // SAFETY: device memory by an address that the caller names, as in any library of Python. It is kept until the
+            // copy is done.
+            let source = unsafe { foreign(own.stream(), address, bytes, || ())? };
+            self.state.with(|memory| {
+                memory.view_mut::<u8>()?.into_slice_mut(..bytes)?.copy_from(&source)
+            })?;
+            Ok(own.stream().synchronize()?)
+        })
+    }
+}
+
+/// Copies device memory at an address to a host's object that may be written, as many bytes as that has.
+#[pyfunction]
+#[pyo3(signature = (db, hb, stream=None))]
+pub(crate) fn copy_ptr_to_host(
+    py: Python<'_>,
+    db: u64,
+    hb: &Bound<'_, PyAny>,
+    stream: Option<&Bound<'_, PyAny>>,
+) -> PyResult<()> {
+    let mut bytes = HostBytes::new_writable(hb)?;
+    // SAFETY: as in `to_device`.
+    let target = unsafe { bytes.as_mut_slice() };
+    let opened = Opened::of_argument(py, stream)?;
+    let copied = py.detach(|| -> Result<()> {
+        // SAFETY: as in `copy_from_address`.
+        let source = unsafe { foreign(opened.stream(), db, target.len(), || ())? };
+        Ok(source.copy_to_slice(target)?)
+    });
+    Ok(copied?)
+}
+
+/// Copies the bytes of a host's object to device memory at an address.
+#[pyfunction]
+#[pyo3(signature = (hb, db, stream=None))]
+pub(crate) fn copy_host_to_ptr(
+    py: Python<'_>,
+    hb: &Bound<'_, PyAny>,
+    db: u64,
+    stream: Option<&Bound<'_, PyAny>>,
+) -> PyResult<()> {
+    let bytes = HostBytes::new(hb)?;
+    // SAFETY: as in `to_device`.
+    let source = unsafe { bytes.as_slice() };
+    let opened = Opened::of_argument(py, stream)?;
+    let copied = py.detach(|| -> Result<()> {
+        // SAFETY: as in `copy_from_address`.
+        let mut target = unsafe { foreign(opened.stream(), db, source.len(), || ())? };
+        Ok(target.copy_from_slice(source)?)
+    });
+    Ok(copied?)
+}
+
+/// Copies device memory from an address to another.
+#[pyfunction]
+#[pyo3(signature = (d_src, d_dst, count, stream=None))]
+pub(crate) fn copy_device_to_ptr(
+    py: Python<'_>,
+    d_src: u64,
+    d_dst: u64,
+    count: usize,
+    stream: Option<&Bound<'_, PyAny>>,
+) -> PyResult<()> {
+    let opened = Opened::of_argument(py, stream)?;
+    let copied = py.detach(|| -> Result<()> {
+        // SAFETY: as in `copy_from_address`.
+        let source = unsafe { foreign(opened.stream(), d_src, count, || ())? };
+        // SAFETY: as in `copy_from_address`.
+        let mut target = unsafe { foreign(opened.stream(), d_dst, count, || ())? };
+        Ok(target.copy_from(&source)?)
+    });
+    Ok(copied?)
+}

@@ -1,0 +1,100 @@
+//! Devices by their numbers, and the calling thread's current one.
+
+use crate::error::{Raised, Result};
+use aquifer_capi::embedded;
+use aquifer_rs::Device;
+use pyo3::prelude::*;
+use std::cell::Cell;
+use std::ffi::c_int;
+use std::sync::OnceLock;
+
+/// A device by its number.
+pub(crate) fn device(py: Python<'_>, ordinal: i32) -> Result<Device> {
+    // It may make a context, which takes a while.
+    py.detach(|| embedded::device(ordinal)).map_err(Raised::from)
+}
+
+type CtxGetDevice = unsafe extern "C" fn(*mut c_int) -> c_int;
+
+/// `cuCtxGetDevice`, where there are several devices to tell apart.
+fn ctx_get_device() -> Option<CtxGetDevice> {
+    static FOUND: OnceLock<Option<CtxGetDevice>> = OnceLock::new();
+    *FOUND.get_or_init(|| {
+        if Device::count().unwrap_or(0) < 2 {
+            return None;
+        }
+        // SAFETY: the driver, which the process has loaded when there are devices.
+        let library = unsafe { libloading::Library::new("libcuda.so.1") }.ok()?;
+        // SAFETY: the type is that of this function: CUdevice is an int.
+        let found = *unsafe { library.get::<CtxGetDevice>(b"cuCtxGetDevice\0") }.ok()?;
+        // It stays loaded: the function is called later.
+        std::mem::forget(library);
+        Some(found)
+    })
+}
+
+thread_local! {
+    /// The device that the thread has chosen here, whatever context is current.
+    static CHOSEN: Cell<Option<i32>> = const { Cell::new(None) };
+}
+
+/// The number of the device that the calling thread has chosen, or whose context is current on it. 0 without either.
+pub(crate) fn current_ordinal() -> i32 {
+    if let Some(chosen) = CHOSEN.get() {
+        return chosen;
+    }
+    let Some(get) = ctx_get_device() else { return 0 };
+    let mut ordinal = 0;
+    // SAFETY: a place for a number. Without a context it returns a code, and leaves the place.
+    match unsafe { get(&raw mut ordinal) } {
+        0 => ordinal,
+        _ => 0,
+    }
+}
+
+/// How many devices there are: 1, the simulated one, without a GPU.
+#[pyfunction]
+pub(crate) fn device_count(py: Python<'_>) -> PyResult<usize> {
+    if device(py, 0)?.simulator().is_some() {
+        return Ok(1);
+    }
+    Ok(Device::count().map_err(Raised::from)?)
+}
+
+/// The number of the calling thread's current device: 0 unless a library has chosen another.
+#[pyfunction]
+pub(crate) fn current_device() -> i32 {
+    current_ordinal()
+}
+
+/// A device's name.
+#[pyfunction]
+#[pyo3(signature = (device=None))]
+pub(crate) fn device_name(py: Python<'_>, device: Option<i32>) -> PyResult<String> {
+    Ok(self::device(py, device.unwrap_or_else(current_ordinal))?.name().to_owned())
+}
+
+/// Whether device 0 is the simulated one, whose memory is the host's and on which no kernel runs.
+#[pyfunction]
+pub(crate) fn is_simulated(py: Python<'_>) -> PyResult<bool> {
+    Ok(device(py, 0)?.simulator().is_some())
+}
+
+/// The free and the total memory of a device, in bytes.
+#[pyfunction]
+#[pyo3(signature = (device=None))]
+pub(crate) fn memory_info(py: Python<'_>, device: Option<i32>) -> PyResult<(u64, u64)> {
+    let device = self::device(py, device.unwrap_or_else(current_ordinal))?;
+    let info = py.detach(|| device.memory_info()).map_err(Raised::from)?;
+    Ok((info.free, info.total))
+}
+
+/// Chooses the calling thread's device, or leaves it to the current context (None); the one that was chosen before.
+#[pyfunction]
+#[pyo3(signature = (number))]
+pub(crate) fn _choose_device(py: Python<'_>, number: Option<i32>) -> PyResult<Option<i32>> {
+    if let Some(number) = number {
+        device(py, number)?;
+    }
+    Ok(CHOSEN.replace(number))
+}

@@ -1,0 +1,81 @@
+//! Exceptions.
+
+use aquifer_capi::aquifer_status as Status;
+use aquifer_capi::embedded::Failure;
+use aquifer_rs::ErrorKind;
+use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use std::error::Error as _;
+
+pyo3::create_exception!(
+    aquifer,
+    Error,
+    PyRuntimeError,
+    "A call failed for what is not the caller's argument and not memory: of the driver, the device or the process."
+);
+pyo3::create_exception!(
+    aquifer,
+    OutOfMemoryError,
+    PyMemoryError,
+    "The device, the host or a limit has no room. A MemoryError, as the standard library's and RMM's are."
+);
+
+/// As `?` makes exceptions of errors.
+pub(crate) struct Raised(PyErr);
+
+pub(crate) type Result<T> = std::result::Result<T, Raised>;
+
+impl From<PyErr> for Raised {
+    fn from(error: PyErr) -> Self {
+        Self(error)
+    }
+}
+
+impl From<Raised> for PyErr {
+    fn from(raised: Raised) -> Self {
+        raised.0
+    }
+}
+
+impl From<Failure> for Raised {
+    fn from(failure: Failure) -> Self {
+        let message = failure.message().to_owned();
+        Self(match failure.status() {
+            Status::AQUIFER_ERROR_OUT_OF_MEMORY => OutOfMemoryError::new_err(message),
+            Status::AQUIFER_ERROR_INVALID_ARGUMENT
+            | Status::AQUIFER_ERROR_NOT_OURS
+            | Status::AQUIFER_ERROR_FREED_BEFORE
+            | Status::AQUIFER_ERROR_WRONG_DEVICE => PyValueError::new_err(message),
+            _ => Error::new_err(message),
+        })
+    }
+}
+
+impl From<aquifer_rs::Error> for Raised {
+    fn from(error: aquifer_rs::Error) -> Self {
+        if let Some(raised) = python_cause(&error) {
+            return Self(raised);
+        }
+        let message = error.to_string();
+        Self(match error.kind() {
+            ErrorKind::OutOfMemory => OutOfMemoryError::new_err(message),
+            ErrorKind::InvalidArgument
+            | ErrorKind::OutOfBounds
+            | ErrorKind::LengthMismatch
+            | ErrorKind::WrongDevice => PyValueError::new_err(message),
+            _ => Error::new_err(message),
+        })
+    }
+}
+
+/// The exception of a callback, if an error came of one.
+fn python_cause(error: &aquifer_rs::Error) -> Option<PyErr> {
+    let mut source = error.source();
+    while let Some(cause) = source {
+        if let Some(raised) = cause.downcast_ref::<PyErr>() {
+            return Python::try_attach(|py| raised.clone_ref(py));
+        }
+        source = cause.source();
+    }
+    None
+}

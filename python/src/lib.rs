@@ -1,0 +1,63 @@
+//! The native part of the Python package `aquifer`: device memory, its resources and streams as objects, and the handler
+//! of NumPy's arrays. What a host allocates through the C functions of `aquifer-capi`, which this library has as well,
+//! comes from the same stacks.
+//!
+//! | file | what it is |
+//! | --- | --- |
+//! | `error` | exceptions |
+//! | `host_bytes` | the bytes of a host's object, by the buffer protocol |
+//! | `device` | devices by their numbers, and the calling thread's current one |
+//! | `stream` | streams, of this package and of others |
+//! | `resource`, `callback` | memory resources; those that call functions of Python |
+//! | `current` | the current resource of each device |
+//! | `buffer` | a block of device memory |
+//! | `host_memory` | a block of page-locked memory |
+//! | `dlpack` | such a block for other libraries, and theirs |
+//! | `numpy` | page-locked memory for NumPy's arrays |
+
+// The entry points of the C library, for hosts.
+extern crate aquifer_capi as _;
+
+mod buffer;
+mod callback;
+mod current;
+mod device;
+mod dlpack;
+mod error;
+mod host_bytes;
+mod host_memory;
+mod numpy;
+mod resource;
+mod stream;
+
+use pyo3::prelude::*;
+
+/// The native part of `aquifer`.
+#[pymodule(gil_used = false)]
+fn _aquifer(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let py = module.py();
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add("Error", py.get_type::<error::Error>())?;
+    module.add("OutOfMemoryError", py.get_type::<error::OutOfMemoryError>())?;
+    module.add_class::<stream::Stream>()?;
+    module.add_class::<resource::DeviceMemoryResource>()?;
+    module.add_class::<buffer::DeviceBuffer>()?;
+    module.add_class::<host_memory::HostMemory>()?;
+    module.add_function(wrap_pyfunction!(device::device_count, module)?)?;
+    module.add_function(wrap_pyfunction!(device::_choose_device, module)?)?;
+    module.add_function(wrap_pyfunction!(device::current_device, module)?)?;
+    module.add_function(wrap_pyfunction!(device::device_name, module)?)?;
+    module.add_function(wrap_pyfunction!(device::is_simulated, module)?)?;
+    module.add_function(wrap_pyfunction!(device::memory_info, module)?)?;
+    module.add_function(wrap_pyfunction!(stream::default_stream, module)?)?;
+    module.add_function(wrap_pyfunction!(current::get_per_device_resource, module)?)?;
+    module.add_function(wrap_pyfunction!(current::set_per_device_resource, module)?)?;
+    module.add_function(wrap_pyfunction!(current::_devices_with_resource, module)?)?;
+    module.add_function(wrap_pyfunction!(buffer::copy_ptr_to_host, module)?)?;
+    module.add_function(wrap_pyfunction!(buffer::copy_host_to_ptr, module)?)?;
+    module.add_function(wrap_pyfunction!(buffer::copy_device_to_ptr, module)?)?;
+    module.add_function(wrap_pyfunction!(numpy::numpy_data_handler, module)?)?;
+    module.add_function(wrap_pyfunction!(numpy::numpy_set_handler, module)?)?;
+    module.add_function(wrap_pyfunction!(numpy::numpy_page_locked_blocks, module)?)?;
+    Ok(())
+}

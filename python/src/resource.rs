@@ -1,0 +1,341 @@
+//! Memory resources: stacks of the crate's, around which `aquifer.mr` has a class for each of RMM's.
+
+use crate::callback;
+use crate::device::{current_ordinal, device};
+use crate::error::{Raised, Result};
+use crate::stream::Opened;
+use aquifer_capi::embedded::{self, Callbacks, OwnStack};
+use aquifer_rs::{
+    AsyncResource, BinningResource, Counters, DeviceResource, ResourceStack, StackText,
+};
+use parking_lot::Mutex;
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
+use std::sync::Arc;
+
+/// What hands out device memory, on the device that was current when it was made. The base of the classes in `aquifer.mr`,
+/// and the class of what `aquifer.use` makes.
+#[pyclass(subclass, frozen, weakref, module = "aquifer.mr")]
+pub(crate) struct DeviceMemoryResource {
+    /// Filled by `__init__`, and again where a bin is added.
+    built: Mutex<Option<Arc<Built>>>,
+}
+
+pub(crate) struct Built {
+    stack: OwnStack,
+    has_callbacks: bool,
+    upstreams: Vec<Py<PyAny>>,
+}
+
+impl Built {
+    fn new(resources: ResourceStack, has_callbacks: bool, upstreams: Vec<Py<PyAny>>) -> Self {
+        let callbacks = if has_callbacks { Callbacks::Some } else { Callbacks::None };
+        Self { stack: OwnStack::new(resources, callbacks), has_callbacks, upstreams }
+    }
+
+    pub(crate) fn stack(&self) -> &OwnStack {
+        &self.stack
+    }
+
+    pub(crate) fn resources(&self) -> &ResourceStack {
+        self.stack.resources()
+    }
+
+    pub(crate) fn ordinal(&self) -> i32 {
+        self.resources().device().ordinal() as i32
+    }
+}
+
+impl DeviceMemoryResource {
+    /// Of a stack that is there.
+    pub(crate) fn of(stack: OwnStack) -> Self {
+        let built = Built { stack, has_callbacks: false, upstreams: Vec::new() };
+        Self { built: Mutex::new(Some(Arc::new(built))) }
+    }
+
+    pub(crate) fn built(&self) -> Result<Arc<Built>> {
+        let built = self.built.lock().clone();
+        built.ok_or_else(|| {
+            let message = "the resource was not made (a subclass calls super().__init__ first)";
+            PyRuntimeError::new_err(message).into()
+        })
+    }
+
+    fn set(&self, built: Built) {
+        let before = self.built.lock().replace(Arc::new(built));
+        // Not under the lock: the drop may run code of Python.
+        drop(before);
+    }
+}
+
+/// A resource of RMM's classes, or one that `aquifer.use` made.
+type Other<'a, 'py> = &'a Bound<'py, DeviceMemoryResource>;
+
+#[pymethods]
+impl DeviceMemoryResource {
+    /// `__init__` of a class of `aquifer.mr` has the arguments.
+    #[new]
+    #[pyo3(signature = (*_args, **_kwargs))]
+    fn new(_args: &Bound<'_, PyTuple>, _kwargs: Option<&Bound<'_, PyDict>>) -> Self {
+        Self { built: Mutex::new(None) }
+    }
+
+    /// Builds it by the text of a stack; over another one where that is given.
+    #[pyo3(signature = (text, upstream=None))]
+    fn _build(&self, py: Python<'_>, text: &str, upstream: Option<Other<'_, '_>>) -> PyResult<()> {
+        let built = match upstream {
+            Some(upstream) => {
+                let below = upstream.get().built()?;
+                let resources = py.detach(|| below.resources().with(text)).map_err(Raised::from)?;
+                let upstreams = vec![upstream.clone().into_any().unbind()];
+                Built::new(resources, below.has_callbacks, upstreams)
+            }
+            None => {
+                let device = device(py, current_ordinal())?;
+                let build = || text.parse::<StackText>()?.build(&device);
+                Built::new(py.detach(build).map_err(Raised::from)?, false, Vec::new())
+            }
+        };
+        self.set(built);
+        Ok(())
+    }
+
+    /// Builds it of two functions.
+    fn _build_callback(
+        &self,
+        py: Python<'_>,
+        allocate: Py<PyAny>,
+        deallocate: Py<PyAny>,
+    ) -> PyResult<()> {
+        let resource = callback::resource(&device(py, current_ordinal())?, allocate, deallocate);
+        self.set(Built::new(ResourceStack::compose(resource, &[]), true, Vec::new()));
+        Ok(())
+    }
+
+    /// Builds it over another one, with a function that is told of failures.
+    fn _build_failure_callback(
+        &self,
+        upstream: Other<'_, '_>,
+        callback: Py<PyAny>,
+    ) -> PyResult<()> {
+        let below = upstream.get().built()?;
+        let resource = callback::on_failure(below.resources().resource().clone(), callback);
+        let resources = ResourceStack::compose(resource, &[below.resources()]);
+        self.set(Built::new(resources, true, vec![upstream.clone().into_any().unbind()]));
+        Ok(())
+    }
+
+    /// Builds it over another one, with resources for sizes.
+    fn _build_binning(
+        &self,
+        py: Python<'_>,
+        upstream: Other<'_, '_>,
+        bins: Vec<(usize, Py<DeviceMemoryResource>)>,
+    ) -> PyResult<()> {
+        let below = upstream.get().built()?;
+        let built: Vec<_> = bins.iter().map(|(_, bin)| bin.get().built()).collect::<Result<_>>()?;
+        let resource = below.resources().resource().clone();
+        let build = || {
+            let mut builder = BinningResource::builder(resource);
+            for ((bytes, _), bin) in bins.iter().zip(&built) {
+                builder = builder.bin(*bytes, bin.resources().clone());
+            }
+            builder.build()
+        };
+        // One without bins is its upstream.
+        let binning: Arc<dyn DeviceResource> = match bins.is_empty() {
+            true => below.resources().resource().clone(),
+            false => Arc::new(py.detach(build).map_err(Raised::from)?),
+        };
+        let inside: Vec<&ResourceStack> =
+            built.iter().map(|bin| bin.resources()).chain([below.resources()]).collect();
+        let has_callbacks = below.has_callbacks || built.iter().any(|bin| bin.has_callbacks);
+        let upstreams = std::iter::once(upstream.clone().into_any().unbind())
+            .chain(bins.iter().map(|(_, bin)| bin.clone_ref(py).into_any()))
+            .collect();
+        self.set(Built::new(ResourceStack::compose(binning, &inside), has_callbacks, upstreams));
+        Ok(())
+    }
+
+    /// Builds it of a `cudaMemPool_t` that another library made.
+    fn _build_pool_view(&self, py: Python<'_>, handle: u64) -> PyResult<()> {
+        let device = device(py, current_ordinal())?;
+        // SAFETY: a pool of the device, which the caller keeps: the contract of the Python class.
+        let resource = unsafe { AsyncResource::from_raw_pool(&device, handle) };
+        let resource = resource.map_err(Raised::from)?;
+        self.set(Built::new(ResourceStack::compose(resource, &[]), false, Vec::new()));
+        Ok(())
+    }
+
+    /// Memory for work on a stream, from this call on: its address. `deallocate` gives it back.
+    #[pyo3(signature = (nbytes, stream=None))]
+    fn allocate(
+        &self,
+        py: Python<'_>,
+        nbytes: usize,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<u64> {
+        let built = self.built()?;
+        let stream = Opened::of_argument(py, stream)?;
+        Ok(py.detach(|| built.stack.allocate(nbytes, stream.open())).map_err(Raised::from)?)
+    }
+
+    /// Gives memory back in the order of a stream: work that was given to it before may use the memory.
+    #[pyo3(signature = (ptr, nbytes, stream=None))]
+    fn deallocate(
+        &self,
+        py: Python<'_>,
+        ptr: u64,
+        nbytes: usize,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let stream = Opened::of_argument(py, stream)?;
+        // SAFETY: of this package a wrong address is an error; that work was given before is the method's contract.
+        let freed = py.detach(|| unsafe { embedded::deallocate(ptr, nbytes, Some(stream.open())) });
+        Ok(freed.map_err(Raised::from)?)
+    }
+
+    /// Gives free memory back to the driver until `keep` bytes are left, and returns how many bytes went. Waits for the
+    /// streams that freed the memory.
+    #[pyo3(signature = (keep=0))]
+    fn trim(&self, py: Python<'_>, keep: usize) -> PyResult<usize> {
+        let built = self.built()?;
+        Ok(py.detach(|| built.resources().trim(keep)).map_err(Raised::from)?)
+    }
+
+    /// What the outermost pool holds and did, as a dict of numbers. Empty without a pool.
+    fn pool_statistics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let dict = PyDict::new(py);
+        if let Some(pool) = self.built()?.resources().pool_statistics() {
+            for (name, value) in [
+                ("reserved_bytes", pool.reserved),
+                ("peak_reserved_bytes", pool.peak_reserved),
+                ("live_bytes", pool.live),
+                ("live_blocks", pool.live_blocks),
+                ("free_bytes", pool.free),
+                ("cached_bytes", pool.cached),
+                ("largest_free_bytes", pool.largest_free),
+                ("upstream_blocks", pool.upstream_blocks),
+                ("streams", pool.streams),
+                ("misses", pool.misses),
+                ("growths", pool.growths),
+                ("returns", pool.returns),
+            ] {
+                dict.set_item(name, value)?;
+            }
+        }
+        Ok(dict)
+    }
+
+    /// The text of its stack, as `aquifer.use` takes it. None with a function of Python inside.
+    #[getter]
+    fn text(&self) -> PyResult<Option<String>> {
+        Ok(self.built()?.resources().text().map(ToString::to_string))
+    }
+
+    /// The number of its device.
+    #[getter]
+    fn device(&self) -> PyResult<i32> {
+        Ok(self.built()?.ordinal())
+    }
+
+    /// The resources that it is over.
+    fn _upstreams(&self, py: Python<'_>) -> PyResult<Vec<Py<PyAny>>> {
+        Ok(self.built()?.upstreams.iter().map(|upstream| upstream.clone_ref(py)).collect())
+    }
+
+    /// The counters of the outermost `statistics`: of the thread's innermost scope, or of all.
+    fn _counters(&self) -> PyResult<Option<CounterValues>> {
+        let built = self.built()?;
+        let statistics = built.resources().statistics();
+        Ok(statistics.map(|it| values(it.scope_counters().unwrap_or_else(|| it.counters()))))
+    }
+
+    fn _push_counters(&self) -> PyResult<()> {
+        match self.built()?.resources().statistics() {
+            Some(statistics) => Ok(statistics.push_counters().map_err(Raised::from)?),
+            None => Ok(()),
+        }
+    }
+
+    fn _pop_counters(&self) -> PyResult<Option<CounterValues>> {
+        let built = self.built()?;
+        let popped = built.resources().statistics().map(|it| it.pop_counters()).transpose();
+        Ok(popped.map_err(Raised::from)?.map(values))
+    }
+
+    /// The report of the outermost `tracking`, and its bytes.
+    fn _tracked(&self) -> PyResult<Option<(String, usize)>> {
+        let built = self.built()?;
+        Ok(built.resources().tracking().map(|it| (it.report(), it.allocated_bytes())))
+    }
+
+    /// The bytes and the limit of the outermost `limiting`.
+    fn _limited(&self) -> PyResult<Option<(usize, usize)>> {
+        let built = self.built()?;
+        Ok(built.resources().limiting().map(|it| (it.allocated(), it.limit())))
+    }
+
+    /// Waits until the rows of the logs are written.
+    fn _flush(&self, py: Python<'_>) -> PyResult<()> {
+        let built = self.built()?;
+        Ok(py.detach(|| built.resources().flush()).map_err(Raised::from)?)
+    }
+
+    /// The blocks of upstream, and what lies in them, of the outermost pool.
+    fn _memory_map(&self, py: Python<'_>) -> PyResult<Option<MapValues>> {
+        let built = self.built()?;
+        let map = py.detach(|| built.resources().pool().map(|pool| pool.memory_map()));
+        Ok(map.map(|map| {
+            let blocks = map.blocks.iter().map(|it| (it.address, it.bytes, it.is_free));
+            (map.upstream_blocks, blocks.collect())
+        }))
+    }
+
+    fn __repr__(slf: &Bound<'_, Self>) -> PyResult<String> {
+        let name = slf.get_type().qualname()?;
+        let built = slf.get().built.lock().clone();
+        let Some(built) = built else { return Ok(format!("<aquifer.mr.{name}, not made>")) };
+        let resources = built.resources();
+        let text =
+            resources.text().map_or_else(|| "with callbacks or bins".into(), ToString::to_string);
+        let held = match resources.pool_statistics() {
+            Some(pool) => format!(", {} of {} in use", size(pool.live), size(pool.reserved)),
+            None => String::new(),
+        };
+        Ok(format!("<aquifer.mr.{name} {text:?}, device {}{held}>", built.ordinal()))
+    }
+}
+
+/// Blocks of upstream: address and bytes. Blocks in them: address, bytes, whether it is free.
+type MapValues = (Vec<(u64, usize)>, Vec<(u64, usize, bool)>);
+
+/// As RMM's `Statistics` has them: bytes and counts, current, peak and total.
+type CounterValues = (i64, i64, i64, i64, i64, i64);
+
+fn values(counters: Counters) -> CounterValues {
+    let Counters { bytes, allocations, .. } = counters;
+    (
+        bytes.current,
+        allocations.current,
+        bytes.peak,
+        allocations.peak,
+        bytes.total,
+        allocations.total,
+    )
+}
+
+/// Bytes as a person reads them.
+pub(crate) fn size(bytes: usize) -> String {
+    let units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+    let power = (bytes.max(1).ilog2() / 10).min(5);
+    match power {
+        0 => format!("{bytes} B"),
+        _ => format!(
+            "{:.1} {}",
+            bytes as f64 / (1_u64 << (10 * power)) as f64,
+            units[power as usize]
+        ),
+    }
+}

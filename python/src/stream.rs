@@ -1,0 +1,258 @@
+//! Streams: those of this package, and those of other libraries.
+//!
+//! A stream of another library is kept by its object: as long as the pool may name it, the object is referenced, so its
+//! owner does not destroy it. When this package alone has the object, the stream is closed, and then the object let go.
+//!
+//! | table | key | holds | until |
+//! |---|---|---|---|
+//! | `FOREIGN` | a device and a handle | the open stream and its object | the object is another one, or a later stream is opened when nothing else has the object |
+
+use crate::device::{current_ordinal, device};
+use crate::error::{Raised, Result};
+use aquifer_capi::embedded::OpenStream;
+use parking_lot::Mutex;
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock};
+
+/// A stream of CUDA: a queue of work, in whose order memory is allocated and freed.
+///
+/// `Stream()` makes one. `Stream(obj)` is that of another library: an object of CuPy, Numba, PyTorch or cuda.core, or any
+/// that has `__cuda_stream__`. The object is kept as long as its stream may be used.
+#[pyclass(frozen, weakref, module = "aquifer")]
+pub(crate) struct Stream {
+    opened: Arc<Opened>,
+}
+
+/// A stream that is open, and what keeps it alive.
+pub(crate) struct Opened {
+    open: OpenStream,
+    /// The other library's object. Dropped after `open`, as fields are in their order.
+    owner: Option<Py<PyAny>>,
+}
+
+type Key = (i32, u64);
+
+static FOREIGN: LazyLock<Mutex<HashMap<Key, Arc<Opened>>>> = LazyLock::new(Mutex::default);
+
+/// The legacy default stream of each device.
+static DEFAULTS: LazyLock<Mutex<HashMap<i32, Arc<Opened>>>> = LazyLock::new(Mutex::default);
+
+impl Opened {
+    pub(crate) fn open(&self) -> &OpenStream {
+        &self.open
+    }
+
+    pub(crate) fn stream(&self) -> &aquifer_rs::Stream {
+        self.open.stream()
+    }
+
+    /// A stream of the crate's.
+    pub(crate) fn of(stream: aquifer_rs::Stream) -> Arc<Self> {
+        Arc::new(Self { open: OpenStream::new(stream), owner: None })
+    }
+
+    /// The default stream of a device.
+    pub(crate) fn default_of(py: Python<'_>, ordinal: i32) -> Result<Arc<Self>> {
+        if let Some(known) = DEFAULTS.lock().get(&ordinal) {
+            return Ok(known.clone());
+        }
+        let made = Self::of(device(py, ordinal)?.default_stream());
+        Ok(DEFAULTS.lock().entry(ordinal).or_insert(made).clone())
+    }
+
+    /// The stream of an argument: the current device's default one without one.
+    pub(crate) fn of_argument(
+        py: Python<'_>,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> Result<Arc<Self>> {
+        let Some(stream) = stream.filter(|stream| !stream.is_none()) else {
+            return Self::default_of(py, current_ordinal());
+        };
+        match stream.cast::<Stream>() {
+            Ok(own) => Ok(own.get().opened.clone()),
+            Err(_) => Self::of_object(stream),
+        }
+    }
+
+    /// The stream of another library's object.
+    fn of_object(object: &Bound<'_, PyAny>) -> Result<Arc<Self>> {
+        let py = object.py();
+        let ordinal = ordinal_of(object);
+        let handle = handle_of(object)?;
+        if handle < 2 {
+            return Self::default_of(py, ordinal);
+        }
+        let key = (ordinal, handle);
+        let known = FOREIGN.lock().get(&key).cloned();
+        if let Some(known) = known
+            && known.owner.as_ref().is_some_and(|owner| owner.is(object))
+        {
+            return Ok(known);
+        }
+        close_unused(py);
+        let device = device(py, ordinal)?;
+        // SAFETY: a stream that lives, as its object does, which `Opened` keeps until the stream is closed.
+        let open = py.detach(|| unsafe { OpenStream::from_handle(&device, handle) })?;
+        let opened = Arc::new(Self { open, owner: Some(object.clone().unbind()) });
+        let before = FOREIGN.lock().insert(key, opened.clone());
+        // Not under the lock: the drop may run code of Python.
+        drop(before);
+        Ok(opened)
+    }
+}
+
+/// Closes the streams whose object nothing else has: before their owner destroys them.
+fn close_unused(py: Python<'_>) {
+    let is_unused = |opened: &Arc<Opened>| {
+        let owner = opened.owner.as_ref();
+        Arc::strong_count(opened) == 1 && owner.is_some_and(|owner| references(py, owner) == 1)
+    };
+    let unused: Vec<_> = {
+        let mut foreign = FOREIGN.lock();
+        let keys: Vec<Key> =
+            foreign.iter().filter(|(_, opened)| is_unused(opened)).map(|(key, _)| *key).collect();
+        keys.into_iter().filter_map(|key| foreign.remove(&key)).collect()
+    };
+    // Not under the lock: an object's end runs code of Python.
+    drop(unused);
+}
+
+fn references(_py: Python<'_>, object: &Py<PyAny>) -> isize {
+    // SAFETY: an object; the thread is attached.
+    unsafe { ffi::Py_REFCNT(object.as_ptr()) }
+}
+
+/// The number of the device of another library's stream.
+fn ordinal_of(object: &Bound<'_, PyAny>) -> i32 {
+    // CuPy: `device_id`, which is -1 for a default stream. PyTorch: `device_index`.
+    for name in ["device_id", "device_index"] {
+        if let Ok(id) = object.getattr(name)
+            && let Ok(ordinal) = id.extract::<i32>()
+            && ordinal >= 0
+        {
+            return ordinal;
+        }
+    }
+    current_ordinal()
+}
+
+/// The driver's handle of another library's stream.
+fn handle_of(object: &Bound<'_, PyAny>) -> Result<u64> {
+    let handle = if let Ok(protocol) = object.getattr("__cuda_stream__") {
+        let pair = if protocol.is_callable() { protocol.call0()? } else { protocol };
+        pair.extract::<(i64, u64)>()?.1
+    } else {
+        let names = ["ptr", "cuda_stream", "handle"];
+        let found = names.into_iter().find_map(|name| object.getattr(name).ok());
+        let Some(found) = found else {
+            let message = format!(
+                "a stream was expected, and a {} was given (give an aquifer.Stream, or a stream of CuPy, Numba, PyTorch or \
+                 cuda.core)",
+                object.get_type().name()?
+            );
+            return Err(PyTypeError::new_err(message).into());
+        };
+        match found.getattr("value") {
+            // Numba's is of ctypes, where None is 0.
+            Ok(value) if value.is_none() => 0,
+            Ok(value) => value.extract::<u64>()?,
+            Err(_) => found.call_method0("__int__")?.extract::<u64>()?,
+        }
+    };
+    if handle == 2 {
+        let message = "the per-thread default stream is another one on each thread, and memory outlives a thread \
+                       (use a stream of your own)";
+        return Err(PyValueError::new_err(message).into());
+    }
+    Ok(handle)
+}
+
+impl Stream {
+    pub(crate) fn new_of(opened: Arc<Opened>) -> Self {
+        Self { opened }
+    }
+}
+
+#[pymethods]
+impl Stream {
+    #[new]
+    #[pyo3(signature = (obj=None))]
+    fn new(py: Python<'_>, obj: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
+        if obj.is_some_and(|obj| !obj.is_none()) {
+            return Ok(Self { opened: Opened::of_argument(py, obj)? });
+        }
+        let device = device(py, current_ordinal())?;
+        let stream = py.detach(|| device.new_stream()).map_err(Raised::from)?;
+        Ok(Self { opened: Opened::of(stream) })
+    }
+
+    /// The driver's handle, a `cudaStream_t`, as a number. That of the legacy default stream is 1.
+    #[getter]
+    fn handle(&self) -> u64 {
+        let stream = self.opened.stream();
+        if self.is_default() { 1 } else { stream.handle() }
+    }
+
+    /// As CuPy calls `handle`.
+    #[getter]
+    fn ptr(&self) -> u64 {
+        self.handle()
+    }
+
+    /// The number of its device.
+    #[getter]
+    fn device(&self) -> usize {
+        self.opened.stream().device().ordinal()
+    }
+
+    /// The protocol by which libraries take each other's streams: a version, and the handle.
+    pub(crate) fn __cuda_stream__(&self) -> (u32, u64) {
+        (0, self.handle())
+    }
+
+    /// Whether it is the legacy default stream, for which all streams wait that are not made non-blocking.
+    fn is_default(&self) -> bool {
+        let stream = self.opened.stream();
+        *stream == stream.device().default_stream()
+    }
+
+    /// Blocks until the stream has done all that it was given.
+    fn synchronize(&self, py: Python<'_>) -> PyResult<()> {
+        Ok(py.detach(|| self.opened.stream().synchronize()).map_err(Raised::from)?)
+    }
+
+    /// Has the stream's later work come after what another one was given so far. Nothing waits on the host.
+    fn wait(&self, py: Python<'_>, other: &Bound<'_, PyAny>) -> PyResult<()> {
+        let other = Opened::of_argument(py, Some(other))?;
+        let waited = py.detach(|| self.opened.stream().wait_for(other.stream()));
+        Ok(waited.map_err(Raised::from)?)
+    }
+
+    fn __eq__(&self, other: &Bound<'_, PyAny>) -> bool {
+        other.cast::<Self>().is_ok_and(|other| self.opened.stream() == other.get().opened.stream())
+    }
+
+    fn __hash__(&self) -> u64 {
+        self.opened.stream().id()
+    }
+
+    fn __repr__(&self) -> String {
+        let kind = match (self.is_default(), &self.opened.owner) {
+            (true, _) => "default",
+            (_, Some(_)) => "of another library",
+            (_, None) => "own",
+        };
+        format!("<aquifer.Stream {kind}, device {}, handle {:#x}>", self.device(), self.handle())
+    }
+}
+
+/// The legacy default stream of a device, by default the current one.
+#[pyfunction]
+#[pyo3(signature = (device=None))]
+pub(crate) fn default_stream(py: Python<'_>, device: Option<i32>) -> PyResult<Stream> {
+    let opened = Opened::default_of(py, device.unwrap_or_else(current_ordinal))?;
+    Ok(Stream { opened })
+}
