@@ -1,6 +1,6 @@
 #![cfg(aquifer_loom)]
 //! The C library's own protocols: a block's entry in the page map, the end of a route that is closing, and the users of a
-//! counted handle. They are files of `capi/`, which is no crate that a test can link.
+//! counted handle. They are taken by their files of `capi/`, with loom's atomics.
 
 mod harness;
 

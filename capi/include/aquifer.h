@@ -520,7 +520,8 @@ aquifer_status aquifer_numpy_data_handler(const char *kind,
                                           struct aquifer_numpy_handler *handler);
 
 /*
- Memory of the process's stack of a device, in the order of a stream. Throws `std::bad_alloc` where there is none.
+ Memory of the process's stack of a device, in the order of a stream. Throws PyTorch's `c10::OutOfMemoryError` where there
+ is none, or `std::bad_alloc` where PyTorch's libraries do not have that.
 
  # Safety
 

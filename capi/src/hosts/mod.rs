@@ -2,6 +2,7 @@
 
 #![allow(unreachable_pub, reason = "the symbols are for hosts, by name")]
 
+mod c10;
 mod cpp;
 mod cupy;
 mod cuquantum;

@@ -2,7 +2,7 @@
 //!
 //! | trap of the host | what is done |
 //! |---|---|
-//! | null is not looked at by `change_current_allocator` | `aquifer_torch_alloc` throws `std::bad_alloc`; `aquifer_torch_alloc_nothrow`, for `torch.cuda.MemPool`, returns null |
+//! | null is not looked at by `change_current_allocator` | `aquifer_torch_alloc` throws PyTorch's `OutOfMemoryError`, or `std::bad_alloc`; `aquifer_torch_alloc_nothrow`, for `torch.cuda.MemPool`, returns null |
 //! | a size of 0 is forwarded | null, which `free` takes |
 //! | blocks are freed on threads whose current device is another | each call says the device |
 //! | `record_stream` does nothing without the hook | `aquifer_torch_record_stream` |
@@ -11,6 +11,7 @@
 //! The hooks take addresses: `allocator.allocator().set_record_stream_fn(ctypes.cast(lib.aquifer_torch_record_stream,
 //! ctypes.c_void_p).value)`, and so on.
 
+use super::c10::Exception;
 use super::cpp::throw_bad_alloc;
 use super::streams;
 use crate::handles;
@@ -36,7 +37,8 @@ pub struct aquifer_torch_pool_id {
     pub second: u64,
 }
 
-/// Memory of the process's stack of a device, in the order of a stream. Throws `std::bad_alloc` where there is none.
+/// Memory of the process's stack of a device, in the order of a stream. Throws PyTorch's `c10::OutOfMemoryError` where there
+/// is none, or `std::bad_alloc` where PyTorch's libraries do not have that.
 ///
 /// # Safety
 ///
@@ -52,9 +54,15 @@ pub unsafe extern "C-unwind" fn aquifer_torch_alloc(
     match unsafe { streams::allocate(device, size, stream) } {
         Ok(pointer) => pointer,
         Err(failure) => {
+            let thrown = Exception::new(failure.message());
             remember(failure);
             // SAFETY: the caller's promise.
-            unsafe { throw_bad_alloc() };
+            unsafe {
+                if let Some(exception) = thrown {
+                    exception.throw();
+                }
+                throw_bad_alloc();
+            }
             std::ptr::null_mut()
         }
     }
