@@ -15,6 +15,7 @@ mod loom;
 mod msrv;
 mod nightly;
 mod process;
+mod python;
 mod report;
 mod rows;
 mod soak;

@@ -2,7 +2,7 @@
 
 use crate::report::Verdict;
 use crate::{
-    Place, bench, cargo, commits, examples, faults, loom, msrv, nightly, soak, source_rules,
+    Place, bench, cargo, commits, examples, faults, loom, msrv, nightly, python, soak, source_rules,
 };
 use anyhow::{Result, bail};
 
@@ -63,6 +63,12 @@ pub(crate) const STEPS: &[Step] = &[
     ),
     ci("miri", "the unit tests under Miri, where it is installed", nightly::miri),
     ci("tsan", "the tests under ThreadSanitizer, where rust-src is installed", nightly::tsan),
+    ci(
+        "python",
+        "the Python package, installed into virtual environments and tested",
+        python::step,
+    ),
+    ci("numpy", "NumPy's own tests over the Python package's handler", python::numpy),
     ci("package", "cargo publish --dry-run", cargo::package),
 ];
 
