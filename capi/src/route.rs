@@ -24,8 +24,8 @@ pub(crate) struct Route {
     logged: RwLock<Option<Arc<dyn DeviceResource>>>,
     /// Its stack is released: it goes with its last block.
     closing: Closing,
-    /// The stack whose own route this is.
-    whole: Option<ResourceStack>,
+    /// Of the stack whose own route this is: what goes back with it. Not what it is over.
+    own: Option<ResourceStack>,
     /// Its resource calls code of the program, which may call this library again: no thread's cache keeps its route.
     pub(crate) has_callbacks: bool,
     /// Of a capture's pool. No thread's cache keeps its route.
@@ -36,12 +36,12 @@ impl Route {
     pub(crate) fn new(
         number: u32,
         resource: Arc<dyn DeviceResource>,
-        whole: Option<ResourceStack>,
+        own: Option<ResourceStack>,
         has_callbacks: bool,
         capture: Option<OfCapture>,
     ) -> Arc<Self> {
         let (logged, closing) = (RwLock::default(), Closing::new());
-        let route = Self { number, resource, logged, closing, whole, has_callbacks, capture };
+        let route = Self { number, resource, logged, closing, own, has_callbacks, capture };
         let route = Arc::new(route);
         ROUTES.write().insert(route.number, route.clone());
         route
@@ -79,9 +79,9 @@ impl Route {
             return capture.end(&*self.resource).is_ok();
         }
         // Threads that sleep keep the resource, and nothing in it.
-        self.whole.as_ref().is_none_or(|whole| match whole.trim(0) {
+        self.own.as_ref().is_none_or(|own| match own.trim(0) {
             // Beside a capture a pool gives a part back. What is live was leaked.
-            Ok(_) => whole.pool_statistics().is_none_or(|pool| pool.reserved == 0 || pool.live > 0),
+            Ok(_) => own.pool_statistics().is_none_or(|pool| pool.reserved == 0 || pool.live > 0),
             // Another error is of a device that is gone.
             Err(error) => error.kind() != ErrorKind::Capture,
         })

@@ -77,9 +77,9 @@ impl Stack {
     /// A stack of these resources, with one user.
     pub(crate) fn register(resources: ResourceStack, has_callbacks: bool) -> u32 {
         let number = next();
-        let whole = Some(resources.clone());
+        let own = Some(resources.own());
         let main = resources.resource().clone();
-        let main = Route::new(number, main, whole, has_callbacks, None);
+        let main = Route::new(number, main, own, has_callbacks, None);
         let state = State { main, log: None, captures: Vec::new(), active: None };
         let (references, state) = (References::new(), Mutex::new(state));
         let stack = Arc::new(Self { resources, references, state });
@@ -201,7 +201,7 @@ impl Stack {
         drop((log, captures));
         if route::get(main.number).is_some() {
             // What is free by now; the rest when the route goes, which tells of no error, too.
-            let _ = self.resources.trim(0);
+            let _ = self.resources.own().trim(0);
         }
     }
 

@@ -2,7 +2,7 @@
 
 >>> import aquifer
 >>> aquifer.use("pool(cuda, max=80%) | statistics")
-<aquifer.mr.DeviceMemoryResource 'pool(cuda, max=80%) | statistics', device 0, 0 B of 0 B in use>
+<aquifer.mr.DeviceMemoryResource 'pool(cuda, maximum_size=80%) | statistics', device 0, 0 B of 0 B in use>
 >>> buffer = aquifer.to_device(b"some bytes")
 >>> buffer.size, buffer.tobytes()
 (10, b'some bytes')
@@ -55,20 +55,16 @@ if TYPE_CHECKING:
 RMMError = Error
 
 __all__ = [
-    "AquiferNumbaManager",
     "DeviceBuffer",
     "Error",
     "MemoryMap",
     "OutOfMemoryError",
     "RMMError",
-    "RMMNumbaManager",
     "Stream",
     "__version__",
     "copy_device_to_ptr",
     "copy_host_to_ptr",
     "copy_ptr_to_host",
-    "cupy_allocator",
-    "cupy_pinned_allocator",
     "current_device",
     "default_stream",
     "device_count",
@@ -84,7 +80,6 @@ __all__ = [
     "numpy_handler",
     "register_reinitialize_hook",
     "reinitialize",
-    "rmm_cupy_allocator",
     "set_allocators",
     "statistics",
     "to_device",
@@ -103,12 +98,21 @@ _LAZY = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    try:
+#: Modules that import another library.
+_LAZY_MODULES = ("cuda_core", "cupy", "numba", "torch")
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name in _LAZY_MODULES:
+            return importlib.import_module(f"aquifer.{name}")
+        if name not in _LAZY:
+            raise AttributeError(f"module 'aquifer' has no attribute {name!r}")
         module, attribute = _LAZY[name]
-    except KeyError:
-        raise AttributeError(f"module 'aquifer' has no attribute {name!r}") from None
-    return getattr(importlib.import_module(module), attribute)
+        return getattr(importlib.import_module(module), attribute)
+
+    def __dir__() -> list[str]:
+        return sorted({*__all__, *_LAZY, *_LAZY_MODULES, "numpy"} - {"_numba_memory_manager"})
 
 
 def use(text: str) -> mr.DeviceMemoryResource:

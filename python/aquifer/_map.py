@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html import escape
 
@@ -9,7 +10,7 @@ from aquifer import mr as _mr
 
 _WIDTH = 880
 _ROW = 22
-_LEFT = 150
+_LEFT = 190
 
 
 def _size(bytes: int) -> str:
@@ -48,7 +49,7 @@ class MemoryMap:
         height = 30 + _ROW * max(1, len(self.upstream_blocks))
         longest = max((bytes for _, bytes in self.upstream_blocks), default=1)
         scale = (_WIDTH - _LEFT - 10) / longest
-        title = f"{_size(self.used_bytes)} in use, {_size(self.free_bytes)} free"
+        title = f"{_size(self.used_bytes)} in use (blue), {_size(self.free_bytes)} free (green)"
         parts = [
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" '
             f'viewBox="0 0 {_WIDTH} {height}" font-family="sans-serif" font-size="12">',
@@ -57,18 +58,13 @@ class MemoryMap:
         ]
         for row, (start, length) in enumerate(self.upstream_blocks):
             y = 28 + row * _ROW
-            parts.append(f'<text x="8" y="{y + 13}" fill="#555">{start:#x}</text>')
-            frame = f'<rect x="{_LEFT}" y="{y}" width="{length * scale:.2f}" height="{_ROW - 6}" fill="#e8e8e8"/>'
-            parts.append(frame)
-            for address, bytes, is_free in self.blocks:
-                if start <= address < start + length:
-                    x = _LEFT + (address - start) * scale
-                    color = "#c9e4c5" if is_free else "#4a78b5"
-                    what = f"{'free' if is_free else 'in use'}: {_size(bytes)} at {address:#x}"
-                    parts.append(
-                        f'<rect x="{x:.2f}" y="{y}" width="{max(bytes * scale, 0.3):.2f}" height="{_ROW - 6}" '
-                        f'fill="{color}" stroke="white" stroke-width="0.3"><title>{escape(what)}</title></rect>'
-                    )
+            parts.append(f'<text x="8" y="{y + 13}" fill="#555">{start:#x}, {_size(length)}</text>')
+            inside = [block for block in self.blocks if start <= block[0] < start + length]
+            for x, width, color, what in _stretches(inside, start, scale):
+                parts.append(
+                    f'<rect x="{_LEFT + x:.2f}" y="{y}" width="{width:.2f}" height="{_ROW - 6}" '
+                    f'fill="{color}"><title>{escape(what)}</title></rect>'
+                )
         parts.append("</svg>")
         return "\n".join(parts)
 
@@ -77,10 +73,35 @@ class MemoryMap:
 
     def __repr__(self) -> str:
         used, free = _size(self.used_bytes), _size(self.free_bytes)
-        return f"<aquifer.MemoryMap {used} in use, {free} free, {len(self.upstream_blocks)} blocks of upstream>"
+        count = len(self.upstream_blocks)
+        return f"<aquifer.MemoryMap {used} in use, {free} free, {count} block{'' if count == 1 else 's'} of upstream>"
+
+
+_USED, _FREE = (74, 120, 181), (201, 228, 197)
+
+
+def _stretches(
+    blocks: list[tuple[int, int, bool]], start: int, scale: float
+) -> Iterator[tuple[float, float, str, str]]:
+    """Rectangles: x, width, colour and text. Blocks that are under a pixel together are one, of a mixed colour."""
+    group: list[tuple[int, int, bool]] = []
+    for number, block in enumerate(blocks):
+        group.append(block)
+        begin, end = group[0][0], block[0] + block[1]
+        is_last = number + 1 == len(blocks)
+        if (end - begin) * scale < 1 and not is_last:
+            continue
+        used = sum(bytes for _, bytes, is_free in group if not is_free)
+        share = used / max(1, end - begin)
+        color = "#" + "".join(f"{round(share * u + (1 - share) * f):02x}" for u, f in zip(_USED, _FREE, strict=True))
+        kind = f"{len(group)} blocks, {share:.0%} in use" if len(group) > 1 else "free" if block[2] else "in use"
+        yield (begin - start) * scale, (end - begin) * scale, color, f"{kind}: {_size(end - begin)} at {begin:#x}"
+        group = []
 
 
 def memory_map(mr: _mr.DeviceMemoryResource | None = None) -> MemoryMap:
-    """What the outermost pool of a resource holds, by default of the current one. Empty without a pool."""
-    found = (mr or _mr.get_current_device_resource())._memory_map()
+    """What the outermost pool of a resource holds, by default of the current one. Empty without a pool, and of an arena."""
+    if mr is not None and not isinstance(mr, _mr.DeviceMemoryResource):
+        raise TypeError(f"memory_map() takes a DeviceMemoryResource, and a {type(mr).__name__} was given")
+    found = (_mr.get_current_device_resource() if mr is None else mr)._memory_map()
     return MemoryMap() if found is None else MemoryMap(*found)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from aquifer import mr
-from aquifer._aquifer import current_device
 from aquifer._device import device_current
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -19,9 +18,9 @@ def reinitialize(
     managed_memory: bool = False,
     initial_pool_size: mr.Size | None = None,
     maximum_pool_size: mr.Size | None = None,
-    devices: int | Iterable[int] = 0,
+    devices: int | Iterable[int] | None = 0,
     logging: bool = False,
-    log_file_name: str | None = None,
+    log_file_name: mr._Path | None = None,
 ) -> None:
     """Sets the current resource of each device of ``devices``, after the hooks were called, the last one first.
 
@@ -31,12 +30,18 @@ def reinitialize(
     :param managed_memory: managed memory, in place of the device's own.
     :param initial_pool_size: bytes, or a text such as ``"1GiB"``, that the pool takes at once.
     :param maximum_pool_size: bytes that it takes at most.
+    :param devices: a device's number, or several. None is device 0.
     :param logging: a log of each allocation, as :func:`enable_logging` writes it.
     """
     for hook, args, kwargs in reversed(_hooks):
         hook(*args, **kwargs)
-    mr.disable_logging()
+    if devices is None:
+        devices = 0
     numbers = [devices] if isinstance(devices, int) else list(devices)
+    if logging:
+        # Before anything changes, where there is no name.
+        mr._log_name(log_file_name, 0)
+    mr.disable_logging()
     for number in numbers:
         with device_current(number):
             made: mr.DeviceMemoryResource
@@ -45,7 +50,7 @@ def reinitialize(
                 made = mr.PoolMemoryResource(made, initial_pool_size, maximum_pool_size)
             mr.set_per_device_resource(number, made)
     if logging:
-        mr.enable_logging(log_file_name, devices=numbers or [current_device()])
+        mr.enable_logging(log_file_name, devices=numbers)
 
 
 def is_initialized() -> bool:
@@ -61,4 +66,4 @@ def register_reinitialize_hook(func: _Function, *args: Any, **kwargs: Any) -> _F
 
 def unregister_reinitialize_hook(func: Callable[..., Any]) -> None:
     """Has a function called no more, however often it was registered."""
-    _hooks[:] = [hook for hook in _hooks if hook[0] is not func]
+    _hooks[:] = [hook for hook in _hooks if hook[0] != func]

@@ -12,24 +12,44 @@ _SETTERS = {
 }
 
 
-def _is_installed(library: str) -> bool:
+def _is_there(library: str) -> bool:
     # Numba's CUDA is a distribution of its own.
     name = "numba_cuda" if library == "numba" else library
-    return importlib.util.find_spec(name) is not None
+    try:
+        found = importlib.util.find_spec(name) is not None
+    except ValueError:
+        # A module that has no spec, and is imported.
+        found = True
+    if found and library == "torch":
+        # One without CUDA has no allocator to set.
+        return bool(importlib.import_module("torch").backends.cuda.is_built())
+    return found
+
+
+#: What is set in another way.
+_ELSEWHERE = {
+    "cuda_core": "device.memory_resource = aquifer.cuda_core.AquiferMemoryResource(0)",
+    "numpy": "with aquifer.numpy_handler():",
+}
 
 
 def set_allocators(*libraries: str) -> list[str]:
-    """Has libraries allocate of the current resource: ``"cupy"``, ``"numba"``, ``"torch"``. Returns which.
+    """Has libraries allocate from the current resource: ``"cupy"``, ``"numba"``, ``"torch"``. Returns which.
 
     Without names: all that are installed. Call it before they use a device. :class:`ImportError` for a library that is
-    named and not installed.
+    named and not installed, and none is set then.
     """
+    if not all(isinstance(library, str) for library in libraries):
+        raise TypeError("set_allocators() takes names of libraries, as in set_allocators('cupy', 'numba')")
     unknown = set(libraries) - set(_SETTERS)
+    for name in sorted(unknown & set(_ELSEWHERE)):
+        raise ValueError(f"{name} is told in another way: {_ELSEWHERE[name]}")
     if unknown:
         known = ", ".join(sorted(_SETTERS))
         raise ValueError(f"{sorted(unknown)} have no allocator to set here (the libraries are {known})")
-    wanted = list(libraries) or [library for library in _SETTERS if _is_installed(library)]
-    for library in wanted:
-        module, setter = _SETTERS[library]
-        getattr(importlib.import_module(module), setter)()
+    wanted = list(dict.fromkeys(libraries)) or [library for library in _SETTERS if _is_there(library)]
+    # All are imported before one is set.
+    setters = [getattr(importlib.import_module(module), setter) for module, setter in map(_SETTERS.__getitem__, wanted)]
+    for setter in setters:
+        setter()
     return wanted

@@ -13,31 +13,54 @@ from __future__ import annotations
 
 from typing import Any
 
-from cuda.core import Buffer, MemoryResource
+from cuda.core import Buffer, MemoryResource, Stream
+from cuda.core.graph import GraphBuilder
 
 from aquifer import mr as _mr
+from aquifer._device import device_current
 
 __all__ = ["AquiferMemoryResource"]
+
+#: The handle of the calling thread's default stream.
+_PER_THREAD = 2
+
+
+def _stream_of(stream: Any) -> Any:
+    """The stream of what cuda.core takes for one."""
+    return stream.stream if isinstance(stream, GraphBuilder) else stream
 
 
 class AquiferMemoryResource(MemoryResource):  # type: ignore[misc]
     """Device memory of a resource, by default the current one of the device at each allocation."""
 
     def __init__(self, device_id: int = 0, mr: _mr.DeviceMemoryResource | None = None) -> None:
+        if mr is not None and mr.device != device_id:
+            raise ValueError(f"a resource of device {mr.device} was given for device {device_id}")
         self._device_id = int(device_id)
         self._mr = mr
 
     def allocate(self, size: int, *, stream: Any) -> Any:
         """Memory for work on a stream. ``MemoryError`` where there is none."""
-        resource = self._mr or _mr.get_per_device_resource(self._device_id)
-        address = resource.allocate(size, stream)
-        return Buffer.from_handle(address, size, mr=self, stream=stream)
+        own = _stream_of(stream)
+        if own is not None and not isinstance(own, Stream):
+            # cuda.core would refuse it, and nothing would free the memory.
+            raise TypeError(f"a stream of cuda.core was expected, and a {type(own).__qualname__} was given")
+        with device_current(self._device_id):
+            address = self._resource().allocate(size, own)
+            return Buffer.from_handle(address, size, mr=self, stream=stream)
 
     def deallocate(self, ptr: Any, size: int, *, stream: Any) -> None:
         """Frees in the order of a stream."""
-        resource = self._mr or _mr.get_per_device_resource(self._device_id)
-        # A block goes back to where it came from, whichever resource is current by now.
-        resource.deallocate(int(ptr), size, stream)
+        stream = _stream_of(stream)
+        if isinstance(stream, Stream) and stream.__cuda_stream__()[1] == _PER_THREAD:
+            # The legacy default stream, which comes after those of all threads.
+            stream = None
+        with device_current(self._device_id):
+            # A block goes back to where it came from, whichever resource is current by now.
+            self._resource().deallocate(int(ptr), size, stream)
+
+    def _resource(self) -> _mr.DeviceMemoryResource:
+        return self._mr or _mr.get_per_device_resource(self._device_id)
 
     @property
     def is_device_accessible(self) -> bool:

@@ -14,6 +14,7 @@ A resource is made on the device that is current. One that is over another keeps
 
 from __future__ import annotations
 
+import operator
 import os
 import re
 from collections.abc import Callable, Iterable
@@ -58,13 +59,19 @@ __all__ = [
     "get_current_device_resource",
     "get_log_filenames",
     "get_per_device_resource",
+    "is_initialized",
     "set_current_device_resource",
     "set_per_device_resource",
 ]
 
 Size = int | str
 
+_Path = str | os.PathLike[str]
+
 _T = TypeVar("_T")
+
+#: The addresses and sizes of blocks are multiples of it.
+_ALIGNMENT = 256
 
 _UNITS = {"": 1, "B": 1}
 _UNITS.update({f"{p}B": 1000**n for n, p in enumerate("KMGTP", start=1)})
@@ -74,12 +81,14 @@ _UNITS.update({f"{p}IB": 1024**n for n, p in enumerate("KMGTP", start=1)})
 def _bytes(size: Size) -> int:
     """A size in bytes: a number, or a text such as ``"4MiB"``."""
     if not isinstance(size, str):
-        return int(size)
-    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*", size)
-    unit = _UNITS.get(match[2].upper()) if match else None
-    if match is None or unit is None:
-        raise ValueError(f"{size!r} is no size in bytes (give a number, or a text such as '64MiB' or '2GB')")
-    return int(float(match[1]) * unit)
+        number = operator.index(size)
+        if number >= 0:
+            return number
+    elif match := re.fullmatch(r"\s*([0-9]+(?:\.[0-9]*)?)\s*([a-zA-Z]*)\s*", size):
+        unit = _UNITS.get(match[2].upper())
+        if unit is not None:
+            return int(float(match[1]) * unit)
+    raise ValueError(f"{size!r} is no size in bytes (give a number, or a text such as '64MiB' or '2GB')")
 
 
 def _text(name: str, **options: Size | bool | None) -> str:
@@ -98,6 +107,11 @@ def _text(name: str, **options: Size | bool | None) -> str:
 
 def _size(size: Size | None) -> int | None:
     return None if size is None else _bytes(size)
+
+
+def _rounded(size: int) -> int:
+    """The next multiple of a block's alignment, as RMM rounds sizes of bins and blocks."""
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
 class CudaMemoryResource(DeviceMemoryResource):
@@ -191,6 +205,16 @@ class UpstreamResourceAdaptor(DeviceMemoryResource):
         """The resource that it is over."""
         return self.upstream_mr
 
+    def _build_over(self, upstream: DeviceMemoryResource | None, text: str) -> None:
+        self._build(text, self._given(upstream))
+
+    def _given(self, upstream: DeviceMemoryResource | None) -> DeviceMemoryResource:
+        # A stack's text without an upstream may have one of its own.
+        if not isinstance(upstream, DeviceMemoryResource):
+            what = type(upstream).__name__
+            raise TypeError(f"{type(self).__name__}() takes a DeviceMemoryResource, and a {what} was given")
+        return upstream
+
 
 class PoolMemoryResource(UpstreamResourceAdaptor):
     """A pool. It grows as memory is needed, up to ``maximum_pool_size``.
@@ -209,7 +233,8 @@ class PoolMemoryResource(UpstreamResourceAdaptor):
         if (upstream is None) == (upstream_mr is None):
             raise TypeError("PoolMemoryResource() takes one upstream")
         initial, maximum = _size(initial_pool_size), _size(maximum_pool_size)
-        self._build(_text("pool", initial_size=initial, maximum_size=maximum), upstream or upstream_mr)
+        text = _text("pool", initial_size=initial, maximum_size=maximum)
+        self._build_over(upstream_mr if upstream is None else upstream, text)
 
     def pool_size(self) -> int:
         """The bytes that the pool has of its upstream."""
@@ -217,7 +242,10 @@ class PoolMemoryResource(UpstreamResourceAdaptor):
 
 
 class FixedSizeMemoryResource(UpstreamResourceAdaptor):
-    """Blocks of one size. ``blocks_to_preallocate`` is how many it takes of its upstream at once, not before the first."""
+    """Blocks of one size, a multiple of 256 bytes. Others are rounded up to one.
+
+    ``blocks_to_preallocate`` is how many it takes of its upstream at once, not before the first.
+    """
 
     def __init__(
         self,
@@ -225,14 +253,16 @@ class FixedSizeMemoryResource(UpstreamResourceAdaptor):
         block_size: Size = 1 << 20,
         blocks_to_preallocate: int = 128,
     ) -> None:
-        text = _text("fixed_size", block_size=_bytes(block_size), blocks_per_chunk=int(blocks_to_preallocate))
-        self._build(text, upstream_mr)
+        size = _rounded(_bytes(block_size))
+        text = _text("fixed_size", block_size=size, blocks_per_chunk=operator.index(blocks_to_preallocate))
+        self._build_over(upstream_mr, text)
 
 
 class BinningMemoryResource(UpstreamResourceAdaptor):
     """A resource for each range of sizes. Blocks that are larger than the largest bin are the upstream's.
 
-    With both exponents there is a bin of blocks of fixed size for each power of two between them.
+    With both exponents there is a bin of blocks of fixed size for each power of two between them. The sizes of bins are
+    rounded up to a multiple of 256 bytes.
     """
 
     def __init__(
@@ -242,23 +272,25 @@ class BinningMemoryResource(UpstreamResourceAdaptor):
         max_size_exponent: int = -1,
     ) -> None:
         self._bins: dict[int, DeviceMemoryResource] = {}
-        self._upstream = upstream_mr
+        self._upstream = self._given(upstream_mr)
+        bins: dict[int, DeviceMemoryResource] = {}
         if min_size_exponent >= 0 and max_size_exponent >= 0:
-            for exponent in range(min_size_exponent, max_size_exponent + 1):
-                self._bins[1 << exponent] = FixedSizeMemoryResource(upstream_mr, 1 << exponent)
-        self._rebuild()
+            for size in {_rounded(1 << exponent) for exponent in range(min_size_exponent, max_size_exponent + 1)}:
+                bins[size] = FixedSizeMemoryResource(upstream_mr, size)
+        self._rebuild(bins)
 
-    def _rebuild(self) -> None:
-        self._build_binning(self._upstream, sorted(self._bins.items(), key=lambda bin: bin[0]))
+    def _rebuild(self, bins: dict[int, DeviceMemoryResource]) -> None:
+        self._build_binning(self._upstream, sorted(bins.items(), key=lambda bin: bin[0]))
+        self._bins = bins
 
     def add_bin(self, allocation_size: Size, bin_resource: DeviceMemoryResource | None = None) -> None:
         """Adds a resource for blocks up to a size that no smaller bin serves: one of fixed size unless it is given.
 
         Blocks that were allocated before go back to where they came from. Resources over this one go on as it was.
         """
-        size = _bytes(allocation_size)
-        self._bins[size] = bin_resource or FixedSizeMemoryResource(self._upstream, size)
-        self._rebuild()
+        size = _rounded(_bytes(allocation_size))
+        added = FixedSizeMemoryResource(self._upstream, size) if bin_resource is None else bin_resource
+        self._rebuild({**self._bins, size: added})
         if get_per_device_resource(self.device) is self:
             set_per_device_resource(self.device, self)
 
@@ -282,7 +314,7 @@ class ArenaMemoryResource(UpstreamResourceAdaptor):
         dump_log_on_failure: bool = False,
     ) -> None:
         dump = "rmm_arena_memory_dump.log" if dump_log_on_failure else None
-        self._build(_text("arena", arena_size=_size(arena_size), dump_on_failure=dump), upstream_mr)
+        self._build_over(upstream_mr, _text("arena", arena_size=_size(arena_size), dump_on_failure=dump))
 
 
 class CallbackMemoryResource(DeviceMemoryResource):
@@ -301,17 +333,20 @@ class CallbackMemoryResource(DeviceMemoryResource):
 
 
 class FailureCallbackResourceAdaptor(UpstreamResourceAdaptor):
-    """Calls ``callback(nbytes)`` where there is no memory. While it returns true, the allocation is tried again, 16 times."""
+    """Calls ``callback(nbytes)`` where there is no memory. While it returns true, the allocation is tried again, 16 times.
+
+    What the callback raises, the caller of the allocation gets.
+    """
 
     def __init__(self, upstream_mr: DeviceMemoryResource, callback: Callable[[int], bool]) -> None:
-        self._build_failure_callback(upstream_mr, callback)
+        self._build_failure_callback(self._given(upstream_mr), callback)
 
 
 class LimitingResourceAdaptor(UpstreamResourceAdaptor):
     """Refuses what would have more than ``allocation_limit`` bytes in use."""
 
     def __init__(self, upstream_mr: DeviceMemoryResource, allocation_limit: Size) -> None:
-        self._build(_text("limiting", limit=_bytes(allocation_limit)), upstream_mr)
+        self._build_over(upstream_mr, _text("limiting", limit=_bytes(allocation_limit)))
 
     def get_allocated_bytes(self) -> int:
         """The bytes in use."""
@@ -323,24 +358,21 @@ class LimitingResourceAdaptor(UpstreamResourceAdaptor):
 
 
 class LoggingResourceAdaptor(UpstreamResourceAdaptor):
-    """Writes a row of CSV for each allocation and free, as RMM's does. ``aquifer-replay`` runs such a file again.
+    """Writes a row of CSV for each allocation and free, as RMM's does, to ``NAME.devN.EXTENSION`` for device N.
 
-    Without a name, the variable ``RMM_LOG_FILE`` has it.
+    ``aquifer-replay`` runs such a file again. Without a name, the variable ``RMM_LOG_FILE`` has it.
     """
 
-    def __init__(self, upstream_mr: DeviceMemoryResource, log_file_name: str | None = None) -> None:
-        name = log_file_name or os.environ.get("RMM_LOG_FILE")
-        if not name:
-            raise ValueError("a log needs a file (give log_file_name, or set RMM_LOG_FILE)")
-        self._name = os.fspath(name)
-        self._build(_text("logging", path=self._name), upstream_mr)
+    def __init__(self, upstream_mr: DeviceMemoryResource, log_file_name: _Path | None = None) -> None:
+        self._name = _log_name(log_file_name, self._given(upstream_mr).device)
+        self._build_over(upstream_mr, _text("logging", path=self._name))
 
     def flush(self) -> None:
         """Waits until the rows of all calls so far are written."""
         self._flush()
 
     def get_file_name(self) -> str:
-        """The file's name."""
+        """The file's path, with the number of the device."""
         return self._name
 
 
@@ -348,7 +380,7 @@ class StatisticsResourceAdaptor(UpstreamResourceAdaptor):
     """Counts bytes and blocks: now, at most, and in all."""
 
     def __init__(self, upstream_mr: DeviceMemoryResource) -> None:
-        self._build("statistics", upstream_mr)
+        self._build_over(upstream_mr, "statistics")
 
     @property
     def allocation_counts(self) -> Statistics:
@@ -370,7 +402,7 @@ class TrackingResourceAdaptor(UpstreamResourceAdaptor):
     """Knows each block in use, with ``capture_stacks`` the native calls that led to it as well."""
 
     def __init__(self, upstream_mr: DeviceMemoryResource, capture_stacks: bool = False) -> None:
-        self._build(_text("tracking", capture_backtraces=True if capture_stacks else None), upstream_mr)
+        self._build_over(upstream_mr, _text("tracking", capture_backtraces=True if capture_stacks else None))
 
     def get_allocated_bytes(self) -> int:
         """The bytes in use."""
@@ -392,7 +424,7 @@ class PrefetchResourceAdaptor(UpstreamResourceAdaptor):
     """Moves managed memory to the device as it is allocated."""
 
     def __init__(self, upstream_mr: DeviceMemoryResource) -> None:
-        self._build("prefetch", upstream_mr)
+        self._build_over(upstream_mr, "prefetch")
 
 
 class AlignedResourceAdaptor(UpstreamResourceAdaptor):
@@ -404,15 +436,15 @@ class AlignedResourceAdaptor(UpstreamResourceAdaptor):
         alignment: int = 256,
         alignment_threshold: Size = 0,
     ) -> None:
-        text = _text("aligned", alignment=alignment, threshold_bytes=_bytes(alignment_threshold))
-        self._build(text, upstream_mr)
+        text = _text("aligned", alignment=operator.index(alignment), threshold_bytes=_bytes(alignment_threshold))
+        self._build_over(upstream_mr, text)
 
 
 class CheckedResourceAdaptor(UpstreamResourceAdaptor):
     """Refuses frees of what is no block, or was freed before, and overwrites memory as it is freed."""
 
     def __init__(self, upstream_mr: DeviceMemoryResource) -> None:
-        self._build("checked", upstream_mr)
+        self._build_over(upstream_mr, "checked")
 
 
 def _of(part: _T | None) -> _T:
@@ -440,49 +472,50 @@ def available_device_memory() -> tuple[int, int]:
     return _aquifer.memory_info()
 
 
-#: The logs of `enable_logging`, by device, and the resources that were current before.
-_logs: dict[int, LoggingResourceAdaptor] = {}
-
-
-def _log_name(name: str, device: int) -> str:
-    root, extension = os.path.splitext(name)
+def _log_name(name: _Path | None, device: int) -> str:
+    """The path of a device's log."""
+    given = name or os.environ.get("RMM_LOG_FILE")
+    if not given:
+        raise ValueError("a log needs a file (give log_file_name, or set RMM_LOG_FILE)")
+    root, extension = os.path.splitext(os.path.abspath(given))
     return f"{root}.dev{device}{extension}"
 
 
-def enable_logging(log_file_name: str | None = None, *, devices: Iterable[int] | None = None) -> None:
+def enable_logging(log_file_name: _Path | None = None, *, devices: Iterable[int] | None = None) -> None:
     """Logs each allocation and free of the current resources, to ``NAME.devN.EXTENSION`` for device N.
 
     Without a name, the variable ``RMM_LOG_FILE`` has it. Without ``devices``, those whose current resource was set or
-    used, and the current one.
+    used, and the current one. A log that goes on in another file ends; one that has the file goes on.
     """
-    name = log_file_name or os.environ.get("RMM_LOG_FILE")
-    if not name:
-        raise ValueError("a log needs a file (give log_file_name, or set RMM_LOG_FILE)")
     if devices is None:
-        devices = {*_aquifer._devices_with_resource(), _aquifer.current_device()}
+        devices = sorted({*_aquifer._devices_with_resource(), _aquifer.current_device()})
     for device in devices:
-        current = get_per_device_resource(device)
-        # One log at a time.
-        if current is _logs.get(device):
-            current = _logs[device].upstream_mr
-        log = LoggingResourceAdaptor(current, _log_name(os.fspath(name), device))
-        set_per_device_resource(device, log)
-        _logs[device] = log
+        current = inside = get_per_device_resource(device)
+        if isinstance(current, LoggingResourceAdaptor):
+            if current.get_file_name() == _log_name(log_file_name, device):
+                continue
+            inside = current.upstream_mr
+        set_per_device_resource(device, LoggingResourceAdaptor(inside, log_file_name))
+        current._flush()
 
 
 def disable_logging() -> None:
-    """Ends the logs of :func:`enable_logging`, and waits until they are written."""
-    while _logs:
-        device, log = _logs.popitem()
-        if get_per_device_resource(device) is log:
-            set_per_device_resource(device, log.upstream_mr)
-        log.flush()
+    """Ends the logs of the current resources, and waits until they are written."""
+    for device in _aquifer._devices_with_resource():
+        current = get_per_device_resource(device)
+        if isinstance(current, LoggingResourceAdaptor):
+            set_per_device_resource(device, current.upstream_mr)
+        # One that is inside goes on.
+        current._flush()
 
 
 def get_log_filenames() -> dict[int, str | None]:
     """The file of each device's log: None for a device without one."""
-    devices = {*_aquifer._devices_with_resource(), *_logs}
-    return {device: _logs[device].get_file_name() if device in _logs else None for device in sorted(devices)}
+    names: dict[int, str | None] = {}
+    for device in sorted(_aquifer._devices_with_resource()):
+        current = get_per_device_resource(device)
+        names[device] = current.get_file_name() if isinstance(current, LoggingResourceAdaptor) else None
+    return names
 
 
 def is_initialized() -> bool:

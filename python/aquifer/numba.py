@@ -12,6 +12,7 @@ work that the device had by then. No call waits for that.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import Any
 
@@ -27,11 +28,14 @@ __all__ = ["AquiferNumbaManager", "set_memory_manager"]
 
 _CUDA_ERROR_OUT_OF_MEMORY = 2
 
+# The CUDA of Numba's own distribution, from before that of numba-cuda, has addresses of ctypes.
+_has_bindings = getattr(_driver, "USE_NV_BINDING", True)
 
-def _finalizer(address: int, allocations: dict[int, Any]) -> Callable[[], None]:
+
+def _finalizer(key: object, allocations: dict[Any, Any]) -> Callable[[], None]:
     def free() -> None:
         # A reset of the context has dropped all of them.
-        allocations.pop(address, None)
+        allocations.pop(key, None)
 
     return free
 
@@ -40,7 +44,9 @@ class AquiferNumbaManager(GetIpcHandleMixin, HostOnlyCUDAMemoryManager):  # type
     """Numba's external memory manager over the current resource. Host memory stays Numba's own."""
 
     def initialize(self) -> None:
-        """Does nothing: the first allocation makes what it needs."""
+        """Has Numba free its own host memory a few blocks at a time, as its own manager does: each call waits for the device."""
+        if not self.deallocations.memory_capacity:
+            self.deallocations.memory_capacity = self.get_memory_info().total
 
     def memalloc(self, size: int) -> Any:
         """Device memory, in a ``MemoryPointer``. ``CudaAPIError`` where there is none."""
@@ -48,10 +54,11 @@ class AquiferNumbaManager(GetIpcHandleMixin, HostOnlyCUDAMemoryManager):  # type
             buffer = DeviceBuffer._for_any_stream(size)
         except MemoryError as error:
             raise CudaAPIError(_CUDA_ERROR_OUT_OF_MEMORY, str(error)) from error
-        address = buffer.ptr
-        self.allocations[address] = buffer
-        pointer = _driver.binding.CUdeviceptr(address)
-        finalizer = _finalizer(address, self.allocations)
+        # Not the address: after a reset, the end of an old pointer would free a new block there.
+        key = object()
+        self.allocations[key] = buffer
+        pointer = _driver.binding.CUdeviceptr(buffer.ptr) if _has_bindings else ctypes.c_uint64(buffer.ptr)
+        finalizer = _finalizer(key, self.allocations)
         return MemoryPointer(self.context, pointer, size, finalizer=finalizer)
 
     def get_memory_info(self) -> Any:

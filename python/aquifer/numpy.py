@@ -29,7 +29,8 @@ def numpy_handler(*, smallest: int = SMALLEST) -> Iterator[None]:
 
     Arrays stay valid after its end, and free their memory where it came from. It is the context's, as NumPy's handlers are:
     an asyncio task begins with its parent's, a new thread with NumPy's own. Where page-locked memory is at its end, NumPy
-    raises :class:`MemoryError`.
+    raises :class:`MemoryError`. A process that was forked from one with a device has no page-locked memory: new arrays are
+    NumPy's own there.
     """
     before = _aquifer.numpy_set_handler(_aquifer.numpy_data_handler(smallest))
     try:

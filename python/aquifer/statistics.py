@@ -7,7 +7,7 @@
 ...     get_statistics().current_bytes
 1024
 
-Counters of a scope are the thread's that opened it.
+Counters of a scope are the thread's that opened it: what other threads allocate meanwhile is not in them.
 """
 
 from __future__ import annotations
@@ -41,34 +41,35 @@ __all__ = [
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def _current() -> _mr.StatisticsResourceAdaptor | None:
-    current = _mr.get_current_device_resource()
-    return current if isinstance(current, _mr.StatisticsResourceAdaptor) else None
+def _counters() -> Statistics | None:
+    counters = _mr.get_current_device_resource()._counters()
+    return None if counters is None else Statistics(*counters)
 
 
 def enable_statistics() -> None:
     """Has the current resource of the current device counted, from now on. Does nothing where it is."""
-    if _current() is None:
+    if _counters() is None:
         current = _mr.get_current_device_resource()
         _mr.set_current_device_resource(_mr.StatisticsResourceAdaptor(current))
 
 
 def get_statistics() -> Statistics | None:
-    """What was counted. None where the current resource is not a :class:`aquifer.mr.StatisticsResourceAdaptor`."""
-    current = _current()
-    return None if current is None else current.allocation_counts
+    """What the current resource has counted. None where there is no ``statistics`` in its stack."""
+    return _counters()
 
 
 def push_statistics() -> Statistics | None:
     """Opens a scope, and returns what was counted before. None, and nothing, where nothing is counted."""
-    current = _current()
-    return None if current is None else current.push_counters()
+    before = _counters()
+    if before is not None:
+        _mr.get_current_device_resource()._push_counters()
+    return before
 
 
 def pop_statistics() -> Statistics | None:
     """Ends the innermost scope, and returns what it counted. None, and nothing, where nothing is counted."""
-    current = _current()
-    return None if current is None else current.pop_counters()
+    popped = _mr.get_current_device_resource()._pop_counters()
+    return None if popped is None else Statistics(*popped)
 
 
 @contextlib.contextmanager
@@ -158,7 +159,10 @@ default_profiler_records = ProfilerRecords()
 
 def _name_of(function: Callable[..., Any]) -> str:
     function = inspect.unwrap(function)
-    _, line = inspect.getsourcelines(function)
+    try:
+        _, line = inspect.getsourcelines(function)
+    except OSError:  # There is no source, as in an interactive session.
+        return function.__qualname__
     return f"{inspect.getfile(function)}:{line}({function.__qualname__})"
 
 

@@ -28,6 +28,9 @@ from aquifer import _aquifer
 
 __all__ = ["mem_pool", "rmm_torch_allocator", "set_allocator", "use_mem_pool"]
 
+if not torch.backends.cuda.is_built():
+    raise ImportError("this PyTorch was built without CUDA (install one with it)", name="torch")
+
 _path = _aquifer.__file__
 _library = ctypes.CDLL(_path)
 

@@ -10,10 +10,11 @@ use aquifer_rs::{
     CallbackResource, DeviceBlock, DeviceBuffer as Memory, DeviceVec, DeviceVecParts, Error,
     ErrorKind,
 };
-use parking_lot::Mutex;
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use parking_lot::{Mutex, ReentrantMutex};
+use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
+use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -28,8 +29,8 @@ pub(crate) struct DeviceBuffer {
 
 /// What a buffer and other libraries' views of it share.
 pub(crate) struct State {
-    /// `None` for a moment, while it is freed.
-    memory: Mutex<Option<Memory>>,
+    /// A call that has it may call a function of Python, which may use this buffer.
+    memory: ReentrantMutex<Held>,
     stream: Mutex<Arc<Opened>>,
     /// The resource's object. `None` for another library's memory.
     resource: Option<Py<DeviceMemoryResource>>,
@@ -37,21 +38,70 @@ pub(crate) struct State {
     is_exported: AtomicBool,
 }
 
+struct Held {
+    /// `None` for a moment, while it is freed.
+    memory: RefCell<Option<Memory>>,
+    /// As the call found it that has the memory.
+    place: Cell<Place>,
+}
+
+/// Where memory is.
+#[derive(Clone, Copy, Default)]
+struct Place {
+    address: u64,
+    bytes: usize,
+    capacity: usize,
+}
+
+impl Place {
+    fn of(memory: &Memory) -> Self {
+        let bytes = memory.len();
+        let address = if bytes == 0 { 0 } else { memory.as_device_ptr() };
+        Self { address, bytes, capacity: memory.capacity() }
+    }
+}
+
 impl State {
     fn with<T>(&self, body: impl FnOnce(&mut Memory) -> aquifer_rs::Result<T>) -> Result<T> {
-        match &mut *self.memory.lock() {
-            Some(memory) => Ok(body(memory)?),
-            None => Err(PyValueError::new_err("the buffer was freed").into()),
+        self.with_raising(|memory| Ok(body(memory)?))
+    }
+
+    /// Of a thread that has let go of the interpreter: a call that has the memory may need that for its end.
+    fn with_raising<T>(&self, body: impl FnOnce(&mut Memory) -> Result<T>) -> Result<T> {
+        let held = self.memory.lock();
+        let Ok(mut memory) = held.memory.try_borrow_mut() else {
+            let message = "the buffer is changed by the call that this one is part of";
+            return Err(PyValueError::new_err(message).into());
+        };
+        let Some(memory) = &mut *memory else {
+            return Err(PyValueError::new_err("the buffer was freed").into());
+        };
+        held.place.set(Place::of(memory));
+        body(memory)
+    }
+
+    fn place(&self) -> Place {
+        let read = |held: &Held| match held.memory.try_borrow() {
+            Ok(memory) => memory.as_ref().map_or_else(Place::default, Place::of),
+            // This thread's own call has it.
+            Err(_) => held.place.get(),
+        };
+        match self.memory.try_lock() {
+            Some(held) => read(&held),
+            None => Python::attach(|py| py.detach(|| read(&self.memory.lock()))),
         }
     }
 
     /// Address and bytes.
     pub(crate) fn parts(&self) -> (u64, usize) {
-        let memory = self.memory.lock();
-        memory.as_ref().map_or((0, 0), |memory| match memory.len() {
-            0 => (0, 0),
-            bytes => (memory.as_device_ptr(), bytes),
-        })
+        let Place { address, bytes, .. } = self.place();
+        (address, bytes)
+    }
+
+    /// As [`parts`](Self::parts), for a library that keeps the address: not in a call that changes it.
+    pub(crate) fn parts_to_keep(&self, py: Python<'_>) -> Result<(u64, usize)> {
+        let place = py.detach(|| self.with(|memory| Ok(Place::of(memory))))?;
+        Ok((place.address, place.bytes))
     }
 
     pub(crate) fn stream(&self) -> Arc<Opened> {
@@ -70,14 +120,19 @@ impl State {
 impl State {
     /// Gives the memory back.
     fn free(&mut self) {
-        let Some(memory) = self.memory.get_mut().take() else { return };
+        let Some(memory) = self.memory.get_mut().memory.get_mut().take() else { return };
         if *self.is_exported.get_mut() {
-            // After all that the device was given, on any stream. In a capture the event would cost the graph.
-            let home = memory.stream();
-            let _ = home.device().record().and_then(|event| home.wait(&event));
+            come_after_all(&memory);
         }
         drop(memory);
     }
+}
+
+/// Has the memory's next work come after all that the device was given, on any stream.
+fn come_after_all(memory: &Memory) {
+    let home = memory.stream();
+    // In a capture the event would cost the graph, and fails.
+    let _ = home.device().record().and_then(|event| home.wait(&event));
 }
 
 impl Drop for State {
@@ -99,7 +154,10 @@ impl DeviceBuffer {
     fn of(memory: Memory, opened: Arc<Opened>, resource: Option<Py<DeviceMemoryResource>>) -> Self {
         Self {
             state: Arc::new(State {
-                memory: Mutex::new(Some(memory)),
+                memory: ReentrantMutex::new(Held {
+                    place: Cell::new(Place::of(&memory)),
+                    memory: RefCell::new(Some(memory)),
+                }),
                 stream: Mutex::new(opened),
                 resource,
                 is_exported: AtomicBool::new(false),
@@ -320,7 +378,7 @@ impl DeviceBuffer {
 
     /// The bytes that the memory has room for without moving.
     fn capacity(&self) -> usize {
-        self.state.memory.lock().as_ref().map_or(0, Memory::capacity)
+        self.state.place().capacity
     }
 
     /// Has room for `new_capacity` bytes at least. The memory may move.
@@ -332,9 +390,7 @@ impl DeviceBuffer {
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
         self.move_to(py, stream)?;
-        let reserve =
-            |memory: &mut Memory| memory.reserve(new_capacity.saturating_sub(memory.len()));
-        Ok(py.detach(|| self.state.with(reserve))?)
+        self.change(py, |memory| memory.reserve(new_capacity.saturating_sub(memory.len())))
     }
 
     /// Changes the size. Bytes that come to it are not written yet. The memory may move.
@@ -347,15 +403,20 @@ impl DeviceBuffer {
     ) -> PyResult<()> {
         self.move_to(py, stream)?;
         // SAFETY: as in `allocate`.
-        let resize = |memory: &mut Memory| unsafe { memory.resize_uninit(new_size) };
-        Ok(py.detach(|| self.state.with(resize))?)
+        self.change(py, |memory| unsafe { memory.resize_uninit(new_size) })
     }
 
-    /// A copy in new memory of the same resource and stream.
+    /// A copy in new memory of the same resource and stream. Of another library's memory, in the current resource's.
     fn copy(&self, py: Python<'_>) -> PyResult<Self> {
+        let opened = self.state.stream();
+        let Some(resource) = &self.state.resource else {
+            let (address, bytes) = self.state.parts();
+            let made = Self::allocate(py, bytes, opened, None)?;
+            made.copy_from_address(py, address, bytes)?;
+            return Ok(made);
+        };
         let copy = py.detach(|| self.state.with(|memory| memory.try_clone()))?;
-        let resource = self.state.resource.as_ref().map(|resource| resource.clone_ref(py));
-        Ok(Self::of(copy, self.state.stream(), resource))
+        Ok(Self::of(copy, opened, Some(resource.clone_ref(py))))
     }
 
     fn __copy__(&self, py: Python<'_>) -> PyResult<Self> {
@@ -367,8 +428,8 @@ impl DeviceBuffer {
         self.copy(py)
     }
 
-    /// Copies the bytes to `ary`, a host's object that may be written and has as many bytes, and returns it. Without one, to
-    /// a new NumPy array of bytes. Waits for what `stream` was given before.
+    /// Copies the bytes to the first ones of `ary`, a host's object that may be written and has as many bytes at least, and
+    /// returns it. Without one, to a new NumPy array of bytes. Waits for what `stream` was given before.
     #[pyo3(signature = (ary=None, stream=None))]
     fn copy_to_host(
         &self,
@@ -386,6 +447,8 @@ impl DeviceBuffer {
         let mut bytes = HostBytes::new_writable(ary.bind(py))?;
         // SAFETY: as in `to_device`.
         let target = unsafe { bytes.as_mut_slice() };
+        let (room, size) = (target.len(), self.size());
+        let target = target.get_mut(..size).ok_or_else(|| too_many(size, room))?;
         self.come_after(py, stream)?;
         py.detach(|| self.state.with(|memory| memory.copy_to_slice(target)))?;
         drop(bytes);
@@ -403,6 +466,7 @@ impl DeviceBuffer {
         let bytes = HostBytes::new(ary)?;
         // SAFETY: as in `to_device`.
         let source = unsafe { bytes.as_slice() };
+        self.require_room(source.len())?;
         self.come_after(py, stream)?;
         let copy = |memory: &mut Memory| {
             memory.view_mut::<u8>()?.into_slice_mut(..source.len())?.copy_from_slice(source)
@@ -419,10 +483,15 @@ impl DeviceBuffer {
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
         let (address, bytes, theirs) = cuda_array(cuda_ary)?;
+        self.require_room(bytes)?;
         if let Some(theirs) = theirs {
             self.come_after_handle(py, theirs)?;
         }
         self.come_after(py, stream)?;
+        if address == self.state.parts().0 {
+            // The bytes are there.
+            return Ok(());
+        }
         Ok(self.copy_from_address(py, address, bytes)?)
     }
 
@@ -483,7 +552,7 @@ impl DeviceBuffer {
         let device = self.__dlpack_device__();
         if dl_device.is_some_and(|wanted| wanted != device) {
             let message = "memory of another device was asked of a buffer (copy it there)";
-            return Err(pyo3::exceptions::PyBufferError::new_err(message));
+            return Err(PyBufferError::new_err(message));
         }
         let source =
             if copy == Some(true) { self.copy(py)?.state.clone() } else { self.state.clone() };
@@ -501,7 +570,39 @@ impl DeviceBuffer {
     }
 }
 
+/// Bytes that have no place.
+fn too_many(bytes: usize, room: usize) -> PyErr {
+    let message =
+        format!("{bytes} bytes were to be copied to {room} (give fewer, or a larger target)");
+    PyValueError::new_err(message)
+}
+
 impl DeviceBuffer {
+    /// Changes the size or the place of the memory, which no other library may have by DLPack.
+    fn change(
+        &self,
+        py: Python<'_>,
+        change: impl FnOnce(&mut Memory) -> aquifer_rs::Result<()> + Send,
+    ) -> PyResult<()> {
+        let changed = |memory: &mut Memory| {
+            // Under the lock, under which another library is told of the address after it is counted.
+            if Arc::strong_count(&self.state) > 1 {
+                let message = "another library has the memory by DLPack, so its size cannot change (drop what was made of it)";
+                return Err(PyBufferError::new_err(message).into());
+            }
+            if self.state.is_exported.load(Ordering::Relaxed) {
+                come_after_all(memory);
+            }
+            Ok(change(memory)?)
+        };
+        Ok(py.detach(|| self.state.with_raising(changed))?)
+    }
+
+    fn require_room(&self, bytes: usize) -> PyResult<()> {
+        let room = self.size();
+        if bytes <= room { Ok(()) } else { Err(too_many(bytes, room)) }
+    }
+
     /// Has the buffer's next work come after what a stream was given, if one is named.
     fn come_after(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> Result<()> {
         let Some(stream) = stream.filter(|stream| !stream.is_none()) else { return Ok(()) };

@@ -3,11 +3,12 @@
 
 use crate::stream::{Opened, Stream};
 use aquifer_rs::{
-    CallbackResource, Device, DeviceBlock, DeviceResource, Error, ErrorKind, Failure,
-    FailureCallbackAdaptor,
+    CallbackResource, Device, DeviceBlock, DeviceLayout, DeviceResource, Error, ErrorKind, Failure,
+    FailureCallbackAdaptor, ResourceId, Result,
 };
 use pyo3::exceptions::PyMemoryError;
 use pyo3::prelude::*;
+use std::cell::RefCell;
 use std::sync::Arc;
 
 const AT_EXIT: &str = "a function of Python was to be called, whose interpreter is ending";
@@ -60,20 +61,59 @@ pub(crate) fn resource(
     unsafe { CallbackResource::new(device, allocated, freed) }
 }
 
+thread_local! {
+    /// What the callback of an [`OnFailure`] raised, in the allocation that the thread is in.
+    static RAISED: RefCell<Option<PyErr>> = const { RefCell::new(None) };
+}
+
+/// An adaptor whose callback's exception the caller of the allocation gets, in place of the failure.
+#[derive(Debug)]
+struct OnFailure(FailureCallbackAdaptor<Arc<dyn DeviceResource>>);
+
+// SAFETY: every block is the adaptor's, and goes back to it unchanged.
+unsafe impl DeviceResource for OnFailure {
+    fn device(&self) -> &Device {
+        self.0.device()
+    }
+
+    fn identity(&self) -> ResourceId {
+        self.0.identity()
+    }
+
+    fn frees_with_driver(&self, block: &DeviceBlock) -> bool {
+        self.0.frees_with_driver(block)
+    }
+
+    fn allocate(&self, stream: &aquifer_rs::Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
+        let allocated = self.0.allocate(stream, layout);
+        if allocated.is_ok() {
+            return allocated;
+        }
+        let Some(raised) = RAISED.take() else { return allocated };
+        // An interpreter that is ending raises nothing.
+        Python::try_attach(|py| Err(error_of(py, raised))).unwrap_or(allocated)
+    }
+
+    unsafe fn deallocate(&self, stream: &aquifer_rs::Stream, block: DeviceBlock) {
+        // SAFETY: the caller's promise, unchanged.
+        unsafe { self.0.deallocate(stream, block) }
+    }
+}
+
 /// A resource that asks a function of Python whether to try again: `callback(nbytes)` returns a bool.
 pub(crate) fn on_failure(
     upstream: Arc<dyn DeviceResource>,
     callback: Py<PyAny>,
-) -> FailureCallbackAdaptor<Arc<dyn DeviceResource>> {
-    FailureCallbackAdaptor::new(upstream, move |failure: &Failure<'_>| {
+) -> impl DeviceResource + 'static {
+    OnFailure(FailureCallbackAdaptor::new(upstream, move |failure: &Failure<'_>| {
         let call = |py: Python<'_>| {
             let called = callback.call1(py, (failure.layout().bytes(),));
             let retry = called.and_then(|it| it.bind(py).is_truthy());
             retry.unwrap_or_else(|raised| {
-                raised.write_unraisable(py, Some(callback.bind(py)));
+                RAISED.set(Some(raised));
                 false
             })
         };
         Python::try_attach(call).unwrap_or(false)
-    })
+    }))
 }

@@ -1,7 +1,7 @@
 //! The current resource of each device, from which buffers and hosts allocate unless they are told otherwise.
 
 use crate::device::{current_ordinal, device};
-use crate::error::{Raised, Result};
+use crate::error::Result;
 use crate::resource::DeviceMemoryResource;
 use aquifer_capi::embedded::OwnStack;
 use parking_lot::Mutex;
@@ -52,7 +52,7 @@ pub(crate) fn set_per_device_resource(
         );
         return Err(PyValueError::new_err(message));
     }
-    py.detach(|| built.stack().set_default()).map_err(Raised::from)?;
+    py.detach(|| -> Result<()> { Ok(built.stack()?.set_default()?) })?;
     let before = CURRENT.lock().insert(ordinal, mr.clone().unbind());
     // Not under the lock: the drop may run code of Python.
     drop(before);

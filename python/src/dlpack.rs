@@ -14,6 +14,9 @@ use std::sync::Arc;
 /// `kDLCUDA`.
 pub(crate) const CUDA: i32 = 2;
 
+/// The version of `ManagedVersioned`.
+const MAJOR: u32 = 1;
+
 const PLAIN: &CStr = c"dltensor";
 const VERSIONED: &CStr = c"dltensor_versioned";
 const USED: &CStr = c"used_dltensor";
@@ -152,12 +155,12 @@ pub(crate) fn export<'py>(
     let (opened, device) = (state.stream(), state.ordinal());
     order_consumer(py, &opened, stream)?;
     state.set_exported();
-    let (address, bytes) = state.parts();
+    let (address, bytes) = state.parts_to_keep(py)?;
     let mut exported = Box::new(Exported { _state: state, shape: [bytes as i64], strides: [1] });
     let tensor = exported.tensor(address, device);
     let context = Box::into_raw(exported).cast();
-    if max_version.is_some_and(|(major, _)| major >= 1) {
-        let (major, minor, flags) = (1, 0, 0);
+    if max_version.is_some_and(|(major, _)| major >= MAJOR) {
+        let (major, minor, flags) = (MAJOR, 0, 0);
         let deleter = Some(delete as unsafe extern "C" fn(*mut ManagedVersioned));
         return capsule(py, ManagedVersioned { major, minor, context, deleter, flags, tensor });
     }
@@ -207,10 +210,18 @@ pub(crate) fn import(
     object: &Bound<'_, PyAny>,
     stream: Option<&Bound<'_, PyAny>>,
 ) -> Result<DeviceBuffer> {
+    if !object.hasattr("__dlpack_device__")? {
+        let message = format!(
+            "a {} has no __dlpack__ (give an array on the device)",
+            object.get_type().name()?
+        );
+        return Err(PyTypeError::new_err(message).into());
+    }
     let (kind, ordinal) = object.call_method0("__dlpack_device__")?.extract::<(i32, i32)>()?;
     if kind != CUDA {
         let message = format!(
-            "memory of DLPack's device type {kind} was given, where CUDA's, {CUDA}, was expected"
+            "memory of DLPack's device type {kind} was given, where CUDA's, {CUDA}, was expected (copy what is the host's \
+             by to_device)"
         );
         return Err(PyBufferError::new_err(message).into());
     }
@@ -223,7 +234,7 @@ pub(crate) fn import(
     let home = opened.stream();
     let is_default = *home == home.device().default_stream();
     arguments.set_item("stream", if is_default { 1 } else { home.handle() })?;
-    arguments.set_item("max_version", (1, 0))?;
+    arguments.set_item("max_version", (MAJOR, 0))?;
     let asked = object.call_method("__dlpack__", (), Some(&arguments));
     let capsule = match asked {
         // Of before version 1.
@@ -237,6 +248,14 @@ pub(crate) fn import(
     unsafe {
         if ffi::PyCapsule_IsValid(capsule.as_ptr(), VERSIONED.as_ptr()) != 0 {
             let managed: Imported<ManagedVersioned> = take(&capsule, USED_VERSIONED)?;
+            let major = (*managed.0).major;
+            if major > MAJOR {
+                // Nothing but the deleter is known to be where it is looked for.
+                let message = format!(
+                    "a tensor of DLPack's version {major} was given, where version {MAJOR} was asked for"
+                );
+                return Err(PyBufferError::new_err(message).into());
+            }
             let tensor = &raw const (*managed.0).tensor;
             return buffer(opened, &*tensor, managed);
         }

@@ -1,7 +1,7 @@
 //! Exceptions.
 
 use aquifer_capi::aquifer_status as Status;
-use aquifer_capi::embedded::Failure;
+use aquifer_capi::embedded::{self, Failure};
 use aquifer_rs::ErrorKind;
 use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
@@ -40,6 +40,9 @@ impl From<Raised> for PyErr {
 impl From<Failure> for Raised {
     fn from(failure: Failure) -> Self {
         let message = failure.message().to_owned();
+        if failure.status() == Status::AQUIFER_ERROR_SIMULATION {
+            forget_reports();
+        }
         Self(match failure.status() {
             Status::AQUIFER_ERROR_OUT_OF_MEMORY => OutOfMemoryError::new_err(message),
             Status::AQUIFER_ERROR_INVALID_ARGUMENT
@@ -57,6 +60,9 @@ impl From<aquifer_rs::Error> for Raised {
             return Self(raised);
         }
         let message = error.to_string();
+        if error.kind() == ErrorKind::Simulation {
+            forget_reports();
+        }
         Self(match error.kind() {
             ErrorKind::OutOfMemory => OutOfMemoryError::new_err(message),
             ErrorKind::InvalidArgument
@@ -65,6 +71,13 @@ impl From<aquifer_rs::Error> for Raised {
             | ErrorKind::WrongDevice => PyValueError::new_err(message),
             _ => Error::new_err(message),
         })
+    }
+}
+
+/// A report of the simulated device is an exception once, and not of every later call.
+fn forget_reports() {
+    if let Some(simulator) = embedded::device(0).ok().and_then(|device| device.simulator()) {
+        let _ = simulator.take_reports();
     }
 }
 

@@ -13,7 +13,7 @@
 //! | `buffer` | a block of device memory |
 //! | `host_memory` | a block of page-locked memory |
 //! | `dlpack` | such a block for other libraries, and theirs |
-//! | `numpy` | page-locked memory for NumPy's arrays |
+//! | `numpy`, `page_locked` | page-locked memory for NumPy's arrays; the blocks of it, by address |
 
 // The entry points of the C library, for hosts.
 extern crate aquifer_capi as _;
@@ -27,6 +27,7 @@ mod error;
 mod host_bytes;
 mod host_memory;
 mod numpy;
+mod page_locked;
 mod resource;
 mod stream;
 

@@ -2,35 +2,37 @@
 //!
 //! | trap of the host | what is done |
 //! |---|---|
-//! | it frees by sizes that are not always those that it asked for | `BLOCKS` knows the page-locked ones by address |
+//! | it frees by sizes that are not always those that it asked for | `page_locked` knows the page-locked ones by address |
 //! | millions of small allocations | they go to NumPy's own handler, with its cache |
+//! | a block grows without a word of its old size | one of NumPy's own grows there, and moves then |
 //! | arrays use the handler for as long as they live, and interpreters end before | a handler stays for good, one for each kind |
-//!
-//! | word | what it guards or says | who writes it |
-//! | --- | --- | --- |
-//! | `BLOCKS` | the page-locked blocks, by address, in parts with a lock each | threads that allocate and free them |
-//! | `LOWEST`, `HIGHEST` | addresses between which all of them lie, and ever lay | threads that allocate them |
+//! | a worker process is a fork, where no device is | its new arrays are NumPy's own |
 
 use crate::error::{Raised, Result};
-use aquifer_rs::PinnedAlloc;
+use crate::page_locked;
 use aquifer_rs::allocator_api2::alloc::{Allocator, Layout};
+use aquifer_rs::{ErrorKind, PinnedAlloc};
 use parking_lot::Mutex;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use std::collections::HashMap;
-use std::ffi::{CStr, c_char, c_void};
+use std::ffi::{CStr, c_char, c_uint, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 use std::sync::LazyLock;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The name that a capsule of a handler has.
 const CAPSULE: &CStr = c"mem_handler";
 
 /// Numbers in NumPy's table of functions, `_ARRAY_API`.
+const FEATURE_VERSION: usize = 211;
 const SET_HANDLER: usize = 304;
 const DEFAULT_HANDLER: usize = 306;
+
+/// `NPY_1_22_API_VERSION`: the first table that has the handlers.
+const WITH_HANDLERS: c_uint = 0xf;
 
 /// NumPy's arrays are at home in vectors' alignment.
 const ALIGNMENT: usize = 64;
@@ -62,46 +64,40 @@ struct Context {
     from: usize,
 }
 
-const PARTS: usize = 64;
-
-static BLOCKS: LazyLock<[Mutex<HashMap<usize, usize>>; PARTS]> =
-    LazyLock::new(|| std::array::from_fn(|_| Mutex::default()));
-
-static LOWEST: AtomicUsize = AtomicUsize::new(usize::MAX);
-static HIGHEST: AtomicUsize = AtomicUsize::new(0);
-
-fn part(address: usize) -> &'static Mutex<HashMap<usize, usize>> {
-    &BLOCKS[(address >> 16) % PARTS]
-}
-
 fn layout(bytes: usize) -> Option<Layout> {
     Layout::from_size_align(bytes, ALIGNMENT).ok()
 }
 
-/// A page-locked block. Null where there is none, which NumPy takes for a `MemoryError`.
-fn allocate(bytes: usize) -> *mut c_void {
-    let allocated = catch_unwind(|| PinnedAlloc.allocate(layout(bytes)?).ok()).ok().flatten();
-    let Some(block) = allocated else { return std::ptr::null_mut() };
-    let block = block.cast::<u8>();
-    let address = block.as_ptr().addr();
-    LOWEST.fetch_min(address, Ordering::Relaxed);
-    HIGHEST.fetch_max(address, Ordering::Relaxed);
-    part(address).lock().insert(address, bytes);
-    block.as_ptr().cast()
+/// A block of page-locked memory, if there is room.
+fn allocate(bytes: usize) -> Option<*mut c_void> {
+    let allocated = catch_unwind(|| PinnedAlloc.allocate(layout(bytes)?).ok());
+    let block = allocated.ok().flatten()?.cast::<u8>().as_ptr();
+    page_locked::insert(block.addr(), bytes);
+    Some(block.cast())
 }
 
-/// The size of a page-locked block, which is one no more. `None` of any other pointer.
-fn take(block: *mut c_void) -> Option<usize> {
-    let address = block.addr();
-    // Relaxed: whoever has the block was told of it after these were written.
-    let may_be =
-        LOWEST.load(Ordering::Relaxed) <= address && address <= HIGHEST.load(Ordering::Relaxed);
-    if may_be { part(address).lock().remove(&address) } else { None }
+/// Whether [`allocate`] has refused since the process is a fork of one that had a device.
+static IS_FORK: AtomicBool = AtomicBool::new(false);
+
+/// Whether the thread's last [`allocate`] refused for that.
+#[cold]
+fn is_fork() -> bool {
+    let error = catch_unwind(aquifer_rs::last_error).ok().flatten();
+    let is_fork = error.is_some_and(|error| error.kind() == ErrorKind::Forked);
+    IS_FORK.fetch_or(is_fork, Ordering::Relaxed);
+    is_fork
+}
+
+impl Context {
+    /// Whether memory of so many bytes is to be page-locked.
+    fn page_locks(&self, bytes: usize) -> bool {
+        bytes >= self.from && !IS_FORK.load(Ordering::Relaxed)
+    }
 }
 
 /// # Safety
 ///
-/// A block of [`allocate`] of this size, which [`take`] gave.
+/// A block of [`allocate`] of this size, which `page_locked` has no more.
 unsafe fn free_taken(block: *mut c_void, bytes: usize) {
     let free = || {
         if let (Some(block), Some(layout)) = (NonNull::new(block.cast()), layout(bytes)) {
@@ -120,42 +116,48 @@ unsafe fn context<'a>(ctx: *mut c_void) -> &'a Context {
     unsafe { &*ctx.cast::<Context>() }
 }
 
+// Null is what NumPy takes for a `MemoryError`.
+
 unsafe extern "C" fn malloc(ctx: *mut c_void, bytes: usize) -> *mut c_void {
     // SAFETY: NumPy calls with the handler's own pointers.
-    unsafe {
-        let context = context(ctx);
-        match bytes < context.from {
-            true => (context.small.malloc)(context.small.ctx, bytes),
-            false => allocate(bytes),
+    let context = unsafe { context(ctx) };
+    if context.page_locks(bytes) {
+        match allocate(bytes) {
+            Some(block) => return block,
+            None if !is_fork() => return std::ptr::null_mut(),
+            None => {}
         }
     }
+    // SAFETY: as above.
+    unsafe { (context.small.malloc)(context.small.ctx, bytes) }
 }
 
 unsafe extern "C" fn calloc(ctx: *mut c_void, count: usize, size: usize) -> *mut c_void {
     // SAFETY: as `malloc`.
     let context = unsafe { context(ctx) };
     let Some(bytes) = count.checked_mul(size) else { return std::ptr::null_mut() };
-    if bytes < context.from {
-        // SAFETY: as `malloc`.
-        return unsafe { (context.small.calloc)(context.small.ctx, count, size) };
+    if context.page_locks(bytes) {
+        match allocate(bytes) {
+            Some(block) => {
+                // SAFETY: a new block of so many bytes.
+                unsafe { block.cast::<u8>().write_bytes(0, bytes) };
+                return block;
+            }
+            None if !is_fork() => return std::ptr::null_mut(),
+            None => {}
+        }
     }
-    let block = allocate(bytes);
-    if !block.is_null() {
-        // SAFETY: a new block of so many bytes.
-        unsafe { block.cast::<u8>().write_bytes(0, bytes) };
-    }
-    block
+    // SAFETY: as `malloc`.
+    unsafe { (context.small.calloc)(context.small.ctx, count, size) }
 }
 
+/// Null leaves the old block as it was.
 unsafe extern "C" fn realloc(ctx: *mut c_void, block: *mut c_void, bytes: usize) -> *mut c_void {
     // SAFETY: as `malloc`.
     let context = unsafe { context(ctx) };
-    let address = block.addr();
-    let known = (!block.is_null()).then(|| part(address).lock().get(&address).copied()).flatten();
-    let Some(before) = known else {
-        // NumPy's own, which stays there, whatever its size becomes.
-        // SAFETY: as `malloc`.
-        return unsafe { (context.small.realloc)(context.small.ctx, block, bytes) };
+    let Some(before) = page_locked::size(block.addr()) else {
+        // SAFETY: as `malloc`; not page-locked, so NumPy's own.
+        return unsafe { grow_small(context, block, bytes) };
     };
     // SAFETY: as `malloc`.
     let moved = unsafe { malloc(ctx, bytes) };
@@ -169,14 +171,45 @@ unsafe extern "C" fn realloc(ctx: *mut c_void, block: *mut c_void, bytes: usize)
     moved
 }
 
+/// Of a block of NumPy's own, whose size nobody tells: it grows where it is, and moves if it has grown to the size from
+/// which memory is page-locked.
+///
+/// # Safety
+///
+/// Of [`realloc`], for what is not page-locked.
+unsafe fn grow_small(context: &Context, block: *mut c_void, bytes: usize) -> *mut c_void {
+    let small = &context.small;
+    // First, as a block that has grown cannot be as it was.
+    let target = match context.page_locks(bytes).then(|| allocate(bytes)) {
+        Some(None) if !is_fork() => return std::ptr::null_mut(),
+        target => target.flatten(),
+    };
+    // SAFETY: the caller's promise.
+    let grown = unsafe { (small.realloc)(small.ctx, block, bytes) };
+    let Some(target) = target else { return grown };
+    if grown.is_null() {
+        if let Some(bytes) = page_locked::remove(target.addr()) {
+            // SAFETY: allocated above, and taken now.
+            unsafe { free_taken(target, bytes) };
+        }
+        return std::ptr::null_mut();
+    }
+    // SAFETY: both hold so many bytes, and do not overlap; the grown block is this function's alone.
+    unsafe {
+        target.cast::<u8>().copy_from_nonoverlapping(grown.cast(), bytes);
+        (small.free)(small.ctx, grown, bytes);
+    }
+    target
+}
+
 unsafe extern "C" fn free(ctx: *mut c_void, block: *mut c_void, bytes: usize) {
     // SAFETY: as `malloc`; a block of this handler or of NumPy's own.
     unsafe {
-        match take(block) {
+        match page_locked::remove(block.addr()) {
             Some(bytes) => free_taken(block, bytes),
             None => {
-                let context = context(ctx);
-                (context.small.free)(context.small.ctx, block, bytes)
+                let small = &context(ctx).small;
+                (small.free)(small.ctx, block, bytes)
             }
         }
     }
@@ -185,7 +218,9 @@ unsafe extern "C" fn free(ctx: *mut c_void, block: *mut c_void, bytes: usize) {
 /// The handlers that were asked for, by the size from which they page-lock.
 static MADE: LazyLock<Mutex<HashMap<usize, usize>>> = LazyLock::new(Mutex::default);
 
-/// NumPy's table of functions.
+type FeatureVersion = unsafe extern "C" fn() -> c_uint;
+
+/// NumPy's table of functions, which has those of handlers.
 fn array_api(py: Python<'_>) -> Result<*const *const c_void> {
     let module = py
         .import("numpy._core._multiarray_umath")
@@ -196,7 +231,18 @@ fn array_api(py: Python<'_>) -> Result<*const *const c_void> {
     if table.is_null() {
         return Err(PyErr::fetch(py).into());
     }
-    Ok(table.cast())
+    let table = table.cast::<*const c_void>();
+    // SAFETY: all tables since version 1.4 have this function at this number.
+    let version = unsafe {
+        let version =
+            std::mem::transmute::<*const c_void, FeatureVersion>(*table.add(FEATURE_VERSION));
+        version()
+    };
+    if version < WITH_HANDLERS {
+        let message = "this NumPy has no handlers of memory (install version 1.22 or later)";
+        return Err(PyRuntimeError::new_err(message).into());
+    }
+    Ok(table)
 }
 
 /// A capsule of the handler that page-locks arrays of `from` bytes and more.
@@ -262,8 +308,5 @@ pub(crate) fn numpy_set_handler(
 /// How many page-locked blocks arrays have, and their bytes.
 #[pyfunction]
 pub(crate) fn numpy_page_locked_blocks() -> (usize, usize) {
-    BLOCKS.iter().fold((0, 0), |(blocks, bytes), part| {
-        let part = part.lock();
-        (blocks + part.len(), bytes + part.values().sum::<usize>())
-    })
+    page_locked::blocks_and_bytes()
 }

@@ -6,13 +6,13 @@ use crate::error::{Raised, Result};
 use crate::stream::Opened;
 use aquifer_capi::embedded::{self, Callbacks, OwnStack};
 use aquifer_rs::{
-    AsyncResource, BinningResource, Counters, DeviceResource, ResourceStack, StackText,
+    AsyncResource, BinningResource, Counters, DeviceResource, Error, ResourceStack, StackText,
 };
 use parking_lot::Mutex;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyTuple};
-use std::sync::Arc;
+use pyo3::types::{PyDict, PyString, PyTuple};
+use std::sync::{Arc, OnceLock};
 
 /// What hands out device memory, on the device that was current when it was made. The base of the classes in `aquifer.mr`,
 /// and the class of what `aquifer.use` makes.
@@ -23,23 +23,32 @@ pub(crate) struct DeviceMemoryResource {
 }
 
 pub(crate) struct Built {
-    stack: OwnStack,
+    resources: ResourceStack,
+    /// For hosts and for blocks by their addresses. Made at its first use, as its end reads the table of all such blocks.
+    stack: OnceLock<OwnStack>,
     has_callbacks: bool,
     upstreams: Vec<Py<PyAny>>,
 }
 
 impl Built {
     fn new(resources: ResourceStack, has_callbacks: bool, upstreams: Vec<Py<PyAny>>) -> Self {
-        let callbacks = if has_callbacks { Callbacks::Some } else { Callbacks::None };
-        Self { stack: OwnStack::new(resources, callbacks), has_callbacks, upstreams }
+        Self { resources, stack: OnceLock::new(), has_callbacks, upstreams }
     }
 
-    pub(crate) fn stack(&self) -> &OwnStack {
-        &self.stack
+    pub(crate) fn stack(&self) -> Result<&OwnStack> {
+        if let Some(stack) = self.stack.get() {
+            return Ok(stack);
+        }
+        // An error in the child of a fork, where another thread may have had the lock of the stacks.
+        embedded::device(self.ordinal())?;
+        Ok(self.stack.get_or_init(|| {
+            let callbacks = if self.has_callbacks { Callbacks::Some } else { Callbacks::None };
+            OwnStack::new(self.resources.clone(), callbacks)
+        }))
     }
 
     pub(crate) fn resources(&self) -> &ResourceStack {
-        self.stack.resources()
+        &self.resources
     }
 
     pub(crate) fn ordinal(&self) -> i32 {
@@ -50,7 +59,9 @@ impl Built {
 impl DeviceMemoryResource {
     /// Of a stack that is there.
     pub(crate) fn of(stack: OwnStack) -> Self {
-        let built = Built { stack, has_callbacks: false, upstreams: Vec::new() };
+        let resources = stack.resources().clone();
+        let stack = OnceLock::from(stack);
+        let built = Built { resources, stack, has_callbacks: false, upstreams: Vec::new() };
         Self { built: Mutex::new(Some(Arc::new(built))) }
     }
 
@@ -69,6 +80,16 @@ impl DeviceMemoryResource {
     }
 }
 
+impl Drop for DeviceMemoryResource {
+    fn drop(&mut self) {
+        let Some(mut built) = self.built.get_mut().take().and_then(Arc::into_inner) else { return };
+        let upstreams = std::mem::take(&mut built.upstreams);
+        // The driver may wait for work that calls Python: not with the interpreter held.
+        Python::try_attach(|py| py.detach(|| drop(built)));
+        drop(upstreams);
+    }
+}
+
 /// A resource of RMM's classes, or one that `aquifer.use` made.
 type Other<'a, 'py> = &'a Bound<'py, DeviceMemoryResource>;
 
@@ -83,21 +104,23 @@ impl DeviceMemoryResource {
 
     /// Builds it by the text of a stack; over another one where that is given.
     #[pyo3(signature = (text, upstream=None))]
-    fn _build(&self, py: Python<'_>, text: &str, upstream: Option<Other<'_, '_>>) -> PyResult<()> {
-        let built = match upstream {
+    fn _build(slf: &Bound<'_, Self>, text: &str, upstream: Option<Other<'_, '_>>) -> PyResult<()> {
+        let py = slf.py();
+        let (built, has_callbacks, upstreams) = match upstream {
             Some(upstream) => {
                 let below = upstream.get().built()?;
-                let resources = py.detach(|| below.resources().with(text)).map_err(Raised::from)?;
-                let upstreams = vec![upstream.clone().into_any().unbind()];
-                Built::new(resources, below.has_callbacks, upstreams)
+                let built = py.detach(|| below.resources().with(text));
+                (built, below.has_callbacks, vec![upstream.clone().into_any().unbind()])
             }
             None => {
                 let device = device(py, current_ordinal())?;
                 let build = || text.parse::<StackText>()?.build(&device);
-                Built::new(py.detach(build).map_err(Raised::from)?, false, Vec::new())
+                (py.detach(build), false, Vec::new())
             }
         };
-        self.set(built);
+        let class = slf.get_type().name()?.to_string();
+        let resources = built.map_err(|error| Raised::from(of_class(&class, error)))?;
+        slf.get().set(Built::new(resources, has_callbacks, upstreams));
         Ok(())
     }
 
@@ -178,7 +201,8 @@ impl DeviceMemoryResource {
     ) -> PyResult<u64> {
         let built = self.built()?;
         let stream = Opened::of_argument(py, stream)?;
-        Ok(py.detach(|| built.stack.allocate(nbytes, stream.open())).map_err(Raised::from)?)
+        let allocate = || -> Result<u64> { Ok(built.stack()?.allocate(nbytes, stream.open())?) };
+        Ok(py.detach(allocate)?)
     }
 
     /// Gives memory back in the order of a stream: work that was given to it before may use the memory.
@@ -298,13 +322,27 @@ impl DeviceMemoryResource {
         let built = slf.get().built.lock().clone();
         let Some(built) = built else { return Ok(format!("<aquifer.mr.{name}, not made>")) };
         let resources = built.resources();
-        let text =
-            resources.text().map_or_else(|| "with callbacks or bins".into(), ToString::to_string);
+        // As Python shows a text.
+        let text = match resources.text() {
+            Some(text) => format!(" {}", PyString::new(slf.py(), &text.to_string()).repr()?),
+            None => String::new(),
+        };
         let held = match resources.pool_statistics() {
             Some(pool) => format!(", {} of {} in use", size(pool.live), size(pool.reserved)),
             None => String::new(),
         };
-        Ok(format!("<aquifer.mr.{name} {text:?}, device {}{held}>", built.ordinal()))
+        Ok(format!("<aquifer.mr.{name}{text}, device {}{held}>", built.ordinal()))
+    }
+}
+
+/// An error of a class's constructor, whose caller wrote no text of a stack.
+fn of_class(class: &str, error: Error) -> Error {
+    let text = error.to_string();
+    match text.split_once(" of a stack's text: ") {
+        Some((_, what)) if class != "DeviceMemoryResource" => {
+            Error::new(error.kind(), format!("making a {class}: {what}"))
+        }
+        _ => error,
     }
 }
 

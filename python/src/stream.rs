@@ -5,7 +5,7 @@
 //!
 //! | table | key | holds | until |
 //! |---|---|---|---|
-//! | `FOREIGN` | a device and a handle | the open stream and its object | the object is another one, or a later stream is opened when nothing else has the object |
+//! | `FOREIGN` | the address of an object | the open stream and the object | a later stream is opened when nothing else has the object |
 
 use crate::device::{current_ordinal, device};
 use crate::error::{Raised, Result};
@@ -33,9 +33,7 @@ pub(crate) struct Opened {
     owner: Option<Py<PyAny>>,
 }
 
-type Key = (i32, u64);
-
-static FOREIGN: LazyLock<Mutex<HashMap<Key, Arc<Opened>>>> = LazyLock::new(Mutex::default);
+static FOREIGN: LazyLock<Mutex<HashMap<usize, Arc<Opened>>>> = LazyLock::new(Mutex::default);
 
 /// The legacy default stream of each device.
 static DEFAULTS: LazyLock<Mutex<HashMap<i32, Arc<Opened>>>> = LazyLock::new(Mutex::default);
@@ -79,28 +77,22 @@ impl Opened {
 
     /// The stream of another library's object.
     fn of_object(object: &Bound<'_, PyAny>) -> Result<Arc<Self>> {
-        let py = object.py();
+        let (py, key) = (object.py(), object.as_ptr().addr());
+        // The object lives, so nothing else has its address.
+        if let Some(known) = FOREIGN.lock().get(&key) {
+            return Ok(known.clone());
+        }
         let ordinal = ordinal_of(object);
         let handle = handle_of(object)?;
         if handle < 2 {
             return Self::default_of(py, ordinal);
-        }
-        let key = (ordinal, handle);
-        let known = FOREIGN.lock().get(&key).cloned();
-        if let Some(known) = known
-            && known.owner.as_ref().is_some_and(|owner| owner.is(object))
-        {
-            return Ok(known);
         }
         close_unused(py);
         let device = device(py, ordinal)?;
         // SAFETY: a stream that lives, as its object does, which `Opened` keeps until the stream is closed.
         let open = py.detach(|| unsafe { OpenStream::from_handle(&device, handle) })?;
         let opened = Arc::new(Self { open, owner: Some(object.clone().unbind()) });
-        let before = FOREIGN.lock().insert(key, opened.clone());
-        // Not under the lock: the drop may run code of Python.
-        drop(before);
-        Ok(opened)
+        Ok(FOREIGN.lock().entry(key).or_insert(opened).clone())
     }
 }
 
@@ -112,7 +104,7 @@ fn close_unused(py: Python<'_>) {
     };
     let unused: Vec<_> = {
         let mut foreign = FOREIGN.lock();
-        let keys: Vec<Key> =
+        let keys: Vec<usize> =
             foreign.iter().filter(|(_, opened)| is_unused(opened)).map(|(key, _)| *key).collect();
         keys.into_iter().filter_map(|key| foreign.remove(&key)).collect()
     };
@@ -149,8 +141,8 @@ fn handle_of(object: &Bound<'_, PyAny>) -> Result<u64> {
         let found = names.into_iter().find_map(|name| object.getattr(name).ok());
         let Some(found) = found else {
             let message = format!(
-                "a stream was expected, and a {} was given (give an aquifer.Stream, or a stream of CuPy, Numba, PyTorch or \
-                 cuda.core)",
+                "a stream was expected, and a {} was given (give an aquifer.Stream, a stream of CuPy, Numba, PyTorch or \
+                 cuda.core, or any object that has __cuda_stream__)",
                 object.get_type().name()?
             );
             return Err(PyTypeError::new_err(message).into());

@@ -54,6 +54,8 @@ struct Inside {
     text: Option<StackText>,
     /// What has methods of its own, from the outermost inwards.
     layers: Vec<Built>,
+    /// How many of these are not those of a stack that this one is over.
+    own: usize,
 }
 
 /// A resource or an adaptor of a stack.
@@ -166,8 +168,9 @@ impl ResourceStack {
                 below.push(&upstream.inside);
             }
         }
+        let own = layers.len();
         layers.extend(below.into_iter().flat_map(|inside| inside.layers.iter().cloned()));
-        Self { resource, inside: Arc::new(Inside { text, layers }) }
+        Self { resource, inside: Arc::new(Inside { text, layers, own }) }
     }
 
     /// A stack whose outermost resource is `resource`, of any kind, which is over those of `upstreams`. The methods reach
@@ -186,6 +189,16 @@ impl ResourceStack {
     /// ```
     pub fn compose(resource: impl DeviceResource + 'static, upstreams: &[&Self]) -> Self {
         Self::over(None, resource.into_shared(), Vec::new(), upstreams)
+    }
+
+    /// The stack without the methods' way to those that it is over. For libraries over this crate, whose objects keep
+    /// each of these, and end one of them.
+    #[doc(hidden)]
+    pub fn own(&self) -> Self {
+        let Inside { text, layers, own } = &*self.inside;
+        let layers = layers.get(..*own).unwrap_or_default().to_vec();
+        let inside = Inside { text: text.clone(), layers, own: *own };
+        Self { resource: self.resource.clone(), inside: Arc::new(inside) }
     }
 
     /// The text that the stack was built by. `None` with a resource inside that no text names.

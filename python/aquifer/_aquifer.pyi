@@ -1,0 +1,332 @@
+"""The native part of ``aquifer``."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeAlias, TypedDict, TypeVar, final, overload
+
+import numpy
+from numpy.typing import NDArray
+from typing_extensions import Buffer, CapsuleType, Self, disjoint_base
+
+__all__ = [
+    "DeviceBuffer",
+    "DeviceMemoryResource",
+    "Error",
+    "HostMemory",
+    "OutOfMemoryError",
+    "Stream",
+    "__version__",
+    "_choose_device",
+    "_devices_with_resource",
+    "copy_device_to_ptr",
+    "copy_host_to_ptr",
+    "copy_ptr_to_host",
+    "current_device",
+    "default_stream",
+    "device_count",
+    "device_name",
+    "get_per_device_resource",
+    "is_simulated",
+    "memory_info",
+    "numpy_data_handler",
+    "numpy_page_locked_blocks",
+    "numpy_set_handler",
+    "set_per_device_resource",
+]
+
+__version__: str
+
+_Buffer = TypeVar("_Buffer", bound=Buffer)
+
+class _HasProtocol(Protocol):
+    """cuda.core, and what has its protocol."""
+
+    def __cuda_stream__(self) -> tuple[int, int]: ...
+
+class _HasProtocolProperty(Protocol):
+    """The same of old versions."""
+
+    @property
+    def __cuda_stream__(self) -> tuple[int, int]: ...
+
+class _HasPtr(Protocol):
+    """CuPy."""
+
+    @property
+    def ptr(self) -> int: ...
+
+class _HasCudaStream(Protocol):
+    """PyTorch."""
+
+    @property
+    def cuda_stream(self) -> int: ...
+
+class _HasHandle(Protocol):
+    """Numba."""
+
+    @property
+    def handle(self) -> Any: ...
+
+_AnyStream: TypeAlias = Stream | _HasProtocol | _HasProtocolProperty | _HasPtr | _HasCudaStream | _HasHandle
+
+class _ArrayInterface(TypedDict):
+    data: tuple[int, bool]
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None
+    typestr: str
+    version: int
+    stream: int | None
+
+class _HasArrayInterface(Protocol):
+    @property
+    def __cuda_array_interface__(self) -> Any: ...
+
+class _HasDLPack(Protocol):
+    def __dlpack_device__(self) -> tuple[Any, int]: ...
+    def __dlpack__(self, *, stream: Any = ...) -> Any: ...
+
+class Error(RuntimeError):
+    """A call failed for what is not the caller's argument and not memory: of the driver, the device or the process."""
+
+class OutOfMemoryError(MemoryError):
+    """The device, the host or a limit has no room. A MemoryError, as the standard library's and RMM's are."""
+
+@final
+class Stream:
+    """A stream of CUDA: a queue of work, in whose order memory is allocated and freed.
+
+    ``Stream()`` makes one. ``Stream(obj)`` is that of another library: an object of CuPy, Numba, PyTorch or cuda.core, or
+    any that has ``__cuda_stream__``. The object is kept as long as its stream may be used.
+    """
+
+    def __new__(cls, obj: _AnyStream | None = None) -> Self: ...
+    @property
+    def handle(self) -> int:
+        """The driver's handle, a ``cudaStream_t``, as a number. That of the legacy default stream is 1."""
+
+    @property
+    def ptr(self) -> int:
+        """As CuPy calls ``handle``."""
+
+    @property
+    def device(self) -> int:
+        """The number of its device."""
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """The protocol by which libraries take each other's streams: a version, and the handle."""
+
+    def is_default(self) -> bool:
+        """Whether it is the legacy default stream, for which all streams wait that are not made non-blocking."""
+
+    def synchronize(self) -> None:
+        """Blocks until the stream has done all that it was given."""
+
+    def wait(self, other: _AnyStream | None) -> None:
+        """Has the stream's later work come after what another one was given so far. Nothing waits on the host."""
+
+    def __eq__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+
+@disjoint_base
+class DeviceMemoryResource:
+    """What hands out device memory, on the device that was current when it was made. The base of the classes in
+    ``aquifer.mr``, and the class of what ``aquifer.use`` makes.
+    """
+
+    def __new__(cls, *_args: Any, **_kwargs: Any) -> Self: ...
+    @property
+    def text(self) -> str | None:
+        """The text of its stack, as ``aquifer.use`` takes it. None with a function of Python inside."""
+
+    @property
+    def device(self) -> int:
+        """The number of its device."""
+
+    def allocate(self, nbytes: int, stream: _AnyStream | None = None) -> int:
+        """Memory for work on a stream, from this call on: its address. ``deallocate`` gives it back."""
+
+    def deallocate(self, ptr: int, nbytes: int, stream: _AnyStream | None = None) -> None:
+        """Gives memory back in the order of a stream: work that was given to it before may use the memory."""
+
+    def trim(self, keep: int = 0) -> int:
+        """Gives free memory back to the driver until ``keep`` bytes are left, and returns how many bytes went."""
+
+    def pool_statistics(self) -> dict[str, int]:
+        """What the outermost pool holds and did, as a dict of numbers. Empty without a pool."""
+
+    def _build(self, text: str, upstream: DeviceMemoryResource | None = None) -> None: ...
+    def _build_callback(
+        self,
+        allocate: Callable[[int, Stream], int],
+        deallocate: Callable[[int, int, Stream], None],
+    ) -> None: ...
+    def _build_failure_callback(self, upstream: DeviceMemoryResource, callback: Callable[[int], bool]) -> None: ...
+    def _build_binning(
+        self,
+        upstream: DeviceMemoryResource,
+        bins: Sequence[tuple[int, DeviceMemoryResource]],
+    ) -> None: ...
+    def _build_pool_view(self, handle: int) -> None: ...
+    def _upstreams(self) -> list[DeviceMemoryResource]: ...
+    def _counters(self) -> tuple[int, int, int, int, int, int] | None: ...
+    def _push_counters(self) -> None: ...
+    def _pop_counters(self) -> tuple[int, int, int, int, int, int] | None: ...
+    def _tracked(self) -> tuple[str, int] | None: ...
+    def _limited(self) -> tuple[int, int] | None: ...
+    def _flush(self) -> None: ...
+    def _memory_map(self) -> tuple[list[tuple[int, int]], list[tuple[int, int, bool]]] | None: ...
+
+@final
+class DeviceBuffer:
+    """Device memory of a size in bytes, not written yet.
+
+    Memory is allocated and freed in the order of ``stream``, the default one unless given. It goes back to the resource
+    that it came from. Copies from and to the host are complete when they return.
+    """
+
+    def __new__(
+        cls,
+        *,
+        ptr: int = 0,
+        size: int = 0,
+        stream: _AnyStream | None = None,
+        mr: DeviceMemoryResource | None = None,
+    ) -> Self: ...
+    @staticmethod
+    def to_device(
+        b: Buffer,
+        stream: _AnyStream | None = None,
+        mr: DeviceMemoryResource | None = None,
+    ) -> DeviceBuffer:
+        """A copy of the bytes of a host's object, such as ``bytes`` or a NumPy array that is contiguous."""
+
+    @staticmethod
+    def _for_any_stream(size: int) -> DeviceBuffer: ...
+    @staticmethod
+    def from_dlpack(obj: _HasDLPack, stream: _AnyStream | None = None) -> DeviceBuffer:
+        """Another library's memory without a copy, by DLPack."""
+
+    @property
+    def ptr(self) -> int:
+        """The address on the device. 0 of an empty buffer."""
+
+    @property
+    def size(self) -> int:
+        """The size in bytes."""
+
+    @property
+    def nbytes(self) -> int:
+        """The size in bytes."""
+
+    @property
+    def stream(self) -> Stream:
+        """The stream in whose order the memory is freed."""
+
+    @property
+    def mr(self) -> DeviceMemoryResource | None:
+        """The resource that the memory came from. None of another library's memory."""
+
+    @property
+    def device(self) -> int:
+        """The number of its device."""
+
+    def __len__(self) -> int: ...
+    def __sizeof__(self) -> int: ...
+    def __bytes__(self) -> bytes: ...
+    def __copy__(self) -> Self: ...
+    def __deepcopy__(self, _memo: Any) -> Self: ...
+    def __reduce__(self) -> tuple[Callable[..., DeviceBuffer], tuple[bytes]]: ...
+    def capacity(self) -> int:
+        """The bytes that the memory has room for without moving."""
+
+    def reserve(self, new_capacity: int, stream: _AnyStream | None = None) -> None:
+        """Has room for ``new_capacity`` bytes at least. The memory may move."""
+
+    def resize(self, new_size: int, stream: _AnyStream | None = None) -> None:
+        """Changes the size. Bytes that come to it are not written yet. The memory may move."""
+
+    def copy(self) -> Self:
+        """A copy in new memory of the same resource and stream. Of another library's memory, in the current resource's."""
+
+    @overload
+    def copy_to_host(self, ary: None = None, stream: _AnyStream | None = None) -> NDArray[numpy.uint8]:
+        """Copies the bytes to a new NumPy array of bytes."""
+
+    @overload
+    def copy_to_host(self, ary: _Buffer, stream: _AnyStream | None = None) -> _Buffer:
+        """Copies the bytes to the first ones of a host's object that may be written, and returns it."""
+
+    def copy_from_host(self, ary: Buffer, stream: _AnyStream | None = None) -> None:
+        """Overwrites the first bytes with those of a host's object."""
+
+    def copy_from_device(self, cuda_ary: _HasArrayInterface, stream: _AnyStream | None = None) -> None:
+        """Overwrites the first bytes with those of an array on the device."""
+
+    def tobytes(self, stream: _AnyStream | None = None) -> bytes:
+        """The bytes, as the host's."""
+
+    @property
+    def __cuda_array_interface__(self) -> _ArrayInterface:
+        """How Numba, CuPy and others see the memory: an array of bytes."""
+
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> CapsuleType:
+        """The memory for another library, by DLPack: an array of bytes."""
+
+@final
+class HostMemory:
+    """Page-locked host memory, which the device copies from and to at the full speed of the bus."""
+
+    def __new__(cls, nbytes: int) -> Self: ...
+    @property
+    def ptr(self) -> int:
+        """The address, for the host and for devices."""
+
+    @property
+    def size(self) -> int:
+        """The size in bytes."""
+
+def device_count() -> int:
+    """How many devices there are: 1, the simulated one, without a GPU."""
+
+def current_device() -> int:
+    """The number of the calling thread's current device: 0 unless a library has chosen another."""
+
+def device_name(device: int | None = None) -> str:
+    """A device's name."""
+
+def is_simulated() -> bool:
+    """Whether device 0 is the simulated one, whose memory is the host's and on which no kernel runs."""
+
+def memory_info(device: int | None = None) -> tuple[int, int]:
+    """The free and the total memory of a device, in bytes."""
+
+def default_stream(device: int | None = None) -> Stream:
+    """The legacy default stream of a device, by default the current one."""
+
+def get_per_device_resource(device: int | None = None) -> DeviceMemoryResource:
+    """The current resource of a device, by default the current one."""
+
+def set_per_device_resource(device: int | None, mr: DeviceMemoryResource) -> None:
+    """Sets the current resource of a device, by default the current one, for buffers and for all hosts."""
+
+def copy_ptr_to_host(db: int, hb: Buffer, stream: _AnyStream | None = None) -> None:
+    """Copies device memory at an address to a host's object that may be written, as many bytes as that has."""
+
+def copy_host_to_ptr(hb: Buffer, db: int, stream: _AnyStream | None = None) -> None:
+    """Copies the bytes of a host's object to device memory at an address."""
+
+def copy_device_to_ptr(d_src: int, d_dst: int, count: int, stream: _AnyStream | None = None) -> None:
+    """Copies device memory from an address to another."""
+
+def numpy_data_handler(from_bytes: int) -> CapsuleType: ...
+def numpy_set_handler(handler: CapsuleType | None) -> CapsuleType: ...
+def numpy_page_locked_blocks() -> tuple[int, int]: ...
+def _choose_device(number: int | None) -> int | None: ...
+def _devices_with_resource() -> list[int]: ...

@@ -1,0 +1,37 @@
+"""The examples in the documentation of modules, classes and functions."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import pkgutil
+
+import aquifer
+import pytest
+
+MODULES = ["aquifer", *(f"aquifer.{module.name}" for module in pkgutil.iter_modules(aquifer.__path__))]
+
+#: Modules of other libraries, which have to be there.
+OTHERS = {"aquifer.cuda_core", "aquifer.cupy", "aquifer.numba", "aquifer.torch"}
+
+#: Modules that have examples which run here.
+WITH_EXAMPLES = {"aquifer", "aquifer.mr", "aquifer.numpy", "aquifer.statistics"}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples(name, in_folder):
+    if name in OTHERS:
+        try:
+            module = importlib.import_module(name)
+        except ImportError as error:
+            pytest.skip(f"needs another library: {error}")
+    else:
+        module = importlib.import_module(name)
+    failures = []
+    runner = doctest.DocTestRunner(optionflags=doctest.REPORT_NDIFF)
+    for test in doctest.DocTestFinder(exclude_empty=True).find(module, module.__name__):
+        runner.run(test, out=failures.append)
+    result = runner.summarize(verbose=False)
+    assert (result.failed, "".join(failures)) == (0, "")
+    assert (result.attempted > 0) == (name in WITH_EXAMPLES)
+    assert module.__doc__
