@@ -6,7 +6,7 @@
 use crate::handles::{self, aquifer_stack};
 use crate::stack::{self, Stack};
 use crate::table::forked;
-use crate::{fork, memory, open_streams, status};
+use crate::{fork, memory, open_streams, shadowed, status};
 use aquifer_rs::{Device, ResourceStack, Stream};
 
 pub use crate::status::Failure;
@@ -93,6 +93,11 @@ impl Drop for OwnStack {
             Ok(())
         });
     }
+}
+
+/// Calls a callback of a resource, which may allocate by this library what it hands out, and free it.
+pub fn in_callback<T>(body: impl FnOnce() -> T) -> T {
+    shadowed::in_callback(body)
 }
 
 /// Frees a block in the order of a stream, or of the one that it was allocated on.

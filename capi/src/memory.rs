@@ -6,6 +6,7 @@ use crate::handles::{self, aquifer_stack, aquifer_stream, closed};
 use crate::open_streams;
 use crate::page_map::{self, FREED, FREEING, UNIT};
 use crate::route::{self, Route};
+use crate::shadowed;
 use crate::stack::{self, Stack, device};
 use crate::status::{Failure, Result, aquifer_status as Status, guard, guarded};
 use aquifer_rs::{Device, DeviceBlock, DeviceLayout, DeviceResource, Stream};
@@ -277,6 +278,7 @@ pub(crate) fn allocate(stack: u32, bytes: usize, alignment: usize, stream: u32) 
     with_stack(stack, stream, |route, resource, on| {
         let block = resource.allocate(on, layout)?;
         let address = block.address();
+        shadowed::keep(address);
         if page_map::insert(address, as_entry(&block, page_map::numbers(route, stream), bytes)) {
             return Ok(address);
         }
@@ -290,6 +292,7 @@ pub(crate) fn deallocate(address: u64, bytes: usize, stream: Option<u32>) -> Res
         return Ok(());
     }
     free_deferred();
+    shadowed::restore_in_callback(address);
     let Some(entry) = page_map::entry(address) else {
         count_unknown();
         return Err(unknown(address));

@@ -81,7 +81,10 @@ impl Route {
         // Threads that sleep keep the resource, and nothing in it.
         self.own.as_ref().is_none_or(|own| match own.trim(0) {
             // Beside a capture a pool gives a part back. What is live was leaked.
-            Ok(_) => own.pool_statistics().is_none_or(|pool| pool.reserved == 0 || pool.live > 0),
+            Ok(_) => own.pool().is_none_or(|pool| {
+                let pool = pool.statistics();
+                pool.reserved == 0 || pool.live > 0
+            }),
             // Another error is of a device that is gone.
             Err(error) => error.kind() != ErrorKind::Capture,
         })

@@ -2,6 +2,7 @@
 //! meanwhile, so a function may allocate, too.
 
 use crate::stream::{Opened, Stream};
+use aquifer_capi::embedded;
 use aquifer_rs::{
     CallbackResource, Device, DeviceBlock, DeviceLayout, DeviceResource, Error, ErrorKind, Failure,
     FailureCallbackAdaptor, ResourceId, Result,
@@ -33,7 +34,8 @@ pub(crate) fn resource(
         let bytes = layout.bytes();
         let call = |py: Python<'_>| {
             let stream = Stream::new_of(Opened::of(stream.clone()));
-            let called = allocate.call1(py, (bytes, stream)).and_then(|it| it.extract::<u64>(py));
+            let called = embedded::in_callback(|| allocate.call1(py, (bytes, stream)));
+            let called = called.and_then(|it| it.extract::<u64>(py));
             called.map_err(|raised| error_of(py, raised))
         };
         let address = Python::try_attach(call)
@@ -51,7 +53,8 @@ pub(crate) fn resource(
     let freed = move |stream: &aquifer_rs::Stream, block: DeviceBlock| {
         Python::try_attach(|py| {
             let stream = Stream::new_of(Opened::of(stream.clone()));
-            if let Err(raised) = deallocate.call1(py, (block.address(), block.bytes(), stream)) {
+            let arguments = (block.address(), block.bytes(), stream);
+            if let Err(raised) = embedded::in_callback(|| deallocate.call1(py, arguments)) {
                 raised.write_unraisable(py, Some(deallocate.bind(py)));
             }
         });

@@ -36,7 +36,9 @@ if "cupy" in sys.modules:
     aquifer.cupy.get_current_stream = lambda: types.SimpleNamespace(ptr=0)
     aquifer.cupy._current_handle = aquifer.cupy.get_device_id = lambda: 0
     objects += [aquifer.cupy_allocator(1000) + 10, aquifer.cupy_pinned_allocator(1000)]
-aquifer.set_allocators(*{name for name in ("numba", "cupy") if name in sys.modules})
+libraries = {name for name in ("numba", "cupy") if name in sys.modules}
+if libraries:
+    aquifer.set_allocators(*libraries)
 """
 
 #: Where they are then.
@@ -141,10 +143,13 @@ ALIVE = {
         kept = [aquifer.DeviceBuffer(size=100, mr=mr) for _ in range(5)]; kept.append(kept)
         time.sleep(0.2)""",
     "callbacks of failures": """
-        limited = aquifer.mr.LimitingResourceAdaptor(aquifer.mr.CudaMemoryResource(), 1000)
+        limited = aquifer.mr.LimitingResourceAdaptor(aquifer.mr.CudaMemoryResource(), 1200)
         kept = []
         mr = aquifer.mr.FailureCallbackResourceAdaptor(limited, lambda bytes: bool(kept and kept.pop()))
-        kept += [aquifer.DeviceBuffer(size=500, mr=mr) for _ in range(3)]; kept.append(mr)""",
+        for _ in range(5):
+            kept.append(aquifer.DeviceBuffer(size=512, mr=mr))
+        assert len(kept) == 2
+        kept.append(kept)""",
     "a pool of threads": """
         from concurrent.futures import ThreadPoolExecutor
         pool = ThreadPoolExecutor(4)
