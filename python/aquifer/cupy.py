@@ -11,12 +11,9 @@ there is none, with the pool's figures.
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable
 from typing import Any
 
 import cupy
-from cupy.cuda import stream as _stream
 from cupy.cuda import MemoryPointer, UnownedMemory, get_current_stream
 from cupy.cuda.device import get_device_id
 from cupy.cuda.pinned_memory import PinnedMemory, PinnedMemoryPointer
@@ -27,28 +24,11 @@ from aquifer._aquifer import DeviceBuffer
 __all__ = ["cupy_allocator", "cupy_pinned_allocator", "set_allocator"]
 
 
-def _find_current_handle() -> Callable[[], int]:
-    """CuPy's function for the handle of its current stream, by which its own modules ask. An object takes longer to get."""
-    signature = b"intptr_t (void)"
-    exported = getattr(_stream, "__pyx_capi__", {}).get("get_current_stream_ptr")
-    is_valid = ctypes.pythonapi.PyCapsule_IsValid
-    is_valid.argtypes = [ctypes.py_object, ctypes.c_char_p]
-    if exported is None or not is_valid(exported, signature):
-        return lambda: int(get_current_stream().ptr)
-    pointer = ctypes.pythonapi.PyCapsule_GetPointer
-    pointer.restype = ctypes.c_void_p
-    pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
-    return ctypes.PYFUNCTYPE(ctypes.c_ssize_t)(pointer(exported, signature))
-
-
-_current_handle = _find_current_handle()
-
-
 def cupy_allocator(nbytes: int) -> Any:
     """Device memory for CuPy, of the current resource, on CuPy's current stream."""
-    # The default stream needs no object.
-    stream = get_current_stream() if _current_handle() > 1 else None
-    buffer = DeviceBuffer(size=nbytes, stream=stream)
+    stream = get_current_stream()
+    # The default stream is known without its object.
+    buffer = DeviceBuffer(size=nbytes, stream=stream) if stream.ptr else DeviceBuffer(size=nbytes)
     memory = UnownedMemory(buffer.ptr, nbytes, buffer, get_device_id())
     return MemoryPointer(memory, 0)
 

@@ -296,8 +296,16 @@ pub(crate) fn numpy_set_handler(
 ) -> PyResult<Py<PyAny>> {
     type Set = unsafe extern "C" fn(*mut ffi::PyObject) -> *mut ffi::PyObject;
     let table = array_api(py)?;
+    // SAFETY: an object; the thread is attached.
+    let is_one = |it: &Bound<'_, PyAny>| unsafe {
+        ffi::PyCapsule_IsValid(it.as_ptr(), CAPSULE.as_ptr()) != 0
+    };
+    // NumPy 1.26 takes any object.
+    if handler.is_some_and(|handler| !is_one(handler)) {
+        return Err(PyValueError::new_err("a capsule of a handler of NumPy was expected"));
+    }
     let handler = handler.map_or(std::ptr::null_mut(), Bound::as_ptr);
-    // SAFETY: NumPy's table has this function at this number; it refuses what is no such capsule. The thread is attached.
+    // SAFETY: NumPy's table has this function at this number. The thread is attached.
     let before = unsafe {
         let set = std::mem::transmute::<*const c_void, Set>(*table.add(SET_HANDLER));
         Bound::from_owned_ptr_or_err(py, set(handler))

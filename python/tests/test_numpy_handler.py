@@ -154,8 +154,9 @@ def test_an_error_inside_sets_the_handler_back():
 
 
 def test_a_capsule_that_is_none_is_refused():
-    with pytest.raises(ValueError):
-        _aquifer.numpy_set_handler(aquifer.to_device(b"abc").__dlpack__())
+    for other in [aquifer.to_device(b"abc").__dlpack__(), 7, "mem_handler"]:
+        with pytest.raises(ValueError, match="capsule of a handler"):
+            _aquifer.numpy_set_handler(other)
     assert get_handler_name() == NUMPYS_OWN
     before = _aquifer.numpy_set_handler(None)
     assert get_handler_name() == NUMPYS_OWN

@@ -1,6 +1,5 @@
 """CuPy's plug-in, as far as it goes without a GPU: CuPy's own classes, but a device and streams of the test's."""
 
-import ctypes
 import gc
 import os
 import subprocess
@@ -37,9 +36,7 @@ class Library:
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> Library:
     library = Library()
-    monkeypatch.setattr(aquifer.cupy, "_current_handle", lambda: library.stream.ptr)
     monkeypatch.setattr(aquifer.cupy, "get_current_stream", lambda: library.stream)
-    monkeypatch.setattr(aquifer.cupy, "_current_handle", lambda: library.stream.ptr)
     monkeypatch.setattr(aquifer.cupy, "get_device_id", lambda: library.device)
     return library
 
@@ -123,16 +120,6 @@ def test_no_bytes(resource):
     pointers = [aquifer.cupy_allocator(0) for _ in range(2)]
     assert [pointer.mem.size for pointer in pointers] == [0, 0]
     assert live(resource) == (0, 0)
-
-
-def test_cupys_own_function_for_the_handle_is_found():
-    # Which asks the driver, and raises without one: so it is called as a function that may raise.
-    assert isinstance(aquifer.cupy._current_handle, ctypes._CFuncPtr)
-    assert aquifer.cupy._current_handle._flags_ & ctypes._FUNCFLAG_PYTHONAPI
-    try:
-        assert aquifer.cupy._current_handle() == 0
-    except cupy.cuda.runtime.CUDARuntimeError as error:
-        assert "driver" in str(error)
 
 
 def test_the_per_thread_default_stream_is_refused(resource, library):
