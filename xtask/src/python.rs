@@ -77,7 +77,8 @@ pub(crate) fn step(place: &Place) -> Result<Verdict> {
     let elsewhere = place.target.join("python");
     let tests = source.join("tests");
     let tests = tests.to_string_lossy();
-    let common = ["--import-mode=importlib", "-p", "no:cacheprovider"];
+    let gpu = format!("--ignore={tests}/gpu");
+    let common = ["--import-mode=importlib", "-p", "no:cacheprovider", &*gpu];
     let alone = environment.pytest(&elsewhere, &[&common[..], &[&*tests]].concat())?;
     environment.install(&place.root, &LIBRARIES)?;
     environment.install(&place.root, &["mypy>=1.11"])?;
