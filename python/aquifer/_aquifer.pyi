@@ -35,7 +35,9 @@ __all__ = [
 
 __version__: str
 
-_Buffer = TypeVar("_Buffer", bound=Buffer)
+# NumPy's arrays are a Buffer to a checker from Python 3.12 on.
+_HostBytes: TypeAlias = Buffer | NDArray[Any]
+_Buffer = TypeVar("_Buffer", bound=Buffer | NDArray[Any])
 
 class _HasProtocol(Protocol):
     """cuda.core, and what has its protocol."""
@@ -193,7 +195,7 @@ class DeviceBuffer:
     ) -> Self: ...
     @staticmethod
     def to_device(
-        b: Buffer,
+        b: _HostBytes,
         stream: _AnyStream | None = None,
         mr: DeviceMemoryResource | None = None,
     ) -> DeviceBuffer:
@@ -255,7 +257,7 @@ class DeviceBuffer:
     def copy_to_host(self, ary: _Buffer, stream: _AnyStream | None = None) -> _Buffer:
         """Copies the bytes to the first ones of a host's object that may be written, and returns it."""
 
-    def copy_from_host(self, ary: Buffer, stream: _AnyStream | None = None) -> None:
+    def copy_from_host(self, ary: _HostBytes, stream: _AnyStream | None = None) -> None:
         """Overwrites the first bytes with those of a host's object."""
 
     def copy_from_device(self, cuda_ary: _HasArrayInterface, stream: _AnyStream | None = None) -> None:
@@ -316,10 +318,10 @@ def get_per_device_resource(device: int | None = None) -> DeviceMemoryResource:
 def set_per_device_resource(device: int | None, mr: DeviceMemoryResource) -> None:
     """Sets the current resource of a device, by default the current one, for buffers and for all hosts."""
 
-def copy_ptr_to_host(db: int, hb: Buffer, stream: _AnyStream | None = None) -> None:
+def copy_ptr_to_host(db: int, hb: _HostBytes, stream: _AnyStream | None = None) -> None:
     """Copies device memory at an address to a host's object that may be written, as many bytes as that has."""
 
-def copy_host_to_ptr(hb: Buffer, db: int, stream: _AnyStream | None = None) -> None:
+def copy_host_to_ptr(hb: _HostBytes, db: int, stream: _AnyStream | None = None) -> None:
     """Copies the bytes of a host's object to device memory at an address."""
 
 def copy_device_to_ptr(d_src: int, d_dst: int, count: int, stream: _AnyStream | None = None) -> None:

@@ -242,7 +242,7 @@ class PoolMemoryResource(UpstreamResourceAdaptor):
 
 
 class FixedSizeMemoryResource(UpstreamResourceAdaptor):
-    """Blocks of one size, a multiple of 256 bytes. Others are rounded up to one.
+    """Blocks of one size. Sizes are rounded up to a multiple of 256 bytes.
 
     ``blocks_to_preallocate`` is how many it takes of its upstream at once, not before the first.
     """
@@ -333,7 +333,7 @@ class CallbackMemoryResource(DeviceMemoryResource):
 
 
 class FailureCallbackResourceAdaptor(UpstreamResourceAdaptor):
-    """Calls ``callback(nbytes)`` where there is no memory. While it returns true, the allocation is tried again, 16 times.
+    """Calls ``callback(nbytes)`` where there is no memory. While it returns true, the allocation is tried again, at most 16 times.
 
     What the callback raises, the caller of the allocation gets.
     """

@@ -41,6 +41,9 @@ class FromCudaCore:
 
 for stream in (FromCuPy(), FromTorch(), FromCudaCore(), Stream(), None):
     DeviceBuffer(size=1, stream=stream)
+import numpy
+
+array: "numpy.ndarray[Any, numpy.dtype[numpy.float64]]" = DeviceBuffer.to_device(numpy.ones(1)).copy_to_host(numpy.ones(1))
 host: bytearray = DeviceBuffer.to_device(b"x").copy_to_host(bytearray(1))
 pool: mr.PoolMemoryResource = mr.PoolMemoryResource(mr.CudaMemoryResource(), "1MiB")
 counted: Statistics = mr.StatisticsResourceAdaptor(pool).allocation_counts
