@@ -60,6 +60,11 @@ impl OwnStack {
         Stack::set_default(self.number)
     }
 
+    /// Whether its resources call code of the program.
+    pub fn has_callbacks(&self) -> bool {
+        stack::get(self.number).is_ok_and(|stack| stack.has_callbacks())
+    }
+
     /// Its resources.
     pub fn resources(&self) -> &ResourceStack {
         &self.resources
@@ -117,6 +122,7 @@ pub unsafe fn deallocate(address: u64, bytes: usize, stream: Option<&OpenStream>
 /// A stream that is open: what was allocated on it goes on without it after the last [`OpenStream`] of it is dropped.
 #[derive(Debug)]
 pub struct OpenStream {
+    /// 0 once it is closed.
     number: u32,
     stream: Stream,
 }
@@ -146,11 +152,25 @@ impl OpenStream {
     pub fn stream(&self) -> &Stream {
         &self.stream
     }
+
+    /// Closes it, as a drop does. It comes back where it cannot be closed now, as the stream is in capture: its owner keeps
+    /// it until then.
+    ///
+    /// # Errors
+    ///
+    /// This, open still.
+    pub fn close(mut self) -> std::result::Result<(), Self> {
+        if !fork::is_child() && status::guarded(|| memory::close_stream(self.number)).is_err() {
+            return Err(self);
+        }
+        self.number = 0;
+        Ok(())
+    }
 }
 
 impl Drop for OpenStream {
     fn drop(&mut self) {
-        if fork::is_child() {
+        if self.number == 0 || fork::is_child() {
             return;
         }
         // One that is in capture stays open: it is not destroyed while that lasts.

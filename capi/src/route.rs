@@ -7,7 +7,7 @@
 
 use crate::capture::OfCapture;
 use crate::closing::Closing;
-use crate::{cache, page_map};
+use crate::{cache, page_map, shadowed};
 use aquifer_rs::{DeviceResource, ErrorKind, ResourceStack};
 use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;
@@ -146,11 +146,13 @@ fn sweep() {
         closing.iter().for_each(|route| route.closing.begin_count());
         let allocations = |route: &Arc<Route>| (route.number, route.closing.allocations());
         let mut live: HashMap<u32, isize> = closing.iter().map(allocations).collect();
-        page_map::for_each_live(|_, block| {
+        let mut count = |block: page_map::Block| {
             if let Some(blocks) = live.get_mut(&block.route) {
                 *blocks += 1;
             }
-        });
+        };
+        page_map::for_each_live(|_, block| count(block));
+        shadowed::for_each(&mut count);
         for route in closing {
             match live.get(&route.number) {
                 Some(0) => gone.extend(ROUTES.write().remove(&route.number)),

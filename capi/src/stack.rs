@@ -122,10 +122,17 @@ impl Stack {
         stack.retain();
         let before = DEFAULTS.lock().insert(ordinal, Own::Set(number));
         cache::invalidate();
-        if let Some(Own::Set(before)) = before
-            && let Some(last) = release(before)?
-        {
-            last.close();
+        match before {
+            Some(Own::Set(before)) => {
+                if let Some(last) = release(before)? {
+                    last.close();
+                }
+            }
+            // It stays, and nothing allocates of it: its free memory goes back, as far as it can now.
+            Some(Own::Kept(before)) => {
+                let _ = get(before)?.resources.trim(0);
+            }
+            None => {}
         }
         Ok(())
     }
@@ -133,6 +140,11 @@ impl Stack {
     /// The process's own stacks.
     pub(crate) fn defaults() -> Vec<u32> {
         DEFAULTS.lock().values().map(|own| own.number()).collect()
+    }
+
+    /// Whether its resources call code of the program.
+    pub(crate) fn has_callbacks(&self) -> bool {
+        self.state.lock().main.has_callbacks
     }
 
     pub(crate) fn retain(&self) {

@@ -121,18 +121,35 @@ impl State {
     /// Gives the memory back.
     fn free(&mut self) {
         let Some(memory) = self.memory.get_mut().memory.get_mut().take() else { return };
-        if *self.is_exported.get_mut() {
-            come_after_all(&memory);
+        if *self.is_exported.get_mut() && come_after_all(&memory).is_err() {
+            HELD_BACK.lock().push(memory);
         }
-        drop(memory);
     }
 }
 
 /// Has the memory's next work come after all that the device was given, on any stream.
-fn come_after_all(memory: &Memory) {
+fn come_after_all(memory: &Memory) -> aquifer_rs::Result<()> {
     let home = memory.stream();
-    // In a capture the event would cost the graph, and fails.
-    let _ = home.device().record().and_then(|event| home.wait(&event));
+    match home.device().record().and_then(|event| home.wait(&event)) {
+        // Of a driver that has no such event. In a capture either would cost the graph.
+        Err(error) if error.kind() != ErrorKind::Capture => home.device().synchronize(),
+        done => done,
+    }
+}
+
+/// Memory that another library may use still, which no order could be told of: freed by a later allocation.
+static HELD_BACK: Mutex<Vec<Memory>> = Mutex::new(Vec::new());
+
+fn free_held_back() {
+    // A forked child would wait for a lock of its parent.
+    let Some(mut held_back) = HELD_BACK.try_lock() else { return };
+    if held_back.is_empty() {
+        return;
+    }
+    let tried = std::mem::take(&mut *held_back);
+    drop(held_back);
+    let left: Vec<_> = tried.into_iter().filter(|memory| come_after_all(memory).is_err()).collect();
+    HELD_BACK.lock().extend(left);
 }
 
 impl Drop for State {
@@ -199,7 +216,10 @@ impl DeviceBuffer {
         let upstream = built.resources().resource().clone();
         let stream = opened.stream();
         // SAFETY: bytes of a device, of which a program of Python may read any; the simulated device tells of it.
-        let memory = py.detach(|| unsafe { Memory::uninit_in(stream, bytes, upstream) })?;
+        let memory = py.detach(|| unsafe {
+            free_held_back();
+            Memory::uninit_in(stream, bytes, upstream)
+        })?;
         Ok(Self::of(memory, opened, Some(resource)))
     }
 }
@@ -221,11 +241,11 @@ unsafe fn foreign(
         Err(Error::new(ErrorKind::Unsupported, "another library's memory was to grow"))
     };
     let released = move |stream: &aquifer_rs::Stream, _: DeviceBlock| {
-        // Its owner knows nothing of this stream.
-        let _ = stream.synchronize();
         let release = release.lock().take();
-        if let Some(release) = release {
-            release();
+        // Its owner knows nothing of this stream. Memory that may be in use is not let go.
+        match (stream.synchronize(), release) {
+            (Ok(()), Some(release)) => release(),
+            (_, release) => std::mem::forget(release),
         }
     };
     // SAFETY: it hands out nothing but the block below.
@@ -591,7 +611,7 @@ impl DeviceBuffer {
                 return Err(PyBufferError::new_err(message).into());
             }
             if self.state.is_exported.load(Ordering::Relaxed) {
-                come_after_all(memory);
+                come_after_all(memory)?;
             }
             Ok(change(memory)?)
         };

@@ -14,6 +14,23 @@ use std::sync::Arc;
 
 const AT_EXIT: &str = "a function of Python was to be called, whose interpreter is ending";
 
+/// The exception that is on its way as an object ends, which is so again after a function was called.
+struct Pending<'py>(Python<'py>, Option<PyErr>);
+
+impl<'py> Pending<'py> {
+    fn take(py: Python<'py>) -> Self {
+        Self(py, PyErr::take(py))
+    }
+}
+
+impl Drop for Pending<'_> {
+    fn drop(&mut self) {
+        if let Some(pending) = self.1.take() {
+            pending.restore(self.0);
+        }
+    }
+}
+
 /// Of an exception, which the caller of the allocation gets again.
 fn error_of(py: Python<'_>, raised: PyErr) -> Error {
     let kind = match raised.is_instance_of::<PyMemoryError>(py) {
@@ -33,6 +50,7 @@ pub(crate) fn resource(
     let allocated = move |stream: &aquifer_rs::Stream, layout: aquifer_rs::DeviceLayout| {
         let bytes = layout.bytes();
         let call = |py: Python<'_>| {
+            let _pending = Pending::take(py);
             let stream = Stream::new_of(Opened::of(stream.clone()));
             let called = embedded::in_callback(|| allocate.call1(py, (bytes, stream)));
             let called = called.and_then(|it| it.extract::<u64>(py));
@@ -52,6 +70,7 @@ pub(crate) fn resource(
     };
     let freed = move |stream: &aquifer_rs::Stream, block: DeviceBlock| {
         Python::try_attach(|py| {
+            let _pending = Pending::take(py);
             let stream = Stream::new_of(Opened::of(stream.clone()));
             let arguments = (block.address(), block.bytes(), stream);
             if let Err(raised) = embedded::in_callback(|| deallocate.call1(py, arguments)) {
@@ -110,6 +129,7 @@ pub(crate) fn on_failure(
 ) -> impl DeviceResource + 'static {
     OnFailure(FailureCallbackAdaptor::new(upstream, move |failure: &Failure<'_>| {
         let call = |py: Python<'_>| {
+            let _pending = Pending::take(py);
             let called = callback.call1(py, (failure.layout().bytes(),));
             let retry = called.and_then(|it| it.bind(py).is_truthy());
             retry.unwrap_or_else(|raised| {

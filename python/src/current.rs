@@ -13,15 +13,30 @@ use std::sync::LazyLock;
 static CURRENT: LazyLock<Mutex<HashMap<i32, Py<DeviceMemoryResource>>>> =
     LazyLock::new(Mutex::default);
 
+/// Held while a stack becomes the process's own and its object the current one, or is asked for. Taken detached.
+static SETTING: Mutex<()> = Mutex::new(());
+
 /// The current resource of a device: what was set, or what `AQUIFER_STACK` describes, or a pool.
 pub(crate) fn current(py: Python<'_>, ordinal: i32) -> Result<Py<DeviceMemoryResource>> {
     if let Some(known) = CURRENT.lock().get(&ordinal) {
         return Ok(known.clone_ref(py));
     }
     device(py, ordinal)?;
-    let stack = py.detach(|| OwnStack::default_of(ordinal))?;
+    let stack = py.detach(|| {
+        let _setting = SETTING.lock();
+        OwnStack::default_of(ordinal)
+    })?;
     let made = Py::new(py, DeviceMemoryResource::of(stack))?;
-    Ok(CURRENT.lock().entry(ordinal).or_insert(made).clone_ref(py))
+    let mut current = CURRENT.lock();
+    if let Some(known) = current.get(&ordinal) {
+        let known = known.clone_ref(py);
+        drop(current);
+        // Not under the lock: the drop runs detached, and another thread may ask for the lock then.
+        drop(made);
+        return Ok(known);
+    }
+    current.insert(ordinal, made.clone_ref(py));
+    Ok(made)
 }
 
 /// The current resource of a device, by default the current one.
@@ -52,10 +67,14 @@ pub(crate) fn set_per_device_resource(
         );
         return Err(PyValueError::new_err(message));
     }
-    py.detach(|| -> Result<()> { Ok(built.stack()?.set_default()?) })?;
-    let before = CURRENT.lock().insert(ordinal, mr.clone().unbind());
-    // Not under the lock: the drop may run code of Python.
-    drop(before);
+    let object = mr.clone().unbind();
+    let set = py.detach(|| -> Result<_> {
+        let _setting = SETTING.lock();
+        built.stack()?.set_default()?;
+        Ok(CURRENT.lock().insert(ordinal, object))
+    });
+    // Not under the locks: the drop may run code of Python.
+    drop(set?);
     Ok(())
 }
 

@@ -126,8 +126,24 @@ unsafe extern "C" fn end_capsule<M: Shared>(capsule: *mut ffi::PyObject) {
     // SAFETY: a capsule of `capsule`, which has this name until a consumer renames it.
     unsafe {
         if ffi::PyCapsule_IsValid(capsule, M::NAME.as_ptr()) != 0 {
-            delete(ffi::PyCapsule_GetPointer(capsule, M::NAME.as_ptr()).cast::<M>());
+            let managed = ffi::PyCapsule_GetPointer(capsule, M::NAME.as_ptr()).cast::<M>();
+            // Dropped as a tensor is: the driver may wait for work that calls Python.
+            let unused = Unused(managed);
+            Python::assume_attached().detach(|| drop(unused));
         }
+    }
+}
+
+/// A tensor that no consumer took.
+struct Unused<M: Shared>(*mut M);
+
+// SAFETY: DLPack's deleters may be called on any thread.
+unsafe impl<M: Shared> Send for Unused<M> {}
+
+impl<M: Shared> Drop for Unused<M> {
+    fn drop(&mut self) {
+        // SAFETY: `export` made it, and no consumer has it.
+        unsafe { delete(self.0) }
     }
 }
 

@@ -3,6 +3,7 @@
 //! PyO3 has this from Python 3.11 on, where the stable ABI has it. The functions and the structure are the same in 3.10.
 
 use crate::error::Result;
+use pyo3::exceptions::PyTypeError;
 use pyo3::ffi::{self, Py_ssize_t};
 use pyo3::prelude::*;
 use std::ffi::{c_char, c_int, c_void};
@@ -46,6 +47,12 @@ impl<'py> HostBytes<'py> {
 
     /// Bytes to write.
     pub(crate) fn new_writable(object: &Bound<'py, PyAny>) -> Result<Self> {
+        // Of NumPy: bytes would be taken for references.
+        let has_objects = object.getattr("dtype").and_then(|dtype| dtype.getattr("hasobject"));
+        if has_objects.is_ok_and(|has| has.is_truthy().unwrap_or(false)) {
+            let message = "an array of Python's objects cannot be written as bytes";
+            return Err(PyTypeError::new_err(message).into());
+        }
         Self::get(object, PYBUF_WRITABLE)
     }
 

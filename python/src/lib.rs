@@ -7,6 +7,7 @@
 //! | `error` | exceptions |
 //! | `host_bytes` | the bytes of a host's object, by the buffer protocol |
 //! | `device` | devices by their numbers, and the calling thread's current one |
+//! | `detached` | ends that run without the interpreter |
 //! | `stream` | streams, of this package and of others |
 //! | `resource`, `callback` | memory resources; those that call functions of Python |
 //! | `current` | the current resource of each device |
@@ -21,6 +22,7 @@ extern crate aquifer_capi as _;
 mod buffer;
 mod callback;
 mod current;
+mod detached;
 mod device;
 mod dlpack;
 mod error;

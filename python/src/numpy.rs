@@ -8,9 +8,9 @@
 //! | arrays use the handler for as long as they live, and interpreters end before | a handler stays for good, one for each kind |
 //! | a worker process is a fork, where no device is | its new arrays are NumPy's own |
 
-use crate::device::device;
 use crate::error::{Raised, Result};
 use crate::page_locked;
+use aquifer_capi::{aquifer_status, embedded};
 use aquifer_rs::allocator_api2::alloc::{Allocator, Layout};
 use aquifer_rs::{ErrorKind, PinnedPool, PinnedResource};
 use parking_lot::Mutex;
@@ -78,7 +78,13 @@ static POOL: OnceLock<PinnedPool> = OnceLock::new();
 
 fn make_pool(py: Python<'_>) -> Result<()> {
     if POOL.get().is_none() {
-        let device = device(py, 0)?;
+        let device = match py.detach(|| embedded::device(0)) {
+            // In the child of a fork arrays are NumPy's own.
+            Err(failure) if failure.status() == aquifer_status::AQUIFER_ERROR_FORKED => {
+                return Ok(());
+            }
+            device => device?,
+        };
         let make =
             || PinnedPool::builder(PinnedResource::new(&device)?).magazine_bytes(WAITING).build();
         let made = py.detach(make)?;
@@ -111,7 +117,7 @@ fn is_fork() -> bool {
 impl Context {
     /// Whether memory of so many bytes is to be page-locked.
     fn page_locks(&self, bytes: usize) -> bool {
-        bytes >= self.from && !IS_FORK.load(Ordering::Relaxed)
+        bytes >= self.from && !IS_FORK.load(Ordering::Relaxed) && POOL.get().is_some()
     }
 }
 

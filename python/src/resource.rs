@@ -1,6 +1,7 @@
 //! Memory resources: stacks of the crate's, around which `aquifer.mr` has a class for each of RMM's.
 
 use crate::callback;
+use crate::detached::Detached;
 use crate::device::{current_ordinal, device};
 use crate::error::{Raised, Result};
 use crate::stream::Opened;
@@ -23,32 +24,38 @@ pub(crate) struct DeviceMemoryResource {
 }
 
 pub(crate) struct Built {
-    resources: ResourceStack,
-    /// For hosts and for blocks by their addresses. Made at its first use, as its end reads the table of all such blocks.
-    stack: OnceLock<OwnStack>,
+    native: Detached<Native>,
     has_callbacks: bool,
+    /// Dropped after the resources over them.
     upstreams: Vec<Py<PyAny>>,
+}
+
+struct Native {
+    resources: ResourceStack,
+    /// Made at its first need.
+    stack: OnceLock<OwnStack>,
 }
 
 impl Built {
     fn new(resources: ResourceStack, has_callbacks: bool, upstreams: Vec<Py<PyAny>>) -> Self {
-        Self { resources, stack: OnceLock::new(), has_callbacks, upstreams }
+        let native = Detached::new(Native { resources, stack: OnceLock::new() });
+        Self { native, has_callbacks, upstreams }
     }
 
     pub(crate) fn stack(&self) -> Result<&OwnStack> {
-        if let Some(stack) = self.stack.get() {
+        if let Some(stack) = self.native.stack.get() {
             return Ok(stack);
         }
         // An error in the child of a fork, where another thread may have had the lock of the stacks.
         embedded::device(self.ordinal())?;
-        Ok(self.stack.get_or_init(|| {
+        Ok(self.native.stack.get_or_init(|| {
             let callbacks = if self.has_callbacks { Callbacks::Some } else { Callbacks::None };
-            OwnStack::new(self.resources.clone(), callbacks)
+            OwnStack::new(self.native.resources.clone(), callbacks)
         }))
     }
 
     pub(crate) fn resources(&self) -> &ResourceStack {
-        &self.resources
+        &self.native.resources
     }
 
     pub(crate) fn ordinal(&self) -> i32 {
@@ -59,9 +66,9 @@ impl Built {
 impl DeviceMemoryResource {
     /// Of a stack that is there.
     pub(crate) fn of(stack: OwnStack) -> Self {
-        let resources = stack.resources().clone();
-        let stack = OnceLock::from(stack);
-        let built = Built { resources, stack, has_callbacks: false, upstreams: Vec::new() };
+        let (resources, has_callbacks) = (stack.resources().clone(), stack.has_callbacks());
+        let native = Detached::new(Native { resources, stack: OnceLock::from(stack) });
+        let built = Built { native, has_callbacks, upstreams: Vec::new() };
         Self { built: Mutex::new(Some(Arc::new(built))) }
     }
 
@@ -77,16 +84,6 @@ impl DeviceMemoryResource {
         let before = self.built.lock().replace(Arc::new(built));
         // Not under the lock: the drop may run code of Python.
         drop(before);
-    }
-}
-
-impl Drop for DeviceMemoryResource {
-    fn drop(&mut self) {
-        let Some(mut built) = self.built.get_mut().take().and_then(Arc::into_inner) else { return };
-        let upstreams = std::mem::take(&mut built.upstreams);
-        // The driver may wait for work that calls Python: not with the interpreter held.
-        Python::try_attach(|py| py.detach(|| drop(built)));
-        drop(upstreams);
     }
 }
 

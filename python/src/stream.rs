@@ -26,11 +26,40 @@ pub(crate) struct Stream {
     opened: Arc<Opened>,
 }
 
-/// A stream that is open, and what keeps it alive.
+/// A stream that is open, and what keeps it alive. No lock is held where one ends.
 pub(crate) struct Opened {
-    open: OpenStream,
-    /// The other library's object. Dropped after `open`, as fields are in their order.
+    /// Until the drop.
+    open: Option<OpenStream>,
+    /// The other library's object, which is let go when the stream is closed.
     owner: Option<Py<PyAny>>,
+}
+
+/// Held while another library's stream is opened, and while one is closed: a stream that is just found by its handle is not
+/// closed for its last user before it is counted. Taken detached.
+static OPENING: Mutex<()> = Mutex::new(());
+
+/// Streams that could not be closed yet, as they were in capture, and their objects.
+static LEFT_OPEN: Mutex<Vec<(OpenStream, Option<Py<PyAny>>)>> = Mutex::new(Vec::new());
+
+/// Closes a stream, and lets its object go; or keeps both, to be closed later.
+fn close(py: Python<'_>, open: OpenStream, owner: Option<Py<PyAny>>) {
+    let closed = py.detach(|| {
+        let _opening = OPENING.lock();
+        open.close()
+    });
+    if let Err(open) = closed {
+        LEFT_OPEN.lock().push((open, owner));
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        let owner = self.owner.take();
+        // Without an interpreter the stream is closed, and the object stays.
+        if let Some(open) = self.open.take() {
+            Python::try_attach(|py| close(py, open, owner));
+        }
+    }
 }
 
 static FOREIGN: LazyLock<Mutex<HashMap<usize, Arc<Opened>>>> = LazyLock::new(Mutex::default);
@@ -40,16 +69,16 @@ static DEFAULTS: LazyLock<Mutex<HashMap<i32, Arc<Opened>>>> = LazyLock::new(Mute
 
 impl Opened {
     pub(crate) fn open(&self) -> &OpenStream {
-        &self.open
+        self.open.as_ref().unwrap_or_else(|| unreachable!("it is there until the drop"))
     }
 
     pub(crate) fn stream(&self) -> &aquifer_rs::Stream {
-        self.open.stream()
+        self.open().stream()
     }
 
     /// A stream of the crate's.
     pub(crate) fn of(stream: aquifer_rs::Stream) -> Arc<Self> {
-        Arc::new(Self { open: OpenStream::new(stream), owner: None })
+        Arc::new(Self { open: Some(OpenStream::new(stream)), owner: None })
     }
 
     /// The default stream of a device.
@@ -58,7 +87,10 @@ impl Opened {
             return Ok(known.clone());
         }
         let made = Self::of(device(py, ordinal)?.default_stream());
-        Ok(DEFAULTS.lock().entry(ordinal).or_insert(made).clone())
+        let mut defaults = DEFAULTS.lock();
+        let first = defaults.entry(ordinal).or_insert_with(|| made.clone()).clone();
+        drop(defaults);
+        Ok(first)
     }
 
     /// The stream of an argument: the current device's default one without one.
@@ -90,9 +122,15 @@ impl Opened {
         close_unused(py);
         let device = device(py, ordinal)?;
         // SAFETY: a stream that lives, as its object does, which `Opened` keeps until the stream is closed.
-        let open = py.detach(|| unsafe { OpenStream::from_handle(&device, handle) })?;
-        let opened = Arc::new(Self { open, owner: Some(object.clone().unbind()) });
-        Ok(FOREIGN.lock().entry(key).or_insert(opened).clone())
+        let open = py.detach(|| unsafe {
+            let _opening = OPENING.lock();
+            OpenStream::from_handle(&device, handle)
+        })?;
+        let opened = Arc::new(Self { open: Some(open), owner: Some(object.clone().unbind()) });
+        let mut foreign = FOREIGN.lock();
+        let first = foreign.entry(key).or_insert_with(|| opened.clone()).clone();
+        drop(foreign);
+        Ok(first)
     }
 }
 
@@ -110,6 +148,10 @@ fn close_unused(py: Python<'_>) {
     };
     // Not under the lock: an object's end runs code of Python.
     drop(unused);
+    let left = std::mem::take(&mut *LEFT_OPEN.lock());
+    for (open, owner) in left {
+        close(py, open, owner);
+    }
 }
 
 fn references(_py: Python<'_>, object: &Py<PyAny>) -> isize {

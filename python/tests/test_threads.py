@@ -461,3 +461,47 @@ def test_hooks_and_callbacks_of_threads_that_end():
         thread.start()
         thread.join()
     assert [buffer.tobytes() for buffer in kept] == [b"abc"] * 30
+
+
+def test_the_first_buffers_of_a_process(run_python):
+    program = """
+import threading, aquifer
+barrier = threading.Barrier(8)
+def first():
+    barrier.wait()
+    aquifer.DeviceBuffer(size=1)
+threads = [threading.Thread(target=first) for _ in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+"""
+    for _ in range(10):
+        assert run_python(program) == ""
+
+
+def test_the_current_resource_is_that_of_the_hosts(in_threads):
+    resources = [aquifer.mr.CudaMemoryResource() for _ in range(2)]
+
+    def set_it(number):
+        for _ in range(300):
+            aquifer.mr.set_current_device_resource(resources[number])
+
+    in_threads(lambda: set_it(0), lambda: set_it(1))
+    assert aquifer.mr.get_current_device_resource() in resources
+
+
+def test_an_exception_on_its_way_is_not_lost():
+    kept = []
+    upstream = aquifer.mr.CudaMemoryResource()
+
+    def free(address, nbytes, stream):
+        kept.append(address)
+        upstream.deallocate(address, nbytes, stream)
+
+    resource = aquifer.mr.CallbackMemoryResource(upstream.allocate, free)
+
+    def fail():
+        return [aquifer.DeviceBuffer(size=100, mr=resource), 1 / 0]
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert len(kept) == 1
