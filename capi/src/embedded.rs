@@ -188,6 +188,11 @@ pub fn device(ordinal: i32) -> Result<Device> {
     stack::device(ordinal)
 }
 
+/// Whether this is the child of a fork whose parent had opened a device: another thread of that may have had any lock.
+pub fn is_forked_child() -> bool {
+    fork::is_child()
+}
+
 fn not_forked() -> Result<()> {
     if fork::is_child() { Err(forked()) } else { Ok(()) }
 }

@@ -6,6 +6,7 @@ use crate::error::Result;
 use crate::host_bytes::HostBytes;
 use crate::resource::{DeviceMemoryResource, size};
 use crate::stream::{Opened, Stream};
+use aquifer_capi::embedded;
 use aquifer_rs::{
     CallbackResource, DeviceBlock, DeviceBuffer as Memory, DeviceVec, DeviceVecParts, Error,
     ErrorKind,
@@ -121,7 +122,9 @@ impl State {
     /// Gives the memory back.
     fn free(&mut self) {
         let Some(memory) = self.memory.get_mut().memory.get_mut().take() else { return };
-        if *self.is_exported.get_mut() && come_after_all(&memory).is_err() {
+        // In the child of a fork the memory is the parent's, and another thread may have had the lock.
+        let is_own = !embedded::is_forked_child();
+        if is_own && *self.is_exported.get_mut() && come_after_all(&memory).is_err() {
             HELD_BACK.lock().push(memory);
         }
     }
@@ -141,13 +144,10 @@ fn come_after_all(memory: &Memory) -> aquifer_rs::Result<()> {
 static HELD_BACK: Mutex<Vec<Memory>> = Mutex::new(Vec::new());
 
 fn free_held_back() {
-    // A forked child would wait for a lock of its parent.
-    let Some(mut held_back) = HELD_BACK.try_lock() else { return };
-    if held_back.is_empty() {
+    if embedded::is_forked_child() {
         return;
     }
-    let tried = std::mem::take(&mut *held_back);
-    drop(held_back);
+    let tried = std::mem::take(&mut *HELD_BACK.lock());
     let left: Vec<_> = tried.into_iter().filter(|memory| come_after_all(memory).is_err()).collect();
     HELD_BACK.lock().extend(left);
 }

@@ -67,6 +67,8 @@ pub(crate) fn set_per_device_resource(
         );
         return Err(PyValueError::new_err(message));
     }
+    // An error in the child of a fork, where another thread may have had the lock.
+    self::device(py, ordinal)?;
     let object = mr.clone().unbind();
     let set = py.detach(|| -> Result<_> {
         let _setting = SETTING.lock();

@@ -9,7 +9,7 @@
 
 use crate::device::{current_ordinal, device};
 use crate::error::{Raised, Result};
-use aquifer_capi::embedded::OpenStream;
+use aquifer_capi::embedded::{self, OpenStream};
 use parking_lot::Mutex;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::ffi;
@@ -43,6 +43,10 @@ static LEFT_OPEN: Mutex<Vec<(OpenStream, Option<Py<PyAny>>)>> = Mutex::new(Vec::
 
 /// Closes a stream, and lets its object go; or keeps both, to be closed later.
 fn close(py: Python<'_>, open: OpenStream, owner: Option<Py<PyAny>>) {
+    if embedded::is_forked_child() {
+        // The stream is the parent's, and so is what the object would destroy.
+        return std::mem::forget((open, owner));
+    }
     let closed = py.detach(|| {
         let _opening = OPENING.lock();
         open.close()
