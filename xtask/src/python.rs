@@ -95,12 +95,17 @@ pub(crate) fn numpy(place: &Place) -> Result<Verdict> {
         return Ok(Verdict::Skipped("no Python from 3.10 with venv was found".into()));
     };
     let environment = Environment::new(place, python, "numpy")?;
-    environment.install(&place.root, &["./python[test]", "hypothesis", "pytest-xdist"])?;
+    // Some of its tests build modules.
+    let tools = ["hypothesis", "meson", "ninja"];
+    environment.install(&place.root, &[&["./python[test]"], &tools[..]].concat())?;
     let plugin = place.root.join("python/tests");
     let elsewhere = place.target.join("python");
     let mut command = environment.command(&elsewhere);
-    command.env("PYTHONPATH", &plugin);
-    command.args(["-m", "pytest", "-q", "-n", "2", "-m", "not slow", "-p", "no:cacheprovider"]);
+    let tools = std::iter::once(environment.0.join("bin"));
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let path = std::env::join_paths(tools.chain(std::env::split_paths(&path)))?;
+    command.env("PYTHONPATH", &plugin).env("PATH", path);
+    command.args(["-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider"]);
     command.args(["-p", "numpy_suite", "--pyargs"]).args(NUMPY_SUITES);
     let finished = shown(&mut command, Some(Duration::from_secs(1500)))?.ok()?;
     let last = finished.text.lines().rfind(|line| line.contains(" passed"));
