@@ -187,7 +187,8 @@ impl Thread {
     /// # Safety
     ///
     /// The reference is used before the thread calls [`remember`] or [`invalidate`]. The resources of a route that is
-    /// remembered call neither, nor code of users; a tool that intercepts the driver's calls does not call this library from there.
+    /// remembered call neither, nor code of users; a tool that intercepts the driver's calls does not call this library
+    /// from there.
     #[inline(always)]
     pub(crate) unsafe fn recent<'a>(&self, numbers: u64) -> Option<&'a Recent> {
         let recent = self.places[place(numbers)].get();

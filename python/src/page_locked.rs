@@ -83,7 +83,7 @@ pub(crate) fn insert(address: usize, bytes: usize) {
         // Relaxed: INV-1.
         return entry(part, address).store(value, Ordering::Relaxed);
     }
-    // Relaxed: whoever has the block was told of it after this.
+    // Relaxed: the block's owner is told of its address after this.
     HAS_SMALL.store(true, Ordering::Relaxed);
     SMALL.lock().insert(address, bytes);
 }

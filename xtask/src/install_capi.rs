@@ -16,8 +16,8 @@ use anyhow::{Context as _, Result, bail};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The number in the library's name for the loader, which capi/library/build.rs gives it. It grows with changes that old programs
-/// cannot take.
+/// The number in the library's name for the loader, which capi/library/build.rs gives it. It grows with changes that old
+/// programs cannot take.
 const SOVERSION: &str = "0";
 
 /// Builds by a profile of cargo, and installs; the files' paths.

@@ -152,7 +152,6 @@ impl StackText {
         Ok(Self { source: text.into(), layers: parse::stack(text)? })
     }
 
-    /// The text as it was written.
     /// The text of these with `layers` around them.
     pub(super) fn with(&self, layers: &[Layer<Over>]) -> Result<Self> {
         let mut combined = self.clone();
@@ -161,6 +160,7 @@ impl StackText {
         combined.to_string().parse()
     }
 
+    /// The text as it was written.
     pub(super) fn source(&self) -> &str {
         &self.source
     }
