@@ -122,15 +122,16 @@ impl Stack {
         stack.retain();
         let before = DEFAULTS.lock().insert(ordinal, Own::Set(number));
         cache::invalidate();
+        // The new one is set, whatever becomes of the one before.
         match before {
             Some(Own::Set(before)) => {
-                if let Some(last) = release(before)? {
+                if let Ok(Some(last)) = release(before) {
                     last.close();
                 }
             }
             // It stays, and nothing allocates of it: its free memory goes back, as far as it can now.
             Some(Own::Kept(before)) => {
-                let _ = get(before)?.resources.trim(0);
+                let _ = get(before).map(|stack| stack.resources.trim(0));
             }
             None => {}
         }
