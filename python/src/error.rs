@@ -39,9 +39,9 @@ impl From<Raised> for PyErr {
 
 impl From<Failure> for Raised {
     fn from(failure: Failure) -> Self {
-        let message = failure.message().to_owned();
+        let mut message = failure.message().to_owned();
         if failure.status() == Status::AQUIFER_ERROR_SIMULATION {
-            forget_reports();
+            add_other_reports(&mut message);
         }
         Self(match failure.status() {
             Status::AQUIFER_ERROR_OUT_OF_MEMORY => OutOfMemoryError::new_err(message),
@@ -59,9 +59,9 @@ impl From<aquifer_rs::Error> for Raised {
         if let Some(raised) = python_cause(&error) {
             return Self(raised);
         }
-        let message = error.to_string();
+        let mut message = error.to_string();
         if error.kind() == ErrorKind::Simulation {
-            forget_reports();
+            add_other_reports(&mut message);
         }
         Self(match error.kind() {
             ErrorKind::OutOfMemory => OutOfMemoryError::new_err(message),
@@ -74,10 +74,12 @@ impl From<aquifer_rs::Error> for Raised {
     }
 }
 
-/// A report of the simulated device is an exception once, and not of every later call.
-fn forget_reports() {
-    if let Some(simulator) = embedded::device(0).ok().and_then(|device| device.simulator()) {
-        let _ = simulator.take_reports();
+/// Takes the reports of the simulated device, so that each is told once and not by every later call. The message has the
+/// first.
+fn add_other_reports(message: &mut String) {
+    let simulator = embedded::device(0).ok().and_then(|device| device.simulator());
+    for report in simulator.iter().flat_map(|it| it.take_reports()).skip(1) {
+        message.push_str(&format!("\n{report}"));
     }
 }
 
