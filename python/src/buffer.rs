@@ -288,7 +288,8 @@ fn cuda_array(object: &Bound<'_, PyAny>) -> Result<(u64, usize, Option<u64>)> {
                 let message = "an array that is not contiguous was given (make a contiguous copy)";
                 return Err(PyValueError::new_err(message).into());
             }
-            wanted *= length;
+            // Of an array with bytes this is no more than those.
+            wanted = wanted.wrapping_mul(*length);
         }
     }
     let stream = interface.get_item("stream")?.filter(|it| !it.is_none());

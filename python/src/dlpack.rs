@@ -305,6 +305,14 @@ unsafe fn buffer<M: Shared + 'static>(
     tensor: &Tensor,
     managed: Imported<M>,
 ) -> Result<DeviceBuffer> {
+    let ordinal = opened.stream().device().ordinal() as i32;
+    if (tensor.device_type, tensor.device) != (CUDA, ordinal) {
+        let message = format!(
+            "a tensor of DLPack's device ({}, {}) was given, where ({CUDA}, {ordinal}) was expected",
+            tensor.device_type, tensor.device
+        );
+        return Err(PyBufferError::new_err(message).into());
+    }
     let dimensions = usize::try_from(tensor.dimensions).unwrap_or(0);
     // SAFETY: of a tensor as many lengths, and strides unless that is null.
     let (shape, strides) = unsafe {
@@ -320,13 +328,14 @@ unsafe fn buffer<M: Shared + 'static>(
     let Some(bytes) = elements.and_then(|elements| elements.checked_mul(element)) else {
         return Err(PyBufferError::new_err("a tensor has more bytes than an address space").into());
     };
-    let mut wanted = 1;
+    let mut wanted = 1_i64;
     for (length, stride) in lengths().zip(strides.unwrap_or(&[])).rev() {
         if length > 1 && bytes > 0 && *stride != wanted {
             let message = "a tensor that is not contiguous was given (make a contiguous copy)";
             return Err(PyBufferError::new_err(message).into());
         }
-        wanted *= length as i64;
+        // Of a tensor with bytes this is no more than those.
+        wanted = wanted.wrapping_mul(length as i64);
     }
     let address = (tensor.data.addr() as u64).wrapping_add(tensor.byte_offset);
     // SAFETY: memory of the tensor, which its deleter frees, and which the stream comes after: the protocol.
