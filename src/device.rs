@@ -9,7 +9,7 @@ use crate::driver::{
     BackendKind, DeviceProperties, Driver, ErrorContext, MemoryInfo, RawEvent, is_forked_child,
     not_forked,
 };
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::impls::{debug_struct, variable};
 use crate::sync::Arc;
 use crate::sync::trusted::Mutex;
@@ -343,6 +343,53 @@ impl Device {
             BackendKind::Cuda if is_forked_child() => Vec::new(),
             BackendKind::Cuda => OPEN.lock().clone(),
         }
+    }
+
+    /// Whether kernels of this device can reach memory of `peer`: whether
+    /// [`enable_peer_access`](crate::DeviceResource::enable_peer_access) can succeed. A device is not its own peer.
+    ///
+    /// ```
+    /// use aquifer::{Device, sim::SimConfig};
+    ///
+    /// let one = Device::simulated(SimConfig::default());
+    /// let two = Device::simulated(SimConfig::default().ordinal(1));
+    /// assert!(one.can_access_peer(&two)?);
+    /// assert!(!one.can_access_peer(&one)?);
+    /// # Ok::<(), aquifer::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of the driver.
+    pub fn can_access_peer(&self, peer: &Device) -> Result<bool> {
+        if self.kind() != peer.kind() || self == peer {
+            return Ok(false);
+        }
+        let wanted = || format!("asking whether {self} reaches memory of {peer}");
+        self.driver().can_access_peer(peer.driver()).with_context(wanted)
+    }
+
+    /// Has kernels of this device reach the plain memory of `peer`.
+    pub(crate) fn enable_access_to(&self, peer: &Device) -> Result<()> {
+        self.require_peer(peer)?;
+        let wanted = || format!("enabling access of {self} to memory of {peer}");
+        self.driver().enable_peer_access(peer.driver()).with_context(wanted)
+    }
+
+    /// Whether kernels of this device were given access to the plain memory of `peer`.
+    pub(crate) fn has_access_to(&self, peer: &Device) -> bool {
+        self == peer || self.kind() == peer.kind() && self.driver().has_peer_access(peer.driver())
+    }
+
+    /// The error where this device cannot reach memory of `peer`.
+    pub(crate) fn require_peer(&self, peer: &Device) -> Result<()> {
+        ensure!(
+            self.can_access_peer(peer)?,
+            Unsupported,
+            "copy between them, which the driver does by way of the host",
+            "{self} cannot reach memory of {peer}"
+        );
+        Ok(())
     }
 
     /// The error of a stream or a vector of `other` where this device was wanted.

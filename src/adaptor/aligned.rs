@@ -73,7 +73,7 @@ impl<U> AlignedAdaptor<U> {
 
 // SAFETY: every block is the upstream's, of a layout no smaller than asked, and goes back unchanged.
 unsafe impl<U: DeviceResource> DeviceResource for AlignedAdaptor<U> {
-    forward!(device, identity, frees_with_driver, deallocate);
+    forward!(device, peer_access, identity, frees_with_driver, deallocate);
 
     /// # Errors
     ///

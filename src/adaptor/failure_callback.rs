@@ -239,7 +239,7 @@ impl<U> FailureCallbackState<U> {
 
 // SAFETY: every block is the upstream's, of the layout asked, and goes back to it unchanged.
 unsafe impl<U: DeviceResource> DeviceResource for FailureCallbackAdaptor<U> {
-    forward!(device, identity, frees_with_driver, deallocate);
+    forward!(device, peer_access, identity, frees_with_driver, deallocate);
 
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
         let state = &*self.state;

@@ -177,7 +177,7 @@ fn refusal(
 
 // SAFETY: every block is the upstream's, and goes back to it unchanged.
 unsafe impl<U: DeviceResource> DeviceResource for LimitingAdaptor<U> {
-    forward!(device, identity);
+    forward!(device, peer_access, identity);
 
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
         let (limit, asked) = (self.limit(), layout.bytes());

@@ -166,7 +166,7 @@ impl<U> LoggingState<U> {
 
 // SAFETY: every block is the upstream's, and goes back to it unchanged.
 unsafe impl<U: DeviceResource> DeviceResource for LoggingAdaptor<U> {
-    forward!(device, identity);
+    forward!(device, peer_access, identity);
 
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
         let state = &*self.state;

@@ -66,7 +66,7 @@ impl<U: DeviceResource> PrefetchAdaptor<U> {
 
 // SAFETY: every block is the upstream's, and goes back to it unchanged.
 unsafe impl<U: DeviceResource> DeviceResource for PrefetchAdaptor<U> {
-    forward!(device, identity, frees_with_driver, deallocate);
+    forward!(device, peer_access, identity, frees_with_driver, deallocate);
 
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
         let block = self.upstream().allocate(stream, layout)?;

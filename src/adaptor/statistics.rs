@@ -132,7 +132,7 @@ impl<U> StatisticsAdaptor<U> {
 
 // SAFETY: every block is upstream's, of the layout asked, and goes back to it unchanged.
 unsafe impl<U: DeviceResource> DeviceResource for StatisticsAdaptor<U> {
-    forward!(device, identity);
+    forward!(device, peer_access, identity);
 
     #[inline]
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {

@@ -78,7 +78,7 @@ fn nanoseconds(since: Instant) -> u64 {
 
 // SAFETY: every block is the upstream's, and goes back to it unchanged.
 unsafe impl<U: DeviceResource> DeviceResource for TracedAdaptor<U> {
-    forward!(device, identity);
+    forward!(device, peer_access, identity);
 
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
         if !is_enabled() {

@@ -112,7 +112,8 @@ impl Buffer {
 
     /// A use of the bytes in `range`.
     pub(super) fn memory_use(&self, range: Range<usize>, writes: bool) -> MemoryUse<'_> {
-        MemoryUse { home: &self.home, uses: &self.uses, range, writes }
+        let resource = &**self.resource.get();
+        MemoryUse { home: &self.home, uses: &self.uses, resource, range, writes }
     }
 
     /// Makes home wait for all uses elsewhere.

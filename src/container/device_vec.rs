@@ -7,7 +7,7 @@ use crate::driver::sim::CallSite;
 use crate::error::{Error, ErrorKind, Refused, Result, ensure};
 use crate::impls::Count;
 use crate::layout::DeviceLayout;
-use crate::resource::ResourceHandle;
+use crate::resource::{DeviceResource, ResourceHandle, current_handle};
 use crate::stream::Stream;
 use crate::transfer::blocking;
 use allocator_api2::alloc::Allocator;
@@ -332,6 +332,59 @@ impl<T: Pod> DeviceVec<T> {
         let mut clone = Self { buffer, length: self.length, elements: PhantomData };
         clone.copy_from(self)?;
         Ok(clone)
+    }
+
+    /// A copy of it at home on `stream`, of this device or another, from the current resource of that device and with
+    /// space for its elements alone. Nothing waits on the host, and both orders are kept: the copy comes after all that
+    /// this vector's home was given, and this vector's memory is freed after the copy. So `let vec =
+    /// vec.to_device(&stream)?` moves a vector.
+    ///
+    /// Between two GPUs that reach each other's memory, the first copy has the driver enable that for the plain memory of
+    /// this vector's device, which takes it some milliseconds; copies of plain memory, and of pools over it, go from
+    /// device to device then. For memory of a driver pool, enable it by
+    /// [`enable_peer_access`](crate::DeviceResource::enable_peer_access). Other copies go by way of the host.
+    ///
+    /// ```
+    /// use aquifer::{Device, DeviceVec, sim::SimConfig};
+    ///
+    /// let one = Device::simulated(SimConfig::default());
+    /// let two = Device::simulated(SimConfig::default().ordinal(1));
+    /// let vec = DeviceVec::from_slice(&one.new_stream()?, &[1.0_f32, 2.0])?;
+    /// let vec = vec.to_device(&two.new_stream()?)?;
+    /// assert_eq!(vec.device(), &two);
+    /// assert_eq!(vec.to_vec()?, [1.0, 2.0]);
+    /// # Ok::<(), aquifer::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`with_capacity`](Self::with_capacity) and [`copy_from`](Self::copy_from).
+    #[track_caller]
+    pub fn to_device(&self, stream: &Stream) -> Result<Self> {
+        let _site = CallSite::enter();
+        self.copy_to(stream, current_handle(stream.device())?)
+    }
+
+    /// As [`to_device`](Self::to_device), from `resource`.
+    ///
+    /// # Errors
+    ///
+    /// As [`with_capacity_in`](Self::with_capacity_in) and [`copy_from`](Self::copy_from).
+    #[track_caller]
+    pub fn to_device_in(
+        &self,
+        stream: &Stream,
+        resource: impl DeviceResource + 'static,
+    ) -> Result<Self> {
+        let _site = CallSite::enter();
+        self.copy_to(stream, resource.into_shared().into())
+    }
+
+    fn copy_to(&self, stream: &Stream, resource: ResourceHandle) -> Result<Self> {
+        let layout = DeviceLayout::array::<T>(self.length)?;
+        let mut copy = Self::unwritten::<Self>(stream, layout, resource)?;
+        copy.copy_from(self)?;
+        Ok(copy)
     }
 
     /// The same bytes as elements of another type. The memory is freed as it was allocated.

@@ -3,7 +3,9 @@
 use super::pending_uses::PendingUses;
 use super::stream_ref::StreamRef;
 use super::used_on::{UseTimeline, WaitError, error_across_captures};
+use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
+use crate::resource::DeviceResource;
 use crate::stream::{Capture, Status, Stream, StreamCall};
 use crate::sync::Arc;
 use std::ops::Range;
@@ -25,12 +27,14 @@ pub(crate) enum CapturePolicy {
 pub(crate) struct MemoryUse<'a> {
     pub(crate) home: &'a Stream,
     pub(crate) uses: &'a PendingUses<UseTimeline>,
+    /// Says which other devices reach the memory.
+    pub(crate) resource: &'a dyn DeviceResource,
     pub(crate) range: Range<usize>,
     pub(crate) writes: bool,
 }
 
 impl MemoryUse<'_> {
-    /// Orders `stream`, of home's device, after what home did so far, and home's next conflicting use
+    /// Orders `stream`, of home's device or of one that [reaches](DeviceResource::has_peer_access) the memory, after what home did so far, and home's next conflicting use
     /// after `stream`. The call that it returns may give the stream work on the memory.
     ///
     /// The caller is inside of no gate: a stream that is about to begin a capture is waited for.
@@ -41,9 +45,23 @@ impl MemoryUse<'_> {
     ) -> Result<StreamCall<'s>> {
         let call = stream.begin_call()?;
         if !stream.is(self.home) {
-            self.home.device().require(call.device(), "the stream")?;
+            self.require_access(call.device())?;
         }
         self.order(stream, call, policy)
+    }
+
+    /// The error where kernels of `device` do not reach the memory.
+    #[inline]
+    fn require_access(&self, device: &Device) -> Result<()> {
+        let home = self.home.device();
+        let required = home.require(device, "the stream");
+        match required {
+            Err(_) if self.resource.has_peer_access(device) => Ok(()),
+            Err(error) if home.can_access_peer(device).unwrap_or(false) => Err(error.with_advice(
+                "copy across devices first, or give the device access by enable_peer_access of the memory's resource",
+            )),
+            required => required,
+        }
     }
 
     /// As [`order_on`](Self::order_on), on a stream of any device of the same kind.
@@ -78,7 +96,7 @@ impl MemoryUse<'_> {
         mut call: StreamCall<'s>,
         policy: CapturePolicy,
     ) -> Result<StreamCall<'s>, WaitError> {
-        let Self { home, uses, ref range, writes } = *self;
+        let Self { home, uses, ref range, writes, .. } = *self;
         if policy == CapturePolicy::Refuse {
             call.refuse_capture("work on host memory")?;
         }
@@ -112,7 +130,7 @@ impl MemoryUse<'_> {
             stream.begin_call().and_then(|call| self.order(stream, call, CapturePolicy::Any));
         let Err(error) = ordered.map(drop) else { return };
         crate::debug_log::event!(warn, %error, "waiting on the host: a stream of cudarc cannot be ordered by events");
-        let Self { home, uses, range, writes } = self;
+        let Self { home, uses, range, writes, .. } = self;
         let mut waited = loop {
             match uses.wait_conflicting(&range, writes, UseTimeline::wait_on_host) {
                 Ok(()) => break Ok(()),

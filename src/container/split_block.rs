@@ -116,6 +116,14 @@ unsafe impl DeviceResource for SplitBlock {
         self.upstream.allocate(stream, layout)
     }
 
+    fn enable_peer_access(&self, peer: &Device) -> Result<()> {
+        self.upstream.enable_peer_access(peer)
+    }
+
+    fn has_peer_access(&self, peer: &Device) -> bool {
+        self.upstream.has_peer_access(peer)
+    }
+
     unsafe fn deallocate(&self, stream: &Stream, block: DeviceBlock) {
         let is_part = self.range.contains(&block.address()) && self.state.lock().whole.is_some();
         if !is_part {

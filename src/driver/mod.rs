@@ -10,6 +10,7 @@ pub(crate) mod cuda;
 pub(crate) mod fork;
 mod ipc;
 pub(crate) mod kernel;
+mod peer;
 pub(crate) mod ptx;
 mod raw;
 pub mod sim;
@@ -25,6 +26,7 @@ pub(crate) use ipc::{AllocationKind, IpcBytes, IpcCalls};
 pub(crate) use kernel::Access;
 pub use kernel::{HostArgs, HostForm, Kernel, LaunchConfig};
 pub(crate) use kernel::{KernelImage, RawArg};
+pub(crate) use peer::PeerCalls;
 pub(crate) use raw::{
     DeviceAddress, DeviceRange, DriverResult, RawEvent, RawGraph, RawPool, RawStream,
 };
@@ -207,7 +209,7 @@ pub(crate) struct RawLaunch<'a> {
 
 /// The driver of one device.
 ///
-/// Its calls are in six traits, one for each group. Every method may be called from any thread. It
+/// Its calls are in traits, one for each group. Every method may be called from any thread. It
 /// makes the device's context current for the call and restores the caller's. It does not panic. It
 /// blocks only if its name says `synchronize`, or where the driver itself does: plain allocation and
 /// free, pageable copies. An error leaves nothing half done.
@@ -220,6 +222,7 @@ pub(crate) unsafe trait Driver:
     MemoryCalls
     + PoolCalls
     + IpcCalls
+    + PeerCalls
     + StreamCalls
     + GraphCalls
     + WorkCalls

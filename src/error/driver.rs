@@ -50,6 +50,7 @@ driver_codes! {
     ALREADY_MAPPED = 208: Driver;
     NO_BINARY_FOR_GPU = 209: Driver;
     INVALID_PTX = 218: Driver;
+    PEER_ACCESS_UNSUPPORTED = 217: Unsupported;
     UNSUPPORTED_PTX_VERSION = 222: Driver;
     OPERATING_SYSTEM = 304: Driver;
     INVALID_HANDLE = 400: Driver;
@@ -57,6 +58,8 @@ driver_codes! {
     NOT_FOUND = 500: Driver;
     NOT_READY = 600: Driver;
     LAUNCH_OUT_OF_RESOURCES = 701: Driver;
+    PEER_ACCESS_ALREADY_ENABLED = 704: Driver;
+    TOO_MANY_PEERS = 711: Driver;
     HOST_MEMORY_ALREADY_REGISTERED = 712: Driver;
     HOST_MEMORY_NOT_REGISTERED = 713: Driver;
     NOT_PERMITTED = 800: Driver;

@@ -147,7 +147,7 @@ impl<U: DeviceResource + 'static> ArenaResource<U> {
 
 // SAFETY: every block is the pool's, and goes back to it unchanged.
 unsafe impl<U: DeviceResource + 'static> DeviceResource for ArenaResource<U> {
-    forward!(device);
+    forward!(device, peer_access);
 
     fn identity(&self) -> ResourceId {
         ResourceId::of_state::<Self, _>(self.pool.state())

@@ -5,6 +5,7 @@ use super::cuda::CudaResource;
 use super::device_resource::DeviceResource;
 use super::fixed_size::FixedSizeResource;
 use super::impls::{debug_struct, forward, handle};
+use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::impls::Count;
 use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout};
@@ -281,6 +282,16 @@ fn refuse(
 // `allocate_cold` checks, and it goes back unchanged.
 unsafe impl<U: DeviceResource + 'static> DeviceResource for BinningResource<U> {
     forward!(device, identity);
+
+    fn enable_peer_access(&self, peer: &Device) -> Result<()> {
+        self.state.bins.iter().try_for_each(|bin| bin.resource.enable_peer_access(peer))?;
+        self.upstream().enable_peer_access(peer)
+    }
+
+    fn has_peer_access(&self, peer: &Device) -> bool {
+        let bins = || self.state.bins.iter().all(|bin| bin.resource.has_peer_access(peer));
+        self.upstream().has_peer_access(peer) && bins()
+    }
 
     #[inline(always)]
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {

@@ -53,6 +53,14 @@ unsafe impl DeviceResource for CudaResource {
         ResourceId::of_device::<Self>(&self.device, 0)
     }
 
+    fn enable_peer_access(&self, peer: &Device) -> Result<()> {
+        peer.enable_access_to(&self.device)
+    }
+
+    fn has_peer_access(&self, peer: &Device) -> bool {
+        peer.has_access_to(&self.device)
+    }
+
     #[track_caller]
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
         let _site = CallSite::enter();

@@ -3,7 +3,7 @@
 use super::block::DeviceBlock;
 use super::identity::ResourceId;
 use crate::device::Device;
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::layout::DeviceLayout;
 use crate::pool::ThreadMagazine;
 use crate::stream::Stream;
@@ -52,7 +52,8 @@ use std::ptr::NonNull;
 /// another stream only after that stream is ordered after the free. Blocks stay valid until they are
 /// deallocated, whatever else happens to the resource, while a handle on it lives.
 /// [`frees_with_driver`](Self::frees_with_driver) is `true` of no block that `cuMemFreeAsync` of its
-/// address would not free. Resources of equal [`identity`](Self::identity) may free each other's blocks.
+/// address would not free. [`has_peer_access`](Self::has_peer_access) is `true` only where kernels of that
+/// device reach every block. Resources of equal [`identity`](Self::identity) may free each other's blocks.
 /// No method panics.
 ///
 /// # Examples
@@ -129,6 +130,49 @@ pub unsafe trait DeviceResource: Share + fmt::Debug + Send + Sync {
         ResourceId::of_object(self)
     }
 
+    /// Has kernels and copies on streams of `peer` reach this resource's memory where it lies: the blocks that it
+    /// has, and those that it will have. A vector here can then be used [on](crate::DeviceVec::on) a stream of `peer`
+    /// and be given to a [launch](crate::Stream::launch) there. It stays so until the device or the pool is gone.
+    ///
+    /// By default a resource cannot. The driver's answer for two devices is asked once.
+    /// [`CudaResource`](crate::CudaResource) enables it for all plain memory of its device;
+    /// [`AsyncResource`](crate::AsyncResource) for its pool alone; pools and adaptors ask their upstream.
+    ///
+    /// ```
+    /// use aquifer::{CudaResource, Device, DeviceResource, DeviceVec, PoolResource, sim::SimConfig};
+    ///
+    /// let one = Device::simulated(SimConfig::default());
+    /// let two = Device::simulated(SimConfig::default().ordinal(1));
+    /// let pool = PoolResource::new(CudaResource::new(&one))?;
+    /// pool.enable_peer_access(&two)?;
+    /// let vec = DeviceVec::<f32>::zeroed_in(&one.new_stream()?, 1000, pool)?;
+    /// let stream = two.new_stream()?;
+    /// let there = vec.on(&stream)?; // for a kernel of the other device
+    /// # drop(there);
+    /// # Ok::<(), aquifer::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) where the two devices do not reach each other's
+    /// memory, which [`Device::can_access_peer`](crate::Device::can_access_peer) tells, or the resource cannot; those
+    /// of the driver.
+    fn enable_peer_access(&self, peer: &Device) -> Result<()> {
+        let what = format!(
+            "{} of {} cannot let {peer} reach its memory",
+            self.identity().name(),
+            self.device()
+        );
+        Err(Error::new(ErrorKind::Unsupported, what)
+            .with_advice("copy the memory to that device, or take a pool over CudaResource"))
+    }
+
+    /// Whether streams of `peer` reach this resource's memory where it lies.
+    fn has_peer_access(&self, peer: &Device) -> bool {
+        let _ = peer;
+        false
+    }
+
     /// Whether `block`'s memory may be freed by `cuMemFreeAsync` of its address, for example by another
     /// library, instead of by [`deallocate`](Self::deallocate). By default `false`.
     fn frees_with_driver(&self, block: &DeviceBlock) -> bool {
@@ -197,6 +241,14 @@ unsafe impl<R: DeviceResource + ?Sized> DeviceResource for Arc<R> {
 
     fn identity(&self) -> ResourceId {
         (**self).identity()
+    }
+
+    fn enable_peer_access(&self, peer: &Device) -> Result<()> {
+        (**self).enable_peer_access(peer)
+    }
+
+    fn has_peer_access(&self, peer: &Device) -> bool {
+        (**self).has_peer_access(peer)
     }
 
     fn frees_with_driver(&self, block: &DeviceBlock) -> bool {

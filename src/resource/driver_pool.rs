@@ -8,11 +8,12 @@ use super::impls::{equal_by_identity, setters};
 use crate::debug_log::deferred_event;
 use crate::device::Device;
 use crate::driver::sim::CallSite;
-use crate::driver::{ErrorContext, PoolAttribute, PoolSpec, RawPool};
+use crate::driver::{BackendKind, ErrorContext, PoolAttribute, PoolSpec, RawPool};
 use crate::error::{DriverError, Error, ErrorKind, Result, ensure};
 use crate::impls::Count;
 use crate::layout::DeviceLayout;
 use crate::stream::{Stream, StreamCall, deferred};
+use crate::sync::trusted::Mutex;
 #[cfg(unix)]
 use std::os::fd::{FromRawFd, OwnedFd};
 
@@ -47,6 +48,8 @@ pub struct AsyncResource {
     pool: RawPool,
     /// Whether the drop destroys the pool.
     owned: bool,
+    /// The [keys](Device::key) of the devices that were given access to the pool's memory.
+    peers: Mutex<Vec<(BackendKind, u64)>>,
 }
 
 /// What a driver pool holds, in bytes, from [`AsyncResource::statistics`]. Each figure is the
@@ -150,7 +153,7 @@ impl AsyncOptions {
             }
         })?;
         // From here on the resource's drop destroys the pool.
-        let resource = AsyncResource { device, pool, owned: true };
+        let resource = AsyncResource { device, pool, owned: true, peers: Mutex::default() };
         for (switch, name, allow) in [
             (
                 PoolAttribute::FollowEventDependencies,
@@ -263,7 +266,7 @@ impl AsyncResource {
         require_pools(device)?;
         let wanted = || format!("asking {device} for its default pool");
         let pool = device.driver().pool_default().with_context(wanted)?;
-        Ok(Self { device: device.clone(), pool, owned: false })
+        Ok(Self { device: device.clone(), pool, owned: false, peers: Mutex::default() })
     }
 
     /// A view of a `CUmemoryPool` that other code made and will destroy.
@@ -290,7 +293,12 @@ impl AsyncResource {
         let advice = "see whether the call that made it failed";
         ensure!(pool != 0, InvalidArgument, advice, "a null handle was given for a driver pool");
         require_pools(device)?;
-        Ok(Self { device: device.clone(), pool: RawPool(pool), owned: false })
+        Ok(Self {
+            device: device.clone(),
+            pool: RawPool(pool),
+            owned: false,
+            peers: Mutex::default(),
+        })
     }
 
     /// The `CUmemoryPool`, for other libraries. It is this resource's: not to be destroyed.
@@ -407,6 +415,22 @@ unsafe impl DeviceResource for AsyncResource {
         allocate(&self.device, stream, layout, |bytes| {
             self.device.driver().mem_alloc_async(self.pool, bytes, entered.raw())
         })
+    }
+
+    /// By `cuMemPoolSetAccess`: of a [view](AsyncResource::default_pool), for all who use the pool.
+    fn enable_peer_access(&self, peer: &Device) -> Result<()> {
+        if self.has_peer_access(peer) {
+            return Ok(());
+        }
+        peer.require_peer(&self.device)?;
+        let wanted = || format!("giving {peer} access to a driver pool on {}", self.device);
+        self.device.driver().pool_enable_access(self.pool, peer.driver()).with_context(wanted)?;
+        self.peers.lock().push(peer.key());
+        Ok(())
+    }
+
+    fn has_peer_access(&self, peer: &Device) -> bool {
+        self.peers.lock().contains(&peer.key())
     }
 
     fn frees_with_driver(&self, block: &DeviceBlock) -> bool {

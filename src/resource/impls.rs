@@ -95,6 +95,15 @@ macro_rules! forward {
             $crate::resource::ResourceId::of_state::<Self, _>(state)
         }
     };
+    (peer_access) => {
+        fn enable_peer_access(&self, peer: &$crate::device::Device) -> $crate::error::Result<()> {
+            self.upstream().enable_peer_access(peer)
+        }
+
+        fn has_peer_access(&self, peer: &$crate::device::Device) -> bool {
+            self.upstream().has_peer_access(peer)
+        }
+    };
     (frees_with_driver) => {
         fn frees_with_driver(&self, block: &$crate::resource::DeviceBlock) -> bool {
             self.upstream().frees_with_driver(block)

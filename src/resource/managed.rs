@@ -174,6 +174,24 @@ unsafe impl DeviceResource for ManagedResource {
         ResourceId::of_device::<Self>(&self.device, 0)
     }
 
+    /// Managed memory is in reach of each device that has it, from the beginning.
+    fn enable_peer_access(&self, peer: &Device) -> Result<()> {
+        let advice = "copy the memory to that device";
+        let reaches = self.has_peer_access(peer);
+        ensure!(
+            reaches,
+            Unsupported,
+            advice,
+            "{peer} reaches no managed memory of {}",
+            self.device
+        );
+        Ok(())
+    }
+
+    fn has_peer_access(&self, peer: &Device) -> bool {
+        self.device.kind() == peer.kind() && peer.properties().managed_memory
+    }
+
     #[track_caller]
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
         let _site = CallSite::enter();

@@ -78,7 +78,7 @@ debug_struct!(ManagedAlloc { upstream(), .. });
 
 // SAFETY: every block is the upstream's, and goes back to it unchanged.
 unsafe impl DeviceResource for ManagedAlloc {
-    forward!(device, identity);
+    forward!(device, peer_access, identity);
 
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
         let block = self.upstream().allocate(stream, layout)?;

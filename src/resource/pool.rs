@@ -314,7 +314,7 @@ fn device_block(block: Block) -> DeviceBlock {
 // SAFETY: the heaps hand out disjoint parts of live blocks of upstream, and memory changes streams
 // only as `pool` says: complete, or behind an event that was waited for.
 unsafe impl<U: DeviceResource + 'static> DeviceResource for PoolResource<U> {
-    forward!(device);
+    forward!(device, peer_access);
 
     fn identity(&self) -> ResourceId {
         ResourceId::of_state::<Self, _>(self.pool.address())

@@ -232,7 +232,7 @@ impl<U: DeviceResource> CheckedState<U> {
 // SAFETY: every block is the upstream's, and goes back to it at most once for each allocation,
 // unchanged; a block whose free is refused stays allocated.
 unsafe impl<U: DeviceResource> DeviceResource for CheckedAdaptor<U> {
-    forward!(device, identity);
+    forward!(device, peer_access, identity);
 
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
         let state = &*self.state;

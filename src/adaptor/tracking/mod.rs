@@ -157,7 +157,7 @@ impl<U> TrackingAdaptor<U> {
 // SAFETY: every block is the upstream's, and goes back to it once for each call, as it was handed out;
 // the list touches no device memory.
 unsafe impl<U: DeviceResource> DeviceResource for TrackingAdaptor<U> {
-    forward!(device, identity);
+    forward!(device, peer_access, identity);
 
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
         let block = self.state.upstream.allocate(stream, layout)?;

@@ -5,6 +5,7 @@ use super::context_id::ContextId;
 use super::launch::Functions;
 use super::library::{Handle, Library};
 use super::open::{driver, primary_context};
+use super::peer::EnabledPeers;
 use super::properties::properties;
 use crate::driver::{DeviceProperties, DriverResult, ErrorContext, RawStream};
 use crate::error::{DriverError, Error, ErrorKind};
@@ -22,6 +23,7 @@ pub(crate) struct CudaDriver {
     retained: RetainedContext,
     pub(super) properties: DeviceProperties,
     pub(super) functions: Functions,
+    pub(super) enabled_peers: EnabledPeers,
 }
 
 impl CudaDriver {
@@ -58,6 +60,7 @@ impl CudaDriver {
             retained,
             properties,
             functions: Functions::default(),
+            enabled_peers: EnabledPeers::default(),
         }))
     }
 

@@ -20,6 +20,9 @@ const _: () = assert!(size_of::<Handle>() == size_of::<*mut c_void>());
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
 pub(super) const POSIX_FILE_DESCRIPTOR: u32 = 1;
 
+/// `CU_MEM_LOCATION_TYPE_DEVICE`.
+const DEVICE: u32 = 1;
+
 /// `CUmemPoolProps`. It has 88 bytes in every version: later fields took reserved bytes.
 #[repr(C)]
 #[derive(Debug)]
@@ -38,7 +41,6 @@ impl PoolProps {
     pub(super) fn on_device(ordinal: i32, spec: PoolSpec) -> Self {
         const PINNED: u32 = 1;
         const MANAGED: u32 = 2;
-        const DEVICE: u32 = 1;
         Self {
             allocation_type: if spec.managed { MANAGED } else { PINNED },
             handle_types: if spec.shareable { POSIX_FILE_DESCRIPTOR } else { 0 },
@@ -46,6 +48,25 @@ impl PoolProps {
             location_id: ordinal,
             reserved: [0; 9],
         }
+    }
+}
+
+/// `CUmemAccessDesc`.
+#[repr(C)]
+#[derive(Debug)]
+pub(super) struct PoolAccess {
+    location_type: u32,
+    location_id: i32,
+    flags: u32,
+}
+
+const _: () = assert!(size_of::<PoolAccess>() == 12);
+
+impl PoolAccess {
+    /// Reads and writes by one device.
+    pub(super) fn by_device(ordinal: i32) -> Self {
+        const READ_WRITE: u32 = 3;
+        Self { location_type: DEVICE, location_id: ordinal, flags: READ_WRITE }
     }
 }
 
@@ -127,6 +148,9 @@ driver_functions! {
     ctx_synchronize = cuCtxSynchronize();
     ctx_record_event = cuCtxRecordEvent(context: Handle, event: Handle);
 
+    device_can_access_peer = cuDeviceCanAccessPeer(answer: *mut i32, device: i32, peer: i32);
+    ctx_enable_peer_access = cuCtxEnablePeerAccess(peer: Handle, flags: u32);
+
     mem_get_info = cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
     mem_alloc = cuMemAlloc_v2(address: *mut u64, bytes: usize);
     mem_alloc_managed = cuMemAllocManaged(address: *mut u64, bytes: usize, flags: u32);
@@ -139,6 +163,8 @@ driver_functions! {
         cuMemPoolSetAttribute(pool: Handle, attribute: u32, value: *mut c_void);
     mem_pool_get_attribute =
         cuMemPoolGetAttribute(pool: Handle, attribute: u32, value: *mut c_void);
+    mem_pool_set_access =
+        cuMemPoolSetAccess(pool: Handle, accesses: *const PoolAccess, count: usize);
     mem_pool_export = cuMemPoolExportToShareableHandle(
         handle: *mut c_void, pool: Handle, kind: u32, flags: u64);
     device_get_default_pool = cuDeviceGetDefaultMemPool(pool: *mut Handle, device: i32);

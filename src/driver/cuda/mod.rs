@@ -15,6 +15,7 @@ mod library;
 #[cfg(feature = "nvrtc")]
 pub(crate) mod nvrtc;
 mod open;
+mod peer;
 mod properties;
 
 #[cfg(all(test, target_os = "linux"))]

@@ -105,8 +105,8 @@ impl Simulator {
 
     /// The driver calls that the device counts and that can be made to fail, by their names in CUDA's
     /// manual. A stream that is not destroyed since the call failed stays in the simulation; no error tells of it.
-    pub const CALLS: [&'static str; 53] = names! {
-        cuCtxRecordEvent cuCtxSynchronize cuDeviceGetDefaultMemPool cuDeviceGetUuid cuEventCreate
+    pub const CALLS: [&'static str; 55] = names! {
+        cuCtxEnablePeerAccess cuCtxRecordEvent cuCtxSynchronize cuDeviceGetDefaultMemPool cuDeviceGetUuid cuEventCreate
         cuEventDestroy cuEventQuery cuEventRecord cuEventSynchronize cuGraphExecDestroy
         cuGraphInstantiate cuGraphLaunch cuIpcCloseMemHandle cuIpcGetMemHandle cuIpcOpenMemHandle
         cuLaunchKernel cuMemAdvise cuMemAlloc cuMemAllocFromPoolAsync cuMemAllocManaged cuMemFree
@@ -114,7 +114,7 @@ impl Simulator {
         cuMemHostGetDevicePointer cuMemHostRegister cuMemHostUnregister cuMemPoolCreate
         cuMemPoolDestroy cuMemPoolExportPointer cuMemPoolExportToShareableHandle
         cuMemPoolGetAttribute cuMemPoolImportFromShareableHandle cuMemPoolImportPointer
-        cuMemPoolSetAttribute cuMemPoolTrimTo cuMemPrefetchAsync cuMemcpyDtoDAsync
+        cuMemPoolSetAccess cuMemPoolSetAttribute cuMemPoolTrimTo cuMemPrefetchAsync cuMemcpyDtoDAsync
         cuMemcpyDtoHAsync cuMemcpyHtoDAsync cuMemcpyPeerAsync cuMemsetAsync cuPointerGetAttributes
         cuStreamBeginCapture cuStreamCreate cuStreamDestroy cuStreamEndCapture cuStreamGetId
         cuStreamIsCapturing cuStreamSynchronize cuStreamWaitEvent

@@ -322,6 +322,14 @@ unsafe impl DeviceResource for ResourceStack {
         self.resource.identity()
     }
 
+    fn enable_peer_access(&self, peer: &Device) -> Result<()> {
+        self.resource.enable_peer_access(peer)
+    }
+
+    fn has_peer_access(&self, peer: &Device) -> bool {
+        self.resource.has_peer_access(peer)
+    }
+
     fn frees_with_driver(&self, block: &DeviceBlock) -> bool {
         self.resource.frees_with_driver(block)
     }

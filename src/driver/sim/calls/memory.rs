@@ -140,7 +140,8 @@ impl MemoryCalls for SimDriver {
         let address = address_of(pointer);
         match call.state.blocks.around(address) {
             Some((_, block))
-                if block.kind.is_host_visible() && block.is_reached_by(call.context.id) =>
+                if block.kind.is_host_visible()
+                    && call.state.blocks.is_reached(block, call.context.id) =>
             {
                 Ok(address)
             }
@@ -320,7 +321,7 @@ impl Call<'_> {
         let DeviceRange { address, bytes } = range;
         let is_inside = self.state.blocks.around(address).is_some_and(|(start, block)| {
             matches!(block.kind, BlockKind::Managed | BlockKind::Pageable)
-                && block.is_reached_by(self.context.id)
+                && self.state.blocks.is_reached(block, self.context.id)
                 && bytes > 0
                 && bytes as u64 <= block.bytes - (address - start)
         });

@@ -6,6 +6,7 @@ mod graph;
 mod ipc;
 mod launch;
 mod memory;
+mod peer;
 mod pool;
 mod regions;
 mod stream;

@@ -9,7 +9,7 @@ use crate::driver::sim::check::{
 };
 use crate::driver::{Access, DeviceRange, HostFlags};
 use crate::sync::Arc;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 
 /// Freed blocks that are remembered, to tell a use after free from a wild address.
 const FREED_LIMIT: usize = 1 << 16;
@@ -45,6 +45,15 @@ impl BlockKind {
     }
 }
 
+/// Memory of a device that another one can be allowed to reach.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum PeerMemory {
+    /// The plain memory of this device.
+    Device(u64),
+    /// That of this pool.
+    Pool(u64),
+}
+
 /// A live block.
 #[derive(Debug)]
 pub(crate) struct SimBlock {
@@ -78,14 +87,23 @@ impl SimBlock {
         Self { device, bytes, kind, by, allocation: None, backing, shadow, parts, vectors }
     }
 
-    /// Whether operations of `device` can reach it by address.
-    pub(crate) fn is_reached_by(&self, device: u64) -> bool {
+    /// Whether operations of `device` can reach it by address, whatever it was allowed to.
+    fn is_reached_by(&self, device: u64) -> bool {
         match self.kind {
             BlockKind::Device | BlockKind::Pool(_) | BlockKind::Pageable => self.device == device,
             BlockKind::Managed => true,
             BlockKind::Host(flags) | BlockKind::Registered(flags) => {
                 flags.mapped && (flags.portable || self.device == device)
             }
+        }
+    }
+
+    /// What other devices can be allowed to reach it as.
+    fn peer_memory(&self) -> Option<PeerMemory> {
+        match self.kind {
+            BlockKind::Device => Some(PeerMemory::Device(self.device)),
+            BlockKind::Pool(pool) => Some(PeerMemory::Pool(pool)),
+            _ => None,
         }
     }
 }
@@ -135,6 +153,8 @@ pub(crate) struct BlockTable {
     pub(crate) imports: Imports,
     /// Bytes of page-locked memory that was allocated and is not freed.
     page_locked: u64,
+    /// Which device was allowed to reach which memory of another.
+    allowed: HashSet<(u64, PeerMemory)>,
 }
 
 /// The bytes of a block that count as page-locked.
@@ -163,6 +183,21 @@ impl BlockTable {
         }
         self.page_locked += page_locked_bytes(&block);
         self.blocks.insert(address, block);
+    }
+
+    /// Has operations of `device` reach memory of another one.
+    pub(crate) fn allow(&mut self, device: u64, memory: PeerMemory) {
+        self.allowed.insert((device, memory));
+    }
+
+    pub(crate) fn is_allowed(&self, device: u64, memory: PeerMemory) -> bool {
+        self.allowed.contains(&(device, memory))
+    }
+
+    /// Whether operations of `device` can reach a block by address.
+    pub(crate) fn is_reached(&self, block: &SimBlock, device: u64) -> bool {
+        let is_allowed = |memory| self.is_allowed(device, memory);
+        block.is_reached_by(device) || block.peer_memory().is_some_and(is_allowed)
     }
 
     /// Whether the machine has room for so many bytes of page-locked memory beside those of all devices.
@@ -212,6 +247,7 @@ impl BlockTable {
     /// Removes the blocks of a device that is closed.
     pub(crate) fn remove_device(&mut self, device: u64) -> impl Iterator<Item = SimBlock> {
         self.imports.remove_device(device);
+        self.allowed.retain(|&(by, memory)| by != device && memory != PeerMemory::Device(device));
         let page_locked = &mut self.page_locked;
         self.blocks.extract_if(.., move |_, block| block.device == device).map(|(_, block)| {
             *page_locked -= page_locked_bytes(&block);
@@ -288,7 +324,7 @@ impl BlockTable {
         };
         let offset = address - start;
         let is_reached = match touched.space {
-            AddressSpace::Device(device) => block.is_reached_by(device),
+            AddressSpace::Device(device) => self.is_reached(block, device),
             AddressSpace::Host => block.kind.is_host_visible(),
         };
         if !is_reached {

@@ -37,6 +37,7 @@ pub struct SimConfig {
     pub(crate) seed: u64,
     pub(crate) poison: bool,
     pub(crate) pool_checks: bool,
+    pub(crate) peer_access: bool,
     pub(crate) capacity: u64,
     pub(crate) schedule: Schedule,
     pub(crate) ordinal: usize,
@@ -49,6 +50,7 @@ impl Default for SimConfig {
             seed: 0,
             poison: true,
             pool_checks: true,
+            peer_access: true,
             capacity: 4 << 30,
             schedule: Schedule::OnDemand,
             ordinal: 0,
@@ -240,6 +242,12 @@ impl SimConfig {
     /// ```
     pub fn without_pool_checks(mut self) -> Self {
         self.pool_checks = false;
+        self
+    }
+
+    /// Simulates a device that reaches no memory of other devices, nor they its own: copies between them still run.
+    pub fn without_peer_access(mut self) -> Self {
+        self.peer_access = false;
         self
     }
 

@@ -33,7 +33,7 @@ mod sim_state;
 mod stream;
 
 pub(crate) use backing::{Backing, POISON};
-pub(crate) use blocks::{ADDRESS_RANGE, BlockKind, LookupError, SimBlock};
+pub(crate) use blocks::{ADDRESS_RANGE, BlockKind, LookupError, PeerMemory, SimBlock};
 pub use config::{Schedule, SimConfig};
 pub(crate) use context::{InjectedFailure, SimContext};
 pub(crate) use graph::{
