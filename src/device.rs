@@ -392,6 +392,11 @@ impl Device {
         Ok(())
     }
 
+    /// The error of a device of another kind.
+    pub(crate) fn require_kind(&self, other: &Device) -> Result<()> {
+        if self.kind() == other.kind() { Ok(()) } else { Err(self.wrong_device(other, "the rank")) }
+    }
+
     /// The error of a stream or a vector of `other` where this device was wanted.
     pub(crate) fn require(&self, other: &Device, what: &str) -> Result<()> {
         if self == other { Ok(()) } else { Err(self.wrong_device(other, what)) }

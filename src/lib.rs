@@ -12,6 +12,7 @@ compile_error!(
 );
 
 mod adaptor;
+mod collective;
 mod container;
 pub mod debug_log;
 mod device;
@@ -40,6 +41,9 @@ pub use adaptor::{
     PolymorphicAllocator, PrefetchAdaptor, StatisticsAdaptor, ThreadSafeAdaptor, TracedAdaptor,
     TrackingAdaptor, TrackingOptions,
 };
+pub use collective::{
+    Communicator, CommunicatorId, CommunicatorOptions, Group, ReduceElement, RegisteringAdaptor,
+};
 pub use container::{
     DeviceBox, DeviceBuffer, DeviceRead, DeviceScalar, DeviceSlice, DeviceSliceMut, DeviceVec,
     DeviceVecParts, DeviceWrite, Launch, On, OnMut, StreamRef,
@@ -47,7 +51,7 @@ pub use container::{
 pub use device::{CheckedDevice, Device};
 pub use driver::sim;
 pub use driver::{
-    BackendKind, DeviceProperties, HostArgs, HostForm, Kernel, LaunchConfig, MemoryInfo,
+    BackendKind, DeviceProperties, HostArgs, HostForm, Kernel, LaunchConfig, MemoryInfo, ReduceOp,
 };
 pub use error::{DriverError, Error, ErrorKind, Refused, Result};
 pub use event::Event;
@@ -79,10 +83,10 @@ pub use resource::{
     ArenaOptions, ArenaResource, AsyncOptions, AsyncResource, AsyncStatistics, BinningOptions,
     BinningResource, CallbackResource, CudaResource, DeviceBlock, DeviceResource, FixedSizeOptions,
     FixedSizeResource, HostAccessible, HostComplete, ManagedAlloc, ManagedOptions, ManagedResource,
-    MissPolicy, MissStep, PoolBlock, PoolMap, PoolOptions, PoolResource, PoolStatistics,
-    ResourceId, SystemOptions, SystemResource, WithDeviceResource, current_device_resource,
-    default_device_pool, reset_current_device_resource, set_current_device_resource,
-    with_device_resource,
+    MissPolicy, MissStep, NcclResource, PoolBlock, PoolMap, PoolOptions, PoolResource,
+    PoolStatistics, ResourceId, SystemOptions, SystemResource, WithDeviceResource,
+    current_device_resource, default_device_pool, reset_current_device_resource,
+    set_current_device_resource, with_device_resource,
 };
 pub use stream::{Graph, PerThreadStream, Stream, StreamPool, Synchronized};
 pub use transfer::{Mapped, MappedMut, Scope, Transfer, TransferError};

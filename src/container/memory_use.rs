@@ -15,9 +15,9 @@ use std::ops::Range;
 pub(crate) enum CapturePolicy {
     /// A stream that uses memory whose home is in a declared capture joins the capture.
     Join,
-    /// No stream of the use may be in capture: the work uses host memory, which a graph would use again
-    /// when it is long gone.
-    Refuse,
+    /// No stream of the use may be in capture: a graph would run the work, which is named, again when what it uses is
+    /// long gone, such as host memory.
+    Refuse(&'static str),
     /// As [`Join`](Self::Join), and in an undeclared capture the driver decides: the work is given at
     /// once, in the same graph.
     Any,
@@ -97,8 +97,8 @@ impl MemoryUse<'_> {
         policy: CapturePolicy,
     ) -> Result<StreamCall<'s>, WaitError> {
         let Self { home, uses, ref range, writes, .. } = *self;
-        if policy == CapturePolicy::Refuse {
-            call.refuse_capture("work on host memory")?;
+        if let CapturePolicy::Refuse(work) = policy {
+            call.refuse_capture(work)?;
         }
         if stream.is(home) {
             uses.wait_conflicting(range, writes, |on| on.make_wait(&call))?;
@@ -176,12 +176,10 @@ fn capture_to_join(
         }
         _ => return Err(error_across_captures(stream)),
     };
-    if policy == CapturePolicy::Refuse {
-        return Err(Error::new(
-            ErrorKind::Capture,
-            format!("{home} is in capture, which {stream} would join with work on host memory"),
-        )
-        .with_advice("copy before the capture or after it"));
+    if let CapturePolicy::Refuse(work) = policy {
+        let what = format!("{home} is in capture, which {stream} would join with {work}");
+        return Err(Error::new(ErrorKind::Capture, what)
+            .with_advice("do it before the capture or after it"));
     }
     Ok(Some(capture))
 }

@@ -4,6 +4,7 @@
 //! GPUs, [`sim`] for simulated devices. It is a trait object, since it is not called on hot paths. The
 //! driver reuses the numbers of handles; `Device`, `Stream` and `Event` give them an identity.
 
+mod collective;
 pub(crate) mod cubin;
 #[cfg(feature = "cuda")]
 pub(crate) mod cuda;
@@ -20,6 +21,11 @@ use std::any::Any;
 use std::fmt;
 use std::ptr::NonNull;
 
+pub use collective::ReduceOp;
+pub(crate) use collective::{
+    CollectiveCalls, CollectiveError, CollectiveResult, CollectiveWork, ElementType, RawCollective,
+    RawCommunicator, Reduction, UniqueId,
+};
 pub(crate) use fork::call_not_forked;
 pub(crate) use fork::{forget_in_child, is_forked_child, not_forked};
 pub(crate) use ipc::{AllocationKind, IpcBytes, IpcCalls};
@@ -223,6 +229,7 @@ pub(crate) unsafe trait Driver:
     + PoolCalls
     + IpcCalls
     + PeerCalls
+    + CollectiveCalls
     + StreamCalls
     + GraphCalls
     + WorkCalls

@@ -42,6 +42,9 @@ pub enum ErrorKind {
     /// A file, or another place that a log goes to, could not be written; or a socket brought no pool of another
     /// process, or took none.
     Io,
+    /// A communicator is of no use any more: another rank failed, left or did not answer in time, or this one was
+    /// aborted. What its collectives were to write may be written in part; all else of the device goes on.
+    CommunicatorLost,
     /// Any other failure of a driver call; [`Error::driver`](crate::Error::driver) has its number.
     Driver,
 }

@@ -15,6 +15,7 @@ mod identity;
 pub(crate) mod impls;
 mod managed;
 mod managed_alloc;
+mod nccl;
 mod pool;
 mod registry;
 mod scope;
@@ -33,6 +34,7 @@ pub use fixed_size::{FixedSizeOptions, FixedSizeResource};
 pub use identity::ResourceId;
 pub use managed::{ManagedOptions, ManagedResource};
 pub use managed_alloc::ManagedAlloc;
+pub use nccl::NcclResource;
 pub use pool::{MissPolicy, PoolBlock, PoolMap, PoolOptions, PoolResource, PoolStatistics};
 pub use registry::{
     current_device_resource, default_device_pool, reset_current_device_resource,

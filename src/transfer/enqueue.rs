@@ -37,7 +37,7 @@ fn begin_copy<'s>(
     if source == 0 {
         return Ok(None);
     }
-    let call = memory.order_on(stream, CapturePolicy::Refuse)?;
+    let call = memory.order_on(stream, CapturePolicy::Refuse("work on host memory"))?;
     // Memory that is not page-locked is staged, behind what the stream has to do.
     call.mark_blocking();
     Ok(Some(call))

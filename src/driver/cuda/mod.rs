@@ -12,6 +12,7 @@ mod driver;
 mod ipc;
 mod launch;
 mod library;
+mod nccl;
 #[cfg(feature = "nvrtc")]
 pub(crate) mod nvrtc;
 mod open;

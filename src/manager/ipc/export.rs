@@ -46,7 +46,9 @@ impl<T: Pod> DeviceSlice<'_, T> {
             DeviceRange { address: self.as_device_ptr(), bytes: self.len() * size_of::<T>() };
         // The other process may write: after the reads of streams, too.
         let all = MemoryUse { writes: true, ..self.memory_use() };
-        export(self.home().device(), range, || all.order_on(self.home(), CapturePolicy::Refuse))
+        export(self.home().device(), range, || {
+            all.order_on(self.home(), CapturePolicy::Refuse("work of another process"))
+        })
     }
 }
 

@@ -1,6 +1,7 @@
 //! What each driver call does to the state, under its lock.
 
 mod call;
+mod collective;
 mod enqueue;
 mod graph;
 mod ipc;

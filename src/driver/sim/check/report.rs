@@ -41,6 +41,12 @@ pub enum Violation {
     HostWroteDuringCopy,
     /// A copy whose source and target overlap.
     OverlappingCopy,
+    /// Ranks of one communicator call different collectives, or of different lengths, where a GPU waits for good or
+    /// writes past the end.
+    CollectiveMismatch,
+    /// A collective waited longer than the device's [`rank_timeout`](crate::sim::SimConfig::rank_timeout) for another rank,
+    /// where a GPU waits for good.
+    LostRank,
     /// A second thread calls on a stream in capture, or names an event of the capture. CUDA's graphs
     /// are not thread-safe: two such calls at the same time can end the process.
     CaptureRace,
@@ -66,6 +72,8 @@ impl Violation {
                 "copies from or to host memory that the host wrote meanwhile"
             }
             Self::OverlappingCopy => "copies between two ranges that overlap",
+            Self::CollectiveMismatch => "is another collective than that of another rank",
+            Self::LostRank => "waited for another rank that did not come",
             Self::CaptureRace => "calls on a capture that another thread began",
             Self::KernelFault => "ran a kernel that failed",
         }

@@ -64,6 +64,20 @@ pub(super) unsafe fn execute(op: &SimOp) -> OpOutcome {
                 launch(op.name.entry.unwrap_or_default(), *host, config, &arguments)
             };
         }
+        (OpWork::Bring { exchange, slot }, Some(source), _) => {
+            let bytes = op.ranges.first().map_or(0, |range| range.bytes);
+            // SAFETY: the range was found inside a block that `op.ranges` keeps alive.
+            let part = unsafe { std::slice::from_raw_parts(source, bytes) };
+            exchange.bring(*slot, part.to_vec());
+        }
+        (OpWork::Bring { exchange, slot }, None, _) => exchange.bring(*slot, Vec::new()),
+        (OpWork::Take { exchange, rank }, _, Some(target)) => {
+            let room = op.ranges.last().map_or(0, |range| range.bytes);
+            if let Some(result) = exchange.result_for(*rank).filter(|it| it.len() == room) {
+                // SAFETY: the target was found inside a block that `op.ranges` keeps alive, and is as long.
+                unsafe { std::ptr::copy(result.as_ptr(), target, room) };
+            }
+        }
         _ => {}
     }
     outcome

@@ -4,19 +4,24 @@
 //!   whatever their devices. So even a reported race has a defined outcome.
 //! - INV-2: operations run without the lock of the state, so a host form may take its time. A call to
 //!   the device from inside one is refused, since it could wait for itself.
-//! - INV-3: every wait is for a record that was enqueued before it. The order of the calls is thus one
+//! - INV-3: every wait but for the ranks of a communicator is for a record that was enqueued before it. The order of the calls is thus one
 //!   in which everything can run, and a queue that is not empty can always make progress.
 
 use super::execute::{OpOutcome, execute};
 use crate::driver::sim::check::{ReportedMemory, Violation};
 use crate::driver::sim::state::{
-    OpRange, OpWork, RunningOp, SimContext, SimOp, SimState, SimStream, StateGuard, lock_state,
-    notify_changed, wait_changed,
+    OpRange, OpWork, RunningOp, SimContext, SimFence, SimOp, SimState, SimStream, StateGuard,
+    lock_state, notify_changed, wait_changed, wait_changed_for,
 };
+use crate::sync::Arc;
 use crate::sync::trusted::MutexGuard;
+use std::time::Duration;
 
 /// Event queries in a row that may run nothing.
 const IDLE_QUERIES: u32 = 3;
+
+/// How long a wait for another rank sleeps before it looks at the clock.
+const ROUND: Duration = Duration::from_millis(20);
 
 /// The result of a step of the scheduler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +30,8 @@ enum Progress {
     Ran,
     /// Another thread is running operations: wait for a change of the state.
     Busy,
+    /// No operation can run until another rank of a communicator calls.
+    Awaits,
     /// No operation can run.
     Idle,
 }
@@ -32,8 +39,8 @@ enum Progress {
 /// Whether the first operation of a queue can run.
 enum QueueHead {
     Ready,
-    /// It waits for a record on this device.
-    Waits(u64),
+    /// It waits for records of other streams, or for ranks.
+    Waits(Arc<SimFence>),
     /// A running operation shares one of its blocks.
     Blocked,
 }
@@ -47,7 +54,7 @@ fn queue_head(state: &SimState, id: u64) -> QueueHead {
     if let OpWork::Wait(fence) = &op.work
         && !fence.is_signaled()
     {
-        return QueueHead::Waits(fence.device);
+        return QueueHead::Waits(Arc::clone(fence));
     }
     let mut running = state.running.iter().flat_map(|running| &running.memory);
     if running.any(|&(id, _)| op.ranges.iter().any(|range| range.memory_id() == id)) {
@@ -61,10 +68,24 @@ fn queue_head(state: &SimState, id: u64) -> QueueHead {
 pub(crate) fn advance(state: &mut StateGuard, device: u64) -> bool {
     match step(state, device, false, &mut Vec::new()) {
         Progress::Ran => {}
-        Progress::Busy => wait_changed(state),
+        Progress::Busy if state.cliques.is_empty() => wait_changed(state),
+        Progress::Busy | Progress::Awaits => wait_for_ranks(state),
         Progress::Idle => return false,
     }
     true
+}
+
+/// Waits until the state has changed, and gives up on ranks that do not come.
+fn wait_for_ranks(state: &mut StateGuard) {
+    wait_changed_for(state, ROUND);
+    for name in state.cliques.expire() {
+        let stream = name.stream.and_then(|stream| state.streams.get(&stream));
+        let device = stream.and_then(|stream| state.devices.get(&stream.device));
+        if let Some(device) = device {
+            device.context.report(Violation::LostRank, name, None, ReportedMemory::NONE, None);
+        }
+        notify_changed();
+    }
 }
 
 fn step(
@@ -86,7 +107,7 @@ fn step(
     for &id in &own.active {
         match queue_head(state, id) {
             QueueHead::Ready => ready.push(id),
-            QueueHead::Waits(other) => others.push(other),
+            QueueHead::Waits(fence) => others.push(fence),
             QueueHead::Blocked => busy = true,
         }
     }
@@ -96,17 +117,26 @@ fn step(
         run(state, id);
         return Progress::Ran;
     }
-    for other in others {
-        if visited.contains(&other) {
-            continue;
-        }
-        match step(state, other, false, visited) {
-            Progress::Ran => return Progress::Ran,
-            Progress::Busy => busy = true,
-            Progress::Idle => {}
+    let mut awaits = false;
+    for fence in others {
+        awaits |= fence.is_of_ranks();
+        for other in fence.devices() {
+            if visited.contains(&other) {
+                continue;
+            }
+            match step(state, other, false, visited) {
+                Progress::Ran => return Progress::Ran,
+                Progress::Busy => busy = true,
+                Progress::Awaits => awaits = true,
+                Progress::Idle => {}
+            }
         }
     }
-    if busy { Progress::Busy } else { Progress::Idle }
+    match (busy, awaits) {
+        (true, _) => Progress::Busy,
+        (_, true) => Progress::Awaits,
+        _ => Progress::Idle,
+    }
 }
 
 /// Runs the first operation of a queue. It is ready.
@@ -147,6 +177,7 @@ fn run(state: &mut StateGuard, id: u64) {
 fn retire(state: &mut SimState, device: u64, op: &SimOp) {
     match &op.work {
         OpWork::Record(fence) => fence.pass(),
+        OpWork::Bring { exchange, .. } => exchange.fence.pass(),
         OpWork::Free { bytes, pool } => {
             if let Some(pool) = state.pools.get_mut(pool) {
                 pool.deallocate(*bytes);
@@ -255,7 +286,7 @@ pub(crate) fn run_background(context: &SimContext) {
     while state.devices.contains_key(&context.id) {
         match step(&mut state, context.id, true, &mut Vec::new()) {
             Progress::Ran => MutexGuard::unlocked(&mut state, || context.emit_reports()),
-            Progress::Busy | Progress::Idle => wait_changed(&mut state),
+            Progress::Busy | Progress::Awaits | Progress::Idle => wait_changed(&mut state),
         }
     }
 }

@@ -4,6 +4,7 @@ use crate::driver::DeviceProperties;
 use crate::error::{Result, ensure};
 use crate::impls::{setters, variable};
 use std::ffi::OsString;
+use std::time::Duration;
 
 /// When the queues of a simulated device run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -38,6 +39,7 @@ pub struct SimConfig {
     pub(crate) poison: bool,
     pub(crate) pool_checks: bool,
     pub(crate) peer_access: bool,
+    pub(crate) rank_timeout: Duration,
     pub(crate) capacity: u64,
     pub(crate) schedule: Schedule,
     pub(crate) ordinal: usize,
@@ -51,6 +53,7 @@ impl Default for SimConfig {
             poison: true,
             pool_checks: true,
             peer_access: true,
+            rank_timeout: Duration::from_secs(30),
             capacity: 4 << 30,
             schedule: Schedule::OnDemand,
             ordinal: 0,
@@ -190,6 +193,11 @@ impl SimConfig {
 
         /// Sets when the queues run. [`Schedule::OnDemand`] unless set.
         schedule: Schedule;
+
+        /// Sets how long calls that wait on the host for another rank of a
+        /// [`Communicator`](crate::Communicator) do so: then the communicator is lost, and a report says so. 30 seconds
+        /// unless set. On a GPU they wait for good.
+        rank_timeout: Duration;
 
         /// Sets the device's number among the simulated devices. 0 unless set.
         ordinal: usize;

@@ -7,6 +7,7 @@
 //! | `blocks`, `parts` | live and freed blocks by address; what the crate's pools cut from a block |
 //! | `imports` | blocks at a second address, which were opened as another process's |
 //! | `pool` | the driver's memory pools |
+//! | `clique` | the ranks of communicators, and what they exchange |
 //! | `stream`, `graph` | queues; recorded points, captures, executable graphs |
 //! | `sim_state` | all of these by handle, behind the lock |
 //!
@@ -16,11 +17,13 @@
 //! | `SimContext::log` | reports, call counts, failures to inject | any; a leaf |
 //! | `SimContext::lost` | nothing: written under the lock of `SimState`, read anywhere | |
 //! | `Backing`'s watchpoints | themselves, against the running operation | any; a leaf |
-//! | `SimFence::remaining` | nothing: read and written under the lock of `SimState` | |
+//! | `SimFence::remaining`, `cancelled` | nothing: read and written under the lock of `SimState` | |
+//! | `Exchange`'s parts | themselves, between running operations | any; a leaf |
 //! | a block's bytes | the one running operation that touches the block (INV-1 of the scheduler) | |
 
 mod backing;
 mod blocks;
+mod clique;
 mod config;
 mod context;
 mod graph;
@@ -34,6 +37,7 @@ mod stream;
 
 pub(crate) use backing::{Backing, POISON};
 pub(crate) use blocks::{ADDRESS_RANGE, BlockKind, LookupError, PeerMemory, SimBlock};
+pub(crate) use clique::{Agreed, Exchange, Refusal, agreed};
 pub use config::{Schedule, SimConfig};
 pub(crate) use context::{InjectedFailure, SimContext};
 pub(crate) use graph::{
@@ -50,6 +54,6 @@ pub(crate) use pool::SimPool;
 pub(crate) use random::Random;
 pub(crate) use sim_state::{
     RunningOp, SimDevice, SimState, StateGuard, is_seen, is_seen_by_pools, lock_state,
-    notify_changed, wait_changed,
+    notify_changed, wait_changed, wait_changed_for,
 };
 pub(crate) use stream::SimStream;

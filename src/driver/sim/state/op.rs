@@ -1,10 +1,11 @@
 //! Operations: what waits in the queues, and the memory that it touches.
 
 use super::backing::Backing;
+use super::clique::Exchange;
 use crate::driver::sim::check::OpName;
 use crate::driver::{Access, HostForm, LaunchConfig, RawArg, RawFill};
 use crate::sync::Arc;
-use crate::sync::trusted::{AtomicUsize, Ordering};
+use crate::sync::trusted::{AtomicBool, AtomicUsize, Ordering};
 
 /// Signaled once the queues that an event was recorded on have passed the record.
 #[derive(Debug)]
@@ -13,11 +14,44 @@ pub(crate) struct SimFence {
     remaining: AtomicUsize,
     /// The device of these queues.
     pub(crate) device: u64,
+    /// The other devices with such queues, where ranks of a communicator are to pass it.
+    others: Vec<u64>,
+    of_ranks: bool,
+    /// It will never be passed, and is waited for no longer. As `remaining`.
+    cancelled: AtomicBool,
 }
 
 impl SimFence {
     pub(crate) fn new(device: u64, queues: usize) -> Arc<Self> {
-        Arc::new(Self { remaining: AtomicUsize::new(queues), device })
+        Arc::new(Self {
+            remaining: AtomicUsize::new(queues),
+            device,
+            others: Vec::new(),
+            of_ranks: false,
+            cancelled: AtomicBool::new(false),
+        })
+    }
+
+    /// A fence that ranks on these devices pass.
+    pub(crate) fn of_ranks(mut devices: Vec<u64>, ranks: usize) -> Arc<Self> {
+        let device = devices.pop().unwrap_or_default();
+        let (remaining, cancelled) = (AtomicUsize::new(ranks), AtomicBool::new(false));
+        Arc::new(Self { remaining, device, others: devices, of_ranks: true, cancelled })
+    }
+
+    /// Whether ranks of a communicator are to pass it, some of which may not have called yet.
+    pub(crate) fn is_of_ranks(&self) -> bool {
+        self.of_ranks
+    }
+
+    /// The devices whose queues are to pass it.
+    pub(crate) fn devices(&self) -> impl Iterator<Item = u64> + '_ {
+        self.others.iter().copied().chain([self.device])
+    }
+
+    /// Ends all waits for it.
+    pub(crate) fn cancel(&self) {
+        self.cancelled.store(true, Ordering::Relaxed);
     }
 
     /// One queue has passed the record.
@@ -26,7 +60,7 @@ impl SimFence {
     }
 
     pub(crate) fn is_signaled(&self) -> bool {
-        self.remaining.load(Ordering::Relaxed) == 0
+        self.remaining.load(Ordering::Relaxed) == 0 || self.cancelled.load(Ordering::Relaxed)
     }
 }
 
@@ -51,6 +85,16 @@ pub(crate) enum OpWork {
     },
     Record(Arc<SimFence>),
     Wait(Arc<SimFence>),
+    /// Brings the first range to an exchange as the part in this place; none, where it has no range.
+    Bring {
+        exchange: Arc<Exchange>,
+        slot: usize,
+    },
+    /// Writes what this rank receives of an exchange.
+    Take {
+        exchange: Arc<Exchange>,
+        rank: usize,
+    },
     /// Returns the bytes of a block to its pool and to the device.
     Free {
         bytes: u64,

@@ -5,6 +5,7 @@
 //! device has its own, so that the devices of other tests change nothing.
 
 use super::blocks::BlockTable;
+use super::clique::Cliques;
 use super::context::SimContext;
 use super::graph::{EventRecord, SimCapture, SimEvent, SimGraph};
 use super::op::{OpWork, SimFence, SimOp};
@@ -16,6 +17,7 @@ use crate::sync::trusted::{Condvar, Mutex, MutexGuard, unique};
 use crate::sync::{Arc, LazyLock};
 use std::collections::HashMap;
 use std::thread::ThreadId;
+use std::time::Duration;
 
 static STATE: LazyLock<Mutex<SimState>> = LazyLock::new(Mutex::default);
 
@@ -31,6 +33,11 @@ pub(crate) fn lock_state() -> StateGuard {
 /// Releases the lock until the state has changed.
 pub(crate) fn wait_changed(state: &mut StateGuard) {
     CHANGED.wait(state);
+}
+
+/// As [`wait_changed`], for so long at most.
+pub(crate) fn wait_changed_for(state: &mut StateGuard, limit: Duration) {
+    CHANGED.wait_for(state, limit);
 }
 
 pub(crate) fn notify_changed() {
@@ -101,6 +108,7 @@ pub(crate) struct SimState {
     /// The default stream of each thread on each device.
     pub(crate) thread_streams: HashMap<(u64, ThreadId), u64>,
     pub(crate) running: Vec<RunningOp>,
+    pub(crate) cliques: Cliques,
 }
 
 impl SimState {

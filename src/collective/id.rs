@@ -1,0 +1,57 @@
+//! What the ranks of a communicator find each other by.
+
+use crate::device::Device;
+use crate::driver::UniqueId;
+use crate::error::Result;
+use std::fmt;
+
+/// What the ranks of one [`Communicator`](crate::Communicator) find each other by: `ncclUniqueId`.
+///
+/// One rank makes it, and the program brings its 128 bytes to the others, by whatever way it has. In programs of several
+/// processes NCCL can do so itself: where the variable `NCCL_COMM_ID` is `HOST:PORT` of rank 0 in all of them, each makes
+/// the same one. It serves for one communicator.
+///
+/// ```
+/// use aquifer::{CommunicatorId, Device, sim::SimConfig};
+///
+/// let device = Device::simulated(SimConfig::default());
+/// let id = CommunicatorId::new(&device)?;
+/// let bytes: [u8; 128] = *id.as_bytes(); // to another rank
+/// assert_eq!(CommunicatorId::from_bytes(bytes), id);
+/// # Ok::<(), aquifer::Error>(())
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct CommunicatorId {
+    bytes: UniqueId,
+}
+
+impl CommunicatorId {
+    /// A new one, for ranks on devices of this kind.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) for a GPU where NCCL is not installed; those of NCCL.
+    pub fn new(device: &Device) -> Result<Self> {
+        let bytes = device.driver().unique_id();
+        let wanted = format_args!("making an id for a communicator of {device}");
+        bytes.map(|bytes| Self { bytes }).map_err(|error| error.into_error(wanted))
+    }
+
+    /// The one whose bytes another rank has sent.
+    pub const fn from_bytes(bytes: [u8; 128]) -> Self {
+        Self { bytes }
+    }
+
+    /// Its bytes, for other ranks.
+    pub const fn as_bytes(&self) -> &[u8; 128] {
+        &self.bytes
+    }
+}
+
+impl fmt::Debug for CommunicatorId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("CommunicatorId(")?;
+        self.bytes.iter().take(16).try_for_each(|byte| write!(f, "{byte:02x}"))?;
+        f.write_str("..)")
+    }
+}

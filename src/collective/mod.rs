@@ -1,0 +1,24 @@
+//! Collectives of several devices on vectors: communicators, groups, and memory that is registered with them.
+//!
+//! | file | content |
+//! | --- | --- |
+//! | `id`, `element` | what ranks find each other by; the elements that can be reduced |
+//! | `rank` | one rank, its lock and its end |
+//! | `communicator` | the handle: how ranks join, wait and are aborted |
+//! | `request` | a collective that is checked and not given to its stream yet |
+//! | `calls` | the collectives, alone and in a [`Group`] |
+//! | `registering` | memory that communicators know |
+
+mod calls;
+mod communicator;
+mod element;
+mod id;
+mod rank;
+mod registering;
+mod request;
+
+pub use calls::Group;
+pub use communicator::{Communicator, CommunicatorOptions};
+pub use element::ReduceElement;
+pub use id::CommunicatorId;
+pub use registering::RegisteringAdaptor;

@@ -1,0 +1,323 @@
+//! A collective that is checked and not given to its stream yet.
+
+use super::communicator::Communicator;
+use super::element::{Element, ReduceElement};
+use super::rank::Rank;
+use crate::container::{CapturePolicy, DeviceSlice, DeviceSliceMut, MemoryUse};
+use crate::driver::{CollectiveWork, RawCollective, ReduceOp, Reduction};
+use crate::error::{Error, ErrorKind, Result, ensure};
+use crate::impls::Count;
+use crate::sync::Arc;
+use bytemuck::Pod;
+
+/// What the ranks' work is to a capture, which it is refused in.
+const COLLECTIVE: &str = "a collective";
+
+/// One collective of one rank, whose lengths fit, and the memory that it uses.
+pub(super) struct Request<'a> {
+    communicator: &'a Communicator,
+    work: CollectiveWork,
+    read: Option<MemoryUse<'a>>,
+    written: Option<MemoryUse<'a>>,
+}
+
+impl<'a> Request<'a> {
+    fn new(communicator: &'a Communicator, work: CollectiveWork) -> Self {
+        Self { communicator, work, read: None, written: None }
+    }
+
+    fn reads<T: Pod>(mut self, send: &DeviceSlice<'a, T>) -> Result<Self> {
+        self.communicator.device().require(send.home().device(), "the memory")?;
+        self.read = Some(send.memory_use());
+        Ok(self)
+    }
+
+    fn writes<T: Pod>(mut self, receive: &DeviceSliceMut<'a, T>) -> Result<Self> {
+        self.communicator.device().require(receive.home().device(), "the memory")?;
+        self.written = Some(receive.memory_use());
+        Ok(self)
+    }
+
+    pub(super) fn all_reduce<T: ReduceElement>(
+        communicator: &'a Communicator,
+        send: &DeviceSlice<'a, T>,
+        receive: &DeviceSliceMut<'a, T>,
+        op: ReduceOp,
+    ) -> Result<Self> {
+        same_length(send.len(), receive.len())?;
+        let reduction = reduction::<T>(send.len(), op);
+        let (from, to) = (send.as_device_ptr(), receive.as_device_ptr());
+        let work = CollectiveWork::AllReduce { send: from, receive: to, reduction };
+        Self::new(communicator, work).reads(send)?.writes(receive)
+    }
+
+    pub(super) fn all_reduce_in_place<T: ReduceElement>(
+        communicator: &'a Communicator,
+        data: &DeviceSliceMut<'a, T>,
+        op: ReduceOp,
+    ) -> Result<Self> {
+        let (at, reduction) = (data.as_device_ptr(), reduction::<T>(data.len(), op));
+        let work = CollectiveWork::AllReduce { send: at, receive: at, reduction };
+        Self::new(communicator, work).writes(data)
+    }
+
+    pub(super) fn reduce<T: ReduceElement>(
+        communicator: &'a Communicator,
+        send: &DeviceSlice<'a, T>,
+        receive: &DeviceSliceMut<'a, T>,
+        op: ReduceOp,
+        root: usize,
+    ) -> Result<Self> {
+        require_rank(communicator, root)?;
+        let is_root = communicator.rank() == root;
+        if is_root {
+            same_length(send.len(), receive.len())?;
+        }
+        let reduction = reduction::<T>(send.len(), op);
+        let (from, to) = (send.as_device_ptr(), receive.as_device_ptr());
+        let work = CollectiveWork::Reduce { send: from, receive: to, reduction, root };
+        let request = Self::new(communicator, work).reads(send)?;
+        if is_root { request.writes(receive) } else { Ok(request) }
+    }
+
+    pub(super) fn reduce_in_place<T: ReduceElement>(
+        communicator: &'a Communicator,
+        data: &DeviceSliceMut<'a, T>,
+        op: ReduceOp,
+        root: usize,
+    ) -> Result<Self> {
+        require_rank(communicator, root)?;
+        let (at, reduction) = (data.as_device_ptr(), reduction::<T>(data.len(), op));
+        let work = CollectiveWork::Reduce { send: at, receive: at, reduction, root };
+        Self::new(communicator, work).writes(data)
+    }
+
+    pub(super) fn reduce_scatter<T: ReduceElement>(
+        communicator: &'a Communicator,
+        send: &DeviceSlice<'a, T>,
+        receive: &DeviceSliceMut<'a, T>,
+        op: ReduceOp,
+    ) -> Result<Self> {
+        parts_of(send.len(), receive.len(), communicator)?;
+        let reduction = reduction::<T>(receive.len(), op);
+        let (from, to) = (send.as_device_ptr(), receive.as_device_ptr());
+        let work = CollectiveWork::ReduceScatter { send: from, receive: to, reduction };
+        Self::new(communicator, work).reads(send)?.writes(receive)
+    }
+
+    pub(super) fn reduce_scatter_in_place<T: ReduceElement>(
+        communicator: &'a Communicator,
+        data: &DeviceSliceMut<'a, T>,
+        op: ReduceOp,
+    ) -> Result<Self> {
+        let (own, part) = own_part(communicator, data)?;
+        let (send, reduction) = (data.as_device_ptr(), reduction::<T>(part, op));
+        let work = CollectiveWork::ReduceScatter { send, receive: own, reduction };
+        Self::new(communicator, work).writes(data)
+    }
+
+    pub(super) fn broadcast<T: Pod>(
+        communicator: &'a Communicator,
+        send: &DeviceSlice<'a, T>,
+        receive: &DeviceSliceMut<'a, T>,
+        root: usize,
+    ) -> Result<Self> {
+        require_rank(communicator, root)?;
+        let is_root = communicator.rank() == root;
+        if is_root {
+            same_length(send.len(), receive.len())?;
+        }
+        let (from, to) = (send.as_device_ptr(), receive.as_device_ptr());
+        let bytes = receive.size_in_bytes();
+        let work = CollectiveWork::Broadcast { send: from, receive: to, bytes, root };
+        let request = Self::new(communicator, work).writes(receive)?;
+        if is_root { request.reads(send) } else { Ok(request) }
+    }
+
+    pub(super) fn broadcast_in_place<T: Pod>(
+        communicator: &'a Communicator,
+        data: &DeviceSliceMut<'a, T>,
+        root: usize,
+    ) -> Result<Self> {
+        require_rank(communicator, root)?;
+        let (at, bytes) = (data.as_device_ptr(), data.size_in_bytes());
+        let work = CollectiveWork::Broadcast { send: at, receive: at, bytes, root };
+        Self::new(communicator, work).writes(data)
+    }
+
+    pub(super) fn all_gather<T: Pod>(
+        communicator: &'a Communicator,
+        send: &DeviceSlice<'a, T>,
+        receive: &DeviceSliceMut<'a, T>,
+    ) -> Result<Self> {
+        parts_of(receive.len(), send.len(), communicator)?;
+        let (from, to) = (send.as_device_ptr(), receive.as_device_ptr());
+        let bytes = send.size_in_bytes();
+        let work = CollectiveWork::AllGather { send: from, receive: to, bytes };
+        Self::new(communicator, work).reads(send)?.writes(receive)
+    }
+
+    pub(super) fn all_gather_in_place<T: Pod>(
+        communicator: &'a Communicator,
+        data: &DeviceSliceMut<'a, T>,
+    ) -> Result<Self> {
+        let (own, part) = own_part(communicator, data)?;
+        let (receive, bytes) = (data.as_device_ptr(), part * size_of::<T>());
+        let work = CollectiveWork::AllGather { send: own, receive, bytes };
+        Self::new(communicator, work).writes(data)
+    }
+
+    pub(super) fn send<T: Pod>(
+        communicator: &'a Communicator,
+        data: &DeviceSlice<'a, T>,
+        peer: usize,
+    ) -> Result<Self> {
+        require_rank(communicator, peer)?;
+        let (send, bytes) = (data.as_device_ptr(), data.size_in_bytes());
+        Self::new(communicator, CollectiveWork::Send { send, bytes, peer }).reads(data)
+    }
+
+    pub(super) fn receive<T: Pod>(
+        communicator: &'a Communicator,
+        data: &DeviceSliceMut<'a, T>,
+        peer: usize,
+    ) -> Result<Self> {
+        require_rank(communicator, peer)?;
+        let (receive, bytes) = (data.as_device_ptr(), data.size_in_bytes());
+        Self::new(communicator, CollectiveWork::Receive { receive, bytes, peer }).writes(data)
+    }
+
+    /// Orders the rank's stream after the memory's homes, and writes the uses down.
+    fn order(&mut self) -> Result<()> {
+        let stream = self.communicator.stream();
+        for memory in [self.read.take(), self.written.take()].into_iter().flatten() {
+            drop(memory.order_on(stream, CapturePolicy::Refuse(COLLECTIVE))?);
+        }
+        Ok(())
+    }
+
+    /// Gives one collective to its stream.
+    pub(super) fn run(mut self) -> Result<()> {
+        self.order()?;
+        let Self { communicator, work, .. } = self;
+        let call = communicator.stream().begin_call()?;
+        call.refuse_capture(COLLECTIVE)?;
+        // NCCL may wait for other ranks, whose threads may be about to capture.
+        call.mark_blocking();
+        let driver = communicator.device().driver();
+        communicator.rank.call(name_of(&work), |raw| {
+            let work = RawCollective { communicator: raw, stream: call.raw(), work };
+            // SAFETY: the lock keeps the communicator, whose stream this is; the lengths were checked, and the uses
+            // are pending, so no memory is freed or reused before the stream has passed.
+            unsafe { driver.run_collectives(&[work]) }
+        })
+    }
+
+    /// Gives several to their streams, as one group.
+    pub(super) fn run_all(mut requests: Vec<Self>) -> Result<()> {
+        requests.iter_mut().try_for_each(Self::order)?;
+        let mut ranks: Vec<&Arc<Rank>> =
+            requests.iter().map(|request| &request.communicator.rank).collect();
+        ranks.sort_by_key(|rank| Arc::as_ptr(rank).addr());
+        ranks.dedup_by(|one, other| Arc::ptr_eq(one, other));
+        let Some(first) = ranks.first() else { return Ok(()) };
+        // A gate is entered once: no thread that closes one waits for another.
+        let mut streams: Vec<_> = ranks.iter().map(|rank| &rank.stream).collect();
+        streams.sort_by_key(|stream| stream.id());
+        streams.dedup();
+        let mut calls = Vec::with_capacity(streams.len());
+        for stream in streams {
+            let call = stream.begin_call()?;
+            call.refuse_capture(COLLECTIVE)?;
+            call.mark_blocking();
+            calls.push(call);
+        }
+        let states: Vec<_> = ranks.iter().map(|rank| rank.lock()).collect();
+        let mut works = Vec::with_capacity(requests.len());
+        for Request { communicator, work, .. } in &requests {
+            let rank = &communicator.rank;
+            let at = ranks.iter().position(|other| Arc::ptr_eq(other, rank));
+            let call = calls.iter().find(|call| call.is(&rank.stream));
+            if let (Some(at), Some(call)) = (at, call) {
+                let raw = states[at].joined()?;
+                works.push(RawCollective { communicator: raw, stream: call.raw(), work: *work });
+            }
+        }
+        // SAFETY: as in `run`, for each.
+        let ran = unsafe { first.device().driver().run_collectives(&works) };
+        drop(states);
+        drop(calls);
+        let Err(error) = ran else { return Ok(()) };
+        let errors = ranks.iter().map(|rank| rank.fail(error.clone(), "running a group"));
+        // Of all ranks of the group, since none knows what the others were given.
+        let mut errors: Vec<Error> = errors.collect();
+        Err(errors.swap_remove(0))
+    }
+}
+
+fn reduction<T: ReduceElement>(count: usize, op: ReduceOp) -> Reduction {
+    Reduction { count, element: <T as Element>::TYPE.0, op }
+}
+
+fn name_of(work: &CollectiveWork) -> &'static str {
+    match work {
+        CollectiveWork::AllReduce { .. } => "an all-reduce",
+        CollectiveWork::Reduce { .. } => "a reduce",
+        CollectiveWork::ReduceScatter { .. } => "a reduce-scatter",
+        CollectiveWork::Broadcast { .. } => "a broadcast",
+        CollectiveWork::AllGather { .. } => "an all-gather",
+        CollectiveWork::Send { .. } => "a send",
+        CollectiveWork::Receive { .. } => "a receive",
+    }
+}
+
+fn require_rank(communicator: &Communicator, rank: usize) -> Result<()> {
+    let ranks = communicator.ranks();
+    ensure!(
+        rank < ranks,
+        InvalidArgument,
+        "number the ranks from 0",
+        "rank {rank} was named in a communicator of {ranks}"
+    );
+    Ok(())
+}
+
+fn same_length(send: usize, receive: usize) -> Result<()> {
+    ensure!(
+        send == receive,
+        LengthMismatch,
+        "give two of one length",
+        "a collective was to send {} and to receive {receive}",
+        Count(send, "element")
+    );
+    Ok(())
+}
+
+/// The whole is a part for each rank.
+fn parts_of(whole: usize, part: usize, communicator: &Communicator) -> Result<()> {
+    let ranks = communicator.ranks();
+    ensure!(
+        part.checked_mul(ranks) == Some(whole),
+        LengthMismatch,
+        "give a whole that is as long as the parts of all ranks",
+        "a part of {} was given for each of {ranks} ranks, and a whole of {whole}",
+        Count(part, "element")
+    );
+    Ok(())
+}
+
+/// The address and the length of this rank's part of a whole.
+fn own_part<T: Pod>(
+    communicator: &Communicator,
+    whole: &DeviceSliceMut<'_, T>,
+) -> Result<(u64, usize)> {
+    let (rank, ranks) = (communicator.rank(), communicator.ranks());
+    if !whole.len().is_multiple_of(ranks) {
+        let elements = Count(whole.len(), "element");
+        let what = format!("{elements} are no whole number of parts for {ranks} ranks");
+        return Err(Error::new(ErrorKind::LengthMismatch, what)
+            .with_advice("take a length that the number of ranks divides"));
+    }
+    let part = whole.len() / ranks;
+    Ok((whole.as_device_ptr() + (rank * part * size_of::<T>()) as u64, part))
+}
