@@ -3,6 +3,7 @@
 
 mod allocator_contract;
 mod cancelled;
+mod collectives;
 #[path = "../support/contract.rs"]
 mod contract;
 mod current_resources;
@@ -13,11 +14,13 @@ mod host_memory;
 #[path = "../support/kernels.rs"]
 mod kernels;
 mod multi_device;
+mod peers;
 mod scoped_resources;
 #[path = "../support/mod.rs"]
 mod support;
 #[path = "../support/threads.rs"]
 mod threads;
+mod two;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -4,8 +4,8 @@
 //! devices, which know no current context, and on two GPUs with `AQUIFER_BACKEND=cuda`, where the
 //! second one's context is current on the thread and has to be so again after every call.
 
+use crate::two::Two;
 use crate::{alone, support};
-use aquifer::sim::{SimConfig, Simulator};
 use aquifer::{
     CudaResource, Device, DeviceBlock, DeviceBox, DeviceBuffer, DeviceLayout, DeviceResource,
     DeviceScalar, DeviceVec, ErrorKind, PoolResource, Result, Stream, current_device_resource,
@@ -48,53 +48,6 @@ impl<U> Recorded<U> {
         let calls = std::mem::take(&mut *self.calls.lock().unwrap());
         assert!(calls.iter().all(|(_, of)| of == device), "{calls:?}");
         calls.into_iter().map(|(call, _)| call).collect()
-    }
-}
-
-/// Two devices, the second of which is current on this thread where there is such a thing.
-struct Two {
-    one: Device,
-    two: Device,
-    simulators: Vec<Simulator>,
-}
-
-impl Two {
-    /// Two devices, or word that `name` is skipped.
-    fn open(name: &str) -> Option<Self> {
-        if support::on_gpu() {
-            if Device::count().unwrap() < 2 {
-                support::skipped(name, "it needs two GPUs");
-                return None;
-            }
-            let (one, two) = (Device::open(0).unwrap(), Device::open(1).unwrap());
-            #[cfg(feature = "cuda")]
-            two.cuda_context().unwrap().bind_to_thread().unwrap();
-            return Some(Self { one, two, simulators: Vec::new() });
-        }
-        let (one, first) = support::simulated(SimConfig::default().seed(1));
-        let (two, second) = support::simulated(SimConfig::default().seed(2).ordinal(1));
-        Some(Self { one, two, simulators: vec![first, second] })
-    }
-
-    /// The second device's context is still what the thread has.
-    fn check(&self, after: &str) {
-        #[cfg(feature = "cuda")]
-        if let Ok(context) = self.two.cuda_context() {
-            let now = aquifer::cudarc::driver::result::ctx::get_current().unwrap();
-            assert_eq!(now, Some(context.cu_ctx()), "after {after}");
-        }
-        for simulator in &self.simulators {
-            assert!(simulator.reports().is_empty(), "after {after}");
-        }
-    }
-
-    /// All is freed, and nothing was out of order.
-    fn end(self) {
-        self.check("all");
-        for simulator in &self.simulators {
-            assert_eq!(simulator.live_blocks(), 0);
-            simulator.check().unwrap();
-        }
     }
 }
 

@@ -72,7 +72,7 @@ impl Simulator {
     }
 
     /// Makes the `nth` call of a driver function from now on fail once with `code`, a number of
-    /// CUDA's. The next call is the first. `call` is one of [`CALLS`](Self::CALLS). A device that is gone makes no
+    /// CUDA's, or of NCCL's for a function of that. The next call is the first. `call` is one of [`CALLS`](Self::CALLS). A device that is gone makes no
     /// more calls.
     ///
     /// # Errors
@@ -105,7 +105,7 @@ impl Simulator {
 
     /// The driver calls that the device counts and that can be made to fail, by their names in CUDA's
     /// manual. A stream that is not destroyed since the call failed stays in the simulation; no error tells of it.
-    pub const CALLS: [&'static str; 55] = names! {
+    pub const CALLS: [&'static str; 67] = names! {
         cuCtxEnablePeerAccess cuCtxRecordEvent cuCtxSynchronize cuDeviceGetDefaultMemPool cuDeviceGetUuid cuEventCreate
         cuEventDestroy cuEventQuery cuEventRecord cuEventSynchronize cuGraphExecDestroy
         cuGraphInstantiate cuGraphLaunch cuIpcCloseMemHandle cuIpcGetMemHandle cuIpcOpenMemHandle
@@ -117,7 +117,9 @@ impl Simulator {
         cuMemPoolSetAccess cuMemPoolSetAttribute cuMemPoolTrimTo cuMemPrefetchAsync cuMemcpyDtoDAsync
         cuMemcpyDtoHAsync cuMemcpyHtoDAsync cuMemcpyPeerAsync cuMemsetAsync cuPointerGetAttributes
         cuStreamBeginCapture cuStreamCreate cuStreamDestroy cuStreamEndCapture cuStreamGetId
-        cuStreamIsCapturing cuStreamSynchronize cuStreamWaitEvent
+        cuStreamIsCapturing cuStreamSynchronize cuStreamWaitEvent ncclAllGather ncclAllReduce
+        ncclBroadcast ncclCommDeregister ncclCommInitRank ncclCommRegister ncclGetUniqueId ncclMemAlloc
+        ncclRecv ncclReduce ncclReduceScatter ncclSend
     };
 
     /// Loses the context: queued operations are discarded, and every later call returns

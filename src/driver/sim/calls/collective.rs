@@ -5,16 +5,18 @@ use super::enqueue::OpRequest;
 use crate::driver::sim::check::{OpName, ReportedMemory, Violation};
 use crate::driver::sim::driver::SimDriver;
 use crate::driver::sim::state::{
-    AddressSpace, Agreed, BlockKind, Exchange, OpWork, Refusal, SimContext, SimOp, TouchedRange,
+    AddressSpace, Agreed, BlockKind, Exchange, LookupError, OpWork, Refusal, SimContext, SimOp, TouchedRange,
     agreed, notify_changed, wait_changed_for,
 };
 use crate::driver::{
     Access, CaptureStatus, CollectiveCalls, CollectiveError, CollectiveResult, CollectiveWork,
-    DeviceAddress, DeviceRange, Driver, MemoryCalls, RawCollective, RawCommunicator, UniqueId,
+    DeviceAddress, DeviceRange, Driver, MemoryCalls, RawCollective, RawCommunicator, Reduction, UniqueId,
 };
 use crate::error::DriverError;
 use crate::sync::Arc;
 use crate::sync::trusted::unique;
+use std::error::Error as _;
+use std::fmt;
 use std::time::{Duration, Instant};
 
 /// How long a wait for other ranks sleeps before it looks at the clock.
@@ -77,13 +79,12 @@ struct Share {
 
 /// A failure that a test asked for is a number of NCCL's; all else is the device's.
 fn of_nccl(error: DriverError) -> CollectiveError {
-    match error.kind() {
-        crate::error::ErrorKind::Driver if error.code() < 8 => {
-            let (call, code) = (error.call(), error.code());
-            CollectiveError::Failed { call, code, text: String::new() }
-        }
-        _ => CollectiveError::Driver(error),
+    const LAST_RESULT: u32 = 7;
+    let (call, code) = (error.call(), error.code());
+    if error.source().is_none() && code <= LAST_RESULT && call.starts_with("nccl") {
+        return CollectiveError::Failed { call, code, text: String::new() };
     }
+    CollectiveError::Driver(error)
 }
 
 fn gone() -> CollectiveError {
@@ -190,8 +191,8 @@ impl CollectiveCalls for SimDriver {
         let found = call.state.blocks.around_mut(range).is_some();
         if !found {
             let error = call.state.blocks.find(&touched, false).err();
-            let error = error.unwrap_or(crate::driver::sim::state::LookupError::Unmapped);
-            return Err(call.report_unmapped(self.context.as_ref(), name, &touched, error).into());
+            let error = error.unwrap_or(LookupError::Unmapped);
+            return Err(call.report_unmapped(&self.context, name, &touched, error).into());
         }
         Ok(unique())
     }
@@ -298,8 +299,8 @@ impl Call<'_> {
 /// What a rank asked for, in words.
 struct Shown<'a>(&'a Agreed);
 
-impl std::fmt::Display for Shown<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for Shown<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Agreed::AllReduce(it) => write!(f, "an all-reduce of {}", Reduced(it)),
             Agreed::Reduce(it, root) => write!(f, "a reduce of {} to rank {root}", Reduced(it)),
@@ -313,10 +314,10 @@ impl std::fmt::Display for Shown<'_> {
     }
 }
 
-struct Reduced<'a>(&'a crate::driver::Reduction);
+struct Reduced<'a>(&'a Reduction);
 
-impl std::fmt::Display for Reduced<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for Reduced<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {:?} by {:?}", self.0.count, self.0.element, self.0.op)
     }
 }

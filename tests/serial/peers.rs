@@ -1,0 +1,177 @@
+//! Memory of one device, used by another: copies, and kernels that reach it where it lies.
+
+use crate::two::Two;
+use crate::{alone, kernels, support};
+use aquifer::sim::SimConfig;
+use aquifer::{
+    AsyncResource, CudaResource, DeviceResource, DeviceVec, ErrorKind, ManagedResource,
+    PoolResource, StatisticsAdaptor, Stream,
+};
+use std::sync::Arc;
+
+#[test]
+fn a_vector_moves_to_another_device_in_the_order_of_both() {
+    let _alone = alone();
+    let name = "a_vector_moves_to_another_device_in_the_order_of_both";
+    let Some(both) = Two::open(name) else { return };
+    let [here, there] = both.streams();
+    for round in 0..10_u32 {
+        let mut vec = DeviceVec::<u32>::zeroed(&here, 100_000).unwrap();
+        vec.fill(round).unwrap();
+        kernels::add_one(&here, &mut vec).unwrap();
+        both.check("work at home");
+        let mut moved = vec.to_device(&there).unwrap();
+        both.check("to_device");
+        // Freed at home, and its memory taken again, while the copy may run.
+        drop(vec);
+        let mut next = DeviceVec::<u32>::zeroed(&here, 100_000).unwrap();
+        next.fill(99).unwrap();
+        kernels::add_one(&there, &mut moved).unwrap();
+        assert_eq!((moved.device(), moved.stream()), (&both.two, &there));
+        assert_eq!(moved.to_vec().unwrap(), vec![round + 2; 100_000]);
+        // And back, from a pool of its own.
+        let pool = PoolResource::new(CudaResource::new(&both.one)).unwrap();
+        let back = moved.to_device_in(&here, pool).unwrap();
+        assert_eq!(back.to_vec().unwrap(), vec![round + 2; 100_000]);
+    }
+    drop((here, there));
+    both.end();
+}
+
+/// Copies memory of `resource` from the other device by a kernel there.
+fn reach(both: &Two, here: &Stream, there: &Stream, resource: Arc<dyn DeviceResource>) {
+    let mut vec = DeviceVec::<u32>::zeroed_in(here, 1000, resource).unwrap();
+    vec.fill(4).unwrap();
+    let mut copy = DeviceVec::<u32>::zeroed(there, 1000).unwrap();
+    for round in 0..5_u32 {
+        // The kernel waits for home, and home's next write for the kernel.
+        kernels::copy(there, &vec, &mut copy).unwrap();
+        vec.fill(round).unwrap();
+        assert_eq!(copy.get(999).unwrap(), if round == 0 { 4 } else { round - 1 });
+        kernels::add_one(there, &mut vec).unwrap();
+        assert_eq!(vec.get(0).unwrap(), round + 1);
+        vec.fill(round).unwrap();
+        both.check("a kernel of the other device");
+    }
+    kernels::copy(there, &vec, &mut copy).unwrap();
+    // Freed while the kernel may run.
+    drop(vec);
+    assert_eq!(copy.to_vec().unwrap(), [4; 1000]);
+}
+
+#[test]
+fn kernels_reach_memory_of_another_device_that_lets_them() {
+    let _alone = alone();
+    let name = "kernels_reach_memory_of_another_device_that_lets_them";
+    let Some(both) = Two::open(name) else { return };
+    if !both.two.can_access_peer(&both.one).unwrap() {
+        return support::skipped(name, "the two GPUs do not reach each other's memory");
+    }
+    let [here, there] = both.streams();
+    let driver_pool = Arc::new(AsyncResource::new(&both.one).unwrap());
+    // A kernel of the other device is refused until then.
+    let vec = DeviceVec::<u32>::zeroed_in(&here, 10, driver_pool.clone()).unwrap();
+    let error = vec.on(&there).map(drop).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::WrongDevice);
+    assert!(error.to_string().contains("enable_peer_access"), "{error}");
+    drop(vec);
+    let pool = PoolResource::new(CudaResource::new(&both.one)).unwrap();
+    let counted = StatisticsAdaptor::new(pool.clone());
+    let over_driver_pool = PoolResource::new(driver_pool.clone()).unwrap();
+    for resource in [
+        Arc::new(CudaResource::new(&both.one)) as Arc<dyn DeviceResource>,
+        Arc::new(pool),
+        Arc::new(counted),
+        driver_pool,
+        Arc::new(over_driver_pool),
+    ] {
+        resource.enable_peer_access(&both.two).unwrap();
+        resource.enable_peer_access(&both.two).unwrap();
+        assert!(resource.has_peer_access(&both.two));
+        both.check("enable_peer_access");
+        reach(&both, &here, &there, resource);
+    }
+    let managed = ManagedResource::new(&both.one);
+    if let (Ok(managed), false) = (managed, support::on_gpu()) {
+        reach(&both, &here, &there, Arc::new(managed));
+    }
+    drop((here, there));
+    both.end();
+}
+
+#[test]
+fn devices_that_do_not_reach_each_other_say_so_and_copy_all_the_same() {
+    let _alone = alone();
+    let (one, first) = support::simulated(SimConfig::default().without_peer_access());
+    let (two, second) = support::simulated(SimConfig::default().ordinal(1));
+    assert!(!one.can_access_peer(&two).unwrap() && !two.can_access_peer(&one).unwrap());
+    let [here, there] = [&one, &two].map(|device| device.new_stream().unwrap());
+    let pool = PoolResource::new(CudaResource::new(&one)).unwrap();
+    let error = pool.enable_peer_access(&two).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    let text = error.to_string();
+    assert!(text.contains("simulated device 1 cannot reach memory of simulated device 0"), "{text}");
+    let error = AsyncResource::new(&one).unwrap().enable_peer_access(&two).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    // A resource that hands out memory of the host has none to reach.
+    let error = aquifer::PinnedResource::new(&one).unwrap().enable_peer_access(&two).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    let vec = DeviceVec::from_slice_in(&here, &[1_u32, 2, 3], pool).unwrap();
+    let refused = vec.on(&there).map(drop).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::WrongDevice);
+    assert!(!refused.to_string().contains("enable_peer_access"), "{refused}");
+    assert_eq!(vec.to_device(&there).unwrap().to_vec().unwrap(), [1, 2, 3]);
+    drop(vec);
+    first.check().unwrap();
+    second.check().unwrap();
+}
+
+#[test]
+fn a_call_that_fails_leaves_the_access_as_it_was() {
+    let _alone = alone();
+    let both = Two::simulated(3);
+    let [here, there] = both.streams();
+    let pool = AsyncResource::new(&both.one).unwrap();
+    both.simulators[0].fail_call("cuMemPoolSetAccess", 1, 2).unwrap();
+    assert_eq!(pool.enable_peer_access(&both.two).unwrap_err().kind(), ErrorKind::OutOfMemory);
+    assert!(!pool.has_peer_access(&both.two));
+    pool.enable_peer_access(&both.two).unwrap();
+    // A copy goes on without access.
+    both.simulators[1].fail_call("cuCtxEnablePeerAccess", 1, 711).unwrap();
+    let vec = DeviceVec::from_slice(&here, &[5_u8; 10]).unwrap();
+    assert_eq!(vec.to_device(&there).unwrap().to_vec().unwrap(), [5; 10]);
+    drop((vec, pool, here, there));
+    both.end();
+}
+
+#[test]
+fn an_unordered_use_across_devices_is_reported() {
+    let _alone = alone();
+    for seed in 0..8 {
+        let both = Two::simulated(seed);
+        let [here, there] = both.streams();
+        let resource = Arc::new(CudaResource::new(&both.one));
+        resource.enable_peer_access(&both.two).unwrap();
+        let mut vec = DeviceVec::<u32>::zeroed_in(&here, 100, resource).unwrap();
+        vec.fill(1).unwrap();
+        let mut copy = DeviceVec::<u32>::zeroed(&there, 100).unwrap();
+        // SAFETY: wrong on purpose: the address is used on a stream that waits for nothing.
+        let stolen = unsafe {
+            DeviceVec::<u32>::from_raw_parts(aquifer::DeviceVecParts {
+                stream: there.clone(),
+                block: aquifer::DeviceBlock::new(vec.as_device_ptr(), 400, 0),
+                length: 100,
+                resource: Arc::new(CudaResource::new(&both.two)),
+            })
+            .unwrap()
+        };
+        kernels::copy(&there, &stolen, &mut copy).unwrap();
+        std::mem::forget(stolen);
+        let _ = there.synchronize();
+        let reports = both.simulators[1].take_reports();
+        assert_eq!(reports.len(), 1, "seed {seed}: {reports:?}");
+        assert_eq!(reports[0].kind(), aquifer::sim::Violation::UnorderedAccess);
+        drop((vec, copy, here, there));
+        both.end();
+    }
+}
