@@ -11,7 +11,7 @@ pub(crate) const LAYERS: [&[&str]; 8] = [
     &["device", "stream", "event"],
     &["pool"],
     &["resource", "adaptor", "pinned"],
-    &["container", "transfer", "interop"],
+    &["container", "transfer", "interop", "collective"],
     &["manager"],
     &["lib", "guide"],
 ];
