@@ -366,19 +366,20 @@ impl Device {
             return Ok(false);
         }
         let wanted = || format!("asking whether {self} reaches memory of {peer}");
-        self.driver().can_access_peer(peer.driver()).with_context(wanted)
+        self.driver().can_access_peer(peer.driver().as_any()).with_context(wanted)
     }
 
     /// Has kernels of this device reach the plain memory of `peer`.
     pub(crate) fn enable_access_to(&self, peer: &Device) -> Result<()> {
         self.require_peer(peer)?;
         let wanted = || format!("enabling access of {self} to memory of {peer}");
-        self.driver().enable_peer_access(peer.driver()).with_context(wanted)
+        self.driver().enable_peer_access(peer.driver().as_any()).with_context(wanted)
     }
 
     /// Whether kernels of this device were given access to the plain memory of `peer`.
     pub(crate) fn has_access_to(&self, peer: &Device) -> bool {
-        self == peer || self.kind() == peer.kind() && self.driver().has_peer_access(peer.driver())
+        self == peer
+            || self.kind() == peer.kind() && self.driver().has_peer_access(peer.driver().as_any())
     }
 
     /// The error where this device cannot reach memory of `peer`.

@@ -4,12 +4,13 @@ use super::id::CommunicatorId;
 use super::rank::{Rank, lost};
 use crate::device::Device;
 use crate::driver::sim::CallSite;
-use crate::driver::{CollectiveResult, Driver, RawCommunicator, UniqueId};
+use crate::driver::{CollectiveResult, RawCommunicator, UniqueId};
 use crate::error::{Result, ensure};
 use crate::impls::setters;
 use crate::stream::Stream;
 use crate::sync::Arc;
 use crate::sync::trusted::channel::{self, RecvTimeoutError};
+use std::any::Any;
 use std::fmt;
 use std::time::Duration;
 
@@ -159,8 +160,11 @@ fn join_ranks(
     id: &UniqueId,
 ) -> CollectiveResult<Vec<RawCommunicator>> {
     let Some(device) = devices.first() else { return Ok(Vec::new()) };
-    let members: Vec<(&dyn Driver, usize)> =
-        devices.iter().zip(first..).map(|(device, rank)| (device.driver(), rank)).collect();
+    let members: Vec<(&dyn Any, usize)> = devices
+        .iter()
+        .zip(first..)
+        .map(|(device, rank)| (device.driver().as_any(), rank))
+        .collect();
     device.driver().join_ranks(&members, ranks, id)
 }
 

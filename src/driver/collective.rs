@@ -1,8 +1,8 @@
 //! The calls of a driver on communicators: what the crate needs of NCCL.
 
-use super::Driver;
 use super::raw::{DeviceAddress, DeviceRange, RawStream};
 use crate::error::{DriverError, Error, ErrorKind};
+use std::any::Any;
 use std::fmt;
 
 /// What ranks find each other by: `ncclUniqueId`.
@@ -183,17 +183,18 @@ impl fmt::Display for CollectiveError {
     }
 }
 
-/// The calls of a [`Driver`] on communicators.
+/// The calls of a [`Driver`](super::Driver) on communicators.
 ///
 /// A communicator is named in one call at a time. A call may wait on the host for the calls of other ranks.
 pub(crate) trait CollectiveCalls {
     /// A number for the ranks of one communicator.
     fn unique_id(&self) -> CollectiveResult<UniqueId>;
 
-    /// Joins one rank for each member, by its device and its number, and waits for all `ranks`.
+    /// Joins one rank for each member, by its driver's [`as_any`](super::Driver::as_any) and its number, and waits for all
+    /// `ranks`.
     fn join_ranks(
         &self,
-        members: &[(&dyn Driver, usize)],
+        members: &[(&dyn Any, usize)],
         ranks: usize,
         id: &UniqueId,
     ) -> CollectiveResult<Vec<RawCommunicator>>;

@@ -424,7 +424,10 @@ unsafe impl DeviceResource for AsyncResource {
         }
         peer.require_peer(&self.device)?;
         let wanted = || format!("giving {peer} access to a driver pool on {}", self.device);
-        self.device.driver().pool_enable_access(self.pool, peer.driver()).with_context(wanted)?;
+        self.device
+            .driver()
+            .pool_enable_access(self.pool, peer.driver().as_any())
+            .with_context(wanted)?;
         self.peers.lock().push(peer.key());
         Ok(())
     }

@@ -129,9 +129,8 @@ fn ranks_gather_scatter_broadcast_and_reduce_to_one() {
     // Broadcast from rank 1, of buffers too, and a reduce to it.
     let sends = vectors::<f32>(&streams, [&[], &[5.0, 6.0]]);
     let mut received = vectors::<f32>(&streams, [&[0.0; 2]; 2]);
-    let mut buffers = [1, 2].map(|byte| {
-        DeviceBuffer::from_slice(&streams[usize::from(byte) - 1], &[byte; 5]).unwrap()
-    });
+    let mut buffers = [1, 2]
+        .map(|byte| DeviceBuffer::from_slice(&streams[usize::from(byte) - 1], &[byte; 5]).unwrap());
     let mut group = Group::new();
     for (((rank, send), receive), buffer) in
         ranks.iter().zip(&sends).zip(&mut received).zip(&mut buffers)
@@ -263,10 +262,7 @@ fn a_group_that_is_dropped_or_refused_has_done_nothing() {
     let pool = PoolResource::new(CudaResource::new(&both.one)).unwrap();
     for (stream, vec) in [(&streams[0], &mut *one), (&home, &mut captured)] {
         let captured = stream.capture(&pool, |_| {
-            assert_eq!(
-                kind(ranks[0].all_reduce_in_place(vec, ReduceOp::Sum)),
-                ErrorKind::Capture
-            );
+            assert_eq!(kind(ranks[0].all_reduce_in_place(vec, ReduceOp::Sum)), ErrorKind::Capture);
             Ok::<(), aquifer::Error>(())
         });
         drop(captured.unwrap());
@@ -551,8 +547,8 @@ fn collectives_keep_the_order_of_all_streams_in_any_schedule() {
             for round in 0..4 {
                 let send =
                     DeviceVec::filled_with(&homes[round % 3], 50, rank.rank() + round, &pool);
-                let mut sum = DeviceVec::<u64>::zeroed_in(&homes[(round + 1) % 3], 50, pool.clone())
-                    .unwrap();
+                let mut sum =
+                    DeviceVec::<u64>::zeroed_in(&homes[(round + 1) % 3], 50, pool.clone()).unwrap();
                 rank.all_reduce(&send, &mut sum, ReduceOp::Sum).unwrap();
                 drop(send);
                 let next = DeviceVec::filled_with(&homes[(round + 2) % 3], 50, 99, &pool);

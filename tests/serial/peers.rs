@@ -110,7 +110,10 @@ fn devices_that_do_not_reach_each_other_say_so_and_copy_all_the_same() {
     let error = pool.enable_peer_access(&two).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     let text = error.to_string();
-    assert!(text.contains("simulated device 1 cannot reach memory of simulated device 0"), "{text}");
+    assert!(
+        text.contains("simulated device 1 cannot reach memory of simulated device 0"),
+        "{text}"
+    );
     let error = AsyncResource::new(&one).unwrap().enable_peer_access(&two).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     // A resource that hands out memory of the host has none to reach.

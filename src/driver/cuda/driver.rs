@@ -5,11 +5,11 @@ use super::context_id::ContextId;
 use super::launch::Functions;
 use super::library::{Handle, Library};
 use super::open::{driver, primary_context};
-use super::peer::EnabledPeers;
 use super::properties::properties;
 use crate::driver::{DeviceProperties, DriverResult, ErrorContext, RawStream};
 use crate::error::{DriverError, Error, ErrorKind};
 use crate::sync::Arc;
+use crate::sync::trusted::Mutex;
 use cudarc::driver::CudaContext;
 use std::{fmt, mem};
 
@@ -23,7 +23,8 @@ pub(crate) struct CudaDriver {
     retained: RetainedContext,
     pub(super) properties: DeviceProperties,
     pub(super) functions: Functions,
-    pub(super) enabled_peers: EnabledPeers,
+    /// What the driver answered when this context was to reach another, by the other's number.
+    pub(super) enabled_peers: Mutex<Vec<(u64, DriverResult<()>)>>,
 }
 
 impl CudaDriver {
@@ -60,7 +61,7 @@ impl CudaDriver {
             retained,
             properties,
             functions: Functions::default(),
-            enabled_peers: EnabledPeers::default(),
+            enabled_peers: Mutex::default(),
         }))
     }
 

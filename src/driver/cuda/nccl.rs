@@ -9,10 +9,11 @@ use super::driver::CudaDriver;
 use super::library::candidates;
 use crate::driver::{
     CollectiveCalls, CollectiveError, CollectiveResult, CollectiveWork, DeviceAddress, DeviceRange,
-    Driver, RawCollective, RawCommunicator, Reduction, UniqueId, call_not_forked,
+    RawCollective, RawCommunicator, Reduction, UniqueId, call_not_forked,
 };
 use crate::error::DriverError;
 use crate::sync::OnceLock;
+use std::any::Any;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
 
@@ -227,7 +228,7 @@ impl CollectiveCalls for CudaDriver {
 
     fn join_ranks(
         &self,
-        members: &[(&dyn Driver, usize)],
+        members: &[(&dyn Any, usize)],
         ranks: usize,
         id: &UniqueId,
     ) -> CollectiveResult<Vec<RawCommunicator>> {
@@ -236,7 +237,7 @@ impl CollectiveCalls for CudaDriver {
             let joined = nccl.group(|| {
                 for (&(driver, number), handle) in members.iter().zip(&mut handles) {
                     let refused = DriverError::new("ncclCommInitRank", DriverError::NOT_SUPPORTED);
-                    let driver: &Self = driver.as_any().downcast_ref().ok_or(refused)?;
+                    let driver: &Self = driver.downcast_ref().ok_or(refused)?;
                     // NCCL takes the device of the current context.
                     let _current = driver.current()?;
                     // SAFETY: `handle` stays where it is until the group has ended, which writes it.

@@ -4,13 +4,10 @@ use super::driver::CudaDriver;
 use super::library::{PoolAccess, out_param};
 use crate::driver::{Driver, DriverResult, PeerCalls, RawPool};
 use crate::error::DriverError;
-use crate::sync::trusted::Mutex;
-
-/// What the driver answered when a context was to reach another, by the other's number.
-pub(super) type EnabledPeers = Mutex<Vec<(u64, DriverResult<()>)>>;
+use std::any::Any;
 
 impl PeerCalls for CudaDriver {
-    fn can_access_peer(&self, peer: &dyn Driver) -> DriverResult<bool> {
+    fn can_access_peer(&self, peer: &dyn Any) -> DriverResult<bool> {
         let (own, peer) = (self.context().cu_device(), gpu(peer, "cuDeviceCanAccessPeer")?);
         let peer = peer.context().cu_device();
         // SAFETY: `answer` is writable for the call.
@@ -20,7 +17,7 @@ impl PeerCalls for CudaDriver {
         Ok(answer != 0)
     }
 
-    fn enable_peer_access(&self, peer: &dyn Driver) -> DriverResult<()> {
+    fn enable_peer_access(&self, peer: &dyn Any) -> DriverResult<()> {
         let peer = gpu(peer, "cuCtxEnablePeerAccess")?;
         let number = peer.context_id();
         // Held over the call, which waits for no device work: another thread would ask the driver the same.
@@ -39,13 +36,14 @@ impl PeerCalls for CudaDriver {
         answer
     }
 
-    fn has_peer_access(&self, peer: &dyn Driver) -> bool {
+    fn has_peer_access(&self, peer: &dyn Any) -> bool {
+        let Ok(peer) = gpu(peer, "cuCtxEnablePeerAccess") else { return false };
         let number = peer.context_id();
         let answers = self.enabled_peers.lock();
         answers.iter().any(|(asked, answer)| *asked == number && answer.is_ok())
     }
 
-    fn pool_enable_access(&self, pool: RawPool, peer: &dyn Driver) -> DriverResult<()> {
+    fn pool_enable_access(&self, pool: RawPool, peer: &dyn Any) -> DriverResult<()> {
         let peer = gpu(peer, "cuMemPoolSetAccess")?;
         let access = PoolAccess::by_device(peer.context().cu_device());
         // SAFETY: one description, readable for the call; the caller's pool lives.
@@ -54,7 +52,7 @@ impl PeerCalls for CudaDriver {
 }
 
 /// The peer as a GPU.
-fn gpu<'a>(peer: &'a dyn Driver, call: &'static str) -> DriverResult<&'a CudaDriver> {
+fn gpu<'a>(peer: &'a dyn Any, call: &'static str) -> DriverResult<&'a CudaDriver> {
     let refused = || DriverError::new(call, DriverError::NOT_SUPPORTED);
-    peer.as_any().downcast_ref().ok_or_else(refused)
+    peer.downcast_ref().ok_or_else(refused)
 }

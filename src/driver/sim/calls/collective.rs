@@ -5,16 +5,17 @@ use super::enqueue::OpRequest;
 use crate::driver::sim::check::{OpName, ReportedMemory, Violation};
 use crate::driver::sim::driver::SimDriver;
 use crate::driver::sim::state::{
-    AddressSpace, Agreed, BlockKind, Exchange, LookupError, OpWork, Refusal, SimContext, SimOp, TouchedRange,
-    agreed, notify_changed, wait_changed_for,
+    AddressSpace, Agreed, BlockKind, Exchange, LookupError, OpWork, Refusal, SimContext, SimOp,
+    TouchedRange, agreed, notify_changed, wait_changed_for,
 };
 use crate::driver::{
     Access, CaptureStatus, CollectiveCalls, CollectiveError, CollectiveResult, CollectiveWork,
-    DeviceAddress, DeviceRange, Driver, MemoryCalls, RawCollective, RawCommunicator, Reduction, UniqueId,
+    DeviceAddress, DeviceRange, MemoryCalls, RawCollective, RawCommunicator, Reduction, UniqueId,
 };
 use crate::error::DriverError;
 use crate::sync::Arc;
 use crate::sync::trusted::unique;
+use std::any::Any;
 use std::error::Error as _;
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -102,7 +103,7 @@ impl CollectiveCalls for SimDriver {
 
     fn join_ranks(
         &self,
-        members: &[(&dyn Driver, usize)],
+        members: &[(&dyn Any, usize)],
         ranks: usize,
         id: &UniqueId,
     ) -> CollectiveResult<Vec<RawCommunicator>> {
@@ -111,7 +112,7 @@ impl CollectiveCalls for SimDriver {
         let mut joined = Vec::with_capacity(members.len());
         for &(driver, rank) in members {
             let refused = call.error(DriverError::NOT_SUPPORTED);
-            let driver: &Self = driver.as_any().downcast_ref().ok_or(refused)?;
+            let driver: &Self = driver.downcast_ref().ok_or(refused)?;
             let clique = call.state.cliques.of_id(id, ranks, patience);
             if clique.ranks() != ranks || !clique.join(rank, driver.context.id) {
                 let why = format!(

@@ -10,7 +10,7 @@
 //! | complete: each part is there | signaled | gone with the last operation |
 //! | cancelled: a rank is lost | signaled | gone; its results are not written |
 
-use super::op::SimFence;
+use super::fence::SimFence;
 use crate::driver::sim::check::OpName;
 use crate::driver::{CollectiveWork, ReduceOp, Reduction, UniqueId};
 use crate::sync::Arc;

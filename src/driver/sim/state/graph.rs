@@ -1,6 +1,7 @@
 //! Events, stream captures, and the executable graphs that captured operations become.
 
-use super::op::{OpWork, SimFence, TouchedRange};
+use super::fence::SimFence;
+use super::op::{OpWork, TouchedRange};
 use crate::driver::CaptureStatus;
 use crate::driver::sim::check::{OpName, VectorClock};
 use crate::sync::Arc;

@@ -3,7 +3,7 @@
 //! | file | data |
 //! | --- | --- |
 //! | `config`, `context` | what a device is like; its reports, call counts and whether it is lost |
-//! | `backing`, `op` | the host memory of a block; an operation and the ranges that it touches |
+//! | `backing`, `op`, `fence` | the host memory of a block; an operation and the ranges that it touches; points to wait for |
 //! | `blocks`, `parts` | live and freed blocks by address; what the crate's pools cut from a block |
 //! | `imports` | blocks at a second address, which were opened as another process's |
 //! | `pool` | the driver's memory pools |
@@ -26,6 +26,7 @@ mod blocks;
 mod clique;
 mod config;
 mod context;
+mod fence;
 mod graph;
 mod imports;
 mod op;
@@ -40,14 +41,13 @@ pub(crate) use blocks::{ADDRESS_RANGE, BlockKind, LookupError, PeerMemory, SimBl
 pub(crate) use clique::{Agreed, Exchange, Refusal, agreed};
 pub use config::{Schedule, SimConfig};
 pub(crate) use context::{InjectedFailure, SimContext};
+pub(crate) use fence::SimFence;
 pub(crate) use graph::{
     CaptureMember, CapturePoint, CaptureRecording, CapturedOp, CapturedWork, EventRecord,
     SimCapture, SimEvent, SimGraph,
 };
 pub(crate) use imports::{Import, Imports};
-pub(crate) use op::{
-    AddressSpace, HostSide, OpRange, OpWork, SimFence, SimOp, TouchedRange, Watchpoint,
-};
+pub(crate) use op::{AddressSpace, HostSide, OpRange, OpWork, SimOp, TouchedRange, Watchpoint};
 pub(crate) use parts::{FreedPart, Region};
 pub(crate) use pool::SimPool;
 #[cfg(test)]

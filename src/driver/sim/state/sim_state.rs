@@ -7,8 +7,9 @@
 use super::blocks::BlockTable;
 use super::clique::Cliques;
 use super::context::SimContext;
+use super::fence::SimFence;
 use super::graph::{EventRecord, SimCapture, SimEvent, SimGraph};
-use super::op::{OpWork, SimFence, SimOp};
+use super::op::{OpWork, SimOp};
 use super::pool::SimPool;
 use super::random::Random;
 use super::stream::SimStream;
