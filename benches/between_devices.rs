@@ -41,25 +41,21 @@ fn main() -> Result<(), Error> {
     println!("# {one} and {two}, driver {}", one.properties().driver_version);
     println!("what,bytes,value,unit");
     let (bytes, blocks) = if on_gpus { (256 << 20, 2000) } else { (1 << 20, 10) };
-    // First, while neither device reaches the other.
-    let pool = Arc::new(AsyncResource::new(&one)?);
-    rate("copy of a driver pool's memory without access", &two, pool.clone(), bytes)?;
-    allocations("cuMemAlloc before", &one, bytes / 4)?;
     let stream = one.new_stream()?;
     let plain = CudaResource::new(&one);
+    // First, while neither device reaches the other: a copy would change that.
+    allocations("cuMemAlloc before", &one, bytes / 4)?;
     let live = (0..blocks)
         .map(|_| DeviceVec::<u8>::zeroed_in(&stream, 2 << 20, plain.clone()))
         .collect::<Result<Vec<_>, _>>()?;
     let enabled = seconds(|| plain.enable_peer_access(&two))?;
-    row(
-        "enable_peer_access of CudaResource with live blocks",
-        live.len() * (2 << 20),
-        enabled * 1e3,
-        "ms",
-    );
+    let live_bytes = live.len() * (2 << 20);
+    row("enable_peer_access of CudaResource with live blocks", live_bytes, enabled * 1e3, "ms");
     allocations("cuMemAlloc after", &one, bytes / 4)?;
     drop(live);
     rate("copy of a pool's memory", &two, Arc::new(PoolResource::new(plain)?), bytes)?;
+    let pool = Arc::new(AsyncResource::new(&one)?);
+    rate("copy of a driver pool's memory without access", &two, pool.clone(), bytes)?;
     let kept = DeviceVec::<u8>::zeroed_in(&stream, bytes, pool.clone())?;
     let enabled = seconds(|| pool.enable_peer_access(&two))?;
     row("enable_peer_access of AsyncResource with live memory", bytes, enabled * 1e3, "ms");

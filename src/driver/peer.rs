@@ -15,6 +15,10 @@ pub(crate) trait PeerCalls {
     /// Has kernels of this device reach the plain memory of `peer`. Asks the driver once; what it answered stands.
     fn enable_peer_access(&self, peer: &dyn Any) -> DriverResult<()>;
 
+    /// Has copies from plain memory of `peer` to this device go from one to the other, where they can. A GPU has one
+    /// switch for both, but kernels are not to depend on whether a copy came before.
+    fn enable_peer_copies(&self, peer: &dyn Any);
+
     /// Whether [`enable_peer_access`](Self::enable_peer_access) has succeeded.
     fn has_peer_access(&self, peer: &dyn Any) -> bool;
 

@@ -30,8 +30,7 @@ pub(crate) fn copy<T: Pod>(
         unsafe { to.driver().copy_on_device(copy, call.raw()) }
             .with_context(|| format!("copying {} on {to}", Count(bytes, "byte")))
     } else {
-        // A copy of plain memory need not go by way of the host then. Where it has to, it does.
-        let _ = to.driver().enable_peer_access(from.driver().as_any());
+        to.driver().enable_peer_copies(from.driver().as_any());
         // SAFETY: as above; the source is memory of the other device.
         unsafe { to.driver().copy_from_peer(copy, from.driver(), call.raw()) }
             .with_context(|| format!("copying {} from {from} to {to}", Count(bytes, "byte")))

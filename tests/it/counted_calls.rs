@@ -5,8 +5,9 @@ use crate::{kernels, support};
 use aquifer::IpcPool;
 use aquifer::sim::{SimConfig, Simulator};
 use aquifer::{
-    AsyncResource, CudaResource, Device, DeviceVec, ManagedResource, PinnedResource, PoolResource,
-    PrefetchAdaptor, Registered, Stream, SystemResource,
+    AsyncResource, Communicator, CudaResource, Device, DeviceResource, DeviceVec, Group,
+    ManagedResource, NcclResource, PinnedResource, PoolResource, PrefetchAdaptor, ReduceOp,
+    Registered, RegisteringAdaptor, Stream, SystemResource,
 };
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -52,12 +53,16 @@ fn use_much(device: &Device, peer: &Device) {
     // SAFETY: it is never destroyed.
     drop(unsafe { Stream::from_handle(device, theirs) }.unwrap());
 
+    collectives(&stream, &peer.new_stream().unwrap());
+
     // Resources.
+    CudaResource::new(peer).enable_peer_access(device).unwrap();
     filled(&stream, CudaResource::new(device));
     let asynchronous =
         AsyncResource::builder(device).reuse_opportunistic(false).shareable(SHAREABLE);
     let asynchronous = Arc::new(asynchronous.build().unwrap());
     filled(&stream, asynchronous.clone());
+    asynchronous.enable_peer_access(peer).unwrap();
     asynchronous.statistics().unwrap();
     asynchronous.trim(0).unwrap();
     AsyncResource::default_pool(device).unwrap();
@@ -69,6 +74,37 @@ fn use_much(device: &Device, peer: &Device) {
     drop(Registered::new(device, vec![0_u8; 1 << 16]).unwrap());
     pinned.trim().unwrap();
     Registered::<Vec<u8>>::trim(device).unwrap();
+}
+
+/// Each collective, of memory that is registered.
+fn collectives(one: &Stream, two: &Stream) {
+    let streams = [one.clone(), two.clone()];
+    let ranks = Communicator::from_streams(&streams).unwrap();
+    let adaptor = RegisteringAdaptor::new(NcclResource::new(one.device()));
+    adaptor.register_with(&ranks[0]).unwrap();
+    filled(one, adaptor);
+    let mut data = streams.each_ref().map(|it| DeviceVec::from_slice(it, &[1_i32; 4]).unwrap());
+    let mut group = Group::new();
+    for (rank, vec) in ranks.iter().zip(&mut data) {
+        group.all_reduce_in_place(rank, vec, ReduceOp::Sum).unwrap();
+    }
+    group.run().unwrap();
+    type Call = fn(&Communicator, &mut DeviceVec<i32>) -> aquifer::Result<()>;
+    let calls: [Call; 4] = [
+        |rank, vec| rank.reduce_in_place(vec, ReduceOp::Sum, 0),
+        |rank, vec| rank.reduce_scatter_in_place(vec, ReduceOp::Sum),
+        |rank, vec| rank.broadcast_in_place(vec, 0),
+        |rank, vec| rank.all_gather_in_place(vec),
+    ];
+    for call in calls {
+        ranks.iter().zip(&mut data).for_each(|(rank, vec)| call(rank, vec).unwrap());
+    }
+    let [one, two] = &mut data;
+    ranks[0].send(one, 1).unwrap();
+    ranks[1].receive(two, 0).unwrap();
+    ranks[1].send(two, 0).unwrap();
+    ranks[0].receive(one, 1).unwrap();
+    assert_eq!(one.to_vec().unwrap().len(), 4);
 }
 
 /// Pools that can be shared are the simulated device's on Linux alone.

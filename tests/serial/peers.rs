@@ -139,10 +139,14 @@ fn a_call_that_fails_leaves_the_access_as_it_was() {
     assert_eq!(pool.enable_peer_access(&both.two).unwrap_err().kind(), ErrorKind::OutOfMemory);
     assert!(!pool.has_peer_access(&both.two));
     pool.enable_peer_access(&both.two).unwrap();
-    // A copy goes on without access.
     both.simulators[1].fail_call("cuCtxEnablePeerAccess", 1, 711).unwrap();
-    let vec = DeviceVec::from_slice(&here, &[5_u8; 10]).unwrap();
+    let plain = CudaResource::new(&both.one);
+    assert_eq!(plain.enable_peer_access(&both.two).unwrap_err().kind(), ErrorKind::Driver);
+    assert!(!plain.has_peer_access(&both.two));
+    // A copy needs none, and gives kernels none.
+    let vec = DeviceVec::from_slice_in(&here, &[5_u8; 10], plain).unwrap();
     assert_eq!(vec.to_device(&there).unwrap().to_vec().unwrap(), [5; 10]);
+    assert_eq!(vec.on(&there).map(drop).unwrap_err().kind(), ErrorKind::WrongDevice);
     drop((vec, pool, here, there));
     both.end();
 }

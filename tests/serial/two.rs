@@ -5,15 +5,15 @@ use aquifer::sim::{SimConfig, Simulator};
 use aquifer::{Device, Stream};
 
 /// Two devices, the second of which is current on this thread where there is such a thing.
-pub struct Two {
-    pub one: Device,
-    pub two: Device,
-    pub simulators: Vec<Simulator>,
+pub(crate) struct Two {
+    pub(crate) one: Device,
+    pub(crate) two: Device,
+    pub(crate) simulators: Vec<Simulator>,
 }
 
 impl Two {
     /// Two devices, or word that `name` is skipped.
-    pub fn open(name: &str) -> Option<Self> {
+    pub(crate) fn open(name: &str) -> Option<Self> {
         if support::on_gpu() {
             if Device::count().unwrap() < 2 {
                 support::skipped(name, "it needs two GPUs");
@@ -28,18 +28,18 @@ impl Two {
     }
 
     /// Two simulated devices.
-    pub fn simulated(seed: u64) -> Self {
+    pub(crate) fn simulated(seed: u64) -> Self {
         let (one, first) = support::simulated(SimConfig::default().seed(seed));
         let (two, second) = support::simulated(SimConfig::default().seed(seed + 1).ordinal(1));
         Self { one, two, simulators: vec![first, second] }
     }
 
-    pub fn streams(&self) -> [Stream; 2] {
+    pub(crate) fn streams(&self) -> [Stream; 2] {
         [&self.one, &self.two].map(|device| device.new_stream().unwrap())
     }
 
     /// The second device's context is still what the thread has.
-    pub fn check(&self, after: &str) {
+    pub(crate) fn check(&self, after: &str) {
         #[cfg(feature = "cuda")]
         if let Ok(context) = self.two.cuda_context() {
             let now = aquifer::cudarc::driver::result::ctx::get_current().unwrap();
@@ -51,7 +51,7 @@ impl Two {
     }
 
     /// All is freed, and nothing was out of order.
-    pub fn end(self) {
+    pub(crate) fn end(self) {
         self.check("all");
         for simulator in &self.simulators {
             assert_eq!(simulator.live_blocks(), 0);

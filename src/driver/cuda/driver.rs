@@ -13,6 +13,15 @@ use crate::sync::trusted::Mutex;
 use cudarc::driver::CudaContext;
 use std::{fmt, mem};
 
+/// Another context that this one was to reach.
+#[derive(Debug)]
+pub(super) struct KnownPeer {
+    pub(super) number: u64,
+    pub(super) answer: DriverResult<()>,
+    /// Not for copies alone.
+    pub(super) by_kernels: bool,
+}
+
 /// One context of a GPU. It keeps the context alive.
 pub(crate) struct CudaDriver {
     pub(super) library: &'static Library,
@@ -23,8 +32,7 @@ pub(crate) struct CudaDriver {
     retained: RetainedContext,
     pub(super) properties: DeviceProperties,
     pub(super) functions: Functions,
-    /// What the driver answered when this context was to reach another, by the other's number.
-    pub(super) enabled_peers: Mutex<Vec<(u64, DriverResult<()>)>>,
+    pub(super) peers: Mutex<Vec<KnownPeer>>,
 }
 
 impl CudaDriver {
@@ -61,7 +69,7 @@ impl CudaDriver {
             retained,
             properties,
             functions: Functions::default(),
-            enabled_peers: Mutex::default(),
+            peers: Mutex::default(),
         }))
     }
 

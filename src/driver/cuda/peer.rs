@@ -1,6 +1,6 @@
 //! The [`PeerCalls`] of a GPU.
 
-use super::driver::CudaDriver;
+use super::driver::{CudaDriver, KnownPeer};
 use super::library::{PoolAccess, out_param};
 use crate::driver::{Driver, DriverResult, PeerCalls, RawPool};
 use crate::error::DriverError;
@@ -18,12 +18,38 @@ impl PeerCalls for CudaDriver {
     }
 
     fn enable_peer_access(&self, peer: &dyn Any) -> DriverResult<()> {
-        let peer = gpu(peer, "cuCtxEnablePeerAccess")?;
+        self.enable(gpu(peer, "cuCtxEnablePeerAccess")?, true)
+    }
+
+    fn enable_peer_copies(&self, peer: &dyn Any) {
+        // Without it the driver copies by way of the host.
+        if let Ok(peer) = gpu(peer, "cuCtxEnablePeerAccess") {
+            let _ = self.enable(peer, false);
+        }
+    }
+    fn has_peer_access(&self, peer: &dyn Any) -> bool {
+        let Ok(peer) = gpu(peer, "cuCtxEnablePeerAccess") else { return false };
+        let number = peer.context_id();
+        let known = self.peers.lock();
+        known.iter().any(|known| known.number == number && known.by_kernels && known.answer.is_ok())
+    }
+
+    fn pool_enable_access(&self, pool: RawPool, peer: &dyn Any) -> DriverResult<()> {
+        let peer = gpu(peer, "cuMemPoolSetAccess")?;
+        let access = PoolAccess::by_device(peer.context().cu_device());
+        // SAFETY: one description, readable for the call; the caller's pool lives.
+        unsafe { self.relaxed()?.mem_pool_set_access(pool.0, &raw const access, 1) }
+    }
+}
+
+impl CudaDriver {
+    fn enable(&self, peer: &Self, by_kernels: bool) -> DriverResult<()> {
         let number = peer.context_id();
         // Held over the call, which waits for no device work: another thread would ask the driver the same.
-        let mut answers = self.enabled_peers.lock();
-        if let Some((_, answer)) = answers.iter().find(|(asked, _)| *asked == number) {
-            return answer.clone();
+        let mut known = self.peers.lock();
+        if let Some(known) = known.iter_mut().find(|known| known.number == number) {
+            known.by_kernels |= by_kernels;
+            return known.answer.clone();
         }
         // SAFETY: `peer` keeps its context; the flags have to be 0.
         let answer = unsafe { self.relaxed()?.ctx_enable_peer_access(peer.handle, 0) };
@@ -32,22 +58,8 @@ impl PeerCalls for CudaDriver {
             Err(error) if error.code() == DriverError::PEER_ACCESS_ALREADY_ENABLED => Ok(()),
             answer => answer,
         };
-        answers.push((number, answer.clone()));
+        known.push(KnownPeer { number, answer: answer.clone(), by_kernels });
         answer
-    }
-
-    fn has_peer_access(&self, peer: &dyn Any) -> bool {
-        let Ok(peer) = gpu(peer, "cuCtxEnablePeerAccess") else { return false };
-        let number = peer.context_id();
-        let answers = self.enabled_peers.lock();
-        answers.iter().any(|(asked, answer)| *asked == number && answer.is_ok())
-    }
-
-    fn pool_enable_access(&self, pool: RawPool, peer: &dyn Any) -> DriverResult<()> {
-        let peer = gpu(peer, "cuMemPoolSetAccess")?;
-        let access = PoolAccess::by_device(peer.context().cu_device());
-        // SAFETY: one description, readable for the call; the caller's pool lives.
-        unsafe { self.relaxed()?.mem_pool_set_access(pool.0, &raw const access, 1) }
     }
 }
 

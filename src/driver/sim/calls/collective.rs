@@ -143,7 +143,7 @@ impl CollectiveCalls for SimDriver {
 
     unsafe fn run_collectives(&self, works: &[RawCollective]) -> CollectiveResult<()> {
         let Some(first) = works.first() else { return Ok(()) };
-        let mut call = self.call(call_of(&first.work)).map_err(of_nccl)?;
+        let mut call = Call::uncounted(&self.context, call_of(&first.work))?;
         let enqueued = call.enqueue_group(works);
         if enqueued.is_err() {
             // Part of the group may be enqueued, and would wait for the rest.
@@ -248,10 +248,8 @@ impl Call<'_> {
         let (ranks, device) = (clique.ranks(), clique.device_of(rank));
         let context = device.and_then(|device| self.state.devices.get(&device));
         let context = Arc::clone(&context.ok_or_else(gone)?.context);
-        if context.id != self.context.id {
-            context.check_alive(name.call)?;
-            context.count_call(name.call).map_err(of_nccl)?;
-        }
+        context.check_alive(name.call)?;
+        context.count_call(name.call).map_err(of_nccl)?;
         match self.state.streams.get(&stream.0) {
             Some(known) if known.device == context.id && !known.destroyed => {}
             _ => return Err(context.report_handle(Violation::ForeignHandle, name, None).into()),

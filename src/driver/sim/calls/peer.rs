@@ -25,6 +25,9 @@ impl PeerCalls for SimDriver {
         call.allow_peer(self, peer, |peer| PeerMemory::Device(peer.context.id))
     }
 
+    /// Nothing to do: a copy needs no access here.
+    fn enable_peer_copies(&self, _peer: &dyn Any) {}
+
     fn has_peer_access(&self, peer: &dyn Any) -> bool {
         let Some(peer) = peer.downcast_ref::<Self>() else { return false };
         let memory = PeerMemory::Device(peer.context.id);
