@@ -16,6 +16,9 @@ pub mod files {}
 #[doc = include_str!("../docs/guide/tasks.md")]
 pub mod tasks {}
 
+#[doc = include_str!("../docs/guide/devices.md")]
+pub mod devices {}
+
 #[doc = include_str!("../docs/guide/ci.md")]
 pub mod ci {}
 

@@ -66,6 +66,16 @@ impl Group<'_> {
     }
 }
 
+impl<'a> Group<'a> {
+    fn push(&mut self, request: Request<'a>) -> Result<()> {
+        if let Some(first) = self.requests.first() {
+            first.require_same_kind(&request)?;
+        }
+        self.requests.push(request);
+        Ok(())
+    }
+}
+
 impl fmt::Debug for Group<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Group").field("len", &self.len()).finish_non_exhaustive()
@@ -122,8 +132,7 @@ macro_rules! collectives {
                         $(&$written.as_device_slice_mut(),)?
                         $($argument,)*
                     )?;
-                    self.requests.push(request);
-                    Ok(())
+                    self.push(request)
                 }
             )+
         }

@@ -10,7 +10,7 @@
 
 use crate::device::Device;
 use crate::driver::{
-    CollectiveError, CollectiveResult, DeviceRange, RawCommunicator, is_forked_child,
+    CollectiveError, CollectiveResult, DeviceRange, RawCommunicator, is_forked_child, not_forked,
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::Event;
@@ -70,6 +70,8 @@ impl Rank {
         wanted: &str,
         call: impl FnOnce(RawCommunicator) -> CollectiveResult<R>,
     ) -> Result<R> {
+        // In the child of a fork the lock may be held for good.
+        not_forked("a communicator")?;
         let state = self.lock();
         let called = call(state.joined()?);
         drop(state);
@@ -88,6 +90,9 @@ impl Rank {
 
     /// Aborts the communicator for `error`, unless it is lost already: returns why it is.
     pub(super) fn abort(&self, error: Error) -> Error {
+        if is_forked_child() {
+            return error;
+        }
         let mut state = self.lock();
         let raw = match &*state {
             State::Lost(first) => return first.clone(),

@@ -3,7 +3,7 @@
 use super::communicator::Communicator;
 use super::rank::Rank;
 use crate::debug_log::deferred_event;
-use crate::driver::{DeviceRange, is_forked_child};
+use crate::driver::{DeviceRange, is_forked_child, not_forked};
 use crate::error::Result;
 use crate::layout::DeviceLayout;
 use crate::resource::impls::{adaptor, forward};
@@ -92,6 +92,7 @@ impl<U: DeviceResource> RegisteringAdaptor<U> {
     /// registered with it.
     pub fn register_with(&self, communicator: &Communicator) -> Result<()> {
         let RegisteringState { upstream, table } = &*self.state;
+        not_forked("a communicator")?;
         upstream.device().require(communicator.device(), "the communicator")?;
         let rank = &communicator.rank;
         let mut table = table.lock();

@@ -187,6 +187,11 @@ impl<'a> Request<'a> {
         Self::new(communicator, CollectiveWork::Receive { receive, bytes, peer }).writes(data)
     }
 
+    /// The error if `other` is of another kind of device: ranks of a simulated one are none to NCCL.
+    pub(super) fn require_same_kind(&self, other: &Self) -> Result<()> {
+        self.communicator.device().require_kind(other.communicator.device())
+    }
+
     /// Orders the rank's stream after the memory's homes, and writes the uses down.
     fn order(&mut self) -> Result<()> {
         let stream = self.communicator.stream();
@@ -248,10 +253,12 @@ impl<'a> Request<'a> {
         drop(states);
         drop(calls);
         let Err(error) = ran else { return Ok(()) };
-        let errors = ranks.iter().map(|rank| rank.fail(error.clone(), "running a group"));
-        // Of all ranks of the group, since none knows what the others were given.
-        let mut errors: Vec<Error> = errors.collect();
-        Err(errors.swap_remove(0))
+        // For all ranks of the group, since none knows what the others were given.
+        let failed = first.fail(error.clone(), "running a group");
+        for rank in &ranks[1..] {
+            rank.fail(error.clone(), "running a group");
+        }
+        Err(failed)
     }
 }
 

@@ -4,10 +4,10 @@ use crate::makers::{self, cuda};
 use crate::{KIB, MIB};
 use aquifer::{
     AlignedAdaptor, ArenaResource, AsyncResource, BinningResource, CallbackResource,
-    CheckedAdaptor, CudaResource, Device, DeviceResource, FailureCallbackAdaptor,
-    FixedSizeResource, LimitingAdaptor, LogFormat, ManagedResource, PoolResource, PrefetchAdaptor,
-    Result, StatisticsAdaptor, SystemResource, TracedAdaptor, TrackingAdaptor,
-    current_device_resource, with_device_resource,
+    CheckedAdaptor, Communicator, CudaResource, Device, DeviceResource, FailureCallbackAdaptor,
+    FixedSizeResource, LimitingAdaptor, LogFormat, ManagedResource, NcclResource, PoolResource,
+    PrefetchAdaptor, RegisteringAdaptor, Result, StatisticsAdaptor, SystemResource, TracedAdaptor,
+    TrackingAdaptor, current_device_resource, with_device_resource,
 };
 use std::sync::Arc;
 
@@ -93,6 +93,7 @@ fn driver_pool(pool: AsyncResource) -> Made {
 }
 
 pub(crate) const ROWS: &[Row] = &[
+    row("NcclResource", |device| Ok(Made::of(&NcclResource::new(device)).of_the_device())),
     row("CudaResource", |device| Ok(Made::of(&cuda(device)).of_the_device())),
     row("ManagedResource", |device| Ok(Made::of(&ManagedResource::new(device)?).of_the_device())),
     row("AsyncResource", |device| {
@@ -188,6 +189,23 @@ pub(crate) const ROWS: &[Row] = &[
     row("PrefetchAdaptor over PoolResource", |device| {
         let pool = PoolResource::new(ManagedResource::new(device)?)?;
         Ok(Made::of(&PrefetchAdaptor::new(pool)))
+    }),
+    row("RegisteringAdaptor", |device| {
+        let registering = RegisteringAdaptor::new(pool(device)?);
+        let made = Made::of(&registering);
+        Ok(made.book("registered blocks", move || registering.registered_blocks() as i64))
+    }),
+    row("RegisteringAdaptor with a communicator", |device| {
+        let registering = RegisteringAdaptor::new(pool(device)?);
+        let stream = device.new_stream()?;
+        let mut ranks = Communicator::from_streams(std::slice::from_ref(&stream))?;
+        let rank = ranks.remove(0);
+        registering.register_with(&rank)?;
+        let made = Made::of(&registering);
+        // The rank lives as long as the count.
+        Ok(made.book("registered blocks", move || {
+            rank.check().map_or(-1, |()| registering.registered_blocks() as i64)
+        }))
     }),
     row("ThreadSafeAdaptor", |device| Ok(makers::thread_safe(device))),
     row("CheckedAdaptor", |device| {

@@ -33,6 +33,8 @@
 //!   address of its own, and a use of either is a use of the other.
 //! - A launch is refused where a buffer that it writes overlaps another argument: the host form would get two
 //!   references to it.
+//! - Ranks of a communicator are in one process, and what they call is compared. A call that waits for a rank gives it up
+//!   after [`rank_timeout`](SimConfig::rank_timeout). What [`NcclResource`](crate::NcclResource) has is plain memory.
 //! - Dropping a device runs its queues.
 //! - With [`Schedule::OnDemand`], queued operations run on the threads that wait for them, host forms among
 //!   them: inside of `await`, on the thread that polls the future. A host form that waits for another task
@@ -65,6 +67,7 @@
 //! - An address is computed from that of one block and lies in another that is live, such as its neighbour in a
 //!   pool: memory is found by its address alone. What is reported is a use in no order with the other's, or a read
 //!   of what nothing wrote there. (An index of a host form is its own slice's: past the end, the kernel failed.)
+//! - One thread calls collectives of several ranks one after the other, outside of a group: a GPU may wait for good.
 //! - Memory is never freed: [`Simulator::live_blocks`] counts blocks, and no report names them.
 //! - Memory in a bin or a block of a fixed size is used past what was asked: the whole block is the owner's.
 //!
