@@ -168,6 +168,37 @@ impl Device {
         Ok(device)
     }
 
+    /// All devices that a program uses unless it names them: each GPU, in the order of their numbers; where
+    /// [`detect`](Self::detect) finds none, its simulated device and others like it, two in all or as many as the
+    /// variable `AQUIFER_SIM_DEVICES` says. They are the same ones at each call.
+    ///
+    /// ```
+    /// use aquifer::Device;
+    ///
+    /// let devices = Device::detect_all()?;
+    /// assert_eq!(devices[0], Device::detect()?);
+    /// # Ok::<(), aquifer::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`detect`](Self::detect), and [`ErrorKind::Environment`] if `AQUIFER_SIM_DEVICES` is no number above 0.
+    pub fn detect_all() -> Result<Vec<Self>> {
+        static SIMULATED: Mutex<Vec<Device>> = Mutex::new(Vec::new());
+        let first = Self::detect()?;
+        if first.kind() == BackendKind::Cuda {
+            return (0..Self::count()?).map(Self::open).collect();
+        }
+        let count = simulated_count(&variable)?;
+        let config = SimConfig::from_env()?;
+        let mut simulated = SIMULATED.lock();
+        for ordinal in simulated.len() + 1..count {
+            let seed = config.seed.wrapping_add(ordinal as u64);
+            simulated.push(Self::simulated(config.clone().ordinal(ordinal).seed(seed)));
+        }
+        Ok([first].into_iter().chain(simulated.iter().take(count - 1).cloned()).collect())
+    }
+
     /// The device that the environment and the machine choose, and what was missing of a GPU where
     /// the device only takes the place of one. `variable` reads the environment.
     fn choose(variable: &dyn Fn(&str) -> Option<OsString>) -> Result<(Self, Option<Error>)> {
@@ -415,6 +446,18 @@ impl Device {
         Error::new(ErrorKind::WrongDevice, what)
             .with_advice("use a stream and memory of one device, or copy across devices first")
     }
+}
+
+/// How many simulated devices stand for all GPUs.
+fn simulated_count(variable: &dyn Fn(&str) -> Option<OsString>) -> Result<usize> {
+    const NAME: &str = "AQUIFER_SIM_DEVICES";
+    let Some(value) = variable(NAME) else { return Ok(2) };
+    let count = value.to_str().and_then(|value| value.parse().ok()).filter(|&count| count > 0);
+    count.ok_or_else(|| {
+        let what = format!("{NAME} is {value:?}, which is none of its values");
+        Error::new(ErrorKind::Environment, what)
+            .with_advice("set it to a number of devices above 0, or unset it")
+    })
 }
 
 #[cfg(not(feature = "cuda"))]

@@ -95,6 +95,8 @@ pub use allocator_api2;
 pub use bytemuck;
 #[cfg(feature = "cuda")]
 pub use cudarc;
+#[cfg(feature = "half")]
+pub use half;
 
 /// The names that most programs use, for a glob import, also beside those of cudarc.
 ///

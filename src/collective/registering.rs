@@ -18,7 +18,8 @@ use std::collections::BTreeMap;
 ///
 /// Put it under a pool. Then each block of upstream, from which the pool cuts vectors, is registered once: when the pool
 /// takes it, or when a communicator [comes](Self::register_with). Before it goes back, its stream is waited for and each
-/// registration is taken back. A communicator that ends takes its registrations along. How much it gains depends on the
+/// registration is taken back; a communicator whose collectives have not run within its
+/// [`timeout`](crate::CommunicatorOptions::timeout) is aborted then. A communicator that ends takes its registrations along. How much it gains depends on the
 /// memory and the links; [`NcclResource`](crate::NcclResource) has memory that NCCL can use in all ways.
 ///
 /// ```
@@ -146,6 +147,16 @@ impl<U: DeviceResource> RegisteringAdaptor<U> {
     }
 }
 
+/// Waits for the stream as long as the ranks' timeouts are, and aborts those whose collectives have not run by then: the
+/// stream would wait for a lost rank without an end.
+fn abort_what_stands_still(registrations: &[(Weak<Rank>, u64)], stream: &Stream) {
+    let Ok(event) = stream.record() else { return };
+    for rank in registrations.iter().filter_map(|(rank, _)| rank.upgrade()) {
+        // A lost communicator says so to its users.
+        let _ = rank.wait(&event, rank.timeout);
+    }
+}
+
 /// Takes the registrations of a block back when its work has run. What may still be in use stays registered.
 fn deregister(registrations: Vec<(Weak<Rank>, u64)>, passed: Result<()>) {
     if let Err(error) = passed {
@@ -189,6 +200,7 @@ unsafe impl<U: DeviceResource> DeviceResource for RegisteringAdaptor<U> {
             // Before the upstream's own free, which waits as long.
             stream.free_block_later(move |passed| deregister(registrations, passed));
         } else {
+            abort_what_stands_still(&registrations, stream);
             deregister(registrations, stream.synchronize_uncaptured());
         }
         // SAFETY: as above.

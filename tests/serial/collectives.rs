@@ -87,6 +87,54 @@ fn ranks_reduce_elements_of_each_type_by_each_operator() {
     both.end();
 }
 
+#[cfg(feature = "half")]
+#[test]
+fn ranks_reduce_floats_of_16_bits() {
+    use aquifer::half::{bf16, f16};
+    let _alone = alone();
+    let Some((both, streams, ranks)) = two_ranks("ranks_reduce_floats_of_16_bits") else { return };
+    let (one, two) = ([1.0, 6.0, -8.0], [3.0, 0.5, 8.0]);
+    for (op, expected) in [
+        (ReduceOp::Sum, [4.0, 6.5, 0.0]),
+        (ReduceOp::Product, [3.0, 3.0, -64.0]),
+        (ReduceOp::Max, [3.0, 6.0, 8.0]),
+        (ReduceOp::Min, [1.0, 0.5, -8.0]),
+        (ReduceOp::Average, [2.0, 3.25, 0.0]),
+    ] {
+        let values = ([one, two].map(|it| it.map(f16::from_f32)), expected.map(f16::from_f32));
+        check_reduce(&streams, &ranks, ([&values.0[0], &values.0[1]], op), &values.1);
+        let values = ([one, two].map(|it| it.map(bf16::from_f32)), expected.map(bf16::from_f32));
+        check_reduce(&streams, &ranks, ([&values.0[0], &values.0[1]], op), &values.1);
+    }
+    drop(ranks);
+    drop(streams);
+    both.end();
+}
+
+#[test]
+fn a_group_takes_ranks_of_one_kind_of_device() {
+    let _alone = alone();
+    if !support::on_gpu() {
+        let name = "a_group_takes_ranks_of_one_kind_of_device";
+        return support::skipped(name, "it needs a GPU");
+    }
+    let gpu = Device::open(0).unwrap();
+    let (simulated, _) = support::simulated(SimConfig::default());
+    let streams = [gpu.new_stream().unwrap(), simulated.new_stream().unwrap()];
+    let ranks = streams
+        .each_ref()
+        .map(|stream| Communicator::from_streams(std::slice::from_ref(stream)).unwrap().remove(0));
+    let mut data = vectors::<f32>(&streams, [&[1.0], &[2.0]]);
+    let [one, two] = &mut data[..] else { panic!("two ranks") };
+    let mut group = Group::new();
+    group.all_reduce_in_place(&ranks[0], one, ReduceOp::Sum).unwrap();
+    let error = group.all_reduce_in_place(&ranks[1], two, ReduceOp::Sum).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::WrongDevice);
+    group.run().unwrap();
+    let error = Communicator::from_streams(&streams).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::WrongDevice);
+}
+
 #[test]
 fn ranks_gather_scatter_broadcast_and_reduce_to_one() {
     let _alone = alone();
