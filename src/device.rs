@@ -402,6 +402,10 @@ impl Device {
 
     /// Has kernels of this device reach the plain memory of `peer`.
     pub(crate) fn enable_access_to(&self, peer: &Device) -> Result<()> {
+        not_forked("a device")?;
+        if self == peer {
+            return Ok(());
+        }
         self.require_peer(peer)?;
         let wanted = || format!("enabling access of {self} to memory of {peer}");
         self.driver().enable_peer_access(peer.driver().as_any()).with_context(wanted)

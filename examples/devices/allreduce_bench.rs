@@ -1,4 +1,4 @@
-//! How long an all-reduce takes in four kinds of memory, by cudarc's calls of NCCL and by Aquifer.
+//! How long an all-reduce takes in five kinds of memory, by cudarc's calls of NCCL and by Aquifer.
 //!
 //!     cargo run --release -p aquifer-examples-devices --bin allreduce_bench
 //!
@@ -35,16 +35,16 @@ const SMALLEST: usize = 8;
 /// Bytes that one timing reduces, where that is neither too few calls nor too many.
 const WORK: usize = 8 << 30;
 
-/// Times all-reduces of f32 in four kinds of memory, from 8 bytes to 1 GiB, with a thread for each device.
+/// Times all-reduces of f32 in five kinds of memory, from 8 bytes to 1 GiB, with a thread for each device.
 ///
-/// (a) plain memory, by cudarc's own calls of NCCL: what the others are compared with. (b) The same memory, by
-/// Aquifer's communicator. (c) A pool of plain memory that is registered with the communicator. (d) A pool of
+/// (a) plain memory, by cudarc's own calls of NCCL: what the others are compared with. (r) The same,
+/// registered. (b) Plain memory, by Aquifer's communicator. (c) A pool of plain memory that is registered with the communicator. (d) A pool of
 /// memory of NCCL's own allocator, registered too. The kinds take turns, and the medians over the rounds are
 /// given, of the slowest rank. Bus bandwidth is as nccl-tests has it: bytes / time * 2 (n - 1) / n.
 ///
 /// Takes all GPUs, or two simulated devices where there is none, whose times mean nothing: those get few and
 /// small all-reduces, and no (a). AQUIFER_BACKEND=cuda or sim says which. A GPU needs
-/// memory of eight times --max.
+/// memory of ten times --max.
 #[derive(Parser)]
 struct Arguments {
     /// How many devices take part
@@ -56,7 +56,7 @@ struct Arguments {
     /// How much larger each size is than the one before; 256 MiB is always among them
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = RangedU64ValueParser::<usize>::new().range(2..))]
     factor: usize,
-    /// How often each kind has its turn
+    /// How often each kind has its turn, and 20 times as often up to 64 KiB
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     rounds: usize,
     /// A file for the table as comma-separated values
@@ -68,7 +68,7 @@ struct Arguments {
 pub(crate) struct Plan {
     /// In bytes, ascending.
     pub(crate) sizes: Vec<usize>,
-    pub(crate) rounds: usize,
+    rounds: usize,
     is_simulated: bool,
 }
 
@@ -86,7 +86,14 @@ impl Plan {
 
     /// How many all-reduces one timing has.
     pub(crate) fn iterations(&self, bytes: usize) -> usize {
-        if self.is_simulated { 2 } else { (WORK / bytes).clamp(20, 2000) }
+        if self.is_simulated { 2 } else { (WORK / bytes).clamp(20, 200) }
+    }
+
+    /// How often each kind has its turn: more often where a turn is short.
+    pub(crate) fn rounds(&self, bytes: usize) -> usize {
+        const SHORT: usize = 64 << 10;
+        let times = if bytes <= SHORT && !self.is_simulated { 20 } else { 1 };
+        self.rounds.saturating_mul(times)
     }
 }
 

@@ -21,7 +21,8 @@ use std::fmt;
 ///
 /// let devices = [0, 1].map(|n| Device::simulated(SimConfig::default().ordinal(n)));
 /// let streams = [devices[0].new_stream()?, devices[1].new_stream()?];
-/// let ranks = Communicator::from_streams(&streams)?;
+/// // SAFETY: the send and its receive have one length.
+/// let ranks = unsafe { Communicator::from_streams(&streams)? };
 /// let sent = DeviceVec::from_slice(&streams[0], &[1_u16, 2, 3])?;
 /// let mut received = DeviceVec::<u16>::zeroed(&streams[1], 3)?;
 /// let mut group = Group::new();
@@ -62,7 +63,7 @@ impl Group<'_> {
     #[track_caller]
     pub fn run(self) -> Result<()> {
         let _site = CallSite::enter();
-        Request::run_all(self.requests)
+        Request::run_all(&self.requests)
     }
 }
 
@@ -142,13 +143,14 @@ macro_rules! collectives {
 collectives! {
     /// Reduces what all ranks send, element by element, and gives the result to all.
     ///
-    /// Nothing waits for the device. May wait on the host for the same call of other ranks.
+    /// May wait on the host for the same call of other ranks, and where the device is far behind: see [`Communicator`].
     ///
     /// ```
     /// use aquifer::{Communicator, Device, DeviceVec, ReduceOp, sim::SimConfig};
     ///
     /// let stream = Device::simulated(SimConfig::default()).new_stream()?;
-    /// let ranks = Communicator::from_streams(std::slice::from_ref(&stream))?; // one rank
+    /// // SAFETY: one rank has nothing to agree with.
+    /// let ranks = unsafe { Communicator::from_streams(std::slice::from_ref(&stream))? };
     /// let send = DeviceVec::from_slice(&stream, &[1.0_f32, 2.0])?;
     /// let mut receive = DeviceVec::<f32>::zeroed(&stream, 2)?;
     /// ranks[0].all_reduce(&send, &mut receive, ReduceOp::Sum)?;

@@ -5,7 +5,7 @@ use super::rank::{Rank, lost};
 use crate::device::Device;
 use crate::driver::sim::CallSite;
 use crate::driver::{CollectiveResult, RawCommunicator, UniqueId};
-use crate::error::{Result, ensure};
+use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::impls::setters;
 use crate::stream::Stream;
 use crate::sync::Arc;
@@ -17,8 +17,9 @@ use std::time::Duration;
 /// One rank of a communicator: collectives of several devices on vectors, by NCCL.
 ///
 /// Each rank has a stream, on which its collectives run in the order of the calls. What they read and write may be at
-/// home on any stream of the device: the order of both is kept as for [`DeviceVec::on`](crate::DeviceVec::on), and no call
-/// waits for the device. All ranks make the same calls in the same order. Ranks may be threads of one process, processes,
+/// home on any stream of the device: the order of both is kept as for [`DeviceVec::on`](crate::DeviceVec::on). No call waits
+/// for the device, but where it is more than 192 collectives behind, which on a GPU would fill its queue: then for as many
+/// to run, no longer than the [`timeout`](CommunicatorOptions::timeout). All ranks make the same calls in the same order. Ranks may be threads of one process, processes,
 /// or machines; a thread that has several ranks makes their calls in one [`Group`](crate::Group).
 ///
 /// On a GPU, NCCL is looked for when the first communicator is made. A call may wait on the host for the same call of
@@ -30,9 +31,9 @@ use std::time::Duration;
 /// What was given to the stream waits for the lost rank then, and so does all work behind it.
 /// [`synchronize`](Self::synchronize) waits no longer than it is told, aborts the communicator and says so by
 /// [`ErrorKind::CommunicatorLost`](crate::ErrorKind::CommunicatorLost); so does a call that NCCL says is of no use
-/// any more. After that the stream goes on, and vectors can be used and dropped: what a
-/// collective was to write may be written in part. Every later call gives the same error. The other ranks find out by
-/// their own waits.
+/// any more. After that the stream goes on, and vectors can be dropped, and used once the other ranks have aborted theirs:
+/// what a collective was to write may be written in part. Every later call gives the same error. The other ranks find out
+/// by their own waits.
 ///
 /// # The end
 ///
@@ -45,7 +46,8 @@ use std::time::Duration;
 /// // One thread with two ranks.
 /// let devices = [0, 1].map(|n| Device::simulated(SimConfig::default().ordinal(n)));
 /// let streams = [devices[0].new_stream()?, devices[1].new_stream()?];
-/// let ranks = Communicator::from_streams(&streams)?;
+/// // SAFETY: both ranks give the same collectives.
+/// let ranks = unsafe { Communicator::from_streams(&streams)? };
 /// let mut sums = Vec::new();
 /// for (n, stream) in streams.iter().enumerate() {
 ///     sums.push(DeviceVec::from_slice(stream, &[n as f32 + 1.0; 4])?);
@@ -59,7 +61,14 @@ use std::time::Duration;
 /// # Ok::<(), aquifer::Error>(())
 /// ```
 pub struct Communicator {
+    /// Shared with the adaptors that register memory with it, which do not keep it from ending.
     pub(super) rank: Arc<Rank>,
+}
+
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        self.rank.end();
+    }
 }
 
 const _: () = {
@@ -78,7 +87,7 @@ pub struct CommunicatorOptions {
 impl CommunicatorOptions {
     setters! {
         /// How long to wait for the other ranks: when they join, and for collectives that have not run when the
-        /// communicator is dropped. Ten minutes unless set.
+        /// communicator is dropped or the device is too far behind. Ten minutes unless set.
         timeout: Duration;
     }
 
@@ -87,8 +96,17 @@ impl CommunicatorOptions {
     /// # Errors
     ///
     /// As [`Communicator::new`].
+    ///
+    /// # Safety
+    ///
+    /// As [`Communicator::new`].
     #[track_caller]
-    pub fn join(self, id: &CommunicatorId, rank: usize, ranks: usize) -> Result<Communicator> {
+    pub unsafe fn join(
+        self,
+        id: &CommunicatorId,
+        rank: usize,
+        ranks: usize,
+    ) -> Result<Communicator> {
         let _site = CallSite::enter();
         let mut joined = self.join_from(id, rank, ranks)?;
         joined.pop().ok_or_else(|| lost(String::from("no rank has joined")))
@@ -129,23 +147,26 @@ fn join_within(
     id: UniqueId,
 ) -> Result<Vec<RawCommunicator>> {
     let wanted = format!("joining a communicator as rank {first} of {ranks}");
-    let (sender, receiver) = channel::bounded::<CollectiveResult<Vec<RawCommunicator>>>(0);
+    // The devices come back, so that none ends on the thread.
+    type Joined = (Vec<Device>, CollectiveResult<Vec<RawCommunicator>>);
+    let (sender, receiver) = channel::bounded::<Joined>(0);
     let join = move || {
         let joined = join_ranks(&devices, first, ranks, &id);
-        let Err(unwanted) = sender.send(joined) else { return };
-        for (device, raw) in devices.iter().zip(unwanted.into_inner().into_iter().flatten()) {
+        let Err(unwanted) = sender.send((devices, joined)) else { return };
+        let (devices, joined) = unwanted.into_inner();
+        for (device, raw) in devices.iter().zip(joined.into_iter().flatten()) {
             // SAFETY: joined just now, and given to nobody.
             let _ = unsafe { device.driver().communicator_abort(raw) };
         }
     };
     let thread = std::thread::Builder::new().name(String::from("aquifer communicator"));
     if let Err(error) = thread.spawn(join) {
-        return Err(crate::error::Error::new(crate::error::ErrorKind::Io, wanted)
+        return Err(Error::new(ErrorKind::Io, wanted)
             .with_cause(error)
             .with_advice("end a thread: the process can have no more"));
     }
     match receiver.recv_timeout(timeout) {
-        Ok(joined) => joined.map_err(|error| error.into_error(wanted)),
+        Ok((_, joined)) => joined.map_err(|error| error.into_error(wanted)),
         Err(RecvTimeoutError::Timeout) => {
             Err(lost(format!("{wanted}: not all of them came within {timeout:?}")))
         }
@@ -180,7 +201,8 @@ impl Communicator {
     /// let rank = |rank: usize| -> aquifer::Result<Vec<f32>> {
     ///     let device = Device::simulated(SimConfig::default().ordinal(rank));
     ///     let stream = device.new_stream()?;
-    ///     let communicator = Communicator::new(&stream, &id, rank, 2)?;
+    ///     // SAFETY: both ranks run this very function.
+    ///     let communicator = unsafe { Communicator::new(&stream, &id, rank, 2)? };
     ///     let mut sum = DeviceVec::from_slice(&stream, &[rank as f32 + 1.0])?;
     ///     communicator.all_reduce_in_place(&mut sum, ReduceOp::Sum)?;
     ///     sum.to_vec()
@@ -198,9 +220,27 @@ impl Communicator {
     /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) for a GPU where NCCL is not installed;
     /// [`ErrorKind::CommunicatorLost`](crate::ErrorKind::CommunicatorLost) if a rank does not come, or fails;
     /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if `rank` is not below `ranks`.
+    ///
+    /// # Safety
+    ///
+    /// NCCL compares nothing of what the ranks ask for, and a longer part is written past the end of a shorter one. So,
+    /// until this communicator has ended:
+    ///
+    /// - all ranks give the same collectives in the same order, with the same lengths, types, operators and roots, and a
+    ///   send and its receive have the same length;
+    /// - where a rank is lost or aborted, the others abort theirs, or end, before memory that its unfinished collectives
+    ///   use is used again: what another rank began late may still write there.
+    ///
+    /// The simulated device compares them and reports what differs.
     #[track_caller]
-    pub fn new(stream: &Stream, id: &CommunicatorId, rank: usize, ranks: usize) -> Result<Self> {
-        Self::builder(stream).join(id, rank, ranks)
+    pub unsafe fn new(
+        stream: &Stream,
+        id: &CommunicatorId,
+        rank: usize,
+        ranks: usize,
+    ) -> Result<Self> {
+        // SAFETY: the caller's promise, unchanged.
+        unsafe { Self::builder(stream).join(id, rank, ranks) }
     }
 
     /// The options.
@@ -215,12 +255,16 @@ impl Communicator {
     ///
     /// As [`new`](Self::new), and [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for no stream, or two
     /// of one device.
+    ///
+    /// # Safety
+    ///
+    /// As [`new`](Self::new).
     #[track_caller]
-    pub fn from_streams(streams: &[Stream]) -> Result<Vec<Self>> {
+    pub unsafe fn from_streams(streams: &[Stream]) -> Result<Vec<Self>> {
         let _site = CallSite::enter();
         let Some(first) = streams.first() else {
             let what = "a communicator of no ranks was asked";
-            return Err(crate::error::Error::new(crate::error::ErrorKind::InvalidArgument, what)
+            return Err(Error::new(ErrorKind::InvalidArgument, what)
                 .with_advice("give a stream for each rank"));
         };
         for (at, stream) in streams.iter().enumerate() {
@@ -268,7 +312,8 @@ impl Communicator {
     ///
     /// let devices = [0, 1].map(|n| Device::simulated(SimConfig::default().ordinal(n)));
     /// let streams = [devices[0].new_stream()?, devices[1].new_stream()?];
-    /// let mut ranks = Communicator::from_streams(&streams)?;
+    /// // SAFETY: the other rank gives no collective, and ends.
+    /// let mut ranks = unsafe { Communicator::from_streams(&streams)? };
     /// let mut one = aquifer::DeviceVec::<f32>::zeroed(&streams[0], 8)?;
     /// ranks[0].broadcast_in_place(&mut one, 1)?;
     /// ranks.pop(); // the other rank is gone

@@ -2,11 +2,13 @@
 //!
 //! | state | calls | next |
 //! | --- | --- | --- |
-//! | joined | go to NCCL, under the lock: a communicator is named in one call at a time | lost, gone |
-//! | lost, with its reason | are that error | gone |
+//! | joined | go to NCCL, under the lock: a communicator is named in one call at a time | lost, ended |
+//! | lost, with its reason | are that error | - |
+//! | ended, with its last handle | there are none; registered memory is free of it | - |
 //!
-//! The lock is held over calls that may wait for other ranks on the host, since NCCL takes no second call meanwhile.
-//! Several ranks are locked in the order of their addresses.
+//! The lock is held over calls that may wait for other ranks on the host, since NCCL takes no second call meanwhile;
+//! and until a communicator that is aborted or ended is gone, since it has registered memory until then. Several ranks
+//! are locked in the order of their addresses. No event is emitted under it.
 
 use crate::device::Device;
 use crate::driver::{
@@ -14,12 +16,18 @@ use crate::driver::{
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::Event;
-use crate::stream::Stream;
+use crate::stream::{Stream, StreamCall};
 use crate::sync::trusted::{Backoff, Mutex, MutexGuard};
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 /// How long a wait sleeps between two questions once it has asked for a while.
 const ROUND: Duration = Duration::from_micros(50);
+
+/// Collectives between two marks, and marks that may be to come: a rank runs ahead of its device by no more than their
+/// product, since a launch on a queue that is full waits without an end where another rank is lost.
+const PER_MARK: u32 = 64;
+const MARKS: usize = 4;
 
 #[derive(Debug)]
 pub(super) struct Rank {
@@ -27,20 +35,42 @@ pub(super) struct Rank {
     pub(super) number: usize,
     pub(super) ranks: usize,
     pub(super) timeout: Duration,
-    state: Mutex<State>,
+    state: Mutex<RankState>,
 }
 
 #[derive(Debug)]
-pub(super) enum State {
-    Joined(RawCommunicator),
-    Lost(Error),
+pub(super) struct RankState {
+    membership: Membership,
+    /// Collectives since the last mark.
+    unmarked: u32,
+    /// Points of the stream, each behind so many collectives, the oldest first.
+    marks: VecDeque<Event>,
 }
 
-impl State {
+#[derive(Debug)]
+enum Membership {
+    Joined(RawCommunicator),
+    Lost(Error),
+    Ended,
+}
+
+impl RankState {
     pub(super) fn joined(&self) -> Result<RawCommunicator> {
-        match self {
-            Self::Joined(raw) => Ok(*raw),
-            Self::Lost(error) => Err(error.clone()),
+        match &self.membership {
+            Membership::Joined(raw) => Ok(*raw),
+            Membership::Lost(error) => Err(error.clone()),
+            Membership::Ended => Err(lost(String::from("the communicator has ended"))),
+        }
+    }
+
+    /// Counts a collective that the stream was given by `call`.
+    #[inline]
+    pub(super) fn count(&mut self, call: &StreamCall<'_>) {
+        self.unmarked += 1;
+        if self.unmarked == PER_MARK {
+            self.unmarked = 0;
+            // Without a mark the rank may run further ahead.
+            self.marks.extend(call.record());
         }
     }
 }
@@ -53,32 +83,34 @@ impl Rank {
         timeout: Duration,
         raw: RawCommunicator,
     ) -> Self {
-        Self { stream, number, ranks, timeout, state: Mutex::new(State::Joined(raw)) }
+        let membership = Membership::Joined(raw);
+        let state = RankState { membership, unmarked: 0, marks: VecDeque::new() };
+        Self { stream, number, ranks, timeout, state: Mutex::new(state) }
     }
 
     pub(super) fn device(&self) -> &Device {
         self.stream.device()
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, RankState> {
         self.state.lock()
     }
 
-    /// Calls NCCL with the communicator, which is aborted if it is of no use after that.
-    pub(super) fn call<R>(
-        &self,
-        wanted: &str,
-        call: impl FnOnce(RawCommunicator) -> CollectiveResult<R>,
-    ) -> Result<R> {
-        // In the child of a fork the lock may be held for good.
+    /// Waits until the device is not too far behind.
+    #[inline]
+    pub(super) fn wait_for_room(&self) -> Result<()> {
         not_forked("a communicator")?;
-        let state = self.lock();
-        let called = call(state.joined()?);
-        drop(state);
-        called.map_err(|error| self.fail(error, wanted))
+        if self.lock().marks.len() < MARKS { Ok(()) } else { self.wait_for_mark() }
     }
 
-    /// The error of a call, which aborts the communicator if it is fatal.
+    #[cold]
+    fn wait_for_mark(&self) -> Result<()> {
+        let oldest = self.lock().marks.pop_front();
+        oldest.map_or(Ok(()), |mark| self.wait(&mark, self.timeout))
+    }
+
+    /// The error of a call, which aborts the communicator if it is fatal. The caller is inside of no gate and has no lock.
+    #[cold]
     pub(super) fn fail(&self, error: CollectiveError, wanted: &str) -> Error {
         let is_fatal = error.is_fatal();
         let error = error.into_error(format_args!(
@@ -94,33 +126,51 @@ impl Rank {
             return error;
         }
         let mut state = self.lock();
-        let raw = match &*state {
-            State::Lost(first) => return first.clone(),
-            State::Joined(raw) => *raw,
+        let raw = match &state.membership {
+            Membership::Lost(first) => return first.clone(),
+            Membership::Ended => return error,
+            Membership::Joined(raw) => *raw,
         };
-        *state = State::Lost(error.clone());
+        state.membership = Membership::Lost(error.clone());
+        state.marks.clear();
+        // SAFETY: taken out of the state, so no other call has it or gets it.
+        let _ = unsafe { self.device().driver().communicator_abort(raw) };
         drop(state);
         crate::debug_log::event!(warn, rank = self.number, ranks = self.ranks, %error, "communicator aborted");
-        // SAFETY: taken out of the state above, so no other call has it or gets it.
-        let _ = unsafe { self.device().driver().communicator_abort(raw) };
         error
     }
 
     /// The error of a communicator that another rank, or a time, has made useless.
     pub(super) fn check(&self) -> Result<()> {
-        let driver = self.device().driver();
+        not_forked("a communicator")?;
+        let state = self.lock();
+        let checked = self.ask(&state);
+        drop(state);
+        checked?.map_err(|error| self.fail(error, "looking at a communicator"))
+    }
+
+    fn ask(&self, state: &RankState) -> Result<CollectiveResult<()>> {
+        let raw = state.joined()?;
         // SAFETY: the lock keeps the communicator, which is joined.
-        self.call("looking at a communicator", |raw| unsafe { driver.communicator_check(raw) })
+        Ok(unsafe { self.device().driver().communicator_check(raw) })
     }
 
     /// Waits until the stream has passed `event`. Then the communicator is asked; if it is lost, or the time over, it is
     /// aborted.
     pub(super) fn wait(&self, event: &Event, timeout: Duration) -> Result<()> {
+        not_forked("a communicator")?;
         let (begun, backoff) = (Instant::now(), Backoff::new());
         loop {
             let is_complete = event.is_complete()?;
-            self.check()?;
-            if is_complete {
+            // Another thread's call on this rank may wait for others: the time runs on meanwhile.
+            let state = self.state.try_lock();
+            let is_asked = state.is_some();
+            if let Some(state) = state {
+                let asked = self.ask(&state);
+                drop(state);
+                asked?.map_err(|error| self.fail(error, "waiting for collectives"))?;
+            }
+            if is_complete && is_asked {
                 return Ok(());
             }
             if begun.elapsed() >= timeout {
@@ -137,32 +187,60 @@ impl Rank {
         }
     }
 
-    /// Registers a range, where the communicator is not lost.
-    pub(super) fn register(&self, range: DeviceRange) -> Result<Option<u64>> {
-        let driver = self.device().driver();
-        let state = self.lock();
-        let Ok(raw) = state.joined() else { return Ok(None) };
-        // SAFETY: the lock keeps the communicator; the caller's range is memory until `deregister`.
-        let registered = unsafe { driver.communicator_register(raw, range) };
-        drop(state);
-        registered.map(Some).map_err(|error| self.fail(error, "registering memory"))
-    }
-
-    /// Takes a registration back, which a lost communicator has not any more.
+    /// Registers a range with the communicator that `state` has.
     ///
     /// # Safety
     ///
-    /// `handle` came from [`register`](Self::register), is given once, and the work on its range has run.
-    pub(super) unsafe fn deregister(&self, handle: u64) {
-        let driver = self.device().driver();
-        let state = self.lock();
-        let Ok(raw) = state.joined() else { return };
+    /// As [`communicator_register`](crate::driver::CollectiveCalls::communicator_register), of the range.
+    pub(super) unsafe fn register(
+        &self,
+        state: &RankState,
+        range: DeviceRange,
+    ) -> Result<CollectiveResult<u64>> {
+        let raw = state.joined()?;
         // SAFETY: the lock keeps the communicator; the caller's promise.
-        let taken_back = unsafe { driver.communicator_deregister(raw, handle) };
+        Ok(unsafe { self.device().driver().communicator_register(raw, range) })
+    }
+
+    /// Takes a registration back, which a communicator that is lost or ended has not any more.
+    ///
+    /// # Safety
+    ///
+    /// `handle` came from [`register`](Self::register) of this rank, is given once, and the work on its range has run.
+    pub(super) unsafe fn deregister(&self, state: &RankState, handle: u64) -> CollectiveResult<()> {
+        let Ok(raw) = state.joined() else { return Ok(()) };
+        // SAFETY: the lock keeps the communicator; the caller's promise.
+        unsafe { self.device().driver().communicator_deregister(raw, handle) }
+    }
+
+    /// Ends the communicator: when the stream has passed its collectives, or by an abort.
+    pub(super) fn end(&self) {
+        if is_forked_child() || self.lock().joined().is_err() {
+            return;
+        }
+        // Not while a panic unwinds: the other ranks may wait for a call that will not come.
+        let event = match std::thread::panicking() {
+            true => None,
+            false => self.stream.record_uncaptured().ok().flatten(),
+        };
+        // `wait` aborts what it gives up.
+        let passed = event.is_some_and(|event| self.wait(&event, self.timeout).is_ok());
+        let mut state = self.lock();
+        let Ok(raw) = state.joined() else { return };
+        state.membership = Membership::Ended;
+        state.marks.clear();
+        let driver = self.device().driver();
+        // SAFETY: taken out of the state, so no other call has it or gets it.
+        let ended = unsafe {
+            match passed {
+                true => driver.communicator_destroy(raw),
+                false => driver.communicator_abort(raw),
+            }
+        };
         drop(state);
-        if let Err(error) = taken_back {
+        if let Err(error) = ended {
             let rank = self.number;
-            crate::debug_log::event!(error, rank, %error, "memory could not be deregistered");
+            crate::debug_log::event!(error, rank, %error, "a communicator did not end");
         }
     }
 }
@@ -172,32 +250,4 @@ pub(super) fn lost(what: String) -> Error {
     Error::new(ErrorKind::CommunicatorLost, what).with_advice(
         "see what became of the other ranks, and make a new communicator of those that are left",
     )
-}
-
-impl Drop for Rank {
-    fn drop(&mut self) {
-        if is_forked_child() {
-            return;
-        }
-        let State::Joined(raw) = *self.lock() else { return };
-        // Not while a panic unwinds: the other ranks may wait for a call that will not come.
-        let passed = !std::thread::panicking()
-            && self.stream.record().is_ok_and(|event| self.wait(&event, self.timeout).is_ok());
-        // `wait` aborts what it gives up.
-        if matches!(*self.lock(), State::Lost(_)) {
-            return;
-        }
-        let driver = self.device().driver();
-        // SAFETY: this is the last handle, and the communicator is not lost.
-        let ended = unsafe {
-            match passed {
-                true => driver.communicator_destroy(raw),
-                false => driver.communicator_abort(raw),
-            }
-        };
-        if let Err(error) = ended {
-            let rank = self.number;
-            crate::debug_log::event!(error, rank, %error, "a communicator did not end");
-        }
-    }
 }

@@ -3,14 +3,14 @@
 use super::communicator::Communicator;
 use super::rank::Rank;
 use crate::debug_log::deferred_event;
-use crate::driver::{DeviceRange, is_forked_child, not_forked};
+use crate::driver::{CollectiveError, DeviceRange, is_forked_child, not_forked};
 use crate::error::Result;
 use crate::layout::DeviceLayout;
 use crate::resource::impls::{adaptor, forward};
 use crate::resource::{DeviceBlock, DeviceResource};
 use crate::stream::Stream;
+use crate::sync::Arc;
 use crate::sync::trusted::Mutex;
-use crate::sync::{Arc, Weak};
 use std::collections::BTreeMap;
 
 /// A resource whose blocks are registered with communicators, by `ncclCommRegister`: NCCL reads and writes them directly,
@@ -32,7 +32,8 @@ use std::collections::BTreeMap;
 /// let stream = device.new_stream()?;
 /// let registering = RegisteringAdaptor::new(CudaResource::new(&device));
 /// let pool = PoolResource::new(registering.clone())?;
-/// let ranks = Communicator::from_streams(std::slice::from_ref(&stream))?;
+/// // SAFETY: one rank has nothing to agree with.
+/// let ranks = unsafe { Communicator::from_streams(std::slice::from_ref(&stream))? };
 /// registering.register_with(&ranks[0])?;
 /// let mut sum = DeviceVec::<f32>::zeroed_in(&stream, 1000, pool)?;
 /// ranks[0].all_reduce_in_place(&mut sum, ReduceOp::Sum)?;
@@ -45,14 +46,13 @@ pub struct RegisteringAdaptor<U> {
 
 struct RegisteringState<U> {
     upstream: U,
-    /// Held over the calls that register, so that each block and each rank meet once. They wait for the call that
-    /// another thread is in on that rank.
+    /// Held over the calls that register, so that each block and each rank meet once.
     table: Mutex<Table>,
 }
 
 #[derive(Debug, Default)]
 struct Table {
-    ranks: Vec<Weak<Rank>>,
+    ranks: Vec<Arc<Rank>>,
     /// Live blocks by address.
     blocks: BTreeMap<u64, Registered>,
 }
@@ -60,8 +60,14 @@ struct Table {
 #[derive(Debug)]
 struct Registered {
     bytes: usize,
-    registrations: Vec<(Weak<Rank>, u64)>,
+    registrations: Registrations,
 }
+
+/// A block's handles, each of a rank, which may have ended since.
+type Registrations = Vec<(Arc<Rank>, u64)>;
+
+/// A rank that refused memory.
+type Failure = (Arc<Rank>, CollectiveError);
 
 adaptor!(RegisteringAdaptor, state.upstream);
 
@@ -71,24 +77,24 @@ impl<U> RegisteringAdaptor<U> {
         Self { state: Arc::new(RegisteringState { upstream, table: Mutex::default() }) }
     }
 
-    /// The number of live blocks that are registered with a communicator that lives.
+    /// The number of live blocks that are registered with a communicator that is not lost and has not ended.
     pub fn registered_blocks(&self) -> usize {
         if is_forked_child() {
             return 0;
         }
         let table = self.state.table.lock();
-        let lives = |(rank, _): &(Weak<Rank>, u64)| rank.strong_count() > 0;
-        table.blocks.values().filter(|block| block.registrations.iter().any(lives)).count()
+        let is_joined = |(rank, _): &(Arc<Rank>, u64)| rank.lock().joined().is_ok();
+        table.blocks.values().filter(|block| block.registrations.iter().any(is_joined)).count()
     }
 }
 
 impl<U: DeviceResource> RegisteringAdaptor<U> {
-    /// Registers all blocks that it has, and will have, with a communicator, as long as that lives. The communicator is
-    /// not kept alive.
+    /// Registers all blocks that it has, and will have, with a communicator, until that ends.
     ///
     /// # Errors
     ///
     /// [`ErrorKind::WrongDevice`](crate::ErrorKind::WrongDevice) for a rank of another device;
+    /// [`ErrorKind::CommunicatorLost`](crate::ErrorKind::CommunicatorLost) for one that is lost;
     /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) for an NCCL before 2.19; those of NCCL. Then no block is
     /// registered with it.
     pub fn register_with(&self, communicator: &Communicator) -> Result<()> {
@@ -96,90 +102,107 @@ impl<U: DeviceResource> RegisteringAdaptor<U> {
         not_forked("a communicator")?;
         upstream.device().require(communicator.device(), "the communicator")?;
         let rank = &communicator.rank;
-        let mut table = table.lock();
-        table.ranks.retain(|rank| rank.strong_count() > 0);
-        if table.ranks.iter().any(|known| known.as_ptr() == Arc::as_ptr(rank)) {
-            return Ok(());
+        let registered = table.lock().register_all(rank);
+        // Without the locks: it may abort, and tells a subscriber.
+        registered?.map_err(|error| rank.fail(error, "registering memory"))
+    }
+}
+
+impl Table {
+    /// Registers all blocks with a rank that is new here, or none.
+    fn register_all(
+        &mut self,
+        rank: &Arc<Rank>,
+    ) -> Result<std::result::Result<(), CollectiveError>> {
+        // Over all of it: no collective comes between, so what is taken back was not used.
+        let state = rank.lock();
+        state.joined()?;
+        if self.ranks.iter().any(|known| Arc::ptr_eq(known, rank)) {
+            return Ok(Ok(()));
         }
-        let mut made = Vec::with_capacity(table.blocks.len());
-        for (&address, block) in &table.blocks {
-            match rank.register(DeviceRange { address, bytes: block.bytes }) {
-                Ok(handle) => made.extend(handle.map(|handle| (address, handle))),
+        let mut made = Vec::with_capacity(self.blocks.len());
+        for (&address, block) in &self.blocks {
+            let range = DeviceRange { address, bytes: block.bytes };
+            // SAFETY: a live block, which is deregistered before it goes.
+            match unsafe { rank.register(&state, range) }? {
+                Ok(handle) => made.push((address, handle)),
                 Err(error) => {
                     for (_, handle) in made {
-                        // SAFETY: registered above, and no collective has used it since: this thread has the lock.
-                        unsafe { rank.deregister(handle) };
+                        // SAFETY: made above, and used by no collective.
+                        let _ = unsafe { rank.deregister(&state, handle) };
                     }
-                    return Err(error);
+                    return Ok(Err(error));
                 }
             }
         }
+        drop(state);
         for (address, handle) in made {
-            if let Some(block) = table.blocks.get_mut(&address) {
-                block.registrations.retain(|(rank, _)| rank.strong_count() > 0);
-                block.registrations.push((Arc::downgrade(rank), handle));
+            if let Some(block) = self.blocks.get_mut(&address) {
+                block.registrations.push((rank.clone(), handle));
             }
         }
-        table.ranks.push(Arc::downgrade(rank));
-        Ok(())
+        self.ranks.push(rank.clone());
+        Ok(Ok(()))
     }
 
-    /// Registers a new block. One that cannot be is used without.
-    fn register(&self, block: &DeviceBlock) {
+    /// Adds a new block, registered with all ranks that have not ended. Those that refuse it come back.
+    fn add(&mut self, block: &DeviceBlock) -> Vec<Failure> {
         let (address, bytes) = (block.address(), block.bytes());
-        let mut table = self.state.table.lock();
-        let mut registrations = Vec::new();
-        // Dropped after the lock: the last handle waits for its stream.
-        let ranks: Vec<_> = table.ranks.iter().filter_map(Weak::upgrade).collect();
-        for rank in &ranks {
-            match rank.register(DeviceRange { address, bytes }) {
-                Ok(handle) => {
-                    registrations.extend(handle.map(|handle| (Arc::downgrade(rank), handle)));
-                }
-                Err(error) => {
-                    let error = error.to_string();
-                    deferred_event!(warn, bytes, %error, "memory is not registered with a communicator");
-                }
+        let (mut registrations, mut failures) = (Vec::new(), Vec::new());
+        self.ranks.retain(|rank| {
+            let state = rank.lock();
+            // SAFETY: a live block, which is deregistered before it goes.
+            match unsafe { rank.register(&state, DeviceRange { address, bytes }) } {
+                Ok(Ok(handle)) => registrations.push((rank.clone(), handle)),
+                Ok(Err(error)) => failures.push((rank.clone(), error)),
+                // Lost or ended.
+                Err(_) => return false,
             }
-        }
-        table.blocks.insert(address, Registered { bytes, registrations });
-        drop(table);
+            true
+        });
+        self.blocks.insert(address, Registered { bytes, registrations });
+        failures
     }
 }
 
 /// Waits for the stream as long as the ranks' timeouts are, and aborts those whose collectives have not run by then: the
 /// stream would wait for a lost rank without an end.
-fn abort_what_stands_still(registrations: &[(Weak<Rank>, u64)], stream: &Stream) {
+fn abort_what_stands_still(registrations: &Registrations, stream: &Stream) {
     let Ok(event) = stream.record() else { return };
-    for rank in registrations.iter().filter_map(|(rank, _)| rank.upgrade()) {
+    for (rank, _) in registrations {
         // A lost communicator says so to its users.
         let _ = rank.wait(&event, rank.timeout);
     }
 }
 
-/// Takes the registrations of a block back when its work has run. What may still be in use stays registered.
-fn deregister(registrations: Vec<(Weak<Rank>, u64)>, passed: Result<()>) {
-    if let Err(error) = passed {
-        let error = error.to_string();
-        deferred_event!(error, %error, "memory stays registered: a communicator may use it");
-        return;
-    }
+/// Takes the registrations of a block back, whose work has run.
+fn deregister(registrations: Registrations) {
     for (rank, handle) in registrations {
-        if let Some(rank) = rank.upgrade() {
-            // SAFETY: of a block that was taken out of the table with it; its work has run.
-            unsafe { rank.deregister(handle) };
+        let state = rank.lock();
+        // SAFETY: of a block that was taken out of the table with it; its work has run.
+        let taken_back = unsafe { rank.deregister(&state, handle) };
+        drop(state);
+        if let Err(error) = taken_back {
+            let error = error.to_string();
+            deferred_event!(error, %error, "memory could not be deregistered");
         }
     }
 }
 
-// SAFETY: every block is the upstream's, and goes back to it unchanged.
+// SAFETY: every block is the upstream's, and goes back to it unchanged, or is leaked.
 unsafe impl<U: DeviceResource> DeviceResource for RegisteringAdaptor<U> {
     forward!(device, peer_access, identity);
 
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
         let block = self.state.upstream.allocate(stream, layout)?;
-        if !block.is_empty() {
-            self.register(&block);
+        if block.is_empty() || is_forked_child() {
+            return Ok(block);
+        }
+        let failures = self.state.table.lock().add(&block);
+        for (rank, error) in failures {
+            // Deferred: a pool above may have its locks. The next call on the rank finds out what is fatal.
+            let (rank, bytes, error) = (rank.number, block.bytes(), error.to_string());
+            deferred_event!(warn, rank, bytes, %error, "memory is not registered with a communicator");
         }
         Ok(block)
     }
@@ -192,16 +215,27 @@ unsafe impl<U: DeviceResource> DeviceResource for RegisteringAdaptor<U> {
         }
         let registered = state.table.lock().blocks.remove(&block.address());
         let registrations = registered.map(|block| block.registrations).unwrap_or_default();
-        if !registrations.iter().any(|(rank, _)| rank.strong_count() > 0) {
+        if registrations.is_empty() {
             // SAFETY: as above.
             return unsafe { state.upstream.deallocate(stream, block) };
         }
         if stream.is_capturing().unwrap_or(false) {
             // Before the upstream's own free, which waits as long.
-            stream.free_block_later(move |passed| deregister(registrations, passed));
+            stream.free_block_later(move |passed| match passed {
+                Ok(()) => deregister(registrations),
+                Err(error) => {
+                    let error = error.to_string();
+                    deferred_event!(error, %error, "memory stays registered: a communicator may use it");
+                }
+            });
         } else {
             abort_what_stands_still(&registrations, stream);
-            deregister(registrations, stream.synchronize_uncaptured());
+            if let Err(error) = stream.synchronize_uncaptured() {
+                let (bytes, error) = (block.bytes(), error.to_string());
+                deferred_event!(error, bytes, %error, "leaked device memory: a communicator may use it");
+                return;
+            }
+            deregister(registrations);
         }
         // SAFETY: as above.
         unsafe { state.upstream.deallocate(stream, block) }

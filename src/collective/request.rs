@@ -7,6 +7,7 @@ use crate::container::{CapturePolicy, DeviceSlice, DeviceSliceMut, MemoryUse};
 use crate::driver::{CollectiveWork, RawCollective, ReduceOp, Reduction};
 use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::impls::Count;
+use crate::stream::StreamCall;
 use crate::sync::Arc;
 use bytemuck::Pod;
 
@@ -192,64 +193,78 @@ impl<'a> Request<'a> {
         self.communicator.device().require_kind(other.communicator.device())
     }
 
-    /// Orders the rank's stream after the memory's homes, and writes the uses down.
-    fn order(&mut self) -> Result<()> {
-        let stream = self.communicator.stream();
-        for memory in [self.read.take(), self.written.take()].into_iter().flatten() {
-            drop(memory.order_on(stream, CapturePolicy::Refuse(COLLECTIVE))?);
+    /// Orders the rank's stream after the memory's homes, and writes the uses down. The call that it returns may give the
+    /// stream the work.
+    fn order(&self) -> Result<StreamCall<'a>> {
+        let (stream, policy) = (self.communicator.stream(), CapturePolicy::Refuse(COLLECTIVE));
+        let mut call = stream.begin_blocking_call()?;
+        for memory in [&self.read, &self.written].into_iter().flatten() {
+            call = memory.order_in(stream, call, policy)?;
         }
-        Ok(())
+        // NCCL may wait for other ranks, whose threads may be about to capture.
+        call.mark_blocking();
+        Ok(call)
     }
 
     /// Gives one collective to its stream.
-    pub(super) fn run(mut self) -> Result<()> {
-        self.order()?;
-        let Self { communicator, work, .. } = self;
-        let call = communicator.stream().begin_call()?;
-        call.refuse_capture(COLLECTIVE)?;
-        // NCCL may wait for other ranks, whose threads may be about to capture.
-        call.mark_blocking();
-        let driver = communicator.device().driver();
-        communicator.rank.call(name_of(&work), |raw| {
-            let work = RawCollective { communicator: raw, stream: call.raw(), work };
-            // SAFETY: the lock keeps the communicator, whose stream this is; the lengths were checked, and the uses
-            // are pending, so no memory is freed or reused before the stream has passed.
-            unsafe { driver.run_collectives(&[work]) }
-        })
+    pub(super) fn run(&self) -> Result<()> {
+        let rank = &self.communicator.rank;
+        rank.wait_for_room()?;
+        let call = self.order()?;
+        let mut state = rank.lock();
+        let raw = state.joined()?;
+        let work = RawCollective { communicator: raw, stream: call.raw(), work: self.work };
+        // SAFETY: the lock keeps the communicator, whose stream this is. The lengths fit on this rank, and on the others
+        // by the promise of who joined. The uses are pending, so no memory is freed or reused before the stream has
+        // passed.
+        let ran = unsafe { rank.device().driver().run_collectives(&[work]) };
+        if ran.is_ok() {
+            state.count(&call);
+        }
+        drop(state);
+        drop(call);
+        ran.map_err(|error| rank.fail(error, name_of(&self.work)))
     }
 
     /// Gives several to their streams, as one group.
-    pub(super) fn run_all(mut requests: Vec<Self>) -> Result<()> {
-        requests.iter_mut().try_for_each(Self::order)?;
+    pub(super) fn run_all(requests: &[Self]) -> Result<()> {
         let mut ranks: Vec<&Arc<Rank>> =
             requests.iter().map(|request| &request.communicator.rank).collect();
         ranks.sort_by_key(|rank| Arc::as_ptr(rank).addr());
         ranks.dedup_by(|one, other| Arc::ptr_eq(one, other));
         let Some(first) = ranks.first() else { return Ok(()) };
+        ranks.iter().try_for_each(|rank| rank.wait_for_room())?;
+        // Out of each gate again: the next one may have to wait for a capture to begin.
+        requests.iter().try_for_each(|request| request.order().map(drop))?;
         // A gate is entered once: no thread that closes one waits for another.
         let mut streams: Vec<_> = ranks.iter().map(|rank| &rank.stream).collect();
         streams.sort_by_key(|stream| stream.id());
         streams.dedup();
         let mut calls = Vec::with_capacity(streams.len());
         for stream in streams {
-            let call = stream.begin_call()?;
+            let call = stream.begin_blocking_call()?;
             call.refuse_capture(COLLECTIVE)?;
-            call.mark_blocking();
             calls.push(call);
         }
-        let states: Vec<_> = ranks.iter().map(|rank| rank.lock()).collect();
+        let mut states: Vec<_> = ranks.iter().map(|rank| rank.lock()).collect();
         let mut works = Vec::with_capacity(requests.len());
-        for Request { communicator, work, .. } in &requests {
+        let mut given = Vec::with_capacity(requests.len());
+        for Request { communicator, work, .. } in requests {
             let rank = &communicator.rank;
             let at = ranks.iter().position(|other| Arc::ptr_eq(other, rank));
             let call = calls.iter().find(|call| call.is(&rank.stream));
             if let (Some(at), Some(call)) = (at, call) {
                 let raw = states[at].joined()?;
                 works.push(RawCollective { communicator: raw, stream: call.raw(), work: *work });
+                given.push((at, call));
             }
         }
         // SAFETY: as in `run`, for each.
         let ran = unsafe { first.device().driver().run_collectives(&works) };
+        if ran.is_ok() {
+            given.iter().for_each(|&(at, call)| states[at].count(call));
+        }
+        drop(given);
         drop(states);
         drop(calls);
         let Err(error) = ran else { return Ok(()) };
@@ -268,13 +283,13 @@ fn reduction<T: ReduceElement>(count: usize, op: ReduceOp) -> Reduction {
 
 fn name_of(work: &CollectiveWork) -> &'static str {
     match work {
-        CollectiveWork::AllReduce { .. } => "an all-reduce",
-        CollectiveWork::Reduce { .. } => "a reduce",
-        CollectiveWork::ReduceScatter { .. } => "a reduce-scatter",
-        CollectiveWork::Broadcast { .. } => "a broadcast",
-        CollectiveWork::AllGather { .. } => "an all-gather",
-        CollectiveWork::Send { .. } => "a send",
-        CollectiveWork::Receive { .. } => "a receive",
+        CollectiveWork::AllReduce { .. } => "giving an all-reduce",
+        CollectiveWork::Reduce { .. } => "giving a reduce",
+        CollectiveWork::ReduceScatter { .. } => "giving a reduce-scatter",
+        CollectiveWork::Broadcast { .. } => "giving a broadcast",
+        CollectiveWork::AllGather { .. } => "giving an all-gather",
+        CollectiveWork::Send { .. } => "giving a send",
+        CollectiveWork::Receive { .. } => "giving a receive",
     }
 }
 

@@ -74,6 +74,20 @@ impl MemoryUse<'_> {
         self.order(stream, call, CapturePolicy::Join)
     }
 
+    /// As [`order_on`](Self::order_on), in a call that was begun.
+    #[inline]
+    pub(crate) fn order_in<'s>(
+        &self,
+        stream: &'s Stream,
+        call: StreamCall<'s>,
+        policy: CapturePolicy,
+    ) -> Result<StreamCall<'s>> {
+        if *stream != *self.home {
+            self.require_access(call.device())?;
+        }
+        self.order(stream, call, policy)
+    }
+
     fn order<'s>(
         &self,
         stream: &'s impl StreamRef,

@@ -8,7 +8,9 @@ use super::impls::{equal_by_identity, setters};
 use crate::debug_log::deferred_event;
 use crate::device::Device;
 use crate::driver::sim::CallSite;
-use crate::driver::{BackendKind, ErrorContext, PoolAttribute, PoolSpec, RawPool};
+use crate::driver::{
+    BackendKind, ErrorContext, PoolAttribute, PoolSpec, RawPool, is_forked_child, not_forked,
+};
 use crate::error::{DriverError, Error, ErrorKind, Result, ensure};
 use crate::impls::Count;
 use crate::layout::DeviceLayout;
@@ -419,6 +421,7 @@ unsafe impl DeviceResource for AsyncResource {
 
     /// By `cuMemPoolSetAccess`: of a [view](AsyncResource::default_pool), for all who use the pool.
     fn enable_peer_access(&self, peer: &Device) -> Result<()> {
+        not_forked("a driver pool")?;
         if self.has_peer_access(peer) {
             return Ok(());
         }
@@ -432,8 +435,10 @@ unsafe impl DeviceResource for AsyncResource {
         Ok(())
     }
 
+    /// What this value has enabled: another view of the pool does not know of it.
     fn has_peer_access(&self, peer: &Device) -> bool {
-        self.peers.lock().contains(&peer.key())
+        let is_given = || !is_forked_child() && self.peers.lock().contains(&peer.key());
+        *peer == self.device || is_given()
     }
 
     fn frees_with_driver(&self, block: &DeviceBlock) -> bool {

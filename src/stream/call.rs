@@ -50,18 +50,32 @@ impl Drop for StreamCall<'_> {
 }
 
 impl<'a> StreamCall<'a> {
+    #[inline]
     pub(super) fn new(stream: &'a Stream) -> Result<Self> {
+        Self::begin(stream, false)
+    }
+
+    /// A call that may wait for the device, or for other ranks of a communicator, from its beginning.
+    #[inline]
+    pub(super) fn blocking(stream: &'a Stream) -> Result<Self> {
+        Self::begin(stream, true)
+    }
+
+    fn begin(stream: &'a Stream, waits: bool) -> Result<Self> {
         let device = stream.device();
         // The simulated device emits its findings in the call itself: no subscriber is to run here.
         let held = (device.kind() == BackendKind::Simulated).then(defer_events);
-        let capture = stream.gate().begin_call();
+        let capture = match waits {
+            true => stream.gate().begin_blocking_call(),
+            false => stream.gate().begin_call(),
+        };
         if capture.as_ref().is_some_and(|capture| !capture.recorder().is_here()) {
             return Err(stream.in_use());
         }
         // Inside of the gate it stays what it is.
         let raw = stream.raw();
         let undeclared = Cell::new((!stream.is_exposed()).then_some(false));
-        let (counted, waits) = (capture.is_none(), Cell::new(false));
+        let (counted, waits) = (capture.is_none(), Cell::new(waits && capture.is_none()));
         let stream = Some(stream);
         Ok(Self { device, raw, stream, counted, capture, undeclared, waits, _held: held })
     }

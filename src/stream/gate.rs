@@ -99,6 +99,17 @@ impl<O> Gate<O> {
         state.owner.clone()
     }
 
+    /// As [`begin_call`](Self::begin_call) and [`mark_blocking`](Self::mark_blocking).
+    pub fn begin_blocking_call(&self) -> Option<Arc<O>> {
+        let mut state = self.lock_beside();
+        if state.owner.is_none() {
+            state.calls += 1;
+            state.waits += 1;
+            return None;
+        }
+        state.owner.clone()
+    }
+
     /// The call may wait for the device from here on.
     pub fn mark_blocking(&self) {
         let mut state = self.state.lock();

@@ -21,6 +21,12 @@ impl Stream {
         StreamCall::new(self)
     }
 
+    /// A call that may wait for the device, or for other ranks of a communicator.
+    pub(crate) fn begin_blocking_call(&self) -> Result<StreamCall<'_>> {
+        not_forked("a stream")?;
+        StreamCall::blocking(self)
+    }
+
     /// A call, unless a capture on another thread has the stream.
     fn begin_call_unless_in_use(&self) -> Result<Option<StreamCall<'_>>> {
         match self.begin_call() {

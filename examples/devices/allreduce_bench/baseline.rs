@@ -1,5 +1,5 @@
 //! What the others are compared with: NCCL called as nccl-tests calls it, on a communicator and memory of cudarc's.
-//! No bookkeeping of uses, no registration.
+//! No bookkeeping of uses; with registration or without.
 
 use crate::output::Outcome;
 use aquifer::Device;
@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 pub(crate) use cudarc::nccl::sys::ncclUniqueId as UniqueId;
 
-/// What the ranks find each other by, or why cudarc cannot call NCCL. Ask only where Aquifer has found NCCL.
-pub(crate) fn new_id() -> Outcome<Result<UniqueId, String>> {
+/// What the ranks of two communicators find each other by, or why cudarc cannot call NCCL. Ask only where Aquifer has found NCCL.
+pub(crate) fn new_ids() -> Outcome<Result<[UniqueId; 2], String>> {
     // cudarc panics where it does not find the library, and does not look for the name that Aquifer takes first.
     // SAFETY: the library's initialisers run, as they did for Aquifer.
     if !unsafe { sys::is_culib_present() } {
@@ -19,7 +19,8 @@ pub(crate) fn new_id() -> Outcome<Result<UniqueId, String>> {
                     LD_LIBRARY_PATH";
         return Ok(Err(what.to_owned()));
     }
-    Ok(Ok(nccl::get_uniqueid().map_err(|error| failed("ncclGetUniqueId", &error))?))
+    let new_id = || nccl::get_uniqueid().map_err(|error| failed("ncclGetUniqueId", &error));
+    Ok(Ok([new_id()?, new_id()?]))
 }
 
 /// One rank, with memory to send from and to receive into. It stays on its thread.
@@ -29,6 +30,8 @@ pub(crate) struct Baseline {
     communicator: sys::ncclComm_t,
     send: CUdeviceptr,
     receive: CUdeviceptr,
+    /// The registrations of both.
+    registered: Vec<*mut std::ffi::c_void>,
 }
 
 impl Baseline {
@@ -39,6 +42,7 @@ impl Baseline {
         rank: usize,
         ranks: usize,
         bytes: usize,
+        is_registered: bool,
     ) -> Outcome<Self> {
         let context = device.cuda_context()?.clone();
         context.bind_to_thread()?;
@@ -50,13 +54,23 @@ impl Baseline {
                 .map_err(|error| failed("ncclCommInitRank", &error))?;
             communicator.assume_init()
         };
-        let mut rank = Self { context, stream, communicator, send: 0, receive: 0 };
+        let mut rank =
+            Self { context, stream, communicator, send: 0, receive: 0, registered: Vec::new() };
         for address in [&mut rank.send, &mut rank.receive] {
             // SAFETY: freed when the rank is dropped; the bytes are those of the allocation.
             unsafe {
                 *address = cuda::malloc_sync(bytes)?;
                 cuda::memset_d8_sync(*address, 0, bytes)?;
             }
+        }
+        for address in [rank.send, rank.receive].into_iter().filter(|_| is_registered) {
+            let mut handle = std::ptr::null_mut();
+            // SAFETY: memory of the rank's device, which is deregistered before it is freed.
+            let registered = unsafe {
+                sys::ncclCommRegister(communicator, address as *mut _, bytes, &raw mut handle)
+            };
+            registered.result().map_err(|error| failed("ncclCommRegister", &error))?;
+            rank.registered.push(handle);
         }
         Ok(rank)
     }
@@ -104,6 +118,11 @@ impl Drop for Baseline {
     fn drop(&mut self) {
         // SAFETY: each is this rank's own, and given back once. Each call waited for the stream.
         unsafe {
+            for handle in self.registered.drain(..) {
+                if let Err(error) = sys::ncclCommDeregister(self.communicator, handle).result() {
+                    eprintln!("allreduce_bench: {}", failed("ncclCommDeregister", &error));
+                }
+            }
             if let Err(error) = nccl::comm_destroy(self.communicator) {
                 eprintln!("allreduce_bench: {}", failed("ncclCommDestroy", &error));
             }

@@ -16,6 +16,8 @@ use std::time::{Duration, Instant};
 pub(crate) enum Kind {
     /// `cudaMalloc`'s, by calls of cudarc's.
     Baseline,
+    /// The same, registered with NCCL.
+    BaselineRegistered,
     /// `CudaResource`'s, by Aquifer, as the others.
     Plain,
     /// A pool over a `RegisteringAdaptor` over that.
@@ -29,6 +31,7 @@ impl Kind {
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Baseline => "a: cudarc, plain",
+            Self::BaselineRegistered => "r: cudarc, registered",
             Self::Plain => "b: plain",
             Self::Pooled => "c: pooled, registered",
             Self::PooledNccl => "d: pooled, NCCL's",
@@ -48,7 +51,7 @@ pub(crate) fn time(devices: &[Device], plan: &Plan) -> Outcome<(Times, Option<St
     // Aquifer first: without NCCL it has an error, where cudarc panics.
     let id = CommunicatorId::new(first)?;
     let (baseline, missing) = match first.cuda_context() {
-        Ok(_) => baseline::new_id()?.map_or_else(|why| (None, Some(why)), |id| (Some(id), None)),
+        Ok(_) => baseline::new_ids()?.map_or_else(|why| (None, Some(why)), |ids| (Some(ids), None)),
         Err(_) => (None, Some("no NCCL takes part, which cudarc could call".to_owned())),
     };
     let ranks = devices.len();
@@ -89,13 +92,14 @@ struct Rank<'a> {
 }
 
 impl Rank<'_> {
-    fn time(&self, id: &CommunicatorId, baseline: Option<UniqueId>) -> Outcome<Times> {
+    fn time(&self, id: &CommunicatorId, baseline: Option<[UniqueId; 2]>) -> Outcome<Times> {
         let &Self { device, rank, ranks, plan, .. } = self;
         let stream = device.new_stream()?;
         let plain = RegisteringAdaptor::new(CudaResource::new(device));
         let nccls = RegisteringAdaptor::new(NcclResource::new(device));
         let pools = (PoolResource::new(plain.clone())?, PoolResource::new(nccls.clone())?);
-        let communicator = &Communicator::new(&stream, id, rank, ranks)?;
+        // SAFETY: all ranks go through the same plan in the same order.
+        let communicator = &unsafe { Communicator::new(&stream, id, rank, ranks)? };
         plain.register_with(communicator)?;
         nccls.register_with(communicator)?;
 
@@ -105,9 +109,10 @@ impl Rank<'_> {
             (Kind::Pooled, Memory::new(communicator, largest, pools.0)?),
             (Kind::PooledNccl, Memory::new(communicator, largest, pools.1)?),
         ];
-        if let Some(id) = baseline {
-            let baseline = Baseline::new(device, id, rank, ranks, largest)?;
-            kinds.insert(0, (Kind::Baseline, Memory::Cudarcs(baseline)));
+        for (id, is_registered) in baseline.into_iter().flatten().zip([false, true]) {
+            let baseline = Baseline::new(device, id, rank, ranks, largest, is_registered)?;
+            let kind = if is_registered { Kind::BaselineRegistered } else { Kind::Baseline };
+            kinds.push((kind, Memory::Cudarcs(baseline)));
         }
         if plain.registered_blocks() == 0 || nccls.registered_blocks() == 0 {
             return Err("the pools have no memory that is registered with NCCL".into());
@@ -137,7 +142,7 @@ impl Rank<'_> {
                 memory.all_reduce(count, in_place, iterations.div_ceil(10).max(2))?;
             }
         }
-        for _ in 0..self.plan.rounds {
+        for _ in 0..self.plan.rounds(bytes) {
             for (kind, memory) in kinds.iter_mut() {
                 for in_place in [false, true] {
                     memory.all_reduce(count, in_place, 2)?;

@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::time::Duration;
 
-/// One row: medians over the rounds, and how they compare with the baseline's.
+/// One row: medians over the rounds, and of the ratios to the baseline in each.
 struct Row {
     key: Key,
     iterations: usize,
@@ -28,11 +28,13 @@ impl Table {
     pub(crate) fn new(times: &Times, ranks: usize, plan: &Plan) -> Self {
         let rows = times.iter().map(|(&key, rounds)| {
             let (bytes, _, in_place) = key;
-            let seconds = median(rounds).as_secs_f64();
+            let seconds = middle(rounds.iter().map(Duration::as_secs_f64).collect());
             let algorithm = bytes as f64 / seconds / 1e9;
             let bus = algorithm * 2.0 * (ranks - 1) as f64 / ranks as f64;
-            let of_baseline = times.get(&(bytes, Kind::Baseline, in_place)).map(|rounds| {
-                let percent = 100.0 * seconds / median(rounds).as_secs_f64();
+            // Round by round: the machine's speed drifts, and each round has all kinds.
+            let of_baseline = times.get(&(bytes, Kind::Baseline, in_place)).map(|baseline| {
+                let ratio = |(own, its): (&Duration, &Duration)| own.div_duration_f64(*its);
+                let percent = 100.0 * middle(rounds.iter().zip(baseline).map(ratio).collect());
                 (1e4 / percent, percent)
             });
             let iterations = plan.iterations(bytes);
@@ -116,8 +118,8 @@ impl Row {
     }
 }
 
-fn median(rounds: &[Duration]) -> Duration {
-    let mut sorted = rounds.to_vec();
-    sorted.sort();
-    sorted.get(sorted.len() / 2).copied().unwrap_or_default()
+/// The median.
+fn middle(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or_default()
 }

@@ -4,7 +4,7 @@
 //! the library or a function of it is missing, take its results for a Rust enum, and its `Comm` gives its handle to
 //! nobody, without which nothing can be registered or asked for errors.
 
-use super::context::Restore;
+use super::context::{Restore, current};
 use super::driver::CudaDriver;
 use super::library::candidates;
 use crate::driver::{
@@ -13,7 +13,9 @@ use crate::driver::{
 };
 use crate::error::DriverError;
 use crate::sync::OnceLock;
+use crate::sync::trusted::thread_local;
 use std::any::Any;
+use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
 
@@ -159,7 +161,14 @@ impl Nccl {
         let called = calls();
         // SAFETY: begun above, on this thread.
         let ended = unsafe { self.group_end() };
-        called.and(ended)
+        match called {
+            // NCCL does not know of it, and has given the calls before it.
+            Err(CollectiveError::MissingSymbol(symbol)) => {
+                let why = format!("a group was given in part: NCCL's library has no {symbol}");
+                Err(CollectiveError::Lost(why))
+            }
+            called => called.and(ended),
+        }
     }
 
     /// # Safety
@@ -205,7 +214,22 @@ impl Nccl {
     }
 }
 
+thread_local! {
+    /// The thread was seen with a context of its program current.
+    static HAS_CONTEXT: Cell<bool> = const { Cell::new(false) };
+}
+
 impl CudaDriver {
+    /// Whether the thread has some context current, which NCCL makes current again after each call; where it has none, that
+    /// of device 0 would stay. Asked until it has: a program that takes its last one away gets that of device 0.
+    #[inline]
+    fn thread_has_context(&self) -> CollectiveResult<bool> {
+        if !HAS_CONTEXT.get() {
+            HAS_CONTEXT.set(current(self.library)? != 0);
+        }
+        Ok(HAS_CONTEXT.get())
+    }
+
     /// Calls NCCL with this context current, and where a capture on another thread would refuse the call. NCCL makes
     /// other contexts current and does not always restore: the former one is current again afterwards.
     fn nccl<R>(&self, call: impl FnOnce(&Nccl) -> CollectiveResult<R>) -> CollectiveResult<R> {
@@ -259,16 +283,18 @@ impl CollectiveCalls for CudaDriver {
     }
 
     unsafe fn run_collectives(&self, works: &[RawCollective]) -> CollectiveResult<()> {
-        // Not `nccl`: no capture refuses work on another stream, and this is the hot path.
-        let nccl = Nccl::get()?;
-        let _restore = Restore::new(self.library)?;
-        let _current = self.current()?;
-        match works {
+        if let [work] = works {
+            // Not `nccl`: no capture refuses work on another stream, the device is NCCL's only one, and this is the hot
+            // path.
+            let nccl = Nccl::get()?;
+            let _current = if self.thread_has_context()? { None } else { Some(self.current()?) };
             // SAFETY: the caller's contract.
-            [work] => unsafe { nccl.run(work) },
-            // SAFETY: the caller's contract.
-            works => nccl.group(|| works.iter().try_for_each(|work| unsafe { nccl.run(work) })),
+            return unsafe { nccl.run(work) };
         }
+        self.nccl(|nccl| {
+            // SAFETY: the caller's contract.
+            nccl.group(|| works.iter().try_for_each(|work| unsafe { nccl.run(work) }))
+        })
     }
 
     unsafe fn communicator_check(&self, communicator: RawCommunicator) -> CollectiveResult<()> {

@@ -2,7 +2,7 @@
 
 use super::driver::{CudaDriver, KnownPeer};
 use super::library::{PoolAccess, out_param};
-use crate::driver::{Driver, DriverResult, PeerCalls, RawPool};
+use crate::driver::{Driver, DriverResult, PeerCalls, RawPool, call_not_forked, is_forked_child};
 use crate::error::DriverError;
 use std::any::Any;
 
@@ -30,6 +30,10 @@ impl PeerCalls for CudaDriver {
     fn has_peer_access(&self, peer: &dyn Any) -> bool {
         let Ok(peer) = gpu(peer, "cuCtxEnablePeerAccess") else { return false };
         let number = peer.context_id();
+        // In the child of a fork the lock may be held for good.
+        if is_forked_child() {
+            return false;
+        }
         let known = self.peers.lock();
         known.iter().any(|known| known.number == number && known.by_kernels && known.answer.is_ok())
     }
@@ -44,6 +48,7 @@ impl PeerCalls for CudaDriver {
 
 impl CudaDriver {
     fn enable(&self, peer: &Self, by_kernels: bool) -> DriverResult<()> {
+        call_not_forked("cuCtxEnablePeerAccess")?;
         let number = peer.context_id();
         // Held over the call, which waits for no device work: another thread would ask the driver the same.
         let mut known = self.peers.lock();

@@ -5,8 +5,8 @@ use super::enqueue::OpRequest;
 use crate::driver::sim::check::{OpName, ReportedMemory, Violation};
 use crate::driver::sim::driver::SimDriver;
 use crate::driver::sim::state::{
-    AddressSpace, Agreed, BlockKind, Exchange, LookupError, OpWork, Refusal, SimContext, SimOp,
-    TouchedRange, agreed, notify_changed, wait_changed_for,
+    AddressSpace, Agreed, BlockKind, Cliques, Exchange, LookupError, OpWork, Refusal, SimContext,
+    SimOp, TouchedRange, agreed, notify_changed, wait_changed_for,
 };
 use crate::driver::{
     Access, CaptureStatus, CollectiveCalls, CollectiveError, CollectiveResult, CollectiveWork,
@@ -88,6 +88,15 @@ fn of_nccl(error: DriverError) -> CollectiveError {
     CollectiveError::Driver(error)
 }
 
+/// Ranks that one process may have: more are a mistake.
+const MOST_RANKS: usize = 1 << 16;
+
+/// As NCCL says it of an argument.
+fn invalid(call: &'static str, text: String) -> CollectiveError {
+    const INVALID_ARGUMENT: u32 = 4;
+    CollectiveError::Failed { call, code: INVALID_ARGUMENT, text }
+}
+
 fn gone() -> CollectiveError {
     CollectiveError::Lost(String::from("the communicator is gone"))
 }
@@ -109,6 +118,9 @@ impl CollectiveCalls for SimDriver {
     ) -> CollectiveResult<Vec<RawCommunicator>> {
         let patience = self.context.config.rank_timeout;
         let mut call = self.call("ncclCommInitRank").map_err(of_nccl)?;
+        if ranks > MOST_RANKS {
+            return Err(invalid("ncclCommInitRank", format!("{ranks} simulated ranks")));
+        }
         let mut joined = Vec::with_capacity(members.len());
         for &(driver, rank) in members {
             let refused = call.error(DriverError::NOT_SUPPORTED);
@@ -116,21 +128,29 @@ impl CollectiveCalls for SimDriver {
             let clique = call.state.cliques.of_id(id, ranks, patience);
             if clique.ranks() != ranks || !clique.join(rank, driver.context.id) {
                 let why = format!(
-                    "rank {rank} of {ranks} was to join a communicator of {} that has it already or no such rank",
+                    "rank {rank} of {ranks} was to join a communicator of {} that has it already, or its device, or no such rank",
                     clique.ranks()
                 );
-                return Err(CollectiveError::Lost(why));
+                return Err(invalid("ncclCommInitRank", why));
             }
             let communicator = unique();
             call.state.cliques.insert(communicator, id, rank);
             joined.push(RawCommunicator(communicator));
         }
         notify_changed();
-        let until = Instant::now() + patience;
-        while !call.state.cliques.get(id).is_some_and(|clique| clique.is_complete()) {
-            if Instant::now() >= until || call.state.cliques.get(id).is_none() {
-                call.state.cliques.give_up(id);
-                notify_changed();
+        let begun = Instant::now();
+        let is_in = |cliques: &Cliques| joined.iter().all(|joined| cliques.has(joined.0));
+        loop {
+            let is_there = is_in(&call.state.cliques);
+            if is_there && call.state.cliques.get(id).is_some_and(|clique| clique.is_complete()) {
+                break;
+            }
+            if !is_there || begun.elapsed() >= patience {
+                // That of another rank, which gave this one up, may be another's by now.
+                if is_there {
+                    call.state.cliques.give_up(id);
+                    notify_changed();
+                }
                 let why = format!(
                     "a rank of {ranks} did not join within {patience:?}; ranks of simulated devices are in one process"
                 );
@@ -288,7 +308,8 @@ impl Call<'_> {
         let touched =
             touched.map(|(address, bytes)| TouchedRange::new(address, bytes, Access::Read, device));
         let touched = touched.as_slice();
-        let refused = OpWork::Bring { exchange: Arc::clone(&exchange), slot };
+        // What is freed brings nothing: no result is made of it.
+        let refused = OpWork::Bring { exchange: Arc::clone(&exchange), slot: usize::MAX };
         let request = OpRequest { refused, ..OpRequest::new(name, touched, bring) };
         self.enqueue(&context, stream.0, request)?;
         Ok(Share { context, stream: stream.0, name, exchange, rank, takes })

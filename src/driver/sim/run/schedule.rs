@@ -233,6 +233,8 @@ pub(crate) fn discard_queues(state: &mut SimState, device: u64) {
     if let Some(own) = state.devices.get_mut(&device) {
         own.active.clear();
     }
+    // First, so that no rank takes what was never brought for a result.
+    state.cliques.lose_device(device);
     let idle = |(_, stream): &(&u64, &SimStream)| stream.device == device && !stream.busy;
     let streams: Vec<u64> = state.streams.iter().filter(idle).map(|(&id, _)| id).collect();
     for id in streams {

@@ -14,7 +14,7 @@ use super::fence::SimFence;
 use crate::driver::sim::check::OpName;
 use crate::driver::{CollectiveWork, ReduceOp, Reduction, UniqueId};
 use crate::sync::Arc;
-use crate::sync::trusted::Mutex;
+use crate::sync::trusted::{AtomicUsize, Mutex, Ordering};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
@@ -46,10 +46,18 @@ pub(crate) struct Exchange {
     /// The first rank that called, and its call.
     pub(crate) first: (usize, OpName),
     since: Instant,
+    /// Ranks that have called. Under the lock of the state.
+    callers: AtomicUsize,
     parts: Mutex<Vec<Option<Vec<u8>>>>,
 }
 
 impl Exchange {
+    /// Whether each rank has called: then it is on its way, however long that is.
+    fn is_called(&self) -> bool {
+        self.callers.load(Ordering::Relaxed) >= self.parts.lock().len()
+    }
+
+    /// Takes a part. One of a place that there is not, of a refused operation, is none.
     pub(crate) fn bring(&self, rank: usize, part: Vec<u8>) {
         if let Some(slot) = self.parts.lock().get_mut(rank) {
             *slot = Some(part);
@@ -63,7 +71,9 @@ impl Exchange {
         let all = || parts.iter().map(|part| part.as_deref()).collect::<Option<Vec<&[u8]>>>();
         match self.agreed {
             Agreed::AllReduce(reduction) | Agreed::Reduce(reduction, _) => {
-                Some(reduce(reduction, &all()?))
+                let bytes = reduction.count * reduction.element.bytes();
+                let parts = all()?.into_iter().map(|part| part.get(..bytes));
+                Some(reduce(reduction, &parts.collect::<Option<Vec<_>>>()?))
             }
             Agreed::ReduceScatter(reduction) => {
                 let bytes = reduction.count * reduction.element.bytes();
@@ -187,8 +197,11 @@ impl Clique {
         self.members.len()
     }
 
-    /// Whether a rank was free, and is taken now.
+    /// Whether a rank was free, on a device that has none yet, and is taken now.
     pub(crate) fn join(&mut self, rank: usize, device: u64) -> bool {
+        if self.members.contains(&Member::Joined { device }) {
+            return false;
+        }
         match self.members.get_mut(rank) {
             Some(member @ Member::Awaited) => {
                 *member = Member::Joined { device };
@@ -230,6 +243,13 @@ impl Clique {
         };
         if self.exchanges.keys().any(is_of) {
             self.lose(format!("rank {rank} of {} has left", self.ranks()));
+        }
+    }
+
+    /// A device is lost, with what its ranks were to bring.
+    fn lose_device(&mut self, device: u64) {
+        if let Some(rank) = self.members.iter().position(|it| *it == Member::Joined { device }) {
+            self.lose(format!("the device of rank {rank} of {} is lost", self.ranks()));
         }
     }
 
@@ -280,10 +300,12 @@ impl Clique {
                 fence: fence(),
                 first,
                 since,
+                callers: AtomicUsize::new(0),
                 parts: Mutex::new(vec![None; parts]),
             })
         });
         let exchange = Arc::clone(exchange);
+        exchange.callers.fetch_add(1, Ordering::Relaxed);
         if exchange.agreed != agreed {
             return Err(Refusal::Mismatch(exchange));
         }
@@ -310,7 +332,9 @@ impl Clique {
     /// Forgets exchanges that are over, and gives up those that have waited too long for a rank: the call that waits.
     pub(crate) fn expire(&mut self) -> Option<OpName> {
         self.exchanges.retain(|_, exchange| !exchange.fence.is_signaled());
-        let late = |exchange: &&Arc<Exchange>| exchange.since.elapsed() > self.patience;
+        let late = |exchange: &&Arc<Exchange>| {
+            !exchange.is_called() && exchange.since.elapsed() > self.patience
+        };
         let (rank, name) = self.exchanges.values().find(late)?.first;
         let why = format!(
             "{} of rank {rank} waited {:?} for another of the {} ranks",
@@ -387,6 +411,15 @@ impl Cliques {
         if clique.is_over() {
             self.cliques.remove(&id);
         }
+    }
+
+    pub(crate) fn lose_device(&mut self, device: u64) {
+        self.cliques.values_mut().for_each(|clique| clique.lose_device(device));
+    }
+
+    /// Whether a communicator is of a clique that was not given up.
+    pub(crate) fn has(&self, communicator: u64) -> bool {
+        self.communicators.contains_key(&communicator)
     }
 
     /// Takes out a clique that never became complete.

@@ -38,7 +38,7 @@ mod stream;
 
 pub(crate) use backing::{Backing, POISON};
 pub(crate) use blocks::{ADDRESS_RANGE, BlockKind, LookupError, PeerMemory, SimBlock};
-pub(crate) use clique::{Agreed, Exchange, Refusal, agreed};
+pub(crate) use clique::{Agreed, Cliques, Exchange, Refusal, agreed};
 pub use config::{Schedule, SimConfig};
 pub(crate) use context::{InjectedFailure, SimContext};
 pub(crate) use fence::SimFence;
