@@ -376,8 +376,9 @@ impl Device {
         }
     }
 
-    /// Whether kernels of this device can reach memory of `peer`: whether
-    /// [`enable_peer_access`](crate::DeviceResource::enable_peer_access) can succeed. A device is not its own peer.
+    /// Whether kernels of this device can reach memory of `peer`. Ask the device whose kernels run: before
+    /// `resource.enable_peer_access(&two)`, [`enable_peer_access`](crate::DeviceResource::enable_peer_access) of memory of
+    /// `one`, ask `two.can_access_peer(&one)`. A device is not its own peer.
     ///
     /// ```
     /// use aquifer::{Device, sim::SimConfig};
@@ -439,7 +440,7 @@ impl Device {
     }
 
     #[cold]
-    fn wrong_device(&self, other: &Device, what: &str) -> Error {
+    pub(crate) fn wrong_device(&self, other: &Device, what: &str) -> Error {
         let (mut own, mut others) = (self.to_string(), other.to_string());
         // Two simulated devices may have one ordinal.
         if own == others {

@@ -126,9 +126,9 @@ pub use half;
 /// ```
 pub mod prelude {
     pub use crate::{
-        CheckedDevice, Device, DeviceBox, DeviceBuffer, DeviceRead, DeviceResource, DeviceScalar,
-        DeviceVec, DeviceWrite, HostArgs, Kernel, MappedAlloc, PinnedAlloc, PoolResource, Stream,
-        StreamRef, Transfer,
+        CheckedDevice, Communicator, Device, DeviceBox, DeviceBuffer, DeviceRead, DeviceResource,
+        DeviceScalar, DeviceVec, DeviceWrite, Group, HostArgs, Kernel, MappedAlloc, PinnedAlloc,
+        PoolResource, ReduceOp, Stream, StreamRef, Transfer,
     };
 }
 

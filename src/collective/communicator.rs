@@ -31,7 +31,10 @@ use std::time::Duration;
 /// What was given to the stream waits for the lost rank then, and so does all work behind it.
 /// [`synchronize`](Self::synchronize) waits no longer than it is told, aborts the communicator and says so by
 /// [`ErrorKind::CommunicatorLost`](crate::ErrorKind::CommunicatorLost); so does a call that NCCL says is of no use
-/// any more. After that the stream goes on, and vectors can be dropped, and used once the other ranks have aborted theirs:
+/// any more. Call it before you read what collectives wrote: a read does not know that a rank was lost, and where the
+/// communicator was aborted, or another rank has left, gives what is there, which may be this rank's own part. On the
+/// simulated device a wait that has no time of its own gives a
+/// [`LostRank`](crate::sim::Violation::LostRank) report after a while. After an abort the stream goes on, and vectors can be dropped, and used once the other ranks have aborted theirs:
 /// what a collective was to write may be written in part. Every later call gives the same error. The other ranks find out
 /// by their own waits.
 ///
@@ -57,6 +60,7 @@ use std::time::Duration;
 ///     group.all_reduce_in_place(rank, sum, ReduceOp::Sum)?;
 /// }
 /// group.run()?;
+/// ranks[1].synchronize(std::time::Duration::from_secs(60))?;
 /// assert_eq!(sums[1].to_vec()?, [3.0; 4]);
 /// # Ok::<(), aquifer::Error>(())
 /// ```
@@ -125,7 +129,7 @@ impl CommunicatorOptions {
             last <= ranks && ranks <= i32::MAX as usize,
             InvalidArgument,
             "number the ranks from 0, all below their count",
-            "rank {} of {ranks} was to join a communicator",
+            "rank {} among {ranks} was to join a communicator",
             last.saturating_sub(1)
         );
         let devices: Vec<Device> = streams.iter().map(|stream| stream.device().clone()).collect();
@@ -146,7 +150,7 @@ fn join_within(
     ranks: usize,
     id: UniqueId,
 ) -> Result<Vec<RawCommunicator>> {
-    let wanted = format!("joining a communicator as rank {first} of {ranks}");
+    let wanted = format!("joining a communicator as rank {first} among {ranks}");
     // The devices come back, so that none ends on the thread.
     type Joined = (Vec<Device>, CollectiveResult<Vec<RawCommunicator>>);
     let (sender, receiver) = channel::bounded::<Joined>(0);
@@ -168,7 +172,10 @@ fn join_within(
     match receiver.recv_timeout(timeout) {
         Ok((_, joined)) => joined.map_err(|error| error.into_error(wanted)),
         Err(RecvTimeoutError::Timeout) => {
-            Err(lost(format!("{wanted}: not all of them came within {timeout:?}")))
+            let what = format!("{wanted}: not all of them came within {timeout:?}");
+            Err(lost(what).with_advice(
+                "start all ranks with one id, of their own and not used before, and with the same number of ranks",
+            ))
         }
         Err(RecvTimeoutError::Disconnected) => Err(lost(format!("{wanted}: the thread died"))),
     }
@@ -205,6 +212,7 @@ impl Communicator {
     ///     let communicator = unsafe { Communicator::new(&stream, &id, rank, 2)? };
     ///     let mut sum = DeviceVec::from_slice(&stream, &[rank as f32 + 1.0])?;
     ///     communicator.all_reduce_in_place(&mut sum, ReduceOp::Sum)?;
+    ///     communicator.synchronize(std::time::Duration::from_secs(60))?;
     ///     sum.to_vec()
     /// };
     /// let (one, other) = std::thread::scope(|threads| {
@@ -351,7 +359,7 @@ impl Communicator {
     ///
     /// Waits for the call of another thread on this rank, if one goes on: NCCL takes no second one.
     pub fn abort(&self) {
-        let what = format!("rank {} of {} was aborted", self.rank(), self.ranks());
+        let what = format!("rank {} among {} ranks was aborted", self.rank(), self.ranks());
         self.rank.abort(lost(what));
     }
 }

@@ -114,7 +114,7 @@ impl Rank {
     pub(super) fn fail(&self, error: CollectiveError, wanted: &str) -> Error {
         let is_fatal = error.is_fatal();
         let error = error.into_error(format_args!(
-            "{wanted} as rank {} of {} on {}",
+            "{wanted} as rank {} among {} ranks, on {}",
             self.number, self.ranks, self.stream
         ));
         if is_fatal { self.abort(error) } else { error }
@@ -175,7 +175,7 @@ impl Rank {
             }
             if begun.elapsed() >= timeout {
                 let what = format!(
-                    "rank {} of {} on {} waited {timeout:?} for its collectives",
+                    "rank {} among {} ranks, on {}, waited {timeout:?} for its collectives",
                     self.number, self.ranks, self.stream
                 );
                 return Err(self.abort(lost(what)));

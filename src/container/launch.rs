@@ -84,7 +84,8 @@ impl<'a> Launch<'a> {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::WrongDevice`](crate::ErrorKind::WrongDevice) if it is of another device;
+    /// [`ErrorKind::WrongDevice`](crate::ErrorKind::WrongDevice) if it is of another device, to which its resource gave no
+    /// [access](crate::DeviceResource::enable_peer_access);
     /// [`ErrorKind::Capture`](crate::ErrorKind::Capture) while a capture on another thread has this
     /// stream or the memory's home, or where one of the two is in a capture that the other cannot join;
     /// those of the driver.

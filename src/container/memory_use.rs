@@ -53,15 +53,22 @@ impl MemoryUse<'_> {
     /// The error where kernels of `device` do not reach the memory.
     #[inline]
     fn require_access(&self, device: &Device) -> Result<()> {
-        let home = self.home.device();
-        let required = home.require(device, "the stream");
-        match required {
-            Err(_) if self.resource.has_peer_access(device) => Ok(()),
-            Err(error) if home.can_access_peer(device).unwrap_or(false) => Err(error.with_advice(
-                "copy across devices first, or give the device access by enable_peer_access of the memory's resource",
-            )),
-            required => required,
+        if self.home.device() == device || self.resource.has_peer_access(device) {
+            return Ok(());
         }
+        Err(self.error_without_access(device))
+    }
+
+    #[cold]
+    fn error_without_access(&self, device: &Device) -> Error {
+        let own = self.home.device();
+        let error = device.wrong_device(own, "the memory");
+        if own.kind() != device.kind() || device.can_access_peer(own).is_ok_and(|it| !it) {
+            return error;
+        }
+        error.with_advice(
+            "copy it by to_device, or call enable_peer_access of its resource() with the stream's device",
+        )
     }
 
     /// As [`order_on`](Self::order_on), on a stream of any device of the same kind.

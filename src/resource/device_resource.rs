@@ -132,7 +132,8 @@ pub unsafe trait DeviceResource: Share + fmt::Debug + Send + Sync {
 
     /// Has kernels and copies on streams of `peer` reach this resource's memory where it lies: the blocks that it
     /// has, and those that it will have. A vector here can then be used [on](crate::DeviceVec::on) a stream of `peer`
-    /// and be given to a [launch](crate::Stream::launch) there. It stays so until the device or the pool is gone.
+    /// and be given to a [launch](crate::Stream::launch) there. It stays so until the device or the pool is gone. For the
+    /// resource's own device it does nothing. Of a vector, it is `vec.resource().enable_peer_access(&peer)`.
     ///
     /// By default a resource cannot. The driver's answer for two devices is asked once.
     /// [`CudaResource`](crate::CudaResource) enables it for all plain memory of its device;

@@ -18,6 +18,7 @@ mod host_memory;
 mod managers;
 mod processes;
 mod resources;
+mod several;
 mod sharing;
 mod sites;
 mod stacks;
@@ -30,7 +31,7 @@ use table::Table;
 
 type Rows = fn(&mut Table);
 
-const CHAPTERS: [(&str, Rows); 12] = [
+const CHAPTERS: [(&str, Rows); 13] = [
     ("Devices and the environment", devices::rows),
     ("Layouts, vectors, launches", containers::rows),
     ("Streams, captures, transfers", streams::rows),
@@ -40,6 +41,7 @@ const CHAPTERS: [(&str, Rows); 12] = [
     ("Page-locked memory", host_memory::rows),
     ("Memory managers, foreign streams", managers::rows),
     ("Memory of other processes", sharing::rows),
+    ("Several devices", several::rows),
     ("Data handlers", data_handlers::rows),
     ("Numbers of the driver", drivers::rows),
     ("Other processes", processes::rows),

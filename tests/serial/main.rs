@@ -13,6 +13,7 @@ mod host_collections;
 mod host_memory;
 #[path = "../support/kernels.rs"]
 mod kernels;
+mod lost_ranks;
 mod multi_device;
 mod peers;
 mod scoped_resources;

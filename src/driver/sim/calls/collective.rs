@@ -128,7 +128,7 @@ impl CollectiveCalls for SimDriver {
             let clique = call.state.cliques.of_id(id, ranks, patience);
             if clique.ranks() != ranks || !clique.join(rank, driver.context.id) {
                 let why = format!(
-                    "rank {rank} of {ranks} was to join a communicator of {} that has it already, or its device, or no such rank",
+                    "rank {rank} among {ranks} was to join a communicator of {} ranks that has it already, or its device, or no such rank",
                     clique.ranks()
                 );
                 return Err(invalid("ncclCommInitRank", why));
@@ -170,7 +170,7 @@ impl CollectiveCalls for SimDriver {
             for work in works {
                 if let Some((clique, rank)) = call.state.cliques.of(work.communicator.0) {
                     let ranks = clique.ranks();
-                    clique.lose(format!("a call of rank {rank} of {ranks} failed"));
+                    clique.lose(format!("a call of rank {rank} among {ranks} failed"));
                 }
             }
         }

@@ -82,7 +82,10 @@ fn wait_for_ranks(state: &mut StateGuard) {
         let stream = name.stream.and_then(|stream| state.streams.get(&stream));
         let device = stream.and_then(|stream| state.devices.get(&stream.device));
         if let Some(device) = device {
-            device.context.report(Violation::LostRank, name, None, ReportedMemory::NONE, None);
+            let note =
+                "all ranks make each call; one thread gives those of several ranks in one Group";
+            let (memory, note) = (ReportedMemory::NONE, Some(String::from(note)));
+            device.context.report(Violation::LostRank, name, None, memory, note);
         }
         notify_changed();
     }

@@ -242,14 +242,14 @@ impl Clique {
             ExchangeKey::Pair { from, to, .. } => from == rank || to == rank,
         };
         if self.exchanges.keys().any(is_of) {
-            self.lose(format!("rank {rank} of {} has left", self.ranks()));
+            self.lose(format!("rank {rank} among {} ranks has left", self.ranks()));
         }
     }
 
     /// A device is lost, with what its ranks were to bring.
     fn lose_device(&mut self, device: u64) {
         if let Some(rank) = self.members.iter().position(|it| *it == Member::Joined { device }) {
-            self.lose(format!("the device of rank {rank} of {} is lost", self.ranks()));
+            self.lose(format!("the device of rank {rank} among {} is lost", self.ranks()));
         }
     }
 
@@ -278,7 +278,7 @@ impl Clique {
             _ => 0..self.members.len(),
         };
         if let Some(left) = of_work.find(|&rank| self.members.get(rank) == Some(&Member::Left)) {
-            let why = format!("rank {left} of {} has left", self.ranks());
+            let why = format!("rank {left} among {} ranks has left", self.ranks());
             self.lose(why.clone());
             return Err(Refusal::Lost(why));
         }
@@ -406,7 +406,7 @@ impl Cliques {
         let Some(clique) = self.cliques.get_mut(&id) else { return };
         clique.leave(rank);
         if is_aborted {
-            clique.lose(format!("rank {rank} of {} has left", clique.ranks()));
+            clique.lose(format!("rank {rank} among {} ranks has left", clique.ranks()));
         }
         if clique.is_over() {
             self.cliques.remove(&id);

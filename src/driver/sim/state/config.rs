@@ -194,9 +194,11 @@ impl SimConfig {
         /// Sets when the queues run. [`Schedule::OnDemand`] unless set.
         schedule: Schedule;
 
-        /// Sets how long calls that wait on the host for another rank of a
-        /// [`Communicator`](crate::Communicator) do so: then the communicator is lost, and a report says so. 30 seconds
-        /// unless set. On a GPU they wait for good.
+        /// Sets how long waits that have no time of their own, such as that of
+        /// [`to_vec`](crate::DeviceVec::to_vec), stand still for a rank of a [`Communicator`](crate::Communicator) that does
+        /// not call: then the communicator is lost, and a report of
+        /// [`LostRank`](crate::sim::Violation::LostRank) is the error. 30 seconds unless set. On a GPU they wait for good.
+        /// [`Communicator::synchronize`](crate::Communicator::synchronize) goes by its own time, and makes no report.
         rank_timeout: Duration;
 
         /// Sets the device's number among the simulated devices. 0 unless set.
