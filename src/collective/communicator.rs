@@ -311,6 +311,15 @@ impl Communicator {
         self.rank.device()
     }
 
+    /// The error of memory at home on a stream of another device.
+    #[inline]
+    pub(super) fn require_device_of(&self, home: &Stream) -> Result<()> {
+        if home == self.stream() {
+            return Ok(());
+        }
+        self.device().require(home.device(), "the memory")
+    }
+
     /// Waits until the stream has passed all collectives that it was given, for so long at most, and then asks NCCL
     /// whether all is well. Otherwise the communicator is aborted.
     ///

@@ -28,13 +28,13 @@ impl<'a> Request<'a> {
     }
 
     fn reads<T: Pod>(mut self, send: &DeviceSlice<'a, T>) -> Result<Self> {
-        self.communicator.device().require(send.home().device(), "the memory")?;
+        self.communicator.require_device_of(send.home())?;
         self.read = Some(send.memory_use());
         Ok(self)
     }
 
     fn writes<T: Pod>(mut self, receive: &DeviceSliceMut<'a, T>) -> Result<Self> {
-        self.communicator.device().require(receive.home().device(), "the memory")?;
+        self.communicator.require_device_of(receive.home())?;
         self.written = Some(receive.memory_use());
         Ok(self)
     }
@@ -197,11 +197,16 @@ impl<'a> Request<'a> {
     /// stream the work.
     fn order(&self) -> Result<StreamCall<'a>> {
         let (stream, policy) = (self.communicator.stream(), CapturePolicy::Refuse(COLLECTIVE));
+        // NCCL may wait for other ranks, whose threads may be about to capture.
         let mut call = stream.begin_blocking_call()?;
-        for memory in [&self.read, &self.written].into_iter().flatten() {
+        let memory = || [&self.read, &self.written].into_iter().flatten();
+        if memory().all(|memory| memory.is_in_order_on(stream)) {
+            call.refuse_capture(COLLECTIVE)?;
+            return Ok(call);
+        }
+        for memory in memory() {
             call = memory.order_in(stream, call, policy)?;
         }
-        // NCCL may wait for other ranks, whose threads may be about to capture.
         call.mark_blocking();
         Ok(call)
     }
@@ -223,7 +228,10 @@ impl<'a> Request<'a> {
         }
         drop(state);
         drop(call);
-        ran.map_err(|error| rank.fail(error, name_of(&self.work)))
+        match ran {
+            Ok(()) => Ok(()),
+            Err(error) => Err(rank.fail(error, name_of(&self.work))),
+        }
     }
 
     /// Gives several to their streams, as one group.

@@ -81,6 +81,12 @@ impl MemoryUse<'_> {
         self.order(stream, call, CapturePolicy::Join)
     }
 
+    /// Whether the stream is home and nothing is to be waited for: then its own order is enough.
+    #[inline]
+    pub(crate) fn is_in_order_on(&self, stream: &Stream) -> bool {
+        *stream == *self.home && self.uses.is_empty()
+    }
+
     /// As [`order_on`](Self::order_on), in a call that was begun.
     #[inline]
     pub(crate) fn order_in<'s>(

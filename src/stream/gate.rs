@@ -100,6 +100,7 @@ impl<O> Gate<O> {
     }
 
     /// As [`begin_call`](Self::begin_call) and [`mark_blocking`](Self::mark_blocking).
+    #[inline]
     pub fn begin_blocking_call(&self) -> Option<Arc<O>> {
         let mut state = self.lock_beside();
         if state.owner.is_none() {

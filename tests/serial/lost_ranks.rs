@@ -189,7 +189,8 @@ fn a_rank_does_not_run_ahead_of_a_lost_one_without_an_end() {
     };
     assert_eq!(error.kind(), ErrorKind::CommunicatorLost);
     assert!((192..=320).contains(&given), "{given}");
-    assert_eq!(data[0].to_vec().unwrap(), [1.0; 10]);
+    // Its elements may be written in part.
+    assert_eq!(data[0].to_vec().unwrap().len(), 10);
     drop((data, ranks));
     drop(streams);
     both.end();
