@@ -17,10 +17,13 @@ use std::time::Duration;
 /// One rank of a communicator: collectives of several devices on vectors, by NCCL.
 ///
 /// Each rank has a stream, on which its collectives run in the order of the calls. What they read and write may be at
-/// home on any stream of the device: the order of both is kept as for [`DeviceVec::on`](crate::DeviceVec::on). No call waits
-/// for the device, but where it is more than 192 collectives behind, which on a GPU would fill its queue: then for as many
-/// to run, no longer than the [`timeout`](CommunicatorOptions::timeout). All ranks make the same calls in the same order. Ranks may be threads of one process, processes,
-/// or machines; a thread that has several ranks makes their calls in one [`Group`](crate::Group).
+/// home on any stream of the device: the order of both is kept as for [`DeviceVec::on`](crate::DeviceVec::on). All ranks
+/// make the same calls in the same order. Ranks may be threads of one process, processes, or machines; a thread that has
+/// several ranks makes their calls in one [`Group`](crate::Group).
+///
+/// No call waits for the device, but where that is 256 collectives behind: then for 128 of them, no longer than the
+/// [`timeout`](CommunicatorOptions::timeout). On a GPU the queue would be full at some later call, which waits without an
+/// end if a rank is lost.
 ///
 /// On a GPU, NCCL is looked for when the first communicator is made. A call may wait on the host for the same call of
 /// other ranks, the first ones above all, and no other call on this communicator goes on meanwhile. On the

@@ -26,8 +26,8 @@ const ROUND: Duration = Duration::from_micros(50);
 
 /// Collectives between two marks, and marks that may be to come: a rank runs ahead of its device by no more than their
 /// product, since a launch on a queue that is full waits without an end where another rank is lost.
-const PER_MARK: u32 = 64;
-const MARKS: usize = 4;
+const PER_MARK: u32 = 128;
+const MARKS: usize = 2;
 
 #[derive(Debug)]
 pub(super) struct Rank {
@@ -63,6 +63,12 @@ impl RankState {
         }
     }
 
+    /// Whether the device is not too far behind for another collective.
+    #[inline]
+    pub(super) fn has_room(&self) -> bool {
+        self.marks.len() < MARKS
+    }
+
     /// Counts a collective that the stream was given by `call`.
     #[inline]
     pub(super) fn count(&mut self, call: &StreamCall<'_>) {
@@ -96,17 +102,20 @@ impl Rank {
         self.state.lock()
     }
 
-    /// Waits until the device is not too far behind.
-    #[inline]
+    /// Waits until the device is not too far behind. The caller is inside of no gate and has no lock.
+    #[cold]
     pub(super) fn wait_for_room(&self) -> Result<()> {
         not_forked("a communicator")?;
-        if self.lock().marks.len() < MARKS { Ok(()) } else { self.wait_for_mark() }
-    }
-
-    #[cold]
-    fn wait_for_mark(&self) -> Result<()> {
-        let oldest = self.lock().marks.pop_front();
-        oldest.map_or(Ok(()), |mark| self.wait(&mark, self.timeout))
+        let mut state = self.lock();
+        if state.has_room() {
+            return Ok(());
+        }
+        let oldest = state.marks.pop_front();
+        drop(state);
+        match oldest {
+            Some(mark) if !mark.is_complete()? => self.wait(&mark, self.timeout),
+            _ => Ok(()),
+        }
     }
 
     /// The error of a call, which aborts the communicator if it is fatal. The caller is inside of no gate and has no lock.

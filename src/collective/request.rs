@@ -214,9 +214,16 @@ impl<'a> Request<'a> {
     /// Gives one collective to its stream.
     pub(super) fn run(&self) -> Result<()> {
         let rank = &self.communicator.rank;
-        rank.wait_for_room()?;
-        let call = self.order()?;
+        let mut call = self.order()?;
         let mut state = rank.lock();
+        if !state.has_room() {
+            drop((state, call));
+            rank.wait_for_room()?;
+            // The order stays; another thread may have come between, and be one collective further ahead.
+            call = self.communicator.stream().begin_blocking_call()?;
+            call.refuse_capture(COLLECTIVE)?;
+            state = rank.lock();
+        }
         let raw = state.joined()?;
         let work = RawCollective { communicator: raw, stream: call.raw(), work: self.work };
         // SAFETY: the lock keeps the communicator, whose stream this is. The lengths fit on this rank, and on the others
