@@ -10,6 +10,7 @@
 //! and until a communicator that is aborted or ended is gone, since it has registered memory until then. Several ranks
 //! are locked in the order of their addresses. No event is emitted under it.
 
+use crate::debug_log::deferred_event;
 use crate::device::Device;
 use crate::driver::{
     CollectiveError, CollectiveResult, DeviceRange, RawCommunicator, is_forked_child, not_forked,
@@ -145,7 +146,9 @@ impl Rank {
         // SAFETY: taken out of the state, so no other call has it or gets it.
         let _ = unsafe { self.device().driver().communicator_abort(raw) };
         drop(state);
-        crate::debug_log::event!(warn, rank = self.number, ranks = self.ranks, %error, "communicator aborted");
+        let (rank, ranks, why) = (self.number, self.ranks, error.to_string());
+        // Deferred: a pool above may have its locks, whose memory is being taken back.
+        deferred_event!(warn, rank, ranks, %why, "communicator aborted");
         error
     }
 
@@ -248,8 +251,8 @@ impl Rank {
         };
         drop(state);
         if let Err(error) = ended {
-            let rank = self.number;
-            crate::debug_log::event!(error, rank, %error, "a communicator did not end");
+            let (rank, error) = (self.number, error.to_string());
+            deferred_event!(error, rank, %error, "a communicator did not end");
         }
     }
 }

@@ -145,23 +145,25 @@ impl Table {
         Ok(Ok(()))
     }
 
-    /// Adds a new block, registered with all ranks that have not ended. Those that refuse it come back.
-    fn add(&mut self, block: &DeviceBlock) -> Vec<Failure> {
+    /// Adds a new block, registered with all ranks that have not ended. Those that refuse it come back, and those that have
+    /// ended, to be dropped without the lock.
+    fn add(&mut self, block: &DeviceBlock) -> (Vec<Failure>, Vec<Arc<Rank>>) {
         let (address, bytes) = (block.address(), block.bytes());
         let (mut registrations, mut failures) = (Vec::new(), Vec::new());
-        self.ranks.retain(|rank| {
+        let mut register = |rank: &mut Arc<Rank>| {
             let state = rank.lock();
             // SAFETY: a live block, which is deregistered before it goes.
             match unsafe { rank.register(&state, DeviceRange { address, bytes }) } {
                 Ok(Ok(handle)) => registrations.push((rank.clone(), handle)),
                 Ok(Err(error)) => failures.push((rank.clone(), error)),
                 // Lost or ended.
-                Err(_) => return false,
+                Err(_) => return true,
             }
-            true
-        });
+            false
+        };
+        let ended = self.ranks.extract_if(.., |rank| register(rank)).collect();
         self.blocks.insert(address, Registered { bytes, registrations });
-        failures
+        (failures, ended)
     }
 }
 
@@ -198,7 +200,7 @@ unsafe impl<U: DeviceResource> DeviceResource for RegisteringAdaptor<U> {
         if block.is_empty() || is_forked_child() {
             return Ok(block);
         }
-        let failures = self.state.table.lock().add(&block);
+        let (failures, _ended) = self.state.table.lock().add(&block);
         for (rank, error) in failures {
             // Deferred: a pool above may have its locks. The next call on the rank finds out what is fatal.
             let (rank, bytes, error) = (rank.number, block.bytes(), error.to_string());
