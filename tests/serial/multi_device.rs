@@ -4,8 +4,10 @@
 //! devices, which know no current context, and on two GPUs with `AQUIFER_BACKEND=cuda`, where the
 //! second one's context is current on the thread and has to be so again after every call.
 
+use crate::alone;
+#[cfg(feature = "cuda")]
+use crate::support;
 use crate::two::Two;
-use crate::{alone, support};
 use aquifer::{
     CudaResource, Device, DeviceBlock, DeviceBox, DeviceBuffer, DeviceLayout, DeviceResource,
     DeviceScalar, DeviceVec, ErrorKind, PoolResource, Result, Stream, current_device_resource,
