@@ -37,9 +37,9 @@ use std::time::Duration;
 /// any more. Call it before you read what collectives wrote: a read does not know that a rank was lost, and where the
 /// communicator was aborted, or another rank has left, gives what is there, which may be this rank's own part. On the
 /// simulated device a wait that has no time of its own gives a
-/// [`LostRank`](crate::sim::Violation::LostRank) report after a while. After an abort the stream goes on, and vectors can be dropped, and used once the other ranks have aborted theirs:
-/// what a collective was to write may be written in part. Every later call gives the same error. The other ranks find out
-/// by their own waits.
+/// [`LostRank`](crate::sim::Violation::LostRank) report after a while. After an abort the stream goes on, and vectors can
+/// be dropped, and used once the other ranks have aborted theirs: what a collective was to write may be written in part.
+/// Every later call gives the same error. The other ranks find out by their own waits.
 ///
 /// # The end
 ///
@@ -324,7 +324,8 @@ impl Communicator {
     }
 
     /// Waits until the stream has passed all collectives that it was given, for so long at most, and then asks NCCL
-    /// whether all is well. Otherwise the communicator is aborted.
+    /// whether all is well. Otherwise the communicator is aborted, which waits for the call of another thread on this rank,
+    /// if one goes on.
     ///
     /// ```
     /// use aquifer::{Communicator, Device, ErrorKind, sim::SimConfig};

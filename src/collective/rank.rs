@@ -10,16 +10,18 @@
 //! and until a communicator that is aborted or ended is gone, since it has registered memory until then. Several ranks
 //! are locked in the order of their addresses. No event is emitted under it.
 
-use crate::debug_log::deferred_event;
+use crate::debug_log::{DeferEvents, defer_events, deferred_event};
 use crate::device::Device;
 use crate::driver::{
-    CollectiveError, CollectiveResult, DeviceRange, RawCommunicator, is_forked_child, not_forked,
+    BackendKind, CollectiveError, CollectiveResult, DeviceRange, RawCommunicator, is_forked_child,
+    not_forked,
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::Event;
 use crate::stream::{Stream, StreamCall};
 use crate::sync::trusted::{Backoff, Mutex, MutexGuard};
 use std::collections::VecDeque;
+use std::ops::{Deref, DerefMut};
 use std::time::{Duration, Instant};
 
 /// How long a wait sleeps between two questions once it has asked for a while.
@@ -53,6 +55,29 @@ enum Membership {
     Joined(RawCommunicator),
     Lost(Error),
     Ended,
+}
+
+/// A rank that is locked. The events of its time are emitted when it is not.
+pub(super) struct LockedRank<'a> {
+    /// First, so that the lock is released before.
+    state: MutexGuard<'a, RankState>,
+    _held: Option<DeferEvents>,
+}
+
+impl Deref for LockedRank<'_> {
+    type Target = RankState;
+
+    #[inline]
+    fn deref(&self) -> &RankState {
+        &self.state
+    }
+}
+
+impl DerefMut for LockedRank<'_> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut RankState {
+        &mut self.state
+    }
 }
 
 impl RankState {
@@ -99,8 +124,21 @@ impl Rank {
         self.stream.device()
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, RankState> {
-        self.state.lock()
+    #[inline]
+    pub(super) fn lock(&self) -> LockedRank<'_> {
+        let held = self.hold_events();
+        LockedRank { state: self.state.lock(), _held: held }
+    }
+
+    fn try_lock(&self) -> Option<LockedRank<'_>> {
+        let held = self.hold_events();
+        self.state.try_lock().map(|state| LockedRank { state, _held: held })
+    }
+
+    /// A simulated device emits its findings in the call itself: no subscriber is to run under the lock.
+    #[inline]
+    fn hold_events(&self) -> Option<DeferEvents> {
+        (self.device().kind() == BackendKind::Simulated).then(defer_events)
     }
 
     /// Waits until the device is not too far behind. The caller is inside of no gate and has no lock.
@@ -175,7 +213,7 @@ impl Rank {
         loop {
             let is_complete = event.is_complete()?;
             // Another thread's call on this rank may wait for others: the time runs on meanwhile.
-            let state = self.state.try_lock();
+            let state = self.try_lock();
             let is_asked = state.is_some();
             if let Some(state) = state {
                 let asked = self.ask(&state);
@@ -197,6 +235,13 @@ impl Rank {
                 false => backoff.snooze(),
             }
         }
+    }
+
+    /// Waits as long as the timeout is until the stream has passed the collectives. Whether it has: otherwise the communicator
+    /// was aborted, or the stream could not be asked.
+    pub(super) fn drain(&self) -> bool {
+        let event = self.stream.record_uncaptured().ok().flatten();
+        event.is_some_and(|event| self.wait(&event, self.timeout).is_ok())
     }
 
     /// Registers a range with the communicator that `state` has.
@@ -231,12 +276,7 @@ impl Rank {
             return;
         }
         // Not while a panic unwinds: the other ranks may wait for a call that will not come.
-        let event = match std::thread::panicking() {
-            true => None,
-            false => self.stream.record_uncaptured().ok().flatten(),
-        };
-        // `wait` aborts what it gives up.
-        let passed = event.is_some_and(|event| self.wait(&event, self.timeout).is_ok());
+        let passed = !std::thread::panicking() && self.drain();
         let mut state = self.lock();
         let Ok(raw) = state.joined() else { return };
         state.membership = Membership::Ended;

@@ -2,7 +2,7 @@
 
 use super::communicator::Communicator;
 use super::rank::Rank;
-use crate::debug_log::deferred_event;
+use crate::debug_log::{defer_events, deferred_event};
 use crate::driver::{CollectiveError, DeviceRange, is_forked_child, not_forked};
 use crate::error::Result;
 use crate::layout::DeviceLayout;
@@ -19,8 +19,9 @@ use std::collections::BTreeMap;
 /// Put it under a pool. Then each block of upstream, from which the pool cuts vectors, is registered once: when the pool
 /// takes it, or when a communicator [comes](Self::register_with). Before it goes back, its stream is waited for and each
 /// registration is taken back; a communicator whose collectives have not run within its
-/// [`timeout`](crate::CommunicatorOptions::timeout) is aborted then. A communicator that ends takes its registrations along. How much it gains depends on the
-/// memory and the links; [`NcclResource`](crate::NcclResource) has memory that NCCL can use in all ways.
+/// [`timeout`](crate::CommunicatorOptions::timeout) is aborted then. A communicator that ends takes its registrations
+/// along. To register a block and to take that back waits for the call that another thread is in on the communicator.
+/// How much it gains depends on the memory and the links; [`NcclResource`](crate::NcclResource) has memory that NCCL can use in all ways.
 ///
 /// ```
 /// use aquifer::{
@@ -102,7 +103,9 @@ impl<U: DeviceResource> RegisteringAdaptor<U> {
         not_forked("a communicator")?;
         upstream.device().require(communicator.device(), "the communicator")?;
         let rank = &communicator.rank;
+        let held = defer_events();
         let registered = table.lock().register_all(rank);
+        drop(held);
         // Without the locks: it may abort, and tells a subscriber.
         registered?.map_err(|error| rank.fail(error, "registering memory"))
     }
@@ -167,16 +170,6 @@ impl Table {
     }
 }
 
-/// Waits for the stream as long as the ranks' timeouts are, and aborts those whose collectives have not run by then: the
-/// stream would wait for a lost rank without an end.
-fn abort_what_stands_still(registrations: &Registrations, stream: &Stream) {
-    let Ok(event) = stream.record() else { return };
-    for (rank, _) in registrations {
-        // A lost communicator says so to its users.
-        let _ = rank.wait(&event, rank.timeout);
-    }
-}
-
 /// Takes the registrations of a block back, whose work has run.
 fn deregister(registrations: Registrations) {
     for (rank, handle) in registrations {
@@ -200,7 +193,9 @@ unsafe impl<U: DeviceResource> DeviceResource for RegisteringAdaptor<U> {
         if block.is_empty() || is_forked_child() {
             return Ok(block);
         }
+        let held = defer_events();
         let (failures, _ended) = self.state.table.lock().add(&block);
+        drop(held);
         for (rank, error) in failures {
             // Deferred: a pool above may have its locks. The next call on the rank finds out what is fatal.
             let (rank, bytes, error) = (rank.number, block.bytes(), error.to_string());
@@ -231,7 +226,11 @@ unsafe impl<U: DeviceResource> DeviceResource for RegisteringAdaptor<U> {
                 }
             });
         } else {
-            abort_what_stands_still(&registrations, stream);
+            // The stream would wait for a lost rank without an end: what stands still is aborted. That is said to who uses
+            // the communicator.
+            for (rank, _) in &registrations {
+                let _ = rank.drain();
+            }
             if let Err(error) = stream.synchronize_uncaptured() {
                 let (bytes, error) = (block.bytes(), error.to_string());
                 deferred_event!(error, bytes, %error, "leaked device memory: a communicator may use it");
