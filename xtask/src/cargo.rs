@@ -11,7 +11,8 @@ use std::path::PathBuf;
 use std::process::Command;
 
 /// The optional features of the crate that are checked with the default ones.
-const OPTIONS: &str = "--features=aquifer/debug-log,aquifer/nvtx,aquifer/nvrtc,aquifer/half";
+pub(crate) const OPTIONS: &str =
+    "--features=aquifer/debug-log,aquifer/nvtx,aquifer/nvrtc,aquifer/half";
 
 /// cargo, the same that runs this program, in the repository's root.
 pub(crate) fn cargo(place: &Place) -> Command {

@@ -13,6 +13,7 @@ mod figures;
 mod install_capi;
 mod loom;
 mod msrv;
+mod mutants;
 mod nightly;
 mod process;
 mod python;
@@ -21,6 +22,7 @@ mod rows;
 mod soak;
 mod source_rules;
 mod steps;
+mod tree;
 
 use anyhow::{Context as _, Result};
 use clap::{Args, Parser, Subcommand};
@@ -70,6 +72,11 @@ enum Task {
         #[arg(long, value_name = "NAME")]
         fault: Option<String>,
     },
+    /// Small faults in the source, each of which a test has to find.
+    Mutants {
+        #[command(subcommand)]
+        task: mutants::Task,
+    },
     /// Build the C library, and install it with its headers and its files for pkg-config and CMake.
     InstallCapi {
         /// The folder, such as /usr/local, that gets `include` and `lib`.
@@ -80,7 +87,7 @@ enum Task {
     },
     /// Run the long soaks as they ship, or with one fault, which has to be found.
     Soak {
-        /// A fault of tests/soak/faults.csv or tests/capture_soak/faults.csv.
+        /// A fault of the faults.csv of a soak: tests/soak, tests/capture_soak or tests/collective_soak.
         #[arg(long, value_name = "NAME")]
         fault: Option<String>,
     },
@@ -167,6 +174,10 @@ fn run() -> Result<ExitCode> {
         Task::Loom { fault: Some(name) } => {
             let note = faults::run(&place, Some(&name))?;
             println!("{note}");
+            Ok(ExitCode::SUCCESS)
+        }
+        Task::Mutants { task } => {
+            println!("{}", mutants::run(&place, &task)?);
             Ok(ExitCode::SUCCESS)
         }
         Task::InstallCapi { prefix, profile } => {

@@ -16,6 +16,10 @@ const STD_ALLOCATOR: (u32, u32) = (1, 100);
 /// What the compile-fail tests compare is the text of the tested compiler, not of a nightly.
 const NO_COMPILE_FAIL: [&str; 3] = ["--", "--skip", "compile_fail"];
 
+/// They need an address that was freed to come back, which AddressSanitizer keeps from them.
+const NEEDS_AN_ADDRESS_AGAIN: [&str; 2] =
+    ["--skip", "a_block_goes_to_the_pool_that_its_memory_is_of_now"];
+
 pub(crate) fn std_allocator(place: &Place) -> Result<Verdict> {
     let stable = on_stable(place)?;
     let Some(nightly) = nightly(place) else {
@@ -74,7 +78,8 @@ pub(crate) fn asan(place: &Place) -> Result<Verdict> {
         // The soaks save more time by it than it costs.
         .env("CARGO_PROFILE_DEV_OPT_LEVEL", "1")
         .args(["test", "-p", "aquifer", "--lib", "--tests", "--target", TARGET])
-        .args(NO_COMPILE_FAIL);
+        .args(NO_COMPILE_FAIL)
+        .args(NEEDS_AN_ADDRESS_AGAIN);
     // Tests forget guards and transfers on purpose, and ask for more memory than there is: neither what
     // they leak nor a refusal is an error.
     if std::env::var_os("ASAN_OPTIONS").is_none() {

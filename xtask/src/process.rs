@@ -4,6 +4,8 @@ use anyhow::{Context as _, Result, bail};
 use std::ffi::OsStr;
 use std::io::{BufRead as _, BufReader, Read, Write};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -27,7 +29,7 @@ impl Finished {
 /// Runs `command` and shows its output. Past `limit` it is killed, and that is an error.
 pub(crate) fn shown(command: &mut Command, limit: Option<Duration>) -> Result<Finished> {
     println!("$ {}", line(command));
-    finish(command, limit, true)
+    finish(command, limit, true, |_| false)
 }
 
 /// Runs a `command` that has to fail. Its output is shown only if `judge` finds fault with how it
@@ -44,10 +46,24 @@ pub(crate) fn judged<R>(
 
 /// Runs `command` without showing its output.
 pub(crate) fn quiet(command: &mut Command, limit: Option<Duration>) -> Result<Finished> {
-    finish(command, limit, false)
+    finish(command, limit, false, |_| false)
 }
 
-fn finish(command: &mut Command, limit: Option<Duration>, show: bool) -> Result<Finished> {
+/// As [`quiet`]. The program is killed once it has written a line that says all there is to know.
+pub(crate) fn quiet_until(
+    command: &mut Command,
+    limit: Duration,
+    says_all: fn(&str) -> bool,
+) -> Result<Finished> {
+    finish(command, Some(limit), false, says_all)
+}
+
+fn finish(
+    command: &mut Command,
+    limit: Option<Duration>,
+    show: bool,
+    says_all: fn(&str) -> bool,
+) -> Result<Finished> {
     let name = command.get_program().to_string_lossy().into_owned();
     let mut child = command
         .stdin(Stdio::null())
@@ -55,11 +71,21 @@ fn finish(command: &mut Command, limit: Option<Duration>, show: bool) -> Result<
         .stderr(Stdio::piped())
         .spawn()
         .with_context(|| format!("`{name}` could not be started"))?;
-    let out =
-        child.stdout.take().map(|pipe| thread::spawn(move || copy(pipe, std::io::stdout(), show)));
-    let err =
-        child.stderr.take().map(|pipe| thread::spawn(move || copy(pipe, std::io::stderr(), show)));
-    let status = wait(&mut child, limit).with_context(|| format!("`{name}`"))?;
+    let said = Arc::new(AtomicBool::new(false));
+    let watch = |said: &Arc<AtomicBool>| {
+        let said = Arc::clone(said);
+        move |line: &str| said.fetch_or(says_all(line), Ordering::Relaxed)
+    };
+    let (of_out, of_err) = (watch(&said), watch(&said));
+    let out = child
+        .stdout
+        .take()
+        .map(|pipe| thread::spawn(move || copy(pipe, std::io::stdout(), show, of_out)));
+    let err = child
+        .stderr
+        .take()
+        .map(|pipe| thread::spawn(move || copy(pipe, std::io::stderr(), show, of_err)));
+    let status = wait(&mut child, limit, &said).with_context(|| format!("`{name}`"))?;
     let mut text = String::new();
     for reader in [out, err].into_iter().flatten() {
         if let Ok(part) = reader.join() {
@@ -69,24 +95,31 @@ fn finish(command: &mut Command, limit: Option<Duration>, show: bool) -> Result<
     Ok(Finished { status, text })
 }
 
-fn wait(child: &mut Child, limit: Option<Duration>) -> Result<ExitStatus> {
+fn wait(child: &mut Child, limit: Option<Duration>, said: &AtomicBool) -> Result<ExitStatus> {
     let Some(limit) = limit else { return Ok(child.wait()?) };
     let started = Instant::now();
     loop {
         if let Some(status) = child.try_wait()? {
             return Ok(status);
         }
-        if started.elapsed() > limit {
+        let is_late = started.elapsed() > limit;
+        if is_late || said.load(Ordering::Relaxed) {
+            // With what it has started, where it leads a group: a child of it could keep the pipes open.
+            let group = format!("-{}", child.id());
+            let _ = Command::new("kill").args(["-s", "KILL", "--", &group]).output();
             child.kill()?;
-            child.wait()?;
-            bail!("ran longer than {} s and was killed", limit.as_secs());
+            let status = child.wait()?;
+            if is_late {
+                bail!("ran longer than {} s and was killed", limit.as_secs());
+            }
+            return Ok(status);
         }
         thread::sleep(Duration::from_millis(20));
     }
 }
 
 /// Copies line by line, so that the two outputs do not mix within a line.
-fn copy(pipe: impl Read, mut to: impl Write, show: bool) -> String {
+fn copy(pipe: impl Read, mut to: impl Write, show: bool, heard: impl Fn(&str) -> bool) -> String {
     let mut pipe = BufReader::new(pipe);
     let (mut text, mut bytes) = (String::new(), Vec::new());
     while matches!(pipe.read_until(b'\n', &mut bytes), Ok(count) if count > 0) {
@@ -95,7 +128,9 @@ fn copy(pipe: impl Read, mut to: impl Write, show: bool) -> String {
             let _ = to.write_all(&bytes);
             let _ = to.flush();
         }
-        text.push_str(&String::from_utf8_lossy(&bytes));
+        let line = String::from_utf8_lossy(&bytes);
+        heard(line.trim_end());
+        text.push_str(&line);
         bytes.clear();
     }
     text
@@ -139,6 +174,14 @@ mod tests {
         let limit = Some(Duration::from_millis(50));
         let error = quiet(&mut shell("exec sleep 20"), limit).err().unwrap();
         assert!(format!("{error:#}").contains("was killed"), "{error:#}");
+    }
+
+    #[test]
+    fn kills_what_has_said_all() {
+        let mut command = shell("echo one; echo two; exec sleep 20");
+        let finished = quiet_until(&mut command, Duration::from_secs(10), |line| line == "two");
+        let finished = finished.unwrap();
+        assert!(finished.text.starts_with("one\ntwo\n") && !finished.status.success());
     }
 
     #[test]

@@ -26,7 +26,7 @@ struct Soak {
     programs_with_a_fault: &'static str,
 }
 
-const SOAKS: [Soak; 2] = [
+const SOAKS: [Soak; 3] = [
     Soak {
         target: "soak",
         says: "soak: ",
@@ -41,6 +41,15 @@ const SOAKS: [Soak; 2] = [
         // Two minutes; 100,000 programs are five.
         programs: "40000",
         programs_with_a_fault: "60000",
+    },
+    Soak {
+        target: "collective_soak",
+        says: "collective soak: ",
+        prefix: "AQUIFER_COLLECTIVE_SOAK",
+        // Most of a program is a wait: these take half a minute.
+        programs: "3000",
+        // One of the faults is found by a race, in about a thousand.
+        programs_with_a_fault: "20000",
     },
 ];
 
@@ -81,6 +90,7 @@ pub(crate) fn step(place: &Place) -> Result<Verdict> {
 fn summary(line: &str) -> Option<String> {
     let starts = [
         "capture soak: ",
+        "collective soak: ",
         "soak: ",
         "soak of races: ",
         "soak of patterns: ",
@@ -258,6 +268,7 @@ mod tests {
             "soak of races: 1 programs in 2 s",
             "soak of racing patterns: 1 programs in 2 s",
             "capture soak: 10 programs in 0.1 s",
+            "collective soak: 10 programs in 0.1 s",
         ] {
             assert_eq!(found(said), said);
             assert_eq!(found(&format!("test programs ... {said}")), said);

@@ -2,7 +2,8 @@
 
 use crate::report::Verdict;
 use crate::{
-    Place, bench, cargo, commits, examples, faults, loom, msrv, nightly, python, soak, source_rules,
+    Place, bench, cargo, commits, examples, faults, loom, msrv, mutants, nightly, python, soak,
+    source_rules,
 };
 use anyhow::{Result, bail};
 
@@ -54,6 +55,7 @@ pub(crate) const STEPS: &[Step] = &[
     ci("loom-faults", "every fault must be found by its model", faults::step),
     ci("soak", "many random programs of each soak", soak::step),
     ci("soak-faults", "faults that the soaks must find", soak::faults),
+    ci("mutants", "ten small faults of tests/mutants.csv that tests have to find", mutants::step),
     ci("std-allocator", "the standard library's Allocator, on a nightly", nightly::std_allocator),
     ci("asan", "the tests under AddressSanitizer, on a nightly", nightly::asan),
     ci(

@@ -1,0 +1,101 @@
+//! Which modules have mutants, and which tests are asked.
+
+/// A part of the source whose faults tests have to find.
+#[derive(Debug)]
+pub(crate) struct Module {
+    pub(crate) name: &'static str,
+    /// A file, or a folder of them.
+    pub(crate) path: &'static str,
+    /// The root of the crate that it is of.
+    pub(crate) root: &'static str,
+    /// The closest tests by target and filters of names. A package's unit tests have the name of its
+    /// library. None where no program of cargo's has them.
+    pub(crate) tests: &'static [(&'static str, &'static [&'static str])],
+}
+
+const CRATE: &str = "src/lib.rs";
+const CAPI: &str = "capi/src/lib.rs";
+
+const HOST_MEMORY: &[(&str, &[&str])] = &[
+    ("aquifer", &["pinned::"]),
+    (
+        "serial",
+        &["host_memory::", "allocator_contract::", "host_collections::", "two::", "cancelled::"],
+    ),
+    ("it", &["polymorphic::", "transfer", "scopes::", "memory_managers::"]),
+];
+
+pub(crate) const MODULES: &[Module] = &[
+    Module {
+        name: "collective",
+        path: "src/collective",
+        root: CRATE,
+        tests: &[
+            ("serial", &["collectives::", "lost_ranks::"]),
+            ("it", &["capture_threads::", "resource_kinds::"]),
+        ],
+    },
+    Module {
+        name: "manager",
+        path: "src/manager",
+        root: CRATE,
+        tests: &[
+            ("aquifer", &["manager::"]),
+            ("it", &["data_handlers::", "memory_managers::", "stack_", "ipc"]),
+            ("serial", &["data_handlers::", "current_resources::"]),
+        ],
+    },
+    Module {
+        name: "foreign",
+        path: "src/stream/foreign.rs",
+        root: CRATE,
+        tests: &[
+            (
+                "it",
+                &[
+                    "foreign_streams::",
+                    "captures::",
+                    "capture_threads::",
+                    "capture_hazards::",
+                    "guard",
+                ],
+            ),
+            ("aquifer", &["stream::"]),
+            ("serial", &["collectives::"]),
+        ],
+    },
+    Module { name: "pinned", path: "src/pinned", root: CRATE, tests: HOST_MEMORY },
+    Module {
+        name: "pool",
+        path: "src/pool",
+        root: CRATE,
+        tests: &[
+            ("aquifer", &["pool::"]),
+            (
+                "it",
+                &[
+                    "pool",
+                    "captures::",
+                    "capture_hazards::",
+                    "resource",
+                    "counted_calls::",
+                    "rmm_random::",
+                ],
+            ),
+        ],
+    },
+    Module {
+        name: "between_devices",
+        path: "src/transfer/between_devices.rs",
+        root: CRATE,
+        tests: &[("serial", &["multi_device::", "peers::"]), ("it", &["device_copies::"])],
+    },
+    Module {
+        name: "capi",
+        path: "capi/src",
+        root: CAPI,
+        tests: &[("aquifer_capi", &["tests::"]), ("programs", &["a_", "hosts_"])],
+    },
+    // pytest runs these, after a build of the package for each: they are listed, and put in by hand.
+    Module { name: "python", path: "python/src", root: "python/src/lib.rs", tests: &[] },
+];
