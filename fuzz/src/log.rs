@@ -1,5 +1,6 @@
-//! Readers of logs: whatever a file holds, they return a log or an error.
+//! Readers of logs: whatever a file holds, they return a log or an error, and a log has a plan.
 
+use aquifer_replay::plan::Plan;
 use aquifer_replay::read::{Format, read};
 use std::path::PathBuf;
 
@@ -14,7 +15,11 @@ pub fn read_log(input: &[u8]) {
     };
     let file = Scratch::new();
     if std::fs::write(&file.0, content).is_ok() {
-        let _ = read(&file.0, format, None);
+        if let Ok(log) = read(&file.0, format, None) {
+            let plan = Plan::new(&log);
+            plan.warnings.iter().for_each(|warning| drop(warning.in_words(log.line_word)));
+            plan.problems.iter().for_each(|problem| drop(problem.in_words(log.line_word)));
+        }
     }
 }
 

@@ -66,6 +66,8 @@ pub(crate) struct Arguments {
     format: FormatName,
 
     /// Whose events to replay, of a log with several devices: the first that has any by default
+    ///
+    /// What the others have is told, with its bytes.
     #[arg(long, value_name = "N", value_parser = log_device, allow_negative_numbers = true)]
     pub(crate) log_device: Option<i64>,
 
@@ -74,8 +76,8 @@ pub(crate) struct Arguments {
     /// It permits that, and changes nothing for a log without such lines.
     /// An address that is allocated again is taken as freed before; a free of memory that was not
     /// allocated is left out, and so are an allocation at 0x0 and a last line that is cut off. Allocations that overlap are both
-    /// made, as is one that goes past the last address; a free of another size than its allocation's frees that. A snapshot of PyTorch that began in
-    /// the middle of a program has many.
+    /// made, as is one that goes past the last address; a free of another size than its allocation's frees that. A
+    /// log that began in the middle of a program has such frees; their bytes are told.
     #[arg(long)]
     pub(crate) lenient: bool,
 
@@ -108,11 +110,20 @@ Examples:
   The log of a program that was killed, whose last line is cut off:
       aquifer-replay rmm_log.csv --lenient
 
-  A snapshot of PyTorch that began in the middle of a program, on the second GPU of its machine:
-      aquifer-replay snapshot.pickle --log-device 1 --lenient
+  A snapshot of PyTorch, of the second GPU of its machine:
+      aquifer-replay snapshot.pickle --log-device 1
 
   Times that count: a release build, on a GPU.
       cargo run --release -p aquifer-replay -- rmm_log.csv --backend cuda
+
+What is counted:
+  All that a log says was allocated, in the bytes that were asked. Of a snapshot of PyTorch that is also
+  what was live before its history: blocks of its segments that no record allocates, and what its records
+  free without having allocated it. They are replayed before the first record.
+  What is left out, or replayed otherwise than it stands, is a warning on standard error and in the report,
+  with its number and bytes: a history that overflowed, records of an unknown action, page-locked memory
+  (host_traces), other devices, private pools, columns that are not read, allocations before a log of NBEP 7.
+  What was live before a CSV, and is not freed in it, no line tells.
 
 How to write a log:
   Aquifer wraps a resource in LoggingAdaptor::new(resource, \"rmm_log.csv\").
@@ -130,7 +141,13 @@ fn bytes(text: &str) -> Result<u64, String> {
         Err(_) if !text.is_empty() && text.bytes().all(|digit| digit.is_ascii_digit()) => u64::MAX,
         Err(_) => return Err(String::from("no number of bytes; try 4GiB, 512MiB or 1000000")),
     };
+    let part_of_a_byte = || {
+        text.trim_end_matches(['b', 'B']).trim_end().ends_with(|last: char| last.is_ascii_digit())
+    };
     match size {
+        _ if text.contains('.') && part_of_a_byte() => {
+            Err(String::from("no whole number of bytes; try 4GiB, 512MiB or 1000000"))
+        }
         0..256 => Err(String::from("less than 256 bytes serve nothing")),
         // What is larger than any number of bytes is read as the largest.
         bytes if bytes > 1 << 60 => Err(String::from("more than 1 EiB; try 4GiB or 512MiB")),

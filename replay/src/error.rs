@@ -1,5 +1,6 @@
 //! Why a replay ended early.
 
+use crate::words::line;
 use aquifer::{Error, ErrorKind};
 use std::fmt;
 
@@ -30,7 +31,7 @@ impl fmt::Display for ReplayError {
         let Self { moment, line_word, error } = self;
         match moment {
             Moment::Start => error.fmt(f),
-            Moment::Line(line) => write!(f, "{line_word} {line}: {error}"),
+            Moment::Line(at) => write!(f, "{}: {error}", line(line_word, *at)),
             Moment::End => write!(f, "after the last {line_word}: {error}"),
         }
     }

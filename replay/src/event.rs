@@ -1,5 +1,6 @@
 //! What all logs are read into.
 
+use crate::warning::Warning;
 use std::collections::HashMap;
 
 /// What one line of a log says was done.
@@ -13,12 +14,19 @@ pub enum Action {
     Failure,
 }
 
+/// The line of memory that was live before the first.
+pub const BEFORE: u64 = 0;
+
+/// The line of what came behind the last.
+pub const AFTER: u64 = u64::MAX;
+
 /// One line of a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
     /// The place in the log's order, from 0.
     pub index: usize,
-    /// The line of a text, or the record of a snapshot, from 1: what a person looks for.
+    /// The line of a text, or the record of a snapshot, from 1: what a person looks for. [`BEFORE`] and
+    /// [`AFTER`] for what a snapshot has live and no record has.
     pub line: u64,
     /// The thread, as an index into [`Log::threads`].
     pub thread: usize,
@@ -85,6 +93,8 @@ pub struct Log {
     pub cut: Option<u64>,
     /// The last line, if it is an event and has no end: its last cell may be cut off.
     pub unended: Option<u64>,
+    /// What is not replayed, or not as it stands.
+    pub warnings: Vec<Warning>,
     /// What a line is called: `line` of a text, `record` of a snapshot.
     pub line_word: &'static str,
 }

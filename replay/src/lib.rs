@@ -18,6 +18,7 @@ pub mod sizing;
 pub mod stack;
 pub mod trace;
 mod turns;
+pub mod warning;
 pub mod words;
 
 pub use counting::Segment;

@@ -12,6 +12,7 @@ use aquifer_replay::event::Log;
 use aquifer_replay::plan::Plan;
 use aquifer_replay::report::{CapacityIs, Failed};
 use aquifer_replay::stack::{AMPLE, BEYOND_ANY_DEVICE, Backend, Options};
+use aquifer_replay::warning::Warning;
 use aquifer_replay::words::{count, place};
 use aquifer_replay::{picture, read, trace};
 use arguments::Arguments;
@@ -61,17 +62,11 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
     let log = read::read(&arguments.log, arguments.format(), arguments.log_device)?;
     let name = arguments.log_name();
     let plan = Plan::new(&log);
-    if log.other_devices > 0 {
-        let device = log.device.unwrap_or(0);
-        let others = count(log.other_devices, "event");
-        writeln!(io::stderr(), "{name}: device {device}; {others} of other devices left out")?;
-    }
-    if let Some(line) = log.unended {
-        let place = place(&name, log.line_word, line);
-        let words = "the last line has no end; it may be cut off, and is taken as it stands";
-        writeln!(io::stderr(), "{place}: warning: {words}")?;
-    }
+    warn(&name, &log.warnings, log.line_word)?;
     told(arguments, &plan)?;
+    // The plan's are behind the log's.
+    let of_plan = plan.warnings.get(log.warnings.len()..).unwrap_or_default();
+    warn(&name, of_plan, log.line_word)?;
     let empty = plan.steps.is_empty().then(|| why_empty(&log, &plan));
     if let (Some(why), Some(option)) = (&empty, arguments.idle_for_an_empty_log()) {
         bail!("{name}: is empty, so {option} does nothing: {why}");
@@ -125,6 +120,16 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
         writeln!(io::stderr(), "hint: {}", hint(&options, &replayed.report.failures))?;
     }
     Ok(if refused { ExitCode::from(REFUSED) } else { ExitCode::SUCCESS })
+}
+
+/// Says what is not replayed, or not as it stands.
+fn warn(name: &str, warnings: &[Warning], line_word: &str) -> io::Result<()> {
+    for warning in warnings.iter().filter(|warning| !warning.is_note()) {
+        let place = warning.line.map(|line| place(name, line_word, line));
+        let place = place.as_deref().unwrap_or(name);
+        writeln!(io::stderr(), "{place}: warning: {}", warning.in_words(line_word))?;
+    }
+    Ok(())
 }
 
 /// What would serve what a simulated device refused.

@@ -9,7 +9,7 @@ mod space;
 use crate::engine::{Observation, Replayed};
 use crate::plan::Plan;
 use crate::report::Report;
-use crate::words::count;
+use crate::words::{count, line};
 use axis::{across, frame, grid};
 use bytesize::ByteSize;
 use cells::{Area, Grid};
@@ -138,11 +138,10 @@ fn blocks(plan: &Plan, observation: &Observation, space: &Space, palette: &Palet
         for placed in &observation.placed {
             let Some(area) = area(placed) else { continue };
             let words = format!(
-                "{} B on stream {}, {} {}",
+                "{} B on stream {}, {}",
                 placed.asked,
                 plan.streams[placed.stream].name,
-                plan.line_word,
-                plan.steps[placed.from].line,
+                line(plan.line_word, plan.steps[placed.from].line),
             );
             group = group.add(
                 rectangle(area, ADDRESSES)

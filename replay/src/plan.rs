@@ -1,7 +1,8 @@
 //! A log made ready: every free knows its allocation.
 
 use crate::event::{Action, Log, LogStream};
-use crate::words::count;
+use crate::warning::{Part, Tally, Warning};
+use crate::words::{count, line};
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
@@ -25,7 +26,7 @@ pub enum What {
 /// One call to replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// The line or record of the log.
+    /// The line or record of the log, as an [`Event`](crate::event::Event) has it.
     pub line: u64,
     /// The thread that makes the call, from 0.
     pub thread: usize,
@@ -125,9 +126,8 @@ impl Problem {
     pub fn in_words(&self, line_word: &str) -> String {
         match self {
             Self::AllocatedTwice { address, before, .. } => {
-                format!(
-                    "{address:#x} is allocated again, without a free since {line_word} {before}"
-                )
+                let before = line(line_word, *before);
+                format!("{address:#x} is allocated again, without a free since {before}")
             }
             Self::FreedUnknown { address, .. } => {
                 format!("{address:#x} is freed while it is not allocated")
@@ -139,9 +139,10 @@ impl Problem {
             }
             Self::Overlapping { address, size, before, other, other_size, .. } => {
                 format!(
-                    "{} at {address:#x} are allocated, and {line_word} {before} has {} at \
-                     {other:#x}, which were not freed",
+                    "{} at {address:#x} are allocated, and {} has {} at {other:#x}, which were \
+                     not freed",
                     count(*size, "byte"),
+                    line(line_word, *before),
                     count(*other_size, "byte")
                 )
             }
@@ -153,10 +154,10 @@ impl Problem {
             }
             Self::FreedOtherSize { address, size, before, allocated, .. } => {
                 format!(
-                    "{address:#x} is freed with {}, and was allocated with {} in {line_word} \
-                     {before}",
+                    "{address:#x} is freed with {}, and was allocated with {} in {}",
                     count(*size, "byte"),
-                    count(*allocated, "byte")
+                    count(*allocated, "byte"),
+                    line(line_word, *before)
                 )
             }
             Self::Cut { .. } => {
@@ -185,12 +186,17 @@ pub struct Plan {
     pub leaks: usize,
     /// Allocations that failed when the log was written. They are not replayed.
     pub failures: usize,
+    /// Their bytes.
+    pub failed_bytes: u64,
     /// Allocations of no bytes and frees of no address. They are not replayed.
     pub empty: usize,
     /// What cannot have happened, and how it was taken: memory that is allocated twice was freed
     /// just before; memory at null, a free of the unknown and a line that is cut off are left out; memory that overlaps
     /// or goes past the last address is allocated all the same; a free has its allocation's size.
     pub problems: Vec<Problem>,
+    /// What is not replayed, or not as it stands: the log's warnings, and behind them those of what is left
+    /// out or taken otherwise here.
+    pub warnings: Vec<Warning>,
     /// What a line is called: `line` of a text, `record` of a snapshot.
     pub line_word: &'static str,
 }
@@ -203,12 +209,16 @@ impl Plan {
             threads: log.threads.clone(),
             streams: log.streams.clone(),
             steps: Vec::with_capacity(log.events.len()),
+            warnings: log.warnings.clone(),
             line_word: log.line_word,
             ..Self::default()
         };
         let mut live = Live::new();
         // Sizes are anybody's, and their sum may pass 64 bits.
         let mut bytes = 0_u128;
+        let mut failed = Tally::default();
+        let [mut frees, mut at_null, mut empty] = [Tally::default(); 3];
+        let [mut twice, mut other_size] = [Tally::default(); 2];
         for event in &log.events {
             let step = |what| Step {
                 line: event.line,
@@ -219,17 +229,19 @@ impl Plan {
             };
             let asked = event.size.unwrap_or(0);
             match event.action {
-                Action::Failure => plan.failures += 1,
+                Action::Failure => failed.add(asked),
                 // RMM's pools give no address for no bytes.
-                Action::Allocate if asked == 0 => plan.empty += 1,
+                Action::Allocate if asked == 0 => empty.add(0),
                 Action::Allocate if event.address == 0 => {
-                    plan.problems.push(Problem::AllocatedAtNull { line: event.line, size: asked })
+                    at_null.add(asked);
+                    plan.problems.push(Problem::AllocatedAtNull { line: event.line, size: asked });
                 }
-                Action::Free if event.address == 0 => plan.empty += 1,
+                Action::Free if event.address == 0 => empty.add(asked),
                 Action::Free => match live.remove(&event.address) {
                     Some((slot, before, allocated)) => {
                         bytes -= u128::from(allocated);
                         if let Some(size) = event.size.filter(|size| *size != allocated) {
+                            other_size.add(size.abs_diff(allocated));
                             let (line, address) = (event.line, event.address);
                             let other =
                                 Problem::FreedOtherSize { line, address, size, before, allocated };
@@ -238,10 +250,12 @@ impl Plan {
                         plan.steps.push(step(What::Free { slot }));
                     }
                     // The address that a zero-size allocation got.
-                    None if event.size == Some(0) => plan.empty += 1,
-                    None => plan
-                        .problems
-                        .push(Problem::FreedUnknown { line: event.line, address: event.address }),
+                    None if event.size == Some(0) => empty.add(0),
+                    None => {
+                        frees.add(asked);
+                        let (line, address) = (event.line, event.address);
+                        plan.problems.push(Problem::FreedUnknown { line, address });
+                    }
                 },
                 Action::Allocate => {
                     let (address, line) = (event.address, event.line);
@@ -254,6 +268,7 @@ impl Plan {
                     let entry = (slot, event.line, asked);
                     if let Some((slot, before, size)) = live.insert(event.address, entry) {
                         bytes -= u128::from(size);
+                        twice.add(size);
                         plan.problems.push(Problem::AllocatedTwice {
                             line: event.line,
                             address: event.address,
@@ -282,6 +297,16 @@ impl Plan {
         }
         plan.problems.extend(log.cut.map(|line| Problem::Cut { line }));
         plan.leaks = live.len();
+        (plan.failures, plan.failed_bytes) = (failed.number as usize, failed.bytes());
+        plan.empty = empty.number as usize;
+        let tallies = [
+            (frees, Part::FreesAlone),
+            (twice, Part::AllocatedTwice),
+            (other_size, Part::FreedOtherSize),
+            (at_null, Part::AtNull),
+            (empty, Part::Empty),
+        ];
+        plan.warnings.extend(tallies.into_iter().filter_map(|(tally, part)| tally.of(part)));
         plan
     }
 }

@@ -3,7 +3,8 @@
 use crate::engine::{Observation, Pass};
 use crate::plan::Plan;
 use crate::stack::{Backend, Options, Resource};
-use crate::words::count;
+use crate::warning::Warning;
+use crate::words::{count, line};
 use bytesize::ByteSize;
 use serde::Serialize;
 use std::fmt;
@@ -13,7 +14,8 @@ use std::fmt;
 pub struct Failed {
     /// The operation, from 0.
     pub step: usize,
-    /// Its line or record in the log.
+    /// Its line or record in the log; [`BEFORE`](crate::event::BEFORE) and [`AFTER`](crate::event::AFTER) for
+    /// one that has none.
     pub line: u64,
     /// Bytes that were asked.
     pub bytes: u64,
@@ -98,8 +100,12 @@ pub struct Report {
     pub leaked_bytes: u64,
     /// Allocations that failed when the log was written, and were not replayed.
     pub failures_of_log: usize,
+    /// Their bytes.
+    pub failed_bytes_of_log: u64,
     /// Lines of the log that cannot have happened.
     pub problems: usize,
+    /// What of the log is not replayed, or not as it stands.
+    pub warnings: Vec<Warning>,
     /// What was refused.
     pub failures: Vec<Failed>,
     /// `line` or `record`: what the failures' lines are.
@@ -145,7 +151,9 @@ impl Report {
             leaks: pass.leaked,
             leaked_bytes: observation.live.last().copied().unwrap_or(0),
             failures_of_log: plan.failures,
+            failed_bytes_of_log: plan.failed_bytes,
             problems: plan.problems.len(),
+            warnings: plan.warnings.clone(),
             failures: pass.failures.clone(),
             line_word: plan.line_word,
         }
@@ -252,14 +260,23 @@ impl fmt::Display for Report {
             },
         )?;
         if self.failures_of_log > 0 {
-            row("failures of the log", format!("{}, not replayed", self.failures_of_log))?;
+            let failed = bytes(self.failed_bytes_of_log);
+            row(
+                "failures of the log",
+                format!("{} of {failed}, not replayed", self.failures_of_log),
+            )?;
         }
         if self.problems > 0 {
             row(&format!("impossible {}s", self.line_word), self.problems.to_string())?;
         }
+        for warning in &self.warnings {
+            let name = if warning.is_note() { "passed over" } else { "warning" };
+            let at = warning.line.map(|at| line(self.line_word, at) + ": ").unwrap_or_default();
+            row(name, at + &warning.in_words(self.line_word))?;
+        }
         row("failures", self.failures.len().to_string())?;
         for failed in self.failures.iter().take(SHOWN) {
-            writeln!(f, "  {} {}: {}", self.line_word, failed.line, failed.error)?;
+            writeln!(f, "  {}: {}", line(self.line_word, failed.line), failed.error)?;
         }
         if self.failures.len() > SHOWN {
             writeln!(f, "  and {} more", self.failures.len() - SHOWN)?;

@@ -1,8 +1,10 @@
 //! A replay as a trace for Perfetto and chrome://tracing.
 
 use crate::engine::Replayed;
+use crate::event::{AFTER, BEFORE};
 use crate::plan::{Plan, Step};
 use crate::report::Report;
+use crate::words;
 use serde_json::{Value, json};
 use std::io::{self, Write};
 
@@ -50,7 +52,7 @@ pub fn write(plan: &Plan, replayed: &Replayed, out: impl Write) -> io::Result<()
             "pid": PROCESS, "tid": plan.steps[failed.step].stream + 1,
             "ts": clock.at(failed.step),
             "args": {
-                "bytes": failed.bytes, plan.line_word: failed.line, "error": failed.error,
+                "bytes": failed.bytes, plan.line_word: line(plan, failed.line), "error": failed.error,
             },
         }))?;
     }
@@ -67,12 +69,20 @@ pub fn write(plan: &Plan, replayed: &Replayed, out: impl Write) -> io::Result<()
         begin["args"] = json!({
             "bytes": placed.asked,
             "address": format!("{:#x}", placed.address),
-            plan.line_word: plan.steps[placed.from].line,
+            plan.line_word: line(plan, plan.steps[placed.from].line),
         });
         events.put(begin)?;
         events.put(slice("e", placed.to.min(plan.steps.len())))?;
     }
     events.finish(report)
+}
+
+/// A line's number, or in words that it is none.
+fn line(plan: &Plan, line: u64) -> Value {
+    match line {
+        BEFORE | AFTER => words::line(plan.line_word, line).into(),
+        _ => line.into(),
+    }
 }
 
 fn track(stream: &str) -> String {

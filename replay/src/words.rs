@@ -1,5 +1,6 @@
 //! Numbers and places in sentences.
 
+use crate::event::{AFTER, BEFORE};
 use std::fmt::Display;
 
 /// A number and what it counts: `1 stream`, `2 streams`, `0 tries`.
@@ -14,11 +15,20 @@ pub fn count(number: impl TryInto<u128> + Display, noun: &str) -> String {
     }
 }
 
+/// A line of a log: `line 12`, `record 12`, `before the first record`.
+pub fn line(line_word: &str, line: u64) -> String {
+    match line {
+        BEFORE => format!("before the first {line_word}"),
+        AFTER => format!("after the last {line_word}"),
+        _ => format!("{line_word} {line}"),
+    }
+}
+
 /// A place in a log: `memory.csv:12` for a line of a text, `memory.pickle: record 12` for a record.
 pub fn place(log: &str, line_word: &str, line: u64) -> String {
     match line_word {
         "line" => format!("{log}:{line}"),
-        _ => format!("{log}: {line_word} {line}"),
+        _ => format!("{log}: {}", self::line(line_word, line)),
     }
 }
 
@@ -44,5 +54,7 @@ mod tests {
     fn places() {
         assert_eq!(place("a.csv", "line", 3), "a.csv:3");
         assert_eq!(place("a.pickle", "record", 3), "a.pickle: record 3");
+        assert_eq!(place("a.pickle", "record", BEFORE), "a.pickle: before the first record");
+        assert_eq!(place("a.pickle", "record", AFTER), "a.pickle: after the last record");
     }
 }

@@ -48,7 +48,8 @@ fn a_log_that_is_served() {
 
 #[test]
 fn every_format_and_resource() {
-    for name in ["threads.rmm.csv", "two_devices.events.csv", "snapshot.pickle"] {
+    let names = ["threads.rmm.csv", "two_devices.events.csv", "snapshot.pickle", "before.pickle"];
+    for name in names {
         for resource in ["pool", "cuda", "async", "managed", "binning", "arena"] {
             let output = replay(name, &["--resource", resource, "--json"]);
             assert_eq!(output.status.code(), Some(0), "{name} {resource}: {output:?}");
@@ -268,6 +269,8 @@ fn capacities_that_are_none() {
         ("-18446744073709551616", "no number of bytes"),
         ("nan", "try 4GiB"),
         ("1e3", "try 4GiB"),
+        ("1000.9B", "no whole number of bytes"),
+        ("1000.9 b", "no whole number of bytes"),
         ("GiB", "try 4GiB"),
     ] {
         let output = replay("two_streams.rmm.csv", &["--capacity", text]);
@@ -275,7 +278,9 @@ fn capacities_that_are_none() {
         assert_eq!(output.status.code(), Some(2), "{text}: {stderr}");
         assert!(stderr.contains(words), "{text}: {stderr}");
     }
-    for (text, bytes) in [("4GiB", 4_u64 << 30), ("4GB", 4_000_000_000), ("4 gib", 4 << 30)] {
+    for (text, bytes) in
+        [("4GiB", 4_u64 << 30), ("4GB", 4_000_000_000), ("4 gib", 4 << 30), ("1.5KiB", 1536)]
+    {
         let output = replay("two_streams.rmm.csv", &["--capacity", text, "--json"]);
         let all: Value = serde_json::from_slice(&output.stdout).unwrap();
         assert_eq!(all["report"]["capacity"], bytes, "{text}");
@@ -478,7 +483,13 @@ fn logs_of_aquifer_name_its_streams() {
 fn help_teaches() {
     let output = replay("two_streams.rmm.csv", &["--help"]);
     let (stdout, _) = said(&output);
-    for words in ["Examples:", "--bisect --step 1MiB", "_record_memory_history", "Exit status"] {
+    for words in [
+        "Examples:",
+        "--bisect --step 1MiB",
+        "_record_memory_history",
+        "Exit status",
+        "What is counted:",
+    ] {
         assert!(stdout.contains(words), "{words} is not in\n{stdout}");
     }
 }

@@ -1,8 +1,9 @@
 //! Every format is read into the same events, and what is wrong in one is named with its place.
 
-use aquifer_replay::event::{Action, Event, Log, StreamKind};
+use aquifer_replay::event::{Action, BEFORE, Event, Log, StreamKind};
 use aquifer_replay::plan::{Plan, Problem, What};
 use aquifer_replay::read::{Format, ReadError, read};
+use aquifer_replay::warning::Part;
 use std::path::PathBuf;
 
 fn log(name: &str) -> PathBuf {
@@ -106,6 +107,50 @@ fn torch_snapshots() {
     assert_eq!(names(&log), ["0", "21889"]);
     let plan = Plan::new(&log);
     assert_eq!((plan.peak_live, plan.leaks, plan.failures), ((3 << 19) + 512, 1, 1));
+}
+
+/// One that began in the middle of its program: what was live before is at the front.
+#[test]
+fn torch_snapshots_that_began_in_the_middle() {
+    let log = events("before.pickle");
+    use Action::{Allocate, Free};
+    let found: Vec<_> =
+        log.events.iter().map(|e| (e.line, e.action, e.address, e.size.unwrap())).collect();
+    let [a, b, c, d] = [0, 1 << 20, 2 << 20, 0x1000_0000].map(|offset| 0x7f2a_0000_0000 + offset);
+    assert_eq!(
+        found,
+        [
+            (BEFORE, Allocate, a, 1_000_000),
+            (BEFORE, Allocate, b, 700_000),
+            (BEFORE, Allocate, d, 2 << 20),
+            (2, Free, b, 700_000),
+            (3, Allocate, c, 1 << 20),
+        ]
+    );
+    assert!(log.events.iter().enumerate().all(|(at, event)| event.index == at));
+    let times: Vec<_> = log.events.iter().map(|event| event.time).collect();
+    assert_eq!(times, [Some(0), Some(0), Some(0), Some(0), Some(9000)]);
+    assert_eq!(log.streams[log.events[2].stream].name, "21889");
+    let plan = Plan::new(&log);
+    assert_eq!((plan.peak_live, plan.leaks, plan.problems.len()), (4_145_728, 3, 0));
+    let told: Vec<_> = plan.warnings.iter().map(|w| (w.part, w.number, w.bytes)).collect();
+    assert_eq!(
+        told,
+        [
+            (Part::Overflowed, 6, 0),
+            (Part::LiveBefore, 3, 3_797_152),
+            (Part::UnknownAction, 1, 512),
+            (Part::Expandable, 1, 2 << 20),
+            (Part::PassedOver, 2, 1_748_576),
+            (Part::PendingFree, 1, 1 << 20),
+            (Part::PrivateLive, 1, 2 << 20),
+            (Part::PrivateFree, 1, 2 << 20),
+            (Part::LiveOnOtherDevices, 1, 2 << 20),
+            (Part::OtherDevices, 1, 2 << 20),
+            (Part::HostLive, 1, 4096),
+            (Part::HostRecords, 1, 4096),
+        ]
+    );
 }
 
 /// What RMM 26.10's and PyTorch 2.11's own adaptors wrote on a GPU, cut to their first few hundred

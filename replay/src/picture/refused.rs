@@ -3,6 +3,7 @@
 use super::{LEFT, PLOT, Panel};
 use crate::plan::Plan;
 use crate::report::Failed;
+use crate::words::line;
 use svg::node::element::{Group, Line, Polygon, Title};
 
 const RED: &str = "#b00020";
@@ -29,7 +30,9 @@ pub(super) fn marks(plan: &Plan, failures: &[Failed], panel: Panel, steps: usize
         let mut words: Vec<String> = refused
             .iter()
             .take(SHOWN)
-            .map(|failed| format!("{} {}: {} B refused", plan.line_word, failed.line, failed.bytes))
+            .map(|failed| {
+                format!("{}: {} B refused", line(plan.line_word, failed.line), failed.bytes)
+            })
             .collect();
         if refused.len() > SHOWN {
             words.push(format!("and {} more", refused.len() - SHOWN));

@@ -3,6 +3,7 @@
 use super::ReadError;
 use super::error::brief;
 use crate::event::{LogStream, StreamKind, printable};
+use crate::warning::{Named, Part, Tally, Warning};
 use csv::{ReaderBuilder, StringRecord, Terminator};
 use std::io::{self, Read};
 use std::path::Path;
@@ -15,6 +16,8 @@ pub(super) struct Table<'a, R> {
     /// The number of the line that was read, from 1; 0 before the first.
     number: u64,
     columns: Columns,
+    /// Line ends inside cells, and the first line that has one.
+    joined: Option<(Tally, u64)>,
 }
 
 /// What a table's header says of its lines.
@@ -27,6 +30,8 @@ struct Columns {
     width: usize,
     /// Whether a line may have more.
     more: bool,
+    /// The columns that are not wanted.
+    unread: Vec<String>,
 }
 
 /// Remembers how a file ends.
@@ -84,7 +89,7 @@ impl<'a, R: Read> Table<'a, R> {
             .terminator(end)
             .from_reader(reader);
         let (record, columns) = (StringRecord::new(), Columns::default());
-        let mut table = Self { path, reader, record, number: 0, columns };
+        let mut table = Self { path, reader, record, number: 0, columns, joined: None };
         table.advance()?;
         let header = &table.record;
         let line = table.number.max(1);
@@ -106,8 +111,26 @@ impl<'a, R: Read> Table<'a, R> {
         }
         let width = header.len();
         let more = last_splits && places.last() == Some(&(width - 1));
-        table.columns = Columns { names, places, width, more };
+        let unread = header.iter().enumerate().filter(|(at, _)| !places.contains(at));
+        let unread = unread.map(|(_, cell)| brief(cell)).collect();
+        table.columns = Columns { names, places, width, more, unread };
         Ok(table)
+    }
+
+    /// What was not read of the lines, or not as a line. `unended` is the last one, if it has no end.
+    pub(super) fn warnings(&self, unended: Option<u64>) -> Vec<Warning> {
+        let mut unread = Named::default();
+        self.columns.unread.iter().for_each(|name| unread.at(name.clone()).add(0));
+        let joined = self.joined.map(|(tally, first)| Warning {
+            line: Some(first),
+            ..Warning::new(Part::JoinedLines, tally)
+        });
+        let unended = unended.map(|line| Warning {
+            line: Some(line),
+            number: 1,
+            ..Warning::new(Part::Unended, Tally::default())
+        });
+        unread.of(Part::Column).chain(joined).chain(unended).collect()
     }
 
     pub(super) fn next(&mut self) -> Result<Option<Line<'_>>, ReadError> {
@@ -144,8 +167,11 @@ impl<'a, R: Read> Table<'a, R> {
                     source: wrong.utf8_error().clone(),
                 })?;
             self.record.trim();
-            // A line of a `\r` or of spaces alone is none.
-            if self.record.iter().any(|cell| !cell.is_empty()) {
+            for _ in 0..inside {
+                self.joined.get_or_insert((Tally::default(), self.number)).0.add(0);
+            }
+            // A line of a `\r` or of spaces alone is none. One of commas has cells, if empty ones.
+            if self.record.len() > 1 || self.record.iter().any(|cell| !cell.is_empty()) {
                 return Ok(true);
             }
         }

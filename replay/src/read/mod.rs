@@ -39,7 +39,7 @@ impl Format {
 
 /// Reads the log at `path`: of `format`, or of the format that its first bytes are of. The path `-` is
 /// standard input. Of a log with several devices, the events of `device`, or of the first that has
-/// any.
+/// any. What is not read, or not as it stands, is among the log's warnings.
 ///
 /// # Errors
 ///

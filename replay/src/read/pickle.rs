@@ -10,14 +10,14 @@
 use std::collections::HashMap;
 
 /// The place of a value.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Id(u32);
 
 /// A value, whose bytes are those of the file.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Value<'a> {
     None,
-    Bool,
+    Bool(bool),
     Int(i128),
     /// An int of more bits than any address has.
     LongInt,
@@ -44,6 +44,8 @@ pub(super) struct Broken {
 pub(super) struct Pickle<'a> {
     values: Vec<Value<'a>>,
     root: Id,
+    /// The bytes behind its end.
+    rest: &'a [u8],
 }
 
 impl<'a> Pickle<'a> {
@@ -52,15 +54,23 @@ impl<'a> Pickle<'a> {
             bytes,
             at: 0,
             // Values that need no place of their own.
-            values: vec![Value::None, Value::Bool, Value::Object],
+            values: vec![Value::None, Value::Bool(false), Value::Bool(true), Value::Object],
             stack: Vec::new(),
             marks: Vec::new(),
             memo: HashMap::new(),
         };
         match machine.run() {
-            Ok(root) => Ok(Self { values: machine.values, root }),
+            Ok(root) => {
+                let rest = bytes.get(machine.at..).unwrap_or_default();
+                Ok(Self { values: machine.values, root, rest })
+            }
             Err(reason) => Err(Broken { offset: machine.at.min(bytes.len()), reason }),
         }
+    }
+
+    /// The bytes of the file behind the pickle.
+    pub(super) fn rest(&self) -> &'a [u8] {
+        self.rest
     }
 
     pub(super) fn root(&self) -> &Value<'a> {
@@ -74,14 +84,20 @@ impl<'a> Pickle<'a> {
 
     /// What a dict has under a key: the last of several, as in Python.
     pub(super) fn look_up(&self, dict: &[(Id, Id)], key: &str) -> Option<&Value<'a>> {
+        self.id(dict, key).map(|value| self.get(value))
+    }
+
+    /// The place of what a dict has under a key.
+    pub(super) fn id(&self, dict: &[(Id, Id)], key: &str) -> Option<Id> {
         let found = dict.iter().rev().find(|(name, _)| *self.get(*name) == Value::String(key));
-        found.map(|(_, value)| self.get(*value))
+        found.map(|(_, value)| *value)
     }
 }
 
 const NONE: Id = Id(0);
-const BOOL: Id = Id(1);
-const OBJECT: Id = Id(2);
+const FALSE: Id = Id(1);
+const TRUE: Id = Id(2);
+const OBJECT: Id = Id(3);
 
 const CUT: &str = "the file ends within it";
 const NEGATIVE: &str = "it has a value of a negative length";
@@ -144,7 +160,8 @@ impl<'a> Machine<'a> {
                     self.recall(key)?;
                 }
                 b'N' => self.stack.push(NONE),
-                0x88 | 0x89 => self.stack.push(BOOL),
+                0x88 => self.stack.push(TRUE),
+                0x89 => self.stack.push(FALSE),
                 code => self.value(code)?,
             }
         }
@@ -154,7 +171,7 @@ impl<'a> Machine<'a> {
     fn value(&mut self, code: u8) -> Step<()> {
         let value = match code {
             b'I' | b'L' => match self.line()? {
-                b"00" | b"01" if code == b'I' => Value::Bool,
+                digits @ (b"00" | b"01") if code == b'I' => Value::Bool(digits == b"01"),
                 line => text_int(line)?,
             },
             b'F' => {
@@ -448,6 +465,15 @@ mod tests {
         }
         let long = [&b"\x8b\x11\x00\x00\x00"[..], &[1; 17], b"."].concat();
         assert_eq!(*Pickle::read(&long).unwrap().root(), Value::LongInt);
+    }
+
+    #[test]
+    fn bools_of_every_form() {
+        for (bytes, value) in
+            [(&b"\x88."[..], true), (b"\x89.", false), (b"I01\n.", true), (b"I00\n.", false)]
+        {
+            assert_eq!(*Pickle::read(bytes).unwrap().root(), Value::Bool(value), "{bytes:?}");
+        }
     }
 
     #[test]

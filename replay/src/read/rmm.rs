@@ -28,6 +28,7 @@ pub(super) fn read(path: &Path, reader: impl Read) -> Result<Log, ReadError> {
             Err(Wrong::Read(error)) => return Err(error),
         }
     }
+    log.warnings = table.warnings(log.unended);
     log.threads = told.threads.into_vec();
     log.streams = told.streams.into_vec();
     Ok(log)

@@ -1,6 +1,7 @@
 //! Logs that are wrong, huge or meant to harm: an error that says where, in bounded time and memory.
 
 mod lines;
+mod unread;
 
 use serde_json::Value;
 use std::fmt::Write;
@@ -553,18 +554,29 @@ fn messages_are_short_and_have_no_control_characters() {
         ),
         (file("header_long.csv", escape.clone()), &[], "starts with \"\\u{1b}[31m999"),
         (file("header_rmm.csv", escape), rmm, "no column Thread: expected the header"),
-        (file("action.pickle", action), &[], "99…\""),
         (
             file("macs.csv", format!("{HEADER}{ALLOCATE}{FREE}").replace('\n', "\r")),
             &[],
             "its lines end in CR alone: make them LF first, with tr",
         ),
     ] {
-        let said = error(&replay(&log, arguments));
-        assert!(said.contains(words), "{said}");
-        assert!(said.chars().count() < 800, "{} characters", said.len());
-        assert!(!said.trim_end_matches('\n').contains(|c: char| c.is_control()), "{said:?}");
+        is_short(&error(&replay(&log, arguments)), words);
     }
+    // An action that is not known is no error.
+    let output = replay(&file("action.pickle", action), &[]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let warned = String::from_utf8(output.stderr).unwrap();
+    for (line, words) in warned.lines().zip(["has no `segments`", "99…\" left out"]) {
+        is_short(line, words);
+    }
+    assert_eq!(warned.lines().count(), 2, "{warned}");
+}
+
+#[track_caller]
+fn is_short(said: &str, words: &str) {
+    assert!(said.contains(words), "{said}");
+    assert!(said.chars().count() < 800, "{} characters", said.len());
+    assert!(!said.trim_end_matches('\n').contains(|c: char| c.is_control()), "{said:?}");
 }
 
 #[test]

@@ -19,10 +19,20 @@ mod callbacks;
 mod captures;
 #[path = "../../../tests/soak/complaints.rs"]
 mod complaints;
+#[allow(dead_code, reason = "the soak itself uses more of it")]
+#[path = "../../../tests/soak/counts.rs"]
+mod counts;
 #[path = "../../../tests/soak/failing_calls.rs"]
 mod failing_calls;
+#[path = "../../../tests/soak/foreign_streams.rs"]
+mod foreign_streams;
+#[cfg(unix)]
+#[path = "../../../tests/soak/forks.rs"]
+mod forks;
 #[path = "../../../tests/support/kernels.rs"]
 mod kernels;
+#[path = "../../../tests/soak/managers.rs"]
+mod managers;
 #[path = "../../../tests/soak/patterns.rs"]
 mod patterns;
 #[path = "../../../tests/soak/player.rs"]
@@ -36,6 +46,8 @@ mod random;
 mod setup;
 #[path = "../../../tests/soak/shared.rs"]
 mod shared;
+#[path = "../../../tests/soak/sharing.rs"]
+mod sharing;
 #[path = "../../../tests/support/mod.rs"]
 mod support;
 #[allow(dead_code, reason = "the soak itself uses more of it")]
@@ -43,6 +55,8 @@ mod support;
 mod tally;
 #[path = "../../../tests/soak/turns.rs"]
 mod turns;
+#[path = "../../../tests/soak/waits.rs"]
+mod waits;
 
 use account::{Account, Accounted};
 use aquifer::{LogFormat, LoggingAdaptor};
