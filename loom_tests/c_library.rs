@@ -1,5 +1,5 @@
 #![cfg(aquifer_loom)]
-//! The C library's own protocols: a block's entry in the page map, the end of a route that is closing, and the users of a
+//! The C library's own protocols: a block's entry in the page map, the blocks of a route that is closing, and the users of a
 //! counted handle. They are taken by their files of `capi/`, with loom's atomics.
 
 mod harness;
@@ -7,22 +7,47 @@ mod harness;
 /// What `capi/src/atomics.rs` is there.
 mod atomics {
     pub(crate) use loom::sync::atomic::{
-        AtomicBool, AtomicIsize, AtomicU32, AtomicU64, AtomicUsize, Ordering,
+        AtomicIsize, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
     };
+
+    /// As two full fences, which is what they are together.
+    pub(crate) mod barrier {
+        pub(crate) fn light() {
+            super::fence(super::Ordering::SeqCst);
+        }
+
+        pub(crate) fn heavy() {
+            super::fence(super::Ordering::SeqCst);
+        }
+    }
+
+    #[derive(Debug)]
+    pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);
+
+    impl<T> Mutex<T> {
+        pub(crate) fn new(value: T) -> Self {
+            Self(loom::sync::Mutex::new(value))
+        }
+
+        pub(crate) fn lock(&self) -> loom::sync::MutexGuard<'_, T> {
+            self.0.lock().unwrap()
+        }
+    }
 }
-#[allow(dead_code, unreachable_pub, reason = "a model uses a part of it")]
-#[path = "../capi/src/closing.rs"]
-mod closing;
 #[allow(dead_code, unreachable_pub, reason = "a model uses a part of it")]
 #[path = "../capi/src/entry.rs"]
 mod entry;
+#[allow(dead_code, unreachable_pub, reason = "a model uses a part of it")]
+#[path = "../capi/src/live_blocks.rs"]
+mod live_blocks;
 #[path = "../capi/src/references.rs"]
 mod references;
 
-use closing::Closing;
+use atomics::Mutex;
 use entry::{Block, Entry, FREED, FREEING};
 use harness::model;
-use loom::sync::Mutex;
+use live_blocks::{LiveBlocks, ThreadBlocks};
+use loom::cell::UnsafeCell;
 use references::{References, Released};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -54,16 +79,16 @@ impl Address {
 
     /// Allocates the block, if the resource has it, and passes it on.
     fn allocate(&self, number: u64) {
-        let taken = std::mem::replace(&mut *self.is_free.lock().unwrap(), false);
+        let taken = std::mem::replace(&mut *self.is_free.lock(), false);
         if taken {
             self.entry.insert(block(number));
-            *self.passed.lock().unwrap() = Some(number);
+            *self.passed.lock() = Some(number);
         }
     }
 
     fn give_back(&self) {
         self.freed.fetch_add(1, Relaxed);
-        let was_free = std::mem::replace(&mut *self.is_free.lock().unwrap(), true);
+        let was_free = std::mem::replace(&mut *self.is_free.lock(), true);
         assert!(!was_free, "a block was freed twice");
     }
 
@@ -107,7 +132,7 @@ impl Address {
     }
 
     fn free_passed(&self, by: fn(&Self, Option<u64>) -> bool) {
-        let passed = self.passed.lock().unwrap().take();
+        let passed = self.passed.lock().take();
         if passed.is_some() {
             assert!(by(self, passed), "the user's block was not freed");
         }
@@ -218,53 +243,137 @@ fn a_free_that_fails_and_one_of_another_thread() {
     );
 }
 
-/// A route of three blocks, as `capi/src/route.rs` has it: the count is the sweep's.
+/// A use on another stream, as `capi/src/memory.rs` notes it, and the free of the block.
+struct Used {
+    address: Address,
+    uses: Mutex<bool>,
+}
+
+impl Used {
+    fn record(&self) {
+        let mut uses = self.uses.lock();
+        if self.address.entry.set_used_elsewhere() {
+            *uses = true;
+        }
+    }
+
+    fn free(&self) -> bool {
+        let Ok((_, is_used_elsewhere)) = self.address.entry.begin_free() else { return false };
+        if is_used_elsewhere {
+            let is_known = std::mem::replace(&mut *self.uses.lock(), false);
+            assert!(is_known, "the free did not wait for the use");
+        }
+        self.address.entry.end_free();
+        self.address.give_back();
+        true
+    }
+}
+
+#[test]
+fn a_use_that_meets_the_free_of_its_block() {
+    model::<Used>(
+        "a_use_that_meets_the_free_of_its_block",
+        6,
+        || Used { address: Address::new(false), uses: Mutex::new(false) },
+        &[Used::record, |used| {
+            if !used.address.take(Some(1)) {
+                used.free();
+            }
+        }],
+        |used| {
+            assert!(!used.free(), "a block was freed twice");
+            assert!(!*used.uses.lock(), "a use was left for the next block of the address");
+        },
+    );
+}
+
+/// A route whose blocks two threads count by themselves, and other calls together, as `capi/src/route.rs` has it.
 struct Route {
-    closing: Closing,
-    blocks: [Entry; 3],
-    counting: Mutex<()>,
+    live: std::sync::Arc<LiveBlocks>,
+    by_thread: [Mutex<Option<ThreadBlocks>>; 2],
+    /// Written by each free of a block, and read at the end of the route.
+    blocks: [UnsafeCell<bool>; 3],
+    /// The standard library's, unseen by loom: they have no part in the protocol.
+    left: AtomicUsize,
     gone: AtomicUsize,
 }
 
+// SAFETY: a block has one user, and the end of the route comes after all: which the model checks.
+unsafe impl Sync for Route {}
+
 impl Route {
+    /// The last block is of the first thread's own count, the others are of the common one.
     fn new() -> Self {
-        let blocks = [(); 3].map(|()| Entry::default());
-        blocks.iter().for_each(|entry| entry.insert(block(1)));
-        let (closing, counting) = (Closing::new(), Mutex::new(()));
-        Self { closing, blocks, counting, gone: AtomicUsize::new(0) }
+        let live = LiveBlocks::new();
+        let by_thread = [(); 2].map(|()| live.of_thread());
+        live.add();
+        live.add();
+        assert!(by_thread[0].add(), "it is open");
+        let by_thread = by_thread.map(|own| Mutex::new(Some(own)));
+        let blocks = [(); 3].map(|()| UnsafeCell::new(true));
+        Self { live, by_thread, blocks, left: AtomicUsize::new(3), gone: AtomicUsize::new(0) }
     }
 
-    fn is_in_use(entry: &Entry) -> bool {
-        entry.is_live() || entry.state() == FREEING
+    fn closed() -> Self {
+        let route = Self::new();
+        route.close();
+        route
     }
 
-    fn sweep(&self) {
-        let _counting = self.counting.lock().unwrap();
-        while self.gone.load(Relaxed) == 0 && self.closing.is_due() {
-            self.closing.begin_count();
-            let allocations = self.closing.allocations();
-            let blocks = self.blocks.iter().filter(|entry| Self::is_in_use(entry)).count() as isize;
-            match allocations + blocks {
-                0 => {
-                    self.gone.fetch_add(1, Relaxed);
-                }
-                blocks => self.closing.found(blocks),
+    fn end_if(&self, is_empty: bool) {
+        if is_empty {
+            assert_eq!(self.left.load(Relaxed), 0, "the route of a block was gone");
+            for block in &self.blocks {
+                // SAFETY: the users have freed it.
+                block.with(|block| assert!(!unsafe { *block }));
             }
+            self.gone.fetch_add(1, Relaxed);
         }
     }
 
     fn close(&self) {
-        self.closing.begin();
-        self.sweep();
+        self.end_if(self.live.close());
+    }
+
+    fn give_back(&self, index: usize) {
+        // SAFETY: its one user.
+        self.blocks[index].with_mut(|block| unsafe { *block = false });
+        self.left.fetch_sub(1, Relaxed);
     }
 
     fn free(&self, index: usize) {
-        assert!(self.blocks[index].begin_free().is_ok());
-        assert_eq!(self.gone.load(Relaxed), 0, "the route of a block was gone");
-        self.blocks[index].end_free();
-        if self.closing.count_free() {
-            self.sweep();
+        self.give_back(index);
+        self.end_if(self.live.remove());
+    }
+
+    /// By the thread's own count, which no other thread reaches by this lock.
+    fn by_thread<R>(&self, thread: usize, body: impl FnOnce(&ThreadBlocks) -> R) -> R {
+        let own = self.by_thread[thread].lock();
+        body(own.as_ref().expect("the thread counts"))
+    }
+
+    fn free_warm(&self, thread: usize, index: usize) {
+        self.give_back(index);
+        self.end_if(self.by_thread(thread, ThreadBlocks::remove));
+    }
+
+    /// A warm allocation of the second thread, and its free.
+    fn use_warm(&self) {
+        if self.by_thread(1, ThreadBlocks::add) {
+            self.left.fetch_add(1, Relaxed);
+            assert_eq!(self.gone.load(Relaxed), 0, "a block of a route that is gone");
+            self.left.fetch_sub(1, Relaxed);
         }
+        self.end_if(self.by_thread(1, ThreadBlocks::remove));
+    }
+
+    /// The thread remembers the route no longer.
+    fn forget(&self, thread: usize) {
+        drop(self.by_thread[thread].lock().take());
+    }
+
+    fn is_gone(&self) {
+        assert!(self.gone.load(Relaxed) > 0, "the last free has taken the route with it");
     }
 }
 
@@ -272,12 +381,8 @@ impl Route {
 fn a_route_that_closes_among_frees() {
     model::<Route>(
         "a_route_that_closes_among_frees",
-        100,
-        || {
-            let route = Route::new();
-            route.close();
-            route
-        },
+        20,
+        Route::closed,
         &[
             |route| route.free(0),
             |route| {
@@ -285,9 +390,7 @@ fn a_route_that_closes_among_frees() {
                 route.free(2);
             },
         ],
-        |route| {
-            assert_eq!(route.gone.load(Relaxed), 1, "the last free has taken the route with it")
-        },
+        Route::is_gone,
     );
 }
 
@@ -295,54 +398,84 @@ fn a_route_that_closes_among_frees() {
 fn a_route_whose_close_meets_the_last_frees() {
     model::<Route>(
         "a_route_whose_close_meets_the_last_frees",
-        100,
+        20,
         || {
             let route = Route::new();
             route.free(2);
             route
         },
+        &[Route::close, |route| {
+            route.free(0);
+            route.free(1);
+        }],
+        Route::is_gone,
+    );
+}
+
+#[test]
+fn a_route_whose_close_meets_warm_frees() {
+    model::<Route>(
+        "a_route_whose_close_meets_warm_frees",
+        20,
+        || {
+            let route = Route::new();
+            route.free(1);
+            route
+        },
+        &[Route::close, |route| {
+            route.free_warm(1, 0);
+            route.free_warm(1, 2);
+        }],
+        Route::is_gone,
+    );
+}
+
+#[test]
+fn warm_frees_of_two_threads_after_the_close() {
+    model::<Route>(
+        "warm_frees_of_two_threads_after_the_close",
+        10,
+        || {
+            let route = Route::closed();
+            route.free(1);
+            route
+        },
+        &[|route| route.free_warm(0, 0), |route| route.free_warm(1, 2)],
+        Route::is_gone,
+    );
+}
+
+#[test]
+fn a_warm_allocation_that_meets_the_close() {
+    model::<Route>(
+        "a_warm_allocation_that_meets_the_close",
+        10,
+        || {
+            let route = Route::new();
+            (0..3).for_each(|index| route.free(index));
+            route
+        },
+        &[Route::close, Route::use_warm],
+        Route::is_gone,
+    );
+}
+
+#[test]
+fn a_thread_that_stops_to_count_among_frees() {
+    model::<Route>(
+        "a_thread_that_stops_to_count_among_frees",
+        20,
+        Route::closed,
         &[
-            |route| route.close(),
+            |route| route.forget(0),
             |route| {
                 route.free(0);
                 route.free(1);
             },
         ],
         |route| {
-            // A free that was on its way as the route began to close may be uncounted: the next sweep finds that.
-            route.closing.begin_count();
-            route.sweep();
-            assert_eq!(route.gone.load(Relaxed), 1, "the last free has taken the route with it");
-        },
-    );
-}
-
-#[test]
-fn a_route_that_closes_beside_an_allocation() {
-    model::<Route>(
-        "a_route_that_closes_beside_an_allocation",
-        100,
-        || {
-            let route = Route::new();
-            (0..3).for_each(|index| route.free(index));
-            route.closing.begin_allocation();
-            route
-        },
-        &[
-            |route| route.close(),
-            |route| {
-                route.blocks[0].insert(block(2));
-                if route.closing.end_allocation() {
-                    route.sweep();
-                }
-                route.free(0);
-            },
-        ],
-        |route| {
-            // As above: the free may have come before the close.
-            route.closing.begin_count();
-            route.sweep();
-            assert_eq!(route.gone.load(Relaxed), 1, "the last free has taken the route with it");
+            route.free(2);
+            route.is_gone();
         },
     );
 }
@@ -351,7 +484,7 @@ fn a_route_that_closes_beside_an_allocation() {
 struct Handle {
     references: References,
     /// Written by each user, and read at the end.
-    uses: [loom::cell::UnsafeCell<u32>; 2],
+    uses: [UnsafeCell<u32>; 2],
     ended: AtomicUsize,
 }
 
@@ -362,7 +495,7 @@ impl Handle {
     fn new(users: usize) -> Self {
         let references = References::new();
         (1..users).for_each(|_| references.retain());
-        let uses = [(); 2].map(|()| loom::cell::UnsafeCell::new(0));
+        let uses = [(); 2].map(|()| UnsafeCell::new(0));
         Self { references, uses, ended: AtomicUsize::new(0) }
     }
 

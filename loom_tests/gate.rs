@@ -1,18 +1,35 @@
 #![cfg(aquifer_loom)]
-//! A stream's gate: calls of several threads against captures, and the event from before a capture
-//! that others wait for instead.
+//! A stream's gate: calls of several threads against captures, the event from before a capture
+//! that others wait for instead, and a stream that gets another handle. Time does not pass in a model: who has patience
+//! waits for good.
 
 mod harness;
 
-use aquifer::models::Gate;
+use aquifer::models::{Entered, Gate, GateOwner, Owning, Patience, Refused};
 use harness::model;
 use loom::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use loom::sync::{Condvar, Mutex, MutexGuard};
+use loom::thread::ThreadId;
 use std::sync::Arc;
+
+/// The thread of a capture.
+#[derive(Debug)]
+struct Owner(ThreadId);
+
+impl GateOwner for Owner {
+    fn is_here(&self) -> bool {
+        self.0 == loom::thread::current().id()
+    }
+}
+
+/// The driver's handle of a stream.
+type Handle = usize;
 
 /// A stream of a driver whose captures are not synchronised inside.
 struct Stream {
-    gate: Gate<usize>,
+    gate: Gate<Owner, Handle>,
+    /// Of another stream.
+    second: Gate<Owner, Handle>,
     driver: Mutex<Driver>,
     /// What the capture noted of the stream before it began, while it has the stream.
     before: Mutex<Option<usize>>,
@@ -48,19 +65,20 @@ impl Flag {
 
 #[derive(Default)]
 struct Driver {
+    /// The stream's, of which the former ones are destroyed.
+    handle: Handle,
     capturing: bool,
     /// Calls that were given to the stream to run.
     given: usize,
     ordered: bool,
 }
 
-const CAPTURE: usize = 7;
-
 impl Stream {
     fn new() -> Self {
         let driver = Mutex::new(Driver { ordered: true, ..Driver::default() });
         Self {
-            gate: Gate::default(),
+            gate: Gate::new(Handle::default()),
+            second: Gate::new(Handle::default()),
             driver,
             before: Mutex::new(None),
             calls: AtomicUsize::new(0),
@@ -75,18 +93,90 @@ impl Stream {
     }
 
     /// Asks, gives work and records: each is a call of its own.
-    fn call(&self) {
-        if self.gate.begin_call().is_some() {
-            return;
-        }
+    fn give_work(&self, handle: Handle) {
         for _ in 0..2 {
             let mut driver = self.driver();
+            assert_eq!(driver.handle, handle, "a call names a stream that was destroyed");
             assert!(!driver.capturing, "capture race: a call of a second thread");
             assert!(driver.ordered, "capture race: a call before the streams are in order");
             driver.given += 1;
         }
         self.calls.fetch_add(1, Relaxed);
+    }
+
+    /// Names the stream where no capture sees it.
+    fn name_in_no_call(&self) {
+        self.gate.with_handle(|handle| {
+            assert_eq!(
+                self.driver().handle,
+                handle,
+                "a stream that was destroyed is named in no call"
+            );
+        });
+    }
+
+    fn call(&self) {
+        if let Ok(entered) = self.gate.begin_call(&Patience::none()) {
+            self.give_work(entered.handle);
+            self.gate.end_call(false);
+        }
+    }
+
+    /// A call that waits for captures.
+    fn call_at_last(&self) {
+        let entered = self.gate.begin_call(&Patience::new());
+        self.give_work(entered.expect("each capture ends").handle);
         self.gate.end_call(false);
+    }
+
+    fn capture_twice(&self) {
+        self.capture();
+        self.capture();
+    }
+
+    /// A call that becomes one of a capture, which takes the stream in.
+    fn join(&self) {
+        let Ok(Entered { handle, .. }) = self.gate.begin_call(&Patience::none()) else { return };
+        self.give_work(handle);
+        self.gate.end_call(false);
+        let owner = Arc::new(Owner(loom::thread::current().id()));
+        let closed = self.gate.close_and_wait(&owner, &Patience::new());
+        let Ok(handle) = closed else { return };
+        let Ok(own) = self.gate.begin_call(&Patience::none()) else {
+            panic!("an owner is refused")
+        };
+        assert!(own.owner.is_some() && own.handle == handle, "the owner's call is another's");
+        self.give_work(handle);
+        self.gate.open();
+    }
+
+    /// A capture of one stream that the other one joins.
+    fn capture_and_join(&self, gates: [&Gate<Owner, Handle>; 2]) {
+        let owner = Arc::new(Owner(loom::thread::current().id()));
+        if gates[0].close_and_wait(&owner, &Patience::new()).is_err() {
+            return;
+        }
+        let _owning = Owning::new();
+        if gates[1].close_and_wait(&owner, &Patience::new()).is_ok() {
+            gates[1].open();
+        }
+        gates[0].open();
+    }
+
+    fn capture_and_join_second(&self) {
+        self.capture_and_join([&self.gate, &self.second]);
+    }
+
+    fn capture_second_and_join(&self) {
+        self.capture_and_join([&self.second, &self.gate]);
+    }
+
+    /// The stream's owner destroys it: from here on it has another handle.
+    fn detach(&self) {
+        let _ = self.gate.alone(&Patience::none(), |handle| {
+            self.driver().handle = handle + 1;
+            ((), handle + 1)
+        });
     }
 
     fn capture(&self) {
@@ -102,20 +192,38 @@ impl Stream {
     }
 
     fn capture_with(&self, body: impl FnOnce()) {
-        let owner = Arc::new(CAPTURE);
-        if self.gate.close_and_wait(&owner) {
-            self.captured(body);
+        let owner = Arc::new(Owner(loom::thread::current().id()));
+        match self.gate.close_and_wait(&owner, &Patience::none()) {
+            Ok(_) => self.captured(body),
+            Err(Refused::Owned(other)) => assert!(!other.is_here(), "refused for itself"),
+            Err(Refused::CallWaits) => assert!(self.gate.owner().is_none(), "it stays closed"),
         }
         self.tried.set();
     }
 
     /// A call that waits for the device, which does something when a capture was tried.
     fn wait_for_a_capture(&self) {
-        if self.gate.begin_call().is_some() {
+        if self.gate.begin_call(&Patience::none()).is_err() {
             return;
         }
         self.gate.mark_blocking();
         self.tried.wait();
+        self.gate.end_call(true);
+    }
+
+    /// The same from the beginning of the call.
+    fn wait_for_a_capture_in_a_blocking_call(&self) {
+        if self.gate.begin_blocking_call(&Patience::none()).is_err() {
+            return;
+        }
+        self.tried.wait();
+        self.gate.end_call(true);
+    }
+
+    /// A call that waits for the device, after a capture on another thread.
+    fn wait_after_captures(&self) {
+        let entered = self.gate.begin_blocking_call(&Patience::new());
+        self.give_work(entered.expect("each capture ends").handle);
         self.gate.end_call(true);
     }
 
@@ -136,15 +244,16 @@ impl Stream {
 
     /// Names the stream as a capture does, without being its owner.
     fn alone(&self) {
-        let _ = self.gate.alone(|| {
+        let _ = self.gate.alone(&Patience::none(), |handle| {
             self.driver().capturing = true;
             self.driver().capturing = false;
+            ((), handle)
         });
     }
 
     /// A call whose thread is inside of another one.
     fn call_inside(&self) {
-        if self.gate.begin_call().is_some() {
+        if self.gate.begin_call(&Patience::none()).is_err() {
             return;
         }
         self.call();
@@ -155,7 +264,7 @@ impl Stream {
     fn wait(&self) {
         let given = 2 * self.calls.load(Relaxed);
         loop {
-            if self.gate.begin_call().is_none() {
+            if self.gate.begin_call(&Patience::none()).is_ok() {
                 assert!(!self.driver().capturing, "capture race: a call of a second thread");
                 return self.gate.end_call(false);
             }
@@ -228,6 +337,50 @@ fn a_capture_that_waits_for_a_thread_that_waits_for_its_stream() {
 fn a_capture_that_another_thread_knows_of() {
     let name = "a_capture_that_another_thread_knows_of";
     model(name, 10, Stream::new, &[ask_and_tell, Stream::capture_until_waited], end);
+}
+
+#[test]
+fn a_capture_does_not_wait_for_a_blocking_call_that_waits_for_it() {
+    let name = "a_capture_does_not_wait_for_a_blocking_call_that_waits_for_it";
+    let roles = [Stream::wait_for_a_capture_in_a_blocking_call, Stream::capture];
+    model(name, 10, Stream::new, &roles, end);
+}
+
+#[test]
+fn a_call_that_waits_for_captures() {
+    let roles = [Stream::call_at_last, Stream::capture_twice];
+    model("a_call_that_waits_for_captures", 100, Stream::new, &roles, end);
+}
+
+#[test]
+fn two_calls_that_wait_for_a_capture() {
+    let roles = [Stream::call_at_last, Stream::wait_after_captures, Stream::capture];
+    model("two_calls_that_wait_for_a_capture", 500, Stream::new, &roles, end);
+}
+
+#[test]
+fn a_stream_that_joins_a_capture_while_it_is_detached() {
+    let roles = [Stream::join, Stream::detach];
+    model("a_stream_that_joins_a_capture_while_it_is_detached", 20, Stream::new, &roles, end);
+}
+
+#[test]
+fn a_stream_that_is_named_in_no_call_while_it_is_detached() {
+    let roles = [Stream::name_in_no_call, Stream::detach, Stream::capture];
+    let name = "a_stream_that_is_named_in_no_call_while_it_is_detached";
+    model(name, 100, Stream::new, &roles, end);
+}
+
+#[test]
+fn a_call_beside_a_stream_that_joins_and_is_detached() {
+    let roles = [Stream::join, Stream::detach, Stream::call_at_last];
+    model("a_call_beside_a_stream_that_joins_and_is_detached", 500, Stream::new, &roles, end);
+}
+
+#[test]
+fn two_captures_that_want_each_others_streams() {
+    let roles = [Stream::capture_and_join_second, Stream::capture_second_and_join];
+    model("two_captures_that_want_each_others_streams", 20, Stream::new, &roles, end);
 }
 
 #[test]

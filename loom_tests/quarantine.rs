@@ -17,7 +17,7 @@ struct Host {
     lost: Mutex<Vec<usize>>,
 }
 
-const BLOCKS: usize = 3;
+const BLOCKS: usize = 4;
 
 impl Host {
     fn new() -> Self {
@@ -68,6 +68,14 @@ impl Host {
             |fence| Ok(self.driver.is_complete(fence)),
         );
         for block in collected.free {
+            self.driver.use_on_host(block, WHOLE, Free);
+        }
+    }
+
+    /// Takes all that waits, if the device has passed it.
+    fn collect_all(&self) {
+        let passed = || self.driver.is_complete(&self.driver.record_context());
+        for block in self.quarantine.collect_all(passed) {
             self.driver.use_on_host(block, WHOLE, Free);
         }
     }
@@ -157,6 +165,53 @@ fn two_collectors_and_a_free() {
     );
 }
 
+/// One block has a fence, one comes in, and the device finishes with either.
+fn with_a_fenced_block() -> Host {
+    let host = Host::new();
+    host.free(0);
+    host.collect_no_capture();
+    host
+}
+
+#[test]
+fn a_free_and_a_collector_of_all() {
+    model::<Host>(
+        "a_free_and_a_collector_of_all",
+        200,
+        with_a_fenced_block,
+        &[
+            |h| {
+                h.free(1);
+                h.driver.finish(1);
+            },
+            |h| {
+                h.collect_all();
+                h.driver.finish(0);
+                h.collect_all();
+            },
+        ],
+        |h| h.end(2),
+    );
+}
+
+#[test]
+fn a_collector_of_all_beside_one_that_records() {
+    model::<Host>(
+        "a_collector_of_all_beside_one_that_records",
+        500,
+        with_a_fenced_block,
+        &[
+            |h| h.free(1),
+            Host::collect_no_capture,
+            |h| {
+                h.driver.finish(0);
+                h.collect_all();
+            },
+        ],
+        |h| h.end(2),
+    );
+}
+
 /// No fence while a stream is in capture.
 #[test]
 fn a_capture_ends() {
@@ -237,7 +292,11 @@ fn fences_without_a_lock() {
                     h.query(fence)
                 },
             );
+            h.quarantine.collect_all(|| {
+                h.free(3);
+                false
+            });
         }],
-        |h| h.end(3),
+        |h| h.end(4),
     );
 }

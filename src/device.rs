@@ -11,8 +11,8 @@ use crate::driver::{
 };
 use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::impls::{debug_struct, variable};
-use crate::sync::Arc;
-use crate::sync::trusted::Mutex;
+use crate::sync::trusted::{AtomicBool, Mutex, Ordering};
+use crate::sync::{Arc, Weak};
 #[cfg(feature = "cuda")]
 use cudarc::driver::CudaContext;
 use std::ffi::OsString;
@@ -45,7 +45,13 @@ pub struct Device {
 struct DeviceInner {
     driver: Arc<dyn Driver>,
     spare_events: Mutex<Vec<RawEvent>>,
+    /// The program has addresses of host memory that kernels reach, on any stream.
+    gave_host_addresses: AtomicBool,
+    /// The simulated devices of one machine, which share its page-locked memory, this one included.
+    machine: Arc<Machine>,
 }
+
+type Machine = Mutex<Vec<Weak<DeviceInner>>>;
 
 impl Drop for DeviceInner {
     fn drop(&mut self) {
@@ -62,8 +68,18 @@ static OPEN: Mutex<Vec<Device>> = Mutex::new(Vec::new());
 
 impl Device {
     fn with_driver(driver: Arc<dyn Driver>) -> Self {
-        let inner = DeviceInner { driver, spare_events: Mutex::new(Vec::new()) };
-        Self { inner: Arc::new(inner) }
+        Self::of_machine(driver, Arc::default())
+    }
+
+    fn of_machine(driver: Arc<dyn Driver>, machine: Arc<Machine>) -> Self {
+        let (spare_events, gave_host_addresses) = (Mutex::default(), AtomicBool::new(false));
+        let inner = DeviceInner { driver, spare_events, gave_host_addresses, machine };
+        let device = Self { inner: Arc::new(inner) };
+        let mut all = device.inner.machine.lock();
+        all.retain(|other| other.strong_count() > 0);
+        all.push(Arc::downgrade(&device.inner));
+        drop(all);
+        device
     }
 
     /// Opens the GPU with this number, as CUDA counts them. Opening it again gives the same device.
@@ -131,6 +147,25 @@ impl Device {
         Self::with_driver(SimDriver::open(config))
     }
 
+    /// Another simulated device, in the machine of this one: work of either may use page-locked memory of both, as in
+    /// a machine with several GPUs. So freed page-locked memory waits for both. Beside a GPU it is alone.
+    ///
+    /// ```
+    /// use aquifer::{Device, sim::SimConfig};
+    ///
+    /// let one = Device::simulated(SimConfig::default());
+    /// let two = one.simulated_beside(SimConfig::default().ordinal(1));
+    /// assert_ne!(one, two);
+    /// ```
+    pub fn simulated_beside(&self, config: SimConfig) -> Self {
+        match self.kind() {
+            BackendKind::Simulated => {
+                Self::of_machine(SimDriver::open(config), Arc::clone(&self.inner.machine))
+            }
+            BackendKind::Cuda => Self::simulated(config),
+        }
+    }
+
     /// The device that a program uses unless it names one: GPU 0 where a driver and a GPU are
     /// there, else one simulated device for the whole process, with one [`tracing`](https://docs.rs/tracing) warning. The
     /// answer is found once.
@@ -194,7 +229,7 @@ impl Device {
         let mut simulated = SIMULATED.lock();
         for ordinal in simulated.len() + 1..count {
             let seed = config.seed.wrapping_add(ordinal as u64);
-            simulated.push(Self::simulated(config.clone().ordinal(ordinal).seed(seed)));
+            simulated.push(first.simulated_beside(config.clone().ordinal(ordinal).seed(seed)));
         }
         Ok([first].into_iter().chain(simulated.iter().take(count - 1).cloned()).collect())
     }
@@ -292,6 +327,19 @@ impl Device {
         self.driver().as_any().downcast_ref().map(SimDriver::simulator)
     }
 
+    /// The program gets an address of host memory for kernels, and nothing tells how long they use it.
+    pub(crate) fn note_host_address_given(&self) {
+        // Relaxed: the memory is freed, and the question asked, by who knows of this call.
+        self.inner.gave_host_addresses.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether work on host memory may be on a stream that cannot be listed: one of another library, or any one, of a
+    /// kernel that has an address. Slow.
+    pub(crate) fn may_use_host_memory_unseen(&self) -> bool {
+        self.inner.gave_host_addresses.load(Ordering::Relaxed)
+            || self.driver().may_have_foreign_streams()
+    }
+
     /// A GPU, or simulated.
     pub fn kind(&self) -> BackendKind {
         self.driver().kind()
@@ -366,11 +414,13 @@ impl Device {
     }
 
     /// The devices whose work may use page-locked memory of this one: every CUDA context that was
-    /// opened or given (portable memory is valid in all), or this simulated device alone, since
-    /// nothing but this crate gives work to that one.
+    /// opened or given (portable memory is valid in all), or the simulated devices of one machine.
     pub(crate) fn sharing_host_memory(&self) -> Vec<Device> {
         match self.kind() {
-            BackendKind::Simulated => vec![self.clone()],
+            BackendKind::Simulated => {
+                let all = self.inner.machine.lock();
+                all.iter().filter_map(Weak::upgrade).map(|inner| Self { inner }).collect()
+            }
             BackendKind::Cuda if is_forked_child() => Vec::new(),
             BackendKind::Cuda => OPEN.lock().clone(),
         }
@@ -397,7 +447,8 @@ impl Device {
         if self.kind() != peer.kind() || self == peer {
             return Ok(false);
         }
-        let wanted = || format!("asking whether {self} reaches memory of {peer}");
+        let wanted =
+            || format!("asking whether {self} reaches memory of {}", self.name_of_other(peer));
         self.driver().can_access_peer(peer.driver().as_any()).with_context(wanted)
     }
 
@@ -408,7 +459,8 @@ impl Device {
             return Ok(());
         }
         self.require_peer(peer)?;
-        let wanted = || format!("enabling access of {self} to memory of {peer}");
+        let wanted =
+            || format!("enabling access of {self} to memory of {}", self.name_of_other(peer));
         self.driver().enable_peer_access(peer.driver().as_any()).with_context(wanted)
     }
 
@@ -424,9 +476,21 @@ impl Device {
             self.can_access_peer(peer)?,
             Unsupported,
             "copy between them, which the driver does by way of the host",
-            "{self} cannot reach memory of {peer}"
+            "{self} cannot reach memory of {}",
+            self.name_of_other(peer)
         );
         Ok(())
+    }
+
+    /// The name of another device in a text that has this one's: two simulated devices may have one number, and
+    /// two contexts one GPU.
+    pub(crate) fn name_of_other(&self, other: &Device) -> String {
+        let (own, others) = (self.to_string(), other.to_string());
+        match other.kind() {
+            _ if self == other || own != others => others,
+            BackendKind::Simulated => format!("another {others}"),
+            BackendKind::Cuda => format!("another context of {others}"),
+        }
     }
 
     /// The error of a device of another kind.
@@ -441,9 +505,10 @@ impl Device {
 
     #[cold]
     pub(crate) fn wrong_device(&self, other: &Device, what: &str) -> Error {
-        let (mut own, mut others) = (self.to_string(), other.to_string());
-        // Two simulated devices may have one ordinal.
-        if own == others {
+        let mut own = self.to_string();
+        let mut others = self.name_of_other(other);
+        if own == other.to_string() {
+            // Of more than two, the numbers tell which is meant.
             own += &format!(" (context {})", self.driver().context_id());
             others += &format!(" (context {})", other.driver().context_id());
         }

@@ -4,8 +4,8 @@ use crate::device::Device;
 use crate::driver::sim::CallSite;
 use crate::driver::{DriverResult, ErrorContext, RawEvent, call_not_forked, is_forked_child};
 use crate::error::{Error, ErrorKind, Result, ensure};
-use crate::sync::Arc;
 use crate::sync::trusted::{AtomicBool, Mutex, Ordering};
+use crate::sync::{Arc, assert_unlocked};
 use std::thread::ThreadId;
 
 /// The thread that records a graph. The events that are points of the graph name it.
@@ -18,7 +18,7 @@ pub(crate) struct Recorder {
     broken: AtomicBool,
     /// Events that were dropped while it is active. Recorded again by another thread, they would touch
     /// the graph.
-    dropped: Mutex<Vec<Event>>,
+    dropped: Mutex<Vec<Arc<Handle>>>,
 }
 
 impl Recorder {
@@ -82,12 +82,26 @@ impl Recorder {
 /// ```
 #[derive(Debug)]
 pub struct Event {
-    device: Device,
-    raw: RawEvent,
+    handle: Arc<Handle>,
     /// Set if it is a point of a graph, where a declared capture recorded it.
     recorder: Option<Arc<Recorder>>,
     /// It is a point of a graph that Aquifer was not told of: a stream that waits for it joins.
     undeclared: bool,
+}
+
+/// The driver's event, which goes back to the device's spare ones.
+#[derive(Debug)]
+struct Handle {
+    device: Device,
+    raw: RawEvent,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        if !is_forked_child() {
+            self.device.give_event(self.raw);
+        }
+    }
 }
 
 impl Event {
@@ -98,7 +112,14 @@ impl Event {
             Some(raw) => raw,
             None => device.driver().event_create()?,
         };
-        Ok(Self { device: device.clone(), raw, recorder: None, undeclared: false })
+        let handle = Arc::new(Handle { device: device.clone(), raw });
+        Ok(Self { handle, recorder: None, undeclared: false })
+    }
+
+    /// The same point of a stream. It is recorded no more.
+    pub(crate) fn share(&self) -> Self {
+        let Self { handle, recorder, undeclared } = self;
+        Self { handle: handle.clone(), recorder: recorder.clone(), undeclared: *undeclared }
     }
 
     /// The event as a point of the graph that `recorder` records.
@@ -136,12 +157,12 @@ impl Event {
     }
 
     pub(crate) fn raw(&self) -> RawEvent {
-        self.raw
+        self.handle.raw
     }
 
     /// The device whose stream recorded it.
     pub fn device(&self) -> &Device {
-        &self.device
+        &self.handle.device
     }
 
     /// Whether the device has passed the event.
@@ -156,12 +177,12 @@ impl Event {
     #[track_caller]
     pub fn is_complete(&self) -> Result<bool> {
         let _site = CallSite::enter();
-        self.ask(|event| self.device.driver().event_query(event))
+        self.ask(|event| self.device().driver().event_query(event))
     }
 
     /// As [`is_complete`](Self::is_complete), for a pool on a device that follows pools.
     pub(crate) fn is_complete_for_pool(&self) -> Result<bool> {
-        match self.device.driver().regions() {
+        match self.device().driver().regions() {
             Some(regions) => self.ask(|event| regions.event_query_for_pool(event)),
             None => self.is_complete(),
         }
@@ -170,8 +191,8 @@ impl Event {
     /// An error names the place in the crate, not the caller's.
     fn ask(&self, query: impl FnOnce(RawEvent) -> DriverResult<bool>) -> Result<bool> {
         self.outside_of_graphs("asking whether an event is complete")?;
-        query(self.raw)
-            .with_context(|| format!("asking whether an event of {} is complete", self.device))
+        query(self.raw())
+            .with_context(|| format!("asking whether an event of {} is complete", self.device()))
     }
 
     /// What [`synchronize`](Self::synchronize) returns, where [`is_complete`](Self::is_complete) has
@@ -179,10 +200,10 @@ impl Event {
     pub(crate) fn end(&self, asked: Result<bool>) -> Result<()> {
         let is_lost = |error: &Error| error.kind() == ErrorKind::ContextLost;
         if asked.as_ref().err().is_none_or(is_lost) {
-            self.device
+            self.device()
                 .driver()
                 .check()
-                .with_context(|| format!("waiting for an event of {}", self.device))?;
+                .with_context(|| format!("waiting for an event of {}", self.device()))?;
         }
         asked.map(drop)
     }
@@ -196,27 +217,23 @@ impl Event {
     pub fn synchronize(&self) -> Result<()> {
         let _site = CallSite::enter();
         self.outside_of_graphs("waiting for an event")?;
-        self.block(|| format!("waiting for an event of {}", self.device))
+        self.block(|| format!("waiting for an event of {}", self.device()))
     }
 
     /// As [`synchronize`](Self::synchronize), for an event of no graph that stands for what the caller waits for.
     pub(crate) fn block(&self, what: impl FnOnce() -> String) -> Result<()> {
-        self.device.driver().event_synchronize(self.raw).with_context(what)
+        assert_unlocked("a wait for the device");
+        self.device().driver().event_synchronize(self.raw()).with_context(what)
     }
 }
 
 impl Drop for Event {
     fn drop(&mut self) {
-        if is_forked_child() {
-            return;
-        }
-        match self.recorder.take() {
-            Some(recorder) if recorder.is_active() => {
-                let (device, raw) = (self.device.clone(), self.raw);
-                let event = Self { device, raw, recorder: None, undeclared: false };
-                recorder.dropped.lock().push(event);
-            }
-            _ => self.device.give_event(self.raw),
+        if let Some(recorder) = &self.recorder
+            && !is_forked_child()
+            && recorder.is_active()
+        {
+            recorder.dropped.lock().push(self.handle.clone());
         }
     }
 }

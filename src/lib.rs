@@ -79,6 +79,11 @@ pub use pinned::{
 /// For libraries over this crate.
 #[doc(hidden)]
 pub use resource::ThreadMagazine;
+/// As above.
+#[doc(hidden)]
+pub mod barrier {
+    pub use crate::sync::barrier::{heavy, light};
+}
 pub use resource::{
     ArenaOptions, ArenaResource, AsyncOptions, AsyncResource, AsyncStatistics, BinningOptions,
     BinningResource, CallbackResource, CudaResource, DeviceBlock, DeviceResource, FixedSizeOptions,
@@ -143,7 +148,7 @@ sync::for_models! {
         pub use crate::pinned::models::*;
         pub use crate::pool::models::*;
         pub use crate::resource::models::*;
-        pub use crate::stream::gate::Gate;
+        pub use crate::stream::gate::{Entered, Gate, GateOwner, Owning, Patience, Refused};
         pub use crate::stream::deferred::{Collected, DeferredQueue, Passed};
         pub use crate::stream::pool_handles::PoolHandles;
         pub use crate::sync::drop_thread_locals;

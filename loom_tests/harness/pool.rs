@@ -2,7 +2,8 @@
 
 use super::driver::{Driver, Event, STREAMS};
 use aquifer::models::{
-    Block, Failure, Gate, MissStep, Pool, PoolStatistics, Settings, SizeLimits, Upstream,
+    Block, Failure, Gate, GateOwner, MissStep, Patience, Pool, PoolStatistics, Settings,
+    SizeLimits, Upstream,
 };
 use loom::thread::ThreadId;
 use std::fmt;
@@ -24,13 +25,29 @@ pub struct Stream {
     pub index: usize,
     driver: Arc<Driver>,
     /// Its gate, in the models of captures: each call that names the stream enters it.
-    gate: Option<Arc<Gate<ThreadId>>>,
+    gate: Option<Arc<Gate<Owner, ()>>>,
     /// As [`PoolDriver::captures`], for the question whether the stream is abandoned.
     goes: bool,
 }
 
 /// A call under way, inside of a stream's gate.
-struct Entered<'a>(Option<&'a Gate<ThreadId>>);
+struct Entered<'a>(Option<&'a Gate<Owner, ()>>);
+
+/// The thread of a capture.
+#[derive(Debug)]
+struct Owner(ThreadId);
+
+impl Owner {
+    fn here() -> Self {
+        Self(loom::thread::current().id())
+    }
+}
+
+impl GateOwner for Owner {
+    fn is_here(&self) -> bool {
+        self.0 == loom::thread::current().id()
+    }
+}
 
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
@@ -42,11 +59,9 @@ impl Stream {
     /// As the crate's streams: an error while another thread's capture has the stream.
     fn enter(&self) -> Result<Entered<'_>, Trouble> {
         let Some(gate) = &self.gate else { return Ok(Entered(None)) };
-        match gate.begin_call() {
-            None => Ok(Entered(Some(gate))),
-            Some(owner) if *owner == loom::thread::current().id() => Ok(Entered(None)),
-            Some(_) => Err(Trouble::Captured),
-        }
+        // The pool may have locks, so its streams do not wait for a capture.
+        let entered = gate.begin_call(&Patience::none()).map_err(|_| Trouble::Captured)?;
+        Ok(Entered(entered.owner.is_none().then_some(&**gate)))
     }
 }
 
@@ -218,7 +233,7 @@ impl Plan {
         driver.set_limit(self.settings.limits.maximum());
         let pool_driver = PoolDriver { driver: driver.clone(), captures: self.captures };
         let stream = |index| {
-            let gate = self.captures.then(|| Arc::new(Gate::default()));
+            let gate = self.captures.then(|| Arc::new(Gate::new(())));
             Stream { index, driver: driver.clone(), gate, goes: self.goes }
         };
         let streams = (0..STREAMS).map(stream).collect();
@@ -335,9 +350,7 @@ impl Fixture {
     pub fn capture(&self, stream: usize) -> Option<usize> {
         let handle = &self.streams[stream];
         let gate = handle.gate.as_ref().expect("a model of captures");
-        if !gate.close_and_wait(&Arc::new(loom::thread::current().id())) {
-            return None;
-        }
+        gate.close_and_wait(&Arc::new(Owner::here()), &Patience::none()).ok()?;
         let begin = || {
             self.driver.set_stream_capturing(stream, true);
             Ok(())

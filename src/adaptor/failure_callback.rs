@@ -7,8 +7,8 @@ use crate::layout::DeviceLayout;
 use crate::resource::impls::{adaptor, debug_struct, forward, getters, setters};
 use crate::resource::{DeviceBlock, DeviceResource};
 use crate::stream::Stream;
-use crate::sync::Arc;
 use crate::sync::trusted::thread_local;
+use crate::sync::{Arc, assert_unlocked};
 use std::cell::Cell;
 use std::fmt;
 
@@ -50,10 +50,11 @@ impl<'a> Failure<'a> {
 /// `failure_callback_resource_adaptor`.
 ///
 /// The callback frees memory, by spilling to the host for example, and returns `true` for another
-/// attempt. It runs on the thread that allocates, which holds no lock of this crate: it may free
-/// memory of the same resource and allocate from it. Below a
+/// attempt. It runs on the thread that allocates, which holds no lock of this crate but a pool's for
+/// its growth: it may free memory of the same resource and allocate from it. Below a
 /// [`ThreadSafeAdaptor`](crate::ThreadSafeAdaptor), which holds its lock meanwhile, its frees there
-/// wait for the end of the allocation.
+/// wait for the end of the allocation. What it may wait for is what a
+/// [resource](DeviceResource#what-a-method-may-wait-for) may.
 ///
 /// Only errors of the chosen kinds reach the callback, [`ErrorKind::OutOfMemory`] by default. The
 /// error is final after [`max_retries`](FailureCallbackOptions::max_retries), and for an allocation
@@ -223,6 +224,7 @@ impl<U> FailureCallbackState<U> {
     /// Whether to retry. Stops panics of the callback: a resource's methods do not panic.
     #[cold]
     fn wants_retry(&self, failure: &Failure<'_>) -> bool {
+        assert_unlocked("a callback");
         let Some(_running) = RunningCallback::begin(self) else { return false };
         let call = || (self.filter)(failure.error) && (self.callback)(failure);
         catch_panic(call).unwrap_or_else(|| {

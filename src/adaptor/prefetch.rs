@@ -49,7 +49,7 @@ impl<U: DeviceResource> PrefetchAdaptor<U> {
         if block.is_empty() || !device.properties().concurrent_managed_access {
             return Ok(());
         }
-        let entered = stream.begin_call()?;
+        let entered = stream.begin_nested_call()?;
         if entered.is_capturing()? {
             return Ok(());
         }

@@ -8,9 +8,10 @@ use crate::layout::DeviceLayout;
 use crate::resource::impls::{forward, handle};
 use crate::resource::{DeviceBlock, DeviceResource};
 use crate::stream::Stream;
+use crate::stream::deferred::{HoldBuffers, hold_buffers};
 use crate::sync::Arc;
 use crate::sync::thread_id::{self, NO_THREAD};
-use crate::sync::trusted::{AtomicU64, Mutex, MutexGuard, Ordering};
+use crate::sync::trusted::{AtomicU64, Mutex, Ordering, WaitMutex, WaitMutexGuard};
 use std::fmt;
 
 /// Hands out device memory in stream order, to one caller at a time: a
@@ -144,12 +145,15 @@ struct ThreadSafeState<R> {
     owner: AtomicU64,
     /// Blocks that the owner freed inside its call. Empty when the lock is released.
     deferred_frees: Mutex<Vec<(Stream, DeviceBlock)>>,
-    resource: Mutex<R>,
+    /// What the resource waits for, the lock is held over.
+    resource: WaitMutex<R>,
 }
 
 struct ResourceGuard<'a, R: LocalDeviceResource> {
     state: &'a ThreadSafeState<R>,
-    resource: MutexGuard<'a, R>,
+    resource: WaitMutexGuard<'a, R>,
+    /// The drop of a user's buffer may ask for a lock whose holder waits for this one.
+    _held: HoldBuffers,
 }
 
 impl<R: LocalDeviceResource> Drop for ResourceGuard<'_, R> {
@@ -191,9 +195,9 @@ impl<R: LocalDeviceResource> ThreadSafeState<R> {
     }
 
     /// Marks this thread as the owner of the lock that it took.
-    fn guard<'a>(&'a self, resource: MutexGuard<'a, R>) -> ResourceGuard<'a, R> {
+    fn guard<'a>(&'a self, resource: WaitMutexGuard<'a, R>) -> ResourceGuard<'a, R> {
         self.owner.store(thread_id::assign(), Ordering::Relaxed);
-        ResourceGuard { state: self, resource }
+        ResourceGuard { state: self, resource, _held: hold_buffers() }
     }
 }
 
@@ -206,7 +210,7 @@ impl<R: LocalDeviceResource> ThreadSafeAdaptor<R> {
                 device,
                 owner: AtomicU64::new(NO_THREAD),
                 deferred_frees: Mutex::default(),
-                resource: Mutex::new(resource),
+                resource: WaitMutex::new(resource),
             }),
         }
     }

@@ -16,6 +16,18 @@ use std::fmt;
 /// several ranks. The group borrows the memory until it is [run](Self::run), which orders all streams; until then, and if
 /// it is dropped, nothing has happened. Its methods are those of [`Communicator`], with the rank first.
 ///
+/// All ranks group their collectives in the same way: NCCL arranges a group as a whole, and ranks that differ may wait for
+/// each other without an end, or fail. For the same reason a group is never given in parts, however long it is.
+///
+/// # How far a rank is ahead
+///
+/// A group counts as all the collectives that it has of a rank. It waits before it is given until these and what
+/// the rank has ahead of its device are 256 at most. A group with more of one rank waits until that rank has nothing ahead, and
+/// what comes after it waits until the device has passed it. So a rank is ahead of its device by 256 collectives or by
+/// one group, whichever is more. Each of these waits takes no longer than the [`timeout`](crate::CommunicatorOptions::timeout)
+/// of the rank. A group that has waited waits again where another thread has given the rank collectives meanwhile. Keep a group short where a rank may be lost: NCCL has the host wait in a group that is too long
+/// for the queue of the GPU, and does not return until the other ranks come.
+///
 /// ```
 /// use aquifer::{Communicator, Device, DeviceVec, Group, sim::SimConfig};
 ///
@@ -55,7 +67,8 @@ impl Group<'_> {
     }
 
     /// Gives all of them to their streams, which wait for the home streams of what they use; the homes wait for them
-    /// before they next write or free it. May wait on the host for the calls of other ranks.
+    /// before they next write or free it. May wait on the host for the calls of other ranks, and where a rank is
+    /// [too far ahead](Self#how-far-a-rank-is-ahead) of its device.
     ///
     /// # Errors
     ///

@@ -21,9 +21,10 @@ use std::time::Duration;
 /// make the same calls in the same order. Ranks may be threads of one process, processes, or machines; a thread that has
 /// several ranks makes their calls in one [`Group`](crate::Group).
 ///
-/// No call waits for the device, but where that is 256 collectives behind: then for 128 of them, no longer than the
-/// [`timeout`](CommunicatorOptions::timeout). On a GPU the queue would be full at some later call, which waits without an
-/// end if a rank is lost.
+/// A rank is never more than 256 collectives ahead of its device: a call that would be the next one waits for the device,
+/// no longer than the [`timeout`](CommunicatorOptions::timeout). On a GPU the queue would be full at some later call, which
+/// waits without an end if a rank is lost. A [`Group`](crate::Group) counts as all its collectives, and may be longer than
+/// that: see there. No other call waits for the device.
 ///
 /// On a GPU, NCCL is looked for when the first communicator is made. A call may wait on the host for the same call of
 /// other ranks, the first ones above all, and no other call on this communicator goes on meanwhile. On the
@@ -127,13 +128,12 @@ impl CommunicatorOptions {
         ranks: usize,
     ) -> Result<Vec<Communicator>> {
         let Self { streams, timeout } = self;
-        let last = first.saturating_add(streams.len());
+        let last = first.saturating_add(streams.len().saturating_sub(1));
         ensure!(
-            last <= ranks && ranks <= i32::MAX as usize,
+            last < ranks && ranks <= i32::MAX as usize,
             InvalidArgument,
             "number the ranks from 0, all below their count",
-            "rank {} among {ranks} was to join a communicator",
-            last.saturating_sub(1)
+            "rank {last} among {ranks} was to join a communicator"
         );
         let devices: Vec<Device> = streams.iter().map(|stream| stream.device().clone()).collect();
         let raw = join_within(timeout, devices, first, ranks, *id.as_bytes())?;
@@ -353,6 +353,11 @@ impl Communicator {
         let _site = CallSite::enter();
         let call = self.stream().begin_call()?;
         call.refuse_capture("waiting for collectives")?;
+        // Else what was given before would count as ahead until a mark behind later work has passed. Not waited for: another
+        // thread's call may have the lock until the other ranks come.
+        if let Some(mut state) = self.rank.try_lock() {
+            state.mark_all(&call)?;
+        }
         let event = call.record()?;
         drop(call);
         self.rank.wait(&event, timeout)

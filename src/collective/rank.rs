@@ -18,19 +18,25 @@ use crate::driver::{
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::Event;
-use crate::stream::{Stream, StreamCall};
+use crate::stream::{Patience, Stream, StreamCall};
 use crate::sync::trusted::{Backoff, Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
 use std::time::{Duration, Instant};
 
+/// What the ranks' work is to a capture, which it is refused in.
+pub(super) const COLLECTIVE: &str = "a collective";
+
 /// How long a wait sleeps between two questions once it has asked for a while.
 const ROUND: Duration = Duration::from_micros(50);
 
-/// Collectives between two marks, and marks that may be to come: a rank runs ahead of its device by no more than their
-/// product, since a launch on a queue that is full waits without an end where another rank is lost.
-const PER_MARK: u32 = 128;
-const MARKS: usize = 2;
+/// A rank runs ahead of its device by no more collectives, or by one group: a launch on a queue that is full waits without
+/// an end where another rank is lost. A longer group cannot be given in parts, since NCCL wants one grouping of all ranks,
+/// and a send apart from its receive waits for good.
+const MOST_AHEAD: usize = 256;
+
+/// So many collectives, at least, lie between two marks.
+const PER_MARK: usize = 128;
 
 #[derive(Debug)]
 pub(super) struct Rank {
@@ -44,10 +50,19 @@ pub(super) struct Rank {
 #[derive(Debug)]
 pub(super) struct RankState {
     membership: Membership,
-    /// Collectives since the last mark.
-    unmarked: u32,
-    /// Points of the stream, each behind so many collectives, the oldest first.
-    marks: VecDeque<Event>,
+    /// Collectives that the stream may not have passed.
+    ahead: usize,
+    /// Those of them since the last mark.
+    unmarked: usize,
+    /// Points of the stream, the oldest first.
+    marks: VecDeque<Mark>,
+}
+
+/// A point of the stream, and the number of collectives between the mark before and this one.
+#[derive(Debug)]
+struct Mark {
+    event: Event,
+    collectives: usize,
 }
 
 #[derive(Debug)]
@@ -89,21 +104,52 @@ impl RankState {
         }
     }
 
-    /// Whether the device is not too far behind for another collective.
+    /// Whether the device is not too far behind for so many more collectives, all of one group. A group that is longer than
+    /// the limit goes where nothing is ahead.
     #[inline]
-    pub(super) fn has_room(&self) -> bool {
-        self.marks.len() < MARKS
+    pub(super) fn has_room(&self, more: usize) -> bool {
+        self.ahead == 0 || self.ahead.saturating_add(more) <= MOST_AHEAD
     }
 
-    /// Counts a collective that the stream was given by `call`.
+    /// Counts collectives that the stream was given by `call`.
     #[inline]
-    pub(super) fn count(&mut self, call: &StreamCall<'_>) {
-        self.unmarked += 1;
-        if self.unmarked == PER_MARK {
-            self.unmarked = 0;
-            // Without a mark the rank may run further ahead.
-            self.marks.extend(call.record());
+    pub(super) fn count(&mut self, collectives: usize, call: &StreamCall<'_>) {
+        self.ahead += collectives;
+        self.unmarked += collectives;
+        if self.unmarked >= PER_MARK {
+            // Who waits for room tries again if it fails.
+            let _ = self.mark(call);
         }
+    }
+
+    /// Marks the stream behind the collectives that no mark is behind.
+    fn mark(&mut self, call: &StreamCall<'_>) -> Result<()> {
+        let event = call.record()?;
+        self.marks.push_back(Mark { event, collectives: std::mem::take(&mut self.unmarked) });
+        Ok(())
+    }
+
+    /// Marks the stream behind all its collectives. Does nothing where a mark is: another thread was first, or the
+    /// communicator was aborted.
+    pub(super) fn mark_all(&mut self, call: &StreamCall<'_>) -> Result<()> {
+        if self.unmarked > 0 { self.mark(call) } else { Ok(()) }
+    }
+
+    /// Counts the collectives no more that the stream has passed.
+    fn forget_passed(&mut self) -> Result<()> {
+        while let Some(mark) = self.marks.front()
+            && mark.event.is_complete()?
+        {
+            self.ahead -= mark.collectives;
+            self.marks.pop_front();
+        }
+        Ok(())
+    }
+
+    /// Counts none, since the communicator has none any more.
+    fn forget_all(&mut self) {
+        self.marks.clear();
+        (self.ahead, self.unmarked) = (0, 0);
     }
 }
 
@@ -116,7 +162,7 @@ impl Rank {
         raw: RawCommunicator,
     ) -> Self {
         let membership = Membership::Joined(raw);
-        let state = RankState { membership, unmarked: 0, marks: VecDeque::new() };
+        let state = RankState { membership, ahead: 0, unmarked: 0, marks: VecDeque::new() };
         Self { stream, number, ranks, timeout, state: Mutex::new(state) }
     }
 
@@ -130,7 +176,7 @@ impl Rank {
         LockedRank { state: self.state.lock(), _held: held }
     }
 
-    fn try_lock(&self) -> Option<LockedRank<'_>> {
+    pub(super) fn try_lock(&self) -> Option<LockedRank<'_>> {
         let held = self.hold_events();
         self.state.try_lock().map(|state| LockedRank { state, _held: held })
     }
@@ -141,20 +187,39 @@ impl Rank {
         (self.device().kind() == BackendKind::Simulated).then(defer_events)
     }
 
-    /// Waits until the device is not too far behind. The caller is inside of no gate and has no lock.
+    /// Waits until the device is not too far behind for so many more collectives. The caller is inside of no gate and has no
+    /// lock.
     #[cold]
-    pub(super) fn wait_for_room(&self) -> Result<()> {
+    pub(super) fn wait_for_room(&self, more: usize) -> Result<()> {
         not_forked("a communicator")?;
-        let mut state = self.lock();
-        if state.has_room() {
-            return Ok(());
+        loop {
+            let mut state = self.lock();
+            state.forget_passed()?;
+            if state.has_room(more) {
+                return Ok(());
+            }
+            // Not taken out of the state: another thread would have room before the device has passed it.
+            let oldest = state.marks.front().map(|mark| mark.event.share());
+            drop(state);
+            match oldest {
+                Some(event) => self.wait(&event, self.timeout)?,
+                None => self.mark()?,
+            }
         }
-        let oldest = state.marks.pop_front();
-        drop(state);
-        match oldest {
-            Some(mark) if !mark.is_complete()? => self.wait(&mark, self.timeout),
-            _ => Ok(()),
-        }
+    }
+
+    /// Marks the stream behind all its collectives, for a wait until the device has passed them.
+    fn mark(&self) -> Result<()> {
+        let call = self.begin_call()?;
+        self.lock().mark_all(&call)
+    }
+
+    /// A call that may give the stream collectives.
+    pub(super) fn begin_call(&self) -> Result<StreamCall<'_>> {
+        // NCCL may wait for other ranks, whose threads may be about to capture.
+        let call = self.stream.begin_blocking_call(&Patience::new())?;
+        call.refuse_capture(COLLECTIVE)?;
+        Ok(call)
     }
 
     /// The error of a call, which aborts the communicator if it is fatal. The caller is inside of no gate and has no lock.
@@ -180,7 +245,7 @@ impl Rank {
             Membership::Joined(raw) => *raw,
         };
         state.membership = Membership::Lost(error.clone());
-        state.marks.clear();
+        state.forget_all();
         // SAFETY: taken out of the state, so no other call has it or gets it.
         let _ = unsafe { self.device().driver().communicator_abort(raw) };
         drop(state);
@@ -280,7 +345,7 @@ impl Rank {
         let mut state = self.lock();
         let Ok(raw) = state.joined() else { return };
         state.membership = Membership::Ended;
-        state.marks.clear();
+        state.forget_all();
         let driver = self.device().driver();
         // SAFETY: taken out of the state, so no other call has it or gets it.
         let ended = unsafe {

@@ -2,17 +2,14 @@
 
 use super::communicator::Communicator;
 use super::element::{Element, ReduceElement};
-use super::rank::Rank;
+use super::rank::{COLLECTIVE, Rank};
 use crate::container::{CapturePolicy, DeviceSlice, DeviceSliceMut, MemoryUse};
 use crate::driver::{CollectiveWork, RawCollective, ReduceOp, Reduction};
 use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::impls::Count;
-use crate::stream::StreamCall;
+use crate::stream::{Patience, Stream, StreamCall};
 use crate::sync::Arc;
 use bytemuck::Pod;
-
-/// What the ranks' work is to a capture, which it is refused in.
-const COLLECTIVE: &str = "a collective";
 
 /// One collective of one rank, whose lengths fit, and the memory that it uses.
 pub(super) struct Request<'a> {
@@ -198,7 +195,7 @@ impl<'a> Request<'a> {
     fn order(&self) -> Result<StreamCall<'a>> {
         let (stream, policy) = (self.communicator.stream(), CapturePolicy::Refuse(COLLECTIVE));
         // NCCL may wait for other ranks, whose threads may be about to capture.
-        let mut call = stream.begin_blocking_call()?;
+        let mut call = stream.begin_blocking_call(&Patience::new())?;
         let memory = || [&self.read, &self.written].into_iter().flatten();
         if memory().all(|memory| memory.is_in_order_on(stream)) {
             call.refuse_capture(COLLECTIVE)?;
@@ -216,12 +213,12 @@ impl<'a> Request<'a> {
         let rank = &self.communicator.rank;
         let mut call = self.order()?;
         let mut state = rank.lock();
-        if !state.has_room() {
+        // Again where another thread has come between, and taken the room.
+        while !state.has_room(1) {
             drop((state, call));
-            rank.wait_for_room()?;
-            // The order stays; another thread may have come between, and be one collective further ahead.
-            call = self.communicator.stream().begin_blocking_call()?;
-            call.refuse_capture(COLLECTIVE)?;
+            rank.wait_for_room(1)?;
+            // The order stays.
+            call = rank.begin_call()?;
             state = rank.lock();
         }
         let raw = state.joined()?;
@@ -231,7 +228,7 @@ impl<'a> Request<'a> {
         // passed.
         let ran = unsafe { rank.device().driver().run_collectives(&[work]) };
         if ran.is_ok() {
-            state.count(&call);
+            state.count(1, &call);
         }
         drop(state);
         drop(call);
@@ -246,49 +243,79 @@ impl<'a> Request<'a> {
         let mut ranks: Vec<&Arc<Rank>> =
             requests.iter().map(|request| &request.communicator.rank).collect();
         ranks.sort_by_key(|rank| Arc::as_ptr(rank).addr());
-        ranks.dedup_by(|one, other| Arc::ptr_eq(one, other));
-        let Some(first) = ranks.first() else { return Ok(()) };
-        ranks.iter().try_for_each(|rank| rank.wait_for_room())?;
+        // Each rank, and how many of the group are its own.
+        let ranks: Vec<(&Arc<Rank>, usize)> = ranks
+            .chunk_by(|one, other| Arc::ptr_eq(one, other))
+            .map(|same| (same[0], same.len()))
+            .collect();
+        let Some((first, _)) = ranks.first() else { return Ok(()) };
+        let wait_for_room = || ranks.iter().try_for_each(|(rank, own)| rank.wait_for_room(*own));
+        wait_for_room()?;
         // Out of each gate again: the next one may have to wait for a capture to begin.
         requests.iter().try_for_each(|request| request.order().map(drop))?;
         // A gate is entered once: no thread that closes one waits for another.
-        let mut streams: Vec<_> = ranks.iter().map(|rank| &rank.stream).collect();
+        let mut streams: Vec<_> = ranks.iter().map(|(rank, _)| &rank.stream).collect();
         streams.sort_by_key(|stream| stream.id());
         streams.dedup();
-        let mut calls = Vec::with_capacity(streams.len());
-        for stream in streams {
-            let call = stream.begin_blocking_call()?;
-            call.refuse_capture(COLLECTIVE)?;
-            calls.push(call);
-        }
-        let mut states: Vec<_> = ranks.iter().map(|rank| rank.lock()).collect();
+        let (calls, mut states) = loop {
+            let calls = enter_all(&mut streams)?;
+            calls.iter().try_for_each(|call| call.refuse_capture(COLLECTIVE))?;
+            let states: Vec<_> = ranks.iter().map(|(rank, _)| rank.lock()).collect();
+            if states.iter().zip(&ranks).all(|(state, (_, own))| state.has_room(*own)) {
+                break (calls, states);
+            }
+            // Another thread has come between, and taken the room. The order stays.
+            drop((states, calls));
+            wait_for_room()?;
+        };
         let mut works = Vec::with_capacity(requests.len());
-        let mut given = Vec::with_capacity(requests.len());
         for Request { communicator, work, .. } in requests {
             let rank = &communicator.rank;
-            let at = ranks.iter().position(|other| Arc::ptr_eq(other, rank));
+            let at = ranks.iter().position(|(other, _)| Arc::ptr_eq(other, rank));
             let call = calls.iter().find(|call| call.is(&rank.stream));
             if let (Some(at), Some(call)) = (at, call) {
                 let raw = states[at].joined()?;
                 works.push(RawCollective { communicator: raw, stream: call.raw(), work: *work });
-                given.push((at, call));
             }
         }
         // SAFETY: as in `run`, for each.
         let ran = unsafe { first.device().driver().run_collectives(&works) };
         if ran.is_ok() {
-            given.iter().for_each(|&(at, call)| states[at].count(call));
+            for (state, (rank, own)) in states.iter_mut().zip(&ranks) {
+                if let Some(call) = calls.iter().find(|call| call.is(&rank.stream)) {
+                    state.count(*own, call);
+                }
+            }
         }
-        drop(given);
         drop(states);
         drop(calls);
         let Err(error) = ran else { return Ok(()) };
         // For all ranks of the group, since none knows what the others were given.
         let failed = first.fail(error.clone(), "running a group");
-        for rank in &ranks[1..] {
+        for (rank, _) in &ranks[1..] {
             rank.fail(error.clone(), "running a group");
         }
         Err(failed)
+    }
+}
+
+/// A call on each stream. A gate that is closed is waited for inside of no other one, and is the first to be entered
+/// then.
+fn enter_all<'a>(streams: &mut [&'a Stream]) -> Result<Vec<StreamCall<'a>>> {
+    let patience = Patience::new();
+    loop {
+        let mut calls = Vec::with_capacity(streams.len());
+        let mut closed = None;
+        for (at, stream) in streams.iter().enumerate() {
+            let first = if at == 0 { &patience } else { &Patience::none() };
+            match stream.begin_blocking_call(first) {
+                Err(error) if at > 0 && error.kind() == ErrorKind::Capture => closed = Some(at),
+                call => calls.push(call?),
+            }
+        }
+        let Some(closed) = closed else { return Ok(calls) };
+        drop(calls);
+        streams.swap(0, closed);
     }
 }
 

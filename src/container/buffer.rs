@@ -129,13 +129,15 @@ impl Buffer {
         }
         // Ordered in the graph alone, the new home would come after no real work of the old one.
         self.home.refuse_capture("moving a vector to another stream")?;
-        // Before a second gate: it may have to wait for a capture to begin.
+        // Out of the first gate before the second is entered, which may have to be waited for. No other use comes between.
         let old = self.make_home_wait_for_uses()?;
         old.refuse_capture("moving a vector to another stream")?;
+        let event = old.record()?;
+        drop(old);
         let new = stream.begin_call()?;
         new.refuse_capture("moving a vector to another stream")?;
-        new.wait(&old.record()?)?;
-        drop((old, new));
+        new.wait(&event)?;
+        drop(new);
         self.home = stream.clone();
         Ok(())
     }

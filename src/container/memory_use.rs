@@ -6,7 +6,7 @@ use super::used_on::{UseTimeline, WaitError, error_across_captures};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::resource::DeviceResource;
-use crate::stream::{Capture, Status, Stream, StreamCall};
+use crate::stream::{Capture, Patience, Status, Stream, StreamCall};
 use crate::sync::Arc;
 use std::ops::Range;
 
@@ -37,17 +37,18 @@ impl MemoryUse<'_> {
     /// Orders `stream`, of home's device or of one that [reaches](DeviceResource::has_peer_access) the memory, after what home did so far, and home's next conflicting use
     /// after `stream`. The call that it returns may give the stream work on the memory.
     ///
-    /// The caller is inside of no gate: a stream that is about to begin a capture is waited for.
+    /// The caller is inside of no gate: a stream that is in a short capture, or about to begin one, is waited for.
     pub(crate) fn order_on<'s>(
         self,
         stream: &'s impl StreamRef,
         policy: CapturePolicy,
     ) -> Result<StreamCall<'s>> {
-        let call = stream.begin_call()?;
+        let patience = Patience::new();
+        let call = stream.begin_call(&patience)?;
         if !stream.is(self.home) {
             self.require_access(call.device())?;
         }
-        self.order(stream, call, policy)
+        self.order(stream, call, policy, &patience)
     }
 
     /// The error where kernels of `device` do not reach the memory.
@@ -77,8 +78,9 @@ impl MemoryUse<'_> {
             // Home could never wait for such a use, which would stay pending for good.
             stream.device().require(self.home.device(), "the source")?;
         }
-        let call = stream.begin_call()?;
-        self.order(stream, call, CapturePolicy::Join)
+        let patience = Patience::new();
+        let call = stream.begin_call_within(&patience)?;
+        self.order(stream, call, CapturePolicy::Join, &patience)
     }
 
     /// Whether the stream is home and nothing is to be waited for: then its own order is enough.
@@ -98,7 +100,7 @@ impl MemoryUse<'_> {
         if *stream != *self.home {
             self.require_access(call.device())?;
         }
-        self.order(stream, call, policy)
+        self.order(stream, call, policy, &Patience::new())
     }
 
     fn order<'s>(
@@ -106,45 +108,78 @@ impl MemoryUse<'_> {
         stream: &'s impl StreamRef,
         mut call: StreamCall<'s>,
         policy: CapturePolicy,
+        patience: &Patience,
     ) -> Result<StreamCall<'s>> {
         loop {
-            match self.try_order(stream, call, policy) {
+            refuse_capture(&call, policy)?;
+            let ordered = if stream.is(self.home) {
+                self.try_order_at_home(call)
+            } else if self.range.is_empty() {
+                Ok(call)
+            } else {
+                let (call, at_home) = self.enter_home_too(stream, call, patience)?;
+                self.try_order(stream, call, &at_home, policy)
+            };
+            match ordered {
                 Ok(call) => return Ok(call),
                 Err(WaitError::Failed(error)) => return Err(error),
                 Err(WaitError::CaptureBegins(other)) => other.wait_published(),
             }
-            call = stream.begin_call()?;
+            call = stream.begin_call(patience)?;
         }
+    }
+
+    /// A call at home beside one on the stream. No thread waits for a gate inside of another one. So where home has a
+    /// capture on another thread, this one leaves, waits, and enters the two gates in the other order: while it is inside of the one that
+    /// it waited for, no capture takes that one again.
+    fn enter_home_too<'s>(
+        &self,
+        stream: &'s impl StreamRef,
+        mut call: StreamCall<'s>,
+        patience: &Patience,
+    ) -> Result<(StreamCall<'s>, StreamCall<'_>)> {
+        let is_capture = |error: &Error| error.kind() == ErrorKind::Capture;
+        loop {
+            match self.home.begin_nested_call() {
+                Err(error) if is_capture(&error) => drop(call),
+                at_home => return at_home.map(|at_home| (call, at_home)),
+            }
+            let at_home = self.home.begin_call_within(patience)?;
+            match stream.begin_call(&Patience::none()) {
+                Err(error) if is_capture(&error) => drop(at_home),
+                call => return call.map(|call| (call, at_home)),
+            }
+            call = stream.begin_call(patience)?;
+        }
+    }
+
+    fn try_order_at_home<'s>(&self, call: StreamCall<'s>) -> Result<StreamCall<'s>, WaitError> {
+        self.uses.wait_conflicting(&self.range, self.writes, |on| on.make_wait(&call))?;
+        Ok(call)
     }
 
     fn try_order<'s>(
         &self,
         stream: &'s impl StreamRef,
-        mut call: StreamCall<'s>,
+        call: StreamCall<'s>,
+        at_home: &StreamCall<'_>,
         policy: CapturePolicy,
     ) -> Result<StreamCall<'s>, WaitError> {
-        let Self { home, uses, ref range, writes, .. } = *self;
-        if let CapturePolicy::Refuse(work) = policy {
-            call.refuse_capture(work)?;
-        }
-        if stream.is(home) {
-            uses.wait_conflicting(range, writes, |on| on.make_wait(&call))?;
-            return Ok(call);
-        }
-        if range.is_empty() {
-            return Ok(call);
-        }
-        let at_home = home.begin_call()?;
-        let joins = capture_to_join(&at_home, &call, policy)?;
-        let wait = |on: &UseTimeline| on.make_wait(&at_home);
+        let Self { uses, ref range, writes, .. } = *self;
+        // Again: the gate may have been left and entered since.
+        refuse_capture(&call, policy)?;
+        let joins = capture_to_join(at_home, &call, policy)?;
+        let wait = |on: &UseTimeline| on.make_wait(at_home);
         uses.wait_and_record(stream.timeline(), range.clone(), writes, wait)?;
         let event = at_home.record()?;
         match joins {
             // The last step: where one before it fails, the stream is not taken in.
-            Some(capture) => call.join(&capture, &event)?,
-            None => call.wait(&event)?,
+            Some(capture) => Ok(call.join(&capture, &event)?),
+            None => {
+                call.wait(&event)?;
+                Ok(call)
+            }
         }
-        Ok(call)
     }
 
     /// As [`order_on`](Self::order_on), for work that cudarc gives at once, without a way to return an
@@ -153,8 +188,10 @@ impl MemoryUse<'_> {
         if self.range.is_empty() {
             return;
         }
-        let ordered =
-            stream.begin_call().and_then(|call| self.order(stream, call, CapturePolicy::Any));
+        let patience = Patience::new();
+        let ordered = stream
+            .begin_call(&patience)
+            .and_then(|call| self.order(stream, call, CapturePolicy::Any, &patience));
         let Err(error) = ordered.map(drop) else { return };
         crate::debug_log::event!(warn, %error, "waiting on the host: a stream of cudarc cannot be ordered by events");
         let Self { home, uses, range, writes, .. } = self;
@@ -173,6 +210,13 @@ impl MemoryUse<'_> {
         if let Err(error) = waited {
             crate::debug_log::event!(error, %error, "a stream of cudarc is in no order with what was done to a vector");
         }
+    }
+}
+
+fn refuse_capture(call: &StreamCall<'_>, policy: CapturePolicy) -> Result<()> {
+    match policy {
+        CapturePolicy::Refuse(work) => call.refuse_capture(work),
+        CapturePolicy::Join | CapturePolicy::Any => Ok(()),
     }
 }
 

@@ -32,7 +32,7 @@
 #![allow(unreachable_pub, reason = "the models of loom_tests reach it through `models`")]
 
 use crate::sync::Ordering::{Acquire, Release};
-use crate::sync::{AtomicUsize, Mutex};
+use crate::sync::{AtomicUsize, WaitMutex};
 use std::ops::Range;
 
 /// The work that a use is a part of, and that home can be made to wait for.
@@ -49,7 +49,7 @@ pub trait Timeline {
 /// The uses of one block, by byte range, that home has not waited for.
 #[derive(Debug)]
 pub struct PendingUses<T> {
-    list: Mutex<Vec<TimelineUses<T>>>,
+    list: WaitMutex<Vec<TimelineUses<T>>>,
     count: AtomicUsize,
 }
 
@@ -88,7 +88,7 @@ impl<T> TimelineUses<T> {
 
 impl<T: Timeline> Default for PendingUses<T> {
     fn default() -> Self {
-        Self { list: Mutex::new(Vec::new()), count: AtomicUsize::new(0) }
+        Self { list: WaitMutex::new(Vec::new()), count: AtomicUsize::new(0) }
     }
 }
 

@@ -4,14 +4,14 @@ use super::used_on::UseTimeline;
 use crate::device::Device;
 use crate::driver::RawStream;
 use crate::error::Result;
-use crate::stream::{PerThreadStream, Stream, StreamCall};
+use crate::stream::{Patience, PerThreadStream, Stream, StreamCall};
 
 mod sealed {
-    use super::{Result, Stream, StreamCall, UseTimeline};
+    use super::{Patience, Result, Stream, StreamCall, UseTimeline};
 
     /// The crate's own view of a stream.
     pub trait Sealed {
-        fn begin_call(&self) -> Result<StreamCall<'_>>;
+        fn begin_call(&self, patience: &Patience) -> Result<StreamCall<'_>>;
 
         fn timeline(&self) -> UseTimeline;
 
@@ -31,8 +31,8 @@ pub trait StreamRef: Sealed {}
 impl StreamRef for Stream {}
 
 impl Sealed for Stream {
-    fn begin_call(&self) -> Result<StreamCall<'_>> {
-        Stream::begin_call(self)
+    fn begin_call(&self, patience: &Patience) -> Result<StreamCall<'_>> {
+        self.begin_call_within(patience)
     }
 
     fn timeline(&self) -> UseTimeline {
@@ -47,7 +47,7 @@ impl Sealed for Stream {
 impl StreamRef for PerThreadStream {}
 
 impl Sealed for PerThreadStream {
-    fn begin_call(&self) -> Result<StreamCall<'_>> {
+    fn begin_call(&self, _: &Patience) -> Result<StreamCall<'_>> {
         Ok(PerThreadStream::begin_call(self))
     }
 
@@ -65,7 +65,7 @@ pub(crate) struct UnknownStream {
 impl StreamRef for UnknownStream {}
 
 impl Sealed for UnknownStream {
-    fn begin_call(&self) -> Result<StreamCall<'_>> {
+    fn begin_call(&self, _: &Patience) -> Result<StreamCall<'_>> {
         Ok(StreamCall::without_gate(&self.device, self.raw))
     }
 

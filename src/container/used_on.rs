@@ -52,14 +52,14 @@ impl From<Error> for WaitError {
 
 impl UseTimeline {
     /// Makes `home` wait for all that was given so far: in the graph, if both are in one declared
-    /// capture. A home outside waits for what a stream was given before its capture: the contract of
+    /// capture; at the graph's launches, if home alone is. A home outside waits for what a stream was given before its capture: the contract of
     /// the graph's launch orders the graph's own work.
     pub(super) fn make_wait(&self, home: &StreamCall<'_>) -> Result<(), WaitError> {
         match self {
             Self::Stream(other) if home.is(other) => {}
             Self::Stream(other) => match home.status()? {
                 Status::Declared(_) => {
-                    let event = other.record()?;
+                    let event = other.begin_nested_call()?.record()?;
                     // Work that is done needs no wait, and the graph could have none.
                     if !(event.is_of_no_graph() && event.is_complete()?) {
                         home.wait(&event)
@@ -108,10 +108,7 @@ impl UseTimeline {
 
 /// Advice where a capture cannot have the wait for `other`.
 fn used_elsewhere(other: &Stream) -> String {
-    format!(
-        "the vector was used on {other} before the capture: synchronize that stream first, or make it \
-         wait for the capturing one inside of the capture"
-    )
+    format!("the vector was used on {other}, which is in another capture: end that first")
 }
 
 /// The error of an order between two streams of which one is in a capture that cannot have it.

@@ -444,6 +444,10 @@ pub(crate) trait StreamCalls {
     /// The driver's own number of a stream, never used again. Invalidates a capture of it.
     fn stream_number(&self, raw: RawStream) -> DriverResult<u64>;
 
+    /// Whether others may have made a stream of the context, or used a thread's own default stream there. `true` where
+    /// that cannot be told. Slow: it makes a stream.
+    fn may_have_foreign_streams(&self) -> bool;
+
     fn legacy_stream(&self) -> RawStream;
 
     /// The calling thread's own default stream.

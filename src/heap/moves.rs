@@ -217,34 +217,19 @@ impl Heap {
         address: u64,
         bytes: u64,
     ) -> bool {
-        let Some((start, span)) = self.spans.below(address) else { return false };
-        let ends = address.checked_add(bytes).is_some_and(|end| end <= span.end);
-        if !ends || bytes == 0 || span.upstream_block != upstream_block {
-            return false;
-        }
-        let first = if start == address {
-            self.nodes[span.border].next
-        } else {
-            match self.found(address, bytes) {
-                Some(node) => node,
-                None => return false,
-            }
-        };
-        // Only what is too large for one block's count is more than one block here.
-        let (mut node, mut left, mut blocks) = (first, bytes, 0);
-        while left != 0 {
-            let block = &self.nodes[node];
-            let size = u64::from(block.units) << self.unit_shift;
-            if !block.is_free() || block.tag != COMPLETE || size > left {
-                return false;
-            }
-            left -= size;
-            blocks += 1;
-            node = block.next;
-        }
-        if !self.nodes.room_for(1) {
-            return false;
-        }
+        self.extract_free_block(upstream_block, address, bytes, |tag, _| tag == COMPLETE)
+    }
+
+    /// As [`extract_complete_block`](Self::extract_complete_block), of memory whose tags and stamps are `ready`.
+    pub(crate) fn extract_free_block(
+        &mut self,
+        upstream_block: u32,
+        address: u64,
+        bytes: u64,
+        ready: impl Fn(Tag, usize) -> bool,
+    ) -> bool {
+        let found = self.free_block(upstream_block, address, bytes, ready);
+        let Some((first, blocks)) = found.filter(|_| self.nodes.room_for(1)) else { return false };
         let mut node = first;
         for _ in 0..blocks {
             let next = self.nodes[node].next;
@@ -252,6 +237,38 @@ impl Heap {
             node = next;
         }
         true
+    }
+
+    /// The first node and the number of nodes of a whole block of upstream, if it is free and `ready`.
+    pub(crate) fn free_block(
+        &self,
+        upstream_block: u32,
+        address: u64,
+        bytes: u64,
+        ready: impl Fn(Tag, usize) -> bool,
+    ) -> Option<(u32, usize)> {
+        let (start, span) = self.spans.below(address)?;
+        let ends = address.checked_add(bytes).is_some_and(|end| end <= span.end);
+        if !ends || bytes == 0 || span.upstream_block != upstream_block {
+            return None;
+        }
+        let first = match start == address {
+            true => self.nodes[span.border].next,
+            false => self.found(address, bytes)?,
+        };
+        // Of one tag only what is too large for one block's count is more than one block here.
+        let (mut node, mut left, mut blocks) = (first, bytes, 0);
+        while left != 0 {
+            let block = &self.nodes[node];
+            let size = u64::from(block.units) << self.unit_shift;
+            if !block.is_free() || size > left || !ready(block.tag, block.stamp) {
+                return None;
+            }
+            left -= size;
+            blocks += 1;
+            node = block.next;
+        }
+        Some((first, blocks))
     }
 
     /// The complete block of this address and size.

@@ -13,8 +13,8 @@ use crate::layout::DeviceLayout;
 use crate::resource::external::{self, ExternalHostMemory, ExternalMemory};
 use crate::resource::{DeviceBlock, DeviceResource, ResourceId};
 use crate::stream::Stream;
-use crate::sync::Arc;
 use crate::sync::trusted::Mutex;
+use crate::sync::{Arc, assert_unlocked};
 use std::any::Any;
 use std::collections::HashMap;
 use std::ptr::NonNull;
@@ -60,6 +60,7 @@ impl ManagerMemory {
     fn call<T>(&self, what: &str, call: impl FnOnce() -> Result<T>) -> Result<T> {
         // Its memory and its locks are the parent's.
         not_forked("a memory manager")?;
+        assert_unlocked("a call of a memory manager");
         external::inside(|| catch_panic_text(call)).unwrap_or_else(|text| {
             let text = text.as_deref().unwrap_or("it threw no text");
             let what =

@@ -116,6 +116,9 @@ pub unsafe trait MemoryManager: fmt::Debug + Send + Sync {
 
     /// Device memory for work on `stream` from now on. The layout has at least one byte.
     ///
+    /// What it may wait for is what a [resource](crate::DeviceResource#what-a-method-may-wait-for) may: the crate calls a
+    /// manager under no lock of its own, and a pool of the program's over the manager's memory does as over any upstream.
+    ///
     /// # Errors
     ///
     /// [`ErrorKind::OutOfMemory`](crate::ErrorKind::OutOfMemory) where there is none; its own.

@@ -4,7 +4,15 @@ use super::quarantine::FenceError;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::Event;
-use crate::stream::{any_capturing, record_context};
+use crate::stream::{any_capturing, record_context, record_exposed};
+use crate::sync::assert_unlocked;
+use std::time::{Duration, Instant};
+
+/// How long fences are queried again and again.
+pub(super) const FENCE_POLL_TIME: Duration = Duration::from_micros(20);
+
+/// Queries at least, for a device that works only when it is asked.
+const MIN_QUERIES: usize = 16;
 
 /// One event on each context whose work may use page-locked memory of a device. It covers all work
 /// on all streams of these contexts that was enqueued before its record.
@@ -35,8 +43,42 @@ impl Fence {
         Ok(Self(events))
     }
 
+    /// Records a fence that covers what others than the crate's safe calls may have given the devices: these own or
+    /// borrow host memory until the device is done with it, so freed memory is in none of theirs. It passes beside a stream
+    /// that is busy with the crate's own work, and beside captures of such streams.
+    ///
+    /// # Errors
+    ///
+    /// [`FenceError::NotNow`] too where others may have streams that are not known.
+    pub(super) fn record_unseen_users(device: &Device) -> Result<Self, FenceError> {
+        let mut events = Vec::new();
+        for device in device.sharing_host_memory() {
+            if device.may_use_host_memory_unseen() {
+                return Err(FenceError::NotNow);
+            }
+            events.extend(record_exposed(&device).map_err(|error| fence_error(error.kind()))?);
+        }
+        Ok(Self(events))
+    }
+
+    /// Whether the devices pass it within a moment.
+    pub(super) fn passes_soon(&self) -> Result<bool, FenceError> {
+        let until = Instant::now() + FENCE_POLL_TIME;
+        for attempt in 0.. {
+            if self.query()? {
+                return Ok(true);
+            }
+            if attempt >= MIN_QUERIES && Instant::now() > until {
+                break;
+            }
+            std::hint::spin_loop();
+        }
+        Ok(false)
+    }
+
     /// Waits on the host until the devices have passed it.
     pub(super) fn wait(&self) -> Result<(), FenceError> {
+        assert_unlocked("a wait for the device");
         for event in &self.0 {
             event
                 .device()

@@ -1,6 +1,6 @@
 //! Host memory that kernels reach where it lies.
 
-use super::address_map::device_address_and_range;
+use super::address_map::device_address;
 use super::allocator::{HostAllocator, implement_allocators};
 use super::pinned_resource::cannot_map;
 use super::registry;
@@ -51,7 +51,9 @@ impl MappedAlloc {
             )
             .with_advice("ask for the address of a slice that has bytes"));
         }
-        device_address_and_range(NonNull::from(data).cast()).map(|(address, _)| address)
+        let (address, device) = device_address(NonNull::from(data).cast())?;
+        device.note_host_address_given();
+        Ok(address)
     }
 }
 

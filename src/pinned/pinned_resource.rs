@@ -206,7 +206,10 @@ pub(super) fn allocate_device_block(
     };
     let pointer = block.cast::<u8>();
     match device_address_and_range(pointer) {
-        Ok((address, _)) => Ok(DeviceBlock::new(address, layout.bytes(), token(pointer))),
+        Ok((address, _)) => {
+            resource.device().note_host_address_given();
+            Ok(DeviceBlock::new(address, layout.bytes(), token(pointer)))
+        }
         Err(error) => {
             // SAFETY: allocated above, and nothing else has the pointer.
             unsafe { allocator.free_slow_or_empty(pointer, host_layout) };

@@ -35,6 +35,13 @@ use std::ptr::NonNull;
 /// [bounded](PinnedPoolOptions::quarantine_bytes).
 /// [`unfenced`](PinnedPoolOptions::unfenced) is for programs that do not need the wait.
 ///
+/// **No allocation waits for the device**, unless the pool was [told to](PinnedPoolOptions::wait_for_device). Where a
+/// fence does not pass, since a stream is busy for long, the pool looks for who may use freed memory: Aquifer's own
+/// transfers and scopes keep theirs until they are done with it. What is left is the default stream, streams whose handle was
+/// given away, streams of other libraries, and kernels that got a [`MappedAlloc::device_address`](crate::MappedAlloc). Without
+/// the last two the block is free when the first two have passed, however busy other streams are. Otherwise the pool grows to
+/// its bounds, and then refuses with an error that names the busy streams.
+///
 /// Blocks stay valid when the last handle goes; each slab goes back to the driver with its last block, in a
 /// later call that allocates or trims page-locked memory: the device may still use it then. The largest block
 /// has 256 GiB less 64 bytes; a [`PinnedResource`] gives larger ones.
@@ -117,7 +124,7 @@ impl PinnedPool {
     /// while freed blocks wait for a device that is lost: they are leaked then, and count as live;
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked) in the child of a fork.
     pub fn trim(&self) -> Result<usize> {
-        deferred::collect_all();
+        deferred::collect_all_after(&self.core().source().device);
         self.core().trim()
     }
 }

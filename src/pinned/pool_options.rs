@@ -9,6 +9,24 @@ use crate::layout::align_up;
 use crate::pool::magazine::CLASS_CAPACITY;
 use crate::resource::setters;
 
+/// Of the machine: what may wait for the device where it does for long, and leaves room for others.
+fn quarter_of_memory() -> usize {
+    memory_of_the_machine().map_or(1 << 30, |bytes| bytes / 4)
+}
+
+#[cfg(unix)]
+fn memory_of_the_machine() -> Option<usize> {
+    // SAFETY: asks for numbers.
+    let [pages, page] =
+        unsafe { [libc::sysconf(libc::_SC_PHYS_PAGES), libc::sysconf(libc::_SC_PAGESIZE)] };
+    usize::try_from(pages).ok()?.checked_mul(usize::try_from(page).ok()?)
+}
+
+#[cfg(not(unix))]
+fn memory_of_the_machine() -> Option<usize> {
+    None
+}
+
 /// The largest maximum: the whole pages of an allocation.
 pub(super) const NO_MAXIMUM: usize = isize::MAX as usize & !(PAGE - 1);
 
@@ -38,6 +56,7 @@ pub struct PinnedPoolOptions {
     /// Once checked, not 0.
     pub(super) growth_step: usize,
     pub(super) quarantine_bytes: usize,
+    pub(super) wait_for_device: bool,
     pub(super) magazine_entries: usize,
     pub(super) magazine_bytes: usize,
     pub(super) fenced: bool,
@@ -50,7 +69,8 @@ impl PinnedPoolOptions {
             initial_size: 0,
             maximum_size: NO_MAXIMUM,
             growth_step: 4 << 20,
-            quarantine_bytes: 1 << 30,
+            quarantine_bytes: quarter_of_memory(),
+            wait_for_device: false,
             magazine_entries: CLASS_CAPACITY,
             magazine_bytes: 64 << 20,
             fenced: true,
@@ -71,11 +91,15 @@ impl PinnedPoolOptions {
         /// where one block needs more, and no more than that block where upstream has no room.
         growth_step: usize;
 
-        /// Bytes that may wait for the device before an allocation waits with them, on the host. 1 GiB
-        /// unless said otherwise. What each thread freed last, up to 64 blocks or
-        /// [`magazine_bytes`](Self::magazine_bytes), comes on top. While a stream may be in capture
-        /// nothing can be waited for, and the pool grows.
+        /// Freed bytes that may wait for the device. A quarter of the machine's memory unless said otherwise. While as
+        /// many wait, the pool does not grow: an allocation that finds no free memory is refused. What each thread freed
+        /// last, up to 64 blocks or [`magazine_bytes`](Self::magazine_bytes), comes on top. While a stream may be in capture
+        /// nothing can be asked, and the pool grows.
         quarantine_bytes: usize;
+
+        /// Whether an allocation waits for the device, on the host, where it would be refused because freed memory waits.
+        /// Off unless said otherwise: one stream that is busy for long would stop every thread that allocates.
+        wait_for_device: bool;
 
         /// Blocks of one size that a thread keeps ready in an unfenced pool: 8 unless said otherwise, which
         /// is the most.

@@ -10,6 +10,9 @@
 //! A fence belongs to a point in time and not to a block or a batch. Each record covers all blocks
 //! that came in since the record before it, so a thousand frees may cost one fence.
 //!
+//! `collect_all` needs no fence of its own kind: a fence that passes at once covers all blocks that came in before it was
+//! recorded, those included that wait for an older fence which is wider.
+//!
 //! # Locks and words
 //!
 //! | word | what it guards or says | who writes it |
@@ -22,6 +25,7 @@
 //! | state | where it lies | next state |
 //! | --- | --- | --- |
 //! | uncovered: no fence was recorded since the free | `Lists::uncovered` | *taken*, with all other uncovered blocks, by the next `collect` |
+//! | taken by `collect_all`, from either list | a local of `collect_all` | *free* if its fence passes; else back where it was |
 //! | taken: its fence is being recorded | a local of `collect` | *fenced*; *uncovered* after [`FenceError::NotNow`]; *lost* after [`FenceError::DeviceLost`] |
 //! | fenced: the devices may not have passed the fence yet | `Lists::fenced`, the oldest fence first | *queried*, by the next `collect` that comes to it |
 //! | queried | a local of `collect` | *free* if the fence has passed; *fenced* if it has not; *lost* after [`FenceError::DeviceLost`] |
@@ -49,6 +53,12 @@ pub struct Quarantine<B, F> {
     count: AtomicUsize,
 }
 
+impl<B, F> Default for Lists<B, F> {
+    fn default() -> Self {
+        Self { uncovered: Vec::new(), fenced: VecDeque::new() }
+    }
+}
+
 #[derive(Debug)]
 struct Lists<B, F> {
     /// Freed, and covered by no fence yet.
@@ -68,10 +78,7 @@ pub enum FenceError {
 
 impl<B, F> Default for Quarantine<B, F> {
     fn default() -> Self {
-        Self {
-            lists: Mutex::new(Lists { uncovered: Vec::new(), fenced: VecDeque::new() }),
-            count: AtomicUsize::new(0),
-        }
+        Self { lists: Mutex::new(Lists::default()), count: AtomicUsize::new(0) }
     }
 }
 
@@ -137,6 +144,27 @@ impl<B, F> Quarantine<B, F> {
         }
         self.count.fetch_sub(collected.free.len() + collected.lost.len(), Ordering::Relaxed);
         collected
+    }
+
+    /// Takes out all blocks, if `has_passed`: that records a fence for all that may use one of them, and says whether the
+    /// devices have passed it already.
+    pub fn collect_all(&self, has_passed: impl FnOnce() -> bool) -> Vec<B> {
+        // INV-PINNED-1: taken first.
+        let Lists { uncovered, fenced } = std::mem::take(&mut *self.lists.lock());
+        let count = uncovered.len() + fenced.iter().map(|(_, blocks)| blocks.len()).sum::<usize>();
+        if count == 0 {
+            return Vec::new();
+        }
+        if has_passed() {
+            self.count.fetch_sub(count, Ordering::Relaxed);
+            return uncovered.into_iter().chain(fenced.into_iter().flat_map(|it| it.1)).collect();
+        }
+        let mut lists = self.lists.lock();
+        lists.uncovered.extend(uncovered);
+        // What another thread has fenced meanwhile came in later.
+        let later = std::mem::replace(&mut lists.fenced, fenced);
+        lists.fenced.extend(later);
+        Vec::new()
     }
 }
 

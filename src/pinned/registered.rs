@@ -11,6 +11,7 @@ use crate::driver::sim::CallSite;
 use crate::driver::{ErrorContext, HostFlags, is_forked_child, not_forked};
 use crate::error::{Error, ErrorKind, Result, error_with_value};
 use crate::impls::{Count, debug_struct};
+use crate::stream::deferred;
 use crate::sync::Arc;
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::ops::{Deref, DerefMut};
@@ -28,8 +29,8 @@ unsafe impl<B: HostBuffer> HostBuffer for Registered<B> {
 /// Memory that was allocated elsewhere, page-locked where it lies: NBEP 7's `mempin`,
 /// `cuMemHostRegister`.
 ///
-/// It owns the buffer, and derefs to its slice. Dropped, it keeps the owner until the device is
-/// past all that may use the memory, then unregisters, then drops it: no drop blocks.
+/// It owns the buffer, and derefs to its slice. Dropped, it keeps the owner until the device has nothing to do, as a later
+/// call that page-locks memory finds, or until [`trim`](Self::trim); then it unregisters, then drops the owner: no drop blocks.
 ///
 /// ```
 /// use aquifer::{Device, Registered};
@@ -157,6 +158,7 @@ impl<B: HostBuffer> Registered<B> {
     #[track_caller]
     pub fn trim(device: &Device) -> Result<()> {
         let _site = CallSite::enter();
+        deferred::collect_all_after(device);
         trim(device, &quarantine_of(device))
     }
 }
@@ -194,7 +196,9 @@ unsafe fn register(
     }
     // SAFETY: the caller's promise.
     let registered = unsafe { device.driver().host_register(memory, flags) };
-    registered.with_context(|| format!("page-locking {} for {device}", Count(bytes, "byte")))?;
+    registered.with_context(|| {
+        format!("page-locking {} at {base:p} for {device}", Count(bytes, "byte"))
+    })?;
     Ok((flags, None))
 }
 

@@ -4,29 +4,33 @@
 //!
 //! | step | in a fenced pool only | cost |
 //! | --- | --- | --- |
-//! | 1. wait for the oldest fences while the quarantine is above its limit | | a wait for the device |
+//! | 1. while the quarantine is above its limit: as 7, then as 9 | | |
 //! | 2. record a fence if blocks were freed since the last one, and take what older fences free | yes | a driver call |
 //! | 3. the heap | | a lock |
 //! | 4. as 2, then the thread's cache and the heap | | a driver call |
 //! | 5. grow, while the pool is below its target size | yes | a driver call, a third of a millisecond for each MiB |
 //! | 6. flush the caches of all threads, as 2, and query the fences for [`FENCE_POLL_TIME`] | | a barrier of the process |
-//! | 7. grow to the maximum | | as 5 |
-//! | 8. wait for the oldest fences, one after the other | | a wait for the device |
-//! | 9. unpin the free slabs, and grow by one that is large enough | | as 5 |
-//! | 10. flush the caches of all threads, and look at every free block, while no thread moves any | | as 6 |
-//! | 11. from 6 again, while something that waits for the device could serve: up to [`MAX_ATTEMPTS`] times; then fail | | |
+//! | 7. a fence of what others than the crate may have given the devices, where all of that is known, for the same time; it frees all that waits if it passes | | driver calls |
+//! | 8. grow to the maximum, unless the quarantine is above its limit | | as 5 |
+//! | 9. if the user chose it, wait for the oldest fences, one after the other | | a wait for the device |
+//! | 10. unpin the free slabs, and grow by one that is large enough: where the devices have nothing to do, or the user chose to wait | | as 5 |
+//! | 11. flush the caches of all threads, and look at every free block, while no thread moves any | | as 6 |
+//! | 12. from 6 again, while something that waits for the device could serve: up to [`MAX_ATTEMPTS`] times; then fail | | |
 //!
-//! A thread that waits at 8 may find that others took what came free. Hence the steps 10 and 11: a pool
-//! refuses what it could serve in no other case than that others are faster so many times.
+//! A thread that waits at 9 may find that others took what came free. Hence the steps 11 and 12: a pool
+//! refuses what it could serve in no other case than that others are faster so many times, or that the device does not come
+//! to an end.
 //!
-//! Steps 1, 2, 4 and 8 have something to do in an unfenced pool too, where a block was freed as a
+//! Steps 1, 2, 4, 7 and 9 have something to do in an unfenced pool too, where a block was freed as a
 //! [`DeviceResource`](crate::DeviceResource)'s.
 
 use super::batch::{Batch, FreedBlock, UNIT_SHIFT, bytes_of, exposed_pointer, units_of};
-use super::fence::{Fence, any_sharing_context_capturing, synchronize_sharing_contexts};
+use super::fence::{
+    FENCE_POLL_TIME, Fence, any_sharing_context_capturing, synchronize_sharing_contexts,
+};
 use super::pool_core::{Grown, NumberedFence, PoolCore};
 use super::quarantine::{Collected, FenceError};
-use super::source::{PAGE, report_lost};
+use super::source::{PAGE, is_idle, report_lost};
 use super::thread_cache::{ThreadCache, allocate};
 use crate::debug_log::defer_events;
 use crate::driver::not_forked;
@@ -34,16 +38,14 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::impls::Count;
 use crate::layout::{Requested, impossible};
 use crate::pool::magazine::Magazine;
-use crate::stream::deferred;
+use crate::stream::{Stream, busy_streams, deferred};
 use crate::sync::Arc;
 use crate::sync::trusted::Ordering;
 use std::alloc::Layout;
 use std::cell::Cell;
+use std::fmt;
 use std::ptr::NonNull;
-use std::time::{Duration, Instant};
-
-/// How long fences are queried again and again before the pool grows.
-const FENCE_POLL_TIME: Duration = Duration::from_micros(20);
+use std::time::Instant;
 
 /// Bytes that a fenced pool may have beside what is in use, however little that is.
 const MIN_SLACK_BYTES: usize = 64 << 20;
@@ -105,6 +107,7 @@ impl PoolCore {
             }
         }
         if self.set_batch_limit_and_is_below_target()
+            && self.may_grow()
             && let Ok(Grown::Block(address)) = self.grow(units, align)
         {
             return Ok(address);
@@ -114,7 +117,16 @@ impl PoolCore {
             if let Some(address) = self.flush_and_poll_for_block(units, align) {
                 return Ok(address);
             }
-            let refused = match self.grow(units, align) {
+            if self.collect_beside_own_work()
+                && let Some(address) = self.allocate_exhaustive(units, align)
+            {
+                return Ok(address);
+            }
+            let grown = match self.may_grow() {
+                true => self.grow(units, align),
+                false => Ok(Grown::AtMaximum),
+            };
+            let refused = match grown {
                 Ok(Grown::Block(address)) => return Ok(address),
                 Ok(Grown::Busy) => {
                     // The driver takes a third of a millisecond for each MiB.
@@ -125,7 +137,7 @@ impl PoolCore {
                 Err(error) if error.kind() == ErrorKind::OutOfMemory => Some(error),
                 Err(error) => return Err(error),
             };
-            while self.wait_for_oldest_fence() {
+            while self.options.wait_for_device && self.wait_for_oldest_fence() {
                 if let Some(address) = self.allocate_good_fit(units, align) {
                     return Ok(address);
                 }
@@ -133,6 +145,7 @@ impl PoolCore {
             // The free slabs may each be too small, or upstream may lack what they hold.
             let least = layout.size() + if align > PAGE { align } else { 0 };
             if self.may_have_room_if_unpinned(least)
+                && (self.options.wait_for_device || is_idle(&self.source().device) == Ok(true))
                 && self.free_whole_slabs() > 0
                 && let Ok(Grown::Block(address)) = self.grow(units, align)
             {
@@ -144,7 +157,7 @@ impl PoolCore {
             };
             attempts += 1;
             if attempts == MAX_ATTEMPTS || !may_serve_later {
-                return Err(refused.unwrap_or_else(|| self.at_maximum(layout)));
+                return Err(refused.unwrap_or_else(|| self.refused(layout)));
             }
         }
     }
@@ -314,13 +327,41 @@ impl PoolCore {
         Err(waits || has_room || self.is_growing())
     }
 
-    fn enforce_quarantine_limit(&self) {
-        let limit = self.options.quarantine_bytes;
-        let above = || bytes_of(self.quarantined_units.load(Ordering::Relaxed)) > limit;
-        while above() && self.wait_for_oldest_fence() {}
+    /// Frees all that waits, where nothing but the crate's own work runs: that uses no freed memory. Returns whether
+    /// there was any.
+    fn collect_beside_own_work(&self) -> bool {
+        if self.quarantine.len() == 0 {
+            return false;
+        }
+        let device = &self.source().device;
+        let _transit = self.begin_transit();
+        let passes = |fence: Fence| fence.passes_soon();
+        let has_passed = || Fence::record_unseen_users(device).and_then(passes) == Ok(true);
+        let batches = self.quarantine.collect_all(has_passed);
+        let units = batches.iter().map(Batch::units).sum();
+        self.quarantined_units.fetch_sub(units, Ordering::Relaxed);
+        self.free_to_heap(batches.iter().flat_map(|batch| batch.blocks()));
+        !batches.is_empty()
     }
 
-    fn at_maximum(&self, layout: Layout) -> Error {
+    /// Not while more waits than may. Beside a capture nothing can be asked or waited for: then the pool grows.
+    fn may_grow(&self) -> bool {
+        !self.is_above_quarantine_limit() || any_sharing_context_capturing(&self.source().device)
+    }
+
+    fn is_above_quarantine_limit(&self) -> bool {
+        let waiting = bytes_of(self.quarantined_units.load(Ordering::Relaxed));
+        waiting > self.options.quarantine_bytes
+    }
+
+    fn enforce_quarantine_limit(&self) {
+        if self.is_above_quarantine_limit() && !self.collect_beside_own_work() {
+            let waits = self.options.wait_for_device;
+            while waits && self.is_above_quarantine_limit() && self.wait_for_oldest_fence() {}
+        }
+    }
+
+    fn refused(&self, layout: Layout) -> Error {
         let now = self.statistics();
         let counted = |bytes| Count(bytes, "byte");
         // An alignment above a page's takes room that its message has to account for.
@@ -330,11 +371,16 @@ impl PoolCore {
             0 => String::new(),
             lost => format!(", {} leaked with their device, which is lost,", counted(lost)),
         };
+        let (device, limit) = (&self.source().device, self.options.quarantine_bytes);
+        let bound = match self.is_above_quarantine_limit() {
+            true => format!("where more than {} of freed memory wait", counted(limit)),
+            false => format!("whose maximum is {}", counted(self.options.maximum_size)),
+        };
+        let users =
+            if now.waiting > 0 { UsersOf(busy_streams(device)).to_string() } else { String::new() };
         let message = format!(
-            "allocating {requested} of page-locked memory from a pool for {}, whose maximum is {}: it has {}, {} \
-             of them in use{leaked} and {} waiting for the device, and its largest free block has {}",
-            self.source().device,
-            counted(self.options.maximum_size),
+            "allocating {requested} of page-locked memory from a pool for {device}, {bound}: it has {}, {} \
+             of them in use{leaked} and {} waiting for the device{users}, and its largest free block has {}",
             counted(now.reserved),
             counted(now.live.saturating_sub(lost)),
             counted(now.waiting),
@@ -358,6 +404,12 @@ impl PoolCore {
                  transfers, or synchronize their streams, and ask again",
             );
         }
+        if now.waiting > 0 && !self.options.wait_for_device {
+            return error.with_advice(
+                "wait for the work that may use what was freed, or build the pool with wait_for_device(true), \
+                 or with more room",
+            );
+        }
         error.with_advice(match requested.is_over_aligned() {
             true => "ask for a smaller alignment, free memory, or build the pool with a larger maximum_size",
             false => "free memory, ask for less, or build the pool with a larger maximum_size",
@@ -378,6 +430,23 @@ impl PoolCore {
         let bytes = self.free_whole_slabs();
         // What waited is leaked: no fence of a lost context passes.
         lost.map_or(Ok(bytes), Err)
+    }
+}
+
+/// Streams that have work under way, which freed memory may be in.
+struct UsersOf(Vec<Stream>);
+
+impl fmt::Display for UsersOf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, stream) in self.0.iter().enumerate() {
+            write!(
+                f,
+                "{}{}",
+                if at == 0 { ", where work is under way on stream " } else { ", " },
+                stream.id()
+            )?;
+        }
+        Ok(())
     }
 }
 

@@ -45,7 +45,7 @@ impl<U: Upstream> Pool<U> {
     }
 
     /// The last stamp of a slot's frees that the device has passed.
-    fn completed_stamp(&self, tag: SlotId) -> usize {
+    pub(super) fn completed_stamp(&self, tag: SlotId) -> usize {
         match tag {
             SHARED => usize::MAX,
             tag => self.slot(tag).map_or(0, |slot| slot.epochs.completed()),
@@ -104,6 +104,13 @@ impl<U: Upstream> Pool<U> {
             self.retag_ready_as_own(source, &mut source.heap());
         });
         self.take_without_wait(request)
+    }
+
+    /// Closes the epochs of all streams with free memory, and asks the device once how far it is.
+    pub(super) fn close_and_poll_all(&self) {
+        let mut latest = BTreeMap::new();
+        self.each_populated(|source| self.note_latest(source, &mut latest));
+        self.close_and_poll(latest);
     }
 
     /// A block that needs no wait, wherever another thread or a merge has made one.
@@ -181,7 +188,7 @@ impl<U: Upstream> Pool<U> {
         (free, self.reserved_bytes().saturating_sub(free))
     }
 
-    fn each_populated(&self, mut each: impl FnMut(&Slot<U>)) {
+    pub(super) fn each_populated(&self, mut each: impl FnMut(&Slot<U>)) {
         let _: Option<()> = self.find_populated(|source| {
             each(source);
             None

@@ -4,15 +4,18 @@
 //!
 //! A thread that has one of these locks takes only those below it. `trim_lock` and `growth_lock` are held
 //! over calls of upstream, and are reentrant: an upstream may call back into the pool, where growth then only
-//! *tries* `trim_lock` above it, and a trim may go without. Those two,
+//! *tries* `trim_lock` above it, as does growth that gives surplus back, and a trim may go without. An upstream
+//! may also wait for another thread that uses the pool: that one waits for the two locks for a time only, and
+//! goes on without, which costs a growth or a refusal at most. Those two,
 //! `in_transit` while memory is gathered, `Slot::epochs`, and `reclaim_lock` where a stream's slot is
 //! retired are held over driver calls that do not wait for the device; only `trim_lock` over those that
 //! do, and `growth_lock` where an upstream's callback trims; `trim_lock` keeps from nothing but another
-//! trim. Events are deferred until all locks are free.
+//! trim. Growth that gives surplus back asks for up to 2 ms whether the device is idle. Events are deferred until all
+//! locks are free.
 //!
 //! | lock or word | protects | taken or written by |
 //! | --- | --- | --- |
-//! | `trim_lock` | blocks on their way back to upstream, and the room that a request makes that way, from other trims | trim, the last step of a miss |
+//! | `trim_lock` | blocks on their way back to upstream, and the room that a request makes that way, from other trims | trim, the last step of a miss, growth that gives surplus back |
 //! | `growth_lock` | growth at a miss: one thread asks upstream; the others look again when they come in, and grow if that fails | growth |
 //! | `in_transit` (readers and writer) | memory in hand between upstream or the shared heap and a heap | read: growth, `prepare`, refill, `drain_shared_into_own`; written: gather, trim |
 //! | `reclaim_lock` | the words by which magazines are revoked, the list of a slot's magazines, `Slot::captured` | a new magazine, growth, gather, trim, captures, statistics, the end of a thread, a stream or the pool |
@@ -84,6 +87,10 @@ pub struct Pool<U: Upstream> {
     pub(super) next_source: trusted::AtomicUsize,
     /// The count of misses from which on caches are flushed again for growth.
     pub(super) next_flush: trusted::AtomicUsize,
+    /// The most that was in use where the pool grew, since the last trim.
+    pub(super) peak_live: trusted::AtomicUsize,
+    /// The bytes from which on growth looks again for blocks to give back, where it found none.
+    pub(super) next_surplus: trusted::AtomicUsize,
     pub(super) reclaim_lock: Mutex<()>,
     pub(super) growth_lock: ReentrantMutex<()>,
     pub(super) trim_lock: ReentrantMutex<()>,
@@ -118,6 +125,8 @@ impl<U: Upstream> Pool<U> {
                 populated: Populated::default(),
                 next_source: trusted::AtomicUsize::new(0),
                 next_flush: trusted::AtomicUsize::new(0),
+                peak_live: trusted::AtomicUsize::new(0),
+                next_surplus: trusted::AtomicUsize::new(0),
                 reclaim_lock: Mutex::new(()),
                 growth_lock: ReentrantMutex::new(()),
                 trim_lock: ReentrantMutex::new(()),

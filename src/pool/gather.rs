@@ -5,20 +5,31 @@ use super::core::Pool;
 use super::events::emit;
 use super::local;
 use super::request::{Request, TakenBlock};
+use super::surplus::with_room;
 use super::upstream::{Failure, Upstream, count};
 use super::upstream_blocks::UpstreamBlock;
 use crate::debug_log::{defer_events, range};
 use crate::heap::{Heap, Piece};
+use crate::sync::trusted::Ordering;
 use crate::sync::{ReentrantMutexGuard, RwLockWriteGuard};
+use std::time::Duration;
+
+/// How long a thread waits for another that gives memory back: longer than kernels take, for whose end that one may wait.
+const TRIM_PATIENCE: Duration = Duration::from_secs(10);
 
 impl<U: Upstream> Pool<U> {
     /// Keeps other threads from giving blocks back. `None` where upstream called back during growth and
-    /// another thread trims: that one may wait for the growth.
+    /// another thread trims: that one may wait for the growth. And where one trims for so long that its
+    /// upstream may wait for this thread.
     pub(super) fn lock_or_try_trim(&self) -> Option<ReentrantMutexGuard<'_, ()>> {
         if self.growth_lock.is_owned_by_current_thread() {
             return self.trim_lock.try_lock();
         }
-        Some(self.trim_lock.lock())
+        let trim = self.trim_lock.try_lock_for(TRIM_PATIENCE);
+        if trim.is_none() {
+            self.report_patience("trim_lock", TRIM_PATIENCE);
+        }
+        trim
     }
 
     /// Flushes every magazine of every thread into the heaps.
@@ -161,10 +172,11 @@ impl<U: Upstream> Pool<U> {
             let extracted = extract(target);
             drop(transit);
             let is_last = extracted.is_empty();
+            let wish = with_room(bytes, &extracted);
             self.release_upstream(extracted);
             let found = {
-                let _growth = self.growth_lock.lock();
-                self.grow_by(request, bytes, bytes, maximum)
+                let _growth = self.lock_growth();
+                self.grow_by(request, bytes, wish, maximum)
             };
             match &found {
                 Ok(Some(_)) => return found,
@@ -200,7 +212,7 @@ impl<U: Upstream> Pool<U> {
 
     /// Gives blocks back that nothing uses. Returns how many bytes they have. Upstream may wait for the
     /// device, or call back: the caller has no lock of the pool.
-    fn release_upstream(&self, blocks: Vec<UpstreamBlock<U::Block>>) -> usize {
+    pub(super) fn release_upstream(&self, blocks: Vec<UpstreamBlock<U::Block>>) -> usize {
         let (number, bytes): (usize, usize) =
             (blocks.len(), blocks.iter().map(|block| block.bytes as usize).sum());
         for block in blocks {
@@ -245,6 +257,7 @@ impl<U: Upstream> Pool<U> {
             self.move_complete_to_shared();
             self.extract_upstream_blocks(&mut shared.heap(), keep)
         };
+        self.peak_live.store(0, Ordering::Relaxed);
         let bytes = self.release_upstream(extracted);
         self.stream_slots().for_each(|slot| slot.release_bookkeeping(&self.upstream));
         match failed {

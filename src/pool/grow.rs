@@ -5,16 +5,19 @@ use super::core::Pool;
 use super::events::emit;
 use super::miss_step::MissStep;
 use super::request::{Request, TakenBlock};
+use super::surplus::with_room;
 use super::upstream::{Failure, Upstream, count};
 use super::upstream_blocks::UpstreamBlock;
-use crate::debug_log::{defer_events, is_enabled, range};
+use crate::debug_log::{POOL, defer_events, emit_deferred, event, is_enabled, range};
 use crate::heap::Piece;
-use crate::sync::MODELLED;
 use crate::sync::trusted::Ordering;
-use std::time::Instant;
+use crate::sync::{MODELLED, ReentrantMutexGuard};
+use std::time::{Duration, Instant};
 
 /// Smallest growth for small requests, unless a step is set: 2 MiB, the driver's own granule.
 const LEAST_GROWTH: usize = 2 << 20;
+/// How long a thread waits for another that grows.
+const GROWTH_PATIENCE: Duration = Duration::from_secs(1);
 /// Where all magazines hold less, growth flushes the calling thread's alone.
 const MIN_CACHED_TO_FLUSH_ALL: usize = 8 << 20;
 /// And so much more for each, so that many small ones are no reason.
@@ -98,6 +101,28 @@ impl<U: Upstream> Pool<U> {
         pieces.into_iter().for_each(|piece| self.add(slot, &mut heap, tag, piece));
     }
 
+    /// Keeps other threads from growth. `None` where one of them grows for so long that its upstream may wait for
+    /// this thread, which then grows beside it.
+    pub(super) fn lock_growth(&self) -> Option<ReentrantMutexGuard<'_, ()>> {
+        let growth = self.growth_lock.try_lock_for(GROWTH_PATIENCE);
+        if growth.is_none() {
+            self.report_patience("growth_lock", GROWTH_PATIENCE);
+        }
+        growth
+    }
+
+    /// Says that another thread has a lock for so long that its upstream may wait for this one.
+    pub(super) fn report_patience(&self, lock: &'static str, waited: Duration) {
+        let (pool, device) = (self.id(), U::device(&self.upstream));
+        emit_deferred(move || {
+            let waited_ms = waited.as_millis() as u64;
+            event!(
+                warn, target: POOL, pool, device, lock, waited_ms,
+                "a thread goes on without a lock that another one keeps in a call of upstream, which may wait for it"
+            );
+        });
+    }
+
     /// Takes more from upstream, for the request's stream. One thread at a time grows; the others look
     /// again when they come in.
     pub(super) fn grow(
@@ -106,7 +131,10 @@ impl<U: Upstream> Pool<U> {
         step: MissStep,
     ) -> Result<Option<TakenBlock>, Failure<U::Error>> {
         let Some(bytes) = request.padded_bytes(self.settings.alignment) else { return Ok(None) };
-        let _growth = self.growth_lock.lock();
+        let is_owner = self.growth_lock.is_owned_by_current_thread();
+        let growth = self.lock_growth();
+        // A callback of upstream, which grows, gives nothing back. Nor does a thread beside an upstream that waits for it.
+        let is_nested = is_owner || growth.is_none();
         let (wait_first, _) = self.wait_is_better_and_live(bytes);
         if let Some(found) = self.take_before_growth(request, step == MissStep::Grow && wait_first)
         {
@@ -123,7 +151,19 @@ impl<U: Upstream> Pool<U> {
             (0, None) => growth_for(live, bytes, self.grows_with_margin(bytes)),
             (step, _) => step,
         };
-        self.grow_by(request, bytes, bytes.max(least), limit)
+        let surplus = match is_nested {
+            true => None,
+            false => self.take_surplus(request, live, bytes.max(least), limit),
+        };
+        let Some(surplus) = surplus else {
+            return self.grow_by(request, bytes, bytes.max(least), limit);
+        };
+        let wish = with_room(bytes, &surplus.blocks).min(surplus.room).max(bytes.max(least));
+        // To give memory back may wait for the device, and call code of the upstream's.
+        drop(growth);
+        self.release_upstream(surplus.blocks);
+        let _growth = self.lock_growth();
+        self.grow_by(request, bytes, wish, limit)
     }
 
     /// Whether a range for large blocks has room for a size that differs by little. A pool with a maximum has
@@ -178,7 +218,7 @@ impl<U: Upstream> Pool<U> {
     }
 
     /// Takes between `bytes` and `wish` from upstream into the request's heap, and the block from
-    /// there. The caller has `growth_lock`, and not `in_transit`: upstream may call back.
+    /// there. The caller has asked [`lock_growth`](Self::lock_growth), and has not `in_transit`: upstream may call back.
     pub(super) fn grow_by(
         &self,
         request: &Request<'_, U>,

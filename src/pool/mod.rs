@@ -55,6 +55,7 @@ mod slot;
 mod stats;
 mod steal;
 mod streams;
+mod surplus;
 mod thread_magazine;
 mod upstream;
 mod upstream_blocks;

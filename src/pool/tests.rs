@@ -12,9 +12,13 @@ use crate::sync::trusted::{AtomicBool, AtomicU64, AtomicUsize, Mutex, Ordering};
 
 const BYTES: usize = 4096;
 
-/// Memory without end, on a device that never gets anywhere.
+/// Memory without end, on a device that never gets anywhere unless a test says so.
 #[derive(Default)]
 struct EndlessMemory {
+    is_done: AtomicBool,
+    is_busy: AtomicBool,
+    /// How often pools asked whether the device is idle.
+    idle_asked: AtomicUsize,
     taken: AtomicU64,
     /// A wait of the host lasts until this is free.
     device: Mutex<()>,
@@ -63,7 +67,7 @@ impl Upstream for EndlessMemory {
     }
 
     fn is_passed(&self, _: &()) -> Result<bool, Self::Error> {
-        Ok(false)
+        Ok(self.is_done.load(Ordering::Relaxed))
     }
 
     fn synchronize(&self, _: &()) -> Result<(), Self::Error> {
@@ -89,6 +93,11 @@ impl Upstream for EndlessMemory {
     }
 
     fn deallocate(&self, _: Option<&Stream>, (): ()) {}
+
+    fn is_idle(&self) -> bool {
+        self.idle_asked.fetch_add(1, Ordering::Relaxed);
+        !self.is_busy.load(Ordering::Relaxed)
+    }
 
     fn report_leak(&self, _pool: u64, bytes: usize, why: &Failure<Self::Error>) {
         panic!("{bytes} bytes are leaked: {why:?}");
@@ -309,4 +318,51 @@ fn units_are_right_at_every_edge() {
             );
         }
     }
+}
+
+/// A block that is 1 MiB longer each time, the old one freed then. Returns what is reserved then, in MiB.
+fn grow_by_little(fixture: &mut Fixture, steps: usize) -> usize {
+    let stream = fixture.stream();
+    let free = |block: Block| {
+        // SAFETY: the block is the pool's and live, and nothing ever uses it.
+        unsafe { fixture.pool.deallocate(&stream, stream.id, block) };
+    };
+    let mut held = None;
+    for step in 1..=steps {
+        let longer = fixture.pool.allocate(&stream, stream.id, step << 20, 256).unwrap();
+        held.replace(longer).into_iter().for_each(free);
+    }
+    held.into_iter().for_each(free);
+    fixture.pool.stats().reserved >> 20
+}
+
+#[test]
+fn growth_gives_back_what_an_idle_device_is_past() {
+    let mut fixture = Fixture::new(&[MissStep::Grow]);
+    fixture.pool.upstream.is_done.store(true, Ordering::Relaxed);
+    let reserved = grow_by_little(&mut fixture, 512);
+    // One and a half times the two last ones, and 16 MiB.
+    assert!(reserved <= 3 * 1023 / 2 + 16, "{reserved} MiB for 1023");
+    assert!(fixture.pool.stats().returns > 0);
+}
+
+#[test]
+fn growth_gives_nothing_back_that_the_device_may_use() {
+    // Frees of other threads may come when the device was asked already.
+    let mut fixture = Fixture::new(&[MissStep::Grow]);
+    grow_by_little(&mut fixture, 100);
+    assert!(fixture.pool.upstream.idle_asked.load(Ordering::Relaxed) > 0);
+    assert_eq!(fixture.pool.stats().returns, 0);
+}
+
+#[test]
+fn growth_beside_a_busy_device_gives_nothing_back_and_asks_seldom() {
+    let mut fixture = Fixture::new(&[MissStep::Grow]);
+    fixture.pool.upstream.is_done.store(true, Ordering::Relaxed);
+    fixture.pool.upstream.is_busy.store(true, Ordering::Relaxed);
+    grow_by_little(&mut fixture, 1024);
+    let stats = fixture.pool.stats();
+    assert_eq!(stats.returns, 0);
+    let asked = fixture.pool.upstream.idle_asked.load(Ordering::Relaxed);
+    assert!((10..400).contains(&asked), "{asked} questions, {stats:?}");
 }

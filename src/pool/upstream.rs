@@ -81,6 +81,11 @@ pub trait Upstream: Send + Sync + 'static {
     /// Takes memory back in the order of `stream`; without one, nothing uses it any more.
     fn deallocate(&self, stream: Option<&Self::Stream>, block: Self::Block);
 
+    /// Whether to take memory back without a stream waits for no work of the device, or for work of a moment.
+    fn is_idle(&self) -> bool {
+        true
+    }
+
     /// The pool ends, and so many bytes do not go back: users hold blocks of them still
     /// ([`Failure::Exhausted`]), or no stream could be made to wait for their last work.
     fn report_leak(&self, pool: u64, bytes: usize, why: &Failure<Self::Error>);

@@ -9,7 +9,7 @@ use crate::error::{Error, ErrorKind, Result, catch_panic_text};
 use crate::impls::Count;
 use crate::layout::DeviceLayout;
 use crate::stream::Stream;
-use crate::sync::Arc;
+use crate::sync::{Arc, assert_unlocked};
 
 /// In place of the text of a panic.
 const NO_TEXT: &str = "it threw no text";
@@ -23,7 +23,8 @@ type DeallocateFn = dyn Fn(&Stream, DeviceBlock) + Send + Sync;
 /// A handle: clones are the same resource. The closures see the stream and the whole
 /// [`DeviceLayout`], of which RMM drops the alignment. Requests for no bytes, and for streams of another
 /// device, do not reach them. A panic in `allocate` is an error ([`ErrorKind::Unsupported`]); a panic in
-/// `deallocate` is a [`tracing`](https://docs.rs/tracing) error, and leaks the block.
+/// `deallocate` is a [`tracing`](https://docs.rs/tracing) error, and leaks the block. What the closures may wait for is
+/// what a [resource](crate::DeviceResource#what-a-method-may-wait-for) may.
 ///
 /// ```
 /// use aquifer::{CallbackResource, CudaResource, Device, DeviceResource, DeviceVec};
@@ -92,6 +93,7 @@ unsafe impl DeviceResource for CallbackResource {
         if layout.bytes() == 0 {
             return Ok(DeviceBlock::empty(layout));
         }
+        assert_unlocked("a callback");
         catch_panic_text(|| (self.state.allocate)(stream, layout)).unwrap_or_else(|text| {
             let bytes = Count(layout.bytes(), "byte");
             let what = text.as_deref().unwrap_or(NO_TEXT);
@@ -108,6 +110,7 @@ unsafe impl DeviceResource for CallbackResource {
             return;
         }
         let bytes = block.bytes();
+        assert_unlocked("a callback");
         if let Err(text) = catch_panic_text(|| (self.state.deallocate)(stream, block)) {
             let device = self.device().to_string();
             let what = text.unwrap_or_else(|| String::from(NO_TEXT));

@@ -24,6 +24,21 @@ use std::ptr::NonNull;
 /// [`Allocator`](crate::allocator_api2::alloc::Allocator) as well, which has an `allocate`, too: where both
 /// traits are imported, `DeviceResource::allocate(&pool, ..)` says which.
 ///
+/// # What a method may wait for
+///
+/// A method may wait for the device, and for other threads. It may call the resource that called it, such as the
+/// pool above it. It waits for no lock that a caller of the resource may have, and for no thread that waits for this
+/// very call.
+///
+/// A pool calls its upstream while other threads that need more memory of the pool wait for that call. So an upstream
+/// that waits for such a thread has it stand still for a time: for 1 second where the pool grows, for 10 where it gives memory
+/// back. Then the thread goes on beside the call, with a [`tracing`](https://docs.rs/tracing) warning that names the
+/// pool's lock. The pool may grow by more than it needs, or refuse memory that is on its way back.
+///
+/// A wait for a stream or for the device inside of a pool's upstream drops no buffer that
+/// [waits for the device](crate::Transfer): a later call does. In debug builds it is an error of the crate's own to call an
+/// upstream or a callback, or to wait for the device, under any other of its locks: it panics.
+///
 /// # What compute-sanitizer sees
 ///
 /// `memcheck` knows each allocation of the driver by its bounds. Of the blocks that are cut from an
@@ -160,9 +175,10 @@ pub unsafe trait DeviceResource: Share + fmt::Debug + Send + Sync {
     /// of the driver.
     fn enable_peer_access(&self, peer: &Device) -> Result<()> {
         let what = format!(
-            "{} of {} cannot let {peer} reach its memory",
+            "{} of {} cannot let {} reach its memory",
             self.identity().name(),
-            self.device()
+            self.device(),
+            self.device().name_of_other(peer)
         );
         Err(Error::new(ErrorKind::Unsupported, what)
             .with_advice("copy the memory to that device, or take a pool over CudaResource"))

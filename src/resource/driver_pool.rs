@@ -412,7 +412,7 @@ unsafe impl DeviceResource for AsyncResource {
         if layout.bytes() == 0 {
             return Ok(DeviceBlock::empty(layout));
         }
-        let entered = stream.begin_call()?;
+        let entered = stream.begin_nested_call()?;
         refuse_capture(&entered, layout)?;
         allocate(&self.device, stream, layout, |bytes| {
             self.device.driver().mem_alloc_async(self.pool, bytes, entered.raw())
@@ -426,7 +426,10 @@ unsafe impl DeviceResource for AsyncResource {
             return Ok(());
         }
         peer.require_peer(&self.device)?;
-        let wanted = || format!("giving {peer} access to a driver pool on {}", self.device);
+        let wanted = || {
+            let own = peer.name_of_other(&self.device);
+            format!("giving {peer} access to a driver pool on {own}")
+        };
         self.device
             .driver()
             .pool_enable_access(self.pool, peer.driver().as_any())
@@ -461,7 +464,7 @@ unsafe impl DeviceResource for AsyncResource {
 /// The token is the address of a live allocation of a driver pool, freed here, and all its work is
 /// ordered before this call on `stream`.
 pub(crate) unsafe fn free(stream: &Stream, device: &Device, block: DeviceBlock) {
-    let entered = stream.begin_call().ok();
+    let entered = stream.begin_nested_call().ok();
     let runs = entered.as_ref().filter(|entered| !entered.is_capturing().unwrap_or(false));
     let freed = runs.map(|entered| {
         // SAFETY: the caller's promise.

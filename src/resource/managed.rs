@@ -183,7 +183,7 @@ unsafe impl DeviceResource for ManagedResource {
             Unsupported,
             advice,
             "{peer} reaches no managed memory of {}",
-            self.device
+            peer.name_of_other(&self.device)
         );
         Ok(())
     }

@@ -8,11 +8,11 @@ use super::impls::{debug_struct, forward, handle};
 use crate::debug_log::{POOL, defer_events, deferred_event};
 use crate::driver::sim::CallSite;
 use crate::driver::{is_forked_child, not_forked};
-use crate::error::Result;
+use crate::error::{ErrorKind, Result};
 use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout};
 use crate::pool::magazine::Magazine;
-use crate::pool::{Block, Pool, ThreadMagazine};
-use crate::stream::{Stream, deferred};
+use crate::pool::{Block, Failure, Pool, ThreadMagazine};
+use crate::stream::{Patience, Stream, deferred};
 use std::ptr::NonNull;
 
 mod capture;
@@ -256,10 +256,25 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
             return Ok(DeviceBlock::empty(layout));
         }
         let (bytes, alignment) = (layout.bytes(), layout.alignment() as u64);
-        let block = self
-            .pool
-            .allocate(stream, stream.id(), bytes, alignment)
-            .map_err(|failure| self.explain(failure, Asked::Allocation(layout, stream)))?;
+        let patience = Patience::new();
+        let block = loop {
+            let failure = match self.pool.allocate(stream, stream.id(), bytes, alignment) {
+                Ok(block) => break block,
+                Err(failure) => failure,
+            };
+            let asked = match failure {
+                Failure::Captured => match stream.is_capturing_here(&patience) {
+                    Ok(false) => continue,
+                    Ok(true) => Asked::Allocation(layout),
+                    Err(error) if error.kind() == ErrorKind::Capture => {
+                        Asked::AllocationElsewhere(layout, stream)
+                    }
+                    Err(error) => return Err(error),
+                },
+                _ => Asked::Allocation(layout),
+            };
+            return Err(self.explain(failure, asked));
+        };
         let Some(hooks) = &self.pool.upstream().hooks else { return Ok(device_block(block)) };
         hooks.region_register(stream, block.address, bytes);
         Ok(DeviceBlock::new(block.address, bytes, block.token))
@@ -289,7 +304,9 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
 /// What was asked of a pool whose failure is explained.
 #[derive(Clone, Copy)]
 pub(super) enum Asked<'a> {
-    Allocation(DeviceLayout, &'a Stream),
+    Allocation(DeviceLayout),
+    /// On a stream that was found in a capture on another thread.
+    AllocationElsewhere(DeviceLayout, &'a Stream),
     Initial(usize),
     Trim,
     Capture,
@@ -298,7 +315,7 @@ pub(super) enum Asked<'a> {
 impl Asked<'_> {
     fn bytes(self) -> usize {
         match self {
-            Self::Allocation(layout, _) => layout.bytes(),
+            Self::Allocation(layout) | Self::AllocationElsewhere(layout, _) => layout.bytes(),
             Self::Initial(bytes) => bytes,
             Self::Trim | Self::Capture => 0,
         }

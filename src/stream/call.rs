@@ -1,12 +1,14 @@
 //! Calls of the driver on a stream.
 
+use super::gate::Patience;
 use super::handle::{Capture, Stream};
+use super::members::capture_of;
 use crate::debug_log::{DeferEvents, defer_events};
 use crate::device::Device;
 use crate::driver::{BackendKind, CaptureStatus, ErrorContext, RawStream};
 use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::event::Event;
-use crate::sync::Arc;
+use crate::sync::{Arc, assert_unlocked};
 use std::cell::Cell;
 use std::fmt;
 
@@ -51,29 +53,27 @@ impl Drop for StreamCall<'_> {
 
 impl<'a> StreamCall<'a> {
     #[inline]
-    pub(super) fn new(stream: &'a Stream) -> Result<Self> {
-        Self::begin(stream, false)
+    pub(super) fn new(stream: &'a Stream, patience: &Patience) -> Result<Self> {
+        Self::begin(stream, patience, false)
     }
 
     /// A call that may wait for the device, or for other ranks of a communicator, from its beginning.
     #[inline]
-    pub(super) fn blocking(stream: &'a Stream) -> Result<Self> {
-        Self::begin(stream, true)
+    pub(super) fn blocking(stream: &'a Stream, patience: &Patience) -> Result<Self> {
+        Self::begin(stream, patience, true)
     }
 
-    fn begin(stream: &'a Stream, waits: bool) -> Result<Self> {
+    fn begin(stream: &'a Stream, patience: &Patience, waits: bool) -> Result<Self> {
         let device = stream.device();
         // The simulated device emits its findings in the call itself: no subscriber is to run here.
         let held = (device.kind() == BackendKind::Simulated).then(defer_events);
-        let capture = match waits {
-            true => stream.gate().begin_blocking_call(),
-            false => stream.gate().begin_call(),
+        let entered = match waits {
+            true => stream.gate().begin_blocking_call(patience),
+            false => stream.gate().begin_call(patience),
         };
-        if capture.as_ref().is_some_and(|capture| !capture.recorder().is_here()) {
-            return Err(stream.in_use());
-        }
-        // Inside of the gate it stays what it is.
-        let raw = stream.raw();
+        let entered = entered.map_err(|refused| stream.refused(&refused))?;
+        // Inside of the gate these stay what they are.
+        let (raw, capture) = (entered.handle, entered.owner);
         let undeclared = Cell::new((!stream.is_exposed()).then_some(false));
         let (counted, waits) = (capture.is_none(), Cell::new(waits && capture.is_none()));
         let stream = Some(stream);
@@ -148,13 +148,18 @@ impl<'a> StreamCall<'a> {
             .with_context(|| format!("recording an event on {self}"))
     }
 
-    /// Makes the stream wait for `event`, where both are points of one graph, or of none.
+    /// Makes the stream wait for `event`, where both are points of one graph, or of none. In a declared capture a wait for
+    /// what lies outside is one of the graph's launches, and of the stream after the capture.
     pub(crate) fn wait(&self, event: &Event) -> Result<()> {
         if self.device.kind() != event.device().kind() {
             self.device.require(event.device(), "the event")?;
         }
         match (self.status()?, event.recorder()) {
             (Status::Declared(own), Some(other)) if Arc::ptr_eq(own.recorder(), other) => {}
+            (Status::Declared(own), None) if event.is_of_no_graph() => {
+                own.wait_for_outside(event.share());
+                return Ok(());
+            }
             (Status::Runs | Status::Undeclared, None) => {}
             // To make either wait for the other would cost the graph, and fail.
             _ => return Err(self.wait_refused_error(event)),
@@ -167,6 +172,18 @@ impl<'a> StreamCall<'a> {
         self.enqueue_wait(event)
     }
 
+    /// As [`wait`](Self::wait). A stream outside that waits for an event of this thread's capture joins it.
+    pub(super) fn wait_or_join(self, event: &Event) -> Result<()> {
+        if let Some(recorder) = event.recorder()
+            && recorder.is_here()
+            && let Status::Runs = self.status()?
+            && let Some(capture) = capture_of(recorder)
+        {
+            return self.join(&capture, event).map(drop);
+        }
+        self.wait(event)
+    }
+
     fn enqueue_wait(&self, event: &Event) -> Result<()> {
         let waited = self.device.driver().stream_wait_event(self.raw, event.raw());
         waited.with_context(|| format!("making {self} wait for an event"))
@@ -176,30 +193,26 @@ impl<'a> StreamCall<'a> {
         let what = match event.recorder() {
             Some(recorder) if !recorder.is_active() => "a point of a graph whose capture is over",
             Some(_) => "a point of another capture",
-            None => "outside of its capture",
+            None => "a point of a capture that Aquifer was not told of",
         };
         Error::new(ErrorKind::Capture, format!("{self} cannot wait for an event that is {what}"))
             .with_advice("make the streams of a capture wait for each other alone, on its thread")
     }
 
-    /// Takes the stream into a capture of this thread, by a wait for an event of it.
-    pub(crate) fn join(&mut self, capture: &Arc<Capture>, event: &Event) -> Result<()> {
+    /// Takes the stream into a capture of this thread, by a wait for an event of it. Leaves the gate and enters it as the
+    /// capture's, so this call is over, and the one that is returned has what the stream is then.
+    pub(crate) fn join(self, capture: &Arc<Capture>, event: &Event) -> Result<Self> {
         let Some(stream) = self.stream else {
             let what = format!("{self} cannot join a capture, which could not order it at the end");
             let error = Error::new(ErrorKind::Capture, what);
             return Err(error.with_advice("use a stream of Device::new_stream"));
         };
-        if std::mem::take(&mut self.counted) {
-            stream.gate().end_call(self.waits.get());
-        }
+        drop(self);
         capture.close_gate_and_add(stream)?;
-        if let Err(error) = self.enqueue_wait(event) {
-            // The stream is not in the capture, or the driver does not say.
-            capture.remove_unless_capturing(stream);
-            return Err(error);
-        }
-        self.capture = Some(capture.clone());
-        Ok(())
+        let joined = Self::new(stream, &Patience::none())
+            .and_then(|call| call.enqueue_wait(event).map(|()| call));
+        // The stream is not in the capture, or the driver does not say.
+        joined.inspect_err(|_| capture.remove_unless_capturing(stream))
     }
 
     /// The next call may wait for the device: no capture begins by waiting for it.
@@ -212,6 +225,7 @@ impl<'a> StreamCall<'a> {
 
     /// Blocks until the device has passed all that the stream was given.
     pub(crate) fn synchronize(&self) -> Result<()> {
+        assert_unlocked("a wait for a stream");
         self.mark_blocking();
         let driver = self.device.driver();
         driver.stream_synchronize(self.raw).with_context(|| format!("waiting for {self}"))

@@ -27,6 +27,7 @@
 //! - `INV-3`: a gate opens only when the capture's streams are in order for real, and not in the
 //!   graph alone.
 
+use super::gate::Owning;
 use super::graph::Graph;
 use super::handle::{Capture, Stream};
 use super::members::{CAPTURES, record_before};
@@ -42,12 +43,18 @@ impl Capture {
     fn order_all_streams(&self) -> Result<()> {
         let streams = self.streams();
         let Some((origin, joined)) = streams.split_first() else { return Ok(()) };
-        let ordered = joined
+        let outside = self.outside();
+        let ordered = outside
             .iter()
-            .try_for_each(|stream| origin.wait_for(stream))
+            .try_for_each(|event| origin.wait(event))
+            .and_then(|()| joined.iter().try_for_each(|stream| origin.wait_for(stream)))
             .and_then(|()| joined.iter().try_for_each(|stream| stream.wait_for(origin)));
         // The host can wait where the streams cannot.
-        match ordered.or_else(|_| streams.iter().try_for_each(Stream::synchronize_uncaptured)) {
+        let on_host = || {
+            outside.iter().try_for_each(|event| event.synchronize())?;
+            streams.iter().try_for_each(Stream::synchronize_uncaptured)
+        };
+        match ordered.or_else(|_| on_host()) {
             // No work runs any more that could be out of order.
             Err(error) if self.is_on_one_device() && self.has_ended_with(&error) => Ok(()),
             ordered => ordered,
@@ -79,6 +86,7 @@ pub(crate) struct Recording {
     begun: bool,
     /// Its gates are open again, or its streams broken.
     over: bool,
+    _owning: Owning,
 }
 
 impl Recording {
@@ -91,7 +99,8 @@ impl Recording {
         not_forked("a capture")?;
         let capture = Arc::new(Capture::new(Recorder::new()));
         capture.close_gate_and_add(origin)?;
-        Ok(Self { capture, origin: origin.clone(), begun: false, over: false })
+        let (origin, owning) = (origin.clone(), Owning::new());
+        Ok(Self { capture, origin, begun: false, over: false, _owning: owning })
     }
 
     /// Begins to record what the stream is given instead of running it. Streams that are made to wait
@@ -105,7 +114,7 @@ impl Recording {
         let mut captures = CAPTURES.lock();
         // The pool of the capture has given the stream work since it was acquired: waits for memory that the
         // graph may use. A launch on another stream has to come after that, too.
-        let before = record_before(&self.origin)?;
+        let before = record_before(&self.origin, self.origin.raw())?;
         self.capture.members().iter_mut().take(1).for_each(|origin| origin.before = before.clone());
         let begun = self.origin.device().driver().stream_begin_capture(self.origin.raw());
         let begun = begun.with_context(|| format!("beginning a capture on {}", self.origin));

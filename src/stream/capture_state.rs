@@ -2,6 +2,7 @@
 //!
 //! Generic over the stream, since a stream's gate names the capture that has closed it.
 
+use super::gate::GateOwner;
 use crate::event::{Event, Recorder};
 use crate::sync::Arc;
 use crate::sync::trusted::{Mutex, MutexGuard};
@@ -18,6 +19,8 @@ pub(crate) struct CaptureState<S> {
     recorder: Arc<Recorder>,
     /// The first is the stream that the capture began on.
     members: Mutex<Vec<Member<S>>>,
+    /// What lies outside and one of the streams waits for: each launch comes after it.
+    outside: Mutex<Vec<Arc<Event>>>,
     /// What the graph is to keep. `None` when the graph has it: nothing can be added any more.
     attachments: Mutex<Option<Vec<Attachment<S>>>>,
 }
@@ -29,10 +32,20 @@ pub(super) struct Member<S> {
     pub(super) before: Arc<Event>,
 }
 
+impl<S> GateOwner for CaptureState<S> {
+    fn is_here(&self) -> bool {
+        self.recorder.is_here()
+    }
+}
+
 impl<S: Clone + PartialEq> CaptureState<S> {
     pub(super) fn new(recorder: Recorder) -> Self {
-        let attachments = Mutex::new(Some(Vec::new()));
-        Self { recorder: Arc::new(recorder), members: Mutex::default(), attachments }
+        Self {
+            recorder: Arc::new(recorder),
+            members: Mutex::default(),
+            outside: Mutex::default(),
+            attachments: Mutex::new(Some(Vec::new())),
+        }
     }
 
     pub(super) fn recorder(&self) -> &Arc<Recorder> {
@@ -45,6 +58,15 @@ impl<S: Clone + PartialEq> CaptureState<S> {
 
     pub(super) fn take_members(&self) -> Vec<Member<S>> {
         std::mem::take(&mut *self.members.lock())
+    }
+
+    /// Has the graph's launches wait for an event from outside, and the streams when the capture has ended.
+    pub(super) fn wait_for_outside(&self, event: Event) {
+        self.outside.lock().push(Arc::new(event));
+    }
+
+    pub(super) fn outside(&self) -> Vec<Arc<Event>> {
+        self.outside.lock().clone()
     }
 
     /// Has the graph keep something. Returns it if the capture is over.
@@ -66,9 +88,11 @@ impl<S: Clone + PartialEq> CaptureState<S> {
         members.iter().find(|member| member.stream == *stream).map(|member| member.before.clone())
     }
 
-    /// What all streams of the capture were given before they took part.
+    /// What a launch comes after: what all streams of the capture were given before they took part, and what they were made to
+    /// wait for.
     pub(super) fn all_before(&self) -> Vec<Arc<Event>> {
-        self.members.lock().iter().map(|member| member.before.clone()).collect()
+        let members = self.members.lock();
+        members.iter().map(|member| member.before.clone()).chain(self.outside()).collect()
     }
 
     /// The same where `stream` is one of them. One look at both: the capture may end meanwhile, and no

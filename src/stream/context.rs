@@ -1,7 +1,7 @@
 //! All work of a device's context at once, beside captures.
 
 use super::deferred;
-use super::handle::{Capture, Stream, exposed};
+use super::handle::{Capture, Stream, exposed, living};
 use super::members::CAPTURES;
 use crate::debug_log::defer_events;
 use crate::device::Device;
@@ -9,7 +9,7 @@ use crate::driver::sim::CallSite;
 use crate::driver::{ErrorContext, is_forked_child};
 use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::event::Event;
-use crate::sync::Arc;
+use crate::sync::{Arc, assert_unlocked};
 
 /// Whether any stream of `device` that Aquifer knows is recording a graph. A question to the driver
 /// that fails counts as yes.
@@ -40,6 +40,46 @@ fn any_capturing_among(
         }
     }
     Ok(false)
+}
+
+/// Events that cover all work so far of the streams of `device` that others can give work, or that have copies whose end
+/// nobody here knows.
+///
+/// # Errors
+///
+/// [`ErrorKind::Capture`] while one of these is in capture, which is not disturbed; those of the driver.
+pub(crate) fn record_exposed(device: &Device) -> Result<Vec<Event>> {
+    let what = || format!("recording an event on the default stream of {device}");
+    let default = Event::new(device).with_context(what)?;
+    let driver = device.driver();
+    driver.event_record(default.raw(), driver.legacy_stream()).with_context(what)?;
+    let mut events = vec![default];
+    for stream in exposed(device) {
+        let call = stream.begin_nested_call()?;
+        call.refuse_capture("an event for work on host memory")?;
+        events.push(call.record()?);
+    }
+    Ok(events)
+}
+
+/// The most streams that [`busy_streams`] asks.
+const MOST_ASKED: usize = 64;
+
+/// Some of the living streams of `device` with work under way, for an error's text.
+pub(crate) fn busy_streams(device: &Device) -> Vec<Stream> {
+    let is_busy = |stream: &Stream| {
+        let recorded = stream.begin_nested_call().and_then(|call| match call.is_capturing()? {
+            true => Ok(None),
+            false => call.record().map(Some),
+        });
+        let Ok(Some(event)) = recorded else { return false };
+        matches!(event.is_complete(), Ok(false))
+    };
+    let mut streams = living(device);
+    streams.sort_by_key(Stream::id);
+    streams.truncate(MOST_ASKED);
+    streams.retain(is_busy);
+    streams
 }
 
 /// An event that covers all work of the device's context so far, of other libraries too.
@@ -131,6 +171,7 @@ impl Device {
             // An old driver has no such event, and one that fails may still have work under way.
             Err(_) => {}
         }
+        assert_unlocked("a wait for the device");
         self.driver().context_synchronize().with_context(what)
     }
 }

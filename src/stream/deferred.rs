@@ -22,13 +22,15 @@
 #![allow(unreachable_pub, reason = "the models of loom_tests reach it through `models`")]
 
 use crate::debug_log::{emit_deferred, event};
+use crate::device::Device;
 use crate::driver::sim::NoCallSite;
 use crate::error::{ErrorKind, Result, catch_panic};
 use crate::event::Event;
 use crate::sync::trusted::thread_local;
-use crate::sync::{Arc, AtomicUsize, LazyLock, Mutex, Ordering};
+use crate::sync::{Arc, AtomicUsize, LazyLock, Mutex, Ordering, assert_unlocked};
 use std::cell::Cell;
 use std::collections::VecDeque;
+use std::marker::PhantomData;
 use std::mem::{self, ManuallyDrop};
 
 /// The most drops that one call asks about, so that a long queue costs each caller little.
@@ -166,14 +168,38 @@ pub(crate) fn has_deferred_buffers() -> bool {
     !BUFFERS.is_empty()
 }
 
-/// Drops some of what the devices have passed, without waiting. Returns how much.
+/// Drops some of what the devices have passed, without waiting. Returns how much. No buffers while the thread holds them.
 pub(crate) fn collect() -> usize {
-    collect_from(&BLOCKS) + collect_from(&BUFFERS)
+    let blocks = collect_from(&BLOCKS);
+    if HELD.get() > 0 || BUFFERS.is_empty() {
+        return blocks;
+    }
+    assert_unlocked("the drop of a user's buffer");
+    blocks + collect_from(&BUFFERS)
 }
 
 thread_local! {
     /// Whether the thread is inside of [`collect_all`].
     static COLLECTING: Cell<bool> = const { Cell::new(false) };
+    /// Guards of [`hold_buffers`] that are alive.
+    static HELD: Cell<usize> = const { Cell::new(0) };
+}
+
+/// The thread drops no user's buffer while this lives.
+#[must_use]
+pub(crate) struct HoldBuffers(PhantomData<*const ()>);
+
+/// For a call of code that is not the crate's, under a lock that the drop of a user's buffer may ask for: that code may
+/// wait for a stream, which would drop buffers.
+pub(crate) fn hold_buffers() -> HoldBuffers {
+    HELD.set(HELD.get() + 1);
+    HoldBuffers(PhantomData)
+}
+
+impl Drop for HoldBuffers {
+    fn drop(&mut self) {
+        HELD.set(HELD.get() - 1);
+    }
 }
 
 /// As [`collect`], until every drop was asked about, once. The caller has no lock that a drop of a user's may ask
@@ -187,6 +213,15 @@ pub(crate) fn collect_all() -> usize {
     let collected = (0..rounds).map(|_| collect()).sum();
     let _ = COLLECTING.try_with(|collecting| collecting.set(false));
     collected
+}
+
+/// As [`collect_all`], of what the device is to be past: waits for that first, where buffers wait for it. Where it cannot
+/// be waited for, they stay.
+pub(crate) fn collect_all_after(device: &Device) {
+    if has_deferred_buffers() {
+        let _ = device.synchronize_without_drops();
+    }
+    collect_all();
 }
 
 /// Asks for memory a second time where there was none and drops were waiting that may have given some back: those

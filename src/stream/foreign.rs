@@ -17,13 +17,14 @@
 //! | destroyed without that, and its handle brought again | a stream that waits for all of the context | that stream's |
 
 use super::context::record_context;
-use super::handle::{CAPTURED_ELSEWHERE, Stream};
+use super::gate::Patience;
+use super::handle::Stream;
 use super::members::record_before;
 use crate::debug_log::defer_events;
 use crate::device::Device;
 use crate::driver::sim::CallSite;
 use crate::driver::{CaptureStatus, ErrorContext, RawStream, not_forked};
-use crate::error::{Error, ErrorKind, Result, ensure};
+use crate::error::{Result, ensure};
 use crate::event::Event;
 
 /// The legacy default stream's handles.
@@ -52,9 +53,10 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidArgument`] for handle 2, the per-thread default stream, for which there is
-    /// [`Device::per_thread_stream`]; [`ErrorKind::Driver`] for a handle that no stream of a simulated device has;
-    /// [`ErrorKind::Forked`]; those of the driver.
+    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for handle 2, the per-thread default
+    /// stream, for which there is [`Device::per_thread_stream`];
+    /// [`ErrorKind::Driver`](crate::ErrorKind::Driver) for a handle that no stream of a simulated device has;
+    /// [`ErrorKind::Forked`](crate::ErrorKind::Forked); those of the driver.
     ///
     /// # Safety
     ///
@@ -121,8 +123,8 @@ impl Stream {
     /// on a stream of Aquifer's own that comes after all that this one was given. Its owner gives it no more work
     /// after this. Does nothing on a stream that Aquifer keeps alive.
     ///
-    /// It waits for calls of other threads that are under way on the stream, and for their waits for the device. Calls that
-    /// begin meanwhile come first, or wait.
+    /// It waits for calls of other threads that are under way on the stream, for their waits for the device, and for a
+    /// short capture of theirs. Calls that begin meanwhile come first, or wait.
     ///
     /// ```
     /// use aquifer::{Device, DeviceVec, Stream, sim::SimConfig};
@@ -142,8 +144,8 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Capture`] while the stream is in capture, which is not disturbed; those of the driver. Then the
-    /// stream is as it was.
+    /// [`ErrorKind::Capture`](crate::ErrorKind::Capture) while the stream is in a longer capture, which is not
+    /// disturbed; those of the driver. Then the stream is as it was.
     #[track_caller]
     pub fn detach(&self) -> Result<()> {
         let _site = CallSite::enter();
@@ -159,36 +161,29 @@ impl Stream {
     fn replace(&self, also: Option<&Event>) -> Result<()> {
         // Emitted when the gate is open.
         let _events = defer_events();
-        let refused = || match self.gate().owner() {
-            Some(_) => self.in_capture(),
-            None => self.in_use(),
-        };
-        self.gate().alone(|| self.replace_alone(also)).unwrap_or_else(|| Err(refused()))
+        let replaced =
+            self.gate().alone(&Patience::new(), |raw| match self.replace_alone(raw, also) {
+                Ok(replacement) => (Ok(()), replacement),
+                Err(error) => (Err(error), raw),
+            });
+        replaced.unwrap_or_else(|refused| Err(self.refused(&refused)))
     }
 
-    fn in_capture(&self) -> Error {
-        let what = format!("{self} is in capture");
-        Error::new(ErrorKind::Capture, what).with_advice(CAPTURED_ELSEWHERE)
-    }
-
-    /// No other thread is in a call on the stream.
-    fn replace_alone(&self, also: Option<&Event>) -> Result<()> {
+    /// No other thread is in a call on the stream. Returns the handle that it has from here on.
+    fn replace_alone(&self, raw: RawStream, also: Option<&Event>) -> Result<RawStream> {
         if self.is_replaced() {
-            return Ok(());
+            return Ok(raw);
         }
         let driver = self.device().driver();
         let what = || format!("making a stream in place of {self}");
-        if driver.capture_status(self.raw()).with_context(what)? != CaptureStatus::None {
-            return Err(self.in_capture());
+        if driver.capture_status(raw).with_context(what)? != CaptureStatus::None {
+            return Err(self.in_capture("is in a capture that Aquifer was not told of"));
         }
-        let event = record_before(self)?;
+        let event = record_before(self, raw)?;
         let new = driver.stream_create().with_context(what)?;
         let mut events = std::iter::once(&*event).chain(also);
         match events.try_for_each(|event| driver.stream_wait_event(new.raw, event.raw())) {
-            Ok(()) => {
-                self.set_replacement(new);
-                Ok(())
-            }
+            Ok(()) => Ok(self.set_replacement(new)),
             Err(error) => {
                 driver.stream_destroy(new.raw, new.keep);
                 Err(error).with_context(what)

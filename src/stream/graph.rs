@@ -25,8 +25,8 @@ use std::mem::ManuallyDrop;
 pub struct Graph {
     raw: RawGraph,
     device: Device,
-    /// After all that the streams of the capture were given before they took part. Launches wait for
-    /// these.
+    /// After all that the streams of the capture were given before they took part, or waited for from outside. Launches wait
+    /// for these.
     before: Vec<Arc<Event>>,
     /// The streams it was launched on. The lock is held over the driver's call, which asks that no
     /// two threads be in one graph.
@@ -52,7 +52,8 @@ impl Graph {
     }
 
     /// Runs the captured work on `stream`: after what that stream was given so far, after what the
-    /// streams of the capture were given before they took part, and after all former launches of this graph.
+    /// streams of the capture were given before they took part or were made to wait for in it, and after all former launches
+    /// of this graph.
     /// Nothing waits on the host.
     ///
     /// # Errors

@@ -1,14 +1,14 @@
 //! The handle on a stream, and the identity behind it.
 
 use super::capture_state::{Attachment, CaptureState};
-use super::gate::Gate;
+use super::gate::{Gate, Refused};
 use super::pool_handles::PoolHandles;
 use crate::device::Device;
 use crate::driver::sim::Simulator;
 use crate::driver::{
     BackendKind, CaptureStatus, ErrorContext, NewStream, RawStream, StreamKeeper, is_forked_child,
 };
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::impls::debug_struct;
 use crate::sync::trusted::{AtomicBool, AtomicU64, Mutex, Ordering, unique};
 use crate::sync::{Arc, AtomicUsize, LazyLock, OnceLock, Weak};
@@ -43,14 +43,18 @@ pub struct Stream {
 
 struct StreamInner {
     device: Device,
+    /// The handle that it was made with.
     raw: RawStream,
     id: u64,
     /// On a GPU cudarc's handle, for its traits too.
     keep: StreamKeeper,
-    gate: Gate<Capture>,
+    /// Has the handle that the stream has now.
+    gate: Gate<Capture, RawStream>,
     /// Another library may have the driver's handle, and begin a capture that Aquifer is not told of.
     /// Set once the stream is among the [`EXPOSED`].
     exposed: AtomicBool,
+    /// It was given copies of host memory whose end nothing here waits for. Set as the former.
+    copies_unseen: AtomicBool,
     /// How many of the handles are pools', which order their memory by the stream as long as it has a
     /// user.
     pools: AtomicUsize,
@@ -89,8 +93,9 @@ impl StreamInner {
             raw,
             id,
             keep,
-            gate: Gate::default(),
+            gate: Gate::new(raw),
             exposed: AtomicBool::new(false),
+            copies_unseen: AtomicBool::new(false),
             pools: AtomicUsize::new(0),
             foreign: None,
             replacement: OnceLock::new(),
@@ -112,7 +117,7 @@ static STREAMS: LazyLock<Mutex<HashMap<StreamKey, Weak<StreamInner>>>> =
 type StreamKey = ((BackendKind, u64), RawStream);
 
 /// The streams whose handles others have: no other can be in a capture that Aquifer was not told of. So
-/// what must not disturb a capture asks these alone.
+/// what must not disturb a capture asks these alone. And those that have copies of host memory whose end nobody here knows.
 static EXPOSED: Mutex<Vec<Weak<StreamInner>>> = Mutex::new(Vec::new());
 
 impl Drop for StreamInner {
@@ -181,8 +186,8 @@ impl Stream {
         self.inner.replacement.get().is_some()
     }
 
-    /// Has `own` stand for the stream. The caller has its gate closed.
-    pub(super) fn set_replacement(&self, own: NewStream) {
+    /// Has `own` stand for the stream. The caller is alone in its gate, which gets the handle that this returns.
+    pub(super) fn set_replacement(&self, own: NewStream) -> RawStream {
         let device = self.inner.device.key();
         let (theirs, ours) = ((device, self.inner.raw), (device, own.raw));
         let this = Arc::downgrade(&self.inner);
@@ -192,10 +197,14 @@ impl Stream {
         }
         match self.inner.replacement.set(own) {
             // Others get this handle from here on.
-            Ok(()) => drop(streams.insert(ours, this)),
+            Ok(()) => {
+                streams.insert(ours, this);
+                ours.1
+            }
             Err(second) => {
                 drop(streams);
                 self.inner.device.driver().stream_destroy(second.raw, second.keep);
+                self.raw()
             }
         }
     }
@@ -230,7 +239,7 @@ impl Stream {
         if raw.0 <= 1 {
             return Ok(device.default_stream());
         }
-        crate::error::ensure!(
+        ensure!(
             raw.0 != 2,
             InvalidArgument,
             "use Device::per_thread_stream on the thread that wants it",
@@ -273,24 +282,23 @@ impl Stream {
         self.inner.id
     }
 
+    /// The error of a thread that the stream's gate kept out.
+    pub(super) fn refused(&self, refused: &Refused<Capture>) -> Error {
+        self.in_capture(match refused {
+            Refused::Owned(capture) if capture.recorder().is_here() => "is in another capture",
+            Refused::Owned(_) => "is in a capture on another thread",
+            Refused::CallWaits => "is in use: a thread waits for it, or copies host memory",
+        })
+    }
+
     /// The error of a call on a stream that a capture has.
-    pub(super) fn in_use(&self) -> Error {
-        let what = match self.inner.gate.owner() {
-            Some(capture) if capture.recorder().is_here() => "is in another capture",
-            Some(_) => "is in a capture on another thread",
-            None => "is in use: a thread waits for it, or copies host memory",
-        };
+    pub(super) fn in_capture(&self, what: &str) -> Error {
         Error::new(ErrorKind::Capture, format!("{self} {what}")).with_advice(CAPTURED_ELSEWHERE)
     }
 
     /// Whether it is the device's default stream.
     pub(super) fn is_legacy_default(&self) -> bool {
         self.inner.raw == self.device().driver().legacy_stream()
-    }
-
-    /// Whether a declared capture of another thread has the stream.
-    pub(crate) fn is_captured_elsewhere(&self) -> bool {
-        self.inner.gate.owner().is_some_and(|capture| !capture.recorder().is_here())
     }
 
     /// Has the graph of the capture that the stream is in keep something. Returns it if there is none.
@@ -301,23 +309,33 @@ impl Stream {
         }
     }
 
-    pub(super) fn gate(&self) -> &Gate<Capture> {
+    pub(super) fn gate(&self) -> &Gate<Capture, RawStream> {
         &self.inner.gate
     }
 
     /// Another library is about to get the driver's handle. It gets it after this call: a capture by it
     /// that comes before a look at [`exposed`] is asked for.
     pub(super) fn expose(&self) {
+        self.list_once(&self.inner.exposed);
+    }
+
+    /// The stream is about to get a copy of host memory that its caller alone waits for. The quarantine of that memory asks
+    /// the stream, too, from here on.
+    pub(crate) fn note_unseen_copy(&self) {
+        self.list_once(&self.inner.copies_unseen);
+    }
+
+    fn list_once(&self, listed: &AtomicBool) {
         // The child of a fork may have inherited the lock as it was.
-        if self.is_exposed() || is_forked_child() {
+        if listed.load(Ordering::Acquire) || is_forked_child() {
             return;
         }
         let mut streams = EXPOSED.lock();
         streams.retain(|stream| stream.strong_count() > 0);
         // Two threads may list it both, which costs a question.
         streams.push(Arc::downgrade(&self.inner));
-        // Release: a thread that need not list it gives the handle away after this one has.
-        self.inner.exposed.store(true, Ordering::Release);
+        // Release: a thread that need not list it goes on after this one has.
+        listed.store(true, Ordering::Release);
     }
 
     pub(super) fn is_exposed(&self) -> bool {
@@ -331,7 +349,7 @@ impl Stream {
 
     /// Outside of this folder, only a `StreamCall` gives it.
     pub(super) fn raw(&self) -> RawStream {
-        self.inner.replacement.get().map_or(self.inner.raw, |own| own.raw)
+        self.inner.gate.handle()
     }
 }
 
@@ -357,7 +375,16 @@ impl PoolHandles for Stream {
     }
 }
 
-/// The living streams of `device` whose handles others have.
+/// The living streams of `device`.
+pub(super) fn living(device: &Device) -> Vec<Stream> {
+    let upgrade = |stream: &Weak<StreamInner>| stream.upgrade().map(|inner| Stream { inner });
+    // All of them: as below.
+    let mut streams: Vec<Stream> = STREAMS.lock().values().filter_map(upgrade).collect();
+    streams.retain(|stream| stream.device() == device);
+    streams
+}
+
+/// The living streams of `device` that are among the [`EXPOSED`].
 pub(super) fn exposed(device: &Device) -> Vec<Stream> {
     let upgrade = |stream: &Weak<StreamInner>| stream.upgrade().map(|inner| Stream { inner });
     // All of them: one that goes may be the last handle of its stream, which calls the driver.
@@ -420,6 +447,51 @@ impl Simulator {
     pub fn start_capture(&self, stream: &Stream) -> Result<()> {
         stream.expose();
         self.begin_capture(stream.raw()).with_context(|| format!("beginning a capture on {stream}"))
+    }
+
+    /// Holds up a stream, as a kernel does that comes to no end: nothing that it was given runs, or will be given, until
+    /// [`resume`](Self::resume). What waits for it waits. Other streams go on.
+    ///
+    /// ```
+    /// use aquifer::{Device, DeviceVec, sim::SimConfig};
+    ///
+    /// let device = Device::simulated(SimConfig::default());
+    /// let (stuck, other) = (device.new_stream()?, device.new_stream()?);
+    /// let simulator = device.simulator().unwrap();
+    /// simulator.stall(&stuck)?;
+    /// let mut vec = DeviceVec::<u32>::zeroed(&stuck, 3)?;
+    /// let done = stuck.record()?;
+    /// assert_eq!(DeviceVec::<u32>::zeroed(&other, 3)?.to_vec()?, [0; 3]);
+    /// assert!(!done.is_complete()?);
+    /// simulator.resume(&stuck)?;
+    /// assert_eq!(vec.to_vec()?, [0; 3]);
+    /// # Ok::<(), aquifer::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidArgument`] for a stream of another device.
+    pub fn stall(&self, stream: &Stream) -> Result<()> {
+        self.stall_or_resume(stream, true)
+    }
+
+    /// Lets a stream go on after [`stall`](Self::stall).
+    ///
+    /// # Errors
+    ///
+    /// As `stall`.
+    pub fn resume(&self, stream: &Stream) -> Result<()> {
+        self.stall_or_resume(stream, false)
+    }
+
+    fn stall_or_resume(&self, stream: &Stream, stalled: bool) -> Result<()> {
+        ensure!(
+            self.set_stalled(stream.raw(), stalled),
+            InvalidArgument,
+            "give a stream of the simulator's own device",
+            "{stream} was to be held up, or to go on, by the simulator of another device"
+        );
+        Ok(())
     }
 
     /// Ends the capture; `true` if nothing invalidated it.

@@ -1,9 +1,10 @@
 //! The streams that take part in declared captures.
 
 use super::capture_state::Member;
+use super::gate::Patience;
 use super::handle::{Capture, Stream};
 use crate::device::Device;
-use crate::driver::{CaptureStatus, ErrorContext};
+use crate::driver::{CaptureStatus, ErrorContext, RawStream};
 use crate::error::Result;
 use crate::event::{Event, Recorder};
 use crate::sync::Arc;
@@ -23,10 +24,9 @@ impl Capture {
     /// Takes a stream in: waits for calls of other threads that are under way on it, and notes what
     /// it was given. The caller is inside of no gate.
     pub(super) fn close_gate_and_add(self: &Arc<Self>, stream: &Stream) -> Result<()> {
-        if !stream.gate().close_and_wait(self) {
-            return Err(stream.in_use());
-        }
-        match note(stream) {
+        let closed = stream.gate().close_and_wait(self, &Patience::new());
+        let raw = closed.map_err(|refused| stream.refused(&refused))?;
+        match note(stream, raw) {
             Ok(member) => {
                 // A thread that records all of a context sees the stream there, or is done.
                 let captures = CAPTURES.lock();
@@ -62,21 +62,21 @@ impl Capture {
     }
 }
 
-fn note(stream: &Stream) -> Result<Member<Stream>> {
+/// The caller has closed the stream's gate, which gave it the handle.
+fn note(stream: &Stream, raw: RawStream) -> Result<Member<Stream>> {
     let what = || format!("recording an event on {stream}");
     let driver = stream.device().driver();
-    if stream.is_exposed()
-        && driver.capture_status(stream.raw()).with_context(what)? != CaptureStatus::None
+    if stream.is_exposed() && driver.capture_status(raw).with_context(what)? != CaptureStatus::None
     {
-        return Err(stream.in_use());
+        return Err(stream.in_capture("is in a capture that Aquifer was not told of"));
     }
-    Ok(Member { stream: stream.clone(), before: record_before(stream)? })
+    Ok(Member { stream: stream.clone(), before: record_before(stream, raw)? })
 }
 
 /// An event after all that a stream was given so far, which has its gate closed and is in no capture.
-pub(super) fn record_before(stream: &Stream) -> Result<Arc<Event>> {
+pub(super) fn record_before(stream: &Stream, raw: RawStream) -> Result<Arc<Event>> {
     let what = || format!("recording an event on {stream}");
     let event = Event::new(stream.device()).with_context(what)?;
-    let recorded = stream.device().driver().event_record(event.raw(), stream.raw());
+    let recorded = stream.device().driver().event_record(event.raw(), raw);
     recorded.with_context(what).map(|()| Arc::new(event))
 }

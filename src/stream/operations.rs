@@ -2,8 +2,8 @@
 
 use super::call::{Status, StreamCall};
 use super::deferred;
+use super::gate::Patience;
 use super::handle::Stream;
-use super::members::capture_of;
 use crate::driver::not_forked;
 use crate::driver::sim::CallSite;
 use crate::error::{ErrorKind, Result};
@@ -11,25 +11,36 @@ use crate::event::Event;
 use crate::sync::Arc;
 
 impl Stream {
-    /// Begins a call of the driver on the stream, which ends when the result is dropped.
+    /// Begins a call of the driver on the stream, which ends when the result is dropped. Waits for a short capture on
+    /// another thread; the caller is inside of no gate, and has no lock.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Capture`] while a capture on another thread has it; [`ErrorKind::Forked`].
+    /// [`ErrorKind::Capture`] while a longer one has it; [`ErrorKind::Forked`].
     pub(crate) fn begin_call(&self) -> Result<StreamCall<'_>> {
+        self.begin_call_within(&Patience::new())
+    }
+
+    /// As [`begin_call`](Self::begin_call), of several.
+    pub(crate) fn begin_call_within(&self, patience: &Patience) -> Result<StreamCall<'_>> {
         not_forked("a stream")?;
-        StreamCall::new(self)
+        StreamCall::new(self, patience)
+    }
+
+    /// As [`begin_call`](Self::begin_call), for a caller that is inside of another gate or has a lock: it does not wait.
+    pub(crate) fn begin_nested_call(&self) -> Result<StreamCall<'_>> {
+        self.begin_call_within(&Patience::none())
     }
 
     /// A call that may wait for the device, or for other ranks of a communicator.
-    pub(crate) fn begin_blocking_call(&self) -> Result<StreamCall<'_>> {
+    pub(crate) fn begin_blocking_call(&self, patience: &Patience) -> Result<StreamCall<'_>> {
         not_forked("a stream")?;
-        StreamCall::blocking(self)
+        StreamCall::blocking(self, patience)
     }
 
     /// A call, unless a capture on another thread has the stream.
     fn begin_call_unless_in_use(&self) -> Result<Option<StreamCall<'_>>> {
-        match self.begin_call() {
+        match self.begin_nested_call() {
             Err(error) if error.kind() == ErrorKind::Capture => Ok(None),
             call => call.map(Some),
         }
@@ -49,25 +60,17 @@ impl Stream {
 
     /// Makes the stream wait for `event`, of this device or another, without blocking the host.
     ///
-    /// In [`capture`](Self::capture), a stream that waits for an event of the capture joins it.
+    /// In [`capture`](Self::capture), a stream that waits for an event of the capture joins it. A stream of the capture that
+    /// waits for an event from outside has each launch of the graph wait for it, and waits itself when the capture has ended.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Capture`] between a stream in capture and an event that is no point of the same
-    /// graph, which is not disturbed; [`ErrorKind::WrongDevice`] between a GPU and a simulated
+    /// [`ErrorKind::Capture`] between two captures, or a capture and a point of a graph, which are not disturbed; [`ErrorKind::WrongDevice`] between a GPU and a simulated
     /// device; those of the driver call.
     #[track_caller]
     pub fn wait(&self, event: &Event) -> Result<()> {
         let _site = CallSite::enter();
-        let mut call = self.begin_call()?;
-        if let Some(recorder) = event.recorder()
-            && recorder.is_here()
-            && let Status::Runs = call.status()?
-            && let Some(capture) = capture_of(recorder)
-        {
-            return call.join(&capture, event);
-        }
-        call.wait(event)
+        self.begin_call()?.wait_or_join(event)
     }
 
     /// Makes the stream wait for all that `other` was given so far, without blocking the host.
@@ -103,7 +106,7 @@ impl Stream {
     /// waits for all that the capture's streams were given before it. The caller is inside of no gate.
     pub(crate) fn synchronize_uncaptured(&self) -> Result<()> {
         loop {
-            match self.begin_call() {
+            match self.begin_nested_call() {
                 Ok(call) => match call.status() {
                     Ok(Status::Declared(_)) => {}
                     Ok(Status::Undeclared) => return call.refuse_capture("waiting for the stream"),
@@ -180,6 +183,15 @@ impl Stream {
             return not_forked("a stream").map(|()| false);
         }
         self.begin_call_unless_in_use()?.map_or(Ok(true), |call| call.is_capturing())
+    }
+
+    /// Whether the stream is in a capture that this thread, or nobody, declared. Waits for a short one on another thread.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Capture`] while a longer one has it; those of the driver call.
+    pub(crate) fn is_capturing_here(&self, patience: &Patience) -> Result<bool> {
+        self.begin_call_within(patience)?.is_capturing()
     }
 
     /// Whether a capture that could not order its streams has it for good.

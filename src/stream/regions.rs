@@ -1,23 +1,28 @@
 //! What a device that follows pools is told in the order of a stream.
 //!
-//! It passes no gate: nothing is asked of the driver, so no capture is disturbed, and what is freed by a
-//! thread that a gate refuses is told too.
+//! It is no call that a gate refuses: nothing is asked of the driver, so no capture is disturbed, and what is freed by a
+//! thread that a gate refuses is told too. It keeps the stream's handle from being replaced: what is told of the former
+//! stream would lie behind what the latter one waits for.
 
 use super::handle::Stream;
+use crate::debug_log::defer_events;
 use crate::driver::DeviceRange;
 
 impl Stream {
     /// A pool hands out a block, for work on this stream.
     pub(crate) fn region_register(&self, pool: u64, region: DeviceRange) {
         if let Some(regions) = self.device().driver().regions() {
-            regions.region_register(pool, region, self.raw());
+            let _events = defer_events();
+            self.gate().with_handle(|raw| regions.region_register(pool, region, raw));
         }
     }
 
     /// A pool takes a block back, after what this stream was given so far.
     pub(crate) fn region_unregister(&self, pool: u64, region: DeviceRange, kept_for_graph: bool) {
         if let Some(regions) = self.device().driver().regions() {
-            regions.region_unregister(pool, region, self.raw(), kept_for_graph);
+            let _events = defer_events();
+            self.gate()
+                .with_handle(|raw| regions.region_unregister(pool, region, raw, kept_for_graph));
         }
     }
 }

@@ -22,8 +22,14 @@ pub(crate) fn compiler() {
     compiler_fence(Ordering::SeqCst);
 }
 
+/// The side that runs often, either way.
+#[inline(always)]
+pub fn light() {
+    if is_asymmetric() { compiler() } else { full_fence() }
+}
+
 /// The side that runs seldom: a system call of about a microsecond.
-pub(crate) fn heavy() {
+pub fn heavy() {
     fence(Ordering::SeqCst);
     if is_asymmetric() {
         sides::process_barrier();

@@ -9,6 +9,7 @@
 pub(crate) mod barrier;
 mod biased;
 mod biased_mutex;
+mod held;
 #[cfg(aquifer_loom)]
 pub(crate) mod local;
 pub(crate) mod scope_list;
@@ -22,9 +23,10 @@ pub(crate) use std::sync::{Arc, LazyLock, OnceLock, Weak};
 
 /// parking_lot, crossbeam and the standard atomics, unseen by loom.
 pub(crate) mod trusted {
+    pub(crate) use super::held::{Mutex, MutexGuard, RwLock, RwLockReadGuard};
     pub(crate) use crossbeam::channel;
     pub(crate) use crossbeam::utils::Backoff;
-    pub(crate) use parking_lot::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard};
+    pub(crate) use parking_lot::{Condvar, Mutex as WaitMutex, MutexGuard as WaitMutexGuard};
     pub(crate) use std::sync::atomic::{
         AtomicBool, AtomicPtr, AtomicU8, AtomicU16, AtomicU64, AtomicUsize, Ordering,
     };
@@ -67,8 +69,9 @@ pub(crate) mod trusted {
 
 #[cfg(not(aquifer_loom))]
 mod primitives {
+    pub(crate) use super::held::{Mutex, MutexGuard, RwLock, RwLockWriteGuard};
     pub(crate) use parking_lot::{
-        Mutex, MutexGuard, ReentrantMutex, ReentrantMutexGuard, RwLock, RwLockWriteGuard,
+        Mutex as WaitMutex, MutexGuard as WaitMutexGuard, ReentrantMutex, ReentrantMutexGuard,
     };
     pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
     pub(crate) use std::thread::{LocalKey, yield_now};
@@ -83,8 +86,21 @@ mod primitives {
             self.0.notify_all();
         }
 
-        pub(crate) fn wait<'a, T>(&self, mut guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+        pub(crate) fn wait<'a, T>(
+            &self,
+            mut guard: WaitMutexGuard<'a, T>,
+        ) -> WaitMutexGuard<'a, T> {
             self.0.wait(&mut guard);
+            guard
+        }
+
+        /// As [`wait`](Self::wait), for so long at most.
+        pub(crate) fn wait_for<'a, T>(
+            &self,
+            mut guard: WaitMutexGuard<'a, T>,
+            limit: std::time::Duration,
+        ) -> WaitMutexGuard<'a, T> {
+            self.0.wait_for(&mut guard, limit);
             guard
         }
     }
@@ -108,7 +124,9 @@ mod primitives {
 
 #[cfg(aquifer_loom)]
 mod primitives {
+    pub(crate) use Mutex as WaitMutex;
     pub(crate) use Mutex as ReentrantMutex;
+    pub(crate) use MutexGuard as WaitMutexGuard;
     pub(crate) use MutexGuard as ReentrantMutexGuard;
     pub(crate) use loom::cell::UnsafeCell;
     pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
@@ -135,6 +153,14 @@ mod primitives {
             self.0.try_lock().ok()
         }
 
+        /// Time does not pass in a model.
+        pub(crate) fn try_lock_for(
+            &self,
+            _limit: std::time::Duration,
+        ) -> Option<MutexGuard<'_, T>> {
+            Some(self.lock())
+        }
+
         /// No upstream of a model calls back, so no lock is taken twice.
         pub(crate) fn is_owned_by_current_thread(&self) -> bool {
             false
@@ -151,6 +177,15 @@ mod primitives {
 
         pub(crate) fn wait<'a, T>(&self, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
             self.0.wait(guard).unwrap_or_else(|poisoned| poisoned.into_inner())
+        }
+
+        /// Time does not pass in a model.
+        pub(crate) fn wait_for<'a, T>(
+            &self,
+            guard: MutexGuard<'a, T>,
+            _limit: std::time::Duration,
+        ) -> MutexGuard<'a, T> {
+            self.wait(guard)
         }
     }
 
@@ -173,6 +208,7 @@ mod primitives {
     }
 }
 
+pub(crate) use held::assert_unlocked;
 #[cfg(aquifer_loom)]
 pub use local::drop_thread_locals;
 pub(crate) use primitives::*;

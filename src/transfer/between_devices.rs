@@ -32,7 +32,9 @@ pub(crate) fn copy<T: Pod>(
     } else {
         to.driver().enable_peer_copies(from.driver().as_any());
         // SAFETY: as above; the source is memory of the other device.
-        unsafe { to.driver().copy_from_peer(copy, from.driver(), call.raw()) }
-            .with_context(|| format!("copying {} from {from} to {to}", Count(bytes, "byte")))
+        unsafe { to.driver().copy_from_peer(copy, from.driver(), call.raw()) }.with_context(|| {
+            let to = from.name_of_other(to);
+            format!("copying {} from {from} to {to}", Count(bytes, "byte"))
+        })
     }
 }

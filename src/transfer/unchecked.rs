@@ -22,6 +22,7 @@ impl<T: Pod> DeviceVec<T> {
     pub unsafe fn copy_from_slice_async(&mut self, source: &[T]) -> Result<()> {
         let _site = CallSite::enter();
         let home = self.stream().clone();
+        home.note_unseen_copy();
         // SAFETY: the caller's promise.
         unsafe { to_device(&home, &mut self.as_mut_slice(), source).map(drop) }
     }
@@ -39,6 +40,7 @@ impl<T: Pod> DeviceVec<T> {
     #[track_caller]
     pub unsafe fn copy_to_slice_async(&self, target: &mut [T]) -> Result<()> {
         let _site = CallSite::enter();
+        self.stream().note_unseen_copy();
         // SAFETY: the caller's promise.
         unsafe { to_host(self.stream(), &self.as_slice(), target).map(drop) }
     }

@@ -211,7 +211,7 @@ impl<U: DeviceResource> CheckedState<U> {
     fn poison(&self, stream: &Stream, block: &DeviceBlock) {
         let Some(byte) = self.rules.poison else { return };
         // An unknown state counts as a capture: a missing fill does less harm than a spoiled graph.
-        let Ok(entered) = stream.begin_call() else { return };
+        let Ok(entered) = stream.begin_nested_call() else { return };
         if entered.is_capturing().unwrap_or(true) {
             return;
         }

@@ -17,7 +17,7 @@ use super::ring::Ring;
 use crate::driver::is_forked_child;
 use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::impls::{Count, debug_struct};
-use crate::sync::trusted::{AtomicBool, AtomicU64, Backoff, Condvar, Mutex, Ordering};
+use crate::sync::trusted::{AtomicBool, AtomicU64, Backoff, Condvar, Mutex, Ordering, WaitMutex};
 use crate::sync::{Arc, CachePadded, OnceLock, Weak};
 use std::thread::Thread;
 use std::time::Duration;
@@ -63,7 +63,7 @@ pub(super) struct LogQueue {
     flush_requests: AtomicU64,
     /// Rows of the writing thread's own calls that found no room.
     refused: AtomicU64,
-    progress: Mutex<LogProgress>,
+    progress: WaitMutex<LogProgress>,
     progressed: Condvar,
     writer: OnceLock<Thread>,
 }
@@ -82,7 +82,7 @@ impl LogQueue {
             exiting: AtomicBool::new(false),
             flush_requests: AtomicU64::new(0),
             refused: AtomicU64::new(0),
-            progress: Mutex::default(),
+            progress: WaitMutex::default(),
             progressed: Condvar::new(),
             writer: OnceLock::new(),
         })

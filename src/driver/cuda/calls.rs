@@ -272,7 +272,17 @@ impl StreamCalls for CudaDriver {
         self.context().record_err(stale);
         let stream = made.map_err(|error| DriverError::new("cuStreamCreate", code_of(error)))?;
         let raw = RawStream(stream.cu_stream() as usize as u64);
+        self.numbers.note(self.stream_number(raw).ok());
         Ok(NewStream { raw, keep: Some(Box::new(stream)) })
+    }
+
+    fn may_have_foreign_streams(&self) -> bool {
+        // Not at its expense where it is known already.
+        let is_newest_known = self.numbers.are_all_known() && {
+            let newest = self.stream_create();
+            newest.map(|stream| self.stream_destroy(stream.raw, stream.keep)).is_ok()
+        };
+        !(is_newest_known && self.numbers.are_all_known())
     }
 
     fn stream_destroy(&self, _raw: RawStream, keep: StreamKeeper) {

@@ -6,7 +6,10 @@ use super::launch::Functions;
 use super::library::{Handle, Library};
 use super::open::{driver, primary_context};
 use super::properties::properties;
-use crate::driver::{DeviceProperties, DriverResult, ErrorContext, RawStream};
+use super::stream_numbers::StreamNumbers;
+use crate::driver::{
+    DeviceProperties, DriverResult, ErrorContext, NewStream, RawStream, StreamCalls,
+};
 use crate::error::{DriverError, Error, ErrorKind};
 use crate::sync::Arc;
 use crate::sync::trusted::Mutex;
@@ -33,13 +36,22 @@ pub(crate) struct CudaDriver {
     pub(super) properties: DeviceProperties,
     pub(super) functions: Functions,
     pub(super) peers: Mutex<Vec<KnownPeer>>,
+    pub(super) numbers: StreamNumbers,
 }
 
 impl CudaDriver {
     /// The primary context of a GPU, which cudarc and the CUDA runtime use too.
     pub(crate) fn open(ordinal: usize) -> Result<Arc<Self>, Error> {
-        let (library, context) = primary_context(ordinal)?;
-        Self::new(library, context)
+        let (library, context, was_active) = primary_context(ordinal)?;
+        let opened = Self::new(library, context)?;
+        // A stream that tells from where on the driver's numbers are the crate's own.
+        if !was_active && let Ok(NewStream { raw, keep }) = opened.stream_create() {
+            if let Ok(first) = opened.stream_number(raw) {
+                opened.numbers.begin(first);
+            }
+            opened.stream_destroy(raw, keep);
+        }
+        Ok(opened)
     }
 
     /// A context that the program got from cudarc.
@@ -70,6 +82,7 @@ impl CudaDriver {
             properties,
             functions: Functions::default(),
             peers: Mutex::default(),
+            numbers: StreamNumbers::default(),
         }))
     }
 

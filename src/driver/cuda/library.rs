@@ -136,6 +136,7 @@ macro_rules! driver_functions {
 driver_functions! {
     init = cuInit(flags: u32);
     driver_get_version = cuDriverGetVersion(version: *mut i32);
+    device_get = cuDeviceGet(device: *mut i32, ordinal: i32);
     device_get_count = cuDeviceGetCount(count: *mut i32);
     device_get_name = cuDeviceGetName(name: *mut c_char, length: i32, device: i32);
     device_get_attribute = cuDeviceGetAttribute(value: *mut i32, attribute: u32, device: i32);
@@ -148,6 +149,8 @@ driver_functions! {
     ctx_synchronize = cuCtxSynchronize();
     ctx_record_event = cuCtxRecordEvent(context: Handle, event: Handle);
 
+    device_primary_ctx_get_state =
+        cuDevicePrimaryCtxGetState(device: i32, flags: *mut u32, active: *mut i32);
     device_can_access_peer = cuDeviceCanAccessPeer(answer: *mut i32, device: i32, peer: i32);
     ctx_enable_peer_access = cuCtxEnablePeerAccess(peer: Handle, flags: u32);
 

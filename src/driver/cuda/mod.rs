@@ -18,6 +18,7 @@ pub(crate) mod nvrtc;
 mod open;
 mod peer;
 mod properties;
+mod stream_numbers;
 
 #[cfg(all(test, target_os = "linux"))]
 mod tests;

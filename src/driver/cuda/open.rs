@@ -7,7 +7,7 @@
 use super::context::Restore;
 use super::library::{Library, out_param};
 use crate::driver::fork::install_handler;
-use crate::driver::{ErrorContext, call_not_forked, names};
+use crate::driver::{DriverResult, ErrorContext, call_not_forked, names};
 use crate::error::{DriverError, Error, ErrorKind, ensure};
 use crate::impls::Count;
 use crate::sync::Arc;
@@ -72,10 +72,10 @@ pub(crate) fn restoring() -> Result<Restore<'static>, Error> {
     Restore::new(driver()?).with_context(|| "asking which context is current")
 }
 
-/// The primary context of a GPU. The thread's current context stays what it was.
+/// The primary context of a GPU, and whether it was there before. The thread's current context stays what it was.
 pub(super) fn primary_context(
     ordinal: usize,
-) -> Result<(&'static Library, Arc<CudaContext>), Error> {
+) -> Result<(&'static Library, Arc<CudaContext>, bool), Error> {
     let count = device_count()?;
     // Checked here, since cudarc casts the number to an `i32`.
     ensure!(
@@ -88,8 +88,20 @@ pub(super) fn primary_context(
     let library = driver()?;
     let opening = || format!("opening GPU {ordinal}");
     let _restore = Restore::new(library).with_context(opening)?;
+    let was_active = is_primary_context_active(library, ordinal).unwrap_or(true);
     let context = CudaContext::new(ordinal)
         .map_err(|error| DriverError::new("cuDevicePrimaryCtxRetain", code_of(error)))
         .with_context(opening)?;
-    Ok((library, context))
+    Ok((library, context, was_active))
+}
+
+fn is_primary_context_active(library: &Library, ordinal: usize) -> DriverResult<bool> {
+    // SAFETY: both are writable for the calls; the number is that of a device.
+    let device = out_param(|device| unsafe { library.device_get(device, ordinal as i32) })?;
+    let mut flags = 0;
+    // SAFETY: as above.
+    out_param(|active| unsafe {
+        library.device_primary_ctx_get_state(device, &raw mut flags, active)
+    })
+    .map(|active: i32| active != 0)
 }

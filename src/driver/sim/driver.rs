@@ -96,6 +96,7 @@ impl Drop for SimDriver {
             notify_changed();
             return;
         }
+        state.stall_streams(id, None, false);
         run_until(&mut state, id, |state| has_stopped(state, id));
         discard_queues(&mut state, id);
         state.remove_device(id);

@@ -26,6 +26,8 @@
 //! - The default pool of a device ends with its last vector, unless the handle of
 //!   [`default_device_pool`](crate::default_device_pool) is kept: the memory goes back to the driver, the counts are
 //!   gone, and the next vector makes another pool, by a driver call. Its end orders no work of the program's.
+//! - Managed memory stays at the host. It takes none of the device's memory, and may be as much as the device and
+//!   the machine have together.
 //! - A device pointer is a number that no host pointer equals, except for page-locked and managed
 //!   memory.
 //! - A host form may not call the device.
@@ -69,6 +71,7 @@
 //!   of what nothing wrote there. (An index of a host form is its own slice's: past the end, the kernel failed.)
 //! - One thread calls collectives of several ranks one after the other, outside of a group: a GPU may wait for good.
 //! - Memory is never freed: [`Simulator::live_blocks`] counts blocks, and no report names them.
+//! - Memory is registered that the process has not mapped, where the system is not Linux; or that it may not read.
 //! - Memory in a bin or a block of a fixed size is used past what was asked: the whole block is the owner's.
 //!
 //! [`PinnedAlloc`](crate::PinnedAlloc) takes memory of the *detected* device. For page-locked memory

@@ -3,7 +3,7 @@
 use super::calls::Call;
 use super::check::Report;
 use super::run::discard_queues;
-use super::state::{BlockKind, InjectedFailure, SimBlock, SimContext, lock_state};
+use super::state::{BlockKind, InjectedFailure, SimBlock, SimContext, lock_state, notify_changed};
 use crate::driver::{CaptureStatus, DriverResult, ErrorContext, RawStream, names};
 use crate::error::{DriverError, Error, Result, ensure};
 use crate::impls::debug_struct;
@@ -75,6 +75,9 @@ impl Simulator {
     /// CUDA's, or of NCCL's for a function of that. The next call is the first. `call` is one of [`CALLS`](Self::CALLS). A device that is gone makes no
     /// more calls.
     ///
+    /// A code of CUDA's that means a lost context, such as 700, loses it: queued operations are discarded, captures
+    /// are invalidated, and every later call returns that code.
+    ///
     /// # Errors
     ///
     /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if the call is none of those, or `nth` or `code` is
@@ -122,7 +125,7 @@ impl Simulator {
         ncclRecv ncclReduce ncclReduceScatter ncclSend
     };
 
-    /// Loses the context: queued operations are discarded, and every later call returns
+    /// Loses the context: queued operations are discarded, captures are invalidated, and every later call returns
     /// `CUDA_ERROR_CONTEXT_IS_DESTROYED`. A host form that is running runs to its end; calls that wait
     /// return after that, so its memory may be freed then.
     pub fn lose_context(&self) {
@@ -186,7 +189,35 @@ impl Simulator {
     /// [`ErrorKind::ContextLost`](crate::ErrorKind::ContextLost).
     pub fn create_foreign_stream(&self) -> Result<u64> {
         self.context.check_alive("cuStreamCreate").with_context(|| "making a stream")?;
-        Ok(lock_state().add_stream(self.context.id))
+        let mut state = lock_state();
+        state.note_foreign_stream(self.context.id);
+        let handle = state.add_stream(self.context.id);
+        state.foreign_handles.insert(handle);
+        Ok(handle)
+    }
+
+    /// As [`create_foreign_stream`](Self::create_foreign_stream), with the handle of such a stream that was destroyed: a
+    /// driver uses handles again.
+    ///
+    /// # Errors
+    ///
+    /// As there, and [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for the handle of a stream that
+    /// lives, or of none.
+    pub fn reuse_foreign_handle(&self, handle: u64) -> Result<()> {
+        self.context.check_alive("cuStreamCreate").with_context(|| "making a stream")?;
+        let mut state = lock_state();
+        let former = state.stream_behind(RawStream(handle));
+        let is_free = state.foreign_handles.contains(&handle)
+            && state.streams.get(&former).is_none_or(|stream| stream.destroyed);
+        ensure!(
+            is_free,
+            InvalidArgument,
+            "destroy the stream of the handle first",
+            "the handle {handle:#x} was to become that of another stream"
+        );
+        let id = state.add_stream(self.context.id);
+        state.behind_used_handles.insert(handle, id);
+        Ok(())
     }
 
     /// Destroys a stream of [`create_foreign_stream`](Self::create_foreign_stream), as its owner. Work that it was
@@ -201,6 +232,13 @@ impl Simulator {
             .with_context(|| format!("destroying the stream of handle {handle:#x}"))
     }
 
+    /// Holds up a stream, or lets it go on. `false` if the device has none of this handle.
+    pub(crate) fn set_stalled(&self, stream: RawStream, stalled: bool) -> bool {
+        let found = lock_state().stall_streams(self.context.id, Some(stream.0), stalled);
+        notify_changed();
+        found
+    }
+
     /// Begins a capture, in a call that is neither counted nor refused.
     pub(crate) fn begin_capture(&self, stream: RawStream) -> DriverResult<()> {
         Call::unchecked(&self.context, "cuStreamBeginCapture").begin_capture(stream)
@@ -208,7 +246,8 @@ impl Simulator {
 
     /// Ends a capture on any thread, drops its recording, and returns its former status.
     pub(crate) fn end_capture(&self, stream: RawStream) -> CaptureStatus {
-        match Call::unchecked(&self.context, "cuStreamEndCapture").end_capture(stream.0) {
+        let id = lock_state().stream_behind(stream);
+        match Call::unchecked(&self.context, "cuStreamEndCapture").end_capture(id) {
             Ok(_) => CaptureStatus::Active,
             Err(error) if error.code() == DriverError::ILLEGAL_STATE => CaptureStatus::None,
             Err(_) => CaptureStatus::Invalidated,

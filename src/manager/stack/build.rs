@@ -233,7 +233,7 @@ fn make_source(options: Options<'_, Source>) -> Result<Built> {
             set!(
                 PinnedPool::builder(pinned()?), options,
                 size: initial_size, maximum_size, growth_step, quarantine_bytes, magazine_bytes;
-                number: magazine_entries;
+                number: magazine_entries; switch: wait_for_device;
             )
             .build()?,
         ),

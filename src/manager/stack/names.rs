@@ -179,6 +179,7 @@ pub(super) static LAYERS: [LayerKind; 20] = [
             short("maximum_size", "max", Size),
             option("growth_step", Size),
             option("quarantine_bytes", Size),
+            option("wait_for_device", Switch),
             option("magazine_entries", Number),
             option("magazine_bytes", Size),
             option("portable", Switch),

@@ -42,3 +42,32 @@ fn unpinning_at_once_would_be_seen() {
         unsafe { driver.mem_free(target).unwrap() };
     }
 }
+
+#[test]
+fn a_remembered_slab_ends_where_the_next_one_begins() {
+    let removed = SLABS_REMOVED.load(Ordering::Relaxed);
+    let slab = RecentSlab { base: 0x10000, bytes: 0x1000, key: PoolKey::NONE, removed };
+    let contained =
+        [0xffff, 0x10000, 0x10fff, 0x11000].map(|address| still_contains(&slab, address));
+    // Another test may remove a slab meanwhile.
+    if SLABS_REMOVED.load(Ordering::Relaxed) == removed {
+        assert_eq!(contained, [false, true, true, false]);
+    }
+    assert!(!still_contains(&RecentSlab { removed: removed.wrapping_sub(1), ..slab }, 0x10000));
+}
+
+#[test]
+fn an_address_is_found_in_its_range_and_not_behind_it() {
+    let device = Device::simulated(crate::sim::SimConfig::default());
+    let flags = HostFlags { portable: true, mapped: false, write_combined: false };
+    let source = HostSource::new(&device, flags);
+    let memory = allocate(&source, Layout::new::<[u8; 4096]>(), None).unwrap();
+    let (base, bytes) = (memory.base.addr().get(), memory.bytes);
+    let has = |address| find(address).is_some_and(|range| range.base == base);
+    let found = [base - 1, base, base + bytes - 1, base + bytes].map(has);
+    assert_eq!(found, [false, true, true, false]);
+    // SAFETY: the block of above, which nothing uses.
+    unsafe { free(memory.start, Layout::new::<[u8; 4096]>()) };
+    assert!(!has(base), "it left the map");
+    source.trim().unwrap();
+}

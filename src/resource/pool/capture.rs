@@ -26,11 +26,13 @@ impl Stream {
     /// Other threads may go on to use the pool on other streams.
     ///
     /// CUDA lets no second thread near the streams of a capture. So the capture has this stream, and
-    /// those that join it by waiting for it, to itself: a call of another thread on one of them is an
-    /// error of kind [`ErrorKind::Capture`] until the capture has ended, and what another thread drops
+    /// those that join it by waiting for it, to itself. A call of another thread on one of them waits for the
+    /// capture's end, for 4 milliseconds at most, and is an error of kind [`ErrorKind::Capture`] after that: the
+    /// capture's body may wait for that thread. What another thread drops
     /// that such a stream has to free is freed later. The capture begins when the calls that other
-    /// threads are making on the stream have returned; where one of them waits for the stream, or
-    /// copies host memory on it, there is no capture but the same error. At the end each of its streams
+    /// threads are making on the stream have returned; where one of them waits for the stream for longer than
+    /// that, or copies host memory on it, there is no capture but the same error. Threads that capture and threads that
+    /// call in loops take turns. At the end each of its streams
     /// waits for the others, so that what was ordered in the graph is ordered outside of it, too.
     ///
     /// What to keep in mind:
@@ -44,8 +46,8 @@ impl Stream {
     ///   ([`ErrorKind::Capture`]).
     /// - A vector with elements does not grow or shrink in a capture ([`ErrorKind::Capture`]): its copy would
     ///   run at a launch, and the vector has its new block at once.
-    /// - A vector that another stream used before the capture is written in it when that use has run
-    ///   ([`Stream::synchronize`]), or after that stream has joined.
+    /// - A wait for what lies outside of the capture, as of a vector that another stream used before, is made by each launch
+    ///   of the graph, and by the capture's streams when it has ended.
     /// - The graph keeps memory of this pool alone. A vector of another resource that is made in the capture is
     ///   freed there, or after it, as that resource frees: such a vector has to live as long as the graph is
     ///   launched, too.

@@ -13,8 +13,11 @@ use crate::pool::{Failure, Upstream};
 use crate::resource::block::DeviceBlock;
 use crate::resource::cuda::report_leak;
 use crate::resource::device_resource::DeviceResource;
-use crate::stream::{PoolHandles, Stream};
+use crate::stream::deferred::hold_buffers;
+use crate::stream::{PoolHandles, Stream, record_context};
+use crate::sync::assert_unlocked;
 use crate::sync::trusted::{AtomicBool, Mutex, Ordering};
+use std::time::{Duration, Instant};
 
 /// The upstream resource, and the streams and events of its device.
 pub(super) struct PoolDriver<U> {
@@ -86,22 +89,43 @@ impl<U: DeviceResource + 'static> Upstream for PoolDriver<U> {
         stream.drop_for_pool();
     }
 
+    // The pool may have locks: a capture on another thread is not waited for.
     fn record(&self, stream: &Stream) -> Result<Event> {
-        stream.record()
+        stream.begin_nested_call()?.record()
     }
 
     fn record_again(&self, stream: &Stream, event: &mut Event) -> Result<()> {
-        stream.begin_call()?.record_into(event)
+        stream.begin_nested_call()?.record_into(event)
     }
 
     fn wait(&self, stream: &Stream, event: &Event) -> Result<()> {
-        stream.wait(event)
+        let call = stream.begin_nested_call()?;
+        // A graph would keep the event, which the pool records again.
+        call.refuse_capture("a wait for another stream's memory")?;
+        call.wait(event)
     }
 
     fn is_passed(&self, event: &Event) -> Result<bool> {
         match &self.hooks {
             Some(hooks) if hooks.follow_device() => event.is_complete_for_pool(),
             _ => event.is_complete(),
+        }
+    }
+
+    fn is_idle(&self) -> bool {
+        // Growth takes the host as long. On a device that works only when it is asked, time decides nothing.
+        const MOST: Duration = Duration::from_millis(2);
+        const QUERIES: usize = 1024;
+        let Ok(event) = record_context(self.resource.device()) else { return false };
+        let (start, works) = (Instant::now(), self.works_unasked());
+        let mut queries = 0..QUERIES;
+        loop {
+            let passed = self.is_passed(&event);
+            let goes_on = if works { start.elapsed() < MOST } else { queries.next().is_some() };
+            if !matches!(passed, Ok(false)) || !goes_on {
+                return passed.unwrap_or(false);
+            }
+            std::hint::spin_loop();
         }
     }
 
@@ -126,6 +150,8 @@ impl<U: DeviceResource + 'static> Upstream for PoolDriver<U> {
     }
 
     fn allocate(&self, stream: Option<&Stream>, bytes: usize) -> Result<(u64, DeviceBlock)> {
+        assert_unlocked("a call of a pool's upstream");
+        let _held = hold_buffers();
         let layout = DeviceLayout::with_alignment(bytes, self.alignment)?;
         let on = stream.cloned().map_or_else(|| self.own_stream(), Ok)?;
         let block = self.resource.allocate(&on, layout)?;
@@ -182,6 +208,8 @@ impl<U: DeviceResource + 'static> Upstream for PoolDriver<U> {
     }
 
     fn deallocate(&self, stream: Option<&Stream>, block: DeviceBlock) {
+        assert_unlocked("a call of a pool's upstream");
+        let _held = hold_buffers();
         if let Some(hooks) = &self.hooks {
             hooks.heap_unregister(stream, block.address(), block.bytes());
         }

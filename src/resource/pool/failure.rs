@@ -76,7 +76,7 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
                 );
                 let served = Count(bytes, "byte");
                 let (what, advice) = match asked {
-                    Asked::Allocation(_, stream) if stream.is_captured_elsewhere() => (
+                    Asked::AllocationElsewhere(_, stream) => (
                         format!(
                             "serve {served} to {stream}, which is in a capture on another thread"
                         ),
@@ -115,7 +115,7 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
 
     /// Whether the request is for a larger alignment than that of every block.
     fn is_over_aligned(&self, asked: Asked<'_>) -> bool {
-        matches!(asked, Asked::Allocation(layout, _) if self.requested(layout).is_over_aligned())
+        matches!(asked, Asked::Allocation(layout) if self.requested(layout).is_over_aligned())
     }
 
     fn requested(&self, layout: DeviceLayout) -> Requested {
@@ -125,7 +125,7 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
 
     /// Whether no memory of upstream could be so large that it has the request at its alignment for sure.
     fn is_aligned_past_all(&self, asked: Asked<'_>) -> bool {
-        let Asked::Allocation(layout, _) = asked else { return false };
+        let Asked::Allocation(layout) = asked else { return false };
         let padding = layout.alignment() as u64
             - self.pool.settings().alignment.min(layout.alignment() as u64);
         let largest = self.pool.largest();
@@ -172,7 +172,7 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
             false => String::new(),
         };
         let requested = match asked {
-            Asked::Allocation(layout, _) => self.requested(layout),
+            Asked::Allocation(layout) => self.requested(layout),
             _ => Requested { bytes, alignment: 1, usual: 1 },
         };
         let last = match &upstream {

@@ -1,9 +1,10 @@
 //! One driver call: the locked state, the device, and the checks of the handles that it names.
 
 use crate::driver::sim::check::{OpName, ReportedMemory, Violation};
-use crate::driver::sim::state::{SimContext, SimDevice, StateGuard, lock_state};
+use crate::driver::sim::run::discard_queues;
+use crate::driver::sim::state::{SimContext, SimDevice, SimState, StateGuard, lock_state};
 use crate::driver::{DriverResult, RawStream, call_not_forked};
-use crate::error::DriverError;
+use crate::error::{DriverError, ErrorKind};
 
 /// One driver call on a simulated device. It holds the lock of the state.
 pub(crate) struct Call<'a> {
@@ -25,13 +26,31 @@ impl Drop for EmitReports<'_> {
     }
 }
 
+/// Whether an error that a test asked for has a number of NCCL's, which says nothing of a context.
+pub(super) fn is_of_nccl(injected: &DriverError) -> bool {
+    const LAST_RESULT: u32 = 7;
+    injected.code() <= LAST_RESULT && injected.call().starts_with("nccl")
+}
+
+/// Loses the context if an error that a test asked for says that it is lost: on a GPU no call works after such
+/// a code.
+pub(super) fn lose_if_said(state: &mut SimState, context: &SimContext, injected: &DriverError) {
+    if injected.kind() == ErrorKind::ContextLost && !is_of_nccl(injected) {
+        context.lose(injected.code());
+        discard_queues(state, context.id);
+    }
+}
+
 impl<'a> Call<'a> {
     /// Begins a call of the driver: counted, and refused if a failure was injected.
     pub(crate) fn begin(context: &'a SimContext, name: &'static str) -> DriverResult<Self> {
         // Before any lock: the child of a fork has inherited them as they were.
         call_not_forked(name)?;
         let reports = EmitReports(context);
-        context.count_call(name)?;
+        if let Err(injected) = context.count_call(name) {
+            lose_if_said(&mut lock_state(), context, &injected);
+            return Err(injected);
+        }
         Self::lock(reports, name).checked()
     }
 
@@ -88,7 +107,8 @@ impl<'a> Call<'a> {
     /// Checks a stream that the call names.
     pub(super) fn stream(&self, raw: RawStream) -> DriverResult<u64> {
         let name = OpName::on(self.name, raw.0);
-        match self.state.streams.get(&raw.0) {
+        let id = self.state.stream_behind(raw);
+        match self.state.streams.get(&id) {
             Some(stream) if stream.device != self.context.id => {
                 Err(self.context.report_handle(Violation::ForeignHandle, name, None))
             }
@@ -97,7 +117,7 @@ impl<'a> Call<'a> {
                 if self.name != "cuStreamIsCapturing" {
                     self.check_capture_thread(name, stream.capture);
                 }
-                Ok(raw.0)
+                Ok(id)
             }
             _ => Err(self.context.report_handle(Violation::DestroyedStream, name, None)),
         }

@@ -1,12 +1,12 @@
 //! Communicators of simulated devices, within the process.
 
-use super::call::Call;
+use super::call::{Call, is_of_nccl, lose_if_said};
 use super::enqueue::OpRequest;
-use crate::driver::sim::check::{OpName, ReportedMemory, Violation};
+use crate::driver::sim::check::{AccessStamp, OpName, ReportedMemory, Violation};
 use crate::driver::sim::driver::SimDriver;
 use crate::driver::sim::state::{
     AddressSpace, Agreed, BlockKind, Cliques, Exchange, LookupError, OpWork, Refusal, SimContext,
-    SimOp, TouchedRange, agreed, notify_changed, wait_changed_for,
+    SimOp, SimState, TouchedRange, agreed, is_seen, notify_changed, wait_changed_for,
 };
 use crate::driver::{
     Access, CaptureStatus, CollectiveCalls, CollectiveError, CollectiveResult, CollectiveWork,
@@ -80,9 +80,8 @@ struct Share {
 
 /// A failure that a test asked for is a number of NCCL's; all else is the device's.
 fn of_nccl(error: DriverError) -> CollectiveError {
-    const LAST_RESULT: u32 = 7;
     let (call, code) = (error.call(), error.code());
-    if error.source().is_none() && code <= LAST_RESULT && call.starts_with("nccl") {
+    if error.source().is_none() && is_of_nccl(&error) {
         return CollectiveError::Failed { call, code, text: String::new() };
     }
     CollectiveError::Driver(error)
@@ -215,16 +214,42 @@ impl CollectiveCalls for SimDriver {
             let error = error.unwrap_or(LookupError::Unmapped);
             return Err(call.report_unmapped(&self.context, name, &touched, error).into());
         }
-        Ok(unique())
+        let handle = unique();
+        let own = call.state.streams.iter().filter(|(_, stream)| stream.device == call.context.id);
+        let given_before = own.map(|(&id, stream)| (id, stream.tick)).collect();
+        call.state.cliques.register(communicator.0, handle, range, given_before);
+        Ok(handle)
     }
 
+    /// Collectives that were given since it was registered and that the host has not seen complete may still use the
+    /// range, which is reported.
     unsafe fn communicator_deregister(
         &self,
         communicator: RawCommunicator,
-        _handle: u64,
+        handle: u64,
     ) -> CollectiveResult<()> {
         let mut call = self.call("ncclCommDeregister").map_err(of_nccl)?;
-        call.state.cliques.of(communicator.0).ok_or_else(gone).map(|_| ())
+        call.state.cliques.of(communicator.0).ok_or_else(gone)?;
+        let Some(registered) = call.state.cliques.deregister(communicator.0, handle) else {
+            return Err(invalid("ncclCommDeregister", format!("no handle {handle}")));
+        };
+        let range = registered.range;
+        let SimState { streams, blocks, .. } = &mut *call.state;
+        let is_over = |former: &AccessStamp| {
+            let (stream, tick) = (former.stream, former.tick);
+            !former.name.call.starts_with("nccl")
+                || registered.is_before(stream, tick)
+                || is_seen(streams, stream, tick)
+        };
+        let found = blocks
+            .around_mut(range)
+            .and_then(|(block, range)| block.shadow.unordered_in(range, &is_over));
+        if let Some(found) = found {
+            let name = OpName::call(call.name);
+            let memory = call.state.blocks.reported(range.address, range.bytes as u64);
+            self.context.report(found.violation, name, found.other, memory, None);
+        }
+        Ok(())
     }
 
     fn collective_mem_alloc(&self, bytes: usize) -> CollectiveResult<DeviceAddress> {
@@ -269,12 +294,16 @@ impl Call<'_> {
         let context = device.and_then(|device| self.state.devices.get(&device));
         let context = Arc::clone(&context.ok_or_else(gone)?.context);
         context.check_alive(name.call)?;
-        context.count_call(name.call).map_err(of_nccl)?;
-        match self.state.streams.get(&stream.0) {
+        if let Err(injected) = context.count_call(name.call) {
+            lose_if_said(&mut self.state, &context, &injected);
+            return Err(of_nccl(injected));
+        }
+        let id = self.state.stream_behind(*stream);
+        match self.state.streams.get(&id) {
             Some(known) if known.device == context.id && !known.destroyed => {}
             _ => return Err(context.report_handle(Violation::ForeignHandle, name, None).into()),
         }
-        if self.capture_status(stream.0) != CaptureStatus::None {
+        if self.capture_status(id) != CaptureStatus::None {
             // A graph would need a new exchange at each launch.
             return Err(DriverError::new(name.call, DriverError::STREAM_CAPTURE_UNSUPPORTED).into());
         }
@@ -311,8 +340,8 @@ impl Call<'_> {
         // What is freed brings nothing: no result is made of it.
         let refused = OpWork::Bring { exchange: Arc::clone(&exchange), slot: usize::MAX };
         let request = OpRequest { refused, ..OpRequest::new(name, touched, bring) };
-        self.enqueue(&context, stream.0, request)?;
-        Ok(Share { context, stream: stream.0, name, exchange, rank, takes })
+        self.enqueue(&context, id, request)?;
+        Ok(Share { context, stream: id, name, exchange, rank, takes })
     }
 }
 

@@ -2,14 +2,14 @@
 //! report does not depend on when the queues run.
 
 use super::call::Call;
-use crate::driver::DriverResult;
 use crate::driver::sim::check::{
     AccessCheck, AccessStamp, OpName, Report, ReportedMemory, Violation,
 };
 use crate::driver::sim::state::{
-    CapturedWork, HostSide, LookupError, OpRange, OpWork, SimContext, SimOp, SimState,
-    TouchedRange, Watchpoint, is_seen,
+    AddressSpace, CapturedWork, HostSide, LookupError, OpRange, OpWork, SimContext, SimOp,
+    SimState, TouchedRange, Watchpoint, is_seen,
 };
+use crate::driver::{Access, DriverResult};
 use crate::error::DriverError;
 use crate::impls::Count;
 use crate::sync::Arc;
@@ -31,6 +31,16 @@ impl<'a> OpRequest<'a> {
     pub(super) fn new(name: OpName, touched: &'a [TouchedRange], work: OpWork) -> Self {
         Self { name, touched, watched: None, work, host_side: None, refused: OpWork::Nothing }
     }
+}
+
+/// Whether an operation is a copy within device memory. It is no read of values: what was never written is
+/// unwritten in the target, too. The host reads other targets without a call, and no report would tell.
+fn carries_unwritten(work: &OpWork, touched: &[TouchedRange], ranges: &[OpRange]) -> bool {
+    let is_device = |it: &TouchedRange| matches!(it.space, AddressSpace::Device(_));
+    matches!(work, OpWork::Copy(_))
+        && touched.len() == 2
+        && touched.iter().all(is_device)
+        && ranges.last().is_none_or(|target| !target.host_visible)
 }
 
 impl Call<'_> {
@@ -77,7 +87,8 @@ impl Call<'_> {
             }
         }
         let tick = self.state.last_tick(id) + 1;
-        self.check(context, AccessStamp { stream: id, tick, name }, &found, &ranges);
+        let carries = carries_unwritten(&work, touched, &ranges);
+        self.check(context, AccessStamp { stream: id, tick, name }, &found, &ranges, carries);
         let watched = watched.filter(|_| freed.is_none());
         let watched = watched.and_then(|index| Some((touched.get(index)?, ranges.get(index)?)));
         let watchpoint = watched.map(|(touched, range)| self.watch(touched, range));
@@ -96,16 +107,19 @@ impl Call<'_> {
         Watchpoint { backing, id, range: (touched.address, touched.bytes) }
     }
 
-    /// Checks the accesses of one operation against all former ones.
+    /// Checks the accesses of one operation against all former ones. `carries`: it is a copy that carries bytes
+    /// which were never written from the first range to the second.
     fn check(
         &mut self,
         context: &SimContext,
         stamp: AccessStamp,
         touched: &[&TouchedRange],
         ranges: &[OpRange],
+        carries: bool,
     ) {
         let SimState { streams, blocks, .. } = &mut *self.state;
         let Some(stream) = streams.get(&stamp.stream) else { return };
+        let (copy, mut unwritten) = (stamp.name, Vec::new());
         let complete = |former: &AccessStamp| is_seen(streams, former.stream, former.tick);
         let ordered =
             |former: &AccessStamp| stream.follows(stamp.stream, former) || complete(former);
@@ -123,16 +137,27 @@ impl Call<'_> {
             let owner = region.map_or(block.by, |region| region.by);
             block.allocation = block.allocation.filter(|allocation| !complete(allocation));
             let (access, findings) = (touched.access, Vec::new());
-            let mut check =
-                AccessCheck { access, stamp, ordered: &ordered, complete: &complete, findings };
+            let (ordered, complete) = (&ordered, &complete);
+            let mut check = AccessCheck { access, carries, stamp, ordered, complete, findings };
             let row = (range.offset, range.offset + touched.bytes);
+            if carries && access == Access::Read {
+                unwritten = block.shadow.unwritten_in(row);
+            }
             block.shadow.access_rows(row, touched.stride, touched.count, &mut check);
+            if access == Access::Write {
+                for rows in unwritten.drain(..) {
+                    block.shadow.copy_unwritten(range.offset, rows, copy);
+                }
+            }
             for found in check.findings {
                 let place = (range.block + found.start, found.end - found.start);
                 let memory = ReportedMemory::new(place, block.vectors.at(found.start));
-                // The other side of a read of what was never written is the allocation.
+                // The other side of a read of what was never written is the allocation, or the last copy.
                 let other = found.other.or(Some(owner));
-                context.report(found.violation, name, other, memory, None);
+                let is_copied =
+                    found.violation == Violation::UninitializedRead && found.other.is_some();
+                let note = is_copied.then(|| String::from("that copy found them unwritten"));
+                context.report(found.violation, name, other, memory, note);
             }
         }
     }

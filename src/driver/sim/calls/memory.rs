@@ -6,8 +6,8 @@ use crate::driver::sim::check::{AccessStamp, DefaultPoolEnd, OpName, Violation};
 use crate::driver::sim::driver::SimDriver;
 use crate::driver::sim::run::advance;
 use crate::driver::sim::state::{
-    ADDRESS_RANGE, Backing, BlockKind, OpWork, SimBlock, SimOp, is_seen, is_seen_by_pools,
-    wait_changed,
+    ADDRESS_RANGE, Backing, BlockKind, OpWork, SimBlock, SimOp, is_mapped, is_seen,
+    is_seen_by_pools, physical_memory, wait_changed,
 };
 use crate::driver::{
     DeviceAddress, DeviceRange, DriverResult, HostFlags, MemoryCalls, MemoryInfo,
@@ -41,7 +41,7 @@ impl MemoryCalls for SimDriver {
     unsafe fn mem_free(&self, address: DeviceAddress) -> DriverResult<()> {
         let mut call = self.call("cuMemFree")?;
         let block = call.free_now(address, BlockKind::is_device_memory)?;
-        call.unreserve(block.bytes);
+        call.unreserve(block.kind, block.bytes);
         if let BlockKind::Pool(pool) = block.kind
             && let Some(pool) = call.state.pools.get_mut(&pool)
         {
@@ -75,7 +75,8 @@ impl MemoryCalls for SimDriver {
     unsafe fn pageable_attach(&self, pointer: NonNull<u8>, bytes: usize) -> DriverResult<()> {
         let mut call = Call::uncounted(&self.context, "pageable memory")?;
         call.require(call.context.config.properties.pageable_memory_access)?;
-        if bytes == 0 || call.state.blocks.is_taken(address_of(pointer), bytes as u64) {
+        let is_memory = bytes > 0 && is_mapped(pointer, bytes);
+        if !is_memory || call.state.blocks.is_taken(address_of(pointer), bytes as u64) {
             return call.invalid();
         }
         call.insert(pointer, bytes, BlockKind::Pageable, Backing::registered(pointer));
@@ -114,7 +115,7 @@ impl MemoryCalls for SimDriver {
         let properties = &call.context.config.properties;
         call.require(properties.host_register)?;
         call.require(!flags.mapped || properties.map_host_memory)?;
-        if bytes == 0 {
+        if bytes == 0 || !is_mapped(pointer, bytes) {
             return call.invalid();
         }
         if call.state.blocks.is_taken(address_of(pointer), bytes as u64) {
@@ -159,9 +160,25 @@ impl Call<'_> {
         self.refuse(DriverError::OUT_OF_MEMORY)
     }
 
+    /// Whether managed memory may lie at the host while the device uses it, as on Linux. Then it may be more than
+    /// the device has, and takes none of the capacity: a driver counts a page where it lies, and none migrates here.
+    fn may_oversubscribe(&self, kind: BlockKind) -> bool {
+        kind == BlockKind::Managed && self.context.config.properties.concurrent_managed_access
+    }
+
     /// Takes `bytes` of the device's capacity. As a driver does, it waits for frees in stream order
-    /// before it fails, since their bytes are in use until they have run.
-    fn reserve(&mut self, bytes: u64) -> DriverResult<()> {
+    /// before it fails, since their bytes are in use until they have run. Managed memory that may oversubscribe
+    /// takes as much as the device and the machine have together.
+    fn reserve(&mut self, kind: BlockKind, bytes: u64) -> DriverResult<()> {
+        if self.may_oversubscribe(kind) {
+            let host = physical_memory().unwrap_or(u64::MAX);
+            let most = self.context.config.capacity.saturating_add(host);
+            let Some(device) = self.device() else { return self.refuse(DriverError::UNKNOWN) };
+            let managed = device.managed.checked_add(bytes).filter(|&managed| managed <= most);
+            let Some(managed) = managed else { return self.out_of_memory() };
+            device.managed = managed;
+            return Ok(());
+        }
         loop {
             self.context.check_alive(self.name)?;
             let capacity = self.context.config.capacity;
@@ -177,9 +194,11 @@ impl Call<'_> {
         }
     }
 
-    fn unreserve(&mut self, bytes: u64) {
+    fn unreserve(&mut self, kind: BlockKind, bytes: u64) {
+        let is_managed = self.may_oversubscribe(kind);
         if let Some(device) = self.device() {
-            device.used = device.used.saturating_sub(bytes);
+            let taken = if is_managed { &mut device.managed } else { &mut device.used };
+            *taken = taken.saturating_sub(bytes);
         }
     }
 
@@ -212,7 +231,7 @@ impl Call<'_> {
             return self.invalid();
         }
         let size = bytes as u64;
-        self.reserve(size)?;
+        self.reserve(kind, size)?;
         let alignment = if kind == BlockKind::Managed { PAGE } else { ALIGNMENT };
         let placed =
             Backing::allocate(bytes, alignment, self.context.config.poison).and_then(|backing| {
@@ -222,7 +241,7 @@ impl Call<'_> {
                 }
             });
         let Some((address, backing)) = placed else {
-            self.unreserve(size);
+            self.unreserve(kind, size);
             let error = self.error(DriverError::OUT_OF_MEMORY);
             return Err(error.with_log("the host behind the simulated device has no room for it"));
         };

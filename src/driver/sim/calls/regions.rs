@@ -63,14 +63,15 @@ impl RegionCalls for SimDriver {
     fn region_register(&self, pool: u64, region: DeviceRange, stream: RawStream) {
         let Some(mut call) = self.region_call(ALLOCATION) else { return };
         let by = OpName::on(call.name, stream.0);
+        let id = call.state.stream_behind(stream);
         let SimState { streams, blocks, .. } = &mut *call.state;
-        let Some(own) = streams.get(&stream.0) else { return };
+        let Some(own) = streams.get(&id) else { return };
         let Some((block, range)) = blocks.around_mut(region) else { return };
         forget_known_to_pools(block, range, streams);
         if !block.kind.is_host_visible() {
             block.shadow.forget_writes(range);
         }
-        let stamp = AccessStamp { stream: stream.0, tick: own.tick, name: by };
+        let stamp = AccessStamp { stream: id, tick: own.tick, name: by };
         let order = own.capture.is_none().then_some(stamp);
         block.parts.allocate(pool, Region { range, by, order });
         block.vectors.remove(range);
@@ -88,9 +89,9 @@ impl RegionCalls for SimDriver {
     ) {
         let Some(mut call) = self.region_call(FREE) else { return };
         let name = OpName::on(call.name, stream.0);
-        let context = call.context;
+        let (context, id) = (call.context, call.state.stream_behind(stream));
         let SimState { streams, blocks, .. } = &mut *call.state;
-        let Some(own) = streams.get(&stream.0) else { return };
+        let Some(own) = streams.get(&id) else { return };
         let Some((block, range)) = blocks.around_mut(region) else { return };
         let vector = block.vectors.at(range.0);
         let name = name.freeing(vector.is_some_and(|vector| vector.is_live()));
@@ -108,7 +109,7 @@ impl RegionCalls for SimDriver {
             return;
         }
         let ordered = |former: &AccessStamp| {
-            own.follows(stream.0, former)
+            own.follows(id, former)
                 || is_seen(streams, former.stream, former.tick)
                 || kept_for_graph && former.name.graph.is_some()
         };

@@ -34,7 +34,7 @@ impl StreamCalls for SimDriver {
         self.context.check_alive(name)?;
         let is_alive = state
             .streams
-            .get(&raw.0)
+            .get(&state.stream_behind(raw))
             .is_some_and(|stream| stream.device == self.context.id && !stream.destroyed);
         if is_alive { Ok(None) } else { Err(DriverError::new(name, DriverError::INVALID_HANDLE)) }
     }
@@ -52,6 +52,10 @@ impl StreamCalls for SimDriver {
         }
     }
 
+    fn may_have_foreign_streams(&self) -> bool {
+        lock_state().devices.get(&self.context.id).is_none_or(|device| device.has_foreign_streams)
+    }
+
     fn legacy_stream(&self) -> RawStream {
         RawStream(self.context.legacy_stream)
     }
@@ -67,6 +71,7 @@ impl StreamCalls for SimDriver {
         }
         let stream = state.add_stream(self.context.id);
         state.thread_streams.insert(key, stream);
+        state.note_foreign_stream(self.context.id);
         Ok(RawStream(stream))
     }
 

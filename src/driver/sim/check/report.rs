@@ -21,12 +21,14 @@ pub enum Violation {
     UseBeforeAllocation,
     /// An operation names memory that was freed before it was enqueued.
     UseAfterFree,
-    /// Memory is freed, or a host range unregistered, while an operation that is not ordered
-    /// before the free may still use it, or while it is open by an [`IpcHandle`](crate::IpcHandle).
+    /// Memory is freed, a host range unregistered, or a range taken back from a [`Communicator`](crate::Communicator),
+    /// while an operation that is not ordered before that may still use it, or while it is open by an
+    /// [`IpcHandle`](crate::IpcHandle).
     FreeWhileInUse,
     /// Memory is freed a second time.
     DoubleFree,
-    /// An operation reads bytes that were never written.
+    /// The host or a kernel reads bytes that were never written. A copy within device memory is no such read: what
+    /// it copies is unwritten in its target as well. A copy to memory that the host reaches is one.
     UninitializedRead,
     /// An operation names a range that is not, or not as a whole, memory of this device.
     UnmappedAddress,

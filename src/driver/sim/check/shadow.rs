@@ -1,5 +1,5 @@
 //! Shadow memory: for each byte of a block the last write, the reads since, and whether it was ever
-//! written.
+//! written. A copy of what was never written is no write of it.
 
 use super::clock::AccessStamp;
 use super::report::{OpName, Violation};
@@ -12,13 +12,36 @@ const SWEEP: usize = 64;
 /// Says of a former access whether it is ordered before another one, or complete.
 type Judge<'a> = &'a dyn Fn(&AccessStamp) -> bool;
 
+/// Gets a range of a block whose bytes have one state, and that state. Of rows, the range is the first one's.
+type Visit<'a> = &'a mut dyn FnMut((u64, u64), &mut ByteState);
+
+/// Whether a byte has a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Content {
+    Written,
+    /// Nothing was written since the allocation.
+    Unwritten,
+    /// This copy wrote it last, from a byte without a value.
+    CopiedUnwritten(OpName),
+}
+
+/// Bytes without a value: `count` rows a `stride` apart. Where the first one begins and ends, in the range that was
+/// asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct UnwrittenRows {
+    start: u64,
+    end: u64,
+    stride: u64,
+    count: u64,
+}
+
 /// The accesses of a byte that later ones are checked against.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct ByteState {
     written: Option<AccessStamp>,
     /// The last read of each stream since the write.
     reads: Vec<AccessStamp>,
-    initialized: bool,
+    content: Content,
 }
 
 impl ByteState {
@@ -58,13 +81,13 @@ impl Segment {
         }
     }
 
-    /// Checks an access to the parts from `low` to `high` of each row. The segment begins at `start`.
-    fn access(&mut self, start: u64, (low, high): (u64, u64), check: &mut AccessCheck<'_>) {
+    /// Visits the parts from `low` to `high` of each row. The segment begins at `start`.
+    fn visit(&mut self, start: u64, (low, high): (u64, u64), visit: Visit<'_>) {
         let (even, mut from) = (self.stride == 1, 0);
         for (to, state) in &mut self.row {
             if low <= from && *to <= high {
                 let end = if even { self.end } else { start + *to };
-                check.check((start + from, end), state);
+                visit((start + from, end), state);
             }
             from = *to;
         }
@@ -98,6 +121,8 @@ pub(crate) struct Finding {
 /// One access under check, and the order of former accesses before it.
 pub(crate) struct AccessCheck<'a> {
     pub(crate) access: Access,
+    /// It is a side of a copy that carries bytes without a value to its target, where they have none either.
+    pub(crate) carries: bool,
     pub(crate) stamp: AccessStamp,
     /// Whether a former access is ordered before this one.
     pub(crate) ordered: Judge<'a>,
@@ -116,14 +141,21 @@ impl AccessCheck<'_> {
         if let Some(other) = written.or(read) {
             self.add_finding(Violation::UnorderedAccess, Some(other.name), (from, to));
         }
-        if reads && !state.initialized {
-            self.add_finding(Violation::UninitializedRead, None, (from, to));
+        let reads_values = reads && !self.carries;
+        match state.content {
+            Content::Unwritten if reads_values => {
+                self.add_finding(Violation::UninitializedRead, None, (from, to));
+            }
+            Content::CopiedUnwritten(by) if reads_values => {
+                self.add_finding(Violation::UninitializedRead, Some(by), (from, to));
+            }
+            _ => {}
         }
         state.remove_complete(self.complete);
         if writes {
             state.reads.clear();
             state.written = Some(self.stamp);
-            state.initialized = true;
+            state.content = Content::Written;
         } else {
             state.reads.retain(|read| read.stream != self.stamp.stream);
             state.reads.push(self.stamp);
@@ -156,8 +188,9 @@ pub(crate) struct ShadowMemory {
 }
 
 impl ShadowMemory {
-    pub(crate) fn new(bytes: u64, initialized: bool) -> Self {
-        let state = ByteState { written: None, reads: Vec::new(), initialized };
+    pub(crate) fn new(bytes: u64, is_written: bool) -> Self {
+        let content = if is_written { Content::Written } else { Content::Unwritten };
+        let state = ByteState { written: None, reads: Vec::new(), content };
         Self { segments: BTreeMap::from([(0, Segment::new(bytes, state))]), sweep_at: SWEEP }
     }
 
@@ -211,31 +244,35 @@ impl ShadowMemory {
         }
     }
 
-    /// Checks an access to `start..end`, and records it.
-    pub(crate) fn access(&mut self, (start, end): (u64, u64), check: &mut AccessCheck<'_>) {
+    /// Checks an access to `count` ranges a `stride` apart, the first of which is given, and records it.
+    pub(crate) fn access_rows(
+        &mut self,
+        range: (u64, u64),
+        stride: u64,
+        count: u64,
+        check: &mut AccessCheck<'_>,
+    ) {
+        self.visit_rows(range, stride, count, &mut |range, state| check.check(range, state));
+        if self.segments.len() >= self.sweep_at {
+            self.sweep(check.complete);
+        }
+    }
+
+    /// Visits the bytes of a range.
+    fn visit(&mut self, (start, end): (u64, u64), visit: Visit<'_>) {
         if start >= end {
             return;
         }
         self.split(start);
         self.split(end);
         for (&from, segment) in self.segments.range_mut(start..end) {
-            segment.access(from, (0, segment.stride), check);
+            segment.visit(from, (0, segment.stride), visit);
         }
         self.merge(start, end);
-        if self.segments.len() >= self.sweep_at {
-            self.sweep(check.complete);
-        }
     }
 
-    /// As [`access`](Self::access), for `count` ranges a `stride` apart, the first of which is given.
-    /// Rows of one segment are checked together.
-    pub(crate) fn access_rows(
-        &mut self,
-        (start, end): (u64, u64),
-        stride: u64,
-        count: u64,
-        check: &mut AccessCheck<'_>,
-    ) {
+    /// As [`visit`](Self::visit), for `count` ranges a `stride` apart. Rows of one segment are visited together.
+    fn visit_rows(&mut self, (start, end): (u64, u64), stride: u64, count: u64, visit: Visit<'_>) {
         let (stride, width) = (stride.max(1), end - start);
         let within = (start % stride, start % stride + width);
         let last = start + count.saturating_sub(1) * stride;
@@ -247,7 +284,7 @@ impl ShadowMemory {
                 if fits { segment.end.min(most) / stride * stride } else { 0 }
             });
             if whole <= row + stride {
-                self.access((at, at + width), check);
+                self.visit((at, at + width), visit);
                 at += stride;
                 continue;
             }
@@ -260,11 +297,50 @@ impl ShadowMemory {
                 }
                 segment.cut(within.0);
                 segment.cut(within.1);
-                segment.access(row, within, check);
+                segment.visit(row, within, visit);
             }
             at = whole + within.0;
         }
         self.merge(start - within.0, at);
+    }
+
+    /// The bytes of a range that have no value.
+    pub(crate) fn unwritten_in(&mut self, (start, end): (u64, u64)) -> Vec<UnwrittenRows> {
+        self.split(start);
+        self.split(end);
+        let mut found = Vec::new();
+        for (&from, segment) in self.segments.range(start..end) {
+            let (even, mut low) = (segment.stride == 1, 0);
+            for (high, state) in &segment.row {
+                if state.content != Content::Written {
+                    let (first, bytes) = (from - start, segment.end - from);
+                    found.push(if even {
+                        UnwrittenRows { start: first, end: first + bytes, stride: bytes, count: 1 }
+                    } else {
+                        let (stride, count) = (segment.stride, bytes / segment.stride);
+                        UnwrittenRows { start: first + low, end: first + high, stride, count }
+                    });
+                }
+                low = *high;
+            }
+        }
+        self.merge(start, end);
+        found
+    }
+
+    /// Has rows count as never written, from `offset` on: the copy `by` wrote them from such rows.
+    pub(crate) fn copy_unwritten(&mut self, offset: u64, rows: UnwrittenRows, by: OpName) {
+        let UnwrittenRows { start, end, stride, count } = rows;
+        let (start, end) = (offset + start, offset + end);
+        // A row of the source may go on in the next row of the target: its parts in each are rows by themselves.
+        let boundary = end.min(start - start % stride + stride);
+        for part in [(start, boundary), (boundary, end)] {
+            if part.0 < part.1 {
+                self.visit_rows(part, stride, count, &mut |_, state| {
+                    state.content = Content::CopiedUnwritten(by);
+                });
+            }
+        }
     }
 
     fn sweep(&mut self, complete: Judge<'_>) {
@@ -296,7 +372,7 @@ impl ShadowMemory {
         self.split(start);
         self.split(end);
         for segment in self.segments.range_mut(start..end).map(|(_, segment)| segment) {
-            segment.row.iter_mut().for_each(|(_, state)| state.initialized = false);
+            segment.row.iter_mut().for_each(|(_, state)| state.content = Content::Unwritten);
             segment.join();
         }
         self.merge(start, end);

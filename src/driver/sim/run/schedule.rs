@@ -14,7 +14,7 @@ use crate::driver::sim::state::{
     lock_state, notify_changed, wait_changed, wait_changed_for,
 };
 use crate::sync::Arc;
-use crate::sync::trusted::MutexGuard;
+use crate::sync::trusted::WaitMutexGuard;
 use std::time::Duration;
 
 /// Event queries in a row that may run nothing.
@@ -48,7 +48,7 @@ enum QueueHead {
 fn queue_head(state: &SimState, id: u64) -> QueueHead {
     let Some(stream) = state.streams.get(&id) else { return QueueHead::Blocked };
     let Some(op) = stream.queue.front() else { return QueueHead::Blocked };
-    if stream.busy {
+    if stream.busy || stream.stalled {
         return QueueHead::Blocked;
     }
     if let OpWork::Wait(fence) = &op.work
@@ -158,7 +158,7 @@ fn run(state: &mut StateGuard, id: u64) {
         state.running.push(RunningOp { device, thread, memory });
         // SAFETY: INV-1: `queue_head` saw no running operation that shares a block, and `running` now
         // keeps others from starting. The caller of the enqueueing call answers for its contract.
-        outcome = MutexGuard::unlocked(state, || unsafe { execute(&op) });
+        outcome = WaitMutexGuard::unlocked(state, || unsafe { execute(&op) });
         state.running.retain(|running| running.device != device);
         for range in op.ranges.iter().filter(|range| range.writes && range.host_visible) {
             range.backing.after_write(range.pointer as usize, range.bytes);
@@ -230,7 +230,7 @@ pub(crate) fn has_stopped(state: &SimState, device: u64) -> bool {
     !state.running.iter().any(elsewhere) && (!queued || is_over(state, device))
 }
 
-/// Discards the queues of a device that was dropped or lost. A stream with a running operation does so
+/// Discards the queues of a device that was dropped or lost, and what its streams capture. A stream with a running operation does so
 /// when that has run, so that waits for its later records do not return before.
 pub(crate) fn discard_queues(state: &mut SimState, device: u64) {
     if let Some(own) = state.devices.get_mut(&device) {
@@ -238,6 +238,9 @@ pub(crate) fn discard_queues(state: &mut SimState, device: u64) {
     }
     // First, so that no rank takes what was never brought for a result.
     state.cliques.lose_device(device);
+    for capture in state.captures.values_mut().filter(|capture| capture.is_on(device)) {
+        capture.valid = false;
+    }
     let idle = |(_, stream): &(&u64, &SimStream)| stream.device == device && !stream.busy;
     let streams: Vec<u64> = state.streams.iter().filter(idle).map(|(&id, _)| id).collect();
     for id in streams {
@@ -290,7 +293,7 @@ pub(crate) fn run_background(context: &SimContext) {
     let mut state = lock_state();
     while state.devices.contains_key(&context.id) {
         match step(&mut state, context.id, true, &mut Vec::new()) {
-            Progress::Ran => MutexGuard::unlocked(&mut state, || context.emit_reports()),
+            Progress::Ran => WaitMutexGuard::unlocked(&mut state, || context.emit_reports()),
             Progress::Busy | Progress::Awaits | Progress::Idle => wait_changed(&mut state),
         }
     }

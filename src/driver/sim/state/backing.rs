@@ -192,6 +192,32 @@ pub(crate) fn physical_memory() -> Option<u64> {
     None
 }
 
+/// Whether a range is memory of this process as a whole, as far as the system tells. A range that goes around the
+/// end of the address space is not.
+#[cfg(all(target_os = "linux", not(miri)))]
+pub(crate) fn is_mapped(pointer: NonNull<u8>, bytes: usize) -> bool {
+    // SAFETY: a question that takes and changes no memory.
+    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    let start = pointer.as_ptr() as usize;
+    let (Some(end), Ok(page)) = (start.checked_add(bytes), usize::try_from(page)) else {
+        return false;
+    };
+    let first = start - start % page.max(1);
+    // It looks at mappings, not at their pages, so that a large range costs no more than a small one.
+    // SAFETY: on Linux, an asynchronous `msync` writes nothing: it looks whether all of the range is mapped.
+    unsafe {
+        libc::msync(std::ptr::without_provenance_mut(first), end - first, libc::MS_ASYNC) == 0
+    }
+}
+
+#[cfg(not(all(target_os = "linux", not(miri))))]
+pub(crate) fn is_mapped(pointer: NonNull<u8>, bytes: usize) -> bool {
+    /// No system maps the first page.
+    const FIRST_PAGE: usize = 4096;
+    let start = pointer.as_ptr() as usize;
+    start >= FIRST_PAGE && start.checked_add(bytes).is_some()
+}
+
 /// A checksum of a range, which the caller of its copy keeps readable.
 fn checksum(start: *const u8, bytes: usize) -> u64 {
     const PRIME: u64 = 0x0000_0100_0000_01b3;

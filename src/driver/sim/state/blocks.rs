@@ -39,7 +39,7 @@ impl BlockKind {
         !matches!(self, Self::Device | Self::Pool(_))
     }
 
-    /// Whether it counts against the device's capacity.
+    /// Whether it is allocated and freed as memory of the device.
     pub(crate) fn is_device_memory(self) -> bool {
         matches!(self, Self::Device | Self::Pool(_) | Self::Managed)
     }

@@ -12,7 +12,7 @@
 
 use super::fence::SimFence;
 use crate::driver::sim::check::OpName;
-use crate::driver::{CollectiveWork, ReduceOp, Reduction, UniqueId};
+use crate::driver::{CollectiveWork, DeviceRange, ReduceOp, Reduction, UniqueId};
 use crate::sync::Arc;
 use crate::sync::trusted::{AtomicUsize, Mutex, Ordering};
 use std::collections::HashMap;
@@ -368,12 +368,30 @@ pub(crate) fn agreed(work: &CollectiveWork) -> Agreed {
     }
 }
 
+/// A range that a communicator knows.
+#[derive(Debug)]
+pub(crate) struct Registered {
+    communicator: u64,
+    pub(crate) range: DeviceRange,
+    /// The last operation that each stream was given before: they do not use the registration.
+    given_before: HashMap<u64, u64>,
+}
+
+impl Registered {
+    /// Whether an operation was given before the range was registered.
+    pub(crate) fn is_before(&self, stream: u64, tick: u64) -> bool {
+        self.given_before.get(&stream).is_some_and(|last| tick <= *last)
+    }
+}
+
 /// All communicators of simulated devices.
 #[derive(Debug, Default)]
 pub(crate) struct Cliques {
     cliques: HashMap<UniqueId, Clique>,
     /// The clique and the rank of each communicator.
     communicators: HashMap<u64, (UniqueId, usize)>,
+    /// The ranges that are registered, by their handles.
+    registered: HashMap<u64, Registered>,
 }
 
 impl Cliques {
@@ -394,6 +412,23 @@ impl Cliques {
         self.communicators.insert(communicator, (*id, rank));
     }
 
+    /// Has a communicator know a range by a handle. `given_before`: the last operation that each stream was given.
+    pub(crate) fn register(
+        &mut self,
+        communicator: u64,
+        handle: u64,
+        range: DeviceRange,
+        given_before: HashMap<u64, u64>,
+    ) {
+        self.registered.insert(handle, Registered { communicator, range, given_before });
+    }
+
+    /// The range that a communicator knew by a handle, and does not know any more.
+    pub(crate) fn deregister(&mut self, communicator: u64, handle: u64) -> Option<Registered> {
+        let is_its = self.registered.get(&handle)?.communicator == communicator;
+        if is_its { self.registered.remove(&handle) } else { None }
+    }
+
     /// The clique of a communicator, and its rank there.
     pub(crate) fn of(&mut self, communicator: u64) -> Option<(&mut Clique, usize)> {
         let &(id, rank) = self.communicators.get(&communicator)?;
@@ -402,6 +437,7 @@ impl Cliques {
 
     /// Takes a communicator out. `why` its clique is lost, if it is not to be left in peace.
     pub(crate) fn remove(&mut self, communicator: u64, is_aborted: bool) {
+        self.registered.retain(|_, registered| registered.communicator != communicator);
         let Some((id, rank)) = self.communicators.remove(&communicator) else { return };
         let Some(clique) = self.cliques.get_mut(&id) else { return };
         clique.leave(rank);

@@ -188,7 +188,8 @@ impl SimConfig {
 
         /// Sets the device's memory in bytes. 4 GiB unless set. An allocation takes its memory from the
         /// host, the device itself takes none. Page-locked memory does not count: the machine's physical memory
-        /// is its limit, where Linux tells it.
+        /// is its limit, where Linux tells it. Nor does managed memory, which may be as much as the device and the
+        /// machine have together.
         capacity: u64;
 
         /// Sets when the queues run. [`Schedule::OnDemand`] unless set.

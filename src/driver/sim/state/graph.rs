@@ -51,6 +51,11 @@ impl SimCapture {
         if self.valid { CaptureStatus::Active } else { CaptureStatus::Invalidated }
     }
 
+    /// Whether a stream of this device takes part.
+    pub(crate) fn is_on(&self, device: u64) -> bool {
+        self.recording.members.iter().any(|member| member.device == device)
+    }
+
     /// Whether the capture began on this stream.
     pub(crate) fn began_on(&self, stream: u64) -> bool {
         self.recording.members.first().is_some_and(|origin| origin.stream == stream)

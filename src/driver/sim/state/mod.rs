@@ -36,7 +36,7 @@ mod random;
 mod sim_state;
 mod stream;
 
-pub(crate) use backing::{Backing, POISON};
+pub(crate) use backing::{Backing, POISON, is_mapped, physical_memory};
 pub(crate) use blocks::{ADDRESS_RANGE, BlockKind, LookupError, PeerMemory, SimBlock};
 pub(crate) use clique::{Agreed, Cliques, Exchange, Refusal, agreed};
 pub use config::{Schedule, SimConfig};

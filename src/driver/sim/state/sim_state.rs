@@ -13,19 +13,20 @@ use super::op::{OpWork, SimOp};
 use super::pool::SimPool;
 use super::random::Random;
 use super::stream::SimStream;
+use crate::driver::RawStream;
 use crate::driver::sim::check::{DefaultPoolEnd, OpName, VectorClock};
-use crate::sync::trusted::{Condvar, Mutex, MutexGuard, unique};
+use crate::sync::trusted::{Condvar, WaitMutex, WaitMutexGuard, unique};
 use crate::sync::{Arc, LazyLock};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::thread::ThreadId;
 use std::time::Duration;
 
-static STATE: LazyLock<Mutex<SimState>> = LazyLock::new(Mutex::default);
+static STATE: LazyLock<WaitMutex<SimState>> = LazyLock::new(WaitMutex::default);
 
 /// Signaled when an operation has run, was discarded, or was enqueued for a background thread.
 static CHANGED: Condvar = Condvar::new();
 
-pub(crate) type StateGuard = MutexGuard<'static, SimState>;
+pub(crate) type StateGuard = WaitMutexGuard<'static, SimState>;
 
 pub(crate) fn lock_state() -> StateGuard {
     STATE.lock()
@@ -63,10 +64,14 @@ pub(crate) struct SimDevice {
     pub(crate) background: bool,
     /// All its streams, in the order of creation.
     pub(crate) streams: Vec<u64>,
+    /// One was made behind the crate's back, or is a thread's own.
+    pub(crate) has_foreign_streams: bool,
     /// Its streams with operations in the queue, in an order that depends on the calls alone.
     pub(crate) active: Vec<u64>,
-    /// Bytes allocated. A free in stream order counts once it has run.
+    /// Bytes of its capacity that are allocated. A free in stream order counts once it has run.
     pub(crate) used: u64,
+    /// Bytes of managed memory beside those, which may be more than it has.
+    pub(crate) managed: u64,
     /// Frees in stream order that have not run.
     pub(crate) pending_frees: usize,
     /// Event queries in a row that ran nothing.
@@ -83,8 +88,10 @@ impl SimDevice {
             context,
             background,
             streams: Vec::new(),
+            has_foreign_streams: false,
             active: Vec::new(),
             used: 0,
+            managed: 0,
             pending_frees: 0,
             idle_queries: 0,
             default_pool: None,
@@ -99,6 +106,10 @@ impl SimDevice {
 pub(crate) struct SimState {
     pub(crate) devices: HashMap<u64, SimDevice>,
     pub(crate) streams: HashMap<u64, SimStream>,
+    /// The streams behind handles that were another stream's before. Any other handle is its stream's key.
+    pub(crate) behind_used_handles: HashMap<u64, u64>,
+    /// Handles that streams of other libraries have or had.
+    pub(crate) foreign_handles: HashSet<u64>,
     pub(crate) events: HashMap<u64, SimEvent>,
     pub(crate) blocks: BlockTable,
     pub(crate) captures: HashMap<u64, SimCapture>,
@@ -124,6 +135,29 @@ impl SimState {
         let id = unique();
         self.insert_stream(id, device);
         id
+    }
+
+    /// The key of the stream behind a handle.
+    pub(crate) fn stream_behind(&self, raw: RawStream) -> u64 {
+        self.behind_used_handles.get(&raw.0).copied().unwrap_or(raw.0)
+    }
+
+    pub(crate) fn note_foreign_stream(&mut self, device: u64) {
+        if let Some(device) = self.devices.get_mut(&device) {
+            device.has_foreign_streams = true;
+        }
+    }
+
+    /// Holds up one stream of a device or all, or lets them go on. `false` if there is none.
+    pub(crate) fn stall_streams(&mut self, device: u64, only: Option<u64>, stalled: bool) -> bool {
+        let mut any = false;
+        for (&id, stream) in &mut self.streams {
+            if stream.device == device && only.is_none_or(|only| only == id) {
+                stream.stalled = stalled;
+                any = true;
+            }
+        }
+        any
     }
 
     fn insert_stream(&mut self, id: u64, device: u64) {

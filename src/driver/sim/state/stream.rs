@@ -35,6 +35,8 @@ pub(crate) struct SimStream {
     /// The operations of other streams that are ordered before the next one.
     pub(crate) clock: VectorClock,
     pub(crate) destroyed: bool,
+    /// A test holds it up: none of its operations runs.
+    pub(crate) stalled: bool,
     /// The capture that the stream takes part in.
     pub(crate) capture: Option<u64>,
 }

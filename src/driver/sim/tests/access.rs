@@ -239,10 +239,96 @@ fn reads_of_unwritten_bytes_are_seen() {
     let fixture = fixture();
     let (stream, block, other) = (fixture.stream(), fixture.alloc(64), fixture.alloc(64));
     fixture.fill(block, 63, 1, stream);
-    fixture.copy(other, block, 64, stream);
-    assert_eq!(fixture.saw(Violation::UninitializedRead).range(), (block + 63, 1));
+    fixture.download(block, 64, stream);
+    let report = fixture.saw(Violation::UninitializedRead);
+    assert_eq!(report.range(), (block + 63, 1));
+    assert_eq!(report.conflicts_with(), Some("cuMemAlloc"));
     fixture.fill(block + 63, 1, 1, stream);
+    fixture.download(block, 64, stream);
     fixture.copy(other, block, 64, stream);
+    fixture.download(other, 64, stream);
+    fixture.clean();
+}
+
+#[test]
+fn a_copy_of_unwritten_bytes_is_reported_where_they_are_read() {
+    let fixture = fixture();
+    let (stream, block) = (fixture.stream(), fixture.alloc(64));
+    let (copy, next, sink) = (fixture.alloc(128), fixture.alloc(64), fixture.alloc(64));
+    fixture.fill(copy, 128, 1, stream);
+    fixture.fill(block, 40, 2, stream);
+    fixture.copy(copy + 8, block, 64, stream);
+    fixture.copy(next, copy + 8, 64, stream);
+    fixture.clean();
+
+    fixture.download(copy, 48, stream);
+    fixture.download(copy + 72, 56, stream);
+    fixture.clean();
+    fixture.download(copy, 128, stream);
+    let report = fixture.saw(Violation::UninitializedRead);
+    assert_eq!(report.range(), (copy + 48, 24));
+    assert_eq!(report.operation(), format!("cuMemcpyDtoHAsync on stream {}", stream.0));
+    let by = format!("cuMemcpyDtoDAsync on stream {}", stream.0);
+    assert_eq!(report.conflicts_with(), Some(by.as_str()));
+    assert!(report.to_string().contains("that copy found them unwritten"), "{report}");
+
+    let arguments = [buffer(next, 64, Access::Read), buffer(sink, 64, Access::Write)];
+    fixture.launch(&MOVE, &arguments, stream);
+    let report = fixture.saw(Violation::UninitializedRead);
+    assert_eq!(report.range(), (next + 40, 24));
+    assert!(report.operation().starts_with("cuLaunchKernel of move on stream"), "{report}");
+
+    // A write takes the mark from what it writes, and so does a copy of what was written.
+    fixture.fill(copy + 48, 8, 3, stream);
+    fixture.copy(copy + 56, copy, 8, stream);
+    fixture.download(copy, 128, stream);
+    assert_eq!(fixture.saw(Violation::UninitializedRead).range(), (copy + 64, 8));
+    fixture.copy(copy + 64, copy, 8, stream);
+    fixture.download(copy, 128, stream);
+    fixture.clean();
+}
+
+#[test]
+fn a_graph_and_a_peer_copy_unwritten_bytes_too() {
+    let (fixture, peer) = (fixture(), fixture());
+    let (stream, block, copy) = (fixture.stream(), fixture.alloc(64), fixture.alloc(64));
+    let graph = fixture.capture(stream, || fixture.copy(copy, block, 64, stream)).unwrap();
+    fixture.replay(graph, stream);
+    fixture.clean();
+    fixture.download(copy, 64, stream);
+    let report = fixture.saw(Violation::UninitializedRead);
+    assert!(report.conflicts_with().unwrap().contains("in graph"), "{report}");
+    fixture.fill(block, 64, 1, stream);
+    fixture.replay(graph, stream);
+    fixture.download(copy, 64, stream);
+    fixture.clean();
+
+    let (source, here) = (peer.alloc(64), fixture.stream());
+    let from_peer = |source| {
+        let copy = RawCopy { target: copy, source, bytes: 64 };
+        // SAFETY: the simulated device checks the ranges.
+        unsafe { fixture.driver.copy_from_peer(copy, &*peer.driver, here).unwrap() };
+        fixture.clean();
+    };
+    from_peer(source);
+    fixture.download(copy, 64, here);
+    assert_eq!(fixture.saw(Violation::UninitializedRead).range(), (copy, 64));
+    peer.fill(source, 64, 1, peer.stream());
+    peer.clean();
+    from_peer(source);
+    fixture.download(copy, 64, here);
+    fixture.clean();
+}
+
+#[test]
+fn a_copy_of_unwritten_bytes_to_where_the_host_reads_is_reported() {
+    let fixture = fixture();
+    let (stream, block) = (fixture.stream(), fixture.alloc(64));
+    let managed = fixture.driver.mem_alloc_managed(64).unwrap();
+    fixture.copy(managed, block, 64, stream);
+    assert_eq!(fixture.saw(Violation::UninitializedRead).range(), (block, 64));
+    fixture.fill(block, 64, 1, stream);
+    fixture.copy(managed, block, 64, stream);
     fixture.clean();
 }
 
@@ -310,16 +396,16 @@ fn wild_addresses_are_seen() {
 #[test]
 fn strided_fills_leave_the_gaps() {
     let fixture = fixture();
-    let (stream, block, other) = (fixture.stream(), fixture.alloc(64), fixture.alloc(64));
+    let (stream, block) = (fixture.stream(), fixture.alloc(64));
     // SAFETY: the simulated device checks the range.
     let fill = |at, stride, word, count| unsafe {
         fixture.driver.fill(RawFill { target: at, stride, word, count }, stream)
     };
     fill(block, 16, FillWord::U32(0x0101_0101), 4).unwrap();
-    fixture.copy(other, block, 4, stream);
-    fixture.copy(other, block + 48, 4, stream);
+    fixture.download(block, 4, stream);
+    fixture.download(block + 48, 4, stream);
     assert!(fixture.sim.reports().is_empty());
-    fixture.copy(other, block, 8, stream);
+    fixture.download(block, 8, stream);
     assert_eq!(fixture.saw(Violation::UninitializedRead).range(), (block + 4, 4));
     fill(block, 2, FillWord::U16(0x0203), 32).unwrap();
     assert_eq!(fixture.download(block, 4, stream), [3, 2, 3, 2]);

@@ -11,15 +11,15 @@ fn the_nth_call_fails_once() {
     let error = fixture.driver.mem_alloc(64).unwrap_err();
     assert_eq!((error.call(), error.code()), ("cuMemAlloc", 2));
     fixture.alloc(64);
-    fixture.sim.fail_call("cuMemFree", 1, 4).unwrap();
+    fixture.sim.fail_call("cuMemFree", 1, 1).unwrap();
     // SAFETY: unused.
     let free = || unsafe { fixture.driver.mem_free(first) };
-    assert_eq!(free().unwrap_err().code(), 4);
+    assert_eq!(free().unwrap_err().code(), 1);
     free().unwrap();
     fixture.sim.fail_call("cuMemAlloc", 1, 2).unwrap();
-    fixture.sim.fail_call("cuMemAlloc", 1, 3).unwrap();
+    fixture.sim.fail_call("cuMemAlloc", 1, 1).unwrap();
     assert_eq!(fixture.driver.mem_alloc(64).unwrap_err().code(), 2);
-    assert_eq!(fixture.driver.mem_alloc(64).unwrap_err().code(), 3);
+    assert_eq!(fixture.driver.mem_alloc(64).unwrap_err().code(), 1);
     fixture.alloc(64);
     assert_eq!(fixture.sim.call_count("cuMemAlloc"), 6);
     assert_eq!(fixture.sim.call_count("cuEventRecord"), 0);
@@ -50,6 +50,36 @@ fn a_lost_context_stays_lost() {
     other.sync(waiter).unwrap();
     assert_eq!(other.driver.event_synchronize(event).unwrap_err().code(), 709);
     assert!(fixture.sim.reports().is_empty());
+}
+
+#[test]
+fn a_failure_by_a_code_of_a_lost_context_loses_it() {
+    for code in [4, 214, 700, 709, 710, 719] {
+        let fixture = fixture();
+        let (stream, other, block) = (fixture.stream(), fixture.stream(), fixture.alloc(64));
+        fixture.note(1, stream);
+        fixture.sim.begin_capture(other).unwrap();
+        fixture.sim.fail_call("cuMemsetAsync", 1, code).unwrap();
+        assert_eq!(fixture.try_fill(block, 64, 0, stream).unwrap_err().code(), code);
+        assert_eq!(fixture.driver.mem_alloc(64).unwrap_err().code(), code);
+        assert_eq!(fixture.driver.capture_status(other).unwrap_err().code(), code);
+        let error = fixture.sync(stream).unwrap_err();
+        assert_eq!((error.code(), error.kind()), (code, ErrorKind::ContextLost));
+        assert!(notes(fixture.run).is_empty(), "what was queued is given up");
+        assert_eq!(fixture.sim.end_capture(other), CaptureStatus::Invalidated);
+        assert_eq!(fixture.sim.end_capture(other), CaptureStatus::None);
+        assert!(fixture.sim.reports().is_empty());
+    }
+    for code in [2, 400, 600, 801, 999] {
+        let fixture = fixture();
+        let (stream, block) = (fixture.stream(), fixture.alloc(64));
+        fixture.sim.begin_capture(stream).unwrap();
+        fixture.sim.fail_call("cuMemsetAsync", 1, code).unwrap();
+        assert_eq!(fixture.try_fill(block, 64, 0, stream).unwrap_err().code(), code);
+        fixture.fill(block, 64, 0, stream);
+        assert_eq!(fixture.sim.end_capture(stream), CaptureStatus::Active);
+        fixture.clean();
+    }
 }
 
 #[test]
@@ -88,7 +118,6 @@ fn memory_runs_out_and_comes_back() {
     assert_eq!(fixture.driver.memory_info().unwrap().free, 400);
     assert_eq!(fixture.driver.mem_alloc(401).unwrap_err().kind(), ErrorKind::OutOfMemory);
     assert_eq!(fixture.driver.mem_alloc(usize::MAX).unwrap_err().kind(), ErrorKind::OutOfMemory);
-    assert_eq!(fixture.driver.mem_alloc_managed(401).unwrap_err().code(), 2);
     assert_eq!(fixture.driver.mem_alloc_async(pool, 401, stream).unwrap_err().code(), 2);
     assert_eq!(fixture.driver.mem_alloc(0).unwrap_err().code(), 1);
     // SAFETY: unused.
@@ -99,6 +128,44 @@ fn memory_runs_out_and_comes_back() {
     assert_eq!(fixture.driver.memory_info().unwrap().free, 0, "the free has not run");
     // An allocation that is short of memory runs it.
     fixture.alloc(1000);
+    fixture.clean();
+}
+
+#[test]
+fn managed_memory_may_be_more_than_the_device_has() {
+    let fixture = Fixture::new(SimConfig::default().capacity(1000));
+    let (stream, free) = (fixture.stream(), || fixture.driver.memory_info().unwrap().free);
+    let managed = fixture.driver.mem_alloc_managed(4000).unwrap();
+    let more = fixture.driver.mem_alloc_managed(1000).unwrap();
+    assert_eq!((free(), fixture.sim.live_bytes()), (1000, 5000));
+    let plain = fixture.alloc(1000);
+    assert_eq!(fixture.driver.mem_alloc(1).unwrap_err().code(), 2);
+    // More than any machine has, but not than the address space.
+    let vast = if cfg!(all(target_os = "linux", not(miri))) { 1 << 46 } else { usize::MAX };
+    for bytes in [vast, usize::MAX] {
+        assert_eq!(fixture.driver.mem_alloc_managed(bytes).unwrap_err().code(), 2, "{bytes}");
+    }
+    fixture.fill(managed, 4000, 7, stream);
+    assert_eq!(fixture.download(managed + 3990, 10, stream), [7; 10]);
+    for block in [managed, more, plain] {
+        // SAFETY: its uses are complete.
+        unsafe { fixture.driver.mem_free(block).unwrap() };
+    }
+    assert_eq!((free(), fixture.sim.live_bytes()), (1000, 0));
+    fixture.clean();
+}
+
+#[test]
+fn managed_memory_that_cannot_lie_at_the_host_fits_the_device() {
+    let mut config = SimConfig::default().capacity(1000);
+    config.properties.concurrent_managed_access = false;
+    let fixture = Fixture::new(config);
+    let managed = fixture.driver.mem_alloc_managed(600).unwrap();
+    assert_eq!(fixture.driver.memory_info().unwrap().free, 400);
+    assert_eq!(fixture.driver.mem_alloc_managed(401).unwrap_err().code(), 2);
+    // SAFETY: unused.
+    unsafe { fixture.driver.mem_free(managed).unwrap() };
+    assert_eq!(fixture.driver.memory_info().unwrap().free, 1000);
     fixture.clean();
 }
 

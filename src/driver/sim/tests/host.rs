@@ -103,6 +103,44 @@ fn page_locked_memory_fits_the_machine() {
 }
 
 #[test]
+fn what_is_no_memory_of_the_process_is_not_pinned() {
+    let fixture = fixture();
+    let pin = |pointer, bytes| {
+        let memory = NonNull::slice_from_raw_parts(pointer, bytes);
+        // SAFETY: wrong on purpose: the simulated device has to refuse what is no memory.
+        unsafe { fixture.driver.host_register(memory, HostFlags::default()) }
+    };
+    // SAFETY: as above.
+    let attach = |pointer, bytes| unsafe { fixture.driver.pageable_attach(pointer, bytes) };
+    let mut memory = vec![0_u8; 4096];
+    let own = NonNull::from(&mut memory[..]).cast::<u8>();
+    let at = |address| NonNull::new(std::ptr::without_provenance_mut::<u8>(address)).unwrap();
+    let mut wrong =
+        vec![(own, usize::MAX), (own, isize::MAX as usize * 2), (at(usize::MAX), 1), (at(1), 1)];
+    if cfg!(all(target_os = "linux", not(miri))) {
+        wrong.extend([(own, 1 << 56), (at(1 << 60), 64), (at(64), 64)]);
+    }
+    for (pointer, bytes) in wrong {
+        let code = DriverError::INVALID_VALUE;
+        assert_eq!(
+            pin(pointer, bytes).map_err(|it| it.code()),
+            Err(code),
+            "{bytes} at {pointer:?}"
+        );
+        assert_eq!(attach(pointer, bytes).map_err(|it| it.code()), Err(code), "{pointer:?}");
+        assert_eq!((fixture.sim.registered_ranges(), fixture.sim.pageable_blocks()), (0, 0));
+    }
+    pin(own, 4096).unwrap();
+    assert_eq!(pin(own, 1).unwrap_err().code(), DriverError::HOST_MEMORY_ALREADY_REGISTERED);
+    // SAFETY: registered above, and not used.
+    unsafe { fixture.driver.host_unregister(own) }.unwrap();
+    attach(own, 4096).unwrap();
+    // SAFETY: as above.
+    unsafe { fixture.driver.pageable_detach(own) }.unwrap();
+    fixture.clean();
+}
+
+#[test]
 fn host_blocks_have_shadows_too() {
     for ordered in [false, true] {
         let fixture = fixture();

@@ -313,7 +313,8 @@ fn a_copy_to_the_host_does_not_mask_an_earlier_report_by_its_own() {
     let fixture = fixture();
     let stream = fixture.stream();
     let (unwritten, target, gone) = (fixture.alloc(64), fixture.alloc(64), fixture.alloc(64));
-    fixture.copy(target, unwritten, 64, stream);
+    let arguments = [buffer(unwritten, 64, Access::Read), buffer(target, 64, Access::Write)];
+    fixture.launch(&MOVE, &arguments, stream);
     // SAFETY: wrong on purpose: it is read below.
     unsafe { fixture.driver.mem_free(gone).unwrap() };
     let mut host = [0_u8; 64];

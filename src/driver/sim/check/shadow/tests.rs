@@ -7,6 +7,12 @@ fn stamp(stream: u64, tick: u64) -> AccessStamp {
     AccessStamp { stream, tick, name: OpName::on("cuTest", stream) }
 }
 
+impl ShadowMemory {
+    fn access(&mut self, range: (u64, u64), check: &mut AccessCheck<'_>) {
+        self.access_rows(range, range.1 - range.0, 1, check);
+    }
+}
+
 fn access(
     shadow: &mut ShadowMemory,
     range: (u64, u64),
@@ -15,6 +21,7 @@ fn access(
 ) -> Vec<Violation> {
     let mut check = AccessCheck {
         access,
+        carries: false,
         stamp: by,
         ordered: &|former: &AccessStamp| former.stream == by.stream,
         complete: &|_: &AccessStamp| false,
@@ -57,6 +64,7 @@ fn complete_accesses_do_not_pile_up() {
         let at = tick * 256;
         let mut check = AccessCheck {
             access: Access::Write,
+            carries: false,
             stamp: stamp(1, tick),
             ordered: &|_: &AccessStamp| true,
             complete: &|former: &AccessStamp| former.tick + 10 < tick,
@@ -97,10 +105,12 @@ fn rows_are_what_their_ranges_are() {
             let count = 1 + below((BYTES - start - width) / stride);
             let access = [Access::Read, Access::Write, Access::ReadWrite][below(3) as usize];
             let done = tick.saturating_sub(1 + below(10));
-            let ordered = |former: &AccessStamp| former.stream == stream;
             let complete = |former: &AccessStamp| former.tick <= done;
+            // As of each operation: or a sweep between two rows would change what the next one finds.
+            let ordered = |former: &AccessStamp| former.stream == stream || complete(former);
             let check = || AccessCheck {
                 access,
+                carries: false,
                 stamp: stamp(stream, tick),
                 ordered: &ordered,
                 complete: &complete,
@@ -134,6 +144,7 @@ fn rows_cost_what_a_range_costs() {
     let mut shadow = ShadowMemory::new(8 * ROWS, false);
     let check = |tick, access| AccessCheck {
         access,
+        carries: false,
         stamp: stamp(1, tick),
         ordered: &|_: &AccessStamp| true,
         complete: &|_: &AccessStamp| false,
@@ -148,4 +159,99 @@ fn rows_cost_what_a_range_costs() {
     shadow.access((0, 8 * ROWS), &mut read);
     assert_eq!(read.findings, []);
     assert!(shadow.segments.len() < 10, "{}", shadow.segments.len());
+}
+
+/// Copies a range of one shadow to another.
+fn copy(
+    source: &mut ShadowMemory,
+    from: (u64, u64),
+    target: &mut ShadowMemory,
+    to: u64,
+    tick: u64,
+) {
+    let check = |access| AccessCheck {
+        access,
+        carries: true,
+        stamp: stamp(1, tick),
+        ordered: &|_: &AccessStamp| true,
+        complete: &|_: &AccessStamp| true,
+        findings: Vec::new(),
+    };
+    let (mut read, mut write) = (check(Access::Read), check(Access::Write));
+    let unwritten = source.unwritten_in(from);
+    source.access(from, &mut read);
+    target.access((to, to + from.1 - from.0), &mut write);
+    for rows in unwritten {
+        target.copy_unwritten(to, rows, stamp(1, tick).name);
+    }
+    assert_eq!((read.findings, write.findings), (vec![], vec![]));
+}
+
+#[test]
+fn a_copy_is_written_where_its_source_is() {
+    const BYTES: u64 = 300;
+    for seed in 0..100 {
+        let mut random = Random::new(seed);
+        let mut below = |limit: u64| random.below(limit as usize) as u64;
+        let mut shadows = [ShadowMemory::new(BYTES, false), ShadowMemory::new(BYTES, false)];
+        let mut is_written = [[false; BYTES as usize]; 2];
+        for tick in 1..40 {
+            let (this, other) = if below(2) == 0 { (0, 1) } else { (1, 0) };
+            if below(2) == 0 {
+                let (stride, start) = ([4, 6, 8, 12][below(4) as usize], below(100));
+                let width = 1 + below(stride);
+                let count = 1 + below((BYTES - start - width) / stride);
+                let mut check = AccessCheck {
+                    access: Access::Write,
+                    carries: false,
+                    stamp: stamp(1, tick),
+                    ordered: &|_: &AccessStamp| true,
+                    complete: &|_: &AccessStamp| true,
+                    findings: Vec::new(),
+                };
+                shadows[this].access_rows((start, start + width), stride, count, &mut check);
+                for row in 0..count {
+                    let at = (start + row * stride) as usize;
+                    is_written[this][at..at + width as usize].fill(true);
+                }
+            } else {
+                let (from, to) = (below(BYTES), below(BYTES));
+                let bytes = 1 + below(BYTES - from.max(to));
+                let [first, second] = &mut shadows;
+                let (source, target) = if this == 0 { (first, second) } else { (second, first) };
+                copy(source, (from, from + bytes), target, to, tick);
+                let source = is_written[this];
+                let source = &source[from as usize..(from + bytes) as usize];
+                is_written[other][to as usize..(to + bytes) as usize].copy_from_slice(source);
+            }
+            for (shadow, is_written) in shadows.iter().zip(&is_written) {
+                let found = bytes(shadow).into_iter().map(|it| it.content == Content::Written);
+                assert!(found.eq(is_written.iter().copied()), "{seed} {tick}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_copy_of_rows_costs_what_a_range_costs() {
+    const ROWS: u64 = 1 << 16;
+    // By the last two, a row of the source goes on in the next row of the target.
+    for to in [0, 8, 3, 2] {
+        let (mut source, mut target) =
+            (ShadowMemory::new(8 * ROWS, false), ShadowMemory::new(9 * ROWS, false));
+        let mut write = AccessCheck {
+            access: Access::Write,
+            carries: false,
+            stamp: stamp(1, 1),
+            ordered: &|_: &AccessStamp| true,
+            complete: &|_: &AccessStamp| true,
+            findings: Vec::new(),
+        };
+        source.access_rows((0, 4), 8, ROWS, &mut write);
+        copy(&mut source, (0, 8 * ROWS), &mut target, to, 2);
+        let mut read = |range| access(&mut target, range, Access::Read, stamp(1, 3));
+        assert_eq!(read((to + 800, to + 804)), []);
+        assert_eq!(read((to + 804, to + 805)), [Violation::UninitializedRead]);
+        assert!(target.segments.len() < 20, "{}", target.segments.len());
+    }
 }
