@@ -561,9 +561,14 @@ void aquifer_torch_init(int device_count);
 void aquifer_torch_reset(void);
 
 /*
- `set_memory_fraction_fn`: the pool of a device has at most this part of its memory.
+ `set_memory_fraction_fn`: the pool of a device has at most this part of its memory. More than 1 is all of it.
+
+ A fraction of 0 or less, one of less than 256 bytes, and NaN leave the limit of the pool as it was. A stack without a
+ pool gets no limit. PyTorch asks for no error of this call: so besides `aquifer_torch_last_error`, a line on standard
+ error says that the call had no effect, and why.
  */
-void aquifer_torch_memory_fraction(double fraction, int device);
+void aquifer_torch_memory_fraction(double fraction,
+                                   int device);
 
 /*
  `set_base_alloc_fn`: the block's own address and size, as each is a block of its own.

@@ -7,15 +7,20 @@
 //! | `HANDLES`, a thread's | place of a driver's handle | the stream that it was last | another one has the place; it is not used after a change of `GENERATION` |
 
 use crate::handles::{STACK, STREAM, aquifer_stack, aquifer_stream};
+use crate::live_blocks::ThreadBlocks;
 use crate::page_map::{self, LastLeaf};
 use aquifer_rs::{DeviceBlock, DeviceResource, Stream, ThreadMagazine};
 use std::cell::{Cell, OnceCell, RefCell};
 use std::ffi::c_void;
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Grows with each change of what a number stands for.
 static GENERATION: AtomicU64 = AtomicU64::new(1);
+
+/// In `GENERATION`: this is the child of a fork.
+const IN_CHILD: u64 = 1 << 63;
 
 /// What a thread keeps of a number holds while this is the same.
 #[inline(always)]
@@ -33,7 +38,7 @@ pub(crate) fn invalidate() {
 
 /// In the child of a fork no thread's cache holds.
 pub(crate) extern "C" fn forget_in_child() {
-    GENERATION.fetch_add(1, Ordering::Relaxed);
+    GENERATION.fetch_or(IN_CHILD, Ordering::Relaxed);
 }
 
 /// What a call on a route and a stream needs. It keeps what it names.
@@ -48,9 +53,34 @@ pub(crate) struct Recent {
     magazine: OnceCell<ThreadMagazine>,
     resource: Arc<dyn DeviceResource>,
     on: Stream,
+    /// Of the route.
+    blocks: ManuallyDrop<ThreadBlocks>,
+}
+
+impl Drop for Recent {
+    fn drop(&mut self) {
+        // In a child another thread of the parent may have a lock of these.
+        if generation() & IN_CHILD == 0 {
+            // SAFETY: once, as this is dropped.
+            unsafe { ManuallyDrop::drop(&mut self.blocks) }
+        }
+    }
 }
 
 impl Recent {
+    /// Counts a block that the thread counted, and that is none of the route's any more. The number of the route where that
+    /// is closing, and has no block left.
+    #[inline(always)]
+    pub(crate) fn count_free(&self) -> Option<u32> {
+        self.blocks.remove().then_some((self.numbers >> 32) as u32)
+    }
+
+    /// What the thread counts of the route's blocks.
+    #[inline(always)]
+    pub(crate) fn blocks(&self) -> &ThreadBlocks {
+        &self.blocks
+    }
+
     #[inline(always)]
     pub(crate) fn is_of_stack(
         &self,
@@ -244,6 +274,7 @@ pub(crate) fn remember(
     generation: u64,
     stack: Option<u32>,
     route: u32,
+    blocks: impl FnOnce() -> ThreadBlocks,
     resource: &Arc<dyn DeviceResource>,
     stream: u32,
     on: &Stream,
@@ -271,6 +302,7 @@ pub(crate) fn remember(
             magazine: OnceCell::new(),
             resource: resource.clone(),
             on: on.clone(),
+            blocks: ManuallyDrop::new(blocks()),
         };
         recent.find_magazine();
         THREAD.with(|thread| {

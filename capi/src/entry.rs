@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | 0 | never used | - |
 //! | [`LIVE`] | of a block that is in use | the thread that allocated it, after the other fields |
-//! | [`USED_ELSEWHERE`] | of one that was used on other streams | its user |
+//! | [`USED_ELSEWHERE`] | of one that was used on other streams | its user, by an exchange from `LIVE` |
 //! | [`FREEING`] | of a block that is being freed | the one thread whose exchange from these two succeeded |
 //! | [`FREED`] | of a block that was freed | that thread, before its resource gets the block |
 //!
@@ -82,9 +82,13 @@ impl Entry {
         matches!(self.state(), LIVE | USED_ELSEWHERE)
     }
 
-    /// The block was used on another stream, which the table of uses has. The caller has the block.
-    pub(crate) fn set_used_elsewhere(&self) {
-        self.state.store(USED_ELSEWHERE, Ordering::Release);
+    /// The block was used on another stream. `false` where it is not in use: a thread may be freeing it.
+    pub(crate) fn set_used_elsewhere(&self) -> bool {
+        // An exchange: by a store a block that is freed meanwhile would live again. Release: INV-2.
+        let exchange = |from| {
+            self.state.compare_exchange(from, USED_ELSEWHERE, Ordering::AcqRel, Ordering::Acquire)
+        };
+        matches!(exchange(LIVE), Ok(_) | Err(USED_ELSEWHERE))
     }
 
     /// The numbers of the route and the stream, and the size that was asked for.

@@ -7,7 +7,6 @@
 mod atomics;
 mod cache;
 mod capture;
-mod closing;
 pub mod embedded;
 mod entry;
 mod fork;
@@ -15,6 +14,7 @@ mod handles;
 mod host;
 mod hosts;
 mod ipc;
+mod live_blocks;
 mod memory;
 mod open_streams;
 mod page_map;

@@ -71,18 +71,40 @@ pub(crate) fn allocate_fast(
 ) -> Option<Result<u64>> {
     // SAFETY: of this call.
     let thread = unsafe { Thread::own() };
-    // SAFETY: nothing below remembers another or invalidates it.
+    // SAFETY: nothing remembers another or invalidates it before its last use, after which a route may end.
     let recent = unsafe { thread.recent(handles::numbers(stack, stream))? };
     if bytes == 0 || !recent.is_of_stack(stack, stream) {
         return None;
     }
+    if !recent.blocks().add() {
+        end_route_of(recent.count_free());
+        return None;
+    }
     let Some(block) = recent.allocate_cached(bytes) else {
-        return Some(allocate_recent(recent, bytes));
+        let allocated = allocate_recent(recent, bytes);
+        if allocated.is_err() {
+            end_route_of(recent.count_free());
+        }
+        return Some(allocated);
     };
     let entry = as_entry(&block, recent.numbers(), bytes);
-    match thread.leaf.insert(block.address(), entry) {
-        true => Some(Ok(block.address())),
-        false => Some(no_place(recent, block)),
+    if !thread.leaf.insert(block.address(), entry) {
+        let refused = no_place(recent, block);
+        end_route_of(recent.count_free());
+        return Some(refused);
+    }
+    Some(Ok(block.address()))
+}
+
+/// Ends the route of the last block, if it was that. Drops of users may run, and have the thread remember something else:
+/// the caller uses nothing after this that the thread remembers.
+#[inline(always)]
+pub(crate) fn end_route_of(last: Option<u32>) {
+    if let Some(route) = last {
+        let _ = guarded(|| {
+            route::end_empty(route);
+            Ok(())
+        });
     }
 }
 
@@ -94,7 +116,7 @@ fn allocate_recent(recent: &Recent, bytes: usize) -> Result<u64> {
         let block = resource.allocate(on, DeviceLayout::new(bytes)?)?;
         let address = block.address();
         if !page_map::insert(address, as_entry(&block, recent.numbers(), bytes)) {
-            return no_place(recent, block);
+            return give_back(resource, on, block);
         }
         recent.find_magazine();
         Ok(address)
@@ -138,7 +160,7 @@ pub(crate) fn deallocate_fast(
     let entry = thread.leaf.entry(address)?;
     let (numbers, requested) = entry.numbers_and_requested();
     let stream = if stream.is_null() { handles::stream_handle(numbers as u32) } else { stream };
-    // SAFETY: nothing below remembers another or invalidates it.
+    // SAFETY: as in `allocate_fast`.
     let recent = unsafe { thread.recent(handles::with_stream(numbers, stream))? };
     let is_right = bytes as u64 == requested || bytes == 0;
     if !recent.is_of_block(numbers, stream) || !is_right || !entry.take() {
@@ -148,12 +170,14 @@ pub(crate) fn deallocate_fast(
     let block = DeviceBlock::new(address, bytes as usize, token);
     // SAFETY: the block of this address, which `take` gave to this call alone, by the route that it came by; the
     // caller's work on it is before this call in the stream's order, by the contract of the C function.
-    unsafe {
-        if recent.deallocate_cached(&block) {
-            return Some(Status::AQUIFER_OK);
+    let freed = unsafe {
+        match recent.deallocate_cached(&block) {
+            true => Status::AQUIFER_OK,
+            false => deallocate_recent(recent, block),
         }
-        Some(deallocate_recent(recent, block))
-    }
+    };
+    end_route_of(recent.count_free());
+    Some(freed)
 }
 
 /// As [`allocate_fast`], by the driver's handle of a stream, which the driver is asked for.
@@ -211,7 +235,7 @@ unsafe fn deallocate_recent(recent: &Recent, block: DeviceBlock) -> Status {
     })
 }
 
-/// Calls `body` with the route by which a stack allocates now, and an open stream.
+/// Calls `body`, which allocates a block, with the route by which a stack allocates now, and an open stream.
 fn with_stack<T>(
     stack_number: u32,
     stream_number: u32,
@@ -225,27 +249,28 @@ fn with_stack<T>(
         let result = body(route.number, &*resource, &capture.side)?;
         // What the pool took from the stack is complete then: a graph is ordered after nothing.
         capture.side.synchronize()?;
+        route.keep_block();
         return Ok(result);
     }
     let stream = open_streams::get(stream_number)?;
     let result = body(route.number, &*resource, &stream)?;
     remember(generation, Some(stack_number), &route, &resource, stream_number, &stream);
+    route.keep_block();
     Ok(result)
 }
 
-/// As [`with_stack`], with the route that a block came by. A route that is closing is given, too.
+/// Calls `body` with the route that a block came by, which may be closing, and an open stream.
 fn with_route<T>(
     route_number: u32,
     stream_number: u32,
-    body: impl FnOnce(&dyn DeviceResource, &Stream) -> T,
+    body: impl FnOnce(&Route, &dyn DeviceResource, &Stream) -> T,
 ) -> Result<T> {
     let generation = cache::generation();
     let route = route::get(route_number).ok_or_else(|| closed("stack", "released"))?;
     let stream = open_streams::get(stream_number)?;
     let resource = route.resource();
-    let result = body(&*resource, &stream);
+    let result = body(&route, &*resource, &stream);
     remember(generation, None, &route, &resource, stream_number, &stream);
-    route.count_free();
     Ok(result)
 }
 
@@ -260,7 +285,8 @@ fn remember(
     stream: &Stream,
 ) {
     if !route.is_closing() && !route.is_logged() && !route.has_callbacks {
-        cache::remember(generation, stack, route.number, resource, stream_number, stream);
+        let blocks = || route.blocks_of_thread();
+        cache::remember(generation, stack, route.number, blocks, resource, stream_number, stream);
     }
 }
 
@@ -330,7 +356,7 @@ fn free_taken(
         free_in_capture(entry, &route, capture, block, address, stream, is_used_elsewhere);
         return Ok(());
     }
-    let free = |resource: &dyn DeviceResource, on: &Stream| -> Result<()> {
+    let free = |route: &Route, resource: &dyn DeviceResource, on: &Stream| -> Result<()> {
         if on.device() != resource.device() {
             count(&WRONG_DEVICE);
             entry.cancel_free(is_used_elsewhere);
@@ -358,6 +384,7 @@ fn free_taken(
         // SAFETY: the block of this address, which `begin_free` gave to this call alone, by the route that it came by;
         // the caller's work on it is before this call in the stream's order, by the contract of the C function.
         unsafe { resource.deallocate(on, block) };
+        route.count_free();
         Ok(())
     };
     match stream {
@@ -441,15 +468,16 @@ pub(crate) fn count_forked() {
 
 /// Notes a use of a block on another stream: its free waits for that.
 pub(crate) fn record_stream(address: u64, stream: &Stream) -> Result<()> {
-    let entry = page_map::entry(address).filter(|entry| entry.is_live());
-    let Some(entry) = entry else { return Err(unknown(address)) };
+    let Some(entry) = page_map::entry(address) else { return Err(unknown(address)) };
+    // A free that comes after the exchange waits for the lock, and finds the use.
     let mut uses = USES.lock();
+    if !entry.set_used_elsewhere() {
+        return Err(unknown(address));
+    }
     let streams = uses.entry(address).or_default();
     if !streams.contains(stream) {
         streams.push(stream.clone());
     }
-    // The caller has the block, so no free is on the way.
-    entry.set_used_elsewhere();
     Ok(())
 }
 
@@ -494,7 +522,7 @@ fn orphans_of(device: &Device) -> Result<Stream> {
 
 fn with_orphans(
     route: u32,
-    free: impl FnOnce(&dyn DeviceResource, &Stream) -> Result<()>,
+    free: impl FnOnce(&Route, &dyn DeviceResource, &Stream) -> Result<()>,
 ) -> Result<Result<()>> {
     let Some(route) = route::get(route) else {
         let message = "the stack of the block is gone";
@@ -502,9 +530,7 @@ fn with_orphans(
     };
     let resource = route.resource();
     let stream = orphans_of(resource.device())?;
-    let freed = free(&*resource, &stream);
-    route.count_free();
-    Ok(freed)
+    Ok(free(&route, &*resource, &stream))
 }
 
 /// Closes a stream for one of its users, and lets go of it where it was the last.

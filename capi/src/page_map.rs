@@ -4,7 +4,6 @@
 //! levels are made at their first use and stay. Nothing here takes a lock.
 
 pub(crate) use crate::entry::{Block, Entry, FREED, FREEING, numbers};
-use crate::entry::{LIVE, USED_ELSEWHERE};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
@@ -154,22 +153,4 @@ pub(crate) fn insert(address: u64, block: Block) -> bool {
 /// The entry of an address, which may be of no block.
 pub(crate) fn entry(address: u64) -> Option<&'static Entry> {
     find_leaf(address, false).map(|leaf| leaf.entry(address))
-}
-
-/// Calls `body` with each block that is in use or being freed, and its address.
-pub(crate) fn for_each_live(mut body: impl FnMut(u64, Block)) {
-    for (root, base) in ROOTS.iter().zip([0, HIGH]) {
-        for (high, middle) in root.middles.iter().enumerate() {
-            let Some(middle) = level(middle, false) else { continue };
-            for (low, leaf) in middle.leaves.iter().enumerate() {
-                let Some(leaf) = level(leaf, false) else { continue };
-                for (unit, entry) in leaf.entries.iter().enumerate() {
-                    if matches!(entry.state(), LIVE | USED_ELSEWHERE | FREEING) {
-                        let unit = ((high << MIDDLE_BITS | low) << LEAF_BITS | unit) as u64;
-                        body(base + unit * UNIT, entry.block());
-                    }
-                }
-            }
-        }
-    }
 }

@@ -5,9 +5,9 @@
 //! | `ROUTES` | a route's number | the resource of a stack or of a capture's pool | its stack or its capture is released, and no block came by it |
 //! | `ENDING` | - | routes that are out of `ROUTES` | a stack's memory is given back; the device's work is ordered before what a capture's pool gives back |
 
+use crate::cache;
 use crate::capture::OfCapture;
-use crate::closing::Closing;
-use crate::{cache, page_map, shadowed};
+use crate::live_blocks::{LiveBlocks, ThreadBlocks};
 use aquifer_rs::{DeviceResource, ErrorKind, ResourceStack};
 use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;
@@ -22,8 +22,8 @@ pub(crate) struct Route {
     resource: Arc<dyn DeviceResource>,
     /// The same with a log around it, while the stack has one.
     logged: RwLock<Option<Arc<dyn DeviceResource>>>,
-    /// Its stack is released: it goes with its last block.
-    closing: Closing,
+    /// It goes with the last of them, once its stack is released.
+    live: Arc<LiveBlocks>,
     /// Of the stack whose own route this is: what goes back with it. Not what it is over.
     own: Option<ResourceStack>,
     /// Its resource calls code of the program, which may call this library again: no thread's cache keeps its route.
@@ -40,8 +40,8 @@ impl Route {
         has_callbacks: bool,
         capture: Option<OfCapture>,
     ) -> Arc<Self> {
-        let (logged, closing) = (RwLock::default(), Closing::new());
-        let route = Self { number, resource, logged, closing, own, has_callbacks, capture };
+        let (logged, live) = (RwLock::default(), LiveBlocks::new());
+        let route = Self { number, resource, logged, live, own, has_callbacks, capture };
         let route = Arc::new(route);
         ROUTES.write().insert(route.number, route.clone());
         route
@@ -68,9 +68,12 @@ impl Route {
 
     /// The route goes when its last block does.
     pub(crate) fn close(&self) {
-        self.closing.begin();
+        let is_empty = self.live.close();
         cache::invalidate();
-        sweep();
+        if is_empty {
+            end(self.number);
+        }
+        end_routes();
     }
 
     /// Has what the route has go back, if it can now.
@@ -93,79 +96,66 @@ impl Route {
     /// An allocation begins, which the end of the route waits for. The caller has the lock under which the stack lets go
     /// of the route.
     pub(crate) fn enter(self: Arc<Self>) -> RouteInUse {
-        self.closing.begin_allocation();
-        RouteInUse(self)
+        self.live.add();
+        RouteInUse { route: self, is_block: false }
     }
 
     pub(crate) fn is_closing(&self) -> bool {
-        self.closing.is_begun()
+        self.live.is_closing()
     }
 
     /// A block of it was freed: the last one takes the route with it.
     pub(crate) fn count_free(&self) {
-        if self.closing.count_free() {
-            sweep();
+        if self.live.remove() {
+            end_empty(self.number);
         }
+    }
+
+    /// The calling thread counts its warm allocations and frees by itself.
+    pub(crate) fn blocks_of_thread(&self) -> ThreadBlocks {
+        self.live.of_thread()
     }
 }
 
 /// A route with an allocation on its way, which is as good as a block.
-pub(crate) struct RouteInUse(Arc<Route>);
+pub(crate) struct RouteInUse {
+    route: Arc<Route>,
+    is_block: bool,
+}
+
+impl RouteInUse {
+    /// The allocation has become a block.
+    pub(crate) fn keep_block(mut self) {
+        self.is_block = true;
+    }
+}
 
 impl Deref for RouteInUse {
     type Target = Route;
 
     fn deref(&self) -> &Route {
-        &self.0
+        &self.route
     }
 }
 
 impl Drop for RouteInUse {
     fn drop(&mut self) {
-        if self.0.closing.end_allocation() {
-            sweep();
+        if !self.is_block {
+            self.route.count_free();
         }
     }
 }
 
-/// Drops the table's share of each closing route of which no block is in use.
-///
-/// A free that was on its way without a lock, as its route began to close, is not counted. Where it was the last one, a
-/// later sweep finds its route: of any route.
-fn sweep() {
-    static SWEEPING: Mutex<()> = Mutex::new(());
-    let sweeping = SWEEPING.lock();
-    let mut gone = Vec::new();
-    loop {
-        let routes = ROUTES.read();
-        let closing: Vec<_> = routes.values().filter(|route| route.is_closing()).cloned().collect();
-        drop(routes);
-        if !closing.iter().any(|route| route.closing.is_due()) {
-            break;
-        }
-        closing.iter().for_each(|route| route.closing.begin_count());
-        let allocations = |route: &Arc<Route>| (route.number, route.closing.allocations());
-        let mut live: HashMap<u32, isize> = closing.iter().map(allocations).collect();
-        let mut count = |block: page_map::Block| {
-            if let Some(blocks) = live.get_mut(&block.route) {
-                *blocks += 1;
-            }
-        };
-        page_map::for_each_live(|_, block| count(block));
-        shadowed::for_each(&mut count);
-        for route in closing {
-            match live.get(&route.number) {
-                Some(0) => gone.extend(ROUTES.write().remove(&route.number)),
-                Some(blocks) => route.closing.found(*blocks),
-                None => {}
-            }
-        }
-    }
-    drop(sweeping);
-    if !gone.is_empty() {
-        ENDING.lock().extend(gone);
-        end_routes();
-    }
+/// Ends a closing route that has no block left.
+#[cold]
+pub(crate) fn end_empty(number: u32) {
+    end(number);
+    end_routes();
+}
+
+fn end(number: u32) {
+    let gone = ROUTES.write().remove(&number);
+    ENDING.lock().extend(gone);
 }
 
 /// Routes without a block.

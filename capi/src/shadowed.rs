@@ -55,8 +55,3 @@ pub(crate) fn restore_in_callback(address: u64) {
         page_map::insert(address, below);
     }
 }
-
-/// Calls `each` with every block that is kept.
-pub(crate) fn for_each(mut each: impl FnMut(Block)) {
-    SHADOWED.lock().values().flatten().for_each(|block| each(*block));
-}

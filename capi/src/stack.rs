@@ -48,6 +48,8 @@ struct State {
     main: Arc<Route>,
     log: Option<LoggingAdaptor<Arc<dyn DeviceResource>>>,
     captures: Vec<Capture>,
+    /// Nothing allocates by its routes any more.
+    is_closed: bool,
     /// The capture that takes all allocations now.
     active: Option<(u64, u64)>,
 }
@@ -80,7 +82,7 @@ impl Stack {
         let own = Some(resources.own());
         let main = resources.resource().clone();
         let main = Route::new(number, main, own, has_callbacks, None);
-        let state = State { main, log: None, captures: Vec::new(), active: None };
+        let state = State { main, log: None, captures: Vec::new(), is_closed: false, active: None };
         let (references, state) = (References::new(), Mutex::new(state));
         let stack = Arc::new(Self { resources, references, state });
         STACKS.write().insert(number, stack);
@@ -169,6 +171,9 @@ impl Stack {
     /// What blocks come from now, for a stream.
     pub(crate) fn present_route(&self, stream: u32) -> Result<RouteInUse> {
         let mut state = self.state.lock();
+        if state.is_closed {
+            return Err(closed("stack", "released"));
+        }
         let Some(key) = state.active else { return Ok(state.main.clone().enter()) };
         if let Some(route) = route_of(&state, key, stream) {
             return Ok(route.enter());
@@ -182,6 +187,11 @@ impl Stack {
         let (pool, capture) = OfCapture::new(below, stream, spare)?;
         let made = Route::new(next(), pool, None, true, Some(capture));
         let mut state = self.state.lock();
+        if state.is_closed {
+            drop(state);
+            made.close();
+            return Err(closed("stack", "released"));
+        }
         let known = route_of(&state, key, stream);
         let capture = state.captures.iter_mut().find(|capture| capture.key == key);
         let (route, is_spare) = match (known, capture) {
@@ -204,6 +214,7 @@ impl Stack {
     /// The end: free memory goes back, and the rest with the last block.
     pub(crate) fn close(&self) {
         let mut state = self.state.lock();
+        state.is_closed = true;
         let captures = std::mem::take(&mut state.captures);
         let log = state.log.take();
         let main = state.main.clone();

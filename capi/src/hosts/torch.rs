@@ -24,6 +24,7 @@ use aquifer_rs::DeviceResource;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
+use std::io::Write;
 use std::sync::LazyLock;
 
 /// PyTorch's `MempoolId_t`, a `std::pair` of two numbers.
@@ -132,22 +133,44 @@ pub extern "C" fn aquifer_torch_reset() {
     });
 }
 
-/// `set_memory_fraction_fn`: the pool of a device has at most this part of its memory.
+/// `set_memory_fraction_fn`: the pool of a device has at most this part of its memory. More than 1 is all of it.
+///
+/// A fraction of 0 or less, one of less than 256 bytes, and NaN leave the limit of the pool as it was. A stack without a
+/// pool gets no limit. PyTorch asks for no error of this call: so besides `aquifer_torch_last_error`, a line on standard
+/// error says that the call had no effect, and why.
 #[unsafe(no_mangle)]
 pub extern "C" fn aquifer_torch_memory_fraction(fraction: f64, device: c_int) {
     hook(|| {
-        if fraction.is_nan() {
-            let message = "NaN is no part of a device's memory (give a number from 0 to 1)";
-            return Err(Failure::new(aquifer_status::AQUIFER_ERROR_INVALID_ARGUMENT, message));
-        }
-        let stack = stack::get(Stack::default_of(device)?)?;
-        let total = stack.resources.device().memory_info()?.total;
-        if let Some(pool) = stack.resources.pool() {
-            let most = (total as f64 * fraction.clamp(0.0, 1.0)) as usize;
-            pool.set_maximum_size(Some(most - most % page_map::UNIT as usize))?;
-        }
-        Ok(())
+        limit(fraction, device).inspect_err(|failure| {
+            let said = failure.message();
+            // Where there is no standard error, there is nobody to tell.
+            let _ = writeln!(std::io::stderr(), "aquifer: aquifer_torch_memory_fraction: {said}");
+        })
     });
+}
+
+fn limit(fraction: f64, device: c_int) -> Result<()> {
+    if fraction.is_nan() {
+        let message = "NaN is no part of a device's memory, so the limit of the pool stays as it was (give a number above 0, up to 1)";
+        return Err(Failure::new(aquifer_status::AQUIFER_ERROR_INVALID_ARGUMENT, message));
+    }
+    let stack = stack::get(Stack::default_of(device)?)?;
+    let total = stack.resources.device().memory_info()?.total;
+    let Some(pool) = stack.resources.pool() else {
+        let message = format!(
+            "the stack of device {device} has no pool, so nothing limits it to {fraction} of the device's memory (name a `pool` in AQUIFER_STACK)"
+        );
+        return Err(Failure::new(aquifer_status::AQUIFER_ERROR_UNSUPPORTED, message));
+    };
+    let most = (total as f64 * fraction.clamp(0.0, 1.0)) as usize;
+    let most = most - most % page_map::UNIT as usize;
+    if most == 0 {
+        let message = format!(
+            "{fraction} of the memory of device {device} is no memory, so the limit of the pool stays as it was (give a number above 0, up to 1)"
+        );
+        return Err(Failure::new(aquifer_status::AQUIFER_ERROR_INVALID_ARGUMENT, message));
+    }
+    Ok(pool.set_maximum_size(Some(most))?)
 }
 
 /// `set_base_alloc_fn`: the block's own address and size, as each is a block of its own.

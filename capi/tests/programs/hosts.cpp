@@ -2,7 +2,10 @@
 #include "check.h"
 
 #include <dlfcn.h>
+#include <sys/wait.h>
+#include <unistd.h>
 #include <new>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -102,6 +105,40 @@ static void torch(void *stream, void *side) {
   CHECK(statistics_of_own().live_blocks == 0);
 }
 
+// What a call writes to standard error.
+template <typename Call> static std::string on_standard_error(Call call) {
+  int ends[2];
+  CHECK(pipe(ends) == 0);
+  int kept = dup(STDERR_FILENO);
+  CHECK(kept >= 0 && dup2(ends[1], STDERR_FILENO) >= 0);
+  close(ends[1]);
+  call();
+  CHECK(dup2(kept, STDERR_FILENO) >= 0);
+  close(kept);
+  std::string said;
+  char part[256];
+  for (ssize_t count; (count = read(ends[0], part, sizeof part)) > 0;) said.append(part, size_t(count));
+  close(ends[0]);
+  return said;
+}
+
+// In a process of its own, whose stack has no pool.
+static void torch_fraction_without_a_pool() {
+  pid_t child = fork();
+  CHECK(child >= 0);
+  if (child == 0) {
+    setenv("AQUIFER_STACK", "cuda", 1);
+    library = dlopen("libaquifer.so.0", RTLD_NOW | RTLD_LOCAL);
+    CHECK(library != nullptr);
+    FIND(aquifer_torch_memory_fraction);
+    std::string said = on_standard_error([&] { aquifer_torch_memory_fraction_(0.25, 0); });
+    CHECK(said.find("aquifer: aquifer_torch_memory_fraction: the stack of device 0 has no pool") == 0);
+    _exit(0);
+  }
+  int status = 0;
+  CHECK(waitpid(child, &status, 0) == child && status == 0);
+}
+
 static void torch_hooks(void *stream, void *side) {
   FIND(aquifer_torch_alloc);
   FIND(aquifer_torch_alloc_nothrow);
@@ -137,9 +174,15 @@ static void torch_hooks(void *stream, void *side) {
   block = aquifer_torch_alloc_nothrow_(total_bytes / 5, 0, stream);
   CHECK(block != nullptr);
   aquifer_torch_free_(block, total_bytes / 5, 0, stream);
-  // No part of the memory: what was there stays.
-  aquifer_torch_memory_fraction_(0.0 / 0.0, 0);
-  CHECK(strstr(aquifer_torch_last_error_(), "NaN") != nullptr);
+  // No part of the memory: what was there stays, and a line says so.
+  for (double none : {0.0, -0.0, -1.0, 1e-30, -1.0 / 0.0, 0.0 / 0.0}) {
+    std::string said = on_standard_error([&] { aquifer_torch_memory_fraction_(none, 0); });
+    CHECK(said.find("aquifer: aquifer_torch_memory_fraction: ") == 0);
+    CHECK(said.find("the limit of the pool stays as it was") != std::string::npos);
+    CHECK(said.find(aquifer_torch_last_error_()) != std::string::npos);
+    CHECK(aquifer_torch_alloc_nothrow_(total_bytes / 3, 0, stream) == nullptr);
+  }
+  CHECK(on_standard_error([&] { aquifer_torch_memory_fraction_(0.25, 0); }).empty());
   block = aquifer_torch_alloc_nothrow_(total_bytes / 5, 0, stream);
   CHECK(block != nullptr);
   aquifer_torch_free_(block, total_bytes / 5, 0, stream);
@@ -253,6 +296,7 @@ static void a_host_keeps_its_streams() {
 }
 
 int main() {
+  torch_fraction_without_a_pool();
   setenv("AQUIFER_STACK", "pool(cuda) | statistics", 1);
   library = dlopen("libaquifer.so.0", RTLD_NOW | RTLD_LOCAL);
   CHECK(library != nullptr);
