@@ -4,6 +4,7 @@ use crate::current::current;
 use crate::device::current_ordinal;
 use crate::error::Result;
 use crate::host_bytes::HostBytes;
+use crate::interpreter::{argument, detach, guard_thread, try_attach};
 use crate::resource::{DeviceMemoryResource, size};
 use crate::stream::{Opened, Stream};
 use aquifer_capi::embedded;
@@ -89,7 +90,7 @@ impl State {
         };
         match self.memory.try_lock() {
             Some(held) => read(&held),
-            None => Python::attach(|py| py.detach(|| read(&self.memory.lock()))),
+            None => try_attach(|py| detach(py, || read(&self.memory.lock()))).unwrap_or_default(),
         }
     }
 
@@ -101,7 +102,7 @@ impl State {
 
     /// As [`parts`](Self::parts), for a library that keeps the address: not in a call that changes it.
     pub(crate) fn parts_to_keep(&self, py: Python<'_>) -> Result<(u64, usize)> {
-        let place = py.detach(|| self.with(|memory| Ok(Place::of(memory))))?;
+        let place = detach(py, || self.with(|memory| Ok(Place::of(memory))))?;
         Ok((place.address, place.bytes))
     }
 
@@ -154,6 +155,7 @@ fn free_held_back() {
 
 impl Drop for State {
     fn drop(&mut self) {
+        guard_thread();
         self.free();
     }
 }
@@ -162,7 +164,7 @@ impl Drop for DeviceBuffer {
     fn drop(&mut self) {
         if let Some(state) = Arc::get_mut(&mut self.state) {
             // The driver may wait for work that calls Python: not with the interpreter held.
-            Python::try_attach(|py| py.detach(|| state.free()));
+            try_attach(|py| detach(py, || state.free()));
         }
     }
 }
@@ -216,7 +218,7 @@ impl DeviceBuffer {
         let upstream = built.resources().resource().clone();
         let stream = opened.stream();
         // SAFETY: bytes of a device, of which a program of Python may read any; the simulated device tells of it.
-        let memory = py.detach(|| unsafe {
+        let memory = detach(py, || unsafe {
             free_held_back();
             Memory::uninit_in(stream, bytes, upstream)
         })?;
@@ -262,6 +264,7 @@ unsafe fn foreign(
 
 /// Device memory that an object shows by the CUDA array interface: its address, its bytes and the stream that it names.
 fn cuda_array(object: &Bound<'_, PyAny>) -> Result<(u64, usize, Option<u64>)> {
+    guard_thread();
     let Ok(interface) = object.getattr("__cuda_array_interface__") else {
         let name = object.get_type().name()?;
         let message =
@@ -303,8 +306,8 @@ impl DeviceBuffer {
     #[pyo3(signature = (*, ptr=0, size=0, stream=None, mr=None))]
     fn new(
         py: Python<'_>,
-        ptr: u64,
-        size: usize,
+        #[pyo3(from_py_with = argument)] ptr: u64,
+        #[pyo3(from_py_with = argument)] size: usize,
         stream: Option<&Bound<'_, PyAny>>,
         mr: Option<&Bound<'_, DeviceMemoryResource>>,
     ) -> PyResult<Self> {
@@ -329,13 +332,16 @@ impl DeviceBuffer {
         // SAFETY: bytes that other threads write meanwhile are the caller's race, as they are of any copy in Python.
         let source = unsafe { bytes.as_slice() };
         let made = Self::allocate(py, source.len(), Opened::of_argument(py, stream)?, mr)?;
-        py.detach(|| made.state.with(|memory| memory.copy_from_slice(source)))?;
+        detach(py, || made.state.with(|memory| memory.copy_from_slice(source)))?;
         Ok(made)
     }
 
     /// Memory for a library that names no stream: handed out again after all work that the device had by its end.
     #[staticmethod]
-    fn _for_any_stream(py: Python<'_>, size: usize) -> PyResult<Self> {
+    fn _for_any_stream(
+        py: Python<'_>,
+        #[pyo3(from_py_with = argument)] size: usize,
+    ) -> PyResult<Self> {
         let made = Self::allocate(py, size, Opened::default_of(py, current_ordinal())?, None)?;
         made.state.set_exported();
         Ok(made)
@@ -407,7 +413,7 @@ impl DeviceBuffer {
     fn reserve(
         &self,
         py: Python<'_>,
-        new_capacity: usize,
+        #[pyo3(from_py_with = argument)] new_capacity: usize,
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
         self.move_to(py, stream)?;
@@ -419,7 +425,7 @@ impl DeviceBuffer {
     fn resize(
         &self,
         py: Python<'_>,
-        new_size: usize,
+        #[pyo3(from_py_with = argument)] new_size: usize,
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
         self.move_to(py, stream)?;
@@ -436,7 +442,7 @@ impl DeviceBuffer {
             made.copy_from_address(py, address, bytes)?;
             return Ok(made);
         };
-        let copy = py.detach(|| self.state.with(|memory| memory.try_clone()))?;
+        let copy = detach(py, || self.state.with(|memory| memory.try_clone()))?;
         Ok(Self::of(copy, opened, Some(resource.clone_ref(py))))
     }
 
@@ -458,6 +464,7 @@ impl DeviceBuffer {
         ary: Option<Py<PyAny>>,
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Py<PyAny>> {
+        guard_thread();
         let ary = match ary {
             Some(ary) => ary,
             None => {
@@ -471,7 +478,7 @@ impl DeviceBuffer {
         let (room, size) = (target.len(), self.size());
         let target = target.get_mut(..size).ok_or_else(|| too_many(size, room))?;
         self.come_after(py, stream)?;
-        py.detach(|| self.state.with(|memory| memory.copy_to_slice(target)))?;
+        detach(py, || self.state.with(|memory| memory.copy_to_slice(target)))?;
         drop(bytes);
         Ok(ary)
     }
@@ -492,7 +499,7 @@ impl DeviceBuffer {
         let copy = |memory: &mut Memory| {
             memory.view_mut::<u8>()?.into_slice_mut(..source.len())?.copy_from_slice(source)
         };
-        Ok(py.detach(|| self.state.with(copy))?)
+        Ok(detach(py, || self.state.with(copy))?)
     }
 
     /// Overwrites the first bytes with those of an array on the device, of any library that has the CUDA array interface.
@@ -525,7 +532,7 @@ impl DeviceBuffer {
     ) -> PyResult<Bound<'py, PyBytes>> {
         self.come_after(py, stream)?;
         PyBytes::new_with(py, self.size(), |target| {
-            py.detach(|| self.state.with(|memory| memory.copy_to_slice(target)))?;
+            detach(py, || self.state.with(|memory| memory.copy_to_slice(target)))?;
             Ok(())
         })
     }
@@ -544,6 +551,7 @@ impl DeviceBuffer {
     /// How Numba, CuPy and others see the memory: an array of bytes. They order their work after `stream`.
     #[getter]
     fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        guard_thread();
         self.state.set_exported();
         let (address, bytes) = self.state.parts();
         let interface = PyDict::new(py);
@@ -557,6 +565,7 @@ impl DeviceBuffer {
     }
 
     fn __dlpack_device__(&self) -> (i32, i32) {
+        guard_thread();
         (crate::dlpack::CUDA, self.state.ordinal())
     }
 
@@ -565,10 +574,10 @@ impl DeviceBuffer {
     fn __dlpack__<'py>(
         &self,
         py: Python<'py>,
-        stream: Option<i64>,
-        max_version: Option<(u32, u32)>,
-        dl_device: Option<(i32, i32)>,
-        copy: Option<bool>,
+        #[pyo3(from_py_with = argument)] stream: Option<i64>,
+        #[pyo3(from_py_with = argument)] max_version: Option<(u32, u32)>,
+        #[pyo3(from_py_with = argument)] dl_device: Option<(i32, i32)>,
+        #[pyo3(from_py_with = argument)] copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let device = self.__dlpack_device__();
         if dl_device.is_some_and(|wanted| wanted != device) {
@@ -616,7 +625,7 @@ impl DeviceBuffer {
             }
             Ok(change(memory)?)
         };
-        Ok(py.detach(|| self.state.with_raising(changed))?)
+        Ok(detach(py, || self.state.with_raising(changed))?)
     }
 
     fn require_room(&self, bytes: usize) -> PyResult<()> {
@@ -628,14 +637,14 @@ impl DeviceBuffer {
     fn come_after(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> Result<()> {
         let Some(stream) = stream.filter(|stream| !stream.is_none()) else { return Ok(()) };
         let (other, own) = (Opened::of_argument(py, Some(stream))?, self.state.stream());
-        Ok(py.detach(|| own.stream().wait_for(other.stream()))?)
+        Ok(detach(py, || own.stream().wait_for(other.stream()))?)
     }
 
     /// As [`come_after`](Self::come_after), of a stream that is there for the time of the call.
     fn come_after_handle(&self, py: Python<'_>, handle: u64) -> Result<()> {
         let own = self.state.stream();
         let device = own.stream().device();
-        py.detach(|| {
+        detach(py, || {
             if handle == 2 {
                 return Ok(own.stream().wait(&device.record()?)?);
             }
@@ -649,7 +658,7 @@ impl DeviceBuffer {
     fn move_to(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> Result<()> {
         let Some(stream) = stream.filter(|stream| !stream.is_none()) else { return Ok(()) };
         let opened = Opened::of_argument(py, Some(stream))?;
-        py.detach(|| self.state.with(|memory| memory.set_stream(opened.stream())))?;
+        detach(py, || self.state.with(|memory| memory.set_stream(opened.stream())))?;
         let before = std::mem::replace(&mut *self.state.stream.lock(), opened);
         // Not under the lock: the drop may run code of Python.
         drop(before);
@@ -661,7 +670,7 @@ impl DeviceBuffer {
             return Ok(());
         }
         let own = self.state.stream();
-        py.detach(|| {
+        detach(py, || {
             // SAFETY: device memory by an address that the caller names, as in any library of Python. It is kept until the
             // copy is done.
             let source = unsafe { foreign(own.stream(), address, bytes, || ())? };
@@ -678,7 +687,7 @@ impl DeviceBuffer {
 #[pyo3(signature = (db, hb, stream=None))]
 pub(crate) fn copy_ptr_to_host(
     py: Python<'_>,
-    db: u64,
+    #[pyo3(from_py_with = argument)] db: u64,
     hb: &Bound<'_, PyAny>,
     stream: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<()> {
@@ -686,7 +695,7 @@ pub(crate) fn copy_ptr_to_host(
     // SAFETY: as in `to_device`.
     let target = unsafe { bytes.as_mut_slice() };
     let opened = Opened::of_argument(py, stream)?;
-    let copied = py.detach(|| -> Result<()> {
+    let copied = detach(py, || -> Result<()> {
         // SAFETY: as in `copy_from_address`.
         let source = unsafe { foreign(opened.stream(), db, target.len(), || ())? };
         Ok(source.copy_to_slice(target)?)
@@ -700,14 +709,14 @@ pub(crate) fn copy_ptr_to_host(
 pub(crate) fn copy_host_to_ptr(
     py: Python<'_>,
     hb: &Bound<'_, PyAny>,
-    db: u64,
+    #[pyo3(from_py_with = argument)] db: u64,
     stream: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<()> {
     let bytes = HostBytes::new(hb)?;
     // SAFETY: as in `to_device`.
     let source = unsafe { bytes.as_slice() };
     let opened = Opened::of_argument(py, stream)?;
-    let copied = py.detach(|| -> Result<()> {
+    let copied = detach(py, || -> Result<()> {
         // SAFETY: as in `copy_from_address`.
         let mut target = unsafe { foreign(opened.stream(), db, source.len(), || ())? };
         Ok(target.copy_from_slice(source)?)
@@ -720,13 +729,13 @@ pub(crate) fn copy_host_to_ptr(
 #[pyo3(signature = (d_src, d_dst, count, stream=None))]
 pub(crate) fn copy_device_to_ptr(
     py: Python<'_>,
-    d_src: u64,
-    d_dst: u64,
-    count: usize,
+    #[pyo3(from_py_with = argument)] d_src: u64,
+    #[pyo3(from_py_with = argument)] d_dst: u64,
+    #[pyo3(from_py_with = argument)] count: usize,
     stream: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<()> {
     let opened = Opened::of_argument(py, stream)?;
-    let copied = py.detach(|| -> Result<()> {
+    let copied = detach(py, || -> Result<()> {
         // SAFETY: as in `copy_from_address`.
         let source = unsafe { foreign(opened.stream(), d_src, count, || ())? };
         // SAFETY: as in `copy_from_address`.

@@ -1,6 +1,7 @@
 //! Resources that call functions of Python. They attach to the interpreter for the call, and no lock of the library is held
 //! meanwhile, so a function may allocate, too.
 
+use crate::interpreter::{Attached, try_attach};
 use crate::stream::{Opened, Stream};
 use aquifer_capi::embedded;
 use aquifer_rs::{
@@ -47,6 +48,7 @@ pub(crate) fn resource(
     allocate: Py<PyAny>,
     deallocate: Py<PyAny>,
 ) -> CallbackResource {
+    let (allocate, deallocate) = (Attached::new(allocate), Attached::new(deallocate));
     let allocated = move |stream: &aquifer_rs::Stream, layout: aquifer_rs::DeviceLayout| {
         let bytes = layout.bytes();
         let call = |py: Python<'_>| {
@@ -56,8 +58,8 @@ pub(crate) fn resource(
             let called = called.and_then(|it| it.extract::<u64>(py));
             called.map_err(|raised| error_of(py, raised))
         };
-        let address = Python::try_attach(call)
-            .unwrap_or_else(|| Err(Error::new(ErrorKind::Unsupported, AT_EXIT)))?;
+        let address =
+            try_attach(call).unwrap_or_else(|| Err(Error::new(ErrorKind::Unsupported, AT_EXIT)))?;
         if address == 0 || !address.is_multiple_of(layout.alignment() as u64) {
             let what = format!(
                 "a callback returned {address:#x}, where memory at a multiple of {} was asked",
@@ -69,7 +71,7 @@ pub(crate) fn resource(
         Ok(DeviceBlock::new(address, bytes, 0))
     };
     let freed = move |stream: &aquifer_rs::Stream, block: DeviceBlock| {
-        Python::try_attach(|py| {
+        try_attach(|py| {
             let _pending = Pending::take(py);
             let stream = Stream::new_of(Opened::of(stream.clone()));
             let arguments = (block.address(), block.bytes(), stream);
@@ -113,7 +115,7 @@ unsafe impl DeviceResource for OnFailure {
         }
         let Some(raised) = RAISED.take() else { return allocated };
         // An interpreter that is ending raises nothing.
-        Python::try_attach(|py| Err(error_of(py, raised))).unwrap_or(allocated)
+        try_attach(|py| Err(error_of(py, raised))).unwrap_or(allocated)
     }
 
     unsafe fn deallocate(&self, stream: &aquifer_rs::Stream, block: DeviceBlock) {
@@ -127,6 +129,7 @@ pub(crate) fn on_failure(
     upstream: Arc<dyn DeviceResource>,
     callback: Py<PyAny>,
 ) -> impl DeviceResource + 'static {
+    let callback = Attached::new(callback);
     OnFailure(FailureCallbackAdaptor::new(upstream, move |failure: &Failure<'_>| {
         let call = |py: Python<'_>| {
             let _pending = Pending::take(py);
@@ -137,6 +140,6 @@ pub(crate) fn on_failure(
                 false
             })
         };
-        Python::try_attach(call).unwrap_or(false)
+        try_attach(call).unwrap_or(false)
     }))
 }

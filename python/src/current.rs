@@ -2,6 +2,7 @@
 
 use crate::device::{current_ordinal, device};
 use crate::error::Result;
+use crate::interpreter::{argument, detach, guard_thread};
 use crate::resource::DeviceMemoryResource;
 use aquifer_capi::embedded::OwnStack;
 use parking_lot::Mutex;
@@ -22,7 +23,7 @@ pub(crate) fn current(py: Python<'_>, ordinal: i32) -> Result<Py<DeviceMemoryRes
         return Ok(known.clone_ref(py));
     }
     device(py, ordinal)?;
-    let stack = py.detach(|| {
+    let stack = detach(py, || {
         let _setting = SETTING.lock();
         OwnStack::default_of(ordinal)
     })?;
@@ -44,7 +45,7 @@ pub(crate) fn current(py: Python<'_>, ordinal: i32) -> Result<Py<DeviceMemoryRes
 #[pyo3(signature = (device=None))]
 pub(crate) fn get_per_device_resource(
     py: Python<'_>,
-    device: Option<i32>,
+    #[pyo3(from_py_with = argument)] device: Option<i32>,
 ) -> PyResult<Py<DeviceMemoryResource>> {
     Ok(current(py, device.unwrap_or_else(current_ordinal))?)
 }
@@ -55,7 +56,7 @@ pub(crate) fn get_per_device_resource(
 #[pyo3(signature = (device, mr))]
 pub(crate) fn set_per_device_resource(
     py: Python<'_>,
-    device: Option<i32>,
+    #[pyo3(from_py_with = argument)] device: Option<i32>,
     mr: &Bound<'_, DeviceMemoryResource>,
 ) -> PyResult<()> {
     let built = mr.get().built()?;
@@ -70,7 +71,7 @@ pub(crate) fn set_per_device_resource(
     // An error in the child of a fork, where another thread may have had the lock.
     self::device(py, ordinal)?;
     let object = mr.clone().unbind();
-    let set = py.detach(|| -> Result<_> {
+    let set = detach(py, || -> Result<_> {
         let _setting = SETTING.lock();
         built.stack()?.set_default()?;
         Ok(CURRENT.lock().insert(ordinal, object))
@@ -83,5 +84,6 @@ pub(crate) fn set_per_device_resource(
 /// The devices whose resource was set or asked for.
 #[pyfunction]
 pub(crate) fn _devices_with_resource() -> Vec<i32> {
+    guard_thread();
     CURRENT.lock().keys().copied().collect()
 }

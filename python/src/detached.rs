@@ -1,6 +1,6 @@
 //! Values whose end runs detached from the interpreter.
 
-use pyo3::prelude::*;
+use crate::interpreter::{detach, try_attach};
 use std::ops::Deref;
 
 /// A value whose drop may wait for the driver, or for a lock that a thread has which needs the interpreter. No lock that an
@@ -25,6 +25,6 @@ impl<T: Send> Drop for Detached<T> {
     fn drop(&mut self) {
         let value = self.0.take();
         // Without an interpreter it is dropped as the closure is.
-        Python::try_attach(|py| py.detach(|| drop(value)));
+        try_attach(|py| detach(py, || drop(value)));
     }
 }

@@ -1,6 +1,7 @@
 //! Devices by their numbers, and the calling thread's current one.
 
 use crate::error::{Raised, Result};
+use crate::interpreter::{argument, detach};
 use aquifer_capi::embedded;
 use aquifer_rs::Device;
 use pyo3::prelude::*;
@@ -11,7 +12,7 @@ use std::sync::OnceLock;
 /// A device by its number.
 pub(crate) fn device(py: Python<'_>, ordinal: i32) -> Result<Device> {
     // It may make a context, which takes a while.
-    py.detach(|| embedded::device(ordinal)).map_err(Raised::from)
+    detach(py, || embedded::device(ordinal)).map_err(Raised::from)
 }
 
 type CtxGetDevice = unsafe extern "C" fn(*mut c_int) -> c_int;
@@ -70,7 +71,10 @@ pub(crate) fn current_device() -> i32 {
 /// A device's name.
 #[pyfunction]
 #[pyo3(signature = (device=None))]
-pub(crate) fn device_name(py: Python<'_>, device: Option<i32>) -> PyResult<String> {
+pub(crate) fn device_name(
+    py: Python<'_>,
+    #[pyo3(from_py_with = argument)] device: Option<i32>,
+) -> PyResult<String> {
     Ok(self::device(py, device.unwrap_or_else(current_ordinal))?.name().to_owned())
 }
 
@@ -83,16 +87,22 @@ pub(crate) fn is_simulated(py: Python<'_>) -> PyResult<bool> {
 /// The free and the total memory of a device, in bytes.
 #[pyfunction]
 #[pyo3(signature = (device=None))]
-pub(crate) fn memory_info(py: Python<'_>, device: Option<i32>) -> PyResult<(u64, u64)> {
+pub(crate) fn memory_info(
+    py: Python<'_>,
+    #[pyo3(from_py_with = argument)] device: Option<i32>,
+) -> PyResult<(u64, u64)> {
     let device = self::device(py, device.unwrap_or_else(current_ordinal))?;
-    let info = py.detach(|| device.memory_info()).map_err(Raised::from)?;
+    let info = detach(py, || device.memory_info()).map_err(Raised::from)?;
     Ok((info.free, info.total))
 }
 
 /// Chooses the calling thread's device, or leaves it to the current context (None); the one that was chosen before.
 #[pyfunction]
 #[pyo3(signature = (number))]
-pub(crate) fn _choose_device(py: Python<'_>, number: Option<i32>) -> PyResult<Option<i32>> {
+pub(crate) fn _choose_device(
+    py: Python<'_>,
+    #[pyo3(from_py_with = argument)] number: Option<i32>,
+) -> PyResult<Option<i32>> {
     if let Some(number) = number {
         device(py, number)?;
     }

@@ -2,6 +2,7 @@
 
 use crate::buffer::{DeviceBuffer, State};
 use crate::error::Result;
+use crate::interpreter::{detach, guard_thread, try_attach};
 use crate::stream::Opened;
 use aquifer_capi::embedded;
 use pyo3::exceptions::{PyBufferError, PyTypeError};
@@ -129,7 +130,7 @@ unsafe extern "C" fn end_capsule<M: Shared>(capsule: *mut ffi::PyObject) {
             let managed = ffi::PyCapsule_GetPointer(capsule, M::NAME.as_ptr()).cast::<M>();
             // Dropped as a tensor is: the driver may wait for work that calls Python.
             let unused = Unused(managed);
-            Python::assume_attached().detach(|| drop(unused));
+            detach(Python::assume_attached(), || drop(unused));
         }
     }
 }
@@ -188,7 +189,7 @@ pub(crate) fn export<'py>(
 fn order_consumer(py: Python<'_>, opened: &Arc<Opened>, stream: Option<i64>) -> Result<()> {
     let home = opened.stream();
     let device = home.device();
-    py.detach(|| match stream {
+    detach(py, || match stream {
         // The consumer orders its own.
         Some(-1) => Ok(()),
         None | Some(0 | 1) => Ok(device.default_stream().wait_for(home)?),
@@ -214,7 +215,7 @@ impl<M: Shared> Drop for Imported<M> {
         unsafe {
             if let Some(deleter) = (*self.0).deleter() {
                 // Some deleters touch Python's objects without attaching.
-                Python::try_attach(|_| deleter(self.0));
+                try_attach(|_| deleter(self.0));
             }
         }
     }
@@ -226,6 +227,7 @@ pub(crate) fn import(
     object: &Bound<'_, PyAny>,
     stream: Option<&Bound<'_, PyAny>>,
 ) -> Result<DeviceBuffer> {
+    guard_thread();
     if !object.hasattr("__dlpack_device__")? {
         let message = format!(
             "a {} has no __dlpack__ (give an array on the device)",

@@ -1,5 +1,6 @@
 //! Exceptions.
 
+use crate::interpreter::try_attach;
 use aquifer_capi::aquifer_status as Status;
 use aquifer_capi::embedded::{self, Failure};
 use aquifer_rs::ErrorKind;
@@ -88,7 +89,7 @@ fn python_cause(error: &aquifer_rs::Error) -> Option<PyErr> {
     let mut source = error.source();
     while let Some(cause) = source {
         if let Some(raised) = cause.downcast_ref::<PyErr>() {
-            return Python::try_attach(|py| raised.clone_ref(py));
+            return try_attach(|py| raised.clone_ref(py));
         }
         source = cause.source();
     }

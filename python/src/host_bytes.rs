@@ -3,6 +3,7 @@
 //! PyO3 has this from Python 3.11 on, where the stable ABI has it. The functions and the structure are the same in 3.10.
 
 use crate::error::Result;
+use crate::interpreter::guard_thread;
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi::{self, Py_ssize_t};
 use pyo3::prelude::*;
@@ -47,6 +48,7 @@ impl<'py> HostBytes<'py> {
 
     /// Bytes to write.
     pub(crate) fn new_writable(object: &Bound<'py, PyAny>) -> Result<Self> {
+        guard_thread();
         // Of NumPy: bytes would be taken for references.
         let has_objects = object.getattr("dtype").and_then(|dtype| dtype.getattr("hasobject"));
         if has_objects.is_ok_and(|has| has.is_truthy().unwrap_or(false)) {
@@ -57,6 +59,7 @@ impl<'py> HostBytes<'py> {
     }
 
     fn get(object: &Bound<'py, PyAny>, flags: c_int) -> Result<Self> {
+        guard_thread();
         let mut raw = Box::new(RawBuffer {
             buf: std::ptr::null_mut(),
             obj: std::ptr::null_mut(),

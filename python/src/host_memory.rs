@@ -1,6 +1,7 @@
 //! Page-locked host memory as an object.
 
 use crate::error::Raised;
+use crate::interpreter::{argument, detach};
 use aquifer_rs::PinnedAlloc;
 use aquifer_rs::allocator_api2::boxed::Box as HostBox;
 use aquifer_rs::allocator_api2::vec::Vec as HostVec;
@@ -24,8 +25,8 @@ pub(crate) struct HostMemory {
 #[pymethods]
 impl HostMemory {
     #[new]
-    fn new(py: Python<'_>, nbytes: usize) -> PyResult<Self> {
-        let memory = py.detach(|| {
+    fn new(py: Python<'_>, #[pyo3(from_py_with = argument)] nbytes: usize) -> PyResult<Self> {
+        let memory = detach(py, || {
             let count = nbytes.div_ceil(ALIGNMENT);
             let mut pieces = HostVec::<MaybeUninit<Piece>, _>::new_in(PinnedAlloc);
             pieces.try_reserve_exact(count).ok()?;

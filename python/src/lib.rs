@@ -4,6 +4,7 @@
 //!
 //! | file | what it is |
 //! | --- | --- |
+//! | `interpreter` | the gate that all calls into the interpreter pass |
 //! | `error` | exceptions |
 //! | `host_bytes` | the bytes of a host's object, by the buffer protocol |
 //! | `device` | devices by their numbers, and the calling thread's current one |
@@ -28,6 +29,7 @@ mod dlpack;
 mod error;
 mod host_bytes;
 mod host_memory;
+mod interpreter;
 mod numpy;
 mod page_locked;
 mod resource;
@@ -38,6 +40,7 @@ use pyo3::prelude::*;
 /// The native part of `aquifer`.
 #[pymodule(gil_used = false)]
 fn _aquifer(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    interpreter::guard_thread();
     let py = module.py();
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add("Error", py.get_type::<error::Error>())?;

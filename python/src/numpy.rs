@@ -9,6 +9,7 @@
 //! | a worker process is a fork, where no device is | its new arrays are NumPy's own |
 
 use crate::error::{Raised, Result};
+use crate::interpreter::{argument, detach, guard_thread};
 use crate::page_locked;
 use aquifer_capi::{aquifer_status, embedded};
 use aquifer_rs::allocator_api2::alloc::{Allocator, Layout};
@@ -78,7 +79,7 @@ static POOL: OnceLock<PinnedPool> = OnceLock::new();
 
 fn make_pool(py: Python<'_>) -> Result<()> {
     if POOL.get().is_none() {
-        let device = match py.detach(|| embedded::device(0)) {
+        let device = match detach(py, || embedded::device(0)) {
             // In the child of a fork arrays are NumPy's own.
             Err(failure) if failure.status() == aquifer_status::AQUIFER_ERROR_FORKED => {
                 return Ok(());
@@ -87,7 +88,7 @@ fn make_pool(py: Python<'_>) -> Result<()> {
         };
         let make =
             || PinnedPool::builder(PinnedResource::new(&device)?).magazine_bytes(WAITING).build();
-        let made = py.detach(make)?;
+        let made = detach(py, make)?;
         // Of two that are made at once the first stays.
         let _ = POOL.set(made);
     }
@@ -249,6 +250,7 @@ type FeatureVersion = unsafe extern "C" fn() -> c_uint;
 
 /// NumPy's table of functions, which has those of handlers.
 fn array_api(py: Python<'_>) -> Result<*const *const c_void> {
+    guard_thread();
     let module = py
         .import("numpy._core._multiarray_umath")
         .or_else(|_| py.import("numpy.core._multiarray_umath"))?;
@@ -275,7 +277,10 @@ fn array_api(py: Python<'_>) -> Result<*const *const c_void> {
 /// A capsule of the handler that page-locks arrays of `from` bytes and more.
 #[pyfunction]
 #[pyo3(signature = (from_bytes))]
-pub(crate) fn numpy_data_handler(py: Python<'_>, from_bytes: usize) -> PyResult<Py<PyAny>> {
+pub(crate) fn numpy_data_handler(
+    py: Python<'_>,
+    #[pyo3(from_py_with = argument)] from_bytes: usize,
+) -> PyResult<Py<PyAny>> {
     let table = array_api(py)?;
     make_pool(py)?;
     // SAFETY: NumPy's table has at this number the capsule of its own handler.
@@ -344,5 +349,6 @@ pub(crate) fn numpy_set_handler(
 /// How many page-locked blocks arrays have, and their bytes.
 #[pyfunction]
 pub(crate) fn numpy_page_locked_blocks() -> (usize, usize) {
+    guard_thread();
     page_locked::blocks_and_bytes()
 }

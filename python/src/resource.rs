@@ -4,6 +4,7 @@ use crate::callback;
 use crate::detached::Detached;
 use crate::device::{current_ordinal, device};
 use crate::error::{Raised, Result};
+use crate::interpreter::{argument, detach, guard_thread};
 use crate::stream::Opened;
 use aquifer_capi::embedded::{self, Callbacks, OwnStack};
 use aquifer_rs::{
@@ -96,6 +97,7 @@ impl DeviceMemoryResource {
     #[new]
     #[pyo3(signature = (*_args, **_kwargs))]
     fn new(_args: &Bound<'_, PyTuple>, _kwargs: Option<&Bound<'_, PyDict>>) -> Self {
+        guard_thread();
         Self { built: Mutex::new(None) }
     }
 
@@ -106,13 +108,13 @@ impl DeviceMemoryResource {
         let (built, has_callbacks, upstreams) = match upstream {
             Some(upstream) => {
                 let below = upstream.get().built()?;
-                let built = py.detach(|| below.resources().with(text));
+                let built = detach(py, || below.resources().with(text));
                 (built, below.has_callbacks, vec![upstream.clone().into_any().unbind()])
             }
             None => {
                 let device = device(py, current_ordinal())?;
                 let build = || text.parse::<StackText>()?.build(&device);
-                (py.detach(build), false, Vec::new())
+                (detach(py, build), false, Vec::new())
             }
         };
         let class = slf.get_type().name()?.to_string();
@@ -151,7 +153,7 @@ impl DeviceMemoryResource {
         &self,
         py: Python<'_>,
         upstream: Other<'_, '_>,
-        bins: Vec<(usize, Py<DeviceMemoryResource>)>,
+        #[pyo3(from_py_with = argument)] bins: Vec<(usize, Py<DeviceMemoryResource>)>,
     ) -> PyResult<()> {
         let below = upstream.get().built()?;
         let built: Vec<_> = bins.iter().map(|(_, bin)| bin.get().built()).collect::<Result<_>>()?;
@@ -166,7 +168,7 @@ impl DeviceMemoryResource {
         // One without bins is its upstream.
         let binning: Arc<dyn DeviceResource> = match bins.is_empty() {
             true => below.resources().resource().clone(),
-            false => Arc::new(py.detach(build).map_err(Raised::from)?),
+            false => Arc::new(detach(py, build).map_err(Raised::from)?),
         };
         let inside: Vec<&ResourceStack> =
             built.iter().map(|bin| bin.resources()).chain([below.resources()]).collect();
@@ -179,7 +181,11 @@ impl DeviceMemoryResource {
     }
 
     /// Builds it of a `cudaMemPool_t` that another library made.
-    fn _build_pool_view(&self, py: Python<'_>, handle: u64) -> PyResult<()> {
+    fn _build_pool_view(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = argument)] handle: u64,
+    ) -> PyResult<()> {
         let device = device(py, current_ordinal())?;
         // SAFETY: a pool of the device, which the caller keeps: the contract of the Python class.
         let resource = unsafe { AsyncResource::from_raw_pool(&device, handle) };
@@ -193,13 +199,13 @@ impl DeviceMemoryResource {
     fn allocate(
         &self,
         py: Python<'_>,
-        nbytes: usize,
+        #[pyo3(from_py_with = argument)] nbytes: usize,
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<u64> {
         let built = self.built()?;
         let stream = Opened::of_argument(py, stream)?;
         let allocate = || -> Result<u64> { Ok(built.stack()?.allocate(nbytes, stream.open())?) };
-        Ok(py.detach(allocate)?)
+        Ok(detach(py, allocate)?)
     }
 
     /// Gives memory back in the order of a stream: work that was given to it before may use the memory.
@@ -207,26 +213,32 @@ impl DeviceMemoryResource {
     fn deallocate(
         &self,
         py: Python<'_>,
-        ptr: u64,
-        nbytes: usize,
+        #[pyo3(from_py_with = argument)] ptr: u64,
+        #[pyo3(from_py_with = argument)] nbytes: usize,
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
         let stream = Opened::of_argument(py, stream)?;
         // SAFETY: of this package a wrong address is an error; that work was given before is the method's contract.
-        let freed = py.detach(|| unsafe { embedded::deallocate(ptr, nbytes, Some(stream.open())) });
+        let freed =
+            detach(py, || unsafe { embedded::deallocate(ptr, nbytes, Some(stream.open())) });
         Ok(freed.map_err(Raised::from)?)
     }
 
     /// Gives free memory back to the driver until `keep` bytes are left, and returns how many bytes went. Waits for the
     /// streams that freed the memory.
     #[pyo3(signature = (keep=0))]
-    fn trim(&self, py: Python<'_>, keep: usize) -> PyResult<usize> {
+    fn trim(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = argument)] keep: usize,
+    ) -> PyResult<usize> {
         let built = self.built()?;
-        Ok(py.detach(|| built.resources().trim(keep)).map_err(Raised::from)?)
+        Ok(detach(py, || built.resources().trim(keep)).map_err(Raised::from)?)
     }
 
     /// What the outermost pool holds and did, as a dict of numbers. Empty without a pool.
     fn pool_statistics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        guard_thread();
         let dict = PyDict::new(py);
         if let Some(pool) = self.built()?.resources().pool_statistics() {
             for (name, value) in [
@@ -263,11 +275,13 @@ impl DeviceMemoryResource {
 
     /// The resources that it is over.
     fn _upstreams(&self, py: Python<'_>) -> PyResult<Vec<Py<PyAny>>> {
+        guard_thread();
         Ok(self.built()?.upstreams.iter().map(|upstream| upstream.clone_ref(py)).collect())
     }
 
     /// The counters of the outermost `statistics`: of the thread's innermost scope, or of all.
     fn _counters(&self) -> PyResult<Option<CounterValues>> {
+        guard_thread();
         let built = self.built()?;
         let statistics = built.resources().statistics();
         Ok(statistics.map(|it| values(it.scope_counters().unwrap_or_else(|| it.counters()))))
@@ -281,6 +295,7 @@ impl DeviceMemoryResource {
     }
 
     fn _pop_counters(&self) -> PyResult<Option<CounterValues>> {
+        guard_thread();
         let built = self.built()?;
         let popped = built.resources().statistics().map(|it| it.pop_counters()).transpose();
         Ok(popped.map_err(Raised::from)?.map(values))
@@ -288,12 +303,14 @@ impl DeviceMemoryResource {
 
     /// The report of the outermost `tracking`, and its bytes.
     fn _tracked(&self) -> PyResult<Option<(String, usize)>> {
+        guard_thread();
         let built = self.built()?;
         Ok(built.resources().tracking().map(|it| (it.report(), it.allocated_bytes())))
     }
 
     /// The bytes and the limit of the outermost `limiting`.
     fn _limited(&self) -> PyResult<Option<(usize, usize)>> {
+        guard_thread();
         let built = self.built()?;
         Ok(built.resources().limiting().map(|it| (it.allocated(), it.limit())))
     }
@@ -301,13 +318,13 @@ impl DeviceMemoryResource {
     /// Waits until the rows of the logs are written.
     fn _flush(&self, py: Python<'_>) -> PyResult<()> {
         let built = self.built()?;
-        Ok(py.detach(|| built.resources().flush()).map_err(Raised::from)?)
+        Ok(detach(py, || built.resources().flush()).map_err(Raised::from)?)
     }
 
     /// The blocks of upstream, and what lies in them, of the outermost pool.
     fn _memory_map(&self, py: Python<'_>) -> PyResult<Option<MapValues>> {
         let built = self.built()?;
-        let map = py.detach(|| built.resources().pool().map(|pool| pool.memory_map()));
+        let map = detach(py, || built.resources().pool().map(|pool| pool.memory_map()));
         Ok(map.map(|map| {
             let blocks = map.blocks.iter().map(|it| (it.address, it.bytes, it.is_free));
             (map.upstream_blocks, blocks.collect())
@@ -315,6 +332,7 @@ impl DeviceMemoryResource {
     }
 
     fn __repr__(slf: &Bound<'_, Self>) -> PyResult<String> {
+        guard_thread();
         let name = slf.get_type().qualname()?;
         let built = slf.get().built.lock().clone();
         let Some(built) = built else { return Ok(format!("<aquifer.mr.{name}, not made>")) };

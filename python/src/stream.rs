@@ -9,6 +9,7 @@
 
 use crate::device::{current_ordinal, device};
 use crate::error::{Raised, Result};
+use crate::interpreter::{argument, detach, guard_thread, try_attach};
 use aquifer_capi::embedded::{self, OpenStream};
 use parking_lot::Mutex;
 use pyo3::exceptions::{PyTypeError, PyValueError};
@@ -47,7 +48,7 @@ fn close(py: Python<'_>, open: OpenStream, owner: Option<Py<PyAny>>) {
         // The stream is the parent's, and so is what the object would destroy.
         return std::mem::forget((open, owner));
     }
-    let closed = py.detach(|| {
+    let closed = detach(py, || {
         let _opening = OPENING.lock();
         open.close()
     });
@@ -61,7 +62,7 @@ impl Drop for Opened {
         let owner = self.owner.take();
         // Without an interpreter the stream is closed, and the object stays.
         if let Some(open) = self.open.take() {
-            Python::try_attach(|py| close(py, open, owner));
+            try_attach(|py| close(py, open, owner));
         }
     }
 }
@@ -102,6 +103,7 @@ impl Opened {
         py: Python<'_>,
         stream: Option<&Bound<'_, PyAny>>,
     ) -> Result<Arc<Self>> {
+        guard_thread();
         let Some(stream) = stream.filter(|stream| !stream.is_none()) else {
             return Self::default_of(py, current_ordinal());
         };
@@ -126,7 +128,7 @@ impl Opened {
         close_unused(py);
         let device = device(py, ordinal)?;
         // SAFETY: a stream that lives, as its object does, which `Opened` keeps until the stream is closed.
-        let open = py.detach(|| unsafe {
+        let open = detach(py, || unsafe {
             let _opening = OPENING.lock();
             OpenStream::from_handle(&device, handle)
         })?;
@@ -223,7 +225,7 @@ impl Stream {
             return Ok(Self { opened: Opened::of_argument(py, obj)? });
         }
         let device = device(py, current_ordinal())?;
-        let stream = py.detach(|| device.new_stream()).map_err(Raised::from)?;
+        let stream = detach(py, || device.new_stream()).map_err(Raised::from)?;
         Ok(Self { opened: Opened::of(stream) })
     }
 
@@ -248,6 +250,7 @@ impl Stream {
 
     /// The protocol by which libraries take each other's streams: a version, and the handle.
     pub(crate) fn __cuda_stream__(&self) -> (u32, u64) {
+        guard_thread();
         (0, self.handle())
     }
 
@@ -259,13 +262,13 @@ impl Stream {
 
     /// Blocks until the stream has done all that it was given.
     fn synchronize(&self, py: Python<'_>) -> PyResult<()> {
-        Ok(py.detach(|| self.opened.stream().synchronize()).map_err(Raised::from)?)
+        Ok(detach(py, || self.opened.stream().synchronize()).map_err(Raised::from)?)
     }
 
     /// Has the stream's later work come after what another one was given so far. Nothing waits on the host.
     fn wait(&self, py: Python<'_>, other: &Bound<'_, PyAny>) -> PyResult<()> {
         let other = Opened::of_argument(py, Some(other))?;
-        let waited = py.detach(|| self.opened.stream().wait_for(other.stream()));
+        let waited = detach(py, || self.opened.stream().wait_for(other.stream()));
         Ok(waited.map_err(Raised::from)?)
     }
 
@@ -290,7 +293,10 @@ impl Stream {
 /// The legacy default stream of a device, by default the current one.
 #[pyfunction]
 #[pyo3(signature = (device=None))]
-pub(crate) fn default_stream(py: Python<'_>, device: Option<i32>) -> PyResult<Stream> {
+pub(crate) fn default_stream(
+    py: Python<'_>,
+    #[pyo3(from_py_with = argument)] device: Option<i32>,
+) -> PyResult<Stream> {
     let opened = Opened::default_of(py, device.unwrap_or_else(current_ordinal))?;
     Ok(Stream { opened })
 }
