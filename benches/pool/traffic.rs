@@ -99,7 +99,25 @@ pub(crate) fn all(quick: bool) -> Vec<Traffic> {
         hand_over("hand-over 4MiB, 16 ahead", 4 * MIB, 16, count(8000, 40)),
         fsdp(count(40, 1)),
         training(count(40, 1)),
+        growing("growing buffer", 1, count(512, 8)),
+        growing("8 growing buffers", 8, count(512, 8)),
     ]
+}
+
+/// Buffers that are longer by a little each time: a new block, then the old one goes.
+fn growing(name: &'static str, buffers: usize, steps: u64) -> Traffic {
+    let mut traffic = Traffic::new(name, 1);
+    let mut held = vec![None; buffers];
+    for step in 1..=steps {
+        for block in &mut held {
+            let longer = traffic.allocate(step * MIB / 4, 0);
+            if let Some(old) = block.replace(longer) {
+                traffic.free(old);
+            }
+        }
+    }
+    held.into_iter().flatten().for_each(|block| traffic.free(block));
+    traffic
 }
 
 /// Keys and values of 32 layers, which grow by a token a step: a new block, then the old one goes. Each

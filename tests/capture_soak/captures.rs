@@ -27,6 +27,10 @@ pub(crate) struct Body<'p, 'a> {
     pub(crate) effects: Vec<Effect>,
     /// Made inside, and written by a launch alone.
     pub(crate) stays: Vec<Item>,
+    /// Of other homes, which the capture waits for and is not told of.
+    pub(crate) outside: Vec<Item>,
+    /// It records work on these alone.
+    pub(crate) only_outside: bool,
     /// What the graph must not touch.
     pub(crate) hosts: Vec<(Pinned, u32)>,
     /// Streams with recorded work that the capturing one has not waited for.
@@ -39,7 +43,13 @@ pub(crate) struct Body<'p, 'a> {
 impl<'a> Player<'a> {
     pub(crate) fn capture(&mut self) -> Step {
         let home = self.shared_stream();
-        let busy = !self.random.one_in(4);
+        let only_outside = self.random.one_in(8);
+        let busy = !only_outside && !self.random.one_in(4);
+        if only_outside {
+            let own = self.own.clone();
+            let made = self.make(&own)?;
+            self.items.extend(made);
+        }
         if busy && self.random.one_in(2) {
             let made = self.make(&home)?;
             self.items.extend(made);
@@ -63,6 +73,8 @@ impl<'a> Player<'a> {
             items,
             effects: Vec::new(),
             stays: Vec::new(),
+            outside: Vec::new(),
+            only_outside,
             hosts: Vec::new(),
             unjoined: Vec::new(),
             ran: false,
@@ -133,7 +145,11 @@ impl Body<'_, '_> {
         let steps =
             if busy { 1 + self.player.random.below(6) } else { self.player.random.below(3) };
         for _ in 0..steps {
-            let done = if busy { self.step() } else { self.order() };
+            let done = match busy {
+                true => self.step(),
+                false if self.only_outside => self.outside(),
+                false => self.order(),
+            };
             self.player.pause();
             if let Err(stop) = done {
                 self.stop = Some(stop);
@@ -155,7 +171,8 @@ impl Body<'_, '_> {
     }
 
     fn step(&mut self) -> Step {
-        match self.player.random.below(16) {
+        match self.player.random.below(17) {
+            16 => self.outside(),
             0 | 1 => self.fill(),
             2 => self.kernel(),
             3..5 => self.lend(),
@@ -298,6 +315,29 @@ impl Body<'_, '_> {
         self.player.count("vectors used beside a capture");
         self.player.items.push(item);
         done
+    }
+
+    /// A kernel by the address of a vector that is at home elsewhere, behind a wait for its home.
+    fn outside(&mut self) -> Step {
+        let own = self.player.own.clone();
+        let outside = |item: &Item| item.is_at(&own) && item.guard.is_none();
+        let Some(at) = self.player.items.iter().position(outside) else { return Ok(()) };
+        // Its home comes after all its uses, and the capture after its home.
+        let ordered = self.player.items[at].vec.on_mut(&own).map(drop);
+        let ordered = self.player.took("guards beside a capture", ordered)?;
+        let waited = self.home.wait_for(&own);
+        let waited = self.player.took("waits for what is outside of a capture", waited)?;
+        if ordered.is_none() || waited.is_none() {
+            return Ok(());
+        }
+        let item = self.player.items.swap_remove(at);
+        let (id, worked) = (item.id, item.work_at(&self.home));
+        self.player.says(|| format!("records a kernel on vector {id}, which is outside"));
+        if self.player.took("kernels on what is outside of a capture", worked)?.is_some() {
+            self.effects.push(Effect::Add(id));
+        }
+        self.outside.push(item);
+        Ok(())
     }
 
     fn event(&mut self) -> Step {

@@ -40,7 +40,7 @@ impl Body<'_, '_> {
                 }
             }
             for _ in 0..self.player.random.below(3) {
-                launched |= self.launch(&graph)?;
+                launched |= self.launch(&graph, launched)?;
             }
             match self.player.random.one_in(4) {
                 true => lock(&self.player.shared.graphs).push(graph),
@@ -73,14 +73,17 @@ impl Body<'_, '_> {
             }
         }
         self.player.items.append(&mut self.items);
+        self.player.items.append(&mut self.outside);
         Ok(())
     }
 
-    fn launch(&mut self, graph: &Graph) -> Step<bool> {
+    fn launch(&mut self, graph: &Graph, again: bool) -> Step<bool> {
         let elsewhere = self.player.random.one_in(3);
         let on = if elsewhere { self.player.stream() } else { self.home.clone() };
         let (player, home) = (&mut *self.player, &self.home);
-        if player.took("launches put behind home", on.wait_for(home))?.is_none() {
+        // What lies outside, the graph's launches wait for.
+        let is_free = self.only_outside && !again;
+        if !is_free && player.took("launches put behind home", on.wait_for(home))?.is_none() {
             return Ok(false);
         }
         // Where a guard was out, its stream is in no order with the launch.
@@ -98,8 +101,13 @@ impl Body<'_, '_> {
             return Ok(false);
         }
         player.insist("homes put behind a launch", || home.wait_for(&on))?;
+        if !self.outside.is_empty() {
+            let own = player.own.clone();
+            player.insist("homes elsewhere put behind a launch", || own.wait_for(&on))?;
+        }
         for effect in &self.effects {
             effect.apply(&mut self.items);
+            effect.apply(&mut self.outside);
         }
         Ok(true)
     }

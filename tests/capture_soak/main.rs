@@ -12,6 +12,8 @@ mod captures;
 #[allow(dead_code, reason = "the soak of the pool uses all of it")]
 mod complaints;
 mod copies;
+#[path = "../soak/counts.rs"]
+mod counts;
 #[path = "../support/kernels.rs"]
 mod kernels;
 mod launches;
@@ -25,13 +27,16 @@ mod shared;
 #[path = "../support/mod.rs"]
 mod support;
 mod tally;
+mod turns;
 mod undeclared;
 mod wakers;
+#[path = "../soak/watch.rs"]
+mod watch;
 
 use complaints::Complaints;
-use std::sync::{Arc, Mutex, PoisonError};
+use counts::Tally;
 use std::time::{Duration, Instant};
-use tally::Tally;
+use watch::{Watch, number};
 
 /// Programs of an ordinary `cargo test`, and of one on a GPU.
 const PROGRAMS: u64 = 2_000;
@@ -39,45 +44,6 @@ const PROGRAMS_ON_GPU: u64 = 300;
 
 /// Runs of one program that is named by its seed.
 const RUNS_OF_ONE: u64 = 1_000;
-
-/// A program that takes longer hangs.
-const LIMIT: Duration = Duration::from_secs(60);
-
-fn number(name: &str) -> Option<u64> {
-    let text = std::env::var(name).ok()?;
-    Some(text.parse().unwrap_or_else(|_| panic!("{name} is {text:?}, which is no number")))
-}
-
-/// The program that runs, and since when.
-type Running = Option<(u64, Instant)>;
-
-/// Ends the process, with the seed, if a program hangs.
-struct Watch(Arc<Mutex<Running>>);
-
-impl Watch {
-    fn start() -> Self {
-        let current = Arc::new(Mutex::new(Running::None));
-        let watched = Arc::downgrade(&current);
-        std::thread::spawn(move || {
-            while let Some(current) = watched.upgrade() {
-                let running = *current.lock().unwrap_or_else(PoisonError::into_inner);
-                if let Some((seed, since)) = running
-                    && since.elapsed() > LIMIT
-                {
-                    eprintln!("{}", report(seed, "it hangs"));
-                    std::process::abort();
-                }
-                drop(current);
-                std::thread::sleep(Duration::from_millis(500));
-            }
-        });
-        Self(current)
-    }
-
-    fn program(&self, seed: u64) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some((seed, Instant::now()));
-    }
-}
 
 fn report(seed: u64, why: &str) -> String {
     format!(
@@ -89,7 +55,7 @@ fn report(seed: u64, why: &str) -> String {
 #[test]
 fn programs_that_capture() {
     let complaints = Complaints::listen();
-    let watch = Watch::start();
+    let watch = Watch::start(report);
     let (on_gpu, started) = (support::on_gpu(), Instant::now());
     let one = number("AQUIFER_CAPTURE_SOAK_SEED");
     let first = one.or(number("AQUIFER_CAPTURE_SOAK_FIRST")).unwrap_or(0);
@@ -118,7 +84,7 @@ fn programs_that_capture() {
     }
     let seconds = started.elapsed().as_secs_f64();
     println!("capture soak: {done} programs in {seconds:.1} s{tally}");
-    let too_few = tally.too_few(done as usize, on_gpu);
+    let too_few = tally::too_few(&tally, done as usize, on_gpu);
     if one.is_none() && done >= 1_000 {
         assert!(too_few.is_empty(), "too little happened: {}", too_few.join("; "));
     }

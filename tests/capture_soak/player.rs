@@ -1,9 +1,10 @@
 //! A thread of a program: draws its operations and knows what its vectors have to hold.
 
+use crate::counts::Tally;
 use crate::kernels::add_one;
 use crate::random::Random;
 use crate::shared::{Item, Pool, Shared, Step, Stop, Words, lock};
-use crate::tally::Tally;
+use crate::support::foreign::Foreign;
 use aquifer::{DeviceVec, Error, ErrorKind, Event, Result, Stream};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -55,6 +56,9 @@ impl<'a> Player<'a> {
     }
 
     pub(crate) fn play(mut self) -> Step {
+        if self.shared.setup.takes_turns && !self.shared.setup.loses {
+            return self.take_turns();
+        }
         let fate = self.random.below(self.shared.setup.operations);
         for at in 0..self.shared.setup.operations {
             if self.shared.failed.load(Ordering::Relaxed) {
@@ -75,8 +79,8 @@ impl<'a> Player<'a> {
     }
 
     fn step(&mut self) -> Step {
-        let drawn = self.random.below(32);
-        if drawn == 26 && self.shared.simulator.is_some() {
+        let drawn = self.random.below(34);
+        if drawn == 33 && self.shared.simulator.is_some() {
             return self.undeclared();
         }
         let shared = self.shared;
@@ -101,6 +105,7 @@ impl<'a> Player<'a> {
             23 => self.fill_wide(),
             24 => self.wait(),
             25 => self.begin_or_end(),
+            26 | 27 => self.detach(),
             _ => self.capture(),
         }
     }
@@ -156,8 +161,8 @@ impl<'a> Player<'a> {
     }
 
     pub(crate) fn shared_stream(&mut self) -> Stream {
-        let streams = &self.shared.streams;
-        streams[self.random.below(streams.len())].clone()
+        let at = self.random.below(self.shared.setup.streams);
+        self.shared.stream(at)
     }
 
     pub(crate) fn stream(&mut self) -> Stream {
@@ -346,6 +351,25 @@ impl<'a> Player<'a> {
     fn order(&mut self) -> Step {
         let (stream, other) = (self.stream(), self.stream());
         self.took("streams put in order", stream.wait_for(&other)).map(drop)
+    }
+
+    /// Lets go of a stream that another library destroys then. It has made another one, which takes the place.
+    fn detach(&mut self) -> Step {
+        let Some((at, foreign)) = lock(&self.shared.foreign).pop() else { return self.order() };
+        let stream = self.shared.stream(at);
+        let on = stream.id();
+        self.says(|| format!("detaches stream {on}"));
+        if self.took("streams detached", stream.detach())?.is_none() {
+            lock(&self.shared.foreign).push((at, foreign));
+            return Ok(());
+        }
+        self.sure("the owner's destroying it", foreign.destroy())?;
+        let made = Foreign::new(&self.shared.device);
+        let made = self.sure("another library's stream", made)?;
+        let stream = self.sure("bringing it", made.stream())?;
+        lock(&self.shared.streams)[at] = stream;
+        lock(&self.shared.foreign).push((at, made));
+        Ok(())
     }
 
     fn hand_over(&mut self) -> Step {

@@ -1,12 +1,12 @@
 //! One program: made from its seed, run by threads that race, and judged when all is quiet again.
 
 use crate::complaints::Complaints;
+use crate::counts::Tally;
 use crate::lost;
 use crate::player::Player;
 use crate::random::Random;
 use crate::shared::{Pool, Setup, Shared, Step, Stop, lock};
 use crate::support;
-use crate::tally::Tally;
 use aquifer::sim::{Schedule, SimConfig};
 use aquifer::{Device, Error};
 use std::sync::Barrier;
@@ -104,7 +104,7 @@ fn settle(shared: &Shared, complaints: &Complaints) -> Step {
         lock(&shared.items).clear();
         // What waits for its end on a lost context is leaked, and said to be: in this program.
         for _ in 0..REAPS {
-            let _ = shared.streams[0].synchronize();
+            let _ = shared.device.default_stream().synchronize();
         }
         let _ = shared.pinned.trim();
         return shared.verdict();
@@ -148,7 +148,8 @@ fn all_is_back(
     let started = Instant::now();
     loop {
         // Each call frees some of what waited for its end.
-        let waited = shared.streams[0].synchronize().and_then(|()| shared.pinned.trim());
+        let waited =
+            shared.device.default_stream().synchronize().and_then(|()| shared.pinned.trim());
         waited.map_err(|error| shared.unexpected("waiting for what is freed late", &error))?;
         match left() {
             0 => return Ok(()),

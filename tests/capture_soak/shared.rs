@@ -1,7 +1,9 @@
 //! What the threads of a program share, and the vectors that they own.
 
+use crate::counts::Tally;
 use crate::random::Random;
-use crate::tally::Tally;
+use crate::support::foreign::Foreign;
+use crate::turns::Turns;
 use allocator_api2::vec::Vec as AllocVec;
 use aquifer::sim::Simulator;
 use aquifer::{
@@ -100,6 +102,8 @@ unsafe impl DeviceResource for NotOwned {
 pub(crate) struct Setup {
     pub(crate) threads: usize,
     pub(crate) streams: usize,
+    /// Those of them that another library makes, and destroys once they are detached.
+    pub(crate) foreign: usize,
     /// Elements of each vector.
     pub(crate) length: usize,
     /// Of each thread.
@@ -108,17 +112,22 @@ pub(crate) struct Setup {
     pub(crate) pinned: bool,
     /// The context is lost on the way.
     pub(crate) loses: bool,
+    /// The threads try the same again and again.
+    pub(crate) takes_turns: bool,
 }
 
 impl Setup {
     pub(crate) fn new(random: &mut Random, on_gpu: bool) -> Self {
+        let (threads, streams) = (2 + random.below(2), 2 + random.below(3));
         Self {
-            threads: 2 + random.below(2),
-            streams: 2 + random.below(3),
+            threads,
+            streams,
+            foreign: random.below(2).min(streams - 1),
             length: random.pick(&[8, 16, 32, 64]),
             operations: 6 + random.below(9),
             pinned: !random.one_in(4),
             loses: random.one_in(40) && !on_gpu,
+            takes_turns: random.one_in(200),
         }
     }
 
@@ -134,11 +143,14 @@ pub(crate) struct Shared {
     pub(crate) seed: u64,
     pub(crate) device: Device,
     pub(crate) simulator: Option<Simulator>,
-    pub(crate) streams: Vec<Stream>,
+    pub(crate) streams: Mutex<Vec<Stream>>,
+    /// Those of them that another library owns, by their places.
+    pub(crate) foreign: Mutex<Vec<(usize, Foreign)>>,
     pub(crate) pool: Mutex<Option<Pool>>,
     pub(crate) pinned: PinnedResource,
     /// Handed from one thread to another.
     pub(crate) items: Mutex<Vec<Item>>,
+    pub(crate) turns: Turns,
     pub(crate) events: Mutex<Vec<Event>>,
     pub(crate) graphs: Mutex<Vec<Graph>>,
     /// Host memory that a host form was lent and that is its owner's again, with its value.
@@ -159,17 +171,25 @@ pub(crate) struct Shared {
 
 impl Shared {
     pub(crate) fn new(seed: u64, setup: Setup, device: Device) -> Result<Self> {
-        let streams =
-            (0..setup.streams).map(|_| device.new_stream()).collect::<Result<Vec<_>>>()?;
+        let mut streams = (setup.foreign..setup.streams)
+            .map(|_| device.new_stream())
+            .collect::<Result<Vec<_>>>()?;
+        let mut foreign = Vec::new();
+        for _ in 0..setup.foreign {
+            let made = Foreign::new(&device)?;
+            streams.push(made.stream()?);
+            foreign.push((streams.len() - 1, made));
+        }
         Ok(Self {
-            setup,
             seed,
             simulator: device.simulator(),
-            streams,
+            streams: Mutex::new(streams),
+            foreign: Mutex::new(foreign),
             pool: Mutex::new(Some(PoolResource::new(CudaResource::new(&device))?)),
             pinned: PinnedResource::new(&device)?,
             device,
             items: Mutex::default(),
+            turns: Turns::default(),
             events: Mutex::default(),
             graphs: Mutex::default(),
             hosts: Mutex::default(),
@@ -182,6 +202,7 @@ impl Shared {
             ticket: AtomicUsize::new(0),
             tally: Mutex::default(),
             trace: Mutex::default(),
+            setup,
         })
     }
 
@@ -200,6 +221,10 @@ impl Shared {
                 Err(TryLockError::WouldBlock) => std::thread::yield_now(),
             }
         }
+    }
+
+    pub(crate) fn stream(&self, at: usize) -> Stream {
+        lock(&self.streams)[at].clone()
     }
 
     pub(crate) fn number(&self) -> u32 {

@@ -3,11 +3,14 @@
 mod double_frees;
 #[cfg(feature = "debug-log")]
 mod file;
+#[path = "../support/kernels.rs"]
+mod kernels;
 #[path = "../support/log.rs"]
 mod log;
 #[path = "../support/mod.rs"]
 mod support;
 
+use crate::kernels::add_one;
 use aquifer::sim::SimConfig;
 use aquifer::{
     AsyncResource, CallbackResource, CudaResource, DeviceBlock, DeviceLayout, DeviceResource,
@@ -449,11 +452,10 @@ fn what_an_upstream_tells_waits_for_the_locks_of_the_pool() {
     give(&pool, &stream, take(&pool, &stream, MIB));
     pool.trim(0).unwrap();
     // SAFETY: read by the device alone, which reports it when the trim waits for it.
-    let nothing = unsafe { DeviceVec::<u8>::uninit_in(&stream, MIB, Arc::new(pool.clone())) };
-    let nothing = nothing.unwrap();
-    let mut copy = DeviceVec::<u8>::zeroed_in(&stream, MIB, Arc::new(pool.clone())).unwrap();
-    copy.copy_from(&nothing).unwrap();
-    drop((nothing, copy));
+    let nothing = unsafe { DeviceVec::<u32>::uninit_in(&stream, MIB / 4, Arc::new(pool.clone())) };
+    let mut nothing = nothing.unwrap();
+    add_one(&stream, &mut nothing).unwrap();
+    drop(nothing);
     let _ = pool.trim(0);
     let told = told.lock().unwrap();
     for part in ["leaked device memory: a callback panicked", "simulated device: "] {

@@ -35,6 +35,8 @@ pub(crate) fn rows(table: &mut Table) {
     simulator.fail_call("cuCtxRecordEvent", 1, 999).unwrap();
     simulator.fail_call("cuCtxSynchronize", 1, 700).unwrap();
     table.failed("a device faulted before a wait", one.synchronize());
+    // The context of the first is lost.
+    let (one, simulator) = simulated(SimConfig::default());
     simulator.fail_call("cuEventSynchronize", 1, 700).unwrap();
     table.failed("a device faulted in a wait", one.synchronize());
     table.failed("more than an address range of the host", {

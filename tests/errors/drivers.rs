@@ -27,5 +27,8 @@ pub(crate) fn rows(table: &mut Table) {
     table.failed("code 1 of a fill", vec.fill(1));
     simulator.start_capture(&stream).unwrap();
     table.failed("a capture in a capture", simulator.start_capture(&stream));
+    let theirs = simulated(SimConfig::default()).0.new_stream().unwrap();
+    table.failed("a stream of another device to be held up", simulator.stall(&theirs));
+    table.failed("a stream of another device to go on", simulator.resume(&theirs));
     assert!(simulator.stop_capture(&stream));
 }

@@ -5,7 +5,7 @@ use crate::table::Table;
 use allocator_api2::vec::Vec as AllocVec;
 use aquifer::sim::SimConfig;
 use aquifer::{
-    DeviceResource, MappedAlloc, PinnedPool, PinnedResource, Registered, last_error,
+    DeviceResource, DeviceVec, MappedAlloc, PinnedPool, PinnedResource, Registered, last_error,
     reset_current_pinned_resource, set_current_pinned_resource,
 };
 use std::alloc::Layout;
@@ -42,6 +42,7 @@ pub(crate) fn rows(table: &mut Table) {
     let far = std::alloc::Layout::from_size_align(1, 1 << 20).unwrap();
     assert!(allocator_api2::alloc::Allocator::allocate(more.allocator(), far).is_err());
     table.row("an alignment above a pinned pool's maximum", last_error().unwrap());
+    busy(table);
     table.failed(
         "a pinned initial size above an address space",
         with().initial_size(usize::MAX).build(),
@@ -103,4 +104,31 @@ pub(crate) fn rows(table: &mut Table) {
     table.failed("a device that cannot map", PinnedResource::builder(&bare).mapped(true).build());
     let bare = simulated(SimConfig::default().without_host_register()).0;
     table.failed("a device that cannot lock", Registered::new(&bare, vec![0_u8; 9]));
+}
+
+/// What was freed may be in use by another library, on a device that is busy.
+fn busy(table: &mut Table) {
+    let (device, simulator) = simulated(SimConfig::default());
+    let stream = device.new_stream().unwrap();
+    let mut work = DeviceVec::<u8>::zeroed(&stream, 8).unwrap();
+    simulator.create_foreign_stream().unwrap();
+    simulator.stall(&stream).unwrap();
+    work.fill(1).unwrap();
+    let with = || PinnedPool::builder(PinnedResource::new(&device).unwrap()).growth_step(4096);
+    let take = |pool: &PinnedPool| {
+        let mut vec = AllocVec::<u8, _>::new_in(pool.clone());
+        vec.try_reserve_exact(4096).is_ok()
+    };
+    let small = with().maximum_size(4096).build().unwrap();
+    while take(&small) {}
+    table.row("a pinned pool at its maximum beside work", last_error().unwrap());
+    let limited = with().magazine_bytes(0).quarantine_bytes(4096).build().unwrap();
+    while take(&limited) {}
+    table.row("a pinned pool with much that waits", last_error().unwrap());
+    let plain = PinnedResource::new(&device).unwrap();
+    drop(AllocVec::<u8, _>::with_capacity_in(8, plain.clone()));
+    let mut vast = AllocVec::<u8, _>::new_in(plain);
+    assert!(vast.try_reserve_exact(1 << 46).is_err());
+    table.row("more than the machine has, where some waits", last_error().unwrap());
+    simulator.resume(&stream).unwrap();
 }

@@ -101,9 +101,11 @@ fn foreign(table: &mut Table) {
         "a stream to be destroyed that is not there",
         simulator.destroy_foreign_stream(0xdead),
     );
+    table.failed("the handle of a stream that lives", simulator.reuse_foreign_handle(handle));
     let (lost, simulator) = simulated(SimConfig::default());
-    let (stream, _) = theirs(&lost, &simulator);
+    let (stream, handle) = theirs(&lost, &simulator);
     simulator.lose_context();
+    table.failed("a handle again on a lost device", simulator.reuse_foreign_handle(handle));
     table.failed("a foreign stream on a lost device", simulator.create_foreign_stream());
     table.failed("a stream to be detached on a lost device", stream.detach());
 }

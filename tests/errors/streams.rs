@@ -74,9 +74,12 @@ fn captures(table: &mut Table) {
             let event = it.stream.record()?;
             it.device.per_thread_stream()?.wait(&event)
         }),
-        ("in a capture: wait for an event outside of it", |it| {
+        ("in a capture: wait for an event of an undeclared one", |it| {
+            it.simulator.start_capture(&it.other)?;
             let event = it.other.record()?;
-            it.stream.wait(&event)
+            let refused = it.stream.wait(&event);
+            it.simulator.stop_capture(&it.other);
+            refused
         }),
         ("in a capture: a vector of another stream", |it| it.on_other.on(&it.stream).map(drop)),
         ("in a capture: upload on another stream", |it| {
@@ -122,8 +125,13 @@ fn captures(table: &mut Table) {
     table.failed("a capture of the default stream", legacy.capture(&setup.pool, |_| Ok(())));
     let mut setup = Setup::new();
     setup.on_other.copy_from(&setup.on_stream).unwrap();
-    let error = setup.captured(|it| it.on_stream.fill(3));
-    table.row("in a capture: a vector that another stream used before", error);
+    let error = setup.captured(|it| {
+        it.simulator.start_capture(&it.other)?;
+        let refused = it.on_stream.fill(3);
+        it.simulator.stop_capture(&it.other);
+        refused
+    });
+    table.row("in a capture: a vector that a stream in an undeclared one used before", error);
     let mut setup = Setup::new();
     let graph = {
         let (stream, pool) = (setup.stream.clone(), setup.pool.clone());

@@ -280,11 +280,10 @@ fn a_subscriber_that_captures_on_the_stream_it_is_told_of() {
     let pool = pool_on(&device);
     let memory = || Arc::new(pool.clone());
     let captured = stream.capture(&pool, |on| DeviceVec::<u32>::zeroed_in(on, 64, memory()));
-    let (_graph, unwritten) = captured.unwrap();
-    let mut target = DeviceVec::<u32>::zeroed_in(&stream, 64, memory()).unwrap();
+    let (_graph, mut unwritten) = captured.unwrap();
     ON.with(|on| *on.borrow_mut() = Some((stream.clone(), pool.clone())));
     let subscriber = tracing_subscriber::registry().with(Captures);
-    tracing::subscriber::with_default(subscriber, || target.copy_from(&unwritten).unwrap());
+    tracing::subscriber::with_default(subscriber, || add_one(&stream, &mut unwritten).unwrap());
     assert!(ON.with(|on| on.borrow().is_none()), "it was told");
     assert_eq!(simulator.take_reports().len(), 1);
 }
@@ -367,28 +366,56 @@ fn a_vector_keeps_its_elements_where_a_capture_would_have_to_move_them() {
     simulator.check().unwrap();
 }
 
-/// A wait for what lies outside of a capture would cost the capture; what has run needs none.
+/// A wait for what lies outside of a capture would cost the capture: the launches make it, and the streams after it.
 #[test]
-fn a_vector_that_was_read_elsewhere_is_written_in_a_capture_when_that_has_run() {
-    let (device, simulator) = seeded(1);
-    let [home, other] = streams(&device);
-    let pool = pool_on(&device);
-    let memory = || Arc::new(pool.clone());
-    let mut vec = DeviceVec::from_slice_in(&home, &[1; WORDS], memory()).unwrap();
-    let mut copy = DeviceVec::<u32>::zeroed_in(&other, WORDS, memory()).unwrap();
-    copy.copy_from(&vec).unwrap();
-    let (_, refused) = home.capture(&pool, |_| Ok(vec.fill(2))).unwrap();
-    let text = refused.unwrap_err().to_string();
-    assert!(text.contains("synchronize that stream first"), "{text}");
-    other.synchronize().unwrap();
-    // It has run when the device says so, which it is asked once in each capture.
-    let captured = (0..100).find_map(|_| home.capture(&pool, |_| vec.fill(2)).ok());
-    let (graph, ()) = captured.expect("the other stream has nothing to do");
-    // SAFETY: `vec` is there, and nothing else uses it.
-    unsafe { graph.launch(&home) }.unwrap();
-    assert_eq!(vec.to_vec().unwrap(), [2; WORDS]);
-    assert_eq!(copy.to_vec().unwrap(), [1; WORDS]);
-    simulator.check().unwrap();
+fn a_vector_that_is_read_elsewhere_is_written_in_a_capture() {
+    for seed in 0..SEEDS {
+        let (device, simulator) = seeded(seed);
+        let [home, other, third] = streams(&device);
+        let pool = pool_on(&device);
+        let memory = || Arc::new(pool.clone());
+        let mut vec = DeviceVec::from_slice_in(&home, &[1; WORDS], memory()).unwrap();
+        let mut copy = DeviceVec::<u32>::zeroed_in(&other, WORDS, memory()).unwrap();
+        (0..10).for_each(|_| copy.copy_from(&vec).unwrap());
+        let (graph, ()) = home.capture(&pool, |_| vec.fill(2)).unwrap();
+        // The first launch comes after the reads, on whatever stream it is.
+        third.wait_for(&home).unwrap();
+        // SAFETY: `vec` is there, and nothing else uses it.
+        unsafe { graph.launch(&third) }.unwrap();
+        home.wait_for(&third).unwrap();
+        assert_eq!(vec.to_vec().unwrap(), [2; WORDS], "seed {seed}");
+        assert_eq!(copy.to_vec().unwrap(), [1; WORDS], "seed {seed}");
+        simulator.check().unwrap();
+    }
+}
+
+#[test]
+fn a_capture_that_waits_for_others_leaves_its_streams_behind_them() {
+    for seed in 0..SEEDS {
+        let (device, simulator) = seeded(seed);
+        let [home, joined, other] = streams(&device);
+        let pool = pool_on(&device);
+        let memory = || Arc::new(pool.clone());
+        let mut vec = DeviceVec::from_slice_in(&home, &[1; WORDS], memory()).unwrap();
+        let mut copy = DeviceVec::<u32>::zeroed_in(&other, WORDS, memory()).unwrap();
+        (0..10).for_each(|_| copy.copy_from(&vec).unwrap());
+        let given = seed % 2 == 0;
+        let captured = home.capture(&pool, |home| {
+            joined.wait_for(home)?;
+            joined.wait_for(&other)?;
+            // What home waits for now it waits for no more when the capture is over.
+            vec.fill(2)?;
+            home.wait_for(&joined)?;
+            // No graph, by an error of the body's.
+            if given { Ok(()) } else { DeviceVec::<u8>::zeroed(&other, usize::MAX).map(drop) }
+        });
+        assert_eq!(captured.is_ok(), given);
+        drop(captured);
+        add_one(&joined, &mut vec).unwrap();
+        assert_eq!(vec.to_vec().unwrap(), [2; WORDS], "seed {seed}");
+        assert_eq!(copy.to_vec().unwrap(), [1; WORDS], "seed {seed}");
+        simulator.check().unwrap();
+    }
 }
 
 /// Another stream reads it still, so it cannot be freed in the capture; and the graph reads it at each

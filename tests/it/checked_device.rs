@@ -1,6 +1,6 @@
 //! The guard of tests: reports that were not read fail them. And the helper that runs one over seeds.
 
-use crate::kernels::idle_entry;
+use crate::kernels::{add_one, idle_entry};
 use aquifer::sim::{SimConfig, Violation};
 use aquifer::{
     CheckedDevice, Device, DeviceVec, Error, ErrorKind, HostArgs, Kernel, LaunchConfig, Result,
@@ -16,8 +16,8 @@ fn checked() -> CheckedDevice {
 fn unwritten(device: &Device) {
     let stream = device.new_stream().unwrap();
     // SAFETY: wrong on purpose: the device has to report it.
-    let vec = unsafe { DeviceVec::<u32>::uninit(&stream, 4) }.unwrap();
-    drop(vec.try_clone().unwrap());
+    let mut vec = unsafe { DeviceVec::<u32>::uninit(&stream, 4) }.unwrap();
+    add_one(&stream, &mut vec).unwrap();
 }
 
 /// What a panic says; `None` if there was none.

@@ -36,7 +36,7 @@ fn clones_are_the_same_and_simulated_devices_are_never_equal() {
     let stream = two.new_stream().unwrap();
     let error =
         CudaResource::new(&one).allocate(&stream, DeviceLayout::new(4).unwrap()).unwrap_err();
-    let [belongs, not] = ["belongs to twin 0 (context ", ", not to twin 0 (context "]
+    let [belongs, not] = ["belongs to another twin 0 (context ", ", not to twin 0 (context "]
         .map(|part| error.to_string().split_once(part).unwrap().1.to_owned());
     assert_ne!(belongs.split_once(')').unwrap().0, not.split_once(')').unwrap().0, "{error}");
     assert_eq!(device.simulator().is_some(), device.kind() == BackendKind::Simulated);

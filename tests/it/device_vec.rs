@@ -432,6 +432,40 @@ fn a_vector_moves_to_another_home_and_its_work_stays_in_order() {
     assert_eq!(vec.stream(), &two, "the home is what it was");
 }
 
+/// To copy or to move what was never written is no fault: to read it is.
+#[test]
+fn a_copy_of_what_nobody_wrote_is_reported_where_it_is_read() {
+    for config in [SimConfig::default(), SimConfig::default().without_pool_checks()] {
+        let (device, simulator) = support::simulated(config);
+        let stream = device.new_stream().unwrap();
+        // SAFETY: wrong on purpose: all but three elements are read before they are written.
+        let mut vec = unsafe { DeviceVec::<u32>::uninit(&stream, 300).unwrap() };
+        vec.slice_mut(..3).unwrap().fill(1).unwrap();
+        let mut copy = vec.try_clone().unwrap();
+        copy.resize(1000, 2).unwrap();
+        vec.reserve_exact(5000).unwrap();
+        vec.shrink_to_fit().unwrap();
+        stream.synchronize().unwrap();
+        simulator.check().unwrap();
+
+        for vec in [&mut vec, &mut copy] {
+            assert_eq!(vec.slice(..3).unwrap().to_vec().unwrap(), [1; 3]);
+            let (error, line) = (vec.get(3).unwrap_err(), line!());
+            let report = error.report().unwrap();
+            assert_eq!(report.kind(), Violation::UninitializedRead);
+            assert!(report.operation().starts_with("cuMemcpyDtoHAsync"), "{report}");
+            assert_eq!(report.operation_location().unwrap().line(), line);
+            assert!(report.conflicts_with().unwrap().starts_with("cuMemcpyDtoDAsync"), "{report}");
+            assert_eq!(simulator.take_reports().len(), 1);
+            vec.set(3, 1).unwrap();
+            assert_eq!(vec.slice(..4).unwrap().to_vec().unwrap(), [1; 4]);
+            simulator.check().unwrap();
+        }
+        assert_eq!(copy.slice(300..).unwrap().to_vec().unwrap(), [2; 700]);
+        simulator.check().unwrap();
+    }
+}
+
 #[test]
 fn a_read_of_what_nobody_wrote_is_reported() {
     let (device, simulator) = support::simulated(SimConfig::default());

@@ -27,16 +27,21 @@ fn managed_memory_is_not_oversubscribed_unless_asked() {
     assert!(text.contains("6400 bytes") && text.contains(&free.to_string()), "{text}");
     assert!(text.contains("oversubscribe"), "{text}");
     assert_eq!(simulator.call_count("cuMemAllocManaged"), 1, "the driver was not asked");
-    // Now the driver is asked, and this one has no more than it has.
+    // Now the driver is asked, which has it lie at the host.
     let more = ManagedResource::builder(&device).oversubscribe(true).build().unwrap();
+    let beyond = more.allocate(&stream, DeviceLayout::new(6_400).unwrap()).unwrap();
+    assert_eq!(device.memory_info().unwrap().free, free);
+    simulator.fail_call("cuMemAllocManaged", 1, 2).unwrap();
     let error = more.allocate(&stream, DeviceLayout::new(6_400).unwrap()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::OutOfMemory);
     assert!(error.driver().is_some(), "{error}");
-    assert_eq!(simulator.call_count("cuMemAllocManaged"), 2);
+    assert_eq!(simulator.call_count("cuMemAllocManaged"), 3);
     assert_eq!(more, managed);
     assert_eq!(more.identity(), managed.identity());
-    // SAFETY: the two stand for each other, and nothing uses the block.
-    unsafe { more.deallocate(&stream, held) };
+    for block in [held, beyond] {
+        // SAFETY: the two stand for each other, and nothing uses the block.
+        unsafe { more.deallocate(&stream, block) };
+    }
     assert_eq!(simulator.live_bytes(), 0);
     simulator.check().unwrap();
 }

@@ -1,6 +1,6 @@
 //! The fault of a kernel is the source of every later error, and no report masks an earlier one.
 
-use crate::kernels::idle_entry;
+use crate::kernels::{add_one, idle_entry};
 use aquifer::allocator_api2::vec::Vec as AllocVec;
 use aquifer::sim::{Report, Schedule, SimConfig, Violation};
 use aquifer::{
@@ -92,8 +92,8 @@ fn faulty(config: SimConfig, kernel: &'static Kernel, earlier: bool) -> Parts {
     pinned.extend([0; 100]);
     if earlier {
         // SAFETY: the simulated device alone; what is read is thrown away.
-        let unwritten = unsafe { DeviceVec::<u32>::uninit(&stream, 4) }.unwrap();
-        drop(unwritten.try_clone().unwrap());
+        let mut unwritten = unsafe { DeviceVec::<u32>::uninit(&stream, 4) }.unwrap();
+        add_one(&stream, &mut unwritten).unwrap();
     }
     // SAFETY: it touches nothing.
     unsafe { stream.launch(kernel).launch(LaunchConfig::for_elements(1)) }.unwrap();

@@ -311,6 +311,13 @@ fn hostile_bytes_are_errors() {
             assert!(open::<u8>(&handle, &stream).is_err());
         }
     }
+    // A range that ends past any address is no range.
+    for end in [u64::MAX, u64::MAX - 62] {
+        let mut bytes = bytes;
+        bytes[104..112].copy_from_slice(&end.to_le_bytes());
+        let refused = IpcHandle::from_bytes(&bytes).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::InvalidArgument, "{refused}");
+    }
     let wide = {
         let mut bytes = bytes;
         bytes[112..120].copy_from_slice(&65_u64.to_le_bytes());

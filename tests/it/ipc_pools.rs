@@ -258,3 +258,16 @@ fn descriptors_do_not_go_to_programs_that_are_started() {
     assert!(exported.as_raw_fd() >= 0 && is_closed(&exported));
     simulator.check().unwrap();
 }
+
+#[test]
+fn an_export_that_fails_for_another_reason_says_that() {
+    let (device, simulator, stream) = simulated();
+    let vec = DeviceVec::from_slice_in(&stream, &[1_u32], shareable(&device)).unwrap();
+    simulator.fail_call("cuMemPoolExportPointer", 1, 2).unwrap(); // CUDA_ERROR_OUT_OF_MEMORY
+    assert_eq!(vec.ipc_handle().unwrap_err().kind(), ErrorKind::OutOfMemory);
+    // CUDA_ERROR_INVALID_VALUE of plain memory is not that of a pool which is not shareable.
+    let plain = DeviceVec::from_slice_in(&stream, &[1_u32], CudaResource::new(&device)).unwrap();
+    simulator.fail_call("cuIpcGetMemHandle", 1, 1).unwrap();
+    let error = plain.ipc_handle().unwrap_err();
+    assert!(!error.to_string().contains("driver pool"), "{error}");
+}

@@ -54,11 +54,13 @@ mod nvrtc;
 mod polymorphic;
 mod pool;
 mod pool_checks;
+mod pool_growth;
 mod pool_hazards;
 mod report_lines;
 mod resource_failures;
 mod resource_kinds;
 mod resources;
+mod retries;
 mod rmm_random;
 mod scopes;
 #[path = "../support/spoil.rs"]

@@ -1,6 +1,7 @@
 //! Typed allocators over any resource, and any resource bound to a stream.
 
 use crate::{kernels, support};
+use aquifer::allocator_api2::alloc::Allocator;
 use aquifer::sim::SimConfig;
 use aquifer::{
     AsyncResource, CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, ErrorKind,
@@ -199,4 +200,17 @@ fn an_erased_resource_bound_to_a_stream_is_equal_by_identity_and_stream() {
     let (elsewhere, _) = support::simulated(SimConfig::default());
     let foreign = elsewhere.new_stream().unwrap();
     assert_eq!(kind(OnStream::new(erased(), &foreign)), ErrorKind::WrongDevice);
+}
+
+#[test]
+fn a_block_of_no_bytes_is_freed_without_a_word() {
+    let device = support::device();
+    let pinned = aquifer::PinnedResource::new(&device).unwrap();
+    let layout = std::alloc::Layout::from_size_align(0, 8).unwrap();
+    let ((), log) = crate::log::Log::of(|| {
+        let block = Allocator::allocate(&pinned, layout).unwrap();
+        // SAFETY: a live block of the allocator.
+        unsafe { Allocator::deallocate(&pinned, block.cast(), layout) };
+    });
+    assert!(log.lines().is_empty(), "{:?}", log.lines());
 }

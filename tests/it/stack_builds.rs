@@ -131,7 +131,7 @@ fn each_resource_and_adaptor_serves() {
         "pinned",
         "pinned(portable=false, mapped=true, write_combined=false)",
         "pinned_pool",
-        "pinned_pool(initial=1MiB, max=8MiB, growth_step=1MiB, quarantine_bytes=1MiB, \
+        "pinned_pool(initial=1MiB, max=8MiB, growth_step=1MiB, quarantine_bytes=1MiB, wait_for_device=on, \
          magazine_entries=4, magazine_bytes=1MiB, portable=true, mapped=true, write_combined=true)",
         "pool",
         "pool(cuda, initial=1MiB, max=64MiB, soft_limit=8MiB, growth_step=1MiB, alignment=512, \

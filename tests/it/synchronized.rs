@@ -1,6 +1,6 @@
 //! Waits for streams and events that block no thread.
 
-use crate::kernels::idle_entry;
+use crate::kernels::{add_one, idle_entry};
 use crate::support;
 use aquifer::sim::{Schedule, SimConfig, Violation};
 use aquifer::{
@@ -175,11 +175,10 @@ fn a_wait_in_a_capture_is_an_error_and_the_graph_is_not_disturbed() {
 fn a_wait_carries_what_the_simulated_device_saw() {
     let (device, simulator) = support::simulated(SimConfig::default());
     let stream = device.new_stream().unwrap();
-    let plain = || CudaResource::new(&device);
+    let plain = CudaResource::new(&device);
     // SAFETY: wrong on purpose: the vector is read before it is written.
-    let source = unsafe { DeviceVec::<u32>::uninit_in(&stream, 4, plain()) }.unwrap();
-    let mut target = DeviceVec::<u32>::zeroed(&stream, 4).unwrap();
-    target.copy_from(&source).unwrap();
+    let mut vec = unsafe { DeviceVec::<u32>::uninit_in(&stream, 4, plain) }.unwrap();
+    add_one(&stream, &mut vec).unwrap();
     let event = stream.record().unwrap();
     for ended in [block_on(stream.synchronize_async()), block_on(event.into_future())] {
         let error = ended.unwrap_err();

@@ -131,15 +131,24 @@ fn a_shrink_for_a_larger_alignment_may_fail_and_then_leaves_the_block() {
 }
 
 #[test]
-fn what_waits_for_its_fence_is_drained_before_an_allocation_fails() {
+fn what_waits_is_unpinned_before_an_allocation_if_the_device_has_nothing_to_do() {
     let _alone = alone();
-    each(SimConfig::default(), |allocator, simulator, _| {
+    each(SimConfig::default(), |allocator, simulator, pinned| {
+        pinned.trim().unwrap();
         allocate(&allocator, layout(5000, 1), 1).free(&allocator);
-        // The block above is not unpinned by the allocation itself: its fence is not passed yet, so
-        // the first call fails, what waits is trimmed, and the second call succeeds.
-        simulator.fail_call("cuMemHostAlloc", 1, 2).unwrap();
-        simulator.fail_call("cuEventQuery", 1, 600).unwrap();
+        assert_eq!(simulator.host_blocks(), 1);
         allocate(&allocator, layout(5000, 1), 2).free(&allocator);
+        assert_eq!(simulator.host_blocks(), 1, "the first block went back before the second came");
+        // Nobody can tell that it has: to unpin might wait for it.
+        simulator.fail_call("cuCtxRecordEvent", 1, 1).unwrap();
+        simulator.fail_call("cuMemHostAlloc", 1, 2).unwrap();
+        let unpinned = simulator.call_count("cuMemFreeHost");
+        assert!(allocator.allocate(layout(5000, 1)).is_err());
+        assert_eq!(simulator.call_count("cuMemFreeHost"), unpinned, "unpinned beside work");
+        let error = last_error().unwrap();
+        assert!(error.to_string().contains("call trim"), "{error}");
+        pinned.trim().unwrap();
+        allocate(&allocator, layout(5000, 1), 3).free(&allocator);
     });
 }
 

@@ -1,6 +1,7 @@
 //! Ranks that do not do what the others expect: what a GPU cannot tell, or waits for without an end.
 
 use crate::alone;
+use crate::collective_uses::join_within;
 use crate::collectives::{SOON, join, two_ranks, vectors};
 use crate::support;
 use crate::two::Two;
@@ -186,12 +187,184 @@ fn a_rank_does_not_run_ahead_of_a_lost_one_without_an_end() {
             Ok(()) => given += 1,
             Err(error) => break error,
         }
+        if given > 320 {
+            // Or the end of the test would wait for the other rank.
+            ranks.iter().for_each(Communicator::abort);
+            panic!("it runs ahead without an end");
+        }
     };
     assert_eq!(error.kind(), ErrorKind::CommunicatorLost);
     assert!((192..=320).contains(&given), "{given}");
     // Its elements may be written in part.
     assert_eq!(data[0].to_vec().unwrap().len(), 10);
     drop((data, ranks));
+    drop(streams);
+    both.end();
+}
+
+/// How long the ranks of the next tests wait for another one, which does not come.
+const BRIEFLY: Duration = Duration::from_millis(300);
+
+/// So many vectors of one element, at home on a stream.
+fn single_elements(stream: &Stream, count: usize) -> Vec<DeviceVec<f32>> {
+    (0..count).map(|_| DeviceVec::from_slice(stream, &[1.0]).unwrap()).collect()
+}
+
+/// Gives an all-reduce of each vector, in one group.
+fn reduce_together(rank: &Communicator, vecs: &mut [DeviceVec<f32>]) -> aquifer::Result<()> {
+    let mut group = Group::new();
+    vecs.iter_mut().try_for_each(|vec| group.all_reduce_in_place(rank, vec, ReduceOp::Sum))?;
+    group.run()
+}
+
+#[test]
+fn a_rank_runs_no_further_ahead_however_its_collectives_are_grouped() {
+    let _alone = alone();
+    // Groups of such lengths, one after the other, and the number that may be given of them.
+    let cases: [(&[usize], usize); 6] = [
+        (&[100, 100, 57], 200),
+        (&[100, 100, 56], 256),
+        (&[127, 1, 127, 1, 1], 256),
+        (&[256, 1], 256),
+        (&[1, 256], 1),
+        (&[1, 2000], 1),
+    ];
+    for (lengths, most) in cases {
+        let both = Two::simulated(1);
+        let streams = both.streams();
+        let ranks = join_within(&both, &streams, BRIEFLY);
+        let mut vecs = single_elements(&streams[0], 2000);
+        // The other rank gives none of these.
+        let given = lengths.iter().map(|&length| reduce_together(&ranks[0], &mut vecs[..length]));
+        let error = given.filter_map(|given| given.err()).next();
+        let count = both.simulators[0].call_count("ncclAllReduce");
+        assert_eq!(count as usize, most, "{lengths:?}");
+        assert_eq!(error.is_some(), lengths.iter().sum::<usize>() > most, "{lengths:?}");
+        if let Some(error) = error {
+            assert_eq!(error.kind(), ErrorKind::CommunicatorLost, "{lengths:?}: {error}");
+        }
+        ranks.iter().for_each(Communicator::abort);
+        drop((vecs, ranks));
+        drop(streams);
+        both.end();
+    }
+}
+
+#[test]
+fn a_group_that_is_longer_than_the_limit_runs_alone() {
+    let _alone = alone();
+    let both = Two::simulated(1);
+    let streams = both.streams();
+    let ranks = join_within(&both, &streams, Duration::from_secs(5));
+    let mut vecs = streams.each_ref().map(|stream| single_elements(stream, 2000));
+    let give = |rank: usize, vecs: &mut [DeviceVec<f32>]| {
+        for length in [1, 2000, 1, 300] {
+            reduce_together(&ranks[rank], &mut vecs[..length]).unwrap();
+        }
+    };
+    let [one, two] = &mut vecs;
+    let [first, _] = &both.simulators[..] else { panic!("two devices") };
+    std::thread::scope(|threads| {
+        let gives = threads.spawn(|| give(0, one));
+        while first.call_count("ncclAllReduce") < 1 {
+            std::thread::yield_now();
+        }
+        std::thread::sleep(Duration::from_millis(50));
+        assert_eq!(first.call_count("ncclAllReduce"), 1, "it waits until it is alone");
+        reduce_together(&ranks[1], &mut two[..1]).unwrap();
+        while first.call_count("ncclAllReduce") < 2001 && !gives.is_finished() {
+            std::thread::yield_now();
+        }
+        std::thread::sleep(Duration::from_millis(50));
+        assert_eq!(first.call_count("ncclAllReduce"), 2001, "what is behind it waits");
+        for length in [2000, 1, 300] {
+            reduce_together(&ranks[1], &mut two[..length]).unwrap();
+        }
+        gives.join().unwrap();
+    });
+    ranks.iter().for_each(|rank| rank.synchronize(SOON).unwrap());
+    for vecs in &vecs {
+        assert_eq!(vecs[0].to_vec().unwrap(), [16.0]);
+        assert_eq!(vecs[299].to_vec().unwrap(), [4.0]);
+        assert_eq!(vecs[1999].to_vec().unwrap(), [2.0]);
+    }
+    drop((vecs, ranks));
+    drop(streams);
+    both.end();
+}
+
+#[test]
+fn what_a_rank_has_waited_for_counts_as_ahead_no_more() {
+    let _alone = alone();
+    let both = Two::simulated(1);
+    let streams = both.streams();
+    let ranks = join_within(&both, &streams, BRIEFLY);
+    let mut vecs = streams.each_ref().map(|stream| single_elements(stream, 256));
+    let reduce = |vecs: &mut [Vec<DeviceVec<f32>>; 2], length: usize| {
+        let mut group = Group::new();
+        for (rank, vecs) in ranks.iter().zip(vecs) {
+            for vec in &mut vecs[..length] {
+                group.all_reduce_in_place(rank, vec, ReduceOp::Sum).unwrap();
+            }
+        }
+        group.run()
+    };
+    reduce(&mut vecs, 1).unwrap();
+    ranks.iter().for_each(|rank| rank.synchronize(SOON).unwrap());
+    both.simulators[0].stall(&streams[0]).unwrap();
+    // For none of them it waits, which it would in vain.
+    reduce(&mut vecs, 256).unwrap();
+    both.simulators[0].resume(&streams[0]).unwrap();
+    ranks.iter().for_each(|rank| rank.synchronize(SOON).unwrap());
+    assert_eq!(vecs[1][255].to_vec().unwrap(), [2.0]);
+    drop((vecs, ranks));
+    drop(streams);
+    both.end();
+}
+
+#[test]
+fn threads_that_share_a_rank_run_no_further_ahead_together() {
+    let _alone = alone();
+    let both = Two::simulated(1);
+    let streams = both.streams();
+    let ranks = join_within(&both, &streams, BRIEFLY);
+    let mut vecs = single_elements(&streams[0], 4);
+    std::thread::scope(|threads| {
+        for vec in &mut vecs {
+            threads.spawn(|| {
+                let all_reduce = |_| ranks[0].all_reduce_in_place(vec, ReduceOp::Sum).err();
+                let error = (0..257).find_map(all_reduce).unwrap();
+                assert_eq!(error.kind(), ErrorKind::CommunicatorLost, "{error}");
+            });
+        }
+    });
+    assert_eq!(both.simulators[0].call_count("ncclAllReduce"), 256);
+    ranks.iter().for_each(Communicator::abort);
+    drop((vecs, ranks));
+    drop(streams);
+    both.end();
+}
+
+#[test]
+fn a_mark_that_cannot_be_recorded_lets_no_rank_run_further_ahead() {
+    let _alone = alone();
+    let both = Two::simulated(1);
+    let streams = both.streams();
+    let ranks = join_within(&both, &streams, BRIEFLY);
+    let mut vec = DeviceVec::from_slice(&streams[0], &[1.0_f32]).unwrap();
+    let simulator = &both.simulators[0];
+    for _ in 0..127 {
+        ranks[0].all_reduce_in_place(&mut vec, ReduceOp::Sum).unwrap();
+    }
+    let recorded = simulator.call_count("cuEventRecord");
+    simulator.fail_call("cuEventRecord", 1, 2).unwrap(); // CUDA_ERROR_OUT_OF_MEMORY
+    ranks[0].all_reduce_in_place(&mut vec, ReduceOp::Sum).unwrap();
+    assert_eq!(simulator.call_count("cuEventRecord"), recorded + 1);
+    let error = (0..129).find_map(|_| ranks[0].all_reduce_in_place(&mut vec, ReduceOp::Sum).err());
+    assert_eq!(error.unwrap().kind(), ErrorKind::CommunicatorLost);
+    assert_eq!(simulator.call_count("ncclAllReduce"), 256);
+    ranks.iter().for_each(Communicator::abort);
+    drop((vec, ranks));
     drop(streams);
     both.end();
 }
@@ -250,6 +423,39 @@ fn a_lost_device_is_a_lost_rank_to_the_others() {
     assert_eq!(error.kind(), ErrorKind::CommunicatorLost);
     assert!(error.to_string().contains("the device of rank 1 among 2 is lost"), "{error}");
     assert_eq!(data[0].to_vec().unwrap(), [1.0; 4]);
+}
+
+#[test]
+fn a_rank_that_does_not_exist_is_named_as_it_was_given() {
+    let _alone = alone();
+    let (device, _) = support::simulated(SimConfig::default());
+    let stream = device.new_stream().unwrap();
+    let id = CommunicatorId::new(&device).unwrap();
+    for (rank, ranks) in [(0, 0), (2, 2), (usize::MAX - 1, 2), (usize::MAX, 2)] {
+        // SAFETY: each of these is refused.
+        let error = unsafe { Communicator::new(&stream, &id, rank, ranks) }.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        let told = format!("rank {rank} among {ranks} was to join");
+        assert!(error.to_string().contains(&told), "{error}");
+    }
+}
+
+#[test]
+fn a_collective_that_fails_by_a_code_of_a_lost_context_loses_it() {
+    let _alone = alone();
+    let both = Two::simulated(1);
+    let streams = both.streams();
+    let ranks = join(&streams).unwrap();
+    let mut data = vectors::<f32>(&streams, [&[1.0; 4], &[2.0; 4]]);
+    both.simulators[1].fail_call("ncclAllReduce", 1, 719).unwrap();
+    let mut group = Group::new();
+    for (rank, vec) in ranks.iter().zip(&mut data) {
+        group.all_reduce_in_place(rank, vec, ReduceOp::Sum).unwrap();
+    }
+    assert_eq!(group.run().unwrap_err().kind(), ErrorKind::ContextLost);
+    assert_eq!(both.two.memory_info().unwrap_err().kind(), ErrorKind::ContextLost);
+    both.one.memory_info().unwrap();
+    drop((data, ranks, streams));
 }
 
 #[test]

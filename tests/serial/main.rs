@@ -3,6 +3,7 @@
 
 mod allocator_contract;
 mod cancelled;
+mod collective_uses;
 mod collectives;
 #[path = "../support/contract.rs"]
 mod contract;
@@ -15,6 +16,7 @@ mod host_memory;
 mod kernels;
 mod lost_ranks;
 mod multi_device;
+mod one_machine;
 mod peers;
 mod scoped_resources;
 #[path = "../support/mod.rs"]

@@ -5,7 +5,7 @@ use crate::{alone, kernels, support};
 use aquifer::sim::SimConfig;
 use aquifer::{
     AsyncResource, CudaResource, DeviceResource, DeviceVec, ErrorKind, ManagedResource,
-    PoolResource, StatisticsAdaptor, Stream,
+    PoolResource, StatisticsAdaptor, Stream, SystemResource,
 };
 use std::sync::Arc;
 
@@ -181,4 +181,41 @@ fn an_unordered_use_across_devices_is_reported() {
         drop((vec, copy, here, there));
         both.end();
     }
+}
+
+#[test]
+fn errors_tell_two_simulated_devices_of_one_number_apart() {
+    let _alone = alone();
+    let config = SimConfig::default().without_peer_access().without_managed_memory();
+    let [(one, first), (two, second)] = [(); 2].map(|()| support::simulated(SimConfig::default()));
+    let (apart, lost) = support::simulated(config);
+    assert_eq!(one.to_string(), apart.to_string());
+    let vec = DeviceVec::<u8>::zeroed(&one.new_stream().unwrap(), 8).unwrap();
+    let elsewhere = two.new_stream().unwrap();
+    let told = vec.on(&elsewhere).unwrap_err().to_string();
+    assert!(told.contains("the memory belongs to another simulated device 0 ("), "{told}");
+    assert!(told.contains("), not to simulated device 0 ("), "{told}");
+    let refused = |refused: aquifer::Result<()>, told: &str| {
+        let error = refused.unwrap_err().to_string();
+        assert!(error.contains(told), "{error}");
+    };
+    let told = "simulated device 0 cannot reach memory of another simulated device 0";
+    refused(CudaResource::new(&one).enable_peer_access(&apart), told);
+    let told = "simulated device 0 reaches no managed memory of another simulated device 0";
+    refused(ManagedResource::new(&one).unwrap().enable_peer_access(&apart), told);
+    let told = "of simulated device 0 cannot let another simulated device 0 reach its memory";
+    refused(SystemResource::new(&one).unwrap().enable_peer_access(&two), told);
+    // And what a call of the driver failed at.
+    lost.lose_context();
+    let told = "asking whether simulated device 0 reaches memory of another simulated device 0";
+    refused(apart.can_access_peer(&one).map(drop), told);
+    second.fail_call("cuCtxEnablePeerAccess", 1, 999).unwrap();
+    let told = "enabling access of simulated device 0 to memory of another simulated device 0";
+    refused(CudaResource::new(&one).enable_peer_access(&two), told);
+    first.fail_call("cuMemPoolSetAccess", 1, 999).unwrap();
+    let told = "giving simulated device 0 access to a driver pool on another simulated device 0";
+    refused(AsyncResource::new(&one).unwrap().enable_peer_access(&two), told);
+    second.fail_call("cuMemcpyPeerAsync", 1, 999).unwrap();
+    let told = "copying 8 bytes from simulated device 0 to another simulated device 0";
+    refused(vec.to_device(&elsewhere).map(drop), told);
 }

@@ -30,7 +30,9 @@ impl Two {
     /// Two simulated devices.
     pub(crate) fn simulated(seed: u64) -> Self {
         let (one, first) = support::simulated(SimConfig::default().seed(seed));
-        let (two, second) = support::simulated(SimConfig::default().seed(seed + 1).ordinal(1));
+        let config = support::as_asked(SimConfig::default().seed(seed + 1).ordinal(1));
+        let two = one.simulated_beside(config);
+        let second = two.simulator().unwrap();
         Self { one, two, simulators: vec![first, second] }
     }
 

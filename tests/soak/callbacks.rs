@@ -1,9 +1,9 @@
 //! An upstream that calls back into the pool above it, as the callback of a `FailureCallbackAdaptor`
 //! does that spills.
 
+use crate::counts::Tally;
 use crate::random::Random;
 use crate::shared::{Current, Failure, Item, Vectors, lock};
-use crate::tally::Tally;
 use aquifer::{
     Device, DeviceBlock, DeviceLayout, DeviceResource, DeviceVec, Error, ErrorKind, Result, Stream,
 };

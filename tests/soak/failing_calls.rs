@@ -59,7 +59,7 @@ impl Player<'_> {
     /// Something that only the pool makes driver calls for. What it gives is not written yet: the
     /// failure might hit the vector's own calls.
     fn suffer(&mut self) -> Step<Option<Item>> {
-        match self.random.below(8) {
+        match self.random.below(9) {
             0..5 => {
                 let Some(stream) = self.stream() else { return Ok(None) };
                 let length = self.length();
@@ -76,6 +76,7 @@ impl Player<'_> {
                     self.drop_item(item);
                 }
             }
+            7 => self.try_to_detach()?,
             _ => {
                 if let Some((pool, _)) = self.pool() {
                     let _ = pool.trim(0);

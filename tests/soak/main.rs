@@ -12,25 +12,34 @@ mod ballast;
 mod callbacks;
 mod captures;
 mod complaints;
+mod counts;
 mod failing_calls;
+mod foreign_streams;
+#[cfg(unix)]
+mod forks;
 #[path = "../support/kernels.rs"]
 mod kernels;
+mod managers;
 mod patterns;
 mod player;
 mod program;
 mod random;
 mod setup;
 mod shared;
+mod sharing;
 #[path = "../support/mod.rs"]
 mod support;
 mod tally;
 mod turns;
+mod waits;
+mod watch;
 
 use complaints::Complaints;
+use counts::Tally;
 use program::{Failed, Mode, run};
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
-use std::time::{Duration, Instant};
-use tally::Tally;
+use std::sync::{LazyLock, Mutex, PoisonError};
+use std::time::Instant;
+use watch::{Watch, number};
 
 /// Programs of an ordinary `cargo test`, and of one on a GPU.
 const PROGRAMS: u64 = 3_000;
@@ -42,48 +51,8 @@ const RACING: u64 = 10;
 /// And one has a pattern, of the same seeds: the others' numbers stay as they are.
 const PATTERNED: u64 = 20;
 
-/// A program that takes longer hangs.
-const LIMIT: Duration = Duration::from_secs(60);
-
 /// One soak at a time: it listens to the whole process.
 static ALONE: LazyLock<Mutex<Complaints>> = LazyLock::new(|| Mutex::new(Complaints::listen()));
-
-fn number(name: &str) -> Option<u64> {
-    let text = std::env::var(name).ok()?;
-    Some(text.parse().unwrap_or_else(|_| panic!("{name} is {text:?}, which is no number")))
-}
-
-/// Ends the process, with the seed, if a program hangs.
-struct Watch(Arc<Mutex<Running>>);
-
-/// The program that runs, and since when.
-type Running = Option<(u64, Instant)>;
-
-impl Watch {
-    fn start(test: &str) -> Self {
-        let test = test.to_owned();
-        let current = Arc::new(Mutex::new(Running::None));
-        let watched = Arc::downgrade(&current);
-        std::thread::spawn(move || {
-            while let Some(current) = watched.upgrade() {
-                let running = *current.lock().unwrap_or_else(PoisonError::into_inner);
-                if let Some((seed, since)) = running
-                    && since.elapsed() > LIMIT
-                {
-                    eprintln!("{}", report(&test, seed, "it hangs"));
-                    std::process::abort();
-                }
-                drop(current);
-                std::thread::sleep(Duration::from_millis(500));
-            }
-        });
-        Self(current)
-    }
-
-    fn program(&self, seed: u64) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some((seed, Instant::now()));
-    }
-}
 
 fn report(test: &str, seed: u64, why: &str) -> String {
     format!(
@@ -95,7 +64,8 @@ fn report(test: &str, seed: u64, why: &str) -> String {
 /// Runs programs; at the first failure it stops, after a replay that shows the operations.
 fn soak(test: &str, what: &str, seeds: std::ops::Range<u64>, mode: Mode) {
     let complaints = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let watch = Watch::start(test);
+    let of_test = test.to_owned();
+    let watch = Watch::start(move |seed, why| report(&of_test, seed, why));
     let (started, programs) = (Instant::now(), seeds.end - seeds.start);
     let one = number("AQUIFER_SOAK_SEED");
     let mut tally = Tally::default();
@@ -121,7 +91,7 @@ fn soak(test: &str, what: &str, seeds: std::ops::Range<u64>, mode: Mode) {
     let seconds = started.elapsed().as_secs_f64();
     let count = if one.is_some() { 1 } else { programs };
     println!("{what}: {count} programs in {seconds:.1} s{tally}");
-    let too_few = tally.too_few(programs as usize, mode.patterns, support::on_gpu());
+    let too_few = tally::too_few(&tally, programs as usize, mode.patterns, support::on_gpu());
     if one.is_none() && !mode.free {
         assert!(too_few.is_empty(), "too little happened: {}", too_few.join("; "));
     }
@@ -141,12 +111,13 @@ fn part(parts: u64) -> std::ops::Range<u64> {
 
 #[test]
 fn programs_in_turns() {
-    soak("programs_in_turns", "soak", seeds(), Mode::default());
+    let mode = Mode { forks: true, ..Mode::default() };
+    soak("programs_in_turns", "soak", seeds(), mode);
 }
 
 #[test]
 fn programs_that_race() {
-    let mode = Mode { free: true, ..Mode::default() };
+    let mode = Mode { free: true, forks: true, ..Mode::default() };
     soak("programs_that_race", "soak of races", part(RACING), mode);
 }
 

@@ -5,6 +5,7 @@ use crate::kernels;
 use crate::random::Random;
 use crate::setup::Pool;
 use crate::shared::{Item, Shared, Step, lock, unexpected};
+use crate::tally::add_statistics;
 use crate::turns::Participant;
 use aquifer::{DeviceResource, DeviceVec, Error, ErrorKind, Stream};
 use std::cell::RefCell;
@@ -44,7 +45,7 @@ pub(crate) struct Player<'a> {
     ballast: Ballast,
     pub(crate) participant: Participant<'a>,
     pub(crate) me: usize,
-    in_turns: bool,
+    pub(crate) in_turns: bool,
 }
 
 impl<'a> Player<'a> {
@@ -78,6 +79,9 @@ impl<'a> Player<'a> {
             self.operation()
                 .and_then(|()| self.shared.verdict())
                 .map_err(|failure| format!("thread {}, operation {number}: {failure}", self.me))?;
+            if let (true, Some(waits)) = (self.in_turns, self.shared.waits()) {
+                waits.join();
+            }
             self.participant.pass();
         }
         // What is left goes to others, or with this thread.
@@ -109,11 +113,15 @@ impl<'a> Player<'a> {
         if self.shared.setup.injects && self.random.one_in(6) {
             return self.trouble();
         }
+        #[cfg(unix)]
+        if self.shared.setup.forks && self.random.one_in(12) {
+            return self.fork();
+        }
         let pattern = self.shared.setup.pattern;
         if let Some(pattern) = pattern.filter(|_| !self.random.one_in(4)) {
             return self.pattern(pattern);
         }
-        let drawn = self.random.below(64);
+        let drawn = self.random.below(74);
         // Those draw sizes of their own.
         if let (Some(pattern), Some(_)) = (pattern, self.shared.setup.one_size())
             && matches!(drawn, 18..20 | 59 | 61..63)
@@ -144,7 +152,12 @@ impl<'a> Player<'a> {
             59 => self.ask_for_too_much(),
             60 => self.statistics(),
             61..63 => self.grow(),
-            _ => self.drop_many(),
+            63 => self.drop_many(),
+            64 | 65 if self.shared.setup.foreign > 0 => self.detach(),
+            66 | 67 => self.share(),
+            68 | 69 if self.shared.setup.waits => self.upload(),
+            70..74 if self.shared.setup.managed => self.manage(),
+            _ => self.make(),
         }
     }
 
@@ -237,6 +250,7 @@ impl<'a> Player<'a> {
             && !self.shared.may_leak.load(Ordering::Relaxed)
             // An upstream that calls back frees and trims while the pool looks.
             && self.shared.callbacks.is_none()
+            && !self.shared.waits().is_some_and(|waits| waits.has_company())
             && setup.climbs_all();
         if !exact {
             return Ok(());
@@ -272,7 +286,7 @@ impl<'a> Player<'a> {
         Ok(())
     }
 
-    fn make(&mut self) -> Step {
+    pub(crate) fn make(&mut self) -> Step {
         let Some(stream) = self.stream() else { return Ok(()) };
         self.make_on(&stream)
     }
@@ -498,10 +512,11 @@ impl<'a> Player<'a> {
     fn drop_the_pool(&mut self) -> Step {
         // Not with captures: a pool that goes while a stream of its frees is in one can only leak.
         if self.random.one_in(8) && !self.shared.setup.captures {
+            *lock(&self.shared.managed) = None;
             // An upstream may ask for the pool as it goes.
             let Some((pool, _resource)) = lock(&self.shared.pool).take() else { return Ok(()) };
             let found = pool.statistics();
-            lock(&self.shared.tally).statistics(&found);
+            add_statistics(&mut lock(&self.shared.tally), &found);
             self.shared.judge_reserved(&found)?;
             self.shared.count("pools dropped first");
         }
@@ -541,7 +556,10 @@ impl<'a> Player<'a> {
                 ("free is not reserved less live", found.free + found.live == found.reserved),
                 ("more cached than free", found.cached <= found.free),
                 ("a free block larger than all", found.largest_free <= found.free),
-                ("live blocks are not those alive", found.live_blocks == alive),
+                (
+                    "live blocks are not those alive",
+                    found.live_blocks == alive + self.shared.waiting(),
+                ),
                 ("the peak was passed", found.reserved <= found.peak_reserved),
             ] {
                 if !right {

@@ -1,13 +1,15 @@
 //! One program: made from its seed, played, and judged when all is quiet again.
 
 use crate::complaints::Complaints;
+use crate::counts::Tally;
+use crate::managers::Managed;
 use crate::patterns::{Pattern, THOUSAND};
 use crate::player::Player;
 use crate::random::Random;
 use crate::setup::{Pool, Setup, Upstream};
 use crate::shared::{Failure, Shared, Step, lock, unexpected};
 use crate::support;
-use crate::tally::Tally;
+use crate::tally::add_statistics;
 use crate::turns::{Participant, Turns};
 use aquifer::{Device, DeviceResource, DeviceVec};
 use std::sync::Arc;
@@ -18,11 +20,20 @@ use std::sync::atomic::Ordering;
 pub(crate) struct Mode {
     /// Threads race instead of taking turns.
     pub(crate) free: bool,
+    /// Some programs fork.
+    pub(crate) forks: bool,
     /// The program is one of a pattern, by its seed.
     pub(crate) patterns: bool,
     /// The operations are kept, to be printed.
     pub(crate) trace: bool,
 }
+
+/// One of so many programs waits for a second.
+const PATIENT: u64 = 1 << 14;
+
+/// One of so many programs forks, and one of so many whose threads race. A fork takes as long as a program.
+const FORKS: u64 = 199;
+const FORKS_OF_RACING: u64 = 17;
 
 /// A program that went wrong: why, and what it did where that was kept.
 pub(crate) struct Failed {
@@ -52,6 +63,12 @@ pub(crate) fn run_over(
         true => Setup::of(Pattern::of(seed), &mut random, on_gpu),
         false => Setup::new(&mut random, on_gpu),
     };
+    if !mode.patterns && !mode.free && seed % PATIENT == PATIENT / 2 {
+        setup.be_patient();
+    }
+    if mode.forks && cfg!(unix) && !on_gpu {
+        setup.forks = seed.is_multiple_of(if mode.free { FORKS_OF_RACING } else { FORKS });
+    }
     if mode.free {
         (setup.threads, setup.injects, setup.captures) = (setup.threads.max(2), false, false);
         setup.operations = vec![if mode.patterns { 16 } else { 40 }; setup.threads];
@@ -61,7 +78,7 @@ pub(crate) fn run_over(
         false => setup.device(seed),
     };
     complaints.clear();
-    let shared = Shared::new(seed, setup, device, mode.trace).map_err(early)?;
+    let shared = Shared::new(seed, setup, device, mode).map_err(early)?;
     match play(&shared, mode, complaints, over) {
         Ok(()) => Ok(lock(&shared.tally).clone()),
         Err(why) => {
@@ -75,12 +92,22 @@ pub(crate) fn run_over(
 fn play(shared: &Shared, mode: Mode, complaints: &Complaints, over: Over<'_>) -> Step {
     let setup = &shared.setup;
     let (pool, lower) = setup
-        .pool(&shared.device, shared.callbacks.as_ref())
+        .pool(&shared.device, |upstream| shared.over(upstream))
         .map_err(unexpected("building the pool"))?;
     if matches!(setup.upstream, Upstream::PoolOverPlain | Upstream::PoolOverStreamOrdered) {
         shared.count("pools over pools");
     }
     let erased = over(pool.clone()).map_err(unexpected("building over the pool"))?;
+    let erased = match setup.managed {
+        true => {
+            let managed = Managed::new(erased, !mode.free);
+            let managed = managed.map_err(unexpected("building a memory manager"))?;
+            shared.count("programs with a memory manager");
+            *lock(&shared.managed) = Some(managed.clone());
+            managed as Arc<dyn DeviceResource>
+        }
+        false => erased,
+    };
     *lock(&shared.pool) = Some((pool, erased));
 
     if setup.streams >= THOUSAND {
@@ -97,11 +124,23 @@ fn play(shared: &Shared, mode: Mode, complaints: &Complaints, over: Over<'_>) ->
             return Err(failure);
         }
     }
+    if let Some(waits) = shared.waits() {
+        lock(&shared.tally).join(&waits.stop()?);
+    }
     let mut random = Random::new(shared.seed, 1);
     quiet(shared, complaints)?;
     settle(shared, &mut random).map_err(|failure| format!("at the end: {failure}"))?;
+    let managed = lock(&shared.managed).take();
+    if let Some(managed) = managed {
+        // Else what waits goes with the last user of the manager.
+        if random.one_in(2) {
+            managed.reset()?;
+        }
+        managed.verdict()?;
+    }
     let pool = lock(&shared.pool).take();
-    if let Some((pool, _erased)) = pool {
+    if let Some((pool, erased)) = pool {
+        drop(erased);
         quiescent(shared, &pool, complaints, &mut random)
             .map_err(|failure| format!("when all was quiet: {failure}"))?;
     }
@@ -154,6 +193,10 @@ fn settle(shared: &Shared, random: &mut Random) -> Step {
         item.check()?;
         shared.count("reads that agreed");
     }
+    if shared.setup.waits {
+        // What copies use goes with them.
+        shared.device.synchronize().map_err(unexpected("waiting for copies"))?;
+    }
     shared.verdict()?;
     if shared.alive() != 0 {
         return Err(format!("{} vectors were forgotten by the soak itself", shared.alive()));
@@ -171,6 +214,9 @@ fn settle(shared: &Shared, random: &mut Random) -> Step {
         all.resize(maximum, 7).map_err(unexpected("writing all of a pool"))?;
         shared.count("most of a pool at once");
     }
+    if random.one_in(2) || shared.may_leak.load(Ordering::Relaxed) {
+        shared.detach_all()?;
+    }
     if random.one_in(2) {
         // Gone, with frees pending on them.
         lock(&shared.streams).clear();
@@ -182,7 +228,7 @@ fn settle(shared: &Shared, random: &mut Random) -> Step {
 /// The pool's own books when all is dropped and complete.
 fn quiescent(shared: &Shared, pool: &Pool, complaints: &Complaints, random: &mut Random) -> Step {
     let found = pool.statistics();
-    lock(&shared.tally).statistics(&found);
+    add_statistics(&mut lock(&shared.tally), &found);
     if shared.setup.maximum.is_some_and(|maximum| found.peak_reserved > maximum) {
         return Err(format!("more was reserved than the maximum: {found:?}"));
     }
@@ -216,6 +262,7 @@ fn gone(shared: &Shared, lower: Option<Pool>) -> Step {
             return Err(format!("the pool below still lends: {found:?}"));
         }
     }
+    shared.destroy_all()?;
     shared.device.synchronize().map_err(unexpected("waiting for all"))?;
     shared.verdict()
 }

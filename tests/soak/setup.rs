@@ -1,6 +1,5 @@
 //! What a program's seed says about its device and its pool.
 
-use crate::callbacks::Callbacks;
 use crate::patterns::Pattern;
 use crate::random::Random;
 use crate::support;
@@ -36,6 +35,8 @@ pub(crate) struct Setup {
     magazine_bytes: Option<usize>,
     pub(crate) threads: usize,
     pub(crate) streams: usize,
+    /// So many of them are another library's.
+    pub(crate) foreign: usize,
     /// Of each thread.
     pub(crate) operations: Vec<usize>,
     /// Requests are sized by this.
@@ -44,6 +45,14 @@ pub(crate) struct Setup {
     pub(crate) lengths: Vec<usize>,
     pub(crate) injects: bool,
     pub(crate) captures: bool,
+    /// Threads fork.
+    pub(crate) forks: bool,
+    /// A memory manager is between the program and its pool.
+    pub(crate) managed: bool,
+    /// The upstream sleeps and waits.
+    pub(crate) waits: bool,
+    /// Once it waits until another thread has gone on without it.
+    pub(crate) is_patient: bool,
     /// What most operations have in common.
     pub(crate) pattern: Option<Pattern>,
     /// The pool has no setting but those of its threads' caches, and all vectors are of one size.
@@ -102,7 +111,7 @@ impl Setup {
             _ => (0..1 + random.below(3)).map(|_| 1 + random.below(scale / 64)).collect(),
         };
         let operations = (0..threads).map(|_| (15 + random.below(45)) / threads + 4).collect();
-        Self {
+        let mut setup = Self {
             upstream,
             capacity,
             maximum,
@@ -116,14 +125,39 @@ impl Setup {
             magazine_bytes: random.pick(&[None, None, Some(4 << 10), Some(64 << 10)]),
             threads,
             streams: 1 + random.below(4),
+            foreign: 0,
             operations,
             scale,
             lengths,
             injects: !on_gpu && random.one_in(4),
             captures: !on_gpu && random.one_in(4),
+            forks: false,
+            managed: false,
+            waits: false,
+            is_patient: false,
             pattern: None,
             untuned: false,
+        };
+        setup.foreign = random.pick(&[0, 0, 1, setup.streams]);
+        // What waits may be freed in the middle of a capture, and would be a part of it.
+        setup.managed = !setup.captures && random.one_in(6);
+        if random.one_in(8) {
+            setup.have_waits();
         }
+        setup
+    }
+
+    /// A program whose upstream waits. In a capture it could not.
+    fn have_waits(&mut self) {
+        (self.waits, self.captures) = (true, false);
+    }
+
+    /// A program in which upstream waits for a thread that has to grow the pool, and can.
+    pub(crate) fn be_patient(&mut self) {
+        self.have_waits();
+        (self.is_patient, self.maximum, self.steps) = (true, None, None);
+        (self.initial, self.growth_step) = (0, Some(self.scale / 16));
+        self.capacity = 4 * self.scale;
     }
 
     /// A program of a pattern. Driver calls that fail and captures are for the others.
@@ -131,6 +165,7 @@ impl Setup {
         let mut setup = Self::new(random, on_gpu);
         setup.pattern = Some(pattern);
         (setup.injects, setup.captures) = (false, false);
+        (setup.managed, setup.waits) = (false, false);
         (setup.threads, setup.streams) = (pattern.threads(random), pattern.streams(random));
         setup.operations = (0..setup.threads).map(|_| 8 + random.below(24)).collect();
         let small = matches!(pattern, Pattern::Callbacks | Pattern::ManyStreams);
@@ -165,6 +200,16 @@ impl Setup {
         self.maximum.is_some_and(|maximum| self.capacity >= 2 * maximum)
     }
 
+    /// Whether the pool's memory comes from the driver's plain allocations, which can be exported.
+    pub(crate) fn is_plain(&self) -> bool {
+        matches!(self.upstream, Upstream::Plain | Upstream::PoolOverPlain)
+    }
+
+    /// Whether a free alone gives nothing back to upstream.
+    pub(crate) fn returns_nothing(&self) -> bool {
+        self.soft_limit.is_none()
+    }
+
     /// Whether a miss climbs all steps that a full pool needs to give what it has: what streams have
     /// freed is gathered first, and then whole blocks of upstream go back for larger ones.
     pub(crate) fn climbs_all(&self) -> bool {
@@ -175,16 +220,12 @@ impl Setup {
             && grows
     }
 
-    /// The pool over what `calls` makes of its upstream, and the one below it where there is one.
+    /// The pool over what `over` makes of its upstream, and the one below it where there is one.
     pub(crate) fn pool(
         &self,
         device: &Device,
-        calls: Option<&Arc<Callbacks>>,
+        over: impl FnOnce(Arc<dyn DeviceResource>) -> Arc<dyn DeviceResource>,
     ) -> Result<(Pool, Option<Pool>)> {
-        let over = |upstream: Arc<dyn DeviceResource>| match calls {
-            Some(calls) => calls.over(upstream),
-            None => upstream,
-        };
         let plain = || -> Arc<dyn DeviceResource> { Arc::new(CudaResource::new(device)) };
         let ordered =
             || -> Result<Arc<dyn DeviceResource>> { Ok(Arc::new(AsyncResource::new(device)?)) };

@@ -1,14 +1,18 @@
 //! What the threads of a program share, and the vectors that they own.
 
 use crate::callbacks::Callbacks;
+use crate::counts::Tally;
+use crate::foreign_streams::Theirs;
+use crate::managers::Managed;
 use crate::patterns::Pattern;
+use crate::program::Mode;
 use crate::random::Random;
 use crate::setup::{Pool, Setup};
-use crate::tally::Tally;
+use crate::waits::Waits;
 use aquifer::sim::Simulator;
 use aquifer::{Device, DeviceResource, DeviceVec, Error, Event, PoolStatistics, Stream};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Why a program failed.
 pub(crate) type Failure = String;
@@ -30,7 +34,7 @@ pub(crate) struct Item {
     pub(crate) tag: Option<u32>,
     /// Streams that it was lent to since home last waited for all of them.
     pub(crate) lent: Vec<u64>,
-    _alive: Alive,
+    alive: Alive,
 }
 
 /// Counts the vectors that hold memory, and the most of them at once.
@@ -38,13 +42,13 @@ pub(crate) struct Item {
 pub(crate) struct Vectors(Arc<[AtomicUsize; 2]>);
 
 /// A vector that is counted.
-struct Alive(Vectors);
+pub(crate) struct Alive(Vectors);
 
 impl Vectors {
     pub(crate) fn item(&self, vec: DeviceVec<u32>) -> Item {
         let now = self.0[0].fetch_add(1, Ordering::Relaxed) + 1;
         self.0[1].fetch_max(now, Ordering::Relaxed);
-        Item { vec, tag: None, lent: Vec::new(), _alive: Alive(self.clone()) }
+        Item { vec, tag: None, lent: Vec::new(), alive: Alive(self.clone()) }
     }
 
     fn now(&self) -> usize {
@@ -66,6 +70,11 @@ impl Drop for Alive {
 pub(crate) type Current = Mutex<Option<(Pool, Arc<dyn DeviceResource>)>>;
 
 impl Item {
+    /// The vector, and what counts it as long as that is kept.
+    pub(crate) fn into_parts(self) -> (DeviceVec<u32>, Alive) {
+        (self.vec, self.alive)
+    }
+
     pub(crate) fn home(&self) -> u64 {
         self.vec.stream().id()
     }
@@ -96,12 +105,18 @@ pub(crate) struct Shared {
     pub(crate) setup: Setup,
     pub(crate) device: Device,
     pub(crate) simulator: Option<Simulator>,
-    pub(crate) streams: Mutex<Vec<Stream>>,
+    pub(crate) streams: Arc<Mutex<Vec<Stream>>>,
+    /// Of those that other libraries own, what is not destroyed.
+    pub(crate) foreign: Mutex<Vec<Theirs>>,
     pub(crate) events: Mutex<Vec<Event>>,
     pub(crate) mailbox: Mutex<Vec<Item>>,
     pub(crate) pool: Arc<Current>,
     /// Of a program whose upstream calls back.
     pub(crate) callbacks: Option<Arc<Callbacks>>,
+    /// Of a program with a memory manager, until it lets go of its pool.
+    pub(crate) managed: Mutex<Option<Arc<Managed>>>,
+    /// Of a program whose upstream waits.
+    waits: OnceLock<Arc<Waits>>,
     /// How often all work has moved to the next stream.
     pub(crate) phase: AtomicUsize,
     /// The stream that is in capture.
@@ -117,7 +132,7 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub(crate) fn new(seed: u64, setup: Setup, device: Device, trace: bool) -> Step<Self> {
+    pub(crate) fn new(seed: u64, setup: Setup, device: Device, mode: Mode) -> Step<Self> {
         let (pool, vectors) = (Arc::<Current>::default(), Vectors::default());
         let streams = Vec::with_capacity(setup.streams);
         let calls_back = setup.pattern == Some(Pattern::Callbacks);
@@ -128,11 +143,14 @@ impl Shared {
             simulator: device.simulator(),
             device,
             setup,
-            streams: Mutex::new(streams),
+            streams: Arc::new(Mutex::new(streams)),
+            foreign: Mutex::default(),
             events: Mutex::default(),
             mailbox: Mutex::default(),
             pool,
             callbacks,
+            managed: Mutex::default(),
+            waits: OnceLock::new(),
             phase: AtomicUsize::new(0),
             captured: Mutex::default(),
             tally: Mutex::default(),
@@ -141,13 +159,32 @@ impl Shared {
             may_leak: AtomicBool::new(false),
             vectors,
             next_tag: AtomicU32::new(1),
-            trace: trace.then(Mutex::default),
+            trace: mode.trace.then(Mutex::default),
         };
-        for _ in 0..shared.setup.streams {
-            let stream = shared.device.new_stream().map_err(unexpected("making a stream"))?;
+        for number in 0..shared.setup.streams {
+            let stream = match number < shared.setup.foreign {
+                true => shared.bring()?,
+                false => shared.device.new_stream().map_err(unexpected("making a stream"))?,
+            };
             lock(&shared.streams).push(stream);
         }
+        if shared.setup.waits {
+            shared.waits.get_or_init(|| Waits::new(&shared, !mode.free));
+        }
         Ok(shared)
+    }
+
+    pub(crate) fn waits(&self) -> Option<Arc<Waits>> {
+        self.waits.get().cloned()
+    }
+
+    /// What is between the pool and its upstream.
+    pub(crate) fn over(&self, upstream: Arc<dyn DeviceResource>) -> Arc<dyn DeviceResource> {
+        match (&self.callbacks, self.waits.get()) {
+            (Some(callbacks), _) => callbacks.over(upstream),
+            (None, Some(waits)) => waits.over(upstream),
+            (None, None) => upstream,
+        }
     }
 
     /// A value that no vector of this program was filled with; those of programs differ, too.

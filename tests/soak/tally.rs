@@ -1,15 +1,11 @@
-//! What happened in all programs: a soak in which nothing happens proves nothing.
+//! What has to happen in the programs of this soak.
 
+use crate::counts::{Floor, Tally};
 use aquifer::PoolStatistics;
-use std::fmt;
-
-/// Counts by name, in the order of their first use.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Tally(Vec<(&'static str, usize)>);
 
 /// What has to happen at least once in so many programs. Far below what does happen: a floor is for
 /// a soak that has gone blind.
-const FLOORS: [(&str, usize); 29] = [
+const FLOORS: [Floor; 51] = [
     ("blocks kept by a thread", 60),
     ("vectors made", 1),
     ("reads that agreed", 1),
@@ -20,7 +16,7 @@ const FLOORS: [(&str, usize); 29] = [
     ("handed to a thread", 8),
     ("dropped by a thread's end", 8),
     ("streams replaced", 2),
-    ("pools dropped first", 20),
+    ("pools dropped first", 40),
     ("most of a pool at once", 8),
     ("pool misses", 1),
     ("pool steals", 4),
@@ -39,10 +35,32 @@ const FLOORS: [(&str, usize); 29] = [
     ("failed waits", 200),
     ("failed allocations", 200),
     ("pools over pools", 8),
+    ("streams detached", 10),
+    ("streams detached at the end", 20),
+    ("streams destroyed at the end", 20),
+    ("streams not detached in captures", 3000),
+    ("streams not detached by a failure", 500),
+    ("handles opened", 4),
+    ("handles refused", 4),
+    ("copies by a handle", 20),
+    ("parts by a handle", 20),
+    ("handles closed after their memory", 20),
+    ("sleeps of upstream", 80),
+    ("waits of upstream for a stream", 40),
+    ("waits of upstream for the device", 80),
+    ("waits of upstream for a thread", 300),
+    ("long waits of upstream for a thread", 20_000),
+    ("buffers left to the device", 20),
+    ("threads that upstream left behind", 1000),
+    ("programs with a memory manager", 12),
+    ("scopes of deferred cleanup", 20),
+    ("cleanups at a scope's end", 300),
+    ("managers reset", 40),
+    ("forks", 200),
 ];
 
 /// The same in so many programs of a pattern, of which one in six has each.
-const PATTERN_FLOORS: [(&str, usize); 13] = [
+const PATTERN_FLOORS: [Floor; 13] = [
     ("pool steals", 4),
     ("pool waits", 2),
     ("freed on another thread and stream", 2),
@@ -59,7 +77,7 @@ const PATTERN_FLOORS: [(&str, usize); 13] = [
 ];
 
 /// Those that need the simulated device.
-const SIMULATED: [&str; 7] = [
+const SIMULATED: [&str; 17] = [
     "captures",
     "captures left valid",
     "allocations in captures",
@@ -67,55 +85,30 @@ const SIMULATED: [&str; 7] = [
     "failures of driver calls",
     "failed records",
     "failed waits",
+    "failed allocations",
+    "streams not detached in captures",
+    "streams not detached by a failure",
+    "handles opened",
+    "handles refused",
+    "copies by a handle",
+    "parts by a handle",
+    "handles closed after their memory",
+    "forks",
+    "threads that upstream left behind",
 ];
 
-impl Tally {
-    pub(crate) fn add(&mut self, name: &'static str, count: usize) {
-        match self.0.iter_mut().find(|(known, _)| *known == name) {
-            Some((_, so_far)) => *so_far += count,
-            None => self.0.push((name, count)),
-        }
-    }
-
-    pub(crate) fn join(&mut self, other: &Self) {
-        for &(name, count) in &other.0 {
-            self.add(name, count);
-        }
-    }
-
-    pub(crate) fn statistics(&mut self, pool: &PoolStatistics) {
-        self.add("pool misses", pool.misses);
-        self.add("pool steals", pool.steals);
-        self.add("pool records", pool.records);
-        self.add("pool waits", pool.waits);
-        self.add("pool growths", pool.growths);
-        self.add("pool returns", pool.returns);
-    }
-
-    pub(crate) fn count(&self, name: &str) -> usize {
-        self.0.iter().find(|(known, _)| *known == name).map_or(0, |&(_, count)| count)
-    }
-
-    /// What happened less often than it has to in `programs`.
-    pub(crate) fn too_few(&self, programs: usize, patterns: bool, on_gpu: bool) -> Vec<String> {
-        let floors = if patterns { &PATTERN_FLOORS[..] } else { &FLOORS };
-        let wanted = floors.iter().filter(|(name, _)| {
-            !on_gpu || !(SIMULATED.contains(name) || *name == "failed allocations")
-        });
-        wanted
-            .filter(|(name, programs_each)| self.count(name) < programs / programs_each)
-            .map(|(name, each)| format!("{name}: {} of {}", self.count(name), programs / each))
-            .collect()
-    }
+pub(crate) fn add_statistics(tally: &mut Tally, pool: &PoolStatistics) {
+    tally.add("pool misses", pool.misses);
+    tally.add("pool steals", pool.steals);
+    tally.add("pool records", pool.records);
+    tally.add("pool waits", pool.waits);
+    tally.add("pool growths", pool.growths);
+    tally.add("pool returns", pool.returns);
 }
 
-impl fmt::Display for Tally {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut sorted: Vec<_> = self.0.iter().collect();
-        sorted.sort();
-        for (name, count) in sorted {
-            write!(f, "\n  {name:28} {count:>10}")?;
-        }
-        Ok(())
-    }
+/// What happened less often than it has to in `programs`.
+pub(crate) fn too_few(tally: &Tally, programs: usize, patterns: bool, on_gpu: bool) -> Vec<String> {
+    let floors = if patterns { &PATTERN_FLOORS[..] } else { &FLOORS };
+    let wanted = floors.iter().filter(|(name, _)| !on_gpu || !SIMULATED.contains(name));
+    tally.below(wanted, programs)
 }

@@ -25,6 +25,30 @@ macro_rules! idle_entry {
 #[allow(unused_imports, reason = "as above")]
 pub(crate) use idle_entry;
 
+/// Keeps a GPU's stream busy for so many nanoseconds.
+pub static SPIN: Kernel = Kernel::new(
+    "spin",
+    r#"
+    .version 6.4
+    .target sm_50
+    .address_size 64
+    .visible .entry spin(.param .u64 nanoseconds) {
+        .reg .pred %p; .reg .u64 %rd<4>;
+        ld.param.u64 %rd1, [nanoseconds];
+        mov.u64 %rd2, %globaltimer;
+        add.u64 %rd2, %rd2, %rd1;
+    again:
+        mov.u64 %rd3, %globaltimer;
+        setp.lt.u64 %p, %rd3, %rd2;
+        @%p bra again;
+        ret;
+    }"#,
+    |_: &LaunchConfig, mut args: HostArgs<'_>| {
+        std::thread::sleep(std::time::Duration::from_nanos(args.scalar::<u64>()?));
+        Ok(())
+    },
+);
+
 /// Adds one to each element.
 pub static ADD_ONE: Kernel = Kernel::new(
     "add_one",

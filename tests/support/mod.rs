@@ -2,6 +2,8 @@
 
 #![allow(dead_code, unreachable_pub, reason = "each test target uses a part of it")]
 
+pub mod foreign;
+
 use aquifer::sim::{SimConfig, Simulator};
 use aquifer::{
     BackendKind, CheckedDevice, Device, DeviceBlock, DeviceLayout, DeviceResource, Stream,
@@ -51,7 +53,8 @@ pub fn pool_checks() -> Option<bool> {
     }
 }
 
-fn as_asked(config: SimConfig) -> SimConfig {
+/// What [`pool_checks`] has to say of a configuration.
+pub fn as_asked(config: SimConfig) -> SimConfig {
     if pool_checks() == Some(false) { config.without_pool_checks() } else { config }
 }
 

@@ -154,3 +154,20 @@ fn a_managers_memory_has_a_handle_for_other_processes() {
     let empty = manager.ipc_handle(&whole.slice(0..0).unwrap()).unwrap_err();
     assert_eq!(empty.kind(), ErrorKind::InvalidArgument);
 }
+
+#[test]
+fn deallocations_that_wait_run_when_nobody_can_ask_for_them() {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    let ran = Arc::new(AtomicUsize::new(0));
+    let pending = PendingDeallocations::new(10, 1000);
+    for _ in 0..3 {
+        let ran = ran.clone();
+        pending.push(1, move || _ = ran.fetch_add(1, Ordering::Relaxed));
+    }
+    let other = pending.clone();
+    drop(pending);
+    assert_eq!((other.len(), ran.load(Ordering::Relaxed)), (3, 0));
+    drop(other);
+    assert_eq!(ran.load(Ordering::Relaxed), 3);
+}

@@ -3,11 +3,13 @@
 
 mod capacity;
 mod counts;
+mod growing;
 mod lifetimes;
 mod limits;
 mod misses;
 mod options;
 mod sequences;
+mod upstream_waits;
 
 use crate::{log, support};
 use aquifer::{

@@ -206,6 +206,12 @@ fn in_child(mut held: Held) -> i32 {
         Registered::new(&held.device, vec![1_u8; 10]).is_err_and(|failed| {
             failed.buffer.is_some() && failed.error.kind() == ErrorKind::Forked
         }),
+        // Refused before anything is looked at.
+        Registered::new(&held.device, Vec::<u8>::new())
+            .is_err_and(|failed| failed.error.kind() == ErrorKind::Forked),
+        held.stream.detach().is_err_and(is_forked),
+        // SAFETY: the default stream, which is never destroyed.
+        unsafe { Stream::from_handle(&held.device, 0) }.is_err_and(is_forked),
         held.registered.iter().sum::<u32>() == 100,
         held.on_device.to_vec().is_err_and(is_forked),
         held.event.is_complete().is_err_and(is_forked),

@@ -8,6 +8,7 @@ mod pool;
 mod pool_rules;
 mod quarantine;
 mod registered;
+mod stuck_stream;
 mod unwinding;
 
 use crate::{alone, contract, kernels, support};

@@ -6,9 +6,9 @@ use allocator_api2::alloc::Allocator;
 use allocator_api2::vec::Vec as AllocVec;
 use aquifer::sim::{SimConfig, Simulator};
 use aquifer::{
-    CurrentPinned, Device, DeviceLayout, DeviceResource, ErrorKind, HostAccessible, MappedAlloc,
-    OnStream, PinnedAlloc, PinnedPool, PinnedPoolOptions, PinnedPoolStatistics, PinnedResource,
-    current_pinned_resource, last_error,
+    CurrentPinned, Device, DeviceLayout, DeviceResource, DeviceVec, ErrorKind, HostAccessible,
+    MappedAlloc, OnStream, PinnedAlloc, PinnedPool, PinnedPoolOptions, PinnedPoolStatistics,
+    PinnedResource, current_pinned_resource, last_error,
 };
 use contract::{Block, allocate, layout};
 use proptest::prelude::*;
@@ -577,4 +577,77 @@ proptest! {
         run(&pool, &steps);
         whole(&pool, Some(&simulator));
     }
+}
+
+/// A thread remembers the slabs that it has freed into, and no slab longer than it is there.
+#[test]
+fn a_block_goes_to_the_pool_that_its_memory_is_of_now() {
+    let _alone = alone();
+    let (device, simulator) = support::simulated(aquifer::sim::SimConfig::default());
+    let pinned = PinnedResource::new(&device).unwrap();
+    let layout = std::alloc::Layout::from_size_align(4096, 64).unwrap();
+    let first = PinnedPool::new(pinned.clone()).unwrap();
+    let mut came_back = 0;
+    for _ in 0..20 {
+        let block = Allocator::allocate(&first, layout).unwrap();
+        let address = block.cast::<u8>().addr();
+        // SAFETY: a live block, which any allocator of page-locked memory frees.
+        unsafe { Allocator::deallocate(&pinned, block.cast(), layout) };
+        first.trim().unwrap();
+        let second = PinnedPool::new(pinned.clone()).unwrap();
+        let blocks: Vec<_> =
+            (0..4).map(|_| Allocator::allocate(&second, layout).unwrap()).collect();
+        came_back += usize::from(blocks.iter().any(|block| block.cast::<u8>().addr() == address));
+        for block in blocks {
+            // SAFETY: as above.
+            unsafe { Allocator::deallocate(&pinned, block.cast(), layout) };
+        }
+        second.trim().unwrap();
+        assert_eq!((second.statistics().live, second.statistics().reserved), (0, 0));
+        assert_eq!((first.statistics().live, first.statistics().reserved), (0, 0));
+    }
+    assert!(came_back > 0, "no address came back, so nothing was shown");
+    drop(first);
+    assert_eq!(simulator.host_blocks(), 0);
+}
+
+#[test]
+fn a_new_block_is_of_the_pool_that_is_current_now() {
+    let _alone = alone();
+    let (options, device, _) = options();
+    let former = unfenced(options);
+    let layout = std::alloc::Layout::from_size_align(4096, 64).unwrap();
+    {
+        let _current = Current::set(&former);
+        // Twice, so that the size has a class: then one block lies ready.
+        for _ in 0..3 {
+            let block = Allocator::allocate(&PinnedAlloc, layout).unwrap();
+            // SAFETY: a live block of the allocator.
+            unsafe { Allocator::deallocate(&PinnedAlloc, block.cast(), layout) };
+        }
+    }
+    let pool = PinnedPool::new(PinnedResource::new(&device).unwrap()).unwrap();
+    let _current = Current::set(&pool);
+    let block = Allocator::allocate(&PinnedAlloc, layout).unwrap();
+    assert_eq!(former.statistics().live, 0);
+    assert!(pool.statistics().live >= 4096);
+    // SAFETY: as above.
+    unsafe { Allocator::deallocate(&PinnedAlloc, block.cast(), layout) };
+}
+
+#[test]
+fn a_trim_gives_back_what_a_dropped_transfer_had() {
+    let _alone = alone();
+    let (device, simulator) = support::simulated(aquifer::sim::SimConfig::default());
+    let pool = PinnedPool::new(PinnedResource::new(&device).unwrap()).unwrap();
+    let stream = device.new_stream().unwrap();
+    for _ in 0..3 {
+        let mut host = AllocVec::<u8, _>::new_in(pool.clone());
+        host.resize(5000, 7);
+        drop(stream.upload(host, DeviceVec::zeroed(&stream, 5000).unwrap()).unwrap());
+        pool.trim().unwrap();
+        let now = pool.statistics();
+        assert_eq!((now.live, now.reserved), (0, 0));
+    }
+    assert_eq!(simulator.host_blocks(), 0);
 }

@@ -57,7 +57,9 @@ fn memory_under_a_copy_is_never_handed_out() {
             let (device, simulator) = support::simulated(config);
             let stream = device.new_stream().unwrap();
             // Small, so that there is nothing else to hand out.
-            let pool = on(&device).maximum_size(12 * 4096).magazine_bytes(8192).build().unwrap();
+            let pool =
+                on(&device).maximum_size(12 * 4096).magazine_bytes(8192).wait_for_device(true);
+            let pool = pool.build().unwrap();
             for (round, target) in (0..).zip(drops_under_copies(&pool, &stream)) {
                 let copied = target.to_vec().unwrap();
                 assert!(copied.into_iter().eq(round..round + LENGTH as u32), "seed {seed}");
@@ -174,7 +176,7 @@ fn out_of_memory_waits_for_what_the_device_still_uses() {
     let _alone = alone();
     let (device, simulator) = support::simulated(SimConfig::default());
     let stream = device.new_stream().unwrap();
-    let pool = on(&device).maximum_size(4096).build().unwrap();
+    let pool = on(&device).maximum_size(4096).wait_for_device(true).build().unwrap();
     for round in 0..10 {
         let mut target = DeviceVec::<u32>::zeroed(&stream, LENGTH).unwrap();
         let host = vec(&pool, round);
@@ -199,7 +201,7 @@ fn past_the_cap_an_allocation_waits_and_the_pool_stays_small() {
         let (device, simulator) = support::simulated(SimConfig::default());
         let stream = device.new_stream().unwrap();
         let options = on(&device).quarantine_bytes(cap).magazine_bytes(MIB).growth_step(4096);
-        let pool = options.build().unwrap();
+        let pool = options.wait_for_device(true).build().unwrap();
         let mut target = DeviceVec::<u8>::zeroed(&stream, MIB).unwrap();
         // A kernel that runs for long: whoever asks hears "not yet", and only a wait helps.
         for nth in 1..=50_000 {
@@ -316,7 +318,7 @@ fn threads_that_share_just_enough_blocks_are_all_served() {
     {
         let (device, simulator) = support::simulated(SimConfig::default().schedule(schedule));
         let options = on(&device).maximum_size(4 * MIB).magazine_bytes(magazine_bytes);
-        let pool = options.build().unwrap();
+        let pool = options.wait_for_device(true).build().unwrap();
         run_threads(|threads| {
             for _ in 0..4 {
                 threads.spawn(|| {

@@ -229,3 +229,16 @@ fn a_registered_buffer_prints_where_it_lies() {
     drop(registered);
     Registered::<Vec<u8>>::trim(&device).unwrap();
 }
+
+#[test]
+fn a_trim_unlocks_what_a_dropped_transfer_had() {
+    let _alone = alone();
+    let (device, simulator) = support::simulated(SimConfig::default());
+    let stream = device.new_stream().unwrap();
+    let registered = Registered::new(&device, vec![7u8; 5000]).unwrap();
+    let target = DeviceVec::<u8>::zeroed(&stream, 5000).unwrap();
+    drop(stream.upload(registered, target).unwrap());
+    assert_eq!(simulator.call_count("cuMemHostUnregister"), 0);
+    Registered::<Vec<u8>>::trim(&device).unwrap();
+    assert_eq!(simulator.call_count("cuMemHostUnregister"), 1);
+}
