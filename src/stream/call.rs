@@ -185,6 +185,7 @@ impl<'a> StreamCall<'a> {
     }
 
     fn enqueue_wait(&self, event: &Event) -> Result<()> {
+        let _no_launch = self.stream.map(Stream::lock_launch_or_wait);
         let waited = self.device.driver().stream_wait_event(self.raw, event.raw());
         waited.with_context(|| format!("making {self} wait for an event"))
     }

@@ -100,7 +100,8 @@ impl Graph {
             // one too few would.
             launched.push(stream.clone());
         }
-        // SAFETY: the caller's contract; the lock keeps other threads out of this graph.
+        let _no_wait = stream.lock_launch_or_wait();
+        // SAFETY: the caller's contract; the lock of `launched` keeps other threads out of this graph.
         unsafe { self.device.driver().graph_launch(self.raw, call.raw()) }
             .with_context(|| format!("launching a graph on {stream}"))
     }

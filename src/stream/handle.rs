@@ -10,7 +10,7 @@ use crate::driver::{
 };
 use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::impls::debug_struct;
-use crate::sync::trusted::{AtomicBool, AtomicU64, Mutex, Ordering, unique};
+use crate::sync::trusted::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, unique};
 use crate::sync::{Arc, AtomicUsize, LazyLock, OnceLock, Weak};
 use std::collections::HashMap;
 use std::fmt;
@@ -50,6 +50,9 @@ struct StreamInner {
     keep: StreamKeeper,
     /// Has the handle that the stream has now.
     gate: Gate<Capture, RawStream>,
+    /// Held over each launch of a graph and over each wait for an event. The driver loses a wait that one thread gives a
+    /// stream while another launches a graph on it (580.159.04: one in ten in a plain C program).
+    launch_or_wait: Mutex<()>,
     /// Another library may have the driver's handle, and begin a capture that Aquifer is not told of.
     /// Set once the stream is among the [`EXPOSED`].
     exposed: AtomicBool,
@@ -94,6 +97,7 @@ impl StreamInner {
             id,
             keep,
             gate: Gate::new(raw),
+            launch_or_wait: Mutex::new(()),
             exposed: AtomicBool::new(false),
             copies_unseen: AtomicBool::new(false),
             pools: AtomicUsize::new(0),
@@ -311,6 +315,12 @@ impl Stream {
 
     pub(super) fn gate(&self) -> &Gate<Capture, RawStream> {
         &self.inner.gate
+    }
+
+    /// Keeps launches of graphs and waits for events apart while it lives. The caller is inside of the gate, and does nothing
+    /// but that call.
+    pub(super) fn lock_launch_or_wait(&self) -> MutexGuard<'_, ()> {
+        self.inner.launch_or_wait.lock()
     }
 
     /// Another library is about to get the driver's handle. It gets it after this call: a capture by it

@@ -9,7 +9,7 @@ use aquifer::{
     CudaResource, Device, DeviceVec, Error, ErrorKind, HostArgs, Kernel, LaunchConfig,
     PinnedResource, PoolResource, Result, Stream,
 };
-use kernels::{add_one, kind};
+use kernels::{SPIN, add_one, kind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -366,6 +366,40 @@ fn order_that_cannot_be_restored_costs_the_streams_of_its_capture_alone() {
             false => assert_eq!(kind(used), ErrorKind::Capture),
         }
     }
+}
+
+/// The driver loses a wait that it is given while another thread is in its launch of a graph.
+#[test]
+fn a_wait_holds_beside_launches_of_a_graph_on_the_stream() {
+    let device = support::device();
+    let [home, other] = streams(&device);
+    let pool = pool_on(&device);
+    let mut counted = words(&home, &pool, 0);
+    let (graph, ()) = home.capture(&pool, |home| add_one(home, &mut counted)).unwrap();
+    let launches = || {
+        for _ in 0..16 {
+            // SAFETY: `counted` is used by the launches alone, and outlives them.
+            unsafe { graph.launch(&home).unwrap() };
+        }
+        home.synchronize().unwrap();
+    };
+    beside(launches, || {
+        for round in 1..=ROUNDS {
+            // SAFETY: the kernel touches no memory.
+            let spun = unsafe {
+                other
+                    .launch(&SPIN)
+                    .scalar(30_000_u64)
+                    .unwrap()
+                    .launch(LaunchConfig::for_elements(1))
+            };
+            spun.unwrap();
+            let (from, mut to) = (words(&other, &pool, round), words(&other, &pool, 0));
+            kernels::copy(&home, &from, &mut to).unwrap();
+            assert_eq!(to.to_vec().unwrap(), [round; WORDS], "in round {round}");
+        }
+    });
+    assert_eq!(device.simulator().map_or(0, |simulator| simulator.reports().len()), 0);
 }
 
 #[test]

@@ -60,6 +60,8 @@ impl GraphCalls for SimDriver {
 
     /// Enqueues all operations of the graph.
     unsafe fn graph_launch(&self, raw: RawGraph, stream: RawStream) -> DriverResult<()> {
+        // Declared first: it ends after the call does.
+        let _under_way = self.context.begin_launch(stream);
         let mut call = self.call("cuGraphLaunch")?;
         let id = call.stream(stream)?;
         call.forbid_in_capture(id)?;

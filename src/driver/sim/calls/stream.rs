@@ -1,7 +1,7 @@
 //! Streams, events and synchronisation: what orders operations, and what the host sees complete.
 
 use super::call::Call;
-use crate::driver::sim::check::{DefaultPoolEnd, OpName, VectorClock, Violation};
+use crate::driver::sim::check::{DefaultPoolEnd, OpName, ReportedMemory, VectorClock, Violation};
 use crate::driver::sim::driver::SimDriver;
 use crate::driver::sim::run::{has_stopped, run_some, run_until};
 use crate::driver::sim::state::{
@@ -88,6 +88,9 @@ impl StreamCalls for SimDriver {
     fn stream_wait_event(&self, stream: RawStream, event: RawEvent) -> DriverResult<()> {
         let mut call = self.call("cuStreamWaitEvent")?;
         let (id, name) = call.on_stream(stream)?;
+        if call.context.is_launched_on(stream) {
+            call.context.report(Violation::LostWait, name, None, ReportedMemory::NONE, None);
+        }
         let (record, captured) = call.last_record(name, event)?;
         call.check_capture_thread(name, captured.map(|point| point.capture));
         match (call.active_capture(id)?, captured) {

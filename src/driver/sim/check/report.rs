@@ -52,6 +52,9 @@ pub enum Violation {
     /// A second thread calls on a stream in capture, or names an event of the capture. CUDA's graphs
     /// are not thread-safe: two such calls at the same time can end the process.
     CaptureRace,
+    /// A stream is made to wait for an event while another thread launches a graph on it. NVIDIA's driver loses
+    /// such a wait (580.159.04; a plain C program that does so reads wrong data in one round of ten).
+    LostWait,
     /// The host form of a kernel returned an error or panicked. The context is lost, as after a
     /// trap on a GPU.
     KernelFault,
@@ -77,6 +80,7 @@ impl Violation {
             Self::CollectiveMismatch => "is another collective than that of another rank",
             Self::LostRank => "waited for another rank that did not come",
             Self::CaptureRace => "calls on a capture that another thread began",
+            Self::LostWait => "waits on a stream that another thread launches a graph on",
             Self::KernelFault => "ran a kernel that failed",
         }
     }

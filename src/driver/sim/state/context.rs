@@ -6,12 +6,13 @@
 
 use super::config::SimConfig;
 use crate::debug_log::{emit_deferred, event};
-use crate::driver::DriverResult;
 use crate::driver::sim::check::{CallSite, OpName, Report, ReportedMemory, Violation};
+use crate::driver::{DriverResult, RawStream};
 use crate::error::DriverError;
 use crate::sync::trusted::{AtomicU64, Mutex, Ordering, unique};
 use crate::sync::{Arc, OnceLock};
 use std::collections::BTreeMap;
+use std::thread::ThreadId;
 
 /// More reports than this are logged and not kept.
 const KEPT_REPORTS: usize = 1024;
@@ -52,13 +53,38 @@ pub(crate) struct SimContext {
     /// What lost it, if the device found that: the source of every later error.
     cause: OnceLock<Arc<Report>>,
     pub(crate) log: Mutex<ContextLog>,
+    /// The threads that are in a launch of a graph, and on which handles. They may wait for the state's lock.
+    launches: Mutex<Vec<(ThreadId, RawStream)>>,
+}
+
+/// A launch of a graph that is under way, until it is dropped.
+pub(crate) struct LaunchUnderWay<'a>(&'a SimContext);
+
+impl Drop for LaunchUnderWay<'_> {
+    fn drop(&mut self) {
+        let here = std::thread::current().id();
+        self.0.launches.lock().retain(|(thread, _)| *thread != here);
+    }
 }
 
 impl SimContext {
     pub(crate) fn new(config: SimConfig) -> Self {
         let (id, legacy_stream) = (unique(), unique());
         let (lost, cause) = (AtomicU64::new(0), OnceLock::new());
-        Self { id, config, legacy_stream, lost, cause, log: Mutex::default() }
+        let (log, launches) = (Mutex::default(), Mutex::default());
+        Self { id, config, legacy_stream, lost, cause, log, launches }
+    }
+
+    /// The calling thread launches a graph on the stream.
+    pub(crate) fn begin_launch(&self, stream: RawStream) -> LaunchUnderWay<'_> {
+        self.launches.lock().push((std::thread::current().id(), stream));
+        LaunchUnderWay(self)
+    }
+
+    /// Whether another thread launches a graph on the stream.
+    pub(crate) fn is_launched_on(&self, stream: RawStream) -> bool {
+        let here = std::thread::current().id();
+        self.launches.lock().iter().any(|&(thread, on)| on == stream && thread != here)
     }
 
     /// Counts a call; the error that was injected for it, if any.

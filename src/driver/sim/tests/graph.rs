@@ -43,6 +43,24 @@ fn words(bytes: &[u8]) -> Vec<u32> {
 }
 
 #[test]
+fn a_wait_beside_another_threads_launch_is_reported() {
+    let fixture = fixture();
+    let (stream, other, event) = (fixture.stream(), fixture.stream(), fixture.event());
+    fixture.driver.event_record(event, other).unwrap();
+    let wait = |on| fixture.driver.stream_wait_event(on, event).unwrap();
+    let elsewhere = |on| std::thread::scope(|threads| threads.spawn(|| wait(on)).join().unwrap());
+    let under_way = fixture.sim.context.begin_launch(stream);
+    wait(stream);
+    elsewhere(other);
+    fixture.clean();
+    elsewhere(stream);
+    fixture.saw(Violation::LostWait);
+    drop(under_way);
+    elsewhere(stream);
+    fixture.clean();
+}
+
+#[test]
 fn a_launched_graph_runs_every_time() {
     let fixture = fixture();
     let (captured, stream) = (fixture.stream(), fixture.stream());
