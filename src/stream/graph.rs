@@ -18,8 +18,8 @@ use std::mem::ManuallyDrop;
 /// [`Stream::capture`].
 ///
 /// The graph is destroyed when it is dropped; launches that are on their way still run to their end.
-/// Use it from any thread. The driver has one launch of a graph run at a time, in the order of the
-/// calls, on whatever streams they are.
+/// Use it from any thread, beside calls of others on the same stream. The driver has one launch of a graph run at a time,
+/// in the order of the calls, on whatever streams they are.
 ///
 /// The streams that it is launched on stay alive as long as the graph.
 pub struct Graph {
