@@ -20,9 +20,17 @@ const HOST_MEMORY: &[(&str, &[&str])] = &[
     ("aquifer", &["pinned::"]),
     (
         "serial",
-        &["host_memory::", "allocator_contract::", "host_collections::", "two::", "cancelled::"],
+        &[
+            "host_memory::",
+            "allocator_contract::",
+            "host_collections::",
+            "one_machine::",
+            "two::",
+            "cancelled::",
+        ],
     ),
     ("it", &["polymorphic::", "transfer", "scopes::", "memory_managers::"]),
+    ("errors", &["every_error"]),
 ];
 
 pub(crate) const MODULES: &[Module] = &[
@@ -31,8 +39,9 @@ pub(crate) const MODULES: &[Module] = &[
         path: "src/collective",
         root: CRATE,
         tests: &[
-            ("serial", &["collectives::", "lost_ranks::"]),
+            ("serial", &["collectives::", "collective_uses::", "lost_ranks::"]),
             ("it", &["capture_threads::", "resource_kinds::"]),
+            ("errors", &["every_error"]),
         ],
     },
     Module {
@@ -43,6 +52,7 @@ pub(crate) const MODULES: &[Module] = &[
             ("aquifer", &["manager::"]),
             ("it", &["data_handlers::", "memory_managers::", "stack_", "ipc"]),
             ("serial", &["data_handlers::", "current_resources::"]),
+            ("errors", &["every_error"]),
         ],
     },
     Module {
@@ -82,6 +92,7 @@ pub(crate) const MODULES: &[Module] = &[
                     "rmm_random::",
                 ],
             ),
+            ("errors", &["every_error"]),
         ],
     },
     Module {
