@@ -4,14 +4,14 @@ use crate::device::Device;
 use crate::driver::sim::CallSite;
 use crate::driver::{DriverResult, ErrorContext, RawEvent, call_not_forked, is_forked_child};
 use crate::error::{Error, ErrorKind, Result, ensure};
+use crate::sync::thread_id;
 use crate::sync::trusted::{AtomicBool, Mutex, Ordering};
 use crate::sync::{Arc, assert_unlocked};
-use std::thread::ThreadId;
 
 /// The thread that records a graph. The events that are points of the graph name it.
 #[derive(Debug)]
 pub(crate) struct Recorder {
-    thread: ThreadId,
+    thread: u64,
     /// Between the driver's begin of the capture and its end.
     active: AtomicBool,
     /// Its streams could not be taken out of it: no thread may use them any more.
@@ -24,7 +24,7 @@ pub(crate) struct Recorder {
 impl Recorder {
     pub(crate) fn new() -> Self {
         Self {
-            thread: std::thread::current().id(),
+            thread: thread_id::assign(),
             active: AtomicBool::new(false),
             broken: AtomicBool::new(false),
             dropped: Mutex::default(),
@@ -34,7 +34,7 @@ impl Recorder {
     /// Whether this is the thread that records.
     pub(crate) fn is_here(&self) -> bool {
         // Relaxed: the thread itself has set it.
-        self.thread == std::thread::current().id() && !self.broken.load(Ordering::Relaxed)
+        self.thread == thread_id::assign() && !self.broken.load(Ordering::Relaxed)
     }
 
     pub(crate) fn is_active(&self) -> bool {

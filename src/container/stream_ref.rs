@@ -5,6 +5,7 @@ use crate::device::Device;
 use crate::driver::RawStream;
 use crate::error::Result;
 use crate::stream::{Patience, PerThreadStream, Stream, StreamCall};
+use crate::sync::thread_id;
 
 mod sealed {
     use super::{Patience, Result, Stream, StreamCall, UseTimeline};
@@ -52,7 +53,7 @@ impl Sealed for PerThreadStream {
     }
 
     fn timeline(&self) -> UseTimeline {
-        UseTimeline::PerThread(self.device().clone(), std::thread::current().id())
+        UseTimeline::PerThread(self.device().clone(), thread_id::assign())
     }
 }
 

@@ -4,7 +4,7 @@ use super::pending_uses::Timeline;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::stream::{Status, Stream, StreamCall, record_context};
-use std::thread::ThreadId;
+use crate::sync::thread_id;
 
 /// The stream or streams on which memory was used, away from home.
 #[derive(Clone, Debug)]
@@ -12,7 +12,7 @@ pub enum UseTimeline {
     /// A stream that the use keeps alive: home's wait records an event on it.
     Stream(Stream),
     /// The default stream of one thread. Only that thread can record an event on it.
-    PerThread(Device, ThreadId),
+    PerThread(Device, u64),
     /// A stream that Aquifer does not keep alive: home waits for the whole context.
     Context(Device),
 }
@@ -72,7 +72,7 @@ impl UseTimeline {
                 },
                 Status::Undeclared => return Err(error_across_captures(home).into()),
             },
-            Self::PerThread(device, thread) if *thread == std::thread::current().id() => {
+            Self::PerThread(device, thread) if *thread == thread_id::assign() => {
                 let own = device.per_thread_stream()?;
                 let call = own.begin_call();
                 call.refuse_capture("work on a vector of another stream")?;

@@ -5,6 +5,7 @@ use crate::driver::sim::run::discard_queues;
 use crate::driver::sim::state::{SimContext, SimDevice, SimState, StateGuard, lock_state};
 use crate::driver::{DriverResult, RawStream, call_not_forked};
 use crate::error::{DriverError, ErrorKind};
+use crate::sync::thread_id;
 
 /// One driver call on a simulated device. It holds the lock of the state.
 pub(crate) struct Call<'a> {
@@ -126,7 +127,7 @@ impl<'a> Call<'a> {
     /// Reports a call on a capture by another thread than the one that began it.
     pub(super) fn check_capture_thread(&self, name: OpName, capture: Option<u64>) {
         let Some(capture) = capture.and_then(|id| self.state.captures.get(&id)) else { return };
-        if capture.thread != std::thread::current().id() {
+        if capture.thread != thread_id::assign() {
             let kind = Violation::CaptureRace;
             self.context.report(kind, name, None, ReportedMemory::NONE, None);
         }

@@ -14,6 +14,7 @@ use crate::driver::{
 };
 use crate::error::DriverError;
 use crate::sync::Arc;
+use crate::sync::thread_id;
 use crate::sync::trusted::unique;
 
 impl StreamCalls for SimDriver {
@@ -65,7 +66,7 @@ impl StreamCalls for SimDriver {
         call_not_forked(name)?;
         let mut state = lock_state();
         self.context.check_alive(name)?;
-        let key = (self.context.id, std::thread::current().id());
+        let key = (self.context.id, thread_id::assign());
         if let Some(&stream) = state.thread_streams.get(&key) {
             return Ok(RawStream(stream));
         }

@@ -14,6 +14,7 @@ use crate::driver::sim::state::{
     lock_state, notify_changed, wait_changed, wait_changed_for,
 };
 use crate::sync::Arc;
+use crate::sync::thread_id;
 use crate::sync::trusted::WaitMutexGuard;
 use std::time::Duration;
 
@@ -153,7 +154,7 @@ fn run(state: &mut StateGuard, id: u64) {
     }
     let mut outcome = OpOutcome::default();
     if op.work.is_on_memory() {
-        let thread = std::thread::current().id();
+        let thread = thread_id::assign();
         let memory = op.ranges.iter().map(|range| (range.memory_id(), range.writes)).collect();
         state.running.push(RunningOp { device, thread, memory });
         // SAFETY: INV-1: `queue_head` saw no running operation that shares a block, and `running` now
@@ -224,7 +225,7 @@ fn is_over(state: &SimState, device: u64) -> bool {
 /// Whether no operation of a device runs, or will run without further calls. A host form that the
 /// calling thread is inside of does not count.
 pub(crate) fn has_stopped(state: &SimState, device: u64) -> bool {
-    let this_thread = std::thread::current().id();
+    let this_thread = thread_id::assign();
     let elsewhere = |running: &RunningOp| running.device == device && running.thread != this_thread;
     let queued = state.devices.get(&device).is_some_and(|own| !own.active.is_empty());
     !state.running.iter().any(elsewhere) && (!queued || is_over(state, device))

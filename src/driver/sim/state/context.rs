@@ -9,10 +9,10 @@ use crate::debug_log::{emit_deferred, event};
 use crate::driver::sim::check::{CallSite, OpName, Report, ReportedMemory, Violation};
 use crate::driver::{DriverResult, RawStream};
 use crate::error::DriverError;
+use crate::sync::thread_id;
 use crate::sync::trusted::{AtomicU64, Mutex, Ordering, unique};
 use crate::sync::{Arc, OnceLock};
 use std::collections::BTreeMap;
-use std::thread::ThreadId;
 
 /// More reports than this are logged and not kept.
 const KEPT_REPORTS: usize = 1024;
@@ -54,7 +54,7 @@ pub(crate) struct SimContext {
     cause: OnceLock<Arc<Report>>,
     pub(crate) log: Mutex<ContextLog>,
     /// The threads that are in a launch of a graph, and on which handles. They may wait for the state's lock.
-    launches: Mutex<Vec<(ThreadId, RawStream)>>,
+    launches: Mutex<Vec<(u64, RawStream)>>,
 }
 
 /// A launch of a graph that is under way, until it is dropped.
@@ -62,7 +62,7 @@ pub(crate) struct LaunchUnderWay<'a>(&'a SimContext);
 
 impl Drop for LaunchUnderWay<'_> {
     fn drop(&mut self) {
-        let here = std::thread::current().id();
+        let here = thread_id::assign();
         self.0.launches.lock().retain(|(thread, _)| *thread != here);
     }
 }
@@ -77,13 +77,13 @@ impl SimContext {
 
     /// The calling thread launches a graph on the stream.
     pub(crate) fn begin_launch(&self, stream: RawStream) -> LaunchUnderWay<'_> {
-        self.launches.lock().push((std::thread::current().id(), stream));
+        self.launches.lock().push((thread_id::assign(), stream));
         LaunchUnderWay(self)
     }
 
     /// Whether another thread launches a graph on the stream.
     pub(crate) fn is_launched_on(&self, stream: RawStream) -> bool {
-        let here = std::thread::current().id();
+        let here = thread_id::assign();
         self.launches.lock().iter().any(|&(thread, on)| on == stream && thread != here)
     }
 

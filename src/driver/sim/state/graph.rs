@@ -5,7 +5,7 @@ use super::op::{OpWork, TouchedRange};
 use crate::driver::CaptureStatus;
 use crate::driver::sim::check::{OpName, VectorClock};
 use crate::sync::Arc;
-use std::thread::ThreadId;
+use crate::sync::thread_id;
 
 /// One record of an event.
 #[derive(Clone, Debug)]
@@ -36,7 +36,7 @@ pub(crate) struct SimEvent {
 pub(crate) struct SimCapture {
     pub(crate) device: u64,
     /// The thread that began it.
-    pub(crate) thread: ThreadId,
+    pub(crate) thread: u64,
     pub(crate) valid: bool,
     pub(crate) recording: CaptureRecording,
 }
@@ -44,7 +44,7 @@ pub(crate) struct SimCapture {
 impl SimCapture {
     pub(crate) fn new(device: u64) -> Self {
         let recording = CaptureRecording::default();
-        Self { device, thread: std::thread::current().id(), valid: true, recording }
+        Self { device, thread: thread_id::assign(), valid: true, recording }
     }
 
     pub(crate) fn status(&self) -> CaptureStatus {

@@ -15,10 +15,10 @@ use super::random::Random;
 use super::stream::SimStream;
 use crate::driver::RawStream;
 use crate::driver::sim::check::{DefaultPoolEnd, OpName, VectorClock};
+use crate::sync::thread_id;
 use crate::sync::trusted::{Condvar, WaitMutex, WaitMutexGuard, unique};
 use crate::sync::{Arc, LazyLock};
 use std::collections::{HashMap, HashSet};
-use std::thread::ThreadId;
 use std::time::Duration;
 
 static STATE: LazyLock<WaitMutex<SimState>> = LazyLock::new(WaitMutex::default);
@@ -50,7 +50,7 @@ pub(crate) fn notify_changed() {
 #[derive(Debug)]
 pub(crate) struct RunningOp {
     pub(crate) device: u64,
-    pub(crate) thread: ThreadId,
+    pub(crate) thread: u64,
     /// The memory that it touches, and whether it writes there.
     pub(crate) memory: Vec<(usize, bool)>,
 }
@@ -118,7 +118,7 @@ pub(crate) struct SimState {
     /// Pools that were imported: the device, and the pool that each stands for.
     pub(crate) imported_pools: HashMap<u64, (u64, u64)>,
     /// The default stream of each thread on each device.
-    pub(crate) thread_streams: HashMap<(u64, ThreadId), u64>,
+    pub(crate) thread_streams: HashMap<(u64, u64), u64>,
     pub(crate) running: Vec<RunningOp>,
     pub(crate) cliques: Cliques,
 }
@@ -201,7 +201,7 @@ impl SimState {
         if self.running.is_empty() {
             return false;
         }
-        let this_thread = std::thread::current().id();
+        let this_thread = thread_id::assign();
         self.running.iter().any(|running| running.thread == this_thread)
     }
 
