@@ -78,7 +78,7 @@ fn pools(table: &mut Table) {
         .build()
         .unwrap();
     table.failed("a pool that does not grow", fixed.allocate(&stream, layout(1024)));
-    // Above any address: at 2 MiB, an arena lies right by luck now and then.
+    // Above any address: what lies on 2 MiB by luck is no error.
     let far = DeviceLayout::with_alignment(1, 1 << 46).unwrap();
     table.failed("an alignment above what a device has", limited.allocate(&stream, far));
     let farthest = DeviceLayout::with_alignment(100, 1 << 40).unwrap();
@@ -192,7 +192,7 @@ fn families(table: &mut Table) {
     table.failed("an arena in use", arena.allocate(&stream, layout(MIB / 2)));
     // SAFETY: allocated above and not used.
     unsafe { arena.deallocate(&stream, held) };
-    // Above any address: at 2 MiB, an arena lies right by luck now and then.
+    // Above any address: what lies on 2 MiB by luck is no error.
     let far = DeviceLayout::with_alignment(1, 1 << 46).unwrap();
     table.failed("an alignment above an arena's", arena.allocate(&stream, far));
     drop(arena);
