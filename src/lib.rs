@@ -89,7 +89,7 @@ pub use resource::{
     BinningResource, CallbackResource, CudaResource, DeviceBlock, DeviceResource, FixedSizeOptions,
     FixedSizeResource, HostAccessible, HostComplete, ManagedAlloc, ManagedOptions, ManagedResource,
     MissPolicy, MissStep, NcclResource, PoolBlock, PoolMap, PoolOptions, PoolResource,
-    PoolStatistics, ResourceId, SystemOptions, SystemResource, WithDeviceResource,
+    PoolStatistics, ResourceId, SystemOptions, SystemResource, VirtualResource, WithDeviceResource,
     current_device_resource, default_device_pool, reset_current_device_resource,
     set_current_device_resource, with_device_resource,
 };

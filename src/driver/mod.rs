@@ -15,6 +15,7 @@ mod peer;
 pub(crate) mod ptx;
 mod raw;
 pub mod sim;
+mod virtual_memory;
 
 use crate::error::{DriverError, Error};
 use std::any::Any;
@@ -34,8 +35,9 @@ pub use kernel::{HostArgs, HostForm, Kernel, LaunchConfig};
 pub(crate) use kernel::{KernelImage, RawArg};
 pub(crate) use peer::PeerCalls;
 pub(crate) use raw::{
-    DeviceAddress, DeviceRange, DriverResult, RawEvent, RawGraph, RawPool, RawStream,
+    DeviceAddress, DeviceRange, DriverResult, RawEvent, RawGraph, RawHandle, RawPool, RawStream,
 };
+pub(crate) use virtual_memory::VirtualCalls;
 
 /// The preferred location of managed or pageable memory (`cuMemAdvise`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -226,6 +228,7 @@ pub(crate) struct RawLaunch<'a> {
 /// caller's alone until it is freed, and runs the work of a stream in the order of the calls.
 pub(crate) unsafe trait Driver:
     MemoryCalls
+    + VirtualCalls
     + PoolCalls
     + IpcCalls
     + PeerCalls

@@ -23,6 +23,10 @@ pub(crate) struct RawPool(pub(crate) u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct RawGraph(pub(crate) u64);
 
+/// Memory without an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct RawHandle(pub(crate) u64);
+
 /// A range of memory, by its address on the device.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DeviceRange {

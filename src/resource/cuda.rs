@@ -100,6 +100,15 @@ pub(super) fn allocate(
     Ok(padded_block(layout, base.map_err(|error| requested.advise(error))?))
 }
 
+/// Waits for the stream and calls `free`, with an error where it may not have passed all that it was given. On a stream
+/// in capture, where a wait would invalidate the graph, a later call of the crate calls it.
+pub(super) fn free_behind(stream: &Stream, free: impl FnOnce(Result<()>) + Send + 'static) {
+    if stream.is_capturing().unwrap_or(false) {
+        return stream.free_block_later(free);
+    }
+    free(stream.synchronize_uncaptured());
+}
+
 /// Waits for the stream, then frees. On a stream in capture, where a wait would invalidate the graph,
 /// as [`free_deferred`]. A block that may still be in use is leaked and reported.
 ///

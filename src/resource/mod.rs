@@ -21,6 +21,7 @@ mod registry;
 mod scope;
 mod system;
 mod thread_cache;
+mod virtual_memory;
 
 pub use crate::pool::{MissStep, ThreadMagazine};
 pub use arena::{ArenaOptions, ArenaResource};
@@ -42,6 +43,7 @@ pub use registry::{
 };
 pub use scope::{WithDeviceResource, with_device_resource};
 pub use system::{SystemOptions, SystemResource};
+pub use virtual_memory::VirtualResource;
 
 pub(crate) use current_resource::CurrentResource;
 pub(crate) use handle::ResourceHandle;

@@ -1,6 +1,7 @@
 //! Memory of NCCL's own allocator.
 
 use super::block::{DeviceBlock, padded_block, padded_bytes};
+use super::cuda::free_behind;
 use super::device_resource::DeviceResource;
 use super::identity::ResourceId;
 use crate::debug_log::deferred_event;
@@ -79,7 +80,7 @@ unsafe impl DeviceResource for NcclResource {
             return;
         }
         let device = self.device.clone();
-        let free = move |passed: Result<()>| match passed {
+        free_behind(stream, move |passed| match passed {
             // SAFETY: the token is NCCL's address, and the stream has passed every use; the caller vouches for the
             // rest.
             Ok(()) => match unsafe { device.driver().collective_mem_free(block.token()) } {
@@ -90,11 +91,7 @@ unsafe impl DeviceResource for NcclResource {
                 }
             },
             Err(error) => report_leak(&device, &block, &error),
-        };
-        if stream.is_capturing().unwrap_or(false) {
-            return stream.free_block_later(free);
-        }
-        free(stream.synchronize_uncaptured());
+        });
     }
 }
 

@@ -7,7 +7,7 @@ use aquifer::{
     ArenaResource, AsyncResource, BinningResource, CallbackResource, CudaResource, Device,
     DeviceBlock, DeviceLayout, DeviceResource, DeviceVec, Error, ErrorKind, FixedSizeResource,
     HostArgs, Kernel, LaunchConfig, ManagedResource, MissPolicy, MissStep, PoolResource,
-    ResourceId, Result, Stream, SystemResource,
+    ResourceId, Result, Stream, SystemResource, VirtualResource,
 };
 use std::sync::{Arc, Mutex};
 
@@ -36,6 +36,13 @@ fn plain(table: &mut Table) {
     table.failed("more than the device has, with an alignment", plain.allocate(&stream, far));
     let farther = DeviceLayout::with_alignment(100, 8 * MIB).unwrap();
     table.failed("an alignment that takes the room", plain.allocate(&stream, farther));
+    let mapped = VirtualResource::new(&device).unwrap();
+    table.failed("mapped memory past the device", mapped.allocate(&stream, layout(2 * MIB)));
+    let (other, failing) = simulated(SimConfig::default());
+    failing.fail_call("cuMemGetAllocationGranularity", 1, 999).unwrap();
+    table.failed("no granularity", VirtualResource::new(&other));
+    let bare = simulated(SimConfig::default().without_virtual_memory()).0;
+    table.failed("a device without virtual memory", VirtualResource::new(&bare));
     let managed = ManagedResource::new(&device).unwrap();
     table.failed("managed memory past the device", managed.allocate(&stream, layout(2 * MIB)));
     let held = managed.allocate(&stream, layout(MIB / 2)).unwrap();

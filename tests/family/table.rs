@@ -7,7 +7,7 @@ use aquifer::{
     CheckedAdaptor, Communicator, CudaResource, Device, DeviceResource, FailureCallbackAdaptor,
     FixedSizeResource, LimitingAdaptor, LogFormat, ManagedResource, NcclResource, PoolResource,
     PrefetchAdaptor, RegisteringAdaptor, Result, StatisticsAdaptor, Stream, SystemResource,
-    TracedAdaptor, TrackingAdaptor, current_device_resource, with_device_resource,
+    TracedAdaptor, TrackingAdaptor, VirtualResource, current_device_resource, with_device_resource,
 };
 use std::sync::Arc;
 
@@ -101,6 +101,7 @@ fn driver_pool(pool: AsyncResource) -> Made {
 pub(crate) const ROWS: &[Row] = &[
     row("NcclResource", |device| Ok(Made::of(&NcclResource::new(device)).of_the_device())),
     row("CudaResource", |device| Ok(Made::of(&cuda(device)).of_the_device())),
+    row("VirtualResource", |device| Ok(Made::of(&VirtualResource::new(device)?).of_the_device())),
     row("ManagedResource", |device| Ok(Made::of(&ManagedResource::new(device)?).of_the_device())),
     row("AsyncResource", |device| {
         let pool = Arc::new(AsyncResource::new(device)?);

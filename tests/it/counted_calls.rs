@@ -7,7 +7,7 @@ use aquifer::sim::{SimConfig, Simulator};
 use aquifer::{
     AsyncResource, Communicator, CudaResource, Device, DeviceResource, DeviceVec, Group,
     ManagedResource, NcclResource, PinnedResource, PoolResource, PrefetchAdaptor, ReduceOp,
-    Registered, RegisteringAdaptor, Stream, SystemResource,
+    Registered, RegisteringAdaptor, Stream, SystemResource, VirtualResource,
 };
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -58,6 +58,7 @@ fn use_much(device: &Device, peer: &Device) {
     // Resources.
     CudaResource::new(peer).enable_peer_access(device).unwrap();
     filled(&stream, CudaResource::new(device));
+    filled(&stream, VirtualResource::new(device).unwrap());
     let asynchronous =
         AsyncResource::builder(device).reuse_opportunistic(false).shareable(SHAREABLE);
     let asynchronous = Arc::new(asynchronous.build().unwrap());

@@ -82,5 +82,6 @@ mod tracking_threads;
 mod transfer_ranges;
 mod transfer_wakers;
 mod transfers;
+mod virtual_memory;
 #[path = "../../benches/pool/workloads.rs"]
 mod workloads;

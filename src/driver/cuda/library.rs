@@ -51,6 +51,35 @@ impl PoolProps {
     }
 }
 
+/// `CUmemAllocationProp`.
+#[repr(C)]
+#[derive(Debug)]
+pub(super) struct AllocationProp {
+    allocation_type: u32,
+    handle_types: u32,
+    location_type: u32,
+    location_id: i32,
+    win32_metadata: u64,
+    flags: u64,
+}
+
+const _: () = assert!(size_of::<AllocationProp>() == 32);
+
+impl AllocationProp {
+    /// Memory of one device, which is not shared with other processes.
+    pub(super) fn on_device(ordinal: i32) -> Self {
+        const PINNED: u32 = 1;
+        Self {
+            allocation_type: PINNED,
+            handle_types: 0,
+            location_type: DEVICE,
+            location_id: ordinal,
+            win32_metadata: 0,
+            flags: 0,
+        }
+    }
+}
+
 /// `CUmemAccessDesc`.
 #[repr(C)]
 #[derive(Debug)]
@@ -176,6 +205,19 @@ driver_functions! {
     mem_alloc_from_pool_async =
         cuMemAllocFromPoolAsync(address: *mut u64, bytes: usize, pool: Handle, stream: Handle);
     mem_free_async = cuMemFreeAsync(address: u64, stream: Handle);
+
+    mem_get_granularity = cuMemGetAllocationGranularity(
+        bytes: *mut usize, prop: *const AllocationProp, option: u32);
+    mem_address_reserve = cuMemAddressReserve(
+        address: *mut u64, bytes: usize, alignment: usize, wanted: u64, flags: u64);
+    mem_address_free = cuMemAddressFree(address: u64, bytes: usize);
+    mem_create = cuMemCreate(
+        handle: *mut u64, bytes: usize, prop: *const AllocationProp, flags: u64);
+    mem_release = cuMemRelease(handle: u64);
+    mem_map = cuMemMap(address: u64, bytes: usize, offset: usize, handle: u64, flags: u64);
+    mem_set_access = cuMemSetAccess(
+        address: u64, bytes: usize, accesses: *const PoolAccess, count: usize);
+    mem_unmap = cuMemUnmap(address: u64, bytes: usize);
 
     mem_get_address_range =
         cuMemGetAddressRange_v2(base: *mut u64, bytes: *mut usize, address: u64);

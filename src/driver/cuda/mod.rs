@@ -19,6 +19,7 @@ mod open;
 mod peer;
 mod properties;
 mod stream_numbers;
+mod virtual_memory;
 
 #[cfg(all(test, target_os = "linux"))]
 mod tests;

@@ -108,16 +108,16 @@ impl Simulator {
 
     /// The driver calls that the device counts and that can be made to fail, by their names in CUDA's
     /// manual. A stream that is not destroyed since the call failed stays in the simulation; no error tells of it.
-    pub const CALLS: [&'static str; 67] = names! {
+    pub const CALLS: [&'static str; 75] = names! {
         cuCtxEnablePeerAccess cuCtxRecordEvent cuCtxSynchronize cuDeviceGetDefaultMemPool cuDeviceGetUuid cuEventCreate
         cuEventDestroy cuEventQuery cuEventRecord cuEventSynchronize cuGraphExecDestroy
         cuGraphInstantiate cuGraphLaunch cuIpcCloseMemHandle cuIpcGetMemHandle cuIpcOpenMemHandle
-        cuLaunchKernel cuMemAdvise cuMemAlloc cuMemAllocFromPoolAsync cuMemAllocManaged cuMemFree
-        cuMemFreeAsync cuMemFreeHost cuMemGetAddressRange cuMemGetInfo cuMemHostAlloc
-        cuMemHostGetDevicePointer cuMemHostRegister cuMemHostUnregister cuMemPoolCreate
+        cuLaunchKernel cuMemAddressFree cuMemAddressReserve cuMemAdvise cuMemAlloc cuMemAllocFromPoolAsync cuMemAllocManaged cuMemCreate cuMemFree
+        cuMemFreeAsync cuMemFreeHost cuMemGetAddressRange cuMemGetAllocationGranularity cuMemGetInfo cuMemHostAlloc
+        cuMemHostGetDevicePointer cuMemHostRegister cuMemHostUnregister cuMemMap cuMemPoolCreate
         cuMemPoolDestroy cuMemPoolExportPointer cuMemPoolExportToShareableHandle
         cuMemPoolGetAttribute cuMemPoolImportFromShareableHandle cuMemPoolImportPointer
-        cuMemPoolSetAccess cuMemPoolSetAttribute cuMemPoolTrimTo cuMemPrefetchAsync cuMemcpyDtoDAsync
+        cuMemPoolSetAccess cuMemPoolSetAttribute cuMemPoolTrimTo cuMemPrefetchAsync cuMemRelease cuMemSetAccess cuMemUnmap cuMemcpyDtoDAsync
         cuMemcpyDtoHAsync cuMemcpyHtoDAsync cuMemcpyPeerAsync cuMemsetAsync cuPointerGetAttributes
         cuStreamBeginCapture cuStreamCreate cuStreamDestroy cuStreamEndCapture cuStreamGetId
         cuStreamIsCapturing cuStreamSynchronize cuStreamWaitEvent ncclAllGather ncclAllReduce

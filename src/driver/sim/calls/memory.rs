@@ -160,6 +160,11 @@ impl Call<'_> {
         self.refuse(DriverError::OUT_OF_MEMORY)
     }
 
+    pub(super) fn no_room_at_host(&self) -> DriverError {
+        let error = self.error(DriverError::OUT_OF_MEMORY);
+        error.with_log("the host behind the simulated device has no room for it")
+    }
+
     /// Whether managed memory may lie at the host while the device uses it, as on Linux. Then it may be more than
     /// the device has, and takes none of the capacity: a driver counts a page where it lies, and none migrates here.
     fn may_oversubscribe(&self, kind: BlockKind) -> bool {
@@ -169,7 +174,7 @@ impl Call<'_> {
     /// Takes `bytes` of the device's capacity. As a driver does, it waits for frees in stream order
     /// before it fails, since their bytes are in use until they have run. Managed memory that may oversubscribe
     /// takes as much as the device and the machine have together.
-    fn reserve(&mut self, kind: BlockKind, bytes: u64) -> DriverResult<()> {
+    pub(super) fn reserve(&mut self, kind: BlockKind, bytes: u64) -> DriverResult<()> {
         if self.may_oversubscribe(kind) {
             let host = physical_memory().unwrap_or(u64::MAX);
             let most = self.context.config.capacity.saturating_add(host);
@@ -194,7 +199,7 @@ impl Call<'_> {
         }
     }
 
-    fn unreserve(&mut self, kind: BlockKind, bytes: u64) {
+    pub(super) fn unreserve(&mut self, kind: BlockKind, bytes: u64) {
         let is_managed = self.may_oversubscribe(kind);
         if let Some(device) = self.device() {
             let taken = if is_managed { &mut device.managed } else { &mut device.used };
@@ -205,9 +210,19 @@ impl Call<'_> {
     /// The next free address of the device. It has the alignment of the memory at `pointer`, up to the
     /// largest of a Rust type, since a host form gets slices of that memory. No address is used again.
     pub(super) fn next_address(&mut self, bytes: u64, pointer: NonNull<u8>) -> Option<u64> {
+        self.place_address(bytes, pointer.as_ptr() as u64, MAX_ALIGNMENT)
+    }
+
+    /// As [`next_address`](Self::next_address), at a multiple of `alignment`.
+    pub(super) fn next_aligned_address(&mut self, bytes: u64, alignment: u64) -> Option<u64> {
+        self.place_address(bytes, 0, alignment)
+    }
+
+    /// The next free address that differs from `like` by a multiple of `modulus`, a power of two.
+    fn place_address(&mut self, bytes: u64, like: u64, modulus: u64) -> Option<u64> {
         let own = self.state.devices.get(&self.context.id)?;
         let (mut next, mut last) = (own.next_address, own.last_address);
-        let needed = bytes.checked_add(GAP + MAX_ALIGNMENT)?;
+        let needed = bytes.checked_add(GAP)?.checked_add(modulus)?;
         if needed > last - next {
             if needed > ADDRESS_RANGE {
                 return None;
@@ -215,7 +230,7 @@ impl Call<'_> {
             next = self.state.blocks.address_range()?;
             last = next + ADDRESS_RANGE;
         }
-        let address = next + (pointer.as_ptr() as u64).wrapping_sub(next) % MAX_ALIGNMENT;
+        let address = next + like.wrapping_sub(next) % modulus;
         let own = self.device()?;
         (own.next_address, own.last_address) = (address + bytes + GAP, last);
         Some(address)
@@ -242,8 +257,7 @@ impl Call<'_> {
             });
         let Some((address, backing)) = placed else {
             self.unreserve(kind, size);
-            let error = self.error(DriverError::OUT_OF_MEMORY);
-            return Err(error.with_log("the host behind the simulated device has no room for it"));
+            return Err(self.no_room_at_host());
         };
         let block = SimBlock::new(self.context.id, bytes, kind, backing, OpName::call(self.name));
         self.state.blocks.insert(address, block);
@@ -303,7 +317,7 @@ impl Call<'_> {
 
     /// Frees at once a block of a kind that is freed so. Operations that the host has not seen
     /// complete may still use it, which is reported. At the end of a default pool, what pools have seen counts.
-    fn free_now(
+    pub(super) fn free_now(
         &mut self,
         address: u64,
         is_right: impl Fn(BlockKind) -> bool,

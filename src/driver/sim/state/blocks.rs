@@ -26,6 +26,8 @@ pub(crate) enum BlockKind {
     Device,
     /// From the pool with this number.
     Pool(u64),
+    /// The memory of the handle with this number, which is mapped.
+    Mapped(u64),
     Managed,
     Host(HostFlags),
     Registered(HostFlags),
@@ -36,12 +38,12 @@ pub(crate) enum BlockKind {
 impl BlockKind {
     /// Whether the host can access it without a call.
     pub(crate) fn is_host_visible(self) -> bool {
-        !matches!(self, Self::Device | Self::Pool(_))
+        !matches!(self, Self::Device | Self::Pool(_) | Self::Mapped(_))
     }
 
     /// Whether it is allocated and freed as memory of the device.
     pub(crate) fn is_device_memory(self) -> bool {
-        matches!(self, Self::Device | Self::Pool(_) | Self::Managed)
+        matches!(self, Self::Device | Self::Pool(_) | Self::Managed | Self::Mapped(_))
     }
 }
 
@@ -52,6 +54,8 @@ pub(crate) enum PeerMemory {
     Device(u64),
     /// That of this pool.
     Pool(u64),
+    /// What is mapped of this handle, which its own device has to be allowed to reach as well.
+    Mapped(u64),
 }
 
 /// A live block.
@@ -83,6 +87,17 @@ impl SimBlock {
     ) -> Self {
         let (bytes, backing) = (bytes as u64, Arc::new(backing));
         let shadow = ShadowMemory::new(bytes, kind.is_host_visible());
+        Self::of_memory(device, bytes, kind, (backing, shadow), by)
+    }
+
+    /// A block of memory that was there before.
+    pub(crate) fn of_memory(
+        device: u64,
+        bytes: u64,
+        kind: BlockKind,
+        (backing, shadow): (Arc<Backing>, ShadowMemory),
+        by: OpName,
+    ) -> Self {
         let (parts, vectors) = (Parts::default(), Vectors::default());
         Self { device, bytes, kind, by, allocation: None, backing, shadow, parts, vectors }
     }
@@ -91,6 +106,7 @@ impl SimBlock {
     fn is_reached_by(&self, device: u64) -> bool {
         match self.kind {
             BlockKind::Device | BlockKind::Pool(_) | BlockKind::Pageable => self.device == device,
+            BlockKind::Mapped(_) => false,
             BlockKind::Managed => true,
             BlockKind::Host(flags) | BlockKind::Registered(flags) => {
                 flags.mapped && (flags.portable || self.device == device)
@@ -103,6 +119,7 @@ impl SimBlock {
         match self.kind {
             BlockKind::Device => Some(PeerMemory::Device(self.device)),
             BlockKind::Pool(pool) => Some(PeerMemory::Pool(pool)),
+            BlockKind::Mapped(handle) => Some(PeerMemory::Mapped(handle)),
             _ => None,
         }
     }
@@ -172,8 +189,8 @@ impl BlockTable {
     }
 
     pub(crate) fn insert(&mut self, address: u64, block: SimBlock) {
-        if block.kind.is_host_visible() {
-            // The system gives out addresses again: freed blocks in this range are forgotten.
+        if block.kind.is_host_visible() || matches!(block.kind, BlockKind::Mapped(_)) {
+            // The addresses may have been others': freed blocks in this range are forgotten.
             let end = address.saturating_add(block.bytes);
             while let Some((&freed, _)) =
                 self.freed.range(..end).next_back().filter(|(_, freed)| freed.end > address)
@@ -188,6 +205,11 @@ impl BlockTable {
     /// Has operations of `device` reach memory of another one.
     pub(crate) fn allow(&mut self, device: u64, memory: PeerMemory) {
         self.allowed.insert((device, memory));
+    }
+
+    /// No device reaches it any more.
+    pub(crate) fn forbid(&mut self, memory: PeerMemory) {
+        self.allowed.retain(|&(_, allowed)| allowed != memory);
     }
 
     pub(crate) fn is_allowed(&self, device: u64, memory: PeerMemory) -> bool {
@@ -253,6 +275,19 @@ impl BlockTable {
             *page_locked -= page_locked_bytes(&block);
             block
         })
+    }
+
+    /// The mappings that make up a range, whole ones without a hole: their addresses and handles.
+    pub(crate) fn mapped_in(&self, start: u64, bytes: u64) -> Option<Vec<(u64, u64)>> {
+        let end = start.checked_add(bytes)?;
+        let (mut at, mut found) = (start, Vec::new());
+        while at < end {
+            let block = self.blocks.get(&at)?;
+            let BlockKind::Mapped(handle) = block.kind else { return None };
+            found.push((at, handle));
+            at += block.bytes;
+        }
+        (at == end).then_some(found)
     }
 
     /// The block that holds `address`, and where it begins.

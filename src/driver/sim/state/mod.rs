@@ -35,6 +35,7 @@ mod pool;
 mod random;
 mod sim_state;
 mod stream;
+mod virtual_memory;
 
 pub(crate) use backing::{Backing, POISON, is_mapped, physical_memory};
 pub(crate) use blocks::{ADDRESS_RANGE, BlockKind, LookupError, PeerMemory, SimBlock};
@@ -57,3 +58,4 @@ pub(crate) use sim_state::{
     notify_changed, wait_changed, wait_changed_for,
 };
 pub(crate) use stream::SimStream;
+pub(crate) use virtual_memory::{Reservation, SimHandle};

@@ -13,6 +13,7 @@ use super::op::{OpWork, SimOp};
 use super::pool::SimPool;
 use super::random::Random;
 use super::stream::SimStream;
+use super::virtual_memory::VirtualMemory;
 use crate::driver::RawStream;
 use crate::driver::sim::check::{DefaultPoolEnd, OpName, VectorClock};
 use crate::sync::thread_id;
@@ -121,6 +122,7 @@ pub(crate) struct SimState {
     pub(crate) thread_streams: HashMap<(u64, u64), u64>,
     pub(crate) running: Vec<RunningOp>,
     pub(crate) cliques: Cliques,
+    pub(crate) virtual_memory: VirtualMemory,
 }
 
 impl SimState {
@@ -185,6 +187,7 @@ impl SimState {
         for branch in graphs.iter().flat_map(|graph| &graph.branches) {
             self.destroy_stream(*branch);
         }
+        self.virtual_memory.remove_device(id);
         for block in self.blocks.remove_device(id).filter(|block| block.kind.is_host_visible()) {
             std::mem::forget(block.backing);
         }

@@ -9,6 +9,7 @@ mod lifetime;
 mod regions;
 mod schedule;
 mod soak;
+mod virtual_memory;
 
 use super::{Report, SimConfig, SimDriver, Simulator, Violation};
 use crate::driver::{

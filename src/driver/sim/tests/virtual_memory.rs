@@ -1,0 +1,161 @@
+//! Mapped memory is checked as strictly as any: access that was not set, mappings that work still uses, and what a
+//! handle keeps.
+
+use super::*;
+use crate::driver::{DeviceRange, RawHandle};
+
+const GRANULE: usize = 2 << 20;
+
+impl Fixture {
+    fn reserve(&self, granules: usize) -> DeviceAddress {
+        self.driver.address_reserve(granules * GRANULE, GRANULE).unwrap()
+    }
+
+    fn handle(&self, granules: usize) -> RawHandle {
+        self.driver.handle_create(granules * GRANULE).unwrap()
+    }
+
+    fn map(
+        &self,
+        address: DeviceAddress,
+        granules: usize,
+        handle: RawHandle,
+    ) -> Result<(), DriverError> {
+        // SAFETY: the simulated device checks the range and the handle.
+        unsafe { self.driver.map(range(address, granules), handle) }
+    }
+
+    fn unmap(&self, address: DeviceAddress, granules: usize) -> Result<(), DriverError> {
+        // SAFETY: the simulated device checks the range, and its uses.
+        unsafe { self.driver.unmap(range(address, granules)) }
+    }
+
+    fn set_access(&self, address: DeviceAddress, granules: usize) -> Result<(), DriverError> {
+        // SAFETY: the simulated device checks the range.
+        unsafe { self.driver.set_access(range(address, granules)) }
+    }
+
+    fn release(&self, handle: RawHandle) -> Result<(), DriverError> {
+        // SAFETY: the simulated device checks the handle.
+        unsafe { self.driver.handle_release(handle) }
+    }
+
+    fn free_addresses(&self, address: DeviceAddress, granules: usize) -> Result<(), DriverError> {
+        // SAFETY: the simulated device checks the range.
+        unsafe { self.driver.address_free(range(address, granules)) }
+    }
+
+    fn used(&self) -> u64 {
+        let info = self.driver.memory_info().unwrap();
+        info.total - info.free
+    }
+}
+
+fn range(address: DeviceAddress, granules: usize) -> DeviceRange {
+    DeviceRange { address, bytes: granules * GRANULE }
+}
+
+#[test]
+fn a_handle_keeps_its_bytes_from_one_address_to_the_next() {
+    let fixture = fixture();
+    let (stream, handle) = (fixture.stream(), fixture.handle(1));
+    let addresses = fixture.reserve(2);
+    for (at, value) in [(addresses, 3), (addresses + GRANULE as u64, 4)] {
+        fixture.map(at, 1, handle).unwrap();
+        fixture.set_access(at, 1).unwrap();
+        if value == 4 {
+            assert_eq!(fixture.download(at, 8, stream), [3; 8]);
+        }
+        fixture.fill(at, GRANULE, value, stream);
+        fixture.sync(stream).unwrap();
+        fixture.unmap(at, 1).unwrap();
+    }
+    assert_eq!(fixture.used(), GRANULE as u64);
+    fixture.release(handle).unwrap();
+    assert_eq!(fixture.used(), 0);
+    fixture.free_addresses(addresses, 2).unwrap();
+    fixture.clean();
+}
+
+#[test]
+fn memory_without_access_is_not_reached() {
+    let fixture = fixture();
+    let (stream, handle, address) = (fixture.stream(), fixture.handle(1), fixture.reserve(1));
+    fixture.map(address, 1, handle).unwrap();
+    assert!(fixture.try_fill(address, 8, 1, stream).is_err());
+    fixture.saw(Violation::UnmappedAddress);
+    fixture.set_access(address, 1).unwrap();
+    fixture.fill(address, 8, 1, stream);
+    fixture.sync(stream).unwrap();
+    // Another mapping of the handle has to be asked for again.
+    fixture.unmap(address, 1).unwrap();
+    fixture.map(address, 1, handle).unwrap();
+    assert!(fixture.try_fill(address, 8, 1, stream).is_err());
+    fixture.saw(Violation::UnmappedAddress);
+}
+
+#[test]
+fn memory_is_not_unmapped_under_work() {
+    let fixture = fixture();
+    let (stream, handle, address) = (fixture.stream(), fixture.handle(1), fixture.reserve(1));
+    fixture.map(address, 1, handle).unwrap();
+    fixture.set_access(address, 1).unwrap();
+    fixture.fill(address, 8, 1, stream);
+    fixture.unmap(address, 1).unwrap();
+    fixture.saw(Violation::FreeWhileInUse);
+    let _ = fixture.try_fill(address, 8, 1, stream);
+    fixture.saw(Violation::UseAfterFree);
+}
+
+#[test]
+fn a_released_handle_lives_until_it_is_unmapped() {
+    let fixture = fixture();
+    let (stream, handle, address) = (fixture.stream(), fixture.handle(2), fixture.reserve(2));
+    fixture.map(address, 2, handle).unwrap();
+    fixture.release(handle).unwrap();
+    fixture.set_access(address, 2).unwrap();
+    fixture.fill(address, 2 * GRANULE, 1, stream);
+    fixture.sync(stream).unwrap();
+    assert_eq!(fixture.used(), 2 * GRANULE as u64);
+    fixture.unmap(address, 2).unwrap();
+    assert_eq!(fixture.used(), 0);
+    assert!(fixture.release(handle).is_err(), "it is gone");
+    fixture.clean();
+}
+
+#[test]
+fn what_is_no_whole_range_is_refused() {
+    let fixture = fixture();
+    let (one, two, address) = (fixture.handle(1), fixture.handle(1), fixture.reserve(2));
+    let second = address + GRANULE as u64;
+    let codes = [
+        fixture.driver.handle_create(GRANULE - 1).map(drop),
+        fixture.driver.handle_create(0).map(drop),
+        fixture.driver.address_reserve(GRANULE, 3).map(drop),
+        fixture.driver.address_reserve(1, GRANULE).map(drop),
+        fixture.map(address, 2, one),
+        fixture.map(address + 256, 1, one),
+        fixture.map(address + 2 * GRANULE as u64, 1, one),
+        fixture.set_access(address, 1),
+        fixture.unmap(address, 1),
+        fixture.free_addresses(address, 1),
+    ]
+    .map(|refused| refused.unwrap_err().code());
+    assert_eq!(codes, [DriverError::INVALID_VALUE; 10]);
+    fixture.map(address, 1, one).unwrap();
+    let codes = [
+        fixture.map(address, 1, two),
+        fixture.map(second, 1, one),
+        fixture.set_access(address, 2),
+        fixture.unmap(address, 2),
+        fixture.free_addresses(address, 2),
+    ]
+    .map(|refused| refused.unwrap_err().code());
+    assert_eq!(codes, [DriverError::INVALID_VALUE; 5]);
+    fixture.map(second, 1, two).unwrap();
+    fixture.set_access(address, 2).unwrap();
+    fixture.unmap(address, 2).unwrap();
+    fixture.free_addresses(address, 2).unwrap();
+    assert!(fixture.driver.handle_create(1 << 60).is_err(), "more than there is");
+    fixture.clean();
+}

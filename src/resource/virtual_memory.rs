@@ -1,0 +1,167 @@
+//! Memory of the device that has its addresses apart: CUDA's virtual memory management.
+
+use super::block::DeviceBlock;
+use super::cuda::{free_behind, report_failed_free, report_leak};
+use super::device_resource::DeviceResource;
+use super::identity::ResourceId;
+use crate::device::Device;
+use crate::driver::sim::CallSite;
+use crate::driver::{
+    DeviceAddress, DeviceRange, Driver, DriverResult, ErrorContext, is_forked_child,
+};
+use crate::error::{Result, ensure};
+use crate::impls::Count;
+use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout, Requested};
+use crate::stream::{Stream, deferred};
+
+/// Device memory that is mapped to addresses of its own: `cuMemCreate`, `cuMemMap`, `cuMemUnmap`.
+///
+/// A free waits for its own stream, and for no other work of the device, where `cuMemFree` of
+/// [`CudaResource`](crate::CudaResource) waits for all kernels. So a pool above it grows, and gives memory back, beside
+/// a kernel that runs long. Each block takes a multiple of the granularity, 2 MiB on today's GPUs: put a pool above it.
+///
+/// `cuIpcGetMemHandle` shares no such memory, and kernels of other devices do not reach it. Take `CudaResource` where
+/// other processes, or PyTorch's, CuPy's or Numba's sharing of tensors, need it. All instances on one device are equal.
+///
+/// ```
+/// use aquifer::{Device, DeviceVec, PoolResource, VirtualResource, sim::SimConfig};
+///
+/// let device = Device::simulated(SimConfig::default());
+/// let pool = PoolResource::new(VirtualResource::new(&device)?)?;
+/// let vec = DeviceVec::<f32>::zeroed_in(&device.new_stream()?, 1000, pool)?;
+/// assert_eq!(vec.to_vec()?, [0.0; 1000]);
+/// # Ok::<(), aquifer::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VirtualResource {
+    device: Device,
+    granularity: usize,
+}
+
+impl VirtualResource {
+    /// Memory of `device` that is mapped.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) where the device or its driver has no virtual memory
+    /// management; those of the driver call.
+    pub fn new(device: &Device) -> Result<Self> {
+        ensure!(
+            device.properties().virtual_memory,
+            Unsupported,
+            "use CudaResource",
+            "{device} has no virtual memory management"
+        );
+        let granularity = device.driver().granularity();
+        let granularity =
+            granularity.with_context(|| format!("asking {device} for its granularity"))?;
+        Ok(Self { device: device.clone(), granularity })
+    }
+
+    /// What the size of each block is rounded up to, in bytes.
+    pub fn granularity(&self) -> usize {
+        self.granularity
+    }
+
+    /// An error names the place in the crate, not the caller's.
+    fn map(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
+        self.device.require(stream.device(), "the stream")?;
+        let (bytes, alignment) = (layout.bytes(), layout.alignment());
+        if bytes == 0 {
+            return Ok(DeviceBlock::empty(layout));
+        }
+        let driver = self.device.driver();
+        let range = self.range(0, bytes);
+        let made = driver
+            .address_reserve(range.bytes, alignment.max(self.granularity))
+            .and_then(|address| map_new(driver, DeviceRange { address, ..range }));
+        let requested = Requested { bytes, alignment, usual: DEFAULT_ALIGNMENT };
+        let address = made.with_context(|| match self.device.memory_info() {
+            Ok(info) => format!(
+                "mapping {requested} on {}, which has {} free of its {}",
+                self.device,
+                Count(info.free, "byte"),
+                Count(info.total, "byte")
+            ),
+            Err(_) => format!("mapping {requested} on {}", self.device),
+        });
+        let address = address.map_err(|error| requested.advise(error))?;
+        Ok(DeviceBlock::new(address, bytes, address))
+    }
+
+    fn range(&self, address: DeviceAddress, bytes: usize) -> DeviceRange {
+        // A size is at most `isize::MAX`: the next multiple is a number.
+        DeviceRange { address, bytes: bytes.next_multiple_of(self.granularity) }
+    }
+}
+
+// SAFETY: each block has memory and addresses of its own, and both go back when its stream has passed every use.
+unsafe impl DeviceResource for VirtualResource {
+    fn device(&self) -> &Device {
+        &self.device
+    }
+
+    fn identity(&self) -> ResourceId {
+        ResourceId::of_device::<Self>(&self.device, 0)
+    }
+
+    #[track_caller]
+    fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
+        let _site = CallSite::enter();
+        deferred::collect_blocks();
+        self.map(stream, layout)
+    }
+
+    #[track_caller]
+    unsafe fn deallocate(&self, stream: &Stream, block: DeviceBlock) {
+        let _site = CallSite::enter();
+        if block.is_empty() || is_forked_child() {
+            return;
+        }
+        let (device, range) = (self.device.clone(), self.range(block.token(), block.bytes()));
+        free_behind(stream, move |passed| match passed {
+            Ok(()) => {
+                // SAFETY: the range of `allocate`, and the stream has passed every use; the caller vouches for the rest.
+                if let Err(error) = unsafe { unmap_and_free(device.driver(), range) } {
+                    report_failed_free(&device, block.bytes(), &error);
+                }
+            }
+            Err(error) => report_leak(&device, block.bytes(), &error),
+        });
+    }
+}
+
+/// Has the range be new memory. If that fails, the range is free again.
+fn map_new(driver: &dyn Driver, range: DeviceRange) -> DriverResult<DeviceAddress> {
+    let undone = |error| {
+        // SAFETY: reserved by the caller, and nothing is mapped there. Addresses that are not freed are lost, no memory.
+        let _ = unsafe { driver.address_free(range) };
+        error
+    };
+    let handle = driver.handle_create(range.bytes).map_err(undone)?;
+    // SAFETY: the caller has just reserved it.
+    let mapped = unsafe { driver.map(range, handle) };
+    // The mapping keeps the memory from here on.
+    // SAFETY: the handle is used no more.
+    let released = unsafe { driver.handle_release(handle) };
+    mapped.map_err(undone)?;
+    // SAFETY: mapped above.
+    match released.and_then(|()| unsafe { driver.set_access(range) }) {
+        Ok(()) => Ok(range.address),
+        Err(error) => {
+            // SAFETY: as above; nothing has used it.
+            let _ = unsafe { unmap_and_free(driver, range) };
+            Err(error)
+        }
+    }
+}
+
+/// # Safety
+///
+/// The range is one of [`map_new`], given up once, and no work uses it.
+unsafe fn unmap_and_free(driver: &dyn Driver, range: DeviceRange) -> DriverResult<()> {
+    // SAFETY: the caller's promise.
+    unsafe { driver.unmap(range) }?;
+    // SAFETY: as above, and nothing is mapped there any more.
+    unsafe { driver.address_free(range) }
+}
