@@ -183,6 +183,15 @@ impl Stream {
         self.capture_with(|| ());
     }
 
+    /// One after the other: who waits for the first one meets the second.
+    fn capture_before_the_last(&self) {
+        let owner = Arc::new(Owner(loom::thread::current().id()));
+        if self.gate.close_and_wait(&owner, &Patience::none()).is_ok() {
+            self.captured(|| ());
+        }
+        self.capture();
+    }
+
     /// A capture whose body waits for a thread that waits for the stream.
     fn capture_until_waited(&self) {
         self.capture_with(|| {
@@ -224,6 +233,14 @@ impl Stream {
     fn wait_after_captures(&self) {
         let entered = self.gate.begin_blocking_call(&Patience::new());
         self.give_work(entered.expect("each capture ends").handle);
+        self.gate.end_call(true);
+    }
+
+    /// The same, of a call that ends when the last capture was tried.
+    fn wait_between_captures(&self) {
+        let entered = self.gate.begin_blocking_call(&Patience::new());
+        assert!(entered.is_ok(), "each capture ends");
+        self.tried.wait();
         self.gate.end_call(true);
     }
 
@@ -356,6 +373,12 @@ fn a_call_that_waits_for_captures() {
 fn two_calls_that_wait_for_a_capture() {
     let roles = [Stream::call_at_last, Stream::wait_after_captures, Stream::capture];
     model("two_calls_that_wait_for_a_capture", 500, Stream::new, &roles, end);
+}
+
+#[test]
+fn a_call_that_waits_between_two_captures() {
+    let roles = [Stream::wait_between_captures, Stream::capture_before_the_last];
+    model("a_call_that_waits_between_two_captures", 20, Stream::new, &roles, end);
 }
 
 #[test]

@@ -132,7 +132,8 @@ impl<U: Upstream> Pool<U> {
             let taken = heap.extract_free_block(*number, *address, *bytes, is_complete);
             drop(heap);
             if taken {
-                left -= *bytes as usize;
+                // A block that came by a growth since is not in it.
+                left = left.saturating_sub(*bytes as usize);
                 extracted.extend(self.upstream_blocks.lock().remove_reserved(*number));
             }
         }

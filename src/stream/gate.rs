@@ -32,7 +32,8 @@
 //! - `INV-2`: a wait for what the waiting thread may have to end first ends with its [`Patience`]: for an owner,
 //!   and for a call that waits for the device. A thread that owns gates does not wait for another owner at all: two
 //!   would wait for each other.
-//! - `INV-3`: a change of `owner`, of `published` or of `calls` to 0 wakes all waiting threads.
+//! - `INV-3`: a change of `owner`, of `published` or of `calls` to 0 wakes all waiting threads, as does a change of `waits`
+//!   beside an owner.
 //! - `INV-4`: who is alone waits for nothing, so that a thread inside of another gate may wait for it. No thread that
 //!   waits is inside of this one.
 //! - `INV-5`: `handle` changes in the state alone, and stays while a call is counted or there is an owner.
@@ -225,7 +226,13 @@ impl<O: GateOwner, H: Copy> Gate<O, H> {
             }
             Some(_) => state = self.wait_for_turn(state, patience)?,
         }
-        state.waits += usize::from(waits);
+        if waits {
+            state.waits += 1;
+            // An owner came between the end of the former one and this: it counts on a call that ends by itself.
+            if state.owner.is_some() {
+                self.changed.notify_all();
+            }
+        }
         Ok(Entered { handle: state.handle, owner: None })
     }
 

@@ -93,6 +93,8 @@ impl Graph {
         let call = stream.begin_call()?;
         // The driver would refuse too, and the capture be lost.
         call.refuse_capture("launching a graph")?;
+        // The driver waits for the device where the stream's queue is full.
+        call.mark_blocking();
         let mut launched = self.launched.lock();
         if !launched.contains(stream) {
             self.before.iter().try_for_each(|before| call.wait(before))?;

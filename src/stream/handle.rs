@@ -359,6 +359,10 @@ impl Stream {
 
     /// Outside of this folder, only a `StreamCall` gives it.
     pub(super) fn raw(&self) -> RawStream {
+        if is_forked_child() {
+            // A thread of the parent may have had the gate's lock.
+            return self.inner.replacement.get().map_or(self.inner.raw, |own| own.raw);
+        }
         self.inner.gate.handle()
     }
 }
