@@ -18,8 +18,8 @@ use std::mem::ManuallyDrop;
 /// [`Stream::capture`].
 ///
 /// The graph is destroyed when it is dropped; launches that are on their way still run to their end.
-/// Use it from any thread, beside calls of others on the same stream. The driver has one launch of a graph run at a time,
-/// in the order of the calls, on whatever streams they are.
+/// Use it from any thread, beside other calls of Aquifer on the same stream. The driver has one launch of a graph run at a
+/// time, in the order of the calls, on whatever streams they are.
 ///
 /// The streams that it is launched on stay alive as long as the graph.
 pub struct Graph {
@@ -74,6 +74,9 @@ impl Graph {
     ///   [`Stream::wait_for`] on `stream` before the call, later work by waiting for `stream` after
     ///   it;
     /// - the contracts of the unsafe calls that were captured hold, those of kernels among them.
+    ///
+    /// And while this call runs, no other library has `stream` wait for an event on another thread: the driver
+    /// loses that wait. Aquifer's own waits are kept apart.
     #[track_caller]
     pub unsafe fn launch(&self, stream: &Stream) -> Result<()> {
         let _site = CallSite::enter();
