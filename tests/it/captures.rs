@@ -440,8 +440,11 @@ fn other_threads_use_the_pool_meanwhile() {
             assert_eq!(all(&out), round + 1);
         }
         drop(graph);
-        let stats = pool.statistics();
-        assert_eq!((stats.held, stats.live), (0, WORDS * 4));
+        // The threads' own ends may still give back what they kept: the figures are exact after that.
+        eventually(&stream, "the memory of `out` alone", || {
+            let stats = pool.statistics();
+            (stats.held, stats.live) == (0, WORDS * 4)
+        });
     }
 }
 
