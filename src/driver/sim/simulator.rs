@@ -155,14 +155,18 @@ impl Simulator {
             .fold((0, 0), |(count, bytes), block| (count + 1, bytes + block.bytes))
     }
 
-    /// Bytes of device memory, managed memory included, that are allocated and not freed.
+    /// Bytes of device memory, managed memory and handles included, that are allocated and not freed.
     pub fn live_bytes(&self) -> u64 {
-        self.blocks(BlockKind::is_device_memory).1
+        self.blocks(BlockKind::is_device_memory).1 + self.handles().1
     }
 
-    /// Blocks of device memory, managed memory included, that are allocated and not freed.
+    /// Blocks of device memory, managed memory and handles included, that are allocated and not freed.
     pub fn live_blocks(&self) -> usize {
-        self.blocks(BlockKind::is_device_memory).0
+        self.blocks(BlockKind::is_device_memory).0 + self.handles().0
+    }
+
+    fn handles(&self) -> (usize, u64) {
+        lock_state().virtual_memory.totals(self.context.id)
     }
 
     /// Blocks of page-locked host memory that are allocated and not freed.

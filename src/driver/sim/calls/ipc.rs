@@ -90,7 +90,7 @@ impl IpcCalls for SimDriver {
             Some(BlockKind::Host(_) | BlockKind::Registered(_) | BlockKind::Pageable) => {
                 AllocationKind::Host
             }
-            Some(BlockKind::Mapped(_)) | None => AllocationKind::Other,
+            Some(BlockKind::Reserved) | None => AllocationKind::Other,
         })
     }
 

@@ -1,16 +1,22 @@
-//! Addresses apart from memory. The memory of a handle is a block while it is mapped, with what the device knows of its
-//! bytes; it keeps that over an unmapping. The device maps a handle at one address at a time.
+//! Addresses apart from memory. Reserved addresses are a block, of which operations find what is mapped and has access.
 
 use super::call::Call;
-use crate::driver::sim::check::{OpName, ShadowMemory};
+use crate::driver::sim::check::{
+    AccessStamp, DefaultPoolEnd, OpName, ReportedMemory, ShadowMemory, Violation,
+};
 use crate::driver::sim::driver::SimDriver;
-use crate::driver::sim::state::{Backing, BlockKind, PeerMemory, Reservation, SimBlock, SimHandle};
+use crate::driver::sim::state::{
+    Backing, BlockKind, Mapping, MappingState, POISON, SimBlock, SimHandle, SimState, is_seen,
+    is_seen_by_pools,
+};
 use crate::driver::{DeviceAddress, DeviceRange, DriverResult, RawHandle, VirtualCalls};
-use crate::sync::Arc;
 use crate::sync::trusted::unique;
 
 /// A GPU's.
 const GRANULARITY: u64 = 2 << 20;
+
+/// The bytes of larger handles stay zero, so that the system provides their pages as they are touched.
+const POISON_LIMIT: u64 = 64 << 20;
 
 impl VirtualCalls for SimDriver {
     fn granularity(&self) -> DriverResult<usize> {
@@ -22,45 +28,58 @@ impl VirtualCalls for SimDriver {
     fn address_reserve(&self, bytes: usize, alignment: usize) -> DriverResult<DeviceAddress> {
         let mut call = self.call("cuMemAddressReserve")?;
         call.require(call.context.config.properties.virtual_memory)?;
-        let bytes = call.whole(bytes)?;
+        let size = call.whole(bytes)?;
         if !alignment.is_power_of_two() {
             return call.invalid();
         }
         let alignment = (alignment as u64).max(GRANULARITY);
-        let Some(address) = call.next_aligned_address(bytes, alignment) else {
+        let device = call.context.id;
+        let backing = Backing::addresses(bytes, device as usize);
+        let Some((backing, address)) = backing.zip(call.next_aligned_address(size, alignment))
+        else {
             return call.out_of_memory();
         };
-        let reservation = Reservation { device: call.context.id, bytes };
-        call.state.virtual_memory.reservations.insert(address, reservation);
+        let by = OpName::call(call.name);
+        let block = SimBlock::new(device, bytes, BlockKind::Reserved, backing, by);
+        call.state.blocks.insert(address, block);
         Ok(address)
     }
 
     unsafe fn address_free(&self, range: DeviceRange) -> DriverResult<()> {
         let mut call = self.call("cuMemAddressFree")?;
-        let (address, bytes) = (range.address, range.bytes as u64);
-        let found = call.state.virtual_memory.reservations.get(&address);
-        let is_whole = found.is_some_and(|it| it.device == call.context.id && it.bytes == bytes);
-        if !is_whole || call.state.blocks.is_taken(address, bytes) {
+        let (is_all, block) = match call.reserved(range) {
+            Ok((block, at)) => (at == (0, block.bytes) && block.mappings.is_empty(), range.address),
+            Err(error) => return Err(error),
+        };
+        if !is_all {
             return call.invalid();
         }
-        call.state.virtual_memory.reservations.remove(&address);
+        let by = OpName::call(call.name);
+        call.state.blocks.free(block, by);
         Ok(())
     }
 
     fn handle_create(&self, bytes: usize) -> DriverResult<RawHandle> {
         let mut call = self.call("cuMemCreate")?;
         call.require(call.context.config.properties.virtual_memory)?;
-        let size = call.whole(bytes)?;
-        let id = unique();
-        call.reserve(BlockKind::Mapped(id), size)?;
-        let poison = call.context.config.poison;
-        // Aligned as the address that it gets will be.
-        let Some(backing) = Backing::allocate(bytes, GRANULARITY as usize, poison) else {
-            call.unreserve(BlockKind::Mapped(id), size);
+        let (size, device, id) = (call.whole(bytes)?, call.context.id, unique());
+        call.reserve(BlockKind::Reserved, size)?;
+        let poison = call.context.config.poison && size <= POISON_LIMIT;
+        let poison = poison.then_some(POISON);
+        let Some(offset) = call.state.virtual_memory.add_bytes(device, size, poison) else {
+            call.unreserve(BlockKind::Reserved, size);
             return Err(call.no_room_at_host());
         };
-        let memory = Some((Arc::new(backing), ShadowMemory::new(size, false)));
-        let handle = SimHandle { device: call.context.id, bytes: size, memory, released: false };
+        let shadow = ShadowMemory::new(size, false);
+        let handle = SimHandle {
+            device,
+            bytes: size,
+            offset,
+            shadow,
+            newest: None,
+            mappings: 0,
+            released: false,
+        };
         call.state.virtual_memory.handles.insert(id, handle);
         Ok(RawHandle(id))
     }
@@ -77,37 +96,49 @@ impl VirtualCalls for SimDriver {
         Ok(())
     }
 
+    /// A second mapping takes over what is known of the bytes: operations find them there from now on.
     unsafe fn map(&self, range: DeviceRange, handle: RawHandle) -> DriverResult<()> {
         let mut call = self.call("cuMemMap")?;
-        let (device, address) = (call.context.id, range.address);
-        let bytes = call.whole(range.bytes)?;
-        let is_free = address.is_multiple_of(GRANULARITY)
-            && call.state.virtual_memory.is_reserved(device, address, bytes)
-            && !call.state.blocks.is_taken(address, bytes);
-        let found = call.state.virtual_memory.handles.get_mut(&handle.0);
-        let found = found
+        let (device, bytes) = (call.context.id, call.whole(range.bytes)?);
+        let is_aligned = range.address.is_multiple_of(GRANULARITY);
+        let (block, at) = call.reserved(range)?;
+        let is_free = is_aligned && !block.mappings.is_taken(at);
+        let SimState { blocks, virtual_memory, .. } = &mut *call.state;
+        let found = virtual_memory
+            .handles
+            .get(&handle.0)
             .filter(|it| is_free && (it.device, it.bytes, it.released) == (device, bytes, false));
-        let Some((backing, shadow)) = found.and_then(|found| found.memory.take()) else {
-            return call.invalid();
-        };
-        let (kind, by) = (BlockKind::Mapped(handle.0), OpName::call(call.name));
-        let block = SimBlock::of_memory(device, bytes, kind, (backing, shadow), by);
-        call.state.blocks.insert(address, block);
+        let backing = blocks.around(range.address).map(|(_, block)| &block.backing);
+        let (Some(found), Some(backing)) = (found, backing) else { return call.invalid() };
+        if !virtual_memory.show(backing, at, Some(handle.0)) {
+            return Err(call.no_room_at_host());
+        }
+        let mut shadow = found.newest.and_then(|newest| {
+            let last = DeviceRange { address: newest, bytes: range.bytes };
+            let (block, at) = blocks.around_mut(last)?;
+            block.mappings.set_state(at.0, MappingState::Moved);
+            Some(block.shadow.copy_of(at))
+        });
+        let Some(found) = virtual_memory.handles.get_mut(&handle.0) else { return call.invalid() };
+        found.newest = Some(range.address);
+        found.mappings += 1;
+        if let Some((block, at)) = blocks.around_mut(range) {
+            block.shadow.replace(at, shadow.as_mut().unwrap_or(&mut found.shadow));
+            let state = MappingState::Mapped;
+            block.mappings.insert(at.0, Mapping { bytes, handle: handle.0, state });
+        }
         Ok(())
     }
 
     unsafe fn set_access(&self, range: DeviceRange) -> DriverResult<()> {
         let mut call = self.call("cuMemSetAccess")?;
-        let bytes = call.whole(range.bytes)?;
-        let mapped = call.state.blocks.mapped_in(range.address, bytes);
-        let Some(mapped) = mapped.filter(|_| {
-            call.state.virtual_memory.is_reserved(call.context.id, range.address, bytes)
-        }) else {
-            return call.invalid();
-        };
-        for (_, handle) in mapped {
-            let device = call.context.id;
-            call.state.blocks.allow(device, PeerMemory::Mapped(handle));
+        call.whole(range.bytes)?;
+        let (block, at) = call.reserved(range)?;
+        let Some(mapped) = block.mappings.whole(at) else { return call.invalid() };
+        if let Some((block, _)) = call.state.blocks.around_mut(range) {
+            for (at, _) in mapped.iter().filter(|it| it.1.state == MappingState::Mapped) {
+                block.mappings.set_state(*at, MappingState::Accessible);
+            }
         }
         Ok(())
     }
@@ -115,18 +146,27 @@ impl VirtualCalls for SimDriver {
     /// Operations that the host has not seen complete may still use it, which is reported.
     unsafe fn unmap(&self, range: DeviceRange) -> DriverResult<()> {
         let mut call = self.call("cuMemUnmap")?;
-        let bytes = call.whole(range.bytes)?;
-        let mapped = call.state.blocks.mapped_in(range.address, bytes);
-        let is_own = call.state.virtual_memory.is_reserved(call.context.id, range.address, bytes);
-        let Some(mapped) = mapped.filter(|_| is_own) else { return call.invalid() };
-        for (address, handle) in mapped {
-            let block = call.free_now(address, |kind| kind == BlockKind::Mapped(handle))?;
-            call.state.blocks.forbid(PeerMemory::Mapped(handle));
-            if let Some(found) = call.state.virtual_memory.handles.get_mut(&handle) {
-                found.memory = Some((block.backing, block.shadow));
+        call.whole(range.bytes)?;
+        let (block, at) = call.reserved(range)?;
+        let Some(mapped) = block.mappings.whole(at) else { return call.invalid() };
+        call.report_uses(range);
+        let by = OpName::call(call.name);
+        let SimState { blocks, virtual_memory, .. } = &mut *call.state;
+        let Some((block, place)) = blocks.around_mut(range) else { return call.invalid() };
+        virtual_memory.show(&block.backing, place, None);
+        for (start, mapping) in &mapped {
+            let part = (*start, start + mapping.bytes);
+            block.mappings.set_state(*start, MappingState::Unmapped(by));
+            if let Some(handle) = virtual_memory.handles.get_mut(&mapping.handle) {
+                handle.mappings -= 1;
+                if mapping.state != MappingState::Moved {
+                    handle.newest = None;
+                    handle.shadow = block.shadow.copy_of(part);
+                }
             }
-            call.remove_if_over(handle);
+            block.shadow.replace(part, &mut ShadowMemory::new(mapping.bytes, false));
         }
+        mapped.iter().for_each(|(_, mapping)| call.remove_if_over(mapping.handle));
         Ok(())
     }
 }
@@ -138,14 +178,43 @@ impl Call<'_> {
         if bytes == 0 || !bytes.is_multiple_of(GRANULARITY) { self.invalid() } else { Ok(bytes) }
     }
 
+    /// The reserved addresses of this device that hold a range, and where in them it begins and ends.
+    fn reserved(&self, range: DeviceRange) -> DriverResult<(&SimBlock, (u64, u64))> {
+        let found = self.state.blocks.around(range.address).filter(|(_, block)| {
+            block.kind == BlockKind::Reserved && block.device == self.context.id
+        });
+        let Some((start, block)) = found else { return self.invalid() };
+        let at = range.address - start;
+        match at.checked_add(range.bytes as u64).filter(|&end| end <= block.bytes) {
+            Some(end) => Ok((block, (at, end))),
+            None => self.invalid(),
+        }
+    }
+
+    /// Reports that work which the host has not seen complete uses a range. At the end of a default pool, what
+    /// pools have seen counts.
+    fn report_uses(&mut self, range: DeviceRange) {
+        let name = OpName::call(self.name);
+        let SimState { streams, blocks, .. } = &mut *self.state;
+        let is_seen = if DefaultPoolEnd::is_here() { is_seen_by_pools } else { is_seen };
+        let complete = |former: &AccessStamp| is_seen(streams, former.stream, former.tick);
+        let Some((block, at)) = blocks.around_mut(range) else { return };
+        let Some(found) = block.shadow.unordered_in(at, &complete) else { return };
+        let start = range.address + (found.start - at.0);
+        let vector = block.vectors.at(found.start);
+        let memory = ReportedMemory::new((start, found.end - found.start), vector);
+        self.context.report(Violation::FreeWhileInUse, name, found.other, memory, None);
+    }
+
     /// The memory of a handle that is released and not mapped goes back.
     fn remove_if_over(&mut self, handle: u64) {
-        let handles = &mut self.state.virtual_memory.handles;
-        let is_over = |handle: &SimHandle| handle.released && handle.memory.is_some();
-        if handles.get(&handle).is_some_and(is_over)
-            && let Some(over) = handles.remove(&handle)
+        let memory = &mut self.state.virtual_memory;
+        let is_over = |handle: &SimHandle| handle.released && handle.mappings == 0;
+        if memory.handles.get(&handle).is_some_and(is_over)
+            && let Some(over) = memory.handles.remove(&handle)
         {
-            self.unreserve(BlockKind::Mapped(handle), over.bytes);
+            memory.remove_bytes(&over);
+            self.unreserve(BlockKind::Reserved, over.bytes);
         }
     }
 }

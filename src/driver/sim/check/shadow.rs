@@ -343,6 +343,46 @@ impl ShadowMemory {
         }
     }
 
+    /// The segments of a range, as they are where it begins at `to`.
+    fn moved(&mut self, (start, end): (u64, u64), to: u64) -> BTreeMap<u64, Segment> {
+        self.split(start);
+        self.split(end);
+        let place = |at: u64| at - start + to;
+        let mut moved = BTreeMap::new();
+        for (&from, segment) in self.segments.range(start..end) {
+            let stride = segment.stride;
+            if place(from).is_multiple_of(stride) {
+                moved.insert(place(from), Segment { end: place(segment.end), ..segment.clone() });
+                continue;
+            }
+            // INV-1: rows that begin elsewhere become segments of their own.
+            for row in (from..segment.end).step_by(stride as usize) {
+                let mut low = row;
+                for (high, state) in &segment.row {
+                    let high = row + high;
+                    moved.insert(place(low), Segment::new(place(high), state.clone()));
+                    low = high;
+                }
+            }
+        }
+        self.merge(start, end);
+        moved
+    }
+
+    /// What is known of a range, by itself.
+    pub(crate) fn copy_of(&mut self, range: (u64, u64)) -> Self {
+        Self { segments: self.moved(range, 0), sweep_at: SWEEP }
+    }
+
+    /// Has a range be what `other` says of as many bytes.
+    pub(crate) fn replace(&mut self, (start, end): (u64, u64), other: &mut Self) {
+        self.split(start);
+        self.split(end);
+        self.segments.retain(|&from, _| from < start || from >= end);
+        self.segments.append(&mut other.moved((0, end - start), start));
+        self.merge(start, end);
+    }
+
     fn sweep(&mut self, complete: Judge<'_>) {
         let mut end = 0;
         for segment in self.segments.values_mut() {

@@ -37,7 +37,7 @@ impl WatchedRange {
 #[derive(Debug)]
 enum OwnedMemory {
     Heap(NonNull<u8>, Layout),
-    #[cfg(all(target_os = "linux", not(miri)))]
+    #[cfg(target_os = "linux")]
     Pages(NonNull<u8>, usize),
 }
 
@@ -47,6 +47,8 @@ pub(crate) struct Backing {
     pointer: NonNull<u8>,
     /// Freed on drop. `None` for memory of the caller.
     _owned: Option<OwnedMemory>,
+    /// What else shows the same bytes has this number, too. 0 for memory of its own.
+    shared: usize,
     watches: Mutex<Vec<WatchedRange>>,
 }
 
@@ -67,7 +69,7 @@ impl Backing {
         let padded = bytes.checked_add(alignment)?;
         let (base, owned) = if poison { heap_zeroed(padded)? } else { untouched_pages(padded)? };
         let mut memory =
-            Self { pointer: base, _owned: Some(owned), watches: Mutex::new(Vec::new()) };
+            Self { pointer: base, _owned: Some(owned), shared: 0, watches: Mutex::default() };
         let skip = base.as_ptr().align_offset(alignment);
         if skip > alignment {
             return None;
@@ -84,7 +86,47 @@ impl Backing {
 
     /// Memory that the caller keeps alive until it unregisters it.
     pub(crate) fn registered(pointer: NonNull<u8>) -> Self {
-        Self { pointer, _owned: None, watches: Mutex::new(Vec::new()) }
+        Self { pointer, _owned: None, shared: 0, watches: Mutex::default() }
+    }
+
+    /// Addresses that show nothing yet. `shared`: of which device they show memory.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn addresses(bytes: usize, shared: usize) -> Option<Self> {
+        let (pointer, owned) = map_pages(bytes)?;
+        Some(Self { pointer, _owned: Some(owned), shared, watches: Mutex::default() })
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    pub(crate) fn addresses(_: usize, _: usize) -> Option<Self> {
+        None
+    }
+
+    /// Has a part of [`addresses`](Self::addresses) show a part of a file, or zeroed memory of its own: what an
+    /// operation does there that was reported hurts nobody. Both are multiples of the page.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn show(
+        &self,
+        start: usize,
+        bytes: usize,
+        part: Option<(&std::fs::File, u64)>,
+    ) -> std::io::Result<()> {
+        use std::os::fd::AsRawFd;
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        let nothing = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let (flags, file, offset) = match part {
+            Some((file, offset)) => (libc::MAP_SHARED, file.as_raw_fd(), offset),
+            None => (nothing, -1, 0),
+        };
+        let offset = libc::off_t::try_from(offset).map_err(std::io::Error::other)?;
+        let at = self.pointer.as_ptr().wrapping_add(start).cast();
+        // SAFETY: the range lies in the addresses that this block owns, whose bytes operations reach by raw pointers.
+        let shown = unsafe { libc::mmap(at, bytes, access, flags | libc::MAP_FIXED, file, offset) };
+        if shown == libc::MAP_FAILED { Err(std::io::Error::last_os_error()) } else { Ok(()) }
+    }
+
+    /// Identifies the bytes among all that are alive.
+    pub(crate) fn memory_id(&self) -> usize {
+        if self.shared == 0 { std::ptr::from_ref(self) as usize } else { self.shared }
     }
 
     pub(crate) fn pointer(&self) -> NonNull<u8> {
@@ -143,9 +185,11 @@ fn heap_zeroed(bytes: usize) -> Option<(NonNull<u8>, OwnedMemory)> {
 fn untouched_pages(bytes: usize) -> Option<(NonNull<u8>, OwnedMemory)> {
     /// Smaller blocks are not worth a system call.
     const SMALL: usize = 1 << 20;
-    if bytes < SMALL {
-        return heap_zeroed(bytes);
-    }
+    if bytes < SMALL { heap_zeroed(bytes) } else { map_pages(bytes) }
+}
+
+#[cfg(target_os = "linux")]
+fn map_pages(bytes: usize) -> Option<(NonNull<u8>, OwnedMemory)> {
     let access = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     // SAFETY: a new mapping at an address of the system's choice overlaps no other memory.
@@ -167,9 +211,9 @@ impl Drop for OwnedMemory {
         match *self {
             // SAFETY: `heap_zeroed` made it with this layout; it is freed here alone.
             Self::Heap(base, layout) => unsafe { std::alloc::dealloc(base.as_ptr(), layout) },
-            #[cfg(all(target_os = "linux", not(miri)))]
+            #[cfg(target_os = "linux")]
             Self::Pages(base, bytes) => {
-                // SAFETY: `untouched_pages` mapped these bytes; they are unmapped here alone.
+                // SAFETY: `map_pages` mapped these bytes; they are unmapped here alone.
                 unsafe { libc::munmap(base.as_ptr().cast(), bytes) };
             }
         }

@@ -4,6 +4,7 @@ use super::backing::{Backing, physical_memory};
 use super::imports::Imports;
 use super::op::{AddressSpace, OpRange, TouchedRange};
 use super::parts::{PartError, Parts};
+use super::virtual_memory::Mappings;
 use crate::driver::sim::check::{
     AccessStamp, OpName, ReportedMemory, ShadowMemory, Vector, Vectors,
 };
@@ -26,8 +27,8 @@ pub(crate) enum BlockKind {
     Device,
     /// From the pool with this number.
     Pool(u64),
-    /// The memory of the handle with this number, which is mapped.
-    Mapped(u64),
+    /// Reserved addresses, where memory of handles is mapped.
+    Reserved,
     Managed,
     Host(HostFlags),
     Registered(HostFlags),
@@ -38,12 +39,12 @@ pub(crate) enum BlockKind {
 impl BlockKind {
     /// Whether the host can access it without a call.
     pub(crate) fn is_host_visible(self) -> bool {
-        !matches!(self, Self::Device | Self::Pool(_) | Self::Mapped(_))
+        !matches!(self, Self::Device | Self::Pool(_) | Self::Reserved)
     }
 
     /// Whether it is allocated and freed as memory of the device.
     pub(crate) fn is_device_memory(self) -> bool {
-        matches!(self, Self::Device | Self::Pool(_) | Self::Managed | Self::Mapped(_))
+        matches!(self, Self::Device | Self::Pool(_) | Self::Managed)
     }
 }
 
@@ -54,8 +55,6 @@ pub(crate) enum PeerMemory {
     Device(u64),
     /// That of this pool.
     Pool(u64),
-    /// What is mapped of this handle, which its own device has to be allowed to reach as well.
-    Mapped(u64),
 }
 
 /// A live block.
@@ -74,6 +73,8 @@ pub(crate) struct SimBlock {
     pub(crate) parts: Parts,
     /// What containers have made of it.
     pub(crate) vectors: Vectors,
+    /// Of reserved addresses.
+    pub(crate) mappings: Mappings,
 }
 
 impl SimBlock {
@@ -85,28 +86,27 @@ impl SimBlock {
         backing: Backing,
         by: OpName,
     ) -> Self {
-        let (bytes, backing) = (bytes as u64, Arc::new(backing));
-        let shadow = ShadowMemory::new(bytes, kind.is_host_visible());
-        Self::of_memory(device, bytes, kind, (backing, shadow), by)
-    }
-
-    /// A block of memory that was there before.
-    pub(crate) fn of_memory(
-        device: u64,
-        bytes: u64,
-        kind: BlockKind,
-        (backing, shadow): (Arc<Backing>, ShadowMemory),
-        by: OpName,
-    ) -> Self {
-        let (parts, vectors) = (Parts::default(), Vectors::default());
-        Self { device, bytes, kind, by, allocation: None, backing, shadow, parts, vectors }
+        let bytes = bytes as u64;
+        Self {
+            device,
+            bytes,
+            kind,
+            by,
+            allocation: None,
+            backing: Arc::new(backing),
+            shadow: ShadowMemory::new(bytes, kind.is_host_visible()),
+            parts: Parts::default(),
+            vectors: Vectors::default(),
+            mappings: Mappings::default(),
+        }
     }
 
     /// Whether operations of `device` can reach it by address, whatever it was allowed to.
     fn is_reached_by(&self, device: u64) -> bool {
         match self.kind {
-            BlockKind::Device | BlockKind::Pool(_) | BlockKind::Pageable => self.device == device,
-            BlockKind::Mapped(_) => false,
+            BlockKind::Device | BlockKind::Pool(_) | BlockKind::Reserved | BlockKind::Pageable => {
+                self.device == device
+            }
             BlockKind::Managed => true,
             BlockKind::Host(flags) | BlockKind::Registered(flags) => {
                 flags.mapped && (flags.portable || self.device == device)
@@ -119,7 +119,6 @@ impl SimBlock {
         match self.kind {
             BlockKind::Device => Some(PeerMemory::Device(self.device)),
             BlockKind::Pool(pool) => Some(PeerMemory::Pool(pool)),
-            BlockKind::Mapped(handle) => Some(PeerMemory::Mapped(handle)),
             _ => None,
         }
     }
@@ -189,7 +188,7 @@ impl BlockTable {
     }
 
     pub(crate) fn insert(&mut self, address: u64, block: SimBlock) {
-        if block.kind.is_host_visible() || matches!(block.kind, BlockKind::Mapped(_)) {
+        if block.kind.is_host_visible() {
             // The addresses may have been others': freed blocks in this range are forgotten.
             let end = address.saturating_add(block.bytes);
             while let Some((&freed, _)) =
@@ -205,11 +204,6 @@ impl BlockTable {
     /// Has operations of `device` reach memory of another one.
     pub(crate) fn allow(&mut self, device: u64, memory: PeerMemory) {
         self.allowed.insert((device, memory));
-    }
-
-    /// No device reaches it any more.
-    pub(crate) fn forbid(&mut self, memory: PeerMemory) {
-        self.allowed.retain(|&(_, allowed)| allowed != memory);
     }
 
     pub(crate) fn is_allowed(&self, device: u64, memory: PeerMemory) -> bool {
@@ -275,19 +269,6 @@ impl BlockTable {
             *page_locked -= page_locked_bytes(&block);
             block
         })
-    }
-
-    /// The mappings that make up a range, whole ones without a hole: their addresses and handles.
-    pub(crate) fn mapped_in(&self, start: u64, bytes: u64) -> Option<Vec<(u64, u64)>> {
-        let end = start.checked_add(bytes)?;
-        let (mut at, mut found) = (start, Vec::new());
-        while at < end {
-            let block = self.blocks.get(&at)?;
-            let BlockKind::Mapped(handle) = block.kind else { return None };
-            found.push((at, handle));
-            at += block.bytes;
-        }
-        (at == end).then_some(found)
     }
 
     /// The block that holds `address`, and where it begins.
@@ -374,6 +355,11 @@ impl BlockTable {
         })?;
         if end > block.bytes {
             return Err(LookupError::outside(block.by, (0, block.bytes), end));
+        }
+        if block.kind == BlockKind::Reserved {
+            let unmapped =
+                |by: Option<OpName>| by.map_or(LookupError::Unmapped, LookupError::Freed);
+            block.mappings.check((offset, end)).map_err(unmapped)?;
         }
         Ok(OpRange {
             backing: Arc::clone(&block.backing),

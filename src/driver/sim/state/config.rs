@@ -67,7 +67,7 @@ impl Default for SimConfig {
                 memory_pools: true,
                 map_host_memory: true,
                 host_register: true,
-                virtual_memory: true,
+                virtual_memory: cfg!(target_os = "linux"),
                 context_events: true,
             },
         }

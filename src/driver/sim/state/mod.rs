@@ -6,6 +6,7 @@
 //! | `backing`, `op`, `fence` | the host memory of a block; an operation and the ranges that it touches; points to wait for |
 //! | `blocks`, `parts` | live and freed blocks by address; what the crate's pools cut from a block |
 //! | `imports` | blocks at a second address, which were opened as another process's |
+//! | `virtual_memory` | handles of memory, and what reserved addresses have mapped |
 //! | `pool` | the driver's memory pools |
 //! | `clique` | the ranks of communicators, and what they exchange |
 //! | `stream`, `graph` | queues; recorded points, captures, executable graphs |
@@ -58,4 +59,4 @@ pub(crate) use sim_state::{
     notify_changed, wait_changed, wait_changed_for,
 };
 pub(crate) use stream::SimStream;
-pub(crate) use virtual_memory::{Reservation, SimHandle};
+pub(crate) use virtual_memory::{Mapping, MappingState, SimHandle};

@@ -106,7 +106,7 @@ pub(crate) struct OpRange {
 impl OpRange {
     /// Identifies the memory among all that is alive.
     pub(crate) fn memory_id(&self) -> usize {
-        Arc::as_ptr(&self.backing) as usize
+        self.backing.memory_id()
     }
 }
 
