@@ -28,4 +28,4 @@ mod tests;
 
 pub(crate) use address_map::{AddressHasher, AddressMap};
 pub(crate) use allocate::Heap;
-pub(crate) use types::{COMPLETE, Node, NotLive, Piece, Tag, Taken};
+pub(crate) use types::{COMPLETE, FreeBlock, Node, NotLive, Piece, Tag, Taken};

@@ -1,11 +1,11 @@
 //! Memory that comes to the heap, leaves it, or changes its tag.
 
 use super::allocate::Heap;
-use super::bins::{all, bin_of, list, remove};
+use super::bins::{all, bin_of, insert, list, remove, up};
 use super::merge::resize;
 use super::nodes::{BORDER, BlockNode, LIVE};
 use super::spans::Span;
-use super::types::{COMPLETE, Piece, Tag};
+use super::types::{COMPLETE, FreeBlock, Piece, Tag};
 
 impl Heap {
     /// Adds free memory (a fresh upstream_block, or a piece cut from another heap). Joins neighbours of the
@@ -186,6 +186,71 @@ impl Heap {
         }
     }
 
+    /// Free blocks of so many bytes and more. O(blocks of this size and above).
+    pub(crate) fn free_blocks_from(&self, least: u64) -> impl Iterator<Item = FreeBlock> + '_ {
+        let least = u32::try_from(least >> self.unit_shift).unwrap_or(u32::MAX).max(1);
+        self.tag_bins.filled().flat_map(move |(tag, lists)| {
+            let large = up(lists, bin_of(least));
+            let blocks = large.flat_map(move |at| list(self.nodes.all(), lists.head(at)));
+            let blocks = blocks.filter(move |(_, block)| block.units >= least);
+            blocks.map(move |(_, &BlockNode { address, units, stamp, .. })| {
+                let bytes = u64::from(units) << self.unit_shift;
+                FreeBlock { tag, address, bytes, stamp }
+            })
+        })
+    }
+
+    /// The free memory of a tag right below and right above a range of `upstream_block` that is not in this heap: what
+    /// the range would merge with. O(log pieces).
+    pub(crate) fn free_beside(
+        &self,
+        tag: Tag,
+        upstream_block: u32,
+        (start, end): (u64, u64),
+    ) -> (u64, u64) {
+        let bytes = |node: u32| {
+            let block = &self.nodes[node];
+            let is_own = block.is_free() && block.tag == tag;
+            if is_own { u64::from(block.units) << self.unit_shift } else { 0 }
+        };
+        let below = self.spans.ending(start, upstream_block);
+        let above = self.spans.starting(end, upstream_block);
+        (
+            below.map_or(0, |(_, span)| bytes(self.nodes[span.border].prev)),
+            above.map_or(0, |span| bytes(self.nodes[span.border].next)),
+        )
+    }
+
+    /// Cuts a range out of a free block that is as it was seen. `None` if it is not. O(log pieces), and as long as
+    /// the list of its size.
+    pub(crate) fn extract_range(
+        &mut self,
+        block: FreeBlock,
+        address: u64,
+        bytes: u64,
+    ) -> Option<Piece> {
+        let unit = |bytes: u64| u32::try_from(bytes >> self.unit_shift).ok();
+        let (skip, cut) = (unit(address.checked_sub(block.address)?)?, unit(bytes)?);
+        let mut node = self.found(block.tag, block.address, block.bytes)?;
+        let BlockNode { units, next, stamp, .. } = self.nodes[node];
+        let is_inside = skip.checked_add(cut).is_some_and(|end| end <= units);
+        if cut == 0 || !is_inside || stamp != block.stamp || !self.nodes.room_for(2) {
+            return None;
+        }
+        if skip > 0 {
+            let upper = BlockNode::live(address, units - skip, node, next);
+            let upper = self.nodes.take(BlockNode { tag: block.tag, stamp, ..upper });
+            self.nodes.link(node, upper);
+            self.nodes.link(upper, next);
+            let (lists, mut nodes) = (self.tag_bins.make(block.tag), self.nodes.view());
+            resize(lists, &mut nodes, node, skip);
+            insert(lists, &mut nodes, upper);
+            self.tag_bins.settle(block.tag, &mut self.nodes);
+            node = upper;
+        }
+        Some(self.extract_node(node, cut))
+    }
+
     /// Cuts a free block out, or that many units from its low end.
     fn extract_node(&mut self, node: u32, most: u32) -> Piece {
         let BlockNode { address, units, prev, next, tag, stamp, .. } = self.nodes[node];
@@ -254,7 +319,7 @@ impl Heap {
         }
         let first = match start == address {
             true => self.nodes[span.border].next,
-            false => self.found(address, bytes)?,
+            false => self.found(COMPLETE, address, bytes)?,
         };
         // Of one tag only what is too large for one block's count is more than one block here.
         let (mut node, mut left, mut blocks) = (first, bytes, 0);
@@ -271,10 +336,10 @@ impl Heap {
         Some((first, blocks))
     }
 
-    /// The complete block of this address and size.
-    fn found(&self, address: u64, bytes: u64) -> Option<u32> {
+    /// The free block of this tag, address and size.
+    fn found(&self, tag: Tag, address: u64, bytes: u64) -> Option<u32> {
         let units = u32::try_from(bytes >> self.unit_shift).ok()?;
-        let lists = self.tag_bins.get(COMPLETE)?;
+        let lists = self.tag_bins.get(tag)?;
         let head = lists.head(lists.list_of(bin_of(units)));
         let found = |block: &BlockNode| block.units == units && block.address == address;
         list(self.nodes.all(), head).find(|(_, block)| found(block)).map(|(node, _)| node)

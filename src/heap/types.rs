@@ -22,6 +22,21 @@ pub(crate) struct Piece {
     pub(crate) stamp: usize,
 }
 
+/// A block of free memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FreeBlock {
+    pub(crate) tag: Tag,
+    pub(crate) address: u64,
+    pub(crate) bytes: u64,
+    pub(crate) stamp: usize,
+}
+
+impl FreeBlock {
+    pub(crate) fn end(&self) -> u64 {
+        self.address + self.bytes
+    }
+}
+
 /// A block that was allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Taken {

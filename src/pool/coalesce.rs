@@ -125,7 +125,7 @@ impl<U: Upstream> Pool<U> {
         &self,
         request: &Request<'_, U>,
     ) -> Result<Option<TakenBlock>, Failure<U::Error>> {
-        let Request { slot, stream, units, align, .. } = *request;
+        let Request { slot, units, align, .. } = *request;
         let mut heaps = Vec::new();
         self.each_populated(|source| {
             let free = source.heap().stats().free_bytes as usize;
@@ -137,22 +137,33 @@ impl<U: Upstream> Pool<U> {
         let mut failed = None;
         for (_, id) in heaps {
             let Some(source) = self.slot(id) else { continue };
-            let mut latest = BTreeMap::new();
-            self.note_latest(source, &mut latest);
-            for (tag, stamp) in latest {
-                match self.make_wait(slot, stream, tag, stamp) {
-                    Ok(()) => {
-                        self.retag_upto(&mut source.heap(), tag, stamp, slot);
-                    }
-                    Err(error) => failed = Some(error),
-                }
-            }
+            failed = self.wait_and_merge(request, source).err().or(failed);
             let taken = source.heap().allocate_exhaustive(slot.id, units, align, usize::MAX);
             if let Some(taken) = taken {
                 return Ok(Some(TakenBlock { owner: id, freed_by: slot.id, taken }));
             }
         }
         failed.map_or(Ok(None), Err)
+    }
+
+    /// Makes the request's stream wait for all that freed memory in a heap, which is its own then. Returns the last error.
+    pub(super) fn wait_and_merge(
+        &self,
+        request: &Request<'_, U>,
+        source: &Slot<U>,
+    ) -> Result<(), Failure<U::Error>> {
+        let mut latest = BTreeMap::new();
+        self.note_latest(source, &mut latest);
+        let mut waited = Ok(());
+        for (tag, stamp) in latest {
+            match self.make_wait(request.slot, request.stream, tag, stamp) {
+                Ok(()) => {
+                    self.retag_upto(&mut source.heap(), tag, stamp, request.slot);
+                }
+                Err(error) => waited = Err(error),
+            }
+        }
+        waited
     }
 
     /// Notes the latest stamp of each stream's frees in this heap.
@@ -165,7 +176,7 @@ impl<U: Upstream> Pool<U> {
     }
 
     /// Closes the epochs up to these stamps, and asks the device once how far it is.
-    fn close_and_poll(&self, latest: BTreeMap<SlotId, usize>) {
+    pub(super) fn close_and_poll(&self, latest: BTreeMap<SlotId, usize>) {
         for (id, stamp) in latest {
             let Some(source) = self.slot(id) else { continue };
             if source.epochs.completed() < stamp && source.recording_graph() == 0 {

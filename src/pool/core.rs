@@ -49,6 +49,7 @@
 //! - INV-POOL-8: the gate of a stream refuses calls of all threads but the one whose capture has it
 //!   ([`Upstream`]).
 
+use super::addresses::Vacated;
 use super::append_array::AppendArray;
 use super::block::{
     Block, BlockSizes, POOL_BITS, SHARED, SlotId, UNIT_SHIFT, node_of, owner_of, token_of,
@@ -96,6 +97,7 @@ pub struct Pool<U: Upstream> {
     pub(super) trim_lock: ReentrantMutex<()>,
     pub(super) in_transit: RwLock<()>,
     pub(super) upstream_blocks: Mutex<UpstreamBlocks<U::Block>>,
+    pub(super) vacated: Mutex<Vec<Vacated>>,
     pub(super) graphs: Mutex<Graphs<U::Stream>>,
     pub(super) this: Weak<Self>,
 }
@@ -132,6 +134,7 @@ impl<U: Upstream> Pool<U> {
                 trim_lock: ReentrantMutex::new(()),
                 in_transit: RwLock::new(()),
                 upstream_blocks: Mutex::new(UpstreamBlocks::new()),
+                vacated: Mutex::default(),
                 graphs: Mutex::default(),
                 this: this.clone(),
             }

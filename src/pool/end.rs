@@ -4,6 +4,7 @@ use super::block::SHARED;
 use super::core::Pool;
 use super::events::emit;
 use super::upstream::{Failure, Upstream};
+use super::upstream_blocks::Origin;
 use crate::debug_log::defer_events;
 
 impl<U: Upstream> Pool<U> {
@@ -56,6 +57,13 @@ impl<U: Upstream> Pool<U> {
                 return self.upstream.report_leak(self.id(), self.stats().reserved, &error);
             }
         };
+        if let Some(mapped) = self.upstream.mapped() {
+            let end = self.take_all_mapped();
+            let bytes: u64 = end.handles.iter().map(|handle| handle.1).sum();
+            self.upstream_blocks.lock().unreserve(bytes as usize);
+            mapped.end(stream.as_ref(), end);
+            return self.report_end(0, bytes as usize);
+        }
         let mut pieces = Vec::new();
         for slot in self.stream_slots() {
             let mut heap = slot.heap();
@@ -71,9 +79,15 @@ impl<U: Upstream> Pool<U> {
         let blocks = returned.len();
         let bytes: usize = returned.iter().map(|block| block.bytes as usize).sum();
         for block in returned {
-            self.upstream.deallocate(stream.as_ref(), block.block);
+            if let Origin::Block(memory) = block.origin {
+                self.upstream.deallocate(stream.as_ref(), memory);
+            }
             self.upstream_blocks.lock().unreserve(block.bytes as usize);
         }
+        self.report_end(blocks, bytes);
+    }
+
+    fn report_end(&self, blocks: usize, bytes: usize) {
         let lost = self.reserved_bytes();
         emit!(self, { blocks, bytes, leaked = lost }, "pool ended");
         if lost > 0 {

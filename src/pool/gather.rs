@@ -6,8 +6,8 @@ use super::events::emit;
 use super::local;
 use super::request::{Request, TakenBlock};
 use super::surplus::with_room;
-use super::upstream::{Failure, Upstream, count};
-use super::upstream_blocks::UpstreamBlock;
+use super::upstream::{Failure, Mapped, Upstream, count};
+use super::upstream_blocks::{Origin, UpstreamBlock};
 use crate::debug_log::{defer_events, range};
 use crate::heap::{Heap, Piece};
 use crate::sync::trusted::Ordering;
@@ -87,6 +87,40 @@ impl<U: Upstream> Pool<U> {
         }
     }
 
+    /// As [`gather`](Self::gather), of memory that is mapped: nothing moves to another heap. What is one piece nowhere is
+    /// mapped as one.
+    pub(super) fn wait_for_all_and_map(
+        &self,
+        request: &Request<'_, U>,
+        mapped: Mapped<'_, U>,
+    ) -> Result<Option<TakenBlock>, Failure<U::Error>> {
+        self.flush_all();
+        let mut waited = Ok(());
+        self.each_populated(|source| {
+            if let Err(error) = self.wait_and_merge(request, source) {
+                waited = Err(error);
+            }
+        });
+        match self.take_or_map(request, mapped)? {
+            None => waited.map(|()| None),
+            found => Ok(found),
+        }
+    }
+
+    /// Memory that is ready in a heap, or can be mapped into the request's.
+    fn take_or_map(
+        &self,
+        request: &Request<'_, U>,
+        mapped: Mapped<'_, U>,
+    ) -> Result<Option<TakenBlock>, Failure<U::Error>> {
+        let _growth = self.lock_growth();
+        let found = self.take_own(request).or_else(|| self.refill_from_shared(request));
+        match found.or_else(|| self.take_ready(request)) {
+            Some(found) => Ok(Some(found)),
+            None => self.map_for(request, mapped, Some(self.settings.limits.maximum())),
+        }
+    }
+
     /// Gives whole blocks of upstream back until one of the request's size may be asked for, and asks.
     /// The host waits for the stream, which waits for the others. The caller has asked
     /// [`lock_or_try_trim`](Self::lock_or_try_trim).
@@ -94,6 +128,9 @@ impl<U: Upstream> Pool<U> {
         &self,
         request: &Request<'_, U>,
     ) -> Result<Option<TakenBlock>, Failure<U::Error>> {
+        if self.upstream.mapped().is_some() {
+            return self.wait_and_trim_for_graph(request);
+        }
         let Some(bytes) = self.bytes_unless_above_maximum(request) else { return Ok(None) };
         let _range = range(c"pool: trim for a request", bytes);
         {
@@ -136,6 +173,9 @@ impl<U: Upstream> Pool<U> {
             };
             // A failure leaves things as they are: the memory is not ready.
             let _ = source.epochs.synchronize(&self.upstream, stamp);
+        }
+        if let Some(mapped) = self.upstream.mapped() {
+            return self.take_or_map(request, mapped);
         }
         let transit = self.in_transit.write();
         self.move_complete_to_shared();
@@ -204,7 +244,7 @@ impl<U: Upstream> Pool<U> {
             }
             if heap.extract_complete_block(number, address, bytes) {
                 left -= bytes as usize;
-                extracted.extend(blocks.remove_reserved(number));
+                extracted.extend(blocks.remove_reserved(address));
             }
         }
         extracted
@@ -217,7 +257,9 @@ impl<U: Upstream> Pool<U> {
             (blocks.len(), blocks.iter().map(|block| block.bytes as usize).sum());
         for block in blocks {
             count(&self.counters().returns);
-            self.upstream.deallocate(None, block.block);
+            if let Origin::Block(memory) = block.origin {
+                self.upstream.deallocate(None, memory);
+            }
             self.upstream_blocks.lock().unreserve(block.bytes as usize);
         }
         if number > 0 {
@@ -252,13 +294,22 @@ impl<U: Upstream> Pool<U> {
         let Some(shared) = self.make_shared_slot() else { return Ok(0) };
         // Whoever has no room meanwhile comes here, too, and finds it given back.
         let _trim = self.lock_or_try_trim();
-        let extracted = {
-            let _transit = self.in_transit.write();
-            self.move_complete_to_shared();
-            self.extract_upstream_blocks(&mut shared.heap(), keep)
+        let bytes = if let Some(mapped) = self.upstream.mapped() {
+            // What is known to be complete merges, whoever freed it.
+            self.close_and_poll_all();
+            self.each_populated(|source| {
+                self.retag_ready_as_own(source, &mut source.heap());
+            });
+            self.release_complete(mapped, keep)
+        } else {
+            let extracted = {
+                let _transit = self.in_transit.write();
+                self.move_complete_to_shared();
+                self.extract_upstream_blocks(&mut shared.heap(), keep)
+            };
+            self.release_upstream(extracted)
         };
         self.peak_live.store(0, Ordering::Relaxed);
-        let bytes = self.release_upstream(extracted);
         self.stream_slots().for_each(|slot| slot.release_bookkeeping(&self.upstream));
         match failed {
             Some(error) if bytes == 0 => Err(error),

@@ -7,7 +7,7 @@ use super::miss_step::MissStep;
 use super::request::{Request, TakenBlock};
 use super::surplus::with_room;
 use super::upstream::{Failure, Upstream, count};
-use super::upstream_blocks::UpstreamBlock;
+use super::upstream_blocks::{Origin, UpstreamBlock};
 use crate::debug_log::{POOL, defer_events, emit_deferred, event, is_enabled, range};
 use crate::heap::Piece;
 use crate::sync::trusted::Ordering;
@@ -83,7 +83,20 @@ impl<U: Upstream> Pool<U> {
                     least.max(part & !((self.settings.alignment >> UNIT_SHIFT) as u32 - 1))
                 }
             };
-            heap.extract(SHARED, least, units, usize::MAX)?
+            let is_mapped = self.upstream.mapped().is_some();
+            let most = if is_mapped { u32::MAX } else { units };
+            let piece = heap.extract(SHARED, least, most, usize::MAX)?;
+            let wanted = piece.address + (u64::from(units) << UNIT_SHIFT);
+            match is_mapped.then(|| self.upstream_blocks.lock().end_of(wanted - 1)).flatten() {
+                // No handle lies in two heaps, which could not give it back.
+                Some(end) if end < piece.address + piece.bytes => {
+                    let bytes = end - piece.address;
+                    let rest = Piece { address: end, bytes: piece.bytes - bytes, ..piece };
+                    self.add(shared, &mut heap, SHARED, rest);
+                    Piece { bytes, ..piece }
+                }
+                _ => piece,
+            }
         };
         let mut heap = request.slot.heap();
         self.add(request.slot, &mut heap, request.tag(), Piece { stamp: 0, ..piece });
@@ -141,6 +154,14 @@ impl<U: Upstream> Pool<U> {
             return Ok(Some(found));
         }
         let (wait_first, live) = self.wait_is_better_and_live(bytes);
+        if let Some(mapped) = self.upstream.mapped() {
+            let limit = match step {
+                MissStep::Grow if wait_first => None,
+                MissStep::Grow => Some(self.settings.limits.soft_limit()),
+                _ => Some(self.settings.limits.maximum()),
+            };
+            return self.map_for(request, mapped, limit);
+        }
         let limit = match step {
             MissStep::Grow if wait_first => return Ok(None),
             MissStep::Grow => self.settings.limits.soft_limit(),
@@ -265,8 +286,14 @@ impl<U: Upstream> Pool<U> {
             match self.upstream.allocate(stream, bytes) {
                 Ok((address, block)) => {
                     count(&self.counters().growths);
-                    let block = UpstreamBlock { address, bytes: bytes as u64, block };
-                    let upstream_block = self.upstream_blocks.lock().insert(block);
+                    let origin = Origin::Block(block);
+                    let block = UpstreamBlock { address, bytes: bytes as u64, origin };
+                    let upstream_block = {
+                        let mut blocks = self.upstream_blocks.lock();
+                        let number = blocks.new_number();
+                        blocks.insert(number, block);
+                        number
+                    };
                     if let Some(begin) = begin {
                         let elapsed = begin.elapsed().as_nanos();
                         emit!(self, {
@@ -296,6 +323,10 @@ impl<U: Upstream> Pool<U> {
     /// Takes complete memory from upstream into the shared heap.
     pub fn prepare(&self, bytes: usize) -> Result<(), Failure<U::Error>> {
         let _deferred = defer_events();
+        if let Some(mapped) = self.upstream.mapped() {
+            let Some(shared) = self.make_shared_slot() else { return Ok(()) };
+            return self.prepare_mapped(shared, mapped, bytes);
+        }
         let piece = self.take_upstream(None, bytes, bytes, self.settings.limits.maximum())?;
         let _transit = self.in_transit.read();
         if let (Some(piece), Some(shared)) = (piece, self.make_shared_slot()) {

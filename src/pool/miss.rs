@@ -52,10 +52,13 @@ impl<U: Upstream> Pool<U> {
             match (step, &seen) {
                 (MissStep::Complete, Some(seen)) => Ok(self.record_and_poll(request, seen)),
                 (MissStep::Wait, _) => self.steal_with_wait(request),
-                (MissStep::Gather, _) => {
-                    let _transit = self.in_transit.write();
-                    self.gather(request)
-                }
+                (MissStep::Gather, _) => match self.upstream.mapped() {
+                    Some(mapped) => self.wait_for_all_and_map(request, mapped),
+                    None => {
+                        let _transit = self.in_transit.write();
+                        self.gather(request)
+                    }
+                },
                 (MissStep::Trim, _) => {
                     let _trim = self.lock_or_try_trim();
                     self.wait_and_trim_for(request)

@@ -28,6 +28,7 @@
     reason = "the models of loom_tests reach it through `models`; no user does"
 )]
 
+mod addresses;
 mod allocate;
 mod append_array;
 mod block;
@@ -42,6 +43,7 @@ mod graphs;
 mod grow;
 pub(crate) mod local;
 pub(crate) mod magazine;
+mod mapping;
 mod memory_map;
 mod miss;
 mod miss_step;
@@ -70,7 +72,7 @@ pub use miss_step::MissStep;
 pub use settings::{Settings, SizeLimits, is_limit};
 pub use stats::PoolStatistics;
 pub use thread_magazine::ThreadMagazine;
-pub use upstream::{Failure, Upstream};
+pub use upstream::{Failure, Mapped, MappedEnd, MappedMemory, Upstream};
 
 crate::sync::for_models! {
     #[allow(missing_docs, unreachable_pub)]

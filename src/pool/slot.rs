@@ -1,5 +1,6 @@
 //! What a pool has of one stream: its heap, its epochs, its remote frees, its magazines.
 
+use super::addresses::Addresses;
 use super::block::{SHARED, SlotId, UNIT_SHIFT};
 use super::epochs::StreamEpochs;
 use super::magazine::Magazine;
@@ -20,6 +21,8 @@ pub(super) struct Slot<U: Upstream> {
     pub(super) magazines: Mutex<Vec<Arc<Magazine>>>,
     remote_frees: RemoteFrees,
     heap: Mutex<Heap>,
+    /// Where its memory may be mapped.
+    pub(super) addresses: Mutex<Addresses>,
     /// Whether the heap was ever given memory.
     populated: trusted::AtomicBool,
     /// Whether the shared heap may have something, which spares its lock.
@@ -58,6 +61,7 @@ impl<U: Upstream> Slot<U> {
             magazines: Mutex::new(Vec::new()),
             remote_frees: RemoteFrees::new(),
             heap: Mutex::new(Heap::new(UNIT_SHIFT, id)),
+            addresses: Mutex::default(),
             populated: trusted::AtomicBool::new(false),
             shared_heap_may_have_free: trusted::AtomicBool::new(false),
             recent_owners: RecentOwners::default(),

@@ -78,6 +78,12 @@ pub trait Upstream: Send + Sync + 'static {
         |end| end()
     }
 
+    /// Memory that is apart from its addresses. Where there is some, the pool takes no block by
+    /// [`allocate`](Self::allocate).
+    fn mapped(&self) -> Option<Mapped<'_, Self>> {
+        None
+    }
+
     /// Takes memory back in the order of `stream`; without one, nothing uses it any more.
     fn deallocate(&self, stream: Option<&Self::Stream>, block: Self::Block);
 
@@ -102,6 +108,49 @@ pub trait Upstream: Send + Sync + 'static {
 
     /// Whether this is the child of a fork, where no lock may be taken and no driver called.
     fn is_forked(&self) -> bool;
+}
+
+/// The mapped memory of an upstream.
+pub type Mapped<'a, U> =
+    &'a dyn MappedMemory<Stream = <U as Upstream>::Stream, Error = <U as Upstream>::Error>;
+
+/// Memory apart from addresses. Sizes and addresses are multiples of the granularity. None of the calls waits for the
+/// device, or calls code of the user's, but [`end`](Self::end).
+pub trait MappedMemory {
+    type Stream;
+    type Error;
+
+    /// In bytes, a power of two.
+    fn granularity(&self) -> u64;
+
+    /// Addresses without memory.
+    fn reserve(&self, bytes: u64) -> Result<u64, Self::Error>;
+
+    /// A handle of memory without addresses.
+    fn create(&self, bytes: u64) -> Result<u64, Self::Error>;
+
+    /// Takes a handle back that is mapped nowhere.
+    fn release(&self, handle: u64, bytes: u64);
+
+    /// Maps a handle to reserved addresses that have no memory: any work may use it from this call on.
+    fn map(&self, address: u64, bytes: u64, handle: u64) -> Result<(), Self::Error>;
+
+    /// Unmaps a handle, of which no use by these addresses is pending.
+    fn unmap(&self, address: u64, bytes: u64) -> Result<(), Self::Error>;
+
+    /// Takes back what a pool has mapped, in the order of `stream`; without one, nothing uses it any more.
+    fn end(&self, stream: Option<&Self::Stream>, end: MappedEnd);
+}
+
+/// What a pool that ends has mapped.
+#[derive(Debug, Default)]
+pub struct MappedEnd {
+    /// Handles: address, bytes, and the handle.
+    pub handles: Vec<(u64, u64, u64)>,
+    /// Further addresses of such handles.
+    pub vacated: Vec<(u64, u64)>,
+    /// Reservations that have nothing else: address and bytes.
+    pub reservations: Vec<(u64, u64)>,
 }
 
 /// Why a pool did not allocate.

@@ -1,11 +1,21 @@
-//! The blocks that a pool has taken from upstream, and their bytes against the maximum.
+//! The memory that a pool has taken from upstream, in blocks or in handles, and its bytes against the maximum.
 
-/// A block of upstream.
+use std::collections::BTreeMap;
+
+/// What a pool has taken from upstream at an address.
 #[derive(Debug)]
 pub(super) struct UpstreamBlock<B> {
     pub(super) address: u64,
     pub(super) bytes: u64,
-    pub(super) block: B,
+    pub(super) origin: Origin<B>,
+}
+
+#[derive(Debug)]
+pub(super) enum Origin<B> {
+    /// A block, which has its address from upstream.
+    Block(B),
+    /// Memory that is mapped there.
+    Handle(u64),
 }
 
 /// INV-POOL-6: bytes are reserved before upstream is asked for them and until upstream has them back, so
@@ -16,12 +26,23 @@ pub(super) struct UpstreamBlocks<B> {
     /// Of these the bytes of `blocks`, which upstream gave.
     held: usize,
     peak: usize,
-    blocks: Vec<Option<UpstreamBlock<B>>>,
+    /// By address, each with the number that its pieces have in heaps.
+    blocks: BTreeMap<u64, (u32, UpstreamBlock<B>)>,
+    next_number: u32,
+    /// Addresses that were reserved, and their bytes, by number.
+    pub(super) reservations: BTreeMap<u32, (u64, u64)>,
 }
 
 impl<B> UpstreamBlocks<B> {
     pub(super) fn new() -> Self {
-        Self { bytes: 0, held: 0, peak: 0, blocks: Vec::new() }
+        Self {
+            bytes: 0,
+            held: 0,
+            peak: 0,
+            blocks: BTreeMap::new(),
+            next_number: 0,
+            reservations: BTreeMap::new(),
+        }
     }
 
     /// The bytes that are reserved: held, asked of upstream, or on their way back to it.
@@ -39,7 +60,7 @@ impl<B> UpstreamBlocks<B> {
     }
 
     pub(super) fn len(&self) -> usize {
-        self.blocks.iter().flatten().count()
+        self.blocks.len()
     }
 
     /// Reserves between `least` and `wish` bytes, as many as stay within `limit`. Returns how many.
@@ -57,31 +78,50 @@ impl<B> UpstreamBlocks<B> {
         self.bytes -= bytes;
     }
 
-    /// Adds a block whose bytes are reserved. Returns its number.
-    pub(super) fn insert(&mut self, block: UpstreamBlock<B>) -> u32 {
+    /// The number of a block or a reservation, whose pieces join in heaps. Two that are adjacent have the same one
+    /// after 2^32 others alone.
+    pub(super) fn new_number(&mut self) -> u32 {
+        self.next_number = self.next_number.wrapping_add(1);
+        self.next_number
+    }
+
+    /// Adds a block whose bytes are reserved.
+    pub(super) fn insert(&mut self, number: u32, block: UpstreamBlock<B>) {
         self.held += block.bytes as usize;
         self.peak = self.peak.max(self.held);
-        let number = self.blocks.iter().position(Option::is_none).unwrap_or_else(|| {
-            self.blocks.push(None);
-            self.blocks.len() - 1
-        });
-        self.blocks[number] = Some(block);
-        number as u32
+        self.blocks.insert(block.address, (number, block));
     }
 
     /// The blocks, largest first: number, address, bytes.
     pub(super) fn largest_first(&self) -> Vec<(u32, u64, u64)> {
-        let numbered = (0..).zip(&self.blocks);
-        let mut all: Vec<_> = numbered
-            .filter_map(|(number, block)| block.as_ref().map(|it| (number, it.address, it.bytes)))
-            .collect();
+        let blocks = self.blocks.values();
+        let mut all: Vec<_> = blocks.map(|(number, it)| (*number, it.address, it.bytes)).collect();
         all.sort_by_key(|(_, _, bytes)| std::cmp::Reverse(*bytes));
         all
     }
 
+    /// The blocks that lie in a range as a whole: where they begin and end.
+    pub(super) fn within(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, u64)> + '_ {
+        let blocks = self.blocks.range(start..end).map(|(&at, (_, block))| (at, at + block.bytes));
+        blocks.filter(move |block| block.1 <= end)
+    }
+
+    /// The reservations that have no memory: address and bytes.
+    pub(super) fn unused_reservations(&self) -> Vec<(u64, u64)> {
+        let is_unused =
+            |&(start, bytes): &(u64, u64)| self.blocks.range(start..start + bytes).next().is_none();
+        self.reservations.values().copied().filter(is_unused).collect()
+    }
+
+    /// The end of the block that an address lies in.
+    pub(super) fn end_of(&self, address: u64) -> Option<u64> {
+        let (&start, (_, block)) = self.blocks.range(..=address).next_back()?;
+        Some(start + block.bytes).filter(|&end| address < end)
+    }
+
     /// Takes a block out, whose bytes stay reserved until [`unreserve`](Self::unreserve).
-    pub(super) fn remove_reserved(&mut self, number: u32) -> Option<UpstreamBlock<B>> {
-        let removed = self.blocks.get_mut(number as usize)?.take()?;
+    pub(super) fn remove_reserved(&mut self, address: u64) -> Option<UpstreamBlock<B>> {
+        let (_, removed) = self.blocks.remove(&address)?;
         self.held -= removed.bytes as usize;
         Some(removed)
     }

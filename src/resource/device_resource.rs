@@ -2,6 +2,7 @@
 
 use super::block::DeviceBlock;
 use super::identity::ResourceId;
+use super::mapped::VirtualMemory;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::DeviceLayout;
@@ -197,6 +198,12 @@ pub unsafe trait DeviceResource: Share + fmt::Debug + Send + Sync {
         false
     }
 
+    /// The device's memory apart from its addresses, where that is all that the resource has: a pool maps it by itself.
+    #[doc(hidden)]
+    fn virtual_memory(&self) -> Option<&VirtualMemory> {
+        None
+    }
+
     /// The calling thread's magazine of a stream, where the resource is a pool that has one. For libraries over this
     /// crate, which look it up once.
     #[doc(hidden)]
@@ -270,6 +277,10 @@ unsafe impl<R: DeviceResource + ?Sized> DeviceResource for Arc<R> {
 
     fn frees_with_driver(&self, block: &DeviceBlock) -> bool {
         (**self).frees_with_driver(block)
+    }
+
+    fn virtual_memory(&self) -> Option<&VirtualMemory> {
+        (**self).virtual_memory()
     }
 
     fn thread_magazine(&self, stream: &Stream) -> Option<ThreadMagazine> {

@@ -15,6 +15,7 @@ mod identity;
 pub(crate) mod impls;
 mod managed;
 mod managed_alloc;
+mod mapped;
 mod nccl;
 mod pool;
 mod registry;

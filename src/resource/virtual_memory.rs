@@ -4,13 +4,11 @@ use super::block::DeviceBlock;
 use super::cuda::{free_behind, report_failed_free, report_leak};
 use super::device_resource::DeviceResource;
 use super::identity::ResourceId;
+use super::mapped::VirtualMemory;
 use crate::device::Device;
 use crate::driver::sim::CallSite;
-use crate::driver::{
-    DeviceAddress, DeviceRange, Driver, DriverResult, ErrorContext, is_forked_child,
-};
-use crate::error::{Result, ensure};
-use crate::impls::Count;
+use crate::driver::{DeviceAddress, DeviceRange, Driver, DriverResult, is_forked_child};
+use crate::error::Result;
 use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout, Requested};
 use crate::stream::{Stream, deferred};
 
@@ -34,8 +32,7 @@ use crate::stream::{Stream, deferred};
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VirtualResource {
-    device: Device,
-    granularity: usize,
+    memory: VirtualMemory,
 }
 
 impl VirtualResource {
@@ -46,63 +43,45 @@ impl VirtualResource {
     /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) where the device or its driver has no virtual memory
     /// management; those of the driver call.
     pub fn new(device: &Device) -> Result<Self> {
-        ensure!(
-            device.properties().virtual_memory,
-            Unsupported,
-            "use CudaResource",
-            "{device} has no virtual memory management"
-        );
-        let granularity = device.driver().granularity();
-        let granularity =
-            granularity.with_context(|| format!("asking {device} for its granularity"))?;
-        Ok(Self { device: device.clone(), granularity })
+        VirtualMemory::new(device).map(|memory| Self { memory })
     }
 
     /// What the size of each block is rounded up to, in bytes.
     pub fn granularity(&self) -> usize {
-        self.granularity
+        self.memory.granularity()
     }
 
     /// An error names the place in the crate, not the caller's.
     fn map(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
-        self.device.require(stream.device(), "the stream")?;
+        self.device().require(stream.device(), "the stream")?;
         let (bytes, alignment) = (layout.bytes(), layout.alignment());
         if bytes == 0 {
             return Ok(DeviceBlock::empty(layout));
         }
-        let driver = self.device.driver();
-        let range = self.range(0, bytes);
-        let made = driver
-            .address_reserve(range.bytes, alignment.max(self.granularity))
-            .and_then(|address| map_new(driver, DeviceRange { address, ..range }));
+        let range = self.memory.range(0, bytes);
+        let reserved = self.memory.driver();
+        let reserved = reserved.address_reserve(range.bytes, alignment.max(self.granularity()));
+        let made =
+            reserved.and_then(|address| map_new(&self.memory, DeviceRange { address, ..range }));
         let requested = Requested { bytes, alignment, usual: DEFAULT_ALIGNMENT };
-        let address = made.with_context(|| match self.device.memory_info() {
-            Ok(info) => format!(
-                "mapping {requested} on {}, which has {} free of its {}",
-                self.device,
-                Count(info.free, "byte"),
-                Count(info.total, "byte")
-            ),
-            Err(_) => format!("mapping {requested} on {}", self.device),
-        });
+        let address = self.memory.in_context(bytes, made);
         let address = address.map_err(|error| requested.advise(error))?;
         Ok(DeviceBlock::new(address, bytes, address))
-    }
-
-    fn range(&self, address: DeviceAddress, bytes: usize) -> DeviceRange {
-        // A size is at most `isize::MAX`: the next multiple is a number.
-        DeviceRange { address, bytes: bytes.next_multiple_of(self.granularity) }
     }
 }
 
 // SAFETY: each block has memory and addresses of its own, and both go back when its stream has passed every use.
 unsafe impl DeviceResource for VirtualResource {
     fn device(&self) -> &Device {
-        &self.device
+        self.memory.device()
     }
 
     fn identity(&self) -> ResourceId {
-        ResourceId::of_device::<Self>(&self.device, 0)
+        ResourceId::of_device::<Self>(self.device(), 0)
+    }
+
+    fn virtual_memory(&self) -> Option<&VirtualMemory> {
+        Some(&self.memory)
     }
 
     #[track_caller]
@@ -118,7 +97,8 @@ unsafe impl DeviceResource for VirtualResource {
         if block.is_empty() || is_forked_child() {
             return;
         }
-        let (device, range) = (self.device.clone(), self.range(block.token(), block.bytes()));
+        let device = self.device().clone();
+        let range = self.memory.range(block.token(), block.bytes());
         free_behind(stream, move |passed| match passed {
             Ok(()) => {
                 // SAFETY: the range of `allocate`, and the stream has passed every use; the caller vouches for the rest.
@@ -132,7 +112,8 @@ unsafe impl DeviceResource for VirtualResource {
 }
 
 /// Has the range be new memory. If that fails, the range is free again.
-fn map_new(driver: &dyn Driver, range: DeviceRange) -> DriverResult<DeviceAddress> {
+fn map_new(memory: &VirtualMemory, range: DeviceRange) -> DriverResult<DeviceAddress> {
+    let driver = memory.driver();
     let undone = |error| {
         // SAFETY: reserved by the caller, and nothing is mapped there. Addresses that are not freed are lost, no memory.
         let _ = unsafe { driver.address_free(range) };
@@ -140,20 +121,17 @@ fn map_new(driver: &dyn Driver, range: DeviceRange) -> DriverResult<DeviceAddres
     };
     let handle = driver.handle_create(range.bytes).map_err(undone)?;
     // SAFETY: the caller has just reserved it.
-    let mapped = unsafe { driver.map(range, handle) };
+    let mapped = unsafe { memory.map(range, handle) };
     // The mapping keeps the memory from here on.
     // SAFETY: the handle is used no more.
     let released = unsafe { driver.handle_release(handle) };
     mapped.map_err(undone)?;
-    // SAFETY: mapped above.
-    match released.and_then(|()| unsafe { driver.set_access(range) }) {
-        Ok(()) => Ok(range.address),
-        Err(error) => {
-            // SAFETY: as above; nothing has used it.
-            let _ = unsafe { unmap_and_free(driver, range) };
-            Err(error)
-        }
+    if let Err(error) = released {
+        // SAFETY: mapped above; nothing has used it.
+        let _ = unsafe { unmap_and_free(driver, range) };
+        return Err(error);
     }
+    Ok(range.address)
 }
 
 /// # Safety

@@ -48,6 +48,7 @@ mod kernels;
 mod log;
 mod logging;
 mod logging_failures;
+mod mapped_pool;
 mod memory_managers;
 #[cfg(feature = "nvrtc")]
 mod nvrtc;

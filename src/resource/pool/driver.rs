@@ -3,16 +3,17 @@
 use super::memory_hooks::MemoryHooks;
 use super::options::PoolOwner;
 use crate::debug_log::deferred_event;
-use crate::driver::is_forked_child;
 use crate::driver::sim::DefaultPoolEnd;
+use crate::driver::{DeviceRange, Driver, DriverResult, RawHandle, is_forked_child};
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::Event;
 use crate::impls::Count;
 use crate::layout::DeviceLayout;
-use crate::pool::{Failure, Upstream};
+use crate::pool::{Failure, Mapped, MappedEnd, MappedMemory, Upstream};
 use crate::resource::block::DeviceBlock;
-use crate::resource::cuda::report_leak;
+use crate::resource::cuda::{free_behind, report_failed_free, report_leak};
 use crate::resource::device_resource::DeviceResource;
+use crate::resource::mapped::VirtualMemory;
 use crate::stream::deferred::hold_buffers;
 use crate::stream::{PoolHandles, Stream, record_context};
 use crate::sync::assert_unlocked;
@@ -65,6 +66,113 @@ impl<U: DeviceResource> PoolDriver<U> {
             let _ = stream.synchronize_uncaptured();
         }
     }
+}
+
+impl<U: DeviceResource + 'static> PoolDriver<U> {
+    /// Of a pool whose memory is mapped.
+    fn memory(&self) -> Result<&VirtualMemory> {
+        let none = || {
+            let name = self.resource.identity().name();
+            Error::new(ErrorKind::Unsupported, format!("{name} has no memory to be mapped"))
+        };
+        self.resource.virtual_memory().ok_or_else(none)
+    }
+}
+
+/// The memory of the upstream resource, handle by handle.
+impl<U: DeviceResource + 'static> MappedMemory for PoolDriver<U> {
+    type Stream = Stream;
+    type Error = Error;
+
+    fn granularity(&self) -> u64 {
+        self.resource.virtual_memory().map_or(1, |memory| memory.granularity() as u64)
+    }
+
+    fn reserve(&self, bytes: u64) -> Result<u64> {
+        let (memory, bytes) = (self.memory()?, bytes as usize);
+        let alignment = memory.granularity().max(self.alignment);
+        memory.in_context(bytes, memory.driver().address_reserve(bytes, alignment))
+    }
+
+    fn create(&self, bytes: u64) -> Result<u64> {
+        let memory = self.memory()?;
+        let handle = memory.driver().handle_create(bytes as usize);
+        memory.in_context(bytes as usize, handle).map(|handle| handle.0)
+    }
+
+    fn release(&self, handle: u64, bytes: u64) {
+        // SAFETY: a handle of `create`, which the pool gives up, and has unmapped.
+        if let Err(error) =
+            unsafe { self.resource.device().driver().handle_release(RawHandle(handle)) }
+        {
+            report_failed_free(self.resource.device(), bytes as usize, &error);
+        }
+    }
+
+    fn map(&self, address: u64, bytes: u64, handle: u64) -> Result<()> {
+        let (memory, range) = (self.memory()?, DeviceRange { address, bytes: bytes as usize });
+        // SAFETY: the pool maps handles of their size to reserved addresses where nothing is mapped.
+        memory.in_context(range.bytes, unsafe { memory.map(range, RawHandle(handle)) })?;
+        if let Some(hooks) = &self.hooks {
+            hooks.heap_register(address, range.bytes);
+        }
+        Ok(())
+    }
+
+    fn unmap(&self, address: u64, bytes: u64) -> Result<()> {
+        let (memory, range) = (self.memory()?, DeviceRange { address, bytes: bytes as usize });
+        if let Some(hooks) = &self.hooks {
+            hooks.heap_unregister(None, address, range.bytes);
+        }
+        // SAFETY: one mapping of the pool's, whose uses the pool has seen complete.
+        memory.in_context(range.bytes, unsafe { memory.driver().unmap(range) })
+    }
+
+    fn end(&self, stream: Option<&Stream>, end: MappedEnd) {
+        let device = self.resource.device().clone();
+        let bytes = end.handles.iter().map(|handle| handle.1 as usize).sum();
+        if let Some(hooks) = &self.hooks {
+            let ranges = end.handles.iter().map(|&(address, bytes, _)| (address, bytes));
+            for (address, bytes) in ranges.chain(end.vacated.iter().copied()) {
+                hooks.heap_unregister(stream, address, bytes as usize);
+            }
+        }
+        let free = move |passed: Result<()>| match passed {
+            // SAFETY: all of it was the pool's, and is past its last use.
+            Ok(()) => match unsafe { unmap_all(device.driver(), &end) } {
+                Ok(()) => {}
+                Err(error) => report_failed_free(&device, bytes, &error),
+            },
+            Err(error) => report_leak(&device, bytes, &error),
+        };
+        match stream {
+            Some(stream) => free_behind(stream, free),
+            None => free(Ok(())),
+        }
+    }
+}
+
+/// # Safety
+///
+/// What is there was a pool's, which has ended, and no work uses it.
+unsafe fn unmap_all(driver: &dyn Driver, end: &MappedEnd) -> DriverResult<()> {
+    let range = |address, bytes: u64| DeviceRange { address, bytes: bytes as usize };
+    let mut result = Ok(());
+    for &(address, bytes) in &end.vacated {
+        // SAFETY: the caller's promise.
+        result = result.and(unsafe { driver.unmap(range(address, bytes)) });
+    }
+    for &(address, bytes, handle) in &end.handles {
+        // SAFETY: as above.
+        let unmapped = unsafe { driver.unmap(range(address, bytes)) };
+        // SAFETY: as above.
+        result = result.and(unmapped).and(unsafe { driver.handle_release(RawHandle(handle)) });
+    }
+    for &(address, bytes) in &end.reservations {
+        // SAFETY: as above, and nothing is mapped there any more.
+        result = result.and(unsafe { driver.address_free(range(address, bytes)) });
+    }
+    result
 }
 
 impl<U: DeviceResource + 'static> Upstream for PoolDriver<U> {
@@ -205,6 +313,13 @@ impl<U: DeviceResource + 'static> Upstream for PoolDriver<U> {
             },
             PoolOwner::Pool | PoolOwner::Arena | PoolOwner::FixedSize => |end| end(),
         }
+    }
+
+    fn mapped(&self) -> Option<Mapped<'_, Self>> {
+        // A tool knows memory by heaps, in which each block lies as a whole.
+        let has_tool = self.hooks.as_ref().is_some_and(MemoryHooks::has_tool);
+        let is_mapped = !has_tool && self.resource.virtual_memory().is_some();
+        is_mapped.then_some(self as Mapped<'_, Self>)
     }
 
     fn deallocate(&self, stream: Option<&Stream>, block: DeviceBlock) {

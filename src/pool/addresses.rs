@@ -1,0 +1,120 @@
+//! Reserved addresses of one slot that have no memory: where the next handle may be mapped.
+
+use super::block::SlotId;
+use std::collections::BTreeMap;
+
+/// A range of reserved addresses, and the number of its reservation, which is that of upstream's blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct AddressRange {
+    pub(super) start: u64,
+    pub(super) end: u64,
+    pub(super) reservation: u32,
+}
+
+impl AddressRange {
+    pub(super) fn bytes(self) -> u64 {
+        self.end - self.start
+    }
+}
+
+/// Addresses whose memory has moved, while uses by them may be pending.
+#[derive(Debug)]
+pub(super) struct Vacated {
+    pub(super) slot: SlotId,
+    pub(super) range: AddressRange,
+    pub(super) memory: u64,
+    /// The stream that used them last, and when.
+    pub(super) tag: SlotId,
+    pub(super) stamp: usize,
+}
+
+/// Ranges without memory, by where they begin. Adjacent ones of one reservation are one.
+#[derive(Debug, Default)]
+pub(super) struct Addresses {
+    free: BTreeMap<u64, (u64, u32)>,
+    /// All that was reserved for the slot.
+    reserved: u64,
+}
+
+impl Addresses {
+    pub(super) fn reserved(&self) -> u64 {
+        self.reserved
+    }
+
+    pub(super) fn add(&mut self, reservation: AddressRange) {
+        self.reserved += reservation.bytes();
+        self.give(reservation);
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = AddressRange> + '_ {
+        self.free.iter().map(|(&start, &(end, reservation))| AddressRange {
+            start,
+            end,
+            reservation,
+        })
+    }
+
+    /// A range has no memory any more.
+    pub(super) fn give(&mut self, range: AddressRange) {
+        let AddressRange { mut start, mut end, reservation } = range;
+        if let Some((&first, &(last, number))) = self.free.range(..start).next_back()
+            && (last, number) == (start, reservation)
+        {
+            start = first;
+        }
+        if let Some(&(last, number)) = self.free.get(&end)
+            && number == reservation
+        {
+            self.free.remove(&end);
+            end = last;
+        }
+        self.free.insert(start, (end, reservation));
+    }
+
+    /// Takes a part of one of the ranges out, which is to have memory.
+    pub(super) fn take(&mut self, part: AddressRange) -> bool {
+        let around = self.free.range(..=part.start).next_back();
+        let Some((&start, &(end, number))) = around else { return false };
+        if part.end > end || number != part.reservation {
+            return false;
+        }
+        self.free.remove(&start);
+        for (start, end) in [(start, part.start), (part.end, end)] {
+            if start < end {
+                self.free.insert(start, (end, number));
+            }
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn range(start: u64, end: u64) -> AddressRange {
+        AddressRange { start, end, reservation: 7 }
+    }
+
+    #[test]
+    fn parts_are_taken_and_join_again() {
+        let mut addresses = Addresses::default();
+        addresses.add(range(10, 20));
+        addresses.add(AddressRange { reservation: 8, ..range(20, 30) });
+        assert!(addresses.take(range(12, 14)));
+        assert!(!addresses.take(range(13, 15)), "a part of it is taken");
+        assert!(!addresses.take(range(18, 22)), "another reservation begins there");
+        assert!(addresses.take(range(14, 20)));
+        assert_eq!(
+            addresses.iter().map(|it| (it.start, it.end)).collect::<Vec<_>>(),
+            [(10, 12), (20, 30)]
+        );
+        addresses.give(range(14, 20));
+        addresses.give(range(12, 14));
+        assert_eq!(
+            addresses.iter().map(|it| (it.start, it.end)).collect::<Vec<_>>(),
+            [(10, 20), (20, 30)]
+        );
+        assert_eq!(addresses.reserved(), 20);
+    }
+}
