@@ -38,7 +38,9 @@ fn run(groups: &[Group], options: &Options) -> Result<()> {
     let simulated = found.kind() == BackendKind::Simulated;
     let device = match simulated {
         // The largest traces have 16000 MiB live. Memory that nobody writes takes none of the host.
-        true => Device::simulated(SimConfig::default().capacity(64 << 30).without_pool_checks()),
+        true => Device::simulated(
+            SimConfig::default().capacity(64 << 30).without_pool_checks().without_poison(),
+        ),
         false => found,
     };
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
@@ -46,7 +48,7 @@ fn run(groups: &[Group], options: &Options) -> Result<()> {
     let note = if quick { ", SMALL COUNTS: no measurement" } else { "" };
     println!("# {device}, driver {}, {cores} cores{note}", device.properties().driver_version);
     println!("peer,workload,ns");
-    let bench = Bench::new(device, quick, options.traces.clone());
+    let bench = Bench::new(device, quick, options)?;
     for (name, group, _) in groups {
         if options.only.is_empty() || options.only.iter().any(|only| only == *name) {
             println!("# {name}");

@@ -15,6 +15,9 @@ pub(crate) struct Options {
     /// The counts of a GPU, on a simulated device too.
     #[arg(long, conflicts_with = "quick")]
     pub(crate) full: bool,
+    /// Pools over `VirtualResource`, whose memory is mapped, in place of `CudaResource`.
+    #[arg(long)]
+    pub(crate) handles: bool,
     /// A folder for the footprint's programs, which the peers play.
     #[arg(long, value_name = "FOLDER")]
     pub(crate) traces: Option<PathBuf>,

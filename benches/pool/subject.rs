@@ -1,17 +1,18 @@
 //! What is measured: a resource and the streams that the workloads name.
 
+use crate::rows::Options;
 use crate::workloads::{Pool, STREAMS};
 use aquifer::sim::Simulator;
 use aquifer::{
     BackendKind, CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, Error,
-    PoolResource, Result, Stream,
+    PoolResource, Result, Stream, VirtualResource,
 };
 use std::array;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
-/// The default pool over plain memory.
-pub(crate) type Plain = PoolResource<CudaResource>;
+/// The default pool over plain memory, or over memory that it maps.
+pub(crate) type Plain = PoolResource<Arc<dyn DeviceResource>>;
 
 /// Ends the program, from any thread: a bench that could not allocate has nothing to say.
 #[cold]
@@ -86,6 +87,8 @@ impl Pool for Private {
 /// The device, its streams, and how much to run.
 pub(crate) struct Bench {
     pub(crate) device: Device,
+    /// What pools take their memory from.
+    upstream: Arc<dyn DeviceResource>,
     /// Made on first use: a group that comes before that has none.
     streams: OnceLock<Arc<[Stream; STREAMS]>>,
     /// Small counts: a smoke test whose times mean nothing.
@@ -95,8 +98,13 @@ pub(crate) struct Bench {
 }
 
 impl Bench {
-    pub(crate) fn new(device: Device, quick: bool, traces: Option<PathBuf>) -> Self {
-        Self { device, streams: OnceLock::new(), quick, traces }
+    pub(crate) fn new(device: Device, quick: bool, options: &Options) -> Result<Self> {
+        let upstream: Arc<dyn DeviceResource> = match options.handles {
+            true => Arc::new(VirtualResource::new(&device)?),
+            false => Arc::new(CudaResource::new(&device)),
+        };
+        let traces = options.traces.clone();
+        Ok(Self { device, upstream, streams: OnceLock::new(), quick, traces })
     }
 
     pub(crate) fn streams(&self) -> &Arc<[Stream; STREAMS]> {
@@ -130,8 +138,7 @@ impl Bench {
 
     /// A pool that starts with so many bytes.
     pub(crate) fn pool_of(&self, initial: usize) -> Plain {
-        let upstream = CudaResource::new(&self.device);
-        must(PoolResource::builder(upstream).initial_size(initial).build())
+        must(PoolResource::builder(self.upstream.clone()).initial_size(initial).build())
     }
 
     pub(crate) fn subject<R>(&self, resource: R) -> Subject<R> {
