@@ -4,6 +4,7 @@ use super::block::{SHARED, SlotId};
 use super::core::Pool;
 use super::events::emit;
 use super::local;
+use super::mapping::MapLimits;
 use super::request::{Request, TakenBlock};
 use super::surplus::with_room;
 use super::upstream::{Failure, Mapped, Upstream, count};
@@ -117,7 +118,10 @@ impl<U: Upstream> Pool<U> {
         let found = self.take_own(request).or_else(|| self.refill_from_shared(request));
         match found.or_else(|| self.take_ready(request)) {
             Some(found) => Ok(Some(found)),
-            None => self.map_for(request, mapped, Some(self.settings.limits.maximum())),
+            None => {
+                let new = Some(self.settings.limits.maximum());
+                self.map_for(request, mapped, MapLimits { waits: true, new })
+            }
         }
     }
 

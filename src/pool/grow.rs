@@ -3,6 +3,7 @@
 use super::block::{SHARED, UNIT_SHIFT};
 use super::core::Pool;
 use super::events::emit;
+use super::mapping::MapLimits;
 use super::miss_step::MissStep;
 use super::request::{Request, TakenBlock};
 use super::surplus::with_room;
@@ -155,12 +156,14 @@ impl<U: Upstream> Pool<U> {
         }
         let (wait_first, live) = self.wait_is_better_and_live(bytes);
         if let Some(mapped) = self.upstream.mapped() {
-            let limit = match step {
-                MissStep::Grow if wait_first => None,
-                MissStep::Grow => Some(self.settings.limits.soft_limit()),
-                _ => Some(self.settings.limits.maximum()),
+            let limits = match step {
+                MissStep::Grow if wait_first => MapLimits { waits: false, new: None },
+                MissStep::Grow => {
+                    MapLimits { waits: false, new: Some(self.settings.limits.soft_limit()) }
+                }
+                _ => MapLimits { waits: wait_first, new: Some(self.settings.limits.maximum()) },
             };
-            return self.map_for(request, mapped, limit);
+            return self.map_for(request, mapped, limits);
         }
         let limit = match step {
             MissStep::Grow if wait_first => return Ok(None),
@@ -234,7 +237,8 @@ impl<U: Upstream> Pool<U> {
         let (free, live) = self.free_and_other_bytes();
         let is_large = bytes >= LEAST_GROWTH / 2 && self.settings.growth_step == 0;
         let least = if is_large { bytes } else { LEAST_GROWTH + 1 };
-        let is_enough = free >= least.max(live / WAIT_MIN_FREE_DIVISOR);
+        let div = std::env::var("AQ_DIV").ok().and_then(|v| v.parse().ok()).unwrap_or(WAIT_MIN_FREE_DIVISOR);
+        let is_enough = free >= least.max(live / div);
         (is_enough && self.settings.steps.contains(&MissStep::Wait), live)
     }
 

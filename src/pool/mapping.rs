@@ -7,7 +7,7 @@
 //! | --- | --- | --- |
 //! | memory that is complete | of any | before it is mapped again |
 //! | memory that a stream is ordered after | of that one | when the device is past the old uses: it has both addresses until then |
-//! | any other | of none | - |
+//! | any other | that is made to wait for the last use | likewise |
 //!
 //! A move by order alone needs no wait of the host: the new uses come after the old ones on the device.
 
@@ -39,28 +39,46 @@ struct Movable {
     slot: SlotId,
     piece: Piece,
     tag: SlotId,
-    /// Whether the device is past all uses.
-    complete: bool,
+    order: Order,
+}
+
+/// How the uses of free memory stand to the request's stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Order {
+    /// The device is past all of them.
+    Complete,
+    /// The stream is ordered after them.
+    Ready,
+    /// The stream has to be made to wait for them.
+    Pending,
+}
+
+/// What a request may take for its memory besides free handles that are ready.
+#[derive(Clone, Copy)]
+pub(super) struct MapLimits {
+    /// Handles that its stream has to wait for.
+    pub(super) waits: bool,
+    /// New ones, up to so many bytes in all.
+    pub(super) new: Option<usize>,
 }
 
 impl<U: Upstream> Pool<U> {
-    /// Maps memory for the request into its heap. Takes handles that lie free, and new ones up to `limit` bytes in all;
-    /// none without a limit. The caller has asked [`lock_growth`](Self::lock_growth).
+    /// Maps memory for the request into its heap. The caller has asked [`lock_growth`](Self::lock_growth).
     pub(super) fn map_for(
         &self,
         request: &Request<'_, U>,
         mapped: Mapped<'_, U>,
-        limit: Option<usize>,
+        limits: MapLimits,
     ) -> Result<Option<TakenBlock>, Failure<U::Error>> {
         self.unmap_vacated(mapped);
         let _range = range(c"pool: map", request.bytes());
         let slot = request.slot;
         let Some(place) = self.take_place(request, mapped)? else { return Ok(None) };
         let _transit = self.in_transit.read();
-        let movable = self.take_movable(request, mapped, place);
+        let movable = self.take_movable(request, mapped, place, limits.waits);
         let moved: u64 = movable.iter().map(|it| it.piece.bytes).sum();
         let missing = place.bytes() - moved;
-        let new = match limit {
+        let new = match limits.new {
             _ if missing == 0 => Ok(Some(Vec::new())),
             Some(limit) => self.create_handles(missing, mapped, limit),
             None => Ok(None),
@@ -223,6 +241,7 @@ impl<U: Upstream> Pool<U> {
         request: &Request<'_, U>,
         mapped: Mapped<'_, U>,
         place: AddressRange,
+        waits: bool,
     ) -> Vec<Movable> {
         let slot = request.slot;
         let mut free = Vec::new();
@@ -230,29 +249,42 @@ impl<U: Upstream> Pool<U> {
             let heap = source.heap();
             for block in heap.free_blocks_from(mapped.granularity()) {
                 let is_beside = block.end() == place.start || block.address == place.end;
-                let complete = block.stamp <= self.completed_stamp(block.tag);
-                let ready = request.graph_upto.is_none()
-                    && block.stamp <= self.ready_stamp(slot, block.tag);
-                if (complete || ready) && !(is_beside && source.id == slot.id) {
-                    free.push((!complete, block, source.id));
+                let order = if block.stamp <= self.completed_stamp(block.tag) {
+                    Order::Complete
+                } else if block.stamp <= self.ready_stamp(slot, block.tag) {
+                    Order::Ready
+                } else {
+                    Order::Pending
+                };
+                let most = match (request.graph_upto, waits) {
+                    (Some(_), _) => Order::Complete,
+                    (None, false) => Order::Ready,
+                    (None, true) => Order::Pending,
+                };
+                if order <= most && !(is_beside && source.id == slot.id) {
+                    free.push((order, block, source.id));
                 }
             }
         };
         self.each_populated(&mut look);
         self.slot(SHARED).map(look);
-        free.sort_unstable_by_key(|&(late, block, _)| (late, block.bytes, block.address));
+        free.sort_unstable_by_key(|&(order, block, _)| (order, block.bytes, block.address));
         let mut left = place.bytes();
         let mut movable = Vec::new();
-        for (late, block, source) in free {
+        for (order, block, source) in free {
             if left == 0 {
                 break;
+            }
+            let waited = || self.make_wait(slot, request.stream, block.tag, block.stamp);
+            if order == Order::Pending && waited().is_err() {
+                continue;
             }
             let taken = self.take_handles(source, block, &mut left);
             movable.extend(taken.into_iter().map(|piece| Movable {
                 slot: source,
                 piece,
                 tag: block.tag,
-                complete: !late,
+                order,
             }));
         }
         movable
@@ -291,7 +323,8 @@ impl<U: Upstream> Pool<U> {
         mapped: Mapped<'_, U>,
         movable: &Movable,
     ) -> Option<UpstreamBlock<U::Block>> {
-        let Movable { slot, piece, tag, complete } = *movable;
+        let Movable { slot, piece, tag, order } = *movable;
+        let complete = order == Order::Complete;
         let Piece { upstream_block: reservation, address, bytes, stamp } = piece;
         let range = AddressRange { start: address, end: address + bytes, reservation };
         if complete && !self.unmap(mapped, slot, range) {
@@ -413,7 +446,8 @@ impl<U: Upstream> Pool<U> {
                 .fold(0, |most: u64, (start, end)| most.max(end - start));
             let mut left = excess.saturating_add(largest.saturating_sub(mapped.granularity()));
             for piece in self.take_handles(source, block, &mut left) {
-                let movable = Movable { slot: source, piece, tag: block.tag, complete: true };
+                let order = Order::Complete;
+                let movable = Movable { slot: source, piece, tag: block.tag, order };
                 if let Some(handle) = self.move_out(mapped, &movable)
                     && let Origin::Handle(memory) = handle.origin
                 {
