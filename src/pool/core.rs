@@ -274,6 +274,11 @@ impl<U: Upstream> Pool<U> {
         slots.iter().filter_map(|id| self.slot(*id)).find_map(find)
     }
 
+    /// Whether more than one stream's heap was given memory.
+    pub(super) fn has_several_sources(&self) -> bool {
+        self.populated.snapshot().is_some_and(|slots| slots.len() > 1)
+    }
+
     /// INV-POOL-3: the last stamp of the slot `freed_by` that needs no wait of the slot's stream.
     pub(super) fn ready_stamp(&self, slot: &Slot<U>, freed_by: SlotId) -> usize {
         if freed_by == slot.id || freed_by == SHARED {

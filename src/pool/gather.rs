@@ -102,26 +102,24 @@ impl<U: Upstream> Pool<U> {
                 waited = Err(error);
             }
         });
-        match self.take_or_map(request, mapped)? {
+        match self.take_or_map(request, mapped, None)? {
             None => waited.map(|()| None),
             found => Ok(found),
         }
     }
 
-    /// Memory that is ready in a heap, or can be mapped into the request's.
+    /// Memory that is ready in a heap, or can be mapped into the request's: with new memory, up to so many bytes in all.
     fn take_or_map(
         &self,
         request: &Request<'_, U>,
         mapped: Mapped<'_, U>,
+        new: Option<usize>,
     ) -> Result<Option<TakenBlock>, Failure<U::Error>> {
         let _growth = self.lock_growth();
         let found = self.take_own(request).or_else(|| self.refill_from_shared(request));
         match found.or_else(|| self.take_ready(request)) {
             Some(found) => Ok(Some(found)),
-            None => {
-                let new = Some(self.settings.limits.maximum());
-                self.map_for(request, mapped, MapLimits { waits: true, new })
-            }
+            None => self.map_for(request, mapped, MapLimits { moves: true, waits: true, new }),
         }
     }
 
@@ -179,7 +177,7 @@ impl<U: Upstream> Pool<U> {
             let _ = source.epochs.synchronize(&self.upstream, stamp);
         }
         if let Some(mapped) = self.upstream.mapped() {
-            return self.take_or_map(request, mapped);
+            return self.take_or_map(request, mapped, Some(self.settings.limits.maximum()));
         }
         let transit = self.in_transit.write();
         self.move_complete_to_shared();

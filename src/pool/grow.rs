@@ -27,6 +27,8 @@ const MIN_CACHED_PER_MAGAZINE: usize = 8 << 10;
 const FLUSH_MISSES_PER_MAGAZINE: usize = 4;
 /// A wait for another stream comes before growth where more than this part of what is live is free.
 const WAIT_MIN_FREE_DIVISOR: usize = 8;
+/// Where all memory is one stream's, and mapped, it moves before growth where more than this part is free: nobody waits.
+const MOVE_MIN_FREE_DIVISOR: usize = 64;
 /// Growth is a part of what is live, up to this.
 const MAX_PROPORTIONAL_GROWTH: usize = 1 << 30;
 /// The least part of what is live by which the pool grows.
@@ -156,12 +158,12 @@ impl<U: Upstream> Pool<U> {
         }
         let (wait_first, live) = self.wait_is_better_and_live(bytes);
         if let Some(mapped) = self.upstream.mapped() {
+            let (soft, maximum) =
+                (self.settings.limits.soft_limit(), self.settings.limits.maximum());
             let limits = match step {
-                MissStep::Grow if wait_first => MapLimits { waits: false, new: None },
-                MissStep::Grow => {
-                    MapLimits { waits: false, new: Some(self.settings.limits.soft_limit()) }
-                }
-                _ => MapLimits { waits: wait_first, new: Some(self.settings.limits.maximum()) },
+                MissStep::Grow if wait_first => return Ok(None),
+                MissStep::Grow => MapLimits { moves: false, waits: false, new: Some(soft) },
+                _ => MapLimits { moves: true, waits: wait_first, new: Some(maximum) },
             };
             return self.map_for(request, mapped, limits);
         }
@@ -236,9 +238,17 @@ impl<U: Upstream> Pool<U> {
     pub(super) fn wait_is_better_and_live(&self, bytes: usize) -> (bool, usize) {
         let (free, live) = self.free_and_other_bytes();
         let is_large = bytes >= LEAST_GROWTH / 2 && self.settings.growth_step == 0;
-        let least = if is_large { bytes } else { LEAST_GROWTH + 1 };
-        let div = std::env::var("AQ_DIV").ok().and_then(|v| v.parse().ok()).unwrap_or(WAIT_MIN_FREE_DIVISOR);
-        let is_enough = free >= least.max(live / div);
+        let least = match (is_large, self.upstream.mapped()) {
+            (false, _) => LEAST_GROWTH + 1,
+            (true, None) => bytes,
+            // Mapped memory serves in parts, too.
+            (true, Some(_)) => bytes.min(LEAST_GROWTH),
+        };
+        let divisor = match self.upstream.mapped() {
+            Some(_) if !self.has_several_sources() => MOVE_MIN_FREE_DIVISOR,
+            _ => WAIT_MIN_FREE_DIVISOR,
+        };
+        let is_enough = free >= least.max(live / divisor);
         (is_enough && self.settings.steps.contains(&MissStep::Wait), live)
     }
 

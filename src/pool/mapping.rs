@@ -20,19 +20,24 @@ use super::slot::Slot;
 use super::upstream::{Failure, Mapped, MappedEnd, Upstream, count};
 use super::upstream_blocks::{Origin, UpstreamBlock};
 use crate::debug_log::range;
-use crate::heap::{FreeBlock, Piece};
+use crate::heap::{FreeBlock, Heap, Piece};
 use std::collections::BTreeMap;
 
 /// What a slot reserves at first: addresses cost next to nothing, and a heap whose addresses are one range merges all
 /// that is free in it.
 const LEAST_ADDRESSES: u64 = 256 << 20;
 
-/// Handles that new memory is made of, at least: what of the last one a block does not use is a small part of it.
-/// CUDA's calls cost some 50 microseconds a handle, whatever its size.
-const HANDLES: u64 = 16;
-
+/// A block from this size on has handles for itself where it can, a few: CUDA's calls cost some 50 microseconds a handle,
+/// whatever its size.
+const LARGE: u64 = 32 << 20;
+/// How many, at least.
+const HANDLES: u64 = 4;
 /// The largest handle: a larger one makes the calls no cheaper.
 const LARGEST_HANDLE: u64 = 64 << 20;
+/// Smaller blocks share handles, of which a pool has some thirty: each is a part of it that moves as one.
+const POOL_HANDLES: u64 = 32;
+/// The largest of those. A small block keeps all of one where it is.
+const LARGEST_SHARED_HANDLE: u64 = 16 << 20;
 
 /// A handle that was taken out of a heap, where it was free. Its memory is still mapped there.
 struct Movable {
@@ -41,6 +46,9 @@ struct Movable {
     tag: SlotId,
     order: Order,
 }
+
+/// Handles that are mapped nowhere.
+type Handles<U> = Vec<UpstreamBlock<<U as Upstream>::Block>>;
 
 /// How the uses of free memory stand to the request's stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -56,7 +64,9 @@ enum Order {
 /// What a request may take for its memory besides free handles that are ready.
 #[derive(Clone, Copy)]
 pub(super) struct MapLimits {
-    /// Handles that its stream has to wait for.
+    /// Handles that lie free.
+    pub(super) moves: bool,
+    /// Those that its stream has to wait for.
     pub(super) waits: bool,
     /// New ones, up to so many bytes in all.
     pub(super) new: Option<usize>,
@@ -73,9 +83,17 @@ impl<U: Upstream> Pool<U> {
         self.unmap_vacated(mapped);
         let _range = range(c"pool: map", request.bytes());
         let slot = request.slot;
-        let Some(place) = self.take_place(request, mapped)? else { return Ok(None) };
+        let least = match (limits.moves, self.settings.growth_step) {
+            (true, _) => mapped.granularity(),
+            (false, 0) => self.handle_bytes(request.bytes() as u64, mapped.granularity()),
+            (false, step) => (step as u64).next_multiple_of(mapped.granularity()),
+        };
+        let Some(place) = self.take_place(request, mapped, least)? else { return Ok(None) };
         let _transit = self.in_transit.read();
-        let movable = self.take_movable(request, mapped, place, limits.waits);
+        let movable = match limits.moves {
+            true => self.take_movable(request, mapped, place, limits.waits),
+            false => Vec::new(),
+        };
         let moved: u64 = movable.iter().map(|it| it.piece.bytes).sum();
         let missing = place.bytes() - moved;
         let new = match limits.new {
@@ -93,8 +111,13 @@ impl<U: Upstream> Pool<U> {
         };
         let old = movable.iter().filter_map(|it| self.move_out(mapped, it));
         let stamp = if request.graph_upto.is_some() { 0 } else { slot.epochs.current() };
-        let failed = self.map_all(slot, mapped, place, old.chain(new), (request.tag(), stamp));
-        let found = request.take(&mut slot.heap());
+        let (bytes, failed) = self.map_all(slot, mapped, place, old.chain(new));
+        let found = {
+            // At once, so that no other thread of the stream takes it.
+            let mut heap = slot.heap();
+            self.add_mapped(slot, &mut heap, (place, bytes), (request.tag(), stamp));
+            request.take(&mut heap)
+        };
         emit!(self, {
             stream = U::id(request.stream), asked = request.bytes(), moved, new = missing,
             reserved = self.reserved_bytes(),
@@ -112,8 +135,9 @@ impl<U: Upstream> Pool<U> {
         mapped: Mapped<'_, U>,
         bytes: usize,
     ) -> Result<(), Failure<U::Error>> {
-        let bytes = (bytes as u64).next_multiple_of(mapped.granularity());
-        let limit = self.settings.limits.maximum();
+        let (limit, granularity) = (self.settings.limits.maximum(), mapped.granularity());
+        let bytes = (bytes as u64).next_multiple_of(granularity);
+        let bytes = bytes.min(limit as u64 & !(granularity - 1));
         let Some(new) = self.create_handles(bytes, mapped, limit)? else { return Ok(()) };
         let place = match self.reserve_place(shared, mapped, bytes, bytes) {
             Ok(place) => place,
@@ -123,19 +147,20 @@ impl<U: Upstream> Pool<U> {
             }
         };
         let _transit = self.in_transit.read();
-        let failed = self.map_all(shared, mapped, place, new.into_iter(), (SHARED, 0));
+        let (bytes, failed) = self.map_all(shared, mapped, place, new.into_iter());
+        self.add_mapped(shared, &mut shared.heap(), (place, bytes), (SHARED, 0));
         failed.map_or(Ok(()), |error| Err(Failure::Upstream(error)))
     }
 
-    /// Maps handles one behind the other, and adds what is mapped to a heap. Returns the first error.
+    /// Maps handles one behind the other, and gives back the addresses that are left. Returns how many bytes are mapped, and
+    /// the first error.
     fn map_all(
         &self,
         slot: &Slot<U>,
         mapped: Mapped<'_, U>,
         place: AddressRange,
         handles: impl Iterator<Item = UpstreamBlock<U::Block>>,
-        (tag, stamp): (SlotId, usize),
-    ) -> Option<U::Error> {
+    ) -> (u64, Option<U::Error>) {
         let (mut at, mut failed) = (place.start, None);
         for mut handle in handles {
             let Origin::Handle(memory) = handle.origin else { continue };
@@ -151,16 +176,24 @@ impl<U: Upstream> Pool<U> {
                 }
             }
         }
-        if at > place.start {
-            let (upstream_block, address, bytes) =
-                (place.reservation, place.start, at - place.start);
-            let piece = Piece { upstream_block, address, bytes, stamp };
-            self.add(slot, &mut slot.heap(), tag, piece);
-        }
         if at < place.end {
             slot.addresses.lock().give(AddressRange { start: at, ..place });
         }
-        failed
+        (at - place.start, failed)
+    }
+
+    /// Adds what is mapped at the beginning of a place to a heap.
+    fn add_mapped(
+        &self,
+        slot: &Slot<U>,
+        heap: &mut Heap,
+        (place, bytes): (AddressRange, u64),
+        (tag, stamp): (SlotId, usize),
+    ) {
+        if bytes > 0 {
+            let (upstream_block, address) = (place.reservation, place.start);
+            self.add(slot, heap, tag, Piece { upstream_block, address, bytes, stamp });
+        }
     }
 
     /// Addresses for the request: where the least memory has to be mapped, since what is free beside them serves, too.
@@ -168,10 +201,11 @@ impl<U: Upstream> Pool<U> {
         &self,
         request: &Request<'_, U>,
         mapped: Mapped<'_, U>,
+        least: u64,
     ) -> Result<Option<AddressRange>, Failure<U::Error>> {
         let slot = request.slot;
         let Some(alone) = request.padded_bytes(mapped.granularity()) else { return Ok(None) };
-        let round = |bytes: u64| bytes.max(1).next_multiple_of(mapped.granularity());
+        let round = |bytes: u64| bytes.max(least).next_multiple_of(mapped.granularity());
         let bytes = request.bytes() as u64;
         {
             let heap = slot.heap();
@@ -352,7 +386,7 @@ impl<U: Upstream> Pool<U> {
         unmapped
     }
 
-    fn release_all(&self, mapped: Mapped<'_, U>, handles: Vec<UpstreamBlock<U::Block>>) {
+    fn release_all(&self, mapped: Mapped<'_, U>, handles: Handles<U>) {
         for UpstreamBlock { bytes, origin, .. } in handles {
             if let Origin::Handle(memory) = origin {
                 self.release_handle(mapped, memory, bytes);
@@ -366,18 +400,23 @@ impl<U: Upstream> Pool<U> {
         self.upstream_blocks.lock().unreserve(bytes as usize);
     }
 
+    /// The size of new handles for so many bytes.
+    fn handle_bytes(&self, bytes: u64, granularity: u64) -> u64 {
+        let (part, most) = match bytes >= LARGE {
+            true => (bytes / HANDLES, LARGEST_HANDLE),
+            false => (self.reserved_bytes() as u64 / POOL_HANDLES, LARGEST_SHARED_HANDLE),
+        };
+        part.checked_ilog2().map_or(1, |log| 1 << log).clamp(granularity, most)
+    }
+
     /// New handles of so many bytes in all. Where there is no room, free handles that are complete go back first.
     fn create_handles(
         &self,
         bytes: u64,
         mapped: Mapped<'_, U>,
         limit: usize,
-    ) -> Result<Option<Vec<UpstreamBlock<U::Block>>>, Failure<U::Error>> {
-        let each = bytes / HANDLES;
-        let each = each
-            .checked_ilog2()
-            .map_or(1, |log| 1 << log)
-            .clamp(mapped.granularity(), LARGEST_HANDLE);
+    ) -> Result<Option<Handles<U>>, Failure<U::Error>> {
+        let each = self.handle_bytes(bytes, mapped.granularity());
         let all = bytes as usize;
         let mut gave_back = false;
         loop {

@@ -8,10 +8,11 @@ use super::impls::{debug_struct, forward, handle};
 use crate::debug_log::{POOL, defer_events, deferred_event};
 use crate::driver::sim::CallSite;
 use crate::driver::{is_forked_child, not_forked};
-use crate::error::{ErrorKind, Result};
+use crate::error::{ErrorKind, Result, ensure};
+use crate::impls::Count;
 use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout};
 use crate::pool::magazine::Magazine;
-use crate::pool::{Block, Failure, Pool, ThreadMagazine};
+use crate::pool::{Block, Failure, MappedMemory, Pool, ThreadMagazine, Upstream};
 use crate::stream::{Patience, Stream, deferred};
 use std::ptr::NonNull;
 
@@ -377,6 +378,15 @@ impl<U: DeviceResource + 'static> PoolOptions<U> {
         let initial = self.initial_size;
         let maximum = settings.limits.has_maximum().then(|| settings.limits.maximum());
         let driver = PoolDriver::new(self.upstream, self.alignment, self.owner);
+        let granule = driver.mapped().map_or(0, MappedMemory::granularity) as usize;
+        ensure!(
+            maximum.is_none_or(|maximum| maximum >= granule),
+            InvalidArgument,
+            "make the maximum size larger, or take a pool over CudaResource",
+            "a pool's maximum size, {}, is less than the least that it maps, {}",
+            Count(maximum.unwrap_or(0), "byte"),
+            Count(granule, "byte")
+        );
         if let Some(hooks) = &driver.hooks {
             settings.listed = true;
             if hooks.has_tool() {

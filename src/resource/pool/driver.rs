@@ -85,13 +85,15 @@ impl<U: DeviceResource + 'static> MappedMemory for PoolDriver<U> {
     type Error = Error;
 
     fn granularity(&self) -> u64 {
-        self.resource.virtual_memory().map_or(1, |memory| memory.granularity() as u64)
+        let granularity = self.resource.virtual_memory().map_or(1, VirtualMemory::granularity);
+        // Both are powers of two, and every handle begins where a block may begin.
+        granularity.max(self.alignment) as u64
     }
 
     fn reserve(&self, bytes: u64) -> Result<u64> {
         let (memory, bytes) = (self.memory()?, bytes as usize);
-        let alignment = memory.granularity().max(self.alignment);
-        memory.in_context(bytes, memory.driver().address_reserve(bytes, alignment))
+        let reserved = memory.driver().address_reserve(bytes, self.granularity() as usize);
+        memory.in_context(bytes, reserved)
     }
 
     fn create(&self, bytes: u64) -> Result<u64> {
@@ -101,11 +103,11 @@ impl<U: DeviceResource + 'static> MappedMemory for PoolDriver<U> {
     }
 
     fn release(&self, handle: u64, bytes: u64) {
+        let device = self.resource.device();
         // SAFETY: a handle of `create`, which the pool gives up, and has unmapped.
-        if let Err(error) =
-            unsafe { self.resource.device().driver().handle_release(RawHandle(handle)) }
-        {
-            report_failed_free(self.resource.device(), bytes as usize, &error);
+        let released = unsafe { device.driver().handle_release(RawHandle(handle)) };
+        if let Err(error) = released {
+            report_failed_free(device, bytes as usize, &error);
         }
     }
 
