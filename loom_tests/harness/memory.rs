@@ -1,14 +1,28 @@
 //! The driver's memory, as pools ask for it: ranges of addresses that are allocated and come back,
 //! and the parts of them that a pool's users hold.
 
-use super::driver::{Access, Driver, Event, Refused, STREAMS, report};
+use super::driver::{Access, Driver, Event, Refused, STREAMS, State, report};
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// Addresses from one block's start to the next one's. No address is ever allocated twice, so a use
 /// after the free is told from a use of what came later.
 const SPAN: u64 = 1 << 24;
 
+/// Reserved addresses begin here.
+const RESERVED: u64 = 1 << 48;
+
 const ALL: Range<usize> = 0..usize::MAX;
+
+/// A handle that is mapped.
+#[derive(Clone, Copy, Debug)]
+struct Mapping {
+    bytes: usize,
+    /// The block of the handle, which has all uses of the memory.
+    memory: usize,
+    /// The block of the mapping, which has those by its address.
+    address: usize,
+}
 
 #[derive(Debug)]
 pub(super) struct Memory {
@@ -27,6 +41,11 @@ pub(super) struct Memory {
     /// Records still to be refused.
     refusals: usize,
     leaked: usize,
+    /// Where the next reservation begins.
+    next_reserved: u64,
+    mappings: BTreeMap<u64, Mapping>,
+    /// Reservations, by address.
+    reserved: BTreeMap<u64, u64>,
 }
 
 impl Default for Memory {
@@ -40,7 +59,29 @@ impl Default for Memory {
             capturing: [false; STREAMS],
             refusals: 0,
             leaked: 0,
+            next_reserved: RESERVED,
+            mappings: BTreeMap::new(),
+            reserved: BTreeMap::new(),
         }
+    }
+}
+
+impl Memory {
+    /// The blocks that an address and the bytes from there on are of, and what of them: of a mapping and of its handle.
+    fn places(&self, address: u64, bytes: usize) -> Vec<(usize, Range<usize>)> {
+        if address < RESERVED {
+            return vec![place(address, bytes)];
+        }
+        let (mut at, end, mut found) = (address, address + bytes as u64, Vec::new());
+        while at < end {
+            let (&start, mapping) = self.mappings.range(..=at).next_back().expect("a mapping");
+            let (from, to) = (at - start, (end - start).min(mapping.bytes as u64));
+            assert!(from < to, "nothing is mapped at {at:#x}");
+            found.push((mapping.memory, from as usize..to as usize));
+            found.push((mapping.address, from as usize..to as usize));
+            at = start + to;
+        }
+        found
     }
 }
 
@@ -48,6 +89,25 @@ impl Default for Memory {
 fn place(address: u64, bytes: usize) -> (usize, Range<usize>) {
     let start = (address % SPAN) as usize;
     ((address / SPAN) as usize - 1, start..start + bytes)
+}
+
+impl State {
+    /// A part of a block is a user's, who gives the stream work on it.
+    fn hand_out(&mut self, stream: usize, block: usize, range: Range<usize>) -> Option<String> {
+        let mut complaint = self.use_block(stream, block, range.clone(), Access::Write);
+        let twice = self.memory.live.iter().any(|(other, part)| {
+            *other == block && part.start < range.end && range.start < part.end
+        });
+        if twice {
+            complaint = Some(format!("a part of block {block} is handed out twice"));
+        }
+        let is_mapping = self.memory.mappings.values().any(|mapping| mapping.address == block);
+        if !is_mapping && range.end > self.memory.allocated[block] {
+            complaint = Some(format!("what was handed out ends behind block {block}"));
+        }
+        self.memory.live.push((block, range));
+        complaint
+    }
 }
 
 impl Driver {
@@ -79,6 +139,72 @@ impl Driver {
         Some((block as u64 + 1) * SPAN)
     }
 
+    /// Addresses without memory.
+    pub fn reserve(&self, bytes: u64) -> u64 {
+        let mut state = self.state();
+        let memory = &mut state.memory;
+        let start = memory.next_reserved;
+        // Adjacent reservations would be one to nobody but a pool that is wrong.
+        memory.next_reserved += bytes;
+        memory.reserved.insert(start, bytes);
+        start
+    }
+
+    /// A handle. `None` if no bytes are left.
+    pub fn create(&self, bytes: usize) -> Option<u64> {
+        self.allocate(None, bytes).map(|address| place(address, 0).0 as u64)
+    }
+
+    /// Gives a handle back, at once. Another thread may be about to unmap it from addresses that it had before.
+    pub fn release(&self, handle: u64) {
+        self.deallocate(None, (handle + 1) * SPAN);
+    }
+
+    pub fn map(&self, address: u64, bytes: usize, handle: u64) {
+        let mut state = self.state();
+        let block = state.blocks.len();
+        state.blocks.push(Default::default());
+        state.memory.allocated.push(0);
+        let memory = &mut state.memory;
+        let around = memory.reserved.range(..=address).next_back();
+        let is_reserved =
+            around.is_some_and(|(start, all)| address + bytes as u64 <= start + all);
+        let before = memory.mappings.range(..address + bytes as u64).next_back();
+        let is_free = before.is_none_or(|(start, it)| start + it.bytes as u64 <= address);
+        let is_whole = memory.allocated[handle as usize] == bytes;
+        let complaint = (!is_reserved || !is_free || !is_whole)
+            .then(|| format!("handle {handle} cannot be mapped at {address:#x}"));
+        let mapping = Mapping { bytes, memory: handle as usize, address: block };
+        memory.mappings.insert(address, mapping);
+        drop(state);
+        report(complaint);
+    }
+
+    /// Unmaps a handle: no use by these addresses may be pending.
+    pub fn unmap(&self, address: u64, bytes: usize) {
+        let mut state = self.state();
+        let removed = state.memory.mappings.remove(&address).filter(|it| it.bytes == bytes);
+        let complaint = match removed {
+            Some(mapping) => {
+                let is_live = state.memory.live.iter().any(|live| live.0 == mapping.address);
+                let live = is_live.then(|| format!("{address:#x} is unmapped, and handed out"));
+                live.or_else(|| state.use_on_host(mapping.address, ALL, Access::Free))
+            }
+            None => Some(format!("nothing is mapped at {address:#x}")),
+        };
+        drop(state);
+        report(complaint);
+    }
+
+    /// Gives addresses back, of which nothing is mapped.
+    pub fn unreserve(&self, address: u64, bytes: u64) {
+        let mut state = self.state();
+        let is_known = state.memory.reserved.remove(&address) == Some(bytes);
+        let is_taken = state.memory.mappings.range(address..address + bytes).next().is_some();
+        drop(state);
+        report((!is_known || is_taken).then(|| format!("{address:#x} cannot be given back")));
+    }
+
     /// Frees a block, in a stream's order or at once.
     pub fn deallocate(&self, stream: Option<usize>, address: u64) {
         let (block, _) = place(address, 0);
@@ -98,35 +224,32 @@ impl Driver {
 
     /// The pool handed this out, and its user gives the stream work on it.
     pub fn hand_out(&self, stream: usize, address: u64, bytes: usize) {
-        let (block, range) = place(address, bytes);
         let mut state = self.state();
-        let mut complaint = state.use_block(stream, block, range.clone(), Access::Write);
-        let twice = state.memory.live.iter().any(|(other, part)| {
-            *other == block && part.start < range.end && range.start < part.end
-        });
-        if twice {
-            complaint = Some(format!("a part of block {block} is handed out twice"));
+        let mut complaint = None;
+        for (block, range) in state.memory.places(address, bytes) {
+            complaint = complaint.or_else(|| state.hand_out(stream, block, range));
         }
-        if range.end > state.memory.allocated[block] {
-            complaint = Some(format!("what was handed out ends behind block {block}"));
-        }
-        state.memory.live.push((block, range));
         drop(state);
         report(complaint);
     }
 
     /// A launch works on a block that a user holds.
     pub fn work(&self, stream: usize, address: u64, bytes: usize) {
-        let (block, range) = place(address, bytes);
-        self.use_block(stream, block, range, Access::Write);
+        let places = self.state().memory.places(address, bytes);
+        for (block, range) in places {
+            self.use_block(stream, block, range, Access::Write);
+        }
     }
 
     /// The user gives it the last work, and is about to free it.
     pub fn hand_in(&self, stream: usize, address: u64, bytes: usize) {
-        let part = place(address, bytes);
         let mut state = self.state();
-        let complaint = state.use_block(stream, part.0, part.1.clone(), Access::Write);
-        state.memory.live.retain(|other| *other != part);
+        let mut complaint = None;
+        for part in state.memory.places(address, bytes) {
+            let found = state.use_block(stream, part.0, part.1.clone(), Access::Write);
+            complaint = complaint.or(found);
+            state.memory.live.retain(|other| *other != part);
+        }
         drop(state);
         report(complaint);
     }
@@ -185,7 +308,9 @@ impl Driver {
         let state = self.state();
         let held: usize = state.memory.allocated.iter().sum();
         let leaked = state.memory.leaked;
+        let (mapped, reserved) = (state.memory.mappings.len(), state.memory.reserved.len());
         drop(state);
         assert_eq!((held, leaked), (0, 0), "bytes that did not come back, and were leaked");
+        assert_eq!((mapped, reserved), (0, 0), "handles that stay mapped, and reservations");
     }
 }

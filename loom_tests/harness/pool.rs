@@ -2,8 +2,8 @@
 
 use super::driver::{Driver, Event, STREAMS};
 use aquifer::models::{
-    Block, Failure, Gate, GateOwner, MissStep, Patience, Pool, PoolStatistics, Settings,
-    SizeLimits, Upstream,
+    Block, Failure, Gate, GateOwner, Mapped, MappedEnd, MappedMemory, MissStep, Patience, Pool,
+    PoolStatistics, Settings, SizeLimits, Upstream,
 };
 use loom::thread::ThreadId;
 use std::fmt;
@@ -18,6 +18,8 @@ pub struct PoolDriver {
     /// Whether the pool's question for a capture reaches the driver: it costs a choice of loom's
     /// each time, which only the models of captures need.
     captures: bool,
+    /// Whether its memory is apart from its addresses.
+    handles: bool,
 }
 
 #[derive(Clone)]
@@ -156,6 +158,10 @@ impl Upstream for PoolDriver {
         matches!(error, Trouble::Captured)
     }
 
+    fn mapped(&self) -> Option<Mapped<'_, Self>> {
+        self.handles.then_some(self)
+    }
+
     fn deallocate(&self, stream: Option<&Stream>, address: u64) {
         self.driver.deallocate(stream.map(|stream| stream.index), address);
     }
@@ -166,6 +172,54 @@ impl Upstream for PoolDriver {
 
     fn is_forked(&self) -> bool {
         false
+    }
+}
+
+/// Handles of one unit and more.
+impl MappedMemory for PoolDriver {
+    type Stream = Stream;
+    type Error = Trouble;
+
+    fn granularity(&self) -> u64 {
+        UNIT as u64
+    }
+
+    fn reserve(&self, bytes: u64) -> Result<u64, Trouble> {
+        Ok(self.driver.reserve(bytes))
+    }
+
+    fn create(&self, bytes: u64) -> Result<u64, Trouble> {
+        self.driver.create(bytes as usize).ok_or(Trouble::NoMemory)
+    }
+
+    fn release(&self, handle: u64, _: u64) {
+        self.driver.release(handle);
+    }
+
+    fn map(&self, address: u64, bytes: u64, handle: u64) -> Result<(), Trouble> {
+        self.driver.map(address, bytes as usize, handle);
+        Ok(())
+    }
+
+    fn unmap(&self, address: u64, bytes: u64) -> Result<(), Trouble> {
+        self.driver.unmap(address, bytes as usize);
+        Ok(())
+    }
+
+    fn end(&self, stream: Option<&Stream>, end: MappedEnd) {
+        if let Some(stream) = stream {
+            self.driver.finish(stream.index);
+        }
+        for (address, bytes) in end.vacated {
+            self.driver.unmap(address, bytes as usize);
+        }
+        for (address, bytes, handle) in end.handles {
+            self.driver.unmap(address, bytes as usize);
+            self.driver.release(handle);
+        }
+        for (address, bytes) in end.reservations {
+            self.driver.unreserve(address, bytes);
+        }
     }
 }
 
@@ -187,6 +241,7 @@ pub struct Plan {
     pub settings: Settings,
     pub captures: bool,
     pub goes: bool,
+    pub handles: bool,
 }
 
 /// Units of memory that the pool may take, one at a time, by these steps; no magazines.
@@ -200,7 +255,7 @@ pub fn plan(units: usize, steps: &[MissStep]) -> Plan {
         cached_bytes: 0,
         listed: false,
     };
-    Plan { settings, captures: false, goes: false }
+    Plan { settings, captures: false, goes: false, handles: false }
 }
 
 impl Plan {
@@ -222,6 +277,12 @@ impl Plan {
         self
     }
 
+    /// Memory is apart from its addresses.
+    pub fn with_handles(mut self) -> Self {
+        self.handles = true;
+        self
+    }
+
     /// Streams may be in capture.
     pub fn with_captures(mut self) -> Self {
         self.captures = true;
@@ -231,7 +292,11 @@ impl Plan {
     pub fn build(self) -> Fixture {
         let driver = Arc::new(Driver::new(0));
         driver.set_limit(self.settings.limits.maximum());
-        let pool_driver = PoolDriver { driver: driver.clone(), captures: self.captures };
+        let pool_driver = PoolDriver {
+            driver: driver.clone(),
+            captures: self.captures,
+            handles: self.handles,
+        };
         let stream = |index| {
             let gate = self.captures.then(|| Arc::new(Gate::new(())));
             Stream { index, driver: driver.clone(), gate, goes: self.goes }

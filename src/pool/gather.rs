@@ -293,23 +293,26 @@ impl<U: Upstream> Pool<U> {
                 failed = Some(error);
             }
         }
-        let Some(shared) = self.make_shared_slot() else { return Ok(0) };
         // Whoever has no room meanwhile comes here, too, and finds it given back.
         let _trim = self.lock_or_try_trim();
-        let bytes = if let Some(mapped) = self.upstream.mapped() {
-            // What is known to be complete merges, whoever freed it.
-            self.close_and_poll_all();
-            self.each_populated(|source| {
-                self.retag_ready_as_own(source, &mut source.heap());
-            });
-            self.release_complete(mapped, keep)
-        } else {
-            let extracted = {
-                let _transit = self.in_transit.write();
-                self.move_complete_to_shared();
-                self.extract_upstream_blocks(&mut shared.heap(), keep)
-            };
-            self.release_upstream(extracted)
+        let bytes = match self.upstream.mapped() {
+            Some(mapped) => {
+                // What is known to be complete merges, whoever freed it.
+                self.close_and_poll_all();
+                self.each_populated(|source| {
+                    self.retag_ready_as_own(source, &mut source.heap());
+                });
+                self.release_complete(mapped, keep)
+            }
+            None => {
+                let Some(shared) = self.make_shared_slot() else { return Ok(0) };
+                let extracted = {
+                    let _transit = self.in_transit.write();
+                    self.move_complete_to_shared();
+                    self.extract_upstream_blocks(&mut shared.heap(), keep)
+                };
+                self.release_upstream(extracted)
+            }
         };
         self.peak_live.store(0, Ordering::Relaxed);
         self.stream_slots().for_each(|slot| slot.release_bookkeeping(&self.upstream));

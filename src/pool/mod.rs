@@ -80,7 +80,8 @@ crate::sync::for_models! {
         pub use super::magazine::{Cached, Limits, Magazine, SizeClasses};
         pub use super::remote_frees::{Freed, RemoteFrees};
         pub use super::{
-            Block, Failure, MissStep, Pool, PoolStatistics, Settings, SizeLimits, Upstream,
+            Block, Failure, Mapped, MappedEnd, MappedMemory, MissStep, Pool, PoolStatistics,
+            Settings, SizeLimits, Upstream,
         };
     }
 }

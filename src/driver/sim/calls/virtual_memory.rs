@@ -16,7 +16,7 @@ use crate::sync::trusted::unique;
 const GRANULARITY: u64 = 2 << 20;
 
 /// The bytes of larger handles stay zero, so that the system provides their pages as they are touched.
-const POISON_LIMIT: u64 = 64 << 20;
+const POISON_LIMIT: u64 = 16 << 20;
 
 impl VirtualCalls for SimDriver {
     fn granularity(&self) -> DriverResult<usize> {

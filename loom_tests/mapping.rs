@@ -1,0 +1,130 @@
+#![cfg(aquifer_loom)]
+//! Memory apart from its addresses: a handle moves to another stream, or back to the device, only where it is free as a
+//! whole, behind its last use, and no address of it goes away under work.
+
+mod harness;
+
+use aquifer::models::Block;
+use aquifer::models::MissStep::{Complete, Gather, GrowToMaximum, Ordered, Trim, Wait};
+use harness::pool::{Fixture, plan};
+use harness::{large_model, model};
+
+/// Three blocks of the first stream in a row, of which the second is held: two units are free, and not one piece.
+fn two_holes(mut fixture: Fixture) -> Fixture {
+    let blocks: Vec<Block> = (0..3).map(|_| fixture.must_take(0)).collect();
+    fixture.free(0, blocks[0]);
+    fixture.free(0, blocks[2]);
+    fixture.held = vec![blocks[1]];
+    fixture
+}
+
+/// Another stream takes two units, which are one piece nowhere: it waits, and both handles move, while their stream goes on.
+#[test]
+fn holes_move_to_another_stream() {
+    model(
+        "holes_move_to_another_stream",
+        2_300,
+        || two_holes(plan(3, &[Wait, GrowToMaximum, Gather]).with_handles().build()),
+        &[
+            |fixture: &Fixture| fixture.take_units_for_good(1, 2),
+            |fixture| fixture.free_held(0, 0),
+        ],
+        |fixture| {
+            assert_eq!(fixture.taken(), 1, "blocks of two units");
+            fixture.end();
+        },
+    );
+}
+
+/// The stream itself takes them in its own order, and the device passes its work meanwhile.
+#[test]
+fn holes_move_in_their_own_order() {
+    model(
+        "holes_move_in_their_own_order",
+        1_200,
+        || two_holes(plan(3, &[Complete, GrowToMaximum]).with_handles().build()),
+        &[
+            |fixture: &Fixture| {
+                fixture.take_units_for_good(0, 2);
+                fixture.take_for_good(1);
+            },
+            |fixture| {
+                fixture.driver.finish(0);
+                fixture.free_held(0, 0);
+            },
+        ],
+        |fixture| {
+            assert!(fixture.taken() >= 1, "blocks of two units");
+            fixture.end();
+        },
+    );
+}
+
+/// Two streams want the same two handles.
+#[test]
+fn two_takers_of_two_holes() {
+    large_model(
+        "two_takers_of_two_holes",
+        700,
+        || two_holes(plan(3, &[Ordered, GrowToMaximum, Gather]).with_handles().build()),
+        &[
+            |fixture: &Fixture| fixture.take_units_for_good(1, 2),
+            |fixture| fixture.take_units_for_good(2, 2),
+        ],
+        |fixture| {
+            assert_eq!(fixture.taken(), 1, "blocks of two units");
+            fixture.free_held(0, 0);
+            fixture.end();
+        },
+    );
+}
+
+/// A trim gives handles back while another stream maps them.
+#[test]
+fn a_trim_beside_a_move() {
+    large_model(
+        "a_trim_beside_a_move",
+        1_200,
+        || {
+            let fixture = two_holes(plan(3, &[GrowToMaximum, Trim]).with_handles().build());
+            fixture.driver.finish(0);
+            fixture
+        },
+        &[
+            |fixture: &Fixture| {
+                fixture.trim();
+            },
+            |fixture| fixture.take_units_for_good(1, 2),
+        ],
+        |fixture| {
+            assert_eq!(fixture.taken(), 1, "blocks of two units");
+            fixture.free_held(0, 0);
+            fixture.end();
+        },
+    );
+}
+
+/// What is mapped at two addresses goes back to the device from the second one.
+#[test]
+fn a_trim_behind_a_move() {
+    large_model(
+        "a_trim_behind_a_move",
+        50,
+        || {
+            let fixture = two_holes(plan(3, &[GrowToMaximum, Gather]).with_handles().build());
+            let block = fixture.take_units(0, 2).expect("the holes move in their own order");
+            fixture.free(0, block);
+            fixture
+        },
+        &[
+            |fixture: &Fixture| {
+                fixture.trim();
+            },
+            |fixture| fixture.visit(1),
+        ],
+        |fixture| {
+            fixture.free_held(0, 0);
+            fixture.end();
+        },
+    );
+}
