@@ -79,7 +79,7 @@ fn two_takers_of_two_holes() {
     );
 }
 
-/// A trim gives handles back while another stream maps them.
+/// A trim gives handles back while another stream maps them, and a third is freed.
 #[test]
 fn a_trim_beside_a_move() {
     large_model(
@@ -94,11 +94,13 @@ fn a_trim_beside_a_move() {
             |fixture: &Fixture| {
                 fixture.trim();
             },
-            |fixture| fixture.take_units_for_good(1, 2),
+            |fixture| {
+                fixture.take_units_for_good(1, 2);
+                fixture.free_held(0, 0);
+            },
         ],
         |fixture| {
             assert_eq!(fixture.taken(), 1, "blocks of two units");
-            fixture.free_held(0, 0);
             fixture.end();
         },
     );
