@@ -25,10 +25,7 @@ fn holes_move_to_another_stream() {
         "holes_move_to_another_stream",
         2_300,
         || two_holes(plan(3, &[Wait, GrowToMaximum, Gather]).with_handles().build()),
-        &[
-            |fixture: &Fixture| fixture.take_units_for_good(1, 2),
-            |fixture| fixture.free_held(0, 0),
-        ],
+        &[|fixture: &Fixture| fixture.take_units_for_good(1, 2), |fixture| fixture.free_held(0, 0)],
         |fixture| {
             assert_eq!(fixture.taken(), 1, "blocks of two units");
             fixture.end();

@@ -167,8 +167,7 @@ impl Driver {
         state.memory.allocated.push(0);
         let memory = &mut state.memory;
         let around = memory.reserved.range(..=address).next_back();
-        let is_reserved =
-            around.is_some_and(|(start, all)| address + bytes as u64 <= start + all);
+        let is_reserved = around.is_some_and(|(start, all)| address + bytes as u64 <= start + all);
         let before = memory.mappings.range(..address + bytes as u64).next_back();
         let is_free = before.is_none_or(|(start, it)| start + it.bytes as u64 <= address);
         let is_whole = memory.allocated[handle as usize] == bytes;

@@ -292,11 +292,8 @@ impl Plan {
     pub fn build(self) -> Fixture {
         let driver = Arc::new(Driver::new(0));
         driver.set_limit(self.settings.limits.maximum());
-        let pool_driver = PoolDriver {
-            driver: driver.clone(),
-            captures: self.captures,
-            handles: self.handles,
-        };
+        let pool_driver =
+            PoolDriver { driver: driver.clone(), captures: self.captures, handles: self.handles };
         let stream = |index| {
             let gate = self.captures.then(|| Arc::new(Gate::new(())));
             Stream { index, driver: driver.clone(), gate, goes: self.goes }

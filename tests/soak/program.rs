@@ -63,6 +63,7 @@ pub(crate) fn run_over(
         true => Setup::of(Pattern::of(seed), &mut random, on_gpu),
         false => Setup::new(&mut random, on_gpu),
     };
+    setup.map(seed, on_gpu);
     if !mode.patterns && !mode.free && seed % PATIENT == PATIENT / 2 {
         setup.be_patient();
     }
@@ -96,6 +97,9 @@ fn play(shared: &Shared, mode: Mode, complaints: &Complaints, over: Over<'_>) ->
         .map_err(unexpected("building the pool"))?;
     if matches!(setup.upstream, Upstream::PoolOverPlain | Upstream::PoolOverStreamOrdered) {
         shared.count("pools over pools");
+    }
+    if setup.upstream == Upstream::Mapped {
+        shared.count("pools that map");
     }
     let erased = over(pool.clone()).map_err(unexpected("building over the pool"))?;
     let erased = match setup.managed {

@@ -5,7 +5,8 @@ use crate::random::Random;
 use crate::support;
 use aquifer::sim::SimConfig;
 use aquifer::{
-    AsyncResource, CudaResource, Device, DeviceResource, MissPolicy, MissStep, PoolResource, Result,
+    AsyncResource, CudaResource, Device, DeviceResource, MissPolicy, MissStep, PoolResource,
+    Result, VirtualResource,
 };
 use std::sync::Arc;
 
@@ -14,6 +15,8 @@ pub(crate) type Pool = PoolResource<Arc<dyn DeviceResource>>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Upstream {
     Plain,
+    /// Apart from its addresses.
+    Mapped,
     StreamOrdered,
     PoolOverPlain,
     PoolOverStreamOrdered,
@@ -65,6 +68,9 @@ pub(crate) struct Setup {
 fn is_followed(seed: u64) -> bool {
     support::pool_checks().unwrap_or(seed.count_ones().is_multiple_of(2))
 }
+
+/// Of mapped memory: all maxima are multiples of it.
+const GRANULE: usize = 4096;
 
 const RUNGS: [MissStep; 7] = [
     MissStep::Complete,
@@ -187,12 +193,20 @@ impl Setup {
     }
 
     pub(crate) fn device(&self, seed: u64) -> Device {
-        let mut config = SimConfig::default().seed(seed).capacity(self.capacity as u64);
+        let mut config =
+            SimConfig::default().seed(seed).capacity(self.capacity as u64).granularity(GRANULE);
         // Large memory that is hardly written to.
         if self.untuned {
             config = config.without_poison();
         }
         Device::simulated(if is_followed(seed) { config } else { config.without_pool_checks() })
+    }
+
+    /// Has the pool map its memory, if the seed says so and the device maps as little as these programs take.
+    pub(crate) fn map(&mut self, seed: u64, on_gpu: bool) {
+        if self.upstream == Upstream::Plain && !on_gpu && (seed / 32).is_multiple_of(2) {
+            self.upstream = Upstream::Mapped;
+        }
     }
 
     /// Whether nothing but the pool's maximum limits it, by the device's memory at least.
@@ -231,6 +245,10 @@ impl Setup {
             || -> Result<Arc<dyn DeviceResource>> { Ok(Arc::new(AsyncResource::new(device)?)) };
         let below = match self.upstream {
             Upstream::Plain => return Ok((self.build(over(plain()))?, None)),
+            Upstream::Mapped => {
+                let mapped = Arc::new(VirtualResource::new(device)?);
+                return Ok((self.build(over(mapped))?, None));
+            }
             Upstream::StreamOrdered => return Ok((self.build(over(ordered()?))?, None)),
             Upstream::PoolOverPlain => plain(),
             Upstream::PoolOverStreamOrdered => ordered()?,

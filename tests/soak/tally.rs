@@ -35,6 +35,7 @@ const FLOORS: [Floor; 51] = [
     ("failed waits", 200),
     ("failed allocations", 200),
     ("pools over pools", 8),
+    ("pools that map", 8),
     ("streams detached", 10),
     ("streams detached at the end", 20),
     ("streams destroyed at the end", 20),

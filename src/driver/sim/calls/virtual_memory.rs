@@ -12,8 +12,8 @@ use crate::driver::sim::state::{
 use crate::driver::{DeviceAddress, DeviceRange, DriverResult, RawHandle, VirtualCalls};
 use crate::sync::trusted::unique;
 
-/// A GPU's.
-const GRANULARITY: u64 = 2 << 20;
+/// What the host maps.
+const PAGE: u64 = 4096;
 
 /// The bytes of larger handles stay zero, so that the system provides their pages as they are touched.
 const POISON_LIMIT: u64 = 16 << 20;
@@ -22,7 +22,7 @@ impl VirtualCalls for SimDriver {
     fn granularity(&self) -> DriverResult<usize> {
         let call = self.call("cuMemGetAllocationGranularity")?;
         call.require(call.context.config.properties.virtual_memory)?;
-        Ok(GRANULARITY as usize)
+        Ok(call.granularity() as usize)
     }
 
     fn address_reserve(&self, bytes: usize, alignment: usize) -> DriverResult<DeviceAddress> {
@@ -32,7 +32,7 @@ impl VirtualCalls for SimDriver {
         if !alignment.is_power_of_two() {
             return call.invalid();
         }
-        let alignment = (alignment as u64).max(GRANULARITY);
+        let alignment = (alignment as u64).max(call.granularity());
         let device = call.context.id;
         let backing = Backing::addresses(bytes, device as usize);
         let Some((backing, address)) = backing.zip(call.next_aligned_address(size, alignment))
@@ -100,7 +100,7 @@ impl VirtualCalls for SimDriver {
     unsafe fn map(&self, range: DeviceRange, handle: RawHandle) -> DriverResult<()> {
         let mut call = self.call("cuMemMap")?;
         let (device, bytes) = (call.context.id, call.whole(range.bytes)?);
-        let is_aligned = range.address.is_multiple_of(GRANULARITY);
+        let is_aligned = range.address.is_multiple_of(call.granularity());
         let (block, at) = call.reserved(range)?;
         let is_free = is_aligned && !block.mappings.is_taken(at);
         let SimState { blocks, virtual_memory, .. } = &mut *call.state;
@@ -175,7 +175,13 @@ impl Call<'_> {
     /// A size that is a multiple of the granularity.
     fn whole(&self, bytes: usize) -> DriverResult<u64> {
         let bytes = bytes as u64;
-        if bytes == 0 || !bytes.is_multiple_of(GRANULARITY) { self.invalid() } else { Ok(bytes) }
+        let is_whole = bytes != 0 && bytes.is_multiple_of(self.granularity());
+        if is_whole { Ok(bytes) } else { self.invalid() }
+    }
+
+    fn granularity(&self) -> u64 {
+        let granularity = self.context.config.granularity as u64;
+        granularity.checked_next_power_of_two().unwrap_or(1 << 63).max(PAGE)
     }
 
     /// The reserved addresses of this device that hold a range, and where in them it begins and ends.

@@ -40,6 +40,7 @@ pub struct SimConfig {
     pub(crate) pool_checks: bool,
     pub(crate) peer_access: bool,
     pub(crate) rank_timeout: Duration,
+    pub(crate) granularity: usize,
     pub(crate) capacity: u64,
     pub(crate) schedule: Schedule,
     pub(crate) ordinal: usize,
@@ -55,6 +56,7 @@ impl Default for SimConfig {
             peer_access: true,
             rank_timeout: Duration::from_secs(30),
             capacity: 4 << 30,
+            granularity: 2 << 20,
             schedule: Schedule::OnDemand,
             ordinal: 0,
             properties: DeviceProperties {
@@ -191,6 +193,10 @@ impl SimConfig {
         /// is its limit, where Linux tells it. Nor does managed memory, which may be as much as the device and the
         /// machine have together.
         capacity: u64;
+
+        /// Sets what mapped memory comes in multiples of, in bytes: of a [`VirtualResource`](crate::VirtualResource), and
+        /// of pools over it. 2 MiB unless set, as on GPUs. Rounded up to a power of two, and to a page of 4 KiB.
+        granularity: usize;
 
         /// Sets when the queues run. [`Schedule::OnDemand`] unless set.
         schedule: Schedule;
