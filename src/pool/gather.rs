@@ -108,6 +108,13 @@ impl<U: Upstream> Pool<U> {
         }
     }
 
+    /// What is known to be complete merges in each heap, whoever freed it: so a handle lies in one free block.
+    fn merge_complete(&self) {
+        self.each_populated(|source| {
+            self.retag_ready_as_own(source, &mut source.heap());
+        });
+    }
+
     /// Memory that is ready in a heap, or can be mapped into the request's: with new memory, up to so many bytes in all.
     fn take_or_map(
         &self,
@@ -177,6 +184,7 @@ impl<U: Upstream> Pool<U> {
             let _ = source.epochs.synchronize(&self.upstream, stamp);
         }
         if let Some(mapped) = self.upstream.mapped() {
+            self.merge_complete();
             return self.take_or_map(request, mapped, Some(self.settings.limits.maximum()));
         }
         let transit = self.in_transit.write();
@@ -297,11 +305,8 @@ impl<U: Upstream> Pool<U> {
         let _trim = self.lock_or_try_trim();
         let bytes = match self.upstream.mapped() {
             Some(mapped) => {
-                // What is known to be complete merges, whoever freed it.
                 self.close_and_poll_all();
-                self.each_populated(|source| {
-                    self.retag_ready_as_own(source, &mut source.heap());
-                });
+                self.merge_complete();
                 self.release_complete(mapped, keep)
             }
             None => {

@@ -82,16 +82,38 @@ impl<U: Upstream> Pool<U> {
     ) -> Result<Option<TakenBlock>, Failure<U::Error>> {
         self.unmap_vacated(mapped);
         let _range = range(c"pool: map", request.bytes());
+        let beside = self.map_at_place(request, mapped, limits, true);
+        let is_short = match &beside {
+            Ok(found) => found.is_none(),
+            Err(Failure::Upstream(error)) => U::is_exhausted(error),
+            Err(_) => false,
+        };
+        // Free memory beside the place does not move there. Elsewhere all of it does.
+        match is_short && limits.moves {
+            true => self.map_at_place(request, mapped, limits, false),
+            false => beside,
+        }
+    }
+
+    /// Maps memory beside what is free, or by itself.
+    fn map_at_place(
+        &self,
+        request: &Request<'_, U>,
+        mapped: Mapped<'_, U>,
+        limits: MapLimits,
+        beside: bool,
+    ) -> Result<Option<TakenBlock>, Failure<U::Error>> {
         let slot = request.slot;
         let least = match (limits.moves, self.settings.growth_step) {
             (true, _) => mapped.granularity(),
             (false, 0) => self.handle_bytes(request.bytes() as u64, mapped.granularity()),
             (false, step) => (step as u64).next_multiple_of(mapped.granularity()),
         };
-        let Some(place) = self.take_place(request, mapped, least)? else { return Ok(None) };
+        let place = self.take_place(request, mapped, least, beside)?;
+        let Some(place) = place else { return Ok(None) };
         let _transit = self.in_transit.read();
         let movable = match limits.moves {
-            true => self.take_movable(request, mapped, place, limits.waits),
+            true => self.take_movable(request, mapped, place, (limits.waits, beside)),
             false => Vec::new(),
         };
         let moved: u64 = movable.iter().map(|it| it.piece.bytes).sum();
@@ -202,6 +224,7 @@ impl<U: Upstream> Pool<U> {
         request: &Request<'_, U>,
         mapped: Mapped<'_, U>,
         least: u64,
+        beside: bool,
     ) -> Result<Option<AddressRange>, Failure<U::Error>> {
         let slot = request.slot;
         let Some(alone) = request.padded_bytes(mapped.granularity()) else { return Ok(None) };
@@ -211,7 +234,7 @@ impl<U: Upstream> Pool<U> {
             let heap = slot.heap();
             let mut addresses = slot.addresses.lock();
             // What lies below need not be aligned.
-            let merges = request.align <= self.settings.alignment;
+            let merges = beside && request.align <= self.settings.alignment;
             let place = |range: AddressRange| {
                 let AddressRange { start, end, reservation } = range;
                 let (below, above) = match merges {
@@ -275,14 +298,15 @@ impl<U: Upstream> Pool<U> {
         request: &Request<'_, U>,
         mapped: Mapped<'_, U>,
         place: AddressRange,
-        waits: bool,
+        (waits, beside): (bool, bool),
     ) -> Vec<Movable> {
         let slot = request.slot;
         let mut free = Vec::new();
         let mut look = |source: &Slot<U>| {
             let heap = source.heap();
             for block in heap.free_blocks_from(mapped.granularity()) {
-                let is_beside = block.end() == place.start || block.address == place.end;
+                let is_beside =
+                    beside && (block.end() == place.start || block.address == place.end);
                 let order = if block.stamp <= self.completed_stamp(block.tag) {
                     Order::Complete
                 } else if block.stamp <= self.ready_stamp(slot, block.tag) {
@@ -518,8 +542,10 @@ impl<U: Upstream> Pool<U> {
     fn unmap_vacated_if(&self, mapped: Mapped<'_, U>, is_over: impl Fn(&Vacated) -> bool) {
         let over: Vec<Vacated> = self.vacated.lock().extract_if(.., |one| is_over(one)).collect();
         for one in over {
-            // Addresses that cannot be unmapped are lost, and no memory once the handle goes back.
-            self.unmap(mapped, one.slot, one.range);
+            if !self.unmap(mapped, one.slot, one.range) {
+                // Tried again: the memory stays as long as it is mapped.
+                self.vacated.lock().push(one);
+            }
         }
     }
 

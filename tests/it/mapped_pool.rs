@@ -135,3 +135,101 @@ fn a_pool_that_ends_leaves_nothing() {
     );
     simulator.check().unwrap();
 }
+
+/// A call that fails costs the request at most: nothing is lost, and the next one is served.
+#[test]
+fn a_call_that_fails_loses_nothing() {
+    for call in ["cuMemAddressReserve", "cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap"] {
+        for nth in 1..4 {
+            let (device, simulator) = support::simulated(SimConfig::default().granularity(4096));
+            let [first, second] = [(); 2].map(|()| device.new_stream().unwrap());
+            let pool = options(&device).maximum_size(64 << 10).build().unwrap();
+            let (kept, freed): (Vec<_>, Vec<_>) = (0..16)
+                .map(|value| bytes(&first, &pool, 4 << 10, value).unwrap())
+                .partition(|vec| vec.to_vec().unwrap()[0] % 2 == 0);
+            drop(freed);
+            simulator.fail_call(call, nth, 999).unwrap();
+            let first_try = bytes(&second, &pool, 32 << 10, 50);
+            let reserved = pool.statistics().reserved;
+            assert!(reserved <= 64 << 10, "{call}: {reserved}");
+            drop(first_try);
+            let again = bytes(&second, &pool, 32 << 10, 51).unwrap();
+            assert_bytes(&again, 51);
+            kept.iter().zip([0, 2, 4, 6]).for_each(|(vec, value)| assert_bytes(vec, value));
+            drop((again, kept));
+            pool.trim(0).unwrap();
+            drop(pool);
+            assert_eq!(simulator.live_bytes(), 0, "{call} {nth}");
+            simulator.check().unwrap();
+        }
+    }
+}
+
+/// Work of another stream is in the way of neither growth nor a trim, and memory that it uses is not unmapped.
+#[test]
+fn memory_moves_beside_work_that_is_pending() {
+    let device = support::device();
+    let [busy, other] = [(); 2].map(|()| device.new_stream().unwrap());
+    let pool = options(&device).maximum_size(32 * MIB).build().unwrap();
+    let vecs: Vec<_> = (0..8).map(|value| bytes(&busy, &pool, 4 * MIB, value).unwrap()).collect();
+    if let Some(simulator) = device.simulator() {
+        simulator.stall(&busy).unwrap();
+    }
+    let kept: Vec<_> =
+        vecs.into_iter().enumerate().filter(|(at, _)| at % 2 == 0).map(|(_, vec)| vec).collect();
+    // The holes are pending on the busy stream, which takes them in its own order.
+    let mut large = DeviceVec::<u8>::zeroed_in(&busy, 16 * MIB, pool.clone()).unwrap();
+    large.fill(9).unwrap();
+    assert_eq!(pool.statistics().reserved, 32 * MIB);
+    if let Some(simulator) = device.simulator() {
+        simulator.resume(&busy).unwrap();
+    }
+    assert_bytes(&large, 9);
+    kept.iter().zip([0, 2, 4, 6]).for_each(|(vec, value)| assert_bytes(vec, value));
+    drop(large);
+    // Another stream waits for them on the device, and the host does not.
+    let taken = bytes(&other, &pool, 16 * MIB, 7).unwrap();
+    assert_bytes(&taken, 7);
+    drop((kept, taken));
+    pool.trim(0).unwrap();
+    assert_eq!(pool.statistics().reserved, 0);
+    assert_clean(&device);
+}
+
+#[test]
+fn a_maximum_below_a_granule_is_refused() {
+    let (device, _) = support::simulated(SimConfig::default());
+    let error = options(&device).maximum_size(MIB).build().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    assert!(error.to_string().contains("2097152 bytes"), "{error}");
+}
+
+/// A graph's memory is mapped for it, stays where it is while the graph lives, and serves others afterwards.
+#[test]
+fn graphs_keep_what_is_mapped_for_them() {
+    let device = support::device();
+    let [stream, other] = [(); 2].map(|()| device.new_stream().unwrap());
+    let pool = options(&device).maximum_size(32 * MIB).build().unwrap();
+    drop((0..4).map(|value| bytes(&other, &pool, 4 * MIB, value).unwrap()).collect::<Vec<_>>());
+    other.synchronize().unwrap();
+    let (graph, mut vec) = stream
+        .capture(&pool, |stream| {
+            let mut vec = DeviceVec::<u8>::zeroed_in(stream, 6 * MIB, pool.clone())?;
+            vec.fill(3)?;
+            Ok(vec)
+        })
+        .unwrap();
+    // SAFETY: the vector lives, and nothing else uses it meanwhile.
+    unsafe { graph.launch(&stream) }.unwrap();
+    assert_bytes(&vec, 3);
+    vec.fill(4).unwrap();
+    let beside = bytes(&other, &pool, 20 * MIB, 8).unwrap();
+    // SAFETY: the vector lives, and nothing else uses it meanwhile.
+    unsafe { graph.launch(&stream) }.unwrap();
+    assert_bytes(&vec, 3);
+    assert_bytes(&beside, 8);
+    drop((vec, beside, graph));
+    let all = bytes(&other, &pool, 30 * MIB, 1).unwrap();
+    assert_bytes(&all, 1);
+    assert_clean(&device);
+}

@@ -120,6 +120,8 @@ fn each_resource_and_adaptor_serves() {
     let log = folder.value("log.csv");
     for text in [
         "cuda",
+        "virtual",
+        "pool(virtual, max=64MiB)",
         "async",
         "async(initial=1MiB, release_threshold=2MiB, reuse_follow_event_dependencies=false, \
          reuse_opportunistic=off, reuse_internal_dependencies=on, managed=false)",
@@ -347,6 +349,7 @@ fn each_pool_gives_memory_back_from_the_outermost_inwards() {
         ("async_default", false),
         ("pinned_pool", true),
         ("pool(pinned)", false),
+        ("pool(virtual)", true),
         ("cuda", false),
         ("managed | prefetch", false),
     ] {

@@ -2,12 +2,13 @@
 
 use crate::player::{Expected, Given, Player};
 use crate::shared::{Item, Step, lock, unexpected};
-use aquifer::{AsyncResource, CudaResource, DeviceLayout, DeviceResource};
+use aquifer::{AsyncResource, CudaResource, DeviceLayout, DeviceResource, VirtualResource};
 use std::sync::atomic::Ordering;
 
 /// A call, and the code that it fails with.
-const CALLS: [(&str, u32); 10] = [
+const CALLS: [(&str, u32); 11] = [
     ("cuMemAlloc", 2),
+    ("cuMemCreate", 2),
     ("cuMemAllocFromPoolAsync", 2),
     ("cuEventRecord", 999),
     ("cuEventRecord", 400),
@@ -40,7 +41,7 @@ impl Player<'_> {
                 "cuStreamWaitEvent" => self.shared.count("failed waits"),
                 _ => {}
             }
-            if call.starts_with("cuMemAlloc") {
+            if call.starts_with("cuMemAlloc") || call == "cuMemCreate" {
                 self.shared.count("failed allocations");
             } else {
                 // A failed allocation costs nothing. These may cost memory, if that is said aloud.
@@ -99,6 +100,10 @@ impl Player<'_> {
         let event = || stream.record().map_err(unexpected("recording to disarm"));
         match call {
             "cuMemAlloc" => give_back(&CudaResource::new(&self.shared.device)),
+            "cuMemCreate" => {
+                let mapped = VirtualResource::new(&self.shared.device);
+                give_back(&mapped.map_err(unexpected("mapped memory"))?);
+            }
             "cuMemAllocFromPoolAsync" => {
                 give_back(&AsyncResource::new(&self.shared.device).map_err(unexpected("a pool"))?);
             }

@@ -19,7 +19,7 @@ use crate::layout::DeviceLayout;
 use crate::pinned::{PinnedPool, PinnedResource};
 use crate::resource::{
     ArenaResource, AsyncResource, BinningResource, CudaResource, DeviceBlock, DeviceResource,
-    FixedSizeResource, ManagedResource, MissPolicy, PoolResource, SystemResource,
+    FixedSizeResource, ManagedResource, MissPolicy, PoolResource, SystemResource, VirtualResource,
 };
 use crate::stream::Stream;
 use crate::sync::Arc;
@@ -207,6 +207,7 @@ fn make_source(options: Options<'_, Source>) -> Result<Built> {
     };
     Ok(match options.layer.make {
         Source::Cuda => Built::Plain(CudaResource::new(device).into_shared()),
+        Source::Virtual => Built::Plain(VirtualResource::new(device)?.into_shared()),
         Source::Async => {
             let builder = set!(
                 AsyncResource::builder(device), options,

@@ -32,6 +32,7 @@ pub(super) enum Make {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Source {
     Cuda,
+    Virtual,
     Async,
     AsyncDefault,
     Managed,
@@ -147,8 +148,9 @@ pub(super) static DEFAULT_UPSTREAM: (&LayerKind, Source) = (&LAYERS[0], Source::
 
 use ValueKind::{Fill, Memory, Name, Number, Path, Size, Switch};
 
-pub(super) static LAYERS: [LayerKind; 20] = [
+pub(super) static LAYERS: [LayerKind; 21] = [
     source("cuda", Source::Cuda, &[]),
+    source("virtual", Source::Virtual, &[]),
     source(
         "async",
         Source::Async,

@@ -59,6 +59,7 @@ use std::str::FromStr;
 /// | name | what it is | upstream | options |
 /// | --- | --- | --- | --- |
 /// | `cuda` | [`CudaResource`](crate::CudaResource) | | |
+/// | `virtual` | [`VirtualResource`](crate::VirtualResource) | | |
 /// | `async` | [`AsyncResource`](crate::AsyncResource), a driver pool of its own | | `initial_size` (or `initial`), `release_threshold`: memory; `reuse_follow_event_dependencies`, `reuse_opportunistic`, `reuse_internal_dependencies`, `managed`, `shareable` (on Unix): switch |
 /// | `async_default` | the device's default driver pool | | |
 /// | `managed` | [`ManagedResource`](crate::ManagedResource) | | `oversubscribe`: switch |
