@@ -41,6 +41,9 @@ fn plain(table: &mut Table) {
     let (other, failing) = simulated(SimConfig::default());
     failing.fail_call("cuMemGetAllocationGranularity", 1, 999).unwrap();
     table.failed("no granularity", VirtualResource::new(&other));
+    let mapped = VirtualResource::new(&simulated(SimConfig::default()).0).unwrap();
+    let pool = PoolResource::builder(mapped).maximum_size(MIB).build();
+    table.failed("a maximum below what is mapped", pool);
     let bare = simulated(SimConfig::default().without_virtual_memory()).0;
     table.failed("a device without virtual memory", VirtualResource::new(&bare));
     let managed = ManagedResource::new(&device).unwrap();

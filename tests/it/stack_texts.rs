@@ -66,7 +66,12 @@ fn texts_have_one_canonical_form() {
 /// Wrong texts, the column, a part of the problem and a part of the advice.
 const WRONG: &[(&str, usize, &str, &str)] = &[
     // Names.
-    ("", 1, "the text ends here, where the name of a resource was expected", "`cuda`, `virtual`, `async`"),
+    (
+        "",
+        1,
+        "the text ends here, where the name of a resource was expected",
+        "`cuda`, `virtual`, `async`",
+    ),
     ("  \n", 4, "the text ends here", "the resources are"),
     ("pol(cuda)", 1, "\"pol\" is no resource", "did you mean `pool`?"),
     ("CUDA", 1, "\"CUDA\" is no resource", "did you mean `cuda`?"),

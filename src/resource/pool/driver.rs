@@ -70,12 +70,9 @@ impl<U: DeviceResource> PoolDriver<U> {
 
 impl<U: DeviceResource + 'static> PoolDriver<U> {
     /// Of a pool whose memory is mapped.
-    fn memory(&self) -> Result<&VirtualMemory> {
-        let none = || {
-            let name = self.resource.identity().name();
-            Error::new(ErrorKind::Unsupported, format!("{name} has no memory to be mapped"))
-        };
-        self.resource.virtual_memory().ok_or_else(none)
+    fn memory(&self) -> Result<VirtualMemory> {
+        let new = || VirtualMemory::new(self.resource.device());
+        self.resource.virtual_memory().map_or_else(new, |memory| Ok(memory.clone()))
     }
 }
 
