@@ -103,6 +103,31 @@ fn a_trim_beside_a_move() {
     );
 }
 
+/// A trim unmaps addresses where the stream that has them maps others at once.
+#[test]
+fn a_trim_beside_the_streams_own_growth() {
+    large_model(
+        "a_trim_beside_the_streams_own_growth",
+        1_000,
+        || {
+            let fixture = two_holes(plan(3, &[GrowToMaximum, Trim]).with_handles().build());
+            fixture.driver.finish(0);
+            fixture
+        },
+        &[
+            |fixture: &Fixture| {
+                fixture.trim();
+            },
+            |fixture| fixture.take_units_for_good(0, 2),
+        ],
+        |fixture| {
+            assert_eq!(fixture.taken(), 1, "blocks of two units");
+            fixture.free_held(0, 0);
+            fixture.end();
+        },
+    );
+}
+
 /// What is mapped at two addresses goes back to the device from the second one.
 #[test]
 fn a_trim_behind_a_move() {

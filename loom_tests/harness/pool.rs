@@ -184,6 +184,10 @@ impl MappedMemory for PoolDriver {
         UNIT as u64
     }
 
+    fn free(&self) -> Option<u64> {
+        None
+    }
+
     fn reserve(&self, bytes: u64) -> Result<u64, Trouble> {
         Ok(self.driver.reserve(bytes))
     }

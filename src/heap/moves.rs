@@ -193,9 +193,9 @@ impl Heap {
             let large = up(lists, bin_of(least));
             let blocks = large.flat_map(move |at| list(self.nodes.all(), lists.head(at)));
             let blocks = blocks.filter(move |(_, block)| block.units >= least);
-            blocks.map(move |(_, &BlockNode { address, units, stamp, .. })| {
+            blocks.map(move |(node, &BlockNode { address, units, stamp, .. })| {
                 let bytes = u64::from(units) << self.unit_shift;
-                FreeBlock { tag, address, bytes, stamp }
+                FreeBlock { node, tag, address, bytes, stamp }
             })
         })
     }
@@ -221,8 +221,7 @@ impl Heap {
         )
     }
 
-    /// Cuts a range out of a free block that is as it was seen. `None` if it is not. O(log pieces), and as long as
-    /// the list of its size.
+    /// Cuts a range out of a free block that is as it was seen. `None` if it is not. O(log pieces).
     pub(crate) fn extract_range(
         &mut self,
         block: FreeBlock,
@@ -231,21 +230,24 @@ impl Heap {
     ) -> Option<Piece> {
         let unit = |bytes: u64| u32::try_from(bytes >> self.unit_shift).ok();
         let (skip, cut) = (unit(address.checked_sub(block.address)?)?, unit(bytes)?);
-        let mut node = self.found(block.tag, block.address, block.bytes)?;
-        let BlockNode { units, next, stamp, .. } = self.nodes[node];
+        let FreeBlock { mut node, tag, stamp, .. } = block;
+        let seen = *self.nodes.all().get(node as usize).filter(|seen| seen.is_free())?;
+        let BlockNode { units, next, .. } = seen;
+        let is_same = (seen.tag, seen.address, Some(units), seen.stamp)
+            == (tag, block.address, unit(block.bytes), stamp);
         let is_inside = skip.checked_add(cut).is_some_and(|end| end <= units);
-        if cut == 0 || !is_inside || stamp != block.stamp || !self.nodes.room_for(2) {
+        if cut == 0 || !is_same || !is_inside || !self.nodes.room_for(2) {
             return None;
         }
         if skip > 0 {
             let upper = BlockNode::live(address, units - skip, node, next);
-            let upper = self.nodes.take(BlockNode { tag: block.tag, stamp, ..upper });
+            let upper = self.nodes.take(BlockNode { tag, stamp, ..upper });
             self.nodes.link(node, upper);
             self.nodes.link(upper, next);
-            let (lists, mut nodes) = (self.tag_bins.make(block.tag), self.nodes.view());
+            let (lists, mut nodes) = (self.tag_bins.make(tag), self.nodes.view());
             resize(lists, &mut nodes, node, skip);
             insert(lists, &mut nodes, upper);
-            self.tag_bins.settle(block.tag, &mut self.nodes);
+            self.tag_bins.settle(tag, &mut self.nodes);
             node = upper;
         }
         Some(self.extract_node(node, cut))
@@ -319,7 +321,7 @@ impl Heap {
         }
         let first = match start == address {
             true => self.nodes[span.border].next,
-            false => self.found(COMPLETE, address, bytes)?,
+            false => self.found(address, bytes)?,
         };
         // Of one tag only what is too large for one block's count is more than one block here.
         let (mut node, mut left, mut blocks) = (first, bytes, 0);
@@ -336,10 +338,10 @@ impl Heap {
         Some((first, blocks))
     }
 
-    /// The free block of this tag, address and size.
-    fn found(&self, tag: Tag, address: u64, bytes: u64) -> Option<u32> {
+    /// The complete block of this address and size.
+    fn found(&self, address: u64, bytes: u64) -> Option<u32> {
         let units = u32::try_from(bytes >> self.unit_shift).ok()?;
-        let lists = self.tag_bins.get(tag)?;
+        let lists = self.tag_bins.get(COMPLETE)?;
         let head = lists.head(lists.list_of(bin_of(units)));
         let found = |block: &BlockNode| block.units == units && block.address == address;
         list(self.nodes.all(), head).find(|(_, block)| found(block)).map(|(node, _)| node)

@@ -22,9 +22,10 @@ pub(crate) struct Piece {
     pub(crate) stamp: usize,
 }
 
-/// A block of free memory.
+/// A block of free memory, as it was seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FreeBlock {
+    pub(crate) node: Node,
     pub(crate) tag: Tag,
     pub(crate) address: u64,
     pub(crate) bytes: u64,

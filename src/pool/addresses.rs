@@ -22,10 +22,13 @@ impl AddressRange {
 pub(super) struct Vacated {
     pub(super) slot: SlotId,
     pub(super) range: AddressRange,
-    pub(super) memory: u64,
+    /// The handle that was mapped there.
+    pub(super) handle: u64,
     /// The stream that used them last, and when.
     pub(super) tag: SlotId,
     pub(super) stamp: usize,
+    /// The bytes that upstream has back when this is unmapped, as the handle was given back before.
+    pub(super) released: usize,
 }
 
 /// Ranges without memory, by where they begin. Adjacent ones of one reservation are one.

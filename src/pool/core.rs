@@ -17,13 +17,15 @@
 //! | --- | --- | --- |
 //! | `trim_lock` | blocks on their way back to upstream, and the room that a request makes that way, from other trims | trim, the last step of a miss, growth that gives surplus back |
 //! | `growth_lock` | growth at a miss: one thread asks upstream; the others look again when they come in, and grow if that fails | growth |
-//! | `in_transit` (readers and writer) | memory in hand between upstream or the shared heap and a heap | read: growth, `prepare`, refill, `drain_shared_into_own`; written: gather, trim |
+//! | `in_transit` (readers and writer) | memory in hand between upstream or the shared heap and a heap, handles on their way between heaps | read: growth, `prepare`, refill, `drain_shared_into_own`; written: gather, trim, a refusal |
 //! | `reclaim_lock` | the words by which magazines are revoked, the list of a slot's magazines, `Slot::captured` | a new magazine, growth, gather, trim, captures, statistics, the end of a thread, a stream or the pool |
 //! | `Slot::magazines` | the list of magazines | the same |
 //! | `Slot::epochs` | the stream's handle, the events of its closed epochs | registration, misses, gather, trim, captures, a stream's end |
 //! | `graphs` | what graphs keep | captures, frees of blocks that graphs may use, a graph's end |
 //! | `Slot::heap` | the heap; taking it drains `remote_frees` | allocations, misses; the warm way's next one and a free only try it, without draining: then the one goes on as a miss, the other is a remote one |
-//! | `upstream_blocks` | blocks of upstream, and the bytes that are reserved | growth, trim |
+//! | `Slot::addresses` | where the heap's memory may be mapped | growth, trim |
+//! | `upstream_blocks` | blocks and handles of upstream, reservations, and the bytes that are reserved | growth, trim |
+//! | `vacated` | addresses whose memory has moved, until they are unmapped | growth, trim |
 //! | `streams` | which stream has which slot; new slots, which `slot_count` publishes to readers without it | registration, a stream's end |
 //! | `Populated` | which slots have had memory | growth |
 //! | `RemoteFrees::head` | frees on their way to a heap ([table](super::remote_frees)) | frees, drained under `Slot::heap` |
@@ -38,8 +40,8 @@
 //!   own, or the stamp is complete, or the stream is ordered after it ([`Pool::ready_stamp`]); after a wait
 //!   otherwise.
 //! - INV-POOL-4: `Magazine::with_revoked`, `retire` and `suspend` run under `reclaim_lock`.
-//! - INV-POOL-5: a policy with `Gather` or `Trim` refuses a request after a look under `in_transit.write()`:
-//!   then all free memory is in a heap, a magazine or the list of remote frees, but for a block that
+//! - INV-POOL-5: a policy with `Gather` or `Trim` refuses a request after a look under `in_transit.write()`, or behind
+//!   it where memory is mapped: then all free memory is in a heap, a magazine or the list of remote frees, but for a block that
 //!   `steal_one_with_wait` has in hand, for a growth that another thread has just been given, and for
 //!   what goes back to upstream under `trim_lock`.
 //! - INV-POOL-6: bytes are reserved before upstream is asked for them, and until it has them back

@@ -60,7 +60,6 @@ impl<U: Upstream> Pool<U> {
         if let Some(mapped) = self.upstream.mapped() {
             let end = self.take_all_mapped();
             let bytes: u64 = end.handles.iter().map(|handle| handle.1).sum();
-            self.upstream_blocks.lock().unreserve(bytes as usize);
             mapped.end(stream.as_ref(), end);
             return self.report_end(0, bytes as usize);
         }

@@ -116,7 +116,7 @@ impl<U: Upstream> Pool<U> {
     }
 
     /// Memory that is ready in a heap, or can be mapped into the request's: with new memory, up to so many bytes in all.
-    fn take_or_map(
+    pub(super) fn take_or_map(
         &self,
         request: &Request<'_, U>,
         mapped: Mapped<'_, U>,

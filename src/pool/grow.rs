@@ -238,15 +238,17 @@ impl<U: Upstream> Pool<U> {
     pub(super) fn wait_is_better_and_live(&self, bytes: usize) -> (bool, usize) {
         let (free, live) = self.free_and_other_bytes();
         let is_large = bytes >= LEAST_GROWTH / 2 && self.settings.growth_step == 0;
-        let least = match (is_large, self.upstream.mapped()) {
+        // Mapped memory serves in parts, too, if a later step moves it.
+        let moves =
+            self.upstream.mapped().is_some() && self.settings.steps.iter().any(MissStep::moves);
+        let least = match (is_large, moves) {
             (false, _) => LEAST_GROWTH + 1,
-            (true, None) => bytes,
-            // Mapped memory serves in parts, too.
-            (true, Some(_)) => bytes.min(LEAST_GROWTH),
+            (true, false) => bytes,
+            (true, true) => bytes.min(LEAST_GROWTH),
         };
-        let divisor = match self.upstream.mapped() {
-            Some(_) if !self.has_several_sources() => MOVE_MIN_FREE_DIVISOR,
-            _ => WAIT_MIN_FREE_DIVISOR,
+        let divisor = match moves && !self.has_several_sources() {
+            true => MOVE_MIN_FREE_DIVISOR,
+            false => WAIT_MIN_FREE_DIVISOR,
         };
         let is_enough = free >= least.max(live / divisor);
         (is_enough && self.settings.steps.contains(&MissStep::Wait), live)

@@ -180,11 +180,23 @@ impl<U: Upstream> Pool<U> {
         }
         // Blocks that the steps pass over: behind many others, or aligned by chance.
         self.drain_shared_into_own(request);
-        match (self.take_ready(request), last) {
+        let found = self.take_ready(request).or_else(|| self.map_what_was_in_transit(request));
+        match (found, last) {
             (Some(found), _) => Ok(found),
             (None, Some(error)) if !U::is_exhausted(&error) => Err(Failure::Upstream(error)),
             (None, error) => Err(Failure::Exhausted(error)),
         }
+    }
+
+    /// INV-POOL-5, of memory that is mapped: what other threads had in hand while the steps looked is in heaps again.
+    fn map_what_was_in_transit(&self, request: &Request<'_, U>) -> Option<TakenBlock> {
+        let mapped = self.upstream.mapped()?;
+        if !self.settings.steps.iter().any(|step| matches!(step, MissStep::Gather | MissStep::Trim))
+        {
+            return None;
+        }
+        drop(self.in_transit.write());
+        self.take_or_map(request, mapped, None).ok().flatten()
     }
 
     /// Memory that the stream freed into another's heap, for a small block.

@@ -23,6 +23,11 @@ pub enum MissStep {
 }
 
 impl MissStep {
+    /// Whether memory that is mapped moves to where it is wanted.
+    pub(crate) fn moves(&self) -> bool {
+        matches!(self, Self::GrowToMaximum | Self::Gather | Self::Trim)
+    }
+
     pub(crate) fn asks_upstream(self) -> bool {
         matches!(self, Self::Grow | Self::GrowToMaximum | Self::Trim)
     }

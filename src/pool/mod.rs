@@ -12,12 +12,13 @@
 //! | `upstream`, `miss_step`, `settings` | what a pool stands on, and its settings |
 //! | `append_array`, `magazine`, `block` | an array that grows; a thread's own blocks; a block that is handed out |
 //! | `local` | a thread's table of magazines |
+//! | `addresses` | reserved addresses without memory |
 //! | `remote_frees`, `ordered`, `epochs`, `recent_owners`, `slot` | the parts of a slot, and the slot |
-//! | `graphs`, `populated`, `upstream_blocks` | what graphs keep; which heaps to scan; blocks of upstream |
+//! | `graphs`, `populated`, `upstream_blocks` | what graphs keep; which heaps to scan; blocks and handles of upstream |
 //! | `core` | [`Pool`] |
 //! | `thread_magazine` | a thread's magazine of one stream, looked up once |
 //! | `events`, `stats`, `streams`, `request` | its events and numbers; its streams; one request |
-//! | `steal`, `coalesce`, `grow`, `gather`, `miss` | the steps of a miss |
+//! | `steal`, `coalesce`, `handles`, `mapping`, `grow`, `gather`, `miss` | the steps of a miss |
 //! | `memory_map` | where its memory lies |
 //! | `capture`, `allocate`, `end` | declared captures; allocation and free; the pool's end |
 
@@ -41,6 +42,7 @@ mod events;
 mod gather;
 mod graphs;
 mod grow;
+mod handles;
 pub(crate) mod local;
 pub(crate) mod magazine;
 mod mapping;

@@ -123,6 +123,9 @@ pub trait MappedMemory {
     /// In bytes, a power of two.
     fn granularity(&self) -> u64;
 
+    /// Bytes of memory that the device has left, where it tells.
+    fn free(&self) -> Option<u64>;
+
     /// Addresses without memory.
     fn reserve(&self, bytes: u64) -> Result<u64, Self::Error>;
 

@@ -15,7 +15,16 @@ pub(super) enum Origin<B> {
     /// A block, which has its address from upstream.
     Block(B),
     /// Memory that is mapped there.
-    Handle(u64),
+    Handle(Handle),
+}
+
+/// A handle of memory.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Handle {
+    /// Upstream's, which may be given out again when this one has gone back.
+    pub(super) memory: u64,
+    /// The pool's, which no other handle ever has.
+    pub(super) id: u64,
 }
 
 /// INV-POOL-6: bytes are reserved before upstream is asked for them and until upstream has them back, so
@@ -89,7 +98,8 @@ impl<B> UpstreamBlocks<B> {
     pub(super) fn insert(&mut self, number: u32, block: UpstreamBlock<B>) {
         self.held += block.bytes as usize;
         self.peak = self.peak.max(self.held);
-        self.blocks.insert(block.address, (number, block));
+        let replaced = self.blocks.insert(block.address, (number, block));
+        debug_assert!(replaced.is_none(), "two blocks of upstream at one address");
     }
 
     /// The blocks, largest first: number, address, bytes.

@@ -15,8 +15,14 @@ use crate::stream::{Stream, deferred};
 /// Device memory that is mapped to addresses of its own: `cuMemCreate`, `cuMemMap`, `cuMemUnmap`.
 ///
 /// A free waits for its own stream, and for no other work of the device, where `cuMemFree` of
-/// [`CudaResource`](crate::CudaResource) waits for all kernels. So a pool above it grows, and gives memory back, beside
-/// a kernel that runs long. Each block takes a multiple of the granularity, 2 MiB on today's GPUs: put a pool above it.
+/// [`CudaResource`](crate::CudaResource) waits for all kernels. Each block takes a multiple of the granularity, 2 MiB on
+/// today's GPUs: put a pool above it.
+///
+/// A [`PoolResource`](crate::PoolResource) takes no blocks of it, but maps its memory by itself, piece by piece. What lies free
+/// between blocks in use then serves a larger one elsewhere, on another stream too, without a copy. So a pool whose sizes
+/// change all the time takes little more than it uses, and gives memory back beside a kernel that runs long. A pool that a
+/// tool of NVTX's memory extension watches, and one over an adaptor, take blocks. A maximum or an initial size is rounded
+/// to whole granules, within the maximum.
 ///
 /// `cuIpcGetMemHandle` shares no such memory, and kernels of other devices do not reach it. Take `CudaResource` where
 /// other processes, or PyTorch's, CuPy's or Numba's sharing of tensors, need it. All instances on one device are equal.

@@ -204,7 +204,7 @@ impl Setup {
 
     /// Has the pool map its memory, if the seed says so and the device maps as little as these programs take.
     pub(crate) fn map(&mut self, seed: u64, on_gpu: bool) {
-        if self.upstream == Upstream::Plain && !on_gpu && (seed / 32).is_multiple_of(2) {
+        if self.upstream == Upstream::Plain && !on_gpu && (seed / 32).is_multiple_of(8) {
             self.upstream = Upstream::Mapped;
         }
     }

@@ -2,7 +2,7 @@
 
 use super::model::{Model, Unit};
 use super::structure::walk;
-use crate::heap::{COMPLETE, Heap, Node, NotLive, Piece, Tag};
+use crate::heap::{COMPLETE, FreeBlock, Heap, Node, NotLive, Piece, Tag};
 use proptest::prelude::*;
 
 const RANGES: usize = 3;
@@ -19,6 +19,7 @@ enum Step {
     CutAll { tag: Tag, upto: usize, again: bool },
     CutExactly { which: usize },
     CutWrongly { at: usize, units: usize, range: u32 },
+    CutPart { which: usize, least: u32, skip: usize, units: usize },
 }
 
 /// Few tags, small and large.
@@ -47,6 +48,8 @@ fn step() -> impl Strategy<Value = Step> {
         1 => any::<usize>().prop_map(|which| Step::CutExactly { which }),
         1 => (at(), 0..60usize, 0..RANGES as u32)
             .prop_map(|(at, units, range)| Step::CutWrongly { at, units, range }),
+        2 => (any::<usize>(), 0..20u32, any::<usize>(), any::<usize>())
+            .prop_map(|(which, least, skip, units)| Step::CutPart { which, least, skip, units }),
     ]
 }
 
@@ -152,6 +155,46 @@ impl Pair {
         }
     }
 
+    /// A part of one of the free blocks from some size on is cut out.
+    fn cut_part(&mut self, which: usize, least: u32, skip: usize, units: usize) {
+        let shift = self.model.shift;
+        let mut blocks: Vec<FreeBlock> =
+            self.heap.free_blocks_from(u64::from(least) << shift).collect();
+        blocks.sort_by_key(|block| block.address);
+        let runs = self.model.runs().into_iter().filter_map(|(start, count)| {
+            let Unit::Free(tag, stamp) = self.model.at(start) else { return None };
+            let (address, bytes) = (self.model.address(start), (count as u64) << shift);
+            (count >= least as usize).then_some((tag, address, bytes, stamp))
+        });
+        let seen: Vec<_> =
+            blocks.iter().map(|it| (it.tag, it.address, it.bytes, it.stamp)).collect();
+        assert_eq!(seen, runs.collect::<Vec<_>>());
+        if blocks.is_empty() {
+            return;
+        }
+        let block = blocks[which % blocks.len()];
+        let count = (block.bytes >> shift) as usize;
+        let skip = skip % count;
+        let units = 1 + units % (count - skip);
+        let (address, bytes) = (block.address + ((skip as u64) << shift), (units as u64) << shift);
+        // What is not as it was seen is left alone, as is what goes past its ends.
+        let live = FreeBlock { node: self.live.first().map_or(u32::MAX, |live| live.0), ..block };
+        assert_eq!(self.heap.extract_range(live, address, bytes), None);
+        let later = FreeBlock { stamp: block.stamp.wrapping_add(1), ..block };
+        assert_eq!(self.heap.extract_range(later, address, bytes), None);
+        assert_eq!(self.heap.extract_range(block, address, block.end() - address + 256), None);
+        assert_eq!(self.heap.extract_range(block, address, 0), None);
+        let piece = self.heap.extract_range(block, address, bytes).unwrap();
+        assert_eq!((piece.address, piece.bytes, piece.stamp), (address, bytes, block.stamp));
+        let (start, _) = self.lose(block.tag, piece);
+        let beside = (skip as u64) << shift;
+        let above = ((count - skip - units) as u64) << shift;
+        let range = (address, address + bytes);
+        let number = self.model.range(start);
+        assert_eq!(self.heap.free_beside(block.tag, number, range), (beside, above));
+        assert_eq!(self.heap.free_beside(block.tag, number + 1, range), (0, 0));
+    }
+
     fn apply(&mut self, step: &Step) {
         match *step {
             Step::Add { at, units, tag, stamp } => {
@@ -180,6 +223,9 @@ impl Pair {
                 self.retag(from, upto, to, stamp);
             }
             Step::Cut { tag, least, most, upto } => self.cut(tag, least, most, upto),
+            Step::CutPart { which, least, skip, units } => {
+                self.cut_part(which, least, skip, units);
+            }
             Step::CutAll { tag, upto, again } => {
                 let mut pieces = Vec::new();
                 self.heap.extract_all(tag, upto, &mut pieces);

@@ -87,6 +87,10 @@ impl<U: DeviceResource + 'static> MappedMemory for PoolDriver<U> {
         granularity.max(self.alignment) as u64
     }
 
+    fn free(&self) -> Option<u64> {
+        self.resource.device().memory_info().ok().map(|info| info.free)
+    }
+
     fn reserve(&self, bytes: u64) -> Result<u64> {
         let (memory, bytes) = (self.memory()?, bytes as usize);
         let reserved = memory.driver().address_reserve(bytes, self.granularity() as usize);
@@ -124,7 +128,11 @@ impl<U: DeviceResource + 'static> MappedMemory for PoolDriver<U> {
             hooks.heap_unregister(None, address, range.bytes);
         }
         // SAFETY: one mapping of the pool's, whose uses the pool has seen complete.
-        memory.in_context(range.bytes, unsafe { memory.driver().unmap(range) })
+        let unmapped = memory.in_context(range.bytes, unsafe { memory.driver().unmap(range) });
+        if let (Some(hooks), Err(_)) = (&self.hooks, &unmapped) {
+            hooks.heap_register(address, range.bytes);
+        }
+        unmapped
     }
 
     fn end(&self, stream: Option<&Stream>, end: MappedEnd) {

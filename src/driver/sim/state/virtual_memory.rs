@@ -88,7 +88,11 @@ impl Mappings {
     }
 
     pub(crate) fn insert(&mut self, at: u64, mapping: Mapping) {
-        self.0.retain(|&other, it| other >= at + mapping.bytes || other + it.bytes <= at);
+        let range = (at, at + mapping.bytes);
+        let gone: Vec<u64> = self.overlapping(range).map(|(start, _)| start).collect();
+        for start in gone {
+            self.0.remove(&start);
+        }
         self.0.insert(at, mapping);
     }
 

@@ -1,0 +1,327 @@
+//! Handles of memory apart from addresses: made, taken out of free memory, unmapped and given back.
+//!
+//! The unit is a handle. One that lies in free memory as a whole can be moved:
+//!
+//! | a handle lies in | it may be moved to the heap of a stream | its old addresses are unmapped |
+//! | --- | --- | --- |
+//! | memory that is complete | of any | before it is mapped again |
+//! | memory that a stream is ordered after | of that one | when the device is past the old uses: it has both addresses until then |
+//! | any other | that is made to wait for the last use | likewise |
+//!
+//! A move by order alone needs no wait of the host: the new uses come after the old ones on the device.
+
+use super::addresses::{AddressRange, Vacated};
+use super::block::{SHARED, SlotId};
+use super::core::Pool;
+use super::events::emit;
+use super::slot::Slot;
+use super::upstream::{Failure, Mapped, MappedEnd, Upstream, count};
+use super::upstream_blocks::{Handle, Origin, UpstreamBlock};
+use crate::heap::{FreeBlock, Piece};
+use crate::sync::trusted::unique;
+use std::collections::BTreeMap;
+
+/// A block from this size on has handles for itself where it can, a few: CUDA's calls cost some 50 microseconds a handle,
+/// whatever its size.
+pub(super) const LARGE: u64 = 32 << 20;
+/// How many, at least.
+const HANDLES: u64 = 4;
+/// The largest handle: a larger one makes the calls no cheaper.
+pub(super) const LARGEST_HANDLE: u64 = 64 << 20;
+/// Smaller blocks share handles, of which a pool has some thirty: each is a part of it that moves as one.
+const POOL_HANDLES: u64 = 32;
+/// The largest of those. A small block keeps all of one where it is.
+const LARGEST_SHARED_HANDLE: u64 = 16 << 20;
+
+/// A handle that was taken out of a heap, where it was free. Its memory is still mapped there.
+pub(super) struct Movable {
+    pub(super) slot: SlotId,
+    pub(super) piece: Piece,
+    pub(super) tag: SlotId,
+    pub(super) order: Order,
+}
+
+/// How the uses of free memory stand to the stream that wants it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Order {
+    /// The device is past all of them.
+    Complete,
+    /// The stream is ordered after them.
+    Ready,
+    /// The stream has to be made to wait for them.
+    Pending,
+}
+
+/// Whether to take a handle that is larger than what is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Last {
+    Fits,
+    MayBeLarger,
+}
+
+/// Handles that are mapped nowhere, and their bytes.
+pub(super) type Unmapped = Vec<(Handle, u64)>;
+
+impl<U: Upstream> Pool<U> {
+    /// Takes handles that lie in a free block as a whole out of it, until `left` bytes are taken.
+    pub(super) fn take_handles(
+        &self,
+        source: SlotId,
+        mut block: FreeBlock,
+        left: &mut u64,
+        last: Last,
+    ) -> Vec<Piece> {
+        let Some(source) = self.slot(source) else { return Vec::new() };
+        let mut taken = Vec::new();
+        let mut heap = source.heap();
+        let handles: Vec<_> =
+            self.upstream_blocks.lock().within(block.address, block.end()).collect();
+        // From the top, so that what stays begins where it began.
+        for (start, end) in handles.into_iter().rev() {
+            let bytes = end - start;
+            if *left == 0 || bytes > *left && last == Last::Fits {
+                continue;
+            }
+            let Some(piece) = heap.extract_range(block, start, bytes) else { break };
+            *left = left.saturating_sub(bytes);
+            taken.push(piece);
+            block.bytes = start - block.address;
+        }
+        taken
+    }
+
+    pub(super) fn put_back_movable(&self, movable: &Movable) {
+        if let Some(slot) = self.slot(movable.slot) {
+            self.add(slot, &mut slot.heap(), movable.tag, movable.piece);
+        }
+    }
+
+    /// Takes a handle from its addresses: they are unmapped now, or when the device is past their uses. `None` where that
+    /// fails: it stays where it is.
+    pub(super) fn move_out(
+        &self,
+        mapped: Mapped<'_, U>,
+        movable: &Movable,
+    ) -> Option<(Handle, u64)> {
+        let Movable { slot, piece, tag, order } = *movable;
+        let Piece { upstream_block: reservation, address, bytes, stamp } = piece;
+        let range = AddressRange { start: address, end: address + bytes, reservation };
+        // Out of the table first: once the addresses are free, another handle may be mapped there.
+        let removed = self.upstream_blocks.lock().remove_reserved(address);
+        let handle = match removed {
+            Some(UpstreamBlock { origin: Origin::Handle(handle), .. }) => handle,
+            // No block of a pool whose memory is mapped.
+            _ => {
+                self.put_back_movable(movable);
+                return None;
+            }
+        };
+        if order != Order::Complete {
+            let vacated = Vacated { slot, range, handle: handle.id, tag, stamp, released: 0 };
+            self.vacated.lock().push(vacated);
+        } else if self.unmap(mapped, slot, range) {
+            // Uses by former addresses came before.
+            self.unmap_vacated_if(mapped, |one| one.handle == handle.id);
+        } else {
+            let block = UpstreamBlock { address, bytes, origin: Origin::Handle(handle) };
+            self.upstream_blocks.lock().insert(reservation, block);
+            self.put_back_movable(movable);
+            return None;
+        }
+        Some((handle, bytes))
+    }
+
+    /// Unmaps addresses, which are the slot's to map to again.
+    fn unmap(&self, mapped: Mapped<'_, U>, slot: SlotId, range: AddressRange) -> bool {
+        let unmapped = mapped.unmap(range.start, range.bytes()).is_ok();
+        if let Some(slot) = self.slot(slot).filter(|_| unmapped) {
+            slot.addresses.lock().give(range);
+        }
+        unmapped
+    }
+
+    /// Unmaps addresses whose memory has moved, as far as the device is past their uses.
+    pub(super) fn unmap_vacated(&self, mapped: Mapped<'_, U>) {
+        let mut latest = BTreeMap::<SlotId, usize>::new();
+        for Vacated { tag, stamp, .. } in &*self.vacated.lock() {
+            let known = latest.entry(*tag).or_default();
+            *known = (*known).max(*stamp);
+        }
+        if !latest.is_empty() {
+            self.close_and_poll(latest);
+            self.unmap_vacated_if(mapped, |one| one.stamp <= self.completed_stamp(one.tag));
+        }
+    }
+
+    fn unmap_vacated_if(&self, mapped: Mapped<'_, U>, is_over: impl Fn(&Vacated) -> bool) {
+        let over: Vec<Vacated> = self.vacated.lock().extract_if(.., |one| is_over(one)).collect();
+        for one in over {
+            if self.unmap(mapped, one.slot, one.range) {
+                self.upstream_blocks.lock().unreserve(one.released);
+            } else {
+                // Tried again: the memory stays as long as it is mapped.
+                self.vacated.lock().push(one);
+            }
+        }
+    }
+
+    /// Gives a handle back that is mapped nowhere, but for vacated addresses: the device has its memory when they are
+    /// unmapped.
+    pub(super) fn release_handle(&self, mapped: Mapped<'_, U>, (handle, bytes): (Handle, u64)) {
+        count(&self.counters().returns);
+        mapped.release(handle.memory, bytes);
+        let bytes = bytes as usize;
+        let mut vacated = self.vacated.lock();
+        match vacated.iter_mut().rfind(|one| one.handle == handle.id) {
+            Some(one) => one.released += bytes,
+            None => {
+                drop(vacated);
+                self.upstream_blocks.lock().unreserve(bytes);
+            }
+        }
+    }
+
+    pub(super) fn release_all(&self, mapped: Mapped<'_, U>, handles: Unmapped) {
+        handles.into_iter().for_each(|handle| self.release_handle(mapped, handle));
+    }
+
+    /// The size of new handles for so many bytes.
+    pub(super) fn handle_bytes(&self, bytes: u64, granularity: u64) -> u64 {
+        let (part, most) = match bytes >= LARGE {
+            true => (bytes / HANDLES, LARGEST_HANDLE),
+            false => (self.reserved_bytes() as u64 / POOL_HANDLES, LARGEST_SHARED_HANDLE),
+        };
+        part.checked_ilog2().map_or(1, |log| 1 << log).min(most).max(granularity)
+    }
+
+    /// New handles of so many bytes in all, within `limit`. Where there is no room and `replaces`, free handles that are
+    /// complete go back first.
+    pub(super) fn create_handles(
+        &self,
+        mapped: Mapped<'_, U>,
+        bytes: u64,
+        limit: usize,
+        replaces: bool,
+    ) -> Result<Option<Unmapped>, Failure<U::Error>> {
+        let all = bytes as usize;
+        if all > limit {
+            return Ok(None);
+        }
+        let mut may_replace = replaces;
+        let mut replace = |target: usize| {
+            std::mem::take(&mut may_replace) && self.release_complete(mapped, target) > 0
+        };
+        loop {
+            let reserved = self.upstream_blocks.lock().reserve(all, all, limit);
+            if reserved.is_none() {
+                if replace(limit - all) {
+                    continue;
+                }
+                return Ok(None);
+            }
+            match self.create_reserved(mapped, bytes) {
+                Ok(made) => return Ok(Some(made)),
+                Err(error) => {
+                    self.upstream_blocks.lock().unreserve(all);
+                    let reserved = self.reserved_bytes();
+                    // What is too much for the device costs the pool nothing.
+                    let is_possible = |free: u64| free.saturating_add(reserved as u64) >= bytes;
+                    let helps = U::is_exhausted(&error) && mapped.free().is_none_or(is_possible);
+                    if !helps || !replace(reserved.saturating_sub(all)) {
+                        return Err(Failure::Upstream(error));
+                    }
+                }
+            }
+        }
+    }
+
+    /// New handles for bytes that are reserved. All of them or none.
+    fn create_reserved(&self, mapped: Mapped<'_, U>, bytes: u64) -> Result<Unmapped, U::Error> {
+        // Of memory that is not there no part is taken from others for a moment: one handle for all is refused at once.
+        let is_there = bytes < LARGE || mapped.free().is_none_or(|free| bytes <= free);
+        let each = if is_there { self.handle_bytes(bytes, mapped.granularity()) } else { bytes };
+        let mut made = Unmapped::new();
+        let mut left = bytes;
+        while left > 0 {
+            let bytes = each.min(left);
+            match mapped.create(bytes) {
+                Ok(memory) => {
+                    count(&self.counters().growths);
+                    left -= bytes;
+                    made.push((Handle { memory, id: unique() }, bytes));
+                }
+                Err(error) => {
+                    made.iter().for_each(|(handle, bytes)| mapped.release(handle.memory, *bytes));
+                    return Err(error);
+                }
+            }
+        }
+        Ok(made)
+    }
+
+    /// Gives handles that lie free and complete back to upstream, until `target` bytes are reserved. Waits for nothing.
+    /// Returns how many bytes went back.
+    pub(super) fn release_complete(&self, mapped: Mapped<'_, U>, target: usize) -> usize {
+        self.unmap_vacated(mapped);
+        let mut free = Vec::new();
+        let mut look = |source: &Slot<U>| {
+            let heap = source.heap();
+            let blocks = heap.free_blocks_from(mapped.granularity());
+            let complete = blocks.filter(|it| it.stamp <= self.completed_stamp(it.tag));
+            free.extend(complete.map(|block| (block, source.id)));
+        };
+        self.each_populated(&mut look);
+        self.slot(SHARED).map(look);
+        // The smallest blocks first, which serve least where they are.
+        free.sort_unstable_by_key(|&(block, _)| (block.bytes, block.address));
+        let mut returned = 0;
+        for (block, source) in free {
+            let mut left = self.reserved_bytes().saturating_sub(target) as u64;
+            for piece in self.take_handles(source, block, &mut left, Last::MayBeLarger) {
+                let order = Order::Complete;
+                let movable = Movable { slot: source, piece, tag: block.tag, order };
+                if let Some(handle) = self.move_out(mapped, &movable) {
+                    returned += handle.1 as usize;
+                    self.release_handle(mapped, handle);
+                }
+            }
+        }
+        if returned > 0 {
+            let reserved = self.reserved_bytes();
+            emit!(self, { bytes = returned, reserved }, "gave memory back");
+        }
+        returned
+    }
+
+    /// Takes everything that is mapped and free out, for the pool's end. What users still hold stays mapped.
+    pub(super) fn take_all_mapped(&self) -> MappedEnd {
+        let mut end = MappedEnd::default();
+        for slot in self.all_slots() {
+            let mut heap = slot.heap();
+            let tags: Vec<SlotId> = heap.tags().collect();
+            for tag in tags {
+                heap.retag(tag, usize::MAX, SHARED, 0);
+            }
+            let mut blocks = self.upstream_blocks.lock();
+            for block in heap.free_blocks_from(1) {
+                let handles: Vec<_> = blocks.within(block.address, block.end()).collect();
+                for (address, _) in handles {
+                    if let Some(UpstreamBlock { bytes, origin: Origin::Handle(handle), .. }) =
+                        blocks.remove_reserved(address)
+                    {
+                        blocks.unreserve(bytes as usize);
+                        end.handles.push((address, bytes, handle.memory));
+                    }
+                }
+            }
+        }
+        let vacated = std::mem::take(&mut *self.vacated.lock());
+        let mut blocks = self.upstream_blocks.lock();
+        for Vacated { range, released, .. } in vacated {
+            blocks.unreserve(released);
+            end.vacated.push((range.start, range.bytes()));
+        }
+        end.reservations = blocks.unused_reservations();
+        end
+    }
+}
