@@ -23,7 +23,7 @@ fn two_holes(mut fixture: Fixture) -> Fixture {
 fn holes_move_to_another_stream() {
     model(
         "holes_move_to_another_stream",
-        2_300,
+        2_500,
         || two_holes(plan(3, &[Wait, GrowToMaximum, Gather]).with_handles().build()),
         &[|fixture: &Fixture| fixture.take_units_for_good(1, 2), |fixture| fixture.free_held(0, 0)],
         |fixture| {
@@ -38,7 +38,7 @@ fn holes_move_to_another_stream() {
 fn holes_move_in_their_own_order() {
     model(
         "holes_move_in_their_own_order",
-        1_200,
+        1_400,
         || two_holes(plan(3, &[Complete, GrowToMaximum]).with_handles().build()),
         &[
             |fixture: &Fixture| {
@@ -62,7 +62,7 @@ fn holes_move_in_their_own_order() {
 fn two_takers_of_two_holes() {
     large_model(
         "two_takers_of_two_holes",
-        700,
+        750,
         || two_holes(plan(3, &[Ordered, GrowToMaximum, Gather]).with_handles().build()),
         &[
             |fixture: &Fixture| fixture.take_units_for_good(1, 2),
@@ -81,7 +81,7 @@ fn two_takers_of_two_holes() {
 fn a_trim_beside_a_move() {
     large_model(
         "a_trim_beside_a_move",
-        1_200,
+        5_800,
         || {
             let fixture = two_holes(plan(3, &[GrowToMaximum, Trim]).with_handles().build());
             fixture.driver.finish(0);
@@ -116,7 +116,7 @@ fn a_trim_beside_the_streams_own_growth() {
     }
     model(
         "a_trim_beside_the_streams_own_growth",
-        1_000,
+        4_200,
         begin,
         &[
             |fixture: &Fixture| {
@@ -137,7 +137,7 @@ fn a_trim_beside_the_streams_own_growth() {
 fn a_trim_behind_a_move() {
     large_model(
         "a_trim_behind_a_move",
-        50,
+        7_500,
         || {
             let fixture = two_holes(plan(3, &[GrowToMaximum, Gather]).with_handles().build());
             let block = fixture.take_units(0, 2).expect("the holes move in their own order");

@@ -3,8 +3,8 @@
 use crate::support;
 use aquifer::sim::SimConfig;
 use aquifer::{
-    Device, DeviceVec, ErrorKind, PoolOptions, PoolResource, PoolStatistics, Result, Stream,
-    VirtualResource,
+    Device, DeviceVec, ErrorKind, MissPolicy, MissStep, PoolOptions, PoolResource, PoolStatistics,
+    Result, Stream, VirtualResource,
 };
 
 const MIB: usize = 1 << 20;
@@ -232,4 +232,78 @@ fn graphs_keep_what_is_mapped_for_them() {
     let all = bytes(&other, &pool, 30 * MIB, 1).unwrap();
     assert_bytes(&all, 1);
     assert_clean(&device);
+}
+
+/// A request that cannot be served costs the pool nothing that it has.
+#[test]
+fn what_is_too_large_takes_nothing_away() {
+    let (device, simulator) = support::simulated(SimConfig::default().capacity(256 << 20));
+    let stream = device.new_stream().unwrap();
+    for maximum in [None, Some(64 * MIB)] {
+        let options = options(&device);
+        let pool = match maximum {
+            Some(maximum) => options.maximum_size(maximum).build().unwrap(),
+            None => options.build().unwrap(),
+        };
+        drop(bytes(&stream, &pool, 40 * MIB, 1).unwrap());
+        stream.synchronize().unwrap();
+        let (reserved, created) = (pool.statistics().reserved, simulator.call_count("cuMemCreate"));
+        let error = DeviceVec::<u8>::zeroed_in(&stream, 1 << 38, pool.clone()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::OutOfMemory);
+        assert_eq!(pool.statistics().reserved, reserved);
+        assert!(simulator.call_count("cuMemCreate") - created < 10);
+    }
+}
+
+#[test]
+fn alignments_and_steps_of_any_size_are_kept() {
+    let (device, simulator) = support::simulated(SimConfig::default().granularity(4096));
+    let stream = device.new_stream().unwrap();
+    for alignment in [256, 1 << 16, 1 << 27, 1 << 30] {
+        let pool = options(&device).alignment(alignment).build().unwrap();
+        let vec = DeviceVec::<u8>::zeroed_in(&stream, 100, pool.clone()).unwrap();
+        assert!(vec.as_device_ptr().is_multiple_of(alignment as u64), "{alignment}");
+        assert_eq!(pool.statistics().reserved, alignment.max(4096));
+    }
+    for step in [1, 1 << 20, 1 << 62, usize::MAX] {
+        let pool = options(&device).maximum_size(8 * MIB).growth_step(step).build().unwrap();
+        let vecs = [(); 3].map(|()| bytes(&stream, &pool, 2 * MIB, 3).unwrap());
+        assert_bytes(&vecs[2], 3);
+    }
+    simulator.check().unwrap();
+}
+
+/// A policy without a step that moves memory grows while what is free is too small.
+#[test]
+fn a_policy_that_moves_nothing_grows() {
+    let device = support::device();
+    let stream = device.new_stream().unwrap();
+    let steps = [MissStep::Complete, MissStep::Ordered, MissStep::Grow, MissStep::Wait];
+    let pool = options(&device).miss_policy(MissPolicy::new(steps)).build().unwrap();
+    drop(bytes(&stream, &pool, 4 * MIB, 1).unwrap());
+    assert_bytes(&bytes(&stream, &pool, 40 * MIB, 2).unwrap(), 2);
+    assert_clean(&device);
+}
+
+/// Without new memory the last handle of a block may be larger than it needs.
+#[test]
+fn handles_that_do_not_add_up_serve_all_the_same() {
+    let (device, simulator) = support::simulated(SimConfig::default());
+    let stream = device.new_stream().unwrap();
+    let steps = [MissStep::Grow, MissStep::Gather];
+    let limit = 192 * MIB;
+    let pool = options(&device)
+        .maximum_size(limit)
+        .soft_limit(limit)
+        .miss_policy(MissPolicy::new(steps))
+        .build()
+        .unwrap();
+    // Three blocks of 64 MiB in handles of 16 MiB: two are free, and not beside each other.
+    let mut vecs: Vec<_> =
+        (0..3).map(|value| bytes(&stream, &pool, 64 * MIB, value).unwrap()).collect();
+    let kept = vecs.swap_remove(1);
+    drop(vecs);
+    assert_bytes(&bytes(&stream, &pool, 100 * MIB, 7).unwrap(), 7);
+    assert_bytes(&kept, 1);
+    simulator.check().unwrap();
 }
