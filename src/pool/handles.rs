@@ -28,8 +28,8 @@ pub(super) const LARGE: u64 = 32 << 20;
 const HANDLES: u64 = 4;
 /// The largest handle: a larger one makes the calls no cheaper.
 pub(super) const LARGEST_HANDLE: u64 = 64 << 20;
-/// Smaller blocks share handles, of which a pool has some thirty: each is a part of it that moves as one.
-const POOL_HANDLES: u64 = 32;
+/// Smaller blocks share handles, of which a pool has some sixty: each is a part of it that moves as one.
+const POOL_HANDLES: u64 = 64;
 /// The largest of those. A small block keeps all of one where it is.
 const LARGEST_SHARED_HANDLE: u64 = 16 << 20;
 
