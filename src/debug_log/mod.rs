@@ -9,6 +9,7 @@
 //! | --- | --- | --- | --- |
 //! | `DEBUG` | `aquifer::pool` | `pool made` | `pool`, `device`, `initial`, `maximum` |
 //! | `DEBUG` | `aquifer::pool` | `pool grew` | `pool`, `device`, `stream`, `asked`, `bytes`, `reserved`, `elapsed_ns` |
+//! | `DEBUG` | `aquifer::pool` | `mapped memory` | `pool`, `device`, `stream`, `asked`, `moved`, `new`, `reserved`, `elapsed_ns` |
 //! | `DEBUG` | `aquifer::pool` | `upstream refused` | `pool`, `device`, `stream`, `asked`, `bytes`, `reserved`, `error` |
 //! | `DEBUG` | `aquifer::pool` | `took a block of another stream` | `pool`, `device`, `stream`, `from`, `bytes`, `how` |
 //! | `DEBUG` | `aquifer::pool` | `gathered free memory` | `pool`, `device`, `stream`, `asked`, `largest` |
@@ -26,7 +27,7 @@
 //! `pool` is a number that no other pool of the process has, `device` an ordinal, and `stream` and
 //! `from` are what [`Stream::id`](crate::Stream::id) returns; `from` is 0 where that stream is gone, and
 //! `stream` where the memory is for all streams. Sizes are bytes: `asked` is what the request needs,
-//! `bytes` what was moved, `reserved` what the pool has of upstream then. `how` is `complete` (the
+//! `bytes` what was moved, `moved` and `new` what was mapped again and for the first time, `reserved` what the pool has of upstream then. `how` is `complete` (the
 //! device had passed its last use), `ordered` (the stream was behind it already) or `waited` (the
 //! stream was made to wait). A pool emits `device lost` once.
 //!

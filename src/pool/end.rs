@@ -59,9 +59,10 @@ impl<U: Upstream> Pool<U> {
         };
         if let Some(mapped) = self.upstream.mapped() {
             let end = self.take_all_mapped();
+            let blocks = end.handles.len();
             let bytes: u64 = end.handles.iter().map(|handle| handle.1).sum();
             mapped.end(stream.as_ref(), end);
-            return self.report_end(0, bytes as usize);
+            return self.report_end(blocks, bytes as usize);
         }
         let mut pieces = Vec::new();
         for slot in self.stream_slots() {

@@ -274,13 +274,14 @@ impl<U: Upstream> Pool<U> {
         self.slot(SHARED).map(look);
         // The smallest blocks first, which serve least where they are.
         free.sort_unstable_by_key(|&(block, _)| (block.bytes, block.address));
-        let mut returned = 0;
+        let (mut blocks, mut returned) = (0, 0);
         for (block, source) in free {
             let mut left = self.reserved_bytes().saturating_sub(target) as u64;
             for piece in self.take_handles(source, block, &mut left, Last::MayBeLarger) {
                 let order = Order::Complete;
                 let movable = Movable { slot: source, piece, tag: block.tag, order };
                 if let Some(handle) = self.move_out(mapped, &movable) {
+                    blocks += 1;
                     returned += handle.1 as usize;
                     self.release_handle(mapped, handle);
                 }
@@ -288,7 +289,7 @@ impl<U: Upstream> Pool<U> {
         }
         if returned > 0 {
             let reserved = self.reserved_bytes();
-            emit!(self, { bytes = returned, reserved }, "gave memory back");
+            emit!(self, { blocks, bytes = returned, reserved }, "gave memory back");
         }
         returned
     }

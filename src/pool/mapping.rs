@@ -10,8 +10,9 @@ use super::request::{Request, TakenBlock};
 use super::slot::Slot;
 use super::upstream::{Failure, Mapped, Upstream};
 use super::upstream_blocks::{Handle, Origin, UpstreamBlock};
-use crate::debug_log::range;
+use crate::debug_log::{is_enabled, range};
 use crate::heap::{Heap, Piece};
+use std::time::Instant;
 
 /// What a slot reserves at first: addresses cost next to nothing, and a heap whose addresses are one range merges all
 /// that is free in it.
@@ -83,6 +84,7 @@ impl<U: Upstream> Pool<U> {
         attempt: Attempt,
     ) -> Result<Option<TakenBlock>, Failure<U::Error>> {
         let (slot, limits) = (request.slot, attempt.limits);
+        let begin = is_enabled().then(Instant::now);
         let Some(place) = self.take_place(request, mapped, attempt)? else { return Ok(None) };
         let _transit = self.in_transit.read();
         let movable = match limits.moves {
@@ -101,6 +103,12 @@ impl<U: Upstream> Pool<U> {
             other => {
                 movable.iter().for_each(|it| self.put_back_movable(it));
                 slot.addresses.lock().give(place.range);
+                if let Err(Failure::Upstream(error)) = &other {
+                    emit!(self, {
+                        stream = U::id(request.stream), asked = request.bytes(), bytes = missing,
+                        reserved = self.reserved_bytes(), error = error.to_string(),
+                    }, "upstream refused");
+                }
                 return other.map(|_| None);
             }
         };
@@ -113,10 +121,14 @@ impl<U: Upstream> Pool<U> {
             self.add_mapped(slot, &mut heap, (place.range, bytes), (request.tag(), stamp));
             request.take(&mut heap)
         };
-        emit!(self, {
-            stream = U::id(request.stream), asked = request.bytes(), moved, new = missing,
-            reserved = self.reserved_bytes(),
-        }, "mapped memory");
+        if let Some(begin) = begin {
+            let elapsed = begin.elapsed().as_nanos();
+            emit!(self, {
+                stream = U::id(request.stream), asked = request.bytes(), moved, new = missing,
+                reserved = self.reserved_bytes(),
+                elapsed_ns = u64::try_from(elapsed).unwrap_or(u64::MAX),
+            }, "mapped memory");
+        }
         match (found, failed) {
             (None, Some(error)) => Err(Failure::Upstream(error)),
             (found, _) => Ok(found),

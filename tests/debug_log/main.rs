@@ -15,6 +15,7 @@ use aquifer::sim::SimConfig;
 use aquifer::{
     AsyncResource, CallbackResource, CudaResource, DeviceBlock, DeviceLayout, DeviceResource,
     DeviceVec, ErrorKind, MissPolicy, MissStep, PoolResource, Stream, TracedAdaptor,
+    VirtualResource,
 };
 use std::collections::BTreeMap;
 use std::process::{Command, Output};
@@ -244,6 +245,24 @@ fn memory_that_changes_streams_is_told() {
             (_, None) => assert!(!is_in(Level::DEBUG)),
         }
         give(&pool, &second, block);
+    }
+}
+
+#[test]
+fn memory_that_is_mapped_is_told() {
+    let device = support::unfollowed();
+    let stream = device.new_stream().unwrap();
+    let pool = PoolResource::new(VirtualResource::new(&device).unwrap()).unwrap();
+    let (block, told) = Heard::of(|| take(&pool, &stream, 3 * MIB));
+    if let Some(told) = one(&told, Level::DEBUG, "mapped memory") {
+        assert_eq!((told.number("asked"), told.number("moved")), (3 * MIB as u64, 0));
+        assert_eq!((told.number("new"), told.number("reserved")), (4 << 20, 4 << 20));
+    }
+    give(&pool, &stream, block);
+    let ((), told) = Heard::of(|| drop(pool.trim(0).unwrap()));
+    if let Some(told) = one(&told, Level::DEBUG, "gave memory back") {
+        let numbers = ["blocks", "bytes", "reserved"].map(|name| told.number(name));
+        assert_eq!(numbers, [2, 4 << 20, 0]);
     }
 }
 
