@@ -254,7 +254,7 @@ impl<U: Upstream> Pool<U> {
             }
             if heap.extract_complete_block(number, address, bytes) {
                 left -= bytes as usize;
-                extracted.extend(blocks.remove_reserved(address));
+                extracted.extend(blocks.remove_reserved(number, address));
             }
         }
         extracted

@@ -77,7 +77,7 @@ impl<U: Upstream> Pool<U> {
         let handles: Vec<_> =
             self.upstream_blocks.lock().within(block.address, block.end()).collect();
         // From the top, so that what stays begins where it began.
-        for (start, end) in handles.into_iter().rev() {
+        for (_, start, end) in handles.into_iter().rev() {
             let bytes = end - start;
             if *left == 0 || bytes > *left && last == Last::Fits {
                 continue;
@@ -107,7 +107,7 @@ impl<U: Upstream> Pool<U> {
         let Piece { upstream_block: reservation, address, bytes, stamp } = piece;
         let range = AddressRange { start: address, end: address + bytes, reservation };
         // Out of the table first: once the addresses are free, another handle may be mapped there.
-        let removed = self.upstream_blocks.lock().remove_reserved(address);
+        let removed = self.upstream_blocks.lock().remove_reserved(reservation, address);
         let handle = match removed {
             Some(UpstreamBlock { origin: Origin::Handle(handle), .. }) => handle,
             // No block of a pool whose memory is mapped.
@@ -306,9 +306,9 @@ impl<U: Upstream> Pool<U> {
             let mut blocks = self.upstream_blocks.lock();
             for block in heap.free_blocks_from(1) {
                 let handles: Vec<_> = blocks.within(block.address, block.end()).collect();
-                for (address, _) in handles {
+                for (number, address, _) in handles {
                     if let Some(UpstreamBlock { bytes, origin: Origin::Handle(handle), .. }) =
-                        blocks.remove_reserved(address)
+                        blocks.remove_reserved(number, address)
                     {
                         blocks.unreserve(bytes as usize);
                         end.handles.push((address, bytes, handle.memory));

@@ -134,7 +134,7 @@ impl<U: Upstream> Pool<U> {
             if taken {
                 // A block that came by a growth since is not in it.
                 left = left.saturating_sub(*bytes as usize);
-                extracted.extend(self.upstream_blocks.lock().remove_reserved(*address));
+                extracted.extend(self.upstream_blocks.lock().remove_reserved(*number, *address));
             }
         }
         extracted

@@ -35,8 +35,8 @@ pub(super) struct UpstreamBlocks<B> {
     /// Of these the bytes of `blocks`, which upstream gave.
     held: usize,
     peak: usize,
-    /// By address, each with the number that its pieces have in heaps.
-    blocks: BTreeMap<u64, (u32, UpstreamBlock<B>)>,
+    /// By address and the number that its pieces have in heaps: an upstream may hand out one address twice.
+    blocks: BTreeMap<(u64, u32), UpstreamBlock<B>>,
     next_number: u32,
     /// Addresses that were reserved, and their bytes, by number.
     pub(super) reservations: BTreeMap<u32, (u64, u64)>,
@@ -98,40 +98,51 @@ impl<B> UpstreamBlocks<B> {
     pub(super) fn insert(&mut self, number: u32, block: UpstreamBlock<B>) {
         self.held += block.bytes as usize;
         self.peak = self.peak.max(self.held);
-        let replaced = self.blocks.insert(block.address, (number, block));
-        debug_assert!(replaced.is_none(), "two blocks of upstream at one address");
+        let replaced = self.blocks.insert((block.address, number), block);
+        debug_assert!(replaced.is_none(), "two handles at one address");
     }
 
     /// The blocks, largest first: number, address, bytes.
     pub(super) fn largest_first(&self) -> Vec<(u32, u64, u64)> {
-        let blocks = self.blocks.values();
-        let mut all: Vec<_> = blocks.map(|(number, it)| (*number, it.address, it.bytes)).collect();
+        let blocks = self.blocks.iter();
+        let mut all: Vec<_> =
+            blocks.map(|(&(address, number), it)| (number, address, it.bytes)).collect();
         all.sort_by_key(|(_, _, bytes)| std::cmp::Reverse(*bytes));
         all
     }
 
-    /// The blocks that lie in a range as a whole: where they begin and end.
-    pub(super) fn within(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, u64)> + '_ {
-        let blocks = self.blocks.range(start..end).map(|(&at, (_, block))| (at, at + block.bytes));
-        blocks.filter(move |block| block.1 <= end)
+    /// The blocks that lie in a range as a whole: their numbers, and where they begin and end.
+    pub(super) fn within(
+        &self,
+        start: u64,
+        end: u64,
+    ) -> impl Iterator<Item = (u32, u64, u64)> + '_ {
+        let blocks = self.blocks.range((start, 0)..(end, 0));
+        let blocks = blocks.map(|(&(at, number), block)| (number, at, at + block.bytes));
+        blocks.filter(move |&(_, _, last)| last <= end)
     }
 
     /// The reservations that have no memory: address and bytes.
     pub(super) fn unused_reservations(&self) -> Vec<(u64, u64)> {
-        let is_unused =
-            |&(start, bytes): &(u64, u64)| self.blocks.range(start..start + bytes).next().is_none();
+        let is_unused = |&(start, bytes): &(u64, u64)| {
+            self.blocks.range((start, 0)..(start + bytes, 0)).next().is_none()
+        };
         self.reservations.values().copied().filter(is_unused).collect()
     }
 
     /// The end of the block that an address lies in.
     pub(super) fn end_of(&self, address: u64) -> Option<u64> {
-        let (&start, (_, block)) = self.blocks.range(..=address).next_back()?;
+        let (&(start, _), block) = self.blocks.range(..=(address, u32::MAX)).next_back()?;
         Some(start + block.bytes).filter(|&end| address < end)
     }
 
     /// Takes a block out, whose bytes stay reserved until [`unreserve`](Self::unreserve).
-    pub(super) fn remove_reserved(&mut self, address: u64) -> Option<UpstreamBlock<B>> {
-        let (_, removed) = self.blocks.remove(&address)?;
+    pub(super) fn remove_reserved(
+        &mut self,
+        number: u32,
+        address: u64,
+    ) -> Option<UpstreamBlock<B>> {
+        let removed = self.blocks.remove(&(address, number))?;
         self.held -= removed.bytes as usize;
         Some(removed)
     }
