@@ -163,7 +163,11 @@ impl<U: Upstream> Pool<U> {
             let limits = match step {
                 MissStep::Grow if wait_first => return Ok(None),
                 MissStep::Grow => MapLimits { moves: false, waits: false, new: Some(soft) },
-                _ => MapLimits { moves: true, waits: wait_first, new: Some(maximum) },
+                _ => {
+                    // Where the policy has streams wait for each other.
+                    let waits = self.settings.steps.iter().any(MissStep::waits);
+                    MapLimits { moves: true, waits: wait_first && waits, new: Some(maximum) }
+                }
             };
             return self.map_for(request, mapped, limits);
         }
@@ -251,7 +255,7 @@ impl<U: Upstream> Pool<U> {
             false => WAIT_MIN_FREE_DIVISOR,
         };
         let is_enough = free >= least.max(live / divisor);
-        (is_enough && self.settings.steps.contains(&MissStep::Wait), live)
+        (is_enough && (moves || self.settings.steps.contains(&MissStep::Wait)), live)
     }
 
     /// Takes between `bytes` and `wish` from upstream into the request's heap, and the block from

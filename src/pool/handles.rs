@@ -23,7 +23,7 @@ use std::collections::BTreeMap;
 
 /// A block from this size on has handles for itself where it can, a few: CUDA's calls cost some 50 microseconds a handle,
 /// whatever its size.
-pub(super) const LARGE: u64 = 32 << 20;
+const LARGE: u64 = 32 << 20;
 /// How many, at least.
 const HANDLES: u64 = 4;
 /// The largest handle: a larger one makes the calls no cheaper.
@@ -237,9 +237,10 @@ impl<U: Upstream> Pool<U> {
 
     /// New handles for bytes that are reserved. All of them or none.
     fn create_reserved(&self, mapped: Mapped<'_, U>, bytes: u64) -> Result<Unmapped, U::Error> {
+        let each = self.handle_bytes(bytes, mapped.granularity());
         // Of memory that is not there no part is taken from others for a moment: one handle for all is refused at once.
-        let is_there = bytes < LARGE || mapped.free().is_none_or(|free| bytes <= free);
-        let each = if is_there { self.handle_bytes(bytes, mapped.granularity()) } else { bytes };
+        let is_there = bytes <= each || mapped.free().is_none_or(|free| bytes <= free);
+        let each = if is_there { each } else { bytes };
         let mut made = Unmapped::new();
         let mut left = bytes;
         while left > 0 {

@@ -28,6 +28,11 @@ impl MissStep {
         matches!(self, Self::GrowToMaximum | Self::Gather | Self::Trim)
     }
 
+    /// Whether it makes a stream wait for others.
+    pub(crate) fn waits(&self) -> bool {
+        matches!(self, Self::Wait | Self::Gather)
+    }
+
     pub(crate) fn asks_upstream(self) -> bool {
         matches!(self, Self::Grow | Self::GrowToMaximum | Self::Trim)
     }

@@ -25,7 +25,7 @@ pub struct PoolStatistics {
     pub held: usize,
     /// Bytes of the largest free block outside of magazines.
     pub largest_free: usize,
-    /// Blocks of upstream.
+    /// Blocks of upstream; pieces, where the pool maps its memory, as in `growths` and `returns`.
     pub upstream_blocks: usize,
     /// Streams that have memory of their own here.
     pub streams: usize,

@@ -40,7 +40,7 @@ pub use options::{MissPolicy, PoolOptions};
 /// is made to wait for it. The [`MissPolicy`] says which comes first, and when the pool grows instead.
 ///
 /// The pool takes memory from upstream in large blocks and cuts exact sizes from them, rounded up to
-/// 256 bytes. It never holds more than its maximum size, and can always use all of it: before an
+/// 256 bytes; of a [`VirtualResource`](crate::VirtualResource) in pieces, which move to where they are wanted. It never holds more than its maximum size, and can always use all of it: before an
 /// out-of-memory error it gathers what all streams and threads have freed, and returns blocks of
 /// upstream to get larger ones.
 ///
@@ -118,8 +118,8 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
         &self.pool.upstream().resource
     }
 
-    /// Gives free memory back to upstream until `keep` bytes are reserved, as far as whole blocks of
-    /// upstream are free. The host waits for the streams that freed them. Returns how many bytes
+    /// Gives free memory back to upstream until no more than `keep` bytes are reserved, as far as whole blocks of
+    /// upstream are free; pieces, where the pool maps its memory. The host waits for the streams that freed them. Returns how many bytes
     /// went back. The host's own memory of what went back goes, too; the calling thread's caches at once,
     /// some 9 KiB for each stream, and those of another thread when that thread uses the pool again, or ends.
     ///
@@ -387,6 +387,9 @@ impl<U: DeviceResource + 'static> PoolOptions<U> {
             Count(maximum.unwrap_or(0), "byte"),
             Count(granule, "byte")
         );
+        if let Some(maximum) = maximum.filter(|_| granule > 0) {
+            settings.limits.set_maximum(maximum & !(granule - 1));
+        }
         if let Some(hooks) = &driver.hooks {
             settings.listed = true;
             if hooks.has_tool() {

@@ -12,7 +12,8 @@ use crate::error::Result;
 use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout, Requested};
 use crate::stream::{Stream, deferred};
 
-/// Device memory that is mapped to addresses of its own: `cuMemCreate`, `cuMemMap`, `cuMemUnmap`.
+/// Device memory that is mapped to addresses of its own: CUDA's virtual memory management (VMM), `cuMemCreate`,
+/// `cuMemMap` and `cuMemUnmap`.
 ///
 /// A free waits for its own stream, and for no other work of the device, where `cuMemFree` of
 /// [`CudaResource`](crate::CudaResource) waits for all kernels. Each block takes a multiple of the granularity, 2 MiB on
@@ -52,7 +53,7 @@ impl VirtualResource {
         VirtualMemory::new(device).map(|memory| Self { memory })
     }
 
-    /// What the size of each block is rounded up to, in bytes.
+    /// What the size of each block is rounded up to, in bytes, and each piece that a pool maps.
     pub fn granularity(&self) -> usize {
         self.memory.granularity()
     }

@@ -285,6 +285,42 @@ fn a_policy_that_moves_nothing_grows() {
     assert_clean(&device);
 }
 
+/// Without a step that makes streams wait, what a stream has free moves all the same, and grows nothing.
+#[test]
+fn a_policy_without_waits_moves_what_is_ready() {
+    let device = support::device();
+    let stream = device.new_stream().unwrap();
+    let steps = [MissStep::Complete, MissStep::Grow, MissStep::GrowToMaximum];
+    let pool = options(&device).miss_policy(MissPolicy::new(steps)).build().unwrap();
+    let streams = [stream];
+    let steps = 60;
+    let reserved = grow(&pool, &streams, steps).peak_reserved;
+    let live = (2 * steps - 1) * (256 << 10);
+    assert!(reserved < live + live / 4, "{reserved} of {live}");
+    assert_clean(&device);
+}
+
+#[test]
+fn a_maximum_is_of_whole_granules() {
+    let (device, _) = support::simulated(SimConfig::default());
+    let stream = device.new_stream().unwrap();
+    let pool = options(&device).maximum_size(3 * MIB).build().unwrap();
+    let error = bytes(&stream, &pool, 3 * MIB, 1).unwrap_err().to_string();
+    assert!(error.contains("whose maximum is 2097152 bytes"), "{error}");
+    drop(bytes(&stream, &pool, 2 * MIB, 1).unwrap());
+}
+
+#[test]
+fn a_refusal_says_what_the_device_has_free() {
+    let (device, _) = support::simulated(SimConfig::default().capacity(16 << 20));
+    let stream = device.new_stream().unwrap();
+    let pool = pool(&device);
+    let kept = bytes(&stream, &pool, 10 * MIB, 1).unwrap();
+    let error = bytes(&stream, &pool, 8 * MIB, 1).unwrap_err().to_string();
+    assert!(error.contains("which has 6291456 bytes free of its 16777216"), "{error}");
+    drop(kept);
+}
+
 /// Without new memory the last handle of a block may be larger than it needs.
 #[test]
 fn handles_that_do_not_add_up_serve_all_the_same() {

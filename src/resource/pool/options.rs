@@ -20,7 +20,8 @@ const MAGAZINE_ENTRIES: usize = crate::pool::magazine::CLASS_CAPACITY;
 /// streams each time. Where an eighth of what is live is free already, and what is asked for at least,
 /// [`MissStep::Grow`] leaves the turn to [`MissStep::Wait`] if the policy has it, so that reserved memory
 /// follows what is live. For requests below 1 MiB, and with a growth step of the user's, more than 2 MiB
-/// have to be free.
+/// have to be free. A pool over a [`VirtualResource`](crate::VirtualResource) leaves the turn also where 2 MiB are free, or a
+/// 64th of what is live if one stream has all memory: its later steps move what is free, in parts, before they grow.
 ///
 /// ```
 /// use aquifer::{MissPolicy, MissStep};
@@ -120,8 +121,8 @@ impl<U> PoolOptions<U> {
         /// Bytes to take from upstream when the pool is built: a multiple of the alignment. By default 0.
         initial_size: usize;
 
-        /// The most bytes that the pool ever holds: a multiple of the alignment. By default there is no
-        /// maximum.
+        /// The most bytes that the pool ever holds: a multiple of the alignment, of which a pool over a
+        /// [`VirtualResource`](crate::VirtualResource) uses whole granules. By default there is no maximum.
         maximum_size: usize => Some;
 
         /// Bytes up to which the pool grows ([`MissStep::Grow`]) before it makes streams wait for each other
@@ -132,7 +133,8 @@ impl<U> PoolOptions<U> {
         /// maximum or upstream has no more. Rounded up to the alignment. By default six times the
         /// request, within a thirty-second and a sixth of what is live: 2 MiB at least for requests below
         /// 1 MiB, a whole number of them for others, with a little room for sizes that differ by little
-        /// unless there is a maximum; 1 GiB at most, or the request.
+        /// unless there is a maximum; 1 GiB at most, or the request. A pool over a
+        /// [`VirtualResource`](crate::VirtualResource) takes what the request lacks, in whole granules.
         growth_step: usize => Some;
 
         /// The alignment of every block, in bytes: a power of two from 256, the default, to 2^30.
