@@ -259,7 +259,8 @@ fn memory_that_is_mapped_is_told() {
         assert_eq!((told.number("new"), told.number("reserved")), (4 << 20, 4 << 20));
     }
     give(&pool, &stream, block);
-    let ((), told) = Heard::of(|| drop(pool.trim(0).unwrap()));
+    let (given, told) = Heard::of(|| pool.trim(0).unwrap());
+    assert_eq!(given, 4 << 20);
     if let Some(told) = one(&told, Level::DEBUG, "gave memory back") {
         let numbers = ["blocks", "bytes", "reserved"].map(|name| told.number(name));
         assert_eq!(numbers, [2, 4 << 20, 0]);
