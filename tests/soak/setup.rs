@@ -202,9 +202,10 @@ impl Setup {
         Device::simulated(if is_followed(seed) { config } else { config.without_pool_checks() })
     }
 
-    /// Has the pool map its memory, if the seed says so and the device maps as little as these programs take.
+    /// Has the pool map its memory, if the seed says so and the device maps as little as the program takes.
     pub(crate) fn map(&mut self, seed: u64, on_gpu: bool) {
-        if self.upstream == Upstream::Plain && !on_gpu && (seed / 32).is_multiple_of(8) {
+        let is_small_enough = !on_gpu || self.untuned;
+        if self.upstream == Upstream::Plain && is_small_enough && (seed / 32).is_multiple_of(8) {
             self.upstream = Upstream::Mapped;
         }
     }
