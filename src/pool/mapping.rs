@@ -70,7 +70,12 @@ impl<U: Upstream> Pool<U> {
                 continue;
             }
             result = self.map_at_place(request, mapped, Attempt { limits, beside, least });
-            if matches!(result, Ok(Some(_)) | Err(Failure::Captured)) {
+            let is_last = match &result {
+                Ok(found) => found.is_some(),
+                Err(Failure::Upstream(error)) => number > 0 && !U::is_exhausted(error),
+                Err(_) => true,
+            };
+            if is_last {
                 break;
             }
         }

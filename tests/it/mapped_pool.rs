@@ -285,6 +285,44 @@ fn a_policy_that_moves_nothing_grows() {
     assert_clean(&device);
 }
 
+/// What is free grows where it is: no more is mapped than the request lacks.
+#[test]
+fn memory_is_mapped_beside_what_is_free() {
+    let (device, simulator) = support::simulated(SimConfig::default());
+    let stream = device.new_stream().unwrap();
+    let pool = pool(&device);
+    drop(bytes(&stream, &pool, 8 * MIB, 1).unwrap());
+    stream.synchronize().unwrap();
+    let mapped = simulator.call_count("cuMemMap");
+    drop(bytes(&stream, &pool, 12 * MIB, 1).unwrap());
+    assert_eq!((mapped, simulator.call_count("cuMemMap")), (4, 6));
+    assert_eq!(simulator.call_count("cuMemUnmap"), 0);
+}
+
+/// A handle that goes back while its former addresses are in use counts until these are unmapped.
+#[test]
+fn the_maximum_counts_what_is_still_mapped() {
+    let (device, simulator) = support::simulated(SimConfig::default());
+    let stream = device.new_stream().unwrap();
+    let steps = [MissStep::Grow, MissStep::GrowToMaximum];
+    let options = options(&device).maximum_size(32 * MIB);
+    let pool = options.miss_policy(MissPolicy::new(steps)).build().unwrap();
+    let vecs: Vec<_> = (0..8).map(|value| bytes(&stream, &pool, 4 * MIB, value).unwrap()).collect();
+    simulator.stall(&stream).unwrap();
+    let kept: Vec<_> = vecs.into_iter().step_by(2).collect();
+    simulator.fail_call("cuMemMap", 1, 999).unwrap();
+    let large = || DeviceVec::<u8>::zeroed_in(&stream, 16 * MIB, pool.clone());
+    assert_eq!(large().unwrap_err().kind(), ErrorKind::Driver);
+    let _ = large();
+    let info = device.memory_info().unwrap();
+    assert!(info.total - info.free <= 32 << 20, "{info:?}");
+    simulator.resume(&stream).unwrap();
+    stream.synchronize().unwrap();
+    assert_eq!(large().unwrap().to_vec().unwrap()[16 * MIB - 1], 0);
+    drop(kept);
+    simulator.check().unwrap();
+}
+
 /// Without a step that makes streams wait, what a stream has free moves all the same, and grows nothing.
 #[test]
 fn a_policy_without_waits_moves_what_is_ready() {
