@@ -59,6 +59,7 @@ use super::block::{
 use super::graphs::Graphs;
 use super::local::PoolId;
 use super::magazine::{Cached, Magazine, SizeClasses};
+use super::miss_step::MissStep;
 use super::populated::Populated;
 use super::remote_frees::Freed;
 use super::settings::Settings;
@@ -279,6 +280,11 @@ impl<U: Upstream> Pool<U> {
     /// Whether more than one stream's heap was given memory.
     pub(super) fn has_several_sources(&self) -> bool {
         self.populated.snapshot().is_some_and(|slots| slots.len() > 1)
+    }
+
+    /// Whether the policy has streams wait for each other.
+    pub(super) fn has_waits(&self) -> bool {
+        self.settings.steps.iter().any(MissStep::waits)
     }
 
     /// INV-POOL-3: the last stamp of the slot `freed_by` that needs no wait of the slot's stream.

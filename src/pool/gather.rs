@@ -108,7 +108,8 @@ impl<U: Upstream> Pool<U> {
         }
     }
 
-    /// What is known to be complete merges in each heap, whoever freed it: so a handle lies in one free block.
+    /// Memory that is known to be complete merges in each heap, also where several streams freed it: so a handle lies in
+    /// one free block.
     fn merge_complete(&self) {
         self.each_populated(|source| {
             self.retag_ready_as_own(source, &mut source.heap());
@@ -126,7 +127,11 @@ impl<U: Upstream> Pool<U> {
         let found = self.take_own(request).or_else(|| self.refill_from_shared(request));
         match found.or_else(|| self.take_ready(request)) {
             Some(found) => Ok(Some(found)),
-            None => self.map_for(request, mapped, MapLimits { moves: true, waits: true, new }),
+            None => self.map_for(
+                request,
+                mapped,
+                MapLimits { moves: true, waits: self.has_waits(), new },
+            ),
         }
     }
 
@@ -165,8 +170,8 @@ impl<U: Upstream> Pool<U> {
         })
     }
 
-    /// As [`wait_and_trim_for`](Self::wait_and_trim_for), for a graph: the host waits for all streams
-    /// that are not in capture.
+    /// As [`wait_and_trim_for`](Self::wait_and_trim_for), for a graph, and for any request where memory is mapped: the host
+    /// waits for all streams that are not in capture.
     pub(super) fn wait_and_trim_for_graph(
         &self,
         request: &Request<'_, U>,

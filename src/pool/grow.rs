@@ -163,11 +163,11 @@ impl<U: Upstream> Pool<U> {
             let limits = match step {
                 MissStep::Grow if wait_first => return Ok(None),
                 MissStep::Grow => MapLimits { moves: false, waits: false, new: Some(soft) },
-                _ => {
-                    // Where the policy has streams wait for each other.
-                    let waits = self.settings.steps.iter().any(MissStep::waits);
-                    MapLimits { moves: true, waits: wait_first && waits, new: Some(maximum) }
-                }
+                _ => MapLimits {
+                    moves: true,
+                    waits: wait_first && self.has_waits(),
+                    new: Some(maximum),
+                },
             };
             return self.map_for(request, mapped, limits);
         }
