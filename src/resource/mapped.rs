@@ -4,6 +4,7 @@ use crate::device::Device;
 use crate::driver::{DeviceAddress, DeviceRange, Driver, DriverResult, ErrorContext, RawHandle};
 use crate::error::{Result, ensure};
 use crate::impls::Count;
+use std::fmt::Display;
 
 /// A device that has virtual memory management.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,19 +45,16 @@ impl VirtualMemory {
         DeviceRange { address, bytes: bytes.next_multiple_of(self.granularity) }
     }
 
-    /// What a call on so many bytes has returned.
-    pub(super) fn in_context<T>(&self, bytes: usize, made: DriverResult<T>) -> Result<T> {
-        made.with_context(|| {
-            let bytes = Count(bytes, "byte");
-            match self.device.memory_info() {
-                Ok(info) => format!(
-                    "mapping {bytes} on {}, which has {} free of its {}",
-                    self.device,
-                    Count(info.free, "byte"),
-                    Count(info.total, "byte")
-                ),
-                Err(_) => format!("mapping {bytes} on {}", self.device),
-            }
+    /// What a call for this memory has returned.
+    pub(super) fn in_context<T>(&self, what: impl Display, made: DriverResult<T>) -> Result<T> {
+        made.with_context(|| match self.device.memory_info() {
+            Ok(info) => format!(
+                "mapping {what} on {}, which has {} free of its {}",
+                self.device,
+                Count(info.free, "byte"),
+                Count(info.total, "byte")
+            ),
+            Err(_) => format!("mapping {what} on {}", self.device),
         })
     }
 

@@ -71,7 +71,7 @@ impl VirtualResource {
         let made =
             reserved.and_then(|address| map_new(&self.memory, DeviceRange { address, ..range }));
         let requested = Requested { bytes, alignment, usual: DEFAULT_ALIGNMENT };
-        let address = self.memory.in_context(bytes, made);
+        let address = self.memory.in_context(requested, made);
         let address = address.map_err(|error| requested.advise(error))?;
         Ok(DeviceBlock::new(address, bytes, address))
     }

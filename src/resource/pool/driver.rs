@@ -94,13 +94,13 @@ impl<U: DeviceResource + 'static> MappedMemory for PoolDriver<U> {
     fn reserve(&self, bytes: u64) -> Result<u64> {
         let (memory, bytes) = (self.memory()?, bytes as usize);
         let reserved = memory.driver().address_reserve(bytes, self.granularity() as usize);
-        memory.in_context(bytes, reserved)
+        memory.in_context(Count(bytes, "byte"), reserved)
     }
 
     fn create(&self, bytes: u64) -> Result<u64> {
         let memory = self.memory()?;
         let handle = memory.driver().handle_create(bytes as usize);
-        memory.in_context(bytes as usize, handle).map(|handle| handle.0)
+        memory.in_context(Count(bytes, "byte"), handle).map(|handle| handle.0)
     }
 
     fn release(&self, handle: u64, bytes: u64) {
@@ -115,7 +115,7 @@ impl<U: DeviceResource + 'static> MappedMemory for PoolDriver<U> {
     fn map(&self, address: u64, bytes: u64, handle: u64) -> Result<()> {
         let (memory, range) = (self.memory()?, DeviceRange { address, bytes: bytes as usize });
         // SAFETY: the pool maps handles of their size to reserved addresses where nothing is mapped.
-        memory.in_context(range.bytes, unsafe { memory.map(range, RawHandle(handle)) })?;
+        memory.in_context(Count(bytes, "byte"), unsafe { memory.map(range, RawHandle(handle)) })?;
         if let Some(hooks) = &self.hooks {
             hooks.heap_register(address, range.bytes);
         }
@@ -128,7 +128,8 @@ impl<U: DeviceResource + 'static> MappedMemory for PoolDriver<U> {
             hooks.heap_unregister(None, address, range.bytes);
         }
         // SAFETY: one mapping of the pool's, whose uses the pool has seen complete.
-        let unmapped = memory.in_context(range.bytes, unsafe { memory.driver().unmap(range) });
+        let unmapped =
+            memory.in_context(Count(bytes, "byte"), unsafe { memory.driver().unmap(range) });
         if let (Some(hooks), Err(_)) = (&self.hooks, &unmapped) {
             hooks.heap_register(address, range.bytes);
         }
