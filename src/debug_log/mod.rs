@@ -27,8 +27,8 @@
 //! `pool` is a number that no other pool of the process has, `device` an ordinal, and `stream` and
 //! `from` are what [`Stream::id`](crate::Stream::id) returns; `from` is 0 where that stream is gone, and
 //! `stream` where the memory is for all streams. Sizes are bytes: `asked` is what the request needs,
-//! `bytes` what was moved, `moved` and `new` what was mapped again and for the first time, `reserved` what the pool has of upstream then. `how` is `complete` (the
-//! device had passed its last use), `ordered` (the stream was behind it already) or `waited` (the
+//! `bytes` what was moved, `reserved` what the pool has of upstream then. Of memory that is mapped, `moved` was elsewhere in
+//! the pool, and `new` is upstream's. `how` is `complete` (the device had passed its last use), `ordered` (the stream was behind it already) or `waited` (the
 //! stream was made to wait). A pool emits `device lost` once.
 //!
 //! # What a subscriber may do

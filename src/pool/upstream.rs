@@ -132,7 +132,7 @@ pub trait MappedMemory {
     /// A handle of memory without addresses.
     fn create(&self, bytes: u64) -> Result<u64, Self::Error>;
 
-    /// Takes a handle back that is mapped nowhere.
+    /// Takes a handle back. Where it is still mapped, its memory stays until it is unmapped.
     fn release(&self, handle: u64, bytes: u64);
 
     /// Maps a handle to reserved addresses that have no memory: any work may use it from this call on.

@@ -21,9 +21,11 @@ use crate::stream::{Stream, deferred};
 ///
 /// A [`PoolResource`](crate::PoolResource) takes no blocks of it, but maps its memory by itself, piece by piece. What lies free
 /// between blocks in use then serves a larger one elsewhere, on another stream too, without a copy. So a pool whose sizes
-/// change all the time takes little more than it uses, and gives memory back beside a kernel that runs long. A pool that a
-/// tool of NVTX's memory extension watches, and one over an adaptor, take blocks. A maximum or an initial size is rounded
-/// to whole granules, within the maximum.
+/// change all the time takes little more than it uses, and gives memory back beside a kernel that runs long. Memory moves in
+/// the steps [`GrowToMaximum`](crate::MissStep::GrowToMaximum), [`Gather`](crate::MissStep::Gather) and
+/// [`Trim`](crate::MissStep::Trim) of the pool's policy. A pool over an adaptor around this resource takes blocks, as does one
+/// that a tool of NVTX's memory extension watches. A maximum is rounded down to whole granules, an initial size up to them,
+/// within the maximum.
 ///
 /// `cuIpcGetMemHandle` shares no such memory, and kernels of other devices do not reach it. Take `CudaResource` where
 /// other processes, or PyTorch's, CuPy's or Numba's sharing of tensors, need it. All instances on one device are equal.

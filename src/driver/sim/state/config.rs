@@ -222,7 +222,7 @@ impl SimConfig {
     /// it is touched, and the device's memory may exceed the host's. For replays and models that
     /// allocate and touch nothing.
     ///
-    /// Without this, new blocks of up to 64 MiB are filled with a pattern. Reads of bytes that were
+    /// Without this, new blocks of up to 64 MiB are filled with a pattern, and pieces of mapped memory up to 16 MiB. Reads of bytes that were
     /// never written are reported either way.
     ///
     /// ```
