@@ -219,7 +219,7 @@ fn a_block_of_a_pool_is_read_and_written_by_another_process() {
         assert!(own.to_string().contains("in its own process"), "{own}");
         assert!(other.end().success());
         drop(vecs);
-        pool.trim(0).unwrap();
+        pool.wait_and_trim(0).unwrap();
         assert_works(&device, &stream);
     };
     let second = |other: Other| {
@@ -361,7 +361,7 @@ fn a_process_that_dies_with_the_memory_open_leaves_its_owner_whole() {
         }
         let [of_plain, of_shareable] = vecs;
         drop(of_plain);
-        let given = plain.trim(0).unwrap();
+        let given = plain.wait_and_trim(0).unwrap();
         assert!(given >= 64 * MIB, "{given} bytes went back to the driver");
         assert_eq!((plain.statistics().reserved, plain.statistics().live), (0, 0));
         say(format_args!("free before: {before} bytes, after plain memory: {}", free(&device)));

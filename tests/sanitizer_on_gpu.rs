@@ -240,7 +240,7 @@ fn blocks_that_are_freed_in_stream_order_are_no_errors() {
             drop(vec);
             assert_eq!(other.to_vec().unwrap(), vec![7; length]);
         }
-        pool.trim(0).unwrap();
+        pool.wait_and_trim(0).unwrap();
         in_stream_order(&pool, &device);
     });
     if let Some(said) = said {

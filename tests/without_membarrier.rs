@@ -95,7 +95,7 @@ fn a_filter_that_comes_after_the_first_pool_ends_the_process() {
         let pool = PoolResource::new(CudaResource::new(&device)).unwrap();
         (0..8).for_each(|_| pair(&pool, &stream, 256));
         if forbid_membarrier() {
-            let _ = pool.trim(0);
+            let _ = pool.wait_and_trim(0);
         } else {
             println!("no filter");
         }
@@ -164,7 +164,7 @@ mod lost {
             return;
         }
         COMMANDS.lock().unwrap().clear();
-        assert!(pool.trim(0).unwrap() > 0);
+        assert!(pool.wait_and_trim(0).unwrap() > 0);
         assert_eq!(*COMMANDS.lock().unwrap(), [EXPEDITED, REGISTER, EXPEDITED]);
         pair(&pool, &stream, 256);
         drop(pool);
@@ -245,13 +245,13 @@ fn whoever_reclaims_and_the_owner_keep_apart() {
             }
             scope.spawn(|| {
                 while !done.load(Ordering::Relaxed) {
-                    pool.trim(0).unwrap();
+                    pool.wait_and_trim(0).unwrap();
                     std::thread::yield_now();
                 }
             });
         });
         assert_eq!(pool.statistics().live, 0);
-        pool.trim(0).unwrap();
+        pool.wait_and_trim(0).unwrap();
         assert_eq!(pool.statistics().reserved, 0);
     });
 }

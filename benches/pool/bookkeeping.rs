@@ -92,7 +92,7 @@ pub(crate) fn bookkeeping(bench: &Bench) {
         (counting.taken() - empty) / MIB as f64,
     );
     bench.synchronize();
-    must(pool.trim(0));
+    must(pool.wait_and_trim(0));
     number(POOL, "bookkeeping MiB after trim", (counting.taken() - empty) / MIB as f64);
     counting.is_on.store(false, Relaxed);
 }

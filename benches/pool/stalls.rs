@@ -45,7 +45,7 @@ pub(crate) fn stalls(bench: &Bench) {
         let (took, trimmed) = std::thread::scope(|scope| {
             let trim = scope.spawn(|| {
                 let start = Instant::now();
-                must(pool.trim(0));
+                must(pool.wait_and_trim(0));
                 start.elapsed()
             });
             std::thread::sleep(if bench.quick { Duration::ZERO } else { HEAD_START });

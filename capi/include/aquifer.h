@@ -431,7 +431,8 @@ typedef struct aquifer_api {
    */
   aquifer_status (*memory_info)(int32_t device, uint64_t *free_bytes, uint64_t *total_bytes);
   /*
-   Gives free memory of the stack's pools back until each has `keep` bytes. It waits for the streams that freed it.
+   Gives free memory of the stack's pools back at once, as far as the device is past it, until each has `keep` bytes. It
+   waits for no work of the device.
    */
   aquifer_status (*trim)(struct aquifer_stack *stack, size_t keep, size_t *released);
   /*
@@ -477,6 +478,11 @@ typedef struct aquifer_api {
    Closes a block that was opened, after all that its stream was given.
    */
   aquifer_status (*ipc_close)(void *pointer);
+  /*
+   Waits for the streams that freed memory, and gives free memory of the stack's pools back until each has `keep` bytes;
+   page-locked memory, too.
+   */
+  aquifer_status (*wait_and_trim)(struct aquifer_stack *stack, size_t keep, size_t *released);
 } aquifer_api;
 
 #ifdef __cplusplus

@@ -82,7 +82,7 @@ impl Route {
             return capture.end(&*self.resource).is_ok();
         }
         // Threads that sleep keep the resource, and nothing in it.
-        self.own.as_ref().is_none_or(|own| match own.trim(0) {
+        self.own.as_ref().is_none_or(|own| match own.wait_and_trim(0) {
             // Beside a capture a pool gives a part back. What is live was leaked.
             Ok(_) => own.pool().is_none_or(|pool| {
                 let pool = pool.statistics();

@@ -133,7 +133,7 @@ impl Stack {
             }
             // It stays, and nothing allocates of it: its free memory goes back, as far as it can now.
             Some(Own::Kept(before)) => {
-                let _ = get(before).map(|stack| stack.resources.trim(0));
+                let _ = get(before).map(|stack| stack.resources.wait_and_trim(0));
             }
             None => {}
         }
@@ -225,7 +225,7 @@ impl Stack {
         drop((log, captures));
         if route::get(main.number).is_some() {
             // What is free by now; the rest when the route goes, which tells of no error, too.
-            let _ = self.resources.own().trim(0);
+            let _ = self.resources.own().wait_and_trim(0);
         }
     }
 

@@ -6,7 +6,7 @@ use crate::place::Place;
 use crate::stack::{self, Stack, device};
 use crate::status::{Failure, Result, aquifer_status, guard, guarded, last_error, remember};
 use crate::{fork, host, ipc, open_streams, page_map, route};
-use aquifer_rs::{LogFormat, Stream};
+use aquifer_rs::{LogFormat, ResourceStack, Stream};
 use std::ffi::{CStr, c_char, c_void};
 
 /// What a stack holds and did. Fields after `struct_size`, which the caller sets, are of the outermost pool, and of the
@@ -186,7 +186,8 @@ pub struct aquifer_api {
         free_bytes: *mut u64,
         total_bytes: *mut u64,
     ) -> aquifer_status,
-    /// Gives free memory of the stack's pools back until each has `keep` bytes. It waits for the streams that freed it.
+    /// Gives free memory of the stack's pools back at once, as far as the device is past it, until each has `keep` bytes. It
+    /// waits for no work of the device.
     pub trim: unsafe extern "C" fn(
         stack: *mut aquifer_stack,
         keep: usize,
@@ -230,6 +231,14 @@ pub struct aquifer_api {
     ) -> aquifer_status,
     /// Closes a block that was opened, after all that its stream was given.
     pub ipc_close: extern "C" fn(pointer: *mut c_void) -> aquifer_status,
+
+    /// Waits for the streams that freed memory, and gives free memory of the stack's pools back until each has `keep` bytes;
+    /// page-locked memory, too.
+    pub wait_and_trim: unsafe extern "C" fn(
+        stack: *mut aquifer_stack,
+        keep: usize,
+        released: *mut usize,
+    ) -> aquifer_status,
 }
 
 /// The version of the table: `aquifer_get_api` takes the major one.
@@ -283,6 +292,7 @@ static TABLE: aquifer_api = aquifer_api {
     ipc_export,
     ipc_open,
     ipc_close,
+    wait_and_trim,
 };
 
 /// The failure of a call in the child of a fork.
@@ -738,9 +748,30 @@ unsafe extern "C" fn trim(
     keep: usize,
     released: *mut usize,
 ) -> aquifer_status {
+    // SAFETY: the caller's contract.
+    unsafe { trim_by(stack, released, |resources| resources.trim(keep)) }
+}
+
+unsafe extern "C" fn wait_and_trim(
+    stack: *mut aquifer_stack,
+    keep: usize,
+    released: *mut usize,
+) -> aquifer_status {
+    // SAFETY: the caller's contract.
+    unsafe { trim_by(stack, released, |resources| resources.wait_and_trim(keep)) }
+}
+
+/// # Safety
+///
+/// `released` is null, or a place for a number.
+unsafe fn trim_by(
+    stack: *mut aquifer_stack,
+    released: *mut usize,
+    trim: impl FnOnce(&ResourceStack) -> aquifer_rs::Result<usize>,
+) -> aquifer_status {
     call(|| {
         let stack = stack::get(handles::stack_number(stack)?)?;
-        let given = stack.resources.trim(keep)?;
+        let given = trim(&stack.resources)?;
         // SAFETY: the caller's contract: null, or a place.
         if let Ok(place) = unsafe { Place::new(released, "the place of the bytes") } {
             place.set(given);

@@ -133,6 +133,6 @@ fn build(text: &StackText) {
         }
     }
     assert!(stack.counters().is_none_or(|counters| counters.allocations.current >= 0));
-    let _ = (stack.pool_statistics(), stack.trim(0), stack.flush());
+    let _ = (stack.pool_statistics(), stack.trim(0), stack.wait_and_trim(0), stack.flush());
     assert_eq!(stack.text(), Some(text));
 }

@@ -441,7 +441,7 @@ impl Fixture {
     }
 
     pub fn trim(&self) -> usize {
-        self.pool().trim(0).unwrap_or(0)
+        self.pool().wait_and_trim(0).unwrap_or(0)
     }
 
     /// The user's last handle of the stream goes away.

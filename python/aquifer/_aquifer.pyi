@@ -149,8 +149,9 @@ class DeviceMemoryResource:
     def deallocate(self, ptr: int, nbytes: int, stream: _AnyStream | None = None) -> None:
         """Gives memory back in the order of a stream: work that was given to it before may use the memory."""
 
-    def trim(self, keep: int = 0) -> int:
-        """Gives free memory back to the driver until ``keep`` bytes are left, and returns how many bytes went."""
+    def trim(self, keep: int = 0, *, wait: bool = False) -> int:
+        """Gives free memory back to the driver until ``keep`` bytes are left, as far as the device is past it, and returns
+        how many bytes went. With ``wait``, waits for the streams that freed memory first."""
 
     def pool_statistics(self) -> dict[str, int]:
         """What the outermost pool holds and did, as a dict of numbers. Empty without a pool."""

@@ -224,16 +224,21 @@ impl DeviceMemoryResource {
         Ok(freed.map_err(Raised::from)?)
     }
 
-    /// Gives free memory back to the driver until `keep` bytes are left, and returns how many bytes went. Waits for the
-    /// streams that freed the memory.
-    #[pyo3(signature = (keep=0))]
+    /// Gives free memory back to the driver until `keep` bytes are left, as far as the device is past it, and returns how
+    /// many bytes went. With `wait`, waits for the streams that freed memory first.
+    #[pyo3(signature = (keep=0, *, wait=false))]
     fn trim(
         &self,
         py: Python<'_>,
         #[pyo3(from_py_with = argument)] keep: usize,
+        wait: bool,
     ) -> PyResult<usize> {
         let built = self.built()?;
-        Ok(detach(py, || built.resources().trim(keep)).map_err(Raised::from)?)
+        let trim = || match wait {
+            true => built.resources().wait_and_trim(keep),
+            false => built.resources().trim(keep),
+        };
+        Ok(detach(py, trim).map_err(Raised::from)?)
     }
 
     /// What the outermost pool holds and did, as a dict of numbers. Empty without a pool.

@@ -408,8 +408,8 @@ def test_what_a_pool_has_done():
         "returns": 0,
     }
     del buffer
-    assert pool.trim(keep=4 * MIB) == 0
-    assert pool.trim() == 4 * MIB
+    assert pool.trim(keep=4 * MIB, wait=True) == 0
+    assert pool.trim(wait=True) == 4 * MIB
     assert (pool.pool_size(), statistics_of(pool, "returns")) == (0, 1)
 
 
@@ -684,7 +684,7 @@ def test_a_second_free_does_not_reach_what_a_callback_allocated():
     assert limited.get_allocated_bytes() == held
     assert pool.allocate(1000) == first
     pool.deallocate(first, 1000)
-    assert pool.trim() == held
+    assert pool.trim(wait=True) == held
     assert limited.get_allocated_bytes() == 0
 
 

@@ -106,11 +106,12 @@ impl<U: Upstream> Pool<U> {
         self.take_without_wait(request)
     }
 
-    /// Closes the epochs of all streams with free memory, and asks the device once how far it is.
-    pub(super) fn close_and_poll_all(&self) {
+    /// Closes the epochs of all streams with free memory, and asks the device once how far it is. Returns whether it is past
+    /// all of them.
+    pub(super) fn close_and_poll_all(&self) -> bool {
         let mut latest = BTreeMap::new();
         self.each_populated(|source| self.note_latest(source, &mut latest));
-        self.close_and_poll(latest);
+        self.close_and_poll(latest)
     }
 
     /// A block that needs no wait, wherever another thread or a merge has made one.
@@ -175,8 +176,9 @@ impl<U: Upstream> Pool<U> {
         }
     }
 
-    /// Closes the epochs up to these stamps, and asks the device once how far it is.
-    pub(super) fn close_and_poll(&self, latest: BTreeMap<SlotId, usize>) {
+    /// Closes the epochs up to these stamps, and asks the device once how far it is. Returns whether it is past all of them.
+    pub(super) fn close_and_poll(&self, latest: BTreeMap<SlotId, usize>) -> bool {
+        let mut passed = true;
         for (id, stamp) in latest {
             let Some(source) = self.slot(id) else { continue };
             if source.epochs.completed() < stamp && source.recording_graph() == 0 {
@@ -184,8 +186,10 @@ impl<U: Upstream> Pool<U> {
                 // A failure leaves things as they are: the memory is not ready.
                 let _ = source.epochs.ensure_closed(&self.upstream, &mut record, stamp);
                 source.epochs.poll(&self.upstream, &mut record);
+                passed &= source.epochs.completed() >= stamp;
             }
         }
+        passed
     }
 
     /// Bytes that are free in heaps, and the rest, which counts as live. No model has as much as would

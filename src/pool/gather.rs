@@ -3,15 +3,13 @@
 use super::block::{SHARED, SlotId};
 use super::core::Pool;
 use super::events::emit;
-use super::local;
 use super::mapping::MapLimits;
 use super::request::{Request, TakenBlock};
 use super::surplus::with_room;
 use super::upstream::{Failure, Mapped, Upstream, count};
 use super::upstream_blocks::{Origin, UpstreamBlock};
-use crate::debug_log::{defer_events, range};
+use crate::debug_log::range;
 use crate::heap::{Heap, Piece};
-use crate::sync::trusted::Ordering;
 use crate::sync::{ReentrantMutexGuard, RwLockWriteGuard};
 use std::time::Duration;
 
@@ -110,7 +108,7 @@ impl<U: Upstream> Pool<U> {
 
     /// Memory that is known to be complete merges in each heap, also where several streams freed it: so a handle lies in
     /// one free block.
-    fn merge_complete(&self) {
+    pub(super) fn merge_complete(&self) {
         self.each_populated(|source| {
             self.retag_ready_as_own(source, &mut source.heap());
         });
@@ -285,67 +283,8 @@ impl<U: Upstream> Pool<U> {
         bytes
     }
 
-    /// Gives whole free blocks of upstream back until `keep` bytes are reserved. Blocks the host
-    /// until the streams that freed them are done. Returns how many bytes went back.
-    pub fn trim(&self, keep: usize) -> Result<usize, Failure<U::Error>> {
-        let _deferred = defer_events();
-        let _range = range(c"pool: trim", keep);
-        if keep < self.reserved_bytes() {
-            self.retire_magazines()
-        } else {
-            self.flush_all()
-        }
-        let mut failed = None;
-        for source in self.stream_slots() {
-            if source.recording_graph() != 0 {
-                failed = Some(Failure::Captured);
-                continue;
-            }
-            let stamp = source.epochs.current();
-            if let Err(error) = source.epochs.synchronize(&self.upstream, stamp) {
-                failed = Some(error);
-            }
-        }
-        // Whoever has no room meanwhile comes here, too, and finds it given back.
-        let _trim = self.lock_or_try_trim();
-        let bytes = match self.upstream.mapped() {
-            Some(mapped) => {
-                self.close_and_poll_all();
-                self.merge_complete();
-                self.release_complete(mapped, keep)
-            }
-            None => {
-                let Some(shared) = self.make_shared_slot() else { return Ok(0) };
-                let extracted = {
-                    let _transit = self.in_transit.write();
-                    self.move_complete_to_shared();
-                    self.extract_upstream_blocks(&mut shared.heap(), keep)
-                };
-                self.release_upstream(extracted)
-            }
-        };
-        self.peak_live.store(0, Ordering::Relaxed);
-        self.stream_slots().for_each(|slot| slot.release_bookkeeping(&self.upstream));
-        match failed {
-            Some(error) if bytes == 0 => Err(error),
-            _ => Ok(bytes),
-        }
-    }
-
-    /// Empties every magazine of every thread for good: each thread makes those anew that it uses again.
-    fn retire_magazines(&self) {
-        {
-            let reclaim = self.reclaim_lock.lock();
-            let magazines = self.take_magazines();
-            // SAFETY: INV-POOL-4.
-            magazines.iter().for_each(|magazine| unsafe { magazine.retire() });
-            self.revoke(&reclaim, &magazines, |magazine, classes| self.drain(magazine, classes));
-        }
-        local::sweep();
-    }
-
     /// Moves what is known to be complete from all heaps to the shared one.
-    fn move_complete_to_shared(&self) {
+    pub(super) fn move_complete_to_shared(&self) {
         let mut pieces = Vec::new();
         for source in self.stream_slots() {
             let mut heap = source.heap();

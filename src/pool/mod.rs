@@ -19,7 +19,7 @@
 //! | `thread_magazine` | a thread's magazine of one stream, looked up once |
 //! | `events`, `stats`, `streams`, `request` | its events and numbers; its streams; one request |
 //! | `steal`, `coalesce`, `handles`, `mapping`, `grow`, `gather`, `miss` | the steps of a miss |
-//! | `memory_map` | where its memory lies |
+//! | `trim`, `memory_map` | what goes back to upstream; where its memory lies |
 //! | `capture`, `allocate`, `end` | declared captures; allocation and free; the pool's end |
 
 #![allow(
@@ -61,6 +61,7 @@ mod steal;
 mod streams;
 mod surplus;
 mod thread_magazine;
+mod trim;
 mod upstream;
 mod upstream_blocks;
 

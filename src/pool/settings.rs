@@ -26,11 +26,16 @@ pub struct Settings {
 pub struct SizeLimits {
     maximum: AtomicUsize,
     soft_limit: AtomicUsize,
+    release_threshold: AtomicUsize,
 }
 
 impl SizeLimits {
     pub fn new(maximum: usize, soft_limit: usize) -> Self {
-        Self { maximum: AtomicUsize::new(maximum), soft_limit: AtomicUsize::new(soft_limit) }
+        Self {
+            maximum: AtomicUsize::new(maximum),
+            soft_limit: AtomicUsize::new(soft_limit),
+            release_threshold: AtomicUsize::new(usize::MAX),
+        }
     }
 
     /// Never more bytes of upstream than this, but for what a larger maximum allowed before.
@@ -54,6 +59,15 @@ impl SizeLimits {
 
     pub fn set_soft_limit(&self, bytes: usize) {
         self.soft_limit.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Free memory above this goes back where the program has waited for the device.
+    pub fn release_threshold(&self) -> usize {
+        self.release_threshold.load(Ordering::Relaxed)
+    }
+
+    pub fn set_release_threshold(&self, bytes: usize) {
+        self.release_threshold.store(bytes, Ordering::Relaxed);
     }
 }
 

@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 
 /// How often and how long the device is polled, at least, before the pool grows, which takes the host
 /// longer.
-const MIN_POLL_ATTEMPTS: usize = if MODELLED { 1 } else { 16 };
-const MIN_POLL_TIME: Duration = Duration::from_micros(30);
+pub(super) const MIN_POLL_ATTEMPTS: usize = if MODELLED { 1 } else { 16 };
+pub(super) const MIN_POLL_TIME: Duration = Duration::from_micros(30);
 
 /// Places where a miss saw memory that it may not take yet.
 const MAX_CANDIDATES: usize = 8;

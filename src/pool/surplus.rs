@@ -14,6 +14,7 @@ use super::upstream::Upstream;
 use super::upstream_blocks::UpstreamBlock;
 use crate::sync::ReentrantMutexGuard;
 use crate::sync::trusted::Ordering;
+use std::time::Duration;
 
 /// What a pool may have, over what was live: numerator and denominator.
 const BOUND: (usize, usize) = (3, 2);
@@ -24,6 +25,9 @@ const SLACK: usize = 16 << 20;
 /// The part by which a pool grows before it looks again where it found nothing to give back: to look takes time, and a
 /// pool that a kernel keeps busy looks 32 times while it grows by a factor of 2.7.
 const GROWTH_BETWEEN_DIVISOR: usize = 32;
+
+/// How long it is asked whether the device has nothing to do: growth takes the host as long.
+const IDLE_PATIENCE: Duration = Duration::from_millis(2);
 
 /// What to ask upstream for, where `replaced` went back. A size that follows one a little smaller gets half of it more:
 /// sizes that grow by 1% find room in that 40 times. Others get none, since a pool with a maximum may need all of it.
@@ -87,7 +91,7 @@ impl<U: Upstream> Pool<U> {
         }
         // Closed first, so that a device which is idle then is past all of them.
         self.close_and_poll_all();
-        match self.upstream.is_idle() {
+        match self.upstream.is_idle(IDLE_PATIENCE) {
             true => self.extract_complete(&free, target),
             false => Vec::new(),
         }

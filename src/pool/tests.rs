@@ -9,6 +9,7 @@ use super::settings::{Settings, SizeLimits};
 use super::upstream::{Failure, Upstream};
 use crate::sync::Arc;
 use crate::sync::trusted::{AtomicBool, AtomicU64, AtomicUsize, Mutex, Ordering};
+use std::time::Duration;
 
 const BYTES: usize = 4096;
 
@@ -94,7 +95,7 @@ impl Upstream for EndlessMemory {
 
     fn deallocate(&self, _: Option<&Stream>, (): ()) {}
 
-    fn is_idle(&self) -> bool {
+    fn is_idle(&self, _: Duration) -> bool {
         self.idle_asked.fetch_add(1, Ordering::Relaxed);
         !self.is_busy.load(Ordering::Relaxed)
     }
@@ -261,7 +262,7 @@ fn nothing_waits_for_what_a_trim_waits_for() {
     let pool = fixture.pool.clone();
     let busy = pool.upstream().device.lock();
     std::thread::scope(|scope| {
-        let trim = scope.spawn(|| pool.trim(0));
+        let trim = scope.spawn(|| pool.wait_and_trim(0));
         while pool.upstream().waits.load(Ordering::Relaxed) == 0 {
             std::thread::yield_now();
         }
@@ -285,7 +286,7 @@ fn a_pool_has_no_shared_heap_before_that_is_given_memory() {
     fixture.use_once(&stream);
     assert!(pool.slot(SHARED).is_none());
     let reserved = pool.stats().reserved;
-    assert_eq!(pool.trim(0).unwrap(), reserved);
+    assert_eq!(pool.wait_and_trim(0).unwrap(), reserved);
     assert!(pool.slot(SHARED).is_some());
     assert_eq!((pool.stats().reserved, pool.stats().streams), (0, 1));
     let prepared = Fixture::new(&[MissStep::Grow]).pool;

@@ -3,6 +3,7 @@
 use crate::sync::trusted::{AtomicUsize, Ordering};
 use std::fmt;
 use std::ops::Deref;
+use std::time::Duration;
 
 /// The driver calls and the memory of one pool. The crate has one implementation, over
 /// `DeviceResource`; the models of `loom_tests/` have another, whose streams are vector clocks.
@@ -87,8 +88,8 @@ pub trait Upstream: Send + Sync + 'static {
     /// Takes memory back in the order of `stream`; without one, nothing uses it any more.
     fn deallocate(&self, stream: Option<&Self::Stream>, block: Self::Block);
 
-    /// Whether to take memory back without a stream waits for no work of the device, or for work of a moment.
-    fn is_idle(&self) -> bool {
+    /// Whether to take memory back without a stream waits for no work of the device, or will not within so long.
+    fn is_idle(&self, _patience: Duration) -> bool {
         true
     }
 

@@ -134,9 +134,19 @@ impl<U: DeviceResource + 'static> BinningResource<U> {
         self.bins().iter().map(|bin| bin.size)
     }
 
-    /// Has the fixed-size bins give free chunks back to upstream until `keep` bytes are reserved in all of
-    /// them, the bins of the largest blocks first. The host waits for the streams that used the chunks.
-    /// Returns how many bytes went back.
+    /// Has the fixed-size bins give free chunks back to upstream at once, as far as the device is past them, until `keep`
+    /// bytes are reserved in all of them, the bins of the largest blocks first. Returns how many bytes went back.
+    ///
+    /// # Errors
+    ///
+    /// As [`PoolResource::trim`](crate::PoolResource::trim), of the first bin that fails.
+    #[track_caller]
+    pub fn trim(&self, keep: usize) -> Result<usize> {
+        self.trim_bins(keep, FixedSizeResource::trim)
+    }
+
+    /// Waits for the streams that used chunks, and has the fixed-size bins give free chunks back as [`trim`](Self::trim)
+    /// does. Returns how many bytes went back.
     ///
     /// ```
     /// use aquifer::{BinningResource, CudaResource, Device, DeviceVec};
@@ -144,14 +154,24 @@ impl<U: DeviceResource + 'static> BinningResource<U> {
     /// let device = Device::detect()?;
     /// let bins = BinningResource::builder(CudaResource::new(&device)).fixed_size_bins(8, 10).build()?;
     /// drop(DeviceVec::<u8>::zeroed_in(&device.new_stream()?, 300, bins.clone())?);
-    /// assert_eq!(bins.trim(0)?, 128 * 512); // a chunk of the bin of 512 bytes
+    /// assert_eq!(bins.wait_and_trim(0)?, 128 * 512); // a chunk of the bin of 512 bytes
     /// # Ok::<(), aquifer::Error>(())
     /// ```
     ///
     /// # Errors
     ///
-    /// As [`PoolResource::trim`](crate::PoolResource::trim), of the first bin that fails.
-    pub fn trim(&self, keep: usize) -> Result<usize> {
+    /// As [`PoolResource::wait_and_trim`](crate::PoolResource::wait_and_trim), of the first bin that fails.
+    #[track_caller]
+    pub fn wait_and_trim(&self, keep: usize) -> Result<usize> {
+        self.trim_bins(keep, FixedSizeResource::wait_and_trim)
+    }
+
+    #[track_caller]
+    fn trim_bins(
+        &self,
+        keep: usize,
+        trim: impl Fn(&FixedSizeResource<U>, usize) -> Result<usize>,
+    ) -> Result<usize> {
         let fixed = || self.bins().iter().rev().filter_map(|bin| bin.fixed.as_ref());
         let reserved: usize = fixed().map(|fixed| fixed.statistics().reserved).sum();
         let mut excess = reserved.saturating_sub(keep);
@@ -160,7 +180,7 @@ impl<U: DeviceResource + 'static> BinningResource<U> {
             if excess == 0 {
                 break;
             }
-            let bytes = fixed.trim(fixed.statistics().reserved.saturating_sub(excess))?;
+            let bytes = trim(fixed, fixed.statistics().reserved.saturating_sub(excess))?;
             excess = excess.saturating_sub(bytes);
             given += bytes;
         }
@@ -214,7 +234,7 @@ impl<U: DeviceResource + 'static> BinningResource<U> {
         // The largest chunks first.
         for fixed in self.bins().iter().rev().filter_map(|bin| bin.fixed.as_ref()) {
             // A bin that cannot give anything back says why, and the request's error says more.
-            if fixed.trim(0).is_ok_and(|bytes| bytes > 0) {
+            if fixed.wait_and_trim(0).is_ok_and(|bytes| bytes > 0) {
                 *result = self.allocate_once(stream, layout);
                 if !matches!(result, Err(error) if error.kind() == ErrorKind::OutOfMemory) {
                     return;

@@ -14,10 +14,14 @@ use crate::driver::{
 use crate::error::{DriverError, Error, ErrorKind, Result, ensure};
 use crate::impls::Count;
 use crate::layout::DeviceLayout;
-use crate::stream::{Stream, StreamCall, deferred};
+use crate::stream::{Stream, StreamCall, deferred, wait_for_idle_streams};
 use crate::sync::trusted::Mutex;
 #[cfg(unix)]
 use std::os::fd::{FromRawFd, OwnedFd};
+use std::time::Duration;
+
+/// How long a trim asks which streams have nothing to do.
+const IDLE_PATIENCE: Duration = Duration::from_millis(2);
 
 /// Stream-ordered memory from a pool of the driver: `cuMemAllocFromPoolAsync` and `cuMemFreeAsync`.
 ///
@@ -338,19 +342,30 @@ impl AsyncResource {
         })
     }
 
-    /// Gives free memory back to the system until `keep` bytes are reserved, those in use among them.
-    /// Memory that was freed on a stream may stay until the program waits for that stream.
+    /// Gives free memory back to the system at once, as far as the device is past it, until `keep` bytes are reserved, those
+    /// in use among them. Waits for no work of the device. Returns how many bytes went back.
+    ///
+    /// The driver counts memory as free when the program has waited for the stream that freed it. So this waits for those of
+    /// the crate's streams that have nothing to do, or will have within 2 ms: what they freed goes back. Streams in capture
+    /// are left alone.
     ///
     /// # Errors
     ///
-    /// Those of the driver.
-    pub fn trim(&self, keep: usize) -> Result<()> {
+    /// Those of the driver; [`ErrorKind::MissingSymbol`] if it cannot say what is reserved.
+    pub fn trim(&self, keep: usize) -> Result<usize> {
+        let before = self.statistics()?.reserved_bytes;
+        if before > keep as u64 {
+            wait_for_idle_streams(&self.device, IDLE_PATIENCE);
+        }
         self.device.driver().pool_trim(self.pool, keep).with_context(|| {
             format!("trimming a driver pool on {} to {}", self.device, Count(keep, "byte"))
         })?;
+        let given = before.saturating_sub(self.statistics()?.reserved_bytes);
         let (device, handle) = (self.device.ordinal(), self.pool.0);
-        deferred_event!(debug, target: DRIVER_POOL, device, handle, keep, "driver pool trimmed");
-        Ok(())
+        deferred_event!(
+            debug, target: DRIVER_POOL, device, handle, keep, bytes = given, "driver pool trimmed"
+        );
+        Ok(usize::try_from(given).unwrap_or(usize::MAX))
     }
 
     /// A file descriptor of a [shareable](AsyncOptions::shareable) pool, for another process to

@@ -45,7 +45,7 @@ const LARGEST_BLOCK: usize = (u32::MAX as usize - 1) * DEFAULT_ALIGNMENT;
 /// assert_eq!(block.bytes(), 64 << 10);
 /// // SAFETY: the block is this resource's, and no work uses it.
 /// unsafe { tiles.deallocate(&stream, block) };
-/// assert_eq!(tiles.trim(0)?, 1 << 20);
+/// assert_eq!(tiles.wait_and_trim(0)?, 1 << 20);
 /// # Ok::<(), aquifer::Error>(())
 /// ```
 pub struct FixedSizeResource<U: DeviceResource + 'static = CudaResource> {
@@ -90,14 +90,26 @@ impl<U: DeviceResource + 'static> FixedSizeResource<U> {
         self.block_size
     }
 
-    /// Gives free chunks back to upstream until `keep` bytes are reserved. The host waits for the
-    /// streams that used them. Returns how many bytes went back.
+    /// Gives free chunks back to upstream at once, as far as the device is past them, until `keep` bytes are
+    /// reserved. Returns how many bytes went back. As [`PoolResource::trim`].
     ///
     /// # Errors
     ///
     /// As [`PoolResource::trim`].
+    #[track_caller]
     pub fn trim(&self, keep: usize) -> Result<usize> {
         self.pool.trim(keep)
+    }
+
+    /// Waits for the streams that used chunks, and gives free chunks back to upstream until `keep` bytes are reserved.
+    /// Returns how many bytes went back.
+    ///
+    /// # Errors
+    ///
+    /// As [`PoolResource::wait_and_trim`].
+    #[track_caller]
+    pub fn wait_and_trim(&self, keep: usize) -> Result<usize> {
+        self.pool.wait_and_trim(keep)
     }
 
     /// What is reserved and in use, in bytes and blocks. Exact while no other thread uses it.

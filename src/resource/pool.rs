@@ -118,26 +118,66 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
         &self.pool.upstream().resource
     }
 
-    /// Gives free memory back to upstream until no more than `keep` bytes are reserved, as far as whole blocks of
-    /// upstream are free; pieces, where the pool maps its memory. The host waits for the streams that freed them. Returns how many bytes
-    /// went back. The host's own memory of what went back goes, too; the calling thread's caches at once,
+    /// Gives free memory back to upstream at once, as far as the device is past it, until no more than `keep` bytes are
+    /// reserved. Waits for no work of the device. Returns how many bytes went back.
+    ///
+    /// Whole blocks of upstream go back, or pieces where the pool maps its memory. To free a block may wait for all
+    /// kernels of the device, so blocks go back where the device has nothing to do, or will have within 2 ms. Pieces go back
+    /// whatever the device does. [`wait_and_trim`](Self::wait_and_trim) gives back what the device still uses, too.
+    ///
+    /// The host's own memory of what went back goes, too; the calling thread's caches at once,
     /// some 9 KiB for each stream, and those of another thread when that thread uses the pool again, or ends.
+    ///
+    /// ```
+    /// use aquifer::{Device, DeviceVec, PoolResource, VirtualResource};
+    ///
+    /// let device = Device::detect()?;
+    /// let stream = device.new_stream()?;
+    /// let pool = PoolResource::new(VirtualResource::new(&device)?)?;
+    /// drop(DeviceVec::<u8>::zeroed_in(&stream, 4 << 20, pool.clone())?);
+    /// stream.synchronize()?;
+    /// assert_eq!(pool.trim(0)?, 4 << 20);
+    /// # Ok::<(), aquifer::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
-    /// Those of the driver, if nothing could be given back for them; [`ErrorKind::Capture`](crate::ErrorKind::Capture) if a
-    /// stream of the pool is in capture.
+    /// [`ErrorKind::Forked`](crate::ErrorKind::Forked) in the child of a fork.
     #[track_caller]
     pub fn trim(&self, keep: usize) -> Result<usize> {
         let _site = CallSite::enter();
-        not_forked("a pool")?;
-        deferred::collect_all();
-        self.pool.free_deferred_graphs();
-        let given = self.pool.trim(keep).map_err(|failure| self.explain(failure, Asked::Trim))?;
+        self.before_trim()?;
+        let given = self.pool.trim(keep);
         if given > 0 {
             self.pool.upstream().wait_for_returns();
         }
         Ok(given)
+    }
+
+    /// Waits for the streams that freed memory, and gives free memory back to upstream, until no more than `keep` bytes are
+    /// reserved. Returns how many bytes went back. Otherwise as [`trim`](Self::trim).
+    ///
+    /// # Errors
+    ///
+    /// Those of the driver, if nothing could be given back for them; [`ErrorKind::Capture`](crate::ErrorKind::Capture) if a
+    /// stream of the pool is in capture; [`ErrorKind::Forked`](crate::ErrorKind::Forked) in the child of a fork.
+    #[track_caller]
+    pub fn wait_and_trim(&self, keep: usize) -> Result<usize> {
+        let _site = CallSite::enter();
+        self.before_trim()?;
+        let given =
+            self.pool.wait_and_trim(keep).map_err(|failure| self.explain(failure, Asked::Trim))?;
+        if given > 0 {
+            self.pool.upstream().wait_for_returns();
+        }
+        Ok(given)
+    }
+
+    fn before_trim(&self) -> Result<()> {
+        not_forked("a pool")?;
+        deferred::collect_all();
+        self.pool.free_deferred_graphs();
+        Ok(())
     }
 
     /// What the pool holds and what it did. Exact while no other thread uses it.
@@ -400,6 +440,9 @@ impl<U: DeviceResource + 'static> PoolOptions<U> {
         let (number, device) = (pool.pool.id(), pool.device().ordinal());
         if let Some(hooks) = &pool.pool.upstream().hooks {
             hooks.set_pool(number);
+        }
+        if pool.release_threshold().is_some() {
+            pool.pool.release_after_waits();
         }
         deferred_event!(debug, target: POOL, pool = number, device, initial, maximum, "pool made");
         if initial > 0 {

@@ -117,7 +117,7 @@ pub(crate) fn external_memory(device: &Device) -> Result<Option<Arc<dyn External
 /// let vec = DeviceVec::<u8>::zeroed(&device.new_stream()?, 1000)?;
 /// assert_eq!(pool.statistics().live, 1024);
 /// drop(vec);
-/// pool.trim(0)?;
+/// pool.wait_and_trim(0)?;
 /// assert_eq!(pool.statistics().reserved, 0);
 /// # Ok::<(), aquifer::Error>(())
 /// ```

@@ -10,6 +10,7 @@ use crate::driver::{ErrorContext, is_forked_child};
 use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::event::Event;
 use crate::sync::{Arc, assert_unlocked};
+use std::time::{Duration, Instant};
 
 /// Whether any stream of `device` that Aquifer knows is recording a graph. A question to the driver
 /// that fails counts as yes.
@@ -68,18 +69,46 @@ const MOST_ASKED: usize = 64;
 /// Some of the living streams of `device` with work under way, for an error's text.
 pub(crate) fn busy_streams(device: &Device) -> Vec<Stream> {
     let is_busy = |stream: &Stream| {
-        let recorded = stream.begin_nested_call().and_then(|call| match call.is_capturing()? {
-            true => Ok(None),
-            false => call.record().map(Some),
-        });
-        let Ok(Some(event)) = recorded else { return false };
-        matches!(event.is_complete(), Ok(false))
+        record_unless_captured(stream).is_some_and(|event| matches!(event.is_complete(), Ok(false)))
     };
     let mut streams = living(device);
     streams.sort_by_key(Stream::id);
     streams.truncate(MOST_ASKED);
     streams.retain(is_busy);
     streams
+}
+
+/// Waits for the living streams of `device` that have nothing to do, or will have within `patience`: the driver's pools learn by
+/// that what is free. Questions tell them nothing (H100, driver 580).
+pub(crate) fn wait_for_idle_streams(device: &Device, patience: Duration) {
+    let mut waiting: Vec<Event> =
+        living(device).iter().filter_map(record_unless_captured).collect();
+    let (start, works) = (Instant::now(), device.driver().works_unasked());
+    loop {
+        waiting.retain(|event| match event.is_complete() {
+            Ok(false) => true,
+            Ok(true) => {
+                // It is over: this returns at once. A failure leaves the memory where it is.
+                let _ = event.block(|| String::from("waiting for a stream that is done"));
+                false
+            }
+            Err(_) => false,
+        });
+        // A device that works only when it is asked gets no further by time.
+        if waiting.is_empty() || !works || start.elapsed() >= patience {
+            return;
+        }
+        std::hint::spin_loop();
+    }
+}
+
+/// An event behind all that the stream was given.
+fn record_unless_captured(stream: &Stream) -> Option<Event> {
+    let recorded = stream.begin_nested_call().and_then(|call| match call.is_capturing()? {
+        true => Ok(None),
+        false => call.record().map(Some),
+    });
+    recorded.ok().flatten()
 }
 
 /// An event that covers all work of the device's context so far, of other libraries too.

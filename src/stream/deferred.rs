@@ -26,7 +26,7 @@ use crate::device::Device;
 use crate::driver::sim::NoCallSite;
 use crate::error::{ErrorKind, Result, catch_panic};
 use crate::event::Event;
-use crate::sync::trusted::thread_local;
+use crate::sync::trusted::{self, thread_local};
 use crate::sync::{Arc, AtomicUsize, LazyLock, Mutex, Ordering, assert_unlocked};
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -211,8 +211,44 @@ pub(crate) fn collect_all() -> usize {
     let rounds = BLOCKS.len().max(BUFFERS.len()).div_ceil(MAX_QUERIES);
     // It unwinds for no drop: their panics end in `collect_from`.
     let collected = (0..rounds).map(|_| collect()).sum();
+    call_after_waits();
     let _ = COLLECTING.try_with(|collecting| collecting.set(false));
     collected
+}
+
+/// What is done where the program has waited for the device, until it returns `false`.
+type AfterWait = Arc<dyn Fn() -> bool + Send + Sync>;
+
+static AFTER_WAITS: trusted::Mutex<Vec<AfterWait>> = trusted::Mutex::new(Vec::new());
+/// How many those are, without a lock.
+static AFTER_WAIT_COUNT: trusted::AtomicUsize = trusted::AtomicUsize::new(0);
+
+/// Calls `function` each time the program has waited for a stream or a device, or trims, until it returns `false`.
+pub(crate) fn after_waits(function: impl Fn() -> bool + Send + Sync + 'static) {
+    let mut functions = AFTER_WAITS.lock();
+    functions.push(Arc::new(function));
+    AFTER_WAIT_COUNT.store(functions.len(), trusted::Ordering::Relaxed);
+}
+
+/// Not while the thread holds buffers: it may have a pool's locks.
+fn call_after_waits() {
+    let is_empty = AFTER_WAIT_COUNT.load(trusted::Ordering::Relaxed) == 0;
+    if is_empty || HELD.get() > 0 || crate::driver::is_forked_child() {
+        return;
+    }
+    let _site = NoCallSite::enter();
+    let functions = AFTER_WAITS.lock().clone();
+    for function in functions {
+        let goes_on = catch_panic(|| function());
+        if goes_on.is_none() {
+            emit_deferred(|| event!(error, "what follows a wait for the device panicked"));
+        }
+        if goes_on == Some(false) {
+            let mut functions = AFTER_WAITS.lock();
+            functions.retain(|other| !Arc::ptr_eq(other, &function));
+            AFTER_WAIT_COUNT.store(functions.len(), trusted::Ordering::Relaxed);
+        }
+    }
 }
 
 /// As [`collect_all`], of what the device is to be past: waits for that first, where buffers wait for it. Where it cannot

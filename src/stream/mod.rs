@@ -19,7 +19,9 @@ mod stream_pool;
 mod synchronized;
 
 pub(crate) use call::{Status, StreamCall};
-pub(crate) use context::{any_capturing, busy_streams, record_context, record_exposed};
+pub(crate) use context::{
+    any_capturing, busy_streams, record_context, record_exposed, wait_for_idle_streams,
+};
 pub(crate) use gate::Patience;
 pub use graph::Graph;
 pub use handle::Stream;

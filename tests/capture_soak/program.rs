@@ -122,7 +122,7 @@ fn settle(shared: &Shared, complaints: &Complaints) -> Step {
         all_is_back(shared, complaints, "vectors", || {
             let live = |pool: &Pool| {
                 // Tries again to free graphs: a capture that was then refused was in the way.
-                let _ = pool.trim(usize::MAX);
+                let _ = pool.wait_and_trim(usize::MAX);
                 pool.statistics().live
             };
             pool.iter().map(live).sum()

@@ -79,8 +79,8 @@ impl Memory {
     }
 
     pub(crate) fn trim(&self) -> Result<()> {
-        self.pool.trim(0)?;
-        self.registered_pool.trim(0).map(drop)
+        self.pool.wait_and_trim(0)?;
+        self.registered_pool.wait_and_trim(0).map(drop)
     }
 }
 

@@ -40,7 +40,7 @@ impl<S: Subscriber> Layer<S> for Uses {
         }
         let new = pool.device().new_stream().unwrap();
         give(pool, &new, take(pool, &new, 256));
-        let _ = pool.trim(0);
+        let _ = pool.wait_and_trim(0);
         assert!(pool.statistics().reserved <= 64 * MIB);
     }
 }
@@ -234,7 +234,7 @@ fn a_subscriber_may_allocate_where_pools_below_notice() {
     let pool = pool.unwrap();
     listen(&pool, &streams);
     give(&pool, &streams[0], take(&pool, &streams[0], MIB));
-    pool.trim(0).unwrap();
+    pool.wait_and_trim(0).unwrap();
     let told = KEPT.lock().unwrap().len();
     assert_eq!(told, if is_in(Level::ERROR) { 3 } else { 0 }, "what each of them noticed");
 }

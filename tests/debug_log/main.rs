@@ -142,7 +142,7 @@ fn a_pool_tells_of_its_life() {
         let pool = pool_of(&device, &[MissStep::GrowToMaximum], 4 * MIB);
         let block = take(&pool, &stream, 1000);
         give(&pool, &stream, block);
-        assert_eq!(pool.trim(0).unwrap(), MIB);
+        assert_eq!(pool.wait_and_trim(0).unwrap(), MIB);
         let _ = take(&pool, &stream, 2 * MIB);
         let refused = pool.allocate(&stream, DeviceLayout::new(8 * MIB).unwrap()).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::OutOfMemory);
@@ -194,7 +194,7 @@ fn a_pool_that_ends_without_memory_in_a_capture_leaks_nothing() {
     let pool = pool_of(&device, &[MissStep::GrowToMaximum], MIB);
     let block = take(&pool, &stream, 1000);
     give(&pool, &stream, block);
-    assert_eq!(pool.trim(0).unwrap(), MIB);
+    assert_eq!(pool.wait_and_trim(0).unwrap(), MIB);
     simulator.start_capture(&stream).unwrap();
     let ((), told) = Heard::of(|| drop(pool));
     assert_eq!(errors(&told), [""; 0], "{told:?}");
@@ -259,7 +259,7 @@ fn memory_that_is_mapped_is_told() {
         assert_eq!((told.number("new"), told.number("reserved")), (4 << 20, 4 << 20));
     }
     give(&pool, &stream, block);
-    let (given, told) = Heard::of(|| pool.trim(0).unwrap());
+    let (given, told) = Heard::of(|| pool.wait_and_trim(0).unwrap());
     assert_eq!(given, 4 << 20);
     if let Some(told) = one(&told, Level::DEBUG, "gave memory back") {
         let numbers = ["blocks", "bytes", "reserved"].map(|name| told.number(name));
@@ -349,7 +349,7 @@ impl<S: Subscriber> Layer<S> for Takes {
                 give(pool, stream, block);
             }
         }
-        let _ = pool.trim(0);
+        let _ = pool.wait_and_trim(0);
         assert!(pool.statistics().reserved <= 32 * MIB);
         *self.0.lock().unwrap() += 1;
     }
@@ -421,7 +421,7 @@ fn a_subscriber_may_allocate_from_the_pool_that_tells() {
             give(&outer, &stream, block);
         }
     }
-    outer.trim(0).unwrap();
+    outer.wait_and_trim(0).unwrap();
     let statistics = outer.statistics();
     assert_eq!((statistics.live, statistics.reserved), (0, 0));
     let calls = *calls.lock().unwrap();
@@ -440,7 +440,7 @@ impl<S: Subscriber> Layer<S> for TakesFromTroubled {
         if let Ok(block) = pool.allocate(stream, DeviceLayout::new(3 * MIB).unwrap()) {
             give(pool, stream, block);
         }
-        let _ = pool.trim(usize::MAX);
+        let _ = pool.wait_and_trim(usize::MAX);
         let mut told = Told::default();
         event.record(&mut told);
         self.0.lock().unwrap().push(told.message().to_owned());
@@ -470,13 +470,13 @@ fn what_an_upstream_tells_waits_for_the_locks_of_the_pool() {
     let subscriber = tracing_subscriber::registry().with(TakesFromTroubled(told.clone()));
     tracing::subscriber::set_global_default(subscriber).unwrap();
     give(&pool, &stream, take(&pool, &stream, MIB));
-    pool.trim(0).unwrap();
+    pool.wait_and_trim(0).unwrap();
     // SAFETY: read by the device alone, which reports it when the trim waits for it.
     let nothing = unsafe { DeviceVec::<u32>::uninit_in(&stream, MIB / 4, Arc::new(pool.clone())) };
     let mut nothing = nothing.unwrap();
     add_one(&stream, &mut nothing).unwrap();
     drop(nothing);
-    let _ = pool.trim(0);
+    let _ = pool.wait_and_trim(0);
     let told = told.lock().unwrap();
     for part in ["leaked device memory: a callback panicked", "simulated device: "] {
         let count = told.iter().filter(|message| message.contains(part)).count();
@@ -500,7 +500,7 @@ impl<S: Subscriber> Layer<S> for TakesWhenAsked {
             && metadata.target().starts_with("aquifer")
         {
             give(pool, stream, take(pool, stream, 3 * MIB));
-            let _ = pool.trim(usize::MAX);
+            let _ = pool.wait_and_trim(usize::MAX);
             self.0.lock().unwrap()[0] += 1;
         }
         true
@@ -532,7 +532,7 @@ fn no_subscriber_is_asked_under_the_locks_of_a_pool() {
     for bytes in [1000, 8 * MIB] {
         give(&pool, &stream, take(&pool, &stream, bytes));
     }
-    pool.trim(0).unwrap();
+    pool.wait_and_trim(0).unwrap();
     let [asked, told] = *counts.lock().unwrap();
     assert_eq!(asked > 0, is_in(Level::DEBUG));
     assert_eq!(told >= 4, is_in(Level::TRACE), "{told}");
@@ -565,7 +565,7 @@ fn a_subscriber_that_panics_costs_no_memory() {
             }
         }
         assert_eq!(pool.statistics().live, 0);
-        pool.trim(0).unwrap();
+        pool.wait_and_trim(0).unwrap();
         assert_eq!(pool.statistics().reserved, 0);
         // Ends with a block in use: an error in the log, from inside of a destructor.
         let _ = take(&pool, &first, 1000);

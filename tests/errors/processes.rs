@@ -142,7 +142,7 @@ fn fork() {
     print_failed("a fork's child waits", stream.synchronize());
     print_failed("a fork's child makes a stream", device.new_stream());
     print_failed("a fork's child allocates from a pool", pool.allocate(&stream, layout));
-    print_failed("a fork's child trims a pool", pool.trim(0));
+    print_failed("a fork's child trims a pool", pool.wait_and_trim(0));
     print_failed("a fork's child asks for the memory manager", memory_manager(&device));
     let make = |_: &Device| -> Result<NoManager, Error> { panic!("it is not asked") };
     print_failed("a fork's child sets a memory manager", set_memory_manager(make));
@@ -155,7 +155,7 @@ fn fork() {
     print_failed("a fork's child locks memory", Registered::new(&device, vec![0_u8; 8]));
     print_failed("a fork's child flushes a log", log.flush());
     print_failed("a fork's child builds a stack", text.build(&device));
-    print_failed("a fork's child trims a stack", stack.trim(0));
+    print_failed("a fork's child trims a stack", stack.wait_and_trim(0));
     let capture = stream.capture(&pool, |_| Ok(()));
     print_failed("a fork's child captures", capture.map(|_| ()));
     let mut pinned = AllocVec::<u8, PinnedAlloc>::new_in(PinnedAlloc);

@@ -138,6 +138,8 @@ fn pool_options(table: &mut Table) {
     table.failed("an initial size above the maximum", above);
     let vast = usize::MAX & !255;
     table.failed("an initial size above an address space", with().initial_size(vast).build());
+    let keeps = with().initial_size(1024).release_threshold(512).build();
+    table.failed("an initial size above the release threshold", keeps);
     table.failed("a growth of 0", with().growth_step(0).build());
     table.failed("a magazine of 9", with().magazine_entries(9).build());
     let pool = with().build().unwrap();
@@ -164,7 +166,7 @@ fn driver_pools(table: &mut Table) {
             (|pool: &AsyncResource, _: &Stream| pool.statistics().map(drop))
                 as fn(&AsyncResource, &Stream) -> Result<()>,
         ),
-        ("no trim of a driver pool", "cuMemPoolTrimTo", |pool, _| pool.trim(0)),
+        ("no trim of a driver pool", "cuMemPoolTrimTo", |pool, _| pool.trim(0).map(drop)),
         ("no export", "cuMemPoolExportToShareableHandle", |pool, _| pool.export().map(drop)),
         ("no memory of a driver pool", "cuMemAllocFromPoolAsync", |pool, stream| {
             pool.allocate(stream, layout(8)).map(drop)

@@ -166,7 +166,7 @@ fn undeclared(table: &mut Table) {
         "an undeclared capture: allocate",
         pool.allocate(&setup.stream, crate::support::layout(8 << 20)),
     );
-    table.failed("an undeclared capture: trim", pool.trim(0));
+    table.failed("an undeclared capture: trim", pool.wait_and_trim(0));
     let declared = setup.stream.capture(&pool, |_| Ok(())).map(|_| ());
     table.failed("an undeclared capture: a declared one", declared);
     table.failed("an undeclared capture: wait", setup.stream.synchronize());

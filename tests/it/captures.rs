@@ -530,7 +530,7 @@ fn a_pool_grows_in_a_capture_beside_the_graph() {
     assert_eq!(all(&out), 39);
     drop((graph, out));
     let reserved = pool.statistics().reserved;
-    assert_eq!(pool.trim(0).unwrap(), reserved, "every byte is free and whole");
+    assert_eq!(pool.wait_and_trim(0).unwrap(), reserved, "every byte is free and whole");
 }
 
 #[test]
@@ -559,7 +559,7 @@ fn a_pool_over_a_pool_grows_from_it_in_a_capture() {
         assert_eq!(all(&out), 39);
     }
     drop((graph, out));
-    pool.trim(0).unwrap();
+    pool.wait_and_trim(0).unwrap();
     assert_eq!((pool.statistics().live, below.statistics().live), (0, 0));
 }
 

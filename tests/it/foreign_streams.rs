@@ -68,7 +68,7 @@ fn what_remembers_a_detached_stream_goes_on_after_all_that_it_was_given() {
     other.wait_for(&theirs).unwrap();
     theirs.synchronize().unwrap();
     drop((kept, theirs));
-    pool.trim(0).unwrap();
+    pool.wait_and_trim(0).unwrap();
     assert_eq!(pool.statistics().live, 1000 * 4 + 96, "the other stream's vector");
 }
 

@@ -83,6 +83,7 @@ mod tracking_threads;
 mod transfer_ranges;
 mod transfer_wakers;
 mod transfers;
+mod trims;
 mod virtual_memory;
 #[path = "../../benches/pool/workloads.rs"]
 mod workloads;

@@ -105,13 +105,13 @@ fn a_trim_gives_all_back_that_is_free() {
     let pool = pool(&device);
     let kept = bytes(&stream, &pool, 3 * MIB, 9).unwrap();
     drop(bytes(&stream, &pool, 100 * MIB, 1).unwrap());
-    assert!(pool.trim(0).unwrap() >= 98 * MIB);
+    assert!(pool.wait_and_trim(0).unwrap() >= 98 * MIB);
     assert!(pool.statistics().reserved <= 6 * MIB, "{}", pool.statistics().reserved);
     assert_bytes(&kept, 9);
     drop(bytes(&stream, &pool, 50 * MIB, 1).unwrap());
     assert_bytes(&kept, 9);
     drop(kept);
-    pool.trim(0).unwrap();
+    pool.wait_and_trim(0).unwrap();
     assert_eq!(pool.statistics().reserved, 0);
     assert_clean(&device);
 }
@@ -157,7 +157,7 @@ fn a_call_that_fails_loses_nothing() {
             assert_bytes(&again, 51);
             kept.iter().zip([0, 2, 4, 6]).for_each(|(vec, value)| assert_bytes(vec, value));
             drop((again, kept));
-            pool.trim(0).unwrap();
+            pool.wait_and_trim(0).unwrap();
             drop(pool);
             assert_eq!(simulator.live_bytes(), 0, "{call} {nth}");
             simulator.check().unwrap();
@@ -191,7 +191,7 @@ fn memory_moves_beside_work_that_is_pending() {
     let taken = bytes(&other, &pool, 16 * MIB, 7).unwrap();
     assert_bytes(&taken, 7);
     drop((kept, taken));
-    pool.trim(0).unwrap();
+    pool.wait_and_trim(0).unwrap();
     assert_eq!(pool.statistics().reserved, 0);
     assert_clean(&device);
 }

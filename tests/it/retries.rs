@@ -214,7 +214,7 @@ fn calls_that_meet_a_long_capture_are_refused_after_a_moment() {
         let Fixture { pool, home, other, .. } = &fixture;
         let mut vectors = [home, other].map(|stream| fixture.vector(stream).unwrap());
         // No block is ready for the allocation.
-        pool.trim(0).unwrap();
+        pool.wait_and_trim(0).unwrap();
         let (begun, called) = (Barrier::new(2), Barrier::new(2));
         std::thread::scope(|threads| {
             threads.spawn(|| {

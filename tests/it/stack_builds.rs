@@ -109,7 +109,7 @@ fn a_pool_under_a_limit_with_statistics_and_a_log() {
     assert_eq!(rows.len(), actions.len(), "{rows:?}");
     assert!(rows.iter().zip(actions).all(|(row, action)| row.contains(action)), "{rows:?}");
 
-    assert_eq!(stack.trim(0).unwrap(), 1 << 30);
+    assert_eq!(stack.wait_and_trim(0).unwrap(), 1 << 30);
     assert!(live_bytes().is_none_or(|bytes| bytes == 0));
 }
 
@@ -181,7 +181,7 @@ fn each_resource_and_adaptor_serves() {
         }
         stack.flush().unwrap();
         device.synchronize().unwrap();
-        stack.trim(0).unwrap_or_else(|error| panic!("{text}: {error}"));
+        stack.wait_and_trim(0).unwrap_or_else(|error| panic!("{text}: {error}"));
         if let Some(of_pool) = stack.pool_statistics() {
             assert_eq!(of_pool.live, 0, "{text}");
         }
@@ -198,10 +198,11 @@ fn each_resource_and_adaptor_serves() {
 fn options_reach_the_builders() {
     let (device, simulator) = support::simulated(SimConfig::default());
     let pool = |options: &str| build(&device, &format!("pool(cuda, {options})"));
-    let stack = pool("initial=3MiB, max=64MiB, soft_limit=5MiB");
+    let stack = pool("initial=3MiB, max=64MiB, soft_limit=5MiB, release_threshold=32MiB");
     assert_eq!(stack.pool_statistics().unwrap().reserved, 3 * MIB);
     assert_eq!(stack.pool().unwrap().maximum_size(), Some(64 * MIB));
     assert_eq!(stack.pool().unwrap().soft_limit(), Some(5 * MIB));
+    assert_eq!(stack.pool().unwrap().release_threshold(), Some(32 * MIB));
     drop(stack);
 
     let stream = device.new_stream().unwrap();
@@ -361,10 +362,10 @@ fn each_pool_gives_memory_back_from_the_outermost_inwards() {
         }
         stream.synchronize().unwrap();
         let before = simulator.live_bytes();
-        let given = stack.trim(0).unwrap();
+        let given = stack.wait_and_trim(0).unwrap();
         assert_eq!(given > 0, counts, "{text}: {given} bytes");
         assert!(before == 0 || simulator.live_bytes() <= before, "{text}");
-        assert_eq!(stack.trim(0).unwrap(), 0, "{text}");
+        assert_eq!(stack.wait_and_trim(0).unwrap(), 0, "{text}");
         drop(stack);
         device.synchronize().unwrap();
     }
@@ -372,23 +373,23 @@ fn each_pool_gives_memory_back_from_the_outermost_inwards() {
     let stack = build(&device, "pool(pool(cuda, growth_step=8MiB), growth_step=2MiB)");
     let block = allocate(&stack, &stream, MIB);
     free(&stack, &stream, block);
-    assert_eq!(stack.trim(8 * MIB).unwrap(), 0);
+    assert_eq!(stack.wait_and_trim(8 * MIB).unwrap(), 0);
     assert_eq!(
-        stack.trim(2 * MIB).unwrap(),
+        stack.wait_and_trim(2 * MIB).unwrap(),
         0,
         "the inner pool has one block, part of which is in use"
     );
     assert_eq!(stack.pool_statistics().unwrap().reserved, 2 * MIB);
-    assert_eq!(stack.trim(0).unwrap(), 8 * MIB);
+    assert_eq!(stack.wait_and_trim(0).unwrap(), 8 * MIB);
 
     // Nothing goes back while a stream of the pool is in capture.
     let stack = build(&device, "pool(pool(cuda), growth_step=4MiB)");
     let block = allocate(&stack, &stream, MIB);
     free(&stack, &stream, block);
     let pool = stack.pool().unwrap().clone();
-    let (_graph, trimmed) = stream.capture(&pool, |_| Ok(stack.trim(0))).unwrap();
+    let (_graph, trimmed) = stream.capture(&pool, |_| Ok(stack.wait_and_trim(0))).unwrap();
     assert_eq!(trimmed.unwrap_err().kind(), ErrorKind::Capture);
-    assert!(stack.trim(0).unwrap() > 0);
+    assert!(stack.wait_and_trim(0).unwrap() > 0);
 }
 
 #[test]
@@ -464,7 +465,7 @@ fn a_stack_as_high_as_a_text_may_have_serves_on_a_small_thread() {
             let stream = device.new_stream().unwrap();
             let vec = DeviceVec::<u8>::zeroed_in(&stream, 3 * MIB, stack.clone()).unwrap();
             drop(vec);
-            assert!(stack.trim(0).unwrap() > 0);
+            assert!(stack.wait_and_trim(0).unwrap() > 0);
             let refused = DeviceVec::<u8>::zeroed_in(&stream, 8 << 30, stack).unwrap_err();
             assert_eq!(refused.kind(), ErrorKind::OutOfMemory);
         };

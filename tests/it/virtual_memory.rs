@@ -58,7 +58,7 @@ fn a_pool_gives_memory_back_beside_work_of_another_stream() {
     }
     let done = busy.record().unwrap();
     let started = Instant::now();
-    pool.trim(0).unwrap();
+    pool.wait_and_trim(0).unwrap();
     let took = started.elapsed();
     assert!(!done.is_complete().unwrap(), "the kernel ended first, after {took:?}");
     assert_eq!(pool.statistics().reserved, 0);

@@ -74,7 +74,7 @@ fn work() {
     give(&pool, &first, block);
     let block = take(&pool, &second);
     give(&pool, &second, block);
-    pool.trim(0).unwrap();
+    pool.wait_and_trim(0).unwrap();
 }
 
 #[test]

@@ -45,7 +45,7 @@ fn live_blocks_alone_are_regions() {
         let large = take(&pool, &stream, 6 * MIB);
         assert_eq!(Told::now().heaps.len(), 2);
         give(&pool, &stream, large);
-        pool.trim(0).unwrap();
+        pool.wait_and_trim(0).unwrap();
         assert_all_is_over();
         let last = take(&pool, &stream, 1000);
         give(&pool, &stream, last);
@@ -151,7 +151,7 @@ fn blocks_of_a_pool_over_a_pool_are_regions_of_the_lowest_heap() {
         assert_eq!(regions, blocks, "no region for what is cut further");
         assert_eq!(told.heaps.len(), 1);
         give(&outer, &stream, first);
-        outer.trim(0).unwrap();
+        outer.wait_and_trim(0).unwrap();
         give(&outer, &stream, second);
         assert_eq!(Told::now().regions.len(), 1);
         drop(outer);
@@ -189,7 +189,7 @@ fn threads_take_and_give() {
                     unsafe { pool.deallocate(&stream, block) };
                 }
                 if round % 50 == 49 {
-                    pool.trim(0).unwrap();
+                    pool.wait_and_trim(0).unwrap();
                 }
             }
             for block in held {

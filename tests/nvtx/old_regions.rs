@@ -244,7 +244,7 @@ fn threads_cut_what_captures_left() {
                 assert!(held.iter().all(|block| is_covered(&told, block)), "{held:?}");
                 if round % 8 == 7 {
                     // Refused while another thread captures.
-                    let _ = (upper.trim(0), lower.trim(0));
+                    let _ = (upper.wait_and_trim(0), lower.wait_and_trim(0));
                 }
             }
             for block in held {

@@ -90,7 +90,7 @@ fn waiting_for_the_device_frees_what_cancelled_transfers_left() {
         device.synchronize().unwrap();
         assert_eq!(pool.statistics().live, 0);
         drop(complete_uploads(&stream, 40));
-        assert!(pool.trim(0).unwrap() >= 40 * MIB, "a trim looks for it, too");
+        assert!(pool.wait_and_trim(0).unwrap() >= 40 * MIB, "a trim looks for it, too");
     });
     simulator.check().unwrap();
 }

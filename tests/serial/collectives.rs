@@ -486,7 +486,7 @@ fn a_pools_blocks_are_registered_once_each_and_taken_back_before_they_go() {
     assert_eq!(late[1].get(10).unwrap(), 2.0);
     drop(late);
     // The block of the freed vectors goes back to the driver, deregistered first.
-    pools.iter().for_each(|pool| assert_eq!(pool.trim(4 << 20).unwrap(), 64 << 20));
+    pools.iter().for_each(|pool| assert_eq!(pool.wait_and_trim(4 << 20).unwrap(), 64 << 20));
     assert_eq!(adaptors[1].registered_blocks(), 1);
     if let [first, _] = &*both.simulators {
         assert_eq!(first.call_count("ncclCommRegister"), 2);

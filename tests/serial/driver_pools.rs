@@ -18,8 +18,8 @@ fn a_stack_over_a_driver_pool_gives_its_memory_back() {
         assert!(free_bytes() + (32 * MIB) as u64 <= before, "{text}: it has memory of the device");
         support::free(&stack, &stream, block);
         stream.synchronize().unwrap();
-        stack.trim(0).unwrap();
-        assert_eq!(stack.trim(0).unwrap(), 0);
+        stack.wait_and_trim(0).unwrap();
+        assert_eq!(stack.wait_and_trim(0).unwrap(), 0);
         let kept = before.saturating_sub(free_bytes()) >> 20;
         assert!(kept < 32, "{text}: {kept} MiB are not back");
     }

@@ -89,7 +89,7 @@ impl Callbacks {
             }
             5 | 6 => {
                 let keep = if what == 5 { 0 } else { 4 * length };
-                match pool.trim(keep) {
+                match pool.wait_and_trim(keep) {
                     Ok(_) => count("callbacks that trim"),
                     Err(error) => self.judge(&error),
                 }

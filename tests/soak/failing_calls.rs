@@ -80,7 +80,7 @@ impl Player<'_> {
             7 => self.try_to_detach()?,
             _ => {
                 if let Some((pool, _)) = self.pool() {
-                    let _ = pool.trim(0);
+                    let _ = pool.wait_and_trim(0);
                 }
             }
         }

@@ -71,7 +71,10 @@ fn use_all(inherited: Inherited) -> i32 {
         return 2;
     }
     if let Some(pool) = &pool {
-        if !is_forked(pool.allocate(&stream, layout)) || !is_forked(pool.trim(0)) {
+        if !is_forked(pool.allocate(&stream, layout))
+            || !is_forked(pool.trim(0))
+            || !is_forked(pool.wait_and_trim(0))
+        {
             return 3;
         }
         let _ = (pool.statistics(), format!("{pool:?}"));

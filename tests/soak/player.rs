@@ -500,7 +500,11 @@ impl<'a> Player<'a> {
         let keep = if self.random.one_in(2) { 0 } else { keep };
         let captured = lock(&self.shared.captured).is_some();
         self.says(|| format!("trim to {keep} bytes"));
-        match pool.trim(keep) {
+        let trimmed = match self.random.one_in(2) {
+            true => pool.trim(keep),
+            false => pool.wait_and_trim(keep),
+        };
+        match trimmed {
             Ok(_) => self.shared.count("trims"),
             Err(error) if captured && error.kind() == ErrorKind::Capture => {}
             Err(error) => return Err(unexpected("trimming")(error)),

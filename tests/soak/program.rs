@@ -248,7 +248,7 @@ fn quiescent(shared: &Shared, pool: &Pool, complaints: &Complaints, random: &mut
         return Err(format!("not all is free: {found:?}"));
     }
     if random.one_in(2) {
-        let back = pool.trim(0).map_err(unexpected("trimming"))?;
+        let back = pool.wait_and_trim(0).map_err(unexpected("trimming"))?;
         let rest = pool.statistics();
         if back != found.reserved || rest.reserved != 0 || rest.upstream_blocks != 0 {
             return Err(format!("{back} bytes went back of {found:?}, which left {rest:?}"));

@@ -180,7 +180,7 @@ impl Waits {
             IS_AWAITED.set(true);
             let used = match what {
                 0..3 => take_and_free(&pool, &stream, bytes),
-                _ => pool.trim(bytes).map(drop),
+                _ => pool.wait_and_trim(bytes).map(drop),
             };
             // Before the one that waits may let go of it.
             drop((pool, stream));

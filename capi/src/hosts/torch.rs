@@ -127,7 +127,7 @@ pub extern "C" fn aquifer_torch_init(device_count: c_int) {
 pub extern "C" fn aquifer_torch_reset() {
     hook(|| {
         for stack in Stack::defaults() {
-            stack::get(stack)?.resources.trim(0)?;
+            stack::get(stack)?.resources.wait_and_trim(0)?;
         }
         Ok(())
     });

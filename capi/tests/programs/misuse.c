@@ -303,6 +303,7 @@ static void closed(void) {
   GIVES(AQUIFER_ERROR_CLOSED, api->stack_retain(gone));
   GIVES(AQUIFER_ERROR_CLOSED, api->statistics(gone, &statistics));
   GIVES(AQUIFER_ERROR_CLOSED, api->trim(gone, 0, NULL));
+  GIVES(AQUIFER_ERROR_CLOSED, api->wait_and_trim(gone, 0, NULL));
   GIVES(AQUIFER_ERROR_CLOSED, api->log_start(gone, "nowhere.csv"));
   GIVES(AQUIFER_ERROR_CLOSED, api->log_stop(gone));
   GIVES(AQUIFER_ERROR_CLOSED, api->capture_begin(gone, 0, 0));
@@ -414,6 +415,7 @@ static void in_child(void *block, void *host) {
   FORKED(api->statistics(stack, &statistics));
   FORKED(api->memory_info(0, &number, &number));
   FORKED(api->trim(stack, 0, &released));
+  FORKED(api->wait_and_trim(stack, 0, &released));
   FORKED(api->log_start(stack, "nowhere.csv"));
   FORKED(api->log_stop(stack));
   FORKED(api->capture_begin(stack, 1, 1));

@@ -120,9 +120,9 @@ static void blocks(void) {
   CHECK(before.free_bytes == before.reserved_bytes && before.largest_free_bytes > 0);
   CHECK(before.peak_reserved_bytes >= before.reserved_bytes);
   size_t released = 0;
-  OK(api->trim(stack, 0, &released));
+  OK(api->wait_and_trim(stack, 0, &released));
   CHECK(released == before.reserved_bytes);
-  OK(api->trim(stack, 0, NULL));
+  OK(api->wait_and_trim(stack, 0, NULL));
   CHECK(statistics_of(stack).reserved_bytes == 0);
 
   /* More than the pool's most. */

@@ -80,7 +80,7 @@ static void pairs(void) {
     GIVES(AQUIFER_ERROR_INVALID_ARGUMENT, api->allocate(stack, 1000, 0, stream, NULL));
     OK(api->allocate(stack, 0, 0, stream, &block));
     CHECK(block == NULL);
-    if (round % 10 == 9) OK(api->trim(stack, 0, NULL));
+    if (round % 10 == 9) OK(api->wait_and_trim(stack, 0, NULL));
   }
   CHECK(statistics_of(stack).live_bytes == 0);
   OK(api->stream_close(stream));

@@ -247,7 +247,7 @@ fn make_over(options: Options<'_, Over>, upstream: AnyResource) -> Result<Built>
         Over::Pool => Built::Pool(
             set!(
                 PoolResource::builder(upstream), options,
-                size: initial_size, maximum_size, soft_limit, growth_step, alignment, magazine_bytes;
+                size: initial_size, maximum_size, soft_limit, release_threshold, growth_step, alignment, magazine_bytes;
                 number: magazine_entries;
                 policy: miss_policy;
             )

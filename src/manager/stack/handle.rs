@@ -41,7 +41,7 @@ pub(super) type AnyResource = Arc<dyn DeviceResource>;
 /// assert!(stack.tracking().unwrap().report().starts_with("Outstanding Allocations"));
 ///
 /// drop(vec);
-/// assert_eq!(stack.trim(0)?, 2 << 20);
+/// assert_eq!(stack.wait_and_trim(0)?, 2 << 20);
 /// # Ok::<(), aquifer::Error>(())
 /// ```
 pub struct ResourceStack {
@@ -127,19 +127,22 @@ impl Built {
             Self::Pool(pool) => Some(pool.trim(keep)),
             Self::FixedSize(resource) => Some(resource.trim(keep)),
             Self::Binning(resource) => Some(resource.trim(keep)),
-            Self::PinnedPool(pool) if pool.statistics().reserved > keep => Some(pool.trim()),
-            Self::Pinned(resource) => Some(resource.trim().map(|()| 0)),
-            Self::Async(resource) => Some(trim_driver_pool(resource, keep)),
+            Self::Async(resource) => Some(resource.trim(keep)),
             _ => None,
         }
     }
-}
 
-fn trim_driver_pool(pool: &AsyncResource, keep: usize) -> Result<usize> {
-    let before = pool.statistics()?.reserved_bytes;
-    pool.trim(keep)?;
-    let given = before.saturating_sub(pool.statistics()?.reserved_bytes);
-    Ok(usize::try_from(given).unwrap_or(usize::MAX))
+    /// As [`trim`](Self::trim), behind a wait.
+    fn wait_and_trim(&self, keep: usize) -> Option<Result<usize>> {
+        match self {
+            Self::Pool(pool) => Some(pool.wait_and_trim(keep)),
+            Self::FixedSize(resource) => Some(resource.wait_and_trim(keep)),
+            Self::Binning(resource) => Some(resource.wait_and_trim(keep)),
+            Self::PinnedPool(pool) if pool.statistics().reserved > keep => Some(pool.trim()),
+            Self::Pinned(resource) => Some(resource.trim().map(|()| 0)),
+            _ => self.trim(keep),
+        }
+    }
 }
 
 handle!([] ResourceStack { resource, inside });
@@ -253,25 +256,42 @@ impl ResourceStack {
         self.find(Built::pool_statistics)
     }
 
-    /// Gives free memory back: each pool, from the outermost inwards, until it has `keep` bytes reserved, those
-    /// in use among them. Returns the bytes that the innermost pool gave back to the driver, or to the resource
-    /// that it is over. The host waits for the streams that freed the memory, and of page-locked memory for the
-    /// device.
+    /// Gives free memory back at once, as far as the device is past it: each pool, from the outermost inwards, until it has
+    /// `keep` bytes reserved, those in use among them. Returns the bytes that the innermost pool gave back to the
+    /// driver, or to the resource that it is over. Waits for no work of the device.
     ///
-    /// Pools are `pool`, `fixed_size`, `binning` with its fixed-size bins, `pinned_pool`, which gives back all
-    /// that it can or nothing, `async` and `async_default`. An `arena` keeps its memory. `pinned` unpins what
-    /// was freed, and counts nothing.
+    /// Pools are `pool`, `fixed_size`, `binning` with its fixed-size bins, `async` and `async_default`. An `arena` keeps its
+    /// memory. Page-locked memory goes back by [`wait_and_trim`](Self::wait_and_trim).
     ///
     /// # Errors
     ///
     /// The first error of a pool, where the innermost one gave nothing back: those of
-    /// [`PoolResource::trim`], [`AsyncResource::trim`] and [`PinnedPool::trim`]. A pool that fails does not
+    /// [`PoolResource::trim`] and [`AsyncResource::trim`]. A pool that fails does not
     /// keep those below it from giving back what they have.
     #[track_caller]
     pub fn trim(&self, keep: usize) -> Result<usize> {
+        self.trim_layers(|layer| layer.trim(keep))
+    }
+
+    /// Waits for the streams that freed memory, and of page-locked memory for the device, and gives free memory back as
+    /// [`trim`](Self::trim) does.
+    ///
+    /// Beside the pools of that, a `pinned_pool` gives back all that it can or nothing, and `pinned` unpins what was
+    /// freed, and counts nothing.
+    ///
+    /// # Errors
+    ///
+    /// As [`trim`](Self::trim): those of [`PoolResource::wait_and_trim`], [`AsyncResource::trim`] and [`PinnedPool::trim`].
+    #[track_caller]
+    pub fn wait_and_trim(&self, keep: usize) -> Result<usize> {
+        self.trim_layers(|layer| layer.wait_and_trim(keep))
+    }
+
+    #[track_caller]
+    fn trim_layers(&self, trim: impl Fn(&Built) -> Option<Result<usize>>) -> Result<usize> {
         let mut given = 0;
         let mut failed: Option<Error> = None;
-        for trimmed in self.inside.layers.iter().filter_map(|layer| layer.trim(keep)) {
+        for trimmed in self.inside.layers.iter().filter_map(trim) {
             given = trimmed.unwrap_or_else(|error| {
                 failed.get_or_insert(error);
                 0

@@ -196,6 +196,7 @@ pub(super) static LAYERS: [LayerKind; 21] = [
             short("initial_size", "initial", Memory),
             short("maximum_size", "max", Memory),
             option("soft_limit", Memory),
+            option("release_threshold", Memory),
             option("growth_step", Memory),
             option("alignment", Size),
             option("miss_policy", Name(&["default", "rmm"])),

@@ -66,7 +66,7 @@ use std::str::FromStr;
 /// | `system` | [`SystemResource`](crate::SystemResource) | | `headroom`: memory |
 /// | `pinned` | [`PinnedResource`](crate::PinnedResource) | | `portable`, `mapped`, `write_combined`: switch |
 /// | `pinned_pool` | [`PinnedPool`](crate::PinnedPool) over a resource with the options of `pinned` | | `initial_size` (or `initial`), `maximum_size` (or `max`), `growth_step`, `quarantine_bytes`, `magazine_bytes`: size; `magazine_entries`: number; `wait_for_device`, `portable`, `mapped`, `write_combined`: switch |
-/// | `pool` | [`PoolResource`](crate::PoolResource) | yes | `initial_size` (or `initial`), `maximum_size` (or `max`), `soft_limit`, `growth_step`: memory; `alignment`, `magazine_bytes`: size; `magazine_entries`: number; `miss_policy`: `default` or `rmm` |
+/// | `pool` | [`PoolResource`](crate::PoolResource) | yes | `initial_size` (or `initial`), `maximum_size` (or `max`), `soft_limit`, `release_threshold`, `growth_step`: memory; `alignment`, `magazine_bytes`: size; `magazine_entries`: number; `miss_policy`: `default` or `rmm` |
 /// | `fixed_size` | [`FixedSizeResource`](crate::FixedSizeResource) | yes | `block_size`: size; `blocks_per_chunk`, `initial_blocks`: number |
 /// | `binning` | [`BinningResource`](crate::BinningResource) with fixed-size bins | yes | `min_exponent`, 18 unless given, and `max_exponent`, 22 unless given: number |
 /// | `arena` | [`ArenaResource`](crate::ArenaResource) | yes | `arena_size`: memory; `dump_on_failure`: path |

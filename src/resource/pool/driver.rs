@@ -30,6 +30,7 @@ pub(super) struct PoolDriver<U> {
     /// A stream of the pool's own, for memory that is to be complete.
     own_stream: Mutex<Option<Stream>>,
     device_lost: AtomicBool,
+    has_threshold: AtomicBool,
     /// `Some` if something follows the pool's memory.
     pub(super) hooks: Option<MemoryHooks>,
 }
@@ -37,14 +38,26 @@ pub(super) struct PoolDriver<U> {
 impl<U: DeviceResource> PoolDriver<U> {
     pub(super) fn new(resource: U, alignment: usize, owner: PoolOwner) -> Self {
         let hooks = MemoryHooks::find(resource.device());
-        let (own_stream, device_lost) = (Mutex::new(None), AtomicBool::new(false));
-        Self { resource, alignment, owner, own_stream, device_lost, hooks }
+        Self {
+            resource,
+            alignment,
+            owner,
+            own_stream: Mutex::new(None),
+            device_lost: AtomicBool::new(false),
+            has_threshold: AtomicBool::new(false),
+            hooks,
+        }
     }
 
     /// Whether this is the first error of a lost device: all later calls fail as well.
     pub(super) fn is_first_loss(&self) -> bool {
         // Relaxed: the flag publishes nothing else.
         !self.device_lost.swap(true, Ordering::Relaxed)
+    }
+
+    /// Whether the pool has a release threshold for the first time.
+    pub(super) fn is_first_threshold(&self) -> bool {
+        !self.has_threshold.swap(true, Ordering::Relaxed)
     }
 
     pub(super) fn own_stream(&self) -> Result<Stream> {
@@ -228,16 +241,15 @@ impl<U: DeviceResource + 'static> Upstream for PoolDriver<U> {
         }
     }
 
-    fn is_idle(&self) -> bool {
-        // Growth takes the host as long. On a device that works only when it is asked, time decides nothing.
-        const MOST: Duration = Duration::from_millis(2);
+    fn is_idle(&self, patience: Duration) -> bool {
+        // On a device that works only when it is asked, time decides nothing.
         const QUERIES: usize = 1024;
         let Ok(event) = record_context(self.resource.device()) else { return false };
         let (start, works) = (Instant::now(), self.works_unasked());
         let mut queries = 0..QUERIES;
         loop {
             let passed = self.is_passed(&event);
-            let goes_on = if works { start.elapsed() < MOST } else { queries.next().is_some() };
+            let goes_on = if works { start.elapsed() < patience } else { queries.next().is_some() };
             if !matches!(passed, Ok(false)) || !goes_on {
                 return passed.unwrap_or(false);
             }

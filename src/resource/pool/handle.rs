@@ -17,6 +17,18 @@ impl<U: DeviceResource + 'static> PoolHandle<U> {
         Self(pool)
     }
 
+    /// Has free memory above the release threshold go back each time that the program has waited for the device.
+    pub(super) fn release_after_waits(&self) {
+        if self.0.upstream().is_first_threshold() {
+            let pool = Arc::downgrade(&self.0);
+            deferred::after_waits(move || {
+                // As a handle: it may be the last one by then.
+                let pool = pool.upgrade().map(Self::new);
+                pool.inspect(|pool| pool.release_above_threshold()).is_some()
+            });
+        }
+    }
+
     /// The address of the pool.
     pub(super) fn address(&self) -> *const Pool<PoolDriver<U>> {
         Arc::as_ptr(&self.0)

@@ -65,4 +65,38 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
         self.limits().set_soft_limit(rounded_soft_limit(bytes, alignment));
         Ok(())
     }
+
+    /// Bytes above which free memory goes back where the program has waited for the device, or `None` if the pool keeps it
+    /// until it is [trimmed](Self::trim).
+    pub fn release_threshold(&self) -> Option<usize> {
+        Some(self.limits().release_threshold()).filter(|bytes| is_limit(*bytes))
+    }
+
+    /// Changes the bytes above which free memory goes back where the program has waited for the device
+    /// ([`PoolOptions::release_threshold`](crate::PoolOptions::release_threshold)), or `None` for no threshold.
+    ///
+    /// ```
+    /// use aquifer::{Device, DeviceVec, PoolResource, VirtualResource};
+    ///
+    /// let device = Device::detect()?;
+    /// let stream = device.new_stream()?;
+    /// let pool = PoolResource::new(VirtualResource::new(&device)?)?;
+    /// pool.set_release_threshold(Some(4 << 20))?;
+    /// drop(DeviceVec::<u8>::zeroed_in(&stream, 64 << 20, pool.clone())?);
+    /// stream.synchronize()?;
+    /// assert!(pool.statistics().reserved <= 4 << 20);
+    /// # Ok::<(), aquifer::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Forked`](crate::ErrorKind::Forked) in the child of a fork.
+    pub fn set_release_threshold(&self, bytes: Option<usize>) -> Result<()> {
+        not_forked("a pool")?;
+        self.limits().set_release_threshold(bytes.unwrap_or(usize::MAX));
+        if bytes.is_some() {
+            self.pool.release_after_waits();
+        }
+        Ok(())
+    }
 }

@@ -93,6 +93,7 @@ pub struct PoolOptions<U> {
     pub(super) initial_size: usize,
     maximum_size: Option<usize>,
     soft_limit: Option<usize>,
+    release_threshold: Option<usize>,
     growth_step: Option<usize>,
     pub(super) alignment: usize,
     pub(super) owner: PoolOwner,
@@ -108,6 +109,7 @@ impl<U> PoolOptions<U> {
             initial_size: 0,
             maximum_size: None,
             soft_limit: None,
+            release_threshold: None,
             growth_step: None,
             alignment: DEFAULT_ALIGNMENT,
             owner: PoolOwner::Pool,
@@ -128,6 +130,13 @@ impl<U> PoolOptions<U> {
         /// Bytes up to which the pool grows ([`MissStep::Grow`]) before it makes streams wait for each other
         /// ([`MissStep::Wait`]). Rounded down to the alignment. By default the maximum, as is more than that.
         soft_limit: usize => Some;
+
+        /// Bytes of reserved memory that the pool keeps: free memory above goes back as the device is past it, each time
+        /// that the program has waited for a stream or the device by this crate, without a further wait. CUDA's word
+        /// for its pools. By default the pool keeps all until it is [trimmed](crate::PoolResource::trim). What is in
+        /// use counts, so that 0 keeps nothing free, but for threads' caches
+        /// ([`magazine_bytes`](Self::magazine_bytes)). Over blocks, see [`trim`](crate::PoolResource::trim).
+        release_threshold: usize => Some;
 
         /// Bytes to take from upstream at a time; the size of the request, if that is more. Less where the
         /// maximum or upstream has no more. Rounded up to the alignment. By default six times the
@@ -185,6 +194,14 @@ impl<U> PoolOptions<U> {
             "a pool's initial size, {initial}, is more than its maximum size, {}",
             Count(maximum, "byte")
         );
+        let release_threshold = self.release_threshold.unwrap_or(usize::MAX);
+        ensure!(
+            initial_size <= release_threshold,
+            InvalidArgument,
+            "make the release threshold larger",
+            "a pool's initial size, {initial}, is more than its release threshold, {}",
+            Count(release_threshold, "byte")
+        );
         ensure!(
             self.growth_step != Some(0),
             InvalidArgument,
@@ -204,8 +221,10 @@ impl<U> PoolOptions<U> {
             "give it an initial size, or a miss policy that grows",
             "a pool was asked to start empty and to take nothing from upstream on a miss"
         );
+        let limits = SizeLimits::new(maximum, rounded_soft_limit(self.soft_limit, alignment));
+        limits.set_release_threshold(release_threshold);
         Ok(Settings {
-            limits: SizeLimits::new(maximum, rounded_soft_limit(self.soft_limit, alignment)),
+            limits,
             growth_step: self.growth_step.unwrap_or(0),
             alignment: alignment as u64,
             steps: self.miss_policy.steps.clone(),

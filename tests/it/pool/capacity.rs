@@ -108,7 +108,7 @@ fn a_block_is_aligned_as_it_was_asked() {
     assert_eq!((pool.statistics().live, pool.statistics().live_blocks), (live, held.len()));
     held.into_iter().for_each(|block| free(&pool, &stream, block));
     assert_eq!(pool.statistics().live, 0);
-    pool.trim(0).unwrap();
+    pool.wait_and_trim(0).unwrap();
     assert_eq!(pool.statistics().reserved, 0, "each piece is whole again");
 }
 
@@ -137,7 +137,7 @@ fn a_block_that_comes_again_is_aligned_as_it_was_asked() {
     }
     assert_eq!(pool.statistics().live_blocks, held.len());
     held.into_iter().for_each(|block| free(&pool, &stream, block));
-    pool.trim(0).unwrap();
+    pool.wait_and_trim(0).unwrap();
     assert_eq!(pool.statistics().reserved, 0, "each piece is whole again");
 }
 
@@ -190,20 +190,28 @@ fn trim_gives_whole_free_blocks_back_and_stops_at_what_is_to_be_kept() {
     let pool = builder(&device).growth_step(MIB).build().unwrap();
     let mut held: Vec<_> = (0..5).map(|_| allocate(&pool, &stream, MIB).unwrap()).collect();
     let state = || (pool.statistics().reserved, simulator.live_blocks());
-    assert_eq!((pool.trim(0).unwrap(), state()), (0, (5 * MIB, 5)), "all is in use");
+    assert_eq!((pool.wait_and_trim(0).unwrap(), state()), (0, (5 * MIB, 5)), "all is in use");
     free(&pool, &stream, held.remove(4));
     free(&pool, &stream, held.remove(2));
     free(&pool, &stream, held.remove(0));
-    assert_eq!(pool.trim(usize::MAX).unwrap(), 0);
-    assert_eq!(pool.trim(5 * MIB).unwrap(), 0);
-    assert_eq!((pool.trim(4 * MIB).unwrap(), state()), (MIB, (4 * MIB, 4)));
-    assert_eq!((pool.trim(0).unwrap(), state()), (2 * MIB, (2 * MIB, 2)), "as far as it goes");
+    assert_eq!(pool.wait_and_trim(usize::MAX).unwrap(), 0);
+    assert_eq!(pool.wait_and_trim(5 * MIB).unwrap(), 0);
+    assert_eq!((pool.wait_and_trim(4 * MIB).unwrap(), state()), (MIB, (4 * MIB, 4)));
+    assert_eq!(
+        (pool.wait_and_trim(0).unwrap(), state()),
+        (2 * MIB, (2 * MIB, 2)),
+        "as far as it goes"
+    );
     let part = allocate(&pool, &stream, 256).unwrap();
     held.into_iter().for_each(|block| free(&pool, &stream, block));
-    assert_eq!((pool.trim(0).unwrap(), state()), (2 * MIB, (MIB, 1)), "but for a part in use");
+    assert_eq!(
+        (pool.wait_and_trim(0).unwrap(), state()),
+        (2 * MIB, (MIB, 1)),
+        "but for a part in use"
+    );
     free(&pool, &stream, part);
-    assert_eq!((pool.trim(0).unwrap(), state()), (MIB, (0, 0)));
-    assert_eq!(pool.trim(0).unwrap(), 0, "there is nothing");
+    assert_eq!((pool.wait_and_trim(0).unwrap(), state()), (MIB, (0, 0)));
+    assert_eq!(pool.wait_and_trim(0).unwrap(), 0, "there is nothing");
     let statistics = pool.statistics();
     assert_eq!((statistics.peak_reserved, statistics.returns), (5 * MIB, 6));
     assert_eq!(simulator.call_count("cuMemFree"), 6);
@@ -221,7 +229,7 @@ fn trim_reaches_what_threads_keep_ready() {
         held.into_iter().for_each(|block| free(&pool, &stream, block));
     }
     assert_eq!(pool.statistics().cached, MIB, "the test is about this");
-    assert_eq!(pool.trim(0).unwrap(), MIB);
+    assert_eq!(pool.wait_and_trim(0).unwrap(), MIB);
     assert_eq!(pool.statistics().cached, 0);
 }
 
@@ -232,9 +240,9 @@ fn trim_under_a_capture_is_an_error_and_disturbs_nothing() {
     let pool = builder(&device).build().unwrap();
     free(&pool, &stream, allocate(&pool, &stream, 256).unwrap());
     simulator.start_capture(&stream).unwrap();
-    assert_eq!(pool.trim(0).unwrap_err().kind(), ErrorKind::Capture);
+    assert_eq!(pool.wait_and_trim(0).unwrap_err().kind(), ErrorKind::Capture);
     assert!(simulator.stop_capture(&stream), "not disturbed");
-    assert_eq!(pool.trim(0).unwrap(), 2 * MIB);
+    assert_eq!(pool.wait_and_trim(0).unwrap(), 2 * MIB);
 }
 
 /// Sizes that stand together where the pool looks for one of them, in its units.
@@ -331,7 +339,7 @@ fn memory_that_is_aligned_by_chance_is_found() {
         let alignment = 1 << probe.address().trailing_zeros().min(30);
         assert!(alignment > 256, "the test is about this");
         free(&pool, &stream, probe);
-        pool.trim(2 * MIB).unwrap();
+        pool.wait_and_trim(2 * MIB).unwrap();
         let layout = aligned(2 * MIB, alignment);
         let ask = |stream: &Stream| {
             let block = pool.allocate(stream, layout)?;

@@ -55,7 +55,7 @@ fn statistics_are_exact_after_each_step() {
     (want.live, want.live_blocks) = (0, 0);
     check(want, "back, and not merged: the halves are two streams'");
 
-    assert_eq!(pool.trim(0).unwrap(), MIB);
+    assert_eq!(pool.wait_and_trim(0).unwrap(), MIB);
     (want.reserved, want.upstream_blocks, want.largest_free, want.returns) = (0, 0, 0, 1);
     want.records = 4;
     check(want, "nothing is left, and the host has waited for an event of each stream");
@@ -86,7 +86,7 @@ fn events_waits_growths_and_returns_are_those_that_the_driver_saw() {
             free(&pool, &streams[1], whole);
             // The streams of the next round inherit from these.
             drop(streams);
-            pool.trim(2 * MIB).unwrap();
+            pool.wait_and_trim(2 * MIB).unwrap();
             counted();
         }
         assert!(pool.statistics().returns > 0 && pool.statistics().records > 0);

@@ -85,7 +85,7 @@ fn threads_share_a_pool_and_leave_it_whole() {
     assert_eq!(seen, 200);
     let PoolStatistics { reserved, live, live_blocks, free, .. } = pool.statistics();
     assert_eq!((live, live_blocks, free), (0, 0, reserved));
-    assert_eq!(pool.trim(0).unwrap(), reserved);
+    assert_eq!(pool.wait_and_trim(0).unwrap(), reserved);
     assert_eq!(simulator.live_blocks(), 0);
     simulator.check().unwrap();
 }
@@ -269,6 +269,6 @@ fn what_a_dropped_stream_came_to_own_goes_back() {
     free(&pool, &user, large);
     free(&pool, &user, own);
     let reserved = pool.statistics().reserved;
-    assert_eq!(pool.trim(0).unwrap(), reserved);
+    assert_eq!(pool.wait_and_trim(0).unwrap(), reserved);
     assert_eq!(simulator.live_blocks(), 0);
 }

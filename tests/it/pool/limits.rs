@@ -31,7 +31,7 @@ fn a_maximum_that_changes_holds_from_then_on() {
 
     // What is free above it goes back by a trim, and is not taken again.
     held.drain(..).for_each(|block| free(&pool, &stream, block));
-    pool.trim(0).unwrap();
+    pool.wait_and_trim(0).unwrap();
     assert_eq!((pool.statistics().reserved, simulator.live_bytes()), (0, 0));
     let (two, _) = drain(&pool, &stream, 4 * MIB);
     assert_eq!((two.len(), pool.statistics().reserved), (2, 8 * MIB));
@@ -123,13 +123,13 @@ fn a_maximum_changes_beside_threads_that_allocate() {
         for _ in 0..20 {
             for maximum in [None, Some(4 * MIB), Some(256)] {
                 pool.set_maximum_size(maximum).unwrap();
-                pool.trim(0).unwrap();
+                pool.wait_and_trim(0).unwrap();
             }
         }
         is_over.store(true, Ordering::Relaxed);
     });
     pool.set_maximum_size(Some(2 * MIB)).unwrap();
-    pool.trim(0).unwrap();
+    pool.wait_and_trim(0).unwrap();
     let stream = device.new_stream().unwrap();
     let (blocks, _) = drain(&pool, &stream, MIB);
     assert_eq!((blocks.len(), pool.statistics().reserved), (2, 2 * MIB));
@@ -156,10 +156,10 @@ fn the_default_pool_is_what_vectors_live_in() {
     drop((vec, elsewhere));
 
     pool.set_maximum_size(Some(MIB)).unwrap();
-    pool.trim(0).unwrap();
+    pool.wait_and_trim(0).unwrap();
     let refused = DeviceVec::<u8>::zeroed(&stream, 2 * MIB).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::OutOfMemory);
-    pool.trim(0).unwrap();
+    pool.wait_and_trim(0).unwrap();
     assert_eq!((pool.statistics().reserved, simulator.live_bytes()), (0, 0));
 }
 

@@ -118,7 +118,7 @@ fn a_trim_waits_for_a_thread_that_needs_the_memory() {
             });
             assert_eq!(log.count(Level::WARN, "trim_lock"), 1, "{:?}", log.lines());
         });
-        pool.trim(0).unwrap();
+        pool.wait_and_trim(0).unwrap();
         let block = allocate(&*pool, &stream, 4 * MIB).unwrap();
         free(&*pool, &stream, block);
     });

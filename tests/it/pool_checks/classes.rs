@@ -223,7 +223,7 @@ fn a_pool_that_is_followed_makes_the_same_calls() {
             }
         }
         kept.clear();
-        pool.trim(0).unwrap();
+        pool.wait_and_trim(0).unwrap();
         let simulator = device.simulator().unwrap();
         simulator.check().unwrap();
         (simulator.calls(), pool.statistics(), lower.statistics())

@@ -143,7 +143,7 @@ fn memory_goes_back_where_no_stream_can_be_made() {
                 }
                 holds(&vec(&pool, &stream, 2 * UNIT, 3), 3);
                 assert_eq!(pool.statistics().returns, 2);
-                assert_eq!(pool.trim(0).unwrap(), 2 * UNIT);
+                assert_eq!(pool.wait_and_trim(0).unwrap(), 2 * UNIT);
                 assert_eq!(pool.statistics().reserved, 0);
                 holds(&vec(&pool, &stream, 2 * UNIT, 4), 4);
                 drop(stream);
@@ -167,7 +167,7 @@ fn a_full_device_is_shared_through_trim() {
     drop(vec(&one, &a, 8 * UNIT, 1));
     let error = try_vec(&other, &b, UNIT, 2).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::OutOfMemory, "{error}");
-    assert_eq!(one.trim(0).unwrap(), 8 * UNIT);
+    assert_eq!(one.wait_and_trim(0).unwrap(), 8 * UNIT);
     holds(&vec(&other, &b, 8 * UNIT, 3), 3);
     drop((one, other));
     fixture.all_is_back();

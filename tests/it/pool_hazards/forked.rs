@@ -32,7 +32,7 @@ fn forks() {
                     let bytes = [300, UNIT, 20 * UNIT, 40 * UNIT][round % 4];
                     let _ = try_vec(pool, &stream, bytes, 1);
                     if round % 16 == 0 {
-                        let _ = (pool.trim(0), pool.statistics());
+                        let _ = (pool.wait_and_trim(0), pool.statistics());
                     }
                 }
             });
@@ -101,7 +101,7 @@ fn in_child(
         pool.allocate(stream, layout).is_err_and(is_forked),
         pool.allocate(stream, large).is_err_and(is_forked),
         try_vec(pool, stream, 500, 1).is_err_and(is_forked),
-        pool.trim(0).is_err_and(is_forked),
+        pool.wait_and_trim(0).is_err_and(is_forked),
         fixture.options(UNIT).build().is_err_and(is_forked),
         fixture.options(UNIT).initial_size(UNIT).build().is_err_and(is_forked),
         held[0].to_vec().is_err_and(is_forked),

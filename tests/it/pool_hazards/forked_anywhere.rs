@@ -205,7 +205,7 @@ fn threads_fork_at_once_while_others_are_inside() {
             });
             scope.spawn(|| {
                 while !stop.load(Ordering::Relaxed) {
-                    let _ = (pool.trim(0), pool.statistics());
+                    let _ = (pool.wait_and_trim(0), pool.statistics());
                     std::thread::yield_now();
                 }
             });
@@ -221,7 +221,7 @@ fn threads_fork_at_once_while_others_are_inside() {
                         all_refused("the pool", &pool, &stream)?;
                         drop(pool.clone());
                         let _ = (pool.statistics(), format!("{pool:?}"));
-                        refused("a trim", pool.trim(0))
+                        refused("a trim", pool.wait_and_trim(0))
                     });
                     free(&pool, &stream, block);
                     drop(held);

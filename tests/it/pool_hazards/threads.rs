@@ -88,7 +88,7 @@ fn the_maximum_is_there_while_other_threads_idle() {
             holds(&all, 9);
             assert_eq!(pool.statistics().reserved, 8 * UNIT);
             drop(all);
-            assert_eq!(pool.trim(0).unwrap(), 8 * UNIT);
+            assert_eq!(pool.wait_and_trim(0).unwrap(), 8 * UNIT);
             drop(idle);
             // A scope does not wait for what its threads' destructors give back; a join does.
             threads.into_iter().for_each(|thread| thread.join().unwrap());

@@ -140,7 +140,7 @@ fn trimmed_memory_is_given_back_in_order() {
                 drop(vecs);
                 let reserved = pool.statistics().reserved;
                 assert!(reserved >= 4 * UNIT, "round {round}: {:?}", pool.statistics());
-                assert_eq!(pool.trim(0).unwrap(), reserved);
+                assert_eq!(pool.wait_and_trim(0).unwrap(), reserved);
                 let rest = pool.statistics();
                 assert_eq!((rest.reserved, rest.upstream_blocks), (0, 0), "{rest:?}");
                 fixture.simulator.check().unwrap();
@@ -163,11 +163,11 @@ fn trimming_leaves_what_is_kept_and_what_lives() {
     let kept = vecs.pop().unwrap();
     drop(vecs);
     let before = pool.statistics().reserved;
-    let back = pool.trim(4 * UNIT).unwrap();
+    let back = pool.wait_and_trim(4 * UNIT).unwrap();
     let after = pool.statistics();
     assert_eq!(before - back, after.reserved);
     assert!(after.reserved >= 4 * UNIT && back > 0, "{after:?}");
-    pool.trim(0).unwrap();
+    pool.wait_and_trim(0).unwrap();
     assert!(pool.statistics().reserved >= UNIT, "what lives was trimmed");
     holds(&kept, 7);
     drop((kept, pool));
@@ -182,7 +182,7 @@ fn a_callback_below_a_pool_trims_the_pool() {
     let limited = LimitingAdaptor::new(fixture.plain(), 8 * UNIT);
     let trims = upper.clone();
     let patient: Upstream = Arc::new(FailureCallbackAdaptor::new(limited, move |_| {
-        trims.get().is_some_and(|pool| pool.trim(0).unwrap() > 0)
+        trims.get().is_some_and(|pool| pool.wait_and_trim(0).unwrap() > 0)
     }));
     let pool = PoolResource::builder(patient).growth_step(256).build().unwrap();
     upper.set(pool.clone()).unwrap();
@@ -192,6 +192,6 @@ fn a_callback_below_a_pool_trims_the_pool() {
     holds(&vec(&pool, &a, 8 * UNIT, 3), 3);
     assert!(pool.statistics().returns >= 2, "{:?}", pool.statistics());
     // The callback has a handle of the pool, which has the callback.
-    pool.trim(0).unwrap();
+    pool.wait_and_trim(0).unwrap();
     assert_eq!(fixture.simulator.live_bytes(), 0);
 }

@@ -48,7 +48,7 @@ fn a_block_in_the_magazine_is_freed_again_and_not_in_two_hands() {
         assert_eq!(addresses.len(), made.len() + blocks.len(), "{taken} {first}: in two hands");
         let ((), late) = Log::of(|| {
             made.into_iter().chain(blocks).for_each(|block| free(&pool, &stream, block));
-            let _ = pool.trim(0);
+            let _ = pool.wait_and_trim(0);
         });
         let told = log.count(Level::ERROR, "") + late.count(Level::ERROR, "");
         assert!(told > 0, "{taken} {first}: nobody noticed");

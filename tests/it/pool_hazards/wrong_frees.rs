@@ -42,7 +42,7 @@ fn a_block_freed_twice_is_given_to_one_only() {
                     free(&pool, &stream, first);
                     free(&pool, second, again);
                     // Whatever the thread keeps for itself goes back to the pool's own books.
-                    let _ = pool.trim(0);
+                    let _ = pool.wait_and_trim(0);
                 });
                 assert!(
                     log.count(Level::ERROR, "") > 0,
@@ -73,7 +73,7 @@ fn a_block_freed_twice_on_its_way_home_is_noticed_once() {
                 free(&pool, &other, copy(&second));
             }
             free(&pool, &other, again);
-            let _ = pool.trim(0);
+            let _ = pool.wait_and_trim(0);
         });
         assert!(log.count(Level::ERROR, "") > 0, "nobody noticed");
         if !between {
@@ -119,7 +119,7 @@ fn a_block_of_another_pool_is_refused() {
         let lost = block(&own, &stream, 1000);
         let ((), log) = Log::of(|| {
             free(&wrong, &stream, copy(&lost));
-            let _ = wrong.trim(0);
+            let _ = wrong.wait_and_trim(0);
         });
         assert_eq!(log.count(Level::ERROR, ""), 1, "{:?}", log.lines());
         assert_eq!(wrong.statistics().live_blocks, 1, "the twin lives");
@@ -152,7 +152,7 @@ fn made_up_blocks_are_refused() {
         ] {
             let ((), log) = Log::of(|| {
                 free(&pool, &stream, wrong);
-                let _ = pool.trim(0);
+                let _ = pool.wait_and_trim(0);
             });
             assert!(log.count(Level::ERROR, "") > 0, "{entries} entries: {what} was taken");
             assert_eq!(pool.statistics().live_blocks, 1, "{entries} entries: {what}");

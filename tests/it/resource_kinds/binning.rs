@@ -348,16 +348,16 @@ fn a_trim_keeps_so_many_bytes_in_all_bins_and_begins_with_the_largest_blocks() {
     let held = [512, 1024, 2048, 4096].map(|bytes| allocate(&bins, &stream, bytes).unwrap());
     let chunk = 128 * 512;
     let others = simulator.live_bytes() as usize - 7 * chunk;
-    assert_eq!(bins.trim(0).unwrap(), 0, "a block of each chunk is in use");
+    assert_eq!(bins.wait_and_trim(0).unwrap(), 0, "a block of each chunk is in use");
     let [first, second, third, fourth] = held;
     for block in [second, third, fourth] {
         free(&bins, &stream, block);
     }
-    assert_eq!(bins.trim(7 * chunk).unwrap(), 0);
-    assert_eq!(bins.trim(6 * chunk).unwrap(), 4 * chunk, "whole chunks");
-    assert_eq!(bins.trim(0).unwrap(), 2 * chunk);
-    assert_eq!(bins.trim(0).unwrap(), 0);
+    assert_eq!(bins.wait_and_trim(7 * chunk).unwrap(), 0);
+    assert_eq!(bins.wait_and_trim(6 * chunk).unwrap(), 4 * chunk, "whole chunks");
+    assert_eq!(bins.wait_and_trim(0).unwrap(), 2 * chunk);
+    assert_eq!(bins.wait_and_trim(0).unwrap(), 0);
     free(&bins, &stream, first);
-    assert_eq!(bins.trim(0).unwrap(), chunk);
+    assert_eq!(bins.wait_and_trim(0).unwrap(), chunk);
     assert_eq!(simulator.live_bytes() as usize, others, "the other bin is its maker's");
 }

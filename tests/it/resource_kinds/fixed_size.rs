@@ -16,7 +16,7 @@ fn nothing_is_taken_before_it_is_asked_for_and_then_a_chunk() {
     assert_eq!(resource.statistics().live, MIB);
     free(&resource, &stream, block);
     assert_eq!(resource.statistics().live, 0);
-    assert_eq!(resource.trim(0).unwrap(), 128 * MIB);
+    assert_eq!(resource.wait_and_trim(0).unwrap(), 128 * MIB);
     assert_eq!(simulator.live_bytes(), 0);
 }
 
@@ -38,7 +38,7 @@ fn a_chunk_serves_its_blocks_and_the_next_block_takes_another() {
     assert_eq!((statistics.growths, statistics.reserved), (2, 2 * 5 * 768));
     assert_eq!((statistics.live, statistics.live_blocks), (6 * 768, 6));
     blocks.into_iter().for_each(|block| free(&resource, &stream, block));
-    assert_eq!(resource.trim(5 * 768).unwrap(), 5 * 768);
+    assert_eq!(resource.wait_and_trim(5 * 768).unwrap(), 5 * 768);
     assert_eq!(resource.statistics().reserved, 5 * 768);
 }
 
@@ -113,7 +113,7 @@ fn alignments_are_kept() {
     }
     disjoint(&held);
     held.into_iter().for_each(|block| free(&resource, &stream, block));
-    resource.trim(0).unwrap();
+    resource.wait_and_trim(0).unwrap();
     assert_eq!(resource.statistics().reserved, 0);
 }
 
