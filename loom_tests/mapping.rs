@@ -103,6 +103,29 @@ fn a_trim_beside_a_move() {
     );
 }
 
+/// A trim that waits for nothing gives back what the device has passed by then, and another stream takes the rest.
+#[test]
+fn a_trim_without_a_wait() {
+    large_model(
+        "a_trim_without_a_wait",
+        3_200,
+        || two_holes(plan(3, &[Wait, GrowToMaximum, Gather]).with_handles().build()),
+        &[
+            |fixture: &Fixture| {
+                fixture.trim_now();
+                fixture.driver.finish(0);
+                fixture.trim_now();
+            },
+            |fixture| fixture.take_units_for_good(1, 2),
+        ],
+        |fixture| {
+            assert_eq!(fixture.taken(), 1, "blocks of two units");
+            fixture.free_held(0, 0);
+            fixture.end();
+        },
+    );
+}
+
 /// A trim unmaps addresses where the stream that has them maps another handle at once.
 #[test]
 fn a_trim_beside_the_streams_own_growth() {

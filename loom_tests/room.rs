@@ -230,6 +230,27 @@ fn trim_and_take() {
     );
 }
 
+/// Memory goes back without a wait while the device passes its last use, and a stream takes it.
+#[test]
+fn trim_without_a_wait() {
+    model(
+        "trim_without_a_wait",
+        2_400,
+        || plan(2, &[Wait, GrowToMaximum, Trim]).build().prepared(&[0, 0], 0),
+        &[
+            |fixture: &Fixture| {
+                fixture.driver.finish(0);
+                fixture.trim_now();
+            },
+            |fixture| fixture.take_for_good(1),
+        ],
+        |fixture| {
+            assert_eq!(fixture.taken(), 1, "blocks of a unit");
+            fixture.end();
+        },
+    );
+}
+
 /// Memory goes back while it is freed on another stream than it lies at.
 #[test]
 fn trim_and_free() {

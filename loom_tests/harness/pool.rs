@@ -440,6 +440,11 @@ impl Fixture {
         self.pool().on_graph_drop(graph, &self.streams[stream], &launched);
     }
 
+    /// Without a wait of the host.
+    pub fn trim_now(&self) -> usize {
+        self.pool().trim(0)
+    }
+
     pub fn trim(&self) -> usize {
         self.pool().wait_and_trim(0).unwrap_or(0)
     }

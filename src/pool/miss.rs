@@ -196,7 +196,15 @@ impl<U: Upstream> Pool<U> {
             return None;
         }
         drop(self.in_transit.write());
-        self.take_or_map(request, mapped, None).ok().flatten()
+        let limits = &self.settings.limits;
+        let limit = |step: &MissStep| match step {
+            MissStep::Grow => Some(limits.soft_limit()),
+            MissStep::GrowToMaximum | MissStep::Trim => Some(limits.maximum()),
+            _ => None,
+        };
+        // A trim may have given it back.
+        let new = self.settings.steps.iter().filter_map(limit).max();
+        self.take_or_map(request, mapped, new).ok().flatten()
     }
 
     /// Memory that the stream freed into another's heap, for a small block.

@@ -95,6 +95,8 @@ impl<U: Upstream> Pool<U> {
     fn give_back(&self, keep: usize) -> usize {
         if let Some(mapped) = self.upstream.mapped() {
             self.merge_complete();
+            // A request that is about to be refused waits for what is on its way (INV-POOL-5).
+            let _transit = self.in_transit.read();
             return self.release_complete(mapped, keep);
         }
         let Some(shared) = self.make_shared_slot() else { return 0 };
