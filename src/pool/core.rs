@@ -188,7 +188,7 @@ impl<U: Upstream> Pool<U> {
     }
 
     /// The bytes that are reserved of upstream.
-    pub(super) fn reserved_bytes(&self) -> usize {
+    pub fn reserved_bytes(&self) -> usize {
         self.upstream_blocks.lock().bytes()
     }
 

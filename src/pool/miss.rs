@@ -162,6 +162,12 @@ impl<U: Upstream> Pool<U> {
     ) -> Result<TakenBlock, Failure<U::Error>> {
         let mut last = None;
         for one in self.settings.steps.iter() {
+            // Before the host waits.
+            if matches!(one, MissStep::Trim)
+                && let Some(found) = self.grow_after_others(request, &last, false)
+            {
+                return Ok(found);
+            }
             let found = match one {
                 MissStep::Grow | MissStep::GrowToMaximum => self.grow(request, *one),
                 other => step(*other),
@@ -178,6 +184,10 @@ impl<U: Upstream> Pool<U> {
                 Err(Failure::Exhausted(error)) => last = error.or(last),
             }
         }
+        let waits = self.settings.steps.contains(&MissStep::Trim);
+        if let Some(found) = self.grow_after_others(request, &last, waits) {
+            return Ok(found);
+        }
         // Blocks that the steps pass over: behind many others, or aligned by chance.
         self.drain_shared_into_own(request);
         let found = self.take_ready(request).or_else(|| self.map_what_was_in_transit(request));
@@ -186,6 +196,23 @@ impl<U: Upstream> Pool<U> {
             (None, Some(error)) if !U::is_exhausted(&error) => Err(Failure::Upstream(error)),
             (None, error) => Err(Failure::Exhausted(error)),
         }
+    }
+
+    /// Memory of the device that other pools of it give back, where there was no other. Behind a wait for their streams, or
+    /// of what the device is past.
+    fn grow_after_others(
+        &self,
+        request: &Request<'_, U>,
+        last: &Option<U::Error>,
+        waits: bool,
+    ) -> Option<TakenBlock> {
+        let is_full = last.as_ref().is_some_and(U::is_device_full);
+        if !is_full || !self.upstream.trim_others(self.id(), request.bytes(), waits) {
+            return None;
+        }
+        let grows = |step: &&MissStep| matches!(step, MissStep::Grow | MissStep::GrowToMaximum);
+        let mut steps = self.settings.steps.iter().filter(grows);
+        steps.find_map(|step| self.grow(request, *step).ok().flatten())
     }
 
     /// INV-POOL-5, of memory that is mapped: what other threads had in hand while the steps looked is in heaps again.

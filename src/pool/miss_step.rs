@@ -17,8 +17,9 @@ pub enum MissStep {
     /// All free memory of the pool is gathered in one place, and the calling stream is made to wait
     /// for all streams that freed it.
     Gather,
-    /// Free blocks of upstream are given back, and upstream is asked for one that fits. The host
-    /// waits for the streams that used them.
+    /// The host waits for the streams that freed memory. Free blocks of upstream are given back, and upstream is asked for one
+    /// that fits. Where the device has no memory left, its other pools give back what they have free: before this step
+    /// what the device is past, after it all. A policy without this step takes from them what the device is past.
     Trim,
 }
 

@@ -93,6 +93,17 @@ pub trait Upstream: Send + Sync + 'static {
         true
     }
 
+    /// Whether this error says that the device has no memory left, which other pools of it may have.
+    fn is_device_full(_error: &Self::Error) -> bool {
+        false
+    }
+
+    /// Has the other pools of the device give back what they have free, for a request of so many bytes: behind a wait or
+    /// without. Returns whether any did.
+    fn trim_others(&self, _pool: u64, _bytes: usize, _waits: bool) -> bool {
+        false
+    }
+
     /// The pool ends, and so many bytes do not go back: users hold blocks of them still
     /// ([`Failure::Exhausted`]), or no stream could be made to wait for their last work.
     fn report_leak(&self, pool: u64, bytes: usize, why: &Failure<Self::Error>);

@@ -25,6 +25,7 @@ mod memory_hooks;
 mod options;
 #[cfg(feature = "nvtx")]
 mod sanitizer;
+mod siblings;
 
 pub use crate::pool::{PoolBlock, PoolMap, PoolStatistics};
 use driver::PoolDriver;

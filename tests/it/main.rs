@@ -64,6 +64,7 @@ mod resources;
 mod retries;
 mod rmm_random;
 mod scopes;
+mod sibling_pools;
 #[path = "../support/spoil.rs"]
 mod spoil;
 mod stack_builds;

@@ -2,6 +2,7 @@
 
 use super::memory_hooks::MemoryHooks;
 use super::options::PoolOwner;
+use super::siblings::trim_others;
 use crate::debug_log::deferred_event;
 use crate::driver::sim::DefaultPoolEnd;
 use crate::driver::{DeviceRange, Driver, DriverResult, RawHandle, is_forked_child};
@@ -318,6 +319,14 @@ impl<U: DeviceResource + 'static> Upstream for PoolDriver<U> {
 
     fn is_exhausted(error: &Error) -> bool {
         error.kind() == ErrorKind::OutOfMemory
+    }
+
+    fn is_device_full(error: &Error) -> bool {
+        Self::is_exhausted(error) && error.driver().is_some()
+    }
+
+    fn trim_others(&self, pool: u64, bytes: usize, waits: bool) -> bool {
+        trim_others(self.resource.device(), pool, bytes, waits)
     }
 
     fn is_captured(error: &Error) -> bool {

@@ -1,11 +1,12 @@
 //! A pool as its handles and graphs share it.
 
 use super::driver::PoolDriver;
+use super::siblings::{Sibling, register};
 use crate::driver::is_forked_child;
 use crate::pool::Pool;
 use crate::resource::device_resource::DeviceResource;
 use crate::stream::deferred;
-use crate::sync::Arc;
+use crate::sync::{Arc, Weak};
 use std::ops::Deref;
 
 /// A share of a pool. The pool ends with the last one, but not while a capture has one of its streams: what that
@@ -13,18 +14,19 @@ use std::ops::Deref;
 pub(super) struct PoolHandle<U: DeviceResource + 'static>(Arc<Pool<PoolDriver<U>>>);
 
 impl<U: DeviceResource + 'static> PoolHandle<U> {
+    /// A new pool, which gives back what it has free before another pool of its device refuses a request.
     pub(super) fn new(pool: Arc<Pool<PoolDriver<U>>>) -> Self {
+        let weak = WeakHandle(Arc::downgrade(&pool));
+        register(pool.upstream().resource.device(), pool.id(), Arc::new(weak));
         Self(pool)
     }
 
     /// Has free memory above the release threshold go back each time that the program has waited for the device.
     pub(super) fn release_after_waits(&self) {
         if self.0.upstream().is_first_threshold() {
-            let pool = Arc::downgrade(&self.0);
+            let pool = WeakHandle(Arc::downgrade(&self.0));
             deferred::after_waits(move || {
-                // As a handle: it may be the last one by then.
-                let pool = pool.upgrade().map(Self::new);
-                pool.inspect(|pool| pool.release_above_threshold()).is_some()
+                pool.upgrade().inspect(|pool| pool.release_above_threshold()).is_some()
             });
         }
     }
@@ -32,6 +34,39 @@ impl<U: DeviceResource + 'static> PoolHandle<U> {
     /// The address of the pool.
     pub(super) fn address(&self) -> *const Pool<PoolDriver<U>> {
         Arc::as_ptr(&self.0)
+    }
+}
+
+/// A pool as others of its device know it.
+struct WeakHandle<U: DeviceResource + 'static>(Weak<Pool<PoolDriver<U>>>);
+
+impl<U: DeviceResource + 'static> WeakHandle<U> {
+    /// A share like any other: it may be the last one by then.
+    fn upgrade(&self) -> Option<PoolHandle<U>> {
+        self.0.upgrade().map(PoolHandle)
+    }
+}
+
+impl<U: DeviceResource + 'static> Sibling for WeakHandle<U> {
+    fn is_gone(&self) -> bool {
+        self.0.strong_count() == 0
+    }
+
+    fn reserved(&self) -> usize {
+        self.upgrade().map_or(0, |pool| pool.reserved_bytes())
+    }
+
+    fn trim(&self, waits: bool) -> usize {
+        let Some(pool) = self.upgrade() else { return 0 };
+        let given = match waits {
+            // Of one that fails another one may have enough.
+            true => pool.wait_and_trim(0).unwrap_or(0),
+            false => pool.trim(0),
+        };
+        if given > 0 {
+            pool.upstream().wait_for_returns();
+        }
+        given
     }
 }
 
