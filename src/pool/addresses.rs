@@ -15,6 +15,17 @@ impl AddressRange {
     pub(super) fn bytes(self) -> u64 {
         self.end - self.start
     }
+
+    /// So many bytes of it with as much room behind them and before them, if it is twice as long.
+    pub(super) fn middle(self, bytes: u64, granularity: u64) -> Option<Self> {
+        let half = (self.bytes() / 2) & !(granularity - 1);
+        let start = self.start + half;
+        (self.end - start >= bytes.saturating_mul(2)).then(|| Self {
+            start,
+            end: start + bytes,
+            ..self
+        })
+    }
 }
 
 /// Addresses whose memory has moved, while uses by them may be pending.
@@ -55,6 +66,11 @@ impl Addresses {
             end,
             reservation,
         })
+    }
+
+    /// The longest range.
+    pub(super) fn longest(&self) -> Option<AddressRange> {
+        self.iter().max_by_key(|it| it.bytes())
     }
 
     /// A range has no memory any more.

@@ -23,7 +23,7 @@ use std::collections::BTreeMap;
 
 /// A block from this size on has handles for itself where it can, a few: CUDA's calls cost some 50 microseconds a handle,
 /// whatever its size.
-const LARGE: u64 = 32 << 20;
+pub(super) const LARGE: u64 = 32 << 20;
 /// How many, at least.
 const HANDLES: u64 = 4;
 /// The largest handle: a larger one makes the calls no cheaper.

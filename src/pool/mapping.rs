@@ -5,7 +5,7 @@ use super::addresses::AddressRange;
 use super::block::{SHARED, SlotId};
 use super::core::Pool;
 use super::events::emit;
-use super::handles::{LARGEST_HANDLE, Last, Movable, Order};
+use super::handles::{LARGE, LARGEST_HANDLE, Last, Movable, Order};
 use super::request::{Request, TakenBlock};
 use super::slot::Slot;
 use super::upstream::{Failure, Mapped, Upstream};
@@ -250,8 +250,14 @@ impl<U: Upstream> Pool<U> {
                 any.filter(inside).min_by_key(|it| it.bytes())
             };
             let range = addresses.iter().filter_map(place).min_by_key(|it| it.bytes());
+            // What is free beside serves little: apart from others, so that what this one leaves can be made longer.
+            let is_apart = |it: &AddressRange| bytes >= LARGE && it.bytes() > bytes / 2;
+            let range = match range.is_none_or(|it| is_apart(&it)) {
+                true => addresses.longest().and_then(|it| it.middle(all, granularity)),
+                false => range,
+            };
             if let Some(range) = range.filter(|range| addresses.take(*range)) {
-                let wanted = if merges { range.bytes() } else { wanted };
+                let wanted = if merges { range.bytes().min(wanted) } else { wanted };
                 return Ok(Some(Place { range, wanted }));
             }
         }

@@ -383,3 +383,20 @@ fn handles_that_do_not_add_up_serve_all_the_same() {
     assert_bytes(&kept, 1);
     simulator.check().unwrap();
 }
+
+/// What a long buffer leaves is made longer for the next one: few handles are mapped at each step.
+#[test]
+fn a_long_buffer_grows_by_few_calls() {
+    let (device, simulator) = support::simulated(SimConfig::default());
+    let stream = device.new_stream().unwrap();
+    let pool = pool(&device);
+    let mut last = DeviceVec::<u8>::zeroed_in(&stream, 32 * MIB, pool.clone()).unwrap();
+    let before = simulator.call_count("cuMemSetAccess");
+    for quarter in 129..=512 {
+        last = DeviceVec::<u8>::zeroed_in(&stream, quarter * MIB / 4, pool.clone()).unwrap();
+    }
+    let calls = simulator.call_count("cuMemSetAccess") - before;
+    println!("{calls} calls, {:?}", pool.statistics());
+    assert!(calls < 384, "{calls}");
+    drop(last);
+}
