@@ -1,6 +1,7 @@
 //! The calls of a driver on addresses apart from memory: CUDA's virtual memory management.
 
 use super::raw::{DeviceAddress, DeviceRange, DriverResult, RawHandle};
+use std::any::Any;
 
 /// The calls of a [`Driver`](super::Driver) on reserved addresses, handles of memory, and mappings of one to the other.
 /// None waits for work of the device, and each may be made beside a capture. Sizes and addresses are multiples of
@@ -45,6 +46,12 @@ pub(crate) trait VirtualCalls {
     /// # Safety
     /// The range is mapped by the caller.
     unsafe fn set_access(&self, range: DeviceRange) -> DriverResult<()>;
+
+    /// Lets another device, by its [`as_any`](super::Driver::as_any), read and write it, too.
+    ///
+    /// # Safety
+    /// As [`set_access`](Self::set_access).
+    unsafe fn set_peer_access(&self, range: DeviceRange, peer: &dyn Any) -> DriverResult<()>;
 
     /// # Safety
     /// The range is one mapping, and no work that uses it is pending: the driver does not look.

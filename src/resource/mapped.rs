@@ -1,17 +1,32 @@
 //! Memory of a device that is apart from its addresses: CUDA's virtual memory management, call by call.
 
+use super::mapped_peers::MappedPeers;
 use crate::device::Device;
-use crate::driver::{DeviceAddress, DeviceRange, Driver, DriverResult, ErrorContext, RawHandle};
+use crate::driver::{
+    DeviceAddress, DeviceRange, Driver, DriverResult, ErrorContext, RawHandle, is_forked_child,
+    not_forked,
+};
 use crate::error::{Result, ensure};
 use crate::impls::Count;
+use crate::sync::Arc;
 use std::fmt::Display;
 
 /// A device that has virtual memory management.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct VirtualMemory {
     device: Device,
     granularity: usize,
+    peers: Arc<MappedPeers>,
 }
+
+/// All of one device is equal.
+impl PartialEq for VirtualMemory {
+    fn eq(&self, other: &Self) -> bool {
+        self.device == other.device
+    }
+}
+
+impl Eq for VirtualMemory {}
 
 impl VirtualMemory {
     pub(super) fn new(device: &Device) -> Result<Self> {
@@ -24,7 +39,7 @@ impl VirtualMemory {
         let granularity = device.driver().granularity();
         let granularity =
             granularity.with_context(|| format!("asking {device} for its granularity"))?;
-        Ok(Self { device: device.clone(), granularity })
+        Ok(Self { device: device.clone(), granularity, peers: MappedPeers::of(device) })
     }
 
     pub(super) fn device(&self) -> &Device {
@@ -69,10 +84,45 @@ impl VirtualMemory {
         unsafe { driver.map(range, handle) }?;
         // SAFETY: mapped above.
         let reached = unsafe { driver.set_access(range) };
+        // SAFETY: as above.
+        let reached = reached.and_then(|()| unsafe { self.peers.add(driver, range) });
         if reached.is_err() {
             // SAFETY: as above; nothing has used it.
-            let _ = unsafe { driver.unmap(range) };
+            let _ = unsafe { self.unmap(range) };
         }
         reached
+    }
+
+    /// Unmaps a range of [`map`](Self::map).
+    ///
+    /// # Safety
+    ///
+    /// It is mapped, and no work uses it.
+    pub(super) unsafe fn unmap(&self, range: DeviceRange) -> DriverResult<()> {
+        self.peers.remove(range);
+        // SAFETY: the caller's promise.
+        let unmapped = unsafe { self.driver().unmap(range) };
+        if unmapped.is_err() {
+            // It stays, for peers to come.
+            self.peers.put_back(range);
+        }
+        unmapped
+    }
+
+    /// Has kernels of another device reach what is mapped, and what will be.
+    pub(super) fn enable_peer_access(&self, peer: &Device) -> Result<()> {
+        not_forked("mapped memory")?;
+        if self.has_peer_access(peer) {
+            return Ok(());
+        }
+        peer.require_peer(&self.device)?;
+        self.peers.enable(self.driver(), peer).with_context(|| {
+            let own = peer.name_of_other(&self.device);
+            format!("giving {peer} access to mapped memory of {own}")
+        })
+    }
+
+    pub(super) fn has_peer_access(&self, peer: &Device) -> bool {
+        *peer == self.device || !is_forked_child() && self.peers.has(peer)
     }
 }

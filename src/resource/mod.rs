@@ -16,6 +16,7 @@ pub(crate) mod impls;
 mod managed;
 mod managed_alloc;
 mod mapped;
+mod mapped_peers;
 mod nccl;
 mod pool;
 mod registry;

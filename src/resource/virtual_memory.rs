@@ -7,7 +7,7 @@ use super::identity::ResourceId;
 use super::mapped::VirtualMemory;
 use crate::device::Device;
 use crate::driver::sim::CallSite;
-use crate::driver::{DeviceAddress, DeviceRange, Driver, DriverResult, is_forked_child};
+use crate::driver::{DeviceAddress, DeviceRange, DriverResult, is_forked_child};
 use crate::error::Result;
 use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout, Requested};
 use crate::stream::{Stream, deferred};
@@ -27,8 +27,9 @@ use crate::stream::{Stream, deferred};
 /// that a tool of NVTX's memory extension watches. A maximum is rounded down to whole granules, an initial size up to them,
 /// within the maximum.
 ///
-/// `cuIpcGetMemHandle` shares no such memory, and kernels of other devices do not reach it. Take `CudaResource` where
-/// other processes, or PyTorch's, CuPy's or Numba's sharing of tensors, need it. All instances on one device are equal.
+/// `cuIpcGetMemHandle` shares no such memory. Take `CudaResource` where other processes, or PyTorch's, CuPy's or Numba's sharing
+/// of tensors, need it. Other devices reach it as one: [`enable_peer_access`](DeviceResource::enable_peer_access) is for all mapped
+/// memory of the device. All instances on one device are equal.
 ///
 /// ```
 /// use aquifer::{Device, DeviceVec, PoolResource, VirtualResource, sim::SimConfig};
@@ -89,6 +90,15 @@ unsafe impl DeviceResource for VirtualResource {
         ResourceId::of_device::<Self>(self.device(), 0)
     }
 
+    /// By `cuMemSetAccess`, of all mapped memory of the device.
+    fn enable_peer_access(&self, peer: &Device) -> Result<()> {
+        self.memory.enable_peer_access(peer)
+    }
+
+    fn has_peer_access(&self, peer: &Device) -> bool {
+        self.memory.has_peer_access(peer)
+    }
+
     fn virtual_memory(&self) -> Option<&VirtualMemory> {
         Some(&self.memory)
     }
@@ -106,12 +116,12 @@ unsafe impl DeviceResource for VirtualResource {
         if block.is_empty() || is_forked_child() {
             return;
         }
-        let device = self.device().clone();
+        let (device, memory) = (self.device().clone(), self.memory.clone());
         let range = self.memory.range(block.token(), block.bytes());
         free_behind(stream, move |passed| match passed {
             Ok(()) => {
                 // SAFETY: the range of `allocate`, and the stream has passed every use; the caller vouches for the rest.
-                if let Err(error) = unsafe { unmap_and_free(device.driver(), range) } {
+                if let Err(error) = unsafe { unmap_and_free(&memory, range) } {
                     report_failed_free(&device, block.bytes(), &error);
                 }
             }
@@ -137,7 +147,7 @@ fn map_new(memory: &VirtualMemory, range: DeviceRange) -> DriverResult<DeviceAdd
     mapped.map_err(undone)?;
     if let Err(error) = released {
         // SAFETY: mapped above; nothing has used it.
-        let _ = unsafe { unmap_and_free(driver, range) };
+        let _ = unsafe { unmap_and_free(memory, range) };
         return Err(error);
     }
     Ok(range.address)
@@ -146,9 +156,9 @@ fn map_new(memory: &VirtualMemory, range: DeviceRange) -> DriverResult<DeviceAdd
 /// # Safety
 ///
 /// The range is one of [`map_new`], given up once, and no work uses it.
-unsafe fn unmap_and_free(driver: &dyn Driver, range: DeviceRange) -> DriverResult<()> {
+unsafe fn unmap_and_free(memory: &VirtualMemory, range: DeviceRange) -> DriverResult<()> {
     // SAFETY: the caller's promise.
-    unsafe { driver.unmap(range) }?;
+    unsafe { memory.unmap(range) }?;
     // SAFETY: as above, and nothing is mapped there any more.
-    unsafe { driver.address_free(range) }
+    unsafe { memory.driver().address_free(range) }
 }

@@ -4,8 +4,8 @@ use crate::support::simulated;
 use crate::table::Table;
 use aquifer::sim::SimConfig;
 use aquifer::{
-    AsyncResource, Communicator, CommunicatorId, CudaResource, DeviceResource, DeviceVec, Group,
-    ManagedResource, NcclResource, ReduceOp, SystemResource,
+    AsyncResource, Communicator, CommunicatorId, CudaResource, DeviceLayout, DeviceResource,
+    DeviceVec, Group, ManagedResource, NcclResource, ReduceOp, SystemResource, VirtualResource,
 };
 use std::time::Duration;
 
@@ -32,6 +32,14 @@ fn peers(table: &mut Table) {
     simulator.fail_call("cuMemPoolSetAccess", 1, 2).unwrap();
     let pool = AsyncResource::new(&one).unwrap();
     table.failed("access to a driver pool", pool.enable_peer_access(&two));
+    let mapped = VirtualResource::new(&one).unwrap();
+    let layout = DeviceLayout::new(8).unwrap();
+    let stream = one.new_stream().unwrap();
+    let block = mapped.allocate(&stream, layout).unwrap();
+    simulator.fail_call("cuMemSetAccess", 1, 2).unwrap();
+    table.failed("access to mapped memory", mapped.enable_peer_access(&two));
+    // SAFETY: the block is the resource's, and no work uses it.
+    unsafe { mapped.deallocate(&stream, block) };
     let managed = ManagedResource::new(&one).unwrap();
     let (without, _) = simulated(SimConfig::default().ordinal(3).without_managed_memory());
     table.failed("managed memory to a device without", managed.enable_peer_access(&without));

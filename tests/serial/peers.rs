@@ -5,7 +5,7 @@ use crate::{alone, kernels, support};
 use aquifer::sim::SimConfig;
 use aquifer::{
     AsyncResource, CudaResource, DeviceResource, DeviceVec, ErrorKind, ManagedResource,
-    PoolResource, StatisticsAdaptor, Stream, SystemResource,
+    PoolResource, StatisticsAdaptor, Stream, SystemResource, VirtualResource,
 };
 use std::sync::Arc;
 
@@ -84,6 +84,8 @@ fn kernels_reach_memory_of_another_device_that_lets_them() {
         Arc::new(counted),
         driver_pool,
         Arc::new(over_driver_pool),
+        Arc::new(PoolResource::new(VirtualResource::new(&both.one).unwrap()).unwrap()),
+        Arc::new(VirtualResource::new(&both.one).unwrap()),
     ] {
         resource.enable_peer_access(&both.two).unwrap();
         resource.enable_peer_access(&both.two).unwrap();
@@ -96,6 +98,50 @@ fn kernels_reach_memory_of_another_device_that_lets_them() {
         reach(&both, &here, &there, Arc::new(managed));
     }
     drop((here, there));
+    both.end();
+}
+
+/// What was mapped before the other device was let in, what is mapped later, and what moves.
+#[test]
+fn mapped_memory_is_reached_wherever_it_is_mapped() {
+    const MIB: usize = 1 << 20;
+    let _alone = alone();
+    let name = "mapped_memory_is_reached_wherever_it_is_mapped";
+    let Some(both) = Two::open(name) else { return };
+    if !both.two.can_access_peer(&both.one).unwrap() {
+        return support::skipped(name, "the two GPUs do not reach each other's memory");
+    }
+    let [here, there] = both.streams();
+    let upstream = VirtualResource::new(&both.one).unwrap();
+    assert!(!upstream.has_peer_access(&both.two));
+    let pool = PoolResource::builder(upstream).maximum_size(32 * MIB).build().unwrap();
+    let words = |mib: usize, value: u32| {
+        let mut vec = DeviceVec::<u32>::zeroed_in(&here, mib * MIB / 4, pool.clone()).unwrap();
+        vec.fill(value).unwrap();
+        vec
+    };
+    let reach = |vec: &DeviceVec<u32>, value| {
+        let mut copy = DeviceVec::<u32>::zeroed(&there, vec.len()).unwrap();
+        kernels::copy(&there, vec, &mut copy).unwrap();
+        assert_eq!((copy.get(0).unwrap(), copy.get(vec.len() - 1).unwrap()), (value, value));
+        both.check("a kernel of the other device");
+    };
+    let mut vecs: Vec<_> = (0..4).map(|value| words(4, value)).collect();
+    pool.enable_peer_access(&both.two).unwrap();
+    assert!(VirtualResource::new(&both.one).unwrap().has_peer_access(&both.two));
+    vecs.extend((4..8).map(|value| words(4, value)));
+    vecs.iter().zip(0..).for_each(|(vec, value)| reach(vec, value));
+    // Every other one goes, and its memory moves to one long block.
+    let mut number = 0;
+    vecs.retain(|_| {
+        number += 1;
+        number % 2 == 0
+    });
+    let long = words(16, 77);
+    assert_eq!(pool.statistics().reserved, 32 * MIB);
+    reach(&long, 77);
+    vecs.iter().zip([1, 3, 5, 7]).for_each(|(vec, value)| reach(vec, value));
+    drop((vecs, long, pool, here, there));
     both.end();
 }
 
@@ -140,6 +186,15 @@ fn a_call_that_fails_leaves_the_access_as_it_was() {
     assert!(!pool.has_peer_access(&both.two));
     pool.enable_peer_access(&both.two).unwrap();
     both.simulators[1].fail_call("cuCtxEnablePeerAccess", 1, 711).unwrap();
+    let mapped = PoolResource::new(VirtualResource::new(&both.one).unwrap()).unwrap();
+    let held = DeviceVec::<u8>::zeroed_in(&here, 10, mapped.clone()).unwrap();
+    both.simulators[0].fail_call("cuMemSetAccess", 1, 2).unwrap();
+    assert_eq!(mapped.enable_peer_access(&both.two).unwrap_err().kind(), ErrorKind::OutOfMemory);
+    assert!(!mapped.has_peer_access(&both.two));
+    assert_eq!(held.on(&there).map(drop).unwrap_err().kind(), ErrorKind::WrongDevice);
+    mapped.enable_peer_access(&both.two).unwrap();
+    held.on(&there).map(drop).unwrap();
+    drop((held, mapped));
     let plain = CudaResource::new(&both.one);
     assert_eq!(plain.enable_peer_access(&both.two).unwrap_err().kind(), ErrorKind::Driver);
     assert!(!plain.has_peer_access(&both.two));

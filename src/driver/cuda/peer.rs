@@ -69,7 +69,7 @@ impl CudaDriver {
 }
 
 /// The peer as a GPU.
-fn gpu<'a>(peer: &'a dyn Any, call: &'static str) -> DriverResult<&'a CudaDriver> {
+pub(super) fn gpu<'a>(peer: &'a dyn Any, call: &'static str) -> DriverResult<&'a CudaDriver> {
     let refused = || DriverError::new(call, DriverError::NOT_SUPPORTED);
     peer.downcast_ref().ok_or_else(refused)
 }

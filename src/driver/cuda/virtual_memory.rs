@@ -2,7 +2,9 @@
 
 use super::driver::CudaDriver;
 use super::library::{AllocationProp, PoolAccess, out_param};
+use super::peer::gpu;
 use crate::driver::{DeviceAddress, DeviceRange, DriverResult, RawHandle, VirtualCalls};
+use std::any::Any;
 
 impl VirtualCalls for CudaDriver {
     fn granularity(&self) -> DriverResult<usize> {
@@ -45,6 +47,12 @@ impl VirtualCalls for CudaDriver {
 
     unsafe fn set_access(&self, range: DeviceRange) -> DriverResult<()> {
         let access = PoolAccess::by_device(self.context().cu_device());
+        // SAFETY: one description, readable for the call; the caller's contract.
+        unsafe { self.relaxed()?.mem_set_access(range.address, range.bytes, &raw const access, 1) }
+    }
+
+    unsafe fn set_peer_access(&self, range: DeviceRange, peer: &dyn Any) -> DriverResult<()> {
+        let access = PoolAccess::by_device(gpu(peer, "cuMemSetAccess")?.context().cu_device());
         // SAFETY: one description, readable for the call; the caller's contract.
         unsafe { self.relaxed()?.mem_set_access(range.address, range.bytes, &raw const access, 1) }
     }

@@ -5,7 +5,7 @@ use super::options::PoolOwner;
 use super::siblings::trim_others;
 use crate::debug_log::deferred_event;
 use crate::driver::sim::DefaultPoolEnd;
-use crate::driver::{DeviceRange, Driver, DriverResult, RawHandle, is_forked_child};
+use crate::driver::{DeviceRange, DriverResult, RawHandle, is_forked_child};
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::Event;
 use crate::impls::Count;
@@ -142,8 +142,7 @@ impl<U: DeviceResource + 'static> MappedMemory for PoolDriver<U> {
             hooks.heap_unregister(None, address, range.bytes);
         }
         // SAFETY: one mapping of the pool's, whose uses the pool has seen complete.
-        let unmapped =
-            memory.in_context(Count(bytes, "byte"), unsafe { memory.driver().unmap(range) });
+        let unmapped = memory.in_context(Count(bytes, "byte"), unsafe { memory.unmap(range) });
         if let (Some(hooks), Err(_)) = (&self.hooks, &unmapped) {
             hooks.heap_register(address, range.bytes);
         }
@@ -151,7 +150,7 @@ impl<U: DeviceResource + 'static> MappedMemory for PoolDriver<U> {
     }
 
     fn end(&self, stream: Option<&Stream>, end: MappedEnd) {
-        let device = self.resource.device().clone();
+        let (device, memory) = (self.resource.device().clone(), self.memory());
         let bytes = end.handles.iter().map(|handle| handle.1 as usize).sum();
         if let Some(hooks) = &self.hooks {
             let ranges = end.handles.iter().map(|&(address, bytes, _)| (address, bytes));
@@ -159,9 +158,9 @@ impl<U: DeviceResource + 'static> MappedMemory for PoolDriver<U> {
                 hooks.heap_unregister(stream, address, bytes as usize);
             }
         }
-        let free = move |passed: Result<()>| match passed {
+        let free = move |passed: Result<()>| match passed.and(memory) {
             // SAFETY: all of it was the pool's, and is past its last use.
-            Ok(()) => match unsafe { unmap_all(device.driver(), &end) } {
+            Ok(memory) => match unsafe { unmap_all(&memory, &end) } {
                 Ok(()) => {}
                 Err(error) => report_failed_free(&device, bytes, &error),
             },
@@ -177,16 +176,17 @@ impl<U: DeviceResource + 'static> MappedMemory for PoolDriver<U> {
 /// # Safety
 ///
 /// What is there was a pool's, which has ended, and no work uses it.
-unsafe fn unmap_all(driver: &dyn Driver, end: &MappedEnd) -> DriverResult<()> {
+unsafe fn unmap_all(memory: &VirtualMemory, end: &MappedEnd) -> DriverResult<()> {
+    let driver = memory.driver();
     let range = |address, bytes: u64| DeviceRange { address, bytes: bytes as usize };
     let mut result = Ok(());
     for &(address, bytes) in &end.vacated {
         // SAFETY: the caller's promise.
-        result = result.and(unsafe { driver.unmap(range(address, bytes)) });
+        result = result.and(unsafe { memory.unmap(range(address, bytes)) });
     }
     for &(address, bytes, handle) in &end.handles {
         // SAFETY: as above.
-        let unmapped = unsafe { driver.unmap(range(address, bytes)) };
+        let unmapped = unsafe { memory.unmap(range(address, bytes)) };
         // SAFETY: as above.
         result = result.and(unmapped).and(unsafe { driver.handle_release(RawHandle(handle)) });
     }

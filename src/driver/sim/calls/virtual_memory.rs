@@ -9,8 +9,10 @@ use crate::driver::sim::state::{
     Backing, BlockKind, Mapping, MappingState, POISON, SimBlock, SimHandle, SimState, is_seen,
     is_seen_by_pools,
 };
-use crate::driver::{DeviceAddress, DeviceRange, DriverResult, RawHandle, VirtualCalls};
+use crate::driver::{DeviceAddress, DeviceRange, DriverResult, PeerCalls, RawHandle, VirtualCalls};
+use crate::error::DriverError;
 use crate::sync::trusted::unique;
+use std::any::Any;
 
 /// What the host maps.
 const PAGE: u64 = 4096;
@@ -139,6 +141,20 @@ impl VirtualCalls for SimDriver {
             for (at, _) in mapped.iter().filter(|it| it.1.state == MappingState::Mapped) {
                 block.mappings.set_state(*at, MappingState::Accessible);
             }
+        }
+        Ok(())
+    }
+
+    unsafe fn set_peer_access(&self, range: DeviceRange, peer: &dyn Any) -> DriverResult<()> {
+        let mut call = self.call("cuMemSetAccess")?;
+        call.whole(range.bytes)?;
+        let refused = call.error(DriverError::INVALID_DEVICE);
+        let reaches = self.can_access_peer(peer)?;
+        let peer = peer.downcast_ref::<Self>().filter(|_| reaches).ok_or(refused)?;
+        let (block, at) = call.reserved(range)?;
+        let Some(mapped) = block.mappings.whole(at) else { return call.invalid() };
+        if let Some((block, _)) = call.state.blocks.around_mut(range) {
+            mapped.iter().for_each(|(at, _)| block.mappings.share(*at, peer.context.id));
         }
         Ok(())
     }

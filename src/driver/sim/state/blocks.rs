@@ -104,9 +104,9 @@ impl SimBlock {
     /// Whether operations of `device` can reach it by address, whatever it was allowed to.
     fn is_reached_by(&self, device: u64) -> bool {
         match self.kind {
-            BlockKind::Device | BlockKind::Pool(_) | BlockKind::Reserved | BlockKind::Pageable => {
-                self.device == device
-            }
+            BlockKind::Device | BlockKind::Pool(_) | BlockKind::Pageable => self.device == device,
+            // What is mapped there each device is let in to by itself.
+            BlockKind::Reserved => self.device == device || self.mappings.is_shared_with(device),
             BlockKind::Managed => true,
             BlockKind::Host(flags) | BlockKind::Registered(flags) => {
                 flags.mapped && (flags.portable || self.device == device)
@@ -359,7 +359,11 @@ impl BlockTable {
         if block.kind == BlockKind::Reserved {
             let unmapped =
                 |by: Option<OpName>| by.map_or(LookupError::Unmapped, LookupError::Freed);
-            block.mappings.check((offset, end)).map_err(unmapped)?;
+            let peer = match touched.space {
+                AddressSpace::Device(device) => Some(device).filter(|it| *it != block.device),
+                AddressSpace::Host => None,
+            };
+            block.mappings.check((offset, end), peer).map_err(unmapped)?;
         }
         Ok(OpRange {
             backing: Arc::clone(&block.backing),

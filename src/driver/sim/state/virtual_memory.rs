@@ -7,7 +7,7 @@
 use super::backing::Backing;
 use crate::driver::sim::check::{OpName, ShadowMemory};
 use crate::sync::Arc;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// Memory of a device that may have addresses.
 #[derive(Debug)]
@@ -58,14 +58,18 @@ impl Mapping {
 
 /// What a block of reserved addresses has mapped, by where it begins. Of other blocks, nothing.
 #[derive(Debug, Default)]
-pub(crate) struct Mappings(BTreeMap<u64, Mapping>);
+pub(crate) struct Mappings {
+    by_start: BTreeMap<u64, Mapping>,
+    /// Other devices that reach one, by where it begins.
+    peers: BTreeSet<(u64, u64)>,
+}
 
 impl Mappings {
     /// The mappings that make up a range, whole ones without a hole.
     pub(crate) fn whole(&self, (start, end): (u64, u64)) -> Option<Vec<(u64, Mapping)>> {
         let (mut at, mut found) = (start, Vec::new());
         while at < end {
-            let mapping = self.0.get(&at).filter(|mapping| mapping.is_there())?;
+            let mapping = self.by_start.get(&at).filter(|mapping| mapping.is_there())?;
             found.push((at, *mapping));
             at += mapping.bytes;
         }
@@ -73,8 +77,8 @@ impl Mappings {
     }
 
     fn overlapping(&self, (start, end): (u64, u64)) -> impl Iterator<Item = (u64, &Mapping)> {
-        let before = self.0.range(..start).next_back();
-        let all = before.into_iter().chain(self.0.range(start..end));
+        let before = self.by_start.range(..start).next_back();
+        let all = before.into_iter().chain(self.by_start.range(start..end));
         all.map(|(&at, mapping)| (at, mapping)).filter(move |(at, it)| at + it.bytes > start)
     }
 
@@ -84,33 +88,51 @@ impl Mappings {
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        !self.0.values().any(Mapping::is_there)
+        !self.by_start.values().any(Mapping::is_there)
     }
 
     pub(crate) fn insert(&mut self, at: u64, mapping: Mapping) {
         let range = (at, at + mapping.bytes);
         let gone: Vec<u64> = self.overlapping(range).map(|(start, _)| start).collect();
         for start in gone {
-            self.0.remove(&start);
+            self.by_start.remove(&start);
         }
-        self.0.insert(at, mapping);
+        self.by_start.insert(at, mapping);
+    }
+
+    /// Lets another device reach a mapping.
+    pub(crate) fn share(&mut self, at: u64, peer: u64) {
+        self.peers.insert((at, peer));
+    }
+
+    /// Whether another device reaches any.
+    pub(crate) fn is_shared_with(&self, peer: u64) -> bool {
+        self.peers.iter().any(|&(_, known)| known == peer)
     }
 
     pub(crate) fn set_state(&mut self, at: u64, state: MappingState) {
-        if let Some(mapping) = self.0.get_mut(&at) {
+        if let Some(mapping) = self.by_start.get_mut(&at) {
             mapping.state = state;
+        }
+        if matches!(state, MappingState::Unmapped(_)) {
+            self.peers.retain(|&(start, _)| start != at);
         }
     }
 
-    /// Whether operations find bytes in the whole range. The call that unmapped some of it, else.
-    pub(crate) fn check(&self, (start, end): (u64, u64)) -> Result<(), Option<OpName>> {
+    /// Whether operations of the device, or of `peer`, find bytes in the whole range. The call that unmapped some of it, else.
+    pub(crate) fn check(
+        &self,
+        (start, end): (u64, u64),
+        peer: Option<u64>,
+    ) -> Result<(), Option<OpName>> {
+        let is_reached = |at| peer.is_none_or(|peer| self.peers.contains(&(at, peer)));
         let mut at = start;
         for (from, mapping) in self.overlapping((start, end)) {
             match mapping.state {
                 _ if from > at => return Err(None),
-                MappingState::Accessible => at = from + mapping.bytes,
+                MappingState::Accessible if is_reached(from) => at = from + mapping.bytes,
                 MappingState::Unmapped(by) => return Err(Some(by)),
-                MappingState::Mapped | MappingState::Moved => return Err(None),
+                _ => return Err(None),
             }
         }
         if at >= end { Ok(()) } else { Err(None) }
