@@ -85,9 +85,11 @@ enum Task {
         #[arg(long, default_value = "capi", value_name = "PROFILE")]
         profile: String,
     },
+    /// Look for the programs on which pools hold most over what is in use.
+    Adversary(soak::Adversary),
     /// Run the long soaks as they ship, or with one fault, which has to be found.
     Soak {
-        /// A fault of the faults.csv of a soak: tests/soak, tests/capture_soak or tests/collective_soak.
+        /// A fault of the faults.csv of a soak, such as tests/soak.
         #[arg(long, value_name = "NAME")]
         fault: Option<String>,
     },
@@ -184,6 +186,10 @@ fn run() -> Result<ExitCode> {
             for file in install_capi::install(&place, &prefix, &profile)? {
                 println!("{}", file.display());
             }
+            Ok(ExitCode::SUCCESS)
+        }
+        Task::Adversary(asked) => {
+            soak::adversary(&place, &asked)?;
             Ok(ExitCode::SUCCESS)
         }
         Task::Soak { fault: None } => run_steps(&place, RunBy::Ci, &["soak".into()]),

