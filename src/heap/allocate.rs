@@ -119,6 +119,26 @@ impl Heap {
         self.take(tag, units, found?)
     }
 
+    /// As [`allocate_exhaustive`](Self::allocate_exhaustive), where `place` says. It is given where a free block begins and
+    /// ends, and returns where in it the block lies, at a multiple of the unit.
+    #[cold]
+    pub(crate) fn allocate_where(
+        &mut self,
+        tag: Tag,
+        units: u32,
+        upto: usize,
+        place: impl Fn(u64, u64) -> Option<u64>,
+    ) -> Option<Taken> {
+        let skip = |block: &BlockNode| {
+            let end = block.address + (u64::from(block.units) << self.unit_shift);
+            let skip = place(block.address, end)?.checked_sub(block.address)? >> self.unit_shift;
+            u32::try_from(skip).ok().filter(|skip| block.units.checked_sub(units) >= Some(*skip))
+        };
+        let all = (usize::MAX, usize::MAX, 0);
+        let found = self.find_where(tag, units, (None, upto), skip, all);
+        self.take(tag, units, found?)
+    }
+
     /// Takes units out of a free block, after some that stay free.
     fn take(&mut self, tag: Tag, units: u32, (free, skip): (u32, u32)) -> Option<Taken> {
         // A block splits into three at most.
@@ -146,22 +166,38 @@ impl Heap {
         upto: usize,
         (most, probes, last): (usize, usize, usize),
     ) -> Option<(u32, u32)> {
-        if units == 0 || !align.is_power_of_two() {
+        if !align.is_power_of_two() {
+            return None;
+        }
+        let skip = |block: &BlockNode| {
+            let skip = (block.address.wrapping_neg() & (align - 1)) >> self.unit_shift;
+            u32::try_from(skip).ok().filter(|skip| block.units.checked_sub(units) >= Some(*skip))
+        };
+        // Of this size every block has a place that is aligned.
+        let sure = u32::try_from((align >> self.unit_shift).saturating_sub(1)).ok();
+        let sure = sure.and_then(|pad| units.checked_add(pad));
+        self.find_where(tag, units, (sure, upto), skip, (most, probes, last))
+    }
+
+    /// As [`find_any`](Self::find_any), where `skip` says how many units of a free block come before. Each block of `sure`
+    /// units has a place.
+    fn find_where(
+        &self,
+        tag: Tag,
+        units: u32,
+        (sure, upto): (Option<u32>, usize),
+        skip: impl Fn(&BlockNode) -> Option<u32>,
+        (most, probes, last): (usize, usize, usize),
+    ) -> Option<(u32, u32)> {
+        if units == 0 {
             return None;
         }
         // The own tag keeps its table when that has no block.
         let lists = self.tag_bins.get(tag).filter(|lists| lists.blocks() > 0)?;
         let nodes = self.nodes.all();
-        let skip = |block: &BlockNode| {
-            let skip = (block.address.wrapping_neg() & (align - 1)) >> self.unit_shift;
-            u32::try_from(skip).ok().filter(|skip| block.units.checked_sub(units) >= Some(*skip))
-        };
         let accept = |block: &BlockNode| block.stamp <= upto && skip(block).is_some();
         let floor = bin_of(units);
-        // Of this size every block has a place that is aligned.
-        let sure = u32::try_from((align >> self.unit_shift).saturating_sub(1)).ok();
-        let sure = sure.and_then(|pad| units.checked_add(pad)).map(bin_of);
-        let above = sure.into_iter().flat_map(|bin| up(lists, bin).take(most));
+        let above = sure.map(bin_of).into_iter().flat_map(|bin| up(lists, bin).take(most));
         let in_list = |at, probes| best(nodes, lists.head(at), units, probes, accept);
         let near = up(lists, floor).take(most).chain(above).find_map(|at| in_list(at, probes));
         let node = near.or_else(|| in_list(lists.list_of(floor), last))?;

@@ -6,8 +6,8 @@ use super::block::{
 use super::core::Pool;
 use super::local::{self, OnThreadExit};
 use super::magazine::{Cached, Limits, Magazine};
+use super::placement::Search;
 use super::remote_frees::Freed;
-use super::request::Request;
 use super::slot::report;
 use super::upstream::{Failure, Upstream};
 use crate::debug_log::{defer_events, emit_deferred, event};
@@ -94,7 +94,8 @@ impl<U: Upstream> Pool<U> {
         let magazine = unsafe { own_magazine.as_ref() };
         // Heaps align to a unit. A stream in capture has its magazines suspended, one that is gone has them
         // retired.
-        if align > UNIT || self.settings.alignment > UNIT || !magazine.is_open() {
+        let is_plain = align <= UNIT && self.settings.alignment <= UNIT;
+        if !is_plain || !magazine.is_open() || self.has_placed_blocks(units) {
             return None;
         }
         let slot_id = magazine.slot() as SlotId;
@@ -174,12 +175,14 @@ impl<U: Upstream> Pool<U> {
         {
             return Ok(block);
         }
-        if let Some(taken) = slot.allocate(units, align) {
+        let request = self.request(slot, stream, (units, align), None);
+        let own = self.take_from(&request, &mut slot.heap(), (slot_id, usize::MAX), Search::Short);
+        if let Some(taken) = own {
             return Ok(self.make_block(slot_id, taken.node, taken.address, units));
         }
         self.free_deferred_graphs();
         let _deferred = defer_events();
-        let found = self.miss(&Request { slot, stream, units, align, graph_upto: None })?;
+        let found = self.miss(&request)?;
         Ok(self.make_block(found.owner, found.taken.node, found.taken.address, units))
     }
 
@@ -346,7 +349,7 @@ impl<U: Upstream> Pool<U> {
         let slot_id = self.find_or_make_slot(stream, stream_id)?;
         let limits = Limits {
             entries: self.settings.entries,
-            units: (self.settings.cached_bytes >> UNIT_SHIFT) as u64,
+            units: self.most_cached_bytes() >> UNIT_SHIFT,
         };
         local::find_or_make(self.id, stream_id, || {
             let slot = self.slot(slot_id)?;

@@ -9,7 +9,6 @@
 use super::block::{Block, GRAPH_BIT, SlotId};
 use super::core::Pool;
 use super::graphs::DroppedGraph;
-use super::request::Request;
 use super::slot::{Slot, report};
 use super::upstream::{Failure, Upstream};
 use crate::debug_log::defer_events;
@@ -205,8 +204,7 @@ impl<U: Upstream> Pool<U> {
             return Ok(None);
         }
         let _deferred = defer_events();
-        let found =
-            self.miss_for_graph(&Request { slot, stream, units, align, graph_upto: upto })?;
+        let found = self.miss_for_graph(&self.request(slot, stream, (units, align), upto))?;
         let block = self.make_block(found.owner, found.taken.node, found.taken.address, units);
         if self.graphs.lock().allocate(graph, &block) {
             return Ok(Some(Block { token: block.token | GRAPH_BIT, ..block }));

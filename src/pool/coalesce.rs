@@ -5,6 +5,7 @@
 
 use super::block::{SHARED, SlotId};
 use super::core::Pool;
+use super::placement::Search;
 use super::request::{Request, TakenBlock};
 use super::slot::Slot;
 use super::steal::Candidates;
@@ -126,7 +127,7 @@ impl<U: Upstream> Pool<U> {
         &self,
         request: &Request<'_, U>,
     ) -> Result<Option<TakenBlock>, Failure<U::Error>> {
-        let Request { slot, units, align, .. } = *request;
+        let slot = request.slot;
         let mut heaps = Vec::new();
         self.each_populated(|source| {
             let free = source.heap().stats().free_bytes as usize;
@@ -139,7 +140,8 @@ impl<U: Upstream> Pool<U> {
         for (_, id) in heaps {
             let Some(source) = self.slot(id) else { continue };
             failed = self.wait_and_merge(request, source).err().or(failed);
-            let taken = source.heap().allocate_exhaustive(slot.id, units, align, usize::MAX);
+            let of_all = (slot.id, usize::MAX);
+            let taken = self.take_from(request, &mut source.heap(), of_all, Search::Exhaustive);
             if let Some(taken) = taken {
                 return Ok(Some(TakenBlock { owner: id, freed_by: slot.id, taken }));
             }
@@ -155,6 +157,8 @@ impl<U: Upstream> Pool<U> {
     ) -> Result<(), Failure<U::Error>> {
         let mut latest = BTreeMap::new();
         self.note_latest(source, &mut latest);
+        // Its own merges as it is, and with a later stamp it would never be complete.
+        latest.remove(&request.slot.id);
         let mut waited = Ok(());
         for (tag, stamp) in latest {
             match self.make_wait(request.slot, request.stream, tag, stamp) {

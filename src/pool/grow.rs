@@ -5,6 +5,7 @@ use super::core::Pool;
 use super::events::emit;
 use super::mapping::MapLimits;
 use super::miss_step::MissStep;
+use super::placement::LARGE;
 use super::request::{Request, TakenBlock};
 use super::surplus::with_room;
 use super::upstream::{Failure, Upstream, count};
@@ -29,6 +30,10 @@ const FLUSH_MISSES_PER_MAGAZINE: usize = 4;
 const WAIT_MIN_FREE_DIVISOR: usize = 8;
 /// Where all memory is one stream's, and mapped, it moves before growth where more than this part is free: nobody waits.
 const MOVE_MIN_FREE_DIVISOR: usize = 64;
+/// Mapped memory moves before a large block has the pool grow past what was live at most by more than this part of it,
+const LARGE_BOUND_DIVISOR: usize = 16;
+/// and so many bytes.
+const LARGE_SLACK: usize = 32 << 20;
 /// Growth is a part of what is live, up to this.
 const MAX_PROPORTIONAL_GROWTH: usize = 1 << 30;
 /// The least part of what is live by which the pool grows.
@@ -103,7 +108,7 @@ impl<U: Upstream> Pool<U> {
         };
         let mut heap = request.slot.heap();
         self.add(request.slot, &mut heap, request.tag(), Piece { stamp: 0, ..piece });
-        request.take(&mut heap)
+        self.take_new(request, &mut heap)
     }
 
     /// Moves all memory of the shared heap into the stream's.
@@ -169,6 +174,18 @@ impl<U: Upstream> Pool<U> {
                     new: Some(maximum),
                 },
             };
+            if limits.moves && request.fills_handles.get() {
+                // What is free in handles of the wrong size goes back before the pool has more than it may: what the stream
+                // itself freed, too, about which nobody has asked.
+                let bound = self.bound_of_large(live, bytes);
+                if self.reserved_bytes().saturating_add(bytes) > bound {
+                    self.close_and_poll_all();
+                }
+                let new = Some(bound.min(maximum));
+                if let Some(found) = self.map_for(request, mapped, MapLimits { new, ..limits })? {
+                    return Ok(Some(found));
+                }
+            }
             return self.map_for(request, mapped, limits);
         }
         let limit = match step {
@@ -254,8 +271,18 @@ impl<U: Upstream> Pool<U> {
             true => MOVE_MIN_FREE_DIVISOR,
             false => WAIT_MIN_FREE_DIVISOR,
         };
-        let is_enough = free >= least.max(live / divisor);
+        let is_over = moves
+            && bytes as u64 >= LARGE
+            && self.reserved_bytes().saturating_add(bytes) > self.bound_of_large(live, bytes);
+        let is_enough = is_over || free >= least.max(live / divisor);
         (is_enough && (moves || self.settings.steps.contains(&MissStep::Wait)), live)
+    }
+
+    /// What a pool that maps its memory may have before it grows for a large block of so many bytes, beside `live` ones.
+    fn bound_of_large(&self, live: usize, bytes: usize) -> usize {
+        let peak = live.saturating_add(bytes).max(self.peak_live.load(Ordering::Relaxed));
+        self.peak_live.store(peak, Ordering::Relaxed);
+        peak.saturating_add(peak / LARGE_BOUND_DIVISOR).saturating_add(LARGE_SLACK)
     }
 
     /// Takes between `bytes` and `wish` from upstream into the request's heap, and the block from
@@ -278,7 +305,7 @@ impl<U: Upstream> Pool<U> {
         // for every other it is as if freed here and now.
         let stamp = if stream.is_some() { slot.epochs.current() } else { 0 };
         self.add(slot, &mut heap, request.tag(), Piece { stamp, ..piece });
-        Ok(request.take(&mut heap))
+        Ok(self.take_new(request, &mut heap))
     }
 
     /// Whether the pool may grow for the request under a limit, as of some moment.

@@ -14,6 +14,7 @@ use super::addresses::{AddressRange, Vacated};
 use super::block::{SHARED, SlotId};
 use super::core::Pool;
 use super::events::emit;
+use super::placement::LARGE;
 use super::slot::Slot;
 use super::upstream::{Failure, Mapped, MappedEnd, Upstream, count};
 use super::upstream_blocks::{Handle, Origin, UpstreamBlock};
@@ -21,17 +22,18 @@ use crate::heap::{FreeBlock, Piece};
 use crate::sync::trusted::unique;
 use std::collections::BTreeMap;
 
-/// A block from this size on has handles for itself where it can, a few: CUDA's calls cost some 50 microseconds a handle,
-/// whatever its size.
-pub(super) const LARGE: u64 = 32 << 20;
-/// How many, at least.
-const HANDLES: u64 = 4;
+/// A large block has so many handles, or up to twice as many: CUDA's calls cost some 50 microseconds a handle, whatever its
+/// size, and one that is much smaller than the next block serves that, too.
+const HANDLES: u64 = 8;
+/// The largest handle of most blocks: larger ones cost less for each byte, and more blocks do not fill them. A small block
+/// keeps all of one where it is.
+const USUAL_HANDLE: u64 = 16 << 20;
+/// The most handles of a block, up to the largest handle: so long a block would take many milliseconds.
+const MOST_HANDLES: u64 = 64;
 /// The largest handle: a larger one makes the calls no cheaper.
 pub(super) const LARGEST_HANDLE: u64 = 64 << 20;
 /// Smaller blocks share handles, of which a pool has some sixty: each is a part of it that moves as one.
 const POOL_HANDLES: u64 = 64;
-/// The largest of those. A small block keeps all of one where it is.
-const LARGEST_SHARED_HANDLE: u64 = 16 << 20;
 
 /// A handle that was taken out of a heap, where it was free. Its memory is still mapped there.
 pub(super) struct Movable {
@@ -185,25 +187,27 @@ impl<U: Upstream> Pool<U> {
         handles.into_iter().for_each(|handle| self.release_handle(mapped, handle));
     }
 
-    /// The size of new handles for so many bytes.
+    /// The size of new handles for a request of so many bytes.
     pub(super) fn handle_bytes(&self, bytes: u64, granularity: u64) -> u64 {
         let (part, most) = match bytes >= LARGE {
-            true => (bytes / HANDLES, LARGEST_HANDLE),
-            false => (self.reserved_bytes() as u64 / POOL_HANDLES, LARGEST_SHARED_HANDLE),
+            true => (bytes / HANDLES, USUAL_HANDLE.max(bytes / MOST_HANDLES)),
+            false => (self.reserved_bytes() as u64 / POOL_HANDLES, USUAL_HANDLE),
         };
-        part.checked_ilog2().map_or(1, |log| 1 << log).min(most).max(granularity)
+        let bytes = part.min(most).min(LARGEST_HANDLE);
+        bytes.checked_ilog2().map_or(1, |log| 1 << log).max(granularity)
     }
 
-    /// New handles of so many bytes in all, within `limit`. Where there is no room and `replaces`, free handles that are
-    /// complete go back first.
+    /// New handles of so many bytes in all, of the size for a request of `request` bytes, within `limit`. Where there is no
+    /// room and `replaces`, free handles that are complete go back first.
     pub(super) fn create_handles(
         &self,
         mapped: Mapped<'_, U>,
-        bytes: u64,
+        (bytes, request): (u64, u64),
         limit: usize,
         replaces: bool,
     ) -> Result<Option<Unmapped>, Failure<U::Error>> {
         let all = bytes as usize;
+        let each = self.handle_bytes(request, mapped.granularity());
         if all > limit {
             return Ok(None);
         }
@@ -219,7 +223,7 @@ impl<U: Upstream> Pool<U> {
                 }
                 return Ok(None);
             }
-            match self.create_reserved(mapped, bytes) {
+            match self.create_reserved(mapped, bytes, each) {
                 Ok(made) => return Ok(Some(made)),
                 Err(error) => {
                     self.upstream_blocks.lock().unreserve(all);
@@ -236,8 +240,12 @@ impl<U: Upstream> Pool<U> {
     }
 
     /// New handles for bytes that are reserved. All of them or none.
-    fn create_reserved(&self, mapped: Mapped<'_, U>, bytes: u64) -> Result<Unmapped, U::Error> {
-        let each = self.handle_bytes(bytes, mapped.granularity());
+    fn create_reserved(
+        &self,
+        mapped: Mapped<'_, U>,
+        bytes: u64,
+        each: u64,
+    ) -> Result<Unmapped, U::Error> {
         // Of memory that is not there no part is taken from others for a moment: one handle for all is refused at once.
         let is_there = bytes <= each || mapped.free().is_none_or(|free| bytes <= free);
         let each = if is_there { each } else { bytes };

@@ -5,7 +5,8 @@ use super::addresses::AddressRange;
 use super::block::{SHARED, SlotId};
 use super::core::Pool;
 use super::events::emit;
-use super::handles::{LARGE, LARGEST_HANDLE, Last, Movable, Order};
+use super::handles::{LARGEST_HANDLE, Last, Movable, Order};
+use super::placement::LARGE;
 use super::request::{Request, TakenBlock};
 use super::slot::Slot;
 use super::upstream::{Failure, Mapped, Upstream};
@@ -100,7 +101,10 @@ impl<U: Upstream> Pool<U> {
         let missing = place.wanted.saturating_sub(moved);
         let new = match limits.new {
             _ if missing == 0 => Ok(Some(Vec::new())),
-            Some(limit) => self.create_handles(mapped, missing, limit, limits.moves),
+            Some(limit) => {
+                let bytes = (missing, missing.max(request.bytes() as u64));
+                self.create_handles(mapped, bytes, limit, limits.moves)
+            }
             None => Ok(None),
         };
         let new = match new {
@@ -117,14 +121,16 @@ impl<U: Upstream> Pool<U> {
                 return other.map(|_| None);
             }
         };
+        // What the device is past stays so, also what it merges with: other streams need no wait for it, and it may go back.
+        let is_complete = movable.iter().all(|it| it.order == Order::Complete);
+        let stamp = if is_complete { 0 } else { slot.epochs.current() };
         let old = movable.iter().filter_map(|it| self.move_out(mapped, it));
-        let stamp = if request.graph_upto.is_some() { 0 } else { slot.epochs.current() };
         let (bytes, failed) = self.map_all(slot, mapped, place.range, old.chain(new));
         let found = {
             // At once, so that no other thread of the stream takes it.
             let mut heap = slot.heap();
             self.add_mapped(slot, &mut heap, (place.range, bytes), (request.tag(), stamp));
-            request.take(&mut heap)
+            self.take_new(request, &mut heap)
         };
         if let Some(begin) = begin {
             let elapsed = begin.elapsed().as_nanos();
@@ -150,7 +156,9 @@ impl<U: Upstream> Pool<U> {
         let (limit, granularity) = (self.settings.limits.maximum(), mapped.granularity());
         let bytes = (bytes as u64).next_multiple_of(granularity);
         let bytes = bytes.min(limit as u64 & !(granularity - 1));
-        let Some(new) = self.create_handles(mapped, bytes, limit, false)? else { return Ok(()) };
+        let Some(new) = self.create_handles(mapped, (bytes, bytes), limit, false)? else {
+            return Ok(());
+        };
         let place = match self.reserve_place(shared, mapped, bytes, bytes) {
             Ok(place) => place,
             Err(error) => {
@@ -239,12 +247,19 @@ impl<U: Upstream> Pool<U> {
                     let own = AddressRange { end: start.saturating_add(all), ..range };
                     return (own.end <= end).then_some(own);
                 }
-                let (below, above) = heap.free_beside(request.tag(), reservation, (start, end));
+                let beside = heap.free_beside(request.tag(), reservation, (start, end));
+                let fills = request.fills_handles.get();
+                let (below, above) = match fills {
+                    true => self.whole_handles_beside((start, end), beside),
+                    false => beside,
+                };
                 let low = start.checked_add(round(bytes.saturating_sub(below)));
                 let high = end.checked_sub(round(bytes.saturating_sub(above)));
                 let from_low = low.map(|end| AddressRange { end, ..range });
                 let to_high = high.map(|start| AddressRange { start, ..range });
-                let between = (below + range.bytes() + above >= bytes).then_some(range);
+                // A block that begins and ends in free memory fills no handles but by chance.
+                let spans = !fills && below + range.bytes() + above >= bytes;
+                let between = spans.then_some(range);
                 let inside = |it: &AddressRange| it.start >= start && it.end <= end;
                 let any = [from_low, to_high, between].into_iter().flatten();
                 any.filter(inside).min_by_key(|it| it.bytes())

@@ -4,6 +4,7 @@
 use super::core::Pool;
 use super::local;
 use super::miss_step::MissStep;
+use super::placement::Search;
 use super::request::{Request, TakenBlock};
 use super::steal::Candidates;
 use super::upstream::{Failure, Upstream, count};
@@ -163,9 +164,12 @@ impl<U: Upstream> Pool<U> {
         let mut last = None;
         for one in self.settings.steps.iter() {
             // Before the host waits.
-            if matches!(one, MissStep::Trim)
-                && let Some(found) = self.grow_after_others(request, &last, false)
-            {
+            let others = |pool: &Self| match one {
+                MissStep::Trim => pool.grow_after_others(request, &last, false),
+                _ => None,
+            };
+            let is_late = matches!(one, MissStep::Gather | MissStep::Trim);
+            if is_late && let Some(found) = others(self).or_else(|| self.take_anywhere(request)) {
                 return Ok(found);
             }
             let found = match one {
@@ -188,6 +192,7 @@ impl<U: Upstream> Pool<U> {
         if let Some(found) = self.grow_after_others(request, &last, waits) {
             return Ok(found);
         }
+        request.fills_handles.set(false);
         // Blocks that the steps pass over: behind many others, or aligned by chance.
         self.drain_shared_into_own(request);
         let found = self.take_ready(request).or_else(|| self.map_what_was_in_transit(request));
@@ -213,6 +218,12 @@ impl<U: Upstream> Pool<U> {
         let grows = |step: &&MissStep| matches!(step, MissStep::Grow | MissStep::GrowToMaximum);
         let mut steps = self.settings.steps.iter().filter(grows);
         steps.find_map(|step| self.grow(request, *step).ok().flatten())
+    }
+
+    /// Gives up that the request fills handles, and looks again at what needs no wait: nothing can be mapped for it.
+    fn take_anywhere(&self, request: &Request<'_, U>) -> Option<TakenBlock> {
+        let filled = request.fills_handles.replace(false);
+        if filled { self.take_without_wait(request) } else { None }
     }
 
     /// INV-POOL-5, of memory that is mapped: what other threads had in hand while the steps looked is in heaps again.
@@ -295,15 +306,15 @@ impl<U: Upstream> Pool<U> {
 
     /// A block of the stream's own free memory, of before the capture if it records a graph.
     pub(super) fn take_own(&self, request: &Request<'_, U>) -> Option<TakenBlock> {
-        let Request { slot, units, align, graph_upto, .. } = *request;
-        let upto = graph_upto.unwrap_or(usize::MAX);
-        let taken = slot.heap().allocate_exhaustive(slot.id, units, align, upto)?;
+        let Request { slot, graph_upto, .. } = *request;
+        let own = (slot.id, graph_upto.unwrap_or(usize::MAX));
+        let taken = self.take_from(request, &mut slot.heap(), own, Search::Exhaustive)?;
         Some(TakenBlock { owner: slot.id, freed_by: slot.id, taken })
     }
 
     /// A block that needs no wait, in any heap. Misses none that serves.
     pub(super) fn take_ready(&self, request: &Request<'_, U>) -> Option<TakenBlock> {
-        let Request { slot, units, align, graph_upto, .. } = *request;
+        let Request { slot, graph_upto, .. } = *request;
         self.find_populated(|source| {
             source.heap().find_tag(|heap, tag| {
                 // What the stream is ordered after it was before the capture, as was its own.
@@ -311,7 +322,7 @@ impl<U: Upstream> Pool<U> {
                     Some(upto) if tag == slot.id => upto,
                     _ => self.ready_stamp(slot, tag),
                 };
-                let taken = heap.allocate_exhaustive(tag, units, align, upto)?;
+                let taken = self.take_from(request, heap, (tag, upto), Search::Exhaustive)?;
                 if tag != slot.id {
                     count(&self.counters().steals);
                 }

@@ -50,6 +50,7 @@ mod memory_map;
 mod miss;
 mod miss_step;
 mod ordered;
+mod placement;
 mod populated;
 mod recent_owners;
 mod remote_frees;

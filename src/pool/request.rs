@@ -3,7 +3,8 @@
 use super::block::{SHARED, SlotId, UNIT_SHIFT};
 use super::slot::Slot;
 use super::upstream::Upstream;
-use crate::heap::{Heap, Taken};
+use crate::heap::Taken;
+use std::cell::Cell;
 
 pub(super) struct Request<'a, U: Upstream> {
     pub(super) slot: &'a Slot<U>,
@@ -13,6 +14,8 @@ pub(super) struct Request<'a, U: Upstream> {
     pub(super) align: u64,
     /// Of a request for a graph that the stream records: `GraphMemory::upto`.
     pub(super) graph_upto: Option<usize>,
+    /// Whether it takes no memory but of handles that it fills ([`placement`](super::placement)).
+    pub(super) fills_handles: Cell<bool>,
 }
 
 /// Where memory was found.
@@ -45,12 +48,5 @@ impl<U: Upstream> Request<'_, U> {
     /// graph's to take (INV-POOL-7).
     pub(super) fn tag(&self) -> SlotId {
         if self.graph_upto.is_some() { SHARED } else { self.slot.id }
-    }
-
-    /// A block of the memory that came into the slot's heap, or lay there. Misses none that serves.
-    pub(super) fn take(&self, heap: &mut Heap) -> Option<TakenBlock> {
-        let (owner, freed_by) = (self.slot.id, self.tag());
-        let taken = heap.allocate_exhaustive(freed_by, self.units, self.align, usize::MAX)?;
-        Some(TakenBlock { owner, freed_by, taken })
     }
 }

@@ -8,7 +8,7 @@ use super::recent_owners::RecentOwners;
 use super::remote_frees::{Freed, RemoteFrees};
 use super::upstream::{Counted, Upstream};
 use crate::debug_log::{DeferEvents, defer_events_under_lock, emit_deferred, event};
-use crate::heap::{Heap, Node, NotLive, Taken};
+use crate::heap::{Heap, Node, NotLive};
 use crate::sync::trusted;
 use crate::sync::{Arc, AtomicUsize, Mutex, MutexGuard, Ordering};
 use std::ops::{Deref, DerefMut};
@@ -90,13 +90,8 @@ impl<U: Upstream> Slot<U> {
         report(heap.free(node, freed_by, stamp).map(drop));
     }
 
-    /// A block of the stream's own free memory.
-    pub(super) fn allocate(&self, units: u32, align: u64) -> Option<Taken> {
-        self.heap().allocate(self.id, units, align, usize::MAX)
-    }
-
     /// A block of the stream's own free memory, aligned to a unit: its node and its address. Gives up
-    /// sooner than [`allocate`](Self::allocate): where another thread has the heap, too.
+    /// sooner than [`Heap::allocate`]: where another thread has the heap, too.
     #[inline(always)]
     pub(super) fn allocate_own(&self, units: u32) -> Option<(Node, u64)> {
         if !self.remote_frees.is_empty() {

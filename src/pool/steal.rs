@@ -5,6 +5,7 @@ use super::core::Pool;
 use super::epochs::ClosedEpochs;
 use super::events::emit;
 use super::miss_step::MissStep;
+use super::placement::Search;
 use super::remote_frees::Freed;
 use super::request::{Request, TakenBlock};
 use super::slot::{Slot, report};
@@ -94,12 +95,12 @@ impl<U: Upstream> Pool<U> {
         candidates: &mut Candidates,
         seen: &mut usize,
     ) -> Option<TakenBlock> {
-        let Request { slot, units, align, .. } = *request;
+        let Request { slot, units, .. } = *request;
         *seen += 1;
         let mut heap = source.heap();
         let is_own = source.id == slot.id;
         if is_own && self.retag_ready_as_own(slot, &mut heap) {
-            let own = heap.allocate(slot.id, units, align, usize::MAX);
+            let own = self.take_from(request, &mut heap, (slot.id, usize::MAX), Search::Short);
             if let Some(taken) = own {
                 return Some(TakenBlock { owner: slot.id, freed_by: slot.id, taken });
             }
@@ -115,7 +116,7 @@ impl<U: Upstream> Pool<U> {
             let ready = self.ready_stamp(slot, tag);
             let oldest = heap.oldest_bound(tag);
             if oldest <= ready
-                && let Some(taken) = heap.allocate(tag, units, align, ready)
+                && let Some(taken) = self.take_from(request, heap, (tag, ready), Search::Short)
             {
                 return Some((tag, taken));
             }
@@ -193,8 +194,8 @@ impl<U: Upstream> Pool<U> {
                 if completed < candidate.oldest {
                     continue;
                 }
-                let Request { units, align, .. } = *request;
-                let taken = owner.heap().allocate(candidate.freed_by, units, align, completed);
+                let complete = (candidate.freed_by, completed);
+                let taken = self.take_from(request, &mut owner.heap(), complete, Search::Short);
                 if let Some(taken) = taken {
                     let Candidate { owner, freed_by, .. } = candidate;
                     return Some(self.count_steal(request, owner, freed_by, taken, "complete"));
@@ -216,9 +217,9 @@ impl<U: Upstream> Pool<U> {
         let mut failed = None;
         for Candidate { owner, freed_by, .. } in candidates.iter() {
             let Some(owner_slot) = self.slot(owner) else { continue };
-            let (units, align) = (request.units, request.align);
+            let of_all = (freed_by, usize::MAX);
             // Taken first, so that no other miss takes it; nothing uses it until the order is made.
-            let taken = owner_slot.heap().allocate_exhaustive(freed_by, units, align, usize::MAX);
+            let taken = self.take_from(request, &mut owner_slot.heap(), of_all, Search::Exhaustive);
             let Some(taken) = taken else { continue };
             let _range = range(c"pool: wait for a stream", request.bytes());
             match self.make_wait(request.slot, request.stream, freed_by, taken.stamp) {

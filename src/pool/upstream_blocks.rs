@@ -136,6 +136,12 @@ impl<B> UpstreamBlocks<B> {
         Some(start + block.bytes).filter(|&end| address < end)
     }
 
+    /// Where the block begins that an address lies in.
+    pub(super) fn start_of(&self, address: u64) -> Option<u64> {
+        let (&(start, _), block) = self.blocks.range(..=(address, u32::MAX)).next_back()?;
+        (address < start + block.bytes).then_some(start)
+    }
+
     /// Takes a block out, whose bytes stay reserved until [`unreserve`](Self::unreserve).
     pub(super) fn remove_reserved(
         &mut self,

@@ -3,8 +3,8 @@
 use crate::support;
 use aquifer::sim::SimConfig;
 use aquifer::{
-    Device, DeviceVec, ErrorKind, MissPolicy, MissStep, PoolOptions, PoolResource, PoolStatistics,
-    Result, Stream, VirtualResource,
+    Device, DeviceResource, DeviceVec, ErrorKind, MissPolicy, MissStep, PoolOptions, PoolResource,
+    PoolStatistics, Result, Stream, VirtualResource,
 };
 
 const MIB: usize = 1 << 20;
@@ -399,4 +399,69 @@ fn a_long_buffer_grows_by_few_calls() {
     println!("{calls} calls, {:?}", pool.statistics());
     assert!(calls < 384, "{calls}");
     drop(last);
+}
+
+/// Large blocks keep no more than a tenth beside themselves, also in memory that larger ones had.
+#[test]
+fn large_blocks_fill_their_handles() {
+    let device = support::device();
+    let [first, second] = [(); 2].map(|()| device.new_stream().unwrap());
+    let pool = pool(&device);
+    let block = |stream: &Stream, mib: usize| pool.allocate(stream, support::layout(mib * MIB));
+    let held = [(); 2].map(|()| block(&first, 512).unwrap());
+    held.into_iter().for_each(|block| support::free(&pool, &first, block));
+    first.synchronize().unwrap();
+    let smaller: Vec<_> = (0..20).map(|_| block(&second, 36).unwrap()).collect();
+    let most = (1024 + 36) * MIB;
+    let reserved = pool.statistics().reserved;
+    assert!(reserved <= most + most / 10 + 64 * MIB, "{reserved}");
+    // Every other one, so that what two share would stay.
+    let (freed, kept): (Vec<_>, Vec<_>) =
+        smaller.into_iter().enumerate().partition(|(at, _)| at % 2 == 0);
+    freed.into_iter().for_each(|(_, block)| support::free(&pool, &second, block));
+    pool.wait_and_trim(0).unwrap();
+    let (reserved, live) = (pool.statistics().reserved, kept.len() * 36 * MIB);
+    assert!(reserved <= live + live / 10, "{reserved} of {live}");
+    kept.into_iter().for_each(|(_, block)| support::free(&pool, &second, block));
+    pool.wait_and_trim(0).unwrap();
+    assert_eq!(pool.statistics().reserved, 0);
+    assert_clean(&device);
+}
+
+/// Free memory that the device is past stays so where new memory comes beside it: else it would never go back.
+#[test]
+fn memory_of_the_wrong_size_goes_back_before_the_pool_grows() {
+    let device = support::device();
+    let [first, second] = [(); 2].map(|()| device.new_stream().unwrap());
+    let pool = pool(&device);
+    let block = |stream: &Stream, mib: usize| pool.allocate(stream, support::layout(mib * MIB));
+    let large = block(&first, 2048).unwrap();
+    support::free(&pool, &first, large);
+    first.synchronize().unwrap();
+    let mut kept = Vec::new();
+    for _ in 0..40 {
+        kept.push(block(&second, 36).unwrap());
+        let reserved = pool.statistics().reserved;
+        assert!(reserved <= (2048 + 36) * MIB * 11 / 10 + 64 * MIB, "{reserved}");
+    }
+    kept.into_iter().for_each(|block| support::free(&pool, &second, block));
+    assert_clean(&device);
+}
+
+/// Where nothing can be mapped, a large block lies in handles that it does not fill.
+#[test]
+fn a_large_block_is_not_refused_for_its_place() {
+    let (device, simulator) = support::simulated(SimConfig::default());
+    let stream = device.new_stream().unwrap();
+    let pool = options(&device).maximum_size(256 * MIB).build().unwrap();
+    let block = |mib: usize| pool.allocate(&stream, support::layout(mib * MIB));
+    let large = block(256).unwrap();
+    simulator.stall(&stream).unwrap();
+    support::free(&pool, &stream, large);
+    // No handle may move or go back: the device never gets anywhere.
+    let blocks: Vec<_> = (0..7).map(|_| block(36).unwrap()).collect();
+    simulator.resume(&stream).unwrap();
+    assert_eq!(pool.statistics().reserved, 256 * MIB);
+    blocks.into_iter().for_each(|block| support::free(&pool, &stream, block));
+    simulator.check().unwrap();
 }
