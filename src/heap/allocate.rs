@@ -140,7 +140,7 @@ impl Heap {
     }
 
     /// Takes units out of a free block, after some that stay free.
-    fn take(&mut self, tag: Tag, units: u32, (free, skip): (u32, u32)) -> Option<Taken> {
+    pub(super) fn take(&mut self, tag: Tag, units: u32, (free, skip): (u32, u32)) -> Option<Taken> {
         // A block splits into three at most.
         if !self.nodes.room_for(2) {
             return None;
@@ -253,6 +253,12 @@ impl Heap {
             None => self.give(node, tag, stamp),
         }
         Ok(units)
+    }
+
+    /// Changes what is counted as live.
+    pub(super) fn count_live(&mut self, units: i64, blocks: isize) {
+        self.live_units = self.live_units.wrapping_add_signed(units);
+        self.live_blocks = self.live_blocks.wrapping_add_signed(blocks);
     }
 
     /// The address and units of a live block.

@@ -11,7 +11,7 @@
 //! | `bins.rs`, `tag_bins.rs` | free blocks by size; which tag has which |
 //! | `merge.rs` | blocks that go into lists and out of them, and merge |
 //! | `spans.rs` | where the heap's address ranges begin and end |
-//! | `allocate.rs`, `moves.rs` | [`Heap`]: allocate and free; memory that comes, leaves or changes its tag |
+//! | `allocate.rs`, `moves.rs`, `resize.rs` | [`Heap`]: allocate and free; memory that comes, leaves or changes its tag; blocks that change their size |
 
 mod address_map;
 mod allocate;
@@ -19,6 +19,7 @@ mod bins;
 mod merge;
 mod moves;
 mod nodes;
+mod resize;
 mod spans;
 mod tag_bins;
 mod types;

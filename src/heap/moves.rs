@@ -5,7 +5,7 @@ use super::bins::{all, bin_of, insert, list, remove, up};
 use super::merge::resize;
 use super::nodes::{BORDER, BlockNode, LIVE};
 use super::spans::Span;
-use super::types::{COMPLETE, FreeBlock, Piece, Tag};
+use super::types::{COMPLETE, FreeBlock, Piece, Tag, Taken};
 
 impl Heap {
     /// Adds free memory (a fresh upstream_block, or a piece cut from another heap). Joins neighbours of the
@@ -15,14 +15,36 @@ impl Heap {
     /// The piece is a multiple of the unit in address and size, and no part of it is in the heap
     /// already. One that is not, or is empty, is not taken.
     pub(crate) fn add(&mut self, tag: Tag, piece: Piece) {
-        let Piece { upstream_block, address, bytes, stamp } = piece;
+        let Some((first, blocks)) = self.add_as_live(piece) else { return };
+        // A block whose turn is still to come is live, so no other merges with it.
+        let mut node = first;
+        for _ in 0..blocks {
+            let next = self.nodes[node].next;
+            self.give(node, tag, piece.stamp);
+            node = next;
+        }
+    }
+
+    /// Adds memory as [`add`](Self::add) does, and allocates all of it as one block. `None`, and it is not
+    /// taken, where that fails or it is too large for one block.
+    pub(crate) fn add_allocated(&mut self, piece: Piece) -> Option<Taken> {
+        u32::try_from(piece.bytes >> self.unit_shift).ok()?;
+        let (node, _) = self.add_as_live(piece)?;
+        let BlockNode { address, units, .. } = self.nodes[node];
+        self.count_live(i64::from(units), 1);
+        Some(Taken { node, address, stamp: piece.stamp })
+    }
+
+    /// The memory of a piece in blocks that stand in no list: the first of them, and how many.
+    fn add_as_live(&mut self, piece: Piece) -> Option<(u32, usize)> {
+        let Piece { upstream_block, address, bytes, .. } = piece;
         let odd = (address | bytes) & ((1 << self.unit_shift) - 1) != 0;
         let end = address.checked_add(bytes).filter(|_| bytes != 0 && !odd);
         let end = end.filter(|&end| !self.spans.overlap(address, end));
         // One block has no more units than a `u32` counts.
         let blocks = (bytes >> self.unit_shift).div_ceil(u64::from(u32::MAX)) as usize;
         // An upstream may hand out a block twice, or one that goes past the last address.
-        let Some(end) = end.filter(|_| self.nodes.room_for(blocks + 1)) else { return };
+        let end = end.filter(|_| self.nodes.room_for(blocks + 1))?;
         let (below, above) = self.open(address, end, upstream_block);
         self.total_bytes += bytes;
 
@@ -36,13 +58,7 @@ impl Heap {
             start += u64::from(units) << self.unit_shift;
         }
         self.nodes.link(low, above);
-        // A block whose turn is still to come is live, so no other merges with it.
-        let mut node = self.nodes[below].next;
-        for _ in 0..blocks {
-            let next = self.nodes[node].next;
-            self.give(node, tag, stamp);
-            node = next;
-        }
+        Some((self.nodes[below].next, blocks))
     }
 
     /// Opens a ring for the blocks of a new piece, and sets the span that covers it. Returns the

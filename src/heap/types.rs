@@ -47,6 +47,17 @@ pub(crate) struct Taken {
     pub(crate) stamp: usize,
 }
 
+/// What lies right above a live block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Above {
+    /// Where the block ends.
+    pub(crate) start: u64,
+    /// Where the free memory above it ends.
+    pub(crate) end: u64,
+    /// The number of their upstream block, if the heap has nothing behind them.
+    pub(crate) open: Option<u32>,
+}
+
 /// The error of this node: it is no live block of the heap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NotLive(pub(crate) Node);

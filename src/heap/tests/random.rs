@@ -20,6 +20,9 @@ enum Step {
     CutExactly { which: usize },
     CutWrongly { at: usize, units: usize, range: u32 },
     CutPart { which: usize, least: u32, skip: usize, units: usize },
+    AddAllocated { at: usize, units: usize },
+    Extend { which: usize, units: u32, tag: Tag, upto: usize },
+    Shrink { which: usize, units: u32, tag: Tag, stamp: usize },
 }
 
 /// Few tags, small and large.
@@ -50,6 +53,11 @@ fn step() -> impl Strategy<Value = Step> {
             .prop_map(|(at, units, range)| Step::CutWrongly { at, units, range }),
         2 => (any::<usize>(), 0..20u32, any::<usize>(), any::<usize>())
             .prop_map(|(which, least, skip, units)| Step::CutPart { which, least, skip, units }),
+        1 => (at(), 1..RANGE_UNITS).prop_map(|(at, units)| Step::AddAllocated { at, units }),
+        4 => (any::<usize>(), 0..40u32, tag(), upto())
+            .prop_map(|(which, units, tag, upto)| Step::Extend { which, units, tag, upto }),
+        3 => (any::<usize>(), 0..40u32, tag(), stamp())
+            .prop_map(|(which, units, tag, stamp)| Step::Shrink { which, units, tag, stamp }),
     ]
 }
 
@@ -155,6 +163,87 @@ impl Pair {
         }
     }
 
+    /// The first units of a free block that was seen are allocated.
+    fn allocate_from(&mut self, block: FreeBlock, units: usize) {
+        let all = (block.bytes >> self.model.shift) as u32;
+        let later = FreeBlock { stamp: block.stamp.wrapping_add(1), ..block };
+        assert_eq!(self.heap.allocate_from(later, 1), None);
+        assert_eq!(self.heap.allocate_from(block, all + 1), None);
+        assert_eq!(self.heap.allocate_from(block, 0), None);
+        let start = self.model.unit(block.address);
+        let is_last =
+            |unit: usize| unit == self.model.range_end(start) || self.model.at(unit) == Unit::Away;
+        let number = is_last(start + all as usize).then(|| self.model.range(start));
+        assert_eq!(self.heap.number_below(block.end()), number);
+        let taken = self.heap.allocate_from(block, units as u32).unwrap();
+        assert_eq!((taken.address, taken.stamp), (block.address, block.stamp));
+        self.made += 1;
+        self.model.set(start, units, Unit::Live(self.made));
+        self.live.push((taken.node, start, units));
+    }
+
+    /// How many units from `at` on are in no heap, in its range and at most so many.
+    fn away(&self, at: usize, most: usize) -> usize {
+        let end = self.model.range_end(at).min(at + most);
+        (at..end).take_while(|unit| self.model.at(*unit) == Unit::Away).count()
+    }
+
+    fn add_allocated(&mut self, start: usize, count: usize) {
+        let piece = Piece {
+            upstream_block: self.model.range(start),
+            address: self.model.address(start),
+            bytes: (count as u64) << self.model.shift,
+            stamp: 0,
+        };
+        let taken = self.heap.add_allocated(piece).unwrap();
+        assert_eq!(taken.address, piece.address);
+        assert_eq!(self.heap.add_allocated(piece), None, "it is there");
+        self.made += 1;
+        self.model.set(start, count, Unit::Live(self.made));
+        self.live.push((taken.node, start, count));
+    }
+
+    /// A live block takes free memory above it of one tag up to a stamp, or of another tag.
+    fn extend(&mut self, which: usize, units: u32, not: Tag, upto: usize) {
+        let (node, start, count) = self.live[which];
+        let is_ready = |tag: Tag, stamp: usize| tag != not && stamp <= upto;
+        let (end, range_end) = (start + count, self.model.range_end(start));
+        let ready = |unit: &usize| matches!(self.model.at(*unit), Unit::Free(tag, stamp) if is_ready(tag, stamp));
+        let free = (end..range_end).take_while(ready).count();
+        let beyond = end + free;
+        let is_open = beyond == range_end || self.model.at(beyond) == Unit::Away;
+        let above = self.heap.above(node, is_ready).unwrap();
+        // Not by the model, which may end there.
+        let (first, shift) = (self.model.address(start), self.model.shift);
+        let address = |unit: usize| first + (((unit - start) as u64) << shift);
+        assert_eq!((above.start, above.end), (address(end), address(beyond)));
+        assert_eq!(above.open, is_open.then(|| self.model.range(start)));
+        assert_eq!(self.heap.extend(node, u32::MAX, is_ready), Ok(false));
+        let extended = units as usize <= free;
+        assert_eq!(self.heap.extend(node, units, is_ready), Ok(extended));
+        if extended {
+            let live = self.model.at(start);
+            self.live[which].2 += units as usize;
+            self.model.set(start, count + units as usize, live);
+        }
+        let (_, start, count) = self.live[which];
+        let (end, range) = (start + count, self.model.range(start));
+        let is_last = end == self.model.range_end(start) || self.model.at(end) == Unit::Away;
+        assert_eq!(self.heap.is_live_below(address(end), range), is_last);
+        assert!(!self.heap.is_live_below(address(end), RANGES as u32));
+    }
+
+    fn shrink(&mut self, which: usize, units: u32, tag: Tag, stamp: usize) {
+        let (node, start, count) = self.live[which];
+        let units = units as usize;
+        let shrunk = self.heap.shrink(node, units as u32, tag, stamp);
+        assert_eq!(shrunk, Ok((1..=count).contains(&units)));
+        if (1..count).contains(&units) {
+            self.live[which].2 = units;
+            self.model.set(start + units, count - units, Unit::Free(tag, stamp));
+        }
+    }
+
     /// A part of one of the free blocks from some size on is cut out.
     fn cut_part(&mut self, which: usize, least: u32, skip: usize, units: usize) {
         let shift = self.model.shift;
@@ -177,6 +266,9 @@ impl Pair {
         let skip = skip % count;
         let units = 1 + units % (count - skip);
         let (address, bytes) = (block.address + ((skip as u64) << shift), (units as u64) << shift);
+        if skip.is_multiple_of(3) {
+            return self.allocate_from(block, units);
+        }
         // What is not as it was seen is left alone, as is what goes past its ends.
         let live = FreeBlock { node: self.live.first().map_or(u32::MAX, |live| live.0), ..block };
         assert_eq!(self.heap.extract_range(live, address, bytes), None);
@@ -200,11 +292,25 @@ impl Pair {
     fn apply(&mut self, step: &Step) {
         match *step {
             Step::Add { at, units, tag, stamp } => {
-                let end = self.model.range_end(at).min(at + units);
-                let away = |unit: &usize| self.model.at(*unit) == Unit::Away;
-                let units = (at..end).take_while(away).count();
+                let units = self.away(at, units);
                 if units != 0 {
                     self.add(at, units, tag, stamp);
+                }
+            }
+            Step::AddAllocated { at, units } => {
+                let units = self.away(at, units);
+                if units != 0 {
+                    self.add_allocated(at, units);
+                }
+            }
+            Step::Extend { which, units, tag, upto } => {
+                if !self.live.is_empty() {
+                    self.extend(which % self.live.len(), units, tag, upto);
+                }
+            }
+            Step::Shrink { which, units, tag, stamp } => {
+                if !self.live.is_empty() {
+                    self.shrink(which % self.live.len(), units, tag, stamp);
                 }
             }
             Step::Allocate { tag, units, align, upto } => {
@@ -219,6 +325,8 @@ impl Pair {
                 if self.live.iter().all(|live| live.0 != node) {
                     assert_eq!(self.heap.free(node, COMPLETE, 1), Err(NotLive(node)));
                     assert_eq!(self.heap.live(node), Err(NotLive(node)));
+                    assert_eq!(self.heap.extend(node, 1, |_, _| true), Err(NotLive(node)));
+                    assert_eq!(self.heap.shrink(node, 1, COMPLETE, 1), Err(NotLive(node)));
                 }
             }
             Step::Retag { from, upto, to, stamp } => {
