@@ -46,7 +46,7 @@ pub use collective::{
 };
 pub use container::{
     DeviceBox, DeviceBuffer, DeviceRead, DeviceScalar, DeviceSlice, DeviceSliceMut, DeviceVec,
-    DeviceVecParts, DeviceWrite, Launch, On, OnMut, StreamRef,
+    DeviceVecParts, DeviceWrite, Growth, Launch, On, OnMut, StreamRef,
 };
 pub use device::{CheckedDevice, Device};
 pub use driver::sim;

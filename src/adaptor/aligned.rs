@@ -75,6 +75,38 @@ impl<U> AlignedAdaptor<U> {
 unsafe impl<U: DeviceResource> DeviceResource for AlignedAdaptor<U> {
     forward!(device, peer_access, identity, frees_with_driver, deallocate);
 
+    fn allocate_growable(
+        &self,
+        stream: &Stream,
+        layout: DeviceLayout,
+    ) -> Result<Option<DeviceBlock>> {
+        let AlignedState { upstream, alignment, threshold_bytes } = &*self.state;
+        let is_aligned = layout.bytes() >= *threshold_bytes;
+        let alignment = layout.alignment().max(if is_aligned { *alignment } else { 1 });
+        let aligned = DeviceLayout::with_alignment(layout.bytes(), alignment)?;
+        match upstream.allocate_growable(stream, aligned)? {
+            Some(block) if !block.address().is_multiple_of(alignment as u64) => {
+                Err(refuse_misaligned(upstream, stream, block, alignment))
+            }
+            block => Ok(block),
+        }
+    }
+
+    /// A block that reaches the threshold grows in place where it is aligned, as new ones are.
+    unsafe fn resize_in_place(
+        &self,
+        stream: &Stream,
+        block: &mut DeviceBlock,
+        bytes: usize,
+    ) -> Result<bool> {
+        let AlignedState { upstream, alignment, threshold_bytes } = &*self.state;
+        if bytes >= *threshold_bytes && !block.address().is_multiple_of(*alignment as u64) {
+            return Ok(false);
+        }
+        // SAFETY: the block is the upstream's; the caller vouches for the rest.
+        unsafe { upstream.resize_in_place(stream, block, bytes) }
+    }
+
     /// # Errors
     ///
     /// Those of the upstream; [`ErrorKind::Unsupported`] if the upstream ignored the alignment: the

@@ -221,6 +221,22 @@ impl<U> FailureCallbackOptions<U> {
 }
 
 impl<U> FailureCallbackState<U> {
+    /// Tries again while the callback asks for it. `layout` is what is asked.
+    #[inline]
+    fn retry<R>(&self, layout: DeviceLayout, mut call: impl FnMut(&U) -> Result<R>) -> Result<R> {
+        let mut attempt = 0;
+        loop {
+            let error = match call(&self.upstream) {
+                Err(error) if attempt < self.max_retries => error,
+                result => return result,
+            };
+            attempt += 1;
+            if !self.wants_retry(&Failure { layout, error: &error, attempt }) {
+                return Err(error);
+            }
+        }
+    }
+
     /// Whether to retry. Stops panics of the callback: a resource's methods do not panic.
     #[cold]
     fn wants_retry(&self, failure: &Failure<'_>) -> bool {
@@ -244,17 +260,26 @@ unsafe impl<U: DeviceResource> DeviceResource for FailureCallbackAdaptor<U> {
     forward!(device, peer_access, identity, frees_with_driver, deallocate);
 
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
-        let state = &*self.state;
-        let mut attempt = 0;
-        loop {
-            let error = match state.upstream.allocate(stream, layout) {
-                Err(error) if attempt < state.max_retries => error,
-                result => return result,
-            };
-            attempt += 1;
-            if !state.wants_retry(&Failure { layout, error: &error, attempt }) {
-                return Err(error);
-            }
-        }
+        self.state.retry(layout, |upstream| upstream.allocate(stream, layout))
+    }
+
+    fn allocate_growable(
+        &self,
+        stream: &Stream,
+        layout: DeviceLayout,
+    ) -> Result<Option<DeviceBlock>> {
+        self.state.retry(layout, |upstream| upstream.allocate_growable(stream, layout))
+    }
+
+    /// The callback sees the bytes that the block is to have in all.
+    unsafe fn resize_in_place(
+        &self,
+        stream: &Stream,
+        block: &mut DeviceBlock,
+        bytes: usize,
+    ) -> Result<bool> {
+        // SAFETY: the block is the upstream's, and as it was after an error; the caller vouches for the rest.
+        let resize = |upstream: &U| unsafe { upstream.resize_in_place(stream, block, bytes) };
+        self.state.retry(DeviceLayout::new(bytes)?, resize)
     }
 }

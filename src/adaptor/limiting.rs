@@ -180,6 +180,70 @@ unsafe impl<U: DeviceResource> DeviceResource for LimitingAdaptor<U> {
     forward!(device, peer_access, identity);
 
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
+        let block = self
+            .allocate_by(stream, layout, |upstream| upstream.allocate(stream, layout).map(Some))?;
+        // The upstream's call gives one.
+        Ok(block.unwrap_or_else(|| DeviceBlock::empty(layout)))
+    }
+
+    fn allocate_growable(
+        &self,
+        stream: &Stream,
+        layout: DeviceLayout,
+    ) -> Result<Option<DeviceBlock>> {
+        self.allocate_by(stream, layout, |upstream| upstream.allocate_growable(stream, layout))
+    }
+
+    /// Where the limit leaves no room for what the upstream adds, the block has its former size again.
+    unsafe fn resize_in_place(
+        &self,
+        stream: &Stream,
+        block: &mut DeviceBlock,
+        bytes: usize,
+    ) -> Result<bool> {
+        let (upstream, before) = (&self.state.upstream, block.bytes());
+        let counted = self.rounded(before);
+        let charged = self.rounded(bytes).saturating_sub(counted);
+        if charged > 0 && self.reserve(charged).is_err() {
+            return Ok(false);
+        }
+        let charge = Charge { adaptor: self, bytes: charged };
+        // SAFETY: the block is the upstream's; the caller vouches for the rest.
+        if !unsafe { upstream.resize_in_place(stream, block, bytes) }? {
+            return Ok(false);
+        }
+        let more = self.rounded(block.bytes()).saturating_sub(counted + charged);
+        if more > 0 && self.reserve(more).is_err() {
+            // SAFETY: the same; what is given up was just added, and no work uses it.
+            let _ = unsafe { upstream.resize_in_place(stream, block, before) };
+            if block.bytes() <= before {
+                return Ok(false);
+            }
+            // An upstream that cannot undo it: what the block has counts.
+            self.state.allocated.fetch_add(more, Ordering::Relaxed);
+        }
+        // From here on it is the block's free that subtracts.
+        std::mem::forget(charge);
+        self.release((counted + charged + more).saturating_sub(self.rounded(block.bytes())));
+        Ok(true)
+    }
+
+    unsafe fn deallocate(&self, stream: &Stream, block: DeviceBlock) {
+        self.release(self.rounded(block.bytes()));
+        // SAFETY: the block is the upstream's; the caller vouches for the rest.
+        unsafe { self.state.upstream.deallocate(stream, block) }
+    }
+}
+
+impl<U: DeviceResource> LimitingAdaptor<U> {
+    /// A block of one of the upstream's calls, which may have none.
+    #[inline]
+    fn allocate_by(
+        &self,
+        stream: &Stream,
+        layout: DeviceLayout,
+        call: impl FnOnce(&U) -> Result<Option<DeviceBlock>>,
+    ) -> Result<Option<DeviceBlock>> {
         let (limit, asked) = (self.limit(), layout.bytes());
         let charged = self.rounded(asked);
         if let Err(allocated) = self.reserve(charged) {
@@ -187,7 +251,7 @@ unsafe impl<U: DeviceResource> DeviceResource for LimitingAdaptor<U> {
             return Err(refusal(limit, allocated, asked, charged, None));
         }
         let charge = Charge { adaptor: self, bytes: charged };
-        let block = self.state.upstream.allocate(stream, layout)?;
+        let Some(block) = call(&self.state.upstream)? else { return Ok(None) };
         // The free knows the block alone, not the request: the block's size is what counts.
         let (got, size) = (block.bytes(), self.rounded(block.bytes()));
         if size > charged
@@ -203,12 +267,6 @@ unsafe impl<U: DeviceResource> DeviceResource for LimitingAdaptor<U> {
         if size < charged {
             self.release(charged - size);
         }
-        Ok(block)
-    }
-
-    unsafe fn deallocate(&self, stream: &Stream, block: DeviceBlock) {
-        self.release(self.rounded(block.bytes()));
-        // SAFETY: the block is the upstream's; the caller vouches for the rest.
-        unsafe { self.state.upstream.deallocate(stream, block) }
+        Ok(Some(block))
     }
 }

@@ -147,6 +147,27 @@ impl<U: DeviceResource> LoggingAdaptor<U> {
 }
 
 impl<U> LoggingState<U> {
+    /// The row of an allocation that began at `start`, and of one that failed where there is no block.
+    #[inline]
+    fn push_allocation(
+        &self,
+        stream: &Stream,
+        asked: usize,
+        start: u64,
+        block: Option<&DeviceBlock>,
+    ) {
+        let (action, address, bytes) = match block {
+            Some(block) if block.is_empty() => return,
+            Some(block) => (Action::Allocate, block.address(), block.bytes()),
+            None => (Action::Failure, 0, asked),
+        };
+        if is_forked_child() {
+            return;
+        }
+        let end = self.clock.now();
+        self.log.push(Record { start, end, ..self.record(action, stream, address, bytes) });
+    }
+
     /// The record of a call, without its times.
     #[inline]
     fn record(&self, action: Action, stream: &Stream, address: u64, bytes: usize) -> Record {
@@ -172,17 +193,46 @@ unsafe impl<U: DeviceResource> DeviceResource for LoggingAdaptor<U> {
         let state = &*self.state;
         let start = if state.timed { state.clock.now() } else { 0 };
         let result = state.upstream.allocate(stream, layout);
-        let (action, address, bytes) = match &result {
-            Ok(block) if block.is_empty() => return result,
-            Ok(block) => (Action::Allocate, block.address(), block.bytes()),
-            Err(_) => (Action::Failure, 0, layout.bytes()),
-        };
-        if is_forked_child() {
-            return result;
-        }
-        let end = state.clock.now();
-        state.log.push(Record { start, end, ..state.record(action, stream, address, bytes) });
+        state.push_allocation(stream, layout.bytes(), start, result.as_ref().ok());
         result
+    }
+
+    /// What the upstream does not have is no failure: another allocation follows.
+    fn allocate_growable(
+        &self,
+        stream: &Stream,
+        layout: DeviceLayout,
+    ) -> Result<Option<DeviceBlock>> {
+        let state = &*self.state;
+        let start = if state.timed { state.clock.now() } else { 0 };
+        let block = state.upstream.allocate_growable(stream, layout)?;
+        if block.is_some() {
+            state.push_allocation(stream, layout.bytes(), start, block.as_ref());
+        }
+        Ok(block)
+    }
+
+    /// A free and an allocation at the same address.
+    unsafe fn resize_in_place(
+        &self,
+        stream: &Stream,
+        block: &mut DeviceBlock,
+        bytes: usize,
+    ) -> Result<bool> {
+        let (state, before) = (&*self.state, block.bytes());
+        let start = state.clock.now();
+        // SAFETY: the block is the upstream's; the caller vouches for the rest.
+        let resized = unsafe { state.upstream.resize_in_place(stream, block, bytes) }?;
+        if resized && block.bytes() != before && !is_forked_child() {
+            let freed = state.record(Action::Free, stream, block.address(), before);
+            let freed = Record { start, end: start, ..freed };
+            state.log.push(freed);
+            if state.timed {
+                state.log.push(Record { action: Action::FreeReturned, ..freed });
+            }
+            state.push_allocation(stream, bytes, start, Some(block));
+        }
+        Ok(resized)
     }
 
     unsafe fn deallocate(&self, stream: &Stream, block: DeviceBlock) {

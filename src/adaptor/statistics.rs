@@ -26,7 +26,7 @@ use shared::SharedCounters;
 /// [`counters`](Self::counters) are those of all threads and exact: each peak is the most that the
 /// counter was between two of its changes. A block counts from when upstream returned it until
 /// [`deallocate`](DeviceResource::deallocate) begins, with the [bytes that it
-/// has](DeviceBlock::bytes). Empty blocks, which need no memory and no free, do not count.
+/// has](DeviceBlock::bytes), also where those [change in place](DeviceResource::resize_in_place). Empty blocks, which need no memory and no free, do not count.
 ///
 /// A thread opens a scope of its own with [`push_counters`](Self::push_counters) and ends it with
 /// [`pop_counters`](Self::pop_counters). It counts the calls of that thread alone, whoever allocated
@@ -67,6 +67,17 @@ struct State<U> {
 }
 
 adaptor!(StatisticsAdaptor, state.upstream, counters);
+
+impl<U> State<U> {
+    #[inline]
+    fn count(&self, block: &DeviceBlock) {
+        if !block.is_empty() {
+            let bytes = block.bytes() as i64;
+            self.counters.record_allocation(bytes);
+            self.scopes.change(bytes, 1);
+        }
+    }
+}
 
 impl<U> StatisticsAdaptor<U> {
     /// Counts what passes through to `upstream`, from zero.
@@ -138,12 +149,35 @@ unsafe impl<U: DeviceResource> DeviceResource for StatisticsAdaptor<U> {
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
         let state = &*self.state;
         let block = state.upstream.allocate(stream, layout)?;
-        if !block.is_empty() {
-            let bytes = block.bytes() as i64;
-            state.counters.record_allocation(bytes);
-            state.scopes.change(bytes, 1);
-        }
+        state.count(&block);
         Ok(block)
+    }
+
+    fn allocate_growable(
+        &self,
+        stream: &Stream,
+        layout: DeviceLayout,
+    ) -> Result<Option<DeviceBlock>> {
+        let block = self.state.upstream.allocate_growable(stream, layout)?;
+        block.iter().for_each(|block| self.state.count(block));
+        Ok(block)
+    }
+
+    unsafe fn resize_in_place(
+        &self,
+        stream: &Stream,
+        block: &mut DeviceBlock,
+        bytes: usize,
+    ) -> Result<bool> {
+        let (state, before) = (&*self.state, block.bytes() as i64);
+        // SAFETY: the block is upstream's; the caller vouches for the rest.
+        let resized = unsafe { state.upstream.resize_in_place(stream, block, bytes) }?;
+        if resized {
+            let more = block.bytes() as i64 - before;
+            state.counters.record_resize(more);
+            state.scopes.resize(more);
+        }
+        Ok(resized)
     }
 
     #[inline]

@@ -15,7 +15,7 @@ use tracing::level_filters::LevelFilter;
 /// Allocations and frees as [`tracing`](https://docs.rs/tracing) events, at `TRACE`, with the target `aquifer::memory`. RMM has
 /// no counterpart: its debug log is of its pools alone, in a file of its own.
 ///
-/// The message is `allocate`, `allocate failure` or `free`; the fields are `address` (hexadecimal; not
+/// The message is `allocate`, `allocate failure`, `resize` (in place, with `former_bytes`) or `free`; the fields are `address` (hexadecimal; not
 /// of a failure), `bytes`, `stream` (its [`id`](Stream::id)), `device` (its ordinal), `elapsed_ns`
 /// (nanoseconds that the upstream took) and, of a failure, `error`. The calling thread emits an event
 /// after the upstream has returned. The events of two threads may therefore be out of order: an address
@@ -46,6 +46,16 @@ impl<U: DeviceResource> TracedAdaptor<U> {
     /// Emits an event for each call that reaches `upstream`.
     pub fn new(upstream: U) -> Self {
         Self { state: Arc::new(upstream) }
+    }
+
+    fn emit_allocated(&self, begin: Instant, stream: &Stream, block: &DeviceBlock) {
+        let elapsed_ns = nanoseconds(begin);
+        let (stream, device) = (stream.id(), self.device().ordinal());
+        let (address, bytes) = (block.address(), block.bytes());
+        deferred_event!(
+            trace, target: TARGET, address = %format_args!("{address:#x}"), bytes, stream, device,
+            elapsed_ns, "allocate"
+        );
     }
 }
 
@@ -86,17 +96,11 @@ unsafe impl<U: DeviceResource> DeviceResource for TracedAdaptor<U> {
         }
         let begin = Instant::now();
         let result = self.upstream().allocate(stream, layout);
-        let elapsed_ns = nanoseconds(begin);
-        let (stream, device) = (stream.id(), self.device().ordinal());
         match &result {
-            Ok(block) => {
-                let (address, bytes) = (block.address(), block.bytes());
-                deferred_event!(
-                    trace, target: TARGET, address = %format_args!("{address:#x}"), bytes, stream,
-                    device, elapsed_ns, "allocate"
-                );
-            }
+            Ok(block) => self.emit_allocated(begin, stream, block),
             Err(error) => {
+                let elapsed_ns = nanoseconds(begin);
+                let (stream, device) = (stream.id(), self.device().ordinal());
                 let (bytes, error) = (layout.bytes(), error.to_string());
                 deferred_event!(
                     trace, target: TARGET, bytes, stream, device, elapsed_ns, %error,
@@ -105,6 +109,41 @@ unsafe impl<U: DeviceResource> DeviceResource for TracedAdaptor<U> {
             }
         }
         result
+    }
+
+    fn allocate_growable(
+        &self,
+        stream: &Stream,
+        layout: DeviceLayout,
+    ) -> Result<Option<DeviceBlock>> {
+        let begin = is_enabled().then(Instant::now);
+        let block = self.upstream().allocate_growable(stream, layout)?;
+        if let (Some(begin), Some(block)) = (begin, &block) {
+            self.emit_allocated(begin, stream, block);
+        }
+        Ok(block)
+    }
+
+    unsafe fn resize_in_place(
+        &self,
+        stream: &Stream,
+        block: &mut DeviceBlock,
+        bytes: usize,
+    ) -> Result<bool> {
+        let begin = is_enabled().then(Instant::now);
+        let former_bytes = block.bytes();
+        // SAFETY: the block is the upstream's; the caller vouches for the rest.
+        let resized = unsafe { self.upstream().resize_in_place(stream, block, bytes) }?;
+        if let Some(begin) = begin.filter(|_| resized) {
+            let elapsed_ns = nanoseconds(begin);
+            let (stream, device) = (stream.id(), self.device().ordinal());
+            let (address, bytes) = (block.address(), block.bytes());
+            deferred_event!(
+                trace, target: TARGET, address = %format_args!("{address:#x}"), bytes, former_bytes,
+                stream, device, elapsed_ns, "resize"
+            );
+        }
+        Ok(resized)
     }
 
     unsafe fn deallocate(&self, stream: &Stream, block: DeviceBlock) {

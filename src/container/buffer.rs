@@ -1,5 +1,6 @@
 //! A block of device memory with a home stream, inside of every container.
 
+use super::growth::Growth;
 use super::memory_use::{CapturePolicy, MemoryUse};
 use super::pending_uses::PendingUses;
 use super::used_on::UseTimeline;
@@ -22,6 +23,8 @@ pub(crate) struct Buffer {
     /// That was asked of the block, and of all that take its place. A power of two.
     alignment: usize,
     uses: PendingUses<UseTimeline>,
+    /// How it got its size, if that has changed.
+    growth: Option<Growth>,
     /// Its vector was dropped, and the free is deferred: no graph of a later capture uses it.
     is_deferred: bool,
 }
@@ -57,6 +60,7 @@ impl Buffer {
             block: ManuallyDrop::new(block),
             alignment,
             uses: PendingUses::default(),
+            growth: None,
             is_deferred: false,
         }
     }
@@ -68,6 +72,75 @@ impl Buffer {
         let mut another = Self::new(&self.home, layout, self.resource.clone(), kind)?;
         another.alignment = self.alignment;
         Ok(another)
+    }
+
+    /// As [`allocate_like`](Self::allocate_like), of memory that can grow where it is. `None` where the resource has none.
+    pub(crate) fn allocate_growable(
+        &self,
+        layout: DeviceLayout,
+        kind: VectorKind,
+    ) -> Result<Option<Self>> {
+        // The first memory of a vector is any: what grows once is to grow again.
+        if self.block.is_empty() {
+            return Ok(None);
+        }
+        let alignment = layout.alignment().max(self.alignment);
+        let layout = DeviceLayout::with_alignment(layout.bytes(), alignment)?;
+        let Some(block) = self.resource.allocate_growable(&self.home, layout)? else {
+            return Ok(None);
+        };
+        if CallSite::is_wanted() {
+            tell_made(&self.home, block.address(), block.bytes(), kind);
+        }
+        Ok(Some(Self::from_block(&self.home, block, self.alignment, self.resource.clone())))
+    }
+
+    /// Has the block hold so many bytes where it is. Whether it does; if not, or on an error, it is as it was. Work at home
+    /// may use what it gets, and other work that is ordered after home, as by the next guard.
+    pub(crate) fn grow_in_place(&mut self, bytes: usize, kind: VectorKind) -> Result<bool> {
+        if self.block.is_empty() {
+            return Ok(false);
+        }
+        let Self { resource, home, block, .. } = self;
+        // SAFETY: the resource's own block, of which nothing is given up.
+        let grow = || unsafe { resource.resize_in_place(home, block, bytes) };
+        let grown = deferred::or_collect(grow)?;
+        self.note_resized(grown, kind);
+        Ok(grown)
+    }
+
+    /// As [`grow_in_place`](Self::grow_in_place), for fewer bytes, not none. Home waits for all uses of the others. Not in
+    /// a capture: home does not wait for them there.
+    pub(crate) fn shrink_in_place(&mut self, bytes: usize, kind: VectorKind) -> Result<bool> {
+        let rest = self.memory_use(bytes..usize::MAX, true);
+        let call = rest.order_on(&self.home, CapturePolicy::Join)?;
+        if call.is_capturing()? {
+            return Ok(false);
+        }
+        drop(call);
+        // SAFETY: the resource's own block; home is ordered after every use of what is given up.
+        let shrunk = unsafe { self.resource.resize_in_place(&self.home, &mut self.block, bytes) }?;
+        self.note_resized(shrunk, kind);
+        Ok(shrunk)
+    }
+
+    fn note_resized(&mut self, resized: bool, kind: VectorKind) {
+        if resized {
+            self.growth = Some(Growth::InPlace);
+            if CallSite::is_wanted() {
+                tell_made(&self.home, self.address(), self.bytes(), kind);
+            }
+        }
+    }
+
+    /// Takes the place of `self`, which is freed: its bytes were copied.
+    pub(crate) fn replace_with(&mut self, mut other: Self) {
+        other.growth = (!self.block.is_empty()).then_some(Growth::Moved);
+        *self = other;
+    }
+
+    pub(crate) fn growth(&self) -> Option<Growth> {
+        self.growth
     }
 
     /// Tells a simulated device that the block is now a container `C`'s, which another one has made.
@@ -173,6 +246,7 @@ impl Buffer {
             block: ManuallyDrop::new(block),
             alignment: self.alignment,
             uses: std::mem::take(&mut self.uses),
+            growth: None,
             is_deferred: true,
         };
         let free = Box::new(move |launched_on: &[Stream]| {

@@ -2,6 +2,7 @@
 
 use super::accessors::{constructors, container, host_copies};
 use super::device_vec::DeviceVec;
+use super::growth::Growth;
 use super::view::{DeviceRead, DeviceSlice, DeviceSliceMut};
 use crate::driver::sim::CallSite;
 use crate::error::{Refused, Result};
@@ -46,11 +47,11 @@ container!([] DeviceBuffer: DeviceBuffer, u8, bytes.buffer, bytes.length);
 host_copies!([] DeviceBuffer, u8);
 
 impl DeviceBuffer {
-    /// Moves the bytes into another block, perhaps.
+    /// Moves the bytes into another block, or changes the size of theirs, perhaps.
     fn reallocate(&mut self, change: impl FnOnce(&mut DeviceVec<u8>) -> Result<()>) -> Result<()> {
-        let before = self.as_device_ptr();
+        let before = (self.as_device_ptr(), self.capacity());
         change(&mut self.bytes)?;
-        if self.as_device_ptr() != before {
+        if (self.as_device_ptr(), self.capacity()) != before {
             self.bytes.buffer.made_as::<Self>(self.capacity(), self.capacity());
         }
         Ok(())
@@ -248,13 +249,19 @@ impl DeviceBuffer {
         self.bytes.capacity()
     }
 
+    /// How its capacity was changed last: as [`DeviceVec::growth`].
+    pub fn growth(&self) -> Option<Growth> {
+        self.bytes.growth()
+    }
+
     /// The alignment of its memory in bytes, now and after each move. A power of two.
     pub fn alignment(&self) -> usize {
         self.bytes.buffer.alignment()
     }
 
-    /// Makes space for `additional` more bytes, and no more than that. (RMM's `reserve` takes the
-    /// capacity.) The bytes move on the device, in home's order.
+    /// Makes space for `additional` more bytes, and no more than that, or than whole granules where it
+    /// [grows in place](Self::growth). (RMM's `reserve` takes the capacity.) Else the bytes move on the device, in home's
+    /// order.
     ///
     /// # Errors
     ///
@@ -265,8 +272,7 @@ impl DeviceBuffer {
         self.reallocate(|bytes| bytes.reserve_exact(additional))
     }
 
-    /// Gives up capacity beyond the bytes, by moving them into a block of their size. They stay where
-    /// they are if the resource has no smaller block for them.
+    /// Gives up capacity beyond the bytes, as [`DeviceVec::shrink_to_fit`].
     ///
     /// # Errors
     ///

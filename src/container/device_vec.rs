@@ -2,6 +2,7 @@
 
 use super::accessors::{constructors, container, host_copies};
 use super::buffer::{Buffer, kind_of};
+use super::growth::Growth;
 use super::view::{DeviceRead, DeviceSlice, DeviceSliceMut, TwoSlicesMut, check_index, lengths};
 use crate::driver::sim::CallSite;
 use crate::error::{Error, ErrorKind, Refused, Result, ensure};
@@ -214,6 +215,34 @@ impl<T: Pod> DeviceVec<T> {
     /// Elements that fit without a new allocation.
     pub fn capacity(&self) -> usize {
         self.buffer.bytes() / size_of::<T>()
+    }
+
+    /// How its capacity was changed last; `None` if it was not, since it got memory.
+    ///
+    /// It changes in place where its memory comes from a [pool](crate::PoolResource) over a
+    /// [`VirtualResource`](crate::VirtualResource), from one granule on, which is 2 MiB on today's GPUs. Memory is mapped
+    /// behind what is there: by the next granule where elements are added, so that a vector has no more than it needs. The
+    /// first growth moves it, unless free memory or addresses lie behind it. From then on it has addresses of its own, for all
+    /// memory of the device.
+    ///
+    /// Elsewhere it moves: from another resource; through an adaptor that cannot hand this on (checked, thread-safe and
+    /// prefetching ones); as a part of a vector that was split; where a pool has no more addresses, of which it reserves 8
+    /// TiB for this. What a vector gets in a capture is its own, as what it had: the graph does not keep it.
+    ///
+    /// ```
+    /// use aquifer::{Device, DeviceVec, Growth, PoolResource, VirtualResource, sim::SimConfig};
+    ///
+    /// let device = Device::simulated(SimConfig::default());
+    /// let pool = PoolResource::new(VirtualResource::new(&device)?)?;
+    /// let mut vec = DeviceVec::<u8>::zeroed_in(&device.new_stream()?, 1 << 20, pool)?;
+    /// vec.resize(2 << 20, 1)?;
+    /// let pointer = vec.as_device_ptr();
+    /// vec.resize(64 << 20, 2)?;
+    /// assert_eq!((vec.growth(), vec.as_device_ptr()), (Some(Growth::InPlace), pointer));
+    /// # Ok::<(), aquifer::Error>(())
+    /// ```
+    pub fn growth(&self) -> Option<Growth> {
+        self.buffer.growth()
     }
 
     /// A part of it, to read.

@@ -12,6 +12,10 @@ use crate::layout::DeviceLayout;
 use crate::transfer::blocking;
 use bytemuck::Pod;
 
+/// The part of its capacity by which a vector grows in place at least. Nothing is copied, so it bounds the number of
+/// calls: some 90 for twice the capacity.
+const SPARE_DIVISOR: usize = 128;
+
 impl<T: Pod> DeviceVec<T> {
     /// Another block of the vector's resource, with space for `capacity`.
     pub(super) fn allocate_like(&self, capacity: usize) -> Result<Buffer> {
@@ -19,10 +23,35 @@ impl<T: Pod> DeviceVec<T> {
         self.buffer.allocate_like(layout, kind_of::<Self, T>)
     }
 
-    /// Moves the elements into a new block with space for `capacity`, in home's order.
+    /// Makes space for `capacity`, and for no more, in home's order.
     fn reallocate(&mut self, capacity: usize) -> Result<()> {
-        let new = self.allocate_like(capacity)?;
+        if self.grows_in_place(capacity)? {
+            return Ok(());
+        }
+        let new = match self.allocate_growable(capacity)? {
+            Some(new) => new,
+            None => self.allocate_like(capacity)?,
+        };
         self.move_to(new)
+    }
+
+    /// Has the vector's memory hold `capacity` where it is, if there is room for it. Where memory lacks, some that lies
+    /// elsewhere may serve.
+    fn grows_in_place(&mut self, capacity: usize) -> Result<bool> {
+        let bytes = DeviceLayout::array::<T>(capacity)?.bytes();
+        match self.buffer.grow_in_place(bytes, kind_of::<Self, T>) {
+            Err(error) if error.kind() == ErrorKind::OutOfMemory => Ok(false),
+            grown => grown,
+        }
+    }
+
+    /// Another block, which can grow where it is.
+    fn allocate_growable(&self, capacity: usize) -> Result<Option<Buffer>> {
+        let layout = DeviceLayout::array::<T>(capacity)?;
+        match self.buffer.allocate_growable(layout, kind_of::<Self, T>) {
+            Err(error) if error.kind() != ErrorKind::ContextLost => Ok(None),
+            new => new,
+        }
     }
 
     /// Moves the elements into `new`, which has space for them, in home's order. Not in a capture: the
@@ -39,7 +68,7 @@ impl<T: Pod> DeviceVec<T> {
                 || format!("moving {} into another block on {call}", Count(bytes, "byte")),
             )?;
         }
-        self.buffer = new;
+        self.buffer.replace_with(new);
         Ok(())
     }
 
@@ -54,8 +83,9 @@ impl<T: Pod> DeviceVec<T> {
         })
     }
 
-    /// Makes space for `additional` more elements: at least twice the capacity when it has to grow,
-    /// so that pushes cost amortised constant time. Elements move on the device, in home's order.
+    /// Makes space for `additional` more elements. Where the memory can [grow in place](Self::growth), it does, by a
+    /// 128th of the capacity or more. Else the elements move on the device, in home's order, to at least twice the capacity.
+    /// So pushes cost amortised constant time.
     ///
     /// # Errors
     ///
@@ -66,10 +96,24 @@ impl<T: Pod> DeviceVec<T> {
     pub fn reserve(&mut self, additional: usize) -> Result<()> {
         let _site = CallSite::enter();
         let wanted = self.required_length(additional)?;
-        if wanted <= self.capacity() {
+        let capacity = self.capacity();
+        if wanted <= capacity {
             return Ok(());
         }
-        let doubled = self.capacity().saturating_mul(2).max(wanted);
+        let spare = capacity.saturating_add(capacity / SPARE_DIVISOR);
+        let larger = Some(spare).filter(|spare| *spare > wanted);
+        for capacity in larger.into_iter().chain([wanted]) {
+            if self.grows_in_place(capacity)? {
+                return Ok(());
+            }
+        }
+        let doubled = capacity.saturating_mul(2).max(wanted);
+        // What can grow where it is needs no more; twice as much may be the first that can.
+        for capacity in [wanted, doubled] {
+            if let Some(new) = self.allocate_growable(capacity)? {
+                return self.move_to(new);
+            }
+        }
         let new = match self.allocate_like(doubled) {
             // Twice the space may not be there where just enough is.
             Err(error) if doubled > wanted && error.kind() != ErrorKind::ContextLost => {
@@ -92,8 +136,9 @@ impl<T: Pod> DeviceVec<T> {
         if wanted <= self.capacity() { Ok(()) } else { self.reallocate(wanted) }
     }
 
-    /// Gives up capacity beyond the elements, by moving them into a block of their size. They stay where
-    /// they are if the resource has no smaller block for them.
+    /// Gives up capacity beyond the elements: in place, where the memory can [grow in place](Self::growth) and the elements
+    /// take a granule or more; else by moving them into a block of their size. They stay where they are if the resource has
+    /// no smaller block for them.
     ///
     /// # Errors
     ///
@@ -102,6 +147,10 @@ impl<T: Pod> DeviceVec<T> {
     pub fn shrink_to_fit(&mut self) -> Result<()> {
         let _site = CallSite::enter();
         if self.length == self.capacity() {
+            return Ok(());
+        }
+        let bytes = self.size_in_bytes();
+        if bytes > 0 && self.buffer.shrink_in_place(bytes, kind_of::<Self, T>)? {
             return Ok(());
         }
         let new = self.allocate_like(self.length)?;

@@ -116,6 +116,28 @@ unsafe impl DeviceResource for SplitBlock {
         self.upstream.allocate(stream, layout)
     }
 
+    fn allocate_growable(
+        &self,
+        stream: &Stream,
+        layout: DeviceLayout,
+    ) -> Result<Option<DeviceBlock>> {
+        self.upstream.allocate_growable(stream, layout)
+    }
+
+    unsafe fn resize_in_place(
+        &self,
+        stream: &Stream,
+        block: &mut DeviceBlock,
+        bytes: usize,
+    ) -> Result<bool> {
+        let is_part = self.range.contains(&block.address()) && self.state.lock().whole.is_some();
+        if is_part {
+            return Ok(false);
+        }
+        // SAFETY: no part of the block, so upstream's; the caller's promise.
+        unsafe { self.upstream.resize_in_place(stream, block, bytes) }
+    }
+
     fn enable_peer_access(&self, peer: &Device) -> Result<()> {
         self.upstream.enable_peer_access(peer)
     }

@@ -302,6 +302,10 @@ pub(crate) trait RegionCalls {
     /// A part of a heap is handed out, for work that is ordered after what `stream` was given so far.
     fn region_register(&self, pool: u64, region: DeviceRange, stream: RawStream);
 
+    /// A region has so many bytes now. What it gets is for work that is ordered after what `stream` was given so far,
+    /// and what it loses is freed after that.
+    fn region_resize(&self, pool: u64, region: DeviceRange, bytes: usize, stream: RawStream);
+
     /// A part of a heap is freed, after what `stream` was given so far. `kept_for_graph`: launches of graphs
     /// may still use it.
     fn region_unregister(

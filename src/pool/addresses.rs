@@ -46,6 +46,9 @@ pub(super) struct Vacated {
 #[derive(Debug, Default)]
 pub(super) struct Addresses {
     free: BTreeMap<u64, (u64, u32)>,
+    /// Ranges without memory that nothing is mapped to but for the live block which ends where one begins: room for it to
+    /// grow into.
+    rooms: BTreeMap<u64, (u64, u32)>,
     /// All that was reserved for the slot.
     reserved: u64,
 }
@@ -71,6 +74,58 @@ impl Addresses {
     /// The longest range.
     pub(super) fn longest(&self) -> Option<AddressRange> {
         self.iter().max_by_key(|it| it.bytes())
+    }
+
+    /// The bytes of a reservation's range or room that begins at an address.
+    pub(super) fn behind(&self, start: u64, reservation: u32) -> u64 {
+        let found = self.rooms.get(&start).or_else(|| self.free.get(&start));
+        found.filter(|range| range.1 == reservation).map_or(0, |range| range.0 - start)
+    }
+
+    /// Takes the first of those, at least so many and at most as many as that.
+    pub(super) fn take_behind(
+        &mut self,
+        start: u64,
+        reservation: u32,
+        (least, most): (u64, u64),
+    ) -> Option<AddressRange> {
+        let bytes = self.behind(start, reservation);
+        if bytes < least {
+            return None;
+        }
+        let ranges = if self.is_room(start) { &mut self.rooms } else { &mut self.free };
+        ranges.remove(&start);
+        let (end, last) = (start + bytes.min(most), start + bytes);
+        if end < last {
+            ranges.insert(end, (last, reservation));
+        }
+        Some(AddressRange { start, end, reservation })
+    }
+
+    pub(super) fn is_room(&self, start: u64) -> bool {
+        self.rooms.contains_key(&start)
+    }
+
+    /// Makes the range that begins at an address, if one does, the room of the block below it.
+    pub(super) fn keep(&mut self, start: u64) {
+        let Some((mut end, reservation)) = self.free.remove(&start) else { return };
+        // What was cut off comes back.
+        if let Some(&(last, number)) = self.rooms.get(&end)
+            && number == reservation
+        {
+            self.rooms.remove(&end);
+            end = last;
+        }
+        self.rooms.insert(start, (end, reservation));
+    }
+
+    /// Makes the rooms of blocks that are gone ranges as any other.
+    pub(super) fn open_unused(&mut self, is_used: impl Fn(u64, u32) -> bool) {
+        let unused = |start: &u64, range: &mut (u64, u32)| !is_used(*start, range.1);
+        let unused: Vec<_> = self.rooms.extract_if(.., unused).collect();
+        for (start, (end, reservation)) in unused {
+            self.give(AddressRange { start, end, reservation });
+        }
     }
 
     /// A range has no memory any more.
@@ -135,5 +190,31 @@ mod tests {
             [(10, 20), (20, 30)]
         );
         assert_eq!(addresses.reserved(), 20);
+    }
+
+    #[test]
+    fn rooms_are_taken_by_nobody_and_come_back() {
+        let mut addresses = Addresses::default();
+        addresses.add(range(10, 20));
+        assert!(addresses.take(range(10, 12)));
+        addresses.keep(13);
+        assert_eq!((addresses.behind(12, 7), addresses.behind(13, 7)), (8, 0));
+        assert_eq!((addresses.behind(12, 8), addresses.is_room(12)), (0, false));
+        addresses.keep(12);
+        assert_eq!((addresses.behind(12, 7), addresses.iter().count()), (8, 0));
+        assert!(!addresses.take(range(12, 14)));
+        addresses.open_unused(|start, reservation| (start, reservation) == (12, 7));
+        assert_eq!(addresses.take_behind(12, 7, (9, 9)), None);
+        assert_eq!(addresses.take_behind(12, 8, (1, 9)), None);
+        assert_eq!(addresses.take_behind(12, 7, (3, 4)), Some(range(12, 16)));
+        assert!(addresses.is_room(16) && addresses.iter().count() == 0);
+        // What was not mapped goes back, and is the room of whoever ends there.
+        addresses.give(range(14, 16));
+        addresses.keep(14);
+        assert_eq!((addresses.behind(14, 7), addresses.is_room(16)), (6, false));
+        addresses.give(range(10, 14));
+        addresses.open_unused(|_, _| false);
+        assert_eq!(addresses.iter().collect::<Vec<_>>(), [range(10, 20)]);
+        assert_eq!(addresses.take_behind(10, 7, (1, 20)), Some(range(10, 20)));
     }
 }

@@ -97,6 +97,12 @@ impl<U: Upstream> Pool<U> {
 
     /// The same for all heaps, before the pool grows.
     pub(super) fn poll_and_coalesce_all(&self, request: &Request<'_, U>) -> Option<TakenBlock> {
+        self.poll_and_merge_all(request);
+        self.take_without_wait(request)
+    }
+
+    /// The same without a look for a block.
+    pub(super) fn poll_and_merge_all(&self, request: &Request<'_, U>) {
         let mut latest = BTreeMap::new();
         self.each_populated(|source| self.note_latest(source, &mut latest));
         latest.remove(&request.slot.id);
@@ -104,7 +110,6 @@ impl<U: Upstream> Pool<U> {
         self.each_populated(|source| {
             self.retag_ready_as_own(source, &mut source.heap());
         });
-        self.take_without_wait(request)
     }
 
     /// Closes the epochs of all streams with free memory, and asks the device once how far it is. Returns whether it is past

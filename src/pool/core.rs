@@ -23,7 +23,7 @@
 //! | `Slot::epochs` | the stream's handle, the events of its closed epochs | registration, misses, gather, trim, captures, a stream's end |
 //! | `graphs` | what graphs keep | captures, frees of blocks that graphs may use, a graph's end |
 //! | `Slot::heap` | the heap; taking it drains `remote_frees` | allocations, misses; the warm way's next one and a free only try it, without draining: then the one goes on as a miss, the other is a remote one |
-//! | `Slot::addresses` | where the heap's memory may be mapped | growth, trim |
+//! | `Slot::addresses` | where the heap's memory may be mapped, and the room of blocks that grow | growth, trim |
 //! | `upstream_blocks` | blocks and handles of upstream, reservations, and the bytes that are reserved | growth, trim |
 //! | `vacated` | addresses whose memory has moved, until they are unmapped | growth, trim |
 //! | `streams` | which stream has which slot; new slots, which `slot_count` publishes to readers without it | registration, a stream's end |
@@ -264,6 +264,11 @@ impl<U: Upstream> Pool<U> {
     /// gathered.
     pub(super) fn add(&self, slot: &Slot<U>, heap: &mut Heap, tag: SlotId, piece: Piece) {
         heap.add(tag, piece);
+        self.note_memory(slot);
+    }
+
+    /// A slot's heap was given memory, whose lock the caller has.
+    pub(super) fn note_memory(&self, slot: &Slot<U>) {
         if slot.is_shared_heap() {
             slot.set_shared_heap_may_have_free(true);
         } else if slot.mark_populated() {

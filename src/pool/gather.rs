@@ -122,8 +122,14 @@ impl<U: Upstream> Pool<U> {
         new: Option<usize>,
     ) -> Result<Option<TakenBlock>, Failure<U::Error>> {
         let _growth = self.lock_growth();
-        let found = self.take_own(request).or_else(|| self.refill_from_shared(request));
-        match found.or_else(|| self.take_ready(request)) {
+        let found = match request.is_anywhere() {
+            true => {
+                let found = self.take_own(request).or_else(|| self.refill_from_shared(request));
+                found.or_else(|| self.take_ready(request))
+            }
+            false => None,
+        };
+        match found {
             Some(found) => Ok(Some(found)),
             None => self.map_for(
                 request,

@@ -96,6 +96,13 @@ impl<S> Graphs<S> {
         true
     }
 
+    /// The block of this token has another size now.
+    pub(super) fn set_bytes(&mut self, token: u64, bytes: usize) {
+        if let Some(block) = self.blocks.get_mut(&token) {
+            block.bytes = bytes;
+        }
+    }
+
     /// Whether a graph may use the block of this token when its user has freed it. `capturing`: the graph
     /// that the stream of the free records, or 0.
     pub(super) fn keeps(&self, token: u64, capturing: usize) -> bool {

@@ -225,6 +225,13 @@ impl<U: Upstream> Pool<U> {
     /// What need not be asked of upstream: what another thread grew by, what caches hold unless a wait comes
     /// first, and what is ready by now and merges.
     fn take_before_growth(&self, request: &Request<'_, U>, wait_first: bool) -> Option<TakenBlock> {
+        if !request.is_anywhere() {
+            // Elsewhere it does not serve, but it can move.
+            if request.graph_upto.is_none() {
+                self.poll_and_merge_all(request);
+            }
+            return None;
+        }
         if request.graph_upto.is_some() {
             return self.take_own(request).or_else(|| self.refill_from_shared(request));
         }

@@ -7,17 +7,23 @@ use super::core::Pool;
 use super::events::emit;
 use super::handles::{LARGEST_HANDLE, Last, Movable, Order};
 use super::placement::LARGE;
-use super::request::{Request, TakenBlock};
+use super::request::{Behind, Request, TakenBlock, Target};
 use super::slot::Slot;
 use super::upstream::{Failure, Mapped, Upstream};
 use super::upstream_blocks::{Handle, Origin, UpstreamBlock};
 use crate::debug_log::{is_enabled, range};
-use crate::heap::{Heap, Piece};
+use crate::heap::{Heap, Piece, Taken};
 use std::time::Instant;
 
 /// What a slot reserves at first: addresses cost next to nothing, and a heap whose addresses are one range merges all
 /// that is free in it.
 const LEAST_ADDRESSES: u64 = 256 << 20;
+
+/// What a pool reserves at most so that blocks may grow: a process has 128 TiB.
+const MOST_ADDRESSES: u64 = 1 << 43;
+/// The part of what is left of that for a block that grows, and for a slot, whose last block may grow.
+pub(super) const ROOM_DIVISOR: u64 = 8;
+const SLOT_DIVISOR: u64 = 64;
 
 /// The most that a step of growth may be: no device has as much.
 const LARGEST_STEP: u64 = 1 << 46;
@@ -67,7 +73,8 @@ impl<U: Upstream> Pool<U> {
         let attempts = [(step, true), (granularity, true), (granularity, false)];
         let mut result = Ok(None);
         for (number, (least, beside)) in attempts.into_iter().enumerate() {
-            if number == 0 && step == granularity {
+            let is_placed = !request.is_anywhere();
+            if number == 0 && step == granularity || is_placed && beside {
                 continue;
             }
             result = self.map_at_place(request, mapped, Attempt { limits, beside, least });
@@ -89,7 +96,7 @@ impl<U: Upstream> Pool<U> {
         mapped: Mapped<'_, U>,
         attempt: Attempt,
     ) -> Result<Option<TakenBlock>, Failure<U::Error>> {
-        let (slot, limits) = (request.slot, attempt.limits);
+        let (slot, limits) = (request.heap_slot(), attempt.limits);
         let begin = is_enabled().then(Instant::now);
         let Some(place) = self.take_place(request, mapped, attempt)? else { return Ok(None) };
         let _transit = self.in_transit.read();
@@ -123,14 +130,19 @@ impl<U: Upstream> Pool<U> {
         };
         // What the device is past stays so, also what it merges with: other streams need no wait for it, and it may go back.
         let is_complete = movable.iter().all(|it| it.order == Order::Complete);
-        let stamp = if is_complete { 0 } else { slot.epochs.current() };
+        let stamp = if is_complete { 0 } else { request.slot.epochs.current() };
         let old = movable.iter().filter_map(|it| self.move_out(mapped, it));
         let (bytes, failed) = self.map_all(slot, mapped, place.range, old.chain(new));
         let found = {
             // At once, so that no other thread of the stream takes it.
             let mut heap = slot.heap();
-            self.add_mapped(slot, &mut heap, (place.range, bytes), (request.tag(), stamp));
-            self.take_new(request, &mut heap)
+            match &request.target {
+                Target::Anywhere => {
+                    self.add_mapped(slot, &mut heap, (place.range, bytes), (request.tag(), stamp));
+                    self.take_new(request, &mut heap)
+                }
+                _ => self.add_placed(request, &mut heap, (place.range, bytes), stamp),
+            }
         };
         if let Some(begin) = begin {
             let elapsed = begin.elapsed().as_nanos();
@@ -221,6 +233,48 @@ impl<U: Upstream> Pool<U> {
         }
     }
 
+    /// As [`add_mapped`](Self::add_mapped), for a request that the memory serves there alone. What it does not take is free.
+    fn add_placed(
+        &self,
+        request: &Request<'_, U>,
+        heap: &mut Heap,
+        (place, bytes): (AddressRange, u64),
+        stamp: usize,
+    ) -> Option<TakenBlock> {
+        let slot = request.heap_slot();
+        let add = |heap: &mut Heap, start: u64| {
+            let rest = AddressRange { start, ..place };
+            let bytes = place.start + bytes - start;
+            self.add_mapped(slot, heap, (rest, bytes), (request.tag(), stamp));
+        };
+        let is_enough = bytes >= request.bytes() as u64;
+        match &request.target {
+            Target::Growable if is_enough => {
+                let AddressRange { start: address, reservation: upstream_block, .. } = place;
+                let bytes = request.bytes() as u64;
+                let piece = Piece { upstream_block, address, bytes, stamp };
+                let Some(taken) = heap.add_allocated(piece) else {
+                    add(heap, address);
+                    return None;
+                };
+                self.note_memory(slot);
+                add(heap, address + bytes);
+                Some(TakenBlock { owner: slot.id, freed_by: request.tag(), taken })
+            }
+            Target::Behind(Behind { node, .. }) if is_enough => {
+                add(heap, place.start);
+                let extended = heap.extend(*node, request.units, |_, _| true);
+                let taken = Taken { node: *node, address: place.start, stamp };
+                let found = TakenBlock { owner: slot.id, freed_by: request.tag(), taken };
+                (extended == Ok(true)).then_some(found)
+            }
+            _ => {
+                add(heap, place.start);
+                None
+            }
+        }
+    }
+
     /// Addresses for the request: where the least memory has to be mapped, since what is free beside them serves, too.
     fn take_place(
         &self,
@@ -236,9 +290,20 @@ impl<U: Upstream> Pool<U> {
         // Without new memory, handles need not add up: the last one may be larger than what is left.
         let is_open = !attempt.beside && attempt.limits.new.is_none();
         let all = if is_open { wanted + LARGEST_HANDLE.max(granularity) } else { wanted };
+        match &request.target {
+            Target::Anywhere => {}
+            Target::Growable => return self.take_growable_place(request, mapped, (wanted, all)),
+            Target::Behind(behind) => {
+                let Behind { owner, end, reservation, .. } = *behind;
+                let mut addresses = owner.addresses.lock();
+                let range = addresses.take_behind(end, reservation, (wanted, all));
+                return Ok(range.map(|range| Place { range, wanted }));
+            }
+        }
         {
             let heap = slot.heap();
             let mut addresses = slot.addresses.lock();
+            addresses.open_unused(|start, number| heap.is_live_below(start, number));
             // What lies below need not be aligned.
             let merges = attempt.beside && request.align <= self.settings.alignment;
             let place = |range: AddressRange| {
@@ -277,9 +342,47 @@ impl<U: Upstream> Pool<U> {
             }
         }
         let wish = all.saturating_mul(4).max(LEAST_ADDRESSES);
-        let wish = wish.max(slot.addresses.lock().reserved().saturating_mul(2));
+        let twice = slot.addresses.lock().reserved().saturating_mul(2);
+        let wish = wish.max(twice.min(mapped.total().unwrap_or(u64::MAX)));
+        let wish = wish.max(self.room(mapped, SLOT_DIVISOR));
         let range = self.reserve_place(slot, mapped, all, wish.next_multiple_of(granularity))?;
         Ok(Some(Place { range, wanted }))
+    }
+
+    /// Addresses for a block that may grow, at the beginning of more than it can ever need; `None` where there are fewer.
+    fn take_growable_place(
+        &self,
+        request: &Request<'_, U>,
+        mapped: Mapped<'_, U>,
+        (wanted, all): (u64, u64),
+    ) -> Result<Option<Place>, Failure<U::Error>> {
+        let slot = request.slot;
+        let room = self.room(mapped, ROOM_DIVISOR).max(all);
+        {
+            let heap = slot.heap();
+            let mut addresses = slot.addresses.lock();
+            addresses.open_unused(|start, number| heap.is_live_below(start, number));
+            let wide = addresses.iter().filter(|range| range.bytes() >= room);
+            if let Some(range) = wide.min_by_key(|range| range.bytes()) {
+                let range = AddressRange { end: range.start + all, ..range };
+                addresses.take(range);
+                return Ok(Some(Place { range, wanted }));
+            }
+        }
+        if room == all {
+            return Ok(None);
+        }
+        let Ok(range) = self.reserve(slot, mapped, room) else { return Ok(None) };
+        let range = AddressRange { end: range.start + all, ..range };
+        slot.addresses.lock().take(range);
+        Ok(Some(Place { range, wanted }))
+    }
+
+    /// Addresses that a block may grow in: for all memory of the device, as long as there are many.
+    pub(super) fn room(&self, mapped: Mapped<'_, U>, divisor: u64) -> u64 {
+        let (total, granularity) = (mapped.total().unwrap_or(0), mapped.granularity());
+        let left = MOST_ADDRESSES.saturating_sub(self.upstream_blocks.lock().addresses());
+        total.next_multiple_of(granularity).min((left / divisor) & !(granularity - 1))
     }
 
     /// The first of `wish` bytes of new addresses, or of no more than it needs.
@@ -290,21 +393,32 @@ impl<U: Upstream> Pool<U> {
         bytes: u64,
         wish: u64,
     ) -> Result<AddressRange, Failure<U::Error>> {
-        let (start, all) = match mapped.reserve(wish) {
-            Ok(start) => (start, wish),
-            Err(_) => (mapped.reserve(bytes)?, bytes),
+        let all = match self.reserve(slot, mapped, wish) {
+            Ok(all) => all,
+            Err(_) => self.reserve(slot, mapped, bytes)?,
         };
+        let place = AddressRange { end: all.start + bytes, ..all };
+        slot.addresses.lock().take(place);
+        Ok(place)
+    }
+
+    /// New addresses, which are the slot's to map to.
+    fn reserve(
+        &self,
+        slot: &Slot<U>,
+        mapped: Mapped<'_, U>,
+        bytes: u64,
+    ) -> Result<AddressRange, U::Error> {
+        let start = mapped.reserve(bytes)?;
         let reservation = {
             let mut blocks = self.upstream_blocks.lock();
             let number = blocks.new_number();
-            blocks.reservations.insert(number, (start, all));
+            blocks.reservations.insert(number, (start, bytes));
             number
         };
-        let place = AddressRange { start, end: start + bytes, reservation };
-        let mut addresses = slot.addresses.lock();
-        addresses.add(AddressRange { end: start + all, ..place });
-        addresses.take(place);
-        Ok(place)
+        let range = AddressRange { start, end: start + bytes, reservation };
+        slot.addresses.lock().add(range);
+        Ok(range)
     }
 
     /// Takes handles that lie free out of their heaps, for the bytes of the place: complete ones before those that the

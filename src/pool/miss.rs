@@ -7,7 +7,7 @@ use super::miss_step::MissStep;
 use super::placement::Search;
 use super::request::{Request, TakenBlock};
 use super::steal::Candidates;
-use super::upstream::{Failure, Upstream, count};
+use super::upstream::{Failure, Mapped, Upstream, count};
 
 /// How often a miss looks for memory to wait for, while other threads take what it sees.
 const WAIT_ATTEMPTS: usize = 3;
@@ -131,6 +131,24 @@ impl<U: Upstream> Pool<U> {
         if waits { self.wait_and_merge_heap(request) } else { Ok(None) }
     }
 
+    /// Memory that is mapped where the request wants it, by the steps of the policy that map some.
+    pub(super) fn map_by_policy(
+        &self,
+        request: &Request<'_, U>,
+        mapped: Mapped<'_, U>,
+    ) -> Result<TakenBlock, Failure<U::Error>> {
+        self.run_steps(request, |step| match step {
+            MissStep::Gather if request.graph_upto.is_none() => {
+                self.wait_for_all_and_map(request, mapped)
+            }
+            MissStep::Trim => {
+                let _trim = self.lock_or_try_trim();
+                self.wait_and_trim_for_graph(request)
+            }
+            _ => Ok(None),
+        })
+    }
+
     /// Memory for a graph. Nothing here gives the capturing stream work (INV-POOL-7).
     pub(super) fn miss_for_graph(
         &self,
@@ -194,8 +212,14 @@ impl<U: Upstream> Pool<U> {
         }
         request.fills_handles.set(false);
         // Blocks that the steps pass over: behind many others, or aligned by chance.
-        self.drain_shared_into_own(request);
-        let found = self.take_ready(request).or_else(|| self.map_what_was_in_transit(request));
+        let passed_over = match request.is_anywhere() {
+            true => {
+                self.drain_shared_into_own(request);
+                self.take_ready(request)
+            }
+            false => None,
+        };
+        let found = passed_over.or_else(|| self.map_what_was_in_transit(request));
         match (found, last) {
             (Some(found), _) => Ok(found),
             (None, Some(error)) if !U::is_exhausted(&error) => Err(Failure::Upstream(error)),

@@ -19,6 +19,7 @@
 //! | `thread_magazine` | a thread's magazine of one stream, looked up once |
 //! | `events`, `stats`, `streams`, `request` | its events and numbers; its streams; one request |
 //! | `steal`, `coalesce`, `handles`, `mapping`, `grow`, `gather`, `miss` | the steps of a miss |
+//! | `resize` | blocks that may grow, and that change their size where they are |
 //! | `trim`, `memory_map` | what goes back to upstream; where its memory lies |
 //! | `capture`, `allocate`, `end` | declared captures; allocation and free; the pool's end |
 
@@ -55,6 +56,7 @@ mod populated;
 mod recent_owners;
 mod remote_frees;
 mod request;
+mod resize;
 mod settings;
 mod slot;
 mod stats;

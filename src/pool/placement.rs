@@ -9,7 +9,7 @@
 use super::block::{SlotId, UNIT_SHIFT};
 use super::core::Pool;
 use super::miss_step::MissStep;
-use super::request::{Request, TakenBlock};
+use super::request::{Request, TakenBlock, Target};
 use super::slot::Slot;
 use super::upstream::Upstream;
 use super::upstream_blocks::UpstreamBlocks;
@@ -46,7 +46,8 @@ impl<U: Upstream> Pool<U> {
         let fills = graph_upto.is_none()
             && self.has_placed_blocks(units)
             && self.settings.steps.contains(&MissStep::GrowToMaximum);
-        Request { slot, stream, units, align, graph_upto, fills_handles: Cell::new(fills) }
+        let (fills_handles, target) = (Cell::new(fills), Target::Anywhere);
+        Request { slot, stream, units, align, graph_upto, fills_handles, target }
     }
 
     /// Whether blocks of so many units are placed.

@@ -3,7 +3,7 @@
 use super::block::{SHARED, SlotId, UNIT_SHIFT};
 use super::slot::Slot;
 use super::upstream::Upstream;
-use crate::heap::Taken;
+use crate::heap::{Node, Taken};
 use std::cell::Cell;
 
 pub(super) struct Request<'a, U: Upstream> {
@@ -16,6 +16,28 @@ pub(super) struct Request<'a, U: Upstream> {
     pub(super) graph_upto: Option<usize>,
     /// Whether it takes no memory but of handles that it fills ([`placement`](super::placement)).
     pub(super) fills_handles: Cell<bool>,
+    pub(super) target: Target<'a, U>,
+}
+
+/// Where the memory of a request is to be.
+pub(super) enum Target<'a, U: Upstream> {
+    /// Wherever it fits.
+    Anywhere,
+    /// Where memory is mapped, in front of addresses that are free for more. Whole granules.
+    Growable,
+    /// Where memory is mapped, behind a live block, which takes it. Whole granules.
+    Behind(Behind<'a, U>),
+}
+
+/// The block that memory is mapped behind.
+pub(super) struct Behind<'a, U: Upstream> {
+    /// Whose heap has the block.
+    pub(super) owner: &'a Slot<U>,
+    pub(super) node: Node,
+    /// Where it ends, and nothing of the heap's is.
+    pub(super) end: u64,
+    /// The number of its reservation.
+    pub(super) reservation: u32,
 }
 
 /// Where memory was found.
@@ -48,5 +70,18 @@ impl<U: Upstream> Request<'_, U> {
     /// graph's to take (INV-POOL-7).
     pub(super) fn tag(&self) -> SlotId {
         if self.graph_upto.is_some() { SHARED } else { self.slot.id }
+    }
+
+    /// The slot whose heap gets memory that is mapped for it.
+    pub(super) fn heap_slot(&self) -> &Slot<U> {
+        match &self.target {
+            Target::Behind(behind) => behind.owner,
+            Target::Anywhere | Target::Growable => self.slot,
+        }
+    }
+
+    /// Whether memory serves wherever it lies.
+    pub(super) fn is_anywhere(&self) -> bool {
+        matches!(self.target, Target::Anywhere)
     }
 }

@@ -138,6 +138,11 @@ pub trait MappedMemory {
     /// Bytes of memory that the device has left, where it tells.
     fn free(&self) -> Option<u64>;
 
+    /// Bytes of memory that the device has in all, where it tells.
+    fn total(&self) -> Option<u64> {
+        None
+    }
+
     /// Addresses without memory.
     fn reserve(&self, bytes: u64) -> Result<u64, Self::Error>;
 

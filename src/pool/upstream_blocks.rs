@@ -94,6 +94,11 @@ impl<B> UpstreamBlocks<B> {
         self.next_number
     }
 
+    /// The bytes of all reservations.
+    pub(super) fn addresses(&self) -> u64 {
+        self.reservations.values().map(|(_, bytes)| bytes).sum()
+    }
+
     /// Adds a block whose bytes are reserved.
     pub(super) fn insert(&mut self, number: u32, block: UpstreamBlock<B>) {
         self.held += block.bytes as usize;

@@ -64,7 +64,7 @@ use std::ptr::NonNull;
 /// # Safety
 ///
 /// An implementation returns blocks of memory of [`device`](Self::device), of at least the bytes
-/// and at the alignment asked, that overlap no other live block. It allocates freed memory again on
+/// and at the alignment asked, that overlap no other live block; one that is resized keeps its address. It allocates freed memory again on
 /// another stream only after that stream is ordered after the free. Blocks stay valid until they are
 /// deallocated, whatever else happens to the resource, while a handle on it lives.
 /// [`frees_with_driver`](Self::frees_with_driver) is `true` of no block that `cuMemFreeAsync` of its
@@ -138,6 +138,63 @@ pub unsafe trait DeviceResource: Share + fmt::Debug + Send + Sync {
     /// [`ErrorKind::WrongDevice`](crate::ErrorKind::WrongDevice) if `stream` is of another device;
     /// those of the driver.
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock>;
+
+    /// Memory as [`allocate`](Self::allocate) gives it, where no other memory of the resource comes for as long as it lives: room for
+    /// [`resize_in_place`](Self::resize_in_place). Vectors ask for it when they grow into another block. `None` where the resource has no such memory, by default, or no addresses for it.
+    ///
+    /// A [pool](crate::PoolResource) over a [`VirtualResource`](crate::VirtualResource) has blocks of whole granules, and room for all
+    /// memory of the device.
+    ///
+    /// # Errors
+    ///
+    /// As [`allocate`](Self::allocate).
+    fn allocate_growable(
+        &self,
+        stream: &Stream,
+        layout: DeviceLayout,
+    ) -> Result<Option<DeviceBlock>> {
+        let _ = (stream, layout);
+        Ok(None)
+    }
+
+    /// Has a block hold `bytes` bytes, or a few more, at its address: for work on `stream`, from this call on. Without a copy. Returns
+    /// whether it did; if not, the block is as it was. Nothing is asked of the bytes that are added. Zero bytes are
+    /// refused. By default a resource cannot.
+    ///
+    /// ```
+    /// use aquifer::{Device, DeviceLayout, DeviceResource, PoolResource, VirtualResource, sim::SimConfig};
+    ///
+    /// let device = Device::simulated(SimConfig::default());
+    /// let stream = device.new_stream()?;
+    /// let pool = PoolResource::new(VirtualResource::new(&device)?)?;
+    /// let layout = DeviceLayout::new(4 << 20)?;
+    /// let mut block = pool.allocate_growable(&stream, layout)?.expect("there are addresses");
+    /// let address = block.address();
+    /// // SAFETY: the pool's block, which no work uses.
+    /// assert!(unsafe { pool.resize_in_place(&stream, &mut block, 64 << 20)? });
+    /// assert_eq!((block.address(), block.bytes()), (address, 64 << 20));
+    /// // SAFETY: the same.
+    /// unsafe { pool.deallocate(&stream, block) };
+    /// # Ok::<(), aquifer::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`allocate`](Self::allocate), where there is a place for the bytes and no memory. Then the block is as it was.
+    ///
+    /// # Safety
+    ///
+    /// `block` came from this resource, or from one that equals it. All work that uses what lies past `bytes` is ordered
+    /// before this call on `stream`.
+    unsafe fn resize_in_place(
+        &self,
+        stream: &Stream,
+        block: &mut DeviceBlock,
+        bytes: usize,
+    ) -> Result<bool> {
+        let _ = (stream, block, bytes);
+        Ok(false)
+    }
 
     /// Resources of equal identities take back each other's blocks, and are equal when they are
     /// type-erased. By default each resource has an identity of its own. A resource whose clones share a
@@ -261,6 +318,24 @@ unsafe impl<R: DeviceResource + ?Sized> DeviceResource for Arc<R> {
 
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
         (**self).allocate(stream, layout)
+    }
+
+    fn allocate_growable(
+        &self,
+        stream: &Stream,
+        layout: DeviceLayout,
+    ) -> Result<Option<DeviceBlock>> {
+        (**self).allocate_growable(stream, layout)
+    }
+
+    unsafe fn resize_in_place(
+        &self,
+        stream: &Stream,
+        block: &mut DeviceBlock,
+        bytes: usize,
+    ) -> Result<bool> {
+        // SAFETY: the caller's promise, unchanged.
+        unsafe { (**self).resize_in_place(stream, block, bytes) }
     }
 
     fn identity(&self) -> ResourceId {

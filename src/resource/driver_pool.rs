@@ -330,16 +330,17 @@ impl AsyncResource {
     /// # Ok::<(), aquifer::Error>(())
     /// ```
     pub fn statistics(&self) -> Result<AsyncStatistics> {
-        let ask = |attribute| {
-            let wanted = || format!("asking a driver pool on {} for its counts", self.device);
-            self.device.driver().pool_get(self.pool, attribute).with_context(wanted)
-        };
         Ok(AsyncStatistics {
-            reserved_bytes: ask(PoolAttribute::ReservedCurrent)?,
-            reserved_peak: ask(PoolAttribute::ReservedHigh)?,
-            used_bytes: ask(PoolAttribute::UsedCurrent)?,
-            used_peak: ask(PoolAttribute::UsedHigh)?,
+            reserved_bytes: self.count(PoolAttribute::ReservedCurrent)?,
+            reserved_peak: self.count(PoolAttribute::ReservedHigh)?,
+            used_bytes: self.count(PoolAttribute::UsedCurrent)?,
+            used_peak: self.count(PoolAttribute::UsedHigh)?,
         })
+    }
+
+    fn count(&self, attribute: PoolAttribute) -> Result<u64> {
+        let wanted = || format!("asking a driver pool on {} for its counts", self.device);
+        self.device.driver().pool_get(self.pool, attribute).with_context(wanted)
     }
 
     /// Gives free memory back to the system at once, as far as the device is past it, until `keep` bytes are reserved, those
@@ -353,14 +354,14 @@ impl AsyncResource {
     ///
     /// Those of the driver; [`ErrorKind::MissingSymbol`] if it cannot say what is reserved.
     pub fn trim(&self, keep: usize) -> Result<usize> {
-        let before = self.statistics()?.reserved_bytes;
+        let before = self.count(PoolAttribute::ReservedCurrent)?;
         if before > keep as u64 {
             wait_for_idle_streams(&self.device, IDLE_PATIENCE);
         }
         self.device.driver().pool_trim(self.pool, keep).with_context(|| {
             format!("trimming a driver pool on {} to {}", self.device, Count(keep, "byte"))
         })?;
-        let given = before.saturating_sub(self.statistics()?.reserved_bytes);
+        let given = before.saturating_sub(self.count(PoolAttribute::ReservedCurrent)?);
         let (device, handle) = (self.device.ordinal(), self.pool.0);
         deferred_event!(
             debug, target: DRIVER_POOL, device, handle, keep, bytes = given, "driver pool trimmed"

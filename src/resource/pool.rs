@@ -23,6 +23,7 @@ mod handle;
 mod limits;
 mod memory_hooks;
 mod options;
+mod resize;
 #[cfg(feature = "nvtx")]
 mod sanitizer;
 mod siblings;
@@ -386,6 +387,26 @@ unsafe impl<U: DeviceResource + 'static> DeviceResource for PoolResource<U> {
         let past = |magazine| self.allocate_past(stream, layout, magazine);
         // SAFETY: `allocate_past` uses the magazine first.
         unsafe { self.pool.allocate_cached_or(stream.id(), bytes, alignment, warm, past) }
+    }
+
+    fn allocate_growable(
+        &self,
+        stream: &Stream,
+        layout: DeviceLayout,
+    ) -> Result<Option<DeviceBlock>> {
+        self.allocate_with_room(stream, layout)
+    }
+
+    #[track_caller]
+    unsafe fn resize_in_place(
+        &self,
+        stream: &Stream,
+        block: &mut DeviceBlock,
+        bytes: usize,
+    ) -> Result<bool> {
+        let _site = CallSite::enter();
+        // SAFETY: the caller's promise.
+        unsafe { self.resize(stream, block, bytes) }
     }
 
     fn thread_magazine(&self, stream: &Stream) -> Option<ThreadMagazine> {

@@ -27,6 +27,8 @@ use crate::stream::{Stream, deferred};
 /// that a tool of NVTX's memory extension watches. A maximum is rounded down to whole granules, an initial size up to them,
 /// within the maximum.
 ///
+/// Vectors in such a pool grow [in place](crate::DeviceVec::growth).
+///
 /// `cuIpcGetMemHandle` shares no such memory. Take `CudaResource` where other processes, or PyTorch's, CuPy's or Numba's sharing
 /// of tensors, need it. Other devices reach it as one: [`enable_peer_access`](DeviceResource::enable_peer_access) is for all mapped
 /// memory of the device. All instances on one device are equal.

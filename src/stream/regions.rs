@@ -17,6 +17,14 @@ impl Stream {
         }
     }
 
+    /// A block has another size now, for work on this stream.
+    pub(crate) fn region_resize(&self, pool: u64, region: DeviceRange, bytes: usize) {
+        if let Some(regions) = self.device().driver().regions() {
+            let _events = defer_events();
+            self.gate().with_handle(|raw| regions.region_resize(pool, region, bytes, raw));
+        }
+    }
+
     /// A pool takes a block back, after what this stream was given so far.
     pub(crate) fn region_unregister(&self, pool: u64, region: DeviceRange, kept_for_graph: bool) {
         if let Some(regions) = self.device().driver().regions() {

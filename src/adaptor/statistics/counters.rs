@@ -12,7 +12,7 @@ pub struct Counter {
     pub current: i64,
     /// The most that it was, at least 0.
     pub peak: i64,
-    /// All allocations, whatever was freed.
+    /// All allocations, whatever was freed. Of bytes, those too that blocks got in place.
     pub total: i64,
 }
 
@@ -56,6 +56,11 @@ impl Counters {
     pub(super) fn change(&mut self, bytes: i64, blocks: i64) {
         self.bytes.change(bytes, blocks);
         self.allocations.change(blocks, blocks);
+    }
+
+    /// A block that has so many bytes more now, or fewer.
+    pub(super) fn resize(&mut self, bytes: i64) {
+        self.bytes.change(bytes, bytes);
     }
 
     pub(super) fn fold(&mut self, later: &Self) {

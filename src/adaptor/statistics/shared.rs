@@ -44,6 +44,16 @@ impl SharedCounters {
         }
     }
 
+    /// Counts so many bytes more of a block that stays, or fewer.
+    pub fn record_resize(&self, bytes: i64) {
+        // SAFETY: `resize` of the counters uses no mutex.
+        let owned = unsafe { self.counters.try_owned(|own| own.resize(bytes)) };
+        if owned.is_none() && !is_forked_child() {
+            // SAFETY: as above.
+            unsafe { self.counters.lock(|all, _| all.resize(bytes)) }
+        }
+    }
+
     /// The counters at one moment of this call. Zero in the child of a fork.
     pub fn read(&self) -> Counters {
         if is_forked_child() {

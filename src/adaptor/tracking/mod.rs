@@ -165,6 +165,33 @@ unsafe impl<U: DeviceResource> DeviceResource for TrackingAdaptor<U> {
         Ok(block)
     }
 
+    fn allocate_growable(
+        &self,
+        stream: &Stream,
+        layout: DeviceLayout,
+    ) -> Result<Option<DeviceBlock>> {
+        let block = self.state.upstream.allocate_growable(stream, layout)?;
+        block.iter().for_each(|block| self.state.table.add(block, stream, self.state.backtraces));
+        Ok(block)
+    }
+
+    /// The block is listed anew, with its size and with the call that changed it.
+    unsafe fn resize_in_place(
+        &self,
+        stream: &Stream,
+        block: &mut DeviceBlock,
+        bytes: usize,
+    ) -> Result<bool> {
+        let before = DeviceBlock::new(block.address(), block.bytes(), block.token());
+        // SAFETY: the block is the upstream's; the caller vouches for the rest.
+        let resized = unsafe { self.state.upstream.resize_in_place(stream, block, bytes) }?;
+        if resized && block.bytes() != before.bytes() {
+            let _ = self.state.table.remove(before);
+            self.state.table.add(block, stream, self.state.backtraces);
+        }
+        Ok(resized)
+    }
+
     unsafe fn deallocate(&self, stream: &Stream, block: DeviceBlock) {
         // Before the upstream's free: the address may then be another thread's.
         let block = self.state.table.remove(block);

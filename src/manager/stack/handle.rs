@@ -338,6 +338,24 @@ unsafe impl DeviceResource for ResourceStack {
         self.resource.allocate(stream, layout)
     }
 
+    fn allocate_growable(
+        &self,
+        stream: &Stream,
+        layout: DeviceLayout,
+    ) -> Result<Option<DeviceBlock>> {
+        self.resource.allocate_growable(stream, layout)
+    }
+
+    unsafe fn resize_in_place(
+        &self,
+        stream: &Stream,
+        block: &mut DeviceBlock,
+        bytes: usize,
+    ) -> Result<bool> {
+        // SAFETY: the caller's promise, unchanged.
+        unsafe { self.resource.resize_in_place(stream, block, bytes) }
+    }
+
     fn identity(&self) -> ResourceId {
         self.resource.identity()
     }

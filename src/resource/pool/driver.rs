@@ -105,6 +105,10 @@ impl<U: DeviceResource + 'static> MappedMemory for PoolDriver<U> {
         self.resource.device().memory_info().ok().map(|info| info.free)
     }
 
+    fn total(&self) -> Option<u64> {
+        self.resource.device().memory_info().ok().map(|info| info.total)
+    }
+
     fn reserve(&self, bytes: u64) -> Result<u64> {
         let (memory, bytes) = (self.memory()?, bytes as usize);
         let reserved = memory.driver().address_reserve(bytes, self.granularity() as usize);

@@ -108,6 +108,13 @@ impl MemoryHooks {
         }
     }
 
+    /// A block has another size now, for work on `stream`. What it loses is free after what the stream was given so far.
+    pub(super) fn region_resize(&self, stream: &Stream, address: u64, bytes: usize, new: usize) {
+        if self.follows(stream) {
+            stream.region_resize(self.pool(), DeviceRange { address, bytes }, new);
+        }
+    }
+
     /// Whether the device follows the pool.
     pub(super) fn follow_device(&self) -> bool {
         self.device.is_some()

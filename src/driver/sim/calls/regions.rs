@@ -15,6 +15,7 @@ use std::collections::HashMap;
 /// The sides of a report that pools are, by the names of calls.
 const ALLOCATION: &str = "an allocation from a pool";
 const FREE: &str = "a free to a pool";
+const GROWTH: &str = "growth in a pool";
 
 impl SimDriver {
     /// Begins what is no call of the driver: neither counted nor refused. `None` in the child of a fork.
@@ -75,6 +76,48 @@ impl RegionCalls for SimDriver {
         let order = own.capture.is_none().then_some(stamp);
         block.parts.allocate(pool, Region { range, by, order });
         block.vectors.remove(range);
+    }
+
+    /// The region keeps what orders its uses, which may go on. What it gets comes after a write that nobody made, so that
+    /// a use which is in no order with the growth is found.
+    fn region_resize(&self, pool: u64, region: DeviceRange, bytes: usize, stream: RawStream) {
+        let is_growth = bytes > region.bytes;
+        let Some(mut call) = self.region_call(if is_growth { GROWTH } else { FREE }) else {
+            return;
+        };
+        let name = OpName::on(call.name, stream.0);
+        let (context, id) = (call.context, call.state.stream_behind(stream));
+        let SimState { streams, blocks, .. } = &mut *call.state;
+        let Some(own) = streams.get(&id) else { return };
+        let larger = DeviceRange { bytes: bytes.max(region.bytes), ..region };
+        let Some((block, (start, _))) = blocks.around_mut(larger) else { return };
+        let ends = (start + region.bytes as u64, start + bytes as u64);
+        if !block.parts.resize(pool, (start, ends.0), ends.1, name) {
+            return;
+        }
+        if is_growth {
+            forget_known_to_pools(block, ends, streams);
+            if !block.kind.is_host_visible() {
+                block.shadow.forget_writes(ends);
+            }
+            block.vectors.remove(ends);
+        }
+        if own.capture.is_some() || context.is_lost() {
+            return;
+        }
+        let ordered = |former: &AccessStamp| {
+            own.follows(id, former) || is_seen(streams, former.stream, former.tick)
+        };
+        if is_growth {
+            let stamp = AccessStamp { stream: id, tick: own.tick, name };
+            return block.shadow.order_after(ends, stamp, &ordered);
+        }
+        if let Some(found) = block.shadow.unordered_in((ends.1, ends.0), &ordered) {
+            let vector = block.vectors.at(start);
+            let place = (region.address + (found.start - start), found.end - found.start);
+            let memory = ReportedMemory::new(place, vector);
+            context.report(found.violation, name, found.other, memory, None);
+        }
     }
 
     /// Nothing is in order before a free in a capture, which is recorded, nor are the launches that go on to

@@ -418,6 +418,22 @@ impl ShadowMemory {
         self.merge(start, end);
     }
 
+    /// Has the next accesses to a range come after `stamp`, as if it had written there; where former ones are not
+    /// `ordered` before that, after those.
+    pub(crate) fn order_after(
+        &mut self,
+        range: (u64, u64),
+        stamp: AccessStamp,
+        ordered: Judge<'_>,
+    ) {
+        self.visit(range, &mut |_, state| {
+            if state.written.iter().chain(&state.reads).all(ordered) {
+                state.reads.clear();
+                state.written = Some(stamp);
+            }
+        });
+    }
+
     /// The first access that is not ordered before the one that asks.
     pub(crate) fn unordered(&self, ordered: Judge<'_>) -> Option<Finding> {
         Self::unordered_among(self.segments.iter(), ordered)

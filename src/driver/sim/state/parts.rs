@@ -153,6 +153,23 @@ impl Parts {
         }
     }
 
+    /// A region ends elsewhere: in memory that nobody has, or earlier, and the rest is freed by `by`. Whether it does.
+    pub(crate) fn resize(&mut self, pool: u64, range: Range, end: u64, by: OpName) -> bool {
+        let state = self.at(range.0).filter(|part| part.pool == pool).map(|part| part.state);
+        let Some(PartState::Allocated(region)) = state.filter(|_| end > range.0) else {
+            return false;
+        };
+        if region.range != range {
+            return false;
+        }
+        if end < range.1 {
+            self.set(pool, (end, range.1), PartState::Freed { by, kept_for_graph: false });
+        }
+        let range = (range.0, end);
+        self.set(pool, range, PartState::Allocated(Region { range, ..region }));
+        true
+    }
+
     /// The region that holds a byte, if it is handed out.
     pub(crate) fn region(&self, offset: u64) -> Option<&Region> {
         match &self.at(offset)?.state {
