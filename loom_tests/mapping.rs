@@ -179,3 +179,83 @@ fn a_trim_behind_a_move() {
         },
     );
 }
+
+/// Two blocks of the first stream, one above the other, and a unit that is free.
+fn two_in_a_row(steps: &[aquifer::models::MissStep]) -> Fixture {
+    let mut fixture = plan(3, steps).with_handles().build();
+    fixture.held = vec![fixture.must_take(0), fixture.must_take(0)];
+    let last = fixture.must_take(0);
+    fixture.free(0, last);
+    fixture
+}
+
+/// A block grows over what another stream frees above it: not before that is ready.
+#[test]
+fn a_block_grows_over_a_free() {
+    model(
+        "a_block_grows_over_a_free",
+        55,
+        || two_in_a_row(&[Complete, GrowToMaximum]).lent_to(&[1]),
+        &[
+            |fixture: &Fixture| fixture.extend_held_for_good(0, 0, 1),
+            |fixture| {
+                fixture.free_held(1, 1);
+                fixture.driver.finish(1);
+            },
+        ],
+        |fixture| {
+            assert!((1..=2).contains(&fixture.taken_units()));
+            fixture.end();
+        },
+    );
+}
+
+/// A block grows beside a trim, which takes the memory that is free behind it.
+#[test]
+fn a_block_grows_beside_a_trim() {
+    large_model(
+        "a_block_grows_beside_a_trim",
+        70,
+        || {
+            let fixture = two_in_a_row(&[GrowToMaximum, Trim]);
+            fixture.driver.finish(0);
+            fixture
+        },
+        &[
+            |fixture: &Fixture| fixture.extend_held_for_good(0, 1, 1),
+            |fixture| {
+                fixture.trim();
+            },
+        ],
+        |fixture| {
+            assert!((1..=2).contains(&fixture.taken_units()));
+            fixture.free_held(0, 0);
+            fixture.end();
+        },
+    );
+}
+
+/// A block grows while another stream wants the same handle.
+#[test]
+fn a_block_grows_beside_another_stream() {
+    large_model(
+        "a_block_grows_beside_another_stream",
+        140,
+        || {
+            let mut fixture = plan(3, &[GrowToMaximum, Gather]).with_handles().build();
+            let first = fixture.must_take(0);
+            fixture.held = vec![fixture.must_take(0), fixture.must_take(0)];
+            fixture.free(0, first);
+            fixture
+        },
+        &[
+            |fixture: &Fixture| fixture.extend_held_for_good(0, 1, 1),
+            |fixture| fixture.take_for_good(1),
+        ],
+        |fixture| {
+            assert_eq!(fixture.taken_units(), 2, "one of the two has it");
+            fixture.free_held(0, 0);
+            fixture.end();
+        },
+    );
+}

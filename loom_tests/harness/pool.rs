@@ -333,6 +333,24 @@ impl Fixture {
         }
     }
 
+    /// Has a block that `begin` put there be longer by so many units, where it is, and the stream work on those. Holds it to
+    /// the end, however long it is.
+    pub fn extend_held_for_good(&self, stream: usize, place: usize, units: usize) {
+        let (handle, mut block) = (&self.streams[stream], self.held[place]);
+        let (before, bytes) = (block.bytes, block.bytes + units * UNIT);
+        let extended = self.pool().extend(handle, PoolDriver::id(handle), &mut block, bytes);
+        if extended.unwrap_or(false) {
+            assert_eq!(block.bytes, bytes, "the bytes of a block");
+            self.driver.hand_out(stream, block.address + before as u64, bytes - before);
+        }
+        self.taken.lock().unwrap().push((stream, block));
+    }
+
+    /// The units of what the roles hold to the end.
+    pub fn taken_units(&self) -> usize {
+        self.taken.lock().unwrap().iter().map(|(_, block)| block.bytes / UNIT).sum()
+    }
+
     /// The last work on a block, and its free.
     pub fn free(&self, stream: usize, block: Block) {
         self.driver.hand_in(stream, block.address, block.bytes);

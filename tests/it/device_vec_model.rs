@@ -3,7 +3,11 @@
 #![allow(clippy::forget_non_drop, reason = "that a guard is forgotten has to change nothing")]
 
 use crate::{kernels, support};
-use aquifer::{AsyncResource, DeviceResource, DeviceVec, Result, Stream, current_device_resource};
+use aquifer::sim::SimConfig;
+use aquifer::{
+    AsyncResource, CheckedDevice, Device, DeviceResource, DeviceVec, PoolResource, Result, Stream,
+    VirtualResource, current_device_resource,
+};
 use kernels::{add_one, copy};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError};
@@ -13,6 +17,8 @@ use std::sync::Arc;
 const STREAMS: usize = 4;
 /// Elements that one step adds at most.
 const MANY: usize = 24;
+/// Elements of a few granules of the mapped pool's.
+const GRANULES: usize = 6000;
 
 /// A step. Positions are shares of the length, in 256ths, so that every program is a valid one.
 #[derive(Clone, Debug)]
@@ -20,6 +26,8 @@ enum Step {
     Push(u32),
     Extend(Vec<u32>),
     Resize(usize, u32),
+    /// To some granules, or in them.
+    ResizeFar(usize, u32),
     Truncate(usize),
     Clear,
     Fill((u8, u8), u32),
@@ -61,6 +69,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => any::<u32>().prop_map(Step::Push),
         2 => prop::collection::vec(any::<u32>(), 0..MANY).prop_map(Step::Extend),
         2 => (0..MANY, any::<u32>()).prop_map(|(length, value)| Step::Resize(length, value)),
+        2 => (0..GRANULES, any::<u32>()).prop_map(|(length, value)| Step::ResizeFar(length, value)),
         1 => (0..MANY).prop_map(Step::Truncate),
         1 => Just(Step::Clear),
         2 => (part(), any::<u32>()).prop_map(|(part, value)| Step::Fill(part, value)),
@@ -123,7 +132,7 @@ impl Machine {
                 self.vec.extend_from_slice(&values)?;
                 self.model.extend_from_slice(&values);
             }
-            Step::Resize(length, value) => {
+            Step::Resize(length, value) | Step::ResizeFar(length, value) => {
                 self.vec.resize(length, value)?;
                 self.model.resize(length, value);
             }
@@ -235,9 +244,24 @@ fn increment(values: &mut [u32]) {
     values.iter_mut().for_each(|value| *value = value.wrapping_add(1));
 }
 
-fn run(seed: u64, pooled: bool, program: Vec<Step>) -> Result<(), TestCaseError> {
+/// Where a program's memory comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Memory {
+    Driver,
+    Pool,
+    /// A pool that maps its memory, in small granules: vectors grow where they are.
+    MappedPool,
+}
+
+fn run(seed: u64, memory: Memory, program: Vec<Step>) -> Result<(), TestCaseError> {
     let fail = |error: aquifer::Error| TestCaseError::fail(error.to_string());
-    let device = support::seeded(seed);
+    let device = match memory {
+        Memory::MappedPool if !support::on_gpu() => {
+            let config = SimConfig::default().seed(seed).granularity(4096);
+            CheckedDevice::from(Device::simulated(support::as_asked(config)))
+        }
+        _ => support::seeded(seed),
+    };
     let mut streams = Vec::new();
     for _ in 1..STREAMS {
         streams.push(device.new_stream().map_err(fail)?);
@@ -245,10 +269,13 @@ fn run(seed: u64, pooled: bool, program: Vec<Step>) -> Result<(), TestCaseError>
     streams.push(device.default_stream());
     let data = [1, 2, 3, 4, 5, 6, 7];
     // The pool hands out multiples of 256 bytes, the driver what is asked.
-    let (resource, granule) = if pooled {
-        (current_device_resource(&device).map_err(fail)?, 64)
-    } else {
-        (Arc::new(AsyncResource::new(&device).map_err(fail)?) as Arc<dyn DeviceResource>, 1)
+    let (resource, granule): (Arc<dyn DeviceResource>, _) = match memory {
+        Memory::Pool => (current_device_resource(&device).map_err(fail)?, 64),
+        Memory::MappedPool => {
+            let mapped = VirtualResource::new(&device).map_err(fail)?;
+            (Arc::new(PoolResource::new(mapped).map_err(fail)?), 64)
+        }
+        Memory::Driver => (Arc::new(AsyncResource::new(&device).map_err(fail)?), 1),
     };
     let vec = |home| DeviceVec::from_slice_in(home, &data, resource.clone()).map_err(fail);
     let mut machine = Machine {
@@ -277,15 +304,19 @@ fn run(seed: u64, pooled: bool, program: Vec<Step>) -> Result<(), TestCaseError>
     Ok(())
 }
 
+fn memories() -> impl Strategy<Value = Memory> {
+    prop_oneof![1 => Just(Memory::Driver), 1 => Just(Memory::Pool), 2 => Just(Memory::MappedPool)]
+}
+
 proptest! {
     #![proptest_config(Config { cases: 512, failure_persistence: None, ..Config::default() })]
 
     #[test]
     fn programs_on_many_streams_give_what_a_vec_gives(
         seed in any::<u64>(),
-        pooled in any::<bool>(),
+        memory in memories(),
         program in prop::collection::vec(step(), 0..60),
     ) {
-        run(seed, pooled, program)?;
+        run(seed, memory, program)?;
     }
 }

@@ -36,6 +36,7 @@ mod foreign_streams;
 mod generator;
 mod given_resources;
 mod graphs;
+mod growth_in_place;
 mod guard_failures;
 mod guards;
 mod host_forms;

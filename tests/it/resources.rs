@@ -259,6 +259,7 @@ fn a_pool_makes_no_call_but_its_own() {
         ("cuMemFreeAsync", 2),
         ("cuMemPoolCreate", 1),
         ("cuMemPoolDestroy", 1),
+        ("cuMemPoolGetAttribute", 2),
         ("cuMemPoolTrimTo", 1),
     ];
     assert_eq!(memory, wanted);
