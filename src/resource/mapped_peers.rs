@@ -19,8 +19,10 @@ struct Inside {
     ranges: BTreeMap<u64, usize>,
 }
 
-static ALL: LazyLock<Mutex<HashMap<(BackendKind, u64), Weak<MappedPeers>>>> =
-    LazyLock::new(Mutex::default);
+/// By device.
+type All = HashMap<(BackendKind, u64), Weak<MappedPeers>>;
+
+static ALL: LazyLock<Mutex<All>> = LazyLock::new(Mutex::default);
 
 impl MappedPeers {
     /// Those of all mapped memory of a device.
