@@ -300,12 +300,16 @@ impl<U: Upstream> Pool<U> {
                 return Ok(range.map(|range| Place { range, wanted }));
             }
         }
-        {
+        // What lies below need not be aligned.
+        let merges = attempt.beside && request.align <= self.settings.alignment;
+        let placed = |range: AddressRange| {
+            let wanted = if merges { range.bytes().min(wanted) } else { wanted };
+            Some(Place { range, wanted })
+        };
+        let beside = {
             let heap = slot.heap();
             let mut addresses = slot.addresses.lock();
             addresses.open_unused(|start, number| heap.is_live_below(start, number));
-            // What lies below need not be aligned.
-            let merges = attempt.beside && request.align <= self.settings.alignment;
             let place = |range: AddressRange| {
                 let AddressRange { start, end, reservation } = range;
                 if !merges {
@@ -329,24 +333,30 @@ impl<U: Upstream> Pool<U> {
                 let any = [from_low, to_high, between].into_iter().flatten();
                 any.filter(inside).min_by_key(|it| it.bytes())
             };
-            let range = addresses.iter().filter_map(place).min_by_key(|it| it.bytes());
-            // What is free beside serves little: apart from others, so that what this one leaves can be made longer.
+            let beside = addresses.iter().filter_map(place).min_by_key(|it| it.bytes());
+            // Where what is free beside serves little: apart from others, so that what this one leaves can be made longer.
             let is_apart = |it: &AddressRange| bytes >= LARGE && it.bytes() > bytes / 2;
-            let range = match range.is_none_or(|it| is_apart(&it)) {
+            let range = match beside.is_some_and(|it| is_apart(&it)) {
                 true => addresses.longest().and_then(|it| it.middle(all, granularity)),
-                false => range,
+                false => beside,
             };
             if let Some(range) = range.filter(|range| addresses.take(*range)) {
-                let wanted = if merges { range.bytes().min(wanted) } else { wanted };
-                return Ok(Some(Place { range, wanted }));
+                return Ok(placed(range));
             }
-        }
+            beside
+        };
         let wish = all.saturating_mul(4).max(LEAST_ADDRESSES);
         let twice = slot.addresses.lock().reserved().saturating_mul(2);
         let wish = wish.max(twice.min(mapped.total().unwrap_or(u64::MAX)));
         let wish = wish.max(self.room(mapped, SLOT_DIVISOR));
-        let range = self.reserve_place(slot, mapped, all, wish.next_multiple_of(granularity))?;
-        Ok(Some(Place { range, wanted }))
+        match self.reserve_place(slot, mapped, all, wish.next_multiple_of(granularity)) {
+            Ok(range) => Ok(Some(Place { range, wanted })),
+            // No more addresses: not apart then.
+            Err(error) => match beside.filter(|range| slot.addresses.lock().take(*range)) {
+                Some(range) => Ok(placed(range)),
+                None => Err(error),
+            },
+        }
     }
 
     /// Addresses for a block that may grow, at the beginning of more than it can ever need; `None` where there are fewer.

@@ -180,14 +180,19 @@ impl<U: Upstream> Pool<U> {
         mut step: impl FnMut(MissStep) -> Result<Option<TakenBlock>, Failure<U::Error>>,
     ) -> Result<TakenBlock, Failure<U::Error>> {
         let mut last = None;
-        for one in self.settings.steps.iter() {
+        let steps = &self.settings.steps;
+        let grows = |step: &MissStep| matches!(step, MissStep::Grow | MissStep::GrowToMaximum);
+        for (number, one) in steps.iter().enumerate() {
             // Before the host waits.
-            let others = |pool: &Self| match one {
-                MissStep::Trim => pool.grow_after_others(request, &last, false),
-                _ => None,
-            };
-            let is_late = matches!(one, MissStep::Gather | MissStep::Trim);
-            if is_late && let Some(found) = others(self).or_else(|| self.take_anywhere(request)) {
+            if matches!(one, MissStep::Trim)
+                && let Some(found) = self.grow_after_others(request, &last, false)
+            {
+                return Ok(found);
+            }
+            if matches!(one, MissStep::Gather | MissStep::Trim)
+                && !steps[number..].iter().any(grows)
+                && let Some(found) = self.take_anywhere(request)
+            {
                 return Ok(found);
             }
             let found = match one {

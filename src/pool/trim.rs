@@ -55,12 +55,14 @@ impl<U: Upstream> Pool<U> {
 
     /// Gives free memory back that the device is past, until no more is reserved than the release threshold. Threads keep what
     /// they have in their magazines.
-    pub fn release_above_threshold(&self) {
+    /// Returns how many bytes went back.
+    pub fn release_above_threshold(&self) -> usize {
         let threshold = self.settings.limits.release_threshold();
-        if self.reserved_bytes() > threshold {
-            let _deferred = defer_events();
-            self.give_back_if_idle(threshold, MIN_POLL_TIME);
+        if self.reserved_bytes() <= threshold || self.free_and_other_bytes().0 == 0 {
+            return 0;
         }
+        let _deferred = defer_events();
+        self.give_back_if_idle(threshold, MIN_POLL_TIME)
     }
 
     /// Handles go back whatever the device does. To free a block waits for all kernels: for so long it is asked whether
@@ -70,7 +72,7 @@ impl<U: Upstream> Pool<U> {
         if self.upstream.mapped().is_some() {
             return self.give_back(keep);
         }
-        // One that has it gives back what there is.
+        // One that has it gives memory back, for a request or behind a wait.
         let Some(_trim) = self.trim_lock.try_lock() else { return 0 };
         if self.reserved_bytes() <= keep || !self.upstream.is_idle(patience) {
             return 0;

@@ -103,8 +103,9 @@ impl VirtualMemory {
         // SAFETY: the caller's promise.
         let unmapped = unsafe { self.driver().unmap(range) };
         if unmapped.is_err() {
-            // It stays, for peers to come.
-            self.peers.put_back(range);
+            // It stays mapped, for peers to come, and those that came meanwhile.
+            // SAFETY: the caller's promise: it was mapped, and is.
+            let _ = unsafe { self.peers.add(self.driver(), range) };
         }
         unmapped
     }

@@ -65,8 +65,9 @@ impl MappedPeers {
         let mut inside = self.0.lock();
         match enabled {
             Ok(()) => {
-                let known = inside.peers.iter_mut().find(|(known, _)| known == peer);
-                known.into_iter().for_each(|known| known.1 = true);
+                // Another thread that failed may have taken it out.
+                inside.peers.retain(|(known, _)| known != peer);
+                inside.peers.push((peer.clone(), true));
             }
             Err(_) => inside.peers.retain(|(known, is_ready)| known != peer || *is_ready),
         }
@@ -87,11 +88,6 @@ impl MappedPeers {
         let mut each = peers.iter();
         // SAFETY: the caller's promise.
         each.try_for_each(|peer| unsafe { driver.set_peer_access(range, peer.driver().as_any()) })
-    }
-
-    /// A range was not unmapped.
-    pub(super) fn put_back(&self, range: DeviceRange) {
-        self.0.lock().ranges.insert(range.address, range.bytes);
     }
 
     /// A range is about to be unmapped.

@@ -458,7 +458,10 @@ impl<U: DeviceResource + 'static> PoolOptions<U> {
                 settings.entries = 0;
             }
         }
-        let pool = PoolResource { pool: PoolHandle::new(Pool::new(driver, settings)) };
+        // One that cannot grow again keeps all.
+        let grows = settings.steps.iter().any(|step| step.asks_upstream());
+        let keep = if grows { initial } else { usize::MAX };
+        let pool = PoolResource { pool: PoolHandle::new(Pool::new(driver, settings), keep) };
         let (number, device) = (pool.pool.id(), pool.device().ordinal());
         if let Some(hooks) = &pool.pool.upstream().hooks {
             hooks.set_pool(number);

@@ -31,7 +31,8 @@ use crate::stream::{Stream, deferred};
 ///
 /// `cuIpcGetMemHandle` shares no such memory. Take `CudaResource` where other processes, or PyTorch's, CuPy's or Numba's sharing
 /// of tensors, need it. Other devices reach it as one: [`enable_peer_access`](DeviceResource::enable_peer_access) is for all mapped
-/// memory of the device. All instances on one device are equal.
+/// memory of the device, for as long as a `VirtualResource` of it, or a pool over one, lives. All instances on one device are
+/// equal.
 ///
 /// ```
 /// use aquifer::{Device, DeviceVec, PoolResource, VirtualResource, sim::SimConfig};

@@ -196,6 +196,11 @@ pub(crate) fn hold_buffers() -> HoldBuffers {
     HoldBuffers(PhantomData)
 }
 
+/// Whether the thread is in such a call.
+pub(crate) fn holds_buffers() -> bool {
+    HELD.get() > 0
+}
+
 impl Drop for HoldBuffers {
     fn drop(&mut self) {
         HELD.set(HELD.get() - 1);
@@ -216,37 +221,39 @@ pub(crate) fn collect_all() -> usize {
     collected
 }
 
-/// What is done where the program has waited for the device, until it returns `false`.
-type AfterWait = Arc<dyn Fn() -> bool + Send + Sync>;
+/// What has something to do where the program has waited for the device.
+pub(crate) trait AfterWait: Send + Sync {
+    /// Whether it never has again.
+    fn is_gone(&self) -> bool;
 
-static AFTER_WAITS: trusted::Mutex<Vec<AfterWait>> = trusted::Mutex::new(Vec::new());
+    fn after_wait(&self);
+}
+
+static AFTER_WAITS: trusted::Mutex<Vec<Arc<dyn AfterWait>>> = trusted::Mutex::new(Vec::new());
 /// How many those are, without a lock.
 static AFTER_WAIT_COUNT: trusted::AtomicUsize = trusted::AtomicUsize::new(0);
 
-/// Calls `function` each time the program has waited for a stream or a device, or trims, until it returns `false`.
-pub(crate) fn after_waits(function: impl Fn() -> bool + Send + Sync + 'static) {
-    let mut functions = AFTER_WAITS.lock();
-    functions.push(Arc::new(function));
-    AFTER_WAIT_COUNT.store(functions.len(), trusted::Ordering::Relaxed);
+/// Calls it each time the program has waited for a stream or a device, or trims, until it is gone.
+pub(crate) fn after_waits(one: Arc<dyn AfterWait>) {
+    let mut all = AFTER_WAITS.lock();
+    let gone: Vec<_> = all.extract_if(.., |other| other.is_gone()).collect();
+    all.push(one);
+    AFTER_WAIT_COUNT.store(all.len(), trusted::Ordering::Relaxed);
+    drop(all);
+    drop(gone);
 }
 
 /// Not while the thread holds buffers: it may have a pool's locks.
 fn call_after_waits() {
     let is_empty = AFTER_WAIT_COUNT.load(trusted::Ordering::Relaxed) == 0;
-    if is_empty || HELD.get() > 0 || crate::driver::is_forked_child() {
+    if is_empty || holds_buffers() || crate::driver::is_forked_child() {
         return;
     }
     let _site = NoCallSite::enter();
-    let functions = AFTER_WAITS.lock().clone();
-    for function in functions {
-        let goes_on = catch_panic(|| function());
-        if goes_on.is_none() {
+    let all = AFTER_WAITS.lock().clone();
+    for one in &all {
+        if catch_panic(|| one.after_wait()).is_none() {
             emit_deferred(|| event!(error, "what follows a wait for the device panicked"));
-        }
-        if goes_on == Some(false) {
-            let mut functions = AFTER_WAITS.lock();
-            functions.retain(|other| !Arc::ptr_eq(other, &function));
-            AFTER_WAIT_COUNT.store(functions.len(), trusted::Ordering::Relaxed);
         }
     }
 }

@@ -6,7 +6,7 @@
 use crate::Place;
 use crate::faulty::{self, Faulty};
 use crate::loom::{BOUND, FLAGS, SILENT_LIMITS, bound};
-use crate::process::judged;
+use crate::process::{judged, on_all_cores};
 use crate::report::Verdict;
 use anyhow::{Context as _, Result, bail};
 use std::collections::BTreeSet;
@@ -52,12 +52,14 @@ pub(crate) fn run(place: &Place, only: Option<&str>) -> Result<String> {
     }
     let targets = faults.iter().map(|fault| fault.target.clone()).collect();
     let programs = copy.build(place, "loom-faults", FLAGS, &targets)?;
-    let mut rows = Vec::new();
-    let mut survivors = 0;
-    for fault in &faults {
+    let tried = on_all_cores(&faults, |fault| {
         let started = Instant::now();
         let outcome = try_one(place, fault, &programs[&fault.target]);
-        let seconds = started.elapsed().as_secs_f64();
+        (outcome, started.elapsed().as_secs_f64())
+    });
+    let mut rows = Vec::new();
+    let mut survivors = 0;
+    for (fault, (outcome, seconds)) in faults.iter().zip(tried) {
         let word = match outcome {
             Ok(()) => "found".into(),
             Err(error) => {

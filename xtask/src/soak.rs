@@ -5,7 +5,7 @@ use crate::Place;
 use crate::cargo::cargo;
 use crate::faults::is_plain;
 use crate::faulty::{self, Faulty};
-use crate::process::{judged, shown};
+use crate::process::{judged, on_all_cores, shown};
 use crate::report::Verdict;
 use anyhow::{Context as _, Result, bail};
 use std::collections::BTreeSet;
@@ -73,8 +73,7 @@ struct Fault {
 }
 
 pub(crate) fn step(place: &Place) -> Result<Verdict> {
-    let mut done = Vec::new();
-    for soak in &SOAKS {
+    let done = on_all_cores(&SOAKS, |soak| {
         let variable = soak.variable("PROGRAMS");
         let programs = std::env::var(&variable).unwrap_or_else(|_| soak.programs.into());
         let mut command = cargo(place);
@@ -88,9 +87,10 @@ pub(crate) fn step(place: &Place) -> Result<Verdict> {
         {
             bail!("{} did not say that it ran {programs} programs", soak.target);
         }
-        done.extend(lines);
-    }
-    Ok(Verdict::Passed(done.join("; ")))
+        Ok(lines.join("; "))
+    });
+    let done: Result<Vec<String>> = done.into_iter().collect();
+    Ok(Verdict::Passed(done?.join("; ")))
 }
 
 /// What `cargo xtask adversary` looks for.
@@ -191,17 +191,17 @@ pub(crate) fn run(place: &Place, only: Option<&str>) -> Result<Verdict> {
     }
     let targets = faults.iter().map(|(soak, _)| soak.target.into()).collect();
     let programs = copy.build(place, "soak-faults", "", &targets)?;
-    let (mut rows, mut survivors) = (Vec::new(), 0);
-    for (soak, fault) in &faults {
+    let tried = on_all_cores(&faults, |(soak, fault)| {
         let started = Instant::now();
-        let word = match try_one(place, soak, fault, &programs[soak.target]) {
-            Ok(found) => found,
-            Err(error) => {
-                survivors += 1;
-                format!("NOT FOUND: {error:#}")
-            }
-        };
-        let seconds = started.elapsed().as_secs_f64();
+        let found = try_one(place, soak, fault, &programs[soak.target]);
+        (found, started.elapsed().as_secs_f64())
+    });
+    let (mut rows, mut survivors) = (Vec::new(), 0);
+    for ((soak, fault), (found, seconds)) in faults.iter().zip(tried) {
+        let word = found.unwrap_or_else(|error| {
+            survivors += 1;
+            format!("NOT FOUND: {error:#}")
+        });
         rows.push(format!("{:32} {:16} {seconds:7.1}  {word}", fault.name, soak.target));
     }
     println!("\n{:32} {:16} {:>7}", "fault", "soak", "seconds");

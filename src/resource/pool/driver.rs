@@ -15,7 +15,7 @@ use crate::resource::block::DeviceBlock;
 use crate::resource::cuda::{free_behind, report_failed_free, report_leak};
 use crate::resource::device_resource::DeviceResource;
 use crate::resource::mapped::VirtualMemory;
-use crate::stream::deferred::hold_buffers;
+use crate::stream::deferred::{hold_buffers, holds_buffers};
 use crate::stream::{PoolHandles, Stream, record_context};
 use crate::sync::assert_unlocked;
 use crate::sync::trusted::{AtomicBool, Mutex, Ordering};
@@ -330,7 +330,8 @@ impl<U: DeviceResource + 'static> Upstream for PoolDriver<U> {
     }
 
     fn trim_others(&self, pool: u64, bytes: usize, waits: bool) -> bool {
-        trim_others(self.resource.device(), pool, bytes, waits)
+        // In a call of a resource around this pool, whose locks the thread may have: the outermost pool asks.
+        !holds_buffers() && trim_others(self.resource.device(), pool, bytes, waits)
     }
 
     fn is_captured(error: &Error) -> bool {

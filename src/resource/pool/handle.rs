@@ -14,9 +14,9 @@ use std::ops::Deref;
 pub(super) struct PoolHandle<U: DeviceResource + 'static>(Arc<Pool<PoolDriver<U>>>);
 
 impl<U: DeviceResource + 'static> PoolHandle<U> {
-    /// A new pool, which gives back what it has free before another pool of its device refuses a request.
-    pub(super) fn new(pool: Arc<Pool<PoolDriver<U>>>) -> Self {
-        let weak = WeakHandle(Arc::downgrade(&pool));
+    /// A new pool, which gives back what it has free, but for `keep` bytes, before another pool of its device refuses a request.
+    pub(super) fn new(pool: Arc<Pool<PoolDriver<U>>>, keep: usize) -> Self {
+        let weak = WeakHandle { pool: Arc::downgrade(&pool), keep };
         register(pool.upstream().resource.device(), pool.id(), Arc::new(weak));
         Self(pool)
     }
@@ -24,10 +24,8 @@ impl<U: DeviceResource + 'static> PoolHandle<U> {
     /// Has free memory above the release threshold go back each time that the program has waited for the device.
     pub(super) fn release_after_waits(&self) {
         if self.0.upstream().is_first_threshold() {
-            let pool = WeakHandle(Arc::downgrade(&self.0));
-            deferred::after_waits(move || {
-                pool.upgrade().inspect(|pool| pool.release_above_threshold()).is_some()
-            });
+            let pool = Arc::downgrade(&self.0);
+            deferred::after_waits(Arc::new(WeakHandle { pool, keep: 0 }));
         }
     }
 
@@ -38,18 +36,22 @@ impl<U: DeviceResource + 'static> PoolHandle<U> {
 }
 
 /// A pool as others of its device know it.
-struct WeakHandle<U: DeviceResource + 'static>(Weak<Pool<PoolDriver<U>>>);
+struct WeakHandle<U: DeviceResource + 'static> {
+    pool: Weak<Pool<PoolDriver<U>>>,
+    /// The bytes that it keeps, those in use among them.
+    keep: usize,
+}
 
 impl<U: DeviceResource + 'static> WeakHandle<U> {
     /// A share like any other: it may be the last one by then.
     fn upgrade(&self) -> Option<PoolHandle<U>> {
-        self.0.upgrade().map(PoolHandle)
+        self.pool.upgrade().map(PoolHandle)
     }
 }
 
 impl<U: DeviceResource + 'static> Sibling for WeakHandle<U> {
     fn is_gone(&self) -> bool {
-        self.0.strong_count() == 0
+        self.pool.strong_count() == 0
     }
 
     fn reserved(&self) -> usize {
@@ -60,13 +62,26 @@ impl<U: DeviceResource + 'static> Sibling for WeakHandle<U> {
         let Some(pool) = self.upgrade() else { return 0 };
         let given = match waits {
             // Of one that fails another one may have enough.
-            true => pool.wait_and_trim(0).unwrap_or(0),
-            false => pool.trim(0),
+            true => pool.wait_and_trim(self.keep).unwrap_or(0),
+            false => pool.trim(self.keep),
         };
         if given > 0 {
             pool.upstream().wait_for_returns();
         }
         given
+    }
+}
+
+impl<U: DeviceResource + 'static> deferred::AfterWait for WeakHandle<U> {
+    fn is_gone(&self) -> bool {
+        self.pool.strong_count() == 0
+    }
+
+    fn after_wait(&self) {
+        let Some(pool) = self.upgrade() else { return };
+        if pool.release_above_threshold() > 0 {
+            pool.upstream().wait_for_returns();
+        }
     }
 }
 
