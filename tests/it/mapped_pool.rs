@@ -401,6 +401,27 @@ fn a_long_buffer_grows_by_few_calls() {
     drop(last);
 }
 
+/// Also where a step that gathers comes before growth.
+#[test]
+fn large_blocks_fill_their_handles_under_any_policy() {
+    let device = support::device();
+    let stream = device.new_stream().unwrap();
+    for policy in [MissPolicy::default(), MissPolicy::rmm()] {
+        let pool = options(&device).miss_policy(policy).build().unwrap();
+        drop(bytes(&stream, &pool, 400 * MIB, 1).unwrap());
+        let held = bytes(&stream, &pool, 33 * MIB, 2).unwrap();
+        let map = pool.memory_map();
+        let block = map.blocks.iter().find(|block| !block.is_free).unwrap();
+        let (start, end) = (block.address, block.address + block.bytes as u64);
+        let touched =
+            map.upstream_blocks.iter().filter(|it| it.0 < end && it.0 + it.1 as u64 > start);
+        let kept: usize = touched.map(|it| it.1).sum();
+        assert!(kept <= 33 * MIB * 11 / 10, "{kept}");
+        assert_bytes(&held, 2);
+    }
+    assert_clean(&device);
+}
+
 /// Large blocks keep no more than a tenth beside themselves, also in memory that larger ones had.
 #[test]
 fn large_blocks_fill_their_handles() {

@@ -3,8 +3,9 @@
 use crate::support;
 use aquifer::sim::{SimConfig, Simulator};
 use aquifer::{
-    CudaResource, Device, DeviceResource, DeviceVec, ErrorKind, LimitingAdaptor, MissPolicy,
-    MissStep, PoolResource, Result, Stream, VirtualResource,
+    CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, DeviceVec, ErrorKind,
+    LimitingAdaptor, LocalDeviceResource, MissPolicy, MissStep, PoolResource, Result, Stream,
+    ThreadSafeAdaptor, VirtualResource,
 };
 use std::sync::Arc;
 
@@ -149,5 +150,75 @@ fn threads_take_from_each_others_pools() {
     });
     device.synchronize().unwrap();
     assert_eq!(simulator.live_bytes(), 0);
+    simulator.check().unwrap();
+}
+
+/// A pool that cannot grow keeps what it has, and one that can its initial size.
+#[test]
+fn what_a_pool_was_built_with_stays() {
+    let (device, simulator) = small_device();
+    let stream = device.new_stream().unwrap();
+    let fixed = MissPolicy::new([MissStep::Complete, MissStep::Ordered, MissStep::Wait]);
+    for (policy, kept) in [(fixed, 60 * MIB), (MissPolicy::default(), 20 * MIB)] {
+        let upstream = VirtualResource::new(&device).unwrap().into_shared();
+        let first = PoolResource::builder(upstream.clone()).initial_size(kept).miss_policy(policy);
+        let first = first.build().unwrap();
+        drop(vec(&first, &stream, 60).unwrap());
+        let second = PoolResource::new(upstream).unwrap();
+        let asked = vec(&second, &stream, 80);
+        assert_eq!(asked.is_ok(), kept == 20 * MIB);
+        assert_eq!(first.statistics().reserved, kept);
+        drop(vec(&first, &stream, kept / MIB).unwrap());
+    }
+    simulator.check().unwrap();
+}
+
+/// A pool behind an adaptor's lock.
+#[derive(Debug)]
+struct Below(AnyPool);
+
+// SAFETY: all is the pool's.
+unsafe impl LocalDeviceResource for Below {
+    fn device(&self) -> &Device {
+        self.0.device()
+    }
+
+    fn allocate(&mut self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
+        self.0.allocate(stream, layout)
+    }
+
+    unsafe fn deallocate(&mut self, stream: &Stream, block: DeviceBlock) {
+        // SAFETY: the caller's promise.
+        unsafe { self.0.deallocate(stream, block) }
+    }
+}
+
+/// Two stacks with a lock between two pools each: neither waits for the other's lock with its own.
+#[test]
+fn pools_behind_locks_do_not_wait_for_each_other() {
+    let (device, simulator) = small_device();
+    let stream = device.new_stream().unwrap();
+    let keeper = PoolResource::new(CudaResource::new(&device).into_shared()).unwrap();
+    let held = vec(&keeper, &stream, 60).unwrap();
+    let (done, both) = std::sync::mpsc::channel();
+    for _ in 0..2 {
+        let (device, done) = (device.clone(), done.clone());
+        std::thread::spawn(move || {
+            let below = PoolResource::new(CudaResource::new(&device).into_shared()).unwrap();
+            let locked = ThreadSafeAdaptor::new(Below(below)).into_shared();
+            let above = PoolResource::builder(locked).growth_step(2 * MIB).build().unwrap();
+            let stream = device.new_stream().unwrap();
+            for _ in 0..200 {
+                let _ = vec(&above, &stream, 4).map(drop);
+                assert!(vec(&above, &stream, 70).is_err());
+            }
+            done.send(()).unwrap();
+        });
+    }
+    for _ in 0..2 {
+        both.recv_timeout(std::time::Duration::from_secs(60))
+            .expect("the threads wait for each other");
+    }
+    drop(held);
     simulator.check().unwrap();
 }
