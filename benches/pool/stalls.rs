@@ -4,7 +4,7 @@
 use crate::kernels::delay;
 use crate::rows::{MIB, POOL, nanoseconds};
 use crate::subject::{Bench, Plain, must};
-use aquifer::{DeviceLayout, DeviceResource, Stream};
+use aquifer::{DeviceLayout, DeviceResource, PoolResource, Stream, VirtualResource};
 use std::time::{Duration, Instant};
 
 const KERNEL: Duration = Duration::from_millis(400);
@@ -18,7 +18,36 @@ fn take_and_free(pool: &Plain, stream: &Stream, bytes: usize) {
     unsafe { pool.deallocate(stream, block) };
 }
 
+/// A pool of mapped memory gives back what one stream freed, while a kernel of another one runs.
+fn trim_beside_a_kernel(bench: &Bench) {
+    let Ok(upstream) = VirtualResource::new(&bench.device) else { return };
+    let pool = must(PoolResource::new(upstream));
+    let (busy, other) = (&bench.streams()[0], &bench.streams()[1]);
+    let before = must(bench.device.memory_info()).free;
+    let blocks: Vec<_> = (0..8)
+        .map(|_| must(pool.allocate(other, must(DeviceLayout::new(512 * MIB as usize)))))
+        .collect();
+    bench.synchronize();
+    delay(busy, if bench.quick { Duration::from_millis(1) } else { KERNEL }.as_nanos() as u64);
+    let end = must(busy.record());
+    // SAFETY: of this pool, each given back once, and used by no work.
+    blocks.into_iter().for_each(|block| unsafe { pool.deallocate(other, block) });
+    let start = Instant::now();
+    let given = must(pool.trim(0));
+    let took = start.elapsed();
+    let beside = if must(end.is_complete()) { ", and the kernel had ended" } else { "" };
+    let missing = before.saturating_sub(must(bench.device.memory_info()).free);
+    println!(
+        "# trim: {} MiB went back, {} MiB of the device missing{beside}",
+        given >> 20,
+        missing >> 20
+    );
+    nanoseconds(POOL, "trim of 4 GiB beside a kernel", took.as_secs_f64() * 1e9);
+    bench.synchronize();
+}
+
 pub(crate) fn stalls(bench: &Bench) {
+    trim_beside_a_kernel(bench);
     type Call = fn(&Bench, &Plain, &Stream);
     let calls: [(&str, Call); 3] = [
         ("a first small allocation", |_, pool, stream| take_and_free(pool, stream, 768)),
