@@ -3,9 +3,8 @@
 use crate::device::Device;
 use crate::driver::{BackendKind, DeviceRange, Driver, DriverResult};
 use crate::sync::trusted::Mutex;
-use crate::sync::{Arc, Weak};
+use crate::sync::{Arc, LazyLock, Weak};
 use std::collections::{BTreeMap, HashMap};
-use std::sync::LazyLock;
 
 /// The peers of one device, and what it has mapped. No lock is held over a call of the driver.
 #[derive(Debug, Default)]
