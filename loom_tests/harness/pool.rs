@@ -338,7 +338,7 @@ impl Fixture {
     pub fn extend_held_for_good(&self, stream: usize, place: usize, units: usize) {
         let (handle, mut block) = (&self.streams[stream], self.held[place]);
         let (before, bytes) = (block.bytes, block.bytes + units * UNIT);
-        let extended = self.pool().extend(handle, PoolDriver::id(handle), &mut block, bytes);
+        let extended = self.pool().extend(handle, PoolDriver::id(handle), &mut block, bytes, false);
         if extended.unwrap_or(false) {
             assert_eq!(block.bytes, bytes, "the bytes of a block");
             self.driver.hand_out(stream, block.address + before as u64, bytes - before);

@@ -36,6 +36,32 @@ impl Heap {
         }
     }
 
+    /// The units of a live block.
+    pub(crate) fn live_units(&self, node: Node) -> Option<u32> {
+        self.nodes.live(node).ok().map(|block| block.units)
+    }
+
+    /// The free blocks right above a live block, nearest first: their tags, stamps and units.
+    ///
+    /// # Errors
+    ///
+    /// As [`above`](Self::above).
+    pub(crate) fn free_above(
+        &self,
+        node: Node,
+    ) -> Result<impl Iterator<Item = (Tag, usize, u32)> + '_, NotLive> {
+        let mut next = self.nodes.live(node)?.next;
+        Ok(std::iter::from_fn(move || {
+            let block = &self.nodes[next];
+            next = block.next;
+            (block.bin != BORDER && block.is_free()).then_some((
+                block.tag,
+                block.stamp,
+                block.units,
+            ))
+        }))
+    }
+
     /// Has a live block take so many units of the free memory right above it, whatever its tags. Returns whether
     /// it did; if not, nothing changes.
     ///

@@ -119,6 +119,13 @@ impl Addresses {
         self.rooms.insert(start, (end, reservation));
     }
 
+    /// Makes the room that begins at an address a range as any other.
+    pub(super) fn open(&mut self, start: u64) {
+        if let Some((end, reservation)) = self.rooms.remove(&start) {
+            self.give(AddressRange { start, end, reservation });
+        }
+    }
+
     /// Makes the rooms of blocks that are gone ranges as any other.
     pub(super) fn open_unused(&mut self, is_used: impl Fn(u64, u32) -> bool) {
         let unused = |start: &u64, range: &mut (u64, u32)| !is_used(*start, range.1);

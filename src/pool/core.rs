@@ -17,7 +17,7 @@
 //! | --- | --- | --- |
 //! | `trim_lock` | blocks on their way back to upstream, and the room that a request makes that way, from other trims | trim, the last step of a miss, growth that gives surplus back |
 //! | `growth_lock` | growth at a miss: one thread asks upstream; the others look again when they come in, and grow if that fails | growth |
-//! | `in_transit` (readers and writer) | memory in hand between upstream or the shared heap and a heap, handles on their way between heaps | read: growth, `prepare`, refill, `drain_shared_into_own`; written: gather, trim, a refusal |
+//! | `in_transit` (readers and writer) | memory in hand between upstream or the shared heap and a heap, handles on their way between heaps, what a block takes while memory is mapped behind it | read: growth, `prepare`, refill, `drain_shared_into_own`; written: gather, trim, a refusal |
 //! | `reclaim_lock` | the words by which magazines are revoked, the list of a slot's magazines, `Slot::captured` | a new magazine, growth, gather, trim, captures, statistics, the end of a thread, a stream or the pool |
 //! | `Slot::magazines` | the list of magazines | the same |
 //! | `Slot::epochs` | the stream's handle, the events of its closed epochs | registration, misses, gather, trim, captures, a stream's end |

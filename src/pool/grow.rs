@@ -170,7 +170,7 @@ impl<U: Upstream> Pool<U> {
                 MissStep::Grow => MapLimits { moves: false, waits: false, new: Some(soft) },
                 _ => MapLimits {
                     moves: true,
-                    waits: wait_first && self.has_waits(),
+                    waits: wait_first && self.has_waits() && request.may_wait(),
                     new: Some(maximum),
                 },
             };

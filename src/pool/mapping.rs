@@ -19,12 +19,6 @@ use std::time::Instant;
 /// that is free in it.
 const LEAST_ADDRESSES: u64 = 256 << 20;
 
-/// What a pool reserves at most so that blocks may grow: a process has 128 TiB.
-const MOST_ADDRESSES: u64 = 1 << 43;
-/// The part of what is left of that for a block that grows, and for a slot, whose last block may grow.
-pub(super) const ROOM_DIVISOR: u64 = 8;
-const SLOT_DIVISOR: u64 = 64;
-
 /// The most that a step of growth may be: no device has as much.
 const LARGEST_STEP: u64 = 1 << 46;
 
@@ -57,6 +51,9 @@ impl<U: Upstream> Pool<U> {
         mapped: Mapped<'_, U>,
         limits: MapLimits,
     ) -> Result<Option<TakenBlock>, Failure<U::Error>> {
+        if let Target::Above(above) = &request.target {
+            return self.map_above(request, mapped, limits, above);
+        }
         let most = limits.new.unwrap_or_else(|| self.reserved_bytes());
         if request.bytes() > most {
             return Ok(None);
@@ -99,7 +96,9 @@ impl<U: Upstream> Pool<U> {
         let (slot, limits) = (request.heap_slot(), attempt.limits);
         let begin = is_enabled().then(Instant::now);
         let Some(place) = self.take_place(request, mapped, attempt)? else { return Ok(None) };
-        let _transit = self.in_transit.read();
+        // Behind a block, the caller has it.
+        let is_behind = matches!(request.target, Target::Behind(_));
+        let _transit = (!is_behind).then(|| self.in_transit.read());
         let movable = match limits.moves {
             true => self.take_movable(request, mapped, place, attempt),
             false => Vec::new(),
@@ -292,7 +291,11 @@ impl<U: Upstream> Pool<U> {
         let all = if is_open { wanted + LARGEST_HANDLE.max(granularity) } else { wanted };
         match &request.target {
             Target::Anywhere => {}
-            Target::Growable => return self.take_growable_place(request, mapped, (wanted, all)),
+            Target::Above(_) => return Ok(None),
+            Target::Growable => {
+                let range = self.take_growable_place(slot, mapped, wanted);
+                return Ok(range.map(|range| Place { range, wanted }));
+            }
             Target::Behind(behind) => {
                 let Behind { owner, end, reservation, .. } = *behind;
                 let mut addresses = owner.addresses.lock();
@@ -347,8 +350,7 @@ impl<U: Upstream> Pool<U> {
         };
         let wish = all.saturating_mul(4).max(LEAST_ADDRESSES);
         let twice = slot.addresses.lock().reserved().saturating_mul(2);
-        let wish = wish.max(twice.min(mapped.total().unwrap_or(u64::MAX)));
-        let wish = wish.max(self.room(mapped, SLOT_DIVISOR));
+        let wish = wish.max(self.room_of_slot(mapped, twice));
         match self.reserve_place(slot, mapped, all, wish.next_multiple_of(granularity)) {
             Ok(range) => Ok(Some(Place { range, wanted })),
             // No more addresses: not apart then.
@@ -357,42 +359,6 @@ impl<U: Upstream> Pool<U> {
                 None => Err(error),
             },
         }
-    }
-
-    /// Addresses for a block that may grow, at the beginning of more than it can ever need; `None` where there are fewer.
-    fn take_growable_place(
-        &self,
-        request: &Request<'_, U>,
-        mapped: Mapped<'_, U>,
-        (wanted, all): (u64, u64),
-    ) -> Result<Option<Place>, Failure<U::Error>> {
-        let slot = request.slot;
-        let room = self.room(mapped, ROOM_DIVISOR).max(all);
-        {
-            let heap = slot.heap();
-            let mut addresses = slot.addresses.lock();
-            addresses.open_unused(|start, number| heap.is_live_below(start, number));
-            let wide = addresses.iter().filter(|range| range.bytes() >= room);
-            if let Some(range) = wide.min_by_key(|range| range.bytes()) {
-                let range = AddressRange { end: range.start + all, ..range };
-                addresses.take(range);
-                return Ok(Some(Place { range, wanted }));
-            }
-        }
-        if room == all {
-            return Ok(None);
-        }
-        let Ok(range) = self.reserve(slot, mapped, room) else { return Ok(None) };
-        let range = AddressRange { end: range.start + all, ..range };
-        slot.addresses.lock().take(range);
-        Ok(Some(Place { range, wanted }))
-    }
-
-    /// Addresses that a block may grow in: for all memory of the device, as long as there are many.
-    pub(super) fn room(&self, mapped: Mapped<'_, U>, divisor: u64) -> u64 {
-        let (total, granularity) = (mapped.total().unwrap_or(0), mapped.granularity());
-        let left = MOST_ADDRESSES.saturating_sub(self.upstream_blocks.lock().addresses());
-        total.next_multiple_of(granularity).min((left / divisor) & !(granularity - 1))
     }
 
     /// The first of `wish` bytes of new addresses, or of no more than it needs.
@@ -413,7 +379,7 @@ impl<U: Upstream> Pool<U> {
     }
 
     /// New addresses, which are the slot's to map to.
-    fn reserve(
+    pub(super) fn reserve(
         &self,
         slot: &Slot<U>,
         mapped: Mapped<'_, U>,
@@ -423,7 +389,7 @@ impl<U: Upstream> Pool<U> {
         let reservation = {
             let mut blocks = self.upstream_blocks.lock();
             let number = blocks.new_number();
-            blocks.reservations.insert(number, (start, bytes));
+            blocks.insert_reservation(number, (start, bytes));
             number
         };
         let range = AddressRange { start, end: start + bytes, reservation };

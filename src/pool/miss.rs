@@ -138,6 +138,7 @@ impl<U: Upstream> Pool<U> {
         mapped: Mapped<'_, U>,
     ) -> Result<TakenBlock, Failure<U::Error>> {
         self.run_steps(request, |step| match step {
+            MissStep::Gather | MissStep::Trim if !request.may_block() => Ok(None),
             MissStep::Gather if request.graph_upto.is_none() => {
                 self.wait_for_all_and_map(request, mapped)
             }
@@ -211,7 +212,7 @@ impl<U: Upstream> Pool<U> {
                 Err(Failure::Exhausted(error)) => last = error.or(last),
             }
         }
-        let waits = self.settings.steps.contains(&MissStep::Trim);
+        let waits = self.settings.steps.contains(&MissStep::Trim) && request.may_block();
         if let Some(found) = self.grow_after_others(request, &last, waits) {
             return Ok(found);
         }
@@ -257,7 +258,7 @@ impl<U: Upstream> Pool<U> {
 
     /// INV-POOL-5, of memory that is mapped: what other threads had in hand while the steps looked is in heaps again.
     fn map_what_was_in_transit(&self, request: &Request<'_, U>) -> Option<TakenBlock> {
-        let mapped = self.upstream.mapped()?;
+        let mapped = self.upstream.mapped().filter(|_| request.may_block())?;
         if !self.settings.steps.iter().any(|step| matches!(step, MissStep::Gather | MissStep::Trim))
         {
             return None;

@@ -13,6 +13,7 @@
 //! | `append_array`, `magazine`, `block` | an array that grows; a thread's own blocks; a block that is handed out |
 //! | `local` | a thread's table of magazines |
 //! | `addresses` | reserved addresses without memory |
+//! | `room` | addresses for blocks that grow |
 //! | `remote_frees`, `ordered`, `epochs`, `recent_owners`, `slot` | the parts of a slot, and the slot |
 //! | `graphs`, `populated`, `upstream_blocks` | what graphs keep; which heaps to scan; blocks and handles of upstream |
 //! | `core` | [`Pool`] |
@@ -57,6 +58,7 @@ mod recent_owners;
 mod remote_frees;
 mod request;
 mod resize;
+mod room;
 mod settings;
 mod slot;
 mod stats;

@@ -25,8 +25,23 @@ pub(super) enum Target<'a, U: Upstream> {
     Anywhere,
     /// Where memory is mapped, in front of addresses that are free for more. Whole granules.
     Growable,
+    /// In a live block, which becomes longer: free memory above it, and what is mapped behind that.
+    Above(Above<'a, U>),
     /// Where memory is mapped, behind a live block, which takes it. Whole granules.
     Behind(Behind<'a, U>),
+}
+
+/// The block that is to be longer.
+pub(super) struct Above<'a, U: Upstream> {
+    /// Whose heap has the block.
+    pub(super) owner: &'a Slot<U>,
+    pub(super) node: Node,
+    /// The units that it has, needs at least, and should have.
+    pub(super) before: u32,
+    pub(super) least: u32,
+    pub(super) whole: u32,
+    /// Nothing waits for it.
+    pub(super) is_wish: bool,
 }
 
 /// The block that memory is mapped behind.
@@ -75,6 +90,7 @@ impl<U: Upstream> Request<'_, U> {
     /// The slot whose heap gets memory that is mapped for it.
     pub(super) fn heap_slot(&self) -> &Slot<U> {
         match &self.target {
+            Target::Above(above) => above.owner,
             Target::Behind(behind) => behind.owner,
             Target::Anywhere | Target::Growable => self.slot,
         }
@@ -83,5 +99,20 @@ impl<U: Upstream> Request<'_, U> {
     /// Whether memory serves wherever it lies.
     pub(super) fn is_anywhere(&self) -> bool {
         matches!(self.target, Target::Anywhere)
+    }
+
+    /// Whether the host may wait for it. Not for what memory elsewhere serves as well, which is asked for next.
+    pub(super) fn may_block(&self) -> bool {
+        match &self.target {
+            Target::Anywhere => true,
+            Target::Growable => false,
+            Target::Above(Above { is_wish, .. }) => !is_wish,
+            Target::Behind(_) => false,
+        }
+    }
+
+    /// Whether its stream may wait for others.
+    pub(super) fn may_wait(&self) -> bool {
+        !matches!(&self.target, Target::Above(Above { is_wish: true, .. }))
     }
 }

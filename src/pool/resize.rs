@@ -6,13 +6,14 @@
 
 use super::block::{Block, GRAPH_BIT, POOL_SHIFT, SlotId, UNIT_SHIFT, node_of, owner_of};
 use super::core::Pool;
-use super::mapping::ROOM_DIVISOR;
-use super::request::{Behind, Request, Target};
+use super::mapping::MapLimits;
+use super::request::{Above, Behind, Request, TakenBlock, Target};
+use super::room::ROOM_DIVISOR;
 use super::slot::Slot;
 use super::upstream::{Failure, Mapped, Upstream};
 use crate::debug_log::defer_events;
-use crate::heap::Node;
-use std::cell::{Cell, RefCell};
+use crate::heap::{Node, Taken};
+use std::cell::Cell;
 use std::collections::BTreeMap;
 
 /// A live block whose token and size the pool has checked.
@@ -20,6 +21,23 @@ struct Checked<'a, U: Upstream> {
     owner: &'a Slot<U>,
     node: Node,
     units: u32,
+}
+
+/// What a look above a block has found.
+enum LookedAbove {
+    /// What it needed, which it has taken.
+    Enough,
+    Open(Open),
+}
+
+/// Addresses where memory can be mapped behind a block and what is free above it.
+struct Open {
+    end: u64,
+    reservation: u32,
+    /// The units of memory for it.
+    missing: u32,
+    /// They were its room before.
+    was_room: bool,
 }
 
 impl<U: Upstream> Pool<U> {
@@ -50,6 +68,10 @@ impl<U: Upstream> Pool<U> {
         let _deferred = defer_events();
         if let Some(block) = self.allocate_in_room(slot, mapped, units) {
             return Ok(Some(block));
+        }
+        // Without a place no step helps. Another thread may take this one, and then nothing waits for it either.
+        if !self.make_growable_place(slot, mapped, u64::from(units) << UNIT_SHIFT) {
+            return Ok(None);
         }
         let align = align.max(self.settings.alignment);
         let target = Target::Growable;
@@ -87,13 +109,14 @@ impl<U: Upstream> Pool<U> {
     }
 
     /// Has a block be at least `bytes` bytes long where it is, for work on `stream`: whole granules, where memory is mapped
-    /// for it. Whether it is; if not, it is as it was.
+    /// for it. Whether it is; if not, it is as it was. Nothing waits for what is but a wish, and nothing is said to lack for it.
     pub fn extend(
         &self,
         stream: &U::Stream,
         stream_id: u64,
         block: &mut Block,
         bytes: usize,
+        is_wish: bool,
     ) -> Result<bool, Failure<U::Error>> {
         let Some(mapped) = self.upstream.mapped() else { return Ok(false) };
         let granularity = mapped.granularity();
@@ -119,108 +142,157 @@ impl<U: Upstream> Pool<U> {
         }
         self.free_deferred_graphs();
         let _deferred = defer_events();
-        let ready = |tag, stamp| match graph_upto {
-            // As of any memory for a graph (INV-POOL-7).
-            Some(upto) if tag == slot.id => stamp <= upto,
-            _ => stamp <= self.ready_stamp(slot, tag),
+        let above = Above { owner, node, before, least, whole, is_wish };
+        let request = Request {
+            slot,
+            stream,
+            units: whole - before,
+            align: self.settings.alignment,
+            graph_upto,
+            fills_handles: Cell::new(false),
+            target: Target::Above(above),
         };
-        let take = || self.take_above(owner, node, (before, least, whole), &ready);
-        let found = take().or_else(|| {
+        let Target::Above(above) = &request.target else { return Ok(false) };
+        let mut found = self.look_above(&request, above, false);
+        if found.is_none() {
             // Addresses behind it may have been left by memory that moved, and memory there by other streams.
             self.unmap_vacated(mapped);
-            if graph_upto.is_none() {
-                self.wait_for_above(slot, stream, (owner, node));
+            if graph_upto.is_none() && !is_wish {
+                self.wait_for_above(&request, above);
             }
-            take()
-        });
-        let Some((mut units, behind)) = found else { return Ok(false) };
-        if let Some((end, reservation, missing)) = behind {
-            let target = Target::Behind(Behind { owner, node, end, reservation });
-            let align = self.settings.alignment;
-            let fills_handles = Cell::new(false);
-            let request =
-                Request { slot, stream, units: missing, align, graph_upto, fills_handles, target };
-            if let Err(failure) = self.map_behind(&request, mapped) {
-                // As it was, but what it took is the stream's by now.
-                let (tag, stamp) = (slot.id, slot.epochs.current());
-                let _ = owner.heap().shrink(node, before, tag, stamp);
-                return Err(failure);
-            }
-            units += missing;
+            found = self.look_above(&request, above, false);
         }
+        let Some(found) = found else { return Ok(false) };
+        if let LookedAbove::Open(_) = found {
+            match self.map_by_policy(&request, mapped) {
+                Ok(_) => {}
+                // Another thread has the place by now, or nobody waits for it: it is no lack of memory.
+                Err(Failure::Exhausted(_))
+                    if is_wish || self.look_above(&request, above, false).is_none() =>
+                {
+                    return Ok(false);
+                }
+                Err(failure) => return Err(failure),
+            }
+        }
+        let Some(units) = owner.heap().live_units(node) else { return Ok(false) };
         block.bytes = (units as usize) << UNIT_SHIFT;
         self.graphs.lock().set_bytes(block.token & !GRAPH_BIT, block.bytes);
         Ok(true)
     }
 
-    /// Has a block of `before` units take the free memory above it: up to `whole`, and if that is less than `least`, the
-    /// rest has to be mapped behind it. Returns the units that it has, and where to map how many more. `None`, and nothing
-    /// changes, where something else lies there.
-    #[expect(clippy::type_complexity, reason = "named where it is taken apart")]
-    fn take_above(
+    /// Has a block take the free memory above it. Where that is not enough, it takes it only if it `holds` it, and makes
+    /// what is behind it its room. `None`, and nothing changes, where something else lies there.
+    fn look_above(
         &self,
-        owner: &Slot<U>,
-        node: Node,
-        (before, least, whole): (u32, u32, u32),
-        ready: &impl Fn(SlotId, usize) -> bool,
-    ) -> Option<(u32, Option<(u64, u32, u32)>)> {
+        request: &Request<'_, U>,
+        to: &Above<'_, U>,
+        holds: bool,
+    ) -> Option<LookedAbove> {
+        let Above { owner, node, before, least, whole, .. } = *to;
+        let ready = |tag, stamp| self.is_ready_for(request, tag, stamp);
         let mut heap = owner.heap();
         let above = heap.above(node, ready).ok()?;
         let free = (above.end - above.start) >> UNIT_SHIFT;
         let units = before + u64::from(whole - before).min(free) as u32;
-        let mut behind = None;
-        if units < least {
-            let mut addresses = owner.addresses.lock();
-            addresses.open_unused(|start, number| heap.is_live_below(start, number));
-            let (reservation, missing) = (above.open?, whole - units);
-            let room = addresses.behind(above.end, reservation);
-            behind = Some((above.end, reservation, missing));
-            if room < u64::from(missing) << UNIT_SHIFT {
+        if units >= least {
+            let extended = heap.extend(node, units - before, ready);
+            return (extended == Ok(true)).then_some(LookedAbove::Enough);
+        }
+        let mut addresses = owner.addresses.lock();
+        addresses.open_unused(|start, number| heap.is_live_below(start, number));
+        let (reservation, missing) = (above.open?, whole - units);
+        if addresses.behind(above.end, reservation) < u64::from(missing) << UNIT_SHIFT {
+            return None;
+        }
+        let was_room = addresses.is_room(above.end);
+        if holds {
+            if heap.extend(node, units - before, ready) != Ok(true) {
                 return None;
             }
+            addresses.keep(above.end);
         }
-        let extended = heap.extend(node, units - before, ready);
-        (extended == Ok(true)).then_some((units, behind))
+        Some(LookedAbove::Open(Open { end: above.end, reservation, missing, was_room }))
     }
 
-    /// Has the stream own what is free above a block: what the device is past, and what the policy lets it wait for.
-    fn wait_for_above(&self, slot: &Slot<U>, stream: &U::Stream, (owner, node): (&Slot<U>, Node)) {
-        let free = RefCell::new(BTreeMap::<SlotId, usize>::new());
-        let note = |tag, stamp: usize| {
-            if stamp > self.ready_stamp(slot, tag) {
-                let mut free = free.borrow_mut();
-                let latest = free.entry(tag).or_default();
-                *latest = stamp.max(*latest);
-            }
-            true
+    /// Maps memory behind a block that is to be longer. What is free above it is the block's meanwhile, so that none of it
+    /// moves; no step waits for the device meanwhile, and a request that is about to be refused
+    /// waits for this (INV-POOL-5).
+    pub(super) fn map_above(
+        &self,
+        request: &Request<'_, U>,
+        mapped: Mapped<'_, U>,
+        limits: MapLimits,
+        above: &Above<'_, U>,
+    ) -> Result<Option<TakenBlock>, Failure<U::Error>> {
+        let Above { owner, node, before, .. } = *above;
+        let Request { slot, stream, align, graph_upto, .. } = *request;
+        let taken = TakenBlock {
+            owner: owner.id,
+            freed_by: request.tag(),
+            taken: Taken { node, address: 0, stamp: 0 },
         };
-        // Of a block that is live: it was checked.
-        let _ = owner.heap().above(node, note);
-        let pending = free.into_inner();
+        let _transit = self.in_transit.read();
+        let open = match self.look_above(request, above, true) {
+            None => return Ok(None),
+            Some(LookedAbove::Enough) => return Ok(Some(taken)),
+            Some(LookedAbove::Open(open)) => open,
+        };
+        let Open { end, reservation, missing, was_room } = open;
+        let target = Target::Behind(Behind { owner, node, end, reservation });
+        let fills_handles = Cell::new(false);
+        let behind =
+            Request { slot, stream, units: missing, align, graph_upto, fills_handles, target };
+        let result = self.map_for(&behind, mapped, limits);
+        let mut heap = owner.heap();
+        if let Ok(Some(_)) = &result {
+            owner.addresses.lock().keep(end + behind.bytes() as u64);
+            return result;
+        }
+        // As it was, but what it took is the stream's by now.
+        let _ = heap.shrink(node, before, slot.id, slot.epochs.current());
+        let mut addresses = owner.addresses.lock();
+        addresses.keep(end);
+        if !was_room {
+            addresses.open(end);
+        }
+        result
+    }
+
+    fn is_ready_for(&self, request: &Request<'_, U>, tag: SlotId, stamp: usize) -> bool {
+        match request.graph_upto {
+            // As of any memory for a graph (INV-POOL-7).
+            Some(upto) if tag == request.slot.id => stamp <= upto,
+            _ => stamp <= self.ready_stamp(request.slot, tag),
+        }
+    }
+
+    /// Has the stream own what it needs of the free memory above a block: what the device is past, and what the policy
+    /// lets it wait for.
+    fn wait_for_above(&self, request: &Request<'_, U>, above: &Above<'_, U>) {
+        let Above { owner, node, before, whole, .. } = *above;
+        let (mut missing, mut pending) = (whole - before, BTreeMap::<SlotId, usize>::new());
+        {
+            let heap = owner.heap();
+            // Of a block that is live: it was checked.
+            for (tag, stamp, units) in heap.free_above(node).into_iter().flatten() {
+                if !self.is_ready_for(request, tag, stamp) {
+                    let latest = pending.entry(tag).or_default();
+                    *latest = stamp.max(*latest);
+                }
+                missing = missing.saturating_sub(units);
+                if missing == 0 {
+                    break;
+                }
+            }
+        }
         self.close_and_poll(pending.clone());
         if self.has_waits() {
             for (tag, stamp) in pending {
                 // What cannot be waited for stays as it is.
-                let _ = self.make_wait(slot, stream, tag, stamp);
+                let _ = self.make_wait(request.slot, request.stream, tag, stamp);
             }
         }
-    }
-
-    /// Maps memory behind a block. The addresses that are left there are its room, then.
-    fn map_behind(
-        &self,
-        request: &Request<'_, U>,
-        mapped: Mapped<'_, U>,
-    ) -> Result<(), Failure<U::Error>> {
-        let Target::Behind(Behind { owner, end, .. }) = &request.target else { return Ok(()) };
-        let was_room = owner.addresses.lock().is_room(*end);
-        let result = self.map_by_policy(request, mapped);
-        match &result {
-            Ok(_) => owner.addresses.lock().keep(end + request.bytes() as u64),
-            Err(_) if was_room => owner.addresses.lock().keep(*end),
-            Err(_) => {}
-        }
-        result.map(drop)
     }
 
     /// Whether [`shrink`](Self::shrink) would make the block smaller. Less than a granule had better lie elsewhere.
@@ -250,6 +322,7 @@ impl<U: Upstream> Pool<U> {
         let shrunk = owner.heap().shrink(node, units, slot.id, slot.epochs.current());
         if shrunk == Ok(true) {
             block.bytes = (units as usize) << UNIT_SHIFT;
+            self.graphs.lock().set_bytes(block.token & !GRAPH_BIT, block.bytes);
         }
         Ok(shrunk == Ok(true))
     }

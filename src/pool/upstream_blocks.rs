@@ -39,7 +39,9 @@ pub(super) struct UpstreamBlocks<B> {
     blocks: BTreeMap<(u64, u32), UpstreamBlock<B>>,
     next_number: u32,
     /// Addresses that were reserved, and their bytes, by number.
-    pub(super) reservations: BTreeMap<u32, (u64, u64)>,
+    reservations: BTreeMap<u32, (u64, u64)>,
+    /// Their bytes.
+    addresses: u64,
 }
 
 impl<B> UpstreamBlocks<B> {
@@ -51,6 +53,7 @@ impl<B> UpstreamBlocks<B> {
             blocks: BTreeMap::new(),
             next_number: 0,
             reservations: BTreeMap::new(),
+            addresses: 0,
         }
     }
 
@@ -96,7 +99,13 @@ impl<B> UpstreamBlocks<B> {
 
     /// The bytes of all reservations.
     pub(super) fn addresses(&self) -> u64 {
-        self.reservations.values().map(|(_, bytes)| bytes).sum()
+        self.addresses
+    }
+
+    /// Adds a reservation: its address and bytes.
+    pub(super) fn insert_reservation(&mut self, number: u32, reservation: (u64, u64)) {
+        self.addresses += reservation.1;
+        self.reservations.insert(number, reservation);
     }
 
     /// Adds a block whose bytes are reserved.

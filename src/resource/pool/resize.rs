@@ -61,12 +61,18 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
                 hooks.region_resize(stream, address, before, bytes);
             }
             // SAFETY: the caller's promise.
-            let _ = unsafe { self.pool.shrink(stream, stream.id(), &mut block, bytes) };
+            let shrunk = unsafe { self.pool.shrink(stream, stream.id(), &mut block, bytes) };
+            if !matches!(shrunk, Ok(true)) {
+                if let Some(hooks) = hooks {
+                    hooks.region_resize(stream, address, bytes, before);
+                }
+                return shrunk.map_err(|failure| self.explain(failure, Asked::Trim));
+            }
             let bytes = if hooks.is_some() { bytes } else { block.bytes };
             *resized = DeviceBlock::new(address, bytes, block.token);
             return Ok(true);
         }
-        match self.pool.extend(stream, stream.id(), &mut block, bytes) {
+        match self.pool.extend(stream, stream.id(), &mut block, bytes, false) {
             Ok(true) => {}
             Ok(false) | Err(Failure::Captured) => return Ok(false),
             Err(failure) => {

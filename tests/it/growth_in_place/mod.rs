@@ -2,6 +2,7 @@
 
 mod adaptors;
 mod limits;
+mod waits;
 
 use crate::support;
 use aquifer::sim::{SimConfig, Simulator};
