@@ -5,6 +5,7 @@ use crate::error::catch_panic;
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::DeviceLayout;
 use crate::resource::impls::{adaptor, debug_struct, forward, getters, setters};
+use crate::resource::resizing::Purpose;
 use crate::resource::{DeviceBlock, DeviceResource};
 use crate::stream::Stream;
 use crate::sync::trusted::thread_local;
@@ -279,7 +280,11 @@ unsafe impl<U: DeviceResource> DeviceResource for FailureCallbackAdaptor<U> {
         bytes: usize,
     ) -> Result<bool> {
         // SAFETY: the block is the upstream's, and as it was after an error; the caller vouches for the rest.
-        let resize = |upstream: &U| unsafe { upstream.resize_in_place(stream, block, bytes) };
+        let mut resize = |upstream: &U| unsafe { upstream.resize_in_place(stream, block, bytes) };
+        // What the caller goes on without is no failure.
+        if Purpose::current() == Purpose::Wish {
+            return resize(&self.state.upstream);
+        }
         self.state.retry(DeviceLayout::new(bytes)?, resize)
     }
 }

@@ -4,6 +4,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::impls::Count;
 use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout, align_up};
 use crate::resource::impls::{adaptor, forward};
+use crate::resource::resizing::Purpose;
 use crate::resource::{DeviceBlock, DeviceResource};
 use crate::stream::Stream;
 use crate::sync::Arc;
@@ -215,7 +216,8 @@ unsafe impl<U: DeviceResource> DeviceResource for LimitingAdaptor<U> {
         let more = self.rounded(block.bytes()).saturating_sub(counted + charged);
         if more > 0 && self.reserve(more).is_err() {
             // SAFETY: the same; what is given up was just added, and no work uses it.
-            let _ = unsafe { upstream.resize_in_place(stream, block, before) };
+            let undo = || unsafe { upstream.resize_in_place(stream, block, before) };
+            let _ = Purpose::Undo.of(undo);
             if block.bytes() <= before {
                 return Ok(false);
             }
@@ -224,6 +226,7 @@ unsafe impl<U: DeviceResource> DeviceResource for LimitingAdaptor<U> {
         }
         // From here on it is the block's free that subtracts.
         std::mem::forget(charge);
+        // What is given up, after the call: an upstream that keeps it may have no room under the limit to count it again.
         self.release((counted + charged + more).saturating_sub(self.rounded(block.bytes())));
         Ok(true)
     }

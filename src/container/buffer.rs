@@ -8,6 +8,7 @@ use crate::driver::sim::CallSite;
 use crate::driver::{DeviceRange, VectorEvent, VectorType, is_forked_child};
 use crate::error::{DriverError, Error, ErrorKind, Result};
 use crate::layout::DeviceLayout;
+use crate::resource::resizing::Purpose;
 use crate::resource::{DeviceBlock, DeviceResource, ResourceHandle};
 use crate::stream::{Stream, StreamCall, deferred};
 use crate::sync::Arc;
@@ -107,6 +108,20 @@ impl Buffer {
         let grown = deferred::or_collect(grow)?;
         self.note_resized(grown, kind);
         Ok(grown)
+    }
+
+    /// As [`grow_in_place`](Self::grow_in_place), for what can be done without: by what needs no wait. An error is told by
+    /// the growth that is needed.
+    pub(crate) fn grow_by_wish(&mut self, bytes: usize, kind: VectorKind) -> bool {
+        if self.block.is_empty() {
+            return false;
+        }
+        let Self { resource, home, block, .. } = self;
+        // SAFETY: the resource's own block, of which nothing is given up.
+        let grow = || unsafe { resource.resize_in_place(home, block, bytes) };
+        let grown = Purpose::Wish.of(grow).unwrap_or(false);
+        self.note_resized(grown, kind);
+        grown
     }
 
     /// As [`grow_in_place`](Self::grow_in_place), for fewer bytes, not none. Home waits for all uses of the others. Not in

@@ -16,6 +16,16 @@ use bytemuck::Pod;
 /// calls: some 90 for twice the capacity.
 const SPARE_DIVISOR: usize = 128;
 
+/// What came of growth in place.
+#[derive(PartialEq, Eq)]
+enum InPlace {
+    Grown,
+    /// The memory cannot grow where it is.
+    NoPlace,
+    /// It could, but there is none.
+    NoMemory,
+}
+
 impl<T: Pod> DeviceVec<T> {
     /// Another block of the vector's resource, with space for `capacity`.
     pub(super) fn allocate_like(&self, capacity: usize) -> Result<Buffer> {
@@ -25,7 +35,7 @@ impl<T: Pod> DeviceVec<T> {
 
     /// Makes space for `capacity`, and for no more, in home's order.
     fn reallocate(&mut self, capacity: usize) -> Result<()> {
-        if self.grows_in_place(capacity)? {
+        if self.grows_in_place(capacity)? == InPlace::Grown {
             return Ok(());
         }
         let new = match self.allocate_growable(capacity)? {
@@ -37,11 +47,13 @@ impl<T: Pod> DeviceVec<T> {
 
     /// Has the vector's memory hold `capacity` where it is, if there is room for it. Where memory lacks, some that lies
     /// elsewhere may serve.
-    fn grows_in_place(&mut self, capacity: usize) -> Result<bool> {
+    fn grows_in_place(&mut self, capacity: usize) -> Result<InPlace> {
         let bytes = DeviceLayout::array::<T>(capacity)?.bytes();
         match self.buffer.grow_in_place(bytes, kind_of::<Self, T>) {
-            Err(error) if error.kind() == ErrorKind::OutOfMemory => Ok(false),
-            grown => grown,
+            Ok(true) => Ok(InPlace::Grown),
+            Ok(false) => Ok(InPlace::NoPlace),
+            Err(error) if error.kind() == ErrorKind::OutOfMemory => Ok(InPlace::NoMemory),
+            Err(error) => Err(error),
         }
     }
 
@@ -101,15 +113,20 @@ impl<T: Pod> DeviceVec<T> {
             return Ok(());
         }
         let spare = capacity.saturating_add(capacity / SPARE_DIVISOR);
-        let larger = Some(spare).filter(|spare| *spare > wanted);
-        for capacity in larger.into_iter().chain([wanted]) {
-            if self.grows_in_place(capacity)? {
-                return Ok(());
-            }
+        if spare > wanted
+            && let Ok(layout) = DeviceLayout::array::<T>(spare)
+            && self.buffer.grow_by_wish(layout.bytes(), kind_of::<Self, T>)
+        {
+            return Ok(());
         }
-        let doubled = capacity.saturating_mul(2).max(wanted);
+        let doubled = match self.grows_in_place(wanted)? {
+            InPlace::Grown => return Ok(()),
+            InPlace::NoPlace => capacity.saturating_mul(2).max(wanted),
+            // For twice as much there is no memory either.
+            InPlace::NoMemory => wanted,
+        };
         // What can grow where it is needs no more; twice as much may be the first that can.
-        for capacity in [wanted, doubled] {
+        for capacity in [wanted, doubled].into_iter().take(1 + usize::from(doubled > wanted)) {
             if let Some(new) = self.allocate_growable(capacity)? {
                 return self.move_to(new);
             }

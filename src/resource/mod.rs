@@ -20,6 +20,7 @@ mod mapped_peers;
 mod nccl;
 mod pool;
 mod registry;
+pub(crate) mod resizing;
 mod scope;
 mod system;
 mod thread_cache;

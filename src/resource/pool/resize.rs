@@ -7,6 +7,7 @@ use crate::layout::DeviceLayout;
 use crate::pool::{Block, Failure};
 use crate::resource::block::DeviceBlock;
 use crate::resource::device_resource::DeviceResource;
+use crate::resource::resizing::Purpose;
 use crate::stream::Stream;
 
 impl<U: DeviceResource + 'static> PoolResource<U> {
@@ -53,7 +54,8 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
             block.bytes = self.pool.round_up(before);
         }
         if bytes < before {
-            if !self.pool.can_shrink(stream.id(), &block, bytes) {
+            let is_undo = Purpose::current() == Purpose::Undo && bytes > 0;
+            if !is_undo && !self.pool.can_shrink(stream.id(), &block, bytes) {
                 return Ok(false);
             }
             // Before the pool has it: from then on another thread may get the same address.
@@ -72,7 +74,8 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
             *resized = DeviceBlock::new(address, bytes, block.token);
             return Ok(true);
         }
-        match self.pool.extend(stream, stream.id(), &mut block, bytes, false) {
+        let is_wish = Purpose::current() == Purpose::Wish;
+        match self.pool.extend(stream, stream.id(), &mut block, bytes, is_wish) {
             Ok(true) => {}
             Ok(false) | Err(Failure::Captured) => return Ok(false),
             Err(failure) => {

@@ -2,8 +2,8 @@
 
 use super::*;
 use aquifer::{
-    AlignedAdaptor, CheckedAdaptor, FailureCallbackAdaptor, LimitingAdaptor, LoggingAdaptor,
-    PrefetchAdaptor, StackText, StatisticsAdaptor, TracedAdaptor, TrackingAdaptor,
+    AlignedAdaptor, CheckedAdaptor, FailureCallbackAdaptor, LimitingAdaptor,
+    LoggingAdaptor, PrefetchAdaptor, StackText, StatisticsAdaptor, TracedAdaptor, TrackingAdaptor,
 };
 use std::io::Write;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -81,6 +81,33 @@ fn a_limit_is_not_passed() {
     drop((vec, neighbour));
     assert_eq!((odd.allocated(), fixture.pool.statistics().live), (0, 0));
     drop((odd, limited));
+    fixture.end();
+}
+
+/// Also where the pool's other rules keep a block from being made shorter: below a granule, and in a capture.
+#[test]
+fn a_limit_is_not_passed_by_what_cannot_shrink() {
+    let fixture = Fixture::new();
+    let limited = LimitingAdaptor::new(fixture.pool.clone(), GRANULE + 2048);
+    let mut vec = DeviceVec::<u8>::zeroed_in(&fixture.stream, 1024, limited.clone()).unwrap();
+    vec.reserve_exact(GRANULE + 1 - 1024).unwrap();
+    assert!(limited.allocated() <= limited.limit(), "{}", limited.allocated());
+    drop((vec, limited));
+    let limited = LimitingAdaptor::new(fixture.pool.clone(), 10 * GRANULE + 512);
+    let mut vec =
+        DeviceVec::<u8>::zeroed_in(&fixture.stream, 10 * GRANULE, limited.clone()).unwrap();
+    let (graph, vec) = fixture
+        .stream
+        .capture(&fixture.pool, |_| {
+            // Elements do not move in a capture, and the limit has no room for a granule.
+            assert!(vec.reserve_exact(100).is_err());
+            Ok(vec)
+        })
+        .unwrap();
+    assert_eq!((limited.allocated(), vec.capacity()), (10 * GRANULE, 10 * GRANULE));
+    drop((graph, vec));
+    assert_eq!((limited.allocated(), fixture.pool.statistics().live), (0, 0));
+    drop(limited);
     fixture.end();
 }
 

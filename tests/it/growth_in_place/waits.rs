@@ -1,7 +1,9 @@
 //! What growth waits for, and who waits for it.
 
 use super::*;
-use std::sync::atomic::{AtomicBool, Ordering};
+use aquifer::FailureCallbackAdaptor;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 impl Fixture {
     /// Of a device with so much memory, of which little is used.
@@ -114,5 +116,30 @@ fn nobody_is_refused_what_a_growth_gives_back() {
     });
     assert_values(&vec, &[(1000, 0), (8 * GRANULE / 4, 7)]);
     drop(vec);
+    fixture.end();
+}
+
+/// Spare capacity is no reason to ask a callback, nor to look for memory twice.
+#[test]
+fn no_callback_is_asked_for_spare_capacity() {
+    let fixture =
+        Fixture::with(SimConfig::default(), |options| options.maximum_size(1000 * GRANULE));
+    let calls = Arc::new(AtomicUsize::new(0));
+    let counted = calls.clone();
+    let patient = FailureCallbackAdaptor::new(fixture.pool.clone(), move |_| {
+        counted.fetch_add(1, Ordering::Relaxed);
+        false
+    });
+    let mut vec = DeviceVec::<u8>::zeroed_in(&fixture.stream, 1000, patient).unwrap();
+    let neighbour = fixture.block(1000);
+    vec.resize(900 * GRANULE, 1).unwrap();
+    vec.reserve_exact(95 * GRANULE).unwrap();
+    vec.resize(995 * GRANULE, 1).unwrap();
+    // A 128th of it is not there.
+    vec.push(1).unwrap();
+    assert_eq!((calls.load(Ordering::Relaxed), vec.capacity()), (0, 996 * GRANULE));
+    assert_eq!(vec.reserve(100 * GRANULE).unwrap_err().kind(), ErrorKind::OutOfMemory);
+    assert_eq!(calls.load(Ordering::Relaxed), 2, "in place, and for another block");
+    drop((vec, neighbour));
     fixture.end();
 }
