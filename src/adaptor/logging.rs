@@ -148,7 +148,7 @@ impl<U: DeviceResource> LoggingAdaptor<U> {
 
 impl<U> LoggingState<U> {
     /// The row of an allocation that began at `start`, and of one that failed where there is no block.
-    #[inline]
+    #[inline(always)]
     fn push_allocation(
         &self,
         stream: &Stream,
@@ -212,7 +212,7 @@ unsafe impl<U: DeviceResource> DeviceResource for LoggingAdaptor<U> {
         Ok(block)
     }
 
-    /// A free and an allocation at the same address.
+    /// A free and an allocation at the same address, also where a block that was to give bytes up has kept them.
     unsafe fn resize_in_place(
         &self,
         stream: &Stream,
@@ -221,18 +221,30 @@ unsafe impl<U: DeviceResource> DeviceResource for LoggingAdaptor<U> {
     ) -> Result<bool> {
         let (state, before) = (&*self.state, block.bytes());
         let start = state.clock.now();
-        // SAFETY: the block is the upstream's; the caller vouches for the rest.
-        let resized = unsafe { state.upstream.resize_in_place(stream, block, bytes) }?;
-        if resized && block.bytes() != before && !is_forked_child() {
-            let freed = state.record(Action::Free, stream, block.address(), before);
+        let push_free = |address: u64| {
+            let freed = state.record(Action::Free, stream, address, before);
             let freed = Record { start, end: start, ..freed };
             state.log.push(freed);
             if state.timed {
                 state.log.push(Record { action: Action::FreeReturned, ..freed });
             }
+        };
+        let is_logged = !block.is_empty() && !is_forked_child();
+        // As of a free: from the call on what is given up may be another thread's.
+        let gives_up = is_logged && bytes < before;
+        if gives_up {
+            push_free(block.address());
+        }
+        // SAFETY: the block is the upstream's; the caller vouches for the rest.
+        let resized = unsafe { state.upstream.resize_in_place(stream, block, bytes) };
+        if is_logged && !gives_up && block.bytes() != before {
+            push_free(block.address());
+        }
+        // Also where nothing was given up: the block is there still.
+        if gives_up || is_logged && block.bytes() != before {
             state.push_allocation(stream, bytes, start, Some(block));
         }
-        Ok(resized)
+        resized
     }
 
     unsafe fn deallocate(&self, stream: &Stream, block: DeviceBlock) {

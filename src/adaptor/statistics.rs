@@ -170,14 +170,26 @@ unsafe impl<U: DeviceResource> DeviceResource for StatisticsAdaptor<U> {
         bytes: usize,
     ) -> Result<bool> {
         let (state, before) = (&*self.state, block.bytes() as i64);
+        let count = |bytes: i64| {
+            if bytes != 0 {
+                state.counters.record_resize(bytes);
+                state.scopes.resize(bytes);
+            }
+        };
+        // What is given up, first: upstream may hand it to another thread before it returns.
+        let given_up = if block.is_empty() { 0 } else { (before - bytes as i64).max(0) };
+        count(-given_up);
         // SAFETY: the block is upstream's; the caller vouches for the rest.
-        let resized = unsafe { state.upstream.resize_in_place(stream, block, bytes) }?;
-        if resized {
-            let more = block.bytes() as i64 - before;
-            state.counters.record_resize(more);
-            state.scopes.resize(more);
+        let resized = unsafe { state.upstream.resize_in_place(stream, block, bytes) };
+        match block.bytes() as i64 - before + given_up {
+            // Of what was given up some was kept: no block got it now.
+            kept if given_up > 0 => {
+                state.counters.record_kept(kept);
+                state.scopes.keep(kept);
+            }
+            added => count(added),
         }
-        Ok(resized)
+        resized
     }
 
     #[inline]

@@ -63,6 +63,12 @@ impl Counters {
         self.bytes.change(bytes, bytes);
     }
 
+    /// A block that has so many bytes still, which were counted as given up.
+    pub(super) fn keep(&mut self, bytes: i64) {
+        self.bytes.change(bytes, 1);
+        self.bytes.total = self.bytes.total.wrapping_sub(bytes);
+    }
+
     pub(super) fn fold(&mut self, later: &Self) {
         self.bytes.fold(&later.bytes);
         self.allocations.fold(&later.allocations);

@@ -60,6 +60,16 @@ impl Scopes {
         }
     }
 
+    pub(super) fn keep(&self, bytes: i64) {
+        if self.open.load(Ordering::Relaxed) != 0 {
+            self.with_stack(|stack| {
+                if let Some(scope) = stack.scopes.last_mut() {
+                    scope.keep(bytes);
+                }
+            });
+        }
+    }
+
     /// Opens a scope of the calling thread. `false` while the thread is going away.
     pub(super) fn push(&self) -> bool {
         let known = self.with_stack(|stack| stack.scopes.push(Counters::default())).is_some();

@@ -54,6 +54,16 @@ impl SharedCounters {
         }
     }
 
+    /// Counts so many bytes again of a block that was to give them up.
+    pub fn record_kept(&self, bytes: i64) {
+        // SAFETY: `keep` of the counters uses no mutex.
+        let owned = unsafe { self.counters.try_owned(|own| own.keep(bytes)) };
+        if owned.is_none() && !is_forked_child() {
+            // SAFETY: as above.
+            unsafe { self.counters.lock(|all, _| all.keep(bytes)) }
+        }
+    }
+
     /// The counters at one moment of this call. Zero in the child of a fork.
     pub fn read(&self) -> Counters {
         if is_forked_child() {

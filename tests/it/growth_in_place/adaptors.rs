@@ -2,7 +2,7 @@
 
 use super::*;
 use aquifer::{
-    AlignedAdaptor, CheckedAdaptor, FailureCallbackAdaptor, LimitingAdaptor,
+    AlignedAdaptor, CheckedAdaptor, DeviceBlock, FailureCallbackAdaptor, LimitingAdaptor,
     LoggingAdaptor, PrefetchAdaptor, StackText, StatisticsAdaptor, TracedAdaptor, TrackingAdaptor,
 };
 use std::io::Write;
@@ -108,6 +108,108 @@ fn a_limit_is_not_passed_by_what_cannot_shrink() {
     drop((graph, vec));
     assert_eq!((limited.allocated(), fixture.pool.statistics().live), (0, 0));
     drop(limited);
+    fixture.end();
+}
+
+/// A pool, and a call right after a block has become shorter, as of another thread.
+#[derive(Debug)]
+struct Between {
+    pool: Pool,
+    stream: Stream,
+    above: Mutex<Option<std::sync::Weak<dyn DeviceResource>>>,
+    got: Mutex<Option<DeviceVec<u8>>>,
+}
+
+// SAFETY: every block is the pool's, and goes back to it unchanged.
+unsafe impl DeviceResource for Between {
+    fn device(&self) -> &Device {
+        self.pool.device()
+    }
+
+    fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> aquifer::Result<DeviceBlock> {
+        self.pool.allocate(stream, layout)
+    }
+
+    fn allocate_growable(
+        &self,
+        stream: &Stream,
+        layout: DeviceLayout,
+    ) -> aquifer::Result<Option<DeviceBlock>> {
+        self.pool.allocate_growable(stream, layout)
+    }
+
+    unsafe fn resize_in_place(
+        &self,
+        stream: &Stream,
+        block: &mut DeviceBlock,
+        bytes: usize,
+    ) -> aquifer::Result<bool> {
+        let before = block.bytes();
+        // SAFETY: the caller's promise.
+        let resized = unsafe { self.pool.resize_in_place(stream, block, bytes) };
+        let above = self.above.lock().unwrap().take_if(|_| bytes < before);
+        if let Some(above) = above.and_then(|above| above.upgrade()) {
+            let own = self.stream.clone();
+            let other = std::thread::spawn(move || {
+                DeviceVec::<u8>::zeroed_in(&own, 30 * GRANULE, above).unwrap()
+            });
+            *self.got.lock().unwrap() = Some(other.join().unwrap());
+        }
+        resized
+    }
+
+    unsafe fn deallocate(&self, stream: &Stream, block: DeviceBlock) {
+        // SAFETY: the caller's promise.
+        unsafe { self.pool.deallocate(stream, block) }
+    }
+}
+
+/// What a block gives up may be another's at once: by then it is logged and counted as free.
+#[test]
+fn what_is_given_up_is_told_before() {
+    let fixture = Fixture::new();
+    let between = Arc::new(Between {
+        pool: fixture.pool.clone(),
+        stream: fixture.stream.clone(),
+        above: Mutex::default(),
+        got: Mutex::default(),
+    });
+    let rows = Rows::default();
+    let logged = LoggingAdaptor::builder(between.clone()).writer(Box::new(rows.clone()));
+    let logged = logged.build().unwrap();
+    let counted = StatisticsAdaptor::new(logged.clone());
+    let mut vec = DeviceVec::<u8>::zeroed_in(&fixture.stream, 1000, counted.clone()).unwrap();
+    let neighbour = fixture.block(1000);
+    let first = vec.capacity();
+    vec.resize(40 * GRANULE, 1).unwrap();
+    vec.truncate(4 * GRANULE);
+    let above: Arc<dyn DeviceResource> = Arc::new(counted.clone());
+    *between.above.lock().unwrap() = Some(Arc::downgrade(&above));
+    vec.shrink_to_fit().unwrap();
+    let got = between.got.lock().unwrap().take().unwrap();
+    let bytes = counted.counters().bytes;
+    let expected = [34 * GRANULE, 40 * GRANULE + first].map(|bytes| bytes as i64);
+    assert_eq!([bytes.current, bytes.peak], expected);
+    // Below a granule the pool keeps the block as it is, and the vector moves.
+    vec.truncate(100);
+    vec.shrink_to_fit().unwrap();
+    assert_eq!(counted.counters().bytes.current, (got.capacity() + vec.capacity()) as i64);
+    logged.flush().unwrap();
+    let text = String::from_utf8(rows.0.lock().unwrap().clone()).unwrap();
+    let mut live: Vec<(u64, u64)> = Vec::new();
+    for row in text.lines().skip(1) {
+        let fields: Vec<&str> = row.split(',').collect();
+        let start = u64::from_str_radix(fields[3].trim_start_matches("0x"), 16).unwrap();
+        let end = start + fields[4].parse::<u64>().unwrap();
+        if fields[2] == "allocate" {
+            assert!(live.iter().all(|it| end <= it.0 || it.1 <= start), "{row} in\n{text}");
+            live.push((start, end));
+        } else {
+            live.retain(|it| *it != (start, end));
+        }
+    }
+    assert_eq!(live.len(), 2, "{text}");
+    drop((vec, got, neighbour, above, counted, logged, between));
     fixture.end();
 }
 
