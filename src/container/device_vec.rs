@@ -225,8 +225,8 @@ impl<T: Pod> DeviceVec<T> {
     /// first growth moves it, unless free memory or addresses lie behind it. From then on it has addresses of its own, for all
     /// memory of the device.
     ///
-    /// Elsewhere it moves: from another resource; through an adaptor that cannot hand this on (checked, thread-safe and
-    /// prefetching ones); as a part of a vector that was split; where a pool has no more addresses, of which it reserves 8
+    /// Elsewhere it moves: from another resource, also where a pool lies below it (binning, arena, fixed-size); through an
+    /// adaptor that cannot hand this on (checked, thread-safe, prefetching and registering ones); as a part of a vector that was split; where a pool has no more addresses, of which it reserves 8
     /// TiB for this. What a vector gets in a capture is its own, as what it had: the graph does not keep it.
     ///
     /// ```
