@@ -29,10 +29,10 @@ fn many_streams_leave_addresses() {
     let mut vecs: Vec<_> = streams.iter().map(vec).collect();
     let neighbours: Vec<_> = streams.iter().map(vec).collect();
     let before = fixture.waits();
-    for vec in vecs.iter_mut().rev().take(40) {
-        vec.resize(500 * GRANULE, 1).unwrap();
+    for vec in vecs.iter_mut().rev().take(3) {
+        vec.reserve_exact(600 * MIB).unwrap();
         let pointer = vec.as_device_ptr();
-        vec.resize(900 * GRANULE, 1).unwrap();
+        vec.reserve_exact(1200 * MIB).unwrap();
         assert_eq!((vec.growth(), vec.as_device_ptr()), (Some(Growth::InPlace), pointer));
     }
     assert_eq!(fixture.waits()[1..], before[1..], "the host");
@@ -77,7 +77,9 @@ fn home_waits_for_what_it_takes() {
     fixture.device.synchronize().unwrap();
     for (block, stream) in above.iter_mut().zip(&others) {
         block.set_stream(stream).unwrap();
-        (0..100).for_each(|_| block.fill(1).unwrap());
+    }
+    for _ in 0..200 {
+        above.iter_mut().for_each(|block| block.fill(1).unwrap());
     }
     drop(above);
     let before = fixture.waits();
