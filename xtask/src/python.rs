@@ -96,7 +96,7 @@ pub(crate) fn numpy(place: &Place) -> Result<Verdict> {
     };
     let environment = Environment::new(place, python, "numpy")?;
     // Some of its tests build modules.
-    let tools = ["hypothesis", "meson", "ninja", "pytest-xdist"];
+    let tools = ["hypothesis", "meson", "ninja"];
     environment.install(&place.root, &[&["./python[test]"], &tools[..]].concat())?;
     let plugin = place.root.join("python/tests");
     let elsewhere = place.target.join("python");
@@ -105,7 +105,7 @@ pub(crate) fn numpy(place: &Place) -> Result<Verdict> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let path = std::env::join_paths(tools.chain(std::env::split_paths(&path)))?;
     command.env("PYTHONPATH", &plugin).env("PATH", path);
-    command.args(["-m", "pytest", "-q", "-n", "auto", "-m", "not slow", "-p", "no:cacheprovider"]);
+    command.args(["-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider"]);
     command.args(["-p", "numpy_suite", "--pyargs"]).args(NUMPY_SUITES);
     let finished = shown(&mut command, Some(Duration::from_secs(1500)))?.ok()?;
     let last = finished.text.lines().rfind(|line| line.contains(" passed"));
