@@ -105,7 +105,7 @@ impl Buffer {
         let Self { resource, home, block, .. } = self;
         // SAFETY: the resource's own block, of which nothing is given up.
         let grow = || unsafe { resource.resize_in_place(home, block, bytes) };
-        let grown = deferred::or_collect(grow)?;
+        let grown = Purpose::Needed.of(|| deferred::or_collect(grow))?;
         self.note_resized(grown, kind);
         Ok(grown)
     }
@@ -133,8 +133,11 @@ impl Buffer {
             return Ok(false);
         }
         drop(call);
+        let Self { resource, home, block, .. } = self;
         // SAFETY: the resource's own block; home is ordered after every use of what is given up.
-        let shrunk = unsafe { self.resource.resize_in_place(&self.home, &mut self.block, bytes) }?;
+        let shrink = || unsafe { resource.resize_in_place(home, block, bytes) };
+        // Also where a resource of the user's, which takes back a growth, resizes vectors of its own.
+        let shrunk = Purpose::Needed.of(shrink)?;
         self.note_resized(shrunk, kind);
         Ok(shrunk)
     }
