@@ -51,7 +51,7 @@
 //!
 //! With the feature `nvtx`, a tool that is injected into the program (by `NVTX_INJECTION64_PATH`, as
 //! Nsight Systems does) sees ranges in the domain `aquifer`, whose payload are bytes: `pool: grow`,
-//! `pool: gather`, `pool: wait for a stream`, `pool: trim for a request`, and `pool: trim`. An
+//! `pool: gather`, `pool: wait for a stream`, `pool: trim for a request`, `pool: trim`, and `pool: wait and trim`. An
 //! allocation from a magazine has no range. Without a tool, or if it cannot be loaded, nothing happens.
 //! The tool is called under locks of the pool and must not call back. RMM has a macro for ranges that
 //! it uses nowhere.

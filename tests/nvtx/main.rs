@@ -95,7 +95,7 @@ fn a_tool_hears_of_growth_gathering_and_trims() {
         "pop",
         "push pool: gather",
         "pop",
-        "push pool: trim",
+        "push pool: wait and trim",
         "pop",
     ];
     assert_eq!(heard.lines().collect::<Vec<_>>(), expected);
