@@ -78,7 +78,8 @@ macro_rules! container {
             ///
             /// # Errors
             ///
-            /// [`WrongDevice`](crate::ErrorKind::WrongDevice) for a stream of another device;
+            /// [`WrongDevice`](crate::ErrorKind::WrongDevice) for a stream of another device to which its resource gave no
+            /// access;
             /// [`Capture`](crate::ErrorKind::Capture) while home or `stream` is in capture; those of
             /// the driver. Then the home is what it was.
             #[track_caller]

@@ -205,11 +205,14 @@ pub unsafe trait DeviceResource: Share + fmt::Debug + Send + Sync {
 
     /// Has kernels and copies on streams of `peer` reach this resource's memory where it lies: the blocks that it
     /// has, and those that it will have. A vector here can then be used [on](crate::DeviceVec::on) a stream of `peer`
-    /// and be given to a [launch](crate::Stream::launch) there. It stays so until the device or the pool is gone. For the
+    /// and be given to a [launch](crate::Stream::launch) there. It stays so until the device or the
+    /// driver's pool is gone; of mapped memory, until the last [`VirtualResource`](crate::VirtualResource) of the device and the
+    /// last pool over one are. For the
     /// resource's own device it does nothing. Of a vector, it is `vec.resource().enable_peer_access(&peer)`.
     ///
     /// By default a resource cannot. The driver's answer for two devices is asked once.
-    /// [`CudaResource`](crate::CudaResource) enables it for all plain memory of its device;
+    /// [`CudaResource`](crate::CudaResource) enables it for all plain memory of its device,
+    /// [`VirtualResource`](crate::VirtualResource) for all mapped memory,
     /// [`AsyncResource`](crate::AsyncResource) for its pool alone; pools and adaptors ask their upstream.
     ///
     /// ```
@@ -221,7 +224,7 @@ pub unsafe trait DeviceResource: Share + fmt::Debug + Send + Sync {
     /// pool.enable_peer_access(&two)?;
     /// let vec = DeviceVec::<f32>::zeroed_in(&one.new_stream()?, 1000, pool)?;
     /// let stream = two.new_stream()?;
-    /// let there = vec.on(&stream)?; // for a kernel of the other device
+    /// let there = vec.on(&stream)?; // for cudarc; `Stream::launch` takes the vector itself
     /// # drop(there);
     /// # Ok::<(), aquifer::Error>(())
     /// ```

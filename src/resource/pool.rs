@@ -44,7 +44,9 @@ pub use options::{MissPolicy, PoolOptions};
 /// The pool takes memory from upstream in large blocks and cuts exact sizes from them, rounded up to
 /// 256 bytes; of a [`VirtualResource`](crate::VirtualResource) in pieces, which move to where they are wanted. It never holds more than its maximum size, and can always use all of it: before an
 /// out-of-memory error it gathers what all streams and threads have freed, and returns blocks of
-/// upstream to get larger ones.
+/// upstream to get larger ones. Where the device has no memory left, its other pools give back what they have free, of this type
+/// and of [`FixedSizeResource`](crate::FixedSizeResource) and [`BinningResource`](crate::BinningResource): at first without a wait,
+/// then behind one for the streams that freed it ([`MissStep::Trim`](crate::MissStep::Trim)).
 ///
 /// Handles may be dropped before the vectors that live in the pool; it ends with the last of both.
 /// Blocks that were [allocated](DeviceResource::allocate) by hand and not deallocated by then are
@@ -123,7 +125,7 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
     /// Gives free memory back to upstream at once, as far as the device is past it, until no more than `keep` bytes are
     /// reserved. Waits for no work of the device. Returns how many bytes went back.
     ///
-    /// Whole blocks of upstream go back, or pieces where the pool maps its memory. To free a block may wait for all
+    /// Whole blocks of upstream go back, so that less than `keep` may be left; or pieces where the pool maps its memory. To free a block may wait for all
     /// kernels of the device, so blocks go back where the device has nothing to do, or will have within 2 ms. Pieces go back
     /// whatever the device does. [`wait_and_trim`](Self::wait_and_trim) gives back what the device still uses, too.
     ///

@@ -66,13 +66,13 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
         Ok(())
     }
 
-    /// Bytes above which free memory goes back where the program has waited for the device, or `None` if the pool keeps it
-    /// until it is [trimmed](Self::trim).
+    /// Bytes up to which the pool keeps free memory where the program has synchronized, those in use among them, or `None` if
+    /// it keeps all until it is [trimmed](Self::trim).
     pub fn release_threshold(&self) -> Option<usize> {
         Some(self.limits().release_threshold()).filter(|bytes| is_limit(*bytes))
     }
 
-    /// Changes the bytes above which free memory goes back where the program has waited for the device
+    /// Changes the bytes up to which the pool keeps free memory where the program has synchronized
     /// ([`PoolOptions::release_threshold`](crate::PoolOptions::release_threshold)), or `None` for no threshold.
     ///
     /// ```

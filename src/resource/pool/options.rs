@@ -131,11 +131,13 @@ impl<U> PoolOptions<U> {
         /// ([`MissStep::Wait`]). Rounded down to the alignment. By default the maximum, as is more than that.
         soft_limit: usize => Some;
 
-        /// Bytes of reserved memory that the pool keeps: free memory above goes back as the device is past it, each time
-        /// that the program has waited for a stream or the device by this crate, without a further wait. CUDA's word
-        /// for its pools. By default the pool keeps all until it is [trimmed](crate::PoolResource::trim). What is in
-        /// use counts, so that 0 keeps nothing free, but for threads' caches
-        /// ([`magazine_bytes`](Self::magazine_bytes)). Over blocks, see [`trim`](crate::PoolResource::trim).
+        /// Bytes up to which the pool keeps free memory, those in use among them: set it to the program's peak. Free memory
+        /// that the device is past goes back, until no more than that is reserved, each time that the program calls
+        /// [`Stream::synchronize`](crate::Stream::synchronize), `synchronize_async` or
+        /// [`Device::synchronize`](crate::Device::synchronize), without a further wait. Waits for a copy or an event do not
+        /// count. Threads keep their caches ([`magazine_bytes`](Self::magazine_bytes)); what goes back is as by
+        /// [`trim`](crate::PoolResource::trim). By default the pool keeps all until it is trimmed. The word is CUDA's, whose
+        /// pools go by other waits ([`AsyncOptions`](crate::AsyncOptions::release_threshold)).
         release_threshold: usize => Some;
 
         /// Bytes to take from upstream at a time; the size of the request, if that is more. Less where the
