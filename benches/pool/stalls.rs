@@ -24,9 +24,9 @@ fn trim_beside_a_kernel(bench: &Bench) {
     let pool = must(PoolResource::new(upstream));
     let (busy, other) = (&bench.streams()[0], &bench.streams()[1]);
     let before = must(bench.device.memory_info()).free;
-    let blocks: Vec<_> = (0..8)
-        .map(|_| must(pool.allocate(other, must(DeviceLayout::new(512 * MIB as usize)))))
-        .collect();
+    let bytes = if bench.quick { MIB } else { 512 * MIB } as usize;
+    let blocks: Vec<_> =
+        (0..8).map(|_| must(pool.allocate(other, must(DeviceLayout::new(bytes))))).collect();
     bench.synchronize();
     delay(busy, if bench.quick { Duration::from_millis(1) } else { KERNEL }.as_nanos() as u64);
     let end = must(busy.record());
