@@ -215,7 +215,7 @@ mod tests {
         assert_eq!(addresses.take_behind(12, 8, (1, 9)), None);
         assert_eq!(addresses.take_behind(12, 7, (3, 4)), Some(range(12, 16)));
         assert!(addresses.is_room(16) && addresses.iter().count() == 0);
-        // What was not mapped goes back, and is the room of whoever ends there.
+        // What was not mapped goes back, and is the room of the block that ends there.
         addresses.give(range(14, 16));
         addresses.keep(14);
         assert_eq!((addresses.behind(14, 7), addresses.is_room(16)), (6, false));

@@ -369,19 +369,21 @@ impl<U: Upstream> Pool<U> {
         bytes: u64,
         wish: u64,
     ) -> Result<AddressRange, Failure<U::Error>> {
-        let all = match self.reserve(slot, mapped, wish) {
+        let all = match self.reserve(mapped, wish) {
             Ok(all) => all,
-            Err(_) => self.reserve(slot, mapped, bytes)?,
+            Err(_) => self.reserve(mapped, bytes)?,
         };
         let place = AddressRange { end: all.start + bytes, ..all };
-        slot.addresses.lock().take(place);
+        // In one hold: between the two another thread could map there.
+        let mut addresses = slot.addresses.lock();
+        addresses.add(all);
+        addresses.take(place);
         Ok(place)
     }
 
-    /// New addresses, which are the slot's to map to.
+    /// New addresses, for a slot to [add](super::addresses::Addresses::add).
     pub(super) fn reserve(
         &self,
-        slot: &Slot<U>,
         mapped: Mapped<'_, U>,
         bytes: u64,
     ) -> Result<AddressRange, U::Error> {
@@ -392,9 +394,7 @@ impl<U: Upstream> Pool<U> {
             blocks.insert_reservation(number, (start, bytes));
             number
         };
-        let range = AddressRange { start, end: start + bytes, reservation };
-        slot.addresses.lock().add(range);
-        Ok(range)
+        Ok(AddressRange { start, end: start + bytes, reservation })
     }
 
     /// Takes handles that lie free out of their heaps, for the bytes of the place: complete ones before those that the

@@ -54,7 +54,11 @@ impl<U: Upstream> Pool<U> {
         }
         // Memory that moved may have left some.
         self.unmap_vacated(mapped);
-        is_there() || room >= least && self.reserve(slot, mapped, room).is_ok()
+        if is_there() {
+            return true;
+        }
+        let reserved = if room >= least { self.reserve(mapped, room).ok() } else { None };
+        reserved.map(|range| slot.addresses.lock().add(range)).is_some()
     }
 
     /// Addresses that a block may grow in: for all memory of the device, as long as there are many.

@@ -41,7 +41,7 @@ impl<U: Upstream> Pool<U> {
                 failed = Some(error);
             }
         }
-        // Whoever has no room meanwhile comes here, too, and finds it given back.
+        // A request that has no room meanwhile waits for this lock, and finds memory given back.
         let trim = self.lock_or_try_trim();
         self.close_and_poll_all();
         let bytes = self.give_back(keep);

@@ -13,10 +13,9 @@ use std::time::{Duration, Instant};
 pub(crate) fn on_all_cores<T: Sync, R: Send>(items: &[T], each: impl Fn(&T) -> R + Sync) -> Vec<R> {
     let (next, results) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let work = || {
-        while let Some((at, item)) = {
+        loop {
             let at = next.fetch_add(1, Ordering::Relaxed);
-            items.get(at).map(|item| (at, item))
-        } {
+            let Some(item) = items.get(at) else { break };
             let result = each(item);
             results.lock().unwrap_or_else(PoisonError::into_inner).push((at, result));
         }
