@@ -26,7 +26,8 @@ use shared::SharedCounters;
 /// [`counters`](Self::counters) are those of all threads and exact: each peak is the most that the
 /// counter was between two of its changes. A block counts from when upstream returned it until
 /// [`deallocate`](DeviceResource::deallocate) begins, with the [bytes that it
-/// has](DeviceBlock::bytes), also where those [change in place](DeviceResource::resize_in_place). Empty blocks, which need no memory and no free, do not count.
+/// has](DeviceBlock::bytes), also where those [change in place](DeviceResource::resize_in_place). Empty blocks,
+/// which need no memory and no free, do not count.
 ///
 /// A thread opens a scope of its own with [`push_counters`](Self::push_counters) and ends it with
 /// [`pop_counters`](Self::pop_counters). It counts the calls of that thread alone, whoever allocated

@@ -228,7 +228,10 @@ impl<T: Pod> DeviceVec<T> {
     /// Elsewhere it moves: from another resource, also where a pool lies below it (binning, arena, fixed-size); through an
     /// adaptor that cannot hand this on (checked, thread-safe, prefetching and registering ones); in a pool over another
     /// pool, or over an adaptor around `VirtualResource`; as a part of a vector that was split; where a pool has no more
-    /// addresses, of which it reserves 8 TiB for this. The first memory of an empty vector is no change; a shrink is one. What a vector gets in a capture is its own, as what it had: the graph does not keep it.
+    /// addresses, of which it reserves 8 TiB for this.
+    ///
+    /// The first memory of an empty vector is no change. A shrink is one. What a vector gets in a capture is its own, as what
+    /// it had: the graph does not keep it.
     ///
     /// ```
     /// use aquifer::{Device, DeviceVec, Growth, PoolResource, VirtualResource, sim::SimConfig};

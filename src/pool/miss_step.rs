@@ -19,7 +19,8 @@ pub enum MissStep {
     Gather,
     /// The host waits for the streams that freed memory. Free blocks of upstream are given back, and upstream is asked for one
     /// that fits. Where the device has no memory left, its other pools give back what they have free: before this step
-    /// what the device is past, after it all, behind a wait for the streams that freed it there. A pool keeps its initial size. A policy without this step takes from them what the device is past.
+    /// what the device is past, after it all that is free, behind a wait for the streams that freed it. A pool keeps its
+    /// initial size. A policy without this step takes from them what the device is past.
     Trim,
 }
 

@@ -64,7 +64,8 @@ use std::ptr::NonNull;
 /// # Safety
 ///
 /// An implementation returns blocks of memory of [`device`](Self::device), of at least the bytes
-/// and at the alignment asked, that overlap no other live block; one that is resized keeps its address. It allocates freed memory again on
+/// and at the alignment asked, that overlap no other live block; one that is resized keeps its address.
+/// It allocates freed memory again on
 /// another stream only after that stream is ordered after the free. Blocks stay valid until they are
 /// deallocated, whatever else happens to the resource, while a handle on it lives.
 /// [`frees_with_driver`](Self::frees_with_driver) is `true` of no block that `cuMemFreeAsync` of its
@@ -139,11 +140,12 @@ pub unsafe trait DeviceResource: Share + fmt::Debug + Send + Sync {
     /// those of the driver.
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock>;
 
-    /// Memory as [`allocate`](Self::allocate) gives it, where no other memory of the resource comes for as long as it lives: room for
-    /// [`resize_in_place`](Self::resize_in_place). Vectors ask for it when they grow into another block. `None` where the resource has no such memory, by default, or no addresses for it.
+    /// Memory as of [`allocate`](Self::allocate), with free addresses behind it for [`resize_in_place`](Self::resize_in_place).
+    /// The resource maps nothing else there while the block lives. `None` where it has no such memory, or no addresses for
+    /// it: by default always. Vectors ask for it when they grow into another block.
     ///
-    /// A [pool](crate::PoolResource) over a [`VirtualResource`](crate::VirtualResource) has blocks of whole granules, and room for all
-    /// memory of the device.
+    /// A [pool](crate::PoolResource) over a [`VirtualResource`](crate::VirtualResource) gives whole granules, and addresses
+    /// for all memory of the device.
     ///
     /// # Errors
     ///
@@ -157,8 +159,8 @@ pub unsafe trait DeviceResource: Share + fmt::Debug + Send + Sync {
         Ok(None)
     }
 
-    /// Has a block hold `bytes` bytes, or a few more, at its address: for work on `stream`, from this call on. Without a copy. Returns
-    /// whether it did; if not, the block is as it was. Nothing is asked of the bytes that are added. Zero bytes are
+    /// Has a block hold `bytes` bytes, or a few more, at its address, without a copy: for work on `stream` from this call on.
+    /// Returns whether it did. If not, the block is as it was. The bytes that are added have no values. Zero bytes are
     /// refused. By default a resource cannot.
     ///
     /// ```

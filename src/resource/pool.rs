@@ -125,7 +125,8 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
     /// Gives free memory back to upstream at once, as far as the device is past it, until no more than `keep` bytes are
     /// reserved. Waits for no work of the device. Returns how many bytes went back.
     ///
-    /// Whole blocks of upstream go back, so that less than `keep` may be left; or pieces where the pool maps its memory. To free a block may wait for all
+    /// Whole blocks of upstream go back, so that less than `keep` may be left. Where the pool maps its memory, pieces do. To
+    /// free a block may wait for all
     /// kernels of the device, so blocks go back where the device has nothing to do, or will have within 2 ms. Pieces go back
     /// whatever the device does. [`wait_and_trim`](Self::wait_and_trim) gives back what the device still uses, too.
     ///
