@@ -323,7 +323,7 @@ impl Heap {
     }
 
     /// The first node and the number of nodes of a whole block of upstream, if it is free and `ready`.
-    pub(crate) fn free_block(
+    fn free_block(
         &self,
         upstream_block: u32,
         address: u64,

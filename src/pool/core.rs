@@ -58,20 +58,27 @@ use super::block::{
 };
 use super::graphs::Graphs;
 use super::local::PoolId;
-use super::magazine::{Cached, Magazine, SizeClasses};
+use super::magazine::Cached;
 use super::miss_step::MissStep;
 use super::populated::Populated;
 use super::remote_frees::Freed;
 use super::settings::Settings;
-use super::slot::{Slot, report};
+use super::slot::Slot;
 use super::upstream::{Counted, Counters, Failure, Upstream};
 use super::upstream_blocks::UpstreamBlocks;
+use crate::debug_log::{POOL, emit_deferred, event};
 use crate::heap::{Heap, Node, NotLive, Piece};
 use crate::sync::trusted;
 use crate::sync::{
-    Arc, AtomicUsize, Mutex, MutexGuard, OnceLock, Ordering, ReentrantMutex, RwLock, Weak,
+    Arc, AtomicUsize, Mutex, OnceLock, Ordering, ReentrantMutex, ReentrantMutexGuard, RwLock, Weak,
 };
 use std::collections::{BTreeSet, HashMap};
+use std::time::Duration;
+
+/// How long a thread waits for another that grows.
+const GROWTH_PATIENCE: Duration = Duration::from_secs(1);
+/// How long a thread waits for another that gives memory back: longer than kernels take, for whose end that one may wait.
+const TRIM_PATIENCE: Duration = Duration::from_secs(10);
 
 /// A stream-ordered pool.
 pub struct Pool<U: Upstream> {
@@ -224,42 +231,6 @@ impl<U: Upstream> Pool<U> {
         if freed_by == owner { freeing.free(freed) } else { owner_slot.push_remote(freed) }
     }
 
-    /// Empties a magazine into the heaps. The caller may be inside: heaps call no magazine.
-    pub(super) fn drain(&self, magazine: &Magazine, classes: &mut SizeClasses) {
-        classes.drain(|block| report(self.free_to_owner(magazine.slot() as SlotId, block)));
-    }
-
-    /// As [`drain`](Self::drain), because memory is short.
-    pub(super) fn flush(&self, magazine: &Magazine, classes: &mut SizeClasses) {
-        classes.flush(|block| report(self.free_to_owner(magazine.slot() as SlotId, block)));
-    }
-
-    /// Calls `each` for these magazines, of any threads.
-    pub(super) fn revoke(
-        &self,
-        _reclaim: &MutexGuard<'_, ()>,
-        magazines: &[Arc<Magazine>],
-        each: impl FnMut(&Magazine, &mut SizeClasses),
-    ) {
-        // SAFETY: INV-POOL-4, by the guard.
-        unsafe { Magazine::with_revoked(magazines.iter().map(|magazine| &**magazine), each) }
-    }
-
-    /// Takes the magazines of all threads off their slots.
-    pub(super) fn take_magazines(&self) -> Vec<Arc<Magazine>> {
-        self.all_slots().flat_map(|slot| std::mem::take(&mut *slot.magazines.lock())).collect()
-    }
-
-    /// Calls `each` for the magazines of all threads.
-    pub(super) fn with_all_revoked(&self, each: impl FnMut(&Magazine, &mut SizeClasses)) {
-        let reclaim = self.reclaim_lock.lock();
-        let mut all = Vec::new();
-        for slot in self.all_slots() {
-            all.extend(slot.magazines.lock().iter().cloned());
-        }
-        self.revoke(&reclaim, &all, each);
-    }
-
     /// Adds memory to a slot's heap. All of it comes this way: what does not is missed until it is
     /// gathered.
     pub(super) fn add(&self, slot: &Slot<U>, heap: &mut Heap, tag: SlotId, piece: Piece) {
@@ -280,6 +251,13 @@ impl<U: Upstream> Pool<U> {
     pub(super) fn find_populated<T>(&self, find: impl FnMut(&Slot<U>) -> Option<T>) -> Option<T> {
         let slots = self.populated.snapshot()?;
         slots.iter().filter_map(|id| self.slot(*id)).find_map(find)
+    }
+
+    pub(super) fn each_populated(&self, mut each: impl FnMut(&Slot<U>)) {
+        let _: Option<()> = self.find_populated(|source| {
+            each(source);
+            None
+        });
     }
 
     /// Whether more than one stream's heap was given memory.
@@ -317,5 +295,41 @@ impl<U: Upstream> Pool<U> {
             return Err(Failure::Captured);
         }
         from.epochs.make_wait(&self.upstream, (source, stamp), (&slot.epochs, stream))
+    }
+
+    /// Keeps other threads from growth. `None` where one of them grows for so long that its upstream may wait for
+    /// this thread, which then grows beside it.
+    pub(super) fn lock_growth(&self) -> Option<ReentrantMutexGuard<'_, ()>> {
+        let growth = self.growth_lock.try_lock_for(GROWTH_PATIENCE);
+        if growth.is_none() {
+            self.report_patience("growth_lock", GROWTH_PATIENCE);
+        }
+        growth
+    }
+
+    /// Says that another thread has a lock for so long that its upstream may wait for this one.
+    fn report_patience(&self, lock: &'static str, waited: Duration) {
+        let (pool, device) = (self.id(), U::device(&self.upstream));
+        emit_deferred(move || {
+            let waited_ms = waited.as_millis() as u64;
+            event!(
+                warn, target: POOL, pool, device, lock, waited_ms,
+                "a thread goes on without a lock that another one keeps in a call of upstream, which may wait for it"
+            );
+        });
+    }
+
+    /// Keeps other threads from giving blocks back. `None` where upstream called back during growth and
+    /// another thread trims: that one may wait for the growth. And where one trims for so long that its
+    /// upstream may wait for this thread.
+    pub(super) fn lock_or_try_trim(&self) -> Option<ReentrantMutexGuard<'_, ()>> {
+        if self.growth_lock.is_owned_by_current_thread() {
+            return self.trim_lock.try_lock();
+        }
+        let trim = self.trim_lock.try_lock_for(TRIM_PATIENCE);
+        if trim.is_none() {
+            self.report_patience("trim_lock", TRIM_PATIENCE);
+        }
+        trim
     }
 }

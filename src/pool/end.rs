@@ -70,12 +70,11 @@ impl<U: Upstream> Pool<U> {
             let tags: Vec<_> = heap.tags().collect();
             tags.into_iter().for_each(|tag| heap.extract_all(tag, usize::MAX, &mut pieces));
         }
-        let shared = if pieces.is_empty() { self.slot(SHARED) } else { self.make_shared_slot() };
-        let returned = shared.map_or_else(Vec::new, |shared| {
+        if let Some(shared) = self.make_shared_slot() {
             let mut heap = shared.heap();
             pieces.into_iter().for_each(|piece| heap.add(SHARED, piece));
-            self.extract_upstream_blocks(&mut heap, 0)
-        });
+        }
+        let returned = self.extract_blocks(0);
         let blocks = returned.len();
         let bytes: usize = returned.iter().map(|block| block.bytes as usize).sum();
         for block in returned {

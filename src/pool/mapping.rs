@@ -44,16 +44,13 @@ struct Attempt {
 }
 
 impl<U: Upstream> Pool<U> {
-    /// Maps memory for the request into its heap. The caller has asked [`lock_growth`](Self::lock_growth).
+    /// Maps memory for the request into its heap, for one that is not [`Target::Above`]. The caller has asked [`lock_growth`](Self::lock_growth).
     pub(super) fn map_for(
         &self,
         request: &Request<'_, U>,
         mapped: Mapped<'_, U>,
         limits: MapLimits,
     ) -> Result<Option<TakenBlock>, Failure<U::Error>> {
-        if let Target::Above(above) = &request.target {
-            return self.map_above(request, mapped, limits, above);
-        }
         let most = limits.new.unwrap_or_else(|| self.reserved_bytes());
         if request.bytes() > most {
             return Ok(None);

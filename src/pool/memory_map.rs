@@ -39,7 +39,7 @@ impl<U: Upstream> Pool<U> {
             }));
         }
         map.blocks.sort_unstable_by_key(|block| block.address);
-        let upstream = self.upstream_blocks.lock().largest_first();
+        let upstream = self.upstream_blocks.lock().smallest_first();
         map.upstream_blocks =
             upstream.into_iter().map(|(_, address, bytes)| (address, bytes as usize)).collect();
         map.upstream_blocks.sort_unstable();

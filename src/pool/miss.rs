@@ -1,24 +1,32 @@
-//! What a pool does when a stream's own free memory does not serve: the steps of its policy, in
-//! order, until one of them finds memory.
+//! What a pool does when a stream's own free memory does not serve.
+//!
+//! A miss takes the steps of its policy in order until one finds memory. A step uses these mechanisms, which know nothing of
+//! each other, and looks again after each:
+//!
+//! | mechanism | file | steps |
+//! | --- | --- | --- |
+//! | a look at memory that needs no wait | `look` | all |
+//! | threads' caches go to the heaps | `caches` | before the first, and growth, `Gather`, `Trim` |
+//! | the last uses of free memory are waited for, by a question to the device, by the stream, by the host | `wait` | `Complete`; `Wait`, `Gather`; `Trim` |
+//! | memory of upstream comes, or mapped memory moves | `grow`, `whole_blocks`, `mapping` | `Grow`, `GrowToMaximum`, `Gather` |
+//! | memory goes back to upstream | `trim` | growth of blocks, `Trim` |
 
 use super::core::Pool;
-use super::local;
+use super::look::Candidates;
+use super::mapping::MapLimits;
 use super::miss_step::MissStep;
 use super::placement::Search;
+use super::ready::Polls;
 use super::request::{Request, TakenBlock};
-use super::steal::Candidates;
 use super::upstream::{Failure, Mapped, Upstream, count};
+use super::whole_blocks::with_room;
+use crate::debug_log::range;
 
 /// How often a miss looks for memory to wait for, while other threads take what it sees.
 const WAIT_ATTEMPTS: usize = 3;
 
-/// Tags of heaps that a miss of a small block looks at for memory that needs no wait. The next one goes on
-/// behind them.
-const SCAN_LIMIT: usize = 128;
-
-/// The most bytes of a small block. A larger one is looked for in all heaps: where large blocks lay in any heap
-/// that came first, pools grew by more (decision 7).
-const MAX_SMALL: usize = 256 << 10;
+/// What a step of a miss found.
+type Found<U> = Result<Option<TakenBlock>, Failure<<U as Upstream>::Error>>;
 
 impl<U: Upstream> Pool<U> {
     /// Memory for a stream whose own free memory did not serve.
@@ -28,45 +36,103 @@ impl<U: Upstream> Pool<U> {
         if self.upstream.is_capturing(request.stream)? {
             return Err(Failure::Captured);
         }
-        let ready = self
-            .take_from_recent_owners(request)
-            .or_else(|| self.flush_thread_if_mergeable(request))
-            .or_else(|| self.refill_from_shared(request));
-        if let Some(found) = ready {
-            return Ok(found);
-        }
+        let own = |progress: bool| if progress { self.take_own(request) } else { None };
         let mut seen = None;
-        if let Ok(Some(found)) = self.steal_unpolled(request, &mut seen) {
-            return Ok(found);
-        }
-        if let Some(found) = self.poll_and_coalesce_own(request) {
-            return Ok(found);
-        }
-        self.run_steps(request, |step| {
-            if matches!(step, MissStep::Complete | MissStep::Ordered)
-                && seen.is_none()
-                && let Some(found) =
-                    self.scan(request, seen.insert(Candidates::default()), scan_limit(request))
-            {
-                return Ok(Some(found));
+        let found = self
+            .take_from_recent_owners(request)
+            .or_else(|| own(self.flush_thread_if_mergeable(request)))
+            .or_else(|| self.refill_from_shared(request))
+            .or_else(|| self.steal_unpolled(request, &mut seen))
+            .or_else(|| own(self.poll_own(request.slot)));
+        found.map_or_else(|| self.take_steps(request, seen), Ok)
+    }
+
+    /// Memory for a graph. Nothing here gives the capturing stream work (INV-POOL-7).
+    pub(super) fn miss_for_graph(
+        &self,
+        request: &Request<'_, U>,
+    ) -> Result<TakenBlock, Failure<U::Error>> {
+        count(&self.counters().misses);
+        let found = self.look(request, Search::Exhaustive).or_else(|| {
+            for source in self.stream_slots() {
+                source.epochs.poll(&self.upstream, &mut source.epochs.lock());
             }
-            match (step, &seen) {
-                (MissStep::Complete, Some(seen)) => Ok(self.record_and_poll(request, seen)),
-                (MissStep::Wait, _) => self.steal_with_wait(request),
-                (MissStep::Gather, _) => match self.upstream.mapped() {
-                    Some(mapped) => self.wait_for_all_and_map(request, mapped),
-                    None => {
-                        let _transit = self.in_transit.write();
-                        self.gather(request)
-                    }
-                },
-                (MissStep::Trim, _) => {
-                    let _trim = self.lock_or_try_trim();
-                    self.wait_and_trim_for(request)
+            self.look(request, Search::Exhaustive)
+        });
+        found.map_or_else(|| self.take_steps(request, None), Ok)
+    }
+
+    /// The steps of the policy, as far as they serve the request. `seen` is what a scan has found.
+    pub(super) fn take_steps(
+        &self,
+        request: &Request<'_, U>,
+        mut seen: Option<Candidates>,
+    ) -> Result<TakenBlock, Failure<U::Error>> {
+        let mut last = None;
+        let steps = &self.settings.steps;
+        for (number, step) in steps.iter().enumerate() {
+            let is_last_growth = !steps[number..].iter().any(MissStep::grows);
+            let before = match step {
+                // Before the host waits.
+                MissStep::Trim => self.grow_after_others(request, &last, false),
+                _ => None,
+            };
+            let before = before.or_else(|| match step {
+                MissStep::Gather | MissStep::Trim if is_last_growth => self.look_anywhere(request),
+                _ => None,
+            });
+            let found =
+                before.map_or_else(|| self.take_step(request, *step, &mut seen), |it| Ok(Some(it)));
+            match found {
+                Ok(Some(found)) => return Ok(found),
+                Ok(None) | Err(Failure::Captured | Failure::Gone | Failure::Crowded) => {}
+                Err(Failure::Upstream(error))
+                    if step.asks_upstream() && !U::is_exhausted(&error) =>
+                {
+                    return Err(Failure::Upstream(error));
                 }
-                _ => Ok(None),
+                Err(Failure::Upstream(error)) => last = Some(error),
+                Err(Failure::Exhausted(error)) => last = error.or(last),
             }
-        })
+        }
+        let waits = steps.contains(&MissStep::Trim) && request.may_block();
+        let found = self
+            .grow_after_others(request, &last, waits)
+            .or_else(|| self.look_behind_others(request));
+        match (found, last) {
+            (Some(found), _) => Ok(found),
+            (None, Some(error)) if !U::is_exhausted(&error) => Err(Failure::Upstream(error)),
+            (None, error) => Err(Failure::Exhausted(error)),
+        }
+    }
+
+    fn take_step(
+        &self,
+        request: &Request<'_, U>,
+        step: MissStep,
+        seen: &mut Option<Candidates>,
+    ) -> Found<U> {
+        let is_graph = request.graph_upto.is_some();
+        match step {
+            MissStep::Grow | MissStep::GrowToMaximum => self.grow(request, step),
+            MissStep::Gather if !is_graph && request.may_block() => self.gather(request),
+            MissStep::Trim if request.may_block() => self.wait_and_trim_for(request),
+            // The others look where memory lies. A graph's has been looked for.
+            _ if is_graph || !request.is_anywhere() => Ok(None),
+            MissStep::Wait => self.steal_with_wait(request),
+            MissStep::Complete | MissStep::Ordered => {
+                if seen.is_none()
+                    && let Some(found) = self.scan(request, seen.insert(Candidates::default()))
+                {
+                    return Ok(Some(found));
+                }
+                match (step, seen) {
+                    (MissStep::Complete, Some(seen)) => Ok(self.poll_for(request, seen)),
+                    _ => Ok(None),
+                }
+            }
+            MissStep::Gather | MissStep::Trim => Ok(None),
+        }
     }
 
     /// Takes a block of another stream without a question to the device, with a wait if need be: where a wait is
@@ -76,20 +142,19 @@ impl<U: Upstream> Pool<U> {
         &self,
         request: &Request<'_, U>,
         seen: &mut Option<Candidates>,
-    ) -> Result<Option<TakenBlock>, Failure<U::Error>> {
+    ) -> Option<TakenBlock> {
         if !self.waits_next(request) {
-            return Ok(None);
+            return None;
         }
         let seen = seen.insert(Candidates::default());
-        let mut found = self.scan(request, seen, scan_limit(request));
-        if found.is_none() && seen.is_empty() {
-            // This thread's caches may have it. Memory is short, and what follows would flush those of all.
-            found = self.flush_thread_magazines(request);
-            found = found.or_else(|| self.scan(request, seen, scan_limit(request)));
+        let mut found = self.scan(request, seen);
+        // This thread's caches may have it. Memory is short, and what follows would flush those of all.
+        if found.is_none() && seen.is_empty() && self.flush_thread() {
+            found = self.take_own(request).or_else(|| self.scan(request, seen));
         }
         match found {
-            None if seen.is_of_one_stream() => self.steal_one_with_wait(request, seen),
-            found => Ok(found),
+            None if seen.is_of_one_stream() => self.wait_for_one(request, seen).ok().flatten(),
+            found => found,
         }
     }
 
@@ -109,18 +174,36 @@ impl<U: Upstream> Pool<U> {
         steps[..wait].contains(&MissStep::Ordered) && !steps[..wait].iter().any(serves)
     }
 
+    /// Asks the device about the candidates: more than once where the pool could grow instead, which takes the host a
+    /// hundred times longer.
+    fn poll_for(&self, request: &Request<'_, U>, seen: &Candidates) -> Option<TakenBlock> {
+        if seen.is_empty() {
+            return None;
+        }
+        self.close_candidates(seen);
+        let may_grow = self.settings.steps.contains(&MissStep::Grow)
+            && self.fits(request, self.settings.limits.soft_limit());
+        let mut polls = if may_grow { Polls::brief(&*self.upstream) } else { Polls::once() };
+        let mut is_first = true;
+        loop {
+            self.poll_candidates(seen, is_first);
+            let found = self.take_complete(request, seen);
+            if found.is_some() || !polls.again() {
+                return found;
+            }
+            is_first = false;
+        }
+    }
+
     /// Takes memory of other streams and makes the request's stream wait for it.
-    fn steal_with_wait(
-        &self,
-        request: &Request<'_, U>,
-    ) -> Result<Option<TakenBlock>, Failure<U::Error>> {
+    fn steal_with_wait(&self, request: &Request<'_, U>) -> Found<U> {
         for _ in 0..WAIT_ATTEMPTS {
             // Since the last scan growth may have flushed caches, and another thread may have made its
             // stream own what was seen.
             let mut seen = Candidates::default();
-            let found = match self.scan(request, &mut seen, usize::MAX) {
+            let found = match self.scan_some(request, &mut seen, usize::MAX, Search::Short) {
                 None if seen.is_empty() => break,
-                None => self.steal_one_with_wait(request, &seen)?,
+                None => self.wait_for_one(request, &seen)?,
                 found => found,
             };
             if found.is_some() {
@@ -128,108 +211,147 @@ impl<U: Upstream> Pool<U> {
             }
         }
         let (waits, _) = self.wait_is_better_and_live(request.bytes());
-        if waits { self.wait_and_merge_heap(request) } else { Ok(None) }
+        if waits { self.wait_for_heap(request) } else { Ok(None) }
     }
 
-    /// Memory that is mapped where the request wants it, by the steps of the policy that map some.
-    pub(super) fn map_by_policy(
-        &self,
-        request: &Request<'_, U>,
-        mapped: Mapped<'_, U>,
-    ) -> Result<TakenBlock, Failure<U::Error>> {
-        self.run_steps(request, |step| match step {
-            MissStep::Gather | MissStep::Trim if !request.may_block() => Ok(None),
-            MissStep::Gather if request.graph_upto.is_none() => {
-                self.wait_for_all_and_map(request, mapped)
-            }
-            MissStep::Trim => {
-                let _trim = self.lock_or_try_trim();
-                self.wait_and_trim_for_graph(request)
-            }
-            _ => Ok(None),
-        })
-    }
-
-    /// Memory for a graph. Nothing here gives the capturing stream work (INV-POOL-7).
-    pub(super) fn miss_for_graph(
-        &self,
-        request: &Request<'_, U>,
-    ) -> Result<TakenBlock, Failure<U::Error>> {
-        count(&self.counters().misses);
-        if let Some(found) = self.take_for_graph(request) {
-            return Ok(found);
-        }
-        for source in self.stream_slots() {
-            source.epochs.poll(&self.upstream, &mut source.epochs.lock());
-        }
-        if let Some(found) = self.take_for_graph(request) {
-            return Ok(found);
-        }
-        self.run_steps(request, |step| match step {
-            MissStep::Trim => {
-                let _trim = self.lock_or_try_trim();
-                self.wait_and_trim_for_graph(request)
-            }
-            _ => Ok(None),
-        })
-    }
-
-    /// Takes the steps of the policy, growth itself and the others by `step`.
-    fn run_steps(
-        &self,
-        request: &Request<'_, U>,
-        mut step: impl FnMut(MissStep) -> Result<Option<TakenBlock>, Failure<U::Error>>,
-    ) -> Result<TakenBlock, Failure<U::Error>> {
-        let mut last = None;
-        let steps = &self.settings.steps;
-        let grows = |step: &MissStep| matches!(step, MissStep::Grow | MissStep::GrowToMaximum);
-        for (number, one) in steps.iter().enumerate() {
-            // Before the host waits.
-            if matches!(one, MissStep::Trim)
-                && let Some(found) = self.grow_after_others(request, &last, false)
-            {
-                return Ok(found);
-            }
-            if matches!(one, MissStep::Gather | MissStep::Trim)
-                && !steps[number..].iter().any(grows)
-                && let Some(found) = self.take_anywhere(request)
-            {
-                return Ok(found);
-            }
-            let found = match one {
-                MissStep::Grow | MissStep::GrowToMaximum => self.grow(request, *one),
-                other => step(*other),
-            };
-            match found {
-                Ok(Some(found)) => return Ok(found),
-                Ok(None) | Err(Failure::Captured | Failure::Gone | Failure::Crowded) => {}
-                Err(Failure::Upstream(error))
-                    if one.asks_upstream() && !U::is_exhausted(&error) =>
-                {
-                    return Err(Failure::Upstream(error));
-                }
-                Err(Failure::Upstream(error)) => last = Some(error),
-                Err(Failure::Exhausted(error)) => last = error.or(last),
-            }
-        }
-        let waits = self.settings.steps.contains(&MissStep::Trim) && request.may_block();
-        if let Some(found) = self.grow_after_others(request, &last, waits) {
-            return Ok(found);
-        }
-        request.fills_handles.set(false);
-        // Blocks that the steps pass over: behind many others, or aligned by chance.
-        let passed_over = match request.is_anywhere() {
-            true => {
-                self.drain_shared_into_own(request);
-                self.take_ready(request)
-            }
-            false => None,
+    /// Takes more from upstream, for the request's stream. One thread at a time grows; the others look
+    /// again when they come in.
+    fn grow(&self, request: &Request<'_, U>, step: MissStep) -> Found<U> {
+        let Some(bytes) = request.padded_bytes(self.settings.alignment) else { return Ok(None) };
+        let is_owner = self.growth_lock.is_owned_by_current_thread();
+        let growth = self.lock_growth();
+        // A callback of upstream, which grows, gives nothing back. Nor does a thread beside an upstream that waits for it.
+        let is_nested = is_owner || growth.is_none();
+        let waits_first = || {
+            let (is_better, live) = self.wait_is_better_and_live(bytes);
+            (step == MissStep::Grow && is_better, is_better, live)
         };
-        let found = passed_over.or_else(|| self.map_what_was_in_transit(request));
-        match (found, last) {
-            (Some(found), _) => Ok(found),
-            (None, Some(error)) if !U::is_exhausted(&error) => Err(Failure::Upstream(error)),
-            (None, error) => Err(Failure::Exhausted(error)),
+        if let Some(found) = self.look_before_growth(request, waits_first().0) {
+            return Ok(Some(found));
+        }
+        let (waits, is_better, live) = waits_first();
+        if waits {
+            return Ok(None);
+        }
+        let limits = &self.settings.limits;
+        let limit = if step == MissStep::Grow { limits.soft_limit() } else { limits.maximum() };
+        if let Some(mapped) = self.upstream.mapped() {
+            let moves = step != MissStep::Grow;
+            let waits = moves && is_better && self.has_waits() && request.may_wait();
+            let limits = MapLimits { moves, waits, new: Some(limit) };
+            if moves && request.fills_handles.get() {
+                // What is free in handles of the wrong size goes back before the pool has more than it may: what the stream
+                // itself freed, too, about which nobody has asked.
+                let bound = self.bound_of_large(live, bytes);
+                if self.reserved_bytes().saturating_add(bytes) > bound {
+                    self.close_and_poll_all(None);
+                }
+                let new = Some(bound.min(limit));
+                if let Some(found) = self.map(request, mapped, MapLimits { new, ..limits })? {
+                    return Ok(Some(found));
+                }
+            }
+            return self.map(request, mapped, limits);
+        }
+        let wish = self.growth_for(request, live, bytes);
+        let surplus = if is_nested { None } else { self.take_surplus(request, live, wish, limit) };
+        let Some(surplus) = surplus else { return self.grow_by(request, (bytes, wish), limit) };
+        let wish = with_room(bytes, &surplus.blocks).min(surplus.room).max(wish);
+        // To give memory back may wait for the device, and call code of the upstream's.
+        drop(growth);
+        self.release_blocks(surplus.blocks);
+        let _growth = self.lock_growth();
+        self.grow_by(request, (bytes, wish), limit)
+    }
+
+    /// What need not be asked of upstream: what another thread grew by, what caches hold unless a wait comes
+    /// first, and what is ready by now and merges.
+    fn look_before_growth(
+        &self,
+        request: &Request<'_, U>,
+        waits_first: bool,
+    ) -> Option<TakenBlock> {
+        if request.graph_upto.is_some() {
+            let found = || self.take_own(request).or_else(|| self.refill_from_shared(request));
+            return if request.is_anywhere() { found() } else { None };
+        }
+        if request.is_anywhere()
+            && !waits_first
+            && self.flush_if_due(request)
+            && let Some(found) = self.take_own(request)
+        {
+            return Some(found);
+        }
+        self.close_and_poll_all(Some(request.slot));
+        self.merge_ready();
+        // Elsewhere it does not serve, but it can move.
+        if request.is_anywhere() { self.look(request, Search::Short) } else { None }
+    }
+
+    /// Makes the stream wait for all that freed memory. What is one piece nowhere becomes one: where it is mapped, handles move;
+    /// else all pieces go to one heap.
+    fn gather(&self, request: &Request<'_, U>) -> Found<U> {
+        let _range = range(c"pool: gather", request.bytes());
+        if let Some(mapped) = self.upstream.mapped() {
+            self.flush_all();
+            let waited = self.wait_for_all(request);
+            let found = self.look_or_map(request, mapped, None)?;
+            return if found.is_none() { waited.map(|()| None) } else { Ok(found) };
+        }
+        let _transit = self.in_transit.write();
+        self.flush_all();
+        let waited = self.wait_for_all(request);
+        self.gather_own(request);
+        let found = self.take_own(request);
+        if found.is_none() { waited.map(|()| None) } else { Ok(found) }
+    }
+
+    /// Where gathering does not do, the host waits for the streams that freed memory. Whole blocks or handles go back until there is room for the request,
+    /// and upstream is asked for it.
+    fn wait_and_trim_for(&self, request: &Request<'_, U>) -> Found<U> {
+        let _trim = self.lock_or_try_trim();
+        let maximum = self.settings.limits.maximum();
+        let bytes = request.padded_bytes(self.settings.alignment);
+        let Some(bytes) = bytes.filter(|bytes| *bytes <= maximum) else { return Ok(None) };
+        let is_graph = request.graph_upto.is_some();
+        if !is_graph
+            && !self.settings.steps.contains(&MissStep::Gather)
+            && let Ok(Some(found)) = self.gather(request)
+        {
+            return Ok(Some(found));
+        }
+        let _range = range(c"pool: trim for a request", bytes);
+        self.flush_all();
+        self.synchronize_frees();
+        if let Some(mapped) = self.upstream.mapped() {
+            self.merge_ready();
+            return self.look_or_map(request, mapped, Some(maximum));
+        }
+        // What the maximum asks for first; everything, if upstream has no more.
+        let mut target = maximum - bytes;
+        loop {
+            let blocks = {
+                // INV-POOL-5. Free while upstream is called, as is the lock of growth while it takes memory back:
+                // another thread may grow into the room.
+                let _transit = self.in_transit.write();
+                self.move_complete_to_shared();
+                if let Some(found) = self.look_under_lock(request) {
+                    return Ok(Some(found));
+                }
+                self.extract_blocks(target)
+            };
+            let (is_last, wish) = (blocks.is_empty(), with_room(bytes, &blocks));
+            self.release_blocks(blocks);
+            let found = {
+                let _growth = self.lock_growth();
+                self.grow_by(request, (bytes, wish), maximum)
+            };
+            match &found {
+                Ok(Some(_)) => return found,
+                Err(_) if target > 0 => target = 0,
+                _ if is_last => return found,
+                _ => {}
+            }
         }
     }
 
@@ -245,123 +367,56 @@ impl<U: Upstream> Pool<U> {
         if !is_full || !self.upstream.trim_others(self.id(), request.bytes(), waits) {
             return None;
         }
-        let grows = |step: &&MissStep| matches!(step, MissStep::Grow | MissStep::GrowToMaximum);
-        let mut steps = self.settings.steps.iter().filter(grows);
+        let mut steps = self.settings.steps.iter().filter(|step| step.grows());
         steps.find_map(|step| self.grow(request, *step).ok().flatten())
     }
 
-    /// Gives up that the request fills handles, and looks again at what needs no wait: nothing can be mapped for it.
-    fn take_anywhere(&self, request: &Request<'_, U>) -> Option<TakenBlock> {
+    /// Gives up that the request fills handles, and looks again: nothing can be mapped for it.
+    fn look_anywhere(&self, request: &Request<'_, U>) -> Option<TakenBlock> {
         let filled = request.fills_handles.replace(false);
-        if filled { self.take_without_wait(request) } else { None }
+        if filled { self.look(request, Search::Short) } else { None }
     }
 
-    /// INV-POOL-5, of memory that is mapped: what other threads had in hand while the steps looked is in heaps again.
-    fn map_what_was_in_transit(&self, request: &Request<'_, U>) -> Option<TakenBlock> {
-        let mapped = self.upstream.mapped().filter(|_| request.may_block())?;
-        if !self.settings.steps.iter().any(|step| matches!(step, MissStep::Gather | MissStep::Trim))
-        {
-            return None;
+    /// The last look, at what the steps pass over: behind many others, aligned by chance, or in other threads' hands
+    /// (INV-POOL-5).
+    fn look_behind_others(&self, request: &Request<'_, U>) -> Option<TakenBlock> {
+        request.fills_handles.set(false);
+        if request.is_anywhere() {
+            self.drain_shared_into_own(request);
+            if let Some(found) = self.look(request, Search::Exhaustive) {
+                return Some(found);
+            }
         }
-        drop(self.in_transit.write());
+        let mapped = self.upstream.mapped().filter(|_| request.may_block())?;
         let limits = &self.settings.limits;
         let limit = |step: &MissStep| match step {
             MissStep::Grow => Some(limits.soft_limit()),
             MissStep::GrowToMaximum | MissStep::Trim => Some(limits.maximum()),
             _ => None,
         };
-        // A trim may have given it back.
-        let new = self.settings.steps.iter().filter_map(limit).max();
-        self.take_or_map(request, mapped, new).ok().flatten()
-    }
-
-    /// Memory that the stream freed into another's heap, for a small block.
-    fn take_from_recent_owners(&self, request: &Request<'_, U>) -> Option<TakenBlock> {
-        let Request { slot, units, align, .. } = *request;
-        if request.bytes() > MAX_SMALL {
+        let steps = &self.settings.steps;
+        if !steps.iter().any(|step| matches!(step, MissStep::Gather | MissStep::Trim)) {
             return None;
         }
-        slot.recent_owners.find_map(|owner| {
-            let taken = self.slot(owner)?.heap().allocate(slot.id, units, align, usize::MAX)?;
-            Some(TakenBlock { owner, freed_by: slot.id, taken })
-        })
+        drop(self.in_transit.write());
+        // A trim may have given it back.
+        let new = steps.iter().filter_map(limit).max();
+        self.look_or_map(request, mapped, new).ok().flatten()
     }
 
-    /// Flushes the calling thread's own magazines, if their blocks could serve together and none could
-    /// alone.
-    fn flush_thread_if_mergeable(&self, request: &Request<'_, U>) -> Option<TakenBlock> {
-        let (mut all, mut largest) = (0, 0);
-        local::remove_stocked_if(self.id, |magazine| {
-            // SAFETY: this thread's own magazine, and nothing is entered.
-            let contents =
-                unsafe { magazine.try_with(|classes| (classes.totals().1, classes.largest())) };
-            let (units, most) = contents.unwrap_or_default();
-            all += units;
-            largest = largest.max(most);
-            false
-        });
-        let serves = largest < request.units && all >= u64::from(request.units);
-        if serves { self.flush_thread_magazines(request) } else { None }
+    /// Memory that is ready in a heap, or can be mapped into the request's: with new memory, up to so many bytes in all.
+    fn look_or_map(
+        &self,
+        request: &Request<'_, U>,
+        mapped: Mapped<'_, U>,
+        new: Option<usize>,
+    ) -> Found<U> {
+        let _growth = self.lock_growth();
+        if request.is_anywhere()
+            && let Some(found) = self.look(request, Search::Exhaustive)
+        {
+            return Ok(Some(found));
+        }
+        self.map(request, mapped, MapLimits { moves: true, waits: self.has_waits(), new })
     }
-
-    /// Flushes the calling thread's own magazines, of this stream and of others, which costs no
-    /// barrier.
-    pub(super) fn flush_thread_magazines(&self, request: &Request<'_, U>) -> Option<TakenBlock> {
-        let mut flushed = false;
-        local::remove_stocked_if(self.id, |magazine| {
-            // SAFETY: this thread's own magazine, and heaps enter none.
-            let emptied = unsafe {
-                magazine.try_with(|classes| {
-                    // What has nothing may just have got its sizes.
-                    let flush = classes.totals().0 > 0;
-                    if flush {
-                        self.flush(magazine, classes);
-                        classes.unlist();
-                    }
-                    flush
-                })
-            };
-            flushed |= emptied == Some(true);
-            emptied == Some(true)
-        });
-        if flushed { self.take_own(request) } else { None }
-    }
-
-    /// Memory for a graph that needs no wait.
-    fn take_for_graph(&self, request: &Request<'_, U>) -> Option<TakenBlock> {
-        self.take_own(request)
-            .or_else(|| self.refill_from_shared(request))
-            .or_else(|| self.take_ready(request))
-    }
-
-    /// A block of the stream's own free memory, of before the capture if it records a graph.
-    pub(super) fn take_own(&self, request: &Request<'_, U>) -> Option<TakenBlock> {
-        let Request { slot, graph_upto, .. } = *request;
-        let own = (slot.id, graph_upto.unwrap_or(usize::MAX));
-        let taken = self.take_from(request, &mut slot.heap(), own, Search::Exhaustive)?;
-        Some(TakenBlock { owner: slot.id, freed_by: slot.id, taken })
-    }
-
-    /// A block that needs no wait, in any heap. Misses none that serves.
-    pub(super) fn take_ready(&self, request: &Request<'_, U>) -> Option<TakenBlock> {
-        let Request { slot, graph_upto, .. } = *request;
-        self.find_populated(|source| {
-            source.heap().find_tag(|heap, tag| {
-                // What the stream is ordered after it was before the capture, as was its own.
-                let upto = match graph_upto {
-                    Some(upto) if tag == slot.id => upto,
-                    _ => self.ready_stamp(slot, tag),
-                };
-                let taken = self.take_from(request, heap, (tag, upto), Search::Exhaustive)?;
-                if tag != slot.id {
-                    count(&self.counters().steals);
-                }
-                Some(TakenBlock { owner: source.id, freed_by: tag, taken })
-            })
-        })
-    }
-}
-
-fn scan_limit<U: Upstream>(request: &Request<'_, U>) -> usize {
-    if request.bytes() > MAX_SMALL { usize::MAX } else { SCAN_LIMIT }
 }

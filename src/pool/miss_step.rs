@@ -30,6 +30,11 @@ impl MissStep {
         matches!(self, Self::GrowToMaximum | Self::Gather | Self::Trim)
     }
 
+    /// Whether memory comes from upstream, and nothing goes back for it.
+    pub(crate) fn grows(&self) -> bool {
+        matches!(self, Self::Grow | Self::GrowToMaximum)
+    }
+
     /// Whether it makes a stream wait for others.
     pub(crate) fn waits(&self) -> bool {
         matches!(self, Self::Wait | Self::Gather)

@@ -31,21 +31,22 @@
     reason = "the models of loom_tests reach it through `models`; no user does"
 )]
 
+mod above;
 mod addresses;
 mod allocate;
 mod append_array;
 mod block;
+mod caches;
 mod capture;
-mod coalesce;
 mod core;
 mod end;
 mod epochs;
 mod events;
-mod gather;
 mod graphs;
 mod grow;
 mod handles;
 pub(crate) mod local;
+mod look;
 pub(crate) mod magazine;
 mod mapping;
 mod memory_map;
@@ -54,6 +55,7 @@ mod miss_step;
 mod ordered;
 mod placement;
 mod populated;
+mod ready;
 mod recent_owners;
 mod remote_frees;
 mod request;
@@ -62,13 +64,13 @@ mod room;
 mod settings;
 mod slot;
 mod stats;
-mod steal;
 mod streams;
-mod surplus;
 mod thread_magazine;
 mod trim;
 mod upstream;
 mod upstream_blocks;
+mod wait;
+mod whole_blocks;
 
 #[cfg(test)]
 mod tests;

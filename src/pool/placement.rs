@@ -8,10 +8,13 @@
 
 use super::block::{SlotId, UNIT_SHIFT};
 use super::core::Pool;
+use super::epochs::ClosedEpochs;
+use super::events::emit;
 use super::miss_step::MissStep;
+use super::remote_frees::Freed;
 use super::request::{Request, TakenBlock, Target};
-use super::slot::Slot;
-use super::upstream::Upstream;
+use super::slot::{Slot, report};
+use super::upstream::{Upstream, count};
 use super::upstream_blocks::UpstreamBlocks;
 use crate::heap::{Heap, Taken};
 use std::cell::Cell;
@@ -89,6 +92,39 @@ impl<U: Upstream> Pool<U> {
         let (owner, freed_by) = (request.slot.id, request.tag());
         let taken = self.take_from(request, heap, (freed_by, usize::MAX), Search::Exhaustive)?;
         Some(TakenBlock { owner, freed_by, taken })
+    }
+
+    /// Counts a steal and emits it. The caller has no lock of a slot.
+    pub(super) fn count_steal(
+        &self,
+        request: &Request<'_, U>,
+        owner: SlotId,
+        freed_by: SlotId,
+        taken: Taken,
+        how: &'static str,
+    ) -> TakenBlock {
+        if owner != request.slot.id {
+            request.slot.recent_owners.insert(owner);
+        }
+        if freed_by != request.slot.id {
+            count(&self.counters().steals);
+            let id_of = |record: &ClosedEpochs<U>| record.stream.as_ref().map(U::id);
+            let source = self.slot(freed_by);
+            emit!(self, {
+                stream = U::id(request.stream),
+                from = source.and_then(|source| id_of(&source.epochs.lock())).unwrap_or(0),
+                bytes = request.bytes(), how,
+            }, "took a block of another stream");
+        }
+        TakenBlock { owner, freed_by, taken }
+    }
+
+    /// Frees a block as it was before it was found: no nearer to being ready.
+    pub(super) fn put_back(&self, found: &TakenBlock) {
+        let TakenBlock { owner, freed_by, taken: Taken { node, stamp, .. } } = *found;
+        if let Some(owner) = self.slot(owner) {
+            report(owner.free(Freed { node, freed_by, stamp }));
+        }
     }
 
     /// What of the free memory below and above some addresses is whole handles.

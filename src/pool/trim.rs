@@ -1,17 +1,43 @@
-//! Free memory that goes back to upstream: at once what the device is past, all of it behind a wait, and what is above the
-//! release threshold where the program has waited for the device.
+//! A mechanism of a miss, and a call of the user's: free memory goes back to upstream. At once what the device is past, all of
+//! it behind a wait, and what is above the release threshold where the program has waited for the device.
+//!
+//! Handles go back whatever the device does. To free a block waits for all kernels of a GPU, so blocks go back where the
+//! device has nothing to do, or will have in a moment, or where the caller waits. Before it grows, a pool of blocks gives
+//! those back that would be more than [`BOUND`] times what was live at its peak: a size that grows by little each time leaves
+//! no block behind for each growth.
 
 use super::core::Pool;
 use super::local;
-use super::steal::{MIN_POLL_ATTEMPTS, MIN_POLL_TIME};
+use super::ready::{MIN_POLL_TIME, Polls};
+use super::request::Request;
 use super::upstream::{Failure, Upstream};
+use super::upstream_blocks::UpstreamBlock;
 use crate::debug_log::{defer_events, range};
-use crate::sync::MODELLED;
+use crate::sync::ReentrantMutexGuard;
 use crate::sync::trusted::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-/// How long a trim asks whether the device has nothing to do.
+/// How long it is asked whether the device has nothing to do: growth takes the host as long.
 const IDLE_PATIENCE: Duration = Duration::from_millis(2);
+
+/// What a pool of blocks may have, over what was live: numerator and denominator.
+const BOUND: (usize, usize) = (3, 2);
+
+/// What it may have beside that, however little is live.
+const SLACK: usize = 16 << 20;
+
+/// The part by which it grows before it looks again where it found nothing to give back: to look takes time, and a
+/// pool that a kernel keeps busy looks 32 times while it grows by a factor of 2.7.
+const GROWTH_BETWEEN_DIVISOR: usize = 32;
+
+/// Blocks that were taken out of the pool, to be given back without a lock but this one.
+pub(super) struct Surplus<'a, U: Upstream> {
+    pub(super) blocks: Vec<UpstreamBlock<U::Block>>,
+    /// The most to ask upstream for then, so that the pool stays within its bound.
+    pub(super) room: usize,
+    /// A thread that finds no room meanwhile waits for it.
+    _trim: ReentrantMutexGuard<'a, ()>,
+}
 
 impl<U: Upstream> Pool<U> {
     /// Gives free memory back that the device is past, until `keep` bytes are reserved. Waits for no work of the device. Returns
@@ -43,7 +69,7 @@ impl<U: Upstream> Pool<U> {
         }
         // A request that has no room meanwhile waits for this lock, and finds memory given back.
         let trim = self.lock_or_try_trim();
-        self.close_and_poll_all();
+        self.close_and_poll_all(None);
         let bytes = self.give_back(keep);
         drop(trim);
         self.note_trimmed();
@@ -65,10 +91,10 @@ impl<U: Upstream> Pool<U> {
         self.give_back_if_idle(threshold, MIN_POLL_TIME)
     }
 
-    /// Handles go back whatever the device does. To free a block waits for all kernels: for so long it is asked whether
-    /// there are none.
+    /// As far as the device allows it. For so long it is asked whether it is idle.
     fn give_back_if_idle(&self, keep: usize, patience: Duration) -> usize {
-        self.close_and_poll_briefly();
+        let mut polls = Polls::brief(&*self.upstream);
+        while !self.close_and_poll_all(None) && polls.again() {}
         if self.upstream.mapped().is_some() {
             return self.give_back(keep);
         }
@@ -77,37 +103,62 @@ impl<U: Upstream> Pool<U> {
         if self.reserved_bytes() <= keep || !self.upstream.is_idle(patience) {
             return 0;
         }
-        self.close_and_poll_all();
+        self.close_and_poll_all(None);
         self.give_back(keep)
-    }
-
-    /// Closes the epochs of all free memory, and asks the device for as long as an event takes on a stream that has nothing
-    /// else to do.
-    fn close_and_poll_briefly(&self) {
-        // As before growth: where a device works only when it is asked, time decides nothing.
-        let end = self.upstream.works_unasked().then(|| Instant::now() + MIN_POLL_TIME);
-        let is_late = || end.is_none_or(|end| MODELLED || Instant::now() >= end);
-        let mut attempts = 0;
-        while !self.close_and_poll_all() && (attempts < MIN_POLL_ATTEMPTS || !is_late()) {
-            attempts += 1;
-        }
     }
 
     /// Gives memory back that is known to be complete.
     fn give_back(&self, keep: usize) -> usize {
         if let Some(mapped) = self.upstream.mapped() {
-            self.merge_complete();
+            self.merge_ready();
             // A request that is about to be refused waits for what is on its way (INV-POOL-5).
             let _transit = self.in_transit.read();
             return self.release_complete(mapped, keep);
         }
-        let Some(shared) = self.make_shared_slot() else { return 0 };
         let extracted = {
             let _transit = self.in_transit.write();
             self.move_complete_to_shared();
-            self.extract_upstream_blocks(&mut shared.heap(), keep)
+            self.extract_blocks(keep)
         };
-        self.release_upstream(extracted)
+        self.release_blocks(extracted)
+    }
+
+    /// Takes whole free blocks out, as far as growth by `least` bytes would pass the bound, where the device is idle. `live`
+    /// bytes are in use, and the pool may grow to `limit`. The caller has asked `lock_growth`.
+    pub(super) fn take_surplus(
+        &self,
+        request: &Request<'_, U>,
+        live: usize,
+        least: usize,
+        limit: usize,
+    ) -> Option<Surplus<'_, U>> {
+        let peak = live.saturating_add(least).max(self.peak_live.load(Ordering::Relaxed));
+        self.peak_live.store(peak, Ordering::Relaxed);
+        let bound = (peak / BOUND.1).saturating_mul(BOUND.0).saturating_add(SLACK);
+        let reserved = self.reserved_bytes();
+        let least_to_ask = bound.max(self.next_surplus.load(Ordering::Relaxed));
+        // What no growth serves takes no block from others.
+        let is_possible = request.padded_bytes(self.settings.alignment)? <= limit;
+        let is_over = reserved.saturating_add(least) > least_to_ask;
+        if !is_possible || !is_over || request.graph_upto.is_some() {
+            return None;
+        }
+        // Not waited for, since who has it may wait for growth.
+        let trim = self.trim_lock.try_lock()?;
+        // Closed first, so that a device which is idle then is past all of them.
+        self.close_and_poll_all(None);
+        let blocks = match self.upstream.is_idle(IDLE_PATIENCE) {
+            true => {
+                self.close_and_poll_all(None);
+                self.extract_blocks(bound.saturating_sub(least))
+            }
+            false => Vec::new(),
+        };
+        let next = if blocks.is_empty() { reserved + reserved / GROWTH_BETWEEN_DIVISOR } else { 0 };
+        self.next_surplus.store(next, Ordering::Relaxed);
+        let returned: usize = blocks.iter().map(|block| block.bytes as usize).sum();
+        let room = bound.saturating_sub(self.reserved_bytes().saturating_sub(returned));
+        (!blocks.is_empty()).then_some(Surplus { blocks, room, _trim: trim })
     }
 
     /// Empties every magazine of every thread; for good, where memory is to go back: each thread makes those anew that it

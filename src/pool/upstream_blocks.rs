@@ -116,12 +116,12 @@ impl<B> UpstreamBlocks<B> {
         debug_assert!(replaced.is_none(), "two handles at one address");
     }
 
-    /// The blocks, largest first: number, address, bytes.
-    pub(super) fn largest_first(&self) -> Vec<(u32, u64, u64)> {
+    /// The blocks, smallest first: number, address, bytes.
+    pub(super) fn smallest_first(&self) -> Vec<(u32, u64, u64)> {
         let blocks = self.blocks.iter();
         let mut all: Vec<_> =
             blocks.map(|(&(address, number), it)| (number, address, it.bytes)).collect();
-        all.sort_by_key(|(_, _, bytes)| std::cmp::Reverse(*bytes));
+        all.sort_by_key(|(_, _, bytes)| *bytes);
         all
     }
 

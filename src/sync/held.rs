@@ -116,14 +116,9 @@ mod locks {
     pub(crate) type RwLock<T> = lock_api::RwLock<Counted<parking_lot::RawRwLock>, T>;
     pub(crate) type RwLockReadGuard<'a, T> =
         lock_api::RwLockReadGuard<'a, Counted<parking_lot::RawRwLock>, T>;
-    #[cfg(not(aquifer_loom))]
-    pub(crate) type RwLockWriteGuard<'a, T> =
-        lock_api::RwLockWriteGuard<'a, Counted<parking_lot::RawRwLock>, T>;
 }
 #[cfg(not(debug_assertions))]
 mod locks {
-    #[cfg(not(aquifer_loom))]
-    pub(crate) use parking_lot::RwLockWriteGuard;
     pub(crate) use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard};
 }
 pub(crate) use locks::*;

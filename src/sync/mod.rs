@@ -69,7 +69,7 @@ pub(crate) mod trusted {
 
 #[cfg(not(aquifer_loom))]
 mod primitives {
-    pub(crate) use super::held::{Mutex, MutexGuard, RwLock, RwLockWriteGuard};
+    pub(crate) use super::held::{Mutex, MutexGuard, RwLock};
     pub(crate) use parking_lot::{
         Mutex as WaitMutex, MutexGuard as WaitMutexGuard, ReentrantMutex, ReentrantMutexGuard,
     };
