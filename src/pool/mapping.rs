@@ -358,42 +358,6 @@ impl<U: Upstream> Pool<U> {
         }
     }
 
-    /// The first of `wish` bytes of new addresses, or of no more than it needs.
-    fn reserve_place(
-        &self,
-        slot: &Slot<U>,
-        mapped: Mapped<'_, U>,
-        bytes: u64,
-        wish: u64,
-    ) -> Result<AddressRange, Failure<U::Error>> {
-        let all = match self.reserve(mapped, wish) {
-            Ok(all) => all,
-            Err(_) => self.reserve(mapped, bytes)?,
-        };
-        let place = AddressRange { end: all.start + bytes, ..all };
-        // In one hold: between the two another thread could map there.
-        let mut addresses = slot.addresses.lock();
-        addresses.add(all);
-        addresses.take(place);
-        Ok(place)
-    }
-
-    /// New addresses, for a slot to [add](super::addresses::Addresses::add).
-    pub(super) fn reserve(
-        &self,
-        mapped: Mapped<'_, U>,
-        bytes: u64,
-    ) -> Result<AddressRange, U::Error> {
-        let start = mapped.reserve(bytes)?;
-        let reservation = {
-            let mut blocks = self.upstream_blocks.lock();
-            let number = blocks.new_number();
-            blocks.insert_reservation(number, (start, bytes));
-            number
-        };
-        Ok(AddressRange { start, end: start + bytes, reservation })
-    }
-
     /// Takes handles that lie free out of their heaps, for the bytes of the place: complete ones before those that the
     /// stream is ordered after, and the smallest free blocks first, which serve least where they are.
     fn take_movable(

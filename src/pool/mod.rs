@@ -13,15 +13,19 @@
 //! | `append_array`, `magazine`, `block` | an array that grows; a thread's own blocks; a block that is handed out |
 //! | `local` | a thread's table of magazines |
 //! | `addresses` | reserved addresses without memory |
-//! | `room` | addresses for blocks that grow |
 //! | `remote_frees`, `ordered`, `epochs`, `recent_owners`, `slot` | the parts of a slot, and the slot |
 //! | `graphs`, `populated`, `upstream_blocks` | what graphs keep; which heaps to scan; blocks and handles of upstream |
 //! | `core` | [`Pool`] |
+//! | `caches` | threads' magazines, emptied into the heaps |
 //! | `thread_magazine` | a thread's magazine of one stream, looked up once |
 //! | `events`, `stats`, `streams`, `request` | its events and numbers; its streams; one request |
-//! | `steal`, `coalesce`, `handles`, `mapping`, `grow`, `gather`, `miss` | the steps of a miss |
+//! | `placement`, `ready` | blocks taken out of free memory; which free memory is ready, and merges |
+//! | `room` | new addresses, and those for blocks that grow |
+//! | `handles`, `whole_blocks` | handles, and blocks of upstream: made, and given back |
+//! | `look`, `wait`, `mapping`, `above`, `grow`, `trim` | the mechanisms of a miss |
+//! | `miss` | the loop over the steps of a miss |
 //! | `resize` | blocks that may grow, and that change their size where they are |
-//! | `trim`, `memory_map` | what goes back to upstream; where its memory lies |
+//! | `memory_map` | where the pool's memory lies |
 //! | `capture`, `allocate`, `end` | declared captures; allocation and free; the pool's end |
 
 #![allow(

@@ -1,9 +1,9 @@
-//! Addresses for blocks that grow: how many are reserved, and where such a block begins.
+//! New addresses, and those for blocks that grow: how many are reserved, and where such a block begins.
 
 use super::addresses::AddressRange;
 use super::core::Pool;
 use super::slot::Slot;
-use super::upstream::{Mapped, Upstream};
+use super::upstream::{Failure, Mapped, Upstream};
 use std::cmp::Reverse;
 
 /// What a pool reserves at most so that blocks may grow: a process has 128 TiB.
@@ -66,6 +66,42 @@ impl<U: Upstream> Pool<U> {
         let (total, granularity) = (mapped.total().unwrap_or(0), mapped.granularity());
         let left = self.addresses_left() / divisor;
         total.next_multiple_of(granularity).min(left & !(granularity - 1))
+    }
+
+    /// The first of `wish` bytes of new addresses, or of no more than it needs.
+    pub(super) fn reserve_place(
+        &self,
+        slot: &Slot<U>,
+        mapped: Mapped<'_, U>,
+        bytes: u64,
+        wish: u64,
+    ) -> Result<AddressRange, Failure<U::Error>> {
+        let all = match self.reserve(mapped, wish) {
+            Ok(all) => all,
+            Err(_) => self.reserve(mapped, bytes)?,
+        };
+        let place = AddressRange { end: all.start + bytes, ..all };
+        // In one hold: between the two another thread could map there.
+        let mut addresses = slot.addresses.lock();
+        addresses.add(all);
+        addresses.take(place);
+        Ok(place)
+    }
+
+    /// New addresses, for a slot to add.
+    fn reserve(
+        &self,
+        mapped: Mapped<'_, U>,
+        bytes: u64,
+    ) -> Result<AddressRange, U::Error> {
+        let start = mapped.reserve(bytes)?;
+        let reservation = {
+            let mut blocks = self.upstream_blocks.lock();
+            let number = blocks.new_number();
+            blocks.insert_reservation(number, (start, bytes));
+            number
+        };
+        Ok(AddressRange { start, end: start + bytes, reservation })
     }
 
     /// What the pool may still reserve so that blocks may grow.
