@@ -184,14 +184,12 @@ impl<U: Upstream> Pool<U> {
         let may_grow = self.settings.steps.contains(&MissStep::Grow)
             && self.fits(request, self.settings.limits.soft_limit());
         let mut polls = if may_grow { Polls::brief(&*self.upstream) } else { Polls::once() };
-        let mut is_first = true;
         loop {
-            self.poll_candidates(seen, is_first);
+            self.poll_candidates(seen);
             let found = self.take_complete(request, seen);
             if found.is_some() || !polls.again() {
                 return found;
             }
-            is_first = false;
         }
     }
 

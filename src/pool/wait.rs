@@ -29,12 +29,11 @@ impl<U: Upstream> Pool<U> {
         }
     }
 
-    /// Asks the device about the candidates: at first only about what closing left open.
-    pub(super) fn poll_candidates(&self, candidates: &Candidates, is_first: bool) {
+    /// Asks the device about the candidates.
+    pub(super) fn poll_candidates(&self, candidates: &Candidates) {
         for candidate in candidates.iter() {
             let Some(source) = self.slot(candidate.freed_by) else { continue };
-            let wanted = if is_first { candidate.oldest } else { candidate.latest };
-            if source.epochs.completed() < wanted {
+            if source.epochs.completed() < candidate.latest {
                 source.epochs.poll(&self.upstream, &mut source.epochs.lock());
             }
         }
