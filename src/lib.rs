@@ -36,10 +36,10 @@ mod transfer;
 
 pub use adaptor::{
     AlignedAdaptor, Allocation, BlockUse, CallStack, CheckedAdaptor, CheckedOptions, Counter,
-    Counters, Failure, FailureCallbackAdaptor, FailureCallbackOptions, LimitingAdaptor,
-    LocalDeviceResource, LogFormat, LoggingAdaptor, LoggingOptions, Misuse, MisuseKind, OnStream,
-    PolymorphicAllocator, PrefetchAdaptor, StatisticsAdaptor, ThreadSafeAdaptor, TracedAdaptor,
-    TrackingAdaptor, TrackingOptions,
+    Counters, FailureCallbackAdaptor, FailureCallbackOptions, LimitingAdaptor, LocalDeviceResource,
+    LogFormat, LoggingAdaptor, LoggingOptions, Misuse, MisuseKind, OnStream, PolymorphicAllocator,
+    PrefetchAdaptor, StatisticsAdaptor, ThreadSafeAdaptor, TracedAdaptor, TrackingAdaptor,
+    TrackingOptions,
 };
 pub use collective::{
     Communicator, CommunicatorId, CommunicatorOptions, Group, ReduceElement, RegisteringAdaptor,
@@ -86,12 +86,12 @@ pub mod barrier {
 }
 pub use resource::{
     ArenaOptions, ArenaResource, AsyncOptions, AsyncResource, AsyncStatistics, BinningOptions,
-    BinningResource, CallbackResource, CudaResource, DeviceBlock, DeviceResource, FixedSizeOptions,
-    FixedSizeResource, HostAccessible, HostComplete, ManagedAlloc, ManagedOptions, ManagedResource,
-    MissPolicy, MissStep, NcclResource, PoolBlock, PoolMap, PoolOptions, PoolResource,
-    PoolStatistics, ResourceId, SystemOptions, SystemResource, VirtualResource, WithDeviceResource,
-    current_device_resource, default_device_pool, reset_current_device_resource,
-    set_current_device_resource, with_device_resource,
+    BinningResource, CallbackResource, CudaResource, DeviceBlock, DeviceResource, Failure,
+    FixedSizeOptions, FixedSizeResource, HostAccessible, HostComplete, ManagedAlloc,
+    ManagedOptions, ManagedResource, MissPolicy, MissStep, NcclResource, PoolBlock, PoolMap,
+    PoolOptions, PoolResource, PoolStatistics, ResourceId, SystemOptions, SystemResource,
+    VirtualResource, WithDeviceResource, current_device_resource, default_device_pool,
+    reset_current_device_resource, set_current_device_resource, with_device_resource,
 };
 pub use stream::{Graph, PerThreadStream, Stream, StreamPool, Synchronized};
 pub use transfer::{Mapped, MappedMut, Scope, Transfer, TransferError};

@@ -1,51 +1,17 @@
 //! A callback on failed allocations, and retries.
 
-use crate::debug_log::deferred_event;
-use crate::error::catch_panic;
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::DeviceLayout;
-use crate::resource::impls::{adaptor, debug_struct, forward, getters, setters};
+use crate::resource::failure::{Callback, Failure, asks_for_retry};
+use crate::resource::impls::{adaptor, debug_struct, forward, setters};
 use crate::resource::resizing::Purpose;
 use crate::resource::{DeviceBlock, DeviceResource};
 use crate::stream::Stream;
-use crate::sync::trusted::thread_local;
-use crate::sync::{Arc, assert_unlocked};
-use std::cell::Cell;
+use crate::sync::Arc;
 use std::fmt;
 
 /// Retries of an allocation unless [`FailureCallbackOptions::max_retries`] sets another number.
 const MAX_RETRIES: u32 = 16;
-
-/// An allocation that failed, as the callback of a [`FailureCallbackAdaptor`] sees it. RMM's callback
-/// gets the bytes alone.
-///
-/// ```
-/// use aquifer::Failure;
-///
-/// /// Tries requests of a mebibyte and more again, twice.
-/// fn worth_it(failure: &Failure<'_>) -> bool {
-///     failure.layout().bytes() >= 1 << 20 && failure.attempt() <= 2
-/// }
-/// ```
-#[derive(Clone, Copy, Debug)]
-pub struct Failure<'a> {
-    layout: DeviceLayout,
-    error: &'a Error,
-    attempt: u32,
-}
-
-impl<'a> Failure<'a> {
-    getters! {
-        /// The size and alignment of the request.
-        layout: DeviceLayout;
-
-        /// The upstream's error.
-        error: &'a Error;
-
-        /// The number of this attempt, from 1.
-        attempt: u32;
-    }
-}
 
 /// A callback on failed allocations, which may ask for another attempt: RMM's
 /// `failure_callback_resource_adaptor`.
@@ -86,46 +52,11 @@ pub struct FailureCallbackAdaptor<U> {
     state: Arc<FailureCallbackState<U>>,
 }
 
-/// Callbacks that may nest on a thread.
-const MAX_NESTED: usize = 8;
-
-thread_local! {
-    /// The addresses of the adaptors whose callbacks run on this thread; 0 marks a free entry. It has
-    /// no destructor, so that a thread may allocate while it ends.
-    static RUNNING: Cell<[usize; MAX_NESTED]> = const { Cell::new([0; MAX_NESTED]) };
-}
-
-/// An entry of [`RUNNING`].
-struct RunningCallback {
-    adaptor: usize,
-}
-
-impl RunningCallback {
-    /// `None` if the callback runs already or [`MAX_NESTED`] others do: nested retries would multiply.
-    fn begin<U>(state: &FailureCallbackState<U>) -> Option<Self> {
-        let adaptor = std::ptr::from_ref(state).addr();
-        let mut running = RUNNING.get();
-        if running.contains(&adaptor) {
-            return None;
-        }
-        *running.iter_mut().find(|entry| **entry == 0)? = adaptor;
-        RUNNING.set(running);
-        Some(Self { adaptor })
-    }
-}
-
-impl Drop for RunningCallback {
-    fn drop(&mut self) {
-        RUNNING.set(RUNNING.get().map(|entry| if entry == self.adaptor { 0 } else { entry }));
-    }
-}
-
-type Callback = Box<dyn Fn(&Failure<'_>) -> bool + Send + Sync>;
 type Filter = Box<dyn Fn(&Error) -> bool + Send + Sync>;
 
 struct FailureCallbackState<U> {
     upstream: U,
-    callback: Callback,
+    callback: Box<Callback>,
     filter: Filter,
     max_retries: u32,
 }
@@ -214,7 +145,7 @@ impl<U> FailureCallbackOptions<U> {
         .with_advice("give 1 retry at least, or use the upstream itself"))
     }
 
-    fn with_callback(self, callback: Callback) -> FailureCallbackAdaptor<U> {
+    fn with_callback(self, callback: Box<Callback>) -> FailureCallbackAdaptor<U> {
         let Self { upstream, filter, max_retries } = self;
         let state = FailureCallbackState { upstream, callback, filter, max_retries };
         FailureCallbackAdaptor { state: Arc::new(state) }
@@ -232,26 +163,16 @@ impl<U> FailureCallbackState<U> {
                 result => return result,
             };
             attempt += 1;
-            if !self.wants_retry(&Failure { layout, error: &error, attempt }) {
+            if !self.wants_retry(&Failure::new(layout, &error, attempt)) {
                 return Err(error);
             }
         }
     }
 
-    /// Whether to retry. Stops panics of the callback: a resource's methods do not panic.
     #[cold]
     fn wants_retry(&self, failure: &Failure<'_>) -> bool {
-        assert_unlocked("a callback");
-        let Some(_running) = RunningCallback::begin(self) else { return false };
-        let call = || (self.filter)(failure.error) && (self.callback)(failure);
-        catch_panic(call).unwrap_or_else(|| {
-            let (bytes, attempt) = (failure.layout.bytes(), failure.attempt);
-            let error = failure.error.to_string();
-            // Deferred: a pool above may hold its locks.
-            deferred_event!(
-                error, bytes, attempt, %error, "the callback of a failed allocation panicked"
-            );
-            false
+        asks_for_retry(std::ptr::from_ref(self).addr(), failure, || {
+            (self.filter)(failure.error()) && (self.callback)(failure)
         })
     }
 }

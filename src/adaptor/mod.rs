@@ -20,7 +20,7 @@ mod tracking;
 pub use aligned::AlignedAdaptor;
 pub use call_stack::CallStack;
 pub use checked::{BlockUse, CheckedAdaptor, CheckedOptions, Misuse, MisuseKind};
-pub use failure_callback::{Failure, FailureCallbackAdaptor, FailureCallbackOptions};
+pub use failure_callback::{FailureCallbackAdaptor, FailureCallbackOptions};
 pub use limiting::LimitingAdaptor;
 pub use logging::{LogFormat, LoggingAdaptor, LoggingOptions};
 pub use on_stream::OnStream;

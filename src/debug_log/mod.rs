@@ -15,7 +15,7 @@
 //! | `DEBUG` | `aquifer::pool` | `gathered free memory` | `pool`, `device`, `stream`, `asked`, `largest` |
 //! | `DEBUG` | `aquifer::pool` | `gave memory back` | `pool`, `device`, `blocks`, `bytes`, `reserved` |
 //! | `DEBUG` | `aquifer::pool` | `pool ended` | `pool`, `device`, `blocks`, `bytes`, `leaked` |
-//! | `WARN` | `aquifer::pool` | `out of memory` | `pool`, `device`, `asked`, `steps`, `reserved`, `live`, `largest_free`, `maximum`, `upstream` |
+//! | `WARN` | `aquifer::pool` | `out of memory` | `pool`, `device`, `asked`, `steps`, `reserved`, `live`, `pending`, `largest_free`, `maximum`, `device_free`, `device_total`, `others_reserved`, `others_free`, `upstream` |
 //! | `WARN` | `aquifer::pool` | `refused a stream in capture` | `pool`, `device`, `asked` |
 //! | `ERROR` | `aquifer::pool` | `device lost` | `pool`, `device`, `asked`, `error` |
 //! | `ERROR` | `aquifer::pool` | `a pool cannot go on` | `pool`, `device`, `asked`, `why` |

@@ -26,12 +26,15 @@
 use super::block::SlotId;
 use super::ordered::Ordered;
 use super::upstream::{Counted, Failure, Upstream};
-use crate::sync::{Arc, AtomicUsize, Mutex, MutexGuard, Ordering};
+use crate::sync::{Arc, AtomicUsize, Mutex, MutexGuard, Ordering, trusted};
 use std::collections::VecDeque;
 use std::ops::Deref;
 
 /// Closed epochs whose events a stream keeps; a later event serves for an older epoch as well.
 const RING: usize = 8;
+
+/// How many epochs were closed, in all pools of the process. Relaxed: it says which came first where that matters little.
+static CLOSES: trusted::AtomicU64 = trusted::AtomicU64::new(0);
 
 /// On a line of the cache of its own: each free reads it, and what is beside it changes more often. One line,
 /// for there is one for each stream.
@@ -72,6 +75,8 @@ type Clock = Vec<(SlotId, usize)>;
 
 struct ClosedEpoch<E> {
     epoch: usize,
+    /// Its number among all closes.
+    number: u64,
     /// Shared with threads that wait for it without the lock.
     event: Arc<E>,
     /// What the stream was ordered after when the event was recorded, or before.
@@ -165,7 +170,8 @@ impl<U: Upstream> StreamEpochs<U> {
             Some(event) => event,
             None => Arc::new(upstream.record(stream)?),
         };
-        record.closed.push_back(ClosedEpoch { epoch, event, clock });
+        let number = CLOSES.fetch_add(1, trusted::Ordering::Relaxed);
+        record.closed.push_back(ClosedEpoch { epoch, number, event, clock });
         if record.closed.len() > RING {
             record.drop_oldest();
         }
@@ -199,6 +205,24 @@ impl<U: Upstream> StreamEpochs<U> {
             }
             record.drop_oldest();
         }
+    }
+
+    /// Whether the device is past `stamp`, by the event that covers it.
+    pub(super) fn has_passed(
+        &self,
+        upstream: &Counted<U>,
+        stamp: usize,
+    ) -> Result<bool, Failure<U::Error>> {
+        let record = self.lock();
+        if self.completed() >= stamp {
+            return Ok(true);
+        }
+        let closed = record.covering(stamp).ok_or(Failure::Gone)?;
+        let passed = upstream.is_passed(&closed.event)?;
+        if passed {
+            self.completed.fetch_max(closed.epoch, Ordering::Release);
+        }
+        Ok(passed)
     }
 
     /// Drops the events of epochs that the device has passed, and those that were kept to be used again.
@@ -272,6 +296,11 @@ impl<U: Upstream> ClosedEpochs<U> {
         {
             self.spare.push((oldest.event, oldest.clock));
         }
+    }
+
+    /// The number of the close that covers `stamp`, among all closes of the process.
+    pub(super) fn closed_at(&self, stamp: usize) -> Option<u64> {
+        self.covering(stamp).map(|closed| closed.number)
     }
 
     /// An event that covers `stamp`.

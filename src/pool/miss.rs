@@ -11,6 +11,7 @@
 //! | memory of upstream comes, or mapped memory moves | `grow`, `whole_blocks`, `mapping` | `Grow`, `GrowToMaximum`, `Gather` |
 //! | memory goes back to upstream | `trim` | growth of blocks, `Trim` |
 
+use super::callback::{CalledBack, Calls};
 use super::core::Pool;
 use super::look::Candidates;
 use super::mapping::MapLimits;
@@ -68,19 +69,32 @@ impl<U: Upstream> Pool<U> {
         request: &Request<'_, U>,
         mut seen: Option<Candidates>,
     ) -> Result<TakenBlock, Failure<U::Error>> {
-        let mut last = None;
+        let (mut last, mut calls, mut number) = (None, Calls::default(), 0);
         let steps = &self.settings.steps;
-        for (number, step) in steps.iter().enumerate() {
+        loop {
+            let step = steps.get(number);
+            // Before the host waits, and before a refusal.
+            if step.is_none_or(|step| *step == MissStep::Trim) {
+                let waits =
+                    step.is_none() && steps.contains(&MissStep::Trim) && request.may_block();
+                if let Some(found) = self.grow_after_others(request, &last, waits) {
+                    return Ok(found);
+                }
+                match self.call_back(request, last.as_ref(), &mut calls) {
+                    CalledBack::Found(found) => return Ok(found),
+                    CalledBack::Retry => {
+                        (last, number, seen) = (None, 0, None);
+                        continue;
+                    }
+                    CalledBack::GoOn => {}
+                }
+            }
+            let Some(step) = step else { break };
             let is_last_growth = !steps[number..].iter().any(MissStep::grows);
             let before = match step {
-                // Before the host waits.
-                MissStep::Trim => self.grow_after_others(request, &last, false),
-                _ => None,
-            };
-            let before = before.or_else(|| match step {
                 MissStep::Gather | MissStep::Trim if is_last_growth => self.look_anywhere(request),
                 _ => None,
-            });
+            };
             let found =
                 before.map_or_else(|| self.take_step(request, *step, &mut seen), |it| Ok(Some(it)));
             match found {
@@ -94,12 +108,9 @@ impl<U: Upstream> Pool<U> {
                 Err(Failure::Upstream(error)) => last = Some(error),
                 Err(Failure::Exhausted(error)) => last = error.or(last),
             }
+            number += 1;
         }
-        let waits = steps.contains(&MissStep::Trim) && request.may_block();
-        let found = self
-            .grow_after_others(request, &last, waits)
-            .or_else(|| self.look_behind_others(request));
-        match (found, last) {
+        match (self.look_behind_others(request), last) {
             (Some(found), _) => Ok(found),
             (None, Some(error)) if !U::is_exhausted(&error) => Err(Failure::Upstream(error)),
             (None, error) => Err(Failure::Exhausted(error)),
@@ -292,12 +303,18 @@ impl<U: Upstream> Pool<U> {
         let _range = range(c"pool: gather", request.bytes());
         if let Some(mapped) = self.upstream.mapped() {
             self.flush_all();
+            if !self.gathering_may_serve(request) {
+                return Ok(None);
+            }
             let waited = self.wait_for_all(request);
             let found = self.look_or_map(request, mapped, None)?;
             return if found.is_none() { waited.map(|()| None) } else { Ok(found) };
         }
         let _transit = self.in_transit.write();
         self.flush_all();
+        if !self.gathering_may_serve(request) {
+            return Ok(None);
+        }
         let waited = self.wait_for_all(request);
         self.gather_own(request);
         let found = self.take_own(request);
@@ -319,12 +336,17 @@ impl<U: Upstream> Pool<U> {
             return Ok(Some(found));
         }
         let _range = range(c"pool: trim for a request", bytes);
-        self.flush_all();
-        self.synchronize_frees();
         if let Some(mapped) = self.upstream.mapped() {
-            self.merge_ready();
-            return self.look_or_map(request, mapped, Some(maximum));
+            return self.wait_oldest_first(|| {
+                self.merge_ready();
+                self.look_or_map(request, mapped, Some(maximum))
+            });
         }
+        self.wait_oldest_first(|| self.replace_blocks(request, bytes, maximum))
+    }
+
+    /// Gives whole blocks back that the device is past, until there is room for the request, and asks upstream for it.
+    fn replace_blocks(&self, request: &Request<'_, U>, bytes: usize, maximum: usize) -> Found<U> {
         // What the maximum asks for first; everything, if upstream has no more.
         let mut target = maximum - bytes;
         loop {
@@ -353,7 +375,7 @@ impl<U: Upstream> Pool<U> {
         }
     }
 
-    /// Memory of the device that other pools of it give back, where there was no other. Behind a wait for their streams, or
+    /// Memory of the device that other pools of it give back, where there was no other. Behind waits for their streams, or
     /// of what the device is past.
     fn grow_after_others(
         &self,
@@ -362,11 +384,16 @@ impl<U: Upstream> Pool<U> {
         waits: bool,
     ) -> Option<TakenBlock> {
         let is_full = last.as_ref().is_some_and(U::is_device_full);
-        if !is_full || !self.upstream.trim_others(self.id(), request.bytes(), waits) {
+        if !is_full {
             return None;
         }
-        let mut steps = self.settings.steps.iter().filter(|step| step.grows());
-        steps.find_map(|step| self.grow(request, *step).ok().flatten())
+        let mut found = None;
+        self.upstream.trim_others(self.id(), request.bytes(), waits, &mut || {
+            let mut steps = self.settings.steps.iter().filter(|step| step.grows());
+            found = steps.find_map(|step| self.grow(request, *step).ok().flatten());
+            found.is_some()
+        });
+        found
     }
 
     /// Gives up that the request fills handles, and looks again: nothing can be mapped for it.

@@ -17,10 +17,13 @@ pub enum MissStep {
     /// All free memory of the pool is gathered in one place, and the calling stream is made to wait
     /// for all streams that freed it.
     Gather,
-    /// The host waits for the streams that freed memory. Free blocks of upstream are given back, and upstream is asked for one
-    /// that fits. Where the device has no memory left, its other pools give back what they have free: before this step
-    /// what the device is past, after it all that is free, behind a wait for the streams that freed it. A pool keeps its
-    /// initial size. A policy without this step takes from them what the device is past.
+    /// The host waits for the streams that freed memory, the one first whose memory is pending for longest, until the device
+    /// is past enough: for no stream that has nothing pending. Free blocks of upstream are given back, and upstream is asked
+    /// for one that fits. Where the device has no memory left, its other pools give back what they have free: before this
+    /// step what the device is past, after it what is pending, behind waits for the streams that freed it, until that is
+    /// enough. A pool keeps its initial size. A policy without this step takes from them what the device is past.
+    /// The callback ([`PoolOptions::failure_callback`](crate::PoolOptions::failure_callback)) is asked right before this
+    /// step, or before a refusal if the policy has no such step.
     Trim,
 }
 

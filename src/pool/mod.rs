@@ -23,6 +23,7 @@
 //! | `room` | new addresses, and those for blocks that grow |
 //! | `handles`, `whole_blocks` | handles, and blocks of upstream: made, and given back |
 //! | `look`, `wait`, `mapping`, `above`, `grow`, `trim` | the mechanisms of a miss |
+//! | `pending`, `callback` | what the device may still use, and the host's waits for it; the user's callback |
 //! | `miss` | the loop over the steps of a miss |
 //! | `resize` | blocks that may grow, and that change their size where they are |
 //! | `memory_map` | where the pool's memory lies |
@@ -41,6 +42,7 @@ mod allocate;
 mod append_array;
 mod block;
 mod caches;
+mod callback;
 mod capture;
 mod core;
 mod end;
@@ -57,6 +59,7 @@ mod memory_map;
 mod miss;
 mod miss_step;
 mod ordered;
+mod pending;
 mod placement;
 mod populated;
 mod ready;
@@ -80,13 +83,14 @@ mod whole_blocks;
 mod tests;
 
 pub use block::Block;
+pub(crate) use callback::MAX_CALLS;
 pub use core::Pool;
 pub use memory_map::{PoolBlock, PoolMap};
 pub use miss_step::MissStep;
 pub use settings::{Settings, SizeLimits, is_limit};
 pub use stats::PoolStatistics;
 pub use thread_magazine::ThreadMagazine;
-pub use upstream::{Failure, Mapped, MappedEnd, MappedMemory, Upstream};
+pub use upstream::{Failure, Mapped, MappedEnd, MappedMemory, Retry, Unserved, Upstream};
 
 crate::sync::for_models! {
     #[allow(missing_docs, unreachable_pub)]

@@ -56,16 +56,9 @@ impl<U: Upstream> Pool<U> {
         let _deferred = defer_events();
         let _range = range(c"pool: wait and trim", keep);
         self.empty_magazines(keep);
-        let mut failed = None;
-        for source in self.stream_slots() {
-            if source.recording_graph() != 0 {
-                failed = Some(Failure::Captured);
-                continue;
-            }
-            let stamp = source.epochs.current();
-            if let Err(error) = source.epochs.synchronize(&self.upstream, stamp) {
-                failed = Some(error);
-            }
+        let mut failed = self.wait_for_all_pending();
+        if self.stream_slots().any(|source| source.recording_graph() != 0) {
+            failed = Some(Failure::Captured);
         }
         // A request that has no room meanwhile waits for this lock, and finds memory given back.
         let trim = self.lock_or_try_trim();
@@ -108,7 +101,7 @@ impl<U: Upstream> Pool<U> {
     }
 
     /// Gives memory back that is known to be complete.
-    fn give_back(&self, keep: usize) -> usize {
+    pub(super) fn give_back(&self, keep: usize) -> usize {
         if let Some(mapped) = self.upstream.mapped() {
             self.merge_ready();
             // A request that is about to be refused waits for what is on its way (INV-POOL-5).
@@ -177,7 +170,7 @@ impl<U: Upstream> Pool<U> {
         local::sweep();
     }
 
-    fn note_trimmed(&self) {
+    pub(super) fn note_trimmed(&self) {
         self.peak_live.store(0, Ordering::Relaxed);
         self.stream_slots().for_each(|slot| slot.release_bookkeeping(&self.upstream));
     }

@@ -98,10 +98,21 @@ pub trait Upstream: Send + Sync + 'static {
         false
     }
 
-    /// Has the other pools of the device give back what they have free, for a request of so many bytes: behind a wait or
-    /// without. Returns whether any did.
-    fn trim_others(&self, _pool: u64, _bytes: usize, _waits: bool) -> bool {
-        false
+    /// Has the other pools of the device give back what they have free, for a request of so many bytes: what the device is
+    /// past, or all of it behind waits, until `is_served`. That is asked each time that some was given back.
+    fn trim_others(
+        &self,
+        _pool: u64,
+        _bytes: usize,
+        _waits: bool,
+        _is_served: &mut dyn FnMut() -> bool,
+    ) {
+    }
+
+    /// Asks the user's callback, if there is one, about a request that is about to wait or to be refused. Not in a call of
+    /// this upstream, under which a thread has locks of the pool; elsewhere the caller has none.
+    fn call_back(&self, _request: Unserved<'_, Self::Error>) -> Retry {
+        Retry::No
     }
 
     /// The pool ends, and so many bytes do not go back: users hold blocks of them still
@@ -192,6 +203,28 @@ impl<E> From<E> for Failure<E> {
     fn from(error: E) -> Self {
         Self::Upstream(error)
     }
+}
+
+/// A request that no step without a wait of the host has served.
+#[derive(Debug)]
+pub struct Unserved<'a, E> {
+    pub bytes: usize,
+    pub align: u64,
+    /// The upstream's last answer, if it was asked.
+    pub error: Option<&'a E>,
+    /// How often the callback was asked about it, with this time.
+    pub attempt: u32,
+}
+
+/// What a callback has come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Retry {
+    /// There is none, or it has nothing to give.
+    No,
+    /// It asks for a retry, and nothing more is free than before. It is not asked again.
+    Last,
+    /// It asks for a retry, and more is free.
+    Again,
 }
 
 /// What happened, for statistics. Relaxed: numbers for people.

@@ -157,18 +157,4 @@ impl<U: Upstream> Pool<U> {
         let mut heap = slot.heap();
         pieces.into_iter().for_each(|piece| self.add(slot, &mut heap, slot.id, piece));
     }
-
-    /// Has the host wait for the streams that freed memory, but for what they were given since a capture on them began.
-    pub(super) fn synchronize_frees(&self) {
-        for source in self.stream_slots() {
-            let stamp = {
-                let record = source.epochs.lock();
-                // Closed epochs have events from before the capture, which may be waited for.
-                let in_capture = source.recording_graph() != 0;
-                if in_capture { record.newest() } else { source.epochs.current() }
-            };
-            // A failure leaves things as they are: the memory is not ready.
-            let _ = source.epochs.synchronize(&self.upstream, stamp);
-        }
-    }
 }

@@ -16,6 +16,7 @@ use crate::pool::{Block, Failure, MappedMemory, Pool, ThreadMagazine, Upstream};
 use crate::stream::{Patience, Stream, deferred};
 use std::ptr::NonNull;
 
+mod callback;
 mod capture;
 mod driver;
 mod failure;
@@ -45,8 +46,10 @@ pub use options::{MissPolicy, PoolOptions};
 /// 256 bytes; of a [`VirtualResource`](crate::VirtualResource) in pieces, which move to where they are wanted. It never holds more than its maximum size, and can always use all of it: before an
 /// out-of-memory error it gathers what all streams and threads have freed, and returns blocks of
 /// upstream to get larger ones. Where the device has no memory left, its other pools give back what they have free, of this type
-/// and of [`FixedSizeResource`](crate::FixedSizeResource) and [`BinningResource`](crate::BinningResource): at first without a wait,
-/// then behind one for the streams that freed it ([`MissStep::Trim`](crate::MissStep::Trim)).
+/// and of [`FixedSizeResource`](crate::FixedSizeResource) and [`BinningResource`](crate::BinningResource): at first without a wait.
+/// Then the user's [callback](PoolOptions::failure_callback) may free some. Then the host waits for the streams that hold
+/// what is pending, until that is enough ([`MissStep::Trim`](crate::MissStep::Trim)). An error names what there is, and what would
+/// have helped.
 ///
 /// Handles may be dropped before the vectors that live in the pool; it ends with the last of both.
 /// Blocks that were [allocated](DeviceResource::allocate) by hand and not deallocated by then are
@@ -160,7 +163,8 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
     }
 
     /// Waits for the streams that freed memory, and gives free memory back to upstream, until no more than `keep` bytes are
-    /// reserved. Returns how many bytes went back. Otherwise as [`trim`](Self::trim).
+    /// reserved. Waits for no stream that has nothing pending here. Returns how many bytes went back. Otherwise as
+    /// [`trim`](Self::trim).
     ///
     /// # Errors
     ///
@@ -468,6 +472,9 @@ impl<U: DeviceResource + 'static> PoolOptions<U> {
         let (number, device) = (pool.pool.id(), pool.device().ordinal());
         if let Some(hooks) = &pool.pool.upstream().hooks {
             hooks.set_pool(number);
+        }
+        if let Some(callback) = self.failure_callback {
+            pool.set_callback(callback);
         }
         if pool.release_threshold().is_some() {
             pool.pool.release_after_waits();

@@ -45,6 +45,7 @@ mod ipc;
 mod ipc_pools;
 #[path = "../support/kernels.rs"]
 mod kernels;
+mod ladder;
 #[path = "../support/log.rs"]
 mod log;
 mod logging;

@@ -1,5 +1,6 @@
 //! The driver under a pool: the resource that it takes memory from, with its streams and events.
 
+use super::callback::PoolCallback;
 use super::memory_hooks::MemoryHooks;
 use super::options::PoolOwner;
 use super::siblings::trim_others;
@@ -10,7 +11,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::event::Event;
 use crate::impls::Count;
 use crate::layout::DeviceLayout;
-use crate::pool::{Failure, Mapped, MappedEnd, MappedMemory, Upstream};
+use crate::pool::{Failure, Mapped, MappedEnd, MappedMemory, Retry, Unserved, Upstream};
 use crate::resource::block::DeviceBlock;
 use crate::resource::cuda::{free_behind, report_failed_free, report_leak};
 use crate::resource::device_resource::DeviceResource;
@@ -32,6 +33,8 @@ pub(super) struct PoolDriver<U> {
     own_stream: Mutex<Option<Stream>>,
     device_lost: AtomicBool,
     has_threshold: AtomicBool,
+    /// The user's.
+    pub(super) callback: PoolCallback,
     /// `Some` if something follows the pool's memory.
     pub(super) hooks: Option<MemoryHooks>,
 }
@@ -46,6 +49,7 @@ impl<U: DeviceResource> PoolDriver<U> {
             own_stream: Mutex::new(None),
             device_lost: AtomicBool::new(false),
             has_threshold: AtomicBool::new(false),
+            callback: PoolCallback::default(),
             hooks,
         }
     }
@@ -329,9 +333,21 @@ impl<U: DeviceResource + 'static> Upstream for PoolDriver<U> {
         Self::is_exhausted(error) && error.driver().is_some()
     }
 
-    fn trim_others(&self, pool: u64, bytes: usize, waits: bool) -> bool {
+    fn trim_others(
+        &self,
+        pool: u64,
+        bytes: usize,
+        waits: bool,
+        is_served: &mut dyn FnMut() -> bool,
+    ) {
         // In a call of a resource around this pool, whose locks the thread may have: the outermost pool asks.
-        !holds_buffers() && trim_others(self.resource.device(), pool, bytes, waits)
+        if !holds_buffers() {
+            trim_others(self.resource.device(), pool, (bytes, waits), is_served);
+        }
+    }
+
+    fn call_back(&self, request: Unserved<'_, Error>) -> Retry {
+        self.callback.call(request)
     }
 
     fn is_captured(error: &Error) -> bool {

@@ -1,14 +1,17 @@
 //! The errors and events of a pool's failed requests.
 
 use super::options::PoolOwner;
+use super::siblings::{Others, others};
 use super::{Asked, PoolResource, PoolStatistics};
 use crate::debug_log::{POOL, deferred_event};
+use crate::driver::MemoryInfo;
 use crate::error::{Error, ErrorKind};
 use crate::impls::Count;
 use crate::layout::{DeviceLayout, Requested, SMALLER_ALIGNMENT};
 use crate::pool::{Failure, MissStep};
 use crate::resource::device_resource::DeviceResource;
 use crate::stream::CAPTURED_ELSEWHERE;
+use crate::stream::deferred::holds_buffers;
 
 const MORE_UPSTREAM: &str = "free some memory, or use a device or an upstream with more of it";
 
@@ -41,6 +44,18 @@ impl PoolOwner {
             Self::Pool | Self::Default | Self::FixedSize => "give the pool a larger maximum_size",
         }
     }
+}
+
+/// What a refusal tells of the pool and of its device.
+pub(super) struct Refused {
+    reserved: usize,
+    live: usize,
+    largest_free: usize,
+    pending: usize,
+    maximum: Option<usize>,
+    /// `None` if it does not tell.
+    device: Option<MemoryInfo>,
+    others: Others,
 }
 
 impl<U: DeviceResource + 'static> PoolResource<U> {
@@ -132,73 +147,140 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
         (layout.bytes() as u64).saturating_add(padding) > largest
     }
 
+    /// What the other pools of the device have. In a call of a resource around this pool, which may be one of them, nothing:
+    /// the outermost pool tells.
+    pub(super) fn others(&self) -> Others {
+        if holds_buffers() { Others::default() } else { others(self.device(), self.pool.id()) }
+    }
+
     fn out_of_memory(&self, upstream: Option<Error>, asked: Asked<'_>) -> Error {
-        let (pool, device, owner) = (self.pool.id(), self.device(), self.pool.upstream().owner);
+        let (error, now) = self.refusal(upstream.as_ref(), asked);
+        let (pool, device, bytes) = (self.pool.id(), self.device().ordinal(), asked.bytes());
+        let Refused { reserved, live, largest_free, pending, maximum, others, .. } = now;
+        let (free, total) = now.device.map(|info| (info.free, info.total)).unzip();
+        let steps = self.pool.settings().steps.clone();
+        let why = upstream.map(|error| error.to_string());
+        deferred_event!(
+            warn, target: POOL, pool, device, asked = bytes, ?steps, reserved, live, pending,
+            largest_free, maximum, device_free = free, device_total = total,
+            others_reserved = others.reserved, others_free = others.free, upstream = why,
+            "out of memory"
+        );
+        error
+    }
+
+    /// The error of a request that is refused, with what it tells.
+    pub(super) fn refusal(&self, upstream: Option<&Error>, asked: Asked<'_>) -> (Error, Refused) {
+        let (device, owner) = (self.device(), self.pool.upstream().owner);
         let PoolStatistics { reserved, live, largest_free, .. } = self.statistics();
-        let settings = self.pool.settings();
-        let (maximum, has_maximum) = (settings.limits.maximum(), settings.limits.has_maximum());
-        let (counted, bytes) = (|bytes| Count(bytes, "byte"), asked.bytes());
-        let advice = match (has_maximum, &upstream) {
+        let limits = &self.pool.settings().limits;
+        let now = Refused {
+            reserved,
+            live,
+            largest_free,
+            pending: self.pool.pending_bytes(),
+            maximum: limits.has_maximum().then(|| limits.maximum()),
+            device: device.memory_info().ok(),
+            others: self.others(),
+        };
+        let counted = |bytes| Count(bytes, "byte");
+        let requested = match asked {
+            Asked::Allocation(layout) => self.requested(layout),
+            _ => Requested { bytes: asked.bytes(), alignment: 1, usual: 1 },
+        };
+        let limit = match now.maximum {
+            Some(maximum) => format!(", whose maximum is {}", counted(maximum)),
+            None => String::new(),
+        };
+        let last = upstream
+            .map_or_else(String::new, |error| format!("; its upstream: {}", error.message()));
+        let of_device = match now.device {
+            // Most upstreams of the device say it.
+            Some(info) if !last.contains(" free of its ") => format!(
+                "; the device has {} free of its {}",
+                Count(info.free, "byte"),
+                Count(info.total, "byte")
+            ),
+            _ => String::new(),
+        };
+        let of_others = match now.others {
+            Others { reserved: 0, .. } => String::new(),
+            Others { reserved, free } => format!(
+                "; other pools of the device have {}, {} of them free",
+                counted(reserved),
+                counted(free)
+            ),
+        };
+        let message = format!(
+            "allocating {requested} from {} on {device}{limit}: it has {}, {} of them in use and {} \
+             pending, and its largest free block has {}{of_others}{of_device}{last}",
+            owner.noun(),
+            counted(reserved),
+            counted(live),
+            counted(now.pending),
+            counted(largest_free),
+        );
+        let error = Error::new(ErrorKind::OutOfMemory, message);
+        let error = match upstream.and_then(Error::driver) {
+            Some(driver) => error.with_driver(driver.clone()),
+            None => error,
+        };
+        (error.with_advice(self.advice(&now, upstream, asked)), now)
+    }
+
+    /// What would have helped.
+    fn advice(&self, now: &Refused, upstream: Option<&Error>, asked: Asked<'_>) -> String {
+        let (bytes, owner) = (asked.bytes(), self.pool.upstream().owner);
+        let steps = &self.pool.settings().steps;
+        let is_pool = matches!(owner, PoolOwner::Pool | PoolOwner::Default);
+        let waits = steps.contains(&MissStep::Trim);
+        let is_over_aligned = self.is_over_aligned(asked);
+        let fits_pending = now.pending > 0 && now.reserved - now.live >= bytes;
+        let device_free = now.device.map_or(0, |info| info.free) as usize;
+        let fits_others = now.others.free > 0
+            && now.others.free.saturating_add(device_free).saturating_add(now.reserved - now.live)
+                >= bytes;
+        match (now.maximum, upstream) {
             _ if self.pool.aligned_units(bytes).is_none() => {
-                let largest = counted(self.pool.largest() as usize);
-                format!("no block of it can have more than {largest}: ask its upstream, or for less")
+                let largest = Count(self.pool.largest() as usize, "byte");
+                format!(
+                    "no block of it can have more than {largest}: ask its upstream, or for less"
+                )
             }
-            _ if self.is_over_aligned(asked) && self.is_aligned_past_all(asked) => {
-                SMALLER_ALIGNMENT.into()
-            }
-            (true, _) if bytes > maximum => format!("ask for less, or {}", owner.larger()),
-            (_, None) if largest_free >= bytes && self.is_over_aligned(asked) => {
-                match owner {
-                    PoolOwner::Pool | PoolOwner::Default => {
-                        "ask for a smaller alignment, or build the pool with that alignment".into()
-                    }
-                    PoolOwner::Arena | PoolOwner::FixedSize => SMALLER_ALIGNMENT.into(),
-                }
-            }
-            (_, None) if largest_free >= bytes => {
+            _ if is_over_aligned && self.is_aligned_past_all(asked) => SMALLER_ALIGNMENT.into(),
+            (Some(maximum), _) if bytes > maximum => format!("ask for less, or {}", owner.larger()),
+            (_, None) if now.largest_free >= bytes && is_over_aligned => match is_pool {
+                true => "ask for a smaller alignment, or build the pool with that alignment".into(),
+                false => SMALLER_ALIGNMENT.into(),
+            },
+            (_, None) if now.largest_free >= bytes => {
                 "its free blocks wait for other streams: synchronise those, or give the pool a miss policy \
                  with MissStep::Ordered and MissStep::Wait"
                     .into()
             }
-            (true, None) => format!("free some memory, or {}", owner.larger()),
+            _ if is_pool && fits_pending && !waits => {
+                "wait for the streams that use what is pending, or give the pool a miss policy with \
+                 MissStep::Trim, which waits"
+                    .into()
+            }
+            (_, Some(error)) if error.driver().is_some() && fits_others => {
+                "trim the other pools of the device, or give the pool a miss policy with MissStep::Trim, \
+                 which waits for their streams"
+                    .into()
+            }
+            (Some(maximum), None) if is_pool && maximum - now.live.min(maximum) >= bytes => {
+                format!(
+                    "its free memory is in pieces: take the pool over a VirtualResource, which joins \
+                     them, or {}",
+                    owner.larger()
+                )
+            }
+            (Some(_), None) => format!("free some memory, or {}", owner.larger()),
             (_, Some(upstream)) => upstream.advice().unwrap_or(MORE_UPSTREAM).into(),
-            (false, None) if settings.steps.contains(&MissStep::GrowToMaximum) => MORE_UPSTREAM.into(),
-            (false, None) => {
+            (None, None) if steps.contains(&MissStep::GrowToMaximum) => MORE_UPSTREAM.into(),
+            (None, None) => {
                 "free some memory, or give the pool a miss policy with MissStep::Grow".into()
             }
-        };
-        let limit = match has_maximum {
-            true => format!(", whose maximum is {}", counted(maximum)),
-            false => String::new(),
-        };
-        let requested = match asked {
-            Asked::Allocation(layout) => self.requested(layout),
-            _ => Requested { bytes, alignment: 1, usual: 1 },
-        };
-        let last = match &upstream {
-            Some(error) => format!("; its upstream: {}", error.message()),
-            None => String::new(),
-        };
-        let message = format!(
-            "allocating {requested} from {} on {device}{limit}: it has {}, {} of them in use, and its \
-             largest free block has {}{last}",
-            owner.noun(),
-            counted(reserved),
-            counted(live),
-            counted(largest_free),
-        );
-        let (ordinal, steps) = (device.ordinal(), settings.steps.clone());
-        let why = upstream.as_ref().map(|error| error.to_string());
-        let maximum = has_maximum.then_some(maximum);
-        deferred_event!(
-            warn, target: POOL, pool, device = ordinal, asked = bytes, ?steps, reserved, live,
-            largest_free, maximum, upstream = why, "out of memory"
-        );
-        let error = Error::new(ErrorKind::OutOfMemory, message);
-        match upstream.as_ref().and_then(Error::driver) {
-            Some(driver) => error.with_driver(driver.clone()),
-            None => error,
         }
-        .with_advice(advice)
     }
 }

@@ -24,9 +24,13 @@ impl<U: DeviceResource + 'static> PoolHandle<U> {
     /// Has free memory above the release threshold go back each time that the program has waited for the device.
     pub(super) fn release_after_waits(&self) {
         if self.0.upstream().is_first_threshold() {
-            let pool = Arc::downgrade(&self.0);
-            deferred::after_waits(Arc::new(WeakHandle { pool, keep: 0 }));
+            deferred::after_waits(Arc::new(self.downgrade()));
         }
+    }
+
+    /// A handle that keeps no pool.
+    pub(super) fn downgrade(&self) -> WeakHandle<U> {
+        WeakHandle { pool: Arc::downgrade(&self.0), keep: 0 }
     }
 
     /// The address of the pool.
@@ -36,7 +40,7 @@ impl<U: DeviceResource + 'static> PoolHandle<U> {
 }
 
 /// A pool as others of its device know it.
-struct WeakHandle<U: DeviceResource + 'static> {
+pub(super) struct WeakHandle<U: DeviceResource + 'static> {
     pool: Weak<Pool<PoolDriver<U>>>,
     /// The bytes that it keeps, those in use among them.
     keep: usize,
@@ -44,7 +48,7 @@ struct WeakHandle<U: DeviceResource + 'static> {
 
 impl<U: DeviceResource + 'static> WeakHandle<U> {
     /// A share like any other: it may be the last one by then.
-    fn upgrade(&self) -> Option<PoolHandle<U>> {
+    pub(super) fn upgrade(&self) -> Option<PoolHandle<U>> {
         self.pool.upgrade().map(PoolHandle)
     }
 }
@@ -58,17 +62,32 @@ impl<U: DeviceResource + 'static> Sibling for WeakHandle<U> {
         self.upgrade().map_or(0, |pool| pool.reserved_bytes())
     }
 
-    fn trim(&self, waits: bool) -> usize {
+    fn free(&self) -> usize {
+        self.upgrade().map_or(0, |pool| pool.stats().free)
+    }
+
+    fn trim(&self) -> usize {
         let Some(pool) = self.upgrade() else { return 0 };
-        let given = match waits {
-            // Of one that fails another one may have enough.
-            true => pool.wait_and_trim(self.keep).unwrap_or(0),
-            false => pool.trim(self.keep),
-        };
+        let given = pool.trim(self.keep);
         if given > 0 {
             pool.upstream().wait_for_returns();
         }
         given
+    }
+
+    fn pending_since(&self) -> Option<u64> {
+        self.upgrade()?.pending_since()
+    }
+
+    fn wait_and_trim_until(&self, is_served: &mut dyn FnMut() -> bool) -> bool {
+        let Some(pool) = self.upgrade() else { return false };
+        let mut served = false;
+        pool.wait_and_trim_until(self.keep, &mut || {
+            pool.upstream().wait_for_returns();
+            served = is_served();
+            served
+        });
+        served
     }
 }
 

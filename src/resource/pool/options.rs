@@ -4,7 +4,9 @@ use crate::error::{Result, ensure};
 use crate::impls::Count;
 use crate::layout::DEFAULT_ALIGNMENT;
 use crate::pool::{MissStep, Settings, SizeLimits};
+use crate::resource::failure::{Failure, OnFailure};
 use crate::resource::impls::setters;
+use crate::sync::Arc;
 use std::borrow::Cow;
 
 /// The maximum of a pool that has none, to a multiple of its alignment.
@@ -100,6 +102,7 @@ pub struct PoolOptions<U> {
     miss_policy: MissPolicy,
     magazine_entries: usize,
     magazine_bytes: usize,
+    pub(super) failure_callback: Option<OnFailure>,
 }
 
 impl<U> PoolOptions<U> {
@@ -116,6 +119,7 @@ impl<U> PoolOptions<U> {
             miss_policy: MissPolicy::default(),
             magazine_entries: MAGAZINE_ENTRIES,
             magazine_bytes: 32 << 20,
+            failure_callback: None,
         }
     }
 
@@ -164,6 +168,43 @@ impl<U> PoolOptions<U> {
 
         /// Bytes that each thread keeps so for each stream: by default 32 MiB.
         magazine_bytes: usize;
+    }
+
+    /// Calls `callback` where a request would have the host wait for the device, or would be refused: after all that is
+    /// free in this pool and others of the device without such a wait. The callback frees memory, by
+    /// spilling to the host for example, and returns `true` for another attempt.
+    ///
+    /// It runs on the thread that allocates, which has no lock of a pool: it may use this pool and others, trim them, and
+    /// wait for other threads that do. It is asked again while its call makes more memory free, in this pool, in others
+    /// or on the device, or raises the maximum; 64 times at most. After a `true` that frees nothing there is one more
+    /// attempt. An allocation that the callback itself makes from this pool does not ask it, nor does one for a resource above
+    /// this pool, of which the outermost pool asks its own. A panic is logged and counts as `false`.
+    ///
+    /// It is the callback of a [`FailureCallbackAdaptor`](crate::FailureCallbackAdaptor), which is asked after the pool
+    /// below it has waited for all streams.
+    ///
+    /// ```
+    /// use aquifer::{CudaResource, Device, DeviceVec, PoolResource};
+    /// use std::sync::{Arc, Mutex};
+    ///
+    /// let device = Device::detect()?;
+    /// let stream = device.new_stream()?;
+    /// let spare = Arc::new(Mutex::new(None));
+    /// let spilled = spare.clone();
+    /// let pool = PoolResource::builder(CudaResource::new(&device))
+    ///     .maximum_size(1 << 20)
+    ///     .failure_callback(move |_| spilled.lock().is_ok_and(|mut spare| spare.take().is_some()))
+    ///     .build()?;
+    /// *spare.lock().unwrap() = Some(DeviceVec::<u8>::zeroed_in(&stream, 1 << 20, pool.clone())?);
+    /// DeviceVec::<u8>::zeroed_in(&stream, 1 << 20, pool)?;
+    /// # Ok::<(), aquifer::Error>(())
+    /// ```
+    pub fn failure_callback(
+        mut self,
+        callback: impl Fn(&Failure<'_>) -> bool + Send + Sync + 'static,
+    ) -> Self {
+        self.failure_callback = Some(OnFailure(Arc::new(callback)));
+        self
     }
 
     /// For errors.

@@ -13,8 +13,18 @@ pub(super) trait Sibling: Send + Sync {
     /// The bytes that it has of its upstream.
     fn reserved(&self) -> usize;
 
-    /// Gives free memory back, behind a wait or without. Returns how many bytes went.
-    fn trim(&self, waits: bool) -> usize;
+    /// And what of it is free.
+    fn free(&self) -> usize;
+
+    /// Gives free memory back that the device is past. Returns how many bytes went.
+    fn trim(&self) -> usize;
+
+    /// Since when free memory is pending, as a number that is comparable between pools. `None` if none is.
+    fn pending_since(&self) -> Option<u64>;
+
+    /// Waits for the streams that freed memory, one after the other, and gives it back, until `is_served`. That is asked each
+    /// time that some went. Returns its last answer.
+    fn wait_and_trim_until(&self, is_served: &mut dyn FnMut() -> bool) -> bool;
 }
 
 struct Entry {
@@ -35,22 +45,58 @@ pub(super) fn register(device: &Device, number: u64, pool: Arc<dyn Sibling>) {
     drop(gone);
 }
 
-/// Has the other pools of a device give back what they have free, for a request of so many bytes: all of it behind a wait for
-/// their streams, what the device is past without. Returns whether any did. What is too much for the device costs them
-/// nothing.
-pub(super) fn trim_others(device: &Device, number: u64, bytes: usize, waits: bool) -> bool {
+/// The pools of a device, with their numbers.
+fn pools_of(device: &Device) -> Vec<(u64, Arc<dyn Sibling>)> {
     let key = device.key();
-    let all: Vec<(u64, Arc<dyn Sibling>)> = {
-        let pools = POOLS.lock();
-        let of_device = pools.iter().filter(|other| other.device == key);
-        of_device.map(|other| (other.number, other.pool.clone())).collect()
-    };
+    let pools = POOLS.lock();
+    let of_device = pools.iter().filter(|other| other.device == key);
+    of_device.map(|other| (other.number, other.pool.clone())).collect()
+}
+
+/// What other pools of a device have.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Others {
+    pub(super) reserved: usize,
+    pub(super) free: usize,
+}
+
+/// What the pools of a device have but for that of a number.
+pub(super) fn others(device: &Device, number: u64) -> Others {
+    let mut sums = Others::default();
+    for (_, pool) in pools_of(device).into_iter().filter(|other| other.0 != number) {
+        sums.reserved = sums.reserved.saturating_add(pool.reserved());
+        sums.free = sums.free.saturating_add(pool.free());
+    }
+    sums
+}
+
+/// Has the other pools of a device give back what they have free, for a request of so many bytes: what the device is past; or
+/// all of it behind waits, the pool first whose memory is pending for longest. Ends where it `is_served`, which is
+/// asked each time that some went. What is too much for the device costs the others nothing.
+pub(super) fn trim_others(
+    device: &Device,
+    number: u64,
+    (bytes, waits): (usize, bool),
+    is_served: &mut dyn FnMut() -> bool,
+) {
+    let mut pools = pools_of(device);
     // With what the pool itself has: it may be free, and in the way.
-    let reserved: usize = all.iter().map(|(_, pool)| pool.reserved()).sum();
+    let reserved: usize = pools.iter().map(|(_, pool)| pool.reserved()).sum();
     let is_possible = |free: u64| free.saturating_add(reserved as u64) >= bytes as u64;
     if !device.memory_info().is_ok_and(|info| is_possible(info.free)) {
-        return false;
+        return;
     }
-    let others = all.iter().filter(|other| other.0 != number);
-    others.map(|(_, pool)| pool.trim(waits)).sum::<usize>() > 0
+    pools.retain(|other| other.0 != number);
+    if !waits {
+        if pools.iter().map(|(_, pool)| pool.trim()).sum::<usize>() > 0 {
+            is_served();
+        }
+        return;
+    }
+    pools.sort_by_cached_key(|(_, pool)| pool.pending_since());
+    for (_, pool) in pools {
+        if pool.wait_and_trim_until(is_served) {
+            return;
+        }
+    }
 }
