@@ -18,6 +18,7 @@ mod pool_statistics;
 mod quarantine;
 mod registered;
 mod registry;
+mod siblings;
 mod slab_heap;
 mod slow_path;
 mod source;

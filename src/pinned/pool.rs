@@ -7,14 +7,16 @@ use super::pinned_resource::{PinnedResource, allocate_device_block, host_pointer
 use super::pool_core::PoolCore;
 use super::pool_options::PinnedPoolOptions;
 use super::pool_statistics::PinnedPoolStatistics;
+use super::siblings::{self, Sibling};
 use super::thread_cache::{self, PoolKey};
+use crate::device::Device;
 use crate::driver::is_forked_child;
 use crate::error::Result;
 use crate::layout::DeviceLayout;
 use crate::resource::impls::{equal_by_identity, forward};
 use crate::resource::{DeviceBlock, DeviceResource, HostAccessible, HostComplete, ResourceId};
 use crate::stream::{Stream, deferred};
-use crate::sync::Arc;
+use crate::sync::{Arc, Weak};
 use std::alloc::Layout;
 use std::fmt;
 use std::ptr::NonNull;
@@ -40,7 +42,9 @@ use std::ptr::NonNull;
 /// transfers and scopes keep theirs until they are done with it. What is left is the default stream, streams whose handle was
 /// given away, streams of other libraries, and kernels that got a [`MappedAlloc::device_address`](crate::MappedAlloc). Without
 /// the last two the block is free when the first two have passed, however busy other streams are. Otherwise the pool grows to
-/// its bounds, and then refuses with an error that names the busy streams.
+/// its bounds. Where the machine has no more, other pools of page-locked memory unpin what they have free. Then the
+/// [callback](PinnedPoolOptions::failure_callback) of the user is asked, and after it the pool refuses with an error that names the
+/// busy streams.
 ///
 /// Blocks stay valid when the last handle goes; each slab goes back to the driver with its last block, in a
 /// later call that allocates or trims page-locked memory: the device may still use it then. The largest block
@@ -75,6 +79,25 @@ impl Drop for PoolHandle {
             self.0.close();
             Ok(())
         });
+    }
+}
+
+impl Sibling for PoolHandle {
+    fn device(&self) -> &Device {
+        &self.0.source().device
+    }
+
+    fn number(&self) -> u64 {
+        self.0.key.id.number()
+    }
+
+    fn reserved_and_free(&self) -> (usize, usize) {
+        let now = self.0.statistics();
+        (now.reserved, now.reserved.saturating_sub(now.live))
+    }
+
+    fn give_back(&self, waits: bool) -> usize {
+        self.0.give_back(waits)
     }
 }
 
@@ -142,6 +165,8 @@ impl PinnedPoolOptions {
         let initial_size = self.validate()?;
         // From here on a failure closes the pool.
         let pool = PinnedPool { handle: Arc::new(PoolHandle(PoolCore::new(self))) };
+        let weak: Weak<PoolHandle> = Arc::downgrade(&pool.handle);
+        siblings::register(weak);
         pool.core().reserve_initial(initial_size)?;
         Ok(pool)
     }

@@ -7,7 +7,10 @@ use crate::error::{Result, ensure};
 use crate::impls::Count;
 use crate::layout::align_up;
 use crate::pool::magazine::CLASS_CAPACITY;
+use crate::resource::Failure;
+use crate::resource::failure::OnFailure;
 use crate::resource::setters;
+use crate::sync::Arc;
 
 /// Of the machine: what may wait for the device where it does for long, and leaves room for others.
 fn quarter_of_memory() -> usize {
@@ -60,6 +63,7 @@ pub struct PinnedPoolOptions {
     pub(super) magazine_entries: usize,
     pub(super) magazine_bytes: usize,
     pub(super) fenced: bool,
+    pub(super) failure_callback: Option<OnFailure>,
 }
 
 impl PinnedPoolOptions {
@@ -74,6 +78,7 @@ impl PinnedPoolOptions {
             magazine_entries: CLASS_CAPACITY,
             magazine_bytes: 64 << 20,
             fenced: true,
+            failure_callback: None,
         }
     }
 
@@ -108,6 +113,17 @@ impl PinnedPoolOptions {
         /// Bytes that one thread keeps ready at most, and as many that it freed and has not handed to the
         /// pool. 64 MiB unless said otherwise; 0 keeps nothing, and makes every free cost a lock.
         magazine_bytes: usize;
+    }
+
+    /// Calls `callback` before a request waits for the device or is refused, as
+    /// [`PoolOptions::failure_callback`](crate::PoolOptions::failure_callback) says: after all that is free in this pool, and,
+    /// where the machine has no more, in other pools of page-locked memory.
+    pub fn failure_callback(
+        mut self,
+        callback: impl Fn(&Failure<'_>) -> bool + Send + Sync + 'static,
+    ) -> Self {
+        self.failure_callback = Some(OnFailure(Arc::new(callback)));
+        self
     }
 
     /// Hands freed blocks out again at once, without waiting for the device: for programs that copy

@@ -4,7 +4,7 @@
 //!
 //! | step | in a fenced pool only | cost |
 //! | --- | --- | --- |
-//! | 1. while the quarantine is above its limit: as 7, then as 9 | | |
+//! | 1. while the quarantine is above its limit: as 7, then as 12 | | |
 //! | 2. record a fence if blocks were freed since the last one, and take what older fences free | yes | a driver call |
 //! | 3. the heap | | a lock |
 //! | 4. as 2, then the thread's cache and the heap | | a driver call |
@@ -12,16 +12,18 @@
 //! | 6. flush the caches of all threads, as 2, and query the fences for [`FENCE_POLL_TIME`] | | a barrier of the process |
 //! | 7. a fence of what others than the crate may have given the devices, where all of that is known, for the same time; it frees all that waits if it passes | | driver calls |
 //! | 8. grow to the maximum, unless the quarantine is above its limit | | as 5 |
-//! | 9. if the user chose it, wait for the oldest fences, one after the other | | a wait for the device |
-//! | 10. unpin the free slabs, and grow by one that is large enough: where the devices have nothing to do, or the user chose to wait | | as 5 |
-//! | 11. flush the caches of all threads, and look at every free block, while no thread moves any | | as 6 |
-//! | 12. from 6 again, while something that waits for the device could serve: up to [`MAX_ATTEMPTS`] times; then fail | | |
+//! | 9. where the devices have nothing to do, unpin the free slabs, and grow by one that is large enough | | as 5 |
+//! | 10. where upstream has no more, have other pools unpin what they have free, and grow: where the devices have nothing to do, or the user chose to wait | | as 5, and driver calls |
+//! | 11. ask the user's callback, and go on at 6 if it asks for that | | the user's |
+//! | 12. if the user chose it, wait for the oldest fences, one after the other, and then as 9 | | a wait for the device |
+//! | 13. flush the caches of all threads, and look at every free block, while no thread moves any | | as 6 |
+//! | 14. from 6 again, while something that waits for the device could serve: up to [`MAX_ATTEMPTS`] times; then fail | | |
 //!
-//! A thread that waits at 9 may find that others took what came free. Hence the steps 11 and 12: a pool
+//! A thread that waits at 12 may find that others took what came free. Hence the steps 13 and 14: a pool
 //! refuses what it could serve in no other case than that others are faster so many times, or that the device does not come
 //! to an end.
 //!
-//! Steps 1, 2, 4, 7 and 9 have something to do in an unfenced pool too, where a block was freed as a
+//! Steps 1, 2, 4, 7 and 12 have something to do in an unfenced pool too, where a block was freed as a
 //! [`DeviceResource`](crate::DeviceResource)'s.
 
 use super::batch::{Batch, FreedBlock, UNIT_SHIFT, bytes_of, exposed_pointer, units_of};
@@ -29,15 +31,21 @@ use super::fence::{
     FENCE_POLL_TIME, Fence, any_sharing_context_capturing, synchronize_sharing_contexts,
 };
 use super::pool_core::{Grown, NumberedFence, PoolCore};
+use super::pool_options::NO_MAXIMUM;
 use super::quarantine::{Collected, FenceError};
+use super::siblings;
 use super::source::{PAGE, is_idle, report_lost};
 use super::thread_cache::{ThreadCache, allocate};
 use crate::debug_log::defer_events;
 use crate::driver::not_forked;
 use crate::error::{Error, ErrorKind, Result};
 use crate::impls::Count;
-use crate::layout::{Requested, impossible};
+use crate::layout::{DeviceLayout, Requested, impossible};
+use crate::pool::MAX_CALLS;
 use crate::pool::magazine::Magazine;
+use crate::resource::external;
+use crate::resource::failure::{Failure, OnFailure, asks_for_retry};
+use crate::stream::deferred::holds_buffers;
 use crate::stream::{Stream, busy_streams, deferred};
 use crate::sync::Arc;
 use crate::sync::trusted::Ordering;
@@ -52,6 +60,13 @@ const MIN_SLACK_BYTES: usize = 64 << 20;
 
 /// How often a request waits for the device, while other threads take what comes free.
 const MAX_ATTEMPTS: usize = 64;
+
+/// What the user's callback was asked about one request.
+#[derive(Debug, Default)]
+struct Calls {
+    made: u32,
+    is_over: bool,
+}
 
 /// The driver calls of a collection, beside a query of the older fences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,7 +127,7 @@ impl PoolCore {
         {
             return Ok(address);
         }
-        let mut attempts = 0;
+        let (mut attempts, mut calls) = (0, Calls::default());
         loop {
             if let Some(address) = self.flush_and_poll_for_block(units, align) {
                 return Ok(address);
@@ -137,19 +152,38 @@ impl PoolCore {
                 Err(error) if error.kind() == ErrorKind::OutOfMemory => Some(error),
                 Err(error) => return Err(error),
             };
-            while self.options.wait_for_device && self.wait_for_oldest_fence() {
-                if let Some(address) = self.allocate_good_fit(units, align) {
-                    return Ok(address);
-                }
-            }
             // The free slabs may each be too small, or upstream may lack what they hold.
             let least = layout.size() + if align > PAGE { align } else { 0 };
-            if self.may_have_room_if_unpinned(least)
-                && (self.options.wait_for_device || is_idle(&self.source().device) == Ok(true))
-                && self.free_whole_slabs() > 0
+            let replace_slabs = |may_wait: bool| {
+                let gives = self.may_have_room_if_unpinned(least)
+                    && (may_wait || is_idle(&self.source().device) == Ok(true))
+                    && self.free_whole_slabs() > 0;
+                match gives.then(|| self.grow(units, align)) {
+                    Some(Ok(Grown::Block(address))) => Some(address),
+                    _ => None,
+                }
+            };
+            if let Some(address) = replace_slabs(false) {
+                return Ok(address);
+            }
+            if refused.is_some()
+                && self.have_others_give_back()
                 && let Ok(Grown::Block(address)) = self.grow(units, align)
             {
                 return Ok(address);
+            }
+            if self.asks_callback(layout, refused.as_ref(), &mut calls) {
+                continue;
+            }
+            if self.options.wait_for_device {
+                while self.wait_for_oldest_fence() {
+                    if let Some(address) = self.allocate_good_fit(units, align) {
+                        return Ok(address);
+                    }
+                }
+                if let Some(address) = replace_slabs(true) {
+                    return Ok(address);
+                }
             }
             let may_serve_later = match self.allocate_while_none_moves(units, align, least) {
                 Ok(address) => return Ok(address),
@@ -157,9 +191,66 @@ impl PoolCore {
             };
             attempts += 1;
             if attempts == MAX_ATTEMPTS || !may_serve_later {
-                return Err(refused.unwrap_or_else(|| self.refused(layout)));
+                return Err(self.refused(layout, refused.as_ref()));
             }
         }
+    }
+
+    /// Has the other pools unpin what they have free. To unpin waits for all kernels: only where there are none, or the user
+    /// chose to wait. Returns whether any did.
+    fn have_others_give_back(&self) -> bool {
+        let (device, waits) = (&self.source().device, self.options.wait_for_device);
+        // In a memory manager's call, whose locks the thread may have, and in one of a resource around another pool.
+        let is_nested = external::is_inside() || holds_buffers();
+        if is_nested || !(waits || is_idle(device) == Ok(true)) {
+            return false;
+        }
+        let others = siblings::others(device, self.key.id.number());
+        others.iter().map(|pool| pool.give_back(waits)).sum::<usize>() > 0
+    }
+
+    /// Unpins what is free, for another pool. Where it does not wait, the devices have nothing to do.
+    pub(super) fn give_back(&self, waits: bool) -> usize {
+        self.flush_caches();
+        self.collect(CollectMode::Record, None);
+        while waits && self.wait_for_oldest_fence() {}
+        self.collect(CollectMode::Query, None);
+        self.free_whole_slabs()
+    }
+
+    /// Asks the user's callback. Returns whether to look again: as often as it makes more memory free, and once more.
+    fn asks_callback(&self, layout: Layout, upstream: Option<&Error>, calls: &mut Calls) -> bool {
+        let Some(OnFailure(callback)) = &self.options.failure_callback else { return false };
+        let is_nested = external::is_inside() || holds_buffers();
+        if calls.is_over || calls.made == MAX_CALLS || is_nested {
+            return false;
+        }
+        let layout_of_device = DeviceLayout::with_alignment(layout.size(), layout.align());
+        let Ok(layout_of_device) = layout_of_device else { return false };
+        calls.made += 1;
+        let error = self.refused(layout, upstream);
+        let failure = Failure::new(layout_of_device, &error, calls.made);
+        let before = self.free_anywhere();
+        let owner = std::ptr::from_ref(self).addr();
+        let retry = asks_for_retry(owner, &failure, || callback(&failure));
+        calls.is_over = !retry || self.free_anywhere() <= before;
+        retry
+    }
+
+    /// Bytes of page-locked pools that no user holds.
+    fn free_anywhere(&self) -> usize {
+        let now = self.statistics();
+        let (_, others) = self.others();
+        now.reserved.saturating_sub(now.live).saturating_add(others)
+    }
+
+    /// The bytes that other pools of page-locked memory have, and what of them no user holds.
+    fn others(&self) -> (usize, usize) {
+        let others = siblings::others(&self.source().device, self.key.id.number());
+        let sums = others.iter().map(|pool| pool.reserved_and_free());
+        sums.fold((0, 0), |sums, (reserved, free)| {
+            (sums.0.saturating_add(reserved), sums.1.saturating_add(free))
+        })
     }
 
     /// Makes room in the magazine for blocks of this size, and sets the size of batches by what the
@@ -361,7 +452,8 @@ impl PoolCore {
         }
     }
 
-    fn refused(&self, layout: Layout) -> Error {
+    /// The error of a request that is refused, with upstream's if that had no more.
+    fn refused(&self, layout: Layout, upstream: Option<&Error>) -> Error {
         let now = self.statistics();
         let counted = |bytes| Count(bytes, "byte");
         // An alignment above a page's takes room that its message has to account for.
@@ -373,22 +465,42 @@ impl PoolCore {
         };
         let (device, limit) = (&self.source().device, self.options.quarantine_bytes);
         let bound = match self.is_above_quarantine_limit() {
-            true => format!("where more than {} of freed memory wait", counted(limit)),
-            false => format!("whose maximum is {}", counted(self.options.maximum_size)),
+            true => format!(", where more than {} of freed memory are pending", counted(limit)),
+            false if self.options.maximum_size < NO_MAXIMUM => {
+                format!(", whose maximum is {}", counted(self.options.maximum_size))
+            }
+            false => String::new(),
         };
+        let others = match self.others() {
+            (0, _) => String::new(),
+            (reserved, free) => format!(
+                "; other page-locked pools have {}, {} of them free",
+                counted(reserved),
+                counted(free)
+            ),
+        };
+        let last = upstream
+            .map_or_else(String::new, |error| format!("; its upstream: {}", error.message()));
         let users =
             if now.waiting > 0 { UsersOf(busy_streams(device)).to_string() } else { String::new() };
         let message = format!(
-            "allocating {requested} of page-locked memory from a pool for {device}, {bound}: it has {}, {} \
-             of them in use{leaked} and {} waiting for the device{users}, and its largest free block has {}",
+            "allocating {requested} of page-locked memory from a pool for {device}{bound}: it has {}, {} of \
+             them in use{leaked} and {} pending{users}, and its largest free block has {}{others}{last}",
             counted(now.reserved),
             counted(now.live.saturating_sub(lost)),
             counted(now.waiting),
             counted(now.largest_free),
         );
         let error = Error::new(ErrorKind::OutOfMemory, message);
+        let error = match upstream.and_then(Error::driver) {
+            Some(driver) => error.with_driver(driver.clone()),
+            None => error,
+        };
         if layout.size() > self.options.maximum_size {
             return error.with_advice("ask for less, or build the pool with a larger maximum_size");
+        }
+        if let Some(advice) = upstream.and_then(Error::advice) {
+            return error.with_advice(advice.to_owned());
         }
         if now.waiting > 0 && any_sharing_context_capturing(&self.source().device) {
             return error.with_advice("what waits can be had again when the capture has ended");

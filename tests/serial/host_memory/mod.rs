@@ -3,6 +3,7 @@
 
 #[cfg(unix)]
 mod forked;
+mod ladder;
 mod mapped;
 mod pool;
 mod pool_rules;
