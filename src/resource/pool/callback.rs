@@ -6,34 +6,16 @@ use crate::layout::DeviceLayout;
 use crate::pool::{Retry, Unserved};
 use crate::resource::device_resource::DeviceResource;
 use crate::resource::failure::{Callback, Failure, OnFailure, asks_for_retry};
-use crate::stream::deferred::holds_buffers;
-use crate::sync::OnceLock;
-
-type CallBack = Box<dyn Fn(Unserved<'_, Error>) -> Retry + Send + Sync>;
-
-/// What calls the callback, with what it sees of the pool. Without one the pool asks nobody.
-#[derive(Default)]
-pub(super) struct PoolCallback(OnceLock<CallBack>);
-
-impl PoolCallback {
-    pub(super) fn call(&self, request: Unserved<'_, Error>) -> Retry {
-        match self.0.get() {
-            // In a call of a resource around this pool, whose locks the thread may have: the outermost pool asks.
-            Some(call) if !holds_buffers() => call(request),
-            _ => Retry::No,
-        }
-    }
-}
 
 impl<U: DeviceResource + 'static> PoolResource<U> {
     /// Has the pool ask this callback from now on.
     pub(super) fn set_callback(&self, OnFailure(callback): OnFailure) {
         // The pool has it, which it must not keep.
         let pool = self.pool.downgrade();
-        let _ = self.pool.upstream().callback.0.set(Box::new(move |request| {
+        self.pool.upstream().callback.set(move |request| {
             let pool = pool.upgrade().map(|pool| Self { pool });
             pool.map_or(Retry::No, |pool| pool.ask(&*callback, &request))
-        }));
+        });
     }
 
     fn ask(&self, callback: &Callback, request: &Unserved<'_, Error>) -> Retry {

@@ -1,6 +1,5 @@
 //! The driver under a pool: the resource that it takes memory from, with its streams and events.
 
-use super::callback::PoolCallback;
 use super::memory_hooks::MemoryHooks;
 use super::options::PoolOwner;
 use super::siblings::trim_others;
@@ -18,9 +17,29 @@ use crate::resource::device_resource::DeviceResource;
 use crate::resource::mapped::VirtualMemory;
 use crate::stream::deferred::{hold_buffers, holds_buffers};
 use crate::stream::{PoolHandles, Stream, record_context};
-use crate::sync::assert_unlocked;
 use crate::sync::trusted::{AtomicBool, Mutex, Ordering};
+use crate::sync::{OnceLock, assert_unlocked};
 use std::time::{Duration, Instant};
+
+type CallBack = Box<dyn Fn(Unserved<'_, Error>) -> Retry + Send + Sync>;
+
+/// What calls the user's callback, with what it sees of the pool. Without one the pool asks nobody.
+#[derive(Default)]
+pub(super) struct PoolCallback(OnceLock<CallBack>);
+
+impl PoolCallback {
+    pub(super) fn set(&self, call: impl Fn(Unserved<'_, Error>) -> Retry + Send + Sync + 'static) {
+        let _ = self.0.set(Box::new(call));
+    }
+
+    fn call(&self, request: Unserved<'_, Error>) -> Retry {
+        match self.0.get() {
+            // In a call of a resource around this pool, whose locks the thread may have: the outermost pool asks.
+            Some(call) if !holds_buffers() => call(request),
+            _ => Retry::No,
+        }
+    }
+}
 
 /// The upstream resource, and the streams and events of its device.
 pub(super) struct PoolDriver<U> {
