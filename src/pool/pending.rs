@@ -12,6 +12,7 @@
 //!
 //! What was pending when the waits began is waited for. What other threads free meanwhile is not, so the waits end.
 
+use super::addresses::Vacated;
 use super::block::{SHARED, SlotId};
 use super::core::Pool;
 use super::ready::Polls;
@@ -51,14 +52,17 @@ impl<U: Upstream> Pool<U> {
         for slot in self.stream_slots() {
             slot.epochs.poll(&self.upstream, &mut slot.epochs.lock());
         }
-        self.pending_by_stream().values().map(|pending| pending.bytes as usize).sum()
+        self.pending_by_stream(Self::is_released)
+            .values()
+            .map(|pending| pending.bytes as usize)
+            .sum()
     }
 
     /// Since which event of the process memory is pending here, if some is: a pool with a lower number comes first.
     pub fn pending_since(&self) -> Option<u64> {
         self.flush_all();
         self.close_and_poll_all(None);
-        let pending = self.pending_by_stream().into_iter();
+        let pending = self.pending_by_stream(Self::is_released).into_iter();
         pending.map(|(id, pending)| self.closed_at(id, pending.oldest).unwrap_or(u64::MAX)).min()
     }
 
@@ -68,23 +72,34 @@ impl<U: Upstream> Pool<U> {
         let _deferred = defer_events();
         let _range = range(c"pool: wait and trim", keep);
         let served = self.wait_oldest_first(|| {
-            let given = {
+            // What goes back while it has a second address is the device's when that is unmapped.
+            let before = self.reserved_bytes();
+            {
                 let _trim = self.lock_or_try_trim();
-                self.give_back(keep)
-            };
-            Ok((given > 0 && is_enough()).then_some(()))
+                self.give_back(keep);
+            }
+            Ok((self.reserved_bytes() < before && is_enough()).then_some(()))
         });
         // No error: what cannot be waited for stays.
         drop(served);
         self.note_trimmed();
     }
 
-    /// Waits for all that is pending. Returns an error of a wait.
-    pub(super) fn wait_for_all_pending(&self) -> Option<Failure<U::Error>> {
+    /// Waits for all that is pending, has `give_back` give it back, and waits for the further addresses of that. Returns an
+    /// error of a wait.
+    pub(super) fn wait_for_all_pending(
+        &self,
+        mut give_back: impl FnMut(),
+    ) -> Option<Failure<U::Error>> {
         self.close_and_poll_all(None);
         let mut waits = self.waits();
-        while self.wait_for_oldest(&mut waits) {}
-        waits.failed
+        loop {
+            while self.wait_for_oldest(&mut waits) {}
+            give_back();
+            if !self.wait_for_oldest(&mut waits) {
+                return waits.failed;
+            }
+        }
     }
 
     /// Asks `serve` until it serves: at once, and after each wait for the stream whose memory is pending for longest. An
@@ -140,7 +155,8 @@ impl<U: Upstream> Pool<U> {
     }
 
     fn waits(&self) -> Waits<U::Error> {
-        let pending = self.pending_by_stream().into_iter();
+        // All addresses that memory has left: what is at the new ones may be given back meanwhile.
+        let pending = self.pending_by_stream(|_| true).into_iter();
         Waits { left: pending.map(|(id, pending)| (id, pending.latest)).collect(), failed: None }
     }
 
@@ -206,7 +222,7 @@ impl<U: Upstream> Pool<U> {
     /// The oldest stamp of each stream that is left, with its slot and since when it is pending: the oldest first.
     fn oldest_first(&self, waits: &Waits<U::Error>) -> Vec<(u64, SlotId, usize)> {
         let mut oldest = Vec::new();
-        for (id, Pending { oldest: stamp, .. }) in self.pending_by_stream() {
+        for (id, Pending { oldest: stamp, .. }) in self.pending_by_stream(Self::is_released) {
             let is_left = waits.left.get(&id).is_some_and(|latest| stamp <= *latest);
             let since = self.closed_at(id, stamp);
             let is_captured = self.slot(id).is_none_or(|slot| slot.recording_graph() != 0);
@@ -229,7 +245,12 @@ impl<U: Upstream> Pool<U> {
         self.slot(SHARED).map(look);
     }
 
-    fn pending_by_stream(&self) -> BTreeMap<SlotId, Pending> {
+    /// Whether upstream has memory when its former addresses are unmapped.
+    fn is_released(vacated: &Vacated) -> bool {
+        vacated.released > 0
+    }
+
+    fn pending_by_stream(&self, counts: fn(&Vacated) -> bool) -> BTreeMap<SlotId, Pending> {
         let mut all = BTreeMap::<SlotId, Pending>::new();
         let mut note = |tag, stamp, bytes| {
             if stamp > self.completed_stamp(tag) {
@@ -241,8 +262,7 @@ impl<U: Upstream> Pool<U> {
             }
         };
         self.each_free_block(|block| note(block.tag, block.stamp, block.bytes));
-        // Handles that were given back, and that upstream has when they are unmapped.
-        for vacated in self.vacated.lock().iter().filter(|it| it.released > 0) {
+        for vacated in self.vacated.lock().iter().filter(|it| counts(it)) {
             note(vacated.tag, vacated.stamp, vacated.released as u64);
         }
         all

@@ -56,15 +56,16 @@ impl<U: Upstream> Pool<U> {
         let _deferred = defer_events();
         let _range = range(c"pool: wait and trim", keep);
         self.empty_magazines(keep);
-        let mut failed = self.wait_for_all_pending();
+        let mut bytes = 0;
+        let mut failed = self.wait_for_all_pending(|| {
+            // A request that has no room meanwhile waits for this lock, and finds memory given back.
+            let _trim = self.lock_or_try_trim();
+            self.close_and_poll_all(None);
+            bytes += self.give_back(keep);
+        });
         if self.stream_slots().any(|source| source.recording_graph() != 0) {
             failed = Some(Failure::Captured);
         }
-        // A request that has no room meanwhile waits for this lock, and finds memory given back.
-        let trim = self.lock_or_try_trim();
-        self.close_and_poll_all(None);
-        let bytes = self.give_back(keep);
-        drop(trim);
         self.note_trimmed();
         match failed {
             Some(error) if bytes == 0 => Err(error),
