@@ -235,11 +235,12 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
         let is_pool = matches!(owner, PoolOwner::Pool | PoolOwner::Default);
         let waits = steps.contains(&MissStep::Trim);
         let is_over_aligned = self.is_over_aligned(asked);
-        let fits_pending = now.pending > 0 && now.reserved - now.live >= bytes;
+        // Other threads go on: of two moments.
+        let own_free = now.reserved.saturating_sub(now.live);
+        let fits_pending = now.pending > 0 && own_free >= bytes;
         let device_free = now.device.map_or(0, |info| info.free) as usize;
         let fits_others = now.others.free > 0
-            && now.others.free.saturating_add(device_free).saturating_add(now.reserved - now.live)
-                >= bytes;
+            && now.others.free.saturating_add(device_free).saturating_add(own_free) >= bytes;
         match (now.maximum, upstream) {
             _ if self.pool.aligned_units(bytes).is_none() => {
                 let largest = Count(self.pool.largest() as usize, "byte");
