@@ -9,7 +9,7 @@ mod support;
 
 use aquifer::{
     AsyncResource, CudaResource, Device, DeviceResource, DeviceVec, ErrorKind, IpcHandle, IpcKind,
-    IpcPool, ManagedResource, PinnedResource, PoolResource, Stream,
+    IpcPool, ManagedResource, PinnedResource, PoolResource, Stream, VirtualResource,
 };
 use std::fmt::Display;
 use std::io::{Read, Write};
@@ -475,7 +475,10 @@ fn what_cannot_be_shared_and_bytes_that_are_no_handle_are_errors() {
     const TEST: &str = "what_cannot_be_shared_and_bytes_that_are_no_handle_are_errors";
     let first = |other: Other| {
         let (device, stream) = open_device();
-        let resources: [Arc<dyn DeviceResource>; 4] = [
+        let mapped = VirtualResource::new(&device).unwrap();
+        let resources: [Arc<dyn DeviceResource>; 6] = [
+            Arc::new(PoolResource::new(mapped.clone()).unwrap()),
+            Arc::new(mapped),
             Arc::new(ManagedResource::new(&device).unwrap()),
             Arc::new(PinnedResource::new(&device).unwrap()),
             Arc::new(AsyncResource::new(&device).unwrap()),

@@ -7,7 +7,7 @@ mod support;
 
 use aquifer::{
     CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, DeviceVec, FixedSizeResource,
-    Kernel, LaunchConfig, PoolResource, Stream,
+    Kernel, LaunchConfig, PoolResource, Stream, VirtualResource,
 };
 use std::path::PathBuf;
 use std::process::Command;
@@ -262,6 +262,8 @@ fn pools_of_other_kinds_are_no_errors() {
         in_stream_order(&outer, &device);
         drop(outer);
         in_stream_order(&inner, &device);
+        let mapped = PoolResource::new(VirtualResource::new(&device).unwrap()).unwrap();
+        in_stream_order(&mapped, &device);
     });
     if let Some(said) = said {
         assert_clean(&said);

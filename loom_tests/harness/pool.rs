@@ -2,8 +2,8 @@
 
 use super::driver::{Driver, Event, STREAMS};
 use aquifer::models::{
-    Block, Failure, Gate, GateOwner, Mapped, MappedEnd, MappedMemory, MissStep, Patience, Pool,
-    PoolStatistics, Settings, SizeLimits, Upstream,
+    Block, Failure, Gate, GateOwner, MapFailure, Mapped, MappedEnd, MappedMemory, MissStep,
+    Patience, Pool, PoolStatistics, Settings, SizeLimits, Upstream,
 };
 use loom::thread::ThreadId;
 use std::fmt;
@@ -200,7 +200,7 @@ impl MappedMemory for PoolDriver {
         self.driver.release(handle);
     }
 
-    fn map(&self, address: u64, bytes: u64, handle: u64) -> Result<(), Trouble> {
+    fn map(&self, address: u64, bytes: u64, handle: u64) -> Result<(), MapFailure<Trouble>> {
         self.driver.map(address, bytes as usize, handle);
         Ok(())
     }

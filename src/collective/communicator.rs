@@ -240,7 +240,9 @@ impl Communicator {
     /// - all ranks give the same collectives in the same order, with the same lengths, types, operators and roots, and a
     ///   send and its receive have the same length;
     /// - where a rank is lost or aborted, the others abort theirs, or end, before memory that its unfinished collectives
-    ///   use is used again: what another rank began late may still write there.
+    ///   use is used again: what another rank began late may still write there;
+    /// - where one rank gives a collective memory that is registered ([`RegisteringAdaptor`](crate::RegisteringAdaptor)),
+    ///   all ranks do. NCCL does not define a mixture.
     ///
     /// The simulated device compares them and reports what differs.
     #[track_caller]

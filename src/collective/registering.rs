@@ -21,6 +21,8 @@ use std::collections::BTreeMap;
 /// registration is taken back; a communicator whose collectives have not run within its
 /// [`timeout`](crate::CommunicatorOptions::timeout) is aborted then. A communicator that ends takes its registrations
 /// along. To register a block and to take that back waits for the call that another thread is in on the communicator.
+/// Have each rank of a communicator take its vectors from such a pool, or none: see the safety section of
+/// [`Communicator::new`].
 /// How much it gains depends on the memory and the links; [`NcclResource`](crate::NcclResource) has memory that NCCL can use in all ways.
 ///
 /// ```

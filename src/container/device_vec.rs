@@ -230,6 +230,9 @@ impl<T: Pod> DeviceVec<T> {
     /// pool, or over an adaptor around `VirtualResource`; as a part of a vector that was split; where a pool has no more
     /// addresses, of which it reserves 8 TiB for this.
     ///
+    /// The address stays, and more memory lies behind it. A library that registered the vector's memory by its address has
+    /// to do that again: see [`VirtualResource`](crate::VirtualResource).
+    ///
     /// The first memory of an empty vector is no change. A shrink is one. What a vector gets in a capture is its own, as what
     /// it had: the graph does not keep it.
     ///

@@ -28,7 +28,8 @@ impl AddressRange {
     }
 }
 
-/// Addresses whose memory has moved, while uses by them may be pending.
+/// Addresses whose memory has moved, while uses by them may be pending; or at which memory could be neither used nor
+/// unmapped.
 #[derive(Debug)]
 pub(super) struct Vacated {
     pub(super) slot: SlotId,

@@ -7,7 +7,7 @@
 //! *tries* `trim_lock` above it, as does growth that gives surplus back, and a trim may go without. An upstream
 //! may also wait for another thread that uses the pool: that one waits for the two locks for a time only, and
 //! goes on without, which costs a growth or a refusal at most. Those two,
-//! `in_transit` while memory is gathered, `Slot::epochs`, and `reclaim_lock` where a stream's slot is
+//! `in_transit` while memory is gathered or mapped, `Slot::epochs`, and `reclaim_lock` where a stream's slot is
 //! retired are held over driver calls that do not wait for the device; only `trim_lock` over those that
 //! do, and `growth_lock` where an upstream's callback trims; `trim_lock` keeps from nothing but another
 //! trim. Growth that gives surplus back asks for up to 2 ms whether the device is idle. Events are deferred until all

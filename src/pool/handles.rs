@@ -159,10 +159,25 @@ impl<U: Upstream> Pool<U> {
         let over: Vec<Vacated> = self.vacated.lock().extract_if(.., |one| is_over(one)).collect();
         for one in over {
             if self.unmap(mapped, one.slot, one.range) {
-                self.upstream_blocks.lock().unreserve(one.released);
+                self.unreserve_vacated(&one);
             } else {
                 // Tried again: the memory stays as long as it is mapped.
                 self.vacated.lock().push(one);
+            }
+        }
+    }
+
+    /// Upstream has the bytes of a handle that was given back when the last of its addresses is unmapped.
+    fn unreserve_vacated(&self, unmapped: &Vacated) {
+        if unmapped.released == 0 {
+            return;
+        }
+        let mut vacated = self.vacated.lock();
+        match vacated.iter_mut().rfind(|one| one.handle == unmapped.handle) {
+            Some(one) => one.released += unmapped.released,
+            None => {
+                drop(vacated);
+                self.upstream_blocks.lock().unreserve(unmapped.released);
             }
         }
     }

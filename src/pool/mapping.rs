@@ -1,7 +1,7 @@
 //! Memory apart from its addresses, on a miss: it is mapped beside what is free in a stream's heap, and comes from where
 //! it lies free, in whichever heap, or from upstream. [`handles`](super::handles) says which handles move.
 
-use super::addresses::AddressRange;
+use super::addresses::{AddressRange, Vacated};
 use super::block::{SHARED, SlotId};
 use super::core::Pool;
 use super::events::emit;
@@ -9,7 +9,7 @@ use super::handles::{LARGEST_HANDLE, Last, Movable, Order};
 use super::placement::LARGE;
 use super::request::{Behind, Request, TakenBlock, Target};
 use super::slot::Slot;
-use super::upstream::{Failure, Mapped, Upstream};
+use super::upstream::{Failure, MapFailure, Mapped, Upstream};
 use super::upstream_blocks::{Handle, Origin, UpstreamBlock};
 use crate::debug_log::{is_enabled, range};
 use crate::heap::{Heap, Piece, Taken};
@@ -181,7 +181,7 @@ impl<U: Upstream> Pool<U> {
     }
 
     /// Maps handles one behind the other, and gives back the addresses that are left. Returns how many bytes are mapped, and
-    /// the first error.
+    /// the first error. Behind a handle that could not be unmapped again nothing more is mapped.
     fn map_all(
         &self,
         slot: &Slot<U>,
@@ -189,10 +189,10 @@ impl<U: Upstream> Pool<U> {
         place: AddressRange,
         handles: impl Iterator<Item = (Handle, u64)>,
     ) -> (u64, Option<U::Error>) {
-        let (mut at, mut failed) = (place.start, None);
+        let (mut at, mut failed, mut stuck) = (place.start, None, 0);
         for (handle, bytes) in handles {
-            if bytes > place.end - at {
-                // Larger than any that the place has room for.
+            if stuck > 0 || bytes > place.end - at {
+                // Behind a gap, or larger than any that the place has room for.
                 self.release_handle(mapped, (handle, bytes));
                 continue;
             }
@@ -203,16 +203,29 @@ impl<U: Upstream> Pool<U> {
                     self.upstream_blocks.lock().insert(place.reservation, block);
                     at += bytes;
                 }
-                Err(error) => {
+                Err(MapFailure { error, is_mapped }) => {
+                    if is_mapped {
+                        let range = AddressRange { start: at, end: at + bytes, ..place };
+                        self.vacate_unused(slot, range, handle);
+                        stuck = bytes;
+                    }
                     self.release_handle(mapped, (handle, bytes));
                     failed.get_or_insert(error);
                 }
             }
         }
-        if at < place.end {
-            slot.addresses.lock().give(AddressRange { start: at, ..place });
+        let rest = AddressRange { start: at + stuck, ..place };
+        if rest.start < rest.end {
+            slot.addresses.lock().give(rest);
         }
         (at - place.start, failed)
+    }
+
+    /// A handle is mapped where nothing has used it, and stays so until an unmap succeeds.
+    fn vacate_unused(&self, slot: &Slot<U>, range: AddressRange, handle: Handle) {
+        let (slot, handle) = (slot.id, handle.id);
+        let one = Vacated { slot, range, handle, tag: SHARED, stamp: 0, released: 0 };
+        self.vacated.lock().push(one);
     }
 
     /// Adds what is mapped at the beginning of a place to a heap.

@@ -90,7 +90,9 @@ pub use miss_step::MissStep;
 pub use settings::{Settings, SizeLimits, is_limit};
 pub use stats::PoolStatistics;
 pub use thread_magazine::ThreadMagazine;
-pub use upstream::{Failure, Mapped, MappedEnd, MappedMemory, Retry, Unserved, Upstream};
+pub use upstream::{
+    Failure, MapFailure, Mapped, MappedEnd, MappedMemory, Retry, Unserved, Upstream,
+};
 
 crate::sync::for_models! {
     #[allow(missing_docs, unreachable_pub)]
@@ -98,7 +100,7 @@ crate::sync::for_models! {
         pub use super::magazine::{Cached, Limits, Magazine, SizeClasses};
         pub use super::remote_frees::{Freed, RemoteFrees};
         pub use super::{
-            Block, Failure, Mapped, MappedEnd, MappedMemory, MissStep, Pool, PoolStatistics,
+            Block, Failure, MapFailure, Mapped, MappedEnd, MappedMemory, MissStep, Pool, PoolStatistics,
             Settings, SizeLimits, Upstream,
         };
     }

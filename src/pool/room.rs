@@ -89,11 +89,7 @@ impl<U: Upstream> Pool<U> {
     }
 
     /// New addresses, for a slot to add.
-    fn reserve(
-        &self,
-        mapped: Mapped<'_, U>,
-        bytes: u64,
-    ) -> Result<AddressRange, U::Error> {
+    fn reserve(&self, mapped: Mapped<'_, U>, bytes: u64) -> Result<AddressRange, U::Error> {
         let start = mapped.reserve(bytes)?;
         let reservation = {
             let mut blocks = self.upstream_blocks.lock();

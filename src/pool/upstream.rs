@@ -164,13 +164,21 @@ pub trait MappedMemory {
     fn release(&self, handle: u64, bytes: u64);
 
     /// Maps a handle to reserved addresses that have no memory: any work may use it from this call on.
-    fn map(&self, address: u64, bytes: u64, handle: u64) -> Result<(), Self::Error>;
+    fn map(&self, address: u64, bytes: u64, handle: u64) -> Result<(), MapFailure<Self::Error>>;
 
     /// Unmaps a handle, of which no use by these addresses is pending.
     fn unmap(&self, address: u64, bytes: u64) -> Result<(), Self::Error>;
 
     /// Takes back what a pool has mapped, in the order of `stream`; without one, nothing uses it any more.
     fn end(&self, stream: Option<&Self::Stream>, end: MappedEnd);
+}
+
+/// Why a handle is not mapped as it should be.
+#[derive(Debug)]
+pub struct MapFailure<E> {
+    pub error: E,
+    /// Whether the addresses are the handle's all the same: what could not be used could not be unmapped either.
+    pub is_mapped: bool,
 }
 
 /// What a pool that ends has mapped.

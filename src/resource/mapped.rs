@@ -1,13 +1,14 @@
 //! Memory of a device that is apart from its addresses: CUDA's virtual memory management, call by call.
 
-use super::mapped_peers::MappedPeers;
+use super::mapped_peers::{MappedPeers, patiently};
 use crate::device::Device;
 use crate::driver::{
     DeviceAddress, DeviceRange, Driver, DriverResult, ErrorContext, RawHandle, is_forked_child,
     not_forked,
 };
-use crate::error::{Result, ensure};
+use crate::error::{DriverError, Result, ensure};
 use crate::impls::Count;
+use crate::pool::MapFailure;
 use crate::sync::Arc;
 use std::fmt::Display;
 
@@ -42,6 +43,15 @@ impl VirtualMemory {
         Ok(Self { device: device.clone(), granularity, peers: MappedPeers::of(device) })
     }
 
+    /// Whether mapping was seen to work, by whoever looked.
+    pub(super) fn is_tried(&self) -> bool {
+        self.peers.is_tried()
+    }
+
+    pub(super) fn set_tried(&self) {
+        self.peers.set_tried();
+    }
+
     pub(super) fn device(&self) -> &Device {
         &self.device
     }
@@ -50,6 +60,7 @@ impl VirtualMemory {
         self.device.driver()
     }
 
+    /// That of the device alone. Those of its peers are not asked: all known GPUs have 2 MiB.
     pub(super) fn granularity(&self) -> usize {
         self.granularity
     }
@@ -73,24 +84,30 @@ impl VirtualMemory {
         })
     }
 
-    /// Has a range be the memory of a handle, which the device reaches there. If that fails, nothing is mapped.
+    /// Has a range be the memory of a handle, which the device reaches there. If that fails, nothing is mapped, unless the
+    /// error says so.
     ///
     /// # Safety
     ///
     /// The range is reserved, of the handle's size, and nothing is mapped there.
-    pub(super) unsafe fn map(&self, range: DeviceRange, handle: RawHandle) -> DriverResult<()> {
+    pub(super) unsafe fn map(
+        &self,
+        range: DeviceRange,
+        handle: RawHandle,
+    ) -> Result<(), MapFailure<DriverError>> {
         let driver = self.driver();
         // SAFETY: the caller's promise.
-        unsafe { driver.map(range, handle) }?;
+        let mapped = unsafe { driver.map(range, handle) };
+        mapped.map_err(|error| MapFailure { error, is_mapped: false })?;
         // SAFETY: mapped above.
-        let reached = unsafe { driver.set_access(range) };
+        let reached = patiently(|| unsafe { driver.set_access(range) });
         // SAFETY: as above.
         let reached = reached.and_then(|()| unsafe { self.peers.add(driver, range) });
-        if reached.is_err() {
+        reached.map_err(|error| {
             // SAFETY: as above; nothing has used it.
-            let _ = unsafe { self.unmap(range) };
-        }
-        reached
+            let is_mapped = unsafe { self.unmap(range) }.is_err();
+            MapFailure { error, is_mapped }
+        })
     }
 
     /// Unmaps a range of [`map`](Self::map).

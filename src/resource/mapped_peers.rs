@@ -2,20 +2,63 @@
 
 use crate::device::Device;
 use crate::driver::{BackendKind, DeviceRange, Driver, DriverResult};
-use crate::sync::trusted::Mutex;
+use crate::error::DriverError;
+use crate::sync::trusted::{AtomicBool, Mutex, Ordering};
 use crate::sync::{Arc, LazyLock, Weak};
 use std::collections::{BTreeMap, HashMap};
 
 /// The peers of one device, and what it has mapped. No lock is held over a call of the driver.
 #[derive(Debug, Default)]
-pub(super) struct MappedPeers(Mutex<Inside>);
+pub(super) struct MappedPeers {
+    inside: Mutex<Inside>,
+    is_tried: AtomicBool,
+}
 
 #[derive(Debug, Default)]
 struct Inside {
-    /// Each reaches what is mapped from now on; and what was mapped before, if it is `true`.
-    peers: Vec<(Device, bool)>,
+    peers: Vec<Peer>,
     /// By address.
     ranges: BTreeMap<u64, usize>,
+}
+
+/// A device that reaches what is mapped from now on.
+#[derive(Debug)]
+struct Peer {
+    device: Device,
+    /// It reaches what was mapped before, too.
+    is_ready: bool,
+    /// Threads that let it reach that. It stays in the list as long as one does, though another one fails.
+    enabling: usize,
+}
+
+impl Inside {
+    /// A thread begins to let a peer in: what it has to let it reach.
+    fn begin(&mut self, device: &Device) -> Vec<DeviceRange> {
+        // First, so that what is mapped meanwhile is not missed.
+        match self.peers.iter_mut().find(|peer| peer.device == *device) {
+            Some(peer) => peer.enabling += 1,
+            None => {
+                self.peers.push(Peer { device: device.clone(), is_ready: false, enabling: 1 });
+            }
+        }
+        let ranges = self.ranges.iter();
+        ranges.map(|(&address, &bytes)| DeviceRange { address, bytes }).collect()
+    }
+
+    /// The thread has let it reach all of them, or failed.
+    fn end(&mut self, device: &Device, is_ready: bool) {
+        for peer in self.peers.iter_mut().filter(|peer| peer.device == *device) {
+            peer.enabling -= 1;
+            peer.is_ready |= is_ready;
+        }
+        self.peers.retain(|peer| peer.is_ready || peer.enabling > 0);
+    }
+
+    /// A range is mapped: the peers that it has to be reached by.
+    fn add(&mut self, range: DeviceRange) -> Vec<Device> {
+        self.ranges.insert(range.address, range.bytes);
+        self.peers.iter().map(|peer| peer.device.clone()).collect()
+    }
 }
 
 /// By device.
@@ -36,40 +79,33 @@ impl MappedPeers {
         new
     }
 
-    pub(super) fn has(&self, peer: &Device) -> bool {
-        self.0.lock().peers.iter().any(|(known, is_ready)| known == peer && *is_ready)
+    /// Whether the device was seen to map memory.
+    pub(super) fn is_tried(&self) -> bool {
+        // Relaxed: the flag publishes nothing else.
+        self.is_tried.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_tried(&self) {
+        self.is_tried.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn has(&self, device: &Device) -> bool {
+        self.inside.lock().peers.iter().any(|peer| peer.device == *device && peer.is_ready)
     }
 
     /// Lets a peer reach what is mapped, and what will be.
     pub(super) fn enable(&self, driver: &dyn Driver, peer: &Device) -> DriverResult<()> {
-        let ranges: Vec<DeviceRange> = {
-            let mut inside = self.0.lock();
-            // First, so that what is mapped meanwhile is not missed.
-            if !inside.peers.iter().any(|(known, _)| known == peer) {
-                inside.peers.push((peer.clone(), false));
-            }
-            let ranges = inside.ranges.iter();
-            ranges.map(|(&address, &bytes)| DeviceRange { address, bytes }).collect()
-        };
+        let ranges = self.inside.lock().begin(peer);
         let mut enabled = Ok(());
         for range in ranges {
-            // SAFETY: mapped by the crate, as it was listed; the driver refuses what is not mapped any more.
-            let answer = unsafe { driver.set_peer_access(range, peer.driver().as_any()) };
-            let is_there = || self.0.lock().ranges.get(&range.address) == Some(&range.bytes);
+            let answer = let_reach(driver, range, peer);
+            let is_there = || self.inside.lock().ranges.get(&range.address) == Some(&range.bytes);
             if answer.is_err() && is_there() {
                 enabled = answer;
                 break;
             }
         }
-        let mut inside = self.0.lock();
-        match enabled {
-            Ok(()) => {
-                // Another thread that failed may have taken it out.
-                inside.peers.retain(|(known, _)| known != peer);
-                inside.peers.push((peer.clone(), true));
-            }
-            Err(_) => inside.peers.retain(|(known, is_ready)| known != peer || *is_ready),
-        }
+        self.inside.lock().end(peer, enabled.is_ok());
         enabled
     }
 
@@ -79,18 +115,60 @@ impl MappedPeers {
     ///
     /// As [`set_access`](crate::driver::VirtualCalls::set_access).
     pub(super) unsafe fn add(&self, driver: &dyn Driver, range: DeviceRange) -> DriverResult<()> {
-        let peers: Vec<Device> = {
-            let mut inside = self.0.lock();
-            inside.ranges.insert(range.address, range.bytes);
-            inside.peers.iter().map(|(peer, _)| peer.clone()).collect()
-        };
-        let mut each = peers.iter();
-        // SAFETY: the caller's promise.
-        each.try_for_each(|peer| unsafe { driver.set_peer_access(range, peer.driver().as_any()) })
+        let peers = self.inside.lock().add(range);
+        peers.iter().try_for_each(|peer| let_reach(driver, range, peer))
     }
 
     /// A range is about to be unmapped.
     pub(super) fn remove(&self, range: DeviceRange) {
-        self.0.lock().ranges.remove(&range.address);
+        self.inside.lock().ranges.remove(&range.address);
+    }
+}
+
+fn let_reach(driver: &dyn Driver, range: DeviceRange, peer: &Device) -> DriverResult<()> {
+    // SAFETY: mapped by the crate, as it was listed; the driver refuses what is not mapped any more.
+    patiently(|| unsafe { driver.set_peer_access(range, peer.driver().as_any()) })
+}
+
+/// How often a call is made at most whose answer is that the driver is not ready.
+const CALLS: usize = 4;
+
+/// Makes a call again that is answered so: `cuMemSetAccess` is at times, under WSL 2, though it waits for nothing.
+pub(super) fn patiently(call: impl Fn() -> DriverResult<()>) -> DriverResult<()> {
+    let mut answer = call();
+    for _ in 1..CALLS {
+        match &answer {
+            Err(error) if error.code() == DriverError::NOT_READY => answer = call(),
+            _ => break,
+        }
+    }
+    answer
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::sim::SimConfig;
+
+    /// Two threads let one peer in, and one of them fails: what is mapped before the other is through is reached all the same.
+    #[test]
+    fn a_peer_stays_while_any_thread_lets_it_in() {
+        let peer = Device::simulated(SimConfig::default());
+        let range = |address| DeviceRange { address, bytes: 1 };
+        let mut inside = Inside::default();
+        assert!(inside.add(range(1)).is_empty());
+        assert_eq!([inside.begin(&peer).len(), inside.begin(&peer).len()], [1, 1]);
+        inside.end(&peer, false);
+        assert_eq!(inside.add(range(2)), std::slice::from_ref(&peer));
+        inside.end(&peer, true);
+        assert!(inside.peers[0].is_ready);
+        // A failure of one that comes later takes nothing back; of the only one, all.
+        inside.begin(&peer);
+        inside.end(&peer, false);
+        assert_eq!(inside.add(range(3)), std::slice::from_ref(&peer));
+        let mut inside = Inside::default();
+        inside.begin(&peer);
+        inside.end(&peer, false);
+        assert!(inside.peers.is_empty());
     }
 }

@@ -7,9 +7,10 @@ use super::identity::ResourceId;
 use super::mapped::VirtualMemory;
 use crate::device::Device;
 use crate::driver::sim::CallSite;
-use crate::driver::{DeviceAddress, DeviceRange, DriverResult, is_forked_child};
-use crate::error::Result;
+use crate::driver::{BackendKind, DeviceRange, DriverResult, is_forked_child};
+use crate::error::{DriverError, Error, ErrorKind, Result};
 use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout, Requested};
+use crate::pool::MapFailure;
 use crate::stream::{Stream, deferred};
 
 /// Device memory that is mapped to addresses of its own: CUDA's virtual memory management (VMM), `cuMemCreate`,
@@ -29,8 +30,19 @@ use crate::stream::{Stream, deferred};
 ///
 /// Vectors in such a pool grow [in place](crate::DeviceVec::growth).
 ///
-/// `cuIpcGetMemHandle` shares no such memory. Take `CudaResource` where other processes, or PyTorch's, CuPy's or Numba's sharing
-/// of tensors, need it. Other devices reach it as one: [`enable_peer_access`](DeviceResource::enable_peer_access) is for all mapped
+/// What to keep in mind:
+/// - `cuIpcGetMemHandle` shares no such memory. Take `CudaResource` where other processes, or PyTorch's, CuPy's or Numba's
+///   sharing of tensors, need it.
+/// - It is not made for GPUDirect RDMA either. Take `CudaResource` for buffers that a network card reads or writes.
+/// - Another library may register or cache memory by its address: UCX, NCCL, cuFile. Such an entry is for what is mapped
+///   there at that time. Take it back before the vector grows, shrinks or is dropped.
+/// - A kernel launch with programmatic stream serialization begins before the work ahead of it has ended. Make none by a
+///   stream's own handle: the pool trusts the stream's order.
+/// - A block of this resource itself is one handle. Some platforms refuse one of 4 GiB and more: put a pool above it, whose
+///   handles have 64 MiB at most.
+/// - `cuda-checkpoint` was not tried with mapped memory.
+///
+/// Other devices reach it as one: [`enable_peer_access`](DeviceResource::enable_peer_access) is for all mapped
 /// memory of the device, for as long as a `VirtualResource` of it, or a pool over one, lives. All instances on one device are
 /// equal.
 ///
@@ -54,9 +66,11 @@ impl VirtualResource {
     /// # Errors
     ///
     /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) where the device or its driver has no virtual memory
-    /// management; those of the driver call.
+    /// management, or has one that does not work: a GPU's is tried once, with one granule; those of the driver calls.
     pub fn new(device: &Device) -> Result<Self> {
-        VirtualMemory::new(device).map(|memory| Self { memory })
+        let memory = VirtualMemory::new(device)?;
+        try_once(&memory)?;
+        Ok(Self { memory })
     }
 
     /// What the size of each block is rounded up to, in bytes, and each piece that a pool maps.
@@ -71,14 +85,11 @@ impl VirtualResource {
         if bytes == 0 {
             return Ok(DeviceBlock::empty(layout));
         }
-        let range = self.memory.range(0, bytes);
-        let reserved = self.memory.driver();
-        let reserved = reserved.address_reserve(range.bytes, alignment.max(self.granularity()));
-        let made =
-            reserved.and_then(|address| map_new(&self.memory, DeviceRange { address, ..range }));
+        let all = self.memory.range(0, bytes).bytes;
+        let made = reserve_new(&self.memory, all, alignment.max(self.granularity()));
         let requested = Requested { bytes, alignment, usual: DEFAULT_ALIGNMENT };
-        let address = self.memory.in_context(requested, made);
-        let address = address.map_err(|error| requested.advise(error))?;
+        let range = self.memory.in_context(requested, made);
+        let DeviceRange { address, .. } = range.map_err(|error| requested.advise(error))?;
         Ok(DeviceBlock::new(address, bytes, address))
     }
 }
@@ -133,32 +144,88 @@ unsafe impl DeviceResource for VirtualResource {
     }
 }
 
-/// Has the range be new memory. If that fails, the range is free again.
-fn map_new(memory: &VirtualMemory, range: DeviceRange) -> DriverResult<DeviceAddress> {
-    let driver = memory.driver();
-    let undone = |error| {
-        // SAFETY: reserved by the caller, and nothing is mapped there. Addresses that are not freed are lost, no memory.
-        let _ = unsafe { driver.address_free(range) };
-        error
+/// Maps one granule and gives it back, once for a device. Some platforms claim virtual memory management, and refuse it.
+/// A simulated device does what it claims.
+fn try_once(memory: &VirtualMemory) -> Result<()> {
+    let device = memory.device();
+    if device.kind() == BackendKind::Simulated || memory.is_tried() {
+        return Ok(());
+    }
+    let granule = memory.granularity();
+    let tried = reserve_new(memory, granule, granule);
+    // SAFETY: mapped above; nothing has used it.
+    let tried = tried.and_then(|range| unsafe { unmap_and_free(memory, range) });
+    let Err(error) = tried else {
+        memory.set_tried();
+        return Ok(());
     };
-    let handle = driver.handle_create(range.bytes).map_err(undone)?;
-    // SAFETY: the caller has just reserved it.
+    match error.kind() {
+        // A device that is full now says nothing of what it can do.
+        ErrorKind::OutOfMemory => Ok(()),
+        ErrorKind::ContextLost => {
+            Err(Error::driver_call(format!("trying the virtual memory of {device}"), error))
+        }
+        _ => {
+            let refused = Error::new(
+                ErrorKind::Unsupported,
+                format!("{device} refuses virtual memory management"),
+            );
+            Err(refused.with_driver(error).with_advice("use CudaResource"))
+        }
+    }
+}
+
+/// Reserves addresses and maps new memory there. If that fails, both go back; what does not is reported.
+fn reserve_new(
+    memory: &VirtualMemory,
+    bytes: usize,
+    alignment: usize,
+) -> DriverResult<DeviceRange> {
+    let address = memory.driver().address_reserve(bytes, alignment)?;
+    let range = DeviceRange { address, bytes };
+    // SAFETY: reserved above.
+    let mapped = unsafe { map_new(memory, range) };
+    mapped.map(|()| range).map_err(|MapFailure { error, is_mapped }| {
+        if !is_mapped {
+            // SAFETY: reserved above, and nothing is mapped there. Addresses that are not freed are lost, no memory.
+            let _ = unsafe { memory.driver().address_free(range) };
+        }
+        error
+    })
+}
+
+/// Has the range be new memory, which goes back when it is unmapped.
+///
+/// # Safety
+///
+/// The range is reserved, and nothing is mapped there.
+unsafe fn map_new(
+    memory: &VirtualMemory,
+    range: DeviceRange,
+) -> Result<(), MapFailure<DriverError>> {
+    let driver = memory.driver();
+    let created = driver.handle_create(range.bytes);
+    let handle = created.map_err(|error| MapFailure { error, is_mapped: false })?;
+    // SAFETY: the caller's promise; the handle is of this size.
     let mapped = unsafe { memory.map(range, handle) };
     // The mapping keeps the memory from here on.
     // SAFETY: the handle is used no more.
     let released = unsafe { driver.handle_release(handle) };
-    mapped.map_err(undone)?;
-    if let Err(error) = released {
-        // SAFETY: mapped above; nothing has used it.
-        let _ = unsafe { unmap_and_free(memory, range) };
-        return Err(error);
+    if let (_, Err(error)) | (Err(MapFailure { error, is_mapped: true }), _) = (&mapped, &released)
+    {
+        report_failed_free(memory.device(), range.bytes, error);
     }
-    Ok(range.address)
+    mapped?;
+    released.map_err(|error| {
+        // SAFETY: mapped above; nothing has used it.
+        let is_mapped = unsafe { memory.unmap(range) }.is_err();
+        MapFailure { error, is_mapped }
+    })
 }
 
 /// # Safety
 ///
-/// The range is one of [`map_new`], given up once, and no work uses it.
+/// The range is one of [`reserve_new`], given up once, and no work uses it.
 unsafe fn unmap_and_free(memory: &VirtualMemory, range: DeviceRange) -> DriverResult<()> {
     // SAFETY: the caller's promise.
     unsafe { memory.unmap(range) }?;

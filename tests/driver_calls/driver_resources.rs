@@ -2,8 +2,8 @@
 
 use super::child::{Installed, alone, value};
 use aquifer::{
-    AsyncResource, CudaResource, Device, DeviceLayout, DeviceResource, ErrorKind, ManagedResource,
-    PoolResource, PrefetchAdaptor, Stream, SystemResource,
+    AsyncResource, CudaResource, Device, DeviceLayout, DeviceResource, DeviceVec, ErrorKind,
+    ManagedResource, PoolResource, PrefetchAdaptor, Stream, SystemResource, VirtualResource,
 };
 
 #[test]
@@ -228,5 +228,142 @@ fn managed_memory_is_moved_and_counted() {
         assert!(!asked.contains(&"cuMemAllocManaged".to_owned()), "{asked:?}");
         let refused = SystemResource::new(&device).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::Unsupported, "attribute 88 is not set");
+    });
+}
+
+/// With the other device's context current.
+#[test]
+fn mapped_memory_is_asked_by_cudas_numbers() {
+    let name = "driver_resources::mapped_memory_is_asked_by_cudas_numbers";
+    alone(name, Installed::StandIn, &[], |driver| {
+        let (other, device) = (Device::open(0).unwrap(), Device::open(1).unwrap());
+        let stream = device.new_stream().unwrap();
+        driver.stand_on(crate::FIRST);
+        let resource = VirtualResource::new(&device).unwrap();
+        driver.take();
+        let granule = resource.granularity().to_string();
+        let block = resource.allocate(&stream, DeviceLayout::new(1 << 20).unwrap()).unwrap();
+        resource.enable_peer_access(&other).unwrap();
+        // SAFETY: the block is the resource's, and no work uses it.
+        unsafe { resource.deallocate(&stream, block) };
+        let all = driver.take();
+        let of = |name: &str| all.iter().position(|line| line.starts_with(name)).unwrap();
+        let names = [
+            "cuMemAddressReserve",
+            "cuMemCreate",
+            "cuMemMap",
+            "cuMemSetAccess",
+            "cuMemRelease",
+            "cuMemUnmap",
+            "cuMemAddressFree",
+        ];
+        let is_its = |at: &usize| names.iter().any(|name| all[*at].starts_with(name));
+        let calls: Vec<usize> = (0..all.len()).filter(is_its).collect();
+        assert_eq!(calls.len(), 8, "one each, and the peer's: {all:?}");
+        for at in calls {
+            let call = &all[at];
+            assert_eq!(value(call, "ctx"), "0x2000", "{call}");
+            if !call.starts_with("cuMemRelease") {
+                assert_eq!(value(call, "bytes"), granule, "{call}");
+            }
+            // In the relaxed mode: a capture on another thread goes on.
+            assert_eq!(all[at - 1], "# mode=2", "{call}");
+        }
+        let reserved = &all[of("cuMemAddressReserve")];
+        assert_eq!(
+            ["alignment", "wanted", "flags"].map(|key| value(reserved, key)),
+            [&*granule, "0x0", "0"]
+        );
+        // Plain memory of device 1, which no other process is to open.
+        assert_eq!(value(&all[of("cuMemCreate")], "flags"), "0");
+        assert_eq!(all[of("cuMemCreate") + 1], "# prop=1,0,1,1,0,0,0,0");
+        let mapped = &all[of("cuMemMap")];
+        assert_eq!(["offset", "flags"].map(|key| value(mapped, key)), ["0", "0"]);
+        let released = &all[of("cuMemRelease")];
+        assert_eq!(value(mapped, "handle"), value(released, "handle"));
+        // By its own device first, and by the peer.
+        let accesses: Vec<_> = all.iter().filter(|line| line.starts_with("# access=")).collect();
+        assert_eq!(accesses, ["# access=1,1,3", "# access=1,0,3"]);
+        for call in ["cuMemSetAccess", "cuMemUnmap"] {
+            assert_eq!(value(&all[of(call)], "address"), value(mapped, "address"));
+        }
+        assert_eq!(driver.now(), crate::FIRST);
+    });
+}
+
+#[test]
+fn a_pool_maps_and_gives_all_back() {
+    let name = "driver_resources::a_pool_maps_and_gives_all_back";
+    alone(name, Installed::StandIn, &[], |driver| {
+        let device = Device::open(0).unwrap();
+        let [stream, other] = [(); 2].map(|()| device.new_stream().unwrap());
+        let before = driver.alive();
+        let pool = PoolResource::new(VirtualResource::new(&device).unwrap()).unwrap();
+        let mut vec = DeviceVec::<u8>::zeroed_in(&stream, 9 << 20, pool.clone()).unwrap();
+        vec.resize(33 << 20, 4).unwrap();
+        assert_eq!((vec.get(0).unwrap(), vec.get((33 << 20) - 1).unwrap()), (0, 4));
+        drop(vec);
+        drop(DeviceVec::<u8>::zeroed_in(&other, 50 << 20, pool.clone()).unwrap());
+        pool.wait_and_trim(0).unwrap();
+        drop(DeviceVec::<u8>::zeroed_in(&other, 3 << 20, pool.clone()).unwrap());
+        drop(pool);
+        other.synchronize().unwrap();
+        let events = driver.all_names();
+        let count = |wanted: &str| events.iter().filter(|name| *name == wanted).count();
+        assert_eq!(count("cuMemMap"), count("cuMemUnmap"));
+        assert_eq!(count("cuMemCreate"), count("cuMemRelease"));
+        assert_eq!(count("cuMemAddressReserve"), count("cuMemAddressFree"));
+        // The events of streams are kept to be used again.
+        let kept = count("cuEventCreate") - count("cuEventDestroy_v2");
+        assert!(driver.alive() <= before + kept + 1, "{} {before} {kept}", driver.alive());
+    });
+}
+
+/// A platform may claim what it refuses.
+#[test]
+fn virtual_memory_is_tried_once() {
+    let name = "driver_resources::virtual_memory_is_tried_once";
+    alone(name, Installed::StandIn, &[], |driver| {
+        let device = Device::open(0).unwrap();
+        let before = driver.alive();
+        let refusals = [
+            ("cuMemAddressReserve", 1),
+            ("cuMemCreate", 101),
+            ("cuMemMap", 801),
+            ("cuMemSetAccess", 999),
+        ];
+        for (call, code) in refusals {
+            driver.fail(call, 1, code);
+            let error = VirtualResource::new(&device).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+            assert_eq!(error.driver().unwrap().code(), code);
+            assert!(error.to_string().contains("(use CudaResource)"), "{error}");
+            assert_eq!(driver.alive(), before, "{call}");
+        }
+        driver.fail("cuMemSetAccess", 1, 4);
+        let lost = VirtualResource::new(&device).unwrap_err();
+        assert_eq!(lost.kind(), ErrorKind::ContextLost, "{lost}");
+        // A device that is full may have memory later; one that is not ready is so soon.
+        for (call, code) in [("cuMemCreate", 2), ("cuMemSetAccess", 600)] {
+            driver.fail(call, 1, code);
+            drop(VirtualResource::new(&device).unwrap());
+        }
+        driver.take();
+        let first = VirtualResource::new(&device).unwrap();
+        assert_eq!(
+            driver.names()[1..],
+            [
+                "cuMemAddressReserve",
+                "cuMemCreate",
+                "cuMemMap",
+                "cuMemSetAccess",
+                "cuMemRelease",
+                "cuMemUnmap",
+                "cuMemAddressFree"
+            ]
+        );
+        let second = VirtualResource::new(&device).unwrap();
+        assert_eq!(driver.names(), ["cuMemGetAllocationGranularity"]);
+        assert_eq!((&first, driver.alive()), (&second, before));
     });
 }

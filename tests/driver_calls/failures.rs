@@ -5,7 +5,7 @@ use crate::{NOTHING, pinned};
 use allocator_api2::vec::Vec as AllocVec;
 use aquifer::{
     AsyncResource, BackendKind, CudaResource, Device, DeviceVec, Error, ErrorKind, LaunchConfig,
-    PinnedResource, PoolResource, Result,
+    PinnedResource, PoolResource, Result, VirtualResource,
 };
 use std::error::Error as _;
 use std::sync::Arc;
@@ -216,5 +216,28 @@ fn a_driver_that_is_gone_lets_everything_drop() {
         drop(transfer);
         assert_eq!(stream.synchronize().unwrap_err().kind(), ErrorKind::ContextLost);
         drop((stream, device));
+    });
+}
+
+/// As after a reset: no call reaches the device, so nothing is unmapped that its work might use.
+#[test]
+fn mapped_memory_of_a_context_that_was_reset_is_left_alone() {
+    let name = "failures::mapped_memory_of_a_context_that_was_reset_is_left_alone";
+    alone(name, Installed::StandIn, &[], |driver| {
+        let device = Device::open(0).unwrap();
+        let stream = device.new_stream().unwrap();
+        let mapped = VirtualResource::new(&device).unwrap();
+        let pool = PoolResource::new(mapped.clone()).unwrap();
+        let vecs = [
+            DeviceVec::<u8>::zeroed_in(&stream, 9 << 20, pool.clone()).unwrap(),
+            DeviceVec::<u8>::zeroed_in(&stream, 9 << 20, mapped).unwrap(),
+        ];
+        drop(DeviceVec::<u8>::zeroed_in(&stream, 40 << 20, pool.clone()).unwrap());
+        driver.take();
+        driver.fail("cuCtxPushCurrent_v2", 0, 201);
+        assert!(DeviceVec::<u8>::zeroed_in(&stream, 1 << 30, pool.clone()).is_err());
+        drop((vecs, pool, stream, device));
+        let names = driver.names();
+        assert!(!names.iter().any(|name| name.starts_with("cuMem")), "{names:?}");
     });
 }

@@ -37,6 +37,8 @@ const UNREACHED: &[(&str, &str, &str)] = &[
         "an `unsafe impl` that is wrong",
     ),
     ("src/resource/managed_alloc.rs", "may not touch", "a GPU of another kind"),
+    ("src/resource/virtual_memory.rs", "trying the virtual", "a GPU's alone: tests/driver_calls"),
+    ("src/resource/virtual_memory.rs", "refuses virtual", "a GPU's alone: tests/driver_calls"),
     ("src/resource/driver_pool.rs", "descriptor >= 0", "a driver that is wrong"),
     ("src/resource/pool/failure.rs", "a stream that is gone", "two failures in one moment"),
     ("src/resource/pool/failure.rs", "65,534", "65,534 streams"),

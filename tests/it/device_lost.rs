@@ -7,8 +7,8 @@ use aquifer::allocator_api2::vec::Vec as AllocVec;
 use aquifer::sim::{SimConfig, Violation};
 use aquifer::{
     AsyncResource, CudaResource, Device, DeviceLayout, DeviceResource, DeviceVec, Error, ErrorKind,
-    HostArgs, Kernel, LaunchConfig, ManagedResource, OnStream, PinnedResource, Registered, Result,
-    Stream,
+    HostArgs, Kernel, LaunchConfig, ManagedResource, OnStream, PinnedResource, PoolResource,
+    Registered, Result, Stream, VirtualResource,
 };
 use kernels::{add_one, idle_entry, kind};
 use log::Log;
@@ -153,11 +153,13 @@ fn resources_give_errors_and_drop() {
         let stream = device.new_stream().unwrap();
         let pool = Arc::new(AsyncResource::new(&device).unwrap());
         let pinned = PinnedResource::new(&device).unwrap();
-        let resources: [Arc<dyn DeviceResource>; 4] = [
+        let mapped = VirtualResource::new(&device).unwrap();
+        let resources: [Arc<dyn DeviceResource>; 5] = [
             Arc::new(CudaResource::new(&device)),
             pool.clone(),
             Arc::new(ManagedResource::new(&device).unwrap()),
             Arc::new(pinned.clone()),
+            Arc::new(mapped.clone()),
         ];
         let layout = DeviceLayout::new(64).unwrap();
         let blocks = resources.clone().map(|resource| resource.allocate(&stream, layout).unwrap());
@@ -178,6 +180,33 @@ fn resources_give_errors_and_drop() {
         shown(&on_host.allocator());
         let _ = pinned.trim();
         drop((device, stream, pool, resources, on_host, pinned));
+    }
+}
+
+/// Nothing is unmapped: the device may be at work there still, for all that the driver says.
+#[test]
+fn mapped_pools_give_errors_and_drop() {
+    const MIB: usize = 1 << 20;
+    for how in ends() {
+        let (device, simulator) = support::simulated(SimConfig::default());
+        let [stream, other] = [(); 2].map(|()| device.new_stream().unwrap());
+        let pool = PoolResource::new(VirtualResource::new(&device).unwrap()).unwrap();
+        let zeroed =
+            |stream: &Stream, bytes| DeviceVec::<u8>::zeroed_in(stream, bytes, pool.clone());
+        let mut vec = zeroed(&stream, 8 * MIB).unwrap();
+        vec.resize(16 * MIB, 1).unwrap();
+        drop(zeroed(&other, 40 * MIB).unwrap());
+        let unmapped = simulator.call_count("cuMemUnmap");
+        end(&device, how);
+        lost("growth", zeroed(&stream, 64 * MIB));
+        lost("growth in place", vec.resize(100 * MIB, 2));
+        lost("a move", zeroed(&stream, 30 * MIB));
+        lost("VirtualResource::new", VirtualResource::new(&device));
+        let _ = pool.wait_and_trim(0);
+        shown(&pool);
+        assert_eq!(vec.len(), 16 * MIB);
+        drop((vec, pool, stream, other, device));
+        assert_eq!(simulator.call_count("cuMemUnmap"), unmapped, "{how:?}");
     }
 }
 
@@ -217,8 +246,12 @@ fn what_is_gone_with_its_context_is_dropped_without_a_word() {
     add_one(&other, &mut vec).unwrap();
     let plain = Arc::new(CudaResource::new(&device));
     let plain = DeviceVec::<u32>::zeroed_in(&home, 8, plain).unwrap();
+    let mapped = VirtualResource::new(&device).unwrap();
+    let pool = PoolResource::new(mapped.clone()).unwrap();
+    let mapped = DeviceVec::<u32>::zeroed_in(&home, 8, mapped).unwrap();
+    let pooled = DeviceVec::<u32>::zeroed_in(&home, 8, pool).unwrap();
     let event = other.record().unwrap();
     simulator.lose_context();
-    let ((), log) = Log::of(|| drop((vec, plain, event, home, other, device)));
+    let ((), log) = Log::of(|| drop((vec, plain, mapped, pooled, event, home, other, device)));
     assert!(log.lines().is_empty(), "{:?}", log.lines());
 }

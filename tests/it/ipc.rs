@@ -6,7 +6,7 @@ use aquifer::sim::{SimConfig, Simulator, Violation};
 use aquifer::{
     AsyncResource, CudaResource, Device, DeviceBlock, DeviceBuffer, DeviceResource, DeviceVec,
     ErrorKind, IpcHandle, IpcKind, ManagedResource, PinnedResource, PoolResource,
-    StatisticsAdaptor, Stream, SystemResource,
+    StatisticsAdaptor, Stream, SystemResource, VirtualResource,
 };
 use bytemuck::Pod;
 use std::process::Command;
@@ -237,12 +237,16 @@ fn a_copy_is_the_streams_own_and_leaves_nothing_open() {
 fn memory_that_cannot_be_shared_says_why_and_what_can() {
     let (device, simulator, stream) = simulated();
     let system = SystemResource::new(&device).unwrap();
-    let resources: [(Arc<dyn DeviceResource>, &str); 5] = [
+    let mapped = VirtualResource::new(&device).unwrap();
+    let pool = PoolResource::new(mapped.clone()).unwrap();
+    let resources: [(Arc<dyn DeviceResource>, &str); 7] = [
         (Arc::new(ManagedResource::new(&device).unwrap()), "managed memory"),
         (Arc::new(PinnedResource::new(&device).unwrap()), "memory of the host"),
         (Arc::new(system), "memory of the host"),
         (Arc::new(AsyncResource::new(&device).unwrap()), "not shareable"),
         (Arc::new(AsyncResource::default_pool(&device).unwrap()), "not shareable"),
+        (Arc::new(mapped), "neither of cuMemAlloc nor of a driver pool"),
+        (Arc::new(pool), "neither of cuMemAlloc nor of a driver pool"),
     ];
     for (resource, why) in resources {
         let vec = DeviceVec::<u8>::zeroed_in(&stream, 64, resource).unwrap();

@@ -165,6 +165,94 @@ fn a_call_that_fails_loses_nothing() {
     }
 }
 
+/// Memory that can be neither used nor unmapped again keeps its addresses, and its bytes count, until it can be.
+#[test]
+fn two_calls_that_fail_cost_one_place() {
+    const MAXIMUM: usize = 32 << 10;
+    for nth in [1, 2, 5, 8] {
+        for unmaps in [1, 30] {
+            let (device, simulator) = support::simulated(SimConfig::default().granularity(4096));
+            let stream = device.new_stream().unwrap();
+            let pool = options(&device).maximum_size(MAXIMUM).build().unwrap();
+            let assert_few = || {
+                let info = device.memory_info().unwrap();
+                let taken = (info.total - info.free) as usize;
+                assert!(taken <= MAXIMUM, "{taken}");
+            };
+            simulator.fail_call("cuMemSetAccess", nth, 999).unwrap();
+            for unmap in 1..=unmaps {
+                simulator.fail_call("cuMemUnmap", unmap, 999).unwrap();
+            }
+            let error = bytes(&stream, &pool, MAXIMUM, 1).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Driver, "{error}");
+            assert_few();
+            // Where it stays mapped, what is left serves less.
+            let part = bytes(&stream, &pool, MAXIMUM / 4, 2).unwrap();
+            assert_bytes(&part, 2);
+            drop(part);
+            let mut refused = 0;
+            let all = loop {
+                match bytes(&stream, &pool, MAXIMUM, 3) {
+                    Ok(all) => break all,
+                    Err(error) => assert_eq!(error.kind(), ErrorKind::OutOfMemory, "{error}"),
+                }
+                assert_few();
+                refused += 1;
+                assert!(refused < unmaps, "{nth}");
+            };
+            assert_bytes(&all, 3);
+            assert_few();
+            drop((all, pool));
+            assert_eq!((simulator.live_bytes(), simulator.live_blocks()), (0, 0), "{nth} {unmaps}");
+            simulator.check().unwrap();
+        }
+    }
+}
+
+/// The same behind a block that grows where it is, and at the end of a pool that is not asked again.
+#[test]
+fn two_calls_that_fail_leave_a_block_and_an_end_whole() {
+    for nth in 1..4 {
+        let (device, simulator) = support::simulated(SimConfig::default());
+        let stream = device.new_stream().unwrap();
+        let pool = pool(&device);
+        let mut vec = bytes(&stream, &pool, 3 * MIB, 1).unwrap();
+        vec.resize(8 * MIB, 2).unwrap();
+        simulator.fail_call("cuMemSetAccess", nth, 999).unwrap();
+        simulator.fail_call("cuMemUnmap", 1, 999).unwrap();
+        if vec.resize(40 * MIB, 3).is_err() {
+            assert_eq!(vec.len(), 8 * MIB);
+            assert_eq!((vec.get(0).unwrap(), vec.get(8 * MIB - 1).unwrap()), (1, 2));
+        }
+        if nth % 2 == 0 {
+            vec.resize(60 * MIB, 4).unwrap();
+            assert_eq!((vec.get(0).unwrap(), vec.get(60 * MIB - 1).unwrap()), (1, 4));
+        }
+        drop((vec, pool));
+        assert_eq!((simulator.live_bytes(), simulator.live_blocks()), (0, 0), "{nth}");
+        simulator.check().unwrap();
+    }
+}
+
+/// A driver that is not ready is asked again a few times.
+#[test]
+fn a_driver_that_is_not_ready_is_asked_again() {
+    let (device, simulator) = support::simulated(SimConfig::default());
+    let stream = device.new_stream().unwrap();
+    let pool = pool(&device);
+    for nth in [1, 2, 3] {
+        simulator.fail_call("cuMemSetAccess", nth, 600).unwrap();
+    }
+    let vec = bytes(&stream, &pool, 2 * MIB, 1).unwrap();
+    assert_eq!(simulator.call_count("cuMemSetAccess"), 4);
+    for nth in 1..=20 {
+        simulator.fail_call("cuMemSetAccess", nth, 600).unwrap();
+    }
+    let error = bytes(&stream, &pool, 2 * MIB, 1).unwrap_err();
+    assert_eq!(error.driver().unwrap().code(), 600, "{error}");
+    assert_bytes(&vec, 1);
+}
+
 /// Work of another stream is in the way of neither growth nor a trim, and memory that it uses is not unmapped.
 #[test]
 fn memory_moves_beside_work_that_is_pending() {
@@ -302,6 +390,12 @@ fn memory_is_mapped_beside_what_is_free() {
 /// A handle that goes back while its former addresses are in use counts until these are unmapped.
 #[test]
 fn the_maximum_counts_what_is_still_mapped() {
+    counts_what_is_still_mapped(&["cuMemMap"]);
+    // The new addresses go before the old ones.
+    counts_what_is_still_mapped(&["cuMemSetAccess", "cuMemUnmap"]);
+}
+
+fn counts_what_is_still_mapped(fails: &[&str]) {
     let (device, simulator) = support::simulated(SimConfig::default());
     let stream = device.new_stream().unwrap();
     let steps = [MissStep::Grow, MissStep::GrowToMaximum];
@@ -310,11 +404,13 @@ fn the_maximum_counts_what_is_still_mapped() {
     let vecs: Vec<_> = (0..8).map(|value| bytes(&stream, &pool, 4 * MIB, value).unwrap()).collect();
     simulator.stall(&stream).unwrap();
     let kept: Vec<_> = vecs.into_iter().step_by(2).collect();
-    simulator.fail_call("cuMemMap", 1, 999).unwrap();
+    fails.iter().for_each(|call| simulator.fail_call(call, 1, 999).unwrap());
     let large = || DeviceVec::<u8>::zeroed_in(&stream, 16 * MIB, pool.clone());
     let first = large();
     let _ = large();
+    let small = DeviceVec::<u8>::zeroed_in(&stream, 6 * MIB, pool.clone());
     let info = device.memory_info().unwrap();
+    drop(small);
     // Before anything fails: a pool that ends waits for the stream.
     simulator.resume(&stream).unwrap();
     stream.synchronize().unwrap();

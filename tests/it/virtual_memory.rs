@@ -1,6 +1,7 @@
 //! Memory that is mapped: no free of it waits for another stream, and an allocation that fails leaves nothing.
 
 use crate::kernels::SPIN;
+use crate::log::Log;
 use crate::support;
 use aquifer::sim::SimConfig;
 use aquifer::{
@@ -9,6 +10,7 @@ use aquifer::{
 };
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tracing::Level;
 
 const MIB: usize = 1 << 20;
 
@@ -101,6 +103,28 @@ fn an_allocation_that_fails_leaves_nothing() {
         // SAFETY: allocated above and not used.
         unsafe { resource.deallocate(&stream, block) };
         simulator.check().unwrap();
+    }
+}
+
+#[test]
+fn memory_that_cannot_be_undone_is_reported() {
+    const LEAKED: &str = "leaked device memory: it could not be freed";
+    for calls in [&["cuMemSetAccess", "cuMemUnmap"][..], &["cuMemRelease"]] {
+        let (device, simulator) = support::simulated(SimConfig::default());
+        let stream = device.new_stream().unwrap();
+        let resource = VirtualResource::new(&device).unwrap();
+        for call in calls {
+            simulator.fail_call(call, 1, 999).unwrap();
+        }
+        let layout = DeviceLayout::new(MIB).unwrap();
+        let (error, log) = Log::of(|| resource.allocate(&stream, layout).unwrap_err());
+        assert_eq!(error.kind(), ErrorKind::Driver, "{error}");
+        assert_eq!(log.count(Level::ERROR, LEAKED), 1, "{:?}", log.lines());
+        assert_eq!(simulator.live_blocks(), 1, "{calls:?}");
+        let block = resource.allocate(&stream, layout).unwrap();
+        // SAFETY: allocated above and not used.
+        unsafe { resource.deallocate(&stream, block) };
+        assert!(simulator.reports().is_empty());
     }
 }
 

@@ -4,7 +4,7 @@ use crate::tool::{KIB, Told, assert_all_is_over, beside_tool, give, on_threads, 
 use crate::{MIB, support};
 use aquifer::{
     ArenaResource, BinningResource, CudaResource, DeviceBlock, DeviceLayout, DeviceResource,
-    DeviceVec, ErrorKind, FixedSizeResource, PoolResource,
+    DeviceVec, ErrorKind, FixedSizeResource, PoolResource, VirtualResource,
 };
 use std::sync::{Arc, Barrier, Mutex};
 
@@ -128,6 +128,36 @@ fn resources_that_are_pools_are_seen() {
         let free = |block| give(&arena, &stream, block);
         check(&|bytes| take(&arena, &stream, bytes), &free);
         drop(arena);
+        assert_all_is_over();
+    });
+}
+
+/// A tool knows memory by heaps. So a pool over mapped memory takes blocks, each of which is one mapping.
+#[test]
+fn a_pool_over_mapped_memory_takes_blocks() {
+    watched("memory::a_pool_over_mapped_memory_takes_blocks", || {
+        let device = support::device();
+        let stream = device.new_stream().unwrap();
+        let pool = PoolResource::new(VirtualResource::new(&device).unwrap()).unwrap();
+        let blocks = [take(&pool, &stream, 1000), take(&pool, &stream, 40 * MIB)];
+        let told = Told::now();
+        assert_eq!((told.heaps.len(), told.regions.len()), (2, 2));
+        assert!(blocks.iter().all(|block| told.is_live(block)));
+        let map = pool.memory_map();
+        let heaps: Vec<_> = told.heaps.iter().map(|(at, heap)| (*at as u64, heap.0)).collect();
+        assert_eq!(map.upstream_blocks, heaps);
+        if let Some(simulator) = device.simulator() {
+            assert_eq!(simulator.call_count("cuMemMap"), 2);
+        }
+        blocks.into_iter().for_each(|block| give(&pool, &stream, block));
+        pool.wait_and_trim(0).unwrap();
+        assert_all_is_over();
+        // A vector moves as it grows.
+        let mut vec = DeviceVec::<u8>::zeroed_in(&stream, 4 * MIB, pool.clone()).unwrap();
+        vec.resize(40 * MIB, 7).unwrap();
+        assert_eq!((vec.get(0).unwrap(), vec.get(40 * MIB - 1).unwrap()), (0, 7));
+        drop((vec, pool));
+        stream.synchronize().unwrap();
         assert_all_is_over();
     });
 }

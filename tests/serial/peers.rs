@@ -146,6 +146,41 @@ fn mapped_memory_is_reached_wherever_it_is_mapped() {
 }
 
 #[test]
+fn copies_go_between_mapped_pools_of_two_devices() {
+    const WORDS: usize = 40 << 18; // of several handles
+    let _alone = alone();
+    let name = "copies_go_between_mapped_pools_of_two_devices";
+    let Some(both) = Two::open(name) else { return };
+    let [here, there] = both.streams();
+    let [from, to] = [&both.one, &both.two]
+        .map(|device| PoolResource::new(VirtualResource::new(device).unwrap()).unwrap());
+    let mut vec = DeviceVec::<u32>::zeroed_in(&here, WORDS, from.clone()).unwrap();
+    vec.fill(7).unwrap();
+    vec.slice_mut(..WORDS / 2).unwrap().fill(3).unwrap();
+    let assert_whole = |vec: &DeviceVec<u32>| {
+        let all = vec.to_vec().unwrap();
+        assert!(all[..WORDS / 2].iter().all(|word| *word == 3));
+        assert!(all[WORDS / 2..].iter().all(|word| *word == 7));
+    };
+    let mut moved = vec.to_device_in(&there, to.clone()).unwrap();
+    both.check("to_device_in");
+    assert_whole(&moved);
+    drop(vec);
+    let back = moved.to_device_in(&here, from.clone()).unwrap();
+    assert_whole(&back);
+    // A part, into memory that is there.
+    let mut part = moved.slice_mut(1000..WORDS - 1000).unwrap();
+    part.copy_from(&back.slice(1000..WORDS - 1000).unwrap()).unwrap();
+    assert_whole(&moved);
+    if let [first, second] = &*both.simulators {
+        let copies = [first, second].map(|it| it.call_count("cuMemcpyPeerAsync"));
+        assert_eq!(copies, [1, 2]);
+    }
+    drop((moved, back, from, to, here, there));
+    both.end();
+}
+
+#[test]
 fn devices_that_do_not_reach_each_other_say_so_and_copy_all_the_same() {
     let _alone = alone();
     let (one, first) = support::simulated(SimConfig::default().without_peer_access());
@@ -160,17 +195,25 @@ fn devices_that_do_not_reach_each_other_say_so_and_copy_all_the_same() {
         text.contains("simulated device 1 cannot reach memory of simulated device 0"),
         "{text}"
     );
-    let error = AsyncResource::new(&one).unwrap().enable_peer_access(&two).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    let mapped = VirtualResource::new(&one).unwrap();
+    let mapped_pool = PoolResource::new(mapped.clone()).unwrap();
+    for resource in
+        [&AsyncResource::new(&one).unwrap() as &dyn DeviceResource, &mapped, &mapped_pool]
+    {
+        let error = resource.enable_peer_access(&two).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(!resource.has_peer_access(&two));
+    }
     // A resource that hands out memory of the host has none to reach.
     let error = aquifer::PinnedResource::new(&one).unwrap().enable_peer_access(&two).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
-    let vec = DeviceVec::from_slice_in(&here, &[1_u32, 2, 3], pool).unwrap();
-    let refused = vec.on(&there).map(drop).unwrap_err();
-    assert_eq!(refused.kind(), ErrorKind::WrongDevice);
-    assert!(!refused.to_string().contains("enable_peer_access"), "{refused}");
-    assert_eq!(vec.to_device(&there).unwrap().to_vec().unwrap(), [1, 2, 3]);
-    drop(vec);
+    for pool in [Arc::new(pool) as Arc<dyn DeviceResource>, Arc::new(mapped_pool)] {
+        let vec = DeviceVec::from_slice_in(&here, &[1_u32, 2, 3], pool).unwrap();
+        let refused = vec.on(&there).map(drop).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::WrongDevice);
+        assert!(!refused.to_string().contains("enable_peer_access"), "{refused}");
+        assert_eq!(vec.to_device(&there).unwrap().to_vec().unwrap(), [1, 2, 3]);
+    }
     first.check().unwrap();
     second.check().unwrap();
 }
@@ -192,6 +235,8 @@ fn a_call_that_fails_leaves_the_access_as_it_was() {
     assert_eq!(mapped.enable_peer_access(&both.two).unwrap_err().kind(), ErrorKind::OutOfMemory);
     assert!(!mapped.has_peer_access(&both.two));
     assert_eq!(held.on(&there).map(drop).unwrap_err().kind(), ErrorKind::WrongDevice);
+    // What is not ready is asked again.
+    both.simulators[0].fail_call("cuMemSetAccess", 1, 600).unwrap();
     mapped.enable_peer_access(&both.two).unwrap();
     held.on(&there).map(drop).unwrap();
     drop((held, mapped));

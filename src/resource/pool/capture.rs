@@ -44,8 +44,8 @@ impl Stream {
     ///   vectors; make and drop them on this stream. Another pool,
     ///   asked for memory on this stream, refuses where it would have to wait
     ///   ([`ErrorKind::Capture`]).
-    /// - A vector with elements does not grow or shrink in a capture ([`ErrorKind::Capture`]): its copy would
-    ///   run at a launch, and the vector has its new block at once.
+    /// - A vector with elements does not move in a capture ([`ErrorKind::Capture`]): its copy would run at a launch, and
+    ///   the vector has its new block at once. It may grow [in place](crate::DeviceVec::growth).
     /// - A wait for what lies outside of the capture, as of a vector that another stream used before, is made by each launch
     ///   of the graph, and by the capture's streams when it has ended.
     /// - The graph keeps memory of this pool alone. A vector of another resource that is made in the capture is

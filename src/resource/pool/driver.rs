@@ -10,7 +10,9 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::event::Event;
 use crate::impls::Count;
 use crate::layout::DeviceLayout;
-use crate::pool::{Failure, Mapped, MappedEnd, MappedMemory, Retry, Unserved, Upstream};
+use crate::pool::{
+    Failure, MapFailure, Mapped, MappedEnd, MappedMemory, Retry, Unserved, Upstream,
+};
 use crate::resource::block::DeviceBlock;
 use crate::resource::cuda::{free_behind, report_failed_free, report_leak};
 use crate::resource::device_resource::DeviceResource;
@@ -153,14 +155,18 @@ impl<U: DeviceResource + 'static> MappedMemory for PoolDriver<U> {
         }
     }
 
-    fn map(&self, address: u64, bytes: u64, handle: u64) -> Result<()> {
-        let (memory, range) = (self.memory()?, DeviceRange { address, bytes: bytes as usize });
+    fn map(&self, address: u64, bytes: u64, handle: u64) -> Result<(), MapFailure<Error>> {
+        let memory = self.memory().map_err(|error| MapFailure { error, is_mapped: false })?;
+        let range = DeviceRange { address, bytes: bytes as usize };
         // SAFETY: the pool maps handles of their size to reserved addresses where nothing is mapped.
-        memory.in_context(Count(bytes, "byte"), unsafe { memory.map(range, RawHandle(handle)) })?;
-        if let Some(hooks) = &self.hooks {
+        let mapped = unsafe { memory.map(range, RawHandle(handle)) };
+        let is_mapped = mapped.as_ref().map_or_else(|failure| failure.is_mapped, |()| true);
+        if let Some(hooks) = self.hooks.as_ref().filter(|_| is_mapped) {
             hooks.heap_register(address, range.bytes);
         }
-        Ok(())
+        let mapped = mapped.map_err(|failure| failure.error);
+        let mapped = memory.in_context(Count(bytes, "byte"), mapped);
+        mapped.map_err(|error| MapFailure { error, is_mapped })
     }
 
     fn unmap(&self, address: u64, bytes: u64) -> Result<()> {
@@ -177,6 +183,7 @@ impl<U: DeviceResource + 'static> MappedMemory for PoolDriver<U> {
     }
 
     fn end(&self, stream: Option<&Stream>, end: MappedEnd) {
+        assert_unlocked("the end of a pool's mapped memory");
         let (device, memory) = (self.resource.device().clone(), self.memory());
         let bytes = end.handles.iter().map(|handle| handle.1 as usize).sum();
         if let Some(hooks) = &self.hooks {

@@ -1,7 +1,7 @@
 //! What the stand-in remembers: the log, the contexts of each thread, and what is alive.
 
 use std::cell::{Cell, RefCell};
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::mem::ManuallyDrop;
@@ -44,6 +44,12 @@ pub struct State {
     /// By pool and attribute.
     pub pool_settings: HashMap<(u64, u32), u64>,
     pub modules: HashMap<u64, String>,
+    /// Reserved addresses: their length, and the range of host memory around them.
+    pub reservations: BTreeMap<u64, (usize, (u64, usize))>,
+    /// Memory that `cuMemCreate` made: its length, by handle. It stays here while it is mapped.
+    pub memory: HashMap<u64, usize>,
+    /// What is mapped at an address: the length and the handle.
+    pub mappings: BTreeMap<u64, (usize, u64)>,
     pub capture: u32,
     /// Streams on which a capture began: 1 while it is whole, 2 once it is lost.
     pub captures: HashMap<u64, u32>,
@@ -66,6 +72,18 @@ impl State {
         self.captures.get(&stream).copied().unwrap_or(self.capture)
     }
 
+    /// The reservation that holds a range.
+    pub fn is_reserved(&self, address: u64, bytes: usize) -> bool {
+        let around = self.reservations.range(..=address).next_back();
+        around.is_some_and(|(start, all)| address + bytes as u64 <= start + all.0 as u64)
+    }
+
+    /// Whether anything is mapped in a range.
+    pub fn is_mapped(&self, address: u64, bytes: usize) -> bool {
+        let before = self.mappings.range(..address + bytes as u64).next_back();
+        before.is_some_and(|(start, mapping)| start + mapping.0 as u64 > address)
+    }
+
     /// A call that no capture survives. Whether the stream has one.
     pub fn lose_capture(&mut self, stream: u64) -> bool {
         self.captures.get_mut(&stream).map(|status| *status = 2).is_some()
@@ -81,7 +99,11 @@ impl State {
 
     fn fails(&mut self, name: &str) -> Option<u32> {
         let (left, code) = self.failures.get_mut(name)?;
-        *left = left.saturating_sub(1);
+        // Call 0 is each one.
+        if *left == 0 {
+            return Some(*code);
+        }
+        *left -= 1;
         if *left > 0 {
             return None;
         }

@@ -159,13 +159,16 @@ impl VirtualCalls for SimDriver {
         Ok(())
     }
 
-    /// Operations that the host has not seen complete may still use it, which is reported.
+    /// Operations that the host has not seen complete may still use it, which is reported, unless it never had access.
     unsafe fn unmap(&self, range: DeviceRange) -> DriverResult<()> {
         let mut call = self.call("cuMemUnmap")?;
         call.whole(range.bytes)?;
         let (block, at) = call.reserved(range)?;
         let Some(mapped) = block.mappings.whole(at) else { return call.invalid() };
-        call.report_uses(range);
+        // What nothing could use has the uses of its memory by another address, which go on there.
+        if mapped.iter().any(|(_, mapping)| mapping.state != MappingState::Mapped) {
+            call.report_uses(range);
+        }
         let by = OpName::call(call.name);
         let SimState { blocks, virtual_memory, .. } = &mut *call.state;
         let Some((block, place)) = blocks.around_mut(range) else { return call.invalid() };

@@ -220,3 +220,20 @@ fn a_second_mapping_has_the_bytes_and_the_uses_of_the_first() {
         fixture.clean();
     }
 }
+
+/// A second mapping that gets no access is unmapped beside work at the first address, and the first one is not.
+#[test]
+fn a_mapping_without_access_is_unmapped_beside_work_at_another_address() {
+    let fixture = fixture();
+    let stream = fixture.stream();
+    let (handle, address) = (fixture.handle(1), fixture.reserve(2));
+    let other = address + GRANULE as u64;
+    fixture.map(address, 1, handle).unwrap();
+    fixture.set_access(address, 1).unwrap();
+    fixture.fill(address, GRANULE, 5, stream);
+    fixture.map(other, 1, handle).unwrap();
+    fixture.unmap(other, 1).unwrap();
+    assert!(fixture.sim.reports().is_empty());
+    fixture.unmap(address, 1).unwrap();
+    fixture.saw(Violation::FreeWhileInUse);
+}
