@@ -87,7 +87,7 @@ pub mod barrier {
 pub use resource::{
     ArenaOptions, ArenaResource, AsyncOptions, AsyncResource, AsyncStatistics, BinningOptions,
     BinningResource, CallbackResource, CudaResource, DeviceBlock, DeviceResource, Failure,
-    FixedSizeOptions, FixedSizeResource, HostAccessible, HostComplete, ManagedAlloc,
+    FixedSizeOptions, FixedSizeResource, Handles, HostAccessible, HostComplete, ManagedAlloc,
     ManagedOptions, ManagedResource, MissPolicy, MissStep, NcclResource, PoolBlock, PoolMap,
     PoolOptions, PoolResource, PoolStatistics, ResourceId, SystemOptions, SystemResource,
     VirtualResource, WithDeviceResource, current_device_resource, default_device_pool,

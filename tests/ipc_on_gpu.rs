@@ -8,8 +8,8 @@ mod kernels;
 mod support;
 
 use aquifer::{
-    AsyncResource, CudaResource, Device, DeviceResource, DeviceVec, ErrorKind, IpcHandle, IpcKind,
-    IpcPool, ManagedResource, PinnedResource, PoolResource, Stream, VirtualResource,
+    AsyncResource, CudaResource, Device, DeviceResource, DeviceVec, ErrorKind, Handles, IpcHandle,
+    IpcKind, IpcPool, ManagedResource, PinnedResource, PoolResource, Stream, VirtualResource,
 };
 use std::fmt::Display;
 use std::io::{Read, Write};
@@ -192,7 +192,7 @@ fn a_block_of_a_pool_is_read_and_written_by_another_process() {
     let first = |other: Other| {
         let (device, stream) = open_device();
         let pool = PoolResource::builder(CudaResource::new(&device)).initial_size(16 * MIB);
-        let pool = pool.build().unwrap();
+        let pool = pool.handles(Handles::Off).build().unwrap();
         let mut vecs: Vec<DeviceVec<u32>> = (0..3)
             .map(|value| DeviceVec::from_slice_in(&stream, &[value; LENGTH], pool.clone()).unwrap())
             .collect();
@@ -339,7 +339,8 @@ fn a_process_that_dies_with_the_memory_open_leaves_its_owner_whole() {
         let (device, stream) = open_device();
         let shareable = AsyncResource::builder(&device).shareable(true).build().unwrap();
         let shareable = Arc::new(shareable);
-        let plain = PoolResource::new(CudaResource::new(&device)).unwrap();
+        let plain = PoolResource::builder(CudaResource::new(&device)).handles(Handles::Off);
+        let plain = plain.build().unwrap();
         let before = free(&device);
         shareable.send_to(&other.socket).unwrap();
         let sevens = vec![7_u32; LENGTH];

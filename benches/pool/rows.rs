@@ -15,7 +15,7 @@ pub(crate) struct Options {
     /// The counts of a GPU, on a simulated device too.
     #[arg(long, conflicts_with = "quick")]
     pub(crate) full: bool,
-    /// Pools over `VirtualResource`, whose memory is mapped, in place of `CudaResource`.
+    /// Pools map handles.
     #[arg(long)]
     pub(crate) handles: bool,
     /// A folder for the footprint's programs, which the peers play.

@@ -4,15 +4,15 @@ use crate::rows::Options;
 use crate::workloads::{Pool, STREAMS};
 use aquifer::sim::Simulator;
 use aquifer::{
-    BackendKind, CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, Error,
-    PoolResource, Result, Stream, VirtualResource,
+    BackendKind, CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, Error, Handles,
+    PoolResource, Result, Stream,
 };
 use std::array;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
-/// The default pool over plain memory, or over memory that it maps.
-pub(crate) type Plain = PoolResource<Arc<dyn DeviceResource>>;
+/// The default pool, on handles or on blocks.
+pub(crate) type Plain = PoolResource;
 
 /// Ends the program, from any thread: a bench that could not allocate has nothing to say.
 #[cold]
@@ -87,8 +87,8 @@ impl Pool for Private {
 /// The device, its streams, and how much to run.
 pub(crate) struct Bench {
     pub(crate) device: Device,
-    /// What pools take their memory from.
-    upstream: Arc<dyn DeviceResource>,
+    /// Whether pools map handles, or take blocks.
+    handles: Handles,
     /// Made on first use: a group that comes before that has none.
     streams: OnceLock<Arc<[Stream; STREAMS]>>,
     /// Small counts: a smoke test whose times mean nothing.
@@ -99,12 +99,9 @@ pub(crate) struct Bench {
 
 impl Bench {
     pub(crate) fn new(device: Device, quick: bool, options: &Options) -> Result<Self> {
-        let upstream: Arc<dyn DeviceResource> = match options.handles {
-            true => Arc::new(VirtualResource::new(&device)?),
-            false => Arc::new(CudaResource::new(&device)),
-        };
+        let handles = if options.handles { Handles::On } else { Handles::Auto };
         let traces = options.traces.clone();
-        Ok(Self { device, upstream, streams: OnceLock::new(), quick, traces })
+        Ok(Self { device, handles, streams: OnceLock::new(), quick, traces })
     }
 
     pub(crate) fn streams(&self) -> &Arc<[Stream; STREAMS]> {
@@ -138,7 +135,8 @@ impl Bench {
 
     /// A pool that starts with so many bytes.
     pub(crate) fn pool_of(&self, initial: usize) -> Plain {
-        must(PoolResource::builder(self.upstream.clone()).initial_size(initial).build())
+        let options = PoolResource::builder(CudaResource::new(&self.device)).handles(self.handles);
+        must(options.initial_size(initial).build())
     }
 
     pub(crate) fn subject<R>(&self, resource: R) -> Subject<R> {

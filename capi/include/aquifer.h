@@ -323,7 +323,8 @@ typedef struct aquifer_api {
   const char *(*status_name)(int32_t status);
   /*
    Builds a stack of resources on a device by a text, such as `pool(cuda, max=80%) | statistics`. Without a text
-   (null), by the variable AQUIFER_STACK; without that, a pool.
+   (null), by the variable AQUIFER_STACK; without that, a pool. A pool over `cuda` has `handles=off` unless the
+   text says otherwise, so that cuIpcGetMemHandle shares its memory.
    */
   aquifer_status (*stack_create)(const char *text, int32_t device, struct aquifer_stack **stack);
   /*

@@ -37,7 +37,7 @@ impl OfCapture {
             Some(spare) => spare,
             None => stack.device().new_stream()?,
         };
-        let pool = PoolResource::new(stack)?;
+        let pool = PoolResource::builder(stack).shareable().build()?;
         Ok((Arc::new(pool), Self { stream, side, kept: Mutex::default() }))
     }
 

@@ -15,7 +15,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, LazyLock};
 
 /// Without a text and without the variable.
-const DEFAULT: &str = "pool(cuda)";
+const DEFAULT: &str = "pool(cuda, handles=off)";
 
 /// The process's own stack of each device.
 static DEFAULTS: LazyLock<Mutex<HashMap<i32, Own>>> = LazyLock::new(Mutex::default);
@@ -73,7 +73,8 @@ impl Stack {
                 None => DEFAULT.parse()?,
             },
         };
-        Ok(Self::register(text.build(device)?, false))
+        // PyTorch, CuPy and Numba share memory with other processes by `cuIpcGetMemHandle`, which handles do not serve.
+        Ok(Self::register(text.shareable().build(device)?, false))
     }
 
     /// A stack of these resources, with one user.

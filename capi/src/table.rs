@@ -74,7 +74,8 @@ pub struct aquifer_api {
     pub status_name: extern "C" fn(status: i32) -> *const c_char,
 
     /// Builds a stack of resources on a device by a text, such as `pool(cuda, max=80%) | statistics`. Without a text
-    /// (null), by the variable AQUIFER_STACK; without that, a pool.
+    /// (null), by the variable AQUIFER_STACK; without that, a pool. A pool over `cuda` has `handles=off` unless the
+    /// text says otherwise, so that cuIpcGetMemHandle shares its memory.
     pub stack_create: unsafe extern "C" fn(
         text: *const c_char,
         device: i32,

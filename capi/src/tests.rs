@@ -411,3 +411,43 @@ fn a_stack_that_is_released_beside_allocations_keeps_nothing() {
         }
     }
 }
+
+/// `cuIpcGetMemHandle` shares what hosts allocate, unless a text says otherwise: a graph's memory, too.
+#[test]
+fn a_pool_over_plain_memory_takes_blocks_unless_its_text_says_otherwise() {
+    let _alone = alone();
+    let device = device(0).unwrap();
+    let stream = device.new_stream().unwrap();
+    let opened = open_streams::open(stream.clone());
+    let is_shared = |address| {
+        let bytes = BYTES;
+        let block = aquifer_rs::DeviceBlock::new(address, bytes, 0);
+        aquifer_rs::IpcHandle::of_block(&stream, &block).is_ok()
+    };
+    for (text, text_of_stack, shares) in [
+        (None, "pool(cuda, handles=off)", true),
+        (Some("pool"), "pool(cuda, handles=off)", true),
+        (
+            Some("pool(cuda, handles=off) | statistics"),
+            "pool(cuda, handles=off) | statistics",
+            true,
+        ),
+        (Some("cuda"), "cuda", true),
+        (Some("pool(cuda, handles=auto)"), "pool(cuda, handles=auto)", true),
+        (Some("pool(cuda, handles=on)"), "pool(cuda, handles=on)", false),
+        (Some("pool(virtual)"), "pool(virtual)", false),
+    ] {
+        let number = Stack::create(text, &device).unwrap();
+        let stack = stack::get(number).unwrap();
+        assert_eq!(stack.resources.text().unwrap().to_string(), text_of_stack);
+        let address = memory::allocate(number, BYTES, 0, opened).unwrap();
+        assert_eq!(is_shared(address), shares, "{text:?}");
+        memory::deallocate(address, 0, Some(opened)).unwrap();
+        stack.begin_capture((9, 9)).unwrap();
+        let address = memory::allocate(number, BYTES, 0, opened).unwrap();
+        stack.end_capture((9, 9)).unwrap();
+        assert_eq!(is_shared(address), shares, "{text:?}, in a capture");
+        memory::deallocate(address, 0, Some(opened)).unwrap();
+        stack.release_capture((9, 9)).unwrap();
+    }
+}

@@ -2,7 +2,7 @@
 
 >>> import aquifer
 >>> aquifer.use("pool(cuda, max=80%) | statistics")
-<aquifer.mr.DeviceMemoryResource 'pool(cuda, maximum_size=80%) | statistics', device 0, 0 B of 0 B in use>
+<aquifer.mr.DeviceMemoryResource 'pool(cuda, maximum_size=80%, handles=off) | statistics', device 0, 0 B of 0 B in use>
 >>> buffer = aquifer.to_device(b"some bytes")
 >>> buffer.size, buffer.tobytes()
 (10, b'some bytes')
@@ -120,6 +120,9 @@ def use(text: str) -> mr.DeviceMemoryResource:
 
     The text is that of ``AQUIFER_STACK``: ``pool(cuda)``, ``pool(managed) | statistics``, ``async | limiting(4GiB)``.
     A wrong one is a :class:`ValueError`, which shows where and what to write.
+
+    A pool over ``cuda`` has ``handles=off`` unless the text says otherwise, so that ``cuIpcGetMemHandle`` shares its
+    memory. With ``handles=on`` it holds less where sizes change all the time.
     """
     made = mr.DeviceMemoryResource()
     made._build(text)

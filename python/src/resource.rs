@@ -108,12 +108,12 @@ impl DeviceMemoryResource {
         let (built, has_callbacks, upstreams) = match upstream {
             Some(upstream) => {
                 let below = upstream.get().built()?;
-                let built = detach(py, || below.resources().with(text));
+                let built = detach(py, || below.resources().with_shareable(text));
                 (built, below.has_callbacks, vec![upstream.clone().into_any().unbind()])
             }
             None => {
                 let device = device(py, current_ordinal())?;
-                let build = || text.parse::<StackText>()?.build(&device);
+                let build = || text.parse::<StackText>()?.shareable().build(&device);
                 (detach(py, build), false, Vec::new())
             }
         };

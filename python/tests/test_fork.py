@@ -87,7 +87,7 @@ def test_what_needs_no_device(run_python, in_folder):
     assert repr(buffer).startswith("<aquifer.DeviceBuffer of 3 B at ")
     assert repr(stream).startswith("<aquifer.Stream own, device 0") and aquifer.Stream(stream) == stream
     assert mr.get_current_device_resource() is pool
-    assert repr(pool).startswith("<aquifer.mr.DeviceMemoryResource 'pool(cuda)', device 0")
+    assert repr(pool).startswith("<aquifer.mr.DeviceMemoryResource 'pool(cuda, handles=off)', device 0")
     assert host.size == 100 and log.get_file_name().endswith("a.dev0.csv")
     assert aquifer.is_initialized()
     aquifer.memory_map(), counted.allocation_counts, aquifer.get_log_filenames()

@@ -248,7 +248,7 @@ def test_a_stack_of_all(in_folder):
 def test_an_adaptor_is_over_any_resource():
     pool = aquifer.use("pool(cuda)")
     counted = mr.StatisticsResourceAdaptor(pool)
-    assert counted.text == "pool(cuda) | statistics"
+    assert counted.text == "pool(cuda, handles=off) | statistics"
     assert counted.upstream_mr is pool
     own = mr.StatisticsResourceAdaptor(counted)
     DeviceBuffer(size=10, mr=own)
@@ -263,7 +263,7 @@ def test_classes_of_a_program():
 
     pool = Named("mine")
     assert (pool.name, pool.pool_size()) == ("mine", MIB)
-    assert repr(pool).endswith("'pool(cuda, initial_size=1MiB)', device 0, 0 B of 1.0 MiB in use>")
+    assert repr(pool).endswith("'pool(cuda, initial_size=1MiB, handles=off)', device 0, 0 B of 1.0 MiB in use>")
     assert ".<locals>.Named" in repr(pool)
     mr.set_current_device_resource(pool)
     assert mr.get_current_device_resource() is pool
@@ -349,7 +349,7 @@ def test_a_resource_that_is_gone_keeps_its_blocks():
 
 def test_a_pool():
     pool = mr.PoolMemoryResource(mr.CudaMemoryResource(), "1MiB", maximum_pool_size=4 * MIB)
-    assert pool.text == "pool(cuda, initial_size=1MiB, maximum_size=4MiB)"
+    assert pool.text == "pool(cuda, initial_size=1MiB, maximum_size=4MiB, handles=off)"
     assert pool.pool_size() == MIB
     assert repr(pool) == f"<aquifer.mr.PoolMemoryResource '{pool.text}', device 0, 0 B of 1.0 MiB in use>"
     buffer = DeviceBuffer(size=2 * MIB, mr=pool)
@@ -371,7 +371,7 @@ def test_the_upstream_of_a_pool_has_two_names():
         mr.PoolMemoryResource(upstream_mr=cuda),
     ):
         assert pool.upstream_mr is cuda
-        assert (pool.text, pool.pool_size()) == ("pool(cuda)", 0)
+        assert (pool.text, pool.pool_size()) == ("pool(cuda, handles=off)", 0)
     for wrong in ({}, {"upstream": cuda, "upstream_mr": cuda}):
         with pytest.raises(TypeError, match=r"PoolMemoryResource\(\) takes one upstream"):
             mr.PoolMemoryResource(**wrong)
@@ -611,7 +611,7 @@ def test_alignment():
     aligned = mr.AlignedResourceAdaptor(
         mr.PoolMemoryResource(mr.CudaMemoryResource()), alignment=1 << 16, alignment_threshold="1KiB"
     )
-    assert aligned.text == "pool(cuda) | aligned(64KiB, 1KiB)"
+    assert aligned.text == "pool(cuda, handles=off) | aligned(64KiB, 1KiB)"
     buffers = [DeviceBuffer(size=size, mr=aligned) for size in (100, 1024, 100, 2048)]
     assert all(buffer.ptr % (1 << 16) == 0 for buffer in buffers if buffer.size >= 1024)
     with pytest.raises(ValueError, match="100 bytes was asked, which is not a power of two"):
@@ -921,12 +921,37 @@ def test_a_current_resource_is_kept():
 
 @pytest.mark.parametrize(
     ("variable", "text"),
-    [(None, "pool(cuda)"), ("managed | statistics", "managed | statistics"), ("pool(async)", "pool(async)")],
+    [(None, "pool(cuda, handles=off)"), ("managed | statistics", "managed | statistics"), ("pool(async)", "pool(async)")],
 )
 def test_the_first_current_resource(run_python, variable, text):
     variables = {} if variable is None else {"AQUIFER_STACK": variable}
     printed = run_python("import aquifer; print(aquifer.mr.get_current_device_resource().text)", **variables)
     assert printed.strip() == text
+
+
+@pytest.mark.parametrize(
+    ("text", "made"),
+    [
+        ("pool", "pool(cuda, handles=off)"),
+        ("pool(cuda, max=1GiB) | statistics", "pool(cuda, maximum_size=1GiB, handles=off) | statistics"),
+        ("pool(handles=on)", "pool(cuda, handles=on)"),
+        ("pool(handles=auto)", "pool(cuda, handles=auto)"),
+        ("pool(managed)", "pool(managed)"),
+        ("pool(virtual)", "pool(virtual)"),
+    ],
+)
+def test_the_handles_of_a_pool(run_python, text, made):
+    """CUDA's way to share memory, which other libraries call, works unless a text says otherwise."""
+    assert aquifer.use(text).text == made
+    printed = run_python("import aquifer; print(aquifer.mr.get_current_device_resource().text)", AQUIFER_STACK=text)
+    assert printed.strip() == made
+
+
+def test_the_handles_of_a_pool_of_a_class():
+    over = mr.PoolMemoryResource
+    assert over(mr.CudaMemoryResource()).text == "pool(cuda, handles=off)"
+    assert over(over(mr.CudaMemoryResource())).text == "pool(pool(cuda, handles=off))"
+    assert over(mr.ManagedMemoryResource()).text == "pool(managed)"
 
 
 def test_a_wrong_first_current_resource(run_python):
@@ -937,7 +962,7 @@ def test_a_wrong_first_current_resource(run_python):
 def test_use():
     used = aquifer.use("pool(cuda, max=80%) | statistics")
     assert mr.get_current_device_resource() is used
-    assert used.text == "pool(cuda, maximum_size=80%) | statistics"
+    assert used.text == "pool(cuda, maximum_size=80%, handles=off) | statistics"
     assert type(used) is mr.DeviceMemoryResource
     with pytest.raises(ValueError, match='column 6 of a stack\'s text: "pond" is no resource'):
         aquifer.use("pool(pond)")

@@ -25,10 +25,13 @@ def test_plain_memory():
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({}, "pool(cuda)"),
+        ({}, "pool(cuda, handles=off)"),
         ({"managed_memory": True}, "pool(managed)"),
-        ({"initial_pool_size": "1MiB"}, "pool(cuda, initial_size=1MiB)"),
-        ({"initial_pool_size": MIB, "maximum_pool_size": "4 MiB"}, "pool(cuda, initial_size=1MiB, maximum_size=4MiB)"),
+        ({"initial_pool_size": "1MiB"}, "pool(cuda, initial_size=1MiB, handles=off)"),
+        (
+            {"initial_pool_size": MIB, "maximum_pool_size": "4 MiB"},
+            "pool(cuda, initial_size=1MiB, maximum_size=4MiB, handles=off)",
+        ),
     ],
 )
 def test_a_pool(arguments, text):

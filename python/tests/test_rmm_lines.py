@@ -85,7 +85,7 @@ def test_lines(text):
     assert result.attempted >= 10
     pool = rmm.mr.get_current_device_resource() if text is ARTICLE else test.globs["pool"]
     assert type(pool) is rmm.mr.PoolMemoryResource and pool.pool_size() == 2**30
-    assert pool.text == "pool(cuda, initial_size=1GiB, maximum_size=4GiB)"
+    assert pool.text == "pool(cuda, initial_size=1GiB, maximum_size=4GiB, handles=off)"
     assert test.globs["buf"].ptr > 0
     # What the texts say of the pool: blocks are drawn from memory that is there.
     rmm.mr.set_current_device_resource(pool)

@@ -219,15 +219,15 @@ impl<T: Pod> DeviceVec<T> {
 
     /// How its capacity was changed last; `None` if it was not, since it got memory.
     ///
-    /// It changes in place where its memory comes from a [pool](crate::PoolResource) over a
-    /// [`VirtualResource`](crate::VirtualResource), from one granule on, which is 2 MiB on today's GPUs. Memory is mapped
+    /// It changes in place where its memory comes from a [pool](crate::PoolResource) on
+    /// [handles](crate::Handles), from one granule on, which is 2 MiB on today's GPUs. Memory is mapped
     /// behind what is there: by the next granule where elements are added, so that a vector has no more than it needs. The
     /// first growth moves it, unless free memory or addresses lie behind it. From then on it has addresses of its own, for all
     /// memory of the device.
     ///
     /// Elsewhere it moves: from another resource, also where a pool lies below it (binning, arena, fixed-size); through an
-    /// adaptor that cannot hand this on (checked, thread-safe, prefetching and registering ones); in a pool over another
-    /// pool, or over an adaptor around `VirtualResource`; as a part of a vector that was split; where a pool has no more
+    /// adaptor that cannot hand this on (checked, thread-safe, prefetching and registering ones); in a pool on blocks, as
+    /// one over another pool or an adaptor is; as a part of a vector that was split; where a pool has no more
     /// addresses, of which it reserves 8 TiB for this.
     ///
     /// The address stays, and more memory lies behind it. A library that registered the vector's memory by its address has

@@ -110,7 +110,7 @@ impl<U: Upstream> Pool<U> {
             let mut heap = source.heap();
             for &(number, address, bytes) in &all {
                 if left > target && heap.extract_free_block(number, address, bytes, is_complete) {
-                    left -= bytes as usize;
+                    left = left.saturating_sub(bytes as usize);
                     // Its bytes stay reserved until upstream has it (INV-POOL-6).
                     extracted.extend(self.upstream_blocks.lock().remove_reserved(number, address));
                 }

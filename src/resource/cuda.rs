@@ -3,6 +3,7 @@
 use super::block::{DeviceBlock, padded_block, padded_bytes};
 use super::device_resource::DeviceResource;
 use super::identity::ResourceId;
+use super::mapped::Mappable;
 use crate::debug_log::deferred_event;
 use crate::device::Device;
 use crate::driver::sim::CallSite;
@@ -15,7 +16,8 @@ use crate::stream::{Stream, deferred};
 /// Plain device memory, one driver call an allocation: `cuMemAlloc` and `cuMemFree`.
 ///
 /// All instances on one device are equal. Both calls block, and a free waits for its stream first: put
-/// a pool above it. On a stream in capture a free does not disturb the capture: a later call of this
+/// a pool above it. A [`PoolResource`](crate::PoolResource) with [`Handles::On`](crate::Handles::On) maps handles in place of these
+/// calls; without, `cuIpcGetMemHandle` shares its memory. On a stream in capture a free does not disturb the capture: a later call of this
 /// crate makes it after the capture's end. RMM: `cuda_memory_resource`.
 ///
 /// ```
@@ -59,6 +61,10 @@ unsafe impl DeviceResource for CudaResource {
 
     fn has_peer_access(&self, peer: &Device) -> bool {
         peer.has_access_to(&self.device)
+    }
+
+    fn mappable(&self) -> Mappable<'_> {
+        Mappable::Plain
     }
 
     #[track_caller]

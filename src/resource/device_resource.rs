@@ -2,7 +2,7 @@
 
 use super::block::DeviceBlock;
 use super::identity::ResourceId;
-use super::mapped::VirtualMemory;
+use super::mapped::Mappable;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::DeviceLayout;
@@ -144,8 +144,8 @@ pub unsafe trait DeviceResource: Share + fmt::Debug + Send + Sync {
     /// The resource maps nothing else there while the block lives. `None` where it has no such memory, or no addresses for
     /// it: by default always. Vectors ask for it when they grow into another block.
     ///
-    /// A [pool](crate::PoolResource) over a [`VirtualResource`](crate::VirtualResource) gives whole granules, and addresses
-    /// for all memory of the device.
+    /// A [pool](crate::PoolResource) on [handles](crate::Handles) gives whole granules, and addresses for all memory of the
+    /// device.
     ///
     /// # Errors
     ///
@@ -209,13 +209,14 @@ pub unsafe trait DeviceResource: Share + fmt::Debug + Send + Sync {
     /// has, and those that it will have. A vector here can then be used [on](crate::DeviceVec::on) a stream of `peer`
     /// and be given to a [launch](crate::Stream::launch) there. It stays so until the device or the
     /// driver's pool is gone; of mapped memory, until the last [`VirtualResource`](crate::VirtualResource) of the device and the
-    /// last pool over one are. For the
+    /// last pool on [handles](crate::Handles) are. For the
     /// resource's own device it does nothing. Of a vector, it is `vec.resource().enable_peer_access(&peer)`.
     ///
     /// By default a resource cannot. The driver's answer for two devices is asked once.
     /// [`CudaResource`](crate::CudaResource) enables it for all plain memory of its device,
     /// [`VirtualResource`](crate::VirtualResource) for all mapped memory,
-    /// [`AsyncResource`](crate::AsyncResource) for its pool alone; pools and adaptors ask their upstream.
+    /// [`AsyncResource`](crate::AsyncResource) for its pool alone. A pool on handles does as a `VirtualResource`; other pools,
+    /// and adaptors, ask their upstream.
     ///
     /// ```
     /// use aquifer::{CudaResource, Device, DeviceResource, DeviceVec, PoolResource, sim::SimConfig};
@@ -260,10 +261,10 @@ pub unsafe trait DeviceResource: Share + fmt::Debug + Send + Sync {
         false
     }
 
-    /// The device's memory apart from its addresses, where that is all that the resource has: a pool maps it by itself.
+    /// What a pool above may map by itself. A resource that counts or changes what it hands out has nothing of the kind.
     #[doc(hidden)]
-    fn virtual_memory(&self) -> Option<&VirtualMemory> {
-        None
+    fn mappable(&self) -> Mappable<'_> {
+        Mappable::No
     }
 
     /// The calling thread's magazine of a stream, where the resource is a pool that has one. For libraries over this
@@ -359,8 +360,8 @@ unsafe impl<R: DeviceResource + ?Sized> DeviceResource for Arc<R> {
         (**self).frees_with_driver(block)
     }
 
-    fn virtual_memory(&self) -> Option<&VirtualMemory> {
-        (**self).virtual_memory()
+    fn mappable(&self) -> Mappable<'_> {
+        (**self).mappable()
     }
 
     fn thread_magazine(&self, stream: &Stream) -> Option<ThreadMagazine> {

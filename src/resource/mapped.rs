@@ -29,6 +29,17 @@ impl PartialEq for VirtualMemory {
 
 impl Eq for VirtualMemory {}
 
+/// What a pool may map in place of a resource's blocks.
+#[derive(Clone, Copy, Debug)]
+pub enum Mappable<'a> {
+    /// Nothing.
+    No,
+    /// Any memory of the device: the resource is a call of the driver for each block, and nothing else.
+    Plain,
+    /// This, of which the resource is.
+    Mapped(&'a VirtualMemory),
+}
+
 impl VirtualMemory {
     pub(super) fn new(device: &Device) -> Result<Self> {
         ensure!(

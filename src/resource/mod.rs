@@ -41,7 +41,9 @@ pub use identity::ResourceId;
 pub use managed::{ManagedOptions, ManagedResource};
 pub use managed_alloc::ManagedAlloc;
 pub use nccl::NcclResource;
-pub use pool::{MissPolicy, PoolBlock, PoolMap, PoolOptions, PoolResource, PoolStatistics};
+pub use pool::{
+    Handles, MissPolicy, PoolBlock, PoolMap, PoolOptions, PoolResource, PoolStatistics,
+};
 pub use registry::{
     current_device_resource, default_device_pool, reset_current_device_resource,
     set_current_device_resource,
@@ -53,6 +55,7 @@ pub use virtual_memory::VirtualResource;
 pub(crate) use current_resource::CurrentResource;
 pub(crate) use handle::ResourceHandle;
 pub(crate) use impls::setters;
+pub(crate) use mapped::Mappable;
 pub(crate) use registry::{current_handle, external_memory};
 
 crate::sync::for_models! {

@@ -6,6 +6,7 @@ use super::device_resource::DeviceResource;
 use super::identity::ResourceId;
 use super::impls::{debug_struct, forward, handle};
 use crate::debug_log::{POOL, defer_events, deferred_event};
+use crate::device::Device;
 use crate::driver::sim::CallSite;
 use crate::driver::{is_forked_child, not_forked};
 use crate::error::{ErrorKind, Result, ensure};
@@ -21,6 +22,7 @@ mod capture;
 mod driver;
 mod failure;
 mod handle;
+mod handles;
 mod limits;
 mod memory_hooks;
 mod options;
@@ -32,8 +34,9 @@ mod siblings;
 pub use crate::pool::{PoolBlock, PoolMap, PoolStatistics};
 use driver::PoolDriver;
 use handle::PoolHandle;
+use memory_hooks::MemoryHooks;
 pub(super) use options::PoolOwner;
-pub use options::{MissPolicy, PoolOptions};
+pub use options::{Handles, MissPolicy, PoolOptions};
 
 /// A stream-ordered pool over another resource: RMM's `pool_memory_resource`, without a driver call
 /// once it is warm.
@@ -42,9 +45,9 @@ pub use options::{MissPolicy, PoolOptions};
 /// reuses its own freed memory without a check. Another stream takes it when the device is past it, or
 /// is made to wait for it. The [`MissPolicy`] says which comes first, and when the pool grows instead.
 ///
-/// The pool takes memory from upstream in large blocks and cuts exact sizes from them, rounded up to
-/// 256 bytes; of a [`VirtualResource`](crate::VirtualResource) in pieces, which move to where they are wanted. It never holds more than its maximum size, and can always use all of it: before an
-/// out-of-memory error it gathers what all streams and threads have freed, and returns blocks of
+/// The pool takes memory from upstream in large blocks; over [`VirtualResource`](crate::VirtualResource), or with [`Handles::On`],
+/// in [handles](Handles), which move to where they are wanted. It cuts exact sizes from either, rounded up to 256 bytes. It never holds more than its maximum size, and
+/// can always use all of it: before an out-of-memory error it gathers what all streams and threads have freed, and returns blocks of
 /// upstream to get larger ones. Where the device has no memory left, its other pools give back what they have free, of this type
 /// and of [`FixedSizeResource`](crate::FixedSizeResource) and [`BinningResource`](crate::BinningResource): at first without a wait.
 /// Then the user's [callback](PoolOptions::failure_callback) may free some. Then the host waits for the streams that hold
@@ -381,7 +384,15 @@ fn device_block(block: Block) -> DeviceBlock {
 // SAFETY: the heaps hand out disjoint parts of live blocks of upstream, and memory changes streams
 // only as `pool` says: complete, or behind an event that was waited for.
 unsafe impl<U: DeviceResource + 'static> DeviceResource for PoolResource<U> {
-    forward!(device, peer_access);
+    forward!(device);
+
+    fn enable_peer_access(&self, peer: &Device) -> Result<()> {
+        self.pool.upstream().enable_peer_access(peer)
+    }
+
+    fn has_peer_access(&self, peer: &Device) -> bool {
+        self.pool.upstream().has_peer_access(peer)
+    }
 
     fn identity(&self) -> ResourceId {
         ResourceId::of_state::<Self, _>(self.pool.address())
@@ -446,12 +457,14 @@ impl<U: DeviceResource + 'static> PoolOptions<U> {
         let mut settings = self.check()?;
         let initial = self.initial_size;
         let maximum = settings.limits.has_maximum().then(|| settings.limits.maximum());
-        let driver = PoolDriver::new(self.upstream, self.alignment, self.owner);
+        let hooks = MemoryHooks::find(self.upstream.device());
+        let memory = self.mapped_memory(hooks.as_ref().is_some_and(MemoryHooks::has_tool))?;
+        let driver = PoolDriver::new(self.upstream, self.alignment, self.owner, memory, hooks);
         let granule = driver.mapped().map_or(0, MappedMemory::granularity) as usize;
         ensure!(
             maximum.is_none_or(|maximum| maximum >= granule),
             InvalidArgument,
-            "make the maximum size larger, or take a pool over CudaResource",
+            "make the maximum size larger, or have the pool take blocks, by Handles::Off",
             "a pool's maximum size, {}, is less than the least that it maps, {}",
             Count(maximum.unwrap_or(0), "byte"),
             Count(granule, "byte")
@@ -479,7 +492,10 @@ impl<U: DeviceResource + 'static> PoolOptions<U> {
         if pool.release_threshold().is_some() {
             pool.pool.release_after_waits();
         }
-        deferred_event!(debug, target: POOL, pool = number, device, initial, maximum, "pool made");
+        let handles = pool.maps_handles();
+        deferred_event!(
+            debug, target: POOL, pool = number, device, initial, maximum, handles, "pool made"
+        );
         if initial > 0 {
             let prepared = pool.pool.prepare(initial);
             prepared.map_err(|failure| pool.explain(failure, Asked::Initial(initial)))?;

@@ -4,7 +4,7 @@ use super::block::DeviceBlock;
 use super::cuda::{free_behind, report_failed_free, report_leak};
 use super::device_resource::DeviceResource;
 use super::identity::ResourceId;
-use super::mapped::VirtualMemory;
+use super::mapped::{Mappable, VirtualMemory};
 use crate::device::Device;
 use crate::driver::sim::CallSite;
 use crate::driver::{BackendKind, DeviceRange, DriverResult, is_forked_child};
@@ -26,12 +26,13 @@ use crate::stream::{Stream, deferred};
 /// the steps [`GrowToMaximum`](crate::MissStep::GrowToMaximum), [`Gather`](crate::MissStep::Gather) and
 /// [`Trim`](crate::MissStep::Trim) of the pool's policy. A pool over an adaptor around this resource takes blocks, as does one
 /// that a tool of NVTX's memory extension watches. A maximum is rounded down to whole granules, an initial size up to them,
-/// within the maximum.
+/// within the maximum. A pool over [`CudaResource`](crate::CudaResource) does the same with [`Handles::On`](crate::Handles::On), so this resource is
+/// for blocks by themselves, and for programs that want an error elsewhere.
 ///
 /// Vectors in such a pool grow [in place](crate::DeviceVec::growth).
 ///
 /// What to keep in mind:
-/// - `cuIpcGetMemHandle` shares no such memory. Take `CudaResource` where other processes, or PyTorch's, CuPy's or Numba's
+/// - `cuIpcGetMemHandle` shares no such memory. Take blocks of `CudaResource` where other processes, or PyTorch's, CuPy's or Numba's
 ///   sharing of tensors, need it.
 /// - It is not made for GPUDirect RDMA either. Take `CudaResource` for buffers that a network card reads or writes.
 /// - Another library may register or cache memory by its address: UCX, NCCL, cuFile. Such an entry is for what is mapped
@@ -113,8 +114,8 @@ unsafe impl DeviceResource for VirtualResource {
         self.memory.has_peer_access(peer)
     }
 
-    fn virtual_memory(&self) -> Option<&VirtualMemory> {
-        Some(&self.memory)
+    fn mappable(&self) -> Mappable<'_> {
+        Mappable::Mapped(&self.memory)
     }
 
     #[track_caller]

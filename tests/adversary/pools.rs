@@ -4,8 +4,8 @@ use crate::play::Subject;
 use crate::program::{Caller, STREAMS, THREADS};
 use aquifer::sim::{SimConfig, Simulator};
 use aquifer::{
-    CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, HostArgs, Kernel,
-    LaunchConfig, PoolResource, Stream, VirtualResource,
+    CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, Handles, HostArgs, Kernel,
+    LaunchConfig, PoolResource, Stream,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -67,16 +67,17 @@ impl RealPool {
     pub(crate) fn new(upstream: Upstream, streams: usize) -> Self {
         let config = SimConfig::default().capacity(CAPACITY).without_poison();
         let device = Device::simulated(config.without_pool_checks());
-        let below: Arc<dyn DeviceResource> = match upstream {
-            Upstream::Mapped => Arc::new(VirtualResource::new(&device).unwrap()),
-            Upstream::Chunks => Arc::new(CudaResource::new(&device)),
+        let handles = match upstream {
+            Upstream::Mapped => Handles::On,
+            Upstream::Chunks => Handles::Off,
         };
+        let below: Arc<dyn DeviceResource> = Arc::new(CudaResource::new(&device));
         let row = NEXT_ROW.fetch_add(1, Ordering::Relaxed) % ROWS;
         PAST[row].iter().for_each(|past| past.store(0, Ordering::Relaxed));
         Self {
             row,
             streams: (0..streams).map(|_| device.new_stream().unwrap()).collect(),
-            pool: PoolResource::builder(below).build().unwrap(),
+            pool: PoolResource::builder(below).handles(handles).build().unwrap(),
             threads: Default::default(),
             simulator: device.simulator().unwrap(),
             _device: device,

@@ -14,7 +14,7 @@ use crate::kernels::add_one;
 use aquifer::sim::SimConfig;
 use aquifer::{
     AsyncResource, CallbackResource, CudaResource, DeviceBlock, DeviceLayout, DeviceResource,
-    DeviceVec, ErrorKind, MissPolicy, MissStep, PoolResource, Stream, TracedAdaptor,
+    DeviceVec, ErrorKind, Handles, MissPolicy, MissStep, PoolResource, Stream, TracedAdaptor,
     VirtualResource,
 };
 use std::collections::BTreeMap;
@@ -127,6 +127,7 @@ fn pool_of(
     maximum: usize,
 ) -> PoolResource<CudaResource> {
     PoolResource::builder(CudaResource::new(device))
+        .handles(Handles::Off)
         .growth_step(MIB)
         .maximum_size(maximum)
         .miss_policy(MissPolicy::new(steps.iter().copied()))
@@ -159,6 +160,7 @@ fn a_pool_tells_of_its_life() {
     }
     if let Some(made) = one(&told, Level::DEBUG, "pool made") {
         assert_eq!((made.number("initial"), made.number("maximum")), (0, 4 * MIB as u64));
+        assert_eq!(made.fields["handles"], "false");
     }
     if let Some(back) = one(&told, Level::DEBUG, "gave memory back") {
         let sizes = ["blocks", "bytes", "reserved"].map(|field| back.number(field));

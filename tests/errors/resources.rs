@@ -6,7 +6,7 @@ use aquifer::sim::{Schedule, SimConfig};
 use aquifer::{
     ArenaResource, AsyncResource, BinningResource, CallbackResource, CudaResource, Device,
     DeviceBlock, DeviceLayout, DeviceResource, DeviceVec, Error, ErrorKind, FixedSizeResource,
-    HostArgs, Kernel, LaunchConfig, ManagedResource, MissPolicy, MissStep, PoolResource,
+    Handles, HostArgs, Kernel, LaunchConfig, ManagedResource, MissPolicy, MissStep, PoolResource,
     ResourceId, Result, Stream, SystemResource, VirtualResource,
 };
 use std::sync::{Arc, Mutex};
@@ -46,6 +46,11 @@ fn plain(table: &mut Table) {
     table.failed("a maximum below what is mapped", pool);
     let bare = simulated(SimConfig::default().without_virtual_memory()).0;
     table.failed("a device without virtual memory", VirtualResource::new(&bare));
+    let asked = PoolResource::builder(CudaResource::new(&bare)).handles(Handles::On);
+    table.failed("handles on a device without them", asked.build());
+    let managed = ManagedResource::new(&bare).unwrap();
+    let asked = PoolResource::builder(managed).handles(Handles::On);
+    table.failed("handles over memory of another kind", asked.build());
     let managed = ManagedResource::new(&device).unwrap();
     table.failed("managed memory past the device", managed.allocate(&stream, layout(2 * MIB)));
     let held = managed.allocate(&stream, layout(MIB / 2)).unwrap();
@@ -281,10 +286,14 @@ fn careless(table: &mut Table) {
     let odd = PoolResource::new(of(64 * MIB, 8)).unwrap();
     table.failed("an upstream that does not align", odd.allocate(&stream, layout(1)));
     let (failing, simulator) = simulated(SimConfig::default());
-    let pool = PoolResource::new(CudaResource::new(&failing)).unwrap();
+    let options = PoolResource::builder(CudaResource::new(&failing));
+    let pool = options.clone().handles(Handles::Off).build().unwrap();
     let its = failing.new_stream().unwrap();
     simulator.fail_call("cuMemAlloc", 1, 999).unwrap();
     table.failed("a pool whose upstream fails", pool.allocate(&its, layout(1)));
+    let pool = options.handles(Handles::On).build().unwrap();
+    simulator.fail_call("cuMemCreate", 1, 999).unwrap();
+    table.failed("a pool whose driver makes no handle", pool.allocate(&its, layout(1)));
     simulator.fail_call("cuMemcpyHtoDAsync", 1, 2).unwrap();
     let copied = DeviceVec::from_slice_in(&its, &[1_u8; 64], pool);
     table.failed("a copy that the driver has no room for", copied);

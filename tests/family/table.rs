@@ -5,9 +5,10 @@ use crate::{KIB, MIB};
 use aquifer::{
     AlignedAdaptor, ArenaResource, AsyncResource, BinningResource, CallbackResource,
     CheckedAdaptor, Communicator, CudaResource, Device, DeviceResource, FailureCallbackAdaptor,
-    FixedSizeResource, LimitingAdaptor, LogFormat, ManagedResource, NcclResource, PoolResource,
-    PrefetchAdaptor, RegisteringAdaptor, Result, StatisticsAdaptor, Stream, SystemResource,
-    TracedAdaptor, TrackingAdaptor, VirtualResource, current_device_resource, with_device_resource,
+    FixedSizeResource, Handles, LimitingAdaptor, LogFormat, ManagedResource, NcclResource,
+    PoolResource, PrefetchAdaptor, RegisteringAdaptor, Result, StatisticsAdaptor, Stream,
+    SystemResource, TracedAdaptor, TrackingAdaptor, VirtualResource, current_device_resource,
+    with_device_resource,
 };
 use std::sync::Arc;
 
@@ -112,6 +113,9 @@ pub(crate) const ROWS: &[Row] = &[
         Ok(driver_pool(AsyncResource::default_pool(device)?).of_the_device())
     }),
     row("PoolResource", |device| Ok(Made::pool(pool(device)?))),
+    row("PoolResource on blocks", |device| {
+        Ok(Made::pool(PoolResource::builder(cuda(device)).handles(Handles::Off).build()?))
+    }),
     row("PoolResource over ManagedResource", |device| {
         Ok(Made::pool(PoolResource::new(ManagedResource::new(device)?)?))
     }),

@@ -5,7 +5,7 @@ use crate::{kernels, support};
 use aquifer::sim::{SimConfig, Simulator, Violation};
 use aquifer::{
     AsyncResource, CudaResource, Device, DeviceBlock, DeviceBuffer, DeviceResource, DeviceVec,
-    ErrorKind, IpcHandle, IpcKind, ManagedResource, PinnedResource, PoolResource,
+    ErrorKind, Handles, IpcHandle, IpcKind, ManagedResource, PinnedResource, PoolResource,
     StatisticsAdaptor, Stream, SystemResource, VirtualResource,
 };
 use bytemuck::Pod;
@@ -481,13 +481,29 @@ fn an_importers_address_is_the_same_memory_to_a_launch_and_a_copy() {
     drop(shared);
 }
 
+/// A pool on handles says what to build in its place.
+#[test]
+fn memory_of_a_pool_on_handles_is_refused_with_the_way_out() {
+    let (device, _, stream) = simulated();
+    let plain = CudaResource::new(&device);
+    let pool = PoolResource::builder(plain.clone()).handles(Handles::On).build().unwrap();
+    let vec = DeviceVec::from_slice_in(&stream, &[1_u8; 100], pool).unwrap();
+    let error = vec.ipc_handle().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(error.advice().unwrap().contains("handles(Handles::Off)"), "{error}");
+    let pool = PoolResource::builder(plain).handles(Handles::Off).build().unwrap();
+    let vec = DeviceVec::from_slice_in(&stream, &[1_u8; 100], pool).unwrap();
+    assert_eq!(vec.ipc_handle().unwrap().size_in_bytes(), 100);
+}
+
 #[test]
 fn a_block_that_its_pool_has_back_is_not_the_importers_any_more() {
     if support::pool_checks() == Some(false) {
         return;
     }
     let (device, simulator, stream) = simulated();
-    let pool = PoolResource::new(CudaResource::new(&device)).unwrap();
+    let pool = PoolResource::builder(CudaResource::new(&device)).handles(Handles::Off);
+    let pool = pool.build().unwrap();
     let vec = DeviceVec::from_slice_in(&stream, &[1_u8; 100], pool.clone()).unwrap();
     let shared = open::<u8>(&vec.ipc_handle().unwrap(), &stream).unwrap();
     drop(vec);

@@ -2,7 +2,7 @@
 
 use crate::support;
 use aquifer::sim::SimConfig;
-use aquifer::{CudaResource, DeviceVec, PoolResource};
+use aquifer::{CudaResource, DeviceVec, Handles, PoolResource};
 
 const MIB: usize = 1 << 20;
 
@@ -13,7 +13,7 @@ fn a_growth_that_was_refused_and_tried_smaller_counts_once() {
     let plain = CudaResource::new(&device);
     let others = DeviceVec::<u8>::zeroed_in(&stream, 40 * MIB, plain.clone()).unwrap();
     let pool = PoolResource::builder(plain).growth_step(40 * MIB).maximum_size(64 * MIB);
-    let pool = pool.build().unwrap();
+    let pool = pool.handles(Handles::Off).build().unwrap();
     // 40 MiB are refused, half of it is there.
     let small = DeviceVec::<u8>::zeroed_in(&stream, MIB, pool.clone()).unwrap();
     assert_eq!(pool.statistics().reserved, 20 * MIB);

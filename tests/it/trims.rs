@@ -3,8 +3,8 @@
 use crate::support;
 use aquifer::sim::SimConfig;
 use aquifer::{
-    AsyncResource, CudaResource, Device, DeviceResource, DeviceVec, ErrorKind, PoolResource,
-    Stream, VirtualResource,
+    AsyncResource, CudaResource, Device, DeviceResource, DeviceVec, ErrorKind, Handles,
+    PoolResource, Stream, VirtualResource,
 };
 
 const MIB: usize = 1 << 20;
@@ -14,7 +14,7 @@ fn mapped(device: &Device) -> PoolResource<VirtualResource> {
 }
 
 fn blocks(device: &Device) -> PoolResource {
-    PoolResource::new(CudaResource::new(device)).unwrap()
+    PoolResource::builder(CudaResource::new(device)).handles(Handles::Off).build().unwrap()
 }
 
 fn vec<U: DeviceResource>(pool: &PoolResource<U>, stream: &Stream, mib: usize) -> DeviceVec<u8> {
@@ -146,8 +146,8 @@ fn a_release_threshold_is_kept_by_waits() {
 fn blocks_go_back_above_a_threshold_where_the_device_is_idle() {
     let (device, simulator) = support::simulated(SimConfig::default());
     let [done, busy] = [(); 2].map(|()| device.new_stream().unwrap());
-    let upstream = CudaResource::new(&device);
-    let pool = PoolResource::builder(upstream).release_threshold(0).build().unwrap();
+    let options = PoolResource::builder(CudaResource::new(&device)).handles(Handles::Off);
+    let pool = options.release_threshold(0).build().unwrap();
     let other = vec(&pool, &busy, 1);
     drop(vec(&pool, &done, 64));
     simulator.stall(&busy).unwrap();

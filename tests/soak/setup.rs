@@ -5,8 +5,8 @@ use crate::random::Random;
 use crate::support;
 use aquifer::sim::SimConfig;
 use aquifer::{
-    AsyncResource, CudaResource, Device, DeviceResource, MissPolicy, MissStep, PoolResource,
-    Result, VirtualResource,
+    AsyncResource, CudaResource, Device, DeviceResource, Handles, MissPolicy, MissStep,
+    PoolResource, Result, VirtualResource,
 };
 use std::sync::Arc;
 
@@ -245,25 +245,27 @@ impl Setup {
         let ordered =
             || -> Result<Arc<dyn DeviceResource>> { Ok(Arc::new(AsyncResource::new(device)?)) };
         let below = match self.upstream {
-            Upstream::Plain => return Ok((self.build(over(plain()))?, None)),
+            Upstream::Plain => return Ok((self.build(over(plain()), Handles::Off)?, None)),
             Upstream::Mapped => {
                 let mapped = Arc::new(VirtualResource::new(device)?);
-                return Ok((self.build(over(mapped))?, None));
+                return Ok((self.build(over(mapped), Handles::Auto)?, None));
             }
-            Upstream::StreamOrdered => return Ok((self.build(over(ordered()?))?, None)),
+            Upstream::StreamOrdered => {
+                return Ok((self.build(over(ordered()?), Handles::Auto)?, None));
+            }
             Upstream::PoolOverPlain => plain(),
             Upstream::PoolOverStreamOrdered => ordered()?,
         };
         // Small steps, so that the upper pool's blocks come from memory that was used before.
         let step = (self.scale / 8).max(4096);
-        let lower = PoolResource::builder(below).growth_step(step).build()?;
+        let lower = PoolResource::builder(below).growth_step(step).handles(Handles::Off).build()?;
         let erased: Arc<dyn DeviceResource> = Arc::new(lower.clone());
-        Ok((self.build(over(erased))?, Some(lower)))
+        Ok((self.build(over(erased), Handles::Auto)?, Some(lower)))
     }
 
-    fn build(&self, upstream: Arc<dyn DeviceResource>) -> Result<Pool> {
-        let mut options =
-            PoolResource::builder(upstream).initial_size(self.initial).alignment(self.alignment);
+    fn build(&self, upstream: Arc<dyn DeviceResource>, handles: Handles) -> Result<Pool> {
+        let mut options = PoolResource::builder(upstream).handles(handles);
+        options = options.initial_size(self.initial).alignment(self.alignment);
         if let Some(maximum) = self.maximum {
             options = options.maximum_size(maximum);
         }

@@ -13,8 +13,8 @@ use crate::stream::{Stream, StreamCall};
 use bytemuck::Pod;
 
 /// Of memory that no other process can open.
-const SHAREABLE: &str = "take it from CudaResource, or from a PoolResource over it; or from an AsyncResource that \
-                         was built with shareable(true)";
+const SHAREABLE: &str = "take it from CudaResource, or from a PoolResource over it that was built with \
+                         handles(Handles::Off); or from an AsyncResource that was built with shareable(true)";
 
 impl<T: Pod> DeviceSlice<'_, T> {
     /// Waits for the vector's home stream and for every other use of this memory, and makes a handle by which

@@ -41,9 +41,9 @@ impl IpcKind {
 ///
 /// | memory of | handle |
 /// |---|---|
-/// | [`CudaResource`](crate::CudaResource), and pools and adaptors over it | [`IpcKind::Plain`] |
+/// | [`CudaResource`](crate::CudaResource), adaptors over it, and pools over it that take blocks | [`IpcKind::Plain`] |
 /// | an [`AsyncResource`](crate::AsyncResource) that is [shareable](crate::AsyncOptions::shareable), and pools over it | [`IpcKind::Pool`] |
-/// | another driver pool, [`ManagedResource`](crate::ManagedResource), page-locked memory, [`SystemResource`](crate::SystemResource) | none: an error of [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) |
+/// | a pool on [handles](crate::Handles), [`VirtualResource`](crate::VirtualResource), another driver pool, [`ManagedResource`](crate::ManagedResource), page-locked memory, [`SystemResource`](crate::SystemResource) | none: an error of [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) |
 ///
 /// A pool cuts many blocks from one allocation. To open one of them is to have the whole allocation in the other
 /// process: code there that leaves its block reads and writes the neighbours. CUDA does the same to small
@@ -64,11 +64,11 @@ impl IpcKind {
 /// process's.
 ///
 /// ```
-/// use aquifer::{CudaResource, Device, DeviceVec, IpcHandle, PoolResource, sim::SimConfig};
+/// use aquifer::{CudaResource, Device, DeviceVec, Handles, IpcHandle, PoolResource, sim::SimConfig};
 ///
 /// let device = Device::simulated(SimConfig::default());
 /// let stream = device.new_stream()?;
-/// let pool = PoolResource::new(CudaResource::new(&device))?;
+/// let pool = PoolResource::builder(CudaResource::new(&device)).handles(Handles::Off).build()?;
 /// let vec = DeviceVec::from_slice_in(&stream, &[1_u32, 2, 3], pool)?;
 /// let sent = vec.ipc_handle()?.to_bytes(); // waits for the vector's home stream
 ///

@@ -1,6 +1,6 @@
 //! Resources by the text of a stack.
 
-use super::error::{Problem, locate};
+use super::error::locate;
 use super::handle::{AnyResource, Built, ResourceStack};
 use super::layer::{Layer, Layers};
 use super::names::{Over, Source};
@@ -19,7 +19,8 @@ use crate::layout::DeviceLayout;
 use crate::pinned::{PinnedPool, PinnedResource};
 use crate::resource::{
     ArenaResource, AsyncResource, BinningResource, CudaResource, DeviceBlock, DeviceResource,
-    FixedSizeResource, ManagedResource, MissPolicy, PoolResource, SystemResource, VirtualResource,
+    FixedSizeResource, Handles, ManagedResource, Mappable, MissPolicy, PoolResource,
+    SystemResource, VirtualResource,
 };
 use crate::stream::Stream;
 use crate::sync::Arc;
@@ -82,8 +83,20 @@ impl ResourceStack {
     ///
     /// As reading a [`StackText`] and [`StackText::build`]. A stack has the same limits of length as a text.
     pub fn with(&self, text: &str) -> Result<Self> {
-        let wrong = |problem: Problem| problem.into_error(text, ErrorKind::InvalidArgument);
-        let layers = parse::around(text).map_err(wrong)?;
+        self.with_layers(text, read_around(text)?)
+    }
+
+    /// As [`with`](Self::with), [shareable](StackText::shareable).
+    #[doc(hidden)]
+    pub fn with_shareable(&self, text: &str) -> Result<Self> {
+        let mut layers = read_around(text)?;
+        if let (Some(layer), Mappable::Plain) = (layers.first_mut(), self.resource().mappable()) {
+            layer.make_shareable();
+        }
+        self.with_layers(text, layers)
+    }
+
+    fn with_layers(&self, text: &str, layers: Vec<Layer<Over>>) -> Result<Self> {
         let combined = self.text().map(|known| known.with(&layers)).transpose()?;
         let mut top = self.resource().clone();
         let mut made = Vec::with_capacity(layers.len());
@@ -95,6 +108,10 @@ impl ResourceStack {
         }
         Ok(Self::over(combined, top, made, &[self]))
     }
+}
+
+fn read_around(text: &str) -> Result<Vec<Layer<Over>>> {
+    parse::around(text).map_err(|problem| problem.into_error(text, ErrorKind::InvalidArgument))
 }
 
 /// An error of making a layer, with its place in the text.
@@ -158,6 +175,15 @@ impl<'a, M> Options<'a, M> {
         Ok(match self.layer.value(name) {
             Some(Value::Name("rmm")) => Some(MissPolicy::rmm()),
             Some(Value::Name(_)) => Some(MissPolicy::default()),
+            _ => None,
+        })
+    }
+
+    fn handles(&self, name: &str) -> Result<Option<Handles>> {
+        Ok(match self.layer.value(name) {
+            Some(Value::Name("on")) => Some(Handles::On),
+            Some(Value::Name("off")) => Some(Handles::Off),
+            Some(Value::Name(_)) => Some(Handles::Auto),
             _ => None,
         })
     }
@@ -250,6 +276,7 @@ fn make_over(options: Options<'_, Over>, upstream: AnyResource) -> Result<Built>
                 size: initial_size, maximum_size, soft_limit, release_threshold, growth_step, alignment, magazine_bytes;
                 number: magazine_entries;
                 policy: miss_policy;
+                handles: handles;
             )
             .build()?,
         ),

@@ -32,6 +32,19 @@ impl<M> Layer<M> {
     }
 }
 
+impl Layer<Over> {
+    /// Has a pool over plain memory take blocks, where nothing else is said.
+    pub(super) fn make_shareable(&mut self) {
+        if self.make == Over::Pool
+            && self.value("handles").is_none()
+            && let Some(index) = self.kind.option("handles")
+        {
+            let place = self.values.partition_point(|(other, _)| *other < index);
+            self.values.insert(place, (index, Value::Name("off")));
+        }
+    }
+}
+
 /// Wherever they stand.
 impl<M> PartialEq for Layer<M> {
     fn eq(&self, other: &Self) -> bool {

@@ -202,6 +202,7 @@ pub(super) static LAYERS: [LayerKind; 21] = [
             option("miss_policy", Name(&["default", "rmm"])),
             option("magazine_entries", Number),
             option("magazine_bytes", Size),
+            option("handles", Name(&["auto", "on", "off"])),
         ],
     ),
     around(

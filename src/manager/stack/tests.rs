@@ -25,8 +25,10 @@ fn the_documentation_has_each_name_and_each_option() {
             if option.given == Given::Always {
                 let always = format!("{name}: {}, always given", of(option.value));
                 assert!(row.contains(&always), "{always} of {row}");
-            } else if let ValueKind::Name([one, other]) = option.value {
-                assert!(row.contains(&format!("{name}: `{one}` or `{other}`")), "{name} of {row}");
+            } else if let ValueKind::Name([first @ .., last]) = option.value {
+                let first: Vec<_> = first.iter().map(|value| format!("`{value}`")).collect();
+                let values = format!("{} or `{last}`", first.join(", "));
+                assert!(row.contains(&format!("{name}: {values}")), "{name} of {row}");
             } else {
                 // The options before the next colon have the same values.
                 let after = &row[row.find(&name).unwrap()..];
@@ -38,8 +40,8 @@ fn the_documentation_has_each_name_and_each_option() {
         let cells: Vec<_> = row.split('|').collect();
         let last = cells[cells.len() - 2];
         let words = last.split('`').skip(1).step_by(2);
-        let is_value =
-            |word: &str| ["off", "0xdd", "221", "rmm", "events", "default"].contains(&word);
+        let values = ["auto", "on", "off", "0xdd", "221", "rmm", "events", "default"];
+        let is_value = |word: &str| values.contains(&word);
         for word in words.filter(|word| !is_value(word)) {
             assert!(kind.option(word).is_some() || word == "pinned", "{word} of {row}");
         }
@@ -72,7 +74,7 @@ fn each_option_is_read_as_the_value_that_it_has() {
                 ValueKind::Memory => &["size", "wide"],
                 ValueKind::Number => &["number", "exponent"],
                 ValueKind::Switch => &["switch"],
-                ValueKind::Name(_) => &["policy", "format"],
+                ValueKind::Name(_) => &["policy", "format", "handles"],
                 ValueKind::Fill => &["fill"],
                 ValueKind::Path => &["path"],
             };

@@ -2,7 +2,7 @@
 
 use super::error::Problem;
 use super::layer::{Layer, Layers};
-use super::names::{Given, Over, Place};
+use super::names::{Given, Over, Place, Source};
 use super::parse;
 use crate::error::{Error, ErrorKind, Result};
 use crate::impls::variable;
@@ -66,7 +66,7 @@ use std::str::FromStr;
 /// | `system` | [`SystemResource`](crate::SystemResource) | | `headroom`: memory |
 /// | `pinned` | [`PinnedResource`](crate::PinnedResource) | | `portable`, `mapped`, `write_combined`: switch |
 /// | `pinned_pool` | [`PinnedPool`](crate::PinnedPool) over a resource with the options of `pinned` | | `initial_size` (or `initial`), `maximum_size` (or `max`), `growth_step`, `quarantine_bytes`, `magazine_bytes`: size; `magazine_entries`: number; `wait_for_device`, `portable`, `mapped`, `write_combined`: switch |
-/// | `pool` | [`PoolResource`](crate::PoolResource) | yes | `initial_size` (or `initial`), `maximum_size` (or `max`), `soft_limit`, `release_threshold`, `growth_step`: memory; `alignment`, `magazine_bytes`: size; `magazine_entries`: number; `miss_policy`: `default` or `rmm` |
+/// | `pool` | [`PoolResource`](crate::PoolResource) | yes | `initial_size` (or `initial`), `maximum_size` (or `max`), `soft_limit`, `release_threshold`, `growth_step`: memory; `alignment`, `magazine_bytes`: size; `magazine_entries`: number; `miss_policy`: `default` or `rmm`; `handles`: `auto`, `on` or `off` |
 /// | `fixed_size` | [`FixedSizeResource`](crate::FixedSizeResource) | yes | `block_size`: size; `blocks_per_chunk`, `initial_blocks`: number |
 /// | `binning` | [`BinningResource`](crate::BinningResource) with fixed-size bins | yes | `min_exponent`, 18 unless given, and `max_exponent`, 22 unless given: number |
 /// | `arena` | [`ArenaResource`](crate::ArenaResource) | yes | `arena_size`: memory; `dump_on_failure`: path |
@@ -151,6 +151,18 @@ impl StackText {
 
     fn read(text: &str) -> Result<Self, Problem> {
         Ok(Self { source: text.into(), layers: parse::stack(text)? })
+    }
+
+    /// The text with `handles=off` for a `pool` over `cuda` that says nothing of handles, so that `cuIpcGetMemHandle` shares
+    /// its memory. For libraries over this crate, whose hosts call that.
+    #[doc(hidden)]
+    pub fn shareable(mut self) -> Self {
+        if self.layers.first.make == Source::Cuda
+            && let Some(layer) = self.layers.others.first_mut()
+        {
+            layer.make_shareable();
+        }
+        self
     }
 
     /// The text of these with `layers` around them.

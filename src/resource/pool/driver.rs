@@ -4,6 +4,7 @@ use super::memory_hooks::MemoryHooks;
 use super::options::PoolOwner;
 use super::siblings::trim_others;
 use crate::debug_log::deferred_event;
+use crate::device::Device;
 use crate::driver::sim::DefaultPoolEnd;
 use crate::driver::{DeviceRange, DriverResult, RawHandle, is_forked_child};
 use crate::error::{Error, ErrorKind, Result};
@@ -56,13 +57,20 @@ pub(super) struct PoolDriver<U> {
     has_threshold: AtomicBool,
     /// The user's.
     pub(super) callback: PoolCallback,
+    /// `Some` if the pool maps its memory, handle by handle, and takes no block of the resource.
+    pub(super) memory: Option<VirtualMemory>,
     /// `Some` if something follows the pool's memory.
     pub(super) hooks: Option<MemoryHooks>,
 }
 
 impl<U: DeviceResource> PoolDriver<U> {
-    pub(super) fn new(resource: U, alignment: usize, owner: PoolOwner) -> Self {
-        let hooks = MemoryHooks::find(resource.device());
+    pub(super) fn new(
+        resource: U,
+        alignment: usize,
+        owner: PoolOwner,
+        memory: Option<VirtualMemory>,
+        hooks: Option<MemoryHooks>,
+    ) -> Self {
         Self {
             resource,
             alignment,
@@ -71,6 +79,7 @@ impl<U: DeviceResource> PoolDriver<U> {
             device_lost: AtomicBool::new(false),
             has_threshold: AtomicBool::new(false),
             callback: PoolCallback::default(),
+            memory,
             hooks,
         }
     }
@@ -111,7 +120,21 @@ impl<U: DeviceResource + 'static> PoolDriver<U> {
     /// Of a pool whose memory is mapped.
     fn memory(&self) -> Result<VirtualMemory> {
         let new = || VirtualMemory::new(self.resource.device());
-        self.resource.virtual_memory().map_or_else(new, |memory| Ok(memory.clone()))
+        self.memory.clone().map_or_else(new, Ok)
+    }
+
+    pub(super) fn enable_peer_access(&self, peer: &Device) -> Result<()> {
+        match &self.memory {
+            Some(memory) => memory.enable_peer_access(peer),
+            None => self.resource.enable_peer_access(peer),
+        }
+    }
+
+    pub(super) fn has_peer_access(&self, peer: &Device) -> bool {
+        match &self.memory {
+            Some(memory) => memory.has_peer_access(peer),
+            None => self.resource.has_peer_access(peer),
+        }
     }
 }
 
@@ -121,7 +144,7 @@ impl<U: DeviceResource + 'static> MappedMemory for PoolDriver<U> {
     type Error = Error;
 
     fn granularity(&self) -> u64 {
-        let granularity = self.resource.virtual_memory().map_or(1, VirtualMemory::granularity);
+        let granularity = self.memory.as_ref().map_or(1, VirtualMemory::granularity);
         // Both are powers of two, and every handle begins where a block may begin.
         granularity.max(self.alignment) as u64
     }
@@ -392,10 +415,8 @@ impl<U: DeviceResource + 'static> Upstream for PoolDriver<U> {
     }
 
     fn mapped(&self) -> Option<Mapped<'_, Self>> {
-        // A tool knows memory by heaps, in which each block lies as a whole.
-        let has_tool = self.hooks.as_ref().is_some_and(MemoryHooks::has_tool);
-        let is_mapped = !has_tool && self.resource.virtual_memory().is_some();
-        is_mapped.then_some(self as Mapped<'_, Self>)
+        // Asked by allocations that no magazine serves.
+        self.memory.is_some().then_some(self as Mapped<'_, Self>)
     }
 
     fn deallocate(&self, stream: Option<&Stream>, block: DeviceBlock) {

@@ -22,7 +22,7 @@ const MAGAZINE_ENTRIES: usize = crate::pool::magazine::CLASS_CAPACITY;
 /// streams each time. Where an eighth of what is live is free already, and what is asked for at least,
 /// [`MissStep::Grow`] leaves the turn to [`MissStep::Wait`] if the policy has it, so that reserved memory
 /// follows what is live. For requests below 1 MiB, and with a growth step of the user's, more than 2 MiB
-/// have to be free. A pool over a [`VirtualResource`](crate::VirtualResource) leaves the turn also where 2 MiB are free, or a
+/// have to be free. A pool on [handles](Handles) leaves the turn also where 2 MiB are free, or a
 /// 64th of what is live if one stream has all memory: its later steps move what is free, in parts, before they grow.
 ///
 /// ```
@@ -74,6 +74,37 @@ pub(crate) enum PoolOwner {
     FixedSize,
 }
 
+/// Whether a pool maps handles of memory by itself, or takes blocks of its upstream.
+///
+/// A handle is memory without an address (`cuMemCreate`, `cuMemMap`). It moves to where it is wanted and goes back without
+/// a wait, so a pool on handles holds little more than it uses; [`VirtualResource`](crate::VirtualResource) says more. A
+/// block stays where it is. `cuIpcGetMemHandle`, by which PyTorch, CuPy, Numba and
+/// [`ipc_handle`](crate::DeviceVec::ipc_handle) share memory with other processes, shares blocks alone.
+///
+/// ```
+/// use aquifer::{CudaResource, Device, Handles, PoolResource, sim::SimConfig};
+///
+/// let device = Device::simulated(SimConfig::default());
+/// let shared = PoolResource::builder(CudaResource::new(&device)).handles(Handles::Off).build()?;
+/// assert!(!shared.maps_handles());
+/// # #[cfg(target_os = "linux")]
+/// assert!(PoolResource::builder(CudaResource::new(&device)).handles(Handles::On).build()?.maps_handles());
+/// # Ok::<(), aquifer::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Handles {
+    /// Handles over [`VirtualResource`](crate::VirtualResource), unless a tool of NVTX's memory extension watches. Over any other
+    /// resource blocks.
+    #[default]
+    Auto,
+    /// Handles: over [`CudaResource`](crate::CudaResource) and `VirtualResource`. [`build`](PoolOptions::build) fails where the pool
+    /// cannot map any.
+    On,
+    /// Blocks of the upstream. Those of a [`VirtualResource`](crate::VirtualResource) take whole granules each.
+    Off,
+}
+
 /// How a pool is built. From [`PoolResource::builder`](crate::PoolResource::builder).
 ///
 /// ```
@@ -93,7 +124,8 @@ pub(crate) enum PoolOwner {
 pub struct PoolOptions<U> {
     pub(super) upstream: U,
     pub(super) initial_size: usize,
-    maximum_size: Option<usize>,
+    pub(super) handles: Handles,
+    pub(super) maximum_size: Option<usize>,
     soft_limit: Option<usize>,
     release_threshold: Option<usize>,
     growth_step: Option<usize>,
@@ -109,6 +141,7 @@ impl<U> PoolOptions<U> {
     pub(super) fn new(upstream: U) -> Self {
         Self {
             upstream,
+            handles: Handles::Auto,
             initial_size: 0,
             maximum_size: None,
             soft_limit: None,
@@ -124,11 +157,16 @@ impl<U> PoolOptions<U> {
     }
 
     setters! {
-        /// Bytes to take from upstream when the pool is built: a multiple of the alignment. By default 0.
+        /// Whether the pool maps handles of memory, or takes blocks of its upstream: by default
+        /// [`Handles::Auto`], which maps over [`VirtualResource`](crate::VirtualResource) alone.
+        handles: Handles;
+
+        /// Bytes to take from upstream when the pool is built: a multiple of the alignment. By default 0. On
+        /// [handles](Handles), rounded up to whole granules.
         initial_size: usize;
 
-        /// The most bytes that the pool ever holds: a multiple of the alignment, of which a pool over a
-        /// [`VirtualResource`](crate::VirtualResource) uses whole granules. By default there is no maximum.
+        /// The most bytes that the pool ever holds: a multiple of the alignment, of which a pool on
+        /// [handles](Handles) uses whole granules. By default there is no maximum.
         maximum_size: usize => Some;
 
         /// Bytes up to which the pool grows ([`MissStep::Grow`]) before it makes streams wait for each other
@@ -148,8 +186,8 @@ impl<U> PoolOptions<U> {
         /// maximum or upstream has no more. Rounded up to the alignment. By default six times the
         /// request, within a thirty-second and a sixth of what is live: 2 MiB at least for requests below
         /// 1 MiB, a whole number of them for others, with a little room for sizes that differ by little
-        /// unless there is a maximum; 1 GiB at most, or the request. A pool over a
-        /// [`VirtualResource`](crate::VirtualResource) takes what the request lacks, in whole granules.
+        /// unless there is a maximum; 1 GiB at most, or the request. A pool on [handles](Handles) takes what the
+        /// request lacks, in whole granules.
         growth_step: usize => Some;
 
         /// The alignment of every block, in bytes: a power of two from 256, the default, to 2^30.

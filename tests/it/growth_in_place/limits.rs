@@ -225,7 +225,8 @@ fn vectors_of_raw_parts_grow_by_what_their_resource_knows() {
 fn other_resources_move() {
     let device = support::device();
     let stream = device.new_stream().unwrap();
-    let pool = PoolResource::new(CudaResource::new(&device)).unwrap();
+    let pool = PoolResource::builder(CudaResource::new(&device)).handles(Handles::Off);
+    let pool = pool.build().unwrap();
     let mut resources: Vec<std::sync::Arc<dyn DeviceResource>> =
         vec![std::sync::Arc::new(pool), std::sync::Arc::new(CudaResource::new(&device))];
     if let Ok(memory) = VirtualResource::new(&device) {

@@ -8,7 +8,7 @@ use crate::support;
 use aquifer::sim::{SimConfig, Simulator};
 use aquifer::{
     CudaResource, Device, DeviceBuffer, DeviceLayout, DeviceResource, DeviceVec, ErrorKind, Growth,
-    PoolOptions, PoolResource, Stream, VirtualResource,
+    Handles, PoolOptions, PoolResource, Stream, VirtualResource,
 };
 
 /// The granule of most devices here, so that little memory is touched.

@@ -5,7 +5,7 @@ use crate::log::Log;
 use crate::support;
 use aquifer::sim::SimConfig;
 use aquifer::{
-    CudaResource, DeviceMemoryManager, DeviceResource, DeviceVec, ErrorKind, HostOnly,
+    CudaResource, DeviceMemoryManager, DeviceResource, DeviceVec, ErrorKind, Handles, HostOnly,
     MemoryManager, MemoryPointer, PendingDeallocations, PinnedMemory, PoolResource,
     ResourceMemoryManager,
 };
@@ -140,7 +140,8 @@ fn a_pinned_view_keeps_the_memory() {
 fn a_managers_memory_has_a_handle_for_other_processes() {
     let (device, _) = support::simulated(SimConfig::default());
     let stream = device.new_stream().unwrap();
-    let pool = PoolResource::new(CudaResource::new(&device)).unwrap();
+    let pool = PoolResource::builder(CudaResource::new(&device)).handles(Handles::Off);
+    let pool = pool.build().unwrap();
     let manager = HostOnly::new(&device, ResourceMemoryManager::new(pool)).unwrap();
     let whole = manager.memalloc(&stream, support::layout(4096)).unwrap();
     let part = whole.slice(1024..2048).unwrap();

@@ -1,6 +1,7 @@
 //! Buffers that are allocated again a little larger each time, the old one freed then: what a pool that has no setting
 //! reserves for them, and how often it asks its upstream.
 
+use super::builder;
 use crate::support;
 use aquifer::{CudaResource, DeviceVec, PoolResource, PoolStatistics, Stream};
 use std::sync::Arc;
@@ -64,7 +65,7 @@ fn grow(pool: &Pool, stream: &Stream, buffers: usize, sizes: &Sizes) -> usize {
 
 fn reserved_for(buffers: usize, sizes: &Sizes, maximum: Option<usize>) -> (f64, PoolStatistics) {
     let device = support::device();
-    let builder = PoolResource::builder(CudaResource::new(&device));
+    let builder = builder(&device);
     let pool = match maximum {
         Some(bytes) => builder.maximum_size(bytes).build().unwrap(),
         None => builder.build().unwrap(),

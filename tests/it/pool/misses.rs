@@ -134,7 +134,7 @@ fn what_a_stream_takes_over_complete_needs_no_wait_of_another() {
 fn a_small_allocation_beside_a_busy_stream_takes_what_was_complete() {
     let (device, _) = support::simulated(SimConfig::default());
     let [busy, other] = [(); 2].map(|()| device.new_stream().unwrap());
-    let pool = PoolResource::new(CudaResource::new(&device)).unwrap();
+    let pool = builder(&device).build().unwrap();
     for stream in [&busy, &other] {
         let block = allocate(&pool, stream, 16 * MIB).unwrap();
         free(&pool, stream, block);

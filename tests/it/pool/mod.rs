@@ -4,6 +4,7 @@
 mod capacity;
 mod counts;
 mod growing;
+mod handles;
 mod lifetimes;
 mod limits;
 mod misses;
@@ -13,16 +14,17 @@ mod upstream_waits;
 
 use crate::{log, support};
 use aquifer::{
-    CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, PoolOptions, PoolResource,
-    Result, Stream,
+    CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, Handles, PoolOptions,
+    PoolResource, Result, Stream,
 };
 use support::free;
 
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 
+/// A pool on blocks, which most of these tests count. Those of pools on handles are in `mapped_pool`.
 fn builder(device: &Device) -> PoolOptions<CudaResource> {
-    PoolResource::builder(CudaResource::new(device))
+    PoolResource::builder(CudaResource::new(device)).handles(Handles::Off)
 }
 
 fn allocate(pool: &impl DeviceResource, stream: &Stream, bytes: usize) -> Result<DeviceBlock> {

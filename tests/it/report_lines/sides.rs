@@ -7,7 +7,8 @@ use super::support::layout;
 use aquifer::sim::{SimConfig, Violation};
 use aquifer::{
     AsyncResource, CudaResource, DeviceBlock, DeviceResource, DeviceVec, DeviceVecParts, Error,
-    ErrorKind, Kernel, LaunchConfig, PinnedResource, PolymorphicAllocator, PoolResource, Stream,
+    ErrorKind, Handles, Kernel, LaunchConfig, PinnedResource, PolymorphicAllocator, PoolResource,
+    Stream,
 };
 use std::mem::ManuallyDrop;
 
@@ -362,7 +363,7 @@ fn a_vector_is_known_when_its_pool_is_gone() {
     let fixture = Fixture::new();
     let (line, mut raw) = {
         let (stream, memory) = (&fixture.stream, CudaResource::new(&fixture.device));
-        let pool = PoolResource::new(memory.clone()).unwrap();
+        let pool = PoolResource::builder(memory.clone()).handles(Handles::Off).build().unwrap();
         let (line, vec) = here!(DeviceVec::<u32>::zeroed_in(stream, LENGTH, pool));
         let vec = vec.unwrap();
         let block = DeviceBlock::new(vec.as_device_ptr(), LENGTH * 4, 0);

@@ -195,7 +195,7 @@ impl SimConfig {
         capacity: u64;
 
         /// Sets what mapped memory comes in multiples of, in bytes: of a [`VirtualResource`](crate::VirtualResource), and
-        /// of pools over it. 2 MiB unless set, as on GPUs. Rounded up to a power of two, and to a page of 4 KiB.
+        /// of pools on [handles](crate::Handles). 2 MiB unless set, as on GPUs. Rounded up to a power of two, and to a page of 4 KiB.
         granularity: usize;
 
         /// Sets when the queues run. [`Schedule::OnDemand`] unless set.
