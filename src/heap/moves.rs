@@ -322,6 +322,11 @@ impl Heap {
         true
     }
 
+    /// Whether a whole block of upstream is free.
+    pub(crate) fn has_free_block(&self, upstream_block: u32, address: u64, bytes: u64) -> bool {
+        self.free_block(upstream_block, address, bytes, |_, _| true).is_some()
+    }
+
     /// The first node and the number of nodes of a whole block of upstream, if it is free and `ready`.
     fn free_block(
         &self,

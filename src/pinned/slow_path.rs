@@ -213,7 +213,10 @@ impl PoolCore {
     pub(super) fn give_back(&self, waits: bool) -> usize {
         self.flush_caches();
         self.collect(CollectMode::Record, None);
-        while waits && self.wait_for_oldest_fence() {}
+        // What other threads free meanwhile is not waited for, so the waits end.
+        let last = self.fences.load(Ordering::Relaxed);
+        let is_due = || self.quarantine.oldest_fence().is_some_and(|oldest| oldest.number <= last);
+        while waits && is_due() && self.wait_for_oldest_fence() {}
         self.collect(CollectMode::Query, None);
         self.free_whole_slabs()
     }

@@ -5,6 +5,7 @@ use super::core::Pool;
 use super::events::emit;
 use super::upstream::{Failure, Upstream};
 use super::upstream_blocks::Origin;
+use super::whole_blocks::First;
 use crate::debug_log::defer_events;
 
 impl<U: Upstream> Pool<U> {
@@ -74,7 +75,7 @@ impl<U: Upstream> Pool<U> {
             let mut heap = shared.heap();
             pieces.into_iter().for_each(|piece| heap.add(SHARED, piece));
         }
-        let returned = self.extract_blocks(0);
+        let returned = self.extract_blocks(0, First::Largest);
         let blocks = returned.len();
         let bytes: usize = returned.iter().map(|block| block.bytes as usize).sum();
         for block in returned {

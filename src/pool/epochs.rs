@@ -207,16 +207,17 @@ impl<U: Upstream> StreamEpochs<U> {
         }
     }
 
-    /// Whether the device is past `stamp`, by the event that covers it.
+    /// Whether the device is past `stamp`, by an event that covers it, which is recorded if there is none.
     pub(super) fn has_passed(
         &self,
         upstream: &Counted<U>,
         stamp: usize,
     ) -> Result<bool, Failure<U::Error>> {
-        let record = self.lock();
+        let mut record = self.lock();
         if self.completed() >= stamp {
             return Ok(true);
         }
+        self.ensure_closed(upstream, &mut record, stamp)?;
         let closed = record.covering(stamp).ok_or(Failure::Gone)?;
         let passed = upstream.is_passed(&closed.event)?;
         if passed {

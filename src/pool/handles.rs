@@ -299,8 +299,10 @@ impl<U: Upstream> Pool<U> {
         // The smallest blocks first, which serve least where they are.
         free.sort_unstable_by_key(|&(block, _)| (block.bytes, block.address));
         let (mut blocks, mut returned) = (0, 0);
+        // Not what is reserved by then: that counts a handle until its last address is unmapped.
+        let goal = self.reserved_bytes().saturating_sub(target);
         for (block, source) in free {
-            let mut left = self.reserved_bytes().saturating_sub(target) as u64;
+            let mut left = goal.saturating_sub(returned) as u64;
             for piece in self.take_handles(source, block, &mut left, Last::MayBeLarger) {
                 let order = Order::Complete;
                 let movable = Movable { slot: source, piece, tag: block.tag, order };

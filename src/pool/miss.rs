@@ -13,6 +13,7 @@
 
 use super::callback::{CalledBack, Calls};
 use super::core::Pool;
+use super::events::emit;
 use super::look::Candidates;
 use super::mapping::MapLimits;
 use super::miss_step::MissStep;
@@ -20,7 +21,7 @@ use super::placement::Search;
 use super::ready::Polls;
 use super::request::{Request, TakenBlock};
 use super::upstream::{Failure, Mapped, Upstream, count};
-use super::whole_blocks::with_room;
+use super::whole_blocks::{First, with_room};
 use crate::debug_log::range;
 
 /// How often a miss looks for memory to wait for, while other threads take what it sees.
@@ -192,6 +193,9 @@ impl<U: Upstream> Pool<U> {
             return None;
         }
         self.close_candidates(seen);
+        if let Some(found) = self.take_complete(request, seen) {
+            return Some(found);
+        }
         let may_grow = self.settings.steps.contains(&MissStep::Grow)
             && self.fits(request, self.settings.limits.soft_limit());
         let mut polls = if may_grow { Polls::brief(&*self.upstream) } else { Polls::once() };
@@ -317,6 +321,10 @@ impl<U: Upstream> Pool<U> {
         }
         let waited = self.wait_for_all(request);
         self.gather_own(request);
+        emit!(self, {
+            stream = U::id(request.stream), asked = request.bytes(),
+            largest = request.slot.heap().largest_free(),
+        }, "gathered free memory");
         let found = self.take_own(request);
         if found.is_none() { waited.map(|()| None) } else { Ok(found) }
     }
@@ -328,21 +336,31 @@ impl<U: Upstream> Pool<U> {
         let maximum = self.settings.limits.maximum();
         let bytes = request.padded_bytes(self.settings.alignment);
         let Some(bytes) = bytes.filter(|bytes| *bytes <= maximum) else { return Ok(None) };
-        let is_graph = request.graph_upto.is_some();
-        if !is_graph
-            && !self.settings.steps.contains(&MissStep::Gather)
-            && let Ok(Some(found)) = self.gather(request)
-        {
+        // Where memory is mapped, a policy without waits has its streams wait for none.
+        let gathers = self.upstream.mapped().is_none() || self.has_waits();
+        let gather = || match gathers && request.graph_upto.is_none() {
+            true => self.gather(request).ok().flatten(),
+            false => None,
+        };
+        if let Some(found) = gather() {
             return Ok(Some(found));
         }
         let _range = range(c"pool: trim for a request", bytes);
-        if let Some(mapped) = self.upstream.mapped() {
-            return self.wait_oldest_first(|| {
+        if !self.waiting_may_serve(request, maximum) {
+            return Ok(None);
+        }
+        let served = match self.upstream.mapped() {
+            Some(mapped) => self.wait_oldest_first(|| {
                 self.merge_ready();
                 self.look_or_map(request, mapped, Some(maximum))
-            });
+            }),
+            None => self.wait_oldest_first(|| self.replace_blocks(request, bytes, maximum)),
+        };
+        match served {
+            Ok(Some(found)) => Ok(Some(found)),
+            // What came meanwhile, while the host waited: it is of a later epoch.
+            unserved => gather().map_or(unserved, |found| Ok(Some(found))),
         }
-        self.wait_oldest_first(|| self.replace_blocks(request, bytes, maximum))
     }
 
     /// Gives whole blocks back that the device is past, until there is room for the request, and asks upstream for it.
@@ -354,11 +372,12 @@ impl<U: Upstream> Pool<U> {
                 // INV-POOL-5. Free while upstream is called, as is the lock of growth while it takes memory back:
                 // another thread may grow into the room.
                 let _transit = self.in_transit.write();
+                self.flush_all();
                 self.move_complete_to_shared();
                 if let Some(found) = self.look_under_lock(request) {
                     return Ok(Some(found));
                 }
-                self.extract_blocks(target)
+                self.extract_blocks(target, First::Largest)
             };
             let (is_last, wish) = (blocks.is_empty(), with_room(bytes, &blocks));
             self.release_blocks(blocks);

@@ -71,6 +71,9 @@ impl<U: Upstream> Pool<U> {
     pub fn wait_and_trim_until(&self, keep: usize, is_enough: &mut dyn FnMut() -> bool) {
         let _deferred = defer_events();
         let _range = range(c"pool: wait and trim", keep);
+        if self.reserved_bytes() <= keep {
+            return;
+        }
         let served = self.wait_oldest_first(|| {
             // What goes back while it has a second address is the device's when that is unmapped.
             let before = self.reserved_bytes();
@@ -78,7 +81,9 @@ impl<U: Upstream> Pool<U> {
                 let _trim = self.lock_or_try_trim();
                 self.give_back(keep);
             }
-            Ok((self.reserved_bytes() < before && is_enough()).then_some(()))
+            let reserved = self.reserved_bytes();
+            // No further wait would have it give back more.
+            Ok((reserved < before && is_enough() || reserved <= keep).then_some(()))
         });
         // No error: what cannot be waited for stays.
         drop(served);
@@ -154,6 +159,15 @@ impl<U: Upstream> Pool<U> {
         })
     }
 
+    /// Whether all free memory, with what the pool may grow by, has the bytes of the request: where it has not, no wait helps.
+    pub(super) fn waiting_may_serve(&self, request: &Request<'_, U>, maximum: usize) -> bool {
+        let mut free = maximum.saturating_sub(self.reserved_bytes()) as u64;
+        self.each_free_block(|block| free = free.saturating_add(block.end() - block.address));
+        let vacated = self.vacated.lock();
+        let released = vacated.iter().map(|one| one.released as u64).sum::<u64>();
+        free.saturating_add(released) >= request.bytes() as u64
+    }
+
     fn waits(&self) -> Waits<U::Error> {
         // All addresses that memory has left: what is at the new ones may be given back meanwhile.
         let pending = self.pending_by_stream(|_| true).into_iter();
@@ -205,11 +219,12 @@ impl<U: Upstream> Pool<U> {
         waits_for_it: bool,
     ) -> bool {
         let Some(slot) = self.slot(id) else { return false };
-        if !waits_for_it && let Ok(passed) = slot.epochs.has_passed(&self.upstream, stamp) {
-            return passed;
-        }
-        match slot.epochs.synchronize(&self.upstream, stamp) {
-            Ok(()) => true,
+        let passed = match waits_for_it {
+            true => slot.epochs.synchronize(&self.upstream, stamp).map(|()| true),
+            false => slot.epochs.has_passed(&self.upstream, stamp),
+        };
+        match passed {
+            Ok(passed) => passed,
             Err(error) => {
                 // Its memory is not ready, and will not be.
                 waits.failed = Some(error);

@@ -12,6 +12,7 @@ use super::ready::{MIN_POLL_TIME, Polls};
 use super::request::Request;
 use super::upstream::{Failure, Upstream};
 use super::upstream_blocks::UpstreamBlock;
+use super::whole_blocks::First;
 use crate::debug_log::{defer_events, range};
 use crate::sync::ReentrantMutexGuard;
 use crate::sync::trusted::Ordering;
@@ -112,7 +113,7 @@ impl<U: Upstream> Pool<U> {
         let extracted = {
             let _transit = self.in_transit.write();
             self.move_complete_to_shared();
-            self.extract_blocks(keep)
+            self.extract_blocks(keep, First::Largest)
         };
         self.release_blocks(extracted)
     }
@@ -134,7 +135,8 @@ impl<U: Upstream> Pool<U> {
         // What no growth serves takes no block from others.
         let is_possible = request.padded_bytes(self.settings.alignment)? <= limit;
         let is_over = reserved.saturating_add(least) > least_to_ask;
-        if !is_possible || !is_over || request.graph_upto.is_some() {
+        if !is_possible || !is_over || request.graph_upto.is_some() || !self.has_whole_free_block()
+        {
             return None;
         }
         // Not waited for, since who has it may wait for growth.
@@ -144,7 +146,7 @@ impl<U: Upstream> Pool<U> {
         let blocks = match self.upstream.is_idle(IDLE_PATIENCE) {
             true => {
                 self.close_and_poll_all(None);
-                self.extract_blocks(bound.saturating_sub(least))
+                self.extract_blocks(bound.saturating_sub(least), First::Smallest)
             }
             false => Vec::new(),
         };

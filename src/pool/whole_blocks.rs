@@ -24,6 +24,15 @@ pub(super) fn with_room<B>(bytes: usize, replaced: &[UpstreamBlock<B>]) -> usize
     }
 }
 
+/// Which blocks of a heap go back first.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum First {
+    /// They serve least.
+    Smallest,
+    /// They are fewest: each free waits for the device.
+    Largest,
+}
+
 impl<U: Upstream> Pool<U> {
     /// Takes between `bytes` and `wish` from upstream into the request's heap, and the block from
     /// there. The caller has asked [`lock_growth`](Self::lock_growth), and has not `in_transit`: upstream may call back.
@@ -99,17 +108,27 @@ impl<U: Upstream> Pool<U> {
         }
     }
 
-    /// Takes whole blocks out of the heaps in which they are free and complete, the smallest of each first, which serve least,
-    /// until no more than `target` bytes would be reserved without them.
-    pub(super) fn extract_blocks(&self, target: usize) -> Vec<UpstreamBlock<U::Block>> {
-        let all = self.upstream_blocks.lock().smallest_first();
+    /// Takes whole blocks out of the heaps in which they are free and complete, until no more than `target` bytes would be
+    /// reserved without them.
+    pub(super) fn extract_blocks(
+        &self,
+        target: usize,
+        first: First,
+    ) -> Vec<UpstreamBlock<U::Block>> {
+        let mut all = self.upstream_blocks.lock().smallest_first();
+        if first == First::Largest {
+            all.reverse();
+        }
         let is_complete = |tag, stamp| stamp <= self.completed_stamp(tag);
         let mut left = self.reserved_bytes();
         let mut extracted = Vec::new();
         let mut look = |source: &Slot<U>| {
             let mut heap = source.heap();
             for &(number, address, bytes) in &all {
-                if left > target && heap.extract_free_block(number, address, bytes, is_complete) {
+                if left <= target || heap.stats().free_bytes < bytes {
+                    continue;
+                }
+                if heap.extract_free_block(number, address, bytes, is_complete) {
                     left = left.saturating_sub(bytes as usize);
                     // Its bytes stay reserved until upstream has it (INV-POOL-6).
                     extracted.extend(self.upstream_blocks.lock().remove_reserved(number, address));
@@ -119,6 +138,18 @@ impl<U: Upstream> Pool<U> {
         self.each_populated(&mut look);
         self.slot(SHARED).map(look);
         extracted
+    }
+
+    /// Whether all of some block of upstream is free, for whichever stream.
+    pub(super) fn has_whole_free_block(&self) -> bool {
+        let all = self.upstream_blocks.lock().smallest_first();
+        let is_free = |source: &Slot<U>| {
+            let heap = source.heap();
+            let mut all = all.iter();
+            all.any(|&(number, address, bytes)| heap.has_free_block(number, address, bytes))
+        };
+        let found = self.find_populated(|source| is_free(source).then_some(()));
+        found.is_some() || self.slot(SHARED).is_some_and(is_free)
     }
 
     /// Gives blocks back that nothing uses. Returns how many bytes they have. Upstream may wait for the

@@ -74,6 +74,11 @@ impl VirtualResource {
         Ok(Self { memory })
     }
 
+    /// The memory, which was tried.
+    pub(super) fn into_memory(self) -> VirtualMemory {
+        self.memory
+    }
+
     /// What the size of each block is rounded up to, in bytes, and each piece that a pool maps.
     pub fn granularity(&self) -> usize {
         self.memory.granularity()

@@ -542,6 +542,40 @@ fn another_pool_is_waited_for_until_it_is_enough() {
     }
 }
 
+/// Where no wait can help, none is made: for what is more than a pool may have free, and for a pool that keeps all it has.
+#[test]
+fn what_cannot_help_is_not_waited_for() {
+    let (device, simulator) = small_device();
+    let [stuck, asking] = [(); 2].map(|()| device.new_stream().unwrap());
+    for upstream in upstreams(&device) {
+        let builder = || PoolResource::builder(upstream.clone()).miss_policy(host_waits());
+        let full = builder().maximum_size(64 * MIB).build().unwrap();
+        let held = vec(&full, &asking, 40).unwrap();
+        let pending = vec(&full, &stuck, 10).unwrap();
+        device.synchronize().unwrap();
+        simulator.stall(&stuck).unwrap();
+        drop(pending);
+        let (pool, stream) = (full.clone(), asking.clone());
+        let refused = in_time(move || vec(&pool, &stream, 30).map(drop)).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::OutOfMemory);
+        simulator.resume(&stuck).unwrap();
+        drop(held);
+        drop(full);
+        device.synchronize().unwrap();
+        let keeps = builder().initial_size(60 * MIB).build().unwrap();
+        let pending = vec(&keeps, &stuck, 50).unwrap();
+        device.synchronize().unwrap();
+        simulator.stall(&stuck).unwrap();
+        drop(pending);
+        let (own, stream) = (builder().build().unwrap(), asking.clone());
+        let refused = in_time(move || vec(&own, &stream, 80).map(drop)).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::OutOfMemory);
+        simulator.resume(&stuck).unwrap();
+        device.synchronize().unwrap();
+    }
+    simulator.check().unwrap();
+}
+
 /// A refusal that names all of it.
 #[test]
 fn a_refusal_tells_what_there_is() {

@@ -2,7 +2,7 @@
 
 use super::memory_hooks::MemoryHooks;
 use super::options::PoolOwner;
-use super::siblings::trim_others;
+use super::siblings::{is_nested, trim_others};
 use crate::debug_log::deferred_event;
 use crate::device::Device;
 use crate::driver::sim::DefaultPoolEnd;
@@ -18,7 +18,7 @@ use crate::resource::block::DeviceBlock;
 use crate::resource::cuda::{free_behind, report_failed_free, report_leak};
 use crate::resource::device_resource::DeviceResource;
 use crate::resource::mapped::VirtualMemory;
-use crate::stream::deferred::{hold_buffers, holds_buffers};
+use crate::stream::deferred::hold_buffers;
 use crate::stream::{PoolHandles, Stream, record_context};
 use crate::sync::trusted::{AtomicBool, Mutex, Ordering};
 use crate::sync::{OnceLock, assert_unlocked};
@@ -38,7 +38,7 @@ impl PoolCallback {
     fn call(&self, request: Unserved<'_, Error>) -> Retry {
         match self.0.get() {
             // In a call of a resource around this pool, whose locks the thread may have: the outermost pool asks.
-            Some(call) if !holds_buffers() => call(request),
+            Some(call) if !is_nested() => call(request),
             _ => Retry::No,
         }
     }
@@ -390,7 +390,7 @@ impl<U: DeviceResource + 'static> Upstream for PoolDriver<U> {
         is_served: &mut dyn FnMut() -> bool,
     ) {
         // In a call of a resource around this pool, whose locks the thread may have: the outermost pool asks.
-        if !holds_buffers() {
+        if !is_nested() {
             trim_others(self.resource.device(), pool, (bytes, waits), is_served);
         }
     }

@@ -1,7 +1,7 @@
 //! The errors and events of a pool's failed requests.
 
 use super::options::PoolOwner;
-use super::siblings::{Others, others};
+use super::siblings::{Others, is_nested, others};
 use super::{Asked, PoolResource, PoolStatistics};
 use crate::debug_log::{POOL, deferred_event};
 use crate::driver::MemoryInfo;
@@ -11,7 +11,6 @@ use crate::layout::{DeviceLayout, Requested, SMALLER_ALIGNMENT};
 use crate::pool::{Failure, MissStep};
 use crate::resource::device_resource::DeviceResource;
 use crate::stream::CAPTURED_ELSEWHERE;
-use crate::stream::deferred::holds_buffers;
 
 const MORE_UPSTREAM: &str = "free some memory, or use a device or an upstream with more of it";
 
@@ -150,7 +149,7 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
     /// What the other pools of the device have. In a call of a resource around this pool, which may be one of them, nothing:
     /// the outermost pool tells.
     pub(super) fn others(&self) -> Others {
-        if holds_buffers() { Others::default() } else { others(self.device(), self.pool.id()) }
+        if is_nested() { Others::default() } else { others(self.device(), self.pool.id()) }
     }
 
     fn out_of_memory(&self, upstream: Option<Error>, asked: Asked<'_>) -> Error {

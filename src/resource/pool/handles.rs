@@ -5,6 +5,7 @@ use super::options::{Handles, PoolOptions};
 use crate::error::{Error, ErrorKind, Result};
 use crate::resource::device_resource::DeviceResource;
 use crate::resource::mapped::{Mappable, VirtualMemory};
+use crate::resource::virtual_memory::VirtualResource;
 
 impl<U: DeviceResource> PoolOptions<U> {
     /// Has a pool over plain memory take blocks, where nothing else is said, so that `cuIpcGetMemHandle` shares its memory.
@@ -31,8 +32,8 @@ impl<U: DeviceResource> PoolOptions<U> {
                 let what = format!("its upstream is {name}, whose blocks are its own");
                 Err(refused(&what, "put the pool over CudaResource or VirtualResource"))
             }
-            (Handles::On, Mappable::Plain) => match VirtualMemory::new(device) {
-                Ok(memory) => Ok(Some(memory)),
+            (Handles::On, Mappable::Plain) => match VirtualResource::new(device) {
+                Ok(memory) => Ok(Some(memory.into_memory())),
                 Err(error) => {
                     Err(error.within("a pool was asked to map handles").with_advice(BLOCKS))
                 }

@@ -218,6 +218,9 @@ impl<U> PoolOptions<U> {
     /// attempt. An allocation that the callback itself makes from this pool does not ask it, nor does one for a resource above
     /// this pool, of which the outermost pool asks its own. A panic is logged and counts as `false`.
     ///
+    /// The pool keeps the callback, and a vector keeps its pool. So give the callback a `Weak` of what holds vectors: else
+    /// neither goes.
+    ///
     /// It is the callback of a [`FailureCallbackAdaptor`](crate::FailureCallbackAdaptor), which is asked after the pool
     /// below it has waited for all streams.
     ///
@@ -228,10 +231,12 @@ impl<U> PoolOptions<U> {
     /// let device = Device::detect()?;
     /// let stream = device.new_stream()?;
     /// let spare = Arc::new(Mutex::new(None));
-    /// let spilled = spare.clone();
+    /// let spilled = Arc::downgrade(&spare);
     /// let pool = PoolResource::builder(CudaResource::new(&device))
     ///     .maximum_size(1 << 20)
-    ///     .failure_callback(move |_| spilled.lock().is_ok_and(|mut spare| spare.take().is_some()))
+    ///     .failure_callback(move |_| {
+    ///         spilled.upgrade().is_some_and(|spare| spare.lock().unwrap().take().is_some())
+    ///     })
     ///     .build()?;
     /// *spare.lock().unwrap() = Some(DeviceVec::<u8>::zeroed_in(&stream, 1 << 20, pool.clone())?);
     /// DeviceVec::<u8>::zeroed_in(&stream, 1 << 20, pool)?;

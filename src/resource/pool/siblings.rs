@@ -3,6 +3,8 @@
 
 use crate::device::Device;
 use crate::driver::BackendKind;
+use crate::resource::external;
+use crate::stream::deferred::holds_buffers;
 use crate::sync::Arc;
 use crate::sync::trusted::Mutex;
 
@@ -43,6 +45,12 @@ pub(super) fn register(device: &Device, number: u64, pool: Arc<dyn Sibling>) {
     drop(pools);
     // Without the lock: the last shares of the pools' own memory.
     drop(gone);
+}
+
+/// Whether the thread is in a call of a memory manager, or of a resource around a pool: it may have their locks. The outermost
+/// pool asks others, and the callback.
+pub(super) fn is_nested() -> bool {
+    holds_buffers() || external::is_inside()
 }
 
 /// The pools of a device, with their numbers.

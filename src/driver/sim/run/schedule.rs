@@ -79,6 +79,10 @@ pub(crate) fn advance(state: &mut StateGuard, device: u64) -> bool {
 /// Waits until the state has changed, and gives up on ranks that do not come.
 fn wait_for_ranks(state: &mut StateGuard) {
     wait_changed_for(state, ROUND);
+    give_up_on_ranks(state);
+}
+
+fn give_up_on_ranks(state: &mut StateGuard) {
     for name in state.cliques.expire() {
         let stream = name.stream.and_then(|stream| state.streams.get(&stream));
         let device = stream.and_then(|stream| state.devices.get(&stream.device));
@@ -273,6 +277,8 @@ pub(crate) fn run_until(
 
 /// Runs a few operations, as an event query lets happen.
 pub(crate) fn run_some(state: &mut StateGuard, device: u64) {
+    // A program that asks again and again waits, too.
+    give_up_on_ranks(state);
     let Some(own) = state.devices.get_mut(&device) else { return };
     if own.background {
         return;
