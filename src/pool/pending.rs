@@ -19,7 +19,6 @@ use super::ready::Polls;
 use super::request::Request;
 use super::slot::Slot;
 use super::upstream::{Failure, Upstream};
-use crate::debug_log::{defer_events, range};
 use crate::heap::FreeBlock;
 use crate::sync::MODELLED;
 use std::collections::BTreeMap;
@@ -64,30 +63,6 @@ impl<U: Upstream> Pool<U> {
         self.close_and_poll_all(None);
         let pending = self.pending_by_stream(Self::is_released).into_iter();
         pending.map(|(id, pending)| self.closed_at(id, pending.oldest).unwrap_or(u64::MAX)).min()
-    }
-
-    /// As [`wait_and_trim`](Self::wait_and_trim), until `is_enough`, which is asked after each wait that gave something
-    /// back: without a lock.
-    pub fn wait_and_trim_until(&self, keep: usize, is_enough: &mut dyn FnMut() -> bool) {
-        let _deferred = defer_events();
-        let _range = range(c"pool: wait and trim", keep);
-        if self.reserved_bytes() <= keep {
-            return;
-        }
-        let served = self.wait_oldest_first(|| {
-            // What goes back while it has a second address is the device's when that is unmapped.
-            let before = self.reserved_bytes();
-            {
-                let _trim = self.lock_or_try_trim();
-                self.give_back(keep);
-            }
-            let reserved = self.reserved_bytes();
-            // No further wait would have it give back more.
-            Ok((reserved < before && is_enough() || reserved <= keep).then_some(()))
-        });
-        // No error: what cannot be waited for stays.
-        drop(served);
-        self.note_trimmed();
     }
 
     /// Waits for all that is pending, has `give_back` give it back, and waits for the further addresses of that. Returns an

@@ -74,6 +74,30 @@ impl<U: Upstream> Pool<U> {
         }
     }
 
+    /// As [`wait_and_trim`](Self::wait_and_trim), until `is_enough`, which is asked after each wait that gave something
+    /// back: without a lock.
+    pub fn wait_and_trim_until(&self, keep: usize, is_enough: &mut dyn FnMut() -> bool) {
+        let _deferred = defer_events();
+        let _range = range(c"pool: wait and trim", keep);
+        if self.reserved_bytes() <= keep {
+            return;
+        }
+        let served = self.wait_oldest_first(|| {
+            // What goes back while it has a second address is the device's when that is unmapped.
+            let before = self.reserved_bytes();
+            {
+                let _trim = self.lock_or_try_trim();
+                self.give_back(keep);
+            }
+            let reserved = self.reserved_bytes();
+            // No further wait would have it give back more.
+            Ok((reserved < before && is_enough() || reserved <= keep).then_some(()))
+        });
+        // No error: what cannot be waited for stays.
+        drop(served);
+        self.note_trimmed();
+    }
+
     /// Gives free memory back that the device is past, until no more is reserved than the release threshold. Threads keep what
     /// they have in their magazines.
     /// Returns how many bytes went back.
@@ -103,7 +127,7 @@ impl<U: Upstream> Pool<U> {
     }
 
     /// Gives memory back that is known to be complete.
-    pub(super) fn give_back(&self, keep: usize) -> usize {
+    fn give_back(&self, keep: usize) -> usize {
         if let Some(mapped) = self.upstream.mapped() {
             self.merge_ready();
             // A request that is about to be refused waits for what is on its way (INV-POOL-5).
@@ -173,7 +197,7 @@ impl<U: Upstream> Pool<U> {
         local::sweep();
     }
 
-    pub(super) fn note_trimmed(&self) {
+    fn note_trimmed(&self) {
         self.peak_live.store(0, Ordering::Relaxed);
         self.stream_slots().for_each(|slot| slot.release_bookkeeping(&self.upstream));
     }
