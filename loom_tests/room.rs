@@ -210,7 +210,7 @@ fn two_larger_blocks() {
 fn trim_and_take() {
     large_model(
         "trim_and_take",
-        40_000,
+        20_000,
         || plan(1, &[Wait, GrowToMaximum]).with_magazines().build().prepared(&[0], 0),
         &[
             |fixture: &Fixture| {
