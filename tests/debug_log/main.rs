@@ -417,7 +417,7 @@ fn a_subscriber_may_allocate_from_the_pool_that_tells() {
     // For the whole process: such a one is called again from inside of its own calls.
     let subscriber = tracing_subscriber::registry().with(Takes(calls.clone()));
     tracing::subscriber::set_global_default(subscriber).unwrap();
-    for bytes in [1000, 3 * MIB, 20 * MIB, 31 * MIB, 64 * MIB] {
+    for bytes in [1000, 3 * MIB, 20 * MIB, 31 * MIB, 24 * MIB, 32 * MIB, 64 * MIB] {
         if let Ok(block) = outer.allocate(&stream, DeviceLayout::new(bytes).unwrap()) {
             assert_eq!(outer.statistics().live, block.bytes());
             give(&outer, &stream, block);

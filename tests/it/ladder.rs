@@ -542,6 +542,11 @@ fn another_pool_is_waited_for_until_it_is_enough() {
     }
 }
 
+/// Its shares are gone when it has answered.
+fn ask_and_drop((pool, stream): (AnyPool, Stream), mib: usize) -> Result<()> {
+    vec(&pool, &stream, mib).map(drop)
+}
+
 /// Where no wait can help, none is made: for what is more than a pool may have free, and for a pool that keeps all it has.
 #[test]
 fn what_cannot_help_is_not_waited_for() {
@@ -556,7 +561,7 @@ fn what_cannot_help_is_not_waited_for() {
         simulator.stall(&stuck).unwrap();
         drop(pending);
         let (pool, stream) = (full.clone(), asking.clone());
-        let refused = in_time(move || vec(&pool, &stream, 30).map(drop)).unwrap_err();
+        let refused = in_time(move || ask_and_drop((pool, stream), 30)).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::OutOfMemory);
         simulator.resume(&stuck).unwrap();
         drop(held);
@@ -568,7 +573,7 @@ fn what_cannot_help_is_not_waited_for() {
         simulator.stall(&stuck).unwrap();
         drop(pending);
         let (own, stream) = (builder().build().unwrap(), asking.clone());
-        let refused = in_time(move || vec(&own, &stream, 80).map(drop)).unwrap_err();
+        let refused = in_time(move || ask_and_drop((own, stream), 80)).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::OutOfMemory);
         simulator.resume(&stuck).unwrap();
         device.synchronize().unwrap();
