@@ -329,8 +329,8 @@ impl<U: Upstream> Pool<U> {
         if found.is_none() { waited.map(|()| None) } else { Ok(found) }
     }
 
-    /// Where gathering does not do, the host waits for the streams that freed memory. Whole blocks or handles go back until there is room for the request,
-    /// and upstream is asked for it.
+    /// Where gathering does not do, the host waits for the streams that freed memory. Whole blocks or handles go back until
+    /// there is room for the request, and upstream is asked for it.
     fn wait_and_trim_for(&self, request: &Request<'_, U>) -> Found<U> {
         let _trim = self.lock_or_try_trim();
         let maximum = self.settings.limits.maximum();
@@ -346,6 +346,7 @@ impl<U: Upstream> Pool<U> {
             return Ok(Some(found));
         }
         let _range = range(c"pool: trim for a request", bytes);
+        self.flush_all();
         if !self.waiting_may_serve(request, maximum) {
             return Ok(None);
         }

@@ -135,6 +135,7 @@ impl<U: Upstream> Pool<U> {
     }
 
     /// Whether all free memory, with what the pool may grow by, has the bytes of the request: where it has not, no wait helps.
+    /// All caches are flushed.
     pub(super) fn waiting_may_serve(&self, request: &Request<'_, U>, maximum: usize) -> bool {
         let mut free = maximum.saturating_sub(self.reserved_bytes()) as u64;
         self.each_free_block(|block| free = free.saturating_add(block.end() - block.address));

@@ -542,6 +542,40 @@ fn another_pool_is_waited_for_until_it_is_enough() {
     }
 }
 
+/// What another thread keeps ready counts, too, where no stream waits for another: caches are flushed before it is said that
+/// no wait helps.
+#[test]
+fn what_another_thread_keeps_is_free_where_nobody_waits() {
+    let (device, simulator) = small_device();
+    let [theirs, asking] = [(); 2].map(|()| device.new_stream().unwrap());
+    for upstream in upstreams(&device) {
+        let options = PoolResource::builder(upstream).miss_policy(host_waits());
+        let pool = options.maximum_size(8 * MIB).build().unwrap();
+        let (kept, ends) = (mpsc::channel::<()>(), mpsc::channel::<()>());
+        std::thread::scope(|scope| {
+            let (pool, theirs) = (&pool, &theirs);
+            let (done, end) = (kept.0, ends.1);
+            scope.spawn(move || {
+                // Twice: a size is kept from its second miss on.
+                for _ in 0..2 {
+                    let vecs = [(); 6].map(|()| vec(pool, theirs, 1).unwrap());
+                    drop(vecs);
+                }
+                theirs.synchronize().unwrap();
+                done.send(()).unwrap();
+                // The thread keeps them until it ends.
+                let _ = end.recv();
+            });
+            kept.1.recv().unwrap();
+            assert!(pool.statistics().cached >= 4 * MIB, "{:?}", pool.statistics());
+            let served = vec(pool, &asking, 7).map(drop);
+            drop(ends.0);
+            served.unwrap();
+        });
+    }
+    simulator.check().unwrap();
+}
+
 /// Its shares are gone when it has answered.
 fn ask_and_drop((pool, stream): (AnyPool, Stream), mib: usize) -> Result<()> {
     vec(&pool, &stream, mib).map(drop)
