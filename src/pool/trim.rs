@@ -159,26 +159,32 @@ impl<U: Upstream> Pool<U> {
         // What no growth serves takes no block from others.
         let is_possible = request.padded_bytes(self.settings.alignment)? <= limit;
         let is_over = reserved.saturating_add(least) > least_to_ask;
-        if !is_possible || !is_over || request.graph_upto.is_some() || !self.has_whole_free_block()
-        {
+        if !is_possible || !is_over || request.graph_upto.is_some() {
             return None;
         }
         // Not waited for, since who has it may wait for growth.
         let trim = self.trim_lock.try_lock()?;
-        // Closed first, so that a device which is idle then is past all of them.
-        self.close_and_poll_all(None);
-        let blocks = match self.upstream.is_idle(IDLE_PATIENCE) {
-            true => {
-                self.close_and_poll_all(None);
-                self.extract_blocks(bound.saturating_sub(least), First::Smallest)
-            }
-            false => Vec::new(),
-        };
+        let blocks = self.extract_if_idle(bound.saturating_sub(least));
         let next = if blocks.is_empty() { reserved + reserved / GROWTH_BETWEEN_DIVISOR } else { 0 };
         self.next_surplus.store(next, Ordering::Relaxed);
         let returned: usize = blocks.iter().map(|block| block.bytes as usize).sum();
         let room = bound.saturating_sub(self.reserved_bytes().saturating_sub(returned));
         (!blocks.is_empty()).then_some(Surplus { blocks, room, _trim: trim })
+    }
+
+    /// Takes whole free blocks out, until no more than `target` bytes would be reserved without them. None where the device is
+    /// busy.
+    fn extract_if_idle(&self, target: usize) -> Vec<UpstreamBlock<U::Block>> {
+        if !self.has_whole_free_block() {
+            return Vec::new();
+        }
+        // Closed first, so that a device which is idle then is past all of them.
+        self.close_and_poll_all(None);
+        if !self.upstream.is_idle(IDLE_PATIENCE) {
+            return Vec::new();
+        }
+        self.close_and_poll_all(None);
+        self.extract_blocks(target, First::Smallest)
     }
 
     /// Empties every magazine of every thread; for good, where memory is to go back: each thread makes those anew that it

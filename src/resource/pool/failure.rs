@@ -268,7 +268,11 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
                  which waits for their streams"
                     .into()
             }
-            (Some(maximum), None) if is_pool && maximum - now.live.min(maximum) >= bytes => {
+            (Some(maximum), None)
+                if is_pool
+                    && !self.maps_handles()
+                    && maximum - now.live.min(maximum) >= bytes =>
+            {
                 format!(
                     "its free memory is in pieces: take the pool over a VirtualResource, which joins \
                      them, or {}",
