@@ -5,7 +5,7 @@ use crate::device::Device;
 use crate::sync::trusted::Mutex;
 use crate::sync::{Arc, Weak};
 
-/// A pool that is open: whoever has a share of it keeps it so.
+/// A pool that is open, and stays so while somebody has a share of it.
 pub(super) trait Sibling: Send + Sync {
     fn device(&self) -> &Device;
 

@@ -100,8 +100,8 @@ impl<U: Upstream> Pool<U> {
         moved
     }
 
-    /// In a heap of another stream, makes complete what is known to be: then it merges, whoever freed
-    /// it, and needs no stream to wait.
+    /// In a heap of another stream, makes complete what is known to be: then it merges with what other
+    /// streams freed, and needs no stream to wait.
     pub(super) fn retag_complete(&self, source: &Slot<U>, heap: &mut Heap) {
         let _: Option<()> = heap.find_tag(|heap, tag| {
             if tag != source.id && tag != SHARED {

@@ -54,7 +54,7 @@ impl VirtualMemory {
         Ok(Self { device: device.clone(), granularity, peers: MappedPeers::of(device) })
     }
 
-    /// Whether mapping was seen to work, by whoever looked.
+    /// Whether mapping was seen to work.
     pub(super) fn is_tried(&self) -> bool {
         self.peers.is_tried()
     }
