@@ -41,6 +41,8 @@ macro_rules! exported {
     };
 }
 
+mod virtual_memory;
+
 fn allocate(bytes: usize, alignment: usize) -> Result<u64, u32> {
     if bytes == 0 {
         return Err(INVALID_VALUE);
@@ -62,47 +64,6 @@ fn release(address: u64) -> u32 {
     // SAFETY: the table had the block with this very layout, and has it no more.
     unsafe { dealloc(address as usize as *mut u8, layout) };
     0
-}
-
-/// What addresses and handles of memory are multiples of.
-const GRANULE: usize = 2 << 20;
-
-fn is_whole(bytes: usize) -> bool {
-    bytes > 0 && bytes.is_multiple_of(GRANULE)
-}
-
-/// Addresses, which the host has memory for when they are touched.
-fn reserve(bytes: usize, alignment: usize) -> Result<u64, u32> {
-    if !is_whole(bytes) || !alignment.is_power_of_two() {
-        return Err(INVALID_VALUE);
-    }
-    let alignment = alignment.max(GRANULE);
-    let all = bytes + alignment;
-    // SAFETY: a new range, at no address that anything else has.
-    let base = unsafe { mmap(std::ptr::null_mut(), all, READ_WRITE, PRIVATE_AND_LAZY, -1, 0) };
-    let base = base as usize as u64;
-    if base == u64::MAX {
-        return Err(OUT_OF_MEMORY);
-    }
-    let address = base.next_multiple_of(alignment as u64);
-    state().reservations.insert(address, (bytes, (base, all)));
-    Ok(address)
-}
-
-const READ_WRITE: i32 = 1 | 2;
-/// `MAP_PRIVATE`, `MAP_ANONYMOUS` and `MAP_NORESERVE`.
-const PRIVATE_AND_LAZY: i32 = 0x2 | 0x20 | 0x4000;
-
-unsafe extern "C" {
-    fn mmap(
-        at: *mut c_void,
-        bytes: usize,
-        access: i32,
-        how: i32,
-        file: i32,
-        offset: i64,
-    ) -> *mut c_void;
-    fn munmap(at: *mut c_void, bytes: usize) -> i32;
 }
 
 /// # Safety
@@ -172,17 +133,6 @@ unsafe fn rows<T: Copy>(target: u64, pitch: usize, value: T, width: usize, heigh
             unsafe { start.add(column).write_unaligned(value) };
         }
     }
-}
-
-/// Notes a `CUmemAllocationProp`: type, handle types, location and ordinal, and the words behind them.
-///
-/// # Safety
-///
-/// `prop` is readable.
-unsafe fn note_prop(prop: *const u32) {
-    // SAFETY: eight words, by the contract.
-    let words = [0, 1, 2, 3, 4, 5, 6, 7].map(|word| unsafe { *prop.add(word) }.to_string());
-    note(format!("prop={}", words.join(",")));
 }
 
 /// Makes the nth call of a function from now on fail.
@@ -382,79 +332,6 @@ exported! {
         code
     }
 
-    cuMemGetAllocationGranularity[context](bytes: *mut usize, prop: *const u32, option: u32)
-        => "option={option}"
-    {
-        note_prop(prop);
-        // RECOMMENDED
-        if option != 1 {
-            return INVALID_VALUE;
-        }
-        *bytes = GRANULE;
-        0
-    }
-    cuMemAddressReserve[context](
-        address: *mut u64, bytes: usize, alignment: usize, wanted: u64, flags: u64,
-    ) => "bytes={bytes} alignment={alignment} wanted={wanted:#x} flags={flags}" {
-        if wanted != 0 || flags != 0 {
-            return INVALID_VALUE;
-        }
-        give(address, reserve(bytes, alignment))
-    }
-    cuMemAddressFree[context](address: u64, bytes: usize) => "address={address:#x} bytes={bytes}" {
-        let mut state = state();
-        let is_all = state.reservations.get(&address).is_some_and(|all| all.0 == bytes);
-        if !is_all || state.is_mapped(address, bytes) {
-            return INVALID_VALUE;
-        }
-        let Some((_, (base, all))) = state.reservations.remove(&address) else { return INVALID_VALUE };
-        munmap(base as usize as *mut c_void, all);
-        0
-    }
-    cuMemCreate[context](handle: *mut u64, bytes: usize, prop: *const u32, flags: u64)
-        => "bytes={bytes} flags={flags}"
-    {
-        note_prop(prop);
-        if !is_whole(bytes) || flags != 0 {
-            return INVALID_VALUE;
-        }
-        let mut state = state();
-        *handle = state.handle();
-        state.memory.insert(*handle, bytes);
-        0
-    }
-    cuMemRelease[context](handle: u64) => "handle={handle:#x}" {
-        if state().memory.contains_key(&handle) { retire(handle) } else { INVALID_VALUE }
-    }
-    cuMemMap[context](address: u64, bytes: usize, offset: usize, handle: u64, flags: u64)
-        => "address={address:#x} bytes={bytes} offset={offset} handle={handle:#x} flags={flags}"
-    {
-        let mut state = state();
-        let is_free = state.is_reserved(address, bytes) && !state.is_mapped(address, bytes);
-        let is_its = state.handles.contains(&handle) && state.memory.get(&handle) == Some(&bytes);
-        if !is_free || !is_its || offset != 0 || flags != 0 {
-            return INVALID_VALUE;
-        }
-        state.mappings.insert(address, (bytes, handle));
-        0
-    }
-    cuMemSetAccess[context](address: u64, bytes: usize, access: *const u32, count: usize)
-        => "address={address:#x} bytes={bytes} count={count}"
-    {
-        let [location, ordinal, flags] = [0, 1, 2].map(|word| *access.add(word));
-        note(format!("access={location},{ordinal},{flags}"));
-        let is_one = state().mappings.get(&address).is_some_and(|mapping| mapping.0 == bytes);
-        // DEVICE, READ and WRITE
-        let is_right = count == 1 && location == 1 && (ordinal as i32) < devices() && flags == 3;
-        if is_one && is_right { 0 } else { INVALID_VALUE }
-    }
-    cuMemUnmap[context](address: u64, bytes: usize) => "address={address:#x} bytes={bytes}" {
-        let mut state = state();
-        match state.mappings.get(&address) {
-            Some(mapping) if mapping.0 == bytes => { state.mappings.remove(&address); 0 }
-            _ => INVALID_VALUE,
-        }
-    }
     cuDeviceCanAccessPeer(answer: *mut i32, device: i32, peer: i32)
         => "device={device} peer={peer}" { *answer = (device != peer).into(); 0 }
 
