@@ -43,6 +43,20 @@ fn mapped_memory_goes_back_beside_work_that_is_pending() {
     simulator.check().unwrap();
 }
 
+/// To free a block waits for the device. So as few go as do.
+#[test]
+fn a_trim_frees_the_largest_blocks_first() {
+    let (device, _) = support::simulated(SimConfig::default());
+    let stream = device.new_stream().unwrap();
+    let pool = blocks(&device);
+    let all = [2, 4, 6, 64].map(|mib| vec(&pool, &stream, mib));
+    let (keep, before) = (reserved(&pool) - 64 * MIB, pool.statistics().returns);
+    drop(all);
+    pool.wait_and_trim(keep).unwrap();
+    assert_eq!(pool.statistics().returns - before, 1);
+    assert!(reserved(&pool) <= keep && reserved(&pool) >= 12 * MIB);
+}
+
 /// To free a block waits for every kernel. So it is left until there is none.
 #[test]
 fn blocks_stay_while_the_device_works() {

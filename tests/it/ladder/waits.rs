@@ -4,8 +4,8 @@ use super::{AnyPool, MIB, Upstream, host_waits, in_time, small_device, upstreams
 use crate::log::Log;
 use aquifer::sim::Simulator;
 use aquifer::{
-    AsyncResource, DeviceResource, Error, ErrorKind, MissPolicy, MissStep, PoolResource, Result,
-    Stream, VirtualResource,
+    AsyncResource, CudaResource, DeviceResource, Error, ErrorKind, MissPolicy, MissStep,
+    PoolResource, Result, Stream, VirtualResource,
 };
 use std::sync::mpsc;
 use std::time::Duration;
@@ -235,6 +235,97 @@ fn what_cannot_help_is_not_waited_for() {
         device.synchronize().unwrap();
     }
     simulator.check().unwrap();
+}
+
+/// A pool gives back what is more than it keeps. Then it is not waited for any more, whatever of the rest is pending.
+#[test]
+fn a_pool_that_has_given_all_it_may_is_not_waited_for() {
+    let (device, simulator) = small_device();
+    let [stuck, late, asking] = [(); 3].map(|()| device.new_stream().unwrap());
+    let upstream: Upstream = VirtualResource::new(&device).unwrap().into_shared();
+    let builder = || PoolResource::builder(upstream.clone()).miss_policy(host_waits());
+    let keeps = builder().initial_size(20 * MIB).build().unwrap();
+    let kept = vec(&keeps, &stuck, 10).unwrap();
+    let more = vec(&keeps, &late, 40).unwrap();
+    device.synchronize().unwrap();
+    [&stuck, &late].iter().for_each(|stream| simulator.stall(stream).unwrap());
+    drop((kept, more));
+    let (resumed, stream) = (simulator.clone(), late.clone());
+    let resume = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(30));
+        resumed.resume(&stream).unwrap();
+    });
+    let (own, stream) = (builder().build().unwrap(), asking.clone());
+    let refused = in_time(move || ask_and_drop((own, stream), 95)).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::OutOfMemory);
+    resume.join().unwrap();
+    simulator.resume(&stuck).unwrap();
+    device.synchronize().unwrap();
+    simulator.check().unwrap();
+}
+
+/// Where the policy has no stream wait for another, none does, and the host waits.
+#[test]
+fn a_policy_without_waits_makes_none_where_memory_moves() {
+    let (device, _) = small_device();
+    let upstream: Upstream = VirtualResource::new(&device).unwrap().into_shared();
+    let beside = Beside::new(upstream, host_waits(), true, 0);
+    let before = beside.pool.statistics().waits;
+    beside.ask(60).unwrap();
+    assert_eq!(beside.pool.statistics().waits, before);
+    beside.end();
+}
+
+/// What another thread frees while a request waits serves it: on the request's stream, in that thread's cache, and on a stream
+/// that is behind.
+#[test]
+fn what_comes_while_the_host_waits_serves() {
+    for is_behind in [false, true] {
+        let (device, simulator) = small_device();
+        let [late, behind, asking] = [(); 3].map(|()| device.new_stream().unwrap());
+        let upstream: Upstream = CudaResource::new(&device).into_shared();
+        let options = PoolResource::builder(upstream).miss_policy(host_waits());
+        let pool = options.growth_step(32 * MIB).maximum_size(64 * MIB).build().unwrap();
+        // One block of upstream in three pieces, of which two are free and pending.
+        let pieces = [16, 1, 15].map(|mib| vec(&pool, &late, mib).unwrap());
+        let theirs = if is_behind { behind.clone() } else { asking.clone() };
+        let (made, is_made) = mpsc::channel();
+        let (asked, is_asked) = mpsc::channel::<()>();
+        let (ends, is_over) = mpsc::channel::<()>();
+        let other = {
+            let (pool, simulator, late) = (pool.clone(), simulator.clone(), late.clone());
+            std::thread::spawn(move || {
+                // A size is kept from its second miss on.
+                (0..3).for_each(|_| drop(vec(&pool, &theirs, 32).unwrap()));
+                let whole = vec(&pool, &theirs, 32).unwrap();
+                made.send(()).unwrap();
+                is_asked.recv().unwrap();
+                std::thread::sleep(Duration::from_millis(30));
+                drop(whole);
+                std::thread::sleep(Duration::from_millis(30));
+                simulator.resume(&late).unwrap();
+                // The thread keeps what it has until it ends.
+                let _ = is_over.recv();
+            })
+        };
+        is_made.recv().unwrap();
+        device.synchronize().unwrap();
+        simulator.stall(&late).unwrap();
+        let [first, held, last] = pieces;
+        drop((first, last));
+        if is_behind {
+            simulator.stall(&behind).unwrap();
+        }
+        asked.send(()).unwrap();
+        let (shared, stream) = (pool.clone(), asking.clone());
+        in_time(move || ask_and_drop((shared, stream), 30)).unwrap();
+        drop(ends);
+        other.join().unwrap();
+        simulator.resume(&behind).unwrap();
+        device.synchronize().unwrap();
+        drop(held);
+        simulator.check().unwrap();
+    }
 }
 
 /// A refusal that names all of it.
