@@ -285,7 +285,8 @@ fn what_comes_while_the_host_waits_serves() {
         let [late, behind, asking] = [(); 3].map(|()| device.new_stream().unwrap());
         let upstream: Upstream = CudaResource::new(&device).into_shared();
         let options = PoolResource::builder(upstream).miss_policy(host_waits());
-        let pool = options.growth_step(32 * MIB).maximum_size(64 * MIB).build().unwrap();
+        let options = options.growth_step(32 * MIB).maximum_size(64 * MIB);
+        let pool = options.magazine_bytes(64 * MIB).build().unwrap();
         // One block of upstream in three pieces, of which two are free and pending.
         let pieces = [16, 1, 15].map(|mib| vec(&pool, &late, mib).unwrap());
         let theirs = if is_behind { behind.clone() } else { asking.clone() };
@@ -318,10 +319,12 @@ fn what_comes_while_the_host_waits_serves() {
         }
         asked.send(()).unwrap();
         let (shared, stream) = (pool.clone(), asking.clone());
-        in_time(move || ask_and_drop((shared, stream), 30)).unwrap();
+        let served = in_time(move || ask_and_drop((shared, stream), 30));
         drop(ends);
         other.join().unwrap();
+        // First, since the end of a pool waits for its streams.
         simulator.resume(&behind).unwrap();
+        served.unwrap();
         device.synchronize().unwrap();
         drop(held);
         simulator.check().unwrap();
