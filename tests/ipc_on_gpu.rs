@@ -331,6 +331,79 @@ fn a_driver_pool_goes_to_another_process() {
     Other::pair(TEST, first, second);
 }
 
+/// In handles of several sizes, and from the middle of one. Then the sender lets its memory go, and the device has it again when
+/// the other process is done.
+#[test]
+fn mapped_memory_goes_to_another_process() {
+    const TEST: &str = "mapped_memory_goes_to_another_process";
+    const BYTES: usize = 300 * MIB;
+    let first = |other: Other| {
+        let (device, stream) = open_device();
+        let pool = PoolResource::new(VirtualResource::new(&device).unwrap()).unwrap();
+        // What the first mapping costs the context is not counted.
+        drop(DeviceVec::<u8>::zeroed_in(&stream, 1, pool.clone()).unwrap());
+        pool.wait_and_trim(0).unwrap();
+        let before = free(&device);
+        let mut vec = DeviceVec::<u8>::zeroed_in(&stream, 3 * MIB, pool.clone()).unwrap();
+        vec.resize(BYTES, 1).unwrap();
+        let neighbour = DeviceVec::from_slice_in(&stream, &[5_u32; 100], pool.clone()).unwrap();
+        let words = DeviceVec::from_slice_in(&stream, &[7_u32; 100], pool.clone()).unwrap();
+        let (start, place) = (Instant::now(), 100 * MIB + 3..200 * MIB);
+        vec.send_to(&other.socket).unwrap();
+        say(format_args!("has sent {} MiB in {:?}", BYTES / MIB, start.elapsed()));
+        vec.slice(place.clone()).unwrap().send_to(&other.socket).unwrap();
+        words.send_to(&other.socket).unwrap();
+        other.wait();
+        let found = vec.to_vec().unwrap();
+        let expected = |at: usize| match at {
+            _ if place.contains(&at) => 9,
+            at if at < 3 * MIB => 3,
+            _ => 1,
+        };
+        assert!(found.iter().enumerate().all(|(at, value)| *value == expected(at)));
+        assert_all(&values(&words), 8, "a kernel of the other process");
+        assert_all(&values(&neighbour), 5, "a neighbour");
+        let error = vec.ipc_handle().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+        drop((vec, words, neighbour));
+        pool.wait_and_trim(0).unwrap();
+        assert_eq!(pool.statistics().reserved, 0);
+        let kept = before.saturating_sub(free(&device));
+        assert!(kept >= BYTES as u64, "the other process keeps it: {kept}");
+        other.signal();
+        assert!(other.end().success());
+        let missing = before.saturating_sub(free(&device));
+        say(format_args!("{missing} bytes of the device are missing at the end"));
+        assert!(missing <= 4 * MIB as u64, "{missing}");
+        assert_works(&device, &stream);
+    };
+    let second = |other: Other| {
+        let (device, stream) = open_device();
+        let start = Instant::now();
+        // SAFETY: the first process keeps the memory, and waits.
+        let mut whole = unsafe { DeviceVec::<u8>::receive_from(&stream, &other.socket) }.unwrap();
+        say(format_args!("has received {} MiB in {:?}", whole.len() / MIB, start.elapsed()));
+        // SAFETY: as above.
+        let mut part = unsafe { DeviceVec::<u8>::receive_from(&stream, &other.socket) }.unwrap();
+        // SAFETY: as above.
+        let mut words = unsafe { DeviceVec::<u32>::receive_from(&stream, &other.socket) }.unwrap();
+        let found = whole.to_vec().unwrap();
+        let is_right = |(at, value): (usize, &u8)| *value == u8::from(at >= 3 * MIB);
+        assert!(found.len() == BYTES && found.iter().enumerate().all(is_right));
+        assert_all(&values(&words), 7, "of a pool");
+        whole.slice_mut(..3 * MIB).unwrap().fill(3).unwrap();
+        part.fill(9).unwrap();
+        kernels::add_one(&stream, &mut words).unwrap();
+        stream.synchronize().unwrap();
+        other.signal();
+        other.wait();
+        assert_eq!(part.get(5).unwrap(), 9, "its own process has let it go");
+        drop((whole, part, words));
+        say("has unmapped them");
+    };
+    Other::pair(TEST, first, second);
+}
+
 #[test]
 fn a_process_that_dies_with_the_memory_open_leaves_its_owner_whole() {
     const TEST: &str = "a_process_that_dies_with_the_memory_open_leaves_its_owner_whole";

@@ -37,7 +37,7 @@ pub(crate) use peer::PeerCalls;
 pub(crate) use raw::{
     DeviceAddress, DeviceRange, DriverResult, RawEvent, RawGraph, RawHandle, RawPool, RawStream,
 };
-pub(crate) use virtual_memory::VirtualCalls;
+pub(crate) use virtual_memory::{HandleSpec, VirtualCalls};
 
 /// The preferred location of managed or pageable memory (`cuMemAdvise`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -147,6 +147,10 @@ pub struct DeviceProperties {
     pub host_register: bool,
     /// The device supports virtual memory management.
     pub virtual_memory: bool,
+    /// Its memory can be shared with other processes, by file descriptors.
+    pub virtual_memory_descriptors: bool,
+    /// Network cards and disks can reach it (GPUDirect RDMA).
+    pub virtual_memory_rdma: bool,
     /// One event can cover all work of the context (`cuCtxRecordEvent`, CUDA 12.5).
     pub context_events: bool,
 }

@@ -2,6 +2,17 @@
 
 use super::raw::{DeviceAddress, DeviceRange, DriverResult, RawHandle};
 use std::any::Any;
+#[cfg(unix)]
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+/// What the memory of a handle can be used for, which is fixed when it is made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct HandleSpec {
+    /// Other processes can have it, by a file descriptor.
+    pub(crate) shareable: bool,
+    /// Network cards and disks can read and write it (GPUDirect RDMA).
+    pub(crate) rdma: bool,
+}
 
 /// The calls of a [`Driver`](super::Driver) on reserved addresses, handles of memory, and mappings of one to the other.
 /// None waits for work of the device, and each may be made beside a capture. Sizes and addresses are multiples of
@@ -11,7 +22,7 @@ use std::any::Any;
 ///
 /// | a handle is | its memory | next |
 /// | --- | --- | --- |
-/// | created | has no address | mapped; gone, by `handle_release` |
+/// | created, retained or imported | has no address | mapped; gone, by as many `handle_release` |
 /// | mapped | is reached at the range, once `set_access` was called | created, by `unmap`; released, by `handle_release` |
 /// | released | as mapped | gone, by `unmap` |
 pub(crate) trait VirtualCalls {
@@ -26,7 +37,18 @@ pub(crate) trait VirtualCalls {
     unsafe fn address_free(&self, range: DeviceRange) -> DriverResult<()>;
 
     /// Memory of the device, without an address.
-    fn handle_create(&self, bytes: usize) -> DriverResult<RawHandle>;
+    fn handle_create(&self, bytes: usize, spec: HandleSpec) -> DriverResult<RawHandle>;
+
+    /// The handle that is mapped at an address, to be released once more. The address may be any.
+    fn handle_retain(&self, address: DeviceAddress) -> DriverResult<RawHandle>;
+
+    /// A descriptor of a shareable handle, which keeps its memory as long as it is open.
+    #[cfg(unix)]
+    fn handle_export(&self, handle: RawHandle) -> DriverResult<OwnedFd>;
+
+    /// The handle of a descriptor of another process. The descriptor stays the caller's.
+    #[cfg(unix)]
+    fn handle_import(&self, descriptor: BorrowedFd<'_>) -> DriverResult<RawHandle>;
 
     /// Gives a handle up. Memory that is mapped stays until it is unmapped.
     ///

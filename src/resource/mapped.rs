@@ -3,8 +3,8 @@
 use super::mapped_peers::{MappedPeers, patiently};
 use crate::device::Device;
 use crate::driver::{
-    DeviceAddress, DeviceRange, Driver, DriverResult, ErrorContext, RawHandle, is_forked_child,
-    not_forked,
+    DeviceAddress, DeviceRange, Driver, DriverResult, ErrorContext, HandleSpec, RawHandle,
+    is_forked_child, not_forked,
 };
 use crate::error::{DriverError, Result, ensure};
 use crate::impls::Count;
@@ -17,6 +17,8 @@ use std::fmt::Display;
 pub struct VirtualMemory {
     device: Device,
     granularity: usize,
+    /// Of the handles that are created.
+    spec: HandleSpec,
     peers: Arc<MappedPeers>,
 }
 
@@ -51,16 +53,38 @@ impl VirtualMemory {
         let granularity = device.driver().granularity();
         let granularity =
             granularity.with_context(|| format!("asking {device} for its granularity"))?;
-        Ok(Self { device: device.clone(), granularity, peers: MappedPeers::of(device) })
+        let (peers, properties) = (MappedPeers::of(device), device.properties());
+        let claimed = HandleSpec {
+            shareable: properties.virtual_memory_descriptors,
+            rdma: properties.virtual_memory_rdma,
+        };
+        let spec = peers.tried().unwrap_or(claimed);
+        Ok(Self { device: device.clone(), granularity, spec, peers })
     }
 
     /// Whether mapping was seen to work.
     pub(super) fn is_tried(&self) -> bool {
-        self.peers.is_tried()
+        self.peers.tried().is_some()
     }
 
-    pub(super) fn set_tried(&self) {
-        self.peers.set_tried();
+    /// Such handles were seen to work.
+    pub(super) fn set_tried(&mut self, spec: HandleSpec) {
+        self.spec = self.peers.set_tried(spec);
+    }
+
+    /// What handles are made for.
+    pub(super) fn spec(&self) -> HandleSpec {
+        self.spec
+    }
+
+    /// As [`self`](Self), with handles that are made for something else.
+    pub(super) fn with_spec(&self, spec: HandleSpec) -> Self {
+        Self { spec, ..self.clone() }
+    }
+
+    /// Memory of the device, without an address.
+    pub(super) fn create(&self, bytes: usize) -> DriverResult<RawHandle> {
+        self.driver().handle_create(bytes, self.spec)
     }
 
     pub(super) fn device(&self) -> &Device {

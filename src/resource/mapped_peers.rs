@@ -1,17 +1,17 @@
 //! Which other devices reach a device's mapped memory: what is mapped when one is let in, and what is mapped later.
 
 use crate::device::Device;
-use crate::driver::{BackendKind, DeviceRange, Driver, DriverResult};
+use crate::driver::{BackendKind, DeviceRange, Driver, DriverResult, HandleSpec};
 use crate::error::DriverError;
-use crate::sync::trusted::{AtomicBool, Mutex, Ordering};
-use crate::sync::{Arc, LazyLock, Weak};
+use crate::sync::trusted::Mutex;
+use crate::sync::{Arc, LazyLock, OnceLock, Weak};
 use std::collections::{BTreeMap, HashMap};
 
 /// The peers of one device, and what it has mapped. No lock is held over a call of the driver.
 #[derive(Debug, Default)]
 pub(super) struct MappedPeers {
     inside: Mutex<Inside>,
-    is_tried: AtomicBool,
+    tried: OnceLock<HandleSpec>,
 }
 
 #[derive(Debug, Default)]
@@ -79,14 +79,14 @@ impl MappedPeers {
         new
     }
 
-    /// Whether the device was seen to map memory.
-    pub(super) fn is_tried(&self) -> bool {
-        // Relaxed: the flag publishes nothing else.
-        self.is_tried.load(Ordering::Relaxed)
+    /// The handles that the device was seen to map.
+    pub(super) fn tried(&self) -> Option<HandleSpec> {
+        self.tried.get().copied()
     }
 
-    pub(super) fn set_tried(&self) {
-        self.is_tried.store(true, Ordering::Relaxed);
+    /// The first answer stays: all memory of a device is made alike.
+    pub(super) fn set_tried(&self, spec: HandleSpec) -> HandleSpec {
+        *self.tried.get_or_init(|| spec)
     }
 
     pub(super) fn has(&self, device: &Device) -> bool {

@@ -14,6 +14,8 @@ mod fixed_size;
 mod handle;
 mod identity;
 pub(crate) mod impls;
+#[cfg(unix)]
+mod imported;
 mod managed;
 mod managed_alloc;
 mod mapped;
@@ -55,6 +57,8 @@ pub use virtual_memory::VirtualResource;
 pub(crate) use current_resource::CurrentResource;
 pub(crate) use handle::ResourceHandle;
 pub(crate) use impls::setters;
+#[cfg(unix)]
+pub(crate) use imported::{ImportedHandles, ImportedMemory, export_mapping, mappings_of};
 pub(crate) use mapped::Mappable;
 pub(crate) use registry::{current_handle, external_memory};
 

@@ -7,7 +7,7 @@ use super::identity::ResourceId;
 use super::mapped::{Mappable, VirtualMemory};
 use crate::device::Device;
 use crate::driver::sim::CallSite;
-use crate::driver::{BackendKind, DeviceRange, DriverResult, is_forked_child};
+use crate::driver::{BackendKind, DeviceRange, DriverResult, HandleSpec, is_forked_child};
 use crate::error::{DriverError, Error, ErrorKind, Result};
 use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout, Requested};
 use crate::pool::MapFailure;
@@ -32,9 +32,10 @@ use crate::stream::{Stream, deferred};
 /// Vectors in such a pool grow [in place](crate::DeviceVec::growth).
 ///
 /// What to keep in mind:
-/// - `cuIpcGetMemHandle` shares no such memory. Take blocks of `CudaResource` where other processes, or PyTorch's, CuPy's or Numba's
-///   sharing of tensors, need it.
-/// - It is not made for GPUDirect RDMA either. Take `CudaResource` for buffers that a network card reads or writes.
+/// - `cuIpcGetMemHandle` shares no such memory: [`DeviceVec::send_to`](crate::DeviceVec::send_to) does. Take blocks of
+///   `CudaResource` where PyTorch's, CuPy's or Numba's sharing of tensors needs it.
+/// - It is made for GPUDirect RDMA where the device says that it can
+///   ([`DeviceProperties::virtual_memory_rdma`](crate::DeviceProperties::virtual_memory_rdma)) and does not refuse it. No network card was tried.
 /// - Another library may register or cache memory by its address: UCX, NCCL, cuFile. Such an entry is for what is mapped
 ///   there at that time. Take it back before the vector grows, shrinks or is dropped.
 /// - A kernel launch with programmatic stream serialization begins before the work ahead of it has ended. Make none by a
@@ -69,9 +70,7 @@ impl VirtualResource {
     /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) where the device or its driver has no virtual memory
     /// management, or has one that does not work: a GPU's is tried once, with one granule; those of the driver calls.
     pub fn new(device: &Device) -> Result<Self> {
-        let memory = VirtualMemory::new(device)?;
-        try_once(&memory)?;
-        Ok(Self { memory })
+        Ok(Self { memory: try_once(VirtualMemory::new(device)?)? })
     }
 
     /// The memory, which was tried.
@@ -150,34 +149,42 @@ unsafe impl DeviceResource for VirtualResource {
     }
 }
 
-/// Maps one granule and gives it back, once for a device. Some platforms claim virtual memory management, and refuse it.
-/// A simulated device does what it claims.
-fn try_once(memory: &VirtualMemory) -> Result<()> {
-    let device = memory.device();
+/// Maps one granule and gives it back, once for a device. Some platforms claim virtual memory management, and refuse it;
+/// others refuse handles for network cards. A simulated device does what it claims.
+fn try_once(memory: VirtualMemory) -> Result<VirtualMemory> {
+    let device = memory.device().clone();
     if device.kind() == BackendKind::Simulated || memory.is_tried() {
-        return Ok(());
+        return Ok(memory);
     }
-    let granule = memory.granularity();
-    let tried = reserve_new(memory, granule, granule);
-    // SAFETY: mapped above; nothing has used it.
-    let tried = tried.and_then(|range| unsafe { unmap_and_free(memory, range) });
-    let Err(error) = tried else {
-        memory.set_tried();
-        return Ok(());
-    };
-    match error.kind() {
+    let claimed = memory.spec();
+    let mut specs = vec![claimed, HandleSpec { rdma: false, ..claimed }, HandleSpec::default()];
+    specs.dedup();
+    let mut refused = None;
+    for spec in specs {
+        let mut memory = memory.with_spec(spec);
+        let granule = memory.granularity();
+        let tried = reserve_new(&memory, granule, granule);
+        // SAFETY: mapped above; nothing has used it.
+        match tried.and_then(|range| unsafe { unmap_and_free(&memory, range) }) {
+            Ok(()) => {
+                memory.set_tried(spec);
+                return Ok(memory);
+            }
+            Err(error) if error.kind() == ErrorKind::ContextLost => {
+                let what = format!("trying the virtual memory of {device}");
+                return Err(Error::driver_call(what, error));
+            }
+            Err(error) => refused = Some(error),
+        }
+    }
+    match refused {
+        Some(error) if error.kind() != ErrorKind::OutOfMemory => {
+            let what = format!("{device} refuses virtual memory management");
+            let refused = Error::new(ErrorKind::Unsupported, what).with_driver(error);
+            Err(refused.with_advice("use CudaResource"))
+        }
         // A device that is full now says nothing of what it can do.
-        ErrorKind::OutOfMemory => Ok(()),
-        ErrorKind::ContextLost => {
-            Err(Error::driver_call(format!("trying the virtual memory of {device}"), error))
-        }
-        _ => {
-            let refused = Error::new(
-                ErrorKind::Unsupported,
-                format!("{device} refuses virtual memory management"),
-            );
-            Err(refused.with_driver(error).with_advice("use CudaResource"))
-        }
+        _ => Ok(memory.with_spec(HandleSpec { rdma: false, ..claimed })),
     }
 }
 
@@ -210,7 +217,7 @@ unsafe fn map_new(
     range: DeviceRange,
 ) -> Result<(), MapFailure<DriverError>> {
     let driver = memory.driver();
-    let created = driver.handle_create(range.bytes);
+    let created = memory.create(range.bytes);
     let handle = created.map_err(|error| MapFailure { error, is_mapped: false })?;
     // SAFETY: the caller's promise; the handle is of this size.
     let mapped = unsafe { memory.map(range, handle) };

@@ -274,9 +274,9 @@ fn mapped_memory_is_asked_by_cudas_numbers() {
             ["alignment", "wanted", "flags"].map(|key| value(reserved, key)),
             [&*granule, "0x0", "0"]
         );
-        // Plain memory of device 1, which no other process is to open.
+        // Memory of device 1, for other processes by a descriptor, and for network cards.
         assert_eq!(value(&all[of("cuMemCreate")], "flags"), "0");
-        assert_eq!(all[of("cuMemCreate") + 1], "# prop=1,0,1,1,0,0,0,0");
+        assert_eq!(all[of("cuMemCreate") + 1], "# prop=1,1,1,1,0,0,256,0");
         let mapped = &all[of("cuMemMap")];
         assert_eq!(["offset", "flags"].map(|key| value(mapped, key)), ["0", "0"]);
         let released = &all[of("cuMemRelease")];
@@ -333,21 +333,24 @@ fn virtual_memory_is_tried_once() {
             ("cuMemSetAccess", 999),
         ];
         for (call, code) in refusals {
-            driver.fail(call, 1, code);
+            // Each time: of handles for network cards, of those for processes, and of plain ones.
+            driver.fail(call, 0, code);
             let error = VirtualResource::new(&device).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
             assert_eq!(error.driver().unwrap().code(), code);
             assert!(error.to_string().contains("(use CudaResource)"), "{error}");
             assert_eq!(driver.alive(), before, "{call}");
+            driver.fail(call, u32::MAX, 0);
         }
         driver.fail("cuMemSetAccess", 1, 4);
         let lost = VirtualResource::new(&device).unwrap_err();
         assert_eq!(lost.kind(), ErrorKind::ContextLost, "{lost}");
         // A device that is full may have memory later; one that is not ready is so soon.
-        for (call, code) in [("cuMemCreate", 2), ("cuMemSetAccess", 600)] {
-            driver.fail(call, 1, code);
-            drop(VirtualResource::new(&device).unwrap());
-        }
+        driver.fail("cuMemCreate", 0, 2);
+        drop(VirtualResource::new(&device).unwrap());
+        driver.fail("cuMemCreate", u32::MAX, 0);
+        driver.fail("cuMemSetAccess", 1, 600);
+        drop(VirtualResource::new(&device).unwrap());
         driver.take();
         let first = VirtualResource::new(&device).unwrap();
         assert_eq!(
@@ -365,5 +368,39 @@ fn virtual_memory_is_tried_once() {
         let second = VirtualResource::new(&device).unwrap();
         assert_eq!(driver.names(), ["cuMemGetAllocationGranularity"]);
         assert_eq!((&first, driver.alive()), (&second, before));
+    });
+}
+
+/// A platform that refuses handles for network cards has those for other processes. The answer holds for all memory of the
+/// device.
+#[test]
+fn handles_that_are_refused_are_made_for_less() {
+    let name = "driver_resources::handles_that_are_refused_are_made_for_less";
+    alone(name, Installed::StandIn, &[], |driver| {
+        let device = Device::open(0).unwrap();
+        let stream = device.new_stream().unwrap();
+        let before = driver.alive();
+        for (refused, prop) in [
+            (None, "# prop=1,1,1,0,0,0,256,0"),
+            (Some("cuMemCreate"), "# prop=1,1,1,0,0,0,0,0"),
+            (Some("cuMemSetAccess"), "# prop=1,1,1,0,0,0,0,0"),
+        ] {
+            if let Some(call) = refused {
+                driver.fail(call, 1, 801);
+            }
+            let resource = VirtualResource::new(&device).unwrap();
+            let same = VirtualResource::new(&device).unwrap();
+            for resource in [resource, same] {
+                driver.take();
+                let layout = DeviceLayout::new(1 << 20).unwrap();
+                let block = resource.allocate(&stream, layout).unwrap();
+                let calls = driver.take();
+                let created = calls.iter().position(|line| line.starts_with("cuMemCreate"));
+                assert_eq!(calls[created.unwrap() + 1], prop, "{refused:?}");
+                // SAFETY: the block is the resource's, and no work uses it.
+                unsafe { resource.deallocate(&stream, block) };
+            }
+        }
+        assert_eq!(driver.alive(), before);
     });
 }

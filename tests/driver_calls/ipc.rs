@@ -3,7 +3,7 @@
 use super::child::{Installed, alone, value};
 use aquifer::{
     AsyncResource, CudaResource, Device, DeviceResource, DeviceVec, ErrorKind, IpcHandle, IpcKind,
-    IpcPool, ManagedResource, PoolResource,
+    IpcPool, ManagedResource, PoolResource, VirtualResource,
 };
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -126,6 +126,55 @@ fn a_pool_is_imported_by_its_descriptor_and_its_memory_by_the_pool() {
         drop((imported, shared));
         assert_eq!(driver.names(), ["cuStreamSynchronize", "cuMemFree_v2", "cuMemPoolDestroy"]);
         assert_eq!(driver.alive(), before - 1, "the block and the pool");
+    });
+}
+
+/// Each descriptor is closed, and each handle that was retained or imported is released.
+#[test]
+fn mapped_memory_goes_by_a_descriptor_for_each_handle() {
+    let name = "ipc::mapped_memory_goes_by_a_descriptor_for_each_handle";
+    alone(name, Installed::StandIn, &[], |driver| {
+        let device = Device::open(0).unwrap();
+        let stream = device.new_stream().unwrap();
+        let pool = PoolResource::new(VirtualResource::new(&device).unwrap()).unwrap();
+        let mut vec = DeviceVec::<u8>::zeroed_in(&stream, 3 << 20, pool).unwrap();
+        vec.resize(9 << 20, 1).unwrap();
+        let (here, there) = UnixStream::pair().unwrap();
+        let open = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+        let (before, descriptors) = (driver.alive(), open());
+        driver.take();
+        vec.send_to(&here).unwrap();
+        let calls = driver.take();
+        let of = |calls: &[String], name: &str| -> Vec<String> {
+            calls.iter().filter(|line| line.starts_with(name)).cloned().collect()
+        };
+        let exports = of(&calls, "cuMemExportToShareableHandle");
+        assert!(exports.len() >= 2, "{calls:?}");
+        for export in &exports {
+            assert_eq!((value(export, "kind"), value(export, "flags")), ("1", "0"));
+        }
+        let retained = of(&calls, "cuMemRetainAllocationHandle").len();
+        assert_eq!(of(&calls, "cuMemRelease").len(), retained);
+        assert_eq!(driver.alive(), before);
+        // SAFETY: the stand-in's memory lives until it is closed.
+        let shared = unsafe { DeviceVec::<u8>::receive_from(&stream, &there) }.unwrap();
+        let calls = driver.take();
+        let imports = of(&calls, "cuMemImportFromShareableHandle");
+        assert_eq!(imports.len(), exports.len());
+        for import in &imports {
+            assert_eq!(value(import, "kind"), "1");
+            assert!(value(import, "descriptor").parse::<i32>().unwrap() > 2);
+        }
+        let maps = of(&calls, "cuMemMap");
+        assert_eq!((maps.len(), of(&calls, "cuMemRelease").len()), (imports.len(), imports.len()));
+        // The mappings and their addresses.
+        let there = (before + maps.len() + 1, descriptors);
+        assert_eq!((shared.len(), (driver.alive(), open())), (9 << 20, there));
+        drop(shared);
+        let names = driver.names();
+        let unmaps = names.iter().filter(|name| *name == "cuMemUnmap").count();
+        assert_eq!((unmaps, names.last().unwrap().as_str()), (maps.len(), "cuMemAddressFree"));
+        assert_eq!(driver.alive(), before);
     });
 }
 

@@ -125,14 +125,21 @@ fn share(stream: &Stream, pool: &Arc<AsyncResource>) {
         let vec = DeviceVec::from_slice_in(stream, &[1_u8; 64], pool.clone()).unwrap();
         // SAFETY: as above.
         drop(unsafe { imported.open::<u8>(stream, &vec.ipc_handle().unwrap()) }.unwrap());
+        let (here, there) = std::os::unix::net::UnixStream::pair().unwrap();
+        let mapped = VirtualResource::new(device).unwrap();
+        let vec = DeviceVec::from_slice_in(stream, &[1_u8; 64], mapped).unwrap();
+        vec.send_to(&here).unwrap();
+        // SAFETY: as above.
+        drop(unsafe { DeviceVec::<u8>::receive_from(stream, &there) }.unwrap());
     }
 }
 
 /// Those that the test makes.
 fn counted() -> BTreeSet<&'static str> {
     let all = Simulator::CALLS.into_iter();
-    let is_shared =
-        |call: &str| ["cuMemPoolExport", "cuMemPoolImport"].iter().any(|it| call.starts_with(it));
+    let shared =
+        ["cuMemPoolExport", "cuMemPoolImport", "cuMemExport", "cuMemImport", "cuMemRetain"];
+    let is_shared = |call: &str| shared.iter().any(|it| call.starts_with(it));
     all.filter(|call| SHAREABLE || !is_shared(call)).collect()
 }
 

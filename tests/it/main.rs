@@ -42,6 +42,8 @@ mod guards;
 mod host_forms;
 mod ipc;
 #[cfg(target_os = "linux")]
+mod ipc_mapped;
+#[cfg(target_os = "linux")]
 mod ipc_pools;
 #[path = "../support/kernels.rs"]
 mod kernels;

@@ -4,7 +4,7 @@
 //! undefined behaviour. A function that the library lacks is an error when it is called.
 
 use crate::driver::is_forked_child;
-use crate::driver::{DriverResult, IpcBytes, PoolSpec};
+use crate::driver::{DriverResult, HandleSpec, IpcBytes, PoolSpec};
 use crate::error::DriverError;
 use crate::sync::OnceLock;
 use std::ffi::{c_char, c_void};
@@ -66,16 +66,18 @@ pub(super) struct AllocationProp {
 const _: () = assert!(size_of::<AllocationProp>() == 32);
 
 impl AllocationProp {
-    /// Memory of one device, which is not shared with other processes.
-    pub(super) fn on_device(ordinal: i32) -> Self {
+    /// Memory of one device.
+    pub(super) fn on_device(ordinal: i32, spec: HandleSpec) -> Self {
         const PINNED: u32 = 1;
+        /// `allocFlags.gpuDirectRDMACapable`, the second byte.
+        const RDMA: u64 = 1 << 8;
         Self {
             allocation_type: PINNED,
-            handle_types: 0,
+            handle_types: if spec.shareable { POSIX_FILE_DESCRIPTOR } else { 0 },
             location_type: DEVICE,
             location_id: ordinal,
             win32_metadata: 0,
-            flags: 0,
+            flags: if spec.rdma { RDMA } else { 0 },
         }
     }
 }
@@ -214,6 +216,11 @@ driver_functions! {
     mem_create = cuMemCreate(
         handle: *mut u64, bytes: usize, prop: *const AllocationProp, flags: u64);
     mem_release = cuMemRelease(handle: u64);
+    mem_retain = cuMemRetainAllocationHandle(handle: *mut u64, address: *mut c_void);
+    mem_export = cuMemExportToShareableHandle(
+        shareable: *mut c_void, handle: u64, kind: u32, flags: u64);
+    mem_import = cuMemImportFromShareableHandle(
+        handle: *mut u64, shareable: *mut c_void, kind: u32);
     mem_map = cuMemMap(address: u64, bytes: usize, offset: usize, handle: u64, flags: u64);
     mem_set_access = cuMemSetAccess(
         address: u64, bytes: usize, accesses: *const PoolAccess, count: usize);

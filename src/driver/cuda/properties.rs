@@ -12,6 +12,8 @@ const PAGEABLE_MEMORY_ACCESS: u32 = 88;
 const CONCURRENT_MANAGED_ACCESS: u32 = 89;
 const HOST_REGISTER_SUPPORTED: u32 = 99;
 const VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: u32 = 102;
+const HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED: u32 = 103;
+const GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED: u32 = 110;
 const MEMORY_POOLS_SUPPORTED: u32 = 115;
 
 /// The first driver version with `cuCtxRecordEvent`.
@@ -50,6 +52,8 @@ pub(super) fn properties(library: &Library, device: i32) -> DriverResult<DeviceP
         map_host_memory: flag(CAN_MAP_HOST_MEMORY),
         host_register: flag(HOST_REGISTER_SUPPORTED),
         virtual_memory: flag(VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED),
+        virtual_memory_descriptors: flag(HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED),
+        virtual_memory_rdma: flag(GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED),
         context_events: driver_version >= CONTEXT_EVENTS_SINCE && library.has("cuCtxRecordEvent"),
     })
 }

@@ -1,15 +1,22 @@
 //! The [`VirtualCalls`] of a GPU.
 
 use super::driver::CudaDriver;
+#[cfg(unix)]
+use super::library::POSIX_FILE_DESCRIPTOR;
 use super::library::{AllocationProp, PoolAccess, out_param};
 use super::peer::gpu;
-use crate::driver::{DeviceAddress, DeviceRange, DriverResult, RawHandle, VirtualCalls};
+use crate::driver::{
+    DeviceAddress, DeviceRange, DriverResult, HandleSpec, RawHandle, VirtualCalls,
+};
+use crate::error::DriverError;
 use std::any::Any;
+#[cfg(unix)]
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 impl VirtualCalls for CudaDriver {
     fn granularity(&self) -> DriverResult<usize> {
         const RECOMMENDED: u32 = 1;
-        let prop = AllocationProp::on_device(self.context().cu_device());
+        let prop = AllocationProp::on_device(self.context().cu_device(), HandleSpec::default());
         // SAFETY: `bytes` is writable and `prop` readable for the call.
         out_param(|bytes| unsafe {
             self.relaxed()?.mem_get_granularity(bytes, &raw const prop, RECOMMENDED)
@@ -28,11 +35,42 @@ impl VirtualCalls for CudaDriver {
         unsafe { self.relaxed()?.mem_address_free(range.address, range.bytes) }
     }
 
-    fn handle_create(&self, bytes: usize) -> DriverResult<RawHandle> {
-        let prop = AllocationProp::on_device(self.context().cu_device());
+    fn handle_create(&self, bytes: usize, spec: HandleSpec) -> DriverResult<RawHandle> {
+        let prop = AllocationProp::on_device(self.context().cu_device(), spec);
         // SAFETY: `handle` is writable and `prop` readable for the call.
         out_param(|handle| unsafe { self.relaxed()?.mem_create(handle, bytes, &raw const prop, 0) })
             .map(RawHandle)
+    }
+
+    fn handle_retain(&self, address: DeviceAddress) -> DriverResult<RawHandle> {
+        let place = std::ptr::without_provenance_mut(address as usize);
+        // SAFETY: `handle` is writable for the call; the address is looked up, not followed.
+        out_param(|handle| unsafe { self.relaxed()?.mem_retain(handle, place) }).map(RawHandle)
+    }
+
+    #[cfg(unix)]
+    fn handle_export(&self, handle: RawHandle) -> DriverResult<OwnedFd> {
+        // SAFETY: the driver writes a descriptor, an `int`; a handle that is not shareable is an error of the driver.
+        let descriptor: i32 = out_param(|descriptor: *mut i32| unsafe {
+            self.relaxed()?.mem_export(descriptor.cast(), handle.0, POSIX_FILE_DESCRIPTOR, 0)
+        })?;
+        if descriptor < 0 {
+            let call = "cuMemExportToShareableHandle";
+            return Err(DriverError::new(call, DriverError::NOT_SUPPORTED));
+        }
+        // SAFETY: a new descriptor, which the driver has given to the caller.
+        Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+    }
+
+    #[cfg(unix)]
+    fn handle_import(&self, descriptor: BorrowedFd<'_>) -> DriverResult<RawHandle> {
+        // The number itself stands for the pointer.
+        let shareable = std::ptr::without_provenance_mut(descriptor.as_raw_fd() as usize);
+        // SAFETY: `handle` is writable for the call; a descriptor of no handle is an error of the driver.
+        out_param(|handle| unsafe {
+            self.relaxed()?.mem_import(handle, shareable, POSIX_FILE_DESCRIPTOR)
+        })
+        .map(RawHandle)
     }
 
     unsafe fn handle_release(&self, handle: RawHandle) -> DriverResult<()> {

@@ -108,21 +108,26 @@ impl Simulator {
 
     /// The driver calls that the device counts and that can be made to fail, by their names in CUDA's
     /// manual. A stream that is not destroyed since the call failed stays in the simulation; no error tells of it.
-    pub const CALLS: [&'static str; 75] = names! {
-        cuCtxEnablePeerAccess cuCtxRecordEvent cuCtxSynchronize cuDeviceGetDefaultMemPool cuDeviceGetUuid cuEventCreate
-        cuEventDestroy cuEventQuery cuEventRecord cuEventSynchronize cuGraphExecDestroy
-        cuGraphInstantiate cuGraphLaunch cuIpcCloseMemHandle cuIpcGetMemHandle cuIpcOpenMemHandle
-        cuLaunchKernel cuMemAddressFree cuMemAddressReserve cuMemAdvise cuMemAlloc cuMemAllocFromPoolAsync cuMemAllocManaged cuMemCreate cuMemFree
-        cuMemFreeAsync cuMemFreeHost cuMemGetAddressRange cuMemGetAllocationGranularity cuMemGetInfo cuMemHostAlloc
-        cuMemHostGetDevicePointer cuMemHostRegister cuMemHostUnregister cuMemMap cuMemPoolCreate
-        cuMemPoolDestroy cuMemPoolExportPointer cuMemPoolExportToShareableHandle
-        cuMemPoolGetAttribute cuMemPoolImportFromShareableHandle cuMemPoolImportPointer
-        cuMemPoolSetAccess cuMemPoolSetAttribute cuMemPoolTrimTo cuMemPrefetchAsync cuMemRelease cuMemSetAccess cuMemUnmap cuMemcpyDtoDAsync
-        cuMemcpyDtoHAsync cuMemcpyHtoDAsync cuMemcpyPeerAsync cuMemsetAsync cuPointerGetAttributes
-        cuStreamBeginCapture cuStreamCreate cuStreamDestroy cuStreamEndCapture cuStreamGetId
-        cuStreamIsCapturing cuStreamSynchronize cuStreamWaitEvent ncclAllGather ncclAllReduce
-        ncclBroadcast ncclCommDeregister ncclCommInitRank ncclCommRegister ncclGetUniqueId ncclMemAlloc
-        ncclRecv ncclReduce ncclReduceScatter ncclSend
+    pub const CALLS: [&'static str; 78] = names! {
+        cuCtxEnablePeerAccess cuCtxRecordEvent cuCtxSynchronize cuDeviceGetDefaultMemPool
+        cuDeviceGetUuid cuEventCreate cuEventDestroy cuEventQuery cuEventRecord
+        cuEventSynchronize cuGraphExecDestroy cuGraphInstantiate cuGraphLaunch
+        cuIpcCloseMemHandle cuIpcGetMemHandle cuIpcOpenMemHandle cuLaunchKernel
+        cuMemAddressFree cuMemAddressReserve cuMemAdvise cuMemAlloc cuMemAllocFromPoolAsync
+        cuMemAllocManaged cuMemCreate cuMemExportToShareableHandle cuMemFree cuMemFreeAsync
+        cuMemFreeHost cuMemGetAddressRange cuMemGetAllocationGranularity cuMemGetInfo
+        cuMemHostAlloc cuMemHostGetDevicePointer cuMemHostRegister cuMemHostUnregister
+        cuMemImportFromShareableHandle cuMemMap cuMemPoolCreate cuMemPoolDestroy
+        cuMemPoolExportPointer cuMemPoolExportToShareableHandle cuMemPoolGetAttribute
+        cuMemPoolImportFromShareableHandle cuMemPoolImportPointer cuMemPoolSetAccess
+        cuMemPoolSetAttribute cuMemPoolTrimTo cuMemPrefetchAsync cuMemRelease
+        cuMemRetainAllocationHandle cuMemSetAccess cuMemUnmap cuMemcpyDtoDAsync
+        cuMemcpyDtoHAsync cuMemcpyHtoDAsync cuMemcpyPeerAsync cuMemsetAsync
+        cuPointerGetAttributes cuStreamBeginCapture cuStreamCreate cuStreamDestroy
+        cuStreamEndCapture cuStreamGetId cuStreamIsCapturing cuStreamSynchronize
+        cuStreamWaitEvent ncclAllGather ncclAllReduce ncclBroadcast ncclCommDeregister
+        ncclCommInitRank ncclCommRegister ncclGetUniqueId ncclMemAlloc ncclRecv ncclReduce
+        ncclReduceScatter ncclSend
     };
 
     /// Loses the context: queued operations are discarded, captures are invalidated, and every later call returns

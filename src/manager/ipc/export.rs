@@ -14,7 +14,8 @@ use bytemuck::Pod;
 
 /// Of memory that no other process can open.
 const SHAREABLE: &str = "take it from CudaResource, or from a PoolResource over it that was built with \
-                         handles(Handles::Off); or from an AsyncResource that was built with shareable(true)";
+                         handles(Handles::Off); or from an AsyncResource that was built with shareable(true). \
+                         Mapped memory goes over a socket, by DeviceVec::send_to";
 
 impl<T: Pod> DeviceSlice<'_, T> {
     /// Waits for the vector's home stream and for every other use of this memory, and makes a handle by which
@@ -42,13 +43,18 @@ impl<T: Pod> DeviceSlice<'_, T> {
     #[track_caller]
     pub fn ipc_handle(&self) -> Result<IpcHandle> {
         let _site = CallSite::enter();
-        let range =
-            DeviceRange { address: self.as_device_ptr(), bytes: self.len() * size_of::<T>() };
+        export(self.home().device(), self.range_to_share(), || self.order_to_share())
+    }
+
+    pub(super) fn range_to_share(&self) -> DeviceRange {
+        DeviceRange { address: self.as_device_ptr(), bytes: self.len() * size_of::<T>() }
+    }
+
+    /// The home stream, which is behind all uses of this memory then.
+    pub(super) fn order_to_share(&self) -> Result<StreamCall<'_>> {
         // The other process may write: after the reads of streams, too.
         let all = MemoryUse { writes: true, ..self.memory_use() };
-        export(self.home().device(), range, || {
-            all.order_on(self.home(), CapturePolicy::Refuse("work of another process"))
-        })
+        all.order_on(self.home(), CapturePolicy::Refuse("work of another process"))
     }
 }
 
@@ -121,19 +127,14 @@ fn export<'s>(
     range: DeviceRange,
     order: impl FnOnce() -> Result<StreamCall<'s>>,
 ) -> Result<IpcHandle> {
-    not_forked("memory for another process")?;
     let DeviceRange { address, bytes } = range;
-    let advice = "share memory that has elements";
-    ensure!(bytes > 0, InvalidArgument, advice, "no bytes of {device} were to be shared");
-    let wanted = || format!("sharing {} of {device} with other processes", Count(bytes, "byte"));
-    let stream = order()?;
-    // First: of a capture's memory the driver tells no kind.
-    stream.refuse_capture("sharing memory with another process")?;
+    let wanted = sharing(device, bytes);
+    let stream = begin(device, range, order)?;
     let (kind, pool) = shareable_kind(device, range)?;
     stream.synchronize()?;
     drop(stream);
     let driver = device.driver();
-    let whole = driver.allocation_range(address).with_context(wanted)?;
+    let whole = driver.allocation_range(address).with_context(&wanted)?;
     let exported = match kind {
         IpcKind::Plain => driver.ipc_export(whole.address),
         IpcKind::Pool => driver.pool_export_pointer(whole.address),
@@ -143,13 +144,33 @@ fn export<'s>(
             let what = "memory of a driver pool that is not shareable";
             return Err(refused(device, bytes, what).with_driver(error));
         }
-        exported => exported.with_context(wanted)?,
+        exported => exported.with_context(&wanted)?,
     };
     let device_uuid = device.uuid()?;
     let offset = address.wrapping_sub(whole.address);
     let (process, bytes) = (std::process::id(), bytes as u64);
     let pool = pool.map_or(0, |pool| pool.0);
     Ok(IpcHandle { kind, device_uuid, process, driver_bytes, pool, offset, bytes })
+}
+
+/// A stream on which everything has come that uses the range, unless that cannot be shared.
+pub(super) fn begin<'s>(
+    device: &Device,
+    range: DeviceRange,
+    order: impl FnOnce() -> Result<StreamCall<'s>>,
+) -> Result<StreamCall<'s>> {
+    not_forked("memory for another process")?;
+    let advice = "share memory that has elements";
+    ensure!(range.bytes > 0, InvalidArgument, advice, "no bytes of {device} were to be shared");
+    let stream = order()?;
+    // First: of a capture's memory the driver tells no kind.
+    stream.refuse_capture("sharing memory with another process")?;
+    Ok(stream)
+}
+
+/// What is being done, for messages.
+pub(super) fn sharing(device: &Device, bytes: usize) -> impl Fn() -> String {
+    move || format!("sharing {} of {device} with other processes", Count(bytes, "byte"))
 }
 
 /// How other processes can open memory of this one, and the pool of the driver's that it is of.

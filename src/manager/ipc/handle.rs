@@ -17,7 +17,6 @@ pub enum IpcKind {
 }
 
 impl IpcKind {
-    // 3 is kept for virtual memory, which needs a descriptor for each allocation.
     fn number(self) -> u8 {
         match self {
             Self::Plain => 1,
@@ -43,7 +42,8 @@ impl IpcKind {
 /// |---|---|
 /// | [`CudaResource`](crate::CudaResource), adaptors over it, and pools over it that take blocks | [`IpcKind::Plain`] |
 /// | an [`AsyncResource`](crate::AsyncResource) that is [shareable](crate::AsyncOptions::shareable), and pools over it | [`IpcKind::Pool`] |
-/// | a pool on [handles](crate::Handles), [`VirtualResource`](crate::VirtualResource), another driver pool, [`ManagedResource`](crate::ManagedResource), page-locked memory, [`SystemResource`](crate::SystemResource) | none: an error of [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) |
+/// | a pool on [handles](crate::Handles), [`VirtualResource`](crate::VirtualResource) | none: [`DeviceVec::send_to`](crate::DeviceVec::send_to) sends it over a Unix socket |
+/// | another driver pool, [`ManagedResource`](crate::ManagedResource), page-locked memory, [`SystemResource`](crate::SystemResource) | none: an error of [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) |
 ///
 /// A pool cuts many blocks from one allocation. To open one of them is to have the whole allocation in the other
 /// process: code there that leaves its block reads and writes the neighbours. CUDA does the same to small

@@ -6,15 +6,18 @@ use crate::container::{DeviceVec, DeviceVecParts, refuse_zero_sized};
 use crate::debug_log::deferred_event;
 use crate::device::Device;
 use crate::driver::sim::{CallSite, process_of};
-use crate::driver::{BackendKind, ErrorContext, not_forked};
+use crate::driver::{BackendKind, DriverResult, ErrorContext, not_forked};
 use crate::error::{DriverError, Error, ErrorKind, Result, ensure};
 use crate::impls::{Count, debug_struct};
 use crate::layout::DeviceLayout;
+#[cfg(unix)]
+use crate::resource::ImportedMemory;
 use crate::resource::{DeviceBlock, DeviceResource};
 use crate::stream::Stream;
 use crate::sync::Arc;
 use crate::sync::trusted::Mutex;
 use bytemuck::Pod;
+use std::fmt;
 use std::mem::ManuallyDrop;
 
 impl IpcHandle {
@@ -125,17 +128,9 @@ pub(super) unsafe fn open<T: Pod>(
 ) -> Result<DeviceVec<T>> {
     not_forked("memory of another process")?;
     refuse_zero_sized::<T>()?;
-    let (device, bytes) = (stream.device(), handle.bytes);
+    let device = stream.device();
     require_device(handle, device)?;
-    let (element, size) = (std::any::type_name::<T>(), size_of::<T>() as u64);
-    let advice = "open it as `u8`, or as what it was exported as";
-    ensure!(
-        bytes.is_multiple_of(size),
-        LengthMismatch,
-        advice,
-        "{handle} was to be opened as `{element}`, of {} each",
-        Count(size, "byte")
-    );
+    require_whole::<T>(handle, handle.bytes)?;
     let opening = Opening::new(device, source, &handle.driver_bytes).map_err(|error| {
         let is_own = handle.process == std::process::id() && device.kind() == BackendKind::Cuda;
         let is_refused = error.kind() == ErrorKind::Driver;
@@ -158,13 +153,43 @@ pub(super) unsafe fn open<T: Pod>(
             return Err(error);
         }
     };
+    // SAFETY: the range lies in the allocation that was opened.
+    unsafe { vector(stream, (address, handle.bytes), handle.process, Opened::Counted(opening)) }
+}
+
+/// An error unless so many bytes of `what` are whole `T`s, which have a size.
+pub(super) fn require_whole<T: Pod>(what: &dyn fmt::Display, bytes: u64) -> Result<()> {
+    let (element, size) = (std::any::type_name::<T>(), size_of::<T>() as u64);
+    let advice = "open it as `u8`, or as what it was exported as";
+    ensure!(
+        bytes.is_multiple_of(size),
+        LengthMismatch,
+        advice,
+        "{what} was to be opened as `{element}`, of {} each",
+        Count(size, "byte")
+    );
+    Ok(())
+}
+
+/// The vector of an address and a size in bytes, of whole `T`s, in memory of `process` that was opened.
+///
+/// # Safety
+///
+/// The range is in what was opened, aligned for `T`. As [`IpcHandle::open`].
+pub(super) unsafe fn vector<T: Pod>(
+    stream: &Stream,
+    (address, bytes): (u64, u64),
+    process: u32,
+    opened: Opened,
+) -> Result<DeviceVec<T>> {
     // The range lies in an allocation, whose size is a number of this machine.
-    let (block, length) = (DeviceBlock::new(address, bytes as usize, 0), (bytes / size) as usize);
-    let process = handle.process;
+    let bytes = bytes as usize;
+    let (block, length) = (DeviceBlock::new(address, bytes, 0), bytes / size_of::<T>());
+    let device = stream.device();
     let ordinal = device.ordinal();
     deferred_event!(debug, target: IPC, device = ordinal, bytes, process, "opened memory of another process");
-    let opening = Mutex::new(Some(ManuallyDrop::new(opening)));
-    let resource = Arc::new(IpcMemory { device: device.clone(), process, opening });
+    let opened = Mutex::new(Some(ManuallyDrop::new(opened)));
+    let resource = Arc::new(IpcMemory { device: device.clone(), process, opened });
     let parts = DeviceVecParts { stream: stream.clone(), block, length, resource };
     // SAFETY: the block is the new resource's only one, and nothing of this process used it so far.
     unsafe { DeviceVec::from_raw_parts(parts) }
@@ -221,7 +246,7 @@ fn place(handle: &IpcHandle, opening: &Opening, alignment: u64) -> Result<u64> {
 }
 
 /// An error unless the memory of a handle is `device`'s.
-pub(super) fn require_device(handle: &IpcHandle, device: &Device) -> Result<()> {
+fn require_device(handle: &IpcHandle, device: &Device) -> Result<()> {
     require_uuid(&handle.device_uuid, device, || handle.to_string())
 }
 
@@ -253,13 +278,37 @@ pub(super) fn require_uuid(
     }
 }
 
+/// Memory of another process, as this one has it.
+pub(super) enum Opened {
+    /// Once for all that is opened of one allocation.
+    Counted(Opening),
+    /// For one vector.
+    #[cfg(unix)]
+    Mapped(ImportedMemory),
+}
+
+impl Opened {
+    /// # Safety
+    ///
+    /// No work that uses the memory by this is pending.
+    unsafe fn close(self) -> DriverResult<()> {
+        match self {
+            // SAFETY: the caller's contract.
+            Self::Counted(opening) => unsafe { opening.close() },
+            #[cfg(unix)]
+            // SAFETY: as above.
+            Self::Mapped(memory) => unsafe { memory.close() },
+        }
+    }
+}
+
 /// The resource of a vector in another process's memory, of its one block.
 struct IpcMemory {
     device: Device,
     /// The exporter, for events.
     process: u32,
     /// Until the block comes back. A block that never does leaves the memory open: work may use it.
-    opening: Mutex<Option<ManuallyDrop<Opening>>>,
+    opened: Mutex<Option<ManuallyDrop<Opened>>>,
 }
 
 debug_struct!(IpcMemory { device, process, .. });
@@ -288,13 +337,13 @@ unsafe impl DeviceResource for IpcMemory {
         if block.is_empty() {
             return;
         }
-        let Some(opening) = self.opening.lock().take() else { return };
+        let Some(opened) = self.opened.lock().take() else { return };
         let (device, process, bytes) = (self.device.clone(), self.process, block.bytes());
         let close = move |passed: Result<()>| {
             let closed = passed.and_then(|()| {
-                let opening = ManuallyDrop::into_inner(opening);
+                let opened = ManuallyDrop::into_inner(opened);
                 // SAFETY: the stream has passed every use of the block, by the caller's promise.
-                unsafe { opening.close() }.with_context(|| format!("closing memory on {device}"))
+                unsafe { opened.close() }.with_context(|| format!("closing memory on {device}"))
             });
             match closed {
                 Ok(()) => {

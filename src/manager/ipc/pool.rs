@@ -3,7 +3,7 @@
 use super::handle::{IpcHandle, IpcKind};
 use super::memory::{copy, open, require_uuid};
 use super::opened::Source;
-use super::socket::{receive_descriptor, send_descriptor};
+use super::socket::{Goods, receive_descriptor, send_descriptor};
 use crate::container::DeviceVec;
 use crate::debug_log::deferred_event;
 use crate::device::Device;
@@ -23,6 +23,7 @@ use std::os::unix::net::UnixStream;
 /// of the pool.
 const MESSAGE: usize = 40;
 const MAGIC: &[u8; 8] = b"AQ-POOL\x01";
+const POOL: Goods = Goods { what: "a pool of the driver", sender: "AsyncResource::send_to" };
 
 impl AsyncResource {
     /// Sends a [shareable](crate::AsyncOptions::shareable) pool to the process at the other end of a socket, which
@@ -40,7 +41,7 @@ impl AsyncResource {
         message[8..24].copy_from_slice(&device.uuid()?);
         message[24..28].copy_from_slice(&std::process::id().to_le_bytes());
         message[32..].copy_from_slice(&self.as_raw_pool().to_le_bytes());
-        send_descriptor(socket, &message, descriptor.as_fd())
+        send_descriptor(socket, &message, descriptor.as_fd(), &POOL)
     }
 }
 
@@ -111,7 +112,7 @@ impl IpcPool {
     /// the driver.
     pub fn receive(device: &Device, socket: &UnixStream) -> Result<Self> {
         not_forked("a pool of another process")?;
-        let (message, descriptor) = receive_descriptor::<MESSAGE>(socket, MAGIC)?;
+        let (message, descriptor) = receive_descriptor::<MESSAGE>(socket, MAGIC, &POOL)?;
         let (mut uuid, mut process, mut pool) = ([0; 16], [0; 4], [0; 8]);
         uuid.copy_from_slice(&message[8..24]);
         process.copy_from_slice(&message[24..28]);

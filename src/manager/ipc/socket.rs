@@ -27,11 +27,20 @@ const RECEIVE: RecvFlags = RecvFlags::CMSG_CLOEXEC;
 #[cfg(target_vendor = "apple")]
 const RECEIVE: RecvFlags = RecvFlags::empty();
 
+/// What goes over a socket, for messages.
+pub(super) struct Goods {
+    /// With its article.
+    pub(super) what: &'static str,
+    /// The function by which the other process sends it.
+    pub(super) sender: &'static str,
+}
+
 /// Sends a message with a descriptor, which goes with its first byte.
 pub(super) fn send_descriptor<const N: usize>(
     socket: &UnixStream,
     message: &[u8; N],
     descriptor: BorrowedFd<'_>,
+    goods: &Goods,
 ) -> Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -43,7 +52,7 @@ pub(super) fn send_descriptor<const N: usize>(
     loop {
         match sent {
             Ok(bytes) => all += bytes,
-            Err(error) => return Err(failed("sending a pool of the driver", error)),
+            Err(error) => return Err(goods.failed("sending", error)),
         }
         let rest = message.get(all..).unwrap_or_default();
         if rest.is_empty() {
@@ -58,6 +67,7 @@ pub(super) fn send_descriptor<const N: usize>(
 pub(super) fn receive_descriptor<const N: usize>(
     socket: &UnixStream,
     magic: &[u8],
+    goods: &Goods,
 ) -> Result<([u8; N], OwnedFd)> {
     let mut message = [0; N];
     let mut descriptors = Vec::new();
@@ -75,15 +85,15 @@ pub(super) fn receive_descriptor<const N: usize>(
             }
         }
         match received {
-            Ok(0) => return Err(no_pool("the other end was closed")),
+            Ok(0) => return Err(goods.missing("the other end was closed")),
             Ok(bytes) => all += bytes,
             Err(Errno::AGAIN) => {
-                return Err(no_pool("nothing came in the time that the socket waits"));
+                return Err(goods.missing("nothing came in the time that the socket waits"));
             }
-            Err(error) => return Err(failed("receiving a pool of the driver", error)),
+            Err(error) => return Err(goods.failed("receiving", error)),
         }
         if message.iter().zip(magic).take(all).any(|(came, expected)| came != expected) {
-            return Err(no_pool("another message came"));
+            return Err(goods.missing("another message came"));
         }
     }
     let count = descriptors.len();
@@ -93,7 +103,7 @@ pub(super) fn receive_descriptor<const N: usize>(
             Ok((message, descriptor))
         }
         // Dropped with the error, which closes them.
-        Err(_) => Err(no_pool(&format!("the message had {count} descriptors, not one"))),
+        Err(_) => Err(goods.missing(&format!("the message had {count} descriptors, not one"))),
     }
 }
 
@@ -114,14 +124,17 @@ fn retried<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
     }
 }
 
-fn failed(what: &str, error: Errno) -> Error {
-    let advice =
-        "see that the other process lives, and that the socket has no timeout or a longer one";
-    Error::new(ErrorKind::Io, format!("{what} over a socket: {error}")).with_advice(advice)
-}
+impl Goods {
+    fn failed(&self, doing: &str, error: Errno) -> Error {
+        let advice =
+            "see that the other process lives, and that the socket has no timeout or a longer one";
+        let what = format!("{doing} {} over a socket: {error}", self.what);
+        Error::new(ErrorKind::Io, what).with_advice(advice)
+    }
 
-pub(super) fn no_pool(why: &str) -> Error {
-    let what = format!("a pool of the driver was to come over a socket: {why}");
-    Error::new(ErrorKind::Io, what)
-        .with_advice("have the other process call AsyncResource::send_to on its end")
+    pub(super) fn missing(&self, why: &str) -> Error {
+        let Self { what, sender } = self;
+        Error::new(ErrorKind::Io, format!("{what} was to come over a socket: {why}"))
+            .with_advice(format!("have the other process call {sender} on its end"))
+    }
 }

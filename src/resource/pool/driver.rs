@@ -165,7 +165,7 @@ impl<U: DeviceResource + 'static> MappedMemory for PoolDriver<U> {
 
     fn create(&self, bytes: u64) -> Result<u64> {
         let memory = self.memory()?;
-        let handle = memory.driver().handle_create(bytes as usize);
+        let handle = memory.create(bytes as usize);
         memory.in_context(Count(bytes, "byte"), handle).map(|handle| handle.0)
     }
 

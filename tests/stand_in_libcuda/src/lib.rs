@@ -207,7 +207,7 @@ exported! {
         => "attribute={attribute} device={device}"
     {
         // Those that the crate reads; none other is true, so that a wrong number shows.
-        *value = match attribute { 75 => 9, 19 | 83 | 89 | 99 | 102 | 115 => 1, _ => 0 };
+        *value = match attribute { 75 => 9, 19 | 83 | 89 | 99 | 102 | 103 | 110 | 115 => 1, _ => 0 };
         0
     }
     cuDevicePrimaryCtxRetain(context: *mut u64, device: i32) => "device={device}" {
@@ -343,6 +343,13 @@ exported! {
         => "address={address:#x}"
     {
         let state = state();
+        let within = |(&start, &(bytes, _)): (&u64, &(usize, u64))| {
+            (address >= start && address - start < bytes as u64).then_some((start, bytes))
+        };
+        if let Some(found) = state.mappings.iter().find_map(within) {
+            (*base, *bytes) = found;
+            return 0;
+        }
         let found = state.blocks.iter().find(|&(&start, &(bytes, _))| {
             address >= start && address - start < bytes as u64
         });

@@ -1,6 +1,9 @@
 //! Addresses and handles of memory.
 
 use super::*;
+use std::io::{Read, Write};
+use std::mem::ManuallyDrop;
+use std::os::fd::{FromRawFd, OwnedFd};
 
 /// What addresses and handles of memory are multiples of.
 const GRANULE: usize = 2 << 20;
@@ -98,6 +101,46 @@ exported! {
     }
     cuMemRelease[context](handle: u64) => "handle={handle:#x}" {
         if state().memory.contains_key(&handle) { retire(handle) } else { INVALID_VALUE }
+    }
+    // A number of its own for each: so a release that is missing shows.
+    cuMemRetainAllocationHandle[context](handle: *mut u64, address: u64) => "address={address:#x}" {
+        let mut state = state();
+        let around = state.mappings.range(..=address).next_back();
+        let found = around.filter(|(start, mapping)| address - *start < mapping.0 as u64);
+        let Some(bytes) = found.map(|(_, mapping)| mapping.0) else { return INVALID_VALUE };
+        *handle = state.handle();
+        state.memory.insert(*handle, bytes);
+        0
+    }
+    cuMemExportToShareableHandle[context](shareable: *mut i32, handle: u64, kind: u32, flags: u64)
+        => "handle={handle:#x} kind={kind} flags={flags}"
+    {
+        let bytes = state().memory.get(&handle).copied();
+        let Some(bytes) = bytes.filter(|_| kind == 1 && flags == 0) else { return INVALID_VALUE };
+        // The read end of a pipe in which the size is.
+        let Ok((reader, mut writer)) = std::io::pipe() else { return INVALID_VALUE };
+        if writer.write_all(&bytes.to_le_bytes()).is_err() {
+            return INVALID_VALUE;
+        }
+        *shareable = OwnedFd::from(reader).into_raw_fd();
+        0
+    }
+    cuMemImportFromShareableHandle[context](handle: *mut u64, shareable: usize, kind: u32)
+        => "descriptor={shareable} kind={kind}"
+    {
+        if kind != 1 {
+            return INVALID_VALUE;
+        }
+        // It stays the caller's.
+        let mut reader = ManuallyDrop::new(std::fs::File::from_raw_fd(shareable as i32));
+        let mut bytes = [0; 8];
+        if reader.read_exact(&mut bytes).is_err() {
+            return INVALID_VALUE;
+        }
+        let mut state = state();
+        *handle = state.handle();
+        state.memory.insert(*handle, usize::from_le_bytes(bytes));
+        0
     }
     cuMemMap[context](address: u64, bytes: usize, offset: usize, handle: u64, flags: u64)
         => "address={address:#x} bytes={bytes} offset={offset} handle={handle:#x} flags={flags}"

@@ -6,7 +6,8 @@ use crate::driver::sim::check::OpName;
 use crate::driver::sim::driver::SimDriver;
 use crate::driver::sim::state::{BlockKind, Import};
 use crate::driver::{
-    AllocationKind, DeviceAddress, DeviceRange, DriverResult, IpcBytes, IpcCalls, RawPool,
+    AllocationKind, DeviceAddress, DeviceRange, DriverResult, IpcBytes, IpcCalls, RawHandle,
+    RawPool,
 };
 use crate::sync::OnceLock;
 #[cfg(unix)]
@@ -14,7 +15,7 @@ use crate::sync::trusted::unique;
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 #[cfg(unix)]
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, IntoRawFd, OwnedFd};
 
 /// The first bytes of a simulated device's UUID, before the process and the context.
 const UUID: [u8; 4] = *b"sim\0";
@@ -38,13 +39,15 @@ struct Exported {
     device: u64,
     /// The pool, 0 without one.
     pool: u64,
-    /// The block, 0 for the pool itself.
+    /// The block or the handle, 0 for the pool itself.
     block: u64,
 }
 
 const PLAIN: u64 = u64::from_le_bytes(*b"simplain");
 #[cfg(unix)]
 const POOL: u64 = u64::from_le_bytes(*b"sim pool");
+#[cfg(unix)]
+const HANDLE: u64 = u64::from_le_bytes(*b"sim hndl");
 const IN_POOL: u64 = u64::from_le_bytes(*b"sim ptr\0");
 
 impl Exported {
@@ -66,6 +69,15 @@ impl Exported {
         let [found, process, device, pool, block, 0, 0, 0] = words else { return None };
         let is_ours = found == what && process == process_number();
         is_ours.then_some(Self { what, device, pool, block })
+    }
+
+    /// As [`from_bytes`](Self::from_bytes), from a file of [`Call::descriptor`].
+    #[cfg(unix)]
+    fn read(descriptor: BorrowedFd<'_>, what: u64) -> Option<Self> {
+        let mut bytes = [0; 64];
+        // From the start of a file, so that a descriptor serves often; of what is no file, an error at once.
+        let read = rustix::io::pread(descriptor, &mut bytes, 0);
+        Self::from_bytes(&bytes, what).filter(|_| read == Ok(bytes.len()))
     }
 }
 
@@ -98,7 +110,13 @@ impl IpcCalls for SimDriver {
         let call = self.call("cuMemGetAddressRange")?;
         let blocks = &call.state.blocks;
         let imported = || blocks.imports.around(address).map(|(start, it)| (start, it.bytes));
-        let own = blocks.around(address).map(|(start, block)| (start, block.bytes));
+        let own = blocks.around(address).and_then(|(start, block)| match block.kind {
+            BlockKind::Reserved => {
+                let (at, mapping) = block.mappings.around(address - start)?;
+                Some((start + at, mapping.bytes))
+            }
+            _ => Some((start, block.bytes)),
+        });
         match own.or_else(imported) {
             Some((address, bytes)) => Ok(DeviceRange { address, bytes: bytes as usize }),
             None => call.invalid(),
@@ -146,14 +164,10 @@ impl IpcCalls for SimDriver {
     #[cfg(unix)]
     fn pool_import(&self, descriptor: BorrowedFd<'_>) -> DriverResult<RawPool> {
         let mut call = self.call("cuMemPoolImportFromShareableHandle")?;
-        let mut bytes = [0; 64];
-        // From the start of a file, so that a descriptor serves often; of what is no file, an error at once.
-        let read = rustix::io::pread(descriptor, &mut bytes, 0);
-        let device = call.context.id;
-        match Exported::from_bytes(&bytes, POOL) {
-            Some(found) if read == Ok(bytes.len()) && found.device == device => {
+        match Exported::read(descriptor, POOL) {
+            Some(found) if found.device == call.context.id => {
                 let imported = unique();
-                call.state.imported_pools.insert(imported, (device, found.pool));
+                call.state.imported_pools.insert(imported, (found.device, found.pool));
                 Ok(RawPool(imported))
             }
             _ => call.invalid(),
@@ -181,23 +195,41 @@ impl IpcCalls for SimDriver {
 }
 
 impl Call<'_> {
-    /// A descriptor of a pool: of a file without a name, in which it is written.
-    #[cfg(target_os = "linux")]
+    #[cfg(unix)]
     pub(super) fn pool_descriptor(&self, pool: RawPool) -> DriverResult<i32> {
-        use rustix::fs::{MemfdFlags, memfd_create};
-        use std::os::fd::IntoRawFd;
+        let (device, pool) = (self.context.id, pool.0);
+        let made = self.descriptor(Exported { what: POOL, device, pool, block: 0 });
+        made.map(IntoRawFd::into_raw_fd)
+    }
 
-        let exported = Exported { what: POOL, device: self.context.id, pool: pool.0, block: 0 };
-        let written = memfd_create("aquifer simulated pool", MemfdFlags::CLOEXEC)
+    #[cfg(unix)]
+    pub(super) fn handle_descriptor(&self, handle: RawHandle) -> DriverResult<OwnedFd> {
+        let (device, block) = (self.context.id, handle.0);
+        self.descriptor(Exported { what: HANDLE, device, pool: 0, block })
+    }
+
+    /// The handle of this device that a descriptor is of.
+    #[cfg(unix)]
+    pub(super) fn handle_of(&self, descriptor: BorrowedFd<'_>) -> Option<RawHandle> {
+        let found = Exported::read(descriptor, HANDLE);
+        found.filter(|it| it.device == self.context.id).map(|it| RawHandle(it.block))
+    }
+
+    /// A descriptor of a file without a name, in which it is written.
+    #[cfg(target_os = "linux")]
+    fn descriptor(&self, exported: Exported) -> DriverResult<OwnedFd> {
+        use rustix::fs::{MemfdFlags, memfd_create};
+
+        let written = memfd_create("aquifer simulated memory", MemfdFlags::CLOEXEC)
             .and_then(|file| rustix::io::write(&file, &exported.to_bytes()).map(|_| file));
         match written {
-            Ok(file) => Ok(file.into_raw_fd()),
+            Ok(file) => Ok(file),
             Err(_) => self.refuse(crate::error::DriverError::OPERATING_SYSTEM),
         }
     }
 
     #[cfg(all(unix, not(target_os = "linux")))]
-    pub(super) fn pool_descriptor(&self, _pool: RawPool) -> DriverResult<i32> {
+    fn descriptor(&self, _exported: Exported) -> DriverResult<OwnedFd> {
         self.refuse(crate::error::DriverError::NOT_SUPPORTED)
     }
 

@@ -9,10 +9,14 @@ use crate::driver::sim::state::{
     Backing, BlockKind, Mapping, MappingState, POISON, SimBlock, SimHandle, SimState, is_seen,
     is_seen_by_pools,
 };
-use crate::driver::{DeviceAddress, DeviceRange, DriverResult, PeerCalls, RawHandle, VirtualCalls};
+use crate::driver::{
+    DeviceAddress, DeviceRange, DriverResult, HandleSpec, PeerCalls, RawHandle, VirtualCalls,
+};
 use crate::error::DriverError;
 use crate::sync::trusted::unique;
 use std::any::Any;
+#[cfg(unix)]
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 /// What the host maps.
 const PAGE: u64 = 4096;
@@ -61,9 +65,14 @@ impl VirtualCalls for SimDriver {
         Ok(())
     }
 
-    fn handle_create(&self, bytes: usize) -> DriverResult<RawHandle> {
+    fn handle_create(&self, bytes: usize, spec: HandleSpec) -> DriverResult<RawHandle> {
         let mut call = self.call("cuMemCreate")?;
-        call.require(call.context.config.properties.virtual_memory)?;
+        let properties = &call.context.config.properties;
+        call.require(
+            properties.virtual_memory
+                && (properties.virtual_memory_descriptors || !spec.shareable)
+                && (properties.virtual_memory_rdma || !spec.rdma),
+        )?;
         let (size, device, id) = (call.whole(bytes)?, call.context.id, unique());
         call.reserve(BlockKind::Reserved, size)?;
         let poison = call.context.config.poison && size <= POISON_LIMIT;
@@ -80,9 +89,69 @@ impl VirtualCalls for SimDriver {
             shadow,
             newest: None,
             mappings: 0,
-            released: false,
+            references: 1,
+            spec,
+            is_exported: false,
         };
         call.state.virtual_memory.handles.insert(id, handle);
+        Ok(RawHandle(id))
+    }
+
+    fn handle_retain(&self, address: DeviceAddress) -> DriverResult<RawHandle> {
+        let mut call = self.call("cuMemRetainAllocationHandle")?;
+        let (block, (at, _)) = call.reserved(DeviceRange { address, bytes: 1 })?;
+        let Some((_, mapping)) = block.mappings.around(at) else { return call.invalid() };
+        match call.state.virtual_memory.handles.get_mut(&mapping.handle) {
+            Some(found) => found.references += 1,
+            None => return call.invalid(),
+        }
+        Ok(RawHandle(mapping.handle))
+    }
+
+    #[cfg(unix)]
+    fn handle_export(&self, handle: RawHandle) -> DriverResult<OwnedFd> {
+        let mut call = self.call("cuMemExportToShareableHandle")?;
+        let device = call.context.id;
+        let SimState { blocks, virtual_memory, .. } = &mut *call.state;
+        let found = virtual_memory
+            .handles
+            .get_mut(&handle.0)
+            .filter(|it| it.device == device && it.references > 0 && it.spec.shareable);
+        let Some(found) = found else { return call.invalid() };
+        found.is_exported = true;
+        let bytes = found.bytes;
+        // The other process may write, of which nothing is known here.
+        match found.newest.map(|address| DeviceRange { address, bytes: bytes as usize }) {
+            None => found.shadow.note_writes((0, bytes)),
+            Some(range) => {
+                if let Some((block, at)) = blocks.around_mut(range) {
+                    block.shadow.note_writes(at);
+                }
+            }
+        }
+        call.handle_descriptor(handle)
+    }
+
+    /// A handle of its own of the same bytes, whose accesses are not checked against those of the other: the processes order them.
+    #[cfg(unix)]
+    fn handle_import(&self, descriptor: BorrowedFd<'_>) -> DriverResult<RawHandle> {
+        let mut call = self.call("cuMemImportFromShareableHandle")?;
+        let Some(handle) = call.handle_of(descriptor) else { return call.invalid() };
+        let (handles, id) = (&mut call.state.virtual_memory.handles, unique());
+        let Some(found) = handles.get(&handle.0) else { return call.invalid() };
+        let &SimHandle { device, bytes, offset, spec, .. } = found;
+        let imported = SimHandle {
+            device,
+            bytes,
+            offset,
+            shadow: ShadowMemory::new(bytes, true),
+            newest: None,
+            mappings: 0,
+            references: 1,
+            spec,
+            is_exported: true,
+        };
+        handles.insert(id, imported);
         Ok(RawHandle(id))
     }
 
@@ -90,8 +159,8 @@ impl VirtualCalls for SimDriver {
         let mut call = self.call("cuMemRelease")?;
         let device = call.context.id;
         let found = call.state.virtual_memory.handles.get_mut(&handle.0);
-        match found.filter(|found| found.device == device && !found.released) {
-            Some(found) => found.released = true,
+        match found.filter(|found| found.device == device && found.references > 0) {
+            Some(found) => found.references -= 1,
             None => return call.invalid(),
         }
         call.remove_if_over(handle.0);
@@ -109,7 +178,7 @@ impl VirtualCalls for SimDriver {
         let found = virtual_memory
             .handles
             .get(&handle.0)
-            .filter(|it| is_free && (it.device, it.bytes, it.released) == (device, bytes, false));
+            .filter(|it| is_free && (it.device, it.bytes) == (device, bytes) && it.references > 0);
         let backing = blocks.around(range.address).map(|(_, block)| &block.backing);
         let (Some(found), Some(backing)) = (found, backing) else { return call.invalid() };
         if !virtual_memory.show(backing, at, Some(handle.0)) {
@@ -231,12 +300,13 @@ impl Call<'_> {
         self.context.report(Violation::FreeWhileInUse, name, found.other, memory, None);
     }
 
-    /// The memory of a handle that is released and not mapped goes back.
+    /// The memory of a handle that is released and not mapped goes back, with the last handle of it.
     fn remove_if_over(&mut self, handle: u64) {
         let memory = &mut self.state.virtual_memory;
-        let is_over = |handle: &SimHandle| handle.released && handle.mappings == 0;
+        let is_over = |handle: &SimHandle| handle.references == 0 && handle.mappings == 0;
         if memory.handles.get(&handle).is_some_and(is_over)
             && let Some(over) = memory.handles.remove(&handle)
+            && !memory.is_shared(&over)
         {
             memory.remove_bytes(&over);
             self.unreserve(BlockKind::Reserved, over.bytes);

@@ -408,11 +408,20 @@ impl ShadowMemory {
 
     /// Has a range count as never written: its bytes were another owner's. The accesses stay, which the next
     /// ones come after.
-    pub(crate) fn forget_writes(&mut self, (start, end): (u64, u64)) {
+    pub(crate) fn forget_writes(&mut self, range: (u64, u64)) {
+        self.set_content(range, Content::Unwritten);
+    }
+
+    /// Has a range count as written: another process may write it.
+    pub(crate) fn note_writes(&mut self, range: (u64, u64)) {
+        self.set_content(range, Content::Written);
+    }
+
+    fn set_content(&mut self, (start, end): (u64, u64), content: Content) {
         self.split(start);
         self.split(end);
         for segment in self.segments.range_mut(start..end).map(|(_, segment)| segment) {
-            segment.row.iter_mut().for_each(|(_, state)| state.content = Content::Unwritten);
+            segment.row.iter_mut().for_each(|(_, state)| state.content = content);
             segment.join();
         }
         self.merge(start, end);

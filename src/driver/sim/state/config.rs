@@ -70,6 +70,8 @@ impl Default for SimConfig {
                 map_host_memory: true,
                 host_register: true,
                 virtual_memory: cfg!(target_os = "linux"),
+                virtual_memory_descriptors: cfg!(target_os = "linux"),
+                virtual_memory_rdma: true,
                 context_events: true,
             },
         }
@@ -286,6 +288,9 @@ impl SimConfig {
 
         /// Simulates a device without virtual memory management.
         without_virtual_memory: virtual_memory;
+
+        /// Simulates a device whose virtual memory cannot be shared with other processes.
+        without_virtual_memory_descriptors: virtual_memory_descriptors;
 
         /// Simulates a device whose driver cannot record an event for a whole context.
         without_context_events: context_events;

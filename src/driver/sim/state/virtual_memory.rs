@@ -5,6 +5,7 @@
 //! twice has the same bytes in both places.
 
 use super::backing::Backing;
+use crate::driver::HandleSpec;
 use crate::driver::sim::check::{OpName, ShadowMemory};
 use crate::sync::Arc;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -21,8 +22,17 @@ pub(crate) struct SimHandle {
     /// The address of its newest mapping, if that is still there.
     pub(crate) newest: Option<u64>,
     pub(crate) mappings: usize,
-    /// Its owner has given it up: it is gone when it is unmapped.
-    pub(crate) released: bool,
+    /// How often it was created, retained or imported and not released. Without one it is gone when it is unmapped.
+    pub(crate) references: usize,
+    pub(crate) spec: HandleSpec,
+    /// Other handles may be of the same bytes, as a process that imports them has its own.
+    pub(crate) is_exported: bool,
+}
+
+impl SimHandle {
+    fn is_of_the_bytes_of(&self, other: &Self) -> bool {
+        (self.device, self.offset) == (other.device, other.offset)
+    }
 }
 
 /// What a range of reserved addresses is.
@@ -65,6 +75,12 @@ pub(crate) struct Mappings {
 }
 
 impl Mappings {
+    /// Where the mapping around a place begins.
+    pub(crate) fn around(&self, at: u64) -> Option<(u64, Mapping)> {
+        let found = self.overlapping((at, at + 1)).find(|(_, mapping)| mapping.is_there());
+        found.map(|(start, mapping)| (start, *mapping))
+    }
+
     /// The mappings that make up a range, whole ones without a hole.
     pub(crate) fn whole(&self, (start, end): (u64, u64)) -> Option<Vec<(u64, Mapping)>> {
         let (mut at, mut found) = (start, Vec::new());
@@ -160,6 +176,12 @@ impl VirtualMemory {
     pub(crate) fn remove_device(&mut self, device: u64) {
         self.handles.retain(|_, handle| handle.device != device);
         self.bytes.remove(&device);
+    }
+
+    /// Whether another handle is of the same bytes.
+    pub(crate) fn is_shared(&self, handle: &SimHandle) -> bool {
+        let is_other = |other: &SimHandle| other.is_of_the_bytes_of(handle);
+        handle.is_exported && self.handles.values().any(is_other)
     }
 
     /// The handles of a device, and their bytes.

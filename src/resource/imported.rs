@@ -1,0 +1,142 @@
+//! Mapped memory of a device in more than one process.
+
+use super::mapped::VirtualMemory;
+use super::virtual_memory::VirtualResource;
+use crate::device::Device;
+use crate::driver::{DeviceRange, DriverResult, RawHandle};
+use crate::error::Result;
+use crate::impls::Count;
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+/// The mappings that a range of addresses lies in, in their order. An error where one of them is no mapping of a handle.
+pub(crate) fn mappings_of(device: &Device, range: DeviceRange) -> DriverResult<Vec<DeviceRange>> {
+    let driver = device.driver();
+    let (mut at, end) = (range.address, range.address + range.bytes as u64);
+    let mut found = Vec::new();
+    while at < end {
+        // Of other memory there is a range, too, and no handle.
+        let handle = driver.handle_retain(at)?;
+        // SAFETY: retained above, and used no more.
+        unsafe { driver.handle_release(handle) }?;
+        let mapping = driver.allocation_range(at)?;
+        at = mapping.address + mapping.bytes as u64;
+        found.push(mapping);
+    }
+    Ok(found)
+}
+
+/// A descriptor by which another process has the memory at an address, for as long as it is open.
+pub(crate) fn export_mapping(device: &Device, mapping: DeviceRange) -> DriverResult<OwnedFd> {
+    let driver = device.driver();
+    let handle = driver.handle_retain(mapping.address)?;
+    let exported = driver.handle_export(handle);
+    // SAFETY: retained above, and used no more.
+    let released = unsafe { driver.handle_release(handle) };
+    released.and(exported)
+}
+
+/// Handles of another process, which are released when this is dropped.
+pub(crate) struct ImportedHandles {
+    memory: VirtualMemory,
+    /// With their sizes.
+    handles: Vec<(RawHandle, usize)>,
+    bytes: usize,
+}
+
+impl ImportedHandles {
+    pub(crate) fn new(device: &Device) -> Result<Self> {
+        let memory = VirtualResource::new(device)?.into_memory();
+        Ok(Self { memory, handles: Vec::new(), bytes: 0 })
+    }
+
+    /// How much all of them have, in bytes.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Whether a handle of this size can be one more.
+    pub(crate) fn has_room_for(&self, bytes: u64) -> bool {
+        let all = usize::try_from(bytes).ok().and_then(|bytes| self.bytes.checked_add(bytes));
+        bytes > 0
+            && bytes.is_multiple_of(self.memory.granularity() as u64)
+            && all.is_some_and(|all| isize::try_from(all).is_ok())
+    }
+
+    /// Takes one more. There is [room](Self::has_room_for) for it.
+    pub(crate) fn import(&mut self, descriptor: BorrowedFd<'_>, bytes: usize) -> DriverResult<()> {
+        let handle = self.memory.driver().handle_import(descriptor)?;
+        self.handles.push((handle, bytes));
+        self.bytes += bytes;
+        Ok(())
+    }
+
+    /// Maps them beside each other, in their order.
+    pub(crate) fn map(self) -> Result<ImportedMemory> {
+        let what = format!("{} of another process", Count(self.bytes, "byte"));
+        self.memory.in_context(what, self.try_map())
+    }
+
+    fn try_map(&self) -> DriverResult<ImportedMemory> {
+        let memory = &self.memory;
+        let address = memory.driver().address_reserve(self.bytes, memory.granularity())?;
+        let range = DeviceRange { address, bytes: self.bytes };
+        let mut mapped = ImportedMemory { memory: memory.clone(), range, sizes: Vec::new() };
+        let mut at = address;
+        for &(handle, bytes) in &self.handles {
+            // SAFETY: reserved above, and nothing is mapped there. A size that is not the handle's is the driver's error.
+            match unsafe { memory.map(DeviceRange { address: at, bytes }, handle) } {
+                Ok(()) => mapped.sizes.push(bytes),
+                Err(failure) => {
+                    // What could not be unmapped stays, and its addresses with it.
+                    if !failure.is_mapped {
+                        // SAFETY: nothing has used it.
+                        let _ = unsafe { mapped.close() };
+                    }
+                    return Err(failure.error);
+                }
+            }
+            at += bytes as u64;
+        }
+        Ok(mapped)
+    }
+}
+
+impl Drop for ImportedHandles {
+    fn drop(&mut self) {
+        for (handle, _) in self.handles.drain(..) {
+            // What is mapped keeps its memory.
+            // SAFETY: imported by this, and used no more.
+            let _ = unsafe { self.memory.driver().handle_release(handle) };
+        }
+    }
+}
+
+/// Memory of another process, mapped in this one, to be given to [`close`](Self::close). One that is dropped stays mapped.
+pub(crate) struct ImportedMemory {
+    memory: VirtualMemory,
+    range: DeviceRange,
+    /// Of the mappings, in their order from the begin of the range on.
+    sizes: Vec<usize>,
+}
+
+impl ImportedMemory {
+    pub(crate) fn address(&self) -> u64 {
+        self.range.address
+    }
+
+    /// Gives it up, which its own process keeps. What fails stays mapped.
+    ///
+    /// # Safety
+    ///
+    /// No work that uses it is pending.
+    pub(crate) unsafe fn close(self) -> DriverResult<()> {
+        let mut address = self.range.address;
+        for bytes in self.sizes {
+            // SAFETY: one mapping of this; the caller vouches for the work.
+            unsafe { self.memory.unmap(DeviceRange { address, bytes }) }?;
+            address += bytes as u64;
+        }
+        // SAFETY: reserved for this, and nothing is mapped there any more.
+        unsafe { self.memory.driver().address_free(self.range) }
+    }
+}
