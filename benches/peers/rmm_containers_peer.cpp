@@ -1,4 +1,4 @@
-// RMM's device_uvector made and dropped, a stream a thread, and RMM's multi-stream benchmark.
+// RMM's device_uvector made and dropped, a stream a thread; one that grows; RMM's multi-stream benchmark.
 // Arguments: pool, binning, arena, async; all but the arena without one. `streams` behind it leaves
 // the vectors out.
 #include "workloads.hpp"
@@ -70,6 +70,40 @@ static void spin(cudaKernel_t kernel, cudaStream_t stream, uint64_t* out) {
   CK(cudaLaunchKernel((const void*)kernel, dim3(1), dim3(1), arguments, 0, stream));
 }
 
+// A vector that grows from 1 MiB to 8 GiB, twice, on a resource that starts empty: benches/pool/growing.rs.
+// `make` makes one that keeps its memory, so what the driver has less is the most that it held.
+template <class Make> static void growing(const std::string& peer, Make make) {
+  constexpr size_t MIB = 1 << 20, LONGEST = 8ull << 30;
+  auto free_memory = [] { size_t free = 0, total = 0; CK(cudaMemGetInfo(&free, &total)); return free; };
+  for (bool doubling : {true, false}) {
+    const std::string name = doubling ? "growing vector by doubling" : "growing vector by 64MiB";
+    CK(cudaDeviceSynchronize());
+    const size_t before = free_memory();
+    auto resource = make();
+    for (bool again : {false, true}) try {
+      rmm::device_uvector<uint8_t> vector(MIB, streams[0], *resource);
+      CK(cudaDeviceSynchronize());
+      size_t copied = 0;
+      double start = now_ns();
+      while (vector.size() < LONGEST) {
+        const size_t length = vector.size();
+        const void* data = vector.data();
+        vector.resize(std::min(doubling ? 2 * length : length + 64 * MIB, LONGEST), streams[0]);
+        if (vector.data() != data && length > 2 * MIB) copied += length;
+      }
+      CK(cudaStreamSynchronize(streams[0]));
+      row(peer, name + (again ? " again" : ""), now_ns() - start);
+      if (again) continue;
+      row(peer, name + " copied MiB", double(copied) / MIB);
+      printf("%s,%s peak reserved over length,%.4f\n", peer.c_str(), name.c_str(), double(before - free_memory()) / LONGEST);
+      fflush(stdout);
+    } catch (const std::exception& error) {
+      printf("# %s, %s%s: %s\n", peer.c_str(), name.c_str(), again ? " again" : "", error.what());
+    }
+    CK(cudaDeviceSynchronize());
+  }
+}
+
 static void multi_stream(const std::string& name, bool prewarm, int count, cudaKernel_t kernel) {
   auto vector = [](cudaStream_t s) { return std::make_unique<rmm::device_uvector<uint64_t>>(1, s); };
   if (prewarm) {
@@ -131,5 +165,10 @@ int main(int argc, char** argv) {
     rmm::mr::set_current_device_resource(*async);
     return async;
   });
+  if (argc > 2) return 0;
+  if (which == "pool" || which == "all")
+    growing("rmm pool", [] { return std::make_unique<Pool>(rmm::mr::cuda_memory_resource{}, 0); });
+  if (which == "async" || which == "all")
+    growing("cudaMallocAsync", [] { return std::make_unique<rmm::mr::cuda_async_memory_resource>(); });
   return 0;
 }

@@ -1,8 +1,9 @@
-// What RMM's pool and binning reserve over what is live: rmm_traffic_peer pool|binning TRACE ... Each pool
+// What RMM's resources reserve over what is live: rmm_traffic_peer pool|binning|async TRACE ... Each pool
 // starts empty, as ours does, and gives nothing back before it goes.
 #include "traffic.hpp"
 #include <rmm/cuda_device.hpp>
 #include <rmm/mr/binning_memory_resource.hpp>
+#include <rmm/mr/cuda_async_memory_resource.hpp>
 #include <rmm/mr/cuda_memory_resource.hpp>
 #include <rmm/mr/pool_memory_resource.hpp>
 #include <rmm/resource_ref.hpp>
@@ -22,13 +23,31 @@ struct RmmTraffic {
   size_t reserved() const { return before - free_memory(); }
 };
 
+// The driver's pool counts by itself.
+struct AsyncTraffic : RmmTraffic {
+  cudaMemPool_t pool;
+  size_t reserved() const {
+    uint64_t most = 0;
+    CK(cudaMemPoolGetAttribute(pool, cudaMemPoolAttrReservedMemHigh, &most));
+    return most;
+  }
+};
+
 int main(int argc, char** argv) {
-  if (argc < 3) { fprintf(stderr, "rmm_traffic_peer pool|binning TRACE ...\n"); return 2; }
+  if (argc < 3) { fprintf(stderr, "rmm_traffic_peer pool|binning|async TRACE ...\n"); return 2; }
   CK(cudaSetDevice(0));
   const std::string which = argv[1];
   using Pool = rmm::mr::pool_memory_resource;
-  run_traffic("rmm " + which, argc - 2, argv + 2, [&](auto run) {
+  // The name that the other programs give it.
+  const std::string peer = which == "async" ? "cudaMallocAsync" : "rmm " + which;
+  run_traffic(peer, argc - 2, argv + 2, [&](auto run) {
     CK(cudaDeviceSynchronize());
+    if (which == "async") {
+      rmm::mr::cuda_async_memory_resource async;
+      AsyncTraffic p{{async, 0}, async.pool_handle()};
+      run(p);
+      return;
+    }
     size_t before = free_memory();
     Pool pool{rmm::mr::cuda_memory_resource{}, 0};
     if (which == "binning") {

@@ -114,7 +114,7 @@ pool_rows() {
   else
     run ours "$((LIMIT + 600))" cargo bench --quiet --bench pool -- --traces "$traces"
   fi
-  for which in pool binning; do
+  for which in pool binning async; do
     run rmm_traffic "$LIMIT" "$OUT/rmm_traffic_peer" $which "$traces"/*.txt
   done
   run generator "$LIMIT" "$OUT/rmm_peer" generator
@@ -123,6 +123,11 @@ pool_rows() {
   if [ -n "$TORCH" ]; then
     run torch "$LIMIT" "$OUT/torch_peer"
     run torch_traffic "$LIMIT" "$OUT/torch_traffic_peer" "$traces"/*.txt
+    # Older versions of PyTorch read the second name.
+    for settings in expandable_segments:True backend:cudaMallocAsync; do
+      run torch_traffic "$LIMIT" env PYTORCH_ALLOC_CONF=$settings \
+        PYTORCH_CUDA_ALLOC_CONF=$settings "$OUT/torch_traffic_peer" "$traces"/*.txt
+    done
     run torch_host "$LIMIT" "$OUT/torch_host_peer"
   else
     echo "# no PyTorch: its rows are missing" | tee -a "$ROWS" >&2

@@ -10,6 +10,8 @@ import sys
 from statistics import median
 
 OURS = "aquifer pool"
+# Pools on handles of memory, in groups that compare them with pools on blocks.
+HANDLES = "aquifer handles"
 # Who competes. glibc's malloc, which hands out no device memory, does not.
 PEERS = {
     "rmm pool": "RMM pool",
@@ -20,6 +22,8 @@ PEERS = {
     "torch pinned caching": "PyTorch pinned",
     "cudaMalloc": "cudaMalloc",
 }
+# PyTorch's other allocators, which play the footprint's programs alone.
+TORCH_SETTINGS = {"torch expandable": "PyTorch expandable", "torch cudaMallocAsync": "PyTorch cudaMallocAsync"}
 MET, NOT_MET, MISSING = "met", "**NOT MET**", "not measured"
 
 
@@ -111,8 +115,8 @@ class Table:
         names = " and ".join(PEERS[peer] for peer in than)
         self.add(f"{row}: reserved over live", best, ours, ratio, f"at most {most}" + (f", less than {names}" if than else ""), met)
 
-    def bound(self, row, workload, text, holds, best=(None, None)):
-        ours = self.ours(workload)
+    def bound(self, row, workload, text, holds, best=(None, None), peer=OURS):
+        ours = self.ours(workload, peer)
         self.add(row, best, ours, None, text, None if ours is None else holds(ours))
 
     def reported(self, row, workload):
@@ -140,6 +144,38 @@ def capacity(table):
         table.add(workload, best, ours, None, f"at most {most} above", met)
     if not heap:
         table.add("capacity", (None, None), None, None, "at most 0.01 above best fit (0.05 past 64 MiB)", None)
+
+
+def card(table):
+    """The whole card: one block out of many, two pools, two processes."""
+    none = lambda x: x == 0
+    # The faster way of the driver's to map as much new memory.
+    bare = "vmm 40% of the card in 64 MiB handles"
+    found = [table.values[key] for end in ["", ", access at once"] if (key := ("limit", bare + end)) in table.values]
+    driver, workload = min(found, default=None), "card 40% after half was freed"
+    ours = table.ours(workload, HANDLES)
+    known = driver and ours
+    table.add("40% of the card after 95% in blocks, half of them freed", ("bare calls", driver) if driver else (None, None),
+              ours, f"takes {ours / driver:.2f}x" if known else None, "takes at most 1.5x and 40 ms",
+              ours <= 1.5 * driver + 40e6 if known else None)
+    for name in ["card 95% in blocks", workload, "card two pools at 60% in turn", "card two processes at 60% after trim"]:
+        table.bound(f"{name}: refused", f"{name} refused", "0", none, peer=HANDLES)
+
+
+def growing(table):
+    """A vector of 1 MiB to 8 GiB. The times of the same on blocks are among the further rows."""
+    for name in ["growing vector", "growing filled vector"]:
+        for way in ["by doubling", "by 64MiB"]:
+            workload = f"{name} {way}"
+            table.bound(f"{workload}: MiB copied above 2 MiB", f"{workload} copied MiB", "0", lambda x: x == 0, peer=HANDLES)
+            over = f"{workload} peak reserved over length"
+            table.bound(f"{workload}: reserved over length", over, "at most 1.02", lambda x: 1 <= x <= 1.02,
+                        table.best(over), HANDLES)
+            table.bound(f"{workload}: refused", f"{workload} refused", "0", lambda x: x == 0, peer=HANDLES)
+            for again in ["", " again"]:
+                ours, best = table.ours(workload + again, HANDLES), table.best(workload + again)
+                ratio = best[1] / ours if best[1] and ours else None
+                table.add(workload + again, best, ours, ratio, "reported", None)
 
 
 def build(values):
@@ -170,6 +206,8 @@ def build(values):
             table.footprint(workload, workload, 1.4)
     for workload in ["8 threads miss together", "16 threads miss together", "workers in turn"]:
         table.footprint(workload, workload, 1.4, [])
+    card(table)
+    growing(table)
     table.at_most("cross, 2 streams", "cross 2 streams 1MiB", 20)
     none = lambda x: x == 0
     table.at_most("pair 4 KiB, memory of another stream", "pair 4KiB on another's memory", 20)
@@ -284,6 +322,21 @@ def show(table, what):
     print(f"\n{table.missed} rows not met or not measured.\n")
 
 
+def show_footprints(values):
+    """What each peer reserved over what was live, a line a program."""
+    end = " peak reserved over peak live"
+    programs = [workload for peer, workload in values if peer == OURS and workload.endswith(end)]
+    peers = {OURS: "Aquifer", **PEERS, **TORCH_SETTINGS}
+    peers = {peer: name for peer, name in peers.items() if any((peer, workload) in values for workload in programs)}
+    if len(peers) < 2:
+        return
+    print("\nReserved over live, of each peer:\n")
+    print(f"| program | {' | '.join(peers.values())} |")
+    print("| --- |" + " --- |" * len(peers))
+    for workload in programs:
+        print(f"| {workload.removesuffix(end)} | {' | '.join(number(values.get((peer, workload))) for peer in peers)} |")
+
+
 def main(paths):
     if not paths or paths[0].startswith("-"):
         print(__doc__, file=sys.stderr)
@@ -309,6 +362,7 @@ def main(paths):
         prefix = "" if peer == OURS else f"{peer}: "
         best = f"{name} {number(time)}" if name else "-"
         print(f"| {prefix}{workload} | {number(values[peer, workload])} | {best} |")
+    show_footprints(values)
     return 0
 
 

@@ -33,14 +33,19 @@ pub(crate) fn main(groups: &[Group]) -> ExitCode {
     }
 }
 
+/// A simulated device with so many bytes, and without what slows it down.
+pub(crate) fn simulated_device(capacity: u64) -> Device {
+    Device::simulated(
+        SimConfig::default().capacity(capacity).without_pool_checks().without_poison(),
+    )
+}
+
 fn run(groups: &[Group], options: &Options) -> Result<()> {
     let found = Device::detect()?;
     let simulated = found.kind() == BackendKind::Simulated;
     let device = match simulated {
         // The largest traces have 16000 MiB live. Memory that nobody writes takes none of the host.
-        true => Device::simulated(
-            SimConfig::default().capacity(64 << 30).without_pool_checks().without_poison(),
-        ),
+        true => simulated_device(64 << 30),
         false => found,
     };
     let cores = std::thread::available_parallelism().map_or(0, usize::from);

@@ -9,8 +9,10 @@
 
 mod bookkeeping;
 mod calls;
+mod card;
 mod footprint;
 mod groups;
+mod growing;
 mod handover;
 mod kernels;
 mod latency;
@@ -31,7 +33,7 @@ use std::process::ExitCode;
 #[global_allocator]
 static ALLOCATOR: bookkeeping::Counting = bookkeeping::Counting::new();
 
-const GROUPS: [Group; 16] = [
+const GROUPS: [Group; 18] = [
     ("idle", pinned::beside_streams, "a pinned Vec with no stream alive, and with 64"),
     ("peers", peers::shared_rows, "what every peer runs: random, hot, cross, churn"),
     ("plain", peers::plain_rows, "the same on plain driver memory"),
@@ -41,6 +43,8 @@ const GROUPS: [Group; 16] = [
     ("handover", handover::producer_consumer, "a producer and a consumer, a stream each"),
     ("warm", warm::warm, "pairs on streams whose memory came from elsewhere"),
     ("footprint", footprint::footprint, "peak reserved over peak live, of what programs do"),
+    ("card", card::card, "95% of the card, then a block of 40%; two pools, two processes"),
+    ("growing", growing::growing, "a vector from 1 MiB to 8 GiB, in place or by copies"),
     ("stalls", stalls::stalls, "what waits beside another thread's trim"),
     ("bookkeeping", bookkeeping::bookkeeping, "host memory for a million blocks of 1,024 streams"),
     ("scaling", threads::churn_scaling, "16 threads, one pool against a pool each"),

@@ -21,6 +21,9 @@ pub(crate) struct Options {
     /// A folder for the footprint's programs, which the peers play.
     #[arg(long, value_name = "FOLDER")]
     pub(crate) traces: Option<PathBuf>,
+    /// What the group `card` has another process take.
+    #[arg(long, hide = true, value_name = "BYTES")]
+    pub(crate) take: Option<u64>,
     /// List the groups.
     #[arg(long)]
     pub(crate) list: bool,

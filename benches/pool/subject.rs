@@ -88,20 +88,23 @@ impl Pool for Private {
 pub(crate) struct Bench {
     pub(crate) device: Device,
     /// Whether pools map handles, or take blocks.
-    handles: Handles,
+    pub(crate) handles: Handles,
     /// Made on first use: a group that comes before that has none.
     streams: OnceLock<Arc<[Stream; STREAMS]>>,
     /// Small counts: a smoke test whose times mean nothing.
     pub(crate) quick: bool,
     /// Where the programs of the footprint are written for the peers.
     pub(crate) traces: Option<PathBuf>,
+    /// Bytes that this process takes for the group `card` of another one.
+    pub(crate) take: Option<u64>,
 }
 
 impl Bench {
     pub(crate) fn new(device: Device, quick: bool, options: &Options) -> Result<Self> {
         let handles = if options.handles { Handles::On } else { Handles::Auto };
         let traces = options.traces.clone();
-        Ok(Self { device, handles, streams: OnceLock::new(), quick, traces })
+        let take = options.take;
+        Ok(Self { device, handles, streams: OnceLock::new(), quick, traces, take })
     }
 
     pub(crate) fn streams(&self) -> &Arc<[Stream; STREAMS]> {

@@ -24,7 +24,7 @@ const BENCHES: [(&str, &str, Wanted); 3] = [
     ("aquifer-replay", "replay", &REPLAY),
 ];
 
-const POOL: [(&str, &str); 21] = [
+const POOL: [(&str, &str); 23] = [
     ("aquifer pool", "pinned pair 1MiB fenced, 64 streams alive"),
     ("generator Rust", "churn 1 threads"),
     ("aquifer pool", "pair 4KiB on another's memory"),
@@ -32,6 +32,8 @@ const POOL: [(&str, &str); 21] = [
     ("aquifer pool", "kv cache 4 streams peak reserved over peak live"),
     ("aquifer pool", "hand-over 4MiB, 16 ahead peak reserved over peak live"),
     ("aquifer pool", "workers in turn peak reserved over peak live"),
+    ("aquifer handles", "card 40% after half was freed"),
+    ("aquifer handles", "growing vector by 64MiB peak reserved over length"),
     ("aquifer pool", "a new stream's first 256 bytes beside a trim"),
     ("aquifer pool", "bookkeeping MiB after trim"),
     ("aquifer pool", "random n=1000 max=1MiB"),
@@ -175,6 +177,13 @@ mod tests {
             aquifer pool,statistics beside a trim: the trim,390000000.0\n\
             driver,bare record and wait,300.0\naquifer pool,ping-pong steal,511.0\n\
             aquifer pool,driver calls in all of one stream warm,0.0000\n\
+            limit,vmm 40% of the card in 64 MiB handles,30000000 ns\n\
+            limit,vmm 40% of the card in 64 MiB handles, access at once,20000000 ns\n\
+            aquifer handles,card 40% after half was freed,71000000.0\n\
+            aquifer handles,card 40% after half was freed refused,0.0000\n\
+            aquifer handles,growing vector by doubling peak reserved over length,1.0\n\
+            aquifer handles,growing vector by doubling copied MiB,4.0000\n\
+            torch expandable,kv cache 1 stream peak reserved over peak live,1.06\n\
             capacity,max,ours,bestfit,difference\ncapacity n=1000,64 MiB,1.0110,1.0010,+0.0100\n\
             capacity n=1000,1024 MiB,1.0711,1.0210,+0.0501\n";
         let Some(table) = table("the_table_tells_met_from_not_met", text) else { return };
@@ -197,6 +206,13 @@ mod tests {
             "| workers in turn: reserved over live | - | 1 | - | at most 1.4 | met |",
             "| phases 32 streams: reserved over live | RMM pool 1.4 | 1.2 | 1.17x \
              | at most 1.5, less than RMM pool and PyTorch | not measured |",
+            "| 40% of the card after 95% in blocks, half of them freed | bare calls 20,000,000.0 \
+             | 71,000,000.0 | takes 3.55x | takes at most 1.5x and 40 ms | **NOT MET** |",
+            "| card 40% after half was freed: refused | - | 0 | - | 0 | met |",
+            "| growing vector by doubling: reserved over length | - | 1 | - | at most 1.02 | met |",
+            "| growing vector by doubling: MiB copied above 2 MiB | - | 4 | - | 0 | **NOT MET** |",
+            "| program | Aquifer | RMM pool | PyTorch | PyTorch expandable |",
+            "| kv cache 1 stream | 1.39 | 1.97 | - | 1.06 |",
             "| statistics beside a trim | the trim 390,000,000.0 | 5,000.0 | - \
              | waits for no kernel: at most 4 ms | met |",
         ] {
