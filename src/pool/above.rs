@@ -84,7 +84,7 @@ impl<U: Upstream> Pool<U> {
         limits: MapLimits,
         above: &Above<'_, U>,
     ) -> Result<Option<TakenBlock>, Failure<U::Error>> {
-        let Above { owner, node, before, .. } = *above;
+        let Above { owner, node, before, whole, .. } = *above;
         let Request { slot, stream, align, graph_upto, .. } = *request;
         let taken = TakenBlock {
             owner: owner.id,
@@ -98,7 +98,7 @@ impl<U: Upstream> Pool<U> {
             Some(LookedAbove::Open(open)) => open,
         };
         let Open { end, reservation, missing, was_room } = open;
-        let target = Target::Behind(Behind { owner, node, end, reservation });
+        let target = Target::Behind(Behind { owner, node, whole, end, reservation });
         let fills_handles = Cell::new(false);
         let behind =
             Request { slot, stream, units: missing, align, graph_upto, fills_handles, target };

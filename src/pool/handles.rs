@@ -212,17 +212,17 @@ impl<U: Upstream> Pool<U> {
         bytes.checked_ilog2().map_or(1, |log| 1 << log).max(granularity)
     }
 
-    /// New handles of so many bytes in all, of the size for a request of `request` bytes, within `limit`. Where there is no
+    /// New handles of so many bytes in all, of the size for a block of `block` bytes, within `limit`. Where there is no
     /// room and `replaces`, free handles that are complete go back first.
     pub(super) fn create_handles(
         &self,
         mapped: Mapped<'_, U>,
-        (bytes, request): (u64, u64),
+        (bytes, block): (u64, u64),
         limit: usize,
         replaces: bool,
     ) -> Result<Option<Unmapped>, Failure<U::Error>> {
         let all = bytes as usize;
-        let each = self.handle_bytes(request, mapped.granularity());
+        let each = self.handle_bytes(block, mapped.granularity());
         if all > limit {
             return Ok(None);
         }

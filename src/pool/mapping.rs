@@ -105,7 +105,7 @@ impl<U: Upstream> Pool<U> {
         let new = match limits.new {
             _ if missing == 0 => Ok(Some(Vec::new())),
             Some(limit) => {
-                let bytes = (missing, missing.max(request.bytes() as u64));
+                let bytes = (missing, missing.max(request.block_bytes() as u64));
                 self.create_handles(mapped, bytes, limit, limits.moves)
             }
             None => Ok(None),

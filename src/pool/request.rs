@@ -49,6 +49,8 @@ pub(super) struct Behind<'a, U: Upstream> {
     /// Whose heap has the block.
     pub(super) owner: &'a Slot<U>,
     pub(super) node: Node,
+    /// The units that it has then.
+    pub(super) whole: u32,
     /// Where it ends, and nothing of the heap's is.
     pub(super) end: u64,
     /// The number of its reservation.
@@ -67,6 +69,14 @@ pub(super) struct TakenBlock {
 impl<U: Upstream> Request<'_, U> {
     pub(super) fn bytes(&self) -> usize {
         (self.units as usize) << UNIT_SHIFT
+    }
+
+    /// The bytes of the block, also where the request is for a part of it.
+    pub(super) fn block_bytes(&self) -> usize {
+        match &self.target {
+            Target::Behind(behind) => (behind.whole as usize) << UNIT_SHIFT,
+            _ => self.bytes(),
+        }
     }
 
     /// The units of memory that serves wherever it lies, if it is aligned to `granted`.
