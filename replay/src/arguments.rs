@@ -174,6 +174,8 @@ fn step(text: &str) -> Result<u64, String> {
 enum ResourceName {
     /// Aquifer's pool over plain memory
     Pool,
+    /// Aquifer's pool that maps handles of memory
+    Virtual,
     /// Plain memory: a driver call for each allocation and each free
     Cuda,
     /// A memory pool of the driver
@@ -276,6 +278,7 @@ impl Arguments {
         Options {
             resource: match self.resource.unwrap_or(ResourceName::Pool) {
                 ResourceName::Pool => Resource::Pool,
+                ResourceName::Virtual => Resource::Virtual,
                 ResourceName::Cuda => Resource::Cuda,
                 ResourceName::Async => Resource::Async,
                 ResourceName::Managed => Resource::Managed,

@@ -145,6 +145,8 @@ pub(crate) struct Pass {
     pub(crate) spots: Vec<Spot>,
     /// The blocks of the device; `None` where each allocation is one.
     pub(crate) segments: Option<Vec<Segment>>,
+    /// What was reserved after each step, where a pool maps its memory.
+    pub(crate) mapped: Option<Vec<u64>>,
     /// What was reserved after each step.
     #[cfg(debug_assertions)]
     pub(crate) reserved: Vec<u64>,
@@ -217,8 +219,8 @@ fn over(
     let pass = &mut state.pass;
     pass.wall = wall;
     pass.driver_calls = stack.driver_calls().zip(calls).map(|(after, before)| after - before);
-    pass.upstream_calls = stack.counts.calls();
-    pass.peak_reserved = stack.counts.peak();
+    pass.upstream_calls = stack.upstream_calls();
+    pass.peak_reserved = stack.peak_reserved();
     pass.largest_free_at_end = stack.statistics().map(|pool| pool.largest_free as u64);
     pass.segments = stack.counts.segments();
     for (block, stream) in state.blocks.drain(..).flatten() {
@@ -286,6 +288,9 @@ impl State {
                     }
                 }
             }
+            if let Some(bytes) = stack.mapped_bytes() {
+                self.pass.mapped.get_or_insert_default().push(bytes);
+            }
             #[cfg(debug_assertions)]
             self.pass.reserved.push(stack.counts.reserved());
             if self.stop {
@@ -348,6 +353,10 @@ impl Observation {
                 }
             }
             found.live.push(live);
+        }
+        if let Some(mapped) = &pass.mapped {
+            found.reserved.clone_from(mapped);
+            return found;
         }
         found.segments = pass.segments.clone().unwrap_or_else(|| {
             let segment = |placed: &Placed| {

@@ -6,7 +6,7 @@ use crate::words::count;
 use aquifer::sim::SimConfig;
 use aquifer::{
     ArenaResource, AsyncResource, BinningResource, CudaResource, Device, DeviceResource, Error,
-    ErrorKind, ManagedResource, PoolResource, PoolStatistics, Result, Stream,
+    ErrorKind, ManagedResource, PoolResource, PoolStatistics, Result, Stream, VirtualResource,
 };
 use std::sync::Arc;
 
@@ -16,6 +16,8 @@ pub enum Resource {
     /// Aquifer's pool over plain memory.
     #[default]
     Pool,
+    /// Aquifer's pool that maps handles of memory.
+    Virtual,
     /// Plain memory: `cuMemAlloc` for each allocation.
     Cuda,
     /// A pool of the driver.
@@ -38,7 +40,7 @@ impl Resource {
     /// the device alone is the limit.
     pub fn largest_block(self) -> Option<u64> {
         match self {
-            Self::Pool | Self::Binning | Self::Arena => Some(LARGEST_OF_A_POOL),
+            Self::Pool | Self::Virtual | Self::Binning | Self::Arena => Some(LARGEST_OF_A_POOL),
             Self::Cuda | Self::Async | Self::Managed => None,
         }
     }
@@ -46,7 +48,7 @@ impl Resource {
     /// The streams that it can tell apart; `None` where it is any number.
     pub fn most_streams(self) -> Option<usize> {
         match self {
-            Self::Pool | Self::Binning | Self::Arena => Some(STREAMS_OF_A_POOL),
+            Self::Pool | Self::Virtual | Self::Binning | Self::Arena => Some(STREAMS_OF_A_POOL),
             Self::Cuda | Self::Async | Self::Managed => None,
         }
     }
@@ -97,6 +99,8 @@ pub(crate) struct Stack {
     pub(crate) streams: Vec<Stream>,
     pub(crate) counts: Arc<Counts>,
     statistics: Option<Box<Statistics>>,
+    /// Asks a pool that maps its memory itself, so that nothing goes through `counts`.
+    mapped_bytes: Option<Box<dyn Fn() -> u64 + Send + Sync>>,
 }
 
 type Statistics = dyn Fn() -> PoolStatistics + Send + Sync;
@@ -118,6 +122,7 @@ impl Stack {
             matches!(options.resource, Resource::Cuda | Resource::Async | Resource::Managed);
         let counts = Arc::new(Counts::new(limit, !plain));
         let mut statistics: Option<Box<Statistics>> = None;
+        let mut mapped_bytes: Option<Box<dyn Fn() -> u64 + Send + Sync>> = None;
         let upstream = || Counting::new(CudaResource::new(&device), counts.clone());
         // What is more than an address space is no limit.
         let most = limit.map(|limit| limit.min(1 << 48) as usize & !255);
@@ -133,6 +138,17 @@ impl Stack {
         };
         let resource: Arc<dyn DeviceResource> = match options.resource {
             Resource::Pool => Arc::new(pool()?),
+            Resource::Virtual => {
+                let mut options = PoolResource::builder(VirtualResource::new(&device)?);
+                if let Some(most) = most {
+                    options = options.maximum_size(most);
+                }
+                let made = options.build()?;
+                let [pool, sized] = [made.clone(), made.clone()];
+                statistics = Some(Box::new(move || pool.statistics()));
+                mapped_bytes = Some(Box::new(move || sized.pool_size() as u64));
+                Arc::new(made)
+            }
             Resource::Binning => Arc::new(BinningResource::new(pool()?)?),
             Resource::Arena => {
                 let mut options = ArenaResource::builder(upstream());
@@ -169,11 +185,33 @@ impl Stack {
                 StreamKind::PerThread | StreamKind::Other => device.new_stream(),
             })
             .collect::<Result<_>>()?;
-        Ok(Self { device, resource, streams, counts, statistics })
+        Ok(Self { device, resource, streams, counts, statistics, mapped_bytes })
     }
 
     pub(crate) fn statistics(&self) -> Option<PoolStatistics> {
         self.statistics.as_ref().map(|statistics| statistics())
+    }
+
+    /// The bytes that a pool has mapped, where nothing else counts them.
+    pub(crate) fn mapped_bytes(&self) -> Option<u64> {
+        self.mapped_bytes.as_ref().map(|bytes| bytes())
+    }
+
+    /// What a pool that maps its memory says of it.
+    fn mapped_statistics(&self) -> Option<PoolStatistics> {
+        self.statistics().filter(|_| self.mapped_bytes.is_some())
+    }
+
+    /// The most bytes that were taken from the device at once.
+    pub(crate) fn peak_reserved(&self) -> u64 {
+        let mapped = self.mapped_statistics();
+        mapped.map_or_else(|| self.counts.peak(), |pool| pool.peak_reserved as u64)
+    }
+
+    /// How often memory was taken from the device or given back.
+    pub(crate) fn upstream_calls(&self) -> u64 {
+        let all = |pool: PoolStatistics| pool.growths as u64 + pool.returns as u64;
+        self.mapped_statistics().map_or_else(|| self.counts.calls(), all)
     }
 
     /// Calls of the driver so far, where the device counts them.

@@ -81,7 +81,9 @@ fn threads_replay_in_the_logs_order() {
 #[test]
 fn a_failure_has_its_line_and_the_rest_goes_on() {
     let plan = plan("too_large.rmm.csv");
-    for resource in [Resource::Pool, Resource::Cuda, Resource::Async, Resource::Managed] {
+    for resource in
+        [Resource::Pool, Resource::Virtual, Resource::Cuda, Resource::Async, Resource::Managed]
+    {
         let Replayed { report, observation } = replayed(&plan, &on(resource));
         let [failed] = &report.failures[..] else { panic!("{:?}", report.failures) };
         assert_eq!((failed.line, failed.bytes), (3, 2_000_000_000));

@@ -50,7 +50,7 @@ fn a_log_that_is_served() {
 fn every_format_and_resource() {
     let names = ["threads.rmm.csv", "two_devices.events.csv", "snapshot.pickle", "before.pickle"];
     for name in names {
-        for resource in ["pool", "cuda", "async", "managed", "binning", "arena"] {
+        for resource in ["pool", "virtual", "cuda", "async", "managed", "binning", "arena"] {
             let output = replay(name, &["--resource", resource, "--json"]);
             assert_eq!(output.status.code(), Some(0), "{name} {resource}: {output:?}");
             let all: Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -138,7 +138,7 @@ fn bisection_prints_what_it_found() {
 /// What is found serves, and a step less does not: replayed again, as anybody could.
 #[test]
 fn what_bisection_finds_is_an_edge() {
-    for resource in ["pool", "cuda", "async", "managed", "binning", "arena"] {
+    for resource in ["pool", "virtual", "cuda", "async", "managed", "binning", "arena"] {
         let said = |arguments: &[&str]| {
             let all = [&["--resource", resource, "--json"], arguments].concat();
             let output = replay("threads.rmm.csv", &all);

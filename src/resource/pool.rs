@@ -192,6 +192,15 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
         Ok(())
     }
 
+    /// The bytes that the pool has of upstream, free ones included: RMM's name. It takes one lock, where
+    /// [`statistics`](Self::statistics) asks every stream's memory.
+    pub fn pool_size(&self) -> usize {
+        if is_forked_child() {
+            return 0;
+        }
+        self.pool.reserved_bytes()
+    }
+
     /// What the pool holds and what it did. Exact while no other thread uses it.
     pub fn statistics(&self) -> PoolStatistics {
         if is_forked_child() {
