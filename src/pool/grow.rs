@@ -16,9 +16,9 @@ const WAIT_MIN_FREE_DIVISOR: usize = 8;
 /// Where all memory is one stream's, and mapped, it moves before growth where more than this part is free: nobody waits.
 const MOVE_MIN_FREE_DIVISOR: usize = 64;
 /// Mapped memory moves before a large block has the pool grow past what was live at most by more than this part of it,
-const LARGE_BOUND_DIVISOR: usize = 16;
+const LARGE_BOUND_DIVISOR: usize = 64;
 /// and so many bytes.
-const LARGE_SLACK: usize = 32 << 20;
+const LARGE_SLACK: usize = 8 << 20;
 /// Growth is a part of what is live, up to this.
 const MAX_PROPORTIONAL_GROWTH: usize = 1 << 30;
 /// The least part of what is live by which the pool grows.

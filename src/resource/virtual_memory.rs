@@ -179,9 +179,11 @@ fn try_once(memory: VirtualMemory) -> Result<VirtualMemory> {
     }
     match refused {
         Some(error) if error.kind() != ErrorKind::OutOfMemory => {
-            let what = format!("{device} refuses virtual memory management");
-            let refused = Error::new(ErrorKind::Unsupported, what).with_driver(error);
-            Err(refused.with_advice("use CudaResource"))
+            let refused = Error::new(
+                ErrorKind::Unsupported,
+                format!("{device} refuses virtual memory management"),
+            );
+            Err(refused.with_driver(error).with_advice("use CudaResource"))
         }
         // A device that is full now says nothing of what it can do.
         _ => Ok(memory.with_spec(HandleSpec { rdma: false, ..claimed })),

@@ -5,7 +5,7 @@ use crate::table::Table;
 use aquifer::sim::{SimConfig, Simulator};
 use aquifer::{
     AsyncResource, CudaResource, Device, DeviceBlock, DeviceResource, DeviceVec, IpcHandle,
-    IpcPool, ManagedResource, PinnedResource, Result, Stream,
+    IpcPool, ManagedResource, PinnedResource, Result, Stream, VirtualResource,
 };
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -39,6 +39,53 @@ pub(crate) fn rows(table: &mut Table) {
     bytes(table);
     openings(table);
     pools(table);
+    mapped(table);
+}
+
+/// Over a socket.
+fn mapped(table: &mut Table) {
+    let fixture = Fixture::new();
+    let Fixture { device, simulator, stream } = &fixture;
+    let (here, there) = UnixStream::pair().unwrap();
+    // SAFETY: what comes is refused.
+    let receive = || unsafe { DeviceVec::<u32>::receive_from(stream, &there) };
+    table.failed("plain memory over a socket", fixture.vec().send_to(&here));
+    let memory = VirtualResource::new(device).unwrap();
+    let vec = DeviceVec::from_slice_in(stream, &[1_u8; 30], memory).unwrap();
+    table.failed("mapped memory by a handle", vec.ipc_handle());
+    table.failed("no memory over a socket", vec.slice(..0).unwrap().send_to(&here));
+    for (title, call) in [
+        ("no mapping of memory", "cuMemGetAddressRange"),
+        ("no descriptor of memory", "cuMemExportToShareableHandle"),
+    ] {
+        simulator.fail_call(call, 1, 999).unwrap();
+        table.failed(title, vec.send_to(&here));
+    }
+    for (title, call) in [
+        ("no handle of a descriptor", "cuMemImportFromShareableHandle"),
+        ("no place for another process's memory", "cuMemMap"),
+    ] {
+        simulator.fail_call(call, 1, 2).unwrap();
+        vec.slice(..28).unwrap().send_to(&here).unwrap();
+        table.failed(title, receive());
+    }
+    vec.send_to(&here).unwrap();
+    table.failed("a part of an element over a socket", receive());
+    vec.slice(2..10).unwrap().send_to(&here).unwrap();
+    table.failed("an alignment over a socket", receive());
+    std::io::Write::write_all(&mut &here, b"something else").unwrap();
+    table.failed("something else over a socket", receive());
+    drop(here);
+    let (here, there) = UnixStream::pair().unwrap();
+    drop(there);
+    table.failed("a socket without another end", vec.send_to(&here));
+
+    let config = SimConfig::default().without_virtual_memory_descriptors();
+    let (device, _simulator) = simulated(config);
+    let stream = device.new_stream().unwrap();
+    let memory = VirtualResource::new(&device).unwrap();
+    let vec = DeviceVec::from_slice_in(&stream, &[1_u8; 30], memory).unwrap();
+    table.failed("a device that shares no mapped memory", vec.send_to(&here));
 }
 
 fn exports(table: &mut Table) {

@@ -278,6 +278,6 @@ impl Message {
 
 impl fmt::Display for Message {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} of process {}", Count(self.bytes, "byte"), self.process)
+        write!(f, "a vector of {} of process {}", Count(self.bytes, "byte"), self.process)
     }
 }
