@@ -171,8 +171,10 @@ fn try_once(memory: VirtualMemory) -> Result<VirtualMemory> {
                 return Ok(memory);
             }
             Err(error) if error.kind() == ErrorKind::ContextLost => {
-                let what = format!("trying the virtual memory of {device}");
-                return Err(Error::driver_call(what, error));
+                return Err(Error::driver_call(
+                    format!("trying the virtual memory of {device}"),
+                    error,
+                ));
             }
             Err(error) => refused = Some(error),
         }

@@ -123,13 +123,7 @@ impl<T: Pod> DeviceVec<T> {
         let (message, handles) = receive(device, socket)?;
         let Message { process, offset, bytes, .. } = message;
         require_whole::<T>(&message, bytes)?;
-        ensure!(
-            offset.is_multiple_of(align_of::<T>() as u64),
-            InvalidArgument,
-            "open it as `u8`, or as what it was sent as",
-            "{message} is at {offset:#x} of its handles, and was to have an alignment of {}",
-            Count(align_of::<T>(), "byte")
-        );
+        message.require_aligned(align_of::<T>())?;
         let memory = handles.map()?;
         let range = (memory.address() + offset, bytes);
         // SAFETY: the range is in what was mapped, which begins at a granule; the caller's promise.
@@ -261,6 +255,19 @@ impl Message {
         }
         let [process, offset, bytes, handles, index, handle_bytes] = words;
         Self { uuid, process: process as u32, offset, bytes, handles, index, handle_bytes }
+    }
+
+    /// Handles are mapped to whole granules, so an offset says all.
+    fn require_aligned(&self, alignment: usize) -> Result<()> {
+        ensure!(
+            self.offset.is_multiple_of(alignment as u64),
+            InvalidArgument,
+            "open it as `u8`, or as what it was sent as",
+            "{self} is at {:#x} of its handles, and was to have an alignment of {}",
+            self.offset,
+            Count(alignment, "byte")
+        );
+        Ok(())
     }
 
     /// Whether both are of one vector.
