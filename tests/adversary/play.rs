@@ -1,6 +1,7 @@
 //! Plays a program on an allocator, and measures what it holds over what is in use.
 
-use crate::program::{Caller, Program, Sizes, Step, THREADS};
+use crate::program::{Caller, Program, STREAMS, Sizes, Step, THREADS};
+use std::array;
 use std::collections::BTreeMap;
 
 const MIB: usize = 1 << 20;
@@ -108,6 +109,8 @@ struct Freed {
     address: Option<u64>,
     stream: usize,
     mark: u64,
+    /// The streams that may have it: the one that freed it, and those that allocated since.
+    owners: [bool; STREAMS],
 }
 
 struct Player<'a, S: Subject> {
@@ -268,6 +271,7 @@ impl<S: Subject> Player<'_, S> {
         let by = Caller { thread: by.thread % THREADS, ..by };
         let (block, address) = self.subject.allocate(by, bytes);
         self.blocks.insert(number, Held { block, bytes, address, home: by.stream });
+        self.freed.iter_mut().for_each(|it| it.owners[by.stream] = true);
         self.live += bytes;
         self.allocations += 1;
         if self.sizes == Sizes::Large || self.allocations.is_multiple_of(ALLOCATIONS_BETWEEN) {
@@ -293,7 +297,8 @@ impl<S: Subject> Player<'_, S> {
         let (stream, mark) = (by.stream, self.marks[by.stream]);
         self.subject.free(by, block, home, mark);
         self.live -= bytes;
-        self.freed.push(Freed { bytes, address, stream, mark });
+        let owners = array::from_fn(|owner| owner == stream);
+        self.freed.push(Freed { bytes, address, stream, mark, owners });
     }
 
     /// What is live, and what was freed and is still used.
@@ -311,11 +316,13 @@ impl<S: Subject> Player<'_, S> {
         self.freed.retain(|it| !subject.is_past(it.stream, it.mark));
     }
 
-    /// What is live, and what was freed and is still used as far as an event tells that is recorded now: it comes behind all
+    /// What is live, and what was freed and is still used as far as events tell that are recorded now. Each comes behind all
     /// that its stream was given.
     fn used_by_events(&mut self) -> usize {
-        let (subject, marks) = (&self.subject, &self.marks);
-        self.freed.retain(|it| !subject.is_past(it.stream, marks[it.stream]));
+        let subject = &self.subject;
+        let marks = self.marks.iter().enumerate();
+        let has_work: Vec<bool> = marks.map(|(it, mark)| !subject.is_past(it, *mark)).collect();
+        self.freed.retain(|it| has_work.iter().zip(it.owners).any(|(work, owns)| *work && owns));
         self.live_and(|_| true)
     }
 
