@@ -12,10 +12,9 @@
 //! | the same, above the release threshold, after a wait of the host | the same | what is in use |
 //! | of all sizes | 2.5 times, and the same | what was in use at most |
 //!
-//! In use is what is live, and what was freed and is still used by the device. Where memory goes back, what a stream freed is in
-//! use until the stream has done all that it was given. The pool records no event at a free. So an event that it asks comes
-//! behind the work that the stream was given since. Until then a trim keeps what the stream freed, however early:
-//! `allocate 0 1 1073741824 0 0 0; free 0 1 1 0 0; wait 0; busy 0 9; trim 0` holds all 1,024 MiB.
+//! In use is what is live, and what was freed and is still used by the device. Where memory goes back the host knows that by
+//! events alone, and a pool records none at a free. So there, what was freed counts until the stream that freed it has done
+//! all that it was given, and each stream that allocated since, too. Decision 11 has programs that hold more without this.
 
 mod draw;
 mod peers;
@@ -171,7 +170,7 @@ fn programs_that_waste() {
 
 /// Found by the searches, and mended since.
 #[test]
-fn programs_that_wasted() {
+fn programs_that_were_found() {
     // Memory that is complete lies beside what another stream has just freed, in the heap of that stream: 324 MiB were held
     // where 194 were in use.
     let text = "allocate 10 6 102760448 0 2 0; free 10 6 1 0 0; allocate 0 1 134217728 0 0 0; busy 2 9; \

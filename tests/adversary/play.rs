@@ -205,14 +205,16 @@ impl<S: Subject> Player<'_, S> {
             Step::Trim { keep, waits: true } => {
                 self.resume(None);
                 self.subject.trim(keep, true);
-                self.forget_past();
+                if keep == 0 {
+                    self.forget_past();
+                }
                 let now = self.used();
                 return self.measure_at(now, Some(Returned::Trim { keep }));
             }
             Step::Trim { keep, waits: false } => {
                 self.settle();
                 self.subject.trim(keep, false);
-                let now = self.used_by_events();
+                let now = self.used_by_events(keep);
                 return self.measure_at(now, Some(Returned::Trim { keep }));
             }
             Step::Threshold { bytes } => {
@@ -226,13 +228,15 @@ impl<S: Subject> Player<'_, S> {
 
     /// The host waits, and memory above the release threshold goes back.
     fn wait(&mut self, wait: impl FnOnce(&mut S)) {
-        let Some(threshold) = self.threshold else {
+        // Below it a pool has no reason to ask the device anything.
+        let reserved = self.subject.reserved();
+        let Some(threshold) = self.threshold.filter(|threshold| reserved > *threshold) else {
             wait(self.subject);
             return self.measure();
         };
         self.settle();
         wait(self.subject);
-        let now = self.used_by_events();
+        let now = self.used_by_events(threshold);
         self.measure_at(now, Some(Returned::AboveThreshold { threshold }));
     }
 
@@ -317,13 +321,16 @@ impl<S: Subject> Player<'_, S> {
     }
 
     /// What is live, and what was freed and is still used as far as events tell that are recorded now. Each comes behind all
-    /// that its stream was given.
-    fn used_by_events(&mut self) -> usize {
+    /// that its stream was given. `keep` bytes may stay: later frees may merge with them, and are over later.
+    fn used_by_events(&mut self, keep: usize) -> usize {
         let subject = &self.subject;
         let marks = self.marks.iter().enumerate();
         let has_work: Vec<bool> = marks.map(|(it, mark)| !subject.is_past(it, *mark)).collect();
-        self.freed.retain(|it| has_work.iter().zip(it.owners).any(|(work, owns)| *work && owns));
-        self.live_and(|_| true)
+        let is_used = |it: &Freed| has_work.iter().zip(it.owners).any(|(work, owns)| *work && owns);
+        if keep == 0 {
+            self.freed.retain(is_used);
+        }
+        self.live_and(is_used)
     }
 
     /// What is live, and some of what was freed: each address once, since a stream uses again what it freed.
