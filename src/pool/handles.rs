@@ -287,6 +287,22 @@ impl<U: Upstream> Pool<U> {
     /// Returns how many bytes went back.
     pub(super) fn release_complete(&self, mapped: Mapped<'_, U>, target: usize) -> usize {
         self.unmap_vacated(mapped);
+        let goal = self.reserved_bytes().saturating_sub(target);
+        self.release_bytes(mapped, goal)
+    }
+
+    /// As [`release_complete`](Self::release_complete), also where a handle lies in several free blocks that are complete. What
+    /// merges with memory that is pending is pending, too: so what is complete by itself goes back before anything merges.
+    pub(super) fn release_and_merge(&self, mapped: Mapped<'_, U>, target: usize) -> usize {
+        self.unmap_vacated(mapped);
+        // Not what is reserved by then: that counts a handle until its last address is unmapped.
+        let goal = self.reserved_bytes().saturating_sub(target);
+        let returned = self.release_bytes(mapped, goal);
+        self.merge_ready();
+        returned + self.release_bytes(mapped, goal.saturating_sub(returned))
+    }
+
+    fn release_bytes(&self, mapped: Mapped<'_, U>, goal: usize) -> usize {
         let mut free = Vec::new();
         let mut look = |source: &Slot<U>| {
             let heap = source.heap();
@@ -299,8 +315,6 @@ impl<U: Upstream> Pool<U> {
         // The smallest blocks first, which serve least where they are.
         free.sort_unstable_by_key(|&(block, _)| (block.bytes, block.address));
         let (mut blocks, mut returned) = (0, 0);
-        // Not what is reserved by then: that counts a handle until its last address is unmapped.
-        let goal = self.reserved_bytes().saturating_sub(target);
         for (block, source) in free {
             let mut left = goal.saturating_sub(returned) as u64;
             for piece in self.take_handles(source, block, &mut left, Last::MayBeLarger) {

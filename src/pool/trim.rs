@@ -129,10 +129,9 @@ impl<U: Upstream> Pool<U> {
     /// Gives memory back that is known to be complete.
     fn give_back(&self, keep: usize) -> usize {
         if let Some(mapped) = self.upstream.mapped() {
-            self.merge_ready();
             // A request that is about to be refused waits for what is on its way (INV-POOL-5).
             let _transit = self.in_transit.read();
-            return self.release_complete(mapped, keep);
+            return self.release_and_merge(mapped, keep);
         }
         let extracted = {
             let _transit = self.in_transit.write();

@@ -26,6 +26,9 @@ const SMALL: [usize; 12] = [
     20 * MIB,
 ];
 
+/// Release thresholds that programs set.
+const THRESHOLDS: [usize; 5] = [0, 64 * MIB, 256 * MIB, 256 * MIB, 1 << 30];
+
 pub(crate) struct Draw<'a> {
     pub(crate) random: &'a mut Random,
     pub(crate) sizes: Sizes,
@@ -76,9 +79,17 @@ impl Draw<'_> {
         }
     }
 
+    /// How many kinds of steps there are. Of small blocks nothing is measured where memory goes back.
+    fn kinds(&self) -> usize {
+        match self.sizes {
+            Sizes::Large => 19,
+            Sizes::All => 16,
+        }
+    }
+
     fn step(&mut self, streams: usize, blocks: usize) -> Step {
         let by = self.caller(streams);
-        match self.below(16) {
+        match self.below(self.kinds()) {
             0..6 => {
                 let bytes = self.bytes();
                 let more = match self.below(6) {
@@ -109,7 +120,10 @@ impl Draw<'_> {
             12 => Step::Busy { stream: by.stream, steps: 1 + self.below(20) },
             13 => Step::Order { stream: by.stream, before: self.below(streams) },
             14 => Step::Wait { stream: by.stream },
-            _ => Step::Trim { keep: 0 },
+            15 => Step::Trim { keep: 0, waits: true },
+            16 => Step::Trim { keep: 0, waits: false },
+            17 => Step::WaitIdle,
+            _ => Step::Threshold { bytes: self.random.pick(&THRESHOLDS) },
         }
     }
 
@@ -187,7 +201,19 @@ impl Draw<'_> {
             }
         }
         if self.random.one_in(4) {
-            steps.push(Step::Trim { keep: 0 });
+            self.end_of_pattern(steps);
+        }
+    }
+
+    /// Has the pool give memory back.
+    fn end_of_pattern(&mut self, steps: &mut Vec<Step>) {
+        match (self.sizes, self.below(4)) {
+            (Sizes::Large, 0) => steps.push(Step::Trim { keep: 0, waits: false }),
+            (Sizes::Large, 1) => {
+                steps.push(Step::Threshold { bytes: self.random.pick(&THRESHOLDS) });
+                steps.push(Step::WaitIdle);
+            }
+            _ => steps.push(Step::Trim { keep: 0, waits: true }),
         }
     }
 
@@ -309,7 +335,12 @@ impl Draw<'_> {
                 Step::Grow { block, times: self.number(times).clamp(1, 64), more, by }
             }
             Step::Busy { stream, steps } => Step::Busy { stream, steps: self.number(steps) },
-            Step::Trim { .. } => Step::Trim { keep: self.random.pick(&[0, 256 * MIB, 1 << 30]) },
+            Step::Trim { waits, .. } => {
+                let keep = self.random.pick(&[0, 256 * MIB, 1 << 30]);
+                let is_other = self.sizes == Sizes::Large && self.random.one_in(3);
+                Step::Trim { keep, waits: waits != is_other }
+            }
+            Step::Threshold { .. } => Step::Threshold { bytes: self.random.pick(&THRESHOLDS) },
             other => other,
         }
     }
@@ -344,6 +375,6 @@ fn move_to(step: &mut Step, from: usize, to: usize, whatever: bool) {
         Step::Busy { stream, .. } | Step::Wait { stream } | Step::Order { stream, .. } => {
             change(stream);
         }
-        Step::Trim { .. } => {}
+        Step::WaitIdle | Step::Trim { .. } | Step::Threshold { .. } => {}
     }
 }

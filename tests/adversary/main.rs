@@ -7,10 +7,14 @@
 //!
 //! | programs | what is held is at most | of what |
 //! | --- | --- | --- |
-//! | of blocks of 32 MiB and more | 1.1 times, and 64 MiB, and 2 MiB a stream | what was in use at most since the last trim; after a trim, what is |
+//! | of blocks of 32 MiB and more | 1.1 times, and 64 MiB, and 2 MiB a stream | what was in use at most since the last trim |
+//! | the same, right after a trim | the same | what is in use |
+//! | the same, above the release threshold, after a wait of the host | the same | what is in use |
 //! | of all sizes | 2.5 times, and the same | what was in use at most |
 //!
-//! In use is what is live, and what was freed and is still used by the device.
+//! In use is what is live, and what was freed and is still used by the device. Where memory goes back the host knows that by
+//! events alone, and a pool records none at a free. So there, what was freed counts until the stream that freed it has done
+//! all that it was given, and each stream that allocated since, too. Decision 11 has programs that hold more without this.
 
 mod draw;
 mod peers;
@@ -47,26 +51,46 @@ const LARGE_TODAY: f64 = 1.15;
 struct Target {
     name: &'static str,
     sizes: Sizes,
-    upstream: Upstream,
+    measure: fn(&Measured) -> f64,
     promised: f64,
     /// What fails the test. Where it is more than is promised, it is no promise, but what holds today.
     asserted: f64,
+    /// Whether the same is looked for on a pool of chunks.
+    with_chunks: bool,
 }
 
-const TARGETS: [Target; 2] = [
+const TARGETS: [Target; 4] = [
     Target {
         name: "32 MiB and more",
         sizes: Sizes::Large,
-        upstream: Upstream::Mapped,
+        measure: Measured::worst,
         promised: 1.1,
         asserted: LARGE_TODAY,
+        with_chunks: true,
+    },
+    Target {
+        name: "32 MiB and more after a trim",
+        sizes: Sizes::Large,
+        measure: |measured| measured.trimmed,
+        promised: 1.1,
+        asserted: 1.1,
+        with_chunks: false,
+    },
+    Target {
+        name: "32 MiB and more above the threshold",
+        sizes: Sizes::Large,
+        measure: |measured| measured.released,
+        promised: 1.1,
+        asserted: 1.1,
+        with_chunks: false,
     },
     Target {
         name: "all sizes",
         sizes: Sizes::All,
-        upstream: Upstream::Mapped,
+        measure: Measured::worst,
         promised: 2.5,
         asserted: 2.5,
+        with_chunks: true,
     },
 ];
 
@@ -85,7 +109,10 @@ fn compare(program: &Program, sizes: Sizes) -> String {
     let rmm = play(program, sizes, &mut Peer::new(Rmm::default(), streams), points);
     let rows = [("mapped", mapped.clone()), ("chunks", chunks), ("PyTorch", pytorch), ("RMM", rmm)];
     let texts = rows.map(|(name, it)| match sizes {
-        Sizes::Large => format!("{name} {:.3}, after a trim {:.3}", it.ratio, it.trimmed),
+        Sizes::Large => format!(
+            "{name} {:.3}, after a trim {:.3}, above the threshold {:.3}",
+            it.ratio, it.trimmed, it.released
+        ),
         Sizes::All => format!("{name} {:.3}", it.ratio),
     });
     let mib = |bytes: usize| bytes >> 20;
@@ -97,7 +124,7 @@ fn find(target: &Target, upstream: Upstream, programs: u64, seed: u64, watch: &W
     let mut judge = |program: &Program| {
         count += 1;
         watch.program(count);
-        on_pool(program, target.sizes, upstream).worst()
+        (target.measure)(&on_pool(program, target.sizes, upstream))
     };
     let worst = search(programs, seed, target.sizes, &mut judge);
     minimised(&worst, judge)
@@ -119,21 +146,41 @@ fn programs_that_waste() {
     let (mut worst, mut over) = (Vec::new(), Vec::new());
     let only = std::env::var("AQUIFER_ADVERSARY_ONLY").unwrap_or_default();
     for target in TARGETS.iter().filter(|target| target.name.contains(&only)) {
-        let found = find(target, target.upstream, programs, seed, &watch);
+        let found = find(target, Upstream::Mapped, programs, seed, &watch);
         println!("the worst of {}: {}", target.name, compare(&found.program, target.sizes));
         println!("  {}", found.program);
-        let chunked = find(target, Upstream::Chunks, programs / CHUNKED, seed, &watch);
-        println!("the worst of chunks: {}", compare(&chunked.program, target.sizes));
-        println!("  {}", chunked.program);
-        worst.push(format!(
-            "{} at most {:.3} of {} (chunks {:.3})",
-            target.name, found.ratio, target.promised, chunked.ratio
-        ));
+        let mut text = format!("{} at most {:.3} of {}", target.name, found.ratio, target.promised);
+        if target.with_chunks {
+            let chunked = find(target, Upstream::Chunks, programs / CHUNKED, seed, &watch);
+            println!("the worst of chunks: {}", compare(&chunked.program, target.sizes));
+            println!("  {}", chunked.program);
+            text += &format!(" (chunks {:.3})", chunked.ratio);
+        }
+        worst.push(text);
         if found.ratio > target.asserted {
             over.push(format!("{}: {:.3}", target.name, found.ratio));
         }
     }
     let seconds = started.elapsed().as_secs_f64();
     println!("adversary: {programs} programs in {seconds:.1} s, {}", worst.join(", "));
+    // The faults of `faults.csv` are found by these lines.
+    over.iter().for_each(|text| println!("seed {seed}: more is held than was known, {text}"));
     assert!(over.is_empty(), "more is held than was known: {}", over.join("; "));
+}
+
+/// Found by the searches, and mended since.
+#[test]
+fn programs_that_were_found() {
+    // Memory that is complete lies beside what another stream has just freed, in the heap of that stream: 324 MiB were held
+    // where 194 were in use.
+    let text = "allocate 10 6 102760448 0 2 0; free 10 6 1 0 0; allocate 0 1 134217728 0 0 0; busy 2 9; \
+                allocate 20 2 34603008 0 0 0; free 20 2 1 2 0; ";
+    for (end, measure) in [
+        ("trim 0", (|it| it.trimmed) as fn(&Measured) -> f64),
+        ("threshold 0; wait_idle", |it| it.released),
+    ] {
+        let program = Program::parse(&format!("{text}{end}")).unwrap();
+        let ratio = measure(&on_pool(&program, Sizes::Large, Upstream::Mapped));
+        assert!(ratio > 0.1 && ratio <= 1.1, "{end}: {ratio}");
+    }
 }

@@ -1,6 +1,7 @@
 //! Plays a program on an allocator, and measures what it holds over what is in use.
 
-use crate::program::{Caller, Program, Sizes, Step, THREADS};
+use crate::program::{Caller, Program, STREAMS, Sizes, Step, THREADS};
+use std::array;
 use std::collections::BTreeMap;
 
 const MIB: usize = 1 << 20;
@@ -48,8 +49,17 @@ pub(crate) trait Subject {
     /// The host waits for a stream. None is held up.
     fn wait(&mut self, stream: usize);
 
-    /// Gives memory back. No stream is held up.
-    fn trim(&mut self, keep: usize);
+    /// The host waits for a stream that has no work.
+    fn wait_idle(&mut self);
+
+    /// Has the device do all that is not held up.
+    fn settle(&mut self);
+
+    /// Gives memory back. Where it waits for the device, no stream is held up.
+    fn trim(&mut self, keep: usize, waits: bool);
+
+    /// From now on memory above this goes back where the host waits. Returns whether it does.
+    fn set_threshold(&mut self, bytes: usize) -> bool;
 
     /// Bytes of the device that the allocator holds.
     fn reserved(&self) -> usize;
@@ -65,6 +75,8 @@ pub(crate) struct Measured {
     pub(crate) ratio: f64,
     /// The same of what was in use then, after a trim.
     pub(crate) trimmed: f64,
+    /// The same after a wait of the host, where more than the release threshold was held.
+    pub(crate) released: f64,
     /// At the worst point of all.
     pub(crate) reserved: usize,
     pub(crate) used: usize,
@@ -73,7 +85,7 @@ pub(crate) struct Measured {
 
 impl Measured {
     pub(crate) fn worst(&self) -> f64 {
-        self.ratio.max(self.trimmed)
+        self.ratio.max(self.trimmed).max(self.released)
     }
 }
 
@@ -84,12 +96,21 @@ struct Held<B> {
     home: usize,
 }
 
+/// Why memory went back, and how many bytes may stay however little is in use.
+#[derive(Clone, Copy)]
+enum Returned {
+    Trim { keep: usize },
+    AboveThreshold { threshold: usize },
+}
+
 /// A block that was freed while the device may use it.
 struct Freed {
     bytes: usize,
     address: Option<u64>,
     stream: usize,
     mark: u64,
+    /// The streams that may have it: the one that freed it, and those that allocated since.
+    owners: [bool; STREAMS],
 }
 
 struct Player<'a, S: Subject> {
@@ -100,6 +121,7 @@ struct Player<'a, S: Subject> {
     streams: usize,
     blocks: BTreeMap<usize, Held<S::Block>>,
     freed: Vec<Freed>,
+    threshold: Option<usize>,
     live: usize,
     /// The most that was in use since the last trim.
     high: usize,
@@ -126,6 +148,7 @@ pub(crate) fn play<S: Subject>(
         streams,
         blocks: BTreeMap::new(),
         freed: Vec::new(),
+        threshold: None,
         live: 0,
         high: 0,
         marks: vec![0; streams],
@@ -176,16 +199,51 @@ impl<S: Subject> Player<'_, S> {
             Step::Order { stream, before } => self.order(stream, before),
             Step::Wait { stream } => {
                 self.resume(None);
-                self.subject.wait(stream);
+                return self.wait(|subject| subject.wait(stream));
             }
-            Step::Trim { keep } => {
+            Step::WaitIdle => return self.wait(S::wait_idle),
+            Step::Trim { keep, waits: true } => {
                 self.resume(None);
-                self.subject.trim(keep);
-                self.measure(Some(keep));
-                return;
+                self.subject.trim(keep, true);
+                if keep == 0 {
+                    self.forget_past();
+                }
+                let now = self.used();
+                return self.measure_at(now, Some(Returned::Trim { keep }));
+            }
+            Step::Trim { keep, waits: false } => {
+                self.settle();
+                self.subject.trim(keep, false);
+                let now = self.used_by_events(keep);
+                return self.measure_at(now, Some(Returned::Trim { keep }));
+            }
+            Step::Threshold { bytes } => {
+                if self.subject.set_threshold(bytes) {
+                    self.threshold = Some(bytes);
+                }
             }
         }
-        self.measure(None);
+        self.measure();
+    }
+
+    /// The host waits, and memory above the release threshold goes back.
+    fn wait(&mut self, wait: impl FnOnce(&mut S)) {
+        // Below it a pool has no reason to ask the device anything.
+        let reserved = self.subject.reserved();
+        let Some(threshold) = self.threshold.filter(|threshold| reserved > *threshold) else {
+            wait(self.subject);
+            return self.measure();
+        };
+        self.settle();
+        wait(self.subject);
+        let now = self.used_by_events(threshold);
+        self.measure_at(now, Some(Returned::AboveThreshold { threshold }));
+    }
+
+    /// Gives each stream a kernel, as an event that the pool records now would lie there, and has the device do what it can.
+    fn settle(&mut self) {
+        (0..self.streams).for_each(|stream| self.work(stream));
+        self.subject.settle();
     }
 
     /// Lets those streams go on that were held up until this step, or all.
@@ -217,10 +275,11 @@ impl<S: Subject> Player<'_, S> {
         let by = Caller { thread: by.thread % THREADS, ..by };
         let (block, address) = self.subject.allocate(by, bytes);
         self.blocks.insert(number, Held { block, bytes, address, home: by.stream });
+        self.freed.iter_mut().for_each(|it| it.owners[by.stream] = true);
         self.live += bytes;
         self.allocations += 1;
         if self.sizes == Sizes::Large || self.allocations.is_multiple_of(ALLOCATIONS_BETWEEN) {
-            self.measure(None);
+            self.measure();
         }
     }
 
@@ -242,18 +301,46 @@ impl<S: Subject> Player<'_, S> {
         let (stream, mark) = (by.stream, self.marks[by.stream]);
         self.subject.free(by, block, home, mark);
         self.live -= bytes;
-        self.freed.push(Freed { bytes, address, stream, mark });
+        let owners = array::from_fn(|owner| owner == stream);
+        self.freed.push(Freed { bytes, address, stream, mark, owners });
     }
 
-    /// What is live, and what was freed and is still used: each address once, since a stream uses again what it freed.
+    /// What is live, and what was freed and is still used.
     fn used(&mut self) -> usize {
+        // Where memory is to go back, events count, which may be late.
+        if self.sizes == Sizes::All {
+            self.forget_past();
+        }
+        let subject = &self.subject;
+        self.live_and(|it| !subject.is_past(it.stream, it.mark))
+    }
+
+    fn forget_past(&mut self) {
         let subject = &self.subject;
         self.freed.retain(|it| !subject.is_past(it.stream, it.mark));
-        if self.freed.is_empty() {
+    }
+
+    /// What is live, and what was freed and is still used as far as events tell that are recorded now. Each comes behind all
+    /// that its stream was given. `keep` bytes may stay: later frees may merge with them, and are over later.
+    fn used_by_events(&mut self, keep: usize) -> usize {
+        let subject = &self.subject;
+        let marks = self.marks.iter().enumerate();
+        let has_work: Vec<bool> = marks.map(|(it, mark)| !subject.is_past(it, *mark)).collect();
+        let is_used = |it: &Freed| has_work.iter().zip(it.owners).any(|(work, owns)| *work && owns);
+        if keep == 0 {
+            self.freed.retain(is_used);
+        }
+        self.live_and(is_used)
+    }
+
+    /// What is live, and some of what was freed: each address once, since a stream uses again what it freed.
+    fn live_and(&self, counts: impl Fn(&Freed) -> bool) -> usize {
+        let freed = self.freed.iter().filter(|it| counts(it));
+        let mut freed = freed.map(|it| (it.address, it.bytes)).peekable();
+        if freed.peek().is_none() {
             return self.live;
         }
         let live = self.blocks.values().map(|it| (it.address, it.bytes));
-        let freed = self.freed.iter().map(|it| (it.address, it.bytes));
         let (mut ranges, mut used) = (Vec::new(), 0);
         for (address, bytes) in live.chain(freed) {
             match address {
@@ -270,17 +357,21 @@ impl<S: Subject> Player<'_, S> {
         used
     }
 
-    fn measure(&mut self, trimmed_to: Option<usize>) {
+    fn measure(&mut self) {
+        let now = self.used();
+        self.measure_at(now, None);
+    }
+
+    /// Measures where so much is in use.
+    fn measure_at(&mut self, now: usize, returned: Option<Returned>) {
+        // Of small blocks no allocator that does not move has a bound by what is in use after a trim.
+        let returned = returned.filter(|_| self.sizes == Sizes::Large);
         let point = self.measured.points.len();
         let given = self.given.map(|points| points[point]);
-        let now = match given {
-            Some((_, now)) => now,
-            None => self.used(),
-        };
-        // What is to be kept is no waste. Of small blocks no allocator that does not move has a bound by what is in use
-        // after a trim.
-        self.high = match trimmed_to {
-            Some(keep) if self.sizes == Sizes::Large => now.max(keep),
+        let now = given.map_or(now, |(_, now)| now);
+        // What is to be kept is no waste.
+        self.high = match returned {
+            Some(Returned::Trim { keep }) => now.max(keep),
             _ => self.high.max(now),
         };
         let high = given.map_or(self.high, |(high, _)| high);
@@ -289,15 +380,19 @@ impl<S: Subject> Player<'_, S> {
         let beside = SLACK + SLACK_OF_STREAM * self.streams;
         let over =
             |used: usize| reserved.saturating_sub(beside) as f64 / used.max(LEAST_USED) as f64;
-        let ratio = over(high);
-        let trimmed = match trimmed_to {
-            Some(keep) if self.sizes == Sizes::Large => over(now.max(keep)),
-            _ => 0.0,
+        let over_kept = |kept| if reserved > kept { over(now) } else { 0.0 };
+        let (trimmed, released) = match returned {
+            Some(Returned::Trim { keep }) => (over_kept(keep), 0.0),
+            Some(Returned::AboveThreshold { threshold }) => (0.0, over_kept(threshold)),
+            None => (0.0, 0.0),
         };
-        if ratio.max(trimmed) > self.measured.worst() {
-            (self.measured.reserved, self.measured.used) = (reserved, high);
+        let ratio = over(high);
+        if ratio.max(trimmed).max(released) > self.measured.worst() {
+            let used = if ratio >= trimmed.max(released) { high } else { now };
+            (self.measured.reserved, self.measured.used) = (reserved, used);
         }
         self.measured.ratio = self.measured.ratio.max(ratio);
         self.measured.trimmed = self.measured.trimmed.max(trimmed);
+        self.measured.released = self.measured.released.max(released);
     }
 }

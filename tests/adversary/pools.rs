@@ -15,6 +15,9 @@ use std::thread::JoinHandle;
 /// More than a program with its moves and its waste can take.
 const CAPACITY: u64 = 1 << 42;
 
+/// How often the device is asked about a stream until it has done what it can.
+const QUESTIONS: usize = 500;
+
 /// What a pool takes its memory from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Upstream {
@@ -56,6 +59,8 @@ type Job = Box<dyn FnOnce() + Send>;
 pub(crate) struct RealPool {
     row: usize,
     streams: Vec<Stream>,
+    /// Has no work.
+    idle: Stream,
     pool: Erased,
     /// All but the first, which is the caller's.
     threads: [Option<(Sender<Job>, JoinHandle<()>)>; THREADS],
@@ -77,6 +82,7 @@ impl RealPool {
         Self {
             row,
             streams: (0..streams).map(|_| device.new_stream().unwrap()).collect(),
+            idle: device.new_stream().unwrap(),
             pool: PoolResource::builder(below).handles(handles).build().unwrap(),
             threads: Default::default(),
             simulator: device.simulator().unwrap(),
@@ -149,8 +155,32 @@ impl Subject for RealPool {
         self.streams[stream].synchronize().unwrap();
     }
 
-    fn trim(&mut self, keep: usize) {
-        self.pool.wait_and_trim(keep).unwrap();
+    fn wait_idle(&mut self) {
+        self.idle.synchronize().unwrap();
+    }
+
+    fn settle(&mut self) {
+        for stream in &self.streams {
+            let event = stream.record().unwrap();
+            // The device works when it is asked. A stream that is held up is never done.
+            for _ in 0..QUESTIONS {
+                if event.is_complete().unwrap() {
+                    break;
+                }
+            }
+        }
+    }
+
+    fn trim(&mut self, keep: usize, waits: bool) {
+        match waits {
+            true => self.pool.wait_and_trim(keep).unwrap(),
+            false => self.pool.trim(keep).unwrap(),
+        };
+    }
+
+    fn set_threshold(&mut self, bytes: usize) -> bool {
+        self.pool.set_release_threshold(Some(bytes)).unwrap();
+        true
     }
 
     fn reserved(&self) -> usize {

@@ -30,8 +30,12 @@ pub(crate) enum Step {
     Order { stream: usize, before: usize },
     /// The host waits for a stream.
     Wait { stream: usize },
-    /// The pool gives back what it can, down to so many bytes.
-    Trim { keep: usize },
+    /// The host waits for a stream that has no work. Others may be held up.
+    WaitIdle,
+    /// The pool gives back what it can, down to so many bytes; behind a wait for the device, or without one.
+    Trim { keep: usize, waits: bool },
+    /// The pool's release threshold from now on.
+    Threshold { bytes: usize },
 }
 
 /// On which stream a call is, and on which thread it is made.
@@ -55,7 +59,7 @@ impl Step {
             }
             Self::Busy { stream, .. } | Self::Wait { stream } => [stream; 2],
             Self::Order { stream, before } => [stream, before],
-            Self::Trim { .. } => [0; 2],
+            Self::WaitIdle | Self::Trim { .. } | Self::Threshold { .. } => [0; 2],
         }
     }
 
@@ -78,7 +82,7 @@ impl Step {
                 Self::Order { stream: stream % STREAMS, before: before % STREAMS }
             }
             Self::Wait { stream } => Self::Wait { stream: stream % STREAMS },
-            trim @ Self::Trim { .. } => trim,
+            other @ (Self::WaitIdle | Self::Trim { .. } | Self::Threshold { .. }) => other,
         }
     }
 
@@ -99,7 +103,10 @@ impl Step {
             ("busy", &[stream, steps]) => Self::Busy { stream, steps },
             ("order", &[stream, before]) => Self::Order { stream, before },
             ("wait", &[stream]) => Self::Wait { stream },
-            ("trim", &[keep]) => Self::Trim { keep },
+            ("wait_idle", &[]) => Self::WaitIdle,
+            ("trim", &[keep]) => Self::Trim { keep, waits: false },
+            ("wait_and_trim", &[keep]) => Self::Trim { keep, waits: true },
+            ("threshold", &[bytes]) => Self::Threshold { bytes },
             _ => return None,
         };
         Some(step.bounded())
@@ -121,7 +128,10 @@ impl fmt::Display for Step {
             Self::Busy { stream, steps } => write!(out, "busy {stream} {steps}"),
             Self::Order { stream, before } => write!(out, "order {stream} {before}"),
             Self::Wait { stream } => write!(out, "wait {stream}"),
-            Self::Trim { keep } => write!(out, "trim {keep}"),
+            Self::WaitIdle => out.write_str("wait_idle"),
+            Self::Trim { keep, waits: false } => write!(out, "trim {keep}"),
+            Self::Trim { keep, waits: true } => write!(out, "wait_and_trim {keep}"),
+            Self::Threshold { bytes } => write!(out, "threshold {bytes}"),
         }
     }
 }
@@ -151,13 +161,13 @@ impl fmt::Display for Program {
 #[test]
 fn a_program_is_its_text() {
     let text = "allocate 0 4 33554432 256 1 2; free 0 2 2 0 0; grow 3 5 1048576 7 1; busy 1 6; order 0 1; \
-                wait 1; trim 0";
+                wait 1; trim 0; wait_and_trim 1; threshold 2; wait_idle";
     let program = Program::parse(text).unwrap();
     assert_eq!(program.to_string(), text);
     assert_eq!(program.streams(), 8);
     let lines = Program::parse("# two\n\nwait 9\n  busy 1 2\n").unwrap();
     assert_eq!(lines.to_string(), "wait 1; busy 1 2");
-    for wrong in ["wait", "wait 1 2", "wait x", "stop 1"] {
+    for wrong in ["wait", "wait 1 2", "wait x", "stop 1", "wait_idle 1"] {
         assert!(Program::parse(wrong).is_err(), "{wrong}");
     }
 }

@@ -86,9 +86,17 @@ impl<R: Rules> Subject for Peer<R> {
 
     fn wait(&mut self, _: usize) {}
 
-    fn trim(&mut self, _: usize) {
+    fn wait_idle(&mut self) {}
+
+    fn settle(&mut self) {}
+
+    fn trim(&mut self, _: usize, _: bool) {
         self.poll();
         self.rules.trim();
+    }
+
+    fn set_threshold(&mut self, _: usize) -> bool {
+        false
     }
 
     fn reserved(&self) -> usize {
